@@ -1,0 +1,11 @@
+//! The contract between socklb's kernel programs and its daemon.
+//!
+//! Only what *both* sides lay out or execute lives here: byte order, map keys and values with their limits, and the
+//! one function that picks a backend. It knows nothing of how a table is computed or how a map is written.
+#![no_std]
+
+pub mod net;
+
+pub mod abi;
+
+pub mod pick;
