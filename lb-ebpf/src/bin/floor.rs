@@ -1,0 +1,54 @@
+//! Arms of the connect benchmark: the least that a program on this hook can do. Not shipped.
+//!
+//! `empty4` does nothing. `floor4` looks one service and one backend up and rewrites the destination: no balancer that
+//! works from tables can do less.
+#![no_std]
+#![no_main]
+
+use aya_ebpf::btf_maps::{Array, HashMap};
+use aya_ebpf::macros::{btf_map, cgroup_sock_addr};
+use aya_ebpf::programs::SockAddrContext;
+use lb_common::abi::{Backend, ServiceIndex, ServiceKey4};
+use lb_common::net::{Be16, Be32};
+
+#[btf_map(name = "floor_services")]
+static SERVICES: HashMap<ServiceKey4, ServiceIndex, 256> = HashMap::new();
+
+#[btf_map(name = "floor_backends")]
+static BACKENDS: Array<Backend, 256> = Array::new();
+
+#[cgroup_sock_addr(connect4)]
+pub fn empty4(_ctx: SockAddrContext) -> i32 {
+    1
+}
+
+#[cgroup_sock_addr(connect4)]
+pub fn floor4(ctx: SockAddrContext) -> i32 {
+    let ctx = ctx.sock_addr;
+    // SAFETY: the context is valid while the program runs; each field is read and written whole.
+    unsafe {
+        let key = ServiceKey4 {
+            address: Be32::from_network((&raw const (*ctx).user_ip4).read_volatile()),
+            port: Be16::from_network((&raw const (*ctx).user_port).read_volatile() as u16),
+            protocol: 6,
+            _reserved: 0,
+        };
+        if let Some(index) = SERVICES.get(key)
+            && let Some(backend) = BACKENDS.get(index.service)
+        {
+            let [_, _, _, v4] = backend.address.words;
+            (&raw mut (*ctx).user_ip4).write_volatile(v4.to_network());
+            (&raw mut (*ctx).user_port).write_volatile(u32::from(backend.port.to_network()));
+        }
+    }
+    1
+}
+
+#[unsafe(link_section = "license")]
+#[unsafe(no_mangle)]
+static LICENSE: [u8; 13] = *b"Dual MIT/GPL\0";
+
+#[panic_handler]
+fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
+    loop {}
+}

@@ -1,0 +1,123 @@
+//! The only reads and writes of the kernel's context structures.
+//!
+//! The verifier rewrites each access of a context field by its exact offset and width, so they are volatile and none
+//! is combined with its neighbour.
+
+use aya_ebpf::bindings::{bpf_sock, bpf_sock_addr};
+use aya_ebpf::helpers::generated as helper;
+use aya_ebpf::programs::{SockAddrContext, SockContext};
+use lb_common::net::{Address, Be16, Be32};
+
+/// `IPPROTO_TCP`.
+pub const TCP: u8 = 6;
+/// `IPPROTO_MPTCP`: a TCP socket that may use several paths; what it dials is a TCP service.
+const MPTCP: u32 = 262;
+
+/// The address of a call on a socket: connect's destination, or the peer that getpeername is about to report.
+pub struct Dial {
+    ctx: *mut bpf_sock_addr,
+}
+
+impl Dial {
+    #[inline(always)]
+    pub fn new(ctx: &SockAddrContext) -> Self {
+        Self { ctx: ctx.sock_addr }
+    }
+
+    /// The IPv4 address. Only in an IPv4 hook.
+    #[inline(always)]
+    pub fn ip4(&self) -> Be32 {
+        // SAFETY: the context is valid while the program runs.
+        Be32::from_network(unsafe { (&raw const (*self.ctx).user_ip4).read_volatile() })
+    }
+
+    /// The IPv6 address. Only in an IPv6 hook.
+    #[inline(always)]
+    pub fn ip6(&self) -> Address {
+        // SAFETY: the context is valid while the program runs.
+        let word = |i: usize| unsafe {
+            Be32::from_network((&raw const (*self.ctx).user_ip6).cast::<u32>().add(i).read_volatile())
+        };
+        Address { words: [word(0), word(1), word(2), word(3)] }
+    }
+
+    /// The port.
+    #[inline(always)]
+    pub fn port(&self) -> Be16 {
+        // SAFETY: the context is valid while the program runs. The field is 32 bits wide and holds 16.
+        Be16::from_network(unsafe { (&raw const (*self.ctx).user_port).read_volatile() } as u16)
+    }
+
+    /// The IP protocol number by which a service is looked up; `None` if it cannot be one.
+    #[inline(always)]
+    pub fn protocol(&self) -> Option<u8> {
+        // SAFETY: the context is valid while the program runs.
+        match unsafe { (&raw const (*self.ctx).protocol).read_volatile() } {
+            MPTCP => Some(TCP),
+            protocol if protocol <= 0xff => Some(protocol as u8),
+            _ => None,
+        }
+    }
+
+    /// The socket's cookie: unique while the host is up, the same for the socket's whole life, never 0.
+    #[inline(always)]
+    pub fn cookie(&self) -> u64 {
+        // SAFETY: the helper takes this context.
+        unsafe { helper::bpf_get_socket_cookie(self.ctx.cast()) }
+    }
+
+    /// Rewrites the IPv4 address and the port. Only in an IPv4 hook.
+    #[inline(always)]
+    pub fn redirect4(&self, ip: Be32, port: Be16) {
+        // SAFETY: the context is valid while the program runs.
+        unsafe { (&raw mut (*self.ctx).user_ip4).write_volatile(ip.to_network()) };
+        self.set_port(port);
+    }
+
+    /// Rewrites the IPv6 address and the port. Only in an IPv6 hook.
+    #[inline(always)]
+    pub fn redirect6(&self, address: Address, port: Be16) {
+        let [a, b, c, d] = address.words;
+        // SAFETY: the context is valid while the program runs.
+        unsafe {
+            let words = (&raw mut (*self.ctx).user_ip6).cast::<u32>();
+            words.write_volatile(a.to_network());
+            words.add(1).write_volatile(b.to_network());
+            words.add(2).write_volatile(c.to_network());
+            words.add(3).write_volatile(d.to_network());
+        }
+        self.set_port(port);
+    }
+
+    #[inline(always)]
+    fn set_port(&self, port: Be16) {
+        // SAFETY: the context is valid while the program runs.
+        unsafe { (&raw mut (*self.ctx).user_port).write_volatile(u32::from(port.to_network())) };
+    }
+
+    /// Makes the call fail with `errno` instead of EPERM once the program returns 0. Only where the kernel has it.
+    #[inline(always)]
+    pub fn set_errno(&self, errno: u32) {
+        // SAFETY: no pointer is passed.
+        unsafe { helper::bpf_set_retval(-(errno as i32)) };
+    }
+}
+
+/// A socket that is being released.
+pub struct Socket {
+    ctx: *mut bpf_sock,
+}
+
+impl Socket {
+    #[inline(always)]
+    pub fn new(ctx: &SockContext) -> Self {
+        Self { ctx: ctx.sock }
+    }
+
+    /// As [`Dial::cookie`].
+    #[inline(always)]
+    pub fn cookie(&self) -> u64 {
+        // SAFETY: the helper takes this context.
+        unsafe { helper::bpf_get_socket_cookie(self.ctx.cast()) }
+    }
+}

@@ -1,0 +1,84 @@
+//! The kernel programs of socklb: the list of hooks, one function each.
+//!
+//! Each hook reads its context, calls one function and returns its verdict. Hooks that use instructions which Linux
+//! 5.10 lacks exist twice; the loader takes the `_5_10` ones where a probe finds the newer ones refused.
+#![no_std]
+#![no_main]
+// The bpfel target has no read-modify-write atomics in `core::sync::atomic`; the intrinsics behind them work.
+#![feature(core_intrinsics)]
+#![expect(internal_features, reason = "see core_intrinsics above")]
+
+mod maps;
+
+mod atomic;
+
+mod context;
+
+mod flow;
+
+mod connect;
+
+mod peer;
+
+use aya_ebpf::macros::{cgroup_sock, cgroup_sock_addr};
+use aya_ebpf::programs::{SockAddrContext, SockContext};
+
+use crate::atomic::{Linux5_10, Linux5_12};
+use crate::context::{Dial, Socket};
+
+/// The verdict that lets a call go on.
+const PROCEED: i32 = 1;
+
+#[cgroup_sock_addr(connect4)]
+pub fn connect4(ctx: SockAddrContext) -> i32 {
+    connect::connect4::<Linux5_12>(&Dial::new(&ctx))
+}
+
+#[cgroup_sock_addr(connect4)]
+pub fn connect4_5_10(ctx: SockAddrContext) -> i32 {
+    connect::connect4::<Linux5_10>(&Dial::new(&ctx))
+}
+
+#[cgroup_sock_addr(connect6)]
+pub fn connect6(ctx: SockAddrContext) -> i32 {
+    connect::connect6::<Linux5_12>(&Dial::new(&ctx))
+}
+
+#[cgroup_sock_addr(connect6)]
+pub fn connect6_5_10(ctx: SockAddrContext) -> i32 {
+    connect::connect6::<Linux5_10>(&Dial::new(&ctx))
+}
+
+#[cgroup_sock_addr(getpeername4)]
+pub fn getpeername4(ctx: SockAddrContext) -> i32 {
+    peer::getpeername4(&Dial::new(&ctx));
+    PROCEED
+}
+
+#[cgroup_sock_addr(getpeername6)]
+pub fn getpeername6(ctx: SockAddrContext) -> i32 {
+    peer::getpeername6(&Dial::new(&ctx));
+    PROCEED
+}
+
+#[cgroup_sock(sock_release)]
+pub fn sock_release(ctx: SockContext) -> i32 {
+    flow::end::<Linux5_12>(Socket::new(&ctx).cookie());
+    PROCEED
+}
+
+#[cgroup_sock(sock_release)]
+pub fn sock_release_5_10(ctx: SockContext) -> i32 {
+    flow::end::<Linux5_10>(Socket::new(&ctx).cookie());
+    PROCEED
+}
+
+#[unsafe(link_section = "license")]
+#[unsafe(no_mangle)]
+static LICENSE: [u8; 13] = *b"Dual MIT/GPL\0";
+
+#[panic_handler]
+fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
+    // Unreachable: nothing in this crate can panic. A loop is what the verifier would reject if it were not.
+    loop {}
+}

@@ -1,0 +1,60 @@
+//! Every map, one line each; `lb_common::abi` says who writes it and what lies in it.
+//!
+//! Capacities are defaults: the loader sets those that the configuration names.
+
+use aya_ebpf::Global;
+use aya_ebpf::btf_maps::{Array, HashMap, PerCpuArray};
+use aya_ebpf::macros::btf_map;
+use lb_common::abi::{
+    Active, Backend, Chosen, ENTRIES_PER_CELL, FLOW_RECORDS, Flow, FlowRecord, MAX_SERVICES, Outcomes,
+    SCHEDULE_ENTRIES, SLOTS, ScheduleCell, Service, ServiceIndex, ServiceKey4, ServiceKey6, Walk,
+};
+
+/// `BPF_F_MMAPABLE`: the daemon writes these arrays through a mapping, a whole table in microseconds.
+const MAPPED: usize = 1 << 10;
+/// `BPF_F_NO_PREALLOC`: collisions are rare, so memory is taken when one happens.
+const ON_DEMAND: usize = 1;
+
+#[btf_map(name = "services_v4")]
+pub static SERVICES_V4: HashMap<ServiceKey4, ServiceIndex, { MAX_SERVICES as usize }> = HashMap::new();
+
+#[btf_map(name = "services_v6")]
+pub static SERVICES_V6: HashMap<ServiceKey6, ServiceIndex, { MAX_SERVICES as usize }> = HashMap::new();
+
+#[btf_map(name = "services")]
+pub static SERVICES: Array<Service, { MAX_SERVICES as usize }, MAPPED> = Array::new();
+
+#[btf_map(name = "backends")]
+pub static BACKENDS: Array<Backend, { SLOTS as usize }, MAPPED> = Array::new();
+
+/// Twice the entries that may be in use, so that a new table finds room beside the one it replaces.
+#[btf_map(name = "schedule")]
+pub static SCHEDULE: Array<ScheduleCell, { (2 * SCHEDULE_ENTRIES / ENTRIES_PER_CELL) as usize }, MAPPED> =
+    Array::new();
+
+#[btf_map(name = "walks")]
+pub static WALKS: PerCpuArray<Walk, { MAX_SERVICES as usize }> = PerCpuArray::new();
+
+#[btf_map(name = "outcomes")]
+pub static OUTCOMES: PerCpuArray<Outcomes, { MAX_SERVICES as usize + 1 }> = PerCpuArray::new();
+
+#[btf_map(name = "chosen")]
+pub static CHOSEN: PerCpuArray<Chosen, { SLOTS as usize }> = PerCpuArray::new();
+
+#[btf_map(name = "active")]
+pub static ACTIVE: Array<Active, { SLOTS as usize }, MAPPED> = Array::new();
+
+#[btf_map(name = "flows")]
+pub static FLOWS: Array<FlowRecord, { FLOW_RECORDS as usize }> = Array::new();
+
+#[btf_map(name = "flow_overflow")]
+pub static FLOW_OVERFLOW: HashMap<u64, Flow, { FLOW_RECORDS as usize }, ON_DEMAND> = HashMap::new();
+
+/// Length of `flows` minus one. Set by the loader.
+#[unsafe(no_mangle)]
+pub static FLOW_MASK: Global<u32> = Global::new(FLOW_RECORDS - 1);
+
+/// Whether the kernel has `bpf_set_retval` (5.18). Set by the loader from a probe: the verifier then never sees the
+/// call where the helper is unknown.
+#[unsafe(no_mangle)]
+pub static HAS_SET_RETVAL: Global<u32> = Global::new(0);

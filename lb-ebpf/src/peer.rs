@@ -1,0 +1,43 @@
+//! getpeername(2): the process sees the address it dialled.
+//!
+//! The kernel is about to report the backend. Only if that really is the backend of the socket's flow is it replaced:
+//! a socket may have been connected elsewhere since, and accepted sockets pass here too.
+
+use lb_common::abi::{Backend, Service};
+use lb_common::net::{Address, Be16};
+
+use crate::context::Dial;
+use crate::flow;
+use crate::maps::{BACKENDS, SERVICES};
+
+#[inline(always)]
+pub fn getpeername4(dial: &Dial) {
+    if let Some(service) = dialled(dial, Address::mapped(dial.ip4()), dial.port()) {
+        // SAFETY: a live map value; a service's address stays while flows refer to it.
+        unsafe {
+            let [_, _, _, v4] = (*service).address.words;
+            dial.redirect4(v4, (*service).port);
+        }
+    }
+}
+
+#[inline(always)]
+pub fn getpeername6(dial: &Dial) {
+    if let Some(service) = dialled(dial, dial.ip6(), dial.port()) {
+        // SAFETY: as above. The address of an IPv4 service is kept v4-mapped, which is what was dialled.
+        unsafe { dial.redirect6((*service).address, (*service).port) };
+    }
+}
+
+/// The service that the socket dialled, if its flow goes to the given peer.
+#[inline(always)]
+fn dialled(dial: &Dial, peer: Address, port: Be16) -> Option<*const Service> {
+    let flow = flow::of(dial.cookie())?;
+    let backend: *const Backend = BACKENDS.get_ptr(flow.slot)?;
+    // SAFETY: a live map value; a slot keeps its backend while flows refer to it.
+    let (address, its_port, service) = unsafe { ((*backend).address, (*backend).port, (*backend).service) };
+    if address != peer || its_port != port {
+        return None;
+    }
+    SERVICES.get_ptr(u32::from(service))
+}
