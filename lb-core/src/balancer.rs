@@ -1,0 +1,354 @@
+//! The mind of one client task: facts come in by one door, a complete plan comes out.
+//!
+//! It remembers the last good list of every service and which slots backends hold. It decides nothing about time: the
+//! datapath tells it when a slot that it no longer needs has lost its last reference.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use lb_common::abi::{BackendState, MAX_SERVICES, NO_SLOT};
+use thiserror::Error;
+
+use crate::endpoint::EndpointList;
+use crate::membership::{self, Membership};
+use crate::plan::{BackendPlan, Plan, ServicePlan};
+use crate::schedule;
+use crate::service::{Service, Task};
+use crate::slots::{Identity, Slot, Slots, SlotsExhausted};
+
+/// A fact.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// A source has a new list for the service at this position of the configuration.
+    Endpoints(usize, EndpointList),
+    /// Nothing in the kernel refers to this slot any more: no table, no fallback, no flow.
+    Idle(u32),
+}
+
+/// Why a list cannot be used. The list before it stays in force.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum Refused {
+    /// Too many backends at once.
+    #[error(transparent)]
+    Slots(#[from] SlotsExhausted),
+    /// The tables of all services would not fit.
+    #[error(
+        "the schedules of the client task would have {wanted} entries, limits.schedule_entries allows {allowed}"
+    )]
+    Schedule {
+        /// Entries wanted.
+        wanted: u64,
+        /// Entries allowed.
+        allowed: u32,
+    },
+    /// All places for services are taken.
+    #[error("a client task has at most {MAX_SERVICES} services, removed ones with open connections included")]
+    Services,
+}
+
+/// What a client task may use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Schedule entries of all services together.
+    pub schedule_entries: u32,
+    /// Slots.
+    pub slots: u32,
+}
+
+/// One service and what is known of its endpoints.
+#[derive(Clone, Debug)]
+struct Known {
+    service: Service,
+    place: u16,
+    /// `None` until a source has delivered.
+    use_: Option<Use>,
+}
+
+/// A list in use.
+#[derive(Clone, Debug)]
+struct Use {
+    endpoints: EndpointList,
+    membership: Membership,
+    schedule: Arc<[u16]>,
+    fallback: u32,
+}
+
+/// The mind of one client task.
+#[derive(Clone, Debug)]
+pub struct Balancer {
+    task: Task,
+    limits: Limits,
+    known: Vec<Known>,
+    slots: Slots,
+    /// What the kernel held when the daemon started: kept for services whose source has not delivered yet, for services
+    /// that were removed, and for the flows of both.
+    adopted: Plan,
+}
+
+impl Balancer {
+    /// A balancer for `task` that takes over what the kernel holds already (nothing, on a first start).
+    ///
+    /// # Errors
+    /// If there are more services than places.
+    pub fn new(task: Task, services: Vec<Service>, limits: Limits, adopted: Plan) -> Result<Self, Refused> {
+        let mut slots = Slots::new(limits.slots);
+        for (&number, backend) in &adopted.backends {
+            let identity = Identity { service: backend.service, address: backend.address };
+            slots.adopt(identity, Slot { number, generation: backend.generation });
+        }
+        let mut taken: BTreeSet<u16> = adopted.services.keys().copied().collect();
+        let mut known = Vec::with_capacity(services.len());
+        for service in services {
+            let place = match place_of(&adopted, &service) {
+                Some(place) => place,
+                None => free_place(&taken).ok_or(Refused::Services)?,
+            };
+            taken.insert(place);
+            known.push(Known { service, place, use_: None });
+        }
+        Ok(Self { task, limits, known, slots, adopted })
+    }
+
+    /// Takes a fact in.
+    ///
+    /// # Errors
+    /// If a list does not fit; nothing has changed then.
+    ///
+    /// # Panics
+    /// If a list is for a service past the end.
+    pub fn handle(&mut self, event: Event) -> Result<(), Refused> {
+        match event {
+            Event::Endpoints(position, endpoints) => self.take(position, endpoints),
+            Event::Idle(number) => {
+                self.forget(number);
+                Ok(())
+            }
+        }
+    }
+
+    fn take(&mut self, position: usize, endpoints: EndpointList) -> Result<(), Refused> {
+        let known = &self.known[position];
+        let membership = Membership::of(&known.service, self.task, &endpoints);
+        let log2 = schedule::length_log2(u32::try_from(membership.members.len()).unwrap_or(u32::MAX));
+        let length = if membership.members.is_empty() { 0 } else { 1u32 << log2 };
+        self.check_schedules(position, length)?;
+        // A copy, so that a list that does not fit leaves no slot held.
+        let mut slots = self.slots.clone();
+        let mut members = Vec::with_capacity(membership.members.len());
+        for member in &membership.members {
+            members.push(slots.hold(Identity { service: known.place, address: member.address })?.number);
+        }
+        self.slots = slots;
+        let weights: Vec<u64> = membership.members.iter().map(|member| u64::from(member.weight)).collect();
+        let fallback = fallback(&weights, &members);
+        let schedule = table(&weights, &members, length);
+        let known = &mut self.known[position];
+        known.use_ = Some(Use { endpoints, membership, schedule, fallback });
+        let place = known.place;
+        // From here on the list says what there is, not what was found at the start.
+        self.adopted.services.remove(&place);
+        Ok(())
+    }
+
+    fn check_schedules(&self, position: usize, length: u32) -> Result<(), Refused> {
+        let others = self.known.iter().enumerate().filter(|(i, _)| *i != position).map(|(_, known)| {
+            let adopted = self.adopted.services.get(&known.place);
+            match (&known.use_, adopted) {
+                (Some(in_use), _) => in_use.schedule.len() as u64,
+                (None, Some(adopted)) => adopted.schedule.len() as u64,
+                (None, None) => 0,
+            }
+        });
+        let wanted = others.sum::<u64>() + u64::from(length);
+        let allowed = self.limits.schedule_entries;
+        if wanted > u64::from(allowed) { Err(Refused::Schedule { wanted, allowed }) } else { Ok(()) }
+    }
+
+    fn forget(&mut self, number: u32) {
+        let Some((identity, _)) = self.slots.iter().find(|(_, slot)| slot.number == number) else { return };
+        if self.is_needed(identity) {
+            return;
+        }
+        self.slots.free(identity);
+        self.adopted.backends.remove(&number);
+        let place = identity.service;
+        if !self.is_configured(place) && !self.slots.iter().any(|(other, _)| other.service == place) {
+            self.adopted.services.remove(&place);
+        }
+    }
+
+    fn is_configured(&self, place: u16) -> bool {
+        self.known.iter().any(|known| known.place == place)
+    }
+
+    /// Whether a table that is wanted refers to the backend.
+    fn is_needed(&self, identity: Identity) -> bool {
+        let Some(known) = self.known.iter().find(|known| known.place == identity.service) else {
+            return false;
+        };
+        match &known.use_ {
+            Some(in_use) => in_use.membership.members.iter().any(|member| member.address == identity.address),
+            None => self.adopted_needs(identity),
+        }
+    }
+
+    fn adopted_needs(&self, identity: Identity) -> bool {
+        let Some(slot) = self.slots.get(identity) else { return false };
+        let Some(service) = self.adopted.services.get(&identity.service) else { return false };
+        service.fallback == slot.number
+            || service.schedule.iter().any(|&entry| u32::from(entry) == slot.number)
+    }
+
+    /// Slots that the plan keeps only because something may still refer to them.
+    pub fn unneeded(&self) -> Vec<u32> {
+        let needed: BTreeSet<Identity> = self.needed();
+        self.slots
+            .iter()
+            .filter(|(identity, _)| !needed.contains(identity))
+            .map(|(_, slot)| slot.number)
+            .collect()
+    }
+
+    fn needed(&self) -> BTreeSet<Identity> {
+        let mut needed = BTreeSet::new();
+        for known in &self.known {
+            match &known.use_ {
+                Some(in_use) => needed.extend(
+                    in_use
+                        .membership
+                        .members
+                        .iter()
+                        .map(|member| Identity { service: known.place, address: member.address }),
+                ),
+                None => needed.extend(
+                    self.slots
+                        .iter()
+                        .map(|(identity, _)| identity)
+                        .filter(|identity| identity.service == known.place && self.adopted_needs(*identity)),
+                ),
+            }
+        }
+        needed
+    }
+
+    /// The complete state that the kernel shall hold.
+    pub fn plan(&self) -> Plan {
+        let mut plan = Plan::default();
+        for (&place, adopted) in &self.adopted.services {
+            if !self.is_configured(place) {
+                let closed = ServicePlan {
+                    open: false,
+                    fallback: NO_SLOT,
+                    schedule: Arc::from([]),
+                    ..adopted.clone()
+                };
+                plan.services.insert(place, closed);
+            }
+        }
+        for known in &self.known {
+            plan.services.insert(known.place, self.service_plan(known));
+        }
+        let needed = self.needed();
+        let listed = self.listed();
+        for (identity, slot) in self.slots.iter() {
+            let backend = self.backend_plan(identity, slot, &listed, needed.contains(&identity));
+            plan.backends.insert(slot.number, backend);
+        }
+        plan
+    }
+
+    fn service_plan(&self, known: &Known) -> ServicePlan {
+        let service = &known.service;
+        let (fallback, schedule) = match (&known.use_, self.adopted.services.get(&known.place)) {
+            (Some(in_use), _) => (in_use.fallback, Arc::clone(&in_use.schedule)),
+            (None, Some(adopted)) => (adopted.fallback, Arc::clone(&adopted.schedule)),
+            (None, None) => (NO_SLOT, Arc::from([])),
+        };
+        ServicePlan {
+            name: service.name.clone(),
+            address: service.address,
+            protocol: service.protocol,
+            open: true,
+            errno: service.errno,
+            fallback,
+            schedule,
+        }
+    }
+
+    /// Weight and state of every listed endpoint.
+    fn listed(&self) -> BTreeMap<Identity, (u16, BackendState)> {
+        let mut listed = BTreeMap::new();
+        for known in &self.known {
+            let endpoints = known.use_.iter().flat_map(|in_use| in_use.endpoints.as_slice());
+            listed.extend(endpoints.map(|endpoint| {
+                let identity = Identity { service: known.place, address: endpoint.address };
+                (identity, (endpoint.weight, membership::state(endpoint)))
+            }));
+        }
+        listed
+    }
+
+    fn backend_plan(
+        &self,
+        identity: Identity,
+        slot: Slot,
+        listed: &BTreeMap<Identity, (u16, BackendState)>,
+        needed: bool,
+    ) -> BackendPlan {
+        let adopted = self.adopted.backends.get(&slot.number).filter(|a| a.generation == slot.generation);
+        let (weight, state) = match (listed.get(&identity), adopted) {
+            (Some((weight, state)), _) => (*weight, *state),
+            (None, Some(adopted)) => (adopted.weight, adopted.state),
+            (None, None) => (0, BackendState::Leaving),
+        };
+        // A healthy endpoint that the subset passed over is on its way out like one that the source dropped.
+        let state = if !needed && state == BackendState::Healthy { BackendState::Leaving } else { state };
+        BackendPlan {
+            service: identity.service,
+            address: identity.address,
+            generation: slot.generation,
+            weight,
+            state,
+            usable: needed,
+        }
+    }
+
+    /// Per service, in the order of the configuration: its place, and the list and membership in use.
+    pub fn services(
+        &self,
+    ) -> impl Iterator<Item = (&Service, u16, Option<(&EndpointList, &Membership)>)> + '_ {
+        self.known.iter().map(|known| {
+            let in_use = known.use_.as_ref().map(|in_use| (&in_use.endpoints, &in_use.membership));
+            (&known.service, known.place, in_use)
+        })
+    }
+
+    /// The slot of a backend, if it has one.
+    pub fn slot(&self, place: u16, address: SocketAddr) -> Option<Slot> {
+        self.slots.get(Identity { service: place, address })
+    }
+}
+
+fn place_of(adopted: &Plan, service: &Service) -> Option<u16> {
+    let same = |plan: &ServicePlan| {
+        plan.name == service.name && plan.address == service.address && plan.protocol == service.protocol
+    };
+    adopted.services.iter().find(|(_, plan)| same(plan)).map(|(place, _)| *place)
+}
+
+fn free_place(taken: &BTreeSet<u16>) -> Option<u16> {
+    (0..u16::try_from(MAX_SERVICES).unwrap_or(u16::MAX)).find(|place| !taken.contains(place))
+}
+
+/// The member with the largest weight; of several, the one in the lowest slot.
+fn fallback(weights: &[u64], slots: &[u32]) -> u32 {
+    let best = weights.iter().zip(slots).min_by_key(|(weight, slot)| (std::cmp::Reverse(**weight), **slot));
+    best.map_or(NO_SLOT, |(_, slot)| *slot)
+}
+
+fn table(weights: &[u64], slots: &[u32], length: u32) -> Arc<[u16]> {
+    let counts = schedule::apportion(weights, length);
+    let slot = |member: u32| u16::try_from(slots[member as usize]).expect("a slot is below MAX_SLOTS");
+    schedule::interleave(&counts).into_iter().map(slot).collect()
+}

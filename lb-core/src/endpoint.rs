@@ -1,0 +1,277 @@
+//! What a source reports of one service: a complete list of endpoints that cannot be wrong.
+//!
+//! The list is checked here once, so that everything behind it may rely on unique indexes and addresses and on one
+//! address family. Which line of which file a fault is in is the reader's knowledge: a fault carries the position of
+//! its endpoint in the list.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+
+use lb_common::abi::MAX_BACKENDS;
+use thiserror::Error;
+
+/// The largest endpoint index plus one. Indexes above it would make every order over them needlessly long.
+pub const MAX_INDEXES: u32 = 65_536;
+
+/// What an endpoint asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum EndpointState {
+    /// Takes connections.
+    Healthy,
+    /// Serves, asks for no new connections.
+    LameDuck,
+}
+
+/// One endpoint as its source reports it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Endpoint {
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// Its number among the service's endpoints. Stable numbers keep subsets stable.
+    pub index: u32,
+    /// Capacity relative to the others; 0 asks for no new connections.
+    pub weight: u16,
+    /// What it asks for.
+    pub state: EndpointState,
+    /// Where it runs, if the source says so.
+    pub zone: Option<String>,
+}
+
+impl Endpoint {
+    /// Whether the shared source wants new connections to go here.
+    pub fn is_wanted(&self) -> bool {
+        self.weight > 0 && self.state == EndpointState::Healthy
+    }
+}
+
+/// A complete, checked list of a service's endpoints, in the order of their indexes. May be empty.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct EndpointList(Vec<Endpoint>);
+
+/// What is wrong with one endpoint of a list.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum EndpointFault {
+    /// Two endpoints share an address.
+    #[error("address {address} is already that of endpoint {} of the list", first + 1)]
+    DuplicateAddress {
+        /// The address.
+        address: SocketAddr,
+        /// Position of the first endpoint that has it.
+        first: usize,
+    },
+    /// Two endpoints share an index.
+    #[error("index {index} is already that of endpoint {} of the list", first + 1)]
+    DuplicateIndex {
+        /// The index.
+        index: u32,
+        /// Position of the first endpoint that has it.
+        first: usize,
+    },
+    /// An index is out of range.
+    #[error("index {index} is not below {MAX_INDEXES}")]
+    IndexTooLarge {
+        /// The index.
+        index: u32,
+    },
+    /// The endpoint is of another family than its service.
+    #[error(
+        "{address} is not of the family of its service {service}: connect() cannot change the family of a socket"
+    )]
+    OtherFamily {
+        /// The endpoint's address.
+        address: SocketAddr,
+        /// The service's address.
+        service: SocketAddr,
+    },
+    /// The endpoint's address is that of a service.
+    #[error("{address} is the address of a service: its connections would come back to the balancer")]
+    IsAService {
+        /// The address.
+        address: SocketAddr,
+    },
+    /// The endpoint cannot be connected to.
+    #[error("{address} cannot be connected to: {why}")]
+    Unreachable {
+        /// The address.
+        address: SocketAddr,
+        /// Why not.
+        why: &'static str,
+    },
+    /// The list is longer than a service can be.
+    #[error("a service has at most {MAX_BACKENDS} endpoints, this is number {}", position + 1)]
+    TooMany {
+        /// Position of the first endpoint too many.
+        position: usize,
+    },
+}
+
+impl EndpointList {
+    /// Checks a list for the service at `service`; `services` are the addresses of all services of the configuration.
+    ///
+    /// # Errors
+    /// Every fault, each with the position of its endpoint in `endpoints`.
+    pub fn new(
+        mut endpoints: Vec<Endpoint>,
+        service: SocketAddr,
+        services: &[SocketAddr],
+    ) -> Result<Self, Vec<(usize, EndpointFault)>> {
+        let mut faults = Vec::new();
+        let mut addresses = HashMap::new();
+        let mut indexes = HashMap::new();
+        for (position, endpoint) in endpoints.iter().enumerate() {
+            if position >= MAX_BACKENDS as usize {
+                faults.push((position, EndpointFault::TooMany { position }));
+                break;
+            }
+            let address = endpoint.address;
+            let index = endpoint.index;
+            if let Some(first) = addresses.insert(address, position) {
+                addresses.insert(address, first);
+                faults.push((position, EndpointFault::DuplicateAddress { address, first }));
+            }
+            if let Some(first) = indexes.insert(index, position) {
+                indexes.insert(index, first);
+                faults.push((position, EndpointFault::DuplicateIndex { index, first }));
+            }
+            if index >= MAX_INDEXES {
+                faults.push((position, EndpointFault::IndexTooLarge { index }));
+            }
+            if let Some(fault) = address_fault(address, service, services) {
+                faults.push((position, fault));
+            }
+        }
+        if !faults.is_empty() {
+            return Err(faults);
+        }
+        endpoints.sort_by_key(|endpoint| endpoint.index);
+        Ok(Self(endpoints))
+    }
+
+    /// The endpoints, ascending by index.
+    pub fn as_slice(&self) -> &[Endpoint] {
+        &self.0
+    }
+
+    /// N of the subsetting specification: the highest index plus one; an index that nobody holds is a hole.
+    pub fn index_space(&self) -> u32 {
+        self.0.last().map_or(0, |endpoint| endpoint.index + 1)
+    }
+}
+
+fn address_fault(address: SocketAddr, service: SocketAddr, services: &[SocketAddr]) -> Option<EndpointFault> {
+    let unreachable = |why| Some(EndpointFault::Unreachable { address, why });
+    if address.is_ipv4() != service.is_ipv4() {
+        return Some(EndpointFault::OtherFamily { address, service });
+    }
+    if services.contains(&address) {
+        return Some(EndpointFault::IsAService { address });
+    }
+    if address.port() == 0 {
+        return unreachable("port 0");
+    }
+    if address.ip().is_unspecified() {
+        return unreachable("the unspecified address");
+    }
+    if address.ip().is_multicast() {
+        return unreachable("a multicast address");
+    }
+    if let SocketAddr::V6(v6) = address {
+        if v6.ip().to_ipv4_mapped().is_some() {
+            return unreachable("a v4-mapped address: write it as IPv4");
+        }
+        if v6.scope_id() != 0 {
+            return unreachable("an address with a zone index has a meaning on one host only");
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn endpoint(address: &str, index: u32) -> Endpoint {
+        Endpoint {
+            address: address.parse().unwrap(),
+            index,
+            weight: 1,
+            state: EndpointState::Healthy,
+            zone: None,
+        }
+    }
+
+    #[track_caller]
+    fn check(endpoints: Vec<Endpoint>, expected: &[(usize, &str)]) {
+        let service = "10.96.0.10:80".parse().unwrap();
+        let faults = match EndpointList::new(endpoints, service, &[service]) {
+            Ok(_) => Vec::new(),
+            Err(faults) => faults,
+        };
+        let faults: Vec<_> = faults.iter().map(|(position, fault)| (*position, fault.to_string())).collect();
+        let faults: Vec<_> = faults.iter().map(|(position, fault)| (*position, fault.as_str())).collect();
+        assert_eq!(faults, expected);
+    }
+
+    #[test]
+    fn every_fault_is_reported_with_its_position() {
+        check(vec![], &[]);
+        check(vec![endpoint("10.0.0.1:80", 0), endpoint("10.0.0.1:81", 1)], &[]);
+        check(
+            vec![endpoint("10.0.0.1:80", 3), endpoint("10.0.0.1:80", 3)],
+            &[
+                (1, "address 10.0.0.1:80 is already that of endpoint 1 of the list"),
+                (1, "index 3 is already that of endpoint 1 of the list"),
+            ],
+        );
+        check(
+            vec![endpoint("[::1]:80", 0)],
+            &[(
+                0,
+                "[::1]:80 is not of the family of its service 10.96.0.10:80: connect() cannot change the family of a \
+                 socket",
+            )],
+        );
+        check(
+            vec![endpoint("10.96.0.10:80", 0)],
+            &[(
+                0,
+                "10.96.0.10:80 is the address of a service: its connections would come back to the balancer",
+            )],
+        );
+        check(
+            vec![endpoint("0.0.0.0:80", 0), endpoint("10.0.0.1:0", 65_536), endpoint("224.0.0.1:80", 1)],
+            &[
+                (0, "0.0.0.0:80 cannot be connected to: the unspecified address"),
+                (1, "index 65536 is not below 65536"),
+                (1, "10.0.0.1:0 cannot be connected to: port 0"),
+                (2, "224.0.0.1:80 cannot be connected to: a multicast address"),
+            ],
+        );
+    }
+
+    #[test]
+    fn a_list_at_the_limit_is_accepted_and_past_it_refused() {
+        let list = |count: u32| -> Vec<Endpoint> {
+            (0..count)
+                .map(|i| {
+                    let ip = std::net::Ipv4Addr::from_bits(0x0a00_0001 + i);
+                    Endpoint { address: (ip, 80).into(), ..endpoint("10.0.0.1:80", i) }
+                })
+                .collect()
+        };
+        check(list(MAX_BACKENDS), &[]);
+        check(
+            list(MAX_BACKENDS + 1),
+            &[(16_384, "a service has at most 16384 endpoints, this is number 16385")],
+        );
+    }
+
+    #[test]
+    fn the_list_is_in_the_order_of_indexes_and_knows_its_holes() {
+        let service = "10.96.0.10:80".parse().unwrap();
+        let endpoints = vec![endpoint("10.0.0.1:80", 7), endpoint("10.0.0.2:80", 2)];
+        let list = EndpointList::new(endpoints, service, &[service]).unwrap();
+        assert_eq!(list.as_slice().iter().map(|endpoint| endpoint.index).collect::<Vec<_>>(), [2, 7]);
+        assert_eq!(list.index_space(), 8);
+    }
+}

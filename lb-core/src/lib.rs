@@ -1,0 +1,27 @@
+//! socklb's decisions, as pure functions of facts: no I/O, no clock, no randomness, no async, no unsafe.
+//!
+//! In reading order: what the operator asked for ([`service`]) and what sources report ([`endpoint`]); which endpoints
+//! this client task uses ([`subset`], [`membership`]); where they live in the kernel ([`slots`]); in which order connect
+//! takes them ([`schedule`]); all of it as one value and the ordered steps towards it ([`plan`]); and the one door through
+//! which facts come in ([`balancer`]).
+#![forbid(unsafe_code)]
+
+pub mod service;
+
+pub mod endpoint;
+
+pub mod subset;
+
+pub mod membership;
+
+pub mod slots;
+
+pub mod schedule;
+
+pub mod plan;
+
+pub mod balancer;
+
+pub mod region;
+
+pub mod walk;

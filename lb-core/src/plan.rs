@@ -1,0 +1,242 @@
+//! The complete desired state of a client task's maps as one value, and the ordered steps from one to the next.
+//!
+//! A plan leaves no choice to whoever carries it out. The steps are ordered so that a connect at any moment between two
+//! of them finds a whole table whose every slot holds its backend, and a fallback that is right. Carrying a step out
+//! twice is harmless.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use lb_common::abi::{BackendState, NO_SLOT};
+
+use crate::service::Protocol;
+
+/// What the kernel shall hold for one client task.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Plan {
+    /// By place in the kernel's arrays.
+    pub services: BTreeMap<u16, ServicePlan>,
+    /// By slot.
+    pub backends: BTreeMap<u32, BackendPlan>,
+}
+
+/// What the kernel shall hold for one service.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServicePlan {
+    /// Its name.
+    pub name: String,
+    /// The address that processes dial.
+    pub address: SocketAddr,
+    /// The protocol that they dial it with.
+    pub protocol: Protocol,
+    /// Whether connects to the address are balanced. A service that was removed is closed, but keeps its place until
+    /// its last flow ends.
+    pub open: bool,
+    /// The errno of a connect that finds no usable backend.
+    pub errno: u16,
+    /// The slot that is taken when every pick is unusable; [`NO_SLOT`] refuses the connect.
+    pub fallback: u32,
+    /// Slots in the order in which connect takes them; a power of two of them, or none.
+    pub schedule: Arc<[u16]>,
+}
+
+/// What the kernel shall hold for one backend.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BackendPlan {
+    /// The place of the service that owns it.
+    pub service: u16,
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// The generation of its slot.
+    pub generation: u32,
+    /// Its capacity.
+    pub weight: u16,
+    /// What is known of it.
+    pub state: BackendState,
+    /// Whether connect may choose it.
+    pub usable: bool,
+}
+
+/// One ordered change.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Stop balancing connects to the service's address; its flows stay.
+    Close(u16),
+    /// Fill the place of a service that is not open.
+    WriteService(u16, ServicePlan),
+    /// Fill a slot that nothing refers to.
+    WriteBackend(u32, BackendPlan),
+    /// Store the errno of refused connects.
+    SetErrno(u16, u16),
+    /// Store the fallback word.
+    SetFallback(u16, u32),
+    /// Store a backend's state word: usable, and why or why not.
+    SetState(u32, bool, BackendState),
+    /// Store the weight that readers of the maps are shown.
+    SetWeight(u32, u16),
+    /// Write a whole new table beside the current one and switch to it.
+    Publish(u16, Arc<[u16]>),
+    /// Start balancing connects to the service's address.
+    Open(u16),
+    /// Clear a slot that nothing refers to any more.
+    FreeBackend(u32),
+    /// Clear the place of a closed service that nothing refers to any more.
+    FreeService(u16),
+}
+
+impl Plan {
+    /// Checks what the kernel programs rely on.
+    ///
+    /// # Panics
+    /// If a schedule or a fallback names a slot that is not one of its service's, or a schedule's length is no power
+    /// of two.
+    pub fn assert_consistent(&self) {
+        for (index, service) in &self.services {
+            let len = service.schedule.len();
+            assert!(len == 0 || len.is_power_of_two(), "service {index}: schedule of {len} entries");
+            let mut owned = vec![false; NO_SLOT as usize + 1];
+            for (slot, backend) in &self.backends {
+                owned[*slot as usize] = backend.service == *index;
+            }
+            for slot in service.schedule.iter() {
+                assert!(owned[usize::from(*slot)], "service {index}: schedule names slot {slot}");
+            }
+            let fallback = service.fallback;
+            let right = fallback == NO_SLOT || owned[fallback as usize];
+            assert!(right, "service {index}: fallback names slot {fallback}");
+        }
+    }
+
+    /// Carries a step out on the plan itself: what the maps hold after it.
+    pub fn record(&mut self, step: &Step) {
+        match step {
+            Step::Close(place) => self.service(*place).open = false,
+            Step::WriteService(place, service) => {
+                let empty = ServicePlan { open: false, schedule: Arc::from([]), ..service.clone() };
+                self.services.insert(*place, empty);
+            }
+            Step::WriteBackend(slot, backend) => {
+                self.backends.insert(*slot, backend.clone());
+            }
+            Step::SetErrno(place, errno) => self.service(*place).errno = *errno,
+            Step::SetFallback(place, slot) => self.service(*place).fallback = *slot,
+            Step::SetState(slot, usable, state) => {
+                let backend = self.backend(*slot);
+                (backend.usable, backend.state) = (*usable, *state);
+            }
+            Step::SetWeight(slot, weight) => self.backend(*slot).weight = *weight,
+            Step::Publish(place, schedule) => self.service(*place).schedule = Arc::clone(schedule),
+            Step::Open(place) => self.service(*place).open = true,
+            Step::FreeBackend(slot) => {
+                self.backends.remove(slot);
+            }
+            Step::FreeService(place) => {
+                self.services.remove(place);
+            }
+        }
+    }
+
+    fn service(&mut self, place: u16) -> &mut ServicePlan {
+        self.services.get_mut(&place).expect("a step is for a service that was written")
+    }
+
+    fn backend(&mut self, slot: u32) -> &mut BackendPlan {
+        self.backends.get_mut(&slot).expect("a step is for a backend that was written")
+    }
+}
+
+/// The steps from what the kernel holds to what it shall hold.
+pub fn diff(old: &Plan, new: &Plan) -> Vec<Step> {
+    new.assert_consistent();
+    let mut steps = Vec::new();
+    close(old, new, &mut steps);
+    write(old, new, &mut steps);
+    for (&index, service) in &new.services {
+        if let Some(before) = old.services.get(&index)
+            && before.errno != service.errno
+        {
+            steps.push(Step::SetErrno(index, service.errno));
+        }
+    }
+    // The fallback goes before the state words: a connect that sees the new word of its pick must not then take an old
+    // fallback that the same change has made wrong.
+    for (&index, service) in &new.services {
+        // A place that was empty has its fallback from `WriteService`.
+        if old.services.get(&index).is_some_and(|before| before.fallback != service.fallback) {
+            steps.push(Step::SetFallback(index, service.fallback));
+        }
+    }
+    set_states(old, new, &mut steps);
+    for (&index, service) in &new.services {
+        let before = old.services.get(&index);
+        let same = before.map_or(service.schedule.is_empty(), |before| before.schedule == service.schedule);
+        if !same {
+            steps.push(Step::Publish(index, Arc::clone(&service.schedule)));
+        }
+    }
+    for (&index, service) in &new.services {
+        if service.open
+            && !old.services.get(&index).is_some_and(|before| before.open && same_key(before, service))
+        {
+            steps.push(Step::Open(index));
+        }
+    }
+    // Nothing refers to these: their owner waited for that before it left them out of the plan.
+    steps.extend(
+        old.backends.keys().filter(|slot| !new.backends.contains_key(slot)).map(|&s| Step::FreeBackend(s)),
+    );
+    steps
+        .extend(old.services.keys().filter(|i| !new.services.contains_key(i)).map(|&i| Step::FreeService(i)));
+    steps
+}
+
+fn same_key(a: &ServicePlan, b: &ServicePlan) -> bool {
+    a.address == b.address && a.protocol == b.protocol
+}
+
+fn close(old: &Plan, new: &Plan, steps: &mut Vec<Step>) {
+    for (&index, before) in &old.services {
+        let stays = new.services.get(&index).is_some_and(|service| service.open && same_key(before, service));
+        if before.open && !stays {
+            steps.push(Step::Close(index));
+        }
+    }
+}
+
+fn write(old: &Plan, new: &Plan, steps: &mut Vec<Step>) {
+    for (&index, service) in &new.services {
+        let same = old
+            .services
+            .get(&index)
+            .is_some_and(|before| same_key(before, service) && before.name == service.name);
+        if !same {
+            steps.push(Step::WriteService(index, service.clone()));
+        }
+    }
+    for (&slot, backend) in &new.backends {
+        let same = old.backends.get(&slot).is_some_and(|before| before.generation == backend.generation);
+        if !same {
+            steps.push(Step::WriteBackend(slot, backend.clone()));
+        }
+    }
+}
+
+fn set_states(old: &Plan, new: &Plan, steps: &mut Vec<Step>) {
+    let mut unusable = Vec::new();
+    for (&slot, backend) in &new.backends {
+        let Some(before) = old.backends.get(&slot) else { continue };
+        if before.generation != backend.generation {
+            continue;
+        }
+        if before.weight != backend.weight {
+            steps.push(Step::SetWeight(slot, backend.weight));
+        }
+        if (before.usable, before.state) != (backend.usable, backend.state) {
+            let step = Step::SetState(slot, backend.usable, backend.state);
+            // Who comes back does so before others leave: fewer picks meet an unusable backend.
+            if backend.usable { steps.push(step) } else { unusable.push(step) }
+        }
+    }
+    steps.append(&mut unusable);
+}

@@ -1,0 +1,186 @@
+//! Turns integer weights into the table that connect walks: how many entries each backend gets, and in which order.
+//!
+//! A walk over the table must match the weights as closely as whole entries can, and every daemon must compute the same
+//! table from the same weights, so the arithmetic is exact. Entries are positions in the caller's list of weights. Must
+//! not know of health, time or slots: who has which weight is decided before.
+
+use lb_common::abi::{MAX_SCHEDULE_LOG2, MIN_SCHEDULE_LOG2, SCHEDULE_ENTRIES_PER_BACKEND};
+
+/// The longest table that [`interleave`] orders exactly.
+const MAX_ENTRIES: u64 = 1 << MAX_SCHEDULE_LOG2;
+
+/// The logarithm of the length of a table for `backends` backends: a power of two with
+/// [`SCHEDULE_ENTRIES_PER_BACKEND`] entries for each, within the bounds of the kernel's tables.
+pub fn length_log2(backends: u32) -> u8 {
+    let wanted = u64::from(backends) * u64::from(SCHEDULE_ENTRIES_PER_BACKEND);
+    (MIN_SCHEDULE_LOG2..MAX_SCHEDULE_LOG2).find(|&log2| 1_u64 << log2 >= wanted).unwrap_or(MAX_SCHEDULE_LOG2)
+}
+
+/// How many of `slots` entries each weight gets: proportional, by largest remainder, and at least one for every
+/// positive weight.
+///
+/// A weight of 0 gets none. The counts sum to `slots`, or to 0 if no weight is positive. A weight whose fair share is
+/// below one entry gets exactly one, and the others share the rest; ties go to the lower position. Panics if there are
+/// more positive weights than slots, which the limits of a service and the length of its table rule out.
+pub fn apportion(weights: &[u64], slots: u32) -> Vec<u32> {
+    let mut counts = vec![0; weights.len()];
+    let mut rising: Vec<usize> = (0..weights.len()).filter(|&i| weights[i] > 0).collect();
+    assert!(
+        rising.len() <= slots as usize,
+        "{} positive weights do not fit in {slots} entries",
+        rising.len()
+    );
+    if rising.is_empty() {
+        return counts;
+    }
+    rising.sort_by_key(|&i| weights[i]);
+
+    // 128 bits hold the sum of any weights in memory and the product of any weight and the slots.
+    let mut weights_left: u128 = rising.iter().map(|&i| u128::from(weights[i])).sum();
+    let mut slots_left = u128::from(slots);
+    let mut small = 0;
+    // A weight that takes a whole entry for less leaves fewer entries per weight to the others. So one pass from the
+    // lightest up finds all whose share is or comes below one. It ends before the heaviest: there are always at least
+    // as many entries left as weights.
+    for &i in &rising {
+        let weight = u128::from(weights[i]);
+        if weight * slots_left >= weights_left {
+            break;
+        }
+        counts[i] = 1;
+        weights_left -= weight;
+        slots_left -= 1;
+        small += 1;
+    }
+    share(weights, &rising[small..], weights_left, slots_left, &mut counts);
+    counts
+}
+
+/// Divides `slots` among the weights at `members`, which sum to `sum`, by largest remainder.
+fn share(weights: &[u64], members: &[usize], sum: u128, slots: u128, counts: &mut [u32]) {
+    let mut remainders = Vec::with_capacity(members.len());
+    let mut slots_left = slots;
+    for &i in members {
+        let product = u128::from(weights[i]) * slots;
+        let whole = product / sum;
+        counts[i] = u32::try_from(whole).expect("a part of the slots, whose number is a u32");
+        slots_left -= whole;
+        remainders.push((product % sum, i));
+    }
+    remainders.sort_unstable_by(|(a, i), (b, j)| b.cmp(a).then(i.cmp(j)));
+    let rounded_up =
+        usize::try_from(slots_left).expect("fewer than members, since each remainder is below one");
+    for &(_, i) in &remainders[..rounded_up] {
+        counts[i] += 1;
+    }
+}
+
+/// The table in which position `i` of `counts` has `counts[i]` entries, spread evenly: its j-th of c is due at
+/// (2j + 1) / 2c of the way, and entries stand in the order in which they are due, ties with the lower position first.
+///
+/// Empty if all counts are 0. Panics if the table would be longer than the longest that the kernel has.
+pub fn interleave(counts: &[u32]) -> Vec<u32> {
+    let length: u64 = counts.iter().map(|&count| u64::from(count)).sum();
+    assert!(length <= MAX_ENTRIES, "a table has at most {MAX_ENTRIES} entries, not {length}");
+    let mut due: Vec<(u32, u32)> = Vec::new();
+    for (position, &count) in (0..).zip(counts) {
+        due.extend((0..count).map(|j| (deadline(j, count), position)));
+    }
+    // A stable sort keeps ties in the order of positions, and it merges the ascending run of each position as it is.
+    due.sort_by_key(|&(deadline, _)| deadline);
+    due.into_iter().map(|(_, position)| position).collect()
+}
+
+/// (2j + 1) / 2c in units of 2^-32, rounded down, which loses no order: the deadlines of one position are at least 2^-16
+/// apart, and two different ones of positions with counts a and b at least 1 / 2ab. With a + b at most 2^16 that is at
+/// least 2^-31, so that they still differ when rounded, and equal ones stay equal.
+fn deadline(j: u32, count: u32) -> u32 {
+    let fraction = ((2 * u64::from(j) + 1) << 31) / u64::from(count);
+    u32::try_from(fraction).expect("j is below the count, so the fraction is below one")
+}
+const _: () = assert!(MAX_SCHEDULE_LOG2 <= 16);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check_panics(run: impl FnOnce() -> Vec<u32> + std::panic::UnwindSafe, expected: &str) {
+        let message = std::panic::catch_unwind(run).unwrap_err().downcast::<String>().unwrap();
+        assert_eq!(*message, expected);
+    }
+
+    #[test]
+    fn a_table_has_32_entries_per_backend_within_its_bounds() {
+        let cases = [(0, 10), (1, 10), (32, 10), (33, 11), (64, 11), (65, 12), (1024, 15), (1025, 16)];
+        for (backends, log2) in cases {
+            assert_eq!(length_log2(backends), log2, "{backends} backends");
+        }
+        assert_eq!(length_log2(lb_common::abi::MAX_BACKENDS), 16);
+        assert_eq!(length_log2(u32::MAX), 16);
+    }
+
+    #[test]
+    fn without_a_positive_weight_there_is_no_table() {
+        assert_eq!(apportion(&[], 16), []);
+        assert_eq!(apportion(&[0, 0], 16), [0, 0]);
+        assert_eq!(apportion(&[0], 0), [0]);
+        assert_eq!(interleave(&[]), []);
+        assert_eq!(interleave(&[0, 0]), []);
+    }
+
+    #[test]
+    fn a_single_positive_weight_gets_the_whole_table() {
+        assert_eq!(apportion(&[0, 5, 0], 8), [0, 8, 0]);
+        assert_eq!(interleave(&[0, 3, 0]), [1, 1, 1]);
+    }
+
+    #[test]
+    fn as_many_weights_as_slots_get_one_each() {
+        assert_eq!(apportion(&[1, 1_000, u64::MAX], 3), [1, 1, 1]);
+    }
+
+    #[test]
+    fn more_weights_than_slots_are_refused() {
+        check_panics(|| apportion(&[1, 1, 1, 1], 3), "4 positive weights do not fit in 3 entries");
+    }
+
+    #[test]
+    fn a_weight_that_takes_a_whole_entry_may_push_the_next_below_one() {
+        // Of 4 entries, 25 of 100 is exactly one; once 1 has taken a whole one, 25 of 99 is less than one of 3.
+        assert_eq!(apportion(&[1, 25, 74], 4), [1, 1, 2]);
+    }
+
+    #[test]
+    fn the_largest_weights_do_not_overflow() {
+        assert_eq!(apportion(&[u64::MAX; 4], u32::MAX), [1 << 30, 1 << 30, 1 << 30, (1 << 30) - 1]);
+        assert_eq!(apportion(&[u64::MAX, 1], 1024), [1023, 1]);
+    }
+
+    #[test]
+    fn equal_remainders_go_to_the_lower_position() {
+        assert_eq!(apportion(&[1, 1, 1, 1], 6), [2, 2, 1, 1]);
+    }
+
+    #[test]
+    fn the_longest_table_is_ordered_and_a_longer_one_refused() {
+        let counts = [32_767, 32_768, 1];
+        assert_eq!(interleave(&counts).len(), 65_536);
+        check_panics(|| interleave(&[65_536, 1]), "a table has at most 65536 entries, not 65537");
+    }
+
+    #[test]
+    fn the_closest_deadlines_keep_their_order() {
+        // Around the middle these two counts come closest: their entries alternate without a tie.
+        let table = interleave(&[32_767, 32_769]);
+        let mut position_of = [0_u64; 2];
+        let mut last = (0, 1);
+        for position in table {
+            let count = [32_767, 32_769][position as usize];
+            let due = (2 * position_of[position as usize] + 1, 2 * count);
+            assert!(last.0 * due.1 <= due.0 * last.1, "{last:?} is due after {due:?}");
+            position_of[position as usize] += 1;
+            last = due;
+        }
+    }
+}

@@ -1,0 +1,80 @@
+//! Rocksteadier subsetting ("Reinventing Backend Subsetting at Google", ACM Queue 2022), socklb's default.
+//!
+//! Clients and backends are cut into lots of ten by their numbers. A lot of clients walks over the lots of backends in
+//! an order of its own, and within each pair of lots a shuffle deals the ten backends to the ten clients, one to each:
+//! balance comes from the dealing, and a new backend enters an order at one place without moving the rest. Must not
+//! know the number of clients or the size of a subset: both may change without anybody reconnecting.
+
+use super::Position;
+use super::random::{SplitMix64, mix64, shuffle};
+use super::van_der_corput::{clockwise, rank, vdc};
+
+/// Members of a lot, as in the article: larger lots make subsets differ more, but balance worse.
+const LOT: u32 = 10;
+
+/// Sets the rotation's hash apart from the shuffles'.
+const ROTATION: u64 = 0xC1;
+
+/// Each lot of backends is a shuffled column of ten, and the columns stand in the order in which the client's lot walks
+/// over them. A client reads its own row across all columns, then the next row, and so on around; it skips the numbers
+/// that fill up the last lot and belong to no backend.
+pub(super) fn order(position: Position) -> impl Iterator<Item = u32> {
+    let Position { client, backends, seed, .. } = position;
+    let client_lot = u64::from(client / LOT);
+    let first_row = rank(client % LOT, LOT);
+    let backend_lots = backends.div_ceil(LOT);
+    // Without the rotation by the seed, the first client lot of every job would begin with the same backend lots, and
+    // backends shared by many small jobs would be loaded by all of them at once.
+    let from = vdc(client_lot).wrapping_add(mix64(&[seed, ROTATION]));
+    (0..LOT).flat_map(move |row| {
+        let row = (first_row + row) % LOT;
+        clockwise(backend_lots, from)
+            .map(move |lot| lot * LOT + column(seed, client_lot, lot)[row as usize])
+            .filter(move |&backend| backend < backends)
+    })
+}
+
+/// How the backends of a lot are dealt to the rows of a client lot. Computed anew for each row: ten draws are cheaper to
+/// repeat in the rare order that is read beyond its first row than to keep for all lots.
+fn column(seed: u64, client_lot: u64, lot: u32) -> [u32; LOT as usize] {
+    let mut column = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9];
+    shuffle(&mut column, &mut SplitMix64::new(mix64(&[seed, client_lot, lot.into()])));
+    column
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(client: u32, backends: u32) -> Vec<u32> {
+        let position = Position { client, clients: 100, backends, size: 20, seed: 99 };
+        order(position).collect()
+    }
+
+    #[test]
+    fn the_first_rows_of_a_client_lot_cover_every_backend_once() {
+        for first_client in [0, 10, 90] {
+            let lots = 13;
+            let mut dealt: Vec<u32> = (first_client..first_client + LOT)
+                .flat_map(|client| row(client, lots * LOT).into_iter().take(13))
+                .collect();
+            dealt.sort_unstable();
+            assert!(dealt.into_iter().eq(0..lots * LOT));
+        }
+    }
+
+    #[test]
+    fn a_row_visits_every_lot_before_it_visits_one_again() {
+        let mut lots: Vec<u32> = row(3, 130).into_iter().take(13).map(|backend| backend / LOT).collect();
+        lots.sort_unstable();
+        assert!(lots.into_iter().eq(0..13));
+    }
+
+    #[test]
+    fn client_lots_begin_at_different_backend_lots() {
+        let first_lot = |client| row(client, 40)[0] / LOT;
+        let mut lots = [0, 10, 20, 30].map(first_lot);
+        lots.sort_unstable();
+        assert_eq!(lots, [0, 1, 2, 3]);
+    }
+}

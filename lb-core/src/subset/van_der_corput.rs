@@ -1,0 +1,83 @@
+//! The van der Corput sequence: places on a ring of circumference 1 such that the first n of them are nearly evenly
+//! spaced, for every n.
+//!
+//! This is what lets a task or backend be added without moving any other: place i never depends on how many there are.
+//! The sequence is base 2, so that place i is the number i with its bits reversed, exactly, in one instruction. Must
+//! not know what the places hold.
+
+/// The place of `i`, as a fraction in units of 2^-64: its bits reversed. Its own inverse.
+pub const fn vdc(i: u64) -> u64 {
+    i.reverse_bits()
+}
+
+/// The numbers below `n` in the order of their places, from 0 on.
+pub fn order(n: u32) -> impl Iterator<Item = u32> {
+    clockwise(n, 0)
+}
+
+/// How many of the numbers below `n` come before `i` in their [`order`]. Costs `n` steps.
+pub fn rank(i: u32, n: u32) -> u32 {
+    let place = vdc(i.into());
+    (0..n).map(|other| u32::from(vdc(other.into()) < place)).sum()
+}
+
+/// The numbers below `n` in the order of their places, beginning with the first that is at or after `from` and going
+/// once around the ring. Lazy; a number costs at most two steps on average, because no more than half of the places on
+/// the grid are empty.
+pub fn clockwise(n: u32, from: u64) -> impl Iterator<Item = u32> {
+    // All places are on the grid of the next power of two. At least one bit: a whole turn does not fit in 64 bits.
+    let bits = u64::from(n).next_power_of_two().trailing_zeros().max(1);
+    let step = 1_u64 << (64 - bits);
+    // Past the last point of the grid the ring begins again, hence the wrapping.
+    let start = from.wrapping_add(step - 1) & !(step - 1);
+    (0..1_u64 << bits)
+        .map(move |steps| vdc(start.wrapping_add(steps.wrapping_mul(step))))
+        .filter_map(move |number| u32::try_from(number).ok().filter(|&number| number < n))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What `clockwise` means, without its shortcuts.
+    fn clockwise_by_sorting(n: u32, from: u64) -> Vec<u32> {
+        let mut numbers: Vec<u32> = (0..n).collect();
+        numbers.sort_by_key(|&number| vdc(number.into()).wrapping_sub(from));
+        numbers
+    }
+
+    #[test]
+    fn walking_the_grid_is_sorting_by_place() {
+        for n in 0..=70 {
+            assert!(order(n).eq(clockwise_by_sorting(n, 0)), "n = {n}");
+            for i in 0..=n {
+                let place = vdc(i.into());
+                for from in [place.wrapping_sub(1), place, place + 1, u64::MAX] {
+                    assert!(clockwise(n, from).eq(clockwise_by_sorting(n, from)), "n = {n}, from = {from}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_walk_begins_with_a_number_exactly_at_its_start() {
+        assert!(clockwise(4, vdc(3)).eq([3, 0, 2, 1]));
+        assert!(clockwise(4, vdc(3) + 1).eq([0, 2, 1, 3]));
+    }
+
+    #[test]
+    fn a_rank_is_the_place_in_the_order() {
+        for n in [1, 2, 10, 33] {
+            assert!(order(n).map(|i| rank(i, n)).eq(0..n), "n = {n}");
+        }
+    }
+
+    #[test]
+    fn one_more_number_moves_none_of_the_others() {
+        for n in 0..100 {
+            let before: Vec<u32> = order(n).collect();
+            let after: Vec<u32> = order(n + 1).filter(|&i| i < n).collect();
+            assert_eq!(before, after);
+        }
+    }
+}
