@@ -1,0 +1,157 @@
+//! The daemon's Unix socket: HTTP/1.1 with JSON, so that `curl --unix-socket` reads what the commands read.
+//!
+//! Handlers know nothing: they pass a question to the event loop and its answer back.
+
+use std::io;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use axum::extract::{Path as UrlPath, Query, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use axum::{Json, Router};
+use http_body_util::{BodyExt, Empty, Limited};
+use hyper::body::Bytes;
+use hyper_util::rt::TokioIo;
+use serde::{Deserialize, de::DeserializeOwned};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::{mpsc, oneshot};
+
+use crate::explain::Explanation;
+use crate::status::Status;
+
+/// A question to the event loop.
+#[derive(Debug)]
+pub enum Question {
+    /// What is the balancer doing?
+    Status(oneshot::Sender<Status>),
+    /// Why these backends? Of a service, of one client or of all.
+    Explain { service: String, client: Option<String>, answer: oneshot::Sender<Vec<Explanation>> },
+}
+
+/// Where the socket is.
+pub fn socket(run: &Path) -> PathBuf {
+    run.join("socklb.sock")
+}
+
+/// A socket that is bound, but not at its place yet.
+pub struct Bound {
+    listener: UnixListener,
+    hidden: PathBuf,
+    path: PathBuf,
+}
+
+/// Binds the socket under another name: what can go wrong shows before the kernel is touched, and nobody can connect
+/// before there is something to tell. The caller holds the lock on the pins, so a socket that lies there is a dead
+/// daemon's.
+///
+/// # Errors
+/// If the directory cannot be made, or something else than a socket lies there.
+pub fn bind(run: &Path) -> io::Result<Bound> {
+    std::fs::create_dir_all(run)?;
+    let path = socket(run);
+    let hidden = run.join("socklb.sock.new");
+    for path in [&path, &hidden] {
+        match std::fs::symlink_metadata(path) {
+            Ok(metadata) if metadata.file_type().is_socket() => std::fs::remove_file(path)?,
+            Ok(_) => {
+                return Err(io::Error::new(io::ErrorKind::AlreadyExists, "what lies there is not a socket"));
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+    }
+    let listener = UnixListener::bind(&hidden)?;
+    std::fs::set_permissions(&hidden, std::fs::Permissions::from_mode(0o660))?;
+    Ok(Bound { listener, hidden, path })
+}
+
+impl Bound {
+    /// Puts the socket at its place.
+    ///
+    /// # Errors
+    /// If it cannot be renamed.
+    pub fn show(self) -> io::Result<UnixListener> {
+        std::fs::rename(&self.hidden, &self.path)?;
+        Ok(self.listener)
+    }
+}
+
+/// Serves questions until the daemon ends.
+///
+/// # Errors
+/// If the socket breaks.
+pub async fn serve(listener: UnixListener, questions: mpsc::Sender<Question>) -> io::Result<()> {
+    let router = Router::new()
+        .route("/v1/status", get(status))
+        .route("/v1/explain/{service}", get(explain))
+        .with_state(questions);
+    axum::serve(listener, router).await
+}
+
+async fn status(State(questions): State<mpsc::Sender<Question>>) -> Response {
+    let (answer, reply) = oneshot::channel();
+    ask(&questions, Question::Status(answer), reply).await
+}
+
+#[derive(Deserialize)]
+struct Which {
+    client: Option<String>,
+}
+
+async fn explain(
+    State(questions): State<mpsc::Sender<Question>>,
+    UrlPath(service): UrlPath<String>,
+    Query(which): Query<Which>,
+) -> Response {
+    let (answer, reply) = oneshot::channel();
+    ask(&questions, Question::Explain { service, client: which.client, answer }, reply).await
+}
+
+async fn ask<T: serde::Serialize>(
+    questions: &mpsc::Sender<Question>,
+    question: Question,
+    reply: oneshot::Receiver<T>,
+) -> Response {
+    if questions.send(question).await.is_ok()
+        && let Ok(answer) = reply.await
+    {
+        return Json(answer).into_response();
+    }
+    (StatusCode::SERVICE_UNAVAILABLE, "the daemon is stopping").into_response()
+}
+
+/// Asks the daemon that runs with this directory; `None` if none does.
+///
+/// # Errors
+/// If one runs and does not answer as it should.
+pub fn get_from_daemon<T: DeserializeOwned>(run: &Path, path: &str) -> Result<Option<T>> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(fetch(run, path))
+}
+
+async fn fetch<T: DeserializeOwned>(run: &Path, path: &str) -> Result<Option<T>> {
+    /// A status of 64 clients with 16,384 backends each is far below this.
+    const MAX_BYTES: usize = 1 << 30;
+    let socket = socket(run);
+    let stream = match UnixStream::connect(&socket).await {
+        Ok(stream) => stream,
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
+            return Ok(None);
+        }
+        Err(error) => return Err(error).with_context(|| format!("connect to {}", socket.display())),
+    };
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
+    tokio::spawn(connection);
+    let request = hyper::Request::get(path).header("host", "localhost").body(Empty::<Bytes>::new())?;
+    let response = sender.send_request(request).await.with_context(|| format!("ask {}", socket.display()))?;
+    let status = response.status();
+    let body = Limited::new(response.into_body(), MAX_BYTES).collect().await;
+    let body = body.map_err(|error| anyhow::anyhow!(error))?.to_bytes();
+    if status != StatusCode::OK {
+        bail!("the daemon answers {status} to {path}: {}", String::from_utf8_lossy(&body));
+    }
+    Ok(Some(serde_json::from_slice(&body).context("the daemon's answer is of another version")?))
+}

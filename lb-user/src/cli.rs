@@ -1,0 +1,88 @@
+//! The command line: commands that read never change anything, commands that write say so.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+
+/// socklb balances connections at the socket, in the kernel.
+///
+/// A process in a chosen cgroup calls connect() to a service address; a kernel program rewrites the destination to one
+/// backend; from then on the process talks to that backend directly. The daemon (`socklb run`) decides which backends
+/// with which weights and writes them into kernel maps; connects never wait for it and go on without it.
+///
+/// Exit codes: 0 ok, 1 failed, 2 usage, 3 degraded (status), 4 permission.
+#[derive(Debug, Parser)]
+#[command(name = "socklb", version)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+    /// Overrides of the configuration's paths.
+    #[command(flatten)]
+    pub paths: PathOverrides,
+}
+
+/// Overrides of the configuration's `[paths]`.
+#[derive(Clone, Debug, Args)]
+pub struct PathOverrides {
+    /// Directory in bpffs where maps and links are pinned
+    #[arg(long, global = true, value_name = "DIR")]
+    pub pins: Option<PathBuf>,
+    /// Directory of the daemon's socket
+    #[arg(long, global = true, value_name = "DIR")]
+    pub run: Option<PathBuf>,
+    /// Directory of what the daemon remembers between starts
+    #[arg(long, global = true, value_name = "DIR")]
+    pub state: Option<PathBuf>,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run the daemon: fill the tables, attach to the cgroups, follow the sources
+    Run {
+        /// The configuration
+        #[arg(long, value_name = "FILE", default_value = crate::config::DEFAULT_PATH)]
+        config: PathBuf,
+    },
+    /// Check a configuration and the endpoint files it names; reports all faults at once
+    Check {
+        /// The configuration
+        #[arg(value_name = "FILE", default_value = crate::config::DEFAULT_PATH)]
+        config: PathBuf,
+    },
+    /// Show clients, services and backends: states, shares wanted and had, connects, open flows
+    Status {
+        /// Only this client
+        client: Option<String>,
+        /// Print JSON
+        #[arg(long, conflicts_with = "watch")]
+        json: bool,
+        /// Show it again and again, every so many seconds
+        #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1")]
+        watch: Option<u32>,
+    },
+    /// Tell why a client has this subset of a service, these weights, this schedule
+    Explain {
+        /// The service
+        service: String,
+        /// Only for this client
+        #[arg(long)]
+        client: Option<String>,
+        /// The configuration, if the daemon does not run
+        #[arg(long, value_name = "FILE", default_value = crate::config::DEFAULT_PATH)]
+        config: PathBuf,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Remove a client, or all, from the kernel: programs, maps, pins
+    #[command(group = clap::ArgGroup::new("which").required(true).args(["client", "all"]))]
+    Detach {
+        /// The client
+        client: Option<String>,
+        /// Every client
+        #[arg(long)]
+        all: bool,
+    },
+}

@@ -1,0 +1,266 @@
+//! The commands, one function each: they put the parts together and decide the exit code.
+
+use std::io::{self, Write};
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use lb_core::balancer::{Balancer, Limits};
+use lb_core::plan::Plan;
+
+use crate::cli::{Cli, Command, PathOverrides};
+use crate::config::{self, Config, ConfigError, Host, Source};
+use crate::datapath::{self, DatapathError, Pins};
+use crate::diagnostic::Faults;
+use crate::explain::{self, Explanation};
+use crate::render::{self, Style};
+use crate::source::{FileSource, SourceError};
+use crate::status::{self, Status};
+use crate::{api, daemon};
+
+/// Degraded: something works, and somebody should look.
+const DEGRADED: u8 = 3;
+
+/// Why a command failed.
+pub enum Failure {
+    /// Faults of files, shown with the lines they are in.
+    Faults(Faults),
+    /// Anything else.
+    Other(anyhow::Error),
+}
+
+impl<E: Into<anyhow::Error>> From<E> for Failure {
+    fn from(error: E) -> Self {
+        let error = match error.into().downcast::<ConfigError>() {
+            Ok(ConfigError::Faulty(faults)) => return Self::Faults(faults),
+            Ok(error) => anyhow::Error::new(error),
+            Err(error) => error,
+        };
+        match error.downcast::<SourceError>() {
+            Ok(SourceError::Invalid(faults)) => Self::Faults(faults),
+            Ok(error) => Self::Other(anyhow::Error::new(error)),
+            Err(error) => Self::Other(error),
+        }
+    }
+}
+
+/// Whether more privilege is what it would take.
+pub fn is_permission(error: &anyhow::Error) -> bool {
+    error.chain().any(|cause| {
+        cause.downcast_ref::<DatapathError>().is_some_and(DatapathError::is_permission)
+            || cause.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::PermissionDenied)
+    })
+}
+
+/// Runs a command.
+pub fn run(cli: Cli) -> Result<ExitCode, Failure> {
+    let paths = cli.paths;
+    match cli.command {
+        Command::Run { config } => run_daemon(&config, &paths),
+        Command::Check { config } => check(&config, &paths),
+        Command::Status { client, json, watch } => show_status(client.as_deref(), json, watch, &paths),
+        Command::Explain { service, client, config, json } => {
+            show_explanation(&service, client.as_deref(), &config, json, &paths)
+        }
+        Command::Detach { client, all: _ } => detach(client.as_deref(), &paths),
+    }
+}
+
+fn read_config(file: &Path, overrides: &PathOverrides) -> Result<Config, Failure> {
+    let mut config = config::read(file, &Host)?;
+    let PathOverrides { pins, run, state } = overrides.clone();
+    config.paths.pins = pins.unwrap_or(config.paths.pins);
+    config.paths.run = run.unwrap_or(config.paths.run);
+    config.paths.state = state.unwrap_or(config.paths.state);
+    Ok(config)
+}
+
+fn run_daemon(file: &Path, overrides: &PathOverrides) -> Result<ExitCode, Failure> {
+    let config = read_config(file, overrides)?;
+    let filter = tracing_subscriber::EnvFilter::builder()
+        .with_default_directive(tracing_subscriber::filter::LevelFilter::INFO.into())
+        .from_env_lossy();
+    let style = Style::for_stderr();
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_ansi(style.colour).init();
+    daemon::run(config)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Everything that can be known of a configuration without touching the kernel: its own faults, and those of the
+/// endpoint files it names.
+fn check(file: &Path, overrides: &PathOverrides) -> Result<ExitCode, Failure> {
+    let config = read_config(file, overrides)?;
+    let mut good = true;
+    for source in file_sources(&config) {
+        match source.read_only() {
+            Ok(_) => {}
+            Err(SourceError::Invalid(faults)) => {
+                eprint!("{}", faults.terminal(Style::for_stderr().colour));
+                good = false;
+            }
+            Err(error) => {
+                eprintln!("socklb: {}", crate::chain(&error));
+                good = false;
+            }
+        }
+    }
+    if !good {
+        return Ok(ExitCode::FAILURE);
+    }
+    let services: usize = config.clients.iter().map(|client| client.services.len()).sum();
+    println!("{}: ok, {} clients, {services} services in all", file.display(), config.clients.len());
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The sources of all services that come from files, each once.
+fn file_sources(config: &Config) -> Vec<FileSource> {
+    let services: Vec<_> = config.clients.iter().flat_map(|client| &client.services).collect();
+    let mut sources: Vec<FileSource> = Vec::new();
+    for configured in services {
+        let Source::File(path) = &configured.source else { continue };
+        let service = &configured.service;
+        if sources.iter().any(|source| source.service == service.address && source.path == *path) {
+            continue;
+        }
+        sources.push(FileSource::new(service, path.clone(), config));
+    }
+    sources
+}
+
+/// The status, from the daemon if one runs, else from the pins.
+fn status(paths: &PathOverrides) -> Result<Status, Failure> {
+    let run = paths.run.clone().unwrap_or_else(|| config::Paths::default().run);
+    let pins = paths.pins.clone().unwrap_or_else(|| config::Paths::default().pins);
+    match api::get_from_daemon::<Status>(&run, "/v1/status")? {
+        Some(status) => Ok(status),
+        None => Ok(status::from_pins(&pins)?),
+    }
+}
+
+fn show_status(
+    client: Option<&str>,
+    json: bool,
+    watch: Option<u32>,
+    paths: &PathOverrides,
+) -> Result<ExitCode, Failure> {
+    let once = || -> Result<Status, Failure> {
+        let mut status = status(paths)?;
+        if let Some(client) = client {
+            status.clients.retain(|other| other.name == client);
+            if status.clients.is_empty() {
+                return Err(anyhow::anyhow!("no client {client} is running here").into());
+            }
+        }
+        Ok(status)
+    };
+    let Some(seconds) = watch else {
+        let status = once()?;
+        if json {
+            println!("{}", serde_json::to_string_pretty(&status)?);
+        } else {
+            print!("{}", render::status(&status, Style::for_stdout()));
+        }
+        let degraded = !status.degraded.is_empty();
+        return Ok(if degraded { ExitCode::from(DEGRADED) } else { ExitCode::SUCCESS });
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let mut tick =
+        runtime.block_on(async { tokio::time::interval(Duration::from_secs(seconds.max(1).into())) });
+    let style = Style::for_stdout();
+    // Ends with the process: by ^C, or when nobody reads any more.
+    loop {
+        runtime.block_on(tick.tick());
+        let text = render::status(&once()?, style);
+        let mut out = io::stdout().lock();
+        // Home and clear to the end, rather than clear and redraw: that would flicker.
+        let frame =
+            if style.colour { format!("\x1b[H{}\x1b[J", text.replace('\n', "\x1b[K\n")) } else { text };
+        match out.write_all(frame.as_bytes()).and_then(|()| out.flush()) {
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(ExitCode::SUCCESS),
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+fn show_explanation(
+    service: &str,
+    client: Option<&str>,
+    file: &Path,
+    json: bool,
+    overrides: &PathOverrides,
+) -> Result<ExitCode, Failure> {
+    let run = overrides.run.clone().unwrap_or_else(|| config::Paths::default().run);
+    let query = client.map_or_else(String::new, |client| format!("?client={client}"));
+    let explanations = match api::get_from_daemon(&run, &format!("/v1/explain/{service}{query}"))? {
+        Some(explanations) => explanations,
+        None => explain_from_config(&read_config(file, overrides)?, service, client)?,
+    };
+    if explanations.is_empty() {
+        return Err(anyhow::anyhow!("no client here has a service {service} with an endpoint list").into());
+    }
+    if json {
+        println!("{}", serde_json::to_string_pretty(&explanations)?);
+    } else {
+        let style = Style::for_stdout();
+        let texts: Vec<String> = explanations.iter().map(|one| render::explanation(one, style)).collect();
+        print!("{}", texts.join("\n"));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The explanation that a daemon started now, on an empty kernel, would give.
+fn explain_from_config(
+    config: &Config,
+    service: &str,
+    client: Option<&str>,
+) -> Result<Vec<Explanation>, Failure> {
+    let sources = file_sources(config);
+    let limits = Limits { schedule_entries: config.limits.schedule_entries, slots: config.limits.slots };
+    let mut explanations = Vec::new();
+    for configured in config.clients.iter().filter(|other| client.is_none_or(|client| client == other.name)) {
+        let services = configured.services.iter().map(|service| service.service.clone()).collect();
+        let mut balancer = Balancer::new(configured.task, services, limits, Plan::default())?;
+        for (position, other) in configured.services.iter().enumerate() {
+            let list = match &other.source {
+                Source::Static(list) => list.clone(),
+                Source::File(path) => {
+                    let source = sources.iter().find(|source| source.path == *path);
+                    source.context("every file has a source")?.read_only()?
+                }
+            };
+            balancer.handle(lb_core::balancer::Event::Endpoints(position, list))?;
+        }
+        explanations.extend(explain::explain(configured, &balancer, Some(service), false));
+    }
+    Ok(explanations)
+}
+
+fn detach(client: Option<&str>, paths: &PathOverrides) -> Result<ExitCode, Failure> {
+    let directory = paths.pins.clone().unwrap_or_else(|| config::Paths::default().pins);
+    let clients = match client {
+        Some(client) => vec![Pins::of(&directory, client)],
+        None => Pins::all(&directory)?,
+    };
+    if let (Some(client), Some(pins)) = (client, clients.first())
+        && !pins.exist()
+    {
+        let detach =
+            || -> Result<ExitCode> { bail!("client {client} has no pins below {}", directory.display()) };
+        return Ok(detach()?);
+    }
+    if clients.is_empty() {
+        println!("nothing is attached below {}", directory.display());
+        return Ok(ExitCode::SUCCESS);
+    }
+    let _lock = datapath::lock(&directory)?;
+    for pins in &clients {
+        datapath::detach(pins)?;
+        println!("client {}: detached, its maps and pins are removed", pins.client);
+    }
+    if client.is_none() {
+        datapath::remove_root(&directory);
+    }
+    Ok(ExitCode::SUCCESS)
+}

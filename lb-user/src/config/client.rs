@@ -1,0 +1,521 @@
+//! The `[[client]]` tables.
+//!
+//! Which task of its job a client is decides its subsets, so the number must be the right one on every host: it is
+//! written, or taken from the environment or the host name. Whether a cgroup exists is not for this file to know.
+
+use std::ops::Range;
+use std::path::{Component, Path, PathBuf};
+
+use lb_core::endpoint::MAX_INDEXES;
+use lb_core::service::Task;
+use toml::de::DeValue;
+
+use super::service::{Declared, ServiceEntry, Services};
+use super::{Client, Environment, Limits, MAX_NAME_BYTES, name_text};
+use crate::diagnostic::{Report, quote};
+use crate::document::{Item, Table, Unique, did_you_mean};
+
+const KEYS: [&str; 7] = ["job", "name", "cgroup", "index", "count", "services", "accounting"];
+
+/// The most tasks of a job, which is the most endpoint indexes too: subsets number both alike.
+const MAX_TASKS: u32 = MAX_INDEXES;
+
+/// Reads the clients.
+pub fn read(
+    tables: &[Table<'_>],
+    services: &Services<'_>,
+    limits: Limits,
+    env: &dyn Environment,
+    report: &mut Report<'_>,
+) -> Vec<Client> {
+    let mut names = Unique::default();
+    let mut cgroups: Vec<Placed> = Vec::new();
+    let mut clients = Vec::with_capacity(tables.len());
+    for table in tables {
+        table.check_keys(&KEYS, report);
+        let job = read_job(table, report);
+        let name = read_name(table, job, &mut names, report);
+        let cgroup = read_cgroup(table, report);
+        if let Some((cgroup, span)) = cgroup.clone() {
+            let placed = Placed { cgroup, client: name.unwrap_or("?").to_owned(), span };
+            check_nesting(&placed, &cgroups, report);
+            cgroups.push(placed);
+        }
+        let task = read_task(table, env, report);
+        let dialled = read_services(table, services, report);
+        check_limits(table, name, &dialled, limits, report);
+        if let Some(item) = table.get("accounting") {
+            item.choice(&[("active", ())], &["full"], report);
+        }
+        if let (Some(job), Some(name), Some((cgroup, _)), Some(task)) = (job, name, cgroup, task) {
+            let services = dialled.iter().map(|entry| entry.of_job(job)).collect();
+            clients.push(Client { job: job.to_owned(), name: name.to_owned(), cgroup, task, services });
+        }
+    }
+    clients
+}
+
+fn read_job<'t>(table: &Table<'t>, report: &mut Report<'_>) -> Option<&'t str> {
+    let item = table.required("job", "write job = \"frontend\"", report)?;
+    name_text(&item, |byte| !byte.is_ascii_control(), "printable characters", report)
+}
+
+fn is_in_name(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-')
+}
+
+fn read_name<'t>(
+    table: &Table<'t>,
+    job: Option<&'t str>,
+    names: &mut Unique<&'t str>,
+    report: &mut Report<'_>,
+) -> Option<&'t str> {
+    let (name, span) = match table.get("name") {
+        Some(item) => (name_text(&item, is_in_name, "letters, digits, _ and -", report)?, item.span()),
+        None => (job?, table.get("job")?.span()),
+    };
+    if !name.bytes().all(is_in_name) {
+        let message = format!("job {} cannot name its client as well", quote(name));
+        let help = format!("add name = .., 1 to {MAX_NAME_BYTES} of letters, digits, _ and -");
+        report.add(span, message, help);
+        return None;
+    }
+    names.claim(name, span, &format!("client name \"{name}\""), report);
+    Some(name)
+}
+
+/// A client's cgroup, to compare with those of other clients.
+struct Placed {
+    cgroup: PathBuf,
+    client: String,
+    span: Range<usize>,
+}
+
+fn read_cgroup(table: &Table<'_>, report: &mut Report<'_>) -> Option<(PathBuf, Range<usize>)> {
+    let item = table.required("cgroup", "write cgroup = \"system.slice/frontend.service\"", report)?;
+    let text = item.text(report)?;
+    match parse_cgroup(text) {
+        Ok(cgroup) => Some((cgroup, item.span())),
+        Err((why, help)) => {
+            report.add(item.span(), format!("cgroup {} {why}", quote(text)), help);
+            None
+        }
+    }
+}
+
+fn parse_cgroup(text: &str) -> Result<PathBuf, (&'static str, String)> {
+    let example =
+        || "write a path below the cgroup2 mount, as in \"system.slice/frontend.service\"".to_owned();
+    if text.chars().any(char::is_control) {
+        return Err(("contains a control character", example()));
+    }
+    if text.starts_with('/') {
+        let mounts = ["/sys/fs/cgroup/unified", "/sys/fs/cgroup", ""];
+        let below = mounts.iter().find_map(|mount| text.strip_prefix(mount)?.strip_prefix('/'));
+        let help = match below.map(|below| below.trim_matches('/')) {
+            None | Some("") => example(),
+            Some(below) => format!("write {}: paths are relative to the cgroup2 mount", quote(below)),
+        };
+        return Err(("is absolute", help));
+    }
+    let components = || Path::new(text).components();
+    if components().any(|component| component == Component::ParentDir) {
+        return Err(("contains \"..\"", example()));
+    }
+    // A "." says nothing, and two ways to write a path would hide that it is the same.
+    let cgroup: PathBuf = components().filter(|component| *component != Component::CurDir).collect();
+    if cgroup.as_os_str().is_empty() {
+        return Err(("is the whole host, the daemon included", example()));
+    }
+    Ok(cgroup)
+}
+
+// The programs of both cgroups would run for the inner one, and each would balance what the other had rewritten.
+fn check_nesting(placed: &Placed, earlier: &[Placed], report: &mut Report<'_>) {
+    for other in earlier {
+        let relation = if placed.cgroup == other.cgroup {
+            "is also"
+        } else if placed.cgroup.starts_with(&other.cgroup) {
+            "lies below"
+        } else if other.cgroup.starts_with(&placed.cgroup) {
+            "lies above"
+        } else {
+            continue;
+        };
+        let message = format!(
+            "cgroup \"{}\" of client \"{}\" {relation} \"{}\" of client \"{}\" on line {}",
+            placed.cgroup.display(),
+            placed.client,
+            other.cgroup.display(),
+            other.client,
+            report.line(&other.span)
+        );
+        let help = "clients may not nest: give each a cgroup beside the other's".to_owned();
+        report.add(placed.span.clone(), message, help);
+    }
+}
+
+fn read_task(table: &Table<'_>, env: &dyn Environment, report: &mut Report<'_>) -> Option<Task> {
+    let count = match table.get("count") {
+        Some(item) => item.number(1..=MAX_TASKS, report),
+        None => Some(1),
+    };
+    let Some(item) = table.get("index") else { return Some(Task { index: 0, count: count? }) };
+    let index = read_index(&item, env, report)?;
+    let count = count?;
+    if index >= count {
+        let message = format!("index {index} is not below count, which is {count}");
+        report.add(item.span(), message, "indexes start at 0".to_owned());
+        return None;
+    }
+    Some(Task { index, count })
+}
+
+fn read_index(item: &Item<'_>, env: &dyn Environment, report: &mut Report<'_>) -> Option<u32> {
+    let table = match item.value() {
+        DeValue::Integer(_) => return item.number(0..=MAX_TASKS - 1, report),
+        DeValue::Table(_) => item.table("index", report)?,
+        _ => {
+            item.wrong_kind("a whole number, { env = \"NAME\" } or { hostname = true }", report);
+            return None;
+        }
+    };
+    table.check_keys(&["env", "hostname"], report);
+    match (table.get("env"), table.get("hostname")) {
+        (Some(variable), None) => index_of_variable(&variable, env, report),
+        (None, Some(hostname)) => index_of_host(&hostname, env, report),
+        (Some(_), Some(hostname)) => {
+            report.add(hostname.span(), "index has both env and hostname", "write one of them".to_owned());
+            None
+        }
+        (None, None) => {
+            let help = "write { env = \"NAME\" } or { hostname = true }".to_owned();
+            report.add_absent(item.span(), "index has neither env nor hostname", help);
+            None
+        }
+    }
+}
+
+fn index_of_variable(item: &Item<'_>, env: &dyn Environment, report: &mut Report<'_>) -> Option<u32> {
+    let name = item.text(report)?;
+    let help = format!("set it to 0 to {}", MAX_TASKS - 1);
+    let Some(value) = env.variable(name) else {
+        report.add(item.span(), format!("environment variable {} is not set", quote(name)), help);
+        return None;
+    };
+    let index = parse_index(&value);
+    if index.is_none() {
+        report.add(item.span(), format!("environment variable {} is {}", quote(name), quote(&value)), help);
+    }
+    index
+}
+
+fn index_of_host(item: &Item<'_>, env: &dyn Environment, report: &mut Report<'_>) -> Option<u32> {
+    if !matches!(item.value(), DeValue::Boolean(true)) {
+        report.add(item.span(), "hostname can only be true", "or write the index itself".to_owned());
+        return None;
+    }
+    let help = "write the index itself or { env = \"NAME\" }".to_owned();
+    let Some(name) = env.host_name() else {
+        report.add(item.span(), "the host name cannot be read", help);
+        return None;
+    };
+    // What follows the first dot is the domain: a number there would be that of every host in it.
+    let label = name.split('.').next().unwrap_or_default();
+    let start = label.trim_end_matches(|character: char| character.is_ascii_digit()).len();
+    let index = parse_index(&label[start..]);
+    if index.is_none() {
+        let message =
+            format!("host name {} does not end in a number of 0 to {}", quote(label), MAX_TASKS - 1);
+        report.add(item.span(), message, help);
+    }
+    index
+}
+
+fn parse_index(text: &str) -> Option<u32> {
+    let digits = text.bytes().all(|byte| byte.is_ascii_digit());
+    text.parse().ok().filter(|index| digits && *index < MAX_TASKS)
+}
+
+fn read_services<'s>(
+    table: &Table<'_>,
+    services: &'s Services<'_>,
+    report: &mut Report<'_>,
+) -> Vec<&'s ServiceEntry> {
+    let Some(item) = table.get("services") else {
+        return services.as_slice().iter().filter_map(|declared| declared.entry.as_ref()).collect();
+    };
+    let Some(items) = item.list(report) else { return Vec::new() };
+    if items.is_empty() {
+        let help = "name at least one, or leave the key out for all".to_owned();
+        report.add(item.span(), "services is empty", help);
+    }
+    let mut named = Unique::default();
+    let mut dialled = Vec::with_capacity(items.len());
+    for item in items {
+        let Some(name) = item.text(report) else { continue };
+        let Some(declared) = find(services.as_slice(), name) else {
+            let known: Vec<_> = services.as_slice().iter().filter_map(|declared| declared.name).collect();
+            let help = format!("{}services: {}", did_you_mean(name, &known), known.join(", "));
+            // Its table may be what could not be parsed.
+            report.add_absent(item.span(), format!("no service is named {}", quote(name)), help);
+            continue;
+        };
+        if named.claim(name, item.span(), &format!("service \"{name}\""), report) {
+            dialled.extend(declared.entry.as_ref());
+        }
+    }
+    dialled
+}
+
+fn find<'s, 't>(services: &'s [Declared<'t>], name: &str) -> Option<&'s Declared<'t>> {
+    services.iter().find(|declared| declared.name == Some(name))
+}
+
+// What is certain before any endpoint file is read must fit.
+fn check_limits(
+    table: &Table<'_>,
+    name: Option<&str>,
+    dialled: &[&ServiceEntry],
+    limits: Limits,
+    report: &mut Report<'_>,
+) {
+    let sum = |of: fn(&ServiceEntry) -> u32| dialled.iter().map(|entry| u64::from(of(entry))).sum::<u64>();
+    let name = name.unwrap_or("?");
+    for (key, needed, limit) in [
+        ("schedule_entries", sum(ServiceEntry::schedule_entries), limits.schedule_entries),
+        ("slots", sum(ServiceEntry::backends), limits.slots),
+    ] {
+        if needed > limit.into() {
+            let message = format!("client \"{name}\" needs {needed} {key}, and {limit} are allowed");
+            let help = format!("raise {key} in [limits], or use smaller subsets or fewer services");
+            report.add(table.span(), message, help);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{Fake, faults, faults_in, good, good_in};
+    use super::*;
+
+    const SERVICE: &str = "[[service]]\nname = 's'\naddress = '10.96.0.10:80'\nbackends = { static = [] }\n";
+
+    /// A configuration with one service and a client of the given lines, which begin at line 6.
+    fn with_client(lines: &str) -> String {
+        format!("{SERVICE}[[client]]\n{lines}\n")
+    }
+
+    fn with_line(line: &str) -> String {
+        with_client(&format!("job = 'j'\ncgroup = 'c'\n{line}"))
+    }
+
+    #[track_caller]
+    fn check(text: &str, expected: &[&str]) {
+        assert_eq!(faults(text), expected, "{text}");
+    }
+
+    #[test]
+    fn defaults_are_the_documented_ones() {
+        let mut clients = good(&with_line("")).clients;
+        let services = std::mem::take(&mut clients[0].services);
+        assert_eq!(services.len(), 1);
+        let task = Task { index: 0, count: 1 };
+        let expected =
+            Client { job: "j".into(), name: "j".into(), cgroup: "c".into(), task, services: vec![] };
+        assert_eq!(clients, [expected]);
+    }
+
+    #[test]
+    fn a_wrong_value_names_itself_and_what_is_right() {
+        let cases = [
+            ("count = 0", "8:9: count is 0 (write 1 to 65536)"),
+            ("count = 65537", "8:9: count is 65537 (write 1 to 65536)"),
+            ("index = 1", "8:9: index 1 is not below count, which is 1 (indexes start at 0)"),
+            (
+                "count = 300\nindex = 300",
+                "9:9: index 300 is not below count, which is 300 (indexes start at 0)",
+            ),
+            ("index = 65536", "8:9: index is 65536 (write 0 to 65535)"),
+            (
+                "index = '1'",
+                "8:9: index must be a whole number, { env = \"NAME\" } or { hostname = true }, not a string",
+            ),
+            (
+                "index = {}",
+                "8:9: index has neither env nor hostname (write { env = \"NAME\" } or { hostname = true })",
+            ),
+            (
+                "index = { env = 'A', hostname = true }",
+                "8:33: index has both env and hostname (write one of them)",
+            ),
+            ("index = { hostname = false }", "8:22: hostname can only be true (or write the index itself)"),
+            (
+                "index = { environment = 'A' }",
+                "8:9: index has neither env nor hostname (write { env = \"NAME\" } or { hostname = true })\n\
+                 8:11: unknown key \"environment\" in index (known keys: env, hostname)",
+            ),
+            ("accounting = 'full'", "8:14: accounting \"full\" is not built yet (write \"active\")"),
+            ("accounting = 'none'", "8:14: unknown accounting \"none\" (write \"active\")"),
+            ("services = 's'", "8:12: services must be a list, not a string"),
+            ("services = []", "8:12: services is empty (name at least one, or leave the key out for all)"),
+            ("services = ['sx']", "8:13: no service is named \"sx\" (services: s)"),
+            ("services = ['s', 's']", "8:18: service \"s\" is already on line 8"),
+            (
+                "servics = ['s']",
+                "8:1: unknown key \"servics\" in a client (did you mean services? known keys: job, name, cgroup, \
+                 index, count, services, accounting)",
+            ),
+        ];
+        for (line, expected) in cases {
+            check(&with_line(line), &expected.split('\n').collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn indexes_and_counts_go_to_their_limits() {
+        let task = |line: &str| good(&with_line(line)).clients[0].task;
+        assert_eq!(task("index = 65535\ncount = 65536"), Task { index: 65_535, count: 65_536 });
+        assert_eq!(task("count = 1"), Task { index: 0, count: 1 });
+    }
+
+    #[test]
+    fn an_index_comes_from_the_environment() {
+        let text = with_line("index = { env = 'TASK' }\ncount = 300");
+        let of = |value: &'static str| Fake { variable: Some(("TASK", value)), host_name: None };
+        assert_eq!(good_in(&text, &of("13")).clients[0].task, Task { index: 13, count: 300 });
+        let help = "(set it to 0 to 65535)";
+        for value in ["", "x", "+1", "-1", "65536", " 1"] {
+            let expected = format!("8:17: environment variable \"TASK\" is {value:?} {help}");
+            assert_eq!(faults_in(&text, &of(value)), [expected]);
+        }
+        assert_eq!(faults(&text), [format!("8:17: environment variable \"TASK\" is not set {help}")]);
+        let expected = "8:9: index 300 is not below count, which is 300 (indexes start at 0)";
+        assert_eq!(faults_in(&text, &of("300")), [expected]);
+    }
+
+    #[test]
+    fn an_index_comes_from_the_host_name() {
+        let text = with_line("index = { hostname = true }\ncount = 300");
+        let of = |name: &'static str| Fake { variable: None, host_name: Some(name) };
+        for (name, index) in
+            [("web-13", 13), ("web007", 7), ("web-13.zone5.example", 13), ("2-0", 0), ("42", 42)]
+        {
+            assert_eq!(good_in(&text, &of(name)).clients[0].task.index, index, "{name}");
+        }
+        let help = "(write the index itself or { env = \"NAME\" })";
+        for (name, label) in
+            [("web", "web"), ("web.zone5", "web"), ("", ""), ("w99999", "w99999"), ("13a", "13a")]
+        {
+            let expected = format!("8:22: host name {label:?} does not end in a number of 0 to 65535 {help}");
+            assert_eq!(faults_in(&text, &of(name)), [expected]);
+        }
+        assert_eq!(faults(&text), [format!("8:22: the host name cannot be read {help}")]);
+    }
+
+    #[test]
+    fn names_have_their_letters_and_their_length() {
+        let long = "n".repeat(64);
+        assert_eq!(
+            good(&with_client(&format!("job = '{}'\ncgroup = 'c'", &long[1..]))).clients[0].name,
+            long[1..]
+        );
+        assert_eq!(
+            good(&with_client("job = 'a b.c'\nname = 'a_b-C1'\ncgroup = 'c'")).clients[0].name,
+            "a_b-C1"
+        );
+        let help = "(write 1 to 63 of letters, digits, _ and -)";
+        let cases = [
+            ("job = ''", "6:7: job is empty (write 1 to 63 of printable characters)".to_owned()),
+            (
+                r#"job = "a\n""#,
+                "6:7: job \"a\\n\" has other characters than printable characters (write 1 to 63 of printable \
+                 characters)"
+                    .to_owned(),
+            ),
+            (
+                &format!("job = '{long}'"),
+                format!("6:7: job \"{long}\" has 64 bytes (write 1 to 63 of printable characters)"),
+            ),
+            (
+                "job = 'a.b'",
+                "6:7: job \"a.b\" cannot name its client as well (add name = .., 1 to 63 of letters, digits, _ and -)"
+                    .to_owned(),
+            ),
+            ("job = 'j'\nname = ''", format!("7:8: name is empty {help}")),
+            (
+                "job = 'j'\nname = 'a.b'",
+                format!("7:8: name \"a.b\" has other characters than letters, digits, _ and - {help}"),
+            ),
+            (&format!("job = 'j'\nname = '{long}'"), format!("7:8: name \"{long}\" has 64 bytes {help}")),
+        ];
+        for (lines, expected) in cases {
+            check(&with_client(&format!("{lines}\ncgroup = 'c'")), &[&expected]);
+        }
+    }
+
+    #[test]
+    fn what_is_missing_is_said_at_the_header() {
+        check(
+            &with_client(""),
+            &[
+                "5:1: job is missing in a client (write job = \"frontend\")",
+                "5:1: cgroup is missing in a client (write cgroup = \"system.slice/frontend.service\")",
+            ],
+        );
+    }
+
+    #[test]
+    fn a_cgroup_is_a_path_below_the_mount() {
+        let cgroup = |text: &str| parse_cgroup(text).map_err(|(why, help)| format!("{why} ({help})"));
+        for text in ["a/b.service", "a/b.service/", "a//b.service", "./a/./b.service"] {
+            assert_eq!(cgroup(text), Ok("a/b.service".into()));
+        }
+        let example = "write a path below the cgroup2 mount, as in \"system.slice/frontend.service\"";
+        let relative = "write \"system.slice/x\": paths are relative to the cgroup2 mount";
+        let cases = [
+            ("/system.slice/x", "is absolute", relative),
+            ("/sys/fs/cgroup/system.slice/x", "is absolute", relative),
+            ("/sys/fs/cgroup/unified/system.slice/x/", "is absolute", relative),
+            ("/", "is absolute", example),
+            ("/sys/fs/cgroup/", "is absolute", example),
+            ("a/../b", "contains \"..\"", example),
+            ("..", "contains \"..\"", example),
+            ("", "is the whole host, the daemon included", example),
+            (".", "is the whole host, the daemon included", example),
+            ("a\0", "contains a control character", example),
+        ];
+        for (text, why, help) in cases {
+            assert_eq!(cgroup(text), Err(format!("{why} ({help})")), "{text:?}");
+        }
+        check(
+            &with_client("job = 'j'\ncgroup = '..'"),
+            &[&format!("7:10: cgroup \"..\" contains \"..\" ({example})")],
+        );
+    }
+
+    #[test]
+    fn clients_stand_beside_each_other() {
+        let two = |first: &str, second: &str| {
+            with_client(&format!("job = 'j'\ncgroup = '{first}'\n[[client]]\njob = 'k'\ncgroup = '{second}'"))
+        };
+        for (first, second, relation) in
+            [("a/b", "a/b", "is also"), ("a", "a/b/c", "lies below"), ("a/b/c", "a", "lies above")]
+        {
+            let expected = format!(
+                "10:10: cgroup \"{second}\" of client \"k\" {relation} \"{first}\" of client \"j\" on line 7 (clients \
+                 may not nest: give each a cgroup beside the other's)"
+            );
+            check(&two(first, second), &[&expected]);
+        }
+        assert_eq!(good(&two("a/b", "a/bc")).clients.len(), 2);
+    }
+
+    #[test]
+    fn client_names_occur_once_given_or_not() {
+        check(
+            &with_line("[[client]]\njob = 'k'\nname = 'j'\ncgroup = 'd'"),
+            &["10:8: client name \"j\" is already on line 6"],
+        );
+    }
+}

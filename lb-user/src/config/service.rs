@@ -1,0 +1,605 @@
+//! The `[[service]]` tables.
+//!
+//! A service is read once and then given to each client task that dials it, with the seed of that client's job. Knows
+//! nothing of clients.
+
+use std::net::SocketAddr;
+use std::ops::Range;
+use std::path::Path;
+
+use lb_common::abi::{MAX_SCHEDULE_LOG2, MAX_SUBSET, MIN_SCHEDULE_LOG2, SCHEDULE_ENTRIES_PER_BACKEND};
+use lb_core::service::{Algorithm, Policy, Protocol, Service, Subset, seed};
+use toml::de::DeValue;
+
+use super::{ClientService, Source, name_text, path_text};
+use crate::diagnostic::{Report, quote};
+use crate::document::{Item, Table, Unique};
+use crate::source::endpoints::{self, Entry};
+
+const KEYS: [&str; 7] = ["name", "address", "protocol", "policy", "subset", "on_no_backend", "backends"];
+
+const UNBUILT_POLICIES: [&str; 4] = ["round-robin", "least-loaded", "p2c", "random"];
+
+const UNBUILT_ALGORITHMS: [&str; 13] = [
+    "random",
+    "rendezvous",
+    "round-robin",
+    "deterministic-book",
+    "deterministic",
+    "consistent",
+    "ring",
+    "ringsteady",
+    "ringsteady-scaled",
+    "ringsteady-both-scaled",
+    "rocksteadier-scaled",
+    "aperture",
+    "aperture-shuffled",
+];
+
+// What connect(2) gives by itself, so that callers handle it. EPERM is not among them: it is what a refusing hook gives
+// when the kernel cannot say better, and callers take it for a firewall.
+const ERRNOS: [(&str, i32); 11] = [
+    ("ECONNREFUSED", libc::ECONNREFUSED),
+    ("EHOSTUNREACH", libc::EHOSTUNREACH),
+    ("ENETUNREACH", libc::ENETUNREACH),
+    ("ETIMEDOUT", libc::ETIMEDOUT),
+    ("EADDRNOTAVAIL", libc::EADDRNOTAVAIL),
+    ("EAGAIN", libc::EAGAIN),
+    ("ENETDOWN", libc::ENETDOWN),
+    ("EHOSTDOWN", libc::EHOSTDOWN),
+    ("ECONNABORTED", libc::ECONNABORTED),
+    ("ECONNRESET", libc::ECONNRESET),
+    ("EACCES", libc::EACCES),
+];
+
+/// The services of a configuration, in the order of the file.
+pub struct Services<'t>(Vec<Declared<'t>>);
+
+/// A service as the file has it; what could not be read is `None`.
+pub struct Declared<'t> {
+    /// Its name as written, right or wrong: a client that names it is not at fault as well.
+    pub name: Option<&'t str>,
+    address: Option<SocketAddr>,
+    protocol: Option<Protocol>,
+    /// The rest, if nothing is wrong with it.
+    pub entry: Option<ServiceEntry>,
+}
+
+impl<'t> Services<'t> {
+    /// All of them.
+    pub fn as_slice(&self) -> &[Declared<'t>] {
+        &self.0
+    }
+
+    /// The addresses of all services.
+    pub fn addresses(&self) -> Vec<SocketAddr> {
+        self.0.iter().filter_map(|declared| declared.address).collect()
+    }
+}
+
+/// A service before a job gives it its seed.
+pub struct ServiceEntry {
+    service: Service,
+    seed: Option<u64>,
+    source: Source,
+}
+
+impl ServiceEntry {
+    /// The service as a task of `job` sees it.
+    pub fn of_job(&self, job: &str) -> ClientService {
+        let seed = self.seed.unwrap_or_else(|| seed(job, &self.service.name));
+        ClientService { service: Service { seed, ..self.service.clone() }, source: self.source.clone() }
+    }
+
+    /// The backends that a client task takes of it. What a file will say is not known: as many as the subset takes, and
+    /// at least one.
+    pub fn backends(&self) -> u32 {
+        let listed = match &self.source {
+            Source::Static(list) => u32::try_from(list.as_slice().len()).ok(),
+            Source::File(_) => None,
+        };
+        match self.service.subset {
+            Subset::All => listed.unwrap_or(1),
+            Subset::Sized { size, .. } => listed.unwrap_or(size).min(size),
+        }
+    }
+
+    /// The entries of a schedule over [`Self::backends`].
+    pub fn schedule_entries(&self) -> u32 {
+        let wanted = self.backends().saturating_mul(SCHEDULE_ENTRIES_PER_BACKEND);
+        wanted.clamp(1 << MIN_SCHEDULE_LOG2, 1 << MAX_SCHEDULE_LOG2).next_power_of_two()
+    }
+}
+
+/// Reads the services. Addresses first: no static endpoint may have that of any service.
+pub fn read<'t>(tables: &[Table<'t>], directory: &Path, report: &mut Report<'_>) -> Services<'t> {
+    let mut names = Unique::default();
+    let mut places = Unique::default();
+    let mut declared = Vec::with_capacity(tables.len());
+    for table in tables {
+        table.check_keys(&KEYS, report);
+        declared.push(read_identity(table, &mut names, &mut places, report));
+    }
+    let addresses: Vec<SocketAddr> = declared.iter().filter_map(|declared| declared.address).collect();
+    for (table, declared) in tables.iter().zip(&mut declared) {
+        declared.entry = read_entry(table, declared, &addresses, directory, report);
+    }
+    Services(declared)
+}
+
+fn read_identity<'t>(
+    table: &Table<'t>,
+    names: &mut Unique<&'t str>,
+    places: &mut Unique<(SocketAddr, u8)>,
+    report: &mut Report<'_>,
+) -> Declared<'t> {
+    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.');
+    let item = table.required("name", "write name = \"users\"", report);
+    if let Some(item) = &item
+        && let Some(name) = name_text(item, allowed, "letters, digits, _, - and .", report)
+    {
+        names.claim(name, item.span(), &format!("service name \"{name}\""), report);
+    }
+    let name = item.and_then(|item| item.as_str());
+    let item = table.required("address", "write address = \"10.96.0.10:80\"", report);
+    let address = item.as_ref().and_then(|item| service_address(item, report));
+    let protocol = match table.get("protocol") {
+        Some(item) => item.choice(&[(Protocol::Tcp.name(), Protocol::Tcp)], &["udp"], report),
+        None => Some(Protocol::Tcp),
+    };
+    if let (Some(item), Some(address), Some(protocol)) = (item, address, protocol) {
+        let what = format!("address {address} with protocol {}", protocol.name());
+        places.claim((address, protocol.number()), item.span(), &what, report);
+    }
+    Declared { name, address, protocol, entry: None }
+}
+
+// The address of an endpoint is checked in the core; that of a service has other faults.
+fn service_address(item: &Item<'_>, report: &mut Report<'_>) -> Option<SocketAddr> {
+    let address = item.address(report)?;
+    let mapped = match address {
+        SocketAddr::V4(_) => None,
+        SocketAddr::V6(v6) => v6.ip().to_ipv4_mapped(),
+    };
+    let (why, help) = if let Some(ip) = mapped {
+        (
+            "is v4-mapped",
+            format!("write \"{ip}:{}\": IPv6 sockets that dial it are balanced too", address.port()),
+        )
+    } else if address.port() == 0 {
+        ("has port 0", "write 1 to 65535".to_owned())
+    } else if address.ip().is_unspecified() {
+        ("is the unspecified address", "write the address that processes dial".to_owned())
+    } else if address.ip().is_multicast() {
+        ("is a multicast address", "write the address that processes dial".to_owned())
+    } else if matches!(address, SocketAddr::V6(v6) if v6.scope_id() != 0) {
+        ("has a zone", "write an address that has one meaning on every interface".to_owned())
+    } else {
+        return Some(address);
+    };
+    report.add(item.span(), format!("address \"{address}\" {why}"), help);
+    None
+}
+
+fn read_entry(
+    table: &Table<'_>,
+    declared: &Declared<'_>,
+    addresses: &[SocketAddr],
+    directory: &Path,
+    report: &mut Report<'_>,
+) -> Option<ServiceEntry> {
+    let policy = match table.get("policy") {
+        Some(item) => {
+            let built = [(Policy::WeightedRoundRobin.name(), Policy::WeightedRoundRobin)];
+            item.choice(&built, &UNBUILT_POLICIES, report)
+        }
+        None => Some(Policy::WeightedRoundRobin),
+    };
+    let subset = match table.get("subset") {
+        Some(item) => read_subset(&item, report),
+        None => Some((Subset::All, None)),
+    };
+    let errno = match table.get("on_no_backend") {
+        Some(item) => read_errno(&item, report),
+        None => u16::try_from(libc::EHOSTUNREACH).ok(),
+    };
+    let help = "write backends = { file = \"users.toml\" } or { static = [\"10.0.0.1:8080\"] }";
+    let backends = table.required("backends", help, report);
+    let source = backends.and_then(|item| read_source(&item, declared.address, addresses, directory, report));
+    let (subset, seed) = subset?;
+    let service = Service {
+        name: declared.name?.to_owned(),
+        address: declared.address?,
+        protocol: declared.protocol?,
+        policy: policy?,
+        subset,
+        seed: 0,
+        errno: errno?,
+    };
+    Some(ServiceEntry { service, seed, source: source? })
+}
+
+fn read_subset(item: &Item<'_>, report: &mut Report<'_>) -> Option<(Subset, Option<u64>)> {
+    match item.value() {
+        DeValue::String(text) if text == "all" => return Some((Subset::All, None)),
+        DeValue::String(text) => {
+            let help = "write \"all\" or { algorithm = \"rocksteadier\", size = 20 }".to_owned();
+            report.add(item.span(), format!("unknown subset {}", quote(text)), help);
+            return None;
+        }
+        DeValue::Table(_) => {}
+        _ => {
+            item.wrong_kind("\"all\" or a table", report);
+            return None;
+        }
+    }
+    let table = item.table("a subset", report)?;
+    table.check_keys(&["algorithm", "size", "seed"], report);
+    let algorithm = match table.get("algorithm") {
+        Some(item) => {
+            let built = [(Algorithm::Rocksteadier.name(), Algorithm::Rocksteadier)];
+            item.choice(&built, &UNBUILT_ALGORITHMS, report)
+        }
+        None => Some(Algorithm::Rocksteadier),
+    };
+    let size = table.required("size", &format!("write 1 to {MAX_SUBSET}, or subset = \"all\""), report);
+    let size = size.and_then(|item| read_size(&item, report));
+    let seed = match table.get("seed") {
+        Some(item) => read_seed(&item, report).map(Some),
+        None => Some(None),
+    };
+    Some((Subset::Sized { algorithm: algorithm?, size: size? }, seed?))
+}
+
+fn read_size(item: &Item<'_>, report: &mut Report<'_>) -> Option<u32> {
+    let unbuilt = match item.value() {
+        DeValue::String(text) if text == "auto" => "\"auto\"",
+        DeValue::Table(table) if table.contains_key("min") => "{ min = .. }",
+        _ => return item.number(1..=MAX_SUBSET, report),
+    };
+    let help = format!("write 1 to {MAX_SUBSET}, or subset = \"all\"");
+    report.add(item.span(), format!("size {unbuilt} is not built yet"), help);
+    None
+}
+
+// A string, because the numbers of most readers of TOML and JSON do not hold 64 bits.
+fn read_seed(item: &Item<'_>, report: &mut Report<'_>) -> Option<u64> {
+    if let DeValue::Integer(_) = item.value() {
+        report.add(item.span(), "seed must be a string, not a whole number", "write it in quotes".to_owned());
+        return None;
+    }
+    let text = item.text(report)?;
+    let seed = text.parse().ok().filter(|_| text.bytes().all(|byte| byte.is_ascii_digit()));
+    if seed.is_none() {
+        let help = format!("write \"0\" to \"{}\"", u64::MAX);
+        report.add(item.span(), format!("seed is {}", quote(text)), help);
+    }
+    seed
+}
+
+fn read_errno(item: &Item<'_>, report: &mut Report<'_>) -> Option<u16> {
+    if item.as_str() == Some("EPERM") {
+        let message = "on_no_backend \"EPERM\" would look like a firewall to the caller";
+        report.add(item.span(), message, "write \"EHOSTUNREACH\" or \"ECONNREFUSED\"".to_owned());
+        return None;
+    }
+    u16::try_from(item.choice(&ERRNOS, &[], report)?).ok()
+}
+
+fn read_source(
+    item: &Item<'_>,
+    service: Option<SocketAddr>,
+    services: &[SocketAddr],
+    directory: &Path,
+    report: &mut Report<'_>,
+) -> Option<Source> {
+    let table = item.table("backends", report)?;
+    table.check_keys(&["file", "static"], report);
+    match (table.get("file"), table.get("static")) {
+        (Some(file), None) => Some(Source::File(directory.join(path_text(&file, report)?))),
+        (None, Some(list)) => read_static(&list, service, services, report),
+        (Some(_), Some(list)) => {
+            report.add(list.span(), "backends has both file and static", "write one of them".to_owned());
+            None
+        }
+        (None, None) => {
+            let help = "write { file = \"users.toml\" } or { static = [\"10.0.0.1:8080\"] }".to_owned();
+            report.add_absent(item.span(), "backends has neither file nor static", help);
+            None
+        }
+    }
+}
+
+fn read_static(
+    list: &Item<'_>,
+    service: Option<SocketAddr>,
+    services: &[SocketAddr],
+    report: &mut Report<'_>,
+) -> Option<Source> {
+    let items = list.list(report)?;
+    let addresses: Vec<(Range<usize>, Option<SocketAddr>)> =
+        items.iter().map(|item| (item.span(), item.address(report))).collect();
+    let is_whole = addresses.iter().all(|(_, address)| address.is_some());
+    let entries =
+        addresses.into_iter().filter_map(|(span, address)| Some(Entry::bare(span, address?))).collect();
+    let list = endpoints::check(entries, service?, services, report)?;
+    is_whole.then_some(Source::Static(list))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{faults, good};
+    use super::*;
+
+    const HEAD: &str = "[[client]]\njob = 'j'\ncgroup = 'c'\n[[service]]\n";
+
+    /// A configuration whose one service is the given lines; they begin at line 5.
+    fn with_service(lines: &str) -> String {
+        format!("{HEAD}{lines}\n")
+    }
+
+    fn with_line(line: &str) -> String {
+        with_service(&format!("name = 's'\naddress = '10.96.0.10:80'\nbackends = {{ static = [] }}\n{line}"))
+    }
+
+    fn services(text: &str) -> Vec<ClientService> {
+        good(text).clients.remove(0).services
+    }
+
+    #[track_caller]
+    fn check(text: &str, expected: &[&str]) {
+        assert_eq!(faults(text), expected, "{text}");
+    }
+
+    #[test]
+    fn defaults_are_the_documented_ones() {
+        let service = Service {
+            name: "s".to_owned(),
+            address: "10.96.0.10:80".parse().unwrap(),
+            protocol: Protocol::Tcp,
+            policy: Policy::WeightedRoundRobin,
+            subset: Subset::All,
+            seed: seed("j", "s"),
+            errno: 113,
+        };
+        let expected = [ClientService { service, source: Source::Static(Default::default()) }];
+        assert_eq!(services(&with_line("")), expected);
+        assert_eq!(
+            services(&with_line("protocol = 'tcp'\npolicy = 'weighted-round-robin'\nsubset = 'all'")),
+            expected
+        );
+    }
+
+    #[test]
+    fn a_subset_is_sized_and_its_seed_may_be_given() {
+        let subset = |line: &str| {
+            let ClientService { service, .. } = services(&with_line(line)).remove(0);
+            (service.subset, service.seed)
+        };
+        let sized = |size| Subset::Sized { algorithm: Algorithm::Rocksteadier, size };
+        assert_eq!(subset("subset = { size = 1 }"), (sized(1), seed("j", "s")));
+        assert_eq!(
+            subset("subset = { algorithm = 'rocksteadier', size = 256, seed = '0' }"),
+            (sized(256), 0)
+        );
+        assert_eq!(subset("subset = { size = 2, seed = '18446744073709551615' }"), (sized(2), u64::MAX));
+    }
+
+    #[test]
+    fn every_errno_of_connect_is_taken() {
+        for (name, number) in ERRNOS {
+            let errno = services(&with_line(&format!("on_no_backend = '{name}'"))).remove(0).service.errno;
+            assert_eq!(i32::from(errno), number, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_wrong_value_names_itself_and_what_is_right() {
+        let cases = [
+            ("protocol = 'udp'", "8:12: protocol \"udp\" is not built yet (write \"tcp\")"),
+            ("protocol = 'sctp'", "8:12: unknown protocol \"sctp\" (write \"tcp\")"),
+            ("policy = 'rr'", "8:10: unknown policy \"rr\" (write \"weighted-round-robin\")"),
+            (
+                "subset = 'auto'",
+                "8:10: unknown subset \"auto\" (write \"all\" or { algorithm = \"rocksteadier\", size = 20 })",
+            ),
+            ("subset = 20", "8:10: subset must be \"all\" or a table, not a whole number"),
+            ("subset = {}", "8:10: size is missing in a subset (write 1 to 256, or subset = \"all\")"),
+            ("subset = { size = 0 }", "8:19: size is 0 (write 1 to 256)"),
+            ("subset = { size = 257 }", "8:19: size is 257 (write 1 to 256)"),
+            ("subset = { size = '20' }", "8:19: size must be a whole number, not a string"),
+            (
+                "subset = { size = 'auto' }",
+                "8:19: size \"auto\" is not built yet (write 1 to 256, or subset = \"all\")",
+            ),
+            (
+                "subset = { size = { min = 12 } }",
+                "8:19: size { min = .. } is not built yet (write 1 to 256, or subset = \"all\")",
+            ),
+            (
+                "subset = { size = 1, sede = '1' }",
+                "8:22: unknown key \"sede\" in a subset (did you mean seed? known keys: algorithm, size, seed)",
+            ),
+            (
+                "subset = { size = 1, seed = 5 }",
+                "8:29: seed must be a string, not a whole number (write it in quotes)",
+            ),
+            (
+                "subset = { size = 1, seed = '18446744073709551616' }",
+                "8:29: seed is \"18446744073709551616\" (write \"0\" to \"18446744073709551615\")",
+            ),
+            (
+                "subset = { size = 1, seed = '+1' }",
+                "8:29: seed is \"+1\" (write \"0\" to \"18446744073709551615\")",
+            ),
+            (
+                "subset = { size = 1, algorithm = 'rocksteady' }",
+                "8:34: unknown algorithm \"rocksteady\" (write \"rocksteadier\")",
+            ),
+            (
+                "on_no_backend = 'EPERM'",
+                "8:17: on_no_backend \"EPERM\" would look like a firewall to the caller (write \"EHOSTUNREACH\" or \
+                 \"ECONNREFUSED\")",
+            ),
+            (
+                "on_no_backend = 'EINVAL'",
+                "8:17: unknown on_no_backend \"EINVAL\" (write \"ECONNREFUSED\" or \"EHOSTUNREACH\" or \"ENETUNREACH\" \
+                 or \"ETIMEDOUT\" or \"EADDRNOTAVAIL\" or \"EAGAIN\" or \"ENETDOWN\" or \"EHOSTDOWN\" or \
+                 \"ECONNABORTED\" or \"ECONNRESET\" or \"EACCES\")",
+            ),
+            (
+                "weight = 1",
+                "8:1: unknown key \"weight\" in a service (known keys: name, address, protocol, policy, subset, \
+                 on_no_backend, backends)",
+            ),
+        ];
+        for (line, expected) in cases {
+            check(&with_line(line), &[expected]);
+        }
+    }
+
+    #[test]
+    fn what_is_not_built_yet_is_refused_by_name() {
+        for name in UNBUILT_POLICIES {
+            let expected = format!("8:10: policy {name:?} is not built yet (write \"weighted-round-robin\")");
+            check(&with_line(&format!("policy = '{name}'")), &[&expected]);
+        }
+        for name in UNBUILT_ALGORITHMS {
+            let expected = format!("8:34: algorithm {name:?} is not built yet (write \"rocksteadier\")");
+            check(&with_line(&format!("subset = {{ size = 1, algorithm = '{name}' }}")), &[&expected]);
+        }
+    }
+
+    #[test]
+    fn an_address_must_be_one_that_processes_can_dial() {
+        let cases = [
+            ("10.96.0.10:0", "has port 0 (write 1 to 65535)"),
+            ("0.0.0.0:80", "is the unspecified address (write the address that processes dial)"),
+            ("[::]:80", "is the unspecified address (write the address that processes dial)"),
+            ("239.0.0.1:80", "is a multicast address (write the address that processes dial)"),
+            ("[ff02::1]:80", "is a multicast address (write the address that processes dial)"),
+            ("[fe80::1%2]:80", "has a zone (write an address that has one meaning on every interface)"),
+            (
+                "[::ffff:10.0.0.1]:80",
+                "is v4-mapped (write \"10.0.0.1:80\": IPv6 sockets that dial it are balanced too)",
+            ),
+            (
+                "users.internal:80",
+                "is a host name, and names are not resolved (write an IP address and a port, as in \"10.0.0.1:8080\" \
+                 or \"[2001:db8::1]:8080\")",
+            ),
+        ];
+        for (address, expected) in cases {
+            let text =
+                with_service(&format!("name = 's'\naddress = '{address}'\nbackends = {{ file = 'f' }}"));
+            check(&text, &[&format!("6:11: address \"{address}\" {expected}")]);
+        }
+    }
+
+    #[test]
+    fn a_name_has_its_letters_and_its_length() {
+        let named = |name: &str| {
+            with_service(&format!("name = '{name}'\naddress = '10.96.0.10:80'\nbackends = {{ static = [] }}"))
+        };
+        assert_eq!(services(&named(&"n".repeat(63)))[0].service.name.len(), 63);
+        let long = "n".repeat(64);
+        let help = "(write 1 to 63 of letters, digits, _, - and .)";
+        check(&named(&long), &[&format!("5:8: name \"{long}\" has 64 bytes {help}")]);
+        check(&named(""), &[&format!("5:8: name is empty {help}")]);
+        let expected =
+            format!("5:8: name \"a/b\" has other characters than letters, digits, _, - and . {help}");
+        check(&named("a/b"), &[&expected]);
+    }
+
+    #[test]
+    fn what_is_missing_is_said_at_the_header() {
+        let backends = "write backends = { file = \"users.toml\" } or { static = [\"10.0.0.1:8080\"] }";
+        check(
+            &with_service(""),
+            &[
+                "4:1: name is missing in a service (write name = \"users\")",
+                "4:1: address is missing in a service (write address = \"10.96.0.10:80\")",
+                &format!("4:1: backends is missing in a service ({backends})"),
+            ],
+        );
+    }
+
+    #[test]
+    fn backends_are_a_file_or_a_list() {
+        let backends =
+            |value: &str| with_service(&format!("name = 's'\naddress = '10.96.0.10:80'\nbackends = {value}"));
+        let source = |value: &str| services(&backends(value)).remove(0).source;
+        assert_eq!(source("{ file = 'u.toml' }"), Source::File("/etc/socklb/u.toml".into()));
+        assert_eq!(source("{ file = '/srv/u.json' }"), Source::File("/srv/u.json".into()));
+        let Source::Static(list) = source("{ static = ['10.0.0.2:80', '10.0.0.1:80'] }") else {
+            panic!("a list was written")
+        };
+        let listed: Vec<_> =
+            list.as_slice().iter().map(|e| (e.address.to_string(), e.index, e.weight)).collect();
+        assert_eq!(listed, [("10.0.0.2:80".to_owned(), 0, 1), ("10.0.0.1:80".to_owned(), 1, 1)]);
+
+        let cases = [
+            ("'f'", "7:12: backends must be a table, not a string"),
+            (
+                "{}",
+                "7:12: backends has neither file nor static (write { file = \"users.toml\" } or { static = \
+                 [\"10.0.0.1:8080\"] })",
+            ),
+            ("{ file = 'f', static = [] }", "7:35: backends has both file and static (write one of them)"),
+            ("{ file = '' }", "7:21: file is empty"),
+            (r#"{ file = "a\u0000" }"#, "7:21: file contains a zero byte"),
+            ("{ static = 'x' }", "7:23: static must be a list, not a string"),
+            ("{ static = [1] }", "7:24: an entry of static must be a string, not a whole number"),
+            (
+                "{ static = ['10.0.0.1'] }",
+                "7:24: an entry of static \"10.0.0.1\" has no port (write \"10.0.0.1:8080\", with the right port)",
+            ),
+            ("{ static = ['10.0.0.1:1',\n'10.0.0.1:1'] }", "8:1: address 10.0.0.1:1 is already on line 7"),
+            (
+                "{ static = ['[::1]:1'] }",
+                "7:24: [::1]:1 is not of the family of its service 10.96.0.10:80: connect() cannot change the family \
+                 of a socket",
+            ),
+            (
+                "{ static = ['10.96.0.10:80'] }",
+                "7:24: 10.96.0.10:80 is the address of a service: its connections would come back to the balancer",
+            ),
+            ("{ static = ['10.0.0.1:0'] }", "7:24: 10.0.0.1:0 cannot be connected to: port 0"),
+        ];
+        for (value, expected) in cases {
+            check(&backends(value), &[expected]);
+        }
+        check(
+            &backends("{ static = ['x', '10.0.0.1:0'] }"),
+            &[
+                "7:24: an entry of static \"x\" is a host name, and names are not resolved (write an IP address and a \
+                 port, as in \"10.0.0.1:8080\" or \"[2001:db8::1]:8080\")",
+                "7:29: 10.0.0.1:0 cannot be connected to: port 0",
+            ],
+        );
+    }
+
+    #[test]
+    fn names_and_addresses_occur_once() {
+        let second = "[[service]]\nname = 's'\naddress = '10.96.0.10:80'\nbackends = { static = [] }";
+        check(
+            &with_line(second),
+            &[
+                "9:8: service name \"s\" is already on line 5",
+                "10:11: address 10.96.0.10:80 with protocol tcp is already on line 6",
+            ],
+        );
+    }
+
+    #[test]
+    fn a_static_endpoint_may_have_the_address_of_no_other_service_either() {
+        let second =
+            "[[service]]\nname = 't'\naddress = '10.96.0.11:80'\nbackends = { static = ['10.96.0.10:80'] }";
+        check(
+            &with_line(second),
+            &[
+                "11:24: 10.96.0.10:80 is the address of a service: its connections would come back to the balancer",
+            ],
+        );
+    }
+}

@@ -1,0 +1,134 @@
+//! The kernel side of one client task: its maps, its programs, and the steps that change them.
+//!
+//! It carries out plans and reports counts, and decides nothing. It is the only part of the daemon that knows of bpf.
+
+mod sys;
+
+mod error;
+
+mod features;
+
+mod cgroup;
+
+mod pins;
+
+mod object;
+
+mod maps;
+
+mod tables;
+
+mod readers;
+
+pub use cgroup::{Cgroup, path_of as cgroup_of_id};
+pub use error::DatapathError;
+pub use features::Features;
+pub use pins::{Pins, lock, remove_root};
+pub use readers::wait_for_readers;
+pub use tables::{Counts, ServiceView, SlotView, Tables, Walks};
+
+use lb_core::plan::{Plan, diff};
+
+use crate::config::Limits;
+
+/// One client task in the kernel.
+pub struct Datapath {
+    pins: Pins,
+    programs: object::Programs,
+    tables: Tables,
+    /// What the maps hold: every step that was carried out is in it.
+    applied: Plan,
+}
+
+impl Datapath {
+    /// Makes or adopts the maps of a client, and loads programs for them. Nothing is attached yet.
+    ///
+    /// # Errors
+    /// If what is pinned is not ours or not of this shape, or the kernel refuses.
+    pub fn open(pins: Pins, limits: &Limits, features: Features) -> Result<Self, DatapathError> {
+        pins.create()?;
+        object::check_pins(&pins, limits)?;
+        let programs = object::load(&pins, limits, features)?;
+        let tables = Tables::open(&pins, true)?;
+        let applied = tables.read_plan(&pins.client)?;
+        Ok(Self { pins, programs, tables, applied })
+    }
+
+    /// What the maps hold.
+    pub fn applied(&self) -> &Plan {
+        &self.applied
+    }
+
+    /// The tables, for reading counts.
+    pub fn tables(&self) -> &Tables {
+        &self.tables
+    }
+
+    /// Brings the maps to `plan`. Returns whether all of it was done: a new table that finds no room waits for
+    /// [`Datapath::readers_are_gone`].
+    ///
+    /// # Errors
+    /// If the kernel refuses a step. The steps before it stay done, and the next call goes on from there.
+    pub fn apply(&mut self, plan: &Plan, walks: &Walks) -> Result<bool, DatapathError> {
+        for step in diff(&self.applied, plan) {
+            if !self.tables.carry_out(&step, walks)? {
+                return Ok(false);
+            }
+            self.applied.record(&step);
+        }
+        Ok(true)
+    }
+
+    /// Whether some old table waits to be written again.
+    pub fn is_waiting_for_readers(&self) -> bool {
+        self.tables.has_retired()
+    }
+
+    /// To be called before a wait for readers starts: what was replaced until now will be free after it.
+    pub fn before_wait(&mut self) {
+        self.tables.before_wait();
+    }
+
+    /// To be called after a wait for readers that began with [`Datapath::before_wait`].
+    pub fn readers_are_gone(&mut self) {
+        self.tables.after_wait();
+    }
+
+    /// Attaches the programs to the cgroup, in place of older ones.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn attach(&self, cgroup: &Cgroup) -> Result<(), DatapathError> {
+        self.programs.attach(&self.pins, cgroup)
+    }
+}
+
+/// The id of the cgroup that a client's programs are attached to, if they are and it still exists.
+pub fn attachment(pins: &Pins) -> Option<u64> {
+    object::attachment(pins)
+}
+
+/// Removes a client from the kernel: connects of its cgroup go where they say from now on.
+///
+/// # Errors
+/// If a pin cannot be removed.
+pub fn detach(pins: &Pins) -> Result<(), DatapathError> {
+    pins.remove(&object::detach_order())
+}
+
+/// CPUs that the kernel may ever run on: the length of a per-CPU value.
+///
+/// # Errors
+/// If the kernel does not say.
+pub fn possible_cpus() -> std::io::Result<u32> {
+    let cpus = aya::util::nr_cpus().map_err(|(_, error)| error)?;
+    u32::try_from(cpus).map_err(std::io::Error::other)
+}
+
+/// Whether this process may load programs, and which optional abilities the kernel has.
+///
+/// # Errors
+/// If it may not.
+pub fn probe() -> Result<Features, DatapathError> {
+    Features::probe().map_err(object::privilege)
+}

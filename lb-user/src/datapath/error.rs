@@ -1,0 +1,121 @@
+//! What can go wrong between the daemon and the kernel: one variant per operation that failed.
+
+use std::io;
+use std::path::PathBuf;
+
+use lb_common::abi::ABI_VERSION;
+use thiserror::Error;
+
+/// A failure of the datapath, with what to do about it where that is known.
+#[derive(Debug, Error)]
+pub enum DatapathError {
+    #[error(
+        "no cgroup2 file system is mounted: mount one with `mount -t cgroup2 none /sys/fs/cgroup/unified`"
+    )]
+    NoCgroup2,
+    #[error("cannot read /proc/self/mountinfo")]
+    MountInfo(#[source] io::Error),
+    #[error("cgroup {} does not exist: start the service first, or create it with `mkdir`", .0.display())]
+    NoCgroup(PathBuf),
+    #[error("{} is not inside the cgroup2 mount {}", path.display(), mount.display())]
+    OutsideCgroup2 { path: PathBuf, mount: PathBuf },
+    #[error("cannot open cgroup {}", path.display())]
+    OpenCgroup {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("{} is not on a bpf file system: mount one with `mount -t bpf bpf /sys/fs/bpf`, or name another with --pins", .0.display())]
+    NoBpffs(PathBuf),
+    #[error("cannot create or open {}", path.display())]
+    PinDirectory {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error(
+        "another socklb works on {}: stop it first, or name another directory with --pins", .0.display()
+    )]
+    Locked(PathBuf),
+    #[error("cannot {operation} map {}", path.display())]
+    Map {
+        path: PathBuf,
+        operation: &'static str,
+        #[source]
+        source: io::Error,
+    },
+    #[error("{} is not one of socklb's maps or links: remove it, or name another directory with --pins", .0.display())]
+    Foreign(PathBuf),
+    #[error(
+        "{} has {found}, this socklb (ABI {ABI_VERSION}) needs {wanted}: restore the limits it was made with, or \
+         remove the client's pins with `socklb detach {client}` (its connects then go unbalanced until the next start)",
+        path.display()
+    )]
+    Shape { path: PathBuf, client: String, found: String, wanted: String },
+    #[error(
+        "the pins of client {client} are incomplete: {} is missing while its programs are attached; remove them with \
+         `socklb detach {client}`",
+        path.display()
+    )]
+    Incomplete { path: PathBuf, client: String },
+    #[error(
+        "the pinned maps of client {client} contradict themselves ({what}); remove them with `socklb detach {client}`"
+    )]
+    Contradiction { client: String, what: String },
+    #[error(
+        "the kernel does not let us load programs: socklb needs root, or CAP_BPF and CAP_NET_ADMIN (below Linux 5.11 also \
+         an unlimited RLIMIT_MEMLOCK)"
+    )]
+    Privilege(#[source] io::Error),
+    #[error("the kernel lacks what socklb needs")]
+    Unsupported(#[source] io::Error),
+    #[error("cannot load socklb's kernel object")]
+    Load(#[source] Box<aya::EbpfError>),
+    #[error("the kernel's verifier refused program {program}")]
+    Verifier {
+        program: &'static str,
+        #[source]
+        source: Box<aya::programs::ProgramError>,
+    },
+    #[error("cannot attach {hook} to {}", cgroup.display())]
+    Attach {
+        hook: &'static str,
+        cgroup: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("cannot pin {}", path.display())]
+    Pin {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("cannot remove {}", path.display())]
+    Unpin {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("cannot wait until no program reads the old table")]
+    Grace(#[source] io::Error),
+}
+
+impl DatapathError {
+    /// Whether more privilege is what it would take.
+    pub fn is_permission(&self) -> bool {
+        if matches!(self, Self::Privilege(_)) {
+            return true;
+        }
+        let mut source = std::error::Error::source(self);
+        // Bound: error chains are a handful of links.
+        while let Some(error) = source {
+            if let Some(error) = error.downcast_ref::<io::Error>()
+                && error.kind() == io::ErrorKind::PermissionDenied
+            {
+                return true;
+            }
+            source = error.source();
+        }
+        false
+    }
+}

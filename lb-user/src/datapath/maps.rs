@@ -1,0 +1,181 @@
+//! A client task's maps, opened by their pins: typed hashes and per-CPU arrays, and memory-mapped arrays.
+//!
+//! A memory-mapped array is shared with the kernel programs, which read it at any moment: every access is one volatile
+//! load or store of a whole word, in the order in which the code has them.
+
+use std::io;
+use std::marker::PhantomData;
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::ptr::NonNull;
+use std::sync::atomic::{Ordering, fence};
+
+use aya::maps::{HashMap, Map, MapData, MapError, PerCpuArray, PerCpuValues};
+use lb_common::abi::{
+    Active, Backend, Chosen, Flow, Outcomes, ScheduleCell, Service, ServiceIndex, ServiceKey4, ServiceKey6,
+    Walk, map,
+};
+use rustix::mm::{MapFlags, ProtFlags};
+
+use super::error::DatapathError;
+use super::sys;
+
+/// A map value that aya may copy to and from the kernel.
+#[repr(transparent)]
+#[derive(Clone, Copy)]
+pub struct Raw<T>(pub T);
+
+// SAFETY: bytemuck's `Pod` promises what aya's asks for: any bits are a value, and there is no padding.
+unsafe impl<T: bytemuck::Pod> aya::Pod for Raw<T> {}
+
+/// A hash map.
+pub type Hash<K, V> = HashMap<MapData, Raw<K>, Raw<V>>;
+/// A per-CPU array.
+pub type PerCpu<V> = PerCpuArray<MapData, Raw<V>>;
+
+/// An array that lies in the daemon's memory as well.
+pub struct Mapped<T> {
+    memory: NonNull<u8>,
+    bytes: usize,
+    writable: bool,
+    value: PhantomData<T>,
+}
+
+// SAFETY: the memory is shared with the kernel in any case; all access is volatile, and writes go through `&mut self`.
+unsafe impl<T> Send for Mapped<T> {}
+
+impl<T: bytemuck::Pod> Mapped<T> {
+    fn open(path: &Path, writable: bool) -> Result<Self, DatapathError> {
+        let fail = |error| DatapathError::Map { path: path.to_owned(), operation: "map", source: error };
+        let fd = sys::open_pin(path).map_err(fail)?;
+        let info = sys::map_info(fd.as_fd()).map_err(fail)?;
+        let bytes = info.max_entries as usize * size_of::<T>();
+        let protection = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
+        // SAFETY: a new mapping at an address of the kernel's choice.
+        let memory =
+            unsafe { rustix::mm::mmap(std::ptr::null_mut(), bytes, protection, MapFlags::SHARED, &fd, 0) };
+        let memory = memory.map_err(|error| fail(io::Error::from(error)))?;
+        let memory = NonNull::new(memory.cast::<u8>()).expect("mmap does not return null");
+        Ok(Self { memory, bytes, writable, value: PhantomData })
+    }
+
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.bytes / size_of::<T>()
+    }
+
+    fn word<W>(&self, index: usize, offset: usize) -> *mut W {
+        assert!(index < self.len(), "element {index} of {}", self.len());
+        assert!(offset + size_of::<W>() <= size_of::<T>() && offset.is_multiple_of(size_of::<W>()));
+        // SAFETY: within the mapping by the checks above; the mapping is page-aligned and `T` a multiple of a word.
+        unsafe { self.memory.as_ptr().add(index * size_of::<T>() + offset).cast() }
+    }
+
+    /// Reads an element. Only words that nobody writes meanwhile are sure to belong together.
+    pub fn get(&self, index: usize) -> T {
+        let mut value = T::zeroed();
+        let words = bytemuck::bytes_of_mut(&mut value);
+        for (i, bytes) in words.chunks_exact_mut(4).enumerate() {
+            // SAFETY: `word` checks bounds and alignment.
+            let word = unsafe { self.word::<u32>(index, 4 * i).read_volatile() };
+            bytes.copy_from_slice(&word.to_ne_bytes());
+        }
+        value
+    }
+
+    /// Reads one word of an element in one piece.
+    pub fn load64(&self, index: usize, offset: usize) -> u64 {
+        // SAFETY: `word` checks bounds and alignment.
+        unsafe { self.word::<u64>(index, offset).read_volatile() }
+    }
+
+    /// Writes an element word by word.
+    pub fn set(&mut self, index: usize, value: &T) {
+        assert!(self.writable, "opened for reading");
+        for (i, bytes) in bytemuck::bytes_of(value).chunks_exact(4).enumerate() {
+            let word = u32::from_ne_bytes(bytes.try_into().expect("four bytes"));
+            // SAFETY: `word` checks bounds and alignment.
+            unsafe { self.word::<u32>(index, 4 * i).write_volatile(word) };
+        }
+    }
+
+    /// Writes one 32-bit word of an element in one piece, after everything written before.
+    pub fn store32(&mut self, index: usize, offset: usize, word: u32) {
+        assert!(self.writable, "opened for reading");
+        fence(Ordering::SeqCst);
+        // SAFETY: `word` checks bounds and alignment.
+        unsafe { self.word::<u32>(index, offset).write_volatile(word) };
+        fence(Ordering::SeqCst);
+    }
+
+    /// Writes one 64-bit word of an element in one piece, after everything written before.
+    pub fn store64(&mut self, index: usize, offset: usize, word: u64) {
+        assert!(self.writable, "opened for reading");
+        fence(Ordering::SeqCst);
+        // SAFETY: `word` checks bounds and alignment.
+        unsafe { self.word::<u64>(index, offset).write_volatile(word) };
+        fence(Ordering::SeqCst);
+    }
+}
+
+impl<T> Drop for Mapped<T> {
+    fn drop(&mut self) {
+        // SAFETY: exactly what `open` mapped; no reference into it outlives `self`.
+        let _ = unsafe { rustix::mm::munmap(self.memory.as_ptr().cast(), self.bytes) };
+    }
+}
+
+/// All maps of a client task.
+pub struct Maps {
+    pub services_v4: Hash<ServiceKey4, ServiceIndex>,
+    pub services_v6: Hash<ServiceKey6, ServiceIndex>,
+    pub services: Mapped<Service>,
+    pub backends: Mapped<Backend>,
+    pub schedule: Mapped<ScheduleCell>,
+    pub walks: PerCpu<Walk>,
+    pub outcomes: PerCpu<Outcomes>,
+    pub chosen: PerCpu<Chosen>,
+    pub active: Mapped<Active>,
+    pub flow_overflow: Hash<u64, Flow>,
+}
+
+impl Maps {
+    /// Opens the maps pinned in `dir`, whose shapes have been checked.
+    ///
+    /// # Errors
+    /// If one is missing or may not be opened.
+    pub fn open(dir: &Path, writable: bool) -> Result<Self, DatapathError> {
+        let path = |name: &str| dir.join(name);
+        Ok(Self {
+            services_v4: typed(&path(map::SERVICES_V4))?,
+            services_v6: typed(&path(map::SERVICES_V6))?,
+            services: Mapped::open(&path(map::SERVICES), writable)?,
+            backends: Mapped::open(&path(map::BACKENDS), writable)?,
+            schedule: Mapped::open(&path(map::SCHEDULE), writable)?,
+            walks: typed(&path(map::WALKS))?,
+            outcomes: typed(&path(map::OUTCOMES))?,
+            chosen: typed(&path(map::CHOSEN))?,
+            // Only the kernel programs write it.
+            active: Mapped::open(&path(map::ACTIVE), false)?,
+            flow_overflow: typed(&path(map::FLOW_OVERFLOW))?,
+        })
+    }
+}
+
+fn typed<M: TryFrom<Map, Error = MapError>>(path: &Path) -> Result<M, DatapathError> {
+    let fail = |error| DatapathError::Map {
+        path: path.to_owned(),
+        operation: "open",
+        source: io::Error::other(error),
+    };
+    let data = MapData::from_pin(path).map_err(fail)?;
+    M::try_from(Map::from_map_data(data).map_err(fail)?).map_err(fail)
+}
+
+/// The same value for every CPU.
+pub fn on_every_cpu<T: bytemuck::Pod>(
+    value: impl Fn(u32) -> T,
+    cpus: u32,
+) -> io::Result<PerCpuValues<Raw<T>>> {
+    PerCpuValues::try_from((0..cpus).map(|cpu| Raw(value(cpu))).collect::<Vec<_>>())
+}

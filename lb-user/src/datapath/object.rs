@@ -1,0 +1,292 @@
+//! The kernel object: which maps it declares, and its programs, loaded for this kernel and attached to a cgroup.
+//!
+//! Programs are loaded and attached anew at every start, in place of those that are attached already: an upgrade is
+//! nothing special, and each call runs the old or the new program, never none.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+
+use aya::programs::{Program, ProgramError};
+use aya::{Ebpf, EbpfLoader, VerifierLogLevel};
+use lb_common::abi::{ENTRIES_PER_CELL, map};
+
+use super::cgroup::Cgroup;
+use super::error::DatapathError;
+use super::features::Features;
+use super::pins::{self, Pins};
+use super::sys::{self, AttachType};
+use crate::config::Limits;
+
+/// The object as it is committed beside its source.
+static OBJECT: &[u8] = aya::include_bytes_aligned!("../../../lb-ebpf/object/socklb.o");
+
+/// A place in the kernel where a program is attached.
+struct Hook {
+    /// Its name, that of its pin and of its program.
+    name: &'static str,
+    /// The program where the kernel lacks fetching atomics; that of the name otherwise.
+    without_fetching_atomics: &'static str,
+    attach_type: AttachType,
+}
+
+const fn hook(name: &'static str, without: &'static str, attach_type: AttachType) -> Hook {
+    Hook { name, without_fetching_atomics: without, attach_type }
+}
+
+/// In the order in which they are attached: a flow must not begin before its end can be seen.
+static HOOKS: [Hook; 5] = [
+    hook("sock_release", "sock_release_5_10", AttachType::SockRelease),
+    hook("getpeername4", "getpeername4", AttachType::Getpeername4),
+    hook("getpeername6", "getpeername6", AttachType::Getpeername6),
+    hook("connect4", "connect4_5_10", AttachType::Connect4),
+    hook("connect6", "connect6_5_10", AttachType::Connect6),
+];
+
+/// The hooks in the order in which they are detached.
+pub fn detach_order() -> Vec<&'static str> {
+    HOOKS.iter().rev().map(|hook| hook.name).collect()
+}
+
+/// What a map must look like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    kind: u32,
+    key_size: u32,
+    value_size: u32,
+    max_entries: u32,
+    flags: u32,
+}
+
+impl Shape {
+    fn describe(self) -> String {
+        let Self { kind, key_size, value_size, max_entries, flags } = self;
+        format!(
+            "type {kind}, key {key_size} B, value {value_size} B, {max_entries} entries, flags {flags:#x}"
+        )
+    }
+}
+
+/// The capacities that the configuration sets.
+fn capacities(limits: &Limits) -> [(&'static str, u32); 6] {
+    [
+        // Twice: a new table is written beside the one it replaces.
+        (map::SCHEDULE, 2 * limits.schedule_entries / ENTRIES_PER_CELL),
+        (map::BACKENDS, limits.slots),
+        (map::CHOSEN, limits.slots),
+        (map::ACTIVE, limits.slots),
+        (map::FLOWS, limits.flow_records),
+        (map::FLOW_OVERFLOW, limits.flow_records),
+    ]
+}
+
+/// The shapes of all maps with the given limits.
+pub fn shapes(limits: &Limits) -> BTreeMap<String, Shape> {
+    let object = aya_obj::Object::parse(OBJECT).expect("the object is checked by a test");
+    let capacities: BTreeMap<_, _> = capacities(limits).into();
+    let shape = |name: &str, map: &aya_obj::Map| Shape {
+        kind: map.map_type(),
+        key_size: map.key_size(),
+        value_size: map.value_size(),
+        max_entries: capacities.get(name).copied().unwrap_or(map.max_entries()),
+        flags: map.map_flags(),
+    };
+    let declared = object.maps.iter().filter(|(name, _)| !name.starts_with('.'));
+    declared.map(|(name, map)| (name.clone(), shape(name, map))).collect()
+}
+
+/// Checks what is pinned before it is adopted: the kernel itself would accept a map of another shape, and the programs
+/// would then read and write beside their data.
+///
+/// # Errors
+/// If something there is not ours, not of this shape, or missing under attached programs.
+pub fn check_pins(pins: &Pins, limits: &Limits) -> Result<(), DatapathError> {
+    let (maps, links) = pins.contents()?;
+    let shapes = shapes(limits);
+    for name in &links {
+        if !HOOKS.iter().any(|hook| hook.name == name) {
+            return Err(DatapathError::Foreign(pins.links().join(name)));
+        }
+    }
+    for name in &maps {
+        let path = pins.maps().join(name);
+        let Some(wanted) = shapes.get(name) else { return Err(DatapathError::Foreign(path)) };
+        let open = |source| DatapathError::Map { path: path.clone(), operation: "open", source };
+        let info = match sys::open_pin(&path).map_err(open).map(|fd| sys::map_info(fd.as_fd())) {
+            Ok(Ok(info)) => info,
+            Ok(Err(_)) => return Err(DatapathError::Foreign(path)),
+            Err(error) => return Err(error),
+        };
+        let found = Shape {
+            kind: info.kind,
+            key_size: info.key_size,
+            value_size: info.value_size,
+            max_entries: info.max_entries,
+            flags: info.flags,
+        };
+        if found != *wanted {
+            return Err(DatapathError::Shape {
+                path,
+                client: pins.client.clone(),
+                found: found.describe(),
+                wanted: wanted.describe(),
+            });
+        }
+    }
+    // A first start that was cut off may have made some of the maps; with links, it was finished.
+    let missing = shapes.keys().find(|name| !maps.contains(name));
+    match missing {
+        Some(name) if !links.is_empty() => {
+            Err(DatapathError::Incomplete { path: pins.maps().join(name), client: pins.client.clone() })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The programs of one client task, loaded and bound to its pinned maps.
+pub struct Programs {
+    fds: Vec<(&'static Hook, OwnedFd)>,
+}
+
+/// Makes or adopts the maps and loads the programs.
+///
+/// # Errors
+/// If the kernel refuses, most likely for want of privilege.
+pub fn load(pins: &Pins, limits: &Limits, features: Features) -> Result<Programs, DatapathError> {
+    let mut loader = EbpfLoader::new();
+    let flow_mask = limits.flow_records - 1;
+    let has_set_retval = u32::from(features.set_retval);
+    loader
+        .override_global("FLOW_MASK", &flow_mask, true)
+        .override_global("HAS_SET_RETVAL", &has_set_retval, true)
+        // The log costs memory and time, and is made again when a program is refused.
+        .verifier_log_level(VerifierLogLevel::empty());
+    for (name, entries) in capacities(limits) {
+        loader.map_max_entries(name, entries);
+    }
+    let directory = pins.maps();
+    for name in map::ALL {
+        loader.map_pin_path(name, Cow::Owned(directory.join(name)));
+    }
+    let mut object = loader.load(OBJECT).map_err(|error| DatapathError::Load(Box::new(error)))?;
+    let mut fds = Vec::with_capacity(HOOKS.len());
+    for hook in &HOOKS {
+        let name = if features.fetching_atomics { hook.name } else { hook.without_fetching_atomics };
+        let fd = load_program(&mut object, name)
+            .map_err(|source| DatapathError::Verifier { program: name, source: Box::new(source) })?;
+        fds.push((hook, fd));
+    }
+    Ok(Programs { fds })
+}
+
+fn load_program(object: &mut Ebpf, name: &str) -> Result<OwnedFd, ProgramError> {
+    let program = object.program_mut(name).expect("the object's programs are checked by a test");
+    let fd = match program {
+        Program::CgroupSockAddr(program) => {
+            program.load()?;
+            program.fd()?.try_clone()?
+        }
+        Program::CgroupSock(program) => {
+            program.load()?;
+            program.fd()?.try_clone()?
+        }
+        _ => return Err(ProgramError::UnexpectedProgramType),
+    };
+    Ok(fd.as_fd().try_clone_to_owned()?)
+}
+
+impl Programs {
+    /// Attaches every program to the cgroup, each in place of its predecessor if there is one.
+    ///
+    /// # Errors
+    /// If the kernel refuses; what was attached before stays.
+    pub fn attach(&self, pins: &Pins, cgroup: &Cgroup) -> Result<(), DatapathError> {
+        for (hook, program) in &self.fds {
+            let path = pins.links().join(hook.name);
+            let fail =
+                |source| DatapathError::Attach { hook: hook.name, cgroup: cgroup.path.clone(), source };
+            if attached_to(&path) == Some(cgroup.id) {
+                let link = sys::open_pin(&path).map_err(fail)?;
+                sys::link_update(&link, program).map_err(fail)?;
+                continue;
+            }
+            // None, or that of a cgroup that was removed: such a link accepts updates and covers nothing.
+            pins::unlink(&path)?;
+            let link = sys::link_create(program, &cgroup.directory, hook.attach_type).map_err(fail)?;
+            sys::pin(&link, &path).map_err(|source| DatapathError::Pin { path, source })?;
+        }
+        Ok(())
+    }
+}
+
+/// The cgroup that a pinned link is attached to.
+fn attached_to(path: &Path) -> Option<u64> {
+    let link = sys::open_pin(path).ok()?;
+    sys::link_info(&link).ok().map(|info| info.cgroup_id)
+}
+
+/// The one cgroup that all hooks of a client are attached to, if they are.
+pub fn attachment(pins: &Pins) -> Option<u64> {
+    let mut cgroups = HOOKS.iter().map(|hook| attached_to(&pins.links().join(hook.name)));
+    let first = cgroups.next()??;
+    (first != 0 && cgroups.all(|cgroup| cgroup == Some(first))).then_some(first)
+}
+
+/// The error of a probe or of the first call that needed privilege.
+pub fn privilege(error: io::Error) -> DatapathError {
+    if error.kind() == io::ErrorKind::PermissionDenied {
+        DatapathError::Privilege(error)
+    } else {
+        DatapathError::Unsupported(error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lb_common::abi;
+
+    /// The object and the ABI module agree on every map: names, sizes, capacities.
+    #[test]
+    fn the_object_declares_the_maps_of_the_abi() {
+        let limits = Limits::default();
+        let shapes = shapes(&limits);
+        let mut names: Vec<_> = shapes.keys().map(String::as_str).collect();
+        let mut all = map::ALL;
+        names.sort_unstable();
+        all.sort_unstable();
+        assert_eq!(names, all);
+        let sizes = |key: usize, value: usize, entries: u32| (key, value, entries);
+        let expected = [
+            (map::SERVICES_V4, sizes(size_of::<abi::ServiceKey4>(), size_of::<abi::ServiceIndex>(), 256)),
+            (map::SERVICES_V6, sizes(size_of::<abi::ServiceKey6>(), size_of::<abi::ServiceIndex>(), 256)),
+            (map::SERVICES, sizes(4, size_of::<abi::Service>(), abi::MAX_SERVICES)),
+            (map::BACKENDS, sizes(4, size_of::<abi::Backend>(), abi::SLOTS)),
+            (map::SCHEDULE, sizes(4, size_of::<abi::ScheduleCell>(), abi::SCHEDULE_ENTRIES / 2)),
+            (map::WALKS, sizes(4, size_of::<abi::Walk>(), abi::MAX_SERVICES)),
+            (map::OUTCOMES, sizes(4, size_of::<abi::Outcomes>(), abi::MAX_SERVICES + 1)),
+            (map::CHOSEN, sizes(4, size_of::<abi::Chosen>(), abi::SLOTS)),
+            (map::ACTIVE, sizes(4, size_of::<abi::Active>(), abi::SLOTS)),
+            (map::FLOWS, sizes(4, size_of::<abi::FlowRecord>(), abi::FLOW_RECORDS)),
+            (map::FLOW_OVERFLOW, sizes(8, size_of::<abi::Flow>(), abi::FLOW_RECORDS)),
+        ];
+        for (name, (key, value, entries)) in expected {
+            let shape = shapes[name];
+            let found = (shape.key_size as usize, shape.value_size as usize, shape.max_entries);
+            assert_eq!(found, (key, value, entries), "{name}");
+        }
+    }
+
+    #[test]
+    fn the_object_has_every_program_and_speaks_of_its_licence() {
+        let object = aya_obj::Object::parse(OBJECT).unwrap();
+        for hook in &HOOKS {
+            assert!(object.programs.contains_key(hook.name), "{}", hook.name);
+            let other = hook.without_fetching_atomics;
+            assert!(object.programs.contains_key(other), "{other}");
+        }
+        assert_eq!(object.license.to_bytes(), b"Dual MIT/GPL");
+    }
+}

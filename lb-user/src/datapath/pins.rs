@@ -1,0 +1,176 @@
+//! The directory in bpffs that holds a client task's maps and links, and the lock that keeps a second daemon out.
+//!
+//! `<pins>/v<ABI>/<client>/maps/<map>` and `.../links/<hook>`. What lies there *is* the state: programs and tables go on
+//! working while no daemon runs.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use lb_common::abi::ABI_VERSION;
+use rustix::fs::FlockOperation;
+
+use super::error::DatapathError;
+
+/// The directory of all clients of this ABI, locked while it is held.
+#[derive(Debug)]
+pub struct Lock {
+    _directory: File,
+}
+
+/// The directory of all clients of this ABI.
+pub fn root(pins: &Path) -> PathBuf {
+    pins.join(format!("v{ABI_VERSION}"))
+}
+
+/// Creates the directory of all clients and locks it against other writers.
+///
+/// # Errors
+/// If it is not on bpffs, cannot be made, or is locked.
+pub fn lock(pins: &Path) -> Result<Lock, DatapathError> {
+    let root = root(pins);
+    create(&root)?;
+    let fail = |source| DatapathError::PinDirectory { path: root.clone(), source };
+    let directory = File::open(&root).map_err(fail)?;
+    match rustix::fs::flock(&directory, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(Lock { _directory: directory }),
+        Err(rustix::io::Errno::WOULDBLOCK) => Err(DatapathError::Locked(root)),
+        Err(error) => Err(fail(error.into())),
+    }
+}
+
+/// Removes the directory of all clients if nothing is left in it; that something is, is no failure.
+pub fn remove_root(pins: &Path) {
+    if fs::remove_dir(root(pins)).is_ok() {
+        // The directory above may be shared with other versions, or be the mount itself.
+        let _ = fs::remove_dir(pins);
+    }
+}
+
+/// Creates a directory on bpffs.
+fn create(directory: &Path) -> Result<(), DatapathError> {
+    // The nearest ancestor that exists tells the file system; without this check the directories would be made on
+    // whatever lies there, and pinning would fail with an error that names neither.
+    let existing = directory.ancestors().find(|ancestor| ancestor.exists()).unwrap_or(Path::new("/"));
+    if !on_bpffs(existing) {
+        return Err(DatapathError::NoBpffs(directory.to_owned()));
+    }
+    fs::create_dir_all(directory)
+        .map_err(|source| DatapathError::PinDirectory { path: directory.to_owned(), source })
+}
+
+fn on_bpffs(path: &Path) -> bool {
+    /// `BPF_FS_MAGIC`
+    const MAGIC: i64 = 0xcafe_4a11;
+    rustix::fs::statfs(path).is_ok_and(|stat| stat.f_type == MAGIC)
+}
+
+/// The pins of one client task.
+#[derive(Clone, Debug)]
+pub struct Pins {
+    /// Its name.
+    pub client: String,
+    directory: PathBuf,
+}
+
+impl Pins {
+    /// The pins of a client below `pins`.
+    pub fn of(pins: &Path, client: &str) -> Self {
+        Self { client: client.to_owned(), directory: root(pins).join(client) }
+    }
+
+    /// Every client that has pins, by name.
+    ///
+    /// # Errors
+    /// If the directory exists and cannot be read.
+    pub fn all(pins: &Path) -> Result<Vec<Self>, DatapathError> {
+        let root = root(pins);
+        let mut clients = Vec::new();
+        for name in names(&root)? {
+            clients.push(Self::of(pins, &name));
+        }
+        clients.sort_by(|a, b| a.client.cmp(&b.client));
+        Ok(clients)
+    }
+
+    /// Creates the directories.
+    ///
+    /// # Errors
+    /// If they are not on bpffs or cannot be made.
+    pub fn create(&self) -> Result<(), DatapathError> {
+        create(&self.maps())?;
+        create(&self.links())
+    }
+
+    /// Where the maps are.
+    pub fn maps(&self) -> PathBuf {
+        self.directory.join("maps")
+    }
+
+    /// Where the links are.
+    pub fn links(&self) -> PathBuf {
+        self.directory.join("links")
+    }
+
+    /// Whether anything is pinned.
+    pub fn exist(&self) -> bool {
+        self.directory.exists()
+    }
+
+    /// Names of what is pinned as maps and as links.
+    ///
+    /// # Errors
+    /// If a directory exists and cannot be read.
+    pub fn contents(&self) -> Result<(Vec<String>, Vec<String>), DatapathError> {
+        Ok((names(&self.maps())?, names(&self.links())?))
+    }
+
+    /// Removes everything, links first in the given order: what is named first is detached first.
+    ///
+    /// # Errors
+    /// If something cannot be removed; what was removed before stays removed.
+    pub fn remove(&self, hooks: &[&str]) -> Result<(), DatapathError> {
+        for hook in hooks {
+            unlink(&self.links().join(hook))?;
+        }
+        let (maps, links) = self.contents()?;
+        for name in links {
+            unlink(&self.links().join(name))?;
+        }
+        for name in maps {
+            unlink(&self.maps().join(name))?;
+        }
+        for directory in [self.links(), self.maps(), self.directory.clone()] {
+            match fs::remove_dir(&directory) {
+                Ok(()) => {}
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(source) => return Err(DatapathError::Unpin { path: directory, source }),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Removes one pin; that it is gone already is no failure.
+pub fn unlink(path: &Path) -> Result<(), DatapathError> {
+    match fs::remove_file(path) {
+        Ok(()) => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(source) => Err(DatapathError::Unpin { path: path.to_owned(), source }),
+    }
+}
+
+fn names(directory: &Path) -> Result<Vec<String>, DatapathError> {
+    let fail = |source| DatapathError::PinDirectory { path: directory.to_owned(), source };
+    let entries = match fs::read_dir(directory) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(fail(error)),
+    };
+    let mut names = Vec::new();
+    for entry in entries {
+        names.push(entry.map_err(fail)?.file_name().to_string_lossy().into_owned());
+    }
+    names.sort();
+    Ok(names)
+}

@@ -1,0 +1,255 @@
+//! The kernel calls that aya does not offer, as `bpf(2)` itself: links, pins, what a map looks like, probes.
+//!
+//! Each function is one system call. The structures are the parts of the kernel's `union bpf_attr` (`linux/bpf.h`)
+//! that the call reads; the kernel takes the rest as zero.
+
+use std::ffi::{CString, OsStr};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+const BPF_MAP_CREATE: i64 = 0;
+const BPF_MAP_UPDATE_ELEM: i64 = 2;
+const BPF_PROG_LOAD: i64 = 5;
+const BPF_OBJ_PIN: i64 = 6;
+const BPF_OBJ_GET: i64 = 7;
+const BPF_OBJ_GET_INFO_BY_FD: i64 = 15;
+const BPF_LINK_CREATE: i64 = 28;
+const BPF_LINK_UPDATE: i64 = 29;
+
+const BPF_PROG_TYPE_CGROUP_SOCK_ADDR: u32 = 18;
+const BPF_MAP_TYPE_ARRAY: u32 = 2;
+const BPF_MAP_TYPE_ARRAY_OF_MAPS: u32 = 12;
+
+/// Where a program is attached: `enum bpf_attach_type`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum AttachType {
+    Connect4 = 10,
+    Connect6 = 11,
+    Getpeername4 = 29,
+    Getpeername6 = 30,
+    SockRelease = 34,
+}
+
+fn bpf<A>(command: i64, attr: &mut A) -> io::Result<i64> {
+    // SAFETY: `attr` is a prefix of the kernel's `bpf_attr` for this command, valid for reads and writes of its size;
+    // pointers in it are valid for the duration of the call by the callers below.
+    let result = unsafe { libc::syscall(libc::SYS_bpf, command, std::ptr::from_mut(attr), size_of::<A>()) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
+
+fn bpf_fd<A>(command: i64, attr: &mut A) -> io::Result<OwnedFd> {
+    let fd = i32::try_from(bpf(command, attr)?).map_err(io::Error::other)?;
+    // SAFETY: the kernel has just returned this descriptor to us; nobody else owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+fn raw(fd: impl AsFd) -> u32 {
+    // A descriptor that is borrowed is open, hence not negative.
+    fd.as_fd().as_raw_fd().cast_unsigned()
+}
+
+#[repr(C)]
+struct LinkCreate {
+    prog_fd: u32,
+    target_fd: u32,
+    attach_type: u32,
+    flags: u32,
+}
+
+/// Attaches a program to a cgroup. Other programs there stay; links always attach beside them.
+pub fn link_create(program: impl AsFd, cgroup: impl AsFd, attach_type: AttachType) -> io::Result<OwnedFd> {
+    let mut attr = LinkCreate {
+        prog_fd: raw(program),
+        target_fd: raw(cgroup),
+        attach_type: attach_type as u32,
+        flags: 0,
+    };
+    bpf_fd(BPF_LINK_CREATE, &mut attr)
+}
+
+#[repr(C)]
+struct LinkUpdate {
+    link_fd: u32,
+    new_prog_fd: u32,
+    flags: u32,
+    old_prog_fd: u32,
+}
+
+/// Puts another program in place of the link's, in one step: every call runs the one or the other.
+pub fn link_update(link: impl AsFd, program: impl AsFd) -> io::Result<()> {
+    let mut attr = LinkUpdate { link_fd: raw(link), new_prog_fd: raw(program), flags: 0, old_prog_fd: 0 };
+    bpf(BPF_LINK_UPDATE, &mut attr).map(drop)
+}
+
+#[repr(C)]
+struct ObjectPath {
+    pathname: u64,
+    bpf_fd: u32,
+    file_flags: u32,
+}
+
+fn c_path(path: &Path) -> io::Result<CString> {
+    CString::new(OsStr::as_bytes(path.as_os_str())).map_err(io::Error::other)
+}
+
+/// Gives a map, program or link a name in bpffs.
+pub fn pin(object: impl AsFd, path: &Path) -> io::Result<()> {
+    let path = c_path(path)?;
+    let mut attr = ObjectPath { pathname: path.as_ptr().addr() as u64, bpf_fd: raw(object), file_flags: 0 };
+    bpf(BPF_OBJ_PIN, &mut attr).map(drop)
+}
+
+/// Opens a map, program or link by its name in bpffs.
+pub fn open_pin(path: &Path) -> io::Result<OwnedFd> {
+    let path = c_path(path)?;
+    let mut attr = ObjectPath { pathname: path.as_ptr().addr() as u64, bpf_fd: 0, file_flags: 0 };
+    bpf_fd(BPF_OBJ_GET, &mut attr)
+}
+
+#[repr(C)]
+struct InfoByFd {
+    bpf_fd: u32,
+    info_len: u32,
+    info: u64,
+}
+
+fn info<I: bytemuck::Pod>(object: impl AsFd) -> io::Result<I> {
+    let mut info = I::zeroed();
+    let mut attr = InfoByFd {
+        bpf_fd: raw(object),
+        info_len: u32::try_from(size_of::<I>()).map_err(io::Error::other)?,
+        info: std::ptr::from_mut(&mut info).addr() as u64,
+    };
+    bpf(BPF_OBJ_GET_INFO_BY_FD, &mut attr)?;
+    Ok(info)
+}
+
+/// What a map looks like: the first fields of `struct bpf_map_info`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
+pub struct MapInfo {
+    pub kind: u32,
+    pub id: u32,
+    pub key_size: u32,
+    pub value_size: u32,
+    pub max_entries: u32,
+    pub flags: u32,
+}
+
+/// What a map looks like. Fails with EINVAL if `map` is not a map.
+pub fn map_info(map: impl AsFd) -> io::Result<MapInfo> {
+    // A program's or link's info would be taken for a map's: only maps name themselves so.
+    let target = std::fs::read_link(format!("/proc/self/fd/{}", raw(map.as_fd())))?;
+    if target != Path::new("anon_inode:bpf-map") {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a map"));
+    }
+    info(map)
+}
+
+/// What a link to a cgroup looks like: the first fields of `struct bpf_link_info`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
+pub struct LinkInfo {
+    pub kind: u32,
+    pub id: u32,
+    pub program_id: u32,
+    _pad: u32,
+    pub cgroup_id: u64,
+    pub attach_type: u32,
+    _pad2: u32,
+}
+
+/// What a link looks like; a cgroup id of 0 means that its cgroup is gone.
+pub fn link_info(link: impl AsFd) -> io::Result<LinkInfo> {
+    info(link)
+}
+
+#[repr(C)]
+struct MapCreate {
+    map_type: u32,
+    key_size: u32,
+    value_size: u32,
+    max_entries: u32,
+    map_flags: u32,
+    inner_map_fd: u32,
+}
+
+#[repr(C)]
+struct MapUpdate {
+    map_fd: u32,
+    _pad: u32,
+    key: u64,
+    value: u64,
+    flags: u64,
+}
+
+/// Puts an array into a map of maps, both made for this call. The kernel returns from that only after a grace period.
+pub fn update_map_of_maps() -> io::Result<()> {
+    let create = |map_type, inner_map_fd| {
+        let mut attr =
+            MapCreate { map_type, key_size: 4, value_size: 4, max_entries: 1, map_flags: 0, inner_map_fd };
+        bpf_fd(BPF_MAP_CREATE, &mut attr)
+    };
+    let inner = create(BPF_MAP_TYPE_ARRAY, 0)?;
+    let outer = create(BPF_MAP_TYPE_ARRAY_OF_MAPS, raw(inner.as_fd()))?;
+    let (key, value) = (0u32, raw(inner.as_fd()));
+    let mut attr = MapUpdate {
+        map_fd: raw(&outer),
+        _pad: 0,
+        key: std::ptr::from_ref(&key).addr() as u64,
+        value: std::ptr::from_ref(&value).addr() as u64,
+        flags: 0,
+    };
+    bpf(BPF_MAP_UPDATE_ELEM, &mut attr).map(drop)
+}
+
+#[repr(C)]
+struct ProgLoad {
+    prog_type: u32,
+    insn_cnt: u32,
+    insns: u64,
+    license: u64,
+    log_level: u32,
+    log_size: u32,
+    log_buf: u64,
+    kern_version: u32,
+    prog_flags: u32,
+    prog_name: [u8; 16],
+    prog_ifindex: u32,
+    expected_attach_type: u32,
+}
+
+/// `struct bpf_insn`: opcode, registers (source in the high nibble), offset, immediate.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Instruction(pub u8, pub u8, pub i16, pub i32);
+
+/// Whether the kernel's verifier accepts a connect4 program of these instructions.
+///
+/// # Errors
+/// If the kernel refuses for another reason than the program: no privilege, no memory.
+pub fn accepts(instructions: &[Instruction]) -> io::Result<bool> {
+    let mut attr = ProgLoad {
+        prog_type: BPF_PROG_TYPE_CGROUP_SOCK_ADDR,
+        insn_cnt: u32::try_from(instructions.len()).map_err(io::Error::other)?,
+        insns: instructions.as_ptr().addr() as u64,
+        license: c"Dual MIT/GPL".as_ptr().addr() as u64,
+        log_level: 0,
+        log_size: 0,
+        log_buf: 0,
+        kern_version: 0,
+        prog_flags: 0,
+        prog_name: [0; 16],
+        prog_ifindex: 0,
+        expected_attach_type: AttachType::Connect4 as u32,
+    };
+    match bpf_fd(BPF_PROG_LOAD, &mut attr) {
+        Ok(_) => Ok(true),
+        // The verifier answers EINVAL to what it does not know and EACCES to what it does not allow.
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EACCES)) => Ok(false),
+        Err(error) => Err(error),
+    }
+}

@@ -1,0 +1,490 @@
+//! The tables of one client task as they lie in its maps: plans are read from them, steps written into them, and counts
+//! read back.
+//!
+//! The schedule map is one store of entries. A new table is written where no service points and becomes current with a
+//! single store of its place; the place it leaves is written again only after every program that may still be reading
+//! it has ended.
+
+use std::io;
+use std::mem::offset_of;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use aya::maps::MapError;
+use lb_common::abi::{
+    Backend, BackendState, Chosen, ENTRIES_PER_CELL, NO_SLOT, NOT_A_SERVICE, Outcomes, SERVICE_FREE,
+    SERVICE_LEAVING, SERVICE_LIVE, ScheduleCell, Service, ServiceIndex, ServiceKey4, ServiceKey6, StateWord,
+    TableRef, Walk, map,
+};
+use lb_common::net::{Address, Be16, Be32, socket_addr};
+use lb_core::plan::{BackendPlan, Plan, ServicePlan, Step};
+use lb_core::region::{Region, first_fit};
+use lb_core::service::Protocol;
+use lb_core::walk;
+
+use super::error::DatapathError;
+use super::maps::{Hash, Maps, PerCpu, Raw, on_every_cpu};
+use super::pins::Pins;
+
+/// The tables of one client task.
+pub struct Tables {
+    maps: Maps,
+    pins: Pins,
+    /// Tables that were replaced, and may still be read.
+    retired: Vec<Region>,
+    /// Those of them that were replaced before the wait for readers that is under way.
+    waiting: Vec<Region>,
+}
+
+/// What the starts of a client's walks are computed from.
+#[derive(Clone, Debug)]
+pub struct Walks {
+    /// Tells client tasks apart, see [`lb_core::walk::start`].
+    pub task: String,
+    /// CPUs that the kernel may ever run on.
+    pub cpus: u32,
+}
+
+/// A slot as the maps show it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SlotView {
+    pub slot: u32,
+    pub generation: u32,
+    pub service: u16,
+    pub address: SocketAddr,
+    pub weight: u32,
+    pub state: BackendState,
+    pub usable: bool,
+}
+
+/// A service as the maps show it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServiceView {
+    pub place: u16,
+    pub name: String,
+    pub address: SocketAddr,
+    pub protocol: Protocol,
+    pub open: bool,
+    pub errno: u16,
+    pub fallback: u32,
+    pub table: TableRef,
+}
+
+/// Connects sent to a slot's backend, and its open flows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    pub connects: u64,
+    pub active: u64,
+}
+
+impl Tables {
+    /// Opens the tables of a client.
+    ///
+    /// # Errors
+    /// If a map is missing or may not be opened.
+    pub fn open(pins: &Pins, writable: bool) -> Result<Self, DatapathError> {
+        let maps = Maps::open(&pins.maps(), writable)?;
+        Ok(Self { maps, pins: pins.clone(), retired: Vec::new(), waiting: Vec::new() })
+    }
+
+    // ---- reading ---------------------------------------------------------------------------------------------------
+
+    /// The services in the maps, closed ones included.
+    ///
+    /// # Errors
+    /// If the kernel refuses a look-up.
+    pub fn services(&self) -> Result<Vec<ServiceView>, DatapathError> {
+        let mut views = Vec::new();
+        for place in 0..self.maps.services.len() {
+            let row = self.maps.services.get(place);
+            if row.state == SERVICE_FREE {
+                continue;
+            }
+            let place = u16::try_from(place).expect("MAX_SERVICES fits in 16 bits");
+            let address = socket_addr(row.address, row.port);
+            let protocol = Protocol::Tcp;
+            // The word is read in one piece: the daemon may be switching tables meanwhile.
+            let word = self.maps.services.load64(usize::from(place), offset_of!(Service, table));
+            views.push(ServiceView {
+                place,
+                name: name_of(&row),
+                address,
+                protocol,
+                open: self.open_at(address, protocol)? == Some(place),
+                errno: u16::try_from(row.errno).unwrap_or(u16::MAX),
+                fallback: row.fallback,
+                table: TableRef::from_word(word),
+            });
+        }
+        Ok(views)
+    }
+
+    /// The place of the service that connects to `address` are balanced over, if any.
+    fn open_at(&self, address: SocketAddr, protocol: Protocol) -> Result<Option<u16>, DatapathError> {
+        let found = match key(address, protocol) {
+            Key::V4(key) => self.maps.services_v4.get(&Raw(key), 0),
+            Key::V6(key) => self.maps.services_v6.get(&Raw(key), 0),
+        };
+        match found {
+            Ok(Raw(index)) => Ok(u16::try_from(index.service).ok()),
+            Err(MapError::KeyNotFound) => Ok(None),
+            Err(error) => Err(self.fail(map::SERVICES_V4, "look up in", error)),
+        }
+    }
+
+    /// The occupied slots.
+    pub fn slots(&self) -> Vec<SlotView> {
+        let slots = 0..u32::try_from(self.maps.backends.len()).unwrap_or(u32::MAX);
+        slots.filter_map(|slot| self.slot(slot)).collect()
+    }
+
+    fn slot(&self, slot: u32) -> Option<SlotView> {
+        let row: Backend = self.maps.backends.get(slot as usize);
+        let state = BackendState::from_u8(row.state.state).filter(|state| *state != BackendState::Free)?;
+        Some(SlotView {
+            slot,
+            generation: row.generation,
+            service: row.service,
+            address: socket_addr(row.address, row.port),
+            weight: row.weight,
+            state,
+            usable: row.state.usable != 0,
+        })
+    }
+
+    /// The entries of a table, one slot each.
+    pub fn schedule(&self, table: TableRef) -> Vec<u16> {
+        let cells = table.base / ENTRIES_PER_CELL..(table.base + table.len()) / ENTRIES_PER_CELL;
+        let cells = cells.filter(|cell| (*cell as usize) < self.maps.schedule.len());
+        cells.flat_map(|cell| self.maps.schedule.get(cell as usize).slots).collect()
+    }
+
+    /// Open flows of a slot's backend.
+    pub fn active(&self, slot: u32) -> u64 {
+        self.maps.active.get(slot as usize).flows
+    }
+
+    /// Connects and open flows of a slot's backend.
+    ///
+    /// # Errors
+    /// If the kernel refuses the look-up.
+    pub fn counts(&self, slot: u32) -> Result<Counts, DatapathError> {
+        let chosen = self.maps.chosen.get(&slot, 0).map_err(|error| self.fail(map::CHOSEN, "read", error))?;
+        let connects = chosen.iter().fold(0u64, |sum, Raw(cpu)| sum.wrapping_add(cpu.connects));
+        Ok(Counts { connects, active: self.active(slot) })
+    }
+
+    /// How connects to a service ended, over all CPUs.
+    ///
+    /// # Errors
+    /// If the kernel refuses the look-up.
+    pub fn outcomes(&self, place: u16) -> Result<Outcomes, DatapathError> {
+        self.outcome_row(u32::from(place))
+    }
+
+    /// Connects to addresses that are no service, over all CPUs.
+    ///
+    /// # Errors
+    /// If the kernel refuses the look-up.
+    pub fn passed_by(&self) -> Result<u64, DatapathError> {
+        Ok(self.outcome_row(NOT_A_SERVICE)?.not_a_service)
+    }
+
+    fn outcome_row(&self, row: u32) -> Result<Outcomes, DatapathError> {
+        let cpus =
+            self.maps.outcomes.get(&row, 0).map_err(|error| self.fail(map::OUTCOMES, "read", error))?;
+        Ok(cpus.iter().fold(Outcomes::default(), |sum, Raw(cpu)| Outcomes {
+            forwarded: sum.forwarded + cpu.forwarded,
+            fallback: sum.fallback + cpu.fallback,
+            untracked: sum.untracked + cpu.untracked,
+            refused: sum.refused + cpu.refused,
+            passed: sum.passed + cpu.passed,
+            not_a_service: sum.not_a_service + cpu.not_a_service,
+        }))
+    }
+
+    /// How many flows are in the overflow table.
+    ///
+    /// # Errors
+    /// If the kernel refuses the look-up.
+    pub fn overflowed(&self) -> Result<usize, DatapathError> {
+        let mut count = 0;
+        for key in self.maps.flow_overflow.keys() {
+            key.map_err(|error| self.fail(map::FLOW_OVERFLOW, "read", error))?;
+            count += 1;
+        }
+        Ok(count)
+    }
+
+    /// The maps' contents as a plan.
+    ///
+    /// # Errors
+    /// If they contradict themselves.
+    pub fn read_plan(&self, client: &str) -> Result<Plan, DatapathError> {
+        let contradiction = |what: String| DatapathError::Contradiction { client: client.to_owned(), what };
+        let mut plan = Plan::default();
+        for view in self.slots() {
+            plan.backends.insert(
+                view.slot,
+                BackendPlan {
+                    service: view.service,
+                    address: view.address,
+                    generation: view.generation,
+                    weight: u16::try_from(view.weight).unwrap_or(u16::MAX),
+                    state: view.state,
+                    usable: view.usable,
+                },
+            );
+        }
+        for view in self.services()? {
+            let schedule: Arc<[u16]> = self.schedule(view.table).into();
+            let owned = |slot: u32| plan.backends.get(&slot).is_some_and(|b| b.service == view.place);
+            if schedule.len() != view.table.len() as usize {
+                return Err(contradiction(format!("service {} points past the schedule map", view.name)));
+            }
+            if let Some(slot) = schedule.iter().find(|slot| !owned(u32::from(**slot))) {
+                return Err(contradiction(format!(
+                    "the schedule of service {} names slot {slot}",
+                    view.name
+                )));
+            }
+            if view.fallback != NO_SLOT && !owned(view.fallback) {
+                return Err(contradiction(format!(
+                    "the fallback of service {} is slot {}",
+                    view.name, view.fallback
+                )));
+            }
+            plan.services.insert(
+                view.place,
+                ServicePlan {
+                    name: view.name,
+                    address: view.address,
+                    protocol: view.protocol,
+                    open: view.open,
+                    errno: view.errno,
+                    fallback: view.fallback,
+                    schedule,
+                },
+            );
+        }
+        Ok(plan)
+    }
+
+    // ---- writing ---------------------------------------------------------------------------------------------------
+
+    /// Carries out one step. Returns `false` if a new table finds no room until readers are gone.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn carry_out(&mut self, step: &Step, walks: &Walks) -> Result<bool, DatapathError> {
+        match step {
+            Step::Close(place) => self.close(*place)?,
+            Step::WriteService(place, service) => self.write_service(*place, service, walks)?,
+            Step::WriteBackend(slot, backend) => self.write_backend(*slot, backend, walks.cpus)?,
+            Step::SetErrno(place, errno) => {
+                let at = offset_of!(Service, errno);
+                self.maps.services.store32(usize::from(*place), at, u32::from(*errno));
+            }
+            Step::SetFallback(place, slot) => {
+                self.maps.services.store32(usize::from(*place), offset_of!(Service, fallback), *slot);
+            }
+            Step::SetState(slot, usable, state) => {
+                let word = StateWord::new(*usable, *state).to_word();
+                self.maps.backends.store32(*slot as usize, offset_of!(Backend, state), word);
+            }
+            Step::SetWeight(slot, weight) => {
+                let at = offset_of!(Backend, weight);
+                self.maps.backends.store32(*slot as usize, at, u32::from(*weight));
+            }
+            Step::Publish(place, schedule) => return Ok(self.publish(*place, schedule)),
+            Step::Open(place) => self.open_service(*place)?,
+            Step::FreeBackend(slot) => self.maps.backends.set(*slot as usize, &bytemuck::Zeroable::zeroed()),
+            Step::FreeService(place) => {
+                self.maps.services.set(usize::from(*place), &bytemuck::Zeroable::zeroed());
+            }
+        }
+        Ok(true)
+    }
+
+    fn write_service(
+        &mut self,
+        place: u16,
+        service: &ServicePlan,
+        walks: &Walks,
+    ) -> Result<(), DatapathError> {
+        let mut row: Service = bytemuck::Zeroable::zeroed();
+        row.fallback = service.fallback;
+        row.errno = u32::from(service.errno);
+        row.address = Address::from(service.address.ip());
+        row.port = Be16::from_host(service.address.port());
+        row.protocol = service.protocol.number();
+        row.state = SERVICE_LIVE;
+        let name = service.name.as_bytes();
+        assert!(name.len() < row.name.len(), "the configuration bounds names");
+        row.name[..name.len()].copy_from_slice(name);
+        self.maps.services.set(usize::from(place), &row);
+        // Counters and walks of whatever had the place before end here.
+        let start = |cpu| Walk { phase: 0, start: walk::start(&walks.task, &service.name, cpu, walks.cpus) };
+        let index = u32::from(place);
+        let values = |error| self.fail_io(map::WALKS, "write", error);
+        let walk = on_every_cpu(start, walks.cpus).map_err(values)?;
+        let zero = on_every_cpu(|_| Outcomes::default(), walks.cpus).map_err(values)?;
+        set(&mut self.maps.walks, index, walk).map_err(|error| self.fail(map::WALKS, "write", error))?;
+        set(&mut self.maps.outcomes, index, zero).map_err(|error| self.fail(map::OUTCOMES, "write", error))
+    }
+
+    fn write_backend(&mut self, slot: u32, backend: &BackendPlan, cpus: u32) -> Result<(), DatapathError> {
+        let zero = on_every_cpu(|_| Chosen::default(), cpus);
+        let zero = zero.map_err(|error| self.fail_io(map::CHOSEN, "write", error))?;
+        set(&mut self.maps.chosen, slot, zero).map_err(|error| self.fail(map::CHOSEN, "write", error))?;
+        self.maps.backends.set(
+            slot as usize,
+            &Backend {
+                address: Address::from(backend.address.ip()),
+                port: Be16::from_host(backend.address.port()),
+                service: backend.service,
+                state: StateWord::new(backend.usable, backend.state),
+                generation: backend.generation,
+                weight: u32::from(backend.weight),
+            },
+        );
+        Ok(())
+    }
+
+    fn publish(&mut self, place: u16, schedule: &[u16]) -> bool {
+        let at = offset_of!(Service, table);
+        let old = TableRef::from_word(self.maps.services.load64(usize::from(place), at));
+        let generation = old.generation.wrapping_add(1);
+        let length = u32::try_from(schedule.len()).expect("the planner bounds schedules");
+        let new = if length == 0 {
+            TableRef { base: 0, generation, length_log2: 0, _reserved: 0 }
+        } else {
+            let Some(base) = self.room(length) else { return false };
+            for (cell, slots) in schedule.chunks_exact(ENTRIES_PER_CELL as usize).enumerate() {
+                let slots: [u16; 4] = slots.try_into().expect("chunks of four");
+                let cell = (base / ENTRIES_PER_CELL) as usize + cell;
+                self.maps.schedule.set(cell, &ScheduleCell { slots });
+            }
+            let length_log2 = u8::try_from(length.ilog2()).expect("below 32");
+            TableRef { base, generation, length_log2, _reserved: 0 }
+        };
+        self.maps.services.store64(usize::from(place), at, new.to_word());
+        if !old.is_empty() {
+            self.retired.push(Region { base: old.base, length: old.len() });
+        }
+        true
+    }
+
+    /// A place in the schedule map for `length` entries that no program may be reading.
+    fn room(&self, length: u32) -> Option<u32> {
+        let mut taken: Vec<Region> = self.retired.iter().chain(&self.waiting).copied().collect();
+        for place in 0..self.maps.services.len() {
+            let table = TableRef::from_word(self.maps.services.load64(place, offset_of!(Service, table)));
+            if !table.is_empty() {
+                taken.push(Region { base: table.base, length: table.len() });
+            }
+        }
+        let entries = self.maps.schedule.len() * ENTRIES_PER_CELL as usize;
+        first_fit(taken, u32::try_from(entries).unwrap_or(u32::MAX), length)
+    }
+
+    fn open_service(&mut self, place: u16) -> Result<(), DatapathError> {
+        let row = self.maps.services.get(usize::from(place));
+        let index = Raw(ServiceIndex { service: u32::from(place) });
+        let result = match key(socket_addr(row.address, row.port), Protocol::Tcp) {
+            Key::V4(key) => insert(&mut self.maps.services_v4, key, index),
+            Key::V6(key) => insert(&mut self.maps.services_v6, key, index),
+        };
+        result.map_err(|error| self.fail(map::SERVICES_V4, "write", error))?;
+        self.set_service_state(place, SERVICE_LIVE);
+        Ok(())
+    }
+
+    fn close(&mut self, place: u16) -> Result<(), DatapathError> {
+        let row = self.maps.services.get(usize::from(place));
+        let result = match key(socket_addr(row.address, row.port), Protocol::Tcp) {
+            Key::V4(key) => self.maps.services_v4.remove(&Raw(key)),
+            Key::V6(key) => self.maps.services_v6.remove(&Raw(key)),
+        };
+        match result {
+            Ok(()) | Err(MapError::KeyNotFound) => {}
+            // aya reports a missing key of a removal as the call's ENOENT.
+            Err(MapError::SyscallError(error)) if error.io_error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(self.fail(map::SERVICES_V4, "write", error)),
+        }
+        self.set_service_state(place, SERVICE_LEAVING);
+        Ok(())
+    }
+
+    fn set_service_state(&mut self, place: u16, state: u8) {
+        let mut row = self.maps.services.get(usize::from(place));
+        row.state = state;
+        // The word that holds the state holds what the key was made of: it does not change otherwise.
+        let word = bytemuck::bytes_of(&row);
+        let at = offset_of!(Service, state) & !3;
+        let word = u32::from_ne_bytes(word[at..at + 4].try_into().expect("four bytes"));
+        self.maps.services.store32(usize::from(place), at, word);
+    }
+
+    // ---- waiting ---------------------------------------------------------------------------------------------------
+
+    pub(super) fn has_retired(&self) -> bool {
+        !self.retired.is_empty()
+    }
+
+    pub(super) fn before_wait(&mut self) {
+        self.waiting.append(&mut self.retired);
+    }
+
+    pub(super) fn after_wait(&mut self) {
+        self.waiting.clear();
+    }
+
+    fn fail(&self, name: &str, operation: &'static str, error: MapError) -> DatapathError {
+        self.fail_io(name, operation, io::Error::other(error))
+    }
+
+    fn fail_io(&self, name: &str, operation: &'static str, source: io::Error) -> DatapathError {
+        DatapathError::Map { path: self.pins.maps().join(name), operation, source }
+    }
+}
+
+enum Key {
+    V4(ServiceKey4),
+    V6(ServiceKey6),
+}
+
+fn key(address: SocketAddr, protocol: Protocol) -> Key {
+    let port = Be16::from_host(address.port());
+    let protocol = protocol.number();
+    match address {
+        SocketAddr::V4(v4) => {
+            let address = Be32::from_host(v4.ip().to_bits());
+            Key::V4(ServiceKey4 { address, port, protocol, _reserved: 0 })
+        }
+        SocketAddr::V6(v6) => {
+            Key::V6(ServiceKey6 { address: Address::from(*v6.ip()), port, protocol, _reserved: 0 })
+        }
+    }
+}
+
+fn name_of(row: &Service) -> String {
+    let end = row.name.iter().position(|byte| *byte == 0).unwrap_or(row.name.len());
+    String::from_utf8_lossy(&row.name[..end]).into_owned()
+}
+
+fn insert<K: bytemuck::Pod>(
+    map: &mut Hash<K, ServiceIndex>,
+    key: K,
+    index: Raw<ServiceIndex>,
+) -> Result<(), MapError> {
+    map.insert(Raw(key), index, 0)
+}
+
+fn set<T: bytemuck::Pod>(
+    map: &mut PerCpu<T>,
+    index: u32,
+    values: aya::maps::PerCpuValues<Raw<T>>,
+) -> Result<(), MapError> {
+    map.set(index, values, 0)
+}

@@ -1,0 +1,450 @@
+//! Reads TOML as a tree of values that know their place, and reports every fault of a file at once.
+//!
+//! A derived reader would stop at its first fault, and an operator would repair a file by one fault per attempt. What
+//! keys and values mean is for the callers to know; here are only kinds, ranges, choices and addresses.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::ops::{Range, RangeInclusive};
+
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+use crate::diagnostic::{Report, quote};
+
+/// A longer text is reported up to its first syntax fault only: something else may give a fault per byte.
+const MAX_RECOVERED_BYTES: usize = 1 << 20;
+
+/// Parses a document. Faults of syntax are reported, and as much as could be read is returned.
+pub fn read<'t>(text: &'t str, report: &mut Report<'_>) -> DeTable<'t> {
+    let first = match DeTable::parse(text) {
+        Ok(root) => return root.into_inner(),
+        Err(error) => error,
+    };
+    let (root, errors) = if text.len() <= MAX_RECOVERED_BYTES {
+        let (root, errors) = DeTable::parse_recoverable(text);
+        (root.into_inner(), errors)
+    } else {
+        (DeTable::new(), vec![first])
+    };
+    for error in errors {
+        let message = error.message().strip_suffix(", expected nothing").unwrap_or(error.message());
+        // An address without quotes begins like a number.
+        let numeric = ["invalid float", "invalid integer", "invalid datetime"];
+        let help = numeric.iter().any(|kind| message.starts_with(kind));
+        let help = help.then(|| "text, such as an address, is written in quotes".to_owned());
+        report.add_syntax(error.span().unwrap_or(text.len()..text.len()), message, help);
+    }
+    root
+}
+
+/// A table of a document.
+#[derive(Clone)]
+pub struct Table<'t> {
+    what: &'static str,
+    span: Range<usize>,
+    entries: &'t DeTable<'t>,
+}
+
+impl<'t> Table<'t> {
+    /// The document itself; `what` names it in messages.
+    pub fn root(what: &'static str, entries: &'t DeTable<'t>) -> Self {
+        Self { what, span: 0..0, entries }
+    }
+
+    /// Where it begins.
+    pub fn span(&self) -> Range<usize> {
+        self.span.clone()
+    }
+
+    /// Refuses every key that is not `known`.
+    pub fn check_keys(&self, known: &[&str], report: &mut Report<'_>) {
+        for key in self.entries.keys().filter(|key| !known.contains(&key.get_ref().as_ref())) {
+            let name = key.get_ref();
+            let help = format!("{}known keys: {}", did_you_mean(name, known), known.join(", "));
+            report.add(key.span(), format!("unknown key {} in {}", quote(name), self.what), help);
+        }
+    }
+
+    /// The value of a key, if there is one.
+    pub fn get(&self, key: &'static str) -> Option<Item<'t>> {
+        self.entries.get(key).map(|value| Item { name: Cow::Borrowed(key), value })
+    }
+
+    /// The value of a key; `help` says what to write if there is none.
+    pub fn required(&self, key: &'static str, help: &str, report: &mut Report<'_>) -> Option<Item<'t>> {
+        let item = self.get(key);
+        if item.is_none() {
+            report.add_absent(self.span(), format!("{key} is missing in {}", self.what), help.to_owned());
+        }
+        item
+    }
+
+    /// The tables headed `[[key]]`, at most `limit` of them; `what` names one of them in messages.
+    pub fn tables(
+        &self,
+        key: &'static str,
+        what: &'static str,
+        limit: usize,
+        report: &mut Report<'_>,
+    ) -> Vec<Self> {
+        let Some(item) = self.get(key) else { return Vec::new() };
+        let DeValue::Array(elements) = item.value.get_ref() else {
+            let message = format!("{key} must be a list of tables, not {}", kind(item.value.get_ref()));
+            report.add(item.span(), message, format!("write the header [[{key}]]"));
+            return Vec::new();
+        };
+        if let Some(beyond) = elements.get(limit) {
+            report.add(
+                beyond.span(),
+                format!("{key} {} is one too many", limit + 1),
+                format!("at most {limit}"),
+            );
+        }
+        let name = || Cow::Owned(format!("an entry of {key}"));
+        let items = elements.iter().take(limit).map(|value| Item { name: name(), value });
+        items.filter_map(|item| item.table(what, report)).collect()
+    }
+}
+
+/// A value of a document, with the name that messages call it by.
+pub struct Item<'t> {
+    name: Cow<'t, str>,
+    value: &'t Spanned<DeValue<'t>>,
+}
+
+impl<'t> Item<'t> {
+    /// Where it stands.
+    pub fn span(&self) -> Range<usize> {
+        self.value.span()
+    }
+
+    /// What messages call it.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Whether it is a list without entries.
+    pub fn is_empty_list(&self) -> bool {
+        matches!(self.value(), DeValue::Array(elements) if elements.is_empty())
+    }
+
+    /// The string, if it is one.
+    pub fn as_str(&self) -> Option<&'t str> {
+        self.value().as_str()
+    }
+
+    /// The value itself, for keys that take more than one kind.
+    pub fn value(&self) -> &'t DeValue<'t> {
+        self.value.get_ref()
+    }
+
+    /// Reports that the value is not `expected`.
+    pub fn wrong_kind(&self, expected: &str, report: &mut Report<'_>) {
+        let message = format!("{} must be {expected}, not {}", self.name, kind(self.value()));
+        report.add(self.span(), message, None);
+    }
+
+    /// A string.
+    pub fn text(&self, report: &mut Report<'_>) -> Option<&'t str> {
+        let DeValue::String(text) = self.value() else {
+            self.wrong_kind("a string", report);
+            return None;
+        };
+        Some(text)
+    }
+
+    /// A whole number within a range.
+    pub fn number(&self, range: RangeInclusive<u32>, report: &mut Report<'_>) -> Option<u32> {
+        let DeValue::Integer(integer) = self.value() else {
+            self.wrong_kind("a whole number", report);
+            return None;
+        };
+        let number =
+            u32::from_str_radix(integer.as_str(), integer.radix()).ok().filter(|n| range.contains(n));
+        if number.is_none() {
+            let message = format!("{} is {integer:.40}", self.name);
+            report.add(self.span(), message, format!("write {} to {}", range.start(), range.end()));
+        }
+        number
+    }
+
+    /// A list.
+    pub fn list(&self, report: &mut Report<'_>) -> Option<Vec<Self>> {
+        let DeValue::Array(elements) = self.value() else {
+            self.wrong_kind("a list", report);
+            return None;
+        };
+        let name = || Cow::Owned(format!("an entry of {}", self.name));
+        Some(elements.iter().map(|value| Item { name: name(), value }).collect())
+    }
+
+    /// A table; `what` names it in messages.
+    pub fn table(&self, what: &'static str, report: &mut Report<'_>) -> Option<Table<'t>> {
+        let DeValue::Table(entries) = self.value() else {
+            self.wrong_kind("a table", report);
+            return None;
+        };
+        Some(Table { what, span: self.span(), entries })
+    }
+
+    /// One of the words in `built`; those in `unbuilt` are refused by name.
+    pub fn choice<T: Copy>(
+        &self,
+        built: &[(&str, T)],
+        unbuilt: &[&str],
+        report: &mut Report<'_>,
+    ) -> Option<T> {
+        let text = self.text(report)?;
+        if let Some((_, value)) = built.iter().find(|(word, _)| *word == text) {
+            return Some(*value);
+        }
+        let words: Vec<_> = built.iter().map(|(word, _)| *word).collect();
+        let listed: Vec<_> = words.iter().map(|word| format!("{word:?}")).collect();
+        let help = format!("write {}", listed.join(" or "));
+        let (message, help) = if unbuilt.contains(&text) {
+            (format!("{} {text:?} is not built yet", self.name), help)
+        } else {
+            let meant = did_you_mean(text, &words);
+            (format!("unknown {} {}", self.name, quote(text)), format!("{meant}{help}"))
+        };
+        report.add(self.span(), message, help);
+        None
+    }
+
+    /// An IP address and port.
+    pub fn address(&self, report: &mut Report<'_>) -> Option<SocketAddr> {
+        let text = self.text(report)?;
+        match parse_address(text) {
+            Ok(address) => Some(address),
+            Err(NotAnAddress { why, help }) => {
+                report.add(self.span(), format!("{} {} {why}", self.name, quote(text)), help);
+                None
+            }
+        }
+    }
+}
+
+fn kind(value: &DeValue<'_>) -> &'static str {
+    match value {
+        DeValue::String(_) => "a string",
+        DeValue::Integer(_) => "a whole number",
+        DeValue::Float(_) => "a decimal fraction",
+        DeValue::Boolean(_) => "true or false",
+        DeValue::Datetime(_) => "a date or time",
+        DeValue::Array(_) => "a list",
+        DeValue::Table(_) => "a table",
+    }
+}
+
+/// Which places already hold a value that may occur once.
+pub struct Unique<K>(BTreeMap<K, Range<usize>>);
+
+impl<K> Default for Unique<K> {
+    fn default() -> Self {
+        Self(BTreeMap::new())
+    }
+}
+
+impl<K: Ord> Unique<K> {
+    /// Refuses `key` at `span` if it was seen before; `what` names it.
+    pub fn claim(&mut self, key: K, span: Range<usize>, what: &str, report: &mut Report<'_>) -> bool {
+        if let Some(first) = self.0.get(&key) {
+            report.add(span, format!("{what} is already on line {}", report.line(first)), None);
+            return false;
+        }
+        self.0.insert(key, span);
+        true
+    }
+}
+
+/// Why a text is not an address, and what to write.
+#[derive(Debug, PartialEq, Eq)]
+pub struct NotAnAddress {
+    /// Follows the quoted text in a message.
+    pub why: &'static str,
+    /// What to write.
+    pub help: String,
+}
+
+/// Reads `IP:port` or `[IPv6]:port`.
+pub fn parse_address(text: &str) -> Result<SocketAddr, NotAnAddress> {
+    let refusal = |why, help: String| Err(NotAnAddress { why, help });
+    if let Ok(address) = text.parse() {
+        return Ok(address);
+    }
+    let example =
+        || "write an IP address and a port, as in \"10.0.0.1:8080\" or \"[2001:db8::1]:8080\"".to_owned();
+    match text.parse() {
+        Ok(IpAddr::V4(ip)) => {
+            return refusal("has no port", format!("write \"{ip}:8080\", with the right port"));
+        }
+        Ok(IpAddr::V6(ip)) => {
+            return refusal("has no port", format!("write \"[{ip}]:8080\", with the right address and port"));
+        }
+        Err(_) => {}
+    }
+    let (host, port) = text.rsplit_once(':').unwrap_or((text, ""));
+    let digits = !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
+    let ip: Result<IpAddr, _> = host.trim_start_matches('[').trim_end_matches(']').parse();
+    if digits && ip.is_ok() {
+        return refusal("has a wrong port", "write 1 to 65535".to_owned());
+    }
+    let name = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b'_');
+    if host.bytes().all(name) && host.bytes().any(|byte| byte.is_ascii_alphabetic()) {
+        return refusal("is a host name, and names are not resolved", example());
+    }
+    refusal("is not an address", example())
+}
+
+/// `did you mean x? ` or nothing.
+pub fn did_you_mean(word: &str, known: &[&str]) -> String {
+    // Two slips are a typing error, but in a short word only one: short words are all near each other.
+    let near = |candidate: &&&str| distance(word, candidate) <= (candidate.len() / 3).min(2);
+    let best = known.iter().filter(near).min_by_key(|candidate| distance(word, candidate));
+    best.map_or_else(String::new, |best| format!("did you mean {best}? "))
+}
+
+/// The number of letters to insert, delete, replace or swap; texts longer than any of our words are not compared.
+fn distance(left: &str, right: &str) -> usize {
+    if left.len() > 64 || right.len() > 64 {
+        return usize::MAX;
+    }
+    let left: Vec<char> = left.chars().collect();
+    let right: Vec<char> = right.chars().collect();
+    let mut rows: Vec<Vec<usize>> = vec![(0..=right.len()).collect()];
+    for i in 1..=left.len() {
+        let mut row = vec![i];
+        for j in 1..=right.len() {
+            let replaced = rows[i - 1][j - 1] + usize::from(left[i - 1] != right[j - 1]);
+            let mut best = replaced.min(rows[i - 1][j] + 1).min(row[j - 1] + 1);
+            if i > 1 && j > 1 && left[i - 1] == right[j - 2] && left[i - 2] == right[j - 1] {
+                best = best.min(rows[i - 2][j - 2] + 1);
+            }
+            row.push(best);
+        }
+        rows.push(row);
+    }
+    rows[left.len()][right.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    /// Reads `n` as a number, `s` as a string, `l` as a list, `t` as a table, `a` as an address, `c` as a choice.
+    fn faults(text: &str) -> String {
+        let mut report = Report::new(Path::new("x"), text);
+        let root = read(text, &mut report);
+        let table = Table::root("the test", &root);
+        table.check_keys(&["number", "s", "l", "t", "a", "c", "tables"], &mut report);
+        table.get("number").map(|item| item.number(1..=256, &mut report));
+        table.get("s").map(|item| item.text(&mut report).is_some());
+        table.get("l").map(|item| item.list(&mut report).is_some());
+        table.get("t").map(|item| item.table("a test", &mut report).is_some());
+        table.get("a").map(|item| item.address(&mut report));
+        table.get("c").map(|item| item.choice(&[("first", 1), ("second", 2)], &["third"], &mut report));
+        table.tables("tables", "an inner table", 2, &mut report);
+        report.finish(Some(())).map_or_else(|faults| faults.to_string(), |()| String::new())
+    }
+
+    #[track_caller]
+    fn check(text: &str, expected: &str) {
+        assert_eq!(faults(text), expected, "{text}");
+    }
+
+    #[test]
+    fn right_values_give_no_fault() {
+        for text in ["", "number = 1", "number = 0x1_00", "s = ''", "l = []", "t = {}", "[t]", "c = 'second'"]
+        {
+            check(text, "");
+        }
+        check("a = '[::1]:1'", "");
+        check("[[tables]]\n[[tables]]", "");
+    }
+
+    #[test]
+    fn wrong_kinds_and_ranges_name_what_is_there_and_what_is_right() {
+        check("number = 'x'", "x:1:10: number must be a whole number, not a string");
+        check("number = 1.5", "x:1:10: number must be a whole number, not a decimal fraction");
+        check("number = 0", "x:1:10: number is 0 (write 1 to 256)");
+        check("number = 257", "x:1:10: number is 257 (write 1 to 256)");
+        check("number = -1", "x:1:10: number is -1 (write 1 to 256)");
+        check(
+            "number = 99999999999999999999999",
+            "x:1:10: number is 99999999999999999999999 (write 1 to 256)",
+        );
+        check("s = true", "x:1:5: s must be a string, not true or false");
+        check("s = 1979-05-27", "x:1:5: s must be a string, not a date or time");
+        check("l = 1", "x:1:5: l must be a list, not a whole number");
+        check("t = []", "x:1:5: t must be a table, not a list");
+        check("c = 'third'", "x:1:5: c \"third\" is not built yet (write \"first\" or \"second\")");
+        check(
+            "c = 'frist'",
+            "x:1:5: unknown c \"frist\" (did you mean first? write \"first\" or \"second\")",
+        );
+        check("c = 'x'", "x:1:5: unknown c \"x\" (write \"first\" or \"second\")");
+        check(
+            "[tables]",
+            "x:1:1: tables must be a list of tables, not a table (write the header [[tables]])",
+        );
+        check("tables = [1]", "x:1:11: an entry of tables must be a table, not a whole number");
+        check("[[tables]]\n[[tables]]\n[[tables]]", "x:3:1: tables 3 is one too many (at most 2)");
+        check(
+            "nunber = 1",
+            "x:1:1: unknown key \"nunber\" in the test (did you mean number? known keys: number, s, l, \
+             t, a, c, tables)",
+        );
+    }
+
+    #[test]
+    fn a_text_that_is_no_address_says_why() {
+        let example = "write an IP address and a port, as in \"10.0.0.1:8080\" or \"[2001:db8::1]:8080\"";
+        let cases = [
+            ("10.0.0.1", "has no port", "write \"10.0.0.1:8080\", with the right port"),
+            ("::1", "has no port", "write \"[::1]:8080\", with the right address and port"),
+            ("10.0.0.1:65536", "has a wrong port", "write 1 to 65535"),
+            ("[::1]:99999", "has a wrong port", "write 1 to 65535"),
+            ("users.internal:80", "is a host name, and names are not resolved", example),
+            ("localhost", "is a host name, and names are not resolved", example),
+            ("10.0.0:80", "is not an address", example),
+            ("10.0.0.1:http", "is not an address", example),
+            ("", "is not an address", example),
+            ("[fe80::1%eth0]:80", "is not an address", example),
+        ];
+        for (text, why, help) in cases {
+            let expected = format!("x:1:5: a {text:?} {why} ({help})");
+            check(&format!("a = '{text}'"), &expected);
+        }
+    }
+
+    #[test]
+    fn all_faults_of_syntax_and_of_meaning_are_reported_together() {
+        check(
+            "number = \ns = 1\nl = [\n",
+            "x:1:10: string values must be quoted, expected literal string\n\
+             x:2:5: s must be a string, not a whole number\n\
+             x:3:6: unclosed array, expected `]`",
+        );
+    }
+
+    #[test]
+    fn a_long_text_is_reported_up_to_its_first_syntax_fault() {
+        let text = "= 1\n".repeat(MAX_RECOVERED_BYTES / 4);
+        assert_eq!(faults(&text).lines().count(), 101);
+        assert_eq!(faults(&format!("{text}\n")).lines().count(), 1);
+    }
+
+    #[test]
+    fn only_typing_errors_are_guessed() {
+        assert_eq!(did_you_mean("cgruop", &["job", "cgroup"]), "did you mean cgroup? ");
+        assert_eq!(did_you_mean("sede", &["size", "seed"]), "did you mean seed? ");
+        assert_eq!(did_you_mean("jb", &["job", "cgroup"]), "did you mean job? ");
+        assert_eq!(did_you_mean("colour", &["job", "cgroup"]), "");
+        assert_eq!(distance("kitten", "sitting"), 3);
+        assert_eq!(distance("", "abc"), 3);
+    }
+}

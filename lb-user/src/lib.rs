@@ -1,0 +1,72 @@
+//! socklb's daemon and commands, as a library for its own binary and benchmark. It is no interface for others.
+//!
+//! In reading order: the command line ([`cli`]) and the configuration ([`config`]); where endpoints come from
+//! ([`source`]); the kernel side ([`datapath`]) and one client task ([`agent`]); the event loop ([`daemon`]) and its
+//! socket ([`api`]); and what people are shown ([`status`], [`explain`], [`render`]).
+#![expect(missing_docs, reason = "an error's or an option's text is its documentation")]
+
+pub mod cli;
+
+pub mod diagnostic;
+
+pub mod document;
+
+pub mod config;
+
+pub mod source;
+
+pub mod datapath;
+
+pub mod agent;
+
+pub mod daemon;
+
+pub mod api;
+
+pub mod status;
+
+pub mod explain;
+
+pub mod render;
+
+pub mod commands;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::commands::Failure;
+
+/// Runs the command line.
+pub fn main() -> ExitCode {
+    let cli = cli::Cli::parse();
+    match commands::run(cli) {
+        Ok(code) => code,
+        Err(Failure::Faults(faults)) => {
+            eprint!("{}", faults.terminal(render::Style::for_stderr().colour));
+            ExitCode::FAILURE
+        }
+        Err(Failure::Other(error)) => {
+            eprintln!("socklb: {error:#}");
+            // A missing privilege is told apart: what to do about it is not in the configuration.
+            if commands::is_permission(&error) { ExitCode::from(4) } else { ExitCode::FAILURE }
+        }
+    }
+}
+
+/// An error with its causes on one line.
+fn chain(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    // Bound: error chains are a handful of links.
+    while let Some(cause) = source {
+        let cause_text = cause.to_string();
+        // Some libraries repeat their cause in their own text.
+        if !text.ends_with(&cause_text) {
+            text.push_str(": ");
+            text.push_str(&cause_text);
+        }
+        source = cause.source();
+    }
+    text
+}

@@ -1,0 +1,230 @@
+//! Tables for people: columns that line up, bold and colour only on a terminal that wants them.
+
+use std::fmt::Write as _;
+
+use crate::explain::Explanation;
+use crate::status::{Client, Service, Status};
+
+/// How a table may look.
+#[derive(Clone, Copy, Debug)]
+pub struct Style {
+    /// Whether escape sequences are welcome.
+    pub colour: bool,
+}
+
+impl Style {
+    /// For standard output: colour on a terminal, unless `NO_COLOR` is set to anything.
+    pub fn for_stdout() -> Self {
+        Self::of(std::io::stdout())
+    }
+
+    /// For standard error, by the same rule.
+    pub fn for_stderr() -> Self {
+        Self::of(std::io::stderr())
+    }
+
+    fn of(stream: impl std::os::fd::AsFd) -> Self {
+        let wanted = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+        Self { colour: wanted && rustix::termios::isatty(stream) }
+    }
+
+    fn paint(self, code: &str, text: &str) -> String {
+        if self.colour { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
+    }
+}
+
+/// A table: the first column to the left, the others to the right.
+pub fn table(header: &[&str], rows: &[Vec<String>], style: Style) -> String {
+    let mut widths: Vec<usize> = header.iter().map(|cell| cell.chars().count()).collect();
+    for row in rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = (*width).max(cell.chars().count());
+        }
+    }
+    let line = |cells: &[&str]| {
+        let mut line = String::new();
+        for (i, (cell, &width)) in cells.iter().zip(&widths).enumerate() {
+            if i == 0 {
+                let _ = write!(line, "  {cell:<width$}");
+            } else {
+                let _ = write!(line, "  {cell:>width$}");
+            }
+        }
+        line.trim_end().to_owned()
+    };
+    let mut text = style.paint("1", &line(header));
+    for row in rows {
+        text.push('\n');
+        text.push_str(&line(&row.iter().map(String::as_str).collect::<Vec<_>>()));
+    }
+    text.push('\n');
+    text
+}
+
+fn percent(share: Option<f64>) -> String {
+    share.map_or_else(|| "-".to_owned(), |share| format!("{:.1} %", share * 100.0))
+}
+
+/// The status as text.
+pub fn status(status: &Status, style: Style) -> String {
+    let mut text = String::new();
+    match &status.daemon {
+        Some(daemon) => {
+            let _ =
+                writeln!(text, "socklb {} (pid {}), {}", daemon.version, daemon.pid, daemon.config.display());
+        }
+        None => {
+            let _ = writeln!(text, "socklb is not running; this is what the kernel holds");
+        }
+    }
+    for client in &status.clients {
+        one_client(&mut text, client, style);
+    }
+    if !status.degraded.is_empty() {
+        text.push('\n');
+        for fault in &status.degraded {
+            let _ = writeln!(text, "{} {fault}", style.paint("33", "degraded:"));
+        }
+    }
+    text
+}
+
+fn one_client(text: &mut String, client: &Client, style: Style) {
+    let cgroup =
+        client.cgroup.as_ref().map_or_else(|| "no cgroup".to_owned(), |path| path.display().to_string());
+    let _ = writeln!(text, "\nclient {}  {cgroup}", style.paint("1", &client.name));
+    for service in &client.services {
+        one_service(text, service, style);
+    }
+}
+
+fn one_service(text: &mut String, service: &Service, style: Style) {
+    let skew = service.skew.map_or_else(String::new, |skew| format!(", skew {skew:.3}"));
+    let closed = if service.open { "" } else { " (removed; waiting for its last connection to end)" };
+    let _ = writeln!(
+        text,
+        "service {} {}/{}  table {} of {} entries{skew}{closed}",
+        style.paint("1", &service.name),
+        service.address,
+        service.protocol,
+        service.table_generation,
+        service.table_entries,
+    );
+    let outcomes = &service.outcomes;
+    let odd = [
+        ("fallback", outcomes.fallback),
+        ("untracked", outcomes.untracked),
+        ("refused", outcomes.refused),
+        ("passed", outcomes.passed),
+    ];
+    let odd: Vec<String> =
+        odd.iter().filter(|(_, count)| *count > 0).map(|(name, count)| format!("{count} {name}")).collect();
+    if !odd.is_empty() {
+        let _ = writeln!(text, "  besides {} forwarded: {}", outcomes.forwarded, odd.join(", "));
+    }
+    let rows: Vec<Vec<String>> = service
+        .backends
+        .iter()
+        .map(|backend| {
+            vec![
+                backend.address.to_string(),
+                backend.slot.to_string(),
+                backend.state.clone(),
+                backend.weight.to_string(),
+                percent(Some(backend.share_wanted)),
+                percent(backend.share_60s),
+                percent(backend.share),
+                backend.connects.to_string(),
+                backend.active.to_string(),
+            ]
+        })
+        .collect();
+    let header = ["backend", "slot", "state", "weight", "wanted", "had 60s", "had", "connects", "active"];
+    text.push_str(&table(&header, &rows, style));
+}
+
+/// An explanation as text.
+pub fn explanation(explanation: &Explanation, style: Style) -> String {
+    let Explanation { inputs, .. } = explanation;
+    let mut text = String::new();
+    let from = if explanation.from_daemon {
+        "the running daemon"
+    } else {
+        "the configuration; the daemon is not running"
+    };
+    let _ = writeln!(
+        text,
+        "client {}, service {} (from {from})\n",
+        style.paint("1", &explanation.client),
+        style.paint("1", &explanation.service)
+    );
+    let _ = writeln!(text, "1. The subset");
+    match inputs.size {
+        None => {
+            let _ = writeln!(text, "   all of {} endpoints that take connections", inputs.endpoints);
+        }
+        Some(size) => {
+            let _ = writeln!(
+                text,
+                "   the first {size} of the order that {} gives task {} of {} of job {}\n   over N = {} backend indexes \
+                 ({} endpoints), seed {}",
+                inputs.algorithm,
+                inputs.index,
+                inputs.count,
+                inputs.job,
+                inputs.backends,
+                inputs.endpoints,
+                inputs.seed
+            );
+        }
+    }
+    let passed: Vec<String> = explanation
+        .walk
+        .iter()
+        .filter(|looked| looked.verdict != "member")
+        .map(|looked| format!("{} ({})", looked.index, looked.verdict))
+        .collect();
+    if !passed.is_empty() {
+        let _ = writeln!(text, "   passed over: {}", passed.join(", "));
+    }
+    let _ = writeln!(
+        text,
+        "\n2. The weights\n   quota = weight / sum of weights x {} entries; whole entries by largest remainder\n",
+        explanation.entries
+    );
+    let rows: Vec<Vec<String>> = explanation
+        .members
+        .iter()
+        .map(|member| {
+            vec![
+                member.address.to_string(),
+                member.index.to_string(),
+                member.slot.to_string(),
+                member.weight.to_string(),
+                format!("{:.2}", member.quota),
+                member.entries.to_string(),
+            ]
+        })
+        .collect();
+    text.push_str(&table(&["backend", "index", "slot", "weight", "quota", "entries"], &rows, style));
+    let _ = writeln!(
+        text,
+        "\n3. The schedule ({})\n   {} entries, entry j of a backend with c of them at (2j + 1) / 2c; each CPU walks it, one \
+         entry per connect",
+        inputs.policy, explanation.entries
+    );
+    let first: Vec<String> = explanation.first.iter().map(ToString::to_string).collect();
+    if !first.is_empty() {
+        let _ = writeln!(text, "   {} ...", first.join(" "));
+    }
+    match explanation.fallback {
+        Some(fallback) => {
+            let _ = writeln!(text, "\n4. The fallback, if five entries in a row are unusable: {fallback}");
+        }
+        None => {
+            let _ =
+                writeln!(text, "\n4. No backend is usable: connects are refused with the service's errno");
+        }
+    }
+    text
+}

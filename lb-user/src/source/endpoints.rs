@@ -1,0 +1,380 @@
+//! Reads the endpoints of one service from a file: TOML, or the JSON that Prometheus calls `file_sd`.
+//!
+//! A file is complete or refused: whoever wrote it half must not take backends away from the service. Reads text only;
+//! when to read it, and that the last good list stays when this refuses, is for the caller.
+
+use std::net::SocketAddr;
+use std::ops::Range;
+use std::path::Path;
+
+use lb_common::abi::MAX_BACKENDS;
+use lb_core::endpoint::{Endpoint, EndpointFault, EndpointList, EndpointState, MAX_INDEXES};
+
+use crate::diagnostic::{Faults, Report, utf8};
+use crate::document::{self, Table};
+
+mod file_sd;
+
+/// The largest endpoint file that is read, to bound memory and time when the wrong file is named: 16,384 endpoints
+/// need about 2 MiB.
+pub const MAX_FILE_BYTES: usize = 4 << 20;
+
+const KEYS: [&str; 5] = ["address", "index", "weight", "state", "zone"];
+
+/// The words for a state, as all formats write them.
+const STATES: [(&str, EndpointState); 2] =
+    [("healthy", EndpointState::Healthy), ("lame-duck", EndpointState::LameDuck)];
+
+/// Reads the content of the endpoint file at `path`, which is JSON if its name ends in `.json` and TOML otherwise.
+/// `service` is dialled at that address, `services` are the addresses of all services.
+///
+/// # Errors
+/// All faults of the file. A file without any endpoint is one.
+pub fn parse(
+    text: &[u8],
+    path: &Path,
+    service: SocketAddr,
+    services: &[SocketAddr],
+) -> Result<EndpointList, Faults> {
+    if text.len() > MAX_FILE_BYTES {
+        let mut report = Report::new(path, "");
+        let message = format!("the file is longer than {MAX_FILE_BYTES} bytes");
+        report.add_absent(0..0, message, format!("a service has at most {MAX_BACKENDS} endpoints"));
+        return report.finish(None);
+    }
+    let text = utf8(text, path)?;
+    let mut report = Report::new(path, text);
+    let is_json = path.extension().is_some_and(|extension| extension == "json");
+    let entries = if text.trim().is_empty() {
+        Vec::new()
+    } else if is_json {
+        file_sd::read(text, &mut report)
+    } else {
+        read_toml(text, &mut report)
+    };
+    if entries.is_empty() && report.is_clean() {
+        report.add_absent(
+            0..0,
+            "no endpoint in file: an empty list is refused so that a truncated file does not take the service down",
+            "to stop all traffic give every endpoint weight = 0".to_owned(),
+        );
+    }
+    let list = check(entries, service, services, &mut report);
+    report.finish(list)
+}
+
+fn read_toml(text: &str, report: &mut Report<'_>) -> Vec<Entry> {
+    let root = document::read(text, report);
+    let root = Table::root("an endpoint file", &root);
+    root.check_keys(&["endpoint"], report);
+    let tables = root.tables("endpoint", "an endpoint", MAX_BACKENDS as usize, report);
+    tables.iter().filter_map(|table| read_table(table, report)).collect()
+}
+
+fn read_table(table: &Table<'_>, report: &mut Report<'_>) -> Option<Entry> {
+    table.check_keys(&KEYS, report);
+    let address = table.required("address", "write address = \"10.0.0.1:8080\"", report);
+    let at = address.as_ref().map_or(0..0, document::Item::span);
+    let address = address.and_then(|item| item.address(report));
+    let index = match table.get("index") {
+        Some(item) => Some(At { span: item.span(), value: item.number(0..=MAX_INDEXES - 1, report)? }),
+        None => None,
+    };
+    let weight = match table.get("weight") {
+        Some(item) => u16::try_from(item.number(0..=u16::MAX.into(), report)?).ok()?,
+        None => 1,
+    };
+    let state = match table.get("state") {
+        Some(item) => item.choice(&STATES, &[], report)?,
+        None => EndpointState::Healthy,
+    };
+    let zone = match table.get("zone") {
+        Some(item) => Some(item.text(report)?.to_owned()),
+        None => None,
+    };
+    Some(Entry { address: At { span: at, value: address? }, index, weight, state, zone })
+}
+
+/// A value and its place.
+pub struct At<T> {
+    span: Range<usize>,
+    value: T,
+}
+
+/// An endpoint as a file has it.
+pub struct Entry {
+    address: At<SocketAddr>,
+    index: Option<At<u32>>,
+    weight: u16,
+    state: EndpointState,
+    zone: Option<String>,
+}
+
+impl Entry {
+    /// An endpoint that is known by its address alone.
+    pub fn bare(span: Range<usize>, address: SocketAddr) -> Self {
+        let address = At { span, value: address };
+        Self { address, index: None, weight: 1, state: EndpointState::Healthy, zone: None }
+    }
+}
+
+/// Checks the entries of a file or a static list together. `None` if there is a fault.
+pub fn check(
+    entries: Vec<Entry>,
+    service: SocketAddr,
+    services: &[SocketAddr],
+    report: &mut Report<'_>,
+) -> Option<EndpointList> {
+    let indexed = entries.iter().find_map(|entry| entry.index.as_ref());
+    let unindexed = entries.iter().find(|entry| entry.index.is_none());
+    if let (Some(index), Some(entry)) = (indexed, unindexed) {
+        let line = report.line(&index.span);
+        let message =
+            format!("endpoint {} has no index, but the one on line {line} has", entry.address.value);
+        report.add(entry.address.span.clone(), message, "give every endpoint an index, or none".to_owned());
+        return None;
+    }
+    let mut spans = Vec::with_capacity(entries.len());
+    let mut endpoints = Vec::with_capacity(entries.len());
+    for (position, Entry { address, index, weight, state, zone }) in (0..).zip(entries) {
+        let index = index.unwrap_or_else(|| At { span: address.span.clone(), value: position });
+        endpoints.push(Endpoint { address: address.value, index: index.value, weight, state, zone });
+        spans.push((address.span, index.span));
+    }
+    match EndpointList::new(endpoints, service, services) {
+        Ok(list) => Some(list),
+        Err(faults) => {
+            faults.iter().for_each(|(position, fault)| add_fault(*position, fault, &spans, report));
+            None
+        }
+    }
+}
+
+// A position in the list says little to who reads a file: name the line instead.
+fn add_fault(
+    position: usize,
+    fault: &EndpointFault,
+    spans: &[(Range<usize>, Range<usize>)],
+    report: &mut Report<'_>,
+) {
+    let (address_span, index_span) = spans[position].clone();
+    let (span, message) = match fault {
+        EndpointFault::DuplicateAddress { address, first } => {
+            (address_span, format!("address {address} is already on line {}", report.line(&spans[*first].0)))
+        }
+        EndpointFault::DuplicateIndex { index, first } => {
+            (index_span, format!("index {index} is already on line {}", report.line(&spans[*first].1)))
+        }
+        EndpointFault::IndexTooLarge { .. } => (index_span, fault.to_string()),
+        EndpointFault::OtherFamily { .. }
+        | EndpointFault::IsAService { .. }
+        | EndpointFault::Unreachable { .. }
+        | EndpointFault::TooMany { .. } => (address_span, fault.to_string()),
+    };
+    report.add(span, message, None);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fmt::Write as _;
+
+    use super::*;
+    use proptest::prelude::*;
+
+    const SERVICE: &str = "10.96.0.10:80";
+
+    fn read(text: &[u8], path: &str) -> Result<Vec<Endpoint>, String> {
+        let service = SERVICE.parse().unwrap();
+        let services = [service, "10.96.0.11:80".parse().unwrap()];
+        let list = parse(text, Path::new(path), service, &services);
+        list.map(|list| list.as_slice().to_vec()).map_err(|faults| faults.to_string())
+    }
+
+    #[track_caller]
+    fn check(text: &str, expected: &str) {
+        assert_eq!(read(text.as_bytes(), "e.toml").unwrap_err(), expected, "{text}");
+    }
+
+    fn endpoint(address: &str, index: u32) -> Endpoint {
+        let address = address.parse().unwrap();
+        Endpoint { address, index, weight: 1, state: EndpointState::Healthy, zone: None }
+    }
+
+    const GOOD: &str = "\
+[[endpoint]]
+address = \"10.0.0.1:8080\"
+index = 7
+weight = 3
+state = \"lame-duck\"
+zone = \"b\"
+
+[[endpoint]]
+address = \"10.0.0.2:8080\"
+index = 0
+weight = 0
+state = \"healthy\"
+";
+
+    #[test]
+    fn a_good_file_is_read_whole() {
+        let first = Endpoint {
+            weight: 3,
+            state: EndpointState::LameDuck,
+            zone: Some("b".to_owned()),
+            ..endpoint("10.0.0.1:8080", 7)
+        };
+        let second = Endpoint { weight: 0, ..endpoint("10.0.0.2:8080", 0) };
+        assert_eq!(read(GOOD.as_bytes(), "e.toml").unwrap(), [second, first]);
+    }
+
+    #[test]
+    fn without_indexes_the_position_counts() {
+        let text = "endpoint = [{ address = '10.0.0.1:80' }, { address = '10.0.0.2:80' }]";
+        assert_eq!(
+            read(text.as_bytes(), "e.conf").unwrap(),
+            [endpoint("10.0.0.1:80", 0), endpoint("10.0.0.2:80", 1)]
+        );
+    }
+
+    #[test]
+    fn a_file_without_endpoints_is_refused() {
+        let expected = "1:1: no endpoint in file: an empty list is refused so that a truncated file does not take the \
+             service down (to stop all traffic give every endpoint weight = 0)";
+        for (text, path) in
+            [("", "e.toml"), (" \n\t", "e.toml"), ("# nothing\n", "e.toml"), ("endpoint = []", "e.toml")]
+        {
+            assert_eq!(read(text.as_bytes(), path).unwrap_err(), format!("{path}:{expected}"), "{text:?}");
+        }
+        for text in ["", " \n", "[]", "[{\"targets\": []}]"] {
+            assert_eq!(
+                read(text.as_bytes(), "e.json").unwrap_err(),
+                format!("e.json:{expected}"),
+                "{text:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_bad_entry_names_the_value_and_what_is_right() {
+        let of = |line: &str| format!("[[endpoint]]\naddress = \"10.0.0.1:80\"\n{line}\n");
+        let cases = [
+            ("index = 65536", "3:9: index is 65536 (write 0 to 65535)"),
+            ("index = \"1\"", "3:9: index must be a whole number, not a string"),
+            ("weight = 65536", "3:10: weight is 65536 (write 0 to 65535)"),
+            ("weight = -1", "3:10: weight is -1 (write 0 to 65535)"),
+            ("state = \"dead\"", "3:9: unknown state \"dead\" (write \"healthy\" or \"lame-duck\")"),
+            ("zone = 1", "3:8: zone must be a string, not a whole number"),
+            (
+                "wieght = 1",
+                "3:1: unknown key \"wieght\" in an endpoint (did you mean weight? known keys: address, index, weight, \
+                 state, zone)",
+            ),
+        ];
+        for (line, expected) in cases {
+            check(&of(line), &format!("e.toml:{expected}"));
+        }
+        check(
+            "[[endpoint]]\n[[endpoint]]\naddress = \"users:80\"\n[[endpoints]]\n",
+            "e.toml:1:1: address is missing in an endpoint (write address = \"10.0.0.1:8080\")\n\
+             e.toml:3:11: address \"users:80\" is a host name, and names are not resolved (write an IP address and a \
+             port, as in \"10.0.0.1:8080\" or \"[2001:db8::1]:8080\")\n\
+             e.toml:4:3: unknown key \"endpoints\" in an endpoint file (did you mean endpoint? known keys: endpoint)",
+        );
+        check(
+            "[endpoint]\naddress = \"10.0.0.1:80\"\n",
+            "e.toml:1:1: endpoint must be a list of tables, not a table (write the header [[endpoint]])",
+        );
+    }
+
+    #[test]
+    fn entries_that_cannot_stand_together_name_both_lines() {
+        let of = |entries: &[&str]| -> String {
+            entries.iter().fold(String::new(), |mut text, entry| {
+                writeln!(text, "[[endpoint]]\n{entry}").unwrap();
+                text
+            })
+        };
+        check(
+            &of(&["address = '10.0.0.1:80'", "address = '10.0.0.1:80'"]),
+            "e.toml:4:11: address 10.0.0.1:80 is already on line 2",
+        );
+        check(
+            &of(&["address = '10.0.0.1:80'\nindex = 1", "address = '10.0.0.2:80'\nindex = 1"]),
+            "e.toml:6:9: index 1 is already on line 3",
+        );
+        check(
+            &of(&["address = '10.0.0.1:80'", "address = '10.0.0.2:80'\nindex = 1"]),
+            "e.toml:2:11: endpoint 10.0.0.1:80 has no index, but the one on line 5 has (give every endpoint an index, \
+             or none)",
+        );
+        check(
+            &of(&["address = '[::1]:80'"]),
+            "e.toml:2:11: [::1]:80 is not of the family of its service 10.96.0.10:80: connect() cannot change the \
+             family of a socket",
+        );
+        check(
+            &of(&["address = '10.96.0.11:80'"]),
+            "e.toml:2:11: 10.96.0.11:80 is the address of a service: its connections would come back to the balancer",
+        );
+        check(&of(&["address = '10.0.0.1:0'"]), "e.toml:2:11: 10.0.0.1:0 cannot be connected to: port 0");
+    }
+
+    #[test]
+    fn a_truncated_file_is_refused_wherever_it_ends_within_an_entry() {
+        check(
+            &GOOD[..GOOD.find("080\"\nindex = 0").unwrap()],
+            "e.toml:9:22: invalid basic string, expected `\"`",
+        );
+        check(
+            &GOOD[..GOOD.rfind("address").unwrap()],
+            "e.toml:8:1: address is missing in an endpoint (write address = \"10.0.0.1:8080\")",
+        );
+    }
+
+    #[test]
+    fn a_file_at_its_limits_is_read_and_past_them_refused() {
+        let of = |count: u32| -> String {
+            (0..count).fold(String::new(), |mut text, n| {
+                let ip = std::net::Ipv4Addr::from_bits(0x0a00_0000 + n);
+                writeln!(text, "[[endpoint]]\naddress = \"{ip}:80\"").unwrap();
+                text
+            })
+        };
+        let full = of(MAX_BACKENDS);
+        assert_eq!(read(full.as_bytes(), "e.toml").unwrap().len(), MAX_BACKENDS as usize);
+        check(&of(MAX_BACKENDS + 1), "e.toml:32769:1: endpoint 16385 is one too many (at most 16384)");
+
+        let mut padded = format!("{GOOD}#");
+        padded.push_str(&" ".repeat(MAX_FILE_BYTES - padded.len()));
+        assert_eq!(read(padded.as_bytes(), "e.toml").unwrap().len(), 2);
+        padded.push(' ');
+        check(
+            &padded,
+            "e.toml:1:1: the file is longer than 4194304 bytes (a service has at most 16384 endpoints)",
+        );
+    }
+
+    #[test]
+    fn bytes_that_are_no_text_are_refused() {
+        assert_eq!(read(b"# \xff", "e.toml").unwrap_err(), "e.toml:1:3: byte 0xff is not UTF-8 text");
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_panics(text in "(?s).{0,200}", bytes in prop::collection::vec(any::<u8>(), 0..60)) {
+            for path in ["e.toml", "e.json"] {
+                let _ = read(text.as_bytes(), path);
+                let _ = read(&bytes, path);
+            }
+        }
+
+        #[test]
+        fn no_mutation_of_a_good_file_panics(
+            at in 0..GOOD.len(), length in 0_usize..12, put in "[\\[\\]{}=\"',.0-9a-z\n ]{0,6}",
+        ) {
+            let mut text = GOOD.to_owned();
+            text.replace_range(at..(at + length).min(GOOD.len()), &put);
+            let _ = read(text.as_bytes(), "e.toml");
+        }
+    }
+}

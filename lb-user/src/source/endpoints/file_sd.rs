@@ -1,0 +1,405 @@
+//! Reads the JSON that Prometheus calls `file_sd`: groups of targets with labels.
+//!
+//! Who already writes such files for Prometheus need not write another. Labels that are not ours are ignored, as the
+//! format wants it. A parser into values would forget the places, so each level is kept as slices of the text.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::ops::Range;
+
+use lb_common::abi::MAX_BACKENDS;
+use lb_core::endpoint::{EndpointState, MAX_INDEXES};
+use serde::Deserialize;
+use serde::de::{Deserializer, MapAccess, Visitor};
+use serde_json::value::RawValue;
+
+use super::{At, Entry, STATES};
+use crate::diagnostic::{Report, quote};
+use crate::document::{NotAnAddress, did_you_mean, parse_address};
+
+const KEYS: [&str; 2] = ["targets", "labels"];
+
+/// The entries of all groups, in their order.
+pub fn read(text: &str, report: &mut Report<'_>) -> Vec<Entry> {
+    // Some editors begin a file with a byte order mark; JSON has no place for it.
+    let body = text.strip_prefix('\u{feff}').unwrap_or(text);
+    let root: &RawValue = match serde_json::from_str(body) {
+        Ok(root) => root,
+        Err(error) => {
+            add_syntax(&error, text, report);
+            return Vec::new();
+        }
+    };
+    let root = Value { name: "the file", text, raw: root };
+    let mut entries = Vec::new();
+    for group in root.list(report).unwrap_or_default() {
+        read_group(&Value { name: "a group of the file", ..group }, &mut entries, report);
+        if entries.len() > MAX_BACKENDS as usize {
+            break;
+        }
+    }
+    entries
+}
+
+fn add_syntax(error: &serde_json::Error, text: &str, report: &mut Report<'_>) {
+    let message = error.to_string();
+    let place = format!(" at line {} column {}", error.line(), error.column());
+    let line_start =
+        text.split_inclusive('\n').take(error.line().saturating_sub(1)).map(str::len).sum::<usize>();
+    let at = line_start + error.column().saturating_sub(1);
+    let message = message.strip_suffix(&place).unwrap_or(&message);
+    report.add_syntax(at..at + 1, message.replace("EOF", "the file ends"), None);
+}
+
+fn read_group(group: &Value<'_>, entries: &mut Vec<Entry>, report: &mut Report<'_>) {
+    let Some(members) = group.members(report) else { return };
+    for (key, _) in members.iter().filter(|(key, _)| !KEYS.contains(&key.as_str())) {
+        let help = format!("{}known keys: {}", did_you_mean(&key.name, &KEYS), KEYS.join(", "));
+        report.add(key.span.clone(), format!("unknown key {} in a group", quote(&key.name)), help);
+    }
+    let member = |name| members.iter().find(|(key, _)| key.as_str() == name).map(|(_, value)| value);
+    let labels = member("labels").map(|value| Value { name: "labels", ..*value });
+    let labels = labels.map_or(Some(Labels::default()), |labels| Labels::read(&labels, report));
+    let Some(targets) = member("targets") else {
+        report.add_absent(
+            group.span(),
+            "targets is missing in a group",
+            "write \"targets\": [\"10.0.0.1:8080\"]".to_owned(),
+        );
+        return;
+    };
+    let targets = Value { name: "targets", ..*targets }.list(report).unwrap_or_default();
+    if let (Some(Labels { index: Some(index), .. }), [_, _, ..]) = (&labels, &*targets) {
+        let message = format!("index {} is given to {} targets", index.value, targets.len());
+        report.add(index.span.clone(), message, "give every target a group of its own".to_owned());
+        return;
+    }
+    for target in targets.iter().take(MAX_BACKENDS as usize + 1) {
+        let address = Value { name: "target", ..*target }.address(report);
+        let (Some(address), Some(labels)) = (address, &labels) else { continue };
+        let index = labels.index.as_ref().map(|index| At { span: index.span.clone(), value: index.value });
+        let Labels { weight, state, zone, .. } = labels;
+        let state = state.unwrap_or(EndpointState::Healthy);
+        entries.push(Entry { address, index, weight: weight.unwrap_or(1), state, zone: zone.clone() });
+    }
+}
+
+/// The labels of a group that mean something here.
+#[derive(Default)]
+struct Labels {
+    index: Option<At<u32>>,
+    weight: Option<u16>,
+    state: Option<EndpointState>,
+    zone: Option<String>,
+}
+
+impl Labels {
+    fn read(labels: &Value<'_>, report: &mut Report<'_>) -> Option<Self> {
+        let mut read = Self::default();
+        let mut good = true;
+        for (key, value) in labels.members(report)? {
+            let Some(text) = value.text_of(&key.name, report) else {
+                good = false;
+                continue;
+            };
+            let span = value.span();
+            good &= match key.as_str() {
+                "index" => {
+                    let number = number(&text, MAX_INDEXES - 1, "index", &span, report);
+                    read.index = number.map(|value| At { span, value });
+                    read.index.is_some()
+                }
+                "weight" => {
+                    let number = number(&text, u16::MAX.into(), "weight", &span, report);
+                    read.weight = number.and_then(|number| u16::try_from(number).ok());
+                    read.weight.is_some()
+                }
+                "state" => {
+                    read.state = STATES.iter().find(|(word, _)| *word == text).map(|(_, state)| *state);
+                    if read.state.is_none() {
+                        let help = "write \"healthy\" or \"lame-duck\"".to_owned();
+                        report.add(span, format!("unknown state {}", quote(&text)), help);
+                    }
+                    read.state.is_some()
+                }
+                "zone" => {
+                    read.zone = Some(text);
+                    true
+                }
+                // Other labels are for other readers of the file.
+                _ => true,
+            };
+        }
+        good.then_some(read)
+    }
+}
+
+fn number(text: &str, max: u32, name: &str, span: &Range<usize>, report: &mut Report<'_>) -> Option<u32> {
+    let digits = text.bytes().all(|byte| byte.is_ascii_digit());
+    let number = text.parse().ok().filter(|number| digits && *number <= max);
+    if number.is_none() {
+        report.add(span.clone(), format!("{name} is {}", quote(text)), format!("write \"0\" to \"{max}\""));
+    }
+    number
+}
+
+/// A value as a slice of the text, not looked into yet.
+#[derive(Clone, Copy)]
+struct Value<'t> {
+    name: &'static str,
+    text: &'t str,
+    raw: &'t RawValue,
+}
+
+struct Key {
+    name: String,
+    span: Range<usize>,
+}
+
+impl Key {
+    fn as_str(&self) -> &str {
+        &self.name
+    }
+}
+
+impl<'t> Value<'t> {
+    fn span(&self) -> Range<usize> {
+        let start = self.raw.get().as_ptr().addr() - self.text.as_ptr().addr();
+        start..start + self.raw.get().len()
+    }
+
+    fn kind(&self) -> &'static str {
+        match self.raw.get().as_bytes().first() {
+            Some(b'"') => "a string",
+            Some(b'[') => "a list",
+            Some(b'{') => "an object",
+            Some(b't' | b'f') => "true or false",
+            Some(b'n') => "null",
+            _ => "a number",
+        }
+    }
+
+    // The whole text was parsed once, so what fails here is the kind, or a string that is no text.
+    fn parse<T: Deserialize<'t>>(&self, name: &str, expected: &str, report: &mut Report<'_>) -> Option<T> {
+        let value = serde_json::from_str(self.raw.get());
+        if value.is_err() && self.kind() == expected {
+            report.add(self.span(), format!("{} is not text", self.raw.get()), None);
+        } else if value.is_err() {
+            let help = (expected == "a string").then(|| format!("write \"{}\"", self.raw.get()));
+            let help = help.filter(|_| self.kind() == "a number");
+            report.add(self.span(), format!("{name} must be {expected}, not {}", self.kind()), help);
+        }
+        value.ok()
+    }
+
+    fn text_of(&self, name: &str, report: &mut Report<'_>) -> Option<String> {
+        self.parse(name, "a string", report)
+    }
+
+    fn list(&self, report: &mut Report<'_>) -> Option<Vec<Self>> {
+        let elements: Vec<&'t RawValue> = self.parse(self.name, "a list", report)?;
+        Some(elements.into_iter().map(|raw| Self { raw, ..*self }).collect())
+    }
+
+    fn members(&self, report: &mut Report<'_>) -> Option<Vec<(Key, Self)>> {
+        let Members(raw_members) = self.parse(self.name, "an object", report)?;
+        let mut names = BTreeSet::new();
+        let mut members = Vec::with_capacity(raw_members.len());
+        for (key, raw) in raw_members {
+            let key = Self { raw: key, ..*self };
+            let name = key.text_of("a key", report)?;
+            if !names.insert(name.clone()) {
+                report.add(key.span(), format!("key {} is there twice", quote(&name)), None);
+            }
+            members.push((Key { name, span: key.span() }, Self { raw, ..*self }));
+        }
+        Some(members)
+    }
+
+    fn address(&self, report: &mut Report<'_>) -> Option<At<std::net::SocketAddr>> {
+        let text = self.text_of(self.name, report)?;
+        match parse_address(&text) {
+            Ok(value) => Some(At { span: self.span(), value }),
+            Err(NotAnAddress { why, help }) => {
+                report.add(self.span(), format!("{} {} {why}", self.name, quote(&text)), help);
+                None
+            }
+        }
+    }
+}
+
+/// The members of an object, with their keys as slices of the text, in their order.
+struct Members<'t>(Vec<(&'t RawValue, &'t RawValue)>);
+
+impl<'de> Deserialize<'de> for Members<'de> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct InOrder;
+        impl<'de> Visitor<'de> for InOrder {
+            type Value = Members<'de>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+                let mut members = Vec::new();
+                while let Some(member) = map.next_entry()? {
+                    members.push(member);
+                }
+                Ok(Members(members))
+            }
+        }
+        deserializer.deserialize_map(InOrder)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fmt::Write as _;
+    use std::path::Path;
+
+    use super::*;
+    use lb_core::endpoint::{Endpoint, EndpointList};
+    use proptest::prelude::*;
+
+    fn read(text: &str) -> Result<EndpointList, String> {
+        let service = "10.96.0.10:80".parse().unwrap();
+        super::super::parse(text.as_bytes(), Path::new("e.json"), service, &[service])
+            .map_err(|faults| faults.to_string())
+    }
+
+    #[track_caller]
+    fn check(text: &str, expected: &str) {
+        assert_eq!(read(text).unwrap_err(), expected, "{text}");
+    }
+
+    const GOOD: &str = r#"[
+  { "targets": ["10.0.0.1:8080"],
+    "labels": { "index": "7", "weight": "3", "state": "lame-duck", "zone": "b\u0061", "__meta_x": "y" } },
+  { "labels": { "index": "2" }, "targets": ["10.0.0.2:8080"] }
+]
+"#;
+
+    fn endpoint(address: &str, index: u32) -> Endpoint {
+        let address = address.parse().unwrap();
+        Endpoint { address, index, weight: 1, state: EndpointState::Healthy, zone: None }
+    }
+
+    #[test]
+    fn a_good_file_is_read_whole() {
+        let first = Endpoint {
+            weight: 3,
+            state: EndpointState::LameDuck,
+            zone: Some("ba".to_owned()),
+            ..endpoint("10.0.0.1:8080", 7)
+        };
+        let expected = [endpoint("10.0.0.2:8080", 2), first];
+        assert_eq!(read(GOOD).unwrap().as_slice(), expected);
+        assert_eq!(read(&format!("\u{feff}{GOOD}")).unwrap().as_slice(), expected);
+    }
+
+    #[test]
+    fn labels_belong_to_every_target_of_a_group_and_positions_count_over_all_groups() {
+        let text = r#"[{"targets":["10.0.0.1:1","10.0.0.1:2"],"labels":{"weight":"5"}},{"targets":[]},
+            {"targets":["10.0.0.1:3"]}]"#;
+        let expected = [
+            Endpoint { weight: 5, ..endpoint("10.0.0.1:1", 0) },
+            Endpoint { weight: 5, ..endpoint("10.0.0.1:2", 1) },
+            endpoint("10.0.0.1:3", 2),
+        ];
+        assert_eq!(read(text).unwrap().as_slice(), expected);
+    }
+
+    #[test]
+    fn a_bad_file_names_the_place_and_what_is_right() {
+        let cases = [
+            ("{}", "1:1: the file must be a list, not an object"),
+            ("[1]", "1:2: a group of the file must be an object, not a number"),
+            ("[{\"targets\": \"x\"}]", "1:14: targets must be a list, not a string"),
+            ("[{\"targets\": [null]}]", "1:15: target must be a string, not null"),
+            ("[{}]", "1:2: targets is missing in a group (write \"targets\": [\"10.0.0.1:8080\"])"),
+            (
+                "[{\n\"target\": [], \"targets\": []}]",
+                "2:1: unknown key \"target\" in a group (did you mean targets? known keys: targets, labels)",
+            ),
+            ("[{\"targets\": [], \"targets\": []}]", "1:18: key \"targets\" is there twice"),
+            ("[\n{\"targets\": [],}]", "2:16: key must be a string"),
+            ("[{\"targets\": [\"10.0.0.1:80\"]", "1:28: the file ends while parsing an object"),
+            ("[] x", "1:4: trailing characters"),
+            ("[{\"targets\": [\"\\ud800\"]}]", "1:15: \"\\ud800\" is not text"),
+            (
+                "[{\"targets\": [\"users:80\"]}]",
+                "1:15: target \"users:80\" is a host name, and names are not resolved (write an IP address and a port, \
+                 as in \"10.0.0.1:8080\" or \"[2001:db8::1]:8080\")",
+            ),
+        ];
+        for (text, expected) in cases {
+            check(text, &format!("e.json:{expected}"));
+        }
+    }
+
+    #[test]
+    fn a_bad_label_names_its_value() {
+        let cases = [
+            ("3", "labels must be an object, not a number"),
+            ("{\"weight\": 3}", "weight must be a string, not a number (write \"3\")"),
+            ("{\"other\": true}", "other must be a string, not true or false"),
+            ("{\"weight\": \"65536\"}", "weight is \"65536\" (write \"0\" to \"65535\")"),
+            ("{\"weight\": \"+3\"}", "weight is \"+3\" (write \"0\" to \"65535\")"),
+            ("{\"weight\": \"\"}", "weight is \"\" (write \"0\" to \"65535\")"),
+            ("{\"index\": \"65536\"}", "index is \"65536\" (write \"0\" to \"65535\")"),
+            ("{\"state\": \"dead\"}", "unknown state \"dead\" (write \"healthy\" or \"lame-duck\")"),
+        ];
+        for (labels, expected) in cases {
+            let text = format!("[{{\"targets\": [\"10.0.0.1:80\"], \"labels\": {labels}}}]");
+            let column = if labels == "3" { 41 } else { 42 + labels.find(':').unwrap() + 1 };
+            check(&text, &format!("e.json:1:{column}: {expected}"));
+        }
+    }
+
+    #[test]
+    fn groups_that_cannot_stand_together_name_both_lines() {
+        check(
+            "[{\"targets\": [\"10.0.0.1:1\", \"10.0.0.1:2\"], \"labels\": {\"index\": \"0\"}}]",
+            "e.json:1:64: index 0 is given to 2 targets (give every target a group of its own)",
+        );
+        check(
+            "[{\"targets\": [\"10.0.0.1:1\"]},\n{\"targets\": [\"10.0.0.1:1\"]}]",
+            "e.json:2:14: address 10.0.0.1:1 is already on line 1",
+        );
+        check(
+            "[{\"targets\": [\"10.0.0.1:1\"], \"labels\": {\"index\": \"1\"}},\n{\"targets\": [\"10.0.0.1:2\"]}]",
+            "e.json:2:14: endpoint 10.0.0.1:2 has no index, but the one on line 1 has (give every endpoint an index, \
+             or none)",
+        );
+    }
+
+    #[test]
+    fn a_file_at_its_limit_is_read_and_past_it_refused() {
+        let of = |count: u32| {
+            let mut text = "[".to_owned();
+            for n in 0..count {
+                let ip = std::net::Ipv4Addr::from_bits(0x0a00_0000 + n);
+                let separator = if n == 0 { "" } else { ",\n" };
+                write!(text, "{separator}{{\"targets\":[\"{ip}:80\"]}}").unwrap();
+            }
+            text + "]"
+        };
+        assert_eq!(read(&of(MAX_BACKENDS)).unwrap().as_slice().len(), MAX_BACKENDS as usize);
+        check(
+            &of(MAX_BACKENDS + 1),
+            "e.json:16385:13: a service has at most 16384 endpoints, this is number 16385",
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn no_mutation_of_a_good_file_panics(
+            at in 0..GOOD.len(), length in 0_usize..12, put in "[\\[\\]{}:\"\\\\,.0-9a-u\n ]{0,6}",
+        ) {
+            let mut text = GOOD.to_owned();
+            text.replace_range(at..(at + length).min(GOOD.len()), &put);
+            let _ = read(&text);
+        }
+    }
+}

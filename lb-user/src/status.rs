@@ -1,0 +1,291 @@
+//! What the balancer is doing, as one value: made from the maps alone, completed by the daemon if it runs.
+//!
+//! Names, addresses, weights, tables and counts all lie in the pinned maps, so a dead daemon hides nothing but the
+//! shares of the last minute and the health of the sources.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use lb_common::abi::{NO_SLOT, Outcomes};
+use serde::{Deserialize, Serialize};
+
+use crate::agent::Sample;
+use crate::datapath::{self, DatapathError, Features, Pins, ServiceView, SlotView, Tables};
+
+/// Version of the JSON form.
+pub const SCHEMA: u32 = 1;
+
+/// Everything.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Status {
+    /// [`SCHEMA`].
+    pub schema: u32,
+    /// The daemon, if it runs.
+    pub daemon: Option<Daemon>,
+    /// What an operator should look at; empty if all is well.
+    pub degraded: Vec<String>,
+    /// Client tasks by name.
+    pub clients: Vec<Client>,
+}
+
+/// The running daemon.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Daemon {
+    /// Process id.
+    pub pid: u32,
+    /// Version of the program.
+    pub version: String,
+    /// The configuration file.
+    pub config: PathBuf,
+    /// Optional abilities of the kernel.
+    pub features: Features,
+}
+
+/// One client task.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Client {
+    /// Name.
+    pub name: String,
+    /// The cgroup that its programs are attached to, if they are and it exists.
+    pub cgroup: Option<PathBuf>,
+    /// Connects of the cgroup to addresses that are no service.
+    pub not_a_service: u64,
+    /// Services in the order of their places.
+    pub services: Vec<Service>,
+}
+
+/// One service of a client task.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Service {
+    /// Name.
+    pub name: String,
+    /// The address that processes dial.
+    pub address: SocketAddr,
+    /// The protocol.
+    pub protocol: String,
+    /// Whether connects are balanced; a removed service only waits for its last flow to end.
+    pub open: bool,
+    /// Publications of its table so far, modulo 65,536.
+    pub table_generation: u16,
+    /// Entries of its table.
+    pub table_entries: u32,
+    /// The backend that is taken when every pick is unusable.
+    pub fallback: Option<SocketAddr>,
+    /// How connects ended.
+    pub outcomes: OutcomeCounts,
+    /// Largest share had over share wanted, minus one is the skew; only above ten connects per backend.
+    pub skew: Option<f64>,
+    /// Where its endpoints come from; only from the daemon.
+    pub source: Option<Source>,
+    /// Backends by slot.
+    pub backends: Vec<Backend>,
+}
+
+/// How connects to a service ended: each counts once.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OutcomeCounts {
+    /// To the backend the schedule named.
+    pub forwarded: u64,
+    /// To the fallback.
+    pub fallback: u64,
+    /// To a backend, not counted as active.
+    pub untracked: u64,
+    /// Refused with the service's errno.
+    pub refused: u64,
+    /// Let through unchanged because the maps contradicted each other.
+    pub passed: u64,
+}
+
+impl From<Outcomes> for OutcomeCounts {
+    fn from(outcomes: Outcomes) -> Self {
+        let Outcomes { forwarded, fallback, untracked, refused, passed, not_a_service: _ } = outcomes;
+        Self { forwarded, fallback, untracked, refused, passed }
+    }
+}
+
+/// A source of endpoints.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Source {
+    /// The file, or `None` for a static list.
+    pub file: Option<PathBuf>,
+    /// Seconds since the file was last read and found good; `None` if it never was.
+    pub good_for_s: Option<u64>,
+    /// Why it could not be used when it was last read.
+    pub error: Option<String>,
+    /// How often it could not be used since the daemon started.
+    pub failures: u64,
+}
+
+/// One backend.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Backend {
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// Its slot.
+    pub slot: u32,
+    /// The slot's generation.
+    pub generation: u32,
+    /// What is known of it.
+    pub state: String,
+    /// Whether connect may choose it.
+    pub usable: bool,
+    /// Its capacity.
+    pub weight: u32,
+    /// Its share of the table.
+    pub share_wanted: f64,
+    /// Its share of the connects of the last minute; `None` without a daemon or without connects.
+    pub share_60s: Option<f64>,
+    /// Its share of the connects since it took its slot; `None` without connects.
+    pub share: Option<f64>,
+    /// Connects since it took its slot.
+    pub connects: u64,
+    /// Open flows.
+    pub active: u64,
+}
+
+/// What only the daemon knows of a client.
+#[derive(Default)]
+pub struct Overlay<'a> {
+    /// Connects of every slot a minute ago.
+    pub before: &'a [Sample],
+    /// Sources by service name.
+    pub sources: BTreeMap<String, Source>,
+}
+
+/// A client's status.
+///
+/// # Errors
+/// If a map cannot be read.
+pub fn of_client(
+    pins: &Pins,
+    tables: &Tables,
+    overlay: Option<&Overlay<'_>>,
+) -> Result<Client, DatapathError> {
+    let slots = tables.slots();
+    let mut services = Vec::new();
+    for view in tables.services()? {
+        let slots: Vec<SlotView> = slots.iter().filter(|slot| slot.service == view.place).copied().collect();
+        services.push(of_service(tables, view, &slots, overlay)?);
+    }
+    let cgroup = datapath::attachment(pins).and_then(datapath::cgroup_of_id);
+    Ok(Client { name: pins.client.clone(), cgroup, not_a_service: tables.passed_by()?, services })
+}
+
+fn of_service(
+    tables: &Tables,
+    view: ServiceView,
+    slots: &[SlotView],
+    overlay: Option<&Overlay<'_>>,
+) -> Result<Service, DatapathError> {
+    let mut entries: BTreeMap<u32, u32> = BTreeMap::new();
+    for slot in tables.schedule(view.table) {
+        *entries.entry(u32::from(slot)).or_default() += 1;
+    }
+    let mut backends = Vec::with_capacity(slots.len());
+    let mut recent = Vec::with_capacity(slots.len());
+    for slot in slots {
+        let counts = tables.counts(slot.slot)?;
+        recent.push(
+            overlay.map(|overlay| counts.connects - connects_before(overlay.before, slot, counts.connects)),
+        );
+        backends.push(Backend {
+            address: slot.address,
+            slot: slot.slot,
+            generation: slot.generation,
+            state: slot.state.name().to_owned(),
+            usable: slot.usable,
+            weight: slot.weight,
+            share_wanted: share(
+                entries.get(&slot.slot).copied().unwrap_or(0).into(),
+                view.table.len().into(),
+            )
+            .unwrap_or(0.0),
+            share_60s: None,
+            share: None,
+            connects: counts.connects,
+            active: counts.active,
+        });
+    }
+    let total: u64 = backends.iter().map(|backend| backend.connects).sum();
+    let total_recent: u64 = recent.iter().flatten().sum();
+    for (backend, recent) in backends.iter_mut().zip(recent) {
+        backend.share = share(backend.connects, total);
+        backend.share_60s = recent.and_then(|recent| share(recent, total_recent));
+    }
+    let fallback = slots.iter().find(|slot| slot.slot == view.fallback && view.fallback != NO_SLOT);
+    Ok(Service {
+        source: overlay.and_then(|overlay| overlay.sources.get(&view.name).cloned()),
+        name: view.name,
+        address: view.address,
+        protocol: view.protocol.name().to_owned(),
+        open: view.open,
+        table_generation: view.table.generation,
+        table_entries: view.table.len(),
+        fallback: fallback.map(|slot| slot.address),
+        outcomes: tables.outcomes(view.place)?.into(),
+        skew: skew(&backends),
+        backends,
+    })
+}
+
+/// Connects a window ago; none, if another backend had the slot then.
+fn connects_before(before: &[Sample], slot: &SlotView, now: u64) -> u64 {
+    let same = before.iter().find(|sample| sample.slot == (slot.slot, slot.generation));
+    same.map_or(0, |sample| sample.connects.min(now))
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a share for people; counts below 2^53 are exact")]
+fn share(part: u64, whole: u64) -> Option<f64> {
+    (whole > 0).then(|| part as f64 / whole as f64)
+}
+
+/// Largest share had over share wanted, once there are ten connects per backend: below that it is noise.
+fn skew(backends: &[Backend]) -> Option<f64> {
+    let wanted: Vec<&Backend> = backends.iter().filter(|backend| backend.share_wanted > 0.0).collect();
+    let connects: u64 = wanted.iter().map(|backend| backend.connects).sum();
+    if wanted.is_empty() || connects <= 10 * wanted.len() as u64 {
+        return None;
+    }
+    let ratio = |backend: &&Backend| share(backend.connects, connects).unwrap_or(0.0) / backend.share_wanted;
+    wanted.iter().map(ratio).max_by(f64::total_cmp)
+}
+
+/// The status of everything that is pinned, without a daemon.
+///
+/// # Errors
+/// If the pins cannot be read.
+pub fn from_pins(directory: &Path) -> Result<Status, DatapathError> {
+    let mut clients = Vec::new();
+    for pins in Pins::all(directory)? {
+        let tables = Tables::open(&pins, false)?;
+        clients.push(of_client(&pins, &tables, None)?);
+    }
+    let mut degraded = vec!["the daemon is not running: tables stay as they are".to_owned()];
+    degraded.extend(faults(&clients));
+    if clients.is_empty() {
+        degraded.push(format!("no client has pins below {}", directory.display()));
+    }
+    Ok(Status { schema: SCHEMA, daemon: None, degraded, clients })
+}
+
+/// What is wrong, as far as the clients' status shows it.
+pub fn faults(clients: &[Client]) -> Vec<String> {
+    let mut faults = Vec::new();
+    for client in clients {
+        let name = &client.name;
+        if client.cgroup.is_none() {
+            faults.push(format!("client {name}: not attached to a cgroup that exists"));
+        }
+        for service in client.services.iter().filter(|service| service.open) {
+            let at = format!("client {name}, service {}", service.name);
+            if service.fallback.is_none() {
+                faults.push(format!("{at}: no usable backend, connects are refused"));
+            }
+            if let Some(Source { error: Some(error), .. }) = &service.source {
+                faults.push(format!("{at}: {error}"));
+            }
+        }
+    }
+    faults
+}
