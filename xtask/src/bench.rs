@@ -1,0 +1,71 @@
+//! Benchmarks: built in release, with the arms that they are compared against.
+
+use anyhow::{Result, bail};
+
+use crate::command::{cargo, run as run_command};
+use crate::object;
+
+/// `cargo xtask bench`
+#[derive(Debug, clap::Args)]
+pub struct Options {
+    /// What to measure; everything, if nothing is named
+    what: Option<What>,
+    /// Rounds per arm
+    #[arg(long, default_value_t = 150)]
+    rounds: u32,
+}
+
+/// What is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum What {
+    /// connect() through the programs, against direct, an empty and a floor program
+    Connect,
+    /// From a plan in memory to the next connect seeing all of a new table
+    Publish,
+    /// Start of the demo's daemon, CPU of an idle one
+    Daemon,
+}
+
+/// `cargo xtask bench`.
+pub fn run(options: &Options) -> Result<()> {
+    if !rustix::process::geteuid().is_root() {
+        bail!("benchmarks need root: they make cgroups and load kernel programs");
+    }
+    let wanted = |what| options.what.is_none_or(|only| only == what);
+    run_command(cargo().args(["build", "--release", "--package", "lb-user", "--locked"]))?;
+    if wanted(What::Connect) {
+        let floor = object::build("floor")?;
+        let mut bench = cargo();
+        bench.args([
+            "run",
+            "--release",
+            "--package",
+            "lb-tests",
+            "--bin",
+            "bench",
+            "--locked",
+            "--",
+            "connect",
+        ]);
+        run_command(bench.arg("--floor").arg(floor).arg("--rounds").arg(options.rounds.to_string()))?;
+    }
+    if wanted(What::Publish) {
+        run_command(cargo().args(["bench", "--package", "lb-user", "--bench", "publish", "--locked"]))?;
+    }
+    if wanted(What::Daemon) {
+        let mut bench = cargo();
+        bench.args([
+            "run",
+            "--release",
+            "--package",
+            "lb-tests",
+            "--bin",
+            "bench",
+            "--locked",
+            "--",
+            "daemon",
+        ]);
+        run_command(&mut bench)?;
+    }
+    Ok(())
+}

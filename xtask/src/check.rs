@@ -1,0 +1,35 @@
+//! What existing tools can lock: format, lints for host and kernel target, documentation, licences and bans.
+
+use anyhow::Result;
+
+use crate::command::{cargo, root, run as run_command};
+use crate::toolchain::{ebpf_cargo, tool};
+
+/// `cargo xtask check`.
+pub fn run() -> Result<()> {
+    run_command(cargo().args(["fmt", "--all", "--check"]))?;
+    run_command(cargo().args(["fmt", "--manifest-path", "lb-ebpf/Cargo.toml", "--check"]))?;
+    run_command(cargo().args([
+        "clippy",
+        "--workspace",
+        "--all-targets",
+        "--locked",
+        "--",
+        "--deny",
+        "warnings",
+    ]))?;
+    // A target folder of its own: clippy's artefacts are not the compiler's.
+    run_command(ebpf_cargo("clippy").args(["--release", "--bins", "--", "--deny", "warnings"]))?;
+    run_command(
+        cargo()
+            .args(["doc", "--workspace", "--no-deps", "--document-private-items", "--locked"])
+            .env("RUSTDOCFLAGS", "--deny warnings"),
+    )?;
+    for manifest in ["Cargo.toml", "lb-ebpf/Cargo.toml"] {
+        let mut deny = std::process::Command::new(tool("cargo-deny"));
+        deny.current_dir(root()).args(["--manifest-path", manifest, "check", "--config"]);
+        run_command(deny.arg(root().join("deny.toml")).args(["bans", "licenses", "sources"]))?;
+    }
+    println!("check: good");
+    Ok(())
+}

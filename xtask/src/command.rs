@@ -1,0 +1,70 @@
+//! External commands: printed before they run, and named with their status when they fail.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+/// The top of the repository.
+pub fn root() -> PathBuf {
+    let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
+    manifest.parent().expect("xtask lies in the repository").to_owned()
+}
+
+/// The folder for everything that is made.
+pub fn target() -> PathBuf {
+    root().join("target")
+}
+
+/// The cargo that runs us.
+pub fn cargo() -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.current_dir(root());
+    command
+}
+
+/// A command as one would type it.
+pub fn describe(command: &Command) -> String {
+    let mut words: Vec<String> = Vec::new();
+    for (name, value) in command.get_envs() {
+        if let Some(value) = value {
+            words.push(format!("{}={}", name.to_string_lossy(), quote(value)));
+        }
+    }
+    words.push(quote(command.get_program()));
+    words.extend(command.get_args().map(quote));
+    words.join(" ")
+}
+
+fn quote(word: &OsStr) -> String {
+    // Flags are handed to cargo with this separator; a blank is how one would type them.
+    let word = word.to_string_lossy().replace('\x1f', " ");
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:+,@%".contains(c);
+    if !word.is_empty() && word.chars().all(plain) {
+        word
+    } else {
+        format!("'{}'", word.replace('\'', r"'\''"))
+    }
+}
+
+/// Prints a command and runs it.
+pub fn run(command: &mut Command) -> Result<()> {
+    let text = describe(command);
+    println!("$ {text}");
+    let status = command.status().with_context(|| format!("start {text}"))?;
+    if !status.success() {
+        bail!("{text}: {status}");
+    }
+    Ok(())
+}
+
+/// Runs a command quietly and returns what it printed.
+pub fn output(command: &mut Command) -> Result<String> {
+    let text = describe(command);
+    let output = command.output().with_context(|| format!("start {text}"))?;
+    if !output.status.success() {
+        bail!("{text}: {}: {}", output.status, String::from_utf8_lossy(&output.stderr).trim());
+    }
+    Ok(String::from_utf8(output.stdout).with_context(|| format!("output of {text}"))?.trim().to_owned())
+}

@@ -1,0 +1,328 @@
+//! The demo: five backend processes, one client in a cgroup, socklb between them, and a live table.
+//!
+//! Everything it makes lies in the target folder or in a cgroup of its own, bpffs included, and is gone when it ends.
+//! This binary plays the backends and the client itself, so that the demo needs nothing but a Rust toolchain.
+
+use std::fs;
+use std::io;
+use std::net::SocketAddr;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use rustix::process::Signal;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::command::{cargo, describe, root, run as run_command, target};
+
+/// `cargo xtask run`
+#[derive(Debug, clap::Args)]
+pub struct Options {
+    /// Arguments for `socklb run` instead of the demo
+    #[arg(last = true)]
+    daemon: Vec<String>,
+}
+
+/// A backend of the demo.
+#[derive(Debug, clap::Args)]
+pub struct BackendOptions {
+    /// Its name, which it answers with
+    name: String,
+    /// Where it listens
+    address: SocketAddr,
+}
+
+/// The client of the demo.
+#[derive(Debug, clap::Args)]
+pub struct ClientOptions {
+    /// The cgroup it enters
+    cgroup: PathBuf,
+    /// What it dials
+    address: SocketAddr,
+}
+
+/// The five backends; `b3` has weight 3 in the endpoint file.
+const BACKENDS: [(&str, &str); 5] = [
+    ("b1", "127.0.0.1:18081"),
+    ("b2", "127.0.0.1:18082"),
+    ("b3", "127.0.0.1:18083"),
+    ("b4", "127.0.0.1:18084"),
+    ("b5", "127.0.0.1:18085"),
+];
+/// The service address of the example configuration.
+const SERVICE: &str = "10.96.0.10:80";
+/// The cgroup of the example configuration.
+const CGROUP: &str = "socklb-demo";
+/// Connects per second of the client.
+const RATE: u32 = 200;
+/// Connections that the client keeps open, so that there are active flows to see.
+const KEPT: usize = 24;
+
+/// `cargo xtask run`.
+pub fn run(options: &Options) -> Result<()> {
+    run_command(cargo().args(["build", "--release", "--package", "lb-user", "--locked"]))?;
+    let socklb = target().join("release/socklb");
+    if !options.daemon.is_empty() {
+        let mut daemon = Command::new(&socklb);
+        daemon.arg("run").args(&options.daemon);
+        println!("$ {}", describe(&daemon));
+        // The daemon takes our place: its signals and exit code are its own.
+        return Err(daemon.exec()).context("start socklb");
+    }
+    if !rustix::process::geteuid().is_root() {
+        bail!("the demo needs root: it makes a cgroup and loads kernel programs");
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(Demo::new(&socklb)?.play())
+}
+
+struct Demo {
+    socklb: PathBuf,
+    /// The folder for everything: configuration, log, bpffs.
+    folder: PathBuf,
+    cgroup: PathBuf,
+    children: Vec<(&'static str, Child)>,
+    daemon: Option<Child>,
+}
+
+impl Demo {
+    fn new(socklb: &Path) -> Result<Self> {
+        let folder = target().join("demo");
+        let mut demo = Self {
+            socklb: socklb.to_owned(),
+            folder,
+            cgroup: cgroup2_mount()?.join(CGROUP),
+            children: Vec::new(),
+            daemon: None,
+        };
+        // An earlier demo that was killed may have left its stage standing.
+        demo.clean_up();
+        Ok(demo)
+    }
+
+    async fn play(mut self) -> Result<()> {
+        // Installed first, so that ^C at any moment ends in the clean-up.
+        let mut interrupt = signal(SignalKind::interrupt())?;
+        let mut terminate = signal(SignalKind::terminate())?;
+        let mut hangup = signal(SignalKind::hangup())?;
+        let result = tokio::select! {
+            result = self.show() => result,
+            _ = interrupt.recv() => Ok(()),
+            _ = terminate.recv() => Ok(()),
+            _ = hangup.recv() => Ok(()),
+        };
+        println!("\nstopping the demo");
+        self.clean_up();
+        result
+    }
+
+    async fn show(&mut self) -> Result<()> {
+        let started = Instant::now();
+        self.set_the_stage()?;
+        for (name, address) in BACKENDS {
+            let backend = self.player(&["demo-backend", name, address])?;
+            self.children.push((name, backend));
+        }
+        self.daemon = Some(self.start_daemon()?);
+        self.wait_for_daemon().await?;
+        let cgroup = self.cgroup.to_string_lossy().into_owned();
+        let client = self.player(&["demo-client", &cgroup, SERVICE])?;
+        self.children.push(("client", client));
+        println!(
+            "started in {} ms. Endpoints: {} (edit it and watch); log: {}; ^C ends it",
+            started.elapsed().as_millis(),
+            self.folder.join("users.toml").display(),
+            self.folder.join("socklb.log").display(),
+        );
+        let mut table = self.socklb_command("status");
+        table.args(["--watch", "1"]);
+        let mut table = tokio::process::Command::from(table).kill_on_drop(true).spawn()?;
+        if rustix::termios::isatty(io::stdout()) {
+            // The table is drawn from the top of the screen.
+            print!("\x1b[2J");
+        }
+        loop {
+            tokio::select! {
+                status = table.wait() => bail!("the table ended: {}", status?),
+                () = tokio::time::sleep(Duration::from_millis(500)) => self.everybody_plays()?,
+            }
+        }
+    }
+
+    /// The configuration, a bpffs of our own, and the cgroup.
+    fn set_the_stage(&self) -> Result<()> {
+        let bpffs = self.folder.join("bpf");
+        fs::create_dir_all(&bpffs).with_context(|| format!("create {}", bpffs.display()))?;
+        for name in ["socklb.toml", "users.toml"] {
+            let from = root().join("examples/demo").join(name);
+            fs::copy(&from, self.folder.join(name)).with_context(|| format!("copy {}", from.display()))?;
+        }
+        rustix::mount::mount("bpf", &bpffs, "bpf", rustix::mount::MountFlags::empty(), None)
+            .with_context(|| format!("mount a bpf file system on {}", bpffs.display()))?;
+        fs::create_dir_all(&self.cgroup).with_context(|| format!("create cgroup {}", self.cgroup.display()))
+    }
+
+    /// This binary, playing a part.
+    fn player(&self, arguments: &[&str]) -> Result<Child> {
+        let mut player = Command::new(std::env::current_exe()?);
+        player.args(arguments).stdin(Stdio::null());
+        // A process group of its own: ^C is for us, and we end everybody in order.
+        player.process_group(0).spawn().with_context(|| format!("start {}", arguments.join(" ")))
+    }
+
+    fn socklb_command(&self, command: &str) -> Command {
+        let mut socklb = Command::new(&self.socklb);
+        socklb.arg(command);
+        for (flag, folder) in [("--pins", "bpf/socklb"), ("--run", "run"), ("--state", "state")] {
+            socklb.arg(flag).arg(self.folder.join(folder));
+        }
+        socklb.process_group(0);
+        socklb
+    }
+
+    fn start_daemon(&self) -> Result<Child> {
+        let log = fs::File::create(self.folder.join("socklb.log"))?;
+        let mut daemon = self.socklb_command("run");
+        daemon.arg("--config").arg(self.folder.join("socklb.toml"));
+        println!("$ {}", describe(&daemon));
+        daemon.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).spawn().context("start socklb")
+    }
+
+    /// The daemon answers once its tables are in the kernel.
+    async fn wait_for_daemon(&mut self) -> Result<()> {
+        let deadline = Instant::now() + Duration::from_secs(10);
+        let socket = self.folder.join("run/socklb.sock");
+        while Instant::now() < deadline {
+            if let Some(daemon) = &mut self.daemon
+                && let Some(status) = daemon.try_wait()?
+            {
+                bail!("socklb ended: {status}; its log says:\n{}", self.log());
+            }
+            if tokio::net::UnixStream::connect(&socket).await.is_ok() {
+                return Ok(());
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        bail!("socklb did not answer in ten seconds; its log says:\n{}", self.log())
+    }
+
+    fn log(&self) -> String {
+        fs::read_to_string(self.folder.join("socklb.log")).unwrap_or_default()
+    }
+
+    fn everybody_plays(&mut self) -> Result<()> {
+        for (name, child) in &mut self.children {
+            if let Some(status) = child.try_wait()? {
+                bail!("{name} ended: {status}");
+            }
+        }
+        if let Some(daemon) = &mut self.daemon
+            && let Some(status) = daemon.try_wait()?
+        {
+            bail!("socklb ended: {status}; its log says:\n{}", self.log());
+        }
+        Ok(())
+    }
+
+    /// Ends everybody, the daemon before what it balances over, and strikes the stage. Goes on after every failure.
+    fn clean_up(&mut self) {
+        if let Some(mut daemon) = self.daemon.take() {
+            let _ = end(&mut daemon);
+        }
+        for (_, child) in &mut self.children {
+            let _ = end(child);
+        }
+        self.children.clear();
+        if self.folder.join("bpf/socklb").exists() {
+            let mut detach = self.socklb_command("detach");
+            let _ = detach.arg("--all").stdout(Stdio::null()).status();
+        }
+        let _ = rustix::mount::unmount(self.folder.join("bpf"), rustix::mount::UnmountFlags::DETACH);
+        let _ = fs::remove_dir_all(&self.folder);
+        let _ = fs::remove_dir(&self.cgroup);
+    }
+}
+
+/// Asks a child to end and waits for it.
+fn end(child: &mut Child) -> io::Result<ExitStatus> {
+    if child.try_wait()?.is_none()
+        && let Some(pid) = rustix::process::Pid::from_raw(i32::try_from(child.id()).unwrap_or(0))
+    {
+        rustix::process::kill_process(pid, Signal::TERM)?;
+    }
+    child.wait()
+}
+
+/// Where cgroup2 is mounted, by file system type.
+fn cgroup2_mount() -> Result<PathBuf> {
+    let table = fs::read_to_string("/proc/self/mountinfo")?;
+    let mounted = table.lines().find_map(|line| {
+        let (mount, source) = line.split_once(" - ")?;
+        if source.starts_with("cgroup2 ") { mount.split(' ').nth(4) } else { None }
+    });
+    let mounted = mounted.context("no cgroup2 is mounted: `mount -t cgroup2 none /sys/fs/cgroup/unified`")?;
+    Ok(PathBuf::from(mounted))
+}
+
+/// Ends with the demo, however that ends.
+fn end_with_parent() -> Result<()> {
+    rustix::process::set_parent_process_death_signal(Some(Signal::TERM))?;
+    Ok(())
+}
+
+/// A backend: answers every connection with its name and closes when the client does.
+pub fn backend(options: &BackendOptions) -> Result<()> {
+    end_with_parent()?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let listener = TcpListener::bind(options.address)
+            .await
+            .with_context(|| format!("backend {} cannot listen on {}", options.name, options.address))?;
+        loop {
+            let (mut stream, _) = listener.accept().await?;
+            let name = options.name.clone();
+            tokio::spawn(async move {
+                let _ = stream.write_all(name.as_bytes()).await;
+                let _ = stream.read(&mut [0; 1]).await;
+            });
+        }
+    })
+}
+
+/// The client: connects to the service again and again, and reads who answers.
+pub fn client(options: &ClientOptions) -> Result<()> {
+    end_with_parent()?;
+    // Before the first socket: the cgroup that a socket is made in is the one that counts.
+    let procs = options.cgroup.join("cgroup.procs");
+    fs::write(&procs, std::process::id().to_string())
+        .with_context(|| format!("enter {}", procs.display()))?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let mut kept = std::collections::VecDeque::new();
+        let mut pace = tokio::time::interval(Duration::from_secs(1) / RATE);
+        loop {
+            pace.tick().await;
+            match dial(options.address).await {
+                Ok(stream) => kept.push_back(stream),
+                // Backends come and go while somebody edits the file.
+                Err(error) => eprintln!("client: {}: {error}", options.address),
+            }
+            if kept.len() > KEPT {
+                kept.pop_front();
+            }
+        }
+    })
+}
+
+async fn dial(address: SocketAddr) -> io::Result<TcpStream> {
+    let mut stream = TcpStream::connect(address).await?;
+    let mut name = [0; 16];
+    if stream.read(&mut name).await? == 0 {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    Ok(stream)
+}

@@ -1,0 +1,77 @@
+//! socklb's workshop: `cargo xtask <command>`. Dispatch only; each command is a file.
+
+mod command;
+
+mod toolchain;
+
+mod setup;
+
+mod object;
+
+mod demo;
+
+mod check;
+
+mod tidy;
+
+mod test;
+
+mod bench;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// socklb's workshop.
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Build socklb and show it at work: five backends, one client, a live table. With arguments after `--`, run the
+    /// daemon with these instead, as in `cargo xtask run -- --config FILE`
+    Run(demo::Options),
+    /// Install what testing needs, printing every command; `--check` only says what is missing
+    Setup(setup::Options),
+    /// Build the kernel object anew and commit-ready: the stripped copy and its record
+    Object,
+    /// Format, lints for host and kernel target, docs with warnings denied, licences and bans of dependencies
+    Check,
+    /// The house rules that no existing tool can lock
+    Tidy,
+    /// Set up, check, tidy and run every tier of tests, or one tier
+    Test(test::Options),
+    /// Measure; see docs/performance.md
+    Bench(bench::Options),
+    /// A process of the demo
+    #[command(hide = true)]
+    DemoBackend(demo::BackendOptions),
+    /// A process of the demo
+    #[command(hide = true)]
+    DemoClient(demo::ClientOptions),
+}
+
+fn main() -> ExitCode {
+    let result = match Cli::parse().command {
+        Command::Run(options) => demo::run(&options),
+        Command::Setup(options) => setup::run(&options),
+        Command::Object => object::run(),
+        Command::Check => check::run(),
+        Command::Tidy => tidy::run(),
+        Command::Test(options) => test::run(&options),
+        Command::Bench(options) => bench::run(&options),
+        Command::DemoBackend(options) => demo::backend(&options),
+        Command::DemoClient(options) => demo::client(&options),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("xtask: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

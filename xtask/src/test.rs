@@ -1,0 +1,66 @@
+//! Every tier of tests, cheapest first, after what they need is installed and the tree is checked.
+
+use anyhow::{Result, bail};
+
+use crate::command::{cargo, run as run_command};
+use crate::{check, object, setup, tidy};
+
+/// `cargo xtask test`
+#[derive(Debug, clap::Args)]
+pub struct Options {
+    /// Only one tier: nothing is installed or checked before it
+    tier: Option<Tier>,
+    /// Only tests whose name contains this
+    #[arg(requires = "tier")]
+    filter: Option<String>,
+}
+
+/// A tier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Tier {
+    /// Pure code: the contract, the decisions, the house rules. No root, any platform
+    Pure,
+    /// The daemon's own tests. No root
+    Product,
+    /// The committed kernel object against its sources
+    Object,
+    /// The program on this kernel, with real cgroups and sockets. Root
+    Local,
+}
+
+/// `cargo xtask test`.
+pub fn run(options: &Options) -> Result<()> {
+    if let Some(tier) = options.tier {
+        return run_tier(tier, options.filter.as_deref());
+    }
+    setup::run(&setup::Options::install())?;
+    check::run()?;
+    tidy::run()?;
+    for tier in [Tier::Pure, Tier::Product, Tier::Object, Tier::Local] {
+        run_tier(tier, None)?;
+    }
+    println!("test: every tier passed");
+    Ok(())
+}
+
+fn run_tier(tier: Tier, filter: Option<&str>) -> Result<()> {
+    let packages: &[&str] = match tier {
+        Tier::Pure => &["lb-common", "lb-core", "xtask"],
+        Tier::Product => &["lb-user"],
+        Tier::Object => return object::rebuild_and_compare(),
+        Tier::Local => &["lb-tests"],
+    };
+    if tier == Tier::Local {
+        if !rustix::process::geteuid().is_root() {
+            bail!("tier local needs root: it makes cgroups and network namespaces and loads kernel programs");
+        }
+        run_command(cargo().args(["build", "--package", "lb-user", "--locked"]))?;
+    }
+    let mut test = cargo();
+    test.args(["test", "--locked"]);
+    for package in packages {
+        test.args(["--package", package]);
+    }
+    test.args(filter);
+    run_command(&mut test)
+}

@@ -1,0 +1,214 @@
+//! House rules that no existing tool can lock: edges between crates, the freshness of the kernel object, file heads and
+//! idioms. Each says what to do instead.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+
+use crate::command::{cargo, output, root};
+use crate::object::{self, Record};
+
+/// The edges that our crates may have, each a decision: normal and build dependencies only.
+const EDGES: [(&str, Allowed); 5] = [
+    ("lb-common", Allowed::Exactly(&["bytemuck"])),
+    ("lb-core", Allowed::Exactly(&["lb-common", "thiserror", "xxhash-rust"])),
+    ("lb-user", Allowed::Ours(&["lb-common", "lb-core"])),
+    // The tests drive the program as an operator does, never as a library.
+    ("lb-tests", Allowed::Ours(&["lb-common"])),
+    ("xtask", Allowed::Ours(&[])),
+];
+
+enum Allowed {
+    /// All dependencies are named.
+    Exactly(&'static [&'static str]),
+    /// Any dependency but of our own crates only these.
+    Ours(&'static [&'static str]),
+}
+
+/// What must not be written, where, and what to write instead.
+struct Idiom {
+    pattern: &'static str,
+    /// Below this path.
+    inside: &'static str,
+    /// But not below these.
+    except: &'static [&'static str],
+    instead: &'static str,
+}
+
+static IDIOMS: [Idiom; 6] = [
+    Idiom { pattern: concat!("#[", "ignore"), inside: "", except: &[], instead: "a test runs or is deleted" },
+    Idiom {
+        pattern: concat!("#[", "should_panic"),
+        inside: "",
+        except: &[],
+        instead: "catch the panic and compare its message",
+    },
+    Idiom {
+        pattern: concat!("thread", "::sleep"),
+        inside: "",
+        except: &[],
+        instead: "wait for the fact, with a deadline",
+    },
+    Idiom {
+        pattern: concat!("repr", "(C"),
+        inside: "",
+        except: &["lb-common/src/abi.rs", "lb-common/src/net.rs", "lb-user/src/datapath/sys.rs"],
+        instead: "the kernel ABI has one home, lb-common/src/abi.rs",
+    },
+    Idiom {
+        pattern: concat!("aya", "::"),
+        inside: "lb-user/src",
+        except: &["lb-user/src/datapath"],
+        instead: "only the datapath knows of bpf",
+    },
+    Idiom {
+        pattern: concat!("Instant", "::now"),
+        inside: "lb-user/src",
+        except: &["lb-user/src/daemon.rs"],
+        instead: "the event loop reads the clock and passes it on",
+    },
+];
+
+/// `cargo xtask tidy`.
+pub fn run() -> Result<()> {
+    let mut faults = Vec::new();
+    edges(&mut faults)?;
+    object_is_fresh(&mut faults)?;
+    let files = sources(&root())?;
+    for (name, text) in &files {
+        file(name, text, &mut faults);
+    }
+    if !faults.is_empty() {
+        for fault in &faults {
+            eprintln!("tidy: {fault}");
+        }
+        bail!("{} house rules are broken", faults.len());
+    }
+    println!("tidy: good ({} files)", files.len());
+    Ok(())
+}
+
+fn edges(faults: &mut Vec<String>) -> Result<()> {
+    // Locked: a manifest whose lock file was not committed fails here.
+    let metadata = output(cargo().args(["metadata", "--format-version", "1", "--no-deps", "--locked"]))?;
+    let metadata: Value = serde_json::from_str(&metadata)?;
+    let packages = metadata["packages"].as_array().context("packages of cargo metadata")?;
+    let ours: Vec<&str> = packages.iter().filter_map(|package| package["name"].as_str()).collect();
+    for package in packages {
+        let name = package["name"].as_str().context("a package's name")?;
+        let Some((_, allowed)) = EDGES.iter().find(|(known, _)| *known == name) else {
+            faults.push(format!("crate {name} is not in tidy's list of crates and their edges"));
+            continue;
+        };
+        let dependencies = package["dependencies"].as_array().context("a package's dependencies")?;
+        for dependency in dependencies.iter().filter(|dependency| dependency["kind"] != "dev") {
+            let on = dependency["name"].as_str().context("a dependency's name")?;
+            let fine = match allowed {
+                Allowed::Exactly(list) => list.contains(&on),
+                Allowed::Ours(list) => !ours.contains(&on) || list.contains(&on),
+            };
+            if !fine {
+                faults.push(format!(
+                    "crate {name} depends on {on}: a new edge between rooms is a decision of its own"
+                ));
+            }
+        }
+        let manifest = package["manifest_path"].as_str().context("a package's manifest")?;
+        if !fs::read_to_string(manifest)?.contains("[lints]\nworkspace = true") {
+            faults.push(format!("{manifest} does not inherit the workspace's lints"));
+        }
+    }
+    Ok(())
+}
+
+fn object_is_fresh(faults: &mut Vec<String>) -> Result<()> {
+    let record = Record::read()?;
+    if object::sources_hash()? != record.sources {
+        faults.push(
+            "the kernel object's sources changed: run `cargo xtask object` and commit the result".to_owned(),
+        );
+    }
+    if object::hex(&fs::read(object::committed())?) != record.object {
+        faults.push("the committed kernel object is not the one that its record names".to_owned());
+    }
+    Ok(())
+}
+
+fn file(name: &str, text: &str, faults: &mut Vec<String>) {
+    if !text.starts_with("//!") {
+        faults.push(format!("{name} has no head that says what it is for (`//!`)"));
+    }
+    for idiom in &IDIOMS {
+        let here =
+            name.starts_with(idiom.inside) && !idiom.except.iter().any(|except| name.starts_with(except));
+        if !here {
+            continue;
+        }
+        for (number, line) in text.lines().enumerate() {
+            if line.contains(idiom.pattern) {
+                faults.push(format!("{name}:{}: `{}`: {}", number + 1, idiom.pattern, idiom.instead));
+            }
+        }
+    }
+}
+
+/// Every Rust source of the tree, by name.
+fn sources(root: &Path) -> Result<BTreeMap<String, String>> {
+    let mut files = BTreeMap::new();
+    let mut pending: Vec<PathBuf> = ["lb-common", "lb-core", "lb-ebpf", "lb-user", "tests", "xtask"]
+        .iter()
+        .map(|room| root.join(room))
+        .collect();
+    // Bound: the tree's folders, each read once.
+    while let Some(path) = pending.pop() {
+        if path.is_dir() {
+            if path.file_name().is_some_and(|name| name == "target") {
+                continue;
+            }
+            for entry in fs::read_dir(&path)? {
+                pending.push(entry?.path());
+            }
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            let name = path.strip_prefix(root)?.to_string_lossy().into_owned();
+            files.insert(name, fs::read_to_string(&path)?);
+        }
+    }
+    Ok(files)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(name: &str, text: &str, expected: &[&str]) {
+        let mut faults = Vec::new();
+        file(name, text, &mut faults);
+        assert_eq!(faults, expected);
+    }
+
+    #[test]
+    fn a_broken_rule_is_named_with_its_line() {
+        check("lb-core/src/a.rs", "//! Head.\n", &[]);
+        check(
+            "lb-core/src/a.rs",
+            "fn a() {}\n",
+            &["lb-core/src/a.rs has no head that says what it is for (`//!`)"],
+        );
+        let sleep = concat!("//! Head.\n\nstd::thread", "::sleep(d);\n");
+        let fault = concat!("tests/a.rs:3: `thread", "::sleep`: wait for the fact, with a deadline");
+        check("tests/a.rs", sleep, &[fault]);
+    }
+
+    #[test]
+    fn a_rule_ends_at_its_rooms() {
+        let text = concat!("//! Head.\nuse aya", "::Ebpf;\n");
+        check("lb-user/src/datapath/object.rs", text, &[]);
+        check("tests/stage/maps.rs", text, &[]);
+        let fault = concat!("lb-user/src/daemon.rs:2: `aya", "::`: only the datapath knows of bpf");
+        check("lb-user/src/daemon.rs", text, &[fault]);
+    }
+}

@@ -1,0 +1,90 @@
+//! The one place that chooses the toolchain for the kernel object.
+//!
+//! The programs are built for a target whose `core` has to be compiled, which needs the standard library's source and
+//! an unstable flag. Debian's `rustc-web` brings a compiler, its source and a matching LLVM; the rest of the tree is
+//! built by whatever stable toolchain runs us.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::Result;
+
+use crate::command::{self, output, root, target};
+
+/// The compiler.
+pub const RUSTC: &str = "/usr/bin/rustc";
+/// Its cargo.
+pub const CARGO: &str = "/usr/bin/cargo";
+/// Its LLVM, which the linker is built against.
+pub const LLVM: &str = "/usr/lib/llvm-22";
+/// The linker's version.
+pub const LINKER_VERSION: &str = "0.13.0";
+
+/// Where `cargo xtask setup` puts tools that it builds.
+pub fn tools() -> PathBuf {
+    target().join("tools")
+}
+
+/// A tool that setup built, or one of the same name on the path.
+pub fn tool(name: &str) -> PathBuf {
+    let ours = tools().join("bin").join(name);
+    if ours.exists() { ours } else { PathBuf::from(name) }
+}
+
+/// A cargo command for the kernel workspace with everything that makes its output reproducible.
+pub fn ebpf_cargo(subcommand: &str) -> Command {
+    let root = root();
+    let home = std::env::var_os("CARGO_HOME").map_or_else(
+        || PathBuf::from(std::env::var_os("HOME").unwrap_or_default()).join(".cargo"),
+        PathBuf::from,
+    );
+    let flags = [
+        // BTF is made from debug information; the object that ships keeps the one and not the other.
+        "-Cdebuginfo=2".to_owned(),
+        "-Clink-arg=--btf".to_owned(),
+        // Atomics that return a value. Programs without them still load on kernels that lack them.
+        "-Ctarget-cpu=v3".to_owned(),
+        // No path of this machine in the object.
+        format!("--remap-path-prefix={}=/socklb", root.display()),
+        format!("--remap-path-prefix={}=/cargo", home.display()),
+    ];
+    let mut command = Command::new(CARGO);
+    command
+        .current_dir(root.join("lb-ebpf"))
+        .arg(subcommand)
+        .args(["-Z", "build-std=core", "--target", "bpfel-unknown-none", "--locked"])
+        .env("RUSTC", RUSTC)
+        // `build-std` and the atomics intrinsics are unstable.
+        .env("RUSTC_BOOTSTRAP", "1")
+        .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\x1f"))
+        .env("PATH", path_with(&tools().join("bin")))
+        // The stable toolchain's wrapper must not choose the compiler here.
+        .env_remove("RUSTUP_TOOLCHAIN")
+        .env_remove("CARGO")
+        .env_remove("RUSTFLAGS")
+        .env_remove("CARGO_TARGET_DIR");
+    command
+}
+
+fn path_with(directory: &Path) -> OsString {
+    let mut path = directory.as_os_str().to_owned();
+    // `cargo clippy` and the linker are looked up by name: Debian's own first.
+    path.push(":/usr/bin:");
+    path.push(std::env::var_os("PATH").unwrap_or_default());
+    path
+}
+
+/// The versions that decide the object's bytes, as recorded beside it.
+pub fn versions() -> Result<String> {
+    let rustc = output(Command::new(RUSTC).arg("-V"))?;
+    let linker = output(Command::new(tool("bpf-linker")).arg("--version"))?;
+    let llvm = output(Command::new(Path::new(LLVM).join("bin/llvm-config")).arg("--version"))?;
+    Ok(format!("{rustc}; {linker}; LLVM {llvm}"))
+}
+
+/// Copies an object without its debug information.
+pub fn strip(from: &Path, to: &Path) -> Result<()> {
+    let objcopy = Path::new(LLVM).join("bin/llvm-objcopy");
+    command::run(Command::new(objcopy).arg("--strip-debug").arg(from).arg(to))
+}
