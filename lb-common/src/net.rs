@@ -11,62 +11,67 @@ use bytemuck::{Pod, Zeroable};
 /// A 16-bit integer in network byte order: a port.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Pod, Zeroable)]
-pub struct Be16(u16);
+pub struct Be16 {
+    // Named, because readers of the maps see the name.
+    be: u16,
+}
 
 impl Be16 {
     /// From a value in host order.
     #[inline(always)]
     pub const fn from_host(value: u16) -> Self {
-        Self(value.to_be())
+        Self { be: value.to_be() }
     }
 
     /// From the bits as they lie in memory or in a kernel context field.
     #[inline(always)]
     pub const fn from_network(bits: u16) -> Self {
-        Self(bits)
+        Self { be: bits }
     }
 
     /// The value in host order.
     #[inline(always)]
     pub const fn to_host(self) -> u16 {
-        u16::from_be(self.0)
+        u16::from_be(self.be)
     }
 
     /// The bits as they lie in memory.
     #[inline(always)]
     pub const fn to_network(self) -> u16 {
-        self.0
+        self.be
     }
 }
 
 /// A 32-bit word in network byte order: an IPv4 address, or a quarter of an IPv6 address.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Pod, Zeroable)]
-pub struct Be32(u32);
+pub struct Be32 {
+    be: u32,
+}
 
 impl Be32 {
     /// From a value in host order.
     #[inline(always)]
     pub const fn from_host(value: u32) -> Self {
-        Self(value.to_be())
+        Self { be: value.to_be() }
     }
 
     /// From the bits as they lie in memory or in a kernel context field.
     #[inline(always)]
     pub const fn from_network(bits: u32) -> Self {
-        Self(bits)
+        Self { be: bits }
     }
 
     /// The value in host order.
     #[inline(always)]
     pub const fn to_host(self) -> u32 {
-        u32::from_be(self.0)
+        u32::from_be(self.be)
     }
 
     /// The bits as they lie in memory.
     #[inline(always)]
     pub const fn to_network(self) -> u32 {
-        self.0
+        self.be
     }
 }
 
@@ -82,14 +87,14 @@ impl Address {
     /// The v4-mapped form of an IPv4 address given as its word.
     #[inline(always)]
     pub const fn mapped(v4: Be32) -> Self {
-        Self { words: [Be32(0), Be32(0), Be32::from_host(0xffff), v4] }
+        Self { words: [Be32 { be: 0 }, Be32 { be: 0 }, Be32::from_host(0xffff), v4] }
     }
 
     /// The IPv4 word, if this address is v4-mapped.
     #[inline(always)]
     pub const fn as_mapped(self) -> Option<Be32> {
         let [a, b, c, d] = self.words;
-        if a.0 == 0 && b.0 == 0 && c.to_host() == 0xffff { Some(d) } else { None }
+        if a.be == 0 && b.be == 0 && c.to_host() == 0xffff { Some(d) } else { None }
     }
 }
 
