@@ -1,0 +1,237 @@
+//! Active counts are exact: they are the sockets that are open, whatever way each of them ends.
+
+use lb_common::abi::{Flow, FlowRecord, map};
+use stage::maps::{array, hash};
+use stage::{Backend, Manner, Probe, eventually};
+
+use crate::fixture::{Fixture, SERVICE, config};
+
+/// No socket, no count, no record.
+#[track_caller]
+fn all_gone(fixture: &Fixture) {
+    eventually("active counts return to 0", || fixture.setup.active(), |active| *active == 0);
+    assert_eq!(records(fixture), (0, 0), "records in the table and in the overflow");
+}
+
+/// Records in the flow table and in the overflow table.
+fn records(fixture: &Fixture) -> (usize, usize) {
+    let flows = array::<FlowRecord>(&fixture.setup.map("web", map::FLOWS));
+    let overflow = hash::<u64, Flow>(&fixture.setup.map("web", map::FLOW_OVERFLOW));
+    let taken =
+        flows.iter().filter(|record| record.as_ref().is_ok_and(|record| record.0.cookie != 0)).count();
+    let promised: u64 = flows.iter().filter_map(Result::ok).map(|record| record.0.overflowed).sum();
+    let kept = overflow.keys().filter(Result::is_ok).count();
+    assert_eq!(promised, kept as u64, "each place counts its own overflow records");
+    (taken, kept)
+}
+
+#[test]
+fn a_socket_counts_from_connect_to_close() {
+    let fixture = Fixture::new();
+    let mut probe = fixture.probe();
+    let open: Vec<_> = (0..9).map(|_| probe.dial(SERVICE)).collect();
+    let active = |backend: &serde_json::Value| backend["active"].as_u64().expect("a count");
+    let counts: Vec<u64> = fixture.setup.backends("web", "users").iter().map(active).collect();
+    assert_eq!(counts, [3, 3, 3]);
+    for dialled in &open {
+        probe.close(dialled.socket);
+    }
+    all_gone(&fixture);
+}
+
+#[test]
+fn it_makes_no_difference_who_closes_and_how() {
+    let mut fixture = Fixture::without_daemon();
+    fixture.backends.clear();
+    fixture.backends = vec![
+        Backend::with_manner("closes", "127.0.0.1:8001", Manner::ClosesFirst),
+        Backend::with_manner("resets", "127.0.0.1:8002", Manner::Resets),
+        Backend::with_manner("waits", "127.0.0.1:8003", Manner::Patient),
+    ];
+    fixture.start();
+    let mut probe = fixture.probe();
+    let mut open: Vec<_> = (0..12).map(|_| probe.dial(SERVICE)).collect();
+    assert_eq!(fixture.setup.active(), 12);
+    // A copy of a socket is the same socket: it counts until the last copy is closed.
+    let copied = open.pop().expect("twelve");
+    let copy = probe.ask(&format!("dup {}", copied.socket));
+    probe.close(copied.socket);
+    assert_eq!(fixture.setup.active(), 12);
+    probe.close(copy.strip_prefix("ok ").and_then(|n| n.parse().ok()).expect("a number"));
+    assert_eq!(fixture.setup.active(), 11);
+    for (i, dialled) in open.iter().enumerate() {
+        match i % 3 {
+            0 => assert_eq!(probe.ask(&format!("reset {}", dialled.socket)), "ok"),
+            1 => {
+                // A shutdown is no close: the socket is still there. Its peer may be gone already.
+                let _ = probe.ask(&format!("shut {}", dialled.socket));
+                probe.close(dialled.socket);
+            }
+            _ => probe.close(dialled.socket),
+        }
+    }
+    all_gone(&fixture);
+}
+
+#[test]
+fn refused_and_retried_sockets_are_counted_once() {
+    let mut fixture = Fixture::without_daemon();
+    // Nobody listens on the only backend.
+    fixture.write_endpoints(&[("127.0.0.1:8009", "")]);
+    fixture.start();
+    let mut probe = fixture.probe();
+    for socket in 0..20 {
+        assert_eq!(probe.try_dial(SERVICE).map(|d| d.name), Err(libc::ECONNREFUSED));
+        for _ in 0..3 {
+            assert_eq!(probe.try_redial(socket, SERVICE).map(|d| d.name), Err(libc::ECONNREFUSED));
+        }
+    }
+    assert_eq!(fixture.setup.active(), 20, "open sockets, not calls");
+    for socket in 0..20 {
+        probe.close(socket);
+    }
+    all_gone(&fixture);
+    let backend = &fixture.setup.backends("web", "users")[0];
+    assert_eq!(backend["connects"], 80, "calls");
+}
+
+#[test]
+fn a_socket_that_goes_elsewhere_is_no_flow_of_the_service() {
+    let mut fixture = Fixture::without_daemon();
+    fixture.write_endpoints(&[("127.0.0.1:8009", "")]);
+    fixture.start();
+    let mut probe = fixture.probe();
+    assert!(probe.try_dial(SERVICE).is_err());
+    assert_eq!(fixture.setup.active(), 1);
+    let direct = probe.try_redial(0, "127.0.0.1:8001").expect("b1 listens");
+    assert_eq!((direct.name.as_str(), direct.peer.as_str()), ("b1", "127.0.0.1:8001"));
+    assert_eq!(fixture.setup.active(), 0);
+    probe.close(0);
+    all_gone(&fixture);
+}
+
+#[test]
+fn a_disconnected_socket_can_dial_again() {
+    let fixture = Fixture::new();
+    let mut probe = fixture.probe();
+    let mut names = std::collections::BTreeSet::new();
+    let first = probe.dial(SERVICE);
+    names.insert(first.name);
+    for _ in 0..2 {
+        assert_eq!(probe.ask(&format!("unspec {}", first.socket)), "ok");
+        names.insert(probe.try_redial(first.socket, SERVICE).expect("it dials again").name);
+        assert_eq!(fixture.setup.active(), 1, "one socket");
+    }
+    assert_eq!(names.len(), 3, "each dial is a choice of its own");
+    probe.close(first.socket);
+    all_gone(&fixture);
+}
+
+#[test]
+fn an_abandoned_connect_is_given_back() {
+    let mut fixture = Fixture::without_daemon();
+    // Connects to a listener whose queue is full stay in the handshake.
+    let full = std::net::TcpListener::bind("127.0.0.1:8010").expect("listen");
+    rustix::net::listen(&full, 0).expect("shorten the queue");
+    fixture.write_endpoints(&[("127.0.0.1:8010", "")]);
+    fixture.start();
+    let mut probe = fixture.probe();
+    let started: Vec<String> = (0..10).map(|_| probe.ask(&format!("start {SERVICE}"))).collect();
+    assert_eq!(fixture.setup.active(), 10);
+    for answer in &started[..5] {
+        probe.close(answer.strip_prefix("ok ").and_then(|n| n.parse().ok()).expect("a number"));
+    }
+    assert_eq!(fixture.setup.active(), 5);
+    probe.kill();
+    all_gone(&fixture);
+}
+
+#[test]
+fn a_killed_process_leaves_no_count() {
+    let fixture = Fixture::new();
+    let mut probe = fixture.probe();
+    for _ in 0..50 {
+        probe.dial(SERVICE);
+    }
+    assert_eq!(fixture.setup.active(), 50);
+    probe.kill();
+    all_gone(&fixture);
+}
+
+/// Sets the smallest flow table: 64 places, and as many in the overflow.
+fn with_small_table() -> Fixture {
+    let mut fixture = Fixture::without_daemon();
+    let text = config(&fixture.cgroup, r#"{ file = "users.toml" }"#, "") + "[limits]\nflow_records = 64\n";
+    fixture.setup.write("socklb.toml", &text);
+    fixture.start();
+    fixture
+}
+
+#[test]
+fn colliding_sockets_are_counted_in_the_overflow() {
+    let fixture = with_small_table();
+    let mut probes: Vec<Probe> = (0..2).map(|_| fixture.probe()).collect();
+    let mut open = Vec::new();
+    for i in 0..90 {
+        let probe = &mut probes[i % 2];
+        let dialled = probe.dial(SERVICE);
+        assert_eq!(dialled.peer, SERVICE);
+        open.push((i % 2, dialled.socket));
+    }
+    let (table, overflow) = records(&fixture);
+    assert!(overflow > 0, "90 sockets in 64 places");
+    assert_eq!((table + overflow) as u64, 90);
+    assert_eq!(fixture.setup.active(), 90);
+    // Every other one goes, others come: places that get free may be claimed by newcomers only.
+    for (probe, socket) in open.iter().step_by(2) {
+        probes[*probe].close(*socket);
+    }
+    let again: Vec<_> = (0..40).map(|_| probes[0].dial(SERVICE)).collect();
+    assert_eq!(fixture.setup.active(), 85);
+    for (probe, socket) in open.iter().skip(1).step_by(2) {
+        assert_eq!(probes[*probe].ask(&format!("peer {socket}")), SERVICE, "found in table or overflow");
+        probes[*probe].close(*socket);
+    }
+    for dialled in again {
+        probes[0].close(dialled.socket);
+    }
+    all_gone(&fixture);
+}
+
+#[test]
+fn a_full_flow_table_refuses_nobody() {
+    let fixture = with_small_table();
+    let mut probe = fixture.probe();
+    for _ in 0..300 {
+        probe.dial(SERVICE);
+    }
+    let outcomes = || fixture.setup.status()["clients"][0]["services"][0]["outcomes"].clone();
+    let count = |outcomes: &serde_json::Value, name: &str| outcomes[name].as_u64().expect("a count");
+    let seen = outcomes();
+    let untracked = count(&seen, "untracked");
+    assert!(untracked >= 300 - 128, "{seen}");
+    assert_eq!(count(&seen, "forwarded") + untracked, 300);
+    assert_eq!(fixture.setup.active(), 300 - untracked, "chosen = active + untracked");
+    probe.kill();
+    all_gone(&fixture);
+}
+
+/// Every call counts one outcome, also under two CPUs' load.
+#[test]
+fn outcomes_add_up_to_the_calls() {
+    let fixture = Fixture::new();
+    let mut probes: Vec<Probe> = (0..4).map(|_| fixture.probe()).collect();
+    for (i, probe) in probes.iter_mut().enumerate() {
+        probe.pin(u32::try_from(i % 2).expect("a CPU"));
+        probe.send(&format!("many {SERVICE} 500"));
+    }
+    for probe in &mut probes {
+        let counts = stage::probe::parse_counts(&probe.receive());
+        assert_eq!(counts.values().sum::<u32>(), 500, "{counts:?}");
+        assert_eq!(counts.len(), 3, "{counts:?}");
+    }
+    let client = fixture.setup.status()["clients"][0].clone();
+    assert_eq!(client["services"][0]["outcomes"]["forwarded"], 2000);
+    assert_eq!(client["not_a_service"], 0);
+    all_gone(&fixture);
+}

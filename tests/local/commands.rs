@@ -1,0 +1,128 @@
+//! The commands as an operator uses them: what they print, what they exit with.
+
+use serde_json::Value;
+use stage::daemon::failure;
+
+use crate::fixture::{Fixture, SERVICE, endpoints};
+
+#[test]
+fn check_reports_on_the_configuration_and_its_files() {
+    let fixture = Fixture::without_daemon();
+    let path = fixture.setup.folder.join("socklb.toml");
+    let path = path.to_str().expect("UTF-8");
+    let good = fixture.setup.run(&["check", path]);
+    assert_eq!((good.status.code(), String::from_utf8_lossy(&good.stdout).contains("ok")), (Some(0), true));
+    std::fs::write(&fixture.file, endpoints(&[("127.0.0.1:8001", "weight = 70000"), ("[::1]:80", "")]))
+        .expect("write");
+    let (code, text) = failure(&fixture.setup.run(&["check", path]));
+    assert_eq!(code, Some(1));
+    assert!(
+        text.contains("users.toml:3:10") && text.contains("70000") && text.contains("[::1]:80"),
+        "{text}"
+    );
+    let (code, text) = failure(&fixture.setup.run(&["check", "/nowhere/socklb.toml"]));
+    assert_eq!(code, Some(1));
+    assert!(text.contains("/nowhere/socklb.toml"), "{text}");
+    assert!(!fixture.setup.pins.exists(), "check changes nothing");
+}
+
+#[test]
+fn explain_gives_inputs_walk_and_formula() {
+    let mut fixture = Fixture::without_daemon();
+    let text = std::fs::read_to_string(fixture.setup.folder.join("socklb.toml")).expect("read");
+    let text = text.replace("job = \"web\"", "job = \"web\"\nindex = 3\ncount = 10");
+    let subset = "subset = { algorithm = \"rocksteadier\", size = 2 }\n";
+    fixture.setup.write("socklb.toml", &(text + subset));
+    fixture.write_endpoints(&[
+        ("127.0.0.1:8001", "weight = 3"),
+        ("127.0.0.1:8002", "state = \"lame-duck\""),
+        ("127.0.0.1:8003", ""),
+    ]);
+    let path = fixture.setup.folder.join("socklb.toml");
+    let json = ["explain", "users", "--json", "--config", path.to_str().expect("UTF-8")];
+    let offline: Value = serde_json::from_slice(&fixture.setup.run(&json).stdout).expect("JSON");
+    fixture.start();
+    let mut online: Value = serde_json::from_slice(&fixture.setup.run(&json).stdout).expect("JSON");
+    assert_eq!((&offline[0]["from_daemon"], &online[0]["from_daemon"]), (&false.into(), &true.into()));
+    online[0]["from_daemon"] = false.into();
+    assert_eq!(offline, online, "the configuration alone explains the same");
+    let inputs = &online[0]["inputs"];
+    assert_eq!(
+        (&inputs["index"], &inputs["count"], &inputs["backends"], &inputs["size"]),
+        (&3.into(), &10.into(), &3.into(), &2.into())
+    );
+    let members: Vec<&str> = online[0]["members"]
+        .as_array()
+        .expect("members")
+        .iter()
+        .map(|m| m["address"].as_str().expect("text"))
+        .collect();
+    assert_eq!(members.len(), 2);
+    assert!(!members.contains(&"127.0.0.1:8002"), "a lame duck is passed over");
+    let text = fixture.setup.run(&["explain", "users"]);
+    let text = String::from_utf8_lossy(&text.stdout).into_owned();
+    for part in ["task 3 of 10 of job web", "seed", "quota", "(2j + 1) / 2c", "fallback"] {
+        assert!(text.contains(part), "{part:?} is not in:\n{text}");
+    }
+    let (code, text) = failure(&fixture.setup.run(&["explain", "nothing"]));
+    assert_eq!(code, Some(1));
+    assert!(text.contains("nothing"), "{text}");
+    assert_eq!(fixture.probe().dial_many(SERVICE, 64).len(), 2);
+}
+
+#[test]
+fn status_is_a_table_for_people_and_json_for_programs() {
+    let fixture = Fixture::new();
+    let text = String::from_utf8_lossy(&fixture.setup.run(&["status"]).stdout).into_owned();
+    for part in [
+        "client web",
+        "service users 10.96.0.10:80/tcp",
+        "backend",
+        "slot",
+        "wanted",
+        "127.0.0.1:8003",
+        "healthy",
+    ] {
+        assert!(text.contains(part), "{part:?} is not in:\n{text}");
+    }
+    assert!(!text.contains('\x1b'), "no escape sequences in a pipe");
+    let status = fixture.setup.status();
+    assert_eq!((&status["schema"], &status["degraded"]), (&1.into(), &Value::Array(Vec::new())));
+    let (code, text) = failure(&fixture.setup.run(&["status", "nobody"]));
+    assert_eq!((code, text.contains("no client nobody")), (Some(1), true), "{text}");
+}
+
+#[test]
+fn a_wrong_command_line_exits_with_2() {
+    let fixture = Fixture::without_daemon();
+    for arguments in
+        [&["detach"][..], &["frobnicate"], &["status", "--json", "--watch"], &["detach", "a", "--all"]]
+    {
+        assert_eq!(fixture.setup.run(arguments).status.code(), Some(2), "{arguments:?}");
+    }
+}
+
+/// What the maps hold is readable without socklb.
+#[test]
+fn bpftool_shows_named_fields() {
+    let fixture = Fixture::new();
+    let mut probe = fixture.probe();
+    probe.dial(SERVICE);
+    let dump = |name: &str| -> Value {
+        let output = std::process::Command::new("/usr/sbin/bpftool")
+            .args(["--json", "map", "dump", "pinned"])
+            .arg(fixture.setup.map("web", name))
+            .output()
+            .expect("bpftool is installed by `cargo xtask setup`");
+        serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{name}: {error}: {output:?}"))
+    };
+    for name in lb_common::abi::map::ALL {
+        let dump = dump(name);
+        if let Some(first) = dump.as_array().and_then(|entries| entries.first()) {
+            assert!(first["formatted"].is_object(), "{name} has no names: {first}");
+        }
+    }
+    let backend = dump("backends")[0]["formatted"]["value"].clone();
+    assert_eq!((&backend["weight"], &backend["state"]["usable"]), (&1.into(), &1.into()), "{backend}");
+    assert_eq!(backend["port"]["be"].as_u64(), Some(u64::from(8001u16.to_be())));
+}

@@ -1,0 +1,233 @@
+//! The endpoint file while the daemon runs: every way to change it, and every way to get it wrong.
+
+use std::collections::BTreeSet;
+use std::fs;
+
+use stage::{Backend, eventually};
+
+use crate::fixture::{Fixture, SERVICE, endpoints};
+
+/// Names that answer 64 connects.
+fn answering(fixture: &Fixture) -> BTreeSet<String> {
+    fixture.probe().dial_many(SERVICE, 64).into_keys().collect()
+}
+
+#[track_caller]
+fn expect(fixture: &Fixture, names: &[&str]) {
+    let names: BTreeSet<String> = names.iter().map(|name| (*name).to_owned()).collect();
+    eventually("the load moves", || answering(fixture), |answering| *answering == names);
+}
+
+#[test]
+fn a_file_renamed_into_place_is_followed() {
+    let fixture = Fixture::new();
+    expect(&fixture, &["b1", "b2", "b3"]);
+    fixture.write_endpoints(&[("127.0.0.1:8001", ""), ("127.0.0.1:8002", "")]);
+    expect(&fixture, &["b1", "b2"]);
+    let _added = Backend::start("b4", "127.0.0.1:8004");
+    fixture.write_endpoints(&[("127.0.0.1:8002", ""), ("127.0.0.1:8004", "")]);
+    expect(&fixture, &["b2", "b4"]);
+}
+
+#[test]
+fn a_file_written_in_place_is_followed() {
+    let fixture = Fixture::new();
+    fs::write(&fixture.file, endpoints(&[("127.0.0.1:8003", "")])).expect("write in place");
+    expect(&fixture, &["b3"]);
+}
+
+#[test]
+fn a_symbolic_link_that_is_switched_is_followed() {
+    let mut fixture = Fixture::without_daemon();
+    // The way configuration is delivered to containers: the file is a link through a directory that is replaced.
+    let folder = fixture.setup.folder.clone();
+    fs::create_dir(folder.join("v1")).expect("a folder");
+    fs::create_dir(folder.join("v2")).expect("a folder");
+    fs::write(folder.join("v1/users.toml"), endpoints(&[("127.0.0.1:8001", "")])).expect("write");
+    fs::write(folder.join("v2/users.toml"), endpoints(&[("127.0.0.1:8002", "")])).expect("write");
+    std::os::unix::fs::symlink("v1", folder.join("current")).expect("link");
+    fs::remove_file(&fixture.file).expect("remove");
+    std::os::unix::fs::symlink("current/users.toml", &fixture.file).expect("link");
+    fixture.start();
+    expect(&fixture, &["b1"]);
+    std::os::unix::fs::symlink("v2", folder.join("next")).expect("link");
+    fs::rename(folder.join("next"), folder.join("current")).expect("switch");
+    expect(&fixture, &["b2"]);
+}
+
+#[test]
+fn the_json_of_prometheus_is_read_as_well() {
+    let mut fixture = Fixture::without_daemon();
+    let text = fs::read_to_string(fixture.setup.folder.join("socklb.toml")).expect("read");
+    fixture.setup.write("socklb.toml", &text.replace("users.toml", "users.json"));
+    fixture.setup.write(
+        "users.json",
+        r#"[{"targets": ["127.0.0.1:8001", "127.0.0.1:8003"], "labels": {"weight": "2", "__meta_x": "y"}}]"#,
+    );
+    fixture.start();
+    expect(&fixture, &["b1", "b3"]);
+}
+
+#[test]
+fn a_reweighted_endpoint_gets_its_new_share() {
+    let fixture = Fixture::new();
+    fixture.write_endpoints(&[("127.0.0.1:8001", "weight = 3"), ("127.0.0.1:8002", "")]);
+    let wanted = |fixture: &Fixture| -> Vec<f64> {
+        let backends = fixture.setup.backends("web", "users");
+        backends.iter().map(|backend| backend["share_wanted"].as_f64().expect("a share")).collect()
+    };
+    eventually("the new shares are in the table", || wanted(&fixture), |shares| *shares == [0.75, 0.25]);
+}
+
+#[test]
+fn a_lame_duck_gets_no_new_connects_and_keeps_its_open_ones() {
+    let fixture = Fixture::new();
+    let mut probe = fixture.probe();
+    let open: Vec<_> = (0..30).map(|_| probe.dial(SERVICE)).collect();
+    let on_b2 = open.iter().filter(|dialled| dialled.name == "b2").count();
+    assert_eq!(on_b2, 10);
+    let lame = [("127.0.0.1:8001", ""), ("127.0.0.1:8002", "state = \"lame-duck\""), ("127.0.0.1:8003", "")];
+    fixture.write_endpoints(&lame);
+    expect(&fixture, &["b1", "b3"]);
+    let backends = fixture.setup.backends("web", "users");
+    let b2 =
+        backends.iter().find(|backend| backend["address"] == "127.0.0.1:8002").expect("it keeps its slot");
+    assert_eq!(
+        (&b2["state"], &b2["usable"], &b2["active"]),
+        (&"lame-duck".into(), &false.into(), &10.into())
+    );
+    // Its sockets still report the address they dialled.
+    let duck = open.iter().find(|dialled| dialled.name == "b2").expect("one of ten");
+    assert_eq!(probe.ask(&format!("peer {}", duck.socket)), SERVICE);
+    // With the last of them its slot goes.
+    for dialled in open {
+        probe.close(dialled.socket);
+    }
+    let slots = || fixture.setup.backends("web", "users").len();
+    eventually("the lame duck's slot is freed", slots, |slots| *slots == 2);
+    // Back in service, it is taken again.
+    fixture.write_endpoints(&[("127.0.0.1:8001", ""), ("127.0.0.1:8002", ""), ("127.0.0.1:8003", "")]);
+    expect(&fixture, &["b1", "b2", "b3"]);
+}
+
+#[test]
+fn lame_ducks_serve_when_nobody_else_does() {
+    let fixture = Fixture::new();
+    let duck = "state = \"lame-duck\"";
+    fixture.write_endpoints(&[
+        ("127.0.0.1:8001", duck),
+        ("127.0.0.1:8002", "weight = 0"),
+        ("127.0.0.1:8003", duck),
+    ]);
+    expect(&fixture, &["b1", "b3"]);
+}
+
+#[test]
+fn a_removed_backend_keeps_its_slot_until_its_last_flow_ends() {
+    let fixture = Fixture::new();
+    let mut probe = fixture.probe();
+    let open: Vec<_> = (0..3).map(|_| probe.dial(SERVICE)).collect();
+    fixture.write_endpoints(&[("127.0.0.1:8001", ""), ("127.0.0.1:8002", "")]);
+    expect(&fixture, &["b1", "b2"]);
+    let leaving = fixture.setup.backends("web", "users").pop().expect("three slots");
+    assert_eq!((&leaving["state"], &leaving["active"]), (&"leaving".into(), &1.into()));
+    // Another backend must not get the slot, or the flow would be counted as its own.
+    let _added = Backend::start("b4", "127.0.0.1:8004");
+    fixture.write_endpoints(&[("127.0.0.1:8001", ""), ("127.0.0.1:8002", ""), ("127.0.0.1:8004", "")]);
+    expect(&fixture, &["b1", "b2", "b4"]);
+    assert_eq!(fixture.setup.backends("web", "users").len(), 4);
+    for dialled in open {
+        probe.close(dialled.socket);
+    }
+    eventually("the slot is freed", || fixture.setup.backends("web", "users").len(), |slots| *slots == 3);
+}
+
+#[test]
+fn a_file_that_cannot_be_used_changes_nothing_and_is_reported() {
+    let fixture = Fixture::new();
+    let good = endpoints(&[("127.0.0.1:8001", ""), ("127.0.0.1:8002", ""), ("127.0.0.1:8003", "")]);
+    let enormous = "#".repeat(5 << 20);
+    let cases: [(&str, &str, &str); 6] = [
+        ("empty", "", "no endpoint"),
+        ("truncated", &good[..good.len() / 2 + 3], "users.toml:"),
+        ("not TOML", "<html>", "users.toml:1:1"),
+        ("enormous", &enormous, "is larger than 4 MiB"),
+        ("a host name", "[[endpoint]]\naddress = \"db1.example:80\"\n", "users.toml:2:11"),
+        ("an unknown key", "[[endpoint]]\naddress = \"127.0.0.1:8001\"\nweigth = 2\n", "weigth"),
+    ];
+    let mut failures = 0;
+    for (what, text, message) in cases {
+        stage::replace(&fixture.file, text);
+        let source = || fixture.setup.status()["clients"][0]["services"][0]["source"].clone();
+        let source = eventually(what, source, |source| source["failures"].as_u64() > Some(failures));
+        failures = source["failures"].as_u64().expect("a count");
+        let error = source["error"].as_str().expect("an error");
+        assert!(error.contains(message), "{what}: {error}");
+        assert_eq!(answering(&fixture).len(), 3, "{what}");
+        assert_eq!(fixture.setup.run(&["status"]).status.code(), Some(3), "{what} is degraded");
+    }
+    fs::remove_file(&fixture.file).expect("remove the file");
+    let error = || fixture.setup.status()["clients"][0]["services"][0]["source"]["error"].clone();
+    let is_gone =
+        |error: &serde_json::Value| error.as_str().is_some_and(|error| error.contains("No such file"));
+    eventually("a missing file is reported", error, is_gone);
+    assert_eq!(answering(&fixture).len(), 3);
+    // Good again, all is well.
+    fixture.write_endpoints(&[("127.0.0.1:8001", ""), ("127.0.0.1:8002", "")]);
+    expect(&fixture, &["b1", "b2"]);
+    assert_eq!(fixture.setup.run(&["status"]).status.code(), Some(0));
+}
+
+#[test]
+fn a_start_with_a_bad_file_uses_the_last_good_list() {
+    let mut fixture = Fixture::new();
+    fixture.stop();
+    let detached = fixture.setup.run(&["detach", "--all"]);
+    assert!(detached.status.success(), "{detached:?}");
+    stage::replace(&fixture.file, "nonsense");
+    fixture.start();
+    expect(&fixture, &["b1", "b2", "b3"]);
+    assert!(
+        fixture.daemon().log().contains("using the last good endpoint list"),
+        "{}",
+        fixture.daemon().log()
+    );
+}
+
+#[test]
+fn a_first_start_without_any_list_refuses_connects_and_recovers() {
+    let mut fixture = Fixture::without_daemon();
+    fs::remove_file(&fixture.file).expect("remove the file");
+    fixture.start();
+    let refused = fixture.probe().try_dial(SERVICE).map(|dialled| dialled.name);
+    assert_eq!(refused, Err(libc::EHOSTUNREACH));
+    assert_eq!(fixture.setup.run(&["status"]).status.code(), Some(3));
+    fixture.write_endpoints(&[("127.0.0.1:8001", "")]);
+    expect(&fixture, &["b1"]);
+}
+
+#[test]
+fn a_file_rewritten_all_the_time_is_never_read_half() {
+    let fixture = Fixture::new();
+    let mut probe = fixture.probe();
+    probe.send(&format!("forever {SERVICE}"));
+    // In place, so that a reader can meet the file at any length; long, so that it often does.
+    let list: Vec<(String, &str)> =
+        (1..=2000).map(|n| (format!("127.0.{}.{}:8001", n / 250, n % 250 + 1), "weight = 0")).collect();
+    let mut list: Vec<(&str, &str)> = list.iter().map(|(address, more)| (address.as_str(), *more)).collect();
+    list.push(("127.0.0.1:8002", ""));
+    list.push(("127.0.0.1:8003", ""));
+    let text = endpoints(&list);
+    let reads = || fixture.daemon().log().matches("endpoint list read").count();
+    eventually(
+        "the file is read several times",
+        || {
+            fs::write(&fixture.file, &text).expect("write in place");
+            reads()
+        },
+        |reads| *reads >= 5,
+    );
+    let counts = stage::probe::parse_counts(&probe.ask("enough"));
+    let names: BTreeSet<&str> = counts.keys().map(String::as_str).collect();
+    assert!(names.iter().all(|name| ["b1", "b2", "b3"].contains(name)), "{counts:?}");
+}

@@ -1,0 +1,156 @@
+//! Starts that cannot work: each says what is wrong, where, and what to do, with the right exit code, and changes
+//! nothing.
+
+use std::fs;
+use std::os::unix::process::CommandExt;
+use std::process::Output;
+
+use lb_common::abi::map;
+use stage::daemon::failure;
+use stage::maps::array;
+use stage::{Cgroup, Daemon, Setup, Stage};
+
+use crate::fixture::{Fixture, SERVICE, config};
+
+fn start(setup: &Setup, text: &str) -> Output {
+    let path = setup.write("socklb.toml", text);
+    setup.run(&["run", "--config", path.to_str().expect("UTF-8")])
+}
+
+#[track_caller]
+fn check(output: &Output, code: i32, messages: &[&str]) {
+    let (found, text) = failure(output);
+    assert_eq!(found, Some(code), "{text}");
+    for message in messages {
+        assert!(text.contains(message), "{message:?} is not in: {text}");
+    }
+}
+
+#[test]
+fn a_configuration_is_refused_with_all_its_faults() {
+    let stage = Stage::new();
+    let setup = Setup::new(&stage, "a");
+    let text = "[[client]]\njob = \"web\"\ncgroup = \"a\"\nindex = 5\ncount = 5\n\n[[service]]\nname = \"users\"\n\
+                adress = \"10.96.0.10:80\"\nbackends = { static = [\"db:80\"] }\n";
+    check(
+        &start(&setup, text),
+        1,
+        &["socklb.toml:4:", "index", "socklb.toml:9:", "adress", "socklb.toml:10:", "db:80"],
+    );
+}
+
+#[test]
+fn a_missing_cgroup_is_named() {
+    let stage = Stage::new();
+    let setup = Setup::new(&stage, "a");
+    let cgroup = Cgroup::new();
+    let text = config(&cgroup, "{ static = [] }", "");
+    let path = cgroup.path().display().to_string();
+    drop(cgroup);
+    check(&start(&setup, &text), 1, &[&path, "does not exist"]);
+}
+
+#[test]
+fn a_path_outside_cgroup2_is_refused() {
+    let stage = Stage::new();
+    let setup = Setup::new(&stage, "a");
+    let cgroup = Cgroup::new();
+    let text = config(&cgroup, "{ static = [] }", "");
+    for (path, message) in [("../../../tmp", ".."), ("/tmp", "relative")] {
+        let text = text.replace(&cgroup.relative().display().to_string(), path);
+        check(&start(&setup, &text), 1, &["socklb.toml:3:", message]);
+    }
+}
+
+#[test]
+fn without_bpffs_the_command_that_mounts_it_is_given() {
+    let stage = Stage::new();
+    let mut setup = Setup::new(&stage, "a");
+    let cgroup = Cgroup::new();
+    setup.pins = setup.folder.join("not-bpffs");
+    check(&start(&setup, &config(&cgroup, "{ static = [] }", "")), 1, &["not-bpffs", "mount -t bpf"]);
+    assert!(!setup.pins.exists(), "nothing half-made");
+}
+
+#[test]
+fn without_privilege_the_exit_code_is_4_and_the_capabilities_are_named() {
+    let stage = Stage::new();
+    let setup = Setup::new(&stage, "a");
+    let cgroup = Cgroup::new();
+    let path = setup.write("socklb.toml", &config(&cgroup, "{ static = [] }", ""));
+    // Everything else is allowed: only the capabilities are missing.
+    for folder in [stage.folder(), &setup.folder] {
+        std::os::unix::fs::chown(folder, Some(65534), Some(65534)).expect("give the folder away");
+    }
+    // The program must be reachable for that user, wherever the repository lies.
+    let socklb = stage.folder().join("socklb");
+    fs::copy(stage::program("socklb"), &socklb).expect("copy the program");
+    let arguments = setup.socklb(&["run", "--config", path.to_str().expect("UTF-8")]);
+    let mut command = std::process::Command::new(socklb);
+    command.args(arguments.get_args());
+    let output = command.uid(65534).gid(65534).output().expect("start socklb");
+    check(&output, 4, &["CAP_BPF and CAP_NET_ADMIN"]);
+}
+
+#[test]
+fn foreign_pins_are_left_alone() {
+    let mut fixture = Fixture::new();
+    fixture.stop();
+    let maps = fixture.setup.pins.join("v1/web/maps");
+    // Somebody else's pin where only ours belong.
+    fs::rename(maps.join(map::CHOSEN), maps.join("theirs")).expect("rename a pin");
+    let path = fixture.setup.folder.join("socklb.toml");
+    let output = fixture.setup.run(&["run", "--config", path.to_str().expect("UTF-8")]);
+    check(&output, 1, &["maps/theirs", "not one of socklb's"]);
+    // One of ours is missing while programs are attached.
+    fs::remove_file(maps.join("theirs")).expect("remove the pin");
+    let output = fixture.setup.run(&["run", "--config", path.to_str().expect("UTF-8")]);
+    check(&output, 1, &["maps/chosen", "is missing", "socklb detach web"]);
+    // Connects go on all the while.
+    assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3);
+    // And what the message says helps.
+    assert!(fixture.setup.run(&["detach", "web"]).status.success());
+    fixture.start();
+}
+
+#[test]
+fn maps_of_another_shape_are_not_adopted() {
+    let mut fixture = Fixture::new();
+    fixture.stop();
+    let text = config(&fixture.cgroup, r#"{ file = "users.toml" }"#, "") + "[limits]\nflow_records = 1024\n";
+    let output = start(&fixture.setup, &text);
+    check(&output, 1, &["flow", "131072 entries", "1024 entries", "socklb detach web"]);
+    // A map of another kind under one of our names.
+    let maps = fixture.setup.pins.join("v1/web/maps");
+    fs::remove_file(maps.join(map::WALKS)).expect("remove the pin");
+    fs::rename(maps.join(map::OUTCOMES), maps.join(map::WALKS)).expect("put another map there");
+    let text = config(&fixture.cgroup, r#"{ file = "users.toml" }"#, "");
+    check(&start(&fixture.setup, &text), 1, &["maps/walks", "this socklb (ABI 1) needs"]);
+    assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3, "connects go on");
+}
+
+#[test]
+fn maps_that_contradict_themselves_are_not_adopted() {
+    let mut fixture = Fixture::new();
+    fixture.stop();
+    let mut services = array::<lb_common::abi::Service>(&fixture.setup.map("web", map::SERVICES));
+    let mut service = services.get(&0, 0).expect("the service").0;
+    service.fallback = 77;
+    services.set(0, stage::maps::Raw(service), 0).expect("store a fallback that is nobody's slot");
+    let path = fixture.setup.folder.join("socklb.toml");
+    let output = fixture.setup.run(&["run", "--config", path.to_str().expect("UTF-8")]);
+    check(&output, 1, &["the fallback of service users is slot 77", "socklb detach web"]);
+}
+
+#[test]
+fn a_start_that_fails_attaches_nothing() {
+    let stage = Stage::new();
+    let setup = Setup::new(&stage, "a");
+    let cgroup = Cgroup::new();
+    // What lies where the socket should be is not a socket.
+    fs::create_dir_all(setup.folder.join("run/socklb.sock")).expect("a folder in the way");
+    check(&start(&setup, &config(&cgroup, "{ static = [] }", "")), 1, &["run/socklb.sock", "not a socket"]);
+    assert!(!setup.pins.join("v1/web").exists());
+    fs::remove_dir(setup.folder.join("run/socklb.sock")).expect("clear the way");
+    let _daemon = Daemon::start_again(&setup);
+}

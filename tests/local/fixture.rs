@@ -1,0 +1,86 @@
+//! The common case: one client task, one service over IPv4, three backends behind a file.
+
+use std::path::PathBuf;
+
+use stage::{Backend, Cgroup, Daemon, Probe, Setup, Stage, replace};
+
+/// The address of the service. Nothing has it: in a test's namespace only loopback can be reached.
+pub const SERVICE: &str = "10.96.0.10:80";
+
+/// The common case.
+pub struct Fixture {
+    // Dropped in this order: whoever uses something goes first.
+    pub daemon: Option<Daemon>,
+    pub backends: Vec<Backend>,
+    pub setup: Setup,
+    pub cgroup: Cgroup,
+    pub file: PathBuf,
+    _stage: Stage,
+}
+
+impl Fixture {
+    /// Three backends of weight 1 and a running daemon.
+    pub fn new() -> Self {
+        let mut fixture = Self::without_daemon();
+        fixture.start();
+        fixture
+    }
+
+    /// The stage, the backends and the files, but no daemon yet.
+    pub fn without_daemon() -> Self {
+        let stage = Stage::new();
+        let cgroup = Cgroup::new();
+        let setup = Setup::new(&stage, "a");
+        let backends: Vec<Backend> =
+            (1..=3).map(|n| Backend::start(&format!("b{n}"), &format!("127.0.0.1:800{n}"))).collect();
+        let file = setup.write(
+            "users.toml",
+            &endpoints(&[("127.0.0.1:8001", ""), ("127.0.0.1:8002", ""), ("127.0.0.1:8003", "")]),
+        );
+        setup.write("socklb.toml", &config(&cgroup, r#"{ file = "users.toml" }"#, ""));
+        Self { daemon: None, backends, setup, cgroup, file, _stage: stage }
+    }
+
+    /// Starts the daemon.
+    pub fn start(&mut self) {
+        self.daemon = Some(Daemon::start_again(&self.setup));
+    }
+
+    /// Stops the daemon as an operator would.
+    pub fn stop(&mut self) {
+        let daemon = self.daemon.take().expect("a daemon runs");
+        assert_eq!(daemon.stop(), Some(0));
+    }
+
+    /// The running daemon.
+    pub fn daemon(&self) -> &Daemon {
+        self.daemon.as_ref().expect("a daemon runs")
+    }
+
+    /// A process in the client's cgroup, on one CPU: one walk, so that what it gets is exact.
+    pub fn probe(&self) -> Probe {
+        let mut probe = Probe::start(&self.cgroup);
+        probe.pin(0);
+        probe
+    }
+
+    /// Replaces the endpoint file.
+    pub fn write_endpoints(&self, list: &[(&str, &str)]) {
+        replace(&self.file, &endpoints(list));
+    }
+}
+
+/// A configuration of one client, one service, and more keys of the service.
+pub fn config(cgroup: &Cgroup, backends: &str, more: &str) -> String {
+    format!(
+        "[[client]]\njob = \"web\"\ncgroup = \"{}\"\n\n[[service]]\nname = \"users\"\naddress = \"{SERVICE}\"\n\
+         backends = {backends}\n{more}\n",
+        cgroup.relative().display()
+    )
+}
+
+/// An endpoint file: addresses, each with further lines. Indexes are positions.
+pub fn endpoints(list: &[(&str, &str)]) -> String {
+    let entry = |(address, more): &(&str, &str)| format!("[[endpoint]]\naddress = \"{address}\"\n{more}\n");
+    list.iter().map(entry).collect()
+}

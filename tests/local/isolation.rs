@@ -1,0 +1,95 @@
+//! Client tasks do not see each other, and other programs on the path do not see less.
+
+use stage::{Backend, Cgroup, Daemon, Probe, Setup, Stage};
+
+use crate::fixture::{SERVICE, config};
+
+#[test]
+fn two_client_tasks_share_nothing() {
+    let stage = Stage::new();
+    let (one, two) = (Cgroup::new(), Cgroup::new());
+    let _backends =
+        [Backend::start("for-one", "127.0.0.1:8001"), Backend::start("for-two", "127.0.0.1:8002")];
+    let setup = Setup::new(&stage, "a");
+    let client = |job: &str, cgroup: &Cgroup, service: &str| {
+        let cgroup = cgroup.relative().display().to_string();
+        format!("[[client]]\njob = \"{job}\"\ncgroup = \"{cgroup}\"\nservices = [\"{service}\"]\n")
+    };
+    let service = |name: &str, address: &str, backend: &str| {
+        format!(
+            "[[service]]\nname = \"{name}\"\naddress = \"{address}\"\nbackends = {{ static = [\"{backend}\"] }}\n"
+        )
+    };
+    let text = [
+        client("one", &one, "first"),
+        client("two", &two, "second"),
+        service("first", SERVICE, "127.0.0.1:8001"),
+        service("second", "10.96.0.11:80", "127.0.0.1:8002"),
+    ]
+    .concat();
+    let _daemon = Daemon::start(&setup, &text);
+    let (mut in_one, mut in_two) = (Probe::start(&one), Probe::start(&two));
+    assert_eq!(in_one.dial(SERVICE).name, "for-one");
+    assert_eq!(in_two.dial("10.96.0.11:80").name, "for-two");
+    // The other's service is nothing here.
+    assert_eq!(in_one.try_dial("10.96.0.11:80").map(|d| d.name), Err(libc::ENETUNREACH));
+    assert_eq!(in_two.try_dial(SERVICE).map(|d| d.name), Err(libc::ENETUNREACH));
+    let clients = setup.status()["clients"].clone();
+    for (client, service) in [(&clients[0], "first"), (&clients[1], "second")] {
+        let services = client["services"].as_array().expect("a list");
+        let names: Vec<&str> = services.iter().map(|s| s["name"].as_str().expect("a name")).collect();
+        assert_eq!(names, [service]);
+        assert_eq!(services[0]["outcomes"]["forwarded"], 1);
+        assert_eq!(client["not_a_service"], 1);
+    }
+}
+
+/// A second balancer on the parent cgroup: its programs run after ours and see what ours made of the address.
+#[test]
+fn a_second_program_on_the_parent_cgroup_works_beside_ours() {
+    let stage = Stage::new();
+    let parent = Cgroup::new();
+    let child = parent.child("service");
+    let _backends = [Backend::start("b1", "127.0.0.1:8001"), Backend::start("deep", "127.0.0.1:8002")];
+    let upper = Setup::new(&stage, "upper");
+    let upper_text =
+        config(&parent, r#"{ static = ["127.0.0.1:8002"] }"#, "").replace(SERVICE, "10.96.0.11:80");
+    let _upper = Daemon::start(&upper, &upper_text);
+    let lower = Setup::new(&stage, "lower");
+    let _lower = Daemon::start(&lower, &config(&child, r#"{ static = ["127.0.0.1:8001"] }"#, ""));
+    let mut probe = Probe::start(&child);
+    // Each program serves its own service...
+    let ours = probe.dial(SERVICE);
+    assert_eq!((ours.name.as_str(), ours.peer.as_str()), ("b1", SERVICE));
+    let theirs = probe.dial("10.96.0.11:80");
+    assert_eq!((theirs.name.as_str(), theirs.peer.as_str()), ("deep", "10.96.0.11:80"));
+    // ... and counts the other's as none of its own.
+    assert_eq!(lower.status()["clients"][0]["not_a_service"], 1);
+    assert_eq!(upper.status()["clients"][0]["not_a_service"], 1);
+    assert_eq!((lower.active(), upper.active()), (1, 1));
+    // A process of the parent itself is only the upper one's.
+    let mut outside = Probe::start(&parent);
+    assert_eq!(outside.dial("10.96.0.11:80").name, "deep");
+    assert_eq!(outside.try_dial(SERVICE).map(|d| d.name), Err(libc::ENETUNREACH));
+}
+
+#[test]
+fn a_rewrite_by_the_parent_goes_on_from_ours() {
+    let stage = Stage::new();
+    let parent = Cgroup::new();
+    let child = parent.child("service");
+    let _backend = Backend::start("deep", "127.0.0.1:8002");
+    let upper = Setup::new(&stage, "upper");
+    let upper_text =
+        config(&parent, r#"{ static = ["127.0.0.1:8002"] }"#, "").replace(SERVICE, "10.96.0.11:80");
+    let _upper = Daemon::start(&upper, &upper_text);
+    // The child's backend is the parent's service.
+    let lower = Setup::new(&stage, "lower");
+    let _lower = Daemon::start(&lower, &config(&child, r#"{ static = ["10.96.0.11:80"] }"#, ""));
+    let mut probe = Probe::start(&child);
+    let dialled = probe.dial(SERVICE);
+    assert_eq!(dialled.name, "deep");
+    assert_eq!((lower.active(), upper.active()), (1, 1));
+    probe.close(dialled.socket);
+    assert_eq!((lower.active(), upper.active()), (0, 0));
+}

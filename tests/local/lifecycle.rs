@@ -1,0 +1,191 @@
+//! The daemon comes and goes; connects do not notice.
+
+use std::collections::BTreeMap;
+
+use stage::{Daemon, Probe, eventually};
+
+use crate::fixture::{Fixture, SERVICE, config};
+
+/// Nobody failed, and everybody was balanced.
+#[track_caller]
+fn no_failure(answer: &str) -> BTreeMap<String, u32> {
+    let counts = stage::probe::parse_counts(answer);
+    assert!(counts.keys().all(|name| name.starts_with('b')), "{counts:?}");
+    assert!(counts.values().sum::<u32>() > 0, "{counts:?}");
+    counts
+}
+
+fn busy(fixture: &Fixture) -> Probe {
+    let mut probe = fixture.probe();
+    probe.send(&format!("forever {SERVICE}"));
+    probe
+}
+
+/// Waits until the busy probe has got on by some connects.
+fn some_connects(fixture: &Fixture) {
+    let connects = || -> u64 {
+        let backends = fixture.setup.backends("web", "users");
+        backends.iter().map(|backend| backend["connects"].as_u64().expect("a count")).sum()
+    };
+    let before = connects();
+    eventually("the client gets on", connects, |now| *now > before + 200);
+}
+
+#[test]
+fn a_stop_and_a_start_fail_no_connect_and_keep_every_count() {
+    let mut fixture = Fixture::new();
+    let mut held = fixture.probe();
+    let open: Vec<_> = (0..6).map(|_| held.dial(SERVICE)).collect();
+    let mut probe = busy(&fixture);
+    for _ in 0..3 {
+        some_connects(&fixture);
+        fixture.stop();
+        some_connects(&fixture);
+        fixture.start();
+    }
+    some_connects(&fixture);
+    no_failure(&probe.ask("enough"));
+    assert_eq!(fixture.setup.active(), 6);
+    for dialled in &open {
+        assert_eq!(held.ask(&format!("peer {}", dialled.socket)), SERVICE);
+        held.close(dialled.socket);
+    }
+    assert_eq!(fixture.setup.active(), 0);
+}
+
+#[test]
+fn a_kill_fails_no_connect() {
+    let mut fixture = Fixture::new();
+    let mut probe = busy(&fixture);
+    for _ in 0..3 {
+        some_connects(&fixture);
+        fixture.daemon.take().expect("a daemon runs").kill();
+        some_connects(&fixture);
+        fixture.start();
+    }
+    no_failure(&probe.ask("enough"));
+}
+
+#[test]
+fn what_changed_while_the_daemon_was_away_is_caught_up_with() {
+    let mut fixture = Fixture::new();
+    fixture.stop();
+    fixture.write_endpoints(&[("127.0.0.1:8002", "")]);
+    assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3, "tables stay as they are");
+    fixture.start();
+    assert_eq!(fixture.probe().dial_many(SERVICE, 30), [("b2".to_owned(), 30)].into());
+}
+
+#[test]
+fn status_works_from_the_pins_when_the_daemon_is_dead() {
+    let mut fixture = Fixture::new();
+    let mut probe = fixture.probe();
+    probe.dial_many(SERVICE, 1024);
+    let open = probe.dial(SERVICE);
+    let before = fixture.setup.status();
+    fixture.stop();
+    let after = fixture.setup.status();
+    assert!(before["daemon"].is_object() && after["daemon"].is_null());
+    assert_eq!(fixture.setup.run(&["status"]).status.code(), Some(3), "a dead daemon is degraded");
+    let (mut before, mut after) = (before["clients"].clone(), after["clients"].clone());
+    for backend in after[0]["services"][0]["backends"].as_array().expect("backends") {
+        assert!(backend["share_60s"].is_null() && !backend["share"].is_null(), "{backend}");
+    }
+    // Names, addresses, weights, tables and counts are the same; shares of the last minute and sources are gone.
+    for clients in [&mut before, &mut after] {
+        clients[0]["services"][0]["source"].take();
+        for backend in clients[0]["services"][0]["backends"].as_array_mut().expect("backends") {
+            backend["share_60s"].take();
+        }
+    }
+    assert_eq!(before, after);
+    probe.close(open.socket);
+    assert_eq!(fixture.setup.active(), 0, "counts go on");
+}
+
+#[test]
+fn detach_leaves_nothing_behind() {
+    let mut fixture = Fixture::new();
+    let mut probe = fixture.probe();
+    let open = probe.dial(SERVICE);
+    let refused = fixture.setup.run(&["detach", "web"]);
+    assert_eq!(refused.status.code(), Some(1), "a daemon runs");
+    fixture.stop();
+    let done = fixture.setup.run(&["detach", "web"]);
+    assert!(done.status.success(), "{done:?}");
+    assert!(!fixture.setup.pins.join("v1/web").exists());
+    // The cgroup's connects go where they say.
+    assert_eq!(probe.try_dial(SERVICE).map(|d| d.name), Err(libc::ENETUNREACH));
+    assert_eq!(
+        probe.ask(&format!("peer {}", open.socket)),
+        fixture.backends[backend(&open.name)].address().to_string()
+    );
+    let again = fixture.setup.run(&["detach", "web"]);
+    assert_eq!(again.status.code(), Some(1), "there is nothing to detach");
+    assert!(fixture.setup.run(&["detach", "--all"]).status.success());
+}
+
+fn backend(name: &str) -> usize {
+    name.strip_prefix('b').and_then(|n| n.parse::<usize>().ok()).expect("a backend's name") - 1
+}
+
+#[test]
+fn a_service_that_was_removed_keeps_its_flows_and_then_goes() {
+    let mut fixture = Fixture::without_daemon();
+    let second = "[[service]]\nname = \"more\"\naddress = \"10.96.0.11:80\"\nbackends = { static = [\"127.0.0.1:8001\"] }\n";
+    let both = config(&fixture.cgroup, r#"{ file = "users.toml" }"#, "") + second;
+    fixture.setup.write("socklb.toml", &both);
+    fixture.start();
+    let mut probe = fixture.probe();
+    let open = probe.dial("10.96.0.11:80");
+    fixture.stop();
+    fixture.setup.write("socklb.toml", &config(&fixture.cgroup, r#"{ file = "users.toml" }"#, ""));
+    fixture.start();
+    assert_eq!(probe.try_dial("10.96.0.11:80").map(|d| d.name), Err(libc::ENETUNREACH));
+    assert_eq!(probe.ask(&format!("peer {}", open.socket)), "10.96.0.11:80");
+    assert_eq!(fixture.setup.active(), 1);
+    probe.close(open.socket);
+    let services = || fixture.setup.status()["clients"][0]["services"].as_array().expect("a list").len();
+    eventually("the removed service's place is freed", services, |services| *services == 1);
+    assert_eq!(probe.dial_many(SERVICE, 30).len(), 3);
+}
+
+#[test]
+fn a_cgroup_that_was_made_again_is_attached_at_the_next_start() {
+    let mut fixture = Fixture::new();
+    let path = fixture.cgroup.path().to_owned();
+    std::fs::remove_dir(&path).expect("remove the empty cgroup");
+    std::fs::create_dir(&path).expect("make it again");
+    assert_eq!(fixture.setup.run(&["status"]).status.code(), Some(3), "attached is not effective");
+    fixture.stop();
+    fixture.start();
+    assert_eq!(fixture.setup.run(&["status"]).status.code(), Some(0));
+    assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3);
+}
+
+#[test]
+fn a_second_daemon_on_the_same_pins_is_refused() {
+    let fixture = Fixture::new();
+    let before = fixture.setup.status();
+    let second = Daemon::spawn(&fixture.setup);
+    assert_eq!(second.wait(), Some(1));
+    let log = fixture.daemon().log();
+    assert!(log.contains("another socklb works on"), "{log}");
+    // The first one is unharmed.
+    let after = fixture.setup.status();
+    assert_eq!(before["daemon"], after["daemon"]);
+    assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3);
+}
+
+#[test]
+fn an_idle_daemon_reads_nothing_anew() {
+    let fixture = Fixture::new();
+    // Other files of the directory change; ours does not.
+    for n in 0..5 {
+        fixture.setup.write(&format!("other{n}"), "x");
+    }
+    fixture.write_endpoints(&[("127.0.0.1:8001", "")]);
+    let log = || fixture.daemon().log().matches("endpoint list read").count();
+    eventually("the change is read", log, |reads| *reads == 2);
+    assert_eq!(fixture.setup.backends("web", "users").iter().filter(|b| b["usable"] == true).count(), 1);
+}

@@ -1,0 +1,23 @@
+//! socklb on this kernel: real cgroups, real sockets, the real program. Each test has a stage of its own.
+
+mod fixture;
+
+mod shares;
+
+mod families;
+
+mod refusal;
+
+mod endpoints;
+
+mod states;
+
+mod isolation;
+
+mod active;
+
+mod lifecycle;
+
+mod faults;
+
+mod commands;

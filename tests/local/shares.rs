@@ -1,0 +1,104 @@
+//! Shares are exact: a CPU's walk over a whole table gives every backend exactly its entries.
+
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+use stage::eventually;
+
+use crate::fixture::{Fixture, SERVICE};
+
+/// Connects to each backend in `explain`'s count of entries.
+fn entries(fixture: &Fixture) -> BTreeMap<String, u32> {
+    let output = fixture.setup.run(&["explain", "users", "--json"]);
+    let explanations: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let members = explanations[0]["members"].as_array().expect("members").clone();
+    let name = |address: &str| {
+        let backend = fixture.backends.iter().find(|backend| backend.address().to_string() == address);
+        backend.expect("a backend of the test").name().to_owned()
+    };
+    let entry = |member: &Value| {
+        let count = u32::try_from(member["entries"].as_u64().expect("a count")).expect("a small one");
+        (name(member["address"].as_str().expect("an address")), count)
+    };
+    members.iter().map(entry).collect()
+}
+
+#[test]
+fn weighted_shares_are_exact_over_a_table() {
+    let mut fixture = Fixture::without_daemon();
+    fixture.write_endpoints(&[
+        ("127.0.0.1:8001", "weight = 1"),
+        ("127.0.0.1:8002", "weight = 3"),
+        ("127.0.0.1:8003", "weight = 4"),
+    ]);
+    fixture.start();
+    let expected = entries(&fixture);
+    assert_eq!(
+        expected,
+        [("b1", 128), ("b2", 384), ("b3", 512)].map(|(name, n)| (name.to_owned(), n)).into()
+    );
+    let mut probe = fixture.probe();
+    // Whatever the walk's start, 1,024 picks are the whole table.
+    assert_eq!(probe.dial_many(SERVICE, 1024), expected);
+    // The walk goes on where it stands: an eighth of the table is an eighth of each share.
+    let eighth: BTreeMap<_, _> = expected.iter().map(|(name, count)| (name.clone(), count / 8)).collect();
+    assert_eq!(probe.dial_many(SERVICE, 128), eighth);
+}
+
+#[test]
+fn every_cpu_walks_on_its_own() {
+    let mut fixture = Fixture::without_daemon();
+    fixture.write_endpoints(&[("127.0.0.1:8001", "weight = 1"), ("127.0.0.1:8002", "weight = 7")]);
+    fixture.start();
+    let expected = BTreeMap::from([("b1".to_owned(), 128), ("b2".to_owned(), 896)]);
+    for cpu in [0, 1] {
+        let mut probe = fixture.probe();
+        probe.pin(cpu);
+        assert_eq!(probe.dial_many(SERVICE, 1024), expected, "CPU {cpu}");
+    }
+}
+
+#[test]
+fn the_walk_goes_on_over_a_new_table() {
+    let fixture = Fixture::new();
+    let mut probe = fixture.probe();
+    // A walk that restarted at every table would give the first entries' backends everything.
+    let mut total = BTreeMap::new();
+    for round in 0..6 {
+        let weight = if round % 2 == 0 { "weight = 2" } else { "weight = 1" };
+        fixture.write_endpoints(&[
+            ("127.0.0.1:8001", weight),
+            ("127.0.0.1:8002", weight),
+            ("127.0.0.1:8003", weight),
+        ]);
+        let wanted = if round % 2 == 0 { 2 } else { 1 };
+        eventually(
+            "the weights are in the kernel",
+            || fixture.setup.backends("web", "users"),
+            |backends| backends.iter().all(|backend| backend["weight"] == wanted),
+        );
+        for (name, count) in probe.dial_many(SERVICE, 1) {
+            *total.entry(name).or_insert(0) += count;
+        }
+    }
+    assert_eq!(total, ["b1", "b2", "b3"].map(|name| (name.to_owned(), 2)).into());
+}
+
+#[test]
+fn status_shows_the_shares_that_were_had() {
+    let fixture = Fixture::new();
+    let mut probe = fixture.probe();
+    probe.dial_many(SERVICE, 1024);
+    let backends = fixture.setup.backends("web", "users");
+    let connects: Vec<u64> =
+        backends.iter().map(|backend| backend["connects"].as_u64().expect("a count")).collect();
+    assert_eq!(connects, [342, 341, 341]);
+    for backend in &backends {
+        assert_eq!(backend["share"], backend["share_wanted"]);
+        assert_eq!(backend["share_60s"], backend["share_wanted"]);
+    }
+    let status = fixture.setup.status();
+    let service = &status["clients"][0]["services"][0];
+    assert_eq!(service["skew"], 1.0);
+    assert_eq!(service["outcomes"]["forwarded"], 1024);
+}

@@ -1,0 +1,84 @@
+//! The state word and the fallback: what connect does with a table that is older than what is known of its backends.
+
+use lb_common::abi::{Backend, BackendState, NO_SLOT, Service, StateWord, map};
+use stage::maps::{Raw, array};
+
+use crate::fixture::{Fixture, SERVICE};
+
+/// Stores state words as the daemon does, with nobody there to follow up with a new table.
+fn set_usable(fixture: &Fixture, slot: u32, usable: bool) {
+    let mut backends = array::<Backend>(&fixture.setup.map("web", map::BACKENDS));
+    let Raw(mut backend) = backends.get(&slot, 0).expect("a slot");
+    backend.state = StateWord::new(usable, BackendState::LameDuck);
+    backends.set(slot, Raw(backend), 0).expect("store the state word");
+}
+
+fn set_fallback(fixture: &Fixture, slot: u32) {
+    let mut services = array::<Service>(&fixture.setup.map("web", map::SERVICES));
+    let Raw(mut service) = services.get(&0, 0).expect("the service");
+    service.fallback = slot;
+    services.set(0, Raw(service), 0).expect("store the fallback");
+}
+
+#[test]
+fn an_unusable_pick_is_skipped() {
+    let mut fixture = Fixture::new();
+    fixture.stop();
+    set_usable(&fixture, 0, false);
+    let counts = fixture.probe().dial_many(SERVICE, 300);
+    assert_eq!(counts.get("b1"), None, "{counts:?}");
+    assert_eq!(counts.values().sum::<u32>(), 300);
+    // Back at once, with one store.
+    set_usable(&fixture, 0, true);
+    let counts = fixture.probe().dial_many(SERVICE, 300);
+    assert_eq!(counts.len(), 3, "{counts:?}");
+}
+
+#[test]
+fn when_five_picks_in_a_row_are_unusable_the_fallback_is_taken() {
+    let mut fixture = Fixture::new();
+    fixture.stop();
+    for slot in 0..3 {
+        set_usable(&fixture, slot, false);
+    }
+    set_fallback(&fixture, 2);
+    let counts = fixture.probe().dial_many(SERVICE, 100);
+    assert_eq!(counts, [("b3".to_owned(), 100)].into());
+    let outcomes = fixture.setup.status()["clients"][0]["services"][0]["outcomes"].clone();
+    assert_eq!((&outcomes["forwarded"], &outcomes["fallback"]), (&0.into(), &100.into()));
+}
+
+#[test]
+fn when_the_fallback_says_refuse_connects_are_refused() {
+    let mut fixture = Fixture::new();
+    fixture.stop();
+    set_fallback(&fixture, NO_SLOT);
+    assert_eq!(fixture.probe().dial_many(SERVICE, 50).values().sum::<u32>(), 50, "the table goes first");
+    for slot in 0..3 {
+        set_usable(&fixture, slot, false);
+    }
+    let counts = fixture.probe().dial_many(SERVICE, 50);
+    assert_eq!(counts, [(format!("errno-{}", libc::EHOSTUNREACH), 50)].into());
+}
+
+#[test]
+fn four_unusable_picks_are_walked_past() {
+    let mut fixture = Fixture::without_daemon();
+    let addresses: Vec<String> = (1..=5).map(|n| format!("127.0.0.1:800{n}")).collect();
+    let more: Vec<_> =
+        (4..=5).map(|n| stage::Backend::start(&format!("b{n}"), &format!("127.0.0.1:800{n}"))).collect();
+    fixture.write_endpoints(&addresses.iter().map(|address| (address.as_str(), "")).collect::<Vec<_>>());
+    fixture.start();
+    fixture.stop();
+    // Five equal weights are five different entries in a row: four of them unusable still leave the fifth.
+    for slot in 0..4 {
+        set_usable(&fixture, slot, false);
+    }
+    set_fallback(&fixture, NO_SLOT);
+    let counts = fixture.probe().dial_many(SERVICE, 200);
+    // 1,024 entries are no multiple of five: at two places of the table b5 is up to eight entries away from its next.
+    let refused = counts.get(&format!("errno-{}", libc::EHOSTUNREACH)).copied().unwrap_or(0);
+    assert_eq!(counts["b5"] + refused, 200, "{counts:?}");
+    assert!(refused <= 8, "{counts:?}");
+    drop(more);
+}

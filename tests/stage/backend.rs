@@ -1,0 +1,104 @@
+//! Backends: listeners that answer every connection with their name, each in its manner.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::JoinHandle;
+
+/// How a backend treats a connection once it has said its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Manner {
+    /// Waits for the client to close.
+    Patient,
+    /// Closes first.
+    ClosesFirst,
+    /// Resets the connection.
+    Resets,
+}
+
+/// A listening backend. Stops when it is dropped.
+pub struct Backend {
+    name: String,
+    address: SocketAddr,
+    listener: OwnedFd,
+    accepted: Arc<AtomicU64>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Backend {
+    /// A patient backend.
+    pub fn start(name: &str, address: &str) -> Self {
+        Self::with_manner(name, address, Manner::Patient)
+    }
+
+    /// A backend with a manner of its own.
+    pub fn with_manner(name: &str, address: &str, manner: Manner) -> Self {
+        let address: SocketAddr = address.parse().expect("an address");
+        let listener =
+            TcpListener::bind(address).unwrap_or_else(|error| panic!("listen on {address}: {error}"));
+        let handle = listener.as_fd().try_clone_to_owned().expect("a second handle of the listener");
+        let accepted = Arc::new(AtomicU64::new(0));
+        let (said, counter) = (name.to_owned(), Arc::clone(&accepted));
+        let thread = std::thread::spawn(move || {
+            // Ends when `drop` shuts the listener down.
+            while let Ok((stream, _)) = listener.accept() {
+                counter.fetch_add(1, Ordering::Relaxed);
+                let said = said.clone();
+                match manner {
+                    // They do not wait for the client, so they need no thread of their own.
+                    Manner::ClosesFirst | Manner::Resets => serve(stream, &said, manner),
+                    Manner::Patient => {
+                        std::thread::Builder::new()
+                            .stack_size(64 << 10)
+                            .spawn(move || serve(stream, &said, manner))
+                            .expect("a thread for the connection");
+                    }
+                }
+            }
+        });
+        Self { name: name.to_owned(), address, listener: handle, accepted, thread: Some(thread) }
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Connections it has accepted.
+    pub fn accepted(&self) -> u64 {
+        self.accepted.load(Ordering::Relaxed)
+    }
+}
+
+fn serve(mut stream: TcpStream, name: &str, manner: Manner) {
+    if stream.write_all(format!("{name}\n").as_bytes()).is_err() {
+        return;
+    }
+    match manner {
+        Manner::Patient => {
+            let _ = stream.read(&mut [0; 1]);
+        }
+        Manner::ClosesFirst => {}
+        Manner::Resets => {
+            // On loopback the name has arrived by now; the reset that follows leaves it to be read.
+            let _ = rustix::net::sockopt::set_socket_linger(&stream, Some(std::time::Duration::ZERO));
+        }
+    }
+}
+
+impl Drop for Backend {
+    fn drop(&mut self) {
+        // Wakes the thread out of accept.
+        let _ = rustix::net::shutdown(&self.listener, rustix::net::Shutdown::Both);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! Cgroups of a test: made below the cgroup2 mount, emptied and removed at the end.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// A cgroup that is removed when it is dropped.
+#[derive(Debug)]
+pub struct Cgroup {
+    path: PathBuf,
+    mount: PathBuf,
+}
+
+static COUNT: AtomicU32 = AtomicU32::new(0);
+
+impl Cgroup {
+    /// A cgroup with a name that no other test has.
+    #[expect(clippy::new_without_default, reason = "it makes a directory")]
+    pub fn new() -> Self {
+        sweep();
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        Self::make(mount(), &format!("{PREFIX}{}-{number}", std::process::id()))
+    }
+
+    /// A cgroup inside this one.
+    pub fn child(&self, name: &str) -> Self {
+        let relative = self.relative().join(name);
+        Self::make(self.mount.clone(), &relative.to_string_lossy())
+    }
+
+    fn make(mount: PathBuf, relative: &str) -> Self {
+        let path = mount.join(relative);
+        fs::create_dir(&path).unwrap_or_else(|error| panic!("create {}: {error}", path.display()));
+        Self { path, mount }
+    }
+
+    /// Its full path.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Its path as a configuration names it.
+    pub fn relative(&self) -> PathBuf {
+        self.path.strip_prefix(&self.mount).expect("made below the mount").to_owned()
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        remove(&self.path);
+    }
+}
+
+const PREFIX: &str = "socklb-test-";
+
+/// Removes cgroups of test runs that were killed.
+fn sweep() {
+    let Ok(entries) = fs::read_dir(mount()) else { return };
+    for entry in entries.flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let Some(pid) = name.strip_prefix(PREFIX).and_then(|rest| rest.split('-').next()) else { continue };
+        if !Path::new("/proc").join(pid).exists() {
+            remove(&entry.path());
+        }
+    }
+}
+
+/// Ends what is left in a cgroup, all of it started by tests, and removes it with its children.
+fn remove(path: &Path) {
+    let Ok(entries) = fs::read_dir(path) else { return };
+    for entry in entries.flatten() {
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            remove(&entry.path());
+        }
+    }
+    // A process that was told to end stays in its cgroup until it is reaped.
+    for _ in 0..1000 {
+        let pids = fs::read_to_string(path.join("cgroup.procs")).unwrap_or_default();
+        for pid in pids.lines().filter_map(|pid| pid.parse().ok()).filter_map(rustix::process::Pid::from_raw)
+        {
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+        }
+        if fs::remove_dir(path).is_ok() || !path.exists() {
+            return;
+        }
+        std::thread::park_timeout(std::time::Duration::from_millis(5));
+    }
+    eprintln!("cannot remove {}", path.display());
+}
+
+/// Where cgroup2 is mounted, by file system type.
+pub fn mount() -> PathBuf {
+    let table = fs::read_to_string("/proc/self/mountinfo").expect("read the mount table");
+    let line = table.lines().find(|line| line.contains(" - cgroup2 ")).expect("cgroup2 is mounted");
+    PathBuf::from(line.split(' ').nth(4).expect("a mount point"))
+}

@@ -1,0 +1,184 @@
+//! The program under test: its configuration, its commands, its process.
+
+use std::fs;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+use serde_json::Value;
+
+use crate::probe::die_with_us;
+use crate::{Stage, eventually, program};
+
+/// Where a daemon under test has its files.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    /// The folder.
+    pub folder: PathBuf,
+    /// Below a bpffs.
+    pub pins: PathBuf,
+}
+
+impl Setup {
+    /// A set-up in the stage's folder and bpffs, apart from others by `name`.
+    pub fn new(stage: &Stage, name: &str) -> Self {
+        let folder = stage.folder().join(name);
+        fs::create_dir_all(&folder).expect("make the folder");
+        Self { folder, pins: stage.bpffs().join(name) }
+    }
+
+    /// Writes a file beside the configuration and returns its path.
+    pub fn write(&self, name: &str, text: &str) -> PathBuf {
+        let path = self.folder.join(name);
+        fs::write(&path, text).expect("write the file");
+        path
+    }
+
+    /// A command of socklb with this set-up's paths.
+    pub fn socklb(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(program("socklb"));
+        command.arg("--pins").arg(&self.pins).arg("--run").arg(self.folder.join("run"));
+        command.arg("--state").arg(self.folder.join("state")).args(arguments);
+        command
+    }
+
+    /// Runs a command of socklb to its end.
+    pub fn run(&self, arguments: &[&str]) -> Output {
+        self.socklb(arguments).output().expect("start socklb")
+    }
+
+    /// The pinned map of a client.
+    pub fn map(&self, client: &str, name: &str) -> PathBuf {
+        self.pins.join("v1").join(client).join("maps").join(name)
+    }
+
+    /// `status --json`, whatever its exit code.
+    pub fn status(&self) -> Value {
+        let output = self.run(&["status", "--json"]);
+        serde_json::from_slice(&output.stdout).unwrap_or_else(|error| {
+            panic!("status --json: {error}: {}", String::from_utf8_lossy(&output.stderr));
+        })
+    }
+
+    /// The backends of a service as (address, field) pairs.
+    pub fn backends(&self, client: &str, service: &str) -> Vec<Value> {
+        let status = self.status();
+        let service = find(&status["clients"], client).and_then(|client| find(&client["services"], service));
+        service.map_or_else(Vec::new, |service| service["backends"].as_array().expect("a list").clone())
+    }
+
+    /// Open flows of all backends of all clients together.
+    pub fn active(&self) -> u64 {
+        let status = self.status();
+        let backends = status["clients"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .flat_map(|client| client["services"].as_array().into_iter().flatten())
+            .flat_map(|service| service["backends"].as_array().into_iter().flatten());
+        backends.map(|backend| backend["active"].as_u64().expect("a count")).sum()
+    }
+}
+
+/// The element of a list that has this name.
+pub fn find<'a>(list: &'a Value, name: &str) -> Option<&'a Value> {
+    list.as_array()?.iter().find(|element| element["name"] == name)
+}
+
+/// A running daemon. Killed when it is dropped.
+pub struct Daemon {
+    child: Child,
+    log: PathBuf,
+    /// Where its files are.
+    pub setup: Setup,
+}
+
+impl Daemon {
+    /// Starts a daemon with the configuration `text` and waits until it answers.
+    #[track_caller]
+    pub fn start(setup: &Setup, text: &str) -> Self {
+        setup.write("socklb.toml", text);
+        Self::start_again(setup)
+    }
+
+    /// Starts a daemon with the configuration that lies there, and waits until it answers.
+    #[track_caller]
+    pub fn start_again(setup: &Setup) -> Self {
+        let mut daemon = Self::spawn(setup);
+        let socket = setup.folder.join("run/socklb.sock");
+        let look = || {
+            if let Some(status) = daemon.child.try_wait().expect("ask for the daemon") {
+                panic!("the daemon ended: {status}\n{}", daemon.log());
+            }
+            std::os::unix::net::UnixStream::connect(&socket).is_ok()
+        };
+        eventually("the daemon answers", look, |answers| *answers);
+        daemon
+    }
+
+    /// Starts a daemon and does not wait.
+    pub fn spawn(setup: &Setup) -> Self {
+        let log = setup.folder.join("log");
+        let file = fs::File::options().create(true).append(true).open(&log).expect("open the log");
+        let mut command = setup.socklb(&["run", "--config"]);
+        command.arg(setup.folder.join("socklb.toml"));
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(file);
+        die_with_us(&mut command);
+        Self { child: command.spawn().expect("start the daemon"), log, setup: setup.clone() }
+    }
+
+    /// What it has logged.
+    pub fn log(&self) -> String {
+        fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Asks it to stop and waits; returns its exit code.
+    pub fn stop(mut self) -> Option<i32> {
+        signal(&self.child, rustix::process::Signal::TERM);
+        self.child.wait().expect("reap the daemon").code()
+    }
+
+    /// Kills it without warning.
+    pub fn kill(mut self) {
+        self.child.kill().expect("kill the daemon");
+        self.child.wait().expect("reap the daemon");
+    }
+
+    /// Waits until it ends of itself; returns its exit code.
+    pub fn wait(mut self) -> Option<i32> {
+        self.child.wait().expect("reap the daemon").code()
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if std::thread::panicking() {
+            eprintln!("--- the daemon's log ---\n{}", self.log());
+        }
+    }
+}
+
+/// Sends a signal to a child of ours.
+pub fn signal(child: &Child, signal: rustix::process::Signal) {
+    let pid = i32::try_from(child.id()).ok().and_then(rustix::process::Pid::from_raw).expect("a process id");
+    rustix::process::kill_process(pid, signal).expect("a living child");
+}
+
+/// Runs a command with a deadline's patience and returns what it printed on standard error and its exit code.
+pub fn failure(output: &Output) -> (Option<i32>, String) {
+    (output.status.code(), String::from_utf8_lossy(&output.stderr).trim_end().to_owned())
+}
+
+/// Reads a file to its end.
+pub fn read(path: &Path) -> String {
+    let mut text = String::new();
+    fs::File::open(path).expect("open the file").read_to_string(&mut text).expect("read the file");
+    text
+}

@@ -1,0 +1,73 @@
+//! A network and mount namespace for the calling thread and all that it starts.
+
+use std::path::{Path, PathBuf};
+
+use rustix::mount::{MountFlags, MountPropagationFlags};
+use rustix::thread::UnshareFlags;
+
+/// A stage: own loopback, own bpffs, a folder that is removed at the end.
+///
+/// The namespaces belong to the thread that makes the stage, and to threads and processes started by it; they and the
+/// mounts in them are gone when the last of these ends, however that happens.
+pub struct Stage {
+    folder: tempfile::TempDir,
+}
+
+impl Stage {
+    /// Sets the stage up for the calling thread.
+    ///
+    /// # Panics
+    /// Without root.
+    #[expect(clippy::new_without_default, reason = "it changes the calling thread")]
+    pub fn new() -> Self {
+        assert!(rustix::process::geteuid().is_root(), "kernel tests need root");
+        // SAFETY: only this thread's namespaces change; it holds no resource that belongs to the old ones.
+        unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNET | UnshareFlags::NEWNS) }
+            .expect("unshare the network and mount namespaces");
+        rustix::mount::mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
+            .expect("make mounts private");
+        loopback_up();
+        let folder = tempfile::Builder::new().prefix("socklb-test-").tempdir().expect("make a folder");
+        let stage = Self { folder };
+        std::fs::create_dir(stage.bpffs()).expect("make the folder for bpffs");
+        rustix::mount::mount("bpf", stage.bpffs(), "bpf", MountFlags::empty(), None).expect("mount bpffs");
+        stage
+    }
+
+    /// A folder for files.
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// A bpf file system of one's own.
+    pub fn bpffs(&self) -> PathBuf {
+        self.folder.path().join("bpf")
+    }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        // Before the folder is removed with all that lies in it.
+        let _ = rustix::mount::unmount(self.bpffs(), rustix::mount::UnmountFlags::DETACH);
+    }
+}
+
+/// A new network namespace has a loopback device that is down.
+fn loopback_up() {
+    #[repr(C)]
+    struct InterfaceFlags {
+        name: [u8; 16],
+        flags: i16,
+        _rest: [u8; 22],
+    }
+    let socket = rustix::net::socket(rustix::net::AddressFamily::INET, rustix::net::SocketType::DGRAM, None)
+        .expect("make a socket");
+    let mut request = InterfaceFlags { name: [0; 16], flags: 0, _rest: [0; 22] };
+    request.name[..2].copy_from_slice(b"lo");
+    let up = i16::try_from(libc::IFF_UP).expect("a flag of a 16-bit word");
+    request.flags = up;
+    let fd = std::os::fd::AsRawFd::as_raw_fd(&socket);
+    // SAFETY: the request is as large as the kernel's `struct ifreq` and lives through the call.
+    let result = unsafe { libc::ioctl(fd, libc::SIOCSIFFLAGS, &raw mut request) };
+    assert_eq!(result, 0, "bring lo up: {}", std::io::Error::last_os_error());
+}

@@ -1,0 +1,68 @@
+//! The stage of the kernel tests: a network and mount namespace of one's own, cgroups, backends that answer with their
+//! names, a probe process inside a cgroup, and the program under test.
+//!
+//! Everything is struck when its owner is dropped, also when a test panics. It knows of socklb what an operator knows:
+//! its commands, its files, its pinned maps.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+pub mod namespace;
+
+pub mod cgroup;
+
+pub mod backend;
+
+pub mod probe;
+
+pub mod daemon;
+
+pub mod maps;
+
+pub use backend::{Backend, Manner};
+pub use cgroup::Cgroup;
+pub use daemon::{Daemon, Setup};
+pub use namespace::Stage;
+pub use probe::{Dialled, Probe};
+
+/// How long a fact may take to come true.
+pub const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Waits until `fact` holds, looking again and again; panics with `what` and the last look if it does not in time.
+#[track_caller]
+pub fn eventually<T: std::fmt::Debug>(
+    what: &str,
+    mut look: impl FnMut() -> T,
+    fact: impl Fn(&T) -> bool,
+) -> T {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let seen = look();
+        if fact(&seen) {
+            return seen;
+        }
+        assert!(Instant::now() < deadline, "{what} did not come true in {PATIENCE:?}; last seen: {seen:?}");
+        // Yields the CPU between looks; the fact decides when it ends, not the clock.
+        std::thread::park_timeout(Duration::from_millis(5));
+    }
+}
+
+/// A program of this build: `socklb`, or one of the tests' own.
+pub fn program(name: &str) -> PathBuf {
+    let mut directory = std::env::current_exe().expect("the path of the running test");
+    // target/<profile>/deps/<test> or target/<profile>/<bin>.
+    directory.pop();
+    if directory.ends_with("deps") {
+        directory.pop();
+    }
+    let path = directory.join(name);
+    assert!(path.exists(), "{} is not built: `cargo xtask test local` builds it", path.display());
+    path
+}
+
+/// Writes a file the way a careful tool does: to another name, then renamed into place.
+pub fn replace(path: &Path, text: &str) {
+    let new = path.with_extension("new");
+    std::fs::write(&new, text).expect("write the new file");
+    std::fs::rename(&new, path).expect("rename it into place");
+}
