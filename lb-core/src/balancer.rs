@@ -22,8 +22,8 @@ use crate::slots::{Identity, Slot, Slots, SlotsExhausted};
 pub enum Event {
     /// A source has a new list for the service at this position of the configuration.
     Endpoints(usize, EndpointList),
-    /// Nothing in the kernel refers to this slot any more: no table, no fallback, no flow.
-    Idle(u32),
+    /// Nothing in the kernel refers to these slots any more: no table, no fallback, no flow.
+    Idle(Vec<u32>),
 }
 
 /// Why a list cannot be used. The list before it stays in force.
@@ -91,7 +91,12 @@ impl Balancer {
     ///
     /// # Errors
     /// If there are more services than places.
-    pub fn new(task: Task, services: Vec<Service>, limits: Limits, adopted: Plan) -> Result<Self, Refused> {
+    pub fn new(
+        task: Task,
+        services: Vec<Service>,
+        limits: Limits,
+        mut adopted: Plan,
+    ) -> Result<Self, Refused> {
         let mut slots = Slots::new(limits.slots);
         for (&number, backend) in &adopted.backends {
             let identity = Identity { service: backend.service, address: backend.address };
@@ -107,6 +112,12 @@ impl Balancer {
             taken.insert(place);
             known.push(Known { service, place, use_: None });
         }
+        // A removed service keeps its place for its flows; without a slot it has none.
+        let configured: BTreeSet<u16> = known.iter().map(|known| known.place).collect();
+        let has_slot = |place: u16| adopted.backends.values().any(|backend| backend.service == place);
+        let kept: BTreeSet<u16> =
+            taken.into_iter().filter(|place| configured.contains(place) || has_slot(*place)).collect();
+        adopted.services.retain(|place, _| kept.contains(place));
         Ok(Self { task, limits, known, slots, adopted })
     }
 
@@ -120,8 +131,8 @@ impl Balancer {
     pub fn handle(&mut self, event: Event) -> Result<(), Refused> {
         match event {
             Event::Endpoints(position, endpoints) => self.take(position, endpoints),
-            Event::Idle(number) => {
-                self.forget(number);
+            Event::Idle(numbers) => {
+                self.forget(&numbers);
                 Ok(())
             }
         }
@@ -165,39 +176,25 @@ impl Balancer {
         if wanted > u64::from(allowed) { Err(Refused::Schedule { wanted, allowed }) } else { Ok(()) }
     }
 
-    fn forget(&mut self, number: u32) {
-        let Some((identity, _)) = self.slots.iter().find(|(_, slot)| slot.number == number) else { return };
-        if self.is_needed(identity) {
-            return;
+    fn forget(&mut self, numbers: &[u32]) {
+        let numbers: BTreeSet<u32> = numbers.iter().copied().collect();
+        let needed = self.needed();
+        let idle: Vec<(Identity, Slot)> = self
+            .slots
+            .iter()
+            .filter(|(identity, slot)| numbers.contains(&slot.number) && !needed.contains(identity))
+            .collect();
+        for (identity, slot) in idle {
+            self.slots.free(identity);
+            self.adopted.backends.remove(&slot.number);
         }
-        self.slots.free(identity);
-        self.adopted.backends.remove(&number);
-        let place = identity.service;
-        if !self.is_configured(place) && !self.slots.iter().any(|(other, _)| other.service == place) {
-            self.adopted.services.remove(&place);
-        }
+        let in_use: BTreeSet<u16> = self.slots.iter().map(|(identity, _)| identity.service).collect();
+        let configured: BTreeSet<u16> = self.known.iter().map(|known| known.place).collect();
+        self.adopted.services.retain(|place, _| in_use.contains(place) || configured.contains(place));
     }
 
     fn is_configured(&self, place: u16) -> bool {
         self.known.iter().any(|known| known.place == place)
-    }
-
-    /// Whether a table that is wanted refers to the backend.
-    fn is_needed(&self, identity: Identity) -> bool {
-        let Some(known) = self.known.iter().find(|known| known.place == identity.service) else {
-            return false;
-        };
-        match &known.use_ {
-            Some(in_use) => in_use.membership.members.iter().any(|member| member.address == identity.address),
-            None => self.adopted_needs(identity),
-        }
-    }
-
-    fn adopted_needs(&self, identity: Identity) -> bool {
-        let Some(slot) = self.slots.get(identity) else { return false };
-        let Some(service) = self.adopted.services.get(&identity.service) else { return false };
-        service.fallback == slot.number
-            || service.schedule.iter().any(|&entry| u32::from(entry) == slot.number)
     }
 
     /// Slots that the plan keeps only because something may still refer to them.
@@ -210,23 +207,26 @@ impl Balancer {
             .collect()
     }
 
+    /// Backends that a table or a fallback of the plan names.
     fn needed(&self) -> BTreeSet<Identity> {
         let mut needed = BTreeSet::new();
         for known in &self.known {
-            match &known.use_ {
-                Some(in_use) => needed.extend(
+            match (&known.use_, self.adopted.services.get(&known.place)) {
+                (Some(in_use), _) => needed.extend(
                     in_use
                         .membership
                         .members
                         .iter()
                         .map(|member| Identity { service: known.place, address: member.address }),
                 ),
-                None => needed.extend(
-                    self.slots
-                        .iter()
-                        .map(|(identity, _)| identity)
-                        .filter(|identity| identity.service == known.place && self.adopted_needs(*identity)),
-                ),
+                (None, Some(adopted)) => {
+                    let mut named: BTreeSet<u32> =
+                        adopted.schedule.iter().map(|slot| u32::from(*slot)).collect();
+                    named.insert(adopted.fallback);
+                    let backends = self.slots.iter().filter(|(_, slot)| named.contains(&slot.number));
+                    needed.extend(backends.map(|(identity, _)| identity));
+                }
+                (None, None) => {}
             }
         }
         needed

@@ -61,7 +61,7 @@ pub struct BackendPlan {
 /// One ordered change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Stop balancing connects to the service's address; its flows stay.
+    /// Stop balancing connects to the service's address, unless another service has taken it over; its flows stay.
     Close(u16),
     /// Fill the place of a service that is not open.
     WriteService(u16, ServicePlan),
@@ -92,18 +92,19 @@ impl Plan {
     /// If a schedule or a fallback names a slot that is not one of its service's, or a schedule's length is no power
     /// of two.
     pub fn assert_consistent(&self) {
+        let mut owners = vec![None; NO_SLOT as usize + 1];
+        for (slot, backend) in &self.backends {
+            owners[*slot as usize] = Some(backend.service);
+        }
         for (index, service) in &self.services {
             let len = service.schedule.len();
             assert!(len == 0 || len.is_power_of_two(), "service {index}: schedule of {len} entries");
-            let mut owned = vec![false; NO_SLOT as usize + 1];
-            for (slot, backend) in &self.backends {
-                owned[*slot as usize] = backend.service == *index;
-            }
             for slot in service.schedule.iter() {
-                assert!(owned[usize::from(*slot)], "service {index}: schedule names slot {slot}");
+                let owner = owners[usize::from(*slot)];
+                assert!(owner == Some(*index), "service {index}: schedule names slot {slot}");
             }
             let fallback = service.fallback;
-            let right = fallback == NO_SLOT || owned[fallback as usize];
+            let right = fallback == NO_SLOT || owners[fallback as usize] == Some(*index);
             assert!(right, "service {index}: fallback names slot {fallback}");
         }
     }
@@ -147,88 +148,91 @@ impl Plan {
 }
 
 /// The steps from what the kernel holds to what it shall hold.
+///
+/// In this order, so that a daemon that is killed between any two of them leaves maps that work and that the next one
+/// can take over:
+/// 1. Slots that nothing refers to are cleared, before anybody moves in.
+/// 2. New backends, then new services, whose fallback may name them.
+/// 3. Services that were not open are brought up to date and opened. Where one takes over another's address, the key
+///    goes from the one to the other in a single update: no connect falls between them.
+/// 4. Services that are gone are closed, before they are emptied.
+/// 5. All other services are brought up to date.
+/// 6. Places that nothing refers to are cleared.
+///
+/// # Panics
+/// If the new plan is not consistent, or gives a place to a service that another one still has open.
 pub fn diff(old: &Plan, new: &Plan) -> Vec<Step> {
     new.assert_consistent();
     let mut steps = Vec::new();
-    close(old, new, &mut steps);
-    write(old, new, &mut steps);
-    for (&index, service) in &new.services {
-        if let Some(before) = old.services.get(&index)
-            && before.errno != service.errno
-        {
-            steps.push(Step::SetErrno(index, service.errno));
-        }
-    }
-    // The fallback goes before the state words: a connect that sees the new word of its pick must not then take an old
-    // fallback that the same change has made wrong.
-    for (&index, service) in &new.services {
-        // A place that was empty has its fallback from `WriteService`.
-        if old.services.get(&index).is_some_and(|before| before.fallback != service.fallback) {
-            steps.push(Step::SetFallback(index, service.fallback));
-        }
-    }
-    set_states(old, new, &mut steps);
-    for (&index, service) in &new.services {
-        let before = old.services.get(&index);
-        let same = before.map_or(service.schedule.is_empty(), |before| before.schedule == service.schedule);
-        if !same {
-            steps.push(Step::Publish(index, Arc::clone(&service.schedule)));
-        }
-    }
-    for (&index, service) in &new.services {
-        if service.open
-            && !old.services.get(&index).is_some_and(|before| before.open && same_key(before, service))
-        {
-            steps.push(Step::Open(index));
-        }
-    }
-    // Nothing refers to these: their owner waited for that before it left them out of the plan.
     steps.extend(
         old.backends.keys().filter(|slot| !new.backends.contains_key(slot)).map(|&s| Step::FreeBackend(s)),
     );
+    write(old, new, &mut steps);
+    let was_open = |index: u16| old.services.get(&index).is_some_and(|before| before.open);
+    for (&index, _) in new.services.iter().filter(|(index, service)| service.open && !was_open(**index)) {
+        update(old, new, index, &mut steps);
+        steps.push(Step::Open(index));
+    }
+    let stays_open = |index: u16| new.services.get(&index).is_some_and(|service| service.open);
+    steps.extend(old.services.keys().filter(|i| was_open(**i) && !stays_open(**i)).map(|&i| Step::Close(i)));
+    for &index in new.services.keys().filter(|index| was_open(**index) || !stays_open(**index)) {
+        update(old, new, index, &mut steps);
+    }
     steps
         .extend(old.services.keys().filter(|i| !new.services.contains_key(i)).map(|&i| Step::FreeService(i)));
     steps
 }
 
-fn same_key(a: &ServicePlan, b: &ServicePlan) -> bool {
-    a.address == b.address && a.protocol == b.protocol
-}
-
-fn close(old: &Plan, new: &Plan, steps: &mut Vec<Step>) {
-    for (&index, before) in &old.services {
-        let stays = new.services.get(&index).is_some_and(|service| service.open && same_key(before, service));
-        if before.open && !stays {
-            steps.push(Step::Close(index));
-        }
-    }
-}
-
 fn write(old: &Plan, new: &Plan, steps: &mut Vec<Step>) {
-    for (&index, service) in &new.services {
-        let same = old
-            .services
-            .get(&index)
-            .is_some_and(|before| same_key(before, service) && before.name == service.name);
-        if !same {
-            steps.push(Step::WriteService(index, service.clone()));
-        }
-    }
     for (&slot, backend) in &new.backends {
         let same = old.backends.get(&slot).is_some_and(|before| before.generation == backend.generation);
         if !same {
             steps.push(Step::WriteBackend(slot, backend.clone()));
         }
     }
+    for (&index, service) in &new.services {
+        match old.services.get(&index) {
+            Some(before) if same_service(before, service) => {}
+            Some(before) => {
+                assert!(!before.open, "place {index} is still that of service {}", before.name);
+                steps.push(Step::WriteService(index, service.clone()));
+            }
+            None => steps.push(Step::WriteService(index, service.clone())),
+        }
+    }
 }
 
-fn set_states(old: &Plan, new: &Plan, steps: &mut Vec<Step>) {
-    let mut unusable = Vec::new();
-    for (&slot, backend) in &new.backends {
-        let Some(before) = old.backends.get(&slot) else { continue };
-        if before.generation != backend.generation {
-            continue;
+fn same_service(a: &ServicePlan, b: &ServicePlan) -> bool {
+    a.address == b.address && a.protocol == b.protocol && a.name == b.name
+}
+
+/// What changes of one service and its backends, apart from whether it is open.
+fn update(old: &Plan, new: &Plan, index: u16, steps: &mut Vec<Step>) {
+    let service = &new.services[&index];
+    let before = old.services.get(&index).filter(|before| same_service(before, service));
+    // A place that is written in this change gets its errno and its fallback with that.
+    if let Some(before) = before {
+        if before.errno != service.errno {
+            steps.push(Step::SetErrno(index, service.errno));
         }
+        // The fallback goes before the state words: a connect that sees the new word of its pick must not then take an
+        // old fallback that the same change has made wrong.
+        if before.fallback != service.fallback {
+            steps.push(Step::SetFallback(index, service.fallback));
+        }
+    }
+    set_states(old, new, index, steps);
+    if before.map_or(!service.schedule.is_empty(), |before| before.schedule != service.schedule) {
+        steps.push(Step::Publish(index, Arc::clone(&service.schedule)));
+    }
+}
+
+fn set_states(old: &Plan, new: &Plan, index: u16, steps: &mut Vec<Step>) {
+    let mut unusable = Vec::new();
+    for (&slot, backend) in new.backends.iter().filter(|(_, backend)| backend.service == index) {
+        let Some(before) = old.backends.get(&slot).filter(|b| b.generation == backend.generation) else {
+            continue;
+        };
         if before.weight != backend.weight {
             steps.push(Step::SetWeight(slot, backend.weight));
         }

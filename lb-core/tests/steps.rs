@@ -1,0 +1,231 @@
+//! The way from one plan to the next, as a fake kernel lives through it: at every step, connect finds what it needs.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+
+use lb_common::abi::{MAX_SCHEDULE_LOG2, MIN_SCHEDULE_LOG2, NO_SLOT, TableRef, Walk};
+use lb_common::pick::{Pick, Tables, pick};
+use lb_core::balancer::{Balancer, Event, Limits};
+use lb_core::endpoint::{Endpoint, EndpointList, EndpointState};
+use lb_core::plan::{Plan, Step, diff};
+use lb_core::service::{Policy, Protocol, Service, Subset, Task};
+use proptest::prelude::*;
+
+const LIMITS: Limits = Limits { schedule_entries: 8192, slots: 24 };
+
+fn service(name: &str, last: u8) -> Service {
+    Service {
+        name: name.to_owned(),
+        address: SocketAddr::from(([10, 96, 0, last], 80)),
+        protocol: Protocol::Tcp,
+        policy: Policy::WeightedRoundRobin,
+        subset: Subset::All,
+        seed: 0,
+        errno: 113,
+    }
+}
+
+/// Endpoints of a service by their numbers: weight 1 to 3, or a lame duck.
+fn list(service: u8, members: &BTreeMap<u8, u8>) -> EndpointList {
+    let endpoints = members.iter().map(|(&number, &kind)| Endpoint {
+        address: SocketAddr::from(([10, 0, service, number], 80)),
+        index: u32::from(number),
+        weight: u16::from(kind.max(1)),
+        state: if kind == 0 { EndpointState::LameDuck } else { EndpointState::Healthy },
+        zone: None,
+    });
+    EndpointList::new(endpoints.collect(), SocketAddr::from(([10, 96, 0, service], 80)), &[]).expect("it fits")
+}
+
+/// A service's tables as connect sees them.
+struct View<'a> {
+    plan: &'a Plan,
+    place: u16,
+}
+
+impl Tables for View<'_> {
+    type Backend = u32;
+
+    fn entry(&self, entry: u32) -> Option<u32> {
+        self.plan.services[&self.place].schedule.get(entry as usize).map(|slot| u32::from(*slot))
+    }
+
+    fn backend(&self, slot: u32) -> Option<u32> {
+        Some(slot)
+    }
+
+    fn is_usable(&self, slot: u32) -> bool {
+        self.plan.backends.get(&slot).is_some_and(|backend| backend.usable)
+    }
+
+    fn fallback(&self) -> u32 {
+        self.plan.services[&self.place].fallback
+    }
+}
+
+/// Where a connect to `address` goes at this moment: `None` if it is not balanced.
+fn connect(
+    plan: &Plan,
+    keys: &BTreeMap<SocketAddr, u16>,
+    address: SocketAddr,
+    phase: u32,
+) -> Option<Pick<u32>> {
+    let &place = keys.get(&address)?;
+    let len = plan.services[&place].schedule.len();
+    let length_log2 = if len == 0 { 0 } else { u8::try_from(len.ilog2()).expect("it fits") };
+    assert!(len == 0 || (MIN_SCHEDULE_LOG2..=MAX_SCHEDULE_LOG2).contains(&length_log2));
+    let table = TableRef { base: 0, generation: 0, length_log2, _reserved: 0 };
+    Some(pick(&View { plan, place }, table, Walk { phase, start: 0 }))
+}
+
+/// Carries a step out on the keys: which place an address leads to.
+fn record_key(keys: &mut BTreeMap<SocketAddr, u16>, plan: &Plan, step: &Step) {
+    match step {
+        Step::Open(place) => {
+            keys.insert(plan.services[place].address, *place);
+        }
+        Step::Close(place) => {
+            let address = plan.services[place].address;
+            if keys.get(&address) == Some(place) {
+                keys.remove(&address);
+            }
+        }
+        _ => {}
+    }
+}
+
+/// Goes from `old` to `new` and checks every moment on the way.
+fn walk(old: &Plan, new: &Plan, keys: &mut BTreeMap<SocketAddr, u16>, always: &[SocketAddr]) -> Plan {
+    let mut now = old.clone();
+    for step in diff(old, new) {
+        now.record(&step);
+        record_key(keys, &now, &step);
+        // Somebody may be killed here: what the maps hold can be taken over.
+        now.assert_consistent();
+        for address in always {
+            for phase in [0, 1, 7, 500, 1023] {
+                let picked = connect(&now, keys, *address, phase);
+                let slot = match picked {
+                    Some(Pick::Scheduled(slot, _) | Pick::Fallback(slot, _)) => slot,
+                    other => panic!("{address} after {step:?}: {other:?}"),
+                };
+                let backend = &now.backends[&slot];
+                assert_eq!(backend.service, keys[address], "a backend of another service after {step:?}");
+            }
+        }
+    }
+    assert_eq!(now, *new, "the steps lead to the plan");
+    now
+}
+
+fn members() -> impl Strategy<Value = BTreeMap<u8, u8>> {
+    prop::collection::btree_map(1u8..=8, 0u8..=3, 1..8)
+}
+
+proptest! {
+    /// Lists change, slots come back, the daemon is killed in the middle and adopts what it finds: connects to a
+    /// service with endpoints always reach a backend of that service, and no slot changes hands while it is referred to.
+    #[test]
+    fn no_moment_on_the_way_fails_a_connect(
+        changes in prop::collection::vec((0usize..2, members(), any::<bool>(), 0usize..40), 1..12),
+    ) {
+        let services = vec![service("a", 0), service("b", 1)];
+        let addresses: Vec<SocketAddr> = services.iter().map(|service| service.address).collect();
+        let task = Task { index: 0, count: 1 };
+        let mut balancer = Balancer::new(task, services.clone(), LIMITS, Plan::default()).expect("it fits");
+        let mut lists = [BTreeMap::from([(1, 1)]), BTreeMap::from([(1, 1)])];
+        for (position, members) in lists.iter().enumerate() {
+            let list = list(u8::try_from(position).expect("it fits"), members);
+            balancer.handle(Event::Endpoints(position, list)).expect("it fits");
+        }
+        let mut keys = BTreeMap::new();
+        let mut kernel = walk(&Plan::default(), &balancer.plan(), &mut keys, &[]);
+        for (position, members, killed, at) in changes {
+            lists[position] = members;
+            let changed = list(u8::try_from(position).expect("it fits"), &lists[position]);
+            if balancer.handle(Event::Endpoints(position, changed)).is_err() {
+                // No slot was free; nothing changed.
+                prop_assert_eq!(&kernel, &balancer.plan());
+                continue;
+            }
+            if killed {
+                for step in diff(&kernel, &balancer.plan()).into_iter().take(at) {
+                    kernel.record(&step);
+                    record_key(&mut keys, &kernel, &step);
+                }
+                balancer = Balancer::new(task, services.clone(), LIMITS, kernel.clone()).expect("it fits");
+                for (position, members) in lists.iter().enumerate() {
+                    let list = list(u8::try_from(position).expect("it fits"), members);
+                    balancer.handle(Event::Endpoints(position, list)).expect("it fits");
+                }
+            }
+            kernel = walk(&kernel, &balancer.plan(), &mut keys, &addresses);
+            balancer.handle(Event::Idle(balancer.unneeded())).expect("it fits");
+            kernel = walk(&kernel, &balancer.plan(), &mut keys, &addresses);
+            let held: BTreeSet<u32> = kernel.backends.keys().copied().collect();
+            let wanted: usize = lists.iter().map(|list| {
+                let healthy = list.values().filter(|kind| **kind > 0).count();
+                if healthy > 0 { healthy } else { list.len() }
+            }).sum();
+            prop_assert_eq!(held.len(), wanted, "idle slots are freed");
+        }
+    }
+}
+
+/// Nothing refers to any flow: what the balancer calls unneeded is idle.
+fn settled(services: &[Service], adopted: Plan) -> (Balancer, Plan) {
+    let task = Task { index: 0, count: 1 };
+    let mut balancer = Balancer::new(task, services.to_vec(), LIMITS, adopted).expect("it fits");
+    for position in 0..services.len() {
+        let members = BTreeMap::from([(1, 1), (2, 1)]);
+        balancer.handle(Event::Endpoints(position, list(u8::try_from(position).expect("it fits"), &members))).expect("it fits");
+    }
+    let plan = balancer.plan();
+    (balancer, plan)
+}
+
+#[test]
+fn a_renamed_service_is_balanced_all_the_way() {
+    let mut keys = BTreeMap::new();
+    let (_, before) = settled(&[service("old", 0)], Plan::default());
+    let kernel = walk(&Plan::default(), &before, &mut keys, &[]);
+    let (mut balancer, after) = settled(&[service("new", 0)], kernel.clone());
+    let address = SocketAddr::from(([10, 96, 0, 0], 80));
+    let kernel = walk(&kernel, &after, &mut keys, &[address]);
+    assert_eq!(kernel.services.len(), 2, "the old one waits for its flows");
+    balancer.handle(Event::Idle(balancer.unneeded())).expect("it fits");
+    let kernel = walk(&kernel, &balancer.plan(), &mut keys, &[address]);
+    assert_eq!(kernel.services.values().map(|service| service.name.as_str()).collect::<Vec<_>>(), ["new"]);
+}
+
+#[test]
+fn a_removed_service_without_a_backend_keeps_no_place() {
+    let mut keys = BTreeMap::new();
+    let task = Task { index: 0, count: 1 };
+    let empty = Balancer::new(task, vec![service("empty", 0)], LIMITS, Plan::default()).expect("it fits");
+    let kernel = walk(&Plan::default(), &empty.plan(), &mut keys, &[]);
+    let next = Balancer::new(task, vec![service("next", 1)], LIMITS, kernel.clone()).expect("it fits");
+    let kernel = walk(&kernel, &next.plan(), &mut keys, &[]);
+    assert_eq!(kernel.services.values().map(|service| service.name.as_str()).collect::<Vec<_>>(), ["next"]);
+    assert_eq!(keys.len(), 1);
+}
+
+#[test]
+fn a_closed_service_refuses_nobody_on_its_way_out() {
+    let mut keys = BTreeMap::new();
+    let (_, both) = settled(&[service("stays", 0), service("goes", 1)], Plan::default());
+    let kernel = walk(&Plan::default(), &both, &mut keys, &[]);
+    let (_, one) = settled(&[service("stays", 0)], kernel.clone());
+    let gone = SocketAddr::from(([10, 96, 0, 1], 80));
+    let mut now = kernel.clone();
+    for step in diff(&kernel, &one) {
+        now.record(&step);
+        record_key(&mut keys, &now, &step);
+        // Balanced until it is not: never a refusal.
+        match connect(&now, &keys, gone, 0) {
+            None | Some(Pick::Scheduled(..)) => {}
+            other => panic!("after {step:?}: {other:?}"),
+        }
+    }
+    assert_eq!(now.services.values().filter(|service| service.fallback == NO_SLOT).count(), 1);
+}
