@@ -328,7 +328,8 @@ pub struct Outcomes {
     pub forwarded: u64,
     /// Every pick was unusable; sent to the service's fallback.
     pub fallback: u64,
-    /// Sent to a backend, but the flow table was full: the flow is not in any active count.
+    /// Sent to a backend, but the flow is not in any active count: the flow table was full, or the socket is a path of
+    /// an MPTCP socket, whose end the programs cannot see.
     pub untracked: u64,
     /// No usable backend: refused with the service's errno.
     pub refused: u64,

@@ -7,12 +7,14 @@ use lb_common::abi::{
     Backend, ENTRIES_PER_CELL, Flow, NOT_A_SERVICE, Outcomes, ScheduleCell, Service, ServiceKey4,
     ServiceKey6, StateWord, TableRef, Walk,
 };
+use lb_common::net::{Address, Be32};
 use lb_common::pick::{Pick, Tables, pick};
 
 use crate::atomic::{self, Instructions};
 use crate::context::{Dial, TCP};
 use crate::maps::{
-    BACKENDS, CHOSEN, HAS_SET_RETVAL, OUTCOMES, SCHEDULE, SERVICES, SERVICES_V4, SERVICES_V6, WALKS,
+    BACKENDS, CHOSEN, HAS_SET_RETVAL, KNOWS_MPTCP, OUTCOMES, SCHEDULE, SERVICES, SERVICES_V4, SERVICES_V6,
+    WALKS,
 };
 use crate::{PROCEED, flow};
 
@@ -28,11 +30,7 @@ enum Verdict {
 
 #[inline(always)]
 pub fn connect4<I: Instructions>(dial: &Dial) -> i32 {
-    let Some(protocol) = dial.protocol() else { return pass_by::<I>(dial, 0) };
-    let key = ServiceKey4 { address: dial.ip4(), port: dial.port(), protocol, _reserved: 0 };
-    // SAFETY: the value is read at once; a service's index never changes while its key exists.
-    let Some(index) = (unsafe { SERVICES_V4.get(key) }) else { return pass_by::<I>(dial, protocol) };
-    match choose::<I>(dial, index.service) {
+    match balance::<I>(dial, service4(dial, dial.ip4())) {
         Verdict::Forward(backend) => {
             // SAFETY: a live map value; only its state word changes while something refers to the slot.
             unsafe {
@@ -48,23 +46,13 @@ pub fn connect4<I: Instructions>(dial: &Dial) -> i32 {
 
 #[inline(always)]
 pub fn connect6<I: Instructions>(dial: &Dial) -> i32 {
-    let Some(protocol) = dial.protocol() else { return pass_by::<I>(dial, 0) };
-    let (address, port) = (dial.ip6(), dial.port());
+    let address = dial.ip6();
     // A v4-mapped address dials an IPv4 service, whose backends are IPv4, which are kept v4-mapped.
-    let index = match address.as_mapped() {
-        Some(v4) => {
-            let key = ServiceKey4 { address: v4, port, protocol, _reserved: 0 };
-            // SAFETY: the value is read at once; a service's index never changes while its key exists.
-            unsafe { SERVICES_V4.get(key) }
-        }
-        None => {
-            let key = ServiceKey6 { address, port, protocol, _reserved: 0 };
-            // SAFETY: as above.
-            unsafe { SERVICES_V6.get(key) }
-        }
+    let service = match address.as_mapped() {
+        Some(v4) => service4(dial, v4),
+        None => service6(dial, address),
     };
-    let Some(index) = index else { return pass_by::<I>(dial, protocol) };
-    match choose::<I>(dial, index.service) {
+    match balance::<I>(dial, service) {
         Verdict::Forward(backend) => {
             // SAFETY: a live map value; only its state word changes while something refers to the slot.
             unsafe { dial.redirect6((*backend).address, (*backend).port) };
@@ -75,62 +63,81 @@ pub fn connect6<I: Instructions>(dial: &Dial) -> i32 {
     }
 }
 
-/// The address is not a service. A socket that failed to reach a service and now dials elsewhere is no flow any more.
+/// The place of the service that is dialled at an IPv4 address, if it is one.
 #[inline(always)]
-fn pass_by<I: Instructions>(dial: &Dial, protocol: u8) -> i32 {
-    if protocol == TCP {
-        flow::end::<I>(dial.cookie());
-    }
-    tally(NOT_A_SERVICE, |outcomes| &raw mut outcomes.not_a_service);
-    PROCEED
+fn service4(dial: &Dial, address: Be32) -> Option<u32> {
+    let key = ServiceKey4 { address, port: dial.port(), protocol: dial.protocol()?, _reserved: 0 };
+    // SAFETY: the value is read at once. While its key exists it changes only from one service at the address to
+    // another.
+    unsafe { SERVICES_V4.get(key) }.map(|index| index.service)
 }
 
-/// Picks a backend for a call to the service at `index`, records the flow and counts the outcome.
+/// As [`service4`] for an IPv6 address.
 #[inline(always)]
-fn choose<I: Instructions>(dial: &Dial, index: u32) -> Verdict {
+fn service6(dial: &Dial, address: Address) -> Option<u32> {
+    let key = ServiceKey6 { address, port: dial.port(), protocol: dial.protocol()?, _reserved: 0 };
+    // SAFETY: as above.
+    unsafe { SERVICES_V6.get(key) }.map(|index| index.service)
+}
+
+/// Picks a backend for a call to a service, records the flow, and counts the one outcome.
+#[inline(always)]
+fn balance<I: Instructions>(dial: &Dial, service: Option<u32>) -> Verdict {
+    let Some(index) = service else {
+        // A socket that failed to reach a service and now dials elsewhere is no flow any more.
+        if dial.protocol() == Some(TCP) {
+            flow::end::<I>(dial.cookie());
+        }
+        tally(NOT_A_SERVICE, |outcomes| &raw mut outcomes.not_a_service);
+        return Verdict::Proceed;
+    };
     let (Some(service), Some(walk)) = (SERVICES.get_ptr(index), WALKS.get_ptr_mut(index)) else {
-        return broken(index);
+        tally(index, |outcomes| &raw mut outcomes.passed);
+        return Verdict::Proceed;
     };
     // SAFETY: live map values. The table is one word and is loaded in one piece.
     let (table, walk): (TableRef, Walk) = unsafe {
         (TableRef::from_word((&raw const (*service).table).cast::<u64>().read_volatile()), I::step(walk))
     };
-    match pick(&Kernel { service }, table, walk) {
-        Pick::Scheduled(slot, backend) => {
-            let tracked = record::<I>(dial, slot, backend);
-            tally(index, |o| if tracked { &raw mut o.forwarded } else { &raw mut o.untracked });
-            Verdict::Forward(backend)
-        }
-        Pick::Fallback(slot, backend) => {
-            let tracked = record::<I>(dial, slot, backend);
-            tally(index, |o| if tracked { &raw mut o.fallback } else { &raw mut o.untracked });
-            Verdict::Forward(backend)
-        }
-        Pick::Refused => {
+    let (slot, backend, scheduled) = match pick(&Kernel { service }, table, walk) {
+        Pick::Scheduled(slot, backend) => (slot, backend, true),
+        Pick::Fallback(slot, backend) => (slot, backend, false),
+        refused_or_broken => {
             flow::end::<I>(dial.cookie());
+            if refused_or_broken != Pick::Refused {
+                tally(index, |outcomes| &raw mut outcomes.passed);
+                return Verdict::Proceed;
+            }
             tally(index, |outcomes| &raw mut outcomes.refused);
             if HAS_SET_RETVAL.load() != 0 {
                 // SAFETY: a live map value.
                 dial.set_errno(unsafe { (&raw const (*service).errno).read_volatile() });
             }
-            Verdict::Refuse
+            return Verdict::Refuse;
         }
-        Pick::Broken => broken(index),
-    }
-}
-
-#[inline(always)]
-fn broken(index: u32) -> Verdict {
-    tally(index, |outcomes| &raw mut outcomes.passed);
-    Verdict::Proceed
-}
-
-/// Counts the choice and records the flow. Returns whether the flow table had room.
-#[inline(always)]
-fn record<I: Instructions>(dial: &Dial, slot: u32, backend: *const Backend) -> bool {
+    };
     if let Some(chosen) = CHOSEN.get_ptr_mut(slot) {
         // SAFETY: a live map value.
         unsafe { atomic::add(&raw mut (*chosen).connects, 1) };
+    }
+    let tracked = record::<I>(dial, slot, backend);
+    tally(index, |outcomes| {
+        if !tracked {
+            &raw mut outcomes.untracked
+        } else if scheduled {
+            &raw mut outcomes.forwarded
+        } else {
+            &raw mut outcomes.fallback
+        }
+    });
+    Verdict::Forward(backend)
+}
+
+/// Records the flow. Returns whether it could: the flow table may be full, or the end of the flow be invisible.
+#[inline(always)]
+fn record<I: Instructions>(dial: &Dial, slot: u32, backend: *const Backend) -> bool {
+    if KNOWS_MPTCP.load() != 0 && dial.is_mptcp_path() {
+        return false;
     }
     // SAFETY: a live map value.
     let generation = unsafe { (&raw const (*backend).generation).read_volatile() };

@@ -10,7 +10,8 @@ use lb_common::net::{Address, Be16, Be32};
 
 /// `IPPROTO_TCP`.
 pub const TCP: u8 = 6;
-/// `IPPROTO_MPTCP`: a TCP socket that may use several paths; what it dials is a TCP service.
+/// `IPPROTO_MPTCP`: what such a socket dials is a TCP service. Kernels dial for it with a socket of their own, whose
+/// protocol is TCP; see [`Dial::is_mptcp_path`].
 const MPTCP: u32 = 262;
 
 /// The address of a call on a socket: connect's destination, or the peer that getpeername is about to report.
@@ -64,6 +65,17 @@ impl Dial {
     pub fn cookie(&self) -> u64 {
         // SAFETY: the helper takes this context.
         unsafe { helper::bpf_get_socket_cookie(self.ctx.cast()) }
+    }
+
+    /// Whether the socket is one that the kernel opened for an MPTCP socket. Its end cannot be seen: release runs for
+    /// the MPTCP socket alone, which has another cookie. Only where the kernel tells.
+    #[inline(always)]
+    pub fn is_mptcp_path(&self) -> bool {
+        // SAFETY: the context is valid while the program runs, and its socket with it; the helper takes any socket.
+        unsafe {
+            let socket = (&raw const (*self.ctx).__bindgen_anon_1.sk).read_volatile();
+            !helper::bpf_skc_to_mptcp_sock(socket.cast()).is_null()
+        }
     }
 
     /// Rewrites the IPv4 address and the port. Only in an IPv4 hook.

@@ -118,7 +118,7 @@ pub fn end<I: Instructions>(cookie: u64) {
             // SAFETY: as above.
             unsafe {
                 let slot = (&raw const (*flow).slot).read_volatile();
-                if FLOW_OVERFLOW.remove(cookie).is_ok() {
+                if forget(cookie) {
                     atomic::add(&raw mut (*record).overflowed, u64::MAX);
                     count(slot, -1);
                 }
@@ -126,6 +126,22 @@ pub fn end<I: Instructions>(cookie: u64) {
         }
         Place::Nowhere(_) => {}
     }
+}
+
+/// Takes a record out of the overflow table. Kernel fact: from 5.11 to 6.0 a hash refuses a change (EBUSY) while this CPU
+/// is inside another change of the same bucket, which it is for an instant only.
+#[inline(always)]
+fn forget(cookie: u64) -> bool {
+    const EBUSY: i32 = -16;
+    // Bound: four attempts.
+    for _ in 0..4 {
+        match FLOW_OVERFLOW.remove(cookie) {
+            Ok(()) => return true,
+            Err(EBUSY) => {}
+            Err(_) => return false,
+        }
+    }
+    false
 }
 
 /// Adds to a backend's active count.

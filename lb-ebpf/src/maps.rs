@@ -54,6 +54,11 @@ pub static FLOW_OVERFLOW: HashMap<u64, Flow, { FLOW_RECORDS as usize }, ON_DEMAN
 #[unsafe(no_mangle)]
 pub static FLOW_MASK: Global<u32> = Global::new(FLOW_RECORDS - 1);
 
+/// Whether the programs may ask the kernel if a socket is a path of an MPTCP socket (Linux 6.0 and CAP_PERFMON). Set by
+/// the loader from a probe.
+#[unsafe(no_mangle)]
+pub static KNOWS_MPTCP: Global<u32> = Global::new(0);
+
 /// Whether the kernel has `bpf_set_retval` (5.18). Set by the loader from a probe: the verifier then never sees the
 /// call where the helper is unknown.
 #[unsafe(no_mangle)]
