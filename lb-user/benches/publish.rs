@@ -1,2 +1,138 @@
-//! x
-fn main() {}
+//! From a plan in memory to the next connect seeing all of a new table of 4,096 entries.
+//!
+//! Two plans with 128 backends each and none in common take turns. The time is that of bringing the maps to the other
+//! plan: what differs is found, 128 slots and 4,096 entries are written, the table switches. Then one connect is made,
+//! and must reach a backend of the new plan. Waiting for readers of the old table is not in the time: it is done
+//! beside it, and no publication needs it while there is room.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+
+use lb_common::abi::BackendState;
+use lb_core::plan::{BackendPlan, Plan, ServicePlan};
+use lb_core::schedule::{apportion, interleave};
+use lb_core::service::Protocol;
+use lb_user::config::Limits;
+use lb_user::datapath::{self, Cgroup, Datapath, Pins, Walks};
+use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags};
+use rustix::thread::UnshareFlags;
+
+const ROUNDS: usize = 300;
+const BACKENDS: u32 = 128;
+const ENTRIES: u32 = 4096;
+const PORT: u16 = 19_500;
+/// Nothing in this namespace has the address: a connect that is not balanced fails.
+const SERVICE: &str = "10.96.0.10:80";
+
+fn main() {
+    let folder = stage();
+    let cgroup_path = mount_of_cgroup2().join(format!("socklb-bench-{}", std::process::id()));
+    fs::create_dir(&cgroup_path).expect("make a cgroup");
+    let outcome = std::panic::catch_unwind(|| measure(&folder, &cgroup_path));
+    // A process cannot remove the cgroup that it is in.
+    let top = mount_of_cgroup2().join("cgroup.procs");
+    let _ = fs::write(top, std::process::id().to_string());
+    let _ = fs::remove_dir(&cgroup_path);
+    let _ = rustix::mount::unmount(folder.join("bpf"), UnmountFlags::DETACH);
+    let _ = fs::remove_dir_all(&folder);
+    if let Err(panic) = outcome {
+        std::panic::resume_unwind(panic);
+    }
+}
+
+fn measure(folder: &Path, cgroup: &Path) {
+    let relative = cgroup.strip_prefix(mount_of_cgroup2()).expect("below the mount");
+    let cgroup = Cgroup::open(relative).expect("open the cgroup");
+    let features = datapath::probe().expect("root");
+    let pins = Pins::of(&folder.join("bpf"), "bench");
+    let mut datapath = Datapath::open(pins, &Limits::default(), features).expect("load");
+    let walks = Walks { task: "bench".to_owned(), cpus: datapath::possible_cpus().expect("a number") };
+    let plans = [plan(1, 0), plan(2, BACKENDS)];
+    assert!(datapath.apply(&plans[0], &walks).expect("apply"));
+    datapath.attach(&cgroup).expect("attach");
+    fs::write(cgroup.path.join("cgroup.procs"), std::process::id().to_string()).expect("enter the cgroup");
+    let listener = TcpListener::bind(("0.0.0.0", PORT)).expect("listen");
+    let mut apply = Vec::with_capacity(ROUNDS);
+    let mut seen = Vec::with_capacity(ROUNDS);
+    for round in 1..=ROUNDS {
+        let net = round % 2 + 1;
+        let plan = &plans[net - 1];
+        let started = Instant::now();
+        let done = datapath.apply(plan, &walks).expect("apply");
+        apply.push(started.elapsed().as_secs_f64() * 1e6);
+        let stream = TcpStream::connect(SERVICE).expect("connect");
+        seen.push(started.elapsed().as_secs_f64() * 1e6);
+        assert!(done, "there was no room");
+        let (accepted, _) = listener.accept().expect("accept");
+        let IpAddr::V4(reached) = accepted.local_addr().expect("an address").ip() else { panic!("IPv4") };
+        assert_eq!(
+            usize::from(reached.octets()[2]),
+            net,
+            "the connect after the switch saw the table before it"
+        );
+        drop(stream);
+        datapath.before_wait();
+        datapath::wait_for_readers().expect("wait");
+        datapath.readers_are_gone();
+    }
+    for (what, times) in [("plan in the maps", &mut apply), ("and the next connect made", &mut seen)] {
+        times.sort_by(f64::total_cmp);
+        println!(
+            "{what:<26} p50 {:>7.1} us, p90 {:>7.1}, p99 {:>7.1} ({ROUNDS} rounds, {BACKENDS} backends replaced, \
+             {ENTRIES} entries)",
+            times[ROUNDS / 2],
+            times[ROUNDS * 9 / 10],
+            times[ROUNDS * 99 / 100]
+        );
+    }
+}
+
+/// A plan whose backends are 127.0.`net`.x in slots from `first` on.
+fn plan(net: u8, first: u32) -> Plan {
+    let counts = apportion(&vec![1; BACKENDS as usize], ENTRIES);
+    let slot = |member: u32| u16::try_from(first + member).expect("a slot");
+    let schedule: Arc<[u16]> = interleave(&counts).into_iter().map(slot).collect();
+    let service = ServicePlan {
+        name: "bench".to_owned(),
+        address: SERVICE.parse().expect("an address"),
+        protocol: Protocol::Tcp,
+        open: true,
+        errno: 113,
+        fallback: first,
+        schedule,
+    };
+    let backend = |i: u32| BackendPlan {
+        service: 0,
+        address: SocketAddr::from((Ipv4Addr::new(127, 0, net, u8::try_from(i + 1).expect("small")), PORT)),
+        generation: 0,
+        weight: 1,
+        state: BackendState::Healthy,
+        usable: true,
+    };
+    Plan {
+        services: BTreeMap::from([(0, service)]),
+        backends: (0..BACKENDS).map(|i| (first + i, backend(i))).collect(),
+    }
+}
+
+/// Namespaces and a bpffs of our own.
+fn stage() -> PathBuf {
+    // SAFETY: there is one thread, and it holds nothing that belongs to the old namespaces.
+    unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNET | UnshareFlags::NEWNS) }.expect("root");
+    rustix::mount::mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
+        .expect("private");
+    let up = std::process::Command::new("ip").args(["link", "set", "lo", "up"]).status();
+    assert!(up.is_ok_and(|status| status.success()), "ip (Debian's iproute2) brings loopback up");
+    let folder = std::env::temp_dir().join(format!("socklb-bench-{}", std::process::id()));
+    fs::create_dir_all(folder.join("bpf")).expect("make a folder");
+    rustix::mount::mount("bpf", folder.join("bpf"), "bpf", MountFlags::empty(), None).expect("mount bpffs");
+    folder
+}
+
+fn mount_of_cgroup2() -> PathBuf {
+    datapath::cgroup2_mount().expect("cgroup2 is mounted")
+}

@@ -98,12 +98,24 @@ impl Agent {
     /// If the kernel refuses a step.
     pub fn settle(&mut self) -> Result<(), DatapathError> {
         let result = self.datapath.apply(&self.balancer.plan(), &self.walks);
+        // A backend that came back is not on its way out, and if it leaves again its time starts anew.
+        let unneeded = self.unneeded();
+        self.quiet.retain(|slot| unneeded.contains(slot));
+        self.candidates.retain(|slot| unneeded.contains(slot));
         self.trouble = match &result {
             Ok(true) => None,
             Ok(false) => Some("a new table waits for room in the schedule map".to_owned()),
             Err(error) => Some(crate::chain(error)),
         };
         result.map(drop)
+    }
+
+    /// Slots that neither the plan nor anything in the maps names. What the plan has dropped may still be named by a
+    /// table whose successor waits for room.
+    fn unneeded(&self) -> BTreeSet<u32> {
+        let unneeded = self.balancer.unneeded();
+        let named = self.datapath.named(&unneeded);
+        unneeded.into_iter().filter(|slot| !named.contains(slot)).collect()
     }
 
     /// Attaches the programs: from now on the cgroup's connects are balanced.
@@ -117,15 +129,13 @@ impl Agent {
     /// Whether anything can be done only after readers are gone.
     pub fn wants_wait(&self) -> bool {
         self.datapath.is_waiting_for_readers()
-            || self.balancer.unneeded().iter().any(|s| !self.quiet.contains(s))
+            || self.unneeded().iter().any(|slot| !self.quiet.contains(slot))
     }
 
     /// To be called before a wait for readers starts.
     pub fn before_wait(&mut self) {
         self.datapath.before_wait();
-        let unneeded = self.balancer.unneeded();
-        self.quiet.retain(|slot| unneeded.contains(slot));
-        self.candidates = unneeded.into_iter().filter(|slot| !self.quiet.contains(slot)).collect();
+        self.candidates = self.unneeded().into_iter().filter(|slot| !self.quiet.contains(slot)).collect();
     }
 
     /// To be called after a wait for readers that began with [`Agent::before_wait`].
@@ -139,16 +149,27 @@ impl Agent {
         if self.quiet.is_empty() {
             return false;
         }
-        // A backend that came back since is needed again.
-        let unneeded: BTreeSet<u32> = self.balancer.unneeded().into_iter().collect();
-        self.quiet.retain(|slot| unneeded.contains(slot));
         let tables = self.datapath.tables();
         let idle: Vec<u32> = self.quiet.iter().copied().filter(|slot| tables.active(*slot) == 0).collect();
-        for slot in &idle {
-            self.quiet.remove(slot);
-            self.balancer.handle(Event::Idle(*slot)).expect("freeing takes no room");
+        if idle.is_empty() {
+            return false;
         }
-        !idle.is_empty()
+        self.quiet.retain(|slot| !idle.contains(slot));
+        self.balancer.handle(Event::Idle(idle)).expect("freeing takes no room");
+        true
+    }
+
+    /// Detaches from cgroups that the client has left, once no flow is open that may have begun there.
+    ///
+    /// # Errors
+    /// If a pin cannot be read or removed.
+    pub fn remove_old_links(&self) -> Result<(), DatapathError> {
+        if !self.datapath.has_old_links(&self.cgroup)? {
+            return Ok(());
+        }
+        let tables = self.datapath.tables();
+        let open = self.datapath.applied().backends.keys().any(|slot| tables.active(*slot) > 0);
+        if open { Ok(()) } else { self.datapath.remove_old_links(&self.cgroup) }
     }
 
     /// Remembers the connects of every slot, for shares over the last minute.

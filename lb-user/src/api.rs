@@ -5,6 +5,7 @@
 use std::io;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use axum::extract::{Path as UrlPath, Query, State};
@@ -44,8 +45,7 @@ pub struct Bound {
 }
 
 /// Binds the socket under another name: what can go wrong shows before the kernel is touched, and nobody can connect
-/// before there is something to tell. The caller holds the lock on the pins, so a socket that lies there is a dead
-/// daemon's.
+/// before there is something to tell. A socket that nobody answers is a dead daemon's and is replaced.
 ///
 /// # Errors
 /// If the directory cannot be made, or something else than a socket lies there.
@@ -55,7 +55,13 @@ pub fn bind(run: &Path) -> io::Result<Bound> {
     let hidden = run.join("socklb.sock.new");
     for path in [&path, &hidden] {
         match std::fs::symlink_metadata(path) {
-            Ok(metadata) if metadata.file_type().is_socket() => std::fs::remove_file(path)?,
+            Ok(metadata) if metadata.file_type().is_socket() => {
+                if std::os::unix::net::UnixStream::connect(path).is_ok() {
+                    let text = "another socklb answers there: stop it, or name another directory with --run";
+                    return Err(io::Error::new(io::ErrorKind::AddrInUse, text));
+                }
+                std::fs::remove_file(path)?;
+            }
             Ok(_) => {
                 return Err(io::Error::new(io::ErrorKind::AlreadyExists, "what lies there is not a socket"));
             }
@@ -129,7 +135,10 @@ async fn ask<T: serde::Serialize>(
 /// If one runs and does not answer as it should.
 pub fn get_from_daemon<T: DeserializeOwned>(run: &Path, path: &str) -> Result<Option<T>> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(fetch(run, path))
+    // The daemon answers between two events of its loop.
+    let answer =
+        runtime.block_on(async { tokio::time::timeout(Duration::from_secs(10), fetch(run, path)).await });
+    answer.map_err(|_| anyhow::anyhow!("the daemon at {} does not answer", socket(run).display()))?
 }
 
 async fn fetch<T: DeserializeOwned>(run: &Path, path: &str) -> Result<Option<T>> {

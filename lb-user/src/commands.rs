@@ -68,11 +68,17 @@ pub fn run(cli: Cli) -> Result<ExitCode, Failure> {
 }
 
 fn read_config(file: &Path, overrides: &PathOverrides) -> Result<Config, Failure> {
-    let mut config = config::read(file, &Host)?;
+    // Paths in it are relative to it, and are compared with what the kernel reports, which is absolute.
+    let file = std::path::absolute(file)?;
+    let mut config = config::read(&file, &Host)?;
     let PathOverrides { pins, run, state } = overrides.clone();
-    config.paths.pins = pins.unwrap_or(config.paths.pins);
-    config.paths.run = run.unwrap_or(config.paths.run);
-    config.paths.state = state.unwrap_or(config.paths.state);
+    for (path, wanted) in
+        [(&mut config.paths.pins, pins), (&mut config.paths.run, run), (&mut config.paths.state, state)]
+    {
+        if let Some(wanted) = wanted {
+            *path = std::path::absolute(wanted)?;
+        }
+    }
     Ok(config)
 }
 
@@ -93,7 +99,7 @@ fn check(file: &Path, overrides: &PathOverrides) -> Result<ExitCode, Failure> {
     let config = read_config(file, overrides)?;
     let mut good = true;
     for source in file_sources(&config) {
-        match source.read_only() {
+        match source.read() {
             Ok(_) => {}
             Err(SourceError::Invalid(faults)) => {
                 eprint!("{}", faults.terminal(Style::for_stderr().colour));
@@ -227,7 +233,7 @@ fn explain_from_config(
                 Source::Static(list) => list.clone(),
                 Source::File(path) => {
                     let source = sources.iter().find(|source| source.path == *path);
-                    source.context("every file has a source")?.read_only()?
+                    source.context("every file has a source")?.read()?.list
                 }
             };
             balancer.handle(lb_core::balancer::Event::Endpoints(position, list))?;

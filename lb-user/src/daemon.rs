@@ -17,9 +17,9 @@ use tracing::{error, info, warn};
 use crate::agent::{Agent, AgentError};
 use crate::api::{self, Question};
 use crate::config::{Config, Source};
-use crate::datapath::{self, DatapathError, Features};
+use crate::datapath::{self, DatapathError, Features, Pins};
 use crate::explain;
-use crate::source::{FileSource, SourceError, Stamp, Watch, directory_of};
+use crate::source::{Contents, FileSource, SourceError, Stamp, Watch, directory_of};
 use crate::status::{self, Overlay, Status};
 
 /// A file is read this long after the first change of a burst.
@@ -36,7 +36,7 @@ enum Event {
     /// A file that changed has had time to settle.
     Due,
     /// A file was read.
-    Read { service: String, stamp: Option<Stamp>, result: Result<EndpointList, SourceError> },
+    Read { service: String, stamp: Option<Stamp>, result: Result<Contents, SourceError> },
     /// Every program that was running when the wait began has ended.
     ReadersGone(Result<(), DatapathError>),
     /// Somebody asks.
@@ -52,8 +52,13 @@ enum Event {
 /// A file that endpoints come from, and how it fares.
 struct Watched {
     source: FileSource,
-    /// The version that was read last, if it could be found.
+    /// The version that was read last, if it could be found, and whether its stamp tells it from a later one.
     seen: Option<Stamp>,
+    settled: bool,
+    /// The list in force.
+    list: Option<EndpointList>,
+    /// A list that was refused for want of room, to be offered again when something gets free.
+    refused: Option<Contents>,
     /// When it is to be read.
     due: Option<Instant>,
     reading: bool,
@@ -81,7 +86,10 @@ struct Daemon {
 pub fn run(config: Config) -> Result<()> {
     // Two threads: one for the loop, one for what may block beside it.
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
-    runtime.block_on(start(config))
+    let result = runtime.block_on(start(config));
+    // A file system that does not answer must not keep the daemon from ending.
+    runtime.shutdown_timeout(TICK);
+    result
 }
 
 async fn start(config: Config) -> Result<()> {
@@ -156,6 +164,9 @@ fn files(config: &Config) -> BTreeMap<String, Watched> {
         files.entry(configured.service.name.clone()).or_insert_with(|| Watched {
             source: FileSource::new(&configured.service, path.clone(), config),
             seen: None,
+            settled: false,
+            list: None,
+            refused: None,
             due: None,
             reading: false,
             good_since: None,
@@ -169,10 +180,16 @@ fn files(config: &Config) -> BTreeMap<String, Watched> {
 impl Daemon {
     /// Opens every client, fills its tables, and only then attaches: no connect meets an empty table that need not be.
     fn open(&mut self) -> Result<()> {
+        self.warn_of_strangers();
         for client in self.config.clients.clone() {
             let name = client.name.clone();
             let agent = Agent::open(client, &self.config, self.features);
             self.agents.push(agent.with_context(|| format!("start client {name}"))?);
+        }
+        // A daemon that was killed may have replaced tables just now: what it left must not be written over while a
+        // program reads it.
+        if self.agents.iter().any(|agent| !agent.datapath().applied().services.is_empty()) {
+            datapath::wait_for_readers()?;
         }
         self.deliver_static()?;
         let services: Vec<String> = self.files.keys().cloned().collect();
@@ -189,12 +206,25 @@ impl Daemon {
                 count = agent.client.task.count, services = agent.client.services.len(), "client attached"
             );
         }
-        let Features { fetching_atomics, set_retval } = self.features;
+        let Features { fetching_atomics, set_retval, knows_mptcp } = self.features;
         let pins = self.config.paths.pins.display();
         let socket = api::socket(&self.config.paths.run);
-        info!(%pins, socket = %socket.display(), fetching_atomics, set_retval, "running");
+        info!(%pins, socket = %socket.display(), fetching_atomics, set_retval, knows_mptcp, "running");
         self.wait_for_readers();
         Ok(())
+    }
+
+    /// Clients that are attached and not configured any more stay as they are, but not unnoticed.
+    fn warn_of_strangers(&self) {
+        for stranger in self.strangers() {
+            warn!(client = %stranger, "attached, but not configured; remove it with `socklb detach {stranger}`");
+        }
+    }
+
+    fn strangers(&self) -> Vec<String> {
+        let pinned = Pins::all(&self.config.paths.pins).unwrap_or_default();
+        let configured = |name: &String| self.config.clients.iter().any(|client| client.name == *name);
+        pinned.into_iter().map(|pins| pins.client).filter(|name| !configured(name)).collect()
     }
 
     fn deliver_static(&mut self) -> Result<(), AgentError> {
@@ -226,9 +256,9 @@ impl Daemon {
         let last_good = file.source.read_last_good();
         let failed = result.is_err();
         self.read(service, stamp, result);
-        if failed && let Ok(list) = last_good {
+        if failed && let Ok(contents) = last_good {
             warn!(service, "using the last good endpoint list of an earlier run");
-            self.deliver(service, &list);
+            self.deliver(service, contents);
         }
     }
 
@@ -277,7 +307,7 @@ impl Daemon {
             }
             file.due = None;
             let stamp = Stamp::at(&file.source.path);
-            if stamp.is_some() && stamp == file.seen {
+            if file.settled && stamp == file.seen {
                 continue;
             }
             file.reading = true;
@@ -290,18 +320,21 @@ impl Daemon {
         }
     }
 
-    fn read(&mut self, service: &str, stamp: Option<Stamp>, result: Result<EndpointList, SourceError>) {
+    fn read(&mut self, service: &str, stamp: Option<Stamp>, result: Result<Contents, SourceError>) {
         let file = self.files.get_mut(service).expect("a file is read for a service that has one");
         file.reading = false;
         file.seen = stamp;
+        file.settled = stamp.is_none_or(Stamp::is_settled);
         match result {
-            Ok(list) => {
+            Ok(contents) => {
                 if file.error.take().is_some() {
                     info!(service, path = %file.source.path.display(), "endpoint file is good again");
                 }
                 file.good_since = Some(Instant::now());
-                info!(service, endpoints = list.as_slice().len(), "endpoint list read");
-                self.deliver(service, &list);
+                if file.list.as_ref() != Some(&contents.list) {
+                    info!(service, endpoints = contents.list.as_slice().len(), "endpoint list read");
+                    self.deliver(service, contents);
+                }
             }
             Err(error) => {
                 let error = crate::chain(&error);
@@ -315,17 +348,50 @@ impl Daemon {
         }
     }
 
-    fn deliver(&mut self, service: &str, list: &EndpointList) {
+    /// Gives a list to every client that uses the service. It is kept for later starts once all of them took it.
+    fn deliver(&mut self, service: &str, contents: Contents) {
+        let mut refusal = None;
         for agent in &mut self.agents {
             let mut services = agent.client.services.iter();
             let Some(position) = services.position(|configured| configured.service.name == service) else {
                 continue;
             };
-            if let Err(refused) = agent.deliver(position, list.clone()) {
+            if let Err(refused) = agent.deliver(position, contents.list.clone()) {
                 warn!(client = %agent.client.name, service, error = %refused, "endpoint list refused");
-                let file = self.files.get_mut(service).expect("delivered from its file");
-                file.error = Some(refused.to_string());
+                refusal = Some(format!("client {}: {refused}", agent.client.name));
+            }
+        }
+        let file = self.files.get_mut(service).expect("delivered from its file");
+        match refusal {
+            None => {
+                if let Err(error) = file.source.keep(&contents) {
+                    let path = file.source.last_good.display();
+                    warn!(%path, %error, "cannot keep the last good endpoint list");
+                }
+                file.list = Some(contents.list);
+                file.refused = None;
+            }
+            Some(refusal) => {
+                file.error = Some(refusal);
                 file.failures += 1;
+                file.refused = Some(contents);
+            }
+        }
+    }
+
+    /// Offers lists again that found no room, now that there is some.
+    fn offer_again(&mut self) {
+        let refused: Vec<(String, Contents)> = self
+            .files
+            .iter_mut()
+            .filter_map(|(service, file)| file.refused.take().map(|contents| (service.clone(), contents)))
+            .collect();
+        for (service, contents) in refused {
+            self.deliver(&service, contents);
+            let file = self.files.get_mut(&service).expect("one of its keys");
+            if file.refused.is_none() {
+                file.error = None;
+                info!(service, "endpoint list that was refused is in force");
             }
         }
     }
@@ -361,9 +427,13 @@ impl Daemon {
             error!(error = %crate::chain(&error), "no table can be replaced for now");
             return;
         }
+        let mut freed = false;
         for agent in &mut self.agents {
             agent.after_wait();
-            agent.free_idle();
+            freed |= agent.free_idle();
+        }
+        if freed {
+            self.offer_again();
         }
         self.settle();
     }
@@ -374,18 +444,24 @@ impl Daemon {
         for service in self.files.keys().cloned().collect::<Vec<_>>() {
             self.watch_file_again(&service);
             let file = self.files.get_mut(&service).expect("one of its keys");
-            if !file.reading && Stamp::at(&file.source.path) != file.seen {
+            if !file.reading && (!file.settled || Stamp::at(&file.source.path) != file.seen) {
                 file.due.get_or_insert(now + SETTLE);
             }
         }
         let mut freed = false;
         for agent in &mut self.agents {
             freed |= agent.free_idle();
+            if let Err(error) = agent.remove_old_links() {
+                warn!(client = %agent.client.name, error = %crate::chain(&error), "cannot detach from an old cgroup");
+            }
             if self.ticks % SAMPLE_TICKS == 1
                 && let Err(error) = agent.sample(now)
             {
                 warn!(client = %agent.client.name, error = %crate::chain(&error), "cannot read counters");
             }
+        }
+        if freed {
+            self.offer_again();
         }
         if freed || self.agents.iter().any(|agent| agent.trouble().is_some()) {
             self.settle();
@@ -441,6 +517,10 @@ impl Daemon {
             if let Some(trouble) = agent.trouble() {
                 degraded.push(format!("client {}: {trouble}", agent.client.name));
             }
+        }
+        for stranger in self.strangers() {
+            degraded
+                .push(format!("client {stranger}: attached, but not configured; `socklb detach {stranger}`"));
         }
         degraded.extend(status::faults(&clients));
         let daemon = status::Daemon {

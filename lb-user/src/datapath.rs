@@ -20,12 +20,14 @@ mod tables;
 
 mod readers;
 
-pub use cgroup::{Cgroup, path_of as cgroup_of_id};
+pub use cgroup::{Cgroup, cgroup2_mount, path_of as cgroup_of_id};
 pub use error::DatapathError;
 pub use features::Features;
 pub use pins::{Pins, lock, remove_root};
 pub use readers::wait_for_readers;
 pub use tables::{Counts, ServiceView, SlotView, Tables, Walks};
+
+use std::collections::BTreeSet;
 
 use lb_core::plan::{Plan, diff};
 
@@ -65,18 +67,35 @@ impl Datapath {
     }
 
     /// Brings the maps to `plan`. Returns whether all of it was done: a new table that finds no room waits for
-    /// [`Datapath::readers_are_gone`].
+    /// [`Datapath::readers_are_gone`], while everything else is done.
     ///
     /// # Errors
     /// If the kernel refuses a step. The steps before it stay done, and the next call goes on from there.
     pub fn apply(&mut self, plan: &Plan, walks: &Walks) -> Result<bool, DatapathError> {
+        let mut complete = true;
         for step in diff(&self.applied, plan) {
-            if !self.tables.carry_out(&step, walks)? {
-                return Ok(false);
+            if self.tables.carry_out(&step, walks)? {
+                self.applied.record(&step);
+            } else {
+                complete = false;
             }
-            self.applied.record(&step);
         }
-        Ok(true)
+        Ok(complete)
+    }
+
+    /// Whether a table or a fallback in the maps names each of these slots. What the plan no longer needs may still be
+    /// named by a table whose successor waits for room.
+    pub fn named(&self, slots: &[u32]) -> BTreeSet<u32> {
+        let mut named = BTreeSet::new();
+        if slots.is_empty() {
+            return named;
+        }
+        let asked: BTreeSet<u32> = slots.iter().copied().collect();
+        for service in self.applied.services.values() {
+            let entries = service.schedule.iter().map(|slot| u32::from(*slot));
+            named.extend(entries.chain([service.fallback]).filter(|slot| asked.contains(slot)));
+        }
+        named
     }
 
     /// Whether some old table waits to be written again.
@@ -101,6 +120,25 @@ impl Datapath {
     pub fn attach(&self, cgroup: &Cgroup) -> Result<(), DatapathError> {
         self.programs.attach(&self.pins, cgroup)
     }
+
+    /// Whether programs are still attached to a cgroup that the client has left, for the sockets that were made there.
+    ///
+    /// # Errors
+    /// If the pins cannot be read.
+    pub fn has_old_links(&self, cgroup: &Cgroup) -> Result<bool, DatapathError> {
+        Ok(!object::old_links(&self.pins, cgroup.id)?.is_empty())
+    }
+
+    /// Detaches from cgroups that the client has left. Only once no flow is open: theirs could not end any more.
+    ///
+    /// # Errors
+    /// If a pin cannot be removed.
+    pub fn remove_old_links(&self, cgroup: &Cgroup) -> Result<(), DatapathError> {
+        for name in object::old_links(&self.pins, cgroup.id)? {
+            pins::unlink(&self.pins.links().join(name))?;
+        }
+        Ok(())
+    }
 }
 
 /// The id of the cgroup that a client's programs are attached to, if they are and it still exists.
@@ -113,7 +151,7 @@ pub fn attachment(pins: &Pins) -> Option<u64> {
 /// # Errors
 /// If a pin cannot be removed.
 pub fn detach(pins: &Pins) -> Result<(), DatapathError> {
-    pins.remove(&object::detach_order())
+    pins.remove(object::detaches_first)
 }
 
 /// CPUs that the kernel may ever run on: the length of a per-CPU value.

@@ -9,8 +9,9 @@ use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::net::SocketAddr;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
 use lb_core::endpoint::EndpointList;
 use lb_core::service::Service;
@@ -67,6 +68,18 @@ impl Stamp {
         }
     }
 
+    /// Whether a later change of the file would give it another stamp. Kernels before 6.13 stamp files with the time of
+    /// the last tick: two changes within one look alike.
+    pub fn is_settled(self) -> bool {
+        /// Two ticks of the slowest clock, 100 Hz.
+        const TICKS: Duration = Duration::from_millis(20);
+        let changed = Duration::from_secs(self.changed.0.cast_unsigned())
+            + Duration::from_nanos(self.changed.1.cast_unsigned());
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        // A clock that was set back must not make the file look unsettled for ever.
+        now.checked_sub(changed).is_none_or(|age| age >= TICKS)
+    }
+
     /// The stamp of what lies at a path now; `None` if nothing can be found there.
     pub fn at(path: &Path) -> Option<Self> {
         fs::metadata(path).ok().as_ref().map(Self::of)
@@ -103,40 +116,43 @@ impl FileSource {
         }
     }
 
-    /// Reads the file and keeps it as the last good one.
+    /// Reads the file; changes nothing.
     ///
     /// # Errors
     /// If it cannot be read whole or is not a valid list.
-    pub fn read(&self) -> Result<EndpointList, SourceError> {
-        let (text, list) = self.read_text()?;
-        if let Err(error) = keep(&self.last_good, &text) {
-            tracing::warn!(path = %self.last_good.display(), %error, "cannot keep the last good endpoint list");
-        }
-        Ok(list)
-    }
-
-    /// Reads the file and changes nothing.
-    ///
-    /// # Errors
-    /// As [`FileSource::read`].
-    pub fn read_only(&self) -> Result<EndpointList, SourceError> {
-        Ok(self.read_text()?.1)
-    }
-
-    fn read_text(&self) -> Result<(Vec<u8>, EndpointList), SourceError> {
-        let text = read_whole(&self.path)?;
-        let list = endpoints::parse(&text, &self.path, self.service, &self.services)?;
-        Ok((text, list))
+    pub fn read(&self) -> Result<Contents, SourceError> {
+        self.read_from(&self.path)
     }
 
     /// Reads the last good list that an earlier run kept.
     ///
     /// # Errors
     /// If there is none, or it is not valid under this configuration.
-    pub fn read_last_good(&self) -> Result<EndpointList, SourceError> {
-        let text = read_whole(&self.last_good)?;
-        Ok(endpoints::parse(&text, &self.last_good, self.service, &self.services)?)
+    pub fn read_last_good(&self) -> Result<Contents, SourceError> {
+        self.read_from(&self.last_good)
     }
+
+    fn read_from(&self, path: &Path) -> Result<Contents, SourceError> {
+        let text = read_whole(path)?;
+        let list = endpoints::parse(&text, path, self.service, &self.services)?;
+        Ok(Contents { list, text })
+    }
+
+    /// Keeps a list for starts without a good file.
+    ///
+    /// # Errors
+    /// If it cannot be written.
+    pub fn keep(&self, contents: &Contents) -> io::Result<()> {
+        keep(&self.last_good, &contents.text)
+    }
+}
+
+/// A valid file: its list, and the text that it was read from.
+#[derive(Debug)]
+pub struct Contents {
+    /// The list.
+    pub list: EndpointList,
+    text: Vec<u8>,
 }
 
 /// Reads a file that nobody changed meanwhile.
@@ -145,7 +161,8 @@ fn read_whole(path: &Path) -> Result<Vec<u8>, SourceError> {
     const ATTEMPTS: usize = 3;
     let fail = |source| SourceError::Read { path: path.to_owned(), source };
     for _ in 0..ATTEMPTS {
-        let mut file = File::open(path).map_err(fail)?;
+        // A pipe would keep us waiting for a writer.
+        let mut file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path).map_err(fail)?;
         let before = file.metadata().map_err(fail)?;
         if !before.is_file() {
             return Err(fail(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file")));

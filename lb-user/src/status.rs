@@ -231,8 +231,9 @@ fn of_service(
 
 /// Connects a window ago; none, if another backend had the slot then.
 fn connects_before(before: &[Sample], slot: &SlotView, now: u64) -> u64 {
-    let same = before.iter().find(|sample| sample.slot == (slot.slot, slot.generation));
-    same.map_or(0, |sample| sample.connects.min(now))
+    // Samples are taken in the order of slots.
+    let same = before.binary_search_by_key(&(slot.slot, slot.generation), |sample| sample.slot);
+    same.map_or(0, |at| before[at].connects.min(now))
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a share for people; counts below 2^53 are exact")]
@@ -257,11 +258,15 @@ fn skew(backends: &[Backend]) -> Option<f64> {
 /// If the pins cannot be read.
 pub fn from_pins(directory: &Path) -> Result<Status, DatapathError> {
     let mut clients = Vec::new();
-    for pins in Pins::all(directory)? {
-        let tables = Tables::open(&pins, false)?;
-        clients.push(of_client(&pins, &tables, None)?);
-    }
     let mut degraded = vec!["the daemon is not running: tables stay as they are".to_owned()];
+    for pins in Pins::all(directory)? {
+        // One client's pins may be incomplete: a start that was cut off, or one that is under way.
+        match Tables::open(&pins, false).and_then(|tables| of_client(&pins, &tables, None)) {
+            Ok(client) => clients.push(client),
+            Err(error) if error.is_permission() => return Err(error),
+            Err(error) => degraded.push(format!("client {}: {}", pins.client, crate::chain(&error))),
+        }
+    }
     degraded.extend(faults(&clients));
     if clients.is_empty() {
         degraded.push(format!("no client has pins below {}", directory.display()));

@@ -1,2 +1,39 @@
-//! x
-fn main() {}
+//! Benchmarks against the real kernel: paired arms in one run, taken in turns, with an A/A arm that shows the noise.
+
+mod connect;
+
+mod daemon;
+
+mod statistics;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+
+#[derive(Debug, Parser)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// connect() through the programs against direct, an empty and a floor program
+    Connect(connect::Options),
+    /// Start-up time and idle CPU of the daemon
+    Daemon,
+    /// The backends of a benchmark
+    #[command(hide = true)]
+    Serve(connect::ServeOptions),
+    /// One arm of a benchmark
+    #[command(hide = true)]
+    Work(connect::WorkOptions),
+}
+
+fn main() -> Result<()> {
+    match Cli::parse().command {
+        Command::Connect(options) => connect::run(&options),
+        Command::Daemon => daemon::run(),
+        Command::Serve(options) => connect::serve(&options),
+        Command::Work(options) => connect::work(&options),
+    }
+}

@@ -158,6 +158,31 @@ fn a_killed_process_leaves_no_count() {
     all_gone(&fixture);
 }
 
+/// The kernel dials for an MPTCP socket with a socket of its own, whose end no program sees.
+#[test]
+fn a_connection_of_an_mptcp_socket_is_balanced_and_not_counted() {
+    let enabled = std::fs::read_to_string("/proc/sys/net/mptcp/enabled");
+    let enabled = enabled
+        .expect("this kernel has MPTCP (CONFIG_MPTCP), or this test must learn to say that it has not");
+    assert_eq!(enabled.trim(), "1");
+    let fixture = Fixture::new();
+    let status = fixture.setup.status();
+    assert_eq!(
+        status["daemon"]["features"]["knows_mptcp"], true,
+        "root has CAP_PERFMON, and Linux 6.0 the helper"
+    );
+    let mut probe = fixture.probe();
+    for _ in 0..6 {
+        let answer = probe.ask(&format!("mptcp {SERVICE}"));
+        let [_, socket, name, _] = answer.split(' ').collect::<Vec<_>>()[..] else { panic!("{answer}") };
+        assert!(name.starts_with('b'), "{answer}");
+        probe.close(socket.parse().expect("a number"));
+    }
+    let outcomes = fixture.setup.status()["clients"][0]["services"][0]["outcomes"].clone();
+    assert_eq!((&outcomes["untracked"], &outcomes["forwarded"]), (&6.into(), &0.into()));
+    all_gone(&fixture);
+}
+
 /// Sets the smallest flow table: 64 places, and as many in the overflow.
 fn with_small_table() -> Fixture {
     let mut fixture = Fixture::without_daemon();

@@ -143,6 +143,17 @@ fn maps_that_contradict_themselves_are_not_adopted() {
 }
 
 #[test]
+fn a_second_daemon_with_the_same_socket_is_refused() {
+    let fixture = Fixture::new();
+    let mut other = fixture.setup.clone();
+    other.pins = other.pins.with_file_name("other");
+    let path = fixture.setup.folder.join("socklb.toml");
+    let output = other.run(&["run", "--config", path.to_str().expect("UTF-8")]);
+    check(&output, 1, &["run/socklb.sock", "another socklb answers there"]);
+    assert!(fixture.setup.status()["daemon"].is_object(), "the first one still answers");
+}
+
+#[test]
 fn a_start_that_fails_attaches_nothing() {
     let stage = Stage::new();
     let setup = Setup::new(&stage, "a");

@@ -23,8 +23,12 @@ fn busy(fixture: &Fixture) -> Probe {
 
 /// Waits until the busy probe has got on by some connects.
 fn some_connects(fixture: &Fixture) {
+    some_connects_of(fixture, "users");
+}
+
+fn some_connects_of(fixture: &Fixture, service: &str) {
     let connects = || -> u64 {
-        let backends = fixture.setup.backends("web", "users");
+        let backends = fixture.setup.backends("web", service);
         backends.iter().map(|backend| backend["connects"].as_u64().expect("a count")).sum()
     };
     let before = connects();
@@ -161,6 +165,129 @@ fn a_cgroup_that_was_made_again_is_attached_at_the_next_start() {
     fixture.start();
     assert_eq!(fixture.setup.run(&["status"]).status.code(), Some(0));
     assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3);
+}
+
+#[test]
+fn flows_of_a_cgroup_that_the_client_has_left_still_end() {
+    let mut fixture = Fixture::new();
+    let mut before = fixture.probe();
+    let open: Vec<_> = (0..5).map(|_| before.dial(SERVICE)).collect();
+    fixture.stop();
+    let elsewhere = stage::Cgroup::new();
+    fixture.setup.write("socklb.toml", &config(&elsewhere, r#"{ file = "users.toml" }"#, ""));
+    fixture.start();
+    // The old cgroup is not balanced any more, the new one is.
+    assert_eq!(before.try_dial(SERVICE).map(|d| d.name), Err(libc::ENETUNREACH));
+    assert_eq!(Probe::start(&elsewhere).dial_many(SERVICE, 30).values().sum::<u32>(), 30);
+    assert_eq!(fixture.setup.active(), 5);
+    assert_eq!(before.ask(&format!("peer {}", open[0].socket)), SERVICE);
+    for dialled in open {
+        before.close(dialled.socket);
+    }
+    assert_eq!(fixture.setup.active(), 0);
+    let links = || std::fs::read_dir(fixture.setup.pins.join("v1/web/links")).expect("links").count();
+    eventually("the old links are removed", links, |links| *links == 5);
+}
+
+#[test]
+fn a_service_that_is_renamed_is_balanced_all_the_time() {
+    let mut fixture = Fixture::new();
+    let mut probe = busy(&fixture);
+    let text = config(&fixture.cgroup, r#"{ file = "users.toml" }"#, "");
+    for name in ["people", "users", "people"] {
+        some_connects_of(&fixture, if name == "people" { "users" } else { "people" });
+        fixture.stop();
+        fixture.setup.write("socklb.toml", &text.replace("name = \"users\"", &format!("name = \"{name}\"")));
+        fixture.start();
+        some_connects_of(&fixture, name);
+    }
+    no_failure(&probe.ask("enough"));
+    assert_eq!(fixture.setup.status()["clients"][0]["not_a_service"], 0);
+}
+
+#[test]
+fn a_daemon_that_is_killed_at_any_step_of_its_start_leaves_what_the_next_can_take_over() {
+    // From the first maps to the attached programs; each round gets a little further before it is killed.
+    for round in 0..40 {
+        let fixture = Fixture::without_daemon();
+        let daemon = Daemon::spawn(&fixture.setup);
+        let pins = fixture.setup.pins.join("v1/web");
+        let progress = || {
+            let count = |folder: &str| std::fs::read_dir(pins.join(folder)).map_or(0, Iterator::count);
+            count("maps") + 2 * count("links")
+        };
+        // 11 maps and 5 links make 21; past that, the daemon answers.
+        eventually("the start gets on", progress, |progress| *progress >= round.min(21));
+        daemon.kill();
+        let daemon = Daemon::start_again(&fixture.setup);
+        assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3, "round {round}");
+        assert_eq!(daemon.stop(), Some(0));
+    }
+}
+
+#[test]
+fn a_client_that_is_not_configured_any_more_is_named() {
+    let mut fixture = Fixture::new();
+    fixture.stop();
+    let text = config(&fixture.cgroup, r#"{ file = "users.toml" }"#, "").replace("\"web\"", "\"other\"");
+    let path = fixture.setup.write("socklb.toml", &text);
+    drop(path);
+    fixture.start();
+    let status = fixture.setup.status();
+    let degraded = status["degraded"].to_string();
+    assert!(degraded.contains("client web: attached, but not configured"), "{degraded}");
+}
+
+#[test]
+fn tables_of_many_lengths_always_find_room() {
+    // The store holds twice the limit; tables that grow and shrink scatter over it.
+    let mut fixture = Fixture::without_daemon();
+    let names = ["s0", "s1", "s2", "s3", "s4"];
+    let mut text =
+        format!("[[client]]\njob = \"web\"\ncgroup = \"{}\"\n", fixture.cgroup.relative().display());
+    for (i, name) in names.iter().enumerate() {
+        text += &format!(
+            "[[service]]\nname = \"{name}\"\naddress = \"10.96.1.{i}:80\"\nbackends = {{ file = \"{name}.toml\" }}\n"
+        );
+    }
+    text += "[limits]\nschedule_entries = 8192\n";
+    fixture.setup.write("socklb.toml", &text);
+    fixture.backends.clear();
+    let everywhere = stage::Backend::start("b", "0.0.0.0:8001");
+    // 1,024 entries up to 32 backends, 4,096 for 128.
+    let list = |service: usize, count: u32, version: u32| {
+        let addresses: Vec<String> =
+            (0..count).map(|n| format!("127.{}.{version}.{}:8001", service + 1, n + 1)).collect();
+        crate::fixture::endpoints(&addresses.iter().map(|a| (a.as_str(), "")).collect::<Vec<_>>())
+    };
+    for (service, name) in names.iter().enumerate() {
+        fixture.setup.write(&format!("{name}.toml"), &list(service, 1, 0));
+    }
+    fixture.start();
+    let sizes =
+        [(4, 128), (4, 127), (4, 1), (0, 2), (1, 128), (3, 2), (2, 2), (3, 1), (1, 127), (1, 1), (2, 128)];
+    for (version, (service, count)) in sizes.into_iter().enumerate() {
+        let version = u32::try_from(version).expect("small") + 1;
+        stage::replace(
+            &fixture.setup.folder.join(format!("{}.toml", names[service])),
+            &list(service, count, version),
+        );
+        let usable = || {
+            let backends = fixture.setup.backends("web", names[service]);
+            let of_version = |b: &&serde_json::Value| {
+                let address = b["address"].as_str().expect("an address");
+                b["share_wanted"].as_f64() > Some(0.0)
+                    && address.split('.').nth(2) == Some(&version.to_string())
+            };
+            backends.iter().filter(of_version).count()
+        };
+        eventually("the new table is in force", usable, |usable| *usable == count as usize);
+    }
+    let mut probe = fixture.probe();
+    for i in 0..names.len() {
+        assert_eq!(probe.dial_many(&format!("10.96.1.{i}:80"), 20), [("b".to_owned(), 20)].into());
+    }
+    drop(everywhere);
 }
 
 #[test]

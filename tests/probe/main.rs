@@ -1,6 +1,6 @@
 //! The probe: opens sockets on request, one line in, one line out. Started by the tests inside a cgroup.
 //!
-//! Requests: `ready`, `pin CPU`, `dial ADDRESS`, `redial SOCKET ADDRESS`, `many ADDRESS COUNT`, `start ADDRESS` (a
+//! Requests: `ready`, `pin CPU`, `dial ADDRESS`, `mptcp ADDRESS`, `redial SOCKET ADDRESS`, `many ADDRESS COUNT`, `start ADDRESS` (a
 //! non-blocking connect that is left alone), `forever ADDRESS` (until the next line), `datagram ADDRESS`, `unspec
 //! SOCKET`, `reset SOCKET`, `shut SOCKET`, `dup SOCKET`, `listen ADDRESS`, `accept SOCKET`, `peer SOCKET`, `close SOCKET`.
 
@@ -54,6 +54,13 @@ impl Probe {
             ["dial", address] => {
                 let address = parse(address);
                 let socket = self.keep(stream(address, SocketFlags::CLOEXEC));
+                self.dial(socket, address)
+            }
+            ["mptcp", address] => {
+                let address = parse(address);
+                let mptcp = rustix::net::ipproto::MPTCP;
+                let socket = rustix::net::socket(family(address), SocketType::STREAM, Some(mptcp));
+                let socket = self.keep(socket.expect("an MPTCP socket"));
                 self.dial(socket, address)
             }
             ["redial", socket, address] => self.dial(number(socket), parse(address)),

@@ -20,13 +20,22 @@ impl Stage {
     /// Without root.
     #[expect(clippy::new_without_default, reason = "it changes the calling thread")]
     pub fn new() -> Self {
+        let stage = Self::unshared(UnshareFlags::NEWNET | UnshareFlags::NEWNS);
+        loopback_up();
+        stage
+    }
+
+    /// Sets the stage up on the host's own network: for benchmarks, which ask what a connect costs there.
+    pub fn on_host_network() -> Self {
+        Self::unshared(UnshareFlags::NEWNS)
+    }
+
+    fn unshared(what: UnshareFlags) -> Self {
         assert!(rustix::process::geteuid().is_root(), "kernel tests need root");
         // SAFETY: only this thread's namespaces change; it holds no resource that belongs to the old ones.
-        unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNET | UnshareFlags::NEWNS) }
-            .expect("unshare the network and mount namespaces");
+        unsafe { rustix::thread::unshare_unsafe(what) }.expect("unshare namespaces");
         rustix::mount::mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
             .expect("make mounts private");
-        loopback_up();
         let folder = tempfile::Builder::new().prefix("socklb-test-").tempdir().expect("make a folder");
         let stage = Self { folder };
         std::fs::create_dir(stage.bpffs()).expect("make the folder for bpffs");

@@ -14,6 +14,9 @@ pub struct Features {
     pub fetching_atomics: bool,
     /// `bpf_set_retval` (Linux 5.18). Without: a refused connect fails with EPERM instead of the service's errno.
     pub set_retval: bool,
+    /// `bpf_skc_to_mptcp_sock` (Linux 6.0, and CAP_PERFMON). Without: a connection of an MPTCP socket stays in its
+    /// backend's active count for ever.
+    pub knows_mptcp: bool,
 }
 
 const EXIT: u8 = 0x95;
@@ -25,6 +28,10 @@ const R0: u8 = 0;
 const R1: u8 = 1;
 const R10: u8 = 10;
 const BPF_FUNC_SET_RETVAL: i32 = 187;
+const BPF_FUNC_SKC_TO_MPTCP_SOCK: i32 = 196;
+const LOAD_DW: u8 = 0x79;
+/// Offset of `sk` in `struct bpf_sock_addr`.
+const SOCK_ADDR_SK: i16 = 64;
 /// `BPF_ADD | BPF_FETCH`.
 const FETCH_ADD: i32 = 0x01;
 
@@ -55,6 +62,12 @@ impl Features {
             Instruction(MOV64_IMM, R0, 0, 1),
             Instruction(EXIT, 0, 0, 0),
         ])?;
-        Ok(Self { fetching_atomics, set_retval })
+        let knows_mptcp = sys::accepts(&[
+            Instruction(LOAD_DW, R1 | (R1 << 4), SOCK_ADDR_SK, 0),
+            Instruction(CALL, 0, 0, BPF_FUNC_SKC_TO_MPTCP_SOCK),
+            Instruction(MOV64_IMM, R0, 0, 1),
+            Instruction(EXIT, 0, 0, 0),
+        ])?;
+        Ok(Self { fetching_atomics, set_retval, knows_mptcp })
     }
 }

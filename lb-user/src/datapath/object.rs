@@ -25,11 +25,17 @@ static OBJECT: &[u8] = aya::include_bytes_aligned!("../../../lb-ebpf/object/sock
 
 /// A place in the kernel where a program is attached.
 struct Hook {
-    /// Its name, that of its pin and of its program.
+    /// Its name, and that of its program.
     name: &'static str,
     /// The program where the kernel lacks fetching atomics; that of the name otherwise.
     without_fetching_atomics: &'static str,
     attach_type: AttachType,
+}
+
+impl Hook {
+    fn begins_flows(&self) -> bool {
+        matches!(self.attach_type, AttachType::Connect4 | AttachType::Connect6)
+    }
 }
 
 const fn hook(name: &'static str, without: &'static str, attach_type: AttachType) -> Hook {
@@ -45,9 +51,31 @@ static HOOKS: [Hook; 5] = [
     hook("connect6", "connect6_5_10", AttachType::Connect6),
 ];
 
-/// The hooks in the order in which they are detached.
-pub fn detach_order() -> Vec<&'static str> {
-    HOOKS.iter().rev().map(|hook| hook.name).collect()
+/// The name under which a hook's link to a cgroup is pinned. The id is in it because a client may change its cgroup, and
+/// sockets that were made in the old one must still be seen to end.
+fn link_name(hook: &Hook, cgroup: u64) -> String {
+    format!("{}@{cgroup}", hook.name)
+}
+
+/// The hook and the cgroup of a link's name.
+fn of_link(name: &str) -> Option<(&'static Hook, u64)> {
+    let (hook, cgroup) = name.split_once('@')?;
+    Some((HOOKS.iter().find(|known| known.name == hook)?, cgroup.parse().ok()?))
+}
+
+/// Whether a link begins flows: it is detached before those that see them end.
+pub fn detaches_first(name: &str) -> bool {
+    of_link(name).is_some_and(|(hook, _)| hook.begins_flows())
+}
+
+/// The links to cgroups other than this one.
+///
+/// # Errors
+/// If the pins cannot be read.
+pub fn old_links(pins: &Pins, cgroup: u64) -> Result<Vec<String>, DatapathError> {
+    let (_, mut links) = pins.contents()?;
+    links.retain(|name| of_link(name).is_some_and(|(_, other)| other != cgroup));
+    Ok(links)
 }
 
 /// What a map must look like.
@@ -106,7 +134,7 @@ pub fn check_pins(pins: &Pins, limits: &Limits) -> Result<(), DatapathError> {
     let (maps, links) = pins.contents()?;
     let shapes = shapes(limits);
     for name in &links {
-        if !HOOKS.iter().any(|hook| hook.name == name) {
+        if of_link(name).is_none() {
             return Err(DatapathError::Foreign(pins.links().join(name)));
         }
     }
@@ -158,9 +186,11 @@ pub fn load(pins: &Pins, limits: &Limits, features: Features) -> Result<Programs
     let mut loader = EbpfLoader::new();
     let flow_mask = limits.flow_records - 1;
     let has_set_retval = u32::from(features.set_retval);
+    let knows_mptcp = u32::from(features.knows_mptcp);
     loader
         .override_global("FLOW_MASK", &flow_mask, true)
         .override_global("HAS_SET_RETVAL", &has_set_retval, true)
+        .override_global("KNOWS_MPTCP", &knows_mptcp, true)
         // The log costs memory and time, and is made again when a program is refused.
         .verifier_log_level(VerifierLogLevel::empty());
     for (name, entries) in capacities(limits) {
@@ -198,24 +228,37 @@ fn load_program(object: &mut Ebpf, name: &str) -> Result<OwnedFd, ProgramError> 
 }
 
 impl Programs {
-    /// Attaches every program to the cgroup, each in place of its predecessor if there is one.
+    /// Attaches every program to the cgroup, each in place of its predecessor if there is one. In a cgroup that the
+    /// client has left, no flow begins any more; those that are open still end.
     ///
     /// # Errors
     /// If the kernel refuses; what was attached before stays.
     pub fn attach(&self, pins: &Pins, cgroup: &Cgroup) -> Result<(), DatapathError> {
         for (hook, program) in &self.fds {
-            let path = pins.links().join(hook.name);
+            let path = pins.links().join(link_name(hook, cgroup.id));
             let fail =
                 |source| DatapathError::Attach { hook: hook.name, cgroup: cgroup.path.clone(), source };
             if attached_to(&path) == Some(cgroup.id) {
                 let link = sys::open_pin(&path).map_err(fail)?;
-                sys::link_update(&link, program).map_err(fail)?;
+                sys::link_update(link.as_fd(), program.as_fd()).map_err(fail)?;
                 continue;
             }
-            // None, or that of a cgroup that was removed: such a link accepts updates and covers nothing.
             pins::unlink(&path)?;
-            let link = sys::link_create(program, &cgroup.directory, hook.attach_type).map_err(fail)?;
-            sys::pin(&link, &path).map_err(|source| DatapathError::Pin { path, source })?;
+            let link = sys::link_create(program.as_fd(), cgroup.directory.as_fd(), hook.attach_type)
+                .map_err(fail)?;
+            sys::pin(link.as_fd(), &path).map_err(|source| DatapathError::Pin { path, source })?;
+        }
+        for name in old_links(pins, cgroup.id)? {
+            let path = pins.links().join(&name);
+            let (hook, _) = of_link(&name).expect("an old link is one of ours");
+            let program =
+                self.fds.iter().find(|(known, _)| known.name == hook.name).map(|(_, program)| program);
+            let program = program.expect("every hook has a program");
+            let update = || sys::link_update(sys::open_pin(&path)?.as_fd(), program.as_fd());
+            // A link is severed once its cgroup is removed and its last socket closed: nothing is left to end.
+            if hook.begins_flows() || update().is_err() {
+                pins::unlink(&path)?;
+            }
         }
         Ok(())
     }
@@ -224,14 +267,16 @@ impl Programs {
 /// The cgroup that a pinned link is attached to.
 fn attached_to(path: &Path) -> Option<u64> {
     let link = sys::open_pin(path).ok()?;
-    sys::link_info(&link).ok().map(|info| info.cgroup_id)
+    sys::link_info(link.as_fd()).ok().map(|info| info.cgroup_id)
 }
 
 /// The one cgroup that all hooks of a client are attached to, if they are.
 pub fn attachment(pins: &Pins) -> Option<u64> {
-    let mut cgroups = HOOKS.iter().map(|hook| attached_to(&pins.links().join(hook.name)));
-    let first = cgroups.next()??;
-    (first != 0 && cgroups.all(|cgroup| cgroup == Some(first))).then_some(first)
+    let (_, links) = pins.contents().ok()?;
+    // Only where flows begin are all hooks attached.
+    let cgroup = links.iter().find(|name| detaches_first(name)).and_then(|name| of_link(name))?.1;
+    let effective = |hook: &Hook| attached_to(&pins.links().join(link_name(hook, cgroup))) == Some(cgroup);
+    (cgroup != 0 && HOOKS.iter().all(effective)).then_some(cgroup)
 }
 
 /// The error of a probe or of the first call that needed privilege.

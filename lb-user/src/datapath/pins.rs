@@ -1,10 +1,11 @@
 //! The directory in bpffs that holds a client task's maps and links, and the lock that keeps a second daemon out.
 //!
-//! `<pins>/v<ABI>/<client>/maps/<map>` and `.../links/<hook>`. What lies there *is* the state: programs and tables go on
+//! `<pins>/v<ABI>/<client>/maps/<map>` and `.../links/<hook>@<cgroup id>`. What lies there *is* the state: programs and tables go on
 //! working while no daemon runs.
 
 use std::fs::{self, File};
 use std::io;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use lb_common::abi::ABI_VERSION;
@@ -55,7 +56,11 @@ fn create(directory: &Path) -> Result<(), DatapathError> {
     if !on_bpffs(existing) {
         return Err(DatapathError::NoBpffs(directory.to_owned()));
     }
-    fs::create_dir_all(directory)
+    // Not for everybody: whoever can open the directory can hold its lock.
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o750)
+        .create(directory)
         .map_err(|source| DatapathError::PinDirectory { path: directory.to_owned(), source })
 }
 
@@ -125,15 +130,13 @@ impl Pins {
         Ok((names(&self.maps())?, names(&self.links())?))
     }
 
-    /// Removes everything, links first in the given order: what is named first is detached first.
+    /// Removes everything: first the links that `first` picks, then the others, then the maps.
     ///
     /// # Errors
     /// If something cannot be removed; what was removed before stays removed.
-    pub fn remove(&self, hooks: &[&str]) -> Result<(), DatapathError> {
-        for hook in hooks {
-            unlink(&self.links().join(hook))?;
-        }
-        let (maps, links) = self.contents()?;
+    pub fn remove(&self, first: impl Fn(&str) -> bool) -> Result<(), DatapathError> {
+        let (maps, mut links) = self.contents()?;
+        links.sort_by_key(|name| !first(name));
         for name in links {
             unlink(&self.links().join(name))?;
         }

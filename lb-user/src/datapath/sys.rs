@@ -5,7 +5,7 @@
 
 use std::ffi::{CString, OsStr};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
@@ -46,9 +46,9 @@ fn bpf_fd<A>(command: i64, attr: &mut A) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-fn raw(fd: impl AsFd) -> u32 {
+fn raw(fd: BorrowedFd<'_>) -> u32 {
     // A descriptor that is borrowed is open, hence not negative.
-    fd.as_fd().as_raw_fd().cast_unsigned()
+    fd.as_raw_fd().cast_unsigned()
 }
 
 #[repr(C)]
@@ -60,7 +60,11 @@ struct LinkCreate {
 }
 
 /// Attaches a program to a cgroup. Other programs there stay; links always attach beside them.
-pub fn link_create(program: impl AsFd, cgroup: impl AsFd, attach_type: AttachType) -> io::Result<OwnedFd> {
+pub fn link_create(
+    program: BorrowedFd<'_>,
+    cgroup: BorrowedFd<'_>,
+    attach_type: AttachType,
+) -> io::Result<OwnedFd> {
     let mut attr = LinkCreate {
         prog_fd: raw(program),
         target_fd: raw(cgroup),
@@ -79,7 +83,7 @@ struct LinkUpdate {
 }
 
 /// Puts another program in place of the link's, in one step: every call runs the one or the other.
-pub fn link_update(link: impl AsFd, program: impl AsFd) -> io::Result<()> {
+pub fn link_update(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<()> {
     let mut attr = LinkUpdate { link_fd: raw(link), new_prog_fd: raw(program), flags: 0, old_prog_fd: 0 };
     bpf(BPF_LINK_UPDATE, &mut attr).map(drop)
 }
@@ -96,7 +100,7 @@ fn c_path(path: &Path) -> io::Result<CString> {
 }
 
 /// Gives a map, program or link a name in bpffs.
-pub fn pin(object: impl AsFd, path: &Path) -> io::Result<()> {
+pub fn pin(object: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
     let path = c_path(path)?;
     let mut attr = ObjectPath { pathname: path.as_ptr().addr() as u64, bpf_fd: raw(object), file_flags: 0 };
     bpf(BPF_OBJ_PIN, &mut attr).map(drop)
@@ -116,7 +120,7 @@ struct InfoByFd {
     info: u64,
 }
 
-fn info<I: bytemuck::Pod>(object: impl AsFd) -> io::Result<I> {
+fn info<I: bytemuck::Pod>(object: BorrowedFd<'_>) -> io::Result<I> {
     let mut info = I::zeroed();
     let mut attr = InfoByFd {
         bpf_fd: raw(object),
@@ -140,9 +144,9 @@ pub struct MapInfo {
 }
 
 /// What a map looks like. Fails with EINVAL if `map` is not a map.
-pub fn map_info(map: impl AsFd) -> io::Result<MapInfo> {
+pub fn map_info(map: BorrowedFd<'_>) -> io::Result<MapInfo> {
     // A program's or link's info would be taken for a map's: only maps name themselves so.
-    let target = std::fs::read_link(format!("/proc/self/fd/{}", raw(map.as_fd())))?;
+    let target = std::fs::read_link(format!("/proc/self/fd/{}", raw(map)))?;
     if target != Path::new("anon_inode:bpf-map") {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a map"));
     }
@@ -163,7 +167,7 @@ pub struct LinkInfo {
 }
 
 /// What a link looks like; a cgroup id of 0 means that its cgroup is gone.
-pub fn link_info(link: impl AsFd) -> io::Result<LinkInfo> {
+pub fn link_info(link: BorrowedFd<'_>) -> io::Result<LinkInfo> {
     info(link)
 }
 
@@ -197,7 +201,7 @@ pub fn update_map_of_maps() -> io::Result<()> {
     let outer = create(BPF_MAP_TYPE_ARRAY_OF_MAPS, raw(inner.as_fd()))?;
     let (key, value) = (0u32, raw(inner.as_fd()));
     let mut attr = MapUpdate {
-        map_fd: raw(&outer),
+        map_fd: raw(outer.as_fd()),
         _pad: 0,
         key: std::ptr::from_ref(&key).addr() as u64,
         value: std::ptr::from_ref(&value).addr() as u64,

@@ -18,7 +18,7 @@ use lb_common::abi::{
 };
 use lb_common::net::{Address, Be16, Be32, socket_addr};
 use lb_core::plan::{BackendPlan, Plan, ServicePlan, Step};
-use lb_core::region::{Region, first_fit};
+use lb_core::region::{Region, first_fit, make_room};
 use lb_core::service::Protocol;
 use lb_core::walk;
 
@@ -223,7 +223,12 @@ impl Tables {
     pub fn read_plan(&self, client: &str) -> Result<Plan, DatapathError> {
         let contradiction = |what: String| DatapathError::Contradiction { client: client.to_owned(), what };
         let mut plan = Plan::default();
+        let mut seen = std::collections::BTreeMap::new();
         for view in self.slots() {
+            if let Some(other) = seen.insert((view.service, view.address), view.slot) {
+                let what = format!("slots {other} and {} hold the same backend {}", view.slot, view.address);
+                return Err(contradiction(what));
+            }
             plan.backends.insert(
                 view.slot,
                 BackendPlan {
@@ -359,12 +364,11 @@ impl Tables {
         let new = if length == 0 {
             TableRef { base: 0, generation, length_log2: 0, _reserved: 0 }
         } else {
-            let Some(base) = self.room(length) else { return false };
-            for (cell, slots) in schedule.chunks_exact(ENTRIES_PER_CELL as usize).enumerate() {
-                let slots: [u16; 4] = slots.try_into().expect("chunks of four");
-                let cell = (base / ENTRIES_PER_CELL) as usize + cell;
-                self.maps.schedule.set(cell, &ScheduleCell { slots });
-            }
+            let Some(base) = self.room(length) else {
+                self.make_room(length);
+                return false;
+            };
+            self.write_entries(base, schedule);
             let length_log2 = u8::try_from(length.ilog2()).expect("below 32");
             TableRef { base, generation, length_log2, _reserved: 0 }
         };
@@ -375,17 +379,62 @@ impl Tables {
         true
     }
 
+    fn write_entries(&mut self, base: u32, schedule: &[u16]) {
+        for (cell, slots) in schedule.chunks_exact(ENTRIES_PER_CELL as usize).enumerate() {
+            let slots: [u16; 4] = slots.try_into().expect("chunks of four");
+            let cell = (base / ENTRIES_PER_CELL) as usize + cell;
+            self.maps.schedule.set(cell, &ScheduleCell { slots });
+        }
+    }
+
     /// A place in the schedule map for `length` entries that no program may be reading.
     fn room(&self, length: u32) -> Option<u32> {
-        let mut taken: Vec<Region> = self.retired.iter().chain(&self.waiting).copied().collect();
-        for place in 0..self.maps.services.len() {
-            let table = TableRef::from_word(self.maps.services.load64(place, offset_of!(Service, table)));
-            if !table.is_empty() {
-                taken.push(Region { base: table.base, length: table.len() });
-            }
+        let mut taken = self.live();
+        taken.extend(self.retired.iter().chain(&self.waiting));
+        first_fit(&taken, self.entries(), length)
+    }
+
+    fn entries(&self) -> u32 {
+        u32::try_from(self.maps.schedule.len()).unwrap_or(u32::MAX).saturating_mul(ENTRIES_PER_CELL)
+    }
+
+    /// Where the current tables lie.
+    fn live(&self) -> Vec<Region> {
+        let tables = (0..self.maps.services.len()).map(|place| self.table_of(place));
+        tables
+            .filter(|table| !table.is_empty())
+            .map(|table| Region { base: table.base, length: table.len() })
+            .collect()
+    }
+
+    fn table_of(&self, place: usize) -> TableRef {
+        TableRef::from_word(self.maps.services.load64(place, offset_of!(Service, table)))
+    }
+
+    /// Copies tables together, so that there is room for `length` entries once readers of the old places are gone. Only
+    /// if nothing is waited for already: what that frees may be enough.
+    fn make_room(&mut self, length: u32) {
+        if !self.retired.is_empty() || !self.waiting.is_empty() {
+            return;
         }
-        let entries = self.maps.schedule.len() * ENTRIES_PER_CELL as usize;
-        first_fit(taken, u32::try_from(entries).unwrap_or(u32::MAX), length)
+        let moves = make_room(&self.live(), self.entries(), length).unwrap_or_default();
+        for (from, base) in moves {
+            let place = (0..self.maps.services.len()).find(|place| {
+                let table = self.table_of(*place);
+                !table.is_empty() && table.base == from.base
+            });
+            let place = place.expect("a table that is live belongs to a service");
+            let table = self.table_of(place);
+            let entries = self.schedule(table);
+            self.write_entries(base, &entries);
+            // The same table in another place: its generation stays.
+            self.maps.services.store64(
+                place,
+                offset_of!(Service, table),
+                TableRef { base, ..table }.to_word(),
+            );
+            self.retired.push(from);
+        }
     }
 
     fn open_service(&mut self, place: u16) -> Result<(), DatapathError> {
@@ -402,7 +451,13 @@ impl Tables {
 
     fn close(&mut self, place: u16) -> Result<(), DatapathError> {
         let row = self.maps.services.get(usize::from(place));
-        let result = match key(socket_addr(row.address, row.port), Protocol::Tcp) {
+        let address = socket_addr(row.address, row.port);
+        // Another service may have taken the address over.
+        if self.open_at(address, Protocol::Tcp)? != Some(place) {
+            self.set_service_state(place, SERVICE_LEAVING);
+            return Ok(());
+        }
+        let result = match key(address, Protocol::Tcp) {
             Key::V4(key) => self.maps.services_v4.remove(&Raw(key)),
             Key::V6(key) => self.maps.services_v6.remove(&Raw(key)),
         };

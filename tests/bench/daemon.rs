@@ -1,0 +1,56 @@
+//! What the daemon costs when it starts, and when nothing happens.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use stage::{Cgroup, Daemon, Setup, Stage};
+
+use crate::statistics::median;
+
+/// How long the idle daemon is watched.
+const IDLE: Duration = Duration::from_secs(30);
+
+/// `bench daemon`.
+pub fn run() -> Result<()> {
+    let stage = Stage::new();
+    let cgroup = Cgroup::new();
+    let setup = Setup::new(&stage, "bench");
+    let text = format!(
+        "[[client]]\njob = \"bench\"\ncgroup = \"{}\"\n[[service]]\nname = \"bench\"\naddress = \"10.96.0.10:80\"\n\
+         backends = {{ file = \"list.toml\" }}\n",
+        cgroup.relative().display()
+    );
+    let list: String = (1..=8).map(|i| format!("[[endpoint]]\naddress = \"127.0.0.1:{i}\"\n")).collect();
+    setup.write("list.toml", &list);
+    let mut first = Vec::new();
+    let mut again = Vec::new();
+    for _ in 0..7 {
+        for times in [&mut first, &mut again] {
+            let started = Instant::now();
+            let daemon = Daemon::start(&setup, &text);
+            times.push(started.elapsed().as_secs_f64() * 1000.0);
+            daemon.stop();
+        }
+        setup.run(&["detach", "--all"]);
+    }
+    println!("from start to the first answer, programs attached, median of 7:");
+    println!("  first start            {:>8.1} ms", median(&first).value);
+    println!("  start over pinned maps {:>8.1} ms", median(&again).value);
+    let daemon = Daemon::start(&setup, &text);
+    let before = cpu_ticks(daemon.pid())?;
+    let until = Instant::now() + IDLE;
+    while let Some(left) = until.checked_duration_since(Instant::now()) {
+        std::thread::park_timeout(left);
+    }
+    let ticks = cpu_ticks(daemon.pid())? - before;
+    println!("idle for {} s: {ticks} ticks of CPU time (10 ms each)", IDLE.as_secs());
+    Ok(())
+}
+
+/// User and system time of a process, in ticks (proc_pid_stat(5), fields 14 and 15).
+fn cpu_ticks(pid: u32) -> Result<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    // The second field is the name in parentheses, which may hold blanks.
+    let fields: Vec<&str> = stat.rsplit_once(')').context("a stat line")?.1.split_whitespace().collect();
+    Ok(fields[11].parse::<u64>()? + fields[12].parse::<u64>()?)
+}
