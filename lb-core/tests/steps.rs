@@ -34,7 +34,8 @@ fn list(service: u8, members: &BTreeMap<u8, u8>) -> EndpointList {
         state: if kind == 0 { EndpointState::LameDuck } else { EndpointState::Healthy },
         zone: None,
     });
-    EndpointList::new(endpoints.collect(), SocketAddr::from(([10, 96, 0, service], 80)), &[]).expect("it fits")
+    EndpointList::new(endpoints.collect(), SocketAddr::from(([10, 96, 0, service], 80)), &[])
+        .expect("it fits")
 }
 
 /// A service's tables as connect sees them.
@@ -178,7 +179,9 @@ fn settled(services: &[Service], adopted: Plan) -> (Balancer, Plan) {
     let mut balancer = Balancer::new(task, services.to_vec(), LIMITS, adopted).expect("it fits");
     for position in 0..services.len() {
         let members = BTreeMap::from([(1, 1), (2, 1)]);
-        balancer.handle(Event::Endpoints(position, list(u8::try_from(position).expect("it fits"), &members))).expect("it fits");
+        balancer
+            .handle(Event::Endpoints(position, list(u8::try_from(position).expect("it fits"), &members)))
+            .expect("it fits");
     }
     let plan = balancer.plan();
     (balancer, plan)

@@ -125,8 +125,10 @@ pub fn run(options: &Options) -> Result<()> {
 }
 
 fn measure(stage: &Stage, options: &Options) -> Result<()> {
-    let cgroups: Vec<Cgroup> = (0..6).map(|_| Cgroup::new()).collect();
-    let [direct, again, empty, floor, ours, direct_udp] = cgroups.as_slice() else { bail!("six cgroups") };
+    let cgroups: Vec<Cgroup> = (0..7).map(|_| Cgroup::new()).collect();
+    let [direct, again, one, empty, floor, ours, direct_udp] = cgroups.as_slice() else {
+        bail!("seven cgroups")
+    };
     let _attached = [attach(&options.floor, "empty4", empty)?, attach(&options.floor, "floor4", floor)?];
     let before = program_ids();
     let _daemon = start_daemon(stage, ours);
@@ -136,7 +138,9 @@ fn measure(stage: &Stage, options: &Options) -> Result<()> {
         Arm::start("direct", direct, &backends, false)?,
         Arm::start("direct again (A/A)", again, &backends, false)?,
         Arm::start("empty program", empty, &backends, false)?,
-        Arm::start("floor program", floor, &service, false)?,
+        // The floor program knows one backend: this is what it is to be compared with.
+        Arm::start("direct, one backend", one, &backends[..1], false)?,
+        Arm::start("floor program, one backend", floor, &service, false)?,
         Arm::start("socklb", ours, &service, false)?,
         Arm::start("socklb, not a service", ours, &backends, false)?,
     ];
@@ -179,7 +183,7 @@ fn play(arms: &mut [Arm], rounds: u32, chunk: u32) -> Result<()> {
 
 fn report(arms: &[Arm]) {
     println!(
-        "{:<24} {:>9} {:>28} {:>10} {:>10}",
+        "{:<28} {:>9} {:>28} {:>10} {:>10}",
         "arm", "p50 ns", "p50 / direct [95 % CI]", "p99 ratio", "rate ratio"
     );
     let first = &arms[0];
@@ -189,7 +193,7 @@ fn report(arms: &[Arm]) {
         };
         let p50 = median(&ratio(|arm| &arm.p50));
         println!(
-            "{:<24} {:>9.0} {:>10.4} [{:.4}, {:.4}] {:>10.3} {:>10.3}",
+            "{:<28} {:>9.0} {:>10.4} [{:.4}, {:.4}] {:>10.3} {:>10.3}",
             arm.name,
             median(&arm.p50).value,
             p50.value,
@@ -232,7 +236,7 @@ fn programs(arms: &mut [Arm], before: &[u32]) -> Result<()> {
     );
     for (name, times) in runs {
         let time = median(&times);
-        println!("{name:<24} {:>9.0} [{:.0}, {:.0}]", time.value, time.low, time.high);
+        println!("{name:<28} {:>9.0} [{:.0}, {:.0}]", time.value, time.low, time.high);
     }
     Ok(())
 }

@@ -63,20 +63,16 @@ impl Drop for Stage {
 
 /// A new network namespace has a loopback device that is down.
 fn loopback_up() {
-    #[repr(C)]
-    struct InterfaceFlags {
-        name: [u8; 16],
-        flags: i16,
-        _rest: [u8; 22],
-    }
     let socket = rustix::net::socket(rustix::net::AddressFamily::INET, rustix::net::SocketType::DGRAM, None)
         .expect("make a socket");
-    let mut request = InterfaceFlags { name: [0; 16], flags: 0, _rest: [0; 22] };
-    request.name[..2].copy_from_slice(b"lo");
-    let up = i16::try_from(libc::IFF_UP).expect("a flag of a 16-bit word");
-    request.flags = up;
+    // SAFETY: a structure of plain numbers.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    for (to, from) in request.ifr_name.iter_mut().zip(*b"lo") {
+        *to = libc::c_char::try_from(from).expect("ASCII");
+    }
+    request.ifr_ifru.ifru_flags = libc::c_short::try_from(libc::IFF_UP).expect("a flag of a 16-bit word");
     let fd = std::os::fd::AsRawFd::as_raw_fd(&socket);
-    // SAFETY: the request is as large as the kernel's `struct ifreq` and lives through the call.
+    // SAFETY: the request is the kernel's own structure and lives through the call.
     let result = unsafe { libc::ioctl(fd, libc::SIOCSIFFLAGS, &raw mut request) };
     assert_eq!(result, 0, "bring lo up: {}", std::io::Error::last_os_error());
 }

@@ -27,8 +27,8 @@ pub fn run() -> Result<()> {
     )?;
     for manifest in ["Cargo.toml", "lb-ebpf/Cargo.toml"] {
         let mut deny = std::process::Command::new(tool("cargo-deny"));
-        deny.current_dir(root()).args(["--manifest-path", manifest, "check", "--config"]);
-        run_command(deny.arg(root().join("deny.toml")).args(["bans", "licenses", "sources"]))?;
+        deny.current_dir(root()).args(["--manifest-path", manifest, "--config", "deny.toml"]);
+        run_command(deny.args(["check", "bans", "licenses", "sources"]))?;
     }
     println!("check: good");
     Ok(())

@@ -12,9 +12,11 @@ pub fn root() -> PathBuf {
     manifest.parent().expect("xtask lies in the repository").to_owned()
 }
 
-/// The folder for everything that is made.
+/// The folder for everything that is made: cargo's, wherever that is.
 pub fn target() -> PathBuf {
-    root().join("target")
+    // This program lies in it: `<target>/<profile>/xtask`.
+    let here = std::env::current_exe().expect("the path of the running program");
+    here.ancestors().nth(2).expect("a profile's folder").to_owned()
 }
 
 /// The cargo that runs us.

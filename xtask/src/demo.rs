@@ -247,12 +247,21 @@ impl Demo {
     }
 }
 
-/// Asks a child to end and waits for it.
+/// Asks a child to end and waits for it; one that does not is killed.
 fn end(child: &mut Child) -> io::Result<ExitStatus> {
+    const PATIENCE: Duration = Duration::from_secs(5);
+    let asked = Instant::now();
     if child.try_wait()?.is_none()
         && let Some(pid) = rustix::process::Pid::from_raw(i32::try_from(child.id()).unwrap_or(0))
     {
         rustix::process::kill_process(pid, Signal::TERM)?;
+        while child.try_wait()?.is_none() {
+            if asked.elapsed() > PATIENCE {
+                child.kill()?;
+                break;
+            }
+            std::thread::park_timeout(Duration::from_millis(5));
+        }
     }
     child.wait()
 }

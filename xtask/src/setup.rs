@@ -26,7 +26,7 @@ impl Options {
 /// Version of the licence and ban checker.
 const DENY_VERSION: &str = "0.20.2";
 
-/// Debian packages, each with a file that shows it is there and what it is for.
+/// Debian packages, each with a file that we use of it and what it is for.
 const PACKAGES: [(&str, &str, &str); 7] = [
     ("rustc-web", toolchain::RUSTC, "compiles the kernel programs"),
     ("cargo-web", toolchain::CARGO, "builds them"),
@@ -83,7 +83,7 @@ pub fn run(options: &Options) -> Result<()> {
 
 fn missing() -> Vec<Missing> {
     let mut missing = Vec::new();
-    let packages: Vec<_> = PACKAGES.iter().filter(|(_, file, _)| !Path::new(file).exists()).collect();
+    let packages: Vec<_> = PACKAGES.iter().filter(|(name, file, _)| !is_installed(name, file)).collect();
     if !packages.is_empty() {
         let mut update = Command::new("apt-get");
         update.arg("update");
@@ -118,6 +118,13 @@ fn missing() -> Vec<Missing> {
         missing.push(Missing { what, commands: vec![cargo_install("cargo-deny", DENY_VERSION)] });
     }
     missing
+}
+
+/// The package manager knows whether a package is there; a file of the same name may be another package's.
+fn is_installed(package: &str, file: &str) -> bool {
+    let mut query = Command::new("dpkg-query");
+    query.args(["--show", "--showformat", "${db:Status-Status}", package]);
+    Path::new(file).exists() && output(&mut query).is_ok_and(|status| status == "installed")
 }
 
 fn has_version(name: &str, version: &str) -> bool {

@@ -54,6 +54,8 @@ pub fn ebpf_cargo(subcommand: &str) -> Command {
         .current_dir(root.join("lb-ebpf"))
         .arg(subcommand)
         .args(["-Z", "build-std=core", "--target", "bpfel-unknown-none", "--locked"])
+        .arg("--target-dir")
+        .arg(root.join("lb-ebpf/target"))
         .env("RUSTC", RUSTC)
         // `build-std` and the atomics intrinsics are unstable.
         .env("RUSTC_BOOTSTRAP", "1")
