@@ -121,15 +121,15 @@ fn balance<I: Instructions>(dial: &Dial, service: Option<u32>) -> Verdict {
         unsafe { atomic::add(&raw mut (*chosen).connects, 1) };
     }
     let tracked = record::<I>(dial, slot, backend);
-    tally(index, |outcomes| {
-        if !tracked {
-            &raw mut outcomes.untracked
-        } else if scheduled {
-            &raw mut outcomes.forwarded
-        } else {
-            &raw mut outcomes.fallback
-        }
-    });
+    // One call per field: a field that is chosen before the addition makes it arithmetic with another offset on each
+    // path, which the verifier allows with CAP_PERFMON only.
+    if !tracked {
+        tally(index, |outcomes| &raw mut outcomes.untracked);
+    } else if scheduled {
+        tally(index, |outcomes| &raw mut outcomes.forwarded);
+    } else {
+        tally(index, |outcomes| &raw mut outcomes.fallback);
+    }
     Verdict::Forward(backend)
 }
 
