@@ -12,7 +12,7 @@ use lb_core::endpoint::EndpointList;
 use thiserror::Error;
 
 use crate::config::{Client, Config};
-use crate::datapath::{self, Cgroup, Datapath, DatapathError, Features, Pins, Walks};
+use crate::datapath::{self, Cgroup, Datapath, DatapathError, Features, Lock, Pins, Walks};
 
 /// Shares are shown over this time.
 pub const WINDOW: Duration = Duration::from_secs(60);
@@ -43,6 +43,8 @@ pub struct Agent {
     pub client: Client,
     /// Its pins.
     pub pins: Pins,
+    /// Held as long as we write.
+    _lock: Lock,
     cgroup: Cgroup,
     balancer: Balancer,
     datapath: Datapath,
@@ -64,6 +66,7 @@ impl Agent {
     pub fn open(client: Client, config: &Config, features: Features) -> Result<Self, AgentError> {
         let cgroup = Cgroup::open(&client.cgroup)?;
         let pins = Pins::of(&config.paths.pins, &client.name);
+        let lock = pins.lock()?;
         let datapath = Datapath::open(pins.clone(), &config.limits, features)?;
         let services = client.services.iter().map(|service| service.service.clone()).collect();
         let limits =
@@ -74,6 +77,7 @@ impl Agent {
             walks: walks(&client, cpus),
             client,
             pins,
+            _lock: lock,
             cgroup,
             balancer,
             datapath,
@@ -124,6 +128,23 @@ impl Agent {
     /// If the kernel refuses.
     pub fn attach(&self) -> Result<(), DatapathError> {
         self.datapath.attach(&self.cgroup)
+    }
+
+    /// Attaches to the cgroup that the configured path names now, if it is another one than before: a service that was
+    /// restarted has a new cgroup at its old path. Returns whether it was.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn follow_cgroup(&mut self) -> Result<bool, DatapathError> {
+        match Cgroup::open(&self.client.cgroup) {
+            Ok(now) if now.id != self.cgroup.id => {
+                self.datapath.attach(&now)?;
+                self.cgroup = now;
+                Ok(true)
+            }
+            // While there is none there is nothing to attach to; the status says so.
+            Ok(_) | Err(_) => Ok(false),
+        }
     }
 
     /// Whether anything can be done only after readers are gone.

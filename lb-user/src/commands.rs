@@ -232,7 +232,9 @@ fn explain_from_config(
             let list = match &other.source {
                 Source::Static(list) => list.clone(),
                 Source::File(path) => {
-                    let source = sources.iter().find(|source| source.path == *path);
+                    let address = other.service.address;
+                    let mut sources = sources.iter();
+                    let source = sources.find(|source| source.path == *path && source.service == address);
                     source.context("every file has a source")?.read()?.list
                 }
             };
@@ -260,8 +262,8 @@ fn detach(client: Option<&str>, paths: &PathOverrides) -> Result<ExitCode, Failu
         println!("nothing is attached below {}", directory.display());
         return Ok(ExitCode::SUCCESS);
     }
-    let _lock = datapath::lock(&directory)?;
     for pins in &clients {
+        let _lock = pins.lock()?;
         datapath::detach(pins)?;
         println!("client {}: detached, its maps and pins are removed", pins.client);
     }

@@ -98,7 +98,6 @@ async fn start(config: Config) -> Result<()> {
         Stop { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? };
     let mut hangup = signal(SignalKind::hangup())?;
     let features = datapath::probe()?;
-    let _lock = datapath::lock(&config.paths.pins)?;
     let socket = api::socket(&config.paths.run);
     let bound =
         api::bind(&config.paths.run).with_context(|| format!("create the socket {}", socket.display()))?;
@@ -327,13 +326,13 @@ impl Daemon {
         file.settled = stamp.is_none_or(Stamp::is_settled);
         match result {
             Ok(contents) => {
-                if file.error.take().is_some() {
-                    info!(service, path = %file.source.path.display(), "endpoint file is good again");
-                }
+                let was_bad = file.error.take().is_some();
                 file.good_since = Some(Instant::now());
                 if file.list.as_ref() != Some(&contents.list) {
                     info!(service, endpoints = contents.list.as_slice().len(), "endpoint list read");
                     self.deliver(service, contents);
+                } else if was_bad {
+                    info!(service, path = %file.source.path.display(), "endpoint file is good again");
                 }
             }
             Err(error) => {
@@ -451,6 +450,13 @@ impl Daemon {
         let mut freed = false;
         for agent in &mut self.agents {
             freed |= agent.free_idle();
+            match agent.follow_cgroup() {
+                Ok(false) => {}
+                Ok(true) => info!(client = %agent.client.name, "attached to the cgroup that was made anew"),
+                Err(error) => {
+                    warn!(client = %agent.client.name, error = %crate::chain(&error), "cannot attach to the new cgroup");
+                }
+            }
             if let Err(error) = agent.remove_old_links() {
                 warn!(client = %agent.client.name, error = %crate::chain(&error), "cannot detach from an old cgroup");
             }
@@ -466,6 +472,8 @@ impl Daemon {
         if freed || self.agents.iter().any(|agent| agent.trouble().is_some()) {
             self.settle();
         }
+        // A wait that failed is tried again.
+        self.wait_for_readers();
     }
 
     /// A directory that did not exist may exist by now.
@@ -510,7 +518,7 @@ impl Daemon {
             if !agent.is_effective() {
                 let path = agent.client.cgroup.display();
                 degraded.push(format!(
-                    "client {}: the programs are not attached to the cgroup that is now at {path}; restart socklb",
+                    "client {}: the programs are not attached to a cgroup at {path}: there is none, or it is being made anew",
                     agent.client.name
                 ));
             }

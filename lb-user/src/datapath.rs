@@ -23,7 +23,7 @@ mod readers;
 pub use cgroup::{Cgroup, cgroup2_mount, path_of as cgroup_of_id};
 pub use error::DatapathError;
 pub use features::Features;
-pub use pins::{Pins, lock, remove_root};
+pub use pins::{Lock, Pins, remove_root};
 pub use readers::wait_for_readers;
 pub use tables::{Counts, ServiceView, SlotView, Tables, Walks};
 
@@ -151,7 +151,7 @@ pub fn attachment(pins: &Pins) -> Option<u64> {
 /// # Errors
 /// If a pin cannot be removed.
 pub fn detach(pins: &Pins) -> Result<(), DatapathError> {
-    pins.remove(object::detaches_first)
+    pins.remove(object::is_ours, object::detaches_first)
 }
 
 /// CPUs that the kernel may ever run on: the length of a per-CPU value.

@@ -161,7 +161,12 @@ pub fn explanation(explanation: &Explanation, style: Style) -> String {
     let _ = writeln!(text, "1. The subset");
     match inputs.size {
         None => {
-            let _ = writeln!(text, "   all of {} endpoints that take connections", inputs.endpoints);
+            let _ = writeln!(
+                text,
+                "   all that take connections: {} of {} endpoints",
+                explanation.members.len(),
+                inputs.endpoints
+            );
         }
         Some(size) => {
             let _ = writeln!(

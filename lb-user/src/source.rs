@@ -102,12 +102,10 @@ pub struct FileSource {
 impl FileSource {
     /// The source of a service, keeping its last good list in the state directory.
     pub fn new(service: &Service, path: PathBuf, config: &Config) -> Self {
-        // The ending is kept: it tells the format.
-        let mut file = service.name.clone();
-        if let Some(extension) = path.extension() {
-            file.push('.');
-            file.push_str(&extension.to_string_lossy());
-        }
+        // The ending tells the format, and keeps the names of two services apart.
+        let format =
+            if path.extension().is_some_and(|extension| extension == "json") { "json" } else { "toml" };
+        let file = format!("{}.{format}", service.name);
         Self {
             path,
             service: service.address,

@@ -2,8 +2,7 @@
 //! nothing.
 
 use std::fs;
-use std::os::unix::process::CommandExt;
-use std::process::Output;
+use std::process::{Command, Output};
 
 use lb_common::abi::map;
 use stage::daemon::failure;
@@ -78,18 +77,62 @@ fn without_privilege_the_exit_code_is_4_and_the_capabilities_are_named() {
     let setup = Setup::new(&stage, "a");
     let cgroup = Cgroup::new();
     let path = setup.write("socklb.toml", &config(&cgroup, "{ static = [] }", ""));
-    // Everything else is allowed: only the capabilities are missing.
-    for folder in [stage.folder(), &setup.folder] {
+    let output =
+        as_nobody(&stage, &setup, &[]).args(["run", "--config"]).arg(path).output().expect("start socklb");
+    check(&output, 4, &["CAP_BPF and CAP_NET_ADMIN"]);
+}
+
+/// socklb as an ordinary user with exactly these capabilities. Everything that is a matter of ownership is that user's.
+fn as_nobody(stage: &Stage, setup: &Setup, capabilities: &[&str]) -> Command {
+    for folder in [stage.folder(), &setup.folder, &stage.bpffs()] {
         std::os::unix::fs::chown(folder, Some(65534), Some(65534)).expect("give the folder away");
     }
     // The program must be reachable for that user, wherever the repository lies.
     let socklb = stage.folder().join("socklb");
     fs::copy(stage::program("socklb"), &socklb).expect("copy the program");
-    let arguments = setup.socklb(&["run", "--config", path.to_str().expect("UTF-8")]);
-    let mut command = std::process::Command::new(socklb);
-    command.args(arguments.get_args());
-    let output = command.uid(65534).gid(65534).output().expect("start socklb");
-    check(&output, 4, &["CAP_BPF and CAP_NET_ADMIN"]);
+    let list = |prefix: &str| {
+        let plus: String = capabilities.iter().map(|capability| format!(",+{capability}")).collect();
+        format!("{prefix}{plus}").trim_start_matches(',').to_owned()
+    };
+    // setpriv is part of util-linux, which every Debian has.
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups"]);
+    command.args(["--bounding-set", &list("-all")]);
+    if !capabilities.is_empty() {
+        command.args(["--inh-caps", &list(""), "--ambient-caps", &list("")]);
+    }
+    command.arg(socklb).args(setup.socklb(&[]).get_args());
+    stage::probe::die_with_us(&mut command);
+    command
+}
+
+#[test]
+fn two_capabilities_are_enough() {
+    let stage = Stage::new();
+    let setup = Setup::new(&stage, "a");
+    let cgroup = Cgroup::new();
+    let _backend = stage::Backend::start("b", "127.0.0.1:8001");
+    let path = setup.write("socklb.toml", &config(&cgroup, r#"{ static = ["127.0.0.1:8001"] }"#, ""));
+    let mut command = as_nobody(&stage, &setup, &["bpf", "net_admin"]);
+    let log = fs::File::create(setup.folder.join("log")).expect("open the log");
+    let mut daemon = command.args(["run", "--config"]).arg(path).stderr(log).spawn().expect("start socklb");
+    let status = || {
+        let ended = daemon.try_wait().expect("ask for the daemon");
+        let log = stage::daemon::read(&setup.folder.join("log"));
+        assert!(ended.is_none(), "the daemon ended: {ended:?}\n{log}");
+        setup.status()["daemon"].is_object()
+    };
+    stage::eventually("the daemon answers", status, |answers| *answers);
+    let mut probe = stage::Probe::start(&cgroup);
+    let dialled = probe.dial(SERVICE);
+    assert_eq!((dialled.name.as_str(), dialled.peer.as_str()), ("b", SERVICE));
+    assert_eq!(setup.active(), 1);
+    probe.close(dialled.socket);
+    assert_eq!(setup.active(), 0);
+    // What needs more is off, and said to be.
+    assert_eq!(setup.status()["daemon"]["features"]["knows_mptcp"], false);
+    stage::daemon::signal(&daemon, rustix::process::Signal::TERM);
+    assert!(daemon.wait().expect("reap the daemon").success());
 }
 
 #[test]

@@ -155,15 +155,14 @@ fn a_service_that_was_removed_keeps_its_flows_and_then_goes() {
 }
 
 #[test]
-fn a_cgroup_that_was_made_again_is_attached_at_the_next_start() {
-    let mut fixture = Fixture::new();
+fn a_cgroup_that_was_made_again_is_attached_again() {
+    let fixture = Fixture::new();
     let path = fixture.cgroup.path().to_owned();
     std::fs::remove_dir(&path).expect("remove the empty cgroup");
-    std::fs::create_dir(&path).expect("make it again");
     assert_eq!(fixture.setup.run(&["status"]).status.code(), Some(3), "attached is not effective");
-    fixture.stop();
-    fixture.start();
-    assert_eq!(fixture.setup.run(&["status"]).status.code(), Some(0));
+    std::fs::create_dir(&path).expect("make it again");
+    let code = || fixture.setup.run(&["status"]).status.code();
+    eventually("the new cgroup is attached", code, |code| *code == Some(0));
     assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3);
 }
 
@@ -236,6 +235,10 @@ fn a_client_that_is_not_configured_any_more_is_named() {
     let status = fixture.setup.status();
     let degraded = status["degraded"].to_string();
     assert!(degraded.contains("client web: attached, but not configured"), "{degraded}");
+    // What the message says helps, while the daemon runs.
+    assert!(fixture.setup.run(&["detach", "web"]).status.success());
+    assert_eq!(fixture.setup.run(&["status"]).status.code(), Some(0));
+    assert_eq!(fixture.setup.run(&["detach", "other"]).status.code(), Some(1), "that one is the daemon's");
 }
 
 #[test]
@@ -294,9 +297,12 @@ fn tables_of_many_lengths_always_find_room() {
 fn a_second_daemon_on_the_same_pins_is_refused() {
     let fixture = Fixture::new();
     let before = fixture.setup.status();
-    let second = Daemon::spawn(&fixture.setup);
-    assert_eq!(second.wait(), Some(1));
-    let log = fixture.daemon().log();
+    let mut second = fixture.setup.clone();
+    second.folder = second.folder.join("second");
+    std::fs::create_dir(&second.folder).expect("make a folder");
+    second.write("socklb.toml", &config(&fixture.cgroup, "{ static = [] }", ""));
+    assert_eq!(Daemon::spawn(&second).wait(), Some(1));
+    let log = stage::daemon::read(&second.folder.join("log"));
     assert!(log.contains("another socklb works on"), "{log}");
     // The first one is unharmed.
     let after = fixture.setup.status();

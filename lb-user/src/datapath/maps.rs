@@ -12,8 +12,8 @@ use std::sync::atomic::{Ordering, fence};
 
 use aya::maps::{HashMap, Map, MapData, MapError, PerCpuArray, PerCpuValues};
 use lb_common::abi::{
-    Active, Backend, Chosen, Flow, Outcomes, ScheduleCell, Service, ServiceIndex, ServiceKey4, ServiceKey6,
-    Walk, map,
+    Active, Backend, Chosen, Outcomes, ScheduleCell, Service, ServiceIndex, ServiceKey4, ServiceKey6, Walk,
+    map,
 };
 use rustix::mm::{MapFlags, ProtFlags};
 
@@ -125,7 +125,7 @@ impl<T> Drop for Mapped<T> {
     }
 }
 
-/// All maps of a client task.
+/// The maps of a client task that the daemon reads or writes; its flows are the kernel programs' own.
 pub struct Maps {
     pub services_v4: Hash<ServiceKey4, ServiceIndex>,
     pub services_v6: Hash<ServiceKey6, ServiceIndex>,
@@ -136,7 +136,6 @@ pub struct Maps {
     pub outcomes: PerCpu<Outcomes>,
     pub chosen: PerCpu<Chosen>,
     pub active: Mapped<Active>,
-    pub flow_overflow: Hash<u64, Flow>,
 }
 
 impl Maps {
@@ -157,7 +156,6 @@ impl Maps {
             chosen: typed(&path(map::CHOSEN))?,
             // Only the kernel programs write it.
             active: Mapped::open(&path(map::ACTIVE), false)?,
-            flow_overflow: typed(&path(map::FLOW_OVERFLOW))?,
         })
     }
 }

@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
 use aya::programs::{Program, ProgramError};
-use aya::{Ebpf, EbpfLoader, VerifierLogLevel};
+use aya::{Ebpf, EbpfLoader};
 use lb_common::abi::{ENTRIES_PER_CELL, map};
 
 use super::cgroup::Cgroup;
@@ -190,9 +190,7 @@ pub fn load(pins: &Pins, limits: &Limits, features: Features) -> Result<Programs
     loader
         .override_global("FLOW_MASK", &flow_mask, true)
         .override_global("HAS_SET_RETVAL", &has_set_retval, true)
-        .override_global("KNOWS_MPTCP", &knows_mptcp, true)
-        // The log costs memory and time, and is made again when a program is refused.
-        .verifier_log_level(VerifierLogLevel::empty());
+        .override_global("KNOWS_MPTCP", &knows_mptcp, true);
     for (name, entries) in capacities(limits) {
         loader.map_max_entries(name, entries);
     }
@@ -268,6 +266,11 @@ impl Programs {
 fn attached_to(path: &Path) -> Option<u64> {
     let link = sys::open_pin(path).ok()?;
     sys::link_info(link.as_fd()).ok().map(|info| info.cgroup_id)
+}
+
+/// Whether a pinned map or link is one of ours by its name.
+pub fn is_ours(name: &str) -> bool {
+    map::ALL.contains(&name) || of_link(name).is_some()
 }
 
 /// The one cgroup that all hooks of a client are attached to, if they are.

@@ -1,4 +1,4 @@
-//! The directory in bpffs that holds a client task's maps and links, and the lock that keeps a second daemon out.
+//! The directory in bpffs that holds a client task's maps and links, and its lock, which keeps a second writer out.
 //!
 //! `<pins>/v<ABI>/<client>/maps/<map>` and `.../links/<hook>@<cgroup id>`. What lies there *is* the state: programs and tables go on
 //! working while no daemon runs.
@@ -13,7 +13,7 @@ use rustix::fs::FlockOperation;
 
 use super::error::DatapathError;
 
-/// The directory of all clients of this ABI, locked while it is held.
+/// The directory of one client, locked while this is held.
 #[derive(Debug)]
 pub struct Lock {
     _directory: File,
@@ -22,22 +22,6 @@ pub struct Lock {
 /// The directory of all clients of this ABI.
 pub fn root(pins: &Path) -> PathBuf {
     pins.join(format!("v{ABI_VERSION}"))
-}
-
-/// Creates the directory of all clients and locks it against other writers.
-///
-/// # Errors
-/// If it is not on bpffs, cannot be made, or is locked.
-pub fn lock(pins: &Path) -> Result<Lock, DatapathError> {
-    let root = root(pins);
-    create(&root)?;
-    let fail = |source| DatapathError::PinDirectory { path: root.clone(), source };
-    let directory = File::open(&root).map_err(fail)?;
-    match rustix::fs::flock(&directory, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(Lock { _directory: directory }),
-        Err(rustix::io::Errno::WOULDBLOCK) => Err(DatapathError::Locked(root)),
-        Err(error) => Err(fail(error.into())),
-    }
 }
 
 /// Removes the directory of all clients if nothing is left in it; that something is, is no failure.
@@ -98,6 +82,21 @@ impl Pins {
         Ok(clients)
     }
 
+    /// Creates the client's directory and locks it against other writers.
+    ///
+    /// # Errors
+    /// If it is not on bpffs, cannot be made, or is locked.
+    pub fn lock(&self) -> Result<Lock, DatapathError> {
+        create(&self.directory)?;
+        let fail = |source| DatapathError::PinDirectory { path: self.directory.clone(), source };
+        let directory = File::open(&self.directory).map_err(fail)?;
+        match rustix::fs::flock(&directory, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Lock { _directory: directory }),
+            Err(rustix::io::Errno::WOULDBLOCK) => Err(DatapathError::Locked(self.directory.clone())),
+            Err(error) => Err(fail(error.into())),
+        }
+    }
+
     /// Creates the directories.
     ///
     /// # Errors
@@ -130,12 +129,18 @@ impl Pins {
         Ok((names(&self.maps())?, names(&self.links())?))
     }
 
-    /// Removes everything: first the links that `first` picks, then the others, then the maps.
+    /// Removes everything that is ours: first the links that `first` picks, then the others, then the maps.
     ///
     /// # Errors
-    /// If something cannot be removed; what was removed before stays removed.
-    pub fn remove(&self, first: impl Fn(&str) -> bool) -> Result<(), DatapathError> {
-        let (maps, mut links) = self.contents()?;
+    /// If something cannot be removed, or something is left that is not ours; what was removed before stays removed.
+    pub fn remove(
+        &self,
+        ours: impl Fn(&str) -> bool,
+        first: impl Fn(&str) -> bool,
+    ) -> Result<(), DatapathError> {
+        let (mut maps, mut links) = self.contents()?;
+        maps.retain(|name| ours(name));
+        links.retain(|name| ours(name));
         links.sort_by_key(|name| !first(name));
         for name in links {
             unlink(&self.links().join(name))?;

@@ -203,19 +203,6 @@ impl Tables {
         }))
     }
 
-    /// How many flows are in the overflow table.
-    ///
-    /// # Errors
-    /// If the kernel refuses the look-up.
-    pub fn overflowed(&self) -> Result<usize, DatapathError> {
-        let mut count = 0;
-        for key in self.maps.flow_overflow.keys() {
-            key.map_err(|error| self.fail(map::FLOW_OVERFLOW, "read", error))?;
-            count += 1;
-        }
-        Ok(count)
-    }
-
     /// The maps' contents as a plan.
     ///
     /// # Errors
