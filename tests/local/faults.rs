@@ -72,6 +72,30 @@ fn without_bpffs_the_command_that_mounts_it_is_given() {
 }
 
 #[test]
+fn without_cgroup2_the_command_that_mounts_it_is_given() {
+    let stage = Stage::new();
+    let setup = Setup::new(&stage, "a");
+    let cgroup = Cgroup::new();
+    let text = config(&cgroup, "{ static = [] }", "");
+    // Only this stage's mounts change.
+    rustix::mount::unmount(stage::cgroup::mount(), rustix::mount::UnmountFlags::DETACH)
+        .expect("hide cgroup2");
+    let output = start(&setup, &text);
+    rustix::mount::mount("none", "/sys/fs/cgroup", "tmpfs", rustix::mount::MountFlags::empty(), None)
+        .expect("a folder");
+    let again = std::path::Path::new("/sys/fs/cgroup/unified");
+    fs::create_dir_all(again).expect("a folder");
+    rustix::mount::mount("none", again, "cgroup2", rustix::mount::MountFlags::empty(), None)
+        .expect("cgroup2 again");
+    check(&output, 1, &["no cgroup2", "mount -t cgroup2"]);
+    // What the message says helps, wherever it is mounted.
+    let daemon = Daemon::start(&setup, &text);
+    assert_eq!(daemon.stop(), Some(0));
+    // The cgroup is removed by its old path, which is hidden here.
+    let _ = fs::remove_dir(again.join(cgroup.relative()));
+}
+
+#[test]
 fn without_privilege_the_exit_code_is_4_and_the_capabilities_are_named() {
     let stage = Stage::new();
     let setup = Setup::new(&stage, "a");

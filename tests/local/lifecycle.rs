@@ -224,6 +224,37 @@ fn a_daemon_that_is_killed_at_any_step_of_its_start_leaves_what_the_next_can_tak
     }
 }
 
+/// Some kernels and filters refuse membarrier(2). Old tables must be waited for in another way then, or the store of
+/// tables would fill up.
+#[test]
+fn tables_are_replaced_where_membarrier_is_refused() {
+    let fixture = Fixture::without_daemon();
+    // Room for one table and its successor: each publication needs the place of the one before the last.
+    let text =
+        config(&fixture.cgroup, r#"{ file = "users.toml" }"#, "") + "[limits]\nschedule_entries = 1024\n";
+    fixture.setup.write("socklb.toml", &text);
+    let mut command = fixture.setup.socklb(&["run", "--config"]);
+    command.arg(fixture.setup.folder.join("socklb.toml"));
+    let log = std::fs::File::create(fixture.setup.folder.join("log")).expect("open the log");
+    stage::probe::die_with_us(&mut command);
+    stage::daemon::refuse_membarrier(&mut command);
+    let mut daemon = command.stderr(log).spawn().expect("start socklb");
+    eventually("the daemon answers", || fixture.setup.status()["daemon"].is_object(), |answers| *answers);
+    for round in 0..6 {
+        let backend = ["127.0.0.1:8001", "127.0.0.1:8002"][round % 2];
+        fixture.write_endpoints(&[(backend, "")]);
+        let name = ["b1", "b2"][round % 2];
+        let mut probe = fixture.probe();
+        eventually(
+            "the load moves",
+            || probe.dial_many(SERVICE, 5).into_keys().collect::<Vec<_>>(),
+            |n| *n == [name],
+        );
+    }
+    stage::daemon::signal(&daemon, rustix::process::Signal::TERM);
+    assert!(daemon.wait().expect("reap the daemon").success());
+}
+
 #[test]
 fn a_client_that_is_not_configured_any_more_is_named() {
     let mut fixture = Fixture::new();

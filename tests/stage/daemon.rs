@@ -171,7 +171,38 @@ pub fn signal(child: &Child, signal: rustix::process::Signal) {
     rustix::process::kill_process(pid, signal).expect("a living child");
 }
 
-/// Runs a command with a deadline's patience and returns what it printed on standard error and its exit code.
+/// Lets membarrier(2) fail in a child, as on kernels booted with `nohz_full`.
+pub fn refuse_membarrier(command: &mut Command) {
+    use libc::{
+        BPF_ABS, BPF_JEQ, BPF_JMP, BPF_K, BPF_LD, BPF_RET, BPF_W, SECCOMP_RET_ALLOW, SECCOMP_RET_ERRNO,
+    };
+    use std::os::unix::process::CommandExt;
+    let instruction =
+        |code: u32, jt, jf, k| libc::sock_filter { code: u16::try_from(code).expect("an opcode"), jt, jf, k };
+    let number = u32::try_from(libc::SYS_membarrier).expect("a system call");
+    let refused = SECCOMP_RET_ERRNO | u32::try_from(libc::EINVAL).expect("an errno");
+    // The number of the call is the first word that a filter sees.
+    let mut filter = [
+        instruction(BPF_LD | BPF_W | BPF_ABS, 0, 0, 0),
+        instruction(BPF_JMP | BPF_JEQ | BPF_K, 0, 1, number),
+        instruction(BPF_RET | BPF_K, 0, 0, refused),
+        instruction(BPF_RET | BPF_K, 0, 0, SECCOMP_RET_ALLOW),
+    ];
+    // SAFETY: the closure makes two system calls and allocates nothing; the filter lives in it.
+    unsafe {
+        command.pre_exec(move || {
+            let program = libc::sock_fprog { len: 4, filter: filter.as_mut_ptr() };
+            if libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0
+                || libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) != 0
+            {
+                return Err(std::io::Error::last_os_error());
+            }
+            Ok(())
+        });
+    }
+}
+
+/// The exit code of a command, and what it printed on standard error.
 pub fn failure(output: &Output) -> (Option<i32>, String) {
     (output.status.code(), String::from_utf8_lossy(&output.stderr).trim_end().to_owned())
 }
