@@ -59,7 +59,8 @@ pub static FLOW_MASK: Global<u32> = Global::new(FLOW_RECORDS - 1);
 #[unsafe(no_mangle)]
 pub static KNOWS_MPTCP: Global<u32> = Global::new(0);
 
-/// Whether the kernel has `bpf_set_retval` (5.18). Set by the loader from a probe: the verifier then never sees the
-/// call where the helper is unknown.
+/// Whether the kernel has `bpf_set_retval` (5.18). Set by the loader from a probe: where the helper is unknown, the call
+/// is dead code, which the verifier skips. (Without CAP_PERFMON it follows dead code as well, as a processor might, and
+/// then refuses a helper that it does not know.)
 #[unsafe(no_mangle)]
 pub static HAS_SET_RETVAL: Global<u32> = Global::new(0);

@@ -252,10 +252,9 @@ impl Daemon {
         let file = &self.files[service];
         let stamp = Stamp::at(&file.source.path);
         let result = file.source.read();
-        let last_good = file.source.read_last_good();
         let failed = result.is_err();
         self.read(service, stamp, result);
-        if failed && let Ok(contents) = last_good {
+        if failed && let Ok(contents) = self.files[service].source.read_last_good() {
             warn!(service, "using the last good endpoint list of an earlier run");
             self.deliver(service, contents);
         }

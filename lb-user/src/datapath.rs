@@ -168,5 +168,9 @@ pub fn possible_cpus() -> std::io::Result<u32> {
 /// # Errors
 /// If it may not.
 pub fn probe() -> Result<Features, DatapathError> {
+    // Below Linux 5.11 maps count against RLIMIT_MEMLOCK, those that an earlier daemon pinned included: what it left
+    // would keep us from loading anything. Where we may not raise the limit, or need not, nothing is lost.
+    let unlimited = rustix::process::Rlimit { current: None, maximum: None };
+    let _ = rustix::process::setrlimit(rustix::process::Resource::Memlock, unlimited);
     Features::probe().map_err(object::privilege)
 }

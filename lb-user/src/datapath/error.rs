@@ -63,15 +63,18 @@ pub enum DatapathError {
     )]
     Contradiction { client: String, what: String },
     #[error(
-        "the kernel does not let us load programs: socklb needs root, or CAP_BPF and CAP_NET_ADMIN (below Linux 5.11 also \
-         an unlimited RLIMIT_MEMLOCK)"
+        "the kernel does not let us load programs: socklb needs root, or CAP_BPF and CAP_NET_ADMIN, on most kernels with \
+         CAP_PERFMON (below Linux 5.11 also an unlimited RLIMIT_MEMLOCK)"
     )]
     Privilege(#[source] io::Error),
     #[error("the kernel lacks what socklb needs")]
     Unsupported(#[source] io::Error),
     #[error("cannot load socklb's kernel object")]
     Load(#[source] Box<aya::EbpfError>),
-    #[error("the kernel's verifier refused program {program}")]
+    #[error(
+        "the kernel's verifier refused program {program} (without CAP_PERFMON some kernels refuse what they accept with \
+         it)"
+    )]
     Verifier {
         program: &'static str,
         #[source]
