@@ -228,15 +228,16 @@ impl Demo {
         Ok(())
     }
 
-    /// Ends everybody, the daemon before what it balances over, and strikes the stage. Goes on after every failure.
+    /// Ends everybody and strikes the stage. Goes on after every failure.
     fn clean_up(&mut self) {
-        if let Some(mut daemon) = self.daemon.take() {
-            let _ = end(&mut daemon);
-        }
-        for (_, child) in &mut self.children {
+        // The client first, who was started last: it would complain of everybody else's end.
+        for (_, child) in self.children.iter_mut().rev() {
             let _ = end(child);
         }
         self.children.clear();
+        if let Some(mut daemon) = self.daemon.take() {
+            let _ = end(&mut daemon);
+        }
         if self.folder.join("bpf/socklb").exists() {
             let mut detach = self.socklb_command("detach");
             let _ = detach.arg("--all").stdout(Stdio::null()).status();
