@@ -470,8 +470,9 @@ impl Tables {
 
     // ---- waiting ---------------------------------------------------------------------------------------------------
 
+    /// Whether a place is not free yet; also after a wait that failed.
     pub(super) fn has_retired(&self) -> bool {
-        !self.retired.is_empty()
+        !self.retired.is_empty() || !self.waiting.is_empty()
     }
 
     pub(super) fn before_wait(&mut self) {
