@@ -130,14 +130,15 @@ impl Agent {
         self.datapath.attach(&self.cgroup)
     }
 
-    /// Attaches to the cgroup that the configured path names now, if it is another one than before: a service that was
-    /// restarted has a new cgroup at its old path. Returns whether it was.
+    /// Attaches again if the programs are not attached to the cgroup that the configured path names now: a service that
+    /// was restarted has a new cgroup at its old path, and links can be removed by hand. Returns whether it did.
     ///
     /// # Errors
     /// If the kernel refuses.
     pub fn follow_cgroup(&mut self) -> Result<bool, DatapathError> {
         match Cgroup::open(&self.client.cgroup) {
-            Ok(now) if now.id != self.cgroup.id => {
+            // Where the whole directory was removed, somebody wants the client gone.
+            Ok(now) if self.pins.exist()? && datapath::attachment(&self.pins) != Some(now.id) => {
                 self.datapath.attach(&now)?;
                 self.cgroup = now;
                 Ok(true)

@@ -39,7 +39,7 @@ pub fn socket(run: &Path) -> PathBuf {
 
 /// A socket that is bound, but not at its place yet.
 pub struct Bound {
-    listener: UnixListener,
+    listener: Option<UnixListener>,
     hidden: PathBuf,
     path: PathBuf,
 }
@@ -71,7 +71,7 @@ pub fn bind(run: &Path) -> io::Result<Bound> {
     }
     let listener = UnixListener::bind(&hidden)?;
     std::fs::set_permissions(&hidden, std::fs::Permissions::from_mode(0o660))?;
-    Ok(Bound { listener, hidden, path })
+    Ok(Bound { listener: Some(listener), hidden, path })
 }
 
 impl Bound {
@@ -79,9 +79,18 @@ impl Bound {
     ///
     /// # Errors
     /// If it cannot be renamed.
-    pub fn show(self) -> io::Result<UnixListener> {
+    pub fn show(mut self) -> io::Result<UnixListener> {
         std::fs::rename(&self.hidden, &self.path)?;
-        Ok(self.listener)
+        Ok(self.listener.take().expect("shown once"))
+    }
+}
+
+impl Drop for Bound {
+    fn drop(&mut self) {
+        // A start that failed leaves no socket behind.
+        if self.listener.is_some() {
+            let _ = std::fs::remove_file(&self.hidden);
+        }
     }
 }
 

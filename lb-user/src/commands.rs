@@ -252,7 +252,7 @@ fn detach(client: Option<&str>, paths: &PathOverrides) -> Result<ExitCode, Failu
         None => Pins::all(&directory)?,
     };
     if let (Some(client), Some(pins)) = (client, clients.first())
-        && !pins.exist()
+        && !pins.exist()?
     {
         let detach =
             || -> Result<ExitCode> { bail!("client {client} has no pins below {}", directory.display()) };

@@ -254,9 +254,18 @@ impl Daemon {
         let result = file.source.read();
         let failed = result.is_err();
         self.read(service, stamp, result);
-        if failed && let Ok(contents) = self.files[service].source.read_last_good() {
-            warn!(service, "using the last good endpoint list of an earlier run");
-            self.deliver(service, contents);
+        if !failed {
+            return;
+        }
+        match self.files[service].source.read_last_good() {
+            Ok(contents) => {
+                warn!(service, "using the last good endpoint list of an earlier run");
+                self.deliver(service, contents);
+            }
+            Err(SourceError::Read { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {}
+            Err(error) => {
+                warn!(service, error = %crate::chain(&error), "the last good list cannot be used either");
+            }
         }
     }
 
@@ -338,7 +347,7 @@ impl Daemon {
                 let error = crate::chain(&error);
                 // Said once per version of the file, not once per look.
                 if file.error.as_ref() != Some(&error) {
-                    warn!(service, %error, "endpoint file cannot be used; the last good list stays in force");
+                    warn!(service, %error, "endpoint file cannot be used; what was in force stays");
                 }
                 file.failures += 1;
                 file.error = Some(error);
@@ -451,7 +460,9 @@ impl Daemon {
             freed |= agent.free_idle();
             match agent.follow_cgroup() {
                 Ok(false) => {}
-                Ok(true) => info!(client = %agent.client.name, "attached to the cgroup that was made anew"),
+                Ok(true) => {
+                    info!(client = %agent.client.name, "attached again: the cgroup was made anew, or links were removed");
+                }
                 Err(error) => {
                     warn!(client = %agent.client.name, error = %crate::chain(&error), "cannot attach to the new cgroup");
                 }
@@ -517,7 +528,7 @@ impl Daemon {
             if !agent.is_effective() {
                 let path = agent.client.cgroup.display();
                 degraded.push(format!(
-                    "client {}: the programs are not attached to a cgroup at {path}: there is none, or it is being made anew",
+                    "client {}: the programs are not attached to the cgroup at {path}: it, or their links, were removed",
                     agent.client.name
                 ));
             }

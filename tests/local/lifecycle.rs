@@ -256,6 +256,20 @@ fn tables_are_replaced_where_membarrier_is_refused() {
 }
 
 #[test]
+fn a_link_that_was_removed_by_hand_is_made_again() {
+    let fixture = Fixture::new();
+    let links = fixture.setup.pins.join("v1/web/links");
+    for link in std::fs::read_dir(&links).expect("links").map(|link| link.expect("a link").path()) {
+        if link.to_string_lossy().contains("connect4") {
+            std::fs::remove_file(link).expect("remove the link");
+        }
+    }
+    eventually("it is noticed", || fixture.daemon().log(), |log| log.contains("attached again"));
+    assert_eq!(fixture.setup.run(&["status"]).status.code(), Some(0));
+    assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3);
+}
+
+#[test]
 fn a_client_that_is_not_configured_any_more_is_named() {
     let mut fixture = Fixture::new();
     fixture.stop();

@@ -40,7 +40,8 @@ impl Cgroup {
         let directory = File::open(&real).map_err(fail)?;
         let metadata = directory.metadata().map_err(fail)?;
         if !metadata.is_dir() {
-            return Err(DatapathError::NoCgroup(path));
+            let source = std::io::Error::new(std::io::ErrorKind::NotADirectory, "it is a file of a cgroup");
+            return Err(DatapathError::OpenCgroup { path, source });
         }
         // Kernel fact: the inode number of a cgroup's directory is its id (64-bit kernels, since 5.5).
         Ok(Self { id: metadata.ino(), path: real, directory })

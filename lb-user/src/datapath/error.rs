@@ -27,15 +27,13 @@ pub enum DatapathError {
     },
     #[error("{} is not on a bpf file system: mount one with `mount -t bpf bpf /sys/fs/bpf`, or name another with --pins", .0.display())]
     NoBpffs(PathBuf),
-    #[error("cannot create or open {}", path.display())]
+    #[error("cannot make or open {}", path.display())]
     PinDirectory {
         path: PathBuf,
         #[source]
         source: io::Error,
     },
-    #[error(
-        "another socklb works on {}: stop it first, or name another directory with --pins", .0.display()
-    )]
+    #[error("another socklb works on {}: stop it first", .0.display())]
     Locked(PathBuf),
     #[error("cannot {operation} map {}", path.display())]
     Map {

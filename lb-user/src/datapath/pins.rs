@@ -116,9 +116,13 @@ impl Pins {
         self.directory.join("links")
     }
 
-    /// Whether anything is pinned.
-    pub fn exist(&self) -> bool {
-        self.directory.exists()
+    /// Whether the client's directory exists.
+    ///
+    /// # Errors
+    /// If that cannot be seen, most likely for want of permission.
+    pub fn exist(&self) -> Result<bool, DatapathError> {
+        let fail = |source| DatapathError::PinDirectory { path: self.directory.clone(), source };
+        self.directory.try_exists().map_err(fail)
     }
 
     /// Names of what is pinned as maps and as links.
