@@ -10,7 +10,7 @@ use lb_core::balancer::{Balancer, Limits};
 use lb_core::plan::Plan;
 
 use crate::cli::{Cli, Command, PathOverrides};
-use crate::config::{self, Config, ConfigError, Host, Source};
+use crate::config::{self, Client, Config, ConfigError, Host, Source};
 use crate::datapath::{self, DatapathError, Pins};
 use crate::diagnostic::Faults;
 use crate::explain::{self, Explanation};
@@ -98,7 +98,8 @@ fn run_daemon(file: &Path, overrides: &PathOverrides) -> Result<ExitCode, Failur
 fn check(file: &Path, overrides: &PathOverrides) -> Result<ExitCode, Failure> {
     let config = read_config(file, overrides)?;
     let mut good = true;
-    for source in file_sources(&config) {
+    let sources = file_sources(&config);
+    for source in &sources {
         match source.read() {
             Ok(_) => {}
             Err(SourceError::Invalid(faults)) => {
@@ -114,8 +115,11 @@ fn check(file: &Path, overrides: &PathOverrides) -> Result<ExitCode, Failure> {
     if !good {
         return Ok(ExitCode::FAILURE);
     }
-    let services: usize = config.clients.iter().map(|client| client.services.len()).sum();
-    println!("{}: ok, {} clients, {services} services in all", file.display(), config.clients.len());
+    // What the files hold must fit the limits, too.
+    for client in &config.clients {
+        balancer_of(&config, client, &sources)?;
+    }
+    println!("{}: ok", file.display());
     Ok(ExitCode::SUCCESS)
 }
 
@@ -223,26 +227,33 @@ fn explain_from_config(
     client: Option<&str>,
 ) -> Result<Vec<Explanation>, Failure> {
     let sources = file_sources(config);
-    let limits = Limits { schedule_entries: config.limits.schedule_entries, slots: config.limits.slots };
     let mut explanations = Vec::new();
     for configured in config.clients.iter().filter(|other| client.is_none_or(|client| client == other.name)) {
-        let services = configured.services.iter().map(|service| service.service.clone()).collect();
-        let mut balancer = Balancer::new(configured.task, services, limits, Plan::default())?;
-        for (position, other) in configured.services.iter().enumerate() {
-            let list = match &other.source {
-                Source::Static(list) => list.clone(),
-                Source::File(path) => {
-                    let address = other.service.address;
-                    let mut sources = sources.iter();
-                    let source = sources.find(|source| source.path == *path && source.service == address);
-                    source.context("every file has a source")?.read()?.list
-                }
-            };
-            balancer.handle(lb_core::balancer::Event::Endpoints(position, list))?;
-        }
+        let balancer = balancer_of(config, configured, &sources)?;
         explanations.extend(explain::explain(configured, &balancer, Some(service), false));
     }
     Ok(explanations)
+}
+
+/// The mind of a client as a daemon would have it that started now, on an empty kernel.
+fn balancer_of(config: &Config, client: &Client, sources: &[FileSource]) -> Result<Balancer, Failure> {
+    let limits = Limits { schedule_entries: config.limits.schedule_entries, slots: config.limits.slots };
+    let services = client.services.iter().map(|service| service.service.clone()).collect();
+    let mut balancer = Balancer::new(client.task, services, limits, Plan::default())?;
+    for (position, configured) in client.services.iter().enumerate() {
+        let list = match &configured.source {
+            Source::Static(list) => list.clone(),
+            Source::File(path) => {
+                let address = configured.service.address;
+                let mut sources = sources.iter();
+                let source = sources.find(|source| source.path == *path && source.service == address);
+                source.context("every file has a source")?.read()?.list
+            }
+        };
+        let delivered = balancer.handle(lb_core::balancer::Event::Endpoints(position, list));
+        delivered.with_context(|| format!("client {}, service {}", client.name, configured.service.name))?;
+    }
+    Ok(balancer)
 }
 
 fn detach(client: Option<&str>, paths: &PathOverrides) -> Result<ExitCode, Failure> {

@@ -20,6 +20,16 @@ fn check_reports_on_the_configuration_and_its_files() {
         text.contains("users.toml:3:10") && text.contains("70000") && text.contains("[::1]:80"),
         "{text}"
     );
+    // A list that does not fit the limits.
+    let many: Vec<String> = (1..=65).map(|n| format!("127.0.0.{n}:80")).collect();
+    std::fs::write(&fixture.file, endpoints(&many.iter().map(|a| (a.as_str(), "")).collect::<Vec<_>>()))
+        .expect("write");
+    let text = std::fs::read_to_string(path).expect("read");
+    fixture.setup.write("small.toml", &(text + "[limits]\nslots = 64\n"));
+    let small = fixture.setup.folder.join("small.toml");
+    let (code, text) = failure(&fixture.setup.run(&["check", small.to_str().expect("UTF-8")]));
+    assert_eq!(code, Some(1));
+    assert!(text.contains("client web, service users: all 64 slots"), "{text}");
     let (code, text) = failure(&fixture.setup.run(&["check", "/nowhere/socklb.toml"]));
     assert_eq!(code, Some(1));
     assert!(text.contains("/nowhere/socklb.toml"), "{text}");
