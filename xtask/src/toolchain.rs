@@ -39,7 +39,7 @@ pub fn ebpf_cargo(subcommand: &str) -> Command {
         || PathBuf::from(std::env::var_os("HOME").unwrap_or_default()).join(".cargo"),
         PathBuf::from,
     );
-    let flags = [
+    let mut flags = vec![
         // BTF is made from debug information; the object that ships keeps the one and not the other.
         "-Cdebuginfo=2".to_owned(),
         "-Clink-arg=--btf".to_owned(),
@@ -49,6 +49,13 @@ pub fn ebpf_cargo(subcommand: &str) -> Command {
         format!("--remap-path-prefix={}=/socklb", root.display()),
         format!("--remap-path-prefix={}=/cargo", home.display()),
     ];
+    // Cargo names the folder of downloaded sources after where they came from, which may be a mirror. Of several
+    // prefixes that match, the compiler takes the last.
+    let mut origins: Vec<PathBuf> = std::fs::read_dir(home.join("registry/src"))
+        .map(|entries| entries.flatten().map(|entry| entry.path()).collect())
+        .unwrap_or_default();
+    origins.sort();
+    flags.extend(origins.iter().map(|origin| format!("--remap-path-prefix={}=/cargo", origin.display())));
     let mut command = Command::new(CARGO);
     command
         .current_dir(root.join("lb-ebpf"))
