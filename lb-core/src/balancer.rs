@@ -4,7 +4,6 @@
 //! datapath tells it when a slot that it no longer needs has lost its last reference.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::SocketAddr;
 use std::sync::Arc;
 
 use lb_common::abi::{BackendState, MAX_SERVICES, NO_SLOT};
@@ -91,12 +90,7 @@ impl Balancer {
     ///
     /// # Errors
     /// If there are more services than places.
-    pub fn new(
-        task: Task,
-        services: Vec<Service>,
-        limits: Limits,
-        mut adopted: Plan,
-    ) -> Result<Self, Refused> {
+    pub fn new(task: Task, services: Vec<Service>, limits: Limits, adopted: Plan) -> Result<Self, Refused> {
         let mut slots = Slots::new(limits.slots);
         for (&number, backend) in &adopted.backends {
             let identity = Identity { service: backend.service, address: backend.address };
@@ -112,13 +106,16 @@ impl Balancer {
             taken.insert(place);
             known.push(Known { service, place, use_: None });
         }
-        // A removed service keeps its place for its flows; without a slot it has none.
-        let configured: BTreeSet<u16> = known.iter().map(|known| known.place).collect();
-        let has_slot = |place: u16| adopted.backends.values().any(|backend| backend.service == place);
-        let kept: BTreeSet<u16> =
-            taken.into_iter().filter(|place| configured.contains(place) || has_slot(*place)).collect();
-        adopted.services.retain(|place, _| kept.contains(place));
-        Ok(Self { task, limits, known, slots, adopted })
+        let mut balancer = Self { task, limits, known, slots, adopted };
+        balancer.drop_empty_places();
+        Ok(balancer)
+    }
+
+    /// A removed service keeps its place for its flows; without a slot it has none.
+    fn drop_empty_places(&mut self) {
+        let in_use: BTreeSet<u16> = self.slots.iter().map(|(identity, _)| identity.service).collect();
+        let configured: BTreeSet<u16> = self.known.iter().map(|known| known.place).collect();
+        self.adopted.services.retain(|place, _| in_use.contains(place) || configured.contains(place));
     }
 
     /// Takes a fact in.
@@ -188,9 +185,7 @@ impl Balancer {
             self.slots.free(identity);
             self.adopted.backends.remove(&slot.number);
         }
-        let in_use: BTreeSet<u16> = self.slots.iter().map(|(identity, _)| identity.service).collect();
-        let configured: BTreeSet<u16> = self.known.iter().map(|known| known.place).collect();
-        self.adopted.services.retain(|place, _| in_use.contains(place) || configured.contains(place));
+        self.drop_empty_places();
     }
 
     fn is_configured(&self, place: u16) -> bool {
@@ -322,11 +317,6 @@ impl Balancer {
             let in_use = known.use_.as_ref().map(|in_use| (&in_use.endpoints, &in_use.membership));
             (&known.service, known.place, in_use)
         })
-    }
-
-    /// The slot of a backend, if it has one.
-    pub fn slot(&self, place: u16, address: SocketAddr) -> Option<Slot> {
-        self.slots.get(Identity { service: place, address })
     }
 }
 

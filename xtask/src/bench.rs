@@ -35,37 +35,21 @@ pub fn run(options: &Options) -> Result<()> {
     run_command(cargo().args(["build", "--release", "--package", "lb-user", "--locked"]))?;
     if wanted(What::Connect) {
         let floor = object::build("floor")?;
-        let mut bench = cargo();
-        bench.args([
-            "run",
-            "--release",
-            "--package",
-            "lb-tests",
-            "--bin",
-            "bench",
-            "--locked",
-            "--",
-            "connect",
-        ]);
-        run_command(bench.arg("--floor").arg(floor).arg("--rounds").arg(options.rounds.to_string()))?;
+        let rounds = options.rounds.to_string();
+        run_command(kernel_bench("connect").arg("--floor").arg(floor).arg("--rounds").arg(rounds))?;
     }
     if wanted(What::Publish) {
         run_command(cargo().args(["bench", "--package", "lb-user", "--bench", "publish", "--locked"]))?;
     }
     if wanted(What::Daemon) {
-        let mut bench = cargo();
-        bench.args([
-            "run",
-            "--release",
-            "--package",
-            "lb-tests",
-            "--bin",
-            "bench",
-            "--locked",
-            "--",
-            "daemon",
-        ]);
-        run_command(&mut bench)?;
+        run_command(&mut kernel_bench("daemon"))?;
     }
     Ok(())
+}
+
+/// A benchmark of the kernel tests' crate.
+fn kernel_bench(what: &str) -> std::process::Command {
+    let mut bench = cargo();
+    bench.args(["run", "--release", "--locked", "--package", "lb-tests", "--bin", "bench", "--", what]);
+    bench
 }
