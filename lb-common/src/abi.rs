@@ -2,13 +2,17 @@
 //!
 //! One set of these maps exists per client task, under `<pins>/v<ABI_VERSION>/<client>/maps/`. Each value says who
 //! writes it. Any change of a layout here is a new [`ABI_VERSION`].
+//!
+//! Two versions meet in an upgrade, so a little is the same in all of them: links are pinned as `links/<hook>@<cgroup
+//! id>`, and [`map::ACTIVE`] is an array whose values begin with the open flows of a slot as a 64-bit number. By these
+//! one version takes the hooks that begin flows away from another, and sees when the last of its flows has ended.
 
 use bytemuck::{Pod, Zeroable};
 
 use crate::net::{Address, Be16, Be32};
 
 /// The version of everything in this module; a part of the pin path.
-pub const ABI_VERSION: u32 = 1;
+pub const ABI_VERSION: u32 = 2;
 
 // ---- limits, each with its reason ----------------------------------------------------------------------------------
 
@@ -65,13 +69,15 @@ pub mod map {
     pub const CHOSEN: &str = "chosen";
     /// Array, memory-mapped: slot to [`Active`](super::Active).
     pub const ACTIVE: &str = "active";
-    /// Array: socket cookie modulo its length to [`FlowRecord`](super::FlowRecord).
+    /// Array, memory-mapped: socket cookie modulo its length to [`FlowRecord`](super::FlowRecord).
     pub const FLOWS: &str = "flows";
     /// Hash: socket cookie to [`Flow`](super::Flow), for sockets whose place in `flows` is taken.
     pub const FLOW_OVERFLOW: &str = "flow_overflow";
+    /// Hash: socket cookie to [`Listed`](super::Listed), for sockets that the kernel's socket list has shown.
+    pub const LISTED: &str = "listed";
 
     /// All of them, in the order in which they are described.
-    pub const ALL: [&str; 11] = [
+    pub const ALL: [&str; 12] = [
         SERVICES_V4,
         SERVICES_V6,
         SERVICES,
@@ -83,6 +89,7 @@ pub mod map {
         ACTIVE,
         FLOWS,
         FLOW_OVERFLOW,
+        LISTED,
     ];
 }
 
@@ -343,16 +350,21 @@ const _: () = assert!(size_of::<Outcomes>() == 48);
 /// The row of [`map::OUTCOMES`] that counts calls to addresses that are not services.
 pub const NOT_A_SERVICE: u32 = MAX_SERVICES;
 
-/// Connects sent to a backend since it took its slot. Written by connect, zeroed by the daemon before reuse.
+/// What became of a slot's backend since it took the slot. Written by the kernel programs, zeroed by the daemon before
+/// reuse.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub struct Chosen {
-    /// Connects.
+    /// Connects sent to it.
     pub connects: u64,
+    /// Flows that, when they ended, turned out to be connected to another address: a program of somebody else rewrote
+    /// the destination after ours.
+    pub diverted: u64,
 }
-const _: () = assert!(size_of::<Chosen>() == 8);
+const _: () = assert!(size_of::<Chosen>() == 16);
 
-/// Sockets that were last directed to this slot and are still open. Written by the kernel programs only.
+/// Sockets that were last directed to this slot and are still open. Written by the kernel programs, and by the daemon
+/// for records whose socket is gone, with atomic adds on both sides.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub struct Active {
@@ -371,10 +383,13 @@ pub struct Flow {
     pub slot: u32,
     /// The generation of the slot at that time.
     pub generation: u32,
+    /// Cookie of the socket's network namespace: in which list of sockets it is to be looked for.
+    pub namespace: u64,
 }
-const _: () = assert!(size_of::<Flow>() == 8);
+const _: () = assert!(size_of::<Flow>() == 16);
 
-/// One place of the flow table. Written by the kernel programs only.
+/// One place of the flow table. Written by the kernel programs; taken out by the daemon, with the same
+/// compare-and-swap, if its socket is gone. Two to a cache line, so that none lies across two.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct FlowRecord {
@@ -386,4 +401,15 @@ pub struct FlowRecord {
     /// whose flow is there can therefore not claim the place as well once it is free.
     pub overflowed: u64,
 }
-const _: () = assert!(size_of::<FlowRecord>() == 24);
+const _: () = assert!(size_of::<FlowRecord>() == 32);
+
+/// The phase of a flow as the daemon knows it. A connect that the kernel has not begun, or that failed, is in no list of
+/// sockets though its socket is open; once a list has shown the socket, its absence means that the connection is over.
+/// Written and read by the daemon only; in a map so that it outlives the daemon.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+pub struct Listed {
+    /// Cookie of the network namespace whose list showed the socket.
+    pub namespace: u64,
+}
+const _: () = assert!(size_of::<Listed>() == 8);

@@ -141,7 +141,7 @@ fn record<I: Instructions>(dial: &Dial, slot: u32, backend: *const Backend) -> b
     }
     // SAFETY: a live map value.
     let generation = unsafe { (&raw const (*backend).generation).read_volatile() };
-    flow::begin::<I>(dial.cookie(), Flow { slot, generation })
+    flow::begin::<I>(dial.cookie(), Flow { slot, generation, namespace: dial.namespace() })
 }
 
 /// Counts the one outcome of a call.

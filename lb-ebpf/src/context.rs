@@ -67,6 +67,13 @@ impl Dial {
         unsafe { helper::bpf_get_socket_cookie(self.ctx.cast()) }
     }
 
+    /// Cookie of the socket's network namespace.
+    #[inline(always)]
+    pub fn namespace(&self) -> u64 {
+        // SAFETY: the helper takes this context.
+        unsafe { helper::bpf_get_netns_cookie(self.ctx.cast()) }
+    }
+
     /// Whether the socket is one that the kernel opened for an MPTCP socket. Its end cannot be seen: release runs for
     /// the MPTCP socket alone, which has another cookie. Only where the kernel tells.
     #[inline(always)]
@@ -131,5 +138,36 @@ impl Socket {
     pub fn cookie(&self) -> u64 {
         // SAFETY: the helper takes this context.
         unsafe { helper::bpf_get_socket_cookie(self.ctx.cast()) }
+    }
+
+    /// Whether the socket is connected: in every other state its peer's address may be none or an earlier one.
+    #[inline(always)]
+    pub fn is_connected(&self) -> bool {
+        /// `BPF_TCP_ESTABLISHED`
+        const ESTABLISHED: u32 = 1;
+        /// `BPF_TCP_CLOSE_WAIT`: the peer has closed, we have not.
+        const CLOSE_WAIT: u32 = 8;
+        // SAFETY: the context is valid while the program runs.
+        let state = unsafe { (&raw const (*self.ctx).state).read_volatile() };
+        state == ESTABLISHED || state == CLOSE_WAIT
+    }
+
+    /// The address that the socket is connected to; an IPv4 address as v4-mapped.
+    #[inline(always)]
+    pub fn peer(&self) -> (Address, Be16) {
+        /// `AF_INET`
+        const INET: u32 = 2;
+        // All words are loaded on one path: two loads of which only one is done become one load of a chosen field, which
+        // the verifier refuses. The words of the other family are some words.
+        // SAFETY: the context is valid while the program runs. The port is 16 bits wide.
+        unsafe {
+            let port = Be16::from_network((&raw const (*self.ctx).dst_port).read_volatile());
+            let v4 = Be32::from_network((&raw const (*self.ctx).dst_ip4).read_volatile());
+            let words = (&raw const (*self.ctx).dst_ip6).cast::<u32>();
+            let word = |i: usize| Be32::from_network(words.add(i).read_volatile());
+            let v6 = Address { words: [word(0), word(1), word(2), word(3)] };
+            let is_v4 = (&raw const (*self.ctx).family).read_volatile() == INET;
+            (if is_v4 { Address::mapped(v4) } else { v6 }, port)
+        }
     }
 }

@@ -20,6 +20,8 @@ mod connect;
 
 mod peer;
 
+mod release;
+
 use aya_ebpf::macros::{cgroup_sock, cgroup_sock_addr};
 use aya_ebpf::programs::{SockAddrContext, SockContext};
 
@@ -63,13 +65,13 @@ pub fn getpeername6(ctx: SockAddrContext) -> i32 {
 
 #[cgroup_sock(sock_release)]
 pub fn sock_release(ctx: SockContext) -> i32 {
-    flow::end::<Linux5_12>(Socket::new(&ctx).cookie());
+    release::release::<Linux5_12>(&Socket::new(&ctx));
     PROCEED
 }
 
 #[cgroup_sock(sock_release)]
 pub fn sock_release_5_10(ctx: SockContext) -> i32 {
-    flow::end::<Linux5_10>(Socket::new(&ctx).cookie());
+    release::release::<Linux5_10>(&Socket::new(&ctx));
     PROCEED
 }
 

@@ -6,7 +6,7 @@ use aya_ebpf::Global;
 use aya_ebpf::btf_maps::{Array, HashMap, PerCpuArray};
 use aya_ebpf::macros::btf_map;
 use lb_common::abi::{
-    Active, Backend, Chosen, ENTRIES_PER_CELL, FLOW_RECORDS, Flow, FlowRecord, MAX_SERVICES, Outcomes,
+    Active, Backend, Chosen, ENTRIES_PER_CELL, FLOW_RECORDS, Flow, FlowRecord, Listed, MAX_SERVICES, Outcomes,
     SCHEDULE_ENTRIES, SLOTS, ScheduleCell, Service, ServiceIndex, ServiceKey4, ServiceKey6, Walk,
 };
 
@@ -45,10 +45,14 @@ pub static CHOSEN: PerCpuArray<Chosen, { SLOTS as usize }> = PerCpuArray::new();
 pub static ACTIVE: Array<Active, { SLOTS as usize }, MAPPED> = Array::new();
 
 #[btf_map(name = "flows")]
-pub static FLOWS: Array<FlowRecord, { FLOW_RECORDS as usize }> = Array::new();
+pub static FLOWS: Array<FlowRecord, { FLOW_RECORDS as usize }, MAPPED> = Array::new();
 
 #[btf_map(name = "flow_overflow")]
 pub static FLOW_OVERFLOW: HashMap<u64, Flow, { FLOW_RECORDS as usize }, ON_DEMAND> = HashMap::new();
+
+/// The daemon's own: no program uses it. As many entries as there can be records.
+#[btf_map(name = "listed")]
+pub static LISTED: HashMap<u64, Listed, { 2 * FLOW_RECORDS as usize }, ON_DEMAND> = HashMap::new();
 
 /// Length of `flows` minus one. Set by the loader.
 #[unsafe(no_mangle)]

@@ -4,15 +4,16 @@
 //! be read, a slot with open flows) is left for the next time. It reads no clock and spawns nothing.
 
 use std::collections::{BTreeSet, VecDeque};
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use lb_core::balancer::{Balancer, Event, Limits as BalancerLimits, Refused};
 use lb_core::endpoint::EndpointList;
 use thiserror::Error;
 
-use crate::config::{Client, Config};
-use crate::datapath::{self, Cgroup, Datapath, DatapathError, Features, Lock, Pins, Walks};
+use crate::config::{Client, Limits, Source};
+use crate::datapath::{
+    self, Cgroup, Counts, Datapath, DatapathError, Features, Lock, Neighbour, Pins, Walks,
+};
 
 /// Shares are shown over this time.
 pub const WINDOW: Duration = Duration::from_secs(60);
@@ -28,13 +29,24 @@ pub enum AgentError {
     Cpus(#[source] std::io::Error),
 }
 
-/// Connects of one slot at one time.
+/// What became of a client's attachment when its cgroup was looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Followed {
+    /// The programs are where they were.
+    Unchanged,
+    /// They are attached to a cgroup to which they were not, or again.
+    Attached,
+    /// The cgroup is gone.
+    Lost,
+}
+
+/// Counts of one slot at one time.
 #[derive(Clone, Copy, Debug)]
 pub struct Sample {
     /// The slot and its generation: another generation is another backend.
     pub slot: (u32, u32),
-    /// Connects so far.
-    pub connects: u64,
+    /// What was counted so far.
+    pub counts: Counts,
 }
 
 /// One client task.
@@ -45,7 +57,9 @@ pub struct Agent {
     pub pins: Pins,
     /// Held as long as we write.
     _lock: Lock,
-    cgroup: Cgroup,
+    /// The cgroup that the programs are attached to; `None` while there is none at the client's path.
+    cgroup: Option<Cgroup>,
+    limits: BalancerLimits,
     balancer: Balancer,
     datapath: Datapath,
     walks: Walks,
@@ -62,23 +76,25 @@ impl Agent {
     /// Takes over or makes the client's maps. Nothing is attached yet.
     ///
     /// # Errors
-    /// If the cgroup is missing, what is pinned does not fit, or the kernel refuses.
-    pub fn open(client: Client, config: &Config, features: Features) -> Result<Self, AgentError> {
-        let cgroup = Cgroup::open(&client.cgroup)?;
-        let pins = Pins::of(&config.paths.pins, &client.name);
+    /// If what is pinned does not fit, somebody else works on it, or the kernel refuses.
+    pub fn open(client: Client, pins: Pins, limits: Limits, features: Features) -> Result<Self, AgentError> {
+        // A path that can never be a cgroup is found out now; one that is not there yet is waited for.
+        match Cgroup::open(&client.cgroup) {
+            Ok(_) | Err(DatapathError::NoCgroup(_)) => {}
+            Err(error) => return Err(error.into()),
+        }
         let lock = pins.lock()?;
-        let datapath = Datapath::open(pins.clone(), &config.limits, features)?;
-        let services = client.services.iter().map(|service| service.service.clone()).collect();
-        let limits =
-            BalancerLimits { schedule_entries: config.limits.schedule_entries, slots: config.limits.slots };
-        let balancer = Balancer::new(client.task, services, limits, datapath.applied().clone())?;
+        let datapath = Datapath::open(pins.clone(), &limits, features)?;
+        let limits = BalancerLimits { schedule_entries: limits.schedule_entries, slots: limits.slots };
+        let balancer = balancer(&client, limits, &datapath)?;
         let cpus = datapath::possible_cpus().map_err(AgentError::Cpus)?;
         Ok(Self {
             walks: walks(&client, cpus),
             client,
             pins,
             _lock: lock,
-            cgroup,
+            cgroup: None,
+            limits,
             balancer,
             datapath,
             candidates: Vec::new(),
@@ -86,6 +102,32 @@ impl Agent {
             samples: VecDeque::new(),
             trouble: None,
         })
+    }
+
+    /// Takes on another configuration of the same client, as a start would: what the kernel holds goes on until lists
+    /// are delivered anew, and what is no longer wanted leaves once its last flow has ended.
+    ///
+    /// # Errors
+    /// If its services do not fit; everything stays as it was then.
+    pub fn reconfigure(&mut self, client: Client) -> Result<(), AgentError> {
+        self.balancer = balancer(&client, self.limits, &self.datapath)?;
+        self.walks = walks(&client, self.walks.cpus);
+        self.client = client;
+        Ok(())
+    }
+
+    /// Takes in the lists that the configuration itself holds.
+    ///
+    /// # Errors
+    /// If one does not fit.
+    pub fn deliver_static(&mut self) -> Result<(), Refused> {
+        for position in 0..self.client.services.len() {
+            if let Source::Static(list) = &self.client.services[position].source {
+                let list = list.clone();
+                self.deliver(position, list)?;
+            }
+        }
+        Ok(())
     }
 
     /// Takes in a new list for the service at `position` of this client's services.
@@ -122,30 +164,42 @@ impl Agent {
         unneeded.into_iter().filter(|slot| !named.contains(slot)).collect()
     }
 
-    /// Attaches the programs: from now on the cgroup's connects are balanced.
+    /// Puts this build's programs in place of those that are attached, or attaches them: from now on the cgroup's connects
+    /// are balanced. Without a cgroup there is nothing to attach to yet.
     ///
     /// # Errors
     /// If the kernel refuses.
-    pub fn attach(&self) -> Result<(), DatapathError> {
-        self.datapath.attach(&self.cgroup)
+    pub fn attach(&mut self) -> Result<Followed, DatapathError> {
+        match Cgroup::open(&self.client.cgroup) {
+            Ok(now) => {
+                self.datapath.attach(&now)?;
+                self.cgroup = Some(now);
+                Ok(Followed::Attached)
+            }
+            Err(_) => {
+                self.leave_other_cgroup()?;
+                Ok(if self.cgroup.take().is_some() { Followed::Lost } else { Followed::Unchanged })
+            }
+        }
+    }
+
+    /// Lets no flow begin in a cgroup that the client was configured for before and that still lives. One that was removed
+    /// at the client's own path is left alone: sockets that were made in it may still dial.
+    fn leave_other_cgroup(&self) -> Result<(), DatapathError> {
+        match datapath::attachment(&self.pins).and_then(datapath::cgroup_of_id) {
+            Some(other) if !other.ends_with(&self.client.cgroup) => datapath::retire(&self.pins),
+            _ => Ok(()),
+        }
     }
 
     /// Attaches again if the programs are not attached to the cgroup that the configured path names now: a service that
-    /// was restarted has a new cgroup at its old path, and links can be removed by hand. Returns whether it did.
+    /// was restarted has a new cgroup at its old path, and links can be removed by hand.
     ///
     /// # Errors
     /// If the kernel refuses.
-    pub fn follow_cgroup(&mut self) -> Result<bool, DatapathError> {
-        match Cgroup::open(&self.client.cgroup) {
-            // Where the whole directory was removed, somebody wants the client gone.
-            Ok(now) if self.pins.exist()? && datapath::attachment(&self.pins) != Some(now.id) => {
-                self.datapath.attach(&now)?;
-                self.cgroup = now;
-                Ok(true)
-            }
-            // While there is none there is nothing to attach to; the status says so.
-            Ok(_) | Err(_) => Ok(false),
-        }
+    pub fn follow_cgroup(&mut self) -> Result<Followed, DatapathError> {
+        // Where the whole directory was removed, somebody wants the client gone.
+        if self.is_effective() || !self.pins.exist()? { Ok(Followed::Unchanged) } else { self.attach() }
     }
 
     /// Whether anything can be done only after readers are gone.
@@ -186,23 +240,28 @@ impl Agent {
     /// # Errors
     /// If a pin cannot be read or removed.
     pub fn remove_old_links(&self) -> Result<(), DatapathError> {
-        if !self.datapath.has_old_links(&self.cgroup)? {
+        let Some(cgroup) = &self.cgroup else { return Ok(()) };
+        if !self.datapath.has_old_links(cgroup)? || self.open_flows() > 0 {
             return Ok(());
         }
-        let tables = self.datapath.tables();
-        let open = self.datapath.applied().backends.keys().any(|slot| tables.active(*slot) > 0);
-        if open { Ok(()) } else { self.datapath.remove_old_links(&self.cgroup) }
+        self.datapath.remove_old_links(cgroup)
     }
 
-    /// Remembers the connects of every slot, for shares over the last minute.
+    /// Open flows of all backends.
+    pub fn open_flows(&self) -> u64 {
+        let tables = self.datapath.tables();
+        self.datapath.applied().backends.keys().map(|slot| tables.active(*slot)).sum()
+    }
+
+    /// Remembers the counts of every slot, for shares over the last minute.
     ///
     /// # Errors
     /// If the kernel refuses a look-up.
     pub fn sample(&mut self, now: Instant) -> Result<(), DatapathError> {
         let mut sample = Vec::new();
         for (slot, backend) in &self.datapath.applied().backends {
-            let connects = self.datapath.tables().counts(*slot)?.connects;
-            sample.push(Sample { slot: (*slot, backend.generation), connects });
+            let counts = self.datapath.tables().counts(*slot)?;
+            sample.push(Sample { slot: (*slot, backend.generation), counts });
         }
         self.samples.push_back((now, sample));
         // The oldest one kept is the newest that is at least a window old.
@@ -212,7 +271,7 @@ impl Agent {
         Ok(())
     }
 
-    /// Connects of every slot a window ago, or when the daemon started.
+    /// Counts of every slot a window ago, or when the daemon started.
     pub fn a_window_ago(&self) -> &[Sample] {
         self.samples.front().map_or(&[], |(_, sample)| sample.as_slice())
     }
@@ -238,10 +297,26 @@ impl Agent {
         now.is_some() && now == datapath::attachment(&self.pins)
     }
 
-    /// Full path of the cgroup.
-    pub fn cgroup_path(&self) -> PathBuf {
-        self.cgroup.path.clone()
+    /// The cgroup that the programs were attached to when it was last looked at.
+    pub fn cgroup(&self) -> Option<&Cgroup> {
+        self.cgroup.as_ref()
     }
+
+    /// Connect programs of others that run for the same sockets.
+    ///
+    /// # Errors
+    /// If the kernel does not tell.
+    pub fn neighbours(&self) -> Result<Vec<Neighbour>, DatapathError> {
+        match &self.cgroup {
+            Some(cgroup) => datapath::neighbours(&self.pins, &cgroup.path),
+            None => Ok(Vec::new()),
+        }
+    }
+}
+
+fn balancer(client: &Client, limits: BalancerLimits, datapath: &Datapath) -> Result<Balancer, Refused> {
+    let services = client.services.iter().map(|service| service.service.clone()).collect();
+    Balancer::new(client.task, services, limits, datapath.applied().clone())
 }
 
 /// Walks of a client start at a hash of its task and its host: two hosts that were given the same index by mistake, or

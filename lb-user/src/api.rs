@@ -16,7 +16,7 @@ use axum::{Json, Router};
 use http_body_util::{BodyExt, Empty, Limited};
 use hyper::body::Bytes;
 use hyper_util::rt::TokioIo;
-use serde::{Deserialize, de::DeserializeOwned};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{mpsc, oneshot};
 
@@ -30,6 +30,26 @@ pub enum Question {
     Status(oneshot::Sender<Status>),
     /// Why these backends? Of a service, of one client or of all.
     Explain { service: String, client: Option<String>, answer: oneshot::Sender<Vec<Explanation>> },
+    /// Tell me when a client's programs are attached to one of these cgroups.
+    Cover { client: String, cgroups: Vec<u64>, answer: oneshot::Sender<Coverage> },
+}
+
+/// Whether a client's programs are attached to a cgroup that somebody is in.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "coverage")]
+pub enum Coverage {
+    /// They are.
+    Covered,
+    /// They will not be: the client's cgroup is another one, and exists.
+    Elsewhere {
+        /// The client's cgroup.
+        configured: PathBuf,
+    },
+    /// There is no such client.
+    UnknownClient {
+        /// Those that there are.
+        clients: Vec<String>,
+    },
 }
 
 /// Where the socket is.
@@ -102,6 +122,7 @@ pub async fn serve(listener: UnixListener, questions: mpsc::Sender<Question>) ->
     let router = Router::new()
         .route("/v1/status", get(status))
         .route("/v1/explain/{service}", get(explain))
+        .route("/v1/cover/{client}", get(cover))
         .with_state(questions);
     axum::serve(listener, router).await
 }
@@ -125,7 +146,26 @@ async fn explain(
     ask(&questions, Question::Explain { service, client: which.client, answer }, reply).await
 }
 
-async fn ask<T: serde::Serialize>(
+#[derive(Deserialize)]
+struct Cgroups {
+    /// Ids with commas between.
+    cgroups: String,
+}
+
+/// Answers when it is so, or never: who asks gives up in its own time.
+async fn cover(
+    State(questions): State<mpsc::Sender<Question>>,
+    UrlPath(client): UrlPath<String>,
+    Query(Cgroups { cgroups }): Query<Cgroups>,
+) -> Response {
+    let Ok(cgroups) = cgroups.split(',').map(str::parse).collect::<Result<Vec<u64>, _>>() else {
+        return (StatusCode::BAD_REQUEST, "cgroups: ids with commas between are wanted").into_response();
+    };
+    let (answer, reply) = oneshot::channel();
+    ask(&questions, Question::Cover { client, cgroups, answer }, reply).await
+}
+
+async fn ask<T: Serialize>(
     questions: &mpsc::Sender<Question>,
     question: Question,
     reply: oneshot::Receiver<T>,
@@ -150,7 +190,11 @@ pub fn get_from_daemon<T: DeserializeOwned>(run: &Path, path: &str) -> Result<Op
     answer.map_err(|_| anyhow::anyhow!("the daemon at {} does not answer", socket(run).display()))?
 }
 
-async fn fetch<T: DeserializeOwned>(run: &Path, path: &str) -> Result<Option<T>> {
+/// As [`get_from_daemon`], without a limit of time of its own.
+///
+/// # Errors
+/// If one runs and does not answer as it should.
+pub async fn fetch<T: DeserializeOwned>(run: &Path, path: &str) -> Result<Option<T>> {
     /// A status of 64 clients with 16,384 backends each is far below this.
     const MAX_BYTES: usize = 1 << 30;
     let socket = socket(run);

@@ -1,5 +1,6 @@
 //! The command line: commands that read never change anything, commands that write say so.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
@@ -10,7 +11,7 @@ use clap::{Args, Parser, Subcommand};
 /// backend; from then on the process talks to that backend directly. The daemon (`socklb run`) decides which backends
 /// with which weights and writes them into kernel maps; connects never wait for it and go on without it.
 ///
-/// Exit codes: 0 ok, 1 failed, 2 usage, 3 degraded (status), 4 permission.
+/// Exit codes: 0 ok, 1 failed, 2 usage, 3 degraded (status, doctor), 4 permission.
 #[derive(Debug, Parser)]
 #[command(name = "socklb", version)]
 pub struct Cli {
@@ -70,6 +71,34 @@ pub enum Command {
         #[arg(long)]
         client: Option<String>,
         /// The configuration, if the daemon does not run
+        #[arg(long, value_name = "FILE", default_value = crate::config::DEFAULT_PATH)]
+        config: PathBuf,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Wait until the cgroup that this is started in is covered by a client: for a unit's ExecStartPre=
+    Wait {
+        /// The client
+        client: String,
+        /// Give up after so many seconds
+        #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+        timeout: u32,
+    },
+    /// Start a command in a client's cgroup, once that is covered
+    Exec {
+        /// The client
+        client: String,
+        /// Give up after so many seconds
+        #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+        timeout: u32,
+        /// The command and its arguments
+        #[arg(last = true, required = true)]
+        command: Vec<OsString>,
+    },
+    /// Check this host: kernel, privileges, mounts, other programs, sockets that are not covered
+    Doctor {
+        /// The configuration, if there is one
         #[arg(long, value_name = "FILE", default_value = crate::config::DEFAULT_PATH)]
         config: PathBuf,
         /// Print JSON

@@ -1,23 +1,25 @@
 //! The commands, one function each: they put the parts together and decide the exit code.
 
+use std::fmt;
 use std::io::{self, Write};
 use std::path::Path;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use lb_core::balancer::{Balancer, Limits};
 use lb_core::plan::Plan;
 
 use crate::cli::{Cli, Command, PathOverrides};
-use crate::config::{self, Client, Config, ConfigError, Host, Source};
+use crate::config::{self, Client, Config, ConfigError, Host, Paths, Source};
 use crate::datapath::{self, DatapathError, Pins};
 use crate::diagnostic::Faults;
 use crate::explain::{self, Explanation};
 use crate::render::{self, Style};
-use crate::source::{FileSource, SourceError};
+use crate::source::{FileSource, SourceError, Stamp};
 use crate::status::{self, Status};
-use crate::{api, daemon};
+use crate::{api, cover, daemon, doctor};
 
 /// Degraded: something works, and somebody should look.
 const DEGRADED: u8 = 3;
@@ -28,6 +30,15 @@ pub enum Failure {
     Faults(Faults),
     /// Anything else.
     Other(anyhow::Error),
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Faults(faults) => write!(f, "{faults}"),
+            Self::Other(error) => write!(f, "{error:#}"),
+        }
+    }
 }
 
 impl<E: Into<anyhow::Error>> From<E> for Failure {
@@ -63,6 +74,16 @@ pub fn run(cli: Cli) -> Result<ExitCode, Failure> {
         Command::Explain { service, client, config, json } => {
             show_explanation(&service, client.as_deref(), &config, json, &paths)
         }
+        Command::Wait { client, timeout } => {
+            cover::wait(&client, &paths_without_config(&paths), Duration::from_secs(timeout.into()))?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Exec { client, timeout, command } => {
+            let paths = paths_without_config(&paths);
+            cover::exec(&client, &command, &paths, Duration::from_secs(timeout.into()))?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Doctor { config, json } => examine(&config, json, &paths),
         Command::Detach { client, all: _ } => detach(client.as_deref(), &paths),
     }
 }
@@ -82,14 +103,29 @@ fn read_config(file: &Path, overrides: &PathOverrides) -> Result<Config, Failure
     Ok(config)
 }
 
+/// The paths of commands that read no configuration.
+fn paths_without_config(overrides: &PathOverrides) -> Paths {
+    let PathOverrides { pins, run, state } = overrides.clone();
+    let Paths { pins: default_pins, run: default_run, state: default_state } = Paths::default();
+    Paths {
+        pins: pins.unwrap_or(default_pins),
+        run: run.unwrap_or(default_run),
+        state: state.unwrap_or(default_state),
+    }
+}
+
 fn run_daemon(file: &Path, overrides: &PathOverrides) -> Result<ExitCode, Failure> {
+    // Before it is read: what changes from here on is seen as a change.
+    let stamp = Stamp::at(file);
     let config = read_config(file, overrides)?;
     let filter = tracing_subscriber::EnvFilter::builder()
         .with_default_directive(tracing_subscriber::filter::LevelFilter::INFO.into())
         .from_env_lossy();
     let style = Style::for_stderr();
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_ansi(style.colour).init();
-    daemon::run(config)?;
+    let (again, overrides) = (file.to_owned(), overrides.clone());
+    let reread = move || read_config(&again, &overrides).map_err(|failure| failure.to_string());
+    daemon::run(config, stamp, Arc::new(reread))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -140,11 +176,10 @@ fn file_sources(config: &Config) -> Vec<FileSource> {
 
 /// The status, from the daemon if one runs, else from the pins.
 fn status(paths: &PathOverrides) -> Result<Status, Failure> {
-    let run = paths.run.clone().unwrap_or_else(|| config::Paths::default().run);
-    let pins = paths.pins.clone().unwrap_or_else(|| config::Paths::default().pins);
-    match api::get_from_daemon::<Status>(&run, "/v1/status")? {
+    let paths = paths_without_config(paths);
+    match api::get_from_daemon::<Status>(&paths.run, "/v1/status")? {
         Some(status) => Ok(status),
-        None => Ok(status::from_pins(&pins)?),
+        None => Ok(status::from_pins(&paths.pins)?),
     }
 }
 
@@ -201,7 +236,7 @@ fn show_explanation(
     json: bool,
     overrides: &PathOverrides,
 ) -> Result<ExitCode, Failure> {
-    let run = overrides.run.clone().unwrap_or_else(|| config::Paths::default().run);
+    let run = paths_without_config(overrides).run;
     let query = client.map_or_else(String::new, |client| format!("?client={client}"));
     let explanations = match api::get_from_daemon(&run, &format!("/v1/explain/{service}{query}"))? {
         Some(explanations) => explanations,
@@ -256,18 +291,30 @@ fn balancer_of(config: &Config, client: &Client, sources: &[FileSource]) -> Resu
     Ok(balancer)
 }
 
-fn detach(client: Option<&str>, paths: &PathOverrides) -> Result<ExitCode, Failure> {
-    let directory = paths.pins.clone().unwrap_or_else(|| config::Paths::default().pins);
-    let clients = match client {
-        Some(client) => vec![Pins::of(&directory, client)],
-        None => Pins::all(&directory)?,
+fn examine(file: &Path, json: bool, overrides: &PathOverrides) -> Result<ExitCode, Failure> {
+    let config = read_config(file, overrides).map_err(|failure| failure.to_string());
+    let paths = match &config {
+        Ok(config) => config.paths.clone(),
+        Err(_) => paths_without_config(overrides),
     };
-    if let (Some(client), Some(pins)) = (client, clients.first())
-        && !pins.exist()?
-    {
-        let detach =
-            || -> Result<ExitCode> { bail!("client {client} has no pins below {}", directory.display()) };
-        return Ok(detach()?);
+    let diagnosis = doctor::examine(&paths, file, config.as_ref().map_err(Clone::clone));
+    if json {
+        println!("{}", serde_json::to_string_pretty(&diagnosis)?);
+    } else {
+        print!("{}", render::diagnosis(&diagnosis, Style::for_stdout()));
+    }
+    Ok(if diagnosis.is_degraded() { ExitCode::from(DEGRADED) } else { ExitCode::SUCCESS })
+}
+
+fn detach(client: Option<&str>, paths: &PathOverrides) -> Result<ExitCode, Failure> {
+    let directory = paths_without_config(paths).pins;
+    // Of every version: what an upgrade has left to its last flows goes as well.
+    let mut clients = Pins::all_versions(&directory)?;
+    if let Some(client) = client {
+        clients.retain(|pins| pins.client == client);
+        if clients.is_empty() {
+            return Err(anyhow::anyhow!("client {client} has no pins below {}", directory.display()).into());
+        }
     }
     if clients.is_empty() {
         println!("nothing is attached below {}", directory.display());
@@ -279,7 +326,7 @@ fn detach(client: Option<&str>, paths: &PathOverrides) -> Result<ExitCode, Failu
         println!("client {}: detached, its maps and pins are removed", pins.client);
     }
     if client.is_none() {
-        datapath::remove_root(&directory);
+        datapath::remove_roots(&directory);
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -16,16 +16,30 @@ mod object;
 
 mod maps;
 
+mod namespaces;
+
+mod neighbours;
+
 mod tables;
 
 mod readers;
 
-pub use cgroup::{Cgroup, cgroup2_mount, path_of as cgroup_of_id};
+mod repair;
+
+mod uncovered;
+
+mod privileges;
+
+pub use cgroup::{Cgroup, cgroup2_mount, ours_and_above, path_of as cgroup_of_id, processes};
 pub use error::DatapathError;
 pub use features::Features;
-pub use pins::{Lock, Pins, remove_root};
+pub use neighbours::{Neighbour, neighbours};
+pub use pins::{Lock, Pins, remove_roots};
+pub use privileges::{Capability, Host, host};
 pub use readers::wait_for_readers;
+pub use repair::{Patient, Repair, repair};
 pub use tables::{Counts, ServiceView, SlotView, Tables, Walks};
+pub use uncovered::{Sockets, Uncovered, uncovered};
 
 use std::collections::BTreeSet;
 
@@ -151,7 +165,78 @@ pub fn attachment(pins: &Pins) -> Option<u64> {
 /// # Errors
 /// If a pin cannot be removed.
 pub fn detach(pins: &Pins) -> Result<(), DatapathError> {
-    pins.remove(object::is_ours, object::detaches_first)
+    // The names of another version's maps are not known here; what lies in its directory is its own.
+    pins.remove(|name| !pins.is_of_this_version() || object::is_ours(name), object::detaches_first)
+}
+
+/// Lets no flow begin any more; those that are open still end, and are counted until then.
+///
+/// # Errors
+/// If a link cannot be removed.
+pub fn retire(pins: &Pins) -> Result<(), DatapathError> {
+    pins.remove_links(object::detaches_first)
+}
+
+/// Whether flows can begin at a client's links, to whatever cgroup.
+///
+/// # Errors
+/// If the pins cannot be read.
+pub fn begins_flows(pins: &Pins) -> Result<bool, DatapathError> {
+    Ok(pins.contents()?.1.iter().any(|name| object::detaches_first(name)))
+}
+
+/// Open flows of a client, of any version.
+///
+/// # Errors
+/// If its counts cannot be read.
+pub fn open_flows(pins: &Pins) -> Result<u64, DatapathError> {
+    maps::open_flows(&pins.maps())
+}
+
+/// Loads the programs for maps that nobody else has, and lets go of them: whether the verifier accepts them for this
+/// process.
+///
+/// # Errors
+/// If it does not.
+pub fn try_programs(features: Features) -> Result<(), DatapathError> {
+    object::try_load(features)
+}
+
+/// Whether a client's maps have the shapes that this socklb makes with these limits.
+///
+/// # Errors
+/// If one has not.
+pub fn check_pins(pins: &Pins, limits: &Limits) -> Result<(), DatapathError> {
+    object::check_pins(pins, limits)
+}
+
+/// Kernel memory of one client task's maps with these limits, in bytes.
+pub fn memory_of_client(limits: &Limits) -> u64 {
+    let cpus = possible_cpus().map_or(1, u64::from);
+    object::shapes(limits).values().map(|shape| shape.bytes(cpus)).sum()
+}
+
+/// How much of what a client's maps hold is in use: the name of the limit, used, and how many there are.
+///
+/// # Errors
+/// If a map cannot be read.
+pub fn usage(pins: &Pins) -> Result<[(&'static str, u64, u64); 3], DatapathError> {
+    let tables = Tables::open(pins, false)?;
+    let slots = tables.slots();
+    let flows = slots.iter().map(|slot| tables.active(slot.slot)).sum();
+    let entries = tables.services()?.iter().map(|service| u64::from(service.table.len())).sum();
+    let [schedule, backends, records] = tables.capacities();
+    Ok([
+        // The map holds twice what may be in use.
+        ("schedule_entries", entries, schedule / 2),
+        ("slots", slots.len() as u64, backends),
+        ("flow_records", flows, records),
+    ])
+}
+
+/// Whether flow records can be compared with the kernel's lists of sockets here.
+pub fn can_repair() -> bool {
+    sys::diag::SocketLists::open().and_then(|lists| lists.namespace().and(lists.tcp())).is_ok()
 }
 
 /// CPUs that the kernel may ever run on: the length of a per-CPU value.

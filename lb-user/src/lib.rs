@@ -2,7 +2,8 @@
 //!
 //! In reading order: the command line ([`cli`]) and the configuration ([`config`]); where endpoints come from
 //! ([`source`]); the kernel side ([`datapath`]) and one client task ([`agent`]); the event loop ([`daemon`]) and its
-//! socket ([`api`]); and what people are shown ([`status`], [`explain`], [`render`]).
+//! socket ([`api`]); what people are shown ([`status`], [`explain`], [`render`]); processes that wait for their cgroup to
+//! be covered ([`cover`]); and what may be wrong with the host ([`doctor`]).
 #![expect(missing_docs, reason = "an error's or an option's text is its documentation")]
 
 pub mod cli;
@@ -28,6 +29,10 @@ pub mod status;
 pub mod explain;
 
 pub mod render;
+
+pub mod cover;
+
+pub mod doctor;
 
 pub mod commands;
 

@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use crate::doctor::{Diagnosis, State};
 use crate::explain::Explanation;
 use crate::status::{Client, Service, Status};
 
@@ -80,6 +81,15 @@ pub fn status(status: &Status, style: Style) -> String {
     for client in &status.clients {
         one_client(&mut text, client, style);
     }
+    for leaving in &status.leaving {
+        let open = leaving.open_flows.map_or_else(|| "?".to_owned(), |open| open.to_string());
+        let _ = writeln!(
+            text,
+            "\nclient {} (ABI {}) is leaving: {open} open flows",
+            style.paint("1", &leaving.client),
+            leaving.abi
+        );
+    }
     if !status.degraded.is_empty() {
         text.push('\n');
         for fault in &status.degraded {
@@ -122,6 +132,10 @@ fn one_service(text: &mut String, service: &Service, style: Style) {
     if !odd.is_empty() {
         let _ = writeln!(text, "  besides {} forwarded: {}", outcomes.forwarded, odd.join(", "));
     }
+    let diverted: u64 = service.backends.iter().map(|backend| backend.diverted).sum();
+    if diverted > 0 {
+        let _ = writeln!(text, "  {diverted} flows were rewritten by another program after ours");
+    }
     let rows: Vec<Vec<String>> = service
         .backends
         .iter()
@@ -141,6 +155,25 @@ fn one_service(text: &mut String, service: &Service, style: Style) {
         .collect();
     let header = ["backend", "slot", "state", "weight", "wanted", "had 60s", "had", "connects", "active"];
     text.push_str(&table(&header, &rows, style));
+}
+
+/// A diagnosis as text: one finding a line, with what to do below it.
+pub fn diagnosis(diagnosis: &Diagnosis, style: Style) -> String {
+    let mut text = String::new();
+    for finding in &diagnosis.findings {
+        let (code, state) = match finding.state {
+            State::Ok => ("32", "ok"),
+            State::Note => ("36", "note"),
+            State::Warning => ("33", "warning"),
+            State::Problem => ("31", "problem"),
+        };
+        let state = style.paint(code, &format!("{state:<8}"));
+        let _ = writeln!(text, "{state} {:<14} {}", finding.check, finding.text);
+        if let Some(help) = &finding.help {
+            let _ = writeln!(text, "{:<24}-> {help}", "");
+        }
+    }
+    text
 }
 
 /// An explanation as text.

@@ -5,13 +5,13 @@
 
 pub mod endpoints;
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::net::SocketAddr;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use lb_core::endpoint::EndpointList;
 use lb_core::service::Service;
@@ -22,6 +22,9 @@ use tokio::sync::mpsc;
 
 use crate::config::Config;
 use crate::diagnostic::Faults;
+
+/// A file is read this long after the first change of a burst.
+const SETTLE: Duration = Duration::from_millis(200);
 
 /// The largest file that is read.
 const MAX_BYTES: u64 = endpoints::MAX_FILE_BYTES as u64;
@@ -86,6 +89,61 @@ impl Stamp {
     }
 }
 
+/// How far a file that may change has been read.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Progress {
+    /// The version that was read last, if it could be found, and whether its stamp tells it from a later one.
+    seen: Option<Stamp>,
+    settled: bool,
+    /// When it is to be read.
+    due: Option<Instant>,
+    reading: bool,
+}
+
+impl Progress {
+    /// A file of which `stamp` was read.
+    pub fn of(stamp: Option<Stamp>) -> Self {
+        Self { seen: stamp, settled: stamp.is_none_or(Stamp::is_settled), due: None, reading: false }
+    }
+
+    /// Something changed. The first change of a burst sets the time of reading; later ones do not move it.
+    pub fn changed(&mut self, now: Instant) {
+        self.due.get_or_insert(now + SETTLE);
+    }
+
+    /// Looks whether the file is another one than was read: a watch can be lost without a word.
+    pub fn look(&mut self, path: &Path, now: Instant) {
+        if !self.reading && (!self.settled || Stamp::at(path) != self.seen) {
+            self.changed(now);
+        }
+    }
+
+    /// When it is to be read next.
+    pub fn due(&self) -> Option<Instant> {
+        self.due.filter(|_| !self.reading)
+    }
+
+    /// Begins to read, if it is time and there is something new, and returns the version. What changes from here on starts
+    /// the next period.
+    pub fn begin(&mut self, path: &Path, now: Instant) -> Option<Option<Stamp>> {
+        if self.reading || self.due.is_none_or(|due| due > now) {
+            return None;
+        }
+        self.due = None;
+        let stamp = Stamp::at(path);
+        if self.settled && stamp == self.seen {
+            return None;
+        }
+        self.reading = true;
+        Some(stamp)
+    }
+
+    /// Reading of a version has ended.
+    pub fn done(&mut self, stamp: Option<Stamp>) {
+        *self = Self { due: self.due, ..Self::of(stamp) };
+    }
+}
+
 /// What a file is read for.
 #[derive(Clone, Debug)]
 pub struct FileSource {
@@ -130,6 +188,20 @@ impl FileSource {
         self.read_from(&self.last_good)
     }
 
+    /// Reads the file as a start does: one that cannot be used is replaced by the last good one, if there is one.
+    pub fn read_first(&self) -> FirstRead {
+        let stamp = Stamp::at(&self.path);
+        let result = self.read();
+        let instead = match &result {
+            Ok(_) => None,
+            Err(_) => match self.read_last_good() {
+                Err(SourceError::Read { source, .. }) if source.kind() == io::ErrorKind::NotFound => None,
+                instead => Some(instead),
+            },
+        };
+        FirstRead { stamp, result, instead }
+    }
+
     fn read_from(&self, path: &Path) -> Result<Contents, SourceError> {
         let text = read_whole(path)?;
         let list = endpoints::parse(&text, path, self.service, &self.services)?;
@@ -143,6 +215,17 @@ impl FileSource {
     pub fn keep(&self, contents: &Contents) -> io::Result<()> {
         keep(&self.last_good, &contents.text)
     }
+}
+
+/// What the first reading of a file gave.
+#[derive(Debug)]
+pub struct FirstRead {
+    /// The version that was read.
+    pub stamp: Option<Stamp>,
+    /// The file itself.
+    pub result: Result<Contents, SourceError>,
+    /// The last good list of an earlier run, if the file cannot be used and there is one.
+    pub instead: Option<Result<Contents, SourceError>>,
 }
 
 /// A valid file: its list, and the text that it was read from.
@@ -192,10 +275,11 @@ fn keep(path: &Path, text: &[u8]) -> io::Result<()> {
     fs::rename(&new, path)
 }
 
-/// Tells when something changes in a directory.
+/// Tells what changes in directories.
 pub struct Watch {
     watcher: RecommendedWatcher,
-    directories: BTreeSet<PathBuf>,
+    /// Device and inode of each, by which one that was removed and made again is told apart: its watch is gone.
+    directories: BTreeMap<PathBuf, (u64, u64)>,
     changes: mpsc::Receiver<PathBuf>,
 }
 
@@ -205,7 +289,7 @@ impl Watch {
     /// # Errors
     /// If the kernel has no inotify instance left.
     pub fn new() -> notify::Result<Self> {
-        // More changes than this at once are one change: the directory is read after them in any case.
+        // More changes than this at once are one change: what is watched is looked at after them in any case.
         let (sender, changes) = mpsc::channel(256);
         let watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
             let Ok(event) = event else { return };
@@ -216,13 +300,10 @@ impl Watch {
                 return;
             }
             for path in event.paths {
-                if let Some(directory) = path.parent() {
-                    let _ = sender.try_send(directory.to_owned());
-                }
                 let _ = sender.try_send(path);
             }
         })?;
-        Ok(Self { watcher, directories: BTreeSet::new(), changes })
+        Ok(Self { watcher, directories: BTreeMap::new(), changes })
     }
 
     /// Watches the directory of a file, if it is not watched yet.
@@ -231,15 +312,33 @@ impl Watch {
     /// If the directory does not exist or no watch is left.
     pub fn add(&mut self, file: &Path) -> notify::Result<()> {
         let directory = directory_of(file);
-        if self.directories.contains(&directory) {
+        let metadata = fs::metadata(&directory).map_err(notify::Error::io)?;
+        let identity = (metadata.dev(), metadata.ino());
+        if self.directories.get(&directory) == Some(&identity) {
             return Ok(());
         }
+        if self.directories.remove(&directory).is_some() {
+            // The kernel has dropped it with the directory that it was of.
+            let _ = self.watcher.unwatch(&directory);
+        }
         self.watcher.watch(&directory, RecursiveMode::NonRecursive)?;
-        self.directories.insert(directory);
+        self.directories.insert(directory, identity);
         Ok(())
     }
 
-    /// Waits for a change and returns the directory in which it was.
+    /// Watches for a directory to appear at `path`: the nearest directory above that exists. To be called again after
+    /// each change on the way.
+    ///
+    /// # Errors
+    /// If no watch is left.
+    pub fn add_nearest(&mut self, path: &Path) -> notify::Result<()> {
+        match path.ancestors().skip(1).find(|ancestor| ancestor.is_dir()) {
+            Some(above) => self.add(&above.join("any")),
+            None => Ok(()),
+        }
+    }
+
+    /// Waits for a change and returns what changed: a directory that is watched, or something in it.
     pub async fn changed(&mut self) -> Option<PathBuf> {
         self.changes.recv().await
     }

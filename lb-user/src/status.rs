@@ -11,7 +11,9 @@ use lb_common::abi::{NO_SLOT, Outcomes};
 use serde::{Deserialize, Serialize};
 
 use crate::agent::Sample;
-use crate::datapath::{self, DatapathError, Features, Pins, ServiceView, SlotView, Tables};
+use crate::datapath::{
+    self, Counts, DatapathError, Features, Neighbour, Pins, ServiceView, SlotView, Tables,
+};
 
 /// Version of the JSON form.
 pub const SCHEMA: u32 = 1;
@@ -27,6 +29,24 @@ pub struct Status {
     pub degraded: Vec<String>,
     /// Client tasks by name.
     pub clients: Vec<Client>,
+    /// Clients that were removed, or taken over by this version from another, and have flows left.
+    pub leaving: Vec<Leaving>,
+}
+
+/// A client on its way out: no flow begins there any more.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Leaving {
+    /// Its name.
+    pub client: String,
+    /// The version of the kernel ABI that its maps are of.
+    pub abi: u32,
+    /// Flows that are still open; `None` if they cannot be counted.
+    pub open_flows: Option<u64>,
+}
+
+/// What is left of a client that leaves.
+pub fn leaving(pins: &Pins) -> Leaving {
+    Leaving { client: pins.client.clone(), abi: pins.version, open_flows: datapath::open_flows(pins).ok() }
 }
 
 /// The running daemon.
@@ -47,12 +67,31 @@ pub struct Daemon {
 pub struct Client {
     /// Name.
     pub name: String,
+    /// The cgroup that it is configured for; only from the daemon.
+    pub configured_cgroup: Option<PathBuf>,
     /// The cgroup that its programs are attached to, if they are and it exists.
     pub cgroup: Option<PathBuf>,
+    /// The kernel's id of that cgroup: another one each time the cgroup is made.
+    pub cgroup_id: Option<u64>,
+    /// Connect programs of others that run for the same sockets, in the order in which they run; only from the daemon.
+    pub neighbours: Option<Vec<Neighbour>>,
+    /// Flow records that were compared with the kernel's lists of sockets; only from the daemon.
+    pub repair: Option<Repair>,
     /// Connects of the cgroup to addresses that are no service.
     pub not_a_service: u64,
     /// Services in the order of their places.
     pub services: Vec<Service>,
+}
+
+/// What became of flow records whose sockets are in no list of the kernel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Repair {
+    /// Removed since the daemon started: their connections are over.
+    pub removed: u64,
+    /// Kept, because no list has ever shown their sockets.
+    pub kept_never_listed: u64,
+    /// Kept, because they are in network namespaces that the daemon could not look into.
+    pub kept_elsewhere: u64,
 }
 
 /// One service of a client task.
@@ -142,6 +181,10 @@ pub struct Backend {
     pub connects: u64,
     /// Open flows.
     pub active: u64,
+    /// Flows since it took its slot that went to another address: somebody else's program rewrote it after ours.
+    pub diverted: u64,
+    /// Those of the last minute; `None` without a daemon.
+    pub diverted_60s: Option<u64>,
 }
 
 /// What only the daemon knows of a client.
@@ -151,6 +194,12 @@ pub struct Overlay<'a> {
     pub before: &'a [Sample],
     /// Sources by service name.
     pub sources: BTreeMap<String, Source>,
+    /// The cgroup that the client is configured for.
+    pub configured: Option<PathBuf>,
+    /// Connect programs of others, if the kernel tells.
+    pub neighbours: Option<Vec<Neighbour>>,
+    /// What became of flow records.
+    pub repair: Repair,
 }
 
 /// A client's status.
@@ -168,8 +217,18 @@ pub fn of_client(
         let slots: Vec<SlotView> = slots.iter().filter(|slot| slot.service == view.place).copied().collect();
         services.push(of_service(tables, view, &slots, overlay)?);
     }
-    let cgroup = datapath::attachment(pins).and_then(datapath::cgroup_of_id);
-    Ok(Client { name: pins.client.clone(), cgroup, not_a_service: tables.passed_by()?, services })
+    let attached = datapath::attachment(pins).and_then(|id| Some((id, datapath::cgroup_of_id(id)?)));
+    let (cgroup_id, cgroup) = attached.unzip();
+    Ok(Client {
+        name: pins.client.clone(),
+        configured_cgroup: overlay.and_then(|overlay| overlay.configured.clone()),
+        cgroup,
+        cgroup_id,
+        neighbours: overlay.and_then(|overlay| overlay.neighbours.clone()),
+        repair: overlay.map(|overlay| overlay.repair),
+        not_a_service: tables.passed_by()?,
+        services,
+    })
 }
 
 fn of_service(
@@ -186,9 +245,9 @@ fn of_service(
     let mut recent = Vec::with_capacity(slots.len());
     for slot in slots {
         let counts = tables.counts(slot.slot)?;
-        recent.push(
-            overlay.map(|overlay| counts.connects - connects_before(overlay.before, slot, counts.connects)),
-        );
+        let before = overlay.map(|overlay| counts_before(overlay.before, slot));
+        // A count that is read later is not smaller, but for a slot that was cleared meanwhile.
+        recent.push(before.map(|before| counts.connects.saturating_sub(before.connects)));
         backends.push(Backend {
             address: slot.address,
             slot: slot.slot,
@@ -205,6 +264,8 @@ fn of_service(
             share: None,
             connects: counts.connects,
             active: counts.active,
+            diverted: counts.diverted,
+            diverted_60s: before.map(|before| counts.diverted.saturating_sub(before.diverted)),
         });
     }
     let total: u64 = backends.iter().map(|backend| backend.connects).sum();
@@ -229,11 +290,11 @@ fn of_service(
     })
 }
 
-/// Connects a window ago; none, if another backend had the slot then.
-fn connects_before(before: &[Sample], slot: &SlotView, now: u64) -> u64 {
+/// Counts a window ago; none, if another backend had the slot then.
+fn counts_before(before: &[Sample], slot: &SlotView) -> Counts {
     // Samples are taken in the order of slots.
     let same = before.binary_search_by_key(&(slot.slot, slot.generation), |sample| sample.slot);
-    same.map_or(0, |at| before[at].connects.min(now))
+    same.map_or(Counts::default(), |at| before[at].counts)
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a share for people; counts below 2^53 are exact")]
@@ -259,7 +320,12 @@ fn skew(backends: &[Backend]) -> Option<f64> {
 pub fn from_pins(directory: &Path) -> Result<Status, DatapathError> {
     let mut clients = Vec::new();
     let mut degraded = vec!["the daemon is not running: tables stay as they are".to_owned()];
-    for pins in Pins::all(directory)? {
+    let mut leaving = Vec::new();
+    for pins in Pins::all_versions(directory)? {
+        if !pins.is_of_this_version() {
+            leaving.push(self::leaving(&pins));
+            continue;
+        }
         // One client's pins may be incomplete: a start that was cut off, or one that is under way.
         match Tables::open(&pins, false).and_then(|tables| of_client(&pins, &tables, None)) {
             Ok(client) => clients.push(client),
@@ -271,7 +337,7 @@ pub fn from_pins(directory: &Path) -> Result<Status, DatapathError> {
     if clients.is_empty() {
         degraded.push(format!("no client has pins below {}", directory.display()));
     }
-    Ok(Status { schema: SCHEMA, daemon: None, degraded, clients })
+    Ok(Status { schema: SCHEMA, daemon: None, degraded, clients, leaving })
 }
 
 /// What is wrong, as far as the clients' status shows it.
@@ -286,6 +352,13 @@ pub fn faults(clients: &[Client]) -> Vec<String> {
             let at = format!("client {name}, service {}", service.name);
             if service.fallback.is_none() {
                 faults.push(format!("{at}: no usable backend, connects are refused"));
+            }
+            let diverted: u64 = service.backends.iter().filter_map(|backend| backend.diverted_60s).sum();
+            if diverted > 0 {
+                faults.push(format!(
+                    "{at}: {diverted} flows of the last minute went to another address than their backend's: another \
+                     program rewrites after ours, see `socklb doctor`"
+                ));
             }
             if let Some(Source { error: Some(error), .. }) = &service.source {
                 faults.push(format!("{at}: {error}"));

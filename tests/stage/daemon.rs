@@ -5,10 +5,11 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
+use lb_common::abi::ABI_VERSION;
 use serde_json::Value;
 
 use crate::probe::die_with_us;
-use crate::{Stage, eventually, program};
+use crate::{PATIENCE, Stage, eventually, program};
 
 /// Where a daemon under test has its files.
 #[derive(Clone, Debug)]
@@ -44,12 +45,17 @@ impl Setup {
 
     /// Runs a command of socklb to its end.
     pub fn run(&self, arguments: &[&str]) -> Output {
-        self.socklb(arguments).output().expect("start socklb")
+        finish(&mut self.socklb(arguments))
+    }
+
+    /// The pins of a client.
+    pub fn pins_of(&self, client: &str) -> PathBuf {
+        self.pins.join(format!("v{ABI_VERSION}")).join(client)
     }
 
     /// The pinned map of a client.
     pub fn map(&self, client: &str, name: &str) -> PathBuf {
-        self.pins.join("v1").join(client).join("maps").join(name)
+        self.pins_of(client).join("maps").join(name)
     }
 
     /// `status --json`, whatever its exit code.
@@ -78,6 +84,27 @@ impl Setup {
             .flat_map(|service| service["backends"].as_array().into_iter().flatten());
         backends.map(|backend| backend["active"].as_u64().expect("a count")).sum()
     }
+}
+
+/// Runs a command to its end; kills it and panics if it does not come to one.
+#[track_caller]
+pub fn finish(command: &mut Command) -> Output {
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    die_with_us(command);
+    let child = command.spawn().expect("start the command");
+    let pid = i32::try_from(child.id()).ok().and_then(rustix::process::Pid::from_raw).expect("a process id");
+    let (done, ended) = std::sync::mpsc::channel::<()>();
+    let watcher = std::thread::spawn(move || {
+        let hangs = ended.recv_timeout(6 * PATIENCE) == Err(std::sync::mpsc::RecvTimeoutError::Timeout);
+        if hangs {
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+        }
+        hangs
+    });
+    let output = child.wait_with_output().expect("read what it prints");
+    drop(done);
+    assert!(!watcher.join().expect("the watcher ends"), "{command:?} did not end: {output:?}");
+    output
 }
 
 /// The element of a list that has this name.
@@ -118,18 +145,29 @@ impl Daemon {
 
     /// Starts a daemon and does not wait.
     pub fn spawn(setup: &Setup) -> Self {
+        Self::spawn_with(setup, |_| {})
+    }
+
+    /// Starts a daemon whose command `prepare` has changed, and does not wait.
+    pub fn spawn_with(setup: &Setup, prepare: impl FnOnce(&mut Command)) -> Self {
         let log = setup.folder.join("log");
         let file = fs::File::options().create(true).append(true).open(&log).expect("open the log");
         let mut command = setup.socklb(&["run", "--config"]);
         command.arg(setup.folder.join("socklb.toml"));
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(file);
         die_with_us(&mut command);
+        prepare(&mut command);
         Self { child: command.spawn().expect("start the daemon"), log, setup: setup.clone() }
     }
 
     /// What it has logged.
     pub fn log(&self) -> String {
         fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    /// Sends it a signal.
+    pub fn signal(&self, what: rustix::process::Signal) {
+        signal(&self.child, what);
     }
 
     /// Its process id.

@@ -45,6 +45,9 @@ pub fn ebpf_cargo(subcommand: &str) -> Command {
         "-Clink-arg=--btf".to_owned(),
         // Atomics that return a value. Programs without them still load on kernels that lack them.
         "-Ctarget-cpu=v3".to_owned(),
+        // A number in a stack slot that once held a pointer is "corruption of a spilled pointer" to verifiers that guard
+        // against leaks, which is all of them without CAP_PERFMON.
+        "-Clink-arg=--llvm-args=-no-stack-slot-sharing".to_owned(),
         // No path of this machine in the object.
         format!("--remap-path-prefix={}=/socklb", root.display()),
         format!("--remap-path-prefix={}=/cargo", home.display()),

@@ -56,13 +56,7 @@ pub fn path_of(id: u64) -> Option<PathBuf> {
         if std::fs::metadata(&directory).is_ok_and(|metadata| metadata.ino() == id) {
             return Some(directory);
         }
-        let Ok(entries) = std::fs::read_dir(&directory) else { continue };
-        pending.extend(
-            entries
-                .flatten()
-                .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
-                .map(|entry| entry.path()),
-        );
+        pending.extend(children(&directory));
     }
     None
 }
@@ -73,24 +67,94 @@ fn on_cgroup2(path: &Path) -> bool {
     rustix::fs::statfs(path).is_ok_and(|stat| stat.f_type == MAGIC)
 }
 
+/// The processes of a cgroup and of all below it.
+pub fn processes(cgroup: &Path) -> Vec<u32> {
+    let mut processes = Vec::new();
+    let mut pending = vec![cgroup.to_owned()];
+    // Bound: cgroups below this one, each looked at once.
+    while let Some(directory) = pending.pop() {
+        // One that is removed meanwhile has none.
+        let procs = std::fs::read_to_string(directory.join("cgroup.procs")).unwrap_or_default();
+        processes.extend(procs.lines().filter_map(|pid| pid.parse::<u32>().ok()));
+        pending.extend(children(&directory));
+    }
+    processes
+}
+
+/// Ids of the cgroups below one.
+pub fn ids_below(cgroup: &Path) -> Vec<u64> {
+    let mut ids = Vec::new();
+    let mut pending = children(cgroup);
+    // Bound: cgroups below this one, each looked at once.
+    while let Some(directory) = pending.pop() {
+        ids.extend(std::fs::metadata(&directory).ok().map(|metadata| metadata.ino()));
+        pending.extend(children(&directory));
+    }
+    ids
+}
+
+fn children(directory: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    entries
+        .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
+        .map(|entry| entry.path())
+        .collect()
+}
+
+/// The cgroup of this process and those above it, innermost first: their ids. Programs that are attached to any of them
+/// run for sockets that this process makes.
+///
+/// # Errors
+/// If there is no cgroup2, or this process is outside of what is mounted of it.
+pub fn ours_and_above() -> Result<Vec<u64>, DatapathError> {
+    let text = std::fs::read_to_string("/proc/self/cgroup").map_err(DatapathError::OwnCgroup)?;
+    let relative = of_version_2(&text).ok_or(DatapathError::NoCgroup2)?;
+    // Also a mount that shows a part only: our cgroup is in it, or we cannot tell.
+    let table = std::fs::read_to_string("/proc/self/mountinfo").map_err(DatapathError::MountInfo)?;
+    let mount = mounts_of_type(&table, "cgroup2").into_iter().next().ok_or(DatapathError::NoCgroup2)?;
+    let path = mount.join(relative.trim_start_matches('/'));
+    let ancestors = path.ancestors().take_while(|ancestor| ancestor.starts_with(&mount));
+    let ids: Result<Vec<u64>, _> =
+        ancestors.map(|ancestor| std::fs::metadata(ancestor).map(|metadata| metadata.ino())).collect();
+    ids.map_err(|source| DatapathError::OpenCgroup { path, source })
+}
+
+/// The path of a process's cgroup of the second version in the text of its `cgroup` file (cgroups(7)).
+fn of_version_2(text: &str) -> Option<&str> {
+    text.lines().find_map(|line| line.strip_prefix("0::"))
+}
+
 /// Where cgroup2 is mounted, found by file system type: `/sys/fs/cgroup` on a unified host, elsewhere on a hybrid one.
 ///
 /// # Errors
-/// If it is not mounted.
+/// If it is not mounted, or only a part of it is: paths below that would be others than the host's.
 pub fn cgroup2_mount() -> Result<PathBuf, DatapathError> {
     let table = std::fs::read_to_string("/proc/self/mountinfo").map_err(DatapathError::MountInfo)?;
-    mount_of_type(&table, "cgroup2").ok_or(DatapathError::NoCgroup2)
+    let mounts = mounts_of_type(&table, "cgroup2");
+    match mounts.iter().find(|mount| is_whole(mount)) {
+        Some(mount) => Ok(mount.clone()),
+        None => {
+            Err(mounts.into_iter().next().map_or(DatapathError::NoCgroup2, DatapathError::CgroupNamespace))
+        }
+    }
 }
 
-/// The first mount of a file system type in the text of a `mountinfo` file (proc_pid_mountinfo(5)).
-fn mount_of_type(table: &str, kind: &str) -> Option<PathBuf> {
-    table.lines().find_map(|line| {
+/// Whether a mount shows the root of the hierarchy, not the root of a cgroup namespace.
+fn is_whole(mount: &Path) -> bool {
+    // Kernel fact: the root of the hierarchy is made first and has id 1.
+    std::fs::metadata(mount).is_ok_and(|metadata| metadata.ino() == 1)
+}
+
+/// The mounts of a file system type in the text of a `mountinfo` file (proc_pid_mountinfo(5)).
+fn mounts_of_type(table: &str, kind: &str) -> Vec<PathBuf> {
+    let mount = |line: &str| {
         let (mount, source) = line.split_once(" - ")?;
         if source.split(' ').next() != Some(kind) {
             return None;
         }
         Some(PathBuf::from(unescape(mount.split(' ').nth(4)?)))
-    })
+    };
+    table.lines().filter_map(mount).collect()
 }
 
 /// Undoes the octal escapes of blanks in a mount table.
@@ -108,11 +172,23 @@ mod tests {
             30 23 0:26 / /sys/fs/cgroup ro,nosuid - tmpfs tmpfs ro,mode=755\n\
             31 30 0:27 / /sys/fs/cgroup/unified rw,nosuid shared:9 - cgroup2 cgroup2 rw\n\
             32 30 0:28 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n";
-        assert_eq!(mount_of_type(hybrid, "cgroup2"), Some(PathBuf::from("/sys/fs/cgroup/unified")));
+        let check = |table: &str, expected: &[&str]| {
+            let expected: Vec<PathBuf> = expected.iter().map(PathBuf::from).collect();
+            assert_eq!(mounts_of_type(table, "cgroup2"), expected);
+        };
+        check(hybrid, &["/sys/fs/cgroup/unified"]);
         let unified = "25 23 0:22 / /sys/fs/cgroup rw shared:4 - cgroup2 cgroup2 rw,nsdelegate\n";
-        assert_eq!(mount_of_type(unified, "cgroup2"), Some(PathBuf::from("/sys/fs/cgroup")));
+        check(unified, &["/sys/fs/cgroup"]);
+        check(&format!("{hybrid}{unified}"), &["/sys/fs/cgroup/unified", "/sys/fs/cgroup"]);
         let odd = "25 23 0:22 / /mnt/a\\040b rw - cgroup2 none rw\n";
-        assert_eq!(mount_of_type(odd, "cgroup2"), Some(PathBuf::from("/mnt/a b")));
-        assert_eq!(mount_of_type("25 23 0:22 / /sys rw - sysfs sysfs rw\n", "cgroup2"), None);
+        check(odd, &["/mnt/a b"]);
+        check("25 23 0:22 / /sys rw - sysfs sysfs rw\n", &[]);
+    }
+
+    #[test]
+    fn the_own_cgroup_is_that_of_version_2() {
+        let hybrid = "4:cpu:/jobs\n1:name=systemd:/x\n0::/system.slice/a.service\n";
+        assert_eq!(of_version_2(hybrid), Some("/system.slice/a.service"));
+        assert_eq!(of_version_2("4:cpu:/jobs\n"), None);
     }
 }

@@ -15,6 +15,14 @@ pub enum DatapathError {
     NoCgroup2,
     #[error("cannot read /proc/self/mountinfo")]
     MountInfo(#[source] io::Error),
+    #[error(
+        "{} shows only the cgroups of a cgroup namespace: run socklb in the host's (for containers, the option \
+         --cgroupns=host), or mount the host's whole cgroup2 tree",
+        .0.display()
+    )]
+    CgroupNamespace(PathBuf),
+    #[error("cannot read /proc/self/cgroup")]
+    OwnCgroup(#[source] io::Error),
     #[error("cgroup {} does not exist: start the service first, or create it with `mkdir`", .0.display())]
     NoCgroup(PathBuf),
     #[error("{} is not inside the cgroup2 mount {}", path.display(), mount.display())]
@@ -85,6 +93,12 @@ pub enum DatapathError {
         #[source]
         source: io::Error,
     },
+    #[error("cannot tell which programs are attached to {}", cgroup.display())]
+    Query {
+        cgroup: PathBuf,
+        #[source]
+        source: io::Error,
+    },
     #[error("cannot pin {}", path.display())]
     Pin {
         path: PathBuf,
@@ -94,6 +108,12 @@ pub enum DatapathError {
     #[error("cannot remove {}", path.display())]
     Unpin {
         path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("client {client}: cannot compare its flow records with the kernel's lists of sockets")]
+    Repair {
+        client: String,
         #[source]
         source: io::Error,
     },

@@ -5,15 +5,15 @@
 
 use std::io;
 use std::marker::PhantomData;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::ptr::NonNull;
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use aya::maps::{HashMap, Map, MapData, MapError, PerCpuArray, PerCpuValues};
 use lb_common::abi::{
-    Active, Backend, Chosen, Outcomes, ScheduleCell, Service, ServiceIndex, ServiceKey4, ServiceKey6, Walk,
-    map,
+    Active, Backend, Chosen, FlowRecord, Outcomes, ScheduleCell, Service, ServiceIndex, ServiceKey4,
+    ServiceKey6, Walk, map,
 };
 use rustix::mm::{MapFlags, ProtFlags};
 
@@ -45,17 +45,23 @@ pub struct Mapped<T> {
 unsafe impl<T> Send for Mapped<T> {}
 
 impl<T: bytemuck::Pod> Mapped<T> {
-    fn open(path: &Path, writable: bool) -> Result<Self, DatapathError> {
+    /// Maps the array that is pinned at `path`.
+    ///
+    /// # Errors
+    /// If it cannot be opened or mapped.
+    pub fn open(path: &Path, writable: bool) -> Result<Self, DatapathError> {
         let fail = |error| DatapathError::Map { path: path.to_owned(), operation: "map", source: error };
         let fd = sys::open_pin(path).map_err(fail)?;
         let info = sys::map_info(fd.as_fd()).map_err(fail)?;
-        let bytes = info.max_entries as usize * size_of::<T>();
+        Self::map(&fd, info.max_entries as usize * size_of::<T>(), writable).map_err(fail)
+    }
+
+    fn map(fd: &OwnedFd, bytes: usize, writable: bool) -> io::Result<Self> {
         let protection = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
         // SAFETY: a new mapping at an address of the kernel's choice.
         let memory =
-            unsafe { rustix::mm::mmap(std::ptr::null_mut(), bytes, protection, MapFlags::SHARED, &fd, 0) };
-        let memory = memory.map_err(|error| fail(io::Error::from(error)))?;
-        let memory = NonNull::new(memory.cast::<u8>()).expect("mmap does not return null");
+            unsafe { rustix::mm::mmap(std::ptr::null_mut(), bytes, protection, MapFlags::SHARED, fd, 0) };
+        let memory = NonNull::new(memory?.cast::<u8>()).expect("mmap does not return null");
         Ok(Self { memory, bytes, writable, value: PhantomData })
     }
 
@@ -87,6 +93,23 @@ impl<T: bytemuck::Pod> Mapped<T> {
     pub fn load64(&self, index: usize, offset: usize) -> u64 {
         // SAFETY: `word` checks bounds and alignment.
         unsafe { self.word::<u64>(index, offset).read_volatile() }
+    }
+
+    fn atomic64(&self, index: usize, offset: usize) -> &AtomicU64 {
+        assert!(self.writable, "opened for reading");
+        // SAFETY: `word` checks bounds and alignment; the mapping lives as long as `self`, and everybody who writes such
+        // a word, the kernel programs included, does it with atomic operations.
+        unsafe { AtomicU64::from_ptr(self.word(index, offset)) }
+    }
+
+    /// Puts `new` in place of `old`; returns whether `old` was there. As the kernel programs do it, and against them.
+    pub fn replace64(&self, index: usize, offset: usize, old: u64, new: u64) -> bool {
+        self.atomic64(index, offset).compare_exchange(old, new, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+    }
+
+    /// Adds to a number that the kernel programs add to as well; `u64::MAX` takes one away.
+    pub fn add64(&self, index: usize, offset: usize, amount: u64) {
+        self.atomic64(index, offset).fetch_add(amount, Ordering::SeqCst);
     }
 
     /// Writes an element word by word.
@@ -125,7 +148,23 @@ impl<T> Drop for Mapped<T> {
     }
 }
 
-/// The maps of a client task that the daemon reads or writes; its flows are the kernel programs' own.
+/// Open flows of all slots together, as every ABI version keeps them: in a mapped array whose values begin with the
+/// number.
+///
+/// # Errors
+/// If the map cannot be opened or mapped.
+pub fn open_flows(dir: &Path) -> Result<u64, DatapathError> {
+    let path = dir.join(map::ACTIVE);
+    let fail = |error| DatapathError::Map { path: path.clone(), operation: "map", source: error };
+    let fd = sys::open_pin(&path).map_err(fail)?;
+    let info = sys::map_info(fd.as_fd()).map_err(fail)?;
+    // Kernel fact: elements of an array lie at multiples of eight bytes.
+    let words = info.value_size.div_ceil(8) as usize;
+    let values = Mapped::<u64>::map(&fd, info.max_entries as usize * words * 8, false).map_err(fail)?;
+    Ok((0..info.max_entries as usize).map(|slot| values.get(slot * words)).sum())
+}
+
+/// The maps of a client task that hold its tables and counts.
 pub struct Maps {
     pub services_v4: Hash<ServiceKey4, ServiceIndex>,
     pub services_v6: Hash<ServiceKey6, ServiceIndex>,
@@ -136,6 +175,7 @@ pub struct Maps {
     pub outcomes: PerCpu<Outcomes>,
     pub chosen: PerCpu<Chosen>,
     pub active: Mapped<Active>,
+    pub flows: Mapped<FlowRecord>,
 }
 
 impl Maps {
@@ -154,8 +194,9 @@ impl Maps {
             walks: typed(&path(map::WALKS))?,
             outcomes: typed(&path(map::OUTCOMES))?,
             chosen: typed(&path(map::CHOSEN))?,
-            // Only the kernel programs write it.
+            // The kernel programs write these, and the repair pass by mappings of its own.
             active: Mapped::open(&path(map::ACTIVE), false)?,
+            flows: Mapped::open(&path(map::FLOWS), false)?,
         })
     }
 }

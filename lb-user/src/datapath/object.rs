@@ -11,7 +11,7 @@ use std::path::Path;
 
 use aya::programs::{Program, ProgramError};
 use aya::{Ebpf, EbpfLoader};
-use lb_common::abi::{ENTRIES_PER_CELL, map};
+use lb_common::abi::{self, ENTRIES_PER_CELL, map};
 
 use super::cgroup::Cgroup;
 use super::error::DatapathError;
@@ -63,9 +63,9 @@ fn of_link(name: &str) -> Option<(&'static Hook, u64)> {
     Some((HOOKS.iter().find(|known| known.name == hook)?, cgroup.parse().ok()?))
 }
 
-/// Whether a link begins flows: it is detached before those that see them end.
+/// Whether a link begins flows: it is detached before those that see them end. Of any version's links.
 pub fn detaches_first(name: &str) -> bool {
-    of_link(name).is_some_and(|(hook, _)| hook.begins_flows())
+    name.starts_with("connect") || name.starts_with("sendmsg")
 }
 
 /// The links to cgroups other than this one.
@@ -89,6 +89,28 @@ pub struct Shape {
 }
 
 impl Shape {
+    /// Kernel memory that a map takes as soon as it is made. A hash that takes memory on demand has its buckets; the
+    /// elements come to as much as docs/limits.md says.
+    pub fn bytes(self, cpus: u64) -> u64 {
+        const HASH: u32 = 1;
+        const PER_CPU_ARRAY: u32 = 6;
+        const ON_DEMAND: u32 = 1;
+        /// `struct htab_elem` before its key, and a bucket.
+        const ELEMENT: u64 = 48;
+        const BUCKET: u64 = 16;
+        let align = |bytes: u32| u64::from(bytes.next_multiple_of(8));
+        let entries = u64::from(self.max_entries);
+        match self.kind {
+            HASH => {
+                let buckets = entries.next_power_of_two() * BUCKET;
+                let element = ELEMENT + align(self.key_size) + align(self.value_size);
+                if self.flags & ON_DEMAND != 0 { buckets } else { buckets + entries * element }
+            }
+            PER_CPU_ARRAY => entries * (cpus * align(self.value_size) + size_of::<u64>() as u64),
+            _ => entries * align(self.value_size),
+        }
+    }
+
     fn describe(self) -> String {
         let Self { kind, key_size, value_size, max_entries, flags } = self;
         format!(
@@ -98,7 +120,7 @@ impl Shape {
 }
 
 /// The capacities that the configuration sets.
-fn capacities(limits: &Limits) -> [(&'static str, u32); 6] {
+fn capacities(limits: &Limits) -> [(&'static str, u32); 7] {
     [
         // Twice: a new table is written beside the one it replaces.
         (map::SCHEDULE, 2 * limits.schedule_entries / ENTRIES_PER_CELL),
@@ -107,6 +129,7 @@ fn capacities(limits: &Limits) -> [(&'static str, u32); 6] {
         (map::ACTIVE, limits.slots),
         (map::FLOWS, limits.flow_records),
         (map::FLOW_OVERFLOW, limits.flow_records),
+        (map::LISTED, 2 * limits.flow_records),
     ]
 }
 
@@ -183,6 +206,19 @@ pub struct Programs {
 /// # Errors
 /// If the kernel refuses, most likely for want of privilege.
 pub fn load(pins: &Pins, limits: &Limits, features: Features) -> Result<Programs, DatapathError> {
+    load_with(Some(pins), limits, features)
+}
+
+/// Loads the programs for small maps of their own and lets go of both.
+///
+/// # Errors
+/// If the kernel refuses, most likely for want of privilege.
+pub fn try_load(features: Features) -> Result<(), DatapathError> {
+    let limits = Limits { schedule_entries: 1 << abi::MIN_SCHEDULE_LOG2, flow_records: 64, slots: 64 };
+    load_with(None, &limits, features).map(drop)
+}
+
+fn load_with(pins: Option<&Pins>, limits: &Limits, features: Features) -> Result<Programs, DatapathError> {
     let mut loader = EbpfLoader::new();
     let flow_mask = limits.flow_records - 1;
     let has_set_retval = u32::from(features.set_retval);
@@ -194,9 +230,11 @@ pub fn load(pins: &Pins, limits: &Limits, features: Features) -> Result<Programs
     for (name, entries) in capacities(limits) {
         loader.map_max_entries(name, entries);
     }
-    let directory = pins.maps();
-    for name in map::ALL {
-        loader.map_pin_path(name, Cow::Owned(directory.join(name)));
+    if let Some(pins) = pins {
+        let directory = pins.maps();
+        for name in map::ALL {
+            loader.map_pin_path(name, Cow::Owned(directory.join(name)));
+        }
     }
     let mut object = loader.load(OBJECT).map_err(|error| DatapathError::Load(Box::new(error)))?;
     let mut fds = Vec::with_capacity(HOOKS.len());
@@ -262,6 +300,16 @@ impl Programs {
     }
 }
 
+/// Ids of the programs of a client's pinned links.
+pub fn programs_of(pins: &Pins) -> Vec<u32> {
+    let (_, links) = pins.contents().unwrap_or_default();
+    let program = |name: &String| {
+        let link = sys::open_pin(&pins.links().join(name)).ok()?;
+        sys::link_info(link.as_fd()).ok().map(|info| info.program_id)
+    };
+    links.iter().filter_map(program).collect()
+}
+
 /// The cgroup that a pinned link is attached to.
 fn attached_to(path: &Path) -> Option<u64> {
     let link = sys::open_pin(path).ok()?;
@@ -294,7 +342,6 @@ pub fn privilege(error: io::Error) -> DatapathError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use lb_common::abi;
 
     /// The object and the ABI module agree on every map: names, sizes, capacities.
     #[test]
@@ -319,6 +366,7 @@ mod tests {
             (map::ACTIVE, sizes(4, size_of::<abi::Active>(), abi::SLOTS)),
             (map::FLOWS, sizes(4, size_of::<abi::FlowRecord>(), abi::FLOW_RECORDS)),
             (map::FLOW_OVERFLOW, sizes(8, size_of::<abi::Flow>(), abi::FLOW_RECORDS)),
+            (map::LISTED, sizes(8, size_of::<abi::Listed>(), 2 * abi::FLOW_RECORDS)),
         ];
         for (name, (key, value, entries)) in expected {
             let shape = shapes[name];

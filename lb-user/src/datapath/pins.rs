@@ -1,7 +1,8 @@
 //! The directory in bpffs that holds a client task's maps and links, and its lock, which keeps a second writer out.
 //!
-//! `<pins>/v<ABI>/<client>/maps/<map>` and `.../links/<hook>@<cgroup id>`. What lies there *is* the state: programs and tables go on
-//! working while no daemon runs.
+//! `<pins>/v<ABI>/<client>/maps/<map>` and `.../links/<hook>@<cgroup id>`. What lies there *is* the state: programs and
+//! tables go on working while no daemon runs. Directories of other ABI versions lie beside: what an upgrade has left to
+//! its last flows, or what another build of socklb made.
 
 use std::fs::{self, File};
 use std::io;
@@ -19,17 +20,24 @@ pub struct Lock {
     _directory: File,
 }
 
-/// The directory of all clients of this ABI.
-pub fn root(pins: &Path) -> PathBuf {
-    pins.join(format!("v{ABI_VERSION}"))
+/// The directory of all clients of an ABI version.
+fn root(pins: &Path, version: u32) -> PathBuf {
+    pins.join(format!("v{version}"))
 }
 
-/// Removes the directory of all clients if nothing is left in it; that something is, is no failure.
-pub fn remove_root(pins: &Path) {
-    if fs::remove_dir(root(pins)).is_ok() {
-        // The directory above may be shared with other versions, or be the mount itself.
-        let _ = fs::remove_dir(pins);
+/// The ABI versions that have a directory, ours or not.
+fn versions(pins: &Path) -> Result<Vec<u32>, DatapathError> {
+    let of = |name: &String| name.strip_prefix('v').and_then(|version| version.parse().ok());
+    Ok(names(pins)?.iter().filter_map(of).collect())
+}
+
+/// Removes the directories of all clients if nothing is left in them; that something is, is no failure.
+pub fn remove_roots(pins: &Path) {
+    for version in versions(pins).unwrap_or_default() {
+        let _ = fs::remove_dir(root(pins, version));
     }
+    // It may be the mount itself.
+    let _ = fs::remove_dir(pins);
 }
 
 /// Creates a directory on bpffs.
@@ -48,24 +56,30 @@ fn create(directory: &Path) -> Result<(), DatapathError> {
         .map_err(|source| DatapathError::PinDirectory { path: directory.to_owned(), source })
 }
 
-fn on_bpffs(path: &Path) -> bool {
+pub fn on_bpffs(path: &Path) -> bool {
     /// `BPF_FS_MAGIC`
     const MAGIC: i64 = 0xcafe_4a11;
     rustix::fs::statfs(path).is_ok_and(|stat| stat.f_type == MAGIC)
 }
 
 /// The pins of one client task.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pins {
     /// Its name.
     pub client: String,
+    /// The ABI version of the socklb that made them.
+    pub version: u32,
     directory: PathBuf,
 }
 
 impl Pins {
     /// The pins of a client below `pins`.
     pub fn of(pins: &Path, client: &str) -> Self {
-        Self { client: client.to_owned(), directory: root(pins).join(client) }
+        Self::of_version(pins, client, ABI_VERSION)
+    }
+
+    fn of_version(pins: &Path, client: &str, version: u32) -> Self {
+        Self { client: client.to_owned(), version, directory: root(pins, version).join(client) }
     }
 
     /// Every client that has pins, by name.
@@ -73,13 +87,29 @@ impl Pins {
     /// # Errors
     /// If the directory exists and cannot be read.
     pub fn all(pins: &Path) -> Result<Vec<Self>, DatapathError> {
-        let root = root(pins);
+        let mut all = Self::all_versions(pins)?;
+        all.retain(Self::is_of_this_version);
+        Ok(all)
+    }
+
+    /// Every client that has pins of any ABI version, by name and version.
+    ///
+    /// # Errors
+    /// If the directory exists and cannot be read.
+    pub fn all_versions(pins: &Path) -> Result<Vec<Self>, DatapathError> {
         let mut clients = Vec::new();
-        for name in names(&root)? {
-            clients.push(Self::of(pins, &name));
+        for version in versions(pins)? {
+            for name in names(&root(pins, version))? {
+                clients.push(Self::of_version(pins, &name, version));
+            }
         }
-        clients.sort_by(|a, b| a.client.cmp(&b.client));
+        clients.sort_by(|a, b| (&a.client, a.version).cmp(&(&b.client, b.version)));
         Ok(clients)
+    }
+
+    /// Whether we know the maps and links in it.
+    pub fn is_of_this_version(&self) -> bool {
+        self.version == ABI_VERSION
     }
 
     /// Creates the client's directory and locks it against other writers.
@@ -133,6 +163,18 @@ impl Pins {
         Ok((names(&self.maps())?, names(&self.links())?))
     }
 
+    /// Removes the links that `first` picks, which are those that begin flows.
+    ///
+    /// # Errors
+    /// If one cannot be removed.
+    pub fn remove_links(&self, first: impl Fn(&str) -> bool) -> Result<(), DatapathError> {
+        let (_, links) = self.contents()?;
+        for name in links.iter().filter(|name| first(name)) {
+            unlink(&self.links().join(name))?;
+        }
+        Ok(())
+    }
+
     /// Removes everything that is ours: first the links that `first` picks, then the others, then the maps.
     ///
     /// # Errors
@@ -142,14 +184,10 @@ impl Pins {
         ours: impl Fn(&str) -> bool,
         first: impl Fn(&str) -> bool,
     ) -> Result<(), DatapathError> {
-        let (mut maps, mut links) = self.contents()?;
-        maps.retain(|name| ours(name));
-        links.retain(|name| ours(name));
-        links.sort_by_key(|name| !first(name));
-        for name in links {
-            unlink(&self.links().join(name))?;
-        }
-        for name in maps {
+        self.remove_links(|name| ours(name) && first(name))?;
+        self.remove_links(&ours)?;
+        let (maps, _) = self.contents()?;
+        for name in maps.iter().filter(|name| ours(name)) {
             unlink(&self.maps().join(name))?;
         }
         for directory in [self.links(), self.maps(), self.directory.clone()] {

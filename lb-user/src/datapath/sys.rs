@@ -1,7 +1,10 @@
-//! The kernel calls that aya does not offer, as `bpf(2)` itself: links, pins, what a map looks like, probes.
+//! The kernel calls that aya does not offer, as `bpf(2)` itself: links, pins, batches, what a map or a cgroup has, probes;
+//! and beside it the lists of sockets ([`diag`]).
 //!
 //! Each function is one system call. The structures are the parts of the kernel's `union bpf_attr` (`linux/bpf.h`)
 //! that the call reads; the kernel takes the rest as zero.
+
+pub mod diag;
 
 use std::ffi::{CString, OsStr};
 use std::io;
@@ -11,10 +14,16 @@ use std::path::Path;
 
 const BPF_MAP_CREATE: i64 = 0;
 const BPF_MAP_UPDATE_ELEM: i64 = 2;
+const BPF_MAP_DELETE_ELEM: i64 = 3;
 const BPF_PROG_LOAD: i64 = 5;
 const BPF_OBJ_PIN: i64 = 6;
 const BPF_OBJ_GET: i64 = 7;
+const BPF_PROG_GET_FD_BY_ID: i64 = 13;
 const BPF_OBJ_GET_INFO_BY_FD: i64 = 15;
+const BPF_PROG_QUERY: i64 = 16;
+const BPF_MAP_LOOKUP_BATCH: i64 = 24;
+const BPF_MAP_UPDATE_BATCH: i64 = 26;
+const BPF_MAP_DELETE_BATCH: i64 = 27;
 const BPF_LINK_CREATE: i64 = 28;
 const BPF_LINK_UPDATE: i64 = 29;
 
@@ -171,6 +180,168 @@ pub fn link_info(link: BorrowedFd<'_>) -> io::Result<LinkInfo> {
     info(link)
 }
 
+/// `struct bpf_prog_info` up to the program's name.
+#[repr(C)]
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+struct ProgInfo {
+    kind: u32,
+    id: u32,
+    tag: [u8; 8],
+    _lengths: [u32; 2],
+    _instructions: [u64; 2],
+    load_time: u64,
+    created_by_uid: u32,
+    map_count: u32,
+    map_ids: u64,
+    name: [u8; 16],
+}
+
+#[repr(C)]
+struct ProgById {
+    id: u32,
+    _next_id: u32,
+    open_flags: u32,
+}
+
+/// The name of a program; the kernel tells it to CAP_SYS_ADMIN only.
+pub fn program_name(id: u32) -> io::Result<String> {
+    let mut attr = ProgById { id, _next_id: 0, open_flags: 0 };
+    let program = bpf_fd(BPF_PROG_GET_FD_BY_ID, &mut attr)?;
+    let info: ProgInfo = info(program.as_fd())?;
+    let length = info.name.iter().position(|byte| *byte == 0).unwrap_or(info.name.len());
+    Ok(String::from_utf8_lossy(&info.name[..length]).into_owned())
+}
+
+#[repr(C)]
+struct ProgQuery {
+    target_fd: u32,
+    attach_type: u32,
+    query_flags: u32,
+    attach_flags: u32,
+    prog_ids: u64,
+    prog_cnt: u32,
+}
+
+/// Ids of the programs that are attached to a cgroup itself, in the order in which they run there.
+pub fn programs_of(cgroup: BorrowedFd<'_>, attach_type: AttachType) -> io::Result<Vec<u32>> {
+    /// `BPF_CGROUP_MAX_PROGS`
+    const MAX: u32 = 64;
+    let mut ids = vec![0u32; MAX as usize];
+    let mut attr = ProgQuery {
+        target_fd: raw(cgroup),
+        attach_type: attach_type as u32,
+        query_flags: 0,
+        attach_flags: 0,
+        prog_ids: ids.as_mut_ptr().addr() as u64,
+        prog_cnt: MAX,
+    };
+    bpf(BPF_PROG_QUERY, &mut attr)?;
+    ids.truncate(attr.prog_cnt as usize);
+    Ok(ids)
+}
+
+#[repr(C)]
+struct Batch {
+    in_batch: u64,
+    out_batch: u64,
+    keys: u64,
+    values: u64,
+    count: u32,
+    map_fd: u32,
+    elem_flags: u64,
+    flags: u64,
+}
+
+impl Batch {
+    fn of<K, V>(map: BorrowedFd<'_>, keys: &mut [K], values: &mut [V]) -> io::Result<Self> {
+        Ok(Self {
+            in_batch: 0,
+            out_batch: 0,
+            keys: keys.as_mut_ptr().addr() as u64,
+            values: values.as_mut_ptr().addr() as u64,
+            count: u32::try_from(keys.len()).map_err(io::Error::other)?,
+            map_fd: raw(map),
+            elem_flags: 0,
+            flags: 0,
+        })
+    }
+}
+
+/// All entries of a hash: those that are there from the beginning of the call to its end, and perhaps others.
+pub fn entries<K: bytemuck::Pod, V: bytemuck::Pod>(map: BorrowedFd<'_>) -> io::Result<Vec<(K, V)>> {
+    /// A call fails with ENOSPC if a single bucket holds more; buckets of a hash hold about one.
+    const CHUNK: usize = 4096;
+    let mut entries = Vec::new();
+    let (mut keys, mut values) = (vec![K::zeroed(); CHUNK], vec![V::zeroed(); CHUNK]);
+    // Where the kernel goes on: the number of a bucket.
+    let mut place = 0u64;
+    let mut first = true;
+    // Bound: each call is at least one bucket further.
+    loop {
+        let mut attr = Batch::of(map, &mut keys, &mut values)?;
+        attr.in_batch = if first { 0 } else { std::ptr::from_ref(&place).addr() as u64 };
+        let mut next = 0u64;
+        attr.out_batch = std::ptr::from_mut(&mut next).addr() as u64;
+        let result = bpf(BPF_MAP_LOOKUP_BATCH, &mut attr);
+        // ENOENT is how the kernel says that these were the last.
+        let last = matches!(&result, Err(error) if error.raw_os_error() == Some(libc::ENOENT));
+        if !last {
+            result?;
+        }
+        let found = attr.count as usize;
+        entries.extend(keys[..found].iter().copied().zip(values[..found].iter().copied()));
+        if last {
+            return Ok(entries);
+        }
+        (place, first) = (next, false);
+    }
+}
+
+/// Writes entries of a hash.
+pub fn insert_all<K: bytemuck::Pod, V: bytemuck::Pod>(
+    map: BorrowedFd<'_>,
+    mut entries: (Vec<K>, Vec<V>),
+) -> io::Result<()> {
+    assert_eq!(entries.0.len(), entries.1.len(), "a value for each key");
+    if entries.0.is_empty() {
+        return Ok(());
+    }
+    bpf(BPF_MAP_UPDATE_BATCH, &mut Batch::of(map, &mut entries.0, &mut entries.1)?).map(drop)
+}
+
+/// Removes entries of a hash that nobody else removes.
+pub fn remove_all<K: bytemuck::Pod>(map: BorrowedFd<'_>, mut keys: Vec<K>) -> io::Result<()> {
+    if keys.is_empty() {
+        return Ok(());
+    }
+    bpf(BPF_MAP_DELETE_BATCH, &mut Batch::of::<K, u8>(map, &mut keys, &mut [])?).map(drop)
+}
+
+#[repr(C)]
+struct MapElement {
+    map_fd: u32,
+    _pad: u32,
+    key: u64,
+    value: u64,
+    flags: u64,
+}
+
+/// Removes one entry of a hash. Returns whether it was there.
+pub fn remove<K: bytemuck::Pod>(map: BorrowedFd<'_>, key: &K) -> io::Result<bool> {
+    let mut attr = MapElement {
+        map_fd: raw(map),
+        _pad: 0,
+        key: std::ptr::from_ref(key).addr() as u64,
+        value: 0,
+        flags: 0,
+    };
+    match bpf(BPF_MAP_DELETE_ELEM, &mut attr) {
+        Ok(_) => Ok(true),
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
 #[repr(C)]
 struct MapCreate {
     map_type: u32,
@@ -179,15 +350,6 @@ struct MapCreate {
     max_entries: u32,
     map_flags: u32,
     inner_map_fd: u32,
-}
-
-#[repr(C)]
-struct MapUpdate {
-    map_fd: u32,
-    _pad: u32,
-    key: u64,
-    value: u64,
-    flags: u64,
 }
 
 /// Puts an array into a map of maps, both made for this call. The kernel returns from that only after a grace period.
@@ -200,7 +362,7 @@ pub fn update_map_of_maps() -> io::Result<()> {
     let inner = create(BPF_MAP_TYPE_ARRAY, 0)?;
     let outer = create(BPF_MAP_TYPE_ARRAY_OF_MAPS, raw(inner.as_fd()))?;
     let (key, value) = (0u32, raw(inner.as_fd()));
-    let mut attr = MapUpdate {
+    let mut attr = MapElement {
         map_fd: raw(outer.as_fd()),
         _pad: 0,
         key: std::ptr::from_ref(&key).addr() as u64,

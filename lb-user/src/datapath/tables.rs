@@ -70,11 +70,12 @@ pub struct ServiceView {
     pub table: TableRef,
 }
 
-/// Connects sent to a slot's backend, and its open flows.
+/// Connects sent to a slot's backend, its open flows, and flows that went elsewhere in the end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     pub connects: u64,
     pub active: u64,
+    pub diverted: u64,
 }
 
 impl Tables {
@@ -152,6 +153,12 @@ impl Tables {
         })
     }
 
+    /// How many schedule entries, slots and flow records there are.
+    pub fn capacities(&self) -> [u64; 3] {
+        let cells = self.maps.schedule.len() as u64;
+        [cells * u64::from(ENTRIES_PER_CELL), self.maps.backends.len() as u64, self.maps.flows.len() as u64]
+    }
+
     /// The entries of a table, one slot each.
     pub fn schedule(&self, table: TableRef) -> Vec<u16> {
         let cells = table.base / ENTRIES_PER_CELL..(table.base + table.len()) / ENTRIES_PER_CELL;
@@ -164,14 +171,17 @@ impl Tables {
         self.maps.active.get(slot as usize).flows
     }
 
-    /// Connects and open flows of a slot's backend.
+    /// What was counted of a slot's backend.
     ///
     /// # Errors
     /// If the kernel refuses the look-up.
     pub fn counts(&self, slot: u32) -> Result<Counts, DatapathError> {
         let chosen = self.maps.chosen.get(&slot, 0).map_err(|error| self.fail(map::CHOSEN, "read", error))?;
-        let connects = chosen.iter().fold(0u64, |sum, Raw(cpu)| sum.wrapping_add(cpu.connects));
-        Ok(Counts { connects, active: self.active(slot) })
+        let sum = |count: fn(&Chosen) -> u64| {
+            chosen.iter().fold(0u64, |sum, Raw(cpu)| sum.wrapping_add(count(cpu)))
+        };
+        let (connects, diverted) = (sum(|cpu| cpu.connects), sum(|cpu| cpu.diverted));
+        Ok(Counts { connects, active: self.active(slot), diverted })
     }
 
     /// How connects to a service ended, over all CPUs.

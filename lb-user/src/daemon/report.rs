@@ -1,0 +1,221 @@
+//! What the daemon tells: answers on its socket, and the service manager's notifications (sd_notify(3)).
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use sd_notify::NotifyState;
+use tokio::sync::oneshot;
+use tracing::warn;
+
+use super::Daemon;
+use crate::agent::Agent;
+use crate::api::{Coverage, Question};
+use crate::datapath::{self, Cgroup, Pins};
+use crate::explain;
+use crate::status::{self, Overlay, Status};
+
+/// Somebody who waits until a client's programs cover a cgroup.
+pub struct Waiter {
+    client: String,
+    cgroups: Vec<u64>,
+    answer: oneshot::Sender<Coverage>,
+}
+
+/// The service manager that started the daemon, if one did.
+pub struct Notifier {
+    status: String,
+}
+
+impl Notifier {
+    pub fn new() -> Self {
+        Self { status: String::new() }
+    }
+
+    /// How often it wants a sign of life: twice as often as it demands.
+    pub fn watchdog(&self) -> Option<Duration> {
+        sd_notify::watchdog_enabled().map(|limit| limit / 2).filter(|interval| !interval.is_zero())
+    }
+
+    pub fn watchdog_fed(&self) {
+        tell(&[NotifyState::Watchdog]);
+    }
+
+    pub fn ready(&mut self, status: String) {
+        tell(&[NotifyState::Ready, NotifyState::Status(&status)]);
+        self.status = status;
+    }
+
+    pub fn status(&mut self, status: String) {
+        if status != self.status {
+            tell(&[NotifyState::Status(&status)]);
+            self.status = status;
+        }
+    }
+
+    pub fn reloading(&self) {
+        // The protocol wants the time of the monotonic clock beside it.
+        match NotifyState::monotonic_usec_now() {
+            Ok(now) => tell(&[NotifyState::Reloading, now]),
+            Err(_) => tell(&[NotifyState::Reloading]),
+        }
+    }
+
+    pub fn stopping(&self) {
+        tell(&[NotifyState::Stopping]);
+    }
+}
+
+fn tell(state: &[NotifyState<'_>]) {
+    // Without a service manager this does nothing.
+    if let Err(error) = sd_notify::notify(state) {
+        warn!(%error, "cannot notify the service manager");
+    }
+}
+
+impl Daemon {
+    /// The tables are in the kernel.
+    pub fn notify_ready(&mut self) {
+        let status = self.summary();
+        self.notifier.ready(status);
+    }
+
+    pub fn notify_status(&mut self) {
+        let status = self.summary();
+        self.notifier.status(status);
+    }
+
+    /// One line on how it goes, from what is at hand.
+    fn summary(&self) -> String {
+        let clients = self.config.clients.len();
+        let attached = self.agents.iter().filter(|agent| agent.cgroup().is_some()).count();
+        let mut summary = format!("{attached} of {clients} clients attached");
+        let bad = self.files.values().filter(|file| file.error.is_some()).count();
+        if bad > 0 {
+            summary.push_str(&format!("; {bad} of {} endpoint files cannot be used", self.files.len()));
+        }
+        if self.reload.error.is_some() {
+            summary.push_str("; the configuration file cannot be used");
+        }
+        summary
+    }
+
+    pub fn answer(&mut self, question: Question, now: Instant) {
+        match question {
+            Question::Status(answer) => {
+                let _ = answer.send(self.status(now));
+            }
+            Question::Explain { service, client, answer } => {
+                let mut explanations = Vec::new();
+                for agent in &self.agents {
+                    if client.as_ref().is_none_or(|client| *client == agent.client.name) {
+                        explanations.extend(explain::explain(
+                            &agent.client,
+                            agent.balancer(),
+                            Some(&service),
+                            true,
+                        ));
+                    }
+                }
+                let _ = answer.send(explanations);
+            }
+            Question::Cover { client, cgroups, answer } => {
+                self.waiters.push(Waiter { client, cgroups, answer });
+                // Who asks has just made its cgroup, most likely: attach now, not when the watch tells.
+                self.follow_cgroups();
+            }
+        }
+    }
+
+    /// Answers those whose cgroup is covered, and those who wait for a client that there is not.
+    pub fn answer_waiters(&mut self) {
+        for waiter in std::mem::take(&mut self.waiters) {
+            let Waiter { client, cgroups, answer } = waiter;
+            let Some(agent) = self.agents.iter().find(|agent| agent.client.name == client) else {
+                let clients = self.agents.iter().map(|agent| agent.client.name.clone()).collect();
+                let _ = answer.send(Coverage::UnknownClient { clients });
+                continue;
+            };
+            // What the path names now. Where nothing is, the asker's cgroup may have been removed under it.
+            let now = Cgroup::open(&agent.client.cgroup).ok();
+            if datapath::attachment(&agent.pins).is_some_and(|id| cgroups.contains(&id)) {
+                let _ = answer.send(Coverage::Covered);
+            } else if let Some(now) = now.filter(|now| !cgroups.contains(&now.id)) {
+                let _ = answer.send(Coverage::Elsewhere { configured: now.path });
+            } else if !answer.is_closed() {
+                self.waiters.push(Waiter { client, cgroups, answer });
+            }
+        }
+    }
+
+    fn status(&self, now: Instant) -> Status {
+        let mut clients = Vec::new();
+        let mut degraded = Vec::new();
+        for agent in &self.agents {
+            let name = &agent.client.name;
+            match status::of_client(&agent.pins, agent.datapath().tables(), Some(&self.overlay(agent, now))) {
+                Ok(client) => clients.push(client),
+                Err(error) => degraded.push(format!("client {name}: {}", crate::chain(&error))),
+            }
+            if !agent.is_effective() {
+                let path = agent.client.cgroup.display();
+                degraded.push(match agent.cgroup() {
+                    None => format!("client {name}: there is no cgroup {path}; it is attached when it appears"),
+                    Some(_) => format!(
+                        "client {name}: the programs are not attached to the cgroup at {path}: it, or their links, were removed"
+                    ),
+                });
+            }
+            if let Some(trouble) = agent.trouble() {
+                degraded.push(format!("client {name}: {trouble}"));
+            }
+        }
+        for (client, error) in &self.unstarted {
+            degraded.push(format!("client {}: {error}", client.name));
+        }
+        for Pins { client, .. } in self.strangers() {
+            degraded.push(format!("client {client}: attached, but not configured; `socklb detach {client}`"));
+        }
+        if let Some(error) = &self.reload.error {
+            degraded.push(format!("the configuration cannot be used, the one before is in force: {error}"));
+        }
+        degraded.extend(self.reload.unchangeable.iter().cloned());
+        degraded.extend(status::faults(&clients));
+        let daemon = status::Daemon {
+            pid: std::process::id(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            config: self.config.path.clone(),
+            features: self.features,
+        };
+        let leaving = self.leaving.iter().map(|leaving| status::leaving(&leaving.pins)).collect();
+        Status { schema: status::SCHEMA, daemon: Some(daemon), degraded, clients, leaving }
+    }
+
+    fn overlay<'a>(&self, agent: &'a Agent, now: Instant) -> Overlay<'a> {
+        let repair = self.repairs.get(&agent.client.name).copied().unwrap_or_default();
+        Overlay {
+            before: agent.a_window_ago(),
+            sources: self.sources(agent, now),
+            configured: super::cgroup_path(&agent.client),
+            neighbours: agent.neighbours().ok(),
+            repair: status::Repair {
+                removed: repair.1,
+                kept_never_listed: repair.0.kept_never_listed,
+                kept_elsewhere: repair.0.kept_elsewhere,
+            },
+        }
+    }
+
+    fn sources(&self, agent: &Agent, now: Instant) -> BTreeMap<String, status::Source> {
+        let services = agent.client.services.iter();
+        let source = |name: &String| match self.files.get(name) {
+            None => status::Source { file: None, good_for_s: None, error: None, failures: 0 },
+            Some(file) => status::Source {
+                file: Some(file.source.path.clone()),
+                good_for_s: file.good_since.map(|since| now.duration_since(since).as_secs()),
+                error: file.error.clone(),
+                failures: file.failures,
+            },
+        };
+        services.map(|configured| &configured.service.name).map(|name| (name.clone(), source(name))).collect()
+    }
+}

@@ -1,0 +1,77 @@
+//! What this process may do and what this host offers, without trying anything that leaves a trace.
+
+use std::fs;
+use std::path::Path;
+
+use rustix::process::{Resource, getrlimit};
+use rustix::thread::CapabilitySet;
+
+use super::pins::on_bpffs;
+
+/// A capability that socklb can use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Capability {
+    /// Its name.
+    pub name: &'static str,
+    /// What for.
+    pub why: &'static str,
+    /// Whether socklb cannot do without it.
+    pub needed: bool,
+    /// Whether this process has it.
+    pub held: bool,
+}
+
+/// The host as this process finds it.
+#[derive(Clone, Debug)]
+pub struct Host {
+    /// The kernel's release.
+    pub release: String,
+    /// Whether the kernel describes its own types.
+    pub btf: bool,
+    /// Whether the pin directory, or the nearest one above it that exists, is on a bpf file system.
+    pub bpffs: bool,
+    /// Capabilities.
+    pub capabilities: Vec<Capability>,
+    /// Bytes that this process may lock; `None` is unlimited. Counts below Linux 5.11 only.
+    pub memlock: Option<u64>,
+    /// Descriptors that this process may open.
+    pub descriptors: Option<u64>,
+}
+
+/// Looks at the host.
+pub fn host(pins: &Path) -> Host {
+    let held = rustix::thread::capabilities(None).map_or(CapabilitySet::empty(), |sets| sets.effective);
+    // Who may administer the system may do what these two allow.
+    let administrator = held.contains(CapabilitySet::SYS_ADMIN);
+    let capability = |name, why, needed, set, implied: bool| Capability {
+        name,
+        why,
+        needed,
+        held: held.contains(set) || implied && administrator,
+    };
+    let existing = pins.ancestors().find(|ancestor| ancestor.exists()).unwrap_or(Path::new("/"));
+    Host {
+        release: rustix::system::uname().release().to_string_lossy().into_owned(),
+        btf: fs::metadata("/sys/kernel/btf/vmlinux").is_ok(),
+        bpffs: on_bpffs(existing),
+        capabilities: vec![
+            capability("CAP_BPF", "makes maps and loads programs", true, CapabilitySet::BPF, true),
+            capability(
+                "CAP_NET_ADMIN",
+                "attaches programs to cgroups",
+                true,
+                CapabilitySet::NET_ADMIN,
+                false,
+            ),
+            capability(
+                "CAP_PERFMON",
+                "lets some kernels' verifiers accept the programs, and tells sockets of MPTCP apart",
+                false,
+                CapabilitySet::PERFMON,
+                true,
+            ),
+        ],
+        memlock: getrlimit(Resource::Memlock).current,
+        descriptors: getrlimit(Resource::Nofile).current,
+    }
+}

@@ -1,0 +1,210 @@
+//! Flow records whose socket is gone: found by comparing them with the kernel's lists of sockets, and taken out.
+//!
+//! The kernel programs end every flow that they see end. What they do not see (a link that was removed for a while, a path
+//! of an MPTCP socket on kernels that do not tell) leaves a record, and an active count that never returns to zero. A
+//! record is taken out only if its network namespace could be listed completely, an earlier list has shown its socket
+//! and this one does not: the connection is over then, whether or not somebody still holds the socket. A socket that no
+//! list has shown may be one whose connect failed and which is still open. What is not sure is kept and counted.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io;
+use std::mem::offset_of;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use lb_common::abi::{Active, Flow, FlowRecord, Listed, map};
+use serde::{Deserialize, Serialize};
+
+use super::cgroup;
+use super::error::DatapathError;
+use super::maps::Mapped;
+use super::namespaces::open_in_namespace_of;
+use super::pins::Pins;
+use super::sys;
+use super::sys::diag::{ListedSocket, SocketLists};
+
+/// What a pass over a client's flow records found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Repair {
+    /// Records that were taken out: their connections are over.
+    pub removed: u64,
+    /// Kept: their sockets are in no list, but none has ever shown them.
+    pub kept_never_listed: u64,
+    /// Kept: in network namespaces that could not be looked into.
+    pub kept_elsewhere: u64,
+}
+
+/// A client whose records are to be looked at.
+#[derive(Clone, Debug)]
+pub struct Patient {
+    /// Its pins.
+    pub pins: Pins,
+    /// Its cgroup, whose processes tell which network namespaces there are.
+    pub cgroup: PathBuf,
+}
+
+/// Looks at the flow records of clients. Reads lists of sockets and may enter network namespaces on threads of its own,
+/// so it is not for the event loop.
+pub fn repair(patients: &[Patient]) -> Vec<(String, Result<Repair, DatapathError>)> {
+    let mut namespaces = Namespaces::new();
+    let of = |patient: &Patient, namespaces: &mut Namespaces| {
+        let records = Records::open(&patient.pins)?;
+        let fail = |source| DatapathError::Repair { client: patient.pins.client.clone(), source };
+        records.repair(namespaces, &patient.cgroup).map_err(fail)
+    };
+    patients.iter().map(|patient| (patient.pins.client.clone(), of(patient, &mut namespaces))).collect()
+}
+
+/// Where a record lies.
+#[derive(Clone, Copy, Debug)]
+enum Place {
+    Table(usize),
+    Overflow,
+}
+
+/// One client's flow records.
+struct Records {
+    flows: Mapped<FlowRecord>,
+    active: Mapped<Active>,
+    overflow: OwnedFd,
+    listed: OwnedFd,
+}
+
+impl Records {
+    fn open(pins: &Pins) -> Result<Self, DatapathError> {
+        let path = |name: &str| pins.maps().join(name);
+        let open = |name: &str| {
+            let fail = |source| DatapathError::Map { path: path(name), operation: "open", source };
+            sys::open_pin(&path(name)).map_err(fail)
+        };
+        Ok(Self {
+            flows: Mapped::open(&path(map::FLOWS), true)?,
+            active: Mapped::open(&path(map::ACTIVE), true)?,
+            overflow: open(map::FLOW_OVERFLOW)?,
+            listed: open(map::LISTED)?,
+        })
+    }
+
+    fn read(&self) -> io::Result<BTreeMap<u64, (Place, Flow)>> {
+        let mut records = BTreeMap::new();
+        for (cookie, flow) in sys::entries::<u64, Flow>(self.overflow.as_fd())? {
+            records.insert(cookie, (Place::Overflow, flow));
+        }
+        for index in 0..self.flows.len() {
+            let record = self.flows.get(index);
+            if record.cookie != 0 {
+                records.insert(record.cookie, (Place::Table(index), record.flow));
+            }
+        }
+        Ok(records)
+    }
+
+    fn repair(&self, namespaces: &mut Namespaces, cgroup: &Path) -> io::Result<Repair> {
+        let records = self.read()?;
+        let known: BTreeSet<u64> =
+            sys::entries::<u64, Listed>(self.listed.as_fd())?.into_iter().map(|(cookie, _)| cookie).collect();
+        sys::remove_all(
+            self.listed.as_fd(),
+            known.iter().copied().filter(|cookie| !records.contains_key(cookie)).collect(),
+        )?;
+        let wanted: BTreeSet<u64> = records.values().map(|(_, flow)| flow.namespace).collect();
+        let lists = namespaces.lists(&wanted, cgroup);
+        let mut repair = Repair::default();
+        let (mut newly_listed, mut missing) = ((Vec::new(), Vec::new()), Vec::new());
+        for (&cookie, &(place, flow)) in &records {
+            match lists.get(&flow.namespace) {
+                None => repair.kept_elsewhere += 1,
+                Some(list) if list.contains(&cookie) => {
+                    if !known.contains(&cookie) {
+                        newly_listed.0.push(cookie);
+                        newly_listed.1.push(Listed { namespace: flow.namespace });
+                    }
+                }
+                Some(_) if known.contains(&cookie) => missing.push((cookie, place, flow)),
+                Some(_) => repair.kept_never_listed += 1,
+            }
+        }
+        sys::insert_all(self.listed.as_fd(), newly_listed)?;
+        if missing.is_empty() {
+            return Ok(repair);
+        }
+        // A list is handed out in parts, and what moves between two parts can be missed: only what a second list does
+        // not show either is gone.
+        let wanted = missing.iter().map(|(_, _, flow)| flow.namespace).collect();
+        let again = namespaces.lists(&wanted, cgroup);
+        for (cookie, place, flow) in missing {
+            let gone = again.get(&flow.namespace).is_some_and(|list| !list.contains(&cookie));
+            if gone && self.take_out(cookie, place, flow)? {
+                repair.removed += 1;
+            }
+        }
+        Ok(repair)
+    }
+
+    /// Ends a flow as the kernel programs do: whoever takes the record out gives its count back. Returns whether it was
+    /// us.
+    fn take_out(&self, cookie: u64, place: Place, flow: Flow) -> io::Result<bool> {
+        let ours = match place {
+            Place::Table(index) => self.flows.replace64(index, offset_of!(FlowRecord, cookie), cookie, 0),
+            Place::Overflow => {
+                let ours = sys::remove(self.overflow.as_fd(), &cookie)?;
+                if ours {
+                    // The table's length is a power of two.
+                    let index = usize::try_from(cookie).unwrap_or(usize::MAX) & (self.flows.len() - 1);
+                    self.flows.add64(index, offset_of!(FlowRecord, overflowed), u64::MAX);
+                }
+                ours
+            }
+        };
+        if ours {
+            self.active.add64(flow.slot as usize, offset_of!(Active, flows), u64::MAX);
+        }
+        Ok(ours)
+    }
+}
+
+/// Ways to the lists of network namespaces, by cookie.
+struct Namespaces {
+    known: BTreeMap<u64, SocketLists>,
+    /// Inodes of the namespaces that were tried.
+    tried: BTreeSet<u64>,
+}
+
+impl Namespaces {
+    /// Our own, if the kernel tells its cookie (Linux 5.14).
+    fn new() -> Self {
+        let mut namespaces = Self { known: BTreeMap::new(), tried: BTreeSet::new() };
+        namespaces.add(SocketLists::open());
+        namespaces
+    }
+
+    fn add(&mut self, lists: io::Result<SocketLists>) {
+        if let Ok(lists) = lists
+            && let Ok(cookie) = lists.namespace()
+        {
+            self.known.insert(cookie, lists);
+        }
+    }
+
+    /// The cookies of the sockets of every wanted namespace that can be listed completely.
+    fn lists(&mut self, wanted: &BTreeSet<u64>, cgroup: &Path) -> BTreeMap<u64, BTreeSet<u64>> {
+        if wanted.iter().any(|namespace| !self.known.contains_key(namespace)) {
+            self.enter_those_of(cgroup);
+        }
+        let cookies = |sockets: Vec<ListedSocket>| sockets.into_iter().map(|socket| socket.cookie).collect();
+        let list = |namespace: &u64| Some((*namespace, cookies(self.known.get(namespace)?.tcp().ok()?)));
+        wanted.iter().filter_map(list).collect()
+    }
+
+    /// Looks into the namespaces of a cgroup's processes, as far as privileges go (entering takes CAP_SYS_ADMIN).
+    fn enter_those_of(&mut self, cgroup: &Path) {
+        for pid in cgroup::processes(cgroup) {
+            let Ok(metadata) = fs::metadata(format!("/proc/{pid}/ns/net")) else { continue };
+            if self.tried.insert(metadata.ino()) {
+                self.add(open_in_namespace_of(pid));
+            }
+        }
+    }
+}

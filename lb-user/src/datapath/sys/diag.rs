@@ -1,0 +1,291 @@
+//! The kernel's lists of TCP sockets (sock_diag(7)): every socket that is listening, connecting or connected, with its
+//! cookie. A socket that is none of these is in no list, though it may be open.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netlink};
+
+/// A socket of a list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ListedSocket {
+    /// Unique while the host is up.
+    pub cookie: u64,
+    /// Its inode, as `/proc/<pid>/fd` names it.
+    pub inode: u32,
+    /// Whether it listens: such a socket dials nobody.
+    pub listens: bool,
+    /// The cgroup that it was made in, where the kernel tells (Linux 5.8).
+    pub cgroup: Option<u64>,
+    /// Its peer.
+    pub peer: SocketAddr,
+}
+
+const SOCK_DIAG_BY_FAMILY: u16 = 20;
+/// `NLM_F_REQUEST | NLM_F_DUMP`.
+const DUMP: u16 = 0x301;
+/// `NLM_F_DUMP_INTR`: the list changed in a way that made the kernel lose its place.
+const INTERRUPTED: u16 = 0x10;
+const NLMSG_ERROR: u16 = 2;
+const NLMSG_DONE: u16 = 3;
+const INET_DIAG_CGROUP_ID: u16 = 21;
+const TCP_LISTEN: u8 = 10;
+/// Established, both handshakes' first states, and everything that ends with the socket still in somebody's hands. Not
+/// the states of sockets that nobody holds: time wait (6) and requests (12).
+const STATES: u32 = 1 << 1 | 1 << 2 | 1 << 3 | 1 << 4 | 1 << 5 | 1 << 8 | 1 << 9 | 1 << TCP_LISTEN | 1 << 11;
+
+/// `struct inet_diag_sockid`, whose ports and addresses are in network order.
+#[repr(C)]
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+struct SocketId {
+    source_port: [u8; 2],
+    peer_port: [u8; 2],
+    source: [u8; 16],
+    peer: [u8; 16],
+    interface: u32,
+    cookie: [u32; 2],
+}
+
+/// `struct nlmsghdr` and `struct inet_diag_req_v2`.
+#[repr(C)]
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+struct Request {
+    header: Header,
+    family: u8,
+    protocol: u8,
+    extensions: u8,
+    _pad: u8,
+    states: u32,
+    id: SocketId,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+struct Header {
+    length: u32,
+    kind: u16,
+    flags: u16,
+    sequence: u32,
+    port: u32,
+}
+
+/// `struct inet_diag_msg`.
+#[repr(C)]
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+struct Message {
+    family: u8,
+    state: u8,
+    timer: u8,
+    retransmits: u8,
+    id: SocketId,
+    expires: u32,
+    receive_queue: u32,
+    send_queue: u32,
+    uid: u32,
+    inode: u32,
+}
+
+/// A way to ask for the lists of the network namespace in which it was opened.
+pub struct SocketLists {
+    socket: OwnedFd,
+}
+
+impl SocketLists {
+    /// Opens a way to the lists of the calling thread's network namespace.
+    ///
+    /// # Errors
+    /// If the kernel has no sock_diag.
+    pub fn open() -> io::Result<Self> {
+        let socket = rustix::net::socket_with(
+            AddressFamily::NETLINK,
+            SocketType::RAW,
+            SocketFlags::CLOEXEC,
+            Some(netlink::SOCK_DIAG),
+        )?;
+        Ok(Self { socket })
+    }
+
+    /// Cookie of the network namespace: what the kernel programs write into flow records.
+    ///
+    /// # Errors
+    /// Before Linux 5.14, which does not tell.
+    pub fn namespace(&self) -> io::Result<u64> {
+        const SO_NETNS_COOKIE: libc::c_int = 71;
+        let mut cookie = 0u64;
+        let mut length = libc::socklen_t::try_from(size_of::<u64>()).map_err(io::Error::other)?;
+        // SAFETY: the option's value is 64 bits wide, and that much room is given.
+        let result = unsafe {
+            libc::getsockopt(
+                self.socket.as_fd().as_raw_fd(),
+                libc::SOL_SOCKET,
+                SO_NETNS_COOKIE,
+                (&raw mut cookie).cast(),
+                &raw mut length,
+            )
+        };
+        if result == 0 { Ok(cookie) } else { Err(io::Error::last_os_error()) }
+    }
+
+    /// The TCP sockets of the namespace, all of them.
+    ///
+    /// # Errors
+    /// If the kernel refuses, or could not list them completely.
+    pub fn tcp(&self) -> io::Result<Vec<ListedSocket>> {
+        let mut sockets = Vec::new();
+        for family in [libc::AF_INET, libc::AF_INET6] {
+            self.dump(u8::try_from(family).map_err(io::Error::other)?, &mut sockets)?;
+        }
+        Ok(sockets)
+    }
+
+    fn dump(&self, family: u8, sockets: &mut Vec<ListedSocket>) -> io::Result<()> {
+        /// The kernel fills at most this much at once (NLMSG_GOODSIZE is 8 KiB; larger for those who read more).
+        const BUFFER: usize = 32 << 10;
+        let request = Request {
+            header: Header {
+                length: u32::try_from(size_of::<Request>()).map_err(io::Error::other)?,
+                kind: SOCK_DIAG_BY_FAMILY,
+                flags: DUMP,
+                sequence: u32::from(family),
+                port: 0,
+            },
+            family,
+            protocol: 6,
+            extensions: 0,
+            _pad: 0,
+            states: STATES,
+            id: bytemuck::Zeroable::zeroed(),
+        };
+        rustix::net::send(&self.socket, bytemuck::bytes_of(&request), SendFlags::empty())?;
+        let mut buffer = vec![0; BUFFER];
+        // Bound: the kernel ends a dump with a message that says so, or with an error.
+        loop {
+            let (length, _) = rustix::net::recv(&self.socket, buffer.as_mut_slice(), RecvFlags::empty())?;
+            if read_datagram(&buffer[..length], u32::from(family), sockets)? {
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// Reads one datagram of messages. Returns whether the dump ended with it.
+fn read_datagram(datagram: &[u8], sequence: u32, sockets: &mut Vec<ListedSocket>) -> io::Result<bool> {
+    let cut = || io::Error::new(io::ErrorKind::InvalidData, "the kernel's list of sockets is cut off");
+    let mut rest = datagram;
+    // Bound: each message is at least a header long.
+    while !rest.is_empty() {
+        let header: Header = prefix(rest).ok_or_else(cut)?;
+        let length = header.length as usize;
+        let body = rest.get(size_of::<Header>()..length).ok_or_else(cut)?;
+        rest = rest.get(aligned(length)..).unwrap_or_default();
+        // What an earlier request left unread.
+        if header.sequence != sequence {
+            continue;
+        }
+        if header.flags & INTERRUPTED != 0 {
+            return Err(io::Error::new(
+                io::ErrorKind::Interrupted,
+                "the list of sockets changed while it was read",
+            ));
+        }
+        match header.kind {
+            NLMSG_DONE | NLMSG_ERROR => {
+                // Both carry a negated errno; zero is none.
+                let error: i32 = prefix(body).unwrap_or_default();
+                return if error == 0 { Ok(true) } else { Err(io::Error::from_raw_os_error(-error)) };
+            }
+            _ => sockets.push(read_socket(body).ok_or_else(cut)?),
+        }
+    }
+    Ok(false)
+}
+
+fn read_socket(body: &[u8]) -> Option<ListedSocket> {
+    let message: Message = prefix(body)?;
+    let [low, high] = message.id.cookie;
+    let attributes = body.get(aligned(size_of::<Message>())..).unwrap_or_default();
+    let address = if i32::from(message.family) == libc::AF_INET {
+        let [a, b, c, d, ..] = message.id.peer;
+        IpAddr::V4(Ipv4Addr::new(a, b, c, d))
+    } else {
+        IpAddr::V6(Ipv6Addr::from(message.id.peer)).to_canonical()
+    };
+    Some(ListedSocket {
+        cookie: u64::from(high) << 32 | u64::from(low),
+        inode: message.inode,
+        listens: message.state == TCP_LISTEN,
+        cgroup: attribute(attributes, INET_DIAG_CGROUP_ID).and_then(prefix),
+        peer: SocketAddr::new(address, u16::from_be_bytes(message.id.peer_port)),
+    })
+}
+
+/// The value of an attribute in a list of them: length and kind of 16 bits each, then the value.
+fn attribute(mut attributes: &[u8], wanted: u16) -> Option<&[u8]> {
+    // Bound: each attribute is at least its header long.
+    loop {
+        let [length, kind]: [u16; 2] = prefix(attributes)?;
+        let value = attributes.get(4..usize::from(length))?;
+        if kind == wanted {
+            return Some(value);
+        }
+        attributes = attributes.get(aligned(usize::from(length))..)?;
+    }
+}
+
+fn prefix<T: bytemuck::Pod>(bytes: &[u8]) -> Option<T> {
+    bytes.get(..size_of::<T>()).map(bytemuck::pod_read_unaligned)
+}
+
+/// Messages and attributes begin at multiples of four.
+fn aligned(length: usize) -> usize {
+    length.next_multiple_of(4)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use std::net::{TcpListener, TcpStream};
+    use std::os::unix::fs::MetadataExt;
+
+    fn cookie(socket: impl AsFd) -> u64 {
+        rustix::net::sockopt::socket_cookie(socket).unwrap()
+    }
+
+    #[test]
+    fn the_kernel_lists_what_is_connected_and_nothing_else() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let idle =
+            rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).expect("a socket in no list");
+        let sockets = SocketLists::open().unwrap().tcp().unwrap();
+        let find = |cookie: u64| sockets.iter().find(|socket| socket.cookie == cookie);
+        let listed = find(cookie(&stream)).expect("connected");
+        assert_eq!(listed.peer, listener.local_addr().unwrap());
+        assert!(!listed.listens && find(cookie(&listener)).expect("listening").listens);
+        assert_eq!(find(cookie(&idle)), None);
+        let path = format!("/proc/self/fd/{}", stream.as_fd().as_raw_fd());
+        assert_eq!(u64::from(listed.inode), std::fs::metadata(path).unwrap().ino());
+    }
+
+    #[test]
+    fn an_error_ends_a_dump_and_a_cut_message_is_one() {
+        let header = |length: u32, kind| Header { length, kind, flags: 0, sequence: 2, port: 0 };
+        let message = |kind, body: &[u8]| {
+            let length = u32::try_from(size_of::<Header>() + body.len()).unwrap();
+            [bytemuck::bytes_of(&header(length, kind)), body].concat()
+        };
+        let read = |datagram: &[u8]| {
+            read_datagram(datagram, 2, &mut Vec::new()).map_err(|error| error.raw_os_error())
+        };
+        assert_eq!(read(&message(NLMSG_DONE, &0i32.to_ne_bytes())), Ok(true));
+        assert_eq!(read(&message(NLMSG_ERROR, &(-2i32).to_ne_bytes())), Err(Some(2)));
+        assert_eq!(read(&message(SOCK_DIAG_BY_FAMILY, &[0; 8])), Err(None));
+        assert_eq!(read(&message(NLMSG_DONE, &[])[..12]), Err(None));
+        let interrupted = Header { flags: INTERRUPTED, ..header(20, NLMSG_DONE) };
+        assert_eq!(read(&[bytemuck::bytes_of(&interrupted), &[0; 4]].concat()), Err(None));
+        let other = Header { sequence: 10, ..header(20, NLMSG_DONE) };
+        assert_eq!(read(&[bytemuck::bytes_of(&other), &[0; 4]].concat()), Ok(false));
+    }
+}

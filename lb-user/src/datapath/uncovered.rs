@@ -1,0 +1,95 @@
+//! Sockets that a client's processes hold and that its programs never see: made in another cgroup, and handed over by
+//! socket activation, by passing a descriptor, or by moving the process.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::net::SocketAddr;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use super::cgroup::{self, Cgroup};
+use super::namespaces::open_in_namespace_of;
+use super::sys::diag::{ListedSocket, SocketLists};
+
+/// A socket whose connects are not balanced.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Uncovered {
+    /// A process that holds it.
+    pub pid: u32,
+    /// The name of that process.
+    pub process: String,
+    /// The socket's inode, as `/proc/<pid>/fd` shows it.
+    pub inode: u32,
+    /// The cgroup that it was made in, if that still exists.
+    pub made_in: Option<PathBuf>,
+    /// Whether it only listens: such a socket dials nobody, and what it accepts was dialled by others.
+    pub listens: bool,
+    /// Its peer, if it is connected.
+    pub peer: Option<SocketAddr>,
+}
+
+/// What could be found out about a cgroup's sockets.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Sockets {
+    /// Those that are not covered.
+    pub uncovered: Vec<Uncovered>,
+    /// Processes whose sockets cannot be seen, for want of CAP_SYS_PTRACE (or the same user) or CAP_SYS_ADMIN.
+    pub unseen: Vec<u32>,
+}
+
+/// The TCP sockets of a cgroup's processes that were made outside of it. Only those that are connected, connecting or
+/// listening: the kernel lists no others.
+pub fn uncovered(cgroup: &Cgroup) -> Sockets {
+    let covered: BTreeSet<u64> = cgroup::ids_below(&cgroup.path).into_iter().chain([cgroup.id]).collect();
+    let mut lists: BTreeMap<u64, Option<Vec<ListedSocket>>> = BTreeMap::new();
+    let mut found = Sockets::default();
+    for pid in cgroup::processes(&cgroup.path) {
+        let Some(namespace) = fs::metadata(format!("/proc/{pid}/ns/net")).ok().map(|m| m.ino()) else {
+            // It has ended, or is hidden.
+            if Path::new("/proc").join(pid.to_string()).exists() {
+                found.unseen.push(pid);
+            }
+            continue;
+        };
+        let list = lists.entry(namespace).or_insert_with(|| list_of(pid, namespace));
+        let (Some(list), Some(inodes)) = (list, socket_inodes(pid)) else {
+            found.unseen.push(pid);
+            continue;
+        };
+        for socket in list.iter().filter(|socket| inodes.contains(&socket.inode)) {
+            // Where the kernel does not tell the cgroup, nothing can be said.
+            let Some(made_in) = socket.cgroup.filter(|made_in| !covered.contains(made_in)) else { continue };
+            found.uncovered.push(Uncovered {
+                pid,
+                process: fs::read_to_string(format!("/proc/{pid}/comm"))
+                    .unwrap_or_default()
+                    .trim()
+                    .to_owned(),
+                inode: socket.inode,
+                made_in: cgroup::path_of(made_in),
+                listens: socket.listens,
+                peer: (!socket.listens).then_some(socket.peer),
+            });
+        }
+    }
+    found
+}
+
+fn list_of(pid: u32, namespace: u64) -> Option<Vec<ListedSocket>> {
+    let ours = fs::metadata("/proc/thread-self/ns/net").is_ok_and(|metadata| metadata.ino() == namespace);
+    let lists = if ours { SocketLists::open() } else { open_in_namespace_of(pid) };
+    lists.and_then(|lists| lists.tcp()).ok()
+}
+
+/// Inodes of the sockets that a process holds; `None` if that cannot be seen.
+fn socket_inodes(pid: u32) -> Option<BTreeSet<u32>> {
+    let mut inodes = BTreeSet::new();
+    for entry in fs::read_dir(format!("/proc/{pid}/fd")).ok()?.flatten() {
+        let Ok(target) = fs::read_link(entry.path()) else { continue };
+        let inode = target.to_str().and_then(|target| target.strip_prefix("socket:[")?.strip_suffix(']'));
+        inodes.extend(inode.and_then(|inode| inode.parse::<u32>().ok()));
+    }
+    Some(inodes)
+}

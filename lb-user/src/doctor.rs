@@ -1,0 +1,421 @@
+//! `socklb doctor`: what may be wrong with this host, each with the command that mends it.
+//!
+//! It looks for itself, whether or not a daemon runs, with the privileges of whoever calls it; what it may not see it says.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use crate::api;
+use crate::config::{Config, Paths};
+use crate::datapath::{self, Cgroup, Features, Host, Pins};
+use crate::status::{self, Status};
+
+/// Version of the JSON form.
+pub const SCHEMA: u32 = 1;
+
+/// How something is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum State {
+    /// As it should be.
+    Ok,
+    /// Worth knowing; nothing has to be done.
+    Note,
+    /// Something does not work as it could.
+    Warning,
+    /// socklb cannot work, or does not balance what it should.
+    Problem,
+}
+
+/// What was found about one thing.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Finding {
+    /// The thing that was looked at.
+    pub check: String,
+    /// How it is.
+    pub state: State,
+    /// In words.
+    pub text: String,
+    /// What to do about it.
+    pub help: Option<String>,
+}
+
+/// Everything that was found.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Diagnosis {
+    /// [`SCHEMA`].
+    pub schema: u32,
+    /// The findings, in the order in which things build on each other.
+    pub findings: Vec<Finding>,
+}
+
+impl Diagnosis {
+    /// Whether somebody should do something.
+    pub fn is_degraded(&self) -> bool {
+        self.findings.iter().any(|finding| finding.state >= State::Warning)
+    }
+
+    fn add(&mut self, check: &str, state: State, text: impl Into<String>, help: Option<&str>) {
+        let help = help.map(str::to_owned);
+        self.findings.push(Finding { check: check.to_owned(), state, text: text.into(), help });
+    }
+
+    fn ok(&mut self, check: &str, text: impl Into<String>) {
+        self.add(check, State::Ok, text, None);
+    }
+}
+
+/// Looks at everything. `config` is the configuration, or why there is none.
+pub fn examine(paths: &Paths, file: &Path, config: Result<&Config, String>) -> Diagnosis {
+    let mut diagnosis = Diagnosis { schema: SCHEMA, findings: Vec::new() };
+    let host = datapath::host(&paths.pins);
+    let features = kernel(&mut diagnosis, &host);
+    cgroup2(&mut diagnosis);
+    bpffs(&mut diagnosis, &host, paths);
+    privileges(&mut diagnosis, &host, features);
+    if let Some(features) = features {
+        optional(&mut diagnosis, features);
+    }
+    match &config {
+        Ok(config) => configuration(&mut diagnosis, config, &host),
+        Err(error) => diagnosis.add(
+            "configuration",
+            State::Warning,
+            format!("{error}"),
+            Some(&format!("socklb check {}", file.display())),
+        ),
+    }
+    let status = daemon(&mut diagnosis, paths);
+    pins(&mut diagnosis, paths, config.as_ref().ok().copied());
+    for client in clients(config.as_ref().ok().copied(), status.as_ref()) {
+        one_client(&mut diagnosis, paths, &client);
+    }
+    diagnosis
+}
+
+fn kernel(diagnosis: &mut Diagnosis, host: &Host) -> Option<Features> {
+    if host.btf {
+        diagnosis.ok("kernel", format!("Linux {}, describes its types (BTF)", host.release));
+    } else {
+        let text = format!("Linux {} does not describe its types (no /sys/kernel/btf/vmlinux)", host.release);
+        let help = "boot a kernel with CONFIG_DEBUG_INFO_BTF=y: maps are declared with types";
+        diagnosis.add("kernel", State::Problem, text, Some(help));
+    }
+    datapath::probe().ok()
+}
+
+fn cgroup2(diagnosis: &mut Diagnosis) {
+    match datapath::cgroup2_mount() {
+        Ok(mount) => diagnosis.ok("cgroup2", format!("mounted at {}", mount.display())),
+        Err(error) => diagnosis.add("cgroup2", State::Problem, error.to_string(), None),
+    }
+}
+
+fn bpffs(diagnosis: &mut Diagnosis, host: &Host, paths: &Paths) {
+    let pins = paths.pins.display();
+    if host.bpffs {
+        diagnosis.ok("bpffs", format!("{pins} is on a bpf file system"));
+    } else {
+        let text = format!("{pins} is not on a bpf file system");
+        diagnosis.add("bpffs", State::Problem, text, Some("mount -t bpf bpf /sys/fs/bpf"));
+    }
+}
+
+fn privileges(diagnosis: &mut Diagnosis, host: &Host, features: Option<Features>) {
+    for capability in &host.capabilities {
+        let text = format!("{}: {}", capability.name, capability.why);
+        let give = format!("setpriv --ambient-caps +{0} --inh-caps +{0} socklb run", short(capability.name));
+        if capability.held {
+            diagnosis.ok("privileges", text);
+        } else if capability.needed {
+            let help =
+                format!("run as root, or `{give}` (in a unit AmbientCapabilities={})", capability.name);
+            diagnosis.add("privileges", State::Problem, format!("{text}; missing"), Some(&help));
+        } else {
+            diagnosis.add("privileges", State::Note, format!("{text}; missing"), Some(&give));
+        }
+    }
+    match features.map(datapath::try_programs) {
+        Some(Ok(())) => diagnosis.ok("programs", "the kernel's verifier accepts every program"),
+        Some(Err(error)) => diagnosis.add(
+            "programs",
+            State::Problem,
+            crate::chain(&error),
+            Some("with CAP_PERFMON the verifier follows fewer paths that a processor might take by mistake"),
+        ),
+        None => diagnosis.add(
+            "programs",
+            State::Problem,
+            match datapath::probe() {
+                Ok(_) => "could not be tried".to_owned(),
+                Err(error) => crate::chain(&error),
+            },
+            Some("run socklb doctor as root, or with the capabilities above"),
+        ),
+    }
+    match host.memlock {
+        None => diagnosis.ok("locked memory", "unlimited"),
+        Some(bytes) => diagnosis.add(
+            "locked memory",
+            State::Note,
+            format!("{bytes} bytes; counts below Linux 5.11 only, where root's daemon raises it itself"),
+            Some("ulimit -l unlimited (in a unit LimitMEMLOCK=infinity)"),
+        ),
+    }
+}
+
+/// A capability as setpriv(1) writes it.
+fn short(name: &str) -> String {
+    name.trim_start_matches("CAP_").to_lowercase()
+}
+
+fn optional(diagnosis: &mut Diagnosis, features: Features) {
+    let Features { fetching_atomics, set_retval, knows_mptcp } = features;
+    let mut feature = |name: &str, on: bool, off: &str| {
+        let (state, text) = if on {
+            (State::Ok, format!("{name}: on"))
+        } else {
+            (State::Note, format!("{name}: off; {off}"))
+        };
+        diagnosis.add("features", state, text, None);
+    };
+    feature(
+        "compare-and-swap in programs",
+        fetching_atomics,
+        "it came with Linux 5.12. Flows are kept in a hash, about 1.5 % of a connect dearer",
+    );
+    feature(
+        "errno of a refused connect",
+        set_retval,
+        "bpf_set_retval came with Linux 5.18. A refused connect fails with EPERM instead of the service's errno",
+    );
+    feature(
+        "telling sockets of MPTCP apart",
+        knows_mptcp,
+        "it takes Linux 6.0 and CAP_PERFMON. A connection of an MPTCP socket stays in its backend's active count until \
+         the repair pass finds it gone",
+    );
+    feature(
+        "repair of flow records",
+        datapath::can_repair(),
+        "it takes lists of sockets (sock_diag) and namespaces that tell their cookie (Linux 5.14). A flow whose end was \
+         not seen stays counted until the client is detached",
+    );
+}
+
+fn configuration(diagnosis: &mut Diagnosis, config: &Config, host: &Host) {
+    diagnosis.ok("configuration", format!("{}: {} clients", config.path.display(), config.clients.len()));
+    let clients = config.clients.len() as u64;
+    let each = datapath::memory_of_client(&config.limits);
+    diagnosis.ok(
+        "memory",
+        format!(
+            "{} KiB of kernel memory for each of {clients} clients, {} MiB together",
+            each >> 10,
+            each * clients >> 20
+        ),
+    );
+    /// Maps, links, programs and the cgroup of a client, and what reading takes for a moment.
+    const DESCRIPTORS_OF_CLIENT: u64 = 48;
+    const DESCRIPTORS: u64 = 64;
+    let wanted = DESCRIPTORS + DESCRIPTORS_OF_CLIENT * clients;
+    match host.descriptors {
+        Some(limit) if limit < wanted => diagnosis.add(
+            "open files",
+            State::Warning,
+            format!("this process may open {limit} files; {clients} clients take up to {wanted}"),
+            Some(&format!("ulimit -n {wanted} (in a unit LimitNOFILE={wanted})")),
+        ),
+        _ => diagnosis.ok("open files", format!("enough for {wanted}")),
+    }
+}
+
+fn daemon(diagnosis: &mut Diagnosis, paths: &Paths) -> Option<Status> {
+    match api::get_from_daemon::<Status>(&paths.run, "/v1/status") {
+        Ok(Some(status)) => {
+            let pid = status.daemon.as_ref().map_or(0, |daemon| daemon.pid);
+            diagnosis.ok("daemon", format!("running (pid {pid})"));
+            for fault in &status.degraded {
+                diagnosis.add("daemon", State::Warning, fault.clone(), None);
+            }
+            for client in &status.clients {
+                let Some(repair) = client.repair else { continue };
+                let status::Repair { removed, kept_never_listed, kept_elsewhere } = repair;
+                let state = if kept_never_listed + kept_elsewhere > 0 { State::Note } else { State::Ok };
+                let text = format!(
+                    "client {}: {removed} records of sockets that are gone were removed; kept: {kept_never_listed} whose \
+                     sockets no list has shown (failed or not yet begun), {kept_elsewhere} in network namespaces that the \
+                     daemon could not look into",
+                    client.name
+                );
+                diagnosis.add("flow records", state, text, None);
+            }
+            Some(status)
+        }
+        Ok(None) => {
+            let text = format!(
+                "no daemon answers at {}; tables stay as they are",
+                api::socket(&paths.run).display()
+            );
+            diagnosis.add("daemon", State::Warning, text, Some("systemctl start socklb, or socklb run"));
+            None
+        }
+        Err(error) => {
+            diagnosis.add("daemon", State::Warning, format!("{error:#}"), Some("run socklb doctor as root"));
+            None
+        }
+    }
+}
+
+fn pins(diagnosis: &mut Diagnosis, paths: &Paths, config: Option<&Config>) {
+    let all = match Pins::all_versions(&paths.pins) {
+        Ok(all) => all,
+        Err(error) => {
+            diagnosis.add("pins", State::Warning, crate::chain(&error), Some("run socklb doctor as root"));
+            return;
+        }
+    };
+    let before = diagnosis.findings.len();
+    for pins in &all {
+        let name = &pins.client;
+        let detach = format!("socklb detach {name}");
+        if !pins.is_of_this_version() {
+            let open = datapath::open_flows(pins).map_or_else(|_| "?".to_owned(), |open| open.to_string());
+            let begins = datapath::begins_flows(pins).unwrap_or(true);
+            let (state, what) = if begins {
+                (State::Warning, "its programs are attached by another socklb")
+            } else {
+                (State::Note, "it is removed when its last flow ends")
+            };
+            let text = format!("client {name} of ABI version {}: {what}; {open} open flows", pins.version);
+            diagnosis.add("pins", state, text, Some(&detach));
+        } else if config.is_some_and(|config| !config.clients.iter().any(|client| client.name == *name)) {
+            let text = format!("client {name} is pinned and not configured");
+            diagnosis.add("pins", State::Warning, text, Some(&detach));
+        } else if let Some(config) = config
+            && let Err(error) = datapath::check_pins(pins, &config.limits)
+        {
+            diagnosis.add("pins", State::Problem, crate::chain(&error), Some(&detach));
+        }
+    }
+    if diagnosis.findings.len() == before {
+        diagnosis.ok("pins", format!("nothing stale below {}", paths.pins.display()));
+    }
+}
+
+/// A client to look at: its name, and its cgroup relative to the mount.
+struct Known {
+    name: String,
+    cgroup: std::path::PathBuf,
+}
+
+fn clients(config: Option<&Config>, status: Option<&Status>) -> Vec<Known> {
+    let configured = config.into_iter().flat_map(|config| &config.clients);
+    let mut known: Vec<Known> =
+        configured.map(|client| Known { name: client.name.clone(), cgroup: client.cgroup.clone() }).collect();
+    let names: BTreeSet<String> = known.iter().map(|client| client.name.clone()).collect();
+    for client in status.into_iter().flat_map(|status| &status.clients) {
+        if let Some(cgroup) = client.configured_cgroup.as_ref().or(client.cgroup.as_ref())
+            && !names.contains(&client.name)
+        {
+            known.push(Known { name: client.name.clone(), cgroup: cgroup.clone() });
+        }
+    }
+    known
+}
+
+fn one_client(diagnosis: &mut Diagnosis, paths: &Paths, client: &Known) {
+    let name = &client.name;
+    let cgroup = match Cgroup::open(&client.cgroup) {
+        Ok(cgroup) => cgroup,
+        Err(error) => {
+            let text = format!("client {name}: {}", crate::chain(&error));
+            diagnosis.add("attachment", State::Warning, text, None);
+            return;
+        }
+    };
+    let pins = Pins::of(&paths.pins, name);
+    if datapath::attachment(&pins) == Some(cgroup.id) {
+        diagnosis.ok("attachment", format!("client {name}: {} (id {})", cgroup.path.display(), cgroup.id));
+    } else {
+        let text = format!("client {name}: no programs are attached to {}", cgroup.path.display());
+        diagnosis.add("attachment", State::Problem, text, Some("start the daemon, or see its log"));
+    }
+    others(diagnosis, name, &pins, &cgroup);
+    sockets(diagnosis, name, &cgroup);
+    usage(diagnosis, name, &pins);
+}
+
+fn others(diagnosis: &mut Diagnosis, name: &str, pins: &Pins, cgroup: &Cgroup) {
+    let neighbours = match datapath::neighbours(pins, &cgroup.path) {
+        Ok(neighbours) => neighbours,
+        Err(error) => {
+            let text = format!("client {name}: {}", crate::chain(&error));
+            diagnosis.add("other programs", State::Note, text, Some("run socklb doctor as root"));
+            return;
+        }
+    };
+    if neighbours.is_empty() {
+        diagnosis.ok("other programs", format!("client {name}: none of others on its cgroup or above"));
+    }
+    for neighbour in neighbours {
+        let program = neighbour.name.as_deref().unwrap_or("unnamed");
+        let when = if neighbour.runs_after_ours {
+            "after ours: it sees the backend as the destination, and what it writes is dialled"
+        } else {
+            "before ours: what it writes is looked up among the services"
+        };
+        let text = format!(
+            "client {name}: {} program {program} (id {}) on {} runs {when}",
+            neighbour.hook,
+            neighbour.program,
+            neighbour.cgroup.display()
+        );
+        let help = format!("bpftool prog show id {}", neighbour.program);
+        diagnosis.add("other programs", State::Note, text, Some(&help));
+    }
+}
+
+fn sockets(diagnosis: &mut Diagnosis, name: &str, cgroup: &Cgroup) {
+    let found = datapath::uncovered(cgroup);
+    for socket in &found.uncovered {
+        let made_in = match &socket.made_in {
+            Some(path) => format!("made in {}", path.display()),
+            None => "made in a cgroup that is gone".to_owned(),
+        };
+        let (state, what) = match socket.peer {
+            None => (State::Note, "it listens, so it dials nobody".to_owned()),
+            Some(peer) => (State::Warning, format!("it is connected to {peer}")),
+        };
+        let text = format!(
+            "client {name}: socket {} of {} (pid {}) is not covered: {made_in}; {what}",
+            socket.inode, socket.process, socket.pid
+        );
+        let help = "have the process make its sockets itself, in its own cgroup";
+        diagnosis.add("sockets", state, text, Some(help));
+    }
+    if !found.unseen.is_empty() {
+        let text = format!("client {name}: the sockets of {} processes cannot be seen", found.unseen.len());
+        diagnosis.add("sockets", State::Note, text, Some("run socklb doctor as root"));
+    } else if found.uncovered.is_empty() {
+        diagnosis
+            .ok("sockets", format!("client {name}: every listed TCP socket of its processes is covered"));
+    }
+}
+
+/// How full a client's maps are.
+fn usage(diagnosis: &mut Diagnosis, name: &str, pins: &Pins) {
+    let Ok(usage) = datapath::usage(pins) else { return };
+    for (limit, used, of) in usage {
+        let text = format!("client {name}: {used} of {of} {limit}");
+        if used.saturating_mul(10) > of.saturating_mul(9) {
+            let help =
+                format!("raise limits.{limit}, then `socklb detach {name}` and start the daemon again");
+            diagnosis.add("limits", State::Warning, text, Some(&help));
+        } else {
+            diagnosis.ok("limits", text);
+        }
+    }
+}
