@@ -96,7 +96,7 @@ fn without_privilege_the_exit_code_is_4_and_the_capabilities_are_named() {
 }
 
 /// socklb as an ordinary user with exactly these capabilities. Everything that is a matter of ownership is that user's.
-fn as_nobody(stage: &Stage, setup: &Setup, capabilities: &[&str]) -> Command {
+pub fn as_nobody(stage: &Stage, setup: &Setup, capabilities: &[&str]) -> Command {
     for folder in [stage.folder(), &setup.folder, &stage.bpffs()] {
         std::os::unix::fs::chown(folder, Some(65534), Some(65534)).expect("give the folder away");
     }

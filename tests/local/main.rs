@@ -21,3 +21,17 @@ mod lifecycle;
 mod faults;
 
 mod commands;
+
+mod service;
+
+mod reload;
+
+mod repair;
+
+mod notify;
+
+mod doctor;
+
+mod many;
+
+mod peers;

@@ -2,7 +2,8 @@
 //!
 //! Requests: `ready`, `pin CPU`, `dial ADDRESS`, `mptcp ADDRESS`, `redial SOCKET ADDRESS`, `many ADDRESS COUNT`, `start ADDRESS` (a
 //! non-blocking connect that is left alone), `forever ADDRESS` (until the next line), `datagram ADDRESS`, `unspec
-//! SOCKET`, `reset SOCKET`, `shut SOCKET`, `dup SOCKET`, `listen ADDRESS`, `accept SOCKET`, `peer SOCKET`, `close SOCKET`.
+//! SOCKET`, `reset SOCKET`, `shut SOCKET`, `dup SOCKET`, `listen ADDRESS`, `accept SOCKET`, `peer SOCKET`, `close SOCKET`,
+//! `run PROGRAM ARGUMENTS`, `adopt DESCRIPTOR`.
 
 use std::collections::BTreeMap;
 use std::io::{self, BufRead, Write};
@@ -109,6 +110,22 @@ impl Probe {
                 self.sockets.remove(&number(socket)).expect("a socket");
                 "ok".to_owned()
             }
+            // A command of the service's own, in its cgroup; answers with its exit code.
+            ["run", program, arguments @ ..] => {
+                let status = std::process::Command::new(program)
+                    .args(arguments)
+                    .stdin(std::process::Stdio::null())
+                    .stdout(std::process::Stdio::null())
+                    .status()
+                    .expect("start the command");
+                format!("ok {}", status.code().unwrap_or(-1))
+            }
+            // A socket that was made by somebody else.
+            ["adopt", fd] => {
+                // SAFETY: the descriptor was handed to this process for this.
+                let socket = unsafe { <OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(number(fd)) };
+                format!("ok {}", self.keep(socket))
+            }
             ["peer", socket] => peer(&self.sockets[&number(socket)]),
             _ => format!("unknown request: {}", words.join(" ")),
         }
@@ -143,7 +160,7 @@ fn parse(address: &str) -> SocketAddr {
     address.parse().expect("an address")
 }
 
-fn number(text: &str) -> u32 {
+fn number<T: std::str::FromStr<Err = std::num::ParseIntError>>(text: &str) -> T {
     text.parse().expect("a number")
 }
 

@@ -28,6 +28,44 @@ impl Cgroup {
         Self::make(self.mount.clone(), &relative.to_string_lossy())
     }
 
+    /// A path for a cgroup that does not exist yet; removed at the end like any other.
+    pub fn absent() -> Self {
+        let cgroup = Self::new();
+        cgroup.remove();
+        cgroup
+    }
+
+    /// Makes it again, as a service manager does when a service starts.
+    pub fn create(&self) {
+        fs::create_dir(&self.path).unwrap_or_else(|error| panic!("create {}: {error}", self.path.display()));
+    }
+
+    /// Ends its processes and removes it, as a service manager does when a service stops.
+    pub fn remove(&self) {
+        remove(&self.path);
+        assert!(!self.path.exists(), "{} is removed", self.path.display());
+    }
+
+    /// The kernel's id of it.
+    pub fn id(&self) -> u64 {
+        std::os::unix::fs::MetadataExt::ino(&fs::metadata(&self.path).expect("it exists"))
+    }
+
+    /// Starts a command inside the cgroup.
+    pub fn enter(&self, command: &mut std::process::Command) {
+        let procs =
+            std::ffi::CString::new(self.path.join("cgroup.procs").into_os_string().into_encoded_bytes());
+        let procs = procs.expect("a path");
+        // SAFETY: the closure makes three system calls and allocates nothing.
+        unsafe {
+            std::os::unix::process::CommandExt::pre_exec(command, move || {
+                let file = rustix::fs::open(&procs, rustix::fs::OFlags::WRONLY, rustix::fs::Mode::empty())?;
+                rustix::io::write(&file, b"0")?;
+                Ok(())
+            });
+        }
+    }
+
     fn make(mount: PathBuf, relative: &str) -> Self {
         let path = mount.join(relative);
         fs::create_dir(&path).unwrap_or_else(|error| panic!("create {}: {error}", path.display()));

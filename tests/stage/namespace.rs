@@ -61,6 +61,47 @@ impl Drop for Stage {
     }
 }
 
+/// Starts a command in a network namespace of its own, in which nothing can be reached.
+pub fn in_a_network_of_its_own(command: &mut std::process::Command) {
+    // SAFETY: the closure makes one system call and allocates nothing.
+    unsafe {
+        std::os::unix::process::CommandExt::pre_exec(command, || {
+            rustix::thread::unshare_unsafe(UnshareFlags::NEWNET)?;
+            Ok(())
+        });
+    }
+}
+
+/// Starts a command in a cgroup namespace whose root is the cgroup that it is in, with cgroup2 mounted as there, as in a
+/// container.
+pub fn in_a_cgroup_namespace(command: &mut std::process::Command) {
+    let mount = c_path(&crate::cgroup::mount());
+    // SAFETY: the closure makes system calls only and allocates nothing.
+    unsafe {
+        std::os::unix::process::CommandExt::pre_exec(command, move || {
+            rustix::thread::unshare_unsafe(UnshareFlags::NEWCGROUP | UnshareFlags::NEWNS)?;
+            rustix::mount::unmount(&mount, rustix::mount::UnmountFlags::DETACH)?;
+            rustix::mount::mount(c"cgroup2", &mount, c"cgroup2", MountFlags::empty(), None)?;
+            Ok(())
+        });
+    }
+}
+
+/// Starts a command in such a namespace, with the host's tree still mounted.
+pub fn in_a_cgroup_namespace_with_the_hosts_tree(command: &mut std::process::Command) {
+    // SAFETY: the closure makes one system call and allocates nothing.
+    unsafe {
+        std::os::unix::process::CommandExt::pre_exec(command, || {
+            rustix::thread::unshare_unsafe(UnshareFlags::NEWCGROUP)?;
+            Ok(())
+        });
+    }
+}
+
+fn c_path(path: &Path) -> std::ffi::CString {
+    std::ffi::CString::new(path.as_os_str().as_encoded_bytes()).expect("a path")
+}
+
 /// A new network namespace has a loopback device that is down.
 fn loopback_up() {
     let socket = rustix::net::socket(rustix::net::AddressFamily::INET, rustix::net::SocketType::DGRAM, None)

@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-use crate::{Cgroup, program};
+use crate::{Cgroup, Setup, program};
 
 /// A socket that reached somebody.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,9 +28,26 @@ pub struct Probe {
 impl Probe {
     /// Starts a probe that enters `cgroup` before it opens its first socket.
     pub fn start(cgroup: &Cgroup) -> Self {
+        Self::start_with(cgroup, |_| {})
+    }
+
+    /// Starts a probe whose command `prepare` has changed.
+    pub fn start_with(cgroup: &Cgroup, prepare: impl FnOnce(&mut Command)) -> Self {
         let mut command = Command::new(program("probe"));
         command.arg(cgroup.path()).stdin(Stdio::piped()).stdout(Stdio::piped());
         die_with_us(&mut command);
+        prepare(&mut command);
+        Self::spawn(&mut command)
+    }
+
+    /// A probe by a command that becomes one.
+    pub fn of(command: &mut Command) -> Self {
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        die_with_us(command);
+        Self::spawn(command)
+    }
+
+    fn spawn(command: &mut Command) -> Self {
         let mut child = command.spawn().expect("start the probe");
         let requests = child.stdin.take().expect("piped");
         let answers = BufReader::new(child.stdout.take().expect("piped"));
@@ -85,6 +102,22 @@ impl Probe {
         parse_counts(&self.ask(&format!("many {address} {count}")))
     }
 
+    /// Runs a command of socklb inside the probe's cgroup, by a process that the probe starts; returns its exit code.
+    #[track_caller]
+    pub fn socklb(&mut self, setup: &Setup, arguments: &[&str]) -> i32 {
+        self.send_socklb(setup, arguments);
+        let answer = self.receive();
+        answer.strip_prefix("ok ").and_then(|code| code.parse().ok()).expect("an exit code")
+    }
+
+    /// As [`Probe::socklb`], without waiting for its end.
+    pub fn send_socklb(&mut self, setup: &Setup, arguments: &[&str]) {
+        let command = setup.socklb(arguments);
+        let words = [command.get_program()].into_iter().chain(command.get_args());
+        let words: Vec<String> = words.map(|word| word.to_string_lossy().into_owned()).collect();
+        self.send(&format!("run {}", words.join(" ")));
+    }
+
     /// Runs the probe on one CPU only.
     #[track_caller]
     pub fn pin(&mut self, cpu: u32) {
@@ -95,6 +128,11 @@ impl Probe {
     #[track_caller]
     pub fn close(&mut self, socket: u32) {
         assert_eq!(self.ask(&format!("close {socket}")), "ok");
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
     }
 
     /// Kills the process.

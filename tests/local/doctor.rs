@@ -1,0 +1,170 @@
+//! `socklb doctor`: a healthy host is said to be one, and each thing that is wrong is named with what mends it.
+
+use serde_json::Value;
+use stage::{Cgroup, Daemon, Setup, Stage};
+
+use crate::fixture::{Fixture, config};
+
+/// Exit code and findings.
+fn doctor(setup: &Setup) -> (Option<i32>, Vec<Value>) {
+    let config = setup.folder.join("socklb.toml");
+    let output = setup.run(&["doctor", "--json", "--config", config.to_str().expect("UTF-8")]);
+    let diagnosis: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|error| {
+        panic!("doctor --json: {error}: {}", String::from_utf8_lossy(&output.stderr));
+    });
+    assert_eq!(diagnosis["schema"], 1);
+    (output.status.code(), diagnosis["findings"].as_array().expect("findings").clone())
+}
+
+/// The findings of one check, as state, text and help.
+fn of<'a>(findings: &'a [Value], check: &str) -> Vec<(&'a str, &'a str, Option<&'a str>)> {
+    let of = findings.iter().filter(|finding| finding["check"] == check);
+    of.map(|finding| {
+        let text = |key: &str| finding[key].as_str();
+        (text("state").expect("a state"), text("text").expect("a text"), text("help"))
+    })
+    .collect()
+}
+
+#[test]
+fn a_healthy_host_is_said_to_be_one() {
+    let fixture = Fixture::new();
+    let (code, findings) = doctor(&fixture.setup);
+    assert_eq!(code, Some(0), "{findings:#?}");
+    for check in [
+        "kernel",
+        "cgroup2",
+        "bpffs",
+        "privileges",
+        "programs",
+        "features",
+        "configuration",
+        "memory",
+        "open files",
+        "daemon",
+        "flow records",
+        "pins",
+        "attachment",
+        "other programs",
+        "sockets",
+        "limits",
+    ] {
+        let found = of(&findings, check);
+        assert!(!found.is_empty(), "{check} is not looked at");
+        assert!(found.iter().all(|(state, _, _)| *state == "ok" || *state == "note"), "{found:?}");
+    }
+    let text = fixture.setup.run(&["doctor", "--config", "socklb.toml"]);
+    let text = String::from_utf8_lossy(&text.stdout).into_owned();
+    assert!(text.lines().any(|line| line.starts_with("ok       cgroup2")), "{text}");
+}
+
+#[test]
+fn what_is_wrong_is_named_with_what_mends_it() {
+    let mut fixture = Fixture::new();
+    fixture.stop();
+    let check = |setup: &Setup, check: &str, state: &str, text: &str, help: &str| {
+        let (code, findings) = doctor(setup);
+        let found = of(&findings, check);
+        let matches = |(s, t, h): &(&str, &str, Option<&str>)| {
+            *s == state && t.contains(text) && h.unwrap_or_default().contains(help)
+        };
+        assert!(found.iter().any(matches), "{check}: {text:?} {help:?} is not in {found:?}");
+        assert_eq!(code, Some(3));
+    };
+    check(&fixture.setup, "daemon", "warning", "no daemon answers", "systemctl start socklb");
+    fixture.setup.write(
+        "socklb.toml",
+        &config(&fixture.cgroup, r#"{ file = "users.toml" }"#, "")
+            .replace("job = \"web\"", "job = \"other\""),
+    );
+    check(&fixture.setup, "pins", "warning", "client web is pinned and not configured", "socklb detach web");
+    check(
+        &fixture.setup,
+        "attachment",
+        "problem",
+        "client other: no programs are attached",
+        "start the daemon",
+    );
+    fixture.setup.write("socklb.toml", "polcy = 1\n");
+    check(&fixture.setup, "configuration", "warning", "socklb.toml:1:", "socklb check");
+    fixture.setup.write("socklb.toml", &config(&fixture.cgroup, r#"{ file = "users.toml" }"#, ""));
+    std::fs::create_dir_all(fixture.setup.pins.join("v1/web/links")).expect("another version's pins");
+    check(&fixture.setup, "pins", "note", "client web of ABI version 1", "socklb detach web");
+    fixture.cgroup.remove();
+    check(&fixture.setup, "attachment", "warning", "does not exist", "");
+    let elsewhere = fixture.setup.folder.join("pins");
+    fixture.setup.pins = elsewhere;
+    check(&fixture.setup, "bpffs", "problem", "is not on a bpf file system", "mount -t bpf");
+}
+
+/// Each missing privilege with the command that gives it, by a user who has none.
+#[test]
+fn missing_privileges_are_named() {
+    let stage = Stage::new();
+    let setup = Setup::new(&stage, "a");
+    let cgroup = Cgroup::new();
+    let path = setup.write("socklb.toml", &config(&cgroup, "{ static = [] }", ""));
+    let mut command = crate::faults::as_nobody(&stage, &setup, &[]);
+    let output = stage::daemon::finish(command.args(["doctor", "--json", "--config"]).arg(path));
+    assert_eq!(output.status.code(), Some(3));
+    let diagnosis: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let findings = diagnosis["findings"].as_array().expect("findings");
+    let found = of(findings, "privileges");
+    for (state, capability) in [("problem", "CAP_BPF"), ("problem", "CAP_NET_ADMIN"), ("note", "CAP_PERFMON")]
+    {
+        let named = found.iter().any(|(s, text, help)| {
+            *s == state && text.starts_with(capability) && help.is_some_and(|help| help.contains("setpriv"))
+        });
+        assert!(named, "{capability} is not in {found:?}");
+    }
+    assert_eq!(of(findings, "programs")[0].0, "problem");
+}
+
+/// Nearly full maps are told of before they are full.
+#[test]
+fn limits_that_are_nearly_reached_are_named() {
+    let mut fixture = Fixture::without_daemon();
+    let text = config(&fixture.cgroup, r#"{ file = "users.toml" }"#, "") + "[limits]\nflow_records = 64\n";
+    fixture.setup.write("socklb.toml", &text);
+    fixture.start();
+    let mut probe = fixture.probe();
+    for _ in 0..60 {
+        probe.dial(crate::fixture::SERVICE);
+    }
+    let (_, findings) = doctor(&fixture.setup);
+    let limits = of(&findings, "limits");
+    let named =
+        limits.iter().any(|(state, text, _)| *state == "warning" && text.contains("60 of 64 flow_records"));
+    assert!(named, "{limits:?}");
+}
+
+/// R10: a daemon that sees only a part of the tree must not take its paths for the host's.
+#[test]
+fn r10_a_cgroup_namespace_is_refused_with_a_clear_message() {
+    let stage = Stage::new();
+    let setup = Setup::new(&stage, "a");
+    let root = Cgroup::new();
+    let cgroup = root.child("service");
+    let text = config(&cgroup, "{ static = [] }", "");
+    let path = setup.write("socklb.toml", &text);
+    let inside = |arguments: &[&str]| {
+        let mut command = setup.socklb(arguments);
+        command.arg("--config").arg(&path);
+        root.enter(&mut command);
+        stage::namespace::in_a_cgroup_namespace(&mut command);
+        command
+    };
+    let (code, text) = stage::daemon::failure(&stage::daemon::finish(&mut inside(&["run"])));
+    assert_eq!(code, Some(1), "{text}");
+    assert!(text.contains("cgroup namespace") && text.contains("--cgroupns=host"), "{text}");
+    let doctor = stage::daemon::finish(&mut inside(&["doctor"]));
+    assert!(String::from_utf8_lossy(&doctor.stdout).contains("--cgroupns=host"));
+    // Where the host's whole tree is mounted, the namespace does not matter.
+    let daemon = Daemon::spawn_with(&setup, |command| {
+        root.enter(command);
+        stage::namespace::in_a_cgroup_namespace_with_the_hosts_tree(command);
+    });
+    let attached = || setup.status()["clients"][0]["cgroup_id"].as_u64();
+    stage::eventually("it attaches", attached, |id| *id == Some(cgroup.id()));
+    assert_eq!(daemon.stop(), Some(0));
+}

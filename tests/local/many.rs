@@ -1,0 +1,82 @@
+//! As many client tasks as a host may have.
+
+use std::fmt::Write as _;
+use std::os::fd::AsRawFd;
+
+use lb_common::abi::map;
+use stage::{Backend, Cgroup, Daemon, Probe, Setup, Stage};
+
+use crate::fixture::{SERVICE, config};
+
+/// Smaller than the default, so that 64 of them take 40 MiB.
+const LIMITS: &str = "[limits]\nschedule_entries = 32768\nslots = 1024\nflow_records = 8192\n";
+
+fn clients(cgroups: &[Cgroup]) -> String {
+    let mut text = String::new();
+    for (number, cgroup) in cgroups.iter().enumerate() {
+        let cgroup = cgroup.relative().display().to_string();
+        let _ = writeln!(text, "[[client]]\njob = \"job-{number}\"\ncgroup = \"{cgroup}\"\n");
+    }
+    text
+}
+
+#[test]
+fn sixty_four_client_tasks_are_balanced_each_on_its_own() {
+    let stage = Stage::new();
+    let setup = Setup::new(&stage, "a");
+    let cgroups: Vec<Cgroup> = (0..65).map(|_| Cgroup::new()).collect();
+    let _backends: Vec<Backend> =
+        (1..=3).map(|n| Backend::start(&format!("b{n}"), &format!("127.0.0.1:800{n}"))).collect();
+    let one =
+        config(&cgroups[0], r#"{ static = ["127.0.0.1:8001", "127.0.0.1:8002", "127.0.0.1:8003"] }"#, "");
+    let service = &one[one.find("[[service]]").expect("a service")..];
+    let path = setup.write("socklb.toml", &(clients(&cgroups) + service + LIMITS));
+    let (code, text) = stage::daemon::failure(&setup.run(&["check", path.to_str().expect("UTF-8")]));
+    assert!(code == Some(1) && text.contains("64"), "past the limit: {text}");
+    let daemon = Daemon::start(&setup, &(clients(&cgroups[..64]) + service + LIMITS));
+    for cgroup in &cgroups[..64] {
+        let mut probe = Probe::start(cgroup);
+        probe.pin(0);
+        assert_eq!(probe.dial_many(SERVICE, 3).len(), 3);
+    }
+    let status = setup.status();
+    let clients = status["clients"].as_array().expect("clients");
+    assert_eq!(clients.len(), 64);
+    for client in clients {
+        assert_eq!(client["services"][0]["outcomes"]["forwarded"], 3, "{}", client["name"]);
+    }
+    assert_eq!(daemon.stop(), Some(0));
+    assert!(setup.run(&["detach", "--all"]).status.success());
+}
+
+/// The documentation's arithmetic, as doctor does it, against what the kernel accounts.
+#[test]
+fn a_client_task_takes_the_kernel_memory_that_is_documented() {
+    let stage = Stage::new();
+    let setup = Setup::new(&stage, "a");
+    let cgroup = Cgroup::new();
+    let _daemon = Daemon::start(&setup, &config(&cgroup, "{ static = [] }", ""));
+    let mut bytes = 0;
+    for name in map::ALL {
+        let map = aya::maps::MapData::from_pin(setup.map("job", name).with_file_name(name));
+        let map =
+            map.or_else(|_| aya::maps::MapData::from_pin(setup.map("web", name))).expect("open the map");
+        let info = format!("/proc/self/fdinfo/{}", std::os::fd::AsFd::as_fd(map.fd()).as_raw_fd());
+        let info = std::fs::read_to_string(info).expect("read what the kernel tells of the map");
+        let line = info.lines().find_map(|line| line.strip_prefix("memlock:")).expect("its memory");
+        bytes += line.trim().parse::<u64>().expect("a number");
+    }
+    let output = setup.run(&[
+        "doctor",
+        "--json",
+        "--config",
+        setup.folder.join("socklb.toml").to_str().expect("UTF-8"),
+    ]);
+    let findings: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let findings = findings["findings"].as_array().expect("findings").clone();
+    let memory = findings.iter().find(|finding| finding["check"] == "memory").expect("memory");
+    let kib: u64 =
+        memory["text"].as_str().and_then(|text| text.split(' ').next()?.parse().ok()).expect("KiB");
+    let off = (kib << 10).abs_diff(bytes);
+    assert!(off * 50 < bytes, "doctor says {kib} KiB, the kernel accounts {bytes} bytes");
+}

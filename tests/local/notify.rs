@@ -1,0 +1,68 @@
+//! What the daemon tells its service manager (sd_notify(3)), at a socket of the test.
+
+use std::time::Duration;
+
+use rustix::process::Signal;
+use stage::{Daemon, Manager};
+
+use crate::fixture::{Fixture, SERVICE};
+
+fn started(fixture: &Fixture, watchdog: Duration) -> (Manager, Daemon) {
+    let manager = Manager::new(fixture.setup.folder.join("notify"));
+    let daemon = Daemon::spawn_with(&fixture.setup, |command| manager.starts(command, watchdog));
+    (manager, daemon)
+}
+
+#[test]
+fn ready_means_that_the_tables_are_in_the_kernel() {
+    let fixture = Fixture::without_daemon();
+    let mut probe = fixture.probe();
+    let (manager, daemon) = started(&fixture, Duration::from_secs(60));
+    let ready = manager.expect("READY=1");
+    // At once: no look at anything else in between.
+    assert_eq!(probe.dial_many(SERVICE, 30).len(), 3);
+    assert!(ready.contains(&"STATUS=1 of 1 clients attached".to_owned()), "{ready:?}");
+    assert_eq!(fixture.setup.run(&["status"]).status.code(), Some(0));
+    assert_eq!(daemon.stop(), Some(0));
+    manager.expect("STOPPING=1");
+}
+
+#[test]
+fn a_reload_is_announced_and_ends_ready() {
+    let fixture = Fixture::without_daemon();
+    let (manager, daemon) = started(&fixture, Duration::from_secs(60));
+    manager.expect("READY=1");
+    daemon.signal(Signal::HUP);
+    let reloading = manager.expect("RELOADING=1");
+    assert!(reloading.iter().any(|line| line.starts_with("MONOTONIC_USEC=")), "{reloading:?}");
+    manager.expect("READY=1");
+}
+
+#[test]
+fn the_status_line_follows_what_happens() {
+    let fixture = Fixture::without_daemon();
+    let (manager, _daemon) = started(&fixture, Duration::from_secs(60));
+    manager.expect("READY=1");
+    fixture.cgroup.remove();
+    manager.expect("STATUS=0 of 1 clients attached");
+    fixture.cgroup.create();
+    manager.expect("STATUS=1 of 1 clients attached");
+    std::fs::remove_file(&fixture.file).expect("remove the endpoint file");
+    manager.expect("STATUS=1 of 1 clients attached; 1 of 1 endpoint files cannot be used");
+}
+
+#[test]
+fn the_watchdog_is_fed_by_the_loop() {
+    let fixture = Fixture::without_daemon();
+    let (manager, daemon) = started(&fixture, Duration::from_millis(200));
+    manager.expect("READY=1");
+    for _ in 0..3 {
+        manager.expect("WATCHDOG=1");
+    }
+    // A daemon that hangs does not feed it.
+    daemon.signal(Signal::STOP);
+    manager.drain();
+    assert!(!manager.hears_within("WATCHDOG=1", Duration::from_millis(500)));
+    daemon.signal(Signal::CONT);
+    manager.expect("WATCHDOG=1");
+}

@@ -1,0 +1,234 @@
+//! Bugs that befell other balancers, as tests: each is named after its number in the list of them, and what happened.
+//!
+//! R9: a cgroup that is made anew, R10: cgroup namespaces, R24: daemons that come and go, R25: the verifier, R29: services
+//! that restart, are told at greater length elsewhere; what is here is the bug itself.
+
+use lb_common::abi::{Service, map};
+use stage::maps::array;
+use stage::{Backend, Cgroup, Daemon, Probe, Setup, Stage, eventually, replace};
+
+use crate::fixture::{Fixture, SERVICE, config, endpoints};
+
+/// A map without room failed the connect with ENOMEM.
+#[test]
+fn r6_full_maps_refuse_no_connect_and_are_reported() {
+    let mut fixture = Fixture::without_daemon();
+    let limits = "[limits]\nflow_records = 64\nslots = 64\nschedule_entries = 2048\n";
+    let text = config(&fixture.cgroup, r#"{ file = "users.toml" }"#, "") + limits;
+    fixture.setup.write("socklb.toml", &text);
+    // Every slot: three backends that answer and others that a schedule of one table holds.
+    let mut list: Vec<String> = (1..=3).map(|n| format!("127.0.0.1:800{n}")).collect();
+    list.extend((0..61).map(|n| format!("127.0.1.{n}:9")));
+    let entries: Vec<(&str, &str)> =
+        list.iter().enumerate().map(|(n, a)| (a.as_str(), if n < 3 { "" } else { "weight = 0" })).collect();
+    fixture.write_endpoints(&entries);
+    fixture.start();
+    let mut probe = fixture.probe();
+    for _ in 0..300 {
+        probe.dial(SERVICE);
+    }
+    let outcomes = fixture.setup.status()["clients"][0]["services"][0]["outcomes"].clone();
+    assert!(outcomes["untracked"].as_u64() > Some(0), "flow table and overflow are full: {outcomes}");
+    // A list for which there is no slot left: refused, counted, and in force is the one before.
+    let more: Vec<String> = (0..70).map(|n| format!("127.0.2.{n}:9")).collect();
+    let more: Vec<(&str, &str)> = more.iter().map(|address| (address.as_str(), "")).collect();
+    fixture.write_endpoints(&more);
+    let source = || fixture.setup.status()["clients"][0]["services"][0]["source"].clone();
+    eventually("it is counted", source, |source| source["failures"] == 1 && source["error"].is_string());
+    assert_eq!(fixture.setup.run(&["status"]).status.code(), Some(3));
+    assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3);
+}
+
+/// A service without backends failed connects with EPERM, which clients take for a firewall.
+#[test]
+fn r7_a_service_without_backends_gives_its_errno_and_never_eperm() {
+    for (name, errno) in [("ECONNREFUSED", libc::ECONNREFUSED), ("EHOSTUNREACH", libc::EHOSTUNREACH)] {
+        let fixture = Fixture::without_daemon();
+        let text = config(&fixture.cgroup, "{ static = [] }", &format!("on_no_backend = \"{name}\""));
+        let _daemon = Daemon::start(&fixture.setup, &text);
+        let mut probe = fixture.probe();
+        assert_eq!(probe.try_dial(SERVICE).map(|dialled| dialled.name), Err(stage::refused_with(errno)));
+        // The same for IPv4 in IPv6 form, and for a call that does not wait.
+        assert_eq!(
+            probe.try_dial("[::ffff:10.96.0.10]:80").map(|dialled| dialled.name),
+            Err(stage::refused_with(errno))
+        );
+        let started = probe.ask(&format!("start {SERVICE}"));
+        assert!(started.ends_with(&format!(" {}", stage::refused_with(errno))), "{started}");
+    }
+}
+
+/// Links stayed on the removed cgroup, updates succeeded, the status said "enabled", and nothing was translated.
+#[test]
+fn r9_a_cgroup_made_anew_is_covered_and_never_said_to_be_before_it_is() {
+    let fixture = Fixture::new();
+    let mut old = fixture.probe();
+    // A socket keeps the removed cgroup alive.
+    let held = old.dial(SERVICE);
+    let ids = |fixture: &Fixture| fixture.setup.status()["clients"][0]["cgroup_id"].as_u64();
+    let before = ids(&fixture);
+    assert_eq!(before, Some(fixture.cgroup.id()));
+    // The process leaves for another cgroup, as nothing but a test can make it; its socket stays what it was.
+    let refuge = Cgroup::new();
+    std::fs::write(refuge.path().join("cgroup.procs"), old.pid().to_string()).expect("move the process");
+    std::fs::remove_dir(fixture.cgroup.path()).expect("remove the empty cgroup");
+    assert_eq!(fixture.setup.run(&["status"]).status.code(), Some(3));
+    assert_eq!(ids(&fixture), None, "attached is not effective");
+    fixture.cgroup.create();
+    eventually("it is covered", || ids(&fixture), |id| *id == Some(fixture.cgroup.id()));
+    assert_ne!(ids(&fixture), before);
+    assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3);
+    // The old cgroup's socket is still counted, and still ends.
+    assert_eq!(fixture.setup.active(), 1);
+    assert_eq!(old.ask(&format!("peer {}", held.socket)), SERVICE);
+    old.close(held.socket);
+    assert_eq!(fixture.setup.active(), 0);
+}
+
+/// Two programs at the same hook: the later one's rewrite went unnoticed.
+#[test]
+fn r11_programs_beside_and_above_are_listed_and_a_rewrite_after_ours_is_detected() {
+    let stage = Stage::new();
+    let parent = Cgroup::new();
+    let cgroup = parent.child("service");
+    let _backends = [Backend::start("ours", "127.0.0.1:8001"), Backend::start("theirs", "127.0.0.1:8002")];
+    let other = |name: &str, cgroup: &Cgroup, service: &str| {
+        let setup = Setup::new(&stage, name);
+        let text = config(cgroup, r#"{ static = ["127.0.0.1:8002"] }"#, "").replace(SERVICE, service);
+        Daemon::start(&setup, &text)
+    };
+    let _before = other("before", &cgroup, "10.96.0.11:80");
+    let setup = Setup::new(&stage, "a");
+    let daemon = Daemon::start(&setup, &config(&cgroup, r#"{ static = ["127.0.0.1:8001"] }"#, ""));
+    let _after = other("after", &cgroup, "10.96.0.12:80");
+    let _above = other("above", &parent, "10.96.0.13:80");
+    let mut probe = Probe::start(&cgroup);
+    // All of them run.
+    assert_eq!(probe.dial(SERVICE).name, "ours");
+    for service in ["10.96.0.11:80", "10.96.0.12:80", "10.96.0.13:80"] {
+        assert_eq!(probe.dial(service).name, "theirs");
+    }
+    let neighbours = setup.status()["clients"][0]["neighbours"].clone();
+    let listed: Vec<(String, bool)> = neighbours
+        .as_array()
+        .expect("a list")
+        .iter()
+        .filter(|neighbour| neighbour["hook"] == "connect4")
+        .map(|neighbour| {
+            let cgroup = neighbour["cgroup"].as_str().expect("a path").to_owned();
+            (cgroup, neighbour["runs_after_ours"].as_bool().expect("a flag"))
+        })
+        .collect();
+    let (here, there) = (cgroup.path().display().to_string(), parent.path().display().to_string());
+    assert_eq!(listed, [(here.clone(), false), (here, true), (there, true)]);
+    drop((daemon, _after, _above));
+    // One that takes our backend for its service: after ours it has the last word.
+    let setup = Setup::new(&stage, "b");
+    let victim = Cgroup::new();
+    let _daemon = Daemon::start(&setup, &config(&victim, r#"{ static = ["127.0.0.1:8001"] }"#, ""));
+    let _thief = other("thief", &victim, "127.0.0.1:8001");
+    let mut probe = Probe::start(&victim);
+    let dialled = probe.dial(SERVICE);
+    assert_eq!(dialled.name, "theirs");
+    probe.close(dialled.socket);
+    let backend = setup.backends("web", "users")[0].clone();
+    assert_eq!(backend["diverted"], 1, "{backend}");
+    let degraded = setup.status()["degraded"][0].as_str().unwrap_or_default().to_owned();
+    assert!(degraded.contains("another program rewrites after ours"), "{degraded}");
+    // And a flow that went where ours had sent it counts as none.
+    drop(_thief);
+    assert!(
+        stage::daemon::finish(&mut Setup::new(&stage, "thief").socklb(&["detach", "--all"])).status.success()
+    );
+    let dialled = probe.dial(SERVICE);
+    assert_eq!(dialled.name, "ours");
+    probe.close(dialled.socket);
+    assert_eq!(setup.backends("web", "users")[0]["diverted"], 1);
+}
+
+/// A source that came back empty, or a daemon that started without one, took all backends away.
+#[test]
+fn r13_no_broken_source_takes_backends_away_and_a_valid_shorter_list_does() {
+    let mut fixture = Fixture::new();
+    let degraded = |fixture: &Fixture| fixture.setup.run(&["status"]).status.code() == Some(3);
+    let serves = |fixture: &Fixture| fixture.probe().dial_many(SERVICE, 30).len();
+    let whole = endpoints(&[("127.0.0.1:8001", ""), ("127.0.0.1:8002", ""), ("127.0.0.1:8003", "")]);
+    // Cut anywhere but between two entries it is not valid.
+    let cut = &whole[..whole.len() - 6];
+    for bad in ["", cut, "[[endpoint]]\n", "\u{0}\u{0}\u{0}"] {
+        replace(&fixture.file, bad);
+        eventually("it is reported", || degraded(&fixture), |degraded| *degraded);
+        assert_eq!(serves(&fixture), 3, "after {bad:?}");
+        // Nor does a start with it.
+        fixture.stop();
+        fixture.start();
+        assert!(degraded(&fixture));
+        assert_eq!(serves(&fixture), 3, "after a start with {bad:?}");
+        replace(&fixture.file, &whole);
+        eventually("it is good again", || degraded(&fixture), |degraded| !degraded);
+    }
+    std::fs::remove_file(&fixture.file).expect("remove the file");
+    eventually("it is reported", || degraded(&fixture), |degraded| *degraded);
+    assert_eq!(serves(&fixture), 3);
+    let failures = &fixture.setup.status()["clients"][0]["services"][0]["source"]["failures"];
+    assert!(failures.as_u64() > Some(0), "{failures}");
+    fixture.stop();
+    // Not even the kernel's memory of it: detached, and started from the last good list.
+    assert!(fixture.setup.run(&["detach", "--all"]).status.success());
+    fixture.start();
+    assert_eq!(serves(&fixture), 3, "the last good list");
+    // What is valid is obeyed, however short.
+    replace(&fixture.file, &endpoints(&[("127.0.0.1:8002", "")]));
+    eventually("it is obeyed", || serves(&fixture), |backends| *backends == 1);
+    assert!(!degraded(&fixture));
+}
+
+/// A daemon killed, replaced by a newer and by an older one: connects failed, or went to the service address itself.
+#[test]
+fn r24_a_kill_under_load_leaks_no_connect() {
+    let mut fixture = Fixture::new();
+    let mut probes: Vec<Probe> = (0..2).map(|_| fixture.probe()).collect();
+    for probe in &mut probes {
+        probe.send(&format!("forever {SERVICE}"));
+    }
+    for _ in 0..3 {
+        fixture.daemon.take().expect("a daemon runs").kill();
+        // Whoever looks while it is dead sees that.
+        assert_eq!(fixture.setup.run(&["status"]).status.code(), Some(3));
+        fixture.start();
+    }
+    for probe in &mut probes {
+        let counts = stage::probe::parse_counts(&probe.ask("enough"));
+        assert!(counts.keys().all(|name| name.starts_with('b')), "{counts:?}");
+    }
+    assert_eq!(fixture.setup.status()["clients"][0]["not_a_service"], 0);
+    assert_eq!(fixture.setup.active(), 0);
+}
+
+/// A program that grew past the verifier's limits loaded with small tables and failed with large ones.
+#[test]
+fn r25_programs_load_with_the_largest_configuration() {
+    let fixture = Fixture::without_daemon();
+    let limits = "[limits]\nflow_records = 4194304\nslots = 65535\nschedule_entries = 4194304\n";
+    let text = config(&fixture.cgroup, r#"{ file = "users.toml" }"#, "") + limits;
+    let _daemon = Daemon::start(&fixture.setup, &text);
+    assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3);
+    let places = array::<Service>(&fixture.setup.map("web", map::SERVICES));
+    assert_eq!(places.len(), 256);
+}
+
+/// Services were restarted, and what they dialled first went to the service address.
+#[test]
+fn r29_a_restarted_service_leaks_no_connect() {
+    let fixture = Fixture::new();
+    for _ in 0..5 {
+        fixture.cgroup.remove();
+        fixture.cgroup.create();
+        let mut probe = fixture.probe();
+        assert_eq!(probe.socklb(&fixture.setup, &["wait", "web"]), 0);
+        let counts = probe.dial_many(SERVICE, 60);
+        assert!(counts.keys().all(|name| name.starts_with('b')), "{counts:?}");
+        assert_eq!(fixture.setup.status()["clients"][0]["cgroup_id"], fixture.cgroup.id());
+    }
+    assert_eq!(fixture.setup.status()["clients"][0]["not_a_service"], 0);
+}

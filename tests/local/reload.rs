@@ -1,0 +1,241 @@
+//! Another configuration while the daemon runs: what may change does, flows do not notice, and what is gone is gone.
+
+use rustix::process::Signal;
+use stage::{Cgroup, Probe, Setup, eventually, replace};
+
+use crate::fixture::{Fixture, SERVICE, config};
+
+const SECOND: &str = "10.96.0.11:80";
+
+fn second_service() -> String {
+    format!(
+        "[[service]]\nname = \"more\"\naddress = \"{SECOND}\"\nbackends = {{ static = [\"127.0.0.1:8001\"] }}\n"
+    )
+}
+
+/// The configuration of the fixture, with lines for its client and more tables.
+fn text(fixture: &Fixture, client: &str, service: &str, more: &str) -> String {
+    let text = config(&fixture.cgroup, r#"{ file = "users.toml" }"#, service);
+    text.replacen("\n\n", &format!("\n{client}\n\n"), 1) + more
+}
+
+fn write(setup: &Setup, text: &str) {
+    replace(&setup.folder.join("socklb.toml"), text);
+}
+
+fn degraded(setup: &Setup) -> Vec<String> {
+    let status = setup.status();
+    let faults = status["degraded"].as_array().expect("a list").iter();
+    faults.map(|fault| fault.as_str().expect("text").to_owned()).collect()
+}
+
+fn services(setup: &Setup) -> Vec<String> {
+    let status = setup.status();
+    let services = status["clients"][0]["services"].as_array().cloned().unwrap_or_default();
+    services.iter().map(|service| service["name"].as_str().expect("a name").to_owned()).collect()
+}
+
+fn unreachable(probe: &mut Probe, address: &str) -> bool {
+    probe.dial_many(address, 1).contains_key(&format!("errno-{}", libc::ENETUNREACH))
+}
+
+#[test]
+fn a_service_that_is_added_is_balanced_and_one_that_is_removed_leaves_nothing() {
+    let fixture = Fixture::new();
+    let mut probe = fixture.probe();
+    let open = probe.dial(SERVICE);
+    write(&fixture.setup, &text(&fixture, "", "", &second_service()));
+    eventually("it is taken on", || services(&fixture.setup).len(), |count| *count == 2);
+    let more = probe.dial(SECOND);
+    assert_eq!((more.name.as_str(), more.peer.as_str()), ("b1", SECOND));
+    write(&fixture.setup, &text(&fixture, "", "", ""));
+    // Its flow goes on and knows what it dialled; no other begins.
+    eventually("it is closed", || unreachable(&mut probe, SECOND), |unreachable| *unreachable);
+    assert_eq!(probe.ask(&format!("peer {}", more.socket)), SECOND);
+    probe.close(more.socket);
+    eventually("it leaves nothing", || services(&fixture.setup), |names| *names == ["users"]);
+    assert_eq!(probe.ask(&format!("peer {}", open.socket)), SERVICE);
+    assert_eq!(fixture.setup.active(), 1, "flows of the other service did not notice");
+}
+
+/// Every field that may change, one after the other, under a client that connects without pause.
+#[test]
+fn what_may_change_does_and_no_connect_fails() {
+    let fixture = Fixture::new();
+    let mut held = fixture.probe();
+    let open: Vec<_> = (0..6).map(|_| held.dial(SERVICE)).collect();
+    let mut busy = fixture.probe();
+    busy.send(&format!("forever {SERVICE}"));
+    let explain = || -> serde_json::Value {
+        let output = fixture.setup.run(&["explain", "users", "--json"]);
+        serde_json::from_slice(&output.stdout).unwrap_or_default()
+    };
+    let one = "subset = { algorithm = \"rocksteadier\", size = 1 }";
+    let steps: [(&str, &str, &str, serde_json::Value); 5] = [
+        ("", "subset = { algorithm = \"rocksteadier\", size = 2 }", "/0/inputs/size", 2.into()),
+        ("", one, "/0/inputs/size", 1.into()),
+        ("index = 1\ncount = 3", one, "/0/inputs/index", 1.into()),
+        ("index = 1\ncount = 7", one, "/0/inputs/count", 7.into()),
+        ("", "subset = \"all\"", "/0/inputs/algorithm", "all".into()),
+    ];
+    for (client, service, pointer, expected) in steps {
+        write(&fixture.setup, &text(&fixture, client, service, ""));
+        let look = || explain().pointer(pointer).cloned();
+        eventually(service, look, |found| found.as_ref() == Some(&expected));
+        let size = if service.contains("size = 1") {
+            1
+        } else if service.contains("size = 2") {
+            2
+        } else {
+            3
+        };
+        let used = || fixture.probe().dial_many(SERVICE, 60).len();
+        assert_eq!(used(), size, "{service}");
+    }
+    let counts = stage::probe::parse_counts(&busy.ask("enough"));
+    assert!(counts.keys().all(|name| name.starts_with('b')), "{counts:?}");
+    // The errno is the service's, too.
+    write(&fixture.setup, &text(&fixture, "", "on_no_backend = \"ECONNREFUSED\"", ""));
+    fixture.write_endpoints(&[]);
+    let status = fixture.setup.status();
+    assert_eq!(status["clients"][0]["not_a_service"], 0);
+    for dialled in open {
+        assert_eq!(held.ask(&format!("peer {}", dialled.socket)), SERVICE);
+        held.close(dialled.socket);
+    }
+    assert_eq!(fixture.setup.active(), 0);
+}
+
+#[test]
+fn clients_are_added_removed_and_moved() {
+    let fixture = Fixture::new();
+    let other = Cgroup::new();
+    let mut first = fixture.probe();
+    let open = first.dial(SERVICE);
+    let mut second = Probe::start(&other);
+    assert_eq!(second.try_dial(SERVICE).map(|d| d.name), Err(libc::ENETUNREACH));
+    let client = format!("[[client]]\njob = \"batch\"\ncgroup = \"{}\"\n", other.relative().display());
+    write(&fixture.setup, &text(&fixture, "", "", &client));
+    let reached = |probe: &mut Probe| probe.dial_many(SERVICE, 3).keys().all(|name| name.starts_with('b'));
+    eventually("the new client is attached", || reached(&mut second), |reached| *reached);
+    // Without the first client: nothing begins there, its flow goes on, and then nothing of it is left.
+    let only = text(&fixture, "", "", "");
+    let only = only
+        .replace(&fixture.cgroup.relative().display().to_string(), &other.relative().display().to_string());
+    let only = only.replace("job = \"web\"", "job = \"batch\"");
+    write(&fixture.setup, &only);
+    eventually("the first client is gone", || reached(&mut first), |reached| !*reached);
+    assert_eq!(first.ask(&format!("peer {}", open.socket)), SERVICE);
+    assert_eq!(fixture.setup.status()["leaving"][0]["open_flows"], 1);
+    first.close(open.socket);
+    let pins = fixture.setup.pins_of("web");
+    eventually("nothing of it is left", || pins.exists(), |exists| !exists);
+    assert_eq!(fixture.setup.status()["leaving"].as_array().map(Vec::len), Some(0));
+    // The second client moves to the first one's cgroup.
+    let moved = only
+        .replace(&other.relative().display().to_string(), &fixture.cgroup.relative().display().to_string());
+    write(&fixture.setup, &moved);
+    eventually("it has moved", || reached(&mut first), |reached| *reached);
+    assert_eq!(second.try_dial(SERVICE).map(|d| d.name), Err(libc::ENETUNREACH));
+    assert_eq!(degraded(&fixture.setup), Vec::<String>::new());
+}
+
+#[test]
+fn a_client_that_gets_another_name_is_balanced_all_the_time() {
+    let fixture = Fixture::new();
+    let mut busy = fixture.probe();
+    busy.send(&format!("forever {SERVICE}"));
+    for name in ["other", "web", "third"] {
+        write(&fixture.setup, &text(&fixture, &format!("name = \"{name}\""), "", ""));
+        let named = || fixture.setup.status()["clients"][0]["name"].clone();
+        eventually("it is taken on", named, |found| found == name);
+    }
+    let counts = stage::probe::parse_counts(&busy.ask("enough"));
+    assert!(counts.keys().all(|name| name.starts_with('b')), "{counts:?}");
+    for name in ["other", "web"] {
+        let pins = fixture.setup.pins_of(name);
+        eventually("what had the old name is gone", || pins.exists(), |exists| !exists);
+    }
+}
+
+/// A daemon that dies while a client leaves: the next one goes on with it.
+#[test]
+fn a_client_that_was_leaving_when_the_daemon_died_still_goes() {
+    let mut fixture = Fixture::new();
+    let mut probe = fixture.probe();
+    let open = probe.dial(SERVICE);
+    let other = Cgroup::new();
+    let moved = text(&fixture, "name = \"other\"", "", "")
+        .replace(&fixture.cgroup.relative().display().to_string(), &other.relative().display().to_string());
+    write(&fixture.setup, &moved);
+    let leaving = || fixture.setup.status()["leaving"].as_array().map(Vec::len);
+    eventually("it leaves", leaving, |count| *count == Some(1));
+    fixture.daemon.take().expect("a daemon runs").kill();
+    fixture.start();
+    assert_eq!(fixture.setup.status()["leaving"][0]["client"], "web");
+    assert_eq!(probe.ask(&format!("peer {}", open.socket)), SERVICE);
+    probe.close(open.socket);
+    let pins = fixture.setup.pins_of("web");
+    eventually("nothing of it is left", || pins.exists(), |exists| !exists);
+}
+
+#[test]
+fn a_configuration_with_a_fault_changes_nothing_and_is_reported() {
+    let fixture = Fixture::new();
+    let good = text(&fixture, "", "", "");
+    write(&fixture.setup, &text(&fixture, "index = 9", "polcy = \"p2c\"", ""));
+    let faults = eventually("it is reported", || degraded(&fixture.setup), |faults| !faults.is_empty());
+    for part in ["socklb.toml:4:", "index", "socklb.toml:10:", "polcy"] {
+        assert!(faults[0].contains(part), "{part:?} is not in {faults:?}");
+    }
+    assert_eq!(fixture.setup.run(&["status"]).status.code(), Some(3));
+    assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3);
+    // A missing file is one, too.
+    std::fs::remove_file(fixture.setup.folder.join("socklb.toml")).expect("remove it");
+    eventually("it is reported", || degraded(&fixture.setup), |faults| faults[0].contains("No such file"));
+    assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3);
+    write(&fixture.setup, &good);
+    eventually("it is good again", || degraded(&fixture.setup), Vec::is_empty);
+}
+
+#[test]
+fn what_cannot_change_while_running_is_named_and_the_rest_changes() {
+    let fixture = Fixture::new();
+    let limits = "[limits]\nflow_records = 64\n[paths]\nrun = \"elsewhere\"\n";
+    write(&fixture.setup, &text(&fixture, "", "", &(second_service() + limits)));
+    eventually("the rest is taken on", || services(&fixture.setup).len(), |count| *count == 2);
+    let faults = degraded(&fixture.setup);
+    // Paths are given on the command line here, which goes before the file.
+    assert_eq!(faults, ["limits.flow_records cannot change while running; restart socklb to apply it"]);
+    write(&fixture.setup, &text(&fixture, "", "", ""));
+    eventually("it is taken back", || degraded(&fixture.setup), Vec::is_empty);
+}
+
+#[test]
+fn sighup_reads_everything_anew() {
+    let fixture = Fixture::new();
+    let taken_on = || fixture.daemon().log().matches("configuration taken on").count();
+    let before = taken_on();
+    for times in 1..=3 {
+        fixture.daemon().signal(Signal::HUP);
+        eventually("it is taken on", taken_on, |count| *count == before + times);
+    }
+    assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3);
+    assert_eq!(degraded(&fixture.setup), Vec::<String>::new());
+}
+
+/// A file that is bad when the configuration is read anew: the list in force stays, not an older one.
+#[test]
+fn a_reload_keeps_the_list_in_force_where_the_file_is_bad() {
+    let fixture = Fixture::new();
+    fixture.write_endpoints(&[("127.0.0.1:8002", "")]);
+    let mut probe = fixture.probe();
+    let only = || probe.dial_many(SERVICE, 5).into_keys().collect::<Vec<_>>();
+    eventually("the list is taken", only, |names| *names == ["b2"]);
+    replace(&fixture.file, "[[endpoint]]\naddress = 5\n");
+    eventually("it is reported", || degraded(&fixture.setup).len(), |count| *count == 1);
+    write(&fixture.setup, &text(&fixture, "", "", &second_service()));
+    eventually("it is taken on", || services(&fixture.setup).len(), |count| *count == 2);
+    assert_eq!(fixture.probe().dial_many(SERVICE, 30), [("b2".to_owned(), 30)].into());
+    assert_eq!(degraded(&fixture.setup).len(), 1, "the file is still bad");
+}

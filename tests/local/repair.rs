@@ -1,0 +1,119 @@
+//! Flow records whose end nobody saw: found by comparison with the kernel's lists of sockets, and nothing else is touched.
+
+use lb_common::abi::{Listed, map};
+use stage::maps::hash;
+use stage::{Probe, eventually};
+
+use crate::fixture::{Fixture, SERVICE};
+
+fn listed(fixture: &Fixture) -> usize {
+    hash::<u64, Listed>(&fixture.setup.map("web", map::LISTED)).keys().filter(Result::is_ok).count()
+}
+
+fn repair(fixture: &Fixture) -> [u64; 3] {
+    let repair = fixture.setup.status()["clients"][0]["repair"].clone();
+    ["removed", "kept_never_listed", "kept_elsewhere"].map(|count| repair[count].as_u64().expect("a count"))
+}
+
+/// Starts the daemon again and waits until it has looked at the records.
+fn look(fixture: &mut Fixture, what: &str, expected: [u64; 3]) {
+    fixture.stop();
+    fixture.start();
+    eventually(what, || repair(fixture), |found| *found == expected);
+}
+
+fn without_release(fixture: &Fixture) {
+    for link in std::fs::read_dir(fixture.setup.pins_of("web").join("links")).expect("links") {
+        let link = link.expect("a link").path();
+        if link.to_string_lossy().contains("sock_release") {
+            std::fs::remove_file(link).expect("remove the link");
+        }
+    }
+}
+
+#[test]
+fn flows_whose_end_was_not_seen_are_ended() {
+    let mut fixture = Fixture::new();
+    let mut probe = fixture.probe();
+    let open: Vec<_> = (0..6).map(|_| probe.dial(SERVICE)).collect();
+    fixture.stop();
+    fixture.start();
+    eventually("the lists show all of them", || listed(&fixture), |count| *count == 6);
+    fixture.stop();
+    without_release(&fixture);
+    for dialled in &open[..4] {
+        probe.close(dialled.socket);
+    }
+    assert_eq!(fixture.setup.active(), 6, "nobody saw them end");
+    fixture.start();
+    eventually("four are ended", || fixture.setup.active(), |active| *active == 2);
+    assert_eq!(repair(&fixture), [4, 0, 0]);
+    assert!(fixture.daemon().log().contains("flow records of sockets that are gone were removed"));
+    // The others are whole, and end as ever.
+    for dialled in &open[4..] {
+        assert_eq!(probe.ask(&format!("peer {}", dialled.socket)), SERVICE);
+        probe.close(dialled.socket);
+    }
+    assert_eq!(fixture.setup.active(), 0);
+    look(&mut fixture, "nothing is left to do", [0, 0, 0]);
+}
+
+/// The same where every record lies in the overflow table or fights for its place.
+#[test]
+fn flows_in_the_overflow_table_are_ended_as_well() {
+    let mut fixture = Fixture::without_daemon();
+    let text = crate::fixture::config(&fixture.cgroup, r#"{ file = "users.toml" }"#, "");
+    fixture.setup.write("socklb.toml", &(text + "[limits]\nflow_records = 64\n"));
+    fixture.start();
+    let mut probes: Vec<Probe> = (0..2).map(|_| fixture.probe()).collect();
+    let open: Vec<_> = (0..90).map(|i| (i % 2, probes[i % 2].dial(SERVICE).socket)).collect();
+    fixture.stop();
+    fixture.start();
+    eventually("the lists show all of them", || listed(&fixture), |count| *count == 90);
+    fixture.stop();
+    without_release(&fixture);
+    for (probe, socket) in &open[..60] {
+        probes[*probe].close(*socket);
+    }
+    fixture.start();
+    eventually("sixty are ended", || fixture.setup.active(), |active| *active == 30);
+    for (probe, socket) in &open[60..] {
+        probes[*probe].close(*socket);
+    }
+    assert_eq!(fixture.setup.active(), 0);
+}
+
+/// A socket whose connect failed is open and in no list: it must not be taken for one that is gone.
+#[test]
+fn a_socket_that_no_list_has_shown_is_kept_and_counted() {
+    let mut fixture = Fixture::without_daemon();
+    fixture.write_endpoints(&[("127.0.0.1:8009", "")]);
+    fixture.start();
+    let mut probe = fixture.probe();
+    assert_eq!(probe.try_dial(SERVICE).map(|dialled| dialled.name), Err(libc::ECONNREFUSED));
+    assert_eq!(fixture.setup.active(), 1);
+    look(&mut fixture, "it is kept", [0, 1, 0]);
+    assert_eq!(fixture.setup.active(), 1);
+    let doctor = fixture.setup.run(&["doctor", "--config", "socklb.toml"]);
+    let text = String::from_utf8_lossy(&doctor.stdout).into_owned();
+    assert!(text.contains("kept: 1 whose sockets no list has shown"), "{text}");
+    probe.close(0);
+    assert_eq!(fixture.setup.active(), 0);
+}
+
+/// Sockets of another network namespace are looked for in the lists of that namespace, and not in ours.
+#[test]
+fn sockets_of_other_namespaces_are_looked_for_there() {
+    let mut fixture = Fixture::new();
+    let mut elsewhere = Probe::start_with(&fixture.cgroup, stage::namespace::in_a_network_of_its_own);
+    // Nothing is reachable there: the socket is open, and in a list only if it listens.
+    assert!(elsewhere.try_dial(SERVICE).is_err());
+    assert_eq!(fixture.setup.active(), 1);
+    look(&mut fixture, "its namespace was looked into", [0, 1, 0]);
+    // Who holds the socket now is in no process of the cgroup: nobody knows a way into its namespace.
+    fixture.stop();
+    let record = fixture.setup.active();
+    assert_eq!(record, 1);
+    drop(elsewhere);
+    assert_eq!(fixture.setup.active(), 0);
+}

@@ -1,0 +1,151 @@
+//! The client's service comes and goes: its cgroup is removed and made again, and is covered before it dials.
+
+use std::os::fd::AsRawFd;
+
+use stage::{Cgroup, Daemon, Probe, Setup, Stage, eventually};
+
+use crate::fixture::{Fixture, SERVICE, config};
+
+fn degraded(setup: &Setup) -> Option<i32> {
+    setup.run(&["status"]).status.code()
+}
+
+#[test]
+fn a_cgroup_that_appears_later_is_attached_at_once() {
+    let stage = Stage::new();
+    let cgroup = Cgroup::absent();
+    let setup = Setup::new(&stage, "a");
+    let _backend = stage::Backend::start("b1", "127.0.0.1:8001");
+    let _daemon = Daemon::start(&setup, &config(&cgroup, r#"{ static = ["127.0.0.1:8001"] }"#, ""));
+    assert_eq!(degraded(&setup), Some(3));
+    let status = setup.status();
+    let fault = status["degraded"][0].as_str().expect("a fault");
+    assert!(fault.contains("there is no cgroup") && fault.contains("web"), "{fault}");
+    cgroup.create();
+    eventually("it is attached", || degraded(&setup), |code| *code == Some(0));
+    assert_eq!(setup.status()["clients"][0]["cgroup_id"], cgroup.id());
+    assert_eq!(Probe::start(&cgroup).dial(SERVICE).name, "b1");
+}
+
+#[test]
+fn a_cgroup_whose_parents_are_made_with_it_is_attached() {
+    let stage = Stage::new();
+    let outer = Cgroup::absent();
+    let setup = Setup::new(&stage, "a");
+    let _backend = stage::Backend::start("b1", "127.0.0.1:8001");
+    let text = config(&outer, r#"{ static = ["127.0.0.1:8001"] }"#, "");
+    let inner = outer.relative().join("slice/service");
+    let text = text.replace(&outer.relative().display().to_string(), &inner.display().to_string());
+    let _daemon = Daemon::start(&setup, &text);
+    for _ in 0..2 {
+        outer.create();
+        std::fs::create_dir(outer.path().join("slice")).expect("make the slice");
+        let service = outer.child("slice/service");
+        eventually("it is attached", || degraded(&setup), |code| *code == Some(0));
+        let mut probe = Probe::start(&service);
+        assert_eq!(probe.dial(SERVICE).name, "b1");
+        drop((probe, service));
+        outer.remove();
+        assert_eq!(degraded(&setup), Some(3), "attached is not effective");
+    }
+}
+
+#[test]
+fn wait_returns_when_the_cgroup_is_covered() {
+    let fixture = Fixture::new();
+    // There from before.
+    assert_eq!(fixture.probe().socklb(&fixture.setup, &["wait", "web"]), 0);
+    // Made anew: whoever waits is in a cgroup that nobody has seen yet.
+    for _ in 0..5 {
+        fixture.cgroup.remove();
+        fixture.cgroup.create();
+        let mut probe = fixture.probe();
+        assert_eq!(probe.socklb(&fixture.setup, &["wait", "web"]), 0);
+        assert_eq!(probe.dial_many(SERVICE, 30).len(), 3);
+    }
+    // A cgroup inside is covered as well.
+    let inside = fixture.cgroup.child("inside");
+    assert_eq!(Probe::start(&inside).socklb(&fixture.setup, &["wait", "web"]), 0);
+}
+
+#[test]
+fn wait_says_why_it_is_in_vain() {
+    let mut fixture = Fixture::new();
+    let wait = |arguments: &[&str]| stage::daemon::failure(&fixture.setup.run(arguments));
+    let (code, text) = wait(&["wait", "nobody"]);
+    assert!(code == Some(1) && text.contains("not configured; clients here are: web"), "{text}");
+    // The test itself is in another cgroup.
+    let (code, text) = wait(&["wait", "web"]);
+    let path = fixture.cgroup.path().display().to_string();
+    assert!(code == Some(1) && text.contains(&path) && text.contains("elsewhere"), "{text}");
+    fixture.stop();
+    let (code, text) = stage::daemon::failure(&fixture.setup.run(&["wait", "web", "--timeout", "1"]));
+    assert!(code == Some(1) && text.contains("no daemon is running"), "{text}");
+    // What a dead daemon has attached covers as well.
+    assert_eq!(fixture.probe().socklb(&fixture.setup, &["wait", "web", "--timeout", "1"]), 0);
+}
+
+/// A service that starts before the daemon waits for it.
+#[test]
+fn wait_outlasts_a_daemon_that_is_not_there_yet() {
+    let mut fixture = Fixture::without_daemon();
+    let mut probe = fixture.probe();
+    probe.send_socklb(&fixture.setup, &["wait", "web"]);
+    fixture.start();
+    assert_eq!(probe.receive(), "ok 0");
+    assert_eq!(probe.dial_many(SERVICE, 30).len(), 3);
+}
+
+#[test]
+fn exec_starts_a_command_in_a_covered_cgroup() {
+    let fixture = Fixture::new();
+    // As after the service was stopped: exec makes the cgroup.
+    fixture.cgroup.remove();
+    let probe = stage::program("probe");
+    let inner = fixture.cgroup.path().display().to_string();
+    let mut command = fixture.setup.socklb(&["exec", "web", "--"]);
+    command.arg(probe).arg(&inner);
+    let mut probe = Probe::of(&mut command);
+    assert_eq!(probe.dial_many(SERVICE, 30).len(), 3);
+    assert_eq!(fixture.setup.status()["clients"][0]["not_a_service"], 0);
+    let missing = fixture.setup.run(&["exec", "web", "--", "/no/such/program"]);
+    let (code, text) = stage::daemon::failure(&missing);
+    assert!(code == Some(1) && text.contains("/no/such/program"), "{text}");
+    let (code, text) = stage::daemon::failure(&fixture.setup.run(&["exec", "nobody", "--", "true"]));
+    assert!(code == Some(1) && text.contains("clients here are: web"), "{text}");
+}
+
+/// The cgroup in which a socket is made decides, whoever holds it later.
+#[test]
+fn a_socket_that_was_made_elsewhere_is_named_as_uncovered() {
+    let fixture = Fixture::new();
+    let direct = std::net::TcpStream::connect("127.0.0.1:8001").expect("connect");
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("listen");
+    for fd in [direct.as_raw_fd(), listener.as_raw_fd()] {
+        // SAFETY: the descriptor is open while the test runs.
+        let fd = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) };
+        rustix::io::fcntl_setfd(fd, rustix::io::FdFlags::empty()).expect("let it be inherited");
+    }
+    let mut probe = fixture.probe();
+    probe.dial(SERVICE);
+    let sockets = || -> Vec<(String, String)> {
+        let output = fixture.setup.run(&["doctor", "--json", "--config", "socklb.toml"]);
+        let findings: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        let findings = findings["findings"].as_array().expect("findings").clone();
+        let of = |finding: &serde_json::Value, key: &str| finding[key].as_str().expect("text").to_owned();
+        let sockets = findings.iter().filter(|finding| finding["check"] == "sockets");
+        sockets.map(|finding| (of(finding, "state"), of(finding, "text"))).collect()
+    };
+    let found = sockets();
+    let uncovered: Vec<&String> =
+        found.iter().map(|(_, text)| text).filter(|t| t.contains("not covered")).collect();
+    assert_eq!(uncovered.len(), 2, "{found:?}");
+    assert!(uncovered.iter().any(|text| text.contains("connected to 127.0.0.1:8001")), "{found:?}");
+    assert!(uncovered.iter().any(|text| text.contains("it listens")), "{found:?}");
+    assert!(uncovered.iter().all(|text| text.contains("of probe (pid")), "{found:?}");
+    drop(probe);
+    drop((direct, listener));
+    let _probe = fixture.probe();
+    let found = sockets();
+    assert!(found.iter().all(|(state, _)| state == "ok"), "{found:?}");
+}

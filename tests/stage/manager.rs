@@ -1,0 +1,65 @@
+//! A service manager, as far as the daemon speaks with one: the socket of sd_notify(3).
+
+use std::os::unix::net::UnixDatagram;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use crate::PATIENCE;
+
+/// Receives what a daemon notifies.
+pub struct Manager {
+    socket: UnixDatagram,
+    path: PathBuf,
+}
+
+impl Manager {
+    /// Listens at a path.
+    pub fn new(path: PathBuf) -> Self {
+        let socket = UnixDatagram::bind(&path).expect("bind the notification socket");
+        socket.set_read_timeout(Some(PATIENCE)).expect("set the limit of time");
+        Self { socket, path }
+    }
+
+    /// Makes a command one that this manager starts, and wants signs of life from.
+    pub fn starts(&self, command: &mut Command, watchdog: Duration) {
+        command.env("NOTIFY_SOCKET", &self.path);
+        command.env("WATCHDOG_USEC", watchdog.as_micros().to_string());
+    }
+
+    /// The next notification that has a line beginning with `prefix`, whole; others are passed over.
+    #[track_caller]
+    pub fn expect(&self, prefix: &str) -> Vec<String> {
+        let deadline = std::time::Instant::now() + PATIENCE;
+        let mut seen = Vec::new();
+        while std::time::Instant::now() < deadline {
+            let mut buffer = [0; 4096];
+            let Ok(length) = self.socket.recv(&mut buffer) else { break };
+            let text = String::from_utf8_lossy(&buffer[..length]).into_owned();
+            let lines: Vec<String> = text.lines().map(str::to_owned).collect();
+            if lines.iter().any(|line| line.starts_with(prefix)) {
+                return lines;
+            }
+            seen.push(text);
+        }
+        panic!("no notification {prefix:?}; seen: {seen:?}");
+    }
+
+    /// Forgets what has arrived.
+    pub fn drain(&self) {
+        self.socket.set_nonblocking(true).expect("do not wait");
+        while self.socket.recv(&mut [0; 4096]).is_ok() {}
+        self.socket.set_nonblocking(false).expect("wait again");
+    }
+
+    /// Whether a notification with a line beginning with `prefix` arrives within `time`.
+    pub fn hears_within(&self, prefix: &str, time: Duration) -> bool {
+        self.socket.set_read_timeout(Some(time)).expect("set the limit of time");
+        let mut buffer = [0; 4096];
+        let heard = self.socket.recv(&mut buffer);
+        self.socket.set_read_timeout(Some(PATIENCE)).expect("set the limit of time");
+        heard.is_ok_and(|length| {
+            String::from_utf8_lossy(&buffer[..length]).lines().any(|line| line.starts_with(prefix))
+        })
+    }
+}
