@@ -10,6 +10,8 @@ mod object;
 
 mod demo;
 
+mod package;
+
 mod check;
 
 mod tidy;
@@ -39,6 +41,8 @@ enum Command {
     Setup(setup::Options),
     /// Build the kernel object anew and commit-ready: the stripped copy and its record
     Object,
+    /// Build the Debian package: the program, its units, manual pages and completions; prints where it is
+    Package,
     /// Format, lints for host and kernel target, docs with warnings denied, licences and bans of dependencies
     Check,
     /// The house rules that no existing tool can lock
@@ -60,6 +64,7 @@ fn main() -> ExitCode {
         Command::Run(options) => demo::run(&options),
         Command::Setup(options) => setup::run(&options),
         Command::Object => object::run(),
+        Command::Package => package::run(),
         Command::Check => check::run(),
         Command::Tidy => tidy::run(),
         Command::Test(options) => test::run(&options),

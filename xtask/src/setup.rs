@@ -26,8 +26,11 @@ impl Options {
 /// Version of the licence and ban checker.
 const DENY_VERSION: &str = "0.20.2";
 
+/// Version of the program that writes the Debian package.
+const DEB_VERSION: &str = "3.8.0";
+
 /// Debian packages, each with a file that we use of it and what it is for.
-const PACKAGES: [(&str, &str, &str); 7] = [
+const PACKAGES: [(&str, &str, &str); 10] = [
     ("rustc-web", toolchain::RUSTC, "compiles the kernel programs"),
     ("cargo-web", toolchain::CARGO, "builds them"),
     ("rust-web-src", "/usr/lib/rustlib/src/rust/library/core/Cargo.toml", "their `core`"),
@@ -35,6 +38,9 @@ const PACKAGES: [(&str, &str, &str); 7] = [
     ("llvm-22-dev", "/usr/lib/llvm-22/bin/llvm-config", "the linker is built against it"),
     ("libpolly-22-dev", "/usr/lib/llvm-22/lib/libPolly.a", "likewise"),
     ("bpftool", "/usr/sbin/bpftool", "reads maps in tests"),
+    ("dpkg-dev", "/usr/bin/dpkg-shlibdeps", "tells which libraries the package depends on"),
+    ("systemd", "/usr/bin/systemd-analyze", "verifies the unit, makes its user and directories; need not run"),
+    ("groff-base", "/usr/bin/groff", "sets the manual pages"),
 ];
 
 /// Something that is missing, and the commands that bring it.
@@ -116,6 +122,10 @@ fn missing() -> Vec<Missing> {
     if !has_version("cargo-deny", DENY_VERSION) {
         let what = format!("cargo-deny {DENY_VERSION} (checks licences; about three minutes)");
         missing.push(Missing { what, commands: vec![cargo_install("cargo-deny", DENY_VERSION)] });
+    }
+    if !has_version("cargo-deb", DEB_VERSION) {
+        let what = format!("cargo-deb {DEB_VERSION} (writes the Debian package; about a minute)");
+        missing.push(Missing { what, commands: vec![cargo_install("cargo-deb", DEB_VERSION)] });
     }
     missing
 }

@@ -3,7 +3,7 @@
 use anyhow::{Result, bail};
 
 use crate::command::{cargo, run as run_command};
-use crate::{check, object, setup, tidy};
+use crate::{check, object, package, setup, tidy};
 
 /// `cargo xtask test`
 #[derive(Debug, clap::Args)]
@@ -26,6 +26,8 @@ enum Tier {
     Object,
     /// The program on this kernel, with real cgroups and sockets. Root
     Local,
+    /// The Debian package: built, installed on this machine, used, and removed. Root
+    Package,
 }
 
 /// `cargo xtask test`.
@@ -36,7 +38,7 @@ pub fn run(options: &Options) -> Result<()> {
     setup::run(&setup::Options::install())?;
     check::run()?;
     tidy::run()?;
-    for tier in [Tier::Pure, Tier::Product, Tier::Object, Tier::Local] {
+    for tier in [Tier::Pure, Tier::Product, Tier::Object, Tier::Local, Tier::Package] {
         run_tier(tier, None)?;
     }
     println!("test: every tier passed");
@@ -44,23 +46,27 @@ pub fn run(options: &Options) -> Result<()> {
 }
 
 fn run_tier(tier: Tier, filter: Option<&str>) -> Result<()> {
-    let packages: &[&str] = match tier {
-        Tier::Pure => &["lb-common", "lb-core", "xtask"],
-        Tier::Product => &["lb-user"],
+    let what: &[&str] = match tier {
+        Tier::Pure => &["--package", "lb-common", "--package", "lb-core", "--package", "xtask"],
+        Tier::Product => &["--package", "lb-user"],
         Tier::Object => return object::rebuild_and_compare(),
-        Tier::Local => &["lb-tests"],
+        Tier::Local => &["--package", "lb-tests", "--lib", "--bins", "--test", "local"],
+        Tier::Package => &["--package", "lb-tests", "--test", "package"],
     };
+    let root = rustix::process::geteuid().is_root();
     if tier == Tier::Local {
-        if !rustix::process::geteuid().is_root() {
+        if !root {
             bail!("tier local needs root: it makes cgroups and network namespaces and loads kernel programs");
         }
         run_command(cargo().args(["build", "--package", "lb-user", "--locked"]))?;
     }
-    let mut test = cargo();
-    test.args(["test", "--locked"]);
-    for package in packages {
-        test.args(["--package", package]);
+    if tier == Tier::Package {
+        if !root {
+            bail!("tier package needs root: it installs the package on this machine, and removes it");
+        }
+        package::build()?;
     }
-    test.args(filter);
+    let mut test = cargo();
+    test.args(["test", "--locked"]).args(what).args(filter);
     run_command(&mut test)
 }

@@ -1,0 +1,43 @@
+//! The Debian package: the program in release, what is generated from its command line, and everything in `packaging/`.
+//!
+//! What goes where is said in `[package.metadata.deb]` of `lb-user/Cargo.toml`; this only brings the parts together.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Context, Result};
+
+use crate::command::{cargo, root, run as run_command};
+use crate::toolchain::tool;
+
+/// `cargo xtask package`.
+pub fn run() -> Result<()> {
+    let package = build()?;
+    println!("package: {}", package.display());
+    Ok(())
+}
+
+/// Builds the package and returns its path. It is the only one in its folder.
+pub fn build() -> Result<PathBuf> {
+    // In the repository wherever cargo's own target folder is: the manifest names the generated files by this path.
+    let folder = root().join("target/package");
+    let files = folder.join("files");
+    // A page of a command that is gone must not be packaged.
+    if folder.exists() {
+        fs::remove_dir_all(&folder).with_context(|| format!("remove {}", folder.display()))?;
+    }
+    fs::create_dir_all(&files).with_context(|| format!("create {}", files.display()))?;
+    run_command(
+        cargo()
+            .args(["run", "--quiet", "--locked", "--package", "lb-user", "--example", "manual", "--"])
+            .arg(&files),
+    )?;
+    run_command(cargo().args(["build", "--release", "--package", "lb-user", "--locked"]))?;
+    let mut deb = Command::new(tool("cargo-deb"));
+    deb.current_dir(root()).args(["--package", "lb-user", "--no-build", "--locked", "--output"]).arg(&folder);
+    run_command(&mut deb)?;
+    let mut entries = fs::read_dir(&folder)?.flatten().map(|entry| entry.path());
+    let is_package = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "deb");
+    entries.find(is_package).with_context(|| format!("cargo-deb left no package in {}", folder.display()))
+}
