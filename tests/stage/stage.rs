@@ -21,9 +21,12 @@ pub mod manager;
 
 pub mod maps;
 
+pub mod machine;
+
 pub use backend::{Backend, Manner};
 pub use cgroup::Cgroup;
 pub use daemon::{Daemon, Setup};
+pub use machine::Machine;
 pub use manager::Manager;
 pub use namespace::Stage;
 pub use probe::{Dialled, Probe};

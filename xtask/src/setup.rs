@@ -39,7 +39,11 @@ const PACKAGES: [(&str, &str, &str); 10] = [
     ("libpolly-22-dev", "/usr/lib/llvm-22/lib/libPolly.a", "likewise"),
     ("bpftool", "/usr/sbin/bpftool", "reads maps in tests"),
     ("dpkg-dev", "/usr/bin/dpkg-shlibdeps", "tells which libraries the package depends on"),
-    ("systemd", "/usr/bin/systemd-analyze", "verifies the unit, makes its user and directories; need not run"),
+    (
+        "systemd",
+        "/usr/bin/systemd-analyze",
+        "verifies the unit, makes its user and directories; need not run",
+    ),
     ("groff-base", "/usr/bin/groff", "sets the manual pages"),
 ];
 

@@ -1,0 +1,150 @@
+//! Becomes process 1 of a machine like this one, in namespaces of its own: the same files under a copy-on-write layer,
+//! no network but loopback, and systemd or nobody as init. Started by the tests.
+//!
+//! What the machine writes lies in memory and is gone with its last process. The host's kernel settings, devices and
+//! services are out of its reach: they are read-only, absent, or not started.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Command;
+
+use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags};
+use rustix::thread::UnshareFlags;
+
+const USAGE: &str = "usage: machine systemd|nobody FOLDER CGROUP";
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match arguments.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
+        ["init", init, folder] => begin(init, Path::new(folder)),
+        [init, folder, cgroup] => start(init, folder, cgroup),
+        _ => panic!("{USAGE}"),
+    }
+}
+
+/// Makes the namespaces and waits for the process 1 in them.
+fn start(init: &str, folder: &str, cgroup: &str) {
+    // Before the cgroup namespace, whose root is where its maker is.
+    fs::write(format!("{cgroup}/cgroup.procs"), std::process::id().to_string()).expect("enter the cgroup");
+    let namespaces = UnshareFlags::NEWPID
+        | UnshareFlags::NEWNS
+        | UnshareFlags::NEWCGROUP
+        | UnshareFlags::NEWNET
+        | UnshareFlags::NEWIPC
+        | UnshareFlags::NEWUTS;
+    // SAFETY: this process has one thread and holds no resource that belongs to the old namespaces.
+    unsafe { rustix::thread::unshare_unsafe(namespaces) }.expect("unshare namespaces");
+    let mut process_1 = Command::new(std::env::current_exe().expect("the path of the running program"));
+    process_1.args(["init", init, folder]);
+    stage::probe::die_with_us(&mut process_1);
+    let mut process_1 = process_1.spawn().expect("start process 1");
+    // Its number on the host, by which others enter.
+    println!("{}", process_1.id());
+    process_1.wait().expect("reap process 1");
+}
+
+/// Sets the machine up and becomes its init.
+fn begin(init: &str, folder: &Path) {
+    files(folder);
+    furnish(folder);
+    std::env::set_current_dir(folder.join("root")).expect("enter the root");
+    // The new root is put over the old one, which is then taken away.
+    rustix::process::pivot_root(".", ".").expect("change the root");
+    rustix::mount::unmount(".", UnmountFlags::DETACH).expect("leave the old root");
+    let mut command = if init == "systemd" {
+        let mut systemd = Command::new("/usr/lib/systemd/systemd");
+        // It asks for this: as in a container, hardware and the clock are not its business.
+        systemd.env_clear().env("container", "socklb-test").env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
+        systemd.args(["--system", "--unit=basic.target", "--log-target=journal", "--show-status=no"]);
+        systemd
+    } else {
+        let mut nobody = Command::new("/usr/bin/sleep");
+        nobody.arg("infinity");
+        nobody
+    };
+    let nowhere = std::process::Stdio::null;
+    let error = command.stdin(nowhere()).stdout(nowhere()).stderr(nowhere()).exec();
+    panic!("become init: {error}");
+}
+
+/// The files of this machine under a layer that takes all changes.
+fn files(folder: &Path) {
+    rustix::mount::mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
+        .expect("make mounts private");
+    let shared = folder.join("shared");
+    let (layer, root) = (folder.join("layer"), folder.join("root"));
+    mount("tmpfs", &layer, MountFlags::empty(), "");
+    for name in ["changes", "work"] {
+        fs::create_dir(layer.join(name)).expect("make a folder of the layer");
+    }
+    let layer = layer.display();
+    let layers = format!("lowerdir=/,upperdir={layer}/changes,workdir={layer}/work");
+    mount("overlay", &root, MountFlags::empty(), &layers);
+    for (kind, place, flags) in [
+        ("proc", "proc", MountFlags::empty()),
+        ("sysfs", "sys", MountFlags::RDONLY),
+        ("cgroup2", "sys/fs/cgroup", MountFlags::empty()),
+        ("bpf", "sys/fs/bpf", MountFlags::empty()),
+        ("tmpfs", "dev", MountFlags::empty()),
+        ("tmpfs", "run", MountFlags::empty()),
+        ("tmpfs", "tmp", MountFlags::empty()),
+    ] {
+        mount(kind, &root.join(place), flags, "");
+    }
+    // Kernel settings belong to the host.
+    let settings = root.join("proc/sys");
+    rustix::mount::mount_bind(&settings, &settings).expect("bind the kernel's settings");
+    rustix::mount::mount_remount(&settings, MountFlags::BIND | MountFlags::RDONLY, "")
+        .expect("make them read-only");
+    for device in ["null", "zero", "full", "random", "urandom", "tty"] {
+        let device = Path::new("dev").join(device);
+        let place = root.join(&device);
+        fs::write(&place, "").expect("make a place for a device");
+        rustix::mount::mount_bind(Path::new("/").join(device), &place).expect("bring a device in");
+    }
+    for (link, name) in [("/proc/self/fd", "fd"), ("pts/ptmx", "ptmx")] {
+        symlink(link, root.join("dev").join(name)).expect("link a device");
+    }
+    let place = root.join("shared");
+    fs::create_dir(&place).expect("make the place of the shared folder");
+    rustix::mount::mount_bind(&shared, &place).expect("share the folder");
+}
+
+/// Leaves of this machine's services only the journal, so that nothing of the host's is started a second time.
+fn furnish(folder: &Path) {
+    let root = folder.join("root");
+    for (directory, kept) in [
+        ("etc/systemd/system", &[][..]),
+        ("usr/lib/systemd/system-generators", &[]),
+        ("usr/lib/systemd/system/timers.target.wants", &[]),
+        ("usr/lib/systemd/system/sysinit.target.wants", &["systemd-journald.service"]),
+        (
+            "usr/lib/systemd/system/sockets.target.wants",
+            &["systemd-journald.socket", "systemd-journald-dev-log.socket"],
+        ),
+    ] {
+        let Ok(entries) = fs::read_dir(root.join(directory)) else { continue };
+        for entry in entries.flatten() {
+            if kept.iter().any(|name| *name == entry.file_name()) {
+                continue;
+            }
+            let path = entry.path();
+            let real = entry.file_type().is_ok_and(|kind| kind.is_dir());
+            let removed = if real { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+            removed.unwrap_or_else(|error| panic!("remove {}: {error}", path.display()));
+        }
+    }
+    // An image may forbid packages to start services; here it is what is to be seen.
+    let _ = fs::remove_file(root.join("usr/sbin/policy-rc.d"));
+    // Without this file no index of all manual pages is written after each installation, which takes seconds.
+    let _ = fs::remove_file(root.join("var/lib/man-db/auto-update"));
+}
+
+fn mount(kind: &str, place: &Path, flags: MountFlags, options: &str) {
+    fs::create_dir_all(place).unwrap_or_else(|error| panic!("make {}: {error}", place.display()));
+    let options = std::ffi::CString::new(options).expect("no zero byte");
+    rustix::mount::mount(kind, place, kind, flags, options.as_c_str())
+        .unwrap_or_else(|error| panic!("mount {kind} on {}: {error}", place.display()));
+}

@@ -1,0 +1,181 @@
+//! What the package puts where, on a machine that runs no systemd, and that nothing of it stays.
+
+use std::collections::BTreeSet;
+use std::os::unix::fs::MetadataExt;
+
+use stage::Machine;
+
+use crate::{PACKAGE, install};
+
+/// The commands, as `socklb --help` lists them.
+fn commands(machine: &Machine) -> Vec<String> {
+    let help = machine.good(&["socklb", "--help"]);
+    let list = help.split("Commands:\n").nth(1).expect("a list of commands");
+    let names = list.lines().map_while(|line| line.split_whitespace().next());
+    names.filter(|name| *name != "help").map(str::to_owned).collect()
+}
+
+/// Files of the package, without folders.
+fn files(machine: &Machine) -> BTreeSet<String> {
+    let list = machine.good(&["dpkg-query", "--listfiles", "socklb"]);
+    let is_file = |path: &&str| machine.file(path).is_file();
+    list.lines().filter(is_file).map(str::to_owned).collect()
+}
+
+#[test]
+fn every_file_is_at_its_place_and_roots() {
+    let machine = Machine::without_systemd();
+    install(&machine);
+    let mut expected: BTreeSet<String> = [
+        "/usr/bin/socklb",
+        "/usr/lib/systemd/system/socklb.service",
+        "/usr/lib/sysusers.d/socklb.conf",
+        "/usr/lib/tmpfiles.d/socklb.conf",
+        "/usr/share/bash-completion/completions/socklb",
+        "/usr/share/doc/socklb/CHANGELOG.md",
+        "/usr/share/doc/socklb/LICENSE.object",
+        "/usr/share/doc/socklb/README.Debian",
+        "/usr/share/doc/socklb/README.md",
+        "/usr/share/doc/socklb/changelog.gz",
+        "/usr/share/doc/socklb/copyright",
+        "/usr/share/doc/socklb/examples/balanced-service.conf",
+        "/usr/share/doc/socklb/examples/socklb.toml",
+        "/usr/share/doc/socklb/examples/users.toml",
+        "/usr/share/fish/vendor_completions.d/socklb.fish",
+        "/usr/share/man/man1/socklb.1.gz",
+        "/usr/share/zsh/vendor-completions/_socklb",
+    ]
+    .map(str::to_owned)
+    .into();
+    expected.extend(commands(&machine).iter().map(|name| format!("/usr/share/man/man1/socklb-{name}.1.gz")));
+    let docs = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs")).expect("the folder docs");
+    let names = docs.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned());
+    expected.extend(
+        names.filter(|name| name.ends_with(".md")).map(|name| format!("/usr/share/doc/socklb/docs/{name}")),
+    );
+    let files = files(&machine);
+    assert_eq!(files, expected);
+    for file in &files {
+        let metadata = machine.file(file).metadata().expect("an installed file");
+        let mode = if file == "/usr/bin/socklb" { 0o755 } else { 0o644 };
+        let seen = (metadata.uid(), metadata.gid(), metadata.mode() & 0o7777);
+        assert_eq!(seen, (0, 0, mode), "{file}");
+    }
+}
+
+#[test]
+fn program_changelog_and_package_have_one_version() {
+    let machine = Machine::without_systemd();
+    install(&machine);
+    let version = machine.good(&["dpkg-query", "--show", "--showformat", "${Version}", "socklb"]);
+    assert_eq!(machine.good(&["socklb", "--version"]), format!("socklb {version}"));
+    let changelog = machine.good(&["zcat", "/usr/share/doc/socklb/changelog.gz"]);
+    assert!(changelog.starts_with(&format!("socklb ({version}) ")), "{changelog}");
+}
+
+#[test]
+fn user_and_pin_directory_are_made_without_systemd_running() {
+    let machine = Machine::without_systemd();
+    install(&machine);
+    let user = machine.good(&["getent", "passwd", "socklb"]);
+    assert!(user.ends_with(":socklb connection balancing:/:/usr/sbin/nologin"), "{user}");
+    let stat = |path| machine.good(&["stat", "--format", "%U:%G %a", path]);
+    assert_eq!(stat("/sys/fs/bpf/socklb"), "socklb:socklb 750");
+    assert_eq!(stat("/etc/socklb"), "root:root 755");
+    // Also on a second machine that has no systemd at all.
+    let bare = Machine::without_systemd();
+    bare.good(&["rm", "/usr/bin/systemd-sysusers", "/usr/bin/systemd-tmpfiles", "/usr/bin/systemctl"]);
+    install(&bare);
+    let user = bare.good(&["getent", "passwd", "socklb"]);
+    assert!(user.ends_with(":socklb connection balancing:/:/usr/sbin/nologin"), "{user}");
+    bare.good(&["dpkg", "--purge", "socklb"]);
+}
+
+#[test]
+fn the_example_passes_the_check() {
+    let machine = Machine::without_systemd();
+    install(&machine);
+    for name in ["socklb.toml", "users.toml"] {
+        machine.good(&["cp", &format!("/usr/share/doc/socklb/examples/{name}"), "/etc/socklb/"]);
+    }
+    assert_eq!(machine.good(&["socklb", "check"]), "/etc/socklb/socklb.toml: ok");
+}
+
+#[test]
+fn unit_and_drop_in_are_understood() {
+    let machine = Machine::without_systemd();
+    install(&machine);
+    machine.write("/etc/systemd/system/frontend.service", "[Service]\nExecStart=/usr/bin/true\n");
+    let drop_in = "/usr/share/doc/socklb/examples/balanced-service.conf";
+    machine.good(&["mkdir", "/etc/systemd/system/frontend.service.d"]);
+    machine.good(&["cp", drop_in, "/etc/systemd/system/frontend.service.d/socklb.conf"]);
+    for unit in ["/usr/lib/systemd/system/socklb.service", "/etc/systemd/system/frontend.service"] {
+        // Unknown keys and values, missing programs and manual pages. It says nothing if it finds nothing.
+        let output = machine.run(&["systemd-analyze", "verify", "--recursive-errors=one", "--man=yes", unit]);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && said.is_empty(), "{unit}: {}: {said}", output.status);
+    }
+    // Out of ten, in tenths: 20 as it is. What is open is listed at the end of the unit with its reason.
+    let unit = "/usr/lib/systemd/system/socklb.service";
+    machine.good(&["systemd-analyze", "security", "--offline=yes", "--threshold=20", "--no-pager", unit]);
+}
+
+#[test]
+fn manual_pages_are_set_without_a_warning() {
+    let machine = Machine::without_systemd();
+    install(&machine);
+    for page in files(&machine).iter().filter(|file| file.starts_with("/usr/share/man/")) {
+        let set = format!("zcat {page} | groff -man -ww -Tutf8 -P-cbou");
+        let output = machine.run(&["bash", "-o", "pipefail", "-c", &set]);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && said.is_empty(), "{page}: {said}");
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(text.contains("SEE ALSO"), "{page}: {text}");
+    }
+}
+
+#[test]
+fn bash_completes_the_commands() {
+    let machine = Machine::without_systemd();
+    install(&machine);
+    // What bash does at `socklb <TAB>`.
+    let script = "source /usr/share/bash-completion/completions/socklb || exit; COMP_WORDS=(socklb ''); COMP_CWORD=1; \
+                  _socklb socklb '' socklb; printf '%s\\n' \"${COMPREPLY[@]}\"";
+    let offered = machine.good(&["bash", "-c", script]);
+    let offered: BTreeSet<&str> =
+        offered.lines().filter(|word| !word.starts_with('-') && *word != "help").collect();
+    assert_eq!(offered, commands(&machine).iter().map(String::as_str).collect());
+}
+
+#[test]
+fn removed_and_purged_nothing_is_left_but_the_user() {
+    let machine = Machine::without_systemd();
+    install(&machine);
+    let files = files(&machine);
+    machine.write("/var/lib/socklb/last-good/users.toml", "");
+    machine.write("/run/socklb/socklb.sock.new", "");
+    machine.good(&["dpkg", "--remove", "socklb"]);
+    for path in
+        files.iter().map(String::as_str).chain(["/run/socklb", "/sys/fs/bpf/socklb", "/usr/share/doc/socklb"])
+    {
+        assert!(!machine.file(path).exists(), "{path} is left after removal");
+    }
+    assert!(machine.file("/var/lib/socklb/last-good/users.toml").exists(), "removal is no purge");
+    machine.good(&["dpkg", "--purge", "socklb"]);
+    let left = machine.good(&["find", "/etc", "/usr", "/var", "-xdev", "-name", "*socklb*"]);
+    assert_eq!(left, "");
+    machine.good(&["getent", "passwd", "socklb"]);
+}
+
+#[test]
+fn what_the_administrator_wrote_stays() {
+    let machine = Machine::without_systemd();
+    install(&machine);
+    machine.write("/etc/socklb/socklb.toml", "# mine\n");
+    machine.good(&["dpkg", "--purge", "socklb"]);
+    assert!(machine.file("/etc/socklb/socklb.toml").exists());
+    machine.good(&["dpkg", "--install", PACKAGE]);
+    machine.good(&["rm", "/etc/socklb/socklb.toml"]);
+    machine.good(&["dpkg", "--purge", "socklb"]);
+    assert!(!machine.file("/etc/socklb").exists());
+}

@@ -1,0 +1,192 @@
+//! The unit under a real systemd: it starts, is closed where it says so, balances, and survives what happens to services.
+
+use stage::{Machine, eventually};
+
+use crate::{PACKAGE, install};
+
+/// One client, whose cgroup is that of frontend.service, and one backend.
+const CONFIG: &str = r#"
+[[client]]
+job    = "frontend"
+cgroup = "system.slice/frontend.service"
+
+[[service]]
+name     = "users"
+address  = "10.96.0.10:80"
+backends = { static = ["127.0.0.1:8001"] }
+"#;
+
+/// A machine with the package, a configuration, its backend, and frontend.service running.
+fn machine() -> Machine {
+    let machine = Machine::with_systemd();
+    install(&machine);
+    // systemd listens and starts what answers: a backend of three lines.
+    machine
+        .write("/etc/systemd/system/backend.socket", "[Socket]\nListenStream=127.0.0.1:8001\nAccept=yes\n");
+    machine.write(
+        "/etc/systemd/system/backend@.service",
+        "[Service]\nExecStart=/usr/bin/echo b1\nStandardOutput=socket\n",
+    );
+    machine.write("/etc/systemd/system/frontend.service", "[Service]\nExecStart=/usr/bin/sleep infinity\n");
+    machine.write("/etc/socklb/socklb.toml", CONFIG);
+    // Until the daemon tells systemd that it is ready.
+    let drop_in = "[Service]\nType=exec\nWatchdogSec=0\n";
+    machine.write("/etc/systemd/system/socklb.service.d/no-notify.conf", drop_in);
+    machine.good(&["systemctl", "daemon-reload"]);
+    machine.good(&["systemctl", "start", "backend.socket", "frontend.service"]);
+    machine
+}
+
+/// A machine whose daemon runs and balances.
+fn balanced() -> Machine {
+    let machine = machine();
+    machine.good(&["systemctl", "start", "socklb.service"]);
+    until_balanced(&machine);
+    machine
+}
+
+/// What a process of frontend.service gets from the service: the backend's name, or what bash says.
+fn dial(machine: &Machine) -> String {
+    let script = "echo $$ > /sys/fs/cgroup/system.slice/frontend.service/cgroup.procs && \
+                  exec 3<>/dev/tcp/10.96.0.10/80 && cat <&3";
+    let output = machine.run(&["bash", "-c", script]);
+    let text = if output.status.success() { output.stdout } else { output.stderr };
+    String::from_utf8_lossy(&text).trim().to_owned()
+}
+
+#[track_caller]
+fn until_balanced(machine: &Machine) {
+    eventually("connects reach the backend", || dial(machine), |answer| answer == "b1");
+}
+
+fn property(machine: &Machine, name: &str) -> String {
+    machine.good(&["systemctl", "show", "--value", "--property", name, "socklb.service"])
+}
+
+#[test]
+fn without_a_configuration_the_unit_is_enabled_and_skipped() {
+    let machine = Machine::with_systemd();
+    install(&machine);
+    machine.good(&["systemctl", "is-enabled", "socklb.service"]);
+    machine.good(&["systemctl", "start", "socklb.service"]);
+    assert_eq!(property(&machine, "ActiveState"), "inactive");
+    assert_eq!(property(&machine, "ConditionResult"), "no");
+}
+
+#[test]
+fn the_daemon_has_what_the_unit_names_and_no_more() {
+    let machine = balanced();
+    let pid = property(&machine, "MainPID");
+    let status = machine.good(&["cat", &format!("/proc/{pid}/status")]);
+    let field = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(":\t"));
+        line.unwrap_or_else(|| panic!("no {name} in {status}")).to_owned()
+    };
+    let user = machine.good(&["id", "--user", "socklb"]);
+    assert_eq!(field("Uid"), [user.as_str(); 4].join("\t"));
+    // CAP_NET_ADMIN is 12, CAP_PERFMON 38, CAP_BPF 39.
+    let capabilities = format!("{:016x}", 1_u64 << 12 | 1 << 38 | 1 << 39);
+    for set in ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"] {
+        assert_eq!(field(set), capabilities, "{set}");
+    }
+    assert_eq!(field("NoNewPrivs"), "1");
+    // Filtered.
+    assert_eq!(field("Seccomp"), "2");
+    // Of the kernel's own file systems it writes to its pins, and to /proc where every process may.
+    let mounts = machine.good(&["cat", &format!("/proc/{pid}/mounts")]);
+    let writable = mounts.lines().filter_map(|line| {
+        let fields: Vec<&str> = line.split(' ').collect();
+        let writable = fields[3].split(',').any(|option| option == "rw");
+        (fields[1].starts_with("/sys") && writable).then(|| fields[1].to_owned())
+    });
+    assert_eq!(writable.collect::<Vec<_>>(), ["/sys/fs/bpf/socklb"]);
+    // Who may ask: its group, and nobody else.
+    let stat = machine.good(&["stat", "--format", "%U:%G %a", "/run/socklb", "/run/socklb/socklb.sock"]);
+    assert_eq!(stat, "socklb:socklb 750\nsocklb:socklb 660");
+}
+
+#[test]
+fn a_service_that_starts_again_is_balanced_again() {
+    let machine = balanced();
+    // systemd removes the cgroup and makes it anew.
+    machine.good(&["systemctl", "restart", "frontend.service"]);
+    until_balanced(&machine);
+}
+
+#[test]
+fn a_killed_daemon_is_started_again_and_connects_go_on() {
+    let machine = balanced();
+    let before = property(&machine, "MainPID");
+    machine.good(&["systemctl", "kill", "--signal=KILL", "socklb.service"]);
+    assert_eq!(dial(&machine), "b1");
+    let pid = || property(&machine, "MainPID");
+    eventually("another daemon runs", pid, |pid| *pid != before && pid != "0");
+    assert_eq!(dial(&machine), "b1");
+}
+
+#[test]
+fn an_upgrade_restarts_the_daemon_and_leaves_the_programs() {
+    let machine = balanced();
+    let before = property(&machine, "MainPID");
+    let links = || machine.good(&["ls", "--inode", "/sys/fs/bpf/socklb/v1/frontend/links"]);
+    let made = links();
+    machine.good(&["dpkg", "--install", PACKAGE]);
+    let pid = property(&machine, "MainPID");
+    assert!(pid != before && pid != "0", "process {before}, then {pid}");
+    assert_eq!(links(), made);
+    assert_eq!(dial(&machine), "b1");
+    // What the administrator has stopped stays stopped, and its programs in place.
+    machine.good(&["systemctl", "stop", "socklb.service"]);
+    machine.good(&["dpkg", "--install", PACKAGE]);
+    assert_eq!(property(&machine, "ActiveState"), "inactive");
+    assert_eq!(dial(&machine), "b1");
+}
+
+#[test]
+fn a_reload_with_a_faulty_file_fails_and_changes_nothing() {
+    let machine = balanced();
+    machine.good(&["systemctl", "reload", "socklb.service"]);
+    machine.write("/etc/socklb/socklb.toml", "[[client]]\n");
+    assert!(!machine.run(&["systemctl", "reload", "socklb.service"]).status.success());
+    assert_eq!(property(&machine, "ActiveState"), "active");
+    assert_eq!(dial(&machine), "b1");
+}
+
+#[test]
+fn after_detach_the_service_starts_again() {
+    let machine = balanced();
+    machine.good(&["systemctl", "stop", "socklb.service"]);
+    machine.good(&["socklb", "detach", "--all"]);
+    assert!(!machine.file("/sys/fs/bpf/socklb").exists());
+    assert!(dial(&machine).contains("unreachable"));
+    machine.good(&["systemctl", "start", "socklb.service"]);
+    until_balanced(&machine);
+}
+
+#[test]
+fn removal_stops_the_daemon_and_takes_the_programs_out() {
+    let machine = balanced();
+    let pid = property(&machine, "MainPID");
+    machine.good(&["dpkg", "--remove", "socklb"]);
+    assert!(!machine.file(&format!("/proc/{pid}")).exists());
+    for path in ["/sys/fs/bpf/socklb", "/run/socklb"] {
+        assert!(!machine.file(path).exists(), "{path} is left");
+    }
+    // The address is nobody's, and the machine has no route to it.
+    assert!(dial(&machine).contains("unreachable"));
+    machine.good(&["dpkg", "--purge", "socklb"]);
+    assert!(!machine.file("/var/lib/socklb").exists());
+    assert!(machine.file("/etc/socklb/socklb.toml").exists());
+}
+
+#[test]
+fn a_missing_privilege_is_not_tried_again() {
+    let machine = machine();
+    let drop_in = "[Service]\nAmbientCapabilities=\nAmbientCapabilities=CAP_BPF\n";
+    machine.write("/etc/systemd/system/socklb.service.d/caps.conf", drop_in);
+    machine.good(&["systemctl", "daemon-reload"]);
+    machine.run(&["systemctl", "start", "socklb.service"]);
+    let state = || property(&machine, "ActiveState");
+    eventually("the unit has failed", state, |state| state == "failed");
+    assert_eq!(property(&machine, "ExecMainStatus"), "4");
+}

@@ -1,0 +1,117 @@
+//! A machine like this one that may be changed at will: what a package does to a system is tried there.
+//!
+//! Its files are this machine's, and what it writes is in memory. It runs systemd, whether this machine does or not, or
+//! nobody, as in an image that is being built. Gone without a trace when it is dropped, also when a test is killed.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+use crate::probe::die_with_us;
+use crate::{Cgroup, eventually, program};
+
+/// The machine.
+pub struct Machine {
+    // Dropped in this order: whoever uses something goes first.
+    starter: Child,
+    _cgroup: Cgroup,
+    folder: tempfile::TempDir,
+    process_1: String,
+}
+
+impl Machine {
+    /// With systemd, as far as `basic.target`.
+    #[track_caller]
+    pub fn with_systemd() -> Self {
+        let machine = Self::start("systemd");
+        let booted = || machine.run(&["systemctl", "is-active", "basic.target"]).status.success();
+        eventually("systemd is up", booted, |up| *up);
+        machine
+    }
+
+    /// Without an init.
+    #[track_caller]
+    pub fn without_systemd() -> Self {
+        Self::start("nobody")
+    }
+
+    fn start(init: &str) -> Self {
+        assert!(rustix::process::geteuid().is_root(), "package tests need root");
+        let cgroup = Cgroup::new();
+        let folder = tempfile::Builder::new().prefix("socklb-test-").tempdir().expect("make a folder");
+        fs::create_dir(folder.path().join("shared")).expect("make the shared folder");
+        let mut starter = Command::new(program("machine"));
+        starter.arg(init).arg(folder.path()).arg(cgroup.path()).stdout(Stdio::piped());
+        die_with_us(&mut starter);
+        let mut starter = starter.spawn().expect("start the machine");
+        let mut process_1 = String::new();
+        let out = starter.stdout.take().expect("piped");
+        BufReader::new(out).read_line(&mut process_1).expect("the machine says its process 1");
+        let process_1 = process_1.trim().to_owned();
+        let mut machine = Self { starter, _cgroup: cgroup, folder, process_1 };
+        // Until init runs, the files are not those of the machine yet.
+        let init = if init == "systemd" { "/usr/lib/systemd/systemd\0" } else { "/usr/bin/sleep\0" };
+        let command = format!("/proc/{}/cmdline", machine.process_1);
+        let look = || {
+            let ended = machine.starter.try_wait().expect("ask for the machine");
+            assert!(ended.is_none(), "the machine ended: {ended:?}");
+            fs::read_to_string(&command).unwrap_or_default()
+        };
+        eventually("the machine has an init", look, |line| line.starts_with(init));
+        machine
+    }
+
+    /// The folder that the machine sees as `/shared`.
+    pub fn shared(&self) -> PathBuf {
+        self.folder.path().join("shared")
+    }
+
+    /// A file of the machine, seen from here.
+    pub fn file(&self, path: &str) -> PathBuf {
+        Path::new("/proc").join(&self.process_1).join("root").join(path.trim_start_matches('/'))
+    }
+
+    /// Writes a file of the machine.
+    #[track_caller]
+    pub fn write(&self, path: &str, text: &str) {
+        let path = self.file(path);
+        fs::create_dir_all(path.parent().expect("a file has a folder")).expect("make the folder");
+        fs::write(&path, text).unwrap_or_else(|error| panic!("write {}: {error}", path.display()));
+    }
+
+    /// Runs a command to its end, as root of the machine.
+    #[track_caller]
+    pub fn run(&self, command: &[&str]) -> Output {
+        let mut enter = Command::new("nsenter");
+        enter.args(["--target", &self.process_1, "--mount", "--pid", "--net", "--ipc", "--uts", "--cgroup"]);
+        enter.args(["--root", "--wd", "--"]).args(command);
+        enter
+            .env_clear()
+            .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+            .env("DEBIAN_FRONTEND", "noninteractive");
+        enter.stdin(Stdio::null()).output().expect("start nsenter")
+    }
+
+    /// Runs a command that must succeed and returns what it printed.
+    #[track_caller]
+    pub fn good(&self, command: &[&str]) -> String {
+        let output = self.run(command);
+        let error = String::from_utf8_lossy(&output.stderr);
+        let text = String::from_utf8_lossy(&output.stdout).trim_end().to_owned();
+        assert!(output.status.success(), "{}: {}\n{text}\n{error}", command.join(" "), output.status);
+        text
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let journal = self.run(&["journalctl", "--no-pager", "--output=short-monotonic"]);
+            eprintln!("--- the machine's journal ---\n{}", String::from_utf8_lossy(&journal.stdout));
+        }
+        // Process 1 dies with the one that started it, and everybody with process 1.
+        let _ = self.starter.kill();
+        let _ = self.starter.wait();
+    }
+}
