@@ -50,7 +50,7 @@ fn run_tier(tier: Tier, filter: Option<&str>) -> Result<()> {
         Tier::Pure => &["--package", "lb-common", "--package", "lb-core", "--package", "xtask"],
         Tier::Product => &["--package", "lb-user"],
         Tier::Object => return object::rebuild_and_compare(),
-        Tier::Local => &["--package", "lb-tests", "--lib", "--bins", "--test", "local"],
+        Tier::Local => &["--package", "lb-tests", "--test", "local"],
         Tier::Package => &["--package", "lb-tests", "--test", "package"],
     };
     let root = rustix::process::geteuid().is_root();
