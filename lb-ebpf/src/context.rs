@@ -117,8 +117,14 @@ impl Dial {
     /// Makes the call fail with `errno` instead of EPERM once the program returns 0. Only where the kernel has it.
     #[inline(always)]
     pub fn set_errno(&self, errno: u32) {
+        // Linux 7.2 wants to see that the argument is 0 or a negative errno, in all 64 bits of the register. The
+        // binding's `int` leaves the upper half zero, which makes it a large positive number there.
+        const BPF_FUNC_SET_RETVAL: usize = 187;
+        const MAX_ERRNO: u32 = 4095;
+        // SAFETY: the number of a helper is its address in a program, and this one takes and returns a number.
+        let set_retval: unsafe extern "C" fn(i64) -> i64 = unsafe { core::mem::transmute(BPF_FUNC_SET_RETVAL) };
         // SAFETY: no pointer is passed.
-        unsafe { helper::bpf_set_retval(-(errno as i32)) };
+        unsafe { set_retval(-i64::from(errno & MAX_ERRNO)) };
     }
 }
 

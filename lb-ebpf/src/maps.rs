@@ -50,9 +50,9 @@ pub static FLOWS: Array<FlowRecord, { FLOW_RECORDS as usize }, MAPPED> = Array::
 #[btf_map(name = "flow_overflow")]
 pub static FLOW_OVERFLOW: HashMap<u64, Flow, { FLOW_RECORDS as usize }, ON_DEMAND> = HashMap::new();
 
-/// The daemon's own: no program uses it. As many entries as there can be records.
+/// The daemon's own: no program uses it.
 #[btf_map(name = "listed")]
-pub static LISTED: HashMap<u64, Listed, { 2 * FLOW_RECORDS as usize }, ON_DEMAND> = HashMap::new();
+pub static LISTED: HashMap<u64, Listed, { FLOW_RECORDS as usize }, ON_DEMAND> = HashMap::new();
 
 /// Length of `flows` minus one. Set by the loader.
 #[unsafe(no_mangle)]
