@@ -149,7 +149,7 @@ impl Datapath {
     /// If a pin cannot be removed.
     pub fn remove_old_links(&self, cgroup: &Cgroup) -> Result<(), DatapathError> {
         for name in object::old_links(&self.pins, cgroup.id)? {
-            pins::unlink(&self.pins.links().join(name))?;
+            pins::detach(&self.pins.links().join(name))?;
         }
         Ok(())
     }

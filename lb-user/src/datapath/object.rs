@@ -129,7 +129,7 @@ fn capacities(limits: &Limits) -> [(&'static str, u32); 7] {
         (map::ACTIVE, limits.slots),
         (map::FLOWS, limits.flow_records),
         (map::FLOW_OVERFLOW, limits.flow_records),
-        (map::LISTED, 2 * limits.flow_records),
+        (map::LISTED, limits.flow_records),
     ]
 }
 
@@ -279,7 +279,7 @@ impl Programs {
                 sys::link_update(link.as_fd(), program.as_fd()).map_err(fail)?;
                 continue;
             }
-            pins::unlink(&path)?;
+            pins::detach(&path)?;
             let link = sys::link_create(program.as_fd(), cgroup.directory.as_fd(), hook.attach_type)
                 .map_err(fail)?;
             sys::pin(link.as_fd(), &path).map_err(|source| DatapathError::Pin { path, source })?;
@@ -293,7 +293,7 @@ impl Programs {
             let update = || sys::link_update(sys::open_pin(&path)?.as_fd(), program.as_fd());
             // A link is severed once its cgroup is removed and its last socket closed: nothing is left to end.
             if hook.begins_flows() || update().is_err() {
-                pins::unlink(&path)?;
+                pins::detach(&path)?;
             }
         }
         Ok(())
@@ -366,7 +366,7 @@ mod tests {
             (map::ACTIVE, sizes(4, size_of::<abi::Active>(), abi::SLOTS)),
             (map::FLOWS, sizes(4, size_of::<abi::FlowRecord>(), abi::FLOW_RECORDS)),
             (map::FLOW_OVERFLOW, sizes(8, size_of::<abi::Flow>(), abi::FLOW_RECORDS)),
-            (map::LISTED, sizes(8, size_of::<abi::Listed>(), 2 * abi::FLOW_RECORDS)),
+            (map::LISTED, sizes(8, size_of::<abi::Listed>(), abi::FLOW_RECORDS)),
         ];
         for (name, (key, value, entries)) in expected {
             let shape = shapes[name];

@@ -6,6 +6,7 @@
 
 use std::fs::{self, File};
 use std::io;
+use std::os::fd::AsFd;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
@@ -13,6 +14,7 @@ use lb_common::abi::ABI_VERSION;
 use rustix::fs::FlockOperation;
 
 use super::error::DatapathError;
+use super::sys;
 
 /// The directory of one client, locked while this is held.
 #[derive(Debug)]
@@ -170,7 +172,7 @@ impl Pins {
     pub fn remove_links(&self, first: impl Fn(&str) -> bool) -> Result<(), DatapathError> {
         let (_, links) = self.contents()?;
         for name in links.iter().filter(|name| first(name)) {
-            unlink(&self.links().join(name))?;
+            detach(&self.links().join(name))?;
         }
         Ok(())
     }
@@ -199,6 +201,18 @@ impl Pins {
         }
         Ok(())
     }
+}
+
+/// Detaches a link and removes its pin.
+///
+/// Detached first: when its last name goes, the kernel detaches a link some milliseconds later, in the background. Until
+/// then connects would go on being balanced, and links would go in any order.
+pub fn detach(path: &Path) -> Result<(), DatapathError> {
+    if let Ok(link) = sys::open_pin(path) {
+        // Should it fail, the kernel does it with the pin.
+        let _ = sys::link_detach(link.as_fd());
+    }
+    unlink(path)
 }
 
 /// Removes one pin; that it is gone already is no failure.

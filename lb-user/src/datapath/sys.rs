@@ -26,6 +26,7 @@ const BPF_MAP_UPDATE_BATCH: i64 = 26;
 const BPF_MAP_DELETE_BATCH: i64 = 27;
 const BPF_LINK_CREATE: i64 = 28;
 const BPF_LINK_UPDATE: i64 = 29;
+const BPF_LINK_DETACH: i64 = 34;
 
 const BPF_PROG_TYPE_CGROUP_SOCK_ADDR: u32 = 18;
 const BPF_MAP_TYPE_ARRAY: u32 = 2;
@@ -95,6 +96,11 @@ struct LinkUpdate {
 pub fn link_update(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<()> {
     let mut attr = LinkUpdate { link_fd: raw(link), new_prog_fd: raw(program), flags: 0, old_prog_fd: 0 };
     bpf(BPF_LINK_UPDATE, &mut attr).map(drop)
+}
+
+/// Detaches the program of a link, now. The link stays, attached to nothing.
+pub fn link_detach(link: BorrowedFd<'_>) -> io::Result<()> {
+    bpf(BPF_LINK_DETACH, &mut raw(link)).map(drop)
 }
 
 #[repr(C)]
@@ -297,7 +303,7 @@ pub fn entries<K: bytemuck::Pod, V: bytemuck::Pod>(map: BorrowedFd<'_>) -> io::R
     }
 }
 
-/// Writes entries of a hash.
+/// Writes entries of a hash, as many as it has room for.
 pub fn insert_all<K: bytemuck::Pod, V: bytemuck::Pod>(
     map: BorrowedFd<'_>,
     mut entries: (Vec<K>, Vec<V>),
@@ -306,7 +312,11 @@ pub fn insert_all<K: bytemuck::Pod, V: bytemuck::Pod>(
     if entries.0.is_empty() {
         return Ok(());
     }
-    bpf(BPF_MAP_UPDATE_BATCH, &mut Batch::of(map, &mut entries.0, &mut entries.1)?).map(drop)
+    match bpf(BPF_MAP_UPDATE_BATCH, &mut Batch::of(map, &mut entries.0, &mut entries.1)?) {
+        Ok(_) => Ok(()),
+        Err(error) if error.raw_os_error() == Some(libc::E2BIG) => Ok(()),
+        Err(error) => Err(error),
+    }
 }
 
 /// Removes entries of a hash that nobody else removes.
