@@ -297,7 +297,7 @@ fn examine(file: &Path, json: bool, overrides: &PathOverrides) -> Result<ExitCod
         Ok(config) => config.paths.clone(),
         Err(_) => paths_without_config(overrides),
     };
-    let diagnosis = doctor::examine(&paths, file, config.as_ref().map_err(Clone::clone));
+    let diagnosis = doctor::examine(&paths, file, config.as_ref());
     if json {
         println!("{}", serde_json::to_string_pretty(&diagnosis)?);
     } else {

@@ -215,7 +215,7 @@ impl Daemon {
         }
         for (service, source) in files::sources(&self.config) {
             let first = source.read_first();
-            self.take_first(service, source, first, Instant::now());
+            self.take_first(&service, source, first, Instant::now());
         }
         for agent in &mut self.agents {
             let name = agent.client.name.clone();
@@ -420,15 +420,17 @@ impl Daemon {
 
     /// Starts to compare flow records with the kernel's lists of sockets, if any flow is open.
     fn start_repair(&mut self) {
-        if self.repairing || self.agents.iter().all(|agent| agent.open_flows() == 0) {
+        let open = self.agents.iter().filter(|agent| agent.open_flows() > 0);
+        let patient =
+            |agent: &Agent| Patient { pins: agent.pins.clone(), cgroup: cgroup_path(&agent.client) };
+        let mut patients: Vec<Patient> = open.map(patient).collect();
+        // Those that leave wait for nothing else. Of another version we do not know the records.
+        let leaving = self.leaving.iter().filter(|leaving| leaving.pins.is_of_this_version());
+        patients.extend(leaving.map(|leaving| Patient { pins: leaving.pins.clone(), cgroup: None }));
+        if self.repairing || patients.is_empty() {
             return;
         }
         self.repairing = true;
-        let patient = |agent: &Agent| {
-            let cgroup = cgroup_path(&agent.client).unwrap_or_default();
-            Patient { pins: agent.pins.clone(), cgroup }
-        };
-        let patients: Vec<Patient> = self.agents.iter().map(patient).collect();
         let events = self.events.clone();
         tokio::task::spawn_blocking(move || {
             let _ = events.blocking_send(Event::Repaired(datapath::repair(&patients)));

@@ -68,7 +68,7 @@ impl Diagnosis {
 }
 
 /// Looks at everything. `config` is the configuration, or why there is none.
-pub fn examine(paths: &Paths, file: &Path, config: Result<&Config, String>) -> Diagnosis {
+pub fn examine(paths: &Paths, file: &Path, config: Result<&Config, &String>) -> Diagnosis {
     let mut diagnosis = Diagnosis { schema: SCHEMA, findings: Vec::new() };
     let host = datapath::host(&paths.pins);
     let features = kernel(&mut diagnosis, &host);
@@ -83,7 +83,7 @@ pub fn examine(paths: &Paths, file: &Path, config: Result<&Config, String>) -> D
         Err(error) => diagnosis.add(
             "configuration",
             State::Warning,
-            format!("{error}"),
+            error.as_str(),
             Some(&format!("socklb check {}", file.display())),
         ),
     }
@@ -214,7 +214,7 @@ fn configuration(diagnosis: &mut Diagnosis, config: &Config, host: &Host) {
         format!(
             "{} KiB of kernel memory for each of {clients} clients, {} MiB together",
             each >> 10,
-            each * clients >> 20
+            (each * clients) >> 20
         ),
     );
     /// Maps, links, programs and the cgroup of a client, and what reading takes for a moment.

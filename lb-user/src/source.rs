@@ -311,7 +311,10 @@ impl Watch {
     /// # Errors
     /// If the directory does not exist or no watch is left.
     pub fn add(&mut self, file: &Path) -> notify::Result<()> {
-        let directory = directory_of(file);
+        self.add_directory(directory_of(file))
+    }
+
+    fn add_directory(&mut self, directory: PathBuf) -> notify::Result<()> {
         let metadata = fs::metadata(&directory).map_err(notify::Error::io)?;
         let identity = (metadata.dev(), metadata.ino());
         if self.directories.get(&directory) == Some(&identity) {
@@ -333,7 +336,7 @@ impl Watch {
     /// If no watch is left.
     pub fn add_nearest(&mut self, path: &Path) -> notify::Result<()> {
         match path.ancestors().skip(1).find(|ancestor| ancestor.is_dir()) {
-            Some(above) => self.add(&above.join("any")),
+            Some(above) => self.add_directory(above.to_owned()),
             None => Ok(()),
         }
     }

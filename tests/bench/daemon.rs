@@ -44,6 +44,48 @@ pub fn run() -> Result<()> {
     }
     let ticks = cpu_ticks(daemon.pid())? - before;
     println!("idle for {} s: {ticks} ticks of CPU time (10 ms each)", IDLE.as_secs());
+    drop(daemon);
+    setup.run(&["detach", "--all"]);
+    many(&setup)
+}
+
+/// As many client tasks as a host may have: what one more costs, and what all of them cost when nothing happens.
+fn many(setup: &Setup) -> Result<()> {
+    const CLIENTS: usize = 64;
+    let cgroups: Vec<Cgroup> = (0..CLIENTS).map(|_| Cgroup::new()).collect();
+    let text = |clients: usize| {
+        let mut text = "[limits]\nflow_records = 8192\nslots = 1024\nschedule_entries = 32768\n".to_owned();
+        for (number, cgroup) in cgroups[..clients].iter().enumerate() {
+            text += &format!(
+                "[[client]]\njob = \"job-{number}\"\ncgroup = \"{}\"\n",
+                cgroup.relative().display()
+            );
+        }
+        text + "[[service]]\nname = \"bench\"\naddress = \"10.96.0.10:80\"\nbackends = { file = \"list.toml\" }\n"
+    };
+    let (mut one, mut all) = (Vec::new(), Vec::new());
+    for _ in 0..3 {
+        for (times, clients) in [(&mut one, 1), (&mut all, CLIENTS)] {
+            let started = Instant::now();
+            let daemon = Daemon::start(setup, &text(clients));
+            times.push(started.elapsed().as_secs_f64() * 1000.0);
+            daemon.stop();
+            setup.run(&["detach", "--all"]);
+        }
+    }
+    let (one, all) = (median(&one).value, median(&all).value);
+    println!("first start with {CLIENTS} clients, median of 3: {all:.1} ms; with 1 client: {one:.1} ms");
+    println!("  each further client    {:>8.1} ms", (all - one) / (CLIENTS - 1) as f64);
+    let daemon = Daemon::start(setup, &text(CLIENTS));
+    let before = cpu_ticks(daemon.pid())?;
+    let until = Instant::now() + IDLE;
+    while let Some(left) = until.checked_duration_since(Instant::now()) {
+        std::thread::park_timeout(left);
+    }
+    let ticks = cpu_ticks(daemon.pid())? - before;
+    println!("idle with {CLIENTS} clients for {} s: {ticks} ticks of CPU time", IDLE.as_secs());
+    drop(daemon);
+    setup.run(&["detach", "--all"]);
     Ok(())
 }
 

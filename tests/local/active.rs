@@ -4,7 +4,7 @@ use lb_common::abi::{Flow, FlowRecord, map};
 use stage::maps::{array, hash};
 use stage::{Backend, Manner, Probe, eventually};
 
-use crate::fixture::{Fixture, SERVICE, config};
+use stage::fixture::{Fixture, SERVICE, config};
 
 /// No socket, no count, no record.
 #[track_caller]

@@ -3,7 +3,7 @@
 use serde_json::Value;
 use stage::daemon::failure;
 
-use crate::fixture::{Fixture, SERVICE, endpoints};
+use stage::fixture::{Fixture, SERVICE, endpoints};
 
 #[test]
 fn check_reports_on_the_configuration_and_its_files() {

@@ -3,7 +3,7 @@
 use serde_json::Value;
 use stage::{Cgroup, Daemon, Setup, Stage};
 
-use crate::fixture::{Fixture, config};
+use stage::fixture::{Fixture, config};
 
 /// Exit code and findings.
 fn doctor(setup: &Setup) -> (Option<i32>, Vec<Value>) {
@@ -129,7 +129,7 @@ fn limits_that_are_nearly_reached_are_named() {
     fixture.start();
     let mut probe = fixture.probe();
     for _ in 0..60 {
-        probe.dial(crate::fixture::SERVICE);
+        probe.dial(stage::fixture::SERVICE);
     }
     let (_, findings) = doctor(&fixture.setup);
     let limits = of(&findings, "limits");

@@ -5,7 +5,7 @@ use std::fs;
 
 use stage::{Backend, eventually};
 
-use crate::fixture::{Fixture, SERVICE, endpoints};
+use stage::fixture::{Fixture, SERVICE, endpoints};
 
 /// Names that answer 64 connects.
 fn answering(fixture: &Fixture) -> BTreeSet<String> {

@@ -2,7 +2,7 @@
 
 use stage::{Backend, Cgroup, Daemon, Probe, Setup, Stage};
 
-use crate::fixture::{Fixture, SERVICE, config};
+use stage::fixture::{Fixture, SERVICE, config};
 
 const SERVICE6: &str = "[fd00:96::10]:80";
 

@@ -9,7 +9,7 @@ use stage::daemon::failure;
 use stage::maps::array;
 use stage::{Cgroup, Daemon, Setup, Stage};
 
-use crate::fixture::{Fixture, SERVICE, config};
+use stage::fixture::{Fixture, SERVICE, config};
 
 fn start(setup: &Setup, text: &str) -> Output {
     let path = setup.write("socklb.toml", text);

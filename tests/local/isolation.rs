@@ -2,7 +2,7 @@
 
 use stage::{Backend, Cgroup, Daemon, Probe, Setup, Stage};
 
-use crate::fixture::{SERVICE, config};
+use stage::fixture::{SERVICE, config};
 
 #[test]
 fn two_client_tasks_share_nothing() {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use stage::{Daemon, Probe, eventually};
 
-use crate::fixture::{Fixture, SERVICE, config};
+use stage::fixture::{Fixture, SERVICE, config};
 
 /// Nobody failed, and everybody was balanced.
 #[track_caller]
@@ -311,7 +311,7 @@ fn tables_of_many_lengths_always_find_room() {
     let list = |service: usize, count: u32, version: u32| {
         let addresses: Vec<String> =
             (0..count).map(|n| format!("127.{}.{version}.{}:8001", service + 1, n + 1)).collect();
-        crate::fixture::endpoints(&addresses.iter().map(|a| (a.as_str(), "")).collect::<Vec<_>>())
+        stage::fixture::endpoints(&addresses.iter().map(|a| (a.as_str(), "")).collect::<Vec<_>>())
     };
     for (service, name) in names.iter().enumerate() {
         fixture.setup.write(&format!("{name}.toml"), &list(service, 1, 0));

@@ -1,7 +1,5 @@
 //! socklb on this kernel: real cgroups, real sockets, the real program. Each test has a stage of its own.
 
-mod fixture;
-
 mod shares;
 
 mod families;

@@ -6,7 +6,7 @@ use std::os::fd::AsRawFd;
 use lb_common::abi::map;
 use stage::{Backend, Cgroup, Daemon, Probe, Setup, Stage};
 
-use crate::fixture::{SERVICE, config};
+use stage::fixture::{SERVICE, config};
 
 /// Smaller than the default, so that 64 of them take 40 MiB.
 const LIMITS: &str = "[limits]\nschedule_entries = 32768\nslots = 1024\nflow_records = 8192\n";

@@ -5,7 +5,7 @@ use std::time::Duration;
 use rustix::process::Signal;
 use stage::{Daemon, Manager};
 
-use crate::fixture::{Fixture, SERVICE};
+use stage::fixture::{Fixture, SERVICE};
 
 fn started(fixture: &Fixture, watchdog: Duration) -> (Manager, Daemon) {
     let manager = Manager::new(fixture.setup.folder.join("notify"));

@@ -7,7 +7,7 @@ use lb_common::abi::{Service, map};
 use stage::maps::array;
 use stage::{Backend, Cgroup, Daemon, Probe, Setup, Stage, eventually, replace};
 
-use crate::fixture::{Fixture, SERVICE, config, endpoints};
+use stage::fixture::{Fixture, SERVICE, config, endpoints};
 
 /// A map without room failed the connect with ENOMEM.
 #[test]

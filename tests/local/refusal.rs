@@ -2,7 +2,7 @@
 
 use stage::{Cgroup, Daemon, Probe, Setup, Stage, eventually};
 
-use crate::fixture::{Fixture, SERVICE, config};
+use stage::fixture::{Fixture, SERVICE, config};
 
 #[track_caller]
 fn check(more: &str, errno: i32) {

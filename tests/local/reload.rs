@@ -3,7 +3,7 @@
 use rustix::process::Signal;
 use stage::{Cgroup, Probe, Setup, eventually, replace};
 
-use crate::fixture::{Fixture, SERVICE, config};
+use stage::fixture::{Fixture, SERVICE, config};
 
 const SECOND: &str = "10.96.0.11:80";
 

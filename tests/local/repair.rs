@@ -4,7 +4,7 @@ use lb_common::abi::{Listed, map};
 use stage::maps::hash;
 use stage::{Probe, eventually};
 
-use crate::fixture::{Fixture, SERVICE};
+use stage::fixture::{Fixture, SERVICE};
 
 fn listed(fixture: &Fixture) -> usize {
     hash::<u64, Listed>(&fixture.setup.map("web", map::LISTED)).keys().filter(Result::is_ok).count()
@@ -62,7 +62,7 @@ fn flows_whose_end_was_not_seen_are_ended() {
 #[test]
 fn flows_in_the_overflow_table_are_ended_as_well() {
     let mut fixture = Fixture::without_daemon();
-    let text = crate::fixture::config(&fixture.cgroup, r#"{ file = "users.toml" }"#, "");
+    let text = stage::fixture::config(&fixture.cgroup, r#"{ file = "users.toml" }"#, "");
     fixture.setup.write("socklb.toml", &(text + "[limits]\nflow_records = 64\n"));
     fixture.start();
     let mut probes: Vec<Probe> = (0..2).map(|_| fixture.probe()).collect();

@@ -4,7 +4,7 @@ use std::os::fd::AsRawFd;
 
 use stage::{Cgroup, Daemon, Probe, Setup, Stage, eventually};
 
-use crate::fixture::{Fixture, SERVICE, config};
+use stage::fixture::{Fixture, SERVICE, config};
 
 fn degraded(setup: &Setup) -> Option<i32> {
     setup.run(&["status"]).status.code()

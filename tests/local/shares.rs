@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 use stage::eventually;
 
-use crate::fixture::{Fixture, SERVICE};
+use stage::fixture::{Fixture, SERVICE};
 
 /// Connects to each backend in `explain`'s count of entries.
 fn entries(fixture: &Fixture) -> BTreeMap<String, u32> {

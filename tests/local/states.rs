@@ -3,7 +3,7 @@
 use lb_common::abi::{Backend, BackendState, NO_SLOT, Service, StateWord, map};
 use stage::maps::{Raw, array};
 
-use crate::fixture::{Fixture, SERVICE};
+use stage::fixture::{Fixture, SERVICE};
 
 /// Stores state words as the daemon does, with nobody there to follow up with a new table.
 fn set_usable(fixture: &Fixture, slot: u32, usable: bool) {

@@ -1,5 +1,6 @@
 //! The unit under a real systemd: it starts, is closed where it says so, balances, and survives what happens to services.
 
+use lb_common::abi::ABI_VERSION;
 use stage::{Machine, eventually};
 
 use crate::{PACKAGE, install};
@@ -29,9 +30,6 @@ fn machine() -> Machine {
     );
     machine.write("/etc/systemd/system/frontend.service", "[Service]\nExecStart=/usr/bin/sleep infinity\n");
     machine.write("/etc/socklb/socklb.toml", CONFIG);
-    // Until the daemon tells systemd that it is ready.
-    let drop_in = "[Service]\nType=exec\nWatchdogSec=0\n";
-    machine.write("/etc/systemd/system/socklb.service.d/no-notify.conf", drop_in);
     machine.good(&["systemctl", "daemon-reload"]);
     machine.good(&["systemctl", "start", "backend.socket", "frontend.service"]);
     machine
@@ -113,6 +111,43 @@ fn a_service_that_starts_again_is_balanced_again() {
     until_balanced(&machine);
 }
 
+/// With the drop-in that the package ships: what the service does first is to dial.
+#[test]
+fn the_first_connect_of_a_restarted_service_is_balanced() {
+    let machine = balanced();
+    let drop_in = "/usr/share/doc/socklb/examples/balanced-service.conf";
+    let drop_in = std::fs::read_to_string(machine.file(drop_in)).expect("the example is installed");
+    machine.write("/etc/systemd/system/frontend.service.d/socklb.conf", &drop_in);
+    let dials = "[Service]\nExecStart=/usr/bin/bash -c 'exec 3<>/dev/tcp/10.96.0.10/80 && cat <&3 >> /run/answers; \
+                 exec sleep infinity'\n";
+    machine.write("/etc/systemd/system/frontend.service", dials);
+    machine.good(&["systemctl", "daemon-reload"]);
+    for _ in 0..10 {
+        machine.good(&["systemctl", "restart", "frontend.service"]);
+    }
+    let answers = || machine.run(&["cat", "/run/answers"]).stdout;
+    eventually("ten first connects were balanced", answers, |answers| {
+        answers == "b1\n".repeat(10).as_bytes()
+    });
+    let status = machine.good(&["socklb", "status", "--json"]);
+    let status: serde_json::Value = serde_json::from_str(&status).expect("JSON");
+    assert_eq!(status["clients"][0]["not_a_service"], 0);
+}
+
+#[test]
+fn the_unit_is_ready_when_its_daemon_is_and_its_status_line_says_how_it_goes() {
+    let machine = machine();
+    // Returns when the daemon has said that it is ready.
+    machine.good(&["systemctl", "start", "socklb.service"]);
+    assert_eq!(dial(&machine), "b1");
+    assert_eq!(property(&machine, "StatusText"), "1 of 1 clients attached");
+    machine.good(&["systemctl", "reload", "socklb.service"]);
+    eventually("it is active again", || property(&machine, "ActiveState"), |state| state == "active");
+    machine.good(&["systemctl", "stop", "frontend.service"]);
+    let text = || property(&machine, "StatusText");
+    eventually("it tells", text, |text| text == "0 of 1 clients attached");
+}
+
 #[test]
 fn a_killed_daemon_is_started_again_and_connects_go_on() {
     let machine = balanced();
@@ -128,7 +163,8 @@ fn a_killed_daemon_is_started_again_and_connects_go_on() {
 fn an_upgrade_restarts_the_daemon_and_leaves_the_programs() {
     let machine = balanced();
     let before = property(&machine, "MainPID");
-    let links = || machine.good(&["ls", "--inode", "/sys/fs/bpf/socklb/v1/frontend/links"]);
+    let links =
+        || machine.good(&["ls", "--inode", &format!("/sys/fs/bpf/socklb/v{ABI_VERSION}/frontend/links")]);
     let made = links();
     machine.good(&["dpkg", "--install", PACKAGE]);
     let pid = property(&machine, "MainPID");

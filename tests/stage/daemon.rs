@@ -18,6 +18,8 @@ pub struct Setup {
     pub folder: PathBuf,
     /// Below a bpffs.
     pub pins: PathBuf,
+    /// The program: this build, or another one.
+    pub build: &'static str,
 }
 
 impl Setup {
@@ -25,7 +27,7 @@ impl Setup {
     pub fn new(stage: &Stage, name: &str) -> Self {
         let folder = stage.folder().join(name);
         fs::create_dir_all(&folder).expect("make the folder");
-        Self { folder, pins: stage.bpffs().join(name) }
+        Self { folder, pins: stage.bpffs().join(name), build: "socklb" }
     }
 
     /// Writes a file beside the configuration and returns its path.
@@ -37,7 +39,7 @@ impl Setup {
 
     /// A command of socklb with this set-up's paths.
     pub fn socklb(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(program("socklb"));
+        let mut command = Command::new(program(self.build));
         command.arg("--pins").arg(&self.pins).arg("--run").arg(self.folder.join("run"));
         command.arg("--state").arg(self.folder.join("state")).args(arguments);
         command

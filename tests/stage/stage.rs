@@ -21,6 +21,8 @@ pub mod manager;
 
 pub mod maps;
 
+pub mod fixture;
+
 pub mod machine;
 
 pub use backend::{Backend, Manner};
@@ -62,7 +64,11 @@ pub fn program(name: &str) -> PathBuf {
         directory.pop();
     }
     let path = directory.join(name);
-    assert!(path.exists(), "{} is not built: `cargo xtask test local` builds it", path.display());
+    assert!(
+        path.exists(),
+        "{} is not built: `cargo xtask test local` and `cargo xtask test proof` do that",
+        path.display()
+    );
     path
 }
 

@@ -8,6 +8,8 @@ mod setup;
 
 mod object;
 
+mod others;
+
 mod demo;
 
 mod package;

@@ -3,7 +3,7 @@
 use anyhow::{Result, bail};
 
 use crate::command::{cargo, run as run_command};
-use crate::{check, object, package, setup, tidy};
+use crate::{check, object, others, package, setup, tidy};
 
 /// `cargo xtask test`
 #[derive(Debug, clap::Args)]
@@ -26,6 +26,8 @@ enum Tier {
     Object,
     /// The program on this kernel, with real cgroups and sockets. Root
     Local,
+    /// What an operator must be able to rely on, under load: restarts, upgrades, kills, by the dozen. Root
+    Proof,
     /// The Debian package: built, installed on this machine, used, and removed. Root
     Package,
 }
@@ -38,7 +40,7 @@ pub fn run(options: &Options) -> Result<()> {
     setup::run(&setup::Options::install())?;
     check::run()?;
     tidy::run()?;
-    for tier in [Tier::Pure, Tier::Product, Tier::Object, Tier::Local, Tier::Package] {
+    for tier in [Tier::Pure, Tier::Product, Tier::Object, Tier::Local, Tier::Proof, Tier::Package] {
         run_tier(tier, None)?;
     }
     println!("test: every tier passed");
@@ -51,14 +53,18 @@ fn run_tier(tier: Tier, filter: Option<&str>) -> Result<()> {
         Tier::Product => &["--package", "lb-user"],
         Tier::Object => return object::rebuild_and_compare(),
         Tier::Local => &["--package", "lb-tests", "--test", "local"],
+        Tier::Proof => &["--package", "lb-tests", "--test", "proof"],
         Tier::Package => &["--package", "lb-tests", "--test", "package"],
     };
     let root = rustix::process::geteuid().is_root();
-    if tier == Tier::Local {
+    if matches!(tier, Tier::Local | Tier::Proof) {
         if !root {
-            bail!("tier local needs root: it makes cgroups and network namespaces and loads kernel programs");
+            bail!("this tier needs root: it makes cgroups and network namespaces and loads kernel programs");
         }
         run_command(cargo().args(["build", "--package", "lb-user", "--locked"]))?;
+    }
+    if tier == Tier::Proof {
+        others::build()?;
     }
     if tier == Tier::Package {
         if !root {

@@ -38,7 +38,7 @@ impl Daemon {
     /// Takes in the first reading of a file, which happens before anything is attached. A file that cannot be used is
     /// replaced by the last good one; without that, whatever the kernel holds stays, and on a first start connects get
     /// the service's errno.
-    pub fn take_first(&mut self, service: String, source: FileSource, first: FirstRead, now: Instant) {
+    pub fn take_first(&mut self, service: &str, source: FileSource, first: FirstRead, now: Instant) {
         let watched = Watched {
             source,
             progress: Progress::default(),
@@ -48,13 +48,13 @@ impl Daemon {
             error: None,
             failures: 0,
         };
-        self.files.insert(service.clone(), watched);
-        self.read(&service, first.stamp, first.result, now);
+        self.files.insert(service.to_owned(), watched);
+        self.read(service, first.stamp, first.result, now);
         match first.instead {
             None => {}
             Some(Ok(contents)) => {
                 warn!(service, "using the last good endpoint list of an earlier run");
-                self.deliver(&service, contents);
+                self.deliver(service, contents);
             }
             Some(Err(error)) => {
                 warn!(service, error = %crate::chain(&error), "the last good list cannot be used either");

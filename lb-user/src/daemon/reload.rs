@@ -230,7 +230,7 @@ impl Daemon {
                 }
                 _ => None,
             };
-            self.take_first(service.clone(), source, first, now);
+            self.take_first(&service, source, first, now);
             if let Some(contents) = in_force {
                 self.deliver(&service, contents);
             }

@@ -131,6 +131,11 @@ impl Daemon {
         for waiter in std::mem::take(&mut self.waiters) {
             let Waiter { client, cgroups, answer } = waiter;
             let Some(agent) = self.agents.iter().find(|agent| agent.client.name == client) else {
+                // One that could not be started is tried again.
+                if self.unstarted.iter().any(|(other, _)| other.name == client) && !answer.is_closed() {
+                    self.waiters.push(Waiter { client, cgroups, answer });
+                    continue;
+                }
                 let clients = self.agents.iter().map(|agent| agent.client.name.clone()).collect();
                 let _ = answer.send(Coverage::UnknownClient { clients });
                 continue;

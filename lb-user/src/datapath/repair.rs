@@ -41,8 +41,8 @@ pub struct Repair {
 pub struct Patient {
     /// Its pins.
     pub pins: Pins,
-    /// Its cgroup, whose processes tell which network namespaces there are.
-    pub cgroup: PathBuf,
+    /// Its cgroup, if it has one: the processes there tell which network namespaces there are.
+    pub cgroup: Option<PathBuf>,
 }
 
 /// Looks at the flow records of clients. Reads lists of sockets and may enter network namespaces on threads of its own,
@@ -52,7 +52,7 @@ pub fn repair(patients: &[Patient]) -> Vec<(String, Result<Repair, DatapathError
     let of = |patient: &Patient, namespaces: &mut Namespaces| {
         let records = Records::open(&patient.pins)?;
         let fail = |source| DatapathError::Repair { client: patient.pins.client.clone(), source };
-        records.repair(namespaces, &patient.cgroup).map_err(fail)
+        records.repair(namespaces, patient.cgroup.as_deref()).map_err(fail)
     };
     patients.iter().map(|patient| (patient.pins.client.clone(), of(patient, &mut namespaces))).collect()
 }
@@ -101,7 +101,7 @@ impl Records {
         Ok(records)
     }
 
-    fn repair(&self, namespaces: &mut Namespaces, cgroup: &Path) -> io::Result<Repair> {
+    fn repair(&self, namespaces: &mut Namespaces, cgroup: Option<&Path>) -> io::Result<Repair> {
         let records = self.read()?;
         let known: BTreeSet<u64> =
             sys::entries::<u64, Listed>(self.listed.as_fd())?.into_iter().map(|(cookie, _)| cookie).collect();
@@ -189,8 +189,9 @@ impl Namespaces {
     }
 
     /// The cookies of the sockets of every wanted namespace that can be listed completely.
-    fn lists(&mut self, wanted: &BTreeSet<u64>, cgroup: &Path) -> BTreeMap<u64, BTreeSet<u64>> {
-        if wanted.iter().any(|namespace| !self.known.contains_key(namespace)) {
+    fn lists(&mut self, wanted: &BTreeSet<u64>, cgroup: Option<&Path>) -> BTreeMap<u64, BTreeSet<u64>> {
+        let unknown = wanted.iter().any(|namespace| !self.known.contains_key(namespace));
+        if let Some(cgroup) = cgroup.filter(|_| unknown) {
             self.enter_those_of(cgroup);
         }
         let cookies = |sockets: Vec<ListedSocket>| sockets.into_iter().map(|socket| socket.cookie).collect();

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use stage::{Backend, Cgroup, Daemon, Probe, Setup, Stage, replace};
+use crate::{Backend, Cgroup, Daemon, Probe, Setup, Stage, replace};
 
 /// The address of the service. Nothing has it: in a test's namespace only loopback can be reached.
 pub const SERVICE: &str = "10.96.0.10:80";
@@ -10,16 +10,22 @@ pub const SERVICE: &str = "10.96.0.10:80";
 /// The common case.
 pub struct Fixture {
     // Dropped in this order: whoever uses something goes first.
+    /// The daemon, if it runs.
     pub daemon: Option<Daemon>,
+    /// Its three backends, by name `b1` to `b3`.
     pub backends: Vec<Backend>,
+    /// Where its files are.
     pub setup: Setup,
+    /// The client's cgroup.
     pub cgroup: Cgroup,
+    /// The endpoint file.
     pub file: PathBuf,
     _stage: Stage,
 }
 
 impl Fixture {
     /// Three backends of weight 1 and a running daemon.
+    #[expect(clippy::new_without_default, reason = "it starts processes")]
     pub fn new() -> Self {
         let mut fixture = Self::without_daemon();
         fixture.start();

@@ -1,0 +1,8 @@
+//! What an operator must be able to rely on, by the dozen and under clients that connect without pause: no connect fails,
+//! none goes to the service address itself, no table is mixed, and every count is exact in the end.
+
+mod restarts;
+
+mod upgrades;
+
+mod tables;

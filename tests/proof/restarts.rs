@@ -1,0 +1,110 @@
+//! The service and the daemon are restarted and killed, again and again.
+
+use stage::{Probe, Setup, eventually};
+
+use stage::fixture::{Fixture, SERVICE};
+
+/// Connects that any program of the client has seen to an address that is no service.
+pub fn elsewhere(setup: &Setup) -> u64 {
+    setup.status()["clients"][0]["not_a_service"].as_u64().expect("a count")
+}
+
+/// A process that connects without pause.
+pub fn busy(fixture: &Fixture, cpu: u32) -> Probe {
+    let mut probe = Probe::start(&fixture.cgroup);
+    probe.pin(cpu);
+    probe.send(&format!("forever {SERVICE}"));
+    probe
+}
+
+/// Ends it; returns how many connects it made, all of them to backends.
+#[track_caller]
+pub fn all_reached(probe: &mut Probe) -> u64 {
+    let counts = stage::probe::parse_counts(&probe.ask("enough"));
+    assert!(counts.keys().all(|name| name.starts_with('b')), "{counts:?}");
+    let connects = counts.values().map(|count| u64::from(*count)).sum();
+    assert!(connects > 0, "it was busy");
+    connects
+}
+
+/// Connects that were counted, over all backends.
+pub fn connects(setup: &Setup) -> u64 {
+    let backends = setup.backends("web", "users");
+    backends.iter().map(|backend| backend["connects"].as_u64().expect("a count")).sum()
+}
+
+/// Waits until some more connects were counted.
+pub fn some_connects(setup: &Setup) {
+    let before = connects(setup);
+    eventually("clients get on", || connects(setup), |now| *now > before + 50);
+}
+
+#[test]
+fn a_hundred_restarts_of_the_service_leak_no_connect() {
+    let fixture = Fixture::new();
+    let mut made = 0;
+    for round in 0..100 {
+        fixture.cgroup.remove();
+        fixture.cgroup.create();
+        let mut probe = Probe::start(&fixture.cgroup);
+        assert_eq!(probe.socklb(&fixture.setup, &["wait", "web"]), 0, "round {round}");
+        probe.send(&format!("forever {SERVICE}"));
+        some_connects(&fixture.setup);
+        // Every other time it is killed in the middle of a connect.
+        if round % 2 == 0 {
+            made += all_reached(&mut probe);
+        }
+        assert_eq!(fixture.setup.status()["clients"][0]["cgroup_id"], fixture.cgroup.id());
+    }
+    assert!(made > 0);
+    assert_eq!(elsewhere(&fixture.setup), 0);
+    eventually("every flow has ended", || fixture.setup.active(), |active| *active == 0);
+    assert_eq!(fixture.setup.run(&["status"]).status.code(), Some(0));
+}
+
+#[test]
+fn twenty_kills_of_the_daemon_fail_no_connect() {
+    let mut fixture = Fixture::new();
+    let mut held = fixture.probe();
+    let open: Vec<_> = (0..50).map(|_| held.dial(SERVICE)).collect();
+    let mut clients = [busy(&fixture, 0), busy(&fixture, 1)];
+    for _ in 0..20 {
+        some_connects(&fixture.setup);
+        fixture.daemon.take().expect("a daemon runs").kill();
+        some_connects(&fixture.setup);
+        fixture.start();
+    }
+    let made: u64 = clients.iter_mut().map(all_reached).sum();
+    assert_eq!(connects(&fixture.setup), made + 50, "every connect was counted once");
+    assert_eq!(fixture.setup.active(), 50);
+    for dialled in open {
+        assert_eq!(held.ask(&format!("peer {}", dialled.socket)), SERVICE);
+        held.close(dialled.socket);
+    }
+    assert_eq!((fixture.setup.active(), elsewhere(&fixture.setup)), (0, 0));
+}
+
+/// A daemon that cannot start is started again and again by its service manager.
+#[test]
+fn a_crash_loop_fails_no_connect() {
+    let mut fixture = Fixture::new();
+    let mut clients = [busy(&fixture, 0), busy(&fixture, 1)];
+    fixture.stop();
+    let good = std::fs::read_to_string(fixture.setup.folder.join("socklb.toml")).expect("read it");
+    for round in 0..20 {
+        some_connects(&fixture.setup);
+        if round % 2 == 0 {
+            fixture.setup.write("socklb.toml", "[[client]]\n");
+            assert_eq!(stage::Daemon::spawn(&fixture.setup).wait(), Some(1));
+        } else {
+            fixture.setup.write("socklb.toml", &good);
+            // At any moment of its start.
+            stage::Daemon::spawn(&fixture.setup).kill();
+        }
+    }
+    fixture.setup.write("socklb.toml", &good);
+    fixture.start();
+    let made: u64 = clients.iter_mut().map(all_reached).sum();
+    assert_eq!(connects(&fixture.setup), made);
+    assert_eq!((fixture.setup.active(), elsewhere(&fixture.setup)), (0, 0));
+}

@@ -1,0 +1,86 @@
+//! Tables change under load, and flow tables are full.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use lb_common::abi::{Backend as Row, ScheduleCell, Service, map};
+use stage::Backend;
+use stage::maps::array;
+
+use crate::restarts::{all_reached, busy, connects, elsewhere, some_connects};
+use stage::fixture::{Fixture, SERVICE, config};
+
+/// Ten changes a second for a minute, each of all backends: whoever looks at any moment sees the one list or the other.
+#[test]
+fn an_endpoint_file_rewritten_ten_times_a_second_fails_no_connect_and_mixes_no_table() {
+    const TIME: Duration = Duration::from_secs(60);
+    const INTERVAL: Duration = Duration::from_millis(100);
+    let mut fixture = Fixture::new();
+    fixture.backends.extend((4..=6).map(|n| Backend::start(&format!("b{n}"), &format!("127.0.0.1:800{n}"))));
+    let lists = [
+        [("127.0.0.1:8001", ""), ("127.0.0.1:8002", ""), ("127.0.0.1:8003", "")],
+        [("127.0.0.1:8004", ""), ("127.0.0.1:8005", "weight = 2"), ("127.0.0.1:8006", "")],
+    ];
+    let wanted: Vec<BTreeSet<u16>> = vec![[8001, 8002, 8003].into(), [8004, 8005, 8006].into()];
+    let mut clients = [busy(&fixture, 0), busy(&fixture, 1)];
+    let services = array::<Service>(&fixture.setup.map("web", map::SERVICES));
+    let backends = array::<Row>(&fixture.setup.map("web", map::BACKENDS));
+    let schedule = array::<ScheduleCell>(&fixture.setup.map("web", map::SCHEDULE));
+    let begin = Instant::now();
+    let (mut writes, mut looks, mut generations) = (0u32, 0u32, BTreeSet::new());
+    while begin.elapsed() < TIME {
+        if begin.elapsed() >= INTERVAL * writes {
+            fixture.write_endpoints(&lists[writes as usize % 2]);
+            writes += 1;
+        }
+        let before = services.get(&0, 0).expect("the service").0.table;
+        let ports: BTreeSet<u16> = (before.base / 4..(before.base + before.len()) / 4)
+            .flat_map(|cell| schedule.get(&cell, 0).expect("a cell").0.slots)
+            .collect::<BTreeSet<u16>>()
+            .into_iter()
+            .map(|slot| backends.get(&u32::from(slot), 0).expect("a slot").0.port.to_host())
+            .collect();
+        // Its place may have been written again while it was read here, long after any program could have.
+        if services.get(&0, 0).expect("the service").0.table == before {
+            assert!(wanted.contains(&ports), "a mixed table: {ports:?}");
+            looks += 1;
+            generations.insert(before.generation);
+        }
+    }
+    assert!(writes >= 500, "{writes} writes");
+    assert!(looks > 100 && generations.len() > 100, "{looks} looks at {} tables", generations.len());
+    let made: u64 = clients.iter_mut().map(all_reached).sum();
+    assert!(made > 10_000, "{made} connects");
+    assert_eq!((fixture.setup.active(), elsewhere(&fixture.setup)), (0, 0));
+    println!("{writes} writes, {} tables, {looks} looks, {made} connects", generations.len());
+}
+
+/// Neither table nor overflow has room; the daemon comes and goes meanwhile.
+#[test]
+fn a_full_flow_table_fails_no_connect_whatever_the_daemon_does() {
+    let mut fixture = Fixture::without_daemon();
+    let text = config(&fixture.cgroup, r#"{ file = "users.toml" }"#, "") + "[limits]\nflow_records = 64\n";
+    fixture.setup.write("socklb.toml", &text);
+    fixture.start();
+    let mut held = fixture.probe();
+    let open: Vec<_> = (0..300).map(|_| held.dial(SERVICE)).collect();
+    let full = fixture.setup.active();
+    let mut clients = [busy(&fixture, 0), busy(&fixture, 1)];
+    for _ in 0..5 {
+        some_connects(&fixture.setup);
+        fixture.daemon.take().expect("a daemon runs").kill();
+        some_connects(&fixture.setup);
+        fixture.start();
+    }
+    let made: u64 = clients.iter_mut().map(all_reached).sum();
+    let outcomes = fixture.setup.status()["clients"][0]["services"][0]["outcomes"].clone();
+    let count = |name: &str| outcomes[name].as_u64().expect("a count");
+    assert_eq!(count("forwarded") + count("untracked"), made + 300, "{outcomes}");
+    assert_eq!(connects(&fixture.setup), made + 300);
+    assert!(count("untracked") > 0);
+    assert_eq!(fixture.setup.active(), full, "what was held is counted as it was");
+    for dialled in open {
+        held.close(dialled.socket);
+    }
+    assert_eq!((fixture.setup.active(), elsewhere(&fixture.setup)), (0, 0));
+}
