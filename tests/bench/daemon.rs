@@ -37,12 +37,7 @@ pub fn run() -> Result<()> {
     println!("  first start            {:>8.1} ms", median(&first).value);
     println!("  start over pinned maps {:>8.1} ms", median(&again).value);
     let daemon = Daemon::start(&setup, &text);
-    let before = cpu_ticks(daemon.pid())?;
-    let until = Instant::now() + IDLE;
-    while let Some(left) = until.checked_duration_since(Instant::now()) {
-        std::thread::park_timeout(left);
-    }
-    let ticks = cpu_ticks(daemon.pid())? - before;
+    let ticks = idle(&daemon)?;
     println!("idle for {} s: {ticks} ticks of CPU time (10 ms each)", IDLE.as_secs());
     drop(daemon);
     setup.run(&["detach", "--all"]);
@@ -77,16 +72,21 @@ fn many(setup: &Setup) -> Result<()> {
     println!("first start with {CLIENTS} clients, median of 3: {all:.1} ms; with 1 client: {one:.1} ms");
     println!("  each further client    {:>8.1} ms", (all - one) / (CLIENTS - 1) as f64);
     let daemon = Daemon::start(setup, &text(CLIENTS));
+    let ticks = idle(&daemon)?;
+    println!("idle with {CLIENTS} clients for {} s: {ticks} ticks of CPU time", IDLE.as_secs());
+    drop(daemon);
+    setup.run(&["detach", "--all"]);
+    Ok(())
+}
+
+/// Ticks of CPU time that a daemon takes while nothing happens.
+fn idle(daemon: &Daemon) -> Result<u64> {
     let before = cpu_ticks(daemon.pid())?;
     let until = Instant::now() + IDLE;
     while let Some(left) = until.checked_duration_since(Instant::now()) {
         std::thread::park_timeout(left);
     }
-    let ticks = cpu_ticks(daemon.pid())? - before;
-    println!("idle with {CLIENTS} clients for {} s: {ticks} ticks of CPU time", IDLE.as_secs());
-    drop(daemon);
-    setup.run(&["detach", "--all"]);
-    Ok(())
+    Ok(cpu_ticks(daemon.pid())? - before)
 }
 
 /// User and system time of a process, in ticks (proc_pid_stat(5), fields 14 and 15).
