@@ -195,6 +195,9 @@ impl Stop {
 impl Daemon {
     /// Opens every client, fills its tables, and only then attaches: no connect meets an empty table that need not be.
     fn open(&mut self) -> Result<()> {
+        if let Some(warning) = datapath::namespace_warning() {
+            warn!("{warning}");
+        }
         self.finish_what_was_begun();
         for client in self.config.clients.clone() {
             let name = client.name.clone();

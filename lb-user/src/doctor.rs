@@ -108,7 +108,12 @@ fn kernel(diagnosis: &mut Diagnosis, host: &Host) -> Option<Features> {
 
 fn cgroup2(diagnosis: &mut Diagnosis) {
     match datapath::cgroup2_mount() {
-        Ok(mount) => diagnosis.ok("cgroup2", format!("mounted at {}", mount.display())),
+        Ok(mount) => {
+            diagnosis.ok("cgroup2", format!("mounted at {}", mount.display()));
+            if let Some(warning) = datapath::namespace_warning() {
+                diagnosis.add("cgroup2", State::Note, warning, None);
+            }
+        }
         Err(error) => diagnosis.add("cgroup2", State::Problem, error.to_string(), None),
     }
 }

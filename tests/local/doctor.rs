@@ -138,33 +138,42 @@ fn limits_that_are_nearly_reached_are_named() {
     assert!(named, "{limits:?}");
 }
 
-/// R10: a daemon that sees only a part of the tree must not take its paths for the host's.
+/// R10: a daemon that sees only a part of the tree must not wait without a word for what it cannot see.
 #[test]
-fn r10_a_cgroup_namespace_is_refused_with_a_clear_message() {
+fn r10_a_cgroup_namespace_is_resolved_or_named() {
     let stage = Stage::new();
     let setup = Setup::new(&stage, "a");
     let root = Cgroup::new();
     let cgroup = root.child("service");
     let text = config(&cgroup, "{ static = [] }", "");
-    let path = setup.write("socklb.toml", &text);
-    let inside = |arguments: &[&str]| {
-        let mut command = setup.socklb(arguments);
-        command.arg("--config").arg(&path);
-        root.enter(&mut command);
-        stage::namespace::in_a_cgroup_namespace(&mut command);
-        command
+    setup.write("socklb.toml", &text);
+    let inside = |command: &mut std::process::Command| {
+        root.enter(command);
+        stage::namespace::in_a_cgroup_namespace(command);
     };
-    let (code, text) = stage::daemon::failure(&stage::daemon::finish(&mut inside(&["run"])));
-    assert_eq!(code, Some(1), "{text}");
-    assert!(text.contains("cgroup namespace") && text.contains("--cgroupns=host"), "{text}");
-    let doctor = stage::daemon::finish(&mut inside(&["doctor"]));
-    assert!(String::from_utf8_lossy(&doctor.stdout).contains("--cgroupns=host"));
+    // The host's path, which does not exist in there.
+    let daemon = Daemon::spawn_with(&setup, inside);
+    let degraded = || setup.status()["degraded"].to_string();
+    stage::eventually("it is named", degraded, |faults| {
+        faults.contains("there is no cgroup") && faults.contains("--cgroupns=host")
+    });
+    assert_eq!(daemon.stop(), Some(0));
+    let mut doctor = setup.socklb(&["doctor", "--config"]);
+    inside(doctor.arg(setup.folder.join("socklb.toml")));
+    let doctor = stage::daemon::finish(&mut doctor);
+    assert!(String::from_utf8_lossy(&doctor.stdout).contains("--cgroupns=host"), "{doctor:?}");
+    let attached = || setup.status()["clients"][0]["cgroup_id"].as_u64();
+    // The path as it is in there, as for a service manager in a container.
+    setup.write("socklb.toml", &text.replace(&cgroup.relative().display().to_string(), "service"));
+    let daemon = Daemon::spawn_with(&setup, inside);
+    stage::eventually("it attaches", || daemon.log(), |log| log.contains(&format!("id={}", cgroup.id())));
+    assert_eq!(daemon.stop(), Some(0));
+    setup.write("socklb.toml", &text);
     // Where the host's whole tree is mounted, the namespace does not matter.
     let daemon = Daemon::spawn_with(&setup, |command| {
         root.enter(command);
         stage::namespace::in_a_cgroup_namespace_with_the_hosts_tree(command);
     });
-    let attached = || setup.status()["clients"][0]["cgroup_id"].as_u64();
     stage::eventually("it attaches", attached, |id| *id == Some(cgroup.id()));
     assert_eq!(daemon.stop(), Some(0));
 }

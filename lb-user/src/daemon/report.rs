@@ -164,7 +164,14 @@ impl Daemon {
             if !agent.is_effective() {
                 let path = agent.client.cgroup.display();
                 degraded.push(match agent.cgroup() {
-                    None => format!("client {name}: there is no cgroup {path}; it is attached when it appears"),
+                    None => {
+                        let mut fault =
+                            format!("client {name}: there is no cgroup {path}; it is attached when it appears");
+                        if let Some(warning) = datapath::namespace_warning() {
+                            fault.push_str(&format!(" ({warning})"));
+                        }
+                        fault
+                    }
                     Some(_) => format!(
                         "client {name}: the programs are not attached to the cgroup at {path}: it, or their links, were removed"
                     ),

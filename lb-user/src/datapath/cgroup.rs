@@ -126,17 +126,28 @@ fn of_version_2(text: &str) -> Option<&str> {
 
 /// Where cgroup2 is mounted, found by file system type: `/sys/fs/cgroup` on a unified host, elsewhere on a hybrid one.
 ///
+/// Of several mounts, one that shows the whole tree: in a cgroup namespace others show what is below its root only.
+///
 /// # Errors
-/// If it is not mounted, or only a part of it is: paths below that would be others than the host's.
+/// If it is not mounted.
 pub fn cgroup2_mount() -> Result<PathBuf, DatapathError> {
     let table = std::fs::read_to_string("/proc/self/mountinfo").map_err(DatapathError::MountInfo)?;
-    let mounts = mounts_of_type(&table, "cgroup2");
-    match mounts.iter().find(|mount| is_whole(mount)) {
-        Some(mount) => Ok(mount.clone()),
-        None => {
-            Err(mounts.into_iter().next().map_or(DatapathError::NoCgroup2, DatapathError::CgroupNamespace))
-        }
-    }
+    let mut mounts = mounts_of_type(&table, "cgroup2");
+    // The sort is stable: the first mount that is whole, or else the first.
+    mounts.sort_by_key(|mount| !is_whole(mount));
+    mounts.into_iter().next().ok_or(DatapathError::NoCgroup2)
+}
+
+/// What to know about paths of cgroups, if they begin at the root of a cgroup namespace: none of the host's can be seen.
+pub fn namespace_warning() -> Option<String> {
+    let mount = cgroup2_mount().ok()?;
+    (!is_whole(&mount)).then(|| {
+        format!(
+            "{} shows only the cgroups of a cgroup namespace; for the host's, run socklb in the host's namespace (for \
+             containers, the option --cgroupns=host) or mount the host's whole cgroup2 tree",
+            mount.display()
+        )
+    })
 }
 
 /// Whether a mount shows the root of the hierarchy, not the root of a cgroup namespace.

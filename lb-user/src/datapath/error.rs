@@ -15,12 +15,6 @@ pub enum DatapathError {
     NoCgroup2,
     #[error("cannot read /proc/self/mountinfo")]
     MountInfo(#[source] io::Error),
-    #[error(
-        "{} shows only the cgroups of a cgroup namespace: run socklb in the host's (for containers, the option \
-         --cgroupns=host), or mount the host's whole cgroup2 tree",
-        .0.display()
-    )]
-    CgroupNamespace(PathBuf),
     #[error("cannot read /proc/self/cgroup")]
     OwnCgroup(#[source] io::Error),
     #[error("cgroup {} does not exist: start the service first, or create it with `mkdir`", .0.display())]
