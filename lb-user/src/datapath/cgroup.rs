@@ -109,9 +109,10 @@ fn children(directory: &Path) -> Vec<PathBuf> {
 pub fn ours_and_above() -> Result<Vec<u64>, DatapathError> {
     let text = std::fs::read_to_string("/proc/self/cgroup").map_err(DatapathError::OwnCgroup)?;
     let relative = of_version_2(&text).ok_or(DatapathError::NoCgroup2)?;
-    // Also a mount that shows a part only: our cgroup is in it, or we cannot tell.
+    // The path is relative to the root of our cgroup namespace: only a mount of that root shows it so.
     let table = std::fs::read_to_string("/proc/self/mountinfo").map_err(DatapathError::MountInfo)?;
-    let mount = mounts_of_type(&table, "cgroup2").into_iter().next().ok_or(DatapathError::NoCgroup2)?;
+    let mount = mounts_of_type(&table, "cgroup2").into_iter().find(|mount| mount.root == "/");
+    let mount = mount.ok_or(DatapathError::NoOwnCgroup2)?.at;
     let path = mount.join(relative.trim_start_matches('/'));
     let ancestors = path.ancestors().take_while(|ancestor| ancestor.starts_with(&mount));
     let ids: Result<Vec<u64>, _> =
@@ -134,8 +135,8 @@ pub fn cgroup2_mount() -> Result<PathBuf, DatapathError> {
     let table = std::fs::read_to_string("/proc/self/mountinfo").map_err(DatapathError::MountInfo)?;
     let mut mounts = mounts_of_type(&table, "cgroup2");
     // The sort is stable: the first mount that is whole, or else the first.
-    mounts.sort_by_key(|mount| !is_whole(mount));
-    mounts.into_iter().next().ok_or(DatapathError::NoCgroup2)
+    mounts.sort_by_key(|mount| !is_whole(&mount.at));
+    mounts.into_iter().next().map(|mount| mount.at).ok_or(DatapathError::NoCgroup2)
 }
 
 /// What to know about paths of cgroups, if they begin at the root of a cgroup namespace: none of the host's can be seen.
@@ -156,14 +157,22 @@ fn is_whole(mount: &Path) -> bool {
     std::fs::metadata(mount).is_ok_and(|metadata| metadata.ino() == 1)
 }
 
+/// A mount: what of the file system it shows, and where.
+#[derive(Debug, PartialEq, Eq)]
+struct Mount {
+    root: String,
+    at: PathBuf,
+}
+
 /// The mounts of a file system type in the text of a `mountinfo` file (proc_pid_mountinfo(5)).
-fn mounts_of_type(table: &str, kind: &str) -> Vec<PathBuf> {
+fn mounts_of_type(table: &str, kind: &str) -> Vec<Mount> {
     let mount = |line: &str| {
         let (mount, source) = line.split_once(" - ")?;
         if source.split(' ').next() != Some(kind) {
             return None;
         }
-        Some(PathBuf::from(unescape(mount.split(' ').nth(4)?)))
+        let mut fields = mount.split(' ').skip(3);
+        Some(Mount { root: unescape(fields.next()?), at: PathBuf::from(unescape(fields.next()?)) })
     };
     table.lines().filter_map(mount).collect()
 }
@@ -184,7 +193,8 @@ mod tests {
             31 30 0:27 / /sys/fs/cgroup/unified rw,nosuid shared:9 - cgroup2 cgroup2 rw\n\
             32 30 0:28 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n";
         let check = |table: &str, expected: &[&str]| {
-            let expected: Vec<PathBuf> = expected.iter().map(PathBuf::from).collect();
+            let expected: Vec<Mount> =
+                expected.iter().map(|at| Mount { root: "/".to_owned(), at: PathBuf::from(at) }).collect();
             assert_eq!(mounts_of_type(table, "cgroup2"), expected);
         };
         check(hybrid, &["/sys/fs/cgroup/unified"]);

@@ -15,6 +15,8 @@ pub enum DatapathError {
     NoCgroup2,
     #[error("cannot read /proc/self/mountinfo")]
     MountInfo(#[source] io::Error),
+    #[error("no mount shows the root of this process's cgroup namespace, so its own cgroup cannot be told")]
+    NoOwnCgroup2,
     #[error("cannot read /proc/self/cgroup")]
     OwnCgroup(#[source] io::Error),
     #[error("cgroup {} does not exist: start the service first, or create it with `mkdir`", .0.display())]
