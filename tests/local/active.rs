@@ -1,6 +1,7 @@
 //! Active counts are exact: they are the sockets that are open, whatever way each of them ends.
 
 use lb_common::abi::{Flow, FlowRecord, map};
+use stage::kernel;
 use stage::maps::{array, hash};
 use stage::{Backend, Manner, Probe, eventually};
 
@@ -51,6 +52,10 @@ fn it_makes_no_difference_who_closes_and_how() {
     fixture.start();
     let mut probe = fixture.probe();
     let mut open: Vec<_> = (0..12).map(|_| probe.dial(SERVICE)).collect();
+    for dialled in open.iter().filter(|dialled| dialled.name == "resets") {
+        let reset = probe.ask(&format!("provoke {}", dialled.socket));
+        assert_eq!(reset, format!("err {}", libc::ECONNRESET));
+    }
     assert_eq!(fixture.setup.active(), 12);
     // A copy of a socket is the same socket: it counts until the last copy is closed.
     let copied = open.pop().expect("twelve");
@@ -161,10 +166,12 @@ fn a_killed_process_leaves_no_count() {
 /// The kernel dials for an MPTCP socket with a socket of its own, whose end no program sees.
 #[test]
 fn a_connection_of_an_mptcp_socket_is_balanced_and_not_counted() {
+    // Before, Debian's kernels have no MPTCP at all.
+    if kernel::SKC_TO_MPTCP_SOCK.skips() {
+        return;
+    }
     let enabled = std::fs::read_to_string("/proc/sys/net/mptcp/enabled");
-    let enabled = enabled
-        .expect("this kernel has MPTCP (CONFIG_MPTCP), or this test must learn to say that it has not");
-    assert_eq!(enabled.trim(), "1");
+    assert_eq!(enabled.expect("this kernel has MPTCP (CONFIG_MPTCP)").trim(), "1");
     let fixture = Fixture::new();
     let status = fixture.setup.status();
     assert_eq!(
@@ -197,22 +204,24 @@ fn colliding_sockets_are_counted_in_the_overflow() {
     let fixture = with_small_table();
     let mut probes: Vec<Probe> = (0..2).map(|_| fixture.probe()).collect();
     let mut open = Vec::new();
-    for i in 0..90 {
+    // Without fetching atomics every flow is in the overflow, which has 64 places too.
+    let first = if kernel::FETCHING_ATOMICS.is_here() { 90 } else { 40 };
+    for i in 0..first {
         let probe = &mut probes[i % 2];
         let dialled = probe.dial(SERVICE);
         assert_eq!(dialled.peer, SERVICE);
         open.push((i % 2, dialled.socket));
     }
     let (table, overflow) = records(&fixture);
-    assert!(overflow > 0, "90 sockets in 64 places");
-    assert_eq!((table + overflow) as u64, 90);
-    assert_eq!(fixture.setup.active(), 90);
+    assert!(overflow > 0, "{first} sockets in 64 places");
+    assert!(table > 0 || !kernel::FETCHING_ATOMICS.is_here());
+    assert_eq!((table + overflow, fixture.setup.active()), (first, first as u64));
     // Every other one goes, others come: places that get free may be claimed by newcomers only.
     for (probe, socket) in open.iter().step_by(2) {
         probes[*probe].close(*socket);
     }
     let again: Vec<_> = (0..40).map(|_| probes[0].dial(SERVICE)).collect();
-    assert_eq!(fixture.setup.active(), 85);
+    assert_eq!(fixture.setup.active(), first as u64 / 2 + 40);
     for (probe, socket) in open.iter().skip(1).step_by(2) {
         assert_eq!(probes[*probe].ask(&format!("peer {socket}")), SERVICE, "found in table or overflow");
         probes[*probe].close(*socket);

@@ -200,7 +200,7 @@ fn a_first_start_without_any_list_refuses_connects_and_recovers() {
     fs::remove_file(&fixture.file).expect("remove the file");
     fixture.start();
     let refused = fixture.probe().try_dial(SERVICE).map(|dialled| dialled.name);
-    assert_eq!(refused, Err(libc::EHOSTUNREACH));
+    assert_eq!(refused, Err(stage::kernel::refusal(libc::EHOSTUNREACH)));
     assert_eq!(fixture.setup.run(&["status"]).status.code(), Some(3));
     fixture.write_endpoints(&[("127.0.0.1:8001", "")]);
     expect(&fixture, &["b1"]);

@@ -211,7 +211,7 @@ fn a_service_that_is_renamed_is_balanced_all_the_time() {
 #[test]
 fn a_daemon_that_is_killed_at_any_step_of_its_start_leaves_what_the_next_can_take_over() {
     // From the first maps to the attached programs; each round gets a little further before it is killed.
-    for round in 0..40 {
+    for round in 0..24 {
         let fixture = Fixture::without_daemon();
         let daemon = Daemon::spawn(&fixture.setup);
         let pins = fixture.setup.pins_of("web");

@@ -1,5 +1,7 @@
 //! socklb on this kernel: real cgroups, real sockets, the real program. Each test has a stage of its own.
 
+mod verifier;
+
 mod shares;
 
 mod families;

@@ -1,5 +1,6 @@
 //! A service without a usable backend fails connects with exactly its errno.
 
+use stage::kernel::refusal;
 use stage::{Cgroup, Daemon, Probe, Setup, Stage, eventually};
 
 use stage::fixture::{Fixture, SERVICE, config};
@@ -12,7 +13,8 @@ fn check(more: &str, errno: i32) {
     let daemon = Daemon::start(&setup, &config(&cgroup, "{ static = [] }", more));
     let mut probe = Probe::start(&cgroup);
     for address in [SERVICE, "[::ffff:10.96.0.10]:80"] {
-        assert_eq!(probe.try_dial(address).map(|dialled| dialled.name), Err(errno), "{address}");
+        let refused = probe.try_dial(address).map(|dialled| dialled.name);
+        assert_eq!(refused, Err(refusal(errno)), "{address}");
     }
     let status = setup.status();
     assert_eq!(status["clients"][0]["services"][0]["outcomes"]["refused"], 2);
@@ -37,7 +39,7 @@ fn weight_zero_everywhere_stops_all_traffic_and_lifting_it_restores_it() {
     let all = |more| [("127.0.0.1:8001", more), ("127.0.0.1:8002", more), ("127.0.0.1:8003", more)];
     fixture.write_endpoints(&all("weight = 0"));
     let errno = || probe.try_dial(SERVICE).err();
-    eventually("connects are refused", errno, |errno| *errno == Some(libc::EHOSTUNREACH));
+    eventually("connects are refused", errno, |errno| *errno == Some(refusal(libc::EHOSTUNREACH)));
     fixture.write_endpoints(&all("weight = 2"));
     let mut probe = fixture.probe();
     let errno = || probe.try_dial(SERVICE).err();

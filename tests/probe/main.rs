@@ -2,8 +2,8 @@
 //!
 //! Requests: `ready`, `pin CPU`, `dial ADDRESS`, `mptcp ADDRESS`, `redial SOCKET ADDRESS`, `many ADDRESS COUNT`, `start ADDRESS` (a
 //! non-blocking connect that is left alone), `forever ADDRESS` (until the next line), `datagram ADDRESS`, `unspec
-//! SOCKET`, `reset SOCKET`, `shut SOCKET`, `dup SOCKET`, `listen ADDRESS`, `accept SOCKET`, `peer SOCKET`, `close SOCKET`,
-//! `run PROGRAM ARGUMENTS`, `adopt DESCRIPTOR`.
+//! SOCKET`, `provoke SOCKET` (says something and reads the answer), `reset SOCKET`, `shut SOCKET`, `dup SOCKET`, `listen
+//! ADDRESS`, `accept SOCKET`, `peer SOCKET`, `close SOCKET`, `run PROGRAM ARGUMENTS`, `adopt DESCRIPTOR`.
 
 use std::collections::BTreeMap;
 use std::io::{self, BufRead, Write};
@@ -83,6 +83,11 @@ impl Probe {
                 let socket = self.sockets.remove(&number(socket)).expect("a socket");
                 let zero = Some(std::time::Duration::ZERO);
                 outcome(rustix::net::sockopt::set_socket_linger(&socket, zero))
+            }
+            ["provoke", socket] => {
+                let socket = &self.sockets[&number(socket)];
+                let said = rustix::io::write(socket, b"!");
+                outcome(said.and_then(|_| rustix::io::read(socket, &mut [0; 1])).map(drop))
             }
             ["shut", socket] => {
                 outcome(rustix::net::shutdown(&self.sockets[&number(socket)], rustix::net::Shutdown::Both))

@@ -14,7 +14,7 @@ pub enum Manner {
     Patient,
     /// Closes first.
     ClosesFirst,
-    /// Resets the connection.
+    /// Resets the connection once the client has said something: before, a slow client might still be in connect.
     Resets,
 }
 
@@ -47,9 +47,9 @@ impl Backend {
                 counter.fetch_add(1, Ordering::Relaxed);
                 let said = said.clone();
                 match manner {
-                    // They do not wait for the client, so they need no thread of their own.
-                    Manner::ClosesFirst | Manner::Resets => serve(stream, &said, manner),
-                    Manner::Patient => {
+                    // It does not wait for the client, so it needs no thread of its own.
+                    Manner::ClosesFirst => serve(stream, &said, manner),
+                    Manner::Patient | Manner::Resets => {
                         std::thread::Builder::new()
                             .stack_size(64 << 10)
                             .spawn(move || serve(stream, &said, manner))
@@ -87,7 +87,7 @@ fn serve(mut stream: TcpStream, name: &str, manner: Manner) {
         }
         Manner::ClosesFirst => {}
         Manner::Resets => {
-            // On loopback the name has arrived by now; the reset that follows leaves it to be read.
+            let _ = stream.read(&mut [0; 1]);
             let _ = rustix::net::sockopt::set_socket_linger(&stream, Some(std::time::Duration::ZERO));
         }
     }

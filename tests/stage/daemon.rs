@@ -211,6 +211,16 @@ pub fn signal(child: &Child, signal: rustix::process::Signal) {
     rustix::process::kill_process(pid, signal).expect("a living child");
 }
 
+/// Lets a child lock any amount of memory: below Linux 5.11 maps count as that, and only root's daemon raises the limit.
+pub fn lock_any_memory(command: &mut Command) {
+    use rustix::process::{Resource, Rlimit, setrlimit};
+    use std::os::unix::process::CommandExt;
+    // SAFETY: the closure makes one system call and allocates nothing.
+    unsafe {
+        command.pre_exec(|| Ok(setrlimit(Resource::Memlock, Rlimit { current: None, maximum: None })?));
+    }
+}
+
 /// Lets membarrier(2) fail in a child, as on kernels booted with `nohz_full`.
 pub fn refuse_membarrier(command: &mut Command) {
     use libc::{

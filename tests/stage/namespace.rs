@@ -102,8 +102,11 @@ fn c_path(path: &Path) -> std::ffi::CString {
     std::ffi::CString::new(path.as_os_str().as_encoded_bytes()).expect("a path")
 }
 
-/// A new network namespace has a loopback device that is down.
-fn loopback_up() {
+/// A new network namespace has a loopback device that is down, and so has a guest.
+///
+/// # Panics
+/// If the kernel refuses.
+pub fn loopback_up() {
     let socket = rustix::net::socket(rustix::net::AddressFamily::INET, rustix::net::SocketType::DGRAM, None)
         .expect("make a socket");
     // SAFETY: a structure of plain numbers.

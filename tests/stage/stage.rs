@@ -7,6 +7,8 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+pub mod kernel;
+
 pub mod namespace;
 
 pub mod cgroup;
@@ -25,6 +27,8 @@ pub mod fixture;
 
 pub mod machine;
 
+pub mod record;
+
 pub use backend::{Backend, Manner};
 pub use cgroup::Cgroup;
 pub use daemon::{Daemon, Setup};
@@ -33,8 +37,14 @@ pub use manager::Manager;
 pub use namespace::Stage;
 pub use probe::{Dialled, Probe};
 
-/// How long a fact may take to come true.
-pub const PATIENCE: Duration = Duration::from_secs(10);
+/// How long a fact may take to come true: longer in a guest, whose CPU is emulated and shared.
+pub fn patience() -> Duration {
+    let seconds = std::env::var(PATIENCE_S).ok().and_then(|text| text.parse().ok());
+    Duration::from_secs(seconds.unwrap_or(10))
+}
+
+/// Names the variable that lengthens it; set by whoever starts the tests in a guest.
+pub const PATIENCE_S: &str = "SOCKLB_TEST_PATIENCE_S";
 
 /// Waits until `fact` holds, looking again and again; panics with `what` and the last look if it does not in time.
 #[track_caller]
@@ -43,15 +53,17 @@ pub fn eventually<T: std::fmt::Debug>(
     mut look: impl FnMut() -> T,
     fact: impl Fn(&T) -> bool,
 ) -> T {
-    let deadline = Instant::now() + PATIENCE;
+    let patience = patience();
+    let deadline = Instant::now() + patience;
     loop {
         let seen = look();
         if fact(&seen) {
             return seen;
         }
-        assert!(Instant::now() < deadline, "{what} did not come true in {PATIENCE:?}; last seen: {seen:?}");
-        // Yields the CPU between looks; the fact decides when it ends, not the clock.
-        std::thread::park_timeout(Duration::from_millis(5));
+        assert!(Instant::now() < deadline, "{what} did not come true in {patience:?}; last seen: {seen:?}");
+        // Yields the CPU between looks, which may themselves be dear: 5 ms, and longer where everything takes longer.
+        // The fact decides when it ends, not the clock.
+        std::thread::park_timeout(patience / 2000);
     }
 }
 

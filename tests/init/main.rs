@@ -1,0 +1,183 @@
+//! PID 1 of a guest of the VM tests: makes the machine what the tests expect of a host, runs them with the arguments
+//! from the kernel's command line, and leaves by the exit device.
+//!
+//! Whatever it finds wrong is an exit code of its own, so that a broken guest is never taken for a failing test. It
+//! knows nothing of what is tested, nor of who judges the log.
+
+use std::fs::{self, File};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, ExitStatus};
+
+use anyhow::{Context, Result, bail};
+use rustix::mount::MountFlags;
+use rustix::process::WaitOptions;
+
+/// Exit codes. 0 and 1 are left to an emulator that died.
+const PASSED: u8 = 0x10;
+const FAILED: u8 = 0x11;
+const UNFIT: u8 = 0x12;
+
+fn main() {
+    let code = match run() {
+        Ok(status) if status.success() => PASSED,
+        Ok(status) => {
+            println!("guest: the tests ended: {status}");
+            FAILED
+        }
+        Err(error) => {
+            println!("guest: unfit: {error:#}");
+            UNFIT
+        }
+    };
+    leave(code);
+}
+
+fn run() -> Result<ExitStatus> {
+    mount_all()?;
+    let uname = rustix::system::uname();
+    println!("guest: Linux {}", uname.release().to_string_lossy());
+    load_modules()?;
+    stage::namespace::loopback_up();
+    dump_tcp_sockets().context("list TCP sockets with sock_diag")?;
+    run_tests()
+}
+
+fn mount_all() -> Result<()> {
+    let mounts = [
+        ("proc", "/proc"),
+        ("sysfs", "/sys"),
+        ("devtmpfs", "/dev"),
+        ("tmpfs", "/tmp"),
+        ("tmpfs", "/run"),
+        // Where systemd mounts it, and where the product looks for it first of all.
+        ("cgroup2", "/sys/fs/cgroup"),
+        ("bpf", "/sys/fs/bpf"),
+    ];
+    for (kind, place) in mounts {
+        // The folders of sysfs are there; those of the root are made.
+        let _ = fs::create_dir(place);
+        rustix::mount::mount(kind, place, kind, MountFlags::empty(), None)
+            .with_context(|| format!("mount {kind} on {place}"))?;
+    }
+    Ok(())
+}
+
+/// In the order of their names, which is that of their needs.
+fn load_modules() -> Result<()> {
+    let mut modules: Vec<_> = fs::read_dir("/modules")
+        .context("read /modules")?
+        .map(|entry| entry.map(|entry| entry.path()))
+        .collect::<Result<_, _>>()?;
+    modules.sort();
+    for module in modules {
+        let file = File::open(&module).with_context(|| format!("open {}", module.display()))?;
+        rustix::system::finit_module(file, c"", 0).with_context(|| format!("load {}", module.display()))?;
+    }
+    Ok(())
+}
+
+/// Sees whether the kernel lists its TCP sockets to us, of both families: at least a listener of our own.
+fn dump_tcp_sockets() -> Result<()> {
+    for (family, address) in [(libc::AF_INET, "127.0.0.1:0"), (libc::AF_INET6, "[::1]:0")] {
+        let listener = std::net::TcpListener::bind(address)?;
+        let found = count_tcp_sockets(u8::try_from(family)?)?;
+        drop(listener);
+        if found == 0 {
+            bail!("family {family}: a listener is not in the list");
+        }
+    }
+    Ok(())
+}
+
+/// Asks for a dump of one family's TCP sockets and counts the answers.
+fn count_tcp_sockets(family: u8) -> Result<u32> {
+    const SOCK_DIAG_BY_FAMILY: u16 = 20;
+    const HEADER: usize = 16;
+    const REQUEST: usize = HEADER + 56;
+    let socket = rustix::net::socket(
+        rustix::net::AddressFamily::NETLINK,
+        rustix::net::SocketType::RAW,
+        Some(rustix::net::netlink::SOCK_DIAG),
+    )?;
+    // struct nlmsghdr, then struct inet_diag_req_v2: family, protocol, and all states.
+    let mut request = [0; REQUEST];
+    request[0..4].copy_from_slice(&u32::try_from(REQUEST)?.to_ne_bytes());
+    request[4..6].copy_from_slice(&SOCK_DIAG_BY_FAMILY.to_ne_bytes());
+    request[6..8].copy_from_slice(&u16::try_from(libc::NLM_F_REQUEST | libc::NLM_F_DUMP)?.to_ne_bytes());
+    request[HEADER] = family;
+    request[HEADER + 1] = u8::try_from(libc::IPPROTO_TCP)?;
+    request[HEADER + 4..HEADER + 8].copy_from_slice(&u32::MAX.to_ne_bytes());
+    rustix::net::send(&socket, &request, rustix::net::SendFlags::empty())?;
+    let mut found = 0;
+    let mut answer = vec![0; 64 << 10];
+    // Ends with the kernel's word that it is done.
+    loop {
+        let (length, _) = rustix::net::recv(&socket, &mut answer[..], rustix::net::RecvFlags::empty())?;
+        let mut rest = &answer[..length];
+        while rest.len() >= HEADER {
+            let length = u32::from_ne_bytes(rest[0..4].try_into()?) as usize;
+            let kind = i32::from(u16::from_ne_bytes(rest[4..6].try_into()?));
+            match kind {
+                libc::NLMSG_DONE => return Ok(found),
+                libc::NLMSG_ERROR => {
+                    let code = i32::from_ne_bytes(rest[HEADER..HEADER + 4].try_into()?);
+                    return Err(std::io::Error::from_raw_os_error(-code).into());
+                }
+                _ => found += 1,
+            }
+            rest = rest.get(length.next_multiple_of(4).max(HEADER)..).unwrap_or_default();
+        }
+    }
+}
+
+/// Runs the tests, and buries every orphan that they leave, as PID 1 has to.
+fn run_tests() -> Result<ExitStatus> {
+    let mut tests = Command::new("/tests/local");
+    // From its command line the kernel hands on what follows `--` as arguments, and `NAME=value` before it as variables.
+    tests.args(std::env::args().skip(1)).current_dir("/tmp");
+    tests.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
+    let tests = tests.spawn().context("start the tests")?;
+    // Ends when the tests have ended; they bound their own time.
+    loop {
+        let waited = rustix::process::wait(WaitOptions::empty()).context("wait for a child")?;
+        let (pid, status) = waited.expect("without NOHANG there is an answer");
+        if u32::try_from(pid.as_raw_nonzero().get()) == Ok(tests.id()) {
+            return Ok(ExitStatus::from_raw(status.as_raw()));
+        }
+    }
+}
+
+/// Ends the guest. The emulator leaves with twice the code plus one.
+fn leave(code: u8) -> ! {
+    // The emulator ends at once: what is still on its way to the serial line would be lost.
+    let drain = || rustix::termios::tcdrain(rustix::stdio::stdout());
+    let _ = drain();
+    let left = leave_by_port(code);
+    // Only if there is no such device.
+    println!("guest: cannot leave by the exit device: {left:?}");
+    let _ = drain();
+    let _ = rustix::system::reboot(rustix::system::RebootCommand::PowerOff);
+    std::process::abort();
+}
+
+/// Where the driver puts the emulator's exit device.
+#[cfg(target_arch = "x86_64")]
+const EXIT_PORT: u16 = 0xf4;
+
+/// By the instruction itself: Debian's kernels have no `/dev/port`.
+#[cfg(target_arch = "x86_64")]
+fn leave_by_port(code: u8) -> std::io::Result<()> {
+    // SAFETY: asks for the use of one port, which in a guest is that device.
+    if unsafe { libc::ioperm(EXIT_PORT.into(), 1, 1) } != 0 {
+        return Err(std::io::Error::last_os_error());
+    }
+    // SAFETY: the port is ours, and the instruction touches no memory.
+    unsafe { std::arch::asm!("out dx, al", in("dx") EXIT_PORT, in("al") code, options(nomem, nostack)) };
+    Ok(())
+}
+
+/// The other architectures that the tree builds on have no port to write to, and no guest yet.
+#[cfg(not(target_arch = "x86_64"))]
+fn leave_by_port(_: u8) -> std::io::Result<()> {
+    Err(std::io::ErrorKind::Unsupported.into())
+}

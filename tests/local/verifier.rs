@@ -1,0 +1,190 @@
+//! What the kernel's verifier makes of every program: accepted, at the default and at the maximum size of the maps, and
+//! no dearer than recorded.
+//!
+//! The count is taken from the verifier's log on every kernel: program info has the same number, but only since 5.16.
+//! The object is the committed one; how the daemon would load it is restated here, because tests never link it.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+
+use aya::maps::{Map, MapData};
+use aya_obj::generated::{bpf_attach_type, bpf_attr, bpf_cmd, bpf_prog_type};
+use aya_obj::{Object, ProgramSection};
+use lb_common::abi::{self, ENTRIES_PER_CELL, map};
+use stage::kernel::{FETCHING_ATOMICS, SET_RETVAL, SKC_TO_MPTCP_SOCK, Version, say};
+use stage::record::{Compared, Count, RECORDING, Record};
+
+static OBJECT: &[u8] = aya::include_bytes_aligned!("../../lb-ebpf/object/socklb.o");
+
+static RECORD: &str = include_str!("../vm/verifier.toml");
+
+/// The limits of a configuration: schedule entries, slots, flow records.
+const CONFIGURATIONS: [(&str, [u32; 3]); 2] = [
+    ("default", [abi::SCHEDULE_ENTRIES, abi::SLOTS, abi::FLOW_RECORDS]),
+    // As far as [limits] goes.
+    ("maximum", [4_194_304, abi::MAX_SLOTS, 4_194_304]),
+];
+
+#[test]
+fn no_program_costs_the_verifier_much_more_than_recorded() {
+    let record = Record::parse(RECORD).expect("tests/vm/verifier.toml is a record");
+    let kernel = Version::running().to_string();
+    let counts: Vec<Count> = CONFIGURATIONS
+        .iter()
+        .flat_map(|(name, limits)| {
+            let count = |(program, instructions)| Count {
+                kernel: kernel.clone(),
+                configuration: (*name).to_owned(),
+                program,
+                instructions,
+            };
+            verified(*limits).into_iter().map(count)
+        })
+        .collect();
+    if std::env::var_os(RECORDING).is_some() {
+        for count in &counts {
+            say(&count.to_string());
+        }
+        return;
+    }
+    let mut faults = Vec::new();
+    for count in &counts {
+        let told = match record.compare(count) {
+            Compared::UnknownKernel => "(nothing is recorded of this kernel)".to_owned(),
+            Compared::Fine(recorded) => format!("(recorded {recorded})"),
+            Compared::Fewer(recorded) => format!("(recorded {recorded}: it shrank)"),
+            Compared::Unrecorded => {
+                faults.push(format!("{count}: not recorded"));
+                continue;
+            }
+            Compared::TooMany(recorded) => {
+                faults.push(format!("{count}: recorded are {recorded}, that is more than a tenth more"));
+                continue;
+            }
+        };
+        say(&format!("{count} {told}"));
+    }
+    faults.extend(record.stale(&kernel, &counts).iter().map(|what| format!("{what}: recorded, but gone")));
+    assert!(
+        faults.is_empty(),
+        "{}\nif that is meant: `cargo xtask test vm --record`, and commit tests/vm/verifier.toml",
+        faults.join("\n")
+    );
+}
+
+/// Instructions of each program that this kernel can load, with maps of these sizes.
+fn verified([schedule_entries, slots, flow_records]: [u32; 3]) -> Vec<(String, u64)> {
+    let flow_mask = flow_records - 1;
+    let has_set_retval = u32::from(SET_RETVAL.is_here());
+    let knows_mptcp = u32::from(SKC_TO_MPTCP_SOCK.is_here());
+    let capacities = [
+        (map::SCHEDULE, 2 * schedule_entries / ENTRIES_PER_CELL),
+        (map::BACKENDS, slots),
+        (map::CHOSEN, slots),
+        (map::ACTIVE, slots),
+        (map::FLOWS, flow_records),
+        (map::FLOW_OVERFLOW, flow_records),
+    ];
+    let globals =
+        [("FLOW_MASK", &flow_mask), ("HAS_SET_RETVAL", &has_set_retval), ("KNOWS_MPTCP", &knows_mptcp)];
+    let mut loader = aya::EbpfLoader::new();
+    for (name, entries) in capacities {
+        loader.map_max_entries(name, entries);
+    }
+    for (name, value) in globals {
+        loader.override_global(name, value, true);
+    }
+    // The kernel's maps are what the programs are verified against; the programs themselves are loaded below, because
+    // aya throws the log of a success away.
+    let maps = loader.load(OBJECT).expect("create the maps");
+    let fds: HashMap<&str, RawFd> =
+        maps.maps().map(|(name, map)| (name, data(map).fd().as_fd().as_raw_fd())).collect();
+    let mut object = Object::parse(OBJECT).expect("parse the object");
+    let declared = object.maps.clone();
+    let text = object.functions.keys().map(|(section, _)| *section).collect();
+    let relocated = declared.iter().map(|(name, map)| (name.as_str(), fds[name.as_str()], map));
+    object.relocate_maps(relocated, &text).expect("relocate maps");
+    object.relocate_calls(&text).expect("relocate calls");
+    let mut programs: Vec<_> = object.programs.iter().collect();
+    programs.sort_by_key(|(name, _)| *name);
+    // Where the kernel has no fetching atomics, the variants without them take the others' place.
+    let is_replaced = |name: &str| object.programs.contains_key(&format!("{name}_5_10"));
+    programs.retain(|(name, _)| FETCHING_ATOMICS.is_here() || !is_replaced(name));
+    programs
+        .into_iter()
+        .map(|(name, program)| {
+            let instructions = &object.functions[&program.function_key()].instructions;
+            let (log, _loaded) = load(&program.section, instructions, &object.license)
+                .unwrap_or_else(|(error, log)| panic!("{name} is refused: {error}\n{log}"));
+            (name.clone(), processed(&log).unwrap_or_else(|| panic!("no count in the log: {log}")))
+        })
+        .collect()
+}
+
+/// The data of a map of any kind that the object has.
+fn data(map: &Map) -> &MapData {
+    match map {
+        Map::Array(data)
+        | Map::HashMap(data)
+        | Map::LruHashMap(data)
+        | Map::PerCpuArray(data)
+        | Map::PerCpuHashMap(data)
+        | Map::RingBuf(data)
+        | Map::SkStorage(data) => data,
+        other => panic!("the object has a map of a new kind, which belongs into this list: {other:?}"),
+    }
+}
+
+/// Loads a program and returns what the verifier says of its work.
+fn load(
+    section: &ProgramSection,
+    instructions: &[aya_obj::generated::bpf_insn],
+    license: &std::ffi::CStr,
+) -> Result<(String, OwnedFd), (std::io::Error, String)> {
+    let (kind, attach_type): (bpf_prog_type, bpf_attach_type) = match section {
+        ProgramSection::CgroupSockAddr { attach_type } => {
+            (bpf_prog_type::BPF_PROG_TYPE_CGROUP_SOCK_ADDR, (*attach_type).into())
+        }
+        ProgramSection::CgroupSock { attach_type } => {
+            (bpf_prog_type::BPF_PROG_TYPE_CGROUP_SOCK, (*attach_type).into())
+        }
+        ProgramSection::SockOps => {
+            (bpf_prog_type::BPF_PROG_TYPE_SOCK_OPS, bpf_attach_type::BPF_CGROUP_SOCK_OPS)
+        }
+        other => panic!("the object has a program of a new kind, which belongs into this list: {other:?}"),
+    };
+    let mut log = vec![0u8; 1 << 16];
+    // SAFETY: a union of plain numbers, for all of which zero is a value.
+    let mut attr: bpf_attr = unsafe { std::mem::zeroed() };
+    // SAFETY: this member is the one that the command below reads; nothing else was written.
+    let load = unsafe { &mut attr.__bindgen_anon_3 };
+    load.prog_type = kind as u32;
+    load.expected_attach_type = attach_type as u32;
+    load.insns = instructions.as_ptr() as u64;
+    load.insn_cnt = u32::try_from(instructions.len()).expect("a program of that size");
+    load.license = license.as_ptr() as u64;
+    load.log_buf = log.as_mut_ptr() as u64;
+    load.log_size = u32::try_from(log.len()).expect("a small buffer");
+    load.log_level = BPF_LOG_STATS;
+    // SAFETY: all that the attributes point to outlives the call, and the kernel writes only to the log.
+    let fd = unsafe {
+        libc::syscall(libc::SYS_bpf, bpf_cmd::BPF_PROG_LOAD as u32, &raw mut attr, size_of::<bpf_attr>())
+    };
+    let error = std::io::Error::last_os_error();
+    let end = log.iter().position(|byte| *byte == 0).unwrap_or(log.len());
+    let log = String::from_utf8_lossy(&log[..end]).into_owned();
+    match i32::try_from(fd) {
+        // SAFETY: the kernel has just made this descriptor for us.
+        Ok(fd) if fd >= 0 => Ok((log, unsafe { OwnedFd::from_raw_fd(fd) })),
+        _ => Err((error, log)),
+    }
+}
+
+/// Only the summary, since Linux 5.2.
+const BPF_LOG_STATS: u32 = 4;
+
+/// `processed 1234 insns (limit 1000000) ...`, on a line of its own.
+fn processed(log: &str) -> Option<u64> {
+    let rest = log.lines().find_map(|line| line.strip_prefix("processed "))?;
+    rest.split(' ').next()?.parse().ok()
+}

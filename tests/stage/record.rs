@@ -1,0 +1,167 @@
+//! How many instructions the verifier looked at, per kernel, configuration and program, as recorded in the tree: a
+//! program that gets much dearer to verify comes nearer to the kernel's limit of a million, and nobody would notice.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// One program on one kernel.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Count {
+    /// The kernel's version, such as `6.1`.
+    pub kernel: String,
+    /// How large the maps are: `default` or `maximum`.
+    pub configuration: String,
+    /// The program.
+    pub program: String,
+    /// Instructions.
+    pub instructions: u64,
+}
+
+impl fmt::Display for Count {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { kernel, configuration, program, instructions } = self;
+        write!(f, "{MARK}{kernel} {configuration} {program} {instructions}")
+    }
+}
+
+/// Names the variable with which counts are printed for a new record and not compared with the old one.
+pub const RECORDING: &str = "SOCKLB_TEST_RECORDING";
+
+/// What a line of a count begins with.
+const MARK: &str = "verifier: ";
+
+impl Count {
+    /// Finds a count in a line of a log.
+    pub fn of_line(line: &str) -> Option<Self> {
+        let (_, count) = line.split_once(MARK)?;
+        let mut words = count.split_whitespace().map(str::to_owned);
+        let (kernel, configuration, program) = (words.next()?, words.next()?, words.next()?);
+        Some(Self { kernel, configuration, program, instructions: words.next()?.parse().ok()? })
+    }
+}
+
+/// Instructions by kernel, configuration and program.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Record(BTreeMap<String, BTreeMap<String, BTreeMap<String, u64>>>);
+
+/// How a count stands to the record.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Compared {
+    /// No count of this kernel is recorded.
+    UnknownKernel,
+    /// This kernel's are, but not this one.
+    Unrecorded,
+    /// As recorded, or up to a tenth more.
+    Fine(u64),
+    /// Fewer than recorded.
+    Fewer(u64),
+    /// More than a tenth more than recorded.
+    TooMany(u64),
+}
+
+impl Record {
+    /// Reads a record.
+    ///
+    /// # Errors
+    /// If it is none.
+    pub fn parse(text: &str) -> Result<Self, toml::de::Error> {
+        toml::from_str(text).map(Self)
+    }
+
+    /// Takes counts in, in place of all that is recorded of their kernels.
+    pub fn replace(&mut self, counts: impl IntoIterator<Item = Count>) {
+        let mut fresh = Self::default();
+        for Count { kernel, configuration, program, instructions } in counts {
+            let programs = fresh.0.entry(kernel).or_default().entry(configuration).or_default();
+            programs.insert(program, instructions);
+        }
+        self.0.extend(fresh.0);
+    }
+
+    /// The record as text.
+    pub fn text(&self) -> String {
+        let mut text = "# Instructions that the verifier looked at, by kernel, size of the maps, and program. Written by\n\
+                        # `cargo xtask test vm --record`; a test fails if a count grows by more than a tenth.\n"
+            .to_owned();
+        for (kernel, configurations) in &self.0 {
+            for (configuration, programs) in configurations {
+                text += &format!("\n[\"{kernel}\".{configuration}]\n");
+                for (program, instructions) in programs {
+                    text += &format!("{program} = {instructions}\n");
+                }
+            }
+        }
+        text
+    }
+
+    /// Compares one count.
+    pub fn compare(&self, count: &Count) -> Compared {
+        let Some(kernel) = self.0.get(&count.kernel) else { return Compared::UnknownKernel };
+        let recorded = kernel.get(&count.configuration).and_then(|programs| programs.get(&count.program));
+        let Some(&recorded) = recorded else { return Compared::Unrecorded };
+        if count.instructions * 10 > recorded * 11 {
+            Compared::TooMany(recorded)
+        } else if count.instructions < recorded {
+            Compared::Fewer(recorded)
+        } else {
+            Compared::Fine(recorded)
+        }
+    }
+
+    /// What is recorded of a kernel and not among these counts.
+    pub fn stale(&self, kernel: &str, counts: &[Count]) -> Vec<String> {
+        let mut stale = Vec::new();
+        for (configuration, programs) in self.0.get(kernel).into_iter().flatten() {
+            for program in programs.keys() {
+                let is_it =
+                    |count: &&Count| count.configuration == *configuration && count.program == *program;
+                if !counts.iter().any(|count| is_it(&count)) {
+                    stale.push(format!("{configuration} {program}"));
+                }
+            }
+        }
+        stale
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn count(kernel: &str, program: &str, instructions: u64) -> Count {
+        let (kernel, program) = (kernel.to_owned(), program.to_owned());
+        Count { kernel, configuration: "default".to_owned(), program, instructions }
+    }
+
+    #[test]
+    fn a_count_is_read_as_it_is_printed() {
+        let one = count("6.1", "connect4", 1234);
+        assert_eq!(Count::of_line(&format!("[    3.2] {one} (recorded 1200)")), Some(one));
+        assert_eq!(Count::of_line("verifier: 6.1 has no record"), None);
+        assert_eq!(Count::of_line("test verifier::a ... ok"), None);
+    }
+
+    #[test]
+    fn a_record_is_read_as_it_is_written() {
+        let mut record = Record::default();
+        record.replace([count("6.1", "connect4", 5), count("5.10", "connect4", 6)]);
+        record.replace([count("6.1", "connect6", 7)]);
+        assert_eq!(Record::parse(&record.text()).ok(), Some(record.clone()));
+        let expected = "\n[\"5.10\".default]\nconnect4 = 6\n\n[\"6.1\".default]\nconnect6 = 7\n";
+        assert!(record.text().ends_with(expected), "{}", record.text());
+    }
+
+    #[test]
+    fn growth_by_more_than_a_tenth_is_too_much() {
+        let mut record = Record::default();
+        record.replace([count("6.1", "connect4", 1000)]);
+        let compare = |kernel, program, n| record.compare(&count(kernel, program, n));
+        assert_eq!(compare("6.1", "connect4", 1100), Compared::Fine(1000));
+        assert_eq!(compare("6.1", "connect4", 1101), Compared::TooMany(1000));
+        assert_eq!(compare("6.1", "connect4", 999), Compared::Fewer(1000));
+        assert_eq!(compare("6.1", "connect6", 1), Compared::Unrecorded);
+        assert_eq!(compare("6.2", "connect4", 1), Compared::UnknownKernel);
+        assert_eq!(record.stale("6.1", &[]), ["default connect4"]);
+        assert_eq!(record.stale("6.1", &[count("6.1", "connect4", 1)]), Vec::<String>::new());
+    }
+}

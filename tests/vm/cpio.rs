@@ -1,0 +1,93 @@
+//! Writes archives in the one format that the kernel unpacks into its first root: cpio, "newc".
+//!
+//! Not compressed: the image is read from memory that the emulator fills, while decompressing would be emulated.
+
+/// An archive that grows.
+#[derive(Default)]
+pub struct Archive {
+    bytes: Vec<u8>,
+    entries: u32,
+}
+
+const FOLDER: u32 = 0o040_755;
+const PROGRAM: u32 = 0o100_755;
+
+impl Archive {
+    /// A folder; those above it come first.
+    pub fn folder(&mut self, path: &str) {
+        self.entry(path, FOLDER, &[]);
+    }
+
+    /// A file that may be executed.
+    pub fn file(&mut self, path: &str, content: &[u8]) {
+        self.entry(path, PROGRAM, content);
+    }
+
+    /// The whole archive.
+    pub fn finish(mut self) -> Vec<u8> {
+        self.entry("TRAILER!!!", 0, &[]);
+        self.bytes
+    }
+
+    fn entry(&mut self, path: &str, mode: u32, content: &[u8]) {
+        self.entries += 1;
+        let size = u32::try_from(content.len()).expect("no file of 4 GiB");
+        let name = u32::try_from(path.len() + 1).expect("a short name");
+        // Magic; then inode, mode, owner, group, links, time, size, device and special device by two numbers each, the
+        // name's length with its NUL, and a checksum that this format does not have.
+        let fields = [self.entries, mode, 0, 0, 1, 0, size, 0, 0, 0, 0, name, 0];
+        self.bytes.extend(b"070701");
+        for field in fields {
+            self.bytes.extend(format!("{field:08X}").bytes());
+        }
+        self.bytes.extend(path.bytes());
+        self.bytes.push(0);
+        self.pad();
+        self.bytes.extend(content);
+        self.pad();
+    }
+
+    fn pad(&mut self) {
+        self.bytes.resize(self.bytes.len().next_multiple_of(4), 0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_archive_is_what_the_kernel_documents() {
+        let mut archive = Archive::default();
+        archive.folder("a");
+        archive.file("a/bc", b"hello");
+        let bytes = archive.finish();
+        let text = String::from_utf8(bytes).expect("ASCII");
+        let zeros = |n: usize| "00000000".repeat(n);
+        let expected = [
+            format!(
+                "07070100000001000041ED{}00000001{}{}00000002{}a\0",
+                zeros(2),
+                zeros(2),
+                zeros(4),
+                zeros(1)
+            ),
+            format!(
+                "07070100000002000081ED{}00000001{}00000005{}00000005{}a/bc\0\0hello\0\0\0",
+                zeros(2),
+                zeros(1),
+                zeros(4),
+                zeros(1)
+            ),
+            format!(
+                "07070100000003{}00000001{}{}0000000B{}TRAILER!!!\0\0\0\0",
+                zeros(3),
+                zeros(2),
+                zeros(4),
+                zeros(1)
+            ),
+        ]
+        .concat();
+        assert_eq!(text, expected);
+    }
+}

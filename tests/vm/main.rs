@@ -1,0 +1,153 @@
+//! Drives the VM tests: boots each kernel that it is given with the local tests inside, two guests at a time, and
+//! judges what comes back.
+//!
+//! It is told where kernels and programs lie, because fetching and building are the workshop's, and it knows nothing of
+//! what the tests are about: it counts them, cross-checks what they skip, and keeps the record of the verifier's work.
+
+mod cpio;
+
+mod initramfs;
+
+mod guest;
+
+mod report;
+
+mod record;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use clap::Parser;
+use tokio::sync::Semaphore;
+
+use crate::guest::{Ended, Guest};
+use crate::report::{PASSED, Report};
+
+/// Drives the VM tests; `cargo xtask test vm` fetches kernels, builds programs and calls this.
+#[derive(Debug, Parser)]
+struct Options {
+    /// Folder of the programs for the guest: init, socklb, probe
+    #[arg(long)]
+    programs: PathBuf,
+    /// The local tests, linked statically
+    #[arg(long)]
+    tests: PathBuf,
+    /// Folder for initramfs images and logs
+    #[arg(long)]
+    scratch: PathBuf,
+    /// Only tests whose name contains this
+    #[arg(long)]
+    filter: Option<String>,
+    /// Write what the verifier counted to this file, instead of comparing with it
+    #[arg(long, conflicts_with = "filter")]
+    record: Option<PathBuf>,
+    /// Kernels: folders with `vmlinuz` and `modules/`, named like the kernel
+    #[arg(required = true)]
+    kernels: Vec<PathBuf>,
+}
+
+/// Each guest has two CPUs, and so has the smallest machine that these tests must be quick on: a third guest would only
+/// make all of them late. Two are quicker than one, because tests wait for timers.
+const GUESTS: usize = 2;
+/// A guest that prints nothing for so long hangs. A test may take half of it under emulation on a busy machine.
+const SILENCE: Duration = Duration::from_secs(180);
+/// How long a fact may take to come true in a guest, in seconds. Only a test that fails waits so long.
+const PATIENCE_S: u32 = 60;
+/// However much it prints, a guest that runs so long is lost.
+const TOTAL: Duration = Duration::from_secs(15 * 60);
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    match run(Options::parse()).await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("vm: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn run(options: Options) -> Result<()> {
+    fs::create_dir_all(&options.scratch).with_context(|| format!("make {}", options.scratch.display()))?;
+    let options = Arc::new(options);
+    let places = Arc::new(Semaphore::new(GUESTS));
+    let mut guests = Vec::new();
+    for kernel in options.kernels.clone() {
+        let (options, places) = (Arc::clone(&options), Arc::clone(&places));
+        guests.push(tokio::spawn(async move {
+            let place = places.acquire().await.context("wait for a place")?;
+            let tested = test_kernel(&options, &kernel).await;
+            drop(place);
+            tested.with_context(|| format!("kernel {}", name(&kernel)))
+        }));
+    }
+    let mut reports = Vec::new();
+    for guest in guests {
+        reports.push(guest.await.context("a guest's task")??);
+    }
+    if let Some(path) = &options.record {
+        record::write(path, &reports, &options.tests)?;
+    }
+    let mut faults = 0;
+    println!();
+    for report in &reports {
+        println!("{}", report.summary());
+        for fault in report.faults(options.filter.is_some()) {
+            println!("  FAULT: {fault}");
+            faults += 1;
+        }
+    }
+    if faults > 0 {
+        bail!("{faults} faults; the whole logs are in {}", options.scratch.display());
+    }
+    Ok(())
+}
+
+/// A kernel's name is that of its folder.
+fn name(kernel: &Path) -> String {
+    kernel.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
+}
+
+async fn test_kernel(options: &Options, kernel: &Path) -> Result<Report> {
+    let name = name(kernel);
+    let image = options.scratch.join(format!("{name}.cpio"));
+    let content = initramfs::build(&options.programs, &options.tests, &kernel.join("modules"))?;
+    fs::write(&image, content).with_context(|| format!("write {}", image.display()))?;
+    let mut arguments = vec!["--test-threads".to_owned(), "4".to_owned()];
+    let mut variables = vec![format!("{}={PATIENCE_S}", stage::PATIENCE_S)];
+    if options.record.is_some() {
+        arguments.push(record::TEST.to_owned());
+        variables.push(format!("{}=1", stage::record::RECORDING));
+    }
+    arguments.extend(options.filter.clone());
+    let guest = Guest {
+        name: name.clone(),
+        kernel: kernel.join("vmlinuz"),
+        initramfs: image,
+        arguments,
+        variables,
+        log: options.scratch.join(format!("{name}.log")),
+        silence: SILENCE,
+        total: TOTAL,
+        live: options.kernels.len() == 1,
+    };
+    let began = Instant::now();
+    let mut run = guest.run().await?;
+    // One boot in a hundred dies early under emulation, without a word. A result is never asked for twice.
+    let again = !matches!(run.ended, Ended::Code(_));
+    if again {
+        println!("[{name}] no result ({}), once more; the end of its log:", run.ended);
+        report::print_tail(&run.lines);
+        run = guest.run().await?;
+    }
+    let report = Report::new(name, run, began.elapsed(), again);
+    println!("{}", report.summary());
+    if report.ended != Ended::Code(PASSED) {
+        report.print_failures();
+    }
+    Ok(report)
+}

@@ -1,0 +1,36 @@
+//! Writes what the guests' verifiers counted into the record that is committed.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+use stage::record::{Count, RECORDING, Record};
+
+use crate::report::Report;
+
+/// The test that counts.
+pub const TEST: &str = "verifier::";
+
+/// Takes the counts of all reports in, and of this machine's kernel. Kernels that did not run keep what was recorded of
+/// them.
+pub fn write(path: &Path, reports: &[Report], tests: &Path) -> Result<()> {
+    let text = fs::read_to_string(path).with_context(|| format!("read {}", path.display()))?;
+    let mut record = Record::parse(&text).with_context(|| format!("read {}", path.display()))?;
+    let host = count_here(tests)?;
+    record.replace(reports.iter().flat_map(|report| report.counts.iter().cloned()).chain(host));
+    fs::write(path, record.text()).with_context(|| format!("write {}", path.display()))?;
+    println!("recorded in {}: look at the difference, and commit it if it is meant", path.display());
+    Ok(())
+}
+
+/// Counts on the kernel that runs us.
+fn count_here(tests: &Path) -> Result<Vec<Count>> {
+    let output = Command::new(tests).arg(TEST).env(RECORDING, "1").output();
+    let output = output.with_context(|| format!("start {}", tests.display()))?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    if !output.status.success() {
+        bail!("{} {TEST}: {}\n{text}", tests.display(), output.status);
+    }
+    Ok(text.lines().filter_map(Count::of_line).collect())
+}
