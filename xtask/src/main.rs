@@ -18,6 +18,12 @@ mod check;
 
 mod tidy;
 
+mod apt;
+
+mod kernels;
+
+mod vm;
+
 mod test;
 
 mod bench;
@@ -51,6 +57,8 @@ enum Command {
     Tidy,
     /// Set up, check, tidy and run every tier of tests, or one tier
     Test(test::Options),
+    /// Fetch the kernels of the VM tests, and say which they are; `--record` pins the newest
+    Kernels(kernels::Options),
     /// Measure; see docs/performance.md
     Bench(bench::Options),
     /// A process of the demo
@@ -70,6 +78,7 @@ fn main() -> ExitCode {
         Command::Check => check::run(),
         Command::Tidy => tidy::run(),
         Command::Test(options) => test::run(&options),
+        Command::Kernels(options) => kernels::run(&options),
         Command::Bench(options) => bench::run(&options),
         Command::DemoBackend(options) => demo::backend(&options),
         Command::DemoClient(options) => demo::client(&options),

@@ -1,0 +1,401 @@
+//! Kernels for the VM tests: fetched from the mirrors that this machine's apt knows, with a state of apt's that is our
+//! own, so that the machine's sources stay as they are; cached below `target/kernels`, and checked by hash at each use.
+//!
+//! What is kept of a kernel is its image, the few modules that tests need, and where they come from.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, SystemTime};
+
+use anyhow::{Context, Result, bail};
+use serde::{Deserialize, Serialize};
+
+use crate::apt::{Apt, Package};
+use crate::command::{output, root, run as run_command, target};
+use crate::object::hex;
+
+/// `cargo xtask kernels`
+#[derive(Debug, clap::Args)]
+pub struct Options {
+    /// Pin the newest package of every series, in place of those that are recorded
+    #[arg(long)]
+    record: bool,
+}
+
+/// Modules that tests need, for listing sockets, with whatever these need.
+const MODULES: [&str; 2] = ["tcp_diag", "udp_diag"];
+/// How long the newest kernel is the newest without looking again.
+const FRESH: Duration = Duration::from_secs(24 * 3600);
+
+/// What `tests/vm/kernels.toml` says of a kernel.
+#[derive(Clone, Debug, Deserialize)]
+struct Wanted {
+    name: String,
+    suite: String,
+    /// The series: the first is that of the image. Each has one `*`, for what changes with a version.
+    packages: Vec<String>,
+    #[serde(flatten)]
+    pin: Option<Pin>,
+}
+
+/// One package, exactly.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Pin {
+    version: String,
+    sha256: String,
+}
+
+#[derive(Debug, Deserialize)]
+struct Kernels {
+    kernel: Vec<Wanted>,
+}
+
+/// What lies in the cache beside a kernel.
+#[derive(Debug, Serialize, Deserialize)]
+struct Kept {
+    package: String,
+    version: String,
+    sha256: String,
+    /// SHA-256 of each file.
+    files: BTreeMap<String, String>,
+}
+
+/// `cargo xtask kernels`.
+pub fn run(options: &Options) -> Result<()> {
+    if options.record { record() } else { all(None).map(drop) }
+}
+
+/// The folders of all kernels, or of one by its name; fetched where they are not cached. The newest may be missing,
+/// which is said.
+pub fn all(name: Option<&str>) -> Result<Vec<PathBuf>> {
+    let mut kernels = wanted()?;
+    if let Some(name) = name {
+        let names: Vec<String> = kernels.iter().map(|kernel| kernel.name.clone()).collect();
+        kernels.retain(|kernel| kernel.name == name);
+        if kernels.is_empty() {
+            bail!("there is no kernel {name}; there are {}", names.join(", "));
+        }
+    }
+    let mut folders = Vec::new();
+    for kernel in kernels {
+        let folder = folder(&kernel);
+        match obtain(&kernel, &folder) {
+            Ok(()) => folders.push(folder),
+            // What was wanted of a kernel without a pin is what there is today: nothing, if nothing can be reached.
+            Err(error) if kernel.pin.is_none() => {
+                println!("kernels: {} is NOT TESTED: {error:#}", kernel.name);
+            }
+            Err(error) => return Err(error.context(format!("kernel {}", kernel.name))),
+        }
+    }
+    if folders.is_empty() {
+        bail!("no kernel to test");
+    }
+    Ok(folders)
+}
+
+fn path() -> PathBuf {
+    root().join("tests/vm/kernels.toml")
+}
+
+fn wanted() -> Result<Vec<Wanted>> {
+    let text = fs::read_to_string(path()).context("read tests/vm/kernels.toml")?;
+    let kernels: Kernels = toml::from_str(&text).context("read tests/vm/kernels.toml")?;
+    Ok(kernels.kernel)
+}
+
+fn cache() -> PathBuf {
+    target().join("kernels")
+}
+
+fn folder(kernel: &Wanted) -> PathBuf {
+    cache().join(&kernel.name)
+}
+
+/// Makes sure that a kernel is in the cache.
+fn obtain(kernel: &Wanted, folder: &Path) -> Result<()> {
+    let kept = match kept(folder) {
+        Ok(kept) => kept,
+        Err(error) => {
+            println!("kernels: {error:#}; fetching {}", kernel.name);
+            return fetch(kernel, folder);
+        }
+    };
+    let Some(pin) = &kernel.pin else {
+        let age = fs::metadata(folder.join(KEPT))?.modified()?.elapsed().unwrap_or_default();
+        if age > FRESH
+            && let Err(error) = fetch(kernel, folder)
+        {
+            println!("kernels: {}: {} may not be the newest: {error:#}", kernel.name, kept.version);
+        }
+        return Ok(());
+    };
+    if kept.version != pin.version {
+        // Either the record has changed since, or the recorded one is gone from the mirror and this one stands in.
+        return fetch(kernel, folder);
+    }
+    if kept.sha256 != pin.sha256 {
+        bail!(
+            "the cached {} {} is not the recorded one; remove {}",
+            kept.package,
+            kept.version,
+            folder.display()
+        );
+    }
+    Ok(())
+}
+
+const KEPT: &str = "kept.toml";
+
+/// What is kept of a kernel, if all of it still is what it was.
+fn kept(folder: &Path) -> Result<Kept> {
+    let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let text = fs::read_to_string(folder.join(KEPT)).map_err(|_| anyhow::anyhow!("{name} is not cached"))?;
+    let kept: Kept = toml::from_str(&text).with_context(|| format!("{name} is cached without a record"))?;
+    for (file, sha256) in &kept.files {
+        let bytes = fs::read(folder.join(file)).with_context(|| format!("{name}: {file} is lost"))?;
+        if hex(&bytes) != *sha256 {
+            bail!("{name}: {file} has changed in the cache");
+        }
+    }
+    Ok(kept)
+}
+
+/// Downloads a kernel and takes out what is needed.
+fn fetch(kernel: &Wanted, folder: &Path) -> Result<()> {
+    let apt = Apt::of_suite(&kernel.suite, &cache().join("apt").join(&kernel.suite))?;
+    let (package, pinned) = choose(kernel, apt.packages(&kernel.packages[0])?)?;
+    if !pinned && kernel.pin.is_some() {
+        println!(
+            "kernels: {}: the recorded version is gone from the mirror; {} {} stands in, checked by apt's signatures. \
+             `cargo xtask kernels --record` updates tests/vm/kernels.toml",
+            kernel.name, package.name, package.version
+        );
+        if kept(folder).is_ok_and(|kept| kept.sha256 == package.sha256) {
+            return Ok(());
+        }
+    }
+    if kernel.pin.is_none() && kept(folder).is_ok_and(|kept| kept.sha256 == package.sha256) {
+        // Still the newest: do not look again today.
+        let touched = File::options().append(true).open(folder.join(KEPT));
+        return touched.and_then(|file| file.set_modified(SystemTime::now())).context("note the look");
+    }
+    let new = cache().join(format!("{}.new", kernel.name));
+    let _ = fs::remove_dir_all(&new);
+    let unpacked = new.join("unpacked");
+    fs::create_dir_all(&unpacked).with_context(|| format!("make {}", unpacked.display()))?;
+    // What changes with a version is the same in the names of all packages of a kernel.
+    let version = between(&kernel.packages[0], &package.name).context("a name of the series")?.to_owned();
+    for pattern in &kernel.packages {
+        let name = pattern.replace('*', &version);
+        let archive = apt.download(&name, &package.version, &new)?;
+        let bytes = fs::read(&archive)?;
+        if name == package.name && hex(&bytes) != package.sha256 {
+            bail!("{name}: the download's hash is {}, and not {}", hex(&bytes), package.sha256);
+        }
+        run_command(Command::new("dpkg").arg("-x").arg(&archive).arg(&unpacked))?;
+        fs::remove_file(&archive)?;
+    }
+    keep(&new, &unpacked, &package)?;
+    fs::remove_dir_all(&unpacked)?;
+    let _ = fs::remove_dir_all(folder);
+    fs::rename(&new, folder).with_context(|| format!("move {} into place", folder.display()))?;
+    println!("kernels: {} is {} {}", kernel.name, package.name, package.version);
+    Ok(())
+}
+
+/// The recorded package, or else the newest of its series; and whether it is the recorded one.
+fn choose(kernel: &Wanted, packages: Vec<Package>) -> Result<(Package, bool)> {
+    if let Some(pin) = &kernel.pin
+        && let Some(package) = packages.iter().find(|package| package.version == pin.version)
+    {
+        if package.sha256 != pin.sha256 {
+            bail!(
+                "{} {} on the mirror has hash {}, and {} is recorded: one of them is not what it says",
+                package.name,
+                package.version,
+                package.sha256,
+                pin.sha256
+            );
+        }
+        return Ok((package.clone(), true));
+    }
+    let newest = packages
+        .into_iter()
+        .reduce(|one, other| if is_newer(&other.version, &one.version) { other } else { one });
+    let newest = newest.with_context(|| format!("no {} in {}", kernel.packages[0], kernel.suite))?;
+    Ok((newest, false))
+}
+
+/// By the rules of Debian, which `dpkg` knows.
+fn is_newer(version: &str, than: &str) -> bool {
+    output(Command::new("dpkg").args(["--compare-versions", version, "gt", than])).is_ok()
+}
+
+/// What stands in a name where its pattern has a `*`.
+fn between<'a>(pattern: &str, name: &'a str) -> Option<&'a str> {
+    let (before, after) = pattern.split_once('*')?;
+    name.strip_prefix(before)?.strip_suffix(after)
+}
+
+/// Takes image and modules out of unpacked packages, and notes what they are.
+fn keep(folder: &Path, unpacked: &Path, package: &Package) -> Result<()> {
+    let files = files(unpacked)?;
+    let named = |wanted: &str| -> Option<&PathBuf> {
+        files
+            .iter()
+            .find(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(wanted)))
+    };
+    let image = named("vmlinuz").with_context(|| format!("no kernel image in {}", package.name))?;
+    fs::rename(image, folder.join("vmlinuz"))?;
+    fs::create_dir(folder.join("modules"))?;
+    let mut loaded: Vec<String> = Vec::new();
+    let mut pending: Vec<String> = MODULES.iter().rev().map(|module| (*module).to_owned()).collect();
+    // Bound: a module is read at most twice, once for its needs and once more when they are there.
+    while let Some(module) = pending.pop() {
+        if loaded.contains(&module) {
+            continue;
+        }
+        // One that has no file is built in.
+        let Some(path) = named(&format!("{module}.ko")) else { continue };
+        let bytes = decompressed(path)?;
+        let missing: Vec<String> = needs(&bytes).into_iter().filter(|need| !loaded.contains(need)).collect();
+        let missing: Vec<String> =
+            missing.into_iter().filter(|need| named(&format!("{need}.ko")).is_some()).collect();
+        if missing.is_empty() {
+            // The name gives the order in which they are loaded.
+            fs::write(folder.join(format!("modules/{:02}-{module}.ko", loaded.len())), bytes)?;
+            loaded.push(module);
+        } else {
+            pending.push(module);
+            pending.extend(missing);
+        }
+    }
+    let mut hashes = BTreeMap::new();
+    for path in self::files(folder)?.iter().filter(|path| !path.starts_with(unpacked)) {
+        let name = path.strip_prefix(folder)?.to_string_lossy().into_owned();
+        hashes.insert(name, hex(&fs::read(path)?));
+    }
+    let Package { name, version, sha256 } = package.clone();
+    let kept = Kept { package: name, version, sha256, files: hashes };
+    let mut text = format!(
+        "package = \"{}\"\nversion = \"{}\"\nsha256 = \"{}\"\n\n[files]\n",
+        kept.package, kept.version, kept.sha256
+    );
+    for (file, sha256) in &kept.files {
+        text += &format!("\"{file}\" = \"{sha256}\"\n");
+    }
+    fs::write(folder.join(KEPT), text).context("note what is kept")
+}
+
+fn decompressed(module: &Path) -> Result<Vec<u8>> {
+    if module.extension().is_some_and(|extension| extension == "ko") {
+        return fs::read(module).with_context(|| format!("read {}", module.display()));
+    }
+    let xz = Command::new("xz").arg("-dc").arg(module).output().context("start xz")?;
+    if !xz.status.success() {
+        bail!("xz -dc {}: {}", module.display(), xz.status);
+    }
+    Ok(xz.stdout)
+}
+
+/// The modules that a module needs, as it says itself: packages bring no index of that.
+fn needs(module: &[u8]) -> Vec<String> {
+    let mark = b"depends=";
+    let Some(at) = module.windows(mark.len()).position(|window| window == mark) else { return Vec::new() };
+    let value = &module[at + mark.len()..];
+    let end = value.iter().position(|byte| *byte == 0).unwrap_or(value.len());
+    let names = String::from_utf8_lossy(&value[..end]).into_owned();
+    names.split(',').filter(|name| !name.is_empty()).map(str::to_owned).collect()
+}
+
+fn files(folder: &Path) -> Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    let mut pending = vec![folder.to_owned()];
+    // Bound: the folders below, each read once. Links are not followed.
+    while let Some(path) = pending.pop() {
+        for entry in fs::read_dir(&path).with_context(|| format!("read {}", path.display()))? {
+            let entry = entry?;
+            let kind = entry.file_type()?;
+            if kind.is_dir() {
+                pending.push(entry.path());
+            } else if kind.is_file() {
+                files.push(entry.path());
+            }
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+/// Writes the newest of every pinned series into the record.
+fn record() -> Result<()> {
+    let mut text = fs::read_to_string(path()).context("read tests/vm/kernels.toml")?;
+    for kernel in wanted()? {
+        let Some(pin) = kernel.pin.clone() else { continue };
+        let apt = Apt::of_suite(&kernel.suite, &cache().join("apt").join(&kernel.suite))?;
+        let (newest, _) =
+            choose(&Wanted { pin: None, ..kernel.clone() }, apt.packages(&kernel.packages[0])?)?;
+        println!("kernels: {}: {} is the newest, {} was recorded", kernel.name, newest.version, pin.version);
+        text = text.replace(&pin.version, &newest.version).replace(&pin.sha256, &newest.sha256);
+    }
+    fs::write(path(), text).context("write tests/vm/kernels.toml")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn package(version: &str, sha256: &str) -> Package {
+        Package { name: format!("linux-{version}"), version: version.to_owned(), sha256: sha256.to_owned() }
+    }
+
+    fn pinned(version: &str, sha256: &str) -> Wanted {
+        let pin = Pin { version: version.to_owned(), sha256: sha256.to_owned() };
+        let packages = vec!["linux-*".to_owned()];
+        Wanted { name: "6.1".to_owned(), suite: "sid".to_owned(), packages, pin: Some(pin) }
+    }
+
+    #[test]
+    fn the_recorded_kernels_can_be_read() {
+        let kernels = wanted().unwrap();
+        let names: Vec<&str> = kernels.iter().map(|kernel| kernel.name.as_str()).collect();
+        assert_eq!(names, ["5.10", "6.1", "6.12", "newest"]);
+        assert!(kernels.iter().all(|kernel| kernel.pin.is_some() == (kernel.name != "newest")));
+    }
+
+    #[test]
+    fn the_recorded_version_is_taken_while_it_is_there() {
+        let there = vec![package("6.1.9-1", "aa"), package("6.1.10-1", "bb")];
+        assert_eq!(choose(&pinned("6.1.9-1", "aa"), there.clone()).unwrap(), (there[0].clone(), true));
+        let error = choose(&pinned("6.1.9-1", "cc"), there).unwrap_err().to_string();
+        assert!(error.contains("has hash aa, and cc is recorded"), "{error}");
+    }
+
+    #[test]
+    fn a_version_that_vanished_is_stood_in_for_by_the_newest() {
+        let there = vec![package("6.1.10-1", "bb"), package("6.1.9-1", "aa")];
+        assert_eq!(choose(&pinned("6.1.8-1", "cc"), there.clone()).unwrap(), (there[0].clone(), false));
+        assert!(choose(&pinned("6.1.8-1", "cc"), Vec::new()).is_err());
+    }
+
+    #[test]
+    fn a_file_that_changed_in_the_cache_is_not_used() {
+        let folder = std::env::temp_dir().join(format!("socklb-kernels-{}", std::process::id()));
+        let unpacked = folder.join("unpacked");
+        fs::create_dir_all(unpacked.join("boot")).unwrap();
+        fs::write(unpacked.join("boot/vmlinuz-6.1"), "kernel").unwrap();
+        fs::write(unpacked.join("tcp_diag.ko"), "\0depends=inet_diag\0").unwrap();
+        fs::write(unpacked.join("inet_diag.ko"), "\0depends=\0").unwrap();
+        keep(&folder, &unpacked, &package("6.1.9-1", "aa")).unwrap();
+        let good = kept(&folder).unwrap();
+        let names: Vec<&str> = good.files.keys().map(String::as_str).collect();
+        assert_eq!(names, ["modules/00-inet_diag.ko", "modules/01-tcp_diag.ko", "vmlinuz"]);
+        fs::write(folder.join("vmlinuz"), "other").unwrap();
+        let error = kept(&folder).unwrap_err().to_string();
+        assert!(error.contains("vmlinuz has changed in the cache"), "{error}");
+        fs::remove_dir_all(&folder).unwrap();
+    }
+}
