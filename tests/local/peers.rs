@@ -47,14 +47,14 @@ fn r7_a_service_without_backends_gives_its_errno_and_never_eperm() {
         let text = config(&fixture.cgroup, "{ static = [] }", &format!("on_no_backend = \"{name}\""));
         let _daemon = Daemon::start(&fixture.setup, &text);
         let mut probe = fixture.probe();
-        assert_eq!(probe.try_dial(SERVICE).map(|dialled| dialled.name), Err(stage::refused_with(errno)));
+        assert_eq!(probe.try_dial(SERVICE).map(|dialled| dialled.name), Err(stage::kernel::refusal(errno)));
         // The same for IPv4 in IPv6 form, and for a call that does not wait.
         assert_eq!(
             probe.try_dial("[::ffff:10.96.0.10]:80").map(|dialled| dialled.name),
-            Err(stage::refused_with(errno))
+            Err(stage::kernel::refusal(errno))
         );
         let started = probe.ask(&format!("start {SERVICE}"));
-        assert!(started.ends_with(&format!(" {}", stage::refused_with(errno))), "{started}");
+        assert!(started.ends_with(&format!(" {}", stage::kernel::refusal(errno))), "{started}");
     }
 }
 

@@ -9,7 +9,7 @@ use lb_common::abi::ABI_VERSION;
 use serde_json::Value;
 
 use crate::probe::die_with_us;
-use crate::{PATIENCE, Stage, eventually, program};
+use crate::{Stage, eventually, patience, program};
 
 /// Where a daemon under test has its files.
 #[derive(Clone, Debug)]
@@ -97,7 +97,7 @@ pub fn finish(command: &mut Command) -> Output {
     let pid = i32::try_from(child.id()).ok().and_then(rustix::process::Pid::from_raw).expect("a process id");
     let (done, ended) = std::sync::mpsc::channel::<()>();
     let watcher = std::thread::spawn(move || {
-        let hangs = ended.recv_timeout(6 * PATIENCE) == Err(std::sync::mpsc::RecvTimeoutError::Timeout);
+        let hangs = ended.recv_timeout(6 * patience()) == Err(std::sync::mpsc::RecvTimeoutError::Timeout);
         if hangs {
             let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
         }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
-use crate::PATIENCE;
+use crate::patience;
 
 /// Receives what a daemon notifies.
 pub struct Manager {
@@ -17,7 +17,7 @@ impl Manager {
     /// Listens at a path.
     pub fn new(path: PathBuf) -> Self {
         let socket = UnixDatagram::bind(&path).expect("bind the notification socket");
-        socket.set_read_timeout(Some(PATIENCE)).expect("set the limit of time");
+        socket.set_read_timeout(Some(patience())).expect("set the limit of time");
         Self { socket, path }
     }
 
@@ -30,7 +30,7 @@ impl Manager {
     /// The next notification that has a line beginning with `prefix`, whole; others are passed over.
     #[track_caller]
     pub fn expect(&self, prefix: &str) -> Vec<String> {
-        let deadline = std::time::Instant::now() + PATIENCE;
+        let deadline = std::time::Instant::now() + patience();
         let mut seen = Vec::new();
         while std::time::Instant::now() < deadline {
             let mut buffer = [0; 4096];
@@ -57,7 +57,7 @@ impl Manager {
         self.socket.set_read_timeout(Some(time)).expect("set the limit of time");
         let mut buffer = [0; 4096];
         let heard = self.socket.recv(&mut buffer);
-        self.socket.set_read_timeout(Some(PATIENCE)).expect("set the limit of time");
+        self.socket.set_read_timeout(Some(patience())).expect("set the limit of time");
         heard.is_ok_and(|length| {
             String::from_utf8_lossy(&buffer[..length]).lines().any(|line| line.starts_with(prefix))
         })

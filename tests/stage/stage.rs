@@ -90,12 +90,3 @@ pub fn replace(path: &Path, text: &str) {
     std::fs::write(&new, text).expect("write the new file");
     std::fs::rename(&new, path).expect("rename it into place");
 }
-
-/// The errno of a connect to a service without a usable backend that is configured to give `errno`: that, where the kernel
-/// lets a program say it (`bpf_set_retval`, Linux 5.18), else EPERM.
-pub fn refused_with(errno: i32) -> i32 {
-    let release = rustix::system::uname().release().to_string_lossy().into_owned();
-    let mut numbers = release.split(['.', '-']).map_while(|number| number.parse::<u32>().ok());
-    let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
-    if version >= (5, 18) { errno } else { libc::EPERM }
-}
