@@ -129,24 +129,14 @@ fn two_capabilities_are_enough_or_the_third_is_named() {
     let cgroup = Cgroup::new();
     let _backend = stage::Backend::start("b", "127.0.0.1:8001");
     let path = setup.write("socklb.toml", &config(&cgroup, r#"{ static = ["127.0.0.1:8001"] }"#, ""));
-    let (two, three) = (["bpf", "net_admin"], ["bpf", "net_admin", "perfmon"]);
     let enough = kernel::SPECULATION_BARRIERS.is_here();
     if !enough {
-        let mut command = as_nobody(&stage, &setup, &two);
+        let mut command = as_nobody(&stage, &setup, &["bpf", "net_admin"]);
         let output = command.args(["run", "--config"]).arg(&path).output().expect("start socklb");
         let (code, text) = failure(&output);
         assert!(matches!(code, Some(1 | 4)) && text.contains("without CAP_PERFMON"), "{code:?} {text}");
     }
-    let mut command = as_nobody(&stage, &setup, if enough { &two } else { &three });
-    let log = fs::File::create(setup.folder.join("log")).expect("open the log");
-    let mut daemon = command.args(["run", "--config"]).arg(path).stderr(log).spawn().expect("start socklb");
-    let status = || {
-        let ended = daemon.try_wait().expect("ask for the daemon");
-        let log = stage::daemon::read(&setup.folder.join("log"));
-        assert!(ended.is_none(), "the daemon ended: {ended:?}\n{log}");
-        setup.status()["daemon"].is_object()
-    };
-    stage::eventually("the daemon answers", status, |answers| *answers);
+    let mut daemon = start_as_nobody(&stage, &setup, |_| {});
     let mut probe = stage::Probe::start(&cgroup);
     let dialled = probe.dial(SERVICE);
     assert_eq!((dialled.name.as_str(), dialled.peer.as_str()), ("b", SERVICE));
@@ -156,6 +146,69 @@ fn two_capabilities_are_enough_or_the_third_is_named() {
     // What needs more is off, and said to be.
     let knows_mptcp = !enough && kernel::SKC_TO_MPTCP_SOCK.is_here();
     assert_eq!(setup.status()["daemon"]["features"]["knows_mptcp"], knows_mptcp);
+    stage::daemon::signal(&daemon, rustix::process::Signal::TERM);
+    assert!(daemon.wait().expect("reap the daemon").success());
+}
+
+/// Starts the daemon as an ordinary user with what this kernel demands, and waits until it answers.
+fn start_as_nobody(stage: &Stage, setup: &Setup, prepare: impl FnOnce(&mut Command)) -> std::process::Child {
+    let capabilities: &[&str] = if kernel::SPECULATION_BARRIERS.is_here() {
+        &["bpf", "net_admin"]
+    } else {
+        &["bpf", "net_admin", "perfmon"]
+    };
+    let mut command = as_nobody(stage, setup, capabilities);
+    prepare(&mut command);
+    let log = fs::File::create(setup.folder.join("log")).expect("open the log");
+    command.args(["run", "--config"]).arg(setup.folder.join("socklb.toml")).stderr(log);
+    let daemon = command.spawn().expect("start socklb");
+    stage::eventually(
+        "the daemon answers",
+        || (setup.status()["daemon"].is_object(), stage::daemon::read(&setup.folder.join("log"))),
+        |(answers, _)| *answers,
+    );
+    daemon
+}
+
+/// Maps counted as locked memory once.
+#[test]
+fn a_small_memory_lock_is_enough_or_named() {
+    let stage = Stage::new();
+    let setup = Setup::new(&stage, "a");
+    let cgroup = Cgroup::new();
+    let path = setup.write("socklb.toml", &config(&cgroup, "{ static = [] }", ""));
+    if kernel::MAPS_ARE_NOT_LOCKED_MEMORY.is_here() {
+        let mut daemon = start_as_nobody(&stage, &setup, stage::daemon::lock_little_memory);
+        stage::daemon::signal(&daemon, rustix::process::Signal::TERM);
+        assert!(daemon.wait().expect("reap the daemon").success());
+    } else {
+        let mut command = as_nobody(&stage, &setup, &["bpf", "net_admin", "perfmon"]);
+        stage::daemon::lock_little_memory(&mut command);
+        let output = stage::daemon::finish(command.args(["run", "--config"]).arg(path));
+        check(&output, 4, &["RLIMIT_MEMLOCK"]);
+    }
+}
+
+/// Looking into another network namespace takes more than the daemon has: what it cannot see it keeps.
+#[test]
+fn flows_of_a_namespace_that_may_not_be_entered_are_kept_and_counted() {
+    let stage = Stage::new();
+    let setup = Setup::new(&stage, "a");
+    let cgroup = Cgroup::new();
+    setup.write("socklb.toml", &config(&cgroup, r#"{ static = ["127.0.0.1:8001"] }"#, ""));
+    let mut daemon = start_as_nobody(&stage, &setup, |_| {});
+    let mut elsewhere = stage::Probe::start_with(&cgroup, stage::namespace::in_a_network_of_its_own);
+    assert!(elsewhere.try_dial(SERVICE).is_err(), "nobody is there");
+    for _ in 0..2 {
+        stage::daemon::signal(&daemon, rustix::process::Signal::TERM);
+        assert!(daemon.wait().expect("reap the daemon").success());
+        daemon = start_as_nobody(&stage, &setup, |_| {});
+    }
+    let kept = || setup.status()["clients"][0]["repair"]["kept_elsewhere"].as_u64();
+    stage::eventually("it is counted", kept, |kept| *kept == Some(1));
+    assert_eq!(setup.active(), 1);
+    drop(elsewhere);
+    assert_eq!(setup.active(), 0);
     stage::daemon::signal(&daemon, rustix::process::Signal::TERM);
     assert!(daemon.wait().expect("reap the daemon").success());
 }

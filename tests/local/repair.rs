@@ -1,8 +1,8 @@
 //! Flow records whose end nobody saw: found by comparison with the kernel's lists of sockets, and nothing else is touched.
 
-use lb_common::abi::{Listed, map};
+use lb_common::abi::{Flow, Listed, map};
 use stage::maps::hash;
-use stage::{Probe, eventually};
+use stage::{Probe, eventually, kernel};
 
 use stage::fixture::{Fixture, SERVICE};
 
@@ -22,6 +22,12 @@ fn look(fixture: &mut Fixture, what: &str, expected: [u64; 3]) {
     eventually(what, || repair(fixture), |found| *found == expected);
 }
 
+/// One record that is kept: because no list has shown its socket, or where namespaces do not tell their cookies, because
+/// nobody knows which list would have to.
+fn kept() -> [u64; 3] {
+    if kernel::NAMESPACE_COOKIES.is_here() { [0, 1, 0] } else { [0, 0, 1] }
+}
+
 fn without_release(fixture: &Fixture) {
     for link in std::fs::read_dir(fixture.setup.pins_of("web").join("links")).expect("links") {
         let link = link.expect("a link").path();
@@ -33,6 +39,9 @@ fn without_release(fixture: &Fixture) {
 
 #[test]
 fn flows_whose_end_was_not_seen_are_ended() {
+    if kernel::NAMESPACE_COOKIES.skips() {
+        return;
+    }
     let mut fixture = Fixture::new();
     let mut probe = fixture.probe();
     let open: Vec<_> = (0..6).map(|_| probe.dial(SERVICE)).collect();
@@ -61,23 +70,32 @@ fn flows_whose_end_was_not_seen_are_ended() {
 /// The same where every record lies in the overflow table or fights for its place.
 #[test]
 fn flows_in_the_overflow_table_are_ended_as_well() {
+    if kernel::NAMESPACE_COOKIES.skips() {
+        return;
+    }
     let mut fixture = Fixture::without_daemon();
     let text = stage::fixture::config(&fixture.cgroup, r#"{ file = "users.toml" }"#, "");
     fixture.setup.write("socklb.toml", &(text + "[limits]\nflow_records = 64\n"));
     fixture.start();
     let mut probes: Vec<Probe> = (0..2).map(|_| fixture.probe()).collect();
     let open: Vec<_> = (0..90).map(|i| (i % 2, probes[i % 2].dial(SERVICE).socket)).collect();
+    // The first ones lie in the table; of those that stay, most had to go to the overflow.
+    for (probe, socket) in &open[..30] {
+        probes[*probe].close(*socket);
+    }
+    let overflow = hash::<u64, Flow>(&fixture.setup.map("web", map::FLOW_OVERFLOW));
+    assert!(overflow.keys().count() >= 26, "90 sockets in 64 places");
     fixture.stop();
     fixture.start();
-    eventually("the lists show all of them", || listed(&fixture), |count| *count == 90);
+    eventually("the lists show all of them", || listed(&fixture), |count| *count == 60);
     fixture.stop();
     without_release(&fixture);
-    for (probe, socket) in &open[..60] {
+    for (probe, socket) in &open[30..70] {
         probes[*probe].close(*socket);
     }
     fixture.start();
-    eventually("sixty are ended", || fixture.setup.active(), |active| *active == 30);
-    for (probe, socket) in &open[60..] {
+    eventually("forty are ended", || fixture.setup.active(), |active| *active == 20);
+    for (probe, socket) in &open[70..] {
         probes[*probe].close(*socket);
     }
     assert_eq!(fixture.setup.active(), 0);
@@ -92,11 +110,13 @@ fn a_socket_that_no_list_has_shown_is_kept_and_counted() {
     let mut probe = fixture.probe();
     assert_eq!(probe.try_dial(SERVICE).map(|dialled| dialled.name), Err(libc::ECONNREFUSED));
     assert_eq!(fixture.setup.active(), 1);
-    look(&mut fixture, "it is kept", [0, 1, 0]);
+    look(&mut fixture, "it is kept", kept());
     assert_eq!(fixture.setup.active(), 1);
     let doctor = fixture.setup.run(&["doctor", "--config", "socklb.toml"]);
     let text = String::from_utf8_lossy(&doctor.stdout).into_owned();
-    assert!(text.contains("kept: 1 whose sockets no list has shown"), "{text}");
+    let [_, never_listed, elsewhere] = kept();
+    assert!(text.contains(&format!("kept: {never_listed} whose sockets no list has shown")), "{text}");
+    assert!(text.contains(&format!("{elsewhere} in network namespaces")), "{text}");
     probe.close(0);
     assert_eq!(fixture.setup.active(), 0);
 }
@@ -109,11 +129,7 @@ fn sockets_of_other_namespaces_are_looked_for_there() {
     // Nothing is reachable there: the socket is open, and in a list only if it listens.
     assert!(elsewhere.try_dial(SERVICE).is_err());
     assert_eq!(fixture.setup.active(), 1);
-    look(&mut fixture, "its namespace was looked into", [0, 1, 0]);
-    // Who holds the socket now is in no process of the cgroup: nobody knows a way into its namespace.
-    fixture.stop();
-    let record = fixture.setup.active();
-    assert_eq!(record, 1);
+    look(&mut fixture, "its namespace was looked into", kept());
     drop(elsewhere);
     assert_eq!(fixture.setup.active(), 0);
 }

@@ -118,7 +118,7 @@ fn the_first_connect_of_a_restarted_service_is_balanced() {
     let drop_in = "/usr/share/doc/socklb/examples/balanced-service.conf";
     let drop_in = std::fs::read_to_string(machine.file(drop_in)).expect("the example is installed");
     machine.write("/etc/systemd/system/frontend.service.d/socklb.conf", &drop_in);
-    let dials = "[Service]\nExecStart=/usr/bin/bash -c 'exec 3<>/dev/tcp/10.96.0.10/80 && cat <&3 >> /run/answers; \
+    let dials = "[Unit]\nStartLimitIntervalSec=0\n[Service]\nExecStart=/usr/bin/bash -c 'exec 3<>/dev/tcp/10.96.0.10/80 && cat <&3 >> /run/answers; \
                  exec sleep infinity'\n";
     machine.write("/etc/systemd/system/frontend.service", dials);
     machine.good(&["systemctl", "daemon-reload"]);

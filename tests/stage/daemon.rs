@@ -212,12 +212,28 @@ pub fn signal(child: &Child, signal: rustix::process::Signal) {
 }
 
 /// Lets a child lock any amount of memory: below Linux 5.11 maps count as that, and only root's daemon raises the limit.
+/// From there on it does not matter, and raising it may be refused.
 pub fn lock_any_memory(command: &mut Command) {
     use rustix::process::{Resource, Rlimit, setrlimit};
     use std::os::unix::process::CommandExt;
+    let matters = !crate::kernel::MAPS_ARE_NOT_LOCKED_MEMORY.is_here();
     // SAFETY: the closure makes one system call and allocates nothing.
     unsafe {
-        command.pre_exec(|| Ok(setrlimit(Resource::Memlock, Rlimit { current: None, maximum: None })?));
+        command.pre_exec(move || {
+            let raised = setrlimit(Resource::Memlock, Rlimit { current: None, maximum: None });
+            if matters { Ok(raised?) } else { Ok(()) }
+        });
+    }
+}
+
+/// Lets a child lock next to nothing, and not raise that.
+pub fn lock_little_memory(command: &mut Command) {
+    use rustix::process::{Resource, Rlimit, setrlimit};
+    use std::os::unix::process::CommandExt;
+    const PAGES: Option<u64> = Some(64 << 10);
+    // SAFETY: the closure makes one system call and allocates nothing.
+    unsafe {
+        command.pre_exec(|| Ok(setrlimit(Resource::Memlock, Rlimit { current: PAGES, maximum: PAGES })?));
     }
 }
 

@@ -41,6 +41,11 @@ pub struct Feature {
 
 /// Compare-and-swap and fetching adds. Without: all flow records are in the overflow table.
 pub const FETCHING_ATOMICS: Feature = Feature { name: "fetching atomics", since: Version(5, 12) };
+/// Without: maps and programs count against RLIMIT_MEMLOCK.
+pub const MAPS_ARE_NOT_LOCKED_MEMORY: Feature =
+    Feature { name: "memory of maps in memory cgroups", since: Version(5, 11) };
+/// Sockets tell the cookie of their network namespace. Without: flow records are not compared with lists of sockets.
+pub const NAMESPACE_COOKIES: Feature = Feature { name: "SO_NETNS_COOKIE", since: Version(5, 14) };
 /// Without: a refused connect fails with EPERM, whatever is configured.
 pub const SET_RETVAL: Feature = Feature { name: "bpf_set_retval", since: Version(5, 18) };
 /// Without: connections of MPTCP sockets stay counted.
