@@ -307,7 +307,7 @@ pub struct Backend {
     pub service: u16,
     /// May it be chosen?
     pub state: StateWord,
-    /// Counts the backends that have held this slot, wrapping.
+    /// Counts the backends that have held this slot, wrapping. In a free slot, what the next one gets.
     pub generation: u32,
     /// The configured weight (capacity); for readers of the map.
     pub weight: u32,
@@ -393,7 +393,8 @@ const _: () = assert!(size_of::<Flow>() == 16);
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct FlowRecord {
-    /// The socket that holds the place, 0 if none. Cookies are never reused while the host is up.
+    /// The socket that holds the place, 0 if none, and all ones while the daemon looks whether its socket is gone. Cookies are
+    /// never reused while the host is up.
     pub cookie: u64,
     /// Its flow.
     pub flow: Flow,
@@ -403,13 +404,16 @@ pub struct FlowRecord {
 }
 const _: () = assert!(size_of::<FlowRecord>() == 32);
 
-/// The phase of a flow as the daemon knows it. A connect that the kernel has not begun, or that failed, is in no list of
-/// sockets though its socket is open; once a list has shown the socket, its absence means that the connection is over.
-/// Written and read by the daemon only; in a map so that it outlives the daemon.
+/// The phase of a flow as the daemon knows it: which flow of a socket the kernel's list of sockets has shown. A connect that
+/// the kernel has not begun, or that failed, is in no list though its socket is open; once a list has shown the flow, the
+/// socket's absence means that the connection is over. Written and read by the daemon only; in a map so that it outlives
+/// the daemon.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct Listed {
-    /// Cookie of the network namespace whose list showed the socket.
-    pub namespace: u64,
+    /// The slot of the flow's backend.
+    pub slot: u32,
+    /// Its generation.
+    pub generation: u32,
 }
 const _: () = assert!(size_of::<Listed>() == 8);

@@ -111,6 +111,14 @@ impl Balancer {
         Ok(balancer)
     }
 
+    /// Goes on with the generations of slots that are free now, as (slot, next generation): what an earlier balancer has
+    /// given to a slot must not be given to it again.
+    pub fn set_generations(&mut self, next: impl IntoIterator<Item = (u32, u32)>) {
+        for (slot, generation) in next {
+            self.slots.set_generation(slot, generation);
+        }
+    }
+
     /// A removed service keeps its place for its flows; without a slot it has none.
     fn drop_empty_places(&mut self) {
         let in_use: BTreeSet<u16> = self.slots.iter().map(|(identity, _)| identity.service).collect();

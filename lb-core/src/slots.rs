@@ -79,6 +79,13 @@ impl Slots {
         assert!(before.is_none(), "{identity:?} has two slots");
     }
 
+    /// Tells the next generation of a slot; of one that is held, or past the end, it stays as it is.
+    pub fn set_generation(&mut self, slot: u32, next: u32) {
+        if self.free.contains(&slot) {
+            self.generations[slot as usize] = next;
+        }
+    }
+
     /// The slot of a backend, if it has one.
     pub fn get(&self, identity: Identity) -> Option<Slot> {
         self.held.get(&identity).copied()
@@ -128,5 +135,16 @@ mod tests {
         slots.free(identity(9));
         slots.hold(identity(2)).unwrap();
         assert_eq!(slots.hold(identity(3)), Ok(Slot { number: 2, generation: 8 }));
+    }
+
+    #[test]
+    fn a_free_slot_goes_on_with_its_generation() {
+        let mut slots = Slots::new(2);
+        slots.adopt(identity(1), Slot { number: 0, generation: 3 });
+        slots.set_generation(0, 9);
+        slots.set_generation(1, 5);
+        slots.set_generation(2, 7);
+        assert_eq!(slots.hold(identity(1)), Ok(Slot { number: 0, generation: 3 }), "it is held");
+        assert_eq!(slots.hold(identity(2)), Ok(Slot { number: 1, generation: 5 }));
     }
 }

@@ -4,6 +4,7 @@
 //! be read, a slot with open flows) is left for the next time. It reads no clock and spawns nothing.
 
 use std::collections::{BTreeSet, VecDeque};
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use lb_core::balancer::{Balancer, Event, Limits as BalancerLimits, Refused};
@@ -57,8 +58,12 @@ pub struct Agent {
     pub pins: Pins,
     /// Held as long as we write.
     _lock: Lock,
+    /// Full path of its cgroup.
+    path: PathBuf,
     /// The cgroup that the programs are attached to; `None` while there is none at the client's path.
     cgroup: Option<Cgroup>,
+    /// Why they are not, if the kernel refused.
+    attach_error: Option<String>,
     limits: BalancerLimits,
     balancer: Balancer,
     datapath: Datapath,
@@ -78,8 +83,9 @@ impl Agent {
     /// # Errors
     /// If what is pinned does not fit, somebody else works on it, or the kernel refuses.
     pub fn open(client: Client, pins: Pins, limits: Limits, features: Features) -> Result<Self, AgentError> {
+        let path = datapath::cgroup2_mount()?.join(&client.cgroup);
         // A path that can never be a cgroup is found out now; one that is not there yet is waited for.
-        match Cgroup::open(&client.cgroup) {
+        match Cgroup::open(&path) {
             Ok(_) | Err(DatapathError::NoCgroup(_)) => {}
             Err(error) => return Err(error.into()),
         }
@@ -93,7 +99,9 @@ impl Agent {
             client,
             pins,
             _lock: lock,
+            path,
             cgroup: None,
+            attach_error: None,
             limits,
             balancer,
             datapath,
@@ -110,9 +118,11 @@ impl Agent {
     /// # Errors
     /// If its services do not fit; everything stays as it was then.
     pub fn reconfigure(&mut self, client: Client) -> Result<(), AgentError> {
+        let path = datapath::cgroup2_mount()?.join(&client.cgroup);
         self.balancer = balancer(&client, self.limits, &self.datapath)?;
         self.walks = walks(&client, self.walks.cpus);
         self.client = client;
+        self.path = path;
         Ok(())
     }
 
@@ -165,31 +175,24 @@ impl Agent {
     }
 
     /// Puts this build's programs in place of those that are attached, or attaches them: from now on the cgroup's connects
-    /// are balanced. Without a cgroup there is nothing to attach to yet.
+    /// are balanced. Without a cgroup there is nothing to attach to yet. Where else they are attached they stay, until
+    /// [`Agent::leave_other_cgroups`].
     ///
     /// # Errors
     /// If the kernel refuses.
     pub fn attach(&mut self) -> Result<Followed, DatapathError> {
-        match Cgroup::open(&self.client.cgroup) {
-            Ok(now) => {
-                self.datapath.attach(&now)?;
+        let result = match Cgroup::open(&self.path) {
+            Ok(now) => self.datapath.attach(&now).map(|()| {
                 self.cgroup = Some(now);
-                Ok(Followed::Attached)
-            }
-            Err(_) => {
-                self.leave_other_cgroup()?;
+                Followed::Attached
+            }),
+            Err(DatapathError::NoCgroup(_)) => {
                 Ok(if self.cgroup.take().is_some() { Followed::Lost } else { Followed::Unchanged })
             }
-        }
-    }
-
-    /// Lets no flow begin in a cgroup that the client was configured for before and that still lives. One that was removed
-    /// at the client's own path is left alone: sockets that were made in it may still dial.
-    fn leave_other_cgroup(&self) -> Result<(), DatapathError> {
-        match datapath::attachment(&self.pins).and_then(datapath::cgroup_of_id) {
-            Some(other) if !other.ends_with(&self.client.cgroup) => datapath::retire(&self.pins),
-            _ => Ok(()),
-        }
+            Err(error) => Err(error),
+        };
+        self.attach_error = result.as_ref().err().map(|error| crate::chain(error));
+        result
     }
 
     /// Attaches again if the programs are not attached to the cgroup that the configured path names now: a service that
@@ -198,8 +201,27 @@ impl Agent {
     /// # Errors
     /// If the kernel refuses.
     pub fn follow_cgroup(&mut self) -> Result<Followed, DatapathError> {
+        // What an earlier daemon has attached gets our programs, too.
+        let taken_over = self.cgroup.is_some() && self.is_effective();
         // Where the whole directory was removed, somebody wants the client gone.
-        if self.is_effective() || !self.pins.exist()? { Ok(Followed::Unchanged) } else { self.attach() }
+        if taken_over || !self.pins.exist()? { Ok(Followed::Unchanged) } else { self.attach() }
+    }
+
+    /// Lets no flow begin in a cgroup that the client has left. Only once whoever takes that over is attached there.
+    ///
+    /// While there is no cgroup at the client's path, one that was removed there is left alone: sockets that were made in
+    /// it may still dial. One that lives elsewhere is not the client's any more.
+    ///
+    /// # Errors
+    /// If a link cannot be removed.
+    pub fn leave_other_cgroups(&self) -> Result<(), DatapathError> {
+        if let Some(cgroup) = &self.cgroup {
+            return self.datapath.leave_other_cgroups(cgroup);
+        }
+        match datapath::attachment(&self.pins)?.and_then(datapath::cgroup_of_id) {
+            Some(other) if other != self.path => datapath::retire(&self.pins),
+            _ => Ok(()),
+        }
     }
 
     /// Whether anything can be done only after readers are gone.
@@ -250,7 +272,8 @@ impl Agent {
     /// Open flows of all backends.
     pub fn open_flows(&self) -> u64 {
         let tables = self.datapath.tables();
-        self.datapath.applied().backends.keys().map(|slot| tables.active(*slot)).sum()
+        let slots = self.datapath.applied().backends.keys();
+        slots.fold(0, |sum, slot| sum.saturating_add(tables.active(*slot)))
     }
 
     /// Remembers the counts of every slot, for shares over the last minute.
@@ -293,8 +316,22 @@ impl Agent {
 
     /// Whether the programs are attached to the cgroup that the configured path names now.
     pub fn is_effective(&self) -> bool {
-        let now = Cgroup::open(&self.client.cgroup).ok().map(|cgroup| cgroup.id);
-        now.is_some() && now == datapath::attachment(&self.pins)
+        Cgroup::open(&self.path).is_ok_and(|now| self.covers(now.id))
+    }
+
+    /// Whether the programs are attached to the cgroup with this id.
+    pub fn covers(&self, cgroup: u64) -> bool {
+        datapath::is_attached(&self.pins, cgroup).unwrap_or(false)
+    }
+
+    /// Full path of its cgroup, whether or not it exists.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Why the programs are not attached, if the kernel refused.
+    pub fn attach_error(&self) -> Option<&str> {
+        self.attach_error.as_deref()
     }
 
     /// The cgroup that the programs were attached to when it was last looked at.
@@ -316,7 +353,9 @@ impl Agent {
 
 fn balancer(client: &Client, limits: BalancerLimits, datapath: &Datapath) -> Result<Balancer, Refused> {
     let services = client.services.iter().map(|service| service.service.clone()).collect();
-    Balancer::new(client.task, services, limits, datapath.applied().clone())
+    let mut balancer = Balancer::new(client.task, services, limits, datapath.applied().clone())?;
+    balancer.set_generations(datapath.tables().next_generations());
+    Ok(balancer)
 }
 
 /// Walks of a client start at a hash of its task and its host: two hosts that were given the same index by mistake, or

@@ -19,8 +19,10 @@ use crate::config::Paths;
 use crate::datapath::{self, Pins};
 use crate::status::{self, Status};
 
-/// How long between two looks while no daemon answers.
+/// How long between two questions while no daemon answers.
 const PAUSE: Duration = Duration::from_millis(100);
+/// How long an answer is waited for before what is attached is looked at again.
+const LOOK: Duration = Duration::from_secs(1);
 
 /// Returns once a client's programs are attached to the cgroup of this process, or to one above it.
 ///
@@ -49,23 +51,22 @@ async fn until_covered(client: &str, paths: &Paths, cgroups: &[u64]) -> Result<(
     // Bound: the caller's limit of time.
     loop {
         pause.tick().await;
-        match api::fetch::<Coverage>(&paths.run, &question).await {
-            Ok(Some(Coverage::Covered)) => return Ok(()),
-            Ok(Some(Coverage::Elsewhere { configured })) => {
+        // Whatever a daemon says, or if none says anything: programs that are attached cover.
+        if cgroups.iter().any(|cgroup| datapath::is_attached(&pins, *cgroup).unwrap_or(false)) {
+            return Ok(());
+        }
+        let answer = tokio::time::timeout(LOOK, api::fetch::<Coverage>(&paths.run, &question)).await;
+        match answer {
+            Ok(Ok(Some(Coverage::Covered))) => return Ok(()),
+            Ok(Ok(Some(Coverage::Elsewhere { configured }))) => {
                 bail!("client {client} covers {}, and this process is elsewhere", configured.display())
             }
-            Ok(Some(Coverage::UnknownClient { clients })) => {
+            Ok(Ok(Some(Coverage::UnknownClient { clients }))) => {
                 bail!("client {client} is not configured; clients here are: {}", clients.join(", "))
             }
-            // A dead daemon's programs cover as well as a living one's.
-            Ok(None) => {
-                if datapath::attachment(&pins).is_some_and(|id| cgroups.contains(&id)) {
-                    return Ok(());
-                }
-            }
-            // It may be stopping: the next one will answer.
-            Err(error) if crate::commands::is_permission(&error) => return Err(error),
-            Err(_) => {}
+            Ok(Err(error)) if crate::commands::is_permission(&error) => return Err(error),
+            // It does not run, or is stopping, or takes its time: it is asked again.
+            Ok(Ok(None) | Err(_)) | Err(_) => {}
         }
     }
 }

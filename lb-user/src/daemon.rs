@@ -12,8 +12,8 @@ mod leaving;
 
 mod report;
 
-use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -25,13 +25,13 @@ use tracing::{error, info, warn};
 
 use self::files::Watched;
 use self::leaving::Leaving;
-use self::reload::{Loaded, Reload};
+use self::reload::{Loaded, Opened, Reload};
 use self::report::{Notifier, Waiter};
 use crate::agent::{Agent, Followed};
 use crate::api::{self, Question};
 use crate::config::{Client, Config};
-use crate::datapath::{self, DatapathError, Features, Patient, Pins, Repair};
-use crate::source::{Contents, SourceError, Stamp, Watch};
+use crate::datapath::{self, DatapathError, Features, Patient, Repair};
+use crate::source::{Contents, FileSource, SourceError, Stamp, Watch};
 
 /// Files and cgroups are looked at, and idle slots freed, this often: a watch can be lost without a word.
 const TICK: Duration = Duration::from_secs(1);
@@ -51,14 +51,16 @@ type Repaired = Vec<(String, Result<Repair, DatapathError>)>;
 
 /// Everything that can wake the daemon.
 enum Event {
-    /// Something changed in a directory that is watched.
-    Changed(PathBuf),
+    /// Something changed in directories that are watched.
+    Changed(BTreeSet<PathBuf>),
     /// A file that changed has had time to settle.
     Due,
-    /// An endpoint file was read.
-    Read { service: String, stamp: Option<Stamp>, result: Result<Contents, SourceError> },
+    /// An endpoint file was read, for the service.
+    Read { service: String, source: FileSource, stamp: Option<Stamp>, result: Result<Contents, SourceError> },
     /// The configuration and all its files were read.
     Loaded(Box<Loaded>),
+    /// Clients that could not be started were tried again.
+    Opened(Vec<Opened>),
     /// Every program that was running when the wait began has ended.
     ReadersGone(Result<(), DatapathError>),
     /// Flow records were compared with the kernel's lists of sockets.
@@ -79,8 +81,9 @@ struct Daemon {
     config: Config,
     features: Features,
     agents: Vec<Agent>,
-    /// Clients that could not be started when the configuration was reloaded, and why. Tried again at each tick.
+    /// Clients that could not be started when the configuration was reloaded, and why. Tried again now and then.
     unstarted: Vec<(Client, String)>,
+    opening: bool,
     leaving: Vec<Leaving>,
     /// By service name.
     files: BTreeMap<String, Watched>,
@@ -102,6 +105,13 @@ struct Daemon {
 /// # Errors
 /// If it cannot start; once it runs, it runs.
 pub fn run(config: Config, stamp: Option<Stamp>, reread: Reread) -> Result<()> {
+    // What panics in a thread beside the loop would never report back, and the loop would wait for it: better to start
+    // anew, which no connect notices.
+    let tell_panic = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        tell_panic(panic);
+        std::process::abort();
+    }));
     // Two threads: one for the loop, one for what may block beside it.
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     let result = runtime.block_on(start(config, stamp, reread));
@@ -128,6 +138,7 @@ async fn start(config: Config, stamp: Option<Stamp>, reread: Reread) -> Result<(
         features,
         agents: Vec::new(),
         unstarted: Vec::new(),
+        opening: false,
         leaving: Vec::new(),
         files: BTreeMap::new(),
         reload,
@@ -154,7 +165,7 @@ async fn start(config: Config, stamp: Option<Stamp>, reread: Reread) -> Result<(
             _ = hangup.recv() => Event::Hangup,
             Some(event) = inbox.recv() => event,
             Some(question) = asked.recv() => Event::Asked(question),
-            Some(path) = daemon.watch.changed() => Event::Changed(path),
+            changes = daemon.watch.changed() => Event::Changed(changes),
             () = tokio::time::sleep_until(due.into()) => Event::Due,
             _ = tick.tick() => Event::Tick,
             () = next(&mut watchdog) => Event::Watchdog,
@@ -199,13 +210,11 @@ impl Daemon {
             warn!("{warning}");
         }
         self.finish_what_was_begun();
+        let opener = self.opener();
         for client in self.config.clients.clone() {
             let name = client.name.clone();
-            // Locked before anything is changed: another socklb of another version may be running.
-            let others = self.lock_other_versions(&name)?;
-            let pins = Pins::of(&self.config.paths.pins, &name);
-            let agent = Agent::open(client, pins, self.config.limits, self.features);
-            self.agents.push(agent.with_context(|| format!("start client {name}"))?);
+            let (agent, others) = opener.open(client).with_context(|| format!("start client {name}"))?;
+            self.agents.push(agent);
             self.leaving.extend(others);
         }
         // A daemon that was killed may have replaced tables just now: what it left must not be written over while a
@@ -218,19 +227,19 @@ impl Daemon {
         }
         for (service, source) in files::sources(&self.config) {
             let first = source.read_first();
-            self.take_first(&service, source, first, Instant::now());
+            self.take_first(&service, source, first, None, Instant::now());
         }
         for agent in &mut self.agents {
             let name = agent.client.name.clone();
             agent.settle().with_context(|| format!("fill the tables of client {name}"))?;
         }
         self.watch_everything();
-        for at in 0..self.agents.len() {
-            let attached = self.agents[at].attach();
-            let name = self.agents[at].client.name.clone();
-            self.followed(at, attached.with_context(|| format!("start client {name}"))?);
+        for agent in &mut self.agents {
+            let name = agent.client.name.clone();
+            let attached = agent.attach().with_context(|| format!("start client {name}"))?;
+            tell(agent, attached, true);
         }
-        self.retire_leaving();
+        self.leave_other_cgroups();
         let Features { fetching_atomics, set_retval, knows_mptcp } = self.features;
         let pins = self.config.paths.pins.display();
         let socket = api::socket(&self.config.paths.run);
@@ -250,9 +259,9 @@ impl Daemon {
                 failed.insert(path, error);
             }
         }
-        for path in self.agents.iter().filter_map(|agent| cgroup_path(&agent.client)) {
-            if let Err(error) = self.watch.add_nearest(&path) {
-                failed.insert(path, error);
+        for agent in &self.agents {
+            if let Err(error) = self.watch.add_nearest(agent.path()) {
+                failed.insert(agent.path().to_owned(), error);
             }
         }
         // Said once: the tick tries again and again.
@@ -266,15 +275,19 @@ impl Daemon {
     /// Handles one event. Returns whether to go on.
     fn handle(&mut self, event: Event, now: Instant) -> bool {
         match event {
-            Event::Changed(path) => self.changed(&path, now),
+            Event::Changed(changes) => self.changed(&changes, now),
             Event::Due => {
                 self.start_reading(now);
                 self.start_reload(now);
             }
-            Event::Read { service, stamp, result } => {
-                self.read(&service, stamp, result, now);
-                self.settle();
+            Event::Read { service, source, stamp, result } => {
+                // A reload may have changed where the service's endpoints come from.
+                if self.files.get(&service).is_some_and(|file| file.source == source) {
+                    self.read(&service, stamp, result, now);
+                    self.settle();
+                }
             }
+            Event::Opened(opened) => self.opened(opened),
             Event::Loaded(loaded) => self.loaded(*loaded, now),
             Event::ReadersGone(result) => self.readers_gone(result),
             Event::Repaired(repaired) => self.repaired(repaired),
@@ -294,13 +307,12 @@ impl Daemon {
         due.unwrap_or_else(|| Instant::now() + 10 * TICK)
     }
 
-    fn changed(&mut self, path: &Path, now: Instant) {
-        self.files_changed(path, now);
-        self.reload.changed(path, now);
-        let concerns = |agent: &Agent| {
-            cgroup_path(&agent.client).is_some_and(|cgroup| cgroup.starts_with(path) && !agent.is_effective())
-        };
-        if self.agents.iter().any(concerns) {
+    fn changed(&mut self, changes: &BTreeSet<PathBuf>, now: Instant) {
+        self.files_changed(changes, now);
+        self.reload.changed(changes, now);
+        // Also of a directory above, which may be new with all below it.
+        let concerns = |agent: &Agent| changes.iter().any(|path| agent.path().starts_with(path));
+        if self.agents.iter().any(|agent| concerns(agent) && !agent.is_effective()) {
             // Before it is looked at: what appears from here on is an event of its own.
             self.watch_everything();
             self.follow_cgroups();
@@ -371,7 +383,7 @@ impl Daemon {
                 warn!(client = %agent.client.name, error = %crate::chain(&error), "cannot read counters");
             }
         }
-        self.finish_leaving();
+        self.retire_leaving();
         if freed {
             self.offer_again();
         }
@@ -388,35 +400,40 @@ impl Daemon {
 
     // ---- cgroups ---------------------------------------------------------------------------------------------------
 
+    /// Attaches where a client's cgroup is another one now, or its links are gone.
     fn follow_cgroups(&mut self) {
-        for at in 0..self.agents.len() {
-            match self.agents[at].follow_cgroup() {
-                Ok(followed) => self.followed(at, followed),
+        let mut moved = false;
+        for agent in &mut self.agents {
+            let before = agent.attach_error().map(str::to_owned);
+            match agent.follow_cgroup() {
+                Ok(followed) => {
+                    moved |= followed != Followed::Unchanged;
+                    tell(agent, followed, false);
+                }
                 Err(error) => {
-                    let client = &self.agents[at].client.name;
-                    warn!(%client, error = %crate::chain(&error), "cannot attach to the cgroup");
+                    let error = crate::chain(&error);
+                    // Said once, not once per look.
+                    if before.as_ref() != Some(&error) {
+                        warn!(client = %agent.client.name, %error, "cannot attach to the cgroup");
+                    }
                 }
             }
+        }
+        if moved {
+            self.leave_other_cgroups();
         }
         self.answer_waiters();
     }
 
-    fn followed(&self, at: usize, followed: Followed) {
-        let agent = &self.agents[at];
-        let client = &agent.client;
-        match (followed, agent.cgroup()) {
-            (Followed::Attached, Some(cgroup)) => info!(
-                client = %client.name, cgroup = %cgroup.path.display(), id = cgroup.id, index = client.task.index,
-                count = client.task.count, services = client.services.len(), "client attached"
-            ),
-            (Followed::Lost, _) => {
-                info!(client = %client.name, cgroup = %client.cgroup.display(), "the cgroup is gone; waiting for it");
+    /// Lets no flow begin where clients were attached before. Only after all of them are attached where they are now: of
+    /// two that change places, each takes over before the other goes.
+    fn leave_other_cgroups(&mut self) {
+        for agent in &self.agents {
+            if let Err(error) = agent.leave_other_cgroups() {
+                warn!(client = %agent.client.name, error = %crate::chain(&error), "cannot detach from an old cgroup");
             }
-            (Followed::Unchanged | Followed::Attached, None) if self.ticks == 0 => {
-                info!(client = %client.name, cgroup = %client.cgroup.display(), "there is no such cgroup; waiting for it");
-            }
-            (Followed::Unchanged | Followed::Attached, _) => {}
         }
+        self.retire_leaving();
     }
 
     // ---- flow records ----------------------------------------------------------------------------------------------
@@ -425,7 +442,7 @@ impl Daemon {
     fn start_repair(&mut self) {
         let open = self.agents.iter().filter(|agent| agent.open_flows() > 0);
         let patient =
-            |agent: &Agent| Patient { pins: agent.pins.clone(), cgroup: cgroup_path(&agent.client) };
+            |agent: &Agent| Patient { pins: agent.pins.clone(), cgroup: Some(agent.path().to_owned()) };
         let mut patients: Vec<Patient> = open.map(patient).collect();
         // Those that leave wait for nothing else. Of another version we do not know the records.
         let leaving = self.leaving.iter().filter(|leaving| leaving.pins.is_of_this_version());
@@ -465,7 +482,20 @@ impl Daemon {
     }
 }
 
-/// Full path of a client's cgroup, whether or not it exists.
-fn cgroup_path(client: &Client) -> Option<PathBuf> {
-    Some(datapath::cgroup2_mount().ok()?.join(&client.cgroup))
+/// Tells what became of a client's attachment.
+fn tell(agent: &Agent, followed: Followed, starting: bool) {
+    let client = &agent.client;
+    match (followed, agent.cgroup()) {
+        (Followed::Attached, Some(cgroup)) => info!(
+            client = %client.name, cgroup = %cgroup.path.display(), id = cgroup.id, index = client.task.index,
+            count = client.task.count, services = client.services.len(), "client attached"
+        ),
+        (Followed::Lost, _) => {
+            info!(client = %client.name, cgroup = %client.cgroup.display(), "the cgroup is gone; waiting for it");
+        }
+        (Followed::Unchanged | Followed::Attached, None) if starting => {
+            info!(client = %client.name, cgroup = %client.cgroup.display(), "there is no such cgroup; waiting for it");
+        }
+        (Followed::Unchanged | Followed::Attached, _) => {}
+    }
 }

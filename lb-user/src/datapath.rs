@@ -37,7 +37,7 @@ pub use error::DatapathError;
 pub use features::Features;
 pub use neighbours::{Neighbour, neighbours};
 pub use pins::{Lock, Pins, remove_roots};
-pub use privileges::{Capability, Host, host};
+pub use privileges::{Capability, Host, host, open_files_of};
 pub use readers::wait_for_readers;
 pub use repair::{Patient, Repair, repair};
 pub use tables::{Counts, ServiceView, SlotView, Tables, Walks};
@@ -129,12 +129,22 @@ impl Datapath {
         self.tables.after_wait();
     }
 
-    /// Attaches the programs to the cgroup, in place of older ones.
+    /// Attaches the programs to the cgroup, in place of older ones. In cgroups that the client has left they stay as well.
     ///
     /// # Errors
     /// If the kernel refuses.
     pub fn attach(&self, cgroup: &Cgroup) -> Result<(), DatapathError> {
+        // Somebody may have removed the directory of the links with the links.
+        self.pins.create()?;
         self.programs.attach(&self.pins, cgroup)
+    }
+
+    /// Lets no flow begin in cgroups other than this one. Those that are open there still end.
+    ///
+    /// # Errors
+    /// If a link cannot be removed.
+    pub fn leave_other_cgroups(&self, cgroup: &Cgroup) -> Result<(), DatapathError> {
+        object::leave(&self.pins, cgroup.id)
     }
 
     /// Whether programs are still attached to a cgroup that the client has left, for the sockets that were made there.
@@ -158,8 +168,27 @@ impl Datapath {
 }
 
 /// The id of the cgroup that a client's programs are attached to, if they are and it still exists.
-pub fn attachment(pins: &Pins) -> Option<u64> {
+///
+/// # Errors
+/// If that cannot be seen.
+pub fn attachment(pins: &Pins) -> Result<Option<u64>, DatapathError> {
     object::attachment(pins)
+}
+
+/// Whether a client's programs are attached to the cgroup with this id.
+///
+/// # Errors
+/// If that cannot be seen.
+pub fn is_attached(pins: &Pins, cgroup: u64) -> Result<bool, DatapathError> {
+    object::is_attached(pins, cgroup)
+}
+
+/// The cgroups at which a client's flows begin, attached or not: of any version.
+///
+/// # Errors
+/// If the pins cannot be read.
+pub fn begins_at(pins: &Pins) -> Result<Vec<u64>, DatapathError> {
+    object::begins_at(pins)
 }
 
 /// Removes a client from the kernel: connects of its cgroup go where they say from now on.
@@ -179,12 +208,13 @@ pub fn retire(pins: &Pins) -> Result<(), DatapathError> {
     pins.remove_links(object::detaches_first)
 }
 
-/// Whether flows can begin at a client's links, to whatever cgroup.
+/// Whether a client was retired: its flows still end, and none begins. (One that was never attached has no links at all.)
 ///
 /// # Errors
 /// If the pins cannot be read.
-pub fn begins_flows(pins: &Pins) -> Result<bool, DatapathError> {
-    Ok(pins.contents()?.1.iter().any(|name| object::detaches_first(name)))
+pub fn is_retired(pins: &Pins) -> Result<bool, DatapathError> {
+    let (_, links) = pins.contents()?;
+    Ok(!links.is_empty() && !links.iter().any(|name| object::detaches_first(name)))
 }
 
 /// Open flows of a client, of any version.
@@ -225,7 +255,7 @@ pub fn memory_of_client(limits: &Limits) -> u64 {
 pub fn usage(pins: &Pins) -> Result<[(&'static str, u64, u64); 3], DatapathError> {
     let tables = Tables::open(pins, false)?;
     let slots = tables.slots();
-    let flows = slots.iter().map(|slot| tables.active(slot.slot)).sum();
+    let flows = slots.iter().fold(0u64, |sum, slot| sum.saturating_add(tables.active(slot.slot)));
     let entries = tables.services()?.iter().map(|service| u64::from(service.table.len())).sum();
     let [schedule, backends, records] = tables.capacities();
     Ok([

@@ -15,6 +15,9 @@ use crate::status::{self, Status};
 /// Version of the JSON form.
 pub const SCHEMA: u32 = 1;
 
+/// What to do about what may not be seen.
+const AS_ROOT: &str = "run socklb doctor as root";
+
 /// How something is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -79,7 +82,7 @@ pub fn examine(paths: &Paths, file: &Path, config: Result<&Config, &String>) -> 
         optional(&mut diagnosis, features);
     }
     match &config {
-        Ok(config) => configuration(&mut diagnosis, config, &host),
+        Ok(config) => configuration(&mut diagnosis, config),
         Err(error) => diagnosis.add(
             "configuration",
             State::Warning,
@@ -88,7 +91,8 @@ pub fn examine(paths: &Paths, file: &Path, config: Result<&Config, &String>) -> 
         ),
     }
     let status = daemon(&mut diagnosis, paths);
-    pins(&mut diagnosis, paths, config.as_ref().ok().copied());
+    pins(&mut diagnosis, paths, config.as_ref().ok().copied(), status.as_ref());
+    open_files(&mut diagnosis, config.as_ref().ok().copied(), status.as_ref());
     for client in clients(config.as_ref().ok().copied(), status.as_ref()) {
         one_client(&mut diagnosis, paths, &client);
     }
@@ -210,7 +214,7 @@ fn optional(diagnosis: &mut Diagnosis, features: Features) {
     );
 }
 
-fn configuration(diagnosis: &mut Diagnosis, config: &Config, host: &Host) {
+fn configuration(diagnosis: &mut Diagnosis, config: &Config) {
     diagnosis.ok("configuration", format!("{}: {} clients", config.path.display(), config.clients.len()));
     let clients = config.clients.len() as u64;
     let each = datapath::memory_of_client(&config.limits);
@@ -222,18 +226,27 @@ fn configuration(diagnosis: &mut Diagnosis, config: &Config, host: &Host) {
             (each * clients) >> 20
         ),
     );
+}
+
+/// Whether the daemon, if it runs, may open what its clients take.
+fn open_files(diagnosis: &mut Diagnosis, config: Option<&Config>, status: Option<&Status>) {
     /// Maps, links, programs and the cgroup of a client, and what reading takes for a moment.
-    const DESCRIPTORS_OF_CLIENT: u64 = 48;
-    const DESCRIPTORS: u64 = 64;
-    let wanted = DESCRIPTORS + DESCRIPTORS_OF_CLIENT * clients;
-    match host.descriptors {
-        Some(limit) if limit < wanted => diagnosis.add(
+    const OF_CLIENT: u64 = 48;
+    const OF_DAEMON: u64 = 64;
+    let pid = status.and_then(|status| status.daemon.as_ref()).map(|daemon| daemon.pid);
+    let (Some(config), Some(limit)) = (config, pid.and_then(datapath::open_files_of)) else { return };
+    let clients = config.clients.len() as u64;
+    let wanted = OF_DAEMON + OF_CLIENT * clients;
+    if limit < wanted {
+        diagnosis.add(
             "open files",
             State::Warning,
-            format!("this process may open {limit} files; {clients} clients take up to {wanted}"),
-            Some(&format!("ulimit -n {wanted} (in a unit LimitNOFILE={wanted})")),
-        ),
-        _ => diagnosis.ok("open files", format!("enough for {wanted}")),
+            format!("the daemon may open {limit} files; {clients} clients take up to {wanted}"),
+            Some(&format!("LimitNOFILE={wanted} in its unit, or `ulimit -n {wanted}` before it")),
+        );
+    } else {
+        diagnosis
+            .ok("open files", format!("the daemon may open {limit}; {clients} clients take up to {wanted}"));
     }
 }
 
@@ -268,45 +281,60 @@ fn daemon(diagnosis: &mut Diagnosis, paths: &Paths) -> Option<Status> {
             None
         }
         Err(error) => {
-            diagnosis.add("daemon", State::Warning, format!("{error:#}"), Some("run socklb doctor as root"));
+            diagnosis.add("daemon", State::Warning, format!("{error:#}"), Some(AS_ROOT));
             None
         }
     }
 }
 
-fn pins(diagnosis: &mut Diagnosis, paths: &Paths, config: Option<&Config>) {
+fn pins(diagnosis: &mut Diagnosis, paths: &Paths, config: Option<&Config>, status: Option<&Status>) {
     let all = match Pins::all_versions(&paths.pins) {
         Ok(all) => all,
         Err(error) => {
-            diagnosis.add("pins", State::Warning, crate::chain(&error), Some("run socklb doctor as root"));
+            diagnosis.add("pins", State::Warning, crate::chain(&error), Some(AS_ROOT));
             return;
         }
     };
     let before = diagnosis.findings.len();
     for pins in &all {
-        let name = &pins.client;
-        let detach = format!("socklb detach {name}");
-        if !pins.is_of_this_version() {
-            let open = datapath::open_flows(pins).map_or_else(|_| "?".to_owned(), |open| open.to_string());
-            let begins = datapath::begins_flows(pins).unwrap_or(true);
-            let (state, what) = if begins {
-                (State::Warning, "its programs are attached by another socklb")
-            } else {
-                (State::Note, "it is removed when its last flow ends")
-            };
-            let text = format!("client {name} of ABI version {}: {what}; {open} open flows", pins.version);
-            diagnosis.add("pins", state, text, Some(&detach));
-        } else if config.is_some_and(|config| !config.clients.iter().any(|client| client.name == *name)) {
-            let text = format!("client {name} is pinned and not configured");
-            diagnosis.add("pins", State::Warning, text, Some(&detach));
-        } else if let Some(config) = config
-            && let Err(error) = datapath::check_pins(pins, &config.limits)
-        {
-            diagnosis.add("pins", State::Problem, crate::chain(&error), Some(&detach));
+        if let Some((state, text, help)) = stale(pins, config, status) {
+            diagnosis.add("pins", state, text, help.as_deref());
         }
     }
     if diagnosis.findings.len() == before {
         diagnosis.ok("pins", format!("nothing stale below {}", paths.pins.display()));
+    }
+}
+
+/// What is wrong with a client's pins, and what to do about it.
+fn stale(
+    pins: &Pins,
+    config: Option<&Config>,
+    status: Option<&Status>,
+) -> Option<(State, String, Option<String>)> {
+    let name = &pins.client;
+    let detach = Some(format!("socklb detach {name}"));
+    let mut leaving = status.into_iter().flat_map(|status| &status.leaving);
+    if let Some(leaving) = leaving.find(|leaving| leaving.client == *name && leaving.abi == pins.version) {
+        let open = leaving.open_flows.map_or_else(|| "?".to_owned(), |open| open.to_string());
+        let text = format!("client {name} (ABI version {}) is leaving: {open} open flows", pins.version);
+        return Some((State::Note, text, None));
+    }
+    if !pins.is_of_this_version() {
+        let text = format!("client {name} has pins of ABI version {}, of another socklb", pins.version);
+        return Some((State::Warning, text, detach));
+    }
+    let config = config?;
+    if !config.clients.iter().any(|client| client.name == *name) {
+        return Some((State::Warning, format!("client {name} is pinned and not configured"), detach));
+    }
+    match datapath::check_pins(pins, &config.limits) {
+        Ok(()) => None,
+        Err(error) if error.is_permission() => {
+            let text = format!("client {name}: {}", crate::chain(&error));
+            Some((State::Note, text, Some(AS_ROOT.to_owned())))
+        }
+        Err(error) => Some((State::Problem, crate::chain(&error), detach)),
     }
 }
 
@@ -333,7 +361,7 @@ fn clients(config: Option<&Config>, status: Option<&Status>) -> Vec<Known> {
 
 fn one_client(diagnosis: &mut Diagnosis, paths: &Paths, client: &Known) {
     let name = &client.name;
-    let cgroup = match Cgroup::open(&client.cgroup) {
+    let cgroup = match datapath::cgroup2_mount().and_then(|mount| Cgroup::open(&mount.join(&client.cgroup))) {
         Ok(cgroup) => cgroup,
         Err(error) => {
             let text = format!("client {name}: {}", crate::chain(&error));
@@ -342,11 +370,19 @@ fn one_client(diagnosis: &mut Diagnosis, paths: &Paths, client: &Known) {
         }
     };
     let pins = Pins::of(&paths.pins, name);
-    if datapath::attachment(&pins) == Some(cgroup.id) {
-        diagnosis.ok("attachment", format!("client {name}: {} (id {})", cgroup.path.display(), cgroup.id));
-    } else {
-        let text = format!("client {name}: no programs are attached to {}", cgroup.path.display());
-        diagnosis.add("attachment", State::Problem, text, Some("start the daemon, or see its log"));
+    match datapath::is_attached(&pins, cgroup.id) {
+        Ok(true) => {
+            diagnosis
+                .ok("attachment", format!("client {name}: {} (id {})", cgroup.path.display(), cgroup.id));
+        }
+        Ok(false) => {
+            let text = format!("client {name}: no programs are attached to {}", cgroup.path.display());
+            diagnosis.add("attachment", State::Problem, text, Some("start the daemon, or see its log"));
+        }
+        Err(error) => {
+            let text = format!("client {name}: {}", crate::chain(&error));
+            diagnosis.add("attachment", State::Note, text, Some(AS_ROOT));
+        }
     }
     others(diagnosis, name, &pins, &cgroup);
     sockets(diagnosis, name, &cgroup);
@@ -358,7 +394,7 @@ fn others(diagnosis: &mut Diagnosis, name: &str, pins: &Pins, cgroup: &Cgroup) {
         Ok(neighbours) => neighbours,
         Err(error) => {
             let text = format!("client {name}: {}", crate::chain(&error));
-            diagnosis.add("other programs", State::Note, text, Some("run socklb doctor as root"));
+            diagnosis.add("other programs", State::Note, text, Some(AS_ROOT));
             return;
         }
     };
@@ -385,7 +421,9 @@ fn others(diagnosis: &mut Diagnosis, name: &str, pins: &Pins, cgroup: &Cgroup) {
 
 fn sockets(diagnosis: &mut Diagnosis, name: &str, cgroup: &Cgroup) {
     let found = datapath::uncovered(cgroup);
-    for socket in &found.uncovered {
+    /// Of one client. A process that was handed thousands is one fault, not thousands.
+    const SHOWN: usize = 20;
+    for socket in found.uncovered.iter().take(SHOWN) {
         let made_in = match &socket.made_in {
             Some(path) => format!("made in {}", path.display()),
             None => "made in a cgroup that is gone".to_owned(),
@@ -401,9 +439,13 @@ fn sockets(diagnosis: &mut Diagnosis, name: &str, cgroup: &Cgroup) {
         let help = "have the process make its sockets itself, in its own cgroup";
         diagnosis.add("sockets", state, text, Some(help));
     }
+    if let Some(more) = found.uncovered.len().checked_sub(SHOWN + 1) {
+        let text = format!("client {name}: {} more sockets are not covered", more + 1);
+        diagnosis.add("sockets", State::Warning, text, None);
+    }
     if !found.unseen.is_empty() {
         let text = format!("client {name}: the sockets of {} processes cannot be seen", found.unseen.len());
-        diagnosis.add("sockets", State::Note, text, Some("run socklb doctor as root"));
+        diagnosis.add("sockets", State::Note, text, Some(AS_ROOT));
     } else if found.uncovered.is_empty() {
         diagnosis
             .ok("sockets", format!("client {name}: every listed TCP socket of its processes is covered"));

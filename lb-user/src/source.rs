@@ -5,7 +5,7 @@
 
 pub mod endpoints;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::net::SocketAddr;
@@ -145,7 +145,7 @@ impl Progress {
 }
 
 /// What a file is read for.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileSource {
     /// The file.
     pub path: PathBuf,
@@ -275,6 +275,9 @@ fn keep(path: &Path, text: &[u8]) -> io::Result<()> {
     fs::rename(&new, path)
 }
 
+/// More changes than this at once are one change: what is watched is looked at after them in any case.
+const MAX_CHANGES: usize = 256;
+
 /// Tells what changes in directories.
 pub struct Watch {
     watcher: RecommendedWatcher,
@@ -289,8 +292,7 @@ impl Watch {
     /// # Errors
     /// If the kernel has no inotify instance left.
     pub fn new() -> notify::Result<Self> {
-        // More changes than this at once are one change: what is watched is looked at after them in any case.
-        let (sender, changes) = mpsc::channel(256);
+        let (sender, changes) = mpsc::channel(MAX_CHANGES);
         let watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
             let Ok(event) = event else { return };
             // Reading a file must not look like a change of it.
@@ -341,9 +343,12 @@ impl Watch {
         }
     }
 
-    /// Waits for a change and returns what changed: a directory that is watched, or something in it.
-    pub async fn changed(&mut self) -> Option<PathBuf> {
-        self.changes.recv().await
+    /// Waits for changes and returns what changed since the last call, each once: directories that are watched, or
+    /// something in them. A burst is one answer.
+    pub async fn changed(&mut self) -> BTreeSet<PathBuf> {
+        let mut changes = Vec::new();
+        self.changes.recv_many(&mut changes, MAX_CHANGES).await;
+        changes.into_iter().collect()
     }
 }
 

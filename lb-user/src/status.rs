@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::agent::Sample;
 use crate::datapath::{
-    self, Counts, DatapathError, Features, Neighbour, Pins, ServiceView, SlotView, Tables,
+    self, Cgroup, Counts, DatapathError, Features, Neighbour, Pins, ServiceView, SlotView, Tables,
 };
 
 /// Version of the JSON form.
@@ -196,6 +196,8 @@ pub struct Overlay<'a> {
     pub sources: BTreeMap<String, Source>,
     /// The cgroup that the client is configured for.
     pub configured: Option<PathBuf>,
+    /// The cgroup that the programs are attached to.
+    pub attached: Option<&'a Cgroup>,
     /// Connect programs of others, if the kernel tells.
     pub neighbours: Option<Vec<Neighbour>>,
     /// What became of flow records.
@@ -217,7 +219,10 @@ pub fn of_client(
         let slots: Vec<SlotView> = slots.iter().filter(|slot| slot.service == view.place).copied().collect();
         services.push(of_service(tables, view, &slots, overlay)?);
     }
-    let attached = datapath::attachment(pins).and_then(|id| Some((id, datapath::cgroup_of_id(id)?)));
+    let attached = match overlay {
+        Some(overlay) => overlay.attached.map(|cgroup| (cgroup.id, cgroup.path.clone())),
+        None => datapath::attachment(pins)?.and_then(|id| Some((id, datapath::cgroup_of_id(id)?))),
+    };
     let (cgroup_id, cgroup) = attached.unzip();
     Ok(Client {
         name: pins.client.clone(),

@@ -89,7 +89,7 @@ fn what_is_wrong_is_named_with_what_mends_it() {
     check(&fixture.setup, "configuration", "warning", "socklb.toml:1:", "socklb check");
     fixture.setup.write("socklb.toml", &config(&fixture.cgroup, r#"{ file = "users.toml" }"#, ""));
     std::fs::create_dir_all(fixture.setup.pins.join("v1/web/links")).expect("another version's pins");
-    check(&fixture.setup, "pins", "note", "client web of ABI version 1", "socklb detach web");
+    check(&fixture.setup, "pins", "warning", "client web has pins of ABI version 1", "socklb detach web");
     fixture.cgroup.remove();
     check(&fixture.setup, "attachment", "warning", "does not exist", "");
     let elsewhere = fixture.setup.folder.join("pins");

@@ -1,7 +1,7 @@
 //! Another configuration while the daemon runs: what may change does, flows do not notice, and what is gone is gone.
 
 use rustix::process::Signal;
-use stage::{Cgroup, Probe, Setup, eventually, replace};
+use stage::{Cgroup, Daemon, Probe, Setup, eventually, replace};
 
 use stage::fixture::{Fixture, SERVICE, config};
 
@@ -207,7 +207,8 @@ fn what_cannot_change_while_running_is_named_and_the_rest_changes() {
     let faults = degraded(&fixture.setup);
     // Paths are given on the command line here, which goes before the file.
     assert_eq!(faults, ["limits.flow_records cannot change while running; restart socklb to apply it"]);
-    write(&fixture.setup, &text(&fixture, "", "", ""));
+    // Only that is put back: nothing else changes.
+    write(&fixture.setup, &text(&fixture, "", "", &second_service()));
     eventually("it is taken back", || degraded(&fixture.setup), Vec::is_empty);
 }
 
@@ -238,4 +239,126 @@ fn a_reload_keeps_the_list_in_force_where_the_file_is_bad() {
     eventually("it is taken on", || services(&fixture.setup).len(), |count| *count == 2);
     assert_eq!(fixture.probe().dial_many(SERVICE, 30), [("b2".to_owned(), 30)].into());
     assert_eq!(degraded(&fixture.setup).len(), 1, "the file is still bad");
+}
+
+/// Two clients, each with its job and its cgroup.
+fn two_clients(fixture: &Fixture, cgroups: [&Cgroup; 2], more: &str) -> String {
+    let client = |job: &str, cgroup: &Cgroup| {
+        format!("[[client]]\njob = \"{job}\"\ncgroup = \"{}\"\n", cgroup.relative().display())
+    };
+    let text = config(&fixture.cgroup, r#"{ file = "users.toml" }"#, "");
+    let service = &text[text.find("[[service]]").expect("a service")..];
+    client("one", cgroups[0]) + &client("two", cgroups[1]) + service + more
+}
+
+#[test]
+fn clients_that_change_places_are_balanced_all_the_time() {
+    let mut fixture = Fixture::without_daemon();
+    let other = Cgroup::new();
+    let there = |fixture: &Fixture| two_clients(fixture, [&fixture.cgroup, &other], "");
+    let back = |fixture: &Fixture| two_clients(fixture, [&other, &fixture.cgroup], "");
+    fixture.setup.write("socklb.toml", &there(&fixture));
+    fixture.start();
+    let mut busy = [fixture.probe(), Probe::start(&other)];
+    for probe in &mut busy {
+        probe.send(&format!("forever {SERVICE}"));
+    }
+    for round in 0..6 {
+        write(&fixture.setup, &if round % 2 == 0 { back(&fixture) } else { there(&fixture) });
+        let first = if round % 2 == 0 { other.id() } else { fixture.cgroup.id() };
+        let attached = || fixture.setup.status()["clients"][0]["cgroup_id"].as_u64();
+        eventually("they have changed places", attached, |id| *id == Some(first));
+    }
+    for probe in &mut busy {
+        let counts = stage::probe::parse_counts(&probe.ask("enough"));
+        assert!(counts.keys().all(|name| name.starts_with('b')), "{counts:?}");
+    }
+}
+
+/// Whoever takes a cgroup over cannot be started: the one before goes on until it can.
+#[test]
+fn a_client_stays_until_the_one_that_takes_over_is_attached() {
+    let fixture = Fixture::new();
+    let mut busy = fixture.probe();
+    busy.send(&format!("forever {SERVICE}"));
+    let pins = fixture.setup.pins_of("heir").join("maps");
+    std::fs::create_dir_all(&pins).expect("the heir's pins");
+    let foreign = pins.join("theirs");
+    std::fs::hard_link(fixture.setup.map("web", "walks"), &foreign).expect("somebody else's pin");
+    write(&fixture.setup, &text(&fixture, "name = \"heir\"", "", ""));
+    let faults = eventually("it is told", || degraded(&fixture.setup), |faults| faults.len() >= 2);
+    assert!(faults.iter().any(|fault| fault.contains("maps/theirs")), "{faults:?}");
+    assert!(faults.iter().any(|fault| fault.contains("client web: it is to leave")), "{faults:?}");
+    std::fs::remove_file(foreign).expect("remove the pin");
+    fixture.daemon().signal(Signal::HUP);
+    let names = || fixture.setup.status()["clients"][0]["name"].clone();
+    eventually("the heir takes over", names, |name| name == "heir");
+    let old = fixture.setup.pins_of("web");
+    let counts = stage::probe::parse_counts(&busy.ask("enough"));
+    assert!(counts.keys().all(|name| name.starts_with('b')), "{counts:?}");
+    eventually("the one before is gone", || old.exists(), |exists| !exists);
+    assert_eq!(degraded(&fixture.setup), Vec::<String>::new());
+}
+
+/// A client that an earlier daemon has left attached, and that was not configured for a while.
+#[test]
+fn a_client_that_comes_back_gets_new_programs() {
+    let mut fixture = Fixture::new();
+    let whole = text(&fixture, "", "", "");
+    fixture.stop();
+    let other = Cgroup::new();
+    let without = whole.replace(
+        &format!("job = \"web\"\ncgroup = \"{}\"", fixture.cgroup.relative().display()),
+        &format!("job = \"other\"\ncgroup = \"{}\"", other.relative().display()),
+    );
+    assert_ne!(without, whole);
+    fixture.setup.write("socklb.toml", &without);
+    fixture.start();
+    assert_eq!(degraded(&fixture.setup).len(), 1, "web is attached and not configured");
+    write(&fixture.setup, &whole);
+    let attached = || fixture.daemon().log().contains("client attached client=web");
+    eventually("it is taken over", attached, |attached| *attached);
+    assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3);
+    eventually("nothing is wrong", || degraded(&fixture.setup), Vec::is_empty);
+}
+
+/// What a source has gone through is not forgotten with a reload.
+#[test]
+fn failures_of_a_source_are_counted_on_over_a_reload() {
+    let fixture = Fixture::new();
+    replace(&fixture.file, "[[endpoint]]\naddress = 5\n");
+    let failures = || fixture.setup.status()["clients"][0]["services"][0]["source"]["failures"].as_u64();
+    eventually("it is counted", failures, |failures| *failures == Some(1));
+    fixture.daemon().signal(Signal::HUP);
+    eventually("it is counted on", failures, |failures| *failures == Some(2));
+}
+
+/// As many clients at once as a host may have: the daemon answers meanwhile.
+#[test]
+fn a_reload_that_adds_many_clients_does_not_keep_the_daemon_from_answering() {
+    let mut fixture = Fixture::without_daemon();
+    let limits = "[limits]\nschedule_entries = 32768\nslots = 1024\nflow_records = 8192\n";
+    let cgroups: Vec<Cgroup> = (0..40).map(|_| Cgroup::new()).collect();
+    let all = |count: usize| -> String {
+        let one = text(&fixture, "", "", limits);
+        let more = cgroups[..count].iter().enumerate().map(|(number, cgroup)| {
+            format!("[[client]]\njob = \"job-{number}\"\ncgroup = \"{}\"\n", cgroup.relative().display())
+        });
+        more.collect::<String>() + &one
+    };
+    let (one, many) = (all(0), all(cgroups.len()));
+    fixture.setup.write("socklb.toml", &one);
+    let manager = stage::Manager::new(fixture.setup.folder.join("notify"));
+    // Fed every 100 ms by the loop that takes the clients on.
+    let watchdog = std::time::Duration::from_millis(200);
+    let daemon = Daemon::spawn_with(&fixture.setup, |command| manager.starts(command, watchdog));
+    fixture.daemon = Some(daemon);
+    manager.expect("READY=1");
+    write(&fixture.setup, &many);
+    manager.expect("RELOADING=1");
+    let fed = manager.count_until("READY=1", "WATCHDOG=1");
+    assert!(fed >= 3, "the loop has turned {fed} times while forty clients were started");
+    let attached = || fixture.setup.status()["clients"].as_array().map(Vec::len);
+    eventually("all are there", attached, |count| *count == Some(41));
+    assert_eq!(degraded(&fixture.setup), Vec::<String>::new());
 }

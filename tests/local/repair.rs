@@ -133,3 +133,45 @@ fn sockets_of_other_namespaces_are_looked_for_there() {
     drop(elsewhere);
     assert_eq!(fixture.setup.active(), 0);
 }
+
+/// Sockets that dial again while they are looked at, to backends that refuse: in no list at any moment, and open.
+#[test]
+fn sockets_that_dial_again_meanwhile_are_counted_exactly() {
+    if kernel::NAMESPACE_COOKIES.skips() {
+        return;
+    }
+    let mut fixture = Fixture::new();
+    let mut probes: Vec<Probe> = (0..3).map(|_| fixture.probe()).collect();
+    for probe in &mut probes {
+        for _ in 0..7 {
+            probe.dial(SERVICE);
+        }
+    }
+    fixture.stop();
+    fixture.start();
+    eventually("the lists show all of them", || listed(&fixture), |count| *count == 21);
+    // From here on everybody refuses.
+    fixture.write_endpoints(&[("127.0.0.1:8009", ""), ("127.0.0.1:8010", "")]);
+    let mut other = fixture.probe();
+    let refused = format!("errno-{}", libc::ECONNREFUSED);
+    eventually("nobody answers", || other.dial_many(SERVICE, 6), |counts| counts.get(&refused) == Some(&6));
+    for probe in &mut probes {
+        probe.send(&format!("redialling {SERVICE}"));
+    }
+    for _ in 0..4 {
+        fixture.stop();
+        fixture.start();
+        let repairs = || fixture.setup.status()["clients"][0]["repair"]["kept_never_listed"].as_u64();
+        eventually("they were looked at", repairs, |kept| *kept > Some(0));
+    }
+    for probe in &mut probes {
+        assert_eq!(probe.ask("enough"), "ok");
+    }
+    let counts = || -> Vec<u64> {
+        let backends = fixture.setup.backends("web", "users");
+        backends.iter().map(|backend| backend["active"].as_u64().expect("a count")).collect()
+    };
+    assert!(counts().iter().sum::<u64>() <= 21, "{:?}", counts());
+    drop(probes);
+    eventually("every count returns to zero", counts, |counts| counts.iter().all(|count| *count == 0));
+}

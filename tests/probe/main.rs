@@ -1,7 +1,7 @@
 //! The probe: opens sockets on request, one line in, one line out. Started by the tests inside a cgroup.
 //!
 //! Requests: `ready`, `pin CPU`, `dial ADDRESS`, `mptcp ADDRESS`, `redial SOCKET ADDRESS`, `many ADDRESS COUNT`, `start ADDRESS` (a
-//! non-blocking connect that is left alone), `forever ADDRESS` (until the next line), `datagram ADDRESS`, `unspec
+//! non-blocking connect that is left alone), `forever ADDRESS` and `redialling ADDRESS` (until the next line), `datagram ADDRESS`, `unspec
 //! SOCKET`, `provoke SOCKET` (says something and reads the answer), `reset SOCKET`, `shut SOCKET`, `dup SOCKET`, `listen
 //! ADDRESS`, `accept SOCKET`, `peer SOCKET`, `close SOCKET`, `run PROGRAM ARGUMENTS`, `adopt DESCRIPTOR`.
 
@@ -67,6 +67,7 @@ impl Probe {
             ["redial", socket, address] => self.dial(number(socket), parse(address)),
             ["many", address, count] => many(parse(address), number(count)),
             ["forever", address] => self.forever(parse(address)),
+            ["redialling", address] => self.redialling(parse(address)),
             ["start", address] => {
                 let address = parse(address);
                 let socket = stream(address, SocketFlags::NONBLOCK);
@@ -149,6 +150,17 @@ impl Probe {
             Ok(name) => format!("ok {number} {name} {}", peer(socket)),
             Err(errno) => format!("err {number} {}", errno.raw_os_error()),
         }
+    }
+
+    /// Dials again on every socket, one after the other, until the next request comes.
+    fn redialling(&mut self, address: SocketAddr) -> String {
+        while self.requests.try_recv().is_err() {
+            for socket in self.sockets.values() {
+                let _ = disconnect(socket);
+                let _ = rustix::net::connect(socket, &address);
+            }
+        }
+        "ok".to_owned()
     }
 
     /// Dials until the next request comes, which it answers with the counts.

@@ -87,6 +87,26 @@ fn twenty_upgrades_to_another_abi_and_back_fail_no_connect_and_lose_no_flow() {
     assert_eq!(clients, 1, "one version's client is left");
     // (For a moment both versions' programs run. The second finds the address rewritten, and no service there: those count
     // as `not_a_service` and are no leak. A leaked connect would have failed.)
+    // A client that is dropped while another version of it leaves, and comes back: that lock is ours already.
+    let held_here = held.dial(SERVICE);
+    upgrade(&mut fixture, NEXT, false);
+    let file = fixture.setup.folder.join("socklb.toml");
+    let whole = stage::daemon::read(&file);
+    let elsewhere = stage::Cgroup::new();
+    let other = whole.replace("job = \"web\"", "job = \"other\"").replace(
+        &fixture.cgroup.relative().display().to_string(),
+        &elsewhere.relative().display().to_string(),
+    );
+    for text in [&other, &whole] {
+        stage::replace(&file, text);
+        let name = if *text == other { "other" } else { "web" };
+        let named = || fixture.setup.status()["clients"][0]["name"].clone();
+        eventually("it is taken on", named, |found| found == name);
+    }
+    assert_eq!(fixture.setup.status()["degraded"].as_array().map(Vec::len), Some(0));
+    assert_eq!(held.ask(&format!("peer {}", held_here.socket)), SERVICE);
+    upgrade(&mut fixture, "socklb", false);
+    held.close(held_here.socket);
     // And detach removes both, should it be called in between.
     let dialled = held.dial(SERVICE);
     upgrade(&mut fixture, NEXT, false);

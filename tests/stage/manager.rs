@@ -45,6 +45,21 @@ impl Manager {
         panic!("no notification {prefix:?}; seen: {seen:?}");
     }
 
+    /// How many notifications with a line `counted` arrive until one with a line `last` does.
+    #[track_caller]
+    pub fn count_until(&self, last: &str, counted: &str) -> usize {
+        let mut count = 0;
+        let mut buffer = [0; 4096];
+        loop {
+            let length = self.socket.recv(&mut buffer).unwrap_or_else(|error| panic!("no {last}: {error}"));
+            let text = String::from_utf8_lossy(&buffer[..length]).into_owned();
+            count += usize::from(text.lines().any(|line| line == counted));
+            if text.lines().any(|line| line == last) {
+                return count;
+            }
+        }
+    }
+
     /// Forgets what has arrived.
     pub fn drain(&self) {
         self.socket.set_nonblocking(true).expect("do not wait");

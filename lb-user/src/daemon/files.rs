@@ -1,7 +1,7 @@
 //! Endpoint files: when each is read, and what becomes of the list that it holds.
 
-use std::collections::BTreeMap;
-use std::path::Path;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 use std::time::Instant;
 
 use tracing::{info, warn};
@@ -38,15 +38,25 @@ impl Daemon {
     /// Takes in the first reading of a file, which happens before anything is attached. A file that cannot be used is
     /// replaced by the last good one; without that, whatever the kernel holds stays, and on a first start connects get
     /// the service's errno.
-    pub fn take_first(&mut self, service: &str, source: FileSource, first: FirstRead, now: Instant) {
+    ///
+    /// How the service's file has fared until now stays, if it had one.
+    pub fn take_first(
+        &mut self,
+        service: &str,
+        source: FileSource,
+        first: FirstRead,
+        before: Option<&Watched>,
+        now: Instant,
+    ) {
         let watched = Watched {
             source,
             progress: Progress::default(),
             contents: None,
             refused: None,
-            good_since: None,
-            error: None,
-            failures: 0,
+            good_since: before.and_then(|before| before.good_since),
+            // Said once per fault, not once per reload.
+            error: before.and_then(|before| before.error.clone()),
+            failures: before.map_or(0, |before| before.failures),
         };
         self.files.insert(service.to_owned(), watched);
         self.read(service, first.stamp, first.result, now);
@@ -62,11 +72,11 @@ impl Daemon {
         }
     }
 
-    pub fn files_changed(&mut self, path: &Path, now: Instant) {
+    pub fn files_changed(&mut self, changes: &BTreeSet<PathBuf>, now: Instant) {
         for file in self.files.values_mut() {
             // Whatever changes beside it: the file may be a link to something there.
             let directory = directory_of(&file.source.path);
-            if path == directory || path.parent() == Some(&directory) {
+            if changes.iter().any(|path| *path == directory || path.parent() == Some(&directory)) {
                 file.progress.changed(now);
             }
         }
@@ -85,7 +95,7 @@ impl Daemon {
             let (service, source, events) = (service.clone(), file.source.clone(), self.events.clone());
             tokio::task::spawn_blocking(move || {
                 let result = source.read();
-                let _ = events.blocking_send(Event::Read { service, stamp, result });
+                let _ = events.blocking_send(Event::Read { service, source, stamp, result });
             });
         }
     }
@@ -97,8 +107,7 @@ impl Daemon {
         result: Result<Contents, SourceError>,
         now: Instant,
     ) {
-        // The service may have gone with a reload.
-        let Some(file) = self.files.get_mut(service) else { return };
+        let file = self.files.get_mut(service).expect("it was read for its file");
         file.progress.done(stamp);
         match result {
             Ok(contents) => {

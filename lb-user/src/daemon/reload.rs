@@ -3,6 +3,7 @@
 //! What a reload does is what a restart would do, without one: clients get their configuration and all lists anew, and
 //! what the kernel holds is brought to it step by step. A configuration with a fault changes nothing.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -10,10 +11,10 @@ use anyhow::Result;
 use tracing::{info, warn};
 
 use super::leaving::Leaving;
-use super::{Daemon, Event, Reread, files};
+use super::{Daemon, Event, Reread, files, leaving};
 use crate::agent::Agent;
 use crate::config::{Client, Config, Limits, Paths};
-use crate::datapath::{self, Pins};
+use crate::datapath::{self, Features, Pins};
 use crate::source::{FileSource, FirstRead, Progress, Stamp, directory_of};
 
 /// How the configuration file fares.
@@ -37,6 +38,14 @@ pub struct Loaded {
     stamp: Option<Stamp>,
     config: std::result::Result<Config, String>,
     files: Vec<(String, FileSource, FirstRead)>,
+    /// Clients that were not there, opened.
+    opened: Vec<Opened>,
+}
+
+/// A client that was opened beside the loop, with what other versions have of it; or why it could not be.
+pub struct Opened {
+    client: Client,
+    result: std::result::Result<(Agent, Vec<Leaving>), String>,
 }
 
 impl Reload {
@@ -58,11 +67,10 @@ impl Reload {
         &self.progress
     }
 
-    pub fn changed(&mut self, path: &Path, now: Instant) {
-        let directory = directory_of(&self.file);
-        // Endpoint files lie beside it and change often: only the file itself counts, or links on the way to it, which
-        // the tick sees.
-        if path == self.file || path == directory {
+    pub fn changed(&mut self, changes: &BTreeSet<PathBuf>, now: Instant) {
+        // Endpoint files lie beside it and change often: only the file itself counts, or its directory. Links on the way to
+        // it are seen by the tick.
+        if changes.contains(&self.file) || changes.contains(&directory_of(&self.file)) {
             self.progress.changed(now);
         }
     }
@@ -95,9 +103,11 @@ impl Daemon {
         self.notifier.reloading();
         let (reread, events) = (self.reload.reread.clone(), self.events.clone());
         let running = self.config.paths.clone();
+        let opener = self.opener();
+        let there: BTreeSet<String> = self.agents.iter().map(|agent| agent.client.name.clone()).collect();
         tokio::task::spawn_blocking(move || {
             let config = reread();
-            let mut read = Vec::new();
+            let (mut read, mut opened) = (Vec::new(), Vec::new());
             if let Ok(config) = &config {
                 // Where lists are kept cannot change while running.
                 let config = Config { paths: running, ..config.clone() };
@@ -105,8 +115,12 @@ impl Daemon {
                     let first = source.read_first();
                     read.push((service, source, first));
                 }
+                // Loading programs takes tens of milliseconds for each.
+                opened = opener
+                    .open_all(config.clients.into_iter().filter(|client| !there.contains(&client.name)));
             }
-            let _ = events.blocking_send(Event::Loaded(Box::new(Loaded { stamp, config, files: read })));
+            let _ =
+                events.blocking_send(Event::Loaded(Box::new(Loaded { stamp, config, files: read, opened })));
         });
     }
 
@@ -115,8 +129,11 @@ impl Daemon {
         self.reload.progress.done(loaded.stamp);
         match loaded.config {
             // A file that was only touched, or read before its stamp could tell versions apart.
-            Ok(config) if config == self.config && !self.reload.asked => self.reload.error = None,
-            Ok(config) => self.take_on(config, loaded.files, now),
+            Ok(config) if config == self.config && !self.reload.asked => {
+                self.reload.error = None;
+                self.reload.unchangeable.clear();
+            }
+            Ok(config) => self.take_on(config, loaded.files, loaded.opened, now),
             Err(error) => {
                 // Said once per fault, not once per look.
                 if self.reload.error.as_ref() != Some(&error) {
@@ -132,37 +149,69 @@ impl Daemon {
         }
     }
 
-    fn take_on(&mut self, mut config: Config, read: Vec<(String, FileSource, FirstRead)>, now: Instant) {
+    fn take_on(
+        &mut self,
+        mut config: Config,
+        read: Vec<(String, FileSource, FirstRead)>,
+        opened: Vec<Opened>,
+        now: Instant,
+    ) {
         self.reload.error = None;
-        self.reload.unchangeable = unchangeable(&self.config, &config);
-        for what in &self.reload.unchangeable {
+        let unchangeable = unchangeable(&self.config, &config);
+        for what in unchangeable.iter().filter(|what| !self.reload.unchangeable.contains(what)) {
             warn!("{what}");
         }
+        self.reload.unchangeable = unchangeable;
         config.paths = self.config.paths.clone();
         config.limits = self.config.limits;
-        let mut gone = self.drop_clients(&config);
-        self.unstarted.clear();
-        for client in config.clients.clone() {
-            match self.agents.iter_mut().find(|agent| agent.client.name == client.name) {
-                Some(agent) => {
-                    let name = client.name.clone();
-                    if let Err(error) = agent.reconfigure(client.clone()) {
-                        warn!(client = %name, error = %crate::chain(&error), "cannot change the client");
-                        self.unstarted.push((client, crate::chain(&error)));
-                    }
-                }
-                None => gone.extend(self.start_client(client)),
+        let gone = self.drop_clients(&config);
+        let mut unstarted = Vec::new();
+        for client in &config.clients {
+            if let Some(agent) = self.agents.iter_mut().find(|agent| agent.client.name == client.name)
+                && let Err(error) = agent.reconfigure(client.clone())
+            {
+                unstarted.push((client.clone(), crate::chain(&error)));
+            }
+        }
+        // A client that was dropped and has come back while this was read is not among them: it is tried again.
+        for client in &config.clients {
+            let is_there = self.agents.iter().any(|agent| agent.client.name == client.name);
+            if !is_there && !opened.iter().any(|opened| opened.client.name == client.name) {
+                unstarted.push((client.clone(), "it is being started".to_owned()));
             }
         }
         self.config = config;
+        for Opened { client, result } in opened {
+            match result {
+                Ok((agent, others)) => {
+                    self.agents.push(agent);
+                    self.leaving.extend(others);
+                }
+                Err(error) => unstarted.push((client, error)),
+            }
+        }
+        self.set_unstarted(unstarted);
         self.deliver_all(read, now);
         self.settle();
         self.watch_everything();
-        // Newcomers first: where a client only got another name, its cgroup is balanced all the time.
-        self.follow_cgroups();
+        // Those that leave are still attached: where a client only got another name, or two changed places, their cgroups
+        // are balanced all the time.
         self.leaving.extend(gone);
-        self.retire_leaving();
+        self.follow_cgroups();
+        self.leave_other_cgroups();
         info!(clients = self.config.clients.len(), files = self.files.len(), "configuration taken on");
+        self.start_unstarted();
+    }
+
+    /// Remembers which clients could not be started; each error is said once.
+    fn set_unstarted(&mut self, unstarted: Vec<(Client, String)>) {
+        for (client, error) in &unstarted {
+            let known = |(other, before): &(Client, String)| other.name == client.name && before == error;
+            if !self.unstarted.iter().any(known) {
+                warn!(client = %client.name, %error, "cannot start the client, or change it");
+            }
+        }
+        self.unstarted = unstarted;
     }
 
     /// Takes out the clients that the configuration no longer has. They are still attached.
@@ -184,32 +233,14 @@ impl Daemon {
         leaving
     }
 
-    /// Opens a client that was not there; it is attached with all others. Returns what other versions have of it.
-    fn start_client(&mut self, client: Client) -> Vec<Leaving> {
-        let pins = Pins::of(&self.config.paths.pins, &client.name);
-        // One that was leaving has come back.
-        self.leaving.retain(|leaving| leaving.pins != pins);
-        match self.open_client(client.clone(), pins) {
-            Ok((agent, others)) => {
-                self.agents.push(agent);
-                others
-            }
-            Err(error) => {
-                warn!(client = %client.name, error = %format!("{error:#}"), "cannot start the client");
-                self.unstarted.push((client, format!("{error:#}")));
-                Vec::new()
-            }
+    /// What it takes to open clients beside the loop.
+    pub fn opener(&self) -> Opener {
+        Opener {
+            pins: self.config.paths.pins.clone(),
+            limits: self.config.limits,
+            features: self.features,
+            leaving: self.leaving.iter().map(|leaving| leaving.pins.clone()).collect(),
         }
-    }
-
-    fn open_client(&self, client: Client, pins: Pins) -> Result<(Agent, Vec<Leaving>)> {
-        let others = self.lock_other_versions(&client.name)?;
-        let agent = Agent::open(client, pins, self.config.limits, self.features)?;
-        // As at a start: what an earlier daemon left may be read just now. Tens of milliseconds, once.
-        if !agent.datapath().applied().services.is_empty() {
-            datapath::wait_for_readers()?;
-        }
-        Ok((agent, others))
     }
 
     /// Gives every client the lists of its services, as at a start.
@@ -221,27 +252,136 @@ impl Daemon {
         }
         let mut before = std::mem::take(&mut self.files);
         for (service, source, mut first) in read {
-            let same = before.remove(&service).filter(|before| before.source.service == source.service);
+            let mut same = before.remove(&service).filter(|before| before.source.service == source.service);
             // A list that is in force is better than one of an earlier run.
-            let in_force = match (&first.result, same.and_then(|before| before.contents)) {
+            let in_force = match (&first.result, same.as_mut().and_then(|before| before.contents.take())) {
                 (Err(_), Some(contents)) => {
                     first.instead = None;
                     Some(contents)
                 }
                 _ => None,
             };
-            self.take_first(&service, source, first, now);
+            self.take_first(&service, source, first, same.as_ref(), now);
             if let Some(contents) = in_force {
                 self.deliver(&service, contents);
             }
         }
     }
 
-    /// Tries clients again that could not be started, with all that belongs to it: by a reload.
+    /// Tries clients again that could not be started.
     pub fn start_unstarted(&mut self) {
-        if !self.unstarted.is_empty() {
-            self.reload_now();
+        if self.unstarted.is_empty() || self.opening || self.reload.reading {
+            return;
         }
+        // One that was to leave has come back: its lock is ours to give up.
+        let names: BTreeSet<String> = self.unstarted.iter().map(|(client, _)| client.name.clone()).collect();
+        self.leaving
+            .retain(|leaving| !leaving.pins.is_of_this_version() || !names.contains(&leaving.pins.client));
+        let (there, absent): (Vec<Client>, Vec<Client>) = self
+            .unstarted
+            .iter()
+            .map(|(client, _)| client.clone())
+            .partition(|client| self.agents.iter().any(|agent| agent.client.name == client.name));
+        let mut changed = Vec::new();
+        for client in there {
+            let agent = self.agents.iter_mut().find(|agent| agent.client.name == client.name);
+            let agent = agent.expect("it is there");
+            if agent.reconfigure(client.clone()).is_ok() {
+                changed.push(client.name);
+            }
+        }
+        self.unstarted.retain(|(client, _)| !changed.contains(&client.name));
+        for name in changed {
+            self.deliver_to(&name);
+        }
+        self.opening = true;
+        let (opener, events) = (self.opener(), self.events.clone());
+        tokio::task::spawn_blocking(move || {
+            let _ = events.blocking_send(Event::Opened(opener.open_all(absent)));
+        });
+    }
+
+    pub fn opened(&mut self, opened: Vec<Opened>) {
+        self.opening = false;
+        let mut unstarted = self.unstarted.clone();
+        for Opened { client, result } in opened {
+            // A reload may have changed or dropped it meanwhile.
+            let Some(at) = unstarted.iter().position(|(other, _)| *other == client) else { continue };
+            match result {
+                Ok((agent, others)) => {
+                    unstarted.remove(at);
+                    self.agents.push(agent);
+                    self.leaving.extend(others);
+                    self.deliver_to(&client.name);
+                }
+                Err(error) => unstarted[at].1 = error,
+            }
+        }
+        self.set_unstarted(unstarted);
+        self.settle();
+        self.watch_everything();
+        self.follow_cgroups();
+        self.leave_other_cgroups();
+    }
+
+    /// Gives one client the lists that are in force.
+    fn deliver_to(&mut self, client: &str) {
+        let Some(agent) = self.agents.iter_mut().find(|agent| agent.client.name == client) else { return };
+        if let Err(refused) = agent.deliver_static() {
+            warn!(client, error = %refused, "endpoint list refused");
+        }
+        for position in 0..agent.client.services.len() {
+            let service = agent.client.services[position].service.name.clone();
+            let contents = self.files.get(&service).and_then(|file| file.contents.as_ref());
+            if let Some(list) = contents.map(|contents| contents.list.clone())
+                && let Err(refused) = agent.deliver(position, list)
+            {
+                warn!(client, service, error = %refused, "endpoint list refused");
+            }
+        }
+    }
+}
+
+/// Opens clients, on whatever thread.
+pub struct Opener {
+    pins: PathBuf,
+    limits: Limits,
+    features: Features,
+    /// What leaves already is locked by us.
+    leaving: Vec<Pins>,
+}
+
+impl Opener {
+    /// Opens a client, and locks what other versions have of it.
+    ///
+    /// # Errors
+    /// If the client cannot be opened, or another socklb has it.
+    pub fn open(&self, client: Client) -> Result<(Agent, Vec<Leaving>)> {
+        // Locked before anything is changed: another socklb of another version may be running.
+        let others = leaving::lock_other_versions(&self.pins, &client.name, &self.leaving)?;
+        let pins = Pins::of(&self.pins, &client.name);
+        Ok((Agent::open(client, pins, self.limits, self.features)?, others))
+    }
+
+    /// Opens several; may block for tens of milliseconds each.
+    fn open_all(&self, clients: impl IntoIterator<Item = Client>) -> Vec<Opened> {
+        let open = |client: Client| {
+            let result = self.open(client.clone()).map_err(|error| format!("{error:#}"));
+            Opened { client, result }
+        };
+        let mut opened: Vec<Opened> = clients.into_iter().map(open).collect();
+        // As at a start: what an earlier daemon has left may be read just now.
+        let adopted = |opened: &Opened| {
+            opened.result.as_ref().is_ok_and(|(agent, _)| !agent.datapath().applied().services.is_empty())
+        };
+        if opened.iter().any(adopted)
+            && let Err(error) = datapath::wait_for_readers()
+        {
+            for one in opened.iter_mut().filter(|one| adopted(one)) {
+                one.result = Err(crate::chain(&error));
+            }
+        }
+        opened
     }
 }
 

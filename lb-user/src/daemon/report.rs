@@ -141,8 +141,8 @@ impl Daemon {
                 continue;
             };
             // What the path names now. Where nothing is, the asker's cgroup may have been removed under it.
-            let now = Cgroup::open(&agent.client.cgroup).ok();
-            if datapath::attachment(&agent.pins).is_some_and(|id| cgroups.contains(&id)) {
+            let now = Cgroup::open(agent.path()).ok();
+            if cgroups.iter().any(|cgroup| agent.covers(*cgroup)) {
                 let _ = answer.send(Coverage::Covered);
             } else if let Some(now) = now.filter(|now| !cgroups.contains(&now.id)) {
                 let _ = answer.send(Coverage::Elsewhere { configured: now.path });
@@ -172,10 +172,14 @@ impl Daemon {
                         }
                         fault
                     }
-                    Some(_) => format!(
+                    Some(_) if agent.attach_error().is_none() => format!(
                         "client {name}: the programs are not attached to the cgroup at {path}: it, or their links, were removed"
                     ),
+                    Some(_) => format!("client {name}: the programs are not attached to the cgroup at {path}"),
                 });
+            }
+            if let Some(error) = agent.attach_error() {
+                degraded.push(format!("client {name}: {error}"));
             }
             if let Some(trouble) = agent.trouble() {
                 degraded.push(format!("client {name}: {trouble}"));
@@ -183,6 +187,11 @@ impl Daemon {
         }
         for (client, error) in &self.unstarted {
             degraded.push(format!("client {}: {error}", client.name));
+        }
+        for (client, successor) in self.held_back() {
+            degraded.push(format!(
+                "client {client}: it is to leave, and is kept until client {successor}, which takes over, is attached"
+            ));
         }
         for Pins { client, .. } in self.strangers() {
             degraded.push(format!("client {client}: attached, but not configured; `socklb detach {client}`"));
@@ -207,7 +216,8 @@ impl Daemon {
         Overlay {
             before: agent.a_window_ago(),
             sources: self.sources(agent, now),
-            configured: super::cgroup_path(&agent.client),
+            configured: Some(agent.path().to_owned()),
+            attached: agent.cgroup().filter(|cgroup| agent.covers(cgroup.id)),
             neighbours: agent.neighbours().ok(),
             repair: status::Repair {
                 removed: repair.1,

@@ -1,6 +1,7 @@
 //! The cgroup of a client task: where cgroup2 is mounted, and which cgroup a path names.
 
 use std::fs::File;
+use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -18,33 +19,31 @@ pub struct Cgroup {
 }
 
 impl Cgroup {
-    /// Opens the cgroup at `relative` below the cgroup2 mount.
+    /// Opens the cgroup at a full path.
     ///
     /// # Errors
-    /// If there is no cgroup2, no such cgroup, or the path leaves the mount.
-    pub fn open(relative: &Path) -> Result<Self, DatapathError> {
-        let mount = cgroup2_mount()?;
-        let path = mount.join(relative);
-        let fail = |source| DatapathError::OpenCgroup { path: path.clone(), source };
-        let real = match path.canonicalize() {
-            Ok(real) => real,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                return Err(DatapathError::NoCgroup(path));
+    /// If there is no such cgroup, or the path leads elsewhere than to cgroup2.
+    pub fn open(path: &Path) -> Result<Self, DatapathError> {
+        let fail = |source| DatapathError::OpenCgroup { path: path.to_owned(), source };
+        let directory = match File::open(path) {
+            Ok(directory) => directory,
+            // A path below something that is no directory names nothing either.
+            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+                return Err(DatapathError::NoCgroup(path.to_owned()));
             }
             Err(error) => return Err(fail(error)),
         };
         // A symbolic link can lead out of the mount even if the text of the path does not.
-        if !real.starts_with(&mount) || !on_cgroup2(&real) {
-            return Err(DatapathError::OutsideCgroup2 { path, mount });
+        if !on_cgroup2(&directory) {
+            return Err(DatapathError::OutsideCgroup2(path.to_owned()));
         }
-        let directory = File::open(&real).map_err(fail)?;
         let metadata = directory.metadata().map_err(fail)?;
         if !metadata.is_dir() {
-            let source = std::io::Error::new(std::io::ErrorKind::NotADirectory, "it is a file of a cgroup");
-            return Err(DatapathError::OpenCgroup { path, source });
+            let source = std::io::Error::new(ErrorKind::NotADirectory, "it is a file of a cgroup");
+            return Err(DatapathError::OpenCgroup { path: path.to_owned(), source });
         }
         // Kernel fact: the inode number of a cgroup's directory is its id (64-bit kernels, since 5.5).
-        Ok(Self { id: metadata.ino(), path: real, directory })
+        Ok(Self { id: metadata.ino(), path: path.to_owned(), directory })
     }
 }
 
@@ -61,10 +60,10 @@ pub fn path_of(id: u64) -> Option<PathBuf> {
     None
 }
 
-fn on_cgroup2(path: &Path) -> bool {
+fn on_cgroup2(directory: &File) -> bool {
     /// `CGROUP2_SUPER_MAGIC`
     const MAGIC: i64 = 0x6367_7270;
-    rustix::fs::statfs(path).is_ok_and(|stat| stat.f_type == MAGIC)
+    rustix::fs::fstatfs(directory).is_ok_and(|stat| stat.f_type == MAGIC)
 }
 
 /// The processes of a cgroup and of all below it.

@@ -21,8 +21,8 @@ pub enum DatapathError {
     OwnCgroup(#[source] io::Error),
     #[error("cgroup {} does not exist: start the service first, or create it with `mkdir`", .0.display())]
     NoCgroup(PathBuf),
-    #[error("{} is not inside the cgroup2 mount {}", path.display(), mount.display())]
-    OutsideCgroup2 { path: PathBuf, mount: PathBuf },
+    #[error("{} leads out of the cgroup2 mount", .0.display())]
+    OutsideCgroup2(PathBuf),
     #[error("cannot open cgroup {}", path.display())]
     OpenCgroup {
         path: PathBuf,
@@ -95,6 +95,12 @@ pub enum DatapathError {
         #[source]
         source: io::Error,
     },
+    #[error("cannot look at link {}", path.display())]
+    Link {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
     #[error("cannot pin {}", path.display())]
     Pin {
         path: PathBuf,
@@ -120,14 +126,20 @@ pub enum DatapathError {
 impl DatapathError {
     /// Whether more privilege is what it would take.
     pub fn is_permission(&self) -> bool {
-        if matches!(self, Self::Privilege(_)) {
-            return true;
-        }
+        matches!(self, Self::Privilege(_)) || self.is_caused_by(io::ErrorKind::PermissionDenied)
+    }
+
+    /// Whether what was looked for is not there.
+    pub fn is_missing(&self) -> bool {
+        self.is_caused_by(io::ErrorKind::NotFound)
+    }
+
+    fn is_caused_by(&self, kind: io::ErrorKind) -> bool {
         let mut source = std::error::Error::source(self);
         // Bound: error chains are a handful of links.
         while let Some(error) = source {
             if let Some(error) = error.downcast_ref::<io::Error>()
-                && error.kind() == io::ErrorKind::PermissionDenied
+                && error.kind() == kind
             {
                 return true;
             }

@@ -161,7 +161,8 @@ pub fn open_flows(dir: &Path) -> Result<u64, DatapathError> {
     // Kernel fact: elements of an array lie at multiples of eight bytes.
     let words = info.value_size.div_ceil(8) as usize;
     let values = Mapped::<u64>::map(&fd, info.max_entries as usize * words * 8, false).map_err(fail)?;
-    Ok((0..info.max_entries as usize).map(|slot| values.get(slot * words)).sum())
+    let slots = 0..info.max_entries as usize;
+    Ok(slots.fold(0u64, |sum, slot| sum.saturating_add(values.get(slot * words))))
 }
 
 /// The maps of a client task that hold its tables and counts.

@@ -4,7 +4,7 @@
 //! nothing special, and each call runs the old or the new program, never none.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
@@ -30,12 +30,6 @@ struct Hook {
     /// The program where the kernel lacks fetching atomics; that of the name otherwise.
     without_fetching_atomics: &'static str,
     attach_type: AttachType,
-}
-
-impl Hook {
-    fn begins_flows(&self) -> bool {
-        matches!(self.attach_type, AttachType::Connect4 | AttachType::Connect6)
-    }
 }
 
 const fn hook(name: &'static str, without: &'static str, attach_type: AttachType) -> Hook {
@@ -264,8 +258,8 @@ fn load_program(object: &mut Ebpf, name: &str) -> Result<OwnedFd, ProgramError> 
 }
 
 impl Programs {
-    /// Attaches every program to the cgroup, each in place of its predecessor if there is one. In a cgroup that the
-    /// client has left, no flow begins any more; those that are open still end.
+    /// Attaches every program to the cgroup, each in place of its predecessor if there is one. What is attached to other
+    /// cgroups gets the new programs and stays, until [`leave`].
     ///
     /// # Errors
     /// If the kernel refuses; what was attached before stays.
@@ -274,7 +268,7 @@ impl Programs {
             let path = pins.links().join(link_name(hook, cgroup.id));
             let fail =
                 |source| DatapathError::Attach { hook: hook.name, cgroup: cgroup.path.clone(), source };
-            if attached_to(&path) == Some(cgroup.id) {
+            if attached_to(&path).ok() == Some(cgroup.id) {
                 let link = sys::open_pin(&path).map_err(fail)?;
                 sys::link_update(link.as_fd(), program.as_fd()).map_err(fail)?;
                 continue;
@@ -292,12 +286,23 @@ impl Programs {
             let program = program.expect("every hook has a program");
             let update = || sys::link_update(sys::open_pin(&path)?.as_fd(), program.as_fd());
             // A link is severed once its cgroup is removed and its last socket closed: nothing is left to end.
-            if hook.begins_flows() || update().is_err() {
+            if update().is_err() {
                 pins::detach(&path)?;
             }
         }
         Ok(())
     }
+}
+
+/// In cgroups that the client has left, no flow begins any more; those that are open still end.
+///
+/// # Errors
+/// If a link cannot be removed.
+pub fn leave(pins: &Pins, cgroup: u64) -> Result<(), DatapathError> {
+    for name in old_links(pins, cgroup)?.iter().filter(|name| detaches_first(name)) {
+        pins::detach(&pins.links().join(name))?;
+    }
+    Ok(())
 }
 
 /// Ids of the programs of a client's pinned links.
@@ -311,9 +316,8 @@ pub fn programs_of(pins: &Pins) -> Vec<u32> {
 }
 
 /// The cgroup that a pinned link is attached to.
-fn attached_to(path: &Path) -> Option<u64> {
-    let link = sys::open_pin(path).ok()?;
-    sys::link_info(link.as_fd()).ok().map(|info| info.cgroup_id)
+fn attached_to(path: &Path) -> io::Result<u64> {
+    sys::link_info(sys::open_pin(path)?.as_fd()).map(|info| info.cgroup_id)
 }
 
 /// Whether a pinned map or link is one of ours by its name.
@@ -322,12 +326,44 @@ pub fn is_ours(name: &str) -> bool {
 }
 
 /// The one cgroup that all hooks of a client are attached to, if they are.
-pub fn attachment(pins: &Pins) -> Option<u64> {
-    let (_, links) = pins.contents().ok()?;
+///
+/// # Errors
+/// If that cannot be seen.
+pub fn attachment(pins: &Pins) -> Result<Option<u64>, DatapathError> {
     // Only where flows begin are all hooks attached.
-    let cgroup = links.iter().find(|name| detaches_first(name)).and_then(|name| of_link(name))?.1;
-    let effective = |hook: &Hook| attached_to(&pins.links().join(link_name(hook, cgroup))) == Some(cgroup);
-    (cgroup != 0 && HOOKS.iter().all(effective)).then_some(cgroup)
+    for cgroup in begins_at(pins)?.into_iter().collect::<BTreeSet<u64>>() {
+        if is_attached(pins, cgroup)? {
+            return Ok(Some(cgroup));
+        }
+    }
+    Ok(None)
+}
+
+/// Whether all hooks of a client are attached to a cgroup.
+///
+/// # Errors
+/// If that cannot be seen.
+pub fn is_attached(pins: &Pins, cgroup: u64) -> Result<bool, DatapathError> {
+    for hook in &HOOKS {
+        let path = pins.links().join(link_name(hook, cgroup));
+        match attached_to(&path) {
+            Ok(found) if found == cgroup => {}
+            Ok(_) => return Ok(false),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+            Err(source) => return Err(DatapathError::Link { path, source }),
+        }
+    }
+    Ok(cgroup != 0)
+}
+
+/// The cgroups at which a client's flows begin, by the names of its links. Of any version's links.
+///
+/// # Errors
+/// If the pins cannot be read.
+pub fn begins_at(pins: &Pins) -> Result<Vec<u64>, DatapathError> {
+    let (_, links) = pins.contents()?;
+    let cgroup = |name: &String| name.split_once('@').and_then(|(_, cgroup)| cgroup.parse().ok());
+    Ok(links.iter().filter(|name| detaches_first(name)).filter_map(cgroup).collect())
 }
 
 /// The error of a probe or of the first call that needed privilege.

@@ -34,8 +34,13 @@ pub struct Host {
     pub capabilities: Vec<Capability>,
     /// Bytes that this process may lock; `None` is unlimited. Counts below Linux 5.11 only.
     pub memlock: Option<u64>,
-    /// Descriptors that this process may open.
-    pub descriptors: Option<u64>,
+}
+
+/// How many files a process may open, if that can be seen.
+pub fn open_files_of(pid: u32) -> Option<u64> {
+    let limits = fs::read_to_string(format!("/proc/{pid}/limits")).ok()?;
+    let line = limits.lines().find_map(|line| line.strip_prefix("Max open files"))?;
+    line.split_whitespace().next()?.parse().ok()
 }
 
 /// Looks at the host.
@@ -72,6 +77,5 @@ pub fn host(pins: &Path) -> Host {
             ),
         ],
         memlock: getrlimit(Resource::Memlock).current,
-        descriptors: getrlimit(Resource::Nofile).current,
     }
 }

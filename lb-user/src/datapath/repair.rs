@@ -22,6 +22,7 @@ use super::error::DatapathError;
 use super::maps::Mapped;
 use super::namespaces::open_in_namespace_of;
 use super::pins::Pins;
+use super::readers::wait_for_readers;
 use super::sys;
 use super::sys::diag::{ListedSocket, SocketLists};
 
@@ -51,8 +52,10 @@ pub fn repair(patients: &[Patient]) -> Vec<(String, Result<Repair, DatapathError
     let mut namespaces = Namespaces::new();
     let of = |patient: &Patient, namespaces: &mut Namespaces| {
         let records = Records::open(&patient.pins)?;
-        let fail = |source| DatapathError::Repair { client: patient.pins.client.clone(), source };
-        records.repair(namespaces, patient.cgroup.as_deref()).map_err(fail)
+        records.repair(namespaces, patient.cgroup.as_deref()).map_err(|failed| match failed {
+            Failed::Io(source) => DatapathError::Repair { client: patient.pins.client.clone(), source },
+            Failed::Readers(error) => error,
+        })
     };
     patients.iter().map(|patient| (patient.pins.client.clone(), of(patient, &mut namespaces))).collect()
 }
@@ -94,74 +97,143 @@ impl Records {
         }
         for index in 0..self.flows.len() {
             let record = self.flows.get(index);
-            if record.cookie != 0 {
+            if record.cookie != 0 && record.cookie != HELD {
                 records.insert(record.cookie, (Place::Table(index), record.flow));
             }
         }
         Ok(records)
     }
 
-    fn repair(&self, namespaces: &mut Namespaces, cgroup: Option<&Path>) -> io::Result<Repair> {
+    fn repair(&self, namespaces: &mut Namespaces, cgroup: Option<&Path>) -> Result<Repair, Failed> {
+        let mut repair = Repair { removed: self.finish_what_was_begun()?, ..Repair::default() };
         let records = self.read()?;
-        let known: BTreeSet<u64> =
-            sys::entries::<u64, Listed>(self.listed.as_fd())?.into_iter().map(|(cookie, _)| cookie).collect();
-        sys::remove_all(
-            self.listed.as_fd(),
-            known.iter().copied().filter(|cookie| !records.contains_key(cookie)).collect(),
-        )?;
+        let known: BTreeMap<u64, Listed> =
+            sys::entries::<u64, Listed>(self.listed.as_fd())?.into_iter().collect();
+        let ended = known.keys().copied().filter(|cookie| !records.contains_key(cookie)).collect();
+        sys::remove_all(self.listed.as_fd(), ended)?;
         let wanted: BTreeSet<u64> = records.values().map(|(_, flow)| flow.namespace).collect();
         let lists = namespaces.lists(&wanted, cgroup);
-        let mut repair = Repair::default();
         let (mut newly_listed, mut missing) = ((Vec::new(), Vec::new()), Vec::new());
         for (&cookie, &(place, flow)) in &records {
+            // A socket that has dialled again since is another matter: that flow no list has shown.
+            let was_listed = known.get(&cookie) == Some(&listed(flow));
             match lists.get(&flow.namespace) {
                 None => repair.kept_elsewhere += 1,
                 Some(list) if list.contains(&cookie) => {
-                    if !known.contains(&cookie) {
+                    if !was_listed {
                         newly_listed.0.push(cookie);
-                        newly_listed.1.push(Listed { namespace: flow.namespace });
+                        newly_listed.1.push(listed(flow));
                     }
                 }
-                Some(_) if known.contains(&cookie) => missing.push((cookie, place, flow)),
+                Some(_) if was_listed => missing.push((cookie, place, flow)),
                 Some(_) => repair.kept_never_listed += 1,
             }
         }
         sys::insert_all(self.listed.as_fd(), newly_listed)?;
-        if missing.is_empty() {
-            return Ok(repair);
-        }
         // A list is handed out in parts, and what moves between two parts can be missed: only what a second list does
         // not show either is gone.
         let wanted = missing.iter().map(|(_, _, flow)| flow.namespace).collect();
         let again = namespaces.lists(&wanted, cgroup);
-        for (cookie, place, flow) in missing {
-            let gone = again.get(&flow.namespace).is_some_and(|list| !list.contains(&cookie));
-            if gone && self.take_out(cookie, place, flow)? {
-                repair.removed += 1;
-            }
+        missing.retain(|(cookie, _, flow)| {
+            again.get(&flow.namespace).is_some_and(|list| !list.contains(cookie))
+        });
+        if !missing.is_empty() {
+            repair.removed += self.take_out(missing, namespaces, cgroup)?;
         }
         Ok(repair)
     }
 
-    /// Ends a flow as the kernel programs do: whoever takes the record out gives its count back. Returns whether it was
-    /// us.
-    fn take_out(&self, cookie: u64, place: Place, flow: Flow) -> io::Result<bool> {
-        let ours = match place {
-            Place::Table(index) => self.flows.replace64(index, offset_of!(FlowRecord, cookie), cookie, 0),
-            Place::Overflow => {
-                let ours = sys::remove(self.overflow.as_fd(), &cookie)?;
-                if ours {
-                    // The table's length is a power of two.
-                    let index = usize::try_from(cookie).unwrap_or(usize::MAX) & (self.flows.len() - 1);
-                    self.flows.add64(index, offset_of!(FlowRecord, overflowed), u64::MAX);
+    /// Ends flows as the kernel programs do: whoever takes a record out gives its count back. Returns how many it were.
+    ///
+    /// A socket may dial again at any moment, and a program that does that for it may have found the record just now. So
+    /// records in the table are held first, under a cookie that is nobody's; what is in them once readers are gone is what
+    /// counts. The hash offers no such thing: there a record is deleted if it is still the same, which leaves an instant.
+    fn take_out(
+        &self,
+        missing: Vec<(u64, Place, Flow)>,
+        namespaces: &mut Namespaces,
+        cgroup: Option<&Path>,
+    ) -> Result<u64, Failed> {
+        let mut removed = 0;
+        let mut held = Vec::new();
+        for (cookie, place, flow) in missing {
+            match place {
+                Place::Table(index) => {
+                    if self.flows.replace64(index, COOKIE, cookie, HELD) {
+                        held.push((cookie, index, flow));
+                    }
                 }
-                ours
+                Place::Overflow => {
+                    if sys::get(self.overflow.as_fd(), &cookie)? == Some(flow)
+                        && sys::remove(self.overflow.as_fd(), &cookie)?
+                    {
+                        // The table's length is a power of two.
+                        let index = usize::try_from(cookie).unwrap_or(usize::MAX) & (self.flows.len() - 1);
+                        self.flows.add64(index, offset_of!(FlowRecord, overflowed), u64::MAX);
+                        self.give_back(flow);
+                        removed += 1;
+                    }
+                }
             }
-        };
-        if ours {
-            self.active.add64(flow.slot as usize, offset_of!(Active, flows), u64::MAX);
         }
-        Ok(ours)
+        if held.is_empty() {
+            return Ok(removed);
+        }
+        wait_for_readers().map_err(Failed::Readers)?;
+        let wanted = held.iter().map(|(_, _, flow)| flow.namespace).collect();
+        let lists = namespaces.lists(&wanted, cgroup);
+        for (cookie, index, flow) in held {
+            let now = self.flows.get(index).flow;
+            let lives = now != flow || lists.get(&flow.namespace).is_none_or(|list| list.contains(&cookie));
+            if lives && sys::get::<u64, Flow>(self.overflow.as_fd(), &cookie)?.is_none() {
+                self.flows.replace64(index, COOKIE, HELD, cookie);
+                continue;
+            }
+            // Gone; or it has dialled meanwhile, found no record of its own, and made one in the overflow table.
+            self.give_back(now);
+            self.flows.replace64(index, COOKIE, HELD, 0);
+            removed += u64::from(!lives);
+        }
+        Ok(removed)
+    }
+
+    /// Ends the flows of records that a daemon held when it was killed: whose they were is not known any more.
+    fn finish_what_was_begun(&self) -> Result<u64, Failed> {
+        let held: Vec<usize> =
+            (0..self.flows.len()).filter(|index| self.flows.get(*index).cookie == HELD).collect();
+        if held.is_empty() {
+            return Ok(0);
+        }
+        wait_for_readers().map_err(Failed::Readers)?;
+        for index in &held {
+            self.give_back(self.flows.get(*index).flow);
+            self.flows.replace64(*index, COOKIE, HELD, 0);
+        }
+        Ok(held.len() as u64)
+    }
+
+    fn give_back(&self, flow: Flow) {
+        self.active.add64(flow.slot as usize, offset_of!(Active, flows), u64::MAX);
+    }
+}
+
+/// A cookie that no socket has: the record is being looked at.
+const HELD: u64 = u64::MAX;
+const COOKIE: usize = offset_of!(FlowRecord, cookie);
+
+fn listed(flow: Flow) -> Listed {
+    Listed { slot: flow.slot, generation: flow.generation }
+}
+
+/// Why a client's records could not be looked at.
+enum Failed {
+    Io(io::Error),
+    Readers(DatapathError),
+}
+
+impl From<io::Error> for Failed {
+    fn from(error: io::Error) -> Self {
+        Self::Io(error)
     }
 }
 

@@ -13,6 +13,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 const BPF_MAP_CREATE: i64 = 0;
+const BPF_MAP_LOOKUP_ELEM: i64 = 1;
 const BPF_MAP_UPDATE_ELEM: i64 = 2;
 const BPF_MAP_DELETE_ELEM: i64 = 3;
 const BPF_PROG_LOAD: i64 = 5;
@@ -334,6 +335,23 @@ struct MapElement {
     key: u64,
     value: u64,
     flags: u64,
+}
+
+/// One entry of a hash, if it is there.
+pub fn get<K: bytemuck::Pod, V: bytemuck::Pod>(map: BorrowedFd<'_>, key: &K) -> io::Result<Option<V>> {
+    let mut value = V::zeroed();
+    let mut attr = MapElement {
+        map_fd: raw(map),
+        _pad: 0,
+        key: std::ptr::from_ref(key).addr() as u64,
+        value: std::ptr::from_mut(&mut value).addr() as u64,
+        flags: 0,
+    };
+    match bpf(BPF_MAP_LOOKUP_ELEM, &mut attr) {
+        Ok(_) => Ok(Some(value)),
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 /// Removes one entry of a hash. Returns whether it was there.

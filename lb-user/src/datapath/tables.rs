@@ -159,6 +159,14 @@ impl Tables {
         [cells * u64::from(ENTRIES_PER_CELL), self.maps.backends.len() as u64, self.maps.flows.len() as u64]
     }
 
+    /// The generation that the next backend of each free slot gets, where it is not the first.
+    pub fn next_generations(&self) -> Vec<(u32, u32)> {
+        let slots = 0..u32::try_from(self.maps.backends.len()).unwrap_or(u32::MAX);
+        let rows = slots.map(|slot| (slot, self.maps.backends.get(slot as usize)));
+        let free = rows.filter(|(_, row)| row.state.state == BackendState::Free as u8 && row.generation != 0);
+        free.map(|(slot, row)| (slot, row.generation)).collect()
+    }
+
     /// The entries of a table, one slot each.
     pub fn schedule(&self, table: TableRef) -> Vec<u16> {
         let cells = table.base / ENTRIES_PER_CELL..(table.base + table.len()) / ENTRIES_PER_CELL;
@@ -300,7 +308,12 @@ impl Tables {
             }
             Step::Publish(place, schedule) => return Ok(self.publish(*place, schedule)),
             Step::Open(place) => self.open_service(*place)?,
-            Step::FreeBackend(slot) => self.maps.backends.set(*slot as usize, &bytemuck::Zeroable::zeroed()),
+            Step::FreeBackend(slot) => {
+                // A free row keeps the generation that the slot's next backend gets.
+                let mut row: Backend = bytemuck::Zeroable::zeroed();
+                row.generation = self.maps.backends.get(*slot as usize).generation.wrapping_add(1);
+                self.maps.backends.set(*slot as usize, &row);
+            }
             Step::FreeService(place) => {
                 self.maps.services.set(usize::from(*place), &bytemuck::Zeroable::zeroed());
             }

@@ -40,7 +40,7 @@ pub struct Sockets {
 }
 
 /// The TCP sockets of a cgroup's processes that were made outside of it. Only those that are connected, connecting or
-/// listening: the kernel lists no others.
+/// listening: the kernel lists no others. Those that were accepted dial nobody, and are left out.
 pub fn uncovered(cgroup: &Cgroup) -> Sockets {
     let covered: BTreeSet<u64> = cgroup::ids_below(&cgroup.path).into_iter().chain([cgroup.id]).collect();
     let mut lists: BTreeMap<u64, Option<Vec<ListedSocket>>> = BTreeMap::new();
@@ -58,7 +58,13 @@ pub fn uncovered(cgroup: &Cgroup) -> Sockets {
             found.unseen.push(pid);
             continue;
         };
+        let ports: BTreeSet<u16> =
+            list.iter().filter(|socket| socket.listens).map(|socket| socket.port).collect();
         for socket in list.iter().filter(|socket| inodes.contains(&socket.inode)) {
+            // Others have dialled it: it was accepted from a socket that listens, whose cgroup it has.
+            if !socket.listens && ports.contains(&socket.port) {
+                continue;
+            }
             // Where the kernel does not tell the cgroup, nothing can be said.
             let Some(made_in) = socket.cgroup.filter(|made_in| !covered.contains(made_in)) else { continue };
             found.uncovered.push(Uncovered {

@@ -1,6 +1,7 @@
 //! The kernel's lists of TCP sockets (sock_diag(7)): every socket that is listening, connecting or connected, with its
 //! cookie. A socket that is none of these is in no list, though it may be open.
 
+use std::cell::Cell;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -16,6 +17,8 @@ pub struct ListedSocket {
     pub inode: u32,
     /// Whether it listens: such a socket dials nobody.
     pub listens: bool,
+    /// Its own port.
+    pub port: u16,
     /// The cgroup that it was made in, where the kernel tells (Linux 5.8).
     pub cgroup: Option<u64>,
     /// Its peer.
@@ -89,6 +92,8 @@ struct Message {
 /// A way to ask for the lists of the network namespace in which it was opened.
 pub struct SocketLists {
     socket: OwnedFd,
+    /// Number of the last request: what an earlier one left unread must not be taken for an answer.
+    requests: Cell<u32>,
 }
 
 impl SocketLists {
@@ -103,7 +108,7 @@ impl SocketLists {
             SocketFlags::CLOEXEC,
             Some(netlink::SOCK_DIAG),
         )?;
-        Ok(Self { socket })
+        Ok(Self { socket, requests: Cell::new(0) })
     }
 
     /// Cookie of the network namespace: what the kernel programs write into flow records.
@@ -142,12 +147,14 @@ impl SocketLists {
     fn dump(&self, family: u8, sockets: &mut Vec<ListedSocket>) -> io::Result<()> {
         /// The kernel fills at most this much at once (NLMSG_GOODSIZE is 8 KiB; larger for those who read more).
         const BUFFER: usize = 32 << 10;
+        let sequence = self.requests.get().wrapping_add(1);
+        self.requests.set(sequence);
         let request = Request {
             header: Header {
                 length: u32::try_from(size_of::<Request>()).map_err(io::Error::other)?,
                 kind: SOCK_DIAG_BY_FAMILY,
                 flags: DUMP,
-                sequence: u32::from(family),
+                sequence,
                 port: 0,
             },
             family,
@@ -162,7 +169,7 @@ impl SocketLists {
         // Bound: the kernel ends a dump with a message that says so, or with an error.
         loop {
             let (length, _) = rustix::net::recv(&self.socket, buffer.as_mut_slice(), RecvFlags::empty())?;
-            if read_datagram(&buffer[..length], u32::from(family), sockets)? {
+            if read_datagram(&buffer[..length], sequence, sockets)? {
                 return Ok(());
             }
         }
@@ -215,6 +222,7 @@ fn read_socket(body: &[u8]) -> Option<ListedSocket> {
         cookie: u64::from(high) << 32 | u64::from(low),
         inode: message.inode,
         listens: message.state == TCP_LISTEN,
+        port: u16::from_be_bytes(message.id.source_port),
         cgroup: attribute(attributes, INET_DIAG_CGROUP_ID).and_then(prefix),
         peer: SocketAddr::new(address, u16::from_be_bytes(message.id.peer_port)),
     })
