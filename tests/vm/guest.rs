@@ -139,7 +139,7 @@ impl Guest {
 /// All that emulation knows, without what makes a real CPU faster and an emulated one three times slower: a fifth level
 /// of page tables, copies byte by byte in one instruction, wide registers (which every process start uses to copy), and
 /// checks of every access by protection keys and supervisor mode. Nothing of it is seen by programs or verifier.
-const CPU: &str = "max,-la57,-erms,-fsrm,-avx,-avx2,-pku,-smap";
+const CPU: &str = "max,-la57,-erms,-fsrm,-avx,-avx2,-fma,-pku,-smap";
 
 /// The exit device turns a code into twice the code plus one. The lowest codes look like an emulator that failed.
 fn of_status(status: ExitStatus) -> Ended {

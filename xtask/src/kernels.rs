@@ -120,21 +120,16 @@ fn obtain(kernel: &Wanted, folder: &Path) -> Result<()> {
         Ok(kept) => kept,
         Err(error) => {
             println!("kernels: {error:#}; fetching {}", kernel.name);
-            return fetch(kernel, folder);
+            return fetch(kernel, folder, &reach(kernel)?);
         }
     };
     let Some(pin) = &kernel.pin else {
         let age = fs::metadata(folder.join(KEPT))?.modified()?.elapsed().unwrap_or_default();
-        if age > FRESH
-            && let Err(error) = fetch(kernel, folder)
-        {
-            println!("kernels: {}: {} may not be the newest: {error:#}", kernel.name, kept.version);
-        }
-        return Ok(());
+        return if age > FRESH { renew(kernel, folder, &kept) } else { Ok(()) };
     };
     if kept.version != pin.version {
         // Either the record has changed since, or the recorded one is gone from the mirror and this one stands in.
-        return fetch(kernel, folder);
+        return renew(kernel, folder, &kept);
     }
     if kept.sha256 != pin.sha256 {
         bail!(
@@ -145,6 +140,21 @@ fn obtain(kernel: &Wanted, folder: &Path) -> Result<()> {
         );
     }
     Ok(())
+}
+
+/// Fetches what should be there in place of what is; without a mirror, what is there serves.
+fn renew(kernel: &Wanted, folder: &Path, kept: &Kept) -> Result<()> {
+    match reach(kernel) {
+        Ok(apt) => fetch(kernel, folder, &apt),
+        Err(error) => {
+            println!("kernels: {}: the cached {} has to do: {error:#}", kernel.name, kept.version);
+            Ok(())
+        }
+    }
+}
+
+fn reach(kernel: &Wanted) -> Result<Apt> {
+    Apt::of_suite(&kernel.suite, &cache().join("apt").join(&kernel.suite))
 }
 
 const KEPT: &str = "kept.toml";
@@ -164,8 +174,7 @@ fn kept(folder: &Path) -> Result<Kept> {
 }
 
 /// Downloads a kernel and takes out what is needed.
-fn fetch(kernel: &Wanted, folder: &Path) -> Result<()> {
-    let apt = Apt::of_suite(&kernel.suite, &cache().join("apt").join(&kernel.suite))?;
+fn fetch(kernel: &Wanted, folder: &Path, apt: &Apt) -> Result<()> {
     let (package, pinned) = choose(kernel, apt.packages(&kernel.packages[0])?)?;
     if !pinned && kernel.pin.is_some() {
         println!(
@@ -335,7 +344,7 @@ fn record() -> Result<()> {
     let mut text = fs::read_to_string(path()).context("read tests/vm/kernels.toml")?;
     for kernel in wanted()? {
         let Some(pin) = kernel.pin.clone() else { continue };
-        let apt = Apt::of_suite(&kernel.suite, &cache().join("apt").join(&kernel.suite))?;
+        let apt = reach(&kernel)?;
         let (newest, _) =
             choose(&Wanted { pin: None, ..kernel.clone() }, apt.packages(&kernel.packages[0])?)?;
         println!("kernels: {}: {} is the newest, {} was recorded", kernel.name, newest.version, pin.version);
