@@ -122,7 +122,8 @@ impl Dial {
         const BPF_FUNC_SET_RETVAL: usize = 187;
         const MAX_ERRNO: u32 = 4095;
         // SAFETY: the number of a helper is its address in a program, and this one takes and returns a number.
-        let set_retval: unsafe extern "C" fn(i64) -> i64 = unsafe { core::mem::transmute(BPF_FUNC_SET_RETVAL) };
+        let set_retval: unsafe extern "C" fn(i64) -> i64 =
+            unsafe { core::mem::transmute(BPF_FUNC_SET_RETVAL) };
         // SAFETY: no pointer is passed.
         unsafe { set_retval(-i64::from(errno & MAX_ERRNO)) };
     }

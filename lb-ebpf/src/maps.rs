@@ -6,8 +6,8 @@ use aya_ebpf::Global;
 use aya_ebpf::btf_maps::{Array, HashMap, PerCpuArray};
 use aya_ebpf::macros::btf_map;
 use lb_common::abi::{
-    Active, Backend, Chosen, ENTRIES_PER_CELL, FLOW_RECORDS, Flow, FlowRecord, Listed, MAX_SERVICES, Outcomes,
-    SCHEDULE_ENTRIES, SLOTS, ScheduleCell, Service, ServiceIndex, ServiceKey4, ServiceKey6, Walk,
+    Active, Backend, Chosen, ENTRIES_PER_CELL, FLOW_RECORDS, Flow, FlowRecord, Listed, MAX_SERVICES,
+    Outcomes, SCHEDULE_ENTRIES, SLOTS, ScheduleCell, Service, ServiceIndex, ServiceKey4, ServiceKey6, Walk,
 };
 
 /// `BPF_F_MMAPABLE`: the daemon writes these arrays through a mapping, a whole table in microseconds.

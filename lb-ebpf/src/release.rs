@@ -12,11 +12,12 @@ pub fn release<I: Instructions>(socket: &Socket) {
     let cookie = socket.cookie();
     let Some(flow) = flow::of(cookie) else { return };
     // Before the count is given back: after that the slot may get another backend.
-    if socket.is_connected() && !goes_to_its_backend(socket, flow) {
-        if let Some(chosen) = CHOSEN.get_ptr_mut(flow.slot) {
-            // SAFETY: a live map value.
-            unsafe { atomic::add(&raw mut (*chosen).diverted, 1) };
-        }
+    if socket.is_connected()
+        && !goes_to_its_backend(socket, flow)
+        && let Some(chosen) = CHOSEN.get_ptr_mut(flow.slot)
+    {
+        // SAFETY: a live map value.
+        unsafe { atomic::add(&raw mut (*chosen).diverted, 1) };
     }
     flow::end::<I>(cookie);
 }

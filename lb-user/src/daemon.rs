@@ -2,7 +2,7 @@
 //!
 //! The only place that reads the clock, spawns tasks and handles signals. Between events it sleeps; nothing it does or
 //! fails to do can fail a connect. In reading order: how it starts and what wakes it (this file), endpoint files
-//! ([`files`]), another configuration ([`reload`]), clients on their way out ([`leaving`]), what it tells ([`report`]).
+//! (`files`), another configuration (`reload`), clients on their way out (`leaving`), what it tells (`report`).
 
 mod files;
 

@@ -259,7 +259,7 @@ fn load_program(object: &mut Ebpf, name: &str) -> Result<OwnedFd, ProgramError> 
 
 impl Programs {
     /// Attaches every program to the cgroup, each in place of its predecessor if there is one. What is attached to other
-    /// cgroups gets the new programs and stays, until [`leave`].
+    /// cgroups gets the new programs and stays, until `leave`.
     ///
     /// # Errors
     /// If the kernel refuses; what was attached before stays.
