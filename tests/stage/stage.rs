@@ -43,6 +43,11 @@ pub fn patience() -> Duration {
     Duration::from_secs(seconds.unwrap_or(10))
 }
 
+/// Whether the tests run in a guest under emulation, where everything that computes takes many times longer.
+pub fn in_a_guest() -> bool {
+    std::env::var_os(PATIENCE_S).is_some()
+}
+
 /// Names the variable that lengthens it; set by whoever starts the tests in a guest.
 pub const PATIENCE_S: &str = "SOCKLB_TEST_PATIENCE_S";
 

@@ -74,6 +74,11 @@ pub enum DatapathError {
     #[error("cannot load socklb's kernel object")]
     Load(#[source] Box<aya::EbpfError>),
     #[error(
+        "the kernel does not let us make maps: below Linux 5.11 they count as locked memory, and RLIMIT_MEMLOCK has to be \
+         unlimited (LimitMEMLOCK=infinity in a unit)"
+    )]
+    LoadDenied(#[source] Box<aya::EbpfError>),
+    #[error(
         "the kernel's verifier refused program {program} (without CAP_PERFMON some kernels refuse what they accept with \
          it)"
     )]
@@ -127,6 +132,14 @@ impl DatapathError {
     /// Whether more privilege is what it would take.
     pub fn is_permission(&self) -> bool {
         matches!(self, Self::Privilege(_)) || self.is_caused_by(io::ErrorKind::PermissionDenied)
+    }
+
+    /// The same, if it is a load that was refused for want of a privilege, with what to do about it.
+    pub fn into_denied(self) -> Self {
+        match self {
+            Self::Load(source) => Self::LoadDenied(source),
+            other => other,
+        }
     }
 
     /// Whether what was looked for is not there.

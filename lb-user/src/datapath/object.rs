@@ -230,7 +230,10 @@ fn load_with(pins: Option<&Pins>, limits: &Limits, features: Features) -> Result
             loader.map_pin_path(name, Cow::Owned(directory.join(name)));
         }
     }
-    let mut object = loader.load(OBJECT).map_err(|error| DatapathError::Load(Box::new(error)))?;
+    let mut object = loader.load(OBJECT).map_err(|error| {
+        let failed = DatapathError::Load(Box::new(error));
+        if failed.is_permission() { failed.into_denied() } else { failed }
+    })?;
     let mut fds = Vec::with_capacity(HOOKS.len());
     for hook in &HOOKS {
         let name = if features.fetching_atomics { hook.name } else { hook.without_fetching_atomics };
