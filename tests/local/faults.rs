@@ -103,7 +103,10 @@ pub fn as_nobody(stage: &Stage, setup: &Setup, capabilities: &[&str]) -> Command
     }
     // The program must be reachable for that user, wherever the repository lies.
     let socklb = stage.folder().join("socklb");
-    fs::copy(stage::program("socklb"), &socklb).expect("copy the program");
+    if !socklb.exists() {
+        fs::copy(stage::program("socklb"), &socklb).expect("copy the program");
+        stage::until_nobody_writes(&socklb);
+    }
     let list = |prefix: &str| {
         let plus: String = capabilities.iter().map(|capability| format!(",+{capability}")).collect();
         format!("{prefix}{plus}").trim_start_matches(',').to_owned()

@@ -89,6 +89,19 @@ pub fn program(name: &str) -> PathBuf {
     path
 }
 
+/// Waits until nobody has a file open for writing: a child that another test starts at this moment may have inherited our
+/// descriptor, and until it has become another program the kernel starts none from the file (ETXTBSY).
+pub fn until_nobody_writes(path: &Path) {
+    let file = std::fs::File::open(path).expect("open the file");
+    let lease = |kind: libc::c_int| {
+        // SAFETY: the call takes no pointers.
+        unsafe { libc::fcntl(std::os::fd::AsRawFd::as_raw_fd(&file), libc::F_SETLEASE, kind) }
+    };
+    // The kernel grants a lease for reading only if nobody writes.
+    eventually("nobody writes the file", || lease(libc::F_RDLCK), |result| *result == 0);
+    lease(libc::F_UNLCK);
+}
+
 /// Writes a file the way a careful tool does: to another name, then renamed into place.
 pub fn replace(path: &Path, text: &str) {
     let new = path.with_extension("new");
