@@ -51,6 +51,22 @@ fn the_status_line_follows_what_happens() {
     manager.expect("STATUS=1 of 1 clients attached; 1 of 1 endpoint files cannot be used");
 }
 
+/// A manager that does not read lets its senders wait.
+#[test]
+fn a_manager_that_does_not_listen_does_not_hold_the_daemon_up() {
+    let fixture = Fixture::without_daemon();
+    let (manager, daemon) = started(&fixture, Duration::from_millis(2));
+    manager.expect("READY=1");
+    // A thousand times a second, and nobody reads: the queue is full at once.
+    for round in 1..=3 {
+        daemon.signal(Signal::HUP);
+        let taken_on = || daemon.log().matches("configuration taken on").count();
+        stage::eventually("the loop goes on", taken_on, |times| *times >= round);
+    }
+    assert_eq!(fixture.setup.run(&["status"]).status.code(), Some(0));
+    assert_eq!(daemon.stop(), Some(0));
+}
+
 #[test]
 fn the_watchdog_is_fed_by_the_loop() {
     let fixture = Fixture::without_daemon();

@@ -1,6 +1,7 @@
 //! What the daemon tells: answers on its socket, and the service manager's notifications (sd_notify(3)).
 
 use std::collections::BTreeMap;
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use sd_notify::NotifyState;
@@ -22,13 +23,29 @@ pub struct Waiter {
 }
 
 /// The service manager that started the daemon, if one did.
+///
+/// A thread of its own speaks to it: a manager that does not read lets a sender wait, and the loop must not.
 pub struct Notifier {
+    messages: Option<mpsc::SyncSender<String>>,
+    /// Closed when the thread has said everything.
+    said: mpsc::Receiver<()>,
     status: String,
 }
 
 impl Notifier {
     pub fn new() -> Self {
-        Self { status: String::new() }
+        /// What is not taken by then is dropped: a later message says how it is by then.
+        const WAITING: usize = 16;
+        let (ended, said) = mpsc::channel();
+        let messages = std::env::var_os("NOTIFY_SOCKET").and_then(|_| {
+            let (messages, inbox) = mpsc::sync_channel(WAITING);
+            let speak = move || {
+                speak(&inbox);
+                drop(ended);
+            };
+            std::thread::Builder::new().name("notify".to_owned()).spawn(speak).ok().map(|_| messages)
+        });
+        Self { messages, said, status: String::new() }
     }
 
     /// How often it wants a sign of life: twice as often as it demands.
@@ -37,17 +54,17 @@ impl Notifier {
     }
 
     pub fn watchdog_fed(&self) {
-        tell(&[NotifyState::Watchdog]);
+        self.tell(&[NotifyState::Watchdog]);
     }
 
     pub fn ready(&mut self, status: String) {
-        tell(&[NotifyState::Ready, NotifyState::Status(&status)]);
+        self.tell(&[NotifyState::Ready, NotifyState::Status(&status)]);
         self.status = status;
     }
 
     pub fn status(&mut self, status: String) {
         if status != self.status {
-            tell(&[NotifyState::Status(&status)]);
+            self.tell(&[NotifyState::Status(&status)]);
             self.status = status;
         }
     }
@@ -55,20 +72,38 @@ impl Notifier {
     pub fn reloading(&self) {
         // The protocol wants the time of the monotonic clock beside it.
         match NotifyState::monotonic_usec_now() {
-            Ok(now) => tell(&[NotifyState::Reloading, now]),
-            Err(_) => tell(&[NotifyState::Reloading]),
+            Ok(now) => self.tell(&[NotifyState::Reloading, now]),
+            Err(_) => self.tell(&[NotifyState::Reloading]),
         }
     }
 
-    pub fn stopping(&self) {
-        tell(&[NotifyState::Stopping]);
+    /// The last word. Waits until it is said, but not for a manager that does not listen.
+    pub fn stopping(&mut self) {
+        const PATIENCE: Duration = Duration::from_secs(1);
+        self.tell(&[NotifyState::Stopping]);
+        if self.messages.take().is_some() {
+            let _ = self.said.recv_timeout(PATIENCE);
+        }
+    }
+
+    fn tell(&self, state: &[NotifyState<'_>]) {
+        if let Some(messages) = &self.messages {
+            let lines: Vec<String> = state.iter().map(ToString::to_string).collect();
+            let _ = messages.try_send(lines.join("\n"));
+        }
     }
 }
 
-fn tell(state: &[NotifyState<'_>]) {
-    // Without a service manager this does nothing.
-    if let Err(error) = sd_notify::notify(state) {
-        warn!(%error, "cannot notify the service manager");
+/// Passes messages on until there are no more.
+fn speak(inbox: &mpsc::Receiver<String>) {
+    let mut before = None;
+    for message in inbox {
+        let error = sd_notify::notify(&[NotifyState::Custom(&message)]).err().map(|error| error.to_string());
+        // Said once, not once per sign of life.
+        if let Some(error) = error.as_ref().filter(|error| before.as_ref() != Some(*error)) {
+            warn!(%error, "cannot notify the service manager");
+        }
+        before = error;
     }
 }
 
