@@ -44,6 +44,8 @@ pub const FETCHING_ATOMICS: Feature = Feature { name: "fetching atomics", since:
 /// Without: maps and programs count against RLIMIT_MEMLOCK.
 pub const MAPS_ARE_NOT_LOCKED_MEMORY: Feature =
     Feature { name: "memory of maps in memory cgroups", since: Version(5, 11) };
+/// Without: what a map is said to take is computed from its size, not from what it has.
+pub const MAPS_TELL_THEIR_MEMORY: Feature = Feature { name: "map_mem_usage", since: Version(6, 4) };
 /// Sockets tell the cookie of their network namespace. Without: flow records are not compared with lists of sockets.
 pub const NAMESPACE_COOKIES: Feature = Feature { name: "SO_NETNS_COOKIE", since: Version(5, 14) };
 /// Without: a refused connect fails with EPERM, whatever is configured.

@@ -54,11 +54,11 @@ struct Options {
 /// make all of them late. Two are quicker than one, because tests wait for timers.
 const GUESTS: usize = 2;
 /// A guest that prints nothing for so long hangs. A test may take half of it under emulation on a busy machine.
-const SILENCE: Duration = Duration::from_secs(180);
+const SILENCE: Duration = Duration::from_secs(300);
 /// How long a fact may take to come true in a guest, in seconds. Only a test that fails waits so long.
-const PATIENCE_S: u32 = 60;
+const PATIENCE_S: u32 = 120;
 /// However much it prints, a guest that runs so long is lost.
-const TOTAL: Duration = Duration::from_secs(15 * 60);
+const TOTAL: Duration = Duration::from_secs(20 * 60);
 
 #[tokio::main]
 async fn main() -> ExitCode {
