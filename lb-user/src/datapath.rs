@@ -30,9 +30,7 @@ mod uncovered;
 
 mod privileges;
 
-pub use cgroup::{
-    Cgroup, cgroup2_mount, namespace_warning, ours_and_above, path_of as cgroup_of_id, processes,
-};
+pub use cgroup::{Cgroup, cgroup2_mount, namespace_warning, ours_and_above, path_of as cgroup_of_id};
 pub use error::DatapathError;
 pub use features::Features;
 pub use neighbours::{Neighbour, neighbours};

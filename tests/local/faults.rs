@@ -216,6 +216,39 @@ fn flows_of_a_namespace_that_may_not_be_entered_are_kept_and_counted() {
     assert!(daemon.wait().expect("reap the daemon").success());
 }
 
+/// Without the third capability nobody tells the kernel's own sockets for MPTCP apart, and no program sees them end: the
+/// lists of sockets do.
+#[test]
+fn a_connection_of_an_mptcp_socket_that_cannot_be_told_apart_is_given_back() {
+    if kernel::SPECULATION_BARRIERS.skips() {
+        return;
+    }
+    let stage = Stage::new();
+    let setup = Setup::new(&stage, "a");
+    let cgroup = Cgroup::new();
+    let _backend = stage::Backend::start("b", "127.0.0.1:8001");
+    setup.write("socklb.toml", &config(&cgroup, r#"{ static = ["127.0.0.1:8001"] }"#, ""));
+    let mut probe = stage::Probe::start(&cgroup);
+    let mut daemon = start_as_nobody(&stage, &setup, |_| {});
+    let again = |mut daemon: std::process::Child| {
+        stage::daemon::signal(&daemon, rustix::process::Signal::TERM);
+        assert!(daemon.wait().expect("reap the daemon").success());
+        start_as_nobody(&stage, &setup, |_| {})
+    };
+    let answer = probe.ask(&format!("mptcp {SERVICE}"));
+    let [_, socket, "b", _] = answer.split(' ').collect::<Vec<_>>()[..] else { panic!("{answer}") };
+    assert_eq!(setup.active(), 1);
+    daemon = again(daemon);
+    let listed = || stage::maps::hash::<u64, abi::Listed>(&setup.map("web", map::LISTED)).keys().count();
+    stage::eventually("a list has shown it", listed, |count| *count == 1);
+    probe.close(socket.parse().expect("a number"));
+    assert_eq!(setup.active(), 1, "no program saw its end");
+    daemon = again(daemon);
+    stage::eventually("it is given back", || setup.active(), |active| *active == 0);
+    stage::daemon::signal(&daemon, rustix::process::Signal::TERM);
+    assert!(daemon.wait().expect("reap the daemon").success());
+}
+
 #[test]
 fn foreign_pins_are_left_alone() {
     let mut fixture = Fixture::new();

@@ -84,16 +84,6 @@ impl Pins {
         Self { client: client.to_owned(), version, directory: root(pins, version).join(client) }
     }
 
-    /// Every client that has pins, by name.
-    ///
-    /// # Errors
-    /// If the directory exists and cannot be read.
-    pub fn all(pins: &Path) -> Result<Vec<Self>, DatapathError> {
-        let mut all = Self::all_versions(pins)?;
-        all.retain(Self::is_of_this_version);
-        Ok(all)
-    }
-
     /// Every client that has pins of any ABI version, by name and version.
     ///
     /// # Errors
