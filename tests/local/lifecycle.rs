@@ -228,6 +228,28 @@ fn a_daemon_that_is_killed_at_any_step_of_its_start_leaves_what_the_next_can_tak
     }
 }
 
+/// The verifier gives up when a signal is pending, and a service manager may ask for a reload at any time.
+#[test]
+fn a_start_under_a_hail_of_signals_succeeds() {
+    let fixture = Fixture::without_daemon();
+    let daemon = Daemon::spawn(&fixture.setup);
+    let status = || std::fs::read_to_string(format!("/proc/{}/status", daemon.pid())).expect("a process");
+    let catches_hangup = |status: &String| {
+        let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:\t")).expect("a mask");
+        u64::from_str_radix(caught, 16).expect("a number in hexadecimal") & 1 != 0
+    };
+    eventually("SIGHUP does not end it any more", status, catches_hangup);
+    let running = || {
+        for _ in 0..1000 {
+            daemon.signal(rustix::process::Signal::HUP);
+        }
+        daemon.log()
+    };
+    eventually("it runs", running, |log| log.contains("running"));
+    assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3);
+    assert_eq!(daemon.stop(), Some(0));
+}
+
 /// Some kernels and filters refuse membarrier(2). Old tables must be waited for in another way then, or the store of
 /// tables would fill up.
 #[test]

@@ -180,7 +180,7 @@ impl Daemon {
     /// Asks it to stop and waits; returns its exit code.
     pub fn stop(mut self) -> Option<i32> {
         signal(&self.child, rustix::process::Signal::TERM);
-        self.child.wait().expect("reap the daemon").code()
+        self.ended()
     }
 
     /// Kills it without warning.
@@ -191,7 +191,15 @@ impl Daemon {
 
     /// Waits until it ends of itself; returns its exit code.
     pub fn wait(mut self) -> Option<i32> {
-        self.child.wait().expect("reap the daemon").code()
+        self.ended()
+    }
+
+    fn ended(&mut self) -> Option<i32> {
+        let status = self.child.wait().expect("reap the daemon");
+        if !status.success() {
+            eprintln!("--- the daemon ended: {status}; its log ---\n{}", self.log());
+        }
+        status.code()
     }
 }
 

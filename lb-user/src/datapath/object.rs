@@ -248,11 +248,11 @@ fn load_program(object: &mut Ebpf, name: &str) -> Result<OwnedFd, ProgramError> 
     let program = object.program_mut(name).expect("the object's programs are checked by a test");
     let fd = match program {
         Program::CgroupSockAddr(program) => {
-            program.load()?;
+            sys::without_signals(|| program.load())?;
             program.fd()?.try_clone()?
         }
         Program::CgroupSock(program) => {
-            program.load()?;
+            sys::without_signals(|| program.load())?;
             program.fd()?.try_clone()?
         }
         _ => return Err(ProgramError::UnexpectedProgramType),

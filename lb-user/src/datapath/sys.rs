@@ -51,6 +51,30 @@ fn bpf<A>(command: i64, attr: &mut A) -> io::Result<i64> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
+/// Does something with this thread's signals held back, and delivers them afterwards. The verifier gives up with EAGAIN
+/// as soon as a signal is pending: a request to reload or to stop would make a start fail.
+pub fn without_signals<T>(act: impl FnOnce() -> T) -> T {
+    /// Restores on every way out.
+    struct Held(libc::sigset_t);
+    impl Drop for Held {
+        fn drop(&mut self) {
+            // SAFETY: the set was filled in by the kernel; the former one is not asked for.
+            unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.0, std::ptr::null_mut()) };
+        }
+    }
+    // SAFETY: sets of plain numbers, written by the calls; with these arguments they cannot fail.
+    let held = unsafe {
+        let mut all: libc::sigset_t = std::mem::zeroed();
+        let mut before: libc::sigset_t = std::mem::zeroed();
+        libc::sigfillset(&raw mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
+        Held(before)
+    };
+    let result = act();
+    drop(held);
+    result
+}
+
 fn bpf_fd<A>(command: i64, attr: &mut A) -> io::Result<OwnedFd> {
     let fd = i32::try_from(bpf(command, attr)?).map_err(io::Error::other)?;
     // SAFETY: the kernel has just returned this descriptor to us; nobody else owns it.
@@ -440,7 +464,7 @@ pub fn accepts(instructions: &[Instruction]) -> io::Result<bool> {
         prog_ifindex: 0,
         expected_attach_type: AttachType::Connect4 as u32,
     };
-    match bpf_fd(BPF_PROG_LOAD, &mut attr) {
+    match without_signals(|| bpf_fd(BPF_PROG_LOAD, &mut attr)) {
         Ok(_) => Ok(true),
         // The verifier answers EINVAL to what it does not know and EACCES to what it does not allow.
         Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EACCES)) => Ok(false),
