@@ -32,7 +32,7 @@ fn without_release(fixture: &Fixture) {
     for link in std::fs::read_dir(fixture.setup.pins_of("web").join("links")).expect("links") {
         let link = link.expect("a link").path();
         if link.to_string_lossy().contains("sock_release") {
-            std::fs::remove_file(link).expect("remove the link");
+            stage::sys::remove_link(&link);
         }
     }
 }

@@ -8,11 +8,12 @@ use std::collections::HashMap;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 use aya::maps::{Map, MapData};
-use aya_obj::generated::{bpf_attach_type, bpf_attr, bpf_cmd, bpf_prog_type};
+use aya_obj::generated::{bpf_attach_type, bpf_cmd, bpf_prog_type};
 use aya_obj::{Object, ProgramSection};
 use lb_common::abi::{self, ENTRIES_PER_CELL, map};
 use stage::kernel::{FETCHING_ATOMICS, SET_RETVAL, SKC_TO_MPTCP_SOCK, Version, say};
 use stage::record::{Compared, Count, RECORDING, Record};
+use stage::sys::{attributes, bpf};
 
 static OBJECT: &[u8] = aya::include_bytes_aligned!("../../lb-ebpf/object/socklb.o");
 
@@ -154,8 +155,7 @@ fn load(
         other => panic!("the object has a program of a new kind, which belongs into this list: {other:?}"),
     };
     let mut log = vec![0u8; 1 << 16];
-    // SAFETY: a union of plain numbers, for all of which zero is a value.
-    let mut attr: bpf_attr = unsafe { std::mem::zeroed() };
+    let mut attr = attributes();
     // SAFETY: this member is the one that the command below reads; nothing else was written.
     let load = unsafe { &mut attr.__bindgen_anon_3 };
     load.prog_type = kind as u32;
@@ -167,16 +167,13 @@ fn load(
     load.log_size = u32::try_from(log.len()).expect("a small buffer");
     load.log_level = BPF_LOG_STATS;
     // SAFETY: all that the attributes point to outlives the call, and the kernel writes only to the log.
-    let fd = unsafe {
-        libc::syscall(libc::SYS_bpf, bpf_cmd::BPF_PROG_LOAD as u32, &raw mut attr, size_of::<bpf_attr>())
-    };
-    let error = std::io::Error::last_os_error();
+    let loaded = unsafe { bpf(bpf_cmd::BPF_PROG_LOAD, &mut attr) };
     let end = log.iter().position(|byte| *byte == 0).unwrap_or(log.len());
     let log = String::from_utf8_lossy(&log[..end]).into_owned();
-    match i32::try_from(fd) {
+    match loaded {
         // SAFETY: the kernel has just made this descriptor for us.
-        Ok(fd) if fd >= 0 => Ok((log, unsafe { OwnedFd::from_raw_fd(fd) })),
-        _ => Err((error, log)),
+        Ok(program) => Ok((log, unsafe { OwnedFd::from_raw_fd(program) })),
+        Err(error) => Err((error, log)),
     }
 }
 

@@ -4,7 +4,9 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::path::Path;
 
 use aya::maps::{Array, HashMap, Map, MapData, PerCpuArray};
-use aya_obj::generated::{bpf_attr, bpf_cmd};
+use aya_obj::generated::bpf_cmd;
+
+use crate::sys::{attributes, bpf};
 
 /// A value that aya may copy to and from the kernel.
 #[repr(transparent)]
@@ -38,22 +40,20 @@ pub fn values<T: bytemuck::Pod>(pin: &Path) -> Vec<T> {
     let mut keys = vec![0u32; count as usize];
     let mut values = vec![T::zeroed(); count as usize];
     let mut next = 0u32;
-    // SAFETY: a union of plain numbers, for all of which zero is a value.
-    let mut attr: bpf_attr = unsafe { std::mem::zeroed() };
+    let mut attr = attributes();
     attr.batch.out_batch = (&raw mut next) as u64;
     attr.batch.keys = keys.as_mut_ptr() as u64;
     attr.batch.values = values.as_mut_ptr() as u64;
     attr.batch.count = count;
     attr.batch.map_fd = data.fd().as_fd().as_raw_fd().cast_unsigned();
     // SAFETY: there is room for as many keys and values as are asked for, and all of it outlives the call.
-    let result = unsafe {
-        let command = bpf_cmd::BPF_MAP_LOOKUP_BATCH as u32;
-        libc::syscall(libc::SYS_bpf, command, &raw mut attr, size_of::<bpf_attr>())
-    };
-    let error = std::io::Error::last_os_error();
-    // The end of the map is reported as an absence.
-    let ended = error.raw_os_error() == Some(libc::ENOENT);
-    assert!(result == 0 || ended, "look all of {} up: {error}", pin.display());
+    let result = unsafe { bpf(bpf_cmd::BPF_MAP_LOOKUP_BATCH, &mut attr) };
+    match result {
+        Ok(_) => {}
+        // The end of the map is reported as an absence.
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {}
+        Err(error) => panic!("look all of {} up: {error}", pin.display()),
+    }
     // SAFETY: the call has stored how many it found.
     count = unsafe { attr.batch.count };
     values.truncate(count as usize);

@@ -21,6 +21,8 @@ pub mod daemon;
 
 pub mod manager;
 
+pub mod sys;
+
 pub mod maps;
 
 pub mod fixture;
