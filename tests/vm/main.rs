@@ -1,5 +1,4 @@
-//! Drives the VM tests: boots each kernel that it is given with the local tests inside, two guests at a time, and
-//! judges what comes back.
+//! Drives the VM tests: boots each kernel that it is given with the local tests inside and judges what comes back.
 //!
 //! It is told where kernels and programs lie, because fetching and building are the workshop's, and it knows nothing of
 //! what the tests are about: it counts them, cross-checks what they skip, and keeps the record of the verifier's work.
@@ -50,9 +49,12 @@ struct Options {
     kernels: Vec<PathBuf>,
 }
 
-/// Each guest has two CPUs, and so has the smallest machine that these tests must be quick on: a third guest would only
-/// make all of them late. Two are quicker than one, because tests wait for timers.
-const GUESTS: usize = 2;
+/// Each guest has two CPUs and keeps them busy. More guests than the host has pairs of CPUs are slower than one after the
+/// other: one CPU of a guest waits for another that is not running, with a lock held or a call to answer.
+fn guests_at_a_time() -> usize {
+    (std::thread::available_parallelism().map_or(1, usize::from) / 2).max(1)
+}
+
 /// A guest that prints nothing for so long hangs. A test may take half of it under emulation on a busy machine.
 const SILENCE: Duration = Duration::from_secs(300);
 /// How long a fact may take to come true in a guest, in seconds. Only a test that fails waits so long.
@@ -74,7 +76,7 @@ async fn main() -> ExitCode {
 async fn run(options: Options) -> Result<()> {
     fs::create_dir_all(&options.scratch).with_context(|| format!("make {}", options.scratch.display()))?;
     let options = Arc::new(options);
-    let places = Arc::new(Semaphore::new(GUESTS));
+    let places = Arc::new(Semaphore::new(guests_at_a_time()));
     let mut guests = Vec::new();
     for kernel in options.kernels.clone() {
         let (options, places) = (Arc::clone(&options), Arc::clone(&places));
