@@ -13,14 +13,15 @@ use crate::endpoint::EndpointList;
 use crate::membership::{self, Membership};
 use crate::plan::{BackendPlan, Plan, ServicePlan};
 use crate::schedule;
-use crate::service::{Service, Task};
+use crate::service::Service;
 use crate::slots::{Identity, Slot, Slots, SlotsExhausted};
 
 /// A fact.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Event {
-    /// A source has a new list for the service at this position of the configuration.
-    Endpoints(usize, EndpointList),
+    /// A source has a new list for the service at this position of the configuration, of which the task uses these: what
+    /// [`Membership::of`] gives for the service, the task and the list.
+    Endpoints(usize, EndpointList, Membership),
     /// Nothing in the kernel refers to these slots any more: no table, no fallback, no flow.
     Idle(Vec<u32>),
 }
@@ -76,7 +77,6 @@ struct Use {
 /// The mind of one client task.
 #[derive(Clone, Debug)]
 pub struct Balancer {
-    task: Task,
     limits: Limits,
     known: Vec<Known>,
     slots: Slots,
@@ -86,11 +86,11 @@ pub struct Balancer {
 }
 
 impl Balancer {
-    /// A balancer for `task` that takes over what the kernel holds already (nothing, on a first start).
+    /// A balancer that takes over what the kernel holds already (nothing, on a first start).
     ///
     /// # Errors
     /// If there are more services than places.
-    pub fn new(task: Task, services: Vec<Service>, limits: Limits, adopted: Plan) -> Result<Self, Refused> {
+    pub fn new(services: Vec<Service>, limits: Limits, adopted: Plan) -> Result<Self, Refused> {
         let mut slots = Slots::new(limits.slots);
         for (&number, backend) in &adopted.backends {
             let identity = Identity { service: backend.service, address: backend.address };
@@ -106,7 +106,7 @@ impl Balancer {
             taken.insert(place);
             known.push(Known { service, place, use_: None });
         }
-        let mut balancer = Self { task, limits, known, slots, adopted };
+        let mut balancer = Self { limits, known, slots, adopted };
         balancer.drop_empty_places();
         Ok(balancer)
     }
@@ -135,7 +135,7 @@ impl Balancer {
     /// If a list is for a service past the end.
     pub fn handle(&mut self, event: Event) -> Result<(), Refused> {
         match event {
-            Event::Endpoints(position, endpoints) => self.take(position, endpoints),
+            Event::Endpoints(position, endpoints, membership) => self.take(position, endpoints, membership),
             Event::Idle(numbers) => {
                 self.forget(&numbers);
                 Ok(())
@@ -143,9 +143,13 @@ impl Balancer {
         }
     }
 
-    fn take(&mut self, position: usize, endpoints: EndpointList) -> Result<(), Refused> {
+    fn take(
+        &mut self,
+        position: usize,
+        endpoints: EndpointList,
+        membership: Membership,
+    ) -> Result<(), Refused> {
         let known = &self.known[position];
-        let membership = Membership::of(&known.service, self.task, &endpoints);
         let log2 = schedule::length_log2(u32::try_from(membership.members.len()).unwrap_or(u32::MAX));
         let length = if membership.members.is_empty() { 0 } else { 1u32 << log2 };
         self.check_schedules(position, length)?;
@@ -153,10 +157,12 @@ impl Balancer {
         let mut slots = self.slots.clone();
         let mut members = Vec::with_capacity(membership.members.len());
         for member in &membership.members {
-            members.push(slots.hold(Identity { service: known.place, address: member.address })?.number);
+            members.push(
+                slots.hold(Identity { service: known.place, address: member.endpoint.address })?.number,
+            );
         }
         self.slots = slots;
-        let weights: Vec<u64> = membership.members.iter().map(|member| u64::from(member.weight)).collect();
+        let weights: Vec<u64> = membership.members.iter().map(|member| member.weight).collect();
         let fallback = fallback(&weights, &members);
         let schedule = table(&weights, &members, length);
         let known = &mut self.known[position];
@@ -220,7 +226,7 @@ impl Balancer {
                         .membership
                         .members
                         .iter()
-                        .map(|member| Identity { service: known.place, address: member.address }),
+                        .map(|member| Identity { service: known.place, address: member.endpoint.address }),
                 ),
                 (None, Some(adopted)) => {
                     let mut named: BTreeSet<u32> =

@@ -1,7 +1,7 @@
 //! socklb's decisions, as pure functions of facts: no I/O, no clock, no randomness, no async, no unsafe.
 //!
 //! In reading order: what the operator asked for ([`service`]) and what sources report ([`endpoint`]); which endpoints
-//! this client task uses ([`subset`], [`membership`]); where they live in the kernel ([`slots`]); in which order connect
+//! this client task uses ([`subset`], [`membership`]) and how much it sends to each ([`weights`]); where they live in the kernel ([`slots`]); in which order connect
 //! takes them ([`schedule`]); all of it as one value and the ordered steps towards it ([`plan`]); and the one door through
 //! which facts come in ([`balancer`]).
 #![forbid(unsafe_code)]
@@ -11,6 +11,8 @@ pub mod service;
 pub mod endpoint;
 
 pub mod subset;
+
+pub mod weights;
 
 pub mod membership;
 

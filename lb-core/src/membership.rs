@@ -1,14 +1,16 @@
-//! Which of a service's endpoints this client task uses, and why not the others.
+//! Which of a service's endpoints this client task uses, why not the others, and how much it sends to each.
 //!
 //! The subset's order is walked from its best; holes and endpoints that the shared source does not want count as lost
 //! and are replaced by the next of the order, so that one loss is one change. Only if nothing wanted remains do lame
-//! ducks serve; weight 0 never does. Knows nothing of slots or tables.
+//! ducks serve; weight 0 never does. Shares come from the subsets of the whole job, which costs as much as the job is
+//! large: not for an event loop. Knows nothing of slots or tables.
 
 use lb_common::abi::BackendState;
 
 use crate::endpoint::{Endpoint, EndpointList, EndpointState};
-use crate::service::{Service, Subset, Task};
-use crate::subset::{self, Position};
+use crate::service::{Service, Size, Subset, Task};
+use crate::subset::{self, Algorithm, Position};
+use crate::weights::{self, Graph, Precision};
 
 /// Why an index of the order was taken or not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,65 +37,244 @@ impl Verdict {
     }
 }
 
+/// An endpoint that a client task uses.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Member {
+    /// The endpoint.
+    pub endpoint: Endpoint,
+    /// What goes into the schedule: proportional to the share, and the endpoint's own weight where shares are the weights'.
+    pub weight: u64,
+    /// The part of the task's connects that it gets.
+    pub share: f64,
+    /// How many tasks of the job use it.
+    pub connections: u32,
+    /// What it gets from all tasks of the job, in tasks' worth of connects.
+    pub load: f64,
+    /// What it would get if every backend that is used got its part by weight.
+    pub target: f64,
+}
+
 /// The endpoints that a client task uses.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Membership {
     /// The members, best first.
-    pub members: Vec<Endpoint>,
+    pub members: Vec<Member>,
     /// The walk that found them: each index looked at, and what became of it.
     pub walk: Vec<(u32, Verdict)>,
+    /// The size that was asked for, by the operator or by `auto`; `None` without a subset.
+    pub size: Option<u32>,
 }
 
 impl Membership {
     /// The members of `service` that `task` uses, out of `endpoints`.
     pub fn of(service: &Service, task: Task, endpoints: &EndpointList) -> Self {
-        let wanted = Self::choose(service, task, endpoints, Endpoint::is_wanted);
-        if !wanted.members.is_empty() {
-            return wanted;
-        }
+        let wanted = endpoints.as_slice().iter().any(Endpoint::is_wanted);
         // Lame ducks can serve, which is better than refusing everybody.
-        Self::choose(service, task, endpoints, |endpoint| endpoint.weight > 0)
-    }
-
-    fn choose(
-        service: &Service,
-        task: Task,
-        endpoints: &EndpointList,
-        admit: impl Fn(&Endpoint) -> bool,
-    ) -> Self {
-        let list = endpoints.as_slice();
-        let (order, size): (Box<dyn Iterator<Item = u32>>, usize) = match service.subset {
-            Subset::All => (Box::new(list.iter().map(|endpoint| endpoint.index)), list.len()),
+        let admit = if wanted { Endpoint::is_wanted } else { |endpoint: &Endpoint| endpoint.weight > 0 };
+        let pool = Pool::of(endpoints, admit);
+        match service.subset {
+            Subset::All => pool.everything(task),
             Subset::Sized { algorithm, size } => {
-                let position = Position {
+                let mut position = Position {
                     client: task.index,
                     clients: task.count,
                     backends: endpoints.index_space(),
-                    size,
+                    size: 0,
                     seed: service.seed,
                 };
-                (subset::order(algorithm, position), size as usize)
+                position.size = match size {
+                    Size::Fixed(size) => size,
+                    Size::Auto { min } => weights::auto_size(algorithm, position, min),
+                };
+                pool.subset(algorithm, position)
             }
-        };
-        let mut membership = Self { members: Vec::new(), walk: Vec::new() };
-        // Bound: the order is a permutation of fewer than `MAX_INDEXES` indexes.
-        for index in order {
-            if membership.members.len() == size {
+        }
+    }
+}
+
+/// Every index of a list, and whether its endpoint may be a member.
+struct Pool<'a> {
+    endpoints: &'a [Endpoint],
+    /// By index: the position among the endpoints of one that may be a member, or why there is none.
+    by_index: Vec<Result<usize, Verdict>>,
+    /// How many may be.
+    admitted: usize,
+}
+
+impl<'a> Pool<'a> {
+    fn of(list: &'a EndpointList, admit: impl Fn(&Endpoint) -> bool) -> Self {
+        let endpoints = list.as_slice();
+        let mut by_index = vec![Err(Verdict::Hole); list.index_space() as usize];
+        for (at, endpoint) in endpoints.iter().enumerate() {
+            by_index[endpoint.index as usize] = match endpoint.weight {
+                _ if admit(endpoint) => Ok(at),
+                0 => Err(Verdict::Unweighted),
+                _ => Err(Verdict::LameDuck),
+            };
+        }
+        let admitted = by_index.iter().filter(|found| found.is_ok()).count();
+        Self { endpoints, by_index, admitted }
+    }
+
+    /// All that may be members, by index.
+    fn everything(&self, task: Task) -> Membership {
+        let indexes = self.endpoints.iter().map(|endpoint| endpoint.index);
+        let walk: Vec<_> = indexes.map(|index| (index, self.verdict(index))).collect();
+        Membership { members: self.by_weight(&walk, task.count, self.admitted), walk, size: None }
+    }
+
+    fn subset(&self, algorithm: Algorithm, position: Position) -> Membership {
+        let length = subset::length(algorithm, position) as usize;
+        let mut walk = Vec::new();
+        let mut left = length;
+        // Bound: the order is a permutation of the indexes.
+        for index in subset::order(algorithm, position) {
+            if left == 0 {
                 break;
             }
-            let verdict = match list.binary_search_by_key(&index, |endpoint| endpoint.index) {
-                Err(_) => Verdict::Hole,
-                Ok(at) if admit(&list[at]) => {
-                    membership.members.push(list[at].clone());
-                    Verdict::Member
-                }
-                Ok(at) if list[at].weight == 0 => Verdict::Unweighted,
-                Ok(_) => Verdict::LameDuck,
-            };
-            membership.walk.push((index, verdict));
+            let verdict = self.verdict(index);
+            left -= usize::from(verdict == Verdict::Member);
+            walk.push((index, verdict));
         }
-        membership
+        let is_whole = length >= self.admitted && !algorithm.is_aperture();
+        let members = if is_whole || position.clients == 1 {
+            // Whoever is alone, or has all that the others have, follows the weights.
+            self.by_weight(&walk, position.clients, length)
+        } else if algorithm.is_aperture() {
+            self.by_overlap(algorithm, position)
+        } else {
+            self.by_solution(algorithm, position)
+        };
+        Membership { members, walk, size: Some(position.size) }
     }
+
+    fn verdict(&self, index: u32) -> Verdict {
+        self.by_index[index as usize].err().unwrap_or(Verdict::Member)
+    }
+
+    /// One client's members, by index.
+    fn row(&self, algorithm: Algorithm, position: Position) -> impl Iterator<Item = u32> {
+        let length = subset::length(algorithm, position) as usize;
+        let order = subset::order(algorithm, position);
+        order.filter(|&index| self.by_index[index as usize].is_ok()).take(length)
+    }
+
+    fn endpoint(&self, index: u32) -> &Endpoint {
+        &self.endpoints[self.by_index[index as usize].expect("a member has an endpoint")]
+    }
+
+    /// Members of a walk whose shares are those of their weights, in every one of `clients` tasks.
+    fn by_weight(&self, walk: &[(u32, Verdict)], clients: u32, length: usize) -> Vec<Member> {
+        let members = walk.iter().filter(|(_, verdict)| *verdict == Verdict::Member).take(length);
+        let endpoints: Vec<&Endpoint> = members.map(|&(index, _)| self.endpoint(index)).collect();
+        let sum: f64 = endpoints.iter().map(|endpoint| f64::from(endpoint.weight)).sum();
+        let member = |endpoint: &Endpoint| {
+            let share = f64::from(endpoint.weight) / sum;
+            let load = share * f64::from(clients);
+            Member {
+                endpoint: endpoint.clone(),
+                weight: endpoint.weight.into(),
+                share,
+                connections: clients,
+                load,
+                target: load,
+            }
+        };
+        endpoints.into_iter().map(member).collect()
+    }
+
+    /// Members whose shares come from the subsets of the whole job.
+    fn by_solution(&self, algorithm: Algorithm, position: Position) -> Vec<Member> {
+        let mut graph = Graph::new(position.backends);
+        for client in 0..position.clients {
+            graph.push(self.row(algorithm, Position { client, ..position }));
+        }
+        let solution = weights::solve(&graph, &self.capacities(), Precision::default());
+        let row = graph.row(position.client);
+        let job = Job {
+            connections: graph.connections(),
+            loads: solution.loads.clone(),
+            targets: solution.targets.clone(),
+        };
+        self.members(row, solution.weights(&graph, position.client), &job)
+    }
+
+    /// Members of an arc, each by its part in the arc.
+    fn by_overlap(&self, algorithm: Algorithm, position: Position) -> Vec<Member> {
+        let space = self.by_index.len();
+        let mut job = Job { connections: vec![0; space], loads: vec![0.0; space], targets: vec![0.0; space] };
+        let mut own = (Vec::new(), Vec::new());
+        for client in 0..position.clients {
+            let (row, shares) = self.arc(algorithm, Position { client, ..position });
+            for (&index, share) in row.iter().zip(&shares) {
+                job.connections[index as usize] += 1;
+                job.loads[index as usize] += share;
+            }
+            if client == position.client {
+                own = (row, shares);
+            }
+        }
+        let capacities = self.capacities();
+        let used = |index: &usize| job.connections[*index] > 0;
+        let sum: f64 = (0..space).filter(used).map(|index| f64::from(capacities[index])).sum();
+        for index in (0..space).filter(used) {
+            job.targets[index] = f64::from(position.clients) * f64::from(capacities[index]) / sum;
+        }
+        self.members(&own.0, &own.1, &job)
+    }
+
+    /// The members of one client's arc and their shares: overlap times weight. Who replaces a lost member gets the mean
+    /// overlap.
+    fn arc(&self, algorithm: Algorithm, position: Position) -> (Vec<u32>, Vec<f64>) {
+        let overlaps = subset::overlaps(algorithm, position).expect("an aperture");
+        #[expect(clippy::cast_precision_loss, reason = "an overlap is at most the number of clients")]
+        let overlaps: Vec<f64> = overlaps.map(|overlap| overlap as f64).collect();
+        let mean = overlaps.iter().sum::<f64>() / f64::from(u32::try_from(overlaps.len()).unwrap_or(1));
+        let order = subset::order(algorithm, position);
+        let edges = order.zip(overlaps.iter().copied().chain(std::iter::repeat(mean)));
+        let present = edges.filter(|(index, _)| self.by_index[*index as usize].is_ok());
+        let (row, edges): (Vec<u32>, Vec<f64>) = present.take(overlaps.len()).unzip();
+        let weighted =
+            row.iter().zip(edges).map(|(&index, edge)| edge * f64::from(self.endpoint(index).weight));
+        let weighted: Vec<f64> = weighted.collect();
+        let sum: f64 = weighted.iter().sum();
+        (row, weighted.into_iter().map(|weight| weight / sum).collect())
+    }
+
+    /// By index; 0 where nobody may be a member.
+    fn capacities(&self) -> Vec<u16> {
+        let found = self.by_index.iter().map(|found| found.map_or(0, |at| self.endpoints[at].weight));
+        found.collect()
+    }
+
+    fn members(&self, row: &[u32], shares: &[f64], job: &Job) -> Vec<Member> {
+        let member = |(&index, &share): (&u32, &f64)| {
+            let at = index as usize;
+            Member {
+                endpoint: self.endpoint(index).clone(),
+                weight: whole(share),
+                share,
+                connections: job.connections[at],
+                load: job.loads[at],
+                target: job.targets[at],
+            }
+        };
+        row.iter().zip(shares).map(member).collect()
+    }
+}
+
+/// What all tasks of a job together send, by index.
+struct Job {
+    connections: Vec<u32>,
+    loads: Vec<f64>,
+    targets: Vec<f64>,
+}
+
+/// A computed share as a whole number, for exact arithmetic from here on. A positive share stays positive.
+fn whole(share: f64) -> u64 {
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a share is between 0 and 1")]
+    let whole = (share * 4_294_967_296.0).round() as u64;
+    whole.max(u64::from(share > 0.0))
 }
 
 /// What the state word of an endpoint says that is in the source's list.
@@ -108,7 +289,7 @@ pub fn state(endpoint: &Endpoint) -> BackendState {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::service::{Algorithm, Policy, Protocol};
+    use crate::service::{Policy, Protocol};
 
     fn service(subset: Subset) -> Service {
         Service {
@@ -140,7 +321,7 @@ mod tests {
     fn check(subset: Subset, pattern: &str, members: &[u32]) {
         let task = Task { index: 3, count: 10 };
         let membership = Membership::of(&service(subset), task, &endpoints(pattern));
-        let indexes: Vec<_> = membership.members.iter().map(|member| member.index).collect();
+        let indexes: Vec<_> = membership.members.iter().map(|member| member.endpoint.index).collect();
         assert_eq!(indexes, members, "{pattern}");
         let walked = membership.walk.iter().filter(|(_, verdict)| *verdict == Verdict::Member);
         assert_eq!(walked.map(|(index, _)| *index).collect::<Vec<_>>(), members);
@@ -162,17 +343,18 @@ mod tests {
 
     #[test]
     fn a_lost_member_is_replaced_by_the_next_of_the_order() {
-        let subset = Subset::Sized { algorithm: Algorithm::Rocksteadier, size: 4 };
+        let subset = Subset::Sized { algorithm: Algorithm::Rocksteadier, size: Size::Fixed(4) };
         let task = Task { index: 3, count: 10 };
         let whole = "h".repeat(20);
         let before = Membership::of(&service(subset), task, &endpoints(&whole)).members;
         for lost in &before {
             for kind in ['.', 'l', '0'] {
                 let mut pattern: Vec<char> = whole.chars().collect();
-                pattern[lost.index as usize] = kind;
+                pattern[lost.endpoint.index as usize] = kind;
                 let pattern: String = pattern.into_iter().collect();
                 let after = Membership::of(&service(subset), task, &endpoints(&pattern)).members;
-                let kept = before.iter().filter(|member| after.contains(member)).count();
+                let still = |member: &&Member| after.iter().any(|now| now.endpoint == member.endpoint);
+                let kept = before.iter().filter(still).count();
                 assert_eq!((after.len(), kept), (4, 3), "{pattern}");
             }
         }

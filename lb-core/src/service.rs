@@ -2,6 +2,8 @@
 
 use std::net::SocketAddr;
 
+use crate::subset::Algorithm;
+
 /// A transport protocol that a service is dialled with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Protocol {
@@ -50,25 +52,22 @@ pub enum Subset {
     Sized {
         /// The algorithm.
         algorithm: Algorithm,
-        /// 1 to [`lb_common::abi::MAX_SUBSET`].
-        size: u32,
+        /// How many.
+        size: Size,
     },
 }
 
-/// A subsetting algorithm.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Algorithm {
-    /// Rocksteadier subsetting with lots of ten, see [`crate::subset`].
-    Rocksteadier,
-}
-
-impl Algorithm {
-    /// The word for it in configurations and tables.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Rocksteadier => "rocksteadier",
-        }
-    }
+/// How many backends a subset has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Size {
+    /// 1 to [`lb_common::abi::MAX_SUBSET`].
+    Fixed(u32),
+    /// The smallest that is at least `min` and lets structural weights make loads even, see
+    /// [`crate::weights::auto_size`].
+    Auto {
+        /// 1 to [`lb_common::abi::MAX_SUBSET`].
+        min: u32,
+    },
 }
 
 /// Which task of its job a client is.

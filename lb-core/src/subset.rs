@@ -6,14 +6,141 @@
 //! a silent change here reconnects a whole fleet, so no floating point is involved and `tests/vectors.json` fixes the
 //! results. Must not know of health, weights or addresses: a backend is its index, and holes are the caller's to skip.
 
+use std::fmt;
+use std::str::FromStr;
+
+use thiserror::Error;
+
 use crate::endpoint::MAX_INDEXES;
-use crate::service::Algorithm;
 
 pub mod random;
 
 pub mod van_der_corput;
 
+mod shuffled;
+
+mod hashed;
+
+mod ring;
+
 mod rocksteadier;
+
+mod aperture;
+
+/// A subsetting algorithm. `docs/subsetting.md` has their definitions, sources and figures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Algorithm {
+    /// Every client shuffles all backends for itself (SRE book, chapter 20, "random subset").
+    Random,
+    /// Every client ranks all backends by a hash of both (gRPC A68).
+    Rendezvous,
+    /// Each client goes on where the one before it ended.
+    RoundRobin,
+    /// Slices of a shuffle per round of clients, as the SRE book lists it.
+    DeterministicBook,
+    /// The same, with the leftovers of a round rotated (ACM Queue 2022).
+    Deterministic,
+    /// Clients and backends at hashed places of a ring.
+    Consistent,
+    /// Clients and backends evenly spaced on a ring, whole backends.
+    Ring,
+    /// Clients and backends at van der Corput places of a ring (ACM Queue 2022).
+    Ringsteady,
+    /// The same with evenly spaced backends.
+    RingsteadyScaled,
+    /// The same with evenly spaced clients as well.
+    RingsteadyBothScaled,
+    /// Ringsteady over lots of ten, which are dealt by shuffles (ACM Queue 2022): the default.
+    Rocksteadier,
+    /// The article's letter: no rotation by the seed, evenly spaced lots.
+    RocksteadierScaled,
+    /// Arcs of a ring with fractional edges (Twitter 2019, Finagle).
+    Aperture,
+    /// The same over permuted backends (LinkedIn's rest.li).
+    ApertureShuffled,
+}
+
+/// No algorithm has this name.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("no subsetting algorithm is named {0:?}")]
+pub struct UnknownAlgorithm(pub String);
+
+impl Algorithm {
+    /// All of them, in the order in which the documentation has them.
+    pub const ALL: [Self; 14] = [
+        Self::Random,
+        Self::Rendezvous,
+        Self::RoundRobin,
+        Self::DeterministicBook,
+        Self::Deterministic,
+        Self::Consistent,
+        Self::Ring,
+        Self::Ringsteady,
+        Self::RingsteadyScaled,
+        Self::RingsteadyBothScaled,
+        Self::Rocksteadier,
+        Self::RocksteadierScaled,
+        Self::Aperture,
+        Self::ApertureShuffled,
+    ];
+
+    /// The word for it in configurations, command lines and tables.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Random => "random",
+            Self::Rendezvous => "rendezvous",
+            Self::RoundRobin => "round-robin",
+            Self::DeterministicBook => "deterministic-book",
+            Self::Deterministic => "deterministic",
+            Self::Consistent => "consistent",
+            Self::Ring => "ring",
+            Self::Ringsteady => "ringsteady",
+            Self::RingsteadyScaled => "ringsteady-scaled",
+            Self::RingsteadyBothScaled => "ringsteady-both-scaled",
+            Self::Rocksteadier => "rocksteadier",
+            Self::RocksteadierScaled => "rocksteadier-scaled",
+            Self::Aperture => "aperture",
+            Self::ApertureShuffled => "aperture-shuffled",
+        }
+    }
+
+    /// Whether its subsets are arcs with fractional edges: as long as the arc, not as the wanted size.
+    pub const fn is_aperture(self) -> bool {
+        matches!(self, Self::Aperture | Self::ApertureShuffled)
+    }
+
+    /// Whether an order depends on the number of clients: if so, clients reconnect when their job is resized.
+    pub const fn depends_on_clients(self) -> bool {
+        matches!(self, Self::Ring | Self::RingsteadyBothScaled | Self::Aperture | Self::ApertureShuffled)
+    }
+
+    /// Whether an order depends on the wanted size. If not, a larger subset is a longer prefix of the same order.
+    pub const fn depends_on_size(self) -> bool {
+        matches!(
+            self,
+            Self::RoundRobin
+                | Self::DeterministicBook
+                | Self::Deterministic
+                | Self::Aperture
+                | Self::ApertureShuffled
+        )
+    }
+}
+
+impl fmt::Display for Algorithm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for Algorithm {
+    type Err = UnknownAlgorithm;
+
+    fn from_str(name: &str) -> Result<Self, UnknownAlgorithm> {
+        let known = Self::ALL.into_iter().find(|algorithm| algorithm.name() == name);
+        known.ok_or_else(|| UnknownAlgorithm(name.to_owned()))
+    }
+}
 
 /// Where a client task stands among its peers and before what: all that an order may depend on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,20 +157,56 @@ pub struct Position {
     pub seed: u64,
 }
 
+impl Position {
+    /// K: the wanted size, or all backends where there are fewer.
+    pub fn wanted(self) -> u32 {
+        self.size.min(self.backends)
+    }
+}
+
 /// All indexes below `position.backends`, each once, best first; none if there are no backends.
 ///
-/// The order is lazy: taking a prefix costs about as much as the prefix is long. Rocksteadier's depends neither on
-/// `clients` nor on `size`: a subset of another size is another prefix of the same order, and nobody reconnects because
-/// the job grew.
+/// For most algorithms the order is lazy: taking a prefix costs about as much as the prefix is long. Those that shuffle or
+/// hash all backends cost as much as there are backends.
+///
+/// # Panics
+/// If there are more backends than [`MAX_INDEXES`].
 pub fn order(algorithm: Algorithm, position: Position) -> Box<dyn Iterator<Item = u32>> {
     assert!(
         position.backends <= MAX_INDEXES,
         "an order is over at most {MAX_INDEXES} backend indexes, not {}",
         position.backends
     );
-    match algorithm {
-        Algorithm::Rocksteadier => Box::new(rocksteadier::order(position)),
+    if position.backends == 0 {
+        return Box::new(std::iter::empty());
     }
+    match algorithm {
+        Algorithm::Random => Box::new(shuffled::random(position)),
+        Algorithm::Rendezvous => Box::new(hashed::rendezvous(position)),
+        Algorithm::RoundRobin => Box::new(ring::round_robin(position)),
+        Algorithm::DeterministicBook => Box::new(shuffled::deterministic_book(position)),
+        Algorithm::Deterministic => Box::new(shuffled::deterministic(position)),
+        Algorithm::Consistent => Box::new(hashed::consistent(position)),
+        Algorithm::Ring => Box::new(ring::ring(position)),
+        Algorithm::Ringsteady => Box::new(ring::ringsteady(position)),
+        Algorithm::RingsteadyScaled => Box::new(ring::scaled(position)),
+        Algorithm::RingsteadyBothScaled => Box::new(ring::both_scaled(position)),
+        Algorithm::Rocksteadier => Box::new(rocksteadier::order(position)),
+        Algorithm::RocksteadierScaled => Box::new(rocksteadier::scaled(position)),
+        Algorithm::Aperture => Box::new(aperture::aperture(position)),
+        Algorithm::ApertureShuffled => Box::new(aperture::shuffled(position)),
+    }
+}
+
+/// How many backends of the order are the subset: the wanted ones, or the arc of an aperture.
+pub fn length(algorithm: Algorithm, position: Position) -> u32 {
+    if algorithm.is_aperture() { aperture::length(position) } else { position.wanted() }
+}
+
+/// The weights of an aperture's edges, in the order of the subset and in units of 1 / M: each is the part of a backend
+/// that the arc overlaps, multiplied by `position.clients`. The other algorithms have none of their own.
+pub fn overlaps(algorithm: Algorithm, position: Position) -> Option<impl Iterator<Item = u64>> {
+    algorithm.is_aperture().then(|| aperture::overlaps(position))
 }
 
 #[cfg(test)]

@@ -3,28 +3,82 @@
 //! The vectors fix the results of a few inputs; these are the promises that make the results worth having. Must not
 //! repeat how a result is computed: a property is stated from the outside.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
+use lb_core::endpoint::{Endpoint, EndpointList, EndpointState};
+use lb_core::membership::Membership;
 use lb_core::schedule::{apportion, interleave};
-use lb_core::service::Algorithm;
-use lb_core::subset::{Position, order};
+use lb_core::service::{Policy, Protocol, Service, Size, Subset, Task};
+use lb_core::subset::{Algorithm, Position, length, order, overlaps};
 use proptest::collection::vec;
 use proptest::prelude::*;
+use proptest::sample::select;
 
 /// Small spaces hold the corners (part lots, fewer backends than wanted), large ones the rest.
 fn backends() -> impl Strategy<Value = u32> {
     prop_oneof![4 => 0..64_u32, 3 => 0..1_000_u32, 1 => 0..=65_536_u32]
 }
 
+/// Any client of any job. A job has at least as many tasks as the number of each says.
 fn positions() -> impl Strategy<Value = Position> {
-    let clients = prop_oneof![0..40_u32, 0..65_536_u32];
-    (clients, 1..=65_536_u32, backends(), 1..=256_u32, any::<u64>()).prop_map(
-        |(client, clients, backends, size, seed)| Position { client, clients, backends, size, seed },
-    )
+    let clients = prop_oneof![1..40_u32, 1..=65_536_u32];
+    let clients = clients.prop_flat_map(|clients| (0..clients, Just(clients)));
+    (clients, backends(), 1..=256_u32, any::<u64>()).prop_map(|((client, clients), backends, size, seed)| {
+        Position { client, clients, backends, size, seed }
+    })
 }
 
-fn subset(position: Position) -> Vec<u32> {
-    order(Algorithm::Rocksteadier, position).take(position.size as usize).collect()
+fn algorithms() -> impl Strategy<Value = Algorithm> {
+    select(Algorithm::ALL.to_vec())
+}
+
+fn those(property: impl Fn(Algorithm) -> bool) -> impl Strategy<Value = Algorithm> {
+    select(Algorithm::ALL.into_iter().filter(|&algorithm| property(algorithm)).collect::<Vec<_>>())
+}
+
+/// Where one more backend takes one place and moves no other.
+const STEADY: [Algorithm; 4] =
+    [Algorithm::Rendezvous, Algorithm::Consistent, Algorithm::Ringsteady, Algorithm::Rocksteadier];
+
+fn subset(algorithm: Algorithm, position: Position) -> Vec<u32> {
+    order(algorithm, position).take(length(algorithm, position) as usize).collect()
+}
+
+/// A service with endpoints at those indexes that `weights` gives one, and what a task uses of it. Weight 0 is a hole.
+fn members(algorithm: Algorithm, position: Position, weights: &[u16]) -> Membership {
+    let service = Service {
+        name: "users".into(),
+        address: "10.96.0.10:80".parse().expect("an address"),
+        protocol: Protocol::Tcp,
+        policy: Policy::WeightedRoundRobin,
+        subset: Subset::Sized { algorithm, size: Size::Fixed(position.size) },
+        seed: position.seed,
+        errno: 113,
+    };
+    let endpoints =
+        (0_u32..).zip(weights).filter(|(_, weight)| **weight > 0).map(|(index, &weight)| Endpoint {
+            address: (std::net::Ipv4Addr::from_bits(0x0a00_0001 + index), 80).into(),
+            index,
+            weight,
+            state: EndpointState::Healthy,
+            zone: None,
+        });
+    let list = EndpointList::new(endpoints.collect(), service.address, &[]).expect("a list");
+    let task = Task { index: position.client, count: position.clients };
+    Membership::of(&service, task, &list)
+}
+
+/// A small job with holes among its backends: the client, and a weight per index.
+fn jobs() -> impl Strategy<Value = (Position, Vec<u16>)> {
+    let clients = (1..30_u32).prop_flat_map(|clients| (0..clients, Just(clients)));
+    (clients, vec(prop_oneof![Just(0), Just(1), 0..10_u16], 1..60), 1..20_u32, any::<u64>()).prop_map(
+        |((client, clients), mut weights, size, seed)| {
+            // N is the highest index plus one.
+            *weights.last_mut().expect("not empty") = 1;
+            let backends = u32::try_from(weights.len()).expect("short");
+            (Position { client, clients, backends, size, seed }, weights)
+        },
+    )
 }
 
 /// Weights as operators write them, as shares of 2^32, and of any size.
@@ -54,38 +108,145 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 128, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn an_order_names_every_backend_once(position in positions()) {
-        let mut all: Vec<u32> = order(Algorithm::Rocksteadier, position).collect();
+    fn an_order_names_every_backend_once(algorithm in algorithms(), position in positions()) {
+        let mut all: Vec<u32> = order(algorithm, position).collect();
         all.sort_unstable();
         prop_assert!(all.into_iter().eq(0..position.backends));
     }
 
     #[test]
-    fn a_larger_subset_keeps_every_member(position in positions(), more in 1..=256_u32) {
-        let larger = subset(Position { size: position.size + more, ..position });
-        prop_assert!(larger.starts_with(&subset(position)));
+    fn a_larger_subset_keeps_every_member(
+        algorithm in those(|algorithm| !algorithm.depends_on_size()),
+        position in positions(),
+        more in 1..=256_u32,
+    ) {
+        let larger = subset(algorithm, Position { size: position.size + more, ..position });
+        prop_assert!(larger.starts_with(&subset(algorithm, position)));
     }
 
     #[test]
-    fn a_subset_does_not_depend_on_the_number_of_tasks(position in positions(), clients in 1..=65_536_u32) {
-        prop_assert_eq!(subset(Position { clients, ..position }), subset(position));
+    fn a_subset_does_not_depend_on_the_number_of_tasks(
+        algorithm in those(|algorithm| !algorithm.depends_on_clients()),
+        position in positions(),
+        clients in 1..=65_536_u32,
+    ) {
+        prop_assert_eq!(subset(algorithm, Position { clients, ..position }), subset(algorithm, position));
     }
 
     #[test]
-    fn one_more_backend_enters_an_order_and_moves_no_other(position in positions()) {
+    fn one_more_backend_enters_an_order_and_moves_no_other(
+        algorithm in select(&STEADY),
+        position in positions(),
+    ) {
         let new = position.backends.min(65_535);
-        let before = order(Algorithm::Rocksteadier, Position { backends: new, ..position });
-        let after = order(Algorithm::Rocksteadier, Position { backends: new + 1, ..position });
+        let before = order(algorithm, Position { backends: new, ..position });
+        let after = order(algorithm, Position { backends: new + 1, ..position });
         prop_assert!(after.filter(|&backend| backend != new).eq(before));
     }
 
     #[test]
-    fn one_more_backend_replaces_at_most_one_member(position in positions()) {
+    fn one_more_backend_replaces_at_most_one_member(algorithm in select(&STEADY), position in positions()) {
         let backends = position.backends.min(65_535) + 1;
-        let before = subset(Position { backends: backends - 1, ..position });
-        let after: HashSet<u32> = subset(Position { backends, ..position }).into_iter().collect();
+        let before = subset(algorithm, Position { backends: backends - 1, ..position });
+        let after: HashSet<u32> = subset(algorithm, Position { backends, ..position }).into_iter().collect();
         let dropped = before.iter().filter(|backend| !after.contains(backend)).count();
         prop_assert!(dropped <= 1, "{} members dropped", dropped);
+    }
+
+    /// As long as the deal goes around: a round has as many clients as whole slices.
+    #[test]
+    fn no_backend_serves_two_clients_of_a_round(position in positions(), round in 0..100_u32) {
+        let slices = position.backends.checked_div(position.wanted()).unwrap_or(0);
+        let mut served = HashSet::new();
+        // Bound: what is served is among the backends, each once.
+        for client in (0..slices).map(|place| round * slices + place) {
+            let own = subset(Algorithm::Deterministic, Position { client, ..position });
+            prop_assert_eq!(own.len(), position.wanted() as usize);
+            prop_assert!(own.into_iter().all(|backend| served.insert(backend)), "client {}", client);
+            if served.len() > 2_000 {
+                break;
+            }
+        }
+    }
+
+    /// In exact parts: every backend is covered by the same number of whole clients.
+    #[test]
+    fn apertures_cover_every_backend_equally(
+        algorithm in those(Algorithm::is_aperture),
+        clients in 1..60_u32,
+        backends in 1..60_u32,
+        size in 1..70_u32,
+        seed: u64,
+    ) {
+        let mut covered: HashMap<u32, u64> = HashMap::new();
+        for client in 0..clients {
+            let position = Position { client, clients, backends, size, seed };
+            let parts: Vec<u64> = overlaps(algorithm, position).expect("an aperture").collect();
+            prop_assert!(parts.iter().all(|&part| 0 < part && part <= u64::from(clients)));
+            prop_assert!(parts.len() >= position.wanted() as usize);
+            for (backend, part) in subset(algorithm, position).into_iter().zip(parts) {
+                *covered.entry(backend).or_default() += part;
+            }
+        }
+        prop_assert_eq!(covered.len(), backends as usize);
+        let first = covered[&0];
+        prop_assert!(covered.values().all(|&sum| sum == first), "{:?}", covered);
+        prop_assert_eq!(first % u64::from(clients), 0, "whole clients");
+    }
+
+    #[test]
+    fn holes_are_skipped_and_nothing_else_is(algorithm in algorithms(), job in jobs()) {
+        let (position, weights) = job;
+        let used = members(algorithm, position, &weights).members;
+        let used: Vec<u32> = used.iter().map(|member| member.endpoint.index).collect();
+        let present = order(algorithm, position).filter(|&index| weights[index as usize] > 0);
+        let expected: Vec<u32> = present.take(length(algorithm, position) as usize).collect();
+        prop_assert_eq!(used, expected);
+    }
+
+    /// The others stay, and whoever comes next in the order takes the place.
+    #[test]
+    fn a_lost_member_is_replaced_and_nobody_else(
+        algorithm in algorithms(),
+        job in jobs(),
+        lost: proptest::sample::Index,
+    ) {
+        let (position, mut weights) = job;
+        let before: Vec<u32> =
+            members(algorithm, position, &weights).members.iter().map(|member| member.endpoint.index).collect();
+        let lost = before[lost.index(before.len())];
+        // Without the last index, N would be another.
+        prop_assume!(lost + 1 < position.backends);
+        weights[lost as usize] = 0;
+        let after: Vec<u32> =
+            members(algorithm, position, &weights).members.iter().map(|member| member.endpoint.index).collect();
+        let stayed: Vec<u32> = before.iter().copied().filter(|&index| index != lost).collect();
+        prop_assert!(after.starts_with(&stayed), "{:?} became {:?}", before, after);
+        prop_assert!(after.len() <= before.len());
+        let left = weights.iter().filter(|&&weight| weight > 0).count();
+        prop_assert_eq!(after.len(), before.len().min(left));
+    }
+
+    /// A client's shares are its whole traffic, and what all clients send arrives somewhere.
+    #[test]
+    fn shares_sum_to_one_and_loads_to_the_clients(algorithm in algorithms(), job in jobs()) {
+        let (position, weights) = job;
+        let mut loads: HashMap<u32, f64> = HashMap::new();
+        let mut said: HashMap<u32, f64> = HashMap::new();
+        for client in 0..position.clients {
+            let used = members(algorithm, Position { client, ..position }, &weights).members;
+            let sum: f64 = used.iter().map(|member| member.share).sum();
+            prop_assert!((sum - 1.0).abs() < 1e-9, "client {} has {}", client, sum);
+            for member in used {
+                *loads.entry(member.endpoint.index).or_default() += member.share;
+                let before = *said.entry(member.endpoint.index).or_insert(member.load);
+                prop_assert!((before - member.load).abs() < 1e-12, "all clients say the same");
+            }
+        }
+        // What each client computes alone about all of them is what all of them do.
+        for (index, load) in loads {
+            prop_assert!((load - said[&index]).abs() < 1e-6, "backend {}: {} and {}", index, load, said[&index]);
+        }
     }
 
     #[test]

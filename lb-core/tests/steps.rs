@@ -7,6 +7,7 @@ use lb_common::abi::{MAX_SCHEDULE_LOG2, MIN_SCHEDULE_LOG2, NO_SLOT, TableRef, Wa
 use lb_common::pick::{Pick, Tables, pick};
 use lb_core::balancer::{Balancer, Event, Limits};
 use lb_core::endpoint::{Endpoint, EndpointList, EndpointState};
+use lb_core::membership::Membership;
 use lb_core::plan::{Plan, Step, diff};
 use lb_core::service::{Policy, Protocol, Service, Subset, Task};
 use proptest::prelude::*;
@@ -23,6 +24,12 @@ fn service(name: &str, last: u8) -> Service {
         seed: 0,
         errno: 113,
     }
+}
+
+/// A list of the service at this position, and what a task that is alone uses of it.
+fn delivered(services: &[Service], position: usize, list: EndpointList) -> Event {
+    let membership = Membership::of(&services[position], Task { index: 0, count: 1 }, &list);
+    Event::Endpoints(position, list, membership)
 }
 
 /// Endpoints of a service by their numbers: weight 1 to 3, or a lame duck.
@@ -132,19 +139,18 @@ proptest! {
     ) {
         let services = vec![service("a", 0), service("b", 1)];
         let addresses: Vec<SocketAddr> = services.iter().map(|service| service.address).collect();
-        let task = Task { index: 0, count: 1 };
-        let mut balancer = Balancer::new(task, services.clone(), LIMITS, Plan::default()).expect("it fits");
+            let mut balancer = Balancer::new(services.clone(), LIMITS, Plan::default()).expect("it fits");
         let mut lists = [BTreeMap::from([(1, 1)]), BTreeMap::from([(1, 1)])];
         for (position, members) in lists.iter().enumerate() {
             let list = list(u8::try_from(position).expect("it fits"), members);
-            balancer.handle(Event::Endpoints(position, list)).expect("it fits");
+            balancer.handle(delivered(&services, position, list)).expect("it fits");
         }
         let mut keys = BTreeMap::new();
         let mut kernel = walk(&Plan::default(), &balancer.plan(), &mut keys, &[]);
         for (position, members, killed, at) in changes {
             lists[position] = members;
             let changed = list(u8::try_from(position).expect("it fits"), &lists[position]);
-            if balancer.handle(Event::Endpoints(position, changed)).is_err() {
+            if balancer.handle(delivered(&services, position, changed)).is_err() {
                 // No slot was free; nothing changed.
                 prop_assert_eq!(&kernel, &balancer.plan());
                 continue;
@@ -154,10 +160,10 @@ proptest! {
                     kernel.record(&step);
                     record_key(&mut keys, &kernel, &step);
                 }
-                balancer = Balancer::new(task, services.clone(), LIMITS, kernel.clone()).expect("it fits");
+                balancer = Balancer::new(services.clone(), LIMITS, kernel.clone()).expect("it fits");
                 for (position, members) in lists.iter().enumerate() {
                     let list = list(u8::try_from(position).expect("it fits"), members);
-                    balancer.handle(Event::Endpoints(position, list)).expect("it fits");
+                    balancer.handle(delivered(&services, position, list)).expect("it fits");
                 }
             }
             kernel = walk(&kernel, &balancer.plan(), &mut keys, &addresses);
@@ -175,13 +181,11 @@ proptest! {
 
 /// Nothing refers to any flow: what the balancer calls unneeded is idle.
 fn settled(services: &[Service], adopted: Plan) -> (Balancer, Plan) {
-    let task = Task { index: 0, count: 1 };
-    let mut balancer = Balancer::new(task, services.to_vec(), LIMITS, adopted).expect("it fits");
+    let mut balancer = Balancer::new(services.to_vec(), LIMITS, adopted).expect("it fits");
     for position in 0..services.len() {
         let members = BTreeMap::from([(1, 1), (2, 1)]);
-        balancer
-            .handle(Event::Endpoints(position, list(u8::try_from(position).expect("it fits"), &members)))
-            .expect("it fits");
+        let list = list(u8::try_from(position).expect("it fits"), &members);
+        balancer.handle(delivered(services, position, list)).expect("it fits");
     }
     let plan = balancer.plan();
     (balancer, plan)
@@ -204,10 +208,9 @@ fn a_renamed_service_is_balanced_all_the_way() {
 #[test]
 fn a_removed_service_without_a_backend_keeps_no_place() {
     let mut keys = BTreeMap::new();
-    let task = Task { index: 0, count: 1 };
-    let empty = Balancer::new(task, vec![service("empty", 0)], LIMITS, Plan::default()).expect("it fits");
+    let empty = Balancer::new(vec![service("empty", 0)], LIMITS, Plan::default()).expect("it fits");
     let kernel = walk(&Plan::default(), &empty.plan(), &mut keys, &[]);
-    let next = Balancer::new(task, vec![service("next", 1)], LIMITS, kernel.clone()).expect("it fits");
+    let next = Balancer::new(vec![service("next", 1)], LIMITS, kernel.clone()).expect("it fits");
     let kernel = walk(&kernel, &next.plan(), &mut keys, &[]);
     assert_eq!(kernel.services.values().map(|service| service.name.as_str()).collect::<Vec<_>>(), ["next"]);
     assert_eq!(keys.len(), 1);

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use lb_core::balancer::{Balancer, Event, Limits as BalancerLimits, Refused};
 use lb_core::endpoint::EndpointList;
+use lb_core::membership::Membership;
 use thiserror::Error;
 
 use crate::config::{Client, Limits, Source};
@@ -145,7 +146,8 @@ impl Agent {
     /// # Errors
     /// If it does not fit; the one before stays in force.
     pub fn deliver(&mut self, position: usize, list: EndpointList) -> Result<(), Refused> {
-        self.balancer.handle(Event::Endpoints(position, list))
+        let membership = Membership::of(&self.client.services[position].service, self.client.task, &list);
+        self.balancer.handle(Event::Endpoints(position, list, membership))
     }
 
     /// Brings the maps to the plan as far as it goes now.
@@ -353,7 +355,7 @@ impl Agent {
 
 fn balancer(client: &Client, limits: BalancerLimits, datapath: &Datapath) -> Result<Balancer, Refused> {
     let services = client.services.iter().map(|service| service.service.clone()).collect();
-    let mut balancer = Balancer::new(client.task, services, limits, datapath.applied().clone())?;
+    let mut balancer = Balancer::new(services, limits, datapath.applied().clone())?;
     balancer.set_generations(datapath.tables().next_generations());
     Ok(balancer)
 }

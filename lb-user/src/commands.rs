@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use lb_core::balancer::{Balancer, Limits};
+use lb_core::membership::Membership;
 use lb_core::plan::Plan;
 
 use crate::cli::{Cli, Command, PathOverrides};
@@ -274,7 +275,7 @@ fn explain_from_config(
 fn balancer_of(config: &Config, client: &Client, sources: &[FileSource]) -> Result<Balancer, Failure> {
     let limits = Limits { schedule_entries: config.limits.schedule_entries, slots: config.limits.slots };
     let services = client.services.iter().map(|service| service.service.clone()).collect();
-    let mut balancer = Balancer::new(client.task, services, limits, Plan::default())?;
+    let mut balancer = Balancer::new(services, limits, Plan::default())?;
     for (position, configured) in client.services.iter().enumerate() {
         let list = match &configured.source {
             Source::Static(list) => list.clone(),
@@ -285,7 +286,8 @@ fn balancer_of(config: &Config, client: &Client, sources: &[FileSource]) -> Resu
                 source.context("every file has a source")?.read()?.list
             }
         };
-        let delivered = balancer.handle(lb_core::balancer::Event::Endpoints(position, list));
+        let membership = Membership::of(&configured.service, client.task, &list);
+        let delivered = balancer.handle(lb_core::balancer::Event::Endpoints(position, list, membership));
         delivered.with_context(|| format!("client {}, service {}", client.name, configured.service.name))?;
     }
     Ok(balancer)

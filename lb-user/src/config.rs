@@ -290,7 +290,8 @@ pub mod tests {
     use std::fmt::Write as _;
 
     use super::*;
-    use lb_core::service::{Algorithm, Policy, Protocol, Subset, seed};
+    use lb_core::service::{Policy, Protocol, Size, Subset, seed};
+    use lb_core::subset::Algorithm;
     use proptest::prelude::*;
 
     /// An environment of one variable and a host name.
@@ -387,7 +388,7 @@ slots = 65_535
                 address: "10.96.0.10:80".parse().unwrap(),
                 protocol: Protocol::Tcp,
                 policy: Policy::WeightedRoundRobin,
-                subset: Subset::Sized { algorithm: Algorithm::Rocksteadier, size: 20 },
+                subset: Subset::Sized { algorithm: Algorithm::Rocksteadier, size: Size::Fixed(20) },
                 seed: seed(job, "users"),
                 errno: 111,
             },

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
 use lb_core::balancer::Balancer;
-use lb_core::membership::Verdict;
+use lb_core::membership::{self, Verdict};
 use lb_core::plan::Plan;
 use lb_core::service::Subset;
 use serde::{Deserialize, Serialize};
@@ -109,7 +109,7 @@ pub fn explain(
         }
         let (algorithm, size) = match service.subset {
             Subset::All => ("all".to_owned(), None),
-            Subset::Sized { algorithm, size } => (algorithm.name().to_owned(), Some(size)),
+            Subset::Sized { algorithm, .. } => (algorithm.name().to_owned(), membership.size),
         };
         let address = |index| {
             let list = endpoints.as_slice();
@@ -141,7 +141,7 @@ pub fn explain(
                 policy: service.policy.name().to_owned(),
             },
             walk: walk.collect(),
-            members: members(&plan, place, membership.members.iter()),
+            members: members(&plan, place, &membership.members),
             entries: schedule.len(),
             first: schedule.iter().take(SHOWN_ENTRIES).map(|slot| addresses[&u32::from(*slot)]).collect(),
             fallback: addresses.get(&fallback).copied(),
@@ -150,37 +150,31 @@ pub fn explain(
     explanations
 }
 
-fn members<'a>(
-    plan: &Plan,
-    place: u16,
-    members: impl Iterator<Item = &'a lb_core::endpoint::Endpoint> + Clone,
-) -> Vec<Member> {
+fn members(plan: &Plan, place: u16, members: &[membership::Member]) -> Vec<Member> {
     let schedule = &plan.services[&place].schedule;
     let mut counts: BTreeMap<u16, usize> = BTreeMap::new();
     for slot in schedule.iter() {
         *counts.entry(*slot).or_default() += 1;
     }
-    let sum: u32 = members.clone().map(|member| u32::from(member.weight)).sum();
     let slot_of = |address: SocketAddr| {
         let mut backends = plan.backends.iter();
         backends
             .find(|(_, backend)| backend.service == place && backend.address == address)
             .map(|(slot, _)| *slot)
     };
-    members
-        .filter_map(|member| {
-            let slot = slot_of(member.address)?;
-            let entries = u16::try_from(slot).ok().and_then(|slot| counts.get(&slot)).copied().unwrap_or(0);
-            #[expect(clippy::cast_precision_loss, reason = "schedules are far below 2^53 entries")]
-            let quota = f64::from(member.weight) / f64::from(sum.max(1)) * schedule.len() as f64;
-            Some(Member {
-                index: member.index,
-                address: member.address,
-                slot,
-                weight: member.weight,
-                entries,
-                quota,
-            })
+    let member = |member: &membership::Member| {
+        let slot = slot_of(member.endpoint.address)?;
+        let entries = u16::try_from(slot).ok().and_then(|slot| counts.get(&slot)).copied().unwrap_or(0);
+        #[expect(clippy::cast_precision_loss, reason = "schedules are far below 2^53 entries")]
+        let quota = member.share * schedule.len() as f64;
+        Some(Member {
+            index: member.endpoint.index,
+            address: member.endpoint.address,
+            slot,
+            weight: member.endpoint.weight,
+            entries,
+            quota,
         })
-        .collect()
+    };
+    members.iter().filter_map(member).collect()
 }

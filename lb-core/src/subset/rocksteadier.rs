@@ -19,17 +19,31 @@ const ROTATION: u64 = 0xC1;
 /// over them. A client reads its own row across all columns, then the next row, and so on around; it skips the numbers
 /// that fill up the last lot and belong to no backend.
 pub(super) fn order(position: Position) -> impl Iterator<Item = u32> {
-    let Position { client, backends, seed, .. } = position;
-    let client_lot = u64::from(client / LOT);
-    let first_row = rank(client % LOT, LOT);
-    let backend_lots = backends.div_ceil(LOT);
     // Without the rotation by the seed, the first client lot of every job would begin with the same backend lots, and
     // backends shared by many small jobs would be loaded by all of them at once.
-    let from = vdc(client_lot).wrapping_add(mix64(&[seed, ROTATION]));
+    let from = vdc(lot_of(position).into()).wrapping_add(mix64(&[position.seed, ROTATION]));
+    read(position, move |lots| clockwise(lots, from))
+}
+
+/// As the article has it: no rotation, and the lots of backends evenly spaced on the ring.
+pub(super) fn scaled(position: Position) -> impl Iterator<Item = u32> {
+    let client_lot = lot_of(position);
+    read(position, move |lots| super::ring::from_scaled_place(lots, vdc(client_lot.into())))
+}
+
+const fn lot_of(position: Position) -> u32 {
+    position.client / LOT
+}
+
+/// Reads the rows of a client over the columns in the order of `lots`, which is given their number.
+fn read<I: Iterator<Item = u32>>(position: Position, lots: impl Fn(u32) -> I) -> impl Iterator<Item = u32> {
+    let Position { client, backends, seed, .. } = position;
+    let first_row = rank(client % LOT, LOT);
+    let backend_lots = backends.div_ceil(LOT);
     (0..LOT).flat_map(move |row| {
         let row = (first_row + row) % LOT;
-        clockwise(backend_lots, from)
-            .map(move |lot| lot * LOT + column(seed, client_lot, lot)[row as usize])
+        lots(backend_lots)
+            .map(move |lot| lot * LOT + column(seed, lot_of(position).into(), lot)[row as usize])
             .filter(move |&backend| backend < backends)
     })
 }

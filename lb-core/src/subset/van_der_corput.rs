@@ -15,10 +15,39 @@ pub fn order(n: u32) -> impl Iterator<Item = u32> {
     clockwise(n, 0)
 }
 
-/// How many of the numbers below `n` come before `i` in their [`order`]. Costs `n` steps.
+/// How many numbers below `n` have the low `bits` bits of `low`, which has no others.
+const fn sharing(low: u32, bits: u32, n: u32) -> u32 {
+    if low < n { ((n - 1 - low) >> bits) + 1 } else { 0 }
+}
+
+/// How many of the numbers below `n` come before `i` in their [`order`].
+///
+/// The lowest bit decides first: before `i` come those that agree with it up to some bit that is 1 in `i` and 0 in them.
 pub fn rank(i: u32, n: u32) -> u32 {
-    let place = vdc(i.into());
-    (0..n).map(|other| u32::from(vdc(other.into()) < place)).sum()
+    let before = |bit: u32| if i >> bit & 1 == 1 { sharing(i & ((1 << bit) - 1), bit + 1, n) } else { 0 };
+    (0..u32::BITS - 1).map(before).sum()
+}
+
+/// The number below `n` that has this rank in their [`order`]; `rank` is below `n`.
+pub fn nth(mut rank: u32, n: u32) -> u32 {
+    let mut number = 0;
+    for bit in 0..u32::BITS - 1 {
+        // Those that agree with what is known so far and go on with a 0 stand before those that go on with a 1.
+        let zeros = sharing(number, bit + 1, n);
+        if rank >= zeros {
+            rank -= zeros;
+            number |= 1 << bit;
+        }
+        if sharing(number, bit + 1, n) <= 1 {
+            break;
+        }
+    }
+    number
+}
+
+/// The numbers below `n` in their [`order`], beginning with the one of rank `start` and going once around.
+pub fn from_rank(n: u32, start: u32) -> impl Iterator<Item = u32> {
+    clockwise(n, vdc(nth(start, n).into()))
 }
 
 /// The numbers below `n` in the order of their places, beginning with the first that is at or after `from` and going
@@ -67,8 +96,9 @@ mod tests {
 
     #[test]
     fn a_rank_is_the_place_in_the_order() {
-        for n in [1, 2, 10, 33] {
+        for n in (1..70).chain([1000, 65_536]) {
             assert!(order(n).map(|i| rank(i, n)).eq(0..n), "n = {n}");
+            assert!((0..n).map(|place| nth(place, n)).eq(order(n)), "n = {n}");
         }
     }
 

@@ -8,7 +8,8 @@ use std::ops::Range;
 use std::path::Path;
 
 use lb_common::abi::{MAX_SCHEDULE_LOG2, MAX_SUBSET, MIN_SCHEDULE_LOG2, SCHEDULE_ENTRIES_PER_BACKEND};
-use lb_core::service::{Algorithm, Policy, Protocol, Service, Subset, seed};
+use lb_core::service::{Policy, Protocol, Service, Size, Subset, seed};
+use lb_core::subset::Algorithm;
 use toml::de::DeValue;
 
 use super::{ClientService, Source, name_text, path_text};
@@ -100,7 +101,8 @@ impl ServiceEntry {
         };
         match self.service.subset {
             Subset::All => listed.unwrap_or(1),
-            Subset::Sized { size, .. } => listed.unwrap_or(size).min(size),
+            Subset::Sized { size: Size::Fixed(size), .. } => listed.unwrap_or(size).min(size),
+            Subset::Sized { size: Size::Auto { min }, .. } => listed.unwrap_or(min),
         }
     }
 
@@ -248,7 +250,7 @@ fn read_subset(item: &Item<'_>, report: &mut Report<'_>) -> Option<(Subset, Opti
         Some(item) => read_seed(&item, report).map(Some),
         None => Some(None),
     };
-    Some((Subset::Sized { algorithm: algorithm?, size: size? }, seed?))
+    Some((Subset::Sized { algorithm: algorithm?, size: Size::Fixed(size?) }, seed?))
 }
 
 fn read_size(item: &Item<'_>, report: &mut Report<'_>) -> Option<u32> {
@@ -376,7 +378,7 @@ mod tests {
             let ClientService { service, .. } = services(&with_line(line)).remove(0);
             (service.subset, service.seed)
         };
-        let sized = |size| Subset::Sized { algorithm: Algorithm::Rocksteadier, size };
+        let sized = |size| Subset::Sized { algorithm: Algorithm::Rocksteadier, size: Size::Fixed(size) };
         assert_eq!(subset("subset = { size = 1 }"), (sized(1), seed("j", "s")));
         assert_eq!(
             subset("subset = { algorithm = 'rocksteadier', size = 256, seed = '0' }"),

@@ -1,0 +1,63 @@
+//! Algorithms that deal shuffled backends: a shuffle of its own for every client, or one for every round of clients.
+
+use super::Position;
+use super::random::{SplitMix64, mix64, shuffle};
+
+/// `random` (the book's "random subset"): every client shuffles all backends for itself. Uneven by chance, which only many
+/// clients make up for; here as the yardstick.
+pub(super) fn random(position: Position) -> impl Iterator<Item = u32> {
+    shuffled((0..position.backends).collect(), position.seed, position.client).into_iter()
+}
+
+/// `deterministic-book` (the book's listing): clients are cut into rounds; a round shuffles the backends and each of its
+/// clients takes a slice. What is left over when N is no multiple of k is used by nobody in that round.
+pub(super) fn deterministic_book(position: Position) -> impl Iterator<Item = u32> {
+    let Some(place) = Place::of(position) else { return Vec::new().into_iter() };
+    let shuffled = shuffled((0..position.backends).collect(), position.seed, place.round);
+    let (slices, leftover) = shuffled.split_at(place.in_slices as usize);
+    place.order(slices, leftover)
+}
+
+/// `deterministic` (the article's "deterministic with leftovers"): as the book's, but each round sets other backends aside,
+/// so that over the rounds everyone serves equally often.
+pub(super) fn deterministic(position: Position) -> impl Iterator<Item = u32> {
+    let Some(place) = Place::of(position) else { return Vec::new().into_iter() };
+    let n = position.backends;
+    let leftovers = n - place.in_slices;
+    let first = u64::from(place.round) * u64::from(leftovers) % u64::from(n);
+    let first = u32::try_from(first).expect("below n");
+    let aside: Vec<u32> = (first..n).chain(0..first).take(leftovers as usize).collect();
+    // Those set aside are one run of the ring of indexes.
+    let rest = (0..n).filter(|&backend| (backend + n - first) % n >= leftovers).collect();
+    place.order(&shuffled(rest, position.seed, place.round), &aside)
+}
+
+fn shuffled(mut backends: Vec<u32>, seed: u64, number: u32) -> Vec<u32> {
+    shuffle(&mut backends, &mut SplitMix64::new(mix64(&[seed, number.into()])));
+    backends
+}
+
+/// Where a client stands in its round.
+struct Place {
+    round: u32,
+    /// First entry of its slice.
+    start: usize,
+    /// Backends that are in some slice of a round.
+    in_slices: u32,
+}
+
+impl Place {
+    /// `None` if there are no backends to deal.
+    fn of(position: Position) -> Option<Self> {
+        let wanted = position.wanted();
+        let slices = position.backends.checked_div(wanted)?;
+        let start = (position.client % slices * wanted) as usize;
+        Some(Self { round: position.client / slices, start, in_slices: slices * wanted })
+    }
+
+    /// Its own slice, the following ones around, then what is in no slice.
+    fn order(&self, slices: &[u32], leftover: &[u32]) -> std::vec::IntoIter<u32> {
+        let (before, from) = slices.split_at(self.start);
+        [from, before, leftover].concat().into_iter()
+    }
+}
