@@ -10,7 +10,7 @@ use lb_common::abi::BackendState;
 use crate::endpoint::{Endpoint, EndpointList, EndpointState};
 use crate::service::{Service, Size, Subset, Task};
 use crate::subset::{self, Algorithm, Position};
-use crate::weights::{self, Graph, Precision};
+use crate::weights::{self, Graph, Precision, Solution};
 
 /// Why an index of the order was taken or not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,36 +63,100 @@ pub struct Membership {
     pub walk: Vec<(u32, Verdict)>,
     /// The size that was asked for, by the operator or by `auto`; `None` without a subset.
     pub size: Option<u32>,
+    /// The sizes that `auto` looked at, see [`weights::Choice::tried`].
+    pub tried: Vec<(u32, f64)>,
 }
 
 impl Membership {
-    /// The members of `service` that `task` uses, out of `endpoints`.
+    /// The members of `service` that `task` uses, out of `endpoints`. Of several tasks of a job, ask [`Memberships`].
     pub fn of(service: &Service, task: Task, endpoints: &EndpointList) -> Self {
+        Memberships::new(service, task.count, endpoints).of(task.index)
+    }
+}
+
+/// What every task of a job uses of a list. What the tasks have in common, which is nearly all of the work, is computed
+/// once.
+#[derive(Debug)]
+pub struct Memberships<'a> {
+    pool: Pool<'a>,
+    /// How many tasks the job has.
+    clients: u32,
+    /// `None` without a subset. The client of the position means nothing.
+    subset: Option<(Algorithm, Position)>,
+    tried: Vec<(u32, f64)>,
+    shares: Shares,
+}
+
+/// Where the shares of a job's tasks come from.
+#[derive(Debug)]
+enum Shares {
+    /// Whoever is alone, or has all that the others have, follows the weights.
+    Weights,
+    /// Parts of arcs.
+    Overlaps(Job),
+    /// The subsets of all tasks, and the weights that make their loads even.
+    Solution(Graph, Solution, Job),
+}
+
+impl<'a> Memberships<'a> {
+    /// Of `service`, in a job of `count` tasks, out of `endpoints`.
+    pub fn new(service: &Service, count: u32, endpoints: &'a EndpointList) -> Self {
         let wanted = endpoints.as_slice().iter().any(Endpoint::is_wanted);
         // Lame ducks can serve, which is better than refusing everybody.
         let admit = if wanted { Endpoint::is_wanted } else { |endpoint: &Endpoint| endpoint.weight > 0 };
         let pool = Pool::of(endpoints, admit);
-        match service.subset {
-            Subset::All => pool.everything(task),
-            Subset::Sized { algorithm, size } => {
-                let mut position = Position {
-                    client: task.index,
-                    clients: task.count,
-                    backends: endpoints.index_space(),
-                    size: 0,
-                    seed: service.seed,
-                };
-                position.size = match size {
-                    Size::Fixed(size) => size,
-                    Size::Auto { min } => weights::auto_size(algorithm, position, min),
-                };
-                pool.subset(algorithm, position)
+        let Subset::Sized { algorithm, size } = service.subset else {
+            let (subset, tried, shares) = (None, Vec::new(), Shares::Weights);
+            return Self { pool, clients: count, subset, tried, shares };
+        };
+        let mut position = Position {
+            client: 0,
+            clients: count,
+            backends: endpoints.index_space(),
+            size: 0,
+            seed: service.seed,
+        };
+        let mut tried = Vec::new();
+        position.size = match size {
+            Size::Fixed(size) => size,
+            Size::Auto { min } => {
+                let choice = weights::choose_size(algorithm, position, min);
+                tried = choice.tried;
+                choice.size
             }
-        }
+        };
+        let shares = pool.shares(algorithm, position);
+        Self { pool, clients: count, subset: Some((algorithm, position)), tried, shares }
+    }
+
+    /// The members that the task with this number uses.
+    ///
+    /// # Panics
+    /// If the job has no such task.
+    pub fn of(&self, index: u32) -> Membership {
+        assert!(index < self.clients, "task {index} is one of {}", self.clients);
+        let Some((algorithm, position)) = self.subset else {
+            return self.pool.everything(self.clients);
+        };
+        let position = Position { client: index, ..position };
+        let walk = self.pool.walk(algorithm, position);
+        let members = match &self.shares {
+            Shares::Weights => self.pool.by_weight(&walk, self.clients),
+            Shares::Overlaps(job) => {
+                let (row, shares) = self.pool.arc(algorithm, position);
+                self.pool.members(&row, &shares, job)
+            }
+            Shares::Solution(graph, solution, job) => {
+                let row = graph.row(index);
+                self.pool.members(row, solution.weights(graph, index), job)
+            }
+        };
+        Membership { members, walk, size: Some(position.size), tried: self.tried.clone() }
     }
 }
 
 /// Every index of a list, and whether its endpoint may be a member.
+#[derive(Debug)]
 struct Pool<'a> {
     endpoints: &'a [Endpoint],
     /// By index: the position among the endpoints of one that may be a member, or why there is none.
@@ -116,36 +180,40 @@ impl<'a> Pool<'a> {
         Self { endpoints, by_index, admitted }
     }
 
-    /// All that may be members, by index.
-    fn everything(&self, task: Task) -> Membership {
+    /// All that may be members, by index, for every one of `clients` tasks.
+    fn everything(&self, clients: u32) -> Membership {
         let indexes = self.endpoints.iter().map(|endpoint| endpoint.index);
         let walk: Vec<_> = indexes.map(|index| (index, self.verdict(index))).collect();
-        Membership { members: self.by_weight(&walk, task.count, self.admitted), walk, size: None }
+        let members = self.by_weight(&walk, clients);
+        Membership { members, walk, size: None, tried: Vec::new() }
     }
 
-    fn subset(&self, algorithm: Algorithm, position: Position) -> Membership {
-        let length = subset::length(algorithm, position) as usize;
+    /// Goes along one client's order until it has its members or there are no more.
+    fn walk(&self, algorithm: Algorithm, position: Position) -> Vec<(u32, Verdict)> {
+        let mut left = subset::length(algorithm, position);
         let mut walk = Vec::new();
-        let mut left = length;
         // Bound: the order is a permutation of the indexes.
         for index in subset::order(algorithm, position) {
             if left == 0 {
                 break;
             }
             let verdict = self.verdict(index);
-            left -= usize::from(verdict == Verdict::Member);
+            left -= u32::from(verdict == Verdict::Member);
             walk.push((index, verdict));
         }
-        let is_whole = length >= self.admitted && !algorithm.is_aperture();
-        let members = if is_whole || position.clients == 1 {
-            // Whoever is alone, or has all that the others have, follows the weights.
-            self.by_weight(&walk, position.clients, length)
+        walk
+    }
+
+    /// What decides the shares of all tasks.
+    fn shares(&self, algorithm: Algorithm, position: Position) -> Shares {
+        let is_whole = !algorithm.is_aperture() && position.wanted() as usize >= self.admitted;
+        if is_whole || position.clients == 1 {
+            Shares::Weights
         } else if algorithm.is_aperture() {
-            self.by_overlap(algorithm, position)
+            Shares::Overlaps(self.overlaps(algorithm, position))
         } else {
-            self.by_solution(algorithm, position)
-        };
-        Membership { members, walk, size: Some(position.size) }
+            self.solution(algorithm, position)
+        }
     }
 
     fn verdict(&self, index: u32) -> Verdict {
@@ -164,8 +232,8 @@ impl<'a> Pool<'a> {
     }
 
     /// Members of a walk whose shares are those of their weights, in every one of `clients` tasks.
-    fn by_weight(&self, walk: &[(u32, Verdict)], clients: u32, length: usize) -> Vec<Member> {
-        let members = walk.iter().filter(|(_, verdict)| *verdict == Verdict::Member).take(length);
+    fn by_weight(&self, walk: &[(u32, Verdict)], clients: u32) -> Vec<Member> {
+        let members = walk.iter().filter(|(_, verdict)| *verdict == Verdict::Member);
         let endpoints: Vec<&Endpoint> = members.map(|&(index, _)| self.endpoint(index)).collect();
         let sum: f64 = endpoints.iter().map(|endpoint| f64::from(endpoint.weight)).sum();
         let member = |endpoint: &Endpoint| {
@@ -183,35 +251,30 @@ impl<'a> Pool<'a> {
         endpoints.into_iter().map(member).collect()
     }
 
-    /// Members whose shares come from the subsets of the whole job.
-    fn by_solution(&self, algorithm: Algorithm, position: Position) -> Vec<Member> {
+    /// The subsets of the whole job, and the weights that make the loads even.
+    fn solution(&self, algorithm: Algorithm, position: Position) -> Shares {
         let mut graph = Graph::new(position.backends);
         for client in 0..position.clients {
             graph.push(self.row(algorithm, Position { client, ..position }));
         }
         let solution = weights::solve(&graph, &self.capacities(), Precision::default());
-        let row = graph.row(position.client);
         let job = Job {
             connections: graph.connections(),
             loads: solution.loads.clone(),
             targets: solution.targets.clone(),
         };
-        self.members(row, solution.weights(&graph, position.client), &job)
+        Shares::Solution(graph, solution, job)
     }
 
-    /// Members of an arc, each by its part in the arc.
-    fn by_overlap(&self, algorithm: Algorithm, position: Position) -> Vec<Member> {
+    /// What the arcs of the whole job send to each index.
+    fn overlaps(&self, algorithm: Algorithm, position: Position) -> Job {
         let space = self.by_index.len();
         let mut job = Job { connections: vec![0; space], loads: vec![0.0; space], targets: vec![0.0; space] };
-        let mut own = (Vec::new(), Vec::new());
         for client in 0..position.clients {
             let (row, shares) = self.arc(algorithm, Position { client, ..position });
-            for (&index, share) in row.iter().zip(&shares) {
+            for (index, share) in row.into_iter().zip(shares) {
                 job.connections[index as usize] += 1;
                 job.loads[index as usize] += share;
-            }
-            if client == position.client {
-                own = (row, shares);
             }
         }
         let capacities = self.capacities();
@@ -220,7 +283,7 @@ impl<'a> Pool<'a> {
         for index in (0..space).filter(used) {
             job.targets[index] = f64::from(position.clients) * f64::from(capacities[index]) / sum;
         }
-        self.members(&own.0, &own.1, &job)
+        job
     }
 
     /// The members of one client's arc and their shares: overlap times weight. Who replaces a lost member gets the mean
@@ -264,6 +327,7 @@ impl<'a> Pool<'a> {
 }
 
 /// What all tasks of a job together send, by index.
+#[derive(Debug)]
 struct Job {
     connections: Vec<u32>,
     loads: Vec<f64>,
@@ -339,6 +403,43 @@ mod tests {
         check(Subset::All, "ll0.", &[0, 1]);
         check(Subset::All, "00", &[]);
         check(Subset::All, "ll0h", &[3]);
+    }
+
+    #[test]
+    fn loads_are_what_all_tasks_send_together() {
+        let list = endpoints("hhhhh.hhhlhh0hhhhhhh");
+        for algorithm in Algorithm::ALL {
+            let service = service(Subset::Sized { algorithm, size: Size::Fixed(4) });
+            let memberships = Memberships::new(&service, 10, &list);
+            let tasks: Vec<_> = (0..10).map(|index| memberships.of(index)).collect();
+            let mut sent = vec![(0, 0.0); list.index_space() as usize];
+            for member in tasks.iter().flat_map(|task| &task.members) {
+                let (connections, load) = &mut sent[member.endpoint.index as usize];
+                *connections += 1;
+                *load += member.share;
+            }
+            for (task, index) in tasks.iter().zip(0..) {
+                assert_eq!(*task, Membership::of(&service, Task { index, count: 10 }, &list), "{algorithm}");
+                assert!((task.members.iter().map(|member| member.share).sum::<f64>() - 1.0).abs() < 1e-9);
+                for member in &task.members {
+                    let (connections, load) = sent[member.endpoint.index as usize];
+                    assert_eq!(member.connections, connections, "{algorithm}");
+                    assert!((member.load - load).abs() < 1e-9, "{algorithm}: {member:?}");
+                    assert!(member.weight > 0);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_auto_looked_at_is_told() {
+        let service = service(Subset::Sized { algorithm: Algorithm::Random, size: Size::Auto { min: 12 } });
+        let membership = Membership::of(&service, Task { index: 0, count: 40 }, &endpoints(&"h".repeat(200)));
+        let (chosen, before) = membership.tried.split_last().unwrap();
+        assert_eq!(membership.size, Some(chosen.0));
+        assert!(chosen.1 >= 0.99 && !before.is_empty() && before.iter().all(|(_, part)| *part < 0.99));
+        let alone = Membership::of(&service, Task { index: 0, count: 1 }, &endpoints(&"h".repeat(20)));
+        assert_eq!((alone.members.len(), alone.tried), (20, Vec::new()));
     }
 
     #[test]

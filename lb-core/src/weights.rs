@@ -194,25 +194,48 @@ pub const RUNGS: [u32; 11] = [12, 16, 20, 24, 32, 48, 64, 96, 128, 192, 256];
 /// What `size = "auto"` takes at least: few enough backends for an idle fleet, enough to lose some (Finagle's default).
 pub const MIN_AUTO_SIZE: u32 = 12;
 
+/// What [`choose_size`] chose, and after what.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Choice {
+    /// How many backends a client wants.
+    pub size: u32,
+    /// The rungs that were looked at, and the part of the job's backends that structural weights could use at each.
+    pub tried: Vec<(u32, f64)>,
+}
+
+/// The smallest size that is worth looking at: below `min` there are too few to lose some, and with fewer than a client's
+/// part of the backends some backend would have no client.
+pub fn least_size(position: Position, min: u32) -> u32 {
+    min.max(position.backends.div_ceil(position.clients.max(1)))
+}
+
 /// The smallest rung, at least `min`, at which structural weights use 99 % of the job's backends; all backends where none
 /// does. Of `position`, client and size are not used.
 ///
 /// It depends on nothing that differs between the job's clients or changes with time, because weights only fit together
 /// if every client has the same size: no holes, equal capacities.
 pub fn auto_size(algorithm: Algorithm, position: Position, min: u32) -> u32 {
-    let Position { clients, backends, .. } = position;
-    // With fewer, some backend would have no client.
-    let least = min.max(backends.div_ceil(clients.max(1)));
-    let enough = |&size: &u32| {
+    choose_size(algorithm, position, min).size
+}
+
+/// As [`auto_size`], with its reasons.
+pub fn choose_size(algorithm: Algorithm, position: Position, min: u32) -> Choice {
+    let backends = position.backends;
+    let mut tried = Vec::new();
+    let least = least_size(position, min);
+    for size in RUNGS.into_iter().filter(|&rung| rung >= least) {
         if size >= backends || algorithm.is_aperture() {
-            return true;
+            return Choice { size, tried };
         }
         let graph = Graph::of_job(algorithm, Position { size, ..position });
-        let solution = solve(&graph, &vec![1; backends as usize], Precision::default());
+        let utilization = solve(&graph, &vec![1; backends as usize], Precision::default()).utilization();
+        tried.push((size, utilization));
         // Compared as whole numbers, so that no rounding of the last bit decides.
-        (10_000.0 * solution.utilization()).floor() >= 9_900.0
-    };
-    RUNGS.into_iter().filter(|&rung| rung >= least).find(enough).unwrap_or(backends)
+        if (10_000.0 * utilization).floor() >= 9_900.0 {
+            return Choice { size, tried };
+        }
+    }
+    Choice { size: backends, tried }
 }
 
 #[cfg(test)]
@@ -272,6 +295,24 @@ mod tests {
         assert_eq!(solution.iterations, 1_000);
         assert_eq!(solution.targets, [1.5, 1.5, 0.0]);
         assert!(solution.weights(&graph, 2)[1] > 0.99, "{solution:?}");
+    }
+
+    #[test]
+    fn every_client_keeps_its_share_however_uneven_the_graph() {
+        // The first backend's only client cannot give it twice what it has, nor can those of the second go elsewhere.
+        let mut rows: Vec<&[u32]> = vec![&[0]];
+        rows.extend([&[1][..]; 8]);
+        let solution = solve(&graph(2, &rows), &[2, 1], Precision::default());
+        assert_eq!(solution.loads, [1.0, 8.0]);
+        // Here a hashed ring leaves clients to backends that others overload.
+        let position = Position { client: 0, clients: 25, backends: 37, size: 5, seed: 7 };
+        let graph = Graph::of_job(Algorithm::Consistent, position);
+        let solution = solve(&graph, &[1; 37], Precision::default());
+        assert!(!solution.converged);
+        for client in 0..25 {
+            let sum: f64 = solution.weights(&graph, client).iter().sum();
+            assert!((sum - 1.0).abs() < 1e-12, "{sum}");
+        }
     }
 
     #[test]
