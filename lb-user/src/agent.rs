@@ -3,19 +3,18 @@
 //! Facts change the plan; [`Agent::settle`] brings the maps to it. What cannot be done at once (a place that may still
 //! be read, a slot with open flows) is left for the next time. It reads no clock and spawns nothing.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use lb_core::balancer::{Balancer, Event, Limits as BalancerLimits, Refused};
-use lb_core::endpoint::EndpointList;
-use lb_core::membership::Membership;
 use thiserror::Error;
 
 use crate::config::{Client, Limits, Source};
 use crate::datapath::{
     self, Cgroup, Counts, Datapath, DatapathError, Features, Lock, Neighbour, Pins, Walks,
 };
+use crate::offer::{Dialler, Offer, Offers};
 
 /// Shares are shown over this time.
 pub const WINDOW: Duration = Duration::from_secs(60);
@@ -76,6 +75,8 @@ pub struct Agent {
     samples: VecDeque<(Instant, Vec<Sample>)>,
     /// Why the maps are not as planned, if they are not.
     trouble: Option<String>,
+    /// By service: why the list that the configuration holds was refused.
+    refused_static: BTreeMap<String, String>,
 }
 
 impl Agent {
@@ -110,6 +111,7 @@ impl Agent {
             quiet: BTreeSet::new(),
             samples: VecDeque::new(),
             trouble: None,
+            refused_static: BTreeMap::new(),
         })
     }
 
@@ -130,24 +132,49 @@ impl Agent {
     /// Takes in the lists that the configuration itself holds.
     ///
     /// # Errors
-    /// If one does not fit.
-    pub fn deliver_static(&mut self) -> Result<(), Refused> {
+    /// The first that does not fit; the others are taken in all the same.
+    pub fn deliver_static(&mut self, offers: &Offers) -> Result<(), Refused> {
+        self.refused_static.clear();
+        let mut result = Ok(());
         for position in 0..self.client.services.len() {
-            if let Source::Static(list) = &self.client.services[position].source {
-                let list = list.clone();
-                self.deliver(position, list)?;
+            let configured = &self.client.services[position];
+            let name = configured.service.name.clone();
+            // A client that keeps an earlier configuration, because it cannot have this one, keeps its lists as well.
+            let Some(offer) = offers.get(&name).filter(|_| matches!(configured.source, Source::Static(_)))
+            else {
+                continue;
+            };
+            if let Err(refused) = self.deliver(position, offer) {
+                self.refused_static.insert(name, refused.to_string());
+                result = result.and(Err(refused));
             }
         }
-        Ok(())
+        result
     }
 
-    /// Takes in a new list for the service at `position` of this client's services.
+    /// By service: why the list that the configuration holds was refused, if it was.
+    pub fn refused_static(&self) -> &BTreeMap<String, String> {
+        &self.refused_static
+    }
+
+    /// Where the service of this name stands among this client's.
+    pub fn position(&self, service: &str) -> Option<usize> {
+        self.client.services.iter().position(|configured| configured.service.name == service)
+    }
+
+    /// Takes in a new list for the service at `position` of this client's services. Returns whether there was anything to
+    /// take in: what this task uses of the list may not be computed yet.
     ///
     /// # Errors
     /// If it does not fit; the one before stays in force.
-    pub fn deliver(&mut self, position: usize, list: EndpointList) -> Result<(), Refused> {
-        let membership = Membership::of(&self.client.services[position].service, self.client.task, &list);
-        self.balancer.handle(Event::Endpoints(position, list, membership))
+    pub fn deliver(&mut self, position: usize, offer: &Offer) -> Result<bool, Refused> {
+        let service = self.client.services[position].service.clone();
+        let Some(membership) = offer.membership(&Dialler { service, task: self.client.task }) else {
+            return Ok(false);
+        };
+        let event = Event::Endpoints(position, offer.list().clone(), membership.clone());
+        self.balancer.handle(event)?;
+        Ok(true)
     }
 
     /// Brings the maps to the plan as far as it goes now.

@@ -8,15 +8,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use lb_core::balancer::{Balancer, Limits};
-use lb_core::membership::Membership;
+use lb_core::balancer::{Balancer, Event, Limits};
 use lb_core::plan::Plan;
+use lb_core::service::Service;
 
 use crate::cli::{Cli, Command, PathOverrides};
 use crate::config::{self, Client, Config, ConfigError, Host, Paths, Source};
 use crate::datapath::{self, DatapathError, Pins};
 use crate::diagnostic::Faults;
 use crate::explain::{self, Explanation};
+use crate::offer::{self, Dialler, Offers};
 use crate::render::{self, Style};
 use crate::source::{FileSource, SourceError, Stamp};
 use crate::status::{self, Status};
@@ -153,8 +154,9 @@ fn check(file: &Path, overrides: &PathOverrides) -> Result<ExitCode, Failure> {
         return Ok(ExitCode::FAILURE);
     }
     // What the files hold must fit the limits, too.
+    let offers = offers(&config.clients, &sources)?;
     for client in &config.clients {
-        balancer_of(&config, client, &sources)?;
+        balancer_of(&config, client, &offers)?;
     }
     println!("{}: ok", file.display());
     Ok(ExitCode::SUCCESS)
@@ -262,32 +264,45 @@ fn explain_from_config(
     service: &str,
     client: Option<&str>,
 ) -> Result<Vec<Explanation>, Failure> {
-    let sources = file_sources(config);
+    let mut clients = config.clients.clone();
+    clients.retain(|other| client.is_none_or(|client| client == other.name));
+    let offers = offers(&clients, &file_sources(config))?;
     let mut explanations = Vec::new();
-    for configured in config.clients.iter().filter(|other| client.is_none_or(|client| client == other.name)) {
-        let balancer = balancer_of(config, configured, &sources)?;
+    for configured in &clients {
+        let balancer = balancer_of(config, configured, &offers)?;
         explanations.extend(explain::explain(configured, &balancer, Some(service), false));
     }
     Ok(explanations)
 }
 
+/// The lists of all services that these clients dial, and what each of them uses of them.
+fn offers(clients: &[Client], sources: &[FileSource]) -> Result<Offers, Failure> {
+    let mut offers = offer::statics(clients, &Offers::new());
+    for configured in clients.iter().flat_map(|client| &client.services) {
+        let Source::File(path) = &configured.source else { continue };
+        let Service { name, address, .. } = &configured.service;
+        if !offers.contains_key(name) {
+            let mut sources = sources.iter();
+            let source = sources.find(|source| source.path == *path && source.service == *address);
+            let mut offer = source.context("every file has a source")?.read()?.offer;
+            offer.complete(&offer::diallers(clients, name));
+            offers.insert(name.clone(), offer);
+        }
+    }
+    Ok(offers)
+}
+
 /// The mind of a client as a daemon would have it that started now, on an empty kernel.
-fn balancer_of(config: &Config, client: &Client, sources: &[FileSource]) -> Result<Balancer, Failure> {
+fn balancer_of(config: &Config, client: &Client, offers: &Offers) -> Result<Balancer, Failure> {
     let limits = Limits { schedule_entries: config.limits.schedule_entries, slots: config.limits.slots };
     let services = client.services.iter().map(|service| service.service.clone()).collect();
     let mut balancer = Balancer::new(services, limits, Plan::default())?;
     for (position, configured) in client.services.iter().enumerate() {
-        let list = match &configured.source {
-            Source::Static(list) => list.clone(),
-            Source::File(path) => {
-                let address = configured.service.address;
-                let mut sources = sources.iter();
-                let source = sources.find(|source| source.path == *path && source.service == address);
-                source.context("every file has a source")?.read()?.list
-            }
-        };
-        let membership = Membership::of(&configured.service, client.task, &list);
-        let delivered = balancer.handle(lb_core::balancer::Event::Endpoints(position, list, membership));
+        let service = configured.service.clone();
+        let offer = offers.get(&service.name).context("every service has a list")?;
+        let dialler = Dialler { service, task: client.task };
+        let membership = offer.membership(&dialler).context("every client was asked for")?.clone();
+        let delivered = balancer.handle(Event::Endpoints(position, offer.list().clone(), membership));
         delivered.with_context(|| format!("client {}, service {}", client.name, configured.service.name))?;
     }
     Ok(balancer)

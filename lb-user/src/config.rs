@@ -401,7 +401,7 @@ slots = 65_535
             service: Service {
                 name: "mail.v6".to_owned(),
                 address: "[2001:db8::10]:25".parse().unwrap(),
-                subset: Subset::All,
+                subset: Subset::Sized { algorithm: Algorithm::Rocksteadier, size: Size::Auto { min: 12 } },
                 seed: seed(job, "mail.v6"),
                 errno: 113,
                 ..users(job).service

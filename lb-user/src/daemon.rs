@@ -25,12 +25,13 @@ use tracing::{error, info, warn};
 
 use self::files::Watched;
 use self::leaving::Leaving;
-use self::reload::{Loaded, Opened, Reload};
+use self::reload::{Loaded, Reload, Tried};
 use self::report::{Notifier, Waiter};
 use crate::agent::{Agent, Followed};
 use crate::api::{self, Question};
 use crate::config::{Client, Config};
 use crate::datapath::{self, DatapathError, Features, Patient, Repair};
+use crate::offer::{self, Offer, Offers};
 use crate::source::{Contents, FileSource, SourceError, Stamp, Watch};
 
 /// Files and cgroups are looked at, and idle slots freed, this often: a watch can be lost without a word.
@@ -57,10 +58,12 @@ enum Event {
     Due,
     /// An endpoint file was read, for the service.
     Read { service: String, source: FileSource, stamp: Option<Stamp>, result: Result<Contents, SourceError> },
+    /// What client tasks use of the service's list was computed.
+    Computed { service: String, offer: Offer },
     /// The configuration and all its files were read.
     Loaded(Box<Loaded>),
     /// Clients that could not be started were tried again.
-    Opened(Vec<Opened>),
+    Opened(Box<Tried>),
     /// Every program that was running when the wait began has ended.
     ReadersGone(Result<(), DatapathError>),
     /// Flow records were compared with the kernel's lists of sockets.
@@ -85,6 +88,8 @@ struct Daemon {
     unstarted: Vec<(Client, String)>,
     opening: bool,
     leaving: Vec<Leaving>,
+    /// Lists that the configuration holds.
+    statics: Offers,
     /// By service name.
     files: BTreeMap<String, Watched>,
     reload: Reload,
@@ -140,6 +145,7 @@ async fn start(config: Config, stamp: Option<Stamp>, reread: Reread) -> Result<(
         unstarted: Vec::new(),
         opening: false,
         leaving: Vec::new(),
+        statics: Offers::new(),
         files: BTreeMap::new(),
         reload,
         watch,
@@ -222,11 +228,17 @@ impl Daemon {
         if self.agents.iter().any(|agent| !agent.datapath().applied().services.is_empty()) {
             datapath::wait_for_readers()?;
         }
+        self.statics = offer::statics(&self.config.clients, &Offers::new());
         for agent in &mut self.agents {
-            agent.deliver_static().with_context(|| format!("start client {}", agent.client.name))?;
+            let name = agent.client.name.clone();
+            agent.deliver_static(&self.statics).with_context(|| format!("start client {name}"))?;
         }
         for (service, source) in files::sources(&self.config) {
-            let first = source.read_first();
+            let mut first = source.read_first();
+            let diallers = offer::diallers(&self.config.clients, &service);
+            for contents in first.contents_mut() {
+                contents.offer.complete(&diallers);
+            }
             self.take_first(&service, source, first, None, Instant::now());
         }
         for agent in &mut self.agents {
@@ -287,7 +299,8 @@ impl Daemon {
                     self.settle();
                 }
             }
-            Event::Opened(opened) => self.opened(opened),
+            Event::Computed { service, offer } => self.computed(&service, offer),
+            Event::Opened(tried) => self.opened(*tried),
             Event::Loaded(loaded) => self.loaded(*loaded, now),
             Event::ReadersGone(result) => self.readers_gone(result),
             Event::Repaired(repaired) => self.repaired(repaired),

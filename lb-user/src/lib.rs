@@ -1,7 +1,8 @@
 //! socklb's daemon and commands, as a library for its own binary and benchmark. It is no interface for others.
 //!
 //! In reading order: the command line ([`cli`]) and the configuration ([`config`]); where endpoints come from
-//! ([`source`]); the kernel side ([`datapath`]) and one client task ([`agent`]); the event loop ([`daemon`]) and its
+//! ([`source`]) and what client tasks use of them ([`offer`]); the kernel side ([`datapath`]) and one client task
+//! ([`agent`]); the event loop ([`daemon`]) and its
 //! socket ([`api`]); what people are shown ([`status`], [`explain`], [`render`]); processes that wait for their cgroup to
 //! be covered ([`cover`]); and what may be wrong with the host ([`doctor`]).
 #![expect(missing_docs, reason = "an error's or an option's text is its documentation")]
@@ -15,6 +16,8 @@ pub mod document;
 pub mod config;
 
 pub mod source;
+
+pub mod offer;
 
 pub mod datapath;
 

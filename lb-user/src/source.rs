@@ -11,9 +11,9 @@ use std::io::{self, Read};
 use std::net::SocketAddr;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use lb_core::endpoint::EndpointList;
 use lb_core::service::Service;
 use notify::event::{AccessKind, AccessMode, EventKind};
 use notify::{RecommendedWatcher, RecursiveMode, Watcher};
@@ -22,6 +22,7 @@ use tokio::sync::mpsc;
 
 use crate::config::Config;
 use crate::diagnostic::Faults;
+use crate::offer::Offer;
 
 /// A file is read this long after the first change of a burst.
 const SETTLE: Duration = Duration::from_millis(200);
@@ -205,7 +206,7 @@ impl FileSource {
     fn read_from(&self, path: &Path) -> Result<Contents, SourceError> {
         let text = read_whole(path)?;
         let list = endpoints::parse(&text, path, self.service, &self.services)?;
-        Ok(Contents { list, text })
+        Ok(Contents { offer: Offer::new(list), text: text.into() })
     }
 
     /// Keeps a list for starts without a good file.
@@ -228,12 +229,20 @@ pub struct FirstRead {
     pub instead: Option<Result<Contents, SourceError>>,
 }
 
-/// A valid file: its list, and the text that it was read from.
-#[derive(Debug)]
+impl FirstRead {
+    /// Whatever list was found.
+    pub fn contents_mut(&mut self) -> impl Iterator<Item = &mut Contents> {
+        let instead = self.instead.iter_mut().flatten();
+        self.result.iter_mut().chain(instead)
+    }
+}
+
+/// A valid file: its list, of which nobody's part is known yet, and the text that it was read from.
+#[derive(Clone, Debug)]
 pub struct Contents {
     /// The list.
-    pub list: EndpointList,
-    text: Vec<u8>,
+    pub offer: Offer,
+    text: Arc<[u8]>,
 }
 
 /// Reads a file that nobody changed meanwhile.

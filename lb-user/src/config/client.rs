@@ -43,7 +43,9 @@ pub fn read(
         }
         let task = read_task(table, env, report);
         let dialled = read_services(table, services, report);
-        check_limits(table, name, &dialled, limits, report);
+        if let Some(task) = task {
+            check_limits(table, name, task, &dialled, limits, report);
+        }
         if let Some(item) = table.get("accounting") {
             item.choice(&[("active", ())], &["full"], report);
         }
@@ -276,11 +278,14 @@ fn find<'s, 't>(services: &'s [Declared<'t>], name: &str) -> Option<&'s Declared
 fn check_limits(
     table: &Table<'_>,
     name: Option<&str>,
+    task: Task,
     dialled: &[&ServiceEntry],
     limits: Limits,
     report: &mut Report<'_>,
 ) {
-    let sum = |of: fn(&ServiceEntry) -> u32| dialled.iter().map(|entry| u64::from(of(entry))).sum::<u64>();
+    let sum = |of: fn(&ServiceEntry, Task) -> u32| {
+        dialled.iter().map(|entry| u64::from(of(entry, task))).sum::<u64>()
+    };
     let name = name.unwrap_or("?");
     for (key, needed, limit) in [
         ("schedule_entries", sum(ServiceEntry::schedule_entries), limits.schedule_entries),

@@ -8,8 +8,9 @@ use std::ops::Range;
 use std::path::Path;
 
 use lb_common::abi::{MAX_SCHEDULE_LOG2, MAX_SUBSET, MIN_SCHEDULE_LOG2, SCHEDULE_ENTRIES_PER_BACKEND};
-use lb_core::service::{Policy, Protocol, Service, Size, Subset, seed};
-use lb_core::subset::Algorithm;
+use lb_core::service::{Policy, Protocol, Service, Size, Subset, Task, seed};
+use lb_core::subset::{self, Algorithm, Position};
+use lb_core::weights::{self, MIN_AUTO_SIZE};
 use toml::de::DeValue;
 
 use super::{ClientService, Source, name_text, path_text};
@@ -19,23 +20,11 @@ use crate::source::endpoints::{self, Entry};
 
 const KEYS: [&str; 7] = ["name", "address", "protocol", "policy", "subset", "on_no_backend", "backends"];
 
-const UNBUILT_POLICIES: [&str; 4] = ["round-robin", "least-loaded", "p2c", "random"];
+/// What a subset has where nothing else is said: see docs/subsetting.md for why.
+const ALGORITHM: Algorithm = Algorithm::Rocksteadier;
+const AUTO: Size = Size::Auto { min: MIN_AUTO_SIZE };
 
-const UNBUILT_ALGORITHMS: [&str; 13] = [
-    "random",
-    "rendezvous",
-    "round-robin",
-    "deterministic-book",
-    "deterministic",
-    "consistent",
-    "ring",
-    "ringsteady",
-    "ringsteady-scaled",
-    "ringsteady-both-scaled",
-    "rocksteadier-scaled",
-    "aperture",
-    "aperture-shuffled",
-];
+const UNBUILT_POLICIES: [&str; 4] = ["round-robin", "least-loaded", "p2c", "random"];
 
 // What connect(2) gives by itself, so that callers handle it. EPERM is not among them: it is what a refusing hook gives
 // when the kernel cannot say better, and callers take it for a firewall.
@@ -92,23 +81,33 @@ impl ServiceEntry {
         ClientService { service: Service { seed, ..self.service.clone() }, source: self.source.clone() }
     }
 
-    /// The backends that a client task takes of it. What a file will say is not known: as many as the subset takes, and
-    /// at least one.
-    pub fn backends(&self) -> u32 {
+    /// The least backends that a client task takes of it, as far as the text alone tells. What a file will say is not known:
+    /// as many as were asked for, and at least one. Which size `auto` chooses among those that it may choose is computed
+    /// only once there is a list.
+    pub fn backends(&self, task: Task) -> u32 {
         let listed = match &self.source {
-            Source::Static(list) => u32::try_from(list.as_slice().len()).ok(),
+            Source::Static(list) => Some(list.index_space()),
             Source::File(_) => None,
         };
-        match self.service.subset {
-            Subset::All => listed.unwrap_or(1),
-            Subset::Sized { size: Size::Fixed(size), .. } => listed.unwrap_or(size).min(size),
-            Subset::Sized { size: Size::Auto { min }, .. } => listed.unwrap_or(min),
-        }
+        let (algorithm, size) = match (self.service.subset, listed) {
+            (Subset::All, listed) => return listed.unwrap_or(1),
+            (Subset::Sized { size: Size::Fixed(size), .. }, None) => return size,
+            (Subset::Sized { size: Size::Auto { .. }, .. }, None) => return 1,
+            (Subset::Sized { algorithm, size }, Some(_)) => (algorithm, size),
+        };
+        // A list in the configuration has no holes, and all its weights are 1.
+        let backends = listed.unwrap_or(0);
+        let position = Position { client: task.index, clients: task.count, backends, size: 0, seed: 0 };
+        let size = match size {
+            Size::Fixed(size) => size,
+            Size::Auto { min } => weights::least_size(position, min),
+        };
+        subset::length(algorithm, Position { size, ..position })
     }
 
     /// The entries of a schedule over [`Self::backends`].
-    pub fn schedule_entries(&self) -> u32 {
-        let wanted = self.backends().saturating_mul(SCHEDULE_ENTRIES_PER_BACKEND);
+    pub fn schedule_entries(&self, task: Task) -> u32 {
+        let wanted = self.backends(task).saturating_mul(SCHEDULE_ENTRIES_PER_BACKEND);
         wanted.clamp(1 << MIN_SCHEDULE_LOG2, 1 << MAX_SCHEDULE_LOG2).next_power_of_two()
     }
 }
@@ -199,7 +198,7 @@ fn read_entry(
     };
     let subset = match table.get("subset") {
         Some(item) => read_subset(&item, report),
-        None => Some((Subset::All, None)),
+        None => Some((Subset::Sized { algorithm: ALGORITHM, size: AUTO }, None)),
     };
     let errno = match table.get("on_no_backend") {
         Some(item) => read_errno(&item, report),
@@ -225,7 +224,7 @@ fn read_subset(item: &Item<'_>, report: &mut Report<'_>) -> Option<(Subset, Opti
     match item.value() {
         DeValue::String(text) if text == "all" => return Some((Subset::All, None)),
         DeValue::String(text) => {
-            let help = "write \"all\" or { algorithm = \"rocksteadier\", size = 20 }".to_owned();
+            let help = "write \"all\" or { algorithm = \"rocksteadier\", size = \"auto\" }".to_owned();
             report.add(item.span(), format!("unknown subset {}", quote(text)), help);
             return None;
         }
@@ -239,29 +238,43 @@ fn read_subset(item: &Item<'_>, report: &mut Report<'_>) -> Option<(Subset, Opti
     table.check_keys(&["algorithm", "size", "seed"], report);
     let algorithm = match table.get("algorithm") {
         Some(item) => {
-            let built = [(Algorithm::Rocksteadier.name(), Algorithm::Rocksteadier)];
-            item.choice(&built, &UNBUILT_ALGORITHMS, report)
+            let built = Algorithm::ALL.map(|algorithm| (algorithm.name(), algorithm));
+            item.choice(&built, &[], report)
         }
-        None => Some(Algorithm::Rocksteadier),
+        None => Some(ALGORITHM),
     };
-    let size = table.required("size", &format!("write 1 to {MAX_SUBSET}, or subset = \"all\""), report);
-    let size = size.and_then(|item| read_size(&item, report));
+    let size = match table.get("size") {
+        Some(item) => read_size(&item, report),
+        None => Some(AUTO),
+    };
     let seed = match table.get("seed") {
         Some(item) => read_seed(&item, report).map(Some),
         None => Some(None),
     };
-    Some((Subset::Sized { algorithm: algorithm?, size: Size::Fixed(size?) }, seed?))
+    Some((Subset::Sized { algorithm: algorithm?, size: size? }, seed?))
 }
 
-fn read_size(item: &Item<'_>, report: &mut Report<'_>) -> Option<u32> {
-    let unbuilt = match item.value() {
-        DeValue::String(text) if text == "auto" => "\"auto\"",
-        DeValue::Table(table) if table.contains_key("min") => "{ min = .. }",
-        _ => return item.number(1..=MAX_SUBSET, report),
-    };
-    let help = format!("write 1 to {MAX_SUBSET}, or subset = \"all\"");
-    report.add(item.span(), format!("size {unbuilt} is not built yet"), help);
-    None
+fn read_size(item: &Item<'_>, report: &mut Report<'_>) -> Option<Size> {
+    match item.value() {
+        DeValue::Integer(_) => item.number(1..=MAX_SUBSET, report).map(Size::Fixed),
+        DeValue::String(text) if text == "auto" => Some(AUTO),
+        DeValue::Table(_) => {
+            let table = item.table("size", report)?;
+            table.check_keys(&["min"], report);
+            let help = format!("write {{ min = {MIN_AUTO_SIZE} }}, or size = \"auto\"");
+            let min = table.required("min", &help, report)?.number(1..=MAX_SUBSET, report)?;
+            Some(Size::Auto { min })
+        }
+        DeValue::String(text) => {
+            let help = format!("write 1 to {MAX_SUBSET}, \"auto\" or {{ min = {MIN_AUTO_SIZE} }}");
+            report.add(item.span(), format!("unknown size {}", quote(text)), help);
+            None
+        }
+        _ => {
+            item.wrong_kind("a whole number, \"auto\" or { min = .. }", report);
+            None
+        }
+    }
 }
 
 // A string, because the numbers of most readers of TOML and JSON do not hold 64 bits.
@@ -360,31 +373,90 @@ mod tests {
             address: "10.96.0.10:80".parse().unwrap(),
             protocol: Protocol::Tcp,
             policy: Policy::WeightedRoundRobin,
-            subset: Subset::All,
+            subset: Subset::Sized { algorithm: Algorithm::Rocksteadier, size: Size::Auto { min: 12 } },
             seed: seed("j", "s"),
             errno: 113,
         };
         let expected = [ClientService { service, source: Source::Static(Default::default()) }];
         assert_eq!(services(&with_line("")), expected);
         assert_eq!(
-            services(&with_line("protocol = 'tcp'\npolicy = 'weighted-round-robin'\nsubset = 'all'")),
+            services(&with_line("protocol = 'tcp'\npolicy = 'weighted-round-robin'\nsubset = {}")),
             expected
         );
     }
 
+    #[track_caller]
+    fn check_subset(line: &str, algorithm: Algorithm, size: Size, seed: u64) {
+        let ClientService { service, .. } = services(&with_line(line)).remove(0);
+        assert_eq!((service.subset, service.seed), (Subset::Sized { algorithm, size }, seed), "{line}");
+    }
+
     #[test]
-    fn a_subset_is_sized_and_its_seed_may_be_given() {
-        let subset = |line: &str| {
-            let ClientService { service, .. } = services(&with_line(line)).remove(0);
-            (service.subset, service.seed)
+    fn a_subset_has_a_size_and_its_seed_may_be_given() {
+        let (algorithm, named) = (Algorithm::Rocksteadier, seed("j", "s"));
+        let cases = [
+            ("subset = { size = 1 }", Size::Fixed(1), named),
+            ("subset = { algorithm = 'rocksteadier', size = 256, seed = '0' }", Size::Fixed(256), 0),
+            ("subset = { size = 2, seed = '18446744073709551615' }", Size::Fixed(2), u64::MAX),
+            ("subset = { size = 'auto' }", Size::Auto { min: 12 }, named),
+            ("subset = { seed = '5' }", Size::Auto { min: 12 }, 5),
+            ("subset = { size = { min = 1 } }", Size::Auto { min: 1 }, named),
+            ("subset = { size = { min = 256 } }", Size::Auto { min: 256 }, named),
+        ];
+        for (line, size, seed) in cases {
+            check_subset(line, algorithm, size, seed);
+        }
+        assert_eq!(services(&with_line("subset = 'all'")).remove(0).service.subset, Subset::All);
+    }
+
+    #[test]
+    fn every_algorithm_is_taken_by_its_name() {
+        assert_eq!(Algorithm::ALL.len(), 14);
+        for algorithm in Algorithm::ALL {
+            let line = format!("subset = {{ algorithm = '{algorithm}' }}");
+            check_subset(&line, algorithm, Size::Auto { min: 12 }, seed("j", "s"));
+        }
+    }
+
+    #[track_caller]
+    fn check_least(
+        subset: &str,
+        listed: Option<u32>,
+        (index, count): (u32, u32),
+        backends: u32,
+        entries: u32,
+    ) {
+        let list = |count: u32| (1..=count).map(|n| format!("'10.0.{}.{}:80'", n / 250, n % 250 + 1));
+        let source = match listed {
+            Some(listed) => format!("{{ static = [{}] }}", list(listed).collect::<Vec<_>>().join(", ")),
+            None => "{ file = 'f' }".to_owned(),
         };
-        let sized = |size| Subset::Sized { algorithm: Algorithm::Rocksteadier, size: Size::Fixed(size) };
-        assert_eq!(subset("subset = { size = 1 }"), (sized(1), seed("j", "s")));
-        assert_eq!(
-            subset("subset = { algorithm = 'rocksteadier', size = 256, seed = '0' }"),
-            (sized(256), 0)
-        );
-        assert_eq!(subset("subset = { size = 2, seed = '18446744073709551615' }"), (sized(2), u64::MAX));
+        let text = format!("name = 's'\naddress = '10.96.0.10:80'\nbackends = {source}\nsubset = {subset}");
+        let ClientService { service, source } = services(&with_service(&text)).remove(0);
+        let entry = ServiceEntry { service, seed: None, source };
+        let task = Task { index, count };
+        assert_eq!((entry.backends(task), entry.schedule_entries(task)), (backends, entries), "{text}");
+    }
+
+    #[test]
+    fn what_a_subset_takes_is_known_as_far_as_the_text_tells() {
+        // From a file: what was asked for.
+        check_least("'all'", None, (0, 1), 1, 1024);
+        check_least("{}", None, (0, 1), 1, 1024);
+        check_least("{ size = 200 }", None, (0, 9), 200, 8192);
+        check_least("{ size = { min = 200 } }", None, (0, 9), 1, 1024);
+        // Listed: all that there are, but for those whom a size leaves out.
+        check_least("'all'", Some(300), (0, 9), 300, 16_384);
+        check_least("{ size = 200 }", Some(300), (0, 9), 200, 8192);
+        check_least("{ size = 200 }", Some(33), (0, 9), 33, 2048);
+        // A lone task takes all; of several each takes its part at least.
+        check_least("{}", Some(300), (0, 1), 300, 16_384);
+        check_least("{}", Some(300), (2, 5), 60, 2048);
+        check_least("{}", Some(300), (2, 100), 12, 1024);
+        check_least("{ size = { min = 40 } }", Some(300), (2, 100), 40, 2048);
+        // An arc is as long as it is.
+        check_least("{ algorithm = 'aperture', size = 20 }", Some(300), (0, 1), 300, 16_384);
+        check_least("{ algorithm = 'aperture', size = 20 }", Some(300), (1, 7), 44, 2048);
     }
 
     #[test]
@@ -403,20 +475,29 @@ mod tests {
             ("policy = 'rr'", "8:10: unknown policy \"rr\" (write \"weighted-round-robin\")"),
             (
                 "subset = 'auto'",
-                "8:10: unknown subset \"auto\" (write \"all\" or { algorithm = \"rocksteadier\", size = 20 })",
+                "8:10: unknown subset \"auto\" (write \"all\" or { algorithm = \"rocksteadier\", size = \"auto\" })",
             ),
             ("subset = 20", "8:10: subset must be \"all\" or a table, not a whole number"),
-            ("subset = {}", "8:10: size is missing in a subset (write 1 to 256, or subset = \"all\")"),
             ("subset = { size = 0 }", "8:19: size is 0 (write 1 to 256)"),
             ("subset = { size = 257 }", "8:19: size is 257 (write 1 to 256)"),
-            ("subset = { size = '20' }", "8:19: size must be a whole number, not a string"),
             (
-                "subset = { size = 'auto' }",
-                "8:19: size \"auto\" is not built yet (write 1 to 256, or subset = \"all\")",
+                "subset = { size = '20' }",
+                "8:19: unknown size \"20\" (write 1 to 256, \"auto\" or { min = 12 })",
             ),
             (
-                "subset = { size = { min = 12 } }",
-                "8:19: size { min = .. } is not built yet (write 1 to 256, or subset = \"all\")",
+                "subset = { size = true }",
+                "8:19: size must be a whole number, \"auto\" or { min = .. }, not true or false",
+            ),
+            (
+                "subset = { size = {} }",
+                "8:19: min is missing in size (write { min = 12 }, or size = \"auto\")",
+            ),
+            ("subset = { size = { min = 0 } }", "8:27: min is 0 (write 1 to 256)"),
+            ("subset = { size = { min = 257 } }", "8:27: min is 257 (write 1 to 256)"),
+            ("subset = { size = { min = 'x' } }", "8:27: min must be a whole number, not a string"),
+            (
+                "subset = { size = { min = 1, max = 2 } }",
+                "8:30: unknown key \"max\" in size (known keys: min)",
             ),
             (
                 "subset = { size = 1, sede = '1' }",
@@ -435,8 +516,11 @@ mod tests {
                 "8:29: seed is \"+1\" (write \"0\" to \"18446744073709551615\")",
             ),
             (
-                "subset = { size = 1, algorithm = 'rocksteady' }",
-                "8:34: unknown algorithm \"rocksteady\" (write \"rocksteadier\")",
+                "subset = { size = 1, algorithm = 'rocksteadyer' }",
+                "8:34: unknown algorithm \"rocksteadyer\" (did you mean rocksteadier? write \"random\" or \"rendezvous\" or \
+                 \"round-robin\" or \"deterministic-book\" or \"deterministic\" or \"consistent\" or \"ring\" or \
+                 \"ringsteady\" or \"ringsteady-scaled\" or \"ringsteady-both-scaled\" or \"rocksteadier\" or \
+                 \"rocksteadier-scaled\" or \"aperture\" or \"aperture-shuffled\")",
             ),
             (
                 "on_no_backend = 'EPERM'",
@@ -465,10 +549,6 @@ mod tests {
         for name in UNBUILT_POLICIES {
             let expected = format!("8:10: policy {name:?} is not built yet (write \"weighted-round-robin\")");
             check(&with_line(&format!("policy = '{name}'")), &[&expected]);
-        }
-        for name in UNBUILT_ALGORITHMS {
-            let expected = format!("8:34: algorithm {name:?} is not built yet (write \"rocksteadier\")");
-            check(&with_line(&format!("subset = {{ size = 1, algorithm = '{name}' }}")), &[&expected]);
         }
     }
 

@@ -1,4 +1,7 @@
 //! Endpoint files: when each is read, and what becomes of the list that it holds.
+//!
+//! A list is read, and what each client task uses of it computed, beside the loop; the loop takes both in together. If
+//! clients have changed meanwhile, what they miss is computed in another turn, and until then they keep what they have.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -7,7 +10,8 @@ use std::time::Instant;
 use tracing::{info, warn};
 
 use super::{Daemon, Event};
-use crate::config::{Config, Source};
+use crate::config::{Client, Config, Source};
+use crate::offer::{self, Dialler, Offer};
 use crate::source::{Contents, FileSource, FirstRead, Progress, SourceError, Stamp, directory_of};
 
 /// A file that endpoints come from, and how it fares.
@@ -15,12 +19,40 @@ pub struct Watched {
     pub source: FileSource,
     pub progress: Progress,
     /// What is in force.
-    pub contents: Option<Contents>,
-    /// A list that was refused for want of room, to be offered again when something gets free.
-    refused: Option<Contents>,
+    contents: Option<Contents>,
+    /// What the file said last, if that is not in force.
+    newer: Option<Newer>,
     pub good_since: Option<Instant>,
     pub error: Option<String>,
     pub failures: u64,
+}
+
+/// A list that is not in force everywhere.
+enum Newer {
+    /// It was refused for want of room, and is offered again when something gets free.
+    Refused(Contents),
+    /// What some client task uses of it is being computed.
+    Computing(Contents),
+}
+
+impl Watched {
+    /// The newest list that is in force, or will be once it is computed.
+    pub fn newest(&self) -> Option<&Contents> {
+        match &self.newer {
+            Some(Newer::Computing(contents)) => Some(contents),
+            Some(Newer::Refused(_)) | None => self.contents.as_ref(),
+        }
+    }
+
+    /// Takes over what an offer of an equal list knows.
+    pub fn take_over(&mut self, offer: &Offer) {
+        let newer = self.newer.as_mut().map(|newer| match newer {
+            Newer::Refused(contents) | Newer::Computing(contents) => contents,
+        });
+        for contents in self.contents.iter_mut().chain(newer) {
+            contents.offer.take_over(offer);
+        }
+    }
 }
 
 /// The sources of all services that some client uses and that come from files, by service.
@@ -35,7 +67,7 @@ pub fn sources(config: &Config) -> BTreeMap<String, FileSource> {
 }
 
 impl Daemon {
-    /// Takes in the first reading of a file, which happens before anything is attached. A file that cannot be used is
+    /// Takes in the first reading of a file, completed, which happens before anything is attached. A file that cannot be used is
     /// replaced by the last good one; without that, whatever the kernel holds stays, and on a first start connects get
     /// the service's errno.
     ///
@@ -52,7 +84,7 @@ impl Daemon {
             source,
             progress: Progress::default(),
             contents: None,
-            refused: None,
+            newer: None,
             good_since: before.and_then(|before| before.good_since),
             // Said once per fault, not once per reload.
             error: before.and_then(|before| before.error.clone()),
@@ -90,11 +122,18 @@ impl Daemon {
 
     /// Starts reading every file that has settled.
     pub fn start_reading(&mut self, now: Instant) {
+        let clients: Vec<&Client> = self.agents.iter().map(|agent| &agent.client).collect();
         for (service, file) in &mut self.files {
             let Some(stamp) = file.progress.begin(&file.source.path, now) else { continue };
             let (service, source, events) = (service.clone(), file.source.clone(), self.events.clone());
+            let diallers = offer::diallers(clients.iter().copied(), &service);
+            // A file that says the same again costs nothing.
+            let before = file.newest().map(|contents| contents.offer.clone());
             tokio::task::spawn_blocking(move || {
-                let result = source.read();
+                let mut result = source.read();
+                if let Ok(contents) = &mut result {
+                    complete(&mut contents.offer, &diallers, before.as_ref());
+                }
                 let _ = events.blocking_send(Event::Read { service, source, stamp, result });
             });
         }
@@ -113,8 +152,10 @@ impl Daemon {
             Ok(contents) => {
                 let was_bad = file.error.take().is_some();
                 file.good_since = Some(now);
-                if file.contents.as_ref().map(|before| &before.list) != Some(&contents.list) {
-                    info!(service, endpoints = contents.list.as_slice().len(), "endpoint list read");
+                let in_force = file.contents.as_ref().map(|before| before.offer.list());
+                // What is in force may be what the file has gone back to.
+                if file.newer.is_some() || in_force != Some(contents.offer.list()) {
+                    info!(service, endpoints = contents.offer.list().as_slice().len(), "endpoint list read");
                     self.deliver(service, contents);
                 } else if was_bad {
                     info!(service, path = %file.source.path.display(), "endpoint file is good again");
@@ -134,49 +175,104 @@ impl Daemon {
 
     /// Gives a list to every client that uses the service. It is kept for later starts once all of them took it.
     pub fn deliver(&mut self, service: &str, contents: Contents) {
-        let mut refusal = None;
-        for agent in &mut self.agents {
-            let mut services = agent.client.services.iter();
-            let Some(position) = services.position(|configured| configured.service.name == service) else {
-                continue;
-            };
-            if let Err(refused) = agent.deliver(position, contents.list.clone()) {
-                warn!(client = %agent.client.name, service, error = %refused, "endpoint list refused");
-                refusal = Some(format!("client {}: {refused}", agent.client.name));
-            }
+        let Delivered { is_complete, refusal } = self.deliver_offer(service, &contents.offer);
+        if !is_complete {
+            self.compute(service, contents.offer.clone());
         }
         let file = self.files.get_mut(service).expect("delivered from its file");
         match refusal {
+            // Whether it is in force is decided when it comes back.
+            _ if !is_complete => file.newer = Some(Newer::Computing(contents)),
             None => {
                 if let Err(error) = file.source.keep(&contents) {
                     let path = file.source.last_good.display();
                     warn!(%path, %error, "cannot keep the last good endpoint list");
                 }
                 file.contents = Some(contents);
-                file.refused = None;
+                file.newer = None;
             }
             Some(refusal) => {
                 file.error = Some(refusal);
                 file.failures += 1;
-                file.refused = Some(contents);
+                file.newer = Some(Newer::Refused(contents));
             }
+        }
+    }
+
+    /// Gives a list to every client that uses the service and whose part of it is known.
+    pub fn deliver_offer(&mut self, service: &str, offer: &Offer) -> Delivered {
+        let mut delivered = Delivered { is_complete: true, refusal: None };
+        for agent in &mut self.agents {
+            let Some(position) = agent.position(service) else { continue };
+            match agent.deliver(position, offer) {
+                Ok(taken) => delivered.is_complete &= taken,
+                Err(refused) => {
+                    warn!(client = %agent.client.name, service, error = %refused, "endpoint list refused");
+                    delivered.refusal = Some(format!("client {}: {refused}", agent.client.name));
+                }
+            }
+        }
+        delivered
+    }
+
+    /// Computes beside the loop what the clients that there are now use of a list.
+    fn compute(&self, service: &str, mut offer: Offer) {
+        let diallers = offer::diallers(self.agents.iter().map(|agent| &agent.client), service);
+        let (service, events) = (service.to_owned(), self.events.clone());
+        tokio::task::spawn_blocking(move || {
+            offer.complete(&diallers);
+            let _ = events.blocking_send(Event::Computed { service, offer });
+        });
+    }
+
+    /// What was computed has come back. It counts if it is of the reading that waits for it: another list may have come
+    /// since. Clients that have changed again make another turn.
+    pub fn computed(&mut self, service: &str, offer: Offer) {
+        let Some(file) = self.files.get_mut(service) else { return };
+        if let Some(Newer::Computing(contents)) = &file.newer
+            && contents.offer.is_of_the_same_reading(&offer)
+        {
+            let mut contents = contents.clone();
+            contents.offer = offer;
+            self.deliver(service, contents);
+            self.settle();
         }
     }
 
     /// Offers lists again that found no room, now that there is some.
     pub fn offer_again(&mut self) {
-        let refused: Vec<(String, Contents)> = self
-            .files
-            .iter_mut()
-            .filter_map(|(service, file)| file.refused.take().map(|contents| (service.clone(), contents)))
-            .collect();
-        for (service, contents) in refused {
+        for agent in self.agents.iter_mut().filter(|agent| !agent.refused_static().is_empty()) {
+            if agent.deliver_static(&self.statics).is_ok() {
+                info!(client = %agent.client.name, "endpoint list that was refused is in force");
+            }
+        }
+        let refused = self.files.iter().filter_map(|(service, file)| match &file.newer {
+            Some(Newer::Refused(contents)) => Some((service.clone(), contents.clone())),
+            Some(Newer::Computing(_)) | None => None,
+        });
+        for (service, contents) in refused.collect::<Vec<_>>() {
             self.deliver(&service, contents);
             let file = self.files.get_mut(&service).expect("one of its keys");
-            if file.refused.is_none() {
+            if file.newer.is_none() {
                 file.error = None;
                 info!(service, "endpoint list that was refused is in force");
             }
         }
     }
+}
+
+/// What became of a list that was given to clients.
+pub struct Delivered {
+    /// Whether everybody's part was known.
+    pub is_complete: bool,
+    /// Why a client did not take it.
+    refusal: Option<String>,
+}
+
+/// Completes an offer, with what an earlier one of an equal list knows already.
+pub fn complete(offer: &mut Offer, diallers: &[Dialler], before: Option<&Offer>) {
+    if let Some(before) = before {
+        offer.take_over(before);
+    }
+    offer.complete(diallers);
 }

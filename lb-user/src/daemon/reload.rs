@@ -3,18 +3,20 @@
 //! What a reload does is what a restart would do, without one: clients get their configuration and all lists anew, and
 //! what the kernel holds is brought to it step by step. A configuration with a fault changes nothing.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::Result;
 use tracing::{info, warn};
 
+use super::files::Watched;
 use super::leaving::Leaving;
 use super::{Daemon, Event, Reread, files, leaving};
 use crate::agent::Agent;
 use crate::config::{Client, Config, Limits, Paths};
 use crate::datapath::{self, Features, Pins};
+use crate::offer::{self, Offer, Offers};
 use crate::source::{FileSource, FirstRead, Progress, Stamp, directory_of};
 
 /// How the configuration file fares.
@@ -37,9 +39,30 @@ pub struct Reload {
 pub struct Loaded {
     stamp: Option<Stamp>,
     config: std::result::Result<Config, String>,
-    files: Vec<(String, FileSource, FirstRead)>,
+    files: Vec<Reading>,
+    /// The lists in it.
+    statics: Offers,
     /// Clients that were not there, opened.
     opened: Vec<Opened>,
+}
+
+/// A file that a configuration names, as it was read.
+struct Reading {
+    service: String,
+    source: FileSource,
+    first: FirstRead,
+    /// What was in force when the reading began, for the tasks of the new configuration; only if the file cannot be used.
+    in_force: Option<Offer>,
+}
+
+/// Clients that could not be started, tried again.
+pub struct Tried {
+    /// All that were tried.
+    clients: Vec<Client>,
+    /// Those of them that were not there, opened.
+    opened: Vec<Opened>,
+    /// The lists that were in force when it began, for all of them.
+    offers: Offers,
 }
 
 /// A client that was opened beside the loop, with what other versions have of it; or why it could not be.
@@ -105,22 +128,22 @@ impl Daemon {
         let running = self.config.paths.clone();
         let opener = self.opener();
         let there: BTreeSet<String> = self.agents.iter().map(|agent| agent.client.name.clone()).collect();
+        let (before, statics_before) = (self.in_force(), self.statics.clone());
         tokio::task::spawn_blocking(move || {
             let config = reread();
-            let (mut read, mut opened) = (Vec::new(), Vec::new());
+            let (mut files, mut statics, mut opened) = (Vec::new(), Offers::new(), Vec::new());
             if let Ok(config) = &config {
                 // Where lists are kept cannot change while running.
                 let config = Config { paths: running, ..config.clone() };
-                for (service, source) in files::sources(&config) {
-                    let first = source.read_first();
-                    read.push((service, source, first));
-                }
+                statics = offer::statics(&config.clients, &statics_before);
+                let sources = files::sources(&config).into_iter();
+                files = sources.map(|(service, source)| read(service, source, &config, &before)).collect();
                 // Loading programs takes tens of milliseconds for each.
                 opened = opener
                     .open_all(config.clients.into_iter().filter(|client| !there.contains(&client.name)));
             }
-            let _ =
-                events.blocking_send(Event::Loaded(Box::new(Loaded { stamp, config, files: read, opened })));
+            let loaded = Loaded { stamp, config, files, statics, opened };
+            let _ = events.blocking_send(Event::Loaded(Box::new(loaded)));
         });
     }
 
@@ -133,7 +156,10 @@ impl Daemon {
                 self.reload.error = None;
                 self.reload.unchangeable.clear();
             }
-            Ok(config) => self.take_on(config, loaded.files, loaded.opened, now),
+            Ok(config) => {
+                self.statics = loaded.statics;
+                self.take_on(config, loaded.files, loaded.opened, now);
+            }
             Err(error) => {
                 // Said once per fault, not once per look.
                 if self.reload.error.as_ref() != Some(&error) {
@@ -149,13 +175,7 @@ impl Daemon {
         }
     }
 
-    fn take_on(
-        &mut self,
-        mut config: Config,
-        read: Vec<(String, FileSource, FirstRead)>,
-        opened: Vec<Opened>,
-        now: Instant,
-    ) {
+    fn take_on(&mut self, mut config: Config, read: Vec<Reading>, opened: Vec<Opened>, now: Instant) {
         self.reload.error = None;
         let unchangeable = unchangeable(&self.config, &config);
         for what in unchangeable.iter().filter(|what| !self.reload.unchangeable.contains(what)) {
@@ -243,26 +263,40 @@ impl Daemon {
         }
     }
 
+    /// The newest lists of all files, with what is known of them.
+    fn in_force(&self) -> BTreeMap<String, (FileSource, Offer)> {
+        let newest = |(service, file): (&String, &Watched)| {
+            Some((service.clone(), (file.source.clone(), file.newest()?.offer.clone())))
+        };
+        self.files.iter().filter_map(newest).collect()
+    }
+
     /// Gives every client the lists of its services, as at a start.
-    fn deliver_all(&mut self, read: Vec<(String, FileSource, FirstRead)>, now: Instant) {
+    fn deliver_all(&mut self, read: Vec<Reading>, now: Instant) {
         for agent in &mut self.agents {
-            if let Err(refused) = agent.deliver_static() {
+            if let Err(refused) = agent.deliver_static(&self.statics) {
                 warn!(client = %agent.client.name, error = %refused, "endpoint list refused");
             }
         }
         let mut before = std::mem::take(&mut self.files);
-        for (service, source, mut first) in read {
-            let mut same = before.remove(&service).filter(|before| before.source.service == source.service);
-            // A list that is in force is better than one of an earlier run.
-            let in_force = match (&first.result, same.as_mut().and_then(|before| before.contents.take())) {
-                (Err(_), Some(contents)) => {
-                    first.instead = None;
-                    Some(contents)
-                }
+        for Reading { service, source, mut first, in_force } in read {
+            let same = before.remove(&service).filter(|before| before.source.service == source.service);
+            let kept = match (&first.result, same.as_ref().and_then(Watched::newest)) {
+                (Err(_), Some(contents)) => Some(contents.clone()),
                 _ => None,
             };
+            if kept.is_some() {
+                // A list that is in force is better than one of an earlier run.
+                first.instead = None;
+            }
             self.take_first(&service, source, first, same.as_ref(), now);
-            if let Some(contents) = in_force {
+            if let Some(mut contents) = kept {
+                if let Some(computed) = &in_force {
+                    contents.offer.take_over(computed);
+                    // Another list may have come while the configuration was read. Clients that are new begin with the one
+                    // before, rather than with none.
+                    self.deliver_offer(&service, computed);
+                }
                 self.deliver(&service, contents);
             }
         }
@@ -274,45 +308,50 @@ impl Daemon {
             return;
         }
         // One that was to leave has come back: its lock is ours to give up.
-        let names: BTreeSet<String> = self.unstarted.iter().map(|(client, _)| client.name.clone()).collect();
+        let clients: Vec<Client> = self.unstarted.iter().map(|(client, _)| client.clone()).collect();
+        let names: BTreeSet<String> = clients.iter().map(|client| client.name.clone()).collect();
         self.leaving
             .retain(|leaving| !leaving.pins.is_of_this_version() || !names.contains(&leaving.pins.client));
-        let (there, absent): (Vec<Client>, Vec<Client>) = self
-            .unstarted
-            .iter()
-            .map(|(client, _)| client.clone())
-            .partition(|client| self.agents.iter().any(|agent| agent.client.name == client.name));
-        let mut changed = Vec::new();
-        for client in there {
-            let agent = self.agents.iter_mut().find(|agent| agent.client.name == client.name);
-            let agent = agent.expect("it is there");
-            if agent.reconfigure(client.clone()).is_ok() {
-                changed.push(client.name);
-            }
-        }
-        self.unstarted.retain(|(client, _)| !changed.contains(&client.name));
-        for name in changed {
-            self.deliver_to(&name);
-        }
+        // Those that are there run with an earlier configuration.
+        let there: BTreeSet<String> = self.agents.iter().map(|agent| agent.client.name.clone()).collect();
         self.opening = true;
-        let (opener, events) = (self.opener(), self.events.clone());
+        let (opener, events, in_force) = (self.opener(), self.events.clone(), self.in_force());
+        let statics = self.statics.clone();
         tokio::task::spawn_blocking(move || {
-            let _ = events.blocking_send(Event::Opened(opener.open_all(absent)));
+            let mut offers = offer::statics(&clients, &statics);
+            for (service, (_, mut offer)) in in_force {
+                offer.complete(&offer::diallers(&clients, &service));
+                offers.entry(service).or_insert(offer);
+            }
+            let absent = clients.iter().filter(|client| !there.contains(&client.name));
+            let opened = opener.open_all(absent.cloned());
+            let _ = events.blocking_send(Event::Opened(Box::new(Tried { clients, opened, offers })));
         });
     }
 
-    pub fn opened(&mut self, opened: Vec<Opened>) {
+    pub fn opened(&mut self, tried: Tried) {
         self.opening = false;
+        let Tried { clients, opened, offers } = tried;
         let mut unstarted = self.unstarted.clone();
-        for Opened { client, result } in opened {
+        for client in clients {
             // A reload may have changed or dropped it meanwhile.
+            let Some(at) = unstarted.iter().position(|(other, _)| *other == client) else { continue };
+            let Some(agent) = self.agents.iter_mut().find(|agent| agent.client.name == client.name) else {
+                continue;
+            };
+            if agent.reconfigure(client.clone()).is_ok() {
+                unstarted.remove(at);
+                self.deliver_to(&client.name, &offers);
+            }
+        }
+        for Opened { client, result } in opened {
             let Some(at) = unstarted.iter().position(|(other, _)| *other == client) else { continue };
             match result {
                 Ok((agent, others)) => {
                     unstarted.remove(at);
                     self.agents.push(agent);
                     self.leaving.extend(others);
-                    self.deliver_to(&client.name);
+                    self.deliver_to(&client.name, &offers);
                 }
                 Err(error) => unstarted[at].1 = error,
             }
@@ -324,22 +363,56 @@ impl Daemon {
         self.leave_other_cgroups();
     }
 
-    /// Gives one client the lists that are in force.
-    fn deliver_to(&mut self, client: &str) {
+    /// Gives one client the lists that are in force: at first those for which its part was computed, then those that have
+    /// come since.
+    fn deliver_to(&mut self, client: &str, offers: &Offers) {
         let Some(agent) = self.agents.iter_mut().find(|agent| agent.client.name == client) else { return };
-        if let Err(refused) = agent.deliver_static() {
+        if let Err(refused) = agent.deliver_static(offers) {
             warn!(client, error = %refused, "endpoint list refused");
         }
-        for position in 0..agent.client.services.len() {
-            let service = agent.client.services[position].service.name.clone();
-            let contents = self.files.get(&service).and_then(|file| file.contents.as_ref());
-            if let Some(list) = contents.map(|contents| contents.list.clone())
-                && let Err(refused) = agent.deliver(position, list)
-            {
-                warn!(client, service, error = %refused, "endpoint list refused");
+        let mut later = Vec::new();
+        let names = agent.client.services.iter().map(|configured| configured.service.name.clone());
+        for (position, service) in names.collect::<Vec<_>>().into_iter().enumerate() {
+            let Some(file) = self.files.get_mut(&service) else { continue };
+            if let Some(offer) = offers.get(&service) {
+                if let Err(refused) = agent.deliver(position, offer) {
+                    warn!(client, service, error = %refused, "endpoint list refused");
+                }
+                file.take_over(offer);
             }
+            let newest = file.newest().filter(|newest| {
+                offers.get(&service).is_none_or(|offer| offer.list() != newest.offer.list())
+            });
+            later.extend(newest.map(|newest| (service, newest.clone())));
+        }
+        for (service, newest) in later {
+            self.deliver(&service, newest);
         }
     }
+}
+
+/// Reads a file that a configuration names, and computes what its clients use of the list.
+fn read(
+    service: String,
+    source: FileSource,
+    config: &Config,
+    before: &BTreeMap<String, (FileSource, Offer)>,
+) -> Reading {
+    let mut first = source.read_first();
+    let diallers = offer::diallers(&config.clients, &service);
+    let before = before.get(&service).filter(|(before, _)| before.service == source.service);
+    let before = before.map(|(_, offer)| offer);
+    let in_force = before.filter(|_| first.result.is_err()).map(|offer| {
+        let mut offer = offer.clone();
+        offer.complete(&diallers);
+        offer
+    });
+    if in_force.is_none() {
+        for contents in first.contents_mut() {
+            files::complete(&mut contents.offer, &diallers, before);
+        }
+    }
+    Reading { service, source, first, in_force }
 }
 
 /// Opens clients, on whatever thread.

@@ -265,7 +265,10 @@ impl Daemon {
     fn sources(&self, agent: &Agent, now: Instant) -> BTreeMap<String, status::Source> {
         let services = agent.client.services.iter();
         let source = |name: &String| match self.files.get(name) {
-            None => status::Source { file: None, good_for_s: None, error: None, failures: 0 },
+            None => {
+                let error = agent.refused_static().get(name).cloned();
+                status::Source { file: None, good_for_s: None, failures: error.is_some().into(), error }
+            }
             Some(file) => status::Source {
                 file: Some(file.source.path.clone()),
                 good_for_s: file.good_since.map(|since| now.duration_since(since).as_secs()),
