@@ -4,9 +4,12 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
 use lb_core::balancer::Balancer;
-use lb_core::membership::{self, Verdict};
+use lb_core::endpoint::EndpointList;
+use lb_core::membership::{self, Membership, Verdict};
 use lb_core::plan::Plan;
-use lb_core::service::Subset;
+use lb_core::service::{Service, Size, Subset};
+use lb_core::subset::{Algorithm, Position};
+use lb_core::weights;
 use serde::{Deserialize, Serialize};
 
 use crate::config::Client;
@@ -59,10 +62,48 @@ pub struct Inputs {
     pub algorithm: String,
     /// k, unless all are taken.
     pub size: Option<u32>,
+    /// Why it is that, if it was chosen.
+    pub auto: Option<Auto>,
+    /// Where shares come from.
+    pub shares: Shares,
     /// The seed, as a decimal string.
     pub seed: String,
     /// The policy.
     pub policy: String,
+}
+
+/// How a size was chosen.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Auto {
+    /// The least that was asked for.
+    pub min: u32,
+    /// The least that was looked at: `min`, or as many as each task must use so that every backend has one.
+    pub least: u32,
+    /// Sizes that were looked at.
+    pub tried: Vec<Tried>,
+    /// The reason in words.
+    pub why: String,
+}
+
+/// A size that was looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Tried {
+    /// The size.
+    pub size: u32,
+    /// The part of all backends that the job can use with it before the first is full; 0.99 is enough.
+    pub utilization: f64,
+}
+
+/// Where the shares of members come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Shares {
+    /// The weights alone: the task is alone, or every task uses the same.
+    Weights,
+    /// The subsets of all tasks of the job, so that their load is even.
+    Job,
+    /// The parts of an arc.
+    Arc,
 }
 
 /// One index of the order.
@@ -85,11 +126,17 @@ pub struct Member {
     pub address: SocketAddr,
     /// Its slot.
     pub slot: u32,
+    /// Tasks of the job that use it.
+    pub connections: u32,
     /// Its capacity.
     pub weight: u16,
+    /// Its share of this task's connects.
+    pub share: f64,
+    /// What it gets of all tasks of the job, relative to what its weight entitles it to: 1 is even.
+    pub load: f64,
     /// Its entries of the schedule.
     pub entries: usize,
-    /// Entries it would have if they could be divided: weight / sum of weights * entries.
+    /// Entries it would have if they could be divided: share * entries.
     pub quota: f64,
 }
 
@@ -107,10 +154,6 @@ pub fn explain(
         if wanted.is_some_and(|wanted| wanted != service.name) {
             continue;
         }
-        let (algorithm, size) = match service.subset {
-            Subset::All => ("all".to_owned(), None),
-            Subset::Sized { algorithm, .. } => (algorithm.name().to_owned(), membership.size),
-        };
         let address = |index| {
             let list = endpoints.as_slice();
             list.binary_search_by_key(&index, |endpoint| endpoint.index).ok().map(|at| list[at].address)
@@ -129,17 +172,7 @@ pub fn explain(
             client: client.name.clone(),
             service: service.name.clone(),
             from_daemon,
-            inputs: Inputs {
-                job: client.job.clone(),
-                index: client.task.index,
-                count: client.task.count,
-                backends: endpoints.index_space(),
-                endpoints: endpoints.as_slice().len(),
-                algorithm,
-                size,
-                seed: service.seed.to_string(),
-                policy: service.policy.name().to_owned(),
-            },
+            inputs: inputs(client, service, endpoints, membership),
             walk: walk.collect(),
             members: members(&plan, place, &membership.members),
             entries: schedule.len(),
@@ -148,6 +181,67 @@ pub fn explain(
         });
     }
     explanations
+}
+
+fn inputs(client: &Client, service: &Service, endpoints: &EndpointList, membership: &Membership) -> Inputs {
+    let count = client.task.count;
+    let backends = endpoints.index_space();
+    // What auto chooses may be more than there are.
+    let size = membership.size.map(|size| size.min(backends));
+    let everybody_has_all = membership.members.iter().all(|member| member.connections == count);
+    let (algorithm, shares) = match service.subset {
+        Subset::All => ("all", Shares::Weights),
+        Subset::Sized { algorithm, .. } if count == 1 || everybody_has_all => {
+            (algorithm.name(), Shares::Weights)
+        }
+        Subset::Sized { algorithm, .. } if algorithm.is_aperture() => (algorithm.name(), Shares::Arc),
+        Subset::Sized { algorithm, .. } => (algorithm.name(), Shares::Job),
+    };
+    let auto = match service.subset {
+        Subset::Sized { algorithm, size: Size::Auto { min } } => {
+            let position =
+                Position { client: client.task.index, clients: count, backends, size: 0, seed: service.seed };
+            Some(auto(algorithm, position, min, membership))
+        }
+        Subset::Sized { size: Size::Fixed(_), .. } | Subset::All => None,
+    };
+    Inputs {
+        job: client.job.clone(),
+        index: client.task.index,
+        count,
+        backends,
+        endpoints: endpoints.as_slice().len(),
+        algorithm: algorithm.to_owned(),
+        size,
+        auto,
+        shares,
+        seed: service.seed.to_string(),
+        policy: service.policy.name().to_owned(),
+    }
+}
+
+fn auto(algorithm: Algorithm, position: Position, min: u32, membership: &Membership) -> Auto {
+    let Position { clients, backends, .. } = position;
+    let least = weights::least_size(position, min);
+    let size = membership.size.unwrap_or(backends);
+    let tried: Vec<Tried> =
+        membership.tried.iter().map(|&(size, utilization)| Tried { size, utilization }).collect();
+    let mut why = match least == min {
+        true => format!("at least {min}"),
+        false => format!("at least {least}, for each of {backends} backends to have one of {clients} tasks"),
+    };
+    why.push_str(if clients == 1 {
+        "; a task that is alone uses all"
+    } else if size < backends && algorithm.is_aperture() {
+        "; arcs are even at any size"
+    } else if size < backends {
+        "; the first at which the tasks together can use 99 % of the backends"
+    } else if tried.is_empty() {
+        "; there are no more"
+    } else {
+        "; all, for with fewer the tasks together cannot use 99 % of the backends"
+    });
+    Auto { min, least, tried, why }
 }
 
 fn members(plan: &Plan, place: u16, members: &[membership::Member]) -> Vec<Member> {
@@ -171,10 +265,61 @@ fn members(plan: &Plan, place: u16, members: &[membership::Member]) -> Vec<Membe
             index: member.endpoint.index,
             address: member.endpoint.address,
             slot,
+            connections: member.connections,
             weight: member.endpoint.weight,
+            share: member.share,
+            // Whoever is used has a weight, and so a target.
+            load: member.load / member.target,
             entries,
             quota,
         })
     };
     members.iter().filter_map(member).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(algorithm: Algorithm, (clients, backends): (u32, u32), min: u32, expected: &str) {
+        let position = Position { client: 0, clients, backends, size: 0, seed: 7 };
+        let weights::Choice { size, tried } = weights::choose_size(algorithm, position, min);
+        let membership = Membership { size: Some(size), tried, ..Membership::default() };
+        assert_eq!(auto(algorithm, position, min, &membership).why, expected);
+    }
+
+    #[test]
+    fn a_chosen_size_has_its_reason() {
+        let rocksteadier = Algorithm::Rocksteadier;
+        check(
+            rocksteadier,
+            (1, 100),
+            12,
+            "at least 100, for each of 100 backends to have one of 1 tasks; a task that is alone uses all",
+        );
+        check(rocksteadier, (1, 3), 12, "at least 12; a task that is alone uses all");
+        check(
+            rocksteadier,
+            (1000, 1000),
+            12,
+            "at least 12; the first at which the tasks together can use 99 % of the backends",
+        );
+        check(
+            rocksteadier,
+            (10, 200),
+            12,
+            "at least 20, for each of 200 backends to have one of 10 tasks; the first at which the tasks together can \
+             use 99 % of the backends",
+        );
+        check(rocksteadier, (10, 5), 12, "at least 12; there are no more");
+        check(Algorithm::Aperture, (1000, 1000), 12, "at least 12; arcs are even at any size");
+        check(
+            Algorithm::Random,
+            (2, 40),
+            12,
+            "at least 20, for each of 40 backends to have one of 2 tasks; all, for with fewer the tasks together cannot \
+             use 99 % of the backends",
+        );
+    }
 }

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use crate::doctor::{Diagnosis, State};
-use crate::explain::Explanation;
+use crate::explain::{Explanation, Member, Shares};
 use crate::status::{Client, Service, Status};
 
 /// How a table may look.
@@ -192,30 +192,7 @@ pub fn explanation(explanation: &Explanation, style: Style) -> String {
         style.paint("1", &explanation.service)
     );
     let _ = writeln!(text, "1. The subset");
-    match inputs.size {
-        None => {
-            let _ = writeln!(
-                text,
-                "   all that take connections: {} of {} endpoints",
-                explanation.members.len(),
-                inputs.endpoints
-            );
-        }
-        Some(size) => {
-            let _ = writeln!(
-                text,
-                "   the first {size} of the order that {} gives task {} of {} of job {}\n   over N = {} backend indexes \
-                 ({} endpoints), seed {}",
-                inputs.algorithm,
-                inputs.index,
-                inputs.count,
-                inputs.job,
-                inputs.backends,
-                inputs.endpoints,
-                inputs.seed
-            );
-        }
-    }
+    the_subset(&mut text, explanation);
     let passed: Vec<String> = explanation
         .walk
         .iter()
@@ -225,26 +202,7 @@ pub fn explanation(explanation: &Explanation, style: Style) -> String {
     if !passed.is_empty() {
         let _ = writeln!(text, "   passed over: {}", passed.join(", "));
     }
-    let _ = writeln!(
-        text,
-        "\n2. The weights\n   quota = weight / sum of weights x {} entries; whole entries by largest remainder\n",
-        explanation.entries
-    );
-    let rows: Vec<Vec<String>> = explanation
-        .members
-        .iter()
-        .map(|member| {
-            vec![
-                member.address.to_string(),
-                member.index.to_string(),
-                member.slot.to_string(),
-                member.weight.to_string(),
-                format!("{:.2}", member.quota),
-                member.entries.to_string(),
-            ]
-        })
-        .collect();
-    text.push_str(&table(&["backend", "index", "slot", "weight", "quota", "entries"], &rows, style));
+    the_shares(&mut text, explanation, style);
     let _ = writeln!(
         text,
         "\n3. The schedule ({})\n   {} entries, entry j of a backend with c of them at (2j + 1) / 2c; each CPU walks it, one \
@@ -265,4 +223,73 @@ pub fn explanation(explanation: &Explanation, style: Style) -> String {
         }
     }
     text
+}
+
+fn the_subset(text: &mut String, explanation: &Explanation) {
+    let Explanation { inputs, members, .. } = explanation;
+    let Some(size) = inputs.size else {
+        let all = members.len();
+        let _ = writeln!(text, "   all that take connections: {all} of {} endpoints", inputs.endpoints);
+        return;
+    };
+    // An arc has its own length.
+    let length = if inputs.shares == Shares::Arc { members.len() } else { size as usize };
+    let _ = writeln!(
+        text,
+        "   the first {length} of the order that {} gives task {} of {} of job {}\n   over N = {} backend indexes ({} \
+         endpoints), seed {}",
+        inputs.algorithm,
+        inputs.index,
+        inputs.count,
+        inputs.job,
+        inputs.backends,
+        inputs.endpoints,
+        inputs.seed
+    );
+    if length != size as usize {
+        let _ = writeln!(text, "   an arc of size {size} overlaps {length} backends");
+    }
+    if let Some(auto) = &inputs.auto {
+        let _ = writeln!(text, "   size {size} by auto: {}", auto.why);
+        let tried = auto.tried.iter();
+        let tried: Vec<String> =
+            tried.map(|tried| format!("{:.1} % at {}", 100.0 * tried.utilization, tried.size)).collect();
+        if !tried.is_empty() {
+            let _ = writeln!(text, "   they can use {}", tried.join(", "));
+        }
+    }
+}
+
+fn the_shares(text: &mut String, explanation: &Explanation, style: Style) {
+    let Explanation { inputs, members, entries, .. } = explanation;
+    let _ = writeln!(text, "\n2. The shares");
+    let _ = match inputs.shares {
+        Shares::Weights => writeln!(text, "   share = weight / sum of weights"),
+        Shares::Arc => writeln!(text, "   share = the arc's part of the backend x weight, made to sum to 1"),
+        Shares::Job => writeln!(
+            text,
+            "   shares of all {} tasks together give each backend its part by weight, as far as they can",
+            inputs.count
+        ),
+    };
+    let _ = writeln!(
+        text,
+        "   load = what the backend gets of all tasks / its part by weight; connections = tasks that use it\n   quota = \
+         share x {entries} entries; whole entries by largest remainder\n"
+    );
+    let row = |member: &Member| {
+        vec![
+            member.address.to_string(),
+            member.index.to_string(),
+            member.slot.to_string(),
+            member.connections.to_string(),
+            member.weight.to_string(),
+            percent(Some(member.share)),
+            format!("{:.2}", member.load),
+            format!("{:.2}", member.quota),
+            member.entries.to_string(),
+        ]
+    };
+    let header = ["backend", "index", "slot", "connections", "weight", "share", "load", "quota", "entries"];
+    text.push_str(&table(&header, &members.iter().map(row).collect::<Vec<_>>(), style));
 }
