@@ -4,6 +4,8 @@ mod verifier;
 
 mod shares;
 
+mod subsets;
+
 mod families;
 
 mod refusal;

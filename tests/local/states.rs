@@ -4,7 +4,7 @@ use lb_common::abi::{Backend, BackendState, NO_SLOT, Service, StateWord, map};
 use stage::kernel::refusal;
 use stage::maps::{Raw, array};
 
-use stage::fixture::{Fixture, SERVICE};
+use stage::fixture::{Fixture, SERVICE, config};
 
 /// Stores state words as the daemon does, with nobody there to follow up with a new table.
 fn set_usable(fixture: &Fixture, slot: u32, usable: bool) {
@@ -21,9 +21,18 @@ fn set_fallback(fixture: &Fixture, slot: u32) {
     services.set(0, Raw(service), 0).expect("store the fallback");
 }
 
+/// The common case with slots in the order of the file, before its daemon starts.
+fn fixture() -> Fixture {
+    let fixture = Fixture::without_daemon();
+    let all = config(&fixture.cgroup, "{ file = \"users.toml\" }", "subset = \"all\"");
+    fixture.setup.write("socklb.toml", &all);
+    fixture
+}
+
 #[test]
 fn an_unusable_pick_is_skipped() {
-    let mut fixture = Fixture::new();
+    let mut fixture = fixture();
+    fixture.start();
     fixture.stop();
     set_usable(&fixture, 0, false);
     let counts = fixture.probe().dial_many(SERVICE, 300);
@@ -37,7 +46,8 @@ fn an_unusable_pick_is_skipped() {
 
 #[test]
 fn when_five_picks_in_a_row_are_unusable_the_fallback_is_taken() {
-    let mut fixture = Fixture::new();
+    let mut fixture = fixture();
+    fixture.start();
     fixture.stop();
     for slot in 0..3 {
         set_usable(&fixture, slot, false);
@@ -51,7 +61,8 @@ fn when_five_picks_in_a_row_are_unusable_the_fallback_is_taken() {
 
 #[test]
 fn when_the_fallback_says_refuse_connects_are_refused() {
-    let mut fixture = Fixture::new();
+    let mut fixture = fixture();
+    fixture.start();
     fixture.stop();
     set_fallback(&fixture, NO_SLOT);
     assert_eq!(fixture.probe().dial_many(SERVICE, 50).values().sum::<u32>(), 50, "the table goes first");
@@ -64,7 +75,7 @@ fn when_the_fallback_says_refuse_connects_are_refused() {
 
 #[test]
 fn four_unusable_picks_are_walked_past() {
-    let mut fixture = Fixture::without_daemon();
+    let mut fixture = fixture();
     let addresses: Vec<String> = (1..=5).map(|n| format!("127.0.0.1:800{n}")).collect();
     let more: Vec<_> =
         (4..=5).map(|n| stage::Backend::start(&format!("b{n}"), &format!("127.0.0.1:800{n}"))).collect();

@@ -1,0 +1,341 @@
+//! Subsets of the tasks of one job on the real kernel: what each gets by its table, and what all of them get together.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+
+use serde_json::Value;
+use stage::fixture::{Fixture, SERVICE, endpoints};
+use stage::{Backend, Cgroup, Daemon, Probe, Setup, Stage, eventually};
+
+/// Smaller than the default, so that several clients take little memory.
+const LIMITS: &str = "[limits]\nschedule_entries = 32768\nslots = 1024\nflow_records = 1024\n";
+
+/// Tasks of one job on one host, each in a cgroup of its own, that dial one service.
+struct Job {
+    // Dropped in this order: whoever uses something goes first.
+    _daemon: Daemon,
+    backends: Vec<Backend>,
+    setup: Setup,
+    cgroups: Vec<Cgroup>,
+    _stage: Stage,
+}
+
+impl Job {
+    /// `tasks` tasks and `backends` backends, `b0` upwards by index.
+    fn new(tasks: usize, backends: usize, subset: &str) -> Self {
+        let stage = Stage::new();
+        let setup = Setup::new(&stage, "a");
+        let cgroups: Vec<Cgroup> = (0..tasks).map(|_| Cgroup::new()).collect();
+        let backends: Vec<Backend> =
+            (0..backends).map(|n| Backend::start(&format!("b{n}"), &format!("127.0.0.1:80{n:02}"))).collect();
+        let mut text = String::new();
+        for (index, cgroup) in cgroups.iter().enumerate() {
+            let _ = write!(
+                text,
+                "[[client]]\njob = \"web\"\nname = \"task-{index}\"\nindex = {index}\ncount = {tasks}\ncgroup = \
+                 \"{}\"\n\n",
+                cgroup.relative().display()
+            );
+        }
+        text.push_str(&service("users", SERVICE, subset, "{ file = \"users.toml\" }"));
+        text.push_str(LIMITS);
+        setup.write("users.toml", &listed(&backends));
+        let daemon = Daemon::start(&setup, &text);
+        Self { _daemon: daemon, backends, setup, cgroups, _stage: stage }
+    }
+
+    fn probe(&self, task: usize) -> Probe {
+        let mut probe = Probe::start(&self.cgroups[task]);
+        probe.pin(0);
+        probe
+    }
+
+    /// The members of a task by the names of their backends, as `explain` shows them.
+    fn members(&self, task: usize) -> BTreeMap<String, Value> {
+        let client = format!("task-{task}");
+        let explanation = explain(&self.setup, &["--client", &client, "users"]);
+        let name = |member: &Value| {
+            let mut backends = self.backends.iter();
+            let backend = backends.find(|backend| member["address"] == backend.address().to_string());
+            backend.expect("a backend of the test").name().to_owned()
+        };
+        list(&explanation["members"]).into_iter().map(|member| (name(&member), member)).collect()
+    }
+
+    /// Of each backend: entries in the tables of all tasks, and how many tasks use it.
+    fn entries(&self) -> BTreeMap<String, (u32, u32)> {
+        let mut sum: BTreeMap<String, (u32, u32)> = BTreeMap::new();
+        for task in 0..self.cgroups.len() {
+            for (name, member) in self.members(task) {
+                let (entries, tasks) = sum.entry(name).or_default();
+                *entries += number(&member["entries"]);
+                *tasks += 1;
+            }
+        }
+        sum
+    }
+}
+
+/// An endpoint file of backends, with indexes in their order.
+fn listed<'b>(backends: impl IntoIterator<Item = &'b Backend>) -> String {
+    let entry = |backend: &Backend| {
+        let index = &backend.name()[1..];
+        format!("[[endpoint]]\naddress = \"{}\"\nindex = {index}\n", backend.address())
+    };
+    backends.into_iter().map(entry).collect()
+}
+
+fn service(name: &str, address: &str, subset: &str, backends: &str) -> String {
+    format!(
+        "[[service]]\nname = \"{name}\"\naddress = \"{address}\"\nsubset = {subset}\nbackends = {backends}\n\n"
+    )
+}
+
+/// The first explanation.
+#[track_caller]
+fn explain(setup: &Setup, arguments: &[&str]) -> Value {
+    let output = setup.run(&[&["explain", "--json"], arguments].concat());
+    let explanations: Value = serde_json::from_slice(&output.stdout)
+        .unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&output.stderr)));
+    explanations[0].clone()
+}
+
+fn list(value: &Value) -> Vec<Value> {
+    value.as_array().expect("a list").clone()
+}
+
+fn number(value: &Value) -> u32 {
+    u32::try_from(value.as_u64().expect("a whole number")).expect("a small one")
+}
+
+/// 15 connections cannot be spread over 7 backends: one has three, or as many as two have, and with whole connections
+/// would get half as much again as another.
+#[test]
+fn five_tasks_together_load_seven_backends_evenly() {
+    const DIALLED: u32 = 128;
+    let job = Job::new(5, 7, "{ size = 3 }");
+    let entries = job.entries();
+    assert_eq!(entries.len(), 7, "every backend has a task");
+    let tasks: Vec<u32> = entries.values().map(|(_, tasks)| *tasks).collect();
+    assert_eq!((tasks.iter().sum::<u32>(), tasks.iter().any(|one| *one != tasks[0])), (15, true));
+    for (name, &(entries, tasks)) in &entries {
+        // Each table rounds by less than an entry, and loads are within 5e-4 of their target before.
+        let even = 5.0 * 1024.0 / 7.0;
+        let off = (f64::from(entries) - even).abs();
+        assert!(
+            off < f64::from(tasks) + even * 5e-4,
+            "{name}: {entries} entries of {tasks} tasks, even is {even}"
+        );
+    }
+    let mut had: BTreeMap<String, u32> = BTreeMap::new();
+    for task in 0..5 {
+        let members = job.members(task);
+        assert_eq!(members.len(), 3);
+        for member in members.values() {
+            assert!((member["load"].as_f64().expect("a load") - 1.0).abs() < 5e-4, "{member}");
+        }
+        for (name, count) in job.probe(task).dial_many(SERVICE, DIALLED) {
+            assert!(members.contains_key(&name), "{name} is no member of task {task}");
+            *had.entry(name).or_default() += count;
+        }
+    }
+    for (name, (_, tasks)) in entries {
+        // A piece of a walk holds of every member what its part of it is, give or take two entries.
+        let (had, even) = (f64::from(had[&name]), f64::from(5 * DIALLED) / 7.0);
+        assert!(
+            (had - even).abs() < f64::from(2 * tasks),
+            "{name} had {had} connects of {tasks} tasks, even is {even}"
+        );
+    }
+}
+
+/// Of 7 backends each of 5 tasks takes an arc of three fifths: 4 1/5 backends.
+#[test]
+fn the_edges_of_an_arc_show_in_the_shares() {
+    let job = Job::new(5, 7, "{ algorithm = \"aperture\", size = 3 }");
+    let shares: BTreeMap<String, u32> =
+        job.members(0).into_iter().map(|(name, member)| (name, number(&member["entries"]))).collect();
+    // 5, 5, 5, 5 and 1 of 21 in 1,024 whole entries.
+    let expected = [("b0", 244), ("b1", 244), ("b2", 244), ("b3", 244), ("b4", 48)];
+    let expected: BTreeMap<String, u32> = expected.map(|(name, count)| (name.to_owned(), count)).into();
+    assert_eq!(shares, expected);
+    assert_eq!(job.probe(0).dial_many(SERVICE, 1024), expected);
+    for (name, (entries, tasks)) in job.entries() {
+        // Arcs are exactly even; tables round by less than an entry each.
+        let even = 5.0 * 1024.0 / 7.0;
+        assert!((f64::from(entries) - even).abs() < f64::from(tasks), "{name}: {entries} entries");
+    }
+}
+
+const ALGORITHMS: [&str; 14] = [
+    "random",
+    "rendezvous",
+    "round-robin",
+    "deterministic-book",
+    "deterministic",
+    "consistent",
+    "ring",
+    "ringsteady",
+    "ringsteady-scaled",
+    "ringsteady-both-scaled",
+    "rocksteadier",
+    "rocksteadier-scaled",
+    "aperture",
+    "aperture-shuffled",
+];
+
+#[test]
+fn every_algorithm_sends_to_the_members_that_explain_shows() {
+    let stage = Stage::new();
+    let setup = Setup::new(&stage, "a");
+    let cgroup = Cgroup::new();
+    let backends: Vec<Backend> =
+        (0..8).map(|n| Backend::start(&format!("b{n}"), &format!("127.0.0.1:80{n:02}"))).collect();
+    let addresses: Vec<String> =
+        backends.iter().map(|backend| format!("\"{}\"", backend.address())).collect();
+    let mut text = format!(
+        "[[client]]\njob = \"web\"\nindex = 1\ncount = 4\ncgroup = \"{}\"\n\n",
+        cgroup.relative().display()
+    );
+    for (number, algorithm) in ALGORITHMS.iter().enumerate() {
+        let subset = format!("{{ algorithm = \"{algorithm}\", size = 3 }}");
+        let source = format!("{{ static = [{}] }}", addresses.join(", "));
+        text.push_str(&service(algorithm, &format!("10.96.1.{number}:80"), &subset, &source));
+    }
+    let _daemon = Daemon::start(&setup, &(text + LIMITS));
+    let mut probe = Probe::start(&cgroup);
+    for (number, algorithm) in ALGORITHMS.iter().enumerate() {
+        let explanation = explain(&setup, &[algorithm]);
+        assert_eq!(explanation["inputs"]["algorithm"], *algorithm);
+        let members = list(&explanation["members"]);
+        let of = |wanted: &dyn Fn(&Value) -> bool| -> BTreeSet<String> {
+            let members = members.iter().filter(|member| wanted(member));
+            members.map(|member| format!("b{}", member["index"])).collect()
+        };
+        let least = if algorithm.starts_with("aperture") { members.len().max(3) } else { 3 };
+        assert_eq!(members.len(), least, "{algorithm}");
+        let had: BTreeSet<String> =
+            probe.dial_many(&format!("10.96.1.{number}:80"), 64).into_keys().collect();
+        assert!(had.is_subset(&of(&|_| true)), "{algorithm}: {had:?}");
+        // Whose share is an entry of twenty comes at least twice in 64.
+        let large = of(&|member| member["share"].as_f64().is_some_and(|share| share >= 0.05));
+        assert!(large.is_subset(&had), "{algorithm}: {had:?}, not all of {large:?}");
+    }
+}
+
+#[test]
+fn a_lost_backend_is_replaced_by_the_next_of_the_order_and_open_flows_stay() {
+    let job = Job::new(5, 7, "{ size = 3 }");
+    let task = 2;
+    let order = {
+        // The whole order, from a configuration that no daemon runs: the same subset, but longer.
+        let other = Setup { folder: job.setup.folder.join("other"), ..job.setup.clone() };
+        std::fs::create_dir(&other.folder).expect("a folder");
+        let text = std::fs::read_to_string(job.setup.folder.join("socklb.toml")).expect("read");
+        let path = other.write("socklb.toml", &text.replace("size = 3", "size = 7"));
+        other.write("users.toml", &listed(&job.backends));
+        let client = format!("task-{task}");
+        let path = path.to_str().expect("UTF-8");
+        let explanation = explain(&other, &["--config", path, "--client", &client, "users"]);
+        list(&explanation["members"]).iter().map(|member| format!("b{}", member["index"])).collect::<Vec<_>>()
+    };
+    let before: BTreeSet<String> = job.members(task).into_keys().collect();
+    assert_eq!(before, order[..3].iter().cloned().collect());
+    let mut probe = job.probe(task);
+    let open: Vec<_> = (0..12).map(|_| probe.dial(SERVICE)).collect();
+    let lost = &order[1];
+    assert!(open.iter().any(|dialled| dialled.name == *lost));
+    let left = job.backends.iter().filter(|backend| backend.name() != lost);
+    stage::replace(&job.setup.folder.join("users.toml"), &listed(left));
+    let wanted: BTreeSet<String> = [&order[0], &order[2], &order[3]].map(Clone::clone).into();
+    let members = || job.members(task).into_keys().collect::<BTreeSet<_>>();
+    eventually("one member is replaced", members, |members| *members == wanted);
+    let explanation = explain(&job.setup, &["--client", &format!("task-{task}"), "users"]);
+    let looked = |looked: &Value| (format!("b{}", looked["index"]), looked["verdict"] == "member");
+    let walk: Vec<_> = list(&explanation["walk"]).iter().map(looked).collect();
+    let expected: Vec<_> = order[..4].iter().map(|name| (name.clone(), name != lost)).collect();
+    assert_eq!(walk, expected, "the hole is passed over");
+    let had: BTreeSet<String> = probe.dial_many(SERVICE, 64).into_keys().collect();
+    assert_eq!(had, wanted);
+    for dialled in &open {
+        assert_eq!(probe.ask(&format!("peer {}", dialled.socket)), SERVICE);
+    }
+    assert_eq!(job.setup.active(), 12, "open flows are counted where they are");
+}
+
+/// With nothing said of a subset it is `rocksteadier` with size `auto`, and more than the largest fixed size.
+#[test]
+fn a_task_that_is_alone_uses_three_hundred_backends() {
+    let mut fixture = Fixture::without_daemon();
+    fixture.backends.clear();
+    // Every address of loopback reaches this one.
+    let _everywhere = Backend::start("everywhere", "0.0.0.0:8001");
+    let addresses: Vec<String> =
+        (0..300).map(|n| format!("127.0.{}.{}:8001", n / 200 + 1, n % 200 + 1)).collect();
+    let list: Vec<(&str, &str)> = addresses.iter().map(|address| (address.as_str(), "")).collect();
+    fixture.setup.write("users.toml", &endpoints(&list));
+    fixture.start();
+    let inputs = explain(&fixture.setup, &["users"])["inputs"].clone();
+    let found = (&inputs["algorithm"], &inputs["size"], &inputs["auto"]["min"], &inputs["shares"]);
+    assert_eq!(found, (&"rocksteadier".into(), &300.into(), &12.into(), &"weights".into()));
+    assert!(inputs["auto"]["why"].as_str().is_some_and(|why| why.contains("alone")), "{inputs}");
+    // A table of 16,384 entries: the first 300 of a walk name each backend once.
+    assert_eq!(fixture.probe().dial_many(SERVICE, 300), [("everywhere".to_owned(), 300)].into());
+    let backends = fixture.setup.backends("web", "users");
+    let once = backends.iter().filter(|backend| backend["connects"] == 1).count();
+    assert_eq!((backends.len(), once), (300, 300));
+}
+
+#[test]
+fn a_list_that_needs_too_many_entries_is_refused_with_both_numbers() {
+    let mut fixture = Fixture::without_daemon();
+    let text = std::fs::read_to_string(fixture.setup.folder.join("socklb.toml")).expect("read");
+    fixture.setup.write("socklb.toml", &(text + "[limits]\nschedule_entries = 1024\n"));
+    fixture.start();
+    let good = std::fs::read_to_string(&fixture.file).expect("read");
+    let addresses: Vec<String> = (1..=33).map(|n| format!("127.0.1.{n}:8001")).collect();
+    let long: Vec<(&str, &str)> = addresses.iter().map(|address| (address.as_str(), "")).collect();
+    fixture.write_endpoints(&long);
+    let both = "would have 2048 entries, limits.schedule_entries allows 1024";
+    let error = || fixture.setup.status()["clients"][0]["services"][0]["source"]["error"].clone();
+    eventually("it is refused", error, |error| error.as_str().is_some_and(|error| error.contains(both)));
+    let names = |counts: BTreeMap<String, u32>| counts.into_keys().collect::<Vec<_>>();
+    assert_eq!(names(fixture.probe().dial_many(SERVICE, 30)), ["b1", "b2", "b3"], "the old one is in force");
+    let path = fixture.setup.folder.join("socklb.toml");
+    let (code, said) = stage::daemon::failure(&fixture.setup.run(&["check", path.to_str().expect("UTF-8")]));
+    assert!(code == Some(1) && said.contains(both), "{said}");
+    // Back to what is in force: nothing is wrong any more.
+    stage::replace(&fixture.file, &good);
+    eventually("it is good again", error, Value::is_null);
+}
+
+#[test]
+fn a_size_that_only_a_computation_tells_is_refused_with_both_numbers() {
+    let fixture = Fixture::without_daemon();
+    let setup = &fixture.setup;
+    let static_list = |count: u32| {
+        let list: Vec<String> = (1..=count).map(|n| format!("\"127.0.0.1:{}\"", 8000 + n)).collect();
+        format!("{{ static = [{}] }}", list.join(", "))
+    };
+    let text = |count: u32| {
+        let client = format!(
+            "[[client]]\njob = \"web\"\nindex = 0\ncount = 2\ncgroup = \"{}\"\n\n",
+            fixture.cgroup.relative().display()
+        );
+        let subset = "{ algorithm = \"random\" }";
+        client
+            + &service("users", SERVICE, subset, &static_list(count))
+            + "[limits]\nschedule_entries = 1024\n"
+    };
+    let daemon = Daemon::start(setup, &text(3));
+    // Two tasks that draw at random leave out some of 60 backends unless both take all.
+    stage::replace(&setup.folder.join("socklb.toml"), &text(60));
+    let both = "would have 2048 entries, limits.schedule_entries allows 1024";
+    let error = || setup.status()["clients"][0]["services"][0]["source"]["error"].clone();
+    eventually("it is refused", error, |error| error.as_str().is_some_and(|error| error.contains(both)));
+    assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3, "what is in the kernel stays");
+    assert_eq!(daemon.stop(), Some(0));
+    let path = setup.folder.join("socklb.toml");
+    let (code, said) = stage::daemon::failure(&setup.run(&["check", path.to_str().expect("UTF-8")]));
+    assert!(code == Some(1) && said.contains(both), "{said}");
+}
