@@ -76,7 +76,7 @@ impl Offer {
     /// Computes what is missing for these tasks, and forgets all others. May take seconds for the largest jobs; what
     /// tasks of one job have in common is computed once.
     pub fn complete(&mut self, diallers: &[Dialler]) {
-        /// One computation at a time, in whatever threads: each may take a hundred megabytes and a whole CPU.
+        /// One job at a time, in whatever threads: each may take a hundred megabytes and a whole CPU.
         static TURN: Mutex<()> = Mutex::new(());
         self.memberships.retain(|(dialler, _)| diallers.contains(dialler));
         let mut missing: Vec<&Dialler> = Vec::new();
@@ -85,14 +85,13 @@ impl Offer {
                 missing.push(dialler);
             }
         }
-        if missing.is_empty() {
-            return;
-        }
-        let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         // Bound: each turn takes the first out.
         while let Some(first) = missing.first().copied() {
             let is_colleague =
                 |other: &&Dialler| other.service == first.service && other.task.count == first.task.count;
+            // A task that is alone asks nobody else's subset, and waits for nobody.
+            let is_large = first.task.count > 1;
+            let _turn = is_large.then(|| TURN.lock().unwrap_or_else(PoisonError::into_inner));
             let job = Memberships::new(&first.service, first.task.count, &self.list);
             let (colleagues, others): (Vec<_>, Vec<_>) = missing.into_iter().partition(is_colleague);
             let computed =
