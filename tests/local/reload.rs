@@ -89,8 +89,10 @@ fn what_may_change_does_and_no_connect_fails() {
         } else {
             3
         };
-        let used = || fixture.probe().dial_many(SERVICE, 60).len();
-        assert_eq!(used(), size, "{service}");
+        // On a CPU of its own: two that take turns on one walk may each meet every other entry only.
+        let mut probe = fixture.probe();
+        probe.pin(1);
+        assert_eq!(probe.dial_many(SERVICE, 60).len(), size, "{service}");
     }
     let counts = stage::probe::parse_counts(&busy.ask("enough"));
     assert!(counts.keys().all(|name| name.starts_with('b')), "{counts:?}");

@@ -339,3 +339,47 @@ fn a_size_that_only_a_computation_tells_is_refused_with_both_numbers() {
     let (code, said) = stage::daemon::failure(&setup.run(&["check", path.to_str().expect("UTF-8")]));
     assert!(code == Some(1) && said.contains(both), "{said}");
 }
+
+/// Lists are computed beside the loop: a reload that comes between must not get what was computed for another task.
+#[test]
+fn a_reload_while_a_list_is_computed_ends_with_both_new() {
+    const TASKS: u32 = 400;
+    let mut fixture = Fixture::without_daemon();
+    let text = |index: u32| {
+        let client = format!(
+            "[[client]]\njob = \"web\"\nindex = {index}\ncount = {TASKS}\ncgroup = \"{}\"\n\n",
+            fixture.cgroup.relative().display()
+        );
+        let subset = "{ algorithm = \"random\", size = 8 }";
+        client + &service("users", SERVICE, subset, "{ file = \"users.toml\" }") + LIMITS
+    };
+    let endpoints = |count: u32| {
+        let addresses: Vec<String> =
+            (0..count).map(|n| format!("127.0.{}.{}:8001", n / 200, n % 200 + 1)).collect();
+        endpoints(&addresses.iter().map(|address| (address.as_str(), "")).collect::<Vec<_>>())
+    };
+    let path = fixture.setup.write("socklb.toml", &text(0));
+    fixture.setup.write("users.toml", &endpoints(300));
+    let nobody = Setup { folder: fixture.setup.folder.join("nobody"), ..fixture.setup.clone() };
+    let rounds: Vec<(u32, String)> = (1..=4).map(|round| (round, text(7 * round))).collect();
+    fixture.start();
+    for (round, text) in rounds {
+        let count = 300 + round;
+        stage::replace(&fixture.file, &endpoints(count));
+        // The file is read at a time of its own; the configuration at once.
+        fixture.setup.write("socklb.toml", &text);
+        fixture.daemon().signal(rustix::process::Signal::HUP);
+        let look = || explain(&fixture.setup, &["users"])["inputs"].clone();
+        let both = |inputs: &Value| inputs["index"] == 7 * round && inputs["backends"] == count;
+        eventually("task and list are the new ones", look, both);
+        let members = |explanation: Value| -> Vec<(Value, Value, Value)> {
+            let member = |member: Value| {
+                (member["address"].clone(), member["share"].clone(), member["connections"].clone())
+            };
+            list(&explanation["members"]).into_iter().map(member).collect()
+        };
+        let path = path.to_str().expect("UTF-8");
+        let anew = explain(&nobody, &["--config", path, "users"]);
+        assert_eq!(members(explain(&fixture.setup, &["users"])), members(anew));
+    }
+}
