@@ -1,7 +1,24 @@
-//! A fleet: one job of client tasks before the backends of one service, and the subsets that its tasks take.
+//! A fleet: one job of client tasks before the backends of one service, the subsets that its tasks take, and how they
+//! share their traffic out among them.
 
+use lb_core::endpoint::MAX_INDEXES;
 use lb_core::subset::{self, Algorithm, Position};
-use lb_core::weights::Graph;
+use lb_core::weights::{Graph, Precision, Solution, solve};
+use thiserror::Error;
+
+/// Most client tasks of a job: as many as the daemon's configuration takes.
+pub const MAX_CLIENTS: u32 = 65_536;
+
+/// Most backends of a service: every order is over at most as many indexes.
+pub const MAX_BACKENDS: u32 = MAX_INDEXES;
+
+/// Largest wanted size. A subset has no more than all backends; the daemon itself takes fixed sizes up to 256, and all
+/// backends.
+pub const MAX_SIZE: u32 = MAX_BACKENDS;
+
+/// Most connections of a fleet, of which each takes four bytes: 128 MiB. Every fleet within the other limits has fewer
+/// whose subsets have at most 511 backends.
+pub const MAX_CONNECTIONS: u64 = 1 << 25;
 
 /// One job before one service, without holes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,6 +33,19 @@ pub struct Fleet {
     pub size: u32,
     /// The job's seed.
     pub seed: u64,
+}
+
+/// A fleet whose subsets are more than can be held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error(
+    "{clients} clients with subsets of {size} of {backends} backends make {connections} connections, and at most \
+     {MAX_CONNECTIONS} can be planned at once (fewer clients, or a smaller size)"
+)]
+pub struct TooManyConnections {
+    clients: u32,
+    backends: u32,
+    size: u32,
+    connections: u64,
 }
 
 impl Fleet {
@@ -37,8 +67,169 @@ impl Fleet {
         subset::order(self.algorithm, position).take(length).collect()
     }
 
-    /// The subsets of all clients.
+    /// The subsets of all clients. Large fleets need [`Self::check_size`] before.
     pub fn graph(&self) -> Graph {
         Graph::of_job(self.algorithm, self.position(0))
+    }
+
+    /// How many connections the fleet opens, if each client opens one to each backend of its subset.
+    pub fn connections(&self) -> u64 {
+        let length = |client| u64::from(subset::length(self.algorithm, self.position(client)));
+        if self.algorithm.is_aperture() {
+            // Arcs differ by one backend.
+            (0..self.clients).map(length).sum()
+        } else {
+            u64::from(self.clients) * length(0)
+        }
+    }
+
+    /// That the subsets of all clients can be held.
+    pub fn check_size(&self) -> Result<(), TooManyConnections> {
+        let Self { clients, backends, size, .. } = *self;
+        let connections = self.connections();
+        if connections > MAX_CONNECTIONS {
+            return Err(TooManyConnections { clients, backends, size, connections });
+        }
+        Ok(())
+    }
+}
+
+/// How the clients of a fleet share their traffic out among their subsets. Every client has the same amount.
+#[derive(Clone, Debug)]
+pub enum Sharing {
+    /// The same to every backend of the subset.
+    Even,
+    /// By an aperture's overlaps.
+    Arcs(Fleet),
+    /// By structural weights, as the daemon does.
+    Structural(Solution),
+}
+
+impl Sharing {
+    /// Of a fleet and its [`Fleet::graph`]: aperture forms bring their own weights in any case, the others have structural
+    /// weights if `weighted`, for backends of equal capacity.
+    pub fn of(fleet: &Fleet, graph: &Graph, weighted: bool) -> Self {
+        if fleet.algorithm.is_aperture() {
+            Self::Arcs(*fleet)
+        } else if weighted {
+            Self::Structural(solve(graph, &vec![1; fleet.backends as usize], Precision::default()))
+        } else {
+            Self::Even
+        }
+    }
+
+    /// What one client, whose subset this is, sends to each of its backends, in the subset's order: in sum 1.
+    pub fn weights(&self, client: u32, subset: &[u32]) -> Vec<f64> {
+        match self {
+            #[expect(clippy::cast_precision_loss, reason = "at most 65,536 backends")]
+            Self::Even => vec![(subset.len() as f64).recip(); subset.len()],
+            Self::Arcs(fleet) => {
+                let overlaps = overlaps(fleet, client);
+                let sum = overlaps.iter().sum::<u64>();
+                #[expect(clippy::cast_precision_loss, reason = "at most 2^32 units of a ring")]
+                let share = |overlap: u64| overlap as f64 / sum as f64;
+                overlaps.into_iter().map(share).collect()
+            }
+            Self::Structural(solution) => solution.weights(subset),
+        }
+    }
+
+    /// What every backend gets, by index, in clients' worth of traffic.
+    pub fn loads(&self, graph: &Graph) -> Vec<f64> {
+        match self {
+            Self::Even => {
+                // Whole backends: every subset is as long as the first, so that equal counts are equal loads to the bit.
+                let length = graph.rows().next().map_or(0, <[u32]>::len).max(1);
+                #[expect(clippy::cast_precision_loss, reason = "at most 65,536 backends")]
+                let length = length as f64;
+                graph.connections().into_iter().map(|clients| f64::from(clients) / length).collect()
+            }
+            Self::Arcs(fleet) => {
+                // In whole units, because the loads of an aperture are equal and shall come out so.
+                let mut units = vec![0_u64; fleet.backends as usize];
+                for (client, row) in (0..fleet.clients).zip(graph.rows()) {
+                    for (&backend, overlap) in row.iter().zip(overlaps(fleet, client)) {
+                        units[backend as usize] += overlap;
+                    }
+                }
+                let all: u64 = units.iter().sum();
+                #[expect(clippy::cast_precision_loss, reason = "a mean of loads needs no more than 53 bits")]
+                let load = |units: u64| units as f64 / (all.max(1) as f64 / f64::from(fleet.clients));
+                units.into_iter().map(load).collect()
+            }
+            Self::Structural(solution) => solution.loads.clone(),
+        }
+    }
+}
+
+/// The overlaps of one client's arc with its backends.
+fn overlaps(fleet: &Fleet, client: u32) -> Vec<u64> {
+    subset::overlaps(fleet.algorithm, fleet.position(client))
+        .expect("only aperture forms share by arcs")
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fleet(algorithm: Algorithm, clients: u32, backends: u32, size: u32) -> Fleet {
+        Fleet { algorithm, clients, backends, size, seed: 7 }
+    }
+
+    #[test]
+    fn weights_of_a_client_sum_to_one_and_those_of_all_are_the_loads() {
+        for algorithm in Algorithm::ALL {
+            for weighted in [false, true] {
+                let fleet = fleet(algorithm, 25, 37, 5);
+                let graph = fleet.graph();
+                let sharing = Sharing::of(&fleet, &graph, weighted);
+                let mut loads = vec![0.0; 37];
+                for client in 0..25 {
+                    let weights = sharing.weights(client, graph.row(client));
+                    let sum: f64 = weights.iter().sum();
+                    assert!((sum - 1.0).abs() < 1e-12, "{algorithm}: {sum}");
+                    for (&backend, weight) in graph.row(client).iter().zip(weights) {
+                        loads[backend as usize] += weight;
+                    }
+                }
+                for (load, expected) in sharing.loads(&graph).into_iter().zip(loads) {
+                    assert!((load - expected).abs() < 1e-9, "{algorithm}, weighted {weighted}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_loads_of_an_aperture_are_equal_to_the_bit() {
+        for (clients, backends, size) in [(25, 37, 5), (3, 1000, 12), (256, 255, 20)] {
+            let fleet = fleet(Algorithm::ApertureShuffled, clients, backends, size);
+            let graph = fleet.graph();
+            let loads = Sharing::of(&fleet, &graph, false).loads(&graph);
+            assert!(loads.iter().all(|&load| load == loads[0]), "{loads:?}");
+        }
+    }
+
+    #[test]
+    fn connections_are_counted_before_they_are_made() {
+        for algorithm in Algorithm::ALL {
+            let fleet = fleet(algorithm, 25, 37, 5);
+            let made: u32 = fleet.graph().connections().iter().sum();
+            assert_eq!(fleet.connections(), u64::from(made), "{algorithm}");
+        }
+    }
+
+    #[test]
+    fn a_fleet_has_at_most_so_many_connections() {
+        let fits = fleet(Algorithm::Rocksteadier, MAX_CLIENTS, MAX_BACKENDS, 512);
+        assert_eq!(fits.connections(), MAX_CONNECTIONS);
+        assert_eq!(fits.check_size(), Ok(()));
+        let over = Fleet { size: 513, ..fits };
+        assert_eq!(
+            over.check_size().unwrap_err().to_string(),
+            "65536 clients with subsets of 513 of 65536 backends make 33619968 connections, and at most 33554432 can \
+             be planned at once (fewer clients, or a smaller size)"
+        );
+        assert!(Fleet { algorithm: Algorithm::Aperture, size: 65_536, ..fits }.check_size().is_err());
     }
 }

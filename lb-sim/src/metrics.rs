@@ -4,6 +4,12 @@
 
 use std::collections::HashSet;
 
+use lb_core::weights::Graph;
+
+pub mod overlap;
+
+pub mod churn;
+
 /// Smallest, mean and largest of some numbers, and their relative standard deviation (of the population).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Spread {
@@ -34,11 +40,18 @@ pub fn spread_of(values: &[f64]) -> Spread {
     }
 }
 
+/// The same of whole numbers.
+pub fn spread_of_counts(counts: &[u32]) -> Spread {
+    let values: Vec<f64> = counts.iter().copied().map(f64::from).collect();
+    spread_of(&values)
+}
+
 /// Raw utilization of loads, which may be counts of connections: mean over largest. The part of the capacity that can be
 /// used before the first backend is full.
 pub fn raw_utilization(loads: &[f64]) -> f64 {
     let spread = spread_of(loads);
-    if spread.max > 0.0 { spread.mean / spread.max } else { 0.0 }
+    // The mean of equal loads can come out above them in its last bit.
+    if spread.max > 0.0 { (spread.mean / spread.max).min(1.0) } else { 0.0 }
 }
 
 /// Adjusted utilization (ACM Queue 2022): the best that whole connections allow, ceil(M K / N), over the largest count.
@@ -60,7 +73,71 @@ pub fn dropped(old: &[u32], new: &[u32]) -> f64 {
     }
     let new: HashSet<u32> = new.iter().copied().collect();
     let gone = old.iter().filter(|backend| !new.contains(backend)).count();
+    part(gone, old.len())
+}
+
+/// The largest part of one subset whose indexes lie within `block` consecutive ones: what a client loses at once when a
+/// rolling restart takes the backends down in the order of their indexes, `block` at a time. Blocks do not wrap.
+pub fn block_share(subset: &[u32], block: u32) -> f64 {
+    let mut sorted = subset.to_vec();
+    sorted.sort_unstable();
+    let mut first = 0;
+    let mut most = 0;
+    for (last, &backend) in sorted.iter().enumerate() {
+        // The block that ends at this backend.
+        while backend - sorted[first] >= block.max(1) {
+            first += 1;
+        }
+        most = most.max(last + 1 - first);
+    }
+    part(most, sorted.len())
+}
+
+/// [`block_share`] of every client's subset: the mean over the clients is what a client can expect of the worst moment of a
+/// restart, the largest what the unluckiest loses.
+pub fn block_shares(graph: &Graph, block: u32) -> Spread {
+    let shares: Vec<f64> = graph.rows().map(|subset| block_share(subset, block)).collect();
+    spread_of(&shares)
+}
+
+/// Of nothing, the part is 0.
+fn part(of: usize, all: usize) -> f64 {
     #[expect(clippy::cast_precision_loss, reason = "at most 65,536 backends")]
-    let share = gone as f64 / old.len() as f64;
-    share
+    let part = of as f64 / all.max(1) as f64;
+    part
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn equal_loads_are_fully_used() {
+        let third = 1.0 / 3.0;
+        assert_eq!(raw_utilization(&[third; 7]), 1.0);
+        assert_eq!(raw_utilization(&[0.0; 7]), 0.0);
+        assert_eq!(raw_utilization(&[]), 0.0);
+    }
+
+    #[test]
+    fn a_spread_is_of_the_population() {
+        let spread = Spread { min: 2.0, mean: 5.0, max: 9.0, rsd: 0.4 };
+        assert_eq!(spread_of_counts(&[2, 4, 4, 4, 5, 5, 7, 9]), spread);
+        assert_eq!(spread_of(&[]), Spread { min: 0.0, mean: 0.0, max: 0.0, rsd: 0.0 });
+    }
+
+    #[test]
+    fn a_block_takes_consecutive_indexes_without_wrapping() {
+        assert_eq!(block_share(&[9, 0, 4, 5], 2), 0.5);
+        assert_eq!(block_share(&[9, 0, 4, 5], 1), 0.25);
+        assert_eq!(block_share(&[9, 0, 4, 5], 6), 0.75);
+        assert_eq!(block_share(&[9, 0, 4, 5], 10), 1.0);
+        assert_eq!(block_share(&[], 10), 0.0);
+    }
+
+    #[test]
+    fn what_is_dropped_is_a_part_of_the_old_subset() {
+        assert_eq!(dropped(&[1, 2, 3, 4], &[4, 5, 3]), 0.5);
+        assert_eq!(dropped(&[], &[1]), 0.0);
+    }
 }

@@ -1,0 +1,98 @@
+//! What a change of a fleet costs: how much of their subsets the clients drop, each a connection that somebody has to
+//! open anew elsewhere.
+
+use lb_core::weights::Graph;
+
+use crate::fleet::Fleet;
+
+/// What the clients that are there before and after a change drop.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Churn {
+    /// Mean part of a subset that is dropped.
+    pub mean: f64,
+    /// Largest part of one subset.
+    pub worst: f64,
+    /// Clients that drop everything.
+    pub replaced: u32,
+}
+
+/// From one fleet's subsets to another's.
+pub fn churn(old: &Graph, new: &Graph) -> Churn {
+    let indexes = old.connections().len().max(new.connections().len());
+    // By backend: the client, plus one, that was last seen to have it in its new subset.
+    let mut seen = vec![0; indexes];
+    let (mut sum, mut worst, mut replaced) = (0.0, 0.0, 0);
+    for ((old, new), mark) in old.rows().zip(new.rows()).zip(1_u32..) {
+        for &backend in new {
+            seen[backend as usize] = mark;
+        }
+        let gone = old.iter().filter(|&&backend| seen[backend as usize] != mark).count();
+        let dropped = super::part(gone, old.len());
+        sum += dropped;
+        worst = f64::max(worst, dropped);
+        replaced += u32::from(gone > 0 && gone == old.len());
+    }
+    let clients = old.clients().min(new.clients());
+    Churn { mean: sum / f64::from(clients.max(1)), worst, replaced }
+}
+
+/// The mean part of a subset that must be dropped if the fleet is to be even before and after.
+///
+/// S backends are there before and after. Before, a client's K connections are to be spread evenly over N backends, so S/N of
+/// them are to backends that stay; after, its K' are to be spread over N', so it has use for K' S/N' connections to those.
+/// It can keep the lesser, so it drops 1 - min(1, (K'/N') / (K/N)) S/N at least: 1/(N+1) for one more backend, nothing
+/// for a larger size or for another number of clients. An uneven algorithm may drop less.
+pub fn minimum(old: &Fleet, new: &Fleet) -> f64 {
+    let stay = f64::from(old.backends.min(new.backends));
+    let before = f64::from(old.wanted()) / f64::from(old.backends);
+    let after = f64::from(new.wanted()) / f64::from(new.backends);
+    1.0 - stay * before.min(after) / f64::from(old.wanted())
+}
+
+#[cfg(test)]
+mod tests {
+    use lb_core::subset::Algorithm;
+
+    use super::*;
+
+    #[test]
+    fn churn_is_of_the_clients_that_stay() {
+        let graph = |rows: &[&[u32]]| {
+            let mut graph = Graph::new(9);
+            rows.iter().for_each(|row| graph.push(row.iter().copied()));
+            graph
+        };
+        let old = graph(&[&[0, 1], &[2, 3], &[4, 5]]);
+        let new = graph(&[&[1, 0], &[2, 6], &[7, 8], &[0, 1]]);
+        assert_eq!(churn(&old, &new), Churn { mean: 0.5, worst: 1.0, replaced: 1 });
+        assert_eq!(churn(&new, &old), Churn { mean: 0.5, worst: 1.0, replaced: 1 });
+        assert_eq!(churn(&Graph::new(9), &old), Churn { mean: 0.0, worst: 0.0, replaced: 0 });
+    }
+
+    #[track_caller]
+    fn check(old: (u32, u32), new: (u32, u32), expected: f64) {
+        let fleet = |(backends, size)| Fleet {
+            algorithm: Algorithm::Rocksteadier,
+            clients: 100,
+            backends,
+            size,
+            seed: 0,
+        };
+        let minimum = minimum(&fleet(old), &fleet(new));
+        assert!((minimum - expected).abs() < 1e-12, "{minimum}");
+    }
+
+    #[test]
+    fn what_must_be_dropped_follows_from_evenness() {
+        check((100, 20), (101, 20), 1.0 / 101.0);
+        check((100, 20), (200, 20), 0.5);
+        // A removed backend takes its connections with it.
+        check((100, 20), (99, 20), 0.01);
+        check((100, 20), (100, 21), 0.0);
+        check((100, 20), (100, 15), 0.25);
+        // Everybody has all of them, then all of one more.
+        check((10, 20), (11, 20), 0.0);
+        // Everybody has all of them, then not.
+        check((20, 20), (40, 20), 0.5);
+    }
+}
