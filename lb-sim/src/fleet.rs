@@ -72,6 +72,11 @@ impl Fleet {
         Graph::of_job(self.algorithm, self.position(0))
     }
 
+    /// How many pairs of a client and a backend there are.
+    pub fn pairs(&self) -> u64 {
+        u64::from(self.clients) * u64::from(self.backends)
+    }
+
     /// How many connections the fleet opens, if each client opens one to each backend of its subset.
     pub fn connections(&self) -> u64 {
         let length = |client| u64::from(subset::length(self.algorithm, self.position(client)));
@@ -118,8 +123,9 @@ impl Sharing {
         }
     }
 
-    /// What one client, whose subset this is, sends to each of its backends, in the subset's order: in sum 1.
-    pub fn weights(&self, client: u32, subset: &[u32]) -> Vec<f64> {
+    /// What one client, whose subset this is, sends to each of its backends, in the subset's order: in sum 1. `graph` is the
+    /// one of [`Self::of`].
+    pub fn weights(&self, graph: &Graph, client: u32, subset: &[u32]) -> Vec<f64> {
         match self {
             #[expect(clippy::cast_precision_loss, reason = "at most 65,536 backends")]
             Self::Even => vec![(subset.len() as f64).recip(); subset.len()],
@@ -130,7 +136,7 @@ impl Sharing {
                 let share = |overlap: u64| overlap as f64 / sum as f64;
                 overlaps.into_iter().map(share).collect()
             }
-            Self::Structural(solution) => solution.weights(subset),
+            Self::Structural(solution) => solution.weights(graph, client).to_vec(),
         }
     }
 
@@ -186,7 +192,7 @@ mod tests {
                 let sharing = Sharing::of(&fleet, &graph, weighted);
                 let mut loads = vec![0.0; 37];
                 for client in 0..25 {
-                    let weights = sharing.weights(client, graph.row(client));
+                    let weights = sharing.weights(&graph, client, graph.row(client));
                     let sum: f64 = weights.iter().sum();
                     assert!((sum - 1.0).abs() < 1e-12, "{algorithm}: {sum}");
                     for (&backend, weight) in graph.row(client).iter().zip(weights) {

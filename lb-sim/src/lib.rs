@@ -1,6 +1,7 @@
 //! The planner: the same decisions as the daemon's ([`lb_core`]), for a whole fleet at once, in numbers and pictures.
 //!
-//! In reading order: a fleet and its subsets ([`fleet`]), what they are worth ([`metrics`]); then one module per command.
+//! In reading order: a fleet and its subsets ([`fleet`]), what they are worth ([`metrics`]), and that over many fleets
+//! ([`sweep`]), which to choose ([`advice`]); then one module per command.
 //! Must not know of kernels, sockets or clocks: the same arguments give the same output on every machine.
 #![forbid(unsafe_code)]
 
@@ -8,9 +9,27 @@ pub mod fleet;
 
 pub mod metrics;
 
+pub mod sweep;
+
+pub mod advice;
+
 mod commands {
+    pub mod arguments;
+
     pub mod subset;
+
+    pub mod balance;
+
+    pub mod churn;
+
+    pub mod sweep;
+
+    pub mod advise;
 }
+
+mod table;
+
+mod output;
 
 use std::process::ExitCode;
 
@@ -30,12 +49,24 @@ struct Cli {
 enum Command {
     /// Who uses whom
     Subset(commands::subset::Options),
+    /// How even the subsets are, and how much they have in common
+    Balance(commands::balance::Options),
+    /// What one more client or backend, or another size, costs in connections
+    Churn(commands::churn::Options),
+    /// How even an algorithm is before all numbers of clients and backends (the ACM article's Figure 2)
+    Sweep(commands::sweep::Options),
+    /// What to configure for a fleet, and what that trades for what
+    Advise(commands::advise::Options),
 }
 
 /// Runs the command line.
 pub fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Subset(options) => commands::subset::run(&options),
+        Command::Balance(options) => commands::balance::run(&options),
+        Command::Churn(options) => commands::churn::run(&options),
+        Command::Sweep(options) => commands::sweep::run(&options),
+        Command::Advise(options) => commands::advise::run(&options),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

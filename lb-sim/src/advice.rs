@@ -1,0 +1,239 @@
+//! Which subset to configure for a fleet, and what it is worth beside the other choices.
+//!
+//! Rocksteadier with automatic size, except where so few clients face so many backends that it needs more than twice the
+//! connections that the fleet has to open at least. There it is an aperture, whose fractional edges leave no waste, but
+//! which makes clients reconnect to most of their backends when one is added: hence not for less.
+
+use lb_core::service::{Size, Subset};
+use lb_core::subset::Algorithm;
+use lb_core::weights::{MIN_AUTO_SIZE, auto_size};
+
+use crate::fleet::{Fleet, MAX_BACKENDS, MAX_CLIENTS, Sharing};
+use crate::metrics::churn::{Churn, churn};
+use crate::metrics::{block_shares, raw_utilization};
+
+/// A subset of fixed size to compare with: the SRE book's example.
+const BOOK_SIZE: u32 = 20;
+
+/// Most pairs of clients and backends for which algorithms that look at each are compared: a second or two.
+const MAX_PAIRS: u64 = 1 << 28;
+
+/// Who is to be advised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Question {
+    /// M.
+    pub clients: u32,
+    /// N.
+    pub backends: u32,
+    /// The job's seed.
+    pub seed: u64,
+}
+
+/// What one subset is worth for a fleet.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Figures {
+    /// Most connections of a client.
+    pub each: u32,
+    /// Connections of all clients.
+    pub all: u64,
+    /// Raw utilization if every client shares its traffic out evenly (an aperture by its own weights).
+    pub even: f64,
+    /// Raw utilization with structural weights.
+    pub weighted: f64,
+    /// One more backend: what the clients drop.
+    pub backend: Dropped,
+    /// One more client: what the others drop.
+    pub client: Dropped,
+    /// Largest part of a subset within a tenth of the backends.
+    pub restart: f64,
+}
+
+/// What is dropped at a change: parts of a subset.
+#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
+pub struct Dropped {
+    /// Mean over the clients.
+    pub mean: f64,
+    /// Of the one that loses most.
+    pub worst: f64,
+}
+
+impl From<Churn> for Dropped {
+    fn from(Churn { mean, worst, .. }: Churn) -> Self {
+        Self { mean, worst }
+    }
+}
+
+/// A subset, and the fleet that it makes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Choice {
+    /// What to configure.
+    pub subset: Subset,
+    /// With the size that this is now; `None` if every client uses all backends.
+    pub fleet: Option<Fleet>,
+}
+
+/// What to use, and what else there is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Advice {
+    /// What to use.
+    pub answer: Choice,
+    /// The other sensible choices.
+    pub alternatives: Vec<Choice>,
+    /// What a subset has at least: its part of the backends, and enough to lose some of them.
+    pub least: u32,
+}
+
+impl Advice {
+    /// For one fleet.
+    pub fn on(question: &Question) -> Self {
+        let sized = |algorithm, size| question.choice(Subset::Sized { algorithm, size });
+        let automatic = sized(Algorithm::Rocksteadier, Size::Auto { min: MIN_AUTO_SIZE });
+        let aperture = sized(Algorithm::ApertureShuffled, Size::Fixed(MIN_AUTO_SIZE));
+        let all = question.choice(Subset::All);
+        let least = MIN_AUTO_SIZE.max(question.backends.div_ceil(question.clients));
+        let wasteful = automatic.size(question) / 2 >= least;
+        let answer = match (least >= question.backends, wasteful) {
+            (true, _) => all,
+            (false, true) => aperture,
+            (false, false) => automatic,
+        };
+        let book = sized(Algorithm::Rocksteadier, Size::Fixed(BOOK_SIZE));
+        let random = sized(Algorithm::Random, Size::Fixed(answer.size(question)));
+        let mut alternatives = vec![automatic, book, aperture];
+        if u64::from(question.clients) * u64::from(question.backends) <= MAX_PAIRS {
+            alternatives.push(random);
+        }
+        // A subset of all backends is `all`.
+        alternatives.retain(|choice| choice.size(question) < question.backends);
+        alternatives.push(all);
+        alternatives.retain(|choice| *choice != answer);
+        Self { answer, alternatives, least }
+    }
+}
+
+impl Choice {
+    /// K, or all backends.
+    pub fn size(&self, question: &Question) -> u32 {
+        self.fleet.map_or(question.backends, |fleet| fleet.wanted())
+    }
+}
+
+impl Question {
+    /// The fleet that a subset makes.
+    fn choice(&self, subset: Subset) -> Choice {
+        let Self { clients, backends, seed } = *self;
+        let fleet = |algorithm, size| {
+            let mut fleet = Fleet { algorithm, clients, backends, size: 0, seed };
+            fleet.size = match size {
+                Size::Fixed(size) => size,
+                Size::Auto { min } => auto_size(algorithm, fleet.position(0), min),
+            };
+            fleet
+        };
+        let fleet = match subset {
+            Subset::All => None,
+            Subset::Sized { algorithm, size } => Some(fleet(algorithm, size)),
+        };
+        Choice { subset, fleet }
+    }
+
+    /// How many neighbours a restart takes down at once: a tenth of the backends.
+    pub fn block(&self) -> u32 {
+        self.backends.div_ceil(10)
+    }
+
+    /// What a choice is worth.
+    pub fn figures(&self, choice: &Choice) -> Figures {
+        let Some(fleet) = choice.fleet else { return self.figures_of_all() };
+        let graph = fleet.graph();
+        let utilization = |weighted| raw_utilization(&Sharing::of(&fleet, &graph, weighted).loads(&graph));
+        // The automatic size may be another one then. The largest fleet has no larger one; it was smaller before.
+        let dropped = |other: Self| {
+            let Some(other) = other.choice(choice.subset).fleet else {
+                return Dropped { mean: 0.0, worst: 0.0 };
+            };
+            let grows = other.clients > fleet.clients || other.backends > fleet.backends;
+            let other = other.graph();
+            if grows { churn(&graph, &other).into() } else { churn(&other, &graph).into() }
+        };
+        let backends = if self.backends < MAX_BACKENDS { self.backends + 1 } else { self.backends - 1 };
+        let clients = if self.clients < MAX_CLIENTS { self.clients + 1 } else { self.clients - 1 };
+        // Each solves weights of its own, which for the largest fleets takes seconds.
+        let (weighted, (backend, client)) = rayon::join(
+            || utilization(true),
+            || rayon::join(|| dropped(Self { backends, ..*self }), || dropped(Self { clients, ..*self })),
+        );
+        let each = graph.rows().map(<[u32]>::len).max().unwrap_or(0);
+        Figures {
+            each: u32::try_from(each).expect("at most all backends"),
+            all: fleet.connections(),
+            even: utilization(false),
+            weighted,
+            backend,
+            client,
+            restart: block_shares(&graph, self.block()).max,
+        }
+    }
+
+    /// Everybody uses everything: nothing to compute, and too much to hold for large fleets.
+    fn figures_of_all(&self) -> Figures {
+        let nothing = Dropped { mean: 0.0, worst: 0.0 };
+        Figures {
+            each: self.backends,
+            all: u64::from(self.clients) * u64::from(self.backends),
+            even: 1.0,
+            weighted: 1.0,
+            backend: nothing,
+            client: nothing,
+            restart: f64::from(self.block()) / f64::from(self.backends),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(clients: u32, backends: u32, expected: Option<(Algorithm, u32)>) {
+        let question = Question { clients, backends, seed: 0 };
+        let answer = Advice::on(&question).answer;
+        assert_eq!(answer.fleet.map(|fleet| (fleet.algorithm, fleet.size)), expected);
+    }
+
+    #[test]
+    fn rocksteadier_unless_it_needs_far_more_connections_than_the_fleet() {
+        check(300, 300, Some((Algorithm::Rocksteadier, 12)));
+        check(300, 1_000, Some((Algorithm::Rocksteadier, 12)));
+        check(60, 1_000, Some((Algorithm::Rocksteadier, 32)));
+        // Few clients leave most rows of their lot unused.
+        check(3, 1_000, Some((Algorithm::ApertureShuffled, 12)));
+        check(7, 200, Some((Algorithm::ApertureShuffled, 12)));
+        // Who needs all anyway has no subset.
+        check(1, 1_000, None);
+        check(300, 12, None);
+        check(300, 13, Some((Algorithm::Rocksteadier, 12)));
+    }
+
+    #[test]
+    fn the_largest_number_of_backends_is_compared_with_one_less() {
+        let question = Question { clients: 20_000, backends: MAX_BACKENDS, seed: 0 };
+        let choice =
+            question.choice(Subset::Sized { algorithm: Algorithm::Rocksteadier, size: Size::Fixed(12) });
+        let figures = question.figures(&choice);
+        assert_eq!((figures.each, figures.all), (12, 240_000));
+        assert!(figures.backend.mean > 0.0 && figures.backend.worst <= 1.0 / 12.0, "{figures:?}");
+        assert_eq!(figures.client, Dropped { mean: 0.0, worst: 0.0 });
+    }
+
+    #[test]
+    fn no_alternative_is_the_answer_or_all_backends_under_another_name() {
+        for (clients, backends) in [(300, 1_000), (3, 1_000), (300, 15), (1, 1)] {
+            let question = Question { clients, backends, seed: 0 };
+            let Advice { answer, alternatives, .. } = Advice::on(&question);
+            assert!(!alternatives.contains(&answer));
+            let mut fleets = alternatives.iter().filter_map(|choice| choice.fleet);
+            assert!(fleets.all(|fleet| fleet.size < backends), "{alternatives:?}");
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! Arguments that several commands have, from text to values that cannot be wrong.
+
+use std::str::FromStr;
+
+use clap::Args;
+use lb_core::subset::Algorithm;
+use thiserror::Error;
+
+use crate::fleet::{Fleet, MAX_BACKENDS, MAX_CLIENTS, MAX_SIZE};
+
+/// A number of clients.
+pub fn clients(text: &str) -> Result<u32, OutOfRange> {
+    within(text, MAX_CLIENTS)
+}
+
+/// A number of backends.
+pub fn backends(text: &str) -> Result<u32, OutOfRange> {
+    within(text, MAX_BACKENDS)
+}
+
+/// A size of subsets, or of a restart block.
+pub fn size(text: &str) -> Result<u32, OutOfRange> {
+    within(text, MAX_SIZE)
+}
+
+/// A number that is none, 0, or too large.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("write a number from 1 to {most}")]
+pub struct OutOfRange {
+    most: u32,
+}
+
+/// A number from 1 to `most`.
+pub fn within(text: &str, most: u32) -> Result<u32, OutOfRange> {
+    text.parse().ok().filter(|number| (1..=most).contains(number)).ok_or(OutOfRange { most })
+}
+
+/// Algorithms to compare, each once.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Algorithms(pub Vec<Algorithm>);
+
+/// Names that are no list of algorithms.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum UnknownAlgorithms {
+    /// One is none.
+    #[error("no algorithm is named {0:?}; there are {names}, and all", names = names())]
+    Unknown(String),
+    /// One comes again.
+    #[error("{0} is named twice")]
+    Twice(Algorithm),
+}
+
+fn names() -> String {
+    Algorithm::ALL.map(Algorithm::name).join(", ")
+}
+
+/// One algorithm by its name.
+pub fn algorithm(name: &str) -> Result<Algorithm, UnknownAlgorithms> {
+    name.parse().map_err(|_| UnknownAlgorithms::Unknown(name.to_owned()))
+}
+
+impl FromStr for Algorithms {
+    type Err = UnknownAlgorithms;
+
+    fn from_str(text: &str) -> Result<Self, UnknownAlgorithms> {
+        if text == "all" {
+            return Ok(Self(Algorithm::ALL.to_vec()));
+        }
+        let mut algorithms = Vec::new();
+        for name in text.split(',') {
+            let algorithm = algorithm(name.trim())?;
+            if algorithms.contains(&algorithm) {
+                return Err(UnknownAlgorithms::Twice(algorithm));
+            }
+            algorithms.push(algorithm);
+        }
+        Ok(Self(algorithms))
+    }
+}
+
+/// One number, or all from one to another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Range {
+    /// The first.
+    pub from: u32,
+    /// The last.
+    pub to: u32,
+}
+
+/// Text that is no range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum NoRange {
+    /// It is no number either, or one is too large.
+    #[error("write a number from 1 to {most}, or a range of them as in 100..110")]
+    Form {
+        /// The most.
+        most: u32,
+    },
+    /// It runs downwards.
+    #[error("a range runs upwards: write {to}..{from}")]
+    Backwards {
+        /// The first.
+        from: u32,
+        /// The last.
+        to: u32,
+    },
+}
+
+impl Range {
+    fn parse(text: &str, most: u32) -> Result<Self, NoRange> {
+        let (from, to) = text.split_once("..").unwrap_or((text, text));
+        let number = |text| within(text, most).map_err(|_| NoRange::Form { most });
+        let (from, to) = (number(from)?, number(to)?);
+        if from > to { Err(NoRange::Backwards { from, to }) } else { Ok(Self { from, to }) }
+    }
+
+    /// Of numbers of clients.
+    pub fn of_clients(text: &str) -> Result<Self, NoRange> {
+        Self::parse(text, MAX_CLIENTS)
+    }
+
+    /// Of numbers of backends.
+    pub fn of_backends(text: &str) -> Result<Self, NoRange> {
+        Self::parse(text, MAX_BACKENDS)
+    }
+
+    /// Of sizes.
+    pub fn of_sizes(text: &str) -> Result<Self, NoRange> {
+        Self::parse(text, MAX_SIZE)
+    }
+
+    /// Whether it is more than one number.
+    pub const fn is_change(self) -> bool {
+        self.from < self.to
+    }
+}
+
+/// A job before a service, whatever the algorithm.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct Job {
+    /// Client tasks of the job, 1 to 65536
+    #[arg(long, value_name = "M", value_parser = clients)]
+    pub clients: u32,
+    /// Backends of the service, 1 to 65536
+    #[arg(long, value_name = "N", value_parser = backends)]
+    pub backends: u32,
+    /// Backends that each client task wants, 1 to 65536
+    #[arg(long, value_name = "K", value_parser = size)]
+    pub size: u32,
+    /// The job's seed: the daemon takes XXH64 of JOB/SERVICE
+    #[arg(long, value_name = "S", default_value_t = 0)]
+    pub seed: u64,
+}
+
+impl Job {
+    /// With an algorithm.
+    pub fn fleet(&self, algorithm: Algorithm) -> Fleet {
+        let Self { clients, backends, size, seed } = *self;
+        Fleet { algorithm, clients, backends, size, seed }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_has_both_ends() {
+        assert_eq!(Range::of_backends("100..110"), Ok(Range { from: 100, to: 110 }));
+        assert_eq!(Range::of_backends("65536"), Ok(Range { from: 65_536, to: 65_536 }));
+        assert_eq!(Range::of_sizes("7..7"), Ok(Range { from: 7, to: 7 }));
+        for text in ["", "..", "1..", "..2", "0..2", "1..65537", "1...2", "-1", "1..2..3", "99999999999"] {
+            assert_eq!(Range::of_clients(text), Err(NoRange::Form { most: 65_536 }), "{text}");
+        }
+        let backwards = Range::of_clients("110..100").unwrap_err();
+        assert_eq!(backwards.to_string(), "a range runs upwards: write 100..110");
+    }
+
+    #[test]
+    fn a_list_names_each_algorithm_once() {
+        let listed = "ring,rocksteadier".parse();
+        assert_eq!(listed, Ok(Algorithms(vec![Algorithm::Ring, Algorithm::Rocksteadier])));
+        assert_eq!("all".parse(), Ok(Algorithms(Algorithm::ALL.to_vec())));
+        let error = |text: &str| text.parse::<Algorithms>().unwrap_err();
+        assert_eq!(error("ring,ring"), UnknownAlgorithms::Twice(Algorithm::Ring));
+        assert_eq!(error("ring,all"), UnknownAlgorithms::Unknown("all".to_owned()));
+        assert_eq!(error(""), UnknownAlgorithms::Unknown(String::new()));
+    }
+}

@@ -1,0 +1,120 @@
+//! `socklb-sim sweep`: how even an algorithm is before all numbers of clients and backends.
+
+use anyhow::Result;
+use clap::Args;
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+
+use super::arguments::{Algorithms, OutOfRange, size};
+use crate::output;
+use crate::sweep::{MAX_MAX, Ratio, Summary, Sweep, by_ratio};
+use crate::table::{Table, ratio};
+
+/// What to sweep over.
+#[derive(Debug, Args)]
+pub struct Options {
+    /// How subsets are chosen: one or several, separated by commas, or all
+    #[arg(long, value_name = "A,B,..", default_value = "rocksteadier")]
+    algorithm: Algorithms,
+    /// Backends that each client task wants
+    #[arg(long, value_name = "K", default_value = "20", value_parser = size)]
+    size: u32,
+    /// Most clients and most backends, 1 to 1024
+    #[arg(long, value_name = "MAX", default_value = "256", value_parser = most)]
+    max: u32,
+    /// The job's seed: the daemon takes XXH64 of JOB/SERVICE
+    #[arg(long, value_name = "S", default_value_t = 0)]
+    seed: u64,
+    /// With structural weights, as the daemon has them; aperture forms always have their own
+    #[arg(long)]
+    weighted: bool,
+    /// As JSON
+    #[arg(long)]
+    json: bool,
+}
+
+fn most(text: &str) -> Result<u32, OutOfRange> {
+    super::arguments::within(text, MAX_MAX)
+}
+
+#[derive(Serialize)]
+struct Document {
+    schema: u32,
+    size: u32,
+    max: u32,
+    seed: String,
+    weighted: bool,
+    cells: u64,
+    results: Vec<Swept>,
+}
+
+#[derive(Serialize)]
+struct Swept {
+    algorithm: &'static str,
+    adjusted: Summary,
+    raw: Summary,
+    by_ratio: Vec<Ratio>,
+}
+
+/// Prints what the algorithms are worth over all fleets.
+pub fn run(options: &Options) -> Result<()> {
+    let Options { size, max, seed, weighted, .. } = *options;
+    let sweep = Sweep { size, max, seed, weighted };
+    for &algorithm in &options.algorithm.0 {
+        sweep.check(algorithm)?;
+    }
+    // Draws on standard error, and only on a terminal.
+    let columns = u64::from(max - size + 1) * options.algorithm.0.len() as u64;
+    let bar = ProgressBar::new(columns).with_style(style()?);
+    let mut results = Vec::new();
+    for &algorithm in &options.algorithm.0 {
+        bar.set_message(algorithm.name());
+        let cells = sweep.run(algorithm, || bar.inc(1));
+        results.push(Swept {
+            algorithm: algorithm.name(),
+            adjusted: Summary::of(cells.iter().map(|cell| cell.adjusted)),
+            raw: Summary::of(cells.iter().map(|cell| cell.raw)),
+            by_ratio: by_ratio(&cells),
+        });
+    }
+    bar.finish_and_clear();
+    let cells = sweep.cells();
+    let document =
+        Document { schema: output::SCHEMA, size, max, seed: seed.to_string(), weighted, cells, results };
+    if options.json { output::json(&document) } else { output::text(document.text()) }
+}
+
+fn style() -> Result<ProgressStyle> {
+    Ok(ProgressStyle::with_template("{msg:<22} {bar:40} {percent:>3} % {eta:>4}")?)
+}
+
+impl Document {
+    fn text(&self) -> String {
+        let Self { size, max, cells, seed, .. } = self;
+        let weighted = if self.weighted { ", structural weights" } else { "" };
+        let mut text = format!(
+            "{cells} fleets of 1 to {max} clients and {size} to {max} backends, size {size}, seed {seed}{weighted}\n\n"
+        );
+        let headings = |first| [first, "mean", "min", "p1", "p5", "p50"];
+        let mut adjusted = Table::new(headings("adjusted utilization"));
+        let mut raw = Table::new(headings("raw utilization"));
+        let mut ratios =
+            Table::new(["adjusted by clients per backend", "< 1/4", "< 1/2", "< 1", "< 2", "< 4", ">= 4"]);
+        for Swept { algorithm, adjusted: of_adjusted, raw: of_raw, by_ratio } in &self.results {
+            let row = |summary: &Summary| {
+                let Summary { mean, min, p1, p5, p50 } = *summary;
+                [(*algorithm).to_owned(), ratio(mean), ratio(min), ratio(p1), ratio(p5), ratio(p50)]
+            };
+            adjusted.row(row(of_adjusted));
+            raw.row(row(of_raw));
+            let mut cells = vec![(*algorithm).to_owned()];
+            cells.extend(by_ratio.iter().map(|group| match group.cells {
+                0 => "-".to_owned(),
+                _ => ratio(group.adjusted),
+            }));
+            ratios.row(cells);
+        }
+        text.push_str(&format!("{adjusted}\n{raw}\n{ratios}"));
+        text
+    }
+}

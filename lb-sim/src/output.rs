@@ -1,0 +1,31 @@
+//! Where results go: to standard output, as text for people or as one line of JSON.
+
+use std::io::{self, BufWriter, Write};
+
+use anyhow::{Context, Result};
+use serde::Serialize;
+
+/// The version of the JSON's shape: fields may be added under it, but none may change or go.
+pub const SCHEMA: u32 = 1;
+
+/// Prints text.
+pub fn text(text: impl std::fmt::Display) -> Result<()> {
+    finish(|out| write!(out, "{text}"))
+}
+
+/// Prints one JSON document.
+pub fn json(value: &impl Serialize) -> Result<()> {
+    finish(|out| {
+        serde_json::to_writer(&mut *out, value)?;
+        writeln!(out)
+    })
+}
+
+fn finish(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<()> {
+    let mut out = BufWriter::new(io::stdout().lock());
+    match write(&mut out).and_then(|()| out.flush()) {
+        // A reader such as `head` has seen enough.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        written => written.context("write to standard output"),
+    }
+}

@@ -1,0 +1,331 @@
+//! The sweep of the ACM article's Figure 2: one algorithm at one size before every number of clients and backends up to a
+//! most, because an algorithm that is even for one fleet may be uneven for the next.
+//!
+//! Must not depend on how many threads there are.
+
+use lb_core::subset::Algorithm;
+use lb_core::weights::Graph;
+use rayon::iter::{IntoParallelIterator, ParallelIterator};
+use thiserror::Error;
+
+use crate::fleet::{Fleet, Sharing};
+use crate::metrics::{adjusted_utilization, raw_utilization};
+
+/// Most clients and backends of a sweep: a million fleets.
+pub const MAX_MAX: u32 = 1_024;
+
+/// Most subset members that a sweep may look at, each once for an algorithm whose subsets can be kept while the number of
+/// clients grows, and once for every fleet otherwise: some minutes. The article's sweep looks at 2^27 of the latter.
+pub const MAX_LOOKS: u64 = 1 << 34;
+
+/// The same with structural weights, which look at each member many times.
+pub const MAX_WEIGHTED_LOOKS: u64 = 1 << 31;
+
+/// A sweep: all fleets of 1 to `max` clients and `size` to `max` backends with more connections than backends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sweep {
+    /// k: the size of every subset.
+    pub size: u32,
+    /// Most clients, and most backends.
+    pub max: u32,
+    /// The job's seed.
+    pub seed: u64,
+    /// Whether traffic is shared out by structural weights.
+    pub weighted: bool,
+}
+
+/// One fleet of a sweep.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Cell {
+    /// M.
+    pub clients: u32,
+    /// N.
+    pub backends: u32,
+    /// Adjusted utilization, of connections.
+    pub adjusted: f64,
+    /// Raw utilization: of connections, or of loads where the traffic is weighted.
+    pub raw: f64,
+}
+
+/// A sweep that nobody would wait for, or of nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum Unfit {
+    /// More backends are needed for the size than there may be.
+    #[error("no fleet has at least {size} backends, the size, and at most {max}, the most of the sweep")]
+    Nothing {
+        /// The size.
+        size: u32,
+        /// The most of the sweep.
+        max: u32,
+    },
+    /// It would take too long.
+    #[error(
+        "{algorithm}: a sweep up to {max} with size {size} looks at {looks} members of subsets, and {limit} are the most \
+         (a smaller size or most, or no weights)"
+    )]
+    TooMuch {
+        /// Whose.
+        algorithm: Algorithm,
+        /// The size.
+        size: u32,
+        /// The most of the sweep.
+        max: u32,
+        /// How much it would be.
+        looks: u64,
+        /// How much it may be.
+        limit: u64,
+    },
+}
+
+impl Sweep {
+    /// The fleets of one number of backends: these numbers of clients.
+    fn clients(&self, backends: u32) -> std::ops::RangeInclusive<u32> {
+        backends / self.size + 1..=self.max
+    }
+
+    /// How many fleets there are.
+    pub fn cells(&self) -> u64 {
+        let fleets = |backends| u64::try_from(self.clients(backends).count()).expect("at most the most");
+        (self.size..=self.max).map(fleets).sum()
+    }
+
+    /// That it is of something, and not of too much.
+    pub fn check(&self, algorithm: Algorithm) -> Result<(), Unfit> {
+        let Self { size, max, weighted, .. } = *self;
+        if size > max {
+            return Err(Unfit::Nothing { size, max });
+        }
+        let looks_at = |backends| {
+            let clients: u64 = if weighted || algorithm.depends_on_clients() {
+                self.clients(backends).map(u64::from).sum()
+            } else {
+                max.into()
+            };
+            clients * u64::from(size)
+        };
+        let looks = (size..=max).map(looks_at).sum();
+        let limit = if weighted { MAX_WEIGHTED_LOOKS } else { MAX_LOOKS };
+        if looks > limit {
+            return Err(Unfit::TooMuch { algorithm, size, max, looks, limit });
+        }
+        Ok(())
+    }
+
+    /// All fleets, by backends and then clients, on all processors. `done` hears of each number of backends that is done.
+    pub fn run(&self, algorithm: Algorithm, done: impl Fn() + Sync) -> Vec<Cell> {
+        let column = |backends| {
+            let cells = self.column(algorithm, backends);
+            done();
+            cells
+        };
+        // In the order of the numbers, whoever is ready first.
+        let columns: Vec<Vec<Cell>> = (self.size..=self.max).into_par_iter().map(column).collect();
+        columns.concat()
+    }
+
+    /// The fleets of one number of backends.
+    fn column(&self, algorithm: Algorithm, backends: u32) -> Vec<Cell> {
+        let Self { size, max, seed, weighted } = *self;
+        let fleet = |clients| Fleet { algorithm, clients, backends, size, seed };
+        if algorithm.depends_on_clients() {
+            let cell = |clients| self.cell(&fleet(clients), &fleet(clients).graph());
+            return self.clients(backends).map(cell).collect();
+        }
+        // One more client changes nothing for those before it.
+        let mut counted = Counted::new(backends);
+        let mut graph = Graph::new(backends);
+        let mut cells = Vec::new();
+        for clients in 1..=max {
+            let subset = fleet(max).subset(clients - 1);
+            let wanted = self.clients(backends).contains(&clients);
+            if weighted {
+                graph.push(subset);
+                if wanted {
+                    cells.push(self.cell(&fleet(clients), &graph));
+                }
+            } else {
+                counted.push(&subset);
+                if wanted {
+                    cells.push(counted.cell(clients, size));
+                }
+            }
+        }
+        cells
+    }
+
+    fn cell(&self, fleet: &Fleet, graph: &Graph) -> Cell {
+        let Fleet { clients, backends, .. } = *fleet;
+        let loads = Sharing::of(fleet, graph, self.weighted).loads(graph);
+        let adjusted = adjusted_utilization(&graph.connections(), clients, fleet.wanted());
+        Cell { clients, backends, adjusted, raw: raw_utilization(&loads) }
+    }
+}
+
+/// Connections of each backend, and the most of any, while clients are added.
+struct Counted {
+    connections: Vec<u32>,
+    largest: u32,
+}
+
+impl Counted {
+    fn new(backends: u32) -> Self {
+        Self { connections: vec![0; backends as usize], largest: 0 }
+    }
+
+    fn push(&mut self, subset: &[u32]) {
+        for &backend in subset {
+            let count = &mut self.connections[backend as usize];
+            *count += 1;
+            self.largest = self.largest.max(*count);
+        }
+    }
+
+    /// The utilizations of [`crate::metrics`], from the largest count alone.
+    fn cell(&self, clients: u32, size: u32) -> Cell {
+        let backends = u32::try_from(self.connections.len()).expect("at most the most of a sweep");
+        // At most 2^20: the most of a sweep, squared.
+        let all = clients * size.min(backends);
+        let largest = f64::from(self.largest);
+        let adjusted = f64::from(all.div_ceil(backends)) / largest;
+        let raw = f64::from(all) / f64::from(backends) / largest;
+        Cell { clients, backends, adjusted, raw }
+    }
+}
+
+/// Mean, smallest and quantiles of a utilization over the fleets of a sweep.
+#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
+pub struct Summary {
+    /// Mean.
+    pub mean: f64,
+    /// Smallest.
+    pub min: f64,
+    /// 1st percentile: the smallest value such that this part of the fleets is not above it (nearest rank).
+    pub p1: f64,
+    /// 5th percentile.
+    pub p5: f64,
+    /// Median.
+    pub p50: f64,
+}
+
+impl Summary {
+    /// Of nothing, everything is 0.
+    pub fn of(values: impl Iterator<Item = f64>) -> Self {
+        let mut values: Vec<f64> = values.collect();
+        values.sort_unstable_by(f64::total_cmp);
+        let nearest = |percent: usize| {
+            let rank = (values.len() * percent).div_ceil(100);
+            values.get(rank.saturating_sub(1)).copied().unwrap_or(0.0)
+        };
+        let mean = crate::metrics::spread_of(&values).mean;
+        Self { mean, min: nearest(0), p1: nearest(1), p5: nearest(5), p50: nearest(50) }
+    }
+}
+
+/// The fleets with about as many clients per backend.
+#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
+pub struct Ratio {
+    /// At least so many clients per backend.
+    pub from: f64,
+    /// Fewer than so many; no bound for the last.
+    pub to: Option<f64>,
+    /// How many fleets.
+    pub cells: usize,
+    /// Mean adjusted utilization; 0 of no fleets.
+    pub adjusted: f64,
+    /// Mean raw utilization; 0 of no fleets.
+    pub raw: f64,
+}
+
+/// The fleets by clients per backend: below 1/4, 1/2, 1, 2 and 4, and the rest.
+pub fn by_ratio(cells: &[Cell]) -> Vec<Ratio> {
+    const BOUNDS: [f64; 6] = [0.0, 0.25, 0.5, 1.0, 2.0, 4.0];
+    let ratio = |cell: &Cell| f64::from(cell.clients) / f64::from(cell.backends);
+    let group = |place: usize| {
+        let (from, to) = (BOUNDS[place], BOUNDS.get(place + 1).copied());
+        let inside = |cell: &&Cell| ratio(cell) >= from && to.is_none_or(|to| ratio(cell) < to);
+        let inside: Vec<&Cell> = cells.iter().filter(inside).collect();
+        let mean = |of: fn(&Cell) -> f64| {
+            let values: Vec<f64> = inside.iter().map(|cell| of(cell)).collect();
+            crate::metrics::spread_of(&values).mean
+        };
+        Ratio {
+            from,
+            to,
+            cells: inside.len(),
+            adjusted: mean(|cell| cell.adjusted),
+            raw: mean(|cell| cell.raw),
+        }
+    };
+    (0..BOUNDS.len()).map(group).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ARTICLE: Sweep = Sweep { size: 20, max: 256, seed: 0, weighted: false };
+
+    #[test]
+    fn the_articles_sweep_has_as_many_fleets_as_it_says() {
+        assert_eq!(ARTICLE.cells(), 59_148);
+        assert_eq!(Sweep { size: 1, max: 3, ..ARTICLE }.cells(), 3);
+    }
+
+    #[test]
+    fn counting_on_is_counting_each_fleet() {
+        let sweep = Sweep { size: 5, max: 23, ..ARTICLE };
+        for algorithm in Algorithm::ALL {
+            let mut expected = Vec::new();
+            for backends in 5..=23 {
+                for clients in (1..=23).filter(|clients| clients * 5 > backends) {
+                    let fleet = Fleet { algorithm, clients, backends, size: 5, seed: 0 };
+                    expected.push(sweep.cell(&fleet, &fleet.graph()));
+                }
+            }
+            let cells = sweep.run(algorithm, || ());
+            assert_eq!(cells.len(), expected.len());
+            for (cell, expected) in cells.iter().zip(&expected) {
+                assert_eq!((cell.clients, cell.backends), (expected.clients, expected.backends));
+                assert_eq!(cell.adjusted, expected.adjusted);
+                assert!((cell.raw - expected.raw).abs() < 1e-12, "{algorithm}: {cell:?}, {expected:?}");
+            }
+            let single = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
+            assert_eq!(single.install(|| sweep.run(algorithm, || ())), cells);
+        }
+    }
+
+    #[test]
+    fn a_sweep_of_nothing_or_of_too_much_is_refused() {
+        let refused = |sweep: Sweep, algorithm| sweep.check(algorithm).unwrap_err().to_string();
+        assert_eq!(
+            refused(Sweep { max: 19, ..ARTICLE }, Algorithm::Rocksteadier),
+            "no fleet has at least 20 backends, the size, and at most 19, the most of the sweep"
+        );
+        let largest = Sweep { max: MAX_MAX, ..ARTICLE };
+        assert_eq!(largest.check(Algorithm::Ring), Ok(()));
+        assert_eq!(
+            refused(Sweep { size: 100, ..largest }, Algorithm::Ring),
+            "ring: a sweep up to 1024 with size 100 looks at 48542212500 members of subsets, and 17179869184 are the \
+             most (a smaller size or most, or no weights)"
+        );
+        assert_eq!(Sweep { size: 100, ..largest }.check(Algorithm::Random), Ok(()));
+        assert!(Sweep { weighted: true, ..largest }.check(Algorithm::Random).is_err());
+    }
+
+    #[test]
+    fn a_percentile_is_a_value_of_the_list() {
+        let summary = Summary { mean: 50.5, min: 1.0, p1: 1.0, p5: 5.0, p50: 50.0 };
+        assert_eq!(Summary::of((1..=100).rev().map(f64::from)), summary);
+        assert_eq!(
+            Summary::of([3.0].into_iter()),
+            Summary { mean: 3.0, min: 3.0, p1: 3.0, p5: 3.0, p50: 3.0 }
+        );
+    }
+
+    #[test]
+    fn every_fleet_has_one_ratio() {
+        let ratios = by_ratio(&ARTICLE.run(Algorithm::RoundRobin, || ()));
+        assert_eq!(ratios.iter().map(|ratio| ratio.cells).sum::<usize>(), 59_148);
+        assert!(ratios.iter().all(|ratio| (ratio.adjusted - 1.0).abs() < 1e-12));
+    }
+}
