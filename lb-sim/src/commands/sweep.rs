@@ -7,7 +7,8 @@ use serde::Serialize;
 
 use super::arguments::{Algorithms, OutOfRange, size};
 use crate::output;
-use crate::sweep::{MAX_MAX, Ratio, Summary, Sweep, by_ratio};
+use crate::sweep::summary::{Ratio, Summary, by_ratio};
+use crate::sweep::{MAX_MAX, Sweep};
 use crate::table::{Table, ratio};
 
 /// What to sweep over.

@@ -1,0 +1,364 @@
+//! The program's commands as a person or a script runs them: what they print, the shape of their JSON, and what they say to
+//! every kind of bad input. The figures themselves are claims of `figures.rs`.
+
+use std::process::{Command, Output};
+
+use serde_json::{Value, json};
+
+fn run(arguments: &str) -> Output {
+    let program = env!("CARGO_BIN_EXE_socklb-sim");
+    Command::new(program).args(arguments.split_whitespace()).output().expect("the program starts")
+}
+
+/// What a command prints that succeeds.
+#[track_caller]
+fn text(arguments: &str) -> String {
+    let output = run(arguments);
+    let errors = String::from_utf8(output.stderr).expect("UTF-8");
+    assert_eq!((output.status.code(), errors.as_str()), (Some(0), ""), "{arguments}");
+    String::from_utf8(output.stdout).expect("UTF-8")
+}
+
+#[track_caller]
+fn document(arguments: &str) -> Value {
+    let text = text(arguments);
+    assert_eq!(text.matches('\n').count(), 1, "one line");
+    serde_json::from_str(&text).expect("JSON")
+}
+
+/// The command fails with this status, says this, and prints nothing.
+#[track_caller]
+fn check_refused(arguments: &str, status: i32, expected: &str) {
+    let output = run(arguments);
+    let errors = String::from_utf8(output.stderr).expect("UTF-8");
+    assert!(errors.contains(expected), "{arguments}: {errors}");
+    assert_eq!((output.status.code(), output.stdout.len()), (Some(status), 0), "{arguments}");
+}
+
+/// The names of an object's fields, sorted.
+#[track_caller]
+fn fields(value: &Value) -> Vec<&str> {
+    value.as_object().unwrap_or_else(|| panic!("{value} is no object")).keys().map(String::as_str).collect()
+}
+
+#[test]
+fn subset_tells_who_uses_whom() {
+    // Row of the vectors of lb-core.
+    assert_eq!(
+        document("subset --algorithm round-robin --clients 3 --backends 10 --size 4 --json"),
+        json!({
+            "schema": 1, "algorithm": "round-robin", "clients": 3, "backends": 10, "size": 4, "seed": "0",
+            "subsets": [
+                { "client": 0, "backends": [0, 1, 2, 3] },
+                { "client": 1, "backends": [4, 5, 6, 7] },
+                { "client": 2, "backends": [8, 9, 0, 1] },
+            ],
+        })
+    );
+    assert_eq!(
+        text("subset --algorithm round-robin --clients 3 --backends 11 --size 4"),
+        "round-robin: 3 clients, 11 backends, size 4, seed 0\n\n\
+         client  backends\n     0   0  1  2  3\n     1   4  5  6  7\n     2   8  9 10  0\n"
+    );
+}
+
+#[test]
+fn one_client_has_the_subset_that_it_has_among_all() {
+    for algorithm in ["rocksteadier", "deterministic", "aperture-shuffled"] {
+        for weights in ["", "--weights"] {
+            let fleet =
+                format!("--algorithm {algorithm} --clients 25 --backends 37 --size 5 --seed 7 {weights}");
+            let all = document(&format!("subset {fleet} --json"));
+            let one = document(&format!("subset {fleet} --client 24 --json"));
+            assert_eq!(all["subsets"].as_array().unwrap().len(), 25);
+            assert_eq!(one["subsets"], json!([all["subsets"][24]]));
+        }
+    }
+}
+
+#[test]
+fn a_seed_of_64_bits_comes_back_whole() {
+    let seed = u64::MAX.to_string();
+    let answer = document(&format!("subset --clients 1 --backends 1 --size 1 --seed {seed} --json"));
+    assert_eq!(answer["seed"], json!(seed));
+}
+
+#[test]
+fn weights_are_shown_on_request_and_of_apertures_always() {
+    let fleet = "--clients 3 --backends 7 --size 2 --json";
+    // Twitter's example: peer 1 of 3 over 7.
+    let aperture = document(&format!("subset --algorithm aperture --client 1 {fleet}"));
+    let weights = [2.0 / 7.0, 3.0 / 7.0, 2.0 / 7.0];
+    assert_eq!(aperture["subsets"], json!([{ "client": 1, "backends": [2, 3, 4], "weights": weights }]));
+    let plain = document(&format!("subset {fleet}"));
+    assert_eq!(fields(&plain["subsets"][0]), ["backends", "client"]);
+    let weighted = document(&format!("subset --weights {fleet}"));
+    for subset in weighted["subsets"].as_array().unwrap() {
+        assert_eq!(fields(subset), ["backends", "client", "weights"]);
+        let weights: Vec<f64> = serde_json::from_value(subset["weights"].clone()).unwrap();
+        assert_eq!(weights.len(), 2);
+        assert!((weights.iter().sum::<f64>() - 1.0).abs() < 1e-12, "{weights:?}");
+    }
+}
+
+#[test]
+fn balance_tells_how_even_a_fleet_is() {
+    assert_eq!(
+        document("balance --algorithm ring,round-robin --clients 10 --backends 10 --size 5 --block 2 --json"),
+        json!({
+            "schema": 1, "clients": 10, "backends": 10, "size": 5, "seed": "0", "weighted": false, "block": 2,
+            "results": [
+                {
+                    "algorithm": "ring",
+                    "connections": { "min": 5, "mean": 5.0, "max": 5, "rsd": 0.0 },
+                    "utilization": { "raw": 1.0, "adjusted": 1.0 },
+                    "distinct": 10,
+                    "overlap": { "mean": 20.0 / 9.0 / 5.0, "max": 0.8, "compared": 10 },
+                    "spread": 0.4, "spread_mean": 0.4,
+                },
+                {
+                    "algorithm": "round-robin",
+                    "connections": { "min": 5, "mean": 5.0, "max": 5, "rsd": 0.0 },
+                    "utilization": { "raw": 1.0, "adjusted": 1.0 },
+                    "distinct": 2,
+                    "overlap": { "mean": 20.0 / 9.0 / 5.0, "max": 1.0, "compared": 10 },
+                    "spread": 0.4, "spread_mean": 0.4,
+                },
+            ],
+        })
+    );
+}
+
+#[test]
+fn weights_raise_raw_utilization_and_leave_the_connections() {
+    let fleet = "balance --algorithm rocksteadier --clients 25 --backends 37 --size 5 --json";
+    let plain = document(fleet);
+    let weighted = document(&format!("{fleet} --weighted"));
+    assert_eq!(plain["results"][0]["connections"], weighted["results"][0]["connections"]);
+    let raw = |document: &Value| document["results"][0]["utilization"]["raw"].as_f64().unwrap();
+    assert!((raw(&plain) - 0.675_675).abs() < 1e-6, "{plain}");
+    assert!(raw(&weighted) >= 0.999, "{weighted}");
+    // A tenth of the backends, rounded up.
+    assert_eq!(plain["block"], json!(4));
+}
+
+#[test]
+fn balance_of_all_algorithms_is_a_table() {
+    let text = text("balance --algorithm all --clients 10 --backends 12 --size 3");
+    let rows: Vec<&str> = text.lines().skip(3).take(14).collect();
+    let names: Vec<&str> = rows.iter().filter_map(|row| row.split_whitespace().next()).collect();
+    assert_eq!(names, lb_core::subset::Algorithm::ALL.map(lb_core::subset::Algorithm::name));
+    let widths: Vec<usize> = rows.iter().map(|row| row.len()).collect();
+    assert!(widths.iter().all(|&width| width == widths[0]), "{text}");
+}
+
+#[test]
+fn churn_tells_each_step_and_the_whole() {
+    let answer = document("churn --algorithm ringsteady --clients 4 --backends 4..6 --size 2 --json");
+    // Clients stand at 0, 1/2, 1/4 and 3/4 of the ring. Backend 4 comes to 1/8: client 0 takes it for its second. Backend 5
+    // comes to 5/8: client 1 does.
+    let step = |from, to, minimum: f64| json!({ "from": from, "to": to, "mean": 0.125, "worst": 0.5, "replaced": 0, "minimum": minimum });
+    let minimum = |from: f64, to: f64| 1.0 - from * (2.0 / to) / 2.0;
+    assert_eq!(answer["results"][0]["steps"][0]["from"], json!(4));
+    assert_eq!(
+        answer,
+        json!({
+            "schema": 1, "changed": "backends", "clients": [4, 4], "backends": [4, 6], "size": [2, 2], "seed": "0",
+            "results": [{
+                "algorithm": "ringsteady",
+                "steps": [step(4, 5, minimum(4.0, 5.0)), step(5, 6, minimum(5.0, 6.0))],
+                "overall": {
+                    "from": 4, "to": 6, "mean": 0.25, "worst": 0.5, "replaced": 0, "minimum": minimum(4.0, 6.0),
+                    "step_mean": 0.125, "step_worst": 0.5,
+                    "step_minimum": (minimum(4.0, 5.0) + minimum(5.0, 6.0)) / 2.0,
+                },
+            }],
+        })
+    );
+}
+
+#[test]
+fn churn_follows_clients_and_sizes_as_well() {
+    let clients = document("churn --clients 100..110 --backends 100 --size 20 --json");
+    assert_eq!(clients["changed"], json!("clients"));
+    let size = document("churn --clients 100 --backends 100 --size 20..21 --json");
+    assert_eq!(size["changed"], json!("size"));
+    for (document, steps) in [(clients, 10), (size, 1)] {
+        let course = &document["results"][0];
+        assert_eq!(course["steps"].as_array().unwrap().len(), steps);
+        assert_eq!(course["overall"]["worst"], json!(0.0));
+        assert_eq!(course["overall"]["minimum"], json!(0.0));
+    }
+    let text = text("churn --algorithm random,rocksteadier --clients 100 --backends 100..101 --size 20");
+    assert_eq!(text.lines().filter(|line| line.contains(" 100  101 ")).count(), 2, "{text}");
+}
+
+#[test]
+fn sweep_tells_of_all_fleets() {
+    let answer = document("sweep --algorithm ringsteady-both-scaled,random --size 2 --max 9 --json");
+    assert_eq!(fields(&answer), ["cells", "max", "results", "schema", "seed", "size", "weighted"]);
+    // M from N/2 + 1 to 9, N from 2 to 9.
+    assert_eq!(answer["cells"], json!(8 + 8 + 7 + 7 + 6 + 6 + 5 + 5));
+    let all_equal = json!({ "mean": 1.0, "min": 1.0, "p1": 1.0, "p5": 1.0, "p50": 1.0 });
+    assert_eq!(answer["results"][0]["algorithm"], json!("ringsteady-both-scaled"));
+    assert_eq!(answer["results"][0]["adjusted"], all_equal);
+    for result in answer["results"].as_array().unwrap() {
+        assert_eq!(fields(result), ["adjusted", "algorithm", "by_ratio", "raw"]);
+        let ratios = result["by_ratio"].as_array().unwrap();
+        let bounds: Vec<(&Value, &Value)> =
+            ratios.iter().map(|ratio| (&ratio["from"], &ratio["to"])).collect();
+        let numbers = [0.0, 0.25, 0.5, 1.0, 2.0, 4.0].map(|bound| json!(bound));
+        assert_eq!(bounds[0], (&numbers[0], &numbers[1]));
+        assert_eq!(bounds[5], (&numbers[5], &Value::Null));
+        let cells: u64 = ratios.iter().map(|ratio| ratio["cells"].as_u64().unwrap()).sum();
+        assert_eq!(json!(cells), answer["cells"]);
+    }
+}
+
+#[test]
+fn the_default_sweep_is_that_of_the_article() {
+    let answer = document("sweep --algorithm ringsteady --json");
+    assert_eq!(
+        (&answer["size"], &answer["max"], &answer["cells"]),
+        (&json!(20), &json!(256), &json!(59_148))
+    );
+    let text = text("sweep --algorithm ringsteady");
+    assert!(
+        text.starts_with("59148 fleets of 1 to 256 clients and 20 to 256 backends, size 20, seed 0\n"),
+        "{text}"
+    );
+    assert!(text.contains("ringsteady            0.9545  0.6667"), "{text}");
+}
+
+#[test]
+fn advise_fits_on_a_screen_and_says_what_to_write() {
+    for (clients, backends) in [(300, 1_000), (3, 1_000), (60, 1_000), (1, 1), (10, 12)] {
+        let text = text(&format!("advise --clients {clients} --backends {backends}"));
+        assert!(text.lines().count() <= 32, "{text}");
+        assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
+        assert!(text.contains(&format!("\ncount = {clients}\n")), "{text}");
+    }
+    let few = text("advise --clients 3 --backends 1000");
+    assert!(few.ends_with("subset = { algorithm = \"aperture-shuffled\", size = 12 }\n"), "{few}");
+    let none = text("advise --clients 1 --backends 1");
+    assert!(none.ends_with("subset = \"all\"\n"), "{none}");
+}
+
+#[test]
+fn advise_gives_its_reasons_in_numbers() {
+    let answer = document("advise --clients 300 --backends 1000 --json");
+    assert_eq!(
+        fields(&answer),
+        ["advice", "alternatives", "backends", "block", "clients", "configuration", "schema", "seed"]
+    );
+    let advice = &answer["advice"];
+    assert_eq!(
+        (&advice["algorithm"], &advice["size"], &advice["size_now"]),
+        (&json!("rocksteadier"), &json!("auto"), &json!(12))
+    );
+    assert_eq!(advice["connections"], json!({ "each": 12, "all": 3_600 }));
+    assert!(advice["utilization"]["weighted"].as_f64().unwrap() >= 0.99, "{advice}");
+    assert_eq!(advice["one_more_client"], json!({ "mean": 0.0, "worst": 0.0 }));
+    for choice in answer["alternatives"].as_array().unwrap() {
+        assert_eq!(fields(choice), fields(advice));
+    }
+    let all = answer["alternatives"].as_array().unwrap().last().unwrap();
+    assert_eq!((&all["algorithm"], &all["connections"]["all"]), (&Value::Null, &json!(300_000)));
+}
+
+#[test]
+fn numbers_out_of_range_are_refused_with_the_range() {
+    let fleet = [("--clients", 10), ("--backends", 10), ("--size", 3)];
+    for (place, (option, _)) in fleet.iter().enumerate() {
+        for bad in ["0", "65537", "4294967296", "99999999999999999999999", "-1", "1.5", "ten", ""] {
+            let mut arguments = fleet.map(|(option, number)| format!("{option}={number}"));
+            arguments[place] = format!("{option}={bad}");
+            let arguments = arguments.join(" ");
+            for command in ["subset", "balance"] {
+                check_refused(&format!("{command} {arguments}"), 2, &format!("'{bad}' for '{option}"));
+                check_refused(&format!("{command} {arguments}"), 2, "write a number from 1 to 65536");
+            }
+            check_refused(&format!("churn {arguments}"), 2, "write a number from 1 to 65536, or a range");
+            if *option != "--size" {
+                let rest = arguments.replace("--size=3", "");
+                check_refused(&format!("advise {rest}"), 2, "write a number from 1 to 65536");
+            }
+        }
+    }
+    check_refused("sweep --max 1025", 2, "write a number from 1 to 1024");
+    check_refused("sweep --size 0", 2, "write a number from 1 to 65536");
+    check_refused("balance --clients 1 --backends 1 --size 1 --block 0", 2, "write a number from 1 to 65536");
+    let beyond = "18446744073709551616";
+    check_refused(&format!("sweep --seed {beyond}"), 2, &format!("'{beyond}' for '--seed"));
+    check_refused("sweep --seed -1", 2, "-1");
+}
+
+#[test]
+fn the_largest_numbers_are_taken() {
+    let answer = document("subset --clients 65536 --backends 65536 --size 65536 --client 65535 --json");
+    assert_eq!(answer["subsets"][0]["backends"].as_array().unwrap().len(), 65_536);
+    assert!(text("churn --clients 1 --backends 65535..65536 --size 1").contains("65536"));
+}
+
+#[test]
+fn unknown_names_are_refused_with_those_there_are() {
+    let fleet = "--clients 10 --backends 10 --size 3";
+    let known = "no algorithm is named \"rocksteady\"; there are random, rendezvous, round-robin,";
+    for command in [format!("subset {fleet}"), format!("balance {fleet}"), "sweep".to_owned()] {
+        check_refused(&format!("{command} --algorithm rocksteady"), 2, known);
+    }
+    check_refused(&format!("balance {fleet} --algorithm ring,ring"), 2, "ring is named twice");
+    check_refused(&format!("balance {fleet} --algorithm ring,"), 2, "no algorithm is named \"\"");
+    // A list is for comparing; subsets are of one.
+    check_refused(
+        &format!("subset {fleet} --algorithm ring,random"),
+        2,
+        "no algorithm is named \"ring,random\"",
+    );
+}
+
+#[test]
+fn a_client_past_the_count_is_refused() {
+    let fleet = "subset --clients 10 --backends 10 --size 3";
+    text(&format!("{fleet} --client 9"));
+    check_refused(&format!("{fleet} --client 10"), 1, "socklb-sim: --client 10 is not below --clients 10");
+    check_refused(&format!("{fleet} --client -1"), 2, "-1");
+}
+
+#[test]
+fn ranges_that_do_not_run_upwards_are_refused() {
+    let churn = |clients: &str, backends: &str, size: &str| {
+        format!("churn --clients {clients} --backends {backends} --size {size}")
+    };
+    check_refused(&churn("110..100", "10", "3"), 2, "a range runs upwards: write 100..110");
+    check_refused(
+        &churn("10", "10..", "3"),
+        2,
+        "write a number from 1 to 65536, or a range of them as in 100..110",
+    );
+    let one =
+        "exactly one of --clients, --backends and --size is a range of more than one number, as in 100..110";
+    check_refused(&churn("10", "10", "3"), 1, one);
+    check_refused(&churn("10..10", "10", "3"), 1, one);
+    check_refused(&churn("10..11", "10..11", "3"), 1, one);
+}
+
+#[test]
+fn work_that_nobody_would_wait_for_is_refused_at_once() {
+    let fleet = "--clients 65536 --backends 65536 --size 65536";
+    let too_many = "65536 clients with subsets of 65536 of 65536 backends make 4294967296 connections, and at most 33554432";
+    check_refused(&format!("subset {fleet}"), 1, too_many);
+    check_refused(&format!("subset --client 1 --weights {fleet}"), 1, too_many);
+    check_refused(&format!("balance {fleet}"), 1, too_many);
+    check_refused("churn --clients 65536 --backends 1..65536 --size 20", 1, "1..65536 are too many steps");
+    check_refused("sweep --max 1024 --weighted", 1, "are the most (a smaller size or most, or no weights)");
+    check_refused("sweep --max 19", 1, "no fleet has at least 20 backends, the size, and at most 19");
+}
+
+#[test]
+fn what_is_missing_is_named() {
+    check_refused("subset --clients 10 --backends 10", 2, "--size <K>");
+    check_refused("advise --clients 10", 2, "--backends <N>");
+    check_refused("", 2, "Usage: socklb-sim");
+    check_refused("subsets", 2, "'subset'");
+}
