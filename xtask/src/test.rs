@@ -21,7 +21,7 @@ pub struct Options {
 /// A tier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Tier {
-    /// Pure code: the contract, the decisions, the house rules. No root, any platform
+    /// Pure code: the contract, the decisions, the planner, the house rules. No root, any platform
     Pure,
     /// The daemon's own tests. No root
     Product,
@@ -71,7 +71,9 @@ fn of_guests(which: &[&str], record: bool) -> Result<vm::Options> {
 
 fn run_tier(tier: Tier, filter: Option<&str>) -> Result<()> {
     let what: &[&str] = match tier {
-        Tier::Pure => &["--package", "lb-common", "--package", "lb-core", "--package", "xtask"],
+        Tier::Pure => {
+            &["--package", "lb-common", "--package", "lb-core", "--package", "lb-sim", "--package", "xtask"]
+        }
         Tier::Product => &["--package", "lb-user"],
         Tier::Object => return object::rebuild_and_compare(),
         // With the tests of the tests' own parts.

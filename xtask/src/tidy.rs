@@ -12,9 +12,11 @@ use crate::command::{cargo, output, root};
 use crate::object::{self, Record};
 
 /// The edges that our crates may have, each a decision: normal and build dependencies only.
-const EDGES: [(&str, Allowed); 5] = [
+const EDGES: [(&str, Allowed); 6] = [
     ("lb-common", Allowed::Exactly(&["bytemuck"])),
     ("lb-core", Allowed::Exactly(&["lb-common", "thiserror", "xxhash-rust"])),
+    // The planner decides as the daemon does and picks as the kernel does, and knows neither of them.
+    ("lb-sim", Allowed::Ours(&["lb-common", "lb-core"])),
     ("lb-user", Allowed::Ours(&["lb-common", "lb-core"])),
     // The tests drive the program as an operator does, never as a library.
     ("lb-tests", Allowed::Ours(&["lb-common"])),
@@ -158,10 +160,11 @@ fn file(name: &str, text: &str, faults: &mut Vec<String>) {
 /// Every Rust source of the tree, by name.
 fn sources(root: &Path) -> Result<BTreeMap<String, String>> {
     let mut files = BTreeMap::new();
-    let mut pending: Vec<PathBuf> = ["lb-common", "lb-core", "lb-ebpf", "lb-user", "tests", "xtask"]
-        .iter()
-        .map(|room| root.join(room))
-        .collect();
+    let mut pending: Vec<PathBuf> =
+        ["lb-common", "lb-core", "lb-ebpf", "lb-sim", "lb-user", "tests", "xtask"]
+            .iter()
+            .map(|room| root.join(room))
+            .collect();
     // Bound: the tree's folders, each read once.
     while let Some(path) = pending.pop() {
         if path.is_dir() {

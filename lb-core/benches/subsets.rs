@@ -1,0 +1,27 @@
+//! One subset of 100 of 10,000 backends, of every algorithm: what a client task computes when a list of endpoints comes.
+//!
+//! Within 1 ms for all of them, and 20 µs for the default, which reads its prefix without looking at the rest.
+
+use std::hint::black_box;
+
+use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
+use lb_core::subset::{Algorithm, Position, length, order};
+
+fn subsets(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("subset of 100 of 10,000");
+    for algorithm in Algorithm::ALL {
+        // Of 1,000 clients, so that an aperture has about as many members as the others.
+        let position = Position { client: 617, clients: 1_000, backends: 10_000, size: 100, seed: 7 };
+        group.bench_function(BenchmarkId::from_parameter(algorithm), |bencher| {
+            bencher.iter(|| {
+                let position = black_box(position);
+                let length = length(algorithm, position) as usize;
+                order(algorithm, position).take(length).collect::<Vec<u32>>()
+            });
+        });
+    }
+    group.finish();
+}
+
+criterion_group!(benches, subsets);
+criterion_main!(benches);
