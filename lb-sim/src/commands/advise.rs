@@ -1,9 +1,11 @@
 //! `socklb-sim advise`: what to configure for a fleet, and what that trades for what, in one screen.
 
 use std::fmt::Write;
+use std::time::Duration;
 
 use anyhow::Result;
 use clap::Args;
+use indicatif::ProgressBar;
 use lb_core::service::{Size, Subset};
 use serde::Serialize;
 
@@ -81,11 +83,16 @@ struct Utilization {
 pub fn run(options: &Options) -> Result<()> {
     let Options { clients, backends, seed, json } = *options;
     let question = Question { clients, backends, seed };
+    // Weights of the largest fleets take a minute. Draws on standard error, and only on a terminal.
+    let waiting = ProgressBar::new_spinner().with_message("solving weights");
+    waiting.enable_steady_tick(Duration::from_millis(100));
     let advice = Advice::on(&question);
     if !json {
-        return output::text(text(&question, &advice));
+        let text = text(&question, &advice);
+        waiting.finish_and_clear();
+        return output::text(text);
     }
-    output::json(&Document {
+    let document = Document {
         schema: output::SCHEMA,
         clients,
         backends,
@@ -94,7 +101,9 @@ pub fn run(options: &Options) -> Result<()> {
         advice: Shown::of(&question, &advice.answer),
         alternatives: advice.alternatives.iter().map(|choice| Shown::of(&question, choice)).collect(),
         configuration: configuration(&question, advice.answer.subset),
-    })
+    };
+    waiting.finish_and_clear();
+    output::json(&document)
 }
 
 impl Shown {
