@@ -1,7 +1,7 @@
 //! The planner: the same decisions as the daemon's ([`lb_core`]), for a whole fleet at once, in numbers and pictures.
 //!
 //! In reading order: a fleet and its subsets ([`fleet`]), what they are worth ([`metrics`]), and that over many fleets
-//! ([`sweep`]), which to choose ([`advice`]); then one module per command.
+//! ([`sweep`]), which to choose ([`advice`]), and a fleet in virtual time ([`traffic`]); then one module per command.
 //! Must not know of kernels, sockets or clocks: the same arguments give the same output on every machine.
 #![forbid(unsafe_code)]
 
@@ -12,6 +12,8 @@ pub mod metrics;
 pub mod sweep;
 
 pub mod advice;
+
+pub mod traffic;
 
 mod commands {
     pub mod arguments;
@@ -25,6 +27,8 @@ mod commands {
     pub mod sweep;
 
     pub mod advise;
+
+    pub mod traffic;
 }
 
 mod table;
@@ -57,6 +61,8 @@ enum Command {
     Sweep(commands::sweep::Options),
     /// What to configure for a fleet, and what that trades for what
     Advise(commands::advise::Options),
+    /// A fleet in virtual time: load, errors and moved connections through restarts and resizes
+    Traffic(commands::traffic::Options),
 }
 
 /// Runs the command line.
@@ -67,6 +73,7 @@ pub fn main() -> ExitCode {
         Command::Churn(options) => commands::churn::run(&options),
         Command::Sweep(options) => commands::sweep::run(&options),
         Command::Advise(options) => commands::advise::run(&options),
+        Command::Traffic(options) => commands::traffic::run(&options),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -1,0 +1,71 @@
+//! A fleet in virtual time: clients send, backends restart, jobs are resized, and every decision is the daemon's.
+//!
+//! In reading order: what a scenario file says ([`values`], [`document`]) and means ([`scenario`], [`shipped`]); random
+//! times ([`draw`]) in order ([`queue`]); what all tasks of a job decide ([`job`]), what one of them does with it
+//! ([`client`]); what happens ([`world`]) and what is counted of it ([`tally`]). A run is a pure function of a scenario and
+//! a seed: virtual time is whole microseconds, and no floating point decides in which order things happen.
+
+pub mod values;
+
+pub mod document;
+
+pub mod scenario;
+
+pub mod shipped;
+
+pub mod draw;
+
+pub mod queue;
+
+pub mod job;
+
+pub mod client;
+
+pub mod world;
+
+pub mod tally;
+
+use serde::Serialize;
+
+use scenario::Scenario;
+use tally::{Row, Total};
+
+/// What came out of a scenario. Serializes as the document of `socklb-sim traffic --json`.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Report {
+    /// Version of this document.
+    pub schema: u32,
+    /// The scenario's name.
+    pub scenario: String,
+    /// The seed of everything random, in decimal.
+    pub seed: String,
+    /// What happened step by step, run after run.
+    pub steps: Vec<Row>,
+    /// The whole of every run.
+    pub summary: Summary,
+}
+
+/// The whole of every run.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Summary {
+    /// In the order of the scenario.
+    pub runs: Vec<Total>,
+}
+
+/// Plays all runs of a scenario, each in a fleet of its own with the same arrivals.
+pub fn play(scenario: &Scenario, seed: u64) -> Report {
+    let mut steps = Vec::new();
+    let mut runs = Vec::new();
+    for run in &scenario.runs {
+        let (rows, total) = world::play(scenario, run, seed);
+        steps.extend(rows);
+        runs.push(total);
+    }
+    Report {
+        schema: 1,
+        scenario: scenario.name.clone(),
+        seed: seed.to_string(),
+        steps,
+        summary: Summary { runs },
+    }
+}

@@ -1,0 +1,205 @@
+//! One client task: the daemon's mind, the tables that it would write for the kernel, and the connections that it has.
+//!
+//! The mind is a real [`Balancer`], a connect is decided by the kernel's own [`pick`]. It does what it is told and when;
+//! it knows nothing of backends but their indexes.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+
+use lb_common::abi::{MAX_SCHEDULE_LOG2, NO_SLOT, TableRef, Walk};
+use lb_common::pick::{Pick, Tables, pick};
+use lb_core::balancer::{Balancer, Event, Limits};
+use lb_core::endpoint::EndpointList;
+use lb_core::membership::Membership;
+use lb_core::plan::Plan;
+use lb_core::service::Service;
+use lb_core::subset::random::SplitMix64;
+use lb_core::walk;
+
+/// What a client has towards the backend in one slot: a connection that it holds, or those that are open by themselves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Link {
+    /// The backend.
+    pub backend: u32,
+    /// Tells it from links that were in the slot before.
+    pub serial: u32,
+    /// What the connection is good for.
+    pub state: LinkState,
+    /// Requests under way, or open connections.
+    pub flows: u32,
+}
+
+/// What a connection is good for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LinkState {
+    /// It is being set up.
+    Establishing,
+    /// It can be used.
+    Ready,
+    /// The backend is down; it is set up again once that is back.
+    Lost,
+    /// It ends with its last request, and it ends because the subset has changed, or because the backend goes away.
+    Draining {
+        /// Whether the backend stays.
+        is_moved: bool,
+    },
+}
+
+impl LinkState {
+    /// Whether there is a connection.
+    pub const fn is_connected(self) -> bool {
+        !matches!(self, Self::Lost)
+    }
+}
+
+/// The backend in a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Held {
+    /// Its index.
+    pub backend: u32,
+    /// Whether connect may choose it.
+    pub usable: bool,
+}
+
+/// One client task.
+#[derive(Debug)]
+pub struct Client {
+    /// The position of its job.
+    pub job: usize,
+    /// Its number in it.
+    pub index: u32,
+    /// The newest list that it knows.
+    pub version: u64,
+    /// Draws its arrivals and their lives.
+    pub rng: SplitMix64,
+    balancer: Balancer,
+    schedule: Arc<[u16]>,
+    fallback: u32,
+    walk: Walk,
+    /// By slot.
+    pub held: Vec<Option<Held>>,
+    /// By slot.
+    pub links: Vec<Option<Link>>,
+    serial: u32,
+    /// Whether it holds a connection to every member: then only those that are up can be chosen.
+    needs_links: bool,
+}
+
+/// What a pick reads.
+struct View<'a>(&'a Client);
+
+impl Tables for View<'_> {
+    type Backend = u32;
+
+    fn entry(&self, entry: u32) -> Option<u32> {
+        self.0.schedule.get(entry as usize).map(|slot| u32::from(*slot))
+    }
+
+    fn backend(&self, slot: u32) -> Option<u32> {
+        self.0.held.get(slot as usize)?.map(|_| slot)
+    }
+
+    fn is_usable(&self, slot: u32) -> bool {
+        let at = slot as usize;
+        let is_ready = self.0.links[at].is_some_and(|link| link.state == LinkState::Ready);
+        self.0.held[at].is_some_and(|held| held.usable) && (is_ready || !self.0.needs_links)
+    }
+
+    fn fallback(&self) -> u32 {
+        self.0.fallback
+    }
+}
+
+impl Client {
+    /// A client that knows of no backend yet. There are never more than `most_backends` at different addresses.
+    ///
+    /// # Panics
+    /// If there are more than slots.
+    pub fn new(
+        service: Service,
+        job: (usize, &str),
+        index: u32,
+        most_backends: u32,
+        needs_links: bool,
+    ) -> Self {
+        // One table of the longest kind, and a slot for everybody that it can ever hear of.
+        let limits = Limits { schedule_entries: 1 << MAX_SCHEDULE_LOG2, slots: most_backends };
+        let start = walk::start(&format!("{}/{index}", job.1), &service.name, 0, 1);
+        let balancer = Balancer::new(vec![service], limits, Plan::default());
+        Self {
+            job: job.0,
+            index,
+            version: 0,
+            rng: SplitMix64::new(0),
+            balancer: balancer.expect("there is a place for one service"),
+            schedule: Arc::from([]),
+            fallback: NO_SLOT,
+            walk: Walk { phase: 0, start },
+            held: Vec::new(),
+            links: Vec::new(),
+            serial: 0,
+            needs_links,
+        }
+    }
+
+    /// Takes a list in, and brings the tables up to date. Links are the caller's.
+    ///
+    /// # Panics
+    /// If a backend's address is not [`address`] of its index.
+    pub fn learn(&mut self, version: u64, list: EndpointList, membership: Membership) {
+        self.version = version;
+        let idle = self.balancer.unneeded().into_iter();
+        let idle = idle.filter(|slot| self.links[*slot as usize].is_none()).collect();
+        self.balancer.handle(Event::Idle(idle)).expect("slots can always be given back");
+        let fits = self.balancer.handle(Event::Endpoints(0, list, membership));
+        fits.expect("there are slots for all backends, and entries for all members");
+        let plan = self.balancer.plan();
+        let service = plan.services.values().next().expect("the service has a place");
+        self.schedule = Arc::clone(&service.schedule);
+        self.fallback = service.fallback;
+        let slots = plan.backends.last_key_value().map_or(0, |(slot, _)| *slot as usize + 1);
+        self.held = vec![None; slots];
+        for (slot, backend) in &plan.backends {
+            let held = Held { backend: index_of(backend.address), usable: backend.usable };
+            self.held[*slot as usize] = Some(held);
+        }
+        self.links.resize(slots, None);
+    }
+
+    /// Where the next connect or request goes.
+    pub fn pick(&mut self) -> Pick<u32> {
+        let length = self.schedule.len();
+        let length_log2 = length.checked_ilog2().map_or(0, |log2| u8::try_from(log2).unwrap_or(u8::MAX));
+        let table = TableRef { base: 0, generation: 0, length_log2, _reserved: 0 };
+        let picked = pick(&View(self), table, self.walk);
+        self.walk.phase = self.walk.phase.wrapping_add(1);
+        picked
+    }
+
+    /// A number for the next link.
+    pub fn next_serial(&mut self) -> u32 {
+        self.serial = self.serial.wrapping_add(1);
+        self.serial
+    }
+
+    /// The link in a slot, if it still is the one that was meant.
+    pub fn link(&mut self, slot: u32, serial: u32) -> Option<&mut Link> {
+        self.links.get_mut(slot as usize)?.as_mut().filter(|link| link.serial == serial)
+    }
+}
+
+/// The address of the service. Nobody listens there.
+pub const SERVICE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), 80);
+
+/// The first backend's address as a number: 10.0.0.0.
+const FIRST: u32 = 0x0a00_0000;
+
+/// Where a backend listens. Made up: nothing is ever sent.
+pub const fn address(index: u32) -> SocketAddr {
+    SocketAddr::new(IpAddr::V4(Ipv4Addr::from_bits(FIRST + index)), 80)
+}
+
+fn index_of(address: SocketAddr) -> u32 {
+    let IpAddr::V4(ip) = address.ip() else { panic!("{address} is no address of a scenario's backend") };
+    ip.to_bits() - FIRST
+}

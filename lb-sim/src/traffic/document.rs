@@ -1,0 +1,218 @@
+//! A scenario file as it is written: keys, defaults, and each value within its own bounds.
+//!
+//! `lb-sim/scenarios/README.md` describes it for people. What values mean together is checked in
+//! [`scenario`](super::scenario), which needs the places of some of them: those are [`Spanned`].
+
+use lb_common::abi::MAX_BACKENDS;
+use serde::Deserialize;
+use toml::Spanned;
+
+use super::draw::Law;
+use super::job::Shares;
+use super::values::{AlgorithmName, Name, Seed, Span, SubsetSize, Within};
+
+/// How many backends there may be.
+pub type Backends = Within<1, MAX_BACKENDS>;
+
+/// How many tasks a job may have.
+pub type Tasks = Within<1, MAX_CLIENTS>;
+
+/// Most clients that a scenario starts, those of resizes included.
+pub const MAX_CLIENTS: u32 = 20_000;
+
+/// A scenario.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Document {
+    /// One line about it.
+    pub title: String,
+    /// The seed of everything random in time.
+    #[serde(default = "seed_0")]
+    pub seed: Seed,
+    /// How long it goes on.
+    pub duration: Spanned<Span>,
+    /// How much of that a row of the table is about.
+    pub step: Spanned<Span>,
+    /// How long it takes until clients know of a change.
+    #[serde(default)]
+    pub notice: Notice,
+    /// The service that all clients dial.
+    #[serde(default = "service_name")]
+    pub service: Name,
+    /// The backends at the start.
+    pub backends: BackendsTable,
+    /// The clients.
+    pub job: Vec<Spanned<JobTable>>,
+    /// Jobs that become larger or smaller.
+    #[serde(default)]
+    pub resize: Vec<Spanned<ResizeTable>>,
+    /// Rolling restarts of all backends.
+    #[serde(default)]
+    pub restart: Vec<Spanned<RestartTable>>,
+    /// The variants that are compared; without any, the scenario as it is.
+    #[serde(default)]
+    pub run: Vec<Spanned<RunTable>>,
+}
+
+/// How long it takes until clients know of a change: each of them `delay` and a random part of `spread`.
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Notice {
+    /// At least this.
+    pub delay: Span,
+    /// And at most this more.
+    pub spread: Span,
+}
+
+/// The backends at the start.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BackendsTable {
+    /// How many.
+    pub count: Backends,
+    /// Capacities that are not 1.
+    #[serde(default)]
+    pub weights: Vec<Spanned<WeightTable>>,
+}
+
+/// The capacity of some backends.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WeightTable {
+    /// The first index.
+    pub from: Within<0, { MAX_BACKENDS - 1 }>,
+    /// The last index.
+    pub to: Within<0, { MAX_BACKENDS - 1 }>,
+    /// Capacity relative to the others; 0 asks for no traffic.
+    pub weight: Within<0, 65_535>,
+}
+
+/// What a job's tasks send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Kind {
+    /// Each arrival is a connect, and the connection lives on its own.
+    Connections,
+    /// A connection to every member is held, and each arrival is a request over one of them.
+    Requests,
+}
+
+/// What a client does with a connection to a backend that is no longer in its subset.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Closing {
+    /// Lets the requests on it end.
+    #[default]
+    Drain,
+    /// Closes it at once; the requests on it fail.
+    Cut,
+}
+
+/// Clients.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct JobTable {
+    /// Its name.
+    pub name: Name,
+    /// How many tasks it has at the start.
+    pub tasks: Tasks,
+    /// How many such jobs there are, named `<name>-0` and so on.
+    pub copies: Option<Within<1, 10_000>>,
+    /// How subsets are chosen.
+    #[serde(default = "rocksteadier")]
+    pub algorithm: AlgorithmName,
+    /// How large a subset is.
+    #[serde(default = "size_20")]
+    pub size: SubsetSize,
+    /// What decides how much goes to each member.
+    #[serde(default)]
+    pub shares: Shares,
+    /// The seed of its subsets; XXH64 of `<job>/<service>` without.
+    pub seed: Option<Seed>,
+    /// What its tasks send.
+    pub traffic: Kind,
+    /// Mean time between two arrivals at one task; without, nothing arrives.
+    pub interval: Option<Span>,
+    /// How arrivals follow each other.
+    #[serde(default)]
+    pub arrivals: Law,
+    /// Mean time that a connection or a request lives.
+    #[serde(default)]
+    pub lasts: Span,
+    /// How the lives differ.
+    #[serde(default)]
+    pub lives: Law,
+    /// How long a new connection of `requests` takes until it can be used.
+    #[serde(default)]
+    pub connect: Span,
+    /// What becomes of connections of `requests` to backends that leave the subset.
+    #[serde(default)]
+    pub closing: Closing,
+}
+
+/// Another size of the service or of a job.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ResizeTable {
+    /// When.
+    pub at: Span,
+    /// How many backends from then on.
+    pub backends: Option<Backends>,
+    /// How long a backend that is no longer listed goes on serving.
+    #[serde(default)]
+    pub lame_duck: Span,
+    /// The job whose tasks change; of copies, the name without a number.
+    pub job: Option<Name>,
+    /// How many tasks from then on.
+    pub tasks: Option<Tasks>,
+}
+
+/// A rolling restart: all backends in the order of their indexes, some at a time.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RestartTable {
+    /// When the first ones begin.
+    pub at: Span,
+    /// How many at a time.
+    pub batch: Backends,
+    /// How long each serves as a lame duck before it stops.
+    #[serde(default)]
+    pub lame_duck: Span,
+    /// How long each is down.
+    pub down: Span,
+    /// How long after a batch is up the next one begins.
+    #[serde(default)]
+    pub pause: Span,
+}
+
+/// One variant: what it has other than the scenario's jobs and restarts have.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RunTable {
+    /// Its name; its algorithm's, if it has none.
+    pub name: Option<Name>,
+    /// How all jobs choose subsets.
+    pub algorithm: Option<AlgorithmName>,
+    /// How large all subsets are.
+    pub size: Option<SubsetSize>,
+    /// What decides how much goes to each member, in all jobs.
+    pub shares: Option<Shares>,
+    /// The time as a lame duck of all restarts and resizes.
+    pub lame_duck: Option<Span>,
+}
+
+const fn seed_0() -> Seed {
+    Seed(0)
+}
+
+fn service_name() -> Name {
+    Name("service".into())
+}
+
+const fn rocksteadier() -> AlgorithmName {
+    AlgorithmName(lb_core::subset::Algorithm::Rocksteadier)
+}
+
+const fn size_20() -> SubsetSize {
+    SubsetSize(lb_core::service::Size::Fixed(20))
+}

@@ -1,0 +1,168 @@
+//! Who uses whom in a whole job, kept small until every task has heard of it.
+//!
+//! The decisions are [`Memberships`]'. What is kept of them is only what a task's balancer needs to know: in a large
+//! fleet, many tasks hear of several lists, one after the other. Must not know of time.
+
+use lb_core::endpoint::{Endpoint, EndpointList};
+use lb_core::membership::{Member, Membership, Memberships};
+use lb_core::service::Service;
+use serde::Deserialize;
+
+/// What decides how much of its traffic a task sends to each member.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Shares {
+    /// The subsets of the whole job, as in the daemon: structural weights, or an aperture's arcs.
+    #[default]
+    Structural,
+    /// The members' own weights alone, as in balancers that know nothing of their peers. For comparison.
+    Equal,
+}
+
+/// One member of one task's subset.
+#[derive(Clone, Copy, Debug)]
+struct Edge {
+    index: u32,
+    weight: u64,
+    share: f64,
+}
+
+/// What all tasks together do to one backend.
+#[derive(Clone, Copy, Debug, Default)]
+struct Column {
+    connections: u32,
+    load: f64,
+    target: f64,
+}
+
+/// What every task of a job uses of one list.
+#[derive(Debug)]
+pub struct Job {
+    list: EndpointList,
+    edges: Vec<Edge>,
+    /// Where each task's edges end.
+    ends: Vec<usize>,
+    /// By index.
+    columns: Vec<Column>,
+    size: Option<u32>,
+}
+
+impl Job {
+    /// What the `tasks` tasks of a job use of `list`.
+    pub fn of(service: &Service, tasks: u32, list: EndpointList, shares: Shares) -> Self {
+        let mut columns = vec![Column::default(); list.index_space() as usize];
+        let mut edges = Vec::new();
+        let mut ends = Vec::new();
+        let mut size = None;
+        let memberships = Memberships::new(service, tasks, &list);
+        for task in 0..tasks {
+            let membership = memberships.of(task);
+            size = membership.size;
+            let sum: f64 = membership.members.iter().map(|member| f64::from(member.endpoint.weight)).sum();
+            for Member { endpoint, weight, share, connections, load, target } in membership.members {
+                let index = endpoint.index;
+                let (weight, share, load) = match shares {
+                    Shares::Structural => (weight, share, load),
+                    Shares::Equal => {
+                        let share = f64::from(endpoint.weight) / sum;
+                        // Summed up task by task.
+                        (endpoint.weight.into(), share, columns[index as usize].load + share)
+                    }
+                };
+                columns[index as usize] = Column { connections, load, target };
+                edges.push(Edge { index, weight, share });
+            }
+            ends.push(edges.len());
+        }
+        Self { list, edges, ends, columns, size }
+    }
+
+    /// What one task uses, and the list with no more in it than that: all that its balancer needs to know.
+    ///
+    /// # Panics
+    /// If there is no such task.
+    pub fn task(&self, task: u32, service: &Service) -> (EndpointList, Membership) {
+        let task = task as usize;
+        let start = task.checked_sub(1).map_or(0, |before| self.ends[before]);
+        let member = |edge: &Edge| {
+            let Column { connections, load, target } = self.columns[edge.index as usize];
+            let endpoint = self.endpoint(edge.index).clone();
+            Member { endpoint, weight: edge.weight, share: edge.share, connections, load, target }
+        };
+        let members: Vec<Member> = self.edges[start..self.ends[task]].iter().map(member).collect();
+        let used = members.iter().map(|member| member.endpoint.clone()).collect();
+        let used = EndpointList::new(used, service.address, &[]).expect("a part of a list is a list");
+        (used, Membership { members, walk: Vec::new(), size: self.size, tried: Vec::new() })
+    }
+
+    fn endpoint(&self, index: u32) -> &Endpoint {
+        let endpoints = self.list.as_slice();
+        let found = endpoints.binary_search_by_key(&index, |endpoint| endpoint.index);
+        &endpoints[found.expect("a member has an endpoint")]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddr;
+
+    use lb_core::endpoint::EndpointState;
+    use lb_core::service::{Policy, Protocol, Size, Subset, Task};
+    use lb_core::subset::Algorithm;
+
+    use super::*;
+
+    fn service(algorithm: Algorithm, size: u32) -> Service {
+        Service {
+            name: "users".into(),
+            address: "10.96.0.10:80".parse().unwrap(),
+            protocol: Protocol::Tcp,
+            policy: Policy::WeightedRoundRobin,
+            subset: Subset::Sized { algorithm, size: Size::Fixed(size) },
+            seed: 7,
+            errno: 113,
+        }
+    }
+
+    /// Endpoints by their weights, lame ducks without one.
+    fn list(weights: &[u16]) -> EndpointList {
+        let endpoint = |(index, &weight): (u32, &u16)| Endpoint {
+            address: SocketAddr::from(([10, 0, 0, u8::try_from(index).unwrap()], 80)),
+            index,
+            weight: weight.max(1),
+            state: if weight == 0 { EndpointState::LameDuck } else { EndpointState::Healthy },
+            zone: None,
+        };
+        let endpoints = (0..).zip(weights).map(endpoint).collect();
+        EndpointList::new(endpoints, "10.96.0.10:80".parse().unwrap(), &[]).unwrap()
+    }
+
+    #[test]
+    fn every_task_gets_what_its_daemon_would_compute() {
+        let list = list(&[1, 1, 3, 0, 1, 2, 2, 0, 0, 1, 1, 5, 1, 1, 1, 1, 1]);
+        for algorithm in Algorithm::ALL {
+            let service = service(algorithm, 5);
+            let job = Job::of(&service, 9, list.clone(), Shares::Structural);
+            for index in 0..9 {
+                let theirs = Membership::of(&service, Task { index, count: 9 }, &list);
+                let (used, ours) = job.task(index, &service);
+                assert_eq!(ours, Membership { walk: Vec::new(), ..theirs }, "{algorithm}");
+                let mut indexes: Vec<_> = ours.members.iter().map(|member| member.endpoint.index).collect();
+                indexes.sort_unstable();
+                let used: Vec<_> = used.as_slice().iter().map(|endpoint| endpoint.index).collect();
+                assert_eq!(used, indexes, "{algorithm}");
+            }
+        }
+    }
+
+    #[test]
+    fn equal_shares_follow_the_members_weights_alone() {
+        let service = service(Algorithm::RoundRobin, 2);
+        let job = Job::of(&service, 3, list(&[2, 1, 1]), Shares::Equal);
+        let shares = |task| {
+            let members = job.task(task, &service).1.members;
+            members.iter().map(|member| (member.endpoint.index, member.weight)).collect::<Vec<_>>()
+        };
+        assert_eq!([shares(0), shares(1), shares(2)], [[(0, 2), (1, 1)], [(2, 1), (0, 2)], [(1, 1), (2, 1)]]);
+    }
+}

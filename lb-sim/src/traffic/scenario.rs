@@ -1,0 +1,344 @@
+//! A scenario that can be played: its values make sense together, and it is not larger than memory and patience.
+//!
+//! What it costs to play is checked by `cost` before anything is allocated for it. A fault names the file, the line, the value and what would be right.
+
+mod cost;
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use lb_core::service::Size;
+use lb_core::subset::Algorithm;
+use thiserror::Error;
+use toml::Spanned;
+
+use super::document::{
+    Backends, Document, JobTable, Notice, ResizeTable, RestartTable, RunTable, WeightTable,
+};
+use super::job::Shares;
+use super::values::Span;
+
+/// A scenario that can be played.
+#[derive(Debug)]
+pub struct Scenario {
+    /// What it is called: a shipped one's name, or the file's.
+    pub name: String,
+    /// One line about it.
+    pub title: String,
+    /// The seed of everything random in time.
+    pub seed: u64,
+    /// How long it goes on.
+    pub duration: Span,
+    /// How much of that a row is about.
+    pub step: Span,
+    /// How long it takes until clients know of a change.
+    pub notice: Notice,
+    /// The service's name.
+    pub service: String,
+    /// Backends at the start.
+    pub backends: u32,
+    /// Capacities of all indexes that are ever used.
+    pub weights: Vec<u16>,
+    /// The clients, copies written out.
+    pub jobs: Vec<JobTable>,
+    /// Other sizes, in the order of time.
+    pub resizes: Vec<Resize>,
+    /// Rolling restarts, in the order of time.
+    pub restarts: Vec<RestartTable>,
+    /// The variants, at least one.
+    pub runs: Vec<Run>,
+}
+
+/// Another size from a time on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Resize {
+    /// When.
+    pub at: Span,
+    /// Of what.
+    pub what: Resized,
+}
+
+/// What is resized.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Resized {
+    /// The service: how many backends from then on, and how long those that are no longer listed go on serving.
+    Backends(u32, Span),
+    /// Jobs, by their positions: how many tasks from then on.
+    Tasks(Range<usize>, u32),
+}
+
+/// One variant of a scenario: what it overrides.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Run {
+    /// Its name.
+    pub name: String,
+    /// How all jobs choose subsets.
+    pub algorithm: Option<Algorithm>,
+    /// How large all subsets are.
+    pub size: Option<Size>,
+    /// What decides how much goes to each member.
+    pub shares: Option<Shares>,
+    /// The time as a lame duck of all restarts and resizes.
+    pub lame_duck: Option<Span>,
+}
+
+/// Why a file is no scenario.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("{file}:{line}:{column}: {message} (in: {text})")]
+pub struct Fault {
+    /// The file, or the name of a shipped scenario.
+    pub file: String,
+    /// The line, from 1.
+    pub line: usize,
+    /// The column, from 1.
+    pub column: usize,
+    /// What is wrong, and what would be right.
+    pub message: String,
+    /// The line's text.
+    pub text: String,
+}
+
+/// What is wrong, and where in the text.
+type Wrong = (Range<usize>, String);
+
+impl Scenario {
+    /// Reads a scenario.
+    ///
+    /// # Errors
+    /// The first fault.
+    pub fn read(name: &str, file: &str, text: &str) -> Result<Self, Fault> {
+        let document: Result<Document, _> = toml::from_str(text);
+        let read = match document {
+            Ok(document) => Self::of(name, document),
+            Err(error) => Err((error.span().unwrap_or(0..0), error.message().to_owned())),
+        };
+        read.map_err(|(span, message)| fault(file, text, span.start, &message))
+    }
+
+    fn of(name: &str, document: Document) -> Result<Self, Wrong> {
+        let end = (document.duration.span(), *document.duration.get_ref());
+        let step = (document.step.span(), *document.step.get_ref());
+        if end.1.us == 0 {
+            return Err((end.0, "a duration of 0 has nothing to show: write at least \"1us\"".into()));
+        }
+        if step.1.us == 0 || step.1 > end.1 {
+            return Err((
+                step.0,
+                format!(
+                    "a step of {} is not within the duration: write more than 0 and at most {}",
+                    step.1, end.1
+                ),
+            ));
+        }
+        cost::check_tables(&document)?;
+        let runs = runs(&document.run)?;
+        let copies = copies(&document.job)?;
+        let scenario = Self {
+            name: name.to_owned(),
+            title: document.title.clone(),
+            seed: document.seed.0,
+            duration: end.1,
+            step: step.1,
+            notice: document.notice,
+            service: document.service.0.clone(),
+            backends: document.backends.count.0,
+            weights: Vec::new(),
+            jobs: Vec::new(),
+            resizes: resizes(&document.resize, &copies, end.1)?,
+            restarts: sorted(&document.restart, end.1, |restart| restart.at)?,
+            runs,
+        };
+        scenario.check_restarts(&document.restart)?;
+        cost::check(&scenario, &document)?;
+        let weights = scenario.weights_of(&document.backends.weights)?;
+        let jobs = document.job.into_iter().flat_map(|job| written_out(job.into_inner())).collect();
+        Ok(Self { weights, jobs, ..scenario })
+    }
+
+    /// The most backends that there are at any time.
+    pub fn most_backends(&self) -> u32 {
+        let resized = self.resizes.iter().filter_map(|resize| match resize.what {
+            Resized::Backends(count, _) => Some(count),
+            Resized::Tasks(..) => None,
+        });
+        resized.fold(self.backends, u32::max)
+    }
+
+    /// How many backends there are at a time.
+    fn backends_at(&self, at: Span) -> u32 {
+        let mut count = self.backends;
+        for resize in self.resizes.iter().filter(|resize| resize.at <= at) {
+            if let Resized::Backends(backends, _) = resize.what {
+                count = backends;
+            }
+        }
+        count
+    }
+
+    /// How many batches a restart has.
+    pub fn batches(&self, restart: &RestartTable) -> u64 {
+        self.backends_at(restart.at).div_ceil(restart.batch.0).into()
+    }
+
+    fn weights_of(&self, tables: &[Spanned<WeightTable>]) -> Result<Vec<u16>, Wrong> {
+        let most = self.most_backends();
+        let mut weights = vec![1; most as usize];
+        for spanned in tables {
+            let table = spanned.get_ref();
+            let (from, to) = (table.from.0, table.to.0);
+            if from > to || to >= most {
+                let message = format!("from {from} to {to} are no backends: write from <= to < {most}");
+                return Err((spanned.span(), message));
+            }
+            let weight = u16::try_from(table.weight.0).expect("its bounds are those of u16");
+            weights[from as usize..=to as usize].fill(weight);
+        }
+        Ok(weights)
+    }
+
+    /// Two restarts at once would bring up what the other has stopped.
+    fn check_restarts(&self, tables: &[Spanned<RestartTable>]) -> Result<(), Wrong> {
+        for run in &self.runs {
+            let mut free = 0;
+            for restart in &self.restarts {
+                let lame_duck = run.lame_duck.unwrap_or(restart.lame_duck);
+                let batch = lame_duck.us + restart.down.us + restart.pause.us;
+                if restart.at.us < free {
+                    let spanned = tables.iter().find(|table| table.get_ref().at == restart.at);
+                    let span = spanned.map_or(0..0, Spanned::span);
+                    let message = format!(
+                        "the restart at {} begins before the one before it has ended: write at least {:?} there",
+                        restart.at,
+                        Span { us: free }.to_string()
+                    );
+                    return Err((span, message));
+                }
+                free = restart.at.us + self.batches(restart) * batch;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Positions of each job's copies, by the name that the file gives it.
+fn copies(tables: &[Spanned<JobTable>]) -> Result<BTreeMap<String, Range<usize>>, Wrong> {
+    let mut copies = BTreeMap::new();
+    let mut first = 0;
+    for spanned in tables {
+        let job = spanned.get_ref();
+        let count = job.copies.map_or(1, |copies| copies.0);
+        if count > 1 && job.seed.is_some() {
+            let message =
+                "one seed for all copies would give them the same subsets: leave seed out, or copies";
+            return Err((spanned.span(), message.into()));
+        }
+        let here = first..first + count as usize;
+        first = here.end;
+        if copies.insert(job.name.0.clone(), here).is_some() {
+            return Err((
+                spanned.span(),
+                format!("a job {:?} is there already: write another name", job.name.0),
+            ));
+        }
+    }
+    if copies.is_empty() {
+        return Err((0..0, "there is no job: write at least one [[job]]".into()));
+    }
+    Ok(copies)
+}
+
+fn written_out(job: JobTable) -> impl Iterator<Item = JobTable> {
+    let count = job.copies.map_or(1, |copies| copies.0);
+    let is_numbered = job.copies.is_some();
+    (0..count).map(move |number| {
+        let mut copy = job.clone();
+        if is_numbered {
+            copy.name.0 = format!("{}-{number}", job.name.0);
+        }
+        copy
+    })
+}
+
+/// Tables in the order of time; what is at the same time, in that of the file.
+fn sorted<T: Clone>(tables: &[Spanned<T>], end: Span, at: impl Fn(&T) -> Span) -> Result<Vec<T>, Wrong> {
+    for table in tables {
+        let when = at(table.get_ref());
+        if when >= end {
+            return Err((
+                table.span(),
+                format!("at = {:?} is not before the end: write less than {end}", when.to_string()),
+            ));
+        }
+    }
+    let mut tables: Vec<T> = tables.iter().map(|table| table.get_ref().clone()).collect();
+    tables.sort_by_key(at);
+    Ok(tables)
+}
+
+fn resizes(
+    tables: &[Spanned<ResizeTable>],
+    copies: &BTreeMap<String, Range<usize>>,
+    end: Span,
+) -> Result<Vec<Resize>, Wrong> {
+    for spanned in tables {
+        let table = spanned.get_ref();
+        let wrong = match (&table.backends, &table.job, &table.tasks) {
+            (Some(Backends { .. }), None, None) => continue,
+            (None, Some(job), Some(_)) if table.lame_duck == Span::default() => match copies.get(&job.0) {
+                Some(_) => continue,
+                None => format!(
+                    "there is no job {:?}: write one of {}",
+                    job.0,
+                    copies.keys().cloned().collect::<Vec<_>>().join(", ")
+                ),
+            },
+            (None, Some(_), Some(_)) => "clients are no lame ducks: leave lame_duck out".into(),
+            _ => "a resize is of the backends or of a job: write backends, or job and tasks".into(),
+        };
+        return Err((spanned.span(), wrong));
+    }
+    let resize = |table: ResizeTable| {
+        let what = match (table.backends, table.job, table.tasks) {
+            (Some(backends), ..) => Resized::Backends(backends.0, table.lame_duck),
+            (None, Some(job), Some(tasks)) => Resized::Tasks(copies[&job.0].clone(), tasks.0),
+            _ => unreachable!("checked above"),
+        };
+        Resize { at: table.at, what }
+    };
+    Ok(sorted(tables, end, |table| table.at)?.into_iter().map(resize).collect())
+}
+
+fn runs(tables: &[Spanned<RunTable>]) -> Result<Vec<Run>, Wrong> {
+    let mut runs: Vec<Run> = Vec::with_capacity(tables.len());
+    for spanned in tables {
+        let table = spanned.get_ref();
+        let algorithm = table.algorithm.map(|algorithm| algorithm.0);
+        let name =
+            table.name.clone().map(|name| name.0).or(algorithm.map(|algorithm| algorithm.name().to_owned()));
+        let Some(name) = name else {
+            return Err((spanned.span(), "a run has neither name nor algorithm: write one of them".into()));
+        };
+        if runs.iter().any(|run| run.name == name) {
+            return Err((spanned.span(), format!("a run {name:?} is there already: write another name")));
+        }
+        let size = table.size.map(|size| size.0);
+        runs.push(Run { name, algorithm, size, shares: table.shares, lame_duck: table.lame_duck });
+    }
+    if runs.is_empty() {
+        runs.push(Run { name: "as written".into(), ..Run::default() });
+    }
+    Ok(runs)
+}
+
+fn fault(file: &str, text: &str, at: usize, message: &str) -> Fault {
+    let at = at.min(text.len());
+    let before = text.get(..at).unwrap_or_default();
+    let start = before.rfind('\n').map_or(0, |newline| newline + 1);
+    Fault {
+        file: file.to_owned(),
+        line: before.matches('\n').count() + 1,
+        column: before[start..].chars().count() + 1,
+        message: message.trim_end().replace('\n', ", "),
+        text: text[start..].lines().next().unwrap_or_default().trim().to_owned(),
+    }
+}

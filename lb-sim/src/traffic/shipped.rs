@@ -1,0 +1,19 @@
+//! The scenarios that come with the program, each runnable by its name.
+
+/// Names and texts, in the order of the documentation.
+pub const SHIPPED: [(&str, &str); 4] = [
+    ("figure-5", include_str!("../../scenarios/figure-5.toml")),
+    ("rolling-update", include_str!("../../scenarios/rolling-update.toml")),
+    ("aperture", include_str!("../../scenarios/aperture.toml")),
+    ("small-jobs", include_str!("../../scenarios/small-jobs.toml")),
+];
+
+/// The text of a shipped scenario.
+pub fn text(name: &str) -> Option<&'static str> {
+    SHIPPED.iter().find(|(known, _)| *known == name).map(|(_, text)| *text)
+}
+
+/// All names, for messages.
+pub fn names() -> String {
+    SHIPPED.map(|(name, _)| name).join(", ")
+}

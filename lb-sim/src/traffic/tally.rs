@@ -1,0 +1,147 @@
+//! What is counted while a scenario is played, and what is said of it: rows of steps, and the whole of a run.
+//!
+//! Every arrival is counted once when it comes and once for how it ends. Must not decide anything.
+
+use serde::Serialize;
+
+use crate::metrics::{raw_utilization, spread_of};
+
+/// Arrivals that failed, by their reasons.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Errors {
+    /// The client had no backend to choose.
+    pub refused: u64,
+    /// No connection to the backends that were tried was up.
+    pub unready: u64,
+    /// The backend was down, which the client did not know yet.
+    pub down: u64,
+    /// It was under way when its connection ended before it.
+    pub cut: u64,
+}
+
+impl Errors {
+    /// All of them.
+    pub const fn sum(self) -> u64 {
+        self.refused + self.unready + self.down + self.cut
+    }
+
+    const fn since(self, before: Self) -> Self {
+        Self {
+            refused: self.refused - before.refused,
+            unready: self.unready - before.unready,
+            down: self.down - before.down,
+            cut: self.cut - before.cut,
+        }
+    }
+}
+
+/// What has happened up to now. Counts only grow.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Counts {
+    /// Connects or requests that began.
+    pub arrivals: u64,
+    /// Those that ended well.
+    pub served: u64,
+    /// Those that were under way when their client went away.
+    pub abandoned: u64,
+    /// Those that failed.
+    pub errors: Errors,
+    /// Connections that clients opened.
+    pub opened: u64,
+    /// Connections that clients closed.
+    pub closed: u64,
+    /// Those of them whose backend was healthy and listed, and only no longer in the client's subset.
+    pub moved: u64,
+    /// Connections that ended because their backend stopped.
+    pub dropped: u64,
+}
+
+impl Counts {
+    /// What has happened since then.
+    pub const fn since(self, before: Self) -> Self {
+        Self {
+            arrivals: self.arrivals - before.arrivals,
+            served: self.served - before.served,
+            abandoned: self.abandoned - before.abandoned,
+            errors: self.errors.since(before.errors),
+            opened: self.opened - before.opened,
+            closed: self.closed - before.closed,
+            moved: self.moved - before.moved,
+            dropped: self.dropped - before.dropped,
+        }
+    }
+}
+
+/// Smallest, mean and largest per backend, and the relative standard deviation.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Spread {
+    /// Smallest.
+    pub min: f64,
+    /// Mean.
+    pub mean: f64,
+    /// Largest.
+    pub max: f64,
+    /// Standard deviation over mean.
+    pub rsd: f64,
+}
+
+impl Spread {
+    /// Of some numbers.
+    pub fn of(values: &[f64]) -> Self {
+        let spread = spread_of(values);
+        Self { min: spread.min, mean: spread.mean, max: spread.max, rsd: spread.rsd }
+    }
+}
+
+/// One step of one run.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Row {
+    /// The run.
+    pub run: String,
+    /// The end of the step.
+    pub at_us: u64,
+    /// Backends that run at its end.
+    pub backends: u32,
+    /// Clients that run at its end.
+    pub clients: u32,
+    /// Open connections of the backends that run and are wanted at its end: lame ducks are not.
+    pub connections: Spread,
+    /// Arrivals during the step, over the capacity, of the backends that were healthy and listed all the time.
+    pub load: Spread,
+    /// The mean of that over the largest: the part of the capacity that can be used before the first backend is full.
+    pub utilization: f64,
+    /// What happened during the step.
+    #[serde(flatten)]
+    pub counts: Counts,
+}
+
+/// The whole of a run.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Total {
+    /// The run.
+    pub run: String,
+    /// What happened.
+    #[serde(flatten)]
+    pub counts: Counts,
+    /// Arrivals that were still under way at the end.
+    pub under_way: u64,
+    /// Connections that were open at the start, before anything happened: those that clients hold all the time.
+    pub connections_at_start: u64,
+    /// Connections that were open at the end.
+    pub connections_at_end: u64,
+    /// Open connections of the backends that ran and were wanted at the end.
+    pub connections: Spread,
+    /// Arrivals over capacity, of the backends that were part of the service from the start to the end.
+    pub load: Spread,
+    /// The mean of that over the largest.
+    pub utilization: f64,
+    /// How many of these backends never got anything.
+    pub unused: u32,
+    /// The largest share of a step's arrivals that failed.
+    pub worst_errors: f64,
+}
+
+/// Utilization of some loads, and 1 if there were none: nothing is wasted.
+pub fn utilization_of(loads: &[f64]) -> f64 {
+    if loads.iter().all(|load| *load == 0.0) { 1.0 } else { raw_utilization(loads) }
+}

@@ -1,0 +1,239 @@
+//! The words and numbers of a scenario file, as types that cannot be wrong.
+//!
+//! Each refuses what it is not with a message that names the value and what is right; the TOML reader adds the place.
+//! Must not know what the values are used for.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::str::FromStr;
+
+use lb_common::abi::MAX_SUBSET;
+use lb_core::service::Size;
+use lb_core::subset::Algorithm;
+use serde::de::{Error, Visitor};
+use serde::{Deserialize, Deserializer};
+
+/// Reads a text that says something, or a fault that says what it should have said.
+struct Text<T>(&'static str, PhantomData<T>);
+
+impl<T: TryFrom<String, Error = String>> Visitor<'_> for Text<T> {
+    type Value = T;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.0)
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<T, E> {
+        T::try_from(text.to_owned()).map_err(E::custom)
+    }
+}
+
+/// A whole number from MIN to MAX.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Within<const MIN: u32, const MAX: u32>(pub u32);
+
+impl<const MIN: u32, const MAX: u32> TryFrom<i64> for Within<MIN, MAX> {
+    type Error = String;
+
+    fn try_from(number: i64) -> Result<Self, String> {
+        let fits = u32::try_from(number).ok().filter(|number| (MIN..=MAX).contains(number));
+        fits.map(Self).ok_or_else(|| format!("{number} is not a whole number from {MIN} to {MAX}"))
+    }
+}
+
+impl<'de, const MIN: u32, const MAX: u32> Deserialize<'de> for Within<MIN, MAX> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Number<const MIN: u32, const MAX: u32>;
+        impl<const MIN: u32, const MAX: u32> Visitor<'_> for Number<MIN, MAX> {
+            type Value = Within<MIN, MAX>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "a whole number from {MIN} to {MAX}")
+            }
+
+            fn visit_i64<E: Error>(self, number: i64) -> Result<Within<MIN, MAX>, E> {
+                Within::try_from(number).map_err(E::custom)
+            }
+        }
+        deserializer.deserialize_any(Number)
+    }
+}
+
+/// A length of virtual time, in microseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Span {
+    /// Microseconds.
+    pub us: u64,
+}
+
+/// The longest span: a day.
+const MAX_SPAN_US: u64 = 24 * 3600 * 1_000_000;
+
+const UNITS: [(&str, u64); 5] =
+    [("us", 1), ("ms", 1_000), ("s", 1_000_000), ("m", 60_000_000), ("h", 3_600_000_000)];
+
+impl TryFrom<String> for Span {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+        let (number, unit) = text.split_at(digits);
+        let unit = UNITS.iter().find(|(name, _)| *name == unit);
+        let us = unit.and_then(|(_, us)| number.parse::<u64>().ok()?.checked_mul(*us));
+        match us {
+            Some(us) if us <= MAX_SPAN_US => Ok(Self { us }),
+            Some(_) => Err(format!("{text:?} is too long: at most \"24h\"")),
+            None => Err(format!(
+                "{text:?} is not a time: write a whole number and one of us, ms, s, m, h, as in \"90s\""
+            )),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Span {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(Text("a time in quotes, as in \"90s\"", PhantomData))
+    }
+}
+
+impl fmt::Display for Span {
+    /// As a scenario file would have it, in the largest unit that is exact; hours only if nothing is left over.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let unit = UNITS.iter().rev().find(|(_, us)| self.us.is_multiple_of(*us) && self.us > 0);
+        let (name, us) = unit.copied().unwrap_or(("s", 1_000_000));
+        f.pad(&format!("{}{name}", self.us / us))
+    }
+}
+
+/// A seed: a number of 64 bits as text, because TOML and JSON have none that long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Seed(pub u64);
+
+impl TryFrom<String> for Seed {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        let number = text.parse().map(Self);
+        number.map_err(|_| {
+            format!("{text:?} is not a seed: write a decimal number of 64 bits in quotes, as in \"7\"")
+        })
+    }
+}
+
+impl<'de> Deserialize<'de> for Seed {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(Text("a decimal number of 64 bits in quotes, as in \"7\"", PhantomData))
+    }
+}
+
+/// A name: 1 to 63 letters, digits, `-`, `_` and `.`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Name(pub String);
+
+impl TryFrom<String> for Name {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        let fine = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+        if (1..=63).contains(&text.len()) && text.bytes().all(fine) {
+            Ok(Self(text))
+        } else {
+            Err(format!("{text:?} is not a name: write 1 to 63 letters, digits, \"-\", \"_\" or \".\""))
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Name {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(Text("a name in quotes", PhantomData))
+    }
+}
+
+/// A subsetting algorithm by its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AlgorithmName(pub Algorithm);
+
+impl TryFrom<String> for AlgorithmName {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        let names = || Algorithm::ALL.map(Algorithm::name).join(", ");
+        Algorithm::from_str(&text).map(Self).map_err(|error| format!("{error}: write one of {}", names()))
+    }
+}
+
+impl<'de> Deserialize<'de> for AlgorithmName {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(Text("the name of a subsetting algorithm in quotes", PhantomData))
+    }
+}
+
+/// The size of a subset: a number, or `"auto"`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SubsetSize(pub Size);
+
+impl<'de> Deserialize<'de> for SubsetSize {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Word;
+        impl Visitor<'_> for Word {
+            type Value = SubsetSize;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "a size from 1 to {MAX_SUBSET}, or \"auto\"")
+            }
+
+            fn visit_i64<E: Error>(self, number: i64) -> Result<SubsetSize, E> {
+                let size = u32::try_from(number).ok().filter(|size| (1..=MAX_SUBSET).contains(size));
+                let size = size.map(|size| SubsetSize(Size::Fixed(size)));
+                size.ok_or_else(|| {
+                    E::custom(format!("{number} is not a size: write 1 to {MAX_SUBSET}, or \"auto\""))
+                })
+            }
+
+            fn visit_str<E: Error>(self, word: &str) -> Result<SubsetSize, E> {
+                if word == "auto" {
+                    return Ok(SubsetSize(Size::Auto { min: lb_core::weights::MIN_AUTO_SIZE }));
+                }
+                Err(E::custom(format!("{word:?} is not a size: write 1 to {MAX_SUBSET}, or \"auto\"")))
+            }
+        }
+        deserializer.deserialize_any(Word)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_span_is_a_whole_number_and_a_unit() {
+        let us = |text: &str| Span::try_from(text.to_owned()).map(|span| span.us);
+        assert_eq!(us("62500us"), Ok(62_500));
+        assert_eq!(us("0s"), Ok(0));
+        assert_eq!(us("90s"), Ok(90_000_000));
+        assert_eq!(us("24h"), Ok(MAX_SPAN_US));
+        assert_eq!(us("25h"), Err("\"25h\" is too long: at most \"24h\"".into()));
+        for wrong in
+            ["", "s", "5", "1.5s", "-1s", "5 s", "1m30s", "99999999999999999999s", "18446744073709551615h"]
+        {
+            assert!(us(wrong).unwrap_err().contains("is not a time"), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_span_is_shown_as_it_would_be_written() {
+        for text in ["62500us", "5ms", "90s", "2m", "1h", "0s"] {
+            assert_eq!(Span::try_from(text.to_owned()).unwrap().to_string(), text);
+        }
+    }
+
+    #[test]
+    fn a_number_stands_at_its_bounds_and_not_past_them() {
+        let read = Within::<2, 9>::try_from;
+        assert_eq!((read(2), read(9)), (Ok(Within(2)), Ok(Within(9))));
+        assert_eq!(read(1), Err("1 is not a whole number from 2 to 9".into()));
+        assert_eq!(read(10), Err("10 is not a whole number from 2 to 9".into()));
+        assert_eq!(read(-3), Err("-3 is not a whole number from 2 to 9".into()));
+        assert_eq!(read(1 << 32), Err("4294967296 is not a whole number from 2 to 9".into()));
+    }
+}

@@ -1,0 +1,238 @@
+//! What happens in virtual time: backends come, go and restart, clients hear of it later, and connect all the while.
+//!
+//! In reading order: the state of it all, here; what becomes of the `backends`; what clients do, `sending`; and what is
+//! `said` of it. Nothing here chooses a backend: that is the [`Client`]'s.
+
+mod backends;
+
+mod sending;
+
+mod said;
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+use std::rc::Rc;
+
+use lb_core::endpoint::EndpointState;
+use lb_core::service::{Policy, Protocol, Service, Subset};
+
+use super::client::{Client, SERVICE};
+use super::document::{JobTable, Kind};
+use super::job::{Job, Shares};
+use super::queue::Queue;
+use super::scenario::{Resized, Run, Scenario};
+use super::tally::{Counts, Row, Total};
+
+/// Plays one run of a scenario.
+pub fn play(scenario: &Scenario, run: &Run, seed: u64) -> (Vec<Row>, Total) {
+    let mut world = World::new(scenario, run, seed);
+    let end = scenario.duration.us;
+    let mut rows = Vec::new();
+    let mut row_end = scenario.step.us;
+    // Bound: arrivals, notices and restarts were counted when the scenario was read.
+    while let Some((at_us, event)) = world.queue.pop_before(end) {
+        while row_end <= at_us {
+            rows.push(world.row(row_end));
+            row_end += scenario.step.us;
+        }
+        world.now = at_us;
+        world.handle(event);
+    }
+    while row_end < end {
+        rows.push(world.row(row_end));
+        row_end += scenario.step.us;
+    }
+    rows.push(world.row(end));
+    let total = world.total(&rows);
+    (rows, total)
+}
+
+/// Something that happens.
+#[derive(Debug)]
+enum Event {
+    /// The resize at this position.
+    Resize(usize),
+    /// A batch of the restart at this position is at a stage.
+    Restart { restart: usize, batch: Range<u32>, last: u32, stage: Stage },
+    /// Backends of these indexes that are no longer listed stop.
+    Stop(Range<u32>),
+    /// A client hears of a list.
+    Learn { client: u32, job: Rc<Job>, version: u64 },
+    /// A connection is up.
+    Ready { client: u32, slot: u32, serial: u32 },
+    /// A connect or request begins.
+    Arrive(u32),
+    /// One ends.
+    Finish { client: u32, slot: u32, serial: u32 },
+}
+
+/// Where a batch of a restart is.
+#[derive(Clone, Copy, Debug)]
+enum Stage {
+    LameDuck,
+    Down,
+    Up,
+}
+
+#[derive(Debug)]
+struct Backend {
+    weight: u16,
+    /// Whether the service has it, running or not.
+    exists: bool,
+    /// What the source says of it.
+    listed: Option<EndpointState>,
+    running: bool,
+    /// When it stops, if it is no longer listed.
+    stops_at: Option<u64>,
+    /// Since when the service has it.
+    exists_since: u64,
+    /// Since when it is running and wanted.
+    wanted_since: Option<u64>,
+    connections: u64,
+    /// Clients with a link to it, and the link's slot.
+    holders: BTreeSet<(u32, u32)>,
+    /// Arrivals since the last row, and in all.
+    step_load: u64,
+    load: u64,
+}
+
+/// A job of one run.
+#[derive(Debug)]
+struct JobState {
+    table: JobTable,
+    shares: Shares,
+    service: Service,
+    /// Its tasks' clients.
+    clients: Vec<u32>,
+}
+
+struct World<'a> {
+    scenario: &'a Scenario,
+    run: &'a Run,
+    seed: u64,
+    now: u64,
+    queue: Queue<Event>,
+    backends: Vec<Backend>,
+    count: u32,
+    jobs: Vec<JobState>,
+    /// Every client there ever was; those that are gone are empty.
+    clients: Vec<Option<Box<Client>>>,
+    version: u64,
+    counts: Counts,
+    at_last_row: (u64, Counts),
+    connections_at_start: u64,
+}
+
+impl<'a> World<'a> {
+    fn new(scenario: &'a Scenario, run: &'a Run, seed: u64) -> Self {
+        let backend = |weight: &u16| Backend {
+            weight: *weight,
+            exists: false,
+            listed: None,
+            running: false,
+            stops_at: None,
+            exists_since: 0,
+            wanted_since: None,
+            connections: 0,
+            holders: BTreeSet::new(),
+            step_load: 0,
+            load: 0,
+        };
+        let jobs = scenario.jobs.iter().map(|table| {
+            let algorithm = run.algorithm.unwrap_or(table.algorithm.0);
+            let seed = table.seed.map(|seed| seed.0);
+            let service = Service {
+                name: scenario.service.clone(),
+                address: SERVICE,
+                protocol: Protocol::Tcp,
+                policy: Policy::WeightedRoundRobin,
+                subset: Subset::Sized { algorithm, size: run.size.unwrap_or(table.size.0) },
+                seed: seed.unwrap_or_else(|| lb_core::service::seed(&table.name.0, &scenario.service)),
+                errno: 113,
+            };
+            let shares = run.shares.unwrap_or(table.shares);
+            JobState { table: table.clone(), shares, service, clients: Vec::new() }
+        });
+        let mut world = Self {
+            scenario,
+            run,
+            seed,
+            now: 0,
+            queue: Queue::default(),
+            backends: scenario.weights.iter().map(backend).collect(),
+            count: 0,
+            jobs: jobs.collect(),
+            clients: Vec::new(),
+            version: 0,
+            counts: Counts::default(),
+            at_last_row: (0, Counts::default()),
+            connections_at_start: 0,
+        };
+        world.set_backends(scenario.backends, 0);
+        for job in 0..world.jobs.len() {
+            world.set_tasks(job, world.jobs[job].table.tasks.0);
+        }
+        world.connections_at_start = world.open();
+        // What is open at the start was opened long before.
+        world.counts = Counts::default();
+        for (position, resize) in scenario.resizes.iter().enumerate() {
+            world.queue.push(resize.at.us, Event::Resize(position));
+        }
+        for (position, restart) in scenario.restarts.iter().enumerate() {
+            let event = Event::Restart {
+                restart: position,
+                batch: 0..restart.batch.0,
+                last: u32::MAX,
+                stage: Stage::LameDuck,
+            };
+            world.queue.push(restart.at.us, event);
+        }
+        world
+    }
+
+    fn handle(&mut self, event: Event) {
+        match event {
+            Event::Resize(position) => match self.scenario.resizes[position].what.clone() {
+                Resized::Backends(count, lame_duck) => {
+                    self.set_backends(count, self.run.lame_duck.unwrap_or(lame_duck).us);
+                    self.publish();
+                }
+                Resized::Tasks(jobs, tasks) => jobs.for_each(|job| self.set_tasks(job, tasks)),
+            },
+            Event::Restart { restart, batch, last, stage } => self.restart(restart, batch, last, stage),
+            Event::Stop(indexes) => {
+                for index in indexes {
+                    if self.backends[index as usize].stops_at == Some(self.now) {
+                        self.stop(index);
+                    }
+                }
+            }
+            Event::Learn { client, job, version } => self.learn(client, &job, version),
+            Event::Ready { client, slot, serial } => self.ready(client, slot, serial),
+            Event::Arrive(client) => self.arrive(client),
+            Event::Finish { client, slot, serial } => self.finish(client, slot, serial),
+        }
+    }
+}
+
+impl Backend {
+    /// Whether the source wants traffic to go there.
+    fn is_wanted(&self) -> bool {
+        self.weight > 0 && self.listed == Some(EndpointState::Healthy)
+    }
+
+    fn per_weight(&self, load: u64) -> f64 {
+        float(load) / f64::from(self.weight)
+    }
+}
+
+impl JobState {
+    const fn holds_links(&self) -> bool {
+        matches!(self.table.traffic, Kind::Requests)
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "counts far below 2^53")]
+const fn float(count: u64) -> f64 {
+    count as f64
+}

@@ -1,0 +1,286 @@
+//! What clients do: they come and go, hear of lists, hold connections, and send.
+//!
+//! A client is taken out of its place while something happens to it, so that it and the backends can both change.
+
+use lb_common::pick::Pick;
+use lb_core::subset::random::{SplitMix64, mix64};
+
+use super::{Event, World};
+use crate::traffic::client::{Client, Link, LinkState};
+use crate::traffic::document::{Closing, Kind};
+use crate::traffic::draw::{self, Law};
+use crate::traffic::job::Job;
+
+impl World<'_> {
+    // ---- clients -------------------------------------------------------------------------------------------------------
+
+    /// A job has so many tasks from now on.
+    pub(super) fn set_tasks(&mut self, job: usize, tasks: u32) {
+        while self.jobs[job].clients.len() > tasks as usize {
+            let client = self.jobs[job].clients.pop().expect("the job has more than it shall have");
+            self.leave(client);
+        }
+        let mut new = Vec::new();
+        while self.jobs[job].clients.len() < tasks as usize {
+            let id = u32::try_from(self.clients.len()).expect("clients are counted in 32 bits");
+            let state = &mut self.jobs[job];
+            let index = u32::try_from(state.clients.len()).expect("tasks are counted in 32 bits");
+            state.clients.push(id);
+            let named = (job, state.table.name.0.as_str());
+            let most = u32::try_from(self.backends.len()).expect("backends are counted in 32 bits");
+            let mut client = Client::new(state.service.clone(), named, index, most, state.holds_links());
+            client.rng = SplitMix64::new(mix64(&[self.seed, 0, job as u64, id.into()]));
+            if let Some(interval) = state.table.interval {
+                let first = match state.table.arrivals {
+                    Law::Even => client.rng.below(interval.us),
+                    Law::Random => draw::length(Law::Random, interval.us, &mut client.rng),
+                };
+                self.queue.push(self.now + first, Event::Arrive(id));
+            }
+            self.clients.push(Some(Box::new(client)));
+            new.push(id);
+        }
+        let known = self.tell(job);
+        let version = self.version;
+        // A new client begins with what is known when it begins.
+        new.into_iter().for_each(|client| self.learn(client, &known, version));
+    }
+
+    fn leave(&mut self, id: u32) {
+        let Some(mut client) = self.clients[id as usize].take() else { return };
+        for slot in 0..client.links.len() {
+            let Some(link) = client.links[slot].as_mut() else { continue };
+            self.counts.abandoned += u64::from(link.flows);
+            match self.jobs[client.job].table.traffic {
+                Kind::Requests => {
+                    link.flows = 0;
+                    self.close(id, &mut client, slot, false);
+                }
+                Kind::Connections => {
+                    self.counts.closed += u64::from(link.flows);
+                    self.backends[link.backend as usize].connections -= u64::from(link.flows);
+                    self.unlink(id, &mut client, slot);
+                }
+            }
+        }
+    }
+
+    pub(super) fn learn(&mut self, id: u32, job: &Job, version: u64) {
+        let Some(mut client) = self.clients[id as usize].take() else { return };
+        // Notices may overtake each other: an older one is no news.
+        if client.version < version {
+            let state = &self.jobs[client.job];
+            let (list, membership) = job.task(client.index, &state.service);
+            client.learn(version, list, membership);
+            if state.holds_links() {
+                self.hold_links(id, &mut client);
+            }
+        }
+        self.clients[id as usize] = Some(client);
+    }
+
+    // ---- connections that are held -------------------------------------------------------------------------------------
+
+    /// A connection to every member, and none to anybody else.
+    fn hold_links(&mut self, id: u32, client: &mut Client) {
+        let closing = self.jobs[client.job].table.closing;
+        for slot in 0..client.held.len() {
+            let Some(held) = client.held[slot] else { continue };
+            let link = client.links[slot].as_mut();
+            match (held.usable, link) {
+                (true, None) => self.connect(id, client, slot, held.backend),
+                (true, Some(link)) => {
+                    if let LinkState::Draining { .. } = link.state {
+                        link.state = LinkState::Ready;
+                    }
+                }
+                (false, None) => {}
+                (false, Some(link)) => {
+                    let is_moved = self.backends[held.backend as usize].wanted_since.is_some();
+                    if link.state == LinkState::Ready && link.flows > 0 && closing == Closing::Drain {
+                        link.state = LinkState::Draining { is_moved };
+                    } else if !matches!(link.state, LinkState::Draining { .. }) {
+                        self.close(id, client, slot, is_moved);
+                    }
+                }
+            }
+        }
+    }
+
+    fn connect(&mut self, id: u32, client: &mut Client, slot: usize, backend: u32) {
+        let serial = client.next_serial();
+        let state = self.establish(id, client.job, slot, backend, serial);
+        client.links[slot] = Some(Link { backend, serial, state, flows: 0 });
+        self.backends[backend as usize].holders.insert((id, number(slot)));
+    }
+
+    /// What becomes of a connection that is set up now.
+    fn establish(&mut self, id: u32, job: usize, slot: usize, backend: u32, serial: u32) -> LinkState {
+        let to = &mut self.backends[backend as usize];
+        if !to.running {
+            return LinkState::Lost;
+        }
+        to.connections += 1;
+        self.counts.opened += 1;
+        let takes = self.jobs[job].table.connect;
+        // At the start the fleet has been running for long.
+        if takes.us == 0 || self.now == 0 {
+            return LinkState::Ready;
+        }
+        let slot = number(slot);
+        self.queue.push(self.now + takes.us, Event::Ready { client: id, slot, serial });
+        LinkState::Establishing
+    }
+
+    pub(super) fn ready(&mut self, id: u32, slot: u32, serial: u32) {
+        let client = self.clients[id as usize].as_mut();
+        if let Some(link) = client.and_then(|client| client.link(slot, serial)) {
+            link.state = LinkState::Ready;
+        }
+    }
+
+    /// The client ends a connection; what is under way on it fails.
+    fn close(&mut self, id: u32, client: &mut Client, slot: usize, is_moved: bool) {
+        let link = client.links[slot].expect("what is closed was open");
+        self.counts.errors.cut += u64::from(link.flows);
+        if link.state.is_connected() {
+            self.backends[link.backend as usize].connections -= 1;
+            self.counts.closed += 1;
+            self.counts.moved += u64::from(is_moved);
+        }
+        self.unlink(id, client, slot);
+    }
+
+    fn unlink(&mut self, id: u32, client: &mut Client, slot: usize) {
+        if let Some(link) = client.links[slot].take() {
+            self.backends[link.backend as usize].holders.remove(&(id, number(slot)));
+        }
+    }
+
+    // ---- backends that stop and start ----------------------------------------------------------------------------------
+
+    /// A backend stops: its connections end, and what is under way on them fails.
+    pub(super) fn stop(&mut self, index: u32) {
+        let backend = &mut self.backends[index as usize];
+        backend.running = false;
+        backend.stops_at = None;
+        self.counts.dropped += backend.connections;
+        backend.connections = 0;
+        let holders: Vec<(u32, u32)> = backend.holders.iter().copied().collect();
+        self.note_wanted(index);
+        for (id, slot) in holders {
+            let slot = slot as usize;
+            let Some(mut client) = self.clients[id as usize].take() else { continue };
+            let serial = client.next_serial();
+            let is_member = client.held[slot].is_some_and(|held| held.usable);
+            let link = client.links[slot].as_mut().expect("a holder has a link");
+            self.counts.errors.cut += u64::from(link.flows);
+            if is_member && self.jobs[client.job].holds_links() {
+                *link = Link { backend: index, serial, state: LinkState::Lost, flows: 0 };
+            } else {
+                self.unlink(id, &mut client, slot);
+            }
+            self.clients[id as usize] = Some(client);
+        }
+    }
+
+    /// A backend runs from now on: who lost a connection to it sets it up again.
+    pub(super) fn start(&mut self, index: u32) {
+        let backend = &mut self.backends[index as usize];
+        if backend.running {
+            return;
+        }
+        backend.running = true;
+        let holders: Vec<(u32, u32)> = backend.holders.iter().copied().collect();
+        self.note_wanted(index);
+        for (id, slot) in holders {
+            let Some(mut client) = self.clients[id as usize].take() else { continue };
+            let link = client.links[slot as usize].expect("a holder has a link");
+            let state = self.establish(id, client.job, slot as usize, index, link.serial);
+            client.links[slot as usize] = Some(Link { state, ..link });
+            self.clients[id as usize] = Some(client);
+        }
+    }
+
+    // ---- arrivals ------------------------------------------------------------------------------------------------------
+
+    pub(super) fn arrive(&mut self, id: u32) {
+        let Some(mut client) = self.clients[id as usize].take() else { return };
+        let table = &self.jobs[client.job].table;
+        let interval = table.interval.expect("what arrives has an interval");
+        // Drawn in any case, so that all runs of a scenario see the same arrivals with the same lives.
+        let gap = draw::length(table.arrivals, interval.us, &mut client.rng);
+        let life = draw::length(table.lives, table.lasts.us, &mut client.rng);
+        self.queue.push(self.now + gap.max(1), Event::Arrive(id));
+        self.counts.arrivals += 1;
+        match client.pick() {
+            Pick::Scheduled(slot, _) | Pick::Fallback(slot, _) => self.send(id, &mut client, slot, life),
+            Pick::Refused => self.counts.errors.refused += 1,
+            Pick::Broken => unreachable!("a plan's tables agree with each other"),
+        }
+        self.clients[id as usize] = Some(client);
+    }
+
+    /// A connect or request goes to the backend in a slot.
+    fn send(&mut self, id: u32, client: &mut Client, slot: u32, life_us: u64) {
+        let at = slot as usize;
+        let backend = client.held[at].expect("a pick is of a slot that is held").backend;
+        let to = &mut self.backends[backend as usize];
+        match self.jobs[client.job].table.traffic {
+            Kind::Requests => {
+                if client.links[at].is_none_or(|link| link.state != LinkState::Ready) {
+                    self.counts.errors.unready += 1;
+                    return;
+                }
+            }
+            Kind::Connections => {
+                if !to.running {
+                    self.counts.errors.down += 1;
+                    return;
+                }
+                if client.links[at].is_none() {
+                    let serial = client.next_serial();
+                    client.links[at] = Some(Link { backend, serial, state: LinkState::Ready, flows: 0 });
+                    to.holders.insert((id, slot));
+                }
+                to.connections += 1;
+                self.counts.opened += 1;
+            }
+        }
+        to.step_load += 1;
+        to.load += 1;
+        let link = client.links[at].as_mut().expect("there is one, or it was made");
+        link.flows += 1;
+        let event = Event::Finish { client: id, slot, serial: link.serial };
+        self.queue.push(self.now + life_us, event);
+    }
+
+    pub(super) fn finish(&mut self, id: u32, slot: u32, serial: u32) {
+        let Some(mut client) = self.clients[id as usize].take() else { return };
+        let kind = self.jobs[client.job].table.traffic;
+        // Without a link it was cut, and has been counted.
+        if let Some(link) = client.link(slot, serial) {
+            link.flows -= 1;
+            let link = *link;
+            self.counts.served += 1;
+            match (kind, link.state) {
+                (Kind::Requests, LinkState::Draining { is_moved }) if link.flows == 0 => {
+                    self.close(id, &mut client, slot as usize, is_moved);
+                }
+                (Kind::Requests, _) => {}
+                (Kind::Connections, _) => {
+                    self.backends[link.backend as usize].connections -= 1;
+                    self.counts.closed += 1;
+                    if link.flows == 0 {
+                        self.unlink(id, &mut client, slot as usize);
+                    }
+                }
+            }
+        }
+        self.clients[id as usize] = Some(client);
+    }
+}
+
+fn number(slot: usize) -> u32 {
+    u32::try_from(slot).expect("a slot is a number of 16 bits")
+}
