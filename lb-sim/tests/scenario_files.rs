@@ -1,0 +1,161 @@
+//! Files that are no scenarios: each fault is told with its place, its value and what would be right.
+
+use lb_sim::traffic::scenario::Scenario;
+
+const START: &str = "title = \"t\"\nduration = \"10s\"\nstep = \"1s\"\nbackends = { count = 4 }\n";
+const JOB: &str = "[[job]]\nname = \"a\"\ntasks = 2\ntraffic = \"requests\"\n";
+
+fn read(text: &str) -> Result<Scenario, String> {
+    Scenario::read("x", "x.toml", text).map_err(|fault| fault.to_string())
+}
+
+#[track_caller]
+fn check(text: &str, expected: &str) {
+    match read(text) {
+        Ok(_) => panic!("this is a scenario:\n{text}"),
+        Err(fault) => assert!(fault.starts_with(expected), "{fault}\ninstead of\n{expected}"),
+    }
+}
+
+/// A fault in what follows the job's first lines, which is line 9 of the file.
+#[track_caller]
+fn check_job(lines: &str, expected: &str) {
+    check(&format!("{START}{JOB}{lines}\n"), &format!("x.toml:{expected}"));
+}
+
+#[test]
+fn a_small_scenario_is_read() {
+    let scenario = read(&format!("{START}{JOB}")).unwrap();
+    assert_eq!((scenario.backends, scenario.jobs.len(), scenario.runs.len()), (4, 1, 1));
+}
+
+#[test]
+fn a_wrong_value_is_named_with_its_place_and_what_is_right() {
+    check_job("size = 0", "9:8: 0 is not a size: write 1 to 256, or \"auto\" (in: size = 0)");
+    check_job("size = \"big\"", "9:8: \"big\" is not a size: write 1 to 256, or \"auto\"");
+    check_job(
+        "size = 1.5",
+        "9:8: invalid type: floating point `1.5`, expected a size from 1 to 256, or \"auto\"",
+    );
+    check_job(
+        "algorithm = \"rocky\"",
+        "9:13: no subsetting algorithm is named \"rocky\": write one of random, ",
+    );
+    check_job("arrivals = \"poisson\"", "9:12: unknown variant `poisson`, expected `even` or `random`");
+    check_job("colour = 1", "9:1: unknown field `colour`, expected one of `name`, `tasks`, ");
+    check_job(
+        "seed = 7",
+        "9:8: invalid type: integer `7`, expected a decimal number of 64 bits in quotes, as in \"7\"",
+    );
+    check_job("seed = \"-7\"", "9:8: \"-7\" is not a seed: ");
+    check_job(
+        "interval = \"1.5s\"",
+        "9:12: \"1.5s\" is not a time: write a whole number and one of us, ms, s, m, h",
+    );
+    check_job("interval = 5", "9:12: invalid type: integer `5`, expected a time in quotes, as in \"90s\"");
+    check_job("copies = 10_001", "9:10: 10001 is not a whole number from 1 to 10000");
+    check_job("copies = -1", "9:10: -1 is not a whole number from 1 to 10000");
+    check("title = ", "x.toml:1:9: string values must be quoted");
+    check(&START.replace("4", "0"), "x.toml:4:22: 0 is not a whole number from 1 to 16384");
+    check(START, "x.toml:1:1: missing field `job`");
+    check(&format!("{START}job = []"), "x.toml:1:1: there is no job: write at least one [[job]]");
+}
+
+#[test]
+fn values_must_make_sense_together() {
+    let whole = |from: &str, to: &str| format!("{}{JOB}", START.replace(from, to));
+    check(&whole("\"10s\"", "\"0s\""), "x.toml:2:12: a duration of 0 has nothing to show");
+    check(
+        &whole("\"1s\"", "\"11s\""),
+        "x.toml:3:8: a step of 11s is not within the duration: write more than 0 and at most 10s",
+    );
+    check(&whole("\"1s\"", "\"0s\""), "x.toml:3:8: a step of 0s is not within the duration");
+    check(
+        &whole("count = 4", "count = 4, weights = [{ from = 0, to = 4, weight = 1 }]"),
+        "x.toml:4:36: from 0 to 4 are no backends: write from <= to < 4",
+    );
+    check_job("interval = \"0s\"", "5:1: interval = \"0s\" never ends");
+    check_job("copies = 2\nseed = \"1\"", "5:1: one seed for all copies would give them the same subsets");
+    check_job(JOB, "9:1: a job \"a\" is there already");
+    check_job(
+        "[[resize]]\nat = \"10s\"\nbackends = 2",
+        "9:1: at = \"10s\" is not before the end: write less than 10s",
+    );
+    check_job(
+        "[[resize]]\nat = \"5s\"\njob = \"b\"\ntasks = 1",
+        "9:1: there is no job \"b\": write one of a",
+    );
+    check_job("[[resize]]\nat = \"5s\"\njob = \"a\"", "9:1: a resize is of the backends or of a job");
+    check_job(
+        "[[resize]]\nat = \"5s\"\njob = \"a\"\ntasks = 1\nlame_duck = \"1s\"",
+        "9:1: clients are no lame ducks",
+    );
+    let restart = |at| format!("[[restart]]\nat = \"{at}s\"\nbatch = 1\ndown = \"1s\"\n");
+    let twice = format!("{}{}", restart(1), restart(4));
+    check_job(
+        &twice,
+        "13:1: the restart at 4s begins before the one before it has ended: write at least \"5s\" there",
+    );
+    assert!(read(&format!("{START}{JOB}{}{}", restart(1), restart(5))).is_ok());
+    check_job("[[run]]\nsize = 3", "9:1: a run has neither name nor algorithm");
+    check_job("[[run]]\nname = \"a\"\n[[run]]\nname = \"a\"", "11:1: a run \"a\" is there already");
+}
+
+#[test]
+fn what_would_cost_too_much_is_refused_before_it_costs_anything() {
+    let copies = |tasks: u32| {
+        format!("{START}{JOB}copies = 10_000\n").replace("tasks = 2", &format!("tasks = {tasks}"))
+    };
+    assert!(read(&copies(2)).is_ok());
+    check(
+        &copies(3),
+        "x.toml:5:1: there would be 30000 clients that are ever started: at most 20000 are possible",
+    );
+    let clients = |tasks: u32| {
+        format!("{START}{JOB}")
+            .replace("count = 4", "count = 10_000")
+            .replace("tasks = 2", &format!("tasks = {tasks}"))
+    };
+    assert!(read(&clients(2_000)).is_ok());
+    check(
+        &clients(2_001),
+        "x.toml:1:1: there would be 20010000 clients times backends: at most 20000000 are possible",
+    );
+    // 2 clients for 10 s: 25,000,000 arrivals each.
+    assert!(read(&format!("{START}{JOB}interval = \"1us\"\n")).is_ok());
+    check_job(
+        "interval = \"1us\"\n[[run]]\nname = \"a\"\n[[run]]\nname = \"b\"\n[[run]]\nname = \"c\"",
+        "5:1: there would be 60000000 arrivals of all runs: at most 50000000 are possible",
+    );
+    assert!(read(&format!("{START}{JOB}interval = \"1ms\"\nlasts = \"1000s\"\n")).is_ok());
+    check_job(
+        "interval = \"1ms\"\nlasts = \"1001s\"",
+        "5:1: there would be 2002000 requests and connections alive at a time",
+    );
+    let step = |us: u32| format!("{}{JOB}", START.replace("\"1s\"", &format!("\"{us}us\"")));
+    assert!(read(&step(100)).is_ok());
+    check(&step(99), "x.toml:3:8: there would be 101011 rows of all runs: at most 100000 are possible");
+    let members = |tasks: u32| {
+        format!("{START}{JOB}size = 256\n")
+            .replace("count = 4", "count = 256")
+            .replace("tasks = 2", &format!("tasks = {tasks}"))
+    };
+    assert!(read(&members(3_906)).is_ok());
+    check(
+        &members(3_907),
+        "x.toml:5:1: there would be 1000192 members of all subsets: at most 1000000 are possible",
+    );
+    let restart = "[[restart]]\nat = \"1s\"\nbatch = 1\ndown = \"1us\"\n";
+    let told = |tasks: u32| {
+        format!("{START}{JOB}size = 1\n{restart}")
+            .replace("count = 4", "count = 100")
+            .replace("tasks = 2", &format!("tasks = {tasks}"))
+    };
+    assert!(read(&told(1_666)).is_ok());
+    check(
+        &told(1_667),
+        "x.toml:10:1: there would be 500100 times that clients are told of a change: at most 500000 are possible",
+    );
+    let tables = "[[run]]\nname = \"a\"\n".repeat(1_001);
+    check_job(&tables, "1:1: there would be 1001 tables [[run]]: at most 1000 are possible");
+}
