@@ -1,7 +1,8 @@
 //! The planner: the same decisions as the daemon's ([`lb_core`]), for a whole fleet at once, in numbers and pictures.
 //!
 //! In reading order: a fleet and its subsets ([`fleet`]), what they are worth ([`metrics`]), and that over many fleets
-//! ([`sweep`]), which to choose ([`advice`]), and a fleet in virtual time ([`traffic`]); then one module per command.
+//! ([`sweep`]), which to choose ([`advice`]), a fleet in virtual time ([`traffic`]), and pictures of all of it
+//! ([`report`]); then one module per command.
 //! Must not know of kernels, sockets or clocks: the same arguments give the same output on every machine.
 #![forbid(unsafe_code)]
 
@@ -14,6 +15,8 @@ pub mod sweep;
 pub mod advice;
 
 pub mod traffic;
+
+pub mod report;
 
 mod commands {
     pub mod arguments;
@@ -29,6 +32,8 @@ mod commands {
     pub mod advise;
 
     pub mod traffic;
+
+    pub mod report;
 }
 
 mod table;
@@ -63,6 +68,9 @@ enum Command {
     Advise(commands::advise::Options),
     /// A fleet in virtual time: load, errors and moved connections through restarts and resizes
     Traffic(commands::traffic::Options),
+
+    /// Draws the literature's figures with our own numbers, as one page to look at
+    Report(commands::report::Options),
 }
 
 /// Runs the command line.
@@ -74,6 +82,8 @@ pub fn main() -> ExitCode {
         Command::Sweep(options) => commands::sweep::run(&options),
         Command::Advise(options) => commands::advise::run(&options),
         Command::Traffic(options) => commands::traffic::run(&options),
+
+        Command::Report(options) => commands::report::run(&options),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

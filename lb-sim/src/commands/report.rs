@@ -1,0 +1,41 @@
+//! `socklb-sim report`: figures to look at.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::Result;
+use clap::Args;
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::output;
+use crate::report::directory::Directory;
+use crate::report::{Extent, files, sections, steps};
+
+/// Where the page goes.
+#[derive(Debug, Args)]
+pub struct Options {
+    /// Directory for index.html and one SVG file per figure; made if it does not exist, refused if it holds other files
+    #[arg(long, value_name = "DIR")]
+    out: PathBuf,
+}
+
+/// Computes and writes the report.
+pub fn run(options: &Options) -> Result<()> {
+    // Before the work, which takes a while.
+    let directory = Directory::open(&options.out)?;
+    let extent = Extent::default();
+    let bar = ProgressBar::new(steps(extent));
+    // On standard error, and only if that is a terminal.
+    let template = "{elapsed:>4} {wide_bar} {percent:>3} %";
+    bar.set_style(ProgressStyle::with_template(template).expect("a valid template"));
+    bar.enable_steady_tick(Duration::from_millis(200));
+    let sections = sections(extent, &bar);
+    bar.finish_and_clear();
+    let files = files(&sections);
+    directory.write(&files)?;
+    output::text(format_args!(
+        "{} and {} figures\n",
+        options.out.join("index.html").display(),
+        files.len() - 1
+    ))
+}

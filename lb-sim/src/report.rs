@@ -1,0 +1,104 @@
+//! The report: the figures of three publications on subsets, computed with our own decisions, as one page and its files.
+//!
+//! In reading order: what drawings are made of ([`palette`], [`geometry`], [`drawing`], [`chart`], [`figure`]), what sections
+//! hold ([`numbers`], [`section`]), one module per question, the page and where it is written. The same build gives the same
+//! bytes: no dates, nothing of the machine.
+
+pub mod palette;
+
+pub mod geometry;
+
+pub mod drawing;
+
+pub mod chart;
+
+pub mod figure;
+
+pub mod numbers;
+
+pub mod section;
+
+mod book;
+
+mod balance;
+
+mod cloud;
+
+mod utilization;
+
+mod weights;
+
+mod one_more;
+
+mod rings;
+
+mod resize;
+
+mod aperture;
+
+mod aperture_rings;
+
+mod sizes;
+
+mod page;
+
+pub mod directory;
+
+use indicatif::ProgressBar;
+
+use section::Section;
+
+/// How much is computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// The largest jobs of sweeps.
+    pub most_tasks: u32,
+    /// The largest subsets of comparisons of sizes.
+    pub most_size: u32,
+    /// Seeds over which random algorithms are tried.
+    pub trials: u64,
+}
+
+impl Default for Extent {
+    /// What the sources have, and enough seeds for one digit behind the point.
+    fn default() -> Self {
+        Self { most_tasks: 256, most_size: 300, trials: 100 }
+    }
+}
+
+/// How many steps of progress [`sections`] makes.
+pub const fn steps(extent: Extent) -> u64 {
+    (utilization::SWEEPS + weights::SWEEPS) * (extent.most_tasks - utilization::SIZE + 1) as u64 + OTHERS
+}
+
+/// Sections that are one step each.
+const OTHERS: u64 = 7;
+
+/// All sections, in reading order.
+pub fn sections(extent: Extent, bar: &ProgressBar) -> Vec<Section> {
+    let step = |section: Section| {
+        bar.inc(1);
+        section
+    };
+    vec![
+        step(book::section(extent)),
+        step(balance::section(extent)),
+        utilization::section(extent, bar),
+        weights::section(extent, bar),
+        step(one_more::section()),
+        step(rings::section()),
+        step(resize::section()),
+        step(aperture::section(extent)),
+        step(sizes::section(extent)),
+    ]
+}
+
+/// The files of a report: the page first, then every figure.
+pub fn files(sections: &[Section]) -> Vec<(String, String)> {
+    let figures = sections.iter().flat_map(|section| &section.figures);
+    let alone = figures.map(|figure| (format!("{}.svg", figure.id), figure.alone()));
+    std::iter::once(("index.html".to_owned(), page::page(sections))).chain(alone).collect()
+}
+
+#[cfg(test)]
+mod tests;

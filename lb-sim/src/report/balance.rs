@@ -1,0 +1,119 @@
+//! Figure 1 of the article: how unevenly random subsets spread connections.
+
+use lb_core::subset::Algorithm;
+
+use super::Extent;
+use super::chart::{Axis, HEIGHT, Plot, Scale, WIDTH};
+use super::drawing::{Anchor, Drawing, Lettering, Line};
+use super::figure::Figure;
+use super::geometry::at;
+use super::numbers::{mean, percent, quantile, utilization};
+use super::palette::Paint;
+use super::section::{Section, Table};
+use crate::fleet::Fleet;
+use crate::metrics::{Spread, raw_utilization, spread_of_counts};
+
+/// The article names no sizes for this figure; these are the largest of its Figure 2.
+const TASKS: u32 = 256;
+const SIZE: u32 = 20;
+
+fn connections(algorithm: Algorithm, seed: u64) -> Vec<u32> {
+    Fleet { algorithm, clients: TASKS, backends: TASKS, size: SIZE, seed }.graph().connections()
+}
+
+fn used(connections: &[u32]) -> f64 {
+    let loads: Vec<f64> = connections.iter().copied().map(f64::from).collect();
+    raw_utilization(&loads)
+}
+
+/// The section.
+pub fn section(extent: Extent) -> Section {
+    let random = connections(Algorithm::Random, 0);
+    let spread = spread_of_counts(&random);
+    let usable = used(&random);
+    let usual: Vec<f64> =
+        (0..extent.trials).map(|seed| used(&connections(Algorithm::Random, seed))).collect();
+    let even = connections(Algorithm::Rocksteadier, 0);
+    let even_spread = spread_of_counts(&even);
+    let mut table = Table::new(&["256 clients, 256 backends, 20 each", "random", "rocksteadier"]);
+    let row = |words: &str, of: fn(&Spread) -> f64| {
+        [words.to_owned(), format!("{:.0}", of(&spread)), format!("{:.0}", of(&even_spread))]
+    };
+    table.row(row("fewest connections", |spread| spread.min));
+    table.row(row("mean", |spread| spread.mean));
+    table.row(row("most connections", |spread| spread.max));
+    table.row(["relative standard deviation".to_owned(), percent(spread.rsd), percent(even_spread.rsd)]);
+    table.row(["capacity that can be used".to_owned(), percent(usable), percent(used(&even))]);
+    let reading = vec![
+        "The article says of its Figure 1 that \u{201c}the connection distribution from random subsetting is far from \
+         uniform\u{201d}; it prints no numbers and names no sizes. Here every client draws 20 of 256 backends. The bars \
+         count the backends that got so many connections: a bell, as chance makes it."
+            .to_owned(),
+        format!(
+            "If every connection brings the same load and all backends are equally large, the busiest one decides: only \
+             {} of the capacity can be used with this draw (over {} seeds {} on average, {} to {} in nine of ten).",
+            percent(usable),
+            extent.trials,
+            percent(mean(&usual)),
+            percent(quantile(&usual, 0.05)),
+            percent(quantile(&usual, 0.95))
+        ),
+    ];
+    Section {
+        id: "chance",
+        heading: "What chance does to connections",
+        figures: vec![figure(&random, &spread, usable)],
+        reading,
+        table,
+    }
+}
+
+fn figure(connections: &[u32], spread: &Spread, used: f64) -> Figure {
+    let most = connections.iter().copied().max().unwrap_or(0);
+    let mut counts = vec![0_u32; most as usize + 1];
+    for &count in connections {
+        counts[count as usize] += 1;
+    }
+    let plot = Plot::usual(Scale::Linear(0.0, 45.0), Scale::Linear(0.0, 36.0));
+    let mut drawing = Drawing::new(WIDTH, HEIGHT);
+    plot.axes(
+        &mut drawing,
+        &Axis::of("connections of a backend", &[0.0, 10.0, 20.0, 30.0, 40.0]),
+        &Axis::of("backends", &[0.0, 10.0, 20.0, 30.0]),
+    );
+    for (count, &backends) in (0_u32..).zip(&counts).filter(|(_, backends)| **backends > 0) {
+        let middle = f64::from(count);
+        drawing.bar(Paint::Random, plot.between((middle - 0.42, 0.0), (middle + 0.42, f64::from(backends))));
+    }
+    let top = plot.point(spread.mean, 35.0);
+    drawing.line(Paint::Ink, Line::Dashed, at(top.x, plot.area.bottom), top);
+    drawing.text(
+        Paint::Ink,
+        Lettering::Label,
+        at(top.x - 8.0, top.y + 8.0),
+        Anchor::End,
+        "even: all have 20",
+    );
+    let busiest = plot.point(spread.max, 0.0);
+    drawing.line(Paint::Ink, Line::Thin, at(busiest.x, busiest.y - 12.0), at(busiest.x, busiest.y - 64.0));
+    let words = format!("busiest: {:.0}", spread.max);
+    drawing.text(
+        Paint::Random,
+        Lettering::Strong,
+        at(busiest.x - 22.0, busiest.y - 86.0),
+        Anchor::Start,
+        &words,
+    );
+    let words = format!("20 / {:.0} = {}", spread.max, utilization(used));
+    drawing.text(Paint::Ink, Lettering::Label, at(busiest.x - 22.0, busiest.y - 69.0), Anchor::Start, &words);
+    Figure {
+        id: "fig-1",
+        title: "Figure 1: connections with random subsets".to_owned(),
+        description: format!(
+            "A bell-shaped histogram of 256 backends by their number of connections, from {:.0} to {:.0} around a mean \
+             of {:.0}.",
+            spread.min, spread.max, spread.mean
+        ),
+        drawing,
+    }
+}

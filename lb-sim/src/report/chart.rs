@@ -1,0 +1,123 @@
+//! Axes: from numbers to places of a drawing, with ticks, a light grid and titles that name the unit.
+//!
+//! An axis shows its whole range from an honest origin: figures that are compared have the same one. Must not know whose
+//! numbers they are.
+
+use super::drawing::{Anchor, Drawing, Lettering, Line};
+use super::geometry::{Area, Point, at};
+use super::numbers::whole_percent;
+use super::palette::Paint;
+
+/// From numbers to shares of an axis.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Scale {
+    /// Equal differences are equally long.
+    Linear(f64, f64),
+    /// Equal ratios are equally long.
+    Logarithmic(f64, f64),
+}
+
+impl Scale {
+    /// 0 at the beginning of the axis, 1 at its end.
+    pub fn share(self, value: f64) -> f64 {
+        match self {
+            Self::Linear(from, to) => (value - from) / (to - from),
+            Self::Logarithmic(from, to) => (value / from).ln() / (to / from).ln(),
+        }
+    }
+}
+
+/// Where numbers are named on an axis, and what they are.
+#[derive(Clone, Debug)]
+pub struct Axis<'a> {
+    /// With the unit.
+    pub title: &'a str,
+    /// Numbers and their words.
+    pub ticks: Vec<(f64, String)>,
+}
+
+impl<'a> Axis<'a> {
+    /// Ticks that are written as they are.
+    pub fn of(title: &'a str, ticks: &[f64]) -> Self {
+        Self { title, ticks: ticks.iter().map(|&tick| (tick, format!("{tick}"))).collect() }
+    }
+
+    /// Ticks of shares, written in percent.
+    pub fn percent(title: &'a str, ticks: &[f64]) -> Self {
+        Self { title, ticks: ticks.iter().map(|&tick| (tick, whole_percent(tick))).collect() }
+    }
+}
+
+/// Usual width of a figure, in units.
+pub const WIDTH: f64 = 400.0;
+/// Usual height.
+pub const HEIGHT: f64 = 280.0;
+
+/// The area of a drawing in which numbers have places.
+#[derive(Clone, Copy, Debug)]
+pub struct Plot {
+    /// Where.
+    pub area: Area,
+    /// From left to right.
+    pub x: Scale,
+    /// From the bottom up.
+    pub y: Scale,
+}
+
+impl Plot {
+    /// One that fills a figure of the usual size, apart from the axes.
+    pub const fn usual(x: Scale, y: Scale) -> Self {
+        Self { area: Area { left: 50.0, top: 34.0, right: 384.0, bottom: 234.0 }, x, y }
+    }
+
+    /// The place of a pair of numbers.
+    pub fn point(&self, x: f64, y: f64) -> Point {
+        let Area { left, top, right, bottom } = self.area;
+        at(left + self.x.share(x) * (right - left), bottom - self.y.share(y) * (bottom - top))
+    }
+
+    /// The area between two corners.
+    pub fn between(&self, (x, y): (f64, f64), (other_x, other_y): (f64, f64)) -> Area {
+        let (a, b) = (self.point(x, y), self.point(other_x, other_y));
+        Area { left: a.x.min(b.x), top: a.y.min(b.y), right: a.x.max(b.x), bottom: a.y.max(b.y) }
+    }
+
+    /// Draws the grid and names the numbers: before everything else, so that it lies beneath.
+    pub fn axes(&self, drawing: &mut Drawing, x: &Axis<'_>, y: &Axis<'_>) {
+        let Area { left, top, right, bottom } = self.area;
+        for (value, words) in &y.ticks {
+            let height = bottom - self.y.share(*value) * (bottom - top);
+            drawing.line(Paint::Rule, Line::Thin, at(left, height), at(right, height));
+            drawing.text(Paint::Quiet, Lettering::Small, at(left - 6.0, height + 4.0), Anchor::End, words);
+        }
+        for (value, words) in &x.ticks {
+            let place = left + self.x.share(*value) * (right - left);
+            drawing.line(Paint::Quiet, Line::Thin, at(place, bottom), at(place, bottom + 4.0));
+            drawing.text(Paint::Quiet, Lettering::Small, at(place, bottom + 17.0), Anchor::Middle, words);
+        }
+        drawing.line(Paint::Quiet, Line::Thin, at(left, bottom), at(right, bottom));
+        // Above the axis and not along it: nobody turns a screen to read.
+        drawing.text(Paint::Quiet, Lettering::Small, at(6.0, top - 18.0), Anchor::Start, y.title);
+        if !x.title.is_empty() {
+            drawing.text(Paint::Quiet, Lettering::Small, at(right, bottom + 36.0), Anchor::End, x.title);
+        }
+    }
+
+    /// A line through pairs of numbers.
+    pub fn line(&self, drawing: &mut Drawing, paint: Paint, line: Line, pairs: &[(f64, f64)]) {
+        let points: Vec<Point> = pairs.iter().map(|&(x, y)| self.point(x, y)).collect();
+        drawing.polyline(paint, line, &points);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn equal_ratios_are_equally_long_on_a_logarithmic_axis() {
+        let scale = Scale::Logarithmic(0.25, 4.0);
+        assert!((scale.share(1.0) - 0.5).abs() < 1e-12);
+        assert!((scale.share(2.0) - 0.75).abs() < 1e-12);
+    }
+}

@@ -1,0 +1,137 @@
+//! A cloud: so many points that a page cannot carry them, drawn by how many lie where, with the line of their means.
+//!
+//! Must not know what the points are.
+
+use super::chart::Plot;
+use super::drawing::{Anchor, Drawing, Lettering, Line};
+use super::geometry::{Area, at};
+use super::numbers::mean;
+use super::palette::{Paint, SHADES};
+
+/// Draws the points, their means, and two lines of words in the lower right, where utilizations seldom are.
+pub fn cloud(
+    drawing: &mut Drawing,
+    plot: &Plot,
+    pairs: &[(f64, f64)],
+    (paint, name): (Paint, &str),
+    words: &str,
+) {
+    density(drawing, plot, paint, pairs);
+    let means = means(plot, pairs);
+    plot.line(drawing, Paint::Paper, Line::Halo, &means);
+    plot.line(drawing, Paint::Ink, Line::Solid, &means);
+    let corner = at(plot.area.right - 4.0, plot.area.bottom - 28.0);
+    drawing.text(paint, Lettering::Strong, corner, Anchor::End, name);
+    drawing.text(Paint::Ink, Lettering::Small, at(corner.x, corner.y + 17.0), Anchor::End, words);
+}
+
+/// Parts of the axis that have a mean each: enough to show a bend, few enough to be smooth.
+const PARTS: usize = 26;
+
+fn means(plot: &Plot, pairs: &[(f64, f64)]) -> Vec<(f64, f64)> {
+    let mut parts = vec![Vec::new(); PARTS];
+    for &(x, y) in pairs {
+        parts[bin(plot.x.share(x), PARTS)].push((x, y));
+    }
+    let middle = |part: &Vec<(f64, f64)>| {
+        let (x, y): (Vec<f64>, Vec<f64>) = part.iter().copied().unzip();
+        (mean(&x), mean(&y))
+    };
+    parts.iter().filter(|part| !part.is_empty()).map(middle).collect()
+}
+
+/// Sides of a bin of a density, in units of the drawing: fine enough to look like points.
+const BIN: (f64, f64) = (2.0, 2.0);
+
+/// How many of many points lie where.
+fn density(drawing: &mut Drawing, plot: &Plot, paint: Paint, pairs: &[(f64, f64)]) {
+    let Area { left, top, right, bottom } = plot.area;
+    let columns = bins(right - left, BIN.0);
+    let rows = bins(bottom - top, BIN.1);
+    let mut counts = vec![0_u32; columns * rows];
+    for &(x, y) in pairs {
+        let column = bin(plot.x.share(x), columns);
+        let row = bin(plot.y.share(y), rows);
+        counts[row * columns + column] += 1;
+    }
+    for shade in 0..SHADES.len() {
+        let mut areas: Vec<Area> = Vec::new();
+        for (place, &count) in counts.iter().enumerate().filter(|(_, count)| **count > 0) {
+            if shade_of(count) != shade {
+                continue;
+            }
+            #[expect(clippy::cast_precision_loss, reason = "a few hundred bins")]
+            let (x, y) = ((place % columns) as f64 * BIN.0 + left, bottom - (place / columns) as f64 * BIN.1);
+            let area = Area { left: x, top: y - BIN.1, right: x + BIN.0, bottom: y };
+            match areas.last_mut() {
+                Some(before)
+                    if before.right >= area.left && before.top >= area.top && before.top <= area.top =>
+                {
+                    before.right = area.right;
+                }
+                Some(_) | None => areas.push(area),
+            }
+        }
+        if !areas.is_empty() {
+            drawing.shaded(paint, shade, &areas);
+        }
+    }
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a few hundred bins of a positive length"
+)]
+fn bins(length: f64, bin: f64) -> usize {
+    (length / bin).floor() as usize
+}
+
+/// The bin of a share; what lies on the last edge belongs to the last bin.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    clippy::cast_precision_loss,
+    reason = "a share of a few hundred bins"
+)]
+fn bin(share: f64, bins: usize) -> usize {
+    ((share * bins as f64).floor() as usize).min(bins - 1)
+}
+
+/// Each shade is four times as many points as the one before.
+const fn shade_of(count: u32) -> usize {
+    match count {
+        0..=1 => 0,
+        2..=5 => 1,
+        6..=21 => 2,
+        22..=85 => 3,
+        86.. => 4,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::chart::Scale;
+    use super::*;
+
+    #[test]
+    fn neighbours_of_one_shade_are_one_rectangle() {
+        let plot = Plot {
+            area: Area { left: 0.0, top: 0.0, right: 20.0, bottom: 10.0 },
+            x: Scale::Linear(0.0, 10.0),
+            y: Scale::Linear(0.0, 1.0),
+        };
+        let mut drawing = Drawing::new(20.0, 10.0);
+        density(
+            &mut drawing,
+            &plot,
+            Paint::Random,
+            &[(0.5, 1.0), (1.5, 1.0), (3.5, 1.0), (9.0, 0.0), (9.0, 0.0)],
+        );
+        assert_eq!(
+            drawing.body(),
+            "<path class=\"shade-0 fill-random\" d=\"M0 0h4v2h-4zM6 0h2v2h-2z\"/>\n\
+             <path class=\"shade-1 fill-random\" d=\"M18 8h2v2h-2z\"/>\n"
+        );
+    }
+}

@@ -1,0 +1,182 @@
+//! Writing a report's files where nobody else's are lost.
+//!
+//! Every file of a report begins with a mark. A directory that holds anything must hold such a file, and no file without
+//! the mark is written over. Each file appears whole: it is written beside its place and then renamed.
+
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::io::{ErrorKind, Read as _, Write as _};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, bail};
+
+use super::figure::MARK;
+
+/// How names of files begin that are not yet in their place; a run that was killed may leave one.
+const UNFINISHED: &str = ".socklb-sim-";
+
+/// Longest beginning of a file in which its mark stands.
+const HEAD: u64 = 256;
+
+/// A directory into which a report may be written.
+#[derive(Debug)]
+pub struct Directory {
+    path: PathBuf,
+}
+
+impl Directory {
+    /// Makes the directory if it does not exist, and looks whether what it holds is a report.
+    pub fn open(path: &Path) -> Result<Self> {
+        fs::create_dir_all(path).with_context(|| format!("create the directory {}", path.display()))?;
+        let mut foreign = None;
+        for entry in fs::read_dir(path).with_context(|| format!("list {}", path.display()))? {
+            let entry = entry.with_context(|| format!("list {}", path.display()))?;
+            if is_unfinished(&entry.file_name()) {
+                continue;
+            }
+            if is_marked(&entry.path())? {
+                return Ok(Self { path: path.to_owned() });
+            }
+            foreign = Some(entry.file_name());
+        }
+        if let Some(name) = foreign {
+            bail!(
+                "--out {}: the directory holds {} and no earlier report: name one that is empty, or one that does not exist",
+                path.display(),
+                name.display()
+            );
+        }
+        Ok(Self { path: path.to_owned() })
+    }
+
+    /// Writes the files, each by its name. If one of them would replace a file that no report has written, none is
+    /// written.
+    pub fn write(&self, files: &[(String, String)]) -> Result<()> {
+        for (name, _) in files {
+            let path = self.path.join(name);
+            let there = match fs::symlink_metadata(&path) {
+                Ok(metadata) => metadata,
+                Err(error) if error.kind() == ErrorKind::NotFound => continue,
+                Err(error) => return Err(error).with_context(|| format!("look at {}", path.display())),
+            };
+            if !there.is_file() || !is_marked(&path)? {
+                bail!("{} was not written by socklb-sim report: it is not replaced", path.display());
+            }
+        }
+        for (name, text) in files {
+            self.replace(name, text)?;
+        }
+        Ok(())
+    }
+
+    fn replace(&self, name: &str, text: &str) -> Result<()> {
+        let (path, unfinished) = (self.path.join(name), self.path.join(format!("{UNFINISHED}{name}")));
+        match fs::remove_file(&unfinished) {
+            Ok(()) => {}
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(error) => return Err(error).with_context(|| format!("remove {}", unfinished.display())),
+        }
+        let write = || {
+            let mut file = File::create_new(&unfinished)?;
+            file.write_all(text.as_bytes())?;
+            file.sync_all()?;
+            fs::rename(&unfinished, &path)
+        };
+        write().with_context(|| format!("write {}", path.display()))
+    }
+}
+
+fn is_unfinished(name: &OsStr) -> bool {
+    name.to_string_lossy().starts_with(UNFINISHED)
+}
+
+/// Whether a regular file carries the mark in its first lines.
+fn is_marked(path: &Path) -> Result<bool> {
+    if !fs::symlink_metadata(path).with_context(|| format!("look at {}", path.display()))?.is_file() {
+        return Ok(false);
+    }
+    let mut head = Vec::new();
+    let file = File::open(path).with_context(|| format!("read {}", path.display()))?;
+    file.take(HEAD).read_to_end(&mut head).with_context(|| format!("read {}", path.display()))?;
+    Ok(String::from_utf8_lossy(&head).contains(MARK))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn files(text: &str) -> Vec<(String, String)> {
+        [("index.html", "<!DOCTYPE html>\n"), ("a.svg", "")]
+            .map(|(name, before)| (name.to_owned(), format!("{before}{MARK}\n{text}\n")))
+            .to_vec()
+    }
+
+    fn names(path: &Path) -> Vec<String> {
+        let mut names: Vec<String> = fs::read_dir(path)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort_unstable();
+        names
+    }
+
+    #[test]
+    fn a_report_takes_the_place_of_the_one_before() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("made/with/parents");
+        for text in ["first", "second"] {
+            Directory::open(&path).unwrap().write(&files(text)).unwrap();
+            assert_eq!(names(&path), ["a.svg", "index.html"]);
+            assert_eq!(fs::read_to_string(path.join("a.svg")).unwrap(), format!("{MARK}\n{text}\n"));
+        }
+    }
+
+    #[test]
+    fn a_directory_of_somebody_else_is_refused() {
+        let place = tempfile::tempdir().unwrap();
+        fs::write(place.path().join("thesis.tex"), "years of work").unwrap();
+        let error = format!("{:#}", Directory::open(place.path()).unwrap_err());
+        assert_eq!(
+            error,
+            format!(
+                "--out {}: the directory holds thesis.tex and no earlier report: name one that is empty, or one that does \
+                 not exist",
+                place.path().display()
+            )
+        );
+    }
+
+    #[test]
+    fn a_file_of_somebody_else_is_kept_and_nothing_is_written() {
+        let place = tempfile::tempdir().unwrap();
+        let directory = Directory::open(place.path()).unwrap();
+        directory.write(&files("first")).unwrap();
+        fs::write(place.path().join("a.svg"), "<svg/>").unwrap();
+        let error =
+            format!("{:#}", Directory::open(place.path()).unwrap().write(&files("second")).unwrap_err());
+        let path = place.path().join("a.svg");
+        assert_eq!(
+            error,
+            format!("{} was not written by socklb-sim report: it is not replaced", path.display())
+        );
+        assert_eq!(fs::read_to_string(path).unwrap(), "<svg/>");
+        assert!(fs::read_to_string(place.path().join("index.html")).unwrap().contains("first"));
+    }
+
+    #[test]
+    fn what_a_killed_run_left_is_no_hindrance() {
+        let place = tempfile::tempdir().unwrap();
+        fs::write(place.path().join(".socklb-sim-index.html"), "half").unwrap();
+        Directory::open(place.path()).unwrap().write(&files("whole")).unwrap();
+        assert_eq!(names(place.path()), ["a.svg", "index.html"]);
+    }
+
+    #[test]
+    fn a_file_is_no_directory() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("file");
+        fs::write(&path, "").unwrap();
+        let error = format!("{:#}", Directory::open(&path).unwrap_err());
+        assert!(error.starts_with(&format!("create the directory {}: ", path.display())), "{error}");
+    }
+}

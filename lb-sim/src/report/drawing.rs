@@ -1,0 +1,288 @@
+//! A small writer of SVG: the few shapes that the report's figures are made of.
+//!
+//! Written directly, because a plotting library fixes colours and fonts where it draws them, and these pictures shall
+//! follow the reader's light or dark page: every shape has classes, and [`super::palette`] says what they mean. A drawing
+//! also remembers where its shapes and labels are, so that tests find what is cut off or written over without a browser.
+//! Must not know of axes or of data.
+
+use std::fmt::Write as _;
+
+use super::geometry::{Area, Point, at, on_circle};
+use super::palette::Paint;
+
+/// Which part of a text its place is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Anchor {
+    /// Its beginning.
+    Start,
+    /// Its middle.
+    Middle,
+    /// Its end.
+    End,
+}
+
+/// How a text is set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lettering {
+    /// Numbers on axes, notes.
+    Small,
+    /// Titles of axes, remarks.
+    Label,
+    /// The name of what is drawn.
+    Strong,
+}
+
+impl Lettering {
+    const fn class(self) -> &'static str {
+        match self {
+            Self::Small => "small",
+            Self::Label => "label",
+            Self::Strong => "strong",
+        }
+    }
+
+    /// Height of a line and, on average, the width of a letter. On the wide side: DejaVu Sans is wider than most.
+    const fn extent(self) -> (f64, f64) {
+        match self {
+            Self::Small => (12.0, 6.7),
+            Self::Label => (13.0, 7.3),
+            Self::Strong => (13.0, 7.9),
+        }
+    }
+}
+
+/// How a line is drawn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Line {
+    /// One unit wide.
+    Thin,
+    /// Wide enough to show its colour.
+    Solid,
+    /// A band.
+    Thick,
+    /// Paper on both sides of a line that crosses others.
+    Halo,
+    /// For what somebody else has published.
+    Dashed,
+    /// For a second quantity of the same series.
+    Dotted,
+}
+
+impl Line {
+    const fn class(self) -> &'static str {
+        match self {
+            Self::Thin => "thin",
+            Self::Solid => "line",
+            Self::Thick => "thick",
+            Self::Halo => "around",
+            Self::Dashed => "line dashed",
+            Self::Dotted => "line dotted",
+        }
+    }
+}
+
+/// A picture that is being drawn.
+#[derive(Clone, Debug)]
+pub struct Drawing {
+    /// In units; at the size of a phone a unit is somewhat less than a pixel.
+    pub width: f64,
+    /// In units.
+    pub height: f64,
+    body: String,
+    labels: Vec<(Area, String)>,
+    bounds: Area,
+}
+
+/// A number as figures carry it: a tenth of a unit is finer than any screen.
+fn number(value: f64) -> String {
+    let tenths = (value * 10.0).round() / 10.0;
+    // Not "-0".
+    format!("{}", tenths + 0.0)
+}
+
+/// Text as XML carries it, in elements and in attributes.
+pub fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+}
+
+impl Drawing {
+    /// A blank sheet.
+    pub fn new(width: f64, height: f64) -> Self {
+        let bounds = Area { left: 0.0, top: 0.0, right: 0.0, bottom: 0.0 };
+        Self { width, height, body: String::new(), labels: Vec::new(), bounds }
+    }
+
+    /// What is drawn, as elements.
+    pub fn body(&self) -> &str {
+        &self.body
+    }
+
+    fn cover(&mut self, area: Area) {
+        self.bounds.left = self.bounds.left.min(area.left);
+        self.bounds.top = self.bounds.top.min(area.top);
+        self.bounds.right = self.bounds.right.max(area.right);
+        self.bounds.bottom = self.bounds.bottom.max(area.bottom);
+    }
+
+    fn cover_all(&mut self, points: &[Point]) {
+        for &Point { x, y } in points {
+            self.cover(Area { left: x, top: y, right: x, bottom: y });
+        }
+    }
+
+    fn write(&mut self, element: std::fmt::Arguments<'_>) {
+        self.body.write_fmt(element).expect("a string takes all");
+        self.body.push('\n');
+    }
+
+    /// A line through points.
+    pub fn polyline(&mut self, paint: Paint, line: Line, points: &[Point]) {
+        self.cover_all(points);
+        let path = path_through(points);
+        let (line, paint) = (line.class(), paint.name());
+        self.write(format_args!("<path class=\"open {line} stroke-{paint}\" d=\"{path}\"/>"));
+    }
+
+    /// A straight line.
+    pub fn line(&mut self, paint: Paint, line: Line, from: Point, to: Point) {
+        self.polyline(paint, line, &[from, to]);
+    }
+
+    /// What points enclose, lightly tinted.
+    pub fn tinted(&mut self, paint: Paint, points: &[Point]) {
+        self.cover_all(points);
+        let path = path_through(points);
+        self.write(format_args!("<path class=\"tint fill-{}\" d=\"{path}Z\"/>", paint.name()));
+    }
+
+    /// A filled rectangle.
+    pub fn bar(&mut self, paint: Paint, area: Area) {
+        self.cover(area);
+        let (x, y) = (number(area.left), number(area.top));
+        let (width, height) = (number(area.right - area.left), number(area.bottom - area.top));
+        let paint = paint.name();
+        self.write(format_args!(
+            "<rect class=\"fill-{paint}\" x=\"{x}\" y=\"{y}\" width=\"{width}\" height=\"{height}\"/>"
+        ));
+    }
+
+    /// Many filled rectangles of one shade, as one element.
+    pub fn shaded(&mut self, paint: Paint, shade: usize, areas: &[Area]) {
+        let mut path = String::new();
+        for &area in areas {
+            self.cover(area);
+            let (x, y) = (number(area.left), number(area.top));
+            let (width, height) = (number(area.right - area.left), number(area.bottom - area.top));
+            write!(path, "M{x} {y}h{width}v{height}h-{width}z").expect("a string takes all");
+        }
+        self.write(format_args!("<path class=\"shade-{shade} fill-{}\" d=\"{path}\"/>", paint.name()));
+    }
+
+    /// A filled circle.
+    pub fn dot(&mut self, paint: Paint, centre: Point, radius: f64) {
+        self.circle(&format!("fill-{}", paint.name()), centre, radius);
+    }
+
+    /// A circle's line.
+    pub fn circle_line(&mut self, paint: Paint, line: Line, centre: Point, radius: f64) {
+        self.circle(&format!("open {} stroke-{}", line.class(), paint.name()), centre, radius);
+    }
+
+    fn circle(&mut self, class: &str, centre: Point, radius: f64) {
+        self.cover_all(&[at(centre.x - radius, centre.y - radius), at(centre.x + radius, centre.y + radius)]);
+        let (x, y, radius) = (number(centre.x), number(centre.y), number(radius));
+        self.write(format_args!("<circle class=\"{class}\" cx=\"{x}\" cy=\"{y}\" r=\"{radius}\"/>"));
+    }
+
+    /// Part of a circle's line, clockwise; `from` and `to` are turns after the top, less than a whole one apart.
+    pub fn arc(&mut self, paint: Paint, line: Line, (centre, radius): (Point, f64), from: f64, to: f64) {
+        let (start, end) = (on_circle(centre, radius, from), on_circle(centre, radius, to));
+        self.cover_all(&[at(centre.x - radius, centre.y - radius), at(centre.x + radius, centre.y + radius)]);
+        let large = u8::from(to - from > 0.5);
+        let (line, paint, radius) = (line.class(), paint.name(), number(radius));
+        let (sx, sy, ex, ey) = (number(start.x), number(start.y), number(end.x), number(end.y));
+        self.write(format_args!(
+            "<path class=\"open {line} stroke-{paint}\" d=\"M{sx} {sy}A{radius} {radius} 0 {large} 1 {ex} {ey}\"/>"
+        ));
+    }
+
+    /// Text, with the paper showing around its letters so that lines beneath do not disturb it.
+    pub fn text(&mut self, paint: Paint, lettering: Lettering, place: Point, anchor: Anchor, text: &str) {
+        let (height, letter) = lettering.extent();
+        #[expect(clippy::cast_precision_loss, reason = "a label has no 2^53 letters")]
+        let width = letter * text.chars().count() as f64;
+        let (left, word) = match anchor {
+            Anchor::Start => (place.x, "start"),
+            Anchor::Middle => (place.x - width / 2.0, "middle"),
+            Anchor::End => (place.x - width, "end"),
+        };
+        // From the height of a capital to the depth of a `g`.
+        let area =
+            Area { left, top: place.y - 0.76 * height, right: left + width, bottom: place.y + 0.22 * height };
+        self.cover(area);
+        self.labels.push((area, text.to_owned()));
+        let (class, paint, text) = (lettering.class(), paint.name(), escaped(text));
+        let (x, y) = (number(place.x), number(place.y));
+        self.write(format_args!(
+            "<text class=\"halo {class} fill-{paint} stroke-paper\" x=\"{x}\" y=\"{y}\" text-anchor=\"{word}\">{text}</text>"
+        ));
+    }
+
+    /// What is wrong with the layout: shapes beyond the sheet, labels on labels.
+    #[cfg(test)]
+    pub fn faults(&self) -> Vec<String> {
+        let mut faults = Vec::new();
+        let Area { left, top, right, bottom } = self.bounds;
+        if left < 0.0 || top < 0.0 || right > self.width || bottom > self.height {
+            faults.push(format!("{:?} on a sheet of {} x {}", self.bounds, self.width, self.height));
+        }
+        for (number, (area, text)) in self.labels.iter().enumerate() {
+            for (other, words) in &self.labels[..number] {
+                if area.overlaps(other) {
+                    faults.push(format!("{text:?} is written over {words:?}"));
+                }
+            }
+        }
+        faults
+    }
+}
+
+fn path_through(points: &[Point]) -> String {
+    let mut path = String::new();
+    for (place, point) in points.iter().enumerate() {
+        path.push(if place == 0 { 'M' } else { 'L' });
+        path.push_str(&number(point.x));
+        path.push(' ');
+        path.push_str(&number(point.y));
+    }
+    path
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_drawing_is_elements_with_classes() {
+        let mut drawing = Drawing::new(100.0, 50.0);
+        drawing.line(Paint::Ink, Line::Dashed, at(0.0, 1.04), at(10.26, -0.01));
+        drawing.text(Paint::Quiet, Lettering::Small, at(5.0, 20.0), Anchor::Start, "a < b & c");
+        assert_eq!(
+            drawing.body(),
+            "<path class=\"open line dashed stroke-ink\" d=\"M0 1L10.3 0\"/>\n\
+             <text class=\"halo small fill-quiet stroke-paper\" x=\"5\" y=\"20\" text-anchor=\"start\">\
+             a &lt; b &amp; c</text>\n"
+        );
+    }
+
+    #[test]
+    fn what_is_cut_off_or_written_over_is_told() {
+        let mut drawing = Drawing::new(100.0, 50.0);
+        drawing.text(Paint::Ink, Lettering::Small, at(0.0, 20.0), Anchor::Start, "seven letters");
+        assert_eq!(drawing.faults(), Vec::<String>::new());
+        drawing.text(Paint::Ink, Lettering::Small, at(90.0, 22.0), Anchor::End, "too near");
+        assert_eq!(drawing.faults(), ["\"too near\" is written over \"seven letters\""]);
+        drawing.dot(Paint::Ink, at(98.0, 10.0), 3.0);
+        assert!(drawing.faults()[0].ends_with("on a sheet of 100 x 50"), "{:?}", drawing.faults());
+    }
+}

@@ -1,0 +1,154 @@
+//! Figure 3 of the article: what one backend more does to small subsets.
+
+use lb_core::subset::Algorithm;
+
+use super::chart::WIDTH;
+use super::drawing::{Anchor, Drawing, Lettering, Line};
+use super::figure::Figure;
+use super::geometry::{Area, at};
+use super::numbers::{percent, whole_percent};
+use super::palette::Paint;
+use super::section::{Section, Table};
+use crate::fleet::Fleet;
+use crate::metrics::churn::{Churn, churn, minimum};
+use crate::metrics::dropped;
+
+struct Case {
+    id: &'static str,
+    algorithm: Algorithm,
+    paint: Paint,
+}
+
+const CASES: [Case; 2] = [
+    Case { id: "fig-3-deterministic", algorithm: Algorithm::Deterministic, paint: Paint::Deterministic },
+    Case { id: "fig-3-rocksteadier", algorithm: Algorithm::Rocksteadier, paint: Paint::Rocksteadier },
+];
+
+/// Figure 3: ten backends become eleven, four per client. The text does not say how many clients the figure has; ten show
+/// enough.
+const fn fleet(algorithm: Algorithm, backends: u32) -> Fleet {
+    Fleet { algorithm, clients: 10, backends, size: 4, seed: 0 }
+}
+
+/// The section.
+pub fn section() -> Section {
+    let mut table =
+        Table::new(&["10 to 11 backends, 4 per client", "mean dropped", "worst client", "replaced whole"]);
+    let mut figures = Vec::new();
+    for case in &CASES {
+        let (old, new) = (fleet(case.algorithm, 10), fleet(case.algorithm, 11));
+        let dropped = churn(&old.graph(), &new.graph());
+        table.row([
+            case.algorithm.to_string(),
+            percent(dropped.mean),
+            whole_percent(dropped.worst),
+            format!("{} of {}", dropped.replaced, old.clients),
+        ]);
+        figures.push(figure(case, &dropped));
+    }
+    let evenness = minimum(&fleet(Algorithm::Rocksteadier, 10), &fleet(Algorithm::Rocksteadier, 11));
+    table.row([
+        "what evenness demands".to_owned(),
+        percent(evenness),
+        "\u{2014}".to_owned(),
+        "\u{2014}".to_owned(),
+    ]);
+    let [theirs, ours] = CASES.map(|case| {
+        let (old, new) = (fleet(case.algorithm, 10), fleet(case.algorithm, 11));
+        (0..old.clients).filter(|&client| dropped(&old.subset(client), &new.subset(client)) > 0.0).count()
+    });
+    let reading = vec![
+        "An eleventh backend is added. Each row is a client, each column a backend. A dot is a connection that stays, \
+         a cross one that is closed, a square one that is opened."
+            .to_owned(),
+        format!(
+            "The article: \u{201c}Despite this being a minor change in size, there are many changes to the \
+             subsets\u{2014}and one unlucky frontend task (3) is assigned a completely different subset.\u{201d} Which \
+             client is hit worst depends on the shuffle, which it does not print. Here {theirs} of 10 clients close \
+             connections with deterministic subsets, {ours} with Rocksteadier, and none of these more than one: that \
+             holds for any one backend that is added."
+        ),
+    ];
+    Section { id: "one-more", heading: "One backend more", figures, reading, table }
+}
+
+fn figure(case: &Case, dropped_of_all: &Churn) -> Figure {
+    let &Case { id, algorithm, paint } = case;
+    let moved = dropped_of_all.mean;
+    const STEP: f64 = 22.0;
+    let (left, top) = (92.0, 52.0);
+    let (before, after) = (fleet(algorithm, 10), fleet(algorithm, 11));
+    let mut drawing = Drawing::new(WIDTH, 314.0);
+    drawing.text(Paint::Quiet, Lettering::Small, at(6.0, 14.0), Anchor::Start, "backend");
+    let place =
+        |client: u32, backend: u32| at(left + STEP * f64::from(backend), top + STEP * f64::from(client));
+    for backend in 0..after.backends {
+        let head = at(place(0, backend).x, 32.0);
+        let ink = if backend < before.backends { Paint::Quiet } else { Paint::Ink };
+        drawing.text(ink, Lettering::Small, head, Anchor::Middle, &backend.to_string());
+    }
+    drawing.text(Paint::Ink, Lettering::Small, at(left + STEP * 11.0, 32.0), Anchor::Start, "new");
+    for client in 0..before.clients {
+        let (old, new) = (before.subset(client), after.subset(client));
+        let row = place(client, 0).y;
+        drawing.text(
+            Paint::Quiet,
+            Lettering::Small,
+            at(left - 18.0, row + 4.0),
+            Anchor::End,
+            &format!("client {client}"),
+        );
+        drawing.line(Paint::Rule, Line::Thin, at(left - 10.0, row), at(left + STEP * 10.0 + 10.0, row));
+        for backend in 0..after.backends {
+            let here = place(client, backend);
+            match (old.contains(&backend), new.contains(&backend)) {
+                (true, true) => drawing.dot(Paint::Quiet, here, 4.5),
+                (true, false) => {
+                    let cross = [(-4.5, -4.5), (-4.5, 4.5)];
+                    for (x, y) in cross {
+                        let (from, to) = (at(here.x + x, here.y + y), at(here.x - x, here.y - y));
+                        drawing.line(Paint::Random, Line::Solid, from, to);
+                    }
+                }
+                (false, true) => {
+                    let Area { left, top, right, bottom } = Area {
+                        left: here.x - 5.5,
+                        top: here.y - 5.5,
+                        right: here.x + 5.5,
+                        bottom: here.y + 5.5,
+                    };
+                    drawing.bar(paint, Area { left, top, right, bottom });
+                }
+                (false, false) => {}
+            }
+        }
+        let share = whole_percent(dropped(&old, &new));
+        let ink = if dropped(&old, &new) > 0.0 { Paint::Ink } else { Paint::Quiet };
+        drawing.text(ink, Lettering::Small, at(WIDTH - 8.0, row + 4.0), Anchor::End, &share);
+    }
+    drawing.text(Paint::Quiet, Lettering::Small, at(WIDTH - 8.0, 14.0), Anchor::End, "dropped");
+    let words = format!("{algorithm}: {} of all connections dropped", percent(moved));
+    drawing.text(paint, Lettering::Strong, at(WIDTH - 8.0, 290.0), Anchor::End, &words);
+    legend(&mut drawing, paint);
+    Figure {
+        id,
+        title: format!("Figure 3: {algorithm}, from 10 to 11 backends"),
+        description: format!(
+            "For each of ten clients, which of its backends it keeps, drops and gains; {} of all connections are dropped.",
+            percent(moved)
+        ),
+        drawing,
+    }
+}
+
+fn legend(drawing: &mut Drawing, paint: Paint) {
+    let y = 308.0;
+    drawing.dot(Paint::Quiet, at(190.0, y - 4.0), 4.5);
+    drawing.text(Paint::Quiet, Lettering::Small, at(200.0, y), Anchor::Start, "stays");
+    for (from, to) in [(-4.0, 4.0), (4.0, -4.0)] {
+        drawing.line(Paint::Random, Line::Solid, at(256.0 + from, y - 8.0), at(256.0 + to, y));
+    }
+    drawing.text(Paint::Quiet, Lettering::Small, at(266.0, y), Anchor::Start, "closed");
+    drawing.bar(paint, Area { left: 325.0, top: y - 9.0, right: 335.0, bottom: y + 1.0 });
+    drawing.text(Paint::Quiet, Lettering::Small, at(341.0, y), Anchor::Start, "opened");
+}

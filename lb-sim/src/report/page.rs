@@ -1,0 +1,128 @@
+//! The page: sections one below the other, with everything that they need inside.
+//!
+//! Written so that a strict XML reader takes it as well, without scripts, fonts or pictures of elsewhere. Must not
+//! compute anything.
+
+use super::drawing::escaped;
+use super::figure::{Figure, MARK};
+use super::palette::{FONTS, figure_style, page_colours};
+use super::section::{Section, Table};
+
+/// What the report is about and where its sources are to be read.
+struct Source {
+    words: &'static str,
+    address: &'static str,
+}
+
+const SOURCES: [Source; 3] = [
+    Source {
+        words: "The book: Site Reliability Engineering, chapter 20, \u{201c}Load Balancing in the Datacenter\u{201d}. \
+                O\u{2019}Reilly, 2016.",
+        address: "https://sre.google/sre-book/load-balancing-datacenter/",
+    },
+    Source {
+        words: "The article: Peter Ward, Paul Wankadia and Kavita Guliani, \u{201c}Reinventing Backend Subsetting at \
+                Google\u{201d}. ACM Queue 20(5), 2022; Communications of the ACM, May 2023.",
+        address: "https://queue.acm.org/detail.cfm?id=3570937",
+    },
+    Source {
+        words: "The post: \u{201c}Deterministic Aperture: A distributed, load balancing algorithm\u{201d}. Twitter, 19 \
+                December 2019.",
+        address: "https://blog.twitter.com/engineering/en_us/topics/infrastructure/2019/daperture-load-balancer",
+    },
+];
+
+/// Addresses that the page links to: its citations, and nothing else outside itself.
+#[cfg(test)]
+pub fn citations() -> impl Iterator<Item = &'static str> {
+    SOURCES.iter().map(|source| source.address)
+}
+
+const STYLE: &str = include_str!("page.css");
+
+/// The whole page.
+pub fn page(sections: &[Section]) -> String {
+    let contents: String = sections
+        .iter()
+        .map(|section| format!("<li><a href=\"#{}\">{}</a></li>\n", section.id, escaped(section.heading)))
+        .collect();
+    let sources: String = SOURCES
+        .iter()
+        .map(|source| {
+            format!(
+                "<li>{} <a href=\"{}\">{}</a></li>\n",
+                escaped(source.words),
+                source.address,
+                short(source.address)
+            )
+        })
+        .collect();
+    let sections: String = sections.iter().map(section).collect();
+    let (light, dark) = (page_colours(0), page_colours(1));
+    let figures = figure_style();
+    // The doctype first: anything before it would put old browsers into their quirks mode.
+    format!(
+        "<!DOCTYPE html>\n{MARK}\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\"/>\n\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>\n\
+         <meta name=\"color-scheme\" content=\"light dark\"/>\n\
+         <title>Subsets in pictures \u{b7} socklb</title>\n\
+         <style>\n:root{{{light}}}\n@media (prefers-color-scheme:dark){{:root{{{dark}}}}}\n\
+         body{{font-family:{FONTS}}}\n{STYLE}{figures}\n</style>\n</head>\n<body>\n<header>\n\
+         <h1>Subsets in pictures</h1>\n\
+         <p class=\"lead\">Every client task of a job uses only some of a service\u{2019}s backends. Which ones decides how \
+         even the load is, how many connections it takes, and how many of them close when somebody resizes a job. These \
+         are the figures of three publications on the question, computed anew with the decisions that socklb\u{2019}s \
+         daemon makes, each with what its source has published beside it.</p>\n\
+         <p>All job seeds are 0 unless a number says otherwise, so the same build gives the same page. A <em>client</em> is a \
+         task that connects, a <em>backend</em> one that is connected to; M clients take k of N backends each.</p>\n\
+         <nav aria-label=\"Contents\">\n<ol>\n{contents}</ol>\n</nav>\n</header>\n<main>\n{sections}</main>\n<footer>\n\
+         <h2 id=\"sources\">Sources</h2>\n<ul>\n{sources}</ul>\n</footer>\n</body>\n</html>\n"
+    )
+}
+
+/// An address as people read it.
+fn short(address: &str) -> &str {
+    let bare = address.trim_start_matches("https://");
+    bare.split('/').next().unwrap_or(bare)
+}
+
+/// Text with the apostrophes of print.
+fn prose(words: &str) -> String {
+    escaped(&words.replace('\'', "\u{2019}"))
+}
+
+fn section(section: &Section) -> String {
+    let figures: String = section.figures.iter().map(figure).collect();
+    let reading: String = section.reading.iter().map(|words| format!("<p>{}</p>\n", prose(words))).collect();
+    // With an odd number of figures the words take the place beside the last one.
+    let side = if section.figures.len() % 2 == 1 { "beside" } else { "below" };
+    format!(
+        "<section id=\"{}\">\n<h2>{}</h2>\n<div class=\"figures\">\n{figures}<div class=\"{side}\">\n<div>\n{reading}</div>\n\
+         {}</div>\n</div>\n</section>\n",
+        section.id,
+        escaped(section.heading),
+        table(&section.table)
+    )
+}
+
+fn figure(figure: &Figure) -> String {
+    let id = figure.id;
+    format!(
+        "<figure id=\"{id}\">\n<figcaption><span>{}</span> <a href=\"{id}.svg\" aria-label=\"This figure as a file\">SVG</a></figcaption>\n\
+         {}</figure>\n",
+        escaped(&figure.title),
+        figure.inline()
+    )
+}
+
+fn table(table: &Table) -> String {
+    let head: String =
+        table.head.iter().map(|word| format!("<th scope=\"col\">{}</th>", escaped(word))).collect();
+    let row = |cells: &Vec<String>| {
+        let (first, others) = cells.split_first().expect("a row has a cell for every column");
+        let others: String = others.iter().map(|cell| format!("<td>{}</td>", escaped(cell))).collect();
+        format!("<tr><th scope=\"row\">{}</th>{others}</tr>\n", escaped(first))
+    };
+    let rows: String = table.rows.iter().map(row).collect();
+    format!("<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{rows}</tbody>\n</table>\n")
+}

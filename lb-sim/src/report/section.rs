@@ -1,0 +1,43 @@
+//! A section of the report: figures that answer one question, how to read them, and their source's figures beside ours.
+
+use super::figure::Figure;
+
+/// One question.
+#[derive(Clone, Debug)]
+pub struct Section {
+    /// Its name in links.
+    pub id: &'static str,
+    /// One line.
+    pub heading: &'static str,
+    /// What answers it.
+    pub figures: Vec<Figure>,
+    /// How to read them: paragraphs.
+    pub reading: Vec<String>,
+    /// Numbers.
+    pub table: Table,
+}
+
+/// Numbers in rows.
+#[derive(Clone, Debug)]
+pub struct Table {
+    /// What the columns are.
+    pub head: Vec<&'static str>,
+    /// As many cells as there are columns; the first says what the row is.
+    pub rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    /// A table without rows yet.
+    pub fn new(head: &[&'static str]) -> Self {
+        Self { head: head.to_vec(), rows: Vec::new() }
+    }
+
+    /// Adds a row.
+    ///
+    /// # Panics
+    /// If it has not as many cells as there are columns.
+    pub fn row<const N: usize>(&mut self, cells: [String; N]) {
+        assert_eq!(N, self.head.len(), "a cell for every column");
+        self.rows.push(cells.into());
+    }
+}

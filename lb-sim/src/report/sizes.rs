@@ -1,0 +1,147 @@
+//! Size against utilization: how large subsets must be until the load is even.
+
+use lb_core::subset::Algorithm;
+
+use super::Extent;
+use super::chart::{Axis, HEIGHT, Plot, Scale, WIDTH};
+use super::drawing::{Anchor, Drawing, Lettering, Line};
+use super::figure::Figure;
+use super::geometry::at;
+use super::numbers::{grouped, utilization};
+use super::palette::Paint;
+use super::section::{Section, Table};
+use crate::fleet::{Fleet, Sharing};
+use crate::metrics::raw_utilization;
+
+struct Case {
+    id: &'static str,
+    clients: u32,
+    backends: u32,
+    /// Sizes are shown up to this one.
+    most: u32,
+}
+
+const CASES: [Case; 2] = [
+    Case { id: "fig-sizes-300", clients: 300, backends: 300, most: 300 },
+    Case { id: "fig-sizes-1000", clients: 300, backends: 1_000, most: 300 },
+];
+
+struct Series {
+    name: &'static str,
+    algorithm: Algorithm,
+    weighted: bool,
+    paint: Paint,
+    line: Line,
+}
+
+const SERIES: [Series; 4] = [
+    Series {
+        name: "random",
+        algorithm: Algorithm::Random,
+        weighted: false,
+        paint: Paint::Random,
+        line: Line::Solid,
+    },
+    Series {
+        name: "deterministic",
+        algorithm: Algorithm::Deterministic,
+        weighted: false,
+        paint: Paint::Deterministic,
+        line: Line::Dotted,
+    },
+    Series {
+        name: "rocksteadier",
+        algorithm: Algorithm::Rocksteadier,
+        weighted: false,
+        paint: Paint::Rocksteadier,
+        line: Line::Solid,
+    },
+    Series {
+        name: "rocksteadier, weighted",
+        algorithm: Algorithm::Rocksteadier,
+        weighted: true,
+        paint: Paint::Weighted,
+        line: Line::Solid,
+    },
+];
+
+/// Raw utilization of one fleet.
+fn raw(series: &Series, case: &Case, size: u32) -> f64 {
+    let &Case { clients, backends, .. } = case;
+    let fleet = Fleet { algorithm: series.algorithm, clients, backends, size, seed: 0 };
+    let graph = fleet.graph();
+    raw_utilization(&Sharing::of(&fleet, &graph, series.weighted).loads(&graph))
+}
+
+/// Sizes that the figures show.
+fn sizes(case: &Case, extent: Extent) -> impl Iterator<Item = u32> {
+    1..=case.most.min(extent.most_size)
+}
+
+/// The section.
+pub fn section(extent: Extent) -> Section {
+    let mut table = Table::new(&["smallest size that uses", "90 %", "95 %", "99 %"]);
+    let mut figures = Vec::new();
+    for case in &CASES {
+        let lines: Vec<Vec<(f64, f64)>> = SERIES
+            .iter()
+            .map(|series| {
+                sizes(case, extent).map(|size| (f64::from(size), raw(series, case, size))).collect()
+            })
+            .collect();
+        for (series, line) in SERIES.iter().zip(&lines) {
+            let first = |wanted: f64| match line.iter().find(|(_, used)| *used >= wanted) {
+                Some((size, _)) => format!("{size:.0}"),
+                None => format!(">\u{a0}{}", line.len()),
+            };
+            let fleet = format!("{} on {}, {}", case.clients, grouped(case.backends.into()), series.name);
+            table.row([fleet, first(0.9), first(0.95), first(0.99)]);
+        }
+        figures.push(figure(case, &lines));
+    }
+    let three_quarters = raw(&SERIES[0], &CASES[0], 225);
+    let reading = vec![
+        "How much of the backends' capacity can be used (raw utilization: mean load over largest load), by the size of the \
+         subsets. Every size costs connections, so further left is cheaper."
+            .to_owned(),
+        format!(
+            "The book: \u{201c}for random subsetting to spread the load relatively evenly across all available tasks, we \
+             would need subset sizes as large as 75%\u{201d}; with 225 of 300 a random draw uses {} here. With structural \
+             weights a handful is even, and the size can be chosen for what it is good for: that enough backends are left \
+             when some fail. The book's sizes are 20 to 100; socklb\u{2019}s automatic size is at least 12.",
+            utilization(three_quarters)
+        ),
+    ];
+    Section { id: "sizes", heading: "How large a subset has to be", figures, reading, table }
+}
+
+fn figure(case: &Case, lines: &[Vec<(f64, f64)>]) -> Figure {
+    let plot = Plot::usual(Scale::Logarithmic(1.0, f64::from(case.most)), Scale::Linear(0.0, 1.0));
+    let mut drawing = Drawing::new(WIDTH, HEIGHT);
+    let ticks: Vec<f64> = [1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 300.0]
+        .into_iter()
+        .filter(|&tick| tick <= f64::from(case.most))
+        .collect();
+    plot.axes(
+        &mut drawing,
+        &Axis::of("backends per client, k", &ticks),
+        &Axis::of("raw utilization", &[0.0, 0.25, 0.5, 0.75, 1.0]),
+    );
+    // Names stand one below the other in the empty corner, each with a piece of its line.
+    for (row, (series, line)) in (0_u32..).zip(SERIES.iter().zip(lines)) {
+        plot.line(&mut drawing, series.paint, series.line, line);
+        let y = plot.area.bottom - 66.0 + 18.0 * f64::from(row);
+        let right = plot.area.right - 6.0;
+        drawing.text(series.paint, Lettering::Strong, at(right - 30.0, y), Anchor::End, series.name);
+        let piece = [at(right - 24.0, y - 4.0), at(right, y - 4.0)];
+        drawing.polyline(series.paint, series.line, &piece);
+    }
+    Figure {
+        id: case.id,
+        title: format!("{} clients before {} backends", case.clients, grouped(case.backends.into())),
+        description: "Raw utilization over the size of a subset, one line per algorithm: weighted Rocksteadier rises to 1 with a \
+                      few backends, random subsets rise last."
+            .to_owned(),
+        drawing,
+    }
+}

@@ -1,0 +1,226 @@
+//! What holds for every page and every figure: readers take it, nothing is fetched, nothing is cut off, and its numbers are
+//! those of the metrics.
+
+use std::collections::BTreeSet;
+
+use lb_core::subset::Algorithm;
+use roxmltree::{Document, Node, ParsingOptions};
+
+use super::figure::Figure;
+use super::*;
+use crate::fleet::{Fleet, Sharing};
+use crate::metrics::churn::churn;
+use crate::metrics::{raw_utilization, spread_of_counts};
+use crate::sweep::Sweep;
+use crate::sweep::summary::Summary;
+
+/// Small sweeps: the same page with less in its figures.
+const LITTLE: Extent = Extent { most_tasks: 40, most_size: 30, trials: 3 };
+
+fn little() -> Vec<Section> {
+    sections(LITTLE, &ProgressBar::hidden())
+}
+
+#[track_caller]
+fn parsed(text: &str) -> Document<'_> {
+    let options = ParsingOptions { allow_dtd: true, ..ParsingOptions::default() };
+    Document::parse_with_options(text, options).unwrap()
+}
+
+fn attributes<'a>(document: &'a Document<'_>, name: &str) -> Vec<&'a str> {
+    document.descendants().filter_map(|node| node.attribute(name)).collect()
+}
+
+const FIGURES: [&str; 23] = [
+    "fig-20-3",
+    "fig-20-4",
+    "fig-20-5",
+    "fig-1",
+    "fig-2a",
+    "fig-2b",
+    "fig-2c",
+    "fig-2d",
+    "fig-2-rocksteadier",
+    "fig-unweighted",
+    "fig-weighted",
+    "fig-3-deterministic",
+    "fig-3-rocksteadier",
+    "fig-4a",
+    "fig-4b",
+    "fig-4c",
+    "fig-5",
+    "fig-ring-discrete",
+    "fig-ring-continuous",
+    "fig-sessions",
+    "fig-topology",
+    "fig-sizes-300",
+    "fig-sizes-1000",
+];
+
+#[test]
+fn every_figure_is_in_the_page_and_a_file_of_its_own() {
+    let files = files(&little());
+    let names: Vec<&str> = files.iter().map(|(name, _)| name.as_str()).collect();
+    let expected: Vec<String> =
+        std::iter::once("index.html".to_owned()).chain(FIGURES.map(|id| format!("{id}.svg"))).collect();
+    assert_eq!(names, expected);
+    let page = parsed(&files[0].1);
+    let figures: Vec<&str> = page
+        .descendants()
+        .filter(|node| node.has_tag_name("figure"))
+        .filter_map(|node| node.attribute("id"))
+        .collect();
+    assert_eq!(figures, FIGURES);
+}
+
+#[test]
+fn identifiers_are_unique_and_every_link_leads_somewhere() {
+    let files = files(&little());
+    let page = parsed(&files[0].1);
+    let ids = attributes(&page, "id");
+    let unique: BTreeSet<&str> = ids.iter().copied().collect();
+    assert_eq!(unique.len(), ids.len());
+    for link in attributes(&page, "href") {
+        let inside = link.strip_prefix('#').is_some_and(|id| unique.contains(id));
+        let beside = files.iter().any(|(name, _)| name == link);
+        assert!(inside || beside || page::citations().any(|address| address == link), "{link}");
+    }
+    for labels in attributes(&page, "aria-labelledby") {
+        assert!(labels.split(' ').all(|id| unique.contains(id)), "{labels}");
+    }
+}
+
+#[test]
+fn nothing_is_fetched() {
+    for (name, text) in files(&little()) {
+        let document = parsed(&text);
+        for node in document.descendants().filter(Node::is_element) {
+            let tag = node.tag_name().name();
+            assert!(
+                !["script", "link", "img", "image", "use", "iframe", "object", "embed"].contains(&tag),
+                "{name}"
+            );
+            assert_eq!(node.attribute("src"), None, "{name}");
+            assert!(tag == "a" || node.attribute("href").is_none(), "{name}: {tag}");
+        }
+        assert!(!text.contains("url(") && !text.contains("@import"), "{name}");
+    }
+}
+
+#[test]
+fn every_class_of_a_figure_has_a_style() {
+    let style = palette::figure_style();
+    for figure in little().iter().flat_map(|section| &section.figures) {
+        let text = figure.alone();
+        let document = parsed(&text);
+        for class in attributes(&document, "class").into_iter().flat_map(|classes| classes.split(' ')) {
+            // The size of small text is that of all text of a figure.
+            let known = class == "small" || style.contains(&format!(".{class}{{"));
+            assert!(known, "{}: {class}", figure.id);
+        }
+    }
+}
+
+#[test]
+fn figures_tell_what_they_show_to_who_does_not_see_them() {
+    for Figure { id, title, description, .. } in little().iter().flat_map(|section| &section.figures) {
+        assert!(
+            !title.is_empty() && description.ends_with('.') && description.len() > 60,
+            "{id}: {description}"
+        );
+    }
+}
+
+#[test]
+fn in_no_figure_is_anything_cut_off_or_written_over() {
+    // The words are those of the page that readers see.
+    for figure in sections(Extent { trials: 3, ..Extent::default() }, &ProgressBar::hidden())
+        .iter()
+        .flat_map(|section| &section.figures)
+    {
+        assert_eq!(figure.drawing.faults(), Vec::<String>::new(), "{}", figure.id);
+    }
+}
+
+#[test]
+fn no_table_is_wider_than_a_phone() {
+    // As the page's style has it: letters of 0.72rem, on average 0.62 of that wide, 0.4rem between columns, and 360
+    // pixels without the page's margins.
+    let (letter, between, most) = (16.0 * 0.72 * 0.62, 16.0 * 0.4, 360.0 - 32.0);
+    for section in little() {
+        let Section { id, table, .. } = section;
+        let head: Vec<String> = table.head.iter().map(|&word| word.to_owned()).collect();
+        let widest = |column: usize| {
+            let cells = table.rows.iter().chain([&head]).map(|row| row[column].as_str());
+            // A line ends at a space or after a hyphen, never at a no-break space.
+            let words = cells.flat_map(|cell| cell.split([' ', '-']));
+            let letters = words.map(|word| word.chars().count()).max().unwrap();
+            f64::from(u32::try_from(letters).unwrap()) * letter
+        };
+        let width: f64 = (0..head.len()).map(|column| widest(column) + between).sum();
+        assert!(width - between <= most, "{id}: {width}");
+    }
+}
+
+#[test]
+fn two_runs_give_the_same_bytes() {
+    assert!(files(&little()) == files(&little()));
+}
+
+#[test]
+fn the_progress_ends_at_its_end() {
+    let bar = ProgressBar::hidden();
+    sections(LITTLE, &bar);
+    assert_eq!(bar.position(), steps(LITTLE));
+}
+
+/// The cells of a table's row, by the words in its first.
+fn row<'a>(sections: &'a [Section], section: &str, first: &str) -> Vec<&'a str> {
+    let section = sections.iter().find(|known| known.id == section).unwrap();
+    let row = section.table.rows.iter().find(|row| row[0] == first).unwrap();
+    row[1..].iter().map(String::as_str).collect()
+}
+
+#[test]
+fn the_numbers_of_the_page_are_those_of_the_metrics() {
+    let sections = little();
+    let fleet = |algorithm, clients, backends, size| Fleet { algorithm, clients, backends, size, seed: 0 };
+
+    let random = spread_of_counts(&fleet(Algorithm::Random, 300, 300, 30).graph().connections());
+    let cell = format!("{}\u{a0}({})", numbers::whole_percent(random.min / 30.0), random.min);
+    assert_eq!(row(&sections, "book", "20-4, fewest")[..2], ["50\u{a0}%\u{a0}(15)", cell.as_str()]);
+    let even = ["100\u{a0}%\u{a0}(10)"; 2];
+    assert_eq!(row(&sections, "book", "20-5, most")[..2], even);
+
+    let sweep = Sweep { size: 20, max: 40, seed: 0, weighted: false };
+    let cells = sweep.run(Algorithm::Ringsteady, || {});
+    let summary = Summary::of(cells.iter().map(|cell| cell.adjusted));
+    let expected = [summary.mean, summary.p5, summary.min].map(numbers::utilization);
+    assert_eq!(row(&sections, "sweep", "ringsteady")[..3], expected);
+
+    let [old, new] = [10, 11].map(|backends| fleet(Algorithm::Deterministic, 10, backends, 4).graph());
+    let dropped = churn(&old, &new);
+    let expected = [
+        numbers::percent(dropped.mean),
+        numbers::whole_percent(dropped.worst),
+        format!("{} of 10", dropped.replaced),
+    ];
+    assert_eq!(row(&sections, "one-more", "deterministic"), expected);
+
+    assert_eq!(row(&sections, "aperture", "connections, random aperture"), ["~280K", "280,000"]);
+    assert_eq!(row(&sections, "aperture", "connections, deterministic aperture"), ["~25K", "25,000"]);
+
+    let weighted = (1..).find(|&size| {
+        let fleet = fleet(Algorithm::Rocksteadier, 300, 1_000, size);
+        let graph = fleet.graph();
+        raw_utilization(&Sharing::of(&fleet, &graph, true).loads(&graph)) >= 0.99
+    });
+    let cells = row(&sections, "sizes", "300 on 1,000, rocksteadier, weighted");
+    assert_eq!(cells[2], weighted.unwrap().to_string());
+
+    // Every number of a table is in the page.
+    let files = files(&sections);
+    for cell in sections.iter().flat_map(|section| section.table.rows.iter().flatten()) {
+        assert!(files[0].1.contains(&drawing::escaped(cell)), "{cell}");
+    }
+}

@@ -1,0 +1,155 @@
+//! Figures 2a to 2d of the article, and Rocksteadier in the same way.
+
+use indicatif::ProgressBar;
+use lb_core::subset::Algorithm;
+
+use super::Extent;
+use super::chart::{Axis, HEIGHT, Plot, Scale, WIDTH};
+use super::cloud::cloud;
+use super::drawing::Drawing;
+use super::figure::Figure;
+use super::numbers::{grouped, mean, utilization};
+use super::palette::Paint;
+use super::section::{Section, Table};
+use crate::sweep::summary::Summary;
+use crate::sweep::{Cell, Sweep};
+
+/// The article's size of a subset.
+pub const SIZE: u32 = 20;
+
+struct Case {
+    id: &'static str,
+    name: &'static str,
+    algorithm: Algorithm,
+    paint: Paint,
+}
+
+const CASES: [Case; 5] = [
+    Case { id: "fig-2a", name: "Figure 2a", algorithm: Algorithm::Random, paint: Paint::Random },
+    Case {
+        id: "fig-2b",
+        name: "Figure 2b",
+        algorithm: Algorithm::Deterministic,
+        paint: Paint::Deterministic,
+    },
+    Case { id: "fig-2c", name: "Figure 2c", algorithm: Algorithm::Ringsteady, paint: Paint::Ringsteady },
+    Case {
+        id: "fig-2d",
+        name: "Figure 2d",
+        algorithm: Algorithm::RingsteadyScaled,
+        paint: Paint::Ringsteady,
+    },
+    Case {
+        id: "fig-2-rocksteadier",
+        name: "As Figure 2",
+        algorithm: Algorithm::Rocksteadier,
+        paint: Paint::Rocksteadier,
+    },
+];
+
+/// How many sweeps the section makes.
+pub const SWEEPS: u64 = CASES.len() as u64;
+
+/// The article's sweep.
+pub const fn sweep(extent: Extent, weighted: bool) -> Sweep {
+    Sweep { size: SIZE, max: extent.most_tasks, seed: 0, weighted }
+}
+
+/// Clients per backend.
+pub fn ratio(cell: &Cell) -> f64 {
+    f64::from(cell.clients) / f64::from(cell.backends)
+}
+
+/// What the text says of one sweep.
+struct Said {
+    mean: f64,
+    /// Below one client per two backends.
+    few: f64,
+    /// From four clients per backend on.
+    many: f64,
+}
+
+/// The section.
+pub fn section(extent: Extent, bar: &ProgressBar) -> Section {
+    let head = [
+        "adjusted utilization",
+        "mean",
+        "worst 5\u{a0}%",
+        "worst",
+        "mean, M/N < \u{bd}",
+        "mean, M/N \u{2265} 4",
+    ];
+    let mut table = Table::new(&head);
+    let mut figures = Vec::new();
+    let mut said = Vec::new();
+    for case in &CASES {
+        let cells = sweep(extent, false).run(case.algorithm, || bar.inc(1));
+        let summary = Summary::of(cells.iter().map(|cell| cell.adjusted));
+        let within = |from: f64, to: f64| {
+            let inside = cells.iter().filter(|cell| ratio(cell) >= from && ratio(cell) < to);
+            mean(&inside.map(|cell| cell.adjusted).collect::<Vec<f64>>())
+        };
+        let (few, many) = (within(0.0, 0.5), within(4.0, f64::INFINITY));
+        let cell = |value: f64| utilization(value);
+        table.row([
+            case.algorithm.to_string(),
+            cell(summary.mean),
+            cell(summary.p5),
+            cell(summary.min),
+            cell(few),
+            cell(many),
+        ]);
+        said.push(Said { mean: summary.mean, few, many });
+        figures.push(figure(case, &cells, &summary));
+    }
+    let [random, deterministic, ringsteady, scaled, _] = said.as_slice() else {
+        unreachable!("one for each of five cases");
+    };
+    let reading = vec![
+        format!(
+            "Every point is a pair of job sizes with {SIZE} backends per client: {} pairs. To the right there are more \
+             clients per backend, upwards the connections are more even. Adjusted utilization is the best that whole \
+             connections allow, divided by what the busiest backend got; 1 cannot be improved. Stronger colour is more \
+             pairs, the line is the mean.",
+            grouped(sweep(extent, false).cells())
+        ),
+        format!(
+            "The article prints no numbers, but says: 2c \u{201c}achieves lower utilization in some cases than \
+             deterministic subsetting (see Figure 2b) but is significantly better than random subsetting (see Figure \
+             2a)\u{201d}. Here the means are {}, {} and {}. On the right-hand side of 2c \u{201c}utilization does not \
+             converge toward the ideal\u{201d}: from four clients per backend on it is {}, against {} in 2b. Backend \
+             scaling, 2d, raises it to {}, \u{201c}with only a small degradation when M < N\u{201d}: below one client per \
+             two backends it is {} instead of {}.",
+            utilization(ringsteady.mean),
+            utilization(deterministic.mean),
+            utilization(random.mean),
+            utilization(ringsteady.many),
+            utilization(deterministic.many),
+            utilization(scaled.many),
+            utilization(scaled.few),
+            utilization(ringsteady.few)
+        ),
+        "Rocksteadier pays a little balance for subsets that differ and stay. The next section shows how weights give it \
+         back."
+            .to_owned(),
+    ];
+    Section { id: "sweep", heading: "Balance for all sizes of jobs", figures, reading, table }
+}
+
+fn figure(case: &Case, cells: &[Cell], summary: &Summary) -> Figure {
+    let plot = Plot::usual(Scale::Logarithmic(0.05, 12.8), Scale::Linear(0.0, 1.0));
+    let mut drawing = Drawing::new(WIDTH, HEIGHT);
+    plot.axes(
+        &mut drawing,
+        &Axis::of("clients per backend, M / N", &[0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0]),
+        &Axis::of("adjusted utilization", &[0.0, 0.25, 0.5, 0.75, 1.0]),
+    );
+    let pairs: Vec<(f64, f64)> = cells.iter().map(|cell| (ratio(cell), cell.adjusted)).collect();
+    let words = format!("mean {}, worst {}", utilization(summary.mean), utilization(summary.min));
+    cloud(&mut drawing, &plot, &pairs, (case.paint, case.algorithm.name()), &words);
+    let description = format!(
+        "Adjusted utilization of {} pairs of job sizes over clients per backend, as a density. {words}.",
+        grouped(cells.len() as u64)
+    );
+    Figure { id: case.id, title: format!("{}: {}", case.name, case.algorithm), description, drawing }
+}

@@ -1,0 +1,127 @@
+//! Weighted against unweighted Rocksteadier: the article's sweep by what it costs in capacity.
+
+use indicatif::ProgressBar;
+use lb_core::subset::Algorithm;
+
+use super::Extent;
+use super::chart::{Axis, HEIGHT, Plot, Scale, WIDTH};
+use super::cloud::cloud;
+use super::drawing::Drawing;
+use super::figure::Figure;
+use super::numbers::{grouped, utilization};
+use super::palette::Paint;
+use super::section::{Section, Table};
+use super::utilization::{SIZE, ratio, sweep};
+use crate::sweep::Cell;
+use crate::sweep::summary::Summary;
+
+struct Case {
+    id: &'static str,
+    name: &'static str,
+    title: &'static str,
+    paint: Paint,
+    weighted: bool,
+}
+
+const CASES: [Case; 2] = [
+    Case {
+        id: "fig-unweighted",
+        name: "rocksteadier",
+        title: "Without weights: every connection the same share",
+        paint: Paint::Rocksteadier,
+        weighted: false,
+    },
+    Case {
+        id: "fig-weighted",
+        name: "rocksteadier, weighted",
+        title: "With structural weights: the same connections",
+        paint: Paint::Weighted,
+        weighted: true,
+    },
+];
+
+/// How many sweeps the section makes.
+pub const SWEEPS: u64 = CASES.len() as u64;
+
+/// Classes of connections per backend.
+const CLASSES: [(f64, f64, &str); 7] = [
+    (1.0, 1.5, "1 to 1.5"),
+    (1.5, 2.0, "1.5 to 2"),
+    (2.0, 4.0, "2 to 4"),
+    (4.0, 8.0, "4 to 8"),
+    (8.0, 16.0, "8 to 16"),
+    (16.0, f64::INFINITY, "16 or more"),
+    (0.0, f64::INFINITY, "all"),
+];
+
+fn connections(cell: &Cell) -> f64 {
+    f64::from(SIZE) * ratio(cell)
+}
+
+/// Raw utilization of the cells of a class.
+fn within(cells: &[Cell], from: f64, to: f64) -> Summary {
+    let inside = cells.iter().filter(|cell| connections(cell) >= from && connections(cell) < to);
+    Summary::of(inside.map(|cell| cell.raw))
+}
+
+/// The section.
+pub fn section(extent: Extent, bar: &ProgressBar) -> Section {
+    let [without, with] =
+        CASES.map(|case| sweep(extent, case.weighted).run(Algorithm::Rocksteadier, || bar.inc(1)));
+    let mut table = Table::new(&[
+        "connections per backend",
+        "mean, unweighted \u{2192} weighted",
+        "worst, unweighted \u{2192} weighted",
+    ]);
+    for (from, to, words) in CLASSES {
+        let [without, with] = [&without, &with].map(|cells| within(cells, from, to));
+        let both = |of: fn(&Summary) -> f64| {
+            format!("{}\u{a0}\u{2192}\u{a0}{}", utilization(of(&without)), utilization(of(&with)))
+        };
+        table.row([words.to_owned(), both(|summary| summary.mean), both(|summary| summary.min)]);
+    }
+    let [all_without, all_with] = [&without, &with].map(|cells| within(cells, 0.0, f64::INFINITY));
+    let reading = vec![
+        "The same subsets twice, now by raw utilization: mean load over largest load. It also counts what whole connections \
+         waste, so no unweighted algorithm can reach 1 everywhere. Unweighted, each client spreads its traffic evenly \
+         over its 20 backends. Weighted, it follows structural weights, which every client computes alone from the \
+         subsets of all. No connection differs between the two."
+            .to_owned(),
+        format!(
+            "Over all {} pairs the mean rises from {} to {}. From two connections per backend on, the worst pair reaches {}. \
+             With fewer, some backends have no client at all or share too few, which no weights can mend; a larger subset \
+             does. No source has published this: the article stops at unweighted connections.",
+            grouped(without.len() as u64),
+            utilization(all_without.mean),
+            utilization(all_with.mean),
+            utilization(within(&with, 2.0, f64::INFINITY).min)
+        ),
+    ];
+    let figures = CASES.iter().zip([&without, &with]).map(|(case, cells)| figure(case, cells)).collect();
+    Section {
+        id: "weights",
+        heading: "Structural weights make the same subsets even",
+        figures,
+        reading,
+        table,
+    }
+}
+
+fn figure(case: &Case, cells: &[Cell]) -> Figure {
+    let plot = Plot::usual(Scale::Logarithmic(1.0, 256.0), Scale::Linear(0.0, 1.0));
+    let mut drawing = Drawing::new(WIDTH, HEIGHT);
+    plot.axes(
+        &mut drawing,
+        &Axis::of("connections per backend, M k / N", &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0]),
+        &Axis::of("raw utilization", &[0.0, 0.25, 0.5, 0.75, 1.0]),
+    );
+    let pairs: Vec<(f64, f64)> = cells.iter().map(|cell| (connections(cell), cell.raw)).collect();
+    let summary = within(cells, 0.0, f64::INFINITY);
+    let words = format!("mean {}, worst {}", utilization(summary.mean), utilization(summary.min));
+    cloud(&mut drawing, &plot, &pairs, (case.paint, case.name), &words);
+    let description = format!(
+        "Raw utilization of {} pairs of job sizes over connections per backend, as a density. {words}.",
+        grouped(cells.len() as u64)
+    );
+    Figure { id: case.id, title: case.title.to_owned(), description, drawing }
+}
