@@ -17,7 +17,7 @@ pub const MAX_BACKENDS: u32 = MAX_INDEXES;
 pub const MAX_SIZE: u32 = MAX_BACKENDS;
 
 /// Most connections of a fleet, of which each takes four bytes: 128 MiB. Every fleet within the other limits has fewer
-/// whose subsets have at most 511 backends.
+/// whose subsets have at most 500 backends.
 pub const MAX_CONNECTIONS: u64 = 1 << 25;
 
 /// One job before one service, without holes.

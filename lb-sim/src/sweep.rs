@@ -128,6 +128,10 @@ impl Sweep {
     /// The fleets of one number of backends.
     fn column(&self, algorithm: Algorithm, backends: u32) -> Vec<Cell> {
         let Self { size, max, seed, weighted } = *self;
+        // The permutation is the same for all clients: it changes who is loaded, and not how much. Computing it for every
+        // client of every fleet would take most of the time.
+        let shuffled = algorithm == Algorithm::ApertureShuffled;
+        let algorithm = if shuffled { Algorithm::Aperture } else { algorithm };
         let fleet = |clients| Fleet { algorithm, clients, backends, size, seed };
         if algorithm.depends_on_clients() {
             let cell = |clients| self.cell(&fleet(clients), &fleet(clients).graph());
