@@ -63,7 +63,7 @@ pub enum Command {
         #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1")]
         watch: Option<u32>,
     },
-    /// Tell why a client has this subset of a service, these weights, this schedule
+    /// Tell why a client has this subset of a service, these shares, this schedule
     Explain {
         /// The service
         service: String,

@@ -138,6 +138,17 @@ fn five_tasks_together_load_seven_backends_evenly() {
             assert!(members.contains_key(&name), "{name} is no member of task {task}");
             *had.entry(name).or_default() += count;
         }
+        // What status calls wanted is the table's.
+        for backend in job.setup.backends(&format!("task-{task}"), "users") {
+            let mut members = members.values();
+            let member = members.find(|member| member["address"] == backend["address"]).expect("a member");
+            let wanted = f64::from(number(&member["entries"])) / 1024.0;
+            assert_eq!(backend["share_wanted"].as_f64(), Some(wanted), "{backend}");
+        }
+        let client = job.setup.status()["clients"][task]["services"][0].clone();
+        let skew = client["skew"].as_f64().expect("more than ten connects per backend");
+        // Two entries more than its part, of at least a sixth of what was dialled.
+        assert!((1.0..1.0 + 2.0 / (f64::from(DIALLED) / 6.0)).contains(&skew), "{skew}");
     }
     for (name, (_, tasks)) in entries {
         // A piece of a walk holds of every member what its part of it is, give or take two entries.
