@@ -79,12 +79,13 @@ fn flows_in_the_overflow_table_are_ended_as_well() {
     fixture.start();
     let mut probes: Vec<Probe> = (0..2).map(|_| fixture.probe()).collect();
     let open: Vec<_> = (0..90).map(|i| (i % 2, probes[i % 2].dial(SERVICE).socket)).collect();
-    // The first ones lie in the table; of those that stay, most had to go to the overflow.
+    let overflow = hash::<u64, Flow>(&fixture.setup.map("web", map::FLOW_OVERFLOW));
+    assert!(overflow.keys().count() >= 26, "90 sockets in 64 places");
+    // The first ones found room in the table, unless two met at one place; of those that stay, most had to go elsewhere.
     for (probe, socket) in &open[..30] {
         probes[*probe].close(*socket);
     }
-    let overflow = hash::<u64, Flow>(&fixture.setup.map("web", map::FLOW_OVERFLOW));
-    assert!(overflow.keys().count() >= 26, "90 sockets in 64 places");
+    assert!(overflow.keys().count() > 0, "some of those that stay are in the overflow table");
     fixture.stop();
     fixture.start();
     eventually("the lists show all of them", || listed(&fixture), |count| *count == 60);
