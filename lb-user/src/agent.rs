@@ -3,6 +3,7 @@
 //! Facts change the plan; [`Agent::settle`] brings the maps to it. What cannot be done at once (a place that may still
 //! be read, a slot with open flows) is left for the next time. It reads no clock and spawns nothing.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -14,7 +15,7 @@ use crate::config::{Client, Limits, Source};
 use crate::datapath::{
     self, Cgroup, Counts, Datapath, DatapathError, Features, Lock, Neighbour, Pins, Walks,
 };
-use crate::offer::{Dialler, Offer, Offers};
+use crate::offer::{Offer, Offers, Part};
 
 /// Shares are shown over this time.
 pub const WINDOW: Duration = Duration::from_secs(60);
@@ -66,7 +67,11 @@ pub struct Agent {
     attach_error: Option<String>,
     limits: BalancerLimits,
     balancer: Balancer,
+    /// By service: what the balancer has taken in last.
+    taken: Vec<Option<Part>>,
     datapath: Datapath,
+    /// Once the maps are as planned, the slots that nothing in either names; `None` while there may be anything to do.
+    settled: Option<BTreeSet<u32>>,
     walks: Walks,
     /// Slots that no table had named when the wait for readers that is under way began.
     candidates: Vec<u32>,
@@ -98,6 +103,7 @@ impl Agent {
         let cpus = datapath::possible_cpus().map_err(AgentError::Cpus)?;
         Ok(Self {
             walks: walks(&client, cpus),
+            taken: vec![None; client.services.len()],
             client,
             pins,
             _lock: lock,
@@ -107,6 +113,7 @@ impl Agent {
             limits,
             balancer,
             datapath,
+            settled: None,
             candidates: Vec::new(),
             quiet: BTreeSet::new(),
             samples: VecDeque::new(),
@@ -116,13 +123,20 @@ impl Agent {
     }
 
     /// Takes on another configuration of the same client, as a start would: what the kernel holds goes on until lists
-    /// are delivered anew, and what is no longer wanted leaves once its last flow has ended.
+    /// are delivered anew, and what is no longer wanted leaves once its last flow has ended. The same configuration again
+    /// changes nothing.
     ///
     /// # Errors
     /// If its services do not fit; everything stays as it was then.
     pub fn reconfigure(&mut self, client: Client) -> Result<(), AgentError> {
+        // Of many clients most stay as they are, and a balancer is not made for nothing.
+        if client == self.client {
+            return Ok(());
+        }
         let path = datapath::cgroup2_mount()?.join(&client.cgroup);
         self.balancer = balancer(&client, self.limits, &self.datapath)?;
+        self.taken = vec![None; client.services.len()];
+        self.settled = None;
         self.walks = walks(&client, self.walks.cpus);
         self.client = client;
         self.path = path;
@@ -163,17 +177,20 @@ impl Agent {
     }
 
     /// Takes in a new list for the service at `position` of this client's services. Returns whether there was anything to
-    /// take in: what this task uses of the list may not be computed yet.
+    /// take in: what this task uses of the list may not be computed yet. One that says the same again costs nothing.
     ///
     /// # Errors
     /// If it does not fit; the one before stays in force.
     pub fn deliver(&mut self, position: usize, offer: &Offer) -> Result<bool, Refused> {
-        let service = self.client.services[position].service.clone();
-        let Some(membership) = offer.membership(&Dialler { service, task: self.client.task }) else {
+        let Some(part) = offer.part(&self.client.services[position].service, self.client.task) else {
             return Ok(false);
         };
-        let event = Event::Endpoints(position, offer.list().clone(), membership.clone());
-        self.balancer.handle(event)?;
+        if self.taken[position].as_ref() != Some(&part) {
+            let event = Event::Endpoints(position, part.list().clone(), part.membership().clone());
+            self.balancer.handle(event)?;
+            self.taken[position] = Some(part);
+            self.settled = None;
+        }
         Ok(true)
     }
 
@@ -182,9 +199,12 @@ impl Agent {
     /// # Errors
     /// If the kernel refuses a step.
     pub fn settle(&mut self) -> Result<(), DatapathError> {
+        if self.settled.is_some() {
+            return Ok(());
+        }
         let result = self.datapath.apply(&self.balancer.plan(), &self.walks);
         // A backend that came back is not on its way out, and if it leaves again its time starts anew.
-        let unneeded = self.unneeded();
+        let unneeded = self.find_unneeded();
         self.quiet.retain(|slot| unneeded.contains(slot));
         self.candidates.retain(|slot| unneeded.contains(slot));
         self.trouble = match &result {
@@ -192,12 +212,20 @@ impl Agent {
             Ok(false) => Some("a new table waits for room in the schedule map".to_owned()),
             Err(error) => Some(crate::chain(error)),
         };
+        self.settled = matches!(result, Ok(true)).then_some(unneeded);
         result.map(drop)
     }
 
     /// Slots that neither the plan nor anything in the maps names. What the plan has dropped may still be named by a
     /// table whose successor waits for room.
-    fn unneeded(&self) -> BTreeSet<u32> {
+    fn unneeded(&self) -> Cow<'_, BTreeSet<u32>> {
+        match &self.settled {
+            Some(unneeded) => Cow::Borrowed(unneeded),
+            None => Cow::Owned(self.find_unneeded()),
+        }
+    }
+
+    fn find_unneeded(&self) -> BTreeSet<u32> {
         let unneeded = self.balancer.unneeded();
         let named = self.datapath.named(&unneeded);
         unneeded.into_iter().filter(|slot| !named.contains(slot)).collect()
@@ -262,7 +290,8 @@ impl Agent {
     /// To be called before a wait for readers starts.
     pub fn before_wait(&mut self) {
         self.datapath.before_wait();
-        self.candidates = self.unneeded().into_iter().filter(|slot| !self.quiet.contains(slot)).collect();
+        let unneeded = self.unneeded();
+        self.candidates = unneeded.iter().copied().filter(|slot| !self.quiet.contains(slot)).collect();
     }
 
     /// To be called after a wait for readers that began with [`Agent::before_wait`].
@@ -282,6 +311,7 @@ impl Agent {
             return false;
         }
         self.quiet.retain(|slot| !idle.contains(slot));
+        self.settled = None;
         self.balancer.handle(Event::Idle(idle)).expect("freeing takes no room");
         true
     }

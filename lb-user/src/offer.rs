@@ -16,10 +16,38 @@ use crate::config::{Client, Source};
 /// A client task that dials a service: all that its membership depends on, besides the list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Dialler {
+    /// The task. First, for it tells most of them apart.
+    pub task: Task,
     /// The service as the task sees it.
     pub service: Service,
-    /// The task.
-    pub task: Task,
+}
+
+/// A list and what one task uses of it. Cheap to clone, and to compare with one that says the same again.
+#[derive(Clone, Debug)]
+pub struct Part {
+    list: Arc<EndpointList>,
+    membership: Arc<Membership>,
+}
+
+impl Part {
+    /// The list.
+    pub fn list(&self) -> &EndpointList {
+        &self.list
+    }
+
+    /// What the task uses of it.
+    pub fn membership(&self) -> &Membership {
+        &self.membership
+    }
+}
+
+impl PartialEq for Part {
+    fn eq(&self, other: &Self) -> bool {
+        fn same<T: PartialEq>(a: &Arc<T>, b: &Arc<T>) -> bool {
+            Arc::ptr_eq(a, b) || a == b
+        }
+        same(&self.membership, &other.membership) && same(&self.list, &other.list)
+    }
 }
 
 /// Those among `clients` that dial the service of this name.
@@ -27,7 +55,7 @@ pub fn diallers<'c>(clients: impl IntoIterator<Item = &'c Client>, service: &str
     let dialler = |client: &Client| {
         let mut services = client.services.iter();
         let configured = services.find(|configured| configured.service.name == service)?;
-        Some(Dialler { service: configured.service.clone(), task: client.task })
+        Some(Dialler { task: client.task, service: configured.service.clone() })
     };
     clients.into_iter().filter_map(dialler).collect()
 }
@@ -53,9 +81,17 @@ impl Offer {
         &self.list
     }
 
-    /// Whether the list is not only equal to the other offer's but the same: it was read once for both.
+    /// Whether the list is not only equal to the other offer's but the same: it was read once for both, or one follows the
+    /// other.
     pub fn is_of_the_same_reading(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.list, &other.list)
+    }
+
+    /// The list with what a task uses of it; `None` if that was not computed.
+    pub fn part(&self, service: &Service, task: Task) -> Option<Part> {
+        let mut memberships = self.memberships.iter();
+        let found = memberships.find(|(other, _)| other.task == task && other.service == *service);
+        found.map(|(_, membership)| Part { list: self.list.clone(), membership: membership.clone() })
     }
 
     /// What a task uses of the list; `None` if that was not computed.
@@ -64,9 +100,18 @@ impl Offer {
         memberships.find(|(other, _)| other == dialler).map(|(_, membership)| &**membership)
     }
 
+    /// Goes on from the offer before, if the list that was read now says the same: it becomes the same, so that nobody
+    /// has to compare them again.
+    pub fn follow(&mut self, before: &Self) {
+        if self.list == before.list {
+            self.list = before.list.clone();
+            self.take_over(before);
+        }
+    }
+
     /// Takes over what another offer of an equal list knows.
     pub fn take_over(&mut self, other: &Self) {
-        if self.list == other.list {
+        if Arc::ptr_eq(&self.list, &other.list) || self.list == other.list {
             let unknown = other.memberships.iter().filter(|(dialler, _)| self.membership(dialler).is_none());
             let unknown: Vec<_> = unknown.cloned().collect();
             self.memberships.extend(unknown);
@@ -113,7 +158,7 @@ pub fn statics(clients: &[Client], before: &Offers) -> Offers {
         {
             let mut offer = Offer::new(list.clone());
             if let Some(before) = before.get(name) {
-                offer.take_over(before);
+                offer.follow(before);
             }
             offer.complete(&diallers(clients, name));
             offers.insert(name.clone(), offer);
@@ -139,7 +184,7 @@ mod tests {
             seed,
             errno: 113,
         };
-        Dialler { service, task: Task { index, count } }
+        Dialler { task: Task { index, count }, service }
     }
 
     fn list(endpoints: u32) -> EndpointList {
@@ -163,7 +208,8 @@ mod tests {
         assert_eq!(offer.memberships.len(), 4, "each once");
         for dialler in &diallers {
             let alone = Membership::of(&dialler.service, dialler.task, offer.list());
-            assert_eq!(offer.membership(dialler), Some(&alone));
+            let part = offer.part(&dialler.service, dialler.task).unwrap();
+            assert_eq!((part.membership(), part.list()), (&alone, offer.list()));
         }
     }
 
@@ -172,11 +218,11 @@ mod tests {
         let mut offer = Offer::new(list(7));
         offer.complete(&[dialler(0, 5, 7)]);
         for other in [dialler(1, 5, 7), dialler(0, 6, 7), dialler(0, 5, 8)] {
-            assert_eq!(offer.membership(&other), None);
+            assert_eq!(offer.part(&other.service, other.task), None);
         }
         let mut resized = dialler(0, 5, 7);
         resized.service.subset = Subset::All;
-        assert_eq!(offer.membership(&resized), None);
+        assert_eq!(offer.part(&resized.service, resized.task), None);
     }
 
     #[test]
@@ -185,7 +231,8 @@ mod tests {
         before.complete(&[dialler(0, 5, 7), dialler(1, 5, 7)]);
         let mut after = Offer::new(list(7));
         assert!(!after.is_of_the_same_reading(&before) && before.clone().is_of_the_same_reading(&before));
-        after.take_over(&before);
+        after.follow(&before);
+        assert!(after.is_of_the_same_reading(&before), "an equal list is the same from then on");
         after.complete(&[dialler(1, 5, 7), dialler(2, 5, 7)]);
         let at = |offer: &Offer, index| offer.memberships.iter().position(|(d, _)| d.task.index == index);
         assert_eq!([0, 1, 2].map(|index| at(&after, index)), [None, Some(0), Some(1)]);

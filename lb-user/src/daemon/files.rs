@@ -272,7 +272,7 @@ pub struct Delivered {
 /// Completes an offer, with what an earlier one of an equal list knows already.
 pub fn complete(offer: &mut Offer, diallers: &[Dialler], before: Option<&Offer>) {
     if let Some(before) = before {
-        offer.take_over(before);
+        offer.follow(before);
     }
     offer.complete(diallers);
 }

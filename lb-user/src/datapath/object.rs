@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
+use std::sync::LazyLock;
 
 use aya::programs::{Program, ProgramError};
 use aya::{Ebpf, EbpfLoader};
@@ -67,7 +68,7 @@ pub fn detaches_first(name: &str) -> bool {
 /// # Errors
 /// If the pins cannot be read.
 pub fn old_links(pins: &Pins, cgroup: u64) -> Result<Vec<String>, DatapathError> {
-    let (_, mut links) = pins.contents()?;
+    let mut links = pins.link_names()?;
     links.retain(|name| of_link(name).is_some_and(|(_, other)| other != cgroup));
     Ok(links)
 }
@@ -129,17 +130,24 @@ fn capacities(limits: &Limits) -> [(&'static str, u32); 7] {
 
 /// The shapes of all maps with the given limits.
 pub fn shapes(limits: &Limits) -> BTreeMap<String, Shape> {
-    let object = aya_obj::Object::parse(OBJECT).expect("the object is checked by a test");
-    let capacities: BTreeMap<_, _> = capacities(limits).into();
-    let shape = |name: &str, map: &aya_obj::Map| Shape {
-        kind: map.map_type(),
-        key_size: map.key_size(),
-        value_size: map.value_size(),
-        max_entries: capacities.get(name).copied().unwrap_or(map.max_entries()),
-        flags: map.map_flags(),
-    };
-    let declared = object.maps.iter().filter(|(name, _)| !name.starts_with('.'));
-    declared.map(|(name, map)| (name.clone(), shape(name, map))).collect()
+    /// As the object declares them: parsed once, not once per client.
+    static DECLARED: LazyLock<BTreeMap<String, Shape>> = LazyLock::new(|| {
+        let object = aya_obj::Object::parse(OBJECT).expect("the object is checked by a test");
+        let shape = |map: &aya_obj::Map| Shape {
+            kind: map.map_type(),
+            key_size: map.key_size(),
+            value_size: map.value_size(),
+            max_entries: map.max_entries(),
+            flags: map.map_flags(),
+        };
+        let declared = object.maps.iter().filter(|(name, _)| !name.starts_with('.'));
+        declared.map(|(name, map)| (name.clone(), shape(map))).collect()
+    });
+    let mut shapes = DECLARED.clone();
+    for (name, entries) in capacities(limits) {
+        shapes.get_mut(name).expect("a test compares the names").max_entries = entries;
+    }
+    shapes
 }
 
 /// Checks what is pinned before it is adopted: the kernel itself would accept a map of another shape, and the programs
@@ -310,7 +318,7 @@ pub fn leave(pins: &Pins, cgroup: u64) -> Result<(), DatapathError> {
 
 /// Ids of the programs of a client's pinned links.
 pub fn programs_of(pins: &Pins) -> Vec<u32> {
-    let (_, links) = pins.contents().unwrap_or_default();
+    let links = pins.link_names().unwrap_or_default();
     let program = |name: &String| {
         let link = sys::open_pin(&pins.links().join(name)).ok()?;
         sys::link_info(link.as_fd()).ok().map(|info| info.program_id)
@@ -364,7 +372,7 @@ pub fn is_attached(pins: &Pins, cgroup: u64) -> Result<bool, DatapathError> {
 /// # Errors
 /// If the pins cannot be read.
 pub fn begins_at(pins: &Pins) -> Result<Vec<u64>, DatapathError> {
-    let (_, links) = pins.contents()?;
+    let links = pins.link_names()?;
     let cgroup = |name: &String| name.split_once('@').and_then(|(_, cgroup)| cgroup.parse().ok());
     Ok(links.iter().filter(|name| detaches_first(name)).filter_map(cgroup).collect())
 }

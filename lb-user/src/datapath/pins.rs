@@ -155,13 +155,20 @@ impl Pins {
         Ok((names(&self.maps())?, names(&self.links())?))
     }
 
+    /// Names of what is pinned as links.
+    ///
+    /// # Errors
+    /// If the directory exists and cannot be read.
+    pub fn link_names(&self) -> Result<Vec<String>, DatapathError> {
+        names(&self.links())
+    }
+
     /// Removes the links that `first` picks, which are those that begin flows.
     ///
     /// # Errors
     /// If one cannot be removed.
     pub fn remove_links(&self, first: impl Fn(&str) -> bool) -> Result<(), DatapathError> {
-        let (_, links) = self.contents()?;
-        for name in links.iter().filter(|name| first(name)) {
+        for name in self.link_names()?.iter().filter(|name| first(name)) {
             detach(&self.links().join(name))?;
         }
         Ok(())
