@@ -40,6 +40,8 @@ pub enum Followed {
     Attached,
     /// The cgroup is gone.
     Lost,
+    /// Somebody has removed the client's pins.
+    Unpinned,
 }
 
 /// Counts of one slot at one time.
@@ -58,7 +60,9 @@ pub struct Agent {
     /// Its pins.
     pub pins: Pins,
     /// Held as long as we write.
-    _lock: Lock,
+    lock: Lock,
+    /// Whether the directory of the pins was removed, and all in it: somebody wanted the client gone.
+    is_unpinned: bool,
     /// Full path of its cgroup.
     path: PathBuf,
     /// The cgroup that the programs are attached to; `None` while there is none at the client's path.
@@ -106,7 +110,8 @@ impl Agent {
             taken: vec![None; client.services.len()],
             client,
             pins,
-            _lock: lock,
+            lock,
+            is_unpinned: false,
             path,
             cgroup: None,
             attach_error: None,
@@ -258,10 +263,33 @@ impl Agent {
     /// # Errors
     /// If the kernel refuses.
     pub fn follow_cgroup(&mut self) -> Result<Followed, DatapathError> {
+        if self.is_unpinned {
+            return Ok(Followed::Unchanged);
+        }
         // What an earlier daemon has attached gets our programs, too.
-        let taken_over = self.cgroup.is_some() && self.is_effective();
-        // Where the whole directory was removed, somebody wants the client gone.
-        if taken_over || !self.pins.exist()? { Ok(Followed::Unchanged) } else { self.attach() }
+        if self.cgroup.is_some() && self.is_effective() {
+            return Ok(Followed::Unchanged);
+        }
+        if self.look_for_pins()? { self.attach() } else { Ok(Followed::Unpinned) }
+    }
+
+    /// Looks whether the client's pins are still those that this agent works on. Where the whole directory was removed,
+    /// somebody wants the client gone: it stays so until another agent is opened for it.
+    ///
+    /// # Errors
+    /// If that cannot be seen.
+    pub fn look_for_pins(&mut self) -> Result<bool, DatapathError> {
+        if !self.is_unpinned && !self.pins.are_locked_by(&self.lock)? {
+            self.is_unpinned = true;
+            self.cgroup = None;
+            self.attach_error = None;
+        }
+        Ok(!self.is_unpinned)
+    }
+
+    /// Whether somebody has removed the client's pins.
+    pub fn is_unpinned(&self) -> bool {
+        self.is_unpinned
     }
 
     /// Lets no flow begin in a cgroup that the client has left. Only once whoever takes that over is attached there.

@@ -2,11 +2,14 @@
 //!
 //! The only place that reads the clock, spawns tasks and handles signals. Between events it sleeps; nothing it does or
 //! fails to do can fail a connect. In reading order: how it starts and what wakes it (this file), endpoint files
-//! (`files`), another configuration (`reload`), clients on their way out (`leaving`), what it tells (`report`).
+//! (`files`), another configuration (`reload`) and what it cannot change (`fixed`), clients on their way out (`leaving`),
+//! what it tells (`report`).
 
 mod files;
 
 mod reload;
+
+mod fixed;
 
 mod leaving;
 
@@ -215,6 +218,7 @@ impl Daemon {
         if let Some(warning) = datapath::namespace_warning() {
             warn!("{warning}");
         }
+        self.check_pins()?;
         self.finish_what_was_begun();
         let opener = self.opener();
         for client in self.config.clients.clone() {
@@ -453,7 +457,7 @@ impl Daemon {
 
     /// Starts to compare flow records with the kernel's lists of sockets, if any flow is open.
     fn start_repair(&mut self) {
-        let open = self.agents.iter().filter(|agent| agent.open_flows() > 0);
+        let open = self.agents.iter().filter(|agent| !agent.is_unpinned() && agent.open_flows() > 0);
         let patient =
             |agent: &Agent| Patient { pins: agent.pins.clone(), cgroup: Some(agent.path().to_owned()) };
         let mut patients: Vec<Patient> = open.map(patient).collect();
@@ -506,6 +510,10 @@ fn tell(agent: &Agent, followed: Followed, starting: bool) {
         (Followed::Lost, _) => {
             info!(client = %client.name, cgroup = %client.cgroup.display(), "the cgroup is gone; waiting for it");
         }
+        (Followed::Unpinned, _) => warn!(
+            client = %client.name,
+            "its pins were removed, so its connects go unbalanced; SIGHUP or a restart makes them anew and attaches it"
+        ),
         (Followed::Unchanged | Followed::Attached, None) if starting => {
             info!(client = %client.name, cgroup = %client.cgroup.display(), "there is no such cgroup; waiting for it");
         }

@@ -338,6 +338,11 @@ pub fn from_pins(directory: &Path) -> Result<Status, DatapathError> {
             Err(error) => degraded.push(format!("client {}: {}", pins.client, crate::chain(&error))),
         }
     }
+    // A daemon that runs knows why.
+    let detached = clients.iter().filter(|client| client.cgroup.is_none());
+    degraded.extend(
+        detached.map(|client| format!("client {}: not attached to a cgroup that exists", client.name)),
+    );
     degraded.extend(faults(&clients));
     if clients.is_empty() {
         degraded.push(format!("no client has pins below {}", directory.display()));
@@ -350,9 +355,6 @@ pub fn faults(clients: &[Client]) -> Vec<String> {
     let mut faults = Vec::new();
     for client in clients {
         let name = &client.name;
-        if client.cgroup.is_none() {
-            faults.push(format!("client {name}: not attached to a cgroup that exists"));
-        }
         for service in client.services.iter().filter(|service| service.open) {
             let at = format!("client {name}, service {}", service.name);
             if service.fallback.is_none() {

@@ -208,10 +208,107 @@ fn what_cannot_change_while_running_is_named_and_the_rest_changes() {
     eventually("the rest is taken on", || services(&fixture.setup).len(), |count| *count == 2);
     let faults = degraded(&fixture.setup);
     // Paths are given on the command line here, which goes before the file.
-    assert_eq!(faults, ["limits.flow_records cannot change while running; restart socklb to apply it"]);
+    let pins = fixture.setup.pins.display();
+    assert_eq!(
+        faults,
+        [format!(
+            "limits.flow_records cannot change while running, nor by a restart alone, for the clients' maps outlive it: \
+             stop socklb, run `socklb detach web --pins '{pins}'` (connects then go unbalanced), and start it again"
+        )]
+    );
+    assert!(fixture.daemon().log().contains(&faults[0]), "it is in the log as well");
     // Only that is put back: nothing else changes.
     write(&fixture.setup, &text(&fixture, "", "", &second_service()));
     eventually("it is taken back", || degraded(&fixture.setup), Vec::is_empty);
+}
+
+/// What the message about limits says to do: for every client.
+#[test]
+fn limits_change_as_the_message_says() {
+    let mut fixture = Fixture::without_daemon();
+    let other = Cgroup::new();
+    let two = |fixture: &Fixture, more: &str| two_clients(fixture, [&fixture.cgroup, &other], more);
+    fixture.setup.write("socklb.toml", &two(&fixture, ""));
+    fixture.start();
+    write(&fixture.setup, &two(&fixture, "[limits]\nslots = 1024\n"));
+    let faults = eventually("it is told", || degraded(&fixture.setup), |faults| !faults.is_empty());
+    let pins = fixture.setup.pins.display();
+    let loop_ = format!("`for client in one two; do socklb detach $client --pins '{pins}'; done`");
+    assert!(faults[0].contains(&loop_) && faults[0].starts_with("limits.slots cannot"), "{faults:?}");
+    // Whoever restarts all the same is told of every client at once.
+    fixture.stop();
+    let path = fixture.setup.folder.join("socklb.toml");
+    let output = fixture.setup.run(&["run", "--config", path.to_str().expect("UTF-8")]);
+    let (code, text) = stage::daemon::failure(&output);
+    assert_eq!(code, Some(1), "{text}");
+    for part in ["the pins of 2 clients", "client one: ", "client two: ", "maps/active", &loop_] {
+        assert!(text.contains(part), "{part:?} is not in {text}");
+    }
+    for client in ["one", "two"] {
+        assert!(fixture.setup.run(&["detach", client]).status.success());
+    }
+    fixture.start();
+    assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3);
+    assert_eq!(degraded(&fixture.setup), Vec::<String>::new());
+}
+
+/// Each SIGHUP is answered in the log, and so is the end of a fault.
+#[test]
+fn what_becomes_of_a_faulty_configuration_is_said() {
+    let fixture = Fixture::new();
+    let good = text(&fixture, "", "", "");
+    let said = |what: &str| fixture.daemon().log().matches(what).count();
+    let bad = || said("the configuration cannot be used");
+    write(&fixture.setup, &text(&fixture, "index = 9", "", ""));
+    eventually("it is said", bad, |times| *times == 1);
+    for times in 2..=3 {
+        fixture.daemon().signal(Signal::HUP);
+        eventually("whoever asks is answered", bad, |count| *count == times);
+    }
+    write(&fixture.setup, &good);
+    eventually("its end is said", || said("the configuration is good again"), |times| *times == 1);
+    assert_eq!(degraded(&fixture.setup), Vec::<String>::new());
+    assert_eq!(said("configuration taken on"), 0, "nothing has changed");
+}
+
+/// Somebody has removed all that a client has in the kernel, under the daemon.
+#[test]
+fn a_client_whose_pins_were_removed_is_named_and_comes_back_with_a_reload() {
+    let fixture = Fixture::new();
+    let mut probe = fixture.probe();
+    let before = probe.dial(SERVICE);
+    let said = |what: &str| fixture.daemon().log().matches(what).count();
+    for times in 1..=2 {
+        // All at once: links that are missing while the directory is still there are made again.
+        let gone = fixture.setup.pins.join("gone");
+        std::fs::rename(fixture.setup.pins_of("web"), &gone).expect("take the pins away");
+        std::fs::remove_dir_all(gone).expect("remove the pins");
+        eventually("it is said", || said("its pins were removed"), |count| *count == times);
+        let faults = degraded(&fixture.setup);
+        assert!(
+            faults[0].starts_with("client web: its pins were removed") && faults[0].contains("SIGHUP"),
+            "{faults:?}"
+        );
+        // Whoever wanted it gone is not overruled by what lets the daemon look: somebody who waits for the client, or a
+        // configuration that says the same again.
+        let path = fixture.setup.folder.join("socklb.toml");
+        replace(&path, &stage::daemon::read(&path));
+        assert_eq!(fixture.setup.run(&["wait", "web", "--timeout", "1"]).status.code(), Some(1));
+        assert!(!fixture.setup.pins_of("web").exists());
+        let unbalanced = || unreachable(&mut probe, SERVICE);
+        eventually("connects go where they say", unbalanced, |unbalanced| *unbalanced);
+        if times == 1 {
+            fixture.daemon().signal(Signal::HUP);
+        } else {
+            write(&fixture.setup, &text(&fixture, "", "", &second_service()));
+        }
+        eventually("it is attached again", || degraded(&fixture.setup), Vec::is_empty);
+        assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3);
+    }
+    assert_eq!(said("its pins were removed"), 2, "once each");
+    assert_eq!(services(&fixture.setup).len(), 2);
+    probe.close(before.socket);
+    assert_eq!(fixture.setup.active(), 0, "flows of the maps before are not counted in those after");
 }
 
 #[test]

@@ -19,8 +19,9 @@ fn a_cgroup_that_appears_later_is_attached_at_once() {
     let _daemon = Daemon::start(&setup, &config(&cgroup, r#"{ static = ["127.0.0.1:8001"] }"#, ""));
     assert_eq!(degraded(&setup), Some(3));
     let status = setup.status();
-    let fault = status["degraded"][0].as_str().expect("a fault");
-    assert!(fault.contains("there is no cgroup") && fault.contains("web"), "{fault}");
+    let path = cgroup.relative();
+    let fault = format!("client web: there is no cgroup {}; it is attached when it appears", path.display());
+    assert_eq!(status["degraded"], serde_json::json!([fault]), "one fault, one line");
     cgroup.create();
     eventually("it is attached", || degraded(&setup), |code| *code == Some(0));
     assert_eq!(setup.status()["clients"][0]["cgroup_id"], cgroup.id());

@@ -12,9 +12,9 @@ use tracing::{info, warn};
 
 use super::files::Watched;
 use super::leaving::Leaving;
-use super::{Daemon, Event, Reread, files, leaving};
-use crate::agent::Agent;
-use crate::config::{Client, Config, Limits, Paths};
+use super::{Daemon, Event, Reread, files, fixed, leaving, tell};
+use crate::agent::{Agent, Followed};
+use crate::config::{Client, Config, Limits};
 use crate::datapath::{self, Features, Pins};
 use crate::offer::{self, Offer, Offers};
 use crate::source::{FileSource, FirstRead, Progress, Stamp, directory_of};
@@ -25,10 +25,11 @@ pub struct Reload {
     progress: Progress,
     reread: Reread,
     reading: bool,
-    /// Somebody asked for it by SIGHUP.
+    /// Somebody asked by SIGHUP for what is being read.
     asked: bool,
-    /// ... or while it was being read.
+    /// It is to be read once more; ... and somebody asked for that.
     again: bool,
+    asked_again: bool,
     /// Why the file cannot be used, if it cannot.
     pub error: Option<String>,
     /// What the file says and cannot change while running.
@@ -81,6 +82,7 @@ impl Reload {
             reading: false,
             asked: false,
             again: false,
+            asked_again: false,
             error: None,
             unchangeable: Vec::new(),
         }
@@ -106,7 +108,7 @@ impl Reload {
 impl Daemon {
     /// SIGHUP: at once, and whether or not the file has changed, for the files that it names may have.
     pub fn reload_now(&mut self) {
-        self.reload.asked = true;
+        self.reload.asked_again = true;
         self.load(Stamp::at(&self.reload.file));
     }
 
@@ -123,18 +125,22 @@ impl Daemon {
             return;
         }
         self.reload.reading = true;
+        self.reload.asked = std::mem::take(&mut self.reload.asked_again);
         self.notifier.reloading();
         let (reread, events) = (self.reload.reread.clone(), self.events.clone());
-        let running = self.config.paths.clone();
+        let (running, asked) = (self.config.clone(), self.reload.asked);
         let opener = self.opener();
-        let there: BTreeSet<String> = self.agents.iter().map(|agent| agent.client.name.clone()).collect();
+        let there = self.there();
         let (before, statics_before) = (self.in_force(), self.statics.clone());
         tokio::task::spawn_blocking(move || {
             let config = reread();
             let (mut files, mut statics, mut opened) = (Vec::new(), Offers::new(), Vec::new());
-            if let Ok(config) = &config {
+            // What says the same again is not taken on, and opens nobody who was wanted gone.
+            if let Ok(config) = &config
+                && (asked || *config != running)
+            {
                 // Where lists are kept cannot change while running.
-                let config = Config { paths: running, ..config.clone() };
+                let config = Config { paths: running.paths, ..config.clone() };
                 statics = offer::statics(&config.clients, &statics_before);
                 let sources = files::sources(&config).into_iter();
                 files = sources.map(|(service, source)| read(service, source, &config, &before)).collect();
@@ -151,9 +157,11 @@ impl Daemon {
         self.reload.reading = false;
         self.reload.progress.done(loaded.stamp);
         match loaded.config {
-            // A file that was only touched, or read before its stamp could tell versions apart.
+            // A file that was only touched, or read before its stamp could tell versions apart, or put right as it was.
             Ok(config) if config == self.config && !self.reload.asked => {
-                self.reload.error = None;
+                if self.reload.error.take().is_some() {
+                    info!("the configuration is good again, and as it was");
+                }
                 self.reload.unchangeable.clear();
             }
             Ok(config) => {
@@ -161,14 +169,13 @@ impl Daemon {
                 self.take_on(config, loaded.files, loaded.opened, now);
             }
             Err(error) => {
-                // Said once per fault, not once per look.
-                if self.reload.error.as_ref() != Some(&error) {
+                // Said once per fault, not once per look; but who asks gets an answer.
+                if self.reload.asked || self.reload.error.as_ref() != Some(&error) {
                     warn!(%error, "the configuration cannot be used; what was in force stays");
                 }
                 self.reload.error = Some(error);
             }
         }
-        self.reload.asked = false;
         self.notify_ready();
         if std::mem::take(&mut self.reload.again) {
             self.load(Stamp::at(&self.reload.file));
@@ -177,7 +184,7 @@ impl Daemon {
 
     fn take_on(&mut self, mut config: Config, read: Vec<Reading>, opened: Vec<Opened>, now: Instant) {
         self.reload.error = None;
-        let unchangeable = unchangeable(&self.config, &config);
+        let unchangeable = fixed::unchangeable(&self.config, &config, &self.names());
         for what in unchangeable.iter().filter(|what| !self.reload.unchangeable.contains(what)) {
             warn!("{what}");
         }
@@ -203,10 +210,7 @@ impl Daemon {
         self.config = config;
         for Opened { client, result } in opened {
             match result {
-                Ok((agent, others)) => {
-                    self.agents.push(agent);
-                    self.leaving.extend(others);
-                }
+                Ok((agent, others)) => self.take_in(agent, others),
                 Err(error) => unstarted.push((client, error)),
             }
         }
@@ -221,6 +225,34 @@ impl Daemon {
         self.leave_other_cgroups();
         info!(clients = self.config.clients.len(), files = self.files.len(), "configuration taken on");
         self.start_unstarted();
+    }
+
+    /// Takes in a client that was opened, in place of one whose pins were removed if there is such a one.
+    fn take_in(&mut self, agent: Agent, others: Vec<Leaving>) {
+        match self.agents.iter_mut().find(|before| before.client.name == agent.client.name) {
+            Some(before) => *before = agent,
+            None => self.agents.push(agent),
+        }
+        self.leaving.extend(others);
+    }
+
+    /// The clients that need not be opened: those whose pins were removed by hand are opened anew.
+    fn there(&mut self) -> BTreeSet<String> {
+        let mut there = BTreeSet::new();
+        for agent in &mut self.agents {
+            let was_unpinned = agent.is_unpinned();
+            // What cannot be seen is left alone.
+            if agent.look_for_pins().unwrap_or(true) {
+                there.insert(agent.client.name.clone());
+            } else if !was_unpinned {
+                tell(agent, Followed::Unpinned, false);
+            }
+        }
+        there
+    }
+
+    fn names(&self) -> Vec<&str> {
+        self.agents.iter().map(|agent| agent.client.name.as_str()).collect()
     }
 
     /// Remembers which clients could not be started; each error is said once.
@@ -313,7 +345,7 @@ impl Daemon {
         self.leaving
             .retain(|leaving| !leaving.pins.is_of_this_version() || !names.contains(&leaving.pins.client));
         // Those that are there run with an earlier configuration.
-        let there: BTreeSet<String> = self.agents.iter().map(|agent| agent.client.name.clone()).collect();
+        let there = self.there();
         self.opening = true;
         let (opener, events, in_force) = (self.opener(), self.events.clone(), self.in_force());
         let statics = self.statics.clone();
@@ -339,7 +371,7 @@ impl Daemon {
             let Some(agent) = self.agents.iter_mut().find(|agent| agent.client.name == client.name) else {
                 continue;
             };
-            if agent.reconfigure(client.clone()).is_ok() {
+            if !agent.is_unpinned() && agent.reconfigure(client.clone()).is_ok() {
                 unstarted.remove(at);
                 self.deliver_to(&client.name, &offers);
             }
@@ -349,8 +381,7 @@ impl Daemon {
             match result {
                 Ok((agent, others)) => {
                     unstarted.remove(at);
-                    self.agents.push(agent);
-                    self.leaving.extend(others);
+                    self.take_in(agent, others);
                     self.deliver_to(&client.name, &offers);
                 }
                 Err(error) => unstarted[at].1 = error,
@@ -456,22 +487,4 @@ impl Opener {
         }
         opened
     }
-}
-
-/// What differs and is fixed when the daemon starts.
-fn unchangeable(running: &Config, wanted: &Config) -> Vec<String> {
-    let Paths { pins, run, state } = &wanted.paths;
-    let Limits { schedule_entries, flow_records, slots } = wanted.limits;
-    let changed = [
-        ("paths.pins", *pins != running.paths.pins),
-        ("paths.run", *run != running.paths.run),
-        ("paths.state", *state != running.paths.state),
-        ("limits.schedule_entries", schedule_entries != running.limits.schedule_entries),
-        ("limits.flow_records", flow_records != running.limits.flow_records),
-        ("limits.slots", slots != running.limits.slots),
-    ];
-    let changed = changed.into_iter().filter(|(_, changed)| *changed);
-    changed
-        .map(|(name, _)| format!("{name} cannot change while running; restart socklb to apply it"))
-        .collect()
 }

@@ -196,25 +196,8 @@ impl Daemon {
                 Ok(client) => clients.push(client),
                 Err(error) => degraded.push(format!("client {name}: {}", crate::chain(&error))),
             }
-            if !agent.is_effective() {
-                let path = agent.client.cgroup.display();
-                degraded.push(match agent.cgroup() {
-                    None => {
-                        let mut fault =
-                            format!("client {name}: there is no cgroup {path}; it is attached when it appears");
-                        if let Some(warning) = datapath::namespace_warning() {
-                            fault.push_str(&format!(" ({warning})"));
-                        }
-                        fault
-                    }
-                    Some(_) if agent.attach_error().is_none() => format!(
-                        "client {name}: the programs are not attached to the cgroup at {path}: it, or their links, were removed"
-                    ),
-                    Some(_) => format!("client {name}: the programs are not attached to the cgroup at {path}"),
-                });
-            }
-            if let Some(error) = agent.attach_error() {
-                degraded.push(format!("client {name}: {error}"));
+            if let Some(fault) = detachment(agent) {
+                degraded.push(format!("client {name}: {fault}"));
             }
             if let Some(trouble) = agent.trouble() {
                 degraded.push(format!("client {name}: {trouble}"));
@@ -278,4 +261,28 @@ impl Daemon {
         };
         services.map(|configured| &configured.service.name).map(|name| (name.clone(), source(name))).collect()
     }
+}
+
+/// Why a client's programs are not attached where they should be, and what it takes; nothing if they are.
+fn detachment(agent: &Agent) -> Option<String> {
+    let path = agent.client.cgroup.display();
+    if agent.is_unpinned() {
+        return Some(
+            "its pins were removed, so its connects go unbalanced; SIGHUP or a restart makes them anew and attaches it"
+                .to_owned(),
+        );
+    }
+    if let Some(error) = agent.attach_error() {
+        return Some(format!("the programs cannot be attached to the cgroup at {path}: {error}"));
+    }
+    if agent.is_effective() {
+        return None;
+    }
+    if agent.cgroup().is_some() {
+        return Some(format!(
+            "the programs are not attached to the cgroup at {path}: it, or their links, were removed"
+        ));
+    }
+    let warning = datapath::namespace_warning().map(|warning| format!(" ({warning})")).unwrap_or_default();
+    Some(format!("there is no cgroup {path}; it is attached when it appears{warning}"))
 }

@@ -142,6 +142,11 @@ impl DatapathError {
         }
     }
 
+    /// Whether the pins are of another shape than the configured limits make.
+    pub fn is_shape(&self) -> bool {
+        matches!(self, Self::Shape { .. })
+    }
+
     /// Whether what was looked for is not there.
     pub fn is_missing(&self) -> bool {
         self.is_caused_by(io::ErrorKind::NotFound)

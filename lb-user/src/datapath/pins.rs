@@ -7,7 +7,7 @@
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::AsFd;
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use lb_common::abi::ABI_VERSION;
@@ -19,7 +19,7 @@ use super::sys;
 /// The directory of one client, locked while this is held.
 #[derive(Debug)]
 pub struct Lock {
-    _directory: File,
+    directory: File,
 }
 
 /// The directory of all clients of an ABI version.
@@ -113,7 +113,7 @@ impl Pins {
         let fail = |source| DatapathError::PinDirectory { path: self.directory.clone(), source };
         let directory = File::open(&self.directory).map_err(fail)?;
         match rustix::fs::flock(&directory, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(Lock { _directory: directory }),
+            Ok(()) => Ok(Lock { directory }),
             Err(rustix::io::Errno::WOULDBLOCK) => Err(DatapathError::Locked(self.directory.clone())),
             Err(error) => Err(fail(error.into())),
         }
@@ -138,13 +138,19 @@ impl Pins {
         self.directory.join("links")
     }
 
-    /// Whether the client's directory exists.
+    /// Whether the client's directory is the one that was locked: neither removed nor made anew since.
     ///
     /// # Errors
     /// If that cannot be seen, most likely for want of permission.
-    pub fn exist(&self) -> Result<bool, DatapathError> {
+    pub fn are_locked_by(&self, lock: &Lock) -> Result<bool, DatapathError> {
         let fail = |source| DatapathError::PinDirectory { path: self.directory.clone(), source };
-        self.directory.try_exists().map_err(fail)
+        let identity = |metadata: fs::Metadata| (metadata.dev(), metadata.ino());
+        let locked = lock.directory.metadata().map(identity).map_err(fail)?;
+        match fs::metadata(&self.directory) {
+            Ok(found) => Ok(identity(found) == locked),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(fail(error)),
+        }
     }
 
     /// Names of what is pinned as maps and as links.

@@ -1,0 +1,103 @@
+//! What is fixed when the daemon starts: the directories that it works in, and the sizes of the maps.
+//!
+//! Maps are made once and outlive the daemon: a start over maps of other sizes is refused rather than losing what is in
+//! them. What has to be done for a change is told before somebody restarts in vain, and at the start for all clients at
+//! once.
+
+use std::path::Path;
+
+use anyhow::{Result, anyhow};
+
+use super::Daemon;
+use crate::config::{Config, Limits, Paths};
+use crate::datapath::{self, Pins};
+
+/// What a configuration wants otherwise and cannot have while the daemon runs with `clients`, and how to get it.
+pub fn unchangeable(running: &Config, wanted: &Config, clients: &[&str]) -> Vec<String> {
+    let Paths { pins, run, state } = &wanted.paths;
+    let Limits { schedule_entries, flow_records, slots } = wanted.limits;
+    let remade = [
+        ("paths.pins", *pins != running.paths.pins),
+        ("limits.schedule_entries", schedule_entries != running.limits.schedule_entries),
+        ("limits.flow_records", flow_records != running.limits.flow_records),
+        ("limits.slots", slots != running.limits.slots),
+    ];
+    let restarted =
+        [("paths.run", *run != running.paths.run), ("paths.state", *state != running.paths.state)];
+    let changed = |names: &[(&'static str, bool)]| -> Vec<&'static str> {
+        names.iter().filter(|(_, changed)| *changed).map(|(name, _)| *name).collect()
+    };
+    let remade = changed(&remade).into_iter().map(|name| {
+        let remove = remove_all(clients, &running.paths.pins);
+        format!(
+            "{name} cannot change while running, nor by a restart alone, for the clients' maps outlive it: stop socklb, run \
+             {remove} (connects then go unbalanced), and start it again"
+        )
+    });
+    let restarted = changed(&restarted)
+        .into_iter()
+        .map(|name| format!("{name} cannot change while running; restart socklb to apply it"));
+    remade.chain(restarted).collect()
+}
+
+/// The command that removes these clients' pins. For more than one, a loop of the shell; their names need no quoting.
+fn remove_all(clients: &[&str], pins: &Path) -> String {
+    let pins = if *pins == Paths::default().pins {
+        String::new()
+    } else {
+        // Paths of a configuration may hold anything.
+        format!(" --pins '{}'", pins.display().to_string().replace('\'', r"'\''"))
+    };
+    match clients {
+        [client] => format!("`socklb detach {client}{pins}`"),
+        _ => format!("`for client in {}; do socklb detach $client{pins}; done`", clients.join(" ")),
+    }
+}
+
+impl Daemon {
+    /// Looks at the pins of all clients before any of them is opened: all that are in the way are told at once.
+    ///
+    /// # Errors
+    /// If there are pins in the way.
+    pub fn check_pins(&self) -> Result<()> {
+        let Config { clients, paths, limits, .. } = &self.config;
+        let mut faults = Vec::new();
+        for client in clients {
+            match datapath::check_pins(&Pins::of(&paths.pins, &client.name), limits) {
+                // For want of privilege nothing is said of the pins.
+                Err(error) if !error.is_permission() => faults.push((client.name.as_str(), error)),
+                Ok(()) | Err(_) => {}
+            }
+        }
+        // A single one says all there is to say, and is met again.
+        if faults.len() < 2 {
+            return Ok(());
+        }
+        let mut text = format!("the pins of {} clients do not fit this configuration:", faults.len());
+        for (client, error) in &faults {
+            text.push_str(&format!("\n  client {client}: {}", crate::chain(error)));
+        }
+        let of_another_shape: Vec<&str> =
+            faults.iter().filter(|(_, error)| error.is_shape()).map(|(client, _)| *client).collect();
+        if of_another_shape.len() > 1 {
+            let remove = remove_all(&of_another_shape, &paths.pins);
+            text.push_str(&format!("\nto remove all that have another shape: {remove}"));
+        }
+        Err(anyhow!(text))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_names_every_client_and_where_it_is_pinned() {
+        let usual = &Paths::default().pins;
+        assert_eq!(remove_all(&["web"], usual), "`socklb detach web`");
+        assert_eq!(
+            remove_all(&["web", "batch"], Path::new("/bpf/it's")),
+            r"`for client in web batch; do socklb detach $client --pins '/bpf/it'\''s'; done`"
+        );
+    }
+}
