@@ -1,8 +1,9 @@
-//! What the daemon costs when it starts, and when nothing happens.
+//! What the daemon costs when it starts, when nothing happens, and when its configuration is read anew.
 
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use rustix::process::Signal;
 use stage::{Cgroup, Daemon, Setup, Stage};
 
 use crate::statistics::median;
@@ -76,7 +77,60 @@ fn many(setup: &Setup) -> Result<()> {
     println!("idle with {CLIENTS} clients for {} s: {ticks} ticks of CPU time", IDLE.as_secs());
     drop(daemon);
     setup.run(&["detach", "--all"]);
+    reloads(setup, &cgroups)
+}
+
+/// What clients that do not change cost when the configuration is read anew: with default limits, and lists of some
+/// length.
+fn reloads(setup: &Setup, cgroups: &[Cgroup]) -> Result<()> {
+    const TIMES: u32 = 20;
+    const ADDED: u32 = 5;
+    let list: String =
+        (0..100).map(|i| format!("[[endpoint]]\naddress = \"127.0.0.1:{}\"\n", 8000 + i)).collect();
+    setup.write("list.toml", &list);
+    let text = |clients: usize| {
+        let client = |(number, cgroup): (usize, &Cgroup)| {
+            format!("[[client]]\njob = \"job-{number}\"\ncgroup = \"{}\"\n", cgroup.relative().display())
+        };
+        cgroups[..clients].iter().enumerate().map(client).collect::<String>()
+            + "[[service]]\nname = \"bench\"\naddress = \"10.96.0.10:80\"\nbackends = { file = \"list.toml\" }\n"
+    };
+    let fewer = cgroups.len() - 1;
+    let started = Instant::now();
+    let daemon = Daemon::start(setup, &text(fewer));
+    let took = started.elapsed().as_secs_f64();
+    println!(
+        "first start with {fewer} clients of default limits: {took:.2} s, {} ms of CPU time",
+        10 * cpu_ticks(daemon.pid())?
+    );
+    let taken_on = |act: &dyn Fn()| {
+        let count = || daemon.log().matches("configuration taken on").count();
+        let before = count();
+        act();
+        stage::eventually("it is taken on", count, |count| *count > before);
+    };
+    let before = cpu_ticks(daemon.pid())?;
+    for _ in 0..TIMES {
+        taken_on(&|| daemon.signal(Signal::HUP));
+    }
+    let ticks = cpu_ticks(daemon.pid())? - before;
+    println!("  a SIGHUP that changes nothing, mean of {TIMES}: {:.1} ms of CPU time", per(ticks, TIMES));
+    let mut ticks = 0;
+    for _ in 0..ADDED {
+        let before = cpu_ticks(daemon.pid())?;
+        taken_on(&|| stage::replace(&setup.folder.join("socklb.toml"), &text(cgroups.len())));
+        ticks += cpu_ticks(daemon.pid())? - before;
+        taken_on(&|| stage::replace(&setup.folder.join("socklb.toml"), &text(fewer)));
+    }
+    println!("  one more client, mean of {ADDED}:               {:.1} ms of CPU time", per(ticks, ADDED));
+    drop(daemon);
+    setup.run(&["detach", "--all"]);
     Ok(())
+}
+
+/// Milliseconds each, of ticks for several.
+fn per(ticks: u64, times: u32) -> f64 {
+    Duration::from_millis(10 * ticks).as_secs_f64() * 1000.0 / f64::from(times)
 }
 
 /// Ticks of CPU time that a daemon takes while nothing happens.
