@@ -7,7 +7,8 @@
 use std::fs::File;
 use std::io::{self, Read as _};
 use std::net::SocketAddr;
-use std::ops::RangeInclusive;
+use std::ops::{Range, RangeInclusive};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 use lb_common::abi::{self, MAX_CLIENTS, MAX_SERVICES};
@@ -84,6 +85,17 @@ pub enum Source {
     Static(EndpointList),
     /// A file that is watched.
     File(PathBuf),
+}
+
+/// An endpoint file that a configuration names, right or wrong.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamedFile {
+    /// The address of its service, if that can be read.
+    pub service: Option<SocketAddr>,
+    /// The file.
+    pub path: PathBuf,
+    /// Where the configuration names it.
+    pub span: Range<usize>,
 }
 
 /// Directories that outlive the daemon.
@@ -171,14 +183,31 @@ pub enum ConfigError {
 /// # Errors
 /// The file cannot be read, or all its faults.
 pub fn read(path: &Path, env: &dyn Environment) -> Result<Config, ConfigError> {
+    read_with(path, env, |_, _, _| ())
+}
+
+/// As [`read`], and shows the endpoint files that the text names, whatever else is wrong with it, and the addresses of
+/// all services to `look`. What that reports is a fault of the configuration.
+///
+/// # Errors
+/// The file cannot be read, or all its faults.
+pub fn read_with(
+    path: &Path,
+    env: &dyn Environment,
+    look: impl FnOnce(&[NamedFile], &[SocketAddr], &mut Report<'_>),
+) -> Result<Config, ConfigError> {
     let cannot = |source| ConfigError::Read { path: path.to_owned(), source };
     let mut bytes = Vec::new();
-    let file = File::open(path).map_err(cannot)?;
+    // A pipe would keep us waiting for a writer.
+    let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path).map_err(cannot)?;
+    if !file.metadata().map_err(cannot)?.is_file() {
+        return Err(cannot(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file")));
+    }
     let length = file.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes).map_err(cannot)?;
     if length as u64 > MAX_FILE_BYTES {
         return Err(ConfigError::TooLong { path: path.to_owned() });
     }
-    Ok(parse(utf8(&bytes, path)?, path, env)?)
+    Ok(parse_with(utf8(&bytes, path)?, path, env, look)?)
 }
 
 /// Reads the text of a configuration; `path` is where it stands, and what the paths in it are relative to.
@@ -186,14 +215,29 @@ pub fn read(path: &Path, env: &dyn Environment) -> Result<Config, ConfigError> {
 /// # Errors
 /// All faults of the text.
 pub fn parse(text: &str, path: &Path, env: &dyn Environment) -> Result<Config, Faults> {
+    parse_with(text, path, env, |_, _, _| ())
+}
+
+fn parse_with(
+    text: &str,
+    path: &Path,
+    env: &dyn Environment,
+    look: impl FnOnce(&[NamedFile], &[SocketAddr], &mut Report<'_>),
+) -> Result<Config, Faults> {
     let mut report = Report::new(path, text);
     let root = document::read(text, &mut report);
-    let config = read_root(&Table::root("a configuration", &root), path, env, &mut report);
+    let (config, files) = read_root(&Table::root("a configuration", &root), path, env, &mut report);
+    look(&files, &config.addresses, &mut report);
     report.finish(Some(config))
 }
 
 // Returns what could be read: it is a configuration only if nothing was reported.
-fn read_root(root: &Table<'_>, path: &Path, env: &dyn Environment, report: &mut Report<'_>) -> Config {
+fn read_root(
+    root: &Table<'_>,
+    path: &Path,
+    env: &dyn Environment,
+    report: &mut Report<'_>,
+) -> (Config, Vec<NamedFile>) {
     let directory = path.parent().unwrap_or(Path::new(""));
     root.check_keys(&["client", "service", "paths", "limits"], report);
     let services = root.tables("service", "a service", MAX_SERVICES as usize, report);
@@ -210,7 +254,8 @@ fn read_root(root: &Table<'_>, path: &Path, env: &dyn Environment, report: &mut 
     let limits = read_limits(root, report);
     let services = service::read(&services, directory, report);
     let clients = client::read(&clients, &services, limits, env, report);
-    Config { path: path.to_owned(), clients, addresses: services.addresses(), paths, limits }
+    let addresses = services.addresses();
+    (Config { path: path.to_owned(), clients, addresses, paths, limits }, services.into_files())
 }
 
 fn read_paths(root: &Table<'_>, directory: &Path, report: &mut Report<'_>) -> Paths {
@@ -640,7 +685,12 @@ slots = 65_535
         assert_eq!(error.to_string(), "read /nonexistent/socklb.toml");
         let cause = std::error::Error::source(&error).unwrap().to_string();
         assert_eq!(cause, "No such file or directory (os error 2)");
-        assert!(matches!(read(Path::new("/dev/zero"), &Host), Err(ConfigError::TooLong { .. })));
+        let error = read(Path::new("/dev/zero"), &Host).unwrap_err();
+        let cause = std::error::Error::source(&error).unwrap().to_string();
+        assert_eq!(cause, "it is not a regular file");
+        let long = tempfile::NamedTempFile::new().unwrap();
+        long.as_file().set_len(MAX_FILE_BYTES + 1).unwrap();
+        assert!(matches!(read(long.path(), &Host), Err(ConfigError::TooLong { .. })));
     }
 
     #[test]

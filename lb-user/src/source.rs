@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
+use lb_core::endpoint::EndpointList;
 use lb_core::service::Service;
 use notify::event::{AccessKind, AccessMode, EventKind};
 use notify::{RecommendedWatcher, RecursiveMode, Watcher};
@@ -204,8 +205,7 @@ impl FileSource {
     }
 
     fn read_from(&self, path: &Path) -> Result<Contents, SourceError> {
-        let text = read_whole(path)?;
-        let list = endpoints::parse(&text, path, self.service, &self.services)?;
+        let (list, text) = read_list(path, Some(self.service), &self.services)?;
         Ok(Contents { offer: Offer::new(list), text: text.into() })
     }
 
@@ -243,6 +243,20 @@ pub struct Contents {
     /// The list.
     pub offer: Offer,
     text: Arc<[u8]>,
+}
+
+/// Reads the list at `path` and the text that it was read from. `service` is dialled at that address, if it is known;
+/// `services` are the addresses of all services.
+///
+/// # Errors
+/// If the file cannot be read whole or is not a valid list.
+pub fn read_list(
+    path: &Path,
+    service: Option<SocketAddr>,
+    services: &[SocketAddr],
+) -> Result<(EndpointList, Vec<u8>), SourceError> {
+    let text = read_whole(path)?;
+    Ok((endpoints::parse(&text, path, service, services)?, text))
 }
 
 /// Reads a file that nobody changed meanwhile.

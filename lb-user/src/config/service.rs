@@ -13,7 +13,7 @@ use lb_core::subset::{self, Algorithm, Position};
 use lb_core::weights::{self, MIN_AUTO_SIZE};
 use toml::de::DeValue;
 
-use super::{ClientService, Source, name_text, path_text};
+use super::{ClientService, NamedFile, Source, name_text, path_text};
 use crate::diagnostic::{Report, quote};
 use crate::document::{Item, Table, Unique};
 use crate::source::endpoints::{self, Entry};
@@ -51,6 +51,8 @@ pub struct Declared<'t> {
     pub name: Option<&'t str>,
     address: Option<SocketAddr>,
     protocol: Option<Protocol>,
+    /// The endpoint file that it names.
+    file: Option<NamedFile>,
     /// The rest, if nothing is wrong with it.
     pub entry: Option<ServiceEntry>,
 }
@@ -64,6 +66,11 @@ impl<'t> Services<'t> {
     /// The addresses of all services.
     pub fn addresses(&self) -> Vec<SocketAddr> {
         self.0.iter().filter_map(|declared| declared.address).collect()
+    }
+
+    /// The endpoint files, also of services with faults.
+    pub fn into_files(self) -> Vec<NamedFile> {
+        self.0.into_iter().filter_map(|declared| declared.file).collect()
     }
 }
 
@@ -124,6 +131,7 @@ pub fn read<'t>(tables: &[Table<'t>], directory: &Path, report: &mut Report<'_>)
     let addresses: Vec<SocketAddr> = declared.iter().filter_map(|declared| declared.address).collect();
     for (table, declared) in tables.iter().zip(&mut declared) {
         declared.entry = read_entry(table, declared, &addresses, directory, report);
+        declared.file = named_file(table, declared.address, directory);
     }
     Services(declared)
 }
@@ -152,7 +160,7 @@ fn read_identity<'t>(
         let what = format!("address {address} with protocol {}", protocol.name());
         places.claim((address, protocol.number()), item.span(), &what, report);
     }
-    Declared { name, address, protocol, entry: None }
+    Declared { name, address, protocol, file: None, entry: None }
 }
 
 // The address of an endpoint is checked in the core; that of a service has other faults.
@@ -325,6 +333,15 @@ fn read_source(
     }
 }
 
+/// The endpoint file of a service, as far as it can be read; what is wrong with it is reported elsewhere.
+fn named_file(table: &Table<'_>, service: Option<SocketAddr>, directory: &Path) -> Option<NamedFile> {
+    let backends = table.get("backends")?;
+    let DeValue::Table(entries) = backends.value() else { return None };
+    let file = entries.get("file")?;
+    let text = file.get_ref().as_str().filter(|text| !text.is_empty() && !text.contains('\0'))?;
+    Some(NamedFile { service, path: directory.join(text), span: file.span() })
+}
+
 fn read_static(
     list: &Item<'_>,
     service: Option<SocketAddr>,
@@ -335,9 +352,8 @@ fn read_static(
     let addresses: Vec<(Range<usize>, Option<SocketAddr>)> =
         items.iter().map(|item| (item.span(), item.address(report))).collect();
     let is_whole = addresses.iter().all(|(_, address)| address.is_some());
-    let entries =
-        addresses.into_iter().filter_map(|(span, address)| Some(Entry::bare(span, address?))).collect();
-    let list = endpoints::check(entries, service?, services, report)?;
+    let entries = addresses.into_iter().map(|(span, address)| Entry::bare(span, address)).collect();
+    let list = endpoints::check(entries, service, services, report)?;
     is_whole.then_some(Source::Static(list))
 }
 
@@ -389,6 +405,21 @@ mod tests {
     fn check_subset(line: &str, algorithm: Algorithm, size: Size, seed: u64) {
         let ClientService { service, .. } = services(&with_line(line)).remove(0);
         assert_eq!((service.subset, service.seed), (Subset::Sized { algorithm, size }, seed), "{line}");
+    }
+
+    #[test]
+    fn a_wrong_address_hides_nothing_of_the_list() {
+        let list = "['10.0.0.1:0', '224.0.0.1:80', '10.0.0.2:80', '10.0.0.2:80']";
+        check(
+            &with_service(&format!("name = 's'\naddress = 'users:80'\nbackends = {{ static = {list} }}")),
+            &[
+                "6:11: address \"users:80\" is a host name, and names are not resolved (write an IP address and a port, \
+                 as in \"10.0.0.1:8080\" or \"[2001:db8::1]:8080\")",
+                "7:24: 10.0.0.1:0 cannot be connected to: port 0",
+                "7:38: 224.0.0.1:80 cannot be connected to: a multicast address",
+                "7:69: address 10.0.0.2:80 is already on line 7",
+            ],
+        );
     }
 
     #[test]

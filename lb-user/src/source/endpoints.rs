@@ -3,7 +3,8 @@
 //! A file is complete or refused: whoever wrote it half must not take backends away from the service. Reads text only;
 //! when to read it, and that the last good list stays when this refuses, is for the caller.
 
-use std::net::SocketAddr;
+use std::collections::BTreeSet;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ops::Range;
 use std::path::Path;
 
@@ -26,14 +27,14 @@ const STATES: [(&str, EndpointState); 2] =
     [("healthy", EndpointState::Healthy), ("lame-duck", EndpointState::LameDuck)];
 
 /// Reads the content of the endpoint file at `path`, which is JSON if its name ends in `.json` and TOML otherwise.
-/// `service` is dialled at that address, `services` are the addresses of all services.
+/// `service` is dialled at that address, if it is known; `services` are the addresses of all services.
 ///
 /// # Errors
 /// All faults of the file. A file without any endpoint is one.
 pub fn parse(
     text: &[u8],
     path: &Path,
-    service: SocketAddr,
+    service: impl Into<Option<SocketAddr>>,
     services: &[SocketAddr],
 ) -> Result<EndpointList, Faults> {
     if text.len() > MAX_FILE_BYTES {
@@ -59,7 +60,7 @@ pub fn parse(
             "to stop all traffic give every endpoint weight = 0".to_owned(),
         );
     }
-    let list = check(entries, service, services, &mut report);
+    let list = check(entries, service.into(), services, &mut report);
     report.finish(list)
 }
 
@@ -71,83 +72,150 @@ fn read_toml(text: &str, report: &mut Report<'_>) -> Vec<Entry> {
     tables.iter().filter_map(|table| read_table(table, report)).collect()
 }
 
+// What is wrong in an entry hides nothing else of it: all that can be read goes on to be checked. One that is cut off
+// before it says anything is not blamed for what it does not say.
 fn read_table(table: &Table<'_>, report: &mut Report<'_>) -> Option<Entry> {
     table.check_keys(&KEYS, report);
     let address = table.required("address", "write address = \"10.0.0.1:8080\"", report);
-    let at = address.as_ref().map_or(0..0, document::Item::span);
+    let is_cut = address.is_none() && table.get("index").is_none();
+    let span = address.as_ref().map_or(table.span(), document::Item::span);
     let address = address.and_then(|item| item.address(report));
     let index = match table.get("index") {
-        Some(item) => Some(At { span: item.span(), value: item.number(0..=MAX_INDEXES - 1, report)? }),
-        None => None,
+        Some(item) => Index::read(item.span(), item.number(0..=MAX_INDEXES - 1, report)),
+        None => Index::Absent,
     };
-    let weight = match table.get("weight") {
-        Some(item) => u16::try_from(item.number(0..=u16::MAX.into(), report)?).ok()?,
-        None => 1,
-    };
-    let state = match table.get("state") {
-        Some(item) => item.choice(&STATES, &[], report)?,
-        None => EndpointState::Healthy,
-    };
-    let zone = match table.get("zone") {
-        Some(item) => Some(item.text(report)?.to_owned()),
-        None => None,
-    };
-    Some(Entry { address: At { span: at, value: address? }, index, weight, state, zone })
+    let weight = table.get("weight").and_then(|item| item.number(0..=u16::MAX.into(), report));
+    let weight = weight.and_then(|weight| u16::try_from(weight).ok()).unwrap_or(1);
+    let state = table.get("state").and_then(|item| item.choice(&STATES, &[], report));
+    let zone = table.get("zone").and_then(|item| item.text(report)).map(str::to_owned);
+    let state = state.unwrap_or(EndpointState::Healthy);
+    (!is_cut).then_some(Entry { span, address, index, weight, state, zone })
 }
 
-/// A value and its place.
-pub struct At<T> {
-    span: Range<usize>,
-    value: T,
+/// What a file says of an endpoint's index.
+pub enum Index {
+    /// Nothing.
+    Absent,
+    /// Something else than an index; that is reported.
+    Wrong(Range<usize>),
+    /// This, and where.
+    Given(Range<usize>, u32),
 }
 
-/// An endpoint as a file has it.
+impl Index {
+    /// An index that stands somewhere, if it could be read.
+    pub fn read(span: Range<usize>, value: Option<u32>) -> Self {
+        match value {
+            Some(value) => Self::Given(span, value),
+            None => Self::Wrong(span),
+        }
+    }
+
+    fn span(&self) -> Option<&Range<usize>> {
+        match self {
+            Self::Absent => None,
+            Self::Wrong(span) | Self::Given(span, _) => Some(span),
+        }
+    }
+}
+
+/// An endpoint as a file has it. What could not be read is reported, and stands here as if it had not been written.
 pub struct Entry {
-    address: At<SocketAddr>,
-    index: Option<At<u32>>,
-    weight: u16,
-    state: EndpointState,
-    zone: Option<String>,
+    /// Where it stands: its address, if it has one.
+    pub span: Range<usize>,
+    /// Where it listens.
+    pub address: Option<SocketAddr>,
+    /// Its number.
+    pub index: Index,
+    /// Its capacity.
+    pub weight: u16,
+    /// What its owner says of it.
+    pub state: EndpointState,
+    /// Where it runs.
+    pub zone: Option<String>,
 }
 
 impl Entry {
     /// An endpoint that is known by its address alone.
-    pub fn bare(span: Range<usize>, address: SocketAddr) -> Self {
-        let address = At { span, value: address };
-        Self { address, index: None, weight: 1, state: EndpointState::Healthy, zone: None }
+    pub fn bare(span: Range<usize>, address: Option<SocketAddr>) -> Self {
+        Self { span, address, index: Index::Absent, weight: 1, state: EndpointState::Healthy, zone: None }
     }
 }
 
-/// Checks the entries of a file or a static list together. `None` if there is a fault.
+/// Checks the entries of a file or a static list together. `None` if they cannot stand together; what is reported of one
+/// alone is in the report. Without the address of the service nothing is said of families.
 pub fn check(
     entries: Vec<Entry>,
-    service: SocketAddr,
+    service: Option<SocketAddr>,
     services: &[SocketAddr],
     report: &mut Report<'_>,
 ) -> Option<EndpointList> {
-    let indexed = entries.iter().find_map(|entry| entry.index.as_ref());
-    let unindexed = entries.iter().find(|entry| entry.index.is_none());
-    if let (Some(index), Some(entry)) = (indexed, unindexed) {
-        let line = report.line(&index.span);
-        let message =
-            format!("endpoint {} has no index, but the one on line {line} has", entry.address.value);
-        report.add(entry.address.span.clone(), message, "give every endpoint an index, or none".to_owned());
-        return None;
+    let indexed = entries.iter().find_map(|entry| entry.index.span().cloned());
+    if let Some(index) = &indexed
+        && let Some(entry) = entries.iter().find(|entry| entry.index.span().is_none())
+    {
+        let line = report.line(index);
+        let which = entry.address.map_or_else(String::new, |address| format!(" {address}"));
+        let message = format!("endpoint{which} has no index, but the one on line {line} has");
+        report.add(entry.span.clone(), message, "give every endpoint an index, or none".to_owned());
     }
+    let given = entries.iter().filter_map(|entry| match entry.index {
+        Index::Given(_, index) => Some(index),
+        Index::Absent | Index::Wrong(_) => None,
+    });
+    let given: BTreeSet<u32> = given.collect();
+    // An entry whose fault is reported needs some index for the rest to be checked: one that nobody else has.
+    let mut free = (0..MAX_INDEXES).filter(|index| !given.contains(index));
     let mut spans = Vec::with_capacity(entries.len());
     let mut endpoints = Vec::with_capacity(entries.len());
-    for (position, Entry { address, index, weight, state, zone }) in (0..).zip(entries) {
-        let index = index.unwrap_or_else(|| At { span: address.span.clone(), value: position });
-        endpoints.push(Endpoint { address: address.value, index: index.value, weight, state, zone });
-        spans.push((address.span, index.span));
+    for (position, Entry { span, address, index, weight, state, zone }) in (0..).zip(entries) {
+        let Some(address) = address else { continue };
+        let (index_span, index) = match index {
+            Index::Given(span, index) => (span, index),
+            Index::Absent if indexed.is_none() => (span.clone(), position),
+            Index::Absent | Index::Wrong(_) => (span.clone(), free.next().unwrap_or(position)),
+        };
+        endpoints.push(Endpoint { address, index, weight, state, zone });
+        spans.push((span, index_span));
     }
-    match EndpointList::new(endpoints, service, services) {
+    match new_list(endpoints, service, services) {
         Ok(list) => Some(list),
         Err(faults) => {
             faults.iter().for_each(|(position, fault)| add_fault(*position, fault, &spans, report));
             None
         }
     }
+}
+
+fn new_list(
+    endpoints: Vec<Endpoint>,
+    service: Option<SocketAddr>,
+    services: &[SocketAddr],
+) -> Result<EndpointList, Vec<(usize, EndpointFault)>> {
+    if let Some(service) = service {
+        return EndpointList::new(endpoints, service, services);
+    }
+    // Of an address of another family than its service nothing else is said: so each family is looked at as if the
+    // service were of it. What concerns both is told once.
+    let v4 = EndpointList::new(endpoints.clone(), (Ipv4Addr::LOCALHOST, 0).into(), services);
+    let v6 = EndpointList::new(endpoints, (Ipv6Addr::LOCALHOST, 0).into(), services);
+    let (mut faults, of_v6) = match (v4, v6) {
+        (Ok(list), _) | (_, Ok(list)) => return Ok(list),
+        (Err(v4), Err(v6)) => (v4, v6),
+    };
+    faults.retain(|(_, fault)| !matches!(fault, EndpointFault::OtherFamily { .. }));
+    let is_v6 = |fault: &EndpointFault| match fault {
+        EndpointFault::IsAService { address } | EndpointFault::Unreachable { address, .. } => {
+            address.is_ipv6()
+        }
+        EndpointFault::DuplicateAddress { .. }
+        | EndpointFault::DuplicateIndex { .. }
+        | EndpointFault::IndexTooLarge { .. }
+        | EndpointFault::OtherFamily { .. }
+        | EndpointFault::TooMany { .. } => false,
+    };
+    faults.extend(of_v6.into_iter().filter(|(_, fault)| is_v6(fault)));
+    Err(faults)
 }
 
 // A position in the list says little to who reads a file: name the line instead.
@@ -281,6 +349,21 @@ state = \"healthy\"
              e.toml:4:3: unknown key \"endpoints\" in an endpoint file (did you mean endpoint? known keys: endpoint)",
         );
         check(
+            "[[endpoint]]\naddress = \"10.0.0.1:0\"\nindex = 7\nweight = 70000\nstate = \"drain\"\nzone = 3\n\
+             [[endpoint]]\naddress = \"10.0.0.1:0\"\n[[endpoint]]\naddress = \"10.0.0.2:80\"\nindex = 7\n\
+             [[endpoint]]\naddress = \"10.0.0.3:80\"\nindex = -1\n",
+            "e.toml:2:11: 10.0.0.1:0 cannot be connected to: port 0\n\
+             e.toml:4:10: weight is 70000 (write 0 to 65535)\n\
+             e.toml:5:9: unknown state \"drain\" (write \"healthy\" or \"lame-duck\")\n\
+             e.toml:6:8: zone must be a string, not a whole number\n\
+             e.toml:8:11: endpoint 10.0.0.1:0 has no index, but the one on line 3 has (give every endpoint an index, \
+             or none)\n\
+             e.toml:8:11: address 10.0.0.1:0 is already on line 2\n\
+             e.toml:8:11: 10.0.0.1:0 cannot be connected to: port 0\n\
+             e.toml:11:9: index 7 is already on line 3\n\
+             e.toml:14:9: index is -1 (write 0 to 65535)",
+        );
+        check(
             "[endpoint]\naddress = \"10.0.0.1:80\"\n",
             "e.toml:1:1: endpoint must be a list of tables, not a table (write the header [[endpoint]])",
         );
@@ -320,6 +403,19 @@ state = \"healthy\"
     }
 
     #[test]
+    fn without_its_service_a_list_is_checked_but_for_families() {
+        let text = "[[endpoint]]\naddress = '10.0.0.1:80'\n[[endpoint]]\naddress = '[::1]:0'\n\
+                    [[endpoint]]\naddress = '10.0.0.1:80'\n[[endpoint]]\naddress = '224.0.0.1:80'\n";
+        let faults = parse(text.as_bytes(), Path::new("e.toml"), None, &[]).unwrap_err().to_string();
+        let expected = "e.toml:4:11: [::1]:0 cannot be connected to: port 0\n\
+                        e.toml:6:11: address 10.0.0.1:80 is already on line 2\n\
+                        e.toml:8:11: 224.0.0.1:80 cannot be connected to: a multicast address";
+        assert_eq!(faults, expected);
+        let text = "[[endpoint]]\naddress = '[::1]:80'\n";
+        assert!(parse(text.as_bytes(), Path::new("e.toml"), None, &[]).is_ok());
+    }
+
+    #[test]
     fn a_truncated_file_is_refused_wherever_it_ends_within_an_entry() {
         check(
             &GOOD[..GOOD.find("080\"\nindex = 0").unwrap()],
@@ -335,7 +431,7 @@ state = \"healthy\"
     fn a_file_at_its_limits_is_read_and_past_them_refused() {
         let of = |count: u32| -> String {
             (0..count).fold(String::new(), |mut text, n| {
-                let ip = std::net::Ipv4Addr::from_bits(0x0a00_0000 + n);
+                let ip = Ipv4Addr::from_bits(0x0a00_0000 + n);
                 writeln!(text, "[[endpoint]]\naddress = \"{ip}:80\"").unwrap();
                 text
             })

@@ -13,7 +13,7 @@ use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
-use super::{At, Entry, STATES};
+use super::{Entry, Index, STATES};
 use crate::diagnostic::{Report, quote};
 use crate::document::{NotAnAddress, did_you_mean, parse_address};
 
@@ -59,7 +59,7 @@ fn read_group(group: &Value<'_>, entries: &mut Vec<Entry>, report: &mut Report<'
     }
     let member = |name| members.iter().find(|(key, _)| key.as_str() == name).map(|(_, value)| value);
     let labels = member("labels").map(|value| Value { name: "labels", ..*value });
-    let labels = labels.map_or(Some(Labels::default()), |labels| Labels::read(&labels, report));
+    let mut labels = labels.map_or_else(Labels::default, |labels| Labels::read(&labels, report));
     let Some(targets) = member("targets") else {
         report.add_absent(
             group.span(),
@@ -69,68 +69,60 @@ fn read_group(group: &Value<'_>, entries: &mut Vec<Entry>, report: &mut Report<'
         return;
     };
     let targets = Value { name: "targets", ..*targets }.list(report).unwrap_or_default();
-    if let (Some(Labels { index: Some(index), .. }), [_, _, ..]) = (&labels, &*targets) {
-        let message = format!("index {} is given to {} targets", index.value, targets.len());
-        report.add(index.span.clone(), message, "give every target a group of its own".to_owned());
-        return;
+    if let (Some((span, Some(index))), [_, _, ..]) = (&mut labels.index, &*targets) {
+        let message = format!("index {index} is given to {} targets", targets.len());
+        report.add(span.clone(), message, "give every target a group of its own".to_owned());
+        labels.index = Some((span.clone(), None));
     }
     for target in targets.iter().take(MAX_BACKENDS as usize + 1) {
         let address = Value { name: "target", ..*target }.address(report);
-        let (Some(address), Some(labels)) = (address, &labels) else { continue };
-        let index = labels.index.as_ref().map(|index| At { span: index.span.clone(), value: index.value });
-        let Labels { weight, state, zone, .. } = labels;
+        let Labels { index, weight, state, zone } = &labels;
+        let index = index.clone().map_or(Index::Absent, |(span, index)| Index::read(span, index));
         let state = state.unwrap_or(EndpointState::Healthy);
-        entries.push(Entry { address, index, weight: weight.unwrap_or(1), state, zone: zone.clone() });
+        let (span, weight, zone) = (target.span(), weight.unwrap_or(1), zone.clone());
+        entries.push(Entry { span, address, index, weight, state, zone });
     }
 }
 
-/// The labels of a group that mean something here.
+/// The labels of a group that mean something here. Those that are wrong are reported, and stand here as if they had not
+/// been written.
 #[derive(Default)]
 struct Labels {
-    index: Option<At<u32>>,
+    /// Where the index stands, and what it is, if it could be read.
+    index: Option<(Range<usize>, Option<u32>)>,
     weight: Option<u16>,
     state: Option<EndpointState>,
     zone: Option<String>,
 }
 
 impl Labels {
-    fn read(labels: &Value<'_>, report: &mut Report<'_>) -> Option<Self> {
+    fn read(labels: &Value<'_>, report: &mut Report<'_>) -> Self {
         let mut read = Self::default();
-        let mut good = true;
-        for (key, value) in labels.members(report)? {
-            let Some(text) = value.text_of(&key.name, report) else {
-                good = false;
-                continue;
-            };
+        for (key, value) in labels.members(report).unwrap_or_default() {
+            let text = value.text_of(&key.name, report);
             let span = value.span();
-            good &= match key.as_str() {
-                "index" => {
-                    let number = number(&text, MAX_INDEXES - 1, "index", &span, report);
-                    read.index = number.map(|value| At { span, value });
-                    read.index.is_some()
+            match (key.as_str(), text) {
+                ("index", text) => {
+                    let index = text.and_then(|text| number(&text, MAX_INDEXES - 1, "index", &span, report));
+                    read.index = Some((span, index));
                 }
-                "weight" => {
+                ("weight", Some(text)) => {
                     let number = number(&text, u16::MAX.into(), "weight", &span, report);
                     read.weight = number.and_then(|number| u16::try_from(number).ok());
-                    read.weight.is_some()
                 }
-                "state" => {
+                ("state", Some(text)) => {
                     read.state = STATES.iter().find(|(word, _)| *word == text).map(|(_, state)| *state);
                     if read.state.is_none() {
                         let help = "write \"healthy\" or \"lame-duck\"".to_owned();
                         report.add(span, format!("unknown state {}", quote(&text)), help);
                     }
-                    read.state.is_some()
                 }
-                "zone" => {
-                    read.zone = Some(text);
-                    true
-                }
+                ("zone", text) => read.zone = text,
                 // Other labels are for other readers of the file.
-                _ => true,
-            };
+                _ => {}
+            }
         }
-        good.then_some(read)
+        read
     }
 }
 
@@ -216,10 +208,10 @@ impl<'t> Value<'t> {
         Some(members)
     }
 
-    fn address(&self, report: &mut Report<'_>) -> Option<At<std::net::SocketAddr>> {
+    fn address(&self, report: &mut Report<'_>) -> Option<std::net::SocketAddr> {
         let text = self.text_of(self.name, report)?;
         match parse_address(&text) {
-            Ok(value) => Some(At { span: self.span(), value }),
+            Ok(address) => Some(address),
             Err(NotAnAddress { why, help }) => {
                 report.add(self.span(), format!("{} {} {why}", self.name, quote(&text)), help);
                 None
