@@ -59,6 +59,9 @@ fn main() -> Result<()> {
 /// Writes a page with more sections at its end.
 fn write(folder: &Path, command: clap::Command, name: &str, more: &str) -> Result<()> {
     let path = folder.join(format!("{name}.1"));
+    // clap_mangen leaves out what an argument after all others demands.
+    let last = command.get_positionals().find(|argument| argument.is_last_set());
+    let last = last.map(|argument| format!("<\\fI{}\\fR>", argument.get_id().as_str().to_uppercase()));
     let mut page = Vec::new();
     Man::new(command).title(name).render(&mut page)?;
     let page = String::from_utf8(page)?;
@@ -66,5 +69,10 @@ fn write(folder: &Path, command: clap::Command, name: &str, more: &str) -> Resul
     let title = format!(".TH {name} 1 \"\" \"socklb {}\" \"socklb\"", env!("CARGO_PKG_VERSION"));
     let lines = page.lines().map(|line| if line.starts_with(".TH ") { title.as_str() } else { line });
     let page: Vec<&str> = lines.chain(more.lines()).collect();
-    fs::write(&path, page.join("\n") + "\n").with_context(|| format!("write {}", path.display()))
+    let mut page = page.join("\n") + "\n";
+    if let Some(last) = last {
+        anyhow::ensure!(page.contains(&last), "{name}: the synopsis has no {last}");
+        page = page.replacen(&last, &format!("\\-\\- {last}..."), 1);
+    }
+    fs::write(&path, page).with_context(|| format!("write {}", path.display()))
 }

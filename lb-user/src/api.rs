@@ -178,19 +178,45 @@ async fn ask<T: Serialize>(
     (StatusCode::SERVICE_UNAVAILABLE, "the daemon is stopping").into_response()
 }
 
-/// Asks the daemon that runs with this directory; `None` if none does.
-///
-/// # Errors
-/// If one runs and does not answer as it should.
-pub fn get_from_daemon<T: DeserializeOwned>(run: &Path, path: &str) -> Result<Option<T>> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    // The daemon answers between two events of its loop.
-    let answer =
-        runtime.block_on(async { tokio::time::timeout(Duration::from_secs(10), fetch(run, path)).await });
-    answer.map_err(|_| anyhow::anyhow!("the daemon at {} does not answer", socket(run).display()))?
+/// What came of a question to the daemon.
+#[derive(Debug)]
+pub enum Answer<T> {
+    /// What it said.
+    Given(T),
+    /// None runs with this directory.
+    NotRunning,
+    /// One runs, and said nothing in time: it is stopped, or hangs.
+    Silent,
 }
 
-/// As [`get_from_daemon`], without a limit of time of its own.
+/// Asks the daemon that runs with this directory, and does not wait long: whoever asks can do without it.
+///
+/// # Errors
+/// If one runs and answers otherwise than it should.
+pub fn ask_daemon<T: DeserializeOwned>(run: &Path, path: &str) -> Result<Answer<T>> {
+    /// The daemon answers between two events of its loop, which take milliseconds.
+    const PATIENCE: Duration = Duration::from_secs(2);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    match runtime.block_on(async { tokio::time::timeout(PATIENCE, fetch(run, path)).await }) {
+        Ok(Ok(Some(answer))) => Ok(Answer::Given(answer)),
+        Ok(Ok(None)) => Ok(Answer::NotRunning),
+        Ok(Err(error)) if is_full(&error) => Ok(Answer::Silent),
+        Ok(Err(error)) => Err(error),
+        Err(_) => Ok(Answer::Silent),
+    }
+}
+
+/// What to say of a daemon that is silent.
+pub fn silent(run: &Path) -> String {
+    format!("the daemon at {} does not answer", socket(run).display())
+}
+
+/// Whether the socket takes nobody any more: so many wait for a daemon that hangs.
+fn is_full(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::WouldBlock)
+}
+
+/// As [`ask_daemon`], without a limit of time of its own; `None` if no daemon runs.
 ///
 /// # Errors
 /// If one runs and does not answer as it should.

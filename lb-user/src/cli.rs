@@ -11,7 +11,7 @@ use clap::{Args, Parser, Subcommand};
 /// backend; from then on the process talks to that backend directly. The daemon (`socklb run`) decides which backends
 /// with which weights and writes them into kernel maps; connects never wait for it and go on without it.
 ///
-/// Exit codes: 0 ok, 1 failed, 2 usage, 3 degraded (status, doctor), 4 permission.
+/// Exit codes: 0 ok, 1 failed, 2 usage, 3 degraded (status, doctor), 4 permission; exec has those of its command.
 #[derive(Debug, Parser)]
 #[command(name = "socklb", version)]
 pub struct Cli {
@@ -78,6 +78,10 @@ pub enum Command {
         json: bool,
     },
     /// Wait until the cgroup that this is started in is covered by a client: for a unit's ExecStartPre=
+    ///
+    /// Programs that are attached cover, whether or not a daemon runs or answers.
+    ///
+    /// Exit codes: 0 covered; 1 not covered in time, or never will be: the message says why; 4 permission.
     Wait {
         /// The client
         client: String,
@@ -86,6 +90,12 @@ pub enum Command {
         timeout: u32,
     },
     /// Start a command in a client's cgroup, once that is covered
+    ///
+    /// The cgroup is made if it does not exist and the one above it does, which is said on standard error. It stays. It is
+    /// not made while the client's programs are on another cgroup.
+    ///
+    /// Exit codes: that of the command, which takes the place of this one; 127 if the command is not there, 126 if it
+    /// cannot be started; 1 the cgroup is not covered in time, or cannot be; 4 permission.
     Exec {
         /// The client
         client: String,

@@ -1,8 +1,8 @@
 //! The commands, one function each: they put the parts together and decide the exit code.
 
 use std::fmt;
-use std::io::{self, Write};
-use std::path::Path;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,16 +12,17 @@ use lb_core::balancer::{Balancer, Event, Limits};
 use lb_core::plan::Plan;
 use lb_core::service::Service;
 
+use crate::api::{self, Answer};
 use crate::cli::{Cli, Command, PathOverrides};
 use crate::config::{self, Client, Config, ConfigError, Host, Paths, Source};
 use crate::datapath::{self, DatapathError, Pins};
 use crate::diagnostic::Faults;
-use crate::explain::{self, Explanation};
+use crate::explain::{self, Dials, Explanation};
 use crate::offer::{self, Dialler, Offers};
 use crate::render::{self, Style};
 use crate::source::{FileSource, SourceError, Stamp};
 use crate::status::{self, Status};
-use crate::{api, cover, daemon, doctor};
+use crate::{check, cover, daemon, doctor, print};
 
 /// Degraded: something works, and somebody should look.
 const DEGRADED: u8 = 3;
@@ -71,7 +72,7 @@ pub fn run(cli: Cli) -> Result<ExitCode, Failure> {
     let paths = cli.paths;
     match cli.command {
         Command::Run { config } => run_daemon(&config, &paths),
-        Command::Check { config } => check(&config, &paths),
+        Command::Check { config } => check::run(&config),
         Command::Status { client, json, watch } => show_status(client.as_deref(), json, watch, &paths),
         Command::Explain { service, client, config, json } => {
             show_explanation(&service, client.as_deref(), &config, json, &paths)
@@ -82,8 +83,7 @@ pub fn run(cli: Cli) -> Result<ExitCode, Failure> {
         }
         Command::Exec { client, timeout, command } => {
             let paths = paths_without_config(&paths);
-            cover::exec(&client, &command, &paths, Duration::from_secs(timeout.into()))?;
-            Ok(ExitCode::SUCCESS)
+            Ok(cover::exec(&client, &command, &paths, Duration::from_secs(timeout.into()))?)
         }
         Command::Doctor { config, json } => examine(&config, json, &paths),
         Command::Detach { client, all: _ } => detach(client.as_deref(), &paths),
@@ -131,39 +131,8 @@ fn run_daemon(file: &Path, overrides: &PathOverrides) -> Result<ExitCode, Failur
     Ok(ExitCode::SUCCESS)
 }
 
-/// Everything that can be known of a configuration without touching the kernel: its own faults, and those of the
-/// endpoint files it names.
-fn check(file: &Path, overrides: &PathOverrides) -> Result<ExitCode, Failure> {
-    let config = read_config(file, overrides)?;
-    let mut good = true;
-    let sources = file_sources(&config);
-    for source in &sources {
-        match source.read() {
-            Ok(_) => {}
-            Err(SourceError::Invalid(faults)) => {
-                eprint!("{}", faults.terminal(Style::for_stderr().colour));
-                good = false;
-            }
-            Err(error) => {
-                eprintln!("socklb: {}", crate::chain(&error));
-                good = false;
-            }
-        }
-    }
-    if !good {
-        return Ok(ExitCode::FAILURE);
-    }
-    // What the files hold must fit the limits, too.
-    let offers = offers(&config.clients, &sources)?;
-    for client in &config.clients {
-        balancer_of(&config, client, &offers)?;
-    }
-    println!("{}: ok", file.display());
-    Ok(ExitCode::SUCCESS)
-}
-
 /// The sources of all services that come from files, each once.
-fn file_sources(config: &Config) -> Vec<FileSource> {
+pub fn file_sources(config: &Config) -> Vec<FileSource> {
     let services: Vec<_> = config.clients.iter().flat_map(|client| &client.services).collect();
     let mut sources: Vec<FileSource> = Vec::new();
     for configured in services {
@@ -177,13 +146,30 @@ fn file_sources(config: &Config) -> Vec<FileSource> {
     sources
 }
 
-/// The status, from the daemon if one runs, else from the pins.
-fn status(paths: &PathOverrides) -> Result<Status, Failure> {
-    let paths = paths_without_config(paths);
-    match api::get_from_daemon::<Status>(&paths.run, "/v1/status")? {
-        Some(status) => Ok(status),
-        None => Ok(status::from_pins(&paths.pins)?),
-    }
+/// The status, from the daemon if one runs and answers, else from the pins.
+fn status(overrides: &PathOverrides) -> Result<Status, Failure> {
+    let paths = paths_without_config(overrides);
+    let why = match api::ask_daemon::<Status>(&paths.run, "/v1/status")? {
+        Answer::Given(status) => match other_pins(&status, overrides) {
+            None => return Ok(status),
+            Some(other) => format!(
+                "the daemon at {} has its pins in {}; this is what lies in {}",
+                api::socket(&paths.run).display(),
+                other.display(),
+                paths.pins.display()
+            ),
+        },
+        Answer::NotRunning => "the daemon is not running: tables stay as they are".to_owned(),
+        Answer::Silent => format!("{}: tables stay as they are", api::silent(&paths.run)),
+    };
+    Ok(status::from_pins(&paths.pins, why.clone()).context(why)?)
+}
+
+/// Where the daemon has its pins, if others were asked for.
+fn other_pins(status: &Status, overrides: &PathOverrides) -> Option<PathBuf> {
+    let (wanted, daemon) = (overrides.pins.as_ref()?, status.daemon.as_ref()?.pins.as_ref()?);
+    let real = |path: &Path| path.canonicalize().or_else(|_| std::path::absolute(path)).ok();
+    (real(wanted) != real(daemon)).then(|| daemon.clone())
 }
 
 fn show_status(
@@ -205,9 +191,9 @@ fn show_status(
     let Some(seconds) = watch else {
         let status = once()?;
         if json {
-            println!("{}", serde_json::to_string_pretty(&status)?);
+            print::text(&(serde_json::to_string_pretty(&status)? + "\n"))?;
         } else {
-            print!("{}", render::status(&status, Style::for_stdout()));
+            print::text(&render::status(&status, Style::for_stdout()))?;
         }
         let degraded = !status.degraded.is_empty();
         return Ok(if degraded { ExitCode::from(DEGRADED) } else { ExitCode::SUCCESS });
@@ -220,14 +206,11 @@ fn show_status(
     loop {
         runtime.block_on(tick.tick());
         let text = render::status(&once()?, style);
-        let mut out = io::stdout().lock();
         // Home and clear to the end, rather than clear and redraw: that would flicker.
         let frame =
             if style.colour { format!("\x1b[H{}\x1b[J", text.replace('\n', "\x1b[K\n")) } else { text };
-        match out.write_all(frame.as_bytes()).and_then(|()| out.flush()) {
-            Ok(()) => {}
-            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(ExitCode::SUCCESS),
-            Err(error) => return Err(error.into()),
+        if !print::text(&frame)? {
+            return Ok(ExitCode::SUCCESS);
         }
     }
 }
@@ -241,19 +224,29 @@ fn show_explanation(
 ) -> Result<ExitCode, Failure> {
     let run = paths_without_config(overrides).run;
     let query = client.map_or_else(String::new, |client| format!("?client={client}"));
-    let explanations = match api::get_from_daemon(&run, &format!("/v1/explain/{service}{query}"))? {
-        Some(explanations) => explanations,
-        None => explain_from_config(&read_config(file, overrides)?, service, client)?,
+    let from_config = || -> Result<(Vec<Explanation>, Vec<Dials>), Failure> {
+        let config = read_config(file, overrides)?;
+        let dials = config.clients.iter().map(Dials::of_config).collect();
+        Ok((explain_from_config(&config, service, client)?, dials))
+    };
+    let (explanations, dials) = match api::ask_daemon(&run, &format!("/v1/explain/{service}{query}"))? {
+        Answer::Given(explanations) => (explanations, Vec::new()),
+        Answer::NotRunning => from_config()?,
+        Answer::Silent => {
+            print::message(format_args!("{}; explaining {} instead", api::silent(&run), file.display()));
+            from_config()?
+        }
     };
     if explanations.is_empty() {
-        return Err(anyhow::anyhow!("no client here has a service {service} with an endpoint list").into());
+        let dials = if dials.is_empty() { Dials::of_status(&status(overrides)?) } else { dials };
+        return Err(anyhow::anyhow!(explain::why_none(service, client, &dials)).into());
     }
     if json {
-        println!("{}", serde_json::to_string_pretty(&explanations)?);
+        print::text(&(serde_json::to_string_pretty(&explanations)? + "\n"))?;
     } else {
         let style = Style::for_stdout();
         let texts: Vec<String> = explanations.iter().map(|one| render::explanation(one, style)).collect();
-        print!("{}", texts.join("\n"));
+        print::text(&texts.join("\n"))?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -276,7 +269,7 @@ fn explain_from_config(
 }
 
 /// The lists of all services that these clients dial, and what each of them uses of them.
-fn offers(clients: &[Client], sources: &[FileSource]) -> Result<Offers, Failure> {
+pub fn offers(clients: &[Client], sources: &[FileSource]) -> Result<Offers, Failure> {
     let mut offers = offer::statics(clients, &Offers::new());
     for configured in clients.iter().flat_map(|client| &client.services) {
         let Source::File(path) = &configured.source else { continue };
@@ -293,7 +286,7 @@ fn offers(clients: &[Client], sources: &[FileSource]) -> Result<Offers, Failure>
 }
 
 /// The mind of a client as a daemon would have it that started now, on an empty kernel.
-fn balancer_of(config: &Config, client: &Client, offers: &Offers) -> Result<Balancer, Failure> {
+pub fn balancer_of(config: &Config, client: &Client, offers: &Offers) -> Result<Balancer, Failure> {
     let limits = Limits { schedule_entries: config.limits.schedule_entries, slots: config.limits.slots };
     let services = client.services.iter().map(|service| service.service.clone()).collect();
     let mut balancer = Balancer::new(services, limits, Plan::default())?;
@@ -316,9 +309,9 @@ fn examine(file: &Path, json: bool, overrides: &PathOverrides) -> Result<ExitCod
     };
     let diagnosis = doctor::examine(&paths, file, config.as_ref());
     if json {
-        println!("{}", serde_json::to_string_pretty(&diagnosis)?);
+        print::text(&(serde_json::to_string_pretty(&diagnosis)? + "\n"))?;
     } else {
-        print!("{}", render::diagnosis(&diagnosis, Style::for_stdout()));
+        print::text(&render::diagnosis(&diagnosis, Style::for_stdout()))?;
     }
     Ok(if diagnosis.is_degraded() { ExitCode::from(DEGRADED) } else { ExitCode::SUCCESS })
 }
@@ -334,16 +327,15 @@ fn detach(client: Option<&str>, paths: &PathOverrides) -> Result<ExitCode, Failu
         }
     }
     if clients.is_empty() {
-        println!("nothing is attached below {}", directory.display());
+        print::text(&format!("nothing is attached below {}\n", directory.display()))?;
         return Ok(ExitCode::SUCCESS);
     }
     for pins in &clients {
         let _lock = pins.lock()?;
         datapath::detach(pins)?;
-        println!("client {}: detached, its maps and pins are removed", pins.client);
+        print::text(&format!("client {}: detached, its maps and pins are removed\n", pins.client))?;
     }
-    if client.is_none() {
-        datapath::remove_roots(&directory);
-    }
+    // As far as nothing is left in them.
+    datapath::remove_roots(&directory);
     Ok(ExitCode::SUCCESS)
 }

@@ -4,12 +4,14 @@
 //! The cgroup in which a socket is made decides for its whole life. A service that restarts gets a new cgroup; if it
 //! dialled before the programs are attached to that, it would dial the service address itself.
 
+use std::borrow::Borrow;
 use std::ffi::OsString;
 use std::fs;
 use std::io;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::pin::pin;
+use std::process::{Command, ExitCode};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -17,6 +19,7 @@ use anyhow::{Context, Result, bail};
 use crate::api::{self, Coverage};
 use crate::config::Paths;
 use crate::datapath::{self, Pins};
+use crate::print;
 use crate::status::{self, Status};
 
 /// How long between two questions while no daemon answers.
@@ -24,82 +27,195 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// How long an answer is waited for before what is attached is looked at again.
 const LOOK: Duration = Duration::from_secs(1);
 
+/// Shells say these of a command that is not there, and of one that cannot be started.
+const NOT_FOUND: u8 = 127;
+const NOT_STARTED: u8 = 126;
+
+/// Whose programs shall cover this process, and where they are told of.
+struct Wanted<'a> {
+    client: &'a str,
+    paths: &'a Paths,
+    /// How long one answer is waited for.
+    look: Duration,
+}
+
 /// Returns once a client's programs are attached to the cgroup of this process, or to one above it.
 ///
 /// # Errors
 /// If that does not happen in time, or cannot.
 pub fn wait(client: &str, paths: &Paths, timeout: Duration) -> Result<()> {
-    let cgroups = datapath::ours_and_above().context("find the cgroup of this process")?;
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let covered = runtime
-        .block_on(async { tokio::time::timeout(timeout, until_covered(client, paths, &cgroups)).await });
-    match covered {
-        Ok(result) => result,
-        Err(_) => bail!(
-            "client {client} does not cover the cgroup of this process after {} s: {}",
-            timeout.as_secs(),
-            why_not(client, paths)
-        ),
-    }
+    in_time(client, paths, timeout, async |wanted| wanted.until_covered().await)
 }
 
-async fn until_covered(client: &str, paths: &Paths, cgroups: &[u64]) -> Result<()> {
-    let ids: Vec<String> = cgroups.iter().map(u64::to_string).collect();
-    let question = format!("/v1/cover/{client}?cgroups={}", ids.join(","));
-    let pins = Pins::of(&paths.pins, client);
-    let mut pause = tokio::time::interval(PAUSE);
-    // Bound: the caller's limit of time.
-    loop {
-        pause.tick().await;
-        // Whatever a daemon says, or if none says anything: programs that are attached cover.
-        if cgroups.iter().any(|cgroup| datapath::is_attached(&pins, *cgroup).unwrap_or(false)) {
-            return Ok(());
-        }
-        let answer = tokio::time::timeout(LOOK, api::fetch::<Coverage>(&paths.run, &question)).await;
-        match answer {
-            Ok(Ok(Some(Coverage::Covered))) => return Ok(()),
-            Ok(Ok(Some(Coverage::Elsewhere { configured }))) => {
-                bail!("client {client} covers {}, and this process is elsewhere", configured.display())
-            }
-            Ok(Ok(Some(Coverage::UnknownClient { clients }))) => {
-                bail!("client {client} is not configured; clients here are: {}", clients.join(", "))
-            }
-            Ok(Err(error)) if crate::commands::is_permission(&error) => return Err(error),
-            // It does not run, or is stopping, or takes its time: it is asked again.
-            Ok(Ok(None) | Err(_)) | Err(_) => {}
-        }
-    }
-}
-
-fn why_not(client: &str, paths: &Paths) -> String {
-    match api::get_from_daemon::<Status>(&paths.run, "/v1/status") {
-        Ok(None) => "no daemon is running that would attach to it".to_owned(),
-        Ok(Some(status)) => {
-            let about = format!("client {client}:");
-            let faults: Vec<String> =
-                status.degraded.into_iter().filter(|fault| fault.starts_with(&about)).collect();
-            if faults.is_empty() { "the daemon does not say why".to_owned() } else { faults.join("; ") }
-        }
-        Err(error) => format!("{error:#}"),
-    }
-}
-
-/// Becomes `command`, in the client's cgroup, once that is covered. The cgroup is made if it does not exist.
+/// Becomes `command`, in the client's cgroup, once that is covered. The cgroup is made if it does not exist. Returns only
+/// if the command could not be started, with the exit code that shells have for that.
 ///
 /// # Errors
-/// If the cgroup cannot be entered, is not covered in time, or the command cannot be started.
-pub fn exec(client: &str, command: &[OsString], paths: &Paths, timeout: Duration) -> Result<()> {
-    let cgroup = cgroup_of(client, paths)?;
-    match fs::create_dir(&cgroup) {
-        Ok(()) => {}
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-        Err(error) => return Err(error).with_context(|| format!("make cgroup {}", cgroup.display())),
-    }
-    enter(&cgroup)?;
-    wait(client, paths, timeout)?;
+/// If the cgroup cannot be entered, or is not covered in time.
+pub fn exec(client: &str, command: &[OsString], paths: &Paths, timeout: Duration) -> Result<ExitCode> {
     let (program, arguments) = command.split_first().context("no command is given")?;
+    in_time(client, paths, timeout, async |wanted| {
+        let cgroup = wanted.cgroup().await?;
+        wanted.make(&cgroup)?;
+        enter(&cgroup)?;
+        wanted.until_covered().await
+    })?;
     let error = Command::new(program).args(arguments).exec();
-    Err(error).with_context(|| format!("start {}", program.to_string_lossy()))
+    print::message(format_args!("start {}: {error}", program.display()));
+    Ok(ExitCode::from(if error.kind() == io::ErrorKind::NotFound { NOT_FOUND } else { NOT_STARTED }))
+}
+
+/// Does something that waits for a client's programs. The limit of time covers all of it, why it failed included.
+fn in_time(
+    client: &str,
+    paths: &Paths,
+    timeout: Duration,
+    work: impl AsyncFnOnce(&Wanted<'_>) -> Result<()>,
+) -> Result<()> {
+    let wanted = Wanted { client, paths, look: LOOK.min(timeout / 4) };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let end = tokio::time::sleep(timeout);
+        let last_look = tokio::time::sleep(timeout - wanted.look);
+        let mut work = pin!(work(&wanted));
+        tokio::select! {
+            biased;
+            result = &mut work => return result,
+            () = last_look => {}
+        }
+        let asked = async {
+            let why = tokio::time::timeout(wanted.look, wanted.why_not()).await;
+            end.await;
+            why.unwrap_or_else(|_| api::silent(&paths.run))
+        };
+        tokio::select! {
+            biased;
+            result = work => result,
+            why = asked => bail!("client {client} does not cover this process after {} s: {why}", timeout.as_secs()),
+        }
+    })
+}
+
+impl Wanted<'_> {
+    async fn until_covered(&self) -> Result<()> {
+        let Self { client, paths, look } = *self;
+        let cgroups = datapath::ours_and_above().context("find the cgroup of this process")?;
+        let ids: Vec<String> = cgroups.iter().map(u64::to_string).collect();
+        let question = format!("/v1/cover/{client}?cgroups={}", ids.join(","));
+        let pins = Pins::of(&paths.pins, client);
+        let mut pause = tokio::time::interval(PAUSE);
+        // Bound: the caller's limit of time.
+        loop {
+            pause.tick().await;
+            // Whatever a daemon says, or if none says anything: programs that are attached cover.
+            if cgroups.iter().any(|cgroup| datapath::is_attached(&pins, *cgroup).unwrap_or(false)) {
+                return Ok(());
+            }
+            match tokio::time::timeout(look, api::fetch::<Coverage>(&paths.run, &question)).await {
+                Ok(Ok(Some(Coverage::Covered))) => return Ok(()),
+                Ok(Ok(Some(Coverage::Elsewhere { configured }))) => {
+                    bail!("client {client} covers {}, and this process is elsewhere", configured.display())
+                }
+                Ok(Ok(Some(Coverage::UnknownClient { clients }))) => {
+                    bail!("client {client} is not configured; {}", clients_here(&clients))
+                }
+                Ok(Err(error)) if crate::commands::is_permission(&error) => return Err(error),
+                // It does not run, or is stopping, or takes its time: it is asked again.
+                Ok(Ok(None) | Err(_)) | Err(_) => {}
+            }
+        }
+    }
+
+    async fn why_not(&self) -> String {
+        match api::fetch::<Status>(&self.paths.run, "/v1/status").await {
+            Ok(None) => "no daemon is running that would attach to it".to_owned(),
+            Ok(Some(status)) => {
+                let about = format!("client {}:", self.client);
+                let faults: Vec<String> =
+                    status.degraded.into_iter().filter(|fault| fault.starts_with(&about)).collect();
+                if faults.is_empty() { "the daemon does not say why".to_owned() } else { faults.join("; ") }
+            }
+            Err(error) => format!("{error:#}"),
+        }
+    }
+
+    /// The cgroup of the client: as the daemon says; if it says nothing, where the programs are attached.
+    async fn cgroup(&self) -> Result<PathBuf> {
+        let Self { client, paths, look } = *self;
+        let mut pause = tokio::time::interval(PAUSE);
+        // Bound: the caller's limit of time.
+        loop {
+            pause.tick().await;
+            match tokio::time::timeout(look, api::fetch::<Status>(&paths.run, "/v1/status")).await {
+                Ok(Ok(Some(status))) => return cgroup_of(client, &status),
+                Ok(Ok(None)) => {
+                    let status = status::from_pins(&paths.pins, String::new())?;
+                    if status.clients.is_empty() {
+                        let pins = paths.pins.display();
+                        bail!(
+                            "no daemon is running, and no client has pins below {pins}: start socklb first"
+                        );
+                    }
+                    return cgroup_of(client, &status);
+                }
+                Ok(Err(error)) if crate::commands::is_permission(&error) => return Err(error),
+                Ok(Err(_)) | Err(_) => {
+                    if let Some(attached) = self.attached() {
+                        return Ok(attached);
+                    }
+                }
+            }
+        }
+    }
+
+    /// The cgroup that the client's programs are attached to, as far as that can be seen.
+    fn attached(&self) -> Option<PathBuf> {
+        let attached = datapath::attachment(&Pins::of(&self.paths.pins, self.client)).unwrap_or_default();
+        attached.and_then(datapath::cgroup_of_id)
+    }
+
+    /// Makes the client's cgroup if it does not exist, as after its service was stopped, and says so: a path that was
+    /// mistyped in the configuration becomes real by it.
+    fn make(&self, cgroup: &Path) -> Result<()> {
+        let (client, path) = (self.client, cgroup.display());
+        if cgroup.exists() {
+            return Ok(());
+        }
+        // Also links that only let flows end there: the daemon takes the others away as soon as it is told to move.
+        let linked = datapath::linked_to(&Pins::of(&self.paths.pins, client)).unwrap_or_default();
+        if let Some(other) = linked.into_iter().find_map(datapath::cgroup_of_id) {
+            bail!(
+                "client {client} is configured for cgroup {path}, which does not exist, and its programs are on {}: \
+                 make that cgroup, or correct the configuration",
+                other.display()
+            );
+        }
+        match fs::create_dir(cgroup) {
+            Ok(()) => {
+                print::message(format_args!("made cgroup {path} for client {client}: it did not exist"));
+                Ok(())
+            }
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+            Err(error) => Err(error).with_context(|| format!("make cgroup {path}")),
+        }
+    }
+}
+
+/// The cgroup of a client: as configured, or where a dead daemon has left its programs.
+fn cgroup_of(client: &str, status: &Status) -> Result<PathBuf> {
+    let found = status.clients.iter().find(|other| other.name == client);
+    let names: Vec<&str> = status.clients.iter().map(|client| client.name.as_str()).collect();
+    let found = found.with_context(|| format!("client {client} is not running; {}", clients_here(&names)))?;
+    let cgroup = found.configured_cgroup.clone().or_else(|| found.cgroup.clone());
+    cgroup.with_context(|| format!("client {client} is attached to no cgroup, and no daemon is running"))
+}
+
+fn clients_here<S: Borrow<str>>(names: &[S]) -> String {
+    if names.is_empty() {
+        "there are no clients here".to_owned()
+    } else {
+        format!("clients here are: {}", names.join(", "))
+    }
 }
 
 fn enter(cgroup: &Path) -> Result<()> {
@@ -113,18 +229,4 @@ fn enter(cgroup: &Path) -> Result<()> {
         ),
         Err(error) => Err(error).with_context(|| format!("enter cgroup {}", cgroup.display())),
     }
-}
-
-/// The cgroup of a client: as configured, or where a dead daemon has left its programs.
-fn cgroup_of(client: &str, paths: &Paths) -> Result<PathBuf> {
-    let status = match api::get_from_daemon::<Status>(&paths.run, "/v1/status")? {
-        Some(status) => status,
-        None => status::from_pins(&paths.pins)?,
-    };
-    let found = status.clients.iter().find(|other| other.name == client);
-    let names: Vec<&str> = status.clients.iter().map(|client| client.name.as_str()).collect();
-    let found = found
-        .with_context(|| format!("client {client} is not running; clients here are: {}", names.join(", ")))?;
-    let cgroup = found.configured_cgroup.clone().or_else(|| found.cgroup.clone());
-    cgroup.with_context(|| format!("client {client} is attached to no cgroup, and no daemon is running"))
 }

@@ -189,6 +189,14 @@ pub fn begins_at(pins: &Pins) -> Result<Vec<u64>, DatapathError> {
     object::begins_at(pins)
 }
 
+/// The cgroups that any link of a client is for: also those that it has left, whose flows still end.
+///
+/// # Errors
+/// If the pins cannot be read.
+pub fn linked_to(pins: &Pins) -> Result<BTreeSet<u64>, DatapathError> {
+    object::linked_to(pins)
+}
+
 /// Removes a client from the kernel: connects of its cgroup go where they say from now on.
 ///
 /// # Errors

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use crate::api;
+use crate::api::{self, Answer};
 use crate::config::{Config, Paths};
 use crate::datapath::{self, Cgroup, Features, Host, Pins};
 use crate::status::{self, Status};
@@ -251,8 +251,8 @@ fn open_files(diagnosis: &mut Diagnosis, config: Option<&Config>, status: Option
 }
 
 fn daemon(diagnosis: &mut Diagnosis, paths: &Paths) -> Option<Status> {
-    match api::get_from_daemon::<Status>(&paths.run, "/v1/status") {
-        Ok(Some(status)) => {
+    match api::ask_daemon::<Status>(&paths.run, "/v1/status") {
+        Ok(Answer::Given(status)) => {
             let pid = status.daemon.as_ref().map_or(0, |daemon| daemon.pid);
             diagnosis.ok("daemon", format!("running (pid {pid})"));
             for fault in &status.degraded {
@@ -272,7 +272,18 @@ fn daemon(diagnosis: &mut Diagnosis, paths: &Paths) -> Option<Status> {
             }
             Some(status)
         }
-        Ok(None) => {
+        Ok(Answer::Silent) => {
+            let text =
+                format!("{}: it is stopped or hangs; tables stay as they are", api::silent(&paths.run));
+            diagnosis.add(
+                "daemon",
+                State::Warning,
+                text,
+                Some("systemctl restart socklb, or kill and start it"),
+            );
+            None
+        }
+        Ok(Answer::NotRunning) => {
             let text = format!(
                 "no daemon answers at {}; tables stay as they are",
                 api::socket(&paths.run).display()

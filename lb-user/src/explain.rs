@@ -1,6 +1,6 @@
 //! Why a client task uses these backends with these shares: the inputs, the walk and the formulas, step by step.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
 use lb_core::balancer::Balancer;
@@ -13,6 +13,7 @@ use lb_core::weights;
 use serde::{Deserialize, Serialize};
 
 use crate::config::Client;
+use crate::status::{self, Status};
 
 /// Version of the JSON form.
 pub const SCHEMA: u32 = 1;
@@ -138,6 +139,52 @@ pub struct Member {
     pub entries: usize,
     /// Entries it would have if they could be divided: share * entries.
     pub quota: f64,
+}
+
+/// What a client dials: to say why there is nothing to explain.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Dials {
+    client: String,
+    services: Vec<String>,
+}
+
+impl Dials {
+    /// A client as it is configured.
+    pub fn of_config(client: &Client) -> Self {
+        let services = client.services.iter().map(|configured| configured.service.name.clone()).collect();
+        Self { client: client.name.clone(), services }
+    }
+
+    /// All clients of a status.
+    pub fn of_status(status: &Status) -> Vec<Self> {
+        let of = |client: &status::Client| {
+            let open = client.services.iter().filter(|service| service.open);
+            Self { client: client.name.clone(), services: open.map(|service| service.name.clone()).collect() }
+        };
+        status.clients.iter().map(of).collect()
+    }
+}
+
+/// Why there is no explanation of a service, of this client or of any.
+pub fn why_none(service: &str, client: Option<&str>, all: &[Dials]) -> String {
+    let list = |names: Vec<&str>| if names.is_empty() { "none".to_owned() } else { names.join(", ") };
+    let of = |dials: &'_ Dials| list(dials.services.iter().map(String::as_str).collect());
+    let has = |dials: &Dials| dials.services.iter().any(|name| name == service);
+    if let Some(name) = client {
+        let Some(dials) = all.iter().find(|dials| dials.client == name) else {
+            let known = list(all.iter().map(|dials| dials.client.as_str()).collect());
+            return format!("there is no client {name} here; clients here are: {known}");
+        };
+        if !has(dials) {
+            return format!("client {name} does not dial service {service}; it dials: {}", of(dials));
+        }
+    } else if !all.iter().any(has) {
+        let known: BTreeSet<&str> =
+            all.iter().flat_map(|dials| &dials.services).map(String::as_str).collect();
+        let known = list(known.into_iter().collect());
+        return format!("no client here dials a service {service}; services here are: {known}");
+    }
+    format!("service {service} has no endpoint list yet: see `socklb status`")
 }
 
 /// Explains every service of a client that `wanted` names (all, if it is `None`) and that has a list.

@@ -3,8 +3,9 @@
 //! In reading order: the command line ([`cli`]) and the configuration ([`config`]); where endpoints come from
 //! ([`source`]) and what client tasks use of them ([`offer`]); the kernel side ([`datapath`]) and one client task
 //! ([`agent`]); the event loop ([`daemon`]) and its
-//! socket ([`api`]); what people are shown ([`status`], [`explain`], [`render`]); processes that wait for their cgroup to
-//! be covered ([`cover`]); and what may be wrong with the host ([`doctor`]).
+//! socket ([`api`]); what people are shown ([`status`], [`explain`], [`render`], [`print`](mod@print)); processes that wait
+//! for their cgroup to be covered ([`cover`]); and what may be wrong with the host ([`doctor`]) or the files ([`check`]).
+#![deny(clippy::print_stdout, clippy::print_stderr)]
 #![expect(missing_docs, reason = "an error's or an option's text is its documentation")]
 
 pub mod cli;
@@ -33,9 +34,13 @@ pub mod explain;
 
 pub mod render;
 
+pub mod print;
+
 pub mod cover;
 
 pub mod doctor;
+
+pub mod check;
 
 pub mod commands;
 
@@ -51,11 +56,11 @@ pub fn main() -> ExitCode {
     match commands::run(cli) {
         Ok(code) => code,
         Err(Failure::Faults(faults)) => {
-            eprint!("{}", faults.terminal(render::Style::for_stderr().colour));
+            print::faults(&faults);
             ExitCode::FAILURE
         }
         Err(Failure::Other(error)) => {
-            eprintln!("socklb: {error:#}");
+            print::message(format_args!("{error:#}"));
             // A missing privilege is told apart: what to do about it is not in the configuration.
             if commands::is_permission(&error) { ExitCode::from(4) } else { ExitCode::FAILURE }
         }

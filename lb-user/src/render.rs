@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use crate::doctor::{Diagnosis, State};
 use crate::explain::{Explanation, Member, Shares};
-use crate::status::{Client, Service, Status};
+use crate::status::{Client, OutcomeCounts, Service, Status};
 
 /// How a table may look.
 #[derive(Clone, Copy, Debug)]
@@ -75,7 +75,7 @@ pub fn status(status: &Status, style: Style) -> String {
                 writeln!(text, "socklb {} (pid {}), {}", daemon.version, daemon.pid, daemon.config.display());
         }
         None => {
-            let _ = writeln!(text, "socklb is not running; this is what the kernel holds");
+            let _ = writeln!(text, "this is what the kernel holds, not what a daemon says");
         }
     }
     for client in &status.clients {
@@ -120,17 +120,8 @@ fn one_service(text: &mut String, service: &Service, style: Style) {
         service.table_generation,
         service.table_entries,
     );
-    let outcomes = &service.outcomes;
-    let odd = [
-        ("fallback", outcomes.fallback),
-        ("untracked", outcomes.untracked),
-        ("refused", outcomes.refused),
-        ("passed", outcomes.passed),
-    ];
-    let odd: Vec<String> =
-        odd.iter().filter(|(_, count)| *count > 0).map(|(name, count)| format!("{count} {name}")).collect();
-    if !odd.is_empty() {
-        let _ = writeln!(text, "  besides {} forwarded: {}", outcomes.forwarded, odd.join(", "));
+    if let Some(odd) = odd(&service.outcomes) {
+        let _ = writeln!(text, "  {odd}");
     }
     let diverted: u64 = service.backends.iter().map(|backend| backend.diverted).sum();
     if diverted > 0 {
@@ -155,6 +146,21 @@ fn one_service(text: &mut String, service: &Service, style: Style) {
         .collect();
     let header = ["backend", "slot", "state", "weight", "wanted", "had 60s", "had", "connects", "active"];
     text.push_str(&table(&header, &rows, style));
+}
+
+/// How connects ended, if some did not as usual. Each has one outcome, and three of these are balanced.
+fn odd(outcomes: &OutcomeCounts) -> Option<String> {
+    let OutcomeCounts { forwarded, fallback, untracked, refused, passed } = *outcomes;
+    let balanced = forwarded.saturating_add(fallback).saturating_add(untracked);
+    let odd = [
+        (fallback, "of them to the fallback"),
+        (untracked, "of them not in the active count (untracked)"),
+        (refused, "refused"),
+        (passed, "passed unchanged"),
+    ];
+    let odd: Vec<String> =
+        odd.iter().filter(|(count, _)| *count > 0).map(|(count, what)| format!("{count} {what}")).collect();
+    (!odd.is_empty()).then(|| format!("connects: {balanced} balanced; {}", odd.join("; ")))
 }
 
 /// A diagnosis as text: one finding a line, with what to do below it.
@@ -183,7 +189,7 @@ pub fn explanation(explanation: &Explanation, style: Style) -> String {
     let from = if explanation.from_daemon {
         "the running daemon"
     } else {
-        "the configuration; the daemon is not running"
+        "the configuration, not a running daemon"
     };
     let _ = writeln!(
         text,
@@ -292,4 +298,27 @@ fn the_shares(text: &mut String, explanation: &Explanation, style: Style) {
     };
     let header = ["backend", "index", "slot", "connections", "weight", "share", "load", "quota", "entries"];
     text.push_str(&table(&header, &members.iter().map(row).collect::<Vec<_>>(), style));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connects_that_end_oddly_are_told_with_all_that_were_balanced() {
+        let check = |counts: [u64; 5], expected: Option<&str>| {
+            let [forwarded, fallback, untracked, refused, passed] = counts;
+            let outcomes = OutcomeCounts { forwarded, fallback, untracked, refused, passed };
+            assert_eq!(odd(&outcomes).as_deref(), expected, "{outcomes:?}");
+        };
+        check([128, 0, 0, 0, 0], None);
+        check(
+            [128, 0, 272, 0, 0],
+            Some("connects: 400 balanced; 272 of them not in the active count (untracked)"),
+        );
+        check(
+            [1, 2, 0, 3, 4],
+            Some("connects: 3 balanced; 2 of them to the fallback; 3 refused; 4 passed unchanged"),
+        );
+    }
 }

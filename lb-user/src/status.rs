@@ -58,6 +58,9 @@ pub struct Daemon {
     pub version: String,
     /// The configuration file.
     pub config: PathBuf,
+    /// Where its pins are; `None` from a daemon that does not tell.
+    #[serde(default)]
+    pub pins: Option<PathBuf>,
     /// Optional abilities of the kernel.
     pub features: Features,
 }
@@ -318,13 +321,13 @@ fn skew(backends: &[Backend]) -> Option<f64> {
     wanted.iter().map(ratio).max_by(f64::total_cmp)
 }
 
-/// The status of everything that is pinned, without a daemon.
+/// The status of everything that is pinned, without a daemon; `why` it does not come from one.
 ///
 /// # Errors
 /// If the pins cannot be read.
-pub fn from_pins(directory: &Path) -> Result<Status, DatapathError> {
+pub fn from_pins(directory: &Path, why: String) -> Result<Status, DatapathError> {
     let mut clients = Vec::new();
-    let mut degraded = vec!["the daemon is not running: tables stay as they are".to_owned()];
+    let mut degraded = vec![why];
     let mut leaving = Vec::new();
     for pins in Pins::all_versions(directory)? {
         if !pins.is_of_this_version() {

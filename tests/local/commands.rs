@@ -36,6 +36,89 @@ fn check_reports_on_the_configuration_and_its_files() {
     assert!(!fixture.setup.pins.exists(), "check changes nothing");
 }
 
+/// One attempt per fault would be a long evening.
+#[test]
+fn check_reports_faults_of_the_configuration_and_of_all_files_together() {
+    let fixture = Fixture::without_daemon();
+    let path = fixture.setup.folder.join("socklb.toml");
+    let path = path.to_str().expect("UTF-8");
+    let text = std::fs::read_to_string(path).expect("read");
+    let more = "\n[[service]]\nname = \"mail\"\naddress = \"mail:25\"\nbackends = { file = \"gone.toml\" }\n";
+    std::fs::write(path, text.clone() + "polcy = 1\n" + more).expect("write");
+    std::fs::write(&fixture.file, endpoints(&[("127.0.0.1:0", "weight = 70000")])).expect("write");
+    let (code, faults) = failure(&fixture.setup.run(&["check", path]));
+    assert_eq!(code, Some(1));
+    let line = |needle: &str| {
+        (text.clone() + "polcy = 1\n" + more).lines().position(|l| l.contains(needle)).expect("it") + 1
+    };
+    for part in [
+        "unknown key \"polcy\"".to_owned(),
+        "address \"mail:25\" is a host name".to_owned(),
+        "gone.toml: No such file".to_owned(),
+        format!("socklb.toml:{}:21", line("gone.toml")),
+        "users.toml:3:10".to_owned(),
+        "127.0.0.1:0 cannot be connected to: port 0".to_owned(),
+    ] {
+        assert!(faults.contains(&part), "{part:?} is not in:\n{faults}");
+    }
+}
+
+#[test]
+fn check_refuses_a_pipe_instead_of_waiting_for_it() {
+    let fixture = Fixture::without_daemon();
+    let pipe = fixture.setup.folder.join("pipe");
+    rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::RUSR).expect("make a pipe");
+    let (code, text) = failure(&fixture.setup.run(&["check", pipe.to_str().expect("UTF-8")]));
+    assert!(code == Some(1) && text.contains("it is not a regular file"), "{code:?} {text}");
+}
+
+/// A full disk is a failure with a message, a reader that has gone is none.
+#[test]
+fn what_cannot_be_printed_is_a_failure_and_no_panic() {
+    let fixture = Fixture::new();
+    let config = fixture.setup.folder.join("socklb.toml");
+    let config = config.to_str().expect("UTF-8");
+    let commands: [&[&str]; 7] = [
+        &["status"],
+        &["status", "--json"],
+        &["status", "--watch"],
+        &["explain", "users"],
+        &["doctor", "--config", config],
+        &["doctor", "--json"],
+        &["check", config],
+    ];
+    for arguments in commands {
+        let mut command = fixture.setup.socklb(arguments);
+        let full = || std::fs::File::options().write(true).open("/dev/full").expect("open /dev/full");
+        let output = command.stdout(full()).stderr(std::process::Stdio::piped()).output().expect("start it");
+        let (code, text) = failure(&output);
+        assert!(
+            code == Some(1) && text.starts_with("socklb: write to standard output: "),
+            "{arguments:?} {code:?} {text}"
+        );
+        // Nobody can be told of that either.
+        let code =
+            fixture.setup.socklb(arguments).stdout(full()).stderr(full()).status().expect("start it").code();
+        assert_eq!(code, Some(1), "{arguments:?}");
+    }
+}
+
+/// Who names a directory gets what lies there.
+#[test]
+fn status_reads_the_pins_that_it_is_given() {
+    let fixture = Fixture::new();
+    let run = fixture.setup.folder.join("run");
+    let elsewhere = fixture.setup.pins.join("elsewhere");
+    let mut command = std::process::Command::new(stage::program("socklb"));
+    command.arg("--run").arg(&run).arg("--pins").arg(&elsewhere).args(["status", "--json"]);
+    let output = stage::daemon::finish(&mut command);
+    let status: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert_eq!((output.status.code(), &status["clients"]), (Some(3), &Value::Array(Vec::new())));
+    let said = status["degraded"].to_string();
+    assert!(said.contains(&format!("has its pins in {}", fixture.setup.pins.display())), "{said}");
+    assert!(said.contains(&format!("what lies in {}", elsewhere.display())), "{said}");
+}
+
 #[test]
 fn explain_gives_inputs_walk_and_formula() {
     let mut fixture = Fixture::without_daemon();
@@ -74,9 +157,16 @@ fn explain_gives_inputs_walk_and_formula() {
     for part in ["task 3 of 10 of job web", "seed", "quota", "(2j + 1) / 2c", "fallback"] {
         assert!(text.contains(part), "{part:?} is not in:\n{text}");
     }
-    let (code, text) = failure(&fixture.setup.run(&["explain", "nothing"]));
-    assert_eq!(code, Some(1));
-    assert!(text.contains("nothing"), "{text}");
+    for (arguments, expected) in [
+        (&["explain", "nothing"][..], "no client here dials a service nothing; services here are: users"),
+        (
+            &["explain", "users", "--client", "nobody"],
+            "there is no client nobody here; clients here are: web",
+        ),
+        (&["explain", "mail", "--client", "web"], "client web does not dial service mail; it dials: users"),
+    ] {
+        assert_eq!(failure(&fixture.setup.run(arguments)), (Some(1), format!("socklb: {expected}")));
+    }
     assert_eq!(fixture.probe().dial_many(SERVICE, 64).len(), 2);
 }
 

@@ -121,7 +121,7 @@ fn detach_leaves_nothing_behind() {
     fixture.stop();
     let done = fixture.setup.run(&["detach", "web"]);
     assert!(done.status.success(), "{done:?}");
-    assert!(!fixture.setup.pins_of("web").exists());
+    assert!(!fixture.setup.pins.exists(), "nor the directories that held it");
     // The cgroup's connects go where they say.
     assert_eq!(probe.try_dial(SERVICE).map(|d| d.name), Err(libc::ENETUNREACH));
     assert_eq!(

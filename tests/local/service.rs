@@ -109,11 +109,75 @@ fn exec_starts_a_command_in_a_covered_cgroup() {
     let mut probe = Probe::of(&mut command);
     assert_eq!(probe.dial_many(SERVICE, 30).len(), 3);
     assert_eq!(fixture.setup.status()["clients"][0]["not_a_service"], 0);
-    let missing = fixture.setup.run(&["exec", "web", "--", "/no/such/program"]);
-    let (code, text) = stage::daemon::failure(&missing);
-    assert!(code == Some(1) && text.contains("/no/such/program"), "{text}");
+    // As shells do.
+    for (program, expected) in [("/no/such/program", 127), ("/proc/self/status", 126)] {
+        let (code, text) = stage::daemon::failure(&fixture.setup.run(&["exec", "web", "--", program]));
+        assert!(code == Some(expected) && text.contains(program), "{code:?} {text}");
+    }
     let (code, text) = stage::daemon::failure(&fixture.setup.run(&["exec", "nobody", "--", "true"]));
     assert!(code == Some(1) && text.contains("clients here are: web"), "{text}");
+}
+
+/// Covered is covered, whatever the daemon does; and the limit of time holds.
+#[test]
+fn a_daemon_that_hangs_holds_up_nobody_who_can_do_without_it() {
+    let fixture = Fixture::new();
+    let mut inside = fixture.probe();
+    fixture.daemon().signal(rustix::process::Signal::STOP);
+    let mut exec = fixture.setup.socklb(&["exec", "web", "--timeout", "8", "--"]);
+    let exec = stage::daemon::finish(exec.arg(stage::program("socklb")).arg("--version"));
+    assert_eq!(stage::daemon::failure(&exec), (Some(0), String::new()));
+    assert_eq!(inside.socklb(&fixture.setup, &["wait", "web", "--timeout", "8"]), 0);
+    // The test itself is in another cgroup.
+    let begun = std::time::Instant::now();
+    let (code, text) = stage::daemon::failure(&fixture.setup.run(&["wait", "web", "--timeout", "1"]));
+    assert!(code == Some(1) && text.contains("after 1 s") && text.contains("does not answer"), "{text}");
+    assert!(
+        begun.elapsed() < stage::patience(),
+        "the limit covers why it failed, too: {:?}",
+        begun.elapsed()
+    );
+    let status = fixture.setup.run(&["status"]);
+    let text = String::from_utf8_lossy(&status.stdout).into_owned();
+    assert!(text.contains("service users") && text.contains("does not answer"), "{text}");
+    assert_eq!(status.status.code(), Some(3), "{text}");
+    let config = fixture.setup.folder.join("socklb.toml");
+    let explain = fixture.setup.run(&["explain", "users", "--config", config.to_str().expect("UTF-8")]);
+    let (code, text) = stage::daemon::failure(&explain);
+    assert!(code == Some(0) && text.contains("does not answer"), "{text}");
+    let text = String::from_utf8_lossy(&explain.stdout).into_owned();
+    assert!(text.contains("from the configuration"), "{text}");
+}
+
+/// What exec makes it says, and a path that was mistyped does not become real beside a client that is attached.
+#[test]
+fn exec_says_that_it_makes_a_cgroup_and_makes_none_beside_an_attached_one() {
+    let fixture = Fixture::new();
+    fixture.cgroup.remove();
+    let exec = || {
+        let mut exec = fixture.setup.socklb(&["exec", "web", "--"]);
+        stage::daemon::failure(&stage::daemon::finish(exec.arg(stage::program("socklb")).arg("--version")))
+    };
+    let (code, text) = exec();
+    let path = fixture.cgroup.path().display().to_string();
+    assert!(code == Some(0) && text.contains(&format!("made cgroup {path}")), "{code:?} {text}");
+    assert_eq!(exec(), (Some(0), String::new()));
+    eventually("it is attached", || degraded(&fixture.setup), |code| *code == Some(0));
+    let wrong = fixture.cgroup.relative().join("wrogn").display().to_string();
+    let text = config(&fixture.cgroup, r#"{ file = "users.toml" }"#, "");
+    let right = format!("cgroup = \"{}\"", fixture.cgroup.relative().display());
+    fixture.setup.write("socklb.toml", &text.replace(&right, &format!("cgroup = \"{wrong}\"")));
+    eventually(
+        "it is taken on",
+        || fixture.setup.status()["degraded"].to_string(),
+        |faults| faults.contains("wrogn"),
+    );
+    let (code, text) = exec();
+    assert!(
+        code == Some(1) && text.contains("wrogn") && text.contains("its programs are on"),
+        "{code:?} {text}"
+    );
+    assert!(!fixture.cgroup.path().join("wrogn").exists());
 }
 
 /// The cgroup in which a socket is made decides, whoever holds it later.

@@ -223,6 +223,7 @@ impl Daemon {
             pid: std::process::id(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             config: self.config.path.clone(),
+            pins: Some(self.config.paths.pins.clone()),
             features: self.features,
         };
         let leaving = self.leaving.iter().map(|leaving| status::leaving(&leaving.pins)).collect();

@@ -377,6 +377,15 @@ pub fn begins_at(pins: &Pins) -> Result<Vec<u64>, DatapathError> {
     Ok(links.iter().filter(|name| detaches_first(name)).filter_map(cgroup).collect())
 }
 
+/// The cgroups that a client's links of any kind are named after: also those that it has left, whose flows still end.
+///
+/// # Errors
+/// If the pins cannot be read.
+pub fn linked_to(pins: &Pins) -> Result<BTreeSet<u64>, DatapathError> {
+    let (_, links) = pins.contents()?;
+    Ok(links.iter().filter_map(|name| name.split_once('@')?.1.parse().ok()).collect())
+}
+
 /// The error of a probe or of the first call that needed privilege.
 pub fn privilege(error: io::Error) -> DatapathError {
     if error.kind() == io::ErrorKind::PermissionDenied {
