@@ -2,14 +2,14 @@
 //!
 //! It looks for itself, whether or not a daemon runs, with the privileges of whoever calls it; what it may not see it says.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
 use crate::api::{self, Answer};
 use crate::config::{Config, Paths};
-use crate::datapath::{self, Cgroup, Features, Host, Pins};
+use crate::datapath::{self, Cgroup, Features, Host, Pins, Sockets, Uncovered};
 use crate::status::{self, Status};
 
 /// Version of the JSON form.
@@ -17,6 +17,17 @@ pub const SCHEMA: u32 = 1;
 
 /// What to do about what may not be seen.
 const AS_ROOT: &str = "run socklb doctor as root";
+
+/// What gives the daemon what it needs; only root can.
+const GIVE_ALL: &str = "run it as root, or as root give USER all three: `setpriv --reuid USER --regid GROUP --init-groups \
+                        --inh-caps +bpf,+net_admin,+perfmon --ambient-caps +bpf,+net_admin,+perfmon socklb run` (in a \
+                        unit AmbientCapabilities=CAP_BPF CAP_NET_ADMIN CAP_PERFMON)";
+
+/// Files that the daemon has open for a client: its maps, its programs, its cgroup and its lock. Links are pinned and
+/// closed. The rest is for what is looked at for a moment.
+const FILES_OF_CLIENT: u64 = 16;
+/// Those that it has open whatever its clients are, one that is being opened included.
+const FILES_OF_DAEMON: u64 = 64;
 
 /// How something is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -133,17 +144,17 @@ fn bpffs(diagnosis: &mut Diagnosis, host: &Host, paths: &Paths) {
 }
 
 fn privileges(diagnosis: &mut Diagnosis, host: &Host, features: Option<Features>) {
+    let missing = || host.capabilities.iter().filter(|capability| !capability.held);
     for capability in &host.capabilities {
         let text = format!("{}: {}", capability.name, capability.why);
-        let give = format!("setpriv --ambient-caps +{0} --inh-caps +{0} socklb run", short(capability.name));
+        // Said once, for all: who lacks one cannot give himself any.
+        let is_last = missing().next_back().is_some_and(|last| last == capability);
+        let help = is_last.then_some(GIVE_ALL);
         if capability.held {
             diagnosis.ok("privileges", text);
-        } else if capability.needed {
-            let help =
-                format!("run as root, or `{give}` (in a unit AmbientCapabilities={})", capability.name);
-            diagnosis.add("privileges", State::Problem, format!("{text}; missing"), Some(&help));
         } else {
-            diagnosis.add("privileges", State::Note, format!("{text}; missing"), Some(&give));
+            let state = if capability.needed { State::Problem } else { State::Note };
+            diagnosis.add("privileges", state, format!("{text}; missing"), help);
         }
     }
     match features.map(datapath::try_programs) {
@@ -173,11 +184,6 @@ fn privileges(diagnosis: &mut Diagnosis, host: &Host, features: Option<Features>
             Some("ulimit -l unlimited (in a unit LimitMEMLOCK=infinity)"),
         ),
     }
-}
-
-/// A capability as setpriv(1) writes it.
-fn short(name: &str) -> String {
-    name.trim_start_matches("CAP_").to_lowercase()
 }
 
 fn optional(diagnosis: &mut Diagnosis, features: Features) {
@@ -230,23 +236,19 @@ fn configuration(diagnosis: &mut Diagnosis, config: &Config) {
 
 /// Whether the daemon, if it runs, may open what its clients take.
 fn open_files(diagnosis: &mut Diagnosis, config: Option<&Config>, status: Option<&Status>) {
-    /// Maps, links, programs and the cgroup of a client, and what reading takes for a moment.
-    const OF_CLIENT: u64 = 48;
-    const OF_DAEMON: u64 = 64;
     let pid = status.and_then(|status| status.daemon.as_ref()).map(|daemon| daemon.pid);
     let (Some(config), Some(limit)) = (config, pid.and_then(datapath::open_files_of)) else { return };
     let clients = config.clients.len() as u64;
-    let wanted = OF_DAEMON + OF_CLIENT * clients;
+    let wanted = FILES_OF_DAEMON + FILES_OF_CLIENT * clients;
+    let text = format!(
+        "the daemon may open {limit} files, and takes up to {wanted}: {FILES_OF_DAEMON} of its own, {FILES_OF_CLIENT} for \
+         each client"
+    );
     if limit < wanted {
-        diagnosis.add(
-            "open files",
-            State::Warning,
-            format!("the daemon may open {limit} files; {clients} clients take up to {wanted}"),
-            Some(&format!("LimitNOFILE={wanted} in its unit, or `ulimit -n {wanted}` before it")),
-        );
+        let help = format!("LimitNOFILE={wanted} in its unit, or `ulimit -n {wanted}` before it");
+        diagnosis.add("open files", State::Warning, text, Some(&help));
     } else {
-        diagnosis
-            .ok("open files", format!("the daemon may open {limit}; {clients} clients take up to {wanted}"));
+        diagnosis.ok("open files", text);
     }
 }
 
@@ -431,43 +433,74 @@ fn others(diagnosis: &mut Diagnosis, name: &str, pins: &Pins, cgroup: &Cgroup) {
 }
 
 fn sockets(diagnosis: &mut Diagnosis, name: &str, cgroup: &Cgroup) {
-    let found = datapath::uncovered(cgroup);
+    let Sockets { uncovered, unseen } = datapath::uncovered(cgroup);
+    // Processes that were forked hold the same sockets.
+    let mut found: BTreeMap<u32, Vec<&Uncovered>> = BTreeMap::new();
+    for socket in &uncovered {
+        found.entry(socket.inode).or_default().push(socket);
+    }
     /// Of one client. A process that was handed thousands is one fault, not thousands.
     const SHOWN: usize = 20;
-    for socket in found.uncovered.iter().take(SHOWN) {
+    for holders in found.values().take(SHOWN) {
+        let Some(socket) = holders.first() else { continue };
         let made_in = match &socket.made_in {
             Some(path) => format!("made in {}", path.display()),
             None => "made in a cgroup that is gone".to_owned(),
         };
-        let (state, what) = match socket.peer {
-            None => (State::Note, "it listens, so it dials nobody".to_owned()),
-            Some(peer) => (State::Warning, format!("it is connected to {peer}")),
+        let (state, what, help) = match socket.peer {
+            None => (State::Note, "it listens, so it dials nobody".to_owned(), None),
+            Some(peer) => (
+                State::Warning,
+                format!("it is connected to {peer}"),
+                Some("have the process make its sockets itself, in its own cgroup"),
+            ),
         };
         let text = format!(
-            "client {name}: socket {} of {} (pid {}) is not covered: {made_in}; {what}",
-            socket.inode, socket.process, socket.pid
+            "client {name}: socket {} of {} is not covered: {made_in}; {what}",
+            socket.inode,
+            holders_text(holders)
         );
-        let help = "have the process make its sockets itself, in its own cgroup";
-        diagnosis.add("sockets", state, text, Some(help));
+        diagnosis.add("sockets", state, text, help);
     }
-    if let Some(more) = found.uncovered.len().checked_sub(SHOWN + 1) {
+    if let Some(more) = found.len().checked_sub(SHOWN + 1) {
         let text = format!("client {name}: {} more sockets are not covered", more + 1);
         diagnosis.add("sockets", State::Warning, text, None);
     }
-    if !found.unseen.is_empty() {
-        let text = format!("client {name}: the sockets of {} processes cannot be seen", found.unseen.len());
+    if !unseen.is_empty() {
+        let text = format!("client {name}: the sockets of {} processes cannot be seen", unseen.len());
         diagnosis.add("sockets", State::Note, text, Some(AS_ROOT));
-    } else if found.uncovered.is_empty() {
-        diagnosis
-            .ok("sockets", format!("client {name}: every listed TCP socket of its processes is covered"));
+    } else if found.is_empty() {
+        let text = format!(
+            "client {name}: every TCP socket of its processes that is connected or listens is covered; the kernel lists \
+             no others, so one that was made elsewhere and has not dialled yet is not seen"
+        );
+        diagnosis.ok("sockets", text);
     }
+}
+
+/// Who holds a socket.
+fn holders_text(holders: &[&Uncovered]) -> String {
+    /// A server may have forked hundreds.
+    const NAMED: usize = 5;
+    let named = holders.iter().take(NAMED).map(|holder| format!("{} (pid {})", holder.process, holder.pid));
+    let mut text = named.collect::<Vec<_>>().join(", ");
+    if let Some(more) = holders.len().checked_sub(NAMED + 1) {
+        text.push_str(&format!(" and {} more", more + 1));
+    }
+    text
 }
 
 /// How full a client's maps are.
 fn usage(diagnosis: &mut Diagnosis, name: &str, pins: &Pins) {
     let Ok(usage) = datapath::usage(pins) else { return };
     for (limit, used, of) in usage {
-        let text = format!("client {name}: {used} of {of} {limit}");
+        let (of, note) = if limit == "flow_records" {
+            // As many again fit in the table of those whose place is taken.
+            (of.saturating_mul(2), format!(" ({of}, and as many again on collisions)"))
+        } else {
+            (of, String::new())
+        };
+        let text = format!("client {name}: {used} of {of} {limit}{note}");
         if used.saturating_mul(10) > of.saturating_mul(9) {
             let help =
                 format!("raise limits.{limit}, then `socklb detach {name}` and start the daemon again");
@@ -475,5 +508,38 @@ fn usage(diagnosis: &mut Diagnosis, name: &str, pins: &Pins) {
         } else {
             diagnosis.ok("limits", text);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The unit allows as many files as the daemon may take, and says the same as we do.
+    #[test]
+    fn the_unit_reckons_open_files_as_the_doctor_does() {
+        let unit = include_str!("../../packaging/systemd/socklb.service");
+        let clients = lb_common::abi::MAX_CLIENTS as u64;
+        let text = format!("# {FILES_OF_CLIENT} files for each of up to {clients} clients");
+        assert!(unit.contains(&text), "{text:?} is not in the unit");
+        let limit = unit.lines().find_map(|line| line.strip_prefix("LimitNOFILE=")).unwrap();
+        assert!(limit.parse::<u64>().unwrap() >= FILES_OF_DAEMON + FILES_OF_CLIENT * clients);
+    }
+
+    #[test]
+    fn processes_that_hold_a_socket_together_are_named_together() {
+        let holder = |pid| Uncovered {
+            pid,
+            process: "web".to_owned(),
+            inode: 1,
+            made_in: None,
+            listens: false,
+            peer: None,
+        };
+        let all: Vec<Uncovered> = (1..=7).map(holder).collect();
+        let text = |count: usize| holders_text(&all.iter().take(count).collect::<Vec<_>>());
+        assert_eq!(text(2), "web (pid 1), web (pid 2)");
+        assert_eq!(text(5), "web (pid 1), web (pid 2), web (pid 3), web (pid 4), web (pid 5)");
+        assert_eq!(text(7), "web (pid 1), web (pid 2), web (pid 3), web (pid 4), web (pid 5) and 2 more");
     }
 }

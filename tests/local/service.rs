@@ -208,6 +208,15 @@ fn a_socket_that_was_made_elsewhere_is_named_as_uncovered() {
     assert!(uncovered.iter().any(|text| text.contains("connected to 127.0.0.1:8001")), "{found:?}");
     assert!(uncovered.iter().any(|text| text.contains("it listens")), "{found:?}");
     assert!(uncovered.iter().all(|text| text.contains("of probe (pid")), "{found:?}");
+    // A second process that inherits them is named with the first.
+    let second = fixture.probe();
+    let found = sockets();
+    let together: Vec<&String> =
+        found.iter().map(|(_, text)| text).filter(|t| t.contains("not covered")).collect();
+    let pids = [probe.pid(), second.pid()].map(|pid| format!("probe (pid {pid})"));
+    assert_eq!(together.len(), 2, "{found:?}");
+    assert!(together.iter().all(|text| pids.iter().all(|pid| text.contains(pid))), "{found:?}");
+    drop(second);
     drop(probe);
     drop((direct, listener));
     let _probe = fixture.probe();
