@@ -105,7 +105,7 @@ pub fn examine(paths: &Paths, file: &Path, config: Result<&Config, &String>) -> 
     pins(&mut diagnosis, paths, config.as_ref().ok().copied(), status.as_ref());
     open_files(&mut diagnosis, config.as_ref().ok().copied(), status.as_ref());
     for client in clients(config.as_ref().ok().copied(), status.as_ref()) {
-        one_client(&mut diagnosis, paths, &client);
+        one_client(&mut diagnosis, paths, &client, features);
     }
     diagnosis
 }
@@ -372,7 +372,7 @@ fn clients(config: Option<&Config>, status: Option<&Status>) -> Vec<Known> {
     known
 }
 
-fn one_client(diagnosis: &mut Diagnosis, paths: &Paths, client: &Known) {
+fn one_client(diagnosis: &mut Diagnosis, paths: &Paths, client: &Known, features: Option<Features>) {
     let name = &client.name;
     let cgroup = match datapath::cgroup2_mount().and_then(|mount| Cgroup::open(&mount.join(&client.cgroup))) {
         Ok(cgroup) => cgroup,
@@ -399,7 +399,7 @@ fn one_client(diagnosis: &mut Diagnosis, paths: &Paths, client: &Known) {
     }
     others(diagnosis, name, &pins, &cgroup);
     sockets(diagnosis, name, &cgroup);
-    usage(diagnosis, name, &pins);
+    usage(diagnosis, name, &pins, features.is_some_and(|features| features.fetching_atomics));
 }
 
 fn others(diagnosis: &mut Diagnosis, name: &str, pins: &Pins, cgroup: &Cgroup) {
@@ -490,11 +490,11 @@ fn holders_text(holders: &[&Uncovered]) -> String {
     text
 }
 
-/// How full a client's maps are.
-fn usage(diagnosis: &mut Diagnosis, name: &str, pins: &Pins) {
+/// How full a client's maps are. Without compare-and-swap all flows are in the table of collisions.
+fn usage(diagnosis: &mut Diagnosis, name: &str, pins: &Pins, has_two_tables: bool) {
     let Ok(usage) = datapath::usage(pins) else { return };
     for (limit, used, of) in usage {
-        let (of, note) = if limit == "flow_records" {
+        let (of, note) = if limit == "flow_records" && has_two_tables {
             // As many again fit in the table of those whose place is taken.
             (of.saturating_mul(2), format!(" ({of}, and as many again on collisions)"))
         } else {
