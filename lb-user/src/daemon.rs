@@ -59,8 +59,14 @@ enum Event {
     Changed(BTreeSet<PathBuf>),
     /// A file that changed has had time to settle.
     Due,
-    /// An endpoint file was read, for the service.
-    Read { service: String, source: FileSource, stamp: Option<Stamp>, result: Result<Contents, SourceError> },
+    /// An endpoint file was read, for the service. Readings are numbered in the order in which they were begun.
+    Read {
+        service: String,
+        source: FileSource,
+        begun: u64,
+        stamp: Option<Stamp>,
+        result: Result<Contents, SourceError>,
+    },
     /// What client tasks use of the service's list was computed.
     Computed { service: String, offer: Offer },
     /// The configuration and all its files were read.
@@ -95,6 +101,8 @@ struct Daemon {
     statics: Offers,
     /// By service name.
     files: BTreeMap<String, Watched>,
+    /// How many readings of files were begun.
+    readings: u64,
     reload: Reload,
     watch: Watch,
     waiting_for_readers: bool,
@@ -150,6 +158,7 @@ async fn start(config: Config, stamp: Option<Stamp>, reread: Reread) -> Result<(
         leaving: Vec::new(),
         statics: Offers::new(),
         files: BTreeMap::new(),
+        readings: 0,
         reload,
         watch,
         waiting_for_readers: false,
@@ -243,7 +252,7 @@ impl Daemon {
             for contents in first.contents_mut() {
                 contents.offer.complete(&diallers);
             }
-            self.take_first(&service, source, first, None, Instant::now());
+            self.take_first(&service, source, 0, first, None, Instant::now());
         }
         for agent in &mut self.agents {
             let name = agent.client.name.clone();
@@ -296,14 +305,14 @@ impl Daemon {
                 self.start_reading(now);
                 self.start_reload(now);
             }
-            Event::Read { service, source, stamp, result } => {
+            Event::Read { service, source, begun, stamp, result } => {
                 // A reload may have changed where the service's endpoints come from.
                 if self.files.get(&service).is_some_and(|file| file.source == source) {
-                    self.read(&service, stamp, result, now);
+                    self.read(&service, begun, stamp, result, now);
                     self.settle();
                 }
             }
-            Event::Computed { service, offer } => self.computed(&service, offer),
+            Event::Computed { service, offer } => self.computed(&service, &offer),
             Event::Opened(tried) => self.opened(*tried),
             Event::Loaded(loaded) => self.loaded(*loaded, now),
             Event::ReadersGone(result) => self.readers_gone(result),

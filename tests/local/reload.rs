@@ -138,7 +138,8 @@ fn clients_are_added_removed_and_moved() {
         .replace(&other.relative().display().to_string(), &fixture.cgroup.relative().display().to_string());
     write(&fixture.setup, &moved);
     eventually("it has moved", || reached(&mut first), |reached| *reached);
-    assert_eq!(second.try_dial(SERVICE).map(|d| d.name), Err(libc::ENETUNREACH));
+    // It is left a moment after it is attached where it is now: in between no connect must go unbalanced.
+    eventually("nothing begins where it was", || reached(&mut second), |reached| !*reached);
     assert_eq!(degraded(&fixture.setup), Vec::<String>::new());
 }
 

@@ -18,6 +18,9 @@ use crate::source::{Contents, FileSource, FirstRead, Progress, SourceError, Stam
 pub struct Watched {
     pub source: FileSource,
     pub progress: Progress,
+    /// The number of the last reading that was taken in. One that was begun before it says what the file said earlier: what
+    /// tasks use of a list may take long to compute, and a reload reads all files for itself.
+    reading: u64,
     /// What is in force.
     contents: Option<Contents>,
     /// What the file said last, if that is not in force.
@@ -31,23 +34,33 @@ pub struct Watched {
 enum Newer {
     /// It was refused for want of room, and is offered again when something gets free.
     Refused(Contents),
-    /// What some client task uses of it is being computed.
-    Computing(Contents),
+    /// What some client task uses of it is being computed. The flag tells whether it was refused before.
+    Computing(Contents, bool),
 }
 
 impl Watched {
     /// The newest list that is in force, or will be once it is computed.
     pub fn newest(&self) -> Option<&Contents> {
         match &self.newer {
-            Some(Newer::Computing(contents)) => Some(contents),
+            Some(Newer::Computing(contents, _)) => Some(contents),
             Some(Newer::Refused(_)) | None => self.contents.as_ref(),
         }
+    }
+
+    /// Whether a reading was taken in that was begun after this one.
+    pub fn was_read_after(&self, begun: u64) -> bool {
+        self.reading > begun
+    }
+
+    /// What was read is of no configuration: it stays, and its list is delivered anew.
+    pub fn carried_over(self) -> Self {
+        Self { contents: None, newer: None, ..self }
     }
 
     /// Takes over what an offer of an equal list knows.
     pub fn take_over(&mut self, offer: &Offer) {
         let newer = self.newer.as_mut().map(|newer| match newer {
-            Newer::Refused(contents) | Newer::Computing(contents) => contents,
+            Newer::Refused(contents) | Newer::Computing(contents, _) => contents,
         });
         for contents in self.contents.iter_mut().chain(newer) {
             contents.offer.take_over(offer);
@@ -76,6 +89,7 @@ impl Daemon {
         &mut self,
         service: &str,
         source: FileSource,
+        begun: u64,
         first: FirstRead,
         before: Option<&Watched>,
         now: Instant,
@@ -83,6 +97,7 @@ impl Daemon {
         let watched = Watched {
             source,
             progress: Progress::default(),
+            reading: 0,
             contents: None,
             newer: None,
             good_since: before.and_then(|before| before.good_since),
@@ -91,7 +106,7 @@ impl Daemon {
             failures: before.map_or(0, |before| before.failures),
         };
         self.files.insert(service.to_owned(), watched);
-        self.read(service, first.stamp, first.result, now);
+        self.read(service, begun, first.stamp, first.result, now);
         match first.instead {
             None => {}
             Some(Ok(contents)) => {
@@ -125,6 +140,8 @@ impl Daemon {
         let clients: Vec<&Client> = self.agents.iter().map(|agent| &agent.client).collect();
         for (service, file) in &mut self.files {
             let Some(stamp) = file.progress.begin(&file.source.path, now) else { continue };
+            self.readings += 1;
+            let begun = self.readings;
             let (service, source, events) = (service.clone(), file.source.clone(), self.events.clone());
             let diallers = offer::diallers(clients.iter().copied(), &service);
             // A file that says the same again costs nothing.
@@ -134,7 +151,7 @@ impl Daemon {
                 if let Ok(contents) = &mut result {
                     complete(&mut contents.offer, &diallers, before.as_ref());
                 }
-                let _ = events.blocking_send(Event::Read { service, source, stamp, result });
+                let _ = events.blocking_send(Event::Read { service, source, begun, stamp, result });
             });
         }
     }
@@ -142,11 +159,16 @@ impl Daemon {
     pub fn read(
         &mut self,
         service: &str,
+        begun: u64,
         stamp: Option<Stamp>,
         result: Result<Contents, SourceError>,
         now: Instant,
     ) {
         let file = self.files.get_mut(service).expect("it was read for its file");
+        if begun < file.reading {
+            return;
+        }
+        file.reading = begun;
         file.progress.done(stamp);
         match result {
             Ok(contents) => {
@@ -182,7 +204,10 @@ impl Daemon {
         let file = self.files.get_mut(service).expect("delivered from its file");
         match refusal {
             // Whether it is in force is decided when it comes back.
-            _ if !is_complete => file.newer = Some(Newer::Computing(contents)),
+            _ if !is_complete => {
+                let was_refused = matches!(file.newer, Some(Newer::Refused(_) | Newer::Computing(_, true)));
+                file.newer = Some(Newer::Computing(contents, was_refused));
+            }
             None => {
                 if let Err(error) = file.source.keep(&contents) {
                     let path = file.source.last_good.display();
@@ -204,6 +229,10 @@ impl Daemon {
         let mut delivered = Delivered { is_complete: true, refusal: None };
         for agent in &mut self.agents {
             let Some(position) = agent.position(service) else { continue };
+            // One that keeps an earlier configuration may have the list in it.
+            if !matches!(agent.client.services[position].source, Source::File(_)) {
+                continue;
+            }
             match agent.deliver(position, offer) {
                 Ok(taken) => delivered.is_complete &= taken,
                 Err(refused) => {
@@ -227,14 +256,17 @@ impl Daemon {
 
     /// What was computed has come back. It counts if it is of the reading that waits for it: another list may have come
     /// since. Clients that have changed again make another turn.
-    pub fn computed(&mut self, service: &str, offer: Offer) {
+    pub fn computed(&mut self, service: &str, offer: &Offer) {
         let Some(file) = self.files.get_mut(service) else { return };
-        if let Some(Newer::Computing(contents)) = &file.newer
-            && contents.offer.is_of_the_same_reading(&offer)
+        if let Some(Newer::Computing(contents, was_refused)) = &file.newer
+            && contents.offer.is_of_the_same_reading(offer)
         {
-            let mut contents = contents.clone();
-            contents.offer = offer;
+            let (mut contents, was_refused) = (contents.clone(), *was_refused);
+            contents.offer.take_over(offer);
             self.deliver(service, contents);
+            if was_refused {
+                self.end_of_refusal(service);
+            }
             self.settle();
         }
     }
@@ -248,15 +280,21 @@ impl Daemon {
         }
         let refused = self.files.iter().filter_map(|(service, file)| match &file.newer {
             Some(Newer::Refused(contents)) => Some((service.clone(), contents.clone())),
-            Some(Newer::Computing(_)) | None => None,
+            Some(Newer::Computing(..)) | None => None,
         });
         for (service, contents) in refused.collect::<Vec<_>>() {
             self.deliver(&service, contents);
-            let file = self.files.get_mut(&service).expect("one of its keys");
-            if file.newer.is_none() {
-                file.error = None;
-                info!(service, "endpoint list that was refused is in force");
-            }
+            self.end_of_refusal(&service);
+        }
+    }
+
+    /// Says so if a list that was refused is in force now.
+    fn end_of_refusal(&mut self, service: &str) {
+        if let Some(file) = self.files.get_mut(service)
+            && file.newer.is_none()
+        {
+            file.error = None;
+            info!(service, "endpoint list that was refused is in force");
         }
     }
 }

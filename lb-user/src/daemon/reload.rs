@@ -41,6 +41,8 @@ pub struct Loaded {
     stamp: Option<Stamp>,
     config: std::result::Result<Config, String>,
     files: Vec<Reading>,
+    /// The number of the reading of all of them.
+    begun: u64,
     /// The lists in it.
     statics: Offers,
     /// Clients that were not there, opened.
@@ -128,6 +130,8 @@ impl Daemon {
         self.reload.asked = std::mem::take(&mut self.reload.asked_again);
         self.notifier.reloading();
         let (reread, events) = (self.reload.reread.clone(), self.events.clone());
+        self.readings += 1;
+        let begun = self.readings;
         let (running, asked) = (self.config.clone(), self.reload.asked);
         let opener = self.opener();
         let there = self.there();
@@ -148,7 +152,7 @@ impl Daemon {
                 opened = opener
                     .open_all(config.clients.into_iter().filter(|client| !there.contains(&client.name)));
             }
-            let loaded = Loaded { stamp, config, files, statics, opened };
+            let loaded = Loaded { stamp, config, files, begun, statics, opened };
             let _ = events.blocking_send(Event::Loaded(Box::new(loaded)));
         });
     }
@@ -166,7 +170,7 @@ impl Daemon {
             }
             Ok(config) => {
                 self.statics = loaded.statics;
-                self.take_on(config, loaded.files, loaded.opened, now);
+                self.take_on(config, loaded.begun, loaded.files, loaded.opened, now);
             }
             Err(error) => {
                 // Said once per fault, not once per look; but who asks gets an answer.
@@ -182,7 +186,14 @@ impl Daemon {
         }
     }
 
-    fn take_on(&mut self, mut config: Config, read: Vec<Reading>, opened: Vec<Opened>, now: Instant) {
+    fn take_on(
+        &mut self,
+        mut config: Config,
+        begun: u64,
+        read: Vec<Reading>,
+        opened: Vec<Opened>,
+        now: Instant,
+    ) {
         self.reload.error = None;
         let unchangeable = fixed::unchangeable(&self.config, &config, &self.names());
         for what in unchangeable.iter().filter(|what| !self.reload.unchangeable.contains(what)) {
@@ -215,7 +226,7 @@ impl Daemon {
             }
         }
         self.set_unstarted(unstarted);
-        self.deliver_all(read, now);
+        self.deliver_all(begun, read, now);
         self.settle();
         self.watch_everything();
         // Those that leave are still attached: where a client only got another name, or two changed places, their cgroups
@@ -304,7 +315,7 @@ impl Daemon {
     }
 
     /// Gives every client the lists of its services, as at a start.
-    fn deliver_all(&mut self, read: Vec<Reading>, now: Instant) {
+    fn deliver_all(&mut self, begun: u64, read: Vec<Reading>, now: Instant) {
         for agent in &mut self.agents {
             if let Err(refused) = agent.deliver_static(&self.statics) {
                 warn!(client = %agent.client.name, error = %refused, "endpoint list refused");
@@ -313,15 +324,21 @@ impl Daemon {
         let mut before = std::mem::take(&mut self.files);
         for Reading { service, source, mut first, in_force } in read {
             let same = before.remove(&service).filter(|before| before.source.service == source.service);
-            let kept = match (&first.result, same.as_ref().and_then(Watched::newest)) {
-                (Err(_), Some(contents)) => Some(contents.clone()),
-                _ => None,
-            };
+            // The same file may have been read again meanwhile, and then says something newer.
+            let is_old =
+                same.as_ref().is_some_and(|same| same.source == source && same.was_read_after(begun));
+            let newest = same.as_ref().and_then(Watched::newest);
+            let kept = newest.filter(|_| is_old || first.result.is_err()).cloned();
             if kept.is_some() {
                 // A list that is in force is better than one of an earlier run.
                 first.instead = None;
             }
-            self.take_first(&service, source, first, same.as_ref(), now);
+            match same {
+                Some(same) if is_old => {
+                    self.files.insert(service.clone(), same.carried_over());
+                }
+                same => self.take_first(&service, source, begun, first, same.as_ref(), now),
+            }
             if let Some(mut contents) = kept {
                 if let Some(computed) = &in_force {
                     contents.offer.take_over(computed);
