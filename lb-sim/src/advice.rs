@@ -91,7 +91,7 @@ impl Advice {
         let aperture = sized(Algorithm::ApertureShuffled, Size::Fixed(MIN_AUTO_SIZE));
         let all = question.choice(Subset::All);
         let least = MIN_AUTO_SIZE.max(question.backends.div_ceil(question.clients));
-        let wasteful = automatic.size(question) / 2 >= least;
+        let wasteful = automatic.size(question).div_ceil(2) >= least;
         let answer = match (least >= question.backends, wasteful) {
             (true, _) => all,
             (false, true) => aperture,

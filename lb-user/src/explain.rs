@@ -238,10 +238,12 @@ fn inputs(client: &Client, service: &Service, endpoints: &EndpointList, membersh
     let everybody_has_all = membership.members.iter().all(|member| member.connections == count);
     let (algorithm, shares) = match service.subset {
         Subset::All => ("all", Shares::Weights),
+        Subset::Sized { algorithm, .. } if algorithm.is_aperture() && count > 1 => {
+            (algorithm.name(), Shares::Arc)
+        }
         Subset::Sized { algorithm, .. } if count == 1 || everybody_has_all => {
             (algorithm.name(), Shares::Weights)
         }
-        Subset::Sized { algorithm, .. } if algorithm.is_aperture() => (algorithm.name(), Shares::Arc),
         Subset::Sized { algorithm, .. } => (algorithm.name(), Shares::Job),
     };
     let auto = match service.subset {
@@ -267,6 +269,9 @@ fn inputs(client: &Client, service: &Service, endpoints: &EndpointList, membersh
     }
 }
 
+/// The largest size that `auto` chooses before it takes all.
+const LARGEST_RUNG: u32 = weights::RUNGS[weights::RUNGS.len() - 1];
+
 fn auto(algorithm: Algorithm, position: Position, min: u32, membership: &Membership) -> Auto {
     let Position { clients, backends, .. } = position;
     let least = weights::least_size(position, min);
@@ -283,6 +288,8 @@ fn auto(algorithm: Algorithm, position: Position, min: u32, membership: &Members
         "; arcs are even at any size"
     } else if size < backends {
         "; the first at which the tasks together can use 99 % of the backends"
+    } else if least > LARGEST_RUNG && least < backends {
+        "; no size that auto chooses from is so large: all"
     } else if tried.is_empty() {
         "; there are no more"
     } else {
@@ -360,6 +367,12 @@ mod tests {
              use 99 % of the backends",
         );
         check(rocksteadier, (10, 5), 12, "at least 12; there are no more");
+        check(
+            rocksteadier,
+            (2, 1000),
+            12,
+            "at least 500, for each of 1000 backends to have one of 2 tasks; no size that auto chooses from is so large: all",
+        );
         check(Algorithm::Aperture, (1000, 1000), 12, "at least 12; arcs are even at any size");
         check(
             Algorithm::Random,

@@ -2,6 +2,8 @@
 
 use std::fmt::Write as _;
 
+use lb_core::subset::Algorithm;
+
 use crate::doctor::{Diagnosis, State};
 use crate::explain::{Explanation, Member, Shares};
 use crate::status::{Client, OutcomeCounts, Service, Status};
@@ -238,8 +240,9 @@ fn the_subset(text: &mut String, explanation: &Explanation) {
         let _ = writeln!(text, "   all that take connections: {all} of {} endpoints", inputs.endpoints);
         return;
     };
-    // An arc has its own length.
-    let length = if inputs.shares == Shares::Arc { members.len() } else { size as usize };
+    // An arc has its own length, also that of a task that is alone.
+    let is_arc = inputs.algorithm.parse().is_ok_and(Algorithm::is_aperture);
+    let length = if is_arc { members.len() } else { size as usize };
     let _ = writeln!(
         text,
         "   the first {length} of the order that {} gives task {} of {} of job {}\n   over N = {} backend indexes ({} \
