@@ -3,7 +3,7 @@
 //!
 //! The weights are the Sinkhorn solution (iterative proportional fitting) on the graph of all clients' subsets: every
 //! client's weights sum to 1, every backend's column to its target. Every client computes the same graph alone, so all
-//! agree without talking. The sums run in ascending order of index, for the same bits everywhere. Must not decide who is
+//! agree without talking. The sums run in one order, for the same bits everywhere. Must not decide who is
 //! in a subset.
 
 use std::ops::Range;
@@ -227,7 +227,16 @@ pub fn choose_size(algorithm: Algorithm, position: Position, min: u32) -> Choice
         if size >= backends || algorithm.is_aperture() {
             return Choice { size, tried };
         }
-        let graph = Graph::of_job(algorithm, Position { size, ..position });
+        // Rows in ascending order of index, unlike subsets: a size that others may compute as well is fixed to the order of
+        // its sums.
+        let mut graph = Graph::new(backends);
+        for client in 0..position.clients {
+            let position = Position { client, size, ..position };
+            let length = subset::length(algorithm, position) as usize;
+            let mut row: Vec<u32> = subset::order(algorithm, position).take(length).collect();
+            row.sort_unstable();
+            graph.push(row);
+        }
         let utilization = solve(&graph, &vec![1; backends as usize], Precision::default()).utilization();
         tried.push((size, utilization));
         // Compared as whole numbers, so that no rounding of the last bit decides.

@@ -156,6 +156,15 @@ fn what_would_cost_too_much_is_refused_before_it_costs_anything() {
         &told(1_667),
         "x.toml:10:1: there would be 500100 times that clients are told of a change: at most 500000 are possible",
     );
+    let listed = |copies: u32| {
+        let resize = "[[resize]]\nat = \"5s\"\nbackends = 999\n";
+        format!("{START}{JOB}size = 1\ncopies = {copies}\n{resize}").replace("count = 4", "count = 1_000")
+    };
+    assert!(read(&listed(2_500)).is_ok());
+    check(
+        &listed(2_501),
+        "x.toml:11:1: there would be 5002000 endpoints in the lists that jobs are told of: at most 5000000 are possible",
+    );
     let tables = "[[run]]\nname = \"a\"\n".repeat(1_001);
     check_job(&tables, "1:1: there would be 1001 tables [[run]]: at most 1000 are possible");
 }

@@ -27,6 +27,8 @@ const MAX_ALIVE: u64 = 2_000_000;
 const MAX_NOTICES: u64 = 500_000;
 /// Most members of all the subsets that they are told, in all runs together.
 const MAX_TOLD: u64 = 20_000_000;
+/// Most endpoints in all the lists that jobs are told, in one run: a list is kept until its last client knows it.
+const MAX_LISTED: u64 = 5_000_000;
 /// Most steps of computing subsets: changes times clients times backends, in all runs together.
 const MAX_ORDERED: u64 = 2_000_000_000;
 
@@ -87,6 +89,8 @@ pub(super) fn check(scenario: &Scenario, document: &Document) -> Result<(), Wron
     let place = places.into_iter().flatten().next().unwrap_or(0..0);
     let notices = changes.saturating_mul(most).saturating_mul(runs);
     limit(&place, "times that clients are told of a change", notices, MAX_NOTICES)?;
+    let listed = (changes + 1).saturating_mul(first as u64).saturating_mul(backends);
+    limit(&place, "endpoints in the lists that jobs are told of", listed, MAX_LISTED)?;
     // And once at the start.
     let lists = (changes + 1).saturating_mul(runs);
     limit(
