@@ -121,7 +121,7 @@ impl Offer {
     /// Computes what is missing for these tasks, and forgets all others. May take seconds for the largest jobs; what
     /// tasks of one job have in common is computed once.
     pub fn complete(&mut self, diallers: &[Dialler]) {
-        /// One job at a time, in whatever threads: each may take a hundred megabytes and a whole CPU.
+        /// One job at a time, in whatever threads: each may take two hundred megabytes and a whole CPU.
         static TURN: Mutex<()> = Mutex::new(());
         self.memberships.retain(|(dialler, _)| diallers.contains(dialler));
         let mut missing: Vec<&Dialler> = Vec::new();
