@@ -304,14 +304,10 @@ fn members(plan: &Plan, place: u16, members: &[membership::Member]) -> Vec<Membe
     for slot in schedule.iter() {
         *counts.entry(*slot).or_default() += 1;
     }
-    let slot_of = |address: SocketAddr| {
-        let mut backends = plan.backends.iter();
-        backends
-            .find(|(_, backend)| backend.service == place && backend.address == address)
-            .map(|(slot, _)| *slot)
-    };
+    let backends = plan.backends.iter().filter(|(_, backend)| backend.service == place);
+    let slots: BTreeMap<SocketAddr, u32> = backends.map(|(slot, backend)| (backend.address, *slot)).collect();
     let member = |member: &membership::Member| {
-        let slot = slot_of(member.endpoint.address)?;
+        let slot = *slots.get(&member.endpoint.address)?;
         let entries = u16::try_from(slot).ok().and_then(|slot| counts.get(&slot)).copied().unwrap_or(0);
         #[expect(clippy::cast_precision_loss, reason = "schedules are far below 2^53 entries")]
         let quota = member.share * schedule.len() as f64;
