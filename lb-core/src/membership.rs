@@ -253,10 +253,8 @@ impl<'a> Pool<'a> {
 
     /// The subsets of the whole job, and the weights that make the loads even.
     fn solution(&self, algorithm: Algorithm, position: Position) -> Shares {
-        let mut graph = Graph::new(position.backends);
-        for client in 0..position.clients {
-            graph.push(self.row(algorithm, Position { client, ..position }));
-        }
+        let row = |client| self.row(algorithm, Position { client, ..position });
+        let graph = Graph::of_rows(position.backends, (0..position.clients).map(row));
         let solution = weights::solve(&graph, &self.capacities(), Precision::default());
         let job = Job {
             connections: graph.connections(),

@@ -203,6 +203,15 @@ pub fn length(algorithm: Algorithm, position: Position) -> u32 {
     if algorithm.is_aperture() { aperture::length(position) } else { position.wanted() }
 }
 
+/// The subset of a client where no backend is missing: the order's first, best first. With holes or lame ducks, see
+/// [`crate::membership`].
+///
+/// # Panics
+/// As [`order`].
+pub fn subset(algorithm: Algorithm, position: Position) -> impl Iterator<Item = u32> {
+    order(algorithm, position).take(length(algorithm, position) as usize)
+}
+
 /// The weights of an aperture's edges, in the order of the subset and in units of 1 / M: each is the part of a backend
 /// that the arc overlaps, multiplied by `position.clients`. The other algorithms have none of their own.
 pub fn overlaps(algorithm: Algorithm, position: Position) -> Option<impl Iterator<Item = u64>> {

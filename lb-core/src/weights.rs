@@ -3,8 +3,7 @@
 //!
 //! The weights are the Sinkhorn solution (iterative proportional fitting) on the graph of all clients' subsets: every
 //! client's weights sum to 1, every backend's column to its target. Every client computes the same graph alone, so all
-//! agree without talking. The sums run in one order, for the same bits everywhere. Must not decide who is
-//! in a subset.
+//! agree without talking. The sums run in one order, for the same bits everywhere. Must not decide who is in a subset.
 
 use std::ops::Range;
 
@@ -25,15 +24,32 @@ impl Graph {
         Self { backends, ends: Vec::new(), edges: Vec::new() }
     }
 
-    /// The subsets that every client of a job takes of backends without holes. Of `position`, the client is not used.
-    pub fn of_job(algorithm: Algorithm, position: Position) -> Self {
-        let mut graph = Self::new(position.backends);
-        for client in 0..position.clients {
-            let position = Position { client, ..position };
-            let length = subset::length(algorithm, position) as usize;
-            graph.push(subset::order(algorithm, position).take(length));
+    /// The graph of these subsets, one per client.
+    ///
+    /// # Panics
+    /// As [`Graph::push`].
+    pub fn of_rows<R: IntoIterator<Item = u32>>(backends: u32, rows: impl IntoIterator<Item = R>) -> Self {
+        let mut graph = Self::new(backends);
+        for row in rows {
+            graph.push(row);
         }
         graph
+    }
+
+    /// The subsets that every client of a job takes of backends without holes. Of `position`, the client is not used.
+    pub fn of_job(algorithm: Algorithm, position: Position) -> Self {
+        let subset = |client| subset::subset(algorithm, Position { client, ..position });
+        Self::of_rows(position.backends, (0..position.clients).map(subset))
+    }
+
+    /// The same with every row in ascending order of index.
+    fn ascending(mut self) -> Self {
+        let mut start = 0;
+        for &end in &self.ends {
+            self.edges[start..end].sort_unstable();
+            start = end;
+        }
+        self
     }
 
     /// Adds the next client's subset.
@@ -177,15 +193,20 @@ impl Solution {
         &self.weights[graph.edges_of(client)]
     }
 
-    /// Raw utilization with equal capacities: mean load over largest load, backends that nobody uses included. It is the
-    /// part of the capacity that can be used before the first backend is full.
+    /// [`raw_utilization`] with equal capacities.
     pub fn utilization(&self) -> f64 {
-        let largest = self.loads.iter().copied().fold(0.0, f64::max);
-        let sum: f64 = self.loads.iter().sum();
-        #[expect(clippy::cast_precision_loss, reason = "at most 65,536 backends")]
-        let mean = sum / self.loads.len() as f64;
-        if largest > 0.0 { mean / largest } else { 0.0 }
+        raw_utilization(&self.loads)
     }
+}
+
+/// Raw utilization of loads, which may be counts of connections: mean over largest, backends that nobody uses included. The
+/// part of the capacity that can be used before the first backend is full; 0 if there is no load.
+pub fn raw_utilization(loads: &[f64]) -> f64 {
+    let largest = loads.iter().copied().fold(0.0, f64::max);
+    #[expect(clippy::cast_precision_loss, reason = "at most 65,536 backends")]
+    let mean = loads.iter().sum::<f64>() / loads.len() as f64;
+    // The mean of equal loads can come out above them in its last bit.
+    if largest > 0.0 { (mean / largest).min(1.0) } else { 0.0 }
 }
 
 /// Sizes that `auto` chooses from.
@@ -229,14 +250,7 @@ pub fn choose_size(algorithm: Algorithm, position: Position, min: u32) -> Choice
         }
         // Rows in ascending order of index, unlike subsets: a size that others may compute as well is fixed to the order of
         // its sums.
-        let mut graph = Graph::new(backends);
-        for client in 0..position.clients {
-            let position = Position { client, size, ..position };
-            let length = subset::length(algorithm, position) as usize;
-            let mut row: Vec<u32> = subset::order(algorithm, position).take(length).collect();
-            row.sort_unstable();
-            graph.push(row);
-        }
+        let graph = Graph::of_job(algorithm, Position { size, ..position }).ascending();
         let utilization = solve(&graph, &vec![1; backends as usize], Precision::default()).utilization();
         tried.push((size, utilization));
         // Compared as whole numbers, so that no rounding of the last bit decides.
@@ -254,11 +268,7 @@ mod tests {
     const WHOLE: Precision = Precision { tolerance: 1e-9, iterations: 1_000 };
 
     fn graph(backends: u32, rows: &[&[u32]]) -> Graph {
-        let mut graph = Graph::new(backends);
-        for row in rows {
-            graph.push(row.iter().copied());
-        }
-        graph
+        Graph::of_rows(backends, rows.iter().map(|row| row.iter().copied()))
     }
 
     #[test]

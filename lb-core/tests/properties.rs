@@ -9,7 +9,7 @@ use lb_core::endpoint::{Endpoint, EndpointList, EndpointState};
 use lb_core::membership::Membership;
 use lb_core::schedule::{apportion, interleave};
 use lb_core::service::{Policy, Protocol, Service, Size, Subset, Task};
-use lb_core::subset::{Algorithm, Position, length, order, overlaps};
+use lb_core::subset::{self, Algorithm, Position, length, order, overlaps};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
@@ -41,7 +41,7 @@ const STEADY: [Algorithm; 4] =
     [Algorithm::Rendezvous, Algorithm::Consistent, Algorithm::Ringsteady, Algorithm::Rocksteadier];
 
 fn subset(algorithm: Algorithm, position: Position) -> Vec<u32> {
-    order(algorithm, position).take(length(algorithm, position) as usize).collect()
+    subset::subset(algorithm, position).collect()
 }
 
 /// A service with endpoints at those indexes that `weights` gives one, and what a task uses of it. Weight 0 is a hole.

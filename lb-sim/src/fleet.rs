@@ -62,9 +62,7 @@ impl Fleet {
 
     /// The subset of one client, best first.
     pub fn subset(&self, client: u32) -> Vec<u32> {
-        let position = self.position(client);
-        let length = subset::length(self.algorithm, position) as usize;
-        subset::order(self.algorithm, position).take(length).collect()
+        subset::subset(self.algorithm, self.position(client)).collect()
     }
 
     /// The subsets of all clients. Large fleets need [`Self::check_size`] before.

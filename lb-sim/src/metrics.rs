@@ -5,6 +5,8 @@
 use std::collections::HashSet;
 
 use lb_core::weights::Graph;
+// Decides automatic sizes, too: one definition.
+pub use lb_core::weights::raw_utilization;
 
 pub mod overlap;
 
@@ -44,14 +46,6 @@ pub fn spread_of(values: &[f64]) -> Spread {
 pub fn spread_of_counts(counts: &[u32]) -> Spread {
     let values: Vec<f64> = counts.iter().copied().map(f64::from).collect();
     spread_of(&values)
-}
-
-/// Raw utilization of loads, which may be counts of connections: mean over largest. The part of the capacity that can be
-/// used before the first backend is full.
-pub fn raw_utilization(loads: &[f64]) -> f64 {
-    let spread = spread_of(loads);
-    // The mean of equal loads can come out above them in its last bit.
-    if spread.max > 0.0 { (spread.mean / spread.max).min(1.0) } else { 0.0 }
 }
 
 /// Adjusted utilization (ACM Queue 2022): the best that whole connections allow, ceil(M K / N), over the largest count.

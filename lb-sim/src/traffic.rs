@@ -62,7 +62,7 @@ pub fn play(scenario: &Scenario, seed: u64) -> Report {
         runs.push(total);
     }
     Report {
-        schema: 1,
+        schema: crate::output::SCHEMA,
         scenario: scenario.name.clone(),
         seed: seed.to_string(),
         steps,

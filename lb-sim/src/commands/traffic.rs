@@ -1,12 +1,13 @@
 //! `socklb-sim traffic`: plays a scenario and shows what became of it.
 
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::Read;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
 
+use crate::output;
 use crate::traffic::scenario::Scenario;
 use crate::traffic::tally::{Row, Total};
 use crate::traffic::{Report, play, shipped};
@@ -32,17 +33,7 @@ const MAX_BYTES: u64 = 1 << 20;
 pub fn run(options: &Options) -> Result<()> {
     let scenario = read(&options.scenario)?;
     let report = play(&scenario, options.seed.unwrap_or(scenario.seed));
-    let mut out = io::stdout().lock();
-    let written = if options.json {
-        serde_json::to_writer(&mut out, &report).map_err(io::Error::from).and_then(|()| writeln!(out))
-    } else {
-        write!(out, "{}", text(&scenario, &report))
-    };
-    match written {
-        // A reader that has seen enough, such as head.
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        written => written.context("write to standard output"),
-    }
+    if options.json { output::json(&report) } else { output::text(text(&scenario, &report)) }
 }
 
 /// A shipped scenario by its name, or else a file.

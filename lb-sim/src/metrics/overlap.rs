@@ -115,11 +115,7 @@ mod tests {
     use super::*;
 
     fn graph(backends: u32, rows: &[&[u32]]) -> Graph {
-        let mut graph = Graph::new(backends);
-        for row in rows {
-            graph.push(row.iter().copied());
-        }
-        graph
+        Graph::of_rows(backends, rows.iter().map(|row| row.iter().copied()))
     }
 
     #[test]
@@ -144,10 +140,7 @@ mod tests {
     #[test]
     fn of_very_many_meetings_some_clients_are_compared_with_all() {
         // 65,536 clients that all use the same 10: 10 * 2^32 meetings, 40 times too many.
-        let mut graph = Graph::new(10);
-        for _ in 0..65_536 {
-            graph.push(0..10);
-        }
+        let graph = Graph::of_rows(10, (0..65_536).map(|_| 0..10));
         assert_eq!(overlap(&graph, 10), Overlap { mean: 1.0, max: 1.0, compared: 1_639 });
     }
 }
