@@ -8,4 +8,8 @@ pub mod net;
 
 pub mod abi;
 
+pub mod ending;
+
+pub mod load;
+
 pub mod pick;

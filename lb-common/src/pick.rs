@@ -120,7 +120,7 @@ mod tests {
     const LENGTH: u32 = 1 << LENGTH_LOG2;
 
     fn table(base: u32) -> TableRef {
-        TableRef { base, generation: 0, length_log2: LENGTH_LOG2, _reserved: 0 }
+        TableRef { base, generation: 0, length_log2: LENGTH_LOG2, members: 0 }
     }
 
     /// Slots 0 to 9 in turn over a whole table.
@@ -168,7 +168,7 @@ mod tests {
     #[test]
     fn without_a_table_the_fallback_decides() {
         let host = in_turn([true; 10], 3);
-        let none = TableRef { base: 0, generation: 0, length_log2: 0, _reserved: 0 };
+        let none = TableRef { base: 0, generation: 0, length_log2: 0, members: 0 };
         assert_eq!(pick(&host, none, Walk { phase: 0, start: 0 }), Pick::Fallback(3, 3));
         let host = in_turn([true; 10], NO_SLOT);
         assert_eq!(pick(&host, none, Walk { phase: 0, start: 0 }), Pick::Refused);
@@ -181,7 +181,7 @@ mod tests {
         // Past the end of the map; too short and too long to be a table; a slot and a fallback past the end.
         assert_eq!(pick(&host, table(LENGTH), walk), Pick::Broken);
         for length_log2 in [1, MIN_SCHEDULE_LOG2 - 1, MAX_SCHEDULE_LOG2 + 1, 255] {
-            let table = TableRef { base: 0, generation: 0, length_log2, _reserved: 0 };
+            let table = TableRef { base: 0, generation: 0, length_log2, members: 0 };
             assert_eq!(pick(&host, table, walk), Pick::Broken, "{length_log2}");
         }
         let host = Host { entries: std::vec![77; LENGTH as usize], usable: std::vec![true; 10], fallback: 3 };

@@ -82,7 +82,7 @@ fn connect(
     let len = plan.services[&place].schedule.len();
     let length_log2 = if len == 0 { 0 } else { u8::try_from(len.ilog2()).expect("it fits") };
     assert!(len == 0 || (MIN_SCHEDULE_LOG2..=MAX_SCHEDULE_LOG2).contains(&length_log2));
-    let table = TableRef { base: 0, generation: 0, length_log2, _reserved: 0 };
+    let table = TableRef { base: 0, generation: 0, length_log2, members: 0 };
     Some(pick(&View { plan, place }, table, Walk { phase, start: 0 }))
 }
 

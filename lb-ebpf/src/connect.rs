@@ -4,8 +4,8 @@
 //! known service without a usable backend is refused.
 
 use lb_common::abi::{
-    Backend, ENTRIES_PER_CELL, Flow, NOT_A_SERVICE, Outcomes, ScheduleCell, Service, ServiceKey4,
-    ServiceKey6, StateWord, TableRef, Walk,
+    Active, Backend, ENTRIES_PER_CELL, Flow, NOT_A_SERVICE, Outcomes, Phase, ScheduleCell, Service,
+    ServiceKey4, ServiceKey6, StateWord, TableRef, Walk,
 };
 use lb_common::net::{Address, Be32};
 use lb_common::pick::{Pick, Tables, pick};
@@ -13,10 +13,10 @@ use lb_common::pick::{Pick, Tables, pick};
 use crate::atomic::{self, Instructions};
 use crate::context::{Dial, TCP};
 use crate::maps::{
-    BACKENDS, CHOSEN, HAS_SET_RETVAL, KNOWS_MPTCP, OUTCOMES, SCHEDULE, SERVICES, SERVICES_V4, SERVICES_V6,
+    ACTIVE, BACKENDS, HAS_SET_RETVAL, KNOWS_MPTCP, OUTCOMES, SCHEDULE, SERVICES, SERVICES_V4, SERVICES_V6,
     WALKS,
 };
-use crate::{PROCEED, flow};
+use crate::{PROCEED, clock, flow, tally};
 
 /// The verdict that fails the call.
 const REFUSE: i32 = 0;
@@ -86,7 +86,7 @@ fn balance<I: Instructions>(dial: &Dial, service: Option<u32>) -> Verdict {
     let Some(index) = service else {
         // A socket that failed to reach a service and now dials elsewhere is no flow any more.
         if dial.protocol() == Some(TCP) {
-            flow::end::<I>(dial.cookie());
+            leave::<I>(dial);
         }
         tally(NOT_A_SERVICE, |outcomes| &raw mut outcomes.not_a_service);
         return Verdict::Proceed;
@@ -99,11 +99,11 @@ fn balance<I: Instructions>(dial: &Dial, service: Option<u32>) -> Verdict {
     let (table, walk): (TableRef, Walk) = unsafe {
         (TableRef::from_word((&raw const (*service).table).cast::<u64>().read_volatile()), I::step(walk))
     };
-    let (slot, backend, scheduled) = match pick(&Kernel { service }, table, walk) {
-        Pick::Scheduled(slot, backend) => (slot, backend, true),
-        Pick::Fallback(slot, backend) => (slot, backend, false),
+    let (slot, active, scheduled) = match pick(&Kernel { service }, table, walk) {
+        Pick::Scheduled(slot, active) => (slot, active, true),
+        Pick::Fallback(slot, active) => (slot, active, false),
         refused_or_broken => {
-            flow::end::<I>(dial.cookie());
+            leave::<I>(dial);
             if refused_or_broken != Pick::Refused {
                 tally(index, |outcomes| &raw mut outcomes.passed);
                 return Verdict::Proceed;
@@ -116,11 +116,32 @@ fn balance<I: Instructions>(dial: &Dial, service: Option<u32>) -> Verdict {
             return Verdict::Refuse;
         }
     };
-    if let Some(chosen) = CHOSEN.get_ptr_mut(slot) {
-        // SAFETY: a live map value.
-        unsafe { atomic::add(&raw mut (*chosen).connects, 1) };
+    let backend: *const Backend = match BACKENDS.get_ptr(slot) {
+        Some(backend) => backend,
+        None => return Verdict::Proceed,
+    };
+    tally::count(slot, |counts| &raw mut counts.chosen);
+    // SAFETY: live map values.
+    let flow = unsafe {
+        let share = (&raw const (*active).share).read_volatile();
+        Flow {
+            start_ns: clock::now_ns(),
+            namespace: dial.namespace(),
+            slot,
+            generation: (&raw const (*backend).generation).read_volatile(),
+            process: dial.process(),
+            draw: walk.phase,
+            table_generation: table.generation,
+            share: if share > 0xffff { 0xffff } else { share as u16 },
+            service: index as u16,
+            why: 1,
+            phase: if dial.protocol() == Some(TCP) { Phase::Chosen } else { Phase::Datagrams } as u8,
+        }
+    };
+    let tracked = record::<I>(dial, &flow);
+    if !tracked {
+        tally::count(slot, |counts| &raw mut counts.untracked);
     }
-    let tracked = record::<I>(dial, slot, backend);
     // One call per field: a field that is chosen before the addition makes it arithmetic with another offset on each
     // path, which the verifier allows with CAP_PERFMON only.
     if !tracked {
@@ -135,13 +156,17 @@ fn balance<I: Instructions>(dial: &Dial, service: Option<u32>) -> Verdict {
 
 /// Records the flow. Returns whether it could: the flow table may be full, or the end of the flow be invisible.
 #[inline(always)]
-fn record<I: Instructions>(dial: &Dial, slot: u32, backend: *const Backend) -> bool {
+fn record<I: Instructions>(dial: &Dial, flow: &Flow) -> bool {
     if KNOWS_MPTCP.load() != 0 && dial.is_mptcp_path() {
         return false;
     }
-    // SAFETY: a live map value.
-    let generation = unsafe { (&raw const (*backend).generation).read_volatile() };
-    flow::begin::<I>(dial.cookie(), Flow { slot, generation, namespace: dial.namespace() })
+    flow::begin::<I>(dial.cookie(), flow)
+}
+
+/// The socket goes to no backend: a flow that it had is over.
+#[inline(always)]
+fn leave<I: Instructions>(dial: &Dial) {
+    flow::end::<I>(dial.cookie(), |flow| flow::left_behind(flow.phase), || None);
 }
 
 /// Counts the one outcome of a call.
@@ -159,7 +184,7 @@ struct Kernel {
 }
 
 impl Tables for Kernel {
-    type Backend = *const Backend;
+    type Backend = *const Active;
 
     #[inline(always)]
     fn entry(&self, entry: u32) -> Option<u32> {
@@ -172,14 +197,14 @@ impl Tables for Kernel {
     }
 
     #[inline(always)]
-    fn backend(&self, slot: u32) -> Option<*const Backend> {
-        BACKENDS.get_ptr(slot)
+    fn backend(&self, slot: u32) -> Option<*const Active> {
+        ACTIVE.get_ptr(slot)
     }
 
     #[inline(always)]
-    fn is_usable(&self, backend: *const Backend) -> bool {
+    fn is_usable(&self, active: *const Active) -> bool {
         // SAFETY: a live map value; the state word changes at any time, hence one volatile load.
-        StateWord::is_usable(unsafe { (&raw const (*backend).state).cast::<u32>().read_volatile() })
+        StateWord::is_usable(unsafe { (&raw const (*active).state).cast::<u32>().read_volatile() })
     }
 
     #[inline(always)]

@@ -6,7 +6,12 @@
 use aya_ebpf::bindings::{bpf_sock, bpf_sock_addr};
 use aya_ebpf::helpers::generated as helper;
 use aya_ebpf::programs::{SockAddrContext, SockContext};
+use lb_common::ending::{Shown, TCP_CLOSE, TCP_CLOSE_WAIT, TCP_ESTABLISHED};
 use lb_common::net::{Address, Be16, Be32};
+
+use crate::maps::{
+    RELEASED_BYTES_RECEIVED, RELEASED_BYTES_SENT, RELEASED_RETRANSMITS, RELEASED_SK_ERR, RELEASED_SRTT,
+};
 
 /// `IPPROTO_TCP`.
 pub const TCP: u8 = 6;
@@ -72,6 +77,13 @@ impl Dial {
     pub fn namespace(&self) -> u64 {
         // SAFETY: the helper takes this context.
         unsafe { helper::bpf_get_netns_cookie(self.ctx.cast()) }
+    }
+
+    /// The calling process. A call that the kernel makes for it later is made in its name, too.
+    #[inline(always)]
+    pub fn process(&self) -> u32 {
+        // SAFETY: the helper takes nothing.
+        (unsafe { helper::bpf_get_current_pid_tgid() } >> 32) as u32
     }
 
     /// Whether the socket is one that the kernel opened for an MPTCP socket. Its end cannot be seen: release runs for
@@ -150,13 +162,63 @@ impl Socket {
     /// Whether the socket is connected: in every other state its peer's address may be none or an earlier one.
     #[inline(always)]
     pub fn is_connected(&self) -> bool {
-        /// `BPF_TCP_ESTABLISHED`
-        const ESTABLISHED: u32 = 1;
-        /// `BPF_TCP_CLOSE_WAIT`: the peer has closed, we have not.
-        const CLOSE_WAIT: u32 = 8;
+        let state = self.state();
+        state == TCP_ESTABLISHED || state == TCP_CLOSE_WAIT
+    }
+
+    /// Whether its connection is over, or never began.
+    #[inline(always)]
+    pub fn is_closed(&self) -> bool {
+        self.state() == TCP_CLOSE
+    }
+
+    #[inline(always)]
+    fn state(&self) -> u32 {
         // SAFETY: the context is valid while the program runs.
-        let state = unsafe { (&raw const (*self.ctx).state).read_volatile() };
-        state == ESTABLISHED || state == CLOSE_WAIT
+        unsafe { (&raw const (*self.ctx).state).read_volatile() }
+    }
+
+    /// What a TCP socket shows of how it ended, if the programs may read it.
+    #[inline(always)]
+    pub fn shown(&self) -> Option<Shown> {
+        if RELEASED_SK_ERR.load() == 0 {
+            return None;
+        }
+        let error = self.read::<u32>(RELEASED_SK_ERR.load());
+        Some(Shown { state: self.state(), error, srtt: self.read::<u32>(RELEASED_SRTT.load()) })
+    }
+
+    /// Segments that were sent again. As [`Socket::shown`], as all that follow.
+    #[inline(always)]
+    pub fn retransmits(&self) -> u32 {
+        self.read(RELEASED_RETRANSMITS.load())
+    }
+
+    /// Bytes received in order.
+    #[inline(always)]
+    pub fn bytes_received(&self) -> u64 {
+        self.read(RELEASED_BYTES_RECEIVED.load())
+    }
+
+    /// Bytes that the peer has acknowledged, the SYN as one.
+    #[inline(always)]
+    pub fn bytes_sent(&self) -> u64 {
+        self.read(RELEASED_BYTES_SENT.load())
+    }
+
+    /// Reads a field of the kernel's own structure of the socket, which is what this context points to.
+    #[inline(always)]
+    fn read<T: Copy + Default>(&self, offset: u32) -> T {
+        let mut value = T::default();
+        // SAFETY: the helper writes as many bytes as there are, whatever it finds at the address.
+        unsafe {
+            helper::bpf_probe_read_kernel(
+                (&raw mut value).cast(),
+                size_of::<T>() as u32,
+                self.ctx.cast::<u8>().add(offset as usize).cast(),
+            );
+        }
+        value
     }
 
     /// The address that the socket is connected to; an IPv4 address as v4-mapped.

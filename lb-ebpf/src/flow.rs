@@ -1,13 +1,15 @@
-//! Which backend each open socket was last sent to, and how many sockets that makes per backend.
+//! Which backend each open socket was last sent to: one record per socket, from the choice to the end.
 //!
 //! A record lies in the flow table at the socket's cookie modulo the table's length; if another socket holds that
-//! place, in the overflow table. Whoever takes a record out (one compare-and-swap, or one delete) gives its count back,
-//! so no count is given back twice. Nothing here fails a call: a flow that finds no room is simply not counted.
+//! place, in the overflow table. Whoever takes a record out (one compare-and-swap, or one delete) counts its end, so no
+//! end is counted twice. Nothing here fails a call: a flow that finds no room is simply not tracked.
 
-use lb_common::abi::{Flow, FlowRecord};
+use lb_common::abi::{Anomalies, Flow, FlowRecord, Phase};
+use lb_common::ending::Ending;
 
 use crate::atomic::{self, Instructions};
-use crate::maps::{ACTIVE, FLOW_MASK, FLOW_OVERFLOW, FLOWS};
+use crate::maps::{ANOMALIES, FLOW_MASK, FLOW_OVERFLOW, FLOWS, FULL_ACCOUNTING};
+use crate::tally::{self, Carried};
 
 /// `BPF_NOEXIST`.
 const NEW: u64 = 1;
@@ -42,21 +44,20 @@ fn find(cookie: u64) -> Place {
     Place::Nowhere(Some(record))
 }
 
-/// The flow of a socket, if it has one.
+/// The flow of a socket, if it has one. It is the socket's own until somebody takes the record out.
 #[inline(always)]
-pub fn of(cookie: u64) -> Option<Flow> {
+pub fn of(cookie: u64) -> Option<*mut Flow> {
     match find(cookie) {
-        // SAFETY: `find` returned live map values that belong to this socket.
-        Place::Table(record) => Some(unsafe { (&raw const (*record).flow).read_volatile() }),
-        // SAFETY: as above.
-        Place::Overflow(_, flow) => Some(unsafe { flow.read_volatile() }),
+        // SAFETY: `find` returned a live map value that belongs to this socket.
+        Place::Table(record) => Some(unsafe { &raw mut (*record).flow }),
+        Place::Overflow(_, flow) => Some(flow),
         Place::Nowhere(_) => None,
     }
 }
 
 /// Records that a socket is sent to `flow`, in place of wherever it was sent before. Returns whether there was room.
 #[inline(always)]
-pub fn begin<I: Instructions>(cookie: u64, flow: Flow) -> bool {
+pub fn begin<I: Instructions>(cookie: u64, flow: &Flow) -> bool {
     match find(cookie) {
         // SAFETY: `find` returned a live map value that belongs to this socket.
         Place::Table(record) => unsafe { redirect(&raw mut (*record).flow, flow) },
@@ -69,27 +70,41 @@ pub fn begin<I: Instructions>(cookie: u64, flow: Flow) -> bool {
         }
         Place::Nowhere(None) => return false,
     }
-    count(flow.slot, 1);
+    tally::active(flow.slot, 1);
     true
 }
 
 /// # Safety
 /// `place` is a live map value that belongs to the calling socket.
 #[inline(always)]
-unsafe fn redirect(place: *mut Flow, flow: Flow) {
+unsafe fn redirect(place: *mut Flow, flow: &Flow) {
     // SAFETY: see above.
     unsafe {
-        count((&raw const (*place).slot).read_volatile(), -1);
-        place.write_volatile(flow);
+        let before = place.read_volatile();
+        tally::ended(&before, left_behind(before.phase), None);
+        place.write_volatile(*flow);
+    }
+}
+
+/// How a flow ended whose socket now goes elsewhere.
+#[inline(always)]
+pub fn left_behind(phase: u8) -> Ending {
+    if phase == Phase::Datagrams as u8 {
+        Ending::Closed
+    } else if phase == Phase::Chosen as u8 && FULL_ACCOUNTING.load() != 0 {
+        // Whatever sends a SYN ends at its closing.
+        Ending::NotSent
+    } else {
+        Ending::Unknown
     }
 }
 
 #[inline(always)]
-fn claim<I: Instructions>(record: *mut FlowRecord, cookie: u64, flow: Flow) -> bool {
+fn claim<I: Instructions>(record: *mut FlowRecord, cookie: u64, flow: &Flow) -> bool {
     // SAFETY: `record` is a live map value; the swap decides between sockets that want it at the same time.
     unsafe {
         if I::replace(&raw mut (*record).cookie, 0, cookie) {
-            (&raw mut (*record).flow).write_volatile(flow);
+            (&raw mut (*record).flow).write_volatile(*flow);
             return true;
         }
         if FLOW_OVERFLOW.insert(cookie, flow, NEW).is_err() {
@@ -100,32 +115,37 @@ fn claim<I: Instructions>(record: *mut FlowRecord, cookie: u64, flow: Flow) -> b
     true
 }
 
-/// Forgets a socket's flow, if it has one: the socket is gone, or goes elsewhere.
+/// Takes a socket's record out, if it has one, and counts its end. What it has carried is asked for only then.
 #[inline(always)]
-pub fn end<I: Instructions>(cookie: u64) {
-    match find(cookie) {
-        Place::Table(record) => {
-            // SAFETY: `find` returned a live map value that belongs to this socket; the flow is read before the place
-            // is given up.
-            unsafe {
-                let slot = (&raw const (*record).flow.slot).read_volatile();
-                if I::replace(&raw mut (*record).cookie, cookie, 0) {
-                    count(slot, -1);
-                }
+pub fn end<I: Instructions>(
+    cookie: u64,
+    ending: impl FnOnce(&Flow) -> Ending,
+    carried: impl FnOnce() -> Option<Carried>,
+) -> bool {
+    // The flow is read before the place is given up.
+    let (flow, taken) = match find(cookie) {
+        // SAFETY: `find` returned a live map value that belongs to this socket.
+        Place::Table(record) => unsafe {
+            let flow = (&raw const (*record).flow).read_volatile();
+            (flow, I::replace(&raw mut (*record).cookie, cookie, 0))
+        },
+        // SAFETY: as above.
+        Place::Overflow(record, flow) => unsafe {
+            let flow = flow.read_volatile();
+            let taken = forget(cookie);
+            if taken {
+                atomic::add(&raw mut (*record).overflowed, u64::MAX);
             }
-        }
-        Place::Overflow(record, flow) => {
-            // SAFETY: as above.
-            unsafe {
-                let slot = (&raw const (*flow).slot).read_volatile();
-                if forget(cookie) {
-                    atomic::add(&raw mut (*record).overflowed, u64::MAX);
-                    count(slot, -1);
-                }
-            }
-        }
-        Place::Nowhere(_) => {}
+            (flow, taken)
+        },
+        Place::Nowhere(_) => return false,
+    };
+    if taken {
+        tally::ended(&flow, ending(&flow), carried());
+    } else {
+        anomaly(|anomalies| &raw mut anomalies.ended_twice);
     }
+    taken
 }
 
 /// Takes a record out of the overflow table. Kernel fact: from 5.11 to 6.0 a hash refuses a change (EBUSY) while this CPU
@@ -144,11 +164,11 @@ fn forget(cookie: u64) -> bool {
     false
 }
 
-/// Adds to a backend's active count.
+/// Counts what should not happen.
 #[inline(always)]
-fn count(slot: u32, change: i64) {
-    if let Some(active) = ACTIVE.get_ptr_mut(slot) {
-        // SAFETY: `active` is a live map value. Adding -1 in two's complement takes one away.
-        unsafe { atomic::add(&raw mut (*active).flows, change as u64) };
+pub fn anomaly(field: impl FnOnce(&mut Anomalies) -> *mut u64) {
+    if let Some(anomalies) = ANOMALIES.get_ptr_mut(0) {
+        // SAFETY: this CPU's map value; the closure only takes a field's address.
+        unsafe { atomic::add(field(&mut *anomalies), 1) };
     }
 }

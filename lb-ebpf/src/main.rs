@@ -14,22 +14,33 @@ mod atomic;
 
 mod context;
 
+mod ops;
+
+mod clock;
+
+mod tally;
+
 mod flow;
 
 mod connect;
 
 mod peer;
 
+mod tcp;
+
 mod release;
 
-use aya_ebpf::macros::{cgroup_sock, cgroup_sock_addr};
-use aya_ebpf::programs::{SockAddrContext, SockContext};
+use aya_ebpf::macros::{cgroup_sock, cgroup_sock_addr, sock_ops};
+use aya_ebpf::programs::{SockAddrContext, SockContext, SockOpsContext};
 
 use crate::atomic::{Linux5_10, Linux5_12};
 use crate::context::{Dial, Socket};
+use crate::ops::Ops;
 
 /// The verdict that lets a call go on.
 const PROCEED: i32 = 1;
+/// What a program for TCP events returns.
+const SEEN: u32 = 1;
 
 #[cgroup_sock_addr(connect4)]
 pub fn connect4(ctx: SockAddrContext) -> i32 {
@@ -61,6 +72,19 @@ pub fn getpeername4(ctx: SockAddrContext) -> i32 {
 pub fn getpeername6(ctx: SockAddrContext) -> i32 {
     peer::getpeername6(&Dial::new(&ctx));
     PROCEED
+}
+
+// A program must not have the name of its section, which is `sockops`.
+#[sock_ops]
+pub fn tcp_events(ctx: SockOpsContext) -> u32 {
+    tcp::tcp::<Linux5_12>(&Ops::new(&ctx));
+    SEEN
+}
+
+#[sock_ops]
+pub fn tcp_events_5_10(ctx: SockOpsContext) -> u32 {
+    tcp::tcp::<Linux5_10>(&Ops::new(&ctx));
+    SEEN
 }
 
 #[cgroup_sock(sock_release)]

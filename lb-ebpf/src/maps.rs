@@ -6,8 +6,9 @@ use aya_ebpf::Global;
 use aya_ebpf::btf_maps::{Array, HashMap, PerCpuArray};
 use aya_ebpf::macros::btf_map;
 use lb_common::abi::{
-    Active, Backend, Chosen, ENTRIES_PER_CELL, FLOW_RECORDS, Flow, FlowRecord, Listed, MAX_SERVICES,
-    Outcomes, SCHEDULE_ENTRIES, SLOTS, ScheduleCell, Service, ServiceIndex, ServiceKey4, ServiceKey6, Walk,
+    Active, Anomalies, Backend, Counts, Datagrams, ENTRIES_PER_CELL, FLOW_RECORDS, Flow, FlowRecord, Listed,
+    MAX_SERVICES, Members, Outcomes, SCHEDULE_ENTRIES, SLOTS, ScheduleCell, Service, ServiceIndex,
+    ServiceKey4, ServiceKey6, Walk,
 };
 
 /// `BPF_F_MMAPABLE`: the daemon writes these arrays through a mapping, a whole table in microseconds.
@@ -32,14 +33,18 @@ pub static BACKENDS: Array<Backend, { SLOTS as usize }, MAPPED> = Array::new();
 pub static SCHEDULE: Array<ScheduleCell, { (2 * SCHEDULE_ENTRIES / ENTRIES_PER_CELL) as usize }, MAPPED> =
     Array::new();
 
+/// Two of each service, so that a new table's members lie beside those of the one it replaces.
+#[btf_map(name = "members")]
+pub static MEMBERS: Array<Members, { 2 * MAX_SERVICES as usize }, MAPPED> = Array::new();
+
 #[btf_map(name = "walks")]
 pub static WALKS: PerCpuArray<Walk, { MAX_SERVICES as usize }> = PerCpuArray::new();
 
 #[btf_map(name = "outcomes")]
 pub static OUTCOMES: PerCpuArray<Outcomes, { MAX_SERVICES as usize + 1 }> = PerCpuArray::new();
 
-#[btf_map(name = "chosen")]
-pub static CHOSEN: PerCpuArray<Chosen, { SLOTS as usize }> = PerCpuArray::new();
+#[btf_map(name = "counts")]
+pub static COUNTS: PerCpuArray<Counts, { SLOTS as usize }> = PerCpuArray::new();
 
 #[btf_map(name = "active")]
 pub static ACTIVE: Array<Active, { SLOTS as usize }, MAPPED> = Array::new();
@@ -49,6 +54,12 @@ pub static FLOWS: Array<FlowRecord, { FLOW_RECORDS as usize }, MAPPED> = Array::
 
 #[btf_map(name = "flow_overflow")]
 pub static FLOW_OVERFLOW: HashMap<u64, Flow, { FLOW_RECORDS as usize }, ON_DEMAND> = HashMap::new();
+
+#[btf_map(name = "datagrams")]
+pub static DATAGRAMS: HashMap<u64, Datagrams, { FLOW_RECORDS as usize }, ON_DEMAND> = HashMap::new();
+
+#[btf_map(name = "anomalies")]
+pub static ANOMALIES: PerCpuArray<Anomalies, 1> = PerCpuArray::new();
 
 /// The daemon's own: no program uses it.
 #[btf_map(name = "listed")]
@@ -68,3 +79,36 @@ pub static KNOWS_MPTCP: Global<u32> = Global::new(0);
 /// then refuses a helper that it does not know.)
 #[unsafe(no_mangle)]
 pub static HAS_SET_RETVAL: Global<u32> = Global::new(0);
+
+/// Whether the TCP program is attached as well: flows then end where their connections do, with a cause. Set by the loader.
+#[unsafe(no_mangle)]
+pub static FULL_ACCOUNTING: Global<u32> = Global::new(0);
+
+/// Whether the kernel has `bpf_ktime_get_coarse_ns` (5.11). Set by the loader from a probe.
+#[unsafe(no_mangle)]
+pub static HAS_COARSE_CLOCK: Global<u32> = Global::new(0);
+
+/// Where a socket keeps its error (`sock.sk_err`), from the kernel's own description of its types; 0 if the programs may
+/// not read it. Set by the loader.
+#[unsafe(no_mangle)]
+pub static SK_ERR: Global<u32> = Global::new(0);
+
+/// As [`SK_ERR`], where a socket that is released is read: 0 if that may not be done.
+#[unsafe(no_mangle)]
+pub static RELEASED_SK_ERR: Global<u32> = Global::new(0);
+
+/// `tcp_sock.srtt_us`, as [`RELEASED_SK_ERR`].
+#[unsafe(no_mangle)]
+pub static RELEASED_SRTT: Global<u32> = Global::new(0);
+
+/// `tcp_sock.total_retrans`, as [`RELEASED_SK_ERR`].
+#[unsafe(no_mangle)]
+pub static RELEASED_RETRANSMITS: Global<u32> = Global::new(0);
+
+/// `tcp_sock.bytes_received`, as [`RELEASED_SK_ERR`].
+#[unsafe(no_mangle)]
+pub static RELEASED_BYTES_RECEIVED: Global<u32> = Global::new(0);
+
+/// `tcp_sock.bytes_acked`, as [`RELEASED_SK_ERR`].
+#[unsafe(no_mangle)]
+pub static RELEASED_BYTES_SENT: Global<u32> = Global::new(0);

@@ -33,7 +33,9 @@ pub fn getpeername6(dial: &Dial) {
 #[inline(always)]
 fn dialled(dial: &Dial, peer: Address, port: Be16) -> Option<*const Service> {
     let flow = flow::of(dial.cookie())?;
-    let backend: *const Backend = BACKENDS.get_ptr(flow.slot)?;
+    // SAFETY: the socket's own record.
+    let slot = unsafe { (&raw const (*flow).slot).read_volatile() };
+    let backend: *const Backend = BACKENDS.get_ptr(slot)?;
     // SAFETY: a live map value; a slot keeps its backend while flows refer to it.
     let (address, its_port, service) = unsafe { ((*backend).address, (*backend).port, (*backend).service) };
     if address != peer || its_port != port {

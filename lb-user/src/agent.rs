@@ -13,7 +13,7 @@ use thiserror::Error;
 
 use crate::config::{Client, Limits, Source};
 use crate::datapath::{
-    self, Cgroup, Counts, Datapath, DatapathError, Features, Lock, Neighbour, Pins, Walks,
+    self, Accounting, Cgroup, Datapath, DatapathError, Features, Lock, Neighbour, Pins, Walks,
 };
 use crate::offer::{Offer, Offers, Part};
 
@@ -49,8 +49,10 @@ pub enum Followed {
 pub struct Sample {
     /// The slot and its generation: another generation is another backend.
     pub slot: (u32, u32),
-    /// What was counted so far.
-    pub counts: Counts,
+    /// Flows sent to it so far.
+    pub chosen: u64,
+    /// Those that went elsewhere.
+    pub diverted: u64,
 }
 
 /// One client task.
@@ -101,7 +103,7 @@ impl Agent {
             Err(error) => return Err(error.into()),
         }
         let lock = pins.lock()?;
-        let datapath = Datapath::open(pins.clone(), &limits, features)?;
+        let datapath = Datapath::open(pins.clone(), &limits, features, Accounting::Full)?;
         let limits = BalancerLimits { schedule_entries: limits.schedule_entries, slots: limits.slots };
         let balancer = balancer(&client, limits, &datapath)?;
         let cpus = datapath::possible_cpus().map_err(AgentError::Cpus)?;
@@ -370,8 +372,9 @@ impl Agent {
     pub fn sample(&mut self, now: Instant) -> Result<(), DatapathError> {
         let mut sample = Vec::new();
         for (slot, backend) in &self.datapath.applied().backends {
-            let counts = self.datapath.tables().counts(*slot)?;
-            sample.push(Sample { slot: (*slot, backend.generation), counts });
+            let sums = self.datapath.tables().counts(*slot)?.sums;
+            let slot = (*slot, backend.generation);
+            sample.push(Sample { slot, chosen: sums.chosen, diverted: sums.diverted });
         }
         self.samples.push_back((now, sample));
         // The oldest one kept is the newest that is at least a window old.
@@ -408,7 +411,7 @@ impl Agent {
 
     /// Whether the programs are attached to the cgroup with this id.
     pub fn covers(&self, cgroup: u64) -> bool {
-        datapath::is_attached(&self.pins, cgroup).unwrap_or(false)
+        self.datapath.is_attached(cgroup).unwrap_or(false)
     }
 
     /// Full path of its cgroup, whether or not it exists.

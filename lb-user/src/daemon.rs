@@ -265,10 +265,21 @@ impl Daemon {
             tell(agent, attached, true);
         }
         self.leave_other_cgroups();
-        let Features { fetching_atomics, set_retval, knows_mptcp } = self.features;
+        let Features {
+            fetching_atomics,
+            set_retval,
+            knows_mptcp,
+            coarse_clock,
+            socket_errors,
+            outcomes_at_release,
+            offsets: _,
+        } = self.features;
         let pins = self.config.paths.pins.display();
         let socket = api::socket(&self.config.paths.run);
-        info!(%pins, socket = %socket.display(), fetching_atomics, set_retval, knows_mptcp, "running");
+        info!(
+            %pins, socket = %socket.display(), fetching_atomics, set_retval, knows_mptcp, coarse_clock, socket_errors,
+            outcomes_at_release, "running"
+        );
         self.wait_for_readers();
         self.start_repair();
         Ok(())

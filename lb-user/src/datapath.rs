@@ -6,6 +6,8 @@ mod sys;
 
 mod error;
 
+mod btf;
+
 mod features;
 
 mod cgroup;
@@ -34,6 +36,7 @@ pub use cgroup::{Cgroup, cgroup2_mount, namespace_warning, ours_and_above, path_
 pub use error::DatapathError;
 pub use features::Features;
 pub use neighbours::{Neighbour, neighbours};
+pub use object::Accounting;
 pub use pins::{Lock, Pins, remove_roots};
 pub use privileges::{Capability, Host, host, open_files_of};
 pub use readers::wait_for_readers;
@@ -61,13 +64,41 @@ impl Datapath {
     ///
     /// # Errors
     /// If what is pinned is not ours or not of this shape, or the kernel refuses.
-    pub fn open(pins: Pins, limits: &Limits, features: Features) -> Result<Self, DatapathError> {
+    pub fn open(
+        pins: Pins,
+        limits: &Limits,
+        features: Features,
+        accounting: Accounting,
+    ) -> Result<Self, DatapathError> {
         pins.create()?;
         object::check_pins(&pins, limits)?;
-        let programs = object::load(&pins, limits, features)?;
+        let programs = object::load(&pins, limits, features, accounting)?;
         let tables = Tables::open(&pins, true)?;
         let applied = tables.read_plan(&pins.client)?;
         Ok(Self { pins, programs, tables, applied })
+    }
+
+    /// Loads programs for another kind of accounting. They take the place of those before with the next
+    /// [`Datapath::attach`].
+    ///
+    /// # Errors
+    /// If the kernel refuses; the programs before stay.
+    pub fn account(
+        &mut self,
+        limits: &Limits,
+        features: Features,
+        accounting: Accounting,
+    ) -> Result<(), DatapathError> {
+        self.programs = object::load(&self.pins, limits, features, accounting)?;
+        Ok(())
+    }
+
+    /// Whether all programs are attached to the cgroup with this id.
+    ///
+    /// # Errors
+    /// If that cannot be seen.
+    pub fn is_attached(&self, cgroup: u64) -> Result<bool, DatapathError> {
+        self.programs.are_attached(&self.pins, cgroup)
     }
 
     /// What the maps hold.
@@ -173,7 +204,8 @@ pub fn attachment(pins: &Pins) -> Result<Option<u64>, DatapathError> {
     object::attachment(pins)
 }
 
-/// Whether a client's programs are attached to the cgroup with this id.
+/// Whether a client's programs are attached to the cgroup with this id, but for the one that follows connections: whether
+/// a client has it is known to its daemon alone.
 ///
 /// # Errors
 /// If that cannot be seen.

@@ -187,7 +187,15 @@ fn privileges(diagnosis: &mut Diagnosis, host: &Host, features: Option<Features>
 }
 
 fn optional(diagnosis: &mut Diagnosis, features: Features) {
-    let Features { fetching_atomics, set_retval, knows_mptcp } = features;
+    let Features {
+        fetching_atomics,
+        set_retval,
+        knows_mptcp,
+        coarse_clock,
+        socket_errors,
+        outcomes_at_release,
+        offsets: _,
+    } = features;
     let mut feature = |name: &str, on: bool, off: &str| {
         let (state, text) = if on {
             (State::Ok, format!("{name}: on"))
@@ -205,6 +213,23 @@ fn optional(diagnosis: &mut Diagnosis, features: Features) {
         "errno of a refused connect",
         set_retval,
         "bpf_set_retval came with Linux 5.18. A refused connect fails with EPERM instead of the service's errno",
+    );
+    feature(
+        "coarse clock",
+        coarse_clock,
+        "bpf_ktime_get_coarse_ns came with Linux 5.11. A connect costs a little more",
+    );
+    feature(
+        "causes of failure",
+        socket_errors,
+        "it takes the kernel's types (CONFIG_DEBUG_INFO_BTF) and CAP_PERFMON. With accounting = \"full\" flows that fail \
+         end as \"unknown\"",
+    );
+    feature(
+        "outcomes at release",
+        outcomes_at_release,
+        "it takes the kernel's types (CONFIG_DEBUG_INFO_BTF) and CAP_PERFMON. With accounting = \"active\" it is not known \
+         whether a flow was established",
     );
     feature(
         "telling sockets of MPTCP apart",

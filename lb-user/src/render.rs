@@ -141,23 +141,28 @@ fn one_service(text: &mut String, service: &Service, style: Style) {
                 percent(Some(backend.share_wanted)),
                 percent(backend.share_60s),
                 percent(backend.share),
-                backend.connects.to_string(),
+                backend.chosen.to_string(),
                 backend.active.to_string(),
             ]
         })
         .collect();
-    let header = ["backend", "slot", "state", "weight", "wanted", "had 60s", "had", "connects", "active"];
+    let header = ["backend", "slot", "state", "weight", "wanted", "had 60s", "had", "chosen", "active"];
     text.push_str(&table(&header, &rows, style));
 }
 
-/// How connects ended, if some did not as usual. Each has one outcome, and three of these are balanced.
+/// How connects ended, if some did not as usual. Each has one outcome, and five of these are balanced.
 fn odd(outcomes: &OutcomeCounts) -> Option<String> {
-    let OutcomeCounts { forwarded, fallback, untracked, refused, passed } = *outcomes;
-    let balanced = forwarded.saturating_add(fallback).saturating_add(untracked);
+    let OutcomeCounts { forwarded, fallback, overflowed, reused, untracked, refused, limited, passed } =
+        *outcomes;
+    let balanced =
+        [forwarded, fallback, overflowed, reused, untracked].into_iter().fold(0, u64::saturating_add);
     let odd = [
         (fallback, "of them to the fallback"),
+        (overflowed, "of them over the limit, to the least loaded"),
+        (reused, "of them datagrams of flows that there were"),
         (untracked, "of them not in the active count (untracked)"),
         (refused, "refused"),
+        (limited, "refused, all at their limit"),
         (passed, "passed unchanged"),
     ];
     let odd: Vec<String> =
@@ -311,7 +316,8 @@ mod tests {
     fn connects_that_end_oddly_are_told_with_all_that_were_balanced() {
         let check = |counts: [u64; 5], expected: Option<&str>| {
             let [forwarded, fallback, untracked, refused, passed] = counts;
-            let outcomes = OutcomeCounts { forwarded, fallback, untracked, refused, passed };
+            let outcomes =
+                OutcomeCounts { forwarded, fallback, untracked, refused, passed, ..OutcomeCounts::default() };
             assert_eq!(odd(&outcomes).as_deref(), expected, "{outcomes:?}");
         };
         check([128, 0, 0, 0, 0], None);

@@ -7,12 +7,13 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-use lb_common::abi::{NO_SLOT, Outcomes};
+use lb_common::abi::{self, NO_SLOT, Outcomes};
+use lb_common::ending::Ending;
 use serde::{Deserialize, Serialize};
 
 use crate::agent::Sample;
 use crate::datapath::{
-    self, Cgroup, Counts, DatapathError, Features, Neighbour, Pins, ServiceView, SlotView, Tables,
+    self, Cgroup, DatapathError, Features, Neighbour, Pins, ServiceView, SlotView, Tables,
 };
 
 /// Version of the JSON form.
@@ -131,18 +132,34 @@ pub struct OutcomeCounts {
     pub forwarded: u64,
     /// To the fallback.
     pub fallback: u64,
+    /// To the least loaded backend, because all were at their limit.
+    pub overflowed: u64,
+    /// To where the flow of the datagram goes already.
+    pub reused: u64,
     /// To a backend, not counted as active.
     pub untracked: u64,
-    /// Refused with the service's errno.
+    /// Refused with the service's errno: no backend was usable.
     pub refused: u64,
+    /// Refused with the service's errno: all backends were at their limit.
+    pub limited: u64,
     /// Let through unchanged because the maps contradicted each other.
     pub passed: u64,
 }
 
 impl From<Outcomes> for OutcomeCounts {
     fn from(outcomes: Outcomes) -> Self {
-        let Outcomes { forwarded, fallback, untracked, refused, passed, not_a_service: _ } = outcomes;
-        Self { forwarded, fallback, untracked, refused, passed }
+        let Outcomes {
+            forwarded,
+            fallback,
+            overflowed,
+            reused,
+            untracked,
+            refused,
+            limited,
+            passed,
+            not_a_service: _,
+        } = outcomes;
+        Self { forwarded, fallback, overflowed, reused, untracked, refused, limited, passed }
     }
 }
 
@@ -180,10 +197,20 @@ pub struct Backend {
     pub share_60s: Option<f64>,
     /// Its share of the connects since it took its slot; `None` without connects.
     pub share: Option<f64>,
-    /// Connects since it took its slot.
-    pub connects: u64,
+    /// Flows sent to it since it took its slot.
+    pub chosen: u64,
+    /// Those of them that are in no active count.
+    pub untracked: u64,
     /// Open flows.
     pub active: u64,
+    /// Flows whose records were taken out, because their sockets were gone.
+    pub swept: u64,
+    /// Flows whose first SYN was sent.
+    pub connecting: u64,
+    /// Flows that were established.
+    pub established: u64,
+    /// How flows ended, by [`Ending::name`].
+    pub endings: BTreeMap<String, u64>,
     /// Flows since it took its slot that went to another address: somebody else's program rewrote it after ours.
     pub diverted: u64,
     /// Those of the last minute; `None` without a daemon.
@@ -255,7 +282,7 @@ fn of_service(
         let counts = tables.counts(slot.slot)?;
         let before = overlay.map(|overlay| counts_before(overlay.before, slot));
         // A count that is read later is not smaller, but for a slot that was cleared meanwhile.
-        recent.push(before.map(|before| counts.connects.saturating_sub(before.connects)));
+        recent.push(before.map(|before| counts.sums.chosen.saturating_sub(before.chosen)));
         backends.push(Backend {
             address: slot.address,
             slot: slot.slot,
@@ -270,16 +297,21 @@ fn of_service(
             .unwrap_or(0.0),
             share_60s: None,
             share: None,
-            connects: counts.connects,
+            chosen: counts.sums.chosen,
+            untracked: counts.sums.untracked,
             active: counts.active,
-            diverted: counts.diverted,
-            diverted_60s: before.map(|before| counts.diverted.saturating_sub(before.diverted)),
+            swept: counts.swept,
+            connecting: counts.sums.connecting,
+            established: counts.sums.established,
+            endings: endings(&counts.sums),
+            diverted: counts.sums.diverted,
+            diverted_60s: before.map(|before| counts.sums.diverted.saturating_sub(before.diverted)),
         });
     }
-    let total: u64 = backends.iter().map(|backend| backend.connects).sum();
+    let total: u64 = backends.iter().map(|backend| backend.chosen).sum();
     let total_recent: u64 = recent.iter().flatten().sum();
     for (backend, recent) in backends.iter_mut().zip(recent) {
-        backend.share = share(backend.connects, total);
+        backend.share = share(backend.chosen, total);
         backend.share_60s = recent.and_then(|recent| share(recent, total_recent));
     }
     let fallback = slots.iter().find(|slot| slot.slot == view.fallback && view.fallback != NO_SLOT);
@@ -299,10 +331,19 @@ fn of_service(
 }
 
 /// Counts a window ago; none, if another backend had the slot then.
-fn counts_before(before: &[Sample], slot: &SlotView) -> Counts {
+fn counts_before(before: &[Sample], slot: &SlotView) -> Sample {
     // Samples are taken in the order of slots.
-    let same = before.binary_search_by_key(&(slot.slot, slot.generation), |sample| sample.slot);
-    same.map_or(Counts::default(), |at| before[at].counts)
+    let slot = (slot.slot, slot.generation);
+    let same = before.binary_search_by_key(&slot, |sample| sample.slot);
+    same.map_or(Sample { slot, chosen: 0, diverted: 0 }, |at| before[at])
+}
+
+fn endings(sums: &abi::Counts) -> BTreeMap<String, u64> {
+    Ending::ALL
+        .into_iter()
+        .zip(sums.endings)
+        .map(|(ending, count)| (ending.name().to_owned(), count))
+        .collect()
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a share for people; counts below 2^53 are exact")]
@@ -313,11 +354,11 @@ fn share(part: u64, whole: u64) -> Option<f64> {
 /// Largest share had over share wanted, once there are ten connects per backend: below that it is noise.
 fn skew(backends: &[Backend]) -> Option<f64> {
     let wanted: Vec<&Backend> = backends.iter().filter(|backend| backend.share_wanted > 0.0).collect();
-    let connects: u64 = wanted.iter().map(|backend| backend.connects).sum();
+    let connects: u64 = wanted.iter().map(|backend| backend.chosen).sum();
     if wanted.is_empty() || connects <= 10 * wanted.len() as u64 {
         return None;
     }
-    let ratio = |backend: &&Backend| share(backend.connects, connects).unwrap_or(0.0) / backend.share_wanted;
+    let ratio = |backend: &&Backend| share(backend.chosen, connects).unwrap_or(0.0) / backend.share_wanted;
     wanted.iter().map(ratio).max_by(f64::total_cmp)
 }
 

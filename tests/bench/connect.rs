@@ -15,7 +15,7 @@ use anyhow::{Context, Result, bail};
 use aya::Ebpf;
 use aya::maps::{Array, HashMap};
 use aya::programs::{CgroupAttachMode, CgroupSockAddr};
-use lb_common::abi::{Backend, BackendState, ServiceIndex, ServiceKey4, StateWord};
+use lb_common::abi::{Backend, ServiceIndex, ServiceKey4};
 use lb_common::net::{Address, Be16, Be32};
 use rustix::net::{AddressFamily, SocketType};
 use stage::maps::Raw;
@@ -279,7 +279,7 @@ fn attach(object: &Path, program: &str, cgroup: &Cgroup) -> Result<Ebpf> {
         address: Address::from(std::net::Ipv4Addr::LOCALHOST),
         port: Be16::from_host(PORT),
         service: 0,
-        state: StateWord::new(true, BackendState::Healthy),
+        _reserved: 0,
         generation: 0,
         weight: 1,
     };

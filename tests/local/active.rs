@@ -56,14 +56,16 @@ fn it_makes_no_difference_who_closes_and_how() {
         let reset = probe.ask(&format!("provoke {}", dialled.socket));
         assert_eq!(reset, format!("err {}", libc::ECONNRESET));
     }
-    assert_eq!(fixture.setup.active(), 12);
+    // A connection that its peer has reset is over, whoever still holds the socket.
+    assert_eq!(fixture.setup.active(), 8);
+    open.retain(|dialled| dialled.name != "resets");
     // A copy of a socket is the same socket: it counts until the last copy is closed.
-    let copied = open.pop().expect("twelve");
+    let copied = open.pop().expect("eight");
     let copy = probe.ask(&format!("dup {}", copied.socket));
     probe.close(copied.socket);
-    assert_eq!(fixture.setup.active(), 12);
+    assert_eq!(fixture.setup.active(), 8);
     probe.close(copy.strip_prefix("ok ").and_then(|n| n.parse().ok()).expect("a number"));
-    assert_eq!(fixture.setup.active(), 11);
+    assert_eq!(fixture.setup.active(), 7);
     for (i, dialled) in open.iter().enumerate() {
         match i % 3 {
             0 => assert_eq!(probe.ask(&format!("reset {}", dialled.socket)), "ok"),
@@ -91,13 +93,14 @@ fn refused_and_retried_sockets_are_counted_once() {
             assert_eq!(probe.try_redial(socket, SERVICE).map(|d| d.name), Err(libc::ECONNREFUSED));
         }
     }
-    assert_eq!(fixture.setup.active(), 20, "open sockets, not calls");
+    assert_eq!(fixture.setup.active(), 0, "a connection that was refused is over");
+    let backend = fixture.setup.backends("web", "users")[0].clone();
+    assert_eq!((&backend["chosen"], &backend["endings"]["refused"]), (&80.into(), &80.into()), "calls");
     for socket in 0..20 {
         probe.close(socket);
     }
     all_gone(&fixture);
-    let backend = &fixture.setup.backends("web", "users")[0];
-    assert_eq!(backend["connects"], 80, "calls");
+    assert_eq!(fixture.setup.backends("web", "users")[0], backend, "closing the sockets ends nothing twice");
 }
 
 #[test]
@@ -107,12 +110,15 @@ fn a_socket_that_goes_elsewhere_is_no_flow_of_the_service() {
     fixture.start();
     let mut probe = fixture.probe();
     assert!(probe.try_dial(SERVICE).is_err());
-    assert_eq!(fixture.setup.active(), 1);
     let direct = probe.try_redial(0, "127.0.0.1:8001").expect("b1 listens");
     assert_eq!((direct.name.as_str(), direct.peer.as_str()), ("b1", "127.0.0.1:8001"));
     assert_eq!(fixture.setup.active(), 0);
+    let endings = fixture.setup.backends("web", "users")[0]["endings"].clone();
     probe.close(0);
     all_gone(&fixture);
+    let after = fixture.setup.backends("web", "users")[0]["endings"].clone();
+    assert_eq!(endings["refused"], 1);
+    assert_eq!(after, endings, "the direct connection counts nowhere");
 }
 
 #[test]

@@ -255,7 +255,7 @@ fn foreign_pins_are_left_alone() {
     fixture.stop();
     let maps = fixture.setup.pins_of("web").join("maps");
     // Somebody else's pin where only ours belong.
-    fs::rename(maps.join(map::CHOSEN), maps.join("theirs")).expect("rename a pin");
+    fs::rename(maps.join(map::COUNTS), maps.join("theirs")).expect("rename a pin");
     let path = fixture.setup.folder.join("socklb.toml");
     let output = fixture.setup.run(&["run", "--config", path.to_str().expect("UTF-8")]);
     check(&output, 1, &["maps/theirs", "not one of socklb's"]);

@@ -29,7 +29,7 @@ fn some_connects(fixture: &Fixture) {
 fn some_connects_of(fixture: &Fixture, service: &str) {
     let connects = || -> u64 {
         let backends = fixture.setup.backends("web", service);
-        backends.iter().map(|backend| backend["connects"].as_u64().expect("a count")).sum()
+        backends.iter().map(|backend| backend["chosen"].as_u64().expect("a count")).sum()
     };
     let before = connects();
     eventually("the client gets on", connects, |now| *now > before + 200);

@@ -91,7 +91,7 @@ fn status_shows_the_shares_that_were_had() {
     probe.dial_many(SERVICE, 1024);
     let backends = fixture.setup.backends("web", "users");
     let connects: Vec<u64> =
-        backends.iter().map(|backend| backend["connects"].as_u64().expect("a count")).collect();
+        backends.iter().map(|backend| backend["chosen"].as_u64().expect("a count")).collect();
     assert_eq!(connects, [342, 341, 341]);
     for backend in &backends {
         assert_eq!(backend["share"], backend["share_wanted"]);

@@ -293,7 +293,7 @@ fn a_task_that_is_alone_uses_three_hundred_backends() {
     // A table of 16,384 entries: the first 300 of a walk name each backend once.
     assert_eq!(fixture.probe().dial_many(SERVICE, 300), [("everywhere".to_owned(), 300)].into());
     let backends = fixture.setup.backends("web", "users");
-    let once = backends.iter().filter(|backend| backend["connects"] == 1).count();
+    let once = backends.iter().filter(|backend| backend["chosen"] == 1).count();
     assert_eq!((backends.len(), once), (300, 300));
 }
 

@@ -11,7 +11,8 @@ use aya::maps::{Map, MapData};
 use aya_obj::generated::{bpf_attach_type, bpf_cmd, bpf_prog_type};
 use aya_obj::{Object, ProgramSection};
 use lb_common::abi::{self, ENTRIES_PER_CELL, map};
-use stage::kernel::{FETCHING_ATOMICS, SET_RETVAL, SKC_TO_MPTCP_SOCK, Version, say};
+use stage::fixture::Fixture;
+use stage::kernel::{FETCHING_ATOMICS, Version, say};
 use stage::record::{Compared, Count, RECORDING, Record};
 use stage::sys::{attributes, bpf};
 
@@ -75,24 +76,45 @@ fn no_program_costs_the_verifier_much_more_than_recorded() {
 
 /// Instructions of each program that this kernel can load, with maps of these sizes.
 fn verified([schedule_entries, slots, flow_records]: [u32; 3]) -> Vec<(String, u64)> {
-    let flow_mask = flow_records - 1;
-    let has_set_retval = u32::from(SET_RETVAL.is_here());
-    let knows_mptcp = u32::from(SKC_TO_MPTCP_SOCK.is_here());
+    // What the daemon tells its programs of this kernel.
+    let features = Fixture::new().setup.status()["daemon"]["features"].clone();
+    let is_on =
+        |name: &str| u32::from(features[name].as_bool().unwrap_or_else(|| panic!("{name} in {features}")));
+    let offset = |name: &str| {
+        let offset = features["offsets"][name].as_u64().unwrap_or_else(|| panic!("{name} in {features}"));
+        u32::try_from(offset).expect("an offset")
+    };
+    assert_eq!(
+        is_on("socket_errors") * is_on("outcomes_at_release"),
+        1,
+        "root may read, and every kernel here has BTF"
+    );
     let capacities = [
         (map::SCHEDULE, 2 * schedule_entries / ENTRIES_PER_CELL),
         (map::BACKENDS, slots),
-        (map::CHOSEN, slots),
+        (map::COUNTS, slots),
         (map::ACTIVE, slots),
         (map::FLOWS, flow_records),
         (map::FLOW_OVERFLOW, flow_records),
     ];
-    let globals =
-        [("FLOW_MASK", &flow_mask), ("HAS_SET_RETVAL", &has_set_retval), ("KNOWS_MPTCP", &knows_mptcp)];
+    let globals = [
+        ("FLOW_MASK", flow_records - 1),
+        ("HAS_SET_RETVAL", is_on("set_retval")),
+        ("KNOWS_MPTCP", is_on("knows_mptcp")),
+        ("HAS_COARSE_CLOCK", is_on("coarse_clock")),
+        ("FULL_ACCOUNTING", 1),
+        ("SK_ERR", offset("sk_err")),
+        ("RELEASED_SK_ERR", offset("sk_err")),
+        ("RELEASED_SRTT", offset("srtt_us")),
+        ("RELEASED_RETRANSMITS", offset("total_retrans")),
+        ("RELEASED_BYTES_RECEIVED", offset("bytes_received")),
+        ("RELEASED_BYTES_SENT", offset("bytes_acked")),
+    ];
     let mut loader = aya::EbpfLoader::new();
     for (name, entries) in capacities {
         loader.map_max_entries(name, entries);
     }
-    for (name, value) in globals {
+    for (name, value) in &globals {
         loader.override_global(name, value, true);
     }
     // The kernel's maps are what the programs are verified against; the programs themselves are loaded below, because

@@ -30,7 +30,7 @@ pub fn all_reached(probe: &mut Probe) -> u64 {
 /// Connects that were counted, over all backends.
 pub fn connects(setup: &Setup) -> u64 {
     let backends = setup.backends("web", "users");
-    backends.iter().map(|backend| backend["connects"].as_u64().expect("a count")).sum()
+    backends.iter().map(|backend| backend["chosen"].as_u64().expect("a count")).sum()
 }
 
 /// Waits until some more connects were counted.

@@ -57,7 +57,7 @@ static IDIOMS: [Idiom; 6] = [
     Idiom {
         pattern: concat!("repr", "(C"),
         inside: "",
-        except: &["lb-common/src/abi.rs", "lb-common/src/net.rs", "lb-user/src/datapath/sys"],
+        except: &["lb-common/src/abi", "lb-common/src/net.rs", "lb-user/src/datapath/sys"],
         instead: "the kernel ABI has one home, lb-common/src/abi.rs",
     },
     Idiom {

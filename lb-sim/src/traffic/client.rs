@@ -170,7 +170,7 @@ impl Client {
     pub fn pick(&mut self) -> Pick<u32> {
         let length = self.schedule.len();
         let length_log2 = length.checked_ilog2().map_or(0, |log2| u8::try_from(log2).unwrap_or(u8::MAX));
-        let table = TableRef { base: 0, generation: 0, length_log2, _reserved: 0 };
+        let table = TableRef { base: 0, generation: 0, length_log2, members: 0 };
         let picked = pick(&View(self), table, self.walk);
         self.walk.phase = self.walk.phase.wrapping_add(1);
         picked

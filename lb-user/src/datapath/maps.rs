@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use aya::maps::{HashMap, Map, MapData, MapError, PerCpuArray, PerCpuValues};
 use lb_common::abi::{
-    Active, Backend, Chosen, FlowRecord, Outcomes, ScheduleCell, Service, ServiceIndex, ServiceKey4,
-    ServiceKey6, Walk, map,
+    Active, Anomalies, Backend, Counts, FlowRecord, Members, Outcomes, ScheduleCell, Service, ServiceIndex,
+    ServiceKey4, ServiceKey6, Walk, map,
 };
 use rustix::mm::{MapFlags, ProtFlags};
 
@@ -172,9 +172,11 @@ pub struct Maps {
     pub services: Mapped<Service>,
     pub backends: Mapped<Backend>,
     pub schedule: Mapped<ScheduleCell>,
+    pub members: Mapped<Members>,
     pub walks: PerCpu<Walk>,
     pub outcomes: PerCpu<Outcomes>,
-    pub chosen: PerCpu<Chosen>,
+    pub counts: PerCpu<Counts>,
+    pub anomalies: PerCpu<Anomalies>,
     pub active: Mapped<Active>,
     pub flows: Mapped<FlowRecord>,
 }
@@ -192,11 +194,13 @@ impl Maps {
             services: Mapped::open(&path(map::SERVICES), writable)?,
             backends: Mapped::open(&path(map::BACKENDS), writable)?,
             schedule: Mapped::open(&path(map::SCHEDULE), writable)?,
+            members: Mapped::open(&path(map::MEMBERS), writable)?,
             walks: typed(&path(map::WALKS))?,
             outcomes: typed(&path(map::OUTCOMES))?,
-            chosen: typed(&path(map::CHOSEN))?,
-            // The kernel programs write these, and the repair pass by mappings of its own.
-            active: Mapped::open(&path(map::ACTIVE), false)?,
+            counts: typed(&path(map::COUNTS))?,
+            anomalies: typed(&path(map::ANOMALIES))?,
+            active: Mapped::open(&path(map::ACTIVE), writable)?,
+            // The kernel programs write these, and the repair pass by a mapping of its own.
             flows: Mapped::open(&path(map::FLOWS), false)?,
         })
     }

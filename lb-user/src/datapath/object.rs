@@ -14,6 +14,7 @@ use aya::programs::{Program, ProgramError};
 use aya::{Ebpf, EbpfLoader};
 use lb_common::abi::{self, ENTRIES_PER_CELL, map};
 
+use super::btf::Offsets;
 use super::cgroup::Cgroup;
 use super::error::DatapathError;
 use super::features::Features;
@@ -37,9 +38,23 @@ const fn hook(name: &'static str, without: &'static str, attach_type: AttachType
     Hook { name, without_fetching_atomics: without, attach_type }
 }
 
+/// What is known of flows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Accounting {
+    /// How many are open, and, where the kernel lets the programs read it at the end, whether they were established.
+    Active,
+    /// Also when they were established, and how and why they ended: a program sees every TCP connection of the cgroup.
+    Full,
+}
+
+/// The hook that follows connections.
+const FOLLOWS: &str = "tcp_events";
+
 /// In the order in which they are attached: a flow must not begin before its end can be seen.
-static HOOKS: [Hook; 5] = [
+static HOOKS: [Hook; 6] = [
     hook("sock_release", "sock_release_5_10", AttachType::SockRelease),
+    hook(FOLLOWS, "tcp_events_5_10", AttachType::SockOps),
     hook("getpeername4", "getpeername4", AttachType::Getpeername4),
     hook("getpeername6", "getpeername6", AttachType::Getpeername6),
     hook("connect4", "connect4_5_10", AttachType::Connect4),
@@ -115,15 +130,16 @@ impl Shape {
 }
 
 /// The capacities that the configuration sets.
-fn capacities(limits: &Limits) -> [(&'static str, u32); 7] {
+fn capacities(limits: &Limits) -> [(&'static str, u32); 8] {
     [
         // Twice: a new table is written beside the one it replaces.
         (map::SCHEDULE, 2 * limits.schedule_entries / ENTRIES_PER_CELL),
         (map::BACKENDS, limits.slots),
-        (map::CHOSEN, limits.slots),
+        (map::COUNTS, limits.slots),
         (map::ACTIVE, limits.slots),
         (map::FLOWS, limits.flow_records),
         (map::FLOW_OVERFLOW, limits.flow_records),
+        (map::DATAGRAMS, limits.flow_records),
         (map::LISTED, limits.flow_records),
     ]
 }
@@ -207,8 +223,13 @@ pub struct Programs {
 ///
 /// # Errors
 /// If the kernel refuses, most likely for want of privilege.
-pub fn load(pins: &Pins, limits: &Limits, features: Features) -> Result<Programs, DatapathError> {
-    load_with(Some(pins), limits, features)
+pub fn load(
+    pins: &Pins,
+    limits: &Limits,
+    features: Features,
+    accounting: Accounting,
+) -> Result<Programs, DatapathError> {
+    load_with(Some(pins), limits, features, accounting)
 }
 
 /// Loads the programs for small maps of their own and lets go of both.
@@ -217,18 +238,41 @@ pub fn load(pins: &Pins, limits: &Limits, features: Features) -> Result<Programs
 /// If the kernel refuses, most likely for want of privilege.
 pub fn try_load(features: Features) -> Result<(), DatapathError> {
     let limits = Limits { schedule_entries: 1 << abi::MIN_SCHEDULE_LOG2, flow_records: 64, slots: 64 };
-    load_with(None, &limits, features).map(drop)
+    load_with(None, &limits, features, Accounting::Full).map(drop)
 }
 
-fn load_with(pins: Option<&Pins>, limits: &Limits, features: Features) -> Result<Programs, DatapathError> {
+/// What the programs are told of the kernel and of this client.
+fn globals(limits: &Limits, features: Features, accounting: Accounting) -> [(&'static str, u32); 11] {
+    let offset = |is_allowed: bool, field: fn(Offsets) -> u32| {
+        features.offsets.filter(|_| is_allowed).map_or(0, field)
+    };
+    let released = |field| offset(features.outcomes_at_release, field);
+    [
+        ("FLOW_MASK", limits.flow_records - 1),
+        ("HAS_SET_RETVAL", features.set_retval.into()),
+        ("KNOWS_MPTCP", features.knows_mptcp.into()),
+        ("HAS_COARSE_CLOCK", features.coarse_clock.into()),
+        ("FULL_ACCOUNTING", (accounting == Accounting::Full).into()),
+        ("SK_ERR", offset(features.socket_errors, |offsets| offsets.sk_err)),
+        ("RELEASED_SK_ERR", released(|offsets| offsets.sk_err)),
+        ("RELEASED_SRTT", released(|offsets| offsets.srtt_us)),
+        ("RELEASED_RETRANSMITS", released(|offsets| offsets.total_retrans)),
+        ("RELEASED_BYTES_RECEIVED", released(|offsets| offsets.bytes_received)),
+        ("RELEASED_BYTES_SENT", released(|offsets| offsets.bytes_acked)),
+    ]
+}
+
+fn load_with(
+    pins: Option<&Pins>,
+    limits: &Limits,
+    features: Features,
+    accounting: Accounting,
+) -> Result<Programs, DatapathError> {
     let mut loader = EbpfLoader::new();
-    let flow_mask = limits.flow_records - 1;
-    let has_set_retval = u32::from(features.set_retval);
-    let knows_mptcp = u32::from(features.knows_mptcp);
-    loader
-        .override_global("FLOW_MASK", &flow_mask, true)
-        .override_global("HAS_SET_RETVAL", &has_set_retval, true)
-        .override_global("KNOWS_MPTCP", &knows_mptcp, true);
+    let globals = globals(limits, features, accounting);
+    for (name, value) in &globals {
+        loader.override_global(name, value, true);
+    }
     for (name, entries) in capacities(limits) {
         loader.map_max_entries(name, entries);
     }
@@ -243,7 +287,7 @@ fn load_with(pins: Option<&Pins>, limits: &Limits, features: Features) -> Result
         if failed.is_permission() { failed.into_denied() } else { failed }
     })?;
     let mut fds = Vec::with_capacity(HOOKS.len());
-    for hook in &HOOKS {
+    for hook in HOOKS.iter().filter(|hook| accounting == Accounting::Full || hook.name != FOLLOWS) {
         let name = if features.fetching_atomics { hook.name } else { hook.without_fetching_atomics };
         let fd = load_program(&mut object, name)
             .map_err(|source| DatapathError::Verifier { program: name, source: Box::new(source) })?;
@@ -260,6 +304,10 @@ fn load_program(object: &mut Ebpf, name: &str) -> Result<OwnedFd, ProgramError> 
             program.fd()?.try_clone()?
         }
         Program::CgroupSock(program) => {
+            sys::without_signals(|| program.load())?;
+            program.fd()?.try_clone()?
+        }
+        Program::SockOps(program) => {
             sys::without_signals(|| program.load())?;
             program.fd()?.try_clone()?
         }
@@ -289,12 +337,17 @@ impl Programs {
                 .map_err(fail)?;
             sys::pin(link.as_fd(), &path).map_err(|source| DatapathError::Pin { path, source })?;
         }
-        for name in old_links(pins, cgroup.id)? {
+        for name in pins.link_names()? {
             let path = pins.links().join(&name);
-            let (hook, _) = of_link(&name).expect("an old link is one of ours");
-            let program =
-                self.fds.iter().find(|(known, _)| known.name == hook.name).map(|(_, program)| program);
-            let program = program.expect("every hook has a program");
+            let Some((hook, of)) = of_link(&name) else { continue };
+            let Some(program) = self.program(hook) else {
+                // The other kind of accounting was left. Only now: the programs above do without it from here on.
+                pins::detach(&path)?;
+                continue;
+            };
+            if of == cgroup.id {
+                continue;
+            }
             let update = || sys::link_update(sys::open_pin(&path)?.as_fd(), program.as_fd());
             // A link is severed once its cgroup is removed and its last socket closed: nothing is left to end.
             if update().is_err() {
@@ -302,6 +355,18 @@ impl Programs {
             }
         }
         Ok(())
+    }
+
+    fn program(&self, hook: &Hook) -> Option<&OwnedFd> {
+        self.fds.iter().find(|(known, _)| known.name == hook.name).map(|(_, program)| program)
+    }
+
+    /// Whether every program is attached to a cgroup.
+    ///
+    /// # Errors
+    /// If that cannot be seen.
+    pub fn are_attached(&self, pins: &Pins, cgroup: u64) -> Result<bool, DatapathError> {
+        all_attached(pins, cgroup, self.fds.iter().map(|(hook, _)| *hook))
     }
 }
 
@@ -350,12 +415,20 @@ pub fn attachment(pins: &Pins) -> Result<Option<u64>, DatapathError> {
     Ok(None)
 }
 
-/// Whether all hooks of a client are attached to a cgroup.
+/// Whether all hooks of a client are attached to a cgroup, but for the one that only some clients have.
 ///
 /// # Errors
 /// If that cannot be seen.
 pub fn is_attached(pins: &Pins, cgroup: u64) -> Result<bool, DatapathError> {
-    for hook in &HOOKS {
+    all_attached(pins, cgroup, HOOKS.iter().filter(|hook| hook.name != FOLLOWS))
+}
+
+fn all_attached(
+    pins: &Pins,
+    cgroup: u64,
+    hooks: impl Iterator<Item = &'static Hook>,
+) -> Result<bool, DatapathError> {
+    for hook in hooks {
         let path = pins.links().join(link_name(hook, cgroup));
         match attached_to(&path) {
             Ok(found) if found == cgroup => {}
@@ -418,7 +491,10 @@ mod tests {
             (map::SCHEDULE, sizes(4, size_of::<abi::ScheduleCell>(), abi::SCHEDULE_ENTRIES / 2)),
             (map::WALKS, sizes(4, size_of::<abi::Walk>(), abi::MAX_SERVICES)),
             (map::OUTCOMES, sizes(4, size_of::<abi::Outcomes>(), abi::MAX_SERVICES + 1)),
-            (map::CHOSEN, sizes(4, size_of::<abi::Chosen>(), abi::SLOTS)),
+            (map::MEMBERS, sizes(4, size_of::<abi::Members>(), 2 * abi::MAX_SERVICES)),
+            (map::COUNTS, sizes(4, size_of::<abi::Counts>(), abi::SLOTS)),
+            (map::ANOMALIES, sizes(4, size_of::<abi::Anomalies>(), 1)),
+            (map::DATAGRAMS, sizes(8, size_of::<abi::Datagrams>(), abi::FLOW_RECORDS)),
             (map::ACTIVE, sizes(4, size_of::<abi::Active>(), abi::SLOTS)),
             (map::FLOWS, sizes(4, size_of::<abi::FlowRecord>(), abi::FLOW_RECORDS)),
             (map::FLOW_OVERFLOW, sizes(8, size_of::<abi::Flow>(), abi::FLOW_RECORDS)),

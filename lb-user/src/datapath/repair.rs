@@ -213,6 +213,7 @@ impl Records {
     }
 
     fn give_back(&self, flow: Flow) {
+        self.active.add64(flow.slot as usize, offset_of!(Active, swept), 1);
         self.active.add64(flow.slot as usize, offset_of!(Active, flows), u64::MAX);
     }
 }

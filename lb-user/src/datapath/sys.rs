@@ -29,6 +29,8 @@ const BPF_LINK_CREATE: i64 = 28;
 const BPF_LINK_UPDATE: i64 = 29;
 const BPF_LINK_DETACH: i64 = 34;
 
+const BPF_PROG_TYPE_CGROUP_SOCK: u32 = 9;
+const BPF_PROG_TYPE_SOCK_OPS: u32 = 13;
 const BPF_PROG_TYPE_CGROUP_SOCK_ADDR: u32 = 18;
 const BPF_MAP_TYPE_ARRAY: u32 = 2;
 const BPF_MAP_TYPE_ARRAY_OF_MAPS: u32 = 12;
@@ -37,6 +39,7 @@ const BPF_MAP_TYPE_ARRAY_OF_MAPS: u32 = 12;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum AttachType {
+    SockOps = 3,
     Connect4 = 10,
     Connect6 = 11,
     Getpeername4 = 29,
@@ -445,13 +448,17 @@ struct ProgLoad {
 #[derive(Clone, Copy)]
 pub struct Instruction(pub u8, pub u8, pub i16, pub i32);
 
-/// Whether the kernel's verifier accepts a connect4 program of these instructions.
+/// Whether the kernel's verifier accepts a program of these instructions for a place to attach it.
 ///
 /// # Errors
 /// If the kernel refuses for another reason than the program: no privilege, no memory.
-pub fn accepts(instructions: &[Instruction]) -> io::Result<bool> {
+pub fn accepts(place: AttachType, instructions: &[Instruction]) -> io::Result<bool> {
     let mut attr = ProgLoad {
-        prog_type: BPF_PROG_TYPE_CGROUP_SOCK_ADDR,
+        prog_type: match place {
+            AttachType::SockOps => BPF_PROG_TYPE_SOCK_OPS,
+            AttachType::SockRelease => BPF_PROG_TYPE_CGROUP_SOCK,
+            _ => BPF_PROG_TYPE_CGROUP_SOCK_ADDR,
+        },
         insn_cnt: u32::try_from(instructions.len()).map_err(io::Error::other)?,
         insns: instructions.as_ptr().addr() as u64,
         license: c"Dual MIT/GPL".as_ptr().addr() as u64,
@@ -462,7 +469,7 @@ pub fn accepts(instructions: &[Instruction]) -> io::Result<bool> {
         prog_flags: 0,
         prog_name: [0; 16],
         prog_ifindex: 0,
-        expected_attach_type: AttachType::Connect4 as u32,
+        expected_attach_type: place as u32,
     };
     match without_signals(|| bpf_fd(BPF_PROG_LOAD, &mut attr)) {
         Ok(_) => Ok(true),

@@ -5,6 +5,7 @@
 //! single store of its place; the place it leaves is written again only after every program that may still be reading
 //! it has ended.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::mem::offset_of;
 use std::net::SocketAddr;
@@ -12,9 +13,9 @@ use std::sync::Arc;
 
 use aya::maps::MapError;
 use lb_common::abi::{
-    Backend, BackendState, Chosen, ENTRIES_PER_CELL, NO_SLOT, NOT_A_SERVICE, Outcomes, SERVICE_FREE,
-    SERVICE_LEAVING, SERVICE_LIVE, ScheduleCell, Service, ServiceIndex, ServiceKey4, ServiceKey6, StateWord,
-    TableRef, Walk, map,
+    self, Active, Anomalies, Backend, BackendState, ENTRIES_PER_CELL, Members, NO_MEMBERS, NO_SLOT,
+    NOT_A_SERVICE, Outcomes, SERVICE_FREE, SERVICE_LEAVING, SERVICE_LIVE, ScheduleCell, Service,
+    ServiceIndex, ServiceKey4, ServiceKey6, StateWord, TableRef, Walk, map,
 };
 use lb_common::net::{Address, Be16, Be32, socket_addr};
 use lb_core::plan::{BackendPlan, Plan, ServicePlan, Step};
@@ -31,9 +32,16 @@ pub struct Tables {
     maps: Maps,
     pins: Pins,
     /// Tables that were replaced, and may still be read.
-    retired: Vec<Region>,
+    retired: Vec<Retired>,
     /// Those of them that were replaced before the wait for readers that is under way.
-    waiting: Vec<Region>,
+    waiting: Vec<Retired>,
+}
+
+/// A table that was replaced.
+struct Retired {
+    entries: Region,
+    /// Where its members lie, if they did not move on to its successor.
+    members: Option<u32>,
 }
 
 /// What the starts of a client's walks are computed from.
@@ -70,12 +78,15 @@ pub struct ServiceView {
     pub table: TableRef,
 }
 
-/// Connects sent to a slot's backend, its open flows, and flows that went elsewhere in the end.
+/// What was counted of a slot's backend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    pub connects: u64,
+    /// Over all CPUs.
+    pub sums: abi::Counts,
+    /// Open flows.
     pub active: u64,
-    pub diverted: u64,
+    /// Flows whose records were taken out, because their sockets were gone.
+    pub swept: u64,
 }
 
 impl Tables {
@@ -103,7 +114,7 @@ impl Tables {
             }
             let place = u16::try_from(place).expect("MAX_SERVICES fits in 16 bits");
             let address = socket_addr(row.address, row.port);
-            let protocol = Protocol::Tcp;
+            let protocol = protocol_of(&row);
             // The word is read in one piece: the daemon may be switching tables meanwhile.
             let word = self.maps.services.load64(usize::from(place), offset_of!(Service, table));
             views.push(ServiceView {
@@ -140,8 +151,9 @@ impl Tables {
     }
 
     fn slot(&self, slot: u32) -> Option<SlotView> {
+        let active: Active = self.maps.active.get(slot as usize);
+        let state = BackendState::from_u8(active.state.state).filter(|state| *state != BackendState::Free)?;
         let row: Backend = self.maps.backends.get(slot as usize);
-        let state = BackendState::from_u8(row.state.state).filter(|state| *state != BackendState::Free)?;
         Some(SlotView {
             slot,
             generation: row.generation,
@@ -149,7 +161,7 @@ impl Tables {
             address: socket_addr(row.address, row.port),
             weight: row.weight,
             state,
-            usable: row.state.usable != 0,
+            usable: active.state.usable != 0,
         })
     }
 
@@ -162,9 +174,10 @@ impl Tables {
     /// The generation that the next backend of each free slot gets, where it is not the first.
     pub fn next_generations(&self) -> Vec<(u32, u32)> {
         let slots = 0..u32::try_from(self.maps.backends.len()).unwrap_or(u32::MAX);
-        let rows = slots.map(|slot| (slot, self.maps.backends.get(slot as usize)));
-        let free = rows.filter(|(_, row)| row.state.state == BackendState::Free as u8 && row.generation != 0);
-        free.map(|(slot, row)| (slot, row.generation)).collect()
+        let free =
+            slots.filter(|slot| self.maps.active.get(*slot as usize).state.state == BackendState::Free as u8);
+        let generations = free.map(|slot| (slot, self.maps.backends.get(slot as usize).generation));
+        generations.filter(|(_, generation)| *generation != 0).collect()
     }
 
     /// The entries of a table, one slot each.
@@ -184,12 +197,19 @@ impl Tables {
     /// # Errors
     /// If the kernel refuses the look-up.
     pub fn counts(&self, slot: u32) -> Result<Counts, DatapathError> {
-        let chosen = self.maps.chosen.get(&slot, 0).map_err(|error| self.fail(map::CHOSEN, "read", error))?;
-        let sum = |count: fn(&Chosen) -> u64| {
-            chosen.iter().fold(0u64, |sum, Raw(cpu)| sum.wrapping_add(count(cpu)))
-        };
-        let (connects, diverted) = (sum(|cpu| cpu.connects), sum(|cpu| cpu.diverted));
-        Ok(Counts { connects, active: self.active(slot), diverted })
+        let cpus = self.maps.counts.get(&slot, 0).map_err(|error| self.fail(map::COUNTS, "read", error))?;
+        let Active { flows, swept, .. } = self.maps.active.get(slot as usize);
+        Ok(Counts { sums: sum(cpus.iter().map(|Raw(cpu)| cpu)), active: flows, swept })
+    }
+
+    /// What should not have happened, over all CPUs.
+    ///
+    /// # Errors
+    /// If the kernel refuses the look-up.
+    pub fn anomalies(&self) -> Result<Anomalies, DatapathError> {
+        let cpus =
+            self.maps.anomalies.get(&0, 0).map_err(|error| self.fail(map::ANOMALIES, "read", error))?;
+        Ok(sum(cpus.iter().map(|Raw(cpu)| cpu)))
     }
 
     /// How connects to a service ended, over all CPUs.
@@ -211,14 +231,7 @@ impl Tables {
     fn outcome_row(&self, row: u32) -> Result<Outcomes, DatapathError> {
         let cpus =
             self.maps.outcomes.get(&row, 0).map_err(|error| self.fail(map::OUTCOMES, "read", error))?;
-        Ok(cpus.iter().fold(Outcomes::default(), |sum, Raw(cpu)| Outcomes {
-            forwarded: sum.forwarded + cpu.forwarded,
-            fallback: sum.fallback + cpu.fallback,
-            untracked: sum.untracked + cpu.untracked,
-            refused: sum.refused + cpu.refused,
-            passed: sum.passed + cpu.passed,
-            not_a_service: sum.not_a_service + cpu.not_a_service,
-        }))
+        Ok(sum(cpus.iter().map(|Raw(cpu)| cpu)))
     }
 
     /// The maps' contents as a plan.
@@ -228,7 +241,7 @@ impl Tables {
     pub fn read_plan(&self, client: &str) -> Result<Plan, DatapathError> {
         let contradiction = |what: String| DatapathError::Contradiction { client: client.to_owned(), what };
         let mut plan = Plan::default();
-        let mut seen = std::collections::BTreeMap::new();
+        let mut seen = BTreeMap::new();
         for view in self.slots() {
             if let Some(other) = seen.insert((view.service, view.address), view.slot) {
                 let what = format!("slots {other} and {} hold the same backend {}", view.slot, view.address);
@@ -299,8 +312,7 @@ impl Tables {
                 self.maps.services.store32(usize::from(*place), offset_of!(Service, fallback), *slot);
             }
             Step::SetState(slot, usable, state) => {
-                let word = StateWord::new(*usable, *state).to_word();
-                self.maps.backends.store32(*slot as usize, offset_of!(Backend, state), word);
+                self.set_state(*slot, StateWord::new(*usable, *state));
             }
             Step::SetWeight(slot, weight) => {
                 let at = offset_of!(Backend, weight);
@@ -312,6 +324,7 @@ impl Tables {
                 // A free row keeps the generation that the slot's next backend gets.
                 let mut row: Backend = bytemuck::Zeroable::zeroed();
                 row.generation = self.maps.backends.get(*slot as usize).generation.wrapping_add(1);
+                self.set_state(*slot, StateWord::new(false, BackendState::Free));
                 self.maps.backends.set(*slot as usize, &row);
             }
             Step::FreeService(place) => {
@@ -349,21 +362,34 @@ impl Tables {
     }
 
     fn write_backend(&mut self, slot: u32, backend: &BackendPlan, cpus: u32) -> Result<(), DatapathError> {
-        let zero = on_every_cpu(|_| Chosen::default(), cpus);
-        let zero = zero.map_err(|error| self.fail_io(map::CHOSEN, "write", error))?;
-        set(&mut self.maps.chosen, slot, zero).map_err(|error| self.fail(map::CHOSEN, "write", error))?;
+        let zero = on_every_cpu(|_| abi::Counts::default(), cpus);
+        let zero = zero.map_err(|error| self.fail_io(map::COUNTS, "write", error))?;
+        set(&mut self.maps.counts, slot, zero).map_err(|error| self.fail(map::COUNTS, "write", error))?;
         self.maps.backends.set(
             slot as usize,
             &Backend {
                 address: Address::from(backend.address.ip()),
                 port: Be16::from_host(backend.address.port()),
                 service: backend.service,
-                state: StateWord::new(backend.usable, backend.state),
+                _reserved: 0,
                 generation: backend.generation,
                 weight: u32::from(backend.weight),
             },
         );
+        // No flow is open, so nobody else writes.
+        self.maps.active.store64(slot as usize, offset_of!(Active, errors), 0);
+        self.maps.active.store64(slot as usize, offset_of!(Active, swept), 0);
+        self.set_share(slot, 0);
+        self.set_state(slot, StateWord::new(backend.usable, backend.state));
         Ok(())
+    }
+
+    fn set_state(&mut self, slot: u32, state: StateWord) {
+        self.maps.active.store32(slot as usize, offset_of!(Active, state), state.to_word());
+    }
+
+    fn set_share(&mut self, slot: u32, entries: u32) {
+        self.maps.active.store32(slot as usize, offset_of!(Active, share), entries);
     }
 
     fn publish(&mut self, place: u16, schedule: &[u16]) -> bool {
@@ -371,22 +397,56 @@ impl Tables {
         let old = TableRef::from_word(self.maps.services.load64(usize::from(place), at));
         let generation = old.generation.wrapping_add(1);
         let length = u32::try_from(schedule.len()).expect("the planner bounds schedules");
-        let new = if length == 0 {
-            TableRef { base: 0, generation, length_log2: 0, _reserved: 0 }
-        } else {
+        let shares = shares(schedule);
+        let mut new = TableRef { base: 0, generation, length_log2: 0, members: NO_MEMBERS };
+        if length != 0 {
             let Some(base) = self.room(length) else {
                 self.make_room(length);
                 return false;
             };
+            if shares.len() <= abi::MAX_SUBSET as usize {
+                let Some(half) = self.free_half(place, old) else { return false };
+                new.members = half;
+                self.write_members(place, new, shares.keys().copied());
+            }
             self.write_entries(base, schedule);
-            let length_log2 = u8::try_from(length.ilog2()).expect("below 32");
-            TableRef { base, generation, length_log2, _reserved: 0 }
-        };
+            new = TableRef { base, length_log2: u8::try_from(length.ilog2()).expect("below 32"), ..new };
+        }
+        let dropped = self.schedule(old).into_iter().filter(|slot| !shares.contains_key(slot));
+        let dropped: Vec<u16> = dropped.collect();
+        for (slot, entries) in &shares {
+            self.set_share(u32::from(*slot), *entries);
+        }
         self.maps.services.store64(usize::from(place), at, new.to_word());
+        for slot in dropped {
+            self.set_share(u32::from(slot), 0);
+        }
         if !old.is_empty() {
-            self.retired.push(Region { base: old.base, length: old.len() });
+            let entries = Region { base: old.base, length: old.len() };
+            self.retired.push(Retired { entries, members: old.members_of(u32::from(place)) });
         }
         true
+    }
+
+    /// The half of a service's members that neither its table nor a program that is still running refers to, as
+    /// [`TableRef`] has it.
+    fn free_half(&self, place: u16, current: TableRef) -> Option<u8> {
+        let is_free = |half: &u8| {
+            let members = TableRef { members: *half, ..current }.members_of(u32::from(place));
+            let mut retired = self.retired.iter().chain(&self.waiting);
+            *half != current.members && !retired.any(|retired| retired.members == members)
+        };
+        (NO_MEMBERS + 1..=NO_MEMBERS + 2).find(is_free)
+    }
+
+    fn write_members(&mut self, place: u16, table: TableRef, slots: impl ExactSizeIterator<Item = u16>) {
+        let count = u32::try_from(slots.len()).expect("at most MAX_SUBSET");
+        let mut members = Members { count, ..bytemuck::Zeroable::zeroed() };
+        for (member, slot) in members.slots.iter_mut().zip(slots) {
+            *member = slot;
+        }
+        let at = table.members_of(u32::from(place)).expect("a half was chosen");
+        self.maps.members.set(at as usize, &members);
     }
 
     fn write_entries(&mut self, base: u32, schedule: &[u16]) {
@@ -400,7 +460,7 @@ impl Tables {
     /// A place in the schedule map for `length` entries that no program may be reading.
     fn room(&self, length: u32) -> Option<u32> {
         let mut taken = self.live();
-        taken.extend(self.retired.iter().chain(&self.waiting));
+        taken.extend(self.retired.iter().chain(&self.waiting).map(|retired| retired.entries));
         first_fit(&taken, self.entries(), length)
     }
 
@@ -443,14 +503,14 @@ impl Tables {
                 offset_of!(Service, table),
                 TableRef { base, ..table }.to_word(),
             );
-            self.retired.push(from);
+            self.retired.push(Retired { entries: from, members: None });
         }
     }
 
     fn open_service(&mut self, place: u16) -> Result<(), DatapathError> {
         let row = self.maps.services.get(usize::from(place));
         let index = Raw(ServiceIndex { service: u32::from(place) });
-        let result = match key(socket_addr(row.address, row.port), Protocol::Tcp) {
+        let result = match key(socket_addr(row.address, row.port), protocol_of(&row)) {
             Key::V4(key) => insert(&mut self.maps.services_v4, key, index),
             Key::V6(key) => insert(&mut self.maps.services_v6, key, index),
         };
@@ -463,11 +523,11 @@ impl Tables {
         let row = self.maps.services.get(usize::from(place));
         let address = socket_addr(row.address, row.port);
         // Another service may have taken the address over.
-        if self.open_at(address, Protocol::Tcp)? != Some(place) {
+        if self.open_at(address, protocol_of(&row))? != Some(place) {
             self.set_service_state(place, SERVICE_LEAVING);
             return Ok(());
         }
-        let result = match key(address, Protocol::Tcp) {
+        let result = match key(address, protocol_of(&row)) {
             Key::V4(key) => self.maps.services_v4.remove(&Raw(key)),
             Key::V6(key) => self.maps.services_v6.remove(&Raw(key)),
         };
@@ -515,6 +575,29 @@ impl Tables {
     }
 }
 
+/// How many entries each slot has.
+fn shares(schedule: &[u16]) -> BTreeMap<u16, u32> {
+    let mut shares = BTreeMap::new();
+    for slot in schedule {
+        *shares.entry(*slot).or_insert(0) += 1;
+    }
+    shares
+}
+
+/// The sum of values that are 64-bit numbers and nothing else, number by number.
+fn sum<'v, T: bytemuck::Pod>(values: impl Iterator<Item = &'v T>) -> T {
+    let mut sum = T::zeroed();
+    for value in values {
+        let numbers: &mut [u64] = bytemuck::cast_slice_mut(std::slice::from_mut(&mut sum));
+        for (sum, number) in
+            numbers.iter_mut().zip(bytemuck::cast_slice::<T, u64>(std::slice::from_ref(value)))
+        {
+            *sum = sum.wrapping_add(*number);
+        }
+    }
+    sum
+}
+
 enum Key {
     V4(ServiceKey4),
     V6(ServiceKey6),
@@ -532,6 +615,12 @@ fn key(address: SocketAddr, protocol: Protocol) -> Key {
             Key::V6(ServiceKey6 { address: Address::from(*v6.ip()), port, protocol, _reserved: 0 })
         }
     }
+}
+
+fn protocol_of(row: &Service) -> Protocol {
+    // Only TCP services are written.
+    debug_assert_eq!(row.protocol, Protocol::Tcp.number());
+    Protocol::Tcp
 }
 
 fn name_of(row: &Service) -> String {

@@ -1,0 +1,139 @@
+//! What the kernel programs count.
+
+use bytemuck::{Pod, Zeroable};
+
+use super::MAX_SERVICES;
+use crate::ending::Ending;
+
+/// Where this CPU's walk over a service's schedule stands. Written by the daemon once, then by connect.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+pub struct Walk {
+    /// Picks so far, wrapping. Never reset: the walk goes on over each new table.
+    pub phase: u32,
+    /// Where the walk starts, as a fraction of the table's length in units of 2^-32.
+    pub start: u32,
+}
+const _: () = assert!(size_of::<Walk>() == 8);
+
+/// How calls of connect and sendmsg ended: each call counts in exactly one field. Written by the kernel programs.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+pub struct Outcomes {
+    /// Sent to the backend that the policy picked.
+    pub forwarded: u64,
+    /// Every pick was unusable; sent to the service's fallback.
+    pub fallback: u64,
+    /// Every backend was at its limit; sent to the least loaded one.
+    pub overflowed: u64,
+    /// A datagram of a flow that there was already; sent where that goes.
+    pub reused: u64,
+    /// Sent to a backend, but the flow is not in any active count: the flow table was full, or the socket is a path of
+    /// an MPTCP socket, whose end the programs cannot see.
+    pub untracked: u64,
+    /// No usable backend: refused with the service's errno.
+    pub refused: u64,
+    /// Every backend was at its limit: refused with the service's errno.
+    pub limited: u64,
+    /// The maps contradicted each other; the call went through unchanged.
+    pub passed: u64,
+    /// The address is not a service; the call went through unchanged.
+    pub not_a_service: u64,
+}
+const _: () = assert!(size_of::<Outcomes>() == 72);
+
+/// The row of [`map::OUTCOMES`](super::map::OUTCOMES) that counts calls to addresses that are not services.
+pub const NOT_A_SERVICE: u32 = MAX_SERVICES;
+
+/// Row lengths of [`Counts::endings`]: a power of two, so that an index can be masked.
+pub const ENDING_ROWS: usize = 16;
+const _: () = assert!(Ending::ALL.len() <= ENDING_ROWS);
+
+/// What became of a slot's backend since it took the slot, on one CPU. Written by the kernel programs, zeroed by the daemon
+/// before reuse. The sum over CPUs obeys: chosen = all endings + [`Active::flows`](super::Active::flows) +
+/// [`Active::swept`](super::Active::swept) + untracked.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+pub struct Counts {
+    /// Flows sent to it.
+    pub chosen: u64,
+    /// Those of them that are in no active count.
+    pub untracked: u64,
+    /// Flows whose first SYN was sent.
+    pub connecting: u64,
+    /// Flows that were established.
+    pub established: u64,
+    /// Flows that turned out to go to another address: a program of somebody else rewrote the destination after ours.
+    pub diverted: u64,
+    /// Flows that ended, by [`Ending`].
+    pub endings: [u64; ENDING_ROWS],
+    /// Round-trip time of the handshake.
+    pub rtt: Times,
+    /// From the choice until the flow was established.
+    pub connect: Times,
+    /// How long ended flows lasted, in nanoseconds, together.
+    pub lifetime_ns: u64,
+    /// Bytes that ended flows received.
+    pub bytes_received: u64,
+    /// Bytes of ended flows that the peer acknowledged.
+    pub bytes_sent: u64,
+    /// Segments of ended flows that were sent again.
+    pub retransmits: u64,
+}
+const _: () = assert!(size_of::<Counts>() == 536);
+
+/// Buckets of a [`Times`].
+pub const TIME_BUCKETS: usize = 20;
+/// Binary logarithm of the first bucket's upper bound in microseconds; each further one is twice the one before, and the
+/// last has none.
+pub const FIRST_BUCKET_LOG2: u32 = 4;
+
+/// A histogram of times.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+pub struct Times {
+    /// Microseconds, together.
+    pub sum_us: u64,
+    /// How many times were at most 2^(4 + i) microseconds and more than the bound before.
+    pub buckets: [u64; TIME_BUCKETS],
+}
+const _: () = assert!(size_of::<Times>() == 168);
+
+/// The bucket of a time.
+#[inline(always)]
+pub fn bucket(us: u32) -> usize {
+    // 16 is the last of bucket 0, so that bounds are inclusive, as Prometheus has them.
+    let above = u32::BITS - us.saturating_sub(1).leading_zeros();
+    (above.saturating_sub(FIRST_BUCKET_LOG2) as usize).min(TIME_BUCKETS - 1)
+}
+
+/// What should not happen, so that it is seen if it does. Written by the kernel programs.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+pub struct Anomalies {
+    /// A socket closed that was a flow's when it dialled, and has no record: its record was taken out, or it dialled
+    /// elsewhere since.
+    pub close_without_record: u64,
+    /// A flow was established that was not connecting.
+    pub established_out_of_turn: u64,
+    /// A record was found that another one had ended at the same moment.
+    pub ended_twice: u64,
+    /// A socket was closed in a phase in which its end should have been seen.
+    pub release_out_of_turn: u64,
+}
+const _: () = assert!(size_of::<Anomalies>() == 32);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bucket_ends_at_a_power_of_two() {
+        for (us, expected) in
+            [(0, 0), (1, 0), (16, 0), (17, 1), (32, 1), (33, 2), (1 << 22, 18), ((1 << 22) + 1, 19)]
+        {
+            assert_eq!(bucket(us), expected, "{us} us");
+        }
+        assert_eq!(bucket(u32::MAX), TIME_BUCKETS - 1);
+    }
+}

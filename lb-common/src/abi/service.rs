@@ -1,0 +1,221 @@
+//! What processes dial, and the tables by which connect picks.
+
+use bytemuck::{Pod, Zeroable};
+
+use super::{MAX_SUBSET, NAME_BYTES};
+use crate::net::{Address, Be16, Be32};
+
+/// An IPv4 address, port and protocol that processes dial. Written by the daemon.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Pod, Zeroable)]
+pub struct ServiceKey4 {
+    /// The address dialled.
+    pub address: Be32,
+    /// The port dialled.
+    pub port: Be16,
+    /// The IP protocol number (6 is TCP).
+    pub protocol: u8,
+    /// Zero.
+    pub _reserved: u8,
+}
+const _: () = assert!(size_of::<ServiceKey4>() == 8);
+
+/// An IPv6 address, port and protocol that processes dial. Written by the daemon.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Pod, Zeroable)]
+pub struct ServiceKey6 {
+    /// The address dialled.
+    pub address: Address,
+    /// The port dialled.
+    pub port: Be16,
+    /// The IP protocol number (6 is TCP).
+    pub protocol: u8,
+    /// Zero.
+    pub _reserved: u8,
+}
+const _: () = assert!(size_of::<ServiceKey6>() == 20);
+
+/// The place of a service in the per-service maps.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+pub struct ServiceIndex {
+    /// Below [`MAX_SERVICES`](super::MAX_SERVICES).
+    pub service: u32,
+}
+const _: () = assert!(size_of::<ServiceIndex>() == 4);
+
+/// Where a service's current table lies: one word, so that it switches whole with a single store.
+#[repr(C, align(8))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+pub struct TableRef {
+    /// First entry (not cell) of the table; a multiple of its length.
+    pub base: u32,
+    /// Counts publications, wrapping: tells one table from the next in a dump.
+    pub generation: u16,
+    /// Logarithm of the length, [`MIN_SCHEDULE_LOG2`](super::MIN_SCHEDULE_LOG2) to [`MAX_SCHEDULE_LOG2`](super::MAX_SCHEDULE_LOG2); 0 means "no table".
+    pub length_log2: u8,
+    /// Where the [`Members`] of the same table lie: [`NO_MEMBERS`], or the half of the service's pair, plus one.
+    pub members: u8,
+}
+const _: () = assert!(size_of::<TableRef>() == 8);
+
+impl TableRef {
+    /// The word that is stored and loaded in one piece.
+    #[inline(always)]
+    pub fn to_word(self) -> u64 {
+        bytemuck::cast(self)
+    }
+
+    /// From the word.
+    #[inline(always)]
+    pub fn from_word(word: u64) -> Self {
+        bytemuck::cast(word)
+    }
+
+    /// Where in [`map::MEMBERS`](super::map::MEMBERS) the members of the table lie, if they are listed.
+    #[inline(always)]
+    pub fn members_of(self, service: u32) -> Option<u32> {
+        if self.members == NO_MEMBERS { None } else { Some(2 * service + u32::from(self.members - 1 & 1)) }
+    }
+
+    /// Number of entries; 0 if there is no table.
+    pub const fn len(self) -> u32 {
+        if self.length_log2 == 0 { 0 } else { 1 << self.length_log2 }
+    }
+
+    /// Whether there is no table.
+    pub const fn is_empty(self) -> bool {
+        self.length_log2 == 0
+    }
+}
+
+/// What connect needs of a service, and what `status` needs when the daemon is dead. Written by the daemon.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+pub struct Service {
+    /// The current table; stored as one word after the table itself is complete.
+    pub table: TableRef,
+    /// The slot taken when every pick was unusable, or [`NO_SLOT`](super::NO_SLOT) to refuse. Stored before any state word that would
+    /// make it wrong, hence read after them.
+    pub fallback: u32,
+    /// The errno of a refused connect, as a positive number.
+    pub errno: u32,
+    /// The address processes dial; getpeername answers with it.
+    pub address: Address,
+    /// The port processes dial.
+    pub port: Be16,
+    /// The IP protocol number.
+    pub protocol: u8,
+    /// [`SERVICE_FREE`], [`SERVICE_LIVE`] or [`SERVICE_LEAVING`].
+    pub state: u8,
+    /// Name, padded with zeros.
+    pub name: [u8; NAME_BYTES],
+    /// How a backend is picked, and what bounds that.
+    pub rules: Rules,
+    /// Zero.
+    pub _reserved: [u32; 2],
+}
+const _: () = assert!(size_of::<Service>() == 128);
+
+/// How a service picks. Written by the daemon at any time, each field by itself.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+pub struct Rules {
+    /// A [`Policy`].
+    pub policy: u8,
+    /// What happens when every backend is at the limit: 0 takes the least loaded one, 1 refuses.
+    pub overflow: u8,
+    /// SYNs that are sent again before a connect of the service times out; 0 leaves the kernel's.
+    pub syn_retries: u8,
+    /// Zero.
+    pub _reserved: u8,
+    /// Open flows at which a backend is not taken; 0 is no limit.
+    pub active_limit: u32,
+    /// Ticks in which recent errors lose half their weight; 0 does not count errors.
+    pub error_half_life: u32,
+    /// Ticks after which a flow of addressed datagrams is chosen anew; 0 is never.
+    pub rebind: u32,
+    /// Zero.
+    pub _padding: u32,
+}
+const _: () = assert!(size_of::<Rules>() == 20);
+
+/// Binary logarithm of the nanoseconds in a tick: 1.05 ms. As 32 bits they wrap after 52 days.
+pub const TICK_LOG2: u32 = 20;
+
+/// How a backend is picked. Numbers are part of the ABI.
+#[repr(u8)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Policy {
+    /// The next entry of a schedule in which all backends have as many.
+    RoundRobin = 0,
+    /// The next entry of the schedule.
+    WeightedRoundRobin = 1,
+    /// In turn among the members with the fewest open flows and recent errors.
+    LeastLoaded = 2,
+    /// Of two random entries of the schedule the one with the lower load per weight.
+    P2c = 3,
+    /// A random entry of the schedule.
+    Random = 4,
+}
+
+impl Policy {
+    /// The policy with this number, if there is one.
+    pub const fn from_u8(number: u8) -> Option<Self> {
+        Some(match number {
+            0 => Self::RoundRobin,
+            1 => Self::WeightedRoundRobin,
+            2 => Self::LeastLoaded,
+            3 => Self::P2c,
+            4 => Self::Random,
+            _ => return None,
+        })
+    }
+
+    /// The word for it in configuration, tables and JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::RoundRobin => "round-robin",
+            Self::WeightedRoundRobin => "weighted-round-robin",
+            Self::LeastLoaded => "least-loaded",
+            Self::P2c => "p2c",
+            Self::Random => "random",
+        }
+    }
+}
+
+/// The backends of a table, each once, where a scan may be needed. Written by the daemon, only while no table refers to it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+pub struct Members {
+    /// How many there are.
+    pub count: u32,
+    /// Zero.
+    pub _reserved: u32,
+    /// Their slots.
+    pub slots: [u16; MAX_SUBSET as usize],
+}
+const _: () = assert!(size_of::<Members>() == 520);
+
+/// A table whose members are not listed: they are too many, or nothing asks for them.
+pub const NO_MEMBERS: u8 = 0;
+
+/// The place holds no service.
+pub const SERVICE_FREE: u8 = 0;
+/// The service is configured.
+pub const SERVICE_LIVE: u8 = 1;
+/// The service was removed; the place is kept until its last flow ends, so that getpeername stays right.
+pub const SERVICE_LEAVING: u8 = 2;
+
+/// Four schedule entries, each the slot of a backend or [`NO_SLOT`](super::NO_SLOT). Written by the daemon, only while no service
+/// refers to it. Four to a cell because the kernel rounds every array element up to eight bytes.
+#[repr(C, align(8))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+pub struct ScheduleCell {
+    /// Slots of four consecutive entries.
+    pub slots: [u16; 4],
+}
+const _: () = assert!(size_of::<ScheduleCell>() == 8);
+
+/// Entries per [`ScheduleCell`].
+pub const ENTRIES_PER_CELL: u32 = 4;

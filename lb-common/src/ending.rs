@@ -1,0 +1,220 @@
+//! How a flow ended, told from what the kernel shows at that moment: one set of functions, run by the kernel programs and
+//! by the tests on the host. It knows nothing of maps.
+
+use crate::abi::Phase;
+
+/// How a flow ended. Numbers are part of the ABI.
+#[repr(u8)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Ending {
+    /// In order, by either side, after it was established; or the socket of a datagram flow was closed or went elsewhere.
+    Closed = 0,
+    /// The peer refused the connection.
+    Refused = 1,
+    /// No answer to the SYN.
+    TimedOut = 2,
+    /// The network said that the peer cannot be reached.
+    Unreachable = 3,
+    /// The peer reset the connection.
+    Reset = 4,
+    /// Established, and then the peer acknowledged nothing more.
+    DataTimeout = 5,
+    /// This host had no route or no port: no SYN left.
+    NotSent = 6,
+    /// The application gave up before the connection was established.
+    GaveUp = 7,
+    /// The application cut an established connection off: `SO_LINGER` 0, unread data, `AF_UNSPEC`.
+    Aborted = 8,
+    /// Somebody destroyed the socket.
+    Destroyed = 9,
+    /// Another error; without causes, any failure to be established.
+    Other = 10,
+    /// It cannot be told.
+    Unknown = 11,
+}
+
+impl Ending {
+    /// All of them, by number.
+    pub const ALL: [Self; 12] = [
+        Self::Closed,
+        Self::Refused,
+        Self::TimedOut,
+        Self::Unreachable,
+        Self::Reset,
+        Self::DataTimeout,
+        Self::NotSent,
+        Self::GaveUp,
+        Self::Aborted,
+        Self::Destroyed,
+        Self::Other,
+        Self::Unknown,
+    ];
+
+    /// The word for it in tables, JSON and metrics.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Closed => "closed",
+            Self::Refused => "refused",
+            Self::TimedOut => "timed-out",
+            Self::Unreachable => "unreachable",
+            Self::Reset => "reset",
+            Self::DataTimeout => "data-timeout",
+            Self::NotSent => "not-sent",
+            Self::GaveUp => "gave-up",
+            Self::Aborted => "aborted",
+            Self::Destroyed => "destroyed",
+            Self::Other => "other",
+            Self::Unknown => "unknown",
+        }
+    }
+
+    /// Whether it counts against the backend. What this host or the application did does not.
+    #[inline(always)]
+    pub const fn is_error(self) -> bool {
+        matches!(self, Self::Refused | Self::TimedOut | Self::Unreachable | Self::Reset | Self::DataTimeout)
+    }
+}
+
+/// `BPF_TCP_ESTABLISHED`
+pub const TCP_ESTABLISHED: u32 = 1;
+/// `BPF_TCP_SYN_SENT`
+pub const TCP_SYN_SENT: u32 = 2;
+/// `BPF_TCP_CLOSE`
+pub const TCP_CLOSE: u32 = 7;
+/// `BPF_TCP_CLOSE_WAIT`: the peer has closed, we have not.
+pub const TCP_CLOSE_WAIT: u32 = 8;
+
+// Linux has these numbers on every architecture that eBPF programs are loaded on here.
+const EPIPE: u32 = 32;
+const ENETUNREACH: u32 = 101;
+const ECONNABORTED: u32 = 103;
+const ECONNRESET: u32 = 104;
+const ETIMEDOUT: u32 = 110;
+const ECONNREFUSED: u32 = 111;
+const EHOSTUNREACH: u32 = 113;
+
+/// The ending of a flow whose socket goes from the TCP state `from` to closed, with `error` (`sk_err`) at that moment, if
+/// that can be read.
+#[inline(always)]
+pub fn at_close(phase: u8, from: u32, error: Option<u32>) -> Ending {
+    if phase == Phase::Chosen as u8 {
+        return Ending::NotSent;
+    }
+    let Some(error) = error else { return Ending::Unknown };
+    let was_established = phase == Phase::Established as u8;
+    match error {
+        0 if !was_established => Ending::GaveUp,
+        // Who closes in order goes through other states before.
+        0 if from == TCP_ESTABLISHED || from == TCP_CLOSE_WAIT => Ending::Aborted,
+        0 => Ending::Closed,
+        error => of_error(error, was_established),
+    }
+}
+
+/// What a socket shows of itself when its last descriptor is closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shown {
+    /// Its TCP state.
+    pub state: u32,
+    /// Its pending error (`sk_err`).
+    pub error: u32,
+    /// Its smoothed round-trip time, in eighths of a microsecond: 0 if it was never established.
+    pub srtt: u32,
+}
+
+/// The ending of a flow whose socket is released, where nothing was seen of it since the choice. `shown` is what the socket
+/// shows, if that can be read.
+///
+/// A blocking connect that fails clears what could be read of it, so that refused, unreachable and timed out are one
+/// here: [`Ending::Other`], but where the error is still pending.
+#[inline(always)]
+pub fn at_release(shown: Option<Shown>) -> Ending {
+    let Some(Shown { state, error, srtt }) = shown else { return Ending::Unknown };
+    let was_established = srtt != 0;
+    if state == TCP_SYN_SENT {
+        return Ending::GaveUp;
+    }
+    match error {
+        0 if was_established => Ending::Closed,
+        0 => Ending::Other,
+        error => of_error(error, was_established),
+    }
+}
+
+#[inline(always)]
+fn of_error(error: u32, was_established: bool) -> Ending {
+    match error {
+        ECONNREFUSED => Ending::Refused,
+        ETIMEDOUT if was_established => Ending::DataTimeout,
+        ETIMEDOUT => Ending::TimedOut,
+        ENETUNREACH | EHOSTUNREACH => Ending::Unreachable,
+        // A reset that meets a socket whose peer has closed already shows as a broken pipe.
+        ECONNRESET | EPIPE => Ending::Reset,
+        ECONNABORTED => Ending::Destroyed,
+        _ => Ending::Other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FIN_WAIT2: u32 = 5;
+
+    #[test]
+    fn numbers_are_positions() {
+        for (number, ending) in Ending::ALL.into_iter().enumerate() {
+            assert_eq!(ending as usize, number);
+        }
+    }
+
+    #[track_caller]
+    fn check(phase: Phase, from: u32, error: u32, expected: Ending) {
+        assert_eq!(at_close(phase as u8, from, Some(error)), expected);
+    }
+
+    /// What Linux shows in each case, as seen on 5.10 to 7.2.
+    #[test]
+    fn every_way_to_close_has_its_ending() {
+        use Phase::{Chosen, Connecting, Established};
+        check(Chosen, TCP_SYN_SENT, 0, Ending::NotSent);
+        check(Connecting, TCP_SYN_SENT, 0, Ending::GaveUp);
+        check(Connecting, TCP_SYN_SENT, ECONNREFUSED, Ending::Refused);
+        check(Connecting, TCP_SYN_SENT, ETIMEDOUT, Ending::TimedOut);
+        check(Connecting, TCP_SYN_SENT, EHOSTUNREACH, Ending::Unreachable);
+        check(Connecting, TCP_SYN_SENT, ENETUNREACH, Ending::Unreachable);
+        check(Connecting, TCP_SYN_SENT, ECONNABORTED, Ending::Destroyed);
+        check(Established, FIN_WAIT2, 0, Ending::Closed);
+        check(Established, TCP_ESTABLISHED, 0, Ending::Aborted);
+        check(Established, TCP_CLOSE_WAIT, 0, Ending::Aborted);
+        check(Established, TCP_ESTABLISHED, ECONNRESET, Ending::Reset);
+        check(Established, TCP_CLOSE_WAIT, EPIPE, Ending::Reset);
+        check(Established, FIN_WAIT2, ECONNRESET, Ending::Reset);
+        check(Established, TCP_ESTABLISHED, ETIMEDOUT, Ending::DataTimeout);
+        check(Established, TCP_ESTABLISHED, EHOSTUNREACH, Ending::Unreachable);
+        check(Established, TCP_ESTABLISHED, ECONNABORTED, Ending::Destroyed);
+        check(Established, TCP_ESTABLISHED, 71, Ending::Other);
+    }
+
+    #[test]
+    fn without_the_error_only_what_was_not_sent_is_known() {
+        assert_eq!(at_close(Phase::Connecting as u8, TCP_SYN_SENT, None), Ending::Unknown);
+        assert_eq!(at_close(Phase::Established as u8, FIN_WAIT2, None), Ending::Unknown);
+        assert_eq!(at_close(Phase::Chosen as u8, TCP_SYN_SENT, None), Ending::NotSent);
+    }
+
+    #[test]
+    fn at_release_a_cleared_error_is_a_failure_without_a_cause() {
+        let shown = |state, error, srtt| at_release(Some(Shown { state, error, srtt }));
+        assert_eq!(shown(TCP_ESTABLISHED, 0, 80), Ending::Closed);
+        assert_eq!(shown(TCP_CLOSE_WAIT, 0, 80), Ending::Closed);
+        assert_eq!(shown(TCP_CLOSE, 0, 80), Ending::Closed);
+        assert_eq!(shown(TCP_CLOSE, 0, 0), Ending::Other);
+        assert_eq!(shown(TCP_SYN_SENT, 0, 0), Ending::GaveUp);
+        assert_eq!(shown(TCP_CLOSE, ECONNREFUSED, 0), Ending::Refused);
+        assert_eq!(shown(TCP_CLOSE, ETIMEDOUT, 0), Ending::TimedOut);
+        assert_eq!(shown(TCP_CLOSE, ETIMEDOUT, 80), Ending::DataTimeout);
+        assert_eq!(shown(TCP_CLOSE, ECONNRESET, 80), Ending::Reset);
+        assert_eq!(at_release(None), Ending::Unknown);
+    }
+}

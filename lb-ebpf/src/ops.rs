@@ -1,0 +1,134 @@
+//! The only reads of the context of a TCP event. As in `context`, each access is volatile and by itself.
+
+use aya_ebpf::bindings::{
+    BPF_SOCK_OPS_STATE_CB, BPF_SOCK_OPS_STATE_CB_FLAG, BPF_SOCK_OPS_TCP_CONNECT_CB, bpf_sock_ops,
+};
+use aya_ebpf::helpers::generated as helper;
+use aya_ebpf::programs::SockOpsContext;
+use lb_common::net::{Address, Be16, Be32};
+
+use crate::maps::SK_ERR;
+
+/// What happened to the socket.
+pub enum Event {
+    /// Its SYN is about to be sent.
+    Connect,
+    /// It goes from one TCP state to another. Only for sockets for which that was asked.
+    State { from: u32, to: u32 },
+    /// Something that is of no interest here.
+    Other,
+}
+
+/// A TCP event.
+pub struct Ops {
+    ctx: *mut bpf_sock_ops,
+}
+
+impl Ops {
+    #[inline(always)]
+    pub fn new(ctx: &SockOpsContext) -> Self {
+        Self { ctx: ctx.ops }
+    }
+
+    #[inline(always)]
+    pub fn event(&self) -> Event {
+        // SAFETY: the context is valid while the program runs.
+        let op = unsafe { (&raw const (*self.ctx).op).read_volatile() };
+        if op == BPF_SOCK_OPS_TCP_CONNECT_CB {
+            Event::Connect
+        } else if op == BPF_SOCK_OPS_STATE_CB {
+            // SAFETY: as above; a state event has two arguments.
+            unsafe {
+                let args = (&raw const (*self.ctx).__bindgen_anon_1.args).cast::<u32>();
+                Event::State { from: args.read_volatile(), to: args.add(1).read_volatile() }
+            }
+        } else {
+            Event::Other
+        }
+    }
+
+    /// As [`Dial::cookie`](crate::context::Dial::cookie).
+    #[inline(always)]
+    pub fn cookie(&self) -> u64 {
+        // SAFETY: the helper takes this context.
+        unsafe { helper::bpf_get_socket_cookie(self.ctx.cast()) }
+    }
+
+    /// Asks for the socket's changes of state. What others have asked for stays.
+    #[inline(always)]
+    pub fn ask_for_states(&self) {
+        // SAFETY: the context is valid while the program runs, and the helper takes it.
+        unsafe {
+            let flags = (&raw const (*self.ctx).bpf_sock_ops_cb_flags).read_volatile();
+            helper::bpf_sock_ops_cb_flags_set(self.ctx, (flags | BPF_SOCK_OPS_STATE_CB_FLAG) as i32);
+        }
+    }
+
+    /// Smoothed round-trip time.
+    #[inline(always)]
+    pub fn smoothed_rtt_us(&self) -> u32 {
+        // SAFETY: the context is valid while the program runs. The kernel keeps eighths of a microsecond.
+        unsafe { (&raw const (*self.ctx).srtt_us).read_volatile() >> 3 }
+    }
+
+    /// Segments that were sent again, SYNs included.
+    #[inline(always)]
+    pub fn retransmits(&self) -> u32 {
+        // SAFETY: the context is valid while the program runs.
+        unsafe { (&raw const (*self.ctx).total_retrans).read_volatile() }
+    }
+
+    /// Bytes received in order, a FIN as one of them.
+    #[inline(always)]
+    pub fn bytes_received(&self) -> u64 {
+        // SAFETY: the context is valid while the program runs.
+        unsafe { (&raw const (*self.ctx).bytes_received).read_volatile() }
+    }
+
+    /// Bytes that the peer has acknowledged, the SYN and a FIN as one each.
+    #[inline(always)]
+    pub fn bytes_sent(&self) -> u64 {
+        // SAFETY: the context is valid while the program runs.
+        unsafe { (&raw const (*self.ctx).bytes_acked).read_volatile() }
+    }
+
+    /// The socket's error (`sk_err`), if the programs may read it.
+    #[inline(always)]
+    pub fn error(&self) -> Option<u32> {
+        let offset = SK_ERR.load();
+        if offset == 0 {
+            return None;
+        }
+        // SAFETY: the context is valid while the program runs. The helper returns the kernel's own structure or null, and
+        // the verifier checks the read against the description of its type, from which the offset is.
+        unsafe {
+            let socket = (&raw const (*self.ctx).__bindgen_anon_2.sk).read_volatile();
+            if socket.is_null() {
+                return None;
+            }
+            let tcp = helper::bpf_skc_to_tcp_sock(socket.cast());
+            if tcp.is_null() {
+                return None;
+            }
+            Some(tcp.cast::<u8>().add(offset as usize).cast::<u32>().read_volatile())
+        }
+    }
+
+    /// The address that the socket connects to; an IPv4 address as v4-mapped.
+    #[inline(always)]
+    pub fn peer(&self) -> (Address, Be16) {
+        /// `AF_INET`
+        const INET: u32 = 2;
+        // SAFETY: the context is valid while the program runs. The kernel shows the port in the upper half of the word.
+        unsafe {
+            let port = (&raw const (*self.ctx).remote_port).read_volatile();
+            let port = Be16::from_network((port >> 16) as u16);
+            let v4 = Be32::from_network((&raw const (*self.ctx).remote_ip4).read_volatile());
+            let words = (&raw const (*self.ctx).remote_ip6).cast::<u32>();
+            let word = |i: usize| Be32::from_network(words.add(i).read_volatile());
+            let v6 = Address { words: [word(0), word(1), word(2), word(3)] };
+            let is_v4 = (&raw const (*self.ctx).family).read_volatile() == INET;
+            (if is_v4 { Address::mapped(v4) } else { v6 }, port)
+        }
+    }
+}

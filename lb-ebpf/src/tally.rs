@@ -1,0 +1,101 @@
+//! What is counted of a slot's backend.
+//!
+//! Everything that a flow's end counts is counted before its active count is given back: after that the slot may get
+//! another backend, with counters of its own.
+
+use lb_common::abi::{Counts, ENDING_ROWS, Flow, Service, TIME_BUCKETS, Times, bucket};
+use lb_common::ending::Ending;
+use lb_common::load;
+
+use crate::atomic;
+use crate::clock;
+use crate::maps::{ACTIVE, COUNTS, SERVICES};
+
+/// What a connection has carried.
+#[derive(Clone, Copy)]
+pub struct Carried {
+    pub bytes_received: u64,
+    pub bytes_sent: u64,
+    pub retransmits: u32,
+}
+
+/// Counts in one field of a slot's counters on this CPU.
+#[inline(always)]
+pub fn count(slot: u32, field: impl FnOnce(&mut Counts) -> *mut u64) {
+    if let Some(counts) = COUNTS.get_ptr_mut(slot) {
+        // SAFETY: this CPU's map value; the closure only takes a field's address.
+        unsafe { atomic::add(field(&mut *counts), 1) };
+    }
+}
+
+/// Counts a time in one of a slot's histograms.
+#[inline(always)]
+pub fn time(slot: u32, us: u32, field: impl FnOnce(&mut Counts) -> &mut Times) {
+    if let Some(counts) = COUNTS.get_ptr_mut(slot) {
+        // SAFETY: this CPU's map value.
+        let times = field(unsafe { &mut *counts });
+        let bucket = bucket(us);
+        if bucket < TIME_BUCKETS {
+            // SAFETY: within the array by the comparison.
+            unsafe {
+                atomic::add((&raw mut times.buckets).cast::<u64>().add(bucket), 1);
+                atomic::add(&raw mut times.sum_us, u64::from(us));
+            }
+        }
+    }
+}
+
+/// Adds to a backend's active count.
+#[inline(always)]
+pub fn active(slot: u32, change: i64) {
+    if let Some(active) = ACTIVE.get_ptr_mut(slot) {
+        // SAFETY: `active` is a live map value. Adding -1 in two's complement takes one away.
+        unsafe { atomic::add(&raw mut (*active).flows, change as u64) };
+    }
+}
+
+/// Counts the end of a flow and gives its active count back. To be called by whoever has taken its record out.
+#[inline(always)]
+pub fn ended(flow: &Flow, ending: Ending, carried: Option<Carried>) {
+    let now = clock::now_ns();
+    if let Some(counts) = COUNTS.get_ptr_mut(flow.slot) {
+        // SAFETY: this CPU's map value; the index is masked to the array.
+        unsafe {
+            let row = ending as usize & (ENDING_ROWS - 1);
+            atomic::add((&raw mut (*counts).endings).cast::<u64>().add(row), 1);
+            atomic::add(&raw mut (*counts).lifetime_ns, now.wrapping_sub(flow.start_ns));
+            if let Some(Carried { bytes_received, bytes_sent, retransmits }) = carried {
+                atomic::add(&raw mut (*counts).bytes_received, bytes_received);
+                atomic::add(&raw mut (*counts).bytes_sent, bytes_sent);
+                if retransmits != 0 {
+                    atomic::add(&raw mut (*counts).retransmits, u64::from(retransmits));
+                }
+            }
+        }
+    }
+    if ending.is_error() {
+        error(flow, clock::tick(now));
+    }
+    active(flow.slot, -1);
+}
+
+/// Remembers an error of a backend for a while.
+#[inline(always)]
+fn error(flow: &Flow, now: u32) {
+    let service: *const Service = match SERVICES.get_ptr(u32::from(flow.service)) {
+        Some(service) => service,
+        None => return,
+    };
+    // SAFETY: a live map value; the daemon may change the field at any time.
+    let half_life = unsafe { (&raw const (*service).rules.error_half_life).read_volatile() };
+    if half_life == 0 {
+        return;
+    }
+    if let Some(active) = ACTIVE.get_ptr_mut(flow.slot) {
+        // SAFETY: a live map value; the errors are one word.
+        unsafe {
+            let errors = &raw mut (*active).errors;
+            errors.write_volatile(load::with_another(errors.read_volatile(), now, half_life));
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! A connection's way: connecting, established, closed. Runs for every TCP socket of the cgroup, and looks only at those
+//! that are flows.
+
+use lb_common::abi::{Backend, Flow, Phase};
+use lb_common::ending::{TCP_CLOSE, TCP_ESTABLISHED, at_close};
+
+use crate::atomic::Instructions;
+use crate::clock;
+use crate::flow;
+use crate::maps::BACKENDS;
+use crate::ops::{Event, Ops};
+use crate::tally::{self, Carried};
+
+#[inline(always)]
+pub fn tcp<I: Instructions>(ops: &Ops) {
+    match ops.event() {
+        Event::Connect => connecting(ops),
+        Event::State { to: TCP_ESTABLISHED, .. } => established(ops),
+        Event::State { from, to: TCP_CLOSE } => closed::<I>(ops, from),
+        Event::State { .. } | Event::Other => {}
+    }
+}
+
+/// The first SYN is about to leave.
+#[inline(always)]
+fn connecting(ops: &Ops) {
+    let Some(flow) = flow::of(ops.cookie()) else { return };
+    // SAFETY: the socket's own record.
+    let Flow { slot, .. } = unsafe {
+        (&raw mut (*flow).phase).write_volatile(Phase::Connecting as u8);
+        flow.read_volatile()
+    };
+    tally::count(slot, |counts| &raw mut counts.connecting);
+    if !goes_to_its_backend(ops, slot) {
+        tally::count(slot, |counts| &raw mut counts.diverted);
+    }
+    ops.ask_for_states();
+}
+
+#[inline(always)]
+fn established(ops: &Ops) {
+    let Some(flow) = flow::of(ops.cookie()) else { return };
+    // SAFETY: the socket's own record.
+    let Flow { slot, start_ns, phase, .. } = unsafe { flow.read_volatile() };
+    if phase != Phase::Connecting as u8 {
+        flow::anomaly(|anomalies| &raw mut anomalies.established_out_of_turn);
+    }
+    // SAFETY: as above.
+    unsafe { (&raw mut (*flow).phase).write_volatile(Phase::Established as u8) };
+    tally::count(slot, |counts| &raw mut counts.established);
+    let rtt = ops.smoothed_rtt_us();
+    tally::time(slot, rtt, |counts| &mut counts.rtt);
+    // Where the first SYN was answered, the handshake is all that the connect took, and the kernel has measured it
+    // already. Otherwise it took seconds, of which the coarse clock knows enough.
+    let took = if ops.retransmits() == 0 { rtt } else { micros(clock::now_ns().wrapping_sub(start_ns)) };
+    tally::time(slot, took, |counts| &mut counts.connect);
+}
+
+#[inline(always)]
+fn micros(ns: u64) -> u32 {
+    let us = ns / 1000;
+    if us > u64::from(u32::MAX) { u32::MAX } else { us as u32 }
+}
+
+#[inline(always)]
+fn closed<I: Instructions>(ops: &Ops, from: u32) {
+    let carried = || {
+        Some(Carried {
+            bytes_received: ops.bytes_received(),
+            // The SYN counts as a byte.
+            bytes_sent: ops.bytes_sent().saturating_sub(1),
+            retransmits: ops.retransmits(),
+        })
+    };
+    if !flow::end::<I>(ops.cookie(), |flow| at_close(flow.phase, from, ops.error()), carried) {
+        flow::anomaly(|anomalies| &raw mut anomalies.close_without_record);
+    }
+}
+
+/// Whether the SYN goes to the backend of the flow. Programs that run after ours, on a cgroup above or beside, see the
+/// backend as the destination and may write another one.
+#[inline(always)]
+fn goes_to_its_backend(ops: &Ops, slot: u32) -> bool {
+    let backend: *const Backend = match BACKENDS.get_ptr(slot) {
+        Some(backend) => backend,
+        None => return true,
+    };
+    let (address, port) = ops.peer();
+    // SAFETY: a live map value; a slot keeps its backend while flows refer to it.
+    unsafe { (*backend).address == address && (*backend).port == port }
+}

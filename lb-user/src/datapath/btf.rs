@@ -1,0 +1,241 @@
+//! Where fields lie in the kernel's structures, from its own description of its types (BTF, `/sys/kernel/btf/vmlinux`).
+//!
+//! The layout is that of `Documentation/bpf/btf.rst`. Own code, because the parsers that there are keep their types to
+//! themselves, or are under a licence that this program's does not go with.
+
+use std::io;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+/// Where fields lie, in bytes from the beginning of a `struct tcp_sock`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Offsets {
+    pub sk_err: u32,
+    pub srtt_us: u32,
+    pub total_retrans: u32,
+    pub bytes_received: u32,
+    pub bytes_acked: u32,
+}
+
+/// Where the kernel describes its types.
+pub const VMLINUX: &str = "/sys/kernel/btf/vmlinux";
+
+const MAGIC: u16 = 0xeb9f;
+const KIND_STRUCT: u32 = 4;
+const KIND_UNION: u32 = 5;
+
+/// Reads where the fields lie that the programs read.
+///
+/// # Errors
+/// If the kernel does not describe its types, or not these.
+pub fn offsets(path: &Path) -> io::Result<Offsets> {
+    let bytes = std::fs::read(path)?;
+    let types = Types::parse(&bytes).ok_or_else(|| invalid("is not a description of types"))?;
+    let field = |structure: &str, field: &str| {
+        let bits = types.field(structure, field).filter(|bits| bits % 8 == 0);
+        let missing = || invalid(&format!("has no field {field} in a structure {structure}"));
+        bits.map(|bits| bits / 8).ok_or_else(missing)
+    };
+    Ok(Offsets {
+        sk_err: field("sock", "sk_err")?,
+        srtt_us: field("tcp_sock", "srtt_us")?,
+        total_retrans: field("tcp_sock", "total_retrans")?,
+        bytes_received: field("tcp_sock", "bytes_received")?,
+        bytes_acked: field("tcp_sock", "bytes_acked")?,
+    })
+}
+
+fn invalid(what: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, format!("{VMLINUX} {what}"))
+}
+
+struct Types<'b> {
+    /// All types, one after the other.
+    types: &'b [u8],
+    /// Where each of them begins; number 0 is `void` and nowhere.
+    starts: Vec<usize>,
+    strings: &'b [u8],
+}
+
+/// The first words of a type.
+struct Type {
+    name: u32,
+    kind: u32,
+    members: usize,
+    has_bit_fields: bool,
+}
+
+impl<'b> Types<'b> {
+    fn parse(bytes: &'b [u8]) -> Option<Self> {
+        let magic = u16::from_le_bytes(bytes.get(..2)?.try_into().ok()?);
+        if magic != MAGIC {
+            return None;
+        }
+        let header = word(bytes, 4)? as usize;
+        let section = |offset: u32, length: u32| {
+            let start = header.checked_add(offset as usize)?;
+            bytes.get(start..start.checked_add(length as usize)?)
+        };
+        let types = section(word(bytes, 8)?, word(bytes, 12)?)?;
+        let strings = section(word(bytes, 16)?, word(bytes, 20)?)?;
+        let mut found = Self { types, starts: vec![usize::MAX], strings };
+        let mut at = 0;
+        // Bound: each turn is a type further, and types are at least twelve bytes.
+        while at < types.len() {
+            found.starts.push(at);
+            let this = found.at(at)?;
+            at += 12 + extra(&this)?;
+        }
+        Some(found)
+    }
+
+    fn at(&self, at: usize) -> Option<Type> {
+        let info = word(self.types, at + 4)?;
+        Some(Type {
+            name: word(self.types, at)?,
+            kind: info >> 24 & 0x1f,
+            members: (info & 0xffff) as usize,
+            has_bit_fields: info >> 31 != 0,
+        })
+    }
+
+    /// The position in bits of a field, also one in a structure or union without a name inside.
+    fn field(&self, structure: &str, field: &str) -> Option<u32> {
+        let is_it = |at: &&usize| {
+            let found = self.at(**at);
+            found.is_some_and(|found| {
+                found.kind == KIND_STRUCT && self.string(found.name) == Some(structure.as_bytes())
+            })
+        };
+        let start = *self.starts[1..].iter().find(is_it)?;
+        // Structures that are still to be looked through, and where they begin.
+        let mut pending = vec![(start, 0)];
+        // Bound: structures without a name nest a few levels deep.
+        while let Some((start, base)) = pending.pop() {
+            let outer = self.at(start)?;
+            for member in 0..outer.members {
+                let at = start + 12 + 12 * member;
+                let offset = word(self.types, at + 8)?;
+                let offset = base + if outer.has_bit_fields { offset & 0x00ff_ffff } else { offset };
+                match self.string(word(self.types, at)?)? {
+                    b"" => {
+                        let inner = *self.starts.get(word(self.types, at + 4)? as usize)?;
+                        if self.at(inner).is_some_and(|inner| [KIND_STRUCT, KIND_UNION].contains(&inner.kind))
+                        {
+                            pending.push((inner, offset));
+                        }
+                    }
+                    name if name == field.as_bytes() => return Some(offset),
+                    _ => {}
+                }
+            }
+        }
+        None
+    }
+
+    fn string(&self, at: u32) -> Option<&'b [u8]> {
+        self.strings.get(at as usize..)?.split(|byte| *byte == 0).next()
+    }
+}
+
+/// Bytes of a type after its first three words.
+fn extra(this: &Type) -> Option<usize> {
+    /// `FWD`, `TYPEDEF`, `VOLATILE`, `CONST`, `RESTRICT`, `FUNC`, `FLOAT`, `TYPE_TAG`, and `PTR`: nothing.
+    const BARE: [u32; 9] = [2, 7, 8, 9, 10, 11, 12, 16, 18];
+    Some(match this.kind {
+        kind if BARE.contains(&kind) => 0,
+        // INT, VAR, DECL_TAG
+        1 | 14 | 17 => 4,
+        // ARRAY
+        3 => 12,
+        // STRUCT, UNION, DATASEC, ENUM64
+        KIND_STRUCT | KIND_UNION | 15 | 19 => 12 * this.members,
+        // ENUM, FUNC_PROTO
+        6 | 13 => 8 * this.members,
+        _ => return None,
+    })
+}
+
+fn word(bytes: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_le_bytes(bytes.get(at..at.checked_add(4)?)?.try_into().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A description with these strings, and types of these words.
+    fn description(strings: &[u8], types: &[u32]) -> Vec<u8> {
+        let types: Vec<u8> = types.iter().flat_map(|word| word.to_le_bytes()).collect();
+        let lengths = [types.len() as u32, strings.len() as u32];
+        let mut bytes = vec![0x9f, 0xeb, 1, 0];
+        for word in [24, 0, lengths[0], lengths[0], lengths[1]] {
+            bytes.extend(u32::to_le_bytes(word));
+        }
+        bytes.extend(types);
+        bytes.extend(strings);
+        bytes
+    }
+
+    const STRUCT: u32 = KIND_STRUCT << 24;
+    const UNION: u32 = KIND_UNION << 24;
+
+    #[test]
+    fn a_field_is_found_inside_what_has_no_name() {
+        // 1: int; 2: union { int b; }; 3: struct s { int a; union 2; int c:1; }
+        let bytes = description(
+            b"\0int\0s\0a\0b\0c\0",
+            &[
+                1,
+                1 << 24,
+                4,
+                32, // int
+                0,
+                UNION | 1,
+                4,
+                9,
+                1,
+                0, // union
+                5,
+                1 << 31 | STRUCT | 3,
+                12,
+                7,
+                1,
+                0,
+                0,
+                2,
+                32,
+                11,
+                1,
+                1 << 24 | 65,
+            ],
+        );
+        let types = Types::parse(&bytes).unwrap();
+        assert_eq!(types.field("s", "a"), Some(0));
+        assert_eq!(types.field("s", "b"), Some(32));
+        assert_eq!(types.field("s", "c"), Some(65));
+        assert_eq!(types.field("s", "d"), None);
+        assert_eq!(types.field("t", "a"), None);
+    }
+
+    #[test]
+    fn what_is_cut_off_is_refused_and_harms_nobody() {
+        let bytes = description(b"\0s\0a\0", &[1, STRUCT | 1, 4, 3, 1, 0]);
+        assert!(Types::parse(&bytes).is_some());
+        for length in 0..bytes.len() {
+            assert!(
+                Types::parse(&bytes[..length]).is_none_or(|types| types.field("s", "a").is_none()),
+                "{length}"
+            );
+        }
+        assert!(Types::parse(&description(b"\0", &[0, 31 << 24, 0])).is_none(), "a kind from the future");
+    }
+
+    #[test]
+    fn this_kernel_describes_its_sockets() {
+        // Every kernel that these tests run on has it; where socklb runs without, causes of failure are unknown.
+        let offsets = offsets(Path::new(VMLINUX)).unwrap();
+        assert!(offsets.sk_err > 0 && offsets.srtt_us > offsets.sk_err, "{offsets:?}");
+    }
+}
