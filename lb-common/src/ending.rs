@@ -114,6 +114,10 @@ pub fn at_close(phase: u8, from: u32, error: Option<u32>) -> Ending {
 /// What a socket shows of itself when its last descriptor is closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shown {
+    /// Whether it could be read at all; nothing else means anything if not. (An `Option` would leave the rest of it
+    /// unwritten, and the compiler may then copy what was never written, which the verifier refuses to those without
+    /// CAP_PERFMON.)
+    pub is_readable: bool,
     /// Its TCP state.
     pub state: u32,
     /// Its pending error (`sk_err`).
@@ -122,14 +126,16 @@ pub struct Shown {
     pub srtt: u32,
 }
 
-/// The ending of a flow whose socket is released, where nothing was seen of it since the choice. `shown` is what the socket
-/// shows, if that can be read.
+/// The ending of a flow whose socket is released, where nothing was seen of it since the choice.
 ///
 /// A blocking connect that fails clears what could be read of it, so that refused, unreachable and timed out are one
 /// here: [`Ending::Other`], but where the error is still pending.
 #[inline(always)]
-pub fn at_release(shown: Option<Shown>) -> Ending {
-    let Some(Shown { state, error, srtt }) = shown else { return Ending::Unknown };
+pub fn at_release(shown: Shown) -> Ending {
+    let Shown { is_readable, state, error, srtt } = shown;
+    if !is_readable {
+        return Ending::Unknown;
+    }
     let was_established = srtt != 0;
     if state == TCP_SYN_SENT {
         return Ending::GaveUp;
@@ -205,7 +211,7 @@ mod tests {
 
     #[test]
     fn at_release_a_cleared_error_is_a_failure_without_a_cause() {
-        let shown = |state, error, srtt| at_release(Some(Shown { state, error, srtt }));
+        let shown = |state, error, srtt| at_release(Shown { is_readable: true, state, error, srtt });
         assert_eq!(shown(TCP_ESTABLISHED, 0, 80), Ending::Closed);
         assert_eq!(shown(TCP_CLOSE_WAIT, 0, 80), Ending::Closed);
         assert_eq!(shown(TCP_CLOSE, 0, 80), Ending::Closed);
@@ -215,6 +221,7 @@ mod tests {
         assert_eq!(shown(TCP_CLOSE, ETIMEDOUT, 0), Ending::TimedOut);
         assert_eq!(shown(TCP_CLOSE, ETIMEDOUT, 80), Ending::DataTimeout);
         assert_eq!(shown(TCP_CLOSE, ECONNRESET, 80), Ending::Reset);
-        assert_eq!(at_release(None), Ending::Unknown);
+        let unread = Shown { is_readable: false, state: TCP_ESTABLISHED, error: 0, srtt: 0 };
+        assert_eq!(at_release(unread), Ending::Unknown);
     }
 }

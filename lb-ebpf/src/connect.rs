@@ -86,7 +86,7 @@ fn balance<I: Instructions>(dial: &Dial, service: Option<u32>) -> Verdict {
     let Some(index) = service else {
         // A socket that failed to reach a service and now dials elsewhere is no flow any more.
         if dial.protocol() == Some(TCP) {
-            leave::<I>(dial);
+            flow::leave::<I>(dial.cookie());
         }
         tally(NOT_A_SERVICE, |outcomes| &raw mut outcomes.not_a_service);
         return Verdict::Proceed;
@@ -103,7 +103,7 @@ fn balance<I: Instructions>(dial: &Dial, service: Option<u32>) -> Verdict {
         Pick::Scheduled(slot, active) => (slot, active, true),
         Pick::Fallback(slot, active) => (slot, active, false),
         refused_or_broken => {
-            leave::<I>(dial);
+            flow::leave::<I>(dial.cookie());
             if refused_or_broken != Pick::Refused {
                 tally(index, |outcomes| &raw mut outcomes.passed);
                 return Verdict::Proceed;
@@ -136,6 +136,7 @@ fn balance<I: Instructions>(dial: &Dial, service: Option<u32>) -> Verdict {
             service: index as u16,
             why: 1,
             phase: if dial.protocol() == Some(TCP) { Phase::Chosen } else { Phase::Datagrams } as u8,
+            unknown: 0,
         }
     };
     let tracked = record::<I>(dial, &flow);
@@ -161,12 +162,6 @@ fn record<I: Instructions>(dial: &Dial, flow: &Flow) -> bool {
         return false;
     }
     flow::begin::<I>(dial.cookie(), flow)
-}
-
-/// The socket goes to no backend: a flow that it had is over.
-#[inline(always)]
-fn leave<I: Instructions>(dial: &Dial) {
-    flow::end::<I>(dial.cookie(), |flow| flow::left_behind(flow.phase), || None);
 }
 
 /// Counts the one outcome of a call.

@@ -180,12 +180,14 @@ impl Socket {
 
     /// What a TCP socket shows of how it ended, if the programs may read it.
     #[inline(always)]
-    pub fn shown(&self) -> Option<Shown> {
-        if RELEASED_SK_ERR.load() == 0 {
-            return None;
+    pub fn shown(&self) -> Shown {
+        let mut shown = Shown { is_readable: false, state: self.state(), error: 0, srtt: 0 };
+        if RELEASED_SK_ERR.load() != 0 {
+            shown.is_readable = true;
+            shown.error = self.read::<u32>(RELEASED_SK_ERR.load());
+            shown.srtt = self.read::<u32>(RELEASED_SRTT.load());
         }
-        let error = self.read::<u32>(RELEASED_SK_ERR.load());
-        Some(Shown { state: self.state(), error, srtt: self.read::<u32>(RELEASED_SRTT.load()) })
+        shown
     }
 
     /// Segments that were sent again. As [`Socket::shown`], as all that follow.

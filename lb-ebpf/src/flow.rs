@@ -4,7 +4,7 @@
 //! place, in the overflow table. Whoever takes a record out (one compare-and-swap, or one delete) counts its end, so no
 //! end is counted twice. Nothing here fails a call: a flow that finds no room is simply not tracked.
 
-use lb_common::abi::{Anomalies, Flow, FlowRecord, Phase};
+use lb_common::abi::{Anomalies, Counts, Flow, FlowRecord, Phase, Times};
 use lb_common::ending::Ending;
 
 use crate::atomic::{self, Instructions};
@@ -14,89 +14,111 @@ use crate::tally::{self, Carried};
 /// `BPF_NOEXIST`.
 const NEW: u64 = 1;
 
-/// Where a socket's record is.
-enum Place {
-    /// In the flow table.
-    Table(*mut FlowRecord),
-    /// In the overflow table; the record of the flow table that counts it.
-    Overflow(*mut FlowRecord, *mut Flow),
-    /// Nowhere; the record of the flow table that it may claim, if the cookie has one.
-    Nowhere(Option<*mut FlowRecord>),
+/// A socket's record. It is the socket's own until somebody takes it out.
+#[derive(Clone, Copy)]
+pub struct Held {
+    /// The place in the flow table that the cookie has.
+    record: *mut FlowRecord,
+    flow: *mut Flow,
+    /// Whether the flow is in that place, and not in the overflow table.
+    is_in_table: bool,
+}
+
+impl Held {
+    /// The flow.
+    #[inline(always)]
+    pub fn flow(&self) -> Flow {
+        // SAFETY: a live map value that belongs to the socket.
+        unsafe { self.flow.read_volatile() }
+    }
+
+    /// The slot of its backend.
+    #[inline(always)]
+    pub fn slot(&self) -> u32 {
+        // SAFETY: as above.
+        unsafe { (&raw const (*self.flow).slot).read_volatile() }
+    }
+
+    /// How far it has come.
+    #[inline(always)]
+    pub fn phase(&self) -> u8 {
+        // SAFETY: as above.
+        unsafe { (&raw const (*self.flow).phase).read_volatile() }
+    }
+
+    /// When it was chosen.
+    #[inline(always)]
+    pub fn start_ns(&self) -> u64 {
+        // SAFETY: as above.
+        unsafe { (&raw const (*self.flow).start_ns).read_volatile() }
+    }
+
+    /// Counts a time in one of the histograms of its slot.
+    #[inline(always)]
+    pub fn time(&self, slot: u32, us: u32, field: impl FnOnce(&mut Counts) -> &mut Times) {
+        // SAFETY: as above.
+        unsafe { tally::time(self.flow, slot, us, field) };
+    }
+
+    /// The number of an ending, see [`tally::unknown`].
+    #[inline(always)]
+    fn row(&self, ending: Ending) -> usize {
+        // SAFETY: as above.
+        unsafe { tally::unknown(self.flow, ending as usize) }
+    }
+
+    /// It has come so far.
+    #[inline(always)]
+    pub fn set_phase(&self, phase: Phase) {
+        // SAFETY: as above.
+        unsafe { (&raw mut (*self.flow).phase).write_volatile(phase as u8) };
+    }
+}
+
+/// The place in the flow table that a cookie has.
+#[inline(always)]
+fn place(cookie: u64) -> Option<*mut FlowRecord> {
+    FLOWS.get_ptr_mut(cookie as u32 & FLOW_MASK.load())
 }
 
 #[inline(always)]
-fn find(cookie: u64) -> Place {
-    let Some(record) = FLOWS.get_ptr_mut(cookie as u32 & FLOW_MASK.load()) else {
-        return Place::Nowhere(None);
-    };
+fn find(record: *mut FlowRecord, cookie: u64) -> Option<Held> {
     // SAFETY: `record` is a live map value. Another socket may claim or free it meanwhile, hence volatile; only this
     // socket's own calls, which the socket lock puts in order, can make it equal to `cookie`.
     unsafe {
         if (&raw const (*record).cookie).read_volatile() == cookie {
-            return Place::Table(record);
+            return Some(Held { record, flow: &raw mut (*record).flow, is_in_table: true });
         }
         if (&raw const (*record).overflowed).read_volatile() != 0
             && let Some(flow) = FLOW_OVERFLOW.get_ptr_mut(cookie)
         {
-            return Place::Overflow(record, flow);
+            return Some(Held { record, flow, is_in_table: false });
         }
     }
-    Place::Nowhere(Some(record))
+    None
 }
 
-/// The flow of a socket, if it has one. It is the socket's own until somebody takes the record out.
+/// The record of a socket, if it has one.
 #[inline(always)]
-pub fn of(cookie: u64) -> Option<*mut Flow> {
-    match find(cookie) {
-        // SAFETY: `find` returned a live map value that belongs to this socket.
-        Place::Table(record) => Some(unsafe { &raw mut (*record).flow }),
-        Place::Overflow(_, flow) => Some(flow),
-        Place::Nowhere(_) => None,
-    }
+pub fn of(cookie: u64) -> Option<Held> {
+    find(place(cookie)?, cookie)
 }
 
 /// Records that a socket is sent to `flow`, in place of wherever it was sent before. Returns whether there was room.
 #[inline(always)]
 pub fn begin<I: Instructions>(cookie: u64, flow: &Flow) -> bool {
-    match find(cookie) {
-        // SAFETY: `find` returned a live map value that belongs to this socket.
-        Place::Table(record) => unsafe { redirect(&raw mut (*record).flow, flow) },
-        // SAFETY: as above.
-        Place::Overflow(_, old) => unsafe { redirect(old, flow) },
-        Place::Nowhere(Some(record)) => {
-            if !claim::<I>(record, cookie, flow) {
-                return false;
-            }
-        }
-        Place::Nowhere(None) => return false,
+    let Some(record) = place(cookie) else { return false };
+    if let Some(held) = find(record, cookie) {
+        let before = held.flow();
+        let ending = left_behind(before.phase);
+        tally::ended(&before, ending, held.row(ending), Carried::NOTHING);
+        // SAFETY: a live map value that belongs to the socket.
+        unsafe { held.flow.write_volatile(*flow) };
+    } else if !claim::<I>(record, cookie, flow) {
+        return false;
     }
     tally::active(flow.slot, 1);
     true
-}
-
-/// # Safety
-/// `place` is a live map value that belongs to the calling socket.
-#[inline(always)]
-unsafe fn redirect(place: *mut Flow, flow: &Flow) {
-    // SAFETY: see above.
-    unsafe {
-        let before = place.read_volatile();
-        tally::ended(&before, left_behind(before.phase), None);
-        place.write_volatile(*flow);
-    }
-}
-
-/// How a flow ended whose socket now goes elsewhere.
-#[inline(always)]
-pub fn left_behind(phase: u8) -> Ending {
-    if phase == Phase::Datagrams as u8 {
-        Ending::Closed
-    } else if phase == Phase::Chosen as u8 && FULL_ACCOUNTING.load() != 0 {
-        // Whatever sends a SYN ends at its closing.
-        Ending::NotSent
-    } else {
-        Ending::Unknown
-    }
 }
 
 #[inline(always)]
@@ -115,37 +137,49 @@ fn claim<I: Instructions>(record: *mut FlowRecord, cookie: u64, flow: &Flow) -> 
     true
 }
 
-/// Takes a socket's record out, if it has one, and counts its end. What it has carried is asked for only then.
+/// How a flow ended whose socket now goes elsewhere.
 #[inline(always)]
-pub fn end<I: Instructions>(
-    cookie: u64,
-    ending: impl FnOnce(&Flow) -> Ending,
-    carried: impl FnOnce() -> Option<Carried>,
-) -> bool {
-    // The flow is read before the place is given up.
-    let (flow, taken) = match find(cookie) {
-        // SAFETY: `find` returned a live map value that belongs to this socket.
-        Place::Table(record) => unsafe {
-            let flow = (&raw const (*record).flow).read_volatile();
-            (flow, I::replace(&raw mut (*record).cookie, cookie, 0))
-        },
-        // SAFETY: as above.
-        Place::Overflow(record, flow) => unsafe {
-            let flow = flow.read_volatile();
+fn left_behind(phase: u8) -> Ending {
+    if phase == Phase::Datagrams as u8 {
+        Ending::Closed
+    } else if phase == Phase::Chosen as u8 && FULL_ACCOUNTING.load() != 0 {
+        // Whatever sends a SYN ends at its closing.
+        Ending::NotSent
+    } else {
+        Ending::Unknown
+    }
+}
+
+/// The socket goes to no backend any more: a flow that it has is over.
+#[inline(always)]
+pub fn leave<I: Instructions>(cookie: u64) {
+    if let Some(held) = of(cookie) {
+        let flow = held.flow();
+        end::<I>(cookie, held, &flow, left_behind(flow.phase), Carried::NOTHING);
+    }
+}
+
+/// Takes a socket's record out and counts the end of its flow, as it was read before.
+#[inline(always)]
+pub fn end<I: Instructions>(cookie: u64, held: Held, flow: &Flow, ending: Ending, carried: Carried) {
+    let row = held.row(ending);
+    // SAFETY: `held` is of live map values.
+    let taken = unsafe {
+        if held.is_in_table {
+            I::replace(&raw mut (*held.record).cookie, cookie, 0)
+        } else {
             let taken = forget(cookie);
             if taken {
-                atomic::add(&raw mut (*record).overflowed, u64::MAX);
+                atomic::add(&raw mut (*held.record).overflowed, u64::MAX);
             }
-            (flow, taken)
-        },
-        Place::Nowhere(_) => return false,
+            taken
+        }
     };
     if taken {
-        tally::ended(&flow, ending(&flow), carried());
+        tally::ended(flow, ending, row, carried);
     } else {
         anomaly(|anomalies| &raw mut anomalies.ended_twice);
     }
-    taken
 }
 
 /// Takes a record out of the overflow table. Kernel fact: from 5.11 to 6.0 a hash refuses a change (EBUSY) while this CPU

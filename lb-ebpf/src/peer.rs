@@ -32,10 +32,7 @@ pub fn getpeername6(dial: &Dial) {
 /// The service that the socket dialled, if its flow goes to the given peer.
 #[inline(always)]
 fn dialled(dial: &Dial, peer: Address, port: Be16) -> Option<*const Service> {
-    let flow = flow::of(dial.cookie())?;
-    // SAFETY: the socket's own record.
-    let slot = unsafe { (&raw const (*flow).slot).read_volatile() };
-    let backend: *const Backend = BACKENDS.get_ptr(slot)?;
+    let backend: *const Backend = BACKENDS.get_ptr(flow::of(dial.cookie())?.slot())?;
     // SAFETY: a live map value; a slot keeps its backend while flows refer to it.
     let (address, its_port, service) = unsafe { ((*backend).address, (*backend).port, (*backend).service) };
     if address != peer || its_port != port {

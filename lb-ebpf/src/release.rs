@@ -13,59 +13,49 @@ use crate::tally::{self, Carried};
 #[inline(always)]
 pub fn release<I: Instructions>(socket: &Socket) {
     let cookie = socket.cookie();
-    let Some(flow) = flow::of(cookie) else { return };
-    // SAFETY: the socket's own record.
-    let flow = unsafe { flow.read_volatile() };
+    let Some(held) = flow::of(cookie) else { return };
+    let flow = held.flow();
     let is_datagram = flow.phase == Phase::Datagrams as u8;
-    let is_followed = FULL_ACCOUNTING.load() != 0 && !is_datagram;
-    if is_followed && flow.phase != Phase::Chosen as u8 {
+    if FULL_ACCOUNTING.load() != 0 && !is_datagram && flow.phase != Phase::Chosen as u8 {
         // It ends when the connection does, which may be long after this. Kernel fact: a change of state is announced
         // before it is made, so a socket that is closed already has had its end.
-        if socket.is_closed() {
-            flow::anomaly(|anomalies| &raw mut anomalies.release_out_of_turn);
-            end_as_shown::<I>(socket, cookie);
+        if !socket.is_closed() {
+            return;
         }
-        return;
-    }
-    if socket.is_connected() && !goes_to_its_backend(socket, &flow) {
+        flow::anomaly(|anomalies| &raw mut anomalies.release_out_of_turn);
+    } else if socket.is_connected() && !goes_to_its_backend(socket, &flow) {
         tally::count(flow.slot, |counts| &raw mut counts.diverted);
     }
-    if is_datagram {
-        flow::end::<I>(cookie, |_| Ending::Closed, || None);
-    } else {
-        end_as_shown::<I>(socket, cookie);
-    }
-}
-
-#[inline(always)]
-fn end_as_shown<I: Instructions>(socket: &Socket, cookie: u64) {
-    let shown = socket.shown();
-    let ending = |flow: &Flow| {
-        let was_counted = flow.phase == Phase::Established as u8;
-        if !was_counted && shown.is_some_and(|shown| shown.srtt != 0) {
-            tally::count(flow.slot, |counts| &raw mut counts.established);
-        }
-        match at_release(shown) {
-            // Where connections are followed, one of which nothing was seen did not begin.
-            Ending::Other | Ending::Unknown
-                if FULL_ACCOUNTING.load() != 0 && flow.phase == Phase::Chosen as u8 =>
-            {
-                Ending::NotSent
+    let mut ending = Ending::Closed;
+    let mut carried = Carried::NOTHING;
+    if !is_datagram {
+        let shown = socket.shown();
+        ending = as_shown(&flow, shown);
+        if shown.srtt != 0 {
+            if flow.phase != Phase::Established as u8 {
+                tally::count(flow.slot, |counts| &raw mut counts.established);
             }
-            ending => ending,
+            carried = Carried {
+                bytes_received: socket.bytes_received(),
+                // The SYN counts as a byte.
+                bytes_sent: socket.bytes_sent().saturating_sub(1),
+                retransmits: socket.retransmits(),
+            };
         }
-    };
-    flow::end::<I>(cookie, ending, || shown.map(|shown| carried(socket, shown)));
+    }
+    flow::end::<I>(cookie, held, &flow, ending, carried);
 }
 
 #[inline(always)]
-fn carried(socket: &Socket, shown: Shown) -> Carried {
-    // The SYN counts as a byte.
-    let syn = u64::from(shown.srtt != 0);
-    Carried {
-        bytes_received: socket.bytes_received(),
-        bytes_sent: socket.bytes_sent().saturating_sub(syn),
-        retransmits: socket.retransmits(),
+fn as_shown(flow: &Flow, shown: Shown) -> Ending {
+    match at_release(shown) {
+        // Where connections are followed, one of which nothing was seen did not begin.
+        Ending::Other | Ending::Unknown
+            if FULL_ACCOUNTING.load() != 0 && flow.phase == Phase::Chosen as u8 =>
+        {
+            Ending::NotSent
+        }
+        ending => ending,
     }
 }
 

@@ -19,6 +19,11 @@ pub struct Carried {
     pub retransmits: u32,
 }
 
+impl Carried {
+    /// Nothing, or it is not known.
+    pub const NOTHING: Self = Self { bytes_received: 0, bytes_sent: 0, retransmits: 0 };
+}
+
 /// Counts in one field of a slot's counters on this CPU.
 #[inline(always)]
 pub fn count(slot: u32, field: impl FnOnce(&mut Counts) -> *mut u64) {
@@ -28,13 +33,31 @@ pub fn count(slot: u32, field: impl FnOnce(&mut Counts) -> *mut u64) {
     }
 }
 
-/// Counts a time in one of a slot's histograms.
+/// The same number, which the verifier cannot tell any more, see [`Flow::unknown`].
+///
+/// # Safety
+/// `flow` is a live map value that belongs to the calling socket.
 #[inline(always)]
-pub fn time(slot: u32, us: u32, field: impl FnOnce(&mut Counts) -> &mut Times) {
+pub unsafe fn unknown(flow: *mut Flow, number: usize) -> usize {
+    // SAFETY: see above.
+    unsafe {
+        let place = &raw mut (*flow).unknown;
+        place.write_volatile(number as u64);
+        place.read_volatile() as usize
+    }
+}
+
+/// Counts a time in one of the histograms of a flow's slot.
+///
+/// # Safety
+/// As [`unknown`].
+#[inline(always)]
+pub unsafe fn time(flow: *mut Flow, slot: u32, us: u32, field: impl FnOnce(&mut Counts) -> &mut Times) {
     if let Some(counts) = COUNTS.get_ptr_mut(slot) {
         // SAFETY: this CPU's map value.
         let times = field(unsafe { &mut *counts });
-        let bucket = bucket(us);
+        // SAFETY: the caller's.
+        let bucket = unsafe { unknown(flow, bucket(us)) };
         if bucket < TIME_BUCKETS {
             // SAFETY: within the array by the comparison.
             unsafe {
@@ -54,23 +77,20 @@ pub fn active(slot: u32, change: i64) {
     }
 }
 
-/// Counts the end of a flow and gives its active count back. To be called by whoever has taken its record out.
+/// Counts the end of a flow and gives its active count back. To be called by whoever has taken its record out. `row` is the
+/// number of the ending, as [`unknown`] gives it while there is a record.
 #[inline(always)]
-pub fn ended(flow: &Flow, ending: Ending, carried: Option<Carried>) {
+pub fn ended(flow: &Flow, ending: Ending, row: usize, carried: Carried) {
     let now = clock::now_ns();
     if let Some(counts) = COUNTS.get_ptr_mut(flow.slot) {
         // SAFETY: this CPU's map value; the index is masked to the array.
         unsafe {
-            let row = ending as usize & (ENDING_ROWS - 1);
+            let row = row & (ENDING_ROWS - 1);
             atomic::add((&raw mut (*counts).endings).cast::<u64>().add(row), 1);
             atomic::add(&raw mut (*counts).lifetime_ns, now.wrapping_sub(flow.start_ns));
-            if let Some(Carried { bytes_received, bytes_sent, retransmits }) = carried {
-                atomic::add(&raw mut (*counts).bytes_received, bytes_received);
-                atomic::add(&raw mut (*counts).bytes_sent, bytes_sent);
-                if retransmits != 0 {
-                    atomic::add(&raw mut (*counts).retransmits, u64::from(retransmits));
-                }
-            }
+            atomic::add(&raw mut (*counts).bytes_received, carried.bytes_received);
+            atomic::add(&raw mut (*counts).bytes_sent, carried.bytes_sent);
+            atomic::add(&raw mut (*counts).retransmits, u64::from(carried.retransmits));
         }
     }
     if ending.is_error() {

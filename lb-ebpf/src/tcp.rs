@@ -1,7 +1,7 @@
 //! A connection's way: connecting, established, closed. Runs for every TCP socket of the cgroup, and looks only at those
 //! that are flows.
 
-use lb_common::abi::{Backend, Flow, Phase};
+use lb_common::abi::{Backend, Phase};
 use lb_common::ending::{TCP_CLOSE, TCP_ESTABLISHED, at_close};
 
 use crate::atomic::Instructions;
@@ -24,12 +24,9 @@ pub fn tcp<I: Instructions>(ops: &Ops) {
 /// The first SYN is about to leave.
 #[inline(always)]
 fn connecting(ops: &Ops) {
-    let Some(flow) = flow::of(ops.cookie()) else { return };
-    // SAFETY: the socket's own record.
-    let Flow { slot, .. } = unsafe {
-        (&raw mut (*flow).phase).write_volatile(Phase::Connecting as u8);
-        flow.read_volatile()
-    };
+    let Some(held) = flow::of(ops.cookie()) else { return };
+    held.set_phase(Phase::Connecting);
+    let slot = held.slot();
     tally::count(slot, |counts| &raw mut counts.connecting);
     if !goes_to_its_backend(ops, slot) {
         tally::count(slot, |counts| &raw mut counts.diverted);
@@ -39,21 +36,19 @@ fn connecting(ops: &Ops) {
 
 #[inline(always)]
 fn established(ops: &Ops) {
-    let Some(flow) = flow::of(ops.cookie()) else { return };
-    // SAFETY: the socket's own record.
-    let Flow { slot, start_ns, phase, .. } = unsafe { flow.read_volatile() };
-    if phase != Phase::Connecting as u8 {
+    let Some(held) = flow::of(ops.cookie()) else { return };
+    if held.phase() != Phase::Connecting as u8 {
         flow::anomaly(|anomalies| &raw mut anomalies.established_out_of_turn);
     }
-    // SAFETY: as above.
-    unsafe { (&raw mut (*flow).phase).write_volatile(Phase::Established as u8) };
+    held.set_phase(Phase::Established);
+    let slot = held.slot();
     tally::count(slot, |counts| &raw mut counts.established);
-    let rtt = ops.smoothed_rtt_us();
-    tally::time(slot, rtt, |counts| &mut counts.rtt);
+    let (rtt, start_ns) = (ops.smoothed_rtt_us(), held.start_ns());
+    held.time(slot, rtt, |counts| &mut counts.rtt);
     // Where the first SYN was answered, the handshake is all that the connect took, and the kernel has measured it
     // already. Otherwise it took seconds, of which the coarse clock knows enough.
     let took = if ops.retransmits() == 0 { rtt } else { micros(clock::now_ns().wrapping_sub(start_ns)) };
-    tally::time(slot, took, |counts| &mut counts.connect);
+    held.time(slot, took, |counts| &mut counts.connect);
 }
 
 #[inline(always)]
@@ -64,17 +59,19 @@ fn micros(ns: u64) -> u32 {
 
 #[inline(always)]
 fn closed<I: Instructions>(ops: &Ops, from: u32) {
-    let carried = || {
-        Some(Carried {
-            bytes_received: ops.bytes_received(),
-            // The SYN counts as a byte.
-            bytes_sent: ops.bytes_sent().saturating_sub(1),
-            retransmits: ops.retransmits(),
-        })
-    };
-    if !flow::end::<I>(ops.cookie(), |flow| at_close(flow.phase, from, ops.error()), carried) {
+    let cookie = ops.cookie();
+    let Some(held) = flow::of(cookie) else {
         flow::anomaly(|anomalies| &raw mut anomalies.close_without_record);
-    }
+        return;
+    };
+    let flow = held.flow();
+    let carried = Carried {
+        bytes_received: ops.bytes_received(),
+        // The SYN counts as a byte.
+        bytes_sent: ops.bytes_sent().saturating_sub(1),
+        retransmits: ops.retransmits(),
+    };
+    flow::end::<I>(cookie, held, &flow, at_close(flow.phase, from, ops.error()), carried);
 }
 
 /// Whether the SYN goes to the backend of the flow. Programs that run after ours, on a cgroup above or beside, see the

@@ -31,8 +31,11 @@ pub struct Flow {
     pub why: u8,
     /// A [`Phase`].
     pub phase: u8,
+    /// For the programs alone: a number that went through a map is none that the verifier can tell. Without CAP_PERFMON it
+    /// allows no arithmetic on a map pointer with a number that each path to it knows to be another one.
+    pub unknown: u64,
 }
-const _: () = assert!(size_of::<Flow>() == 40);
+const _: () = assert!(size_of::<Flow>() == 48);
 
 /// How far a flow has come. Numbers are part of the ABI.
 #[repr(u8)]
@@ -117,8 +120,6 @@ pub struct FlowRecord {
     /// Sockets of this place whose flow is in the overflow table. Only if non-zero is that table searched; a socket
     /// whose flow is there can therefore not claim the place as well once it is free.
     pub overflowed: u64,
-    /// Zero.
-    pub _reserved: u64,
 }
 const _: () = assert!(size_of::<FlowRecord>() == 64);
 
@@ -129,7 +130,7 @@ pub struct Datagrams {
     /// Flows; those whose phase is 0 are free.
     pub flows: [Flow; MAX_DATAGRAM_FLOWS],
 }
-const _: () = assert!(size_of::<Datagrams>() == 320);
+const _: () = assert!(size_of::<Datagrams>() == 384);
 
 /// Which flow of a socket the kernel's list of sockets has shown. A connect that
 /// the kernel has not begun, or that failed, is in no list though its socket is open; once a list has shown the flow, the
