@@ -262,7 +262,7 @@ fn foreign_pins_are_left_alone() {
     // One of ours is missing while programs are attached.
     fs::remove_file(maps.join("theirs")).expect("remove the pin");
     let output = fixture.setup.run(&["run", "--config", path.to_str().expect("UTF-8")]);
-    check(&output, 1, &["maps/chosen", "is missing", "socklb detach web"]);
+    check(&output, 1, &["maps/counts", "is missing", "socklb detach web"]);
     // Connects go on all the while.
     assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3);
     // And what the message says helps.

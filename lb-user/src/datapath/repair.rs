@@ -2,9 +2,10 @@
 //!
 //! The kernel programs end every flow that they see end. What they do not see (a link that was removed for a while, a path
 //! of an MPTCP socket on kernels that do not tell) leaves a record, and an active count that never returns to zero. A
-//! record is taken out only if its network namespace could be listed completely, an earlier list has shown its socket
-//! and this one does not: the connection is over then, whether or not somebody still holds the socket. A socket that no
-//! list has shown may be one whose connect failed and which is still open. What is not sure is kept and counted.
+//! record is taken out only if its network namespace could be listed completely, its socket was in the lists once (an
+//! earlier list has shown it, or a program has seen its SYN leave) and this list does not show it: the connection is over
+//! then, whether or not somebody still holds the socket. Any other socket may be one whose connect failed and which is
+//! still open. What is not sure is kept and counted.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -14,7 +15,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use lb_common::abi::{Active, Flow, FlowRecord, Listed, map};
+use lb_common::abi::{Active, Flow, FlowRecord, Listed, Phase, map};
 use serde::{Deserialize, Serialize};
 
 use super::cgroup;
@@ -116,7 +117,7 @@ impl Records {
         let (mut newly_listed, mut missing) = ((Vec::new(), Vec::new()), Vec::new());
         for (&cookie, &(place, flow)) in &records {
             // A socket that has dialled again since is another matter: that flow no list has shown.
-            let was_listed = known.get(&cookie) == Some(&listed(flow));
+            let was_listed = known.get(&cookie) == Some(&listed(flow)) || has_sent(flow);
             match lists.get(&flow.namespace) {
                 None => repair.kept_elsewhere += 1,
                 Some(list) if list.contains(&cookie) => {
@@ -221,6 +222,11 @@ impl Records {
 /// A cookie that no socket has: the record is being looked at.
 const HELD: u64 = u64::MAX;
 const COOKIE: usize = offset_of!(FlowRecord, cookie);
+
+/// Whether a program has seen the flow's SYN leave: the kernel lists a socket before it sends one.
+fn has_sent(flow: Flow) -> bool {
+    [Phase::Connecting as u8, Phase::Established as u8].contains(&flow.phase)
+}
 
 fn listed(flow: Flow) -> Listed {
     Listed { slot: flow.slot, generation: flow.generation }
