@@ -3,7 +3,8 @@
 //! The subset's order is walked from its best; holes and endpoints that the shared source does not want count as lost
 //! and are replaced by the next of the order, so that one loss is one change. Only if nothing wanted remains do lame
 //! ducks serve; weight 0 never does. Shares come from the subsets of the whole job, which costs as much as the job is
-//! large: not for an event loop. Knows nothing of slots or tables.
+//! large: not for an event loop. Under a policy that ignores weights all members have the same. Knows nothing of slots or
+//! tables.
 
 use lb_common::abi::BackendState;
 
@@ -43,6 +44,7 @@ pub struct Member {
     /// The endpoint.
     pub endpoint: Endpoint,
     /// What goes into the schedule: proportional to the share, and the endpoint's own weight where shares are the weights'.
+    /// The same for all members where the policy ignores weights.
     pub weight: u64,
     /// The part of the task's connects that it gets.
     pub share: f64,
@@ -90,10 +92,10 @@ pub struct Memberships<'a> {
 /// Where the shares of a job's tasks come from.
 #[derive(Debug)]
 enum Shares {
-    /// Whoever is alone, or has all that the others have, follows the weights.
+    /// Whoever is alone, or has all that the others have, follows the weights, if they count.
     Weights,
-    /// Parts of arcs.
-    Overlaps(Job),
+    /// Each task's own, whatever the others have: parts of its arc, or equal parts where weights do not count.
+    Own(Job),
     /// The subsets of all tasks, and the weights that make their loads even.
     Solution(Graph, Solution, Job),
 }
@@ -104,7 +106,7 @@ impl<'a> Memberships<'a> {
         let wanted = endpoints.as_slice().iter().any(Endpoint::is_wanted);
         // Lame ducks can serve, which is better than refusing everybody.
         let admit = if wanted { Endpoint::is_wanted } else { |endpoint: &Endpoint| endpoint.weight > 0 };
-        let pool = Pool::of(endpoints, admit);
+        let pool = Pool::of(endpoints, admit, service.policy.is_weighted());
         let Subset::Sized { algorithm, size } = service.subset else {
             let (subset, tried, shares) = (None, Vec::new(), Shares::Weights);
             return Self { pool, clients: count, subset, tried, shares };
@@ -142,8 +144,8 @@ impl<'a> Memberships<'a> {
         let walk = self.pool.walk(algorithm, position);
         let members = match &self.shares {
             Shares::Weights => self.pool.by_weight(&walk, self.clients),
-            Shares::Overlaps(job) => {
-                let (row, shares) = self.pool.arc(algorithm, position);
+            Shares::Own(job) => {
+                let (row, shares) = self.pool.own(algorithm, position);
                 self.pool.members(&row, &shares, job)
             }
             Shares::Solution(graph, solution, job) => {
@@ -163,10 +165,12 @@ struct Pool<'a> {
     by_index: Vec<Result<usize, Verdict>>,
     /// How many may be.
     admitted: usize,
+    /// Whether weights decide shares.
+    is_weighted: bool,
 }
 
 impl<'a> Pool<'a> {
-    fn of(list: &'a EndpointList, admit: impl Fn(&Endpoint) -> bool) -> Self {
+    fn of(list: &'a EndpointList, admit: impl Fn(&Endpoint) -> bool, is_weighted: bool) -> Self {
         let endpoints = list.as_slice();
         let mut by_index = vec![Err(Verdict::Hole); list.index_space() as usize];
         for (at, endpoint) in endpoints.iter().enumerate() {
@@ -177,7 +181,7 @@ impl<'a> Pool<'a> {
             };
         }
         let admitted = by_index.iter().filter(|found| found.is_ok()).count();
-        Self { endpoints, by_index, admitted }
+        Self { endpoints, by_index, admitted, is_weighted }
     }
 
     /// All that may be members, by index, for every one of `clients` tasks.
@@ -209,8 +213,8 @@ impl<'a> Pool<'a> {
         let is_whole = !algorithm.is_aperture() && position.wanted() as usize >= self.admitted;
         if is_whole || position.clients == 1 {
             Shares::Weights
-        } else if algorithm.is_aperture() {
-            Shares::Overlaps(self.overlaps(algorithm, position))
+        } else if algorithm.is_aperture() || !self.is_weighted {
+            Shares::Own(self.job(algorithm, position))
         } else {
             self.solution(algorithm, position)
         }
@@ -231,21 +235,22 @@ impl<'a> Pool<'a> {
         &self.endpoints[self.by_index[index as usize].expect("a member has an endpoint")]
     }
 
-    /// Members of a walk whose shares are those of their weights, in every one of `clients` tasks.
+    /// Members of a walk whose shares are those of their weights, or equal, in every one of `clients` tasks.
     fn by_weight(&self, walk: &[(u32, Verdict)], clients: u32) -> Vec<Member> {
         let members = walk.iter().filter(|(_, verdict)| *verdict == Verdict::Member);
         let endpoints: Vec<&Endpoint> = members.map(|&(index, _)| self.endpoint(index)).collect();
         let sum: f64 = endpoints.iter().map(|endpoint| f64::from(endpoint.weight)).sum();
+        let equal = part(endpoints.len());
         let member = |endpoint: &Endpoint| {
-            let share = f64::from(endpoint.weight) / sum;
-            let load = share * f64::from(clients);
+            let by_weight = f64::from(endpoint.weight) / sum;
+            let share = if self.is_weighted { by_weight } else { equal };
             Member {
                 endpoint: endpoint.clone(),
-                weight: endpoint.weight.into(),
+                weight: if self.is_weighted { endpoint.weight.into() } else { 1 },
                 share,
                 connections: clients,
-                load,
-                target: load,
+                load: share * f64::from(clients),
+                target: by_weight * f64::from(clients),
             }
         };
         endpoints.into_iter().map(member).collect()
@@ -264,12 +269,12 @@ impl<'a> Pool<'a> {
         Shares::Solution(graph, solution, job)
     }
 
-    /// What the arcs of the whole job send to each index.
-    fn overlaps(&self, algorithm: Algorithm, position: Position) -> Job {
+    /// What the tasks of a job send to each index, if each goes by itself alone.
+    fn job(&self, algorithm: Algorithm, position: Position) -> Job {
         let space = self.by_index.len();
         let mut job = Job { connections: vec![0; space], loads: vec![0.0; space], targets: vec![0.0; space] };
         for client in 0..position.clients {
-            let (row, shares) = self.arc(algorithm, Position { client, ..position });
+            let (row, shares) = self.own(algorithm, Position { client, ..position });
             for (index, share) in row.into_iter().zip(shares) {
                 job.connections[index as usize] += 1;
                 job.loads[index as usize] += share;
@@ -282,6 +287,16 @@ impl<'a> Pool<'a> {
             job.targets[index] = f64::from(position.clients) * f64::from(capacities[index]) / sum;
         }
         job
+    }
+
+    /// One client's members and their shares, for which it need not know the others.
+    fn own(&self, algorithm: Algorithm, position: Position) -> (Vec<u32>, Vec<f64>) {
+        if self.is_weighted {
+            return self.arc(algorithm, position);
+        }
+        let row: Vec<u32> = self.row(algorithm, position).collect();
+        let shares = vec![part(row.len()); row.len()];
+        (row, shares)
     }
 
     /// The members of one client's arc and their shares: overlap times weight. Who replaces a lost member gets the mean
@@ -332,6 +347,11 @@ struct Job {
     targets: Vec<f64>,
 }
 
+/// One of `count` equal parts of the whole.
+fn part(count: usize) -> f64 {
+    1.0 / f64::from(u32::try_from(count.max(1)).unwrap_or(u32::MAX))
+}
+
 /// A computed share as a whole number, for exact arithmetic from here on. A positive share stays positive.
 fn whole(share: f64) -> u64 {
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a share is between 0 and 1")]
@@ -351,14 +371,23 @@ pub fn state(endpoint: &Endpoint) -> BackendState {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::service::{Policy, Protocol};
+    use crate::service::{Overflow, Policy, Protocol};
 
     fn service(subset: Subset) -> Service {
+        service_by(Policy::WeightedRoundRobin, subset)
+    }
+
+    fn service_by(policy: Policy, subset: Subset) -> Service {
         Service {
             name: "users".into(),
             address: "10.96.0.10:80".parse().unwrap(),
             protocol: Protocol::Tcp,
-            policy: Policy::WeightedRoundRobin,
+            policy,
+            active_limit: None,
+            overflow: Overflow::LeastLoaded,
+            error_decay: None,
+            connect_timeout: None,
+            rebind: None,
             subset,
             seed: 7,
             errno: 113,
@@ -406,8 +435,9 @@ mod tests {
     #[test]
     fn loads_are_what_all_tasks_send_together() {
         let list = endpoints("hhhhh.hhhlhh0hhhhhhh");
-        for algorithm in Algorithm::ALL {
-            let service = service(Subset::Sized { algorithm, size: Size::Fixed(4) });
+        let policies = [Policy::WeightedRoundRobin, Policy::RoundRobin];
+        for (algorithm, policy) in Algorithm::ALL.into_iter().flat_map(|a| policies.map(|p| (a, p))) {
+            let service = service_by(policy, Subset::Sized { algorithm, size: Size::Fixed(4) });
             let memberships = Memberships::new(&service, 10, &list);
             let tasks: Vec<_> = (0..10).map(|index| memberships.of(index)).collect();
             let mut sent = vec![(0, 0.0); list.index_space() as usize];
@@ -426,6 +456,53 @@ mod tests {
                     assert!(member.weight > 0);
                 }
             }
+        }
+    }
+
+    #[test]
+    fn round_robin_gives_all_members_the_same_whatever_their_weights() {
+        let weighted: Vec<Endpoint> = endpoints("hhhhh.hhhlhh0hhhhhhh").as_slice().to_vec();
+        let weighted: Vec<Endpoint> = (1..)
+            .zip(weighted)
+            .map(|(n, endpoint)| Endpoint { weight: endpoint.weight * n * n, ..endpoint })
+            .collect();
+        let list = EndpointList::new(weighted, "10.96.0.10:80".parse().unwrap(), &[]).unwrap();
+        let sized = |algorithm| Subset::Sized { algorithm, size: Size::Fixed(4) };
+        let subsets = std::iter::once(Subset::All).chain(Algorithm::ALL.map(sized));
+        for (subset, count) in subsets.flat_map(|subset| [1, 10].map(|count| (subset, count))) {
+            let task = Task { index: 0, count };
+            let of = |policy| Membership::of(&service_by(policy, subset), task, &list).members;
+            let (equal, by_weight) = (of(Policy::RoundRobin), of(Policy::WeightedRoundRobin));
+            let first = equal.first().unwrap().clone();
+            for (member, weighted) in equal.iter().zip(&by_weight) {
+                assert_eq!(member.endpoint, weighted.endpoint, "{subset:?}: the policy changes no subset");
+                assert_eq!((member.weight, member.share), (first.weight, first.share), "{subset:?}");
+            }
+            assert!((equal.iter().map(|member| member.share).sum::<f64>() - 1.0).abs() < 1e-9);
+            assert_eq!(equal.len(), by_weight.len());
+            assert!(by_weight.iter().any(|member| member.share < first.share), "{subset:?}");
+            // The other policies have the table that weights give.
+            for policy in [Policy::LeastLoaded, Policy::P2c, Policy::Random] {
+                assert_eq!(of(policy), by_weight, "{subset:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn no_list_gives_a_subset_more_members_than_it_can_have() {
+        let list = endpoints(&"h".repeat(600));
+        for algorithm in Algorithm::ALL {
+            for size in [Size::Fixed(1), Size::Fixed(256), Size::Auto { min: 12 }] {
+                let subset = Subset::Sized { algorithm, size };
+                for count in [1, 3, 2000] {
+                    let members = Membership::of(&service(subset), Task { index: 0, count }, &list).members;
+                    assert!(members.len() <= subset.most_members() as usize, "{subset:?} of {count}");
+                }
+            }
+            // Those that are known not to be bounded are not.
+            let subset = Subset::Sized { algorithm, size: Size::Fixed(256) };
+            let alone = Membership::of(&service(subset), Task { index: 0, count: 1 }, &list).members;
+            assert_eq!(alone.len() > 256, subset.most_members() > 256, "{algorithm}");
         }
     }
 

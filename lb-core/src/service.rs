@@ -1,6 +1,9 @@
 //! What the operator asked for: client tasks and services, as values that cannot be wrong.
 
 use std::net::SocketAddr;
+use std::time::Duration;
+
+use lb_common::abi::{MAX_BACKENDS, MAX_SUBSET};
 
 use crate::subset::Algorithm;
 
@@ -9,13 +12,19 @@ use crate::subset::Algorithm;
 pub enum Protocol {
     /// TCP.
     Tcp,
+    /// UDP: sockets that are connected, and those that name the service with each datagram.
+    Udp,
 }
 
 impl Protocol {
+    /// All of them, in the order in which the documentation has them.
+    pub const ALL: [Self; 2] = [Self::Tcp, Self::Udp];
+
     /// The IP protocol number.
     pub const fn number(self) -> u8 {
         match self {
             Self::Tcp => 6,
+            Self::Udp => 17,
         }
     }
 
@@ -23,6 +32,7 @@ impl Protocol {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Tcp => "tcp",
+            Self::Udp => "udp",
         }
     }
 }
@@ -30,15 +40,64 @@ impl Protocol {
 /// How the kernel picks from the schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Policy {
-    /// A deterministic walk over an interleaved table (see [`crate::schedule`]).
+    /// A deterministic walk over an interleaved table (see [`crate::schedule`]) in which all members have the same part:
+    /// weights, also structural ones, are ignored.
+    RoundRobin,
+    /// The same walk, with parts by weight.
     WeightedRoundRobin,
+    /// Round robin among the members with the fewest open flows, recent errors counted as such. Looks at every member.
+    LeastLoaded,
+    /// Of two random entries of the table the one whose backend has fewer open flows for its weight.
+    P2c,
+    /// A random entry of the table.
+    Random,
 }
 
 impl Policy {
+    /// All of them, in the order in which the documentation has them.
+    pub const ALL: [Self; 5] =
+        [Self::RoundRobin, Self::WeightedRoundRobin, Self::LeastLoaded, Self::P2c, Self::Random];
+
     /// The word for it in configurations and tables.
     pub const fn name(self) -> &'static str {
         match self {
+            Self::RoundRobin => "round-robin",
             Self::WeightedRoundRobin => "weighted-round-robin",
+            Self::LeastLoaded => "least-loaded",
+            Self::P2c => "p2c",
+            Self::Random => "random",
+        }
+    }
+
+    /// Whether members have parts of the schedule by their weights. If not, all have the same.
+    pub const fn is_weighted(self) -> bool {
+        !matches!(self, Self::RoundRobin)
+    }
+
+    /// Whether recent errors of a backend make it look more loaded.
+    pub const fn counts_errors(self) -> bool {
+        matches!(self, Self::LeastLoaded | Self::P2c)
+    }
+}
+
+/// What becomes of a flow when every backend is at its limit of open flows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Overflow {
+    /// The least loaded backend gets it. Looks at every member.
+    LeastLoaded,
+    /// It is refused with the service's errno.
+    Refuse,
+}
+
+impl Overflow {
+    /// Both of them, in the order in which the documentation has them.
+    pub const ALL: [Self; 2] = [Self::LeastLoaded, Self::Refuse];
+
+    /// The word for it in configurations and tables.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::LeastLoaded => "least-loaded",
+            Self::Refuse => "refuse",
         }
     }
 }
@@ -55,6 +114,17 @@ pub enum Subset {
         /// How many.
         size: Size,
     },
+}
+
+impl Subset {
+    /// The most members that a list can give it, whatever job the client task is of.
+    pub const fn most_members(self) -> u32 {
+        match self {
+            Self::Sized { algorithm, size: Size::Fixed(size) } if !algorithm.is_aperture() => size,
+            // An arc overlaps more backends than were asked for, and `auto` takes all where nothing less will do.
+            Self::All | Self::Sized { .. } => MAX_BACKENDS,
+        }
+    }
 }
 
 /// How many backends a subset has.
@@ -90,6 +160,16 @@ pub struct Service {
     pub protocol: Protocol,
     /// How the kernel picks.
     pub policy: Policy,
+    /// Open flows of a backend at which it is skipped; `None` for no limit.
+    pub active_limit: Option<u32>,
+    /// What happens when all are at it.
+    pub overflow: Overflow,
+    /// After how long an error counts half; `None` if errors do not count. Only for policies that count them.
+    pub error_decay: Option<Duration>,
+    /// After how long a TCP connect gives up; `None` for the kernel's time.
+    pub connect_timeout: Option<Duration>,
+    /// After how long an unconnected UDP flow chooses anew; `None` for never.
+    pub rebind: Option<Duration>,
     /// Which endpoints may be used.
     pub subset: Subset,
     /// Decides the subset together with the task's index; the same for every task of the job.
@@ -97,6 +177,29 @@ pub struct Service {
     /// The errno of a connect that finds no usable backend.
     pub errno: u16,
 }
+
+/// Why one choice may look at every member of a subset, which then has at most [`MAX_SCAN`] of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scan {
+    /// The policy always does.
+    Policy,
+    /// It does when all members are at their limit.
+    Overflow,
+}
+
+impl Scan {
+    /// Of a service with these.
+    pub const fn of(policy: Policy, active_limit: Option<u32>, overflow: Overflow) -> Option<Self> {
+        match (policy, active_limit, overflow) {
+            (Policy::LeastLoaded, _, _) => Some(Self::Policy),
+            (_, Some(_), Overflow::LeastLoaded) => Some(Self::Overflow),
+            (_, _, Overflow::LeastLoaded | Overflow::Refuse) => None,
+        }
+    }
+}
+
+/// The most members that one choice can look at.
+pub const MAX_SCAN: u32 = MAX_SUBSET;
 
 /// The default seed of the subsets that a job's tasks take of a service: XXH64 of `<job>/<service>`.
 pub fn seed(job: &str, service: &str) -> u64 {

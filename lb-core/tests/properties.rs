@@ -8,7 +8,7 @@ use std::collections::{HashMap, HashSet};
 use lb_core::endpoint::{Endpoint, EndpointList, EndpointState};
 use lb_core::membership::Membership;
 use lb_core::schedule::{apportion, interleave};
-use lb_core::service::{Policy, Protocol, Service, Size, Subset, Task};
+use lb_core::service::{Overflow, Policy, Protocol, Service, Size, Subset, Task};
 use lb_core::subset::{self, Algorithm, Position, length, order, overlaps};
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -51,6 +51,11 @@ fn members(algorithm: Algorithm, position: Position, weights: &[u16]) -> Members
         address: "10.96.0.10:80".parse().expect("an address"),
         protocol: Protocol::Tcp,
         policy: Policy::WeightedRoundRobin,
+        active_limit: None,
+        overflow: Overflow::LeastLoaded,
+        error_decay: None,
+        connect_timeout: None,
+        rebind: None,
         subset: Subset::Sized { algorithm, size: Size::Fixed(position.size) },
         seed: position.seed,
         errno: 113,

@@ -9,7 +9,7 @@ use lb_core::balancer::{Balancer, Event, Limits};
 use lb_core::endpoint::{Endpoint, EndpointList, EndpointState};
 use lb_core::membership::Membership;
 use lb_core::plan::{Plan, Step, diff};
-use lb_core::service::{Policy, Protocol, Service, Subset, Task};
+use lb_core::service::{Overflow, Policy, Protocol, Service, Subset, Task};
 use proptest::prelude::*;
 
 const LIMITS: Limits = Limits { schedule_entries: 8192, slots: 24 };
@@ -20,6 +20,11 @@ fn service(name: &str, last: u8) -> Service {
         address: SocketAddr::from(([10, 96, 0, last], 80)),
         protocol: Protocol::Tcp,
         policy: Policy::WeightedRoundRobin,
+        active_limit: None,
+        overflow: Overflow::LeastLoaded,
+        error_decay: None,
+        connect_timeout: None,
+        rebind: None,
         subset: Subset::All,
         seed: 0,
         errno: 113,

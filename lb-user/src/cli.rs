@@ -47,6 +47,12 @@ pub enum Command {
         config: PathBuf,
     },
     /// Check a configuration and the endpoint files it names; reports all faults at once
+    ///
+    /// Needs no privilege and changes nothing. Each fault has its file, line and column and says what would be right. Also
+    /// refused are combinations that cannot work, such as the policy least-loaded over a subset that can have more than 256
+    /// backends, and values that would have no effect.
+    ///
+    /// Exit codes: 0 good, 1 faulty.
     Check {
         /// The configuration
         #[arg(value_name = "FILE", default_value = crate::config::DEFAULT_PATH)]

@@ -20,7 +20,12 @@ use crate::diagnostic::{Faults, Report, quote, utf8};
 use crate::document::{self, Item, Table};
 
 mod client;
+mod metrics;
+mod policy;
 mod service;
+mod subset;
+
+pub use metrics::Metrics;
 
 /// The longest configuration that is read, to bound memory and time when the wrong file is named: every service with
 /// a hundred static endpoints needs less than 1 MiB.
@@ -52,6 +57,8 @@ pub struct Config {
     pub paths: Paths,
     /// Sizes of every client task's maps.
     pub limits: Limits,
+    /// Where counters are told.
+    pub metrics: Metrics,
 }
 
 /// One cgroup whose connects are balanced.
@@ -67,6 +74,30 @@ pub struct Client {
     pub task: Task,
     /// The services that it dials, at least one.
     pub services: Vec<ClientService>,
+    /// What is known of its flows.
+    pub accounting: Accounting,
+}
+
+/// What is known of a client's flows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Accounting {
+    /// Those that are open, by the cheapest hooks. Why one failed is not known.
+    Active,
+    /// Also how they went and why they ended.
+    Full,
+}
+
+impl Accounting {
+    /// Both of them, in the order in which the documentation has them.
+    pub const ALL: [Self; 2] = [Self::Full, Self::Active];
+
+    /// The word for it in configurations and tables.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Active => "active",
+            Self::Full => "full",
+        }
+    }
 }
 
 /// A service as one client task sees it, and where its endpoints come from.
@@ -239,7 +270,7 @@ fn read_root(
     report: &mut Report<'_>,
 ) -> (Config, Vec<NamedFile>) {
     let directory = path.parent().unwrap_or(Path::new(""));
-    root.check_keys(&["client", "service", "paths", "limits"], report);
+    root.check_keys(&["client", "service", "paths", "limits", "metrics"], report);
     let services = root.tables("service", "a service", MAX_SERVICES as usize, report);
     let clients = root.tables("client", "a client", MAX_CLIENTS, report);
     for (key, example) in [
@@ -252,10 +283,11 @@ fn read_root(
     }
     let paths = read_paths(root, directory, report);
     let limits = read_limits(root, report);
+    let metrics = metrics::read(root, report);
     let services = service::read(&services, directory, report);
     let clients = client::read(&clients, &services, limits, env, report);
     let addresses = services.addresses();
-    (Config { path: path.to_owned(), clients, addresses, paths, limits }, services.into_files())
+    (Config { path: path.to_owned(), clients, addresses, paths, limits, metrics }, services.into_files())
 }
 
 fn read_paths(root: &Table<'_>, directory: &Path, report: &mut Report<'_>) -> Paths {
@@ -333,9 +365,10 @@ fn name_text<'t>(
 #[cfg(test)]
 pub mod tests {
     use std::fmt::Write as _;
+    use std::time::Duration;
 
     use super::*;
-    use lb_core::service::{Policy, Protocol, Size, Subset, seed};
+    use lb_core::service::{Overflow, Policy, Protocol, Size, Subset, seed};
     use lb_core::subset::Algorithm;
     use proptest::prelude::*;
 
@@ -406,7 +439,11 @@ cgroup   = "batch.slice"
 name     = "users"
 address  = "10.96.0.10:80"
 protocol = "tcp"
-policy   = "weighted-round-robin"
+policy   = "round-robin"
+active_limit = 100
+overflow = "refuse"
+error_decay = "1m"
+connect_timeout = "7s"
 subset   = { algorithm = "rocksteadier", size = 20 }
 on_no_backend = "ECONNREFUSED"
 backends = { file = "users.toml" }
@@ -414,6 +451,8 @@ backends = { file = "users.toml" }
 [[service]]
 name     = "mail.v6"
 address  = "[2001:db8::10]:25"
+protocol = "udp"
+udp      = { rebind = "30s" }
 backends = { static = [] }
 
 [paths]
@@ -424,6 +463,9 @@ run  = "run"
 schedule_entries = 1_048_576
 flow_records = 64
 slots = 65_535
+
+[metrics]
+listen = "127.0.0.1:9464"
 "#;
 
     fn users(job: &str) -> ClientService {
@@ -432,7 +474,12 @@ slots = 65_535
                 name: "users".to_owned(),
                 address: "10.96.0.10:80".parse().unwrap(),
                 protocol: Protocol::Tcp,
-                policy: Policy::WeightedRoundRobin,
+                policy: Policy::RoundRobin,
+                active_limit: Some(100),
+                overflow: Overflow::Refuse,
+                error_decay: Some(Duration::from_secs(60)),
+                connect_timeout: Some(Duration::from_secs(7)),
+                rebind: None,
                 subset: Subset::Sized { algorithm: Algorithm::Rocksteadier, size: Size::Fixed(20) },
                 seed: seed(job, "users"),
                 errno: 111,
@@ -446,10 +493,16 @@ slots = 65_535
             service: Service {
                 name: "mail.v6".to_owned(),
                 address: "[2001:db8::10]:25".parse().unwrap(),
+                protocol: Protocol::Udp,
+                policy: Policy::WeightedRoundRobin,
+                active_limit: None,
+                overflow: Overflow::LeastLoaded,
+                error_decay: Some(Duration::from_secs(10)),
+                connect_timeout: None,
+                rebind: Some(Duration::from_secs(30)),
                 subset: Subset::Sized { algorithm: Algorithm::Rocksteadier, size: Size::Auto { min: 12 } },
                 seed: seed(job, "mail.v6"),
                 errno: 113,
-                ..users(job).service
             },
             source: Source::Static(EndpointList::default()),
         }
@@ -463,6 +516,7 @@ slots = 65_535
             cgroup: "system.slice/frontend.service".into(),
             task: Task { index: 13, count: 300 },
             services: vec![users("frontend")],
+            accounting: Accounting::Active,
         };
         let batch = Client {
             job: "batch".to_owned(),
@@ -470,6 +524,7 @@ slots = 65_535
             cgroup: "batch.slice".into(),
             task: Task { index: 0, count: 1 },
             services: vec![users("batch"), mail("batch")],
+            accounting: Accounting::Full,
         };
         let expected = Config {
             path: PATH.into(),
@@ -481,8 +536,40 @@ slots = 65_535
                 state: "/var/lib/socklb".into(),
             },
             limits: Limits { schedule_entries: 1_048_576, flow_records: 64, slots: 65_535 },
+            metrics: Metrics { listen: Some("127.0.0.1:9464".parse().unwrap()) },
         };
         assert_eq!(good(GOOD), expected);
+    }
+
+    /// Whoever takes away the mark before a key of the packaged example gets what stands there.
+    #[test]
+    fn the_packaged_example_is_right_with_all_that_it_suggests() {
+        let text = include_str!("../../packaging/examples/socklb.toml");
+        let is_suggested = |line: &str| {
+            let key = line.split(['=', ' ']).next().unwrap_or_default();
+            line.starts_with('[')
+                || (!key.is_empty() && line.trim_start_matches(key).trim_start().starts_with('='))
+        };
+        let suggested: String = text
+            .lines()
+            .map(|line| {
+                line.strip_prefix("# ").filter(|rest| is_suggested(rest)).unwrap_or(line).to_owned() + "\n"
+            })
+            .collect();
+        let plain = good(text);
+        let host = Fake { variable: None, host_name: Some("web-7") };
+        let all = good_in(&suggested, &host);
+        assert_eq!((plain.clients[0].task, all.clients[0].task.index), (Task { index: 0, count: 1 }, 7));
+        assert_eq!(all.clients[0].accounting, Accounting::Active);
+        let services: Vec<_> = all.clients[0].services.iter().map(|one| &one.service).collect();
+        let [users, dns] = services[..] else { panic!("{services:?}") };
+        assert_eq!(
+            (users.policy, users.active_limit, users.overflow),
+            (Policy::P2c, Some(100), Overflow::Refuse)
+        );
+        assert_eq!(users.connect_timeout, Some(Duration::from_secs(7)));
+        assert_eq!((dns.protocol, dns.rebind), (Protocol::Udp, Some(Duration::from_secs(30))));
+        assert!(all.metrics.listen.is_some() && plain.metrics.listen.is_none());
     }
 
     #[test]
@@ -496,7 +583,8 @@ slots = 65_535
         }
     }
 
-    const LEAST: &str = "[[client]]\njob = 'j'\ncgroup = 'c'\n\
+    /// The shortest configuration, 7 lines.
+    pub const LEAST: &str = "[[client]]\njob = 'j'\ncgroup = 'c'\n\
          [[service]]\nname = 's'\naddress = '10.96.0.10:80'\nbackends = { static = [] }\n";
 
     #[test]
@@ -514,12 +602,12 @@ slots = 65_535
             (
                 "[[clients]]",
                 "8:3: unknown key \"clients\" in a configuration (did you mean client? known keys: client, service, \
-                 paths, limits)",
+                 paths, limits, metrics)",
             ),
             (
                 "[path]\n",
                 "8:2: unknown key \"path\" in a configuration (did you mean paths? known keys: client, service, \
-                 paths, limits)",
+                 paths, limits, metrics)",
             ),
             ("[[paths]]", "8:1: paths must be a table, not a list"),
             (
@@ -660,7 +748,8 @@ slots = 65_535
                 "7:8: name \"a b\" has other characters than letters, digits, _, - and . (write 1 to 63 of letters, \
                  digits, _, - and .)",
                 "8:11: address \"10.0.0.1\" has no port (write \"10.0.0.1:8080\", with the right port)",
-                "10:2: unknown key \"other\" in a configuration (known keys: client, service, paths, limits)",
+                "10:2: unknown key \"other\" in a configuration (known keys: client, service, paths, limits, \
+                 metrics)",
             ],
         );
     }

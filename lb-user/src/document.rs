@@ -7,6 +7,7 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::ops::{Range, RangeInclusive};
+use std::time::Duration;
 
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
@@ -189,27 +190,40 @@ impl<'t> Item<'t> {
         Some(Table { what, span: self.span(), entries })
     }
 
-    /// One of the words in `built`; those in `unbuilt` are refused by name.
-    pub fn choice<T: Copy>(
+    /// A time within a range: a whole number of seconds, minutes or hours, as in `10s`. `or` is what else may be written.
+    pub fn duration(
         &self,
-        built: &[(&str, T)],
-        unbuilt: &[&str],
+        range: RangeInclusive<Duration>,
+        or: Option<&str>,
         report: &mut Report<'_>,
-    ) -> Option<T> {
+    ) -> Option<Duration> {
+        let or = or.map_or_else(String::new, |or| format!("{or:?}, or "));
+        let help = format!("write {or}\"{}\" to \"{}\"", in_units(*range.start()), in_units(*range.end()));
+        let DeValue::String(text) = self.value() else {
+            report.add(
+                self.span(),
+                format!("{} must be a string, not {}", self.name, kind(self.value())),
+                help,
+            );
+            return None;
+        };
+        let duration = parse_duration(text).filter(|duration| range.contains(duration));
+        if duration.is_none() {
+            report.add(self.span(), format!("{} is {}", self.name, quote(text)), help);
+        }
+        duration
+    }
+
+    /// One of these words.
+    pub fn choice<T: Copy>(&self, words: &[(&str, T)], report: &mut Report<'_>) -> Option<T> {
         let text = self.text(report)?;
-        if let Some((_, value)) = built.iter().find(|(word, _)| *word == text) {
+        if let Some((_, value)) = words.iter().find(|(word, _)| *word == text) {
             return Some(*value);
         }
-        let words: Vec<_> = built.iter().map(|(word, _)| *word).collect();
+        let words: Vec<_> = words.iter().map(|(word, _)| *word).collect();
         let listed: Vec<_> = words.iter().map(|word| format!("{word:?}")).collect();
-        let help = format!("write {}", listed.join(" or "));
-        let (message, help) = if unbuilt.contains(&text) {
-            (format!("{} {text:?} is not built yet", self.name), help)
-        } else {
-            let meant = did_you_mean(text, &words);
-            (format!("unknown {} {}", self.name, quote(text)), format!("{meant}{help}"))
-        };
-        report.add(self.span(), message, help);
+        let help = format!("{}write {}", did_you_mean(text, &words), listed.join(" or "));
+        report.add(self.span(), format!("unknown {} {}", self.name, quote(text)), help);
         None
     }
 
@@ -224,6 +238,24 @@ impl<'t> Item<'t> {
             }
         }
     }
+}
+
+/// Units of time, the longest first, and how many seconds each has.
+const UNITS: [(char, u64); 3] = [('h', 3600), ('m', 60), ('s', 1)];
+
+fn parse_duration(text: &str) -> Option<Duration> {
+    let (unit, seconds) = UNITS.into_iter().find(|(unit, _)| text.ends_with(*unit))?;
+    let number = text.strip_suffix(unit)?;
+    let digits = number.bytes().all(|byte| byte.is_ascii_digit());
+    let number: u64 = number.parse().ok().filter(|_| digits)?;
+    number.checked_mul(seconds).map(Duration::from_secs)
+}
+
+/// A time as [`Item::duration`] reads it, in the longest unit of which it is a whole number.
+fn in_units(duration: Duration) -> String {
+    let whole = |seconds: u64| duration.as_secs() >= seconds && duration.as_secs().is_multiple_of(seconds);
+    let unit = UNITS.into_iter().find(|(_, seconds)| whole(*seconds));
+    unit.map_or_else(|| "0s".to_owned(), |(unit, seconds)| format!("{}{unit}", duration.as_secs() / seconds))
 }
 
 fn kind(value: &DeValue<'_>) -> &'static str {
@@ -335,18 +367,22 @@ mod tests {
 
     use super::*;
 
-    /// Reads `n` as a number, `s` as a string, `l` as a list, `t` as a table, `a` as an address, `c` as a choice.
+    /// Reads `n` as a number, `s` as a string, `l` as a list, `t` as a table, `a` as an address, `c` as a choice, `d` as a
+    /// duration, `o` as one or "off".
     fn faults(text: &str) -> String {
         let mut report = Report::new(Path::new("x"), text);
         let root = read(text, &mut report);
         let table = Table::root("the test", &root);
-        table.check_keys(&["number", "s", "l", "t", "a", "c", "tables"], &mut report);
+        table.check_keys(&["number", "s", "l", "t", "a", "c", "d", "o", "tables"], &mut report);
         table.get("number").map(|item| item.number(1..=256, &mut report));
         table.get("s").map(|item| item.text(&mut report).is_some());
         table.get("l").map(|item| item.list(&mut report).is_some());
         table.get("t").map(|item| item.table("a test", &mut report).is_some());
         table.get("a").map(|item| item.address(&mut report));
-        table.get("c").map(|item| item.choice(&[("first", 1), ("second", 2)], &["third"], &mut report));
+        table.get("c").map(|item| item.choice(&[("first", 1), ("second", 2)], &mut report));
+        let range = Duration::from_secs(1)..=Duration::from_hours(24);
+        table.get("d").map(|item| item.duration(range.clone(), None, &mut report));
+        table.get("o").map(|item| item.duration(range, Some("off"), &mut report));
         table.tables("tables", "an inner table", 2, &mut report);
         report.finish(Some(())).map_or_else(|faults| faults.to_string(), |()| String::new())
     }
@@ -381,7 +417,6 @@ mod tests {
         check("s = 1979-05-27", "x:1:5: s must be a string, not a date or time");
         check("l = 1", "x:1:5: l must be a list, not a whole number");
         check("t = []", "x:1:5: t must be a table, not a list");
-        check("c = 'third'", "x:1:5: c \"third\" is not built yet (write \"first\" or \"second\")");
         check(
             "c = 'frist'",
             "x:1:5: unknown c \"frist\" (did you mean first? write \"first\" or \"second\")",
@@ -396,8 +431,25 @@ mod tests {
         check(
             "nunber = 1",
             "x:1:1: unknown key \"nunber\" in the test (did you mean number? known keys: number, s, l, \
-             t, a, c, tables)",
+             t, a, c, d, o, tables)",
         );
+    }
+
+    #[test]
+    fn a_time_is_a_whole_number_of_units() {
+        for (text, seconds) in [("1s", 1), ("007s", 7), ("90s", 90), ("2m", 120), ("24h", 86_400)] {
+            check(&format!("d = '{text}'"), "");
+            assert_eq!(parse_duration(text), Some(Duration::from_secs(seconds)), "{text}");
+        }
+        let wrong =
+            ["", "s", "10", "0s", "25h", "86401s", "1.5s", "1 s", "+1s", "-1s", "1ms", "1d", "1S", "off"];
+        for text in wrong.into_iter().chain(["18446744073709551615h", "99999999999999999999s", "1s1s"]) {
+            check(&format!("d = '{text}'"), &format!("x:1:5: d is {text:?} (write \"1s\" to \"24h\")"));
+        }
+        check("o = 'of'", "x:1:5: o is \"of\" (write \"off\", or \"1s\" to \"24h\")");
+        check("d = 10", "x:1:5: d must be a string, not a whole number (write \"1s\" to \"24h\")");
+        let units = [0, 1, 59, 60, 90, 127, 3600, 3660].map(|seconds| in_units(Duration::from_secs(seconds)));
+        assert_eq!(units, ["0s", "1s", "59s", "1m", "90s", "127s", "1h", "61m"]);
     }
 
     #[test]

@@ -105,6 +105,8 @@ pub enum Shares {
     Job,
     /// The parts of an arc.
     Arc,
+    /// The policy ignores weights: all members have the same.
+    Equal,
 }
 
 /// One index of the order.
@@ -236,7 +238,7 @@ fn inputs(client: &Client, service: &Service, endpoints: &EndpointList, membersh
     // What auto chooses may be more than there are.
     let size = membership.size.map(|size| size.min(backends));
     let everybody_has_all = membership.members.iter().all(|member| member.connections == count);
-    let (algorithm, shares) = match service.subset {
+    let (algorithm, by_weight) = match service.subset {
         Subset::All => ("all", Shares::Weights),
         Subset::Sized { algorithm, .. } if algorithm.is_aperture() && count > 1 => {
             (algorithm.name(), Shares::Arc)
@@ -246,6 +248,7 @@ fn inputs(client: &Client, service: &Service, endpoints: &EndpointList, membersh
         }
         Subset::Sized { algorithm, .. } => (algorithm.name(), Shares::Job),
     };
+    let shares = if service.policy.is_weighted() { by_weight } else { Shares::Equal };
     let auto = match service.subset {
         Subset::Sized { algorithm, size: Size::Auto { min } } => {
             let position =

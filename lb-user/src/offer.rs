@@ -171,7 +171,7 @@ pub fn statics(clients: &[Client], before: &Offers) -> Offers {
 mod tests {
     use super::*;
     use lb_core::endpoint::{Endpoint, EndpointState};
-    use lb_core::service::{Policy, Protocol, Size, Subset};
+    use lb_core::service::{Overflow, Policy, Protocol, Size, Subset};
     use lb_core::subset::Algorithm;
 
     fn dialler(index: u32, count: u32, seed: u64) -> Dialler {
@@ -180,6 +180,11 @@ mod tests {
             address: "10.96.0.10:80".parse().unwrap(),
             protocol: Protocol::Tcp,
             policy: Policy::WeightedRoundRobin,
+            active_limit: None,
+            overflow: Overflow::LeastLoaded,
+            error_decay: None,
+            connect_timeout: None,
+            rebind: None,
             subset: Subset::Sized { algorithm: Algorithm::Rocksteadier, size: Size::Fixed(3) },
             seed,
             errno: 113,

@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use lb_core::service::Policy;
 use lb_core::subset::Algorithm;
 
 use crate::doctor::{Diagnosis, State};
@@ -218,9 +219,10 @@ pub fn explanation(explanation: &Explanation, style: Style) -> String {
     the_shares(&mut text, explanation, style);
     let _ = writeln!(
         text,
-        "\n3. The schedule ({})\n   {} entries, entry j of a backend with c of them at (2j + 1) / 2c; each CPU walks it, one \
-         entry per connect",
-        inputs.policy, explanation.entries
+        "\n3. The schedule ({})\n   {} entries, entry j of a backend with c of them at (2j + 1) / 2c; {}",
+        inputs.policy,
+        explanation.entries,
+        use_of_schedule(&inputs.policy)
     );
     let first: Vec<String> = explanation.first.iter().map(ToString::to_string).collect();
     if !first.is_empty() {
@@ -236,6 +238,21 @@ pub fn explanation(explanation: &Explanation, style: Style) -> String {
         }
     }
     text
+}
+
+/// What a connect makes of the schedule under the policy of this name; of one that this version does not know, nothing.
+fn use_of_schedule(policy: &str) -> &'static str {
+    match Policy::ALL.into_iter().find(|known| known.name() == policy) {
+        Some(Policy::RoundRobin | Policy::WeightedRoundRobin) => "each CPU walks it, one entry per connect",
+        Some(Policy::LeastLoaded) => {
+            "each connect takes, in turn, one of its backends with the fewest open flows"
+        }
+        Some(Policy::P2c) => {
+            "of two random entries each connect takes the backend with fewer open flows for its weight"
+        }
+        Some(Policy::Random) => "each connect takes a random entry",
+        None => "how a connect uses it, a newer version knows",
+    }
 }
 
 fn the_subset(text: &mut String, explanation: &Explanation) {
@@ -279,6 +296,7 @@ fn the_shares(text: &mut String, explanation: &Explanation, style: Style) {
     let _ = writeln!(text, "\n2. The shares");
     let _ = match inputs.shares {
         Shares::Weights => writeln!(text, "   share = weight / sum of weights"),
+        Shares::Equal => writeln!(text, "   share = 1 / members, for {} ignores weights", inputs.policy),
         Shares::Arc => writeln!(text, "   share = the arc's part of the backend x weight, made to sum to 1"),
         Shares::Job => writeln!(
             text,

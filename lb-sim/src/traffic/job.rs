@@ -107,7 +107,7 @@ mod tests {
     use std::net::SocketAddr;
 
     use lb_core::endpoint::EndpointState;
-    use lb_core::service::{Policy, Protocol, Size, Subset, Task};
+    use lb_core::service::{Overflow, Policy, Protocol, Size, Subset, Task};
     use lb_core::subset::Algorithm;
 
     use super::*;
@@ -118,6 +118,11 @@ mod tests {
             address: "10.96.0.10:80".parse().unwrap(),
             protocol: Protocol::Tcp,
             policy: Policy::WeightedRoundRobin,
+            active_limit: None,
+            overflow: Overflow::LeastLoaded,
+            error_decay: None,
+            connect_timeout: None,
+            rebind: None,
             subset: Subset::Sized { algorithm, size: Size::Fixed(size) },
             seed: 7,
             errno: 113,

@@ -11,7 +11,7 @@ use lb_core::service::Task;
 use toml::de::DeValue;
 
 use super::service::{Declared, ServiceEntry, Services};
-use super::{Client, Environment, Limits, MAX_NAME_BYTES, name_text};
+use super::{Accounting, Client, Environment, Limits, MAX_NAME_BYTES, name_text};
 use crate::diagnostic::{Report, quote};
 use crate::document::{Item, Table, Unique, did_you_mean};
 
@@ -46,12 +46,13 @@ pub fn read(
         if let Some(task) = task {
             check_limits(table, name, task, &dialled, limits, report);
         }
-        if let Some(item) = table.get("accounting") {
-            item.choice(&[("active", ())], &["full"], report);
-        }
-        if let (Some(job), Some(name), Some((cgroup, _)), Some(task)) = (job, name, cgroup, task) {
-            let services = dialled.iter().map(|entry| entry.of_job(job)).collect();
-            clients.push(Client { job: job.to_owned(), name: name.to_owned(), cgroup, task, services });
+        let accounting = read_accounting(table, &dialled, report);
+        if let (Some(job), Some(name), Some((cgroup, _)), Some(task), Some(accounting)) =
+            (job, name, cgroup, task, accounting)
+        {
+            let services = dialled.iter().map(|entry| entry.of_job(job, accounting)).collect();
+            let (job, name) = (job.to_owned(), name.to_owned());
+            clients.push(Client { job, name, cgroup, task, services, accounting });
         }
     }
     clients
@@ -274,6 +275,28 @@ fn find<'s, 't>(services: &'s [Declared<'t>], name: &str) -> Option<&'s Declared
     services.iter().find(|declared| declared.name == Some(name))
 }
 
+// Without causes nothing is known of errors: a service that shall count them would be no better than one that does not.
+fn read_accounting(
+    table: &Table<'_>,
+    dialled: &[&ServiceEntry],
+    report: &mut Report<'_>,
+) -> Option<Accounting> {
+    let Some(item) = table.get("accounting") else { return Some(Accounting::Full) };
+    let words = Accounting::ALL.map(|accounting| (accounting.name(), accounting));
+    let accounting = item.choice(&words, report)?;
+    if accounting == Accounting::Active {
+        for (entry, decay) in dialled.iter().filter_map(|entry| Some((entry, entry.counts_errors()?))) {
+            let (name, line) = (entry.name(), report.line(decay));
+            let message = format!(
+                "accounting \"active\" knows no errors, and service \"{name}\" counts them by error_decay on line {line}"
+            );
+            let help = "write accounting = \"full\", or error_decay = \"off\"".to_owned();
+            report.add(item.span(), message, help);
+        }
+    }
+    Some(accounting)
+}
+
 // What is certain before any endpoint file is read must fit.
 fn check_limits(
     table: &Table<'_>,
@@ -326,8 +349,9 @@ mod tests {
         let services = std::mem::take(&mut clients[0].services);
         assert_eq!(services.len(), 1);
         let task = Task { index: 0, count: 1 };
+        let (services, accounting) = (vec![], Accounting::Full);
         let expected =
-            Client { job: "j".into(), name: "j".into(), cgroup: "c".into(), task, services: vec![] };
+            Client { job: "j".into(), name: "j".into(), cgroup: "c".into(), task, services, accounting };
         assert_eq!(clients, [expected]);
     }
 
@@ -360,8 +384,8 @@ mod tests {
                 "8:9: index has neither env nor hostname (write { env = \"NAME\" } or { hostname = true })\n\
                  8:11: unknown key \"environment\" in index (known keys: env, hostname)",
             ),
-            ("accounting = 'full'", "8:14: accounting \"full\" is not built yet (write \"active\")"),
-            ("accounting = 'none'", "8:14: unknown accounting \"none\" (write \"active\")"),
+            ("accounting = 'none'", "8:14: unknown accounting \"none\" (write \"full\" or \"active\")"),
+            ("accounting = true", "8:14: accounting must be a string, not true or false"),
             ("services = 's'", "8:12: services must be a list, not a string"),
             ("services = []", "8:12: services is empty (name at least one, or leave the key out for all)"),
             ("services = ['sx']", "8:13: no service is named \"sx\" (services: s)"),
@@ -375,6 +399,58 @@ mod tests {
         for (line, expected) in cases {
             check(&with_line(line), &expected.split('\n').collect::<Vec<_>>());
         }
+    }
+
+    /// A configuration with one service that has more lines, the 5th and 6th, and a client whose accounting is on line 10.
+    fn accounted(accounting: &str, lines: [&str; 2]) -> String {
+        let lines = lines.join("\n");
+        format!("{SERVICE}{lines}\n[[client]]\njob = 'j'\ncgroup = 'c'\naccounting = '{accounting}'\n")
+    }
+
+    #[test]
+    fn errors_count_unless_accounting_knows_none() {
+        let decay = |accounting, lines| {
+            let client = good(&accounted(accounting, lines)).clients.remove(0);
+            assert_eq!(client.accounting.name(), accounting);
+            client.services[0].service.error_decay.map(|decay| decay.as_secs())
+        };
+        for policy in ["policy = 'least-loaded'", "policy = 'p2c'", "policy = 'random'"] {
+            assert_eq!(decay("full", [policy, ""]), Some(10), "{policy}");
+            assert_eq!(decay("active", [policy, ""]), None, "{policy}");
+            assert_eq!(decay("full", [policy, "error_decay = '1m'"]), Some(60), "{policy}");
+            for accounting in ["full", "active"] {
+                assert_eq!(decay(accounting, [policy, "error_decay = 'off'"]), None, "{policy}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_service_that_counts_errors_needs_an_accounting_that_knows_them() {
+        let fault = |place: &str, service: &str, line: u32| {
+            format!(
+                "{place}: accounting \"active\" knows no errors, and service \"{service}\" counts them by error_decay on \
+                 line {line} (write accounting = \"full\", or error_decay = \"off\")"
+            )
+        };
+        for policy in ["policy = 'least-loaded'", "policy = 'p2c'"] {
+            check(&accounted("active", [policy, "error_decay = '1s'"]), &[&fault("10:14", "s", 6)]);
+        }
+        // Where nothing counts errors, nothing needs them. Each client is told of each service.
+        assert_eq!(faults(&accounted("active", ["policy = 'random'", "error_decay = '1s'"])), [""; 0]);
+        let services = ["t", "u"].map(|name| {
+            let port = name.as_bytes()[0];
+            format!(
+                "[[service]]\nname = '{name}'\naddress = '10.96.0.10:{port}'\nbackends = {{ static = [] }}\n\
+                 policy = 'p2c'\nerror_decay = '1s'\n"
+            )
+        });
+        let clients = "[[client]]\njob = 'j'\ncgroup = 'c'\naccounting = 'active'\n\
+             [[client]]\njob = 'k'\ncgroup = 'd'\naccounting = 'active'\nservices = ['u']\n\
+             [[client]]\njob = 'l'\ncgroup = 'e'\n";
+        check(
+            &format!("{}{clients}", services.concat()),
+            &[&fault("16:14", "t", 6), &fault("16:14", "u", 12), &fault("20:14", "u", 12)],
+        );
     }
 
     #[test]

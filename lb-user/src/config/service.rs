@@ -6,25 +6,33 @@
 use std::net::SocketAddr;
 use std::ops::Range;
 use std::path::Path;
+use std::time::Duration;
 
-use lb_common::abi::{MAX_SCHEDULE_LOG2, MAX_SUBSET, MIN_SCHEDULE_LOG2, SCHEDULE_ENTRIES_PER_BACKEND};
-use lb_core::service::{Policy, Protocol, Service, Size, Subset, Task, seed};
-use lb_core::subset::{self, Algorithm, Position};
-use lb_core::weights::{self, MIN_AUTO_SIZE};
+use lb_common::abi::{MAX_SCHEDULE_LOG2, MIN_SCHEDULE_LOG2, SCHEDULE_ENTRIES_PER_BACKEND};
+use lb_core::service::{Protocol, Service, Size, Subset, Task, seed};
+use lb_core::subset::{Position, length};
+use lb_core::weights;
 use toml::de::DeValue;
 
-use super::{ClientService, NamedFile, Source, name_text, path_text};
-use crate::diagnostic::{Report, quote};
+use super::{Accounting, ClientService, NamedFile, Source, name_text, path_text, policy, subset};
+use crate::diagnostic::Report;
 use crate::document::{Item, Table, Unique};
 use crate::source::endpoints::{self, Entry};
 
-const KEYS: [&str; 7] = ["name", "address", "protocol", "policy", "subset", "on_no_backend", "backends"];
-
-/// What a subset has where nothing else is said: see docs/subsetting.md for why.
-const ALGORITHM: Algorithm = Algorithm::Rocksteadier;
-const AUTO: Size = Size::Auto { min: MIN_AUTO_SIZE };
-
-const UNBUILT_POLICIES: [&str; 4] = ["round-robin", "least-loaded", "p2c", "random"];
+const KEYS: [&str; 12] = [
+    "name",
+    "address",
+    "protocol",
+    "policy",
+    "active_limit",
+    "overflow",
+    "error_decay",
+    "connect_timeout",
+    "udp",
+    "subset",
+    "on_no_backend",
+    "backends",
+];
 
 // What connect(2) gives by itself, so that callers handle it. EPERM is not among them: it is what a refusing hook gives
 // when the kernel cannot say better, and callers take it for a firewall.
@@ -74,18 +82,37 @@ impl<'t> Services<'t> {
     }
 }
 
-/// A service before a job gives it its seed.
+/// A service before a client's job gives it its seed, and the client's accounting says whether errors are known.
 pub struct ServiceEntry {
     service: Service,
     seed: Option<u64>,
+    /// If it is written: where, and what.
+    error_decay: Option<(Range<usize>, Option<Duration>)>,
     source: Source,
 }
 
 impl ServiceEntry {
-    /// The service as a task of `job` sees it.
-    pub fn of_job(&self, job: &str) -> ClientService {
+    /// The service as a task of `job` with this accounting sees it.
+    pub fn of_job(&self, job: &str, accounting: Accounting) -> ClientService {
         let seed = self.seed.unwrap_or_else(|| seed(job, &self.service.name));
-        ClientService { service: Service { seed, ..self.service.clone() }, source: self.source.clone() }
+        let error_decay = match (&self.error_decay, accounting) {
+            (Some((_, written)), _) => *written,
+            (None, Accounting::Full) => Some(policy::ERROR_DECAY),
+            (None, Accounting::Active) => None,
+        };
+        let service = Service { seed, error_decay, ..self.service.clone() };
+        ClientService { service, source: self.source.clone() }
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.service.name
+    }
+
+    /// Where it is written that errors count, if it is and the policy counts them.
+    pub fn counts_errors(&self) -> Option<&Range<usize>> {
+        let (span, written) = self.error_decay.as_ref()?;
+        written.filter(|_| self.service.policy.counts_errors()).map(|_| span)
     }
 
     /// The least backends that a client task takes of it, as far as the text alone tells. What a file will say is not known:
@@ -109,7 +136,7 @@ impl ServiceEntry {
             Size::Fixed(size) => size,
             Size::Auto { min } => weights::least_size(position, min),
         };
-        subset::length(algorithm, Position { size, ..position })
+        length(algorithm, Position { size, ..position })
     }
 
     /// The entries of a schedule over [`Self::backends`].
@@ -153,7 +180,7 @@ fn read_identity<'t>(
     let item = table.required("address", "write address = \"10.96.0.10:80\"", report);
     let address = item.as_ref().and_then(|item| service_address(item, report));
     let protocol = match table.get("protocol") {
-        Some(item) => item.choice(&[(Protocol::Tcp.name(), Protocol::Tcp)], &["udp"], report),
+        Some(item) => item.choice(&Protocol::ALL.map(|protocol| (protocol.name(), protocol)), report),
         None => Some(Protocol::Tcp),
     };
     if let (Some(item), Some(address), Some(protocol)) = (item, address, protocol) {
@@ -197,16 +224,10 @@ fn read_entry(
     directory: &Path,
     report: &mut Report<'_>,
 ) -> Option<ServiceEntry> {
-    let policy = match table.get("policy") {
-        Some(item) => {
-            let built = [(Policy::WeightedRoundRobin.name(), Policy::WeightedRoundRobin)];
-            item.choice(&built, &UNBUILT_POLICIES, report)
-        }
-        None => Some(Policy::WeightedRoundRobin),
-    };
+    let choice = policy::read(table, declared.protocol, report);
     let subset = match table.get("subset") {
-        Some(item) => read_subset(&item, report),
-        None => Some((Subset::Sized { algorithm: ALGORITHM, size: AUTO }, None)),
+        Some(item) => subset::read(&item, report),
+        None => Some((subset::DEFAULT, None)),
     };
     let errno = match table.get("on_no_backend") {
         Some(item) => read_errno(&item, report),
@@ -215,89 +236,26 @@ fn read_entry(
     let help = "write backends = { file = \"users.toml\" } or { static = [\"10.0.0.1:8080\"] }";
     let backends = table.required("backends", help, report);
     let source = backends.and_then(|item| read_source(&item, declared.address, addresses, directory, report));
+    if let (Some(choice), Some((subset, _)), Some(source)) = (&choice, subset, &source) {
+        policy::check_scan(table, choice, subset, source, report);
+    }
     let (subset, seed) = subset?;
+    let choice = choice?;
     let service = Service {
         name: declared.name?.to_owned(),
         address: declared.address?,
         protocol: declared.protocol?,
-        policy: policy?,
+        policy: choice.policy,
+        active_limit: choice.active_limit,
+        overflow: choice.overflow,
+        error_decay: None,
+        connect_timeout: choice.connect_timeout,
+        rebind: choice.rebind,
         subset,
         seed: 0,
         errno: errno?,
     };
-    Some(ServiceEntry { service, seed, source: source? })
-}
-
-fn read_subset(item: &Item<'_>, report: &mut Report<'_>) -> Option<(Subset, Option<u64>)> {
-    match item.value() {
-        DeValue::String(text) if text == "all" => return Some((Subset::All, None)),
-        DeValue::String(text) => {
-            let help = "write \"all\" or { algorithm = \"rocksteadier\", size = \"auto\" }".to_owned();
-            report.add(item.span(), format!("unknown subset {}", quote(text)), help);
-            return None;
-        }
-        DeValue::Table(_) => {}
-        _ => {
-            item.wrong_kind("\"all\" or a table", report);
-            return None;
-        }
-    }
-    let table = item.table("a subset", report)?;
-    table.check_keys(&["algorithm", "size", "seed"], report);
-    let algorithm = match table.get("algorithm") {
-        Some(item) => {
-            let built = Algorithm::ALL.map(|algorithm| (algorithm.name(), algorithm));
-            item.choice(&built, &[], report)
-        }
-        None => Some(ALGORITHM),
-    };
-    let size = match table.get("size") {
-        Some(item) => read_size(&item, report),
-        None => Some(AUTO),
-    };
-    let seed = match table.get("seed") {
-        Some(item) => read_seed(&item, report).map(Some),
-        None => Some(None),
-    };
-    Some((Subset::Sized { algorithm: algorithm?, size: size? }, seed?))
-}
-
-fn read_size(item: &Item<'_>, report: &mut Report<'_>) -> Option<Size> {
-    match item.value() {
-        DeValue::Integer(_) => item.number(1..=MAX_SUBSET, report).map(Size::Fixed),
-        DeValue::String(text) if text == "auto" => Some(AUTO),
-        DeValue::Table(_) => {
-            let table = item.table("size", report)?;
-            table.check_keys(&["min"], report);
-            let help = format!("write {{ min = {MIN_AUTO_SIZE} }}, or size = \"auto\"");
-            let min = table.required("min", &help, report)?.number(1..=MAX_SUBSET, report)?;
-            Some(Size::Auto { min })
-        }
-        DeValue::String(text) => {
-            let help = format!("write 1 to {MAX_SUBSET}, \"auto\" or {{ min = {MIN_AUTO_SIZE} }}");
-            report.add(item.span(), format!("unknown size {}", quote(text)), help);
-            None
-        }
-        _ => {
-            item.wrong_kind("a whole number, \"auto\" or { min = .. }", report);
-            None
-        }
-    }
-}
-
-// A string, because the numbers of most readers of TOML and JSON do not hold 64 bits.
-fn read_seed(item: &Item<'_>, report: &mut Report<'_>) -> Option<u64> {
-    if let DeValue::Integer(_) = item.value() {
-        report.add(item.span(), "seed must be a string, not a whole number", "write it in quotes".to_owned());
-        return None;
-    }
-    let text = item.text(report)?;
-    let seed = text.parse().ok().filter(|_| text.bytes().all(|byte| byte.is_ascii_digit()));
-    if seed.is_none() {
-        let help = format!("write \"0\" to \"{}\"", u64::MAX);
-        report.add(item.span(), format!("seed is {}", quote(text)), help);
-    }
-    seed
+    Some(ServiceEntry { service, seed, error_decay: choice.error_decay, source: source? })
 }
 
 fn read_errno(item: &Item<'_>, report: &mut Report<'_>) -> Option<u16> {
@@ -306,7 +264,7 @@ fn read_errno(item: &Item<'_>, report: &mut Report<'_>) -> Option<u16> {
         report.add(item.span(), message, "write \"EHOSTUNREACH\" or \"ECONNREFUSED\"".to_owned());
         return None;
     }
-    u16::try_from(item.choice(&ERRNOS, &[], report)?).ok()
+    u16::try_from(item.choice(&ERRNOS, report)?).ok()
 }
 
 fn read_source(
@@ -358,27 +316,32 @@ fn read_static(
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use super::super::tests::{faults, good};
     use super::*;
+    use lb_core::service::{Overflow, Policy};
+    use lb_core::subset::Algorithm;
 
     const HEAD: &str = "[[client]]\njob = 'j'\ncgroup = 'c'\n[[service]]\n";
 
     /// A configuration whose one service is the given lines; they begin at line 5.
-    fn with_service(lines: &str) -> String {
+    pub fn with_service(lines: &str) -> String {
         format!("{HEAD}{lines}\n")
     }
 
-    fn with_line(line: &str) -> String {
+    /// A configuration whose one service has one more line, the 8th.
+    pub fn with_line(line: &str) -> String {
         with_service(&format!("name = 's'\naddress = '10.96.0.10:80'\nbackends = {{ static = [] }}\n{line}"))
     }
 
-    fn services(text: &str) -> Vec<ClientService> {
+    /// The services of a configuration that must be right, as its first client sees them.
+    pub fn services(text: &str) -> Vec<ClientService> {
         good(text).clients.remove(0).services
     }
 
+    /// Compares the faults of a configuration.
     #[track_caller]
-    fn check(text: &str, expected: &[&str]) {
+    pub fn check(text: &str, expected: &[&str]) {
         assert_eq!(faults(text), expected, "{text}");
     }
 
@@ -389,6 +352,11 @@ mod tests {
             address: "10.96.0.10:80".parse().unwrap(),
             protocol: Protocol::Tcp,
             policy: Policy::WeightedRoundRobin,
+            active_limit: None,
+            overflow: Overflow::LeastLoaded,
+            error_decay: Some(Duration::from_secs(10)),
+            connect_timeout: None,
+            rebind: None,
             subset: Subset::Sized { algorithm: Algorithm::Rocksteadier, size: Size::Auto { min: 12 } },
             seed: seed("j", "s"),
             errno: 113,
@@ -399,12 +367,6 @@ mod tests {
             services(&with_line("protocol = 'tcp'\npolicy = 'weighted-round-robin'\nsubset = {}")),
             expected
         );
-    }
-
-    #[track_caller]
-    fn check_subset(line: &str, algorithm: Algorithm, size: Size, seed: u64) {
-        let ClientService { service, .. } = services(&with_line(line)).remove(0);
-        assert_eq!((service.subset, service.seed), (Subset::Sized { algorithm, size }, seed), "{line}");
     }
 
     #[test]
@@ -422,33 +384,6 @@ mod tests {
         );
     }
 
-    #[test]
-    fn a_subset_has_a_size_and_its_seed_may_be_given() {
-        let (algorithm, named) = (Algorithm::Rocksteadier, seed("j", "s"));
-        let cases = [
-            ("subset = { size = 1 }", Size::Fixed(1), named),
-            ("subset = { algorithm = 'rocksteadier', size = 256, seed = '0' }", Size::Fixed(256), 0),
-            ("subset = { size = 2, seed = '18446744073709551615' }", Size::Fixed(2), u64::MAX),
-            ("subset = { size = 'auto' }", Size::Auto { min: 12 }, named),
-            ("subset = { seed = '5' }", Size::Auto { min: 12 }, 5),
-            ("subset = { size = { min = 1 } }", Size::Auto { min: 1 }, named),
-            ("subset = { size = { min = 256 } }", Size::Auto { min: 256 }, named),
-        ];
-        for (line, size, seed) in cases {
-            check_subset(line, algorithm, size, seed);
-        }
-        assert_eq!(services(&with_line("subset = 'all'")).remove(0).service.subset, Subset::All);
-    }
-
-    #[test]
-    fn every_algorithm_is_taken_by_its_name() {
-        assert_eq!(Algorithm::ALL.len(), 14);
-        for algorithm in Algorithm::ALL {
-            let line = format!("subset = {{ algorithm = '{algorithm}' }}");
-            check_subset(&line, algorithm, Size::Auto { min: 12 }, seed("j", "s"));
-        }
-    }
-
     #[track_caller]
     fn check_least(
         subset: &str,
@@ -464,7 +399,7 @@ mod tests {
         };
         let text = format!("name = 's'\naddress = '10.96.0.10:80'\nbackends = {source}\nsubset = {subset}");
         let ClientService { service, source } = services(&with_service(&text)).remove(0);
-        let entry = ServiceEntry { service, seed: None, source };
+        let entry = ServiceEntry { service, seed: None, error_decay: None, source };
         let task = Task { index, count };
         assert_eq!((entry.backends(task), entry.schedule_entries(task)), (backends, entries), "{text}");
     }
@@ -501,57 +436,10 @@ mod tests {
     #[test]
     fn a_wrong_value_names_itself_and_what_is_right() {
         let cases = [
-            ("protocol = 'udp'", "8:12: protocol \"udp\" is not built yet (write \"tcp\")"),
-            ("protocol = 'sctp'", "8:12: unknown protocol \"sctp\" (write \"tcp\")"),
-            ("policy = 'rr'", "8:10: unknown policy \"rr\" (write \"weighted-round-robin\")"),
+            ("protocol = 'sctp'", "8:12: unknown protocol \"sctp\" (write \"tcp\" or \"udp\")"),
             (
-                "subset = 'auto'",
-                "8:10: unknown subset \"auto\" (write \"all\" or { algorithm = \"rocksteadier\", size = \"auto\" })",
-            ),
-            ("subset = 20", "8:10: subset must be \"all\" or a table, not a whole number"),
-            ("subset = { size = 0 }", "8:19: size is 0 (write 1 to 256)"),
-            ("subset = { size = 257 }", "8:19: size is 257 (write 1 to 256)"),
-            (
-                "subset = { size = '20' }",
-                "8:19: unknown size \"20\" (write 1 to 256, \"auto\" or { min = 12 })",
-            ),
-            (
-                "subset = { size = true }",
-                "8:19: size must be a whole number, \"auto\" or { min = .. }, not true or false",
-            ),
-            (
-                "subset = { size = {} }",
-                "8:19: min is missing in size (write { min = 12 }, or size = \"auto\")",
-            ),
-            ("subset = { size = { min = 0 } }", "8:27: min is 0 (write 1 to 256)"),
-            ("subset = { size = { min = 257 } }", "8:27: min is 257 (write 1 to 256)"),
-            ("subset = { size = { min = 'x' } }", "8:27: min must be a whole number, not a string"),
-            (
-                "subset = { size = { min = 1, max = 2 } }",
-                "8:30: unknown key \"max\" in size (known keys: min)",
-            ),
-            (
-                "subset = { size = 1, sede = '1' }",
-                "8:22: unknown key \"sede\" in a subset (did you mean seed? known keys: algorithm, size, seed)",
-            ),
-            (
-                "subset = { size = 1, seed = 5 }",
-                "8:29: seed must be a string, not a whole number (write it in quotes)",
-            ),
-            (
-                "subset = { size = 1, seed = '18446744073709551616' }",
-                "8:29: seed is \"18446744073709551616\" (write \"0\" to \"18446744073709551615\")",
-            ),
-            (
-                "subset = { size = 1, seed = '+1' }",
-                "8:29: seed is \"+1\" (write \"0\" to \"18446744073709551615\")",
-            ),
-            (
-                "subset = { size = 1, algorithm = 'rocksteadyer' }",
-                "8:34: unknown algorithm \"rocksteadyer\" (did you mean rocksteadier? write \"random\" or \"rendezvous\" or \
-                 \"round-robin\" or \"deterministic-book\" or \"deterministic\" or \"consistent\" or \"ring\" or \
-                 \"ringsteady\" or \"ringsteady-scaled\" or \"ringsteady-both-scaled\" or \"rocksteadier\" or \
-                 \"rocksteadier-scaled\" or \"aperture\" or \"aperture-shuffled\")",
+                "protocol = 'upd'",
+                "8:12: unknown protocol \"upd\" (did you mean udp? write \"tcp\" or \"udp\")",
             ),
             (
                 "on_no_backend = 'EPERM'",
@@ -566,20 +454,12 @@ mod tests {
             ),
             (
                 "weight = 1",
-                "8:1: unknown key \"weight\" in a service (known keys: name, address, protocol, policy, subset, \
-                 on_no_backend, backends)",
+                "8:1: unknown key \"weight\" in a service (known keys: name, address, protocol, policy, \
+                 active_limit, overflow, error_decay, connect_timeout, udp, subset, on_no_backend, backends)",
             ),
         ];
         for (line, expected) in cases {
             check(&with_line(line), &[expected]);
-        }
-    }
-
-    #[test]
-    fn what_is_not_built_yet_is_refused_by_name() {
-        for name in UNBUILT_POLICIES {
-            let expected = format!("8:10: policy {name:?} is not built yet (write \"weighted-round-robin\")");
-            check(&with_line(&format!("policy = '{name}'")), &[&expected]);
         }
     }
 
@@ -701,6 +581,20 @@ mod tests {
                 "9:8: service name \"s\" is already on line 5",
                 "10:11: address 10.96.0.10:80 with protocol tcp is already on line 6",
             ],
+        );
+    }
+
+    #[test]
+    fn an_address_may_be_a_service_of_each_protocol() {
+        let second = "[[service]]\nname = 't'\naddress = '10.96.0.10:80'\nprotocol = 'udp'\nbackends = { static = [] }";
+        let both = services(&with_line(second));
+        let dialled: Vec<_> =
+            both.iter().map(|one| (one.service.address, one.service.protocol.name())).collect();
+        let address = "10.96.0.10:80".parse().unwrap();
+        assert_eq!(dialled, [(address, "tcp"), (address, "udp")]);
+        check(
+            &with_line(&format!("protocol = 'udp'\n{second}")),
+            &["11:11: address 10.96.0.10:80 with protocol udp is already on line 6"],
         );
     }
 

@@ -1,4 +1,4 @@
-//! What is fixed when the daemon starts: the directories that it works in, and the sizes of the maps.
+//! What is fixed when the daemon starts: the directories that it works in, the sizes of the maps, and where it listens.
 //!
 //! Maps are made once and outlive the daemon: a start over maps of other sizes is refused rather than losing what is in
 //! them. What has to be done for a change is told before somebody restarts in vain, and at the start for all clients at
@@ -22,8 +22,11 @@ pub fn unchangeable(running: &Config, wanted: &Config, clients: &[&str]) -> Vec<
         ("limits.flow_records", flow_records != running.limits.flow_records),
         ("limits.slots", slots != running.limits.slots),
     ];
-    let restarted =
-        [("paths.run", *run != running.paths.run), ("paths.state", *state != running.paths.state)];
+    let restarted = [
+        ("paths.run", *run != running.paths.run),
+        ("paths.state", *state != running.paths.state),
+        ("metrics.listen", wanted.metrics.listen != running.metrics.listen),
+    ];
     let changed = |names: &[(&'static str, bool)]| -> Vec<&'static str> {
         names.iter().filter(|(_, changed)| *changed).map(|(name, _)| *name).collect()
     };
@@ -52,6 +55,13 @@ fn remove_all(clients: &[&str], pins: &Path) -> String {
         [client] => format!("`socklb detach {client}{pins}`"),
         _ => format!("`for client in {}; do socklb detach $client{pins}; done`", clients.join(" ")),
     }
+}
+
+/// Makes a configuration say what is in force of it while a daemon with another one runs.
+pub fn keep(running: &Config, wanted: &mut Config) {
+    wanted.paths = running.paths.clone();
+    wanted.limits = running.limits;
+    wanted.metrics = running.metrics;
 }
 
 impl Daemon {
@@ -90,6 +100,29 @@ impl Daemon {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::tests::{LEAST, good};
+
+    #[test]
+    fn what_a_restart_alone_changes_is_named_and_what_is_in_force_stays() {
+        let with = |lines: &str| good(&format!("{LEAST}{lines}"));
+        let metrics = "[metrics]\nlisten = '127.0.0.1:9464'\n";
+        let other = "[metrics]\nlisten = '[::1]:9464'\n[paths]\nrun = 'r'\nstate = 's'\n";
+        let named = |key: &str| format!("{key} cannot change while running; restart socklb to apply it");
+        let (run, state, listen) = (named("paths.run"), named("paths.state"), named("metrics.listen"));
+        let cases: [(&str, &str, &[String]); 5] = [
+            ("", "", &[]),
+            (metrics, metrics, &[]),
+            ("", metrics, std::slice::from_ref(&listen)),
+            (metrics, "", std::slice::from_ref(&listen)),
+            (metrics, other, &[run, state, listen.clone()]),
+        ];
+        for (running, wanted, expected) in cases {
+            let (running, mut wanted) = (with(running), with(wanted));
+            assert_eq!(unchangeable(&running, &wanted, &["j"]), expected);
+            keep(&running, &mut wanted);
+            assert_eq!(unchangeable(&running, &wanted, &["j"]), [""; 0], "what is kept is as it was");
+        }
+    }
 
     #[test]
     fn the_command_names_every_client_and_where_it_is_pinned() {

@@ -200,8 +200,7 @@ impl Daemon {
             warn!("{what}");
         }
         self.reload.unchangeable = unchangeable;
-        config.paths = self.config.paths.clone();
-        config.limits = self.config.limits;
+        fixed::keep(&self.config, &mut config);
         let gone = self.drop_clients(&config);
         let mut unstarted = Vec::new();
         for client in &config.clients {

@@ -86,7 +86,7 @@ fn read_table(table: &Table<'_>, report: &mut Report<'_>) -> Option<Entry> {
     };
     let weight = table.get("weight").and_then(|item| item.number(0..=u16::MAX.into(), report));
     let weight = weight.and_then(|weight| u16::try_from(weight).ok()).unwrap_or(1);
-    let state = table.get("state").and_then(|item| item.choice(&STATES, &[], report));
+    let state = table.get("state").and_then(|item| item.choice(&STATES, report));
     let zone = table.get("zone").and_then(|item| item.text(report)).map(str::to_owned);
     let state = state.unwrap_or(EndpointState::Healthy);
     (!is_cut).then_some(Entry { span, address, index, weight, state, zone })

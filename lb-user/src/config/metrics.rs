@@ -1,0 +1,98 @@
+//! The `[metrics]` table: where counters are told besides the daemon's own socket.
+//!
+//! Whoever may open a Unix socket is decided by its file; a TCP port has no such thing, so it stays on the host.
+
+use std::net::SocketAddr;
+
+use crate::diagnostic::Report;
+use crate::document::{Item, Table};
+
+/// Where counters are told.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Metrics {
+    /// A TCP address on loopback, if there is to be one besides the daemon's own socket.
+    pub listen: Option<SocketAddr>,
+}
+
+/// Reads the table, if there is one.
+pub fn read(root: &Table<'_>, report: &mut Report<'_>) -> Metrics {
+    let Some(table) = root.get("metrics").and_then(|item| item.table("[metrics]", report)) else {
+        return Metrics::default();
+    };
+    table.check_keys(&["listen"], report);
+    Metrics { listen: table.get("listen").and_then(|item| read_listen(&item, report)) }
+}
+
+fn read_listen(item: &Item<'_>, report: &mut Report<'_>) -> Option<SocketAddr> {
+    let address = item.address(report)?;
+    let (why, help) = if !address.ip().is_loopback() {
+        let port = address.port().max(1);
+        let help = format!(
+            "write \"127.0.0.1:{port}\" or \"[::1]:{port}\", and let a proxy with access control pass it on"
+        );
+        ("is not on loopback, and whoever reaches it would read the metrics", help)
+    } else if address.port() == 0 {
+        ("has port 0", "write 1 to 65535".to_owned())
+    } else {
+        return Some(address);
+    };
+    report.add(item.span(), format!("listen \"{address}\" {why}"), help);
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{LEAST, faults, good};
+
+    #[test]
+    fn metrics_are_told_on_loopback_if_they_are_asked_for() {
+        let of = |lines: &str| good(&format!("{LEAST}{lines}")).metrics.listen;
+        assert_eq!((of(""), of("[metrics]")), (None, None));
+        for address in ["127.0.0.1:9464", "127.9.9.9:1", "[::1]:65535"] {
+            let listen = of(&format!("[metrics]\nlisten = '{address}'"));
+            assert_eq!(listen.map(|listen| listen.to_string()).as_deref(), Some(address));
+        }
+    }
+
+    #[test]
+    fn a_wrong_value_names_itself_and_what_is_right() {
+        let reached = "is not on loopback, and whoever reaches it would read the metrics";
+        let proxy = ", and let a proxy with access control pass it on";
+        let cases = [
+            (
+                "listen = '0.0.0.0:9464'",
+                format!(
+                    "9:10: listen \"0.0.0.0:9464\" {reached} (write \"127.0.0.1:9464\" or \"[::1]:9464\"{proxy})"
+                ),
+            ),
+            (
+                "listen = '[2001:db8::1]:9'",
+                format!("9:10: listen \"[2001:db8::1]:9\" {reached} (write \"127.0.0.1:9\" or \"[::1]:9\"{proxy})"),
+            ),
+            (
+                "listen = '[::ffff:127.0.0.1]:9'",
+                format!("9:10: listen \"[::ffff:127.0.0.1]:9\" {reached} (write \"127.0.0.1:9\" or \"[::1]:9\"{proxy})"),
+            ),
+            ("listen = '127.0.0.1:0'", "9:10: listen \"127.0.0.1:0\" has port 0 (write 1 to 65535)".to_owned()),
+            (
+                "listen = '127.0.0.1'",
+                "9:10: listen \"127.0.0.1\" has no port (write \"127.0.0.1:8080\", with the right port)".to_owned(),
+            ),
+            (
+                "listen = 'localhost:9464'",
+                "9:10: listen \"localhost:9464\" is a host name, and names are not resolved (write an IP address and a \
+                 port, as in \"10.0.0.1:8080\" or \"[2001:db8::1]:8080\")"
+                    .to_owned(),
+            ),
+            ("listen = 9464", "9:10: listen must be a string, not a whole number".to_owned()),
+            (
+                "port = 9464",
+                "9:1: unknown key \"port\" in [metrics] (known keys: listen)".to_owned(),
+            ),
+        ];
+        for (line, expected) in cases {
+            assert_eq!(faults(&format!("{LEAST}[metrics]\n{line}")), [expected], "{line}");
+        }
+        assert_eq!(faults(&format!("{LEAST}[[metrics]]")), ["8:1: metrics must be a table, not a list"]);
+    }
+}

@@ -1,0 +1,350 @@
+//! How a `[[service]]` wants its backends chosen: policy, limit of open flows, and times.
+//!
+//! Combinations that cannot work, or that say something without effect, are refused here, each at the value that should
+//! change. Knows nothing of clients: what a client's accounting rules out is checked where clients are read.
+
+use std::ops::{Range, RangeInclusive};
+use std::time::Duration;
+
+use lb_core::service::{MAX_SCAN, Overflow, Policy, Protocol, Scan, Size, Subset};
+
+use super::Source;
+use crate::diagnostic::Report;
+use crate::document::{Item, Table};
+
+/// The half-life of an error where nothing is written, if errors are known: long enough to keep most new connections
+/// away from a backend that refuses them all, short enough that one that is back has its part within a minute.
+pub const ERROR_DECAY: Duration = Duration::from_secs(10);
+
+/// The clock of the decay has whole seconds, and an error that counts for hours says nothing of now.
+const ERROR_DECAYS: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_hours(1);
+/// The kernel's steps begin at about a second, and without a limit it gives up after 127.
+const CONNECT_TIMEOUTS: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(127);
+/// Shorter would be a choice per datagram, longer never.
+const REBINDS: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_hours(24);
+
+/// How backends are chosen.
+pub struct Choice {
+    /// The policy.
+    pub policy: Policy,
+    /// The limit of open flows of a backend.
+    pub active_limit: Option<u32>,
+    /// What happens when all are at it.
+    pub overflow: Overflow,
+    /// If it is written: where, and how fast errors are forgotten, or that they do not count.
+    pub error_decay: Option<(Range<usize>, Option<Duration>)>,
+    /// After how long a connect gives up.
+    pub connect_timeout: Option<Duration>,
+    /// After how long an unconnected flow chooses anew.
+    pub rebind: Option<Duration>,
+}
+
+/// Reads what a service's table says of it; `None` if anything of that is wrong. `protocol` is the service's, if that can
+/// be read.
+pub fn read(table: &Table<'_>, protocol: Option<Protocol>, report: &mut Report<'_>) -> Option<Choice> {
+    let policy = match table.get("policy") {
+        Some(item) => item.choice(&Policy::ALL.map(|policy| (policy.name(), policy)), report),
+        None => Some(Policy::WeightedRoundRobin),
+    };
+    let active_limit = read_optional(table, "active_limit", |item| item.number(1..=u32::MAX, report));
+    let overflow = match table.get("overflow") {
+        Some(item) => read_overflow(&item, table, report),
+        None => Some(Overflow::LeastLoaded),
+    };
+    let error_decay = read_optional(table, "error_decay", |item| read_decay(item, report));
+    let connect_timeout = read_optional(table, "connect_timeout", |item| {
+        check_protocol(item, Protocol::Tcp, protocol, report);
+        item.duration(CONNECT_TIMEOUTS, None, report)
+    });
+    let rebind = read_optional(table, "udp", |item| {
+        check_protocol(item, Protocol::Udp, protocol, report);
+        read_udp(item, report)
+    });
+    Some(Choice {
+        policy: policy?,
+        active_limit: active_limit?,
+        overflow: overflow?,
+        error_decay: error_decay?,
+        connect_timeout: connect_timeout?,
+        rebind: rebind?.flatten(),
+    })
+}
+
+/// `None` if it is there and wrong; that is reported.
+fn read_optional<T>(
+    table: &Table<'_>,
+    key: &'static str,
+    read: impl FnOnce(&Item<'_>) -> Option<T>,
+) -> Option<Option<T>> {
+    match table.get(key) {
+        Some(item) => read(&item).map(Some),
+        None => Some(None),
+    }
+}
+
+fn read_overflow(item: &Item<'_>, table: &Table<'_>, report: &mut Report<'_>) -> Option<Overflow> {
+    let overflow = item.choice(&Overflow::ALL.map(|overflow| (overflow.name(), overflow)), report);
+    if table.get("active_limit").is_none() {
+        let help = "add active_limit = 100, or another number, or leave overflow out".to_owned();
+        report.add_absent(item.span(), "overflow without active_limit has no effect", help);
+    }
+    overflow
+}
+
+fn read_decay(item: &Item<'_>, report: &mut Report<'_>) -> Option<(Range<usize>, Option<Duration>)> {
+    const OFF: &str = "off";
+    if item.as_str() == Some(OFF) {
+        return Some((item.span(), None));
+    }
+    item.duration(ERROR_DECAYS, Some(OFF), report).map(|decay| (item.span(), Some(decay)))
+}
+
+fn read_udp(item: &Item<'_>, report: &mut Report<'_>) -> Option<Option<Duration>> {
+    let table = item.table("udp", report)?;
+    table.check_keys(&["rebind"], report);
+    read_optional(&table, "rebind", |item| item.duration(REBINDS, None, report))
+}
+
+/// Refuses what means something for another protocol only.
+fn check_protocol(item: &Item<'_>, wanted: Protocol, protocol: Option<Protocol>, report: &mut Report<'_>) {
+    if let Some(other) = protocol.filter(|protocol| *protocol != wanted) {
+        let (key, wanted) = (item.name(), wanted.name());
+        let message = format!("{key} is for protocol {wanted:?}, and this service has {:?}", other.name());
+        report.add(item.span(), message, format!("leave {key} out, or write protocol = {wanted:?}"));
+    }
+}
+
+/// Refuses a choice that may look at more backends than one run of a kernel program can afford.
+pub fn check_scan(
+    table: &Table<'_>,
+    choice: &Choice,
+    subset: Subset,
+    source: &Source,
+    report: &mut Report<'_>,
+) {
+    let Some(scan) = Scan::of(choice.policy, choice.active_limit, choice.overflow) else { return };
+    let listed = match source {
+        Source::Static(list) => u32::try_from(list.as_slice().len()).unwrap_or(u32::MAX),
+        Source::File(_) => u32::MAX,
+    };
+    if subset.most_members().min(listed) <= MAX_SCAN {
+        return;
+    }
+    let (what, algorithm) = match subset {
+        Subset::All => ("subset \"all\"".to_owned(), ""),
+        Subset::Sized { algorithm, .. } if algorithm.is_aperture() => {
+            (format!("an arc of {algorithm}"), "algorithm = \"rocksteadier\", ")
+        }
+        Subset::Sized { size: Size::Auto { .. } | Size::Fixed(_), .. } => {
+            ("a subset of automatic size".to_owned(), "")
+        }
+    };
+    let (key, who, or) = match (scan, table.get("overflow")) {
+        (Scan::Policy, _) => ("policy", "policy \"least-loaded\"", ""),
+        (Scan::Overflow, Some(_)) => ("overflow", "overflow \"least-loaded\"", ", or overflow = \"refuse\""),
+        (Scan::Overflow, None) => {
+            ("active_limit", "overflow \"least-loaded\", the default,", ", or overflow = \"refuse\"")
+        }
+    };
+    let span = table.get(key).map_or_else(|| table.span(), |item| item.span());
+    let message =
+        format!("{who} looks at every backend of the subset, at most {MAX_SCAN}, and {what} can have more");
+    report.add(span, message, format!("write subset = {{ {algorithm}size = N }}, N at most {MAX_SCAN}{or}"));
+}
+
+#[cfg(test)]
+mod tests {
+    use lb_core::service::Service;
+
+    use super::super::service::tests::{check, services, with_line, with_service};
+    use super::*;
+
+    fn service(lines: &str) -> Service {
+        services(&with_line(lines)).remove(0).service
+    }
+
+    #[test]
+    fn every_policy_and_overflow_is_taken_by_its_name() {
+        for policy in Policy::ALL {
+            assert_eq!(service(&format!("policy = '{}'", policy.name())).policy, policy);
+        }
+        for overflow in Overflow::ALL {
+            let of = service(&format!("active_limit = 1\noverflow = '{}'", overflow.name()));
+            assert_eq!((of.active_limit, of.overflow), (Some(1), overflow));
+        }
+        assert_eq!(service("active_limit = 4294967295").active_limit, Some(u32::MAX));
+    }
+
+    #[test]
+    fn times_go_to_their_limits_and_no_further() {
+        let seconds = |time: Option<Duration>| time.map(|time| time.as_secs());
+        let cases = [("'1s'", Some(1)), ("'60m'", Some(3600)), ("'off'", None)];
+        for (text, expected) in cases {
+            let of = service(&format!("policy = 'p2c'\nerror_decay = {text}"));
+            assert_eq!(seconds(of.error_decay), expected, "{text}");
+        }
+        for (text, expected) in [("1s", 1), ("2m", 120), ("127s", 127)] {
+            let of = service(&format!("connect_timeout = '{text}'"));
+            assert_eq!(seconds(of.connect_timeout), Some(expected));
+        }
+        for (text, expected) in
+            [("{}", None), ("{ rebind = '1s' }", Some(1)), ("{ rebind = '24h' }", Some(86_400))]
+        {
+            let of = service(&format!("protocol = 'udp'\nudp = {text}"));
+            assert_eq!((of.protocol, seconds(of.rebind)), (Protocol::Udp, expected));
+        }
+    }
+
+    #[test]
+    fn a_wrong_value_names_itself_and_what_is_right() {
+        let cases = [
+            (
+                "policy = 'rr'",
+                "8:10: unknown policy \"rr\" (write \"round-robin\" or \"weighted-round-robin\" or \"least-loaded\" or \
+                 \"p2c\" or \"random\")",
+            ),
+            (
+                "policy = 'least-loded'",
+                "8:10: unknown policy \"least-loded\" (did you mean least-loaded? write \"round-robin\" or \
+                 \"weighted-round-robin\" or \"least-loaded\" or \"p2c\" or \"random\")",
+            ),
+            ("active_limit = 0", "8:16: active_limit is 0 (write 1 to 4294967295)"),
+            ("active_limit = 4294967296", "8:16: active_limit is 4294967296 (write 1 to 4294967295)"),
+            ("active_limit = 'none'", "8:16: active_limit must be a whole number, not a string"),
+            (
+                "active_limit = 1\noverflow = 'refused'",
+                "9:12: unknown overflow \"refused\" (did you mean refuse? write \"least-loaded\" or \"refuse\")",
+            ),
+            ("error_decay = '0s'", "8:15: error_decay is \"0s\" (write \"off\", or \"1s\" to \"1h\")"),
+            ("error_decay = '3601s'", "8:15: error_decay is \"3601s\" (write \"off\", or \"1s\" to \"1h\")"),
+            (
+                "error_decay = 10",
+                "8:15: error_decay must be a string, not a whole number (write \"off\", or \"1s\" to \"1h\")",
+            ),
+            (
+                "error_decay = false",
+                "8:15: error_decay must be a string, not true or false (write \"off\", or \"1s\" to \"1h\")",
+            ),
+            ("connect_timeout = '7'", "8:19: connect_timeout is \"7\" (write \"1s\" to \"127s\")"),
+            ("connect_timeout = '128s'", "8:19: connect_timeout is \"128s\" (write \"1s\" to \"127s\")"),
+            ("protocol = 'udp'\nudp = '30s'", "9:7: udp must be a table, not a string"),
+            (
+                "protocol = 'udp'\nudp = { rebnd = '30s' }",
+                "9:9: unknown key \"rebnd\" in udp (did you mean rebind? known keys: rebind)",
+            ),
+            (
+                "protocol = 'udp'\nudp = { rebind = '25h' }",
+                "9:18: rebind is \"25h\" (write \"1s\" to \"24h\")",
+            ),
+        ];
+        for (lines, expected) in cases {
+            check(&with_line(lines), &[expected]);
+        }
+    }
+
+    #[test]
+    fn what_has_no_effect_is_refused() {
+        let cases = [
+            (
+                "overflow = 'refuse'",
+                "8:12: overflow without active_limit has no effect (add active_limit = 100, or another number, or leave \
+                 overflow out)",
+            ),
+            (
+                "protocol = 'udp'\nconnect_timeout = '7s'",
+                "9:19: connect_timeout is for protocol \"tcp\", and this service has \"udp\" (leave connect_timeout out, \
+                 or write protocol = \"tcp\")",
+            ),
+            (
+                "udp = { rebind = '30s' }",
+                "8:7: udp is for protocol \"udp\", and this service has \"tcp\" (leave udp out, or write protocol = \
+                 \"udp\")",
+            ),
+        ];
+        for (lines, expected) in cases {
+            check(&with_line(lines), &[expected]);
+        }
+        // One fault hides no other, and a protocol that cannot be read rules nothing out.
+        check(
+            &with_line("udp = { rebind = '0s' }\noverflow = 'x'"),
+            &[
+                "8:7: udp is for protocol \"udp\", and this service has \"tcp\" (leave udp out, or write protocol = \
+                 \"udp\")",
+                "8:18: rebind is \"0s\" (write \"1s\" to \"24h\")",
+                "9:12: unknown overflow \"x\" (write \"least-loaded\" or \"refuse\")",
+                "9:12: overflow without active_limit has no effect (add active_limit = 100, or another number, or leave \
+                 overflow out)",
+            ],
+        );
+        check(
+            &with_line("protocol = 'x'\nconnect_timeout = '7s'\nudp = {}"),
+            &["8:12: unknown protocol \"x\" (write \"tcp\" or \"udp\")"],
+        );
+    }
+
+    /// A service that scans, by each way to ask for it; with the column of what asks, and what else would help.
+    const SCANS: [(&str, &str, &str); 3] = [
+        ("policy = 'least-loaded'", "8:10: policy \"least-loaded\"", ""),
+        ("active_limit = 9", "8:16: overflow \"least-loaded\", the default,", ", or overflow = \"refuse\""),
+        (
+            "overflow = 'least-loaded'\nactive_limit = 9",
+            "8:12: overflow \"least-loaded\"",
+            ", or overflow = \"refuse\"",
+        ),
+    ];
+
+    fn with_backends(listed: Option<u32>, lines: &str) -> String {
+        let address = |n: u32| format!("'10.0.{}.{}:80'", n / 250, n % 250 + 1);
+        let source = match listed {
+            Some(listed) => format!("static = [{}]", (0..listed).map(address).collect::<Vec<_>>().join(", ")),
+            None => "file = 'f'".to_owned(),
+        };
+        with_service(&format!("name = 's'\naddress = '10.96.0.10:80'\nbackends = {{ {source} }}\n{lines}"))
+    }
+
+    #[test]
+    fn least_loaded_is_refused_where_a_subset_can_be_too_large_to_scan() {
+        let rocksteadier = "algorithm = \"rocksteadier\", ";
+        let subsets = [
+            ("", "a subset of automatic size", ""),
+            ("subset = 'all'", "subset \"all\"", ""),
+            ("subset = { size = 'auto' }", "a subset of automatic size", ""),
+            ("subset = { size = { min = 1 } }", "a subset of automatic size", ""),
+            ("subset = { algorithm = 'aperture', size = 1 }", "an arc of aperture", rocksteadier),
+            ("subset = { algorithm = 'aperture-shuffled' }", "an arc of aperture-shuffled", rocksteadier),
+        ];
+        for (scan, who, or) in SCANS {
+            for (subset, what, algorithm) in subsets {
+                let expected = format!(
+                    "{who} looks at every backend of the subset, at most 256, and {what} can have more (write subset = {{ \
+                     {algorithm}size = N }}, N at most 256{or})"
+                );
+                let lines = format!("{scan}\n{subset}");
+                check(&with_backends(None, &lines), &[&expected]);
+                check(&with_backends(Some(257), &lines), &[&expected]);
+                assert_eq!(services(&with_backends(Some(256), &lines)).len(), 1, "{lines}");
+            }
+            for subset in ["subset = { size = 256 }", "subset = { algorithm = 'random', size = 1 }"] {
+                for listed in [None, Some(300)] {
+                    assert_eq!(services(&with_backends(listed, &format!("{scan}\n{subset}"))).len(), 1);
+                }
+            }
+        }
+        for other in ["policy = 'p2c'", "active_limit = 9\noverflow = 'refuse'", "policy = 'random'"] {
+            assert_eq!(services(&with_backends(None, other)).len(), 1, "{other}");
+        }
+    }
+
+    #[test]
+    fn other_faults_hide_no_subset_that_is_too_large() {
+        check(
+            &with_backends(None, "policy = 'least-loaded'\non_no_backend = 'EPERM'"),
+            &[
+                "8:10: policy \"least-loaded\" looks at every backend of the subset, at most 256, and a subset of automatic \
+                 size can have more (write subset = { size = N }, N at most 256)",
+                "9:17: on_no_backend \"EPERM\" would look like a firewall to the caller (write \"EHOSTUNREACH\" or \
+                 \"ECONNREFUSED\")",
+            ],
+        );
+    }
+}

@@ -1,0 +1,191 @@
+//! The subset of a `[[service]]`: which of its endpoints a client task may use.
+//!
+//! What an algorithm makes of size and seed is for the core to know.
+
+use lb_common::abi::MAX_SUBSET;
+use lb_core::service::{Size, Subset};
+use lb_core::subset::Algorithm;
+use lb_core::weights::MIN_AUTO_SIZE;
+use toml::de::DeValue;
+
+use crate::diagnostic::{Report, quote};
+use crate::document::Item;
+
+/// What a subset has where nothing else is said: see docs/subsetting.md for why.
+const ALGORITHM: Algorithm = Algorithm::Rocksteadier;
+const AUTO: Size = Size::Auto { min: MIN_AUTO_SIZE };
+/// The subset of a service that does not mention it.
+pub const DEFAULT: Subset = Subset::Sized { algorithm: ALGORITHM, size: AUTO };
+
+/// Reads a subset, and the seed if it has one.
+pub fn read(item: &Item<'_>, report: &mut Report<'_>) -> Option<(Subset, Option<u64>)> {
+    match item.value() {
+        DeValue::String(text) if text == "all" => return Some((Subset::All, None)),
+        DeValue::String(text) => {
+            let help = "write \"all\" or { algorithm = \"rocksteadier\", size = \"auto\" }".to_owned();
+            report.add(item.span(), format!("unknown subset {}", quote(text)), help);
+            return None;
+        }
+        DeValue::Table(_) => {}
+        _ => {
+            item.wrong_kind("\"all\" or a table", report);
+            return None;
+        }
+    }
+    let table = item.table("a subset", report)?;
+    table.check_keys(&["algorithm", "size", "seed"], report);
+    let algorithm = match table.get("algorithm") {
+        Some(item) => {
+            let built = Algorithm::ALL.map(|algorithm| (algorithm.name(), algorithm));
+            item.choice(&built, report)
+        }
+        None => Some(ALGORITHM),
+    };
+    let size = match table.get("size") {
+        Some(item) => read_size(&item, report),
+        None => Some(AUTO),
+    };
+    let seed = match table.get("seed") {
+        Some(item) => read_seed(&item, report).map(Some),
+        None => Some(None),
+    };
+    Some((Subset::Sized { algorithm: algorithm?, size: size? }, seed?))
+}
+
+fn read_size(item: &Item<'_>, report: &mut Report<'_>) -> Option<Size> {
+    match item.value() {
+        DeValue::Integer(_) => item.number(1..=MAX_SUBSET, report).map(Size::Fixed),
+        DeValue::String(text) if text == "auto" => Some(AUTO),
+        DeValue::Table(_) => {
+            let table = item.table("size", report)?;
+            table.check_keys(&["min"], report);
+            let help = format!("write {{ min = {MIN_AUTO_SIZE} }}, or size = \"auto\"");
+            let min = table.required("min", &help, report)?.number(1..=MAX_SUBSET, report)?;
+            Some(Size::Auto { min })
+        }
+        DeValue::String(text) => {
+            let help = format!("write 1 to {MAX_SUBSET}, \"auto\" or {{ min = {MIN_AUTO_SIZE} }}");
+            report.add(item.span(), format!("unknown size {}", quote(text)), help);
+            None
+        }
+        _ => {
+            item.wrong_kind("a whole number, \"auto\" or { min = .. }", report);
+            None
+        }
+    }
+}
+
+// A string, because the numbers of most readers of TOML and JSON do not hold 64 bits.
+fn read_seed(item: &Item<'_>, report: &mut Report<'_>) -> Option<u64> {
+    if let DeValue::Integer(_) = item.value() {
+        report.add(item.span(), "seed must be a string, not a whole number", "write it in quotes".to_owned());
+        return None;
+    }
+    let text = item.text(report)?;
+    let seed = text.parse().ok().filter(|_| text.bytes().all(|byte| byte.is_ascii_digit()));
+    if seed.is_none() {
+        let help = format!("write \"0\" to \"{}\"", u64::MAX);
+        report.add(item.span(), format!("seed is {}", quote(text)), help);
+    }
+    seed
+}
+
+#[cfg(test)]
+mod tests {
+    use lb_core::service::seed;
+
+    use super::super::ClientService;
+    use super::super::service::tests::{check, services, with_line};
+    use super::*;
+
+    #[track_caller]
+    fn check_subset(line: &str, algorithm: Algorithm, size: Size, seed: u64) {
+        let ClientService { service, .. } = services(&with_line(line)).remove(0);
+        assert_eq!((service.subset, service.seed), (Subset::Sized { algorithm, size }, seed), "{line}");
+    }
+
+    #[test]
+    fn a_subset_has_a_size_and_its_seed_may_be_given() {
+        let (algorithm, named) = (Algorithm::Rocksteadier, seed("j", "s"));
+        let cases = [
+            ("subset = { size = 1 }", Size::Fixed(1), named),
+            ("subset = { algorithm = 'rocksteadier', size = 256, seed = '0' }", Size::Fixed(256), 0),
+            ("subset = { size = 2, seed = '18446744073709551615' }", Size::Fixed(2), u64::MAX),
+            ("subset = { size = 'auto' }", Size::Auto { min: 12 }, named),
+            ("subset = { seed = '5' }", Size::Auto { min: 12 }, 5),
+            ("subset = { size = { min = 1 } }", Size::Auto { min: 1 }, named),
+            ("subset = { size = { min = 256 } }", Size::Auto { min: 256 }, named),
+        ];
+        for (line, size, seed) in cases {
+            check_subset(line, algorithm, size, seed);
+        }
+        assert_eq!(services(&with_line("subset = 'all'")).remove(0).service.subset, Subset::All);
+    }
+
+    #[test]
+    fn every_algorithm_is_taken_by_its_name() {
+        assert_eq!(Algorithm::ALL.len(), 14);
+        for algorithm in Algorithm::ALL {
+            let line = format!("subset = {{ algorithm = '{algorithm}' }}");
+            check_subset(&line, algorithm, Size::Auto { min: 12 }, seed("j", "s"));
+        }
+    }
+
+    #[test]
+    fn a_wrong_value_names_itself_and_what_is_right() {
+        let cases = [
+            (
+                "subset = 'auto'",
+                "8:10: unknown subset \"auto\" (write \"all\" or { algorithm = \"rocksteadier\", size = \"auto\" })",
+            ),
+            ("subset = 20", "8:10: subset must be \"all\" or a table, not a whole number"),
+            ("subset = { size = 0 }", "8:19: size is 0 (write 1 to 256)"),
+            ("subset = { size = 257 }", "8:19: size is 257 (write 1 to 256)"),
+            (
+                "subset = { size = '20' }",
+                "8:19: unknown size \"20\" (write 1 to 256, \"auto\" or { min = 12 })",
+            ),
+            (
+                "subset = { size = true }",
+                "8:19: size must be a whole number, \"auto\" or { min = .. }, not true or false",
+            ),
+            (
+                "subset = { size = {} }",
+                "8:19: min is missing in size (write { min = 12 }, or size = \"auto\")",
+            ),
+            ("subset = { size = { min = 0 } }", "8:27: min is 0 (write 1 to 256)"),
+            ("subset = { size = { min = 257 } }", "8:27: min is 257 (write 1 to 256)"),
+            ("subset = { size = { min = 'x' } }", "8:27: min must be a whole number, not a string"),
+            (
+                "subset = { size = { min = 1, max = 2 } }",
+                "8:30: unknown key \"max\" in size (known keys: min)",
+            ),
+            (
+                "subset = { size = 1, sede = '1' }",
+                "8:22: unknown key \"sede\" in a subset (did you mean seed? known keys: algorithm, size, seed)",
+            ),
+            (
+                "subset = { size = 1, seed = 5 }",
+                "8:29: seed must be a string, not a whole number (write it in quotes)",
+            ),
+            (
+                "subset = { size = 1, seed = '18446744073709551616' }",
+                "8:29: seed is \"18446744073709551616\" (write \"0\" to \"18446744073709551615\")",
+            ),
+            (
+                "subset = { size = 1, seed = '+1' }",
+                "8:29: seed is \"+1\" (write \"0\" to \"18446744073709551615\")",
+            ),
+            (
+                "subset = { size = 1, algorithm = 'rocksteadyer' }",
+                "8:34: unknown algorithm \"rocksteadyer\" (did you mean rocksteadier? write \"random\" or \"rendezvous\" or \
+                 \"round-robin\" or \"deterministic-book\" or \"deterministic\" or \"consistent\" or \"ring\" or \
+                 \"ringsteady\" or \"ringsteady-scaled\" or \"ringsteady-both-scaled\" or \"rocksteadier\" or \
+                 \"rocksteadier-scaled\" or \"aperture\" or \"aperture-shuffled\")",
+            ),
+        ];
+        for (line, expected) in cases {
+            check(&with_line(line), &[expected]);
+        }
+    }
+}
