@@ -163,7 +163,10 @@ fn explain_gives_inputs_walk_and_formula() {
             &["explain", "users", "--client", "nobody"],
             "there is no client nobody here; clients here are: web",
         ),
-        (&["explain", "mail", "--client", "web"], "client web does not dial service mail; it dials: users"),
+        (
+            &["explain", "user", "--client", "web"],
+            "no client here dials a service user; did you mean users? services here are: users",
+        ),
     ] {
         assert_eq!(failure(&fixture.setup.run(arguments)), (Some(1), format!("socklb: {expected}")));
     }
