@@ -3,7 +3,7 @@
 //! A file is complete or refused: whoever wrote it half must not take backends away from the service. Reads text only;
 //! when to read it, and that the last good list stays when this refuses, is for the caller.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ops::Range;
 use std::path::Path;
@@ -159,6 +159,7 @@ pub fn check(
         let message = format!("endpoint{which} has no index, but the one on line {line} has");
         report.add(entry.span.clone(), message, "give every endpoint an index, or none".to_owned());
     }
+    check_indexes_without_address(&entries, report);
     let given = entries.iter().filter_map(|entry| match entry.index {
         Index::Given(_, index) => Some(index),
         Index::Absent | Index::Wrong(_) => None,
@@ -184,6 +185,26 @@ pub fn check(
             faults.iter().for_each(|(position, fault)| add_fault(*position, fault, &spans, report));
             None
         }
+    }
+}
+
+// An entry whose address cannot be read comes into no list, but its index may be another's all the same. What the list
+// finds by itself is left to it.
+fn check_indexes_without_address(entries: &[Entry], report: &mut Report<'_>) {
+    // By index: where it stood first, and whether an entry with an address had it.
+    let mut seen: BTreeMap<u32, (&Range<usize>, bool)> = BTreeMap::new();
+    for entry in entries {
+        let Index::Given(span, index) = &entry.index else { continue };
+        let has_address = entry.address.is_some();
+        let Some((first, is_listed)) = seen.get_mut(index) else {
+            seen.insert(*index, (span, has_address));
+            continue;
+        };
+        if !(has_address && *is_listed) {
+            let message = format!("index {index} is already on line {}", report.line(first));
+            report.add(span.clone(), message, None);
+        }
+        *is_listed |= has_address;
     }
 }
 
@@ -302,6 +323,33 @@ state = \"healthy\"
             read(text.as_bytes(), "e.conf").unwrap(),
             [endpoint("10.0.0.1:80", 0), endpoint("10.0.0.2:80", 1)]
         );
+    }
+
+    #[test]
+    fn an_address_that_cannot_be_read_hides_no_duplicate_index() {
+        let of = |(address, index): &(&str, u32)| {
+            format!("[[endpoint]]\naddress = '{address}'\nindex = {index}\n")
+        };
+        let host = |line: u32, port: &str| {
+            format!(
+                "e.toml:{line}:11: address \"b:{port}\" is a host name, and names are not resolved (write an IP address and a \
+                 port, as in \"10.0.0.1:8080\" or \"[2001:db8::1]:8080\")"
+            )
+        };
+        let taken = |line: u32, first: u32| format!("e.toml:{line}:9: index 5 is already on line {first}");
+        let (one, two, bad, worse) = (("10.0.0.1:1", 5), ("10.0.0.1:2", 5), ("b:1", 5), ("b:2", 5));
+        let cases = [
+            (vec![one, bad], vec![host(5, "1"), taken(6, 3)]),
+            (vec![bad, one], vec![host(2, "1"), taken(6, 3)]),
+            (vec![bad, worse], vec![host(2, "1"), host(5, "2"), taken(6, 3)]),
+            (vec![one, two, bad], vec![taken(6, 3), host(8, "1"), taken(9, 3)]),
+            (vec![one, bad, two], vec![host(5, "1"), taken(6, 3), taken(9, 3)]),
+            (vec![bad, one, two], vec![host(2, "1"), taken(6, 3), taken(9, 6)]),
+            (vec![bad, ("10.0.0.1:1", 6)], vec![host(2, "1")]),
+        ];
+        for (entries, expected) in cases {
+            check(&entries.iter().map(of).collect::<String>(), &expected.join("\n"));
+        }
     }
 
     #[test]

@@ -367,6 +367,33 @@ mod tests {
     }
 
     #[test]
+    fn a_wrong_value_hides_no_duplicate() {
+        let of = |target: &str, index: &str, more: &str| {
+            format!("{{\"targets\":[\"{target}\"],\"labels\":{{\"index\":\"{index}\"{more}}}}}")
+        };
+        let groups = [
+            of("10.0.0.1:1", "1", ",\"weight\":\"x\""),
+            of("10.0.0.1:1", "-1", ""),
+            of("users:1", "1", ""),
+            of("10.0.0.2:1", "1", ",\"state\":\"dead\""),
+            of("10.0.0.1:1", "2", ",\"zone\":7"),
+        ];
+        check(
+            &format!("[{}]", groups.join(",\n")),
+            "e.json:1:59: weight is \"x\" (write \"0\" to \"65535\")\n\
+             e.json:2:13: address 10.0.0.1:1 is already on line 1\n\
+             e.json:2:45: index is \"-1\" (write \"0\" to \"65535\")\n\
+             e.json:3:13: target \"users:1\" is a host name, and names are not resolved (write an IP address and a port, as \
+             in \"10.0.0.1:8080\" or \"[2001:db8::1]:8080\")\n\
+             e.json:3:42: index 1 is already on line 1\n\
+             e.json:4:45: index 1 is already on line 1\n\
+             e.json:4:57: unknown state \"dead\" (write \"healthy\" or \"lame-duck\")\n\
+             e.json:5:13: address 10.0.0.1:1 is already on line 1\n\
+             e.json:5:56: zone must be a string, not a number (write \"7\")",
+        );
+    }
+
+    #[test]
     fn a_file_at_its_limit_is_read_and_past_it_refused() {
         let of = |count: u32| {
             let mut text = "[".to_owned();
