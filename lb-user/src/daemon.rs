@@ -534,8 +534,9 @@ fn tell(agent: &Agent, followed: Followed, starting: bool) {
             client = %client.name,
             "its pins were removed, so its connects go unbalanced; SIGHUP or a restart makes them anew and attaches it"
         ),
+        // A path that is mistyped looks the same.
         (Followed::Unchanged | Followed::Attached, None) if starting => {
-            info!(client = %client.name, cgroup = %client.cgroup.display(), "there is no such cgroup; waiting for it");
+            warn!(client = %client.name, cgroup = %client.cgroup.display(), "there is no such cgroup; waiting for it");
         }
         (Followed::Unchanged | Followed::Attached, _) => {}
     }
