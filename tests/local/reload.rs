@@ -223,6 +223,20 @@ fn what_cannot_change_while_running_is_named_and_the_rest_changes() {
     eventually("it is taken back", || degraded(&fixture.setup), Vec::is_empty);
 }
 
+#[test]
+fn an_address_of_metrics_that_changed_is_named_until_a_restart() {
+    let mut fixture = Fixture::new();
+    let metrics = "[metrics]\nlisten = \"127.0.0.1:9464\"\n";
+    write(&fixture.setup, &text(&fixture, "", "", &(second_service() + metrics)));
+    eventually("the rest is taken on", || services(&fixture.setup).len(), |count| *count == 2);
+    let fault = "metrics.listen cannot change while running; restart socklb to apply it";
+    assert_eq!(degraded(&fixture.setup), [fault]);
+    assert!(fixture.daemon().log().contains(fault), "it is in the log as well");
+    fixture.stop();
+    fixture.start();
+    assert_eq!(degraded(&fixture.setup), Vec::<String>::new());
+}
+
 /// What the message about limits says to do: for every client.
 #[test]
 fn limits_change_as_the_message_says() {

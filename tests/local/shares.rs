@@ -3,15 +3,19 @@
 use std::collections::BTreeMap;
 
 use serde_json::Value;
-use stage::eventually;
+use stage::{eventually, replace};
 
-use stage::fixture::{Fixture, SERVICE};
+use stage::fixture::{Fixture, SERVICE, config};
+
+fn explanation(fixture: &Fixture) -> Value {
+    let output = fixture.setup.run(&["explain", "users", "--json"]);
+    let explanations: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    explanations[0].clone()
+}
 
 /// Connects to each backend in `explain`'s count of entries.
 fn entries(fixture: &Fixture) -> BTreeMap<String, u32> {
-    let output = fixture.setup.run(&["explain", "users", "--json"]);
-    let explanations: Value = serde_json::from_slice(&output.stdout).expect("JSON");
-    let members = explanations[0]["members"].as_array().expect("members").clone();
+    let members = explanation(fixture)["members"].as_array().expect("members").clone();
     let name = |address: &str| {
         let backend = fixture.backends.iter().find(|backend| backend.address().to_string() == address);
         backend.expect("a backend of the test").name().to_owned()
@@ -43,6 +47,41 @@ fn weighted_shares_are_exact_over_a_table() {
     // The walk goes on where it stands: an eighth of the table is an eighth of each share.
     let eighth: BTreeMap<_, _> = expected.iter().map(|(name, count)| (name.clone(), count / 8)).collect();
     assert_eq!(probe.dial_many(SERVICE, 128), eighth);
+}
+
+#[test]
+fn round_robin_ignores_weights_and_may_be_switched_to_with_flows_open() {
+    let mut fixture = Fixture::without_daemon();
+    fixture.write_endpoints(&[
+        ("127.0.0.1:8001", "weight = 1"),
+        ("127.0.0.1:8002", "weight = 30"),
+        ("127.0.0.1:8003", "weight = 0"),
+    ]);
+    fixture.start();
+    let mut probe = fixture.probe();
+    let by_weight = probe.dial_many(SERVICE, 1024);
+    assert_eq!((by_weight["b1"], by_weight["b2"]), (33, 991));
+    let open = probe.dial(SERVICE);
+    let path = fixture.setup.folder.join("socklb.toml");
+    let policy = |name: &str| {
+        let text = config(&fixture.cgroup, r#"{ file = "users.toml" }"#, &format!("policy = \"{name}\""));
+        replace(&path, &text);
+        eventually(
+            "the policy is another",
+            || explanation(&fixture)["inputs"]["policy"].clone(),
+            |now| now == name,
+        );
+    };
+    policy("round-robin");
+    let expected = BTreeMap::from([("b1".to_owned(), 512), ("b2".to_owned(), 512)]);
+    assert_eq!(entries(&fixture), expected);
+    eventually("the table is replaced", || probe.dial_many(SERVICE, 1024), |got| *got == expected);
+    let text = String::from_utf8_lossy(&fixture.setup.run(&["explain", "users"]).stdout).into_owned();
+    assert!(text.contains("share = 1 / members, for round-robin ignores weights"), "{text}");
+    policy("weighted-round-robin");
+    eventually("the table is replaced", || probe.dial_many(SERVICE, 1024), |got| *got == by_weight);
+    assert_eq!(probe.ask(&format!("peer {}", open.socket)), SERVICE);
+    assert_eq!(fixture.setup.active(), 1, "the flow has not noticed");
 }
 
 #[test]
