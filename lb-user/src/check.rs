@@ -22,6 +22,8 @@ pub fn run(file: &Path) -> Result<ExitCode, Failure> {
         for NamedFile { service, path, span } in files {
             match source::read_list(path, *service, services) {
                 Ok(_) => {}
+                // Of a file that several services name, as TCP and UDP at one address do, what they have in common once.
+                Err(SourceError::Invalid(faults)) if faulty.contains(&faults) => {}
                 Err(SourceError::Invalid(faults)) => faulty.push(faults),
                 // One that cannot be read has no place of its own: the configuration's is told.
                 Err(error) => report.add(span.clone(), crate::chain(&error), None),

@@ -808,7 +808,8 @@ listen = "127.0.0.1:9464"
         fn no_line_left_out_or_given_another_value_panics(
             line in 0..GOOD.lines().count(),
             value in prop::sample::select(vec![
-                "", "1", "-1", "''", "'x'", "[]", "{}", "true", "1.5", "[{}]", "{ min = 1 }", "{ env = 1 }",
+                "", "1", "-1", "''", "'x'", "[]", "{}", "true", "1.5", "[{}]", "{ min = 1 }", "{ env = 1 }", "'10s'",
+                "'off'", "'least-loaded'", "{ rebind = '1s' }",
             ]),
         ) {
             let mut lines: Vec<_> = GOOD.lines().map(str::to_owned).collect();

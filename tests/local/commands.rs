@@ -63,6 +63,39 @@ fn check_reports_faults_of_the_configuration_and_of_all_files_together() {
     }
 }
 
+/// TCP and UDP at one address are two services of one file, whose faults are one file's.
+#[test]
+fn check_reports_faults_of_a_file_that_two_services_share_once() {
+    let fixture = Fixture::without_daemon();
+    let path = fixture.setup.folder.join("socklb.toml");
+    let text = std::fs::read_to_string(&path).expect("read");
+    let service = &text[text.find("[[service]]").expect("a service")..];
+    let second = service.replacen("users", "users-udp", 1) + "protocol = \"udp\"\n";
+    std::fs::write(&path, text.clone() + &second).expect("write");
+    let path = path.to_str().expect("UTF-8");
+    let good = fixture.setup.run(&["check", path]);
+    assert_eq!(good.status.code(), Some(0), "{good:?}");
+    std::fs::write(&fixture.file, endpoints(&[("127.0.0.1:8001", "weight = 70000")])).expect("write");
+    let (code, faults) = failure(&fixture.setup.run(&["check", path]));
+    assert_eq!((code, faults.matches("users.toml:3:10").count()), (Some(1), 1), "{faults}");
+}
+
+#[test]
+fn check_refuses_what_the_kernel_could_not_do() {
+    let fixture = Fixture::without_daemon();
+    let path = fixture.setup.folder.join("socklb.toml");
+    let text = std::fs::read_to_string(&path).expect("read");
+    std::fs::write(&path, text.clone() + "policy = \"least-loaded\"\n").expect("write");
+    let path = path.to_str().expect("UTF-8");
+    let (code, faults) = failure(&fixture.setup.run(&["check", path]));
+    let expected = "policy \"least-loaded\" looks at every backend of the subset, at most 256";
+    assert_eq!((code, faults.contains(expected)), (Some(1), true), "{faults}");
+    assert!(faults.contains("write subset = { size = N }, N at most 256"), "{faults}");
+    std::fs::write(path, text + "policy = \"least-loaded\"\nsubset = { size = 3 }\n").expect("write");
+    let good = fixture.setup.run(&["check", path]);
+    assert_eq!(good.status.code(), Some(0), "{good:?}");
+}
+
 #[test]
 fn check_refuses_a_pipe_instead_of_waiting_for_it() {
     let fixture = Fixture::without_daemon();
