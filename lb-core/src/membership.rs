@@ -6,12 +6,16 @@
 //! large: not for an event loop. Under a policy that ignores weights all members have the same. Knows nothing of slots or
 //! tables.
 
+mod pool;
+
 use lb_common::abi::BackendState;
 
 use crate::endpoint::{Endpoint, EndpointList, EndpointState};
 use crate::service::{Service, Size, Subset, Task};
-use crate::subset::{self, Algorithm, Position};
-use crate::weights::{self, Graph, Precision, Solution};
+use crate::subset::{Algorithm, Position};
+use crate::weights;
+
+use self::pool::{Pool, Shares};
 
 /// Why an index of the order was taken or not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,17 +93,6 @@ pub struct Memberships<'a> {
     shares: Shares,
 }
 
-/// Where the shares of a job's tasks come from.
-#[derive(Debug)]
-enum Shares {
-    /// Whoever is alone, or has all that the others have, follows the weights, if they count.
-    Weights,
-    /// Each task's own, whatever the others have: parts of its arc, or equal parts where weights do not count.
-    Own(Job),
-    /// The subsets of all tasks, and the weights that make their loads even.
-    Solution(Graph, Solution, Job),
-}
-
 impl<'a> Memberships<'a> {
     /// Of `service`, in a job of `count` tasks, out of `endpoints`.
     pub fn new(service: &Service, count: u32, endpoints: &'a EndpointList) -> Self {
@@ -155,208 +148,6 @@ impl<'a> Memberships<'a> {
         };
         Membership { members, walk, size: Some(position.size), tried: self.tried.clone() }
     }
-}
-
-/// Every index of a list, and whether its endpoint may be a member.
-#[derive(Debug)]
-struct Pool<'a> {
-    endpoints: &'a [Endpoint],
-    /// By index: the position among the endpoints of one that may be a member, or why there is none.
-    by_index: Vec<Result<usize, Verdict>>,
-    /// How many may be.
-    admitted: usize,
-    /// Whether weights decide shares.
-    is_weighted: bool,
-}
-
-impl<'a> Pool<'a> {
-    fn of(list: &'a EndpointList, admit: impl Fn(&Endpoint) -> bool, is_weighted: bool) -> Self {
-        let endpoints = list.as_slice();
-        let mut by_index = vec![Err(Verdict::Hole); list.index_space() as usize];
-        for (at, endpoint) in endpoints.iter().enumerate() {
-            by_index[endpoint.index as usize] = match endpoint.weight {
-                _ if admit(endpoint) => Ok(at),
-                0 => Err(Verdict::Unweighted),
-                _ => Err(Verdict::LameDuck),
-            };
-        }
-        let admitted = by_index.iter().filter(|found| found.is_ok()).count();
-        Self { endpoints, by_index, admitted, is_weighted }
-    }
-
-    /// All that may be members, by index, for every one of `clients` tasks.
-    fn everything(&self, clients: u32) -> Membership {
-        let indexes = self.endpoints.iter().map(|endpoint| endpoint.index);
-        let walk: Vec<_> = indexes.map(|index| (index, self.verdict(index))).collect();
-        let members = self.by_weight(&walk, clients);
-        Membership { members, walk, size: None, tried: Vec::new() }
-    }
-
-    /// Goes along one client's order until it has its members or there are no more.
-    fn walk(&self, algorithm: Algorithm, position: Position) -> Vec<(u32, Verdict)> {
-        let mut left = subset::length(algorithm, position);
-        let mut walk = Vec::new();
-        // Bound: the order is a permutation of the indexes.
-        for index in subset::order(algorithm, position) {
-            if left == 0 {
-                break;
-            }
-            let verdict = self.verdict(index);
-            left -= u32::from(verdict == Verdict::Member);
-            walk.push((index, verdict));
-        }
-        walk
-    }
-
-    /// What decides the shares of all tasks.
-    fn shares(&self, algorithm: Algorithm, position: Position) -> Shares {
-        let is_whole = !algorithm.is_aperture() && position.wanted() as usize >= self.admitted;
-        if is_whole || position.clients == 1 {
-            Shares::Weights
-        } else if algorithm.is_aperture() || !self.is_weighted {
-            Shares::Own(self.job(algorithm, position))
-        } else {
-            self.solution(algorithm, position)
-        }
-    }
-
-    fn verdict(&self, index: u32) -> Verdict {
-        self.by_index[index as usize].err().unwrap_or(Verdict::Member)
-    }
-
-    /// One client's members, by index.
-    fn row(&self, algorithm: Algorithm, position: Position) -> impl Iterator<Item = u32> {
-        let length = subset::length(algorithm, position) as usize;
-        let order = subset::order(algorithm, position);
-        order.filter(|&index| self.by_index[index as usize].is_ok()).take(length)
-    }
-
-    fn endpoint(&self, index: u32) -> &Endpoint {
-        &self.endpoints[self.by_index[index as usize].expect("a member has an endpoint")]
-    }
-
-    /// Members of a walk whose shares are those of their weights, or equal, in every one of `clients` tasks.
-    fn by_weight(&self, walk: &[(u32, Verdict)], clients: u32) -> Vec<Member> {
-        let members = walk.iter().filter(|(_, verdict)| *verdict == Verdict::Member);
-        let endpoints: Vec<&Endpoint> = members.map(|&(index, _)| self.endpoint(index)).collect();
-        let sum: f64 = endpoints.iter().map(|endpoint| f64::from(endpoint.weight)).sum();
-        let equal = part(endpoints.len());
-        let member = |endpoint: &Endpoint| {
-            let by_weight = f64::from(endpoint.weight) / sum;
-            let share = if self.is_weighted { by_weight } else { equal };
-            Member {
-                endpoint: endpoint.clone(),
-                weight: if self.is_weighted { endpoint.weight.into() } else { 1 },
-                share,
-                connections: clients,
-                load: share * f64::from(clients),
-                target: by_weight * f64::from(clients),
-            }
-        };
-        endpoints.into_iter().map(member).collect()
-    }
-
-    /// The subsets of the whole job, and the weights that make the loads even.
-    fn solution(&self, algorithm: Algorithm, position: Position) -> Shares {
-        let row = |client| self.row(algorithm, Position { client, ..position });
-        let graph = Graph::of_rows(position.backends, (0..position.clients).map(row));
-        let solution = weights::solve(&graph, &self.capacities(), Precision::default());
-        let job = Job {
-            connections: graph.connections(),
-            loads: solution.loads.clone(),
-            targets: solution.targets.clone(),
-        };
-        Shares::Solution(graph, solution, job)
-    }
-
-    /// What the tasks of a job send to each index, if each goes by itself alone.
-    fn job(&self, algorithm: Algorithm, position: Position) -> Job {
-        let space = self.by_index.len();
-        let mut job = Job { connections: vec![0; space], loads: vec![0.0; space], targets: vec![0.0; space] };
-        for client in 0..position.clients {
-            let (row, shares) = self.own(algorithm, Position { client, ..position });
-            for (index, share) in row.into_iter().zip(shares) {
-                job.connections[index as usize] += 1;
-                job.loads[index as usize] += share;
-            }
-        }
-        let capacities = self.capacities();
-        let used = |index: &usize| job.connections[*index] > 0;
-        let sum: f64 = (0..space).filter(used).map(|index| f64::from(capacities[index])).sum();
-        for index in (0..space).filter(used) {
-            job.targets[index] = f64::from(position.clients) * f64::from(capacities[index]) / sum;
-        }
-        job
-    }
-
-    /// One client's members and their shares, for which it need not know the others.
-    fn own(&self, algorithm: Algorithm, position: Position) -> (Vec<u32>, Vec<f64>) {
-        if self.is_weighted {
-            return self.arc(algorithm, position);
-        }
-        let row: Vec<u32> = self.row(algorithm, position).collect();
-        let shares = vec![part(row.len()); row.len()];
-        (row, shares)
-    }
-
-    /// The members of one client's arc and their shares: overlap times weight. Who replaces a lost member gets the mean
-    /// overlap.
-    fn arc(&self, algorithm: Algorithm, position: Position) -> (Vec<u32>, Vec<f64>) {
-        let overlaps = subset::overlaps(algorithm, position).expect("an aperture");
-        #[expect(clippy::cast_precision_loss, reason = "an overlap is at most the number of clients")]
-        let overlaps: Vec<f64> = overlaps.map(|overlap| overlap as f64).collect();
-        let mean = overlaps.iter().sum::<f64>() / f64::from(u32::try_from(overlaps.len()).unwrap_or(1));
-        let order = subset::order(algorithm, position);
-        let edges = order.zip(overlaps.iter().copied().chain(std::iter::repeat(mean)));
-        let present = edges.filter(|(index, _)| self.by_index[*index as usize].is_ok());
-        let (row, edges): (Vec<u32>, Vec<f64>) = present.take(overlaps.len()).unzip();
-        let weighted =
-            row.iter().zip(edges).map(|(&index, edge)| edge * f64::from(self.endpoint(index).weight));
-        let weighted: Vec<f64> = weighted.collect();
-        let sum: f64 = weighted.iter().sum();
-        (row, weighted.into_iter().map(|weight| weight / sum).collect())
-    }
-
-    /// By index; 0 where nobody may be a member.
-    fn capacities(&self) -> Vec<u16> {
-        let found = self.by_index.iter().map(|found| found.map_or(0, |at| self.endpoints[at].weight));
-        found.collect()
-    }
-
-    fn members(&self, row: &[u32], shares: &[f64], job: &Job) -> Vec<Member> {
-        let member = |(&index, &share): (&u32, &f64)| {
-            let at = index as usize;
-            Member {
-                endpoint: self.endpoint(index).clone(),
-                weight: whole(share),
-                share,
-                connections: job.connections[at],
-                load: job.loads[at],
-                target: job.targets[at],
-            }
-        };
-        row.iter().zip(shares).map(member).collect()
-    }
-}
-
-/// What all tasks of a job together send, by index.
-#[derive(Debug)]
-struct Job {
-    connections: Vec<u32>,
-    loads: Vec<f64>,
-    targets: Vec<f64>,
-}
-
-/// One of `count` equal parts of the whole.
-fn part(count: usize) -> f64 {
-    1.0 / f64::from(u32::try_from(count.max(1)).unwrap_or(u32::MAX))
-}
-
-/// A computed share as a whole number, for exact arithmetic from here on. A positive share stays positive.
-fn whole(share: f64) -> u64 {
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a share is between 0 and 1")]
-    let whole = (share * 4_294_967_296.0).round() as u64;
-    whole.max(u64::from(share > 0.0))
 }
 
 /// What the state word of an endpoint says that is in the source's list.
