@@ -5,7 +5,7 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::ops::{Range, RangeInclusive};
 use std::time::Duration;
 
@@ -13,6 +13,17 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use crate::diagnostic::{Report, quote};
+
+mod address;
+
+mod duration;
+
+mod near;
+
+pub use address::{NotAnAddress, parse_address};
+pub use near::did_you_mean;
+
+use duration::{in_units, parse_duration};
 
 /// A longer text is reported up to its first syntax fault only: something else may give a fault per byte.
 const MAX_RECOVERED_BYTES: usize = 1 << 20;
@@ -240,24 +251,6 @@ impl<'t> Item<'t> {
     }
 }
 
-/// Units of time, the longest first, and how many seconds each has.
-const UNITS: [(char, u64); 3] = [('h', 3600), ('m', 60), ('s', 1)];
-
-fn parse_duration(text: &str) -> Option<Duration> {
-    let (unit, seconds) = UNITS.into_iter().find(|(unit, _)| text.ends_with(*unit))?;
-    let number = text.strip_suffix(unit)?;
-    let digits = number.bytes().all(|byte| byte.is_ascii_digit());
-    let number: u64 = number.parse().ok().filter(|_| digits)?;
-    number.checked_mul(seconds).map(Duration::from_secs)
-}
-
-/// A time as [`Item::duration`] reads it, in the longest unit of which it is a whole number.
-fn in_units(duration: Duration) -> String {
-    let whole = |seconds: u64| duration.as_secs() >= seconds && duration.as_secs().is_multiple_of(seconds);
-    let unit = UNITS.into_iter().find(|(_, seconds)| whole(*seconds));
-    unit.map_or_else(|| "0s".to_owned(), |(unit, seconds)| format!("{}{unit}", duration.as_secs() / seconds))
-}
-
 fn kind(value: &DeValue<'_>) -> &'static str {
     match value {
         DeValue::String(_) => "a string",
@@ -289,76 +282,6 @@ impl<K: Ord> Unique<K> {
         self.0.insert(key, span);
         true
     }
-}
-
-/// Why a text is not an address, and what to write.
-#[derive(Debug, PartialEq, Eq)]
-pub struct NotAnAddress {
-    /// Follows the quoted text in a message.
-    pub why: &'static str,
-    /// What to write.
-    pub help: String,
-}
-
-/// Reads `IP:port` or `[IPv6]:port`.
-pub fn parse_address(text: &str) -> Result<SocketAddr, NotAnAddress> {
-    let refusal = |why, help: String| Err(NotAnAddress { why, help });
-    if let Ok(address) = text.parse() {
-        return Ok(address);
-    }
-    let example =
-        || "write an IP address and a port, as in \"10.0.0.1:8080\" or \"[2001:db8::1]:8080\"".to_owned();
-    match text.parse() {
-        Ok(IpAddr::V4(ip)) => {
-            return refusal("has no port", format!("write \"{ip}:8080\", with the right port"));
-        }
-        Ok(IpAddr::V6(ip)) => {
-            return refusal("has no port", format!("write \"[{ip}]:8080\", with the right address and port"));
-        }
-        Err(_) => {}
-    }
-    let (host, port) = text.rsplit_once(':').unwrap_or((text, ""));
-    let digits = !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
-    let ip: Result<IpAddr, _> = host.trim_start_matches('[').trim_end_matches(']').parse();
-    if digits && ip.is_ok() {
-        return refusal("has a wrong port", "write 1 to 65535".to_owned());
-    }
-    let name = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b'_');
-    if host.bytes().all(name) && host.bytes().any(|byte| byte.is_ascii_alphabetic()) {
-        return refusal("is a host name, and names are not resolved", example());
-    }
-    refusal("is not an address", example())
-}
-
-/// `did you mean x? ` or nothing.
-pub fn did_you_mean(word: &str, known: &[&str]) -> String {
-    // Two slips are a typing error, but in a short word only one: short words are all near each other.
-    let near = |candidate: &&&str| distance(word, candidate) <= (candidate.len() / 3).min(2);
-    let best = known.iter().filter(near).min_by_key(|candidate| distance(word, candidate));
-    best.map_or_else(String::new, |best| format!("did you mean {best}? "))
-}
-
-/// The number of letters to insert, delete, replace or swap; texts longer than any of our words are not compared.
-fn distance(left: &str, right: &str) -> usize {
-    if left.len() > 64 || right.len() > 64 {
-        return usize::MAX;
-    }
-    let left: Vec<char> = left.chars().collect();
-    let right: Vec<char> = right.chars().collect();
-    let mut rows: Vec<Vec<usize>> = vec![(0..=right.len()).collect()];
-    for i in 1..=left.len() {
-        let mut row = vec![i];
-        for j in 1..=right.len() {
-            let replaced = rows[i - 1][j - 1] + usize::from(left[i - 1] != right[j - 1]);
-            let mut best = replaced.min(rows[i - 1][j] + 1).min(row[j - 1] + 1);
-            if i > 1 && j > 1 && left[i - 1] == right[j - 2] && left[i - 2] == right[j - 1] {
-                best = best.min(rows[i - 2][j - 2] + 1);
-            }
-            row.push(best);
-        }
-        rows.push(row);
-    }
-    rows[left.len()][right.len()]
 }
 
 #[cfg(test)]
@@ -448,8 +371,6 @@ mod tests {
         }
         check("o = 'of'", "x:1:5: o is \"of\" (write \"off\", or \"1s\" to \"24h\")");
         check("d = 10", "x:1:5: d must be a string, not a whole number (write \"1s\" to \"24h\")");
-        let units = [0, 1, 59, 60, 90, 127, 3600, 3660].map(|seconds| in_units(Duration::from_secs(seconds)));
-        assert_eq!(units, ["0s", "1s", "59s", "1m", "90s", "127s", "1h", "61m"]);
     }
 
     #[test]
@@ -488,15 +409,5 @@ mod tests {
         let text = "= 1\n".repeat(MAX_RECOVERED_BYTES / 4);
         assert_eq!(faults(&text).lines().count(), 101);
         assert_eq!(faults(&format!("{text}\n")).lines().count(), 1);
-    }
-
-    #[test]
-    fn only_typing_errors_are_guessed() {
-        assert_eq!(did_you_mean("cgruop", &["job", "cgroup"]), "did you mean cgroup? ");
-        assert_eq!(did_you_mean("sede", &["size", "seed"]), "did you mean seed? ");
-        assert_eq!(did_you_mean("jb", &["job", "cgroup"]), "did you mean job? ");
-        assert_eq!(did_you_mean("colour", &["job", "cgroup"]), "");
-        assert_eq!(distance("kitten", "sitting"), 3);
-        assert_eq!(distance("", "abc"), 3);
     }
 }

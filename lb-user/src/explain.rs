@@ -1,6 +1,6 @@
 //! Why a client task uses these backends with these shares: the inputs, the walk and the formulas, step by step.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
 use lb_core::balancer::Balancer;
@@ -13,8 +13,10 @@ use lb_core::weights;
 use serde::{Deserialize, Serialize};
 
 use crate::config::Client;
-use crate::document::did_you_mean;
-use crate::status::{self, Status};
+
+mod absent;
+
+pub use absent::{Dials, why_none};
 
 /// Version of the JSON form.
 pub const SCHEMA: u32 = 1;
@@ -142,68 +144,6 @@ pub struct Member {
     pub entries: usize,
     /// Entries it would have if they could be divided: share * entries.
     pub quota: f64,
-}
-
-/// What a client dials: to say why there is nothing to explain.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Dials {
-    client: String,
-    services: Vec<String>,
-}
-
-impl Dials {
-    /// A client as it is configured.
-    pub fn of_config(client: &Client) -> Self {
-        let services = client.services.iter().map(|configured| configured.service.name.clone()).collect();
-        Self { client: client.name.clone(), services }
-    }
-
-    /// All clients of a status.
-    pub fn of_status(status: &Status) -> Vec<Self> {
-        let of = |client: &status::Client| {
-            let open = client.services.iter().filter(|service| service.open);
-            Self { client: client.name.clone(), services: open.map(|service| service.name.clone()).collect() }
-        };
-        status.clients.iter().map(of).collect()
-    }
-}
-
-/// Why there is no explanation of a service, of this client or of any.
-pub fn why_none(service: &str, client: Option<&str>, all: &[Dials]) -> String {
-    let has = |dials: &Dials| dials.services.iter().any(|name| name == service);
-    let who: Vec<&str> = all.iter().filter(|dials| has(dials)).map(|dials| dials.client.as_str()).collect();
-    if let Some(name) = client {
-        let Some(dials) = all.iter().find(|dials| dials.client == name) else {
-            let known: Vec<&str> = all.iter().map(|dials| dials.client.as_str()).collect();
-            return format!(
-                "there is no client {name} here; {}clients here are: {}",
-                did_you_mean(name, &known),
-                list(&known)
-            );
-        };
-        if !who.is_empty() && !has(dials) {
-            let (others, own) = (list(&who), dials.services.iter().map(String::as_str).collect::<Vec<_>>());
-            return format!(
-                "client {name} does not dial service {service}; it dials: {}; {service} is dialled by: {others}",
-                list(&own)
-            );
-        }
-    }
-    if who.is_empty() {
-        let known: BTreeSet<&str> =
-            all.iter().flat_map(|dials| &dials.services).map(String::as_str).collect();
-        let known: Vec<&str> = known.into_iter().collect();
-        return format!(
-            "no client here dials a service {service}; {}services here are: {}",
-            did_you_mean(service, &known),
-            list(&known)
-        );
-    }
-    format!("service {service} has no endpoint list yet: see `socklb status`")
-}
-
-fn list(names: &[&str]) -> String {
-    if names.is_empty() { "none".to_owned() } else { names.join(", ") }
 }
 
 /// Explains every service of a client that `wanted` names (all, if it is `None`) and that has a list.
@@ -357,56 +297,6 @@ mod tests {
         let weights::Choice { size, tried } = weights::choose_size(algorithm, position, min);
         let membership = Membership { size: Some(size), tried, ..Membership::default() };
         assert_eq!(auto(algorithm, position, min, &membership).why, expected);
-    }
-
-    #[test]
-    fn why_there_is_no_explanation_has_a_text_for_each_cause() {
-        let dials = |client: &str, services: &[&str]| Dials {
-            client: client.to_owned(),
-            services: services.iter().map(|&service| service.to_owned()).collect(),
-        };
-        let here =
-            [dials("web", &["users", "mail"]), dials("batch", &["users", "queue"]), dials("idle", &[])];
-        let cases = [
-            (
-                "nothing",
-                None,
-                "no client here dials a service nothing; services here are: mail, queue, users",
-            ),
-            (
-                "user",
-                None,
-                "no client here dials a service user; did you mean users? services here are: mail, queue, users",
-            ),
-            (
-                "quue",
-                Some("web"),
-                "no client here dials a service quue; did you mean queue? services here are: mail, queue, users",
-            ),
-            (
-                "queue",
-                Some("web"),
-                "client web does not dial service queue; it dials: users, mail; queue is dialled by: batch",
-            ),
-            (
-                "users",
-                Some("idle"),
-                "client idle does not dial service users; it dials: none; users is dialled by: web, batch",
-            ),
-            ("users", Some("nobody"), "there is no client nobody here; clients here are: web, batch, idle"),
-            (
-                "users",
-                Some("bacth"),
-                "there is no client bacth here; did you mean batch? clients here are: web, batch, idle",
-            ),
-            ("users", Some("web"), "service users has no endpoint list yet: see `socklb status`"),
-            ("users", None, "service users has no endpoint list yet: see `socklb status`"),
-        ];
-        for (service, client, expected) in cases {
-            assert_eq!(why_none(service, client, &here), expected);
-        }
-        assert_eq!(why_none("s", None, &[]), "no client here dials a service s; services here are: none");
-        assert_eq!(why_none("s", Some("c"), &[]), "there is no client c here; clients here are: none");
     }
 
     #[test]
