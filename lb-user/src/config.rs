@@ -7,7 +7,7 @@
 use std::fs::File;
 use std::io::{self, Read as _};
 use std::net::SocketAddr;
-use std::ops::{Range, RangeInclusive};
+use std::ops::Range;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
@@ -19,13 +19,27 @@ use thiserror::Error;
 use crate::diagnostic::{Faults, Report, quote, utf8};
 use crate::document::{self, Item, Table};
 
-mod client;
+mod paths;
+
+mod limits;
+
 mod metrics;
-mod policy;
+
 mod service;
+
+mod source;
+
 mod subset;
 
+mod policy;
+
+mod client;
+
+mod task;
+
+pub use limits::Limits;
 pub use metrics::Metrics;
+pub use paths::Paths;
 
 /// The longest configuration that is read, to bound memory and time when the wrong file is named: every service with
 /// a hundred static endpoints needs less than 1 MiB.
@@ -33,13 +47,6 @@ pub const MAX_FILE_BYTES: u64 = 16 << 20;
 
 /// Where the configuration is, unless `--config` says otherwise.
 pub const DEFAULT_PATH: &str = "/etc/socklb/socklb.toml";
-
-/// Schedule entries that a client task may be given: eight times the default, 16 MiB of kernel memory.
-const SCHEDULE_ENTRIES: RangeInclusive<u32> = 1 << abi::MIN_SCHEDULE_LOG2..=8 * abi::SCHEDULE_ENTRIES;
-/// Flow records that a client task may be given: at most about 100 MB of kernel memory.
-const FLOW_RECORDS: RangeInclusive<u32> = 64..=1 << 22;
-/// Slots that a client task may be given: at most what a schedule entry can name.
-const SLOTS: RangeInclusive<u32> = 64..=abi::MAX_SLOTS;
 
 /// The longest name of a job, client or service in bytes: the kernel's copy ends with a zero.
 const MAX_NAME_BYTES: usize = abi::NAME_BYTES - 1;
@@ -127,40 +134,6 @@ pub struct NamedFile {
     pub path: PathBuf,
     /// Where the configuration names it.
     pub span: Range<usize>,
-}
-
-/// Directories that outlive the daemon.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Paths {
-    /// Pinned maps and links; a directory in a bpffs.
-    pub pins: PathBuf,
-    /// The daemon's socket.
-    pub run: PathBuf,
-    /// Last good endpoint lists.
-    pub state: PathBuf,
-}
-
-impl Default for Paths {
-    fn default() -> Self {
-        Self { pins: "/sys/fs/bpf/socklb".into(), run: "/run/socklb".into(), state: "/var/lib/socklb".into() }
-    }
-}
-
-/// Sizes of one client task's maps.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
-    /// Schedule entries of all its services together; a power of two.
-    pub schedule_entries: u32,
-    /// Sockets whose backend is remembered; a power of two.
-    pub flow_records: u32,
-    /// Backends of all its services together.
-    pub slots: u32,
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        Self { schedule_entries: abi::SCHEDULE_ENTRIES, flow_records: abi::FLOW_RECORDS, slots: abi::SLOTS }
-    }
 }
 
 /// What a configuration may ask about the process that reads it.
@@ -281,63 +254,13 @@ fn read_root(
             report.add_absent(0..0, format!("no {key} is configured"), example.to_owned());
         }
     }
-    let paths = read_paths(root, directory, report);
-    let limits = read_limits(root, report);
+    let paths = paths::read(root, directory, report);
+    let limits = limits::read(root, report);
     let metrics = metrics::read(root, report);
     let services = service::read(&services, directory, report);
     let clients = client::read(&clients, &services, limits, env, report);
     let addresses = services.addresses();
     (Config { path: path.to_owned(), clients, addresses, paths, limits, metrics }, services.into_files())
-}
-
-fn read_paths(root: &Table<'_>, directory: &Path, report: &mut Report<'_>) -> Paths {
-    let mut paths = Paths::default();
-    let Some(table) = root.get("paths").and_then(|item| item.table("[paths]", report)) else { return paths };
-    table.check_keys(&["pins", "run", "state"], report);
-    for (key, path) in [("pins", &mut paths.pins), ("run", &mut paths.run), ("state", &mut paths.state)] {
-        if let Some(text) = table.get(key).and_then(|item| path_text(&item, report)) {
-            *path = directory.join(text);
-        }
-    }
-    paths
-}
-
-fn read_limits(root: &Table<'_>, report: &mut Report<'_>) -> Limits {
-    let mut limits = Limits::default();
-    let Some(table) = root.get("limits").and_then(|item| item.table("[limits]", report)) else {
-        return limits;
-    };
-    table.check_keys(&["schedule_entries", "flow_records", "slots"], report);
-    for (key, range, limit) in [
-        ("schedule_entries", SCHEDULE_ENTRIES, &mut limits.schedule_entries),
-        ("flow_records", FLOW_RECORDS, &mut limits.flow_records),
-        ("slots", SLOTS, &mut limits.slots),
-    ] {
-        let Some(item) = table.get(key) else { continue };
-        let Some(number) = item.number(range, report) else { continue };
-        if key != "slots" && !number.is_power_of_two() {
-            let (above, below) = (number.next_power_of_two(), number.next_power_of_two() / 2);
-            report.add(
-                item.span(),
-                format!("{key} is {number}, which is not a power of two"),
-                format!("write {below} or {above}"),
-            );
-        }
-        *limit = number;
-    }
-    limits
-}
-
-// A file system cannot have a zero byte in a path, and no path is empty.
-fn path_text<'t>(item: &Item<'t>, report: &mut Report<'_>) -> Option<&'t str> {
-    let text = item.text(report)?;
-    let why = match text {
-        "" => "is empty",
-        text if text.contains('\0') => "contains a zero byte",
-        _ => return Some(text),
-    };
-    report.add(item.span(), format!("{} {why}", item.name()), None);
-    None
 }
 
 /// A name that is 1 to 63 of the bytes that `allowed` accepts; `letters` says which those are.

@@ -6,19 +6,14 @@
 use std::ops::Range;
 use std::path::{Component, Path, PathBuf};
 
-use lb_core::endpoint::MAX_INDEXES;
 use lb_core::service::Task;
-use toml::de::DeValue;
 
 use super::service::{Declared, ServiceEntry, Services};
-use super::{Accounting, Client, Environment, Limits, MAX_NAME_BYTES, name_text};
+use super::{Accounting, Client, Environment, Limits, MAX_NAME_BYTES, name_text, task};
 use crate::diagnostic::{Report, quote};
-use crate::document::{Item, Table, Unique, did_you_mean};
+use crate::document::{Table, Unique, did_you_mean};
 
 const KEYS: [&str; 7] = ["job", "name", "cgroup", "index", "count", "services", "accounting"];
-
-/// The most tasks of a job, which is the most endpoint indexes too: subsets number both alike.
-const MAX_TASKS: u32 = MAX_INDEXES;
 
 /// Reads the clients.
 pub fn read(
@@ -41,7 +36,7 @@ pub fn read(
             check_nesting(&placed, &cgroups, report);
             cgroups.push(placed);
         }
-        let task = read_task(table, env, report);
+        let task = task::read(table, env, report);
         let dialled = read_services(table, services, report);
         if let Some(task) = task {
             check_limits(table, name, task, &dialled, limits, report);
@@ -158,88 +153,6 @@ fn check_nesting(placed: &Placed, earlier: &[Placed], report: &mut Report<'_>) {
     }
 }
 
-fn read_task(table: &Table<'_>, env: &dyn Environment, report: &mut Report<'_>) -> Option<Task> {
-    let count = match table.get("count") {
-        Some(item) => item.number(1..=MAX_TASKS, report),
-        None => Some(1),
-    };
-    let Some(item) = table.get("index") else { return Some(Task { index: 0, count: count? }) };
-    let index = read_index(&item, env, report)?;
-    let count = count?;
-    if index >= count {
-        let message = format!("index {index} is not below count, which is {count}");
-        report.add(item.span(), message, "indexes start at 0".to_owned());
-        return None;
-    }
-    Some(Task { index, count })
-}
-
-fn read_index(item: &Item<'_>, env: &dyn Environment, report: &mut Report<'_>) -> Option<u32> {
-    let table = match item.value() {
-        DeValue::Integer(_) => return item.number(0..=MAX_TASKS - 1, report),
-        DeValue::Table(_) => item.table("index", report)?,
-        _ => {
-            item.wrong_kind("a whole number, { env = \"NAME\" } or { hostname = true }", report);
-            return None;
-        }
-    };
-    table.check_keys(&["env", "hostname"], report);
-    match (table.get("env"), table.get("hostname")) {
-        (Some(variable), None) => index_of_variable(&variable, env, report),
-        (None, Some(hostname)) => index_of_host(&hostname, env, report),
-        (Some(_), Some(hostname)) => {
-            report.add(hostname.span(), "index has both env and hostname", "write one of them".to_owned());
-            None
-        }
-        (None, None) => {
-            let help = "write { env = \"NAME\" } or { hostname = true }".to_owned();
-            report.add_absent(item.span(), "index has neither env nor hostname", help);
-            None
-        }
-    }
-}
-
-fn index_of_variable(item: &Item<'_>, env: &dyn Environment, report: &mut Report<'_>) -> Option<u32> {
-    let name = item.text(report)?;
-    let help = format!("set it to 0 to {}", MAX_TASKS - 1);
-    let Some(value) = env.variable(name) else {
-        report.add(item.span(), format!("environment variable {} is not set", quote(name)), help);
-        return None;
-    };
-    let index = parse_index(&value);
-    if index.is_none() {
-        report.add(item.span(), format!("environment variable {} is {}", quote(name), quote(&value)), help);
-    }
-    index
-}
-
-fn index_of_host(item: &Item<'_>, env: &dyn Environment, report: &mut Report<'_>) -> Option<u32> {
-    if !matches!(item.value(), DeValue::Boolean(true)) {
-        report.add(item.span(), "hostname can only be true", "or write the index itself".to_owned());
-        return None;
-    }
-    let help = "write the index itself or { env = \"NAME\" }".to_owned();
-    let Some(name) = env.host_name() else {
-        report.add(item.span(), "the host name cannot be read", help);
-        return None;
-    };
-    // What follows the first dot is the domain: a number there would be that of every host in it.
-    let label = name.split('.').next().unwrap_or_default();
-    let start = label.trim_end_matches(|character: char| character.is_ascii_digit()).len();
-    let index = parse_index(&label[start..]);
-    if index.is_none() {
-        let message =
-            format!("host name {} does not end in a number of 0 to {}", quote(label), MAX_TASKS - 1);
-        report.add(item.span(), message, help);
-    }
-    index
-}
-
-fn parse_index(text: &str) -> Option<u32> {
-    let digits = text.bytes().all(|byte| byte.is_ascii_digit());
-    text.parse().ok().filter(|index| digits && *index < MAX_TASKS)
-}
-
 fn read_services<'s>(
     table: &Table<'_>,
     services: &'s Services<'_>,
@@ -323,8 +236,8 @@ fn check_limits(
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::tests::{Fake, faults, faults_in, good, good_in};
+pub mod tests {
+    use super::super::tests::{faults, good};
     use super::*;
 
     const SERVICE: &str = "[[service]]\nname = 's'\naddress = '10.96.0.10:80'\nbackends = { static = [] }\n";
@@ -334,7 +247,7 @@ mod tests {
         format!("{SERVICE}[[client]]\n{lines}\n")
     }
 
-    fn with_line(line: &str) -> String {
+    pub fn with_line(line: &str) -> String {
         with_client(&format!("job = 'j'\ncgroup = 'c'\n{line}"))
     }
 
@@ -451,47 +364,6 @@ mod tests {
             &format!("{}{clients}", services.concat()),
             &[&fault("16:14", "t", 6), &fault("16:14", "u", 12), &fault("20:14", "u", 12)],
         );
-    }
-
-    #[test]
-    fn indexes_and_counts_go_to_their_limits() {
-        let task = |line: &str| good(&with_line(line)).clients[0].task;
-        assert_eq!(task("index = 65535\ncount = 65536"), Task { index: 65_535, count: 65_536 });
-        assert_eq!(task("count = 1"), Task { index: 0, count: 1 });
-    }
-
-    #[test]
-    fn an_index_comes_from_the_environment() {
-        let text = with_line("index = { env = 'TASK' }\ncount = 300");
-        let of = |value: &'static str| Fake { variable: Some(("TASK", value)), host_name: None };
-        assert_eq!(good_in(&text, &of("13")).clients[0].task, Task { index: 13, count: 300 });
-        let help = "(set it to 0 to 65535)";
-        for value in ["", "x", "+1", "-1", "65536", " 1"] {
-            let expected = format!("8:17: environment variable \"TASK\" is {value:?} {help}");
-            assert_eq!(faults_in(&text, &of(value)), [expected]);
-        }
-        assert_eq!(faults(&text), [format!("8:17: environment variable \"TASK\" is not set {help}")]);
-        let expected = "8:9: index 300 is not below count, which is 300 (indexes start at 0)";
-        assert_eq!(faults_in(&text, &of("300")), [expected]);
-    }
-
-    #[test]
-    fn an_index_comes_from_the_host_name() {
-        let text = with_line("index = { hostname = true }\ncount = 300");
-        let of = |name: &'static str| Fake { variable: None, host_name: Some(name) };
-        for (name, index) in
-            [("web-13", 13), ("web007", 7), ("web-13.zone5.example", 13), ("2-0", 0), ("42", 42)]
-        {
-            assert_eq!(good_in(&text, &of(name)).clients[0].task.index, index, "{name}");
-        }
-        let help = "(write the index itself or { env = \"NAME\" })";
-        for (name, label) in
-            [("web", "web"), ("web.zone5", "web"), ("", ""), ("w99999", "w99999"), ("13a", "13a")]
-        {
-            let expected = format!("8:22: host name {label:?} does not end in a number of 0 to 65535 {help}");
-            assert_eq!(faults_in(&text, &of(name)), [expected]);
-        }
-        assert_eq!(faults(&text), [format!("8:22: the host name cannot be read {help}")]);
     }
 
     #[test]

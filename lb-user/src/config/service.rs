@@ -12,12 +12,10 @@ use lb_common::abi::{MAX_SCHEDULE_LOG2, MIN_SCHEDULE_LOG2, SCHEDULE_ENTRIES_PER_
 use lb_core::service::{Protocol, Service, Size, Subset, Task, seed};
 use lb_core::subset::{Position, length};
 use lb_core::weights;
-use toml::de::DeValue;
 
-use super::{Accounting, ClientService, NamedFile, Source, name_text, path_text, policy, subset};
+use super::{Accounting, ClientService, NamedFile, Source, name_text, policy, source, subset};
 use crate::diagnostic::Report;
 use crate::document::{Item, Table, Unique};
-use crate::source::endpoints::{self, Entry};
 
 const KEYS: [&str; 12] = [
     "name",
@@ -158,7 +156,7 @@ pub fn read<'t>(tables: &[Table<'t>], directory: &Path, report: &mut Report<'_>)
     let addresses: Vec<SocketAddr> = declared.iter().filter_map(|declared| declared.address).collect();
     for (table, declared) in tables.iter().zip(&mut declared) {
         declared.entry = read_entry(table, declared, &addresses, directory, report);
-        declared.file = named_file(table, declared.address, directory);
+        declared.file = source::named_file(table, declared.address, directory);
     }
     Services(declared)
 }
@@ -235,7 +233,8 @@ fn read_entry(
     };
     let help = "write backends = { file = \"users.toml\" } or { static = [\"10.0.0.1:8080\"] }";
     let backends = table.required("backends", help, report);
-    let source = backends.and_then(|item| read_source(&item, declared.address, addresses, directory, report));
+    let source =
+        backends.and_then(|item| source::read(&item, declared.address, addresses, directory, report));
     if let (Some(choice), Some((subset, _)), Some(source)) = (&choice, subset, &source) {
         policy::check_scan(table, choice, subset, source, report);
     }
@@ -265,54 +264,6 @@ fn read_errno(item: &Item<'_>, report: &mut Report<'_>) -> Option<u16> {
         return None;
     }
     u16::try_from(item.choice(&ERRNOS, report)?).ok()
-}
-
-fn read_source(
-    item: &Item<'_>,
-    service: Option<SocketAddr>,
-    services: &[SocketAddr],
-    directory: &Path,
-    report: &mut Report<'_>,
-) -> Option<Source> {
-    let table = item.table("backends", report)?;
-    table.check_keys(&["file", "static"], report);
-    match (table.get("file"), table.get("static")) {
-        (Some(file), None) => Some(Source::File(directory.join(path_text(&file, report)?))),
-        (None, Some(list)) => read_static(&list, service, services, report),
-        (Some(_), Some(list)) => {
-            report.add(list.span(), "backends has both file and static", "write one of them".to_owned());
-            None
-        }
-        (None, None) => {
-            let help = "write { file = \"users.toml\" } or { static = [\"10.0.0.1:8080\"] }".to_owned();
-            report.add_absent(item.span(), "backends has neither file nor static", help);
-            None
-        }
-    }
-}
-
-/// The endpoint file of a service, as far as it can be read; what is wrong with it is reported elsewhere.
-fn named_file(table: &Table<'_>, service: Option<SocketAddr>, directory: &Path) -> Option<NamedFile> {
-    let backends = table.get("backends")?;
-    let DeValue::Table(entries) = backends.value() else { return None };
-    let file = entries.get("file")?;
-    let text = file.get_ref().as_str().filter(|text| !text.is_empty() && !text.contains('\0'))?;
-    Some(NamedFile { service, path: directory.join(text), span: file.span() })
-}
-
-fn read_static(
-    list: &Item<'_>,
-    service: Option<SocketAddr>,
-    services: &[SocketAddr],
-    report: &mut Report<'_>,
-) -> Option<Source> {
-    let items = list.list(report)?;
-    let addresses: Vec<(Range<usize>, Option<SocketAddr>)> =
-        items.iter().map(|item| (item.span(), item.address(report))).collect();
-    let is_whole = addresses.iter().all(|(_, address)| address.is_some());
-    let entries = addresses.into_iter().map(|(span, address)| Entry::bare(span, address)).collect();
-    let list = endpoints::check(entries, service, services, report)?;
-    is_whole.then_some(Source::Static(list))
 }
 
 #[cfg(test)]
@@ -366,21 +317,6 @@ pub mod tests {
         assert_eq!(
             services(&with_line("protocol = 'tcp'\npolicy = 'weighted-round-robin'\nsubset = {}")),
             expected
-        );
-    }
-
-    #[test]
-    fn a_wrong_address_hides_nothing_of_the_list() {
-        let list = "['10.0.0.1:0', '224.0.0.1:80', '10.0.0.2:80', '10.0.0.2:80']";
-        check(
-            &with_service(&format!("name = 's'\naddress = 'users:80'\nbackends = {{ static = {list} }}")),
-            &[
-                "6:11: address \"users:80\" is a host name, and names are not resolved (write an IP address and a port, \
-                 as in \"10.0.0.1:8080\" or \"[2001:db8::1]:8080\")",
-                "7:24: 10.0.0.1:0 cannot be connected to: port 0",
-                "7:38: 224.0.0.1:80 cannot be connected to: a multicast address",
-                "7:69: address 10.0.0.2:80 is already on line 7",
-            ],
         );
     }
 
@@ -513,61 +449,6 @@ pub mod tests {
                 "4:1: name is missing in a service (write name = \"users\")",
                 "4:1: address is missing in a service (write address = \"10.96.0.10:80\")",
                 &format!("4:1: backends is missing in a service ({backends})"),
-            ],
-        );
-    }
-
-    #[test]
-    fn backends_are_a_file_or_a_list() {
-        let backends =
-            |value: &str| with_service(&format!("name = 's'\naddress = '10.96.0.10:80'\nbackends = {value}"));
-        let source = |value: &str| services(&backends(value)).remove(0).source;
-        assert_eq!(source("{ file = 'u.toml' }"), Source::File("/etc/socklb/u.toml".into()));
-        assert_eq!(source("{ file = '/srv/u.json' }"), Source::File("/srv/u.json".into()));
-        let Source::Static(list) = source("{ static = ['10.0.0.2:80', '10.0.0.1:80'] }") else {
-            panic!("a list was written")
-        };
-        let listed: Vec<_> =
-            list.as_slice().iter().map(|e| (e.address.to_string(), e.index, e.weight)).collect();
-        assert_eq!(listed, [("10.0.0.2:80".to_owned(), 0, 1), ("10.0.0.1:80".to_owned(), 1, 1)]);
-
-        let cases = [
-            ("'f'", "7:12: backends must be a table, not a string"),
-            (
-                "{}",
-                "7:12: backends has neither file nor static (write { file = \"users.toml\" } or { static = \
-                 [\"10.0.0.1:8080\"] })",
-            ),
-            ("{ file = 'f', static = [] }", "7:35: backends has both file and static (write one of them)"),
-            ("{ file = '' }", "7:21: file is empty"),
-            (r#"{ file = "a\u0000" }"#, "7:21: file contains a zero byte"),
-            ("{ static = 'x' }", "7:23: static must be a list, not a string"),
-            ("{ static = [1] }", "7:24: an entry of static must be a string, not a whole number"),
-            (
-                "{ static = ['10.0.0.1'] }",
-                "7:24: an entry of static \"10.0.0.1\" has no port (write \"10.0.0.1:8080\", with the right port)",
-            ),
-            ("{ static = ['10.0.0.1:1',\n'10.0.0.1:1'] }", "8:1: address 10.0.0.1:1 is already on line 7"),
-            (
-                "{ static = ['[::1]:1'] }",
-                "7:24: [::1]:1 is not of the family of its service 10.96.0.10:80: connect() cannot change the family \
-                 of a socket",
-            ),
-            (
-                "{ static = ['10.96.0.10:80'] }",
-                "7:24: 10.96.0.10:80 is the address of a service: its connections would come back to the balancer",
-            ),
-            ("{ static = ['10.0.0.1:0'] }", "7:24: 10.0.0.1:0 cannot be connected to: port 0"),
-        ];
-        for (value, expected) in cases {
-            check(&backends(value), &[expected]);
-        }
-        check(
-            &backends("{ static = ['x', '10.0.0.1:0'] }"),
-            &[
-                "7:24: an entry of static \"x\" is a host name, and names are not resolved (write an IP address and a \
-                 port, as in \"10.0.0.1:8080\" or \"[2001:db8::1]:8080\")",
-                "7:29: 10.0.0.1:0 cannot be connected to: port 0",
             ],
         );
     }

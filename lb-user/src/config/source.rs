@@ -1,0 +1,140 @@
+//! The `backends` of a `[[service]]`: a file, or a list in the configuration itself.
+//!
+//! A list is checked as a file is. Reads no file.
+
+use std::net::SocketAddr;
+use std::ops::Range;
+use std::path::Path;
+
+use toml::de::DeValue;
+
+use super::paths::path_text;
+use super::{NamedFile, Source};
+use crate::diagnostic::Report;
+use crate::document::{Item, Table};
+use crate::source::endpoints::{self, Entry};
+
+/// Reads where the endpoints of the service at `service` come from; `services` are the addresses of all.
+pub fn read(
+    item: &Item<'_>,
+    service: Option<SocketAddr>,
+    services: &[SocketAddr],
+    directory: &Path,
+    report: &mut Report<'_>,
+) -> Option<Source> {
+    let table = item.table("backends", report)?;
+    table.check_keys(&["file", "static"], report);
+    match (table.get("file"), table.get("static")) {
+        (Some(file), None) => Some(Source::File(directory.join(path_text(&file, report)?))),
+        (None, Some(list)) => read_static(&list, service, services, report),
+        (Some(_), Some(list)) => {
+            report.add(list.span(), "backends has both file and static", "write one of them".to_owned());
+            None
+        }
+        (None, None) => {
+            let help = "write { file = \"users.toml\" } or { static = [\"10.0.0.1:8080\"] }".to_owned();
+            report.add_absent(item.span(), "backends has neither file nor static", help);
+            None
+        }
+    }
+}
+
+/// The endpoint file of a service, as far as it can be read; what is wrong with it is reported elsewhere.
+pub fn named_file(table: &Table<'_>, service: Option<SocketAddr>, directory: &Path) -> Option<NamedFile> {
+    let backends = table.get("backends")?;
+    let DeValue::Table(entries) = backends.value() else { return None };
+    let file = entries.get("file")?;
+    let text = file.get_ref().as_str().filter(|text| !text.is_empty() && !text.contains('\0'))?;
+    Some(NamedFile { service, path: directory.join(text), span: file.span() })
+}
+
+fn read_static(
+    list: &Item<'_>,
+    service: Option<SocketAddr>,
+    services: &[SocketAddr],
+    report: &mut Report<'_>,
+) -> Option<Source> {
+    let items = list.list(report)?;
+    let addresses: Vec<(Range<usize>, Option<SocketAddr>)> =
+        items.iter().map(|item| (item.span(), item.address(report))).collect();
+    let is_whole = addresses.iter().all(|(_, address)| address.is_some());
+    let entries = addresses.into_iter().map(|(span, address)| Entry::bare(span, address)).collect();
+    let list = endpoints::check(entries, service, services, report)?;
+    is_whole.then_some(Source::Static(list))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::service::tests::{check, services, with_service};
+    use super::*;
+
+    #[test]
+    fn a_wrong_address_hides_nothing_of_the_list() {
+        let list = "['10.0.0.1:0', '224.0.0.1:80', '10.0.0.2:80', '10.0.0.2:80']";
+        check(
+            &with_service(&format!("name = 's'\naddress = 'users:80'\nbackends = {{ static = {list} }}")),
+            &[
+                "6:11: address \"users:80\" is a host name, and names are not resolved (write an IP address and a port, \
+                 as in \"10.0.0.1:8080\" or \"[2001:db8::1]:8080\")",
+                "7:24: 10.0.0.1:0 cannot be connected to: port 0",
+                "7:38: 224.0.0.1:80 cannot be connected to: a multicast address",
+                "7:69: address 10.0.0.2:80 is already on line 7",
+            ],
+        );
+    }
+
+    #[test]
+    fn backends_are_a_file_or_a_list() {
+        let backends =
+            |value: &str| with_service(&format!("name = 's'\naddress = '10.96.0.10:80'\nbackends = {value}"));
+        let source = |value: &str| services(&backends(value)).remove(0).source;
+        assert_eq!(source("{ file = 'u.toml' }"), Source::File("/etc/socklb/u.toml".into()));
+        assert_eq!(source("{ file = '/srv/u.json' }"), Source::File("/srv/u.json".into()));
+        let Source::Static(list) = source("{ static = ['10.0.0.2:80', '10.0.0.1:80'] }") else {
+            panic!("a list was written")
+        };
+        let listed: Vec<_> =
+            list.as_slice().iter().map(|e| (e.address.to_string(), e.index, e.weight)).collect();
+        assert_eq!(listed, [("10.0.0.2:80".to_owned(), 0, 1), ("10.0.0.1:80".to_owned(), 1, 1)]);
+
+        let cases = [
+            ("'f'", "7:12: backends must be a table, not a string"),
+            (
+                "{}",
+                "7:12: backends has neither file nor static (write { file = \"users.toml\" } or { static = \
+                 [\"10.0.0.1:8080\"] })",
+            ),
+            ("{ file = 'f', static = [] }", "7:35: backends has both file and static (write one of them)"),
+            ("{ file = '' }", "7:21: file is empty"),
+            (r#"{ file = "a\u0000" }"#, "7:21: file contains a zero byte"),
+            ("{ static = 'x' }", "7:23: static must be a list, not a string"),
+            ("{ static = [1] }", "7:24: an entry of static must be a string, not a whole number"),
+            (
+                "{ static = ['10.0.0.1'] }",
+                "7:24: an entry of static \"10.0.0.1\" has no port (write \"10.0.0.1:8080\", with the right port)",
+            ),
+            ("{ static = ['10.0.0.1:1',\n'10.0.0.1:1'] }", "8:1: address 10.0.0.1:1 is already on line 7"),
+            (
+                "{ static = ['[::1]:1'] }",
+                "7:24: [::1]:1 is not of the family of its service 10.96.0.10:80: connect() cannot change the family \
+                 of a socket",
+            ),
+            (
+                "{ static = ['10.96.0.10:80'] }",
+                "7:24: 10.96.0.10:80 is the address of a service: its connections would come back to the balancer",
+            ),
+            ("{ static = ['10.0.0.1:0'] }", "7:24: 10.0.0.1:0 cannot be connected to: port 0"),
+        ];
+        for (value, expected) in cases {
+            check(&backends(value), &[expected]);
+        }
+        check(
+            &backends("{ static = ['x', '10.0.0.1:0'] }"),
+            &[
+                "7:24: an entry of static \"x\" is a host name, and names are not resolved (write an IP address and a \
+                 port, as in \"10.0.0.1:8080\" or \"[2001:db8::1]:8080\")",
+                "7:29: 10.0.0.1:0 cannot be connected to: port 0",
+            ],
+        );
+    }
+}
