@@ -28,6 +28,11 @@ impl Protocol {
         }
     }
 
+    /// The protocol with this number, if services can have it.
+    pub fn of_number(number: u8) -> Option<Self> {
+        Self::ALL.into_iter().find(|protocol| protocol.number() == number)
+    }
+
     /// The word for it in configurations and tables.
     pub const fn name(self) -> &'static str {
         match self {
@@ -208,4 +213,30 @@ pub fn seed(job: &str, service: &str) -> u64 {
     text.push('/');
     text.push_str(service);
     xxhash_rust::xxh64::xxh64(text.as_bytes(), 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_protocol_is_found_by_its_number() {
+        for protocol in Protocol::ALL {
+            assert_eq!(Protocol::of_number(protocol.number()), Some(protocol));
+        }
+        assert_eq!([0, 1, 7, 255].map(Protocol::of_number), [None; 4]);
+    }
+
+    #[test]
+    fn what_may_look_at_every_member_is_known() {
+        for policy in Policy::ALL {
+            let always = (policy == Policy::LeastLoaded).then_some(Scan::Policy);
+            for overflow in Overflow::ALL {
+                assert_eq!(Scan::of(policy, None, overflow), always, "{policy:?}");
+            }
+            assert_eq!(Scan::of(policy, Some(1), Overflow::Refuse), always, "{policy:?}");
+            let at_the_limit = always.unwrap_or(Scan::Overflow);
+            assert_eq!(Scan::of(policy, Some(1), Overflow::LeastLoaded), Some(at_the_limit), "{policy:?}");
+        }
+    }
 }
