@@ -16,8 +16,8 @@ use lb_common::abi::BackendState;
 use lb_core::plan::{BackendPlan, Plan, ServicePlan};
 use lb_core::schedule::{apportion, interleave};
 use lb_core::service::Protocol;
-use lb_user::config::Limits;
-use lb_user::datapath::{self, Accounting, Cgroup, Datapath, Pins, Walks};
+use lb_user::config::{Accounting, Limits};
+use lb_user::datapath::{self, Cgroup, Datapath, Pins, Walks};
 use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags};
 use rustix::thread::UnshareFlags;
 

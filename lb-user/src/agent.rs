@@ -12,9 +12,7 @@ use lb_core::balancer::{Balancer, Event, Limits as BalancerLimits, Refused};
 use thiserror::Error;
 
 use crate::config::{Client, Limits, Source};
-use crate::datapath::{
-    self, Accounting, Cgroup, Datapath, DatapathError, Features, Lock, Neighbour, Pins, Walks,
-};
+use crate::datapath::{self, Cgroup, Datapath, DatapathError, Features, Lock, Neighbour, Pins, Walks};
 use crate::offer::{Offer, Offers, Part};
 
 /// Shares are shown over this time.
@@ -71,7 +69,8 @@ pub struct Agent {
     cgroup: Option<Cgroup>,
     /// Why they are not, if the kernel refused.
     attach_error: Option<String>,
-    limits: BalancerLimits,
+    limits: Limits,
+    features: Features,
     balancer: Balancer,
     /// By service: what the balancer has taken in last.
     taken: Vec<Option<Part>>,
@@ -103,8 +102,7 @@ impl Agent {
             Err(error) => return Err(error.into()),
         }
         let lock = pins.lock()?;
-        let datapath = Datapath::open(pins.clone(), &limits, features, Accounting::Full)?;
-        let limits = BalancerLimits { schedule_entries: limits.schedule_entries, slots: limits.slots };
+        let datapath = Datapath::open(pins.clone(), &limits, features, client.accounting)?;
         let balancer = balancer(&client, limits, &datapath)?;
         let cpus = datapath::possible_cpus().map_err(AgentError::Cpus)?;
         Ok(Self {
@@ -118,6 +116,7 @@ impl Agent {
             cgroup: None,
             attach_error: None,
             limits,
+            features,
             balancer,
             datapath,
             settled: None,
@@ -141,12 +140,20 @@ impl Agent {
             return Ok(());
         }
         let path = datapath::cgroup2_mount()?.join(&client.cgroup);
-        self.balancer = balancer(&client, self.limits, &self.datapath)?;
+        let mind = balancer(&client, self.limits, &self.datapath)?;
+        let accounts_otherwise = client.accounting != self.client.accounting;
+        if accounts_otherwise {
+            self.datapath.account(&self.limits, self.features, client.accounting)?;
+        }
+        self.balancer = mind;
         self.taken = vec![None; client.services.len()];
         self.settled = None;
         self.walks = walks(&client, self.walks.cpus);
         self.client = client;
         self.path = path;
+        if accounts_otherwise {
+            self.attach()?;
+        }
         Ok(())
     }
 
@@ -441,7 +448,8 @@ impl Agent {
     }
 }
 
-fn balancer(client: &Client, limits: BalancerLimits, datapath: &Datapath) -> Result<Balancer, Refused> {
+fn balancer(client: &Client, limits: Limits, datapath: &Datapath) -> Result<Balancer, Refused> {
+    let limits = BalancerLimits { schedule_entries: limits.schedule_entries, slots: limits.slots };
     let services = client.services.iter().map(|service| service.service.clone()).collect();
     let mut balancer = Balancer::new(services, limits, datapath.applied().clone())?;
     balancer.set_generations(datapath.tables().next_generations());

@@ -36,7 +36,6 @@ pub use cgroup::{Cgroup, cgroup2_mount, namespace_warning, ours_and_above, path_
 pub use error::DatapathError;
 pub use features::Features;
 pub use neighbours::{Neighbour, neighbours};
-pub use object::Accounting;
 pub use pins::{Lock, Pins, remove_roots};
 pub use privileges::{Capability, Host, host, open_files_of};
 pub use readers::wait_for_readers;
@@ -48,7 +47,7 @@ use std::collections::BTreeSet;
 
 use lb_core::plan::{Plan, diff};
 
-use crate::config::Limits;
+use crate::config::{Accounting, Limits};
 
 /// One client task in the kernel.
 pub struct Datapath {

@@ -229,6 +229,29 @@ fn status_is_a_table_for_people_and_json_for_programs() {
 }
 
 #[test]
+fn tcp_and_udp_at_one_address_are_two_services() {
+    let mut fixture = Fixture::without_daemon();
+    let path = fixture.setup.folder.join("socklb.toml");
+    let text = std::fs::read_to_string(&path).expect("read");
+    let udp = "[[service]]\nname = \"datagrams\"\naddress = \"10.96.0.10:80\"\nprotocol = \"udp\"\n\
+               backends = { static = [\"127.0.0.1:8001\"] }\n";
+    std::fs::write(&path, text + udp).expect("write");
+    fixture.start();
+    let text = String::from_utf8_lossy(&fixture.setup.run(&["status"]).stdout).into_owned();
+    for part in ["service users 10.96.0.10:80/tcp", "service datagrams 10.96.0.10:80/udp"] {
+        assert!(text.contains(part), "{part:?} is not in:\n{text}");
+    }
+    let status = fixture.setup.status();
+    let services = status["clients"][0]["services"].as_array().expect("services");
+    let protocols: Vec<_> = services.iter().map(|service| service["protocol"].as_str()).collect();
+    assert_eq!(protocols, [Some("tcp"), Some("udp")]);
+    let explained = fixture.setup.run(&["explain", "datagrams", "--json"]);
+    let explained: Value = serde_json::from_slice(&explained.stdout).expect("JSON");
+    assert_eq!(explained[0]["members"][0]["address"], "127.0.0.1:8001");
+    assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3, "TCP goes by its own list");
+}
+
+#[test]
 fn a_wrong_command_line_exits_with_2() {
     let fixture = Fixture::without_daemon();
     for arguments in

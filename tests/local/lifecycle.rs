@@ -189,7 +189,7 @@ fn flows_of_a_cgroup_that_the_client_has_left_still_end() {
     }
     assert_eq!(fixture.setup.active(), 0);
     let links = || std::fs::read_dir(fixture.setup.pins_of("web").join("links")).expect("links").count();
-    eventually("the old links are removed", links, |links| *links == 5);
+    eventually("the old links are removed", links, |links| *links == 6);
 }
 
 #[test]

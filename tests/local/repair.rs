@@ -4,7 +4,7 @@ use lb_common::abi::{Flow, Listed, map};
 use stage::maps::hash;
 use stage::{Probe, eventually, kernel};
 
-use stage::fixture::{Fixture, SERVICE};
+use stage::fixture::{Fixture, SERVICE, config, with_active_accounting};
 
 fn listed(fixture: &Fixture) -> usize {
     hash::<u64, Listed>(&fixture.setup.map("web", map::LISTED)).keys().filter(Result::is_ok).count()
@@ -28,10 +28,12 @@ fn kept() -> [u64; 3] {
     if kernel::NAMESPACE_COOKIES.is_here() { [0, 1, 0] } else { [0, 0, 1] }
 }
 
-fn without_release(fixture: &Fixture) {
+/// Removes the programs that see flows end.
+fn without_ends(fixture: &Fixture) {
     for link in std::fs::read_dir(fixture.setup.pins_of("web").join("links")).expect("links") {
         let link = link.expect("a link").path();
-        if link.to_string_lossy().contains("sock_release") {
+        let name = link.to_string_lossy().into_owned();
+        if ["sock_release", "tcp_events"].iter().any(|hook| name.contains(hook)) {
             stage::sys::remove_link(&link);
         }
     }
@@ -42,14 +44,15 @@ fn flows_whose_end_was_not_seen_are_ended() {
     if kernel::NAMESPACE_COOKIES.skips() {
         return;
     }
-    let mut fixture = Fixture::new();
+    let mut fixture = Fixture::with_active_accounting();
+    fixture.start();
     let mut probe = fixture.probe();
     let open: Vec<_> = (0..6).map(|_| probe.dial(SERVICE)).collect();
     fixture.stop();
     fixture.start();
     eventually("the lists show all of them", || listed(&fixture), |count| *count == 6);
     fixture.stop();
-    without_release(&fixture);
+    without_ends(&fixture);
     for dialled in &open[..4] {
         probe.close(dialled.socket);
     }
@@ -67,6 +70,36 @@ fn flows_whose_end_was_not_seen_are_ended() {
     look(&mut fixture, "nothing is left to do", [0, 0, 0]);
 }
 
+/// A connection that a program has seen begin was in the lists then: no list needs to have shown it to a daemon.
+#[test]
+fn flows_that_were_followed_are_ended_at_the_first_look() {
+    if kernel::NAMESPACE_COOKIES.skips() {
+        return;
+    }
+    let mut fixture = Fixture::new();
+    let mut probe = fixture.probe();
+    let open: Vec<_> = (0..6).map(|_| probe.dial(SERVICE)).collect();
+    fixture.stop();
+    without_ends(&fixture);
+    for dialled in &open[..4] {
+        probe.close(dialled.socket);
+    }
+    assert_eq!(fixture.setup.active(), 6, "nobody saw them end");
+    fixture.start();
+    eventually("four are ended", || fixture.setup.active(), |active| *active == 2);
+    assert_eq!(repair(&fixture), [4, 0, 0]);
+    for dialled in &open[4..] {
+        assert_eq!(probe.ask(&format!("peer {}", dialled.socket)), SERVICE);
+        probe.close(dialled.socket);
+    }
+    let backends = fixture.setup.backends("web", "users");
+    let sum =
+        |name: &str| backends.iter().map(|backend| backend[name].as_u64().expect("a count")).sum::<u64>();
+    let closed = |backend: &serde_json::Value| backend["endings"]["closed"].as_u64().expect("a count");
+    assert_eq!([sum("chosen"), sum("active"), sum("swept")], [6, 0, 4]);
+    assert_eq!(backends.iter().map(closed).sum::<u64>(), 2, "chosen = ended + active + swept");
+}
+
 /// The same where every record lies in the overflow table or fights for its place.
 #[test]
 fn flows_in_the_overflow_table_are_ended_as_well() {
@@ -74,7 +107,7 @@ fn flows_in_the_overflow_table_are_ended_as_well() {
         return;
     }
     let mut fixture = Fixture::without_daemon();
-    let text = stage::fixture::config(&fixture.cgroup, r#"{ file = "users.toml" }"#, "");
+    let text = with_active_accounting(&config(&fixture.cgroup, r#"{ file = "users.toml" }"#, ""));
     fixture.setup.write("socklb.toml", &(text + "[limits]\nflow_records = 64\n"));
     fixture.start();
     let mut probes: Vec<Probe> = (0..2).map(|_| fixture.probe()).collect();
@@ -90,7 +123,7 @@ fn flows_in_the_overflow_table_are_ended_as_well() {
     fixture.start();
     eventually("the lists show all of them", || listed(&fixture), |count| *count == 60);
     fixture.stop();
-    without_release(&fixture);
+    without_ends(&fixture);
     for (probe, socket) in &open[30..70] {
         probes[*probe].close(*socket);
     }
@@ -105,7 +138,7 @@ fn flows_in_the_overflow_table_are_ended_as_well() {
 /// A socket whose connect failed is open and in no list: it must not be taken for one that is gone.
 #[test]
 fn a_socket_that_no_list_has_shown_is_kept_and_counted() {
-    let mut fixture = Fixture::without_daemon();
+    let mut fixture = Fixture::with_active_accounting();
     fixture.write_endpoints(&[("127.0.0.1:8009", "")]);
     fixture.start();
     let mut probe = fixture.probe();
@@ -141,7 +174,8 @@ fn sockets_that_dial_again_meanwhile_are_counted_exactly() {
     if kernel::NAMESPACE_COOKIES.skips() {
         return;
     }
-    let mut fixture = Fixture::new();
+    let mut fixture = Fixture::with_active_accounting();
+    fixture.start();
     let mut probes: Vec<Probe> = (0..3).map(|_| fixture.probe()).collect();
     for probe in &mut probes {
         for _ in 0..7 {

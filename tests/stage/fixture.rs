@@ -47,6 +47,14 @@ impl Fixture {
         Self { daemon: None, backends, setup, cgroup, file, _stage: stage }
     }
 
+    /// As [`Fixture::without_daemon`], with a client whose connections are not followed: a flow ends with its socket.
+    pub fn with_active_accounting() -> Self {
+        let fixture = Self::without_daemon();
+        let text = config(&fixture.cgroup, r#"{ file = "users.toml" }"#, "");
+        fixture.setup.write("socklb.toml", &with_active_accounting(&text));
+        fixture
+    }
+
     /// Starts the daemon.
     pub fn start(&mut self) {
         self.daemon = Some(Daemon::start_again(&self.setup));
@@ -83,6 +91,11 @@ pub fn config(cgroup: &Cgroup, backends: &str, more: &str) -> String {
          backends = {backends}\n{more}\n",
         cgroup.relative().display()
     )
+}
+
+/// A configuration whose clients' connections are not followed.
+pub fn with_active_accounting(text: &str) -> String {
+    text.replace("[[client]]\n", "[[client]]\naccounting = \"active\"\n")
 }
 
 /// An endpoint file: addresses, each with further lines. Indexes are positions.

@@ -20,7 +20,7 @@ use super::error::DatapathError;
 use super::features::Features;
 use super::pins::{self, Pins};
 use super::sys::{self, AttachType};
-use crate::config::Limits;
+use crate::config::{Accounting, Limits};
 
 /// The object as it is committed beside its source.
 static OBJECT: &[u8] = aya::include_bytes_aligned!("../../../lb-ebpf/object/socklb.o");
@@ -36,16 +36,6 @@ struct Hook {
 
 const fn hook(name: &'static str, without: &'static str, attach_type: AttachType) -> Hook {
     Hook { name, without_fetching_atomics: without, attach_type }
-}
-
-/// What is known of flows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Accounting {
-    /// How many are open, and, where the kernel lets the programs read it at the end, whether they were established.
-    Active,
-    /// Also when they were established, and how and why they ended: a program sees every TCP connection of the cgroup.
-    Full,
 }
 
 /// The hook that follows connections.

@@ -617,10 +617,9 @@ fn key(address: SocketAddr, protocol: Protocol) -> Key {
     }
 }
 
+/// The protocol of a service in the maps. None but ours are written.
 fn protocol_of(row: &Service) -> Protocol {
-    // Only TCP services are written.
-    debug_assert_eq!(row.protocol, Protocol::Tcp.number());
-    Protocol::Tcp
+    Protocol::of_number(row.protocol).unwrap_or(Protocol::Tcp)
 }
 
 fn name_of(row: &Service) -> String {
