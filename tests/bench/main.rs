@@ -17,23 +17,23 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// connect() through the programs against direct, an empty and a floor program
+    /// connect() and what follows it, through the programs, against direct and others
     Connect(connect::Options),
     /// Start-up time and idle CPU of the daemon
     Daemon,
     /// The backends of a benchmark
     #[command(hide = true)]
-    Serve(connect::ServeOptions),
+    Serve(connect::serve::Options),
     /// One arm of a benchmark
     #[command(hide = true)]
-    Work(connect::WorkOptions),
+    Work(connect::work::Options),
 }
 
 fn main() -> Result<()> {
     match Cli::parse().command {
         Command::Connect(options) => connect::run(&options),
         Command::Daemon => daemon::run(),
-        Command::Serve(options) => connect::serve(&options),
-        Command::Work(options) => connect::work(&options),
+        Command::Serve(options) => connect::serve::run(&options),
+        Command::Work(options) => connect::work::run(&options),
     }
 }

@@ -20,20 +20,11 @@ impl Stage {
     /// Without root.
     #[expect(clippy::new_without_default, reason = "it changes the calling thread")]
     pub fn new() -> Self {
-        let stage = Self::unshared(UnshareFlags::NEWNET | UnshareFlags::NEWNS);
-        loopback_up();
-        stage
-    }
-
-    /// Sets the stage up on the host's own network: for benchmarks, which ask what a connect costs there.
-    pub fn on_host_network() -> Self {
-        Self::unshared(UnshareFlags::NEWNS)
-    }
-
-    fn unshared(what: UnshareFlags) -> Self {
         assert!(rustix::process::geteuid().is_root(), "kernel tests need root");
         // SAFETY: only this thread's namespaces change; it holds no resource that belongs to the old ones.
-        unsafe { rustix::thread::unshare_unsafe(what) }.expect("unshare namespaces");
+        unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNET | UnshareFlags::NEWNS) }
+            .expect("unshare namespaces");
+        loopback_up();
         rustix::mount::mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
             .expect("make mounts private");
         let folder = tempfile::Builder::new().prefix("socklb-test-").tempdir().expect("make a folder");
@@ -70,6 +61,22 @@ pub fn in_a_network_of_its_own(command: &mut std::process::Command) {
             Ok(())
         });
     }
+}
+
+/// Makes one more network namespace, with nothing but loopback, and runs `within` in it. It lasts as long as the file that
+/// is returned, or a path of that file in `/proc`, is open.
+///
+/// # Panics
+/// Without root.
+pub fn another_network(within: impl FnOnce() + Send) -> std::fs::File {
+    let prepare = || {
+        // SAFETY: only this thread's namespace changes; it holds no socket of the old one.
+        unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNET) }.expect("unshare the network");
+        loopback_up();
+        within();
+        std::fs::File::open("/proc/thread-self/ns/net").expect("open the namespace")
+    };
+    std::thread::scope(|scope| scope.spawn(prepare).join().expect("the network is prepared"))
 }
 
 /// Starts a command in a cgroup namespace whose root is the cgroup that it is in, with cgroup2 mounted as there, as in a

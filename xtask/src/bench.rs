@@ -2,7 +2,7 @@
 
 use anyhow::{Result, bail};
 
-use crate::command::{cargo, run as run_command};
+use crate::command::{cargo, root, run as run_command};
 use crate::object;
 
 /// `cargo xtask bench`
@@ -10,15 +10,24 @@ use crate::object;
 pub struct Options {
     /// What to measure; everything, if nothing is named
     what: Option<What>,
-    /// Rounds per arm
+    /// Of connect: rounds, in each of which every arm has its turn
     #[arg(long, default_value_t = 150)]
     rounds: u32,
+    /// Of connect: connects in a turn
+    #[arg(long, default_value_t = 300)]
+    chunk: u32,
+    /// Of connect: only this group of arms; may be given several times
+    #[arg(long = "group")]
+    groups: Vec<String>,
+    /// Of connect: write the results into docs/performance.md, with a picture
+    #[arg(long, conflicts_with = "groups")]
+    report: bool,
 }
 
 /// What is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum What {
-    /// connect() through the programs, against direct, an empty and a floor program
+    /// connect() and what follows it through the programs, against direct, an empty and a floor program, nftables, HAProxy
     Connect,
     /// From a plan in memory to the next connect seeing all of a new table
     Publish,
@@ -35,8 +44,16 @@ pub fn run(options: &Options) -> Result<()> {
     run_command(cargo().args(["build", "--release", "--package", "lb-user", "--locked"]))?;
     if wanted(What::Connect) {
         let floor = object::build("floor")?;
-        let rounds = options.rounds.to_string();
-        run_command(kernel_bench("connect").arg("--floor").arg(floor).arg("--rounds").arg(rounds))?;
+        let mut bench = kernel_bench("connect");
+        bench.arg("--floor").arg(floor);
+        bench.arg("--rounds").arg(options.rounds.to_string()).arg("--chunk").arg(options.chunk.to_string());
+        for group in &options.groups {
+            bench.args(["--group", group]);
+        }
+        if options.report {
+            bench.arg("--report").arg(root().join("docs"));
+        }
+        run_command(&mut bench)?;
     }
     if wanted(What::Publish) {
         run_command(cargo().args(["bench", "--package", "lb-user", "--bench", "publish", "--locked"]))?;

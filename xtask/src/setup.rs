@@ -30,7 +30,7 @@ const DENY_VERSION: &str = "0.20.2";
 const DEB_VERSION: &str = "3.8.0";
 
 /// Debian packages, each with a file that we use of it and what it is for.
-const PACKAGES: [(&str, &str, &str); 13] = [
+const PACKAGES: [(&str, &str, &str); 15] = [
     ("rustc-web", toolchain::RUSTC, "compiles the kernel programs"),
     ("cargo-web", toolchain::CARGO, "builds them"),
     ("rust-web-src", "/usr/lib/rustlib/src/rust/library/core/Cargo.toml", "their `core`"),
@@ -48,6 +48,8 @@ const PACKAGES: [(&str, &str, &str); 13] = [
     ("qemu-system-x86", "/usr/bin/qemu-system-x86_64", "runs the guests of the VM tests"),
     ("xz-utils", "/usr/bin/xz", "unpacks modules of their kernels"),
     ("debian-archive-keyring", "/usr/share/keyrings/debian-archive-keyring.gpg", "signs these"),
+    ("nftables", "/usr/sbin/nft", "a peer in the benchmark of connect"),
+    ("haproxy", "/usr/sbin/haproxy", "likewise; its service has nothing to listen on"),
 ];
 
 /// Something that is missing, and the commands that bring it.

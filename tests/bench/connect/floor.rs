@@ -1,0 +1,68 @@
+//! The programs that socklb is compared with: one that does nothing, one that does the least that a table needs.
+
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use aya::Ebpf;
+use aya::maps::{Array, HashMap};
+use aya::programs::{CgroupAttachMode, CgroupSockAddr};
+use lb_common::abi::{Backend, BackendState, ServiceIndex, ServiceKey4, StateWord};
+use lb_common::net::{Address, Be16, Be32};
+use stage::Cgroup;
+use stage::maps::Raw;
+
+/// The floor's service. Nothing in the namespace has a route to it: a connect that is not rewritten fails.
+pub const SERVICE: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(10, 96, 0, 8), 80);
+
+/// An attached program, as long as this lives.
+pub struct Attached {
+    _object: Ebpf,
+    /// Its id.
+    pub id: u32,
+}
+
+/// Attaches the program that does nothing.
+pub fn empty(object: &Path, cgroup: &Cgroup) -> Result<Attached> {
+    attach(load(object)?, "empty4", cgroup)
+}
+
+/// Attaches the program that sends [`SERVICE`] to one backend.
+pub fn floor(object: &Path, cgroup: &Cgroup, backend: SocketAddr) -> Result<Attached> {
+    let SocketAddr::V4(backend) = backend else { bail!("the floor program knows IPv4") };
+    let mut ebpf = load(object)?;
+    let mut services: HashMap<_, Raw<ServiceKey4>, Raw<ServiceIndex>> =
+        HashMap::try_from(ebpf.map_mut("floor_services").context("a map")?)?;
+    let key = ServiceKey4 {
+        address: Be32::from_host(SERVICE.ip().to_bits()),
+        port: Be16::from_host(SERVICE.port()),
+        // The program looks for no other protocol, whatever the socket's.
+        protocol: 6,
+        _reserved: 0,
+    };
+    services.insert(Raw(key), Raw(ServiceIndex { service: 0 }), 0)?;
+    let mut backends: Array<_, Raw<Backend>> =
+        Array::try_from(ebpf.map_mut("floor_backends").context("a map")?)?;
+    let backend = Backend {
+        address: Address::from(*backend.ip()),
+        port: Be16::from_host(backend.port()),
+        service: 0,
+        state: StateWord::new(true, BackendState::Healthy),
+        generation: 0,
+        weight: 1,
+    };
+    backends.set(0, Raw(backend), 0)?;
+    attach(ebpf, "floor4", cgroup)
+}
+
+fn load(object: &Path) -> Result<Ebpf> {
+    Ebpf::load_file(object).with_context(|| format!("load {}", object.display()))
+}
+
+fn attach(mut ebpf: Ebpf, program: &str, cgroup: &Cgroup) -> Result<Attached> {
+    let loaded: &mut CgroupSockAddr = ebpf.program_mut(program).context("a program")?.try_into()?;
+    loaded.load()?;
+    loaded.attach(std::fs::File::open(cgroup.path())?, CgroupAttachMode::Single)?;
+    let id = loaded.info()?.id();
+    Ok(Attached { _object: ebpf, id })
+}

@@ -1,0 +1,144 @@
+//! Other balancers of the same machine, as Debian packages them: nftables in a network namespace of its own, HAProxy in
+//! ours. Both end with the benchmark, however that ends.
+
+use std::fmt::Write as _;
+use std::fs::File;
+use std::io::Write as _;
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpStream};
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+use stage::eventually;
+use stage::probe::die_with_us;
+
+/// Of the loopback range, because a DNAT rule of the output is reached only if there is a route; nothing listens there,
+/// so that a connect that is not rewritten is refused.
+pub const NFT_SERVICE: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(127, 96, 0, 9), 80);
+/// Where HAProxy listens.
+pub const HAPROXY_SERVICE: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::LOCALHOST, 18080);
+
+/// A program of a Debian package.
+fn find(name: &str, package: &str) -> Result<PathBuf> {
+    let path = Path::new("/usr/sbin").join(name);
+    if !path.exists() {
+        bail!(
+            "{} is missing: `cargo xtask setup` installs the Debian package {package}; \
+             `--group` measures groups that do without",
+            path.display()
+        );
+    }
+    Ok(path)
+}
+
+/// A network namespace in which nftables sends one service to backends.
+pub struct Nft {
+    network: File,
+}
+
+impl Nft {
+    /// Sets it up.
+    pub fn start(backends: &[SocketAddr]) -> Result<Self> {
+        let nft = find("nft", "nftables")?;
+        let rules = rules(backends)?;
+        let mut outcome = Ok(());
+        let network = stage::namespace::another_network(|| outcome = load(&nft, &rules));
+        outcome?;
+        Ok(Self { network })
+    }
+
+    /// A path of the namespace, as long as this lives.
+    pub fn network(&self) -> PathBuf {
+        format!("/proc/{}/fd/{}", std::process::id(), self.network.as_raw_fd()).into()
+    }
+}
+
+/// The form in which kube-proxy writes them: a verdict map of services, a random endpoint of a service's chain, and a
+/// chain for each endpoint.
+fn rules(backends: &[SocketAddr]) -> Result<String> {
+    let mut text = String::from("table ip bench {\n");
+    let mut numbers = Vec::new();
+    for (number, backend) in backends.iter().enumerate() {
+        writeln!(text, "  chain endpoint-{number} {{ meta l4proto tcp dnat to {backend}; }}")?;
+        numbers.push(format!("{number} : goto endpoint-{number}"));
+    }
+    let (count, numbers) = (numbers.len(), numbers.join(", "));
+    let (address, port) = (NFT_SERVICE.ip(), NFT_SERVICE.port());
+    write!(
+        text,
+        "  chain service {{ numgen random mod {count} vmap {{ {numbers} }}; }}\n  \
+           map services {{ type ipv4_addr . inet_proto . inet_service : verdict; \
+           elements = {{ {address} . tcp . {port} : goto service }}; }}\n  \
+           chain output {{ type nat hook output priority -100; ip daddr . meta l4proto . th dport vmap @services; }}\n}}\n"
+    )?;
+    Ok(text)
+}
+
+fn load(nft: &Path, rules: &str) -> Result<()> {
+    let mut child = Command::new(nft).args(["-f", "-"]).stdin(Stdio::piped()).spawn()?;
+    child.stdin.take().context("piped")?.write_all(rules.as_bytes())?;
+    let status = child.wait()?;
+    if !status.success() {
+        bail!("nft refuses the rules: {status}\n{rules}");
+    }
+    Ok(())
+}
+
+/// HAProxy in front of backends.
+pub struct Haproxy {
+    child: Child,
+}
+
+impl Haproxy {
+    /// Starts it and waits until it answers.
+    pub fn start(folder: &Path, backends: &[SocketAddr]) -> Result<Self> {
+        let haproxy = find("haproxy", "haproxy")?;
+        let mut text = format!(
+            "global\n  nbthread 2\n  maxconn 4096\n  log /dev/null local0\n\
+             defaults\n  mode tcp\n  balance roundrobin\n  timeout connect 5s\n  timeout client 30s\n  timeout server 30s\n\
+             listen bench\n  bind {HAPROXY_SERVICE}\n"
+        );
+        for (number, backend) in backends.iter().enumerate() {
+            writeln!(text, "  server b{number} {backend}")?;
+        }
+        let path = folder.join("haproxy.cfg");
+        std::fs::write(&path, text)?;
+        let mut command = Command::new(haproxy);
+        // In the foreground, without a master: one process that dies with us.
+        command.args(["-q", "-db", "-f"]).arg(&path).stdin(Stdio::null()).stdout(Stdio::null());
+        die_with_us(&mut command);
+        let started = Self { child: command.spawn()? };
+        eventually("HAProxy answers", || TcpStream::connect(HAPROXY_SERVICE).is_ok(), |answers| *answers);
+        Ok(started)
+    }
+
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+}
+
+impl Drop for Haproxy {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_service_has_a_chain_for_each_endpoint() {
+        let backends = [([127, 0, 0, 1], 1).into(), ([127, 0, 0, 1], 2).into()];
+        let text = rules(&backends).unwrap();
+        assert!(text.contains("chain endpoint-1 { meta l4proto tcp dnat to 127.0.0.1:2; }"), "{text}");
+        assert!(
+            text.contains("numgen random mod 2 vmap { 0 : goto endpoint-0, 1 : goto endpoint-1 }; }"),
+            "{text}"
+        );
+        assert!(text.contains("127.96.0.9 . tcp . 80 : goto service"), "{text}");
+    }
+}

@@ -1,0 +1,203 @@
+//! What a group needs around its workers: cgroups with programs on them, the daemon, the peers, the backends. Gone when
+//! it is dropped.
+
+use std::fmt::Write as _;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use aya::programs::links::{FdLink, PinnedLink};
+use stage::{Cgroup, Daemon, Setup, Stage};
+
+use super::arm::{Addresses, Arm, Between, Client, Group};
+use super::floor;
+use super::peers::{HAPROXY_SERVICE, Haproxy, NFT_SERVICE, Nft};
+use super::worker::{Backends, Worker, cpu_time};
+
+/// A client of socklb in its place.
+struct Attached {
+    client: Client,
+    cgroup: Cgroup,
+    service: SocketAddr,
+    /// What `check` says against its configuration.
+    refused: Option<String>,
+}
+
+impl Attached {
+    /// The lines of a configuration that are this client's.
+    fn text(&self, backends: &str) -> String {
+        let Client { accounting, policy, protocol } = self.client;
+        let (name, cgroup, service) = (self.client.name(), self.cgroup.relative(), self.service);
+        let cgroup = cgroup.display();
+        format!(
+            "[[client]]\njob = \"{name}\"\ncgroup = \"{cgroup}\"\naccounting = \"{accounting}\"\nservices = [\"{name}\"]\n\
+             [[service]]\nname = \"{name}\"\naddress = \"{service}\"\nprotocol = \"{protocol}\"\npolicy = \"{policy}\"\n\
+             subset = \"all\"\nbackends = {{ static = [{backends}] }}\n"
+        )
+    }
+}
+
+/// The place of a group.
+pub struct Place {
+    // In the order in which they end: programs and daemon before the cgroups that they are on.
+    daemon: Option<Daemon>,
+    programs: Vec<(Between, floor::Attached)>,
+    haproxy: Option<Haproxy>,
+    nft: Option<Nft>,
+    backends: Backends,
+    clients: Vec<Attached>,
+    /// Of the arms without socklb.
+    cgroups: Vec<(Between, Cgroup)>,
+    addresses: Addresses,
+}
+
+/// Nothing in the namespace has a route to the services: a connect that is not rewritten fails.
+fn service(number: usize, is_ipv4: bool) -> Result<SocketAddr> {
+    let host = u8::try_from(number)? + 10;
+    let address = if is_ipv4 {
+        Ipv4Addr::new(10, 96, 0, host).into()
+    } else {
+        Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0x96, host.into()).into()
+    };
+    Ok(SocketAddr::new(address, 80))
+}
+
+impl Place {
+    /// Sets it up. A client whose configuration this build refuses is left out.
+    pub fn of(group: &Group, stage: &Stage, floor_object: &Path) -> Result<Self> {
+        let list = group.backends.list();
+        let nft = group.has(Between::Nft).then(|| Nft::start(&list)).transpose()?;
+        let network = nft.as_ref().map(Nft::network);
+        // One listener serves any number of hosts.
+        let listen = match group.backends.hosts {
+            1 => list.clone(),
+            _ => vec![(Ipv4Addr::UNSPECIFIED, group.backends.first.port()).into()],
+        };
+        let backends = Backends::start(group.manner, group.polls, &listen, network.as_deref())?;
+        let haproxy = group.has(Between::Haproxy).then(|| Haproxy::start(stage.folder(), &list));
+        let haproxy = haproxy.transpose()?;
+        let mut programs = Vec::new();
+        let mut cgroups = Vec::new();
+        for arm in group.arms.iter().filter(|arm| arm.between.client().is_none()) {
+            let cgroup = Cgroup::new();
+            match arm.between {
+                Between::Empty => programs.push((arm.between, floor::empty(floor_object, &cgroup)?)),
+                Between::Floor => {
+                    let attached = floor::floor(floor_object, &cgroup, group.backends.first)?;
+                    programs.push((arm.between, attached));
+                }
+                _ => {}
+            }
+            cgroups.push((arm.between, cgroup));
+        }
+        let mut place = Self {
+            daemon: None,
+            programs,
+            haproxy,
+            nft,
+            backends,
+            clients: Vec::new(),
+            cgroups,
+            addresses: group.backends,
+        };
+        place.start_socklb(group, stage)?;
+        Ok(place)
+    }
+
+    fn start_socklb(&mut self, group: &Group, stage: &Stage) -> Result<()> {
+        let setup = Setup::new(stage, "bench");
+        let backends: Vec<String> =
+            group.backends.list().iter().map(|backend| format!("\"{backend}\"")).collect();
+        let backends = backends.join(", ");
+        let mut text = String::new();
+        for (number, client) in group.clients().into_iter().enumerate() {
+            let service = service(number, group.backends.first.is_ipv4())?;
+            let mut attached = Attached { client, cgroup: Cgroup::new(), service, refused: None };
+            let lines = attached.text(&backends);
+            attached.refused = check(&setup, &lines);
+            if attached.refused.is_none() {
+                write!(text, "{lines}")?;
+            }
+            self.clients.push(attached);
+        }
+        if !text.is_empty() {
+            self.daemon = Some(Daemon::start(&setup, &text));
+        }
+        Ok(())
+    }
+
+    /// The worker of an arm, or why there is none.
+    pub fn worker(&self, group: &Group, arm: &Arm) -> Result<Result<Worker, String>> {
+        let backends = if arm.one_backend { Addresses::one(self.addresses.first) } else { self.addresses };
+        let start = |cgroup: &Cgroup, network: Option<&Path>, addresses: Addresses| {
+            Worker::start(&arm.name, group.work, cgroup, network, &addresses.list())
+        };
+        if let Some(client) = arm.between.client() {
+            let attached = self.clients.iter().find(|attached| attached.client == client);
+            let attached = attached.context("a client of the group")?;
+            if let Some(why) = &attached.refused {
+                return Ok(Err(why.clone()));
+            }
+            let served = matches!(arm.between, Between::Socklb(_));
+            let dialled = if served { Addresses::one(attached.service) } else { backends };
+            return Ok(Ok(start(&attached.cgroup, None, dialled)?));
+        }
+        let mut cgroups = self.cgroups.iter().filter(|(between, _)| *between == arm.between);
+        // Arms with nothing between come several times, and each has its own.
+        let earlier = group.arms.iter().take_while(|other| other.name != arm.name);
+        let earlier = earlier.filter(|other| other.between == arm.between).count();
+        let (_, cgroup) = cgroups.nth(earlier).context("a cgroup of the arm")?;
+        let network = self.nft.as_ref().filter(|_| arm.between == Between::Nft).map(Nft::network);
+        let dialled = match arm.between {
+            Between::Floor => Addresses::one(floor::SERVICE.into()),
+            Between::Nft => Addresses::one(NFT_SERVICE.into()),
+            Between::Haproxy => Addresses::one(HAPROXY_SERVICE.into()),
+            _ => backends,
+        };
+        Ok(Ok(start(cgroup, network.as_deref(), dialled)?))
+    }
+
+    /// Ids of the programs on the cgroup of an arm.
+    pub fn programs(&self, arm: &Arm) -> Result<Vec<u32>> {
+        let Some((client, daemon)) = arm.between.client().zip(self.daemon.as_ref()) else {
+            let attached = self.programs.iter().filter(|(between, _)| *between == arm.between);
+            return Ok(attached.map(|(_, attached)| attached.id).collect());
+        };
+        let links = std::fs::read_dir(daemon.setup.pins_of(&client.name()).join("links"))?;
+        let id = |link: std::io::Result<std::fs::DirEntry>| {
+            Ok(FdLink::from(PinnedLink::from_pin(link?.path())?).info()?.program_id())
+        };
+        links.map(id).collect()
+    }
+
+    /// Nanoseconds of CPU time of all that is not the client, as far as it sleeps when it has nothing to do.
+    pub fn cpu_of_others(&self, group: &Group) -> Result<u64> {
+        if group.polls {
+            return Ok(0);
+        }
+        let haproxy = self.haproxy.as_ref().map_or(Ok(0), |haproxy| cpu_time(haproxy.pid()))?;
+        Ok(cpu_time(self.backends.pid())? + haproxy)
+    }
+}
+
+/// What `socklb check` says against a configuration: its first lines, the fault and where it is.
+fn check(setup: &Setup, text: &str) -> Option<String> {
+    let path = setup.write("one-client.toml", text);
+    let output = setup.run(&["check", &path.to_string_lossy()]);
+    let says = String::from_utf8_lossy(&output.stderr).into_owned();
+    let fault = says.lines().find(|line| !line.trim().is_empty()).unwrap_or("socklb check fails");
+    let fault = fault.trim_start_matches("error: ").to_owned();
+    (!output.status.success()).then_some(fault)
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if let Some(daemon) = self.daemon.take() {
+            let setup = daemon.setup.clone();
+            drop(daemon);
+            // Its maps shall not be in the memory of the next group.
+            setup.run(&["detach", "--all"]);
+        }
+        self.programs.clear();
+    }
+}

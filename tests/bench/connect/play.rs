@@ -1,0 +1,88 @@
+//! Rounds in which every arm has its turn, in a new order each time.
+
+use anyhow::Result;
+
+use super::arm::Group;
+use super::place::Place;
+use super::worker::{Turn, Worker};
+
+/// Rounds before those that count: they warm caches.
+const WARM: u32 = 3;
+
+/// An arm at work, with what each of its turns has taken.
+pub struct Player {
+    /// Its place among the group's arms.
+    pub arm: usize,
+    /// Its process.
+    pub worker: Worker,
+    /// One for each round.
+    pub turns: Vec<Turn>,
+}
+
+/// Plays so many rounds with so many operations a turn.
+pub fn play(
+    group: &Group,
+    place: &Place,
+    players: &mut [Player],
+    rounds: u32,
+    operations: u32,
+) -> Result<()> {
+    let mut order: Vec<usize> = (0..players.len()).collect();
+    let mut random = Random::new();
+    for round in 0..rounds + WARM {
+        random.shuffle(&mut order);
+        for &player in &order {
+            let player = &mut players[player];
+            let before = place.cpu_of_others(group)?;
+            let mut turn = player.worker.turn(operations, round >= WARM)?;
+            #[expect(clippy::cast_precision_loss, reason = "nanoseconds of a turn")]
+            let others = (place.cpu_of_others(group)? - before) as f64;
+            turn.cpu += others / f64::from(operations);
+            if round >= WARM {
+                player.turns.push(turn);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Any generator will do that is not in step with the machine; the seed is fixed so that runs are alike.
+struct Random(u64);
+
+impl Random {
+    fn new() -> Self {
+        Self(0x9e37_79b9_7f4a_7c15)
+    }
+
+    fn below(&mut self, end: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        // 31 bits of 64: no list of arms is longer.
+        usize::try_from(self.0 >> 33).expect("31 bits") % end
+    }
+
+    fn shuffle(&mut self, order: &mut [usize]) {
+        for last in (1..order.len()).rev() {
+            order.swap(last, self.below(last + 1));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_arm_has_one_turn_in_each_order() {
+        let mut random = Random::new();
+        let mut order: Vec<usize> = (0..5).collect();
+        let mut firsts = [0; 5];
+        for _ in 0..1000 {
+            random.shuffle(&mut order);
+            firsts[order[0]] += 1;
+            let mut sorted = order.clone();
+            sorted.sort_unstable();
+            assert_eq!(sorted, [0, 1, 2, 3, 4]);
+        }
+        assert!(firsts.iter().all(|count| (150..250).contains(count)), "{firsts:?}");
+    }
+}

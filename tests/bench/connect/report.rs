@@ -1,0 +1,90 @@
+//! Writes what a run has shown into the documentation: between two marks of docs/performance.md, and a picture beside it.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use super::outcome::Outcome;
+use super::picture::picture;
+use super::print::{markdown, summary};
+
+/// The document in the folder of documentation.
+const DOCUMENT: &str = "performance.md";
+/// Its picture.
+const PICTURE: &str = "performance-connect.svg";
+const BEGIN: &str = "<!-- written by `cargo xtask bench connect --report`: begin -->\n";
+const END: &str = "<!-- written by `cargo xtask bench connect --report`: end -->\n";
+
+/// Writes the report of a run that took so long.
+pub fn write(folder: &Path, outcomes: &[Outcome], took: Duration) -> Result<()> {
+    let path = folder.join(DOCUMENT);
+    let text = std::fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
+    let section = format!("\n{}\n\n{}", machine(took)?, section(outcomes));
+    let text = replaced(&text, &section).with_context(|| format!("the marks in {}", path.display()))?;
+    std::fs::write(&path, text).with_context(|| format!("write {}", path.display()))?;
+    std::fs::write(folder.join(PICTURE), picture(outcomes)).context("write the picture")?;
+    println!("written: {} and {PICTURE} beside it", path.display());
+    Ok(())
+}
+
+/// A text with what is between the marks replaced.
+fn replaced(text: &str, section: &str) -> Option<String> {
+    let (before, rest) = text.split_once(BEGIN)?;
+    let (_, after) = rest.split_once(END)?;
+    Some(format!("{before}{BEGIN}{section}{END}{after}"))
+}
+
+fn section(outcomes: &[Outcome]) -> String {
+    let groups: Vec<String> = outcomes.iter().map(markdown).collect();
+    format!(
+        "In this run, {}.\n\n![Median times against direct, with their targets]({PICTURE})\n\n{}\n",
+        summary(outcomes),
+        groups.join("\n")
+    )
+}
+
+/// Where and when this is.
+fn machine(took: Duration) -> Result<String> {
+    let processors = std::fs::read_to_string("/proc/cpuinfo")?;
+    let model = processors.lines().find_map(|line| line.strip_prefix("model name"));
+    let model = model.map_or("unknown", |line| line.trim_start_matches([' ', '\t', ':']));
+    let count = processors.lines().filter(|line| line.starts_with("processor")).count();
+    let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease")?;
+    let date = std::process::Command::new("date").args(["-u", "+%F"]).output().context("ask for the date")?;
+    Ok(format!(
+        "{}, {count} CPUs ({model}), Linux {}; the run took {} s.",
+        String::from_utf8_lossy(&date.stdout).trim(),
+        kernel.trim(),
+        took.as_secs()
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::groups::Name;
+    use super::super::outcome::tests::outcome;
+    use super::*;
+
+    #[test]
+    fn what_is_between_the_marks_is_replaced() {
+        let text = format!("before\n{BEGIN}old\n{END}after\n");
+        assert_eq!(replaced(&text, "new\n").unwrap(), format!("before\n{BEGIN}new\n{END}after\n"));
+        assert_eq!(replaced("no marks", "new\n"), None);
+        assert_eq!(replaced(BEGIN, "new\n"), None);
+    }
+
+    #[test]
+    fn the_document_has_the_marks() {
+        let text = include_str!("../../../docs/performance.md");
+        assert!(replaced(text, "").is_some());
+    }
+
+    #[test]
+    fn a_section_has_every_group() {
+        let text = section(&[outcome(Name::LeastLoaded, |_| Some(1.0)), outcome(Name::Echo, |_| Some(1.0))]);
+        assert!(text.starts_with("In this run, targets: 5 reached, 0 not.\n"), "{text}");
+        assert!(text.contains("### TCP connect(), least-loaded over 100\n"), "{text}");
+        assert!(text.contains("### Requests and responses of 64 bytes\n"), "{text}");
+    }
+}

@@ -1,0 +1,178 @@
+//! The backends of a benchmark: all of them one process, in one thread, which polls or sleeps.
+//!
+//! Must not know what is dialled, or through what.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use rustix::event::{Timespec, epoll};
+
+/// The backends of a benchmark.
+#[derive(Debug, clap::Args)]
+pub struct Options {
+    /// What they do with a connection
+    manner: Manner,
+    /// Where they listen
+    addresses: Vec<SocketAddr>,
+    /// A second network namespace in which they listen as well
+    #[arg(long)]
+    network: Option<PathBuf>,
+    /// They poll instead of sleeping
+    #[arg(long)]
+    poll: bool,
+}
+
+/// What a backend does with a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Manner {
+    /// Accepts it and closes it late
+    Drop,
+    /// Says one byte at once, and closes it late
+    Greet,
+    /// Sends back what it receives
+    Echo,
+    /// Acknowledges every so many bytes
+    Sink,
+}
+
+impl Manner {
+    /// As a command line names it.
+    pub fn argument(self) -> String {
+        let value = clap::ValueEnum::to_possible_value(&self).expect("no manner is hidden");
+        value.get_name().to_owned()
+    }
+}
+
+/// What is acknowledged as one.
+pub const BULK_BYTES: usize = 4 << 20;
+/// Connections that are accepted and not closed yet: enough for a client that is a little ahead.
+const OPEN: usize = 64;
+/// It ends with the benchmark, which kills it; this is for the case that nobody does.
+const AT_MOST: Duration = Duration::from_secs(3600);
+
+/// A connection that is served, and bytes of it that are not acknowledged yet.
+struct Served {
+    stream: TcpStream,
+    bytes: usize,
+}
+
+struct Server {
+    manner: Manner,
+    epoll: rustix::fd::OwnedFd,
+    listeners: Vec<TcpListener>,
+    served: BTreeMap<u64, Served>,
+    next: u64,
+    closing: VecDeque<TcpStream>,
+    buffer: Vec<u8>,
+}
+
+/// Serves until it is killed.
+pub fn run(options: &Options) -> Result<()> {
+    super::work::pin_to(1)?;
+    let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+    let mut server = Server {
+        manner: options.manner,
+        epoll,
+        listeners: Vec::new(),
+        served: BTreeMap::new(),
+        next: 0,
+        closing: VecDeque::new(),
+        buffer: vec![0; 256 << 10],
+    };
+    server.listen(&options.addresses)?;
+    if let Some(network) = &options.network {
+        let network = std::fs::File::open(network)?;
+        let kind = rustix::thread::LinkNameSpaceType::Network;
+        rustix::thread::move_into_link_name_space(network.as_fd(), Some(kind))?;
+        server.listen(&options.addresses)?;
+    }
+    println!("ready");
+    let wait = if options.poll { Duration::ZERO } else { Duration::from_secs(1) };
+    let wait = Timespec { tv_sec: i64::try_from(wait.as_secs())?, tv_nsec: 0 };
+    let end = Instant::now() + AT_MOST;
+    let mut events = Vec::with_capacity(64);
+    while Instant::now() < end {
+        events.clear();
+        epoll::wait(&server.epoll, rustix::buffer::spare_capacity(&mut events), Some(&wait))?;
+        for event in &events {
+            server.serve(event.data.u64())?;
+        }
+    }
+    Ok(())
+}
+
+impl Server {
+    fn listen(&mut self, addresses: &[SocketAddr]) -> Result<()> {
+        for address in addresses {
+            let listener = TcpListener::bind(address)?;
+            listener.set_nonblocking(true)?;
+            let number = self.number();
+            epoll::add(&self.epoll, &listener, number, epoll::EventFlags::IN)?;
+            self.listeners.push(listener);
+        }
+        Ok(())
+    }
+
+    /// The first numbers are those of the listeners.
+    fn number(&mut self) -> epoll::EventData {
+        self.next += 1;
+        epoll::EventData::new_u64(self.next - 1)
+    }
+
+    fn serve(&mut self, number: u64) -> Result<()> {
+        let listener = usize::try_from(number).ok().and_then(|number| self.listeners.get(number));
+        if let Some(listener) = listener {
+            // Nobody may be there any more: a client that resets takes its connection back.
+            if let Ok((stream, _)) = listener.accept() {
+                self.welcome(stream)?;
+            }
+            return Ok(());
+        }
+        let Some(served) = self.served.get_mut(&number) else { return Ok(()) };
+        let bytes = served.stream.read(&mut self.buffer).unwrap_or(0);
+        let goes_on = bytes > 0
+            && match self.manner {
+                Manner::Echo => served.stream.write_all(&self.buffer[..bytes]).is_ok(),
+                Manner::Sink => {
+                    served.bytes += bytes;
+                    let whole = served.bytes >= BULK_BYTES;
+                    served.bytes %= BULK_BYTES;
+                    !whole || served.stream.write_all(&[1]).is_ok()
+                }
+                Manner::Drop | Manner::Greet => false,
+            };
+        if !goes_on {
+            // Closing it takes it out of the poll.
+            self.served.remove(&number);
+        }
+        Ok(())
+    }
+
+    fn welcome(&mut self, mut stream: TcpStream) -> Result<()> {
+        match self.manner {
+            Manner::Drop | Manner::Greet => {
+                if self.manner == Manner::Greet {
+                    // It may have been reset; whoever did that does not wait for this.
+                    let _ = stream.write_all(&[1]);
+                }
+                self.closing.push_back(stream);
+                if self.closing.len() > OPEN {
+                    self.closing.pop_front();
+                }
+            }
+            Manner::Echo | Manner::Sink => {
+                stream.set_nodelay(true)?;
+                stream.set_nonblocking(true)?;
+                let number = self.number();
+                epoll::add(&self.epoll, &stream, number, epoll::EventFlags::IN)?;
+                self.served.insert(number.u64(), Served { stream, bytes: 0 });
+            }
+        }
+        Ok(())
+    }
+}

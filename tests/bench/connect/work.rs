@@ -1,0 +1,280 @@
+//! What the process of an arm does: it works as often as it is told, and says how long that took.
+//!
+//! Must not know what it is compared with.
+
+use std::io::BufRead;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use rustix::fd::OwnedFd;
+use rustix::io::Errno;
+use rustix::net::sockopt::{set_socket_linger, set_tcp_nodelay};
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketType, recv, send};
+use rustix::time::{ClockId, clock_gettime};
+
+use super::serve::BULK_BYTES;
+use crate::statistics::percentile;
+
+/// One arm.
+#[derive(Debug, clap::Args)]
+pub struct Options {
+    /// Its cgroup
+    cgroup: PathBuf,
+    /// What it does
+    work: Work,
+    /// What it dials: one address, or several in turn
+    addresses: Vec<SocketAddr>,
+    /// A network namespace to enter first
+    #[arg(long)]
+    network: Option<PathBuf>,
+}
+
+/// One operation, done again and again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Work {
+    /// connect() is timed; socket and close belong to the rate
+    Connect,
+    /// Socket, connect() and close of UDP, timed as one
+    UdpCycle,
+    /// connect() of one UDP socket
+    UdpConnect,
+    /// connect() and the first byte from the backend
+    FirstByte,
+    /// A request and its response over one of several connections that are kept
+    Echo,
+    /// Much data over a connection that is kept, and its acknowledgement
+    Bulk,
+}
+
+impl Work {
+    /// Operations in a turn, where a turn of connects has this many: what makes turns last about as long.
+    pub fn operations(self, connects: u32) -> u32 {
+        match self {
+            Self::Connect | Self::FirstByte | Self::Echo => connects,
+            Self::UdpCycle => connects * 3,
+            Self::UdpConnect => connects * 10,
+            Self::Bulk => (connects / 20).max(1),
+        }
+    }
+
+    /// Operations that are timed together, where one is so short that the steps of the clock, 10 ns on some machines, show.
+    fn together(self) -> u32 {
+        if self == Self::UdpConnect { 8 } else { 1 }
+    }
+
+    /// As a command line names it.
+    pub fn argument(self) -> String {
+        let value = clap::ValueEnum::to_possible_value(&self).expect("no kind of work is hidden");
+        value.get_name().to_owned()
+    }
+}
+
+/// Connections that requests and responses go over.
+const KEPT: usize = 8;
+/// Of a request, and of a response.
+const MESSAGE: [u8; 64] = [7; 64];
+/// How often an answer is looked for before it is taken to be lost: some ten seconds.
+const LOOKS: u32 = 50_000_000;
+
+/// The process of an arm: one line in, one line out. `COUNT` works so often and is answered by the times in nanoseconds
+/// that half and 99 % of the operations took at most, operations a second, and nanoseconds of CPU time for each;
+/// `keep COUNT` remembers the times as well; `all` is answered by the same two of all that was remembered.
+pub fn run(options: &Options) -> Result<()> {
+    // Before the first socket: the cgroup that a socket is made in is the one that counts.
+    std::fs::write(options.cgroup.join("cgroup.procs"), std::process::id().to_string())?;
+    if let Some(network) = &options.network {
+        let network = std::fs::File::open(network)?;
+        let kind = rustix::thread::LinkNameSpaceType::Network;
+        rustix::thread::move_into_link_name_space(std::os::fd::AsFd::as_fd(&network), Some(kind))?;
+    }
+    pin_to(0)?;
+    let mut worker = Worker {
+        work: options.work,
+        addresses: options.addresses.iter().copied().cycle(),
+        datagram: rustix::net::socket(AddressFamily::INET, SocketType::DGRAM, None)?,
+        kept: std::collections::VecDeque::new(),
+        data: vec![7; BULK_BYTES],
+    };
+    let mut remembered = Vec::new();
+    for line in std::io::stdin().lock().lines() {
+        match line?.split(' ').collect::<Vec<_>>().as_slice() {
+            ["all"] => {
+                remembered.sort_unstable();
+                println!("{} {}", percentile(&remembered, 0.5), percentile(&remembered, 0.99));
+            }
+            ["keep", count] => remembered.extend(worker.turn(count.parse()?)?),
+            [count] => {
+                worker.turn(count.parse()?)?;
+            }
+            other => bail!("unknown request {other:?}"),
+        }
+    }
+    Ok(())
+}
+
+/// Keeps this process on one CPU: the arms on one, what they dial on the other.
+pub fn pin_to(cpu: usize) -> Result<()> {
+    let mut set = rustix::thread::CpuSet::new();
+    set.set(cpu);
+    Ok(rustix::thread::sched_setaffinity(None, &set)?)
+}
+
+struct Worker<A> {
+    work: Work,
+    addresses: A,
+    datagram: OwnedFd,
+    kept: std::collections::VecDeque<OwnedFd>,
+    data: Vec<u8>,
+}
+
+impl<A: Iterator<Item = SocketAddr>> Worker<A> {
+    /// Works so often, answers, and returns the times in nanoseconds.
+    fn turn(&mut self, count: u32) -> Result<Vec<u64>> {
+        let together = self.work.together();
+        let samples = count.div_ceil(together);
+        let mut times = Vec::with_capacity(usize::try_from(samples)?);
+        let cpu = cpu_time();
+        let started = Instant::now();
+        for _ in 0..samples {
+            times.push(u64::try_from((self.once()? / together).as_nanos())?);
+        }
+        let seconds = started.elapsed().as_secs_f64();
+        let cpu = cpu_time().saturating_sub(cpu);
+        times.sort_unstable();
+        let operations = f64::from(samples * together);
+        #[expect(clippy::cast_precision_loss, reason = "nanoseconds of a turn")]
+        let each = cpu.as_nanos() as f64 / operations;
+        let rate = operations / seconds;
+        println!("{} {} {rate} {each}", percentile(&times, 0.5), percentile(&times, 0.99));
+        Ok(times)
+    }
+
+    fn once(&mut self) -> Result<Duration> {
+        match self.work {
+            Work::Connect => self.connect(),
+            Work::UdpCycle => self.udp_cycle(),
+            Work::UdpConnect => self.udp_connect(),
+            Work::FirstByte => self.first_byte(),
+            Work::Echo => self.echo(),
+            Work::Bulk => self.bulk(),
+        }
+    }
+
+    fn address(&mut self) -> Result<SocketAddr> {
+        self.addresses.next().context("an address to dial")
+    }
+
+    fn connect(&mut self) -> Result<Duration> {
+        let address = self.address()?;
+        let socket = stream(address)?;
+        timed(|| Ok(rustix::net::connect(&socket, &address)?))
+    }
+
+    fn udp_cycle(&mut self) -> Result<Duration> {
+        let address = self.address()?;
+        timed(|| {
+            let socket = rustix::net::socket(family(address), SocketType::DGRAM, None)?;
+            Ok(rustix::net::connect(&socket, &address)?)
+        })
+    }
+
+    fn udp_connect(&mut self) -> Result<Duration> {
+        let Self { datagram, addresses, work, .. } = self;
+        timed(|| {
+            for address in addresses.take(usize::try_from(work.together())?) {
+                rustix::net::connect(&*datagram, &address)?;
+            }
+            Ok(())
+        })
+    }
+
+    fn first_byte(&mut self) -> Result<Duration> {
+        let address = self.address()?;
+        let socket = stream(address)?;
+        timed(|| {
+            rustix::net::connect(&socket, &address)?;
+            receive(&socket, &mut [0])
+        })
+    }
+
+    fn echo(&mut self) -> Result<Duration> {
+        self.keep(KEPT)?;
+        self.kept.rotate_left(1);
+        let socket = self.kept.front().context("a connection")?;
+        let mut answer = [0; MESSAGE.len()];
+        timed(|| {
+            send(socket, &MESSAGE, SendFlags::NOSIGNAL)?;
+            // Without sleeping: waking up takes longer than what is measured, and not always as long.
+            for _ in 0..LOOKS {
+                match recv(socket, &mut answer, RecvFlags::DONTWAIT) {
+                    Ok((_, MESSAGE_BYTES)) => return Ok(()),
+                    Ok((_, bytes)) => bail!("{bytes} bytes of an answer"),
+                    Err(Errno::AGAIN) => {}
+                    Err(error) => return Err(error.into()),
+                }
+            }
+            bail!("no answer")
+        })
+    }
+
+    fn bulk(&mut self) -> Result<Duration> {
+        self.keep(1)?;
+        let socket = self.kept.front().context("a connection")?;
+        timed(|| {
+            let mut rest = self.data.as_slice();
+            // Bound: each send takes a byte at least.
+            while !rest.is_empty() {
+                let sent = send(socket, rest, SendFlags::NOSIGNAL)?;
+                rest = &rest[sent..];
+            }
+            receive(socket, &mut [0])
+        })
+    }
+
+    /// Has so many connections.
+    fn keep(&mut self, count: usize) -> Result<()> {
+        while self.kept.len() < count {
+            let address = self.address()?;
+            let socket = stream(address)?;
+            rustix::net::connect(&socket, &address)?;
+            set_tcp_nodelay(&socket, true)?;
+            self.kept.push_back(socket);
+        }
+        Ok(())
+    }
+}
+
+const MESSAGE_BYTES: usize = MESSAGE.len();
+
+fn family(address: SocketAddr) -> AddressFamily {
+    if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 }
+}
+
+/// A socket that resets its connection when it is closed, so that no port waits.
+fn stream(address: SocketAddr) -> Result<OwnedFd> {
+    let socket = rustix::net::socket(family(address), SocketType::STREAM, None)?;
+    set_socket_linger(&socket, Some(Duration::ZERO))?;
+    Ok(socket)
+}
+
+/// One byte, or more of them.
+fn receive(socket: &OwnedFd, into: &mut [u8]) -> Result<()> {
+    let (_, bytes) = recv(socket, into, RecvFlags::empty())?;
+    if bytes == 0 { bail!("the connection ended") } else { Ok(()) }
+}
+
+fn timed(act: impl FnOnce() -> Result<()>) -> Result<Duration> {
+    let started = Instant::now();
+    act()?;
+    Ok(started.elapsed())
+}
+
+fn cpu_time() -> Duration {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    Duration::new(
+        u64::try_from(time.tv_sec).expect("not before the process began"),
+        u32::try_from(time.tv_nsec).expect("part of a second"),
+    )
+}

@@ -1,0 +1,145 @@
+//! The processes that a benchmark starts: the workers of its arms, and the backends.
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+use stage::Cgroup;
+use stage::probe::die_with_us;
+
+use super::serve::Manner;
+use super::work::Work;
+
+/// A process of this program that is killed when it is dropped.
+struct Own(Child);
+
+impl Drop for Own {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Own {
+    fn start(command: &mut Command) -> Result<Self> {
+        die_with_us(command);
+        Ok(Self(command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?))
+    }
+}
+
+fn this_program() -> Result<Command> {
+    Ok(Command::new(std::env::current_exe()?))
+}
+
+/// What one turn has taken.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Turn {
+    /// Nanoseconds that half of the operations took at most.
+    pub p50: f64,
+    /// Nanoseconds that 99 % took at most.
+    pub p99: f64,
+    /// Operations in a second.
+    pub rate: f64,
+    /// Nanoseconds of CPU time for each.
+    pub cpu: f64,
+}
+
+/// The process of an arm.
+pub struct Worker {
+    name: String,
+    _process: Own,
+    requests: ChildStdin,
+    answers: BufReader<ChildStdout>,
+}
+
+impl Worker {
+    /// Starts one, in a cgroup and perhaps in another network.
+    pub fn start(
+        name: &str,
+        work: Work,
+        cgroup: &Cgroup,
+        network: Option<&Path>,
+        addresses: &[SocketAddr],
+    ) -> Result<Self> {
+        let mut command = this_program()?;
+        command.arg("work").arg(cgroup.path()).arg(work.argument());
+        command.args(addresses.iter().map(ToString::to_string));
+        if let Some(network) = network {
+            command.arg("--network").arg(network);
+        }
+        let mut process = Own::start(&mut command)?;
+        let requests = process.0.stdin.take().context("piped")?;
+        let answers = BufReader::new(process.0.stdout.take().context("piped")?);
+        Ok(Self { name: name.to_owned(), _process: process, requests, answers })
+    }
+
+    /// Lets it work so often; its times are remembered if they are to be kept.
+    pub fn turn(&mut self, count: u32, keep: bool) -> Result<Turn> {
+        let keep = if keep { "keep " } else { "" };
+        let [p50, p99, rate, cpu] = self.ask(&format!("{keep}{count}"))?;
+        Ok(Turn { p50, p99, rate, cpu })
+    }
+
+    /// Nanoseconds that half, and 99 %, of all remembered operations took at most.
+    pub fn all(&mut self) -> Result<[f64; 2]> {
+        self.ask("all")
+    }
+
+    fn ask<const N: usize>(&mut self, request: &str) -> Result<[f64; N]> {
+        writeln!(self.requests, "{request}")?;
+        let mut answer = String::new();
+        self.answers.read_line(&mut answer)?;
+        let numbers: Vec<f64> = answer.split_whitespace().map(str::parse).collect::<Result<_, _>>()?;
+        let Ok(numbers) = numbers.try_into() else {
+            bail!("arm {:?} answers {request:?} with {answer:?}", self.name);
+        };
+        Ok(numbers)
+    }
+}
+
+/// The process of the backends.
+pub struct Backends(Own);
+
+impl Backends {
+    /// Starts it and waits until it listens, in another network as well if one is given.
+    pub fn start(
+        manner: Manner,
+        polls: bool,
+        addresses: &[SocketAddr],
+        network: Option<&Path>,
+    ) -> Result<Self> {
+        let mut command = this_program()?;
+        command.args(["serve", &manner.argument()]).args(addresses.iter().map(ToString::to_string));
+        if polls {
+            command.arg("--poll");
+        }
+        if let Some(network) = network {
+            command.arg("--network").arg(network);
+        }
+        let mut process = Own::start(&mut command)?;
+        let mut line = String::new();
+        BufReader::new(process.0.stdout.take().context("piped")?).read_line(&mut line)?;
+        if line != "ready\n" {
+            bail!("the backends do not listen: {line:?}");
+        }
+        Ok(Self(process))
+    }
+
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.0.0.id()
+    }
+}
+
+/// Nanoseconds of CPU time that all threads of a process have had (the first field of their `schedstat`). Exact while
+/// they sleep.
+pub fn cpu_time(pid: u32) -> Result<u64> {
+    let mut sum = 0;
+    for task in std::fs::read_dir(format!("/proc/{pid}/task"))? {
+        let text = std::fs::read_to_string(task?.path().join("schedstat"))?;
+        sum += text.split(' ').next().context("a first field")?.parse::<u64>()?;
+    }
+    Ok(sum)
+}
