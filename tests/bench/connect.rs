@@ -52,10 +52,10 @@ pub struct Options {
     #[arg(long)]
     floor: PathBuf,
     /// Rounds; every arm has its turn in each
-    #[arg(long, default_value_t = 150, value_parser = clap::value_parser!(u32).range(1..))]
-    rounds: u32,
-    /// Connects in a turn; other kinds of work are done as often as takes about as long
     #[arg(long, default_value_t = 300, value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: u32,
+    /// Connects in a turn, no more than a listener can hold; other kinds of work are done as often as takes about as long
+    #[arg(long, default_value_t = 300, value_parser = clap::value_parser!(u32).range(1..=1000))]
     chunk: u32,
     /// Only this group; may be given several times
     #[arg(long = "group")]

@@ -30,6 +30,8 @@ enum Command {
 }
 
 fn main() -> Result<()> {
+    // Without whoever waits for the result it would go on, with both CPUs.
+    rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::TERM))?;
     match Cli::parse().command {
         Command::Connect(options) => connect::run(&options),
         Command::Daemon => daemon::run(),

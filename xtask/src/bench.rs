@@ -11,7 +11,7 @@ pub struct Options {
     /// What to measure; everything, if nothing is named
     what: Option<What>,
     /// Of connect: rounds, in each of which every arm has its turn
-    #[arg(long, default_value_t = 150)]
+    #[arg(long, default_value_t = 300)]
     rounds: u32,
     /// Of connect: connects in a turn
     #[arg(long, default_value_t = 300)]

@@ -130,7 +130,7 @@ impl Place {
     pub fn worker(&self, group: &Group, arm: &Arm) -> Result<Result<Worker, String>> {
         let backends = if arm.one_backend { Addresses::one(self.addresses.first) } else { self.addresses };
         let start = |cgroup: &Cgroup, network: Option<&Path>, addresses: Addresses| {
-            Worker::start(&arm.name, group.work, cgroup, network, &addresses.list())
+            Worker::start(&arm.name, group.work, cgroup, network, addresses)
         };
         if let Some(client) = arm.between.client() {
             let attached = self.clients.iter().find(|attached| attached.client == client);

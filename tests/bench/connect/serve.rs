@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use rustix::event::{Timespec, epoll};
+use rustix::net::{AddressFamily, SocketType};
 
 /// The backends of a benchmark.
 #[derive(Debug, clap::Args)]
@@ -52,6 +53,8 @@ impl Manner {
 pub const BULK_BYTES: usize = 4 << 20;
 /// Connections that are accepted and not closed yet: enough for a client that is a little ahead.
 const OPEN: usize = 64;
+/// Connections that wait to be accepted: as many as the kernel allows by default.
+const QUEUE: i32 = 4096;
 /// It ends with the benchmark, which kills it; this is for the case that nobody does.
 const AT_MOST: Duration = Duration::from_secs(3600);
 
@@ -106,11 +109,23 @@ pub fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
+/// Its queue takes whole turns of clients, however late this process gets its CPU: where a queue is full, the kernel drops
+/// the SYN, and the client tries again a second later.
+fn listener(address: SocketAddr) -> Result<TcpListener> {
+    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let socket = rustix::net::socket(family, SocketType::STREAM, None)?;
+    rustix::net::sockopt::set_socket_reuseaddr(&socket, true)?;
+    rustix::net::bind(&socket, &address)?;
+    rustix::net::listen(&socket, QUEUE)?;
+    let listener = TcpListener::from(socket);
+    listener.set_nonblocking(true)?;
+    Ok(listener)
+}
+
 impl Server {
     fn listen(&mut self, addresses: &[SocketAddr]) -> Result<()> {
         for address in addresses {
-            let listener = TcpListener::bind(address)?;
-            listener.set_nonblocking(true)?;
+            let listener = listener(*address)?;
             let number = self.number();
             epoll::add(&self.epoll, &listener, number, epoll::EventFlags::IN)?;
             self.listeners.push(listener);

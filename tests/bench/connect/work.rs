@@ -14,6 +14,7 @@ use rustix::net::sockopt::{set_socket_linger, set_tcp_nodelay};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketType, recv, send};
 use rustix::time::{ClockId, clock_gettime};
 
+use super::arm::Addresses;
 use super::serve::BULK_BYTES;
 use crate::statistics::percentile;
 
@@ -24,8 +25,12 @@ pub struct Options {
     cgroup: PathBuf,
     /// What it does
     work: Work,
-    /// What it dials: one address, or several in turn
-    addresses: Vec<SocketAddr>,
+    /// The first address that it dials
+    first: SocketAddr,
+    /// How many ports it dials in turn
+    ports: u16,
+    /// How many hosts it dials in turn
+    hosts: u32,
     /// A network namespace to enter first
     #[arg(long)]
     network: Option<PathBuf>,
@@ -90,9 +95,10 @@ pub fn run(options: &Options) -> Result<()> {
         rustix::thread::move_into_link_name_space(std::os::fd::AsFd::as_fd(&network), Some(kind))?;
     }
     pin_to(0)?;
+    let addresses = Addresses { first: options.first, ports: options.ports, hosts: options.hosts }.list();
     let mut worker = Worker {
         work: options.work,
-        addresses: options.addresses.iter().copied().cycle(),
+        addresses: addresses.into_iter().cycle(),
         datagram: rustix::net::socket(AddressFamily::INET, SocketType::DGRAM, None)?,
         kept: std::collections::VecDeque::new(),
         data: vec![7; BULK_BYTES],

@@ -9,6 +9,7 @@ use anyhow::{Context, Result, bail};
 use stage::Cgroup;
 use stage::probe::die_with_us;
 
+use super::arm::Addresses;
 use super::serve::Manner;
 use super::work::Work;
 
@@ -61,11 +62,11 @@ impl Worker {
         work: Work,
         cgroup: &Cgroup,
         network: Option<&Path>,
-        addresses: &[SocketAddr],
+        Addresses { first, ports, hosts }: Addresses,
     ) -> Result<Self> {
         let mut command = this_program()?;
         command.arg("work").arg(cgroup.path()).arg(work.argument());
-        command.args(addresses.iter().map(ToString::to_string));
+        command.args([first.to_string(), ports.to_string(), hosts.to_string()]);
         if let Some(network) = network {
             command.arg("--network").arg(network);
         }
