@@ -7,6 +7,7 @@ use std::fmt::Write as _;
 
 use super::arm::{Between, Bound, Measure};
 use super::outcome::{Figures, Outcome, Row};
+use super::print::name;
 use crate::statistics::Median;
 
 /// Class, and its colour on a light and on a dark page.
@@ -41,9 +42,11 @@ pub fn picture(outcomes: &[Outcome]) -> String {
     for outcome in outcomes {
         y += 1.3 * ROW;
         label(&mut body, "strong ink", 12.0, y, &outcome.group.title.replace('`', ""));
-        for row in &outcome.rows {
+        // The first is what the others are compared with.
+        for row in outcome.rows.iter().skip(1) {
             if let Ok(figures) = &row.figures {
                 y += ROW;
+                label(&mut body, "ink", 24.0, y, &name(outcome, row));
                 draw(&mut body, y, row, figures);
             }
         }
@@ -79,10 +82,14 @@ fn draw(body: &mut String, y: f64, row: &Row, figures: &Figures) {
         Between::Socklb(_) | Between::Unserved(_) => "ours",
         Between::Nothing | Between::Empty | Between::Floor | Between::Nft | Between::Haproxy => "ink",
     };
-    label(body, "ink", 24.0, y, &row.arm.name);
-    for (target, _) in &row.verdicts {
-        if let (Measure::P50, Bound::AtMost(most)) = (target.measure, target.bound) {
-            line(body, "target wide", [x_of(most), y - 10.0], [x_of(most), y + 2.0]);
+    for (target, _) in row.verdicts.iter().filter(|(target, _)| target.measure == Measure::P50) {
+        let ends = match target.bound {
+            Bound::AtMost(end) | Bound::AtLeast(end) => vec![end],
+            Bound::Within(distance) => vec![1.0 - distance, 1.0 + distance],
+            Bound::CoversOne => Vec::new(),
+        };
+        for x in ends.into_iter().map(x_of) {
+            line(body, "target wide", [x, y - 10.0], [x, y + 2.0]);
         }
     }
     line(body, &format!("{class} wide"), [x_of(low), middle], [x_of(high), middle]);
@@ -133,11 +140,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_arm_that_was_run_has_a_row() {
+    fn every_arm_but_the_first_has_a_row_if_it_was_run() {
         let times = [1000.0, 1001.0, 1030.0, 2000.0];
         let text = picture(&[outcome(Name::LeastLoaded, |arm| (arm != 1).then_some(times[arm]))]);
         // One mark for each: a circle, or an arrow for what is beyond the scale.
-        assert_eq!(text.matches("<circle").count(), 2, "{text}");
+        assert_eq!(text.matches("<circle").count(), 1, "{text}");
         assert_eq!(text.matches("l8 4l-8 4z").count(), 1, "{text}");
         assert!(text.contains(">1.0300</text>") && text.contains(">2.0000</text>"), "{text}");
         assert!(!text.contains("direct again"), "{text}");

@@ -18,6 +18,10 @@ fn target(target: &Target) -> String {
 }
 
 fn interval(ratio: Median) -> String {
+    // The baseline itself.
+    if [ratio.low, ratio.value, ratio.high] == [1.0; 3] {
+        return "1".to_owned();
+    }
     format!("{:.4} [{:.4}, {:.4}]", ratio.value, ratio.low, ratio.high)
 }
 
@@ -58,7 +62,7 @@ pub fn terminal(outcome: &Outcome) -> String {
 }
 
 /// An arm's name, with what it is compared to if that is not the first.
-fn name(outcome: &Outcome, row: &Row) -> String {
+pub fn name(outcome: &Outcome, row: &Row) -> String {
     match row.arm.baseline {
         0 => row.arm.name.clone(),
         baseline => format!("{} (to: {})", row.arm.name, outcome.group.arms[baseline].name),
@@ -72,12 +76,18 @@ fn with_programs(outcome: &Outcome) -> impl Iterator<Item = (&Row, &Figures)> {
 
 /// What an arm's programs cost in one operation.
 fn programs(figures: &Figures) -> String {
-    let one = figures.costs.iter().map(|cost| {
+    let mut parts: Vec<String> = Vec::new();
+    let mut sum = 0.0;
+    for cost in &figures.costs {
         let Median { value, low, high } = cost.nanoseconds;
         let runs = if cost.runs < 1.05 { String::new() } else { format!(" x {:.1}", cost.runs) };
-        format!("{} {value:.0} ns [{low:.0}, {high:.0}]{runs}", cost.program)
-    });
-    one.collect::<Vec<_>>().join(", ")
+        parts.push(format!("{} {value:.0} ns [{low:.0}, {high:.0}]{runs}", cost.program));
+        sum += value * cost.runs;
+    }
+    if parts.len() > 1 {
+        parts.push(format!("together {sum:.0} ns"));
+    }
+    parts.join(", ")
 }
 
 /// Targets that are reached, not reached, and not judged, in words.
@@ -111,8 +121,7 @@ pub fn markdown(outcome: &Outcome) -> String {
             write(format_args!("| {} | not run | | | | | | |", row.arm.name));
             continue;
         };
-        let [p50, p99, rate, cpu] =
-            figures.ratios.map(|ratio| format!("{:.4} [{:.4}, {:.4}]", ratio.value, ratio.low, ratio.high));
+        let [p50, p99, rate, cpu] = figures.ratios.map(interval);
         let verdicts = row.verdicts.iter().map(|(of, verdict)| match verdict {
             Verdict::Pass => format!("{}: pass", target(of)),
             Verdict::NotReached | Verdict::TooNoisy => format!("{}: **{}**", target(of), verdict.words()),
