@@ -60,7 +60,7 @@ impl Work {
             Self::Connect | Self::FirstByte | Self::Echo => connects,
             Self::UdpCycle => connects * 3,
             Self::UdpConnect => connects * 10,
-            Self::Bulk => (connects / 20).max(1),
+            Self::Bulk => (connects / 10).max(1),
         }
     }
 
