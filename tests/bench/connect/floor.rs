@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail};
 use aya::Ebpf;
 use aya::maps::{Array, HashMap};
 use aya::programs::{CgroupAttachMode, CgroupSockAddr};
-use lb_common::abi::{Backend, BackendState, ServiceIndex, ServiceKey4, StateWord};
+use lb_common::abi::{Backend, ServiceIndex, ServiceKey4};
 use lb_common::net::{Address, Be16, Be32};
 use stage::Cgroup;
 use stage::maps::Raw;
@@ -47,7 +47,7 @@ pub fn floor(object: &Path, cgroup: &Cgroup, backend: SocketAddr) -> Result<Atta
         address: Address::from(*backend.ip()),
         port: Be16::from_host(backend.port()),
         service: 0,
-        state: StateWord::new(true, BackendState::Healthy),
+        _reserved: 0,
         generation: 0,
         weight: 1,
     };
