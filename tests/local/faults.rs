@@ -10,7 +10,7 @@ use stage::kernel;
 use stage::maps::array;
 use stage::{Cgroup, Daemon, Setup, Stage};
 
-use stage::fixture::{Fixture, SERVICE, config};
+use stage::fixture::{Fixture, SERVICE, config, with_active_accounting};
 
 fn start(setup: &Setup, text: &str) -> Output {
     let path = setup.write("socklb.toml", text);
@@ -227,7 +227,9 @@ fn a_connection_of_an_mptcp_socket_that_cannot_be_told_apart_is_given_back() {
     let setup = Setup::new(&stage, "a");
     let cgroup = Cgroup::new();
     let _backend = stage::Backend::start("b", "127.0.0.1:8001");
-    setup.write("socklb.toml", &config(&cgroup, r#"{ static = ["127.0.0.1:8001"] }"#, ""));
+    // With full accounting the program for TCP events sees it end.
+    let text = config(&cgroup, r#"{ static = ["127.0.0.1:8001"] }"#, "");
+    setup.write("socklb.toml", &with_active_accounting(&text));
     let mut probe = stage::Probe::start(&cgroup);
     let mut daemon = start_as_nobody(&stage, &setup, |_| {});
     let again = |mut daemon: std::process::Child| {
@@ -276,7 +278,7 @@ fn maps_of_another_shape_are_not_adopted() {
     fixture.stop();
     let text = config(&fixture.cgroup, r#"{ file = "users.toml" }"#, "") + "[limits]\nflow_records = 1024\n";
     let output = start(&fixture.setup, &text);
-    check(&output, 1, &["flow", "131072 entries", "1024 entries", "socklb detach web"]);
+    check(&output, 1, &["datagrams", "131072 entries", "1024 entries", "socklb detach web"]);
     // A map of another kind under one of our names.
     let maps = fixture.setup.pins_of("web").join("maps");
     fs::remove_file(maps.join(map::WALKS)).expect("remove the pin");
