@@ -11,6 +11,7 @@ use lb_common::net::{Address, Be16, Be32};
 
 use crate::maps::{
     RELEASED_BYTES_RECEIVED, RELEASED_BYTES_SENT, RELEASED_RETRANSMITS, RELEASED_SK_ERR, RELEASED_SRTT,
+    SYN_RETRIES,
 };
 
 /// `IPPROTO_TCP`.
@@ -84,6 +85,32 @@ impl Dial {
     pub fn process(&self) -> u32 {
         // SAFETY: the helper takes nothing.
         (unsafe { helper::bpf_get_current_pid_tgid() } >> 32) as u32
+    }
+
+    /// Lets the SYN be sent again so many times at most, if the application has not said how often. Only where the kernel
+    /// lets programs see that.
+    #[inline(always)]
+    pub fn set_syn_retries(&self, retries: u8) {
+        /// `SOL_TCP`
+        const LEVEL: i32 = 6;
+        /// `TCP_SYNCNT`
+        const OPTION: i32 = 7;
+        let offset = SYN_RETRIES.load();
+        if offset == 0 || retries == 0 {
+            return;
+        }
+        // SAFETY: the context is valid while the program runs. The helper returns the kernel's own structure or null, and
+        // the verifier checks the read against the description of its type, from which the offset is. The other helper
+        // reads the four bytes of the value.
+        unsafe {
+            let socket = (&raw const (*self.ctx).__bindgen_anon_1.sk).read_volatile();
+            let tcp = helper::bpf_skc_to_tcp_sock(socket.cast());
+            if tcp.is_null() || tcp.cast::<u8>().add(offset as usize).read_volatile() != 0 {
+                return;
+            }
+            let mut value = i32::from(retries);
+            helper::bpf_setsockopt(self.ctx.cast(), LEVEL, OPTION, (&raw mut value).cast(), 4);
+        }
     }
 
     /// Whether the socket is one that the kernel opened for an MPTCP socket. Its end cannot be seen: release runs for

@@ -112,3 +112,7 @@ pub static RELEASED_BYTES_RECEIVED: Global<u32> = Global::new(0);
 /// `tcp_sock.bytes_acked`, as [`RELEASED_SK_ERR`].
 #[unsafe(no_mangle)]
 pub static RELEASED_BYTES_SENT: Global<u32> = Global::new(0);
+
+/// `inet_connection_sock.icsk_syn_retries`, 0 if the programs may not read it or not set its option. Set by the loader.
+#[unsafe(no_mangle)]
+pub static SYN_RETRIES: Global<u32> = Global::new(0);

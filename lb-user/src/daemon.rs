@@ -272,13 +272,14 @@ impl Daemon {
             coarse_clock,
             socket_errors,
             outcomes_at_release,
+            connect_timeouts,
             offsets: _,
         } = self.features;
         let pins = self.config.paths.pins.display();
         let socket = api::socket(&self.config.paths.run);
         info!(
             %pins, socket = %socket.display(), fetching_atomics, set_retval, knows_mptcp, coarse_clock, socket_errors,
-            outcomes_at_release, "running"
+            outcomes_at_release, connect_timeouts, "running"
         );
         self.wait_for_readers();
         self.start_repair();

@@ -194,6 +194,7 @@ fn optional(diagnosis: &mut Diagnosis, features: Features) {
         coarse_clock,
         socket_errors,
         outcomes_at_release,
+        connect_timeouts,
         offsets: _,
     } = features;
     let mut feature = |name: &str, on: bool, off: &str| {
@@ -230,6 +231,11 @@ fn optional(diagnosis: &mut Diagnosis, features: Features) {
         outcomes_at_release,
         "it takes the kernel's types (CONFIG_DEBUG_INFO_BTF) and CAP_PERFMON. With accounting = \"active\" it is not known \
          whether a flow was established",
+    );
+    feature(
+        "timeouts of connects",
+        connect_timeouts,
+        "it takes the kernel's types (CONFIG_DEBUG_INFO_BTF) and CAP_PERFMON. connect_timeout has no effect",
     );
     feature(
         "telling sockets of MPTCP apart",

@@ -16,6 +16,7 @@ pub struct Offsets {
     pub total_retrans: u32,
     pub bytes_received: u32,
     pub bytes_acked: u32,
+    pub icsk_syn_retries: u32,
 }
 
 /// Where the kernel describes its types.
@@ -43,6 +44,7 @@ pub fn offsets(path: &Path) -> io::Result<Offsets> {
         total_retrans: field("tcp_sock", "total_retrans")?,
         bytes_received: field("tcp_sock", "bytes_received")?,
         bytes_acked: field("tcp_sock", "bytes_acked")?,
+        icsk_syn_retries: field("inet_connection_sock", "icsk_syn_retries")?,
     })
 }
 

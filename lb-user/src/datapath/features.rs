@@ -27,7 +27,10 @@ pub struct Features {
     /// A socket that is released can be read (BTF, and CAP_PERFMON). Without: `accounting = "active"` does not know whether a
     /// flow was ever established.
     pub outcomes_at_release: bool,
-    /// Where the two read.
+    /// How often a socket's SYN is sent again can be read and set before it dials (BTF, and CAP_PERFMON). Without:
+    /// `connect_timeout` has no effect.
+    pub connect_timeouts: bool,
+    /// Where the last three read.
     pub offsets: Option<Offsets>,
 }
 
@@ -55,6 +58,11 @@ const ADD64_IMM: u8 = 0x07;
 const JEQ_IMM: u8 = 0x15;
 const R2: u8 = 2;
 const R3: u8 = 3;
+const R4: u8 = 4;
+const R5: u8 = 5;
+const R6: u8 = 6;
+const LOAD_B: u8 = 0x71;
+const BPF_FUNC_SETSOCKOPT: i32 = 49;
 /// Offset of `sk` in `struct bpf_sock_ops`.
 const SOCK_OPS_SK: i16 = 184;
 
@@ -110,9 +118,9 @@ impl Features {
         )?;
         // A kernel that does not describe its types, or others than we know, cannot be read.
         let offsets = btf::offsets(Path::new(btf::VMLINUX)).ok();
-        let (socket_errors, outcomes_at_release) = match offsets {
-            Some(offsets) => (reads_errors(offsets)?, reads_released(offsets)?),
-            None => (false, false),
+        let (socket_errors, outcomes_at_release, connect_timeouts) = match offsets {
+            Some(offsets) => (reads_errors(offsets)?, reads_released(offsets)?, sets_syn_retries(offsets)?),
+            None => (false, false, false),
         };
         Ok(Self {
             fetching_atomics,
@@ -121,6 +129,7 @@ impl Features {
             coarse_clock,
             socket_errors,
             outcomes_at_release,
+            connect_timeouts,
             offsets,
         })
     }
@@ -137,6 +146,31 @@ fn reads_errors(offsets: Offsets) -> io::Result<bool> {
             Instruction(CALL, 0, 0, BPF_FUNC_SKC_TO_TCP_SOCK),
             Instruction(JEQ_IMM, R0, 1, 0),
             Instruction(LOAD_W, R0 | (R0 << 4), sk_err, 0),
+            Instruction(MOV64_IMM, R0, 0, 1),
+            Instruction(EXIT, 0, 0, 0),
+        ],
+    )
+}
+
+/// Whether a connect program may read how often the socket's SYN is to be sent again, and set it.
+fn sets_syn_retries(offsets: Offsets) -> io::Result<bool> {
+    let Ok(icsk_syn_retries) = i16::try_from(offsets.icsk_syn_retries) else { return Ok(false) };
+    sys::accepts(
+        AttachType::Connect4,
+        &[
+            Instruction(MOV64, R6 | (R1 << 4), 0, 0),
+            Instruction(LOAD_DW, R1 | (R1 << 4), SOCK_ADDR_SK, 0),
+            Instruction(CALL, 0, 0, BPF_FUNC_SKC_TO_TCP_SOCK),
+            Instruction(JEQ_IMM, R0, 1, 0),
+            Instruction(LOAD_B, R0 | (R0 << 4), icsk_syn_retries, 0),
+            Instruction(STORE_DW_IMM, R10, -8, 1),
+            Instruction(MOV64, R1 | (R6 << 4), 0, 0),
+            Instruction(MOV64_IMM, R2, 0, libc::IPPROTO_TCP),
+            Instruction(MOV64_IMM, R3, 0, libc::TCP_SYNCNT),
+            Instruction(MOV64, R4 | (R10 << 4), 0, 0),
+            Instruction(ADD64_IMM, R4, 0, -8),
+            Instruction(MOV64_IMM, R5, 0, 4),
+            Instruction(CALL, 0, 0, BPF_FUNC_SETSOCKOPT),
             Instruction(MOV64_IMM, R0, 0, 1),
             Instruction(EXIT, 0, 0, 0),
         ],

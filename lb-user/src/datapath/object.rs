@@ -232,7 +232,7 @@ pub fn try_load(features: Features) -> Result<(), DatapathError> {
 }
 
 /// What the programs are told of the kernel and of this client.
-fn globals(limits: &Limits, features: Features, accounting: Accounting) -> [(&'static str, u32); 11] {
+fn globals(limits: &Limits, features: Features, accounting: Accounting) -> [(&'static str, u32); 12] {
     let offset = |is_allowed: bool, field: fn(Offsets) -> u32| {
         features.offsets.filter(|_| is_allowed).map_or(0, field)
     };
@@ -249,6 +249,7 @@ fn globals(limits: &Limits, features: Features, accounting: Accounting) -> [(&'s
         ("RELEASED_RETRANSMITS", released(|offsets| offsets.total_retrans)),
         ("RELEASED_BYTES_RECEIVED", released(|offsets| offsets.bytes_received)),
         ("RELEASED_BYTES_SENT", released(|offsets| offsets.bytes_acked)),
+        ("SYN_RETRIES", offset(features.connect_timeouts, |offsets| offsets.icsk_syn_retries)),
     ]
 }
 
