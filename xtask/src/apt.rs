@@ -62,6 +62,13 @@ impl Apt {
         Ok(parse(&output(self.command("apt-cache").arg("show").args(names))?))
     }
 
+    /// The newest version of a package.
+    pub fn newest(&self, name: &str) -> Result<Package> {
+        // `show` begins with the version that would be installed.
+        let shown = parse(&output(self.command("apt-cache").args(["show", name]))?);
+        shown.into_iter().next().with_context(|| format!("there is no package {name}"))
+    }
+
     /// Downloads one package into a folder; returns where it is.
     pub fn download(&self, name: &str, version: &str, folder: &Path) -> Result<PathBuf> {
         let mut download = self.command("apt-get");

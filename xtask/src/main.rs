@@ -22,6 +22,8 @@ mod apt;
 
 mod kernels;
 
+mod prometheus;
+
 mod vm;
 
 mod test;
@@ -59,6 +61,8 @@ enum Command {
     Test(test::Options),
     /// Fetch the kernels of the VM tests, and say which they are; `--record` pins the newest
     Kernels(kernels::Options),
+    /// Fetch Prometheus for the tests, out of Debian's package
+    Prometheus,
     /// Measure; see docs/performance.md
     Bench(bench::Options),
     /// A process of the demo
@@ -79,6 +83,7 @@ fn main() -> ExitCode {
         Command::Tidy => tidy::run(),
         Command::Test(options) => test::run(&options),
         Command::Kernels(options) => kernels::run(&options),
+        Command::Prometheus => prometheus::run(),
         Command::Bench(options) => bench::run(&options),
         Command::DemoBackend(options) => demo::backend(&options),
         Command::DemoClient(options) => demo::client(&options),

@@ -5,7 +5,8 @@ use std::process::Command;
 
 use anyhow::{Result, bail};
 
-use crate::command::{describe, output, run as run_command};
+use crate::command::{cargo, describe, output, run as run_command};
+use crate::prometheus;
 use crate::toolchain::{self, LINKER_VERSION, LLVM, tool, tools};
 
 /// `cargo xtask setup`
@@ -135,6 +136,12 @@ fn missing() -> Vec<Missing> {
     if !has_version("cargo-deb", DEB_VERSION) {
         let what = format!("cargo-deb {DEB_VERSION} (writes the Debian package; about a minute)");
         missing.push(Missing { what, commands: vec![cargo_install("cargo-deb", DEB_VERSION)] });
+    }
+    if !prometheus::is_there() {
+        let mut fetch = cargo();
+        fetch.args(["xtask", "prometheus"]);
+        let what = "prometheus (scrapes the daemon in tests; unpacked, not installed)".to_owned();
+        missing.push(Missing { what, commands: vec![fetch] });
     }
     missing
 }

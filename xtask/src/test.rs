@@ -77,7 +77,7 @@ fn run_tier(tier: Tier, filter: Option<&str>) -> Result<()> {
         Tier::Product => &["--package", "lb-user"],
         Tier::Object => return object::rebuild_and_compare(),
         // With the tests of the tests' own parts.
-        Tier::Local => &["--package", "lb-tests", "--lib", "--bins", "--test", "local"],
+        Tier::Local => &["--package", "lb-tests", "--lib", "--bins", "--test", "local", "--test", "metrics"],
         Tier::Proof => &["--package", "lb-tests", "--test", "proof"],
         Tier::Package => &["--package", "lb-tests", "--test", "package"],
         Tier::Vm => return vm::run(&vm::Options::default()),
