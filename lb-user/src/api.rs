@@ -21,6 +21,7 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::explain::Explanation;
+use crate::metrics::Facts;
 use crate::status::Status;
 
 /// A question to the event loop.
@@ -28,6 +29,8 @@ use crate::status::Status;
 pub enum Question {
     /// What is the balancer doing?
     Status(oneshot::Sender<Status>),
+    /// What do you know that the maps do not hold?
+    Facts(oneshot::Sender<Facts>),
     /// Why these backends? Of a service, of one client or of all.
     Explain { service: String, client: Option<String>, answer: oneshot::Sender<Vec<Explanation>> },
     /// Tell me when a client's programs are attached to one of these cgroups.
@@ -114,16 +117,21 @@ impl Drop for Bound {
     }
 }
 
-/// Serves questions until the daemon ends.
+/// Serves questions until the daemon ends, and what `metrics` answers.
 ///
 /// # Errors
 /// If the socket breaks.
-pub async fn serve(listener: UnixListener, questions: mpsc::Sender<Question>) -> io::Result<()> {
+pub async fn serve(
+    listener: UnixListener,
+    questions: mpsc::Sender<Question>,
+    metrics: Router,
+) -> io::Result<()> {
     let router = Router::new()
         .route("/v1/status", get(status))
         .route("/v1/explain/{service}", get(explain))
         .route("/v1/cover/{client}", get(cover))
-        .with_state(questions);
+        .with_state(questions)
+        .merge(metrics);
     axum::serve(listener, router).await
 }
 

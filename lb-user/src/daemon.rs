@@ -3,7 +3,7 @@
 //! The only place that reads the clock, spawns tasks and handles signals. Between events it sleeps; nothing it does or
 //! fails to do can fail a connect. In reading order: how it starts and what wakes it (this file), endpoint files
 //! (`files`), another configuration (`reload`) and what it cannot change (`fixed`), clients on their way out (`leaving`),
-//! what it tells (`report`).
+//! what it tells (`report`), and what metrics cannot read from the maps (`facts`).
 
 mod files;
 
@@ -13,12 +13,14 @@ mod fixed;
 
 mod leaving;
 
+mod facts;
+
 mod report;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result};
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -34,6 +36,7 @@ use crate::agent::{Agent, Followed};
 use crate::api::{self, Question};
 use crate::config::{Client, Config};
 use crate::datapath::{self, DatapathError, Features, Patient, Repair};
+use crate::metrics;
 use crate::offer::{self, Offer, Offers};
 use crate::source::{Contents, FileSource, SourceError, Stamp, Watch};
 
@@ -90,6 +93,7 @@ enum Event {
 }
 
 struct Daemon {
+    started: SystemTime,
     config: Config,
     features: Features,
     agents: Vec<Agent>,
@@ -145,11 +149,19 @@ async fn start(config: Config, stamp: Option<Stamp>, reread: Reread) -> Result<(
     let socket = api::socket(&config.paths.run);
     let bound =
         api::bind(&config.paths.run).with_context(|| format!("create the socket {}", socket.display()))?;
+    let port = config.metrics.listen;
+    let port = port.map(|port| {
+        metrics::bind(port)
+            .with_context(|| format!("listen on {port}, which [metrics] in the configuration names"))
+    });
+    let port = port.transpose()?;
     let (events, mut inbox) = mpsc::channel(64);
     let (questions, mut asked) = mpsc::channel(8);
     let watch = Watch::new().context("watch directories for changes (inotify)")?;
-    let reload = Reload::new(&config.path, stamp, reread);
+    let started = SystemTime::now();
+    let reload = Reload::new(&config.path, stamp, reread, started);
     let mut daemon = Daemon {
+        started,
         config,
         features,
         agents: Vec::new(),
@@ -171,7 +183,9 @@ async fn start(config: Config, stamp: Option<Stamp>, reread: Reread) -> Result<(
     };
     daemon.open()?;
     let listener = bound.show().with_context(|| format!("create the socket {}", socket.display()))?;
-    let server = tokio::spawn(api::serve(listener, questions));
+    let metrics = metrics::router(questions.clone());
+    let port = port.map(|port| tokio::spawn(metrics::serve(port, metrics.clone())));
+    let server = tokio::spawn(api::serve(listener, questions, metrics));
     daemon.notify_ready();
     let mut tick = tokio::time::interval(TICK);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -193,7 +207,9 @@ async fn start(config: Config, stamp: Option<Stamp>, reread: Reread) -> Result<(
         }
     }
     daemon.notifier.stopping();
-    server.abort();
+    for server in port.iter().chain([&server]) {
+        server.abort();
+    }
     let _ = std::fs::remove_file(&socket);
     info!("stopped; connects go on with the tables as they are");
     Ok(())

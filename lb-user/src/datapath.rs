@@ -40,7 +40,8 @@ pub use pins::{Lock, Pins, remove_roots};
 pub use privileges::{Capability, Host, host, open_files_of};
 pub use readers::wait_for_readers;
 pub use repair::{Patient, Repair, repair};
-pub use tables::{Counts, ServiceView, SlotView, Tables, Walks};
+pub use sys::runs::Runs;
+pub use tables::{Counts, Fullness, ServiceView, SlotView, Tables, Walks};
 pub use uncovered::{Sockets, Uncovered, uncovered};
 
 use std::collections::BTreeSet;
@@ -98,6 +99,14 @@ impl Datapath {
     /// If that cannot be seen.
     pub fn is_attached(&self, cgroup: u64) -> Result<bool, DatapathError> {
         self.programs.are_attached(&self.pins, cgroup)
+    }
+
+    /// How often the programs ran and how long, by hook, as far as the kernel has counted it.
+    ///
+    /// # Errors
+    /// If the kernel does not tell.
+    pub fn runs(&self) -> std::io::Result<Vec<(&'static str, Runs)>> {
+        self.programs.runs()
     }
 
     /// What the maps hold.

@@ -3,7 +3,7 @@
 //! In reading order: the command line ([`cli`]) and the configuration ([`config`]); where endpoints come from
 //! ([`source`]) and what client tasks use of them ([`offer`]); the kernel side ([`datapath`]) and one client task
 //! ([`agent`]); the event loop ([`daemon`]) and its
-//! socket ([`api`]); what people are shown ([`status`], [`explain`], [`render`], [`print`](mod@print)); processes that wait
+//! socket ([`api`]) and metrics ([`metrics`]); what people are shown ([`status`], [`explain`], [`render`], [`print`](mod@print)); processes that wait
 //! for their cgroup to be covered ([`cover`]); and what may be wrong with the host ([`doctor`]) or the files ([`check`]).
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 #![expect(missing_docs, reason = "an error's or an option's text is its documentation")]
@@ -27,6 +27,8 @@ pub mod agent;
 pub mod daemon;
 
 pub mod api;
+
+pub mod metrics;
 
 pub mod status;
 

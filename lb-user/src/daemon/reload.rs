@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 
 use anyhow::Result;
 use tracing::{info, warn};
@@ -30,6 +30,11 @@ pub struct Reload {
     /// It is to be read once more; ... and somebody asked for that.
     again: bool,
     asked_again: bool,
+    /// How often a configuration was taken on, and could not be used, since the start.
+    pub taken_on: u64,
+    pub refused: u64,
+    /// Since when the configuration in force is.
+    pub in_force_since: SystemTime,
     /// Why the file cannot be used, if it cannot.
     pub error: Option<String>,
     /// What the file says and cannot change while running.
@@ -75,8 +80,8 @@ pub struct Opened {
 }
 
 impl Reload {
-    /// Of a file of which `stamp` was read.
-    pub fn new(file: &Path, stamp: Option<Stamp>, reread: Reread) -> Self {
+    /// Of a file of which `stamp` was read, and which is in force since then.
+    pub fn new(file: &Path, stamp: Option<Stamp>, reread: Reread, now: SystemTime) -> Self {
         Self {
             file: file.to_owned(),
             progress: Progress::of(stamp),
@@ -85,6 +90,9 @@ impl Reload {
             asked: false,
             again: false,
             asked_again: false,
+            taken_on: 0,
+            refused: 0,
+            in_force_since: now,
             error: None,
             unchangeable: Vec::new(),
         }
@@ -170,9 +178,12 @@ impl Daemon {
             }
             Ok(config) => {
                 self.statics = loaded.statics;
+                self.reload.taken_on += 1;
+                self.reload.in_force_since = SystemTime::now();
                 self.take_on(config, loaded.begun, loaded.files, loaded.opened, now);
             }
             Err(error) => {
+                self.reload.refused += 1;
                 // Said once per fault, not once per look; but who asks gets an answer.
                 if self.reload.asked || self.reload.error.as_ref() != Some(&error) {
                     warn!(%error, "the configuration cannot be used; what was in force stays");

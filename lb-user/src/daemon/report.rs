@@ -139,6 +139,9 @@ impl Daemon {
             Question::Status(answer) => {
                 let _ = answer.send(self.status(now));
             }
+            Question::Facts(answer) => {
+                let _ = answer.send(self.facts(now));
+            }
             Question::Explain { service, client, answer } => {
                 let mut explanations = Vec::new();
                 for agent in &self.agents {
@@ -231,22 +234,27 @@ impl Daemon {
     }
 
     fn overlay<'a>(&self, agent: &'a Agent, now: Instant) -> Overlay<'a> {
-        let repair = self.repairs.get(&agent.client.name).copied().unwrap_or_default();
         Overlay {
             before: agent.a_window_ago(),
             sources: self.sources(agent, now),
             configured: Some(agent.path().to_owned()),
             attached: agent.cgroup().filter(|cgroup| agent.covers(cgroup.id)),
             neighbours: agent.neighbours().ok(),
-            repair: status::Repair {
-                removed: repair.1,
-                kept_never_listed: repair.0.kept_never_listed,
-                kept_elsewhere: repair.0.kept_elsewhere,
-            },
+            repair: self.repair(agent),
         }
     }
 
-    fn sources(&self, agent: &Agent, now: Instant) -> BTreeMap<String, status::Source> {
+    /// What became of a client's flow records.
+    pub fn repair(&self, agent: &Agent) -> status::Repair {
+        let (last, removed) = self.repairs.get(&agent.client.name).copied().unwrap_or_default();
+        status::Repair {
+            removed,
+            kept_never_listed: last.kept_never_listed,
+            kept_elsewhere: last.kept_elsewhere,
+        }
+    }
+
+    pub fn sources(&self, agent: &Agent, now: Instant) -> BTreeMap<String, status::Source> {
         let services = agent.client.services.iter();
         let source = |name: &String| match self.files.get(name) {
             None => {

@@ -19,7 +19,7 @@ use super::cgroup::Cgroup;
 use super::error::DatapathError;
 use super::features::Features;
 use super::pins::{self, Pins};
-use super::sys::{self, AttachType};
+use super::sys::{self, AttachType, runs::Runs};
 use crate::config::{Accounting, Limits};
 
 /// The object as it is committed beside its source.
@@ -346,6 +346,24 @@ impl Programs {
             }
         }
         Ok(())
+    }
+
+    /// How often the programs ran and how long, by hook, as far as the kernel has counted it. It does so while its statistics
+    /// are on, which cost every run a look at the clock.
+    ///
+    /// # Errors
+    /// If the kernel does not tell.
+    pub fn runs(&self) -> io::Result<Vec<(&'static str, Runs)>> {
+        let on = std::fs::read_to_string("/proc/sys/kernel/bpf_stats_enabled").unwrap_or_default();
+        let mut all = Vec::with_capacity(self.fds.len());
+        for (hook, program) in &self.fds {
+            let runs = sys::runs::runs(program.as_fd())?;
+            // Whoever measures may have turned them on for itself alone, which that file does not tell.
+            if on.trim() == "1" || runs.count > 0 {
+                all.push((hook.name, runs));
+            }
+        }
+        Ok(all)
     }
 
     fn program(&self, hook: &Hook) -> Option<&OwnedFd> {

@@ -6,6 +6,8 @@
 
 pub mod diag;
 
+pub mod runs;
+
 use std::ffi::{CString, OsStr};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -303,9 +305,18 @@ impl Batch {
 
 /// All entries of a hash: those that are there from the beginning of the call to its end, and perhaps others.
 pub fn entries<K: bytemuck::Pod, V: bytemuck::Pod>(map: BorrowedFd<'_>) -> io::Result<Vec<(K, V)>> {
+    let mut entries = Vec::new();
+    in_chunks(map, |keys, values| entries.extend(keys.iter().copied().zip(values.iter().copied())))?;
+    Ok(entries)
+}
+
+/// As [`entries`], a part at a time.
+pub fn in_chunks<K: bytemuck::Pod, V: bytemuck::Pod>(
+    map: BorrowedFd<'_>,
+    mut take: impl FnMut(&[K], &[V]),
+) -> io::Result<()> {
     /// A call fails with ENOSPC if a single bucket holds more; buckets of a hash hold about one.
     const CHUNK: usize = 4096;
-    let mut entries = Vec::new();
     let (mut keys, mut values) = (vec![K::zeroed(); CHUNK], vec![V::zeroed(); CHUNK]);
     // Where the kernel goes on: the number of a bucket.
     let mut place = 0u64;
@@ -323,9 +334,9 @@ pub fn entries<K: bytemuck::Pod, V: bytemuck::Pod>(map: BorrowedFd<'_>) -> io::R
             result?;
         }
         let found = attr.count as usize;
-        entries.extend(keys[..found].iter().copied().zip(values[..found].iter().copied()));
+        take(&keys[..found], &values[..found]);
         if last {
-            return Ok(entries);
+            return Ok(());
         }
         (place, first) = (next, false);
     }

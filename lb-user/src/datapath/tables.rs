@@ -5,6 +5,8 @@
 //! single store of its place; the place it leaves is written again only after every program that may still be reading
 //! it has ended.
 
+mod fullness;
+
 use std::collections::BTreeMap;
 use std::io;
 use std::mem::offset_of;
@@ -22,6 +24,8 @@ use lb_core::plan::{BackendPlan, Plan, ServicePlan, Step};
 use lb_core::region::{Region, first_fit, make_room};
 use lb_core::service::Protocol;
 use lb_core::walk;
+
+pub use fullness::Fullness;
 
 use super::error::DatapathError;
 use super::maps::{Hash, Maps, PerCpu, Raw, on_every_cpu};
@@ -63,6 +67,8 @@ pub struct SlotView {
     pub weight: u32,
     pub state: BackendState,
     pub usable: bool,
+    /// Entries that it has in its service's table.
+    pub entries: u32,
 }
 
 /// A service as the maps show it.
@@ -150,7 +156,8 @@ impl Tables {
         slots.filter_map(|slot| self.slot(slot)).collect()
     }
 
-    fn slot(&self, slot: u32) -> Option<SlotView> {
+    /// A slot, if it is occupied.
+    pub fn slot(&self, slot: u32) -> Option<SlotView> {
         let active: Active = self.maps.active.get(slot as usize);
         let state = BackendState::from_u8(active.state.state).filter(|state| *state != BackendState::Free)?;
         let row: Backend = self.maps.backends.get(slot as usize);
@@ -162,6 +169,7 @@ impl Tables {
             weight: row.weight,
             state,
             usable: active.state.usable != 0,
+            entries: active.share,
         })
     }
 

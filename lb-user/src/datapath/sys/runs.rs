@@ -1,0 +1,30 @@
+//! How often a program ran and how long: the last part of `struct bpf_prog_info` (`linux/bpf.h`) that is read here.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+
+use super::info;
+
+/// `struct bpf_prog_info` up to its counters of runs.
+#[repr(C)]
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+struct ProgramInfo {
+    _before: [u64; 24],
+    time_ns: u64,
+    count: u64,
+}
+
+/// Runs of a program since it was loaded, while the kernel counted them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Runs {
+    /// All of them together, in nanoseconds.
+    pub time_ns: u64,
+    /// How many.
+    pub count: u64,
+}
+
+/// The runs of a program.
+pub fn runs(program: BorrowedFd<'_>) -> io::Result<Runs> {
+    let ProgramInfo { time_ns, count, .. } = info(program)?;
+    Ok(Runs { time_ns, count })
+}

@@ -1,0 +1,60 @@
+//! How much of a client task's maps is in use.
+
+use std::mem::offset_of;
+use std::os::fd::AsFd;
+
+use lb_common::abi::{Datagrams, ENTRIES_PER_CELL, FlowRecord, map};
+
+use super::Tables;
+use crate::datapath::error::DatapathError;
+use crate::datapath::sys;
+
+/// How full something is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fullness {
+    /// Its name; where a limit of the configuration sets its size, that of the limit.
+    pub map: &'static str,
+    /// How much is in use.
+    pub used: u64,
+    /// How much there is.
+    pub capacity: u64,
+}
+
+impl Tables {
+    /// How full the maps are whose sizes limit a client task. Looks at every flow record, which takes about a
+    /// millisecond for the default number: not for the event loop.
+    ///
+    /// # Errors
+    /// If a map cannot be read.
+    pub fn fullness(&self) -> Result<[Fullness; 5], DatapathError> {
+        let entries = self.services()?.iter().map(|service| u64::from(service.table.len())).sum();
+        // The map holds twice what may be in use.
+        let room = self.maps.schedule.len() as u64 * u64::from(ENTRIES_PER_CELL) / 2;
+        // Each place counts the sockets whose flows are in the overflow table instead.
+        let (mut records, mut overflowed) = (0, 0);
+        for place in 0..self.maps.flows.len() {
+            records += u64::from(self.maps.flows.load64(place, offset_of!(FlowRecord, cookie)) != 0);
+            overflowed += self.maps.flows.load64(place, offset_of!(FlowRecord, overflowed));
+        }
+        let capacity = self.maps.flows.len() as u64;
+        let of = |map, used, capacity| Fullness { map, used, capacity };
+        Ok([
+            of("schedule_entries", entries, room),
+            of("slots", self.slots().len() as u64, self.maps.backends.len() as u64),
+            of("flow_records", records, capacity),
+            of(map::FLOW_OVERFLOW, overflowed, capacity),
+            of(map::DATAGRAMS, self.datagram_sockets()?, capacity),
+        ])
+    }
+
+    fn datagram_sockets(&self) -> Result<u64, DatapathError> {
+        let path = self.pins.maps().join(map::DATAGRAMS);
+        let count = || {
+            let map = sys::open_pin(&path)?;
+            let mut count = 0;
+            sys::in_chunks::<u64, Datagrams>(map.as_fd(), |keys, _| count += keys.len() as u64)?;
+            Ok(count)
+        };
+        count().map_err(|source| DatapathError::Map { path: path.clone(), operation: "read", source })
+    }
+}

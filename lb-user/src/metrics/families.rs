@@ -1,0 +1,177 @@
+//! Every metric: its name, type, unit and labels, and what it means. `docs/metrics.md` has the same table; a test compares.
+//!
+//! Names are part of what operators build on: they change as configuration keys do, with a line in the changelog.
+
+/// A metric with all its series.
+#[derive(Debug)]
+pub struct Family {
+    /// The name without what the type adds to it (`_total`, `_info`, `_bucket`). Ends with the unit, if there is one.
+    pub name: &'static str,
+    pub kind: Kind,
+    pub unit: Option<&'static str>,
+    /// Names of the labels, in the order in which values are given.
+    pub labels: &'static [&'static str],
+    pub help: &'static str,
+}
+
+/// How values of a metric behave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Only grows, until what it counts is gone.
+    Counter,
+    /// Goes up and down.
+    Gauge,
+    /// Counts of observations up to each of some bounds.
+    Histogram,
+    /// Always 1; the labels tell.
+    Info,
+}
+
+const NONE: &[&str] = &[];
+const CLIENT: &[&str] = &["client"];
+const SERVICE: &[&str] = &["client", "service"];
+const BACKEND: &[&str] = &["client", "service", "backend"];
+
+const fn of(
+    kind: Kind,
+    name: &'static str,
+    unit: Option<&'static str>,
+    labels: &'static [&'static str],
+    help: &'static str,
+) -> Family {
+    Family { name, kind, unit, labels, help }
+}
+
+const fn counter(name: &'static str, labels: &'static [&'static str], help: &'static str) -> Family {
+    of(Kind::Counter, name, None, labels, help)
+}
+
+const fn gauge(name: &'static str, labels: &'static [&'static str], help: &'static str) -> Family {
+    of(Kind::Gauge, name, None, labels, help)
+}
+
+const S: Option<&str> = Some("seconds");
+const B: Option<&str> = Some("bytes");
+
+/// Defines the constants, and the list of all of them in the order in which a page has them.
+macro_rules! families {
+    ($($name:ident = $family:expr;)*) => {
+        $(pub const $name: Family = $family;)*
+        /// All of them, in the order of a page.
+        #[cfg(test)]
+        pub static ALL: &[Family] = &[$($name),*];
+    };
+}
+
+families! {
+    // ---- the daemon ------------------------------------------------------------------------------------------------
+    BUILD = of(Kind::Info, "socklb_build", None, &["version", "abi"],
+        "Version of the daemon and of its kernel maps.");
+    START_TIME = of(Kind::Gauge, "socklb_start_time_seconds", S, NONE, "When the daemon started, as Unix time.");
+    RELOADS = counter("socklb_reloads", &["result"],
+        "Configurations read since the daemon started that were taken on (ok) or could not be used (failed).");
+    RELOAD_TIME = of(Kind::Gauge, "socklb_config_time_seconds", S, NONE,
+        "Since when the configuration in force is, as Unix time.");
+    CONFIG_FAULTY = gauge("socklb_config_faulty", NONE,
+        "1 if the configuration file cannot be used and the one before is in force, else 0.");
+
+    // ---- a client task ---------------------------------------------------------------------------------------------
+    ATTACHED = gauge("socklb_client_attached", CLIENT,
+        "1 if the programs are attached to the client's cgroup, else 0: connects go unbalanced.");
+    READABLE = gauge("socklb_client_readable", CLIENT,
+        "1 if the client's maps could be read for this scrape, else 0: its other series are missing.");
+    NOT_A_SERVICE = counter("socklb_not_a_service", CLIENT,
+        "Connects of the cgroup to addresses that are no service; they went through unchanged.");
+    MAP_USED = gauge("socklb_map_used", &["client", "map"], "How much of a map of limited size is in use.");
+    MAP_CAPACITY = gauge("socklb_map_capacity", &["client", "map"], "How much a map of limited size can hold.");
+    ANOMALIES = counter("socklb_anomalies", &["client", "kind"],
+        "What the kernel programs should not have seen, but for close-without-record: a socket that dialled elsewhere since.");
+    REPAIR_REMOVED = counter("socklb_repair_removed", CLIENT,
+        "Flow records that were removed since the daemon started, because their sockets were gone.");
+    REPAIR_KEPT = gauge("socklb_repair_kept", &["client", "reason"],
+        "Flow records that the last comparison kept although no list of the kernel showed their sockets.");
+    PROGRAM_RUN = of(Kind::Counter, "socklb_program_run_seconds", S, &["client", "program"],
+        "Time in a kernel program since it was loaded; only while kernel.bpf_stats_enabled is 1.");
+    PROGRAM_RUNS = counter("socklb_program_runs", &["client", "program"],
+        "Runs of a kernel program since it was loaded; only while kernel.bpf_stats_enabled is 1.");
+
+    // ---- a service of a client task --------------------------------------------------------------------------------
+    SERVICE_OPEN = gauge("socklb_service_open", SERVICE,
+        "1 if connects to the service are balanced, 0 if it was removed and waits for its last flow to end.");
+    SERVICE_USABLE = gauge("socklb_service_usable", SERVICE,
+        "1 if some backend of the service may be chosen, else 0: connects are refused.");
+    OUTCOMES = counter("socklb_outcomes", &["client", "service", "outcome"],
+        "Connects and addressed datagrams to the service by how the choice ended; each counts once.");
+    TABLE_GENERATION = gauge("socklb_table_generation", SERVICE,
+        "Publications of the service's table, modulo 65536.");
+    TABLE_ENTRIES = gauge("socklb_table_entries", SERVICE, "Entries of the service's table.");
+    SOURCE_AGE = of(Kind::Gauge, "socklb_source_age_seconds", S, SERVICE,
+        "Since the endpoint file was last read and found good. It is read when it changes; missing for a list in the configuration.");
+    SOURCE_FAILURES = counter("socklb_source_failures", SERVICE,
+        "How often the service's endpoints could not be used since the daemon started.");
+    SOURCE_ERROR = gauge("socklb_source_error", SERVICE,
+        "1 if the service's endpoints could not be used when they were last read and older ones are in force, else 0.");
+
+    // ---- a backend of a service of a client task -------------------------------------------------------------------
+    STATE = gauge("socklb_backend_state", &["client", "service", "backend", "state"],
+        "1 for the state that the backend is in, 0 for the others.");
+    USABLE = gauge("socklb_backend_usable", BACKEND, "1 if the backend may be chosen, else 0.");
+    WEIGHT = gauge("socklb_backend_weight", BACKEND, "Configured weight of the backend.");
+    SHARE_WANTED = gauge("socklb_backend_share_wanted", BACKEND, "The backend's part of the service's table, from 0 to 1.");
+    ACTIVE = gauge("socklb_flows_active", BACKEND, "Open flows.");
+    CHOSEN = counter("socklb_flows_chosen", BACKEND,
+        "Flows sent to the backend: all that ended, are open, were swept or are untracked.");
+    UNTRACKED = counter("socklb_flows_untracked", BACKEND,
+        "Flows whose end is not seen: the flow table was full, or they are paths of MPTCP sockets.");
+    CONNECTING = counter("socklb_flows_connecting", BACKEND, "Flows whose first SYN was sent.");
+    ESTABLISHED = counter("socklb_flows_established", BACKEND, "Flows that were established.");
+    DIVERTED = counter("socklb_flows_diverted", BACKEND,
+        "Flows that went to another address: another program rewrote it after the choice.");
+    SWEPT = counter("socklb_flows_swept", BACKEND, "Flows whose records were removed, because their sockets were gone.");
+    ENDED = counter("socklb_flows_ended", &["client", "service", "backend", "ending"], "Flows that ended, by how.");
+    RTT = of(Kind::Histogram, "socklb_rtt_seconds", S, BACKEND, "Round-trip time of the handshake.");
+    CONNECT = of(Kind::Histogram, "socklb_connect_seconds", S, BACKEND,
+        "From the choice until the flow was established.");
+    LIFETIME = of(Kind::Counter, "socklb_flows_lifetime_seconds", S, BACKEND, "How long ended flows lasted, together.");
+    RECEIVED = of(Kind::Counter, "socklb_flows_received_bytes", B, BACKEND, "What ended flows received.");
+    SENT = of(Kind::Counter, "socklb_flows_sent_bytes", B, BACKEND, "What ended flows sent and the peer acknowledged.");
+    RETRANSMITS = counter("socklb_flows_retransmits", BACKEND, "Segments of ended flows that were sent again.");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The table of docs/metrics.md.
+    fn table() -> String {
+        let mut table = String::from("| metric | type | labels | unit | meaning |\n|---|---|---|---|---|\n");
+        for Family { name, kind, unit, labels, help } in ALL {
+            let (suffix, kind) = match kind {
+                Kind::Counter => ("_total", "counter"),
+                Kind::Gauge => ("", "gauge"),
+                Kind::Histogram => ("", "histogram"),
+                Kind::Info => ("_info", "info"),
+            };
+            let unit = unit.unwrap_or_default();
+            table += &format!("| `{name}{suffix}` | {kind} | {} | {unit} | {help} |\n", labels.join(", "));
+        }
+        table
+    }
+
+    #[test]
+    fn the_documentation_has_every_metric() {
+        let text = include_str!("../../../docs/metrics.md");
+        let table = table();
+        assert!(text.contains(&table), "docs/metrics.md must have this table:\n{table}");
+    }
+
+    #[test]
+    fn names_end_with_their_unit_and_are_given_once() {
+        for (position, family) in ALL.iter().enumerate() {
+            assert!(ALL[position + 1..].iter().all(|other| other.name != family.name), "{}", family.name);
+            let ending = family.unit.map(|unit| format!("_{unit}")).unwrap_or_default();
+            assert!(family.name.starts_with("socklb_") && family.name.ends_with(&ending), "{}", family.name);
+            assert!(!family.name.ends_with("_total"), "the type adds it: {}", family.name);
+        }
+    }
+}

@@ -1,0 +1,178 @@
+//! A page in one of the two forms that Prometheus reads: OpenMetrics, or its own older text form.
+//!
+//! The client library writes the first. The second differs in what a counter is called where it is described, and has
+//! neither units nor an end mark; the same library writes it with other descriptions.
+
+mod contents;
+
+use std::fmt::{self, Write};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use lb_common::abi::{FIRST_BUCKET_LOG2, TIME_BUCKETS, Times};
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet, text};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::registry::{Registry, Unit};
+
+use super::families::{Family, Kind};
+use super::readout::ClientReadout;
+use super::{Facts, readout};
+
+/// In which form a page is wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    OpenMetrics,
+    Text,
+}
+
+impl Form {
+    /// What a reader accepts, by its `Accept` header.
+    pub fn accepted(header: Option<&str>) -> Self {
+        let open = |range: &str| range.trim_start().starts_with("application/openmetrics-text");
+        if header.unwrap_or_default().split(',').any(open) { Self::OpenMetrics } else { Self::Text }
+    }
+
+    pub const fn content_type(self) -> &'static str {
+        match self {
+            Self::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
+            Self::Text => "text/plain; version=0.0.4; charset=utf-8",
+        }
+    }
+}
+
+/// Reads the maps and writes a page.
+///
+/// # Errors
+/// If the writer takes no more.
+pub fn write(mut facts: Facts, form: Form, writer: &mut impl Write) -> fmt::Result {
+    let clients = std::mem::take(&mut facts.clients).into_iter().map(readout::read).collect();
+    let mut registry = Registry::default();
+    registry.register_collector(Box::new(Page { facts, clients, form }));
+    text::encode_registry(writer, &registry)?;
+    match form {
+        Form::OpenMetrics => text::encode_eof(writer),
+        Form::Text => Ok(()),
+    }
+}
+
+/// Everything that a page tells.
+#[derive(Debug)]
+struct Page {
+    facts: Facts,
+    clients: Vec<ClientReadout>,
+    form: Form,
+}
+
+/// The value of a series.
+enum Value<'v> {
+    Whole(u64),
+    Real(f64),
+    Times(&'v Times),
+}
+
+impl From<bool> for Value<'_> {
+    fn from(is_so: bool) -> Self {
+        Self::Whole(is_so.into())
+    }
+}
+
+/// What series are written with.
+struct Sheet<'e> {
+    encoder: DescriptorEncoder<'e>,
+    form: Form,
+}
+
+impl Sheet<'_> {
+    /// Writes a metric: its description, then a line for each series, by the values of its labels.
+    fn family<'v, const N: usize>(
+        &mut self,
+        family: &Family,
+        series: impl Iterator<Item = ([&'v str; N], Value<'v>)>,
+    ) -> fmt::Result {
+        assert_eq!(family.labels.len(), N, "a value for each label of {}", family.name);
+        let unit = family.unit.map(|unit| if unit == "bytes" { Unit::Bytes } else { Unit::Seconds });
+        let stem = unit.as_ref().map_or(family.name, |unit| {
+            let stem = family.name.strip_suffix(unit.as_str()).and_then(|stem| stem.strip_suffix('_'));
+            stem.expect("a test sees that names end with their units")
+        });
+        let (name, unit, kind) = match (self.form, family.kind) {
+            (Form::OpenMetrics, Kind::Counter) => (stem.to_owned(), unit, MetricType::Counter),
+            (Form::OpenMetrics, Kind::Gauge) => (stem.to_owned(), unit, MetricType::Gauge),
+            (Form::OpenMetrics, Kind::Histogram) => (stem.to_owned(), unit, MetricType::Histogram),
+            (Form::OpenMetrics, Kind::Info) => (stem.to_owned(), unit, MetricType::Info),
+            (Form::Text, Kind::Counter) => (format!("{}_total", family.name), None, MetricType::Counter),
+            (Form::Text, Kind::Gauge) => (family.name.to_owned(), None, MetricType::Gauge),
+            (Form::Text, Kind::Histogram) => (family.name.to_owned(), None, MetricType::Histogram),
+            (Form::Text, Kind::Info) => (format!("{}_info", family.name), None, MetricType::Gauge),
+        };
+        let mut metric = self.encoder.encode_descriptor(&name, family.help, unit.as_ref(), kind)?;
+        for (values, value) in series {
+            let labels: [(&str, &str); N] = std::array::from_fn(|i| (family.labels[i], values[i]));
+            match (self.form, family.kind) {
+                (Form::OpenMetrics, Kind::Info) => metric.encode_info(&labels)?,
+                (form, kind) if N == 0 => put(&mut metric, form, kind, &value)?,
+                (form, kind) => put(&mut metric.encode_family(&labels)?, form, kind, &value)?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Writes one series.
+fn put(series: &mut MetricEncoder<'_>, form: Form, kind: Kind, value: &Value<'_>) -> fmt::Result {
+    match (value, form, kind) {
+        (Value::Whole(n), Form::OpenMetrics, Kind::Counter) => {
+            series.encode_counter::<NoLabelSet, _, f64>(n, None)
+        }
+        (Value::Real(x), Form::OpenMetrics, Kind::Counter) => {
+            series.encode_counter::<NoLabelSet, _, f64>(x, None)
+        }
+        // The name has its suffix already.
+        (Value::Whole(n), ..) => series.encode_gauge(n),
+        (Value::Real(x), ..) => series.encode_gauge(x),
+        (Value::Times(times), ..) => {
+            let buckets: [(f64, u64); TIME_BUCKETS] = std::array::from_fn(|i| (bound(i), times.buckets[i]));
+            let count = times.buckets.iter().sum();
+            series.encode_histogram::<NoLabelSet>(seconds_of_us(times.sum_us), count, &buckets, None)
+        }
+    }
+}
+
+/// The upper bound of a bucket, in seconds.
+fn bound(bucket: usize) -> f64 {
+    if bucket + 1 == TIME_BUCKETS {
+        f64::INFINITY
+    } else {
+        seconds_of_us(1 << (FIRST_BUCKET_LOG2 as usize + bucket))
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "microseconds are exact up to 285 years")]
+fn seconds_of_us(us: u64) -> f64 {
+    us as f64 / 1e6
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a sum for people; a part in 10^15 does not matter")]
+fn seconds_of_ns(ns: u64) -> f64 {
+    ns as f64 / 1e9
+}
+
+fn unix_time(time: SystemTime) -> f64 {
+    time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
+}
+
+impl Collector for Page {
+    fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let mut sheet = Sheet { encoder, form: self.form };
+        self.daemon(&mut sheet)?;
+        self.each_client(&mut sheet)?;
+        self.each_map(&mut sheet)?;
+        self.each_service(&mut sheet)?;
+        self.each_source(&mut sheet)?;
+        self.each_backend(&mut sheet)?;
+        self.each_flow_count(&mut sheet)
+    }
+}
+
+#[cfg(test)]
+mod tests;

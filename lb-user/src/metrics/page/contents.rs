@@ -1,0 +1,232 @@
+//! What stands on a page, metric by metric.
+
+use std::fmt;
+
+use lb_common::abi::{ABI_VERSION, Anomalies, BackendState, Outcomes};
+use lb_common::ending::Ending;
+
+use super::{Page, Sheet, Value, seconds_of_ns, unix_time};
+use crate::metrics::families as f;
+use crate::metrics::readout::{BackendReadout, ClientReadout, MapsReadout, ServiceReadout};
+
+impl Page {
+    pub fn daemon(&self, sheet: &mut Sheet<'_>) -> fmt::Result {
+        let reloads = self.facts.reloads;
+        let abi = ABI_VERSION.to_string();
+        let one = |value| std::iter::once(([], value));
+        sheet.family(&f::BUILD, [([env!("CARGO_PKG_VERSION"), &abi], Value::Whole(1))].into_iter())?;
+        sheet.family(&f::START_TIME, one(Value::Real(unix_time(self.facts.started))))?;
+        let results = [("ok", reloads.taken_on), ("failed", reloads.refused)];
+        sheet.family(&f::RELOADS, results.into_iter().map(|(result, n)| ([result], Value::Whole(n))))?;
+        sheet.family(&f::RELOAD_TIME, one(Value::Real(unix_time(reloads.in_force_since))))?;
+        sheet.family(&f::CONFIG_FAULTY, one(reloads.is_faulty.into()))
+    }
+
+    pub fn each_client(&self, sheet: &mut Sheet<'_>) -> fmt::Result {
+        let of_started = |value: fn(&ClientReadout) -> bool| {
+            self.clients.iter().map(move |client| ([client.name()], value(client).into()))
+        };
+        // Nothing is attached of what could not be started.
+        let unstarted = self.facts.unstarted.iter().map(|name| ([name.as_str()], false.into()));
+        sheet.family(&f::ATTACHED, of_started(|client| client.facts.is_attached).chain(unstarted))?;
+        sheet.family(&f::READABLE, of_started(|client| client.maps.is_some()))
+    }
+
+    pub fn each_map(&self, sheet: &mut Sheet<'_>) -> fmt::Result {
+        sheet.family(
+            &f::NOT_A_SERVICE,
+            self.maps().map(|(client, m)| ([client], Value::Whole(m.not_a_service))),
+        )?;
+        let fullness =
+            || self.maps().flat_map(|(client, maps)| maps.fullness.iter().map(move |map| (client, map)));
+        sheet.family(&f::MAP_USED, fullness().map(|(c, map)| ([c, map.map], Value::Whole(map.used))))?;
+        sheet.family(
+            &f::MAP_CAPACITY,
+            fullness().map(|(c, map)| ([c, map.map], Value::Whole(map.capacity))),
+        )?;
+        sheet.family(
+            &f::ANOMALIES,
+            self.maps().flat_map(|(client, maps)| {
+                anomalies(&maps.anomalies).map(|(kind, count)| ([client, kind], Value::Whole(count)))
+            }),
+        )?;
+        let clients = || self.clients.iter();
+        sheet.family(
+            &f::REPAIR_REMOVED,
+            clients().map(|client| ([client.name()], Value::Whole(client.facts.repair.removed))),
+        )?;
+        sheet.family(
+            &f::REPAIR_KEPT,
+            clients().flat_map(|client| {
+                let repair = client.facts.repair;
+                [("never-listed", repair.kept_never_listed), ("elsewhere", repair.kept_elsewhere)]
+                    .map(|(reason, count)| ([client.name(), reason], Value::Whole(count)))
+            }),
+        )?;
+        let runs = || {
+            clients().flat_map(|client| {
+                client.facts.runs.iter().map(|(program, runs)| ([client.name(), *program], *runs))
+            })
+        };
+        sheet.family(
+            &f::PROGRAM_RUN,
+            runs().map(|(labels, r)| (labels, Value::Real(seconds_of_ns(r.time_ns)))),
+        )?;
+        sheet.family(&f::PROGRAM_RUNS, runs().map(|(labels, r)| (labels, Value::Whole(r.count))))
+    }
+
+    pub fn each_service(&self, sheet: &mut Sheet<'_>) -> fmt::Result {
+        sheet.family(&f::SERVICE_OPEN, self.of_services(|service| service.view.open.into()))?;
+        sheet.family(&f::SERVICE_USABLE, self.of_services(|service| service.is_usable.into()))?;
+        sheet.family(
+            &f::OUTCOMES,
+            self.services().flat_map(|(client, service)| {
+                outcomes(service.outcomes)
+                    .map(|(outcome, count)| ([client, service.name(), outcome], Value::Whole(count)))
+            }),
+        )?;
+        sheet.family(
+            &f::TABLE_GENERATION,
+            self.of_services(|s| Value::Whole(s.view.table.generation.into())),
+        )?;
+        sheet.family(&f::TABLE_ENTRIES, self.of_services(|s| Value::Whole(s.view.table.len().into())))
+    }
+
+    pub fn each_source(&self, sheet: &mut Sheet<'_>) -> fmt::Result {
+        let sources = || {
+            self.clients.iter().flat_map(|client| {
+                let sources = client.facts.sources.iter();
+                sources.map(|(service, source)| ([client.name(), service.as_str()], source))
+            })
+        };
+        let age = sources().filter_map(|(labels, s)| Some((labels, Value::Whole(s.good_for_s?))));
+        sheet.family(&f::SOURCE_AGE, age)?;
+        sheet.family(&f::SOURCE_FAILURES, sources().map(|(labels, s)| (labels, Value::Whole(s.failures))))?;
+        sheet.family(&f::SOURCE_ERROR, sources().map(|(labels, s)| (labels, s.error.is_some().into())))
+    }
+
+    pub fn each_backend(&self, sheet: &mut Sheet<'_>) -> fmt::Result {
+        const STATES: [BackendState; 4] =
+            [BackendState::Healthy, BackendState::LameDuck, BackendState::Unweighted, BackendState::Leaving];
+        sheet.family(
+            &f::STATE,
+            self.backends().flat_map(|([client, service, address], backend)| {
+                STATES.map(|state| {
+                    ([client, service, address, state.name()], (backend.slot.state == state).into())
+                })
+            }),
+        )?;
+        sheet.family(&f::USABLE, self.of_backends(|b| b.slot.usable.into()))?;
+        sheet.family(&f::WEIGHT, self.of_backends(|b| Value::Whole(b.slot.weight.into())))?;
+        sheet.family(&f::SHARE_WANTED, self.of_backends(|b| Value::Real(b.share_wanted)))?;
+        sheet.family(&f::ACTIVE, self.of_backends(|b| Value::Whole(b.counts.active)))
+    }
+
+    pub fn each_flow_count(&self, sheet: &mut Sheet<'_>) -> fmt::Result {
+        sheet.family(&f::CHOSEN, self.of_backends(|b| Value::Whole(b.counts.sums.chosen)))?;
+        sheet.family(&f::UNTRACKED, self.of_backends(|b| Value::Whole(b.counts.sums.untracked)))?;
+        sheet.family(&f::CONNECTING, self.of_backends(|b| Value::Whole(b.counts.sums.connecting)))?;
+        sheet.family(&f::ESTABLISHED, self.of_backends(|b| Value::Whole(b.counts.sums.established)))?;
+        sheet.family(&f::DIVERTED, self.of_backends(|b| Value::Whole(b.counts.sums.diverted)))?;
+        sheet.family(&f::SWEPT, self.of_backends(|b| Value::Whole(b.counts.swept)))?;
+        sheet.family(
+            &f::ENDED,
+            self.backends().flat_map(|([client, service, address], backend)| {
+                Ending::ALL.map(|ending| {
+                    let count = backend.counts.sums.endings[ending as usize];
+                    ([client, service, address, ending.name()], Value::Whole(count))
+                })
+            }),
+        )?;
+        sheet.family(&f::RTT, self.of_backends(|b| Value::Times(&b.counts.sums.rtt)))?;
+        sheet.family(&f::CONNECT, self.of_backends(|b| Value::Times(&b.counts.sums.connect)))?;
+        sheet.family(
+            &f::LIFETIME,
+            self.of_backends(|b| Value::Real(seconds_of_ns(b.counts.sums.lifetime_ns))),
+        )?;
+        sheet.family(&f::RECEIVED, self.of_backends(|b| Value::Whole(b.counts.sums.bytes_received)))?;
+        sheet.family(&f::SENT, self.of_backends(|b| Value::Whole(b.counts.sums.bytes_sent)))?;
+        sheet.family(&f::RETRANSMITS, self.of_backends(|b| Value::Whole(b.counts.sums.retransmits)))
+    }
+
+    // ---- walks -----------------------------------------------------------------------------------------------------
+
+    /// Clients whose maps could be read.
+    fn maps(&self) -> impl Iterator<Item = (&str, &MapsReadout)> {
+        self.clients.iter().filter_map(|client| Some((client.name(), client.maps.as_ref()?)))
+    }
+
+    fn services(&self) -> impl Iterator<Item = (&str, &ServiceReadout)> {
+        self.maps().flat_map(|(client, maps)| maps.services.iter().map(move |service| (client, service)))
+    }
+
+    fn backends(&self) -> impl Iterator<Item = ([&str; 3], &BackendReadout)> {
+        self.services().flat_map(|(client, service)| {
+            service
+                .backends
+                .iter()
+                .map(move |backend| ([client, service.name(), backend.address.as_str()], backend))
+        })
+    }
+
+    fn of_services<'p>(
+        &'p self,
+        value: fn(&'p ServiceReadout) -> Value<'p>,
+    ) -> impl Iterator<Item = ([&'p str; 2], Value<'p>)> {
+        self.services().map(move |(client, service)| ([client, service.name()], value(service)))
+    }
+
+    fn of_backends<'p>(
+        &'p self,
+        value: fn(&'p BackendReadout) -> Value<'p>,
+    ) -> impl Iterator<Item = ([&'p str; 3], Value<'p>)> {
+        self.backends().map(move |(labels, backend)| (labels, value(backend)))
+    }
+}
+
+impl ClientReadout {
+    fn name(&self) -> &str {
+        &self.facts.pins.client
+    }
+}
+
+impl ServiceReadout {
+    fn name(&self) -> &str {
+        &self.view.name
+    }
+}
+
+fn anomalies(anomalies: &Anomalies) -> [(&'static str, u64); 4] {
+    let Anomalies { close_without_record, established_out_of_turn, ended_twice, release_out_of_turn } =
+        *anomalies;
+    [
+        ("close-without-record", close_without_record),
+        ("established-out-of-turn", established_out_of_turn),
+        ("ended-twice", ended_twice),
+        ("release-out-of-turn", release_out_of_turn),
+    ]
+}
+
+fn outcomes(outcomes: Outcomes) -> [(&'static str, u64); 8] {
+    let Outcomes {
+        forwarded,
+        fallback,
+        overflowed,
+        reused,
+        untracked,
+        refused,
+        limited,
+        passed,
+        not_a_service: _,
+    } = outcomes;
+    [
+        ("forwarded", forwarded),
+        ("fallback", fallback),
+        ("overflowed", overflowed),
+        ("reused", reused),
+        ("untracked", untracked),
+        ("refused", refused),
+        ("limited", limited),
+        ("passed", passed),
+    ]
+}

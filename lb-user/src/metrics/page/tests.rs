@@ -1,0 +1,209 @@
+//! Pages of made-up counts, in both forms.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::Duration;
+
+use lb_common::abi::{ABI_VERSION, Anomalies, BackendState, Outcomes, TableRef};
+use lb_common::ending::Ending;
+use lb_core::service::Protocol;
+
+use super::super::families::ALL;
+use super::super::readout::{BackendReadout, MapsReadout, ServiceReadout};
+use super::super::{ClientFacts, Reloads};
+use super::*;
+use crate::datapath::{Counts, Fullness, Pins, Runs, ServiceView, SlotView};
+use crate::status::{Repair, Source};
+
+fn facts() -> Facts {
+    let at = |seconds| UNIX_EPOCH + Duration::from_secs(seconds);
+    Facts {
+        started: at(1_700_000_000),
+        reloads: Reloads { taken_on: 2, refused: 1, in_force_since: at(1_700_000_060), is_faulty: true },
+        clients: Vec::new(),
+        unstarted: vec!["late".to_owned()],
+    }
+}
+
+fn backend() -> BackendReadout {
+    let mut sums: lb_common::abi::Counts = bytemuck::Zeroable::zeroed();
+    sums.chosen = 7;
+    sums.endings[Ending::Refused as usize] = 3;
+    sums.rtt.sum_us = 1_500_000;
+    (sums.rtt.buckets[0], sums.rtt.buckets[2], sums.rtt.buckets[TIME_BUCKETS - 1]) = (1, 4, 1);
+    sums.lifetime_ns = 2_500_000_000;
+    BackendReadout {
+        slot: SlotView {
+            slot: 0,
+            generation: 1,
+            service: 0,
+            address: "[2001:db8::1]:80".parse().unwrap(),
+            weight: 3,
+            state: BackendState::LameDuck,
+            usable: false,
+            entries: 256,
+        },
+        address: "[2001:db8::1]:80".to_owned(),
+        share_wanted: 0.25,
+        counts: Counts { sums, active: 4, swept: 0 },
+    }
+}
+
+fn client() -> ClientReadout {
+    let source = Source { file: None, good_for_s: Some(5), error: None, failures: 0 };
+    let service = ServiceReadout {
+        view: ServiceView {
+            place: 0,
+            name: "users".to_owned(),
+            address: "10.96.0.10:80".parse().unwrap(),
+            protocol: Protocol::Tcp,
+            open: true,
+            errno: 113,
+            fallback: 0,
+            table: TableRef { base: 0, generation: 9, length_log2: 10, members: 1 },
+        },
+        is_usable: true,
+        outcomes: Outcomes { forwarded: 7, ..Outcomes::default() },
+        backends: vec![backend()],
+    };
+    let fullness = ["schedule_entries", "slots", "flow_records", "flow_overflow", "datagrams"];
+    ClientReadout {
+        facts: ClientFacts {
+            pins: Pins::of(Path::new("/pins"), "web"),
+            is_attached: true,
+            repair: Repair::default(),
+            sources: BTreeMap::from([("users".to_owned(), source)]),
+            runs: vec![("connect4", Runs { time_ns: 1_000, count: 2 })],
+        },
+        maps: Some(MapsReadout {
+            not_a_service: 11,
+            anomalies: Anomalies::default(),
+            fullness: fullness.map(|map| Fullness { map, used: 1, capacity: 64 }),
+            services: vec![service],
+        }),
+    }
+}
+
+fn page(form: Form, clients: Vec<ClientReadout>) -> String {
+    let mut registry = Registry::default();
+    registry.register_collector(Box::new(Page { facts: facts(), clients, form }));
+    let mut text = String::new();
+    text::encode_registry(&mut text, &registry).unwrap();
+    text
+}
+
+/// The lines that begin with a metric's name.
+fn lines<'p>(page: &'p str, name: &str) -> Vec<&'p str> {
+    page.lines().filter(|line| line.starts_with(name)).collect()
+}
+
+#[test]
+fn what_a_reader_accepts_decides_the_form() {
+    let cases = [
+        (None, Form::Text),
+        (Some("*/*"), Form::Text),
+        (Some("text/plain;version=0.0.4"), Form::Text),
+        (Some("application/openmetrics-text;version=1.0.0"), Form::OpenMetrics),
+        (
+            Some(
+                "text/plain;version=0.0.4;q=0.5, application/openmetrics-text;version=0.0.1;q=0.75,*/*;q=0.1",
+            ),
+            Form::OpenMetrics,
+        ),
+    ];
+    for (header, form) in cases {
+        assert_eq!(Form::accepted(header), form, "{header:?}");
+    }
+}
+
+#[test]
+fn the_daemon_alone_is_a_page_in_either_form() {
+    let described: String = page(Form::OpenMetrics, Vec::new())
+        .lines()
+        .filter(|line| !line.starts_with("# HELP"))
+        .take(16)
+        .map(|line| line.to_owned() + "\n")
+        .collect();
+    let version = env!("CARGO_PKG_VERSION");
+    let expected = format!(
+        "# TYPE socklb_build info\nsocklb_build_info{{version=\"{version}\",abi=\"{ABI_VERSION}\"}} 1\n\
+         # TYPE socklb_start_time_seconds gauge\n# UNIT socklb_start_time_seconds seconds\n\
+         socklb_start_time_seconds 1700000000.0\n\
+         # TYPE socklb_reloads counter\nsocklb_reloads_total{{result=\"ok\"}} 2\n\
+         socklb_reloads_total{{result=\"failed\"}} 1\n\
+         # TYPE socklb_config_time_seconds gauge\n# UNIT socklb_config_time_seconds seconds\n\
+         socklb_config_time_seconds 1700000060.0\n\
+         # TYPE socklb_config_faulty gauge\nsocklb_config_faulty 1\n\
+         # TYPE socklb_client_attached gauge\nsocklb_client_attached{{client=\"late\"}} 0\n\
+         # TYPE socklb_client_readable gauge\n"
+    );
+    assert_eq!(described, expected);
+    let text = page(Form::Text, Vec::new());
+    assert!(!text.contains("# UNIT"), "the older form knows no units: {text}");
+    let told = lines(&text, "# TYPE socklb_build");
+    assert_eq!(told, ["# TYPE socklb_build_info gauge"]);
+    assert_eq!(lines(&text, "# TYPE socklb_reloads"), ["# TYPE socklb_reloads_total counter"]);
+    assert_eq!(lines(&text, "socklb_reloads"), lines(&expected, "socklb_reloads"));
+}
+
+#[test]
+fn a_page_has_every_metric_that_is_defined_and_each_has_a_series() {
+    for form in [Form::OpenMetrics, Form::Text] {
+        let page = page(form, vec![client()]);
+        let described = lines(&page, "# TYPE ");
+        let described: Vec<&str> = described.iter().filter_map(|line| line.split(' ').nth(2)).collect();
+        let suffix = |kind| match (form, kind) {
+            (Form::Text, Kind::Counter) => "_total",
+            (Form::Text, Kind::Info) => "_info",
+            _ => "",
+        };
+        let defined: Vec<String> =
+            ALL.iter().map(|family| format!("{}{}", family.name, suffix(family.kind))).collect();
+        assert_eq!(described, defined);
+        for family in ALL {
+            assert!(!lines(&page, family.name).is_empty(), "{} has no series", family.name);
+        }
+    }
+}
+
+#[test]
+fn a_histogram_is_cumulative_and_its_bounds_double() {
+    for form in [Form::OpenMetrics, Form::Text] {
+        let page = page(form, vec![client()]);
+        let lines = lines(&page, "socklb_rtt_seconds");
+        let of = r#"client="web",service="users",backend="[2001:db8::1]:80""#;
+        assert_eq!(lines.len(), TIME_BUCKETS + 2);
+        assert_eq!(lines[0], format!("socklb_rtt_seconds_sum{{{of}}} 1.5"));
+        assert_eq!(lines[1], format!("socklb_rtt_seconds_count{{{of}}} 6"));
+        assert_eq!(lines[2], format!(r#"socklb_rtt_seconds_bucket{{le="0.000016",{of}}} 1"#));
+        assert_eq!(lines[3], format!(r#"socklb_rtt_seconds_bucket{{le="0.000032",{of}}} 1"#));
+        assert_eq!(lines[4], format!(r#"socklb_rtt_seconds_bucket{{le="0.000064",{of}}} 5"#));
+        assert_eq!(lines[20], format!(r#"socklb_rtt_seconds_bucket{{le="4.194304",{of}}} 5"#));
+        assert_eq!(lines[21], format!(r#"socklb_rtt_seconds_bucket{{le="+Inf",{of}}} 6"#));
+    }
+}
+
+#[test]
+fn a_backend_has_one_state_and_every_ending() {
+    let page = page(Form::OpenMetrics, vec![client()]);
+    let value = |line: &&str| line.ends_with(" 1");
+    let states = lines(&page, "socklb_backend_state{");
+    assert_eq!(states.len(), 4);
+    let [one] = states.iter().filter(|line| value(line)).collect::<Vec<_>>()[..] else {
+        panic!("{states:?}")
+    };
+    assert!(one.contains("state=\"lame-duck\""), "{one}");
+    let endings = lines(&page, "socklb_flows_ended_total{");
+    assert_eq!(endings.len(), Ending::ALL.len());
+    let of = r#"client="web",service="users",backend="[2001:db8::1]:80",ending="refused""#;
+    assert!(endings.contains(&format!("socklb_flows_ended_total{{{of}}} 3").as_str()), "{endings:?}");
+    assert!(page.contains("\nsocklb_flows_lifetime_seconds_total{") && page.contains("} 2.5\n"));
+}
+
+#[test]
+fn a_client_whose_maps_cannot_be_read_says_so_and_has_nothing_else() {
+    let client = ClientReadout { maps: None, ..client() };
+    let page = page(Form::Text, vec![client]);
+    assert_eq!(lines(&page, "socklb_client_readable"), [r#"socklb_client_readable{client="web"} 0"#]);
+    assert!(lines(&page, "socklb_flows").is_empty() && lines(&page, "socklb_map").is_empty());
+}
