@@ -47,3 +47,16 @@ pub fn remove_link(pin: &Path) {
         .unwrap_or_else(|error| panic!("detach {}: {error}", pin.display()));
     std::fs::remove_file(pin).unwrap_or_else(|error| panic!("remove {}: {error}", pin.display()));
 }
+
+/// Lets the kernel count how often programs run and how long, on the whole host, until the descriptor is closed.
+///
+/// # Panics
+/// If the kernel refuses.
+pub fn count_runs() -> OwnedFd {
+    // The kind of statistics: run time, which is 0.
+    // SAFETY: there are no pointers in these attributes.
+    let fd = unsafe { bpf(bpf_cmd::BPF_ENABLE_STATS, &mut attributes()) };
+    let fd = fd.unwrap_or_else(|error| panic!("turn statistics on: {error}"));
+    // SAFETY: the kernel has just made this descriptor for us.
+    unsafe { OwnedFd::from_raw_fd(fd) }
+}

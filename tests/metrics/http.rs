@@ -1,0 +1,46 @@
+//! A page by HTTP/1.0, whose answers end with the connection: no library between the test and what is sent.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+/// What is answered.
+#[derive(Debug)]
+pub struct Answer {
+    pub code: u16,
+    /// Lines before the body, in lower case.
+    pub head: String,
+    pub body: String,
+}
+
+/// Accepts what Prometheus prefers.
+pub const OPEN_METRICS: &str = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5";
+/// Accepts what everybody understands.
+pub const TEXT: &str = "text/plain;version=0.0.4";
+
+/// Asks over a Unix socket.
+pub fn get_unix(socket: &Path, path: &str, accept: &str) -> Answer {
+    ask(UnixStream::connect(socket).expect("reach the socket"), "GET", path, accept)
+}
+
+/// Asks over TCP.
+pub fn get(address: &str, path: &str, accept: &str) -> Answer {
+    ask(TcpStream::connect(address).expect("reach the port"), "GET", path, accept)
+}
+
+/// Sends a request.
+pub fn request(stream: &mut impl Write, method: &str, path: &str, accept: &str) {
+    let request = format!("{method} {path} HTTP/1.0\r\nHost: localhost\r\nAccept: {accept}\r\n\r\n");
+    stream.write_all(request.as_bytes()).expect("send the request");
+}
+
+/// Sends a request and reads the answer to its end.
+pub fn ask(mut stream: impl Read + Write, method: &str, path: &str, accept: &str) -> Answer {
+    request(&mut stream, method, path, accept);
+    let mut text = String::new();
+    stream.read_to_string(&mut text).expect("read the answer");
+    let (head, body) = text.split_once("\r\n\r\n").expect("a head and a body");
+    let code = head.split(' ').nth(1).and_then(|code| code.parse().ok()).expect("a status code");
+    Answer { code, head: head.to_lowercase(), body: body.to_owned() }
+}

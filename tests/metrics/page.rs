@@ -1,0 +1,172 @@
+//! Pages as they are sent: on the daemon's socket and on the port, whole or cut off, to readers that read and that do not.
+
+use std::io::Read;
+use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
+use std::sync::Mutex;
+
+use stage::daemon::failure;
+use stage::fixture::{Fixture, SERVICE};
+use stage::{Daemon, eventually};
+
+use crate::http::{self, OPEN_METRICS, TEXT};
+use crate::prometheus::promtool;
+
+/// Where the daemon listens.
+pub const LISTEN: &str = "127.0.0.1:9464";
+
+/// The common case, with a port for metrics and the daemon running.
+pub fn listening() -> Fixture {
+    let mut fixture = Fixture::without_daemon();
+    with(&fixture, &format!("[metrics]\nlisten = \"{LISTEN}\"\n"));
+    fixture.start();
+    fixture
+}
+
+/// Adds lines to the configuration.
+fn with(fixture: &Fixture, lines: &str) {
+    let text = stage::daemon::read(&fixture.setup.folder.join("socklb.toml"));
+    fixture.setup.write("socklb.toml", &(text + lines));
+}
+
+/// What does not change from one page to the next where nothing happens.
+fn steady(page: &str) -> Vec<&str> {
+    page.lines().filter(|line| !line.starts_with("socklb_source_age_seconds{")).collect()
+}
+
+#[test]
+fn the_socket_and_the_port_have_the_same_page() {
+    let fixture = listening();
+    assert_eq!(fixture.probe().dial_many(SERVICE, 9).len(), 3);
+    let socket = fixture.setup.folder.join("run/socklb.sock");
+    for (accept, kind) in [
+        (OPEN_METRICS, "application/openmetrics-text; version=1.0.0; charset=utf-8"),
+        (TEXT, "text/plain; version=0.0.4; charset=utf-8"),
+    ] {
+        let (by_socket, by_port) =
+            (http::get_unix(&socket, "/metrics", accept), http::get(LISTEN, "/metrics", accept));
+        for answer in [&by_socket, &by_port] {
+            assert_eq!(answer.code, 200);
+            assert!(answer.head.contains(&format!("content-type: {kind}\r\n")), "{}", answer.head);
+            assert_eq!(answer.body.ends_with("# EOF\n"), accept == OPEN_METRICS);
+        }
+        assert_eq!(steady(&by_socket.body), steady(&by_port.body));
+        let chosen = by_port.body.lines().filter(|line| line.starts_with("socklb_flows_chosen_total{"));
+        let chosen: Vec<&str> = chosen.filter_map(|line| line.rsplit(' ').next()).collect();
+        assert_eq!(chosen, ["3"; 3]);
+    }
+}
+
+#[test]
+fn the_port_answers_for_metrics_and_for_nothing_else() {
+    let fixture = listening();
+    for path in ["/", "/v1/status", "/v1/explain/users", "/v1/cover/web?cgroups=1", "/metrics/"] {
+        assert_eq!(http::get(LISTEN, path, "*/*").code, 404, "{path}");
+    }
+    for method in ["POST", "PUT", "DELETE"] {
+        let stream = TcpStream::connect(LISTEN).expect("reach the port");
+        assert_eq!(http::ask(stream, method, "/metrics", "*/*").code, 405, "{method}");
+    }
+    drop(fixture);
+}
+
+#[test]
+fn a_port_that_is_taken_keeps_the_daemon_from_starting_and_says_so() {
+    let fixture = Fixture::without_daemon();
+    with(&fixture, &format!("[metrics]\nlisten = \"{LISTEN}\"\n"));
+    let _taken = std::net::TcpListener::bind(LISTEN).expect("listen");
+    let config = fixture.setup.folder.join("socklb.toml");
+    let output = fixture.setup.run(&["run", "--config", config.to_str().expect("UTF-8")]);
+    let (code, text) = failure(&output);
+    assert_eq!(code, Some(1));
+    assert!(
+        text.contains(&format!(
+            "listen on {LISTEN}, which [metrics] in the configuration names: Address already in use"
+        )),
+        "{text}"
+    );
+    assert!(!fixture.setup.pins_of("web").exists(), "nothing was done before");
+}
+
+#[test]
+fn without_a_port_nobody_listens_and_the_socket_answers() {
+    let fixture = Fixture::new();
+    assert!(TcpStream::connect(LISTEN).is_err());
+    let socket = fixture.setup.folder.join("run/socklb.sock");
+    assert_eq!(http::get_unix(&socket, "/metrics", TEXT).code, 200);
+}
+
+#[test]
+fn promtool_has_nothing_against_the_page() {
+    let fixture = listening();
+    assert_eq!(fixture.probe().dial_many(SERVICE, 9).len(), 3);
+    let page = fixture.setup.write("page", &http::get(LISTEN, "/metrics", TEXT).body);
+    let file = std::fs::File::open(page).expect("open the page");
+    let output = promtool(&["check", "metrics"], file.into());
+    let said =
+        format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success() && said.is_empty(), "{}: {said}", output.status);
+}
+
+/// One at a time: the kernel's statistics are on for everybody or for nobody.
+pub static COUNTED: Mutex<()> = Mutex::new(());
+
+#[test]
+fn runs_of_the_programs_are_told_while_the_kernel_counts_them() {
+    let _alone = COUNTED.lock();
+    let fixture = listening();
+    let runs = || {
+        let page = http::get(LISTEN, "/metrics", OPEN_METRICS).body;
+        let of = |name: &str| {
+            let line = format!("{name}{{client=\"web\",program=\"connect4\"}} ");
+            page.lines().find_map(|found| found.strip_prefix(&line)?.parse::<f64>().ok())
+        };
+        of("socklb_program_runs_total").zip(of("socklb_program_run_seconds_total"))
+    };
+    assert_eq!(fixture.probe().dial_many(SERVICE, 9).len(), 3);
+    // Somebody may have turned them on for the whole host.
+    let on =
+        std::fs::read_to_string("/proc/sys/kernel/bpf_stats_enabled").is_ok_and(|text| text.trim() == "1");
+    assert_eq!(runs().is_some(), on);
+    let counting = stage::sys::count_runs();
+    assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3);
+    let (count, seconds) = runs().expect("what was counted");
+    // More than ours have passed through, if only to addresses that are no service.
+    assert!(count >= 30.0 && seconds > 0.0 && seconds / count < 1e-3, "{count} runs in {seconds} s");
+    drop(counting);
+    assert!(on || runs() == Some((count, seconds)), "they stay what they were");
+}
+
+/// Readers that ask and do not read: their pages wait, and everything else goes on.
+#[test]
+fn readers_that_stop_hold_up_nobody() {
+    // As many backends as make a page that no socket buffer takes.
+    let fixture = Fixture::without_daemon();
+    let list: Vec<String> = (0..500).map(|n| format!("\"127.1.{}.{}:80\"", n / 250, n % 250 + 1)).collect();
+    let text = stage::daemon::read(&fixture.setup.folder.join("socklb.toml"));
+    let text = text.replace(
+        r#"{ file = "users.toml" }"#,
+        &format!("{{ static = [{}] }}\nsubset = \"all\"", list.join(", ")),
+    );
+    let daemon = Daemon::start(&fixture.setup, &format!("{text}[metrics]\nlisten = \"{LISTEN}\"\n"));
+    // By the socket: a port's buffers grow with what nobody reads.
+    let socket = fixture.setup.folder.join("run/socklb.sock");
+    let mut stopped: Vec<UnixStream> = (0..4)
+        .map(|_| {
+            let mut stream = UnixStream::connect(&socket).expect("reach the socket");
+            http::request(&mut stream, "GET", "/metrics", TEXT);
+            let mut begin = [0; 12];
+            stream.read_exact(&mut begin).expect("the answer begins");
+            assert_eq!(&begin, b"HTTP/1.0 200");
+            stream
+        })
+        .collect();
+    assert_eq!(http::get(LISTEN, "/metrics", TEXT).code, 503, "a fifth is told to come again");
+    let status = fixture.setup.status();
+    assert_eq!(status["daemon"]["pid"], daemon.pid(), "the daemon itself answers");
+    // One goes away, and its place is free.
+    stopped.pop();
+    let page =
+        eventually("a reader gets its page", || http::get(LISTEN, "/metrics", TEXT), |page| page.code == 200);
+    assert_eq!(page.body.lines().filter(|line| line.starts_with("socklb_flows_active{")).count(), 500);
+}

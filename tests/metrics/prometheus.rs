@@ -1,0 +1,124 @@
+//! A running Prometheus, and `promtool`.
+
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+use serde_json::Value;
+use stage::probe::die_with_us;
+use stage::{eventually, program};
+
+use crate::http;
+
+/// Where it listens, in the test's own network namespace.
+const ADDRESS: &str = "127.0.0.1:9090";
+
+/// A program of the package that setup has fetched.
+fn tool(name: &str) -> PathBuf {
+    // target/<profile>/socklb.
+    let target = program("socklb").ancestors().nth(2).expect("the target folder").to_owned();
+    let path = target.join("tools/bin").join(name);
+    assert!(path.exists(), "{} is not there: `cargo xtask prometheus` fetches it", path.display());
+    path
+}
+
+/// Runs promtool.
+pub fn promtool(arguments: &[&str], input: Stdio) -> Output {
+    let mut command = Command::new(tool("promtool"));
+    command.args(arguments).stdin(input).stdout(Stdio::piped()).stderr(Stdio::piped());
+    die_with_us(&mut command);
+    command.spawn().and_then(Child::wait_with_output).expect("run promtool")
+}
+
+/// A running Prometheus. Killed when it is dropped.
+pub struct Prometheus {
+    child: Child,
+}
+
+impl Prometheus {
+    /// Starts one that scrapes each of these targets as a job of its own, five times a second.
+    pub fn start(folder: &Path, targets: &[(&str, &str)]) -> Self {
+        let mut config =
+            String::from("global:\n  scrape_interval: 200ms\n  scrape_timeout: 200ms\nscrape_configs:\n");
+        for (job, target) in targets {
+            config += &format!("  - job_name: {job}\n    static_configs:\n      - targets: ['{target}']\n");
+        }
+        let path = folder.join("prometheus.yml");
+        std::fs::write(&path, config).expect("write its configuration");
+        let log = std::fs::File::create(folder.join("prometheus.log")).expect("create its log");
+        let mut command = Command::new(tool("prometheus"));
+        command.arg(format!("--config.file={}", path.display()));
+        command.arg(format!("--storage.tsdb.path={}", folder.join("prometheus").display()));
+        command.arg(format!("--web.listen-address={ADDRESS}"));
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+        die_with_us(&mut command);
+        let prometheus = Self { child: command.spawn().expect("start Prometheus") };
+        let ready =
+            || TcpStream::connect(ADDRESS).is_ok() && http::get(ADDRESS, "/-/ready", "*/*").code == 200;
+        eventually("Prometheus is ready", ready, |ready| *ready);
+        prometheus
+    }
+
+    /// Asks its API.
+    pub fn api(&self, path: &str) -> Value {
+        let answer = http::get(ADDRESS, path, "application/json");
+        let value: Value = serde_json::from_str(&answer.body).expect("JSON");
+        assert_eq!(value["status"], "success", "{path}: {value}");
+        value["data"].clone()
+    }
+
+    /// The series that an expression has now: labels and value.
+    pub fn query(&self, expression: &str) -> Vec<(Value, f64)> {
+        let plain = |byte: u8| byte.is_ascii_alphanumeric();
+        let escape =
+            |byte: u8| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };
+        let query: String = expression.bytes().map(escape).collect();
+        let data = self.api(&format!("/api/v1/query?query={query}"));
+        let series = data["result"].as_array().expect("series").clone();
+        let value = |series: &Value| series["value"][1].as_str().and_then(|text| text.parse().ok());
+        series.iter().map(|series| (series["metric"].clone(), value(series).expect("a number"))).collect()
+    }
+
+    /// The value of an expression with one series.
+    #[track_caller]
+    pub fn value(&self, expression: &str) -> f64 {
+        let [(_, value)] = self.query(expression)[..] else { panic!("not one series: {expression}") };
+        value
+    }
+
+    /// A counter that it keeps of itself.
+    pub fn own(&self, name: &str) -> f64 {
+        let page = http::get(ADDRESS, "/metrics", http::TEXT).body;
+        let line = page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        line.and_then(|value| value.parse().ok()).unwrap_or_else(|| panic!("it has no {name}"))
+    }
+}
+
+impl Drop for Prometheus {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Passes requests on to a target that accepts nothing but the older text form: what a Prometheus of this age always prefers
+/// to it is the newer one. Ends with the test.
+pub fn only_text(listen: &str, target: &'static str) {
+    let listener = TcpListener::bind(listen).expect("listen");
+    std::thread::spawn(move || {
+        while let Ok((mut stream, _)) = listener.accept() {
+            // The head of a request: nothing follows it.
+            let mut head = Vec::new();
+            let mut byte = [0];
+            while !head.ends_with(b"\r\n\r\n")
+                && std::io::Read::read(&mut stream, &mut byte).is_ok_and(|n| n == 1)
+            {
+                head.push(byte[0]);
+            }
+            let Ok(mut daemon) = TcpStream::connect(target) else { continue };
+            http::request(&mut daemon, "GET", "/metrics", http::TEXT);
+            // A reader that is gone is not waited for.
+            let _ = std::io::copy(&mut daemon, &mut stream);
+        }
+    });
+}

@@ -1,0 +1,195 @@
+//! A real Prometheus scrapes the daemon, and has what `status` has.
+
+use lb_common::abi::{Counts, map};
+use lb_common::ending::Ending;
+use serde_json::Value;
+use stage::eventually;
+use stage::fixture::{Fixture, SERVICE};
+use stage::maps::{Raw, per_cpu};
+
+use crate::http;
+use crate::page::{LISTEN, listening};
+use crate::prometheus::{Prometheus, only_text};
+
+/// Where a reader of the older form finds the daemon.
+const ONLY_TEXT: &str = "127.0.0.1:9465";
+/// Both ways of asking.
+const JOBS: [&str; 2] = ["openmetrics", "text"];
+
+fn scraped(fixture: &Fixture) -> Prometheus {
+    only_text(ONLY_TEXT, LISTEN);
+    Prometheus::start(&fixture.setup.folder, &[(JOBS[0], LISTEN), (JOBS[1], ONLY_TEXT)])
+}
+
+/// The value of a backend's series, for each way of asking.
+fn of_backend(prometheus: &Prometheus, name: &str, labels: &str, address: &str) -> Vec<f64> {
+    let query = format!(r#"{name}{{client="web",service="users",backend="{address}"{labels}}}"#);
+    prometheus.query(&query).into_iter().map(|(_, value)| value).collect()
+}
+
+/// The fields of a backend in `status`, and its series.
+const FIELDS: [(&str, &str); 9] = [
+    ("chosen", "socklb_flows_chosen_total"),
+    ("untracked", "socklb_flows_untracked_total"),
+    ("active", "socklb_flows_active"),
+    ("swept", "socklb_flows_swept_total"),
+    ("connecting", "socklb_flows_connecting_total"),
+    ("established", "socklb_flows_established_total"),
+    ("diverted", "socklb_flows_diverted_total"),
+    ("weight", "socklb_backend_weight"),
+    ("share_wanted", "socklb_backend_share_wanted"),
+];
+
+/// Waits until Prometheus has what `status` has of every backend, and of the service.
+#[track_caller]
+fn agrees(prometheus: &Prometheus, fixture: &Fixture) {
+    let status = fixture.setup.status();
+    let service = &status["clients"][0]["services"][0];
+    for backend in service["backends"].as_array().expect("backends") {
+        let address = backend["address"].as_str().expect("an address");
+        let same = |name: &str, labels: &str, value: &Value| {
+            let value = value.as_f64().unwrap_or_else(|| panic!("{name} of {backend} is no number"));
+            let look = || of_backend(prometheus, name, labels, address);
+            eventually(&format!("{name} of {address}{labels} is {value}"), look, |seen| *seen == [value; 2]);
+        };
+        for (field, name) in FIELDS {
+            same(name, "", &backend[field]);
+        }
+        for ending in Ending::ALL.map(Ending::name) {
+            let labels = format!(r#",ending="{ending}""#);
+            same("socklb_flows_ended_total", &labels, &backend["endings"][ending]);
+        }
+    }
+    for (outcome, count) in service["outcomes"].as_object().expect("outcomes") {
+        let query = format!(r#"socklb_outcomes_total{{client="web",service="users",outcome="{outcome}"}}"#);
+        let look = || prometheus.query(&query).into_iter().map(|(_, value)| value).collect::<Vec<_>>();
+        eventually(&query, look, |seen| *seen == [count.as_f64().expect("a count"); 2]);
+    }
+}
+
+/// Nothing was wrong with any scrape.
+#[track_caller]
+fn no_fault(prometheus: &Prometheus) {
+    let targets = prometheus.api("/api/v1/targets");
+    let active = targets["activeTargets"].as_array().expect("targets");
+    assert_eq!(active.len(), 2, "{targets}");
+    for target in active {
+        assert_eq!((&target["health"], &target["lastError"]), (&"up".into(), &"".into()), "{target}");
+    }
+    assert_eq!(prometheus.value("sum(up)"), 2.0);
+    assert_eq!(prometheus.value("min(min_over_time(up[10m]))"), 1.0, "every scrape succeeded");
+    for fault in [
+        "sample_duplicate_timestamp",
+        "sample_out_of_order",
+        "sample_out_of_bounds",
+        "exceeded_sample_limit",
+        "exceeded_body_size_limit",
+    ] {
+        assert_eq!(prometheus.own(&format!("prometheus_target_scrapes_{fault}_total")), 0.0, "{fault}");
+    }
+    let scraped: Vec<f64> =
+        prometheus.query("scrape_samples_scraped").into_iter().map(|(_, count)| count).collect();
+    assert!(scraped.len() == 2 && scraped[0] == scraped[1], "as many series either way: {scraped:?}");
+}
+
+#[test]
+fn prometheus_has_what_status_has() {
+    let fixture = listening();
+    let prometheus = scraped(&fixture);
+    let mut probe = fixture.probe();
+    assert_eq!(probe.dial_many(SERVICE, 60).len(), 3);
+    let open: Vec<_> = (0..6).map(|_| probe.dial(SERVICE)).collect();
+    // One address that is no service, and one backend that refuses.
+    probe.dial("127.0.0.1:8001");
+    fixture.write_endpoints(&[("127.0.0.1:8001", ""), ("127.0.0.1:8009", "weight = 2")]);
+    eventually(
+        "the new backend is there",
+        || fixture.setup.backends("web", "users").len(),
+        |count| *count >= 4,
+    );
+    let mut refused = 0;
+    for _ in 0..30 {
+        refused += u32::from(probe.try_dial(SERVICE).is_err());
+    }
+    assert!(refused > 0, "nobody listens on port 8009");
+    agrees(&prometheus, &fixture);
+    let of = |labels: &str| format!(r#"socklb_flows_ended_total{{job="text",{labels}}}"#);
+    assert_eq!(prometheus.value(&of(r#"backend="127.0.0.1:8009",ending="refused""#)), f64::from(refused));
+    let elsewhere = prometheus.query("socklb_not_a_service_total");
+    assert!(elsewhere.len() == 2 && elsewhere.iter().all(|(_, count)| *count == 1.0), "{elsewhere:?}");
+    for dialled in &open {
+        probe.close(dialled.socket);
+    }
+    agrees(&prometheus, &fixture);
+    no_fault(&prometheus);
+}
+
+#[test]
+fn a_quantile_of_the_handshakes_lies_in_the_bucket_of_the_maps() {
+    let fixture = listening();
+    let prometheus = scraped(&fixture);
+    assert_eq!(fixture.probe().dial_many(SERVICE, 90).len(), 3);
+    // All backends and CPUs together, as the kernel has them.
+    let counts = per_cpu::<Counts>(&fixture.setup.map("web", map::COUNTS));
+    let slots = fixture.setup.backends("web", "users");
+    let mut buckets = [0; lb_common::abi::TIME_BUCKETS];
+    for slot in &slots {
+        let slot = slot["slot"].as_u64().and_then(|slot| u32::try_from(slot).ok()).expect("a slot");
+        for Raw(cpu) in counts.get(&slot, 0).expect("counts of the slot").iter() {
+            for (sum, count) in buckets.iter_mut().zip(cpu.rtt.buckets) {
+                *sum += count;
+            }
+        }
+    }
+    let total: u64 = buckets.iter().sum();
+    assert_eq!(total, 90);
+    let mut below = 0;
+    let median = buckets.iter().position(|count| {
+        below += count;
+        2 * below >= total
+    });
+    let median = i32::try_from(median.expect("90 handshakes")).expect("one of twenty");
+    let upper = 16e-6 * 2f64.powi(median);
+    let lower = if median == 0 { 0.0 } else { upper / 2.0 };
+    for job in JOBS {
+        let all = format!(r#"sum(socklb_rtt_seconds_count{{job="{job}"}}) or vector(0)"#);
+        eventually("Prometheus has all handshakes", || prometheus.value(&all), |count| *count == 90.0);
+        let query =
+            format!(r#"histogram_quantile(0.5, sum by (le) (socklb_rtt_seconds_bucket{{job="{job}"}}))"#);
+        let quantile = prometheus.value(&query);
+        assert!(lower < quantile && quantile <= upper, "{job}: {lower} < {quantile} <= {upper}: {buckets:?}");
+    }
+    // Types as Prometheus understood them, in either form.
+    for (metric, kind) in [("socklb_flows_chosen", "counter"), ("socklb_flows_chosen_total", "counter")] {
+        let metadata = prometheus.api(&format!("/api/v1/targets/metadata?metric={metric}"));
+        assert_eq!(metadata[0]["type"], kind, "{metadata}");
+    }
+    let metadata = prometheus.api("/api/v1/targets/metadata?metric=socklb_rtt_seconds");
+    assert!(
+        metadata
+            .as_array()
+            .is_some_and(|all| all.len() == 2 && all.iter().all(|of| of["type"] == "histogram"))
+    );
+    no_fault(&prometheus);
+}
+
+#[test]
+fn counters_go_on_over_a_restart_and_end_with_their_slot() {
+    let mut fixture = listening();
+    let prometheus = scraped(&fixture);
+    assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3);
+    agrees(&prometheus, &fixture);
+    fixture.stop();
+    fixture.start();
+    assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3);
+    agrees(&prometheus, &fixture);
+    let chosen = prometheus.value(r#"sum(socklb_flows_chosen_total{job="text"})"#);
+    assert_eq!(chosen, 60.0);
+    assert_eq!(prometheus.value("max(resets(socklb_flows_chosen_total[10m]))"), 0.0);
+    fixture.write_endpoints(&[("127.0.0.1:8001", "")]);
+    let look = || http::get(LISTEN, "/metrics", http::OPEN_METRICS).body;
+    let gone = |page: &String| !page.contains("127.0.0.1:8002") && page.contains("127.0.0.1:8001");
+    eventually("the series of a backend end when its slot is freed", look, gone);
+    let left = || prometheus.query("socklb_flows_chosen_total").len();
+    eventually("Prometheus sees them end", left, |count| *count == 2);
+}
