@@ -9,3 +9,5 @@ mod prometheus;
 mod page;
 
 mod scrape;
+
+mod shipped;

@@ -39,6 +39,8 @@ fn every_file_is_at_its_place_and_roots() {
         "/usr/share/doc/socklb/changelog.gz",
         "/usr/share/doc/socklb/copyright",
         "/usr/share/doc/socklb/examples/balanced-service.conf",
+        "/usr/share/doc/socklb/examples/grafana/socklb.json",
+        "/usr/share/doc/socklb/examples/prometheus/socklb.rules.yml",
         "/usr/share/doc/socklb/examples/socklb.toml",
         "/usr/share/doc/socklb/examples/users.toml",
         "/usr/share/fish/vendor_completions.d/socklb.fish",

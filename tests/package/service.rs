@@ -103,6 +103,27 @@ fn the_daemon_has_what_the_unit_names_and_no_more() {
     assert_eq!(stat, "socklb:socklb 750\nsocklb:socklb 660");
 }
 
+/// By the unprivileged daemon, which has to open its maps anew for each page.
+#[test]
+fn metrics_are_told_at_the_port_that_is_configured() {
+    let machine = machine();
+    machine.write("/etc/socklb/socklb.toml", &format!("{CONFIG}\n[metrics]\nlisten = \"127.0.0.1:9464\"\n"));
+    machine.good(&["systemctl", "start", "socklb.service"]);
+    until_balanced(&machine);
+    let script = r"exec 3<>/dev/tcp/127.0.0.1/9464 && printf 'GET /metrics HTTP/1.0\r\n\r\n' >&3 && cat <&3";
+    let page = machine.good(&["bash", "-c", script]);
+    for line in [
+        r#"socklb_client_attached{client="frontend"} 1"#,
+        r#"socklb_client_readable{client="frontend"} 1"#,
+        r#"socklb_backend_usable{client="frontend",service="users",backend="127.0.0.1:8001"} 1"#,
+    ] {
+        assert!(page.lines().any(|found| found == line), "{line} is not in {page}");
+    }
+    let chosen = r#"socklb_flows_chosen_total{client="frontend",service="users",backend="127.0.0.1:8001"} "#;
+    let chosen = page.lines().find_map(|line| line.strip_prefix(chosen)?.parse::<u64>().ok());
+    assert!(chosen.is_some_and(|count| count > 0), "{page}");
+}
+
 #[test]
 fn a_service_that_starts_again_is_balanced_again() {
     let machine = balanced();

@@ -1,0 +1,111 @@
+//! The dashboard and the alert rules that the package ships: of metrics that there are, and alerts that fire when they should.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use serde_json::Value;
+use stage::fixture::SERVICE;
+
+use crate::http;
+use crate::page::{COUNTED, LISTEN, listening};
+use crate::prometheus::promtool;
+
+fn shipped(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging").join(name)
+}
+
+const DASHBOARD: &str = "grafana/socklb.json";
+const RULES: &str = "prometheus/socklb.rules.yml";
+
+/// Every name of a metric of ours in a text.
+fn names(text: &str) -> BTreeSet<&str> {
+    let is_name = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
+    let words = text.split(|c| !is_name(c));
+    words.filter(|word| word.starts_with("socklb_")).collect()
+}
+
+#[test]
+fn dashboard_and_rules_are_of_metrics_that_there_are() {
+    let _alone = COUNTED.lock();
+    // Metrics of program runs are there while the kernel counts them.
+    let _counting = stage::sys::count_runs();
+    let fixture = listening();
+    assert_eq!(fixture.probe().dial_many(SERVICE, 9).len(), 3);
+    let page = http::get(LISTEN, "/metrics", http::OPEN_METRICS).body;
+    let series: BTreeSet<&str> = page
+        .lines()
+        .filter(|line| !line.starts_with('#'))
+        .filter_map(|line| line.split(['{', ' ']).next())
+        .collect();
+    for file in [DASHBOARD, RULES] {
+        let text = stage::daemon::read(&shipped(file));
+        let used = names(&text);
+        assert!(used.len() > 5, "{file} uses {used:?}");
+        let unknown: Vec<&&str> = used.iter().filter(|name| !series.contains(*name)).collect();
+        assert!(unknown.is_empty(), "{file}: there is no {unknown:?}");
+    }
+}
+
+#[test]
+fn every_panel_of_the_dashboard_asks_for_something_and_says_what() {
+    let text = stage::daemon::read(&shipped(DASHBOARD));
+    let dashboard: Value = serde_json::from_str(&text).expect("JSON");
+    let variables = dashboard["templating"]["list"].as_array().expect("variables");
+    let names: Vec<&str> = variables.iter().filter_map(|variable| variable["name"].as_str()).collect();
+    assert_eq!(names, ["datasource", "client", "service"]);
+    let panels = dashboard["panels"].as_array().expect("panels");
+    assert!(panels.len() >= 8, "{} panels", panels.len());
+    let mut places = BTreeSet::new();
+    for panel in panels {
+        let title = panel["title"].as_str().expect("a title");
+        assert!(!panel["description"].as_str().unwrap_or_default().is_empty(), "{title} says nothing");
+        assert_eq!(panel["datasource"]["uid"], "${datasource}", "{title}");
+        let place = &panel["gridPos"];
+        assert!(places.insert((place["x"].to_string(), place["y"].to_string())), "{title} lies on another");
+        for target in panel["targets"].as_array().expect("queries") {
+            let query = target["expr"].as_str().expect("a query");
+            assert!(query.contains("socklb_") && query.contains("client=~\"$client\""), "{title}: {query}");
+        }
+    }
+}
+
+#[test]
+fn promtool_takes_the_queries_of_the_dashboard() {
+    let text = stage::daemon::read(&shipped(DASHBOARD));
+    let dashboard: Value = serde_json::from_str(&text).expect("JSON");
+    // As recording rules, which is the form in which promtool reads expressions.
+    let mut rules = String::from("groups:\n  - name: dashboard\n    rules:\n");
+    let panels = dashboard["panels"].as_array().expect("panels").iter();
+    for (number, target) in panels.flat_map(|panel| panel["targets"].as_array().expect("queries")).enumerate()
+    {
+        let query = target["expr"].as_str().expect("a query").replace("$__rate_interval", "5m");
+        rules += &format!("      - record: dashboard:{number}\n        expr: {}\n", Value::from(query));
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("dashboard.rules.yml");
+    std::fs::write(&path, rules).expect("write the rules");
+    check(&["check", "rules", "--lint=none", path.to_str().expect("UTF-8")]);
+}
+
+#[test]
+fn promtool_takes_the_rules_and_they_fire_when_they_should() {
+    check(&["check", "rules", "--lint-fatal", shipped(RULES).to_str().expect("UTF-8")]);
+    let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("metrics/rules.test.yml");
+    check(&["test", "rules", tests.to_str().expect("UTF-8")]);
+    // Each alert of the file is among those that the tests let fire.
+    let alerts = stage::daemon::read(&shipped(RULES));
+    let alerts = alerts.lines().filter_map(|line| line.trim().strip_prefix("- alert: "));
+    let tests = stage::daemon::read(&tests);
+    for alert in alerts {
+        assert!(tests.contains(&format!("alertname: {alert}\n        exp_alerts:\n")), "{alert} never fires");
+    }
+}
+
+#[track_caller]
+fn check(arguments: &[&str]) {
+    let output = promtool(arguments, Stdio::null());
+    let said =
+        format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{arguments:?}: {}: {said}", output.status);
+}
