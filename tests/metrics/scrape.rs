@@ -87,9 +87,11 @@ fn no_fault(prometheus: &Prometheus) {
     ] {
         assert_eq!(prometheus.own(&format!("prometheus_target_scrapes_{fault}_total")), 0.0, "{fault}");
     }
-    let scraped: Vec<f64> =
-        prometheus.query("scrape_samples_scraped").into_iter().map(|(_, count)| count).collect();
-    assert!(scraped.len() == 2 && scraped[0] == scraped[1], "as many series either way: {scraped:?}");
+    let scraped = || {
+        prometheus.query("scrape_samples_scraped").into_iter().map(|(_, count)| count).collect::<Vec<f64>>()
+    };
+    // At another moment there may be another backend.
+    eventually("as many series either way", scraped, |counts| counts.len() == 2 && counts[0] == counts[1]);
 }
 
 #[test]
@@ -120,6 +122,9 @@ fn prometheus_has_what_status_has() {
     for dialled in &open {
         probe.close(dialled.socket);
     }
+    // The slots of those that have left are freed then, and their series end.
+    let left = || fixture.setup.backends("web", "users").len();
+    eventually("only backends of the list have slots", left, |count| *count == 2);
     agrees(&prometheus, &fixture);
     no_fault(&prometheus);
 }

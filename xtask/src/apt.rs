@@ -33,8 +33,8 @@ const SUITES: [&str; 9] =
 const SECURITY: &str = "-security";
 
 impl Apt {
-    /// Fetches the lists of a suite into a state of its own.
-    pub fn of_suite(suite: &str, folder: &Path) -> Result<Self> {
+    /// Fetches the lists of a suite for an architecture, as Debian calls it, into a state of its own.
+    pub fn of_suite(suite: &str, architecture: &str, folder: &Path) -> Result<Self> {
         let mirror = mirror(suite)?;
         for part in ["lists/partial", "cache/archives/partial"] {
             fs::create_dir_all(folder.join(part)).with_context(|| format!("make {}", folder.display()))?;
@@ -43,7 +43,7 @@ impl Apt {
         let source = format!("deb [signed-by={KEYRING}] {mirror} {suite} main\n");
         fs::write(folder.join("sources.list"), source).context("write apt's sources")?;
         let config = folder.join("apt.conf");
-        fs::write(&config, configuration(folder)).context("write apt's configuration")?;
+        fs::write(&config, configuration(folder, architecture)).context("write apt's configuration")?;
         let apt = Self { config };
         run_command(apt.command("apt-get").args(["--quiet=2", "update"]))
             .with_context(|| format!("reach suite {suite} on {mirror}"))?;
@@ -87,14 +87,14 @@ impl Apt {
 }
 
 /// The machine's own configuration is read first, because it may say how to reach the mirror at all.
-fn configuration(folder: &Path) -> String {
+fn configuration(folder: &Path, architecture: &str) -> String {
     let folder = folder.display();
     format!(
         "Dir::Etc::SourceList \"{folder}/sources.list\";\nDir::Etc::SourceParts \"/dev/null\";\n\
          Dir::Etc::Preferences \"/dev/null\";\nDir::Etc::PreferencesParts \"/dev/null\";\n\
          Dir::State \"{folder}\";\nDir::State::Lists \"{folder}/lists\";\nDir::State::Status \"{folder}/status\";\n\
          Dir::Cache \"{folder}/cache\";\n\
-         APT::Architecture \"amd64\";\n#clear APT::Architectures;\nAPT::Architectures {{ \"amd64\"; }};\n\
+         APT::Architecture \"{architecture}\";\n#clear APT::Architectures;\nAPT::Architectures {{ \"{architecture}\"; }};\n\
          Acquire::Languages \"none\";\nAcquire::IndexTargets::deb::DEP-11::DefaultEnabled \"false\";\n\
          APT::Sandbox::User \"root\";\nAPT::Update::Error-Mode \"any\";\n\
          #clear APT::Update::Pre-Invoke;\n#clear APT::Update::Post-Invoke;\n#clear APT::Update::Post-Invoke-Success;\n"

@@ -154,7 +154,7 @@ fn renew(kernel: &Wanted, folder: &Path, kept: &Kept) -> Result<()> {
 }
 
 fn reach(kernel: &Wanted) -> Result<Apt> {
-    Apt::of_suite(&kernel.suite, &cache().join("apt").join(&kernel.suite))
+    Apt::of_suite(&kernel.suite, "amd64", &cache().join("apt").join(&kernel.suite))
 }
 
 const KEPT: &str = "kept.toml";

@@ -41,7 +41,13 @@ fn fetch() -> Result<()> {
     // What an attempt that was cut off has left.
     let _ = fs::remove_dir_all(&folder);
     fs::create_dir_all(&unpacked).with_context(|| format!("make {}", unpacked.display()))?;
-    let apt = Apt::of_suite(SUITE, &folder.join("apt"))?;
+    // Debian's name for what this program was built for.
+    let architecture = match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        other => other,
+    };
+    let apt = Apt::of_suite(SUITE, architecture, &folder.join("apt"))?;
     let package = apt.newest(PROGRAMS[0])?;
     let archive = apt.download(&package.name, &package.version, &folder)?;
     run_command(Command::new("dpkg").arg("-x").arg(&archive).arg(&unpacked))?;
