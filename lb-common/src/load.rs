@@ -26,7 +26,7 @@ pub fn with_another(errors: RecentErrors, now: u32, half_life: u32) -> RecentErr
 
 #[inline(always)]
 fn halvings(errors: RecentErrors, now: u32, half_life: u32) -> u32 {
-    if half_life == 0 { 0 } else { now.wrapping_sub(errors.since) / half_life }
+    now.wrapping_sub(errors.since).checked_div(half_life).unwrap_or(0)
 }
 
 #[cfg(test)]

@@ -515,7 +515,7 @@ listen = "127.0.0.1:9464"
         let config = good(LEAST);
         let paths = ["/sys/fs/bpf/socklb", "/run/socklb", "/var/lib/socklb"].map(PathBuf::from);
         assert_eq!([config.paths.pins, config.paths.run, config.paths.state], paths);
-        let expected = Limits { schedule_entries: 524_288, flow_records: 131_072, slots: 32_768 };
+        let expected = Limits { schedule_entries: 524_288, flow_records: 131_072, slots: 4_096 };
         assert_eq!(config.limits, expected);
     }
 
@@ -624,14 +624,17 @@ listen = "127.0.0.1:9464"
         };
         let help = |key: &str| format!("(raise {key} in [limits], or use smaller subsets or fewer services)");
         // 256 backends take 8,192 entries; 524,288 is 64 times that.
-        good(&text(64, &file(256), ""));
+        let slots = "slots = 20_000";
+        good(&text(64, &file(256), slots));
         let expected = format!(
             "1:1: client \"j0\" needs 532480 schedule_entries, and 524288 are allowed {}",
             help("schedule_entries")
         );
-        check(&text(65, &file(256), ""), &[&expected]);
-        good(&text(65, &file(256), "schedule_entries = 1_048_576"));
+        check(&text(65, &file(256), slots), &[&expected]);
+        good(&text(65, &file(256), &format!("schedule_entries = 1_048_576\n{slots}")));
 
+        let expected = format!("1:1: client \"j0\" needs 4352 slots, and 4096 are allowed {}", help("slots"));
+        check(&text(17, &file(256), ""), &[&expected]);
         good(&text(4, &file(16), "slots = 64"));
         let expected = format!("1:1: client \"j0\" needs 68 slots, and 64 are allowed {}", help("slots"));
         check(&text(4, &file(17), "slots = 64"), &[&expected]);

@@ -75,7 +75,7 @@ impl TableRef {
     /// Where in [`map::MEMBERS`](super::map::MEMBERS) the members of the table lie, if they are listed.
     #[inline(always)]
     pub fn members_of(self, service: u32) -> Option<u32> {
-        if self.members == NO_MEMBERS { None } else { Some(2 * service + u32::from(self.members - 1 & 1)) }
+        if self.members == NO_MEMBERS { None } else { Some(2 * service + u32::from((self.members - 1) & 1)) }
     }
 
     /// Number of entries; 0 if there is no table.

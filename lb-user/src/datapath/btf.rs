@@ -96,7 +96,7 @@ impl<'b> Types<'b> {
         let info = word(self.types, at + 4)?;
         Some(Type {
             name: word(self.types, at)?,
-            kind: info >> 24 & 0x1f,
+            kind: (info >> 24) & 0x1f,
             members: (info & 0xffff) as usize,
             has_bit_fields: info >> 31 != 0,
         })
@@ -170,7 +170,7 @@ mod tests {
     /// A description with these strings, and types of these words.
     fn description(strings: &[u8], types: &[u32]) -> Vec<u8> {
         let types: Vec<u8> = types.iter().flat_map(|word| word.to_le_bytes()).collect();
-        let lengths = [types.len() as u32, strings.len() as u32];
+        let lengths = [types.len(), strings.len()].map(|length| u32::try_from(length).unwrap());
         let mut bytes = vec![0x9f, 0xeb, 1, 0];
         for word in [24, 0, lengths[0], lengths[0], lengths[1]] {
             bytes.extend(u32::to_le_bytes(word));
@@ -210,7 +210,7 @@ mod tests {
                 32,
                 11,
                 1,
-                1 << 24 | 65,
+                (1 << 24) | 65,
             ],
         );
         let types = Types::parse(&bytes).unwrap();
