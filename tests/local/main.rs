@@ -18,6 +18,8 @@ mod isolation;
 
 mod active;
 
+mod endings;
+
 mod lifecycle;
 
 mod faults;

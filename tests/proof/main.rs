@@ -6,3 +6,5 @@ mod restarts;
 mod upgrades;
 
 mod tables;
+
+mod accounting;

@@ -31,6 +31,16 @@ pub mod machine;
 
 pub mod record;
 
+pub mod ending;
+
+pub mod ledger;
+
+pub mod filter;
+
+pub mod stress;
+
+pub mod accounts;
+
 pub use backend::{Backend, Manner};
 pub use cgroup::Cgroup;
 pub use daemon::{Daemon, Setup};

@@ -1,0 +1,68 @@
+//! Two hundred thousand flows that end in every way, and a hundred and sixty thousand that are open at once: what is
+//! counted is what their owners saw, also while the flow tables are too small.
+
+use stage::accounts::{COUNTED, imbalances, totals};
+use stage::ledger::Ledger;
+use stage::stress::{Play, Worker, all, config, server};
+use stage::{Cgroup, Daemon, Probe, Setup, Stage, eventually};
+
+/// Sockets of a run.
+const FLOWS: u64 = 200_000;
+/// A look between any two of them.
+const ROUNDS: u64 = 10;
+
+/// A daemon, a server and a worker.
+struct Scene {
+    // Dropped in this order.
+    worker: Worker,
+    _daemon: Daemon,
+    _server: Probe,
+    setup: Setup,
+    cgroup: Cgroup,
+    _stage: Stage,
+}
+
+impl Scene {
+    fn new(play: Play, limits: &str) -> Self {
+        let stage = Stage::new();
+        let cgroup = Cgroup::new();
+        let setup = Setup::new(&stage, "a");
+        let services = all().filter(|service| COUNTED.has_datagrams() || !service.is_datagram());
+        let server = server();
+        let daemon = Daemon::start(&setup, &config(&cgroup, services, COUNTED.client(), limits));
+        let play = Play { datagrams: COUNTED.has_datagrams(), ..play };
+        let worker = Worker::start(&cgroup, play);
+        Self { worker, _daemon: daemon, _server: server, setup, cgroup, _stage: stage }
+    }
+
+    /// Plays, and looks at the counts whenever the worker pauses; then all is closed.
+    fn play(&mut self, flows: u64, differences: impl Fn(&Setup, &Ledger) -> Vec<String>) -> Ledger {
+        for _ in 0..ROUNDS {
+            let ledger = self.worker.play(flows / ROUNDS);
+            eventually("it counts what was seen", || differences(&self.setup, &ledger), Vec::is_empty);
+        }
+        let ledger = self.worker.rest();
+        eventually("it counts what was seen", || differences(&self.setup, &ledger), Vec::is_empty);
+        assert_eq!((ledger.held(), self.setup.active()), (0, 0));
+        ledger
+    }
+}
+
+const PLAY: Play = Play { seed: 20, threads: 8, batch: 64, held: 500, datagrams: false };
+
+#[test]
+fn two_hundred_thousand_flows_end_as_their_owners_saw() {
+    let mut scene = Scene::new(PLAY, "");
+    let ledger = scene.play(FLOWS, |setup, ledger| COUNTED.differences(setup, ledger));
+    assert!(ledger.chosen() >= FLOWS, "{}", ledger.chosen());
+    println!("{ledger:?}");
+}
+
+/// Never more than 64 in the table and few in the overflow.
+#[test]
+fn the_smallest_flow_table_counts_as_exactly() {
+    let play = Play { threads: 4, batch: 8, held: 24, ..PLAY };
+    let mut scene = Scene::new(play, "[limits]\nflow_records = 64\n");
+    let ledger = scene.play(FLOWS, |setup, ledger| COUNTED.differences(setup, ledger));
+    assert!(ledger.chosen() >= FLOWS, "{}", ledger.chosen());
+}

@@ -1,0 +1,210 @@
+//! What socklb says of flows, compared with what a worker saw of them.
+
+use serde_json::Value;
+
+use crate::Setup;
+use crate::daemon::find;
+use crate::ending::{ENDINGS, Ending};
+use crate::ledger::{Flows, Ledger};
+
+/// What a client counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Counted {
+    /// Choices and open flows.
+    Active,
+    /// With `accounting = "full"`: how every flow ended as well.
+    Full,
+}
+
+/// What this build counts.
+pub const COUNTED: Counted = Counted::Active;
+
+impl Counted {
+    /// The lines of a client that ask for it.
+    pub fn client(self) -> &'static str {
+        match self {
+            Self::Active => "",
+            Self::Full => "accounting = \"full\"\n",
+        }
+    }
+
+    /// Whether services can take datagrams.
+    pub fn has_datagrams(self) -> bool {
+        self == Self::Full
+    }
+
+    /// In what the status of a set-up's only client differs from a ledger: nothing, if every flow found room in the flow
+    /// tables.
+    pub fn differences(self, setup: &Setup, ledger: &Ledger) -> Vec<String> {
+        let client = setup.status()["clients"][0].clone();
+        let mut differences = Vec::new();
+        for (name, flows) in &ledger.services {
+            let sums = self.sums(&client, name, &mut differences);
+            let mut compare = |what: &str, counted: u64, seen: u64| {
+                if counted != seen {
+                    differences.push(format!("{name}: {what}: counted {counted}, seen {seen}"));
+                }
+            };
+            compare("chosen", sums.chosen, flows.chosen);
+            compare("active", sums.active, flows.held);
+            if self == Self::Full {
+                compare("connecting", sums.connecting, flows.connecting);
+                compare("established", sums.established, flows.established);
+                compare("untracked", sums.untracked, 0);
+                compare("swept", sums.swept, 0);
+                compare("diverted", sums.diverted, 0);
+                for ending in ENDINGS {
+                    compare(&ending.to_string(), sums.flows.ended(ending), flows.ended(ending));
+                }
+            }
+        }
+        differences
+    }
+
+    /// The same where the flow tables may be full: flows that found no room are counted as such, the others as they ended.
+    pub fn differences_of_full_tables(self, setup: &Setup, ledger: &Ledger) -> Vec<String> {
+        let client = setup.status()["clients"][0].clone();
+        let mut differences = Vec::new();
+        for (name, flows) in &ledger.services {
+            let sums = self.sums(&client, name, &mut differences);
+            if sums.chosen != flows.chosen {
+                differences.push(format!("{name}: chosen: counted {}, seen {}", sums.chosen, flows.chosen));
+            }
+            let mut at_most = |what: &str, counted: u64, seen: u64| {
+                if counted > seen {
+                    differences.push(format!("{name}: {what}: counted {counted}, seen {seen} at most"));
+                }
+            };
+            at_most("active", sums.active, flows.held);
+            for ending in ENDINGS {
+                at_most(&ending.to_string(), sums.flows.ended(ending), flows.ended(ending));
+            }
+        }
+        differences
+    }
+
+    /// Adds a service's backends up, each of which must add up itself.
+    fn sums(self, client: &Value, service: &str, differences: &mut Vec<String>) -> Sums {
+        let mut sums = Sums::default();
+        let service_row = find(&client["services"], service);
+        let backends = service_row.and_then(|row| row["backends"].as_array()).into_iter().flatten();
+        for backend in backends {
+            let one = Sums::of(backend, self);
+            if let Some(difference) = self.imbalance(&one) {
+                differences.push(format!("{service} {}: {difference}", backend["address"]));
+            }
+            sums.add(&one);
+        }
+        sums
+    }
+
+    /// Chosen is ended, active, swept and untracked.
+    fn imbalance(self, sums: &Sums) -> Option<String> {
+        let ended: u64 = ENDINGS.iter().map(|ending| sums.flows.ended(*ending)).sum();
+        let Sums { chosen, active, swept, untracked, .. } = *sums;
+        match self {
+            Self::Active => (active > chosen).then(|| format!("chosen {chosen} < active {active}")),
+            Self::Full => (chosen != ended + active + swept + untracked).then(|| {
+                format!("chosen {chosen} != ended {ended} + active {active} + swept {swept} + untracked {untracked}")
+            }),
+        }
+    }
+}
+
+/// Whether every backend of every client adds up: at all times, but for calls that are under way.
+pub fn imbalances(setup: &Setup) -> Vec<String> {
+    let status = setup.status();
+    let mut differences = Vec::new();
+    for client in status["clients"].as_array().into_iter().flatten() {
+        for service in client["services"].as_array().into_iter().flatten() {
+            COUNTED.sums(client, service["name"].as_str().expect("a name"), &mut differences);
+        }
+    }
+    differences
+}
+
+/// Choices, flows without a record, and open flows, over all backends.
+pub fn totals(setup: &Setup) -> (u64, u64, u64) {
+    let status = setup.status();
+    let mut sums = Sums::default();
+    for service in status["clients"][0]["services"].as_array().into_iter().flatten() {
+        for backend in service["backends"].as_array().into_iter().flatten() {
+            sums.add(&Sums::of(backend, COUNTED));
+        }
+    }
+    (sums.chosen, sums.untracked, sums.active)
+}
+
+/// The counts of one backend, or of several.
+#[derive(Debug, Default)]
+struct Sums {
+    chosen: u64,
+    active: u64,
+    connecting: u64,
+    established: u64,
+    untracked: u64,
+    swept: u64,
+    diverted: u64,
+    flows: Flows,
+}
+
+impl Sums {
+    #[track_caller]
+    fn of(backend: &Value, counted: Counted) -> Self {
+        let count = |name: &str| backend[name].as_u64().unwrap_or_else(|| panic!("{name} of {backend}"));
+        match counted {
+            Counted::Active => Self { chosen: count("connects"), active: count("active"), ..Self::default() },
+            Counted::Full => Self {
+                chosen: count("chosen"),
+                active: count("active"),
+                connecting: count("connecting"),
+                established: count("established"),
+                untracked: count("untracked"),
+                swept: count("swept"),
+                diverted: count("diverted"),
+                flows: Flows { endings: endings(&backend["endings"]), ..Flows::default() },
+            },
+        }
+    }
+
+    fn add(&mut self, other: &Self) {
+        self.chosen += other.chosen;
+        self.active += other.active;
+        self.connecting += other.connecting;
+        self.established += other.established;
+        self.untracked += other.untracked;
+        self.swept += other.swept;
+        self.diverted += other.diverted;
+        for (ending, count) in &other.flows.endings {
+            *self.flows.endings.entry(*ending).or_default() += count;
+        }
+    }
+}
+
+/// All twelve, by name.
+#[track_caller]
+fn endings(row: &Value) -> std::collections::BTreeMap<Ending, u64> {
+    let count =
+        |ending: Ending| row[ending.to_string()].as_u64().unwrap_or_else(|| panic!("{ending} of {row}"));
+    ENDINGS.into_iter().map(|ending| (ending, count(ending))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_backend_adds_up_or_is_told() {
+        let mut row = serde_json::json!({
+            "chosen": 5, "active": 1, "connecting": 4, "established": 3, "untracked": 1, "swept": 0, "diverted": 0,
+            "endings": {},
+        });
+        for ending in ENDINGS {
+            row["endings"][ending.to_string()] = u64::from(ending <= Ending::TimedOut).into();
+        }
+        assert_eq!(Counted::Full.imbalance(&Sums::of(&row, Counted::Full)), None);
+        row["chosen"] = 6.into();
+        let told = Counted::Full.imbalance(&Sums::of(&row, Counted::Full)).unwrap();
+        assert_eq!(told, "chosen 6 != ended 3 + active 1 + swept 0 + untracked 1");
+    }
+}

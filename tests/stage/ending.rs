@@ -1,0 +1,148 @@
+//! How flows end: as socklb names it, and as who had the socket saw it.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// Why a flow ended, as socklb names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Ending {
+    /// In order, by either side.
+    Closed,
+    /// Nobody listens.
+    Refused,
+    /// No answer to the SYN.
+    TimedOut,
+    /// ICMP says that there is no way.
+    Unreachable,
+    /// By the peer.
+    Reset,
+    /// No acknowledgement of data.
+    DataTimeout,
+    /// No SYN left this host.
+    NotSent,
+    /// The application cancelled before there was a connection.
+    GaveUp,
+    /// The application cut it off.
+    Aborted,
+    /// An administrator did.
+    Destroyed,
+    /// Anything else.
+    Other,
+    /// What accounting cannot tell.
+    Unknown,
+}
+
+/// All of them, in order.
+pub const ENDINGS: [Ending; 12] = [
+    Ending::Closed,
+    Ending::Refused,
+    Ending::TimedOut,
+    Ending::Unreachable,
+    Ending::Reset,
+    Ending::DataTimeout,
+    Ending::NotSent,
+    Ending::GaveUp,
+    Ending::Aborted,
+    Ending::Destroyed,
+    Ending::Other,
+    Ending::Unknown,
+];
+
+impl fmt::Display for Ending {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = serde_json::to_value(self).expect("a name");
+        f.write_str(name.as_str().expect("a name"))
+    }
+}
+
+/// How a worker saw a flow end: finer than [`Ending`], because the kernel's counters are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Seen {
+    /// It or the peer closed, everything was read.
+    Closed,
+    /// ECONNREFUSED, by a reset or by ICMP.
+    Refused,
+    /// ETIMEDOUT of the connect.
+    TimedOut,
+    /// EHOSTUNREACH or ENETUNREACH by ICMP.
+    Unreachable,
+    /// Another errno by ICMP.
+    Other,
+    /// ECONNRESET.
+    Reset,
+    /// ETIMEDOUT of what was sent.
+    DataTimeout,
+    /// The connect failed and nothing was sent.
+    NotSent,
+    /// It gave up before there was a connection.
+    GaveUp,
+    /// It closed with `SO_LINGER` 0.
+    Lingered,
+    /// It closed with unread data.
+    Unread,
+    /// It connected to `AF_UNSPEC`.
+    Disconnected,
+    /// ECONNABORTED by sock_diag, of a connection.
+    Destroyed,
+    /// The same, before there was one.
+    DestroyedEarly,
+}
+
+impl Seen {
+    /// As socklb counts it.
+    pub fn ending(self) -> Ending {
+        match self {
+            Self::Closed => Ending::Closed,
+            Self::Refused => Ending::Refused,
+            Self::TimedOut => Ending::TimedOut,
+            Self::Unreachable => Ending::Unreachable,
+            Self::Other => Ending::Other,
+            Self::Reset => Ending::Reset,
+            Self::DataTimeout => Ending::DataTimeout,
+            Self::NotSent => Ending::NotSent,
+            Self::GaveUp => Ending::GaveUp,
+            Self::Lingered | Self::Unread | Self::Disconnected => Ending::Aborted,
+            Self::Destroyed | Self::DestroyedEarly => Ending::Destroyed,
+        }
+    }
+
+    /// Whether a SYN left.
+    pub fn was_sent(self) -> bool {
+        self != Self::NotSent
+    }
+
+    /// Whether there was a connection.
+    pub fn was_established(self) -> bool {
+        match self {
+            Self::Closed
+            | Self::Reset
+            | Self::DataTimeout
+            | Self::Lingered
+            | Self::Unread
+            | Self::Disconnected
+            | Self::Destroyed => true,
+            Self::Refused
+            | Self::TimedOut
+            | Self::Unreachable
+            | Self::Other
+            | Self::NotSent
+            | Self::GaveUp
+            | Self::DestroyedEarly => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn endings_are_named_in_their_order() {
+        let names: Vec<String> = ENDINGS.iter().map(ToString::to_string).collect();
+        let expected = "closed refused timed-out unreachable reset data-timeout not-sent gave-up aborted destroyed \
+                        other unknown";
+        assert_eq!(names.join(" "), expected);
+    }
+}

@@ -1,0 +1,82 @@
+//! Packet filters on sockets: who drops what it is sent, and who looks at what others are sent. With them a test loses
+//! packets where there is no firewall.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+
+use libc::{
+    BPF_ABS, BPF_ALU, BPF_AND, BPF_B, BPF_H, BPF_IND, BPF_JEQ, BPF_JGE, BPF_JGT, BPF_JMP, BPF_JSET, BPF_K,
+    BPF_LD, BPF_LDX, BPF_MSH, BPF_RET, sock_filter,
+};
+
+const SYN: u32 = 0x02;
+const RST: u32 = 0x04;
+const ACK: u32 = 0x10;
+const ACCEPT: u32 = u32::MAX;
+const DROP: u32 = 0;
+
+fn instruction(code: u32, jt: u8, jf: u8, k: u32) -> sock_filter {
+    sock_filter { code: u16::try_from(code).expect("an opcode"), jt, jf, k }
+}
+
+/// Lets a socket drop all that it is sent. A listener with it is there and answers nobody.
+///
+/// # Errors
+/// What the kernel says.
+pub fn drop_all(socket: impl AsFd) -> io::Result<()> {
+    attach(socket, &[instruction(BPF_RET | BPF_K, 0, 0, DROP)])
+}
+
+/// Lets a connection drop data and acknowledgements; it can still be reset, and leaves its ports to a new one.
+///
+/// # Errors
+/// What the kernel says.
+pub fn drop_data(socket: impl AsFd) -> io::Result<()> {
+    // A TCP socket's filter sees the packet from its TCP header on; the flags are its 14th byte.
+    let filter = [
+        instruction(BPF_LD | BPF_B | BPF_ABS, 0, 0, 13),
+        instruction(BPF_JMP | BPF_JSET | BPF_K, 0, 1, SYN | RST),
+        instruction(BPF_RET | BPF_K, 0, 0, ACCEPT),
+        instruction(BPF_RET | BPF_K, 0, 0, DROP),
+    ];
+    attach(socket, &filter)
+}
+
+/// Lets a raw socket see only what asks for a connection to one of these ports.
+///
+/// # Errors
+/// What the kernel says.
+pub fn see_only_dials(socket: impl AsFd, ports: std::ops::RangeInclusive<u16>) -> io::Result<()> {
+    // A raw socket's filter sees the packet from its IP header on, whose length the index register is loaded with.
+    let filter = [
+        instruction(BPF_LDX | BPF_B | BPF_MSH, 0, 0, 0),
+        instruction(BPF_LD | BPF_B | BPF_IND, 0, 0, 13),
+        instruction(BPF_ALU | BPF_AND | BPF_K, 0, 0, SYN | ACK),
+        instruction(BPF_JMP | BPF_JEQ | BPF_K, 0, 4, SYN),
+        instruction(BPF_LD | BPF_H | BPF_IND, 0, 0, 2),
+        instruction(BPF_JMP | BPF_JGE | BPF_K, 0, 2, u32::from(*ports.start())),
+        instruction(BPF_JMP | BPF_JGT | BPF_K, 1, 0, u32::from(*ports.end())),
+        instruction(BPF_RET | BPF_K, 0, 0, ACCEPT),
+        instruction(BPF_RET | BPF_K, 0, 0, DROP),
+    ];
+    attach(socket, &filter)
+}
+
+fn attach(socket: impl AsFd, filter: &[sock_filter]) -> io::Result<()> {
+    let program = libc::sock_fprog {
+        len: u16::try_from(filter.len()).expect("a short filter"),
+        filter: filter.as_ptr().cast_mut(),
+    };
+    let length = libc::socklen_t::try_from(size_of::<libc::sock_fprog>()).expect("a small structure");
+    // SAFETY: the kernel reads the program and its instructions, which live through the call, and writes nothing.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_ATTACH_FILTER,
+            (&raw const program).cast(),
+            length,
+        )
+    };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}

@@ -1,0 +1,236 @@
+//! What a worker's flows must be counted as, by what the worker itself saw: per service, and by the kernel's own
+//! counters of the network namespace, which know nothing of services and prove the worker.
+//!
+//! It knows nothing of how socklb counts.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::ending::{Ending, Seen};
+
+/// What the kernel counts per network namespace, in `/proc/net/snmp` and `/proc/net/netstat`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Counters {
+    /// `ActiveOpens`: SYNs of new connections.
+    pub opened: u64,
+    /// `AttemptFails`.
+    pub attempts_failed: u64,
+    /// `EstabResets`.
+    pub resets: u64,
+    /// `TCPAbortOnData`: closed with `SO_LINGER` 0.
+    pub aborted_on_data: u64,
+    /// `TCPAbortOnClose`: closed with unread data.
+    pub aborted_on_close: u64,
+    /// `TCPAbortOnTimeout`.
+    pub aborted_on_timeout: u64,
+}
+
+impl Counters {
+    /// What the kernel counts when it ends so. Both ends of a connection are in the namespace, so that one that does not
+    /// end in order is reset twice.
+    pub fn of(seen: Seen) -> Self {
+        let mut counters = Self::default();
+        match seen {
+            Seen::Closed | Seen::NotSent | Seen::GaveUp => {}
+            Seen::Refused | Seen::Unreachable | Seen::Other | Seen::DestroyedEarly => {
+                counters.attempts_failed = 1;
+            }
+            Seen::TimedOut => (counters.attempts_failed, counters.aborted_on_timeout) = (1, 1),
+            // The server does it with `SO_LINGER` 0.
+            Seen::Reset | Seen::Lingered => (counters.resets, counters.aborted_on_data) = (2, 1),
+            Seen::DataTimeout => (counters.resets, counters.aborted_on_timeout) = (2, 1),
+            Seen::Unread => (counters.resets, counters.aborted_on_close) = (2, 1),
+            Seen::Disconnected | Seen::Destroyed => counters.resets = 2,
+        }
+        counters
+    }
+
+    /// The counters of the calling process's network namespace.
+    ///
+    /// # Panics
+    /// If one is not there.
+    pub fn read() -> Self {
+        let files = ["snmp", "netstat"].map(|name| {
+            std::fs::read_to_string(format!("/proc/net/{name}")).expect("the kernel's network counters")
+        });
+        let find = |name: &str| {
+            files.iter().find_map(|text| counter(text, name)).unwrap_or_else(|| panic!("{name}"))
+        };
+        Self {
+            opened: find("ActiveOpens"),
+            attempts_failed: find("AttemptFails"),
+            resets: find("EstabResets"),
+            aborted_on_data: find("TCPAbortOnData"),
+            aborted_on_close: find("TCPAbortOnClose"),
+            aborted_on_timeout: find("TCPAbortOnTimeout"),
+        }
+    }
+
+    /// What was counted since these were read.
+    #[must_use]
+    pub fn until(self, now: Self) -> Self {
+        Self {
+            opened: now.opened - self.opened,
+            attempts_failed: now.attempts_failed - self.attempts_failed,
+            resets: now.resets - self.resets,
+            aborted_on_data: now.aborted_on_data - self.aborted_on_data,
+            aborted_on_close: now.aborted_on_close - self.aborted_on_close,
+            aborted_on_timeout: now.aborted_on_timeout - self.aborted_on_timeout,
+        }
+    }
+
+    fn add(&mut self, other: Self) {
+        self.opened += other.opened;
+        self.attempts_failed += other.attempts_failed;
+        self.resets += other.resets;
+        self.aborted_on_data += other.aborted_on_data;
+        self.aborted_on_close += other.aborted_on_close;
+        self.aborted_on_timeout += other.aborted_on_timeout;
+    }
+}
+
+/// A line of names, then a line of values in the same order.
+fn counter(text: &str, name: &str) -> Option<u64> {
+    let lines: Vec<&str> = text.lines().collect();
+    lines.chunks(2).find_map(|pair| {
+        let [names, values] = pair else { return None };
+        let at = names.split_whitespace().position(|word| word == name)?;
+        values.split_whitespace().nth(at)?.parse().ok()
+    })
+}
+
+/// The flows of one service.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Flows {
+    /// Calls of connect(2) for which a backend must have been chosen.
+    pub chosen: u64,
+    /// Those of which a SYN was sent.
+    pub connecting: u64,
+    /// Those that became connections.
+    pub established: u64,
+    /// Those whose socket is open.
+    pub held: u64,
+    /// Those that ended, by how.
+    pub endings: BTreeMap<Ending, u64>,
+}
+
+impl Flows {
+    /// How many ended so.
+    pub fn ended(&self, ending: Ending) -> u64 {
+        self.endings.get(&ending).copied().unwrap_or_default()
+    }
+}
+
+/// All flows of a worker.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ledger {
+    /// By service.
+    pub services: BTreeMap<String, Flows>,
+    /// All together.
+    pub counters: Counters,
+}
+
+impl Ledger {
+    fn service(&mut self, name: &str) -> &mut Flows {
+        if !self.services.contains_key(name) {
+            self.services.insert(name.to_owned(), Flows::default());
+        }
+        self.services.get_mut(name).expect("it is there")
+    }
+
+    /// A connection was made and is held.
+    pub fn hold(&mut self, service: &str) {
+        let flows = self.service(service);
+        flows.chosen += 1;
+        flows.connecting += 1;
+        flows.established += 1;
+        flows.held += 1;
+        self.counters.opened += 1;
+    }
+
+    /// A held connection ended.
+    pub fn let_go(&mut self, service: &str, seen: Seen) {
+        let flows = self.service(service);
+        flows.held -= 1;
+        *flows.endings.entry(seen.ending()).or_default() += 1;
+        self.counters.add(Counters::of(seen));
+    }
+
+    /// A flow began and ended.
+    pub fn ended(&mut self, service: &str, seen: Seen) {
+        let flows = self.service(service);
+        flows.chosen += 1;
+        flows.connecting += u64::from(seen.was_sent());
+        flows.established += u64::from(seen.was_established());
+        *flows.endings.entry(seen.ending()).or_default() += 1;
+        self.elsewhere(seen);
+    }
+
+    /// A datagram socket was connected: it is a flow until it is connected again or closed.
+    pub fn datagram(&mut self, service: &str) {
+        let flows = self.service(service);
+        flows.chosen += 1;
+        *flows.endings.entry(Ending::Closed).or_default() += 1;
+    }
+
+    /// A connection to an address that is no service began and ended.
+    pub fn elsewhere(&mut self, seen: Seen) {
+        self.counters.opened += u64::from(seen.was_sent());
+        self.counters.add(Counters::of(seen));
+    }
+
+    /// Takes the flows of another one in.
+    pub fn merge(&mut self, other: Self) {
+        for (name, flows) in other.services {
+            let mine = self.service(&name);
+            mine.chosen += flows.chosen;
+            mine.connecting += flows.connecting;
+            mine.established += flows.established;
+            mine.held += flows.held;
+            for (ending, count) in flows.endings {
+                *mine.endings.entry(ending).or_default() += count;
+            }
+        }
+        self.counters.add(other.counters);
+    }
+
+    /// Calls for which a backend must have been chosen, in all services.
+    pub fn chosen(&self) -> u64 {
+        self.services.values().map(|flows| flows.chosen).sum()
+    }
+
+    /// Open sockets, in all services.
+    pub fn held(&self) -> u64 {
+        self.services.values().map(|flows| flows.held).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ledger_survives_its_text() {
+        let mut ledger = Ledger::default();
+        ledger.hold("a");
+        ledger.ended("a", Seen::Lingered);
+        ledger.ended("b", Seen::NotSent);
+        let mut other = Ledger::default();
+        other.hold("a");
+        other.let_go("a", Seen::Closed);
+        ledger.merge(other);
+        let text = serde_json::to_string(&ledger).unwrap();
+        assert_eq!(serde_json::from_str::<Ledger>(&text).unwrap(), ledger);
+        assert_eq!((ledger.chosen(), ledger.held(), ledger.counters.opened), (4, 1, 3));
+        assert_eq!(ledger.services["a"].ended(Ending::Aborted), 1);
+    }
+
+    #[test]
+    fn counters_are_found_by_name() {
+        let text = "Ip: A B\nIp: 1 2\nTcp: ActiveOpens X\nTcp: 7 8\n";
+        assert_eq!(counter(text, "ActiveOpens"), Some(7));
+        assert_eq!(counter(text, "B"), Some(2));
+        assert_eq!(counter(text, "C"), None);
+    }
+}

@@ -1,0 +1,236 @@
+//! The stage of the stress test: services whose backends behave in every way in which a connection can end, the server
+//! behind them, and the workers that dial them.
+//!
+//! One service per scenario, so that what ends wrongly is not hidden by something that ends wrongly the other way round.
+//! All is within one network namespace and needs no firewall: who must not answer has a packet filter on its socket.
+
+use std::fmt::Write;
+use std::net::SocketAddr;
+use std::process::Command;
+
+use crate::ledger::Ledger;
+use crate::{Cgroup, Probe, program};
+
+/// Where the server answers, over TCP and UDP. All ports are below those that clients are given.
+pub const ANSWERS: u16 = 1100;
+/// Nobody listens.
+pub const CLOSED: u16 = 1101;
+/// Somebody listens and drops what comes.
+pub const DROPS: u16 = 1102;
+/// Somebody listens and drops what comes, and ICMP says that...
+/// ...the host cannot be reached.
+pub const NO_HOST: u16 = 1104;
+/// ...the port cannot.
+pub const NO_PORT: u16 = 1105;
+/// ...the protocol is not spoken.
+pub const NO_PROTOCOL: u16 = 1106;
+/// ...the network cannot be reached.
+pub const NO_NETWORK: u16 = 1107;
+
+/// Networks to which there is no way, each for another reason: no route, and routes that refuse in three manners.
+pub const UNROUTED: [&str; 4] = ["198.18.0.1:80", "198.18.1.1:80", "198.18.2.1:80", "198.18.3.1:80"];
+
+/// Where the backends of a service are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Behind {
+    /// That many addresses of the loopback network, at a port.
+    Loopback(u8, u16),
+    /// The loopback address of IPv6, at a port.
+    Loopback6(u16),
+    /// Nowhere that can be reached.
+    Unrouted,
+    /// As the first, over UDP.
+    Datagrams(u8, u16),
+}
+
+/// A service of the stress test.
+#[derive(Clone, Copy, Debug)]
+pub struct Service {
+    /// Its name.
+    pub name: &'static str,
+    number: u8,
+    behind: Behind,
+}
+
+/// All services. Those whose names begin alike are of one scenario.
+const SERVICES: [(&str, Behind); 33] = [
+    ("closed", Behind::Loopback(4, ANSWERS)),
+    ("closed-6", Behind::Loopback6(ANSWERS)),
+    ("closed-by-server", Behind::Loopback(4, ANSWERS)),
+    ("reset", Behind::Loopback(2, ANSWERS)),
+    ("lingered", Behind::Loopback(2, ANSWERS)),
+    ("unread", Behind::Loopback(2, ANSWERS)),
+    ("shut", Behind::Loopback(2, ANSWERS)),
+    ("disconnected", Behind::Loopback(2, ANSWERS)),
+    ("data-timeout", Behind::Loopback(1, ANSWERS)),
+    ("destroyed", Behind::Loopback(1, ANSWERS)),
+    ("destroyed-early", Behind::Loopback(1, DROPS)),
+    ("copied", Behind::Loopback(2, ANSWERS)),
+    ("killed", Behind::Loopback(2, ANSWERS)),
+    ("killed-early", Behind::Loopback(1, DROPS)),
+    ("held", Behind::Loopback(4, ANSWERS)),
+    ("refused", Behind::Loopback(2, CLOSED)),
+    ("refused-6", Behind::Loopback6(CLOSED)),
+    ("timed-out", Behind::Loopback(2, DROPS)),
+    ("no-route", Behind::Unrouted),
+    ("no-port", Behind::Loopback(1, ANSWERS)),
+    ("no-port-refused", Behind::Loopback(1, CLOSED)),
+    ("cancelled", Behind::Loopback(1, DROPS)),
+    ("doubled", Behind::Loopback(1, DROPS)),
+    ("doubled-late", Behind::Loopback(1, ANSWERS)),
+    ("icmp-host", Behind::Loopback(1, NO_HOST)),
+    ("icmp-port", Behind::Loopback(1, NO_PORT)),
+    ("icmp-protocol", Behind::Loopback(1, NO_PROTOCOL)),
+    ("icmp-network", Behind::Loopback(1, NO_NETWORK)),
+    ("retried", Behind::Loopback(2, ANSWERS)),
+    ("retried-refused", Behind::Loopback(2, CLOSED)),
+    ("retried-unrouted", Behind::Unrouted),
+    ("datagram", Behind::Datagrams(3, ANSWERS)),
+    // Enough of them that a hundred thousand sockets and more find ports.
+    ("crowd", Behind::Loopback(16, ANSWERS)),
+];
+
+impl Service {
+    /// The service of this name.
+    ///
+    /// # Panics
+    /// If there is none.
+    pub fn of(name: &str) -> Self {
+        all().find(|service| service.name == name).unwrap_or_else(|| panic!("no service {name}"))
+    }
+
+    /// Whether it takes datagrams.
+    pub fn is_datagram(&self) -> bool {
+        matches!(self.behind, Behind::Datagrams(..))
+    }
+
+    /// Its address, which nothing has.
+    pub fn address(&self) -> SocketAddr {
+        let Self { number, behind, .. } = self;
+        let text = match behind {
+            Behind::Loopback6(_) => format!("[fd00::{number:x}]:80"),
+            Behind::Loopback(..) | Behind::Unrouted | Behind::Datagrams(..) => format!("10.96.1.{number}:80"),
+        };
+        text.parse().expect("an address")
+    }
+
+    /// Its backends.
+    pub fn backends(&self) -> Vec<SocketAddr> {
+        let number = self.number;
+        let texts: Vec<String> = match self.behind {
+            Behind::Loopback(count, port) | Behind::Datagrams(count, port) => {
+                (1..=count).map(|backend| format!("127.{number}.0.{backend}:{port}")).collect()
+            }
+            Behind::Loopback6(port) => vec![format!("[::1]:{port}")],
+            Behind::Unrouted => UNROUTED.iter().map(ToString::to_string).collect(),
+        };
+        texts.iter().map(|text| text.parse().expect("an address")).collect()
+    }
+}
+
+/// All services.
+pub fn all() -> impl Iterator<Item = Service> {
+    SERVICES.iter().zip(1..).map(|((name, behind), number)| Service { name, number, behind: *behind })
+}
+
+/// A configuration with one client and some of the services. `client` and `end` are further lines.
+pub fn config(cgroup: &Cgroup, services: impl Iterator<Item = Service>, client: &str, end: &str) -> String {
+    let path = cgroup.relative();
+    let mut text = format!("[[client]]\njob = \"web\"\ncgroup = \"{}\"\n{client}\n", path.display());
+    for service in services {
+        let protocol = if service.is_datagram() { "udp" } else { "tcp" };
+        let backends: Vec<String> =
+            service.backends().iter().map(|backend| format!("\"{backend}\"")).collect();
+        write!(
+            text,
+            "\n[[service]]\nname = \"{}\"\naddress = \"{}\"\nprotocol = \"{protocol}\"\nbackends = {{ static = [{}] }}\n\
+             subset = \"all\"\n",
+            service.name,
+            service.address(),
+            backends.join(", ")
+        )
+        .expect("a string takes any text");
+    }
+    text + end
+}
+
+/// Starts the server behind all services, in the calling thread's network namespace, which it changes to the needs of the
+/// test: clients get every port above the server's, and some networks have no way.
+pub fn server() -> Probe {
+    let mut command = Command::new(program("stress"));
+    Probe::of(command.arg("serve"))
+}
+
+/// How a worker plays.
+#[derive(Clone, Copy, Debug)]
+pub struct Play {
+    /// Decides what is played in which order, and what is not decided by the kernel.
+    pub seed: u64,
+    /// At a time.
+    pub threads: u32,
+    /// Sockets that a thread opens at once where a scenario opens several.
+    pub batch: u32,
+    /// Connections that stay open between rounds.
+    pub held: u32,
+    /// Whether there are services for datagrams.
+    pub datagrams: bool,
+}
+
+/// A worker.
+pub struct Worker(Probe);
+
+impl Worker {
+    /// Starts a worker in a cgroup.
+    #[track_caller]
+    pub fn start(cgroup: &Cgroup, play: Play) -> Self {
+        let mut command = Command::new(program("stress"));
+        command.arg("play");
+        for (name, value) in [
+            ("--seed", play.seed),
+            ("--threads", play.threads.into()),
+            ("--batch", play.batch.into()),
+            ("--held", play.held.into()),
+        ] {
+            command.arg(name).arg(value.to_string());
+        }
+        if play.datagrams {
+            command.arg("--datagrams");
+        }
+        cgroup.enter(&mut command);
+        Self(Probe::of(&mut command))
+    }
+
+    /// Plays until about `sockets` more flows have been chosen for. Returns what all flows so far must be counted as; only
+    /// held ones are open.
+    #[track_caller]
+    pub fn play(&mut self, sockets: u64) -> Ledger {
+        ledger(&self.0.ask(&format!("play {sockets}")))
+    }
+
+    /// Closes what is held.
+    #[track_caller]
+    pub fn rest(&mut self) -> Ledger {
+        ledger(&self.0.ask("rest"))
+    }
+}
+
+#[track_caller]
+fn ledger(answer: &str) -> Ledger {
+    serde_json::from_str(answer).unwrap_or_else(|error| panic!("the worker answers: {error}: {answer}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_apart() {
+        let services: Vec<Service> = all().collect();
+        let mut addresses: Vec<SocketAddr> = services.iter().map(Service::address).collect();
+        addresses.sort();
+        addresses.dedup();
+        assert_eq!(addresses.len(), services.len());
+        assert_eq!(Service::of("closed-6").backends(), ["[::1]:1100".parse().unwrap()]);
+        assert!(Service::of("closed").backends().iter().all(|backend| backend.ip().is_loopback()));
+    }
+}

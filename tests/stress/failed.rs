@@ -1,0 +1,213 @@
+//! Scenarios whose connect fails, or is given up.
+
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use anyhow::Result;
+use rustix::event::PollFlags;
+use rustix::io::Errno;
+use rustix::net::{Shutdown, SocketFlags, connect, connect_unspec, shutdown, sockopt};
+use stage::ending::Seen;
+use stage::stress::Service;
+
+use crate::netlink;
+use crate::play::{Player, Scenario};
+use crate::socket::{
+    begin, begin_again, direct, fails, has_failed, impatient, linger_not, reach, tcp, wait, wait_for_all,
+};
+
+/// All of them. Those that wait for the kernel's timers are rare.
+pub const SCENARIOS: [Scenario; 9] = [
+    Scenario { name: "refused", weight: 1000, play: refused, datagrams: false },
+    Scenario { name: "refused, IPv6", weight: 300, play: refused_6, datagrams: false },
+    Scenario { name: "no route", weight: 500, play: no_route, datagrams: false },
+    Scenario { name: "no port", weight: 200, play: no_port, datagrams: false },
+    Scenario { name: "cancelled", weight: 600, play: cancelled, datagrams: false },
+    Scenario { name: "doubled", weight: 200, play: doubled, datagrams: false },
+    Scenario { name: "destroyed early", weight: 100, play: destroyed_early, datagrams: false },
+    Scenario { name: "timed out", weight: 4, play: timed_out, datagrams: false },
+    Scenario { name: "rejected by ICMP", weight: 10, play: rejected, datagrams: false },
+];
+
+/// What the routes of [`stage::stress::UNROUTED`] fail with.
+pub const UNROUTED: [Errno; 4] = [Errno::NETUNREACH, Errno::HOSTUNREACH, Errno::ACCESS, Errno::INVAL];
+
+fn refused(player: &mut Player) -> Result<()> {
+    let service = Service::of("refused");
+    let mut flows = 1;
+    if player.random.below(2) == 0 {
+        let socket = tcp(service.address(), SocketFlags::empty())?;
+        fails(connect(&socket, &service.address()), &[Errno::CONNREFUSED])?;
+    } else {
+        let socket = begin(service)?;
+        wait(&socket, PollFlags::OUT)?;
+        match player.random.below(4) {
+            // Nobody looks at the error.
+            0 => {}
+            // The next connect gives the error and chooses nobody, the one after that begins anew.
+            1 => {
+                fails(connect(&socket, &service.address()), &[Errno::CONNREFUSED])?;
+                begin_again(&socket, service.address())?;
+                wait(&socket, PollFlags::OUT)?;
+                flows += 1;
+            }
+            // The same, with another error, since this one is taken off.
+            2 => {
+                has_failed(&socket, Errno::CONNREFUSED)?;
+                fails(connect(&socket, &service.address()), &[Errno::CONNABORTED])?;
+                begin_again(&socket, service.address())?;
+                wait(&socket, PollFlags::OUT)?;
+                flows += 1;
+            }
+            _ => has_failed(&socket, Errno::CONNREFUSED)?,
+        }
+    }
+    for _ in 0..flows {
+        player.ledger.ended(service.name, Seen::Refused);
+    }
+    Ok(())
+}
+
+fn refused_6(player: &mut Player) -> Result<()> {
+    let service = Service::of("refused-6");
+    let socket = tcp(service.address(), SocketFlags::empty())?;
+    fails(connect(&socket, &service.address()), &[Errno::CONNREFUSED])?;
+    player.ledger.ended(service.name, Seen::Refused);
+    Ok(())
+}
+
+/// Once, or some times on one socket.
+fn no_route(player: &mut Player) -> Result<()> {
+    let service = Service::of("no-route");
+    let socket = tcp(service.address(), SocketFlags::empty())?;
+    for _ in 0..=player.random.below(3) {
+        fails(connect(&socket, &service.address()), &UNROUTED)?;
+        player.ledger.ended(service.name, Seen::NotSent);
+    }
+    Ok(())
+}
+
+/// The only port that the socket may use is taken, to this backend. Half of the sockets were refused elsewhere before.
+fn no_port(player: &mut Player) -> Result<()> {
+    let (service, closed) = (Service::of("no-port"), Service::of("no-port-refused"));
+    let bound = |port: u16| -> Result<OwnedFd> {
+        let socket = tcp(service.address(), SocketFlags::empty())?;
+        sockopt::set_socket_reuseaddr(&socket, true)?;
+        rustix::net::bind(&socket, &direct(port))?;
+        Ok(socket)
+    };
+    let first = bound(0)?;
+    reach(&first, service.address())?;
+    let port = std::net::SocketAddr::try_from(rustix::net::getsockname(&first)?)?.port();
+    for _ in 0..=player.random.below(2) {
+        let socket = bound(port)?;
+        if player.random.below(2) == 0 {
+            fails(connect(&socket, &closed.address()), &[Errno::CONNREFUSED])?;
+            player.ledger.ended(closed.name, Seen::Refused);
+        }
+        fails(connect(&socket, &service.address()), &[Errno::ADDRNOTAVAIL])?;
+        player.ledger.ended(service.name, Seen::NotSent);
+    }
+    // So that the port is free at once.
+    linger_not(&first)?;
+    player.ledger.ended(service.name, Seen::Lingered);
+    Ok(())
+}
+
+/// Given up before anybody answered, in one way or another.
+fn cancelled(player: &mut Player) -> Result<()> {
+    let service = Service::of("cancelled");
+    let socket = begin(service)?;
+    match player.random.below(4) {
+        0 => {}
+        1 => {
+            connect_unspec(&socket)?;
+            player.ledger.ended(service.name, Seen::GaveUp);
+            begin_again(&socket, service.address())?;
+        }
+        2 => shutdown(&socket, Shutdown::Both)?,
+        _ => {
+            let blocking = tcp(service.address(), SocketFlags::empty())?;
+            sockopt::set_socket_timeout(&blocking, sockopt::Timeout::Send, Some(Duration::from_millis(1)))?;
+            fails(connect(&blocking, &service.address()), &[Errno::INPROGRESS])?;
+            player.ledger.ended(service.name, Seen::GaveUp);
+        }
+    }
+    player.ledger.ended(service.name, Seen::GaveUp);
+    Ok(())
+}
+
+/// Connects while it is connecting: that is no choice.
+fn doubled(player: &mut Player) -> Result<()> {
+    let service = Service::of("doubled");
+    let socket = begin(service)?;
+    for _ in 0..=player.random.below(3) {
+        fails(connect(&socket, &service.address()), &[Errno::ALREADY])?;
+    }
+    player.ledger.ended(service.name, Seen::GaveUp);
+    Ok(())
+}
+
+/// By an administrator, before anybody answered.
+fn destroyed_early(player: &mut Player) -> Result<()> {
+    let service = Service::of("destroyed-early");
+    let socket = begin(service)?;
+    let [backend] = service.backends()[..] else { unreachable!("it has one backend") };
+    netlink::destroy(&socket, backend)?;
+    if player.random.below(2) == 0 {
+        has_failed(&socket, Errno::CONNABORTED)?;
+    }
+    player.ledger.ended(service.name, Seen::DestroyedEarly);
+    Ok(())
+}
+
+/// Nobody answers. The clients wait in connect, read the error, or do not look.
+fn timed_out(player: &mut Player) -> Result<()> {
+    let service = Service::of("timed-out");
+    let mut sockets = Vec::new();
+    for _ in 1..player.batch {
+        let socket = tcp(service.address(), SocketFlags::NONBLOCK)?;
+        impatient(&socket)?;
+        begin_again(&socket, service.address())?;
+        sockets.push(socket);
+    }
+    let waiting = tcp(service.address(), SocketFlags::empty())?;
+    impatient(&waiting)?;
+    fails(connect(&waiting, &service.address()), &[Errno::TIMEDOUT])?;
+    player.ledger.ended(service.name, Seen::TimedOut);
+    wait_for_all(&sockets)?;
+    for socket in sockets {
+        if player.random.below(2) == 0 {
+            has_failed(&socket, Errno::TIMEDOUT)?;
+        }
+        player.ledger.ended(service.name, Seen::TimedOut);
+    }
+    Ok(())
+}
+
+/// The SYN leaves, and ICMP says why there is no answer.
+fn rejected(player: &mut Player) -> Result<()> {
+    let kinds = [
+        ("icmp-host", Errno::HOSTUNREACH, Seen::Unreachable),
+        ("icmp-port", Errno::CONNREFUSED, Seen::Refused),
+        ("icmp-protocol", Errno::NOPROTOOPT, Seen::Other),
+        ("icmp-network", Errno::NETUNREACH, Seen::Unreachable),
+    ];
+    for (name, errno, seen) in kinds {
+        let service = Service::of(name);
+        let sockets = (0..player.batch.div_ceil(4)).map(|_| begin(service)).collect::<Result<Vec<_>>>()?;
+        wait_for_all(&sockets)?;
+        for socket in sockets {
+            if player.random.below(2) == 0 {
+                has_failed(&socket, errno)?;
+            }
+            player.ledger.ended(name, seen);
+        }
+        if player.random.below(4) == 0 {
+            let socket = tcp(service.address(), SocketFlags::empty())?;
+            fails(connect(&socket, &service.address()), &[errno])?;
+            player.ledger.ended(name, seen);
+        }
+    }
+    Ok(())
+}

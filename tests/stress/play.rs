@@ -1,0 +1,181 @@
+//! Rounds: threads play scenarios until enough flows were chosen for, then all rest and the worker says what it saw.
+
+use std::collections::VecDeque;
+use std::io::{BufRead, Write};
+use std::os::fd::OwnedFd;
+
+use anyhow::{Context, Result, bail};
+use stage::ending::Seen;
+use stage::ledger::{Counters, Ledger};
+use stage::stress::Service;
+
+use crate::random::Random;
+use crate::{failed, odd, reached, socket};
+
+/// `stress play`
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub struct Options {
+    /// Decides what is played
+    #[arg(long)]
+    seed: u64,
+    /// At a time
+    #[arg(long)]
+    threads: u32,
+    /// Sockets that a thread opens at once where a scenario opens several
+    #[arg(long)]
+    batch: u32,
+    /// Connections that stay open between rounds
+    #[arg(long)]
+    held: u32,
+    /// There are services for datagrams
+    #[arg(long)]
+    datagrams: bool,
+}
+
+/// One thread's part of a round.
+pub struct Player {
+    /// What it plays next.
+    pub random: Random,
+    /// What it saw.
+    pub ledger: Ledger,
+    /// Sockets at once where there are several.
+    pub batch: u32,
+}
+
+/// Something to play.
+pub struct Scenario {
+    /// For messages.
+    pub name: &'static str,
+    /// How often, compared with the others.
+    pub weight: u32,
+    /// How.
+    pub play: fn(&mut Player) -> Result<()>,
+    /// Whether it needs services for datagrams.
+    pub datagrams: bool,
+}
+
+/// `stress play`.
+pub fn run(options: &Options) -> Result<()> {
+    let mut worker = Worker {
+        options: *options,
+        ledger: Ledger::default(),
+        held: VecDeque::new(),
+        before: Counters::read(),
+        round: 0,
+    };
+    for request in std::io::stdin().lock().lines() {
+        let request = request?;
+        let answer = match request.split(' ').collect::<Vec<_>>().as_slice() {
+            ["ready"] => "ok".to_owned(),
+            ["play", flows] => worker.round(flows.parse().context("a number of flows")?)?,
+            ["rest"] => worker.rest()?,
+            _ => bail!("unknown request: {request}"),
+        };
+        let mut out = std::io::stdout().lock();
+        writeln!(out, "{answer}").and_then(|()| out.flush())?;
+    }
+    Ok(())
+}
+
+/// The scenarios for which there are services.
+fn scenarios(datagrams: bool) -> Vec<&'static Scenario> {
+    let all = reached::SCENARIOS.iter().chain(&failed::SCENARIOS).chain(&odd::SCENARIOS);
+    all.filter(|scenario| datagrams || !scenario.datagrams).collect()
+}
+
+struct Worker {
+    options: Options,
+    ledger: Ledger,
+    /// The oldest first.
+    held: VecDeque<OwnedFd>,
+    before: Counters,
+    round: u64,
+}
+
+impl Worker {
+    /// Plays one round; says what was seen in all rounds.
+    fn round(&mut self, flows: u64) -> Result<String> {
+        self.round += 1;
+        self.hold()?;
+        let threads = u64::from(self.options.threads);
+        let scenarios = scenarios(self.options.datagrams);
+        let ledgers: Vec<Result<Ledger>> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..threads)
+                .map(|thread| {
+                    let player = Player {
+                        random: Random::new(self.options.seed, self.round * threads + thread),
+                        ledger: Ledger::default(),
+                        batch: self.options.batch,
+                    };
+                    let scenarios = &scenarios;
+                    // Every scenario comes once a round at least, on one thread or another.
+                    let first = scenarios.iter().skip(usize::try_from(thread).expect("a small number"));
+                    let first: Vec<&Scenario> =
+                        first.step_by(self.options.threads as usize).copied().collect();
+                    scope.spawn(move || player.play(&first, scenarios, flows / threads))
+                })
+                .collect();
+            threads.into_iter().map(|thread| thread.join().expect("a thread")).collect()
+        });
+        for ledger in ledgers {
+            self.ledger.merge(ledger?);
+        }
+        self.tell()
+    }
+
+    /// Closes all that is held.
+    fn rest(&mut self) -> Result<String> {
+        while self.held.pop_front().is_some() {
+            self.ledger.let_go("held", Seen::Closed);
+        }
+        self.tell()
+    }
+
+    /// Closes the older half of what is held and opens as much as is to be held.
+    fn hold(&mut self) -> Result<()> {
+        for _ in 0..self.held.len() / 2 {
+            self.held.pop_front();
+            self.ledger.let_go("held", Seen::Closed);
+        }
+        while self.held.len() < self.options.held as usize {
+            self.held.push_back(socket::dial(Service::of("held"))?);
+            self.ledger.hold("held");
+        }
+        Ok(())
+    }
+
+    /// The ledger, once the kernel's own counters agree with it: what the worker says is so.
+    fn tell(&self) -> Result<String> {
+        let seen = self.ledger.counters;
+        // Servers notice the ends of connections some time after the clients.
+        stage::eventually(
+            "the kernel counts what was seen",
+            || self.before.until(Counters::read()),
+            |counted| *counted == seen,
+        );
+        Ok(serde_json::to_string(&self.ledger)?)
+    }
+}
+
+impl Player {
+    fn play(mut self, first: &[&Scenario], all: &[&Scenario], flows: u64) -> Result<Ledger> {
+        for scenario in first {
+            self.one(scenario)?;
+        }
+        let weights: u32 = all.iter().map(|scenario| scenario.weight).sum();
+        while self.ledger.chosen() < flows {
+            let mut at = self.random.below(weights);
+            let drawn = all.iter().find(|scenario| {
+                let is_it = at < scenario.weight;
+                at = at.saturating_sub(scenario.weight);
+                is_it
+            });
+            self.one(drawn.expect("below the sum of all weights"))?;
+        }
+        Ok(self.ledger)
+    }
+
+    fn one(&mut self, scenario: &Scenario) -> Result<()> {
+        (scenario.play)(self).with_context(|| format!("scenario {}", scenario.name))
+    }
+}

@@ -1,0 +1,185 @@
+//! Scenarios whose connect succeeds.
+
+use std::os::fd::OwnedFd;
+
+use anyhow::Result;
+use rustix::event::PollFlags;
+use rustix::io::Errno;
+use rustix::net::{Shutdown, SocketFlags, connect, connect_unspec, shutdown};
+use stage::ending::Seen;
+use stage::stress::Service;
+
+use crate::netlink;
+use crate::play::{Player, Scenario};
+use crate::serve::{CLOSE, ECHO, MUTE, RESET};
+use crate::socket::{
+    dial, exchange, fails, has_failed, hear_the_end, impatient, linger_not, reach, say, tcp, wait,
+};
+
+/// All of them. Those that wait for the kernel's timers are rare.
+pub const SCENARIOS: [Scenario; 11] = [
+    Scenario { name: "closed", weight: 2000, play: |player| closed(player, "closed"), datagrams: false },
+    Scenario {
+        name: "closed, IPv6",
+        weight: 400,
+        play: |player| closed(player, "closed-6"),
+        datagrams: false,
+    },
+    Scenario { name: "closed by the server", weight: 900, play: closed_by_server, datagrams: false },
+    Scenario { name: "reset", weight: 800, play: reset, datagrams: false },
+    Scenario { name: "lingered", weight: 1000, play: lingered, datagrams: false },
+    Scenario { name: "unread", weight: 700, play: unread, datagrams: false },
+    Scenario { name: "shut", weight: 600, play: shut, datagrams: false },
+    Scenario { name: "disconnected", weight: 400, play: disconnected, datagrams: false },
+    Scenario { name: "doubled, late", weight: 200, play: doubled_late, datagrams: false },
+    Scenario { name: "destroyed", weight: 200, play: destroyed, datagrams: false },
+    Scenario { name: "data timeout", weight: 6, play: data_timeout, datagrams: false },
+];
+
+/// By the client, after a word or without one.
+fn closed(player: &mut Player, service: &str) -> Result<()> {
+    let socket = dial(Service::of(service))?;
+    match player.random.below(3) {
+        0 => {}
+        1 => say(&socket, 0)?,
+        _ => exchange(&socket, ECHO)?,
+    }
+    player.ledger.ended(service, Seen::Closed);
+    Ok(())
+}
+
+/// The client hears of it, or closes at about the same time.
+fn closed_by_server(player: &mut Player) -> Result<()> {
+    let socket = dial(Service::of("closed-by-server"))?;
+    exchange(&socket, CLOSE)?;
+    if player.random.below(4) > 0 {
+        hear_the_end(&socket)?;
+    }
+    player.ledger.ended("closed-by-server", Seen::Closed);
+    Ok(())
+}
+
+/// By the server. The client reads the error, takes it off, or does not look.
+fn reset(player: &mut Player) -> Result<()> {
+    let socket = dial(Service::of("reset"))?;
+    say(&socket, RESET)?;
+    match player.random.below(3) {
+        0 => fails(rustix::io::read(&socket, &mut [0; 1]), &[Errno::CONNRESET])?,
+        1 => {
+            wait(&socket, PollFlags::IN)?;
+            has_failed(&socket, Errno::CONNRESET)?;
+        }
+        _ => wait(&socket, PollFlags::IN)?,
+    }
+    player.ledger.ended("reset", Seen::Reset);
+    Ok(())
+}
+
+fn lingered(player: &mut Player) -> Result<()> {
+    let socket = dial(Service::of("lingered"))?;
+    if player.random.below(2) == 0 {
+        exchange(&socket, ECHO)?;
+    }
+    linger_not(&socket)?;
+    player.ledger.ended("lingered", Seen::Lingered);
+    Ok(())
+}
+
+/// Closed with unread data.
+fn unread(player: &mut Player) -> Result<()> {
+    drop(with_unread_data("unread")?);
+    player.ledger.ended("unread", Seen::Unread);
+    Ok(())
+}
+
+/// A connection with a word that the client has not read.
+pub fn with_unread_data(service: &str) -> Result<OwnedFd> {
+    let socket = dial(Service::of(service))?;
+    say(&socket, ECHO)?;
+    wait(&socket, PollFlags::IN)?;
+    Ok(socket)
+}
+
+/// Shut down both ways and closed at once, or later; or one way after the other.
+fn shut(player: &mut Player) -> Result<()> {
+    let socket = dial(Service::of("shut"))?;
+    exchange(&socket, ECHO)?;
+    match player.random.below(3) {
+        0 => shutdown(&socket, Shutdown::Both)?,
+        1 => {
+            shutdown(&socket, Shutdown::Both)?;
+            wait(&socket, PollFlags::HUP)?;
+        }
+        _ => {
+            shutdown(&socket, Shutdown::Write)?;
+            hear_the_end(&socket)?;
+        }
+    }
+    player.ledger.ended("shut", Seen::Closed);
+    Ok(())
+}
+
+/// Disconnected and connected again, some times.
+fn disconnected(player: &mut Player) -> Result<()> {
+    let service = Service::of("disconnected");
+    let socket = dial(service)?;
+    for _ in 0..=player.random.below(3) {
+        if player.random.below(2) == 0 {
+            exchange(&socket, ECHO)?;
+        }
+        connect_unspec(&socket)?;
+        player.ledger.ended(service.name, Seen::Disconnected);
+        reach(&socket, service.address())?;
+    }
+    player.ledger.ended(service.name, Seen::Closed);
+    Ok(())
+}
+
+/// Connects while it is connected: that is no choice.
+fn doubled_late(player: &mut Player) -> Result<()> {
+    let service = Service::of("doubled-late");
+    let socket = tcp(service.address(), SocketFlags::NONBLOCK)?;
+    fails(connect(&socket, &service.address()), &[Errno::INPROGRESS])?;
+    wait(&socket, PollFlags::OUT)?;
+    reach(&socket, service.address())?;
+    for _ in 0..player.random.below(3) {
+        fails(connect(&socket, &service.address()), &[Errno::ISCONN])?;
+    }
+    player.ledger.ended(service.name, Seen::Closed);
+    Ok(())
+}
+
+/// By an administrator. The client reads the error, or does not look.
+fn destroyed(player: &mut Player) -> Result<()> {
+    let service = Service::of("destroyed");
+    let socket = dial(service)?;
+    exchange(&socket, ECHO)?;
+    let [backend] = service.backends()[..] else { unreachable!("it has one backend") };
+    netlink::destroy(&socket, backend)?;
+    if player.random.below(2) == 0 {
+        has_failed(&socket, Errno::CONNABORTED)?;
+    }
+    player.ledger.ended(service.name, Seen::Destroyed);
+    Ok(())
+}
+
+/// The server hears nothing any more. The clients read the error, or do not look.
+fn data_timeout(player: &mut Player) -> Result<()> {
+    let service = Service::of("data-timeout");
+    let mut sockets = Vec::new();
+    for _ in 0..player.batch {
+        let socket = dial(service)?;
+        exchange(&socket, MUTE)?;
+        impatient(&socket)?;
+        say(&socket, 0)?;
+        sockets.push(socket);
+    }
+    for socket in sockets {
+        wait(&socket, PollFlags::IN)?;
+        if player.random.below(2) == 0 {
+            has_failed(&socket, Errno::TIMEDOUT)?;
+        }
+        player.ledger.ended(service.name, Seen::DataTimeout);
+    }
+    Ok(())
+}

@@ -1,0 +1,183 @@
+//! The server behind all services: one thread, any number of connections. What it does with a connection, the client says
+//! by one byte.
+
+use std::fs;
+use std::io::BufRead;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use stage::filter;
+use stage::stress::{ANSWERS, DROPS, NO_HOST, NO_NETWORK, UNROUTED};
+
+use crate::{netlink, reject};
+
+/// Answers with the same byte.
+pub const ECHO: u8 = b'e';
+/// Answers with the same byte and closes.
+pub const CLOSE: u8 = b'c';
+/// Resets the connection.
+pub const RESET: u8 = b'r';
+/// Hears nothing any more, and answers with the same byte.
+pub const MUTE: u8 = b'm';
+
+/// The settings of the network namespace: ports and queues for many sockets.
+const SETTINGS: [(&str, &str); 4] = [
+    ("net/ipv4/ip_local_port_range", "2048 65535"),
+    ("net/ipv4/tcp_max_tw_buckets", "1048576"),
+    ("net/ipv4/tcp_max_syn_backlog", "65535"),
+    ("net/core/somaxconn", "65535"),
+];
+
+/// As many as it can be asked for.
+const BACKLOG: i32 = 65535;
+
+/// `stress serve`.
+pub fn run() -> Result<()> {
+    many_files()?;
+    for (name, value) in SETTINGS {
+        fs::write(format!("/proc/sys/{name}"), value).with_context(|| format!("set {name}"))?;
+    }
+    // The first has no route at all.
+    for (backend, kind) in
+        UNROUTED.iter().skip(1).zip([libc::RTN_UNREACHABLE, libc::RTN_PROHIBIT, libc::RTN_BLACKHOLE])
+    {
+        let SocketAddr::V4(address) = backend.parse()? else { continue };
+        let [a, b, c, _] = address.ip().octets();
+        netlink::refuse_network(Ipv4Addr::new(a, b, c, 0), kind)?;
+    }
+    let mut silent = Vec::new();
+    for port in [DROPS].into_iter().chain(NO_HOST..=NO_NETWORK) {
+        let listener = listen(port)?;
+        filter::drop_all(&listener)?;
+        silent.push(listener);
+    }
+    reject::start()?;
+    // Takes datagrams, as many as have room.
+    let datagrams = rustix::net::socket(AddressFamily::INET, SocketType::DGRAM, None)?;
+    rustix::net::bind(&datagrams, &SocketAddr::from((Ipv4Addr::UNSPECIFIED, ANSWERS)))?;
+    let mut server = Server::new(listen(ANSWERS)?)?;
+    std::thread::Builder::new().name("serve".to_owned()).spawn(move || server.run())?;
+    for _ready in std::io::stdin().lock().lines() {
+        println!("ok");
+    }
+    Ok(())
+}
+
+/// Lets this process have as many sockets as it may.
+pub fn many_files() -> Result<()> {
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).context("many files")
+}
+
+/// For both families.
+fn listen(port: u16) -> Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::INET6, SocketType::STREAM, flags, None)?;
+    sockopt::set_socket_reuseaddr(&socket, true)?;
+    sockopt::set_ipv6_v6only(&socket, false)?;
+    rustix::net::bind(&socket, &SocketAddr::from((std::net::Ipv6Addr::UNSPECIFIED, port)))?;
+    rustix::net::listen(&socket, BACKLOG).with_context(|| format!("listen on port {port}"))?;
+    Ok(socket)
+}
+
+struct Server {
+    epoll: OwnedFd,
+    listener: OwnedFd,
+    /// By their descriptors' numbers.
+    connections: Vec<Option<OwnedFd>>,
+}
+
+impl Server {
+    fn new(listener: OwnedFd) -> Result<Self> {
+        let epoll = epoll::create(CreateFlags::CLOEXEC)?;
+        epoll::add(&epoll, &listener, EventData::new_u64(number(&listener) as u64), EventFlags::IN)?;
+        Ok(Self { epoll, listener, connections: Vec::new() })
+    }
+
+    /// Ends with the process.
+    fn run(&mut self) {
+        let mut events: Vec<Event> = Vec::with_capacity(256);
+        let listener = number(&self.listener);
+        loop {
+            events.clear();
+            let spare = rustix::buffer::spare_capacity(&mut events);
+            match epoll::wait(&self.epoll, spare, None) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(errno) => panic!("wait for events: {errno}"),
+            }
+            for event in &events {
+                let at = usize::try_from(event.data.u64()).expect("a descriptor's number");
+                if at == listener { self.accept() } else { self.serve(at) }
+            }
+        }
+    }
+
+    fn accept(&mut self) {
+        // Bound: so many, then the others have their turn.
+        for _ in 0..128 {
+            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+            match rustix::net::accept_with(&self.listener, flags) {
+                Ok(socket) => {
+                    let at = number(&socket);
+                    epoll::add(&self.epoll, &socket, EventData::new_u64(at as u64), EventFlags::IN)
+                        .expect("wait for a connection");
+                    if self.connections.len() <= at {
+                        self.connections.resize_with(at + 1, || None);
+                    }
+                    self.connections[at] = Some(socket);
+                }
+                Err(Errno::AGAIN) => return,
+                // Gone already.
+                Err(Errno::CONNABORTED | Errno::INTR) => {}
+                Err(errno) => panic!("accept: {errno}"),
+            }
+        }
+    }
+
+    fn serve(&mut self, at: usize) {
+        let Some(socket) = &self.connections[at] else { return };
+        let mut said = [0; 64];
+        let goes_on = match rustix::io::read(socket, &mut said) {
+            Ok(0) => false,
+            Ok(length) => said[..length].iter().all(|word| obey(socket, *word)),
+            Err(Errno::AGAIN | Errno::INTR) => true,
+            Err(_) => false,
+        };
+        if !goes_on {
+            self.connections[at] = None;
+        }
+    }
+}
+
+/// Does what a client asks for. Returns whether the connection stays.
+fn obey(socket: &OwnedFd, word: u8) -> bool {
+    let answer = || rustix::io::write(socket, &[word]).is_ok();
+    match word {
+        ECHO => answer(),
+        CLOSE => {
+            answer();
+            false
+        }
+        RESET => {
+            let zero = Some(Duration::ZERO);
+            sockopt::set_socket_linger(socket, zero).expect("a socket");
+            false
+        }
+        MUTE => {
+            filter::drop_data(socket).expect("a filter");
+            answer()
+        }
+        // Said to nobody.
+        _ => true,
+    }
+}
+
+fn number(socket: &OwnedFd) -> usize {
+    usize::try_from(socket.as_raw_fd()).expect("a descriptor's number")
+}

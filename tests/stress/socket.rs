@@ -1,0 +1,116 @@
+//! What a worker does with one socket, and what it sees then.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, sockopt};
+use stage::stress::Service;
+
+/// Longer than anything takes that ends of itself, also in a guest.
+const PATIENCE: Timespec = Timespec { tv_sec: 120, tv_nsec: 0 };
+
+/// A TCP socket for an address.
+pub fn tcp(to: SocketAddr, flags: SocketFlags) -> Result<OwnedFd> {
+    let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    Ok(rustix::net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC | flags, None)?)
+}
+
+/// A connection to a service.
+pub fn dial(service: Service) -> Result<OwnedFd> {
+    let socket = tcp(service.address(), SocketFlags::empty())?;
+    reach(&socket, service.address())?;
+    Ok(socket)
+}
+
+/// Connects; that must succeed.
+pub fn reach(socket: impl AsFd, to: SocketAddr) -> Result<()> {
+    connect(socket, &to).with_context(|| format!("connect to {to}"))
+}
+
+/// Begins to connect, without waiting for more. Nobody may have answered yet.
+pub fn begin(service: Service) -> Result<OwnedFd> {
+    let socket = tcp(service.address(), SocketFlags::NONBLOCK)?;
+    begin_again(&socket, service.address())?;
+    Ok(socket)
+}
+
+/// The same with a non-blocking socket that there is.
+pub fn begin_again(socket: impl AsFd, to: SocketAddr) -> Result<()> {
+    fails(connect(socket, &to), &[Errno::INPROGRESS])
+}
+
+/// A result must be one of these failures.
+pub fn fails<T>(result: rustix::io::Result<T>, with: &[Errno]) -> Result<()> {
+    match result {
+        Err(errno) if with.contains(&errno) => Ok(()),
+        Err(errno) => bail!("failed with {errno:?}, not with {with:?}"),
+        Ok(_) => bail!("did not fail with {with:?}"),
+    }
+}
+
+/// Says something to the server.
+pub fn say(socket: impl AsFd, word: u8) -> Result<()> {
+    ensure!(rustix::io::write(socket, &[word])? == 1, "one byte is written whole");
+    Ok(())
+}
+
+/// Says something and hears it said back: from now on the server is there too.
+pub fn exchange(socket: impl AsFd, word: u8) -> Result<()> {
+    say(&socket, word)?;
+    wait(&socket, PollFlags::IN)?;
+    let mut heard = [0];
+    ensure!(rustix::io::read(&socket, &mut heard)? == 1 && heard == [word], "heard {heard:?}");
+    Ok(())
+}
+
+/// Reads the end of what the server says.
+pub fn hear_the_end(socket: impl AsFd) -> Result<()> {
+    wait(&socket, PollFlags::IN)?;
+    ensure!(rustix::io::read(&socket, &mut [0; 1])? == 0, "the server says more");
+    Ok(())
+}
+
+/// Waits for an event, or for an error.
+pub fn wait(socket: impl AsFd, what: PollFlags) -> Result<()> {
+    let mut polled = [PollFd::new(&socket, what)];
+    ensure!(poll(&mut polled, Some(&PATIENCE))? == 1, "nothing happens");
+    Ok(())
+}
+
+/// Waits until all of these have failed or been connected.
+pub fn wait_for_all(sockets: &[OwnedFd]) -> Result<()> {
+    // Each has the patience of one.
+    sockets.iter().try_for_each(|socket| wait(socket, PollFlags::OUT))
+}
+
+/// The error of a socket, which is taken off it.
+pub fn error(socket: impl AsFd) -> Result<Errno> {
+    sockopt::socket_error(socket)?.err().context("a socket without an error")
+}
+
+/// Takes the error of a socket; it must be this one.
+pub fn has_failed(socket: impl AsFd, with: Errno) -> Result<()> {
+    let errno = error(socket)?;
+    ensure!(errno == with, "failed with {errno:?}, not with {with:?}");
+    Ok(())
+}
+
+/// Lets the next close reset the connection.
+pub fn linger_not(socket: impl AsFd) -> Result<()> {
+    Ok(sockopt::set_socket_linger(socket, Some(Duration::ZERO))?)
+}
+
+/// Lets a socket give up soon: whatever is not acknowledged fails after its first retransmission.
+pub fn impatient(socket: impl AsFd) -> Result<()> {
+    const SOON_MS: u32 = 20;
+    Ok(sockopt::set_tcp_user_timeout(socket, SOON_MS)?)
+}
+
+/// Where the server answers whoever dials it itself and no service.
+pub fn direct(port: u16) -> SocketAddr {
+    SocketAddr::from((Ipv4Addr::LOCALHOST, port))
+}
