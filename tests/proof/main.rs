@@ -8,3 +8,5 @@ mod upgrades;
 mod tables;
 
 mod accounting;
+
+mod crowds;

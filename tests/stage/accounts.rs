@@ -123,8 +123,8 @@ pub fn imbalances(setup: &Setup) -> Vec<String> {
     differences
 }
 
-/// Choices, flows without a record, and open flows, over all backends.
-pub fn totals(setup: &Setup) -> (u64, u64, u64) {
+/// All backends of a set-up's only client together.
+pub fn totals(setup: &Setup) -> Sums {
     let status = setup.status();
     let mut sums = Sums::default();
     for service in status["clients"][0]["services"].as_array().into_iter().flatten() {
@@ -132,18 +132,29 @@ pub fn totals(setup: &Setup) -> (u64, u64, u64) {
             sums.add(&Sums::of(backend, COUNTED));
         }
     }
-    (sums.chosen, sums.untracked, sums.active)
+    sums
+}
+
+/// What the kernel programs have met that they should not, by name: nothing where they do not say.
+pub fn anomalies(setup: &Setup) -> Vec<(String, u64)> {
+    let status = setup.status();
+    let fields = status["clients"][0]["anomalies"].as_object().into_iter().flatten();
+    fields.map(|(name, count)| (name.clone(), count.as_u64().expect("a count"))).collect()
 }
 
 /// The counts of one backend, or of several.
 #[derive(Debug, Default)]
-struct Sums {
-    chosen: u64,
-    active: u64,
+pub struct Sums {
+    /// Calls for which it was chosen.
+    pub chosen: u64,
+    /// Open flows.
+    pub active: u64,
+    /// Flows without a record.
+    pub untracked: u64,
+    /// Records without a socket that were removed.
+    pub swept: u64,
     connecting: u64,
     established: u64,
-    untracked: u64,
-    swept: u64,
     diverted: u64,
     flows: Flows,
 }

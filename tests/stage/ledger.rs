@@ -24,6 +24,9 @@ pub struct Counters {
     pub aborted_on_close: u64,
     /// `TCPAbortOnTimeout`.
     pub aborted_on_timeout: u64,
+    /// Connections that the client reset at once: the kernel may have handled that before its own last step of the
+    /// handshake, on another CPU, and then counts an attempt that failed in place of a reset. It counts no such thing itself.
+    pub hasty: u64,
 }
 
 impl Counters {
@@ -64,6 +67,7 @@ impl Counters {
             aborted_on_data: find("TCPAbortOnData"),
             aborted_on_close: find("TCPAbortOnClose"),
             aborted_on_timeout: find("TCPAbortOnTimeout"),
+            hasty: 0,
         }
     }
 
@@ -77,7 +81,20 @@ impl Counters {
             aborted_on_data: now.aborted_on_data - self.aborted_on_data,
             aborted_on_close: now.aborted_on_close - self.aborted_on_close,
             aborted_on_timeout: now.aborted_on_timeout - self.aborted_on_timeout,
+            hasty: 0,
         }
+    }
+
+    /// Whether the kernel may count this much where all that was seen is these.
+    pub fn allow(self, counted: Self) -> bool {
+        let early = self.resets.saturating_sub(counted.resets);
+        let allowed = Self {
+            attempts_failed: self.attempts_failed + early,
+            resets: self.resets - early,
+            hasty: 0,
+            ..self
+        };
+        early <= self.hasty && counted == allowed
     }
 
     fn add(&mut self, other: Self) {
@@ -87,6 +104,7 @@ impl Counters {
         self.aborted_on_data += other.aborted_on_data;
         self.aborted_on_close += other.aborted_on_close;
         self.aborted_on_timeout += other.aborted_on_timeout;
+        self.hasty += other.hasty;
     }
 }
 
@@ -180,6 +198,11 @@ impl Ledger {
         self.counters.add(Counters::of(seen));
     }
 
+    /// What ends now is a connection that the server may not know of yet.
+    pub fn hastily(&mut self) {
+        self.counters.hasty += 1;
+    }
+
     /// Takes the flows of another one in.
     pub fn merge(&mut self, other: Self) {
         for (name, flows) in other.services {
@@ -224,6 +247,16 @@ mod tests {
         assert_eq!(serde_json::from_str::<Ledger>(&text).unwrap(), ledger);
         assert_eq!((ledger.chosen(), ledger.held(), ledger.counters.opened), (4, 1, 3));
         assert_eq!(ledger.services["a"].ended(Ending::Aborted), 1);
+    }
+
+    #[test]
+    fn only_hasty_resets_may_be_failed_attempts() {
+        let seen = Counters { resets: 4, attempts_failed: 1, hasty: 1, ..Counters::default() };
+        let counted = |resets, attempts_failed| Counters { resets, attempts_failed, ..Counters::default() };
+        assert!(seen.allow(counted(4, 1)) && seen.allow(counted(3, 2)));
+        for (resets, attempts_failed) in [(2, 3), (3, 1), (4, 2), (5, 0)] {
+            assert!(!seen.allow(counted(resets, attempts_failed)), "{resets} {attempts_failed}");
+        }
     }
 
     #[test]

@@ -65,22 +65,29 @@ pub const PATIENCE_S: &str = "SOCKLB_TEST_PATIENCE_S";
 
 /// Waits until `fact` holds, looking again and again; panics with `what` and the last look if it does not in time.
 #[track_caller]
-pub fn eventually<T: std::fmt::Debug>(
-    what: &str,
-    mut look: impl FnMut() -> T,
-    fact: impl Fn(&T) -> bool,
-) -> T {
+pub fn eventually<T: std::fmt::Debug>(what: &str, look: impl FnMut() -> T, fact: impl Fn(&T) -> bool) -> T {
     let patience = patience();
-    let deadline = Instant::now() + patience;
+    within(patience, look, fact)
+        .unwrap_or_else(|seen| panic!("{what} did not come true in {patience:?}; last seen: {seen:?}"))
+}
+
+/// The same with a time of one's own, and the last look as an error if the fact does not come true.
+///
+/// # Errors
+/// If it does not.
+pub fn within<T>(time: Duration, mut look: impl FnMut() -> T, fact: impl Fn(&T) -> bool) -> Result<T, T> {
+    let deadline = Instant::now() + time;
     loop {
         let seen = look();
         if fact(&seen) {
-            return seen;
+            return Ok(seen);
         }
-        assert!(Instant::now() < deadline, "{what} did not come true in {patience:?}; last seen: {seen:?}");
+        if Instant::now() >= deadline {
+            return Err(seen);
+        }
         // Yields the CPU between looks, which may themselves be dear: 5 ms, and longer where everything takes longer.
         // The fact decides when it ends, not the clock.
-        std::thread::park_timeout(patience / 2000);
+        std::thread::park_timeout(patience() / 2000);
     }
 }
 

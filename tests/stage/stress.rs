@@ -161,6 +161,74 @@ pub fn server() -> Probe {
     Probe::of(command.arg("serve"))
 }
 
+/// Starts one more, which takes a part of the connections.
+pub fn another_server() -> Probe {
+    let mut command = Command::new(program("stress"));
+    Probe::of(command.arg("serve-more"))
+}
+
+/// A process in a cgroup that opens many sockets.
+pub struct Crowd(Probe);
+
+impl Crowd {
+    /// Starts one.
+    #[track_caller]
+    pub fn start(cgroup: &Cgroup, seed: u64) -> Self {
+        let mut command = Command::new(program("stress"));
+        command.arg("crowd").arg("--seed").arg(seed.to_string());
+        cgroup.enter(&mut command);
+        Self(Probe::of(&mut command))
+    }
+
+    /// Tells it to `open`, `close` or `replace` so many, and does not wait.
+    #[track_caller]
+    pub fn tell(&mut self, what: &str, count: u32) {
+        self.0.send(&format!("{what} {count}"));
+    }
+
+    /// Waits until it has done so; returns how many are open.
+    #[track_caller]
+    pub fn done(&mut self) -> u64 {
+        self.0.receive().parse().expect("a number of sockets")
+    }
+
+    /// Kills it, with all that is open.
+    pub fn kill(self) {
+        self.0.kill();
+    }
+}
+
+/// A process in a cgroup that connects and closes as fast as it can.
+pub struct Hammer(Probe);
+
+impl Hammer {
+    /// What it dials.
+    pub fn services() -> impl Iterator<Item = Service> {
+        ["crowd", "refused", "no-route"].into_iter().map(Service::of)
+    }
+
+    /// Starts one.
+    #[track_caller]
+    pub fn start(cgroup: &Cgroup, seed: u64) -> Self {
+        let mut command = Command::new(program("stress"));
+        command.arg("hammer").arg("--seed").arg(seed.to_string());
+        cgroup.enter(&mut command);
+        Self(Probe::of(&mut command))
+    }
+
+    /// Lets it make so many connects, and does not wait.
+    #[track_caller]
+    pub fn tell(&mut self, connects: u64) {
+        self.0.send(&connects.to_string());
+    }
+
+    /// Waits until it has done so; returns what they must be counted as.
+    #[track_caller]
+    pub fn done(&mut self) -> Ledger {
+        ledger(&self.0.receive())
+    }
+}
+
 /// How a worker plays.
 #[derive(Clone, Copy, Debug)]
 pub struct Play {

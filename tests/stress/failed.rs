@@ -110,6 +110,7 @@ fn no_port(player: &mut Player) -> Result<()> {
     }
     // So that the port is free at once.
     linger_not(&first)?;
+    player.ledger.hastily();
     player.ledger.ended(service.name, Seen::Lingered);
     Ok(())
 }

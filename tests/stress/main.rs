@@ -6,7 +6,11 @@
 
 mod child;
 
+mod crowd;
+
 mod failed;
+
+mod hammer;
 
 mod netlink;
 
@@ -22,6 +26,8 @@ mod reject;
 
 mod serve;
 
+mod soak;
+
 mod socket;
 
 use anyhow::Result;
@@ -33,6 +39,14 @@ enum Command {
     Serve,
     /// A worker: plays on request, one line in, one line out
     Play(play::Options),
+    /// A server more, for what one process has too few descriptors for
+    ServeMore,
+    /// Opens and closes sockets on request, many at once
+    Crowd(crowd::Options),
+    /// Connects and closes on request, as fast as it can
+    Hammer(hammer::Options),
+    /// Millions of connects, and whether a record of one is left
+    Soak(soak::Options),
     /// A process that opens sockets and waits to be killed
     Child(child::Options),
     /// A process that has a socket as its standard input and waits to be killed
@@ -42,7 +56,11 @@ enum Command {
 fn main() -> Result<()> {
     match Command::parse() {
         Command::Serve => serve::run(),
+        Command::ServeMore => serve::run_more(),
+        Command::Crowd(options) => crowd::run(&options),
         Command::Play(options) => play::run(&options),
+        Command::Hammer(options) => hammer::run(&options),
+        Command::Soak(options) => soak::run(&options),
         Command::Child(options) => child::run(&options),
         Command::Keep => child::keep(),
     }

@@ -79,6 +79,8 @@ fn lingered(player: &mut Player) -> Result<()> {
     let socket = dial(Service::of("lingered"))?;
     if player.random.below(2) == 0 {
         exchange(&socket, ECHO)?;
+    } else {
+        player.ledger.hastily();
     }
     linger_not(&socket)?;
     player.ledger.ended("lingered", Seen::Lingered);
@@ -126,6 +128,8 @@ fn disconnected(player: &mut Player) -> Result<()> {
     for _ in 0..=player.random.below(3) {
         if player.random.below(2) == 0 {
             exchange(&socket, ECHO)?;
+        } else {
+            player.ledger.hastily();
         }
         connect_unspec(&socket)?;
         player.ledger.ended(service.name, Seen::Disconnected);

@@ -61,6 +61,17 @@ pub fn run() -> Result<()> {
     // Takes datagrams, as many as have room.
     let datagrams = rustix::net::socket(AddressFamily::INET, SocketType::DGRAM, None)?;
     rustix::net::bind(&datagrams, &SocketAddr::from((Ipv4Addr::UNSPECIFIED, ANSWERS)))?;
+    answer()
+}
+
+/// `stress serve-more`: takes a part of the connections.
+pub fn run_more() -> Result<()> {
+    many_files()?;
+    answer()
+}
+
+/// Answers connections on one thread, and whoever started it on another.
+fn answer() -> Result<()> {
     let mut server = Server::new(listen(ANSWERS)?)?;
     std::thread::Builder::new().name("serve".to_owned()).spawn(move || server.run())?;
     for _ready in std::io::stdin().lock().lines() {
@@ -75,11 +86,11 @@ pub fn many_files() -> Result<()> {
     setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).context("many files")
 }
 
-/// For both families.
+/// For both families. Several processes may listen on one port, and get connections in turns.
 fn listen(port: u16) -> Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::INET6, SocketType::STREAM, flags, None)?;
-    sockopt::set_socket_reuseaddr(&socket, true)?;
+    sockopt::set_socket_reuseport(&socket, true)?;
     sockopt::set_ipv6_v6only(&socket, false)?;
     rustix::net::bind(&socket, &SocketAddr::from((std::net::Ipv6Addr::UNSPECIFIED, port)))?;
     rustix::net::listen(&socket, BACKLOG).with_context(|| format!("listen on port {port}"))?;
@@ -157,11 +168,11 @@ impl Server {
 
 /// Does what a client asks for. Returns whether the connection stays.
 fn obey(socket: &OwnedFd, word: u8) -> bool {
-    let answer = || rustix::io::write(socket, &[word]).is_ok();
+    let echo = || rustix::io::write(socket, &[word]).is_ok();
     match word {
-        ECHO => answer(),
+        ECHO => echo(),
         CLOSE => {
-            answer();
+            echo();
             false
         }
         RESET => {
@@ -171,7 +182,7 @@ fn obey(socket: &OwnedFd, word: u8) -> bool {
         }
         MUTE => {
             filter::drop_data(socket).expect("a filter");
-            answer()
+            echo()
         }
         // Said to nobody.
         _ => true,

@@ -30,6 +30,8 @@ mod test;
 
 mod bench;
 
+mod soak;
+
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -65,6 +67,8 @@ enum Command {
     Prometheus,
     /// Measure; see docs/performance.md
     Bench(bench::Options),
+    /// Millions of connects; which records of them are left, before a sweep and after it
+    Soak(soak::Options),
     /// A process of the demo
     #[command(hide = true)]
     DemoBackend(demo::BackendOptions),
@@ -85,6 +89,7 @@ fn main() -> ExitCode {
         Command::Kernels(options) => kernels::run(&options),
         Command::Prometheus => prometheus::run(),
         Command::Bench(options) => bench::run(&options),
+        Command::Soak(options) => soak::run(&options),
         Command::DemoBackend(options) => demo::backend(&options),
         Command::DemoClient(options) => demo::client(&options),
     };

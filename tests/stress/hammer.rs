@@ -1,0 +1,66 @@
+//! Connects and closes as fast as it can: most with a reset, some in order, a few that fail.
+
+use std::io::{BufRead, Write};
+
+use anyhow::{Context, Result};
+use rustix::io::Errno;
+use rustix::net::{SocketFlags, connect};
+use stage::ending::Seen;
+use stage::ledger::Ledger;
+use stage::stress::Service;
+
+use crate::failed::UNROUTED;
+use crate::random::Random;
+use crate::socket::{dial, fails, linger_not, tcp};
+
+/// `stress hammer`
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub struct Options {
+    /// Decides how each connection ends
+    #[arg(long)]
+    seed: u64,
+}
+
+/// `stress hammer`: one number of connects a line, answered with what they must be counted as.
+pub fn run(options: &Options) -> Result<()> {
+    let mut random = Random::new(options.seed, 0);
+    let [crowd, refused, unrouted] = ["crowd", "refused", "no-route"].map(Service::of);
+    for request in std::io::stdin().lock().lines() {
+        let request = request?;
+        let mut out = std::io::stdout().lock();
+        if request == "ready" {
+            writeln!(out, "ok")?;
+            continue;
+        }
+        let connects: u64 = request.parse().context("a number of connects")?;
+        let mut ledger = Ledger::default();
+        for _ in 0..connects {
+            match random.below(100) {
+                0..75 => {
+                    linger_not(dial(crowd)?)?;
+                    ledger.ended(crowd.name, Seen::Lingered);
+                }
+                // Each leaves a port behind that waits for a minute.
+                75..90 => {
+                    drop(dial(crowd)?);
+                    ledger.ended(crowd.name, Seen::Closed);
+                }
+                90..95 => {
+                    fail(refused, &[Errno::CONNREFUSED])?;
+                    ledger.ended(refused.name, Seen::Refused);
+                }
+                _ => {
+                    fail(unrouted, &UNROUTED)?;
+                    ledger.ended(unrouted.name, Seen::NotSent);
+                }
+            }
+        }
+        writeln!(out, "{}", serde_json::to_string(&ledger)?)?;
+    }
+    Ok(())
+}
+
+fn fail(service: Service, with: &[Errno]) -> Result<()> {
+    let socket = tcp(service.address(), SocketFlags::empty())?;
+    fails(connect(&socket, &service.address()), with)
+}

@@ -1,0 +1,91 @@
+//! Millions of connects, as fast as this machine makes them; then all sockets are closed, and whatever record is left is
+//! one that was missed. How many those are, and whether the sweep removes them, is what this is for.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use stage::accounts::{COUNTED, anomalies, totals};
+use stage::ledger::Ledger;
+use stage::stress::{Hammer, another_server, config, server};
+use stage::{Cgroup, Daemon, Setup, Stage, within};
+
+/// `stress soak`
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub struct Options {
+    /// How many
+    #[arg(long, default_value_t = 10_000_000)]
+    connects: u64,
+    /// Not longer than this
+    #[arg(long)]
+    minutes: Option<u64>,
+}
+
+/// Processes that connect.
+const HAMMERS: u64 = 2;
+/// Connects of each between two looks.
+const ROUND: u64 = 50_000;
+/// The last sockets' ends reach the kernel programs within this.
+const SETTLING: Duration = Duration::from_secs(5);
+/// The daemon sweeps once a minute, and may leave young records to the next sweep.
+const SWEEPING: Duration = Duration::from_secs(150);
+
+/// `stress soak`.
+pub fn run(options: &Options) -> Result<()> {
+    let stage = Stage::new();
+    let cgroup = Cgroup::new();
+    let setup = Setup::new(&stage, "soak");
+    let _servers = [server(), another_server()];
+    let daemon = Daemon::start(&setup, &config(&cgroup, Hammer::services(), COUNTED.client(), ""));
+    let ledger = hammer(options, &cgroup);
+    println!("soak: {} connects made, all sockets closed", ledger.chosen());
+    let balance = || COUNTED.differences(&setup, &ledger);
+    for difference in within(SETTLING, balance, Vec::is_empty).unwrap_or_else(|differences| differences) {
+        println!("soak: before a sweep: {difference}");
+    }
+    report(&setup, "before");
+    // It sweeps after its start.
+    daemon.stop();
+    let _daemon = Daemon::start_again(&setup);
+    let left = within(SWEEPING, || totals(&setup).active, |left| *left == 0).unwrap_or_else(|left| left);
+    report(&setup, "after");
+    ensure!(left == 0, "{left} records are left that the sweep did not remove");
+    let chosen = totals(&setup).chosen;
+    ensure!(chosen == ledger.chosen(), "{chosen} were chosen for, of {}", ledger.chosen());
+    Ok(())
+}
+
+/// Makes the connects, or as many as there is time for.
+fn hammer(options: &Options, cgroup: &Cgroup) -> Ledger {
+    let begin = Instant::now();
+    let end = options.minutes.map(|minutes| begin + Duration::from_secs(60 * minutes));
+    let mut hammers: Vec<Hammer> = (0..HAMMERS).map(|seed| Hammer::start(cgroup, seed)).collect();
+    let mut ledger = Ledger::default();
+    let mut told = 0;
+    while ledger.chosen() < options.connects && end.is_none_or(|end| Instant::now() < end) {
+        let round = ROUND.min((options.connects - ledger.chosen()).div_ceil(HAMMERS));
+        for hammer in &mut hammers {
+            hammer.tell(round);
+        }
+        for hammer in &mut hammers {
+            ledger.merge(hammer.done());
+        }
+        let million = ledger.chosen() / 1_000_000;
+        if million > told {
+            told = million;
+            println!("soak: {} connects in {} s", ledger.chosen(), begin.elapsed().as_secs());
+        }
+    }
+    ledger
+}
+
+/// Says what is left, what was removed, and what the kernel programs met.
+fn report(setup: &Setup, when: &str) {
+    let sums = totals(setup);
+    println!(
+        "soak: {when} the sweep: {} stuck, {} swept, {} untracked",
+        sums.active, sums.swept, sums.untracked
+    );
+    for (name, count) in anomalies(setup) {
+        println!("soak: {when} the sweep: anomaly {name}: {count}");
+    }
+}

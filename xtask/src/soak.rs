@@ -1,0 +1,39 @@
+//! The soak: millions of connects through this build in release, and what is left of them.
+
+use anyhow::{Result, bail};
+
+use crate::command::{cargo, run as run_command, target};
+
+/// `cargo xtask soak`
+#[derive(Debug, clap::Args)]
+pub struct Options {
+    /// How many connects
+    #[arg(long, default_value_t = 10_000_000)]
+    connects: u64,
+    /// Not longer than this
+    #[arg(long)]
+    minutes: Option<u64>,
+}
+
+/// `cargo xtask soak`.
+pub fn run(options: &Options) -> Result<()> {
+    if !rustix::process::geteuid().is_root() {
+        bail!("the soak needs root: it makes a cgroup and a network namespace and loads kernel programs");
+    }
+    run_command(cargo().args([
+        "build",
+        "--release",
+        "--locked",
+        "--package",
+        "lb-user",
+        "--package",
+        "lb-tests",
+        "--bins",
+    ]))?;
+    let mut soak = std::process::Command::new(target().join("release/stress"));
+    soak.args(["soak", "--connects", &options.connects.to_string()]);
+    if let Some(minutes) = options.minutes {
+        soak.args(["--minutes", &minutes.to_string()]);
+    }
+    run_command(&mut soak)
+}
