@@ -18,7 +18,7 @@ const HOST_PROGRAMS: [(&str, &str); 3] = [
 ];
 
 /// Our own, beside the tests: that is where the stage looks for them.
-const PROGRAMS: [&str; 2] = ["socklb", "probe"];
+const PROGRAMS: [&str; 3] = ["socklb", "probe", "stress"];
 
 /// Makes the image.
 pub fn build(programs: &Path, tests: &Path, modules: &Path) -> Result<Vec<u8>> {

@@ -49,7 +49,7 @@ fn build() -> Result<(PathBuf, PathBuf)> {
     let mut build = cargo();
     build.args(["build", "--locked", "--profile", "guest", "--target", TRIPLE, "--target-dir"]).arg(&folder);
     build.args(["--package", "lb-user", "--package", "lb-tests"]);
-    build.args(["--bin", "socklb", "--bin", "probe", "--bin", "init", "--test", "local"]);
+    build.args(["--bin", "socklb", "--bin", "probe", "--bin", "stress", "--bin", "init", "--test", "local"]);
     // A guest has no dynamic linker for them, and relocating themselves is what short programs would spend most on.
     build.env("RUSTFLAGS", "-C target-feature=+crt-static -C relocation-model=static");
     run_command(&mut build)?;
