@@ -13,7 +13,7 @@ use crate::random::Random;
 use crate::{failed, odd, reached, socket};
 
 /// `stress play`
-#[derive(Clone, Copy, Debug, clap::Args)]
+#[derive(Clone, Debug, clap::Args)]
 pub struct Options {
     /// Decides what is played
     #[arg(long)]
@@ -30,6 +30,9 @@ pub struct Options {
     /// There are services for datagrams
     #[arg(long)]
     datagrams: bool,
+    /// Only scenarios whose name contains this, to find out which one is counted wrongly
+    #[arg(long, default_value = "")]
+    only: String,
 }
 
 /// One thread's part of a round.
@@ -57,7 +60,7 @@ pub struct Scenario {
 /// `stress play`.
 pub fn run(options: &Options) -> Result<()> {
     let mut worker = Worker {
-        options: *options,
+        options: options.clone(),
         ledger: Ledger::default(),
         held: VecDeque::new(),
         before: Counters::read(),
@@ -78,9 +81,10 @@ pub fn run(options: &Options) -> Result<()> {
 }
 
 /// The scenarios for which there are services.
-fn scenarios(datagrams: bool) -> Vec<&'static Scenario> {
+fn scenarios(options: &Options) -> Vec<&'static Scenario> {
     let all = reached::SCENARIOS.iter().chain(&failed::SCENARIOS).chain(&odd::SCENARIOS);
-    all.filter(|scenario| datagrams || !scenario.datagrams).collect()
+    let all = all.filter(|scenario| scenario.name.contains(&options.only));
+    all.filter(|scenario| options.datagrams || !scenario.datagrams).collect()
 }
 
 struct Worker {
@@ -98,7 +102,7 @@ impl Worker {
         self.round += 1;
         self.hold()?;
         let threads = u64::from(self.options.threads);
-        let scenarios = scenarios(self.options.datagrams);
+        let scenarios = scenarios(&self.options);
         let ledgers: Vec<Result<Ledger>> = std::thread::scope(|scope| {
             let threads: Vec<_> = (0..threads)
                 .map(|thread| {

@@ -23,7 +23,7 @@ impl Random {
     /// A number below `end`.
     pub fn below(&mut self, end: u32) -> u32 {
         // The upper half, scaled: at most as large as `end`.
-        u32::try_from((self.next() >> 32) * u64::from(end) >> 32).expect("below a 32-bit number")
+        u32::try_from(((self.next() >> 32) * u64::from(end)) >> 32).expect("below a 32-bit number")
     }
 
     /// An index into a list that is not empty.

@@ -64,7 +64,7 @@ fn reset(player: &mut Player) -> Result<()> {
     let socket = dial(Service::of("reset"))?;
     say(&socket, RESET)?;
     match player.random.below(3) {
-        0 => fails(rustix::io::read(&socket, &mut [0; 1]), &[Errno::CONNRESET])?,
+        0 => fails(rustix::io::read(&socket, &mut [0; 1]).map(drop), &[Errno::CONNRESET])?,
         1 => {
             wait(&socket, PollFlags::IN)?;
             has_failed(&socket, Errno::CONNRESET)?;

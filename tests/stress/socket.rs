@@ -44,11 +44,11 @@ pub fn begin_again(socket: impl AsFd, to: SocketAddr) -> Result<()> {
 }
 
 /// A result must be one of these failures.
-pub fn fails<T>(result: rustix::io::Result<T>, with: &[Errno]) -> Result<()> {
+pub fn fails(result: rustix::io::Result<()>, with: &[Errno]) -> Result<()> {
     match result {
         Err(errno) if with.contains(&errno) => Ok(()),
         Err(errno) => bail!("failed with {errno:?}, not with {with:?}"),
-        Ok(_) => bail!("did not fail with {with:?}"),
+        Ok(()) => bail!("did not fail with {with:?}"),
     }
 }
 
