@@ -1,14 +1,15 @@
 //! Flows end in every way there is, at random, and are counted as whoever had the socket saw it.
 
 use stage::accounts::COUNTED;
-use stage::stress::{Play, Worker, all, config, server};
+use stage::stress::{all, config};
+use stage::workers::{Play, Worker, server};
 use stage::{Cgroup, Daemon, Setup, Stage, eventually};
 
 /// The long one is `proof::accounting`; this one runs on every kernel.
 #[test]
 fn every_ending_is_counted_as_the_client_saw_it() {
     const ROUNDS: u64 = 3;
-    let flows = if stage::in_a_guest() { 300 } else { 3000 };
+    let flows = if stage::in_a_guest() { 1000 } else { 5000 };
     let stage = Stage::new();
     let cgroup = Cgroup::new();
     let setup = Setup::new(&stage, "a");

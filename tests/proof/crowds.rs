@@ -1,7 +1,8 @@
 //! A hundred and sixty thousand sockets that are open at once, more than the flow table has places.
 
 use stage::accounts::{COUNTED, imbalances, totals};
-use stage::stress::{Crowd, Service, another_server, config, server};
+use stage::stress::{Service, config};
+use stage::workers::{Crowd, another_server, server};
 use stage::{Cgroup, Daemon, Setup, Stage, eventually};
 
 /// Sockets of one process. Servers get about as many each, and no process may need more than 20,000 descriptors.

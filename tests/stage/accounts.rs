@@ -47,6 +47,7 @@ impl Counted {
             };
             compare("chosen", sums.chosen, flows.chosen);
             compare("active", sums.active, flows.held);
+            compare("calls without a record", calls_without_a_record(&client, name), 0);
             if self == Self::Full {
                 compare("connecting", sums.connecting, flows.connecting);
                 compare("established", sums.established, flows.established);
@@ -190,6 +191,13 @@ impl Sums {
             *self.flows.endings.entry(*ending).or_default() += count;
         }
     }
+}
+
+/// What a service's outcomes say of calls for which there was no room.
+#[track_caller]
+pub fn calls_without_a_record(client: &Value, service: &str) -> u64 {
+    let service = find(&client["services"], service).unwrap_or_else(|| panic!("no service {service}"));
+    service["outcomes"]["untracked"].as_u64().expect("a count")
 }
 
 /// All twelve, by name.

@@ -39,6 +39,8 @@ pub mod filter;
 
 pub mod stress;
 
+pub mod workers;
+
 pub mod accounts;
 
 pub use backend::{Backend, Manner};

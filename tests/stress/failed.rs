@@ -13,7 +13,7 @@ use stage::stress::Service;
 use crate::netlink;
 use crate::play::{Player, Scenario};
 use crate::socket::{
-    begin, begin_again, direct, fails, has_failed, impatient, linger_not, reach, tcp, wait, wait_for_all,
+    begin, begin_again, direct, fails, has_failed, impatient, linger_not, reach, tcp, wait, wait_until_over,
 };
 
 /// All of them. Those that wait for the kernel's timers are rare.
@@ -176,7 +176,7 @@ fn timed_out(player: &mut Player) -> Result<()> {
     impatient(&waiting)?;
     fails(connect(&waiting, &service.address()), &[Errno::TIMEDOUT])?;
     player.ledger.ended(service.name, Seen::TimedOut);
-    wait_for_all(&sockets)?;
+    wait_until_over(&sockets)?;
     for socket in sockets {
         if player.random.below(2) == 0 {
             has_failed(&socket, Errno::TIMEDOUT)?;
@@ -197,7 +197,7 @@ fn rejected(player: &mut Player) -> Result<()> {
     for (name, errno, seen) in kinds {
         let service = Service::of(name);
         let sockets = (0..player.batch.div_ceil(4)).map(|_| begin(service)).collect::<Result<Vec<_>>>()?;
-        wait_for_all(&sockets)?;
+        wait_until_over(&sockets)?;
         for socket in sockets {
             if player.random.below(2) == 0 {
                 has_failed(&socket, errno)?;

@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use stage::accounts::{COUNTED, anomalies, totals};
 use stage::ledger::Ledger;
-use stage::stress::{Hammer, another_server, config, server};
+use stage::stress::config;
+use stage::workers::{Hammer, another_server, server};
 use stage::{Cgroup, Daemon, Setup, Stage, within};
 
 /// `stress soak`

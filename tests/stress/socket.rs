@@ -81,10 +81,22 @@ pub fn wait(socket: impl AsFd, what: PollFlags) -> Result<()> {
     Ok(())
 }
 
-/// Waits until all of these have failed or been connected.
-pub fn wait_for_all(sockets: &[OwnedFd]) -> Result<()> {
-    // Each has the patience of one.
-    sockets.iter().try_for_each(|socket| wait(socket, PollFlags::OUT))
+/// Waits until none of these is connecting any more. Kernel fact: an error alone does not say so. ICMP that finds the
+/// socket in use, as it is until connect(2) returns, leaves an error that can be seen and read, and lets the socket go on.
+pub fn wait_until_over(sockets: &[OwnedFd]) -> Result<()> {
+    for socket in sockets {
+        let look = || {
+            let mut polled = [PollFd::new(socket, PollFlags::OUT)];
+            poll(&mut polled, Some(&PATIENCE)).map(|_| polled[0].revents())
+        };
+        let over = |events: &rustix::io::Result<PollFlags>| {
+            events.is_err() || events.is_ok_and(|events| events.contains(PollFlags::HUP))
+        };
+        if let Err(events) = stage::within(stage::patience(), look, over) {
+            bail!("still connecting: {events:?}");
+        }
+    }
+    Ok(())
 }
 
 /// The error of a socket, which is taken off it.
