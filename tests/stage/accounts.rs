@@ -36,10 +36,13 @@ impl Counted {
     /// In what the status of a set-up's only client differs from a ledger: nothing, if every flow found room in the flow
     /// tables.
     pub fn differences(self, setup: &Setup, ledger: &Ledger) -> Vec<String> {
-        let client = setup.status()["clients"][0].clone();
+        self.differences_of(&setup.status()["clients"][0], ledger)
+    }
+
+    fn differences_of(self, client: &Value, ledger: &Ledger) -> Vec<String> {
         let mut differences = Vec::new();
         for (name, flows) in &ledger.services {
-            let sums = self.sums(&client, name, &mut differences);
+            let sums = self.sums(client, name, &mut differences);
             let mut compare = |what: &str, counted: u64, seen: u64| {
                 if counted != seen {
                     differences.push(format!("{name}: {what}: counted {counted}, seen {seen}"));
@@ -47,7 +50,7 @@ impl Counted {
             };
             compare("chosen", sums.chosen, flows.chosen);
             compare("active", sums.active, flows.held);
-            compare("calls without a record", calls_without_a_record(&client, name), 0);
+            compare("calls without a record", calls_without_a_record(client, name), 0);
             if self == Self::Full {
                 compare("connecting", sums.connecting, flows.connecting);
                 compare("established", sums.established, flows.established);
@@ -211,19 +214,57 @@ fn endings(row: &Value) -> std::collections::BTreeMap<Ending, u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ending::Seen;
 
-    #[test]
-    fn a_backend_adds_up_or_is_told() {
-        let mut row = serde_json::json!({
-            "chosen": 5, "active": 1, "connecting": 4, "established": 3, "untracked": 1, "swept": 0, "diverted": 0,
+    /// A client with one service and two backends, each with three flows that ended in the first three ways, one that is
+    /// open, and one without a record.
+    fn client() -> Value {
+        let mut backend = serde_json::json!({
+            "chosen": 5, "active": 1, "connecting": 4, "established": 2, "untracked": 1, "swept": 0, "diverted": 0,
             "endings": {},
         });
         for ending in ENDINGS {
-            row["endings"][ending.to_string()] = u64::from(ending <= Ending::TimedOut).into();
+            backend["endings"][ending.to_string()] = u64::from(ending <= Ending::TimedOut).into();
         }
-        assert_eq!(Counted::Full.imbalance(&Sums::of(&row, Counted::Full)), None);
-        row["chosen"] = 6.into();
-        let told = Counted::Full.imbalance(&Sums::of(&row, Counted::Full)).unwrap();
+        let outcomes = serde_json::json!({ "untracked": 2 });
+        let service =
+            serde_json::json!({ "name": "users", "outcomes": outcomes, "backends": [backend, backend] });
+        serde_json::json!({ "services": [service] })
+    }
+
+    #[test]
+    fn a_backend_adds_up_or_is_told() {
+        let mut backend = client()["services"][0]["backends"][0].clone();
+        assert_eq!(Counted::Full.imbalance(&Sums::of(&backend, Counted::Full)), None);
+        backend["chosen"] = 6.into();
+        let told = Counted::Full.imbalance(&Sums::of(&backend, Counted::Full)).unwrap();
         assert_eq!(told, "chosen 6 != ended 3 + active 1 + swept 0 + untracked 1");
+    }
+
+    #[test]
+    fn what_was_counted_is_compared_with_what_was_seen() {
+        let mut ledger = Ledger::default();
+        for _ in 0..2 {
+            ledger.hold("users");
+            for seen in [Seen::Closed, Seen::Refused, Seen::TimedOut] {
+                ledger.ended("users", seen);
+            }
+        }
+        // Those without a record.
+        let chosen = "users: chosen: counted 10, seen 8";
+        let untracked = "users: untracked: counted 2, seen 0";
+        let calls = "users: calls without a record: counted 2, seen 0";
+        assert_eq!(Counted::Full.differences_of(&client(), &ledger), [chosen, calls, untracked]);
+        let mut client = client();
+        for backend in client["services"][0]["backends"].as_array_mut().unwrap() {
+            (backend["chosen"], backend["untracked"], backend["connecting"]) = (4.into(), 0.into(), 4.into());
+        }
+        client["services"][0]["outcomes"]["untracked"] = 0.into();
+        assert_eq!(Counted::Full.differences_of(&client, &ledger), Vec::<String>::new());
+        // Two wrong causes that add up.
+        client["services"][0]["backends"][0]["endings"]["refused"] = 0.into();
+        client["services"][0]["backends"][0]["endings"]["unreachable"] = 1.into();
+        let told = ["users: refused: counted 1, seen 2", "users: unreachable: counted 1, seen 0"];
+        assert_eq!(Counted::Full.differences_of(&client, &ledger), told);
     }
 }
