@@ -20,16 +20,9 @@ pub fn run(options: &Options) -> Result<()> {
     if !rustix::process::geteuid().is_root() {
         bail!("the soak needs root: it makes a cgroup and a network namespace and loads kernel programs");
     }
-    run_command(cargo().args([
-        "build",
-        "--release",
-        "--locked",
-        "--package",
-        "lb-user",
-        "--package",
-        "lb-tests",
-        "--bins",
-    ]))?;
+    let mut build = cargo();
+    build.args(["build", "--release", "--locked", "--package", "lb-user", "--package", "lb-tests"]);
+    run_command(build.args(["--bin", "socklb", "--bin", "stress"]))?;
     let mut soak = std::process::Command::new(target().join("release/stress"));
     soak.args(["soak", "--connects", &options.connects.to_string()]);
     if let Some(minutes) = options.minutes {
