@@ -26,6 +26,7 @@ use super::pins::Pins;
 use super::readers::wait_for_readers;
 use super::sys;
 use super::sys::diag::{ListedSocket, SocketLists};
+use super::sys::elements;
 
 /// What a pass over a client's flow records found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -93,7 +94,7 @@ impl Records {
 
     fn read(&self) -> io::Result<BTreeMap<u64, (Place, Flow)>> {
         let mut records = BTreeMap::new();
-        for (cookie, flow) in sys::entries::<u64, Flow>(self.overflow.as_fd())? {
+        for (cookie, flow) in elements::entries::<u64, Flow>(self.overflow.as_fd())? {
             records.insert(cookie, (Place::Overflow, flow));
         }
         for index in 0..self.flows.len() {
@@ -109,9 +110,9 @@ impl Records {
         let mut repair = Repair { removed: self.finish_what_was_begun()?, ..Repair::default() };
         let records = self.read()?;
         let known: BTreeMap<u64, Listed> =
-            sys::entries::<u64, Listed>(self.listed.as_fd())?.into_iter().collect();
+            elements::entries::<u64, Listed>(self.listed.as_fd())?.into_iter().collect();
         let ended = known.keys().copied().filter(|cookie| !records.contains_key(cookie)).collect();
-        sys::remove_all(self.listed.as_fd(), ended)?;
+        elements::remove_all(self.listed.as_fd(), ended)?;
         let wanted: BTreeSet<u64> = records.values().map(|(_, flow)| flow.namespace).collect();
         let lists = namespaces.lists(&wanted, cgroup);
         let (mut newly_listed, mut missing) = ((Vec::new(), Vec::new()), Vec::new());
@@ -130,7 +131,7 @@ impl Records {
                 Some(_) => repair.kept_never_listed += 1,
             }
         }
-        sys::insert_all(self.listed.as_fd(), newly_listed)?;
+        elements::insert_all(self.listed.as_fd(), newly_listed)?;
         // A list is handed out in parts, and what moves between two parts can be missed: only what a second list does
         // not show either is gone.
         let wanted = missing.iter().map(|(_, _, flow)| flow.namespace).collect();
@@ -165,8 +166,8 @@ impl Records {
                     }
                 }
                 Place::Overflow => {
-                    if sys::get(self.overflow.as_fd(), &cookie)? == Some(flow)
-                        && sys::remove(self.overflow.as_fd(), &cookie)?
+                    if elements::get(self.overflow.as_fd(), &cookie)? == Some(flow)
+                        && elements::remove(self.overflow.as_fd(), &cookie)?
                     {
                         // The table's length is a power of two.
                         let index = usize::try_from(cookie).unwrap_or(usize::MAX) & (self.flows.len() - 1);
@@ -186,7 +187,7 @@ impl Records {
         for (cookie, index, flow) in held {
             let now = self.flows.get(index).flow;
             let lives = now != flow || lists.get(&flow.namespace).is_none_or(|list| list.contains(&cookie));
-            if lives && sys::get::<u64, Flow>(self.overflow.as_fd(), &cookie)?.is_none() {
+            if lives && elements::get::<u64, Flow>(self.overflow.as_fd(), &cookie)?.is_none() {
                 self.flows.replace64(index, COOKIE, HELD, cookie);
                 continue;
             }

@@ -1,10 +1,12 @@
-//! The kernel calls that aya does not offer, as `bpf(2)` itself: links, pins, batches, what a map or a cgroup has, probes;
-//! and beside it the lists of sockets ([`diag`]).
+//! The kernel calls that aya does not offer, as `bpf(2)` itself: links, pins, what a map or a cgroup has, probes; what lies
+//! in maps ([`elements`]); and beside it the lists of sockets ([`diag`]).
 //!
 //! Each function is one system call. The structures are the parts of the kernel's `union bpf_attr` (`linux/bpf.h`)
 //! that the call reads; the kernel takes the rest as zero.
 
 pub mod diag;
+
+pub mod elements;
 
 pub mod runs;
 
@@ -15,18 +17,12 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 const BPF_MAP_CREATE: i64 = 0;
-const BPF_MAP_LOOKUP_ELEM: i64 = 1;
-const BPF_MAP_UPDATE_ELEM: i64 = 2;
-const BPF_MAP_DELETE_ELEM: i64 = 3;
 const BPF_PROG_LOAD: i64 = 5;
 const BPF_OBJ_PIN: i64 = 6;
 const BPF_OBJ_GET: i64 = 7;
 const BPF_PROG_GET_FD_BY_ID: i64 = 13;
 const BPF_OBJ_GET_INFO_BY_FD: i64 = 15;
 const BPF_PROG_QUERY: i64 = 16;
-const BPF_MAP_LOOKUP_BATCH: i64 = 24;
-const BPF_MAP_UPDATE_BATCH: i64 = 26;
-const BPF_MAP_DELETE_BATCH: i64 = 27;
 const BPF_LINK_CREATE: i64 = 28;
 const BPF_LINK_UPDATE: i64 = 29;
 const BPF_LINK_DETACH: i64 = 34;
@@ -277,138 +273,6 @@ pub fn programs_of(cgroup: BorrowedFd<'_>, attach_type: AttachType) -> io::Resul
 }
 
 #[repr(C)]
-struct Batch {
-    in_batch: u64,
-    out_batch: u64,
-    keys: u64,
-    values: u64,
-    count: u32,
-    map_fd: u32,
-    elem_flags: u64,
-    flags: u64,
-}
-
-impl Batch {
-    fn of<K, V>(map: BorrowedFd<'_>, keys: &mut [K], values: &mut [V]) -> io::Result<Self> {
-        Ok(Self {
-            in_batch: 0,
-            out_batch: 0,
-            keys: keys.as_mut_ptr().addr() as u64,
-            values: values.as_mut_ptr().addr() as u64,
-            count: u32::try_from(keys.len()).map_err(io::Error::other)?,
-            map_fd: raw(map),
-            elem_flags: 0,
-            flags: 0,
-        })
-    }
-}
-
-/// All entries of a hash: those that are there from the beginning of the call to its end, and perhaps others.
-pub fn entries<K: bytemuck::Pod, V: bytemuck::Pod>(map: BorrowedFd<'_>) -> io::Result<Vec<(K, V)>> {
-    let mut entries = Vec::new();
-    in_chunks(map, |keys, values| entries.extend(keys.iter().copied().zip(values.iter().copied())))?;
-    Ok(entries)
-}
-
-/// As [`entries`], a part at a time.
-pub fn in_chunks<K: bytemuck::Pod, V: bytemuck::Pod>(
-    map: BorrowedFd<'_>,
-    mut take: impl FnMut(&[K], &[V]),
-) -> io::Result<()> {
-    /// A call fails with ENOSPC if a single bucket holds more; buckets of a hash hold about one.
-    const CHUNK: usize = 4096;
-    let (mut keys, mut values) = (vec![K::zeroed(); CHUNK], vec![V::zeroed(); CHUNK]);
-    // Where the kernel goes on: the number of a bucket.
-    let mut place = 0u64;
-    let mut first = true;
-    // Bound: each call is at least one bucket further.
-    loop {
-        let mut attr = Batch::of(map, &mut keys, &mut values)?;
-        attr.in_batch = if first { 0 } else { std::ptr::from_ref(&place).addr() as u64 };
-        let mut next = 0u64;
-        attr.out_batch = std::ptr::from_mut(&mut next).addr() as u64;
-        let result = bpf(BPF_MAP_LOOKUP_BATCH, &mut attr);
-        // ENOENT is how the kernel says that these were the last.
-        let last = matches!(&result, Err(error) if error.raw_os_error() == Some(libc::ENOENT));
-        if !last {
-            result?;
-        }
-        let found = attr.count as usize;
-        take(&keys[..found], &values[..found]);
-        if last {
-            return Ok(());
-        }
-        (place, first) = (next, false);
-    }
-}
-
-/// Writes entries of a hash, as many as it has room for.
-pub fn insert_all<K: bytemuck::Pod, V: bytemuck::Pod>(
-    map: BorrowedFd<'_>,
-    mut entries: (Vec<K>, Vec<V>),
-) -> io::Result<()> {
-    assert_eq!(entries.0.len(), entries.1.len(), "a value for each key");
-    if entries.0.is_empty() {
-        return Ok(());
-    }
-    match bpf(BPF_MAP_UPDATE_BATCH, &mut Batch::of(map, &mut entries.0, &mut entries.1)?) {
-        Ok(_) => Ok(()),
-        Err(error) if error.raw_os_error() == Some(libc::E2BIG) => Ok(()),
-        Err(error) => Err(error),
-    }
-}
-
-/// Removes entries of a hash that nobody else removes.
-pub fn remove_all<K: bytemuck::Pod>(map: BorrowedFd<'_>, mut keys: Vec<K>) -> io::Result<()> {
-    if keys.is_empty() {
-        return Ok(());
-    }
-    bpf(BPF_MAP_DELETE_BATCH, &mut Batch::of::<K, u8>(map, &mut keys, &mut [])?).map(drop)
-}
-
-#[repr(C)]
-struct MapElement {
-    map_fd: u32,
-    _pad: u32,
-    key: u64,
-    value: u64,
-    flags: u64,
-}
-
-/// One entry of a hash, if it is there.
-pub fn get<K: bytemuck::Pod, V: bytemuck::Pod>(map: BorrowedFd<'_>, key: &K) -> io::Result<Option<V>> {
-    let mut value = V::zeroed();
-    let mut attr = MapElement {
-        map_fd: raw(map),
-        _pad: 0,
-        key: std::ptr::from_ref(key).addr() as u64,
-        value: std::ptr::from_mut(&mut value).addr() as u64,
-        flags: 0,
-    };
-    match bpf(BPF_MAP_LOOKUP_ELEM, &mut attr) {
-        Ok(_) => Ok(Some(value)),
-        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(None),
-        Err(error) => Err(error),
-    }
-}
-
-/// Removes one entry of a hash. Returns whether it was there.
-pub fn remove<K: bytemuck::Pod>(map: BorrowedFd<'_>, key: &K) -> io::Result<bool> {
-    let mut attr = MapElement {
-        map_fd: raw(map),
-        _pad: 0,
-        key: std::ptr::from_ref(key).addr() as u64,
-        value: 0,
-        flags: 0,
-    };
-    match bpf(BPF_MAP_DELETE_ELEM, &mut attr) {
-        Ok(_) => Ok(true),
-        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(false),
-        Err(error) => Err(error),
-    }
-}
-
-#[repr(C)]
 struct MapCreate {
     map_type: u32,
     key_size: u32,
@@ -427,15 +291,7 @@ pub fn update_map_of_maps() -> io::Result<()> {
     };
     let inner = create(BPF_MAP_TYPE_ARRAY, 0)?;
     let outer = create(BPF_MAP_TYPE_ARRAY_OF_MAPS, raw(inner.as_fd()))?;
-    let (key, value) = (0u32, raw(inner.as_fd()));
-    let mut attr = MapElement {
-        map_fd: raw(outer.as_fd()),
-        _pad: 0,
-        key: std::ptr::from_ref(&key).addr() as u64,
-        value: std::ptr::from_ref(&value).addr() as u64,
-        flags: 0,
-    };
-    bpf(BPF_MAP_UPDATE_ELEM, &mut attr).map(drop)
+    elements::set(outer.as_fd(), &0u32, std::slice::from_ref(&raw(inner.as_fd())))
 }
 
 #[repr(C)]

@@ -7,7 +7,7 @@ use lb_common::abi::{Datagrams, ENTRIES_PER_CELL, FlowRecord, map};
 
 use super::Tables;
 use crate::datapath::error::DatapathError;
-use crate::datapath::sys;
+use crate::datapath::sys::{self, elements};
 
 /// How full something is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,7 +52,7 @@ impl Tables {
         let count = || {
             let map = sys::open_pin(&path)?;
             let mut count = 0;
-            sys::in_chunks::<u64, Datagrams>(map.as_fd(), |keys, _| count += keys.len() as u64)?;
+            elements::visit(map.as_fd(), |_: &u64, _: &Datagrams| count += 1)?;
             Ok(count)
         };
         count().map_err(|source| DatapathError::Map { path: path.clone(), operation: "read", source })
