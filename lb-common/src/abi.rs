@@ -15,8 +15,11 @@ mod flow;
 
 mod counts;
 
+mod departed;
+
 pub use backend::*;
 pub use counts::*;
+pub use departed::*;
 pub use flow::*;
 pub use service::*;
 
@@ -94,9 +97,11 @@ pub mod map {
     pub const LISTED: &str = "listed";
     /// Per-CPU array of one [`Anomalies`](super::Anomalies).
     pub const ANOMALIES: &str = "anomalies";
+    /// Hash: [`BackendName`](super::BackendName) to [`Departed`](super::Departed).
+    pub const DEPARTED: &str = "departed";
 
     /// All of them, in the order in which they are described.
-    pub const ALL: [&str; 15] = [
+    pub const ALL: [&str; 16] = [
         SERVICES_V4,
         SERVICES_V6,
         SERVICES,
@@ -112,5 +117,6 @@ pub mod map {
         DATAGRAMS,
         LISTED,
         ANOMALIES,
+        DEPARTED,
     ];
 }

@@ -6,9 +6,9 @@ use aya_ebpf::Global;
 use aya_ebpf::btf_maps::{Array, HashMap, PerCpuArray};
 use aya_ebpf::macros::btf_map;
 use lb_common::abi::{
-    Active, Anomalies, Backend, Counts, Datagrams, ENTRIES_PER_CELL, FLOW_RECORDS, Flow, FlowRecord, Listed,
-    MAX_SERVICES, Members, Outcomes, SCHEDULE_ENTRIES, SLOTS, ScheduleCell, Service, ServiceIndex,
-    ServiceKey4, ServiceKey6, Walk,
+    Active, Anomalies, Backend, BackendName, Counts, Datagrams, Departed, ENTRIES_PER_CELL, FLOW_RECORDS,
+    Flow, FlowRecord, Listed, MAX_SERVICES, Members, Outcomes, SCHEDULE_ENTRIES, SLOTS, ScheduleCell,
+    Service, ServiceIndex, ServiceKey4, ServiceKey6, Walk,
 };
 
 /// `BPF_F_MMAPABLE`: the daemon writes these arrays through a mapping, a whole table in microseconds.
@@ -64,6 +64,10 @@ pub static ANOMALIES: PerCpuArray<Anomalies, 1> = PerCpuArray::new();
 /// The daemon's own: no program uses it.
 #[btf_map(name = "listed")]
 pub static LISTED: HashMap<u64, Listed, { FLOW_RECORDS as usize }, ON_DEMAND> = HashMap::new();
+
+/// The daemon's own as well.
+#[btf_map(name = "departed")]
+pub static DEPARTED: HashMap<BackendName, Departed, { SLOTS as usize }, ON_DEMAND> = HashMap::new();
 
 /// Length of `flows` minus one. Set by the loader.
 #[unsafe(no_mangle)]
