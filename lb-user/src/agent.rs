@@ -4,9 +4,9 @@
 //! be read, a slot with open flows) is left for the next time. It reads no clock and spawns nothing.
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use lb_core::balancer::{Balancer, Event, Limits as BalancerLimits, Refused};
 use thiserror::Error;
@@ -14,9 +14,7 @@ use thiserror::Error;
 use crate::config::{Client, Limits, Source};
 use crate::datapath::{self, Cgroup, Datapath, DatapathError, Features, Lock, Neighbour, Pins, Walks};
 use crate::offer::{Offer, Offers, Part};
-
-/// Shares are shown over this time.
-pub const WINDOW: Duration = Duration::from_secs(60);
+use crate::window::{Sample, Window};
 
 /// Why a client task cannot be started.
 #[derive(Debug, Error)]
@@ -40,17 +38,6 @@ pub enum Followed {
     Lost,
     /// Somebody has removed the client's pins.
     Unpinned,
-}
-
-/// Counts of one slot at one time.
-#[derive(Clone, Copy, Debug)]
-pub struct Sample {
-    /// The slot and its generation: another generation is another backend.
-    pub slot: (u32, u32),
-    /// Flows sent to it so far.
-    pub chosen: u64,
-    /// Those that went elsewhere.
-    pub diverted: u64,
 }
 
 /// One client task.
@@ -82,7 +69,7 @@ pub struct Agent {
     candidates: Vec<u32>,
     /// Slots that no running program can name any more.
     quiet: BTreeSet<u32>,
-    samples: VecDeque<(Instant, Vec<Sample>)>,
+    window: Window,
     /// Why the maps are not as planned, if they are not.
     trouble: Option<String>,
     /// By service: why the list that the configuration holds was refused.
@@ -122,7 +109,7 @@ impl Agent {
             settled: None,
             candidates: Vec::new(),
             quiet: BTreeSet::new(),
-            samples: VecDeque::new(),
+            window: Window::default(),
             trouble: None,
             refused_static: BTreeMap::new(),
         })
@@ -217,6 +204,9 @@ impl Agent {
             return Ok(());
         }
         let result = self.datapath.apply(&self.balancer.plan(), &self.walks);
+        for (slot, counts) in self.datapath.returned() {
+            self.window.begin(slot, &counts);
+        }
         // A backend that came back is not on its way out, and if it leaves again its time starts anew.
         let unneeded = self.find_unneeded();
         self.quiet.retain(|slot| unneeded.contains(slot));
@@ -372,28 +362,35 @@ impl Agent {
         slots.fold(0, |sum, slot| sum.saturating_add(tables.active(*slot)))
     }
 
-    /// Remembers the counts of every slot, for shares over the last minute.
+    /// Remembers the counts of every slot now and then, for what was counted in the last minute.
     ///
     /// # Errors
     /// If the kernel refuses a look-up.
     pub fn sample(&mut self, now: Instant) -> Result<(), DatapathError> {
-        let mut sample = Vec::new();
-        for (slot, backend) in &self.datapath.applied().backends {
-            let sums = self.datapath.tables().counts(*slot)?.sums;
-            let slot = (*slot, backend.generation);
-            sample.push(Sample { slot, chosen: sums.chosen, diverted: sums.diverted });
+        if !self.window.is_due(now) {
+            return Ok(());
         }
-        self.samples.push_back((now, sample));
-        // The oldest one kept is the newest that is at least a window old.
-        while self.samples.get(1).is_some_and(|(time, _)| now.duration_since(*time) >= WINDOW) {
-            self.samples.pop_front();
+        let (tables, backends) = (self.datapath.tables(), &self.datapath.applied().backends);
+        let slots: Vec<u32> = backends.keys().copied().collect();
+        let mut samples = Vec::with_capacity(slots.len());
+        let mut unequal = Vec::new();
+        tables.visit_counts(&slots, |slot, counts| {
+            if !counts.add_up() {
+                unequal.push(samples.len());
+            }
+            samples.push(Sample::of((slot, backends[&slot].generation), &counts.sums));
+        })?;
+        for at in unequal {
+            let sample: &mut Sample = &mut samples[at];
+            sample.is_off = tables.imbalance(sample.slot.0)? != 0;
         }
+        self.window.push(now, samples);
         Ok(())
     }
 
-    /// Counts of every slot a window ago, or when the daemon started.
-    pub fn a_window_ago(&self) -> &[Sample] {
-        self.samples.front().map_or(&[], |(_, sample)| sample.as_slice())
+    /// What was counted of late.
+    pub fn window(&self) -> &Window {
+        &self.window
     }
 
     /// The mind.

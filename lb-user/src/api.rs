@@ -229,8 +229,8 @@ fn is_full(error: &anyhow::Error) -> bool {
 /// # Errors
 /// If one runs and does not answer as it should.
 pub async fn fetch<T: DeserializeOwned>(run: &Path, path: &str) -> Result<Option<T>> {
-    /// A status of 64 clients with 16,384 backends each is far below this.
-    const MAX_BYTES: usize = 1 << 30;
+    /// A status of 64 clients with 16,384 backends each, of which each takes about a kilobyte, is far below this.
+    const MAX_BYTES: usize = 1 << 32;
     let socket = socket(run);
     let stream = match UnixStream::connect(&socket).await {
         Ok(stream) => stream,

@@ -1,6 +1,7 @@
 //! The command line: commands that read never change anything, commands that write say so.
 
 use std::ffi::OsString;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
@@ -11,7 +12,7 @@ use clap::{Args, Parser, Subcommand};
 /// backend; from then on the process talks to that backend directly. The daemon (`socklb run`) decides which backends
 /// with which weights and writes them into kernel maps; connects never wait for it and go on without it.
 ///
-/// Exit codes: 0 ok, 1 failed, 2 usage, 3 degraded (status, doctor), 4 permission; exec has those of its command.
+/// Exit codes: 0 ok, 1 failed, 2 usage, 3 degraded (status, flows, doctor), 4 permission; exec has those of its command.
 #[derive(Debug, Parser)]
 #[command(name = "socklb", version)]
 pub struct Cli {
@@ -58,7 +59,7 @@ pub enum Command {
         #[arg(value_name = "FILE", default_value = crate::config::DEFAULT_PATH)]
         config: PathBuf,
     },
-    /// Show clients, services and backends: states, shares wanted and had, connects, open flows
+    /// Show clients, services and backends: states, shares wanted and had, open flows, rates, latency, failures
     Status {
         /// Only this client
         client: Option<String>,
@@ -68,6 +69,23 @@ pub enum Command {
         /// Show it again and again, every so many seconds
         #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1")]
         watch: Option<u32>,
+    },
+    /// Show the flows that are open: whose, since when, where they go, and why there
+    ///
+    /// Reads the pinned maps; no daemon is needed. The oldest come first.
+    Flows {
+        /// Only of this client
+        #[arg(long)]
+        client: Option<String>,
+        /// Only to this service
+        #[arg(long)]
+        service: Option<String>,
+        /// Only to this backend, by its address and port
+        #[arg(long, value_name = "ADDRESS")]
+        backend: Option<SocketAddr>,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
     },
     /// Tell why a client has this subset of a service, these shares, this schedule
     Explain {

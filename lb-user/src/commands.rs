@@ -18,6 +18,7 @@ use crate::config::{self, Client, Config, ConfigError, Host, Paths, Source};
 use crate::datapath::{self, DatapathError, Pins};
 use crate::diagnostic::Faults;
 use crate::explain::{self, Dials, Explanation};
+use crate::flows::{self, Wanted};
 use crate::offer::{self, Dialler, Offers};
 use crate::render::{self, Style};
 use crate::source::{FileSource, SourceError, Stamp};
@@ -74,6 +75,9 @@ pub fn run(cli: Cli) -> Result<ExitCode, Failure> {
         Command::Run { config } => run_daemon(&config, &paths),
         Command::Check { config } => check::run(&config),
         Command::Status { client, json, watch } => show_status(client.as_deref(), json, watch, &paths),
+        Command::Flows { client, service, backend, json } => {
+            show_flows(&Wanted { client, service, backend }, json, &paths)
+        }
         Command::Explain { service, client, config, json } => {
             show_explanation(&service, client.as_deref(), &config, json, &paths)
         }
@@ -213,6 +217,16 @@ fn show_status(
             return Ok(ExitCode::SUCCESS);
         }
     }
+}
+
+fn show_flows(wanted: &Wanted, json: bool, overrides: &PathOverrides) -> Result<ExitCode, Failure> {
+    let found = flows::find(&paths_without_config(overrides).pins, wanted)?;
+    if json {
+        print::json(&found)?;
+    } else {
+        print::text(&render::flows(&found, wanted, Style::for_stdout()))?;
+    }
+    Ok(if found.unreadable.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(DEGRADED) })
 }
 
 fn show_explanation(

@@ -42,8 +42,6 @@ use crate::source::{Contents, FileSource, SourceError, Stamp, Watch};
 
 /// Files and cgroups are looked at, and idle slots freed, this often: a watch can be lost without a word.
 const TICK: Duration = Duration::from_secs(1);
-/// Every how many ticks the counters are sampled for shares over the last minute.
-const SAMPLE_TICKS: u32 = 5;
 /// Every how many ticks flow records are compared with the kernel's lists of sockets.
 const REPAIR_TICKS: u32 = 60;
 
@@ -277,6 +275,8 @@ impl Daemon {
         self.watch_everything();
         for agent in &mut self.agents {
             let name = agent.client.name.clone();
+            // What connects count from here on is of the last minute.
+            agent.sample(Instant::now()).with_context(|| format!("read the counters of client {name}"))?;
             let attached = agent.attach().with_context(|| format!("start client {name}"))?;
             tell(agent, attached, true);
         }
@@ -431,9 +431,7 @@ impl Daemon {
             if let Err(error) = agent.remove_old_links() {
                 warn!(client = %agent.client.name, error = %crate::chain(&error), "cannot detach from an old cgroup");
             }
-            if self.ticks % SAMPLE_TICKS == 1
-                && let Err(error) = agent.sample(now)
-            {
+            if let Err(error) = agent.sample(now) {
                 warn!(client = %agent.client.name, error = %crate::chain(&error), "cannot read counters");
             }
         }

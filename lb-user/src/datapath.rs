@@ -16,6 +16,10 @@ mod pins;
 
 mod object;
 
+mod counters;
+
+mod departed;
+
 mod maps;
 
 mod namespaces;
@@ -23,6 +27,8 @@ mod namespaces;
 mod neighbours;
 
 mod tables;
+
+mod flows;
 
 mod readers;
 
@@ -35,6 +41,7 @@ mod privileges;
 pub use cgroup::{Cgroup, cgroup2_mount, namespace_warning, ours_and_above, path_of as cgroup_of_id};
 pub use error::DatapathError;
 pub use features::Features;
+pub use flows::{OpenFlow, Records, flows, records};
 pub use neighbours::{Neighbour, neighbours};
 pub use pins::{Lock, Pins, remove_roots};
 pub use privileges::{Capability, Host, host, open_files_of};
@@ -46,6 +53,7 @@ pub use uncovered::{Sockets, Uncovered, uncovered};
 
 use std::collections::BTreeSet;
 
+use lb_common::abi;
 use lb_core::plan::{Plan, diff};
 
 use crate::config::{Accounting, Limits};
@@ -127,13 +135,18 @@ impl Datapath {
     pub fn apply(&mut self, plan: &Plan, walks: &Walks) -> Result<bool, DatapathError> {
         let mut complete = true;
         for step in diff(&self.applied, plan) {
-            if self.tables.carry_out(&step, walks)? {
+            if self.tables.carry_out(&step, &plan.services, walks)? {
                 self.applied.record(&step);
             } else {
                 complete = false;
             }
         }
         Ok(complete)
+    }
+
+    /// Backends that have returned since this was last asked: slot and generation, and the counts that they go on with.
+    pub fn returned(&mut self) -> Vec<((u32, u32), abi::Counts)> {
+        self.tables.returned()
     }
 
     /// Whether a table or a fallback in the maps names each of these slots. What the plan no longer needs may still be

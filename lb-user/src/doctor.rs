@@ -2,6 +2,8 @@
 //!
 //! It looks for itself, whether or not a daemon runs, with the privileges of whoever calls it; what it may not see it says.
 
+mod maps;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
@@ -430,7 +432,8 @@ fn one_client(diagnosis: &mut Diagnosis, paths: &Paths, client: &Known, features
     }
     others(diagnosis, name, &pins, &cgroup);
     sockets(diagnosis, name, &cgroup);
-    usage(diagnosis, name, &pins, features.is_some_and(|features| features.fetching_atomics));
+    maps::usage(diagnosis, name, &pins, features.is_some_and(|features| features.fetching_atomics));
+    maps::anomalies(diagnosis, name, &pins);
 }
 
 fn others(diagnosis: &mut Diagnosis, name: &str, pins: &Pins, cgroup: &Cgroup) {
@@ -519,27 +522,6 @@ fn holders_text(holders: &[&Uncovered]) -> String {
         text.push_str(&format!(" and {} more", more + 1));
     }
     text
-}
-
-/// How full a client's maps are. Without compare-and-swap all flows are in the table of collisions.
-fn usage(diagnosis: &mut Diagnosis, name: &str, pins: &Pins, has_two_tables: bool) {
-    let Ok(usage) = datapath::usage(pins) else { return };
-    for (limit, used, of) in usage {
-        let (of, note) = if limit == "flow_records" && has_two_tables {
-            // As many again fit in the table of those whose place is taken.
-            (of.saturating_mul(2), format!(" ({of}, and as many again on collisions)"))
-        } else {
-            (of, String::new())
-        };
-        let text = format!("client {name}: {used} of {of} {limit}{note}");
-        if used.saturating_mul(10) > of.saturating_mul(9) {
-            let help =
-                format!("raise limits.{limit}, then `socklb detach {name}` and start the daemon again");
-            diagnosis.add("limits", State::Warning, text, Some(&help));
-        } else {
-            diagnosis.ok("limits", text);
-        }
-    }
 }
 
 #[cfg(test)]

@@ -1,10 +1,11 @@
 //! socklb's daemon and commands, as a library for its own binary and benchmark. It is no interface for others.
 //!
 //! In reading order: the command line ([`cli`]) and the configuration ([`config`]); where endpoints come from
-//! ([`source`]) and what client tasks use of them ([`offer`]); the kernel side ([`datapath`]) and one client task
-//! ([`agent`]); the event loop ([`daemon`]) and its
-//! socket ([`api`]) and metrics ([`metrics`]); what people are shown ([`status`], [`explain`], [`render`], [`print`](mod@print)); processes that wait
-//! for their cgroup to be covered ([`cover`]); and what may be wrong with the host ([`doctor`]) or the files ([`check`]).
+//! ([`source`]) and what client tasks use of them ([`offer`]); the kernel side ([`datapath`]), what was counted of late
+//! ([`window`]) and one client task ([`agent`]); the event loop ([`daemon`]), its socket ([`api`]) and metrics
+//! ([`metrics`]); what people are shown ([`status`], [`flows`], [`explain`], [`render`], [`print`](mod@print)); processes that
+//! wait for their cgroup to be covered ([`cover`]); and what may be wrong with the host ([`doctor`]) or the files
+//! ([`check`]).
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 #![expect(missing_docs, reason = "an error's or an option's text is its documentation")]
 
@@ -22,6 +23,8 @@ pub mod offer;
 
 pub mod datapath;
 
+pub mod window;
+
 pub mod agent;
 
 pub mod daemon;
@@ -31,6 +34,10 @@ pub mod api;
 pub mod metrics;
 
 pub mod status;
+
+pub mod process;
+
+pub mod flows;
 
 pub mod explain;
 

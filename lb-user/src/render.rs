@@ -1,5 +1,15 @@
 //! Tables for people: columns that line up, bold and colour only on a terminal that wants them.
 
+mod table;
+
+mod status;
+
+mod flows;
+
+pub use flows::flows;
+pub use status::status;
+pub use table::{Side, table};
+
 use std::fmt::Write as _;
 
 use lb_core::service::Policy;
@@ -7,7 +17,6 @@ use lb_core::subset::Algorithm;
 
 use crate::doctor::{Diagnosis, State};
 use crate::explain::{Explanation, Member, Shares};
-use crate::status::{Client, OutcomeCounts, Service, Status};
 
 /// How a table may look.
 #[derive(Clone, Copy, Debug)]
@@ -37,138 +46,8 @@ impl Style {
     }
 }
 
-/// A table: the first column to the left, the others to the right.
-pub fn table(header: &[&str], rows: &[Vec<String>], style: Style) -> String {
-    let mut widths: Vec<usize> = header.iter().map(|cell| cell.chars().count()).collect();
-    for row in rows {
-        for (width, cell) in widths.iter_mut().zip(row) {
-            *width = (*width).max(cell.chars().count());
-        }
-    }
-    let line = |cells: &[&str]| {
-        let mut line = String::new();
-        for (i, (cell, &width)) in cells.iter().zip(&widths).enumerate() {
-            if i == 0 {
-                let _ = write!(line, "  {cell:<width$}");
-            } else {
-                let _ = write!(line, "  {cell:>width$}");
-            }
-        }
-        line.trim_end().to_owned()
-    };
-    let mut text = style.paint("1", &line(header));
-    for row in rows {
-        text.push('\n');
-        text.push_str(&line(&row.iter().map(String::as_str).collect::<Vec<_>>()));
-    }
-    text.push('\n');
-    text
-}
-
 fn percent(share: Option<f64>) -> String {
     share.map_or_else(|| "-".to_owned(), |share| format!("{:.1} %", share * 100.0))
-}
-
-/// The status as text.
-pub fn status(status: &Status, style: Style) -> String {
-    let mut text = String::new();
-    match &status.daemon {
-        Some(daemon) => {
-            let _ =
-                writeln!(text, "socklb {} (pid {}), {}", daemon.version, daemon.pid, daemon.config.display());
-        }
-        None => {
-            let _ = writeln!(text, "this is what the kernel holds, not what a daemon says");
-        }
-    }
-    for client in &status.clients {
-        one_client(&mut text, client, style);
-    }
-    for leaving in &status.leaving {
-        let open = leaving.open_flows.map_or_else(|| "?".to_owned(), |open| open.to_string());
-        let _ = writeln!(
-            text,
-            "\nclient {} (ABI {}) is leaving: {open} open flows",
-            style.paint("1", &leaving.client),
-            leaving.abi
-        );
-    }
-    if !status.degraded.is_empty() {
-        text.push('\n');
-        for fault in &status.degraded {
-            let _ = writeln!(text, "{} {fault}", style.paint("33", "degraded:"));
-        }
-    }
-    text
-}
-
-fn one_client(text: &mut String, client: &Client, style: Style) {
-    let cgroup =
-        client.cgroup.as_ref().map_or_else(|| "no cgroup".to_owned(), |path| path.display().to_string());
-    let _ = writeln!(text, "\nclient {}  {cgroup}", style.paint("1", &client.name));
-    for service in &client.services {
-        one_service(text, service, style);
-    }
-}
-
-fn one_service(text: &mut String, service: &Service, style: Style) {
-    let skew = service.skew.map_or_else(String::new, |skew| format!(", skew {skew:.3}"));
-    let closed = if service.open { "" } else { " (removed; waiting for its last connection to end)" };
-    let _ = writeln!(
-        text,
-        "service {} {}/{}  table {} of {} entries{skew}{closed}",
-        style.paint("1", &service.name),
-        service.address,
-        service.protocol,
-        service.table_generation,
-        service.table_entries,
-    );
-    if let Some(odd) = odd(&service.outcomes) {
-        let _ = writeln!(text, "  {odd}");
-    }
-    let diverted: u64 = service.backends.iter().map(|backend| backend.diverted).sum();
-    if diverted > 0 {
-        let _ = writeln!(text, "  {diverted} flows were rewritten by another program after ours");
-    }
-    let rows: Vec<Vec<String>> = service
-        .backends
-        .iter()
-        .map(|backend| {
-            vec![
-                backend.address.to_string(),
-                backend.slot.to_string(),
-                backend.state.clone(),
-                backend.weight.to_string(),
-                percent(Some(backend.share_wanted)),
-                percent(backend.share_60s),
-                percent(backend.share),
-                backend.chosen.to_string(),
-                backend.active.to_string(),
-            ]
-        })
-        .collect();
-    let header = ["backend", "slot", "state", "weight", "wanted", "had 60s", "had", "chosen", "active"];
-    text.push_str(&table(&header, &rows, style));
-}
-
-/// How connects ended, if some did not as usual. Each has one outcome, and five of these are balanced.
-fn odd(outcomes: &OutcomeCounts) -> Option<String> {
-    let OutcomeCounts { forwarded, fallback, overflowed, reused, untracked, refused, limited, passed } =
-        *outcomes;
-    let balanced =
-        [forwarded, fallback, overflowed, reused, untracked].into_iter().fold(0, u64::saturating_add);
-    let odd = [
-        (fallback, "of them to the fallback"),
-        (overflowed, "of them over the limit, to the least loaded"),
-        (reused, "of them datagrams of flows that there were"),
-        (untracked, "of them not in the active count (untracked)"),
-        (refused, "refused"),
-        (limited, "refused, all at their limit"),
-        (passed, "passed unchanged"),
-    ];
-    let odd: Vec<String> =
-        odd.iter().filter(|(count, _)| *count > 0).map(|(count, what)| format!("{count} {what}")).collect();
-    (!odd.is_empty()).then(|| format!("connects: {balanced} balanced; {}", odd.join("; ")))
 }
 
 /// A diagnosis as text: one finding a line, with what to do below it.
@@ -323,29 +202,5 @@ fn the_shares(text: &mut String, explanation: &Explanation, style: Style) {
         ]
     };
     let header = ["backend", "index", "slot", "connections", "weight", "share", "load", "quota", "entries"];
-    text.push_str(&table(&header, &members.iter().map(row).collect::<Vec<_>>(), style));
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn connects_that_end_oddly_are_told_with_all_that_were_balanced() {
-        let check = |counts: [u64; 5], expected: Option<&str>| {
-            let [forwarded, fallback, untracked, refused, passed] = counts;
-            let outcomes =
-                OutcomeCounts { forwarded, fallback, untracked, refused, passed, ..OutcomeCounts::default() };
-            assert_eq!(odd(&outcomes).as_deref(), expected, "{outcomes:?}");
-        };
-        check([128, 0, 0, 0, 0], None);
-        check(
-            [128, 0, 272, 0, 0],
-            Some("connects: 400 balanced; 272 of them not in the active count (untracked)"),
-        );
-        check(
-            [1, 2, 0, 3, 4],
-            Some("connects: 3 balanced; 2 of them to the fallback; 3 refused; 4 passed unchanged"),
-        );
-    }
+    text.push_str(&table(&Side::first_left(&header), members.len(), |number| row(&members[number]), style));
 }

@@ -1,23 +1,27 @@
 //! What the balancer is doing, as one value: made from the maps alone, completed by the daemon if it runs.
 //!
-//! Names, addresses, weights, tables and counts all lie in the pinned maps, so a dead daemon hides nothing but the
-//! shares of the last minute and the health of the sources.
+//! Names, addresses, weights, tables and counts all lie in the pinned maps, so a dead daemon hides nothing but what was
+//! counted in the last minute and the health of the sources.
+
+mod backend;
+
+pub use backend::{Backend, LONGEST_US, Latency, Rates, Times};
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use lb_common::abi::{self, NO_SLOT, Outcomes};
-use lb_common::ending::Ending;
 use serde::{Deserialize, Serialize};
 
-use crate::agent::Sample;
 use crate::datapath::{
     self, Cgroup, DatapathError, Features, Neighbour, Pins, ServiceView, SlotView, Tables,
 };
+use crate::window::Window;
 
 /// Version of the JSON form.
-pub const SCHEMA: u32 = 1;
+pub const SCHEMA: u32 = 2;
 
 /// Everything.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -83,6 +87,8 @@ pub struct Client {
     pub repair: Option<Repair>,
     /// Connects of the cgroup to addresses that are no service.
     pub not_a_service: u64,
+    /// What should not happen.
+    pub anomalies: Anomalies,
     /// Services in the order of their places.
     pub services: Vec<Service>,
 }
@@ -96,6 +102,31 @@ pub struct Repair {
     pub kept_never_listed: u64,
     /// Kept, because they are in network namespaces that the daemon could not look into.
     pub kept_elsewhere: u64,
+}
+
+/// What should not happen, counted since the client's maps were made so that it is seen if it does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Anomalies {
+    /// Sockets that closed as a flow's and had no record.
+    pub close_without_record: u64,
+    /// Flows that were established before a SYN was seen.
+    pub established_out_of_turn: u64,
+    /// Records that two calls ended at the same moment.
+    pub ended_twice: u64,
+    /// Sockets that were closed in a phase in which their end should have been seen.
+    pub release_out_of_turn: u64,
+}
+
+impl From<abi::Anomalies> for Anomalies {
+    fn from(anomalies: abi::Anomalies) -> Self {
+        let abi::Anomalies {
+            close_without_record,
+            established_out_of_turn,
+            ended_twice,
+            release_out_of_turn,
+        } = anomalies;
+        Self { close_without_record, established_out_of_turn, ended_twice, release_out_of_turn }
+    }
 }
 
 /// One service of a client task.
@@ -176,52 +207,12 @@ pub struct Source {
     pub failures: u64,
 }
 
-/// One backend.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Backend {
-    /// Where it listens.
-    pub address: SocketAddr,
-    /// Its slot.
-    pub slot: u32,
-    /// The slot's generation.
-    pub generation: u32,
-    /// What is known of it.
-    pub state: String,
-    /// Whether connect may choose it.
-    pub usable: bool,
-    /// Its capacity.
-    pub weight: u32,
-    /// Its share of the table.
-    pub share_wanted: f64,
-    /// Its share of the connects of the last minute; `None` without a daemon or without connects.
-    pub share_60s: Option<f64>,
-    /// Its share of the connects since it took its slot; `None` without connects.
-    pub share: Option<f64>,
-    /// Flows sent to it since it took its slot.
-    pub chosen: u64,
-    /// Those of them that are in no active count.
-    pub untracked: u64,
-    /// Open flows.
-    pub active: u64,
-    /// Flows whose records were taken out, because their sockets were gone.
-    pub swept: u64,
-    /// Flows whose first SYN was sent.
-    pub connecting: u64,
-    /// Flows that were established.
-    pub established: u64,
-    /// How flows ended, by [`Ending::name`].
-    pub endings: BTreeMap<String, u64>,
-    /// Flows since it took its slot that went to another address: somebody else's program rewrote it after ours.
-    pub diverted: u64,
-    /// Those of the last minute; `None` without a daemon.
-    pub diverted_60s: Option<u64>,
-}
-
 /// What only the daemon knows of a client.
-#[derive(Default)]
 pub struct Overlay<'a> {
-    /// Connects of every slot a minute ago.
-    pub before: &'a [Sample],
+    /// What was counted of late.
+    pub window: &'a Window,
+    /// Now.
+    pub now: Instant,
     /// Sources by service name.
     pub sources: BTreeMap<String, Source>,
     /// The cgroup that the client is configured for.
@@ -262,6 +253,7 @@ pub fn of_client(
         neighbours: overlay.and_then(|overlay| overlay.neighbours.clone()),
         repair: overlay.map(|overlay| overlay.repair),
         not_a_service: tables.passed_by()?,
+        anomalies: tables.anomalies()?.into(),
         services,
     })
 }
@@ -276,37 +268,26 @@ fn of_service(
     for slot in tables.schedule(view.table) {
         *entries.entry(u32::from(slot)).or_default() += 1;
     }
+    let numbers: Vec<u32> = slots.iter().map(|slot| slot.slot).collect();
     let mut backends = Vec::with_capacity(slots.len());
     let mut recent = Vec::with_capacity(slots.len());
-    for slot in slots {
-        let counts = tables.counts(slot.slot)?;
-        let before = overlay.map(|overlay| counts_before(overlay.before, slot));
-        // A count that is read later is not smaller, but for a slot that was cleared meanwhile.
-        recent.push(before.map(|before| counts.sums.chosen.saturating_sub(before.chosen)));
-        backends.push(Backend {
-            address: slot.address,
-            slot: slot.slot,
-            generation: slot.generation,
-            state: slot.state.name().to_owned(),
-            usable: slot.usable,
-            weight: slot.weight,
-            share_wanted: share(
-                entries.get(&slot.slot).copied().unwrap_or(0).into(),
-                view.table.len().into(),
-            )
-            .unwrap_or(0.0),
-            share_60s: None,
-            share: None,
-            chosen: counts.sums.chosen,
-            untracked: counts.sums.untracked,
-            active: counts.active,
-            swept: counts.swept,
-            connecting: counts.sums.connecting,
-            established: counts.sums.established,
-            endings: endings(&counts.sums),
-            diverted: counts.sums.diverted,
-            diverted_60s: before.map(|before| counts.sums.diverted.saturating_sub(before.diverted)),
-        });
+    let mut unequal = Vec::new();
+    tables.visit_counts(&numbers, |_, counts| {
+        let slot = &slots[backends.len()];
+        let place = (slot.slot, slot.generation);
+        let lately = overlay.and_then(|overlay| overlay.window.recent(overlay.now, place, &counts.sums));
+        if !counts.add_up() && overlay.is_none_or(|overlay| overlay.window.is_off(place)) {
+            unequal.push(backends.len());
+        }
+        let mut backend = Backend::of(slot, &counts, lately.as_ref());
+        let entries = entries.get(&slot.slot).copied().unwrap_or(0);
+        backend.share_wanted = share(entries.into(), view.table.len().into()).unwrap_or(0.0);
+        backends.push(backend);
+        recent.push(lately.map(|lately| lately.chosen));
+    })?;
+    for at in unequal {
+        let backend: &mut Backend = &mut backends[at];
+        backend.unaccounted = tables.imbalance(backend.slot)?;
     }
     let total: u64 = backends.iter().map(|backend| backend.chosen).sum();
     let total_recent: u64 = recent.iter().flatten().sum();
@@ -328,22 +309,6 @@ fn of_service(
         skew: skew(&backends),
         backends,
     })
-}
-
-/// Counts a window ago; none, if another backend had the slot then.
-fn counts_before(before: &[Sample], slot: &SlotView) -> Sample {
-    // Samples are taken in the order of slots.
-    let slot = (slot.slot, slot.generation);
-    let same = before.binary_search_by_key(&slot, |sample| sample.slot);
-    same.map_or(Sample { slot, chosen: 0, diverted: 0 }, |at| before[at])
-}
-
-fn endings(sums: &abi::Counts) -> BTreeMap<String, u64> {
-    Ending::ALL
-        .into_iter()
-        .zip(sums.endings)
-        .map(|(ending, count)| (ending.name().to_owned(), count))
-        .collect()
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a share for people; counts below 2^53 are exact")]
@@ -411,6 +376,15 @@ pub fn faults(clients: &[Client]) -> Vec<String> {
                      program rewrites after ours, see `socklb doctor`"
                 ));
             }
+            let off = service.backends.iter().filter(|backend| backend.unaccounted != 0);
+            faults.extend(off.map(|backend| {
+                format!(
+                    "{at}: the counts of {} do not add up: {} flows too {}",
+                    backend.address,
+                    backend.unaccounted.unsigned_abs(),
+                    if backend.unaccounted > 0 { "few ended or open" } else { "many ended or open" }
+                )
+            }));
             if let Some(Source { error: Some(error), .. }) = &service.source {
                 faults.push(format!("{at}: {error}"));
             }

@@ -100,7 +100,9 @@ fn refused_and_retried_sockets_are_counted_once() {
         probe.close(socket);
     }
     all_gone(&fixture);
-    assert_eq!(fixture.setup.backends("web", "users")[0], backend, "closing the sockets ends nothing twice");
+    let after = fixture.setup.backends("web", "users")[0].clone();
+    let counts = |backend: &serde_json::Value| (backend["chosen"].clone(), backend["endings"].clone());
+    assert_eq!(counts(&after), counts(&backend), "closing the sockets ends nothing twice");
 }
 
 #[test]

@@ -111,10 +111,12 @@ fn what_cannot_be_printed_is_a_failure_and_no_panic() {
     let fixture = Fixture::new();
     let config = fixture.setup.folder.join("socklb.toml");
     let config = config.to_str().expect("UTF-8");
-    let commands: [&[&str]; 7] = [
+    let commands: [&[&str]; 9] = [
         &["status"],
         &["status", "--json"],
         &["status", "--watch"],
+        &["flows"],
+        &["flows", "--json"],
         &["explain", "users"],
         &["doctor", "--config", config],
         &["doctor", "--json"],
@@ -214,8 +216,8 @@ fn status_is_a_table_for_people_and_json_for_programs() {
         "client web",
         "service users 10.96.0.10:80/tcp",
         "backend",
-        "slot",
         "wanted",
+        "conn/s",
         "127.0.0.1:8003",
         "healthy",
     ] {
@@ -223,7 +225,7 @@ fn status_is_a_table_for_people_and_json_for_programs() {
     }
     assert!(!text.contains('\x1b'), "no escape sequences in a pipe");
     let status = fixture.setup.status();
-    assert_eq!((&status["schema"], &status["degraded"]), (&1.into(), &Value::Array(Vec::new())));
+    assert_eq!((&status["schema"], &status["degraded"]), (&2.into(), &Value::Array(Vec::new())));
     let (code, text) = failure(&fixture.setup.run(&["status", "nobody"]));
     assert_eq!((code, text.contains("no client nobody")), (Some(1), true), "{text}");
 }

@@ -102,8 +102,9 @@ fn status_works_from_the_pins_when_the_daemon_is_dead() {
         }
         clients[0]["services"][0]["source"].take();
         for backend in clients[0]["services"][0]["backends"].as_array_mut().expect("backends") {
-            backend["share_60s"].take();
-            backend["diverted_60s"].take();
+            for lately in ["share_60s", "diverted_60s", "latency_60s", "rates_60s"] {
+                backend[lately].take();
+            }
         }
     }
     assert_eq!(before, after);

@@ -20,6 +20,10 @@ mod active;
 
 mod endings;
 
+mod flows;
+
+mod counts;
+
 mod lifecycle;
 
 mod faults;

@@ -183,6 +183,53 @@ fn r13_no_broken_source_takes_backends_away_and_a_valid_shorter_list_does() {
     assert!(!degraded(&fixture));
 }
 
+/// Counts lay by position in a table: a rebuild or a restart gave them to other backends, and open connections with them.
+#[test]
+fn r15_counts_are_a_backends_own_through_rebuilt_tables_and_restarts() {
+    let mut fixture = Fixture::new();
+    let mut probe = fixture.probe();
+    let open: Vec<_> = (0..9).map(|_| probe.dial(SERVICE)).collect();
+    let of = |fixture: &Fixture| -> std::collections::BTreeMap<String, (u64, u64)> {
+        let backends = fixture.setup.backends("web", "users").into_iter();
+        let count = |backend: &serde_json::Value, name: &str| backend[name].as_u64().expect("a count");
+        let address = |backend: &serde_json::Value| backend["address"].as_str().expect("text").to_owned();
+        backends
+            .map(|backend| (address(&backend), (count(&backend, "chosen"), count(&backend, "active"))))
+            .collect()
+    };
+    let before = of(&fixture);
+    assert_eq!(before.values().collect::<Vec<_>>(), [&(3, 3); 3]);
+    // The order, the weights and the length of the list change, and with them every position in the table.
+    let added: Vec<String> = (10..60).map(|n| format!("127.0.1.{n}:9")).collect();
+    let added = added.iter().map(|address| (address.as_str(), "weight = 0"));
+    let known = [("127.0.0.1:8003", "weight = 5"), ("127.0.0.1:8002", "weight = 2"), ("127.0.0.1:8001", "")];
+    fixture.write_endpoints(&added.chain(known).collect::<Vec<_>>());
+    let weight =
+        || fixture.setup.backends("web", "users").iter().find(|b| b["address"] == "127.0.0.1:8003").cloned();
+    eventually("there is another table", weight, |backend| {
+        backend.as_ref().is_some_and(|b| b["weight"] == 5)
+    });
+    let unchanged = |now: &std::collections::BTreeMap<String, (u64, u64)>| {
+        before.iter().all(|(name, counts)| now[name] == *counts)
+    };
+    assert!(unchanged(&of(&fixture)), "{:?}", of(&fixture));
+    fixture.stop();
+    fixture.start();
+    assert!(unchanged(&of(&fixture)), "{:?}", of(&fixture));
+    fixture.daemon.take().expect("a daemon runs").kill();
+    // Ends while no daemon runs are the backend's as well.
+    let gone = open.iter().find(|dialled| dialled.name == "b2").expect("three");
+    probe.close(gone.socket);
+    fixture.start();
+    let now = eventually("it ends", || of(&fixture), |now| now["127.0.0.1:8002"] == (3, 2));
+    assert_eq!((now["127.0.0.1:8001"], now["127.0.0.1:8003"]), ((3, 3), (3, 3)));
+    for dialled in open.iter().filter(|dialled| dialled.socket != gone.socket) {
+        probe.close(dialled.socket);
+    }
+    eventually("all end", || of(&fixture), |now| now.values().all(|(_, active)| *active == 0));
+    assert_eq!(of(&fixture)["127.0.0.1:8003"], (3, 0));
+}
+
 /// A daemon killed, replaced by a newer and by an older one: connects failed, or went to the service address itself.
 #[test]
 fn r24_a_kill_under_load_leaks_no_connect() {

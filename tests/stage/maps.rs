@@ -60,6 +60,20 @@ pub fn values<T: bytemuck::Pod>(pin: &Path) -> Vec<T> {
     values
 }
 
+/// Stores all values of an array map by its pin, in one call.
+pub fn set_all<T: bytemuck::Pod>(pin: &Path, values: &mut [T]) {
+    let data = MapData::from_pin(pin).unwrap_or_else(|error| panic!("open {}: {error}", pin.display()));
+    let mut keys: Vec<u32> = (0..).take(values.len()).collect();
+    let mut attr = attributes();
+    attr.batch.keys = keys.as_mut_ptr() as u64;
+    attr.batch.values = values.as_mut_ptr() as u64;
+    attr.batch.count = u32::try_from(values.len()).expect("32 bits");
+    attr.batch.map_fd = data.fd().as_fd().as_raw_fd().cast_unsigned();
+    // SAFETY: the kernel reads as many keys and values as there are, and all of it outlives the call.
+    let result = unsafe { bpf(bpf_cmd::BPF_MAP_UPDATE_BATCH, &mut attr) };
+    result.unwrap_or_else(|error| panic!("store all of {}: {error}", pin.display()));
+}
+
 fn open(pin: &Path) -> Map {
     let data = MapData::from_pin(pin).unwrap_or_else(|error| panic!("open {}: {error}", pin.display()));
     Map::from_map_data(data).expect("a map")

@@ -235,7 +235,8 @@ impl Daemon {
 
     fn overlay<'a>(&self, agent: &'a Agent, now: Instant) -> Overlay<'a> {
         Overlay {
-            before: agent.a_window_ago(),
+            window: agent.window(),
+            now,
             sources: self.sources(agent, now),
             configured: Some(agent.path().to_owned()),
             attached: agent.cgroup().filter(|cgroup| agent.covers(cgroup.id)),

@@ -12,11 +12,13 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use aya::maps::{HashMap, Map, MapData, MapError, PerCpuArray, PerCpuValues};
 use lb_common::abi::{
-    Active, Anomalies, Backend, Counts, FlowRecord, Members, Outcomes, ScheduleCell, Service, ServiceIndex,
+    Active, Anomalies, Backend, FlowRecord, Members, Outcomes, ScheduleCell, Service, ServiceIndex,
     ServiceKey4, ServiceKey6, Walk, map,
 };
 use rustix::mm::{MapFlags, ProtFlags};
 
+use super::counters::Counters;
+use super::departed::DepartedBackends;
 use super::error::DatapathError;
 use super::sys;
 
@@ -175,10 +177,11 @@ pub struct Maps {
     pub members: Mapped<Members>,
     pub walks: PerCpu<Walk>,
     pub outcomes: PerCpu<Outcomes>,
-    pub counts: PerCpu<Counts>,
+    pub counts: Counters,
     pub anomalies: PerCpu<Anomalies>,
     pub active: Mapped<Active>,
     pub flows: Mapped<FlowRecord>,
+    pub departed: DepartedBackends,
 }
 
 impl Maps {
@@ -197,11 +200,12 @@ impl Maps {
             members: Mapped::open(&path(map::MEMBERS), writable)?,
             walks: typed(&path(map::WALKS))?,
             outcomes: typed(&path(map::OUTCOMES))?,
-            counts: typed(&path(map::COUNTS))?,
+            counts: Counters::open(&path(map::COUNTS))?,
             anomalies: typed(&path(map::ANOMALIES))?,
             active: Mapped::open(&path(map::ACTIVE), writable)?,
             // The kernel programs write these, and the repair pass by a mapping of its own.
             flows: Mapped::open(&path(map::FLOWS), false)?,
+            departed: DepartedBackends::open(&path(map::DEPARTED))?,
         })
     }
 }

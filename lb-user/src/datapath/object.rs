@@ -120,7 +120,7 @@ impl Shape {
 }
 
 /// The capacities that the configuration sets.
-fn capacities(limits: &Limits) -> [(&'static str, u32); 8] {
+fn capacities(limits: &Limits) -> [(&'static str, u32); 9] {
     [
         // Twice: a new table is written beside the one it replaces.
         (map::SCHEDULE, 2 * limits.schedule_entries / ENTRIES_PER_CELL),
@@ -131,6 +131,7 @@ fn capacities(limits: &Limits) -> [(&'static str, u32); 8] {
         (map::FLOW_OVERFLOW, limits.flow_records),
         (map::DATAGRAMS, limits.flow_records),
         (map::LISTED, limits.flow_records),
+        (map::DEPARTED, limits.slots),
     ]
 }
 

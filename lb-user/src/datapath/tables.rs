@@ -5,7 +5,12 @@
 //! single store of its place; the place it leaves is written again only after every program that may still be reading
 //! it has ended.
 
+mod counts;
+
 mod fullness;
+
+pub use counts::Counts;
+pub use fullness::Fullness;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -25,8 +30,8 @@ use lb_core::region::{Region, first_fit, make_room};
 use lb_core::service::Protocol;
 use lb_core::walk;
 
-pub use fullness::Fullness;
-
+use super::counters::sum;
+use super::departed;
 use super::error::DatapathError;
 use super::maps::{Hash, Maps, PerCpu, Raw, on_every_cpu};
 use super::pins::Pins;
@@ -39,6 +44,8 @@ pub struct Tables {
     retired: Vec<Retired>,
     /// Those of them that were replaced before the wait for readers that is under way.
     waiting: Vec<Retired>,
+    /// Backends that have returned: slot and generation, and the counts that they go on with.
+    returned: Vec<((u32, u32), abi::Counts)>,
 }
 
 /// A table that was replaced.
@@ -84,17 +91,6 @@ pub struct ServiceView {
     pub table: TableRef,
 }
 
-/// What was counted of a slot's backend.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
-    /// Over all CPUs.
-    pub sums: abi::Counts,
-    /// Open flows.
-    pub active: u64,
-    /// Flows whose records were taken out, because their sockets were gone.
-    pub swept: u64,
-}
-
 impl Tables {
     /// Opens the tables of a client.
     ///
@@ -102,7 +98,7 @@ impl Tables {
     /// If a map is missing or may not be opened.
     pub fn open(pins: &Pins, writable: bool) -> Result<Self, DatapathError> {
         let maps = Maps::open(&pins.maps(), writable)?;
-        Ok(Self { maps, pins: pins.clone(), retired: Vec::new(), waiting: Vec::new() })
+        Ok(Self { maps, pins: pins.clone(), retired: Vec::new(), waiting: Vec::new(), returned: Vec::new() })
     }
 
     // ---- reading ---------------------------------------------------------------------------------------------------
@@ -200,16 +196,6 @@ impl Tables {
         self.maps.active.get(slot as usize).flows
     }
 
-    /// What was counted of a slot's backend.
-    ///
-    /// # Errors
-    /// If the kernel refuses the look-up.
-    pub fn counts(&self, slot: u32) -> Result<Counts, DatapathError> {
-        let cpus = self.maps.counts.get(&slot, 0).map_err(|error| self.fail(map::COUNTS, "read", error))?;
-        let Active { flows, swept, .. } = self.maps.active.get(slot as usize);
-        Ok(Counts { sums: sum(cpus.iter().map(|Raw(cpu)| cpu)), active: flows, swept })
-    }
-
     /// What should not have happened, over all CPUs.
     ///
     /// # Errors
@@ -217,7 +203,7 @@ impl Tables {
     pub fn anomalies(&self) -> Result<Anomalies, DatapathError> {
         let cpus =
             self.maps.anomalies.get(&0, 0).map_err(|error| self.fail(map::ANOMALIES, "read", error))?;
-        Ok(sum(cpus.iter().map(|Raw(cpu)| cpu)))
+        Ok(sum(&raw_values(&cpus)))
     }
 
     /// How connects to a service ended, over all CPUs.
@@ -239,7 +225,7 @@ impl Tables {
     fn outcome_row(&self, row: u32) -> Result<Outcomes, DatapathError> {
         let cpus =
             self.maps.outcomes.get(&row, 0).map_err(|error| self.fail(map::OUTCOMES, "read", error))?;
-        Ok(sum(cpus.iter().map(|Raw(cpu)| cpu)))
+        Ok(sum(&raw_values(&cpus)))
     }
 
     /// The maps' contents as a plan.
@@ -303,15 +289,23 @@ impl Tables {
 
     // ---- writing ---------------------------------------------------------------------------------------------------
 
-    /// Carries out one step. Returns `false` if a new table finds no room until readers are gone.
+    /// Carries out one step towards a plan with these services. Returns `false` if a new table finds no room until readers are gone.
     ///
     /// # Errors
     /// If the kernel refuses.
-    pub fn carry_out(&mut self, step: &Step, walks: &Walks) -> Result<bool, DatapathError> {
+    pub fn carry_out(
+        &mut self,
+        step: &Step,
+        services: &BTreeMap<u16, ServicePlan>,
+        walks: &Walks,
+    ) -> Result<bool, DatapathError> {
         match step {
             Step::Close(place) => self.close(*place)?,
             Step::WriteService(place, service) => self.write_service(*place, service, walks)?,
-            Step::WriteBackend(slot, backend) => self.write_backend(*slot, backend, walks.cpus)?,
+            Step::WriteBackend(slot, backend) => {
+                let service = services.get(&backend.service).expect("a backend is of a service of the plan");
+                self.write_backend(*slot, backend, &service.name)?;
+            }
             Step::SetErrno(place, errno) => {
                 let at = offset_of!(Service, errno);
                 self.maps.services.store32(usize::from(*place), at, u32::from(*errno));
@@ -328,13 +322,7 @@ impl Tables {
             }
             Step::Publish(place, schedule) => return Ok(self.publish(*place, schedule)),
             Step::Open(place) => self.open_service(*place)?,
-            Step::FreeBackend(slot) => {
-                // A free row keeps the generation that the slot's next backend gets.
-                let mut row: Backend = bytemuck::Zeroable::zeroed();
-                row.generation = self.maps.backends.get(*slot as usize).generation.wrapping_add(1);
-                self.set_state(*slot, StateWord::new(false, BackendState::Free));
-                self.maps.backends.set(*slot as usize, &row);
-            }
+            Step::FreeBackend(slot) => self.free_backend(*slot)?,
             Step::FreeService(place) => {
                 self.maps.services.set(usize::from(*place), &bytemuck::Zeroable::zeroed());
             }
@@ -369,10 +357,19 @@ impl Tables {
         set(&mut self.maps.outcomes, index, zero).map_err(|error| self.fail(map::OUTCOMES, "write", error))
     }
 
-    fn write_backend(&mut self, slot: u32, backend: &BackendPlan, cpus: u32) -> Result<(), DatapathError> {
-        let zero = on_every_cpu(|_| abi::Counts::default(), cpus);
-        let zero = zero.map_err(|error| self.fail_io(map::COUNTS, "write", error))?;
-        set(&mut self.maps.counts, slot, zero).map_err(|error| self.fail(map::COUNTS, "write", error))?;
+    /// A backend that was here before goes on with its counts. They are written first, and forgotten elsewhere last.
+    fn write_backend(
+        &mut self,
+        slot: u32,
+        backend: &BackendPlan,
+        service: &str,
+    ) -> Result<(), DatapathError> {
+        let who = departed::name(service, backend.address);
+        let fail = |error| self.fail_io(map::DEPARTED, "read", error);
+        let departed = self.maps.departed.of(&who).map_err(fail)?;
+        let (counts, swept) =
+            departed.map_or_else(Default::default, |departed| (departed.counts, departed.swept));
+        self.maps.counts.set(slot, &counts).map_err(|error| self.fail_io(map::COUNTS, "write", error))?;
         self.maps.backends.set(
             slot as usize,
             &Backend {
@@ -386,10 +383,35 @@ impl Tables {
         );
         // No flow is open, so nobody else writes.
         self.maps.active.store64(slot as usize, offset_of!(Active, errors), 0);
-        self.maps.active.store64(slot as usize, offset_of!(Active, swept), 0);
+        self.maps.active.store64(slot as usize, offset_of!(Active, swept), swept);
         self.set_share(slot, 0);
         self.set_state(slot, StateWord::new(backend.usable, backend.state));
+        if departed.is_some() {
+            self.maps.departed.forget(&who).map_err(|error| self.fail_io(map::DEPARTED, "write", error))?;
+            self.returned.push(((slot, backend.generation), counts));
+        }
         Ok(())
+    }
+
+    fn free_backend(&mut self, slot: u32) -> Result<(), DatapathError> {
+        if let Some(view) = self.slot(slot) {
+            let Counts { sums, active: _, swept } = self.counts(slot)?;
+            let service = name_of(&self.maps.services.get(usize::from(view.service)));
+            let who = departed::name(&service, view.address);
+            let kept = self.maps.departed.keep(&who, sums, swept);
+            kept.map_err(|error| self.fail_io(map::DEPARTED, "write", error))?;
+        }
+        // A free row keeps the generation that the slot's next backend gets.
+        let mut row: Backend = bytemuck::Zeroable::zeroed();
+        row.generation = self.maps.backends.get(slot as usize).generation.wrapping_add(1);
+        self.set_state(slot, StateWord::new(false, BackendState::Free));
+        self.maps.backends.set(slot as usize, &row);
+        Ok(())
+    }
+
+    /// Backends that have returned since this was last asked.
+    pub(super) fn returned(&mut self) -> Vec<((u32, u32), abi::Counts)> {
+        std::mem::take(&mut self.returned)
     }
 
     fn set_state(&mut self, slot: u32, state: StateWord) {
@@ -592,18 +614,8 @@ fn shares(schedule: &[u16]) -> BTreeMap<u16, u32> {
     shares
 }
 
-/// The sum of values that are 64-bit numbers and nothing else, number by number.
-fn sum<'v, T: bytemuck::Pod>(values: impl Iterator<Item = &'v T>) -> T {
-    let mut sum = T::zeroed();
-    for value in values {
-        let numbers: &mut [u64] = bytemuck::cast_slice_mut(std::slice::from_mut(&mut sum));
-        for (sum, number) in
-            numbers.iter_mut().zip(bytemuck::cast_slice::<T, u64>(std::slice::from_ref(value)))
-        {
-            *sum = sum.wrapping_add(*number);
-        }
-    }
-    sum
+fn raw_values<T: bytemuck::Pod>(cpus: &aya::maps::PerCpuValues<Raw<T>>) -> Vec<T> {
+    cpus.iter().map(|Raw(value)| *value).collect()
 }
 
 enum Key {

@@ -1,0 +1,95 @@
+//! What was counted of backends that have left: kept by service and address, whatever slot they had, for when they return.
+//!
+//! A slot is freed once nothing refers to it, and its next backend begins with counters of its own. A backend that
+//! returns may get any slot; it goes on with what is kept here, so that its counts never run backwards.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+
+use lb_common::abi::{BackendName, Counts, Departed, NAME_BYTES};
+use lb_common::net::{Address, Be16};
+use rustix::time::{ClockId, clock_gettime};
+
+use super::error::DatapathError;
+use super::sys;
+use super::sys::elements;
+
+/// The backends of one client that have left.
+pub struct DepartedBackends {
+    map: OwnedFd,
+}
+
+/// What a backend is known by.
+pub fn name(service: &str, address: SocketAddr) -> BackendName {
+    let mut name = [0; NAME_BYTES];
+    let bytes = service.as_bytes();
+    assert!(bytes.len() < NAME_BYTES, "the configuration bounds names");
+    name[..bytes.len()].copy_from_slice(bytes);
+    BackendName {
+        service: name,
+        address: Address::from(address.ip()),
+        port: Be16::from_host(address.port()),
+        _reserved: 0,
+    }
+}
+
+impl DepartedBackends {
+    /// Opens the map that is pinned at `path`.
+    ///
+    /// # Errors
+    /// If it cannot be opened.
+    pub fn open(path: &Path) -> Result<Self, DatapathError> {
+        let fail = |source| DatapathError::Map { path: path.to_owned(), operation: "open", source };
+        Ok(Self { map: sys::open_pin(path).map_err(fail)? })
+    }
+
+    /// What is kept of a backend, if anything is.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn of(&self, who: &BackendName) -> io::Result<Option<Departed>> {
+        elements::get(self.map.as_fd(), who)
+    }
+
+    /// Keeps what was counted of a backend that leaves. One of which nothing was counted is not worth a place.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn keep(&self, who: &BackendName, counts: Counts, swept: u64) -> io::Result<()> {
+        if counts == Counts::default() {
+            return self.forget(who);
+        }
+        let now = clock_gettime(ClockId::Monotonic);
+        let (seconds, ns) = (u64::try_from(now.tv_sec), u64::try_from(now.tv_nsec));
+        let left_ns = seconds.unwrap_or(0).saturating_mul(1_000_000_000).saturating_add(ns.unwrap_or(0));
+        let departed = [Departed { counts, swept, left_ns }];
+        match elements::set(self.map.as_fd(), who, &departed) {
+            Err(error) if error.raw_os_error() == Some(libc::E2BIG) => {
+                self.make_room()?;
+                elements::set(self.map.as_fd(), who, &departed)
+            }
+            result => result,
+        }
+    }
+
+    /// Forgets a backend, which is back.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn forget(&self, who: &BackendName) -> io::Result<()> {
+        elements::remove(self.map.as_fd(), who).map(drop)
+    }
+
+    /// Forgets those that left first: an eighth of them at a time, because it takes a look at all.
+    fn make_room(&self) -> io::Result<()> {
+        let mut all = Vec::new();
+        elements::visit(self.map.as_fd(), |who: &BackendName, departed: &Departed| {
+            all.push((departed.left_ns, *who));
+        })?;
+        all.sort_unstable_by_key(|(left_ns, _)| *left_ns);
+        all.truncate(all.len().div_ceil(8));
+        elements::remove_all(self.map.as_fd(), all.into_iter().map(|(_, who)| who).collect())
+    }
+}

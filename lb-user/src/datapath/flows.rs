@@ -1,0 +1,110 @@
+//! The flows that are open now, as a client's pinned maps have them. No daemon is asked, and nothing is changed.
+//!
+//! Programs begin and end flows meanwhile: what is shown was there at some moment of the reading, and a flow that lives
+//! from its beginning to its end is shown once.
+
+use std::mem::offset_of;
+use std::os::fd::AsFd;
+
+use lb_common::abi::{Datagrams, Flow, FlowRecord, map};
+
+use super::error::DatapathError;
+use super::maps::Mapped;
+use super::pins::Pins;
+use super::sys;
+use super::sys::elements;
+
+/// A flow and the socket that it is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OpenFlow {
+    /// The socket's cookie.
+    pub cookie: u64,
+    /// Its flow.
+    pub flow: Flow,
+}
+
+/// How many flow records a client has, and how many there can be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Records {
+    /// In the overflow table.
+    pub overflow: u64,
+    /// Datagram sockets that are not connected.
+    pub datagrams: u64,
+    /// Places of each of both.
+    pub places: u64,
+}
+
+/// A cookie that the daemon puts in place of one whose socket may be gone.
+const HELD: u64 = u64::MAX;
+
+/// A client's open flows, in no order.
+///
+/// # Errors
+/// If a map cannot be read.
+pub fn flows(pins: &Pins) -> Result<Vec<OpenFlow>, DatapathError> {
+    let mut found = in_table(pins)?;
+    visit(pins, map::FLOW_OVERFLOW, |cookie: &u64, flow: &Flow| {
+        found.push(OpenFlow { cookie: *cookie, flow: *flow });
+    })?;
+    // A socket that dialled again while we read may have been met in both tables.
+    found.sort_unstable_by_key(|open| (open.cookie, std::cmp::Reverse(open.flow.start_ns)));
+    found.dedup_by_key(|open| open.cookie);
+    visit(pins, map::DATAGRAMS, |cookie: &u64, datagrams: &Datagrams| {
+        let flows = datagrams.flows.iter().map(|flow| OpenFlow { cookie: *cookie, flow: *flow });
+        found.extend(flows.filter(|open| open.flow.phase != 0));
+    })?;
+    Ok(found)
+}
+
+/// Those of the flow table, in one pass over the mapping.
+fn in_table(pins: &Pins) -> Result<Vec<OpenFlow>, DatapathError> {
+    /// A record that another socket takes while it is read is read again, and no more often than this.
+    const LOOKS: usize = 3;
+    let table: Mapped<FlowRecord> = Mapped::open(&pins.maps().join(map::FLOWS), false)?;
+    let cookie = |index| table.load64(index, offset_of!(FlowRecord, cookie));
+    let mut found = Vec::new();
+    for index in 0..table.len() {
+        // Most places are free.
+        if cookie(index) == 0 {
+            continue;
+        }
+        for _ in 0..LOOKS {
+            let record = table.get(index);
+            if record != table.get(index) {
+                continue;
+            }
+            // One that has its socket already, but not its flow yet, is of the phase of no flow, or of the flow before.
+            if record.cookie != 0 && record.cookie != HELD && record.flow.phase != 0 {
+                found.push(OpenFlow { cookie: record.cookie, flow: record.flow });
+            }
+            break;
+        }
+    }
+    Ok(found)
+}
+
+/// How full the tables are that take what the flow table does not.
+///
+/// # Errors
+/// If a map cannot be read.
+pub fn records(pins: &Pins) -> Result<Records, DatapathError> {
+    let (mut overflow, mut datagrams) = (0, 0);
+    let places = visit(pins, map::FLOW_OVERFLOW, |_: &u64, _: &Flow| overflow += 1)?;
+    visit(pins, map::DATAGRAMS, |_: &u64, _: &Datagrams| datagrams += 1)?;
+    Ok(Records { overflow, datagrams, places })
+}
+
+/// Shows the entries of a hash, and tells how many it may have.
+fn visit<K: bytemuck::Pod, V: bytemuck::Pod>(
+    pins: &Pins,
+    name: &str,
+    each: impl FnMut(&K, &V),
+) -> Result<u64, DatapathError> {
+    let path = pins.maps().join(name);
+    let read = || {
+        let map = sys::open_pin(&path)?;
+        elements::visit(map.as_fd(), each)?;
+        Ok(u64::from(sys::map_info(map.as_fd())?.max_entries))
+    };
+    read().map_err(|source| DatapathError::Map { path: path.clone(), operation: "read", source })
+}

@@ -1,0 +1,92 @@
+//! What was counted of slots' backends, and whether it adds up.
+
+use std::mem::offset_of;
+
+use lb_common::abi::{self, Active, map};
+
+use super::Tables;
+use crate::datapath::error::DatapathError;
+
+/// What was counted of a slot's backend.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Over all CPUs.
+    pub sums: abi::Counts,
+    /// Open flows.
+    pub active: u64,
+    /// Flows whose records were taken out, because their sockets were gone.
+    pub swept: u64,
+}
+
+impl Counts {
+    /// Flows that are over, or are in no active count.
+    pub fn over(&self) -> u64 {
+        let endings = self.sums.endings.iter().fold(0, |sum: u64, count| sum.wrapping_add(*count));
+        endings.wrapping_add(self.swept).wrapping_add(self.sums.untracked)
+    }
+
+    /// Whether every flow that was begun is over or open. Not for sure while flows begin and end.
+    pub fn add_up(&self) -> bool {
+        self.sums.chosen == self.over().wrapping_add(self.active)
+    }
+}
+
+impl Tables {
+    /// What was counted of a slot's backend.
+    ///
+    /// # Errors
+    /// If the kernel refuses the look-up.
+    pub fn counts(&self, slot: u32) -> Result<Counts, DatapathError> {
+        let sums = self.maps.counts.get(slot).map_err(|error| self.fail_io(map::COUNTS, "read", error))?;
+        Ok(self.with_active(slot, sums))
+    }
+
+    /// Shows what was counted of the backends of slots, which are given in ascending order.
+    ///
+    /// # Errors
+    /// If the kernel refuses a look-up.
+    pub fn visit_counts(
+        &self,
+        slots: &[u32],
+        mut each: impl FnMut(u32, Counts),
+    ) -> Result<(), DatapathError> {
+        let each = |slot, sums| each(slot, self.with_active(slot, sums));
+        self.maps.counts.visit(slots, each).map_err(|error| self.fail_io(map::COUNTS, "read", error))
+    }
+
+    fn with_active(&self, slot: u32, sums: abi::Counts) -> Counts {
+        let load = |at| self.maps.active.load64(slot as usize, at);
+        // An end is counted before the open flow is taken away, and so is read.
+        let swept = load(offset_of!(Active, swept));
+        Counts { sums, active: load(offset_of!(Active, flows)), swept }
+    }
+
+    /// By how many flows the counts of a slot do not add up, whatever begins and ends meanwhile: 0 unless something is
+    /// wrong.
+    ///
+    /// A call that begins a flow counts it as chosen first and as open later, and what ends one counts the end first.
+    /// Counts that are read before the open flows are therefore too small and those that are read after them too large;
+    /// what lies between them is what flows that begin and end meanwhile explain.
+    ///
+    /// # Errors
+    /// If the kernel refuses a look-up.
+    pub fn imbalance(&self, slot: u32) -> Result<i64, DatapathError> {
+        /// A program may be kept from its CPU between two counts. Whoever looks lets it go on.
+        const LOOKS: usize = 8;
+        let mut off = 0;
+        for _ in 0..LOOKS {
+            let before = self.counts(slot)?;
+            let after = self.counts(slot)?;
+            // The active count of the first lies between the sums of both.
+            let open = before.active.cast_signed();
+            let at_most = after.sums.chosen.wrapping_sub(before.over()).cast_signed().wrapping_sub(open);
+            let at_least = before.sums.chosen.wrapping_sub(after.over()).cast_signed().wrapping_sub(open);
+            off = if at_least > 0 { at_least } else { at_most.min(0) };
+            if off == 0 {
+                break;
+            }
+            std::thread::yield_now();
+        }
+        Ok(off)
+    }
+}

@@ -1,0 +1,59 @@
+//! What a client's maps tell the doctor: how full they are, and what was counted in them that should not happen.
+
+use super::{Diagnosis, State};
+use crate::datapath::{self, Pins, Records, Tables};
+use crate::status;
+
+/// How full a client's maps are. Without compare-and-swap all flows are in the table of collisions.
+pub fn usage(diagnosis: &mut Diagnosis, name: &str, pins: &Pins, has_two_tables: bool) {
+    let Ok(usage) = datapath::usage(pins) else { return };
+    for (limit, used, of) in usage {
+        let (of, note) = if limit == "flow_records" && has_two_tables {
+            // As many again fit in the table of those whose place is taken.
+            (of.saturating_mul(2), format!(" ({of}, and as many again on collisions)"))
+        } else {
+            (of, String::new())
+        };
+        full(diagnosis, name, limit, used, of, &format!("{limit}{note}"));
+    }
+    let Ok(Records { overflow, datagrams, places }) = datapath::records(pins) else { return };
+    // Past these a flow is balanced all the same, and in no active count.
+    let collisions = "flow_overflow: flows whose place in the flow table is another's";
+    full(diagnosis, name, "flow_records", overflow, places, collisions);
+    let datagrams_of = "datagrams: sockets that address their datagrams";
+    full(diagnosis, name, "flow_records", datagrams, places, datagrams_of);
+}
+
+/// How full one of a client's maps is, and which limit to raise if it is nearly.
+fn full(diagnosis: &mut Diagnosis, name: &str, limit: &str, used: u64, of: u64, what: &str) {
+    let text = format!("client {name}: {used} of {of} {what}");
+    if used.saturating_mul(10) > of.saturating_mul(9) {
+        let help = format!("raise limits.{limit}, then `socklb detach {name}` and start the daemon again");
+        diagnosis.add("limits", State::Warning, text, Some(&help));
+    } else {
+        diagnosis.ok("limits", text);
+    }
+}
+
+/// What should not happen and did. The counts are right all the same, so nothing is to be done but to tell us.
+pub fn anomalies(diagnosis: &mut Diagnosis, name: &str, pins: &Pins) {
+    let Ok(anomalies) = Tables::open(pins, false).and_then(|tables| tables.anomalies()) else { return };
+    let status::Anomalies { close_without_record, established_out_of_turn, ended_twice, release_out_of_turn } =
+        anomalies.into();
+    let counted = [
+        (close_without_record, "sockets closed as a flow's without a record"),
+        (established_out_of_turn, "flows were established before a SYN was seen"),
+        (ended_twice, "records were ended twice at a time"),
+        (release_out_of_turn, "sockets were closed whose end should have been seen before"),
+    ];
+    let seen: Vec<String> = counted
+        .iter()
+        .filter(|(count, _)| *count > 0)
+        .map(|(count, what)| format!("{count} {what}"))
+        .collect();
+    if seen.is_empty() {
+        diagnosis.ok("anomalies", format!("client {name}: none"));
+    } else {
+        diagnosis.add("anomalies", State::Note, format!("client {name}: {}", seen.join("; ")), None);
+    }
+}

@@ -1,0 +1,337 @@
+//! The flows that are open now, one by one: whose they are, where they go, how far they have come, and why they go there.
+//!
+//! Made from the pinned maps and `/proc` alone, so it needs no daemon. A hundred thousand flows are as few bytes as the
+//! kernel keeps of each; names are looked up when one is shown.
+
+mod wanted;
+
+pub use wanted::Wanted;
+use wanted::{check, unknown};
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::Duration;
+
+use lb_common::abi::{Phase, Policy, Reason};
+use serde::ser::SerializeStruct;
+use serde::{Serialize, Serializer};
+use thiserror::Error;
+
+use crate::datapath::{self, DatapathError, OpenFlow, Pins, ServiceView, SlotView, Tables};
+use crate::process::{self, Process};
+use crate::status::{self, Leaving};
+
+/// Version of the JSON form.
+pub const SCHEMA: u32 = 1;
+
+/// Why flows cannot be shown.
+#[derive(Debug, Error)]
+pub enum FlowsError {
+    #[error(transparent)]
+    Datapath(#[from] DatapathError),
+    #[error("{0}")]
+    Unknown(String),
+}
+
+/// One open flow.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Flow<'a> {
+    /// The client task.
+    pub client: &'a str,
+    /// The service; `None` if its place is empty.
+    pub service: Option<&'a str>,
+    /// The address that was dialled.
+    pub address: Option<SocketAddr>,
+    /// Where it goes; `None` if its slot has another backend by now, which cannot be.
+    pub backend: Option<SocketAddr>,
+    /// The backend's slot.
+    pub slot: u32,
+    /// The slot's generation when the backend was chosen.
+    pub generation: u32,
+    /// What is known of the backend now.
+    pub state: &'a str,
+    /// How far the flow has come.
+    pub phase: &'a str,
+    /// The process that dialled.
+    pub process: u32,
+    /// Its name; `None` if it has ended.
+    pub process_name: Option<&'a str>,
+    /// Seconds since the backend was chosen.
+    pub age_s: f64,
+    /// The policy that chose it.
+    pub policy: &'a str,
+    /// Whether it is the policy's choice.
+    pub reason: &'a str,
+    /// Publications of the service's table then, modulo 65,536.
+    pub table_generation: u16,
+    /// Entries of that table that named the backend; 65,535 stands for more.
+    pub table_entries: u16,
+    /// Their share of that table, while it is the current one: how long an earlier one was is not kept.
+    pub table_share: Option<f64>,
+    /// What the policy drew.
+    pub draw: u32,
+    /// The socket's cookie, as `ss -e` shows it (`sk:`, in hexadecimal).
+    pub cookie: u64,
+    /// The cookie of the socket's network namespace.
+    pub namespace: u64,
+}
+
+/// The flows of one client, with what their numbers stand for.
+struct Of {
+    name: String,
+    services: BTreeMap<u16, ServiceView>,
+    slots: BTreeMap<u32, SlotView>,
+    flows: Vec<OpenFlow>,
+}
+
+/// The flows that were found.
+pub struct Found {
+    clients: Vec<Of>,
+    /// Client and flow, the oldest first.
+    order: Vec<(u32, u32)>,
+    processes: BTreeMap<u32, Process>,
+    now_ns: u64,
+    /// Clients that are on their way out and of another version: their flows are only counted.
+    pub leaving: Vec<Leaving>,
+    /// Clients whose maps could not be read, and why: a start that is under way, or was cut off.
+    pub unreadable: Vec<String>,
+}
+
+/// Looks for flows below a directory of pins.
+///
+/// # Errors
+/// If a map cannot be read, or there is nothing of a name that is asked for.
+pub fn find(directory: &Path, wanted: &Wanted) -> Result<Found, FlowsError> {
+    let all = Pins::all_versions(directory)?;
+    let names: BTreeSet<&str> = all.iter().map(|pins| pins.client.as_str()).collect();
+    if let Some(client) = wanted.client.as_ref().filter(|client| !names.contains(client.as_str())) {
+        let what = format!("there is no client {client} below {}", directory.display());
+        return Err(unknown(&what, Some(client), "clients", names));
+    }
+    let (mut clients, mut leaving, mut unreadable) = (Vec::new(), Vec::new(), Vec::new());
+    for pins in all.iter().filter(|pins| wanted.client.as_ref().is_none_or(|client| *client == pins.client)) {
+        if !pins.is_of_this_version() {
+            leaving.push(status::leaving(pins));
+            continue;
+        }
+        match Of::read(pins) {
+            Ok(client) => clients.push(client),
+            Err(error) if error.is_permission() => return Err(error.into()),
+            Err(error) => unreadable.push(format!("client {}: {}", pins.client, crate::chain(&error))),
+        }
+    }
+    check(&clients, wanted)?;
+    for client in &mut clients {
+        client.keep(wanted);
+    }
+    Ok(Found { leaving, unreadable, ..Found::of(clients, process::monotonic_ns()) })
+}
+
+impl Of {
+    /// Flows first: what their numbers stand for then is known when it is read.
+    fn read(pins: &Pins) -> Result<Self, DatapathError> {
+        let tables = Tables::open(pins, false)?;
+        let flows = datapath::flows(pins)?;
+        let mut of =
+            Self { name: pins.client.clone(), services: BTreeMap::new(), slots: BTreeMap::new(), flows };
+        of.services.extend(tables.services()?.into_iter().map(|service| (service.place, service)));
+        of.slots.extend(tables.slots().into_iter().map(|slot| (slot.slot, slot)));
+        if of.flows.iter().any(|open| of.slot(open).is_none()) {
+            // Of those that ended while we read, the slots may have others by now. What is still there is odd.
+            let again = datapath::flows(pins)?;
+            let again: BTreeSet<(u64, u64)> =
+                again.iter().map(|open| (open.cookie, open.flow.start_ns)).collect();
+            let Self { slots, flows, .. } = &mut of;
+            let is_there = |open: &OpenFlow| again.contains(&(open.cookie, open.flow.start_ns));
+            flows.retain(|open| slot_of(slots, open).is_some() || is_there(open));
+        }
+        Ok(of)
+    }
+
+    fn service_names(&self) -> impl Iterator<Item = &str> {
+        self.services.values().map(|service| service.name.as_str())
+    }
+
+    fn backends(&self, service: Option<&str>) -> impl Iterator<Item = SocketAddr> {
+        self.slots.values().filter(move |slot| self.is_of(slot.service, service)).map(|slot| slot.address)
+    }
+
+    /// Whether the service at a place is that of a name, if one is asked for.
+    fn is_of(&self, place: u16, service: Option<&str>) -> bool {
+        service.is_none_or(|name| self.services.get(&place).is_some_and(|service| service.name == name))
+    }
+
+    fn slot(&self, open: &OpenFlow) -> Option<&SlotView> {
+        slot_of(&self.slots, open)
+    }
+
+    fn keep(&mut self, wanted: &Wanted) {
+        let mut flows = std::mem::take(&mut self.flows);
+        let goes_to = |open: &OpenFlow, backend| self.slot(open).is_some_and(|slot| slot.address == backend);
+        flows.retain(|open| {
+            self.is_of(open.flow.service, wanted.service.as_deref())
+                && wanted.backend.is_none_or(|backend| goes_to(open, backend))
+        });
+        self.flows = flows;
+    }
+}
+
+/// The slot of a flow, if it still has the flow's backend.
+fn slot_of<'a>(slots: &'a BTreeMap<u32, SlotView>, open: &OpenFlow) -> Option<&'a SlotView> {
+    slots.get(&open.flow.slot).filter(|slot| slot.generation == open.flow.generation)
+}
+
+impl Found {
+    fn of(clients: Vec<Of>, now_ns: u64) -> Self {
+        let mut order: Vec<(u32, u32)> = Vec::new();
+        let mut pids = BTreeSet::new();
+        for (client, of) in (0u32..).zip(&clients) {
+            order.extend((0u32..).zip(&of.flows).map(|(flow, _)| (client, flow)));
+            pids.extend(of.flows.iter().map(|open| open.flow.process));
+        }
+        let open = |(client, flow): (u32, u32)| &clients[client as usize].flows[flow as usize];
+        order.sort_by_cached_key(|at| (open(*at).flow.start_ns, at.0, open(*at).cookie));
+        let processes = if process::numbers_are_ours() {
+            pids.into_iter().filter_map(|pid| Some((pid, process::process(pid)?))).collect()
+        } else {
+            BTreeMap::new()
+        };
+        Self { clients, order, processes, now_ns, leaving: Vec::new(), unreadable: Vec::new() }
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.order.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.order.is_empty()
+    }
+
+    /// Whether they are of more than one client.
+    pub fn has_many_clients(&self) -> bool {
+        self.clients.len() > 1
+    }
+
+    /// One of them, the oldest first.
+    ///
+    /// # Panics
+    /// If there are not so many.
+    pub fn flow(&self, number: usize) -> Flow<'_> {
+        let (client, flow) = self.order[number];
+        let client = &self.clients[client as usize];
+        let open = &client.flows[flow as usize];
+        let flow = &open.flow;
+        let service = client.services.get(&flow.service);
+        let slot = client.slot(open);
+        let table = service.map(|service| service.table);
+        let table = table.filter(|table| table.generation == flow.table_generation && !table.is_empty());
+        Flow {
+            client: &client.name,
+            service: service.map(|service| service.name.as_str()),
+            address: service.map(|service| service.address),
+            backend: slot.map(|slot| slot.address),
+            slot: flow.slot,
+            generation: flow.generation,
+            state: slot.map_or("another backend", |slot| slot.state.name()),
+            phase: Phase::from_u8(flow.phase).map_or("unknown", Phase::name),
+            process: flow.process,
+            process_name: self
+                .processes
+                .get(&flow.process)
+                .and_then(|process| process.name_at(flow.start_ns)),
+            // The clock of the programs may be a tick behind, never ahead.
+            age_s: Duration::from_nanos(self.now_ns.saturating_sub(flow.start_ns)).as_secs_f64(),
+            policy: Policy::from_u8(flow.why & 15).map_or("unknown", Policy::name),
+            reason: Reason::from_u8(flow.why >> 4).map_or("unknown", Reason::name),
+            table_generation: flow.table_generation,
+            table_entries: flow.share,
+            table_share: table.map(|table| f64::from(flow.share) / f64::from(table.len())),
+            draw: flow.draw,
+            cookie: open.cookie,
+            namespace: flow.namespace,
+        }
+    }
+
+    /// All of them, the oldest first.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = Flow<'_>> {
+        (0..self.len()).map(|number| self.flow(number))
+    }
+}
+
+impl Serialize for Found {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        /// One after the other, so that they are never all there at once.
+        struct Flows<'a>(&'a Found);
+        impl Serialize for Flows<'_> {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.collect_seq(self.0.iter())
+            }
+        }
+        let mut document = serializer.serialize_struct("Flows", 4)?;
+        document.serialize_field("schema", &SCHEMA)?;
+        document.serialize_field("flows", &Flows(self))?;
+        document.serialize_field("leaving", &self.leaving)?;
+        document.serialize_field("unreadable", &self.unreadable)?;
+        document.end()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lb_common::abi::{self, BackendState};
+
+    use super::*;
+
+    fn open(cookie: u64, start_s: u64, slot: u32, generation: u32) -> OpenFlow {
+        let flow = abi::Flow {
+            start_ns: start_s * 1_000_000_000,
+            slot,
+            generation,
+            why: Policy::P2c as u8 | (Reason::Overflow as u8) << 4,
+            phase: Phase::Connecting as u8,
+            ..bytemuck::Zeroable::zeroed()
+        };
+        OpenFlow { cookie, flow }
+    }
+
+    fn of(name: &str, flows: Vec<OpenFlow>) -> Of {
+        let slot = |slot| SlotView {
+            slot,
+            generation: 1,
+            service: 0,
+            address: ([10, 0, 0, 1], 80).into(),
+            weight: 1,
+            entries: 0,
+            state: BackendState::Leaving,
+            usable: false,
+        };
+        let slots = [(4, slot(4))].into();
+        Of { name: name.to_owned(), services: BTreeMap::new(), slots, flows }
+    }
+
+    #[test]
+    fn flows_of_all_clients_are_in_the_order_of_their_age() {
+        let web = of("web", vec![open(1, 30, 4, 1), open(2, 10, 4, 1)]);
+        let mail = of("mail", vec![open(3, 20, 4, 1), open(4, 41, 4, 1)]);
+        let found = Found::of(vec![web, mail], 40_000_000_000);
+        let seen: Vec<(&str, u64, f64)> =
+            found.iter().map(|flow| (flow.client, flow.cookie, flow.age_s)).collect();
+        // The last began while the clock was read.
+        assert_eq!(seen, [("web", 2, 30.0), ("mail", 3, 20.0), ("web", 1, 10.0), ("mail", 4, 0.0)]);
+    }
+
+    #[test]
+    fn a_flow_whose_slot_has_another_backend_is_told_as_that() {
+        let found = Found::of(vec![of("web", vec![open(1, 1, 4, 1), open(2, 2, 4, 0), open(3, 3, 5, 0)])], 0);
+        let seen: Vec<(Option<SocketAddr>, &str)> =
+            found.iter().map(|flow| (flow.backend, flow.state)).collect();
+        let there = Some(([10, 0, 0, 1], 80).into());
+        assert_eq!(seen, [(there, "leaving"), (None, "another backend"), (None, "another backend")]);
+        let first = found.flow(0);
+        assert_eq!((first.policy, first.reason, first.phase), ("p2c", "overflow", "connecting"));
+        assert_eq!((first.service, first.table_share, found.has_many_clients()), (None, None, false));
+    }
+}

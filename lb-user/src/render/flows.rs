@@ -1,0 +1,179 @@
+//! Open flows as text: one a line, the oldest first.
+
+use std::fmt::Write as _;
+
+use lb_common::abi::Reason;
+
+use super::Style;
+use super::table::{Side, table};
+use crate::flows::{Flow, Found, Wanted};
+
+/// The flows that were asked for.
+pub fn flows(found: &Found, wanted: &Wanted, style: Style) -> String {
+    let mut text = String::new();
+    if found.is_empty() {
+        let _ = writeln!(text, "no open flows{}", asked(wanted));
+    } else {
+        let has_clients = found.has_many_clients();
+        let row = |number| row(&found.flow(number), has_clients);
+        text = table(&columns(has_clients), found.len(), row, style);
+    }
+    for leaving in &found.leaving {
+        let open = leaving.open_flows.map_or_else(|| "?".to_owned(), |open| open.to_string());
+        let _ = writeln!(
+            text,
+            "client {} of another version (ABI {}) is leaving: {open} open flows, which only that version can list",
+            leaving.client, leaving.abi
+        );
+    }
+    for problem in &found.unreadable {
+        let _ = writeln!(text, "{} {problem}", style.paint("33", "degraded:"));
+    }
+    text
+}
+
+fn asked(wanted: &Wanted) -> String {
+    let Wanted { client, service, backend } = wanted;
+    let mut text = String::new();
+    let of = [
+        ("client", client.clone()),
+        ("service", service.clone()),
+        ("backend", backend.map(|b| b.to_string())),
+    ];
+    for (kind, name) in of {
+        if let Some(name) = name {
+            let _ = write!(text, "{} {kind} {name}", if text.is_empty() { " of" } else { "," });
+        }
+    }
+    text
+}
+
+fn columns(has_clients: bool) -> Vec<(&'static str, Side)> {
+    let mut columns = vec![
+        ("age", Side::Right),
+        ("process", Side::Left),
+        ("client", Side::Left),
+        ("service", Side::Left),
+        ("backend", Side::Left),
+        ("state", Side::Left),
+        ("phase", Side::Left),
+        ("why", Side::Left),
+    ];
+    columns.retain(|(title, _)| has_clients || *title != "client");
+    columns
+}
+
+fn row(flow: &Flow<'_>, has_clients: bool) -> Vec<String> {
+    let process = flow.process_name.unwrap_or("?");
+    let mut row = vec![age(flow.age_s), format!("{process} ({})", flow.process)];
+    if has_clients {
+        row.push(flow.client.to_owned());
+    }
+    row.extend([
+        flow.service.unwrap_or("?").to_owned(),
+        flow.backend.map_or_else(|| format!("slot {}", flow.slot), |backend| backend.to_string()),
+        flow.state.to_owned(),
+        flow.phase.to_owned(),
+        why(flow),
+    ]);
+    row
+}
+
+/// The policy, and what the backend was to it.
+fn why(flow: &Flow<'_>) -> String {
+    let entries = match (flow.table_share, flow.table_entries) {
+        (Some(share), _) => format!("{:.1} %", 100.0 * share),
+        (None, 1) => "1 entry".to_owned(),
+        (None, entries) => format!("{entries} entries"),
+    };
+    let reason =
+        if flow.reason == Reason::Picked.name() { String::new() } else { format!(", {}", flow.reason) };
+    format!("{}{reason}, {entries} of table {}", flow.policy, flow.table_generation)
+}
+
+/// A time in its two largest units.
+fn age(seconds: f64) -> String {
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "an age for people")]
+    let whole = seconds.max(0.0) as u64;
+    match whole {
+        0..10 => format!("{seconds:.1}s"),
+        10..60 => format!("{whole}s"),
+        60..3600 => format!("{}m{:02}s", whole / 60, whole % 60),
+        3600..86_400 => format!("{}h{:02}m", whole / 3600, whole / 60 % 60),
+        _ => format!("{}d{:02}h", whole / 86_400, whole / 3600 % 24),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lb_common::abi::Phase;
+
+    use super::*;
+
+    #[test]
+    fn an_age_has_two_units() {
+        let ages = [0.0, 9.94, 10.0, 59.9, 60.0, 3599.0, 3600.0, 86_399.0, 86_400.0, 1e6];
+        let expected =
+            ["0.0s", "9.9s", "10s", "59s", "1m00s", "59m59s", "1h00m", "23h59m", "1d00h", "11d13h"];
+        assert_eq!(ages.map(age), expected);
+    }
+
+    fn flow() -> Flow<'static> {
+        Flow {
+            client: "web",
+            service: Some("users"),
+            address: Some(([10, 96, 0, 10], 80).into()),
+            backend: Some(([10, 0, 0, 1], 8080).into()),
+            slot: 3,
+            generation: 1,
+            state: "healthy",
+            phase: Phase::Established.name(),
+            process: 4711,
+            process_name: Some("nginx"),
+            age_s: 62.0,
+            policy: "p2c",
+            reason: Reason::Picked.name(),
+            table_generation: 7,
+            table_entries: 512,
+            table_share: Some(0.5),
+            draw: 1,
+            cookie: 2,
+            namespace: 3,
+        }
+    }
+
+    #[test]
+    fn a_flow_is_told_with_the_reason_why_it_is_there() {
+        let line = |flow: &Flow<'_>| row(flow, false).join(" | ");
+        assert_eq!(
+            line(&flow()),
+            "1m02s | nginx (4711) | users | 10.0.0.1:8080 | healthy | established | p2c, 50.0 % of table 7"
+        );
+        // The process has ended, the table is an earlier one, and the slot has, against all rules, another backend.
+        let odd = Flow {
+            process_name: None,
+            backend: None,
+            state: "another backend",
+            reason: Reason::Fallback.name(),
+            table_share: None,
+            ..flow()
+        };
+        assert_eq!(
+            line(&odd),
+            "1m02s | ? (4711) | users | slot 3 | another backend | established | p2c, fallback, 512 entries of table 7"
+        );
+        assert_eq!(row(&flow(), true)[2], "web");
+        assert_eq!(row(&flow(), true).len(), columns(true).len());
+    }
+
+    #[test]
+    fn what_was_asked_for_is_said_when_there_is_nothing() {
+        let mut wanted = Wanted::default();
+        assert_eq!(asked(&wanted), "");
+        wanted.service = Some("users".to_owned());
+        assert_eq!(asked(&wanted), " of service users");
+        wanted.client = Some("web".to_owned());
+        wanted.backend = Some(([10, 0, 0, 1], 80).into());
+        assert_eq!(asked(&wanted), " of client web, service users, backend 10.0.0.1:80");
+    }
+}

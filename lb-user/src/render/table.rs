@@ -1,0 +1,88 @@
+//! A table of columns that line up, written row by row: rows are made when they are wanted and not kept.
+
+use std::fmt::Write as _;
+
+use super::Style;
+
+/// To which side the cells of a column go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// Names.
+    Left,
+    /// Numbers.
+    Right,
+}
+
+impl Side {
+    /// Columns of which the first has the names of things, and the others what there is to say of them.
+    pub fn first_left<'a>(titles: &[&'a str]) -> Vec<(&'a str, Self)> {
+        let side = |number| if number == 0 { Self::Left } else { Self::Right };
+        titles.iter().enumerate().map(|(number, title)| (*title, side(number))).collect()
+    }
+}
+
+/// A table of so many rows. Each is asked for twice: the first time for the widths.
+pub fn table(
+    columns: &[(&str, Side)],
+    count: usize,
+    row: impl Fn(usize) -> Vec<String>,
+    style: Style,
+) -> String {
+    table_with_notes(columns, count, |number| (row(number), None), style)
+}
+
+/// As [`table`], with notes on lines of their own below rows that have one.
+pub fn table_with_notes(
+    columns: &[(&str, Side)],
+    count: usize,
+    row: impl Fn(usize) -> (Vec<String>, Option<String>),
+    style: Style,
+) -> String {
+    let mut widths: Vec<usize> = columns.iter().map(|(title, _)| title.chars().count()).collect();
+    for number in 0..count {
+        for (width, cell) in widths.iter_mut().zip(row(number).0) {
+            *width = (*width).max(cell.chars().count());
+        }
+    }
+    let line = |text: &mut String, cells: &mut dyn Iterator<Item = &str>| {
+        for ((cell, &width), (_, side)) in cells.zip(&widths).zip(columns) {
+            let _ = match side {
+                Side::Left => write!(text, "  {cell:<width$}"),
+                Side::Right => write!(text, "  {cell:>width$}"),
+            };
+        }
+        text.truncate(text.trim_end_matches(' ').len());
+    };
+    let mut header = String::new();
+    line(&mut header, &mut columns.iter().map(|(title, _)| *title));
+    let mut text = style.paint("1", &header);
+    text.push('\n');
+    for number in 0..count {
+        let (cells, note) = row(number);
+        line(&mut text, &mut cells.iter().map(String::as_str));
+        text.push('\n');
+        if let Some(note) = note {
+            let _ = writeln!(text, "    {}", style.paint("33", &note));
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_line_up_and_notes_do_not_widen_them() {
+        let rows = [("a", "1000"), ("long", "1")];
+        let row = |number: usize| {
+            let (name, count) = rows[number];
+            (
+                vec![name.to_owned(), count.to_owned()],
+                (number == 0).then(|| "refused 12.0/s, reset 1.0/s".to_owned()),
+            )
+        };
+        let text = table_with_notes(&Side::first_left(&["name", "n"]), 2, row, Style { colour: false });
+        assert_eq!(text, "  name     n\n  a     1000\n    refused 12.0/s, reset 1.0/s\n  long     1\n");
+    }
+}

@@ -1,0 +1,253 @@
+//! One backend as `status` has it: what it gets, what became of its flows, how long connects take.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+
+use lb_common::abi::{self, FIRST_BUCKET_LOG2, TIME_BUCKETS};
+use lb_common::ending::Ending;
+use serde::{Deserialize, Serialize};
+
+use crate::datapath::{Counts, SlotView};
+use crate::window::Recent;
+
+/// One backend.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Backend {
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// Its slot.
+    pub slot: u32,
+    /// The slot's generation.
+    pub generation: u32,
+    /// What is known of it.
+    pub state: String,
+    /// Whether connect may choose it.
+    pub usable: bool,
+    /// Its capacity.
+    pub weight: u32,
+    /// Its share of the table.
+    pub share_wanted: f64,
+    /// Its share of the flows of the last minute; `None` without a daemon or without flows.
+    pub share_60s: Option<f64>,
+    /// Its share of the flows since it was first seen; `None` without flows.
+    pub share: Option<f64>,
+    /// Flows sent to it, as are all counts since it was first seen, but for those of the last minute.
+    pub chosen: u64,
+    /// Those of them that are in no active count.
+    pub untracked: u64,
+    /// Open flows.
+    pub active: u64,
+    /// Flows whose records were taken out, because their sockets were gone.
+    pub swept: u64,
+    /// Flows whose first SYN was sent.
+    pub connecting: u64,
+    /// Flows that were established.
+    pub established: u64,
+    /// How flows ended, by [`Ending::name`].
+    pub endings: BTreeMap<String, u64>,
+    /// By how many flows the counts do not add up, for longer than calls take; 0 unless something is wrong.
+    pub unaccounted: i64,
+    /// Flows that went to another address: somebody else's program rewrote it after ours.
+    pub diverted: u64,
+    /// Those of the last minute; `None` without a daemon.
+    pub diverted_60s: Option<u64>,
+    /// Round-trip time of the handshake.
+    pub rtt: Times,
+    /// From the choice until the flow was established.
+    pub connect: Times,
+    /// [`Backend::connect`] in brief; `None` where no flow was established.
+    pub latency: Option<Latency>,
+    /// Of the last minute; `None` without a daemon.
+    pub latency_60s: Option<Latency>,
+    /// Of the last minute; `None` without a daemon.
+    pub rates_60s: Option<Rates>,
+    /// How long ended flows lasted, together.
+    pub lifetime_s: f64,
+    /// Bytes that ended flows received.
+    pub bytes_received: u64,
+    /// Bytes of ended flows that the peer acknowledged.
+    pub bytes_sent: u64,
+    /// Segments of ended flows that were sent again.
+    pub retransmits: u64,
+}
+
+impl Backend {
+    /// Of what the maps have of a slot, and what was counted lately if somebody has watched. Shares are for whoever knows
+    /// the others.
+    pub fn of(slot: &SlotView, counts: &Counts, recent: Option<&Recent>) -> Self {
+        let Counts { sums, active, swept } = counts;
+        Self {
+            address: slot.address,
+            slot: slot.slot,
+            generation: slot.generation,
+            state: slot.state.name().to_owned(),
+            usable: slot.usable,
+            weight: slot.weight,
+            share_wanted: 0.0,
+            share_60s: None,
+            share: None,
+            chosen: sums.chosen,
+            untracked: sums.untracked,
+            active: *active,
+            swept: *swept,
+            connecting: sums.connecting,
+            established: sums.established,
+            endings: by_name(|ending| sums.endings[ending as usize]),
+            unaccounted: 0,
+            diverted: sums.diverted,
+            diverted_60s: recent.map(|recent| recent.diverted),
+            rtt: (&sums.rtt).into(),
+            connect: (&sums.connect).into(),
+            latency: Latency::of(&sums.connect),
+            latency_60s: recent.and_then(|recent| Latency::of(&recent.connect)),
+            rates_60s: recent.map(Rates::of),
+            lifetime_s: seconds(sums.lifetime_ns),
+            bytes_received: sums.bytes_received,
+            bytes_sent: sums.bytes_sent,
+            retransmits: sums.retransmits,
+        }
+    }
+}
+
+/// A value for each ending, by its name.
+fn by_name<T>(of: impl Fn(Ending) -> T) -> BTreeMap<String, T> {
+    Ending::ALL.into_iter().map(|ending| (ending.name().to_owned(), of(ending))).collect()
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a time for people")]
+fn seconds(ns: u64) -> f64 {
+    ns as f64 / 1e9
+}
+
+/// A histogram. The upper bound of bucket `i` is 16 x 2^i microseconds; the last has none.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Times {
+    /// How many.
+    pub count: u64,
+    /// Microseconds, together.
+    pub sum_us: u64,
+    /// How many in each bucket.
+    pub buckets: Vec<u64>,
+}
+
+impl From<&abi::Times> for Times {
+    fn from(times: &abi::Times) -> Self {
+        Self { count: count(times), sum_us: times.sum_us, buckets: times.buckets.to_vec() }
+    }
+}
+
+fn count(times: &abi::Times) -> u64 {
+    times.buckets.iter().fold(0, |sum: u64, count| sum.saturating_add(*count))
+}
+
+/// How long connects take, in microseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Latency {
+    /// The mean.
+    pub mean_us: f64,
+    /// The median, estimated: times within a bucket are taken for evenly spread. At most 4,194,304, the last bound.
+    pub p50_us: f64,
+    /// The 99th percentile, estimated likewise.
+    pub p99_us: f64,
+}
+
+impl Latency {
+    /// Of a histogram; nothing of an empty one.
+    #[expect(clippy::cast_precision_loss, reason = "times for people")]
+    pub fn of(times: &abi::Times) -> Option<Self> {
+        let count = count(times);
+        (count > 0).then(|| Self {
+            mean_us: times.sum_us as f64 / count as f64,
+            p50_us: quantile(times, 0.5),
+            p99_us: quantile(times, 0.99),
+        })
+    }
+}
+
+/// The time that a part of all times does not exceed, as Prometheus' `histogram_quantile` estimates it.
+#[expect(clippy::cast_precision_loss, reason = "an estimate")]
+fn quantile(times: &abi::Times, part: f64) -> f64 {
+    let wanted = part * count(times) as f64;
+    let mut below = 0.0;
+    for (i, &count) in times.buckets.iter().enumerate().take(TIME_BUCKETS - 1) {
+        let here = count as f64;
+        if count > 0 && below + here >= wanted {
+            let upper = f64::from(1u32 << (FIRST_BUCKET_LOG2 as usize + i));
+            let lower = if i == 0 { 0.0 } else { upper / 2.0 };
+            return lower + (upper - lower) * (wanted - below) / here;
+        }
+        below += here;
+    }
+    LONGEST_US
+}
+
+/// The last bound of a histogram: what is estimated longer is at least this.
+pub const LONGEST_US: f64 = (1u32 << (FIRST_BUCKET_LOG2 as usize + TIME_BUCKETS - 2)) as f64;
+
+/// What happened each second, on average over about a minute.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Rates {
+    /// Over how many seconds: fewer than 60 for a daemon that has just started.
+    pub over_s: f64,
+    /// Flows sent to it.
+    pub chosen: f64,
+    /// Flows that failed by its fault.
+    pub errors: f64,
+    /// How flows ended, by [`Ending::name`]; those that none ended by are left out.
+    pub endings: BTreeMap<String, f64>,
+}
+
+impl Rates {
+    #[expect(clippy::cast_precision_loss, reason = "rates for people")]
+    fn of(recent: &Recent) -> Self {
+        let rate = |count: u64| count as f64 / recent.seconds;
+        let ended = |ending: Ending| recent.endings[ending as usize];
+        Self {
+            over_s: recent.seconds,
+            chosen: rate(recent.chosen),
+            errors: rate(Ending::ALL.into_iter().filter(|ending| ending.is_error()).map(ended).sum()),
+            endings: {
+                let happened = Ending::ALL.into_iter().filter(|ending| ended(*ending) > 0);
+                happened.map(|ending| (ending.name().to_owned(), rate(ended(ending)))).collect()
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(buckets: &[(usize, u64)], sum_us: u64, expected: Option<[f64; 3]>) {
+        let mut times = abi::Times { sum_us, ..abi::Times::default() };
+        for (bucket, count) in buckets {
+            times.buckets[*bucket] = *count;
+        }
+        let latency = Latency::of(&times);
+        assert_eq!(latency.map(|latency| [latency.mean_us, latency.p50_us, latency.p99_us]), expected);
+    }
+
+    #[test]
+    fn percentiles_are_estimated_within_their_bucket() {
+        check(&[], 0, None);
+        check(&[(0, 4)], 40, Some([10.0, 8.0, 15.84]));
+        // 99 of 100 at most 32 us: the 99th is the last of them.
+        check(&[(1, 99), (10, 1)], 20_000, Some([200.0, 16.0 + 16.0 * 50.0 / 99.0, 32.0]));
+        check(&[(19, 1)], 9_000_000, Some([9e6, LONGEST_US, LONGEST_US]));
+        assert!((LONGEST_US - 4_194_304.0).abs() < f64::EPSILON);
+    }
+
+    #[test]
+    fn rates_tell_errors_of_the_backend_from_others() {
+        let mut recent = Recent { seconds: 60.0, chosen: 600, ..Recent::default() };
+        recent.endings[Ending::Refused as usize] = 120;
+        recent.endings[Ending::GaveUp as usize] = 60;
+        let rates = Rates::of(&recent);
+        assert_eq!(
+            (rates.chosen, rates.errors, rates.endings["refused"], rates.endings["gave-up"]),
+            (10.0, 2.0, 2.0, 1.0)
+        );
+        assert_eq!(rates.endings.len(), 2);
+    }
+}

@@ -1,0 +1,265 @@
+//! `socklb flows`: every open socket once, with where it goes and why, whoever runs and whatever happens meanwhile.
+
+use std::collections::BTreeSet;
+
+use lb_common::abi::{ABI_VERSION, Flow, FlowRecord, Phase, Policy, map};
+use serde_json::Value;
+use stage::daemon::failure;
+use stage::maps::{set_all, values};
+use stage::{Daemon, Probe, eventually};
+
+use stage::fixture::{Fixture, SERVICE, config};
+
+/// What `flows --json` lists.
+#[track_caller]
+fn flows(fixture: &Fixture, arguments: &[&str]) -> Vec<Value> {
+    let output = fixture.setup.run(&[&["flows", "--json"], arguments].concat());
+    let document: Value = serde_json::from_slice(&output.stdout)
+        .unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&output.stderr)));
+    assert_eq!((output.status.code(), &document["schema"]), (Some(0), &1.into()));
+    document["flows"].as_array().expect("a list").clone()
+}
+
+/// A field of each flow.
+fn field<'a>(flows: &'a [Value], name: &str) -> Vec<&'a str> {
+    flows.iter().map(|flow| flow[name].as_str().expect("text")).collect()
+}
+
+fn count(flows: &[Value], name: &str, value: &str) -> usize {
+    field(flows, name).into_iter().filter(|other| *other == value).count()
+}
+
+fn cookies(flows: &[Value]) -> BTreeSet<u64> {
+    flows.iter().map(|flow| flow["cookie"].as_u64().expect("a cookie")).collect()
+}
+
+#[test]
+fn each_open_socket_is_shown_once_with_its_process_and_the_reason() {
+    let fixture = Fixture::new();
+    let text = fixture.setup.run(&["flows"]);
+    assert_eq!(
+        (text.status.code(), String::from_utf8_lossy(&text.stdout).as_ref()),
+        (Some(0), "no open flows\n")
+    );
+    let mut probe = fixture.probe();
+    let open: Vec<_> = (0..9).map(|_| probe.dial(SERVICE)).collect();
+    let shown = flows(&fixture, &[]);
+    assert_eq!((shown.len(), cookies(&shown).len()), (9, 9));
+    for backend in &fixture.backends {
+        assert_eq!(count(&shown, "backend", &backend.address().to_string()), 3);
+    }
+    for flow in &shown {
+        assert_eq!(
+            (&flow["client"], &flow["service"], &flow["address"]),
+            (&"web".into(), &"users".into(), &SERVICE.into())
+        );
+        assert_eq!((&flow["process"], &flow["process_name"]), (&probe.pid().into(), &"probe".into()));
+        assert_eq!((&flow["phase"], &flow["state"]), (&"established".into(), &"healthy".into()));
+        assert_eq!((&flow["policy"], &flow["reason"]), (&"weighted-round-robin".into(), &"picked".into()));
+        assert_eq!(flow["table_generation"], 1);
+        let share = flow["table_share"].as_f64().expect("a share of the current table");
+        assert!((share - 1.0 / 3.0).abs() < 1e-3, "{flow}");
+    }
+    let ages: Vec<f64> = shown.iter().map(|flow| flow["age_s"].as_f64().expect("an age")).collect();
+    assert!(ages.is_sorted_by(|older, younger| older >= younger), "the oldest first: {ages:?}");
+    let grown = || flows(&fixture, &[]).iter().map(|flow| flow["age_s"].as_f64().expect("an age")).collect();
+    eventually("ages grow", grown, |now: &Vec<f64>| now.iter().zip(&ages).all(|(now, then)| now > then));
+    let text = String::from_utf8_lossy(&fixture.setup.run(&["flows"]).stdout).into_owned();
+    let process = format!("probe ({})", probe.pid());
+    for part in ["age", "process", "backend", "why", &process, "weighted-round-robin, 33.", "of table 1"] {
+        assert!(text.contains(part), "{part:?} is not in:\n{text}");
+    }
+    for dialled in &open[..4] {
+        probe.close(dialled.socket);
+    }
+    let left = flows(&fixture, &[]);
+    assert!(left.len() == 5 && cookies(&left).is_subset(&cookies(&shown)), "{left:?}");
+}
+
+/// The kernel's table of flows has 64 places here, and the rest is elsewhere.
+#[test]
+fn sockets_whose_place_is_taken_are_shown_as_well() {
+    let mut fixture = Fixture::without_daemon();
+    let text = config(&fixture.cgroup, r#"{ file = "users.toml" }"#, "") + "[limits]\nflow_records = 64\n";
+    fixture.setup.write("socklb.toml", &text);
+    fixture.start();
+    let mut probe = fixture.probe();
+    let sockets = if stage::kernel::FETCHING_ATOMICS.is_here() { 90 } else { 40 };
+    for _ in 0..sockets {
+        probe.dial(SERVICE);
+    }
+    let shown = flows(&fixture, &[]);
+    assert_eq!((shown.len(), cookies(&shown).len()), (sockets, sockets));
+}
+
+#[test]
+fn a_socket_that_waits_for_its_backend_is_connecting() {
+    let mut fixture = Fixture::without_daemon();
+    let full = std::net::TcpListener::bind("127.0.0.1:8010").expect("listen");
+    rustix::net::listen(&full, 0).expect("shorten the queue");
+    fixture.write_endpoints(&[("127.0.0.1:8010", "")]);
+    fixture.start();
+    let mut probe = fixture.probe();
+    for _ in 0..10 {
+        assert!(probe.ask(&format!("start {SERVICE}")).starts_with("ok "));
+    }
+    // Those for which there is room in the queue are established at once.
+    let look = || flows(&fixture, &[]);
+    let phases =
+        |shown: &Vec<Value>| (count(shown, "phase", "established"), count(shown, "phase", "connecting"));
+    let shown = eventually("they have their phases", look, |shown| phases(shown).0 + phases(shown).1 == 10);
+    assert!(phases(&shown).0 >= 1 && phases(&shown).1 >= 5, "{:?}", phases(&shown));
+    drop(full);
+}
+
+#[test]
+fn flows_are_asked_for_by_client_service_and_backend() {
+    let mut fixture = Fixture::without_daemon();
+    let mail = "\n[[service]]\nname = \"mail\"\naddress = \"10.96.0.11:25\"\n\
+                backends = { static = [\"127.0.0.1:8001\"] }\n";
+    let text = config(&fixture.cgroup, r#"{ file = "users.toml" }"#, "") + mail;
+    fixture.setup.write("socklb.toml", &text);
+    fixture.start();
+    let mut probe = fixture.probe();
+    for _ in 0..6 {
+        probe.dial(SERVICE);
+    }
+    probe.dial("10.96.0.11:25");
+    let number = |arguments: &[&str]| flows(&fixture, arguments).len();
+    assert_eq!((number(&[]), number(&["--client", "web"])), (7, 7));
+    assert_eq!((number(&["--service", "users"]), number(&["--service", "mail"])), (6, 1));
+    assert_eq!((number(&["--backend", "127.0.0.1:8001"]), number(&["--backend", "127.0.0.1:8002"])), (3, 2));
+    assert_eq!(number(&["--service", "mail", "--backend", "127.0.0.1:8001"]), 1);
+    for (arguments, expected) in [
+        (&["--client", "nobody"][..], format!("there is no client nobody below {}; clients here are: web", fixture.setup.pins.display())),
+        (&["--service", "chat"], "no client here dials a service chat; services here are: mail, users".to_owned()),
+        (&["--client", "web", "--service", "chat"], "client web does not dial service chat; services here are: mail, users".to_owned()),
+        (
+            &["--backend", "127.0.0.1:9"],
+            "there is no backend 127.0.0.1:9; backends here are: 127.0.0.1:8001, 127.0.0.1:8002, 127.0.0.1:8003".to_owned(),
+        ),
+        (
+            &["--service", "mail", "--backend", "127.0.0.1:8002"],
+            "there is no backend 127.0.0.1:8002 of service mail; backends here are: 127.0.0.1:8001".to_owned(),
+        ),
+    ] {
+        let output = fixture.setup.run(&[&["flows"], arguments].concat());
+        assert_eq!(failure(&output), (Some(1), format!("socklb: {expected}")));
+    }
+    assert_eq!(fixture.setup.run(&["flows", "--backend", "users"]).status.code(), Some(2));
+    let text = fixture.setup.run(&["flows", "--service", "mail", "--backend", "127.0.0.1:8001"]);
+    assert_eq!(String::from_utf8_lossy(&text.stdout).lines().count(), 2, "a header and a flow");
+}
+
+/// Nobody but the kernel has to remember them.
+#[test]
+fn flows_are_shown_without_a_daemon_and_after_its_restart_and_of_processes_that_are_gone() {
+    let mut fixture = Fixture::new();
+    let mut probe = fixture.probe();
+    for _ in 0..3 {
+        probe.dial(SERVICE);
+    }
+    let before = flows(&fixture, &[]);
+    fixture.stop();
+    let of = |shown: &[Value]| {
+        (cookies(shown), shown.iter().map(|flow| flow["backend"].clone()).collect::<Vec<_>>())
+    };
+    assert_eq!(of(&flows(&fixture, &[])), of(&before), "no daemon");
+    // The next one publishes nothing new: the table is the one that they were chosen by.
+    fixture.start();
+    let after = flows(&fixture, &[]);
+    assert_eq!(of(&after), of(&before));
+    assert_eq!(field(&after, "process_name"), ["probe"; 3]);
+    probe.kill();
+    eventually("they end with the process", || flows(&fixture, &[]), Vec::is_empty);
+}
+
+#[test]
+fn a_flow_to_a_backend_that_has_left_the_list_is_shown_as_that() {
+    let fixture = Fixture::new();
+    let mut probe = fixture.probe();
+    let open: Vec<_> = (0..3).map(|_| probe.dial(SERVICE)).collect();
+    fixture.write_endpoints(&[("127.0.0.1:8001", ""), ("127.0.0.1:8002", "")]);
+    let left = || flows(&fixture, &["--backend", "127.0.0.1:8003"]);
+    let shown = eventually("it leaves", left, |shown| count(shown, "state", "leaving") == 1);
+    assert_eq!(shown.len(), 1);
+    // Of the table before the current one it is known how many entries it had, but not of how many.
+    assert_eq!((&shown[0]["table_generation"], &shown[0]["table_share"]), (&1.into(), &Value::Null));
+    assert!(shown[0]["table_entries"].as_u64() >= Some(341), "{shown:?}");
+    assert_eq!(flows(&fixture, &[]).len(), 3);
+    let leaver = open.iter().find(|dialled| dialled.name == "b3").expect("one each");
+    probe.close(leaver.socket);
+    // With its last flow the backend is gone, and is none that could be asked for.
+    let ask = || fixture.setup.run(&["flows", "--backend", "127.0.0.1:8003"]).status.code();
+    eventually("its slot is freed", ask, |code| *code == Some(1));
+}
+
+/// What another version has left to its last flows is counted; its maps are its own.
+#[test]
+fn clients_of_another_version_are_told_with_the_number_of_their_flows() {
+    let mut fixture = Fixture::new();
+    let mut probe = fixture.probe();
+    probe.dial(SERVICE);
+    fixture.stop();
+    let (ours, theirs) = (format!("v{ABI_VERSION}"), format!("v{}", ABI_VERSION + 1));
+    std::fs::rename(fixture.setup.pins.join(ours), fixture.setup.pins.join(&theirs))
+        .expect("rename in bpffs");
+    let output = fixture.setup.run(&["flows"]);
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let told = format!("client web of another version (ABI {}) is leaving: 1 open flows", ABI_VERSION + 1);
+    assert!(output.status.code() == Some(0) && text.contains(&told), "{text}");
+}
+
+/// Two processes that dial, one of which is a child with a name of its own.
+#[test]
+fn several_clients_have_a_column() {
+    let mut fixture = Fixture::without_daemon();
+    let other = stage::Cgroup::new();
+    let text = config(&fixture.cgroup, r#"{ file = "users.toml" }"#, "");
+    let second = format!("[[client]]\njob = \"mail\"\ncgroup = \"{}\"\n\n", other.relative().display());
+    fixture.daemon = Some(Daemon::start(&fixture.setup, &(second + &text)));
+    let (mut web, mut mail) = (fixture.probe(), Probe::start(&other));
+    web.dial(SERVICE);
+    mail.dial(SERVICE);
+    mail.dial(SERVICE);
+    let shown = flows(&fixture, &[]);
+    assert_eq!((count(&shown, "client", "web"), count(&shown, "client", "mail")), (1, 2));
+    let text = String::from_utf8_lossy(&fixture.setup.run(&["flows"]).stdout).into_owned();
+    assert!(text.lines().next().is_some_and(|header| header.contains("client")), "{text}");
+    assert_eq!(flows(&fixture, &["--client", "mail"]).len(), 2);
+}
+
+/// As many as a busy host may have, put where the kernel programs put them.
+#[test]
+fn a_hundred_thousand_flows_are_shown_each_once() {
+    let mut fixture = Fixture::new();
+    let many = if stage::in_a_guest() { 10_000 } else { 100_000 };
+    fixture.stop();
+    let pin = fixture.setup.map("web", map::FLOWS);
+    let mut records = values::<FlowRecord>(&pin);
+    for (number, record) in (1u32..).zip(records.iter_mut().take(many)) {
+        record.cookie = (1 << 32) + u64::from(number);
+        record.flow = Flow {
+            start_ns: 1_000 * u64::from(number * 7919 % 1_000_003),
+            slot: number % 3,
+            generation: 0,
+            process: std::process::id(),
+            draw: number,
+            table_generation: 1,
+            share: 341,
+            service: 0,
+            why: Policy::WeightedRoundRobin as u8,
+            phase: Phase::Established as u8,
+            ..bytemuck::Zeroable::zeroed()
+        };
+    }
+    set_all(&pin, &mut records);
+    let shown = flows(&fixture, &[]);
+    assert_eq!((shown.len(), cookies(&shown).len()), (many, many));
+    assert!(shown.is_sorted_by_key(|flow| std::cmp::Reverse(flow["age_s"].as_f64().map(f64::to_bits))));
+    assert!(flows(&fixture, &["--backend", "127.0.0.1:8001"]).len().abs_diff(many / 3) <= 1);
+    // This process is younger than those that dialled when the host was booted.
+    assert_eq!(shown[0]["process_name"], Value::Null);
+    let text = String::from_utf8_lossy(&fixture.setup.run(&["flows"]).stdout).into_owned();
+    assert_eq!(text.lines().count(), many + 1);
+}
