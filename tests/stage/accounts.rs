@@ -17,7 +17,7 @@ pub enum Counted {
 }
 
 /// What this build counts.
-pub const COUNTED: Counted = Counted::Active;
+pub const COUNTED: Counted = Counted::Full;
 
 impl Counted {
     /// The lines of a client that ask for it.
