@@ -12,6 +12,7 @@ use thiserror::Error;
 use crate::endpoint::EndpointList;
 use crate::membership::{self, Membership};
 use crate::plan::{BackendPlan, Plan, ServicePlan};
+use crate::rules;
 use crate::schedule;
 use crate::service::Service;
 use crate::slots::{Identity, Slot, Slots, SlotsExhausted};
@@ -280,6 +281,7 @@ impl Balancer {
             protocol: service.protocol,
             open: true,
             errno: service.errno,
+            rules: rules::of(service),
             fallback,
             schedule,
         }

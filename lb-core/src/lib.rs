@@ -2,7 +2,7 @@
 //!
 //! In reading order: what the operator asked for ([`service`]) and what sources report ([`endpoint`]); which endpoints
 //! this client task uses ([`subset`], [`membership`]) and how much it sends to each ([`weights`]); where they live in the kernel ([`slots`]); in which order connect
-//! takes them ([`schedule`]); all of it as one value and the ordered steps towards it ([`plan`]); and the one door through
+//! takes them ([`schedule`]) and by which rules ([`rules`]); all of it as one value and the ordered steps towards it ([`plan`]); and the one door through
 //! which facts come in ([`balancer`]).
 #![forbid(unsafe_code)]
 
@@ -19,6 +19,8 @@ pub mod membership;
 pub mod slots;
 
 pub mod schedule;
+
+pub mod rules;
 
 pub mod plan;
 

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use lb_common::abi::{BackendState, NO_SLOT};
+use lb_common::abi::{BackendState, NO_SLOT, Rules};
 
 use crate::service::Protocol;
 
@@ -35,6 +35,8 @@ pub struct ServicePlan {
     pub open: bool,
     /// The errno of a connect that finds no usable backend.
     pub errno: u16,
+    /// How a backend is picked, and what bounds that.
+    pub rules: Rules,
     /// The slot that is taken when every pick is unusable; [`NO_SLOT`] refuses the connect.
     pub fallback: u32,
     /// Slots in the order in which connect takes them; a power of two of them, or none.
@@ -69,6 +71,8 @@ pub enum Step {
     WriteBackend(u32, BackendPlan),
     /// Store the errno of refused connects.
     SetErrno(u16, u16),
+    /// Store the rules, by which the next connect picks; flows that there are stay where they are.
+    SetRules(u16, Rules),
     /// Store the fallback word.
     SetFallback(u16, u32),
     /// Store a backend's state word: usable, and why or why not.
@@ -121,6 +125,7 @@ impl Plan {
                 self.backends.insert(*slot, backend.clone());
             }
             Step::SetErrno(place, errno) => self.service(*place).errno = *errno,
+            Step::SetRules(place, rules) => self.service(*place).rules = *rules,
             Step::SetFallback(place, slot) => self.service(*place).fallback = *slot,
             Step::SetState(slot, usable, state) => {
                 let backend = self.backend(*slot);
@@ -210,10 +215,14 @@ fn same_service(a: &ServicePlan, b: &ServicePlan) -> bool {
 fn update(old: &Plan, new: &Plan, index: u16, steps: &mut Vec<Step>) {
     let service = &new.services[&index];
     let before = old.services.get(&index).filter(|before| same_service(before, service));
-    // A place that is written in this change gets its errno and its fallback with that.
+    // A place that is written in this change gets its errno, its rules and its fallback with that.
     if let Some(before) = before {
         if before.errno != service.errno {
             steps.push(Step::SetErrno(index, service.errno));
+        }
+        // Every policy can pick from every table, so the rules may go before it.
+        if before.rules != service.rules {
+            steps.push(Step::SetRules(index, service.rules));
         }
         // The fallback goes before the state words: a connect that sees the new word of its pick must not then take an
         // old fallback that the same change has made wrong.

@@ -3,8 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
-use lb_common::abi::{MAX_SCHEDULE_LOG2, MIN_SCHEDULE_LOG2, NO_SLOT, TableRef, Walk};
-use lb_common::pick::{Pick, Tables, pick};
+use lb_common::abi::{
+    BackendState, MAX_SCHEDULE_LOG2, MIN_SCHEDULE_LOG2, NO_SLOT, RecentErrors, StateWord, TableRef,
+};
+use lb_common::pick::{How, Pick, Tables, choose};
 use lb_core::balancer::{Balancer, Event, Limits};
 use lb_core::endpoint::{Endpoint, EndpointList, EndpointState};
 use lb_core::membership::Membership;
@@ -58,6 +60,8 @@ struct View<'a> {
 
 impl Tables for View<'_> {
     type Backend = u32;
+    type Members = ();
+    type Place = usize;
 
     fn entry(&self, entry: u32) -> Option<u32> {
         self.plan.services[&self.place].schedule.get(entry as usize).map(|slot| u32::from(*slot))
@@ -67,8 +71,34 @@ impl Tables for View<'_> {
         Some(slot)
     }
 
-    fn is_usable(&self, slot: u32) -> bool {
-        self.plan.backends.get(&slot).is_some_and(|backend| backend.usable)
+    fn state(&self, slot: u32) -> StateWord {
+        let usable = self.plan.backends.get(&slot).is_some_and(|backend| backend.usable);
+        StateWord::new(usable, BackendState::Healthy)
+    }
+
+    fn flows(&self, _: u32) -> u32 {
+        0
+    }
+
+    fn errors(&self, _: u32) -> RecentErrors {
+        RecentErrors::default()
+    }
+
+    fn share(&self, _: u32) -> u32 {
+        1
+    }
+
+    /// The slots that the schedule names, as the datapath lists them.
+    fn members(&self, _: TableRef) -> Option<()> {
+        (!self.listed().is_empty()).then_some(())
+    }
+
+    fn list(&self, (): ()) -> Option<(u32, usize)> {
+        Some((u32::try_from(self.listed().len()).expect("few"), 0))
+    }
+
+    fn member(&self, place: usize) -> (u32, usize) {
+        (self.listed().into_iter().nth(place).expect("a member"), place + 1)
     }
 
     fn fallback(&self) -> u32 {
@@ -76,19 +106,20 @@ impl Tables for View<'_> {
     }
 }
 
+impl View<'_> {
+    fn listed(&self) -> BTreeSet<u32> {
+        self.plan.services[&self.place].schedule.iter().map(|slot| u32::from(*slot)).collect()
+    }
+}
+
 /// Where a connect to `address` goes at this moment: `None` if it is not balanced.
-fn connect(
-    plan: &Plan,
-    keys: &BTreeMap<SocketAddr, u16>,
-    address: SocketAddr,
-    phase: u32,
-) -> Option<Pick<u32>> {
+fn connect(plan: &Plan, keys: &BTreeMap<SocketAddr, u16>, address: SocketAddr, draw: u32) -> Option<Pick> {
     let &place = keys.get(&address)?;
     let len = plan.services[&place].schedule.len();
     let length_log2 = if len == 0 { 0 } else { u8::try_from(len.ilog2()).expect("it fits") };
     assert!(len == 0 || (MIN_SCHEDULE_LOG2..=MAX_SCHEDULE_LOG2).contains(&length_log2));
     let table = TableRef { base: 0, generation: 0, length_log2, members: 0 };
-    Some(pick(&View { plan, place }, table, Walk { phase, start: 0 }))
+    Some(choose(&View { plan, place }, table, plan.services[&place].rules, draw, 0))
 }
 
 /// Carries a step out on the keys: which place an address leads to.
@@ -119,7 +150,7 @@ fn walk(old: &Plan, new: &Plan, keys: &mut BTreeMap<SocketAddr, u16>, always: &[
             for phase in [0, 1, 7, 500, 1023] {
                 let picked = connect(&now, keys, *address, phase);
                 let slot = match picked {
-                    Some(Pick::Scheduled(slot, _) | Pick::Fallback(slot, _)) => slot,
+                    Some(Pick { how: How::Picked | How::Fallback, slot }) => slot,
                     other => panic!("{address} after {step:?}: {other:?}"),
                 };
                 let backend = &now.backends[&slot];
@@ -234,7 +265,7 @@ fn a_closed_service_refuses_nobody_on_its_way_out() {
         record_key(&mut keys, &now, &step);
         // Balanced until it is not: never a refusal.
         match connect(&now, &keys, gone, 0) {
-            None | Some(Pick::Scheduled(..)) => {}
+            None | Some(Pick { how: How::Picked, .. }) => {}
             other => panic!("after {step:?}: {other:?}"),
         }
     }

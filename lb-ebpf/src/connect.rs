@@ -4,18 +4,18 @@
 //! known service without a usable backend is refused.
 
 use lb_common::abi::{
-    Active, Backend, ENTRIES_PER_CELL, Flow, NOT_A_SERVICE, Outcomes, Phase, ScheduleCell, Service,
-    ServiceKey4, ServiceKey6, StateWord, TableRef, Walk,
+    Active, Backend, Flow, NOT_A_SERVICE, Outcomes, Phase, Reason, Service, ServiceKey4, ServiceKey6,
+    TableRef,
 };
 use lb_common::net::{Address, Be32};
-use lb_common::pick::{Pick, Tables, pick};
+use lb_common::pick::{How, pick};
 
 use crate::atomic::{self, Instructions};
 use crate::context::{Dial, TCP};
 use crate::maps::{
-    ACTIVE, BACKENDS, HAS_SET_RETVAL, KNOWS_MPTCP, OUTCOMES, SCHEDULE, SERVICES, SERVICES_V4, SERVICES_V6,
-    WALKS,
+    ACTIVE, BACKENDS, HAS_SET_RETVAL, KNOWS_MPTCP, OUTCOMES, SERVICES, SERVICES_V4, SERVICES_V6, WALKS,
 };
+use crate::tables::{Kernel, Walking, rules};
 use crate::{PROCEED, clock, flow, tally};
 
 /// The verdict that fails the call.
@@ -95,46 +95,40 @@ fn balance<I: Instructions>(dial: &Dial, service: Option<u32>) -> Verdict {
         tally(index, |outcomes| &raw mut outcomes.passed);
         return Verdict::Proceed;
     };
-    // SAFETY: live map values. The table is one word and is loaded in one piece.
-    let (table, walk): (TableRef, Walk) = unsafe {
-        (TableRef::from_word((&raw const (*service).table).cast::<u64>().read_volatile()), I::step(walk))
-    };
-    let (slot, active, scheduled) = match pick(&Kernel { service }, table, walk) {
-        Pick::Scheduled(slot, active) => (slot, active, true),
-        Pick::Fallback(slot, active) => (slot, active, false),
-        refused_or_broken => {
-            flow::leave::<I>(dial.cookie());
-            if refused_or_broken != Pick::Refused {
-                tally(index, |outcomes| &raw mut outcomes.passed);
-                return Verdict::Proceed;
-            }
-            tally(index, |outcomes| &raw mut outcomes.refused);
-            if HAS_SET_RETVAL.load() != 0 {
-                // SAFETY: a live map value.
-                dial.set_errno(unsafe { (&raw const (*service).errno).read_volatile() });
-            }
-            return Verdict::Refuse;
-        }
-    };
-    let backend: *const Backend = match BACKENDS.get_ptr(slot) {
-        Some(backend) => backend,
-        None => return Verdict::Proceed,
+    // SAFETY: a live map value. The table is one word and is loaded in one piece.
+    let table = TableRef::from_word(unsafe { (&raw const (*service).table).cast::<u64>().read_volatile() });
+    // One look at the clock serves the choice and the flow.
+    let now = clock::now_ns();
+    let rules = rules(service);
+    let (picked, draw) =
+        pick(&Kernel { index, service }, &Walking::<I>::new(walk), table, rules, clock::tick(now));
+    let slot = picked.slot;
+    // Nobody's slot is past the end of both maps.
+    let (backend, active): (*const Backend, *const Active) =
+        match (BACKENDS.get_ptr(slot), ACTIVE.get_ptr(slot)) {
+            (Some(backend), Some(active)) => (backend, active),
+            _ => return nobody::<I>(dial, index, service, picked.how),
+        };
+    let reason = match picked.how {
+        How::Overflowed => Reason::Overflow,
+        How::Fallback => Reason::Fallback,
+        How::Picked | How::Limited | How::Refused | How::Broken => Reason::Picked,
     };
     tally::count(slot, |counts| &raw mut counts.chosen);
     // SAFETY: live map values.
     let flow = unsafe {
         let share = (&raw const (*active).share).read_volatile();
         Flow {
-            start_ns: clock::now_ns(),
+            start_ns: now,
             namespace: dial.namespace(),
             slot,
             generation: (&raw const (*backend).generation).read_volatile(),
             process: dial.process(),
-            draw: walk.phase,
+            draw,
             table_generation: table.generation,
             share: if share > 0xffff { 0xffff } else { share as u16 },
             service: index as u16,
-            why: 1,
+            why: rules.policy | (reason as u8) << 4,
             phase: if dial.protocol() == Some(TCP) { Phase::Chosen } else { Phase::Datagrams } as u8,
             unknown: 0,
         }
@@ -147,12 +141,33 @@ fn balance<I: Instructions>(dial: &Dial, service: Option<u32>) -> Verdict {
     // path, which the verifier allows with CAP_PERFMON only.
     if !tracked {
         tally(index, |outcomes| &raw mut outcomes.untracked);
-    } else if scheduled {
-        tally(index, |outcomes| &raw mut outcomes.forwarded);
     } else {
-        tally(index, |outcomes| &raw mut outcomes.fallback);
+        match reason {
+            Reason::Picked => tally(index, |outcomes| &raw mut outcomes.forwarded),
+            Reason::Overflow => tally(index, |outcomes| &raw mut outcomes.overflowed),
+            Reason::Fallback => tally(index, |outcomes| &raw mut outcomes.fallback),
+        }
     }
     Verdict::Forward(backend)
+}
+
+/// The call goes to no backend.
+#[inline(always)]
+fn nobody<I: Instructions>(dial: &Dial, index: u32, service: *const Service, how: How) -> Verdict {
+    flow::leave::<I>(dial.cookie());
+    match how {
+        How::Limited => tally(index, |outcomes| &raw mut outcomes.limited),
+        How::Refused => tally(index, |outcomes| &raw mut outcomes.refused),
+        How::Picked | How::Overflowed | How::Fallback | How::Broken => {
+            tally(index, |outcomes| &raw mut outcomes.passed);
+            return Verdict::Proceed;
+        }
+    }
+    if HAS_SET_RETVAL.load() != 0 {
+        // SAFETY: a live map value.
+        dial.set_errno(unsafe { (&raw const (*service).errno).read_volatile() });
+    }
+    Verdict::Refuse
 }
 
 /// Records the flow. Returns whether it could: the flow table may be full, or the end of the flow be invisible.
@@ -170,41 +185,5 @@ fn tally(row: u32, field: impl FnOnce(&mut Outcomes) -> *mut u64) {
     if let Some(outcomes) = OUTCOMES.get_ptr_mut(row) {
         // SAFETY: this CPU's map value; the closure only takes a field's address.
         unsafe { atomic::add(field(&mut *outcomes), 1) };
-    }
-}
-
-/// The tables as they lie in this client task's maps.
-struct Kernel {
-    service: *const Service,
-}
-
-impl Tables for Kernel {
-    type Backend = *const Active;
-
-    #[inline(always)]
-    fn entry(&self, entry: u32) -> Option<u32> {
-        let cell: *const ScheduleCell = SCHEDULE.get_ptr(entry / ENTRIES_PER_CELL)?;
-        // The cell is loaded as one word and shifted: indexing it would be arithmetic on a map pointer, which the
-        // verifier would have to follow.
-        // SAFETY: a live map value, aligned to eight bytes.
-        let word = unsafe { cell.cast::<u64>().read_volatile() };
-        Some((word >> (16 * (entry % ENTRIES_PER_CELL))) as u32 & 0xffff)
-    }
-
-    #[inline(always)]
-    fn backend(&self, slot: u32) -> Option<*const Active> {
-        ACTIVE.get_ptr(slot)
-    }
-
-    #[inline(always)]
-    fn is_usable(&self, active: *const Active) -> bool {
-        // SAFETY: a live map value; the state word changes at any time, hence one volatile load.
-        StateWord::is_usable(unsafe { (&raw const (*active).state).cast::<u32>().read_volatile() })
-    }
-
-    #[inline(always)]
-    fn fallback(&self) -> u32 {
-        // SAFETY: a live map value.
-        unsafe { (&raw const (*self.service).fallback).read_volatile() }
     }
 }

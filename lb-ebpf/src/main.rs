@@ -6,6 +6,8 @@
 #![no_main]
 // The bpfel target has no read-modify-write atomics in `core::sync::atomic`; the intrinsics behind them work.
 #![feature(core_intrinsics)]
+// Assembly of this target is not stable yet.
+#![feature(asm_experimental_arch)]
 #![expect(internal_features, reason = "see core_intrinsics above")]
 
 mod maps;
@@ -21,6 +23,8 @@ mod clock;
 mod tally;
 
 mod flow;
+
+mod tables;
 
 mod connect;
 

@@ -5,7 +5,7 @@
 
 use lb_common::abi::{Counts, ENDING_ROWS, Flow, Service, TIME_BUCKETS, Times, bucket};
 use lb_common::ending::Ending;
-use lb_common::load;
+use lb_common::load::{self, HalfLife};
 
 use crate::atomic;
 use crate::clock;
@@ -115,7 +115,7 @@ fn error(flow: &Flow, now: u32) {
         // SAFETY: a live map value; the errors are one word.
         unsafe {
             let errors = &raw mut (*active).errors;
-            errors.write_volatile(load::with_another(errors.read_volatile(), now, half_life));
+            errors.write_volatile(load::with_another(errors.read_volatile(), now, HalfLife::new(half_life)));
         }
     }
 }

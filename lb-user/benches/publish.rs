@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-use lb_common::abi::BackendState;
+use lb_common::abi::{BackendState, Rules};
 use lb_core::plan::{BackendPlan, Plan, ServicePlan};
 use lb_core::schedule::{apportion, interleave};
 use lb_core::service::Protocol;
@@ -102,6 +102,7 @@ fn plan(net: u8, first: u32) -> Plan {
         protocol: Protocol::Tcp,
         open: true,
         errno: 113,
+        rules: Rules::default(),
         fallback: first,
         schedule,
     };

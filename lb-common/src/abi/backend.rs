@@ -29,10 +29,16 @@ impl StateWord {
         bytemuck::cast(self)
     }
 
-    /// Whether the word says that the backend may be chosen.
+    /// From the word.
     #[inline(always)]
-    pub fn is_usable(word: u32) -> bool {
-        bytemuck::cast::<u32, Self>(word).usable != 0
+    pub fn from_word(word: u32) -> Self {
+        bytemuck::cast(word)
+    }
+
+    /// Whether it says that the backend may be chosen.
+    #[inline(always)]
+    pub fn is_usable(self) -> bool {
+        self.usable != 0
     }
 }
 

@@ -9,7 +9,8 @@ use crate::ending::Ending;
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct Walk {
-    /// Picks so far, wrapping. Never reset: the walk goes on over each new table.
+    /// How far it has come, wrapping: by one entry with each pick, or past the member that `least-loaded` took. Never reset:
+    /// the walk goes on over each new table.
     pub phase: u32,
     /// Where the walk starts, as a fraction of the table's length in units of 2^-32.
     pub start: u32,

@@ -123,7 +123,7 @@ const _: () = assert!(size_of::<Service>() == 128);
 pub struct Rules {
     /// A [`Policy`].
     pub policy: u8,
-    /// What happens when every backend is at the limit: 0 takes the least loaded one, 1 refuses.
+    /// What happens when every backend is at the limit: [`OVERFLOW_LEAST_LOADED`] or [`OVERFLOW_REFUSE`].
     pub overflow: u8,
     /// SYNs that are sent again before a connect of the service times out; 0 leaves the kernel's.
     pub syn_retries: u8,
@@ -139,6 +139,11 @@ pub struct Rules {
     pub _padding: u32,
 }
 const _: () = assert!(size_of::<Rules>() == 20);
+
+/// When every backend is at the limit, the least loaded one is taken.
+pub const OVERFLOW_LEAST_LOADED: u8 = 0;
+/// When every backend is at the limit, the call is refused.
+pub const OVERFLOW_REFUSE: u8 = 1;
 
 /// Binary logarithm of the nanoseconds in a tick: 1.05 ms. As 32 bits they wrap after 52 days.
 pub const TICK_LOG2: u32 = 20;

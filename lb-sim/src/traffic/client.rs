@@ -1,13 +1,16 @@
 //! One client task: the daemon's mind, the tables that it would write for the kernel, and the connections that it has.
 //!
-//! The mind is a real [`Balancer`], a connect is decided by the kernel's own [`pick`]. It does what it is told and when;
+//! The mind is a real [`Balancer`], a connect is decided by the kernel's own [`choose`], for the policies
+//! that walk. It does what it is told and when;
 //! it knows nothing of backends but their indexes.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
-use lb_common::abi::{MAX_SCHEDULE_LOG2, NO_SLOT, TableRef, Walk};
-use lb_common::pick::{Pick, Tables, pick};
+use lb_common::abi::{
+    BackendState, MAX_SCHEDULE_LOG2, NO_SLOT, RecentErrors, Rules, StateWord, TableRef, Walk,
+};
+use lb_common::pick::{Pick, Tables, choose, position};
 use lb_core::balancer::{Balancer, Event, Limits};
 use lb_core::endpoint::EndpointList;
 use lb_core::membership::Membership;
@@ -75,6 +78,7 @@ pub struct Client {
     balancer: Balancer,
     schedule: Arc<[u16]>,
     fallback: u32,
+    rules: Rules,
     walk: Walk,
     /// By slot.
     pub held: Vec<Option<Held>>,
@@ -90,6 +94,8 @@ struct View<'a>(&'a Client);
 
 impl Tables for View<'_> {
     type Backend = u32;
+    type Members = ();
+    type Place = ();
 
     fn entry(&self, entry: u32) -> Option<u32> {
         self.0.schedule.get(entry as usize).map(|slot| u32::from(*slot))
@@ -99,10 +105,38 @@ impl Tables for View<'_> {
         self.0.held.get(slot as usize)?.map(|_| slot)
     }
 
-    fn is_usable(&self, slot: u32) -> bool {
+    fn state(&self, slot: u32) -> StateWord {
         let at = slot as usize;
         let is_ready = self.0.links[at].is_some_and(|link| link.state == LinkState::Ready);
-        self.0.held[at].is_some_and(|held| held.usable) && (is_ready || !self.0.needs_links)
+        let usable = self.0.held[at].is_some_and(|held| held.usable) && (is_ready || !self.0.needs_links);
+        StateWord::new(usable, BackendState::Healthy)
+    }
+
+    fn flows(&self, slot: u32) -> u32 {
+        self.0.links[slot as usize].map_or(0, |link| link.flows)
+    }
+
+    /// Nothing fails in a scenario in a way that a policy would count.
+    fn errors(&self, _: u32) -> RecentErrors {
+        RecentErrors::default()
+    }
+
+    fn share(&self, slot: u32) -> u32 {
+        let entries = self.0.schedule.iter().filter(|entry| u32::from(**entry) == slot).count();
+        u32::try_from(entries).unwrap_or(u32::MAX)
+    }
+
+    /// Only scans ask for them, and walks have none without a limit.
+    fn members(&self, _: TableRef) -> Option<()> {
+        None
+    }
+
+    fn list(&self, (): ()) -> Option<(u32, ())> {
+        None
+    }
+
+    fn member(&self, (): ()) -> (u32, ()) {
+        (NO_SLOT, ())
     }
 
     fn fallback(&self) -> u32 {
@@ -134,6 +168,7 @@ impl Client {
             balancer: balancer.expect("there is a place for one service"),
             schedule: Arc::from([]),
             fallback: NO_SLOT,
+            rules: Rules::default(),
             walk: Walk { phase: 0, start },
             held: Vec::new(),
             links: Vec::new(),
@@ -157,6 +192,7 @@ impl Client {
         let service = plan.services.values().next().expect("the service has a place");
         self.schedule = Arc::clone(&service.schedule);
         self.fallback = service.fallback;
+        self.rules = service.rules;
         let slots = plan.backends.last_key_value().map_or(0, |(slot, _)| *slot as usize + 1);
         self.held = vec![None; slots];
         for (slot, backend) in &plan.backends {
@@ -167,11 +203,12 @@ impl Client {
     }
 
     /// Where the next connect or request goes.
-    pub fn pick(&mut self) -> Pick<u32> {
+    pub fn pick(&mut self) -> Pick {
         let length = self.schedule.len();
         let length_log2 = length.checked_ilog2().map_or(0, |log2| u8::try_from(log2).unwrap_or(u8::MAX));
         let table = TableRef { base: 0, generation: 0, length_log2, members: 0 };
-        let picked = pick(&View(self), table, self.walk);
+        let draw = position(self.walk, length_log2);
+        let picked = choose(&View(self), table, self.rules, draw, 0);
         self.walk.phase = self.walk.phase.wrapping_add(1);
         picked
     }

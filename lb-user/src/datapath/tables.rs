@@ -21,7 +21,7 @@ use std::sync::Arc;
 use aya::maps::MapError;
 use lb_common::abi::{
     self, Active, Anomalies, Backend, BackendState, ENTRIES_PER_CELL, Members, NO_MEMBERS, NO_SLOT,
-    NOT_A_SERVICE, Outcomes, SERVICE_FREE, SERVICE_LEAVING, SERVICE_LIVE, ScheduleCell, Service,
+    NOT_A_SERVICE, Outcomes, Rules, SERVICE_FREE, SERVICE_LEAVING, SERVICE_LIVE, ScheduleCell, Service,
     ServiceIndex, ServiceKey4, ServiceKey6, StateWord, TableRef, Walk, map,
 };
 use lb_common::net::{Address, Be16, Be32, socket_addr};
@@ -88,6 +88,7 @@ pub struct ServiceView {
     pub open: bool,
     pub errno: u16,
     pub fallback: u32,
+    pub rules: Rules,
     pub table: TableRef,
 }
 
@@ -127,6 +128,7 @@ impl Tables {
                 open: self.open_at(address, protocol)? == Some(place),
                 errno: u16::try_from(row.errno).unwrap_or(u16::MAX),
                 fallback: row.fallback,
+                rules: row.rules,
                 table: TableRef::from_word(word),
             });
         }
@@ -279,6 +281,7 @@ impl Tables {
                     protocol: view.protocol,
                     open: view.open,
                     errno: view.errno,
+                    rules: view.rules,
                     fallback: view.fallback,
                     schedule,
                 },
@@ -310,6 +313,7 @@ impl Tables {
                 let at = offset_of!(Service, errno);
                 self.maps.services.store32(usize::from(*place), at, u32::from(*errno));
             }
+            Step::SetRules(place, rules) => self.set_rules(*place, *rules),
             Step::SetFallback(place, slot) => {
                 self.maps.services.store32(usize::from(*place), offset_of!(Service, fallback), *slot);
             }
@@ -339,6 +343,7 @@ impl Tables {
         let mut row: Service = bytemuck::Zeroable::zeroed();
         row.fallback = service.fallback;
         row.errno = u32::from(service.errno);
+        row.rules = service.rules;
         row.address = Address::from(service.address.ip());
         row.port = Be16::from_host(service.address.port());
         row.protocol = service.protocol.number();
@@ -355,6 +360,14 @@ impl Tables {
         let zero = on_every_cpu(|_| Outcomes::default(), walks.cpus).map_err(values)?;
         set(&mut self.maps.walks, index, walk).map_err(|error| self.fail(map::WALKS, "write", error))?;
         set(&mut self.maps.outcomes, index, zero).map_err(|error| self.fail(map::OUTCOMES, "write", error))
+    }
+
+    /// Each word by itself: connect may read between two of them, and finds rules that it can follow.
+    fn set_rules(&mut self, place: u16, rules: Rules) {
+        for (i, word) in bytemuck::cast_ref::<Rules, [u32; size_of::<Rules>() / 4]>(&rules).iter().enumerate()
+        {
+            self.maps.services.store32(usize::from(place), offset_of!(Service, rules) + 4 * i, *word);
+        }
     }
 
     /// A backend that was here before goes on with its counts. They are written first, and forgotten elsewhere last.

@@ -2,7 +2,7 @@
 //!
 //! A client is taken out of its place while something happens to it, so that it and the backends can both change.
 
-use lb_common::pick::Pick;
+use lb_common::pick::How;
 use lb_core::subset::random::{SplitMix64, mix64};
 
 use super::{Event, World};
@@ -213,10 +213,11 @@ impl World<'_> {
         let life = draw::length(table.lives, table.lasts.us, &mut client.rng);
         self.queue.push(self.now + gap.max(1), Event::Arrive(id));
         self.counts.arrivals += 1;
-        match client.pick() {
-            Pick::Scheduled(slot, _) | Pick::Fallback(slot, _) => self.send(id, &mut client, slot, life),
-            Pick::Refused => self.counts.errors.refused += 1,
-            Pick::Broken => unreachable!("a plan's tables agree with each other"),
+        let picked = client.pick();
+        match picked.how {
+            How::Picked | How::Overflowed | How::Fallback => self.send(id, &mut client, picked.slot, life),
+            How::Limited | How::Refused => self.counts.errors.refused += 1,
+            How::Broken => unreachable!("a plan's tables agree with each other"),
         }
         self.clients[id as usize] = Some(client);
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
-use lb_common::abi::{ABI_VERSION, Anomalies, BackendState, Outcomes, TableRef};
+use lb_common::abi::{ABI_VERSION, Anomalies, BackendState, Outcomes, Rules, TableRef};
 use lb_common::ending::Ending;
 use lb_core::service::Protocol;
 
@@ -60,6 +60,7 @@ fn client() -> ClientReadout {
             open: true,
             errno: 113,
             fallback: 0,
+            rules: Rules::default(),
             table: TableRef { base: 0, generation: 9, length_log2: 10, members: 1 },
         },
         is_usable: true,

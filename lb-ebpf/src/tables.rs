@@ -1,0 +1,193 @@
+//! What a choice reads: the tables of a service as they lie in this client task's maps, and where draws come from.
+
+use core::arch::asm;
+use core::marker::PhantomData;
+
+use aya_ebpf::helpers::generated as helper;
+use lb_common::abi::{
+    Active, ENTRIES_PER_CELL, Members, RecentErrors, Rules, ScheduleCell, Service, StateWord, TableRef, Walk,
+};
+use lb_common::pick::{self, Draws, Scan, Tables};
+
+use crate::atomic::Instructions;
+use crate::maps::{ACTIVE, MEMBERS, SCHEDULE};
+
+/// The tables of one service.
+pub struct Kernel {
+    pub index: u32,
+    pub service: *const Service,
+}
+
+/// What a choice needs of a service's rules. The daemon stores each field by itself, at any time.
+#[inline(always)]
+pub fn rules(service: *const Service) -> Rules {
+    // SAFETY: a live map value.
+    unsafe {
+        let rules = &raw const (*service).rules;
+        Rules {
+            policy: (&raw const (*rules).policy).read_volatile(),
+            overflow: (&raw const (*rules).overflow).read_volatile(),
+            active_limit: (&raw const (*rules).active_limit).read_volatile(),
+            error_half_life: (&raw const (*rules).error_half_life).read_volatile(),
+            syn_retries: 0,
+            _reserved: 0,
+            rebind: 0,
+            _padding: 0,
+        }
+    }
+}
+
+impl Tables for Kernel {
+    type Backend = *const Active;
+    type Members = u32;
+    type Place = *const u16;
+
+    #[inline(always)]
+    fn entry(&self, entry: u32) -> Option<u32> {
+        let cell: *const ScheduleCell = SCHEDULE.get_ptr(entry / ENTRIES_PER_CELL)?;
+        // The cell is loaded as one word and shifted: indexing it would be arithmetic on a map pointer, which the
+        // verifier would have to follow.
+        // SAFETY: a live map value, aligned to eight bytes.
+        let word = unsafe { cell.cast::<u64>().read_volatile() };
+        Some((word >> (16 * (entry % ENTRIES_PER_CELL))) as u32 & 0xffff)
+    }
+
+    #[inline(always)]
+    fn backend(&self, slot: u32) -> Option<*const Active> {
+        ACTIVE.get_ptr(slot)
+    }
+
+    #[inline(always)]
+    fn state(&self, active: *const Active) -> StateWord {
+        // SAFETY: a live map value; the state word changes at any time, hence one volatile load.
+        StateWord::from_word(unsafe { (&raw const (*active).state).cast::<u32>().read_volatile() })
+    }
+
+    #[inline(always)]
+    fn flows(&self, active: *const Active) -> u32 {
+        // SAFETY: a live map value. There are fewer flows than 32 bits can count.
+        unsafe { (&raw const (*active).flows).read_volatile() as u32 }
+    }
+
+    #[inline(always)]
+    fn errors(&self, active: *const Active) -> RecentErrors {
+        // SAFETY: a live map value; the errors are one word.
+        let word = unsafe { (&raw const (*active).errors).cast::<u64>().read_volatile() };
+        RecentErrors { count: word as u32, since: (word >> 32) as u32 }
+    }
+
+    #[inline(always)]
+    fn share(&self, active: *const Active) -> u32 {
+        // SAFETY: a live map value.
+        unsafe { (&raw const (*active).share).read_volatile() }
+    }
+
+    #[inline(always)]
+    fn members(&self, table: TableRef) -> Option<u32> {
+        table.members_of(self.index)
+    }
+
+    #[inline(always)]
+    fn list(&self, members: u32) -> Option<(u32, *const u16)> {
+        let members: *const Members = MEMBERS.get_ptr(members)?;
+        // Before the first slot, so that a walk ends at the last and not behind it: without CAP_PERFMON no pointer may leave
+        // its map's value.
+        // SAFETY: a live map value; the slots follow the field.
+        unsafe {
+            let count = (&raw const (*members).count).read_volatile();
+            Some((count, (&raw const (*members)._reserved).cast::<u16>().add(1)))
+        }
+    }
+
+    #[inline(always)]
+    fn member(&self, before: *const u16) -> (u32, *const u16) {
+        let mut place = before;
+        // The compiler is not to see the pointers of two turns together: it would make an index of them.
+        // SAFETY: within the slots of a live map value, because no more are asked for than there are; the instruction
+        // adds the size of a slot.
+        unsafe {
+            asm!("{0} += 2", inout(reg) place, options(pure, readonly, nostack, preserves_flags));
+            (u32::from(place.read_volatile()), place)
+        }
+    }
+
+    #[inline(always)]
+    fn least(&self, members: u32, scan: Scan) -> u64 {
+        least_of_members(members, scan.draw, scan.now, scan.active_limit, scan.error_half_life)
+    }
+
+    #[inline(always)]
+    fn first_free(&self, table: TableRef, from: u32, active_limit: u32) -> u32 {
+        first_free_entry(table.base, u32::from(table.length_log2), from, active_limit)
+    }
+
+    #[inline(always)]
+    fn fallback(&self) -> u32 {
+        // SAFETY: a live map value.
+        unsafe { (&raw const (*self.service).fallback).read_volatile() }
+    }
+}
+
+/// A scan as a function of its own, visible from outside: so the verifier follows it once, for any arguments, and takes its
+/// result for any number.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn least_of_members(
+    members: u32,
+    draw: u32,
+    now: u32,
+    active_limit: u32,
+    error_half_life: u32,
+) -> u64 {
+    let nowhere = Kernel { index: 0, service: core::ptr::null() };
+    pick::least(&nowhere, members, Scan { draw, now, active_limit, error_half_life })
+}
+
+/// As [`least_of_members`]: a long look at the schedule.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn first_free_entry(base: u32, length_log2: u32, from: u32, active_limit: u32) -> u32 {
+    let nowhere = Kernel { index: 0, service: core::ptr::null() };
+    let table = TableRef { base, generation: 0, length_log2: length_log2 as u8, members: 0 };
+    pick::first_free_of_many(&nowhere, table, from, active_limit)
+}
+
+/// This CPU's walk over the service's tables, and the kernel's random numbers.
+pub struct Walking<I> {
+    walk: *mut Walk,
+    instructions: PhantomData<I>,
+}
+
+impl<I> Walking<I> {
+    /// `walk` points to this CPU's value of a per-CPU map.
+    #[inline(always)]
+    pub fn new(walk: *mut Walk) -> Self {
+        Self { walk, instructions: PhantomData }
+    }
+}
+
+impl<I: Instructions> Draws for Walking<I> {
+    #[inline(always)]
+    fn step(&self) -> Walk {
+        // SAFETY: this CPU's map value, as `new` demands.
+        unsafe { I::step(self.walk) }
+    }
+
+    #[inline(always)]
+    fn walk(&self) -> Walk {
+        // SAFETY: as above.
+        unsafe { self.walk.read_volatile() }
+    }
+
+    #[inline(always)]
+    fn set_phase(&self, phase: u32) {
+        // SAFETY: as above.
+        unsafe { (&raw mut (*self.walk).phase).write_volatile(phase) };
+    }
+
+    #[inline(always)]
+    fn random(&self) -> u32 {
+        // SAFETY: the helper takes nothing.
+        unsafe { helper::bpf_get_prandom_u32() }
+    }
+}
