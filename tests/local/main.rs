@@ -4,6 +4,10 @@ mod verifier;
 
 mod shares;
 
+mod policies;
+
+mod replay;
+
 mod subsets;
 
 mod families;

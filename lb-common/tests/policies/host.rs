@@ -1,0 +1,185 @@
+//! Tables and draws on the host, as a test lays them out.
+
+use std::cell::Cell;
+
+use lb_common::abi::{
+    BackendState, MIN_SCHEDULE_LOG2, NO_SLOT, Policy, RecentErrors, Rules, StateWord, TableRef, Walk,
+};
+use lb_common::pick::{Draws, How, Pick, Tables, pick};
+
+/// A backend as a choice sees it.
+#[derive(Clone, Copy, Debug)]
+pub struct Backend {
+    pub usable: bool,
+    pub flows: u32,
+    pub errors: RecentErrors,
+}
+
+/// The tables of one service. The backend of a slot is at that place of the list.
+#[derive(Clone, Debug)]
+pub struct Host {
+    pub entries: Vec<u32>,
+    pub backends: Vec<Backend>,
+    /// Whether members are listed.
+    pub listed: bool,
+    pub fallback: u32,
+    pub shares: Vec<u32>,
+    pub members: Vec<u32>,
+}
+
+impl Host {
+    /// Idle backends that can all be chosen, behind a schedule.
+    pub fn new(entries: Vec<u32>, backends: usize) -> Self {
+        let idle = Backend { usable: true, flows: 0, errors: RecentErrors::default() };
+        let mut shares = vec![0; backends];
+        for slot in &entries {
+            if let Some(share) = shares.get_mut(*slot as usize) {
+                *share += 1;
+            }
+        }
+        let mut members = entries.clone();
+        members.sort_unstable();
+        members.dedup();
+        Self { entries, backends: vec![idle; backends], listed: true, fallback: NO_SLOT, shares, members }
+    }
+
+    /// This many backends in turn over a whole table of the shortest length.
+    pub fn in_turn(backends: u32) -> Self {
+        Self::new((0..LENGTH).map(|entry| entry % backends).collect(), backends as usize)
+    }
+
+    /// The same with these open flows.
+    pub fn with_flows(mut self, flows: &[u32]) -> Self {
+        for (backend, flows) in self.backends.iter_mut().zip(flows) {
+            backend.flows = *flows;
+        }
+        self
+    }
+
+    /// The same, but these slots may not be chosen.
+    pub fn without(mut self, unusable: &[usize]) -> Self {
+        for slot in unusable {
+            self.backends[*slot].usable = false;
+        }
+        self
+    }
+
+    /// The open flows of all.
+    pub fn flows(&self) -> Vec<u32> {
+        self.backends.iter().map(|backend| backend.flows).collect()
+    }
+
+    /// The table, which begins at the first entry.
+    pub fn table(&self) -> TableRef {
+        let length_log2 = u8::try_from(self.entries.len().ilog2()).expect("small");
+        TableRef { base: 0, generation: 0, length_log2, members: 1 }
+    }
+
+    /// Picks, and opens a flow there if there is one.
+    pub fn connect(&mut self, cpu: &Cpu, rules: Rules) -> Pick {
+        let (picked, _) = pick(self, cpu, self.table(), rules, NOW);
+        if picked.slot != NO_SLOT {
+            self.backends[picked.slot as usize].flows += 1;
+        }
+        picked
+    }
+}
+
+/// The shortest table.
+pub const LENGTH: u32 = 1 << MIN_SCHEDULE_LOG2;
+/// The tick of all picks.
+pub const NOW: u32 = 1_000_000;
+
+/// The rules of a policy without a limit.
+pub fn rules(policy: Policy) -> Rules {
+    Rules { policy: policy as u8, ..Rules::default() }
+}
+
+/// A pick by the policy.
+pub fn picked(slot: u32) -> Pick {
+    Pick { how: How::Picked, slot }
+}
+
+impl Tables for Host {
+    type Backend = usize;
+    type Members = ();
+    type Place = usize;
+
+    fn entry(&self, entry: u32) -> Option<u32> {
+        self.entries.get(entry as usize).copied()
+    }
+
+    fn backend(&self, slot: u32) -> Option<usize> {
+        self.backends.get(slot as usize).map(|_| slot as usize)
+    }
+
+    fn state(&self, backend: usize) -> StateWord {
+        StateWord::new(self.backends[backend].usable, BackendState::Healthy)
+    }
+
+    fn flows(&self, backend: usize) -> u32 {
+        self.backends[backend].flows
+    }
+
+    fn errors(&self, backend: usize) -> RecentErrors {
+        self.backends[backend].errors
+    }
+
+    fn share(&self, backend: usize) -> u32 {
+        self.shares[backend]
+    }
+
+    fn members(&self, _: TableRef) -> Option<()> {
+        self.listed.then_some(())
+    }
+
+    fn list(&self, (): ()) -> Option<(u32, usize)> {
+        Some((u32::try_from(self.members.len()).expect("few"), 0))
+    }
+
+    fn member(&self, place: usize) -> (u32, usize) {
+        (self.members[place], place + 1)
+    }
+
+    fn fallback(&self) -> u32 {
+        self.fallback
+    }
+}
+
+/// A CPU: its walk, and random numbers that are the same in each run (SplitMix64).
+#[derive(Clone, Debug)]
+pub struct Cpu {
+    walk: Cell<Walk>,
+    random: Cell<u64>,
+}
+
+impl Cpu {
+    /// A CPU whose walk starts at this fraction of the table, in units of 2^-32, and whose random numbers have this seed.
+    pub fn new(start: u32, seed: u64) -> Self {
+        Self { walk: Cell::new(Walk { phase: 0, start }), random: Cell::new(seed) }
+    }
+}
+
+impl Draws for Cpu {
+    fn step(&self) -> Walk {
+        let walk = self.walk.get();
+        self.set_phase(walk.phase.wrapping_add(1));
+        walk
+    }
+
+    fn walk(&self) -> Walk {
+        self.walk.get()
+    }
+
+    fn set_phase(&self, phase: u32) {
+        self.walk.set(Walk { phase, ..self.walk.get() });
+    }
+
+    fn random(&self) -> u32 {
+        let state = self.random.get().wrapping_add(0x9E37_79B9_7F4A_7C15);
+        self.random.set(state);
+        let z = (state ^ (state >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        u32::try_from((z ^ (z >> 31)) >> 32).expect("32 bits")
+    }
+}

@@ -1,0 +1,116 @@
+//! `active_limit`: nobody at the limit is taken while another is below; at the end the least loaded, or nobody.
+
+use lb_common::abi::{NO_SLOT, OVERFLOW_LEAST_LOADED, OVERFLOW_REFUSE, Policy, Rules};
+use lb_common::pick::{How, Pick, choose};
+use proptest::prelude::*;
+
+use crate::host::{Cpu, Host, LENGTH, NOW, picked, rules};
+
+fn limited(policy: Policy, limit: u32, overflow: u8) -> Rules {
+    Rules { active_limit: limit, overflow, ..rules(policy) }
+}
+
+fn policies() -> impl Iterator<Item = Policy> {
+    (0..).map_while(Policy::from_u8)
+}
+
+#[test]
+fn there_are_five_policies() {
+    assert_eq!(policies().count(), 5);
+}
+
+#[test]
+fn all_fill_up_to_the_limit_and_no_further() {
+    for policy in policies() {
+        let mut host = Host::in_turn(10);
+        let cpu = Cpu::new(0, 7);
+        let rules = limited(policy, 3, OVERFLOW_REFUSE);
+        for _ in 0..30 {
+            assert_eq!(host.connect(&cpu, rules).how, How::Picked);
+        }
+        assert_eq!(host.flows(), [3; 10], "{policy:?}");
+        assert_eq!(host.connect(&cpu, rules), Pick { how: How::Limited, slot: NO_SLOT });
+        // One that gets free is found, wherever it is.
+        host.backends[6].flows = 2;
+        assert_eq!(host.connect(&cpu, rules), picked(6));
+        // Over the limit it goes on evenly, and is told apart.
+        let rules = limited(policy, 3, OVERFLOW_LEAST_LOADED);
+        host.backends[4].usable = false;
+        for _ in 0..18 {
+            assert_eq!(host.connect(&cpu, rules).how, How::Overflowed);
+        }
+        assert_eq!(host.flows(), [5, 5, 5, 5, 3, 5, 5, 5, 5, 5], "{policy:?}");
+    }
+}
+
+#[test]
+fn too_many_to_be_listed_are_looked_for_among_256_entries_more() {
+    for policy in policies() {
+        let mut host = Host { listed: false, fallback: 1, ..Host::in_turn(LENGTH) };
+        for backend in &mut host.backends {
+            backend.flows = 1;
+        }
+        // Behind the five that every policy looks at.
+        let draw = if policy == Policy::P2c { 100 << 16 | 100 } else { 100 };
+        host.backends[100 + 5 + 255].flows = 0;
+        let rules = limited(policy, 1, OVERFLOW_REFUSE);
+        assert_eq!(choose(&host, host.table(), rules, draw, NOW), picked(100 + 5 + 255), "{policy:?}");
+        host.backends[100 + 5 + 255].flows = 1;
+        assert_eq!(choose(&host, host.table(), rules, draw, NOW), Pick { how: How::Limited, slot: NO_SLOT });
+        // What takes the least loaded instead has no list to find it in.
+        let rules = limited(policy, 1, OVERFLOW_LEAST_LOADED);
+        assert_eq!(choose(&host, host.table(), rules, draw, NOW), Pick { how: How::Fallback, slot: 1 });
+    }
+}
+
+#[test]
+fn where_nobody_may_be_chosen_the_limit_changes_nothing() {
+    let all: Vec<usize> = (0..10).collect();
+    for policy in policies() {
+        for overflow in [OVERFLOW_LEAST_LOADED, OVERFLOW_REFUSE] {
+            let mut host = Host { fallback: 7, ..Host::in_turn(10).without(&all) };
+            let rules = limited(policy, 1, overflow);
+            for listed in [true, false] {
+                host.listed = listed;
+                assert_eq!(choose(&host, host.table(), rules, 0, NOW), Pick { how: How::Fallback, slot: 7 });
+            }
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn nobody_at_the_limit_is_taken_while_another_is_below(
+        number in 0u8..5,
+        count in 1u32..=256,
+        flows in prop::collection::vec(0u32..4, 256),
+        usable in prop::collection::vec(prop::bool::weighted(0.7), 256),
+        limit in 1u32..4,
+        refuse: bool,
+        draw: u32,
+    ) {
+        let policy = Policy::from_u8(number).expect("a policy");
+        let overflow = if refuse { OVERFLOW_REFUSE } else { OVERFLOW_LEAST_LOADED };
+        let mut host = Host { fallback: NO_SLOT, ..Host::in_turn(count).with_flows(&flows) };
+        for (backend, usable) in host.backends.iter_mut().zip(&usable) {
+            backend.usable = *usable;
+        }
+        let pick = choose(&host, host.table(), limited(policy, limit, overflow), draw, NOW);
+        let of = |slot: u32| host.backends[slot as usize];
+        let all_usable: Vec<u32> = (0..count).filter(|slot| of(*slot).usable).collect();
+        let least = all_usable.iter().map(|slot| of(*slot).flows).min();
+        match (pick.how, least) {
+            (How::Refused, None) => {}
+            (How::Picked, Some(least)) => {
+                prop_assert!(least < limit);
+                prop_assert!(of(pick.slot).usable && of(pick.slot).flows < limit);
+            }
+            (How::Limited, Some(least)) => prop_assert!(refuse && least >= limit),
+            (How::Overflowed, Some(least)) => {
+                prop_assert!(!refuse && least >= limit && of(pick.slot).usable);
+                prop_assert_eq!(of(pick.slot).flows, least);
+            }
+            other => prop_assert!(false, "{:?}", other),
+        }
+    }
+}

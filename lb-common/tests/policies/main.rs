@@ -1,0 +1,11 @@
+//! What each policy promises, as the kernel programs carry it out: the same functions over tables on the host.
+
+mod host;
+
+mod walks;
+
+mod p2c;
+
+mod least_loaded;
+
+mod limits;

@@ -1,0 +1,101 @@
+//! `p2c`: of two points the one with the lower load for its weight.
+
+use lb_common::abi::{NO_SLOT, Policy, RecentErrors, Rules};
+use lb_common::load::{HalfLife, decayed};
+use lb_common::pick::{How, choose};
+use proptest::prelude::*;
+
+use crate::host::{Host, LENGTH, NOW, picked, rules};
+
+const TICKS: u32 = 9_537;
+
+/// A draw whose two points are these entries.
+fn points(one: u32, other: u32) -> u32 {
+    other << 16 | one
+}
+
+#[track_caller]
+fn check(host: &Host, one: u32, other: u32, expected: u32) {
+    let rules = Rules { error_half_life: TICKS, ..rules(Policy::P2c) };
+    assert_eq!(choose(host, host.table(), rules, points(one, other), NOW), picked(expected));
+}
+
+#[test]
+fn the_lower_load_for_its_weight_wins_and_of_equals_the_first() {
+    // Slot 0 has a quarter of the table, slot 1 the others.
+    let host = |flows: &[u32]| {
+        let entries = (0..LENGTH).map(|entry| u32::from(entry % 4 != 0)).collect();
+        Host::new(entries, 2).with_flows(flows)
+    };
+    for (flows, expected) in
+        [([0, 0], 0), ([1, 2], 1), ([1, 3], 0), ([1, 4], 0), ([2, 5], 1), ([0, 1], 0), ([1, 0], 1)]
+    {
+        check(&host(&flows), 0, 1, expected);
+    }
+    check(&host(&[1, 3]), 1, 0, 1);
+    // Twice the same point.
+    check(&host(&[9, 0]), 4, 8, 0);
+}
+
+#[test]
+fn errors_of_late_count_as_flows_until_they_are_forgotten() {
+    let mut host = Host::in_turn(2).with_flows(&[0, 3]);
+    host.backends[0].errors = RecentErrors { count: 8, since: NOW };
+    check(&host, 0, 1, 1);
+    host.backends[0].errors.since = NOW - TICKS;
+    check(&host, 0, 1, 1);
+    host.backends[0].errors.since = NOW - 2 * TICKS - TICKS / 2;
+    check(&host, 0, 1, 0);
+}
+
+#[test]
+fn who_may_not_be_chosen_loses_and_two_of_them_are_walked_past() {
+    check(&Host::in_turn(10).with_flows(&[0, 9]).without(&[0]), 0, 1, 1);
+    check(&Host::in_turn(10).with_flows(&[9, 0]).without(&[1]), 0, 1, 0);
+    // From the second point on, and as far as the others go: five entries in all.
+    let host = Host { fallback: 9, ..Host::in_turn(10).without(&[2, 5]) };
+    check(&host, 2, 5, 6);
+    check(&host.clone().without(&[6, 7]), 2, 5, 8);
+    let rules = rules(Policy::P2c);
+    let far = host.without(&[6, 7, 8]);
+    assert_eq!(choose(&far, far.table(), rules, points(2, 5), NOW).how, How::Fallback);
+}
+
+proptest! {
+    #[test]
+    fn the_better_of_two_points_is_taken(
+        entries in prop::collection::vec(0u32..10, LENGTH as usize),
+        flows in prop::collection::vec(0u32..1000, 10),
+        errors in prop::collection::vec((0u32..100, 0u32..100_000), 10),
+        usable in prop::collection::vec(prop::bool::weighted(0.8), 10),
+        draw: u32,
+    ) {
+        let mut host = Host::new(entries, 10).with_flows(&flows);
+        for (slot, backend) in host.backends.iter_mut().enumerate() {
+            backend.usable = usable[slot];
+            backend.errors = RecentErrors { count: errors[slot].0, since: NOW - errors[slot].1 };
+        }
+        let at = |point: u32| host.entries[(point % LENGTH) as usize];
+        let (one, other) = (at(draw & 0xffff), at(draw >> 16));
+        // Exact fractions, reckoned in another way.
+        let load = |slot: u32| {
+            let backend = host.backends[slot as usize];
+            let load = backend.flows + decayed(backend.errors, NOW, HalfLife::new(TICKS));
+            let entries = host.entries.iter().filter(|entry| **entry == slot).count();
+            (u128::from(load) << 64) / entries as u128
+        };
+        let rules = Rules { error_half_life: TICKS, ..rules(Policy::P2c) };
+        let pick = choose(&host, host.table(), rules, draw, NOW);
+        let is_usable = |slot: u32| usable[slot as usize];
+        match (is_usable(one), is_usable(other)) {
+            (true, true) => {
+                prop_assert_eq!(pick.how, How::Picked);
+                prop_assert!(pick.slot == one || pick.slot == other);
+                prop_assert_eq!(load(pick.slot), load(one).min(load(other)));
+            }
+            (true, false) => prop_assert_eq!(pick, picked(one)),
+            (false, true) => prop_assert_eq!(pick, picked(other)),
+            (false, false) => prop_assert!(pick.slot == NO_SLOT || is_usable(pick.slot)),
+        }
+    }
+}

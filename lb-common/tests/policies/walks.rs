@@ -1,0 +1,142 @@
+//! The walks: `round-robin` and `weighted-round-robin` by the next entry, `random` by a random one.
+
+use std::collections::BTreeMap;
+
+use lb_common::abi::{MAX_SCHEDULE_LOG2, MAX_SKIPS, MIN_SCHEDULE_LOG2, NO_SLOT, Policy, TableRef};
+use lb_common::pick::{How, Pick, choose, pick};
+use proptest::prelude::*;
+
+use crate::host::{Cpu, Host, LENGTH, NOW, picked, rules};
+
+const WALK: Policy = Policy::WeightedRoundRobin;
+
+fn fallback(slot: u32) -> Pick {
+    Pick { how: How::Fallback, slot }
+}
+
+fn nobody(how: How) -> Pick {
+    Pick { how, slot: NO_SLOT }
+}
+
+#[track_caller]
+fn check(unusable: &[usize], fallback: u32, draw: u32, expected: Pick) {
+    let host = Host { fallback, ..Host::in_turn(10).without(unusable) };
+    assert_eq!(choose(&host, host.table(), rules(WALK), draw, NOW), expected);
+}
+
+#[test]
+fn at_most_four_unusable_entries_are_skipped() {
+    check(&[], 9, 0, picked(0));
+    check(&[0], 9, 0, picked(1));
+    check(&[0, 1, 2, 3], 9, 0, picked(4));
+    check(&[0, 1, 2, 3, 4], 9, 0, fallback(9));
+    // The fallback's own state word is not asked: the daemon stores the fallback first.
+    check(&[0, 1, 2, 3, 4, 9], 9, 0, fallback(9));
+    check(&[0, 1, 2, 3, 4], NO_SLOT, 0, nobody(How::Refused));
+}
+
+#[test]
+fn a_walk_wraps_at_the_end_of_its_table_and_stays_in_it() {
+    let mut host = Host::in_turn(10).without(&[0]);
+    // Another service's table before and after ours.
+    let mut entries: Vec<u32> = vec![9; LENGTH as usize];
+    entries.append(&mut host.entries);
+    entries.extend(vec![9; LENGTH as usize]);
+    host.entries = entries;
+    let table = TableRef { base: LENGTH, generation: 0, length_log2: MIN_SCHEDULE_LOG2, members: 1 };
+    for draw in [0, LENGTH - 1, LENGTH, u32::MAX] {
+        let slot = (draw % LENGTH) % 10;
+        let slot = if slot == 0 { 1 } else { slot };
+        assert_eq!(choose(&host, table, rules(WALK), draw, NOW), picked(slot), "draw {draw}");
+    }
+}
+
+#[test]
+fn without_a_table_the_fallback_decides_under_every_policy() {
+    let mut host = Host { fallback: 3, listed: false, ..Host::in_turn(10) };
+    let none = TableRef { base: 0, generation: 0, length_log2: 0, members: 0 };
+    for policy in (0..).map_while(Policy::from_u8) {
+        assert_eq!(choose(&host, none, rules(policy), 0, NOW), fallback(3));
+    }
+    host.fallback = NO_SLOT;
+    for policy in (0..).map_while(Policy::from_u8) {
+        assert_eq!(choose(&host, none, rules(policy), 0, NOW), nobody(How::Refused));
+    }
+}
+
+#[test]
+fn contradictions_are_told_and_harm_nobody() {
+    let host = Host { fallback: 3, ..Host::in_turn(10) };
+    let table = |base, length_log2| TableRef { base, generation: 0, length_log2, members: 1 };
+    for policy in [WALK, Policy::Random, Policy::P2c] {
+        let pick = |host: &Host, table| choose(host, table, rules(policy), 0, NOW);
+        // Past the end of the map; too short and too long to be a table; a slot and a fallback past the end.
+        assert_eq!(pick(&host, table(LENGTH, MIN_SCHEDULE_LOG2)), nobody(How::Broken));
+        for length_log2 in [1, MIN_SCHEDULE_LOG2 - 1, MAX_SCHEDULE_LOG2 + 1, 255] {
+            assert_eq!(pick(&host, table(0, length_log2)), nobody(How::Broken), "{length_log2}");
+        }
+        let lost = Host { fallback: 3, ..Host::new(vec![77; LENGTH as usize], 10) };
+        assert_eq!(pick(&lost, lost.table()), nobody(How::Broken));
+        let empty = Host { fallback: 3, ..Host::new(vec![NO_SLOT; LENGTH as usize], 0) };
+        assert_eq!(pick(&empty, empty.table()), nobody(How::Broken));
+    }
+    let unknown = lb_common::abi::Rules { policy: 200, ..rules(WALK) };
+    assert_eq!(choose(&host, host.table(), unknown, 0, NOW), nobody(How::Broken));
+}
+
+proptest! {
+    /// Wherever a walk starts, as many picks as the table has entries give every slot exactly its entries.
+    #[test]
+    fn shares_are_exact_over_a_table(entries in prop::collection::vec(0u32..10, LENGTH as usize), start: u32) {
+        let host = Host::new(entries.clone(), 10);
+        let cpu = Cpu::new(start, 0);
+        let count = |slots: &mut dyn Iterator<Item = u32>| {
+            let mut counts = BTreeMap::new();
+            for slot in slots {
+                *counts.entry(slot).or_insert(0) += 1;
+            }
+            counts
+        };
+        for policy in [Policy::RoundRobin, WALK] {
+            let mut slots = (0..LENGTH).map(|_| pick(&host, &cpu, host.table(), rules(policy), NOW).0.slot);
+            prop_assert_eq!(count(&mut slots), count(&mut entries.iter().copied()));
+        }
+    }
+
+    /// Nothing unusable is ever taken from the schedule, and the fallback only if five in a row were unusable.
+    #[test]
+    fn unusable_backends_are_never_scheduled(
+        entries in prop::collection::vec(0u32..10, LENGTH as usize),
+        usable in prop::collection::vec(any::<bool>(), 10),
+        draw: u32,
+    ) {
+        let mut host = Host { fallback: 0, ..Host::new(entries, 10) };
+        for (backend, usable) in host.backends.iter_mut().zip(&usable) {
+            backend.usable = *usable;
+        }
+        let at = |skipped: u32| host.entries[(draw.wrapping_add(skipped) & (LENGTH - 1)) as usize];
+        let first = (0..=MAX_SKIPS).map(at).find(|slot| usable[*slot as usize]);
+        let expected = first.map_or(fallback(0), picked);
+        for policy in [Policy::RoundRobin, WALK, Policy::Random] {
+            prop_assert_eq!(choose(&host, host.table(), rules(policy), draw, NOW), expected);
+        }
+    }
+
+    /// What was drawn is told, and gives the same choice again.
+    #[test]
+    fn a_pick_is_repeated_by_its_draw(
+        number in 0u8..5,
+        seed: u64,
+        start: u32,
+        flows in prop::collection::vec(0u32..4, 10),
+        limit in 0u32..4,
+    ) {
+        let host = Host { fallback: 0, ..Host::in_turn(10).with_flows(&flows) };
+        let cpu = Cpu::new(start, seed);
+        let rules = lb_common::abi::Rules { policy: number, active_limit: limit, ..Default::default() };
+        for _ in 0..20 {
+            let (picked, draw) = pick(&host, &cpu, host.table(), rules, NOW);
+            prop_assert_eq!(choose(&host, host.table(), rules, draw, NOW), picked);
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! The statistics gate: random picks have the distribution that the schedule says, walks its counts exactly.
+
+use lb_common::abi::Policy;
+use lb_common::pick::pick;
+
+use crate::host::{Cpu, Host, NOW, rules};
+use crate::weighted;
+
+/// Picks of each slot among so many, none of which stays open.
+fn counts(host: &Host, policy: Policy, cpu: &Cpu, picks: u32) -> Vec<u32> {
+    let mut counts = vec![0; host.backends.len()];
+    for _ in 0..picks {
+        counts[pick(host, cpu, host.table(), rules(policy), NOW).0.slot as usize] += 1;
+    }
+    counts
+}
+
+/// Pearson's statistic against the shares of the schedule.
+fn chi_square(host: &Host, counts: &[u32]) -> f64 {
+    let picks = f64::from(counts.iter().sum::<u32>());
+    let length = f64::from(u32::try_from(host.entries.len()).expect("small"));
+    let terms = host.shares.iter().zip(counts).map(|(share, count)| {
+        let expected = picks * f64::from(*share) / length;
+        (f64::from(*count) - expected).powi(2) / expected
+    });
+    terms.sum()
+}
+
+/// What a random variable with nine degrees of freedom exceeds once in a thousand times (chi-square, upper 0.001).
+const ONCE_IN_A_THOUSAND: f64 = 27.877;
+const WEIGHTS: [u64; 10] = [1, 1, 2, 3, 5, 8, 13, 21, 34, 55];
+const PICKS: u32 = 200_000;
+
+/// Seeds are fixed, so this says the same in each run. Of twenty draws of the right distribution one in fifty would meet one
+/// beyond the bound; of these none does.
+#[test]
+fn random_picks_follow_the_schedule_by_chi_square() {
+    for (name, host) in [("equal", Host::in_turn(10)), ("weighted", weighted(&WEIGHTS))] {
+        for seed in 0..10 {
+            let statistic = chi_square(&host, &counts(&host, Policy::Random, &Cpu::new(0, seed), PICKS));
+            assert!(statistic < ONCE_IN_A_THOUSAND, "{name}, seed {seed}: {statistic}");
+        }
+    }
+}
+
+/// The gate would notice: a share that is wrong by a fiftieth of itself.
+#[test]
+fn the_gate_tells_a_share_that_is_slightly_wrong() {
+    let host = weighted(&WEIGHTS);
+    let mut slightly = host.clone();
+    // Every 50th entry of the heaviest becomes one of the next.
+    let heaviest = slightly.entries.iter_mut().filter(|slot| **slot == 9);
+    heaviest.step_by(50).for_each(|slot| *slot = 8);
+    for seed in 0..10 {
+        let statistic = chi_square(&host, &counts(&slightly, Policy::Random, &Cpu::new(0, seed), 4 * PICKS));
+        assert!(statistic > ONCE_IN_A_THOUSAND, "seed {seed}: {statistic}");
+    }
+}
+
+/// Without load, of two points each wins as often as the other: the shares are those of the schedule.
+#[test]
+fn p2c_without_load_follows_the_schedule_by_chi_square() {
+    let host = weighted(&WEIGHTS);
+    for seed in 0..10 {
+        let statistic = chi_square(&host, &counts(&host, Policy::P2c, &Cpu::new(0, seed), PICKS));
+        assert!(statistic < ONCE_IN_A_THOUSAND, "seed {seed}: {statistic}");
+    }
+}
+
+/// Of any number of picks in a row, each backend has its part to within two: less than one for the walk's order and one for
+/// where the window begins.
+#[test]
+fn any_window_of_a_walk_is_even() {
+    for (policy, host) in [
+        (Policy::RoundRobin, weighted(&[1; 10])),
+        (Policy::WeightedRoundRobin, weighted(&WEIGHTS)),
+        (Policy::WeightedRoundRobin, weighted(&[1, 1000])),
+    ] {
+        let length = f64::from(u32::try_from(host.entries.len()).expect("small"));
+        let cpu = Cpu::new(u32::MAX / 7, 0);
+        for picks in [1, 2, 3, 10, 33, 100, 500, 1000, 1024, 1025] {
+            for (count, share) in counts(&host, policy, &cpu, picks).into_iter().zip(&host.shares) {
+                let wanted = f64::from(picks) * f64::from(*share) / length;
+                assert!((f64::from(count) - wanted).abs() < 2.0, "{count} of {wanted} among {picks}");
+            }
+        }
+    }
+}
+
+/// What stays open is spread by each policy: by how many flows the most loaded backend has more than its part.
+#[test]
+fn flows_that_stay_open_are_spread_as_the_policy_promises() {
+    let excess = |policy, host: Host| -> f64 {
+        let (mut host, cpu) = (host, Cpu::new(0, 11));
+        let flows = 20_000u32;
+        for _ in 0..flows {
+            assert!(host.connect(&cpu, rules(policy)).slot < 100);
+        }
+        let length = f64::from(u32::try_from(host.entries.len()).expect("small"));
+        let above = |(backend, share): (&crate::host::Backend, &u32)| {
+            f64::from(backend.flows) - f64::from(flows) * f64::from(*share) / length
+        };
+        host.backends.iter().zip(&host.shares).map(above).fold(0.0, f64::max)
+    };
+    let equal = || weighted(&[1; 100]);
+    let uneven = || weighted(&(0..100).map(|i| 1 + i % 4).collect::<Vec<_>>());
+    // 200 flows each: random is beyond two standard deviations of 14 somewhere; two choices stay within a few.
+    assert!(excess(Policy::Random, equal()) > 28.0);
+    assert!(excess(Policy::P2c, equal()) < 5.0);
+    assert!(excess(Policy::P2c, uneven()) < 8.0);
+    assert!(excess(Policy::RoundRobin, equal()) < 2.0);
+    assert!(excess(Policy::WeightedRoundRobin, uneven()) < 2.0);
+    // Of tables of 4,096 entries for 100 backends some have one entry more than others; a scan ignores the table.
+    let mut host = equal();
+    let cpu = Cpu::new(0, 11);
+    for _ in 0..20_000 {
+        assert!(host.connect(&cpu, rules(Policy::LeastLoaded)).slot < 100);
+    }
+    assert_eq!(host.flows(), [200; 100]);
+}

@@ -1,0 +1,189 @@
+//! Policies in the kernel: what each makes of connects, what bounds them, and that a choice can be told again from its
+//! record.
+
+use std::collections::BTreeMap;
+
+use lb_common::abi::{OVERFLOW_REFUSE, Policy, Service, map};
+use serde_json::Value;
+use stage::maps::array;
+use stage::{Probe, eventually, replace};
+
+use stage::fixture::{Fixture, SERVICE, config};
+
+/// A daemon whose service has these lines, before endpoints of these weights.
+fn start(lines: &str, weights: [u32; 3]) -> Fixture {
+    let mut fixture = Fixture::without_daemon();
+    weigh(&fixture, weights);
+    replace(&fixture.setup.folder.join("socklb.toml"), &text(&fixture, lines));
+    fixture.start();
+    fixture
+}
+
+fn weigh(fixture: &Fixture, weights: [u32; 3]) {
+    let lines = weights.map(|weight| format!("weight = {weight}"));
+    let [a, b, c] = &lines;
+    fixture.write_endpoints(&[("127.0.0.1:8001", a), ("127.0.0.1:8002", b), ("127.0.0.1:8003", c)]);
+}
+
+fn text(fixture: &Fixture, lines: &str) -> String {
+    // A subset of a size that a scan can afford; the task is alone and so has all three.
+    config(&fixture.cgroup, r#"{ file = "users.toml" }"#, &format!("subset = {{ size = 20 }}\n{lines}"))
+}
+
+/// Changes the lines of the service while the daemon runs, and waits until the kernel has the policy and the limit.
+fn change(fixture: &Fixture, policy: Policy, lines: &str, limit: u32) {
+    let lines = format!("policy = \"{}\"\n{lines}", policy.name());
+    replace(&fixture.setup.folder.join("socklb.toml"), &text(fixture, &lines));
+    let rules = || {
+        let services = array::<Service>(&fixture.setup.map("web", map::SERVICES));
+        services.get(&0, 0).expect("the service").0.rules
+    };
+    eventually("the kernel has the rules", rules, |rules| {
+        rules.policy == policy as u8 && rules.active_limit == limit
+    });
+}
+
+/// Opens so many sockets; the numbers of those that reached somebody, with who it was.
+fn open(probe: &mut Probe, count: usize) -> Vec<(u32, String)> {
+    (0..count).map(|_| probe.dial(SERVICE)).map(|dialled| (dialled.socket, dialled.name)).collect()
+}
+
+fn by_name(sockets: &[(u32, String)]) -> BTreeMap<&str, u32> {
+    let mut counts = BTreeMap::new();
+    for (_, name) in sockets {
+        *counts.entry(name.as_str()).or_insert(0) += 1;
+    }
+    counts
+}
+
+/// A connection ends when its peer has closed it, too.
+fn until_active(fixture: &Fixture, count: u64) {
+    eventually("those that were closed are over", || fixture.setup.active(), |active| *active == count);
+}
+
+fn outcomes(fixture: &Fixture) -> Value {
+    fixture.setup.status()["clients"][0]["services"][0]["outcomes"].clone()
+}
+
+#[test]
+fn random_takes_each_backend_by_its_weight() {
+    let fixture = start("policy = \"random\"", [1, 1, 2]);
+    let counts = fixture.probe().dial_many(SERVICE, 2000);
+    // Five standard deviations: one run in a million is beyond.
+    for (name, expected, most) in [("b1", 500, 97), ("b2", 500, 97), ("b3", 1000, 112)] {
+        assert!(counts[name].abs_diff(expected) <= most, "{counts:?}");
+    }
+    // What it draws is not the walk's order.
+    assert_ne!(counts, [("b1", 500), ("b2", 500), ("b3", 1000)].map(|(name, n)| (name.to_owned(), n)).into());
+}
+
+#[test]
+fn p2c_keeps_open_flows_in_proportion_to_weights() {
+    let fixture = start("policy = \"p2c\"", [1, 1, 2]);
+    let mut probe = fixture.probe();
+    let sockets = open(&mut probe, 80);
+    let counts = by_name(&sockets);
+    for (name, expected) in [("b1", 20), ("b2", 20), ("b3", 40)] {
+        assert!(u32::abs_diff(counts[name], expected) <= 6, "{counts:?}");
+    }
+    // A backend that loses its flows gets more of the next ones, until it has its part again.
+    for (socket, _) in sockets.iter().filter(|(_, name)| name == "b2") {
+        probe.close(*socket);
+    }
+    until_active(&fixture, 80 - u64::from(counts["b2"]));
+    // Of 220 that are open then, 55 are its part. By chance alone it would get 40 of these.
+    let kept = 80 - counts["b2"];
+    let sockets = open(&mut probe, 140 + counts["b2"] as usize);
+    let (new, part) = (by_name(&sockets)["b2"], (kept + 140 + counts["b2"]) / 4);
+    assert!(u32::abs_diff(new, part) <= 9, "{new} of {part}");
+}
+
+#[test]
+fn least_loaded_fills_what_is_empty_and_goes_round_among_equals() {
+    // Weights do not count.
+    let fixture = start("policy = \"least-loaded\"", [1, 1, 200]);
+    let mut probe = fixture.probe();
+    let sockets = open(&mut probe, 60);
+    assert_eq!(by_name(&sockets), [("b1", 20), ("b2", 20), ("b3", 20)].into());
+    for (socket, _) in sockets.iter().filter(|(_, name)| name == "b2").take(10) {
+        probe.close(*socket);
+    }
+    until_active(&fixture, 50);
+    assert_eq!(by_name(&open(&mut probe, 10)), [("b2", 10)].into());
+    // Nothing stays open: all are equal, and are taken in turn.
+    let expected = ["b1", "b2", "b3"].map(|name| (name.to_owned(), 100));
+    assert_eq!(probe.dial_many(SERVICE, 300), expected.into());
+}
+
+/// Nobody listens on one of three: it never has an open flow, and would seem idle for ever.
+#[test]
+fn a_backend_that_refuses_is_no_sinkhole() {
+    for decay in ["60s", "off"] {
+        let mut fixture = Fixture::without_daemon();
+        fixture.write_endpoints(&[("127.0.0.1:8001", ""), ("127.0.0.1:8002", ""), ("127.0.0.1:8009", "")]);
+        let lines = format!("policy = \"least-loaded\"\nerror_decay = \"{decay}\"");
+        replace(&fixture.setup.folder.join("socklb.toml"), &text(&fixture, &lines));
+        fixture.start();
+        let mut probe = fixture.probe();
+        // Whoever is reached stays, so that all that makes the third look loaded is its errors.
+        let refused = (0..60).filter(|_| probe.try_dial(SERVICE).is_err()).count();
+        if decay == "off" {
+            assert!(refused >= 57, "it takes all once the others have a flow: {refused} of 60");
+        } else {
+            // It has its turn when the others have as many flows as it has had errors.
+            assert_eq!(refused, 20, "a third");
+        }
+        let backends = fixture.setup.backends("web", "users");
+        let counted: u64 = backends.iter().map(|b| b["endings"]["refused"].as_u64().expect("a count")).sum();
+        assert_eq!(counted, refused as u64);
+    }
+}
+
+#[test]
+fn at_the_limit_the_rule_of_the_service_decides_and_is_counted() {
+    let fixture = start("policy = \"round-robin\"", [1, 1, 1]);
+    let mut overflowed = 0;
+    let mut limited = 0;
+    for policy in (0..).map_while(Policy::from_u8) {
+        change(&fixture, policy, "active_limit = 4\noverflow = \"refuse\"", 4);
+        let mut probe = fixture.probe();
+        let sockets = open(&mut probe, 12);
+        assert_eq!(by_name(&sockets), [("b1", 4), ("b2", 4), ("b3", 4)].into(), "{policy:?}");
+        let refused = stage::kernel::refusal(libc::EHOSTUNREACH);
+        assert_eq!(probe.try_dial(SERVICE).map(|dialled| dialled.name), Err(refused), "{policy:?}");
+        limited += 1;
+        // One that ends makes room, wherever it is.
+        probe.close(sockets[5].0);
+        until_active(&fixture, 11);
+        assert_eq!(probe.dial(SERVICE).name, sockets[5].1, "{policy:?}");
+        let services = array::<Service>(&fixture.setup.map("web", map::SERVICES));
+        assert_eq!(services.get(&0, 0).expect("the service").0.rules.overflow, OVERFLOW_REFUSE);
+        // The other rule, with all flows open: they stay, and more come.
+        change(&fixture, policy, "active_limit = 3", 3);
+        assert_eq!(fixture.setup.active(), 12);
+        assert_eq!(by_name(&open(&mut probe, 6)), [("b1", 2), ("b2", 2), ("b3", 2)].into(), "{policy:?}");
+        overflowed += 6;
+        let outcomes = outcomes(&fixture);
+        assert_eq!((&outcomes["limited"], &outcomes["overflowed"]), (&limited.into(), &overflowed.into()));
+        assert_eq!(outcomes["fallback"], 0);
+        probe.kill();
+        until_active(&fixture, 0);
+    }
+}
+
+#[test]
+fn every_policy_may_be_switched_to_with_flows_open() {
+    let fixture = start("policy = \"weighted-round-robin\"", [1, 2, 5]);
+    let mut probe = fixture.probe();
+    let sockets = open(&mut probe, 24);
+    let before = fixture.setup.backends("web", "users");
+    for policy in (0..).map_while(Policy::from_u8).chain([Policy::WeightedRoundRobin]) {
+        change(&fixture, policy, "", 0);
+        let active = |backends: &[Value]| backends.iter().map(|b| b["active"].clone()).collect::<Vec<_>>();
+        assert_eq!(active(&fixture.setup.backends("web", "users")), active(&before), "{policy:?}");
+        for (socket, _) in &sockets {
+            assert_eq!(probe.ask(&format!("peer {socket}")), SERVICE);
+        }
+        assert_eq!(probe.dial_many(SERVICE, 9).values().sum::<u32>(), 9);
+    }
+}
