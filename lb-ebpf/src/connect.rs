@@ -85,9 +85,7 @@ fn service6(dial: &Dial, address: Address) -> Option<u32> {
 fn balance<I: Instructions>(dial: &Dial, service: Option<u32>) -> Verdict {
     let Some(index) = service else {
         // A socket that failed to reach a service and now dials elsewhere is no flow any more.
-        if dial.protocol() == Some(TCP) {
-            flow::leave::<I>(dial.cookie());
-        }
+        flow::leave::<I>(dial.cookie());
         tally(NOT_A_SERVICE, |outcomes| &raw mut outcomes.not_a_service);
         return Verdict::Proceed;
     };
@@ -133,6 +131,9 @@ fn balance<I: Instructions>(dial: &Dial, service: Option<u32>) -> Verdict {
             unknown: 0,
         }
     };
+    if dial.protocol() == Some(TCP) {
+        dial.set_syn_retries(rules.syn_retries);
+    }
     let tracked = record::<I>(dial, &flow);
     if !tracked {
         tally::count(slot, |counts| &raw mut counts.untracked);

@@ -29,7 +29,7 @@ pub fn rules(service: *const Service) -> Rules {
             overflow: (&raw const (*rules).overflow).read_volatile(),
             active_limit: (&raw const (*rules).active_limit).read_volatile(),
             error_half_life: (&raw const (*rules).error_half_life).read_volatile(),
-            syn_retries: 0,
+            syn_retries: (&raw const (*rules).syn_retries).read_volatile(),
             _reserved: 0,
             rebind: 0,
             _padding: 0,
