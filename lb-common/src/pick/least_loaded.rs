@@ -33,7 +33,7 @@ const NOBODY: u64 = u64::MAX >> 1;
 const NONSENSE: u64 = u64::MAX;
 const _: () = assert!(NO_SLOT < 1 << SLOT_BITS && MAX_SUBSET == 1 << DISTANCE_BITS);
 
-/// Looks at the members and returns the smallest number, as a word of [`Least`].
+/// Looks at the members and returns the smallest number, as a word of `Least`.
 #[inline(always)]
 pub fn least<T: Tables>(tables: &T, members: T::Members, scan: Scan) -> u64 {
     let Some((count, mut place)) = tables.list(members) else { return NONSENSE };
