@@ -10,7 +10,7 @@ use lb_common::abi::{
 use lb_common::pick::{self, Draws, Scan, Tables};
 
 use crate::atomic::Instructions;
-use crate::maps::{ACTIVE, MEMBERS, SCHEDULE};
+use crate::maps::{ACTIVE, MEMBERS, SCANS, SCHEDULE};
 
 /// The tables of one service.
 pub struct Kernel {
@@ -27,7 +27,11 @@ pub fn rules(service: *const Service) -> Rules {
         Rules {
             policy: (&raw const (*rules).policy).read_volatile(),
             overflow: (&raw const (*rules).overflow).read_volatile(),
-            active_limit: (&raw const (*rules).active_limit).read_volatile(),
+            active_limit: if SCANS.load() != 0 {
+                (&raw const (*rules).active_limit).read_volatile()
+            } else {
+                0
+            },
             error_half_life: (&raw const (*rules).error_half_life).read_volatile(),
             syn_retries: (&raw const (*rules).syn_retries).read_volatile(),
             _reserved: 0,
@@ -84,6 +88,9 @@ impl Tables for Kernel {
 
     #[inline(always)]
     fn members(&self, table: TableRef) -> Option<u32> {
+        if SCANS.load() == 0 {
+            return None;
+        }
         table.members_of(self.index)
     }
 

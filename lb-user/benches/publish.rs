@@ -17,7 +17,7 @@ use lb_core::plan::{BackendPlan, Plan, ServicePlan};
 use lb_core::schedule::{apportion, interleave};
 use lb_core::service::Protocol;
 use lb_user::config::{Accounting, Limits};
-use lb_user::datapath::{self, Cgroup, Datapath, Pins, Walks};
+use lb_user::datapath::{self, Cgroup, Datapath, Pins, Purpose, Walks};
 use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags};
 use rustix::thread::UnshareFlags;
 
@@ -49,7 +49,8 @@ fn measure(folder: &Path, cgroup: &Path) {
     let cgroup = Cgroup::open(relative).expect("open the cgroup");
     let features = datapath::probe().expect("root");
     let pins = Pins::of(&folder.join("bpf"), "bench");
-    let mut datapath = Datapath::open(pins, &Limits::default(), features, Accounting::Full).expect("load");
+    let purpose = Purpose { accounting: Accounting::Full, scans: true };
+    let mut datapath = Datapath::open(pins, &Limits::default(), features, purpose).expect("load");
     let walks = Walks { task: "bench".to_owned(), cpus: datapath::possible_cpus().expect("a number") };
     let plans = [plan(1, 0), plan(2, BACKENDS)];
     assert!(datapath.apply(&plans[0], &walks).expect("apply"));

@@ -9,10 +9,13 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use lb_core::balancer::{Balancer, Event, Limits as BalancerLimits, Refused};
+use lb_core::service::Policy;
 use thiserror::Error;
 
 use crate::config::{Client, Limits, Source};
-use crate::datapath::{self, Cgroup, Datapath, DatapathError, Features, Lock, Neighbour, Pins, Walks};
+use crate::datapath::{
+    self, Cgroup, Datapath, DatapathError, Features, Lock, Neighbour, Pins, Purpose, Walks,
+};
 use crate::offer::{Offer, Offers, Part};
 use crate::window::{Sample, Window};
 
@@ -89,7 +92,7 @@ impl Agent {
             Err(error) => return Err(error.into()),
         }
         let lock = pins.lock()?;
-        let datapath = Datapath::open(pins.clone(), &limits, features, client.accounting)?;
+        let datapath = Datapath::open(pins.clone(), &limits, features, purpose(&client))?;
         let balancer = balancer(&client, limits, &datapath)?;
         let cpus = datapath::possible_cpus().map_err(AgentError::Cpus)?;
         Ok(Self {
@@ -128,9 +131,9 @@ impl Agent {
         }
         let path = datapath::cgroup2_mount()?.join(&client.cgroup);
         let mind = balancer(&client, self.limits, &self.datapath)?;
-        let accounts_otherwise = client.accounting != self.client.accounting;
-        if accounts_otherwise {
-            self.datapath.account(&self.limits, self.features, client.accounting)?;
+        let needs_other_programs = purpose(&client) != purpose(&self.client);
+        if needs_other_programs {
+            self.datapath.reload(&self.limits, self.features, purpose(&client))?;
         }
         self.balancer = mind;
         self.taken = vec![None; client.services.len()];
@@ -138,7 +141,7 @@ impl Agent {
         self.walks = walks(&client, self.walks.cpus);
         self.client = client;
         self.path = path;
-        if accounts_otherwise {
+        if needs_other_programs {
             self.attach()?;
         }
         Ok(())
@@ -451,6 +454,14 @@ fn balancer(client: &Client, limits: Limits, datapath: &Datapath) -> Result<Bala
     let mut balancer = Balancer::new(services, limits, datapath.applied().clone())?;
     balancer.set_generations(datapath.tables().next_generations());
     Ok(balancer)
+}
+
+/// What the programs of a client are made for.
+fn purpose(client: &Client) -> Purpose {
+    let mut services = client.services.iter().map(|configured| &configured.service);
+    let scans =
+        services.any(|service| service.policy == Policy::LeastLoaded || service.active_limit.is_some());
+    Purpose { accounting: client.accounting, scans }
 }
 
 /// Walks of a client start at a hash of its task and its host: two hosts that were given the same index by mistake, or

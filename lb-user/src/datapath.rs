@@ -43,6 +43,7 @@ pub use error::DatapathError;
 pub use features::Features;
 pub use flows::{OpenFlow, Records, flows, records};
 pub use neighbours::{Neighbour, neighbours};
+pub use object::Purpose;
 pub use pins::{Lock, Pins, remove_roots};
 pub use privileges::{Capability, Host, host, open_files_of};
 pub use readers::wait_for_readers;
@@ -56,7 +57,7 @@ use std::collections::BTreeSet;
 use lb_common::abi;
 use lb_core::plan::{Plan, diff};
 
-use crate::config::{Accounting, Limits};
+use crate::config::Limits;
 
 /// One client task in the kernel.
 pub struct Datapath {
@@ -76,28 +77,28 @@ impl Datapath {
         pins: Pins,
         limits: &Limits,
         features: Features,
-        accounting: Accounting,
+        purpose: Purpose,
     ) -> Result<Self, DatapathError> {
         pins.create()?;
         object::check_pins(&pins, limits)?;
-        let programs = object::load(&pins, limits, features, accounting)?;
+        let programs = object::load(&pins, limits, features, purpose)?;
         let tables = Tables::open(&pins, true)?;
         let applied = tables.read_plan(&pins.client)?;
         Ok(Self { pins, programs, tables, applied })
     }
 
-    /// Loads programs for another kind of accounting. They take the place of those before with the next
+    /// Loads programs for another purpose. They take the place of those before with the next
     /// [`Datapath::attach`].
     ///
     /// # Errors
     /// If the kernel refuses; the programs before stay.
-    pub fn account(
+    pub fn reload(
         &mut self,
         limits: &Limits,
         features: Features,
-        accounting: Accounting,
+        purpose: Purpose,
     ) -> Result<(), DatapathError> {
-        self.programs = object::load(&self.pins, limits, features, accounting)?;
+        self.programs = object::load(&self.pins, limits, features, purpose)?;
         Ok(())
     }
 

@@ -103,6 +103,7 @@ fn verified([schedule_entries, slots, flow_records]: [u32; 3]) -> Vec<(String, u
         ("KNOWS_MPTCP", is_on("knows_mptcp")),
         ("HAS_COARSE_CLOCK", is_on("coarse_clock")),
         ("FULL_ACCOUNTING", 1),
+        ("SCANS", 1),
         ("SK_ERR", offset("sk_err")),
         ("RELEASED_SK_ERR", offset("sk_err")),
         ("RELEASED_SRTT", offset("srtt_us")),

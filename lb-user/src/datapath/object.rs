@@ -38,6 +38,16 @@ const fn hook(name: &'static str, without: &'static str, attach_type: AttachType
     Hook { name, without_fetching_atomics: without, attach_type }
 }
 
+/// What a client's programs are made for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Purpose {
+    /// What is to be known of flows.
+    pub accounting: Accounting,
+    /// Whether some service may have its backends scanned. To prove the scans takes the verifier many times as long as all
+    /// the rest.
+    pub scans: bool,
+}
+
 /// The hook that follows connections.
 const FOLLOWS: &str = "tcp_events";
 
@@ -218,9 +228,9 @@ pub fn load(
     pins: &Pins,
     limits: &Limits,
     features: Features,
-    accounting: Accounting,
+    purpose: Purpose,
 ) -> Result<Programs, DatapathError> {
-    load_with(Some(pins), limits, features, accounting)
+    load_with(Some(pins), limits, features, purpose)
 }
 
 /// Loads the programs for small maps of their own and lets go of both.
@@ -229,11 +239,12 @@ pub fn load(
 /// If the kernel refuses, most likely for want of privilege.
 pub fn try_load(features: Features) -> Result<(), DatapathError> {
     let limits = Limits { schedule_entries: 1 << abi::MIN_SCHEDULE_LOG2, flow_records: 64, slots: 64 };
-    load_with(None, &limits, features, Accounting::Full).map(drop)
+    let purpose = Purpose { accounting: Accounting::Full, scans: true };
+    load_with(None, &limits, features, purpose).map(drop)
 }
 
 /// What the programs are told of the kernel and of this client.
-fn globals(limits: &Limits, features: Features, accounting: Accounting) -> [(&'static str, u32); 12] {
+fn globals(limits: &Limits, features: Features, purpose: Purpose) -> [(&'static str, u32); 13] {
     let offset = |is_allowed: bool, field: fn(Offsets) -> u32| {
         features.offsets.filter(|_| is_allowed).map_or(0, field)
     };
@@ -243,7 +254,8 @@ fn globals(limits: &Limits, features: Features, accounting: Accounting) -> [(&'s
         ("HAS_SET_RETVAL", features.set_retval.into()),
         ("KNOWS_MPTCP", features.knows_mptcp.into()),
         ("HAS_COARSE_CLOCK", features.coarse_clock.into()),
-        ("FULL_ACCOUNTING", (accounting == Accounting::Full).into()),
+        ("FULL_ACCOUNTING", (purpose.accounting == Accounting::Full).into()),
+        ("SCANS", purpose.scans.into()),
         ("SK_ERR", offset(features.socket_errors, |offsets| offsets.sk_err)),
         ("RELEASED_SK_ERR", released(|offsets| offsets.sk_err)),
         ("RELEASED_SRTT", released(|offsets| offsets.srtt_us)),
@@ -258,10 +270,10 @@ fn load_with(
     pins: Option<&Pins>,
     limits: &Limits,
     features: Features,
-    accounting: Accounting,
+    purpose: Purpose,
 ) -> Result<Programs, DatapathError> {
     let mut loader = EbpfLoader::new();
-    let globals = globals(limits, features, accounting);
+    let globals = globals(limits, features, purpose);
     for (name, value) in &globals {
         loader.override_global(name, value, true);
     }
@@ -279,7 +291,8 @@ fn load_with(
         if failed.is_permission() { failed.into_denied() } else { failed }
     })?;
     let mut fds = Vec::with_capacity(HOOKS.len());
-    for hook in HOOKS.iter().filter(|hook| accounting == Accounting::Full || hook.name != FOLLOWS) {
+    let follows = purpose.accounting == Accounting::Full;
+    for hook in HOOKS.iter().filter(|hook| follows || hook.name != FOLLOWS) {
         let name = if features.fetching_atomics { hook.name } else { hook.without_fetching_atomics };
         let fd = load_program(&mut object, name)
             .map_err(|source| DatapathError::Verifier { program: name, source: Box::new(source) })?;
