@@ -286,7 +286,8 @@ fn load_with(
             loader.map_pin_path(name, Cow::Owned(directory.join(name)));
         }
     }
-    let mut object = loader.load(OBJECT).map_err(|error| {
+    // It tries what the kernel can do, and an attempt that a signal cuts off looks like something that it cannot.
+    let mut object = sys::without_signals(|| loader.load(OBJECT)).map_err(|error| {
         let failed = DatapathError::Load(Box::new(error));
         if failed.is_permission() { failed.into_denied() } else { failed }
     })?;
