@@ -154,7 +154,7 @@ fn two_capabilities_are_enough_or_the_third_is_named() {
 }
 
 /// Starts the daemon as an ordinary user with what this kernel demands, and waits until it answers.
-fn start_as_nobody(stage: &Stage, setup: &Setup, prepare: impl FnOnce(&mut Command)) -> std::process::Child {
+fn start_as_nobody(stage: &Stage, setup: &Setup, prepare: impl FnOnce(&mut Command)) -> stage::daemon::Kept {
     let capabilities: &[&str] = if kernel::SPECULATION_BARRIERS.is_here() {
         &["bpf", "net_admin"]
     } else {
@@ -164,7 +164,8 @@ fn start_as_nobody(stage: &Stage, setup: &Setup, prepare: impl FnOnce(&mut Comma
     prepare(&mut command);
     let log = fs::File::create(setup.folder.join("log")).expect("open the log");
     command.args(["run", "--config"]).arg(setup.folder.join("socklb.toml")).stderr(log);
-    let daemon = command.spawn().expect("start socklb");
+    // A change of user clears what `die_with_us` has asked for.
+    let daemon = stage::daemon::Kept::of(command.spawn().expect("start socklb"));
     stage::eventually(
         "the daemon answers",
         || (setup.status()["daemon"].is_object(), stage::daemon::read(&setup.folder.join("log"))),
@@ -232,7 +233,7 @@ fn a_connection_of_an_mptcp_socket_that_cannot_be_told_apart_is_given_back() {
     setup.write("socklb.toml", &with_active_accounting(&text));
     let mut probe = stage::Probe::start(&cgroup);
     let mut daemon = start_as_nobody(&stage, &setup, |_| {});
-    let again = |mut daemon: std::process::Child| {
+    let again = |mut daemon: stage::daemon::Kept| {
         stage::daemon::signal(&daemon, rustix::process::Signal::TERM);
         assert!(daemon.wait().expect("reap the daemon").success());
         start_as_nobody(&stage, &setup, |_| {})

@@ -213,6 +213,38 @@ impl Drop for Daemon {
     }
 }
 
+/// A child that ends with whoever keeps it, also when a test panics.
+pub struct Kept(Child);
+
+impl Kept {
+    /// Keeps a child.
+    pub fn of(child: Child) -> Self {
+        Self(child)
+    }
+}
+
+impl std::ops::Deref for Kept {
+    type Target = Child;
+
+    fn deref(&self) -> &Child {
+        &self.0
+    }
+}
+
+impl std::ops::DerefMut for Kept {
+    fn deref_mut(&mut self) -> &mut Child {
+        &mut self.0
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 /// Sends a signal to a child of ours.
 pub fn signal(child: &Child, signal: rustix::process::Signal) {
     let pid = i32::try_from(child.id()).ok().and_then(rustix::process::Pid::from_raw).expect("a process id");
