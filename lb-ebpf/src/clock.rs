@@ -5,7 +5,7 @@ use lb_common::abi::TICK_LOG2;
 
 use crate::maps::HAS_COARSE_CLOCK;
 
-/// Nanoseconds, to the kernel's tick (a few milliseconds) where it has a coarse clock, which costs a fifth of the other.
+/// Nanoseconds, to the kernel's tick (a few milliseconds) where it has a coarse clock, which reads no hardware.
 #[inline(always)]
 pub fn now_ns() -> u64 {
     // SAFETY: the helpers take nothing.

@@ -88,8 +88,8 @@ pub static HAS_SET_RETVAL: Global<u32> = Global::new(0);
 #[unsafe(no_mangle)]
 pub static FULL_ACCOUNTING: Global<u32> = Global::new(0);
 
-/// Whether some service of the client may have its backends scanned. Where none has, the scans are dead code, and the
-/// verifier has a thirtieth of the work. Set by the loader.
+/// Whether some service of the client may have its backends scanned. Where none has, the scans are dead code, which
+/// newer verifiers skip. Set by the loader.
 #[unsafe(no_mangle)]
 pub static SCANS: Global<u32> = Global::new(0);
 

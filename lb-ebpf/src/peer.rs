@@ -1,4 +1,5 @@
-//! getpeername(2): the process sees the address it dialled.
+//! Who a socket's peer is: getpeername(2) tells the process the address it dialled, and the peer may be another than the
+//! backend that was chosen.
 //!
 //! The kernel is about to report the backend. Only if that really is the backend of the socket's flow is it replaced:
 //! a socket may have been connected elsewhere since, and accepted sockets pass here too.
@@ -39,4 +40,16 @@ fn dialled(dial: &Dial, peer: Address, port: Be16) -> Option<*const Service> {
         return None;
     }
     SERVICES.get_ptr(u32::from(service))
+}
+
+/// Whether a socket that was sent to the backend in a slot goes there. Programs that run after ours, on a cgroup above or
+/// beside, see the backend as the destination and may write another one.
+#[inline(always)]
+pub fn is_backend(slot: u32, (address, port): (Address, Be16)) -> bool {
+    let backend: *const Backend = match BACKENDS.get_ptr(slot) {
+        Some(backend) => backend,
+        None => return true,
+    };
+    // SAFETY: a live map value; a slot keeps its backend while flows refer to it.
+    unsafe { (*backend).address == address && (*backend).port == port }
 }

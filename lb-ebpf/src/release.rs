@@ -1,13 +1,14 @@
 //! The last close(2) of a socket. What no other program sees the end of, ends here: datagram flows, connections of which no
 //! SYN left, and, where connections are not followed, all of them.
 
-use lb_common::abi::{Backend, Flow, Phase};
+use lb_common::abi::{Flow, Phase};
 use lb_common::ending::{Ending, Shown, at_release};
 
 use crate::atomic::Instructions;
 use crate::context::Socket;
 use crate::flow;
-use crate::maps::{BACKENDS, FULL_ACCOUNTING};
+use crate::maps::FULL_ACCOUNTING;
+use crate::peer;
 use crate::tally::{self, Carried};
 
 #[inline(always)]
@@ -23,7 +24,7 @@ pub fn release<I: Instructions>(socket: &Socket) {
             return;
         }
         flow::anomaly(|anomalies| &raw mut anomalies.release_out_of_turn);
-    } else if socket.is_connected() && !goes_to_its_backend(socket, &flow) {
+    } else if socket.is_connected() && !peer::is_backend(flow.slot, socket.peer()) {
         tally::count(flow.slot, |counts| &raw mut counts.diverted);
     }
     let mut ending = Ending::Closed;
@@ -57,17 +58,4 @@ fn as_shown(flow: &Flow, shown: Shown) -> Ending {
         }
         ending => ending,
     }
-}
-
-/// Whether the socket is connected to the backend of its flow. Programs that run after ours, on a cgroup above or beside,
-/// see the backend as the destination and may write another one.
-#[inline(always)]
-fn goes_to_its_backend(socket: &Socket, flow: &Flow) -> bool {
-    let backend: *const Backend = match BACKENDS.get_ptr(flow.slot) {
-        Some(backend) => backend,
-        None => return true,
-    };
-    let (address, port) = socket.peer();
-    // SAFETY: a live map value; a slot keeps its backend while flows refer to it.
-    unsafe { (*backend).address == address && (*backend).port == port }
 }

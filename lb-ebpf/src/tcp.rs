@@ -1,14 +1,14 @@
 //! A connection's way: connecting, established, closed. Runs for every TCP socket of the cgroup, and looks only at those
 //! that are flows.
 
-use lb_common::abi::{Backend, Phase};
+use lb_common::abi::Phase;
 use lb_common::ending::{TCP_CLOSE, TCP_ESTABLISHED, at_close};
 
 use crate::atomic::Instructions;
 use crate::clock;
 use crate::flow;
-use crate::maps::BACKENDS;
 use crate::ops::{Event, Ops};
+use crate::peer;
 use crate::tally::{self, Carried};
 
 #[inline(always)]
@@ -28,7 +28,7 @@ fn connecting(ops: &Ops) {
     held.set_phase(Phase::Connecting);
     let slot = held.slot();
     tally::count(slot, |counts| &raw mut counts.connecting);
-    if !goes_to_its_backend(ops, slot) {
+    if !peer::is_backend(slot, ops.peer()) {
         tally::count(slot, |counts| &raw mut counts.diverted);
     }
     ops.ask_for_states();
@@ -72,17 +72,4 @@ fn closed<I: Instructions>(ops: &Ops, from: u32) {
         retransmits: ops.retransmits(),
     };
     flow::end::<I>(cookie, held, &flow, at_close(flow.phase, from, ops.error()), carried);
-}
-
-/// Whether the SYN goes to the backend of the flow. Programs that run after ours, on a cgroup above or beside, see the
-/// backend as the destination and may write another one.
-#[inline(always)]
-fn goes_to_its_backend(ops: &Ops, slot: u32) -> bool {
-    let backend: *const Backend = match BACKENDS.get_ptr(slot) {
-        Some(backend) => backend,
-        None => return true,
-    };
-    let (address, port) = ops.peer();
-    // SAFETY: a live map value; a slot keeps its backend while flows refer to it.
-    unsafe { (*backend).address == address && (*backend).port == port }
 }

@@ -41,7 +41,7 @@ mod privileges;
 pub use cgroup::{Cgroup, cgroup2_mount, namespace_warning, ours_and_above, path_of as cgroup_of_id};
 pub use error::DatapathError;
 pub use features::Features;
-pub use flows::{OpenFlow, Records, flows, records};
+pub use flows::{OpenFlow, flows};
 pub use neighbours::{Neighbour, neighbours};
 pub use object::Purpose;
 pub use pins::{Lock, Pins, remove_roots};
@@ -306,24 +306,6 @@ pub fn check_pins(pins: &Pins, limits: &Limits) -> Result<(), DatapathError> {
 pub fn memory_of_client(limits: &Limits) -> u64 {
     let cpus = possible_cpus().map_or(1, u64::from);
     object::shapes(limits).values().map(|shape| shape.bytes(cpus)).sum()
-}
-
-/// How much of what a client's maps hold is in use: the name of the limit, used, and how many there are.
-///
-/// # Errors
-/// If a map cannot be read.
-pub fn usage(pins: &Pins) -> Result<[(&'static str, u64, u64); 3], DatapathError> {
-    let tables = Tables::open(pins, false)?;
-    let slots = tables.slots();
-    let flows = slots.iter().fold(0u64, |sum, slot| sum.saturating_add(tables.active(slot.slot)));
-    let entries = tables.services()?.iter().map(|service| u64::from(service.table.len())).sum();
-    let [schedule, backends, records] = tables.capacities();
-    Ok([
-        // The map holds twice what may be in use.
-        ("schedule_entries", entries, schedule / 2),
-        ("slots", slots.len() as u64, backends),
-        ("flow_records", flows, records),
-    ])
 }
 
 /// Whether flow records can be compared with the kernel's lists of sockets here.

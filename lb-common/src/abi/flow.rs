@@ -113,8 +113,8 @@ impl Reason {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct FlowRecord {
-    /// The socket that holds the place, 0 if none, and all ones while the daemon looks whether its socket is gone. Cookies are
-    /// never reused while the host is up.
+    /// The socket that holds the place, 0 if none, and [`HELD`] while the daemon looks whether its socket is gone. Cookies
+    /// are never reused while the host is up.
     pub cookie: u64,
     /// Its flow.
     pub flow: Flow,
@@ -123,6 +123,9 @@ pub struct FlowRecord {
     pub overflowed: u64,
 }
 const _: () = assert!(size_of::<FlowRecord>() == 64);
+
+/// A cookie that no socket has: the daemon puts it in place of one whose socket may be gone.
+pub const HELD: u64 = u64::MAX;
 
 /// The flows of a datagram socket that addresses its datagrams, one per service. Written by the kernel programs.
 #[repr(C)]

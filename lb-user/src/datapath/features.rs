@@ -19,7 +19,7 @@ pub struct Features {
     /// `bpf_skc_to_mptcp_sock` (Linux 6.0, and CAP_PERFMON). Without: a connection of an MPTCP socket stays in its
     /// backend's active count until the repair pass finds it gone.
     pub knows_mptcp: bool,
-    /// `bpf_ktime_get_coarse_ns` (Linux 5.11). Without: the dearer clock, 0.2 % of a connect more.
+    /// `bpf_ktime_get_coarse_ns` (Linux 5.11). Without: the dearer clock, which reads the hardware.
     pub coarse_clock: bool,
     /// The error of a socket that closes can be read (BTF, and CAP_PERFMON). Without: `accounting = "full"` knows when a
     /// flow was established and when it ended, and no cause.

@@ -6,7 +6,7 @@
 use std::mem::offset_of;
 use std::os::fd::AsFd;
 
-use lb_common::abi::{Datagrams, Flow, FlowRecord, map};
+use lb_common::abi::{Datagrams, Flow, FlowRecord, HELD, map};
 
 use super::error::DatapathError;
 use super::maps::Mapped;
@@ -22,20 +22,6 @@ pub struct OpenFlow {
     /// Its flow.
     pub flow: Flow,
 }
-
-/// How many flow records a client has, and how many there can be.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Records {
-    /// In the overflow table.
-    pub overflow: u64,
-    /// Datagram sockets that are not connected.
-    pub datagrams: u64,
-    /// Places of each of both.
-    pub places: u64,
-}
-
-/// A cookie that the daemon puts in place of one whose socket may be gone.
-const HELD: u64 = u64::MAX;
 
 /// A client's open flows, in no order.
 ///
@@ -83,28 +69,13 @@ fn in_table(pins: &Pins) -> Result<Vec<OpenFlow>, DatapathError> {
     Ok(found)
 }
 
-/// How full the tables are that take what the flow table does not.
-///
-/// # Errors
-/// If a map cannot be read.
-pub fn records(pins: &Pins) -> Result<Records, DatapathError> {
-    let (mut overflow, mut datagrams) = (0, 0);
-    let places = visit(pins, map::FLOW_OVERFLOW, |_: &u64, _: &Flow| overflow += 1)?;
-    visit(pins, map::DATAGRAMS, |_: &u64, _: &Datagrams| datagrams += 1)?;
-    Ok(Records { overflow, datagrams, places })
-}
-
-/// Shows the entries of a hash, and tells how many it may have.
+/// Shows the entries of a hash.
 fn visit<K: bytemuck::Pod, V: bytemuck::Pod>(
     pins: &Pins,
     name: &str,
     each: impl FnMut(&K, &V),
-) -> Result<u64, DatapathError> {
+) -> Result<(), DatapathError> {
     let path = pins.maps().join(name);
-    let read = || {
-        let map = sys::open_pin(&path)?;
-        elements::visit(map.as_fd(), each)?;
-        Ok(u64::from(sys::map_info(map.as_fd())?.max_entries))
-    };
+    let read = || elements::visit(sys::open_pin(&path)?.as_fd(), each);
     read().map_err(|source| DatapathError::Map { path: path.clone(), operation: "read", source })
 }

@@ -15,7 +15,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use lb_common::abi::{Active, Flow, FlowRecord, Listed, Phase, map};
+use lb_common::abi::{Active, Flow, FlowRecord, HELD, Listed, Phase, map};
 use serde::{Deserialize, Serialize};
 
 use super::cgroup;
@@ -220,8 +220,6 @@ impl Records {
     }
 }
 
-/// A cookie that no socket has: the record is being looked at.
-const HELD: u64 = u64::MAX;
 const COOKIE: usize = offset_of!(FlowRecord, cookie);
 
 /// Whether a program has seen the flow's SYN leave: the kernel lists a socket before it sends one.

@@ -171,12 +171,6 @@ impl Tables {
         })
     }
 
-    /// How many schedule entries, slots and flow records there are.
-    pub fn capacities(&self) -> [u64; 3] {
-        let cells = self.maps.schedule.len() as u64;
-        [cells * u64::from(ENTRIES_PER_CELL), self.maps.backends.len() as u64, self.maps.flows.len() as u64]
-    }
-
     /// The generation that the next backend of each free slot gets, where it is not the first.
     pub fn next_generations(&self) -> Vec<(u32, u32)> {
         let slots = 0..u32::try_from(self.maps.backends.len()).unwrap_or(u32::MAX);

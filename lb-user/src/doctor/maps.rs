@@ -1,27 +1,33 @@
 //! What a client's maps tell the doctor: how full they are, and what was counted in them that should not happen.
 
 use super::{Diagnosis, State};
-use crate::datapath::{self, Pins, Records, Tables};
+use crate::datapath::{Fullness, Pins, Tables};
 use crate::status;
 
 /// How full a client's maps are. Without compare-and-swap all flows are in the table of collisions.
 pub fn usage(diagnosis: &mut Diagnosis, name: &str, pins: &Pins, has_two_tables: bool) {
-    let Ok(usage) = datapath::usage(pins) else { return };
-    for (limit, used, of) in usage {
-        let (of, note) = if limit == "flow_records" && has_two_tables {
-            // As many again fit in the table of those whose place is taken.
-            (of.saturating_mul(2), format!(" ({of}, and as many again on collisions)"))
-        } else {
-            (of, String::new())
-        };
-        full(diagnosis, name, limit, used, of, &format!("{limit}{note}"));
+    let Ok([entries, slots, records, overflow, datagrams]) =
+        Tables::open(pins, false).and_then(|tables| tables.fullness())
+    else {
+        return;
+    };
+    for Fullness { map, used, capacity } in [entries, slots] {
+        full(diagnosis, name, map, used, capacity, map);
     }
-    let Ok(Records { overflow, datagrams, places }) = datapath::records(pins) else { return };
+    let (limit, places) = (records.map, records.capacity);
+    let flows = records.used + overflow.used;
+    if has_two_tables {
+        // As many again fit in the table of those whose place is taken.
+        let what = format!("{limit} ({places}, and as many again on collisions)");
+        full(diagnosis, name, limit, flows, places.saturating_mul(2), &what);
+    } else {
+        full(diagnosis, name, limit, flows, places, limit);
+    }
     // Past these a flow is balanced all the same, and in no active count.
     let collisions = "flow_overflow: flows whose place in the flow table is another's";
-    full(diagnosis, name, "flow_records", overflow, places, collisions);
+    full(diagnosis, name, limit, overflow.used, overflow.capacity, collisions);
     let datagrams_of = "datagrams: sockets that address their datagrams";
-    full(diagnosis, name, "flow_records", datagrams, places, datagrams_of);
+    full(diagnosis, name, limit, datagrams.used, datagrams.capacity, datagrams_of);
 }
 
 /// How full one of a client's maps is, and which limit to raise if it is nearly.

@@ -67,15 +67,18 @@ fn read_maps(tables: &Tables) -> Result<MapsReadout, DatapathError> {
             backends: Vec::new(),
         });
     }
-    for slot in tables.slots() {
-        let Some(service) = services.iter_mut().find(|service| service.view.place == slot.service) else {
-            continue;
-        };
-        let counts = tables.counts(slot.slot)?;
+    let place_of = |slot: &SlotView| services.iter().position(|service| service.view.place == slot.service);
+    let slots: Vec<(usize, SlotView)> =
+        tables.slots().into_iter().filter_map(|slot| Some((place_of(&slot)?, slot))).collect();
+    let numbers: Vec<u32> = slots.iter().map(|(_, slot)| slot.slot).collect();
+    let mut counted = Vec::with_capacity(slots.len());
+    tables.visit_counts(&numbers, |_, counts| counted.push(counts))?;
+    for ((service, slot), counts) in slots.into_iter().zip(counted) {
         // Another backend may have taken the slot meanwhile, and what was counted may be its own.
         if tables.slot(slot.slot).is_none_or(|now| now.generation != slot.generation) {
             continue;
         }
+        let service = &mut services[service];
         service.backends.push(BackendReadout {
             address: slot.address.to_string(),
             share_wanted: share(slot.entries, service.view.table.len()),
