@@ -143,9 +143,7 @@ fn a_disconnected_socket_can_dial_again() {
 #[test]
 fn an_abandoned_connect_is_given_back() {
     let mut fixture = Fixture::without_daemon();
-    // Connects to a listener whose queue is full stay in the handshake.
-    let full = std::net::TcpListener::bind("127.0.0.1:8010").expect("listen");
-    rustix::net::listen(&full, 0).expect("shorten the queue");
+    let _full = stage::backend::with_a_full_queue("127.0.0.1:8010");
     fixture.write_endpoints(&[("127.0.0.1:8010", "")]);
     fixture.start();
     let mut probe = fixture.probe();

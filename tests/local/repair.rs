@@ -2,7 +2,7 @@
 
 use lb_common::abi::{Flow, Listed, map};
 use stage::maps::hash;
-use stage::{Probe, eventually, kernel};
+use stage::{Backend, Dialled, Manner, Probe, eventually, kernel};
 
 use stage::fixture::{Fixture, SERVICE, config, with_active_accounting};
 
@@ -30,13 +30,36 @@ fn kept() -> [u64; 3] {
 
 /// Removes the programs that see flows end.
 fn without_ends(fixture: &Fixture) {
+    without_hooks(fixture, &["sock_release", "tcp_events"]);
+}
+
+fn without_hooks(fixture: &Fixture, hooks: &[&str]) {
     for link in std::fs::read_dir(fixture.setup.pins_of("web").join("links")).expect("links") {
         let link = link.expect("a link").path();
         let name = link.to_string_lossy().into_owned();
-        if ["sock_release", "tcp_events"].iter().any(|hook| name.contains(hook)) {
+        if hooks.iter().any(|hook| name.contains(hook)) {
             stage::sys::remove_link(&link);
         }
     }
+}
+
+/// With the daemon stopped: nobody sees the first four of six sockets end. The next daemon ends their flows, and those of
+/// the others are whole and end as ever.
+#[track_caller]
+fn four_of_six_end_unseen(fixture: &mut Fixture, probe: &mut Probe, open: &[Dialled]) {
+    without_ends(fixture);
+    for dialled in &open[..4] {
+        probe.close(dialled.socket);
+    }
+    assert_eq!(fixture.setup.active(), 6, "nobody saw them end");
+    fixture.start();
+    eventually("four are ended", || fixture.setup.active(), |active| *active == 2);
+    assert_eq!(repair(fixture), [4, 0, 0]);
+    for dialled in &open[4..] {
+        assert_eq!(probe.ask(&format!("peer {}", dialled.socket)), SERVICE);
+        probe.close(dialled.socket);
+    }
+    assert_eq!(fixture.setup.active(), 0);
 }
 
 #[test]
@@ -52,21 +75,8 @@ fn flows_whose_end_was_not_seen_are_ended() {
     fixture.start();
     eventually("the lists show all of them", || listed(&fixture), |count| *count == 6);
     fixture.stop();
-    without_ends(&fixture);
-    for dialled in &open[..4] {
-        probe.close(dialled.socket);
-    }
-    assert_eq!(fixture.setup.active(), 6, "nobody saw them end");
-    fixture.start();
-    eventually("four are ended", || fixture.setup.active(), |active| *active == 2);
-    assert_eq!(repair(&fixture), [4, 0, 0]);
+    four_of_six_end_unseen(&mut fixture, &mut probe, &open);
     assert!(fixture.daemon().log().contains("flow records of sockets that are gone were removed"));
-    // The others are whole, and end as ever.
-    for dialled in &open[4..] {
-        assert_eq!(probe.ask(&format!("peer {}", dialled.socket)), SERVICE);
-        probe.close(dialled.socket);
-    }
-    assert_eq!(fixture.setup.active(), 0);
     look(&mut fixture, "nothing is left to do", [0, 0, 0]);
 }
 
@@ -80,24 +90,38 @@ fn flows_that_were_followed_are_ended_at_the_first_look() {
     let mut probe = fixture.probe();
     let open: Vec<_> = (0..6).map(|_| probe.dial(SERVICE)).collect();
     fixture.stop();
-    without_ends(&fixture);
-    for dialled in &open[..4] {
-        probe.close(dialled.socket);
-    }
-    assert_eq!(fixture.setup.active(), 6, "nobody saw them end");
-    fixture.start();
-    eventually("four are ended", || fixture.setup.active(), |active| *active == 2);
-    assert_eq!(repair(&fixture), [4, 0, 0]);
-    for dialled in &open[4..] {
-        assert_eq!(probe.ask(&format!("peer {}", dialled.socket)), SERVICE);
-        probe.close(dialled.socket);
-    }
+    four_of_six_end_unseen(&mut fixture, &mut probe, &open);
     let backends = fixture.setup.backends("web", "users");
     let sum =
         |name: &str| backends.iter().map(|backend| backend[name].as_u64().expect("a count")).sum::<u64>();
     let closed = |backend: &serde_json::Value| backend["endings"]["closed"].as_u64().expect("a count");
     assert_eq!([sum("chosen"), sum("active"), sum("swept")], [6, 0, 4]);
     assert_eq!(backends.iter().map(closed).sum::<u64>(), 2, "chosen = ended + active + swept");
+}
+
+/// A connection whose end no program saw, while its socket is still open: its release ends the flow.
+#[test]
+fn a_flow_whose_end_was_missed_ends_with_its_socket() {
+    let mut fixture = Fixture::without_daemon();
+    fixture.backends.clear();
+    fixture.backends = vec![Backend::with_manner("resets", "127.0.0.1:8003", Manner::Resets)];
+    fixture.write_endpoints(&[("127.0.0.1:8003", "")]);
+    fixture.start();
+    let mut probe = fixture.probe();
+    let socket = probe.dial(SERVICE).socket;
+    fixture.stop();
+    without_hooks(&fixture, &["tcp_events"]);
+    assert_eq!(probe.ask(&format!("provoke {socket}")), format!("err {}", libc::ECONNRESET));
+    assert_eq!(fixture.setup.active(), 1, "nobody saw it end");
+    probe.close(socket);
+    assert_eq!(fixture.setup.active(), 0);
+    let status = fixture.setup.status();
+    assert_eq!(status["clients"][0]["anomalies"]["release_out_of_turn"], 1, "{status}");
+    let backend = fixture.setup.backends("web", "users")[0].clone();
+    let endings = backend["endings"].as_object().expect("endings").values();
+    let ended: u64 = endings.map(|count| count.as_u64().expect("a count")).sum();
+    assert_eq!([&backend["chosen"], &backend["established"], &backend["swept"]], [1, 1, 0]);
+    assert_eq!(ended, 1, "{backend}");
 }
 
 /// The same where every record lies in the overflow table or fights for its place.

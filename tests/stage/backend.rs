@@ -18,6 +18,13 @@ pub enum Manner {
     Resets,
 }
 
+/// A listener that accepts nobody and whose queue takes one: connects to it stay in the handshake from the second on.
+pub fn with_a_full_queue(address: &str) -> TcpListener {
+    let listener = TcpListener::bind(address).unwrap_or_else(|error| panic!("listen on {address}: {error}"));
+    rustix::net::listen(&listener, 0).expect("shorten the queue");
+    listener
+}
+
 /// A listening backend. Stops when it is dropped.
 pub struct Backend {
     name: String,
