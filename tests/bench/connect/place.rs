@@ -7,6 +7,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use aya::programs::links::{FdLink, PinnedLink};
+use lb_common::abi::SLOTS;
 use stage::{Cgroup, Daemon, Setup, Stage};
 
 use super::arm::{Addresses, Arm, Between, Client, Group};
@@ -108,20 +109,22 @@ impl Place {
         let setup = Setup::new(stage, "bench");
         let backends: Vec<String> =
             group.backends.list().iter().map(|backend| format!("\"{backend}\"")).collect();
+        // Room for every group's backends to be replaced, as limits.md advises; the default is too few for the largest.
+        let limits = format!("[limits]\nslots = {}\n", (2 * backends.len()).max(SLOTS as usize));
         let backends = backends.join(", ");
         let mut text = String::new();
         for (number, client) in group.clients().into_iter().enumerate() {
             let service = service(number, group.backends.first.is_ipv4())?;
             let mut attached = Attached { client, cgroup: Cgroup::new(), service, refused: None };
             let lines = attached.text(&backends);
-            attached.refused = check(&setup, &lines);
+            attached.refused = check(&setup, &format!("{lines}{limits}"));
             if attached.refused.is_none() {
                 write!(text, "{lines}")?;
             }
             self.clients.push(attached);
         }
         if !text.is_empty() {
-            self.daemon = Some(Daemon::start(&setup, &text));
+            self.daemon = Some(Daemon::start(&setup, &(text + &limits)));
         }
         Ok(())
     }
