@@ -84,6 +84,9 @@ pub struct Address {
 }
 
 impl Address {
+    /// `::`, which is nobody's.
+    pub const UNSPECIFIED: Self = Self { words: [Be32 { be: 0 }; 4] };
+
     /// The v4-mapped form of an IPv4 address given as its word.
     #[inline(always)]
     pub const fn mapped(v4: Be32) -> Self {

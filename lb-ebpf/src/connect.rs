@@ -11,7 +11,7 @@ use lb_common::net::{Address, Be32};
 use lb_common::pick::{How, pick};
 
 use crate::atomic::{self, Instructions};
-use crate::context::{Dial, TCP};
+use crate::context::{Dial, TCP, UDP};
 use crate::maps::{
     ACTIVE, BACKENDS, HAS_SET_RETVAL, KNOWS_MPTCP, OUTCOMES, SERVICES, SERVICES_V4, SERVICES_V6, WALKS,
 };
@@ -22,26 +22,48 @@ use crate::{PROCEED, clock, flow, tally};
 const REFUSE: i32 = 0;
 
 /// How a call ends, before the socket is touched.
-enum Verdict {
+pub enum Verdict {
     Forward(*const Backend),
     Proceed,
     Refuse,
 }
 
+impl Verdict {
+    /// As a hook of IPv4 returns it.
+    #[inline(always)]
+    pub fn carry_out4(self, dial: &Dial) -> i32 {
+        match self {
+            Self::Forward(backend) => {
+                // SAFETY: a live map value; only its state word changes while something refers to the slot.
+                unsafe {
+                    let [_, _, _, v4] = (*backend).address.words;
+                    dial.redirect4(v4, (*backend).port);
+                }
+                PROCEED
+            }
+            Self::Proceed => PROCEED,
+            Self::Refuse => REFUSE,
+        }
+    }
+
+    /// As a hook of IPv6 returns it.
+    #[inline(always)]
+    pub fn carry_out6(self, dial: &Dial) -> i32 {
+        match self {
+            Self::Forward(backend) => {
+                // SAFETY: a live map value; only its state word changes while something refers to the slot.
+                unsafe { dial.redirect6((*backend).address, (*backend).port) };
+                PROCEED
+            }
+            Self::Proceed => PROCEED,
+            Self::Refuse => REFUSE,
+        }
+    }
+}
+
 #[inline(always)]
 pub fn connect4<I: Instructions>(dial: &Dial) -> i32 {
-    match balance::<I>(dial, service4(dial, dial.ip4())) {
-        Verdict::Forward(backend) => {
-            // SAFETY: a live map value; only its state word changes while something refers to the slot.
-            unsafe {
-                let [_, _, _, v4] = (*backend).address.words;
-                dial.redirect4(v4, (*backend).port);
-            }
-            PROCEED
-        }
-        Verdict::Proceed => PROCEED,
-        Verdict::Refuse => REFUSE,
-    }
+    balance::<I>(dial, service4(dial, dial.ip4())).carry_out4(dial)
 }
 
 #[inline(always)]
@@ -52,20 +74,12 @@ pub fn connect6<I: Instructions>(dial: &Dial) -> i32 {
         Some(v4) => service4(dial, v4),
         None => service6(dial, address),
     };
-    match balance::<I>(dial, service) {
-        Verdict::Forward(backend) => {
-            // SAFETY: a live map value; only its state word changes while something refers to the slot.
-            unsafe { dial.redirect6((*backend).address, (*backend).port) };
-            PROCEED
-        }
-        Verdict::Proceed => PROCEED,
-        Verdict::Refuse => REFUSE,
-    }
+    balance::<I>(dial, service).carry_out6(dial)
 }
 
 /// The place of the service that is dialled at an IPv4 address, if it is one.
 #[inline(always)]
-fn service4(dial: &Dial, address: Be32) -> Option<u32> {
+pub fn service4(dial: &Dial, address: Be32) -> Option<u32> {
     let key = ServiceKey4 { address, port: dial.port(), protocol: dial.protocol()?, _reserved: 0 };
     // SAFETY: the value is read at once. While its key exists it changes only from one service at the address to
     // another.
@@ -74,7 +88,7 @@ fn service4(dial: &Dial, address: Be32) -> Option<u32> {
 
 /// As [`service4`] for an IPv6 address.
 #[inline(always)]
-fn service6(dial: &Dial, address: Address) -> Option<u32> {
+pub fn service6(dial: &Dial, address: Address) -> Option<u32> {
     let key = ServiceKey6 { address, port: dial.port(), protocol: dial.protocol()?, _reserved: 0 };
     // SAFETY: as above.
     unsafe { SERVICES_V6.get(key) }.map(|index| index.service)
@@ -83,92 +97,150 @@ fn service6(dial: &Dial, address: Address) -> Option<u32> {
 /// Picks a backend for a call to a service, records the flow, and counts the one outcome.
 #[inline(always)]
 fn balance<I: Instructions>(dial: &Dial, service: Option<u32>) -> Verdict {
+    let is_tcp = dial.protocol() == Some(TCP);
     let Some(index) = service else {
         // A socket that failed to reach a service and now dials elsewhere is no flow any more.
-        flow::leave::<I>(dial.cookie());
-        tally(NOT_A_SERVICE, |outcomes| &raw mut outcomes.not_a_service);
+        if is_tcp || dial.protocol() == Some(UDP) && flow::are_there_datagrams() {
+            flow::leave::<I>(dial.cookie());
+        }
+        count(NOT_A_SERVICE, |outcomes| &raw mut outcomes.not_a_service);
         return Verdict::Proceed;
     };
-    let (Some(service), Some(walk)) = (SERVICES.get_ptr(index), WALKS.get_ptr_mut(index)) else {
-        tally(index, |outcomes| &raw mut outcomes.passed);
+    let Some(choice) = Choice::of::<I>(index) else {
+        count(index, |outcomes| &raw mut outcomes.passed);
         return Verdict::Proceed;
     };
-    // SAFETY: a live map value. The table is one word and is loaded in one piece.
-    let table = TableRef::from_word(unsafe { (&raw const (*service).table).cast::<u64>().read_volatile() });
-    // One look at the clock serves the choice and the flow.
-    let now = clock::now_ns();
-    let rules = rules(service);
-    let (picked, draw) =
-        pick(&Kernel { index, service }, &Walking::<I>::new(walk), table, rules, clock::tick(now));
-    let slot = picked.slot;
-    // Nobody's slot is past the end of both maps.
-    let (backend, active): (*const Backend, *const Active) =
-        match (BACKENDS.get_ptr(slot), ACTIVE.get_ptr(slot)) {
-            (Some(backend), Some(active)) => (backend, active),
-            _ => return nobody::<I>(dial, index, service, picked.how),
-        };
-    let reason = match picked.how {
-        How::Overflowed => Reason::Overflow,
-        How::Fallback => Reason::Fallback,
-        How::Picked | How::Limited | How::Refused | How::Broken => Reason::Picked,
-    };
-    tally::count(slot, |counts| &raw mut counts.chosen);
-    // SAFETY: live map values.
-    let flow = unsafe {
-        let share = (&raw const (*active).share).read_volatile();
-        Flow {
-            start_ns: now,
-            namespace: dial.namespace(),
-            slot,
-            generation: (&raw const (*backend).generation).read_volatile(),
-            process: dial.process(),
-            draw,
-            table_generation: table.generation,
-            share: if share > 0xffff { 0xffff } else { share as u16 },
-            service: index as u16,
-            why: rules.policy | (reason as u8) << 4,
-            phase: if dial.protocol() == Some(TCP) { Phase::Chosen } else { Phase::Datagrams } as u8,
-            unknown: 0,
+    let Some((backend, active)) = choice.rows() else {
+        // A datagram socket whose connect is refused stays connected to where it was.
+        if is_tcp {
+            flow::leave::<I>(dial.cookie());
         }
+        return choice.turn_away(dial);
     };
-    if dial.protocol() == Some(TCP) {
-        dial.set_syn_retries(rules.syn_retries);
+    if is_tcp {
+        dial.set_syn_retries(choice.syn_retries);
     }
-    let tracked = record::<I>(dial, &flow);
-    if !tracked {
-        tally::count(slot, |counts| &raw mut counts.untracked);
-    }
-    // One call per field: a field that is chosen before the addition makes it arithmetic with another offset on each
-    // path, which the verifier allows with CAP_PERFMON only.
-    if !tracked {
-        tally(index, |outcomes| &raw mut outcomes.untracked);
-    } else {
-        match reason {
-            Reason::Picked => tally(index, |outcomes| &raw mut outcomes.forwarded),
-            Reason::Overflow => tally(index, |outcomes| &raw mut outcomes.overflowed),
-            Reason::Fallback => tally(index, |outcomes| &raw mut outcomes.fallback),
-        }
-    }
+    let tracked = record::<I>(dial, &choice.flow(dial, backend, active));
+    choice.count(tracked);
     Verdict::Forward(backend)
 }
 
-/// The call goes to no backend.
-#[inline(always)]
-fn nobody<I: Instructions>(dial: &Dial, index: u32, service: *const Service, how: How) -> Verdict {
-    flow::leave::<I>(dial.cookie());
-    match how {
-        How::Limited => tally(index, |outcomes| &raw mut outcomes.limited),
-        How::Refused => tally(index, |outcomes| &raw mut outcomes.refused),
-        How::Picked | How::Overflowed | How::Fallback | How::Broken => {
-            tally(index, |outcomes| &raw mut outcomes.passed);
-            return Verdict::Proceed;
+/// What a policy chose for a call. All of it is written whatever it chose: what one path alone has written must not be
+/// copied on another, which the verifier refuses to those without CAP_PERFMON.
+pub struct Choice {
+    index: u32,
+    service: *const Service,
+    how: How,
+    /// Past the end of all maps if it is nobody's.
+    pub slot: u32,
+    draw: u32,
+    table_generation: u16,
+    policy: u8,
+    syn_retries: u8,
+    now_ns: u64,
+}
+
+impl Choice {
+    /// Chooses a backend of a service. `None` if there is no such service.
+    #[inline(always)]
+    pub fn of<I: Instructions>(index: u32) -> Option<Self> {
+        let service: *const Service = SERVICES.get_ptr(index)?;
+        let walk = WALKS.get_ptr_mut(index)?;
+        // SAFETY: a live map value. The table is one word and is loaded in one piece.
+        let table =
+            TableRef::from_word(unsafe { (&raw const (*service).table).cast::<u64>().read_volatile() });
+        // One look at the clock serves the choice and the flow.
+        let now_ns = clock::now_ns();
+        let rules = rules(service);
+        let tables = Kernel { index, service };
+        let (picked, draw) = pick(&tables, &Walking::<I>::new(walk), table, rules, clock::tick(now_ns));
+        Some(Self {
+            index,
+            service,
+            how: picked.how,
+            slot: picked.slot,
+            draw,
+            table_generation: table.generation,
+            policy: rules.policy,
+            syn_retries: rules.syn_retries,
+            now_ns,
+        })
+    }
+
+    /// The backend that was chosen, if one was. Nobody's slot is past the end of both maps.
+    #[inline(always)]
+    pub fn rows(&self) -> Option<(*const Backend, *const Active)> {
+        let backend: *const Backend = BACKENDS.get_ptr(self.slot)?;
+        let active: *const Active = ACTIVE.get_ptr(self.slot)?;
+        Some((backend, active))
+    }
+
+    #[inline(always)]
+    fn reason(&self) -> Reason {
+        match self.how {
+            How::Overflowed => Reason::Overflow,
+            How::Fallback => Reason::Fallback,
+            How::Picked | How::Limited | How::Refused | How::Broken => Reason::Picked,
         }
     }
-    if HAS_SET_RETVAL.load() != 0 {
-        // SAFETY: a live map value.
-        dial.set_errno(unsafe { (&raw const (*service).errno).read_volatile() });
+
+    /// The flow that begins with it.
+    #[inline(always)]
+    pub fn flow(&self, dial: &Dial, backend: *const Backend, active: *const Active) -> Flow {
+        // SAFETY: live map values.
+        let (share, generation) = unsafe {
+            ((&raw const (*active).share).read_volatile(), (&raw const (*backend).generation).read_volatile())
+        };
+        Flow {
+            start_ns: self.now_ns,
+            namespace: dial.namespace(),
+            slot: self.slot,
+            generation,
+            process: dial.process(),
+            draw: self.draw,
+            table_generation: self.table_generation,
+            share: if share > 0xffff { 0xffff } else { share as u16 },
+            service: self.index as u16,
+            why: self.policy | (self.reason() as u8) << 4,
+            phase: if dial.protocol() == Some(TCP) { Phase::Chosen } else { Phase::Datagrams } as u8,
+        }
     }
-    Verdict::Refuse
+
+    /// Counts the flow that began with it, and the one outcome of the call.
+    #[inline(always)]
+    pub fn count(&self, tracked: bool) {
+        tally::count(self.slot, |counts| &raw mut counts.chosen);
+        // One call per field: a field that is chosen before the addition makes it arithmetic with another offset on each
+        // path, which the verifier allows with CAP_PERFMON only.
+        if !tracked {
+            tally::count(self.slot, |counts| &raw mut counts.untracked);
+            count(self.index, |outcomes| &raw mut outcomes.untracked);
+            return;
+        }
+        match self.reason() {
+            Reason::Picked => count(self.index, |outcomes| &raw mut outcomes.forwarded),
+            Reason::Overflow => count(self.index, |outcomes| &raw mut outcomes.overflowed),
+            Reason::Fallback => count(self.index, |outcomes| &raw mut outcomes.fallback),
+        }
+    }
+
+    /// Ends a call for which nobody was chosen.
+    #[inline(always)]
+    pub fn turn_away(&self, dial: &Dial) -> Verdict {
+        match self.how {
+            How::Limited => count(self.index, |outcomes| &raw mut outcomes.limited),
+            How::Refused => count(self.index, |outcomes| &raw mut outcomes.refused),
+            How::Picked | How::Overflowed | How::Fallback | How::Broken => {
+                count(self.index, |outcomes| &raw mut outcomes.passed);
+                return Verdict::Proceed;
+            }
+        }
+        if HAS_SET_RETVAL.load() != 0 {
+            // SAFETY: a live map value.
+            dial.set_errno(unsafe { (&raw const (*self.service).errno).read_volatile() });
+        }
+        Verdict::Refuse
+    }
 }
 
 /// Records the flow. Returns whether it could: the flow table may be full, or the end of the flow be invisible.
@@ -182,7 +254,7 @@ fn record<I: Instructions>(dial: &Dial, flow: &Flow) -> bool {
 
 /// Counts the one outcome of a call.
 #[inline(always)]
-fn tally(row: u32, field: impl FnOnce(&mut Outcomes) -> *mut u64) {
+pub fn count(row: u32, field: impl FnOnce(&mut Outcomes) -> *mut u64) {
     if let Some(outcomes) = OUTCOMES.get_ptr_mut(row) {
         // SAFETY: this CPU's map value; the closure only takes a field's address.
         unsafe { atomic::add(field(&mut *outcomes), 1) };

@@ -16,6 +16,8 @@ use crate::maps::{
 
 /// `IPPROTO_TCP`.
 pub const TCP: u8 = 6;
+/// `IPPROTO_UDP`.
+pub const UDP: u8 = 17;
 /// `IPPROTO_MPTCP`: what such a socket dials is a TCP service. Kernels dial for it with a socket of their own, whose
 /// protocol is TCP; see [`Dial::is_mptcp_path`].
 const MPTCP: u32 = 262;
@@ -78,6 +80,17 @@ impl Dial {
     pub fn namespace(&self) -> u64 {
         // SAFETY: the helper takes this context.
         unsafe { helper::bpf_get_netns_cookie(self.ctx.cast()) }
+    }
+
+    /// Whether the socket is connected already.
+    #[inline(always)]
+    pub fn is_connected(&self) -> bool {
+        // SAFETY: the context is valid while the program runs, and its socket with it. Kernel fact: a datagram socket that is
+        // connected has the state that TCP calls established.
+        unsafe {
+            let socket = (&raw const (*self.ctx).__bindgen_anon_1.sk).read_volatile();
+            (&raw const (*socket).state).read_volatile() == TCP_ESTABLISHED
+        }
     }
 
     /// The calling process. A call that the kernel makes for it later is made in its name, too.
@@ -191,6 +204,13 @@ impl Socket {
     pub fn is_connected(&self) -> bool {
         let state = self.state();
         state == TCP_ESTABLISHED || state == TCP_CLOSE_WAIT
+    }
+
+    /// Whether it is a UDP socket.
+    #[inline(always)]
+    pub fn is_udp(&self) -> bool {
+        // SAFETY: the context is valid while the program runs.
+        unsafe { (&raw const (*self.ctx).protocol).read_volatile() == u32::from(UDP) }
     }
 
     /// Whether its connection is over, or never began.

@@ -4,7 +4,7 @@
 //! place, in the overflow table. Whoever takes a record out (one compare-and-swap, or one delete) counts its end, so no
 //! end is counted twice. Nothing here fails a call: a flow that finds no room is simply not tracked.
 
-use lb_common::abi::{Anomalies, Counts, Flow, FlowRecord, Phase, Times};
+use lb_common::abi::{Anomalies, Flow, FlowRecord, Phase};
 use lb_common::ending::Ending;
 
 use crate::atomic::{self, Instructions};
@@ -12,7 +12,7 @@ use crate::maps::{ANOMALIES, FLOW_MASK, FLOW_OVERFLOW, FLOWS, FULL_ACCOUNTING};
 use crate::tally::{self, Carried};
 
 /// `BPF_NOEXIST`.
-const NEW: u64 = 1;
+pub const NEW: u64 = 1;
 
 /// A socket's record. It is the socket's own until somebody takes it out.
 #[derive(Clone, Copy)]
@@ -51,20 +51,6 @@ impl Held {
     pub fn start_ns(&self) -> u64 {
         // SAFETY: as above.
         unsafe { (&raw const (*self.flow).start_ns).read_volatile() }
-    }
-
-    /// Counts a time in one of the histograms of its slot.
-    #[inline(always)]
-    pub fn time(&self, slot: u32, us: u32, field: impl FnOnce(&mut Counts) -> &mut Times) {
-        // SAFETY: as above.
-        unsafe { tally::time(self.flow, slot, us, field) };
-    }
-
-    /// The number of an ending, see [`tally::unknown`].
-    #[inline(always)]
-    fn row(&self, ending: Ending) -> usize {
-        // SAFETY: as above.
-        unsafe { tally::unknown(self.flow, ending as usize) }
     }
 
     /// It has come so far.
@@ -110,12 +96,16 @@ pub fn begin<I: Instructions>(cookie: u64, flow: &Flow) -> bool {
     let Some(record) = place(cookie) else { return false };
     if let Some(held) = find(record, cookie) {
         let before = held.flow();
-        let ending = left_behind(before.phase);
-        tally::ended(&before, ending, held.row(ending), Carried::NOTHING);
+        tally::ended(&before, left_behind(before.phase), Carried::NOTHING);
         // SAFETY: a live map value that belongs to the socket.
         unsafe { held.flow.write_volatile(*flow) };
-    } else if !claim::<I>(record, cookie, flow) {
-        return false;
+    } else {
+        if !claim::<I>(record, cookie, flow) {
+            return false;
+        }
+        if flow.phase == Phase::Datagrams as u8 {
+            note_datagrams(1);
+        }
     }
     tally::active(flow.slot, 1);
     true
@@ -162,13 +152,12 @@ pub fn leave<I: Instructions>(cookie: u64) {
 /// Takes a socket's record out and counts the end of its flow, as it was read before.
 #[inline(always)]
 pub fn end<I: Instructions>(cookie: u64, held: Held, flow: &Flow, ending: Ending, carried: Carried) {
-    let row = held.row(ending);
     // SAFETY: `held` is of live map values.
     let taken = unsafe {
         if held.is_in_table {
             I::replace(&raw mut (*held.record).cookie, cookie, 0)
         } else {
-            let taken = forget(cookie);
+            let taken = is_removed(|| FLOW_OVERFLOW.remove(cookie));
             if taken {
                 atomic::add(&raw mut (*held.record).overflowed, u64::MAX);
             }
@@ -176,26 +165,45 @@ pub fn end<I: Instructions>(cookie: u64, held: Held, flow: &Flow, ending: Ending
         }
     };
     if taken {
-        tally::ended(flow, ending, row, carried);
+        if flow.phase == Phase::Datagrams as u8 {
+            note_datagrams(-1);
+        }
+        tally::ended(flow, ending, carried);
     } else {
         anomaly(|anomalies| &raw mut anomalies.ended_twice);
     }
 }
 
-/// Takes a record out of the overflow table. Kernel fact: from 5.11 to 6.0 a hash refuses a change (EBUSY) while this CPU
-/// is inside another change of the same bucket, which it is for an instant only.
+/// Removes from a hash, and says whether it was there. Kernel fact: from 5.11 to 6.0 a hash refuses a change (EBUSY) while
+/// this CPU is inside another change of the same bucket, which it is for an instant only.
 #[inline(always)]
-fn forget(cookie: u64) -> bool {
+pub fn is_removed(remove: impl Fn() -> Result<(), i32>) -> bool {
     const EBUSY: i32 = -16;
     // Bound: four attempts.
     for _ in 0..4 {
-        match FLOW_OVERFLOW.remove(cookie) {
+        match remove() {
             Ok(()) => return true,
             Err(EBUSY) => {}
             Err(_) => return false,
         }
     }
     false
+}
+
+/// Whether any datagram socket has a record. Looking for one that is not there adds half of what the program costs such a
+/// call otherwise.
+#[inline(always)]
+pub fn are_there_datagrams() -> bool {
+    // SAFETY: a live map value.
+    FLOWS.get_ptr(0).is_some_and(|first| unsafe { (&raw const (*first).datagram_flows).read_volatile() } != 0)
+}
+
+#[inline(always)]
+fn note_datagrams(change: i64) {
+    if let Some(first) = FLOWS.get_ptr_mut(0) {
+        // SAFETY: a live map value. Adding -1 in two's complement takes one away.
+        unsafe { atomic::add(&raw mut (*first).datagram_flows, change as u64) };
+    }
 }
 
 /// Counts what should not happen.

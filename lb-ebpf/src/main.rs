@@ -32,6 +32,10 @@ mod peer;
 
 mod tcp;
 
+mod datagrams;
+
+mod sendmsg;
+
 mod release;
 
 use aya_ebpf::macros::{cgroup_sock, cgroup_sock_addr, sock_ops};
@@ -75,6 +79,38 @@ pub fn getpeername4(ctx: SockAddrContext) -> i32 {
 #[cgroup_sock_addr(getpeername6)]
 pub fn getpeername6(ctx: SockAddrContext) -> i32 {
     peer::getpeername6(&Dial::new(&ctx));
+    PROCEED
+}
+
+#[cgroup_sock_addr(sendmsg4)]
+pub fn sendmsg4(ctx: SockAddrContext) -> i32 {
+    sendmsg::sendmsg4::<Linux5_12>(&Dial::new(&ctx))
+}
+
+#[cgroup_sock_addr(sendmsg4)]
+pub fn sendmsg4_5_10(ctx: SockAddrContext) -> i32 {
+    sendmsg::sendmsg4::<Linux5_10>(&Dial::new(&ctx))
+}
+
+#[cgroup_sock_addr(sendmsg6)]
+pub fn sendmsg6(ctx: SockAddrContext) -> i32 {
+    sendmsg::sendmsg6::<Linux5_12>(&Dial::new(&ctx))
+}
+
+#[cgroup_sock_addr(sendmsg6)]
+pub fn sendmsg6_5_10(ctx: SockAddrContext) -> i32 {
+    sendmsg::sendmsg6::<Linux5_10>(&Dial::new(&ctx))
+}
+
+#[cgroup_sock_addr(recvmsg4)]
+pub fn recvmsg4(ctx: SockAddrContext) -> i32 {
+    peer::recvmsg4(&Dial::new(&ctx));
+    PROCEED
+}
+
+#[cgroup_sock_addr(recvmsg6)]
+pub fn recvmsg6(ctx: SockAddrContext) -> i32 {
+    peer::recvmsg6(&Dial::new(&ctx));
     PROCEED
 }
 

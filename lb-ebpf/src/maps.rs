@@ -58,6 +58,9 @@ pub static FLOW_OVERFLOW: HashMap<u64, Flow, { FLOW_RECORDS as usize }, ON_DEMAN
 #[btf_map(name = "datagrams")]
 pub static DATAGRAMS: HashMap<u64, Datagrams, { FLOW_RECORDS as usize }, ON_DEMAND> = HashMap::new();
 
+/// What an entry of `datagrams` begins as: too large for the stack.
+pub static EMPTY: Datagrams = Datagrams::EMPTY;
+
 #[btf_map(name = "anomalies")]
 pub static ANOMALIES: PerCpuArray<Anomalies, 1> = PerCpuArray::new();
 

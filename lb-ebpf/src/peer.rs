@@ -1,19 +1,41 @@
-//! Who a socket's peer is: getpeername(2) tells the process the address it dialled, and the peer may be another than the
-//! backend that was chosen.
+//! Who a socket's peer is: getpeername(2), and the source of a datagram, tell the process the address it dialled, and the
+//! peer may be another than the backend that was chosen.
 //!
-//! The kernel is about to report the backend. Only if that really is the backend of the socket's flow is it replaced:
-//! a socket may have been connected elsewhere since, and accepted sockets pass here too.
+//! The kernel is about to report the backend. Only if that really is the backend of one of the socket's flows is it
+//! replaced: a socket may have been connected elsewhere since, and accepted sockets pass here too.
 
 use lb_common::abi::{Backend, Service};
 use lb_common::net::{Address, Be16};
 
 use crate::context::Dial;
+use crate::datagrams;
 use crate::flow;
 use crate::maps::{BACKENDS, SERVICES};
 
 #[inline(always)]
 pub fn getpeername4(dial: &Dial) {
-    if let Some(service) = dialled(dial, Address::mapped(dial.ip4()), dial.port()) {
+    show4(dial, dialled(dial, Address::mapped(dial.ip4()), dial.port()));
+}
+
+#[inline(always)]
+pub fn getpeername6(dial: &Dial) {
+    show6(dial, dialled(dial, dial.ip6(), dial.port()));
+}
+
+#[inline(always)]
+pub fn recvmsg4(dial: &Dial) {
+    show4(dial, asked(dial, Address::mapped(dial.ip4()), dial.port()));
+}
+
+/// Also of what a socket of this family sent to a v4-mapped address, by the other hook.
+#[inline(always)]
+pub fn recvmsg6(dial: &Dial) {
+    show6(dial, asked(dial, dial.ip6(), dial.port()));
+}
+
+#[inline(always)]
+fn show4(dial: &Dial, service: Option<*const Service>) {
+    if let Some(service) = service {
         // SAFETY: a live map value; a service's address stays while flows refer to it.
         unsafe {
             let [_, _, _, v4] = (*service).address.words;
@@ -23,10 +45,19 @@ pub fn getpeername4(dial: &Dial) {
 }
 
 #[inline(always)]
-pub fn getpeername6(dial: &Dial) {
-    if let Some(service) = dialled(dial, dial.ip6(), dial.port()) {
+fn show6(dial: &Dial, service: Option<*const Service>) {
+    if let Some(service) = service {
         // SAFETY: as above. The address of an IPv4 service is kept v4-mapped, which is what was dialled.
         unsafe { dial.redirect6((*service).address, (*service).port) };
+    }
+}
+
+/// The service that answers from the given peer.
+#[inline(always)]
+fn asked(dial: &Dial, peer: Address, port: Be16) -> Option<*const Service> {
+    match dialled(dial, peer, port) {
+        Some(service) => Some(service),
+        None => SERVICES.get_ptr(u32::from(datagrams::service_at(dial.cookie(), peer, port)?)),
     }
 }
 

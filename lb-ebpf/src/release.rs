@@ -6,6 +6,7 @@ use lb_common::ending::{Ending, Shown, at_release};
 
 use crate::atomic::Instructions;
 use crate::context::Socket;
+use crate::datagrams;
 use crate::flow;
 use crate::maps::FULL_ACCOUNTING;
 use crate::peer;
@@ -14,6 +15,9 @@ use crate::tally::{self, Carried};
 #[inline(always)]
 pub fn release<I: Instructions>(socket: &Socket) {
     let cookie = socket.cookie();
+    if socket.is_udp() {
+        datagrams::end(cookie);
+    }
     let Some(held) = flow::of(cookie) else { return };
     let flow = held.flow();
     let is_datagram = flow.phase == Phase::Datagrams as u8;

@@ -33,31 +33,27 @@ pub fn count(slot: u32, field: impl FnOnce(&mut Counts) -> *mut u64) {
     }
 }
 
-/// The same number, which the verifier cannot tell any more, see [`Flow::unknown`].
+/// The same number, which the verifier cannot tell any more. A number that it can tell is arithmetic with another offset on
+/// each path, which it allows with CAP_PERFMON only. The last row of endings is nobody's and always 0, and what is read
+/// from a map may be anything to the verifier.
 ///
 /// # Safety
-/// `flow` is a live map value that belongs to the calling socket.
+/// `counts` is a live map value.
 #[inline(always)]
-pub unsafe fn unknown(flow: *mut Flow, number: usize) -> usize {
-    // SAFETY: see above.
-    unsafe {
-        let place = &raw mut (*flow).unknown;
-        place.write_volatile(number as u64);
-        place.read_volatile() as usize
-    }
+unsafe fn unknown(counts: *const Counts, number: usize) -> usize {
+    // SAFETY: the caller's.
+    let nothing = unsafe { (&raw const (*counts).endings[ENDING_ROWS - 1]).read_volatile() };
+    (number as u64).wrapping_add(nothing) as usize
 }
 
-/// Counts a time in one of the histograms of a flow's slot.
-///
-/// # Safety
-/// As [`unknown`].
+/// Counts a time in one of a slot's histograms.
 #[inline(always)]
-pub unsafe fn time(flow: *mut Flow, slot: u32, us: u32, field: impl FnOnce(&mut Counts) -> &mut Times) {
+pub fn time(slot: u32, us: u32, field: impl FnOnce(&mut Counts) -> &mut Times) {
     if let Some(counts) = COUNTS.get_ptr_mut(slot) {
         // SAFETY: this CPU's map value.
+        let bucket = unsafe { unknown(counts, bucket(us)) };
+        // SAFETY: as above.
         let times = field(unsafe { &mut *counts });
-        // SAFETY: the caller's.
-        let bucket = unsafe { unknown(flow, bucket(us)) };
         if bucket < TIME_BUCKETS {
             // SAFETY: within the array by the comparison.
             unsafe {
@@ -77,15 +73,14 @@ pub fn active(slot: u32, change: i64) {
     }
 }
 
-/// Counts the end of a flow and gives its active count back. To be called by whoever has taken its record out. `row` is the
-/// number of the ending, as [`unknown`] gives it while there is a record.
+/// Counts the end of a flow and gives its active count back. To be called by whoever has taken its record out.
 #[inline(always)]
-pub fn ended(flow: &Flow, ending: Ending, row: usize, carried: Carried) {
+pub fn ended(flow: &Flow, ending: Ending, carried: Carried) {
     let now = clock::now_ns();
     if let Some(counts) = COUNTS.get_ptr_mut(flow.slot) {
         // SAFETY: this CPU's map value; the index is masked to the array.
         unsafe {
-            let row = row & (ENDING_ROWS - 1);
+            let row = unknown(counts, ending as usize) & (ENDING_ROWS - 1);
             atomic::add((&raw mut (*counts).endings).cast::<u64>().add(row), 1);
             atomic::add(&raw mut (*counts).lifetime_ns, now.wrapping_sub(flow.start_ns));
             atomic::add(&raw mut (*counts).bytes_received, carried.bytes_received);

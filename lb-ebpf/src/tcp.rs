@@ -44,11 +44,11 @@ fn established(ops: &Ops) {
     let slot = held.slot();
     tally::count(slot, |counts| &raw mut counts.established);
     let (rtt, start_ns) = (ops.smoothed_rtt_us(), held.start_ns());
-    held.time(slot, rtt, |counts| &mut counts.rtt);
+    tally::time(slot, rtt, |counts| &mut counts.rtt);
     // Where the first SYN was answered, the handshake is all that the connect took, and the kernel has measured it
     // already. Otherwise it took seconds, of which the coarse clock knows enough.
     let took = if ops.retransmits() == 0 { rtt } else { micros(clock::now_ns().wrapping_sub(start_ns)) };
-    held.time(slot, took, |counts| &mut counts.connect);
+    tally::time(slot, took, |counts| &mut counts.connect);
 }
 
 #[inline(always)]

@@ -28,6 +28,10 @@ mod flows;
 
 mod counts;
 
+mod udp;
+
+mod udp_flows;
+
 mod lifecycle;
 
 mod faults;

@@ -96,6 +96,7 @@ fn verified([schedule_entries, slots, flow_records]: [u32; 3]) -> Vec<(String, u
         (map::ACTIVE, slots),
         (map::FLOWS, flow_records),
         (map::FLOW_OVERFLOW, flow_records),
+        (map::DATAGRAMS, flow_records),
     ];
     let globals = [
         ("FLOW_MASK", flow_records - 1),

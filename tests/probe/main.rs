@@ -3,7 +3,10 @@
 //! Requests: `ready`, `pin CPU`, `dial ADDRESS`, `mptcp ADDRESS`, `redial SOCKET ADDRESS`, `many ADDRESS COUNT`, `start ADDRESS` (a
 //! non-blocking connect that is left alone), `forever ADDRESS` and `redialling ADDRESS` (until the next line), `datagram ADDRESS`, `unspec
 //! SOCKET`, `provoke SOCKET` (says something and reads the answer), `reset SOCKET`, `shut SOCKET`, `dup SOCKET`, `listen
-//! ADDRESS`, `accept SOCKET`, `peer SOCKET`, `close SOCKET`, `run PROGRAM ARGUMENTS`, `adopt DESCRIPTOR`.
+//! ADDRESS`, `accept SOCKET`, `peer SOCKET`, `close SOCKET`, `run PROGRAM ARGUMENTS`, `adopt DESCRIPTOR`,
+//! and those of `datagrams`.
+
+mod datagrams;
 
 use std::collections::BTreeMap;
 use std::io::{self, BufRead, Write};
@@ -27,7 +30,7 @@ fn main() {
             }
         }
     });
-    let mut probe = Probe { sockets: BTreeMap::new(), next: 0, requests };
+    let mut probe = Probe { sockets: BTreeMap::new(), children: Vec::new(), next: 0, requests };
     while let Ok(request) = probe.requests.recv() {
         let words: Vec<&str> = request.split(' ').collect();
         let answer = probe.answer(&words);
@@ -38,6 +41,8 @@ fn main() {
 
 struct Probe {
     sockets: BTreeMap<u32, OwnedFd>,
+    /// Children that hold what was open when they were made.
+    children: Vec<std::process::Child>,
     next: u32,
     requests: Receiver<String>,
 }
@@ -133,7 +138,8 @@ impl Probe {
                 format!("ok {}", self.keep(socket))
             }
             ["peer", socket] => peer(&self.sockets[&number(socket)]),
-            _ => format!("unknown request: {}", words.join(" ")),
+            _ => datagrams::answer(self, words)
+                .unwrap_or_else(|| format!("unknown request: {}", words.join(" "))),
         }
     }
 

@@ -15,6 +15,8 @@ pub mod cgroup;
 
 pub mod backend;
 
+pub mod datagram_backend;
+
 pub mod probe;
 
 pub mod daemon;
@@ -26,6 +28,8 @@ pub mod sys;
 pub mod maps;
 
 pub mod fixture;
+
+pub mod udp;
 
 pub mod machine;
 
@@ -46,6 +50,7 @@ pub mod accounts;
 pub use backend::{Backend, Manner};
 pub use cgroup::Cgroup;
 pub use daemon::{Daemon, Setup};
+pub use datagram_backend::DatagramBackend;
 pub use machine::Machine;
 pub use manager::Manager;
 pub use namespace::Stage;

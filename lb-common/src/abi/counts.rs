@@ -46,9 +46,9 @@ const _: () = assert!(size_of::<Outcomes>() == 72);
 /// The row of [`map::OUTCOMES`](super::map::OUTCOMES) that counts calls to addresses that are not services.
 pub const NOT_A_SERVICE: u32 = MAX_SERVICES;
 
-/// Row lengths of [`Counts::endings`]: a power of two, so that an index can be masked.
+/// Rows of [`Counts::endings`]: a power of two, so that an index can be masked. The last is nobody's and stays 0.
 pub const ENDING_ROWS: usize = 16;
-const _: () = assert!(Ending::ALL.len() <= ENDING_ROWS);
+const _: () = assert!(Ending::ALL.len() < ENDING_ROWS);
 
 /// What became of a slot's backend since it took the slot, on one CPU. Written by the kernel programs, zeroed by the daemon
 /// before reuse. The sum over CPUs obeys: chosen = all endings + [`Active::flows`](super::Active::flows) +

@@ -3,6 +3,7 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::MAX_DATAGRAM_FLOWS;
+use crate::net::{Address, Be16};
 
 /// Where a socket was sent, why, and when. The slot cannot be reused while the flow is counted in its
 /// [`Active`](super::Active). Written by the kernel programs.
@@ -32,11 +33,25 @@ pub struct Flow {
     pub why: u8,
     /// A [`Phase`].
     pub phase: u8,
-    /// For the programs alone: a number that went through a map is none that the verifier can tell. Without CAP_PERFMON it
-    /// allows no arithmetic on a map pointer with a number that each path to it knows to be another one.
-    pub unknown: u64,
 }
-const _: () = assert!(size_of::<Flow>() == 48);
+const _: () = assert!(size_of::<Flow>() == 40);
+
+impl Flow {
+    /// What a free place holds.
+    pub const NONE: Self = Self {
+        start_ns: 0,
+        namespace: 0,
+        slot: 0,
+        generation: 0,
+        process: 0,
+        draw: 0,
+        table_generation: 0,
+        share: 0,
+        service: 0,
+        why: 0,
+        phase: 0,
+    };
+}
 
 /// How far a flow has come. Numbers are part of the ABI.
 #[repr(u8)]
@@ -121,20 +136,66 @@ pub struct FlowRecord {
     /// Sockets of this place whose flow is in the overflow table. Only if non-zero is that table searched; a socket
     /// whose flow is there can therefore not claim the place as well once it is free.
     pub overflowed: u64,
+    /// In the first record only: flows of connected datagram sockets that are in this table or in the overflow table. While
+    /// there are none, a datagram socket that connects to no service need not be looked for.
+    pub datagram_flows: u64,
 }
 const _: () = assert!(size_of::<FlowRecord>() == 64);
 
 /// A cookie that no socket has: the daemon puts it in place of one whose socket may be gone.
 pub const HELD: u64 = u64::MAX;
 
-/// The flows of a datagram socket that addresses its datagrams, one per service. Written by the kernel programs.
+/// The flows of a datagram socket that addresses its datagrams, one per service, in places that fill from the first. Written
+/// by the kernel programs; taken out by the daemon if its socket is gone.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct Datagrams {
-    /// Flows; those whose phase is 0 are free.
+    /// Flows; those whose phase is 0 are free, and so are all that follow.
     pub flows: [Flow; MAX_DATAGRAM_FLOWS],
+    /// Where the datagrams of each flow's service went before: answers from there may still be on their way.
+    pub before: [Peer; MAX_DATAGRAM_FLOWS],
+    /// What `chosen` was when each flow was chosen.
+    pub order: [u32; MAX_DATAGRAM_FLOWS],
+    /// Flows chosen for this socket so far, wrapping.
+    pub chosen: u32,
+    /// Zero.
+    pub _reserved: u32,
 }
-const _: () = assert!(size_of::<Datagrams>() == 384);
+const _: () = assert!(size_of::<Datagrams>() == 520);
+
+impl Datagrams {
+    /// No flow.
+    pub const EMPTY: Self = Self {
+        flows: [Flow::NONE; MAX_DATAGRAM_FLOWS],
+        before: [Peer::NOBODY; MAX_DATAGRAM_FLOWS],
+        order: [0; MAX_DATAGRAM_FLOWS],
+        chosen: 0,
+        _reserved: 0,
+    };
+
+    /// Those that are flows.
+    pub fn live(&self) -> impl Iterator<Item = &Flow> {
+        self.flows.iter().filter(|flow| flow.phase != 0)
+    }
+}
+
+/// An address of which no slot is kept: who had it may be gone.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+pub struct Peer {
+    /// The address.
+    pub address: Address,
+    /// The port; 0 if this is nobody.
+    pub port: Be16,
+    /// Zero.
+    pub _reserved: u16,
+}
+const _: () = assert!(size_of::<Peer>() == 20);
+
+impl Peer {
+    /// Nobody.
+    pub const NOBODY: Self = Self { address: Address::UNSPECIFIED, port: Be16::from_host(0), _reserved: 0 };
+}
 
 /// Which flow of a socket the kernel's list of sockets has shown. A connect that
 /// the kernel has not begun, or that failed, is in no list though its socket is open; once a list has shown the flow, the

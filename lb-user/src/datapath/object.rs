@@ -51,14 +51,18 @@ pub struct Purpose {
 /// The hook that follows connections.
 const FOLLOWS: &str = "tcp_events";
 
-/// In the order in which they are attached: a flow must not begin before its end can be seen.
-static HOOKS: [Hook; 6] = [
+/// In the order in which they are attached: a flow must not begin before its end can be seen, and its answers be translated.
+static HOOKS: [Hook; 10] = [
     hook("sock_release", "sock_release_5_10", AttachType::SockRelease),
     hook(FOLLOWS, "tcp_events_5_10", AttachType::SockOps),
     hook("getpeername4", "getpeername4", AttachType::Getpeername4),
     hook("getpeername6", "getpeername6", AttachType::Getpeername6),
+    hook("recvmsg4", "recvmsg4", AttachType::Recvmsg4),
+    hook("recvmsg6", "recvmsg6", AttachType::Recvmsg6),
     hook("connect4", "connect4_5_10", AttachType::Connect4),
     hook("connect6", "connect6_5_10", AttachType::Connect6),
+    hook("sendmsg4", "sendmsg4_5_10", AttachType::Sendmsg4),
+    hook("sendmsg6", "sendmsg6_5_10", AttachType::Sendmsg6),
 ];
 
 /// The name under which a hook's link to a cgroup is pinned. The id is in it because a client may change its cgroup, and

@@ -7,25 +7,21 @@
 //! then, whether or not somebody still holds the socket. Any other socket may be one whose connect failed and which is
 //! still open. What is not sure is kept and counted.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
+use std::collections::BTreeMap;
 use std::io;
 use std::mem::offset_of;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use lb_common::abi::{Active, Flow, FlowRecord, HELD, Listed, Phase, map};
+use lb_common::abi::{Active, Datagrams, Flow, FlowRecord, HELD, Listed, NO_SLOT, Phase, map};
 use serde::{Deserialize, Serialize};
 
-use super::cgroup;
 use super::error::DatapathError;
 use super::maps::Mapped;
-use super::namespaces::open_in_namespace_of;
+use super::namespaces::{Namespaces, Wanted};
 use super::pins::Pins;
 use super::readers::wait_for_readers;
 use super::sys;
-use super::sys::diag::{ListedSocket, SocketLists};
 use super::sys::elements;
 
 /// What a pass over a client's flow records found.
@@ -63,17 +59,64 @@ pub fn repair(patients: &[Patient]) -> Vec<(String, Result<Repair, DatapathError
 }
 
 /// Where a record lies.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 enum Place {
     Table(usize),
     Overflow,
+    /// The whole entry: all flows of a socket that addresses its datagrams.
+    Datagrams(Box<Datagrams>),
 }
+
+/// A socket's record, or its entry of datagrams.
+#[derive(Clone, Debug)]
+struct Record {
+    cookie: u64,
+    place: Place,
+    /// Its flow; of an entry, one of them.
+    flow: Flow,
+}
+
+impl Record {
+    /// How many flows it is.
+    fn flows(&self) -> u64 {
+        match &self.place {
+            Place::Table(_) | Place::Overflow => 1,
+            Place::Datagrams(entry) => entry.live().count() as u64,
+        }
+    }
+
+    /// What stands in `listed` once a list has shown the socket. A socket that dials again is another matter: that flow no
+    /// list has shown. One that addresses datagrams has its port, and is listed, before a flow begins.
+    fn listed(&self) -> Listed {
+        match self.place {
+            Place::Table(_) | Place::Overflow => {
+                Listed { slot: self.flow.slot, generation: self.flow.generation }
+            }
+            Place::Datagrams(_) => Listed { slot: NO_SLOT, generation: 0 },
+        }
+    }
+
+    /// Whether a program has seen the flow's SYN leave: the kernel lists a socket before it sends one.
+    fn has_sent(&self) -> bool {
+        [Phase::Connecting as u8, Phase::Established as u8].contains(&self.flow.phase)
+    }
+
+    /// The list that shows its socket.
+    fn wanted(&self) -> Wanted {
+        Wanted { namespace: self.flow.namespace, datagrams: self.flow.phase == Phase::Datagrams as u8 }
+    }
+}
+
+/// A socket may have both a record and an entry of datagrams; in the list of what was listed they are told apart by the
+/// highest bit, which no cookie has.
+const ENTRY: u64 = 1 << 63;
 
 /// One client's flow records.
 struct Records {
     flows: Mapped<FlowRecord>,
     active: Mapped<Active>,
     overflow: OwnedFd,
+    datagrams: OwnedFd,
     listed: OwnedFd,
 }
 
@@ -88,19 +131,26 @@ impl Records {
             flows: Mapped::open(&path(map::FLOWS), true)?,
             active: Mapped::open(&path(map::ACTIVE), true)?,
             overflow: open(map::FLOW_OVERFLOW)?,
+            datagrams: open(map::DATAGRAMS)?,
             listed: open(map::LISTED)?,
         })
     }
 
-    fn read(&self) -> io::Result<BTreeMap<u64, (Place, Flow)>> {
+    fn read(&self) -> io::Result<BTreeMap<u64, Record>> {
         let mut records = BTreeMap::new();
+        for (cookie, entry) in elements::entries::<u64, Datagrams>(self.datagrams.as_fd())? {
+            if let Some(&flow) = entry.live().next() {
+                let place = Place::Datagrams(Box::new(entry));
+                records.insert(cookie | ENTRY, Record { cookie, place, flow });
+            }
+        }
         for (cookie, flow) in elements::entries::<u64, Flow>(self.overflow.as_fd())? {
-            records.insert(cookie, (Place::Overflow, flow));
+            records.insert(cookie, Record { cookie, place: Place::Overflow, flow });
         }
         for index in 0..self.flows.len() {
-            let record = self.flows.get(index);
-            if record.cookie != 0 && record.cookie != HELD {
-                records.insert(record.cookie, (Place::Table(index), record.flow));
+            let FlowRecord { cookie, flow, .. } = self.flows.get(index);
+            if cookie != 0 && cookie != HELD {
+                records.insert(cookie, Record { cookie, place: Place::Table(index), flow });
             }
         }
         Ok(records)
@@ -111,34 +161,30 @@ impl Records {
         let records = self.read()?;
         let known: BTreeMap<u64, Listed> =
             elements::entries::<u64, Listed>(self.listed.as_fd())?.into_iter().collect();
-        let ended = known.keys().copied().filter(|cookie| !records.contains_key(cookie)).collect();
+        let ended = known.keys().copied().filter(|key| !records.contains_key(key)).collect();
         elements::remove_all(self.listed.as_fd(), ended)?;
-        let wanted: BTreeSet<u64> = records.values().map(|(_, flow)| flow.namespace).collect();
-        let lists = namespaces.lists(&wanted, cgroup);
+        let lists = namespaces.lists(&records.values().map(Record::wanted).collect(), cgroup);
         let (mut newly_listed, mut missing) = ((Vec::new(), Vec::new()), Vec::new());
-        for (&cookie, &(place, flow)) in &records {
-            // A socket that has dialled again since is another matter: that flow no list has shown.
-            let was_listed = known.get(&cookie) == Some(&listed(flow)) || has_sent(flow);
-            match lists.get(&flow.namespace) {
-                None => repair.kept_elsewhere += 1,
-                Some(list) if list.contains(&cookie) => {
+        for (key, record) in records {
+            let was_listed = known.get(&key) == Some(&record.listed()) || record.has_sent();
+            match lists.get(&record.wanted()) {
+                None => repair.kept_elsewhere += record.flows(),
+                Some(list) if list.contains(&record.cookie) => {
                     if !was_listed {
-                        newly_listed.0.push(cookie);
-                        newly_listed.1.push(listed(flow));
+                        newly_listed.0.push(key);
+                        newly_listed.1.push(record.listed());
                     }
                 }
-                Some(_) if was_listed => missing.push((cookie, place, flow)),
-                Some(_) => repair.kept_never_listed += 1,
+                Some(_) if was_listed => missing.push(record),
+                Some(_) => repair.kept_never_listed += record.flows(),
             }
         }
         elements::insert_all(self.listed.as_fd(), newly_listed)?;
         // A list is handed out in parts, and what moves between two parts can be missed: only what a second list does
         // not show either is gone.
-        let wanted = missing.iter().map(|(_, _, flow)| flow.namespace).collect();
-        let again = namespaces.lists(&wanted, cgroup);
-        missing.retain(|(cookie, _, flow)| {
-            again.get(&flow.namespace).is_some_and(|list| !list.contains(cookie))
-        });
+        let again = namespaces.lists(&missing.iter().map(Record::wanted).collect(), cgroup);
+        missing
+            .retain(|record| again.get(&record.wanted()).is_some_and(|list| !list.contains(&record.cookie)));
         if !missing.is_empty() {
             repair.removed += self.take_out(missing, namespaces, cgroup)?;
         }
@@ -149,54 +195,66 @@ impl Records {
     ///
     /// A socket may dial again at any moment, and a program that does that for it may have found the record just now. So
     /// records in the table are held first, under a cookie that is nobody's; what is in them once readers are gone is what
-    /// counts. The hash offers no such thing: there a record is deleted if it is still the same, which leaves an instant.
+    /// counts. The hashes offer no such thing: there a record is deleted if it is still the same, which leaves an instant.
     fn take_out(
         &self,
-        missing: Vec<(u64, Place, Flow)>,
+        missing: Vec<Record>,
         namespaces: &mut Namespaces,
         cgroup: Option<&Path>,
     ) -> Result<u64, Failed> {
         let mut removed = 0;
         let mut held = Vec::new();
-        for (cookie, place, flow) in missing {
-            match place {
+        for record in missing {
+            match record.place {
                 Place::Table(index) => {
-                    if self.flows.replace64(index, COOKIE, cookie, HELD) {
-                        held.push((cookie, index, flow));
+                    if self.flows.replace64(index, COOKIE, record.cookie, HELD) {
+                        held.push((index, record));
                     }
                 }
-                Place::Overflow => {
-                    if elements::get(self.overflow.as_fd(), &cookie)? == Some(flow)
-                        && elements::remove(self.overflow.as_fd(), &cookie)?
-                    {
-                        // The table's length is a power of two.
-                        let index = usize::try_from(cookie).unwrap_or(usize::MAX) & (self.flows.len() - 1);
-                        self.flows.add64(index, offset_of!(FlowRecord, overflowed), u64::MAX);
-                        self.give_back(flow);
-                        removed += 1;
-                    }
-                }
+                Place::Overflow => removed += self.take_out_overflowed(&record)?,
+                Place::Datagrams(entry) => removed += self.take_out_entry(record.cookie, &entry)?,
             }
         }
         if held.is_empty() {
             return Ok(removed);
         }
         wait_for_readers().map_err(Failed::Readers)?;
-        let wanted = held.iter().map(|(_, _, flow)| flow.namespace).collect();
-        let lists = namespaces.lists(&wanted, cgroup);
-        for (cookie, index, flow) in held {
+        let lists = namespaces.lists(&held.iter().map(|(_, record)| record.wanted()).collect(), cgroup);
+        for (index, record) in held {
             let now = self.flows.get(index).flow;
-            let lives = now != flow || lists.get(&flow.namespace).is_none_or(|list| list.contains(&cookie));
-            if lives && elements::get::<u64, Flow>(self.overflow.as_fd(), &cookie)?.is_none() {
-                self.flows.replace64(index, COOKIE, HELD, cookie);
+            let is_listed = lists.get(&record.wanted()).is_none_or(|list| list.contains(&record.cookie));
+            let lives = now != record.flow || is_listed;
+            if lives && elements::get::<u64, Flow>(self.overflow.as_fd(), &record.cookie)?.is_none() {
+                self.flows.replace64(index, COOKIE, HELD, record.cookie);
                 continue;
             }
             // Gone; or it has dialled meanwhile, found no record of its own, and made one in the overflow table.
-            self.give_back(now);
+            self.give_back_record(now);
             self.flows.replace64(index, COOKIE, HELD, 0);
             removed += u64::from(!lives);
         }
         Ok(removed)
+    }
+
+    fn take_out_overflowed(&self, &Record { cookie, flow, .. }: &Record) -> io::Result<u64> {
+        let is_same = elements::get(self.overflow.as_fd(), &cookie)? == Some(flow);
+        if !is_same || !elements::remove(self.overflow.as_fd(), &cookie)? {
+            return Ok(0);
+        }
+        // The table's length is a power of two.
+        let index = usize::try_from(cookie).unwrap_or(usize::MAX) & (self.flows.len() - 1);
+        self.flows.add64(index, offset_of!(FlowRecord, overflowed), u64::MAX);
+        self.give_back_record(flow);
+        Ok(1)
+    }
+
+    fn take_out_entry(&self, cookie: u64, entry: &Datagrams) -> io::Result<u64> {
+        let is_same = elements::get(self.datagrams.as_fd(), &cookie)? == Some(*entry);
+        if !is_same || !elements::remove(self.datagrams.as_fd(), &cookie)? {
+            return Ok(0);
+        }
+        entry.live().for_each(|flow| self.give_back(*flow));
+        Ok(entry.live().count() as u64)
     }
 
     /// Ends the flows of records that a daemon held when it was killed: whose they were is not known any more.
@@ -208,10 +266,17 @@ impl Records {
         }
         wait_for_readers().map_err(Failed::Readers)?;
         for index in &held {
-            self.give_back(self.flows.get(*index).flow);
+            self.give_back_record(self.flows.get(*index).flow);
             self.flows.replace64(*index, COOKIE, HELD, 0);
         }
         Ok(held.len() as u64)
+    }
+
+    fn give_back_record(&self, flow: Flow) {
+        self.give_back(flow);
+        if flow.phase == Phase::Datagrams as u8 {
+            self.flows.add64(0, offset_of!(FlowRecord, datagram_flows), u64::MAX);
+        }
     }
 
     fn give_back(&self, flow: Flow) {
@@ -222,15 +287,6 @@ impl Records {
 
 const COOKIE: usize = offset_of!(FlowRecord, cookie);
 
-/// Whether a program has seen the flow's SYN leave: the kernel lists a socket before it sends one.
-fn has_sent(flow: Flow) -> bool {
-    [Phase::Connecting as u8, Phase::Established as u8].contains(&flow.phase)
-}
-
-fn listed(flow: Flow) -> Listed {
-    Listed { slot: flow.slot, generation: flow.generation }
-}
-
 /// Why a client's records could not be looked at.
 enum Failed {
     Io(io::Error),
@@ -240,50 +296,5 @@ enum Failed {
 impl From<io::Error> for Failed {
     fn from(error: io::Error) -> Self {
         Self::Io(error)
-    }
-}
-
-/// Ways to the lists of network namespaces, by cookie.
-struct Namespaces {
-    known: BTreeMap<u64, SocketLists>,
-    /// Inodes of the namespaces that were tried.
-    tried: BTreeSet<u64>,
-}
-
-impl Namespaces {
-    /// Our own, if the kernel tells its cookie (Linux 5.14).
-    fn new() -> Self {
-        let mut namespaces = Self { known: BTreeMap::new(), tried: BTreeSet::new() };
-        namespaces.add(SocketLists::open());
-        namespaces
-    }
-
-    fn add(&mut self, lists: io::Result<SocketLists>) {
-        if let Ok(lists) = lists
-            && let Ok(cookie) = lists.namespace()
-        {
-            self.known.insert(cookie, lists);
-        }
-    }
-
-    /// The cookies of the sockets of every wanted namespace that can be listed completely.
-    fn lists(&mut self, wanted: &BTreeSet<u64>, cgroup: Option<&Path>) -> BTreeMap<u64, BTreeSet<u64>> {
-        let unknown = wanted.iter().any(|namespace| !self.known.contains_key(namespace));
-        if let Some(cgroup) = cgroup.filter(|_| unknown) {
-            self.enter_those_of(cgroup);
-        }
-        let cookies = |sockets: Vec<ListedSocket>| sockets.into_iter().map(|socket| socket.cookie).collect();
-        let list = |namespace: &u64| Some((*namespace, cookies(self.known.get(namespace)?.tcp().ok()?)));
-        wanted.iter().filter_map(list).collect()
-    }
-
-    /// Looks into the namespaces of a cgroup's processes, as far as privileges go (entering takes CAP_SYS_ADMIN).
-    fn enter_those_of(&mut self, cgroup: &Path) {
-        for pid in cgroup::processes(cgroup) {
-            let Ok(metadata) = fs::metadata(format!("/proc/{pid}/ns/net")) else { continue };
-            if self.tried.insert(metadata.ino()) {
-                self.add(open_in_namespace_of(pid));
-            }
-        }
     }
 }

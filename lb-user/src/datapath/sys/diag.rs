@@ -1,5 +1,5 @@
-//! The kernel's lists of TCP sockets (sock_diag(7)): every socket that is listening, connecting or connected, with its
-//! cookie. A socket that is none of these is in no list, though it may be open.
+//! The kernel's lists of sockets (sock_diag(7)), with their cookies: TCP sockets that are listening, connecting or
+//! connected, and UDP sockets that have a port. A socket that is none of these is in no list, though it may be open.
 
 use std::cell::Cell;
 use std::io;
@@ -139,12 +139,32 @@ impl SocketLists {
     pub fn tcp(&self) -> io::Result<Vec<ListedSocket>> {
         let mut sockets = Vec::new();
         for family in [libc::AF_INET, libc::AF_INET6] {
-            self.dump(u8::try_from(family).map_err(io::Error::other)?, &mut sockets)?;
+            self.dump(family, libc::IPPROTO_TCP, STATES, &mut sockets)?;
         }
         Ok(sockets)
     }
 
-    fn dump(&self, family: u8, sockets: &mut Vec<ListedSocket>) -> io::Result<()> {
+    /// The UDP sockets of the namespace, all of them.
+    ///
+    /// # Errors
+    /// If the kernel refuses, has no such list (`CONFIG_INET_UDP_DIAG`), or could not list them completely.
+    pub fn udp(&self) -> io::Result<Vec<ListedSocket>> {
+        /// Connected or not.
+        const ANY: u32 = u32::MAX;
+        let mut sockets = Vec::new();
+        for family in [libc::AF_INET, libc::AF_INET6] {
+            self.dump(family, libc::IPPROTO_UDP, ANY, &mut sockets)?;
+        }
+        Ok(sockets)
+    }
+
+    fn dump(
+        &self,
+        family: libc::c_int,
+        protocol: libc::c_int,
+        states: u32,
+        sockets: &mut Vec<ListedSocket>,
+    ) -> io::Result<()> {
         /// The kernel fills at most this much at once (NLMSG_GOODSIZE is 8 KiB; larger for those who read more).
         const BUFFER: usize = 32 << 10;
         let sequence = self.requests.get().wrapping_add(1);
@@ -157,11 +177,11 @@ impl SocketLists {
                 sequence,
                 port: 0,
             },
-            family,
-            protocol: 6,
+            family: u8::try_from(family).map_err(io::Error::other)?,
+            protocol: u8::try_from(protocol).map_err(io::Error::other)?,
             extensions: 0,
             _pad: 0,
-            states: STATES,
+            states,
             id: bytemuck::Zeroable::zeroed(),
         };
         rustix::net::send(&self.socket, bytemuck::bytes_of(&request), SendFlags::empty())?;
@@ -275,6 +295,18 @@ mod tests {
         assert_eq!(find(cookie(&idle)), None);
         let path = format!("/proc/self/fd/{}", stream.as_fd().as_raw_fd());
         assert_eq!(u64::from(listed.inode), std::fs::metadata(path).unwrap().ino());
+    }
+
+    #[test]
+    fn the_kernel_lists_datagram_sockets_with_a_port() {
+        let open = || std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        let (bound, connected, stream) = (open(), open(), TcpListener::bind("127.0.0.1:0").unwrap());
+        connected.connect(bound.local_addr().unwrap()).unwrap();
+        let idle = rustix::net::socket(AddressFamily::INET, SocketType::DGRAM, None).unwrap();
+        let sockets = SocketLists::open().unwrap().udp().unwrap();
+        let is_listed = |cookie: u64| sockets.iter().any(|socket| socket.cookie == cookie);
+        assert!(is_listed(cookie(&bound)) && is_listed(cookie(&connected)));
+        assert!(!is_listed(cookie(&idle)) && !is_listed(cookie(&stream)));
     }
 
     #[test]

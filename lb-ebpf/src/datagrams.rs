@@ -1,0 +1,168 @@
+//! Which backends the services of a datagram socket's addressed datagrams were last sent to: one entry per socket, with a
+//! place per service.
+//!
+//! Kernel fact: sendmsg and recvmsg run their programs under the socket lock, as connect does, and release comes last. So
+//! nobody else changes a socket's entry meanwhile, and whoever takes the entry out counts the ends of all its flows.
+
+use lb_common::abi::{Backend, Datagrams, Flow, MAX_DATAGRAM_FLOWS, Peer};
+use lb_common::ending::Ending;
+use lb_common::net::{Address, Be16};
+
+use crate::flow::{self, NEW};
+use crate::maps::{BACKENDS, DATAGRAMS, EMPTY};
+use crate::tally::{self, Carried};
+
+/// The flow of a socket to a service, if it has one.
+#[inline(always)]
+pub fn of(cookie: u64, service: u32) -> Option<*const Flow> {
+    let entry = DATAGRAMS.get_ptr(cookie)?;
+    // Bound: MAX_DATAGRAM_FLOWS places.
+    for place in 0..MAX_DATAGRAM_FLOWS {
+        // SAFETY: the socket's own entry; within the array by the bound.
+        let flow = unsafe { (&raw const (*entry).flows).cast::<Flow>().add(place) };
+        // SAFETY: as above.
+        let (phase, its) = unsafe { ((*flow).phase, (*flow).service) };
+        if phase == 0 {
+            return None;
+        }
+        if u32::from(its) == service {
+            return Some(flow);
+        }
+    }
+    None
+}
+
+/// Records that a socket's datagrams to `flow`'s service go there, in place of wherever they went before. Returns whether
+/// there was room.
+#[inline(always)]
+pub fn begin(cookie: u64, flow: &Flow) -> bool {
+    let entry = match DATAGRAMS.get_ptr_mut(cookie) {
+        Some(entry) => entry,
+        None => {
+            let empty: &Datagrams = &EMPTY;
+            if DATAGRAMS.insert(cookie, empty, NEW).is_err() {
+                return false;
+            }
+            match DATAGRAMS.get_ptr_mut(cookie) {
+                Some(entry) => entry,
+                None => return false,
+            }
+        }
+    };
+    put(entry, place_for(entry, flow.service), flow);
+    tally::active(flow.slot, 1);
+    true
+}
+
+/// The place of a service: its own, or a free one, or that of the flow that was chosen first.
+#[inline(always)]
+fn place_for(entry: *const Datagrams, service: u16) -> usize {
+    let (mut oldest, mut age) = (0, 0);
+    // Bound: MAX_DATAGRAM_FLOWS places.
+    for place in 0..MAX_DATAGRAM_FLOWS {
+        // SAFETY: the socket's own entry; within the arrays by the bound.
+        let (phase, its, order) = unsafe {
+            let flow = (&raw const (*entry).flows).cast::<Flow>().add(place);
+            ((*flow).phase, (*flow).service, *(&raw const (*entry).order).cast::<u32>().add(place))
+        };
+        if phase == 0 || its == service {
+            return place;
+        }
+        // SAFETY: as above. The counter wraps, and so does the difference.
+        let since = unsafe { (*entry).chosen }.wrapping_sub(order);
+        if since > age {
+            (oldest, age) = (place, since);
+        }
+    }
+    oldest
+}
+
+#[inline(always)]
+fn put(entry: *mut Datagrams, place: usize, flow: &Flow) {
+    const { assert!(MAX_DATAGRAM_FLOWS.is_power_of_two()) };
+    // SAFETY: the socket's own entry; within the arrays by the mask.
+    unsafe {
+        // The reserved word is always 0, which the verifier does not know: a place that it knows is arithmetic with another
+        // offset on each path, which it allows with CAP_PERFMON only.
+        let nothing = (&raw const (*entry)._reserved).read_volatile();
+        let place = place.wrapping_add(nothing as usize) & (MAX_DATAGRAM_FLOWS - 1);
+        let at = (&raw mut (*entry).flows).cast::<Flow>().add(place);
+        let before = (&raw mut (*entry).before).cast::<Peer>().add(place);
+        let old = at.read_volatile();
+        if old.phase != 0 {
+            if old.service != flow.service {
+                before.write_volatile(Peer::NOBODY);
+            } else if old.slot != flow.slot
+                && let Some(backend) = BACKENDS.get_ptr(old.slot)
+            {
+                let backend: *const Backend = backend;
+                let (address, port) = ((*backend).address, (*backend).port);
+                before.write_volatile(Peer { address, port, _reserved: 0 });
+            }
+            tally::ended(&old, Ending::Closed, Carried::NOTHING);
+        }
+        at.write_volatile(*flow);
+        let chosen = (*entry).chosen;
+        (&raw mut (*entry).order).cast::<u32>().add(place).write_volatile(chosen);
+        (&raw mut (*entry).chosen).write_volatile(chosen.wrapping_add(1));
+    }
+}
+
+/// The service whose datagrams a socket sends to `peer`, or sent there before.
+#[inline(always)]
+pub fn service_at(cookie: u64, peer: Address, port: Be16) -> Option<u16> {
+    let entry = DATAGRAMS.get_ptr(cookie)?;
+    // Bound: MAX_DATAGRAM_FLOWS places, as below.
+    for place in 0..MAX_DATAGRAM_FLOWS {
+        // SAFETY: the socket's own entry; within the array by the bound.
+        let flow = unsafe { (&raw const (*entry).flows).cast::<Flow>().add(place) };
+        // SAFETY: as above.
+        let (phase, slot, service) = unsafe { ((*flow).phase, (*flow).slot, (*flow).service) };
+        if phase == 0 {
+            break;
+        }
+        let backend: *const Backend = BACKENDS.get_ptr(slot)?;
+        // SAFETY: a live map value; a slot keeps its backend while flows refer to it.
+        if unsafe { (*backend).address == peer && (*backend).port == port } {
+            return Some(service);
+        }
+    }
+    for place in 0..MAX_DATAGRAM_FLOWS {
+        // SAFETY: as above.
+        unsafe {
+            let before = (&raw const (*entry).before).cast::<Peer>().add(place);
+            let flow = (&raw const (*entry).flows).cast::<Flow>().add(place);
+            if (*flow).phase == 0 {
+                break;
+            }
+            if (*before).port == port && (*before).address == peer {
+                return Some((*flow).service);
+            }
+        }
+    }
+    None
+}
+
+/// Takes a socket's entry out, if it has one, and counts the ends of all its flows.
+#[inline(always)]
+pub fn end(cookie: u64) {
+    let Some(entry) = DATAGRAMS.get_ptr(cookie) else { return };
+    // What an end counts of a flow is read before the entry is given up: its memory may be another socket's after that.
+    let mut ended = [(0, 0, 0); MAX_DATAGRAM_FLOWS];
+    for (place, ended) in ended.iter_mut().enumerate() {
+        // SAFETY: the socket's own entry; within the array by the bound.
+        let flow = unsafe { (&raw const (*entry).flows).cast::<Flow>().add(place) };
+        // SAFETY: as above.
+        *ended = unsafe { ((*flow).start_ns, (*flow).slot, (*flow).phase) };
+    }
+    if !flow::is_removed(|| DATAGRAMS.remove(cookie)) {
+        flow::anomaly(|anomalies| &raw mut anomalies.ended_twice);
+        return;
+    }
+    for (start_ns, slot, phase) in ended {
+        if phase == 0 {
+            break;
+        }
+        tally::ended(&Flow { start_ns, slot, ..Flow::NONE }, Ending::Closed, Carried::NOTHING);
+    }
+}

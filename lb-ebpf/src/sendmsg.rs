@@ -1,0 +1,116 @@
+//! sendmsg(2) of a datagram that names its destination: a flow that there is goes on; otherwise one is chosen as connect
+//! does it, recorded, and goes on for as long as the socket is open and its backend may be chosen.
+//!
+//! Each call counts exactly one outcome.
+
+use lb_common::abi::{Active, Backend, Flow, NOT_A_SERVICE, Phase, Service, StateWord};
+
+use crate::atomic::Instructions;
+use crate::connect::{Choice, Verdict, count, service4, service6};
+use crate::context::Dial;
+use crate::maps::{ACTIVE, BACKENDS, SERVICES};
+use crate::{clock, datagrams, flow};
+
+#[inline(always)]
+pub fn sendmsg4<I: Instructions>(dial: &Dial) -> i32 {
+    balance::<I>(dial, service4(dial, dial.ip4())).carry_out4(dial)
+}
+
+/// Kernel fact: a v4-mapped address does not come here, but to [`sendmsg4`]; and this hook may not write one.
+#[inline(always)]
+pub fn sendmsg6<I: Instructions>(dial: &Dial) -> i32 {
+    balance::<I>(dial, service6(dial, dial.ip6())).carry_out6(dial)
+}
+
+#[inline(always)]
+fn balance<I: Instructions>(dial: &Dial, service: Option<u32>) -> Verdict {
+    let Some(index) = service else {
+        count(NOT_A_SERVICE, |outcomes| &raw mut outcomes.not_a_service);
+        return Verdict::Proceed;
+    };
+    let cookie = dial.cookie();
+    // Nothing but what its peer sends reaches a connected socket: the service that it is connected to answers from there
+    // only, however its backend stands.
+    if dial.is_connected()
+        && let Some(backend) = connected_to(cookie, index)
+    {
+        count(index, |outcomes| &raw mut outcomes.reused);
+        return Verdict::Forward(backend);
+    }
+    let before = datagrams::of(cookie, index);
+    let mut is_due = false;
+    if let Some(flow) = before {
+        is_due = is_rebind_due(flow, index);
+        if !is_due && let Some(backend) = usable(flow) {
+            count(index, |outcomes| &raw mut outcomes.reused);
+            return Verdict::Forward(backend);
+        }
+    }
+    let Some(choice) = Choice::of::<I>(index) else {
+        count(index, |outcomes| &raw mut outcomes.passed);
+        return Verdict::Proceed;
+    };
+    let Some((backend, active)) = choice.rows() else {
+        // A flow that there was stays: the socket was last directed there, and answers may be on their way.
+        return choice.turn_away(dial);
+    };
+    // Where no backend may be chosen the fallback is, again and again.
+    if let Some(flow) = before
+        && !is_due
+        && goes_to(flow, choice.slot, backend)
+    {
+        count(index, |outcomes| &raw mut outcomes.reused);
+        return Verdict::Forward(backend);
+    }
+    let tracked = datagrams::begin(cookie, &choice.flow(dial, backend, active));
+    choice.count(tracked);
+    Verdict::Forward(backend)
+}
+
+/// The backend that a connected socket goes to, if it is the service's.
+#[inline(always)]
+fn connected_to(cookie: u64, index: u32) -> Option<*const Backend> {
+    let flow = flow::of(cookie)?.flow();
+    if flow.phase != Phase::Datagrams as u8 || u32::from(flow.service) != index {
+        return None;
+    }
+    BACKENDS.get_ptr(flow.slot)
+}
+
+/// Whether the service's datagrams are to be sent elsewhere after a while, and that while is over.
+#[inline(always)]
+fn is_rebind_due(flow: *const Flow, index: u32) -> bool {
+    let service: *const Service = match SERVICES.get_ptr(index) {
+        Some(service) => service,
+        None => return false,
+    };
+    // SAFETY: a live map value, whose field the daemon may change at any time; and the socket's own entry.
+    unsafe {
+        let rebind = (&raw const (*service).rules.rebind).read_volatile();
+        rebind != 0 && clock::tick(clock::now_ns()).wrapping_sub(clock::tick((*flow).start_ns)) >= rebind
+    }
+}
+
+/// The backend of a flow, if it is still the one that was chosen, and still may be.
+#[inline(always)]
+fn usable(flow: *const Flow) -> Option<*const Backend> {
+    // SAFETY: the socket's own entry.
+    let (slot, generation) = unsafe { ((*flow).slot, (*flow).generation) };
+    let active: *const Active = ACTIVE.get_ptr(slot)?;
+    let backend: *const Backend = BACKENDS.get_ptr(slot)?;
+    // SAFETY: live map values; the state word changes at any time, hence one volatile load.
+    let is_usable = unsafe {
+        StateWord::from_word((&raw const (*active).state).cast::<u32>().read_volatile()).is_usable()
+            && (&raw const (*backend).generation).read_volatile() == generation
+    };
+    if is_usable { Some(backend) } else { None }
+}
+
+/// Whether the choice fell on the backend of the flow that there is.
+#[inline(always)]
+fn goes_to(flow: *const Flow, slot: u32, backend: *const Backend) -> bool {
+    // SAFETY: the socket's own entry, and a live map value.
+    unsafe {
+        (*flow).slot == slot && (*flow).generation == (&raw const (*backend).generation).read_volatile()
+    }
+}

@@ -1,0 +1,282 @@
+//! Services over UDP: sockets that are connected, and sockets that name the service with each datagram. Whatever becomes of
+//! the backends, a socket hears the service's address.
+
+use std::collections::BTreeSet;
+
+use lb_common::abi::{Rules, Service, TICK_LOG2, map};
+use stage::maps::array;
+use stage::udp::{MAPPED, SERVICE, Scene, address_of, ask, backend_of, connect, inquire, open};
+use stage::{Cgroup, Daemon, DatagramBackend, Probe, Setup, Stage, eventually};
+
+#[test]
+fn a_connected_socket_stays_with_its_backend_until_it_connects_again() {
+    let scene = Scene::new(1, 3);
+    let mut probe = scene.probe();
+    let socket = open(&mut probe, "udp4");
+    let mut names = BTreeSet::new();
+    for _ in 0..3 {
+        connect(&mut probe, socket, SERVICE);
+        let name = inquire(&mut probe, socket, SERVICE);
+        assert_eq!(inquire(&mut probe, socket, SERVICE), name);
+        // The same address said with the datagram is the same flow: nobody else is heard on this socket.
+        assert_eq!(ask(&mut probe, socket, SERVICE), name);
+        assert_eq!(scene.setup.active(), 1, "one socket");
+        names.insert(name);
+    }
+    assert_eq!(names.len(), 3, "each connect is a choice of its own");
+    assert_eq!((scene.outcome(0, "forwarded"), scene.outcome(0, "reused")), (3, 3));
+    // What is no service ends the flow.
+    connect(&mut probe, socket, &backend_of(0, 2));
+    assert_eq!(inquire(&mut probe, socket, &backend_of(0, 2)), "s0b2");
+    scene.all_gone();
+    probe.close(socket);
+    scene.all_gone();
+}
+
+#[test]
+fn datagrams_of_a_socket_go_to_one_backend() {
+    let scene = Scene::new(1, 3);
+    let mut probe = scene.probe();
+    let sockets: Vec<u32> = (0..6).map(|_| open(&mut probe, "udp4")).collect();
+    let first: Vec<String> = sockets.iter().map(|socket| ask(&mut probe, *socket, SERVICE)).collect();
+    assert_eq!(first.iter().collect::<BTreeSet<_>>().len(), 3, "sockets are spread: {first:?}");
+    for _ in 0..3 {
+        let again: Vec<String> = sockets.iter().map(|socket| ask(&mut probe, *socket, SERVICE)).collect();
+        assert_eq!(again, first);
+    }
+    assert_eq!((scene.outcome(0, "forwarded"), scene.outcome(0, "reused")), (6, 18), "one outcome each");
+    assert_eq!((scene.setup.active(), scene.entries()), (6, 6));
+    for socket in sockets {
+        probe.close(socket);
+    }
+    scene.all_gone();
+    assert_eq!(scene.sum(|backend| backend["endings"]["closed"].as_u64().expect("a count")), 6);
+}
+
+#[test]
+fn one_socket_talks_to_several_services() {
+    let scene = Scene::new(8, 1);
+    let mut probe = scene.probe();
+    let socket = open(&mut probe, "udp4");
+    for round in 0..2 {
+        for service in 0..8 {
+            let name = ask(&mut probe, socket, &address_of(service));
+            assert_eq!(name, format!("s{service}b1"), "round {round}");
+        }
+    }
+    assert_eq!((scene.setup.active(), scene.entries()), (8, 1));
+    // All asked first, all heard after: each answer names its own service.
+    for service in 0..8 {
+        assert_eq!(probe.ask(&format!("tell {socket} {}", address_of(service))), "ok");
+    }
+    let mut heard = BTreeSet::new();
+    for _ in 0..8 {
+        heard.insert(probe.ask(&format!("hear {socket}")));
+    }
+    let expected = (0..8).map(|service| format!("ok s{service}b1 {}", address_of(service)));
+    assert_eq!(heard, expected.collect());
+    probe.close(socket);
+    scene.all_gone();
+}
+
+/// Goes out by the hook of one family and comes back by that of the other.
+#[test]
+fn a_v4_mapped_socket_asks_an_ipv4_service() {
+    let scene = Scene::new(2, 2);
+    let mut probe = scene.probe();
+    let connected = open(&mut probe, "udp6");
+    connect(&mut probe, connected, MAPPED);
+    let name = inquire(&mut probe, connected, MAPPED);
+    assert_eq!(inquire(&mut probe, connected, MAPPED), name);
+    let unconnected = open(&mut probe, "udp6");
+    let name = ask(&mut probe, unconnected, MAPPED);
+    assert_eq!(ask(&mut probe, unconnected, MAPPED), name);
+    assert!(ask(&mut probe, unconnected, "[::ffff:10.96.0.11]:53").starts_with("s1"));
+    assert_eq!(scene.setup.active(), 3);
+    for address in ["[::ffff:127.0.0.1]:8101", "[::ffff:127.0.0.1]:8102"] {
+        let direct = open(&mut probe, "udp6");
+        ask(&mut probe, direct, address);
+    }
+    assert_eq!(scene.setup.active(), 3);
+    probe.kill();
+    scene.all_gone();
+}
+
+#[test]
+fn ipv6_is_balanced_like_ipv4() {
+    const SERVICE6: &str = "[fd00:96::10]:53";
+    let stage = Stage::new();
+    let cgroup = Cgroup::new();
+    let setup = Setup::new(&stage, "a");
+    let _backends =
+        [DatagramBackend::start("six1", "[::1]:8101"), DatagramBackend::start("six2", "[::1]:8102")];
+    let text =
+        stage::fixture::config(&cgroup, r#"{ static = ["[::1]:8101", "[::1]:8102"] }"#, "protocol = \"udp\"");
+    let _daemon = Daemon::start(&setup, &text.replace(stage::fixture::SERVICE, SERVICE6));
+    let mut probe = Probe::start(&cgroup);
+    probe.pin(0);
+    let mut names = BTreeSet::new();
+    for _ in 0..2 {
+        let socket = open(&mut probe, "udp6");
+        let name = ask(&mut probe, socket, SERVICE6);
+        assert_eq!(ask(&mut probe, socket, SERVICE6), name);
+        names.insert(name);
+    }
+    for _ in 0..2 {
+        let socket = open(&mut probe, "udp6");
+        connect(&mut probe, socket, SERVICE6);
+        inquire(&mut probe, socket, SERVICE6);
+    }
+    assert_eq!(names.len(), 2, "{names:?}");
+    assert_eq!(setup.active(), 4);
+    probe.kill();
+    eventually("active counts return to 0", || setup.active(), |active| *active == 0);
+}
+
+/// Another backend instead of one that takes nothing new, or is gone: by the same port, and nothing else changes.
+#[test]
+fn r2_a_flow_is_chosen_anew_when_its_backend_may_not_be_chosen() {
+    let scene = Scene::new(2, 3);
+    let mut probe = scene.probe();
+    let [socket, bystander] = [open(&mut probe, "udp4"), open(&mut probe, "udp4")];
+    let other = ask(&mut probe, socket, &address_of(1));
+    let port = probe.ask(&format!("local {socket}"));
+    // It is sent to all three in turn, as one after the other asks for nothing new and then leaves.
+    let first = ask(&mut probe, socket, SERVICE);
+    let beside = ask(&mut probe, bystander, SERVICE);
+    assert_ne!(first, beside);
+    let number =
+        |name: &str| name.strip_prefix("s0b").and_then(|n| n.parse::<u16>().ok()).expect("a backend");
+    let all = [backend_of(0, 1), backend_of(0, 2), backend_of(0, 3)];
+    let list = |more: &[(u16, &str)]| {
+        let list: Vec<_> = more.iter().map(|(n, more)| (all[usize::from(*n) - 1].as_str(), *more)).collect();
+        scene.list(&list);
+    };
+    let (one, two) = (number(&first), number(&beside));
+    let three = 6 - one - two;
+    let backend = |n: u16| &scene.backends[usize::from(n) - 1];
+    // While an answer of the first is on its way.
+    backend(one).hold();
+    assert_eq!(probe.ask(&format!("tell {socket} {SERVICE}")), "ok");
+    list(&[(one, "state = \"lame-duck\""), (two, "weight = 0"), (three, "")]);
+    let states = || [one, two].map(|n| scene.backend(0, n)["state"].clone());
+    eventually("the list is in force", states, |states| *states == ["lame-duck", "unweighted"]);
+    assert_eq!(ask(&mut probe, socket, SERVICE), format!("s0b{three}"));
+    let first = scene.backend(0, one);
+    assert_eq!((&first["endings"]["closed"], &first["active"]), (&1.into(), &0.into()));
+    backend(one).give();
+    assert_eq!(probe.ask(&format!("hear {socket}")), format!("ok s0b{one} {SERVICE}"), "a late answer");
+    // The one that has it now leaves, and then its slot is free; and still its late answer is the service's.
+    backend(three).hold();
+    assert_eq!(probe.ask(&format!("tell {socket} {SERVICE}")), "ok");
+    list(&[(one, "weight = 0"), (two, "")]);
+    let state = || scene.backend(0, two)["state"].clone();
+    eventually("the list is in force", state, |state| state == "healthy");
+    assert_eq!(ask(&mut probe, socket, SERVICE), format!("s0b{two}"));
+    let has_left = || {
+        let gone = |backend: &serde_json::Value| backend["address"] != all[usize::from(three) - 1].as_str();
+        scene.setup.backends("web", "s0").iter().all(gone)
+    };
+    eventually("its slot is free", has_left, |has_left| *has_left);
+    backend(three).give();
+    assert_eq!(probe.ask(&format!("hear {socket}")), format!("ok s0b{three} {SERVICE}"), "a late answer");
+    // What was not concerned is as it was.
+    assert_eq!(probe.ask(&format!("local {socket}")), port);
+    assert_eq!(ask(&mut probe, socket, &address_of(1)), other);
+    assert_eq!(ask(&mut probe, bystander, SERVICE), beside);
+    assert_eq!(scene.setup.active(), 3);
+    probe.kill();
+    scene.all_gone();
+}
+
+/// Nobody else may be chosen: the fallback keeps the flow, and no datagram begins another.
+#[test]
+fn a_flow_stays_where_nobody_is_better() {
+    let scene = Scene::new(1, 2);
+    let mut probe = scene.probe();
+    let socket = open(&mut probe, "udp4");
+    ask(&mut probe, socket, SERVICE);
+    let all = [backend_of(0, 1), backend_of(0, 2)];
+    scene.list(&[(&all[0], "state = \"lame-duck\""), (&all[1], "state = \"lame-duck\"")]);
+    let state = |n| scene.backend(0, n)["state"].clone();
+    eventually(
+        "both are lame ducks",
+        || [state(1), state(2)],
+        |states| states.iter().all(|s| s == "lame-duck"),
+    );
+    let name = ask(&mut probe, socket, SERVICE);
+    let chosen = || scene.sum(|backend| backend["chosen"].as_u64().expect("a count"));
+    let before = (chosen(), scene.outcome(0, "reused"));
+    for _ in 0..5 {
+        assert_eq!(ask(&mut probe, socket, SERVICE), name);
+    }
+    assert_eq!((chosen(), scene.outcome(0, "reused")), (before.0, before.1 + 5));
+    assert_eq!(scene.setup.active(), 1);
+    let connected = open(&mut probe, "udp4");
+    connect(&mut probe, connected, SERVICE);
+    let peer = inquire(&mut probe, connected, SERVICE);
+    // Without any backend a datagram is refused, and the flow stays: it is the last that the socket was directed to.
+    scene.list(&[(&all[0], "weight = 0"), (&all[1], "weight = 0")]);
+    let refused = format!("err {}", stage::kernel::refusal(libc::EHOSTUNREACH));
+    let tell = || probe.ask(&format!("tell {socket} {SERVICE}"));
+    eventually("it is refused", tell, |answer| *answer == refused);
+    assert_eq!(scene.setup.active(), 2);
+    // So does a connection that cannot be replaced.
+    assert_eq!(probe.ask(&format!("connect {connected} {SERVICE}")), refused);
+    assert_eq!(inquire(&mut probe, connected, SERVICE), peer);
+    assert_eq!(scene.setup.active(), 2);
+    scene.list(&[(&all[0], ""), (&all[1], "")]);
+    let tell = || probe.ask(&format!("tell {socket} {SERVICE}"));
+    eventually("it is sent again", tell, |answer| answer == "ok");
+    probe.close(socket);
+    probe.close(connected);
+    scene.all_gone();
+}
+
+#[test]
+fn a_flow_is_chosen_anew_after_a_while_if_that_is_asked_for() {
+    let scene = Scene::new(1, 3);
+    let mut probe = scene.probe();
+    let socket = open(&mut probe, "udp4");
+    let first = ask(&mut probe, socket, SERVICE);
+    assert_eq!(ask(&mut probe, socket, SERVICE), first);
+    let mut services = array::<Service>(&scene.setup.map("web", map::SERVICES));
+    let mut service = services.get(&0, 0).expect("the service");
+    let tenth_of_a_second = 100_000_000 >> TICK_LOG2;
+    service.0.rules = Rules { rebind: tenth_of_a_second, ..service.0.rules };
+    services.set(0, service, 0).expect("set its rules");
+    let mut names = BTreeSet::new();
+    eventually(
+        "all have their turn",
+        || {
+            names.insert(ask(&mut probe, socket, SERVICE));
+            names.len()
+        },
+        |names| *names == 3,
+    );
+    let reused = scene.outcome(0, "reused");
+    assert!(reused > 1, "most datagrams go where the one before went: {reused}");
+    assert_eq!(scene.setup.active(), 1);
+    probe.close(socket);
+    scene.all_gone();
+}
+
+#[test]
+fn what_is_no_service_is_untouched() {
+    let scene = Scene::new(1, 2);
+    let other = DatagramBackend::start("other", "127.0.0.1:9000");
+    let _six = DatagramBackend::start("six", "[::1]:9000");
+    let mut probe = scene.probe();
+    let (four, six) = (open(&mut probe, "udp4"), open(&mut probe, "udp6"));
+    assert_eq!(ask(&mut probe, four, "127.0.0.1:9000"), "other");
+    assert_eq!(ask(&mut probe, six, "[::1]:9000"), "six");
+    assert_eq!(ask(&mut probe, six, "[::ffff:127.0.0.1]:9000"), "other");
+    // A backend that is asked directly answers as itself: this socket is no flow of it.
+    assert_eq!(ask(&mut probe, four, &backend_of(0, 1)), "s0b1");
+    assert_eq!(scene.setup.active(), 0);
+    // The service's address with another port is not the service.
+    assert_eq!(probe.ask(&format!("tell {four} 10.96.0.10:54")), format!("err {}", libc::ENETUNREACH));
+    assert_eq!(scene.setup.status()["clients"][0]["not_a_service"], 5);
+    assert_eq!(scene.entries(), 0);
+    drop(other);
+}

@@ -1,0 +1,191 @@
+//! Flows of datagram sockets: however many a socket is, and however it ends, every count is exact.
+
+use lb_common::abi::{Listed, map};
+use stage::maps::hash;
+use stage::udp::{MAPPED, SERVICE, Scene, address_of, ask, backend_of, connect, inquire, open};
+use stage::{Daemon, Probe, eventually};
+
+/// connect(AF_UNSPEC) calls no program: the flow ends with the next connect, or with the socket.
+#[test]
+fn a_disconnected_socket_is_a_flow_until_it_connects_or_closes() {
+    let scene = Scene::new(2, 2);
+    let mut probe = scene.probe();
+    let sockets = [open(&mut probe, "udp4"), open(&mut probe, "udp4"), open(&mut probe, "udp4")];
+    for socket in sockets {
+        connect(&mut probe, socket, SERVICE);
+        assert_eq!(probe.ask(&format!("unspec {socket}")), "ok");
+    }
+    assert_eq!(scene.setup.active(), 3);
+    connect(&mut probe, sockets[0], &backend_of(0, 1));
+    assert_eq!(scene.setup.active(), 2);
+    connect(&mut probe, sockets[1], &address_of(1));
+    assert_eq!(scene.setup.active(), 2, "a flow to another service instead");
+    // It addresses datagrams now: to a backend of its own choice.
+    ask(&mut probe, sockets[2], SERVICE);
+    assert_eq!(scene.setup.active(), 3, "the connection and the datagrams");
+    for socket in sockets {
+        probe.close(socket);
+    }
+    scene.all_gone();
+}
+
+/// A ninth service takes the place of the one that was chosen first.
+#[test]
+fn a_ninth_service_takes_the_oldest_place() {
+    let scene = Scene::new(9, 1);
+    let mut probe = scene.probe();
+    let socket = open(&mut probe, "udp4");
+    for service in 0..9 {
+        ask(&mut probe, socket, &address_of(service));
+    }
+    let active = |service| scene.backend(service, 1)["active"].as_u64().expect("a count");
+    assert_eq!((active(0), active(1), active(8)), (0, 1, 1));
+    assert_eq!(scene.backend(0, 1)["endings"]["closed"], 1);
+    // The first one again, which is a new flow: now the second was chosen first.
+    ask(&mut probe, socket, SERVICE);
+    assert_eq!((active(0), active(1), active(2)), (1, 0, 1));
+    ask(&mut probe, socket, &address_of(1));
+    assert_eq!((active(1), active(2), scene.setup.active()), (1, 0, 8));
+    probe.close(socket);
+    scene.all_gone();
+}
+
+/// A connected socket that addresses datagrams to another service is a flow of both.
+#[test]
+fn r30_a_connected_socket_that_addresses_another_service_is_a_flow_of_both() {
+    let scene = Scene::new(2, 2);
+    let mut probe = scene.probe();
+    for (family, first, other) in [
+        ("udp4", SERVICE.to_owned(), address_of(1)),
+        ("udp6", MAPPED.to_owned(), "[::ffff:10.96.0.11]:53".to_owned()),
+    ] {
+        let socket = open(&mut probe, family);
+        connect(&mut probe, socket, &first);
+        assert_eq!(probe.ask(&format!("tell {socket} {other}")), "ok");
+        assert_eq!(scene.setup.active(), 2);
+        // A connected socket hears its peer alone.
+        assert!(inquire(&mut probe, socket, &first).starts_with("s0"));
+        assert_eq!(probe.ask(&format!("unspec {socket}")), "ok");
+        assert!(ask(&mut probe, socket, &other).starts_with("s1"));
+        assert_eq!(scene.setup.active(), 2);
+        probe.close(socket);
+        assert_eq!(scene.setup.active(), 0);
+    }
+    scene.all_gone();
+}
+
+/// Two threads send the first datagrams of a socket at the same moment: one of them begins the flow.
+#[test]
+fn threads_that_send_at_once_begin_one_flow() {
+    const ROUNDS: u64 = 2000;
+    let scene = Scene::new(2, 3);
+    let mut probe = Probe::start(&scene.cgroup);
+    let (first, second) = (SERVICE, address_of(1));
+    assert_eq!(probe.ask(&format!("race {ROUNDS} {first} {second}")), "ok");
+    for service in 0..2 {
+        let counted = (scene.outcome(service, "forwarded"), scene.outcome(service, "reused"));
+        assert_eq!(counted, (ROUNDS, ROUNDS));
+    }
+    scene.all_gone();
+}
+
+#[test]
+fn it_makes_no_difference_who_holds_the_socket() {
+    let scene = Scene::new(2, 2);
+    let mut probe = scene.probe();
+    let socket = open(&mut probe, "udp4");
+    ask(&mut probe, socket, SERVICE);
+    connect(&mut probe, socket, &address_of(1));
+    assert_eq!(scene.setup.active(), 2);
+    let copy = probe.ask(&format!("dup {socket}"));
+    let copy: u32 = copy.strip_prefix("ok ").and_then(|n| n.parse().ok()).expect("a number");
+    // A child that inherits it.
+    assert_eq!(probe.ask("fork"), "ok");
+    probe.close(socket);
+    assert_eq!(scene.setup.active(), 2, "the copy");
+    inquire(&mut probe, copy, &address_of(1));
+    probe.close(copy);
+    assert_eq!(scene.setup.active(), 2, "the child's");
+    assert_eq!(probe.ask("reap"), "ok");
+    scene.all_gone();
+    for _ in 0..20 {
+        let socket = open(&mut probe, "udp4");
+        ask(&mut probe, socket, SERVICE);
+        let socket = open(&mut probe, "udp4");
+        connect(&mut probe, socket, SERVICE);
+    }
+    assert_eq!(scene.setup.active(), 40);
+    probe.kill();
+    scene.all_gone();
+}
+
+#[test]
+fn a_full_table_of_datagrams_refuses_nobody() {
+    let scene = Scene::with(1, 3, "[limits]\nflow_records = 64\n");
+    let mut probe = scene.probe();
+    let sockets: Vec<u32> = (0..80).map(|_| open(&mut probe, "udp4")).collect();
+    for socket in &sockets {
+        assert_eq!(probe.ask(&format!("tell {socket} {SERVICE}")), "ok");
+    }
+    let (forwarded, untracked) = (scene.outcome(0, "forwarded"), scene.outcome(0, "untracked"));
+    assert_eq!((forwarded, untracked, scene.entries()), (64, 16, 64));
+    assert_eq!(scene.setup.active(), 64);
+    // Who finds no room is answered all the same, by whoever was chosen, under its own address.
+    let answer = probe.ask(&format!("hear {}", sockets[79]));
+    assert!(answer.starts_with("ok s0b") && answer.contains(" 127.0.0.1:810"), "{answer}");
+    for socket in sockets {
+        probe.close(socket);
+    }
+    scene.all_gone();
+}
+
+/// Sockets whose end nobody saw: connected and not, found by the kernel's lists.
+#[test]
+fn flows_whose_end_was_not_seen_are_ended() {
+    if stage::kernel::NAMESPACE_COOKIES.skips() {
+        return;
+    }
+    let mut scene = Scene::new(2, 2);
+    let mut probe = scene.probe();
+    let mut sockets = Vec::new();
+    for i in 0..6 {
+        let socket = open(&mut probe, if i % 2 == 0 { "udp4" } else { "udp6" });
+        let [first, second] = match i % 2 {
+            0 => [SERVICE.to_owned(), address_of(1)],
+            _ => [MAPPED.to_owned(), "[::ffff:10.96.0.11]:53".to_owned()],
+        };
+        ask(&mut probe, socket, &first);
+        ask(&mut probe, socket, &second);
+        if i < 4 {
+            connect(&mut probe, socket, &first);
+        }
+        sockets.push(socket);
+    }
+    assert_eq!(scene.setup.active(), 16);
+    let listed = |scene: &Scene| {
+        let map = hash::<u64, Listed>(&scene.setup.map("web", map::LISTED));
+        map.keys().filter(Result::is_ok).count()
+    };
+    scene.restart();
+    eventually("the lists show all of them", || listed(&scene), |count| *count == 10);
+    assert_eq!(scene.setup.active(), 16, "nothing is taken out that is listed");
+    assert_eq!(scene.daemon.take().expect("a daemon runs").stop(), Some(0));
+    for link in std::fs::read_dir(scene.setup.pins_of("web").join("links")).expect("links") {
+        let link = link.expect("a link").path();
+        if link.to_string_lossy().contains("sock_release") {
+            stage::sys::remove_link(&link);
+        }
+    }
+    for socket in &sockets[2..5] {
+        probe.close(*socket);
+    }
+    scene.daemon = Some(Daemon::start_again(&scene.setup));
+    // Two that were connected as well, and one that was not.
+    eventually("their flows are ended", || scene.setup.active(), |active| *active == 8);
+    let swept = scene.sum(|backend| backend["swept"].as_u64().expect("a count"));
+    assert_eq!((swept, scene.entries()), (8, 3));
+    for socket in [sockets[0], sockets[1], sockets[5]] {
+        probe.close(socket);
+    }
+    scene.all_gone();
+}

@@ -1,0 +1,167 @@
+//! Clients with services over UDP, and what their processes hear.
+
+use lb_common::abi::{Datagrams, FlowRecord, map};
+use serde_json::Value;
+
+use crate::daemon::find;
+use crate::fixture::endpoints;
+use crate::maps::{array, hash};
+use crate::{Cgroup, Daemon, DatagramBackend, Probe, Setup, Stage, eventually, replace};
+
+/// The first service; nobody has its address.
+pub const SERVICE: &str = "10.96.0.10:53";
+/// The same, as a socket of IPv6 names it.
+pub const MAPPED: &str = "[::ffff:10.96.0.10]:53";
+
+/// A client with services over UDP, each with backends of its own behind a file.
+pub struct Scene {
+    /// The daemon, if it runs.
+    pub daemon: Option<Daemon>,
+    /// All backends, by service and number.
+    pub backends: Vec<DatagramBackend>,
+    /// Where its files are.
+    pub setup: Setup,
+    /// The client's cgroup.
+    pub cgroup: Cgroup,
+    _stage: Stage,
+}
+
+impl Scene {
+    /// `services` services `s0` to `s8` at 10.96.0.10 to 18, each with backends `<service>b1` to `b<backends>`.
+    pub fn new(services: u16, backends: u16) -> Self {
+        Self::with(services, backends, "")
+    }
+
+    /// As [`Scene::new`], with more configuration.
+    pub fn with(services: u16, backends: u16, more: &str) -> Self {
+        let stage = Stage::new();
+        let cgroup = Cgroup::new();
+        let setup = Setup::new(&stage, "a");
+        let mut scene = Self { daemon: None, backends: Vec::new(), setup, cgroup, _stage: stage };
+        let mut text =
+            format!("[[client]]\njob = \"web\"\ncgroup = \"{}\"\n", scene.cgroup.relative().display());
+        for service in 0..services {
+            text += &format!(
+                "[[service]]\nname = \"s{service}\"\naddress = \"{}\"\nprotocol = \"udp\"\nbackends = {{ file = \
+                 \"s{service}.toml\" }}\n",
+                address_of(service)
+            );
+            for n in 1..=backends {
+                let (name, address) = (format!("s{service}b{n}"), backend_of(service, n));
+                scene.backends.push(DatagramBackend::start(&name, &address));
+            }
+            let list: Vec<String> = (1..=backends).map(|n| backend_of(service, n)).collect();
+            let list: Vec<(&str, &str)> = list.iter().map(|address| (address.as_str(), "")).collect();
+            scene.setup.write(&format!("s{service}.toml"), &endpoints(&list));
+        }
+        scene.daemon = Some(Daemon::start(&scene.setup, &(text + more)));
+        scene
+    }
+
+    /// A process in the client's cgroup, on one CPU.
+    pub fn probe(&self) -> Probe {
+        let mut probe = Probe::start(&self.cgroup);
+        probe.pin(0);
+        probe
+    }
+
+    /// Stops the daemon and starts it again.
+    pub fn restart(&mut self) {
+        assert_eq!(self.daemon.take().expect("a daemon runs").stop(), Some(0));
+        self.daemon = Some(Daemon::start_again(&self.setup));
+    }
+
+    /// Replaces the list of the first service.
+    pub fn list(&self, list: &[(&str, &str)]) {
+        replace(&self.setup.folder.join("s0.toml"), &endpoints(list));
+    }
+
+    /// How often calls to a service had an outcome.
+    pub fn outcome(&self, service: u16, name: &str) -> u64 {
+        let status = self.setup.status();
+        let service = find(&status["clients"][0]["services"], &format!("s{service}")).expect("a service");
+        service["outcomes"][name].as_u64().unwrap_or_else(|| panic!("{name} in {service}"))
+    }
+
+    /// What is told of a service's backend with this number.
+    pub fn backend(&self, service: u16, n: u16) -> Value {
+        let (service, address) = (format!("s{service}"), backend_of(service, n));
+        let backends = self.setup.backends("web", &service);
+        let found = backends.iter().find(|backend| backend["address"] == address.as_str());
+        found.cloned().unwrap_or_else(|| panic!("{address} in {backends:?}"))
+    }
+
+    /// Sum of a count over all backends of all services.
+    pub fn sum(&self, count: impl Fn(&Value) -> u64) -> u64 {
+        let status = self.setup.status();
+        let services = status["clients"][0]["services"].as_array().expect("a list").iter();
+        services.flat_map(|service| service["backends"].as_array().expect("a list")).map(count).sum()
+    }
+
+    /// Sockets with flows of addressed datagrams.
+    pub fn entries(&self) -> usize {
+        let map = hash::<u64, Datagrams>(&self.setup.map("web", map::DATAGRAMS));
+        map.keys().filter(Result::is_ok).count()
+    }
+
+    /// Nothing is open, and everything that was chosen is accounted for.
+    #[track_caller]
+    pub fn all_gone(&self) {
+        eventually("active counts return to 0", || self.setup.active(), |active| *active == 0);
+        assert_eq!(self.entries(), 0, "entries of sockets that are closed");
+        let first = array::<FlowRecord>(&self.setup.map("web", map::FLOWS)).get(&0, 0).expect("a record");
+        assert_eq!(first.0.datagram_flows, 0, "connected sockets");
+        let number = |value: &Value| value.as_u64().expect("a count");
+        let ended =
+            |backend: &Value| backend["endings"].as_object().expect("a table").values().map(number).sum();
+        let chosen = self.sum(|backend| number(&backend["chosen"]));
+        assert!(chosen > 0, "something was chosen");
+        assert_eq!(
+            chosen,
+            self.sum(ended) + self.sum(|backend| number(&backend["swept"]) + number(&backend["untracked"]))
+        );
+    }
+}
+
+/// The address of a service by its number.
+pub fn address_of(service: u16) -> String {
+    format!("10.96.0.{}:53", 10 + service)
+}
+
+/// The address of a service's backend by its number.
+pub fn backend_of(service: u16, n: u16) -> String {
+    format!("127.0.0.1:{}", 8100 + 10 * service + n)
+}
+
+/// A new socket.
+#[track_caller]
+pub fn open(probe: &mut Probe, family: &str) -> u32 {
+    probe.ask(family).strip_prefix("ok ").and_then(|n| n.parse().ok()).expect("a number")
+}
+
+/// Who answers, after a check that it is the address that was asked.
+#[track_caller]
+pub fn from(answer: &str, asked: &str) -> String {
+    let words: Vec<&str> = answer.split(' ').collect();
+    let ["ok", name, source] = words[..] else { panic!("{asked} answers: {answer}") };
+    assert_eq!(source, asked, "the source of what {name} answers");
+    name.to_owned()
+}
+
+/// Sends a datagram that names its destination, and says who answers under that address.
+#[track_caller]
+pub fn ask(probe: &mut Probe, socket: u32, address: &str) -> String {
+    from(&probe.ask(&format!("ask {socket} {address}")), address)
+}
+
+/// Sends a datagram to where the socket is connected, and says who answers under that address.
+#[track_caller]
+pub fn inquire(probe: &mut Probe, socket: u32, peer: &str) -> String {
+    from(&probe.ask(&format!("inquire {socket}")), peer)
+}
+
+/// Connects a datagram socket; it sees the address that it named.
+#[track_caller]
+pub fn connect(probe: &mut Probe, socket: u32, address: &str) {
+    assert_eq!(probe.ask(&format!("connect {socket} {address}")), format!("ok {address}"));
+}
