@@ -28,6 +28,8 @@ mod flows;
 
 mod counts;
 
+mod odd;
+
 mod udp;
 
 mod udp_flows;
@@ -51,3 +53,5 @@ mod doctor;
 mod many;
 
 mod peers;
+
+mod peers_flows;

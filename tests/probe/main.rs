@@ -4,9 +4,11 @@
 //! non-blocking connect that is left alone), `forever ADDRESS` and `redialling ADDRESS` (until the next line), `datagram ADDRESS`, `unspec
 //! SOCKET`, `provoke SOCKET` (says something and reads the answer), `reset SOCKET`, `shut SOCKET`, `dup SOCKET`, `listen
 //! ADDRESS`, `accept SOCKET`, `peer SOCKET`, `close SOCKET`, `run PROGRAM ARGUMENTS`, `adopt DESCRIPTOR`,
-//! and those of `datagrams`.
+//! and those of `datagrams` and `odd`.
 
 mod datagrams;
+
+mod odd;
 
 use std::collections::BTreeMap;
 use std::io::{self, BufRead, Write};
@@ -139,6 +141,7 @@ impl Probe {
             }
             ["peer", socket] => peer(&self.sockets[&number(socket)]),
             _ => datagrams::answer(self, words)
+                .or_else(|| odd::answer(self, words))
                 .unwrap_or_else(|| format!("unknown request: {}", words.join(" "))),
         }
     }

@@ -35,6 +35,22 @@ pub struct Backend {
 }
 
 impl Backend {
+    /// Takes data that comes with a SYN, and gives out the cookies for it.
+    pub fn allow_fast_open(&self) {
+        let queue: libc::c_int = 16;
+        // SAFETY: the value outlives the call and is as long as is said.
+        let result = unsafe {
+            libc::setsockopt(
+                std::os::fd::AsRawFd::as_raw_fd(&self.listener),
+                libc::IPPROTO_TCP,
+                libc::TCP_FASTOPEN,
+                (&raw const queue).cast(),
+                4,
+            )
+        };
+        assert_eq!(result, 0, "allow fast open: {}", std::io::Error::last_os_error());
+    }
+
     /// A patient backend.
     pub fn start(name: &str, address: &str) -> Self {
         Self::with_manner(name, address, Manner::Patient)

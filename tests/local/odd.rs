@@ -1,0 +1,137 @@
+//! Sockets' odd ways to dial: each is balanced, and each is accounted for.
+
+use serde_json::Value;
+use stage::{Probe, eventually};
+
+use stage::fixture::{Fixture, SERVICE, config};
+
+/// Sum of a count over the backends of the one service.
+fn sum(fixture: &Fixture, count: impl Fn(&Value) -> &Value) -> u64 {
+    let backends = fixture.setup.backends("web", "users");
+    backends.iter().map(|backend| count(backend).as_u64().expect("a count")).sum()
+}
+
+fn ended(fixture: &Fixture, ending: &str) -> u64 {
+    sum(fixture, |backend| &backend["endings"][ending])
+}
+
+/// The number in an answer.
+#[track_caller]
+fn number(answer: &str) -> u32 {
+    answer.strip_prefix("ok ").and_then(|n| n.parse().ok()).unwrap_or_else(|| panic!("{answer}"))
+}
+
+#[track_caller]
+fn name(probe: &mut Probe, socket: u32) -> String {
+    let answer = probe.ask(&format!("name {socket}"));
+    answer.strip_prefix("ok ").unwrap_or_else(|| panic!("{answer}")).to_owned()
+}
+
+#[test]
+fn connects_through_io_uring_are_balanced_in_the_name_of_their_process() {
+    let fixture = Fixture::new();
+    let mut probe = fixture.probe();
+    let sockets: Vec<u32> = (0..6).map(|_| number(&probe.ask(&format!("uring {SERVICE}")))).collect();
+    for socket in &sockets {
+        assert!(name(&mut probe, *socket).starts_with('b'));
+        assert_eq!(probe.ask(&format!("peer {socket}")), SERVICE);
+    }
+    assert_eq!((fixture.setup.active(), sum(&fixture, |backend| &backend["established"])), (6, 6));
+    let flows = fixture.setup.run(&["flows", "--json"]);
+    let flows: Value = serde_json::from_slice(&flows.stdout).expect("JSON");
+    let processes = flows["flows"].as_array().expect("flows").iter().map(|flow| flow["process"].as_u64());
+    assert!(processes.clone().all(|process| process == Some(u64::from(probe.pid()))), "{flows}");
+    assert_eq!(processes.count(), 6);
+    for socket in sockets {
+        probe.close(socket);
+    }
+    eventually("they end", || ended(&fixture, "closed"), |closed| *closed == 6);
+}
+
+#[test]
+fn a_connect_that_is_a_write_is_balanced_and_counted_once() {
+    let fixture = Fixture::new();
+    // Clients ask for cookies, and listeners that want it give them.
+    std::fs::write("/proc/sys/net/ipv4/tcp_fastopen", "3").expect("switch fast open on");
+    for backend in &fixture.backends {
+        backend.allow_fast_open();
+    }
+    let mut probe = fixture.probe();
+    // The first to each backend asks for a cookie, the others bring data in their SYN.
+    for _ in 0..9 {
+        let socket = number(&probe.ask(&format!("fastopen {SERVICE}")));
+        assert!(name(&mut probe, socket).starts_with('b'));
+        assert_eq!(probe.ask(&format!("peer {socket}")), SERVICE);
+        probe.close(socket);
+    }
+    eventually("they end", || fixture.setup.active(), |active| *active == 0);
+    let counts =
+        ["chosen", "connecting", "established"].map(|count| sum(&fixture, |backend| &backend[count]));
+    assert_eq!(counts, [9, 9, 9]);
+    assert_eq!(ended(&fixture, "closed") + ended(&fixture, "aborted"), 9);
+}
+
+#[test]
+fn a_connect_that_is_put_off_counts_from_the_choice_and_ends_with_its_socket() {
+    let fixture = Fixture::new();
+    std::fs::write("/proc/sys/net/ipv4/tcp_fastopen", "3").expect("switch fast open on");
+    for backend in &fixture.backends {
+        backend.allow_fast_open();
+    }
+    let mut probe = fixture.probe();
+    // Three backends give their cookies.
+    for _ in 0..3 {
+        let socket = number(&probe.ask(&format!("fastopen {SERVICE}")));
+        name(&mut probe, socket);
+        probe.close(socket);
+    }
+    eventually("they end", || fixture.setup.active(), |active| *active == 0);
+    let spoken = number(&probe.ask(&format!("deferred {SERVICE}")));
+    let silent = number(&probe.ask(&format!("deferred {SERVICE}")));
+    assert_eq!(
+        (fixture.setup.active(), sum(&fixture, |backend| &backend["connecting"])),
+        (2, 3),
+        "no SYN was sent"
+    );
+    assert_eq!(probe.ask(&format!("write {spoken}")), "ok");
+    assert!(name(&mut probe, spoken).starts_with('b'));
+    assert_eq!(sum(&fixture, |backend| &backend["established"]), 4);
+    probe.close(silent);
+    assert_eq!((fixture.setup.active(), ended(&fixture, "gave-up") + ended(&fixture, "not-sent")), (1, 1));
+    probe.close(spoken);
+    eventually("both ended", || fixture.setup.active(), |active| *active == 0);
+}
+
+#[test]
+fn a_timeout_of_connects_is_set_where_the_application_has_set_none() {
+    let mut fixture = Fixture::without_daemon();
+    // Connects to a listener whose queue is full stay in the handshake.
+    let full = std::net::TcpListener::bind("127.0.0.1:8010").expect("listen");
+    rustix::net::listen(&full, 0).expect("shorten the queue");
+    let text = config(&fixture.cgroup, r#"{ static = ["127.0.0.1:8010"] }"#, "connect_timeout = \"7s\"");
+    fixture.setup.write("socklb.toml", &text);
+    fixture.start();
+    let status = fixture.setup.status();
+    assert_eq!(status["daemon"]["features"]["connect_timeouts"], true, "root may, and every kernel here can");
+    let mut probe = fixture.probe();
+    let syncnt = |probe: &mut Probe, socket: u32| number(&probe.ask(&format!("syncnt {socket}")));
+    let direct = number(&probe.ask("start 127.0.0.1:8010"));
+    let usual = syncnt(&mut probe, direct);
+    let balanced = number(&probe.ask(&format!("start {SERVICE}")));
+    assert_eq!((usual, syncnt(&mut probe, balanced)), (6, 2), "7 s are two SYNs more than the first");
+    for own in [1, 4] {
+        let socket = number(&probe.ask(&format!("patient {own} {SERVICE}")));
+        assert_eq!(syncnt(&mut probe, socket), own, "the application knows better");
+    }
+    // A change acts on the next connect.
+    fixture.setup.write("socklb.toml", &text.replace("7s", "3s"));
+    fixture.daemon().signal(rustix::process::Signal::HUP);
+    eventually(
+        "the next connect gives up sooner",
+        || {
+            let socket = number(&probe.ask(&format!("start {SERVICE}")));
+            syncnt(&mut probe, socket)
+        },
+        |count| *count == 1,
+    );
+}

@@ -1,0 +1,163 @@
+//! Bugs of other balancers that concern flows, as tests: each is named after its number in the list of them, and what
+//! happened. (R15, R16, R26 and R30 are with what they are about: `peers`, the pure tests of picks, `policies`, `udp`.)
+
+use serde_json::Value;
+use stage::daemon::find;
+use stage::{Backend, Daemon, Manner, Probe, eventually};
+
+use stage::fixture::{Fixture, SERVICE, config};
+
+const OTHER: &str = "10.96.0.11:80";
+
+/// A count of a service's backends together.
+fn sum(fixture: &Fixture, service: &str, count: impl Fn(&Value) -> &Value) -> u64 {
+    let backends = fixture.setup.backends("web", service);
+    backends.iter().map(|backend| count(backend).as_u64().expect("a count")).sum()
+}
+
+fn active(fixture: &Fixture, service: &str) -> u64 {
+    sum(fixture, service, |backend| &backend["active"])
+}
+
+fn ended(fixture: &Fixture, service: &str, ending: &str) -> u64 {
+    sum(fixture, service, |backend| &backend["endings"][ending])
+}
+
+/// Two services, each with one backend of the three.
+fn two_services() -> (Fixture, Daemon) {
+    let fixture = Fixture::without_daemon();
+    let text = config(&fixture.cgroup, r#"{ static = ["127.0.0.1:8001"] }"#, "")
+        + &format!(
+            "[[service]]\nname = \"others\"\naddress = \"{OTHER}\"\nbackends = {{ static = [\"127.0.0.1:8002\"] }}\n"
+        );
+    let daemon = Daemon::start(&fixture.setup, &text);
+    (fixture, daemon)
+}
+
+/// A socket that had dialled a service, and then its backend's own address, was taken for a connection of the service.
+#[test]
+fn r3_a_direct_connection_of_a_socket_that_dialled_the_service_before_is_nobodys() {
+    let (fixture, _daemon) = two_services();
+    let mut probe = fixture.probe();
+    let socket = probe.dial(SERVICE).socket;
+    assert_eq!(probe.ask(&format!("unspec {socket}")), "ok");
+    assert_eq!((active(&fixture, "users"), ended(&fixture, "users", "aborted")), (0, 1));
+    let direct = probe.try_redial(socket, "127.0.0.1:8001").expect("the backend listens");
+    assert_eq!(direct.peer, "127.0.0.1:8001", "it dialled that");
+    assert_eq!(active(&fixture, "users"), 0);
+    let flows = fixture.setup.run(&["flows", "--json"]);
+    let flows: Value = serde_json::from_slice(&flows.stdout).expect("JSON");
+    assert_eq!(flows["flows"], Value::Array(Vec::new()), "no flow is open");
+    probe.close(socket);
+    let sums = ["chosen", "diverted", "swept"].map(|count| sum(&fixture, "users", |backend| &backend[count]));
+    assert_eq!(sums, [1, 0, 0]);
+}
+
+/// A socket that was disconnected and dialled another service stayed in the count of the first.
+#[test]
+fn r5_a_socket_that_goes_on_to_another_service_counts_there() {
+    let (fixture, _daemon) = two_services();
+    let mut probe = fixture.probe();
+    let socket = probe.dial(SERVICE).socket;
+    assert_eq!((active(&fixture, "users"), active(&fixture, "others")), (1, 0));
+    assert_eq!(probe.ask(&format!("unspec {socket}")), "ok");
+    let second = probe.try_redial(socket, OTHER).expect("the other service's backend listens");
+    assert_eq!((second.name.as_str(), second.peer.as_str()), ("b2", OTHER));
+    assert_eq!((active(&fixture, "users"), active(&fixture, "others")), (0, 1));
+    probe.close(socket);
+    eventually("it ends there", || ended(&fixture, "others", "closed"), |closed| *closed == 1);
+    assert_eq!(active(&fixture, "others"), 0);
+}
+
+/// Counts of active connections stayed above zero, or went below, after processes were killed, their network namespaces
+/// removed, connections reset and timed out; least-connections then starved backends.
+#[test]
+fn r14_active_counts_return_to_zero_however_connections_end() {
+    let mut fixture = Fixture::without_daemon();
+    fixture.backends.clear();
+    fixture.backends = vec![
+        Backend::start("patient", "127.0.0.1:8001"),
+        Backend::with_manner("closes", "127.0.0.1:8002", Manner::ClosesFirst),
+        Backend::with_manner("resets", "127.0.0.1:8003", Manner::Resets),
+    ];
+    let full = std::net::TcpListener::bind("127.0.0.1:8004").expect("listen");
+    rustix::net::listen(&full, 0).expect("shorten the queue");
+    fixture.write_endpoints(&[
+        ("127.0.0.1:8001", ""),
+        ("127.0.0.1:8002", ""),
+        ("127.0.0.1:8003", ""),
+        ("127.0.0.1:8004", ""),
+        ("127.0.0.1:8009", ""),
+    ]);
+    fixture.start();
+    let mut elsewhere = Probe::start_with(&fixture.cgroup, stage::namespace::in_a_network_of_its_own);
+    for _ in 0..10 {
+        // Nothing is reachable there.
+        assert!(elsewhere.try_dial(SERVICE).is_err());
+    }
+    let mut killed = fixture.probe();
+    let mut closing = fixture.probe();
+    for probe in [&mut killed, &mut closing] {
+        for _ in 0..20 {
+            let started = probe.ask(&format!("start {SERVICE}"));
+            assert!(started.starts_with("ok "), "{started}");
+        }
+    }
+    assert!(fixture.setup.active() > 0, "some are open");
+    drop(elsewhere);
+    killed.kill();
+    for socket in 0..20 {
+        closing.close(socket);
+    }
+    let counts = || -> Vec<u64> {
+        let backends = fixture.setup.backends("web", "users");
+        backends.iter().map(|backend| backend["active"].as_u64().expect("a count")).collect()
+    };
+    eventually("every count returns to zero", counts, |counts| counts.iter().all(|count| *count == 0));
+    let backends = fixture.setup.backends("web", "users");
+    for backend in &backends {
+        let endings = backend["endings"].as_object().expect("endings").values();
+        let endings: u64 = endings.map(|count| count.as_u64().expect("a count")).sum();
+        assert_eq!(backend["chosen"].as_u64(), Some(endings), "{backend}");
+    }
+}
+
+/// A refused connect, one into a black hole and a reset connection were one thing, or nothing.
+#[test]
+fn r19_refused_unanswered_and_reset_are_three_causes() {
+    let mut fixture = Fixture::without_daemon();
+    fixture.backends.clear();
+    fixture.backends = vec![Backend::with_manner("resets", "127.0.0.1:8001", Manner::Resets)];
+    let full = std::net::TcpListener::bind("127.0.0.1:8004").expect("listen");
+    rustix::net::listen(&full, 0).expect("shorten the queue");
+    // The queue of one is full before anybody dials.
+    let _queued = std::net::TcpStream::connect("127.0.0.1:8004").expect("the first is queued");
+    let service = |name: &str, address: &str, backend: &str, more: &str| {
+        format!(
+            "[[service]]\nname = \"{name}\"\naddress = \"{address}\"\nbackends = {{ static = [\"{backend}\"] }}\n{more}\n"
+        )
+    };
+    let text = format!("[[client]]\njob = \"web\"\ncgroup = \"{}\"\n", fixture.cgroup.relative().display())
+        + &service("refuses", "10.96.0.11:80", "127.0.0.1:8009", "")
+        + &service("silent", "10.96.0.12:80", "127.0.0.1:8004", "connect_timeout = \"3s\"")
+        + &service("resets", "10.96.0.13:80", "127.0.0.1:8001", "");
+    fixture.setup.write("socklb.toml", &text);
+    fixture.start();
+    let mut probe = fixture.probe();
+    assert_eq!(probe.try_dial("10.96.0.11:80").map(|dialled| dialled.name), Err(libc::ECONNREFUSED));
+    assert_eq!(probe.try_dial("10.96.0.12:80").map(|dialled| dialled.name), Err(libc::ETIMEDOUT));
+    let reset = probe.dial("10.96.0.13:80").socket;
+    assert_eq!(probe.ask(&format!("provoke {reset}")), format!("err {}", libc::ECONNRESET));
+    let status = fixture.setup.status();
+    let services = &status["clients"][0]["services"];
+    for (name, ending) in [("refuses", "refused"), ("silent", "timed-out"), ("resets", "reset")] {
+        let service = find(services, name).expect("the service");
+        let endings = service["backends"][0]["endings"].as_object().expect("endings");
+        let happened: Vec<_> = endings
+            .iter()
+            .filter(|(_, count)| **count != 0)
+            .map(|(name, count)| (name.as_str(), count))
+            .collect();
+        assert_eq!(happened, [(ending, &Value::from(1))], "{name}");
+    }
+}
