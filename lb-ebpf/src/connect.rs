@@ -11,10 +11,8 @@ use lb_common::net::{Address, Be32};
 use lb_common::pick::{How, pick};
 
 use crate::atomic::{self, Instructions};
-use crate::context::{Dial, TCP, UDP};
-use crate::maps::{
-    ACTIVE, BACKENDS, HAS_SET_RETVAL, KNOWS_MPTCP, OUTCOMES, SERVICES, SERVICES_V4, SERVICES_V6, WALKS,
-};
+use crate::context::{Dial, Opener, TCP, UDP};
+use crate::maps::{ACTIVE, BACKENDS, HAS_SET_RETVAL, OUTCOMES, SERVICES, SERVICES_V4, SERVICES_V6, WALKS};
 use crate::tables::{Kernel, Walking, rules};
 use crate::{PROCEED, clock, flow, tally};
 
@@ -106,6 +104,11 @@ fn balance<I: Instructions>(dial: &Dial, service: Option<u32>) -> Verdict {
         count(NOT_A_SERVICE, |outcomes| &raw mut outcomes.not_a_service);
         return Verdict::Proceed;
     };
+    let opener = if is_tcp { dial.opener() } else { Opener::Process };
+    if opener == Opener::Kernel {
+        count(NOT_A_SERVICE, |outcomes| &raw mut outcomes.not_a_service);
+        return Verdict::Proceed;
+    }
     let Some(choice) = Choice::of::<I>(index) else {
         count(index, |outcomes| &raw mut outcomes.passed);
         return Verdict::Proceed;
@@ -120,7 +123,9 @@ fn balance<I: Instructions>(dial: &Dial, service: Option<u32>) -> Verdict {
     if is_tcp {
         dial.set_syn_retries(choice.syn_retries);
     }
-    let tracked = record::<I>(dial, &choice.flow(dial, backend, active));
+    // The flow table may be full, or the end of the flow be invisible.
+    let tracked =
+        opener != Opener::Mptcp && flow::begin::<I>(dial.cookie(), &choice.flow(dial, backend, active));
     choice.count(tracked);
     Verdict::Forward(backend)
 }
@@ -241,15 +246,6 @@ impl Choice {
         }
         Verdict::Refuse
     }
-}
-
-/// Records the flow. Returns whether it could: the flow table may be full, or the end of the flow be invisible.
-#[inline(always)]
-fn record<I: Instructions>(dial: &Dial, flow: &Flow) -> bool {
-    if KNOWS_MPTCP.load() != 0 && dial.is_mptcp_path() {
-        return false;
-    }
-    flow::begin::<I>(dial.cookie(), flow)
 }
 
 /// Counts the one outcome of a call.

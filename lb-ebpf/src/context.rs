@@ -10,8 +10,8 @@ use lb_common::ending::{Shown, TCP_CLOSE, TCP_CLOSE_WAIT, TCP_ESTABLISHED};
 use lb_common::net::{Address, Be16, Be32};
 
 use crate::maps::{
-    RELEASED_BYTES_RECEIVED, RELEASED_BYTES_SENT, RELEASED_RETRANSMITS, RELEASED_SK_ERR, RELEASED_SRTT,
-    SYN_RETRIES,
+    KERNEL_SOCKET, KERNEL_SOCKET_MASK, KNOWS_MPTCP, RELEASED_BYTES_RECEIVED, RELEASED_BYTES_SENT,
+    RELEASED_RETRANSMITS, RELEASED_SK_ERR, RELEASED_SRTT, SYN_RETRIES,
 };
 
 /// `IPPROTO_TCP`.
@@ -19,7 +19,7 @@ pub const TCP: u8 = 6;
 /// `IPPROTO_UDP`.
 pub const UDP: u8 = 17;
 /// `IPPROTO_MPTCP`: what such a socket dials is a TCP service. Kernels dial for it with a socket of their own, whose
-/// protocol is TCP; see [`Dial::is_mptcp_path`].
+/// protocol is TCP; see [`Dial::opener`].
 const MPTCP: u32 = 262;
 
 /// The address of a call on a socket: connect's destination, or the peer that getpeername is about to report.
@@ -126,15 +126,30 @@ impl Dial {
         }
     }
 
-    /// Whether the socket is one that the kernel opened for an MPTCP socket. Its end cannot be seen: release runs for
-    /// the MPTCP socket alone, which has another cookie. Only where the kernel tells.
+    /// Whose socket a TCP socket is, as far as the kernel lets programs see that.
     #[inline(always)]
-    pub fn is_mptcp_path(&self) -> bool {
-        // SAFETY: the context is valid while the program runs, and its socket with it; the helper takes any socket.
+    pub fn opener(&self) -> Opener {
+        let offset = KERNEL_SOCKET.load();
+        // SAFETY: the context is valid while the program runs, and its socket with it. The helpers return the kernel's own
+        // structures or null, and the verifier checks the read against the description of its type, from which the offset
+        // is.
         unsafe {
             let socket = (&raw const (*self.ctx).__bindgen_anon_1.sk).read_volatile();
-            !helper::bpf_skc_to_mptcp_sock(socket.cast()).is_null()
+            if offset != 0 {
+                let tcp = helper::bpf_skc_to_tcp_sock(socket.cast());
+                if tcp.is_null() {
+                    return Opener::Process;
+                }
+                let byte = u32::from(tcp.cast::<u8>().add(offset as usize).read_volatile());
+                if byte & KERNEL_SOCKET_MASK.load() == 0 {
+                    return Opener::Process;
+                }
+            }
+            if KNOWS_MPTCP.load() != 0 && !helper::bpf_skc_to_mptcp_sock(socket.cast()).is_null() {
+                return Opener::Mptcp;
+            }
         }
+        if offset != 0 { Opener::Kernel } else { Opener::Process }
     }
 
     /// Rewrites the IPv4 address and the port. Only in an IPv4 hook.
@@ -179,6 +194,19 @@ impl Dial {
         // SAFETY: no pointer is passed.
         unsafe { set_retval(-i64::from(errno & MAX_ERRNO)) };
     }
+}
+
+/// Whose socket it is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Opener {
+    /// A process's.
+    Process,
+    /// The kernel's, for an MPTCP socket of a process. Its end cannot be seen: release runs for the MPTCP socket alone, which
+    /// has another cookie.
+    Mptcp,
+    /// The kernel's own, as for a file system that a process mounts: it cannot handle a refused connect as a process can,
+    /// and what it dials is not the process's business.
+    Kernel,
 }
 
 /// A socket that is being released.

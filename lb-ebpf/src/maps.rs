@@ -128,3 +128,12 @@ pub static RELEASED_BYTES_SENT: Global<u32> = Global::new(0);
 /// `inet_connection_sock.icsk_syn_retries`, 0 if the programs may not read it or not set its option. Set by the loader.
 #[unsafe(no_mangle)]
 pub static SYN_RETRIES: Global<u32> = Global::new(0);
+
+/// The byte of a socket that tells whether the kernel itself opened it (`sock.sk_kern_sock`), 0 if the programs may not read
+/// it. Set by the loader.
+#[unsafe(no_mangle)]
+pub static KERNEL_SOCKET: Global<u32> = Global::new(0);
+
+/// The bit of that byte, as a mask. Set by the loader.
+#[unsafe(no_mangle)]
+pub static KERNEL_SOCKET_MASK: Global<u32> = Global::new(0);

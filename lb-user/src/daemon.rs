@@ -289,13 +289,14 @@ impl Daemon {
             socket_errors,
             outcomes_at_release,
             connect_timeouts,
+            knows_kernel_sockets,
             offsets: _,
         } = self.features;
         let pins = self.config.paths.pins.display();
         let socket = api::socket(&self.config.paths.run);
         info!(
             %pins, socket = %socket.display(), fetching_atomics, set_retval, knows_mptcp, coarse_clock, socket_errors,
-            outcomes_at_release, connect_timeouts, "running"
+            outcomes_at_release, connect_timeouts, knows_kernel_sockets, "running"
         );
         self.wait_for_readers();
         self.start_repair();

@@ -197,6 +197,7 @@ fn optional(diagnosis: &mut Diagnosis, features: Features) {
         socket_errors,
         outcomes_at_release,
         connect_timeouts,
+        knows_kernel_sockets,
         offsets: _,
     } = features;
     let mut feature = |name: &str, on: bool, off: &str| {
@@ -238,6 +239,12 @@ fn optional(diagnosis: &mut Diagnosis, features: Features) {
         "timeouts of connects",
         connect_timeouts,
         "it takes the kernel's types (CONFIG_DEBUG_INFO_BTF) and CAP_PERFMON. connect_timeout has no effect",
+    );
+    feature(
+        "telling the kernel's own sockets apart",
+        knows_kernel_sockets,
+        "it takes the kernel's types (CONFIG_DEBUG_INFO_BTF) and CAP_PERFMON. What the kernel dials for a process of a \
+         client, as for a file system that it mounts, is balanced as what the process dials",
     );
     feature(
         "telling sockets of MPTCP apart",

@@ -111,6 +111,8 @@ fn verified([schedule_entries, slots, flow_records]: [u32; 3]) -> Vec<(String, u
         ("RELEASED_RETRANSMITS", offset("total_retrans")),
         ("RELEASED_BYTES_RECEIVED", offset("bytes_received")),
         ("RELEASED_BYTES_SENT", offset("bytes_acked")),
+        ("KERNEL_SOCKET", offset("sk_kern_sock")),
+        ("KERNEL_SOCKET_MASK", offset("sk_kern_sock_mask")),
         ("SYN_RETRIES", offset("icsk_syn_retries")),
     ];
     let mut loader = aya::EbpfLoader::new();

@@ -38,7 +38,7 @@ pub struct Outcomes {
     pub limited: u64,
     /// The maps contradicted each other; the call went through unchanged.
     pub passed: u64,
-    /// The address is not a service; the call went through unchanged.
+    /// The address is not a service, or the socket is the kernel's own; the call went through unchanged.
     pub not_a_service: u64,
 }
 const _: () = assert!(size_of::<Outcomes>() == 72);

@@ -17,6 +17,10 @@ pub struct Offsets {
     pub bytes_received: u32,
     pub bytes_acked: u32,
     pub icsk_syn_retries: u32,
+    /// The byte that `sk_kern_sock` is a bit of.
+    pub sk_kern_sock: u32,
+    /// Which bit of it, as a mask.
+    pub sk_kern_sock_mask: u32,
 }
 
 /// Where the kernel describes its types.
@@ -33,11 +37,13 @@ const KIND_UNION: u32 = 5;
 pub fn offsets(path: &Path) -> io::Result<Offsets> {
     let bytes = std::fs::read(path)?;
     let types = Types::parse(&bytes).ok_or_else(|| invalid("is not a description of types"))?;
-    let field = |structure: &str, field: &str| {
-        let bits = types.field(structure, field).filter(|bits| bits % 8 == 0);
+    let bits = |structure: &str, field: &str| {
         let missing = || invalid(&format!("has no field {field} in a structure {structure}"));
-        bits.map(|bits| bits / 8).ok_or_else(missing)
+        types.field(structure, field).ok_or_else(missing)
     };
+    let field = |structure: &str, field: &str| bits(structure, field).map(|bits| bits / 8);
+    // Bit fields count from the lowest bit where bytes do, which is so on every processor that runs these programs.
+    let kernels = bits("sock", "sk_kern_sock")?;
     Ok(Offsets {
         sk_err: field("sock", "sk_err")?,
         srtt_us: field("tcp_sock", "srtt_us")?,
@@ -45,6 +51,8 @@ pub fn offsets(path: &Path) -> io::Result<Offsets> {
         bytes_received: field("tcp_sock", "bytes_received")?,
         bytes_acked: field("tcp_sock", "bytes_acked")?,
         icsk_syn_retries: field("inet_connection_sock", "icsk_syn_retries")?,
+        sk_kern_sock: kernels / 8,
+        sk_kern_sock_mask: 1 << (kernels % 8),
     })
 }
 

@@ -30,7 +30,10 @@ pub struct Features {
     /// How often a socket's SYN is sent again can be read and set before it dials (BTF, and CAP_PERFMON). Without:
     /// `connect_timeout` has no effect.
     pub connect_timeouts: bool,
-    /// Where the last three read.
+    /// Sockets that the kernel itself opened can be told apart (BTF, and CAP_PERFMON). Without: a file system that a process
+    /// of the client mounts from a service's address is balanced as the process would be.
+    pub knows_kernel_sockets: bool,
+    /// Where the last four read.
     pub offsets: Option<Offsets>,
 }
 
@@ -118,9 +121,14 @@ impl Features {
         )?;
         // A kernel that does not describe its types, or others than we know, cannot be read.
         let offsets = btf::offsets(Path::new(btf::VMLINUX)).ok();
-        let (socket_errors, outcomes_at_release, connect_timeouts) = match offsets {
-            Some(offsets) => (reads_errors(offsets)?, reads_released(offsets)?, sets_syn_retries(offsets)?),
-            None => (false, false, false),
+        let (socket_errors, outcomes_at_release, connect_timeouts, knows_kernel_sockets) = match offsets {
+            Some(offsets) => (
+                reads_errors(offsets)?,
+                reads_released(offsets)?,
+                sets_syn_retries(offsets)?,
+                reads_whose(offsets)?,
+            ),
+            None => (false, false, false, false),
         };
         Ok(Self {
             fetching_atomics,
@@ -130,6 +138,7 @@ impl Features {
             socket_errors,
             outcomes_at_release,
             connect_timeouts,
+            knows_kernel_sockets,
             offsets,
         })
     }
@@ -146,6 +155,22 @@ fn reads_errors(offsets: Offsets) -> io::Result<bool> {
             Instruction(CALL, 0, 0, BPF_FUNC_SKC_TO_TCP_SOCK),
             Instruction(JEQ_IMM, R0, 1, 0),
             Instruction(LOAD_W, R0 | (R0 << 4), sk_err, 0),
+            Instruction(MOV64_IMM, R0, 0, 1),
+            Instruction(EXIT, 0, 0, 0),
+        ],
+    )
+}
+
+/// Whether a connect program may read who opened the socket.
+fn reads_whose(offsets: Offsets) -> io::Result<bool> {
+    let Ok(sk_kern_sock) = i16::try_from(offsets.sk_kern_sock) else { return Ok(false) };
+    sys::accepts(
+        AttachType::Connect4,
+        &[
+            Instruction(LOAD_DW, R1 | (R1 << 4), SOCK_ADDR_SK, 0),
+            Instruction(CALL, 0, 0, BPF_FUNC_SKC_TO_TCP_SOCK),
+            Instruction(JEQ_IMM, R0, 1, 0),
+            Instruction(LOAD_B, R0 | (R0 << 4), sk_kern_sock, 0),
             Instruction(MOV64_IMM, R0, 0, 1),
             Instruction(EXIT, 0, 0, 0),
         ],

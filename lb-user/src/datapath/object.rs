@@ -248,7 +248,7 @@ pub fn try_load(features: Features) -> Result<(), DatapathError> {
 }
 
 /// What the programs are told of the kernel and of this client.
-fn globals(limits: &Limits, features: Features, purpose: Purpose) -> [(&'static str, u32); 13] {
+fn globals(limits: &Limits, features: Features, purpose: Purpose) -> [(&'static str, u32); 15] {
     let offset = |is_allowed: bool, field: fn(Offsets) -> u32| {
         features.offsets.filter(|_| is_allowed).map_or(0, field)
     };
@@ -266,6 +266,8 @@ fn globals(limits: &Limits, features: Features, purpose: Purpose) -> [(&'static 
         ("RELEASED_RETRANSMITS", released(|offsets| offsets.total_retrans)),
         ("RELEASED_BYTES_RECEIVED", released(|offsets| offsets.bytes_received)),
         ("RELEASED_BYTES_SENT", released(|offsets| offsets.bytes_acked)),
+        ("KERNEL_SOCKET", offset(features.knows_kernel_sockets, |offsets| offsets.sk_kern_sock)),
+        ("KERNEL_SOCKET_MASK", offset(features.knows_kernel_sockets, |offsets| offsets.sk_kern_sock_mask)),
         ("SYN_RETRIES", offset(features.connect_timeouts, |offsets| offsets.icsk_syn_retries)),
     ]
 }
