@@ -24,7 +24,7 @@ pub use flow::*;
 pub use service::*;
 
 /// The version of everything in this module; a part of the pin path.
-pub const ABI_VERSION: u32 = 3;
+pub const ABI_VERSION: u32 = 4;
 
 // ---- limits, each with its reason ----------------------------------------------------------------------------------
 
@@ -87,9 +87,11 @@ pub mod map {
     pub const COUNTS: &str = "counts";
     /// Array, memory-mapped: slot to [`Active`](super::Active).
     pub const ACTIVE: &str = "active";
-    /// Array, memory-mapped: socket cookie modulo its length to [`FlowRecord`](super::FlowRecord).
+    /// Array, memory-mapped: socket cookie modulo its length to [`FlowPlace`](super::FlowPlace).
+    pub const FLOW_PLACES: &str = "flow_places";
+    /// Array, memory-mapped: as [`FLOW_PLACES`] to the [`Flow`](super::Flow) of whoever holds the place.
     pub const FLOWS: &str = "flows";
-    /// Hash: socket cookie to [`Flow`](super::Flow), for sockets whose place in `flows` is taken.
+    /// Hash: socket cookie to [`Flow`](super::Flow), for sockets whose place in `flow_places` is taken.
     pub const FLOW_OVERFLOW: &str = "flow_overflow";
     /// Hash: socket cookie to [`Datagrams`](super::Datagrams), for datagram sockets that are not connected.
     pub const DATAGRAMS: &str = "datagrams";
@@ -101,7 +103,7 @@ pub mod map {
     pub const DEPARTED: &str = "departed";
 
     /// All of them, in the order in which they are described.
-    pub const ALL: [&str; 16] = [
+    pub const ALL: [&str; 17] = [
         SERVICES_V4,
         SERVICES_V6,
         SERVICES,
@@ -112,6 +114,7 @@ pub mod map {
         OUTCOMES,
         COUNTS,
         ACTIVE,
+        FLOW_PLACES,
         FLOWS,
         FLOW_OVERFLOW,
         DATAGRAMS,

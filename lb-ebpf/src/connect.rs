@@ -8,12 +8,12 @@ use lb_common::abi::{
     TableRef,
 };
 use lb_common::net::{Address, Be32};
-use lb_common::pick::{How, pick};
+use lb_common::pick::How;
 
-use crate::atomic::{self, Instructions};
+use crate::atomic;
+use crate::choose::Chooser;
 use crate::context::{Dial, Opener, TCP, UDP};
-use crate::maps::{ACTIVE, BACKENDS, HAS_SET_RETVAL, OUTCOMES, SERVICES, SERVICES_V4, SERVICES_V6, WALKS};
-use crate::tables::{Kernel, Walking, rules};
+use crate::maps::{ACTIVE, BACKENDS, HAS_SET_RETVAL, OUTCOMES, SERVICES, SERVICES_V4, SERVICES_V6};
 use crate::{PROCEED, clock, flow, tally};
 
 /// The verdict that fails the call.
@@ -60,12 +60,12 @@ impl Verdict {
 }
 
 #[inline(always)]
-pub fn connect4<I: Instructions>(dial: &Dial) -> i32 {
+pub fn connect4<I: Chooser>(dial: &Dial) -> i32 {
     balance::<I>(dial, service4(dial, dial.ip4())).carry_out4(dial)
 }
 
 #[inline(always)]
-pub fn connect6<I: Instructions>(dial: &Dial) -> i32 {
+pub fn connect6<I: Chooser>(dial: &Dial) -> i32 {
     let address = dial.ip6();
     // A v4-mapped address dials an IPv4 service, whose backends are IPv4, which are kept v4-mapped.
     let service = match address.as_mapped() {
@@ -94,11 +94,12 @@ pub fn service6(dial: &Dial, address: Address) -> Option<u32> {
 
 /// Picks a backend for a call to a service, records the flow, and counts the one outcome.
 #[inline(always)]
-fn balance<I: Instructions>(dial: &Dial, service: Option<u32>) -> Verdict {
+fn balance<I: Chooser>(dial: &Dial, service: Option<u32>) -> Verdict {
     let is_tcp = dial.protocol() == Some(TCP);
     let Some(index) = service else {
-        // A socket that failed to reach a service and now dials elsewhere is no flow any more.
-        if is_tcp || dial.protocol() == Some(UDP) && flow::are_there_datagrams() {
+        // A socket that failed to reach a service and now dials elsewhere is no flow any more. A datagram socket that
+        // has one is connected; but for one that was disconnected with AF_UNSPEC, which no program sees.
+        if is_tcp || dial.protocol() == Some(UDP) && dial.is_connected() {
             flow::leave::<I>(dial.cookie());
         }
         count(NOT_A_SERVICE, |outcomes| &raw mut outcomes.not_a_service);
@@ -148,26 +149,28 @@ pub struct Choice {
 impl Choice {
     /// Chooses a backend of a service. `None` if there is no such service.
     #[inline(always)]
-    pub fn of<I: Instructions>(index: u32) -> Option<Self> {
+    pub fn of<I: Chooser>(index: u32) -> Option<Self> {
         let service: *const Service = SERVICES.get_ptr(index)?;
-        let walk = WALKS.get_ptr_mut(index)?;
         // SAFETY: a live map value. The table is one word and is loaded in one piece.
         let table =
             TableRef::from_word(unsafe { (&raw const (*service).table).cast::<u64>().read_volatile() });
         // One look at the clock serves the choice and the flow.
         let now_ns = clock::now_ns();
-        let rules = rules(service);
-        let tables = Kernel { index, service };
-        let (picked, draw) = pick(&tables, &Walking::<I>::new(walk), table, rules, clock::tick(now_ns));
+        // SAFETY: as above. The daemon stores each rule by itself, at any time.
+        let (policy, syn_retries) = unsafe {
+            let rules = &raw const (*service).rules;
+            ((&raw const (*rules).policy).read_volatile(), (&raw const (*rules).syn_retries).read_volatile())
+        };
+        let picked = I::choose(index, table, policy, clock::tick(now_ns));
         Some(Self {
             index,
             service,
-            how: picked.how,
-            slot: picked.slot,
-            draw,
+            how: picked.how(),
+            slot: picked.slot(),
+            draw: picked.draw(),
             table_generation: table.generation,
-            policy: rules.policy,
-            syn_retries: rules.syn_retries,
+            policy,
+            syn_retries,
             now_ns,
         })
     }

@@ -4,11 +4,11 @@
 //! place, in the overflow table. Whoever takes a record out (one compare-and-swap, or one delete) counts its end, so no
 //! end is counted twice. Nothing here fails a call: a flow that finds no room is simply not tracked.
 
-use lb_common::abi::{Anomalies, Flow, FlowRecord, Phase};
+use lb_common::abi::{Anomalies, Flow, FlowPlace, Phase};
 use lb_common::ending::Ending;
 
 use crate::atomic::{self, Instructions};
-use crate::maps::{ANOMALIES, FLOW_MASK, FLOW_OVERFLOW, FLOWS, FULL_ACCOUNTING};
+use crate::maps::{ANOMALIES, FLOW_MASK, FLOW_OVERFLOW, FLOW_PLACES, FLOWS, FULL_ACCOUNTING};
 use crate::tally::{self, Carried};
 
 /// `BPF_NOEXIST`.
@@ -18,7 +18,7 @@ pub const NEW: u64 = 1;
 #[derive(Clone, Copy)]
 pub struct Held {
     /// The place in the flow table that the cookie has.
-    record: *mut FlowRecord,
+    place: *mut FlowPlace,
     flow: *mut Flow,
     /// Whether the flow is in that place, and not in the overflow table.
     is_in_table: bool,
@@ -61,24 +61,25 @@ impl Held {
     }
 }
 
-/// The place in the flow table that a cookie has.
+/// The index in the flow table that a cookie has.
 #[inline(always)]
-fn place(cookie: u64) -> Option<*mut FlowRecord> {
-    FLOWS.get_ptr_mut(cookie as u32 & FLOW_MASK.load())
+fn index(cookie: u64) -> u32 {
+    cookie as u32 & FLOW_MASK.load()
 }
 
 #[inline(always)]
-fn find(record: *mut FlowRecord, cookie: u64) -> Option<Held> {
-    // SAFETY: `record` is a live map value. Another socket may claim or free it meanwhile, hence volatile; only this
+fn find(place: *mut FlowPlace, cookie: u64) -> Option<Held> {
+    // SAFETY: `place` is a live map value. Another socket may claim or free it meanwhile, hence volatile; only this
     // socket's own calls, which the socket lock puts in order, can make it equal to `cookie`.
     unsafe {
-        if (&raw const (*record).cookie).read_volatile() == cookie {
-            return Some(Held { record, flow: &raw mut (*record).flow, is_in_table: true });
+        if (&raw const (*place).cookie).read_volatile() == cookie {
+            let flow = FLOWS.get_ptr_mut(index(cookie))?;
+            return Some(Held { place, flow, is_in_table: true });
         }
-        if (&raw const (*record).overflowed).read_volatile() != 0
+        if (&raw const (*place).overflowed).read_volatile() != 0
             && let Some(flow) = FLOW_OVERFLOW.get_ptr_mut(cookie)
         {
-            return Some(Held { record, flow, is_in_table: false });
+            return Some(Held { place, flow, is_in_table: false });
         }
     }
     None
@@ -87,43 +88,36 @@ fn find(record: *mut FlowRecord, cookie: u64) -> Option<Held> {
 /// The record of a socket, if it has one.
 #[inline(always)]
 pub fn of(cookie: u64) -> Option<Held> {
-    find(place(cookie)?, cookie)
+    find(FLOW_PLACES.get_ptr_mut(index(cookie))?, cookie)
 }
 
 /// Records that a socket is sent to `flow`, in place of wherever it was sent before. Returns whether there was room.
 #[inline(always)]
 pub fn begin<I: Instructions>(cookie: u64, flow: &Flow) -> bool {
-    let Some(record) = place(cookie) else { return false };
-    if let Some(held) = find(record, cookie) {
+    let Some(place) = FLOW_PLACES.get_ptr_mut(index(cookie)) else { return false };
+    let record = if let Some(held) = find(place, cookie) {
         let before = held.flow();
         tally::ended(&before, left_behind(before.phase), Carried::NOTHING);
-        // SAFETY: a live map value that belongs to the socket.
-        unsafe { held.flow.write_volatile(*flow) };
+        held.flow
     } else {
-        if !claim::<I>(record, cookie, flow) {
-            return false;
+        // SAFETY: `place` is a live map value; the swap decides between sockets that want it at the same time.
+        unsafe {
+            if I::replace(&raw mut (*place).cookie, 0, cookie) {
+                let Some(record) = FLOWS.get_ptr_mut(index(cookie)) else { return false };
+                record
+            } else {
+                if FLOW_OVERFLOW.insert(cookie, flow, NEW).is_err() {
+                    return false;
+                }
+                atomic::add(&raw mut (*place).overflowed, 1);
+                tally::active(flow.slot, 1);
+                return true;
+            }
         }
-        if flow.phase == Phase::Datagrams as u8 {
-            note_datagrams(1);
-        }
-    }
+    };
     tally::active(flow.slot, 1);
-    true
-}
-
-#[inline(always)]
-fn claim<I: Instructions>(record: *mut FlowRecord, cookie: u64, flow: &Flow) -> bool {
-    // SAFETY: `record` is a live map value; the swap decides between sockets that want it at the same time.
-    unsafe {
-        if I::replace(&raw mut (*record).cookie, 0, cookie) {
-            (&raw mut (*record).flow).write_volatile(*flow);
-            return true;
-        }
-        if FLOW_OVERFLOW.insert(cookie, flow, NEW).is_err() {
-            return false;
-        }
-        atomic::add(&raw mut (*record).overflowed, 1);
-    }
+    // SAFETY: a live map value that belongs to the socket.
+    unsafe { record.write(*flow) };
     true
 }
 
@@ -155,19 +149,16 @@ pub fn end<I: Instructions>(cookie: u64, held: Held, flow: &Flow, ending: Ending
     // SAFETY: `held` is of live map values.
     let taken = unsafe {
         if held.is_in_table {
-            I::replace(&raw mut (*held.record).cookie, cookie, 0)
+            I::replace(&raw mut (*held.place).cookie, cookie, 0)
         } else {
             let taken = is_removed(|| FLOW_OVERFLOW.remove(cookie));
             if taken {
-                atomic::add(&raw mut (*held.record).overflowed, u64::MAX);
+                atomic::add(&raw mut (*held.place).overflowed, u64::MAX);
             }
             taken
         }
     };
     if taken {
-        if flow.phase == Phase::Datagrams as u8 {
-            note_datagrams(-1);
-        }
         tally::ended(flow, ending, carried);
     } else {
         anomaly(|anomalies| &raw mut anomalies.ended_twice);
@@ -188,22 +179,6 @@ pub fn is_removed(remove: impl Fn() -> Result<(), i32>) -> bool {
         }
     }
     false
-}
-
-/// Whether any datagram socket has a record. Looking for one that is not there adds half of what the program costs such a
-/// call otherwise.
-#[inline(always)]
-pub fn are_there_datagrams() -> bool {
-    // SAFETY: a live map value.
-    FLOWS.get_ptr(0).is_some_and(|first| unsafe { (&raw const (*first).datagram_flows).read_volatile() } != 0)
-}
-
-#[inline(always)]
-fn note_datagrams(change: i64) {
-    if let Some(first) = FLOWS.get_ptr_mut(0) {
-        // SAFETY: a live map value. Adding -1 in two's complement takes one away.
-        unsafe { atomic::add(&raw mut (*first).datagram_flows, change as u64) };
-    }
 }
 
 /// Counts what should not happen.

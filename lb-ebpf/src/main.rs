@@ -26,6 +26,8 @@ mod flow;
 
 mod tables;
 
+mod choose;
+
 mod connect;
 
 mod peer;

@@ -7,8 +7,8 @@ use aya_ebpf::btf_maps::{Array, HashMap, PerCpuArray};
 use aya_ebpf::macros::btf_map;
 use lb_common::abi::{
     Active, Anomalies, Backend, BackendName, Counts, Datagrams, Departed, ENTRIES_PER_CELL, FLOW_RECORDS,
-    Flow, FlowRecord, Listed, MAX_SERVICES, Members, Outcomes, SCHEDULE_ENTRIES, SLOTS, ScheduleCell,
-    Service, ServiceIndex, ServiceKey4, ServiceKey6, Walk,
+    Flow, FlowPlace, Listed, MAX_SERVICES, Members, Outcomes, SCHEDULE_ENTRIES, SLOTS, ScheduleCell, Service,
+    ServiceIndex, ServiceKey4, ServiceKey6, Walk,
 };
 
 /// `BPF_F_MMAPABLE`: the daemon writes these arrays through a mapping, a whole table in microseconds.
@@ -49,8 +49,11 @@ pub static COUNTS: PerCpuArray<Counts, { SLOTS as usize }> = PerCpuArray::new();
 #[btf_map(name = "active")]
 pub static ACTIVE: Array<Active, { SLOTS as usize }, MAPPED> = Array::new();
 
+#[btf_map(name = "flow_places")]
+pub static FLOW_PLACES: Array<FlowPlace, { FLOW_RECORDS as usize }, MAPPED> = Array::new();
+
 #[btf_map(name = "flows")]
-pub static FLOWS: Array<FlowRecord, { FLOW_RECORDS as usize }, MAPPED> = Array::new();
+pub static FLOWS: Array<Flow, { FLOW_RECORDS as usize }, MAPPED> = Array::new();
 
 #[btf_map(name = "flow_overflow")]
 pub static FLOW_OVERFLOW: HashMap<u64, Flow, { FLOW_RECORDS as usize }, ON_DEMAND> = HashMap::new();
@@ -72,7 +75,7 @@ pub static LISTED: HashMap<u64, Listed, { FLOW_RECORDS as usize }, ON_DEMAND> = 
 #[btf_map(name = "departed")]
 pub static DEPARTED: HashMap<BackendName, Departed, { SLOTS as usize }, ON_DEMAND> = HashMap::new();
 
-/// Length of `flows` minus one. Set by the loader.
+/// Length of `flow_places` and of `flows` minus one. Set by the loader.
 #[unsafe(no_mangle)]
 pub static FLOW_MASK: Global<u32> = Global::new(FLOW_RECORDS - 1);
 

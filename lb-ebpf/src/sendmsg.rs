@@ -5,25 +5,25 @@
 
 use lb_common::abi::{Active, Backend, Flow, NOT_A_SERVICE, Phase, Service, StateWord};
 
-use crate::atomic::Instructions;
+use crate::choose::Chooser;
 use crate::connect::{Choice, Verdict, count, service4, service6};
 use crate::context::Dial;
 use crate::maps::{ACTIVE, BACKENDS, SERVICES};
 use crate::{clock, datagrams, flow};
 
 #[inline(always)]
-pub fn sendmsg4<I: Instructions>(dial: &Dial) -> i32 {
+pub fn sendmsg4<I: Chooser>(dial: &Dial) -> i32 {
     balance::<I>(dial, service4(dial, dial.ip4())).carry_out4(dial)
 }
 
 /// Kernel fact: a v4-mapped address does not come here, but to [`sendmsg4`]; and this hook may not write one.
 #[inline(always)]
-pub fn sendmsg6<I: Instructions>(dial: &Dial) -> i32 {
+pub fn sendmsg6<I: Chooser>(dial: &Dial) -> i32 {
     balance::<I>(dial, service6(dial, dial.ip6())).carry_out6(dial)
 }
 
 #[inline(always)]
-fn balance<I: Instructions>(dial: &Dial, service: Option<u32>) -> Verdict {
+fn balance<I: Chooser>(dial: &Dial, service: Option<u32>) -> Verdict {
     let Some(index) = service else {
         count(NOT_A_SERVICE, |outcomes| &raw mut outcomes.not_a_service);
         return Verdict::Proceed;

@@ -33,7 +33,7 @@ pub fn rules(service: *const Service) -> Rules {
                 0
             },
             error_half_life: (&raw const (*rules).error_half_life).read_volatile(),
-            syn_retries: (&raw const (*rules).syn_retries).read_volatile(),
+            syn_retries: 0,
             _reserved: 0,
             rebind: 0,
             _padding: 0,

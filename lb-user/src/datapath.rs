@@ -28,6 +28,8 @@ mod neighbours;
 
 mod tables;
 
+mod flow_table;
+
 mod flows;
 
 mod readers;

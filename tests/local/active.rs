@@ -1,6 +1,6 @@
 //! Active counts are exact: they are the sockets that are open, whatever way each of them ends.
 
-use lb_common::abi::{Flow, FlowRecord, map};
+use lb_common::abi::{Flow, FlowPlace, map};
 use stage::kernel;
 use stage::maps::{hash, values};
 use stage::{Backend, Manner, Probe, eventually};
@@ -16,11 +16,11 @@ fn all_gone(fixture: &Fixture) {
 
 /// Records in the flow table and in the overflow table.
 fn records(fixture: &Fixture) -> (usize, usize) {
-    let flows = values::<FlowRecord>(&fixture.setup.map("web", map::FLOWS));
-    assert!(flows.len() >= 64, "the whole table");
+    let places = values::<FlowPlace>(&fixture.setup.map("web", map::FLOW_PLACES));
+    assert!(places.len() >= 64, "the whole table");
     let overflow = hash::<u64, Flow>(&fixture.setup.map("web", map::FLOW_OVERFLOW));
-    let taken = flows.iter().filter(|record| record.cookie != 0).count();
-    let promised: u64 = flows.iter().map(|record| record.overflowed).sum();
+    let taken = places.iter().filter(|place| place.cookie != 0).count();
+    let promised: u64 = places.iter().map(|place| place.overflowed).sum();
     let kept = overflow.keys().filter(Result::is_ok).count();
     assert_eq!(promised, kept as u64, "each place counts its own overflow records");
     (taken, kept)

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use lb_common::abi::{ABI_VERSION, Flow, FlowRecord, Phase, Policy, map};
+use lb_common::abi::{ABI_VERSION, Flow, FlowPlace, Phase, Policy, map};
 use serde_json::Value;
 use stage::daemon::failure;
 use stage::maps::{set_all, values};
@@ -234,11 +234,11 @@ fn a_hundred_thousand_flows_are_shown_each_once() {
     let mut fixture = Fixture::new();
     let many = if stage::in_a_guest() { 10_000 } else { 100_000 };
     fixture.stop();
-    let pin = fixture.setup.map("web", map::FLOWS);
-    let mut records = values::<FlowRecord>(&pin);
-    for (number, record) in (1u32..).zip(records.iter_mut().take(many)) {
-        record.cookie = (1 << 32) + u64::from(number);
-        record.flow = Flow {
+    let pins = [map::FLOW_PLACES, map::FLOWS].map(|name| fixture.setup.map("web", name));
+    let (mut places, mut records) = (values::<FlowPlace>(&pins[0]), values::<Flow>(&pins[1]));
+    for (number, (place, flow)) in (1u32..).zip(places.iter_mut().zip(&mut records).take(many)) {
+        place.cookie = (1 << 32) + u64::from(number);
+        *flow = Flow {
             start_ns: 1_000 * u64::from(number * 7919 % 1_000_003),
             slot: number % 3,
             generation: 0,
@@ -252,7 +252,8 @@ fn a_hundred_thousand_flows_are_shown_each_once() {
             ..bytemuck::Zeroable::zeroed()
         };
     }
-    set_all(&pin, &mut records);
+    set_all(&pins[1], &mut records);
+    set_all(&pins[0], &mut places);
     let shown = flows(&fixture, &[]);
     assert_eq!((shown.len(), cookies(&shown).len()), (many, many));
     assert!(shown.is_sorted_by_key(|flow| std::cmp::Reverse(flow["age_s"].as_f64().map(f64::to_bits))));

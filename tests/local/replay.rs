@@ -2,7 +2,7 @@
 //! chooses the same backends.
 
 use lb_common::abi::{
-    Active, BackendState, ENTRIES_PER_CELL, Flow, FlowRecord, MAX_SERVICES, Members, Policy, Reason,
+    Active, BackendState, ENTRIES_PER_CELL, Flow, FlowPlace, MAX_SERVICES, Members, Policy, Reason,
     RecentErrors, ScheduleCell, Service, StateWord, TableRef, map,
 };
 use lb_common::pick::{How, Tables, choose};
@@ -91,10 +91,11 @@ impl Tables for Maps {
 
 /// The flows of open sockets in the order in which these were made: cookies are counted up on each CPU.
 fn recorded(fixture: &Fixture) -> Vec<Flow> {
-    let table = values::<FlowRecord>(&fixture.setup.map("web", map::FLOWS));
+    let places = values::<FlowPlace>(&fixture.setup.map("web", map::FLOW_PLACES));
+    let table = values::<Flow>(&fixture.setup.map("web", map::FLOWS));
     let overflow = hash::<u64, Flow>(&fixture.setup.map("web", map::FLOW_OVERFLOW));
     let mut flows: Vec<(u64, Flow)> =
-        table.iter().filter(|record| record.cookie != 0).map(|record| (record.cookie, record.flow)).collect();
+        places.iter().map(|place| place.cookie).zip(table).filter(|(cookie, _)| *cookie != 0).collect();
     flows.extend(overflow.iter().filter_map(Result::ok).map(|(cookie, flow)| (cookie.0, flow.0)));
     flows.sort_by_key(|(cookie, _)| *cookie);
     flows.into_iter().map(|(_, flow)| flow).collect()

@@ -94,6 +94,7 @@ fn verified([schedule_entries, slots, flow_records]: [u32; 3]) -> Vec<(String, u
         (map::BACKENDS, slots),
         (map::COUNTS, slots),
         (map::ACTIVE, slots),
+        (map::FLOW_PLACES, flow_records),
         (map::FLOWS, flow_records),
         (map::FLOW_OVERFLOW, flow_records),
         (map::DATAGRAMS, flow_records),

@@ -123,24 +123,21 @@ impl Reason {
     }
 }
 
-/// One place of the flow table, a cache line. Written by the kernel programs; taken out by the daemon, with the same
-/// compare-and-swap, if its socket is gone.
+/// One place of the flow table: who holds it. Written by the kernel programs; freed by the daemon, with the same
+/// compare-and-swap, if the socket is gone. The flow itself is in [`map::FLOWS`](super::map::FLOWS) at the same index: places lie close
+/// together, so that sockets which are made one after the other, and whose cookies therefore follow each other, find theirs
+/// in the same cache line, and a connect reads nothing but that.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
-pub struct FlowRecord {
+pub struct FlowPlace {
     /// The socket that holds the place, 0 if none, and [`HELD`] while the daemon looks whether its socket is gone. Cookies
     /// are never reused while the host is up.
     pub cookie: u64,
-    /// Its flow.
-    pub flow: Flow,
     /// Sockets of this place whose flow is in the overflow table. Only if non-zero is that table searched; a socket
     /// whose flow is there can therefore not claim the place as well once it is free.
     pub overflowed: u64,
-    /// In the first record only: flows of connected datagram sockets that are in this table or in the overflow table. While
-    /// there are none, a datagram socket that connects to no service need not be looked for.
-    pub datagram_flows: u64,
 }
-const _: () = assert!(size_of::<FlowRecord>() == 64);
+const _: () = assert!(size_of::<FlowPlace>() == 16);
 
 /// A cookie that no socket has: the daemon puts it in place of one whose socket may be gone.
 pub const HELD: u64 = u64::MAX;

@@ -3,13 +3,12 @@
 //! Programs begin and end flows meanwhile: what is shown was there at some moment of the reading, and a flow that lives
 //! from its beginning to its end is shown once.
 
-use std::mem::offset_of;
 use std::os::fd::AsFd;
 
-use lb_common::abi::{Datagrams, Flow, FlowRecord, HELD, map};
+use lb_common::abi::{Datagrams, Flow, map};
 
 use super::error::DatapathError;
-use super::maps::Mapped;
+use super::flow_table::FlowTable;
 use super::pins::Pins;
 use super::sys;
 use super::sys::elements;
@@ -46,22 +45,19 @@ pub fn flows(pins: &Pins) -> Result<Vec<OpenFlow>, DatapathError> {
 fn in_table(pins: &Pins) -> Result<Vec<OpenFlow>, DatapathError> {
     /// A record that another socket takes while it is read is read again, and no more often than this.
     const LOOKS: usize = 3;
-    let table: Mapped<FlowRecord> = Mapped::open(&pins.maps().join(map::FLOWS), false)?;
-    let cookie = |index| table.load64(index, offset_of!(FlowRecord, cookie));
+    let table = FlowTable::open(pins, false)?;
     let mut found = Vec::new();
     for index in 0..table.len() {
-        // Most places are free.
-        if cookie(index) == 0 {
-            continue;
-        }
         for _ in 0..LOOKS {
-            let record = table.get(index);
-            if record != table.get(index) {
+            // Most places are free.
+            let Some(cookie) = table.socket(index) else { break };
+            let flow = table.flow(index);
+            if table.cookie(index) != cookie || table.flow(index) != flow {
                 continue;
             }
             // One that has its socket already, but not its flow yet, is of the phase of no flow, or of the flow before.
-            if record.cookie != 0 && record.cookie != HELD && record.flow.phase != 0 {
-                found.push(OpenFlow { cookie: record.cookie, flow: record.flow });
+            if flow.phase != 0 {
+                found.push(OpenFlow { cookie, flow });
             }
             break;
         }

@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use aya::maps::{HashMap, Map, MapData, MapError, PerCpuArray, PerCpuValues};
 use lb_common::abi::{
-    Active, Anomalies, Backend, FlowRecord, Members, Outcomes, ScheduleCell, Service, ServiceIndex,
-    ServiceKey4, ServiceKey6, Walk, map,
+    Active, Anomalies, Backend, Members, Outcomes, ScheduleCell, Service, ServiceIndex, ServiceKey4,
+    ServiceKey6, Walk, map,
 };
 use rustix::mm::{MapFlags, ProtFlags};
 
@@ -180,7 +180,6 @@ pub struct Maps {
     pub counts: Counters,
     pub anomalies: PerCpu<Anomalies>,
     pub active: Mapped<Active>,
-    pub flows: Mapped<FlowRecord>,
     pub departed: DepartedBackends,
 }
 
@@ -203,8 +202,6 @@ impl Maps {
             counts: Counters::open(&path(map::COUNTS))?,
             anomalies: typed(&path(map::ANOMALIES))?,
             active: Mapped::open(&path(map::ACTIVE), writable)?,
-            // The kernel programs write these, and the repair pass by a mapping of its own.
-            flows: Mapped::open(&path(map::FLOWS), false)?,
             departed: DepartedBackends::open(&path(map::DEPARTED))?,
         })
     }

@@ -134,13 +134,14 @@ impl Shape {
 }
 
 /// The capacities that the configuration sets.
-fn capacities(limits: &Limits) -> [(&'static str, u32); 9] {
+fn capacities(limits: &Limits) -> [(&'static str, u32); 10] {
     [
         // Twice: a new table is written beside the one it replaces.
         (map::SCHEDULE, 2 * limits.schedule_entries / ENTRIES_PER_CELL),
         (map::BACKENDS, limits.slots),
         (map::COUNTS, limits.slots),
         (map::ACTIVE, limits.slots),
+        (map::FLOW_PLACES, limits.flow_records),
         (map::FLOWS, limits.flow_records),
         (map::FLOW_OVERFLOW, limits.flow_records),
         (map::DATAGRAMS, limits.flow_records),
@@ -526,7 +527,8 @@ mod tests {
             (map::ANOMALIES, sizes(4, size_of::<abi::Anomalies>(), 1)),
             (map::DATAGRAMS, sizes(8, size_of::<abi::Datagrams>(), abi::FLOW_RECORDS)),
             (map::ACTIVE, sizes(4, size_of::<abi::Active>(), abi::SLOTS)),
-            (map::FLOWS, sizes(4, size_of::<abi::FlowRecord>(), abi::FLOW_RECORDS)),
+            (map::FLOW_PLACES, sizes(4, size_of::<abi::FlowPlace>(), abi::FLOW_RECORDS)),
+            (map::FLOWS, sizes(4, size_of::<abi::Flow>(), abi::FLOW_RECORDS)),
             (map::FLOW_OVERFLOW, sizes(8, size_of::<abi::Flow>(), abi::FLOW_RECORDS)),
             (map::LISTED, sizes(8, size_of::<abi::Listed>(), abi::FLOW_RECORDS)),
         ];

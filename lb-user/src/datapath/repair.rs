@@ -13,10 +13,11 @@ use std::mem::offset_of;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use lb_common::abi::{Active, Datagrams, Flow, FlowRecord, HELD, Listed, NO_SLOT, Phase, map};
+use lb_common::abi::{Active, Datagrams, Flow, HELD, Listed, NO_SLOT, Phase, map};
 use serde::{Deserialize, Serialize};
 
 use super::error::DatapathError;
+use super::flow_table::FlowTable;
 use super::maps::Mapped;
 use super::namespaces::{Namespaces, Wanted};
 use super::pins::Pins;
@@ -113,7 +114,7 @@ const ENTRY: u64 = 1 << 63;
 
 /// One client's flow records.
 struct Records {
-    flows: Mapped<FlowRecord>,
+    table: FlowTable,
     active: Mapped<Active>,
     overflow: OwnedFd,
     datagrams: OwnedFd,
@@ -128,7 +129,7 @@ impl Records {
             sys::open_pin(&path(name)).map_err(fail)
         };
         Ok(Self {
-            flows: Mapped::open(&path(map::FLOWS), true)?,
+            table: FlowTable::open(pins, true)?,
             active: Mapped::open(&path(map::ACTIVE), true)?,
             overflow: open(map::FLOW_OVERFLOW)?,
             datagrams: open(map::DATAGRAMS)?,
@@ -147,9 +148,9 @@ impl Records {
         for (cookie, flow) in elements::entries::<u64, Flow>(self.overflow.as_fd())? {
             records.insert(cookie, Record { cookie, place: Place::Overflow, flow });
         }
-        for index in 0..self.flows.len() {
-            let FlowRecord { cookie, flow, .. } = self.flows.get(index);
-            if cookie != 0 && cookie != HELD {
+        for index in 0..self.table.len() {
+            if let Some(cookie) = self.table.socket(index) {
+                let flow = self.table.flow(index);
                 records.insert(cookie, Record { cookie, place: Place::Table(index), flow });
             }
         }
@@ -207,7 +208,7 @@ impl Records {
         for record in missing {
             match record.place {
                 Place::Table(index) => {
-                    if self.flows.replace64(index, COOKIE, record.cookie, HELD) {
+                    if self.table.pass_on(index, record.cookie, HELD) {
                         held.push((index, record));
                     }
                 }
@@ -221,16 +222,16 @@ impl Records {
         wait_for_readers().map_err(Failed::Readers)?;
         let lists = namespaces.lists(&held.iter().map(|(_, record)| record.wanted()).collect(), cgroup);
         for (index, record) in held {
-            let now = self.flows.get(index).flow;
+            let now = self.table.flow(index);
             let is_listed = lists.get(&record.wanted()).is_none_or(|list| list.contains(&record.cookie));
             let lives = now != record.flow || is_listed;
             if lives && elements::get::<u64, Flow>(self.overflow.as_fd(), &record.cookie)?.is_none() {
-                self.flows.replace64(index, COOKIE, HELD, record.cookie);
+                self.table.pass_on(index, HELD, record.cookie);
                 continue;
             }
             // Gone; or it has dialled meanwhile, found no record of its own, and made one in the overflow table.
-            self.give_back_record(now);
-            self.flows.replace64(index, COOKIE, HELD, 0);
+            self.give_back(now);
+            self.table.pass_on(index, HELD, 0);
             removed += u64::from(!lives);
         }
         Ok(removed)
@@ -241,10 +242,8 @@ impl Records {
         if !is_same || !elements::remove(self.overflow.as_fd(), &cookie)? {
             return Ok(0);
         }
-        // The table's length is a power of two.
-        let index = usize::try_from(cookie).unwrap_or(usize::MAX) & (self.flows.len() - 1);
-        self.flows.add64(index, offset_of!(FlowRecord, overflowed), u64::MAX);
-        self.give_back_record(flow);
+        self.table.takes_from_overflow(cookie);
+        self.give_back(flow);
         Ok(1)
     }
 
@@ -260,23 +259,16 @@ impl Records {
     /// Ends the flows of records that a daemon held when it was killed: whose they were is not known any more.
     fn finish_what_was_begun(&self) -> Result<u64, Failed> {
         let held: Vec<usize> =
-            (0..self.flows.len()).filter(|index| self.flows.get(*index).cookie == HELD).collect();
+            (0..self.table.len()).filter(|index| self.table.cookie(*index) == HELD).collect();
         if held.is_empty() {
             return Ok(0);
         }
         wait_for_readers().map_err(Failed::Readers)?;
         for index in &held {
-            self.give_back_record(self.flows.get(*index).flow);
-            self.flows.replace64(*index, COOKIE, HELD, 0);
+            self.give_back(self.table.flow(*index));
+            self.table.pass_on(*index, HELD, 0);
         }
         Ok(held.len() as u64)
-    }
-
-    fn give_back_record(&self, flow: Flow) {
-        self.give_back(flow);
-        if flow.phase == Phase::Datagrams as u8 {
-            self.flows.add64(0, offset_of!(FlowRecord, datagram_flows), u64::MAX);
-        }
     }
 
     fn give_back(&self, flow: Flow) {
@@ -284,8 +276,6 @@ impl Records {
         self.active.add64(flow.slot as usize, offset_of!(Active, flows), u64::MAX);
     }
 }
-
-const COOKIE: usize = offset_of!(FlowRecord, cookie);
 
 /// Why a client's records could not be looked at.
 enum Failed {

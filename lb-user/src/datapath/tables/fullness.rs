@@ -1,12 +1,12 @@
 //! How much of a client task's maps is in use.
 
-use std::mem::offset_of;
 use std::os::fd::AsFd;
 
-use lb_common::abi::{Datagrams, ENTRIES_PER_CELL, FlowRecord, map};
+use lb_common::abi::{Datagrams, ENTRIES_PER_CELL, map};
 
 use super::Tables;
 use crate::datapath::error::DatapathError;
+use crate::datapath::flow_table::FlowTable;
 use crate::datapath::sys::{self, elements};
 
 /// How full something is.
@@ -32,11 +32,12 @@ impl Tables {
         let room = self.maps.schedule.len() as u64 * u64::from(ENTRIES_PER_CELL) / 2;
         // Each place counts the sockets whose flows are in the overflow table instead.
         let (mut records, mut overflowed) = (0, 0);
-        for place in 0..self.maps.flows.len() {
-            records += u64::from(self.maps.flows.load64(place, offset_of!(FlowRecord, cookie)) != 0);
-            overflowed += self.maps.flows.load64(place, offset_of!(FlowRecord, overflowed));
+        let table = FlowTable::open(&self.pins, false)?;
+        for place in 0..table.len() {
+            records += u64::from(table.cookie(place) != 0);
+            overflowed += table.overflowed(place);
         }
-        let capacity = self.maps.flows.len() as u64;
+        let capacity = table.len() as u64;
         let of = |map, used, capacity| Fullness { map, used, capacity };
         Ok([
             of("schedule_entries", entries, room),

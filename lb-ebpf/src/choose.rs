@@ -1,0 +1,101 @@
+//! The choice as a function of its own, visible from outside: so the verifier follows it once, for any arguments, and not
+//! again in each hook that chooses.
+
+use lb_common::abi::{NO_SLOT, Rules, TableRef};
+use lb_common::pick::{How, Pick, pick};
+
+use crate::atomic::{Instructions, Linux5_10, Linux5_12};
+use crate::maps::{SERVICES, WALKS};
+use crate::tables::{Kernel, Walking, rules};
+
+/// Chooses with one set of atomic instructions.
+pub trait Chooser: Instructions {
+    /// Chooses a backend of a service from one of its tables, at a tick.
+    fn choose(service: u32, table: TableRef, policy: u8, now: u32) -> Chosen;
+}
+
+impl Chooser for Linux5_12 {
+    #[inline(always)]
+    fn choose(service: u32, table: TableRef, policy: u8, now: u32) -> Chosen {
+        Chosen { word: choose_backend(service, table.to_word(), u32::from(policy), now) }
+    }
+}
+
+impl Chooser for Linux5_10 {
+    #[inline(always)]
+    fn choose(service: u32, table: TableRef, policy: u8, now: u32) -> Chosen {
+        Chosen { word: choose_backend_5_10(service, table.to_word(), u32::from(policy), now) }
+    }
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn choose_backend(service: u32, table: u64, policy: u32, now: u32) -> u64 {
+    choose::<Linux5_12>(service, table, policy, now)
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn choose_backend_5_10(service: u32, table: u64, policy: u32, now: u32) -> u64 {
+    choose::<Linux5_10>(service, table, policy, now)
+}
+
+#[inline(always)]
+fn choose<I: Instructions>(index: u32, table: u64, policy: u32, now: u32) -> u64 {
+    let Some(service) = SERVICES.get_ptr(index) else { return Chosen::BROKEN.word };
+    let Some(walk) = WALKS.get_ptr_mut(index) else { return Chosen::BROKEN.word };
+    let rules = Rules { policy: policy as u8, ..rules(service) };
+    let tables = Kernel { index, service };
+    let (pick, draw) = pick(&tables, &Walking::<I>::new(walk), TableRef::from_word(table), rules, now);
+    Chosen::new(pick, draw).word
+}
+
+/// A pick and its draw in one word, which is what a function can return.
+#[derive(Clone, Copy)]
+pub struct Chosen {
+    word: u64,
+}
+
+const HOW_BIT: u32 = 16;
+const DRAW_BIT: u32 = 32;
+
+impl Chosen {
+    const BROKEN: Self = Self { word: (How::Broken as u64) << HOW_BIT | NO_SLOT as u64 };
+
+    #[inline(always)]
+    fn new(pick: Pick, draw: u32) -> Self {
+        Self {
+            word: u64::from(draw) << DRAW_BIT | (pick.how as u64) << HOW_BIT | u64::from(pick.slot & NO_SLOT),
+        }
+    }
+
+    /// The slot, or [`NO_SLOT`].
+    #[inline(always)]
+    pub fn slot(self) -> u32 {
+        self.word as u32 & NO_SLOT
+    }
+
+    /// What the policy drew.
+    #[inline(always)]
+    pub fn draw(self) -> u32 {
+        (self.word >> DRAW_BIT) as u32
+    }
+
+    /// How the pick ended.
+    #[inline(always)]
+    pub fn how(self) -> How {
+        const PICKED: u16 = How::Picked as u16;
+        const OVERFLOWED: u16 = How::Overflowed as u16;
+        const FALLBACK: u16 = How::Fallback as u16;
+        const LIMITED: u16 = How::Limited as u16;
+        const REFUSED: u16 = How::Refused as u16;
+        match (self.word >> HOW_BIT) as u16 {
+            PICKED => How::Picked,
+            OVERFLOWED => How::Overflowed,
+            FALLBACK => How::Fallback,
+            LIMITED => How::Limited,
+            REFUSED => How::Refused,
+            _ => How::Broken,
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! The flow table as the daemon and the commands see it: who holds each place, and the flow that lies there.
+
+use std::mem::offset_of;
+
+use lb_common::abi::{Flow, FlowPlace, HELD, map};
+
+use super::error::DatapathError;
+use super::maps::Mapped;
+use super::pins::Pins;
+
+/// A client task's flow table.
+pub struct FlowTable {
+    places: Mapped<FlowPlace>,
+    flows: Mapped<Flow>,
+}
+
+const COOKIE: usize = offset_of!(FlowPlace, cookie);
+const OVERFLOWED: usize = offset_of!(FlowPlace, overflowed);
+
+impl FlowTable {
+    /// Maps both of its arrays.
+    ///
+    /// # Errors
+    /// If one is missing or may not be opened.
+    pub fn open(pins: &Pins, writable: bool) -> Result<Self, DatapathError> {
+        Ok(Self {
+            places: Mapped::open(&pins.maps().join(map::FLOW_PLACES), writable)?,
+            flows: Mapped::open(&pins.maps().join(map::FLOWS), false)?,
+        })
+    }
+
+    /// Number of places, a power of two.
+    pub fn len(&self) -> usize {
+        self.places.len()
+    }
+
+    /// Who holds a place: a socket, 0, or [`HELD`].
+    pub fn cookie(&self, index: usize) -> u64 {
+        self.places.load64(index, COOKIE)
+    }
+
+    /// The socket that holds a place, if one does.
+    pub fn socket(&self, index: usize) -> Option<u64> {
+        Some(self.cookie(index)).filter(|cookie| *cookie != 0 && *cookie != HELD)
+    }
+
+    /// Sockets of a place whose flow is in the overflow table.
+    pub fn overflowed(&self, index: usize) -> u64 {
+        self.places.load64(index, OVERFLOWED)
+    }
+
+    /// The flow that lies at a place; an old one if nobody holds it.
+    pub fn flow(&self, index: usize) -> Flow {
+        self.flows.get(index)
+    }
+
+    /// Gives a place from one holder to another; returns whether it was his.
+    pub fn pass_on(&self, index: usize, from: u64, to: u64) -> bool {
+        self.places.replace64(index, COOKIE, from, to)
+    }
+
+    /// A flow of this socket is not in the overflow table any more.
+    pub fn takes_from_overflow(&self, cookie: u64) {
+        let index = usize::try_from(cookie).unwrap_or(usize::MAX) & (self.len() - 1);
+        self.places.add64(index, OVERFLOWED, u64::MAX);
+    }
+}
