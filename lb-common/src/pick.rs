@@ -71,7 +71,7 @@ pub trait Tables: Sized {
     fn fallback(&self) -> u32;
 }
 
-/// Where draws come from: the CPU's walk over the service's schedule, and chance.
+/// Where draws come from: the CPU's walk over the service's schedule.
 pub trait Draws {
     /// Takes the walk one step on and returns where it stood.
     fn step(&self) -> Walk;
@@ -81,9 +81,6 @@ pub trait Draws {
 
     /// Sets the phase of the walk.
     fn set_phase(&self, phase: u32);
-
-    /// 32 random bits.
-    fn random(&self) -> u32;
 }
 
 /// How a pick ended.
@@ -136,6 +133,19 @@ pub fn position(walk: Walk, length_log2: u8) -> u32 {
     walk.phase.wrapping_add(walk.start >> ((32 - u32::from(length_log2)) & 31))
 }
 
+/// A number that looks as if it were random: each 2^32 draws of a CPU have every number once. The kernel's own random
+/// numbers are a call of some twenty nanoseconds, and nobody has to be kept from guessing these. (The constants are those of
+/// Chris Wellons' "lowbias32": flipping one bit of the input flips each bit of the result with a chance very near to a half.)
+#[inline(always)]
+pub fn scattered(walk: Walk) -> u32 {
+    let mut x = walk.phase.wrapping_add(walk.start);
+    x ^= x >> 16;
+    x = x.wrapping_mul(0x7feb_352d);
+    x ^= x >> 15;
+    x = x.wrapping_mul(0x846c_a68b);
+    x ^ x >> 16
+}
+
 /// Draws, and picks a backend from `table` at the tick `now`. Returns the draw as well, for the record.
 #[inline(always)]
 pub fn pick<T: Tables>(
@@ -158,7 +168,12 @@ pub fn pick<T: Tables>(
         return (pick, draw);
     }
     let draw = match policy {
-        Policy::P2c | Policy::Random => draws.random(),
+        Policy::P2c | Policy::Random => {
+            let walk = draws.walk();
+            // A plain store, as above: two calls that interrupt each other may draw the same.
+            draws.set_phase(walk.phase.wrapping_add(1));
+            scattered(walk)
+        }
         Policy::RoundRobin | Policy::WeightedRoundRobin | Policy::LeastLoaded => {
             position(draws.step(), table.length_log2)
         }

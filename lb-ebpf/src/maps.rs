@@ -99,9 +99,13 @@ pub static FULL_ACCOUNTING: Global<u32> = Global::new(0);
 #[unsafe(no_mangle)]
 pub static SCANS: Global<u32> = Global::new(0);
 
-/// Whether the kernel has `bpf_ktime_get_coarse_ns` (5.11). Set by the loader from a probe.
+/// Nanoseconds of a jiffy. Set by the loader.
 #[unsafe(no_mangle)]
-pub static HAS_COARSE_CLOCK: Global<u32> = Global::new(0);
+pub static JIFFY_NS: Global<u64> = Global::new(0);
+
+/// The time of the jiffy with the number 0, which may be long before the start of the clock: modulo 2^64. Set by the loader.
+#[unsafe(no_mangle)]
+pub static FIRST_JIFFY_NS: Global<u64> = Global::new(0);
 
 /// Where a socket keeps its error (`sock.sk_err`), from the kernel's own description of its types; 0 if the programs may
 /// not read it. Set by the loader.

@@ -3,7 +3,6 @@
 use core::arch::asm;
 use core::marker::PhantomData;
 
-use aya_ebpf::helpers::generated as helper;
 use lb_common::abi::{
     Active, ENTRIES_PER_CELL, Members, RecentErrors, Rules, ScheduleCell, Service, StateWord, TableRef, Walk,
 };
@@ -159,7 +158,7 @@ extern "C" fn first_free_entry(base: u32, length_log2: u32, from: u32, active_li
     pick::first_free_of_many(&nowhere, table, from, active_limit)
 }
 
-/// This CPU's walk over the service's tables, and the kernel's random numbers.
+/// This CPU's walk over the service's tables.
 pub struct Walking<I> {
     walk: *mut Walk,
     instructions: PhantomData<I>,
@@ -190,11 +189,5 @@ impl<I: Instructions> Draws for Walking<I> {
     fn set_phase(&self, phase: u32) {
         // SAFETY: as above.
         unsafe { (&raw mut (*self.walk).phase).write_volatile(phase) };
-    }
-
-    #[inline(always)]
-    fn random(&self) -> u32 {
-        // SAFETY: the helper takes nothing.
-        unsafe { helper::bpf_get_prandom_u32() }
     }
 }

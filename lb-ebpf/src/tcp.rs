@@ -46,7 +46,7 @@ fn established(ops: &Ops) {
     let (rtt, start_ns) = (ops.smoothed_rtt_us(), held.start_ns());
     tally::time(slot, rtt, |counts| &mut counts.rtt);
     // Where the first SYN was answered, the handshake is all that the connect took, and the kernel has measured it
-    // already. Otherwise it took seconds, of which the coarse clock knows enough.
+    // already. Otherwise it took seconds, of which the kernel's ticks tell enough.
     let took = if ops.retransmits() == 0 { rtt } else { micros(clock::now_ns().wrapping_sub(start_ns)) };
     tally::time(slot, took, |counts| &mut counts.connect);
 }

@@ -285,7 +285,6 @@ impl Daemon {
             fetching_atomics,
             set_retval,
             knows_mptcp,
-            coarse_clock,
             socket_errors,
             outcomes_at_release,
             connect_timeouts,
@@ -295,7 +294,7 @@ impl Daemon {
         let pins = self.config.paths.pins.display();
         let socket = api::socket(&self.config.paths.run);
         info!(
-            %pins, socket = %socket.display(), fetching_atomics, set_retval, knows_mptcp, coarse_clock, socket_errors,
+            %pins, socket = %socket.display(), fetching_atomics, set_retval, knows_mptcp, socket_errors,
             outcomes_at_release, connect_timeouts, knows_kernel_sockets, "running"
         );
         self.wait_for_readers();

@@ -32,6 +32,8 @@ mod flow_table;
 
 mod flows;
 
+mod jiffies;
+
 mod readers;
 
 mod repair;

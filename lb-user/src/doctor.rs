@@ -193,7 +193,6 @@ fn optional(diagnosis: &mut Diagnosis, features: Features) {
         fetching_atomics,
         set_retval,
         knows_mptcp,
-        coarse_clock,
         socket_errors,
         outcomes_at_release,
         connect_timeouts,
@@ -217,11 +216,6 @@ fn optional(diagnosis: &mut Diagnosis, features: Features) {
         "errno of a refused connect",
         set_retval,
         "bpf_set_retval came with Linux 5.18. A refused connect fails with EPERM instead of the service's errno",
-    );
-    feature(
-        "coarse clock",
-        coarse_clock,
-        "bpf_ktime_get_coarse_ns came with Linux 5.11. A connect costs a little more",
     );
     feature(
         "causes of failure",

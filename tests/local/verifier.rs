@@ -103,7 +103,6 @@ fn verified([schedule_entries, slots, flow_records]: [u32; 3]) -> Vec<(String, u
         ("FLOW_MASK", flow_records - 1),
         ("HAS_SET_RETVAL", is_on("set_retval")),
         ("KNOWS_MPTCP", is_on("knows_mptcp")),
-        ("HAS_COARSE_CLOCK", is_on("coarse_clock")),
         ("FULL_ACCOUNTING", 1),
         ("SCANS", 1),
         ("SK_ERR", offset("sk_err")),

@@ -10,7 +10,7 @@ use crate::net::{Address, Be16};
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct Flow {
-    /// When it was chosen, by `CLOCK_MONOTONIC`: to the kernel's tick where it has a coarse clock.
+    /// When it was chosen, by `CLOCK_MONOTONIC`, to the kernel's tick.
     pub start_ns: u64,
     /// Cookie of the socket's network namespace: in which list of sockets it is to be looked for.
     pub namespace: u64,

@@ -146,17 +146,16 @@ impl Tables for Host {
     }
 }
 
-/// A CPU: its walk, and random numbers that are the same in each run (SplitMix64).
+/// A CPU: its walk.
 #[derive(Clone, Debug)]
 pub struct Cpu {
     walk: Cell<Walk>,
-    random: Cell<u64>,
 }
 
 impl Cpu {
-    /// A CPU whose walk starts at this fraction of the table, in units of 2^-32, and whose random numbers have this seed.
-    pub fn new(start: u32, seed: u64) -> Self {
-        Self { walk: Cell::new(Walk { phase: 0, start }), random: Cell::new(seed) }
+    /// A CPU whose walk starts at this fraction of the table, in units of 2^-32.
+    pub fn new(start: u32) -> Self {
+        Self { walk: Cell::new(Walk { phase: 0, start }) }
     }
 }
 
@@ -173,13 +172,5 @@ impl Draws for Cpu {
 
     fn set_phase(&self, phase: u32) {
         self.walk.set(Walk { phase, ..self.walk.get() });
-    }
-
-    fn random(&self) -> u32 {
-        let state = self.random.get().wrapping_add(0x9E37_79B9_7F4A_7C15);
-        self.random.set(state);
-        let z = (state ^ (state >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        u32::try_from((z ^ (z >> 31)) >> 32).expect("32 bits")
     }
 }

@@ -23,7 +23,7 @@ fn there_are_five_policies() {
 fn all_fill_up_to_the_limit_and_no_further() {
     for policy in policies() {
         let mut host = Host::in_turn(10);
-        let cpu = Cpu::new(0, 7);
+        let cpu = Cpu::new(0);
         let rules = limited(policy, 3, OVERFLOW_REFUSE);
         for _ in 0..30 {
             assert_eq!(host.connect(&cpu, rules).how, How::Picked);

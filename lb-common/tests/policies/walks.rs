@@ -89,7 +89,7 @@ proptest! {
     #[test]
     fn shares_are_exact_over_a_table(entries in prop::collection::vec(0u32..10, LENGTH as usize), start: u32) {
         let host = Host::new(entries.clone(), 10);
-        let cpu = Cpu::new(start, 0);
+        let cpu = Cpu::new(start);
         let count = |slots: &mut dyn Iterator<Item = u32>| {
             let mut counts = BTreeMap::new();
             for slot in slots {
@@ -126,13 +126,12 @@ proptest! {
     #[test]
     fn a_pick_is_repeated_by_its_draw(
         number in 0u8..5,
-        seed: u64,
         start: u32,
         flows in prop::collection::vec(0u32..4, 10),
         limit in 0u32..4,
     ) {
         let host = Host { fallback: 0, ..Host::in_turn(10).with_flows(&flows) };
-        let cpu = Cpu::new(start, seed);
+        let cpu = Cpu::new(start);
         let rules = lb_common::abi::Rules { policy: number, active_limit: limit, ..Default::default() };
         for _ in 0..20 {
             let (picked, draw) = pick(&host, &cpu, host.table(), rules, NOW);

@@ -19,8 +19,6 @@ pub struct Features {
     /// `bpf_skc_to_mptcp_sock` (Linux 6.0, and CAP_PERFMON). Without: a connection of an MPTCP socket stays in its
     /// backend's active count until the repair pass finds it gone.
     pub knows_mptcp: bool,
-    /// `bpf_ktime_get_coarse_ns` (Linux 5.11). Without: the dearer clock, which reads the hardware.
-    pub coarse_clock: bool,
     /// The error of a socket that closes can be read (BTF, and CAP_PERFMON). Without: `accounting = "full"` knows when a
     /// flow was established and when it ended, and no cause.
     pub socket_errors: bool,
@@ -52,7 +50,6 @@ const LOAD_DW: u8 = 0x79;
 const SOCK_ADDR_SK: i16 = 64;
 /// `BPF_ADD | BPF_FETCH`.
 const FETCH_ADD: i32 = 0x01;
-const BPF_FUNC_KTIME_GET_COARSE_NS: i32 = 160;
 const BPF_FUNC_SKC_TO_TCP_SOCK: i32 = 137;
 const BPF_FUNC_PROBE_READ_KERNEL: i32 = 113;
 const LOAD_W: u8 = 0x61;
@@ -111,14 +108,6 @@ impl Features {
                 Instruction(EXIT, 0, 0, 0),
             ],
         )?;
-        let coarse_clock = sys::accepts(
-            AttachType::Connect4,
-            &[
-                Instruction(CALL, 0, 0, BPF_FUNC_KTIME_GET_COARSE_NS),
-                Instruction(MOV64_IMM, R0, 0, 1),
-                Instruction(EXIT, 0, 0, 0),
-            ],
-        )?;
         // A kernel that does not describe its types, or others than we know, cannot be read.
         let offsets = btf::offsets(Path::new(btf::VMLINUX)).ok();
         let (socket_errors, outcomes_at_release, connect_timeouts, knows_kernel_sockets) = match offsets {
@@ -134,7 +123,6 @@ impl Features {
             fetching_atomics,
             set_retval,
             knows_mptcp,
-            coarse_clock,
             socket_errors,
             outcomes_at_release,
             connect_timeouts,

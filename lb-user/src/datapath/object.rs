@@ -18,6 +18,7 @@ use super::btf::Offsets;
 use super::cgroup::Cgroup;
 use super::error::DatapathError;
 use super::features::Features;
+use super::jiffies::Jiffies;
 use super::pins::{self, Pins};
 use super::sys::{self, AttachType, runs::Runs};
 use crate::config::{Accounting, Limits};
@@ -249,7 +250,7 @@ pub fn try_load(features: Features) -> Result<(), DatapathError> {
 }
 
 /// What the programs are told of the kernel and of this client.
-fn globals(limits: &Limits, features: Features, purpose: Purpose) -> [(&'static str, u32); 15] {
+fn globals(limits: &Limits, features: Features, purpose: Purpose) -> [(&'static str, u32); 14] {
     let offset = |is_allowed: bool, field: fn(Offsets) -> u32| {
         features.offsets.filter(|_| is_allowed).map_or(0, field)
     };
@@ -258,7 +259,6 @@ fn globals(limits: &Limits, features: Features, purpose: Purpose) -> [(&'static 
         ("FLOW_MASK", limits.flow_records - 1),
         ("HAS_SET_RETVAL", features.set_retval.into()),
         ("KNOWS_MPTCP", features.knows_mptcp.into()),
-        ("HAS_COARSE_CLOCK", features.coarse_clock.into()),
         ("FULL_ACCOUNTING", (purpose.accounting == Accounting::Full).into()),
         ("SCANS", purpose.scans.into()),
         ("SK_ERR", offset(features.socket_errors, |offsets| offsets.sk_err)),
@@ -284,6 +284,9 @@ fn load_with(
     for (name, value) in &globals {
         loader.override_global(name, value, true);
     }
+    let jiffies = Jiffies::read().map_err(privilege)?;
+    loader.override_global("JIFFY_NS", &jiffies.length_ns, true);
+    loader.override_global("FIRST_JIFFY_NS", &jiffies.first_ns, true);
     for (name, entries) in capacities(limits) {
         loader.map_max_entries(name, entries);
     }

@@ -18,6 +18,7 @@ use std::path::Path;
 
 const BPF_MAP_CREATE: i64 = 0;
 const BPF_PROG_LOAD: i64 = 5;
+const BPF_PROG_TEST_RUN: i64 = 10;
 const BPF_OBJ_PIN: i64 = 6;
 const BPF_OBJ_GET: i64 = 7;
 const BPF_PROG_GET_FD_BY_ID: i64 = 13;
@@ -27,6 +28,7 @@ const BPF_LINK_CREATE: i64 = 28;
 const BPF_LINK_UPDATE: i64 = 29;
 const BPF_LINK_DETACH: i64 = 34;
 
+const BPF_PROG_TYPE_SOCKET_FILTER: u32 = 1;
 const BPF_PROG_TYPE_CGROUP_SOCK: u32 = 9;
 const BPF_PROG_TYPE_SOCK_OPS: u32 = 13;
 const BPF_PROG_TYPE_CGROUP_SOCK_ADDR: u32 = 18;
@@ -324,12 +326,68 @@ pub struct Instruction(pub u8, pub u8, pub i16, pub i32);
 /// # Errors
 /// If the kernel refuses for another reason than the program: no privilege, no memory.
 pub fn accepts(place: AttachType, instructions: &[Instruction]) -> io::Result<bool> {
+    let prog_type = match place {
+        AttachType::SockOps => BPF_PROG_TYPE_SOCK_OPS,
+        AttachType::SockRelease => BPF_PROG_TYPE_CGROUP_SOCK,
+        _ => BPF_PROG_TYPE_CGROUP_SOCK_ADDR,
+    };
+    match load(prog_type, place as u32, instructions) {
+        Ok(_) => Ok(true),
+        // The verifier answers EINVAL to what it does not know and EACCES to what it does not allow.
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EACCES)) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+#[repr(C)]
+struct ProgTestRun {
+    prog_fd: u32,
+    retval: u32,
+    data_size_in: u32,
+    data_size_out: u32,
+    data_in: u64,
+    data_out: u64,
+    repeat: u32,
+    duration: u32,
+    ctx_size_in: u32,
+    ctx_size_out: u32,
+    ctx_in: u64,
+    ctx_out: u64,
+    flags: u32,
+    cpu: u32,
+}
+
+/// Runs a program of these instructions once, and returns what it returns.
+///
+/// # Errors
+/// If the kernel does not load or run it.
+pub fn result_of(instructions: &[Instruction]) -> io::Result<u32> {
+    /// Such a program is for packets, and runs on one: the kernel wants to see an Ethernet header.
+    const PACKET: [u8; 64] = [0; 64];
+    let program = load(BPF_PROG_TYPE_SOCKET_FILTER, 0, instructions)?;
+    let mut attr = ProgTestRun {
+        prog_fd: program.as_raw_fd().cast_unsigned(),
+        retval: 0,
+        data_size_in: size_of_val(&PACKET) as u32,
+        data_size_out: 0,
+        data_in: PACKET.as_ptr().addr() as u64,
+        data_out: 0,
+        repeat: 1,
+        duration: 0,
+        ctx_size_in: 0,
+        ctx_size_out: 0,
+        ctx_in: 0,
+        ctx_out: 0,
+        flags: 0,
+        cpu: 0,
+    };
+    bpf(BPF_PROG_TEST_RUN, &mut attr)?;
+    Ok(attr.retval)
+}
+
+fn load(prog_type: u32, expected_attach_type: u32, instructions: &[Instruction]) -> io::Result<OwnedFd> {
     let mut attr = ProgLoad {
-        prog_type: match place {
-            AttachType::SockOps => BPF_PROG_TYPE_SOCK_OPS,
-            AttachType::SockRelease => BPF_PROG_TYPE_CGROUP_SOCK,
-            _ => BPF_PROG_TYPE_CGROUP_SOCK_ADDR,
-        },
+        prog_type,
         insn_cnt: u32::try_from(instructions.len()).map_err(io::Error::other)?,
         insns: instructions.as_ptr().addr() as u64,
         license: c"Dual MIT/GPL".as_ptr().addr() as u64,
@@ -340,12 +398,7 @@ pub fn accepts(place: AttachType, instructions: &[Instruction]) -> io::Result<bo
         prog_flags: 0,
         prog_name: [0; 16],
         prog_ifindex: 0,
-        expected_attach_type: place as u32,
+        expected_attach_type,
     };
-    match without_signals(|| bpf_fd(BPF_PROG_LOAD, &mut attr)) {
-        Ok(_) => Ok(true),
-        // The verifier answers EINVAL to what it does not know and EACCES to what it does not allow.
-        Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EACCES)) => Ok(false),
-        Err(error) => Err(error),
-    }
+    without_signals(|| bpf_fd(BPF_PROG_LOAD, &mut attr))
 }
