@@ -13,8 +13,9 @@ use lb_common::pick::How;
 use crate::atomic;
 use crate::choose::Chooser;
 use crate::context::{Dial, Opener, TCP, UDP};
+use crate::flow::{self, Begun};
 use crate::maps::{ACTIVE, BACKENDS, HAS_SET_RETVAL, OUTCOMES, SERVICES, SERVICES_V4, SERVICES_V6};
-use crate::{PROCEED, clock, flow, tally};
+use crate::{PROCEED, clock, tally};
 
 /// The verdict that fails the call.
 const REFUSE: i32 = 0;
@@ -124,10 +125,19 @@ fn balance<I: Chooser>(dial: &Dial, service: Option<u32>) -> Verdict {
     if is_tcp {
         dial.set_syn_retries(choice.syn_retries);
     }
+    let flow = || choice.flow(dial, backend, active);
     // The flow table may be full, or the end of the flow be invisible.
-    let tracked =
-        opener != Opener::Mptcp && flow::begin::<I>(dial.cookie(), &choice.flow(dial, backend, active));
-    choice.count(tracked);
+    let begun = if opener == Opener::Mptcp {
+        Begun::Nowhere
+    } else {
+        flow::begin::<I>(dial.cookie(), choice.slot, flow)
+    };
+    choice.count(!matches!(begun, Begun::Nowhere));
+    // Last, because it is the one line of memory that nobody has used lately: whatever is atomic waits for it.
+    if let Begun::Table(record) = begun {
+        // SAFETY: a live map value that belongs to the socket.
+        unsafe { record.write(flow()) };
+    }
     Verdict::Forward(backend)
 }
 

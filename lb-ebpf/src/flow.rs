@@ -91,34 +91,47 @@ pub fn of(cookie: u64) -> Option<Held> {
     find(FLOW_PLACES.get_ptr_mut(index(cookie))?, cookie)
 }
 
-/// Records that a socket is sent to `flow`, in place of wherever it was sent before. Returns whether there was room.
+/// Where a flow that begins has its record.
+#[derive(Clone, Copy)]
+pub enum Begun {
+    /// In the flow table. It is to be written yet.
+    Table(*mut Flow),
+    /// In the overflow table.
+    Overflow,
+    /// There was no room.
+    Nowhere,
+}
+
+/// Makes a record for a socket that is sent to a slot, in place of wherever it was sent before.
 #[inline(always)]
-pub fn begin<I: Instructions>(cookie: u64, flow: &Flow) -> bool {
-    let Some(place) = FLOW_PLACES.get_ptr_mut(index(cookie)) else { return false };
-    let record = if let Some(held) = find(place, cookie) {
+pub fn begin<I: Instructions>(cookie: u64, slot: u32, flow: impl FnOnce() -> Flow) -> Begun {
+    let Some(place) = FLOW_PLACES.get_ptr_mut(index(cookie)) else { return Begun::Nowhere };
+    let begun = if let Some(held) = find(place, cookie) {
         let before = held.flow();
         tally::ended(&before, left_behind(before.phase), Carried::NOTHING);
-        held.flow
+        Begun::Table(held.flow)
     } else {
-        // SAFETY: `place` is a live map value; the swap decides between sockets that want it at the same time.
-        unsafe {
-            if I::replace(&raw mut (*place).cookie, 0, cookie) {
-                let Some(record) = FLOWS.get_ptr_mut(index(cookie)) else { return false };
-                record
-            } else {
-                if FLOW_OVERFLOW.insert(cookie, flow, NEW).is_err() {
-                    return false;
-                }
-                atomic::add(&raw mut (*place).overflowed, 1);
-                tally::active(flow.slot, 1);
-                return true;
-            }
-        }
+        claim::<I>(place, cookie, flow)
     };
-    tally::active(flow.slot, 1);
-    // SAFETY: a live map value that belongs to the socket.
-    unsafe { record.write(*flow) };
-    true
+    if !matches!(begun, Begun::Nowhere) {
+        tally::active(slot, 1);
+    }
+    begun
+}
+
+#[inline(always)]
+fn claim<I: Instructions>(place: *mut FlowPlace, cookie: u64, flow: impl FnOnce() -> Flow) -> Begun {
+    // SAFETY: `place` is a live map value; the swap decides between sockets that want it at the same time.
+    unsafe {
+        if I::replace(&raw mut (*place).cookie, 0, cookie) {
+            return FLOWS.get_ptr_mut(index(cookie)).map_or(Begun::Nowhere, Begun::Table);
+        }
+        if FLOW_OVERFLOW.insert(cookie, &flow(), NEW).is_err() {
+            return Begun::Nowhere;
+        }
+        atomic::add(&raw mut (*place).overflowed, 1);
+    }
+    Begun::Overflow
 }
 
 /// How a flow ended whose socket now goes elsewhere.
