@@ -122,8 +122,14 @@ pub struct Shown {
     pub state: u32,
     /// Its pending error (`sk_err`).
     pub error: u32,
-    /// Its smoothed round-trip time, in eighths of a microsecond: 0 if it was never established.
-    pub srtt: u32,
+    /// Whether it was established.
+    pub was_established: bool,
+}
+
+/// Whether only a socket that was established is in a TCP state. (One in any other may have been, too.)
+#[inline(always)]
+pub fn tells_established(state: u32) -> bool {
+    state != TCP_CLOSE && state != TCP_SYN_SENT
 }
 
 /// The ending of a flow whose socket is released, where nothing was seen of it since the choice.
@@ -132,11 +138,10 @@ pub struct Shown {
 /// here: [`Ending::Other`], but where the error is still pending.
 #[inline(always)]
 pub fn at_release(shown: Shown) -> Ending {
-    let Shown { is_readable, state, error, srtt } = shown;
+    let Shown { is_readable, state, error, was_established } = shown;
     if !is_readable {
         return Ending::Unknown;
     }
-    let was_established = srtt != 0;
     if state == TCP_SYN_SENT {
         return Ending::GaveUp;
     }
@@ -211,17 +216,19 @@ mod tests {
 
     #[test]
     fn at_release_a_cleared_error_is_a_failure_without_a_cause() {
-        let shown = |state, error, srtt| at_release(Shown { is_readable: true, state, error, srtt });
-        assert_eq!(shown(TCP_ESTABLISHED, 0, 80), Ending::Closed);
-        assert_eq!(shown(TCP_CLOSE_WAIT, 0, 80), Ending::Closed);
-        assert_eq!(shown(TCP_CLOSE, 0, 80), Ending::Closed);
-        assert_eq!(shown(TCP_CLOSE, 0, 0), Ending::Other);
-        assert_eq!(shown(TCP_SYN_SENT, 0, 0), Ending::GaveUp);
-        assert_eq!(shown(TCP_CLOSE, ECONNREFUSED, 0), Ending::Refused);
-        assert_eq!(shown(TCP_CLOSE, ETIMEDOUT, 0), Ending::TimedOut);
-        assert_eq!(shown(TCP_CLOSE, ETIMEDOUT, 80), Ending::DataTimeout);
-        assert_eq!(shown(TCP_CLOSE, ECONNRESET, 80), Ending::Reset);
-        let unread = Shown { is_readable: false, state: TCP_ESTABLISHED, error: 0, srtt: 0 };
+        let shown = |state, error, was_established| {
+            at_release(Shown { is_readable: true, state, error, was_established })
+        };
+        assert_eq!(shown(TCP_ESTABLISHED, 0, true), Ending::Closed);
+        assert_eq!(shown(TCP_CLOSE_WAIT, 0, true), Ending::Closed);
+        assert_eq!(shown(TCP_CLOSE, 0, true), Ending::Closed);
+        assert_eq!(shown(TCP_CLOSE, 0, false), Ending::Other);
+        assert_eq!(shown(TCP_SYN_SENT, 0, false), Ending::GaveUp);
+        assert_eq!(shown(TCP_CLOSE, ECONNREFUSED, false), Ending::Refused);
+        assert_eq!(shown(TCP_CLOSE, ETIMEDOUT, false), Ending::TimedOut);
+        assert_eq!(shown(TCP_CLOSE, ETIMEDOUT, true), Ending::DataTimeout);
+        assert_eq!(shown(TCP_CLOSE, ECONNRESET, true), Ending::Reset);
+        let unread = Shown { is_readable: false, state: TCP_ESTABLISHED, error: 0, was_established: true };
         assert_eq!(at_release(unread), Ending::Unknown);
     }
 }

@@ -6,7 +6,7 @@
 use aya_ebpf::bindings::{bpf_sock, bpf_sock_addr};
 use aya_ebpf::helpers::generated as helper;
 use aya_ebpf::programs::{SockAddrContext, SockContext};
-use lb_common::ending::{Shown, TCP_CLOSE, TCP_CLOSE_WAIT, TCP_ESTABLISHED};
+use lb_common::ending::{Shown, TCP_CLOSE, TCP_CLOSE_WAIT, TCP_ESTABLISHED, tells_established};
 use lb_common::net::{Address, Be16, Be32};
 
 use crate::maps::{
@@ -253,14 +253,17 @@ impl Socket {
         unsafe { (&raw const (*self.ctx).state).read_volatile() }
     }
 
-    /// What a TCP socket shows of how it ended, if the programs may read it.
+    /// What a TCP socket shows of how it ended, if the programs may read it. Each read of the kernel's memory is a call of
+    /// some thirty nanoseconds, so what the state tells is not read: a socket with an error is closed, and one that is
+    /// closed tells whether it was established by its smoothed round-trip time only.
     #[inline(always)]
     pub fn shown(&self) -> Shown {
-        let mut shown = Shown { is_readable: false, state: self.state(), error: 0, srtt: 0 };
-        if RELEASED_SK_ERR.load() != 0 {
-            shown.is_readable = true;
+        let state = self.state();
+        let is_readable = RELEASED_SK_ERR.load() != 0;
+        let mut shown = Shown { is_readable, state, error: 0, was_established: tells_established(state) };
+        if is_readable && state == TCP_CLOSE {
             shown.error = self.read::<u32>(RELEASED_SK_ERR.load());
-            shown.srtt = self.read::<u32>(RELEASED_SRTT.load());
+            shown.was_established = self.read::<u32>(RELEASED_SRTT.load()) != 0;
         }
         shown
     }

@@ -36,7 +36,7 @@ pub fn release<I: Instructions>(socket: &Socket) {
     if !is_datagram {
         let shown = socket.shown();
         ending = as_shown(&flow, shown);
-        if shown.srtt != 0 {
+        if shown.is_readable && shown.was_established {
             if flow.phase != Phase::Established as u8 {
                 tally::count(flow.slot, |counts| &raw mut counts.established);
             }
