@@ -30,6 +30,11 @@ pub const ABI_VERSION: u32 = 4;
 
 /// Services per client task. A byte would hold them; the bound keeps every per-service table a few pages.
 pub const MAX_SERVICES: u32 = 256;
+/// Cells of the table of what is dialled: at most an eighth is in use, so nearly every look-up is over with the first. A
+/// power of two.
+pub const DIALLED_CELLS: u32 = 8 * MAX_SERVICES;
+/// Cells in which a service may be, from where its address hashes to: far beyond what chance makes of an eighth in use.
+pub const MAX_PROBES: u32 = 32;
 /// Client tasks per host: each has its own programs and maps, so this bounds locked memory.
 pub const MAX_CLIENTS: usize = 64;
 /// The largest fixed subset size: the largest set that a scan inside one program run can afford.
@@ -67,10 +72,8 @@ pub const NO_SLOT: u32 = 0xffff;
 
 /// Names of the maps as the object declares them and as they are pinned.
 pub mod map {
-    /// Hash: [`ServiceKey4`](super::ServiceKey4) to [`ServiceIndex`](super::ServiceIndex).
-    pub const SERVICES_V4: &str = "services_v4";
-    /// Hash: [`ServiceKey6`](super::ServiceKey6) to [`ServiceIndex`](super::ServiceIndex).
-    pub const SERVICES_V6: &str = "services_v6";
+    /// Array, memory-mapped: the hash of an address, modulo its length, or a few further, to [`DialledCell`](super::DialledCell).
+    pub const DIALLED: &str = "dialled";
     /// Array, memory-mapped: service index to [`Service`](super::Service).
     pub const SERVICES: &str = "services";
     /// Array, memory-mapped: slot to [`Backend`](super::Backend).
@@ -103,9 +106,8 @@ pub mod map {
     pub const DEPARTED: &str = "departed";
 
     /// All of them, in the order in which they are described.
-    pub const ALL: [&str; 17] = [
-        SERVICES_V4,
-        SERVICES_V6,
+    pub const ALL: [&str; 16] = [
+        DIALLED,
         SERVICES,
         BACKENDS,
         SCHEDULE,

@@ -8,6 +8,8 @@ pub mod net;
 
 pub mod abi;
 
+pub mod dialled;
+
 pub mod ending;
 
 pub mod load;

@@ -4,17 +4,17 @@
 //! known service without a usable backend is refused.
 
 use lb_common::abi::{
-    Active, Backend, Flow, NOT_A_SERVICE, Outcomes, Phase, Reason, Service, ServiceKey4, ServiceKey6,
-    TableRef,
+    Active, Backend, DialledCell, Flow, NOT_A_SERVICE, Outcomes, Phase, Reason, Service, TableRef,
 };
-use lb_common::net::{Address, Be32};
+use lb_common::dialled::{Cells, Dialled, find};
+use lb_common::net::Address;
 use lb_common::pick::How;
 
 use crate::atomic;
 use crate::choose::Chooser;
 use crate::context::{Dial, Opener, TCP, UDP};
 use crate::flow::{self, Begun};
-use crate::maps::{ACTIVE, BACKENDS, HAS_SET_RETVAL, OUTCOMES, SERVICES, SERVICES_V4, SERVICES_V6};
+use crate::maps::{ACTIVE, BACKENDS, DIALLED, HAS_SET_RETVAL, OUTCOMES, SERVICES};
 use crate::{PROCEED, clock, tally};
 
 /// The verdict that fails the call.
@@ -62,35 +62,42 @@ impl Verdict {
 
 #[inline(always)]
 pub fn connect4<I: Chooser>(dial: &Dial) -> i32 {
-    balance::<I>(dial, service4(dial, dial.ip4())).carry_out4(dial)
+    balance::<I>(dial, service_at(dial, Address::mapped(dial.ip4()))).carry_out4(dial)
 }
 
+/// Also of a v4-mapped address, which dials an IPv4 service, whose backends are IPv4, which are kept v4-mapped.
 #[inline(always)]
 pub fn connect6<I: Chooser>(dial: &Dial) -> i32 {
-    let address = dial.ip6();
-    // A v4-mapped address dials an IPv4 service, whose backends are IPv4, which are kept v4-mapped.
-    let service = match address.as_mapped() {
-        Some(v4) => service4(dial, v4),
-        None => service6(dial, address),
-    };
-    balance::<I>(dial, service).carry_out6(dial)
+    balance::<I>(dial, service_at(dial, dial.ip6())).carry_out6(dial)
 }
 
-/// The place of the service that is dialled at an IPv4 address, if it is one.
+/// The place of the service that is dialled at an address, if it is one.
 #[inline(always)]
-pub fn service4(dial: &Dial, address: Be32) -> Option<u32> {
-    let key = ServiceKey4 { address, port: dial.port(), protocol: dial.protocol()?, _reserved: 0 };
-    // SAFETY: the value is read at once. While its key exists it changes only from one service at the address to
-    // another.
-    unsafe { SERVICES_V4.get(key) }.map(|index| index.service)
+pub fn service_at(dial: &Dial, address: Address) -> Option<u32> {
+    find(&Services, Dialled { address, port: dial.port(), protocol: dial.protocol()? })
 }
 
-/// As [`service4`] for an IPv6 address.
-#[inline(always)]
-pub fn service6(dial: &Dial, address: Address) -> Option<u32> {
-    let key = ServiceKey6 { address, port: dial.port(), protocol: dial.protocol()?, _reserved: 0 };
-    // SAFETY: as above.
-    unsafe { SERVICES_V6.get(key) }.map(|index| index.service)
+/// The services and their addresses.
+struct Services;
+
+impl Cells for Services {
+    #[inline(always)]
+    fn cell(&self, position: u32) -> Option<DialledCell> {
+        let cell: *const DialledCell = DIALLED.get_ptr(position)?;
+        // SAFETY: a live map value, which changes at any time, hence one volatile load.
+        Some(DialledCell::from_word(unsafe { cell.cast::<u64>().read_volatile() }))
+    }
+
+    #[inline(always)]
+    fn is_of(&self, service: u32, dialled: Dialled) -> bool {
+        let service: *const Service = match SERVICES.get_ptr(service) {
+            Some(service) => service,
+            None => return false,
+        };
+        // SAFETY: a live map value; a service's address stays while its cell refers to it.
+        let (address, port, protocol) = unsafe { ((*service).address, (*service).port, (*service).protocol) };
+        dialled == Dialled { address, port, protocol }
+    }
 }
 
 /// Picks a backend for a call to a service, records the flow, and counts the one outcome.

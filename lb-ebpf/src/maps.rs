@@ -6,9 +6,9 @@ use aya_ebpf::Global;
 use aya_ebpf::btf_maps::{Array, HashMap, PerCpuArray};
 use aya_ebpf::macros::btf_map;
 use lb_common::abi::{
-    Active, Anomalies, Backend, BackendName, Counts, Datagrams, Departed, ENTRIES_PER_CELL, FLOW_RECORDS,
-    Flow, FlowPlace, Listed, MAX_SERVICES, Members, Outcomes, SCHEDULE_ENTRIES, SLOTS, ScheduleCell, Service,
-    ServiceIndex, ServiceKey4, ServiceKey6, Walk,
+    Active, Anomalies, Backend, BackendName, Counts, DIALLED_CELLS, Datagrams, Departed, DialledCell,
+    ENTRIES_PER_CELL, FLOW_RECORDS, Flow, FlowPlace, Listed, MAX_SERVICES, Members, Outcomes,
+    SCHEDULE_ENTRIES, SLOTS, ScheduleCell, Service, Walk,
 };
 
 /// `BPF_F_MMAPABLE`: the daemon writes these arrays through a mapping, a whole table in microseconds.
@@ -16,11 +16,8 @@ const MAPPED: usize = 1 << 10;
 /// `BPF_F_NO_PREALLOC`: collisions are rare, so memory is taken when one happens.
 const ON_DEMAND: usize = 1;
 
-#[btf_map(name = "services_v4")]
-pub static SERVICES_V4: HashMap<ServiceKey4, ServiceIndex, { MAX_SERVICES as usize }> = HashMap::new();
-
-#[btf_map(name = "services_v6")]
-pub static SERVICES_V6: HashMap<ServiceKey6, ServiceIndex, { MAX_SERVICES as usize }> = HashMap::new();
+#[btf_map(name = "dialled")]
+pub static DIALLED: Array<DialledCell, { DIALLED_CELLS as usize }, MAPPED> = Array::new();
 
 #[btf_map(name = "services")]
 pub static SERVICES: Array<Service, { MAX_SERVICES as usize }, MAPPED> = Array::new();

@@ -5,21 +5,23 @@
 
 use lb_common::abi::{Active, Backend, Flow, NOT_A_SERVICE, Phase, Service, StateWord};
 
+use lb_common::net::Address;
+
 use crate::choose::Chooser;
-use crate::connect::{Choice, Verdict, count, service4, service6};
+use crate::connect::{Choice, Verdict, count, service_at};
 use crate::context::Dial;
 use crate::maps::{ACTIVE, BACKENDS, SERVICES};
 use crate::{clock, datagrams, flow};
 
 #[inline(always)]
 pub fn sendmsg4<I: Chooser>(dial: &Dial) -> i32 {
-    balance::<I>(dial, service4(dial, dial.ip4())).carry_out4(dial)
+    balance::<I>(dial, service_at(dial, Address::mapped(dial.ip4()))).carry_out4(dial)
 }
 
 /// Kernel fact: a v4-mapped address does not come here, but to [`sendmsg4`]; and this hook may not write one.
 #[inline(always)]
 pub fn sendmsg6<I: Chooser>(dial: &Dial) -> i32 {
-    balance::<I>(dial, service6(dial, dial.ip6())).carry_out6(dial)
+    balance::<I>(dial, service_at(dial, dial.ip6())).carry_out6(dial)
 }
 
 #[inline(always)]

@@ -135,7 +135,7 @@ impl Of {
         let flows = datapath::flows(pins)?;
         let mut of =
             Self { name: pins.client.clone(), services: BTreeMap::new(), slots: BTreeMap::new(), flows };
-        of.services.extend(tables.services()?.into_iter().map(|service| (service.place, service)));
+        of.services.extend(tables.services().into_iter().map(|service| (service.place, service)));
         of.slots.extend(tables.slots().into_iter().map(|slot| (slot.slot, slot)));
         if of.flows.iter().any(|open| of.slot(open).is_none()) {
             // Of those that ended while we read, the slots may have others by now. What is still there is odd.

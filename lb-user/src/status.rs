@@ -236,7 +236,7 @@ pub fn of_client(
 ) -> Result<Client, DatapathError> {
     let slots = tables.slots();
     let mut services = Vec::new();
-    for view in tables.services()? {
+    for view in tables.services() {
         let slots: Vec<SlotView> = slots.iter().filter(|slot| slot.service == view.place).copied().collect();
         services.push(of_service(tables, view, &slots, overlay)?);
     }

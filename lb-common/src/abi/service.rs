@@ -3,46 +3,38 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::{MAX_SUBSET, NAME_BYTES};
-use crate::net::{Address, Be16, Be32};
+use crate::net::{Address, Be16};
 
-/// An IPv4 address, port and protocol that processes dial. Written by the daemon.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Pod, Zeroable)]
-pub struct ServiceKey4 {
-    /// The address dialled.
-    pub address: Be32,
-    /// The port dialled.
-    pub port: Be16,
-    /// The IP protocol number (6 is TCP).
-    pub protocol: u8,
-    /// Zero.
-    pub _reserved: u8,
-}
-const _: () = assert!(size_of::<ServiceKey4>() == 8);
-
-/// An IPv6 address, port and protocol that processes dial. Written by the daemon.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Pod, Zeroable)]
-pub struct ServiceKey6 {
-    /// The address dialled.
-    pub address: Address,
-    /// The port dialled.
-    pub port: Be16,
-    /// The IP protocol number (6 is TCP).
-    pub protocol: u8,
-    /// Zero.
-    pub _reserved: u8,
-}
-const _: () = assert!(size_of::<ServiceKey6>() == 20);
-
-/// The place of a service in the per-service maps.
-#[repr(C)]
+/// A cell of the table that tells which service is dialled at an address, see [`dialled`](crate::dialled). Written by the
+/// daemon, as one word.
+#[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
-pub struct ServiceIndex {
-    /// Below [`MAX_SERVICES`](super::MAX_SERVICES).
+pub struct DialledCell {
+    /// 32 bits of the hash of what is dialled.
+    pub mark: u32,
+    /// The service's place plus one; 0 if the cell is free.
     pub service: u32,
 }
-const _: () = assert!(size_of::<ServiceIndex>() == 4);
+const _: () = assert!(size_of::<DialledCell>() == 8);
+
+impl DialledCell {
+    /// Nobody is here, nor behind.
+    pub const FREE: Self = Self { mark: 0, service: 0 };
+    /// Nobody is here any more; somebody may be behind.
+    pub const GONE: Self = Self { mark: 0, service: u32::MAX };
+
+    /// The word that is stored and loaded in one piece.
+    #[inline(always)]
+    pub fn to_word(self) -> u64 {
+        bytemuck::cast(self)
+    }
+
+    /// From the word.
+    #[inline(always)]
+    pub fn from_word(word: u64) -> Self {
+        bytemuck::cast(word)
+    }
+}
 
 /// Where a service's current table lies: one word, so that it switches whole with a single store.
 #[repr(C, align(8))]

@@ -10,10 +10,9 @@ use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-use aya::maps::{HashMap, Map, MapData, MapError, PerCpuArray, PerCpuValues};
+use aya::maps::{Map, MapData, MapError, PerCpuArray, PerCpuValues};
 use lb_common::abi::{
-    Active, Anomalies, Backend, Members, Outcomes, ScheduleCell, Service, ServiceIndex, ServiceKey4,
-    ServiceKey6, Walk, map,
+    Active, Anomalies, Backend, DialledCell, Members, Outcomes, ScheduleCell, Service, Walk, map,
 };
 use rustix::mm::{MapFlags, ProtFlags};
 
@@ -30,8 +29,6 @@ pub struct Raw<T>(pub T);
 // SAFETY: bytemuck's `Pod` promises what aya's asks for: any bits are a value, and there is no padding.
 unsafe impl<T: bytemuck::Pod> aya::Pod for Raw<T> {}
 
-/// A hash map.
-pub type Hash<K, V> = HashMap<MapData, Raw<K>, Raw<V>>;
 /// A per-CPU array.
 pub type PerCpu<V> = PerCpuArray<MapData, Raw<V>>;
 
@@ -169,8 +166,7 @@ pub fn open_flows(dir: &Path) -> Result<u64, DatapathError> {
 
 /// The maps of a client task that hold its tables and counts.
 pub struct Maps {
-    pub services_v4: Hash<ServiceKey4, ServiceIndex>,
-    pub services_v6: Hash<ServiceKey6, ServiceIndex>,
+    pub dialled: Mapped<DialledCell>,
     pub services: Mapped<Service>,
     pub backends: Mapped<Backend>,
     pub schedule: Mapped<ScheduleCell>,
@@ -191,8 +187,7 @@ impl Maps {
     pub fn open(dir: &Path, writable: bool) -> Result<Self, DatapathError> {
         let path = |name: &str| dir.join(name);
         Ok(Self {
-            services_v4: typed(&path(map::SERVICES_V4))?,
-            services_v6: typed(&path(map::SERVICES_V6))?,
+            dialled: Mapped::open(&path(map::DIALLED), writable)?,
             services: Mapped::open(&path(map::SERVICES), writable)?,
             backends: Mapped::open(&path(map::BACKENDS), writable)?,
             schedule: Mapped::open(&path(map::SCHEDULE), writable)?,

@@ -363,12 +363,13 @@ struct ProgTestRun {
 /// If the kernel does not load or run it.
 pub fn result_of(instructions: &[Instruction]) -> io::Result<u32> {
     /// Such a program is for packets, and runs on one: the kernel wants to see an Ethernet header.
-    const PACKET: [u8; 64] = [0; 64];
+    const BYTES: u32 = 64;
+    const PACKET: [u8; BYTES as usize] = [0; BYTES as usize];
     let program = load(BPF_PROG_TYPE_SOCKET_FILTER, 0, instructions)?;
     let mut attr = ProgTestRun {
         prog_fd: program.as_raw_fd().cast_unsigned(),
         retval: 0,
-        data_size_in: size_of_val(&PACKET) as u32,
+        data_size_in: BYTES,
         data_size_out: 0,
         data_in: PACKET.as_ptr().addr() as u64,
         data_out: 0,

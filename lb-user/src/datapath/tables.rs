@@ -7,6 +7,8 @@
 
 mod counts;
 
+mod dialled;
+
 mod fullness;
 
 pub use counts::Counts;
@@ -22,9 +24,9 @@ use aya::maps::MapError;
 use lb_common::abi::{
     self, Active, Anomalies, Backend, BackendState, ENTRIES_PER_CELL, Members, NO_MEMBERS, NO_SLOT,
     NOT_A_SERVICE, Outcomes, Rules, SERVICE_FREE, SERVICE_LEAVING, SERVICE_LIVE, ScheduleCell, Service,
-    ServiceIndex, ServiceKey4, ServiceKey6, StateWord, TableRef, Walk, map,
+    StateWord, TableRef, Walk, map,
 };
-use lb_common::net::{Address, Be16, Be32, socket_addr};
+use lb_common::net::{Address, Be16, socket_addr};
 use lb_core::plan::{BackendPlan, Plan, ServicePlan, Step};
 use lb_core::region::{Region, first_fit, make_room};
 use lb_core::service::Protocol;
@@ -33,7 +35,7 @@ use lb_core::walk;
 use super::counters::sum;
 use super::departed;
 use super::error::DatapathError;
-use super::maps::{Hash, Maps, PerCpu, Raw, on_every_cpu};
+use super::maps::{Maps, PerCpu, Raw, on_every_cpu};
 use super::pins::Pins;
 
 /// The tables of one client task.
@@ -105,10 +107,7 @@ impl Tables {
     // ---- reading ---------------------------------------------------------------------------------------------------
 
     /// The services in the maps, closed ones included.
-    ///
-    /// # Errors
-    /// If the kernel refuses a look-up.
-    pub fn services(&self) -> Result<Vec<ServiceView>, DatapathError> {
+    pub fn services(&self) -> Vec<ServiceView> {
         let mut views = Vec::new();
         for place in 0..self.maps.services.len() {
             let row = self.maps.services.get(place);
@@ -125,27 +124,14 @@ impl Tables {
                 name: name_of(&row),
                 address,
                 protocol,
-                open: self.open_at(address, protocol)? == Some(place),
+                open: self.open_at(address, protocol) == Some(place),
                 errno: u16::try_from(row.errno).unwrap_or(u16::MAX),
                 fallback: row.fallback,
                 rules: row.rules,
                 table: TableRef::from_word(word),
             });
         }
-        Ok(views)
-    }
-
-    /// The place of the service that connects to `address` are balanced over, if any.
-    fn open_at(&self, address: SocketAddr, protocol: Protocol) -> Result<Option<u16>, DatapathError> {
-        let found = match key(address, protocol) {
-            Key::V4(key) => self.maps.services_v4.get(&Raw(key), 0),
-            Key::V6(key) => self.maps.services_v6.get(&Raw(key), 0),
-        };
-        match found {
-            Ok(Raw(index)) => Ok(u16::try_from(index.service).ok()),
-            Err(MapError::KeyNotFound) => Ok(None),
-            Err(error) => Err(self.fail(map::SERVICES_V4, "look up in", error)),
-        }
+        views
     }
 
     /// The occupied slots.
@@ -249,7 +235,7 @@ impl Tables {
                 },
             );
         }
-        for view in self.services()? {
+        for view in self.services() {
             let schedule: Arc<[u16]> = self.schedule(view.table).into();
             let owned = |slot: u32| plan.backends.get(&slot).is_some_and(|b| b.service == view.place);
             if schedule.len() != view.table.len() as usize {
@@ -297,7 +283,7 @@ impl Tables {
         walks: &Walks,
     ) -> Result<bool, DatapathError> {
         match step {
-            Step::Close(place) => self.close(*place)?,
+            Step::Close(place) => self.close(*place),
             Step::WriteService(place, service) => self.write_service(*place, service, walks)?,
             Step::WriteBackend(slot, backend) => {
                 let service = services.get(&backend.service).expect("a backend is of a service of the plan");
@@ -546,36 +532,19 @@ impl Tables {
 
     fn open_service(&mut self, place: u16) -> Result<(), DatapathError> {
         let row = self.maps.services.get(usize::from(place));
-        let index = Raw(ServiceIndex { service: u32::from(place) });
-        let result = match key(socket_addr(row.address, row.port), protocol_of(&row)) {
-            Key::V4(key) => insert(&mut self.maps.services_v4, key, index),
-            Key::V6(key) => insert(&mut self.maps.services_v6, key, index),
-        };
-        result.map_err(|error| self.fail(map::SERVICES_V4, "write", error))?;
+        self.direct(socket_addr(row.address, row.port), protocol_of(&row), place)?;
         self.set_service_state(place, SERVICE_LIVE);
         Ok(())
     }
 
-    fn close(&mut self, place: u16) -> Result<(), DatapathError> {
+    fn close(&mut self, place: u16) {
         let row = self.maps.services.get(usize::from(place));
-        let address = socket_addr(row.address, row.port);
+        let (address, protocol) = (socket_addr(row.address, row.port), protocol_of(&row));
         // Another service may have taken the address over.
-        if self.open_at(address, protocol_of(&row))? != Some(place) {
-            self.set_service_state(place, SERVICE_LEAVING);
-            return Ok(());
-        }
-        let result = match key(address, protocol_of(&row)) {
-            Key::V4(key) => self.maps.services_v4.remove(&Raw(key)),
-            Key::V6(key) => self.maps.services_v6.remove(&Raw(key)),
-        };
-        match result {
-            Ok(()) | Err(MapError::KeyNotFound) => {}
-            // aya reports a missing key of a removal as the call's ENOENT.
-            Err(MapError::SyscallError(error)) if error.io_error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(self.fail(map::SERVICES_V4, "write", error)),
+        if self.open_at(address, protocol) == Some(place) {
+            self.undirect(address, protocol);
         }
         self.set_service_state(place, SERVICE_LEAVING);
-        Ok(())
     }
 
     fn set_service_state(&mut self, place: u16, state: u8) {
@@ -625,25 +594,6 @@ fn raw_values<T: bytemuck::Pod>(cpus: &aya::maps::PerCpuValues<Raw<T>>) -> Vec<T
     cpus.iter().map(|Raw(value)| *value).collect()
 }
 
-enum Key {
-    V4(ServiceKey4),
-    V6(ServiceKey6),
-}
-
-fn key(address: SocketAddr, protocol: Protocol) -> Key {
-    let port = Be16::from_host(address.port());
-    let protocol = protocol.number();
-    match address {
-        SocketAddr::V4(v4) => {
-            let address = Be32::from_host(v4.ip().to_bits());
-            Key::V4(ServiceKey4 { address, port, protocol, _reserved: 0 })
-        }
-        SocketAddr::V6(v6) => {
-            Key::V6(ServiceKey6 { address: Address::from(*v6.ip()), port, protocol, _reserved: 0 })
-        }
-    }
-}
-
 /// The protocol of a service in the maps. None but ours are written.
 fn protocol_of(row: &Service) -> Protocol {
     Protocol::of_number(row.protocol).unwrap_or(Protocol::Tcp)
@@ -652,14 +602,6 @@ fn protocol_of(row: &Service) -> Protocol {
 fn name_of(row: &Service) -> String {
     let end = row.name.iter().position(|byte| *byte == 0).unwrap_or(row.name.len());
     String::from_utf8_lossy(&row.name[..end]).into_owned()
-}
-
-fn insert<K: bytemuck::Pod>(
-    map: &mut Hash<K, ServiceIndex>,
-    key: K,
-    index: Raw<ServiceIndex>,
-) -> Result<(), MapError> {
-    map.insert(Raw(key), index, 0)
 }
 
 fn set<T: bytemuck::Pod>(

@@ -7,8 +7,8 @@ use anyhow::{Context, Result, bail};
 use aya::Ebpf;
 use aya::maps::{Array, HashMap};
 use aya::programs::{CgroupAttachMode, CgroupSockAddr};
-use lb_common::abi::{Backend, ServiceIndex, ServiceKey4};
-use lb_common::net::{Address, Be16, Be32};
+use lb_common::abi::Backend;
+use lb_common::net::{Address, Be16};
 use stage::Cgroup;
 use stage::maps::Raw;
 
@@ -31,16 +31,9 @@ pub fn empty(object: &Path, cgroup: &Cgroup) -> Result<Attached> {
 pub fn floor(object: &Path, cgroup: &Cgroup, backend: SocketAddr) -> Result<Attached> {
     let SocketAddr::V4(backend) = backend else { bail!("the floor program knows IPv4") };
     let mut ebpf = load(object)?;
-    let mut services: HashMap<_, Raw<ServiceKey4>, Raw<ServiceIndex>> =
+    let mut services: HashMap<_, [u32; 2], u32> =
         HashMap::try_from(ebpf.map_mut("floor_services").context("a map")?)?;
-    let key = ServiceKey4 {
-        address: Be32::from_host(SERVICE.ip().to_bits()),
-        port: Be16::from_host(SERVICE.port()),
-        // The program looks for no other protocol, whatever the socket's.
-        protocol: 6,
-        _reserved: 0,
-    };
-    services.insert(Raw(key), Raw(ServiceIndex { service: 0 }), 0)?;
+    services.insert([SERVICE.ip().to_bits().to_be(), SERVICE.port().to_be().into()], 0, 0)?;
     let mut backends: Array<_, Raw<Backend>> =
         Array::try_from(ebpf.map_mut("floor_backends").context("a map")?)?;
     let backend = Backend {

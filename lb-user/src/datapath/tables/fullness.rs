@@ -27,7 +27,7 @@ impl Tables {
     /// # Errors
     /// If a map cannot be read.
     pub fn fullness(&self) -> Result<[Fullness; 5], DatapathError> {
-        let entries = self.services()?.iter().map(|service| u64::from(service.table.len())).sum();
+        let entries = self.services().iter().map(|service| u64::from(service.table.len())).sum();
         // The map holds twice what may be in use.
         let room = self.maps.schedule.len() as u64 * u64::from(ENTRIES_PER_CELL) / 2;
         // Each place counts the sockets whose flows are in the overflow table instead.

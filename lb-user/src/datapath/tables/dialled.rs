@@ -1,0 +1,67 @@
+//! Which service is dialled at an address, as it stands in the map.
+
+use std::io;
+use std::net::SocketAddr;
+
+use lb_common::abi::{DialledCell, Service, map};
+use lb_common::dialled::{Cells, Dialled, Store, close, find, open};
+use lb_common::net::{Address, Be16};
+use lb_core::service::Protocol;
+
+use super::Tables;
+use crate::datapath::error::DatapathError;
+
+impl Tables {
+    /// The place of the service that connects to `address` are balanced over, if any.
+    pub(super) fn open_at(&self, address: SocketAddr, protocol: Protocol) -> Option<u16> {
+        find(self, dialled(address, protocol)).and_then(|place| u16::try_from(place).ok())
+    }
+
+    /// Has connects to `address` balanced over the service at a place, in place of another one if there is.
+    pub(super) fn direct(
+        &mut self,
+        address: SocketAddr,
+        protocol: Protocol,
+        place: u16,
+    ) -> Result<(), DatapathError> {
+        let store = open(self, dialled(address, protocol), place.into()).ok_or_else(|| {
+            let source = io::Error::other(format!("no room for {address}: too many others hash alike"));
+            DatapathError::Map { path: self.pins.maps().join(map::DIALLED), operation: "write", source }
+        })?;
+        self.store(store);
+        Ok(())
+    }
+
+    /// Has connects to `address` not balanced any more.
+    pub(super) fn undirect(&mut self, address: SocketAddr, protocol: Protocol) {
+        let stores: Vec<Store> = close(self, dialled(address, protocol)).collect();
+        stores.into_iter().for_each(|store| self.store(store));
+    }
+
+    fn store(&mut self, Store { position, cell }: Store) {
+        self.maps.dialled.store64(position as usize, 0, cell.to_word());
+    }
+}
+
+fn dialled(address: SocketAddr, protocol: Protocol) -> Dialled {
+    let ip = match address {
+        SocketAddr::V4(v4) => Address::from(*v4.ip()),
+        SocketAddr::V6(v6) => Address::from(*v6.ip()),
+    };
+    Dialled { address: ip, port: Be16::from_host(address.port()), protocol: protocol.number() }
+}
+
+impl Cells for Tables {
+    fn cell(&self, position: u32) -> Option<DialledCell> {
+        let is_inside = (position as usize) < self.maps.dialled.len();
+        is_inside.then(|| DialledCell::from_word(self.maps.dialled.load64(position as usize, 0)))
+    }
+
+    fn is_of(&self, service: u32, dialled: Dialled) -> bool {
+        if service as usize >= self.maps.services.len() {
+            return false;
+        }
+        let Service { address, port, protocol, .. } = self.maps.services.get(service as usize);
+        dialled == Dialled { address, port, protocol }
+    }
+}
