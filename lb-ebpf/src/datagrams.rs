@@ -4,7 +4,7 @@
 //! Kernel fact: sendmsg and recvmsg run their programs under the socket lock, as connect does, and release comes last. So
 //! nobody else changes a socket's entry meanwhile, and whoever takes the entry out counts the ends of all its flows.
 
-use lb_common::abi::{Backend, Datagrams, Flow, MAX_DATAGRAM_FLOWS, Peer};
+use lb_common::abi::{Backend, Datagrams, Flow, FlowPlace, MAX_DATAGRAM_FLOWS, Peer};
 use lb_common::ending::Ending;
 use lb_common::net::{Address, Be16};
 
@@ -12,10 +12,16 @@ use crate::flow::{self, NEW};
 use crate::maps::{BACKENDS, DATAGRAMS, EMPTY};
 use crate::tally::{self, Carried};
 
+/// A socket's entry, if it has one.
+#[inline(always)]
+fn entry(cookie: u64) -> Option<*mut Datagrams> {
+    if flow::may_have_datagrams(cookie) { DATAGRAMS.get_ptr_mut(cookie) } else { None }
+}
+
 /// The flow of a socket to a service, if it has one.
 #[inline(always)]
 pub fn of(cookie: u64, service: u32) -> Option<*const Flow> {
-    let entry = DATAGRAMS.get_ptr(cookie)?;
+    let entry = entry(cookie)?;
     // Bound: MAX_DATAGRAM_FLOWS places.
     for place in 0..MAX_DATAGRAM_FLOWS {
         // SAFETY: the socket's own entry; within the array by the bound.
@@ -36,13 +42,14 @@ pub fn of(cookie: u64, service: u32) -> Option<*const Flow> {
 /// there was room.
 #[inline(always)]
 pub fn begin(cookie: u64, flow: &Flow) -> bool {
-    let entry = match DATAGRAMS.get_ptr_mut(cookie) {
+    let entry = match entry(cookie) {
         Some(entry) => entry,
         None => {
             let empty: &Datagrams = &EMPTY;
             if DATAGRAMS.insert(cookie, empty, NEW).is_err() {
                 return false;
             }
+            flow::note_datagrams(cookie, FlowPlace::IN_DATAGRAMS);
             match DATAGRAMS.get_ptr_mut(cookie) {
                 Some(entry) => entry,
                 None => return false,
@@ -111,7 +118,7 @@ fn put(entry: *mut Datagrams, place: usize, flow: &Flow) {
 /// The service whose datagrams a socket sends to `peer`, or sent there before.
 #[inline(always)]
 pub fn service_at(cookie: u64, peer: Address, port: Be16) -> Option<u16> {
-    let entry = DATAGRAMS.get_ptr(cookie)?;
+    let entry = entry(cookie)?;
     // Bound: MAX_DATAGRAM_FLOWS places, as below.
     for place in 0..MAX_DATAGRAM_FLOWS {
         // SAFETY: the socket's own entry; within the array by the bound.
@@ -146,7 +153,7 @@ pub fn service_at(cookie: u64, peer: Address, port: Be16) -> Option<u16> {
 /// Takes a socket's entry out, if it has one, and counts the ends of all its flows.
 #[inline(always)]
 pub fn end(cookie: u64) {
-    let Some(entry) = DATAGRAMS.get_ptr(cookie) else { return };
+    let Some(entry) = entry(cookie) else { return };
     // What an end counts of a flow is read before the entry is given up: its memory may be another socket's after that.
     let mut ended = [(0, 0, 0); MAX_DATAGRAM_FLOWS];
     for (place, ended) in ended.iter_mut().enumerate() {
@@ -159,6 +166,7 @@ pub fn end(cookie: u64) {
         flow::anomaly(|anomalies| &raw mut anomalies.ended_twice);
         return;
     }
+    flow::note_datagrams(cookie, FlowPlace::IN_DATAGRAMS.wrapping_neg());
     for (start_ns, slot, phase) in ended {
         if phase == 0 {
             break;

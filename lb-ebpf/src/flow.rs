@@ -76,7 +76,7 @@ fn find(place: *mut FlowPlace, cookie: u64) -> Option<Held> {
             let flow = FLOWS.get_ptr_mut(index(cookie))?;
             return Some(Held { place, flow, is_in_table: true });
         }
-        if (&raw const (*place).overflowed).read_volatile() != 0
+        if FlowPlace::in_overflow((&raw const (*place).elsewhere).read_volatile()) != 0
             && let Some(flow) = FLOW_OVERFLOW.get_ptr_mut(cookie)
         {
             return Some(Held { place, flow, is_in_table: false });
@@ -89,6 +89,25 @@ fn find(place: *mut FlowPlace, cookie: u64) -> Option<Held> {
 #[inline(always)]
 pub fn of(cookie: u64) -> Option<Held> {
     find(FLOW_PLACES.get_ptr_mut(index(cookie))?, cookie)
+}
+
+/// Whether some socket at this one's place has an entry of datagrams: to look for one that is not there takes as long as all
+/// the rest of what is done for a socket.
+#[inline(always)]
+pub fn may_have_datagrams(cookie: u64) -> bool {
+    // SAFETY: a live map value, to which others add.
+    FLOW_PLACES.get_ptr(index(cookie)).is_some_and(|place| unsafe {
+        FlowPlace::in_datagrams((&raw const (*place).elsewhere).read_volatile()) != 0
+    })
+}
+
+/// Counts a socket's entry of datagrams at its place, or takes it back.
+#[inline(always)]
+pub fn note_datagrams(cookie: u64, change: u64) {
+    if let Some(place) = FLOW_PLACES.get_ptr_mut(index(cookie)) {
+        // SAFETY: a live map value.
+        unsafe { atomic::add(&raw mut (*place).elsewhere, change) };
+    }
 }
 
 /// Where a flow that begins has its record.
@@ -129,7 +148,7 @@ fn claim<I: Instructions>(place: *mut FlowPlace, cookie: u64, flow: impl FnOnce(
         if FLOW_OVERFLOW.insert(cookie, &flow(), NEW).is_err() {
             return Begun::Nowhere;
         }
-        atomic::add(&raw mut (*place).overflowed, 1);
+        atomic::add(&raw mut (*place).elsewhere, FlowPlace::IN_OVERFLOW);
     }
     Begun::Overflow
 }
@@ -166,7 +185,7 @@ pub fn end<I: Instructions>(cookie: u64, held: Held, flow: &Flow, ending: Ending
         } else {
             let taken = is_removed(|| FLOW_OVERFLOW.remove(cookie));
             if taken {
-                atomic::add(&raw mut (*held.place).overflowed, u64::MAX);
+                atomic::add(&raw mut (*held.place).elsewhere, FlowPlace::IN_OVERFLOW.wrapping_neg());
             }
             taken
         }

@@ -20,7 +20,7 @@ fn records(fixture: &Fixture) -> (usize, usize) {
     assert!(places.len() >= 64, "the whole table");
     let overflow = hash::<u64, Flow>(&fixture.setup.map("web", map::FLOW_OVERFLOW));
     let taken = places.iter().filter(|place| place.cookie != 0).count();
-    let promised: u64 = places.iter().map(|place| place.overflowed).sum();
+    let promised: u64 = places.iter().map(|place| place.elsewhere).sum();
     let kept = overflow.keys().filter(Result::is_ok).count();
     assert_eq!(promised, kept as u64, "each place counts its own overflow records");
     (taken, kept)

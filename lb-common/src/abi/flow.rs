@@ -133,11 +133,31 @@ pub struct FlowPlace {
     /// The socket that holds the place, 0 if none, and [`HELD`] while the daemon looks whether its socket is gone. Cookies
     /// are never reused while the host is up.
     pub cookie: u64,
-    /// Sockets of this place whose flow is in the overflow table. Only if non-zero is that table searched; a socket
-    /// whose flow is there can therefore not claim the place as well once it is free.
-    pub overflowed: u64,
+    /// What sockets of this place have elsewhere: [`IN_OVERFLOW`](Self::IN_OVERFLOW) for each flow in the overflow table and
+    /// [`IN_DATAGRAMS`](Self::IN_DATAGRAMS) for each entry of datagrams, together. Only what is not 0 is searched for; a socket whose
+    /// flow is in the overflow table can therefore not claim the place as well once it is free.
+    pub elsewhere: u64,
 }
 const _: () = assert!(size_of::<FlowPlace>() == 16);
+
+impl FlowPlace {
+    /// One flow in the overflow table.
+    pub const IN_OVERFLOW: u64 = 1;
+    /// One entry of datagrams.
+    pub const IN_DATAGRAMS: u64 = 1 << 32;
+
+    /// How many flows are in the overflow table.
+    #[inline(always)]
+    pub fn in_overflow(elsewhere: u64) -> u64 {
+        elsewhere & (Self::IN_DATAGRAMS - 1)
+    }
+
+    /// How many entries of datagrams there are.
+    #[inline(always)]
+    pub fn in_datagrams(elsewhere: u64) -> u64 {
+        elsewhere / Self::IN_DATAGRAMS
+    }
+}
 
 /// A cookie that no socket has: the daemon puts it in place of one whose socket may be gone.
 pub const HELD: u64 = u64::MAX;

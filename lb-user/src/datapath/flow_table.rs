@@ -15,7 +15,7 @@ pub struct FlowTable {
 }
 
 const COOKIE: usize = offset_of!(FlowPlace, cookie);
-const OVERFLOWED: usize = offset_of!(FlowPlace, overflowed);
+const ELSEWHERE: usize = offset_of!(FlowPlace, elsewhere);
 
 impl FlowTable {
     /// Maps both of its arrays.
@@ -44,9 +44,9 @@ impl FlowTable {
         Some(self.cookie(index)).filter(|cookie| *cookie != 0 && *cookie != HELD)
     }
 
-    /// Sockets of a place whose flow is in the overflow table.
-    pub fn overflowed(&self, index: usize) -> u64 {
-        self.places.load64(index, OVERFLOWED)
+    /// What sockets of a place have elsewhere, as [`FlowPlace`] counts it.
+    pub fn elsewhere(&self, index: usize) -> u64 {
+        self.places.load64(index, ELSEWHERE)
     }
 
     /// The flow that lies at a place; an old one if nobody holds it.
@@ -59,9 +59,9 @@ impl FlowTable {
         self.places.replace64(index, COOKIE, from, to)
     }
 
-    /// A flow of this socket is not in the overflow table any more.
-    pub fn takes_from_overflow(&self, cookie: u64) {
+    /// One thing of this socket is not elsewhere any more, [`FlowPlace::IN_OVERFLOW`] or [`FlowPlace::IN_DATAGRAMS`].
+    pub fn take_back(&self, cookie: u64, what: u64) {
         let index = usize::try_from(cookie).unwrap_or(usize::MAX) & (self.len() - 1);
-        self.places.add64(index, OVERFLOWED, u64::MAX);
+        self.places.add64(index, ELSEWHERE, what.wrapping_neg());
     }
 }

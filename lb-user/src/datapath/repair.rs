@@ -13,7 +13,7 @@ use std::mem::offset_of;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use lb_common::abi::{Active, Datagrams, Flow, HELD, Listed, NO_SLOT, Phase, map};
+use lb_common::abi::{Active, Datagrams, Flow, FlowPlace, HELD, Listed, NO_SLOT, Phase, map};
 use serde::{Deserialize, Serialize};
 
 use super::error::DatapathError;
@@ -242,7 +242,7 @@ impl Records {
         if !is_same || !elements::remove(self.overflow.as_fd(), &cookie)? {
             return Ok(0);
         }
-        self.table.takes_from_overflow(cookie);
+        self.table.take_back(cookie, FlowPlace::IN_OVERFLOW);
         self.give_back(flow);
         Ok(1)
     }
@@ -252,6 +252,7 @@ impl Records {
         if !is_same || !elements::remove(self.datagrams.as_fd(), &cookie)? {
             return Ok(0);
         }
+        self.table.take_back(cookie, FlowPlace::IN_DATAGRAMS);
         entry.live().for_each(|flow| self.give_back(*flow));
         Ok(entry.live().count() as u64)
     }

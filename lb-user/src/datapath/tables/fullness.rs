@@ -1,13 +1,10 @@
 //! How much of a client task's maps is in use.
 
-use std::os::fd::AsFd;
-
-use lb_common::abi::{Datagrams, ENTRIES_PER_CELL, map};
+use lb_common::abi::{ENTRIES_PER_CELL, FlowPlace, map};
 
 use super::Tables;
 use crate::datapath::error::DatapathError;
 use crate::datapath::flow_table::FlowTable;
-use crate::datapath::sys::{self, elements};
 
 /// How full something is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,12 +27,13 @@ impl Tables {
         let entries = self.services().iter().map(|service| u64::from(service.table.len())).sum();
         // The map holds twice what may be in use.
         let room = self.maps.schedule.len() as u64 * u64::from(ENTRIES_PER_CELL) / 2;
-        // Each place counts the sockets whose flows are in the overflow table instead.
-        let (mut records, mut overflowed) = (0, 0);
+        // Each place counts what its sockets have elsewhere.
+        let (mut records, mut overflowed, mut datagrams) = (0, 0, 0);
         let table = FlowTable::open(&self.pins, false)?;
         for place in 0..table.len() {
             records += u64::from(table.cookie(place) != 0);
-            overflowed += table.overflowed(place);
+            overflowed += FlowPlace::in_overflow(table.elsewhere(place));
+            datagrams += FlowPlace::in_datagrams(table.elsewhere(place));
         }
         let capacity = table.len() as u64;
         let of = |map, used, capacity| Fullness { map, used, capacity };
@@ -44,18 +42,7 @@ impl Tables {
             of("slots", self.slots().len() as u64, self.maps.backends.len() as u64),
             of("flow_records", records, capacity),
             of(map::FLOW_OVERFLOW, overflowed, capacity),
-            of(map::DATAGRAMS, self.datagram_sockets()?, capacity),
+            of(map::DATAGRAMS, datagrams, capacity),
         ])
-    }
-
-    fn datagram_sockets(&self) -> Result<u64, DatapathError> {
-        let path = self.pins.maps().join(map::DATAGRAMS);
-        let count = || {
-            let map = sys::open_pin(&path)?;
-            let mut count = 0;
-            elements::visit(map.as_fd(), |_: &u64, _: &Datagrams| count += 1)?;
-            Ok(count)
-        };
-        count().map_err(|source| DatapathError::Map { path: path.clone(), operation: "read", source })
     }
 }
