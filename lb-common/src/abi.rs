@@ -4,7 +4,7 @@
 //! writes it. Any change of a layout here is a new [`ABI_VERSION`].
 //!
 //! Two versions meet in an upgrade, so a little is the same in all of them: links are pinned as `links/<hook>@<cgroup
-//! id>`, and [`map::ACTIVE`] is an array whose values begin with the open flows of a slot as a 64-bit number. By these
+//! id>`, and [`map::BACKENDS`] is an array whose values begin with the open flows of a slot as a 64-bit number. By these
 //! one version takes the hooks that begin flows away from another, and sees when the last of its flows has ended.
 
 mod service;
@@ -88,8 +88,9 @@ pub mod map {
     pub const OUTCOMES: &str = "outcomes";
     /// Per-CPU array: slot to [`Counts`](super::Counts).
     pub const COUNTS: &str = "counts";
-    /// Array, memory-mapped: slot to [`Active`](super::Active).
-    pub const ACTIVE: &str = "active";
+    /// Per-CPU array: slot to the flows that were sent to its backend. Apart from the other counts, because it is all that a
+    /// choice counts: those of eight slots lie in one cache line.
+    pub const CHOSEN: &str = "chosen";
     /// Array, memory-mapped: socket cookie modulo its length to [`FlowPlace`](super::FlowPlace).
     pub const FLOW_PLACES: &str = "flow_places";
     /// Array, memory-mapped: as [`FLOW_PLACES`] to the [`Flow`](super::Flow) of whoever holds the place.
@@ -115,7 +116,7 @@ pub mod map {
         WALKS,
         OUTCOMES,
         COUNTS,
-        ACTIVE,
+        CHOSEN,
         FLOW_PLACES,
         FLOWS,
         FLOW_OVERFLOW,

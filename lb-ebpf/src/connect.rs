@@ -4,7 +4,7 @@
 //! known service without a usable backend is refused.
 
 use lb_common::abi::{
-    Active, Backend, DialledCell, Flow, NOT_A_SERVICE, Outcomes, Phase, Reason, Service, TableRef,
+    Backend, DialledCell, Endpoint, Flow, NOT_A_SERVICE, Outcomes, Phase, Reason, Service, TableRef,
 };
 use lb_common::dialled::{Cells, Dialled, find};
 use lb_common::net::Address;
@@ -14,7 +14,8 @@ use crate::atomic;
 use crate::choose::Chooser;
 use crate::context::{Dial, Opener, TCP, UDP};
 use crate::flow::{self, Begun};
-use crate::maps::{ACTIVE, BACKENDS, DIALLED, HAS_SET_RETVAL, OUTCOMES, SERVICES};
+use crate::maps::{BACKENDS, DIALLED, HAS_SET_RETVAL, OUTCOMES, SERVICES};
+use crate::tables::of;
 use crate::{PROCEED, clock, tally};
 
 /// The verdict that fails the call.
@@ -22,7 +23,7 @@ const REFUSE: i32 = 0;
 
 /// How a call ends, before the socket is touched.
 pub enum Verdict {
-    Forward(*const Backend),
+    Forward(*const Endpoint),
     Proceed,
     Refuse,
 }
@@ -122,7 +123,7 @@ fn balance<I: Chooser>(dial: &Dial, service: Option<u32>) -> Verdict {
         count(index, |outcomes| &raw mut outcomes.passed);
         return Verdict::Proceed;
     };
-    let Some((backend, active)) = choice.rows() else {
+    let Some(backend) = choice.backend() else {
         // A datagram socket whose connect is refused stays connected to where it was.
         if is_tcp {
             flow::leave::<I>(dial.cookie());
@@ -132,7 +133,9 @@ fn balance<I: Chooser>(dial: &Dial, service: Option<u32>) -> Verdict {
     if is_tcp {
         dial.set_syn_retries(choice.syn_retries);
     }
-    let flow = || choice.flow(dial, backend, active);
+    // Counted before it is open, as an end is counted before it is not: what is open is always part of what was chosen.
+    tally::chosen(choice.slot);
+    let flow = || choice.flow(dial, backend);
     // The flow table may be full, or the end of the flow be invisible.
     let begun = if opener == Opener::Mptcp {
         Begun::Nowhere
@@ -145,7 +148,7 @@ fn balance<I: Chooser>(dial: &Dial, service: Option<u32>) -> Verdict {
         // SAFETY: a live map value that belongs to the socket.
         unsafe { record.write(flow()) };
     }
-    Verdict::Forward(backend)
+    Verdict::Forward(of(backend))
 }
 
 /// What a policy chose for a call. All of it is written whatever it chose: what one path alone has written must not be
@@ -192,12 +195,11 @@ impl Choice {
         })
     }
 
-    /// The backend that was chosen, if one was. Nobody's slot is past the end of both maps.
+    /// The backend that was chosen, if one was. Nobody's slot is past the end of the map.
     #[inline(always)]
-    pub fn rows(&self) -> Option<(*const Backend, *const Active)> {
+    pub fn backend(&self) -> Option<*const Backend> {
         let backend: *const Backend = BACKENDS.get_ptr(self.slot)?;
-        let active: *const Active = ACTIVE.get_ptr(self.slot)?;
-        Some((backend, active))
+        Some(backend)
     }
 
     #[inline(always)]
@@ -211,11 +213,10 @@ impl Choice {
 
     /// The flow that begins with it.
     #[inline(always)]
-    pub fn flow(&self, dial: &Dial, backend: *const Backend, active: *const Active) -> Flow {
-        // SAFETY: live map values.
-        let (share, generation) = unsafe {
-            ((&raw const (*active).share).read_volatile(), (&raw const (*backend).generation).read_volatile())
-        };
+    pub fn flow(&self, dial: &Dial, backend: *const Backend) -> Flow {
+        // SAFETY: a live map value.
+        let (share, generation) =
+            unsafe { ((&raw const (*backend).share).read_volatile(), (*of(backend)).generation) };
         Flow {
             start_ns: self.now_ns,
             namespace: dial.namespace(),
@@ -231,10 +232,9 @@ impl Choice {
         }
     }
 
-    /// Counts the flow that began with it, and the one outcome of the call.
+    /// Counts the one outcome of the call.
     #[inline(always)]
     pub fn count(&self, tracked: bool) {
-        tally::count(self.slot, |counts| &raw mut counts.chosen);
         // One call per field: a field that is chosen before the addition makes it arithmetic with another offset on each
         // path, which the verifier allows with CAP_PERFMON only.
         if !tracked {

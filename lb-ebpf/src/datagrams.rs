@@ -4,12 +4,13 @@
 //! Kernel fact: sendmsg and recvmsg run their programs under the socket lock, as connect does, and release comes last. So
 //! nobody else changes a socket's entry meanwhile, and whoever takes the entry out counts the ends of all its flows.
 
-use lb_common::abi::{Backend, Datagrams, Flow, FlowPlace, MAX_DATAGRAM_FLOWS, Peer};
+use lb_common::abi::{Datagrams, Flow, FlowPlace, MAX_DATAGRAM_FLOWS, Peer};
 use lb_common::ending::Ending;
 use lb_common::net::{Address, Be16};
 
 use crate::flow::{self, NEW};
-use crate::maps::{BACKENDS, DATAGRAMS, EMPTY};
+use crate::maps::{DATAGRAMS, EMPTY};
+use crate::tables::endpoint;
 use crate::tally::{self, Carried};
 
 /// A socket's entry, if it has one.
@@ -100,9 +101,8 @@ fn put(entry: *mut Datagrams, place: usize, flow: &Flow) {
             if old.service != flow.service {
                 before.write_volatile(Peer::NOBODY);
             } else if old.slot != flow.slot
-                && let Some(backend) = BACKENDS.get_ptr(old.slot)
+                && let Some(backend) = endpoint(old.slot)
             {
-                let backend: *const Backend = backend;
                 let (address, port) = ((*backend).address, (*backend).port);
                 before.write_volatile(Peer { address, port, _reserved: 0 });
             }
@@ -128,7 +128,7 @@ pub fn service_at(cookie: u64, peer: Address, port: Be16) -> Option<u16> {
         if phase == 0 {
             break;
         }
-        let backend: *const Backend = BACKENDS.get_ptr(slot)?;
+        let backend = endpoint(slot)?;
         // SAFETY: a live map value; a slot keeps its backend while flows refer to it.
         if unsafe { (*backend).address == peer && (*backend).port == port } {
             return Some(service);

@@ -6,7 +6,7 @@ use aya_ebpf::Global;
 use aya_ebpf::btf_maps::{Array, HashMap, PerCpuArray};
 use aya_ebpf::macros::btf_map;
 use lb_common::abi::{
-    Active, Anomalies, Backend, BackendName, Counts, DIALLED_CELLS, Datagrams, Departed, DialledCell,
+    Anomalies, Backend, BackendName, Counts, DIALLED_CELLS, Datagrams, Departed, DialledCell,
     ENTRIES_PER_CELL, FLOW_RECORDS, Flow, FlowPlace, Listed, MAX_SERVICES, Members, Outcomes,
     SCHEDULE_ENTRIES, SLOTS, ScheduleCell, Service, Walk,
 };
@@ -43,8 +43,8 @@ pub static OUTCOMES: PerCpuArray<Outcomes, { MAX_SERVICES as usize + 1 }> = PerC
 #[btf_map(name = "counts")]
 pub static COUNTS: PerCpuArray<Counts, { SLOTS as usize }> = PerCpuArray::new();
 
-#[btf_map(name = "active")]
-pub static ACTIVE: Array<Active, { SLOTS as usize }, MAPPED> = Array::new();
+#[btf_map(name = "chosen")]
+pub static CHOSEN: PerCpuArray<u64, { SLOTS as usize }> = PerCpuArray::new();
 
 #[btf_map(name = "flow_places")]
 pub static FLOW_PLACES: Array<FlowPlace, { FLOW_RECORDS as usize }, MAPPED> = Array::new();

@@ -4,13 +4,14 @@
 //! The kernel is about to report the backend. Only if that really is the backend of one of the socket's flows is it
 //! replaced: a socket may have been connected elsewhere since, and accepted sockets pass here too.
 
-use lb_common::abi::{Backend, Service};
+use lb_common::abi::Service;
 use lb_common::net::{Address, Be16};
 
 use crate::context::Dial;
 use crate::datagrams;
 use crate::flow;
-use crate::maps::{BACKENDS, SERVICES};
+use crate::maps::SERVICES;
+use crate::tables::endpoint;
 
 #[inline(always)]
 pub fn getpeername4(dial: &Dial) {
@@ -64,7 +65,7 @@ fn asked(dial: &Dial, peer: Address, port: Be16) -> Option<*const Service> {
 /// The service that the socket dialled, if its flow goes to the given peer.
 #[inline(always)]
 fn dialled(dial: &Dial, peer: Address, port: Be16) -> Option<*const Service> {
-    let backend: *const Backend = BACKENDS.get_ptr(flow::of(dial.cookie())?.slot())?;
+    let backend = endpoint(flow::of(dial.cookie())?.slot())?;
     // SAFETY: a live map value; a slot keeps its backend while flows refer to it.
     let (address, its_port, service) = unsafe { ((*backend).address, (*backend).port, (*backend).service) };
     if address != peer || its_port != port {
@@ -77,7 +78,7 @@ fn dialled(dial: &Dial, peer: Address, port: Be16) -> Option<*const Service> {
 /// beside, see the backend as the destination and may write another one.
 #[inline(always)]
 pub fn is_backend(slot: u32, (address, port): (Address, Be16)) -> bool {
-    let backend: *const Backend = match BACKENDS.get_ptr(slot) {
+    let backend = match endpoint(slot) {
         Some(backend) => backend,
         None => return true,
     };

@@ -3,15 +3,16 @@
 //!
 //! Each call counts exactly one outcome.
 
-use lb_common::abi::{Active, Backend, Flow, NOT_A_SERVICE, Phase, Service, StateWord};
+use lb_common::abi::{Backend, Endpoint, Flow, NOT_A_SERVICE, Phase, Service, StateWord};
 
 use lb_common::net::Address;
 
 use crate::choose::Chooser;
 use crate::connect::{Choice, Verdict, count, service_at};
 use crate::context::Dial;
-use crate::maps::{ACTIVE, BACKENDS, SERVICES};
-use crate::{clock, datagrams, flow};
+use crate::maps::{BACKENDS, SERVICES};
+use crate::tables::{endpoint, of};
+use crate::{clock, datagrams, flow, tally};
 
 #[inline(always)]
 pub fn sendmsg4<I: Chooser>(dial: &Dial) -> i32 {
@@ -52,31 +53,32 @@ fn balance<I: Chooser>(dial: &Dial, service: Option<u32>) -> Verdict {
         count(index, |outcomes| &raw mut outcomes.passed);
         return Verdict::Proceed;
     };
-    let Some((backend, active)) = choice.rows() else {
+    let Some(backend) = choice.backend() else {
         // A flow that there was stays: the socket was last directed there, and answers may be on their way.
         return choice.turn_away(dial);
     };
     // Where no backend may be chosen the fallback is, again and again.
     if let Some(flow) = before
         && !is_due
-        && goes_to(flow, choice.slot, backend)
+        && goes_to(flow, choice.slot, of(backend))
     {
         count(index, |outcomes| &raw mut outcomes.reused);
-        return Verdict::Forward(backend);
+        return Verdict::Forward(of(backend));
     }
-    let tracked = datagrams::begin(cookie, &choice.flow(dial, backend, active));
+    tally::chosen(choice.slot);
+    let tracked = datagrams::begin(cookie, &choice.flow(dial, backend));
     choice.count(tracked);
-    Verdict::Forward(backend)
+    Verdict::Forward(of(backend))
 }
 
 /// The backend that a connected socket goes to, if it is the service's.
 #[inline(always)]
-fn connected_to(cookie: u64, index: u32) -> Option<*const Backend> {
+fn connected_to(cookie: u64, index: u32) -> Option<*const Endpoint> {
     let flow = flow::of(cookie)?.flow();
     if flow.phase != Phase::Datagrams as u8 || u32::from(flow.service) != index {
         return None;
     }
-    BACKENDS.get_ptr(flow.slot)
+    endpoint(flow.slot)
 }
 
 /// Whether the service's datagrams are to be sent elsewhere after a while, and that while is over.
@@ -95,22 +97,22 @@ fn is_rebind_due(flow: *const Flow, index: u32) -> bool {
 
 /// The backend of a flow, if it is still the one that was chosen, and still may be.
 #[inline(always)]
-fn usable(flow: *const Flow) -> Option<*const Backend> {
+fn usable(flow: *const Flow) -> Option<*const Endpoint> {
     // SAFETY: the socket's own entry.
     let (slot, generation) = unsafe { ((*flow).slot, (*flow).generation) };
-    let active: *const Active = ACTIVE.get_ptr(slot)?;
     let backend: *const Backend = BACKENDS.get_ptr(slot)?;
+    let endpoint = of(backend);
     // SAFETY: live map values; the state word changes at any time, hence one volatile load.
     let is_usable = unsafe {
-        StateWord::from_word((&raw const (*active).state).cast::<u32>().read_volatile()).is_usable()
-            && (&raw const (*backend).generation).read_volatile() == generation
+        StateWord::from_word((&raw const (*backend).state).cast::<u32>().read_volatile()).is_usable()
+            && (&raw const (*endpoint).generation).read_volatile() == generation
     };
-    if is_usable { Some(backend) } else { None }
+    if is_usable { Some(endpoint) } else { None }
 }
 
 /// Whether the choice fell on the backend of the flow that there is.
 #[inline(always)]
-fn goes_to(flow: *const Flow, slot: u32, backend: *const Backend) -> bool {
+fn goes_to(flow: *const Flow, slot: u32, backend: *const Endpoint) -> bool {
     // SAFETY: the socket's own entry, and a live map value.
     unsafe {
         (*flow).slot == slot && (*flow).generation == (&raw const (*backend).generation).read_volatile()

@@ -4,12 +4,13 @@ use core::arch::asm;
 use core::marker::PhantomData;
 
 use lb_common::abi::{
-    Active, ENTRIES_PER_CELL, Members, RecentErrors, Rules, ScheduleCell, Service, StateWord, TableRef, Walk,
+    Backend, ENTRIES_PER_CELL, Endpoint, Members, RecentErrors, Rules, ScheduleCell, Service, StateWord,
+    TableRef, Walk,
 };
 use lb_common::pick::{self, Draws, Scan, Tables};
 
 use crate::atomic::Instructions;
-use crate::maps::{ACTIVE, MEMBERS, SCANS, SCHEDULE};
+use crate::maps::{BACKENDS, MEMBERS, SCANS, SCHEDULE};
 
 /// The tables of one service.
 pub struct Kernel {
@@ -40,8 +41,21 @@ pub fn rules(service: *const Service) -> Rules {
     }
 }
 
+/// Who has a slot.
+#[inline(always)]
+pub fn endpoint(slot: u32) -> Option<*const Endpoint> {
+    BACKENDS.get_ptr(slot).map(|backend| of(backend))
+}
+
+/// Who a backend is.
+#[inline(always)]
+pub fn of(backend: *const Backend) -> *const Endpoint {
+    // SAFETY: a live map value.
+    unsafe { &raw const (*backend).endpoint }
+}
+
 impl Tables for Kernel {
-    type Backend = *const Active;
+    type Backend = *const Backend;
     type Members = u32;
     type Place = *const u16;
 
@@ -56,31 +70,31 @@ impl Tables for Kernel {
     }
 
     #[inline(always)]
-    fn backend(&self, slot: u32) -> Option<*const Active> {
-        ACTIVE.get_ptr(slot)
+    fn backend(&self, slot: u32) -> Option<*const Backend> {
+        BACKENDS.get_ptr(slot)
     }
 
     #[inline(always)]
-    fn state(&self, active: *const Active) -> StateWord {
+    fn state(&self, active: *const Backend) -> StateWord {
         // SAFETY: a live map value; the state word changes at any time, hence one volatile load.
         StateWord::from_word(unsafe { (&raw const (*active).state).cast::<u32>().read_volatile() })
     }
 
     #[inline(always)]
-    fn flows(&self, active: *const Active) -> u32 {
+    fn flows(&self, active: *const Backend) -> u32 {
         // SAFETY: a live map value. There are fewer flows than 32 bits can count.
         unsafe { (&raw const (*active).flows).read_volatile() as u32 }
     }
 
     #[inline(always)]
-    fn errors(&self, active: *const Active) -> RecentErrors {
+    fn errors(&self, active: *const Backend) -> RecentErrors {
         // SAFETY: a live map value; the errors are one word.
         let word = unsafe { (&raw const (*active).errors).cast::<u64>().read_volatile() };
         RecentErrors { count: word as u32, since: (word >> 32) as u32 }
     }
 
     #[inline(always)]
-    fn share(&self, active: *const Active) -> u32 {
+    fn share(&self, active: *const Backend) -> u32 {
         // SAFETY: a live map value.
         unsafe { (&raw const (*active).share).read_volatile() }
     }

@@ -9,7 +9,7 @@ use lb_common::load::{self, HalfLife};
 
 use crate::atomic;
 use crate::clock;
-use crate::maps::{ACTIVE, COUNTS, SERVICES};
+use crate::maps::{BACKENDS, CHOSEN, COUNTS, SERVICES};
 
 /// What a connection has carried.
 #[derive(Clone, Copy)]
@@ -30,6 +30,15 @@ pub fn count(slot: u32, field: impl FnOnce(&mut Counts) -> *mut u64) {
     if let Some(counts) = COUNTS.get_ptr_mut(slot) {
         // SAFETY: this CPU's map value; the closure only takes a field's address.
         unsafe { atomic::add(field(&mut *counts), 1) };
+    }
+}
+
+/// Counts a flow that is sent to a slot.
+#[inline(always)]
+pub fn chosen(slot: u32) {
+    if let Some(chosen) = CHOSEN.get_ptr_mut(slot) {
+        // SAFETY: this CPU's map value.
+        unsafe { atomic::add(chosen, 1) };
     }
 }
 
@@ -67,7 +76,7 @@ pub fn time(slot: u32, us: u32, field: impl FnOnce(&mut Counts) -> &mut Times) {
 /// Adds to a backend's active count.
 #[inline(always)]
 pub fn active(slot: u32, change: i64) {
-    if let Some(active) = ACTIVE.get_ptr_mut(slot) {
+    if let Some(active) = BACKENDS.get_ptr_mut(slot) {
         // SAFETY: `active` is a live map value. Adding -1 in two's complement takes one away.
         unsafe { atomic::add(&raw mut (*active).flows, change as u64) };
     }
@@ -106,7 +115,7 @@ fn error(flow: &Flow, now: u32) {
     if half_life == 0 {
         return;
     }
-    if let Some(active) = ACTIVE.get_ptr_mut(flow.slot) {
+    if let Some(active) = BACKENDS.get_ptr_mut(flow.slot) {
         // SAFETY: a live map value; the errors are one word.
         unsafe {
             let errors = &raw mut (*active).errors;

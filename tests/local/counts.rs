@@ -1,7 +1,7 @@
 //! What `status` tells of a backend's flows: how they end, how long connects take, and that the counts are the backend's,
 //! whatever becomes of its slot.
 
-use lb_common::abi::{Active, Anomalies, map};
+use lb_common::abi::{Anomalies, Backend, map};
 use serde_json::Value;
 use stage::eventually;
 use stage::maps::{Raw, array, per_cpu};
@@ -125,7 +125,7 @@ fn counts_that_do_not_add_up_are_a_fault() {
     assert!(!said(&fixture).contains("add up"), "{}", said(&fixture));
     let slot = u32::try_from(backend(&fixture, "127.0.0.1:8002")["slot"].as_u64().expect("a slot"))
         .expect("32 bits");
-    let mut active = array::<Active>(&fixture.setup.map("web", map::ACTIVE));
+    let mut active = array::<Backend>(&fixture.setup.map("web", map::BACKENDS));
     let Raw(mut row) = active.get(&slot, 0).expect("a slot");
     row.flows += 2;
     active.set(slot, Raw(row), 0).expect("two flows that never were");

@@ -2,7 +2,7 @@
 //! chooses the same backends.
 
 use lb_common::abi::{
-    Active, BackendState, ENTRIES_PER_CELL, Flow, FlowPlace, MAX_SERVICES, Members, Policy, Reason,
+    Backend, BackendState, ENTRIES_PER_CELL, Flow, FlowPlace, MAX_SERVICES, Members, Policy, Reason,
     RecentErrors, ScheduleCell, Service, StateWord, TableRef, map,
 };
 use lb_common::pick::{How, Tables, choose};
@@ -15,7 +15,7 @@ struct Maps {
     service: Service,
     schedule: Vec<u16>,
     members: Vec<u16>,
-    backends: Vec<Active>,
+    backends: Vec<Backend>,
     flows: Vec<u32>,
 }
 
@@ -30,7 +30,7 @@ impl Maps {
         let at = service.table.members_of(0).expect("three can be listed");
         assert!(at < 2 * MAX_SERVICES);
         let members = array::<Members>(&pin(map::MEMBERS)).get(&at, 0).expect("members").0;
-        let backends = array::<Active>(&pin(map::ACTIVE));
+        let backends = array::<Backend>(&pin(map::BACKENDS));
         let backends = (0..3).map(|slot| backends.get(&slot, 0).expect("a slot").0).collect();
         Self {
             service,

@@ -1,6 +1,6 @@
 //! The state word and the fallback: what connect does with a table that is older than what is known of its backends.
 
-use lb_common::abi::{Active, BackendState, NO_SLOT, Service, StateWord, map};
+use lb_common::abi::{Backend, BackendState, NO_SLOT, Service, StateWord, map};
 use stage::kernel::refusal;
 use stage::maps::{Raw, array};
 
@@ -8,7 +8,7 @@ use stage::fixture::{Fixture, SERVICE, config};
 
 /// Stores state words as the daemon does, with nobody there to follow up with a new table.
 fn set_usable(fixture: &Fixture, slot: u32, usable: bool) {
-    let mut active = array::<Active>(&fixture.setup.map("web", map::ACTIVE));
+    let mut active = array::<Backend>(&fixture.setup.map("web", map::BACKENDS));
     let Raw(mut row) = active.get(&slot, 0).expect("a slot");
     row.state = StateWord::new(usable, BackendState::LameDuck);
     active.set(slot, Raw(row), 0).expect("store the state word");

@@ -92,8 +92,8 @@ fn verified([schedule_entries, slots, flow_records]: [u32; 3]) -> Vec<(String, u
     let capacities = [
         (map::SCHEDULE, 2 * schedule_entries / ENTRIES_PER_CELL),
         (map::BACKENDS, slots),
+        (map::CHOSEN, slots),
         (map::COUNTS, slots),
-        (map::ACTIVE, slots),
         (map::FLOW_PLACES, flow_records),
         (map::FLOWS, flow_records),
         (map::FLOW_OVERFLOW, flow_records),

@@ -83,11 +83,11 @@ impl BackendState {
     }
 }
 
-/// One backend in its slot. Written by the daemon, only while no table, fallback or flow refers to the slot (but the
-/// weight, which only readers of the map want, at any time).
+/// Who has a slot. Written by the daemon, only while no table, fallback or flow refers to the slot (but the weight, which
+/// only readers of the map want, at any time).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
-pub struct Backend {
+pub struct Endpoint {
     /// The address that connect rewrites to.
     pub address: Address,
     /// The port that connect rewrites to.
@@ -101,12 +101,12 @@ pub struct Backend {
     /// The configured weight (capacity); for readers of the map.
     pub weight: u32,
 }
-const _: () = assert!(size_of::<Backend>() == 32);
+const _: () = assert!(size_of::<Endpoint>() == 32);
 
-/// What a choice needs to know of a slot, in one cache line with what each choice changes.
-#[repr(C)]
+/// A backend in its slot: all that a choice reads and changes of it, in one cache line.
+#[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
-pub struct Active {
+pub struct Backend {
     /// Open flows: sockets that were last directed to the slot. Written by the kernel programs, and by the daemon for
     /// records whose socket is gone, with atomic adds on both sides.
     pub flows: u64,
@@ -118,8 +118,10 @@ pub struct Active {
     pub errors: RecentErrors,
     /// Flows whose records the daemon has taken out, because their sockets were gone. Written by the daemon.
     pub swept: u64,
+    /// Who it is.
+    pub endpoint: Endpoint,
 }
-const _: () = assert!(size_of::<Active>() == 32);
+const _: () = assert!(size_of::<Backend>() == 64);
 
 /// A number of errors that loses half of itself every half-life: one word, so that it changes with a single store. An
 /// error that is added on two CPUs at the same moment may count once: it is a weight, not a count.

@@ -51,12 +51,12 @@ pub const ENDING_ROWS: usize = 16;
 const _: () = assert!(Ending::ALL.len() < ENDING_ROWS);
 
 /// What became of a slot's backend since it took the slot, on one CPU. Written by the kernel programs, zeroed by the daemon
-/// before reuse. The sum over CPUs obeys: chosen = all endings + [`Active::flows`](super::Active::flows) +
-/// [`Active::swept`](super::Active::swept) + untracked.
+/// before reuse. The sum over CPUs obeys: chosen = all endings + [`Backend::flows`](super::Backend::flows) +
+/// [`Backend::swept`](super::Backend::swept) + untracked.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub struct Counts {
-    /// Flows sent to it.
+    /// Flows sent to it. Kept in [`map::CHOSEN`](super::map::CHOSEN) as long as it has the slot, and 0 here.
     pub chosen: u64,
     /// Those of them that are in no active count.
     pub untracked: u64,

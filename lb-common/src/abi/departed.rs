@@ -27,7 +27,7 @@ const _: () = assert!(size_of::<BackendName>() == 84);
 pub struct Departed {
     /// Over all CPUs.
     pub counts: Counts,
-    /// [`Active::swept`](super::Active::swept).
+    /// [`Backend::swept`](super::Backend::swept).
     pub swept: u64,
     /// When it left, by `CLOCK_MONOTONIC`: where there is no room, those that left first are forgotten.
     pub left_ns: u64,

@@ -6,7 +6,7 @@ use super::MAX_DATAGRAM_FLOWS;
 use crate::net::{Address, Be16};
 
 /// Where a socket was sent, why, and when. The slot cannot be reused while the flow is counted in its
-/// [`Active`](super::Active). Written by the kernel programs.
+/// [`Backend::flows`](super::Backend::flows). Written by the kernel programs.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct Flow {

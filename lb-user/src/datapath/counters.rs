@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use lb_common::abi::Counts;
+use lb_common::abi::{Counts, map};
 
 use super::error::DatapathError;
 use super::sys;
@@ -20,22 +20,32 @@ const BATCH_BYTES: usize = 512 << 10;
 
 /// The counters of all slots.
 pub struct Counters {
+    /// What was counted of flows once they were chosen.
     map: OwnedFd,
+    /// What was chosen.
+    chosen: OwnedFd,
     cpus: usize,
     /// Whether the kernel reads many elements of a per-CPU array at a time. Found by trying.
     has_batches: AtomicBool,
 }
 
 impl Counters {
-    /// Opens the counters that are pinned at `path`.
+    /// Opens the counters that are pinned in `dir`.
     ///
     /// # Errors
     /// If they cannot be opened, or the kernel does not tell how many CPUs there may be.
-    pub fn open(path: &Path) -> Result<Self, DatapathError> {
-        let fail = |source| DatapathError::Map { path: path.to_owned(), operation: "open", source };
-        let map = sys::open_pin(path).map_err(fail)?;
-        let cpus = super::possible_cpus().map_err(fail)? as usize;
-        Ok(Self { map, cpus, has_batches: AtomicBool::new(true) })
+    pub fn open(dir: &Path) -> Result<Self, DatapathError> {
+        let open = |name: &str| {
+            let path = dir.join(name);
+            sys::open_pin(&path).map_err(|source| DatapathError::Map { path, operation: "open", source })
+        };
+        let (map, chosen) = (open(map::COUNTS)?, open(map::CHOSEN)?);
+        let cpus = super::possible_cpus().map_err(|source| DatapathError::Map {
+            path: dir.join(map::COUNTS),
+            operation: "open",
+            source,
+        })?;
+        Ok(Self { map, chosen, cpus: cpus as usize, has_batches: AtomicBool::new(true) })
     }
 
     /// The counts of one slot, over all CPUs.
@@ -43,11 +53,18 @@ impl Counters {
     /// # Errors
     /// If the kernel refuses the look-up.
     pub fn get(&self, slot: u32) -> io::Result<Counts> {
-        let mut values = vec![bytemuck::Zeroable::zeroed(); self.cpus];
-        if !elements::get_into(self.map.as_fd(), &slot, &mut values)? {
+        // In this order: what has ended was chosen.
+        let mut counts: Counts = sum(&self.values(&self.map, slot)?);
+        counts.chosen = sum(&self.values::<u64>(&self.chosen, slot)?);
+        Ok(counts)
+    }
+
+    fn values<V: bytemuck::Pod>(&self, map: &OwnedFd, slot: u32) -> io::Result<Vec<V>> {
+        let mut values = vec![V::zeroed(); self.cpus];
+        if !elements::get_into(map.as_fd(), &slot, &mut values)? {
             return Err(io::Error::new(io::ErrorKind::NotFound, format!("there is no slot {slot}")));
         }
-        Ok(sum(&values))
+        Ok(values)
     }
 
     /// Shows the counts of slots, over all CPUs. They are given in ascending order.
@@ -56,7 +73,7 @@ impl Counters {
     /// If the kernel refuses a look-up.
     pub fn visit(&self, slots: &[u32], mut each: impl FnMut(u32, Counts)) -> io::Result<()> {
         let at_once = (BATCH_BYTES / (size_of::<Counts>() * self.cpus)).max(1);
-        let mut values: Vec<Counts> = Vec::new();
+        let (mut values, mut chosen): (Vec<Counts>, Vec<u64>) = (Vec::new(), Vec::new());
         let mut rest = slots;
         // Bound: each turn takes at least one slot.
         while let [first, ..] = *rest {
@@ -68,14 +85,17 @@ impl Counters {
             let (batch, later) = rest.split_at(reached);
             let length = batch.last().map_or(0, |last| (last - first) as usize + 1);
             values.resize(length * self.cpus, bytemuck::Zeroable::zeroed());
-            let read = elements::read_array(self.map.as_fd(), first, length, &mut values)?;
-            if read.is_break() {
+            chosen.resize(length * self.cpus, 0);
+            if elements::read_array(self.map.as_fd(), first, length, &mut values)?.is_break()
+                || elements::read_array(self.chosen.as_fd(), first, length, &mut chosen)?.is_break()
+            {
                 self.has_batches.store(false, Ordering::Relaxed);
                 break;
             }
             for slot in batch {
                 let at = (slot - first) as usize * self.cpus;
-                each(*slot, sum(&values[at..at + self.cpus]));
+                let at = at..at + self.cpus;
+                each(*slot, Counts { chosen: sum(&chosen[at.clone()]), ..sum(&values[at]) });
             }
             rest = later;
         }
@@ -90,10 +110,11 @@ impl Counters {
     /// # Errors
     /// If the kernel refuses.
     pub fn set(&self, slot: u32, counts: &Counts) -> io::Result<()> {
-        let mut values = vec![bytemuck::Zeroable::zeroed(); self.cpus];
+        let (mut values, mut chosen) = (vec![Counts::default(); self.cpus], vec![0; self.cpus]);
         // What counts is the sum.
-        values[0] = *counts;
-        elements::set(self.map.as_fd(), &slot, &values)
+        (values[0], chosen[0]) = (Counts { chosen: 0, ..*counts }, counts.chosen);
+        elements::set(self.map.as_fd(), &slot, &values)?;
+        elements::set(self.chosen.as_fd(), &slot, &chosen)
     }
 }
 

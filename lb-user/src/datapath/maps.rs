@@ -11,9 +11,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use aya::maps::{Map, MapData, MapError, PerCpuArray, PerCpuValues};
-use lb_common::abi::{
-    Active, Anomalies, Backend, DialledCell, Members, Outcomes, ScheduleCell, Service, Walk, map,
-};
+use lb_common::abi::{Anomalies, Backend, DialledCell, Members, Outcomes, ScheduleCell, Service, Walk, map};
 use rustix::mm::{MapFlags, ProtFlags};
 
 use super::counters::Counters;
@@ -113,11 +111,16 @@ impl<T: bytemuck::Pod> Mapped<T> {
 
     /// Writes an element word by word.
     pub fn set(&mut self, index: usize, value: &T) {
+        self.set_part(index, 0, value);
+    }
+
+    /// Writes what lies at an offset of an element, word by word.
+    pub fn set_part<P: bytemuck::Pod>(&mut self, index: usize, offset: usize, part: &P) {
         assert!(self.writable, "opened for reading");
-        for (i, bytes) in bytemuck::bytes_of(value).chunks_exact(4).enumerate() {
+        for (i, bytes) in bytemuck::bytes_of(part).chunks_exact(4).enumerate() {
             let word = u32::from_ne_bytes(bytes.try_into().expect("four bytes"));
             // SAFETY: `word` checks bounds and alignment.
-            unsafe { self.word::<u32>(index, 4 * i).write_volatile(word) };
+            unsafe { self.word::<u32>(index, offset + 4 * i).write_volatile(word) };
         }
     }
 
@@ -153,7 +156,7 @@ impl<T> Drop for Mapped<T> {
 /// # Errors
 /// If the map cannot be opened or mapped.
 pub fn open_flows(dir: &Path) -> Result<u64, DatapathError> {
-    let path = dir.join(map::ACTIVE);
+    let path = dir.join(map::BACKENDS);
     let fail = |error| DatapathError::Map { path: path.clone(), operation: "map", source: error };
     let fd = sys::open_pin(&path).map_err(fail)?;
     let info = sys::map_info(fd.as_fd()).map_err(fail)?;
@@ -175,7 +178,6 @@ pub struct Maps {
     pub outcomes: PerCpu<Outcomes>,
     pub counts: Counters,
     pub anomalies: PerCpu<Anomalies>,
-    pub active: Mapped<Active>,
     pub departed: DepartedBackends,
 }
 
@@ -194,9 +196,8 @@ impl Maps {
             members: Mapped::open(&path(map::MEMBERS), writable)?,
             walks: typed(&path(map::WALKS))?,
             outcomes: typed(&path(map::OUTCOMES))?,
-            counts: Counters::open(&path(map::COUNTS))?,
+            counts: Counters::open(dir)?,
             anomalies: typed(&path(map::ANOMALIES))?,
-            active: Mapped::open(&path(map::ACTIVE), writable)?,
             departed: DepartedBackends::open(&path(map::DEPARTED))?,
         })
     }

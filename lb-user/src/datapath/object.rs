@@ -140,8 +140,8 @@ fn capacities(limits: &Limits) -> [(&'static str, u32); 10] {
         // Twice: a new table is written beside the one it replaces.
         (map::SCHEDULE, 2 * limits.schedule_entries / ENTRIES_PER_CELL),
         (map::BACKENDS, limits.slots),
+        (map::CHOSEN, limits.slots),
         (map::COUNTS, limits.slots),
-        (map::ACTIVE, limits.slots),
         (map::FLOW_PLACES, limits.flow_records),
         (map::FLOWS, limits.flow_records),
         (map::FLOW_OVERFLOW, limits.flow_records),
@@ -528,7 +528,7 @@ mod tests {
             (map::COUNTS, sizes(4, size_of::<abi::Counts>(), abi::SLOTS)),
             (map::ANOMALIES, sizes(4, size_of::<abi::Anomalies>(), 1)),
             (map::DATAGRAMS, sizes(8, size_of::<abi::Datagrams>(), abi::FLOW_RECORDS)),
-            (map::ACTIVE, sizes(4, size_of::<abi::Active>(), abi::SLOTS)),
+            (map::BACKENDS, sizes(4, size_of::<abi::Backend>(), abi::SLOTS)),
             (map::FLOW_PLACES, sizes(4, size_of::<abi::FlowPlace>(), abi::FLOW_RECORDS)),
             (map::FLOWS, sizes(4, size_of::<abi::Flow>(), abi::FLOW_RECORDS)),
             (map::FLOW_OVERFLOW, sizes(8, size_of::<abi::Flow>(), abi::FLOW_RECORDS)),

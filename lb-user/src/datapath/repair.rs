@@ -13,7 +13,7 @@ use std::mem::offset_of;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use lb_common::abi::{Active, Datagrams, Flow, FlowPlace, HELD, Listed, NO_SLOT, Phase, map};
+use lb_common::abi::{Backend, Datagrams, Flow, FlowPlace, HELD, Listed, NO_SLOT, Phase, map};
 use serde::{Deserialize, Serialize};
 
 use super::error::DatapathError;
@@ -115,7 +115,7 @@ const ENTRY: u64 = 1 << 63;
 /// One client's flow records.
 struct Records {
     table: FlowTable,
-    active: Mapped<Active>,
+    backends: Mapped<Backend>,
     overflow: OwnedFd,
     datagrams: OwnedFd,
     listed: OwnedFd,
@@ -130,7 +130,7 @@ impl Records {
         };
         Ok(Self {
             table: FlowTable::open(pins, true)?,
-            active: Mapped::open(&path(map::ACTIVE), true)?,
+            backends: Mapped::open(&path(map::BACKENDS), true)?,
             overflow: open(map::FLOW_OVERFLOW)?,
             datagrams: open(map::DATAGRAMS)?,
             listed: open(map::LISTED)?,
@@ -273,8 +273,8 @@ impl Records {
     }
 
     fn give_back(&self, flow: Flow) {
-        self.active.add64(flow.slot as usize, offset_of!(Active, swept), 1);
-        self.active.add64(flow.slot as usize, offset_of!(Active, flows), u64::MAX);
+        self.backends.add64(flow.slot as usize, offset_of!(Backend, swept), 1);
+        self.backends.add64(flow.slot as usize, offset_of!(Backend, flows), u64::MAX);
     }
 }
 

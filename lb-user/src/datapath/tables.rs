@@ -22,7 +22,7 @@ use std::sync::Arc;
 
 use aya::maps::MapError;
 use lb_common::abi::{
-    self, Active, Anomalies, Backend, BackendState, ENTRIES_PER_CELL, Members, NO_MEMBERS, NO_SLOT,
+    self, Anomalies, Backend, BackendState, ENTRIES_PER_CELL, Endpoint, Members, NO_MEMBERS, NO_SLOT,
     NOT_A_SERVICE, Outcomes, Rules, SERVICE_FREE, SERVICE_LEAVING, SERVICE_LIVE, ScheduleCell, Service,
     StateWord, TableRef, Walk, map,
 };
@@ -142,27 +142,26 @@ impl Tables {
 
     /// A slot, if it is occupied.
     pub fn slot(&self, slot: u32) -> Option<SlotView> {
-        let active: Active = self.maps.active.get(slot as usize);
-        let state = BackendState::from_u8(active.state.state).filter(|state| *state != BackendState::Free)?;
-        let row: Backend = self.maps.backends.get(slot as usize);
+        let Backend { state, share, endpoint, .. } = self.maps.backends.get(slot as usize);
+        let known = BackendState::from_u8(state.state).filter(|state| *state != BackendState::Free)?;
         Some(SlotView {
             slot,
-            generation: row.generation,
-            service: row.service,
-            address: socket_addr(row.address, row.port),
-            weight: row.weight,
-            state,
-            usable: active.state.usable != 0,
-            entries: active.share,
+            generation: endpoint.generation,
+            service: endpoint.service,
+            address: socket_addr(endpoint.address, endpoint.port),
+            weight: endpoint.weight,
+            state: known,
+            usable: state.is_usable(),
+            entries: share,
         })
     }
 
     /// The generation that the next backend of each free slot gets, where it is not the first.
     pub fn next_generations(&self) -> Vec<(u32, u32)> {
         let slots = 0..u32::try_from(self.maps.backends.len()).unwrap_or(u32::MAX);
-        let free =
-            slots.filter(|slot| self.maps.active.get(*slot as usize).state.state == BackendState::Free as u8);
-        let generations = free.map(|slot| (slot, self.maps.backends.get(slot as usize).generation));
+        let free = slots
+            .filter(|slot| self.maps.backends.get(*slot as usize).state.state == BackendState::Free as u8);
+        let generations = free.map(|slot| (slot, self.maps.backends.get(slot as usize).endpoint.generation));
         generations.filter(|(_, generation)| *generation != 0).collect()
     }
 
@@ -175,7 +174,7 @@ impl Tables {
 
     /// Open flows of a slot's backend.
     pub fn active(&self, slot: u32) -> u64 {
-        self.maps.active.get(slot as usize).flows
+        self.maps.backends.get(slot as usize).flows
     }
 
     /// What should not have happened, over all CPUs.
@@ -301,7 +300,7 @@ impl Tables {
                 self.set_state(*slot, StateWord::new(*usable, *state));
             }
             Step::SetWeight(slot, weight) => {
-                let at = offset_of!(Backend, weight);
+                let at = offset_of!(Backend, endpoint.weight);
                 self.maps.backends.store32(*slot as usize, at, u32::from(*weight));
             }
             Step::Publish(place, schedule) => return Ok(self.publish(*place, schedule)),
@@ -363,9 +362,10 @@ impl Tables {
         let (counts, swept) =
             departed.map_or_else(Default::default, |departed| (departed.counts, departed.swept));
         self.maps.counts.set(slot, &counts).map_err(|error| self.fail_io(map::COUNTS, "write", error))?;
-        self.maps.backends.set(
+        self.maps.backends.set_part(
             slot as usize,
-            &Backend {
+            offset_of!(Backend, endpoint),
+            &Endpoint {
                 address: Address::from(backend.address.ip()),
                 port: Be16::from_host(backend.address.port()),
                 service: backend.service,
@@ -375,8 +375,8 @@ impl Tables {
             },
         );
         // No flow is open, so nobody else writes.
-        self.maps.active.store64(slot as usize, offset_of!(Active, errors), 0);
-        self.maps.active.store64(slot as usize, offset_of!(Active, swept), swept);
+        self.maps.backends.store64(slot as usize, offset_of!(Backend, errors), 0);
+        self.maps.backends.store64(slot as usize, offset_of!(Backend, swept), swept);
         self.set_share(slot, 0);
         self.set_state(slot, StateWord::new(backend.usable, backend.state));
         if departed.is_some() {
@@ -395,10 +395,10 @@ impl Tables {
             kept.map_err(|error| self.fail_io(map::DEPARTED, "write", error))?;
         }
         // A free row keeps the generation that the slot's next backend gets.
-        let mut row: Backend = bytemuck::Zeroable::zeroed();
-        row.generation = self.maps.backends.get(slot as usize).generation.wrapping_add(1);
+        let mut row: Endpoint = bytemuck::Zeroable::zeroed();
+        row.generation = self.maps.backends.get(slot as usize).endpoint.generation.wrapping_add(1);
         self.set_state(slot, StateWord::new(false, BackendState::Free));
-        self.maps.backends.set(slot as usize, &row);
+        self.maps.backends.set_part(slot as usize, offset_of!(Backend, endpoint), &row);
         Ok(())
     }
 
@@ -408,11 +408,11 @@ impl Tables {
     }
 
     fn set_state(&mut self, slot: u32, state: StateWord) {
-        self.maps.active.store32(slot as usize, offset_of!(Active, state), state.to_word());
+        self.maps.backends.store32(slot as usize, offset_of!(Backend, state), state.to_word());
     }
 
     fn set_share(&mut self, slot: u32, entries: u32) {
-        self.maps.active.store32(slot as usize, offset_of!(Active, share), entries);
+        self.maps.backends.store32(slot as usize, offset_of!(Backend, share), entries);
     }
 
     fn publish(&mut self, place: u16, schedule: &[u16]) -> bool {

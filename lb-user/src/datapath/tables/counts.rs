@@ -2,7 +2,7 @@
 
 use std::mem::offset_of;
 
-use lb_common::abi::{self, Active, map};
+use lb_common::abi::{self, Backend, map};
 
 use super::Tables;
 use crate::datapath::error::DatapathError;
@@ -55,10 +55,10 @@ impl Tables {
     }
 
     fn with_active(&self, slot: u32, sums: abi::Counts) -> Counts {
-        let load = |at| self.maps.active.load64(slot as usize, at);
+        let load = |at| self.maps.backends.load64(slot as usize, at);
         // An end is counted before the open flow is taken away, and so is read.
-        let swept = load(offset_of!(Active, swept));
-        Counts { sums, active: load(offset_of!(Active, flows)), swept }
+        let swept = load(offset_of!(Backend, swept));
+        Counts { sums, active: load(offset_of!(Backend, flows)), swept }
     }
 
     /// By how many flows the counts of a slot do not add up, whatever begins and ends meanwhile: 0 unless something is
