@@ -68,6 +68,25 @@ pub fn all_ones_if_negative(difference: u64) -> u64 {
     black_box((difference.cast_signed() >> 63).cast_unsigned())
 }
 
+/// As [`all_ones_if_negative`], where it is waited for. (`black_box` goes by way of memory in a kernel program.)
+#[cfg(not(target_arch = "bpf"))]
+#[inline(always)]
+pub fn soon_all_ones_if_negative(difference: u64) -> u64 {
+    all_ones_if_negative(difference)
+}
+
+/// As [`all_ones_if_negative`], where it is waited for: `black_box` goes by way of memory here.
+#[cfg(target_arch = "bpf")]
+#[inline(always)]
+pub fn soon_all_ones_if_negative(difference: u64) -> u64 {
+    let mut mask = difference;
+    // SAFETY: shifts a register.
+    unsafe {
+        core::arch::asm!("{0} s>>= 63", inout(reg) mask, options(pure, nomem, nostack, preserves_flags));
+    }
+    mask
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
