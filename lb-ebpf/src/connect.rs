@@ -106,9 +106,8 @@ impl Cells for Services {
 fn balance<I: Chooser>(dial: &Dial, service: Option<u32>) -> Verdict {
     let is_tcp = dial.protocol() == Some(TCP);
     let Some(index) = service else {
-        // A socket that failed to reach a service and now dials elsewhere is no flow any more. A datagram socket that
-        // has one is connected; but for one that was disconnected with AF_UNSPEC, which no program sees.
-        if is_tcp || dial.protocol() == Some(UDP) && dial.is_connected() {
+        // A socket that failed to reach a service and now dials elsewhere is no flow any more.
+        if is_tcp || dial.protocol() == Some(UDP) {
             flow::leave::<I>(dial.cookie());
         }
         count(NOT_A_SERVICE, |outcomes| &raw mut outcomes.not_a_service);

@@ -26,17 +26,42 @@ pub fn of(cookie: u64, service: u32) -> Option<*const Flow> {
     // Bound: MAX_DATAGRAM_FLOWS places.
     for place in 0..MAX_DATAGRAM_FLOWS {
         // SAFETY: the socket's own entry; within the array by the bound.
-        let flow = unsafe { (&raw const (*entry).flows).cast::<Flow>().add(place) };
-        // SAFETY: as above.
-        let (phase, its) = unsafe { ((*flow).phase, (*flow).service) };
+        let (phase, its) = unsafe {
+            let flow = (&raw const (*entry).flows).cast::<Flow>().add(place);
+            ((*flow).phase, (*flow).service)
+        };
         if phase == 0 {
             return None;
         }
         if u32::from(its) == service {
-            return Some(flow);
+            // SAFETY: as above.
+            return Some(unsafe { flow_at(entry, unknown(entry, place)) });
         }
     }
     None
+}
+
+/// The same place, which the verifier cannot tell any more: it would follow the rest of the program once for each that it
+/// knows, and arithmetic with another offset on each path it allows with CAP_PERFMON only.
+///
+/// # Safety
+/// `entry` is a live map value.
+#[inline(always)]
+unsafe fn unknown(entry: *const Datagrams, place: usize) -> usize {
+    const { assert!(MAX_DATAGRAM_FLOWS.is_power_of_two()) };
+    // SAFETY: the caller's. The reserved word is always 0, which the verifier does not know.
+    let nothing = unsafe { (&raw const (*entry)._reserved).read_volatile() };
+    place.wrapping_add(nothing as usize) & (MAX_DATAGRAM_FLOWS - 1)
+}
+
+/// The flow at a place that is [`unknown`].
+///
+/// # Safety
+/// `entry` is a live map value.
+#[inline(always)]
+unsafe fn flow_at(entry: *const Datagrams, place: usize) -> *mut Flow {
+    // SAFETY: the caller's; within the array by the mask.
+    unsafe { (&raw const (*entry).flows).cast::<Flow>().cast_mut().add(place) }
 }
 
 /// Records that a socket's datagrams to `flow`'s service go there, in place of wherever they went before. Returns whether
@@ -87,14 +112,10 @@ fn place_for(entry: *const Datagrams, service: u16) -> usize {
 
 #[inline(always)]
 fn put(entry: *mut Datagrams, place: usize, flow: &Flow) {
-    const { assert!(MAX_DATAGRAM_FLOWS.is_power_of_two()) };
     // SAFETY: the socket's own entry; within the arrays by the mask.
     unsafe {
-        // The reserved word is always 0, which the verifier does not know: a place that it knows is arithmetic with another
-        // offset on each path, which it allows with CAP_PERFMON only.
-        let nothing = (&raw const (*entry)._reserved).read_volatile();
-        let place = place.wrapping_add(nothing as usize) & (MAX_DATAGRAM_FLOWS - 1);
-        let at = (&raw mut (*entry).flows).cast::<Flow>().add(place);
+        let place = unknown(entry, place);
+        let at = flow_at(entry, place);
         let before = (&raw mut (*entry).before).cast::<Peer>().add(place);
         let old = at.read_volatile();
         if old.phase != 0 {

@@ -27,7 +27,7 @@ const GIVE_ALL: &str = "run it as root, or as root give USER all three: `setpriv
 
 /// Files that the daemon has open for a client: its maps, its programs, its cgroup and its lock. Links are pinned and
 /// closed. The rest is for what is looked at for a moment.
-const FILES_OF_CLIENT: u64 = 16;
+const FILES_OF_CLIENT: u64 = 20;
 /// Those that it has open whatever its clients are, one that is being opened included.
 const FILES_OF_DAEMON: u64 = 64;
 

@@ -291,9 +291,9 @@ fn bpftool_shows_named_fields() {
     let port = u64::from(8001u16.to_be());
     let backends = dump("backends").as_array().expect("entries").clone();
     let mut values = backends.iter().map(|entry| &entry["formatted"]["value"]);
-    let backend = values.find(|value| value["port"]["be"] == port).expect("the first endpoint has a slot");
-    assert_eq!(backend["weight"], 1, "{backend}");
-    let active = dump("active").as_array().expect("entries").clone();
-    let usable = |entry: &&Value| entry["formatted"]["value"]["state"]["usable"] == 1;
-    assert_eq!(active.iter().filter(usable).count(), 3, "the endpoints may be chosen");
+    let backend = values.clone().find(|value| value["endpoint"]["port"]["be"] == port);
+    let backend = backend.expect("the first endpoint has a slot");
+    assert_eq!(backend["endpoint"]["weight"], 1, "{backend}");
+    let usable = values.by_ref().filter(|value| value["state"]["usable"] == 1);
+    assert_eq!(usable.count(), 3, "the endpoints may be chosen");
 }

@@ -256,7 +256,7 @@ fn limits_change_as_the_message_says() {
     let output = fixture.setup.run(&["run", "--config", path.to_str().expect("UTF-8")]);
     let (code, text) = stage::daemon::failure(&output);
     assert_eq!(code, Some(1), "{text}");
-    for part in ["the pins of 2 clients", "client one: ", "client two: ", "maps/active", &loop_] {
+    for part in ["the pins of 2 clients", "client one: ", "client two: ", "maps/backends", &loop_] {
         assert!(text.contains(part), "{part:?} is not in {text}");
     }
     for client in ["one", "two"] {
