@@ -43,8 +43,6 @@ pub fn least<T: Tables>(tables: &T, members: T::Members, scan: Scan) -> u64 {
     let cursor = scan.draw % count;
     let half_life = HalfLife::new(scan.error_half_life);
     let mut number = NOBODY;
-    // Whoever stands before the cursor comes after everybody behind it.
-    let mut distance = (cursor.wrapping_neg() & (MAX_SUBSET - 1)) << SLOT_BITS;
     // Bound: MAX_SUBSET members.
     for index in 0..MAX_SUBSET {
         if index >= count {
@@ -55,12 +53,13 @@ pub fn least<T: Tables>(tables: &T, members: T::Members, scan: Scan) -> u64 {
         let Some(backend) = tables.backend(slot) else { return NONSENSE };
         let errors = load::decayed(tables.errors(backend), scan.now, half_life);
         let load = u64::from(tables.flows(backend)) + u64::from(errors);
+        // Whoever stands before the cursor comes after everybody behind it.
+        let distance = index.wrapping_sub(cursor) & (MAX_SUBSET - 1);
         let theirs = u64::from(!tables.state(backend).usable & 1) << UNUSABLE_BIT
             | at_limit(tables, backend, scan.active_limit) << AT_LIMIT_BIT
             | load << (DISTANCE_BITS + SLOT_BITS)
-            | u64::from(distance)
+            | u64::from(distance) << SLOT_BITS
             | u64::from(slot);
-        distance = (distance + (1 << SLOT_BITS)) & ((MAX_SUBSET - 1) << SLOT_BITS);
         // The smaller one.
         number ^= (number ^ theirs) & soon_all_ones_if_negative(theirs.wrapping_sub(number));
     }
