@@ -31,23 +31,24 @@ impl Chooser for Linux5_10 {
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn choose_backend(service: u32, table: u64, policy: u32, now: u32) -> u64 {
-    choose::<Linux5_12>(service, table, policy, now)
+    choose_here::<Linux5_12>(service, TableRef::from_word(table), policy as u8, now).word
 }
 
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn choose_backend_5_10(service: u32, table: u64, policy: u32, now: u32) -> u64 {
-    choose::<Linux5_10>(service, table, policy, now)
+    choose_here::<Linux5_10>(service, TableRef::from_word(table), policy as u8, now).word
 }
 
+/// Chooses where it stands: saves the call, some ten nanoseconds.
 #[inline(always)]
-fn choose<I: Instructions>(index: u32, table: u64, policy: u32, now: u32) -> u64 {
-    let Some(service) = SERVICES.get_ptr(index) else { return Chosen::BROKEN.word };
-    let Some(walk) = WALKS.get_ptr_mut(index) else { return Chosen::BROKEN.word };
-    let rules = Rules { policy: policy as u8, ..rules(service) };
-    let tables = Kernel { index, service };
-    let (pick, draw) = pick(&tables, &Walking::<I>::new(walk), TableRef::from_word(table), rules, now);
-    Chosen::new(pick, draw).word
+pub fn choose_here<I: Instructions>(service: u32, table: TableRef, policy: u8, now: u32) -> Chosen {
+    let Some(row) = SERVICES.get_ptr(service) else { return Chosen::BROKEN };
+    let Some(walk) = WALKS.get_ptr_mut(service) else { return Chosen::BROKEN };
+    let rules = Rules { policy, ..rules(row) };
+    let tables = Kernel { index: service, service: row };
+    let (pick, draw) = pick(&tables, &Walking::<I>::new(walk), table, rules, now);
+    Chosen::new(pick, draw)
 }
 
 /// A pick and its draw in one word, which is what a function can return.

@@ -10,8 +10,8 @@ use lb_common::dialled::{Cells, Dialled, find};
 use lb_common::net::Address;
 use lb_common::pick::How;
 
-use crate::atomic;
-use crate::choose::Chooser;
+use crate::atomic::{self, Instructions};
+use crate::choose::{Chosen, choose_here};
 use crate::context::{Dial, Opener, TCP, UDP};
 use crate::flow::{self, Begun};
 use crate::maps::{BACKENDS, DIALLED, HAS_SET_RETVAL, OUTCOMES, SERVICES};
@@ -62,13 +62,13 @@ impl Verdict {
 }
 
 #[inline(always)]
-pub fn connect4<I: Chooser>(dial: &Dial) -> i32 {
+pub fn connect4<I: Instructions>(dial: &Dial) -> i32 {
     balance::<I>(dial, service_at(dial, Address::mapped(dial.ip4()))).carry_out4(dial)
 }
 
 /// Also of a v4-mapped address, which dials an IPv4 service, whose backends are IPv4, which are kept v4-mapped.
 #[inline(always)]
-pub fn connect6<I: Chooser>(dial: &Dial) -> i32 {
+pub fn connect6<I: Instructions>(dial: &Dial) -> i32 {
     balance::<I>(dial, service_at(dial, dial.ip6())).carry_out6(dial)
 }
 
@@ -103,7 +103,7 @@ impl Cells for Services {
 
 /// Picks a backend for a call to a service, records the flow, and counts the one outcome.
 #[inline(always)]
-fn balance<I: Chooser>(dial: &Dial, service: Option<u32>) -> Verdict {
+fn balance<I: Instructions>(dial: &Dial, service: Option<u32>) -> Verdict {
     let is_tcp = dial.protocol() == Some(TCP);
     let Some(index) = service else {
         // A socket that failed to reach a service and now dials elsewhere is no flow any more.
@@ -118,7 +118,7 @@ fn balance<I: Chooser>(dial: &Dial, service: Option<u32>) -> Verdict {
         count(NOT_A_SERVICE, |outcomes| &raw mut outcomes.not_a_service);
         return Verdict::Proceed;
     }
-    let Some(choice) = Choice::of::<I>(index) else {
+    let Some(choice) = Choice::of(index, choose_here::<I>) else {
         count(index, |outcomes| &raw mut outcomes.passed);
         return Verdict::Proceed;
     };
@@ -134,18 +134,23 @@ fn balance<I: Chooser>(dial: &Dial, service: Option<u32>) -> Verdict {
     }
     // Counted before it is open, as an end is counted before it is not: what is open is always part of what was chosen.
     tally::chosen(choice.slot);
-    let flow = || choice.flow(dial, backend);
+    let flow = |namespace| choice.flow(dial, backend, namespace);
     // The flow table may be full, or the end of the flow be invisible.
     let begun = if opener == Opener::Mptcp {
         Begun::Nowhere
     } else {
-        flow::begin::<I>(dial.cookie(), choice.slot, flow)
+        flow::begin::<I>(dial.cookie(), choice.slot, || flow(dial.namespace()))
     };
     choice.count(!matches!(begun, Begun::Nowhere));
     // Last, because it is the one line of memory that nobody has used lately: whatever is atomic waits for it.
-    if let Begun::Table(record) = begun {
-        // SAFETY: a live map value that belongs to the socket.
-        unsafe { record.write(flow()) };
+    // SAFETY: live map values that belong to the socket.
+    unsafe {
+        match begun {
+            // A socket stays in its namespace.
+            Begun::Again(record) => record.write(flow((*record).namespace)),
+            Begun::Table(record) => record.write(flow(dial.namespace())),
+            Begun::Overflow | Begun::Nowhere => {}
+        }
     }
     Verdict::Forward(of(backend))
 }
@@ -168,7 +173,7 @@ pub struct Choice {
 impl Choice {
     /// Chooses a backend of a service. `None` if there is no such service.
     #[inline(always)]
-    pub fn of<I: Chooser>(index: u32) -> Option<Self> {
+    pub fn of(index: u32, choose: impl FnOnce(u32, TableRef, u8, u32) -> Chosen) -> Option<Self> {
         let service: *const Service = SERVICES.get_ptr(index)?;
         // SAFETY: a live map value. The table is one word and is loaded in one piece.
         let table =
@@ -180,7 +185,7 @@ impl Choice {
             let rules = &raw const (*service).rules;
             ((&raw const (*rules).policy).read_volatile(), (&raw const (*rules).syn_retries).read_volatile())
         };
-        let picked = I::choose(index, table, policy, clock::tick(now_ns));
+        let picked = choose(index, table, policy, clock::tick(now_ns));
         Some(Self {
             index,
             service,
@@ -212,13 +217,13 @@ impl Choice {
 
     /// The flow that begins with it.
     #[inline(always)]
-    pub fn flow(&self, dial: &Dial, backend: *const Backend) -> Flow {
+    pub fn flow(&self, dial: &Dial, backend: *const Backend, namespace: u64) -> Flow {
         // SAFETY: a live map value.
         let (share, generation) =
             unsafe { ((&raw const (*backend).share).read_volatile(), (*of(backend)).generation) };
         Flow {
             start_ns: self.now_ns,
-            namespace: dial.namespace(),
+            namespace,
             slot: self.slot,
             generation,
             process: dial.process(),

@@ -113,6 +113,8 @@ pub fn note_datagrams(cookie: u64, change: u64) {
 /// Where a flow that begins has its record.
 #[derive(Clone, Copy)]
 pub enum Begun {
+    /// In the flow table or in the overflow table, where the socket had one before. It is to be written yet.
+    Again(*mut Flow),
     /// In the flow table. It is to be written yet.
     Table(*mut Flow),
     /// In the overflow table.
@@ -128,7 +130,7 @@ pub fn begin<I: Instructions>(cookie: u64, slot: u32, flow: impl FnOnce() -> Flo
     let begun = if let Some(held) = find(place, cookie) {
         let before = held.flow();
         tally::ended(&before, left_behind(before.phase), Carried::NOTHING);
-        Begun::Table(held.flow)
+        Begun::Again(held.flow)
     } else {
         claim::<I>(place, cookie, flow)
     };

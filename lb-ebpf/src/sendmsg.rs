@@ -49,7 +49,7 @@ fn balance<I: Chooser>(dial: &Dial, service: Option<u32>) -> Verdict {
             return Verdict::Forward(backend);
         }
     }
-    let Some(choice) = Choice::of::<I>(index) else {
+    let Some(choice) = Choice::of(index, I::choose) else {
         count(index, |outcomes| &raw mut outcomes.passed);
         return Verdict::Proceed;
     };
@@ -66,7 +66,7 @@ fn balance<I: Chooser>(dial: &Dial, service: Option<u32>) -> Verdict {
         return Verdict::Forward(of(backend));
     }
     tally::chosen(choice.slot);
-    let tracked = datagrams::begin(cookie, &choice.flow(dial, backend));
+    let tracked = datagrams::begin(cookie, &choice.flow(dial, backend, dial.namespace()));
     choice.count(tracked);
     Verdict::Forward(of(backend))
 }
