@@ -1,0 +1,153 @@
+//! The table of what is dialled: whatever is opened and closed, every look-up finds what a map would find, and between any two
+//! stores everything that is there before and after.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+
+use lb_common::abi::{DIALLED_CELLS, DialledCell, MAX_SERVICES};
+use lb_common::dialled::{Cells, Dialled, Store, close, find, open};
+use lb_common::net::{Address, Be16};
+use proptest::prelude::*;
+
+/// The cells, and what is dialled for each service.
+struct Table {
+    cells: RefCell<Vec<DialledCell>>,
+    services: Vec<Option<Dialled>>,
+}
+
+impl Table {
+    fn new() -> Self {
+        let cells = vec![DialledCell::FREE; DIALLED_CELLS as usize];
+        Self { cells: RefCell::new(cells), services: vec![None; MAX_SERVICES as usize] }
+    }
+
+    fn store(&self, store: Store) {
+        self.cells.borrow_mut()[store.position as usize] = store.cell;
+    }
+
+    fn used(&self) -> usize {
+        self.cells.borrow().iter().filter(|cell| **cell != DialledCell::FREE).count()
+    }
+}
+
+impl Cells for Table {
+    fn cell(&self, position: u32) -> Option<DialledCell> {
+        self.cells.borrow().get(position as usize).copied()
+    }
+
+    fn is_of(&self, service: u32, dialled: Dialled) -> bool {
+        self.services.get(service as usize).is_some_and(|its| *its == Some(dialled))
+    }
+}
+
+/// Addresses of a few kinds, which often differ in one bit only.
+fn dialled(number: u16) -> Dialled {
+    let [high, low] = number.to_be_bytes();
+    let address = match high % 3 {
+        0 => Address::from(std::net::Ipv4Addr::new(10, 96, high, low)),
+        1 => Address::from(std::net::Ipv6Addr::new(0xfd00, 0, 0, high.into(), 0, 0, 0, low.into())),
+        _ => Address::from(std::net::Ipv4Addr::new(10, low, 0, 1)),
+    };
+    Dialled {
+        address,
+        port: Be16::from_host(80 + u16::from(low % 2)),
+        protocol: if low % 4 < 2 { 6 } else { 17 },
+    }
+}
+
+proptest! {
+    #[test]
+    fn a_look_up_finds_what_a_map_would(
+        steps in prop::collection::vec((any::<bool>(), 0u16..600), 1..600),
+    ) {
+        let mut table = Table::new();
+        let mut model: BTreeMap<u16, u32> = BTreeMap::new();
+        for (opens, number) in steps {
+            let it = dialled(number);
+            // Two numbers may be the same address.
+            let same = |other: &u16| dialled(*other) == it;
+            let before = model.keys().copied().find(same);
+            let others: Vec<(u16, u32)> = model.iter().map(|(n, s)| (*n, *s)).filter(|(n, _)| Some(*n) != before).collect();
+            let all_there = |table: &Table| others.iter().all(|(n, s)| find(table, dialled(*n)) == Some(*s));
+            if opens {
+                let used: Vec<u32> = model.values().copied().collect();
+                let Some(service) = (0..MAX_SERVICES).find(|service| !used.contains(service)) else { continue };
+                table.services[service as usize] = Some(it);
+                let store = open(&table, it, service).expect("there is room");
+                table.store(store);
+                if let Some(before) = before {
+                    let old = model.remove(&before).expect("it was there");
+                    table.services[old as usize] = None;
+                }
+                model.insert(number, service);
+                prop_assert_eq!(find(&table, it), Some(service));
+            } else {
+                let stores: Vec<Store> = close(&table, it).collect();
+                prop_assert_eq!(!stores.is_empty(), before.is_some());
+                for store in stores {
+                    table.store(store);
+                    prop_assert!(all_there(&table), "between two stores");
+                    prop_assert_eq!(find(&table, it), None);
+                }
+                if let Some(before) = before {
+                    let old = model.remove(&before).expect("it was there");
+                    table.services[old as usize] = None;
+                }
+                prop_assert_eq!(find(&table, it), None);
+            }
+            prop_assert!(all_there(&table));
+        }
+        // What is kept for the sake of others goes with the last of them.
+        for (number, _) in std::mem::take(&mut model) {
+            let stores: Vec<Store> = close(&table, dialled(number)).collect();
+            stores.into_iter().for_each(|store| table.store(store));
+        }
+        prop_assert_eq!(table.used(), 0);
+    }
+}
+
+/// As many services as there may be, in the neighbourhood of each other.
+#[test]
+fn a_full_house_of_neighbours_fits() {
+    let mut table = Table::new();
+    let of = |service: u32| Dialled {
+        address: Address::from(std::net::Ipv4Addr::from_bits(0x0a60_0000 + service)),
+        port: Be16::from_host(80),
+        protocol: 6,
+    };
+    for service in 0..MAX_SERVICES {
+        table.services[service as usize] = Some(of(service));
+        let store = open(&table, of(service), service).expect("there is room");
+        table.store(store);
+    }
+    for service in 0..MAX_SERVICES {
+        assert_eq!(find(&table, of(service)), Some(service));
+    }
+    // Most of what is no service is told by the first cell.
+    let looks = |address: u32| {
+        let looks = std::cell::Cell::new(0u32);
+        let counting = Counting { table: &table, looks: &looks };
+        assert_eq!(find(&counting, of(address)), None);
+        looks.get()
+    };
+    let misses = 10_000;
+    let sum: u32 = (MAX_SERVICES..MAX_SERVICES + misses).map(looks).sum();
+    // Knuth's estimate for an eighth in use: (1 + 1 / (1 - 1/8)^2) / 2 = 1.15.
+    assert!(sum < misses * 13 / 10, "{sum} looks for {misses} misses");
+}
+
+struct Counting<'t> {
+    table: &'t Table,
+    looks: &'t std::cell::Cell<u32>,
+}
+
+impl Cells for Counting<'_> {
+    fn cell(&self, position: u32) -> Option<DialledCell> {
+        self.looks.set(self.looks.get() + 1);
+        self.table.cell(position)
+    }
+
+    fn is_of(&self, service: u32, dialled: Dialled) -> bool {
+        self.table.is_of(service, dialled)
+    }
+}
