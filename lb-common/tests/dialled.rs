@@ -58,7 +58,7 @@ fn dialled(number: u16) -> Dialled {
 proptest! {
     #[test]
     fn a_look_up_finds_what_a_map_would(
-        steps in prop::collection::vec((any::<bool>(), 0u16..600), 1..600),
+        steps in prop::collection::vec((any::<bool>(), 0u16..600), 1..200),
     ) {
         let mut table = Table::new();
         let mut model: BTreeMap<u16, u32> = BTreeMap::new();
