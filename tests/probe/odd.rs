@@ -110,7 +110,7 @@ fn last() -> Errno {
 fn through_a_ring(socket: &OwnedFd, address: SocketAddr) -> Result<(), Errno> {
     let SocketAddr::V4(address) = address else { panic!("only IPv4 is dialled through a ring") };
     let sockaddr = libc::sockaddr_in {
-        sin_family: libc::AF_INET as libc::sa_family_t,
+        sin_family: libc::sa_family_t::try_from(libc::AF_INET).expect("16 bits"),
         sin_port: address.port().to_be(),
         sin_addr: libc::in_addr { s_addr: address.ip().to_bits().to_be() },
         sin_zero: [0; 8],

@@ -192,7 +192,7 @@ fn large(title: &'static str, hosts: u32, bounds: [f64; 2]) -> Group {
     }
     Group {
         title,
-        remark: "`subset = \"all\"`; the direct arms dial as many addresses, in turn.",
+        remark: "`subset = \"all\"`; the direct arms dial as many addresses, each as often, in an order of chance.",
         backends: Addresses { first: (HOSTS, PORT).into(), ports: 1, hosts },
         ..connect_group(arms)
     }
@@ -204,7 +204,7 @@ fn least_loaded() -> Group {
     arms.extend(ACCOUNTINGS.map(of));
     Group {
         title: "TCP connect(), least-loaded over 100",
-        remark: "The direct arms dial as many addresses, in turn.",
+        remark: "The direct arms dial as many addresses, each as often, in an order of chance.",
         backends: Addresses { first: (HOSTS, PORT).into(), ports: 1, hosts: 100 },
         ..connect_group(arms)
     }

@@ -99,7 +99,7 @@ pub fn run(options: &Options) -> Result<()> {
     let mut addresses = Addresses { first: options.first, ports: options.ports, hosts: options.hosts }.list();
     // As a policy meets them: an order in which neighbours follow each other would be kind to the kernel's caches.
     if options.hosts > 1 {
-        addresses.sort_by_cached_key(|address| scattered(address));
+        addresses.sort_by_cached_key(scattered);
     }
     let mut worker = Worker {
         work: options.work,
