@@ -2,6 +2,7 @@
 //! happened. (R15, R16, R26 and R30 are with what they are about: `peers`, the pure tests of picks, `policies`, `udp`.)
 
 use serde_json::Value;
+use stage::backend::with_a_full_queue;
 use stage::daemon::find;
 use stage::{Backend, Daemon, Manner, Probe, eventually};
 
@@ -53,6 +54,35 @@ fn r3_a_direct_connection_of_a_socket_that_dialled_the_service_before_is_nobodys
     assert_eq!(sums, [1, 0, 0]);
 }
 
+/// A v4-mapped socket was told its backend's address, and was not treated as an IPv4 one when its backend died.
+#[test]
+fn r4_a_v4_mapped_socket_of_a_backend_that_dies_is_as_an_ipv4_one() {
+    const MAPPED: &str = "[::ffff:10.96.0.10]:80";
+    let mut fixture = Fixture::without_daemon();
+    fixture.backends.remove(0);
+    let dying = Backend::with_manner("dying", "127.0.0.1:8001", Manner::Resets);
+    fixture.write_endpoints(&[("127.0.0.1:8001", "")]);
+    fixture.start();
+    let mut probe = fixture.probe();
+    for address in [SERVICE, MAPPED] {
+        let socket = probe.dial(address).socket;
+        assert_eq!(probe.ask(&format!("peer {socket}")), address);
+        assert_eq!(probe.ask(&format!("provoke {socket}")), format!("err {}", libc::ECONNRESET));
+    }
+    drop(dying);
+    for address in [SERVICE, MAPPED] {
+        assert_eq!(probe.try_dial(address).map(|dialled| dialled.name), Err(libc::ECONNREFUSED));
+    }
+    let endings = ["reset", "refused"].map(|ending| ended(&fixture, "users", ending));
+    assert_eq!((endings, active(&fixture, "users")), ([2, 2], 0));
+    fixture.write_endpoints(&[("127.0.0.1:8002", "")]);
+    for address in [SERVICE, MAPPED] {
+        let reached = || probe.try_dial(address).map(|dialled| (dialled.name, dialled.peer));
+        let other = Ok(("b2".to_owned(), address.to_owned()));
+        let _ = eventually("another backend", reached, |reached| *reached == other);
+    }
+}
+
 /// A socket that was disconnected and dialled another service stayed in the count of the first.
 #[test]
 fn r5_a_socket_that_goes_on_to_another_service_counts_there() {
@@ -80,8 +110,7 @@ fn r14_active_counts_return_to_zero_however_connections_end() {
         Backend::with_manner("closes", "127.0.0.1:8002", Manner::ClosesFirst),
         Backend::with_manner("resets", "127.0.0.1:8003", Manner::Resets),
     ];
-    let full = std::net::TcpListener::bind("127.0.0.1:8004").expect("listen");
-    rustix::net::listen(&full, 0).expect("shorten the queue");
+    let _full = with_a_full_queue("127.0.0.1:8004");
     fixture.write_endpoints(&[
         ("127.0.0.1:8001", ""),
         ("127.0.0.1:8002", ""),
@@ -128,8 +157,7 @@ fn r19_refused_unanswered_and_reset_are_three_causes() {
     let mut fixture = Fixture::without_daemon();
     fixture.backends.clear();
     fixture.backends = vec![Backend::with_manner("resets", "127.0.0.1:8001", Manner::Resets)];
-    let full = std::net::TcpListener::bind("127.0.0.1:8004").expect("listen");
-    rustix::net::listen(&full, 0).expect("shorten the queue");
+    let _full = with_a_full_queue("127.0.0.1:8004");
     // The queue of one is full before anybody dials.
     let _queued = std::net::TcpStream::connect("127.0.0.1:8004").expect("the first is queued");
     let service = |name: &str, address: &str, backend: &str, more: &str| {
