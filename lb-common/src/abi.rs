@@ -4,8 +4,8 @@
 //! writes it. Any change of a layout here is a new [`ABI_VERSION`].
 //!
 //! Two versions meet in an upgrade, so a little is the same in all of them: links are pinned as `links/<hook>@<cgroup
-//! id>`, and [`map::BACKENDS`] is an array whose values begin with the open flows of a slot as a 64-bit number. By these
-//! one version takes the hooks that begin flows away from another, and sees when the last of its flows has ended.
+//! id>`, and [`map::BACKENDS`] (`active` up to version 3) is an array whose values begin with the open flows of a slot as a
+//! 64-bit number. By these one version takes the hooks that begin flows away from another, and sees when the last of its flows has ended.
 
 mod service;
 

@@ -79,6 +79,10 @@ impl Ending {
 pub const TCP_ESTABLISHED: u32 = 1;
 /// `BPF_TCP_SYN_SENT`
 pub const TCP_SYN_SENT: u32 = 2;
+/// `BPF_TCP_SYN_RECV`
+const TCP_SYN_RECV: u32 = 3;
+/// `BPF_TCP_LISTEN`
+const TCP_LISTEN: u32 = 10;
 /// `BPF_TCP_CLOSE`
 pub const TCP_CLOSE: u32 = 7;
 /// `BPF_TCP_CLOSE_WAIT`: the peer has closed, we have not.
@@ -126,10 +130,12 @@ pub struct Shown {
     pub was_established: bool,
 }
 
-/// Whether only a socket that was established is in a TCP state. (One in any other may have been, too.)
+/// Whether only a socket that was established is in a TCP state. (One that is closed may have been, too.)
 #[inline(always)]
 pub fn tells_established(state: u32) -> bool {
-    state != TCP_CLOSE && state != TCP_SYN_SENT
+    // 32 bits are enough for the kernel's states.
+    const NOT: u32 = 1 << TCP_CLOSE | 1 << TCP_SYN_SENT | 1 << TCP_SYN_RECV | 1 << TCP_LISTEN;
+    NOT >> (state & 31) & 1 == 0
 }
 
 /// The ending of a flow whose socket is released, where nothing was seen of it since the choice.

@@ -163,7 +163,7 @@ mod tests {
         assert_eq!(address.as_mapped().map(Be32::to_host), Some(0x0a60_000a));
     }
 
-    /// The predicate decides which table a v4-mapped socket is looked up in, so its edges are a table, not a comment.
+    /// The predicate decides which addresses are shown as IPv4, so its edges are a table, not a comment.
     #[test]
     fn only_the_mapped_prefix_is_mapped() {
         let cases = [

@@ -158,8 +158,8 @@ impl Plan {
 /// can take over:
 /// 1. Slots that nothing refers to are cleared, before anybody moves in.
 /// 2. New backends, then new services, whose fallback may name them.
-/// 3. Services that were not open are brought up to date and opened. Where one takes over another's address, the key
-///    goes from the one to the other in a single update: no connect falls between them.
+/// 3. Services that were not open are brought up to date and opened. Where one takes over another's address, it
+///    goes from the one to the other with a single store: no connect falls between them.
 /// 4. Services that are gone are closed, before they are emptied.
 /// 5. All other services are brought up to date.
 /// 6. Places that nothing refers to are cleared.

@@ -1,5 +1,5 @@
-//! The choice as a function of its own, visible from outside: so the verifier follows it once, for any arguments, and not
-//! again in each hook that chooses.
+//! The choice: where it stands in the hooks of connect, and as a function of its own, visible from outside, for those of
+//! sendmsg, whose programs are long: so the verifier follows it once, for any arguments.
 
 use lb_common::abi::{NO_SLOT, Rules, TableRef};
 use lb_common::pick::{How, Pick, pick};

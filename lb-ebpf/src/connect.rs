@@ -15,7 +15,7 @@ use crate::choose::{Chosen, choose_here};
 use crate::context::{Dial, Opener, TCP, UDP};
 use crate::flow::{self, Begun};
 use crate::maps::{BACKENDS, DIALLED, HAS_SET_RETVAL, OUTCOMES, SERVICES};
-use crate::tables::of;
+use crate::tables::endpoint_of;
 use crate::{PROCEED, clock, tally};
 
 /// The verdict that fails the call.
@@ -34,7 +34,7 @@ impl Verdict {
     pub fn carry_out4(self, dial: &Dial) -> i32 {
         match self {
             Self::Forward(backend) => {
-                // SAFETY: a live map value; only its state word changes while something refers to the slot.
+                // SAFETY: a live map value; only its weight changes while something refers to the slot.
                 unsafe {
                     let [_, _, _, v4] = (*backend).address.words;
                     dial.redirect4(v4, (*backend).port);
@@ -51,7 +51,7 @@ impl Verdict {
     pub fn carry_out6(self, dial: &Dial) -> i32 {
         match self {
             Self::Forward(backend) => {
-                // SAFETY: a live map value; only its state word changes while something refers to the slot.
+                // SAFETY: a live map value; only its weight changes while something refers to the slot.
                 unsafe { dial.redirect6((*backend).address, (*backend).port) };
                 PROCEED
             }
@@ -134,25 +134,26 @@ fn balance<I: Instructions>(dial: &Dial, service: Option<u32>) -> Verdict {
     }
     // Counted before it is open, as an end is counted before it is not: what is open is always part of what was chosen.
     tally::chosen(choice.slot);
-    let flow = |namespace| choice.flow(dial, backend, namespace);
+    let flow = |namespace: Option<u64>| {
+        let namespace = match namespace {
+            Some(namespace) => namespace,
+            None => dial.namespace(),
+        };
+        choice.flow(dial, backend, namespace)
+    };
     // The flow table may be full, or the end of the flow be invisible.
     let begun = if opener == Opener::Mptcp {
         Begun::Nowhere
     } else {
-        flow::begin::<I>(dial.cookie(), choice.slot, || flow(dial.namespace()))
+        flow::begin::<I>(dial.cookie(), choice.slot, flow)
     };
     choice.count(!matches!(begun, Begun::Nowhere));
     // Last, because it is the one line of memory that nobody has used lately: whatever is atomic waits for it.
-    // SAFETY: live map values that belong to the socket.
-    unsafe {
-        match begun {
-            // A socket stays in its namespace.
-            Begun::Again(record) => record.write(flow((*record).namespace)),
-            Begun::Table(record) => record.write(flow(dial.namespace())),
-            Begun::Overflow | Begun::Nowhere => {}
-        }
+    if let Begun::Table(record) = begun {
+        // SAFETY: a live map value that belongs to the socket.
+        unsafe { record.write(flow(None)) };
     }
-    Verdict::Forward(of(backend))
+    Verdict::Forward(endpoint_of(backend))
 }
 
 /// What a policy chose for a call. All of it is written whatever it chose: what one path alone has written must not be
@@ -220,7 +221,7 @@ impl Choice {
     pub fn flow(&self, dial: &Dial, backend: *const Backend, namespace: u64) -> Flow {
         // SAFETY: a live map value.
         let (share, generation) =
-            unsafe { ((&raw const (*backend).share).read_volatile(), (*of(backend)).generation) };
+            unsafe { ((&raw const (*backend).share).read_volatile(), (*endpoint_of(backend)).generation) };
         Flow {
             start_ns: self.now_ns,
             namespace,

@@ -113,24 +113,27 @@ pub fn note_datagrams(cookie: u64, change: u64) {
 /// Where a flow that begins has its record.
 #[derive(Clone, Copy)]
 pub enum Begun {
-    /// In the flow table or in the overflow table, where the socket had one before. It is to be written yet.
-    Again(*mut Flow),
     /// In the flow table. It is to be written yet.
     Table(*mut Flow),
-    /// In the overflow table.
-    Overflow,
+    /// Where it belongs, and it is written.
+    Written,
     /// There was no room.
     Nowhere,
 }
 
 /// Makes a record for a socket that is sent to a slot, in place of wherever it was sent before.
+///
+/// `flow` makes it, for a socket whose namespace is known already or is to be asked for.
 #[inline(always)]
-pub fn begin<I: Instructions>(cookie: u64, slot: u32, flow: impl FnOnce() -> Flow) -> Begun {
+pub fn begin<I: Instructions>(cookie: u64, slot: u32, flow: impl Fn(Option<u64>) -> Flow) -> Begun {
     let Some(place) = FLOW_PLACES.get_ptr_mut(index(cookie)) else { return Begun::Nowhere };
     let begun = if let Some(held) = find(place, cookie) {
         let before = held.flow();
+        // At once, so that nobody takes the record for what it was: its end is counted here. A socket stays in its namespace.
+        // SAFETY: a live map value that belongs to the socket.
+        unsafe { held.flow.write(flow(Some(before.namespace))) };
         tally::ended(&before, left_behind(before.phase), Carried::NOTHING);
-        Begun::Again(held.flow)
+        Begun::Written
     } else {
         claim::<I>(place, cookie, flow)
     };
@@ -141,18 +144,18 @@ pub fn begin<I: Instructions>(cookie: u64, slot: u32, flow: impl FnOnce() -> Flo
 }
 
 #[inline(always)]
-fn claim<I: Instructions>(place: *mut FlowPlace, cookie: u64, flow: impl FnOnce() -> Flow) -> Begun {
+fn claim<I: Instructions>(place: *mut FlowPlace, cookie: u64, flow: impl Fn(Option<u64>) -> Flow) -> Begun {
     // SAFETY: `place` is a live map value; the swap decides between sockets that want it at the same time.
     unsafe {
         if I::replace(&raw mut (*place).cookie, 0, cookie) {
             return FLOWS.get_ptr_mut(index(cookie)).map_or(Begun::Nowhere, Begun::Table);
         }
-        if FLOW_OVERFLOW.insert(cookie, &flow(), NEW).is_err() {
+        if FLOW_OVERFLOW.insert(cookie, &flow(None), NEW).is_err() {
             return Begun::Nowhere;
         }
         atomic::add(&raw mut (*place).elsewhere, FlowPlace::IN_OVERFLOW);
     }
-    Begun::Overflow
+    Begun::Written
 }
 
 /// How a flow ended whose socket now goes elsewhere.

@@ -11,7 +11,7 @@ use crate::choose::Chooser;
 use crate::connect::{Choice, Verdict, count, service_at};
 use crate::context::Dial;
 use crate::maps::{BACKENDS, SERVICES};
-use crate::tables::{endpoint, of};
+use crate::tables::{endpoint, endpoint_of};
 use crate::{clock, datagrams, flow, tally};
 
 #[inline(always)]
@@ -54,21 +54,29 @@ fn balance<I: Chooser>(dial: &Dial, service: Option<u32>) -> Verdict {
         return Verdict::Proceed;
     };
     let Some(backend) = choice.backend() else {
-        // A flow that there was stays: the socket was last directed there, and answers may be on their way.
+        // A flow that there was stays: the socket was last directed there, and answers may be on their way. One that was to
+        // go elsewhere only because of its age goes on.
+        if let Some(flow) = before
+            && is_due
+            && let Some(backend) = usable(flow)
+        {
+            count(index, |outcomes| &raw mut outcomes.reused);
+            return Verdict::Forward(backend);
+        }
         return choice.turn_away(dial);
     };
     // Where no backend may be chosen the fallback is, again and again.
     if let Some(flow) = before
         && !is_due
-        && goes_to(flow, choice.slot, of(backend))
+        && goes_to(flow, choice.slot, endpoint_of(backend))
     {
         count(index, |outcomes| &raw mut outcomes.reused);
-        return Verdict::Forward(of(backend));
+        return Verdict::Forward(endpoint_of(backend));
     }
     tally::chosen(choice.slot);
     let tracked = datagrams::begin(cookie, &choice.flow(dial, backend, dial.namespace()));
     choice.count(tracked);
-    Verdict::Forward(of(backend))
+    Verdict::Forward(endpoint_of(backend))
 }
 
 /// The backend that a connected socket goes to, if it is the service's.
@@ -91,7 +99,9 @@ fn is_rebind_due(flow: *const Flow, index: u32) -> bool {
     // SAFETY: a live map value, whose field the daemon may change at any time; and the socket's own entry.
     unsafe {
         let rebind = (&raw const (*service).rules.rebind).read_volatile();
-        rebind != 0 && clock::tick(clock::now_ns()).wrapping_sub(clock::tick((*flow).start_ns)) >= rebind
+        let age = clock::tick(clock::now_ns()).wrapping_sub(clock::tick((*flow).start_ns));
+        // After an upgrade the clock may be a tick behind that of the programs before: that is no age of 52 days.
+        rebind != 0 && age >= rebind && age <= i32::MAX as u32
     }
 }
 
@@ -101,7 +111,7 @@ fn usable(flow: *const Flow) -> Option<*const Endpoint> {
     // SAFETY: the socket's own entry.
     let (slot, generation) = unsafe { ((*flow).slot, (*flow).generation) };
     let backend: *const Backend = BACKENDS.get_ptr(slot)?;
-    let endpoint = of(backend);
+    let endpoint = endpoint_of(backend);
     // SAFETY: live map values; the state word changes at any time, hence one volatile load.
     let is_usable = unsafe {
         StateWord::from_word((&raw const (*backend).state).cast::<u32>().read_volatile()).is_usable()

@@ -44,12 +44,12 @@ pub fn rules(service: *const Service) -> Rules {
 /// Who has a slot.
 #[inline(always)]
 pub fn endpoint(slot: u32) -> Option<*const Endpoint> {
-    BACKENDS.get_ptr(slot).map(|backend| of(backend))
+    BACKENDS.get_ptr(slot).map(|backend| endpoint_of(backend))
 }
 
 /// Who a backend is.
 #[inline(always)]
-pub fn of(backend: *const Backend) -> *const Endpoint {
+pub fn endpoint_of(backend: *const Backend) -> *const Endpoint {
     // SAFETY: a live map value.
     unsafe { &raw const (*backend).endpoint }
 }
@@ -75,28 +75,28 @@ impl Tables for Kernel {
     }
 
     #[inline(always)]
-    fn state(&self, active: *const Backend) -> StateWord {
+    fn state(&self, backend: *const Backend) -> StateWord {
         // SAFETY: a live map value; the state word changes at any time, hence one volatile load.
-        StateWord::from_word(unsafe { (&raw const (*active).state).cast::<u32>().read_volatile() })
+        StateWord::from_word(unsafe { (&raw const (*backend).state).cast::<u32>().read_volatile() })
     }
 
     #[inline(always)]
-    fn flows(&self, active: *const Backend) -> u32 {
+    fn flows(&self, backend: *const Backend) -> u32 {
         // SAFETY: a live map value. There are fewer flows than 32 bits can count.
-        unsafe { (&raw const (*active).flows).read_volatile() as u32 }
+        unsafe { (&raw const (*backend).flows).read_volatile() as u32 }
     }
 
     #[inline(always)]
-    fn errors(&self, active: *const Backend) -> RecentErrors {
+    fn errors(&self, backend: *const Backend) -> RecentErrors {
         // SAFETY: a live map value; the errors are one word.
-        let word = unsafe { (&raw const (*active).errors).cast::<u64>().read_volatile() };
+        let word = unsafe { (&raw const (*backend).errors).cast::<u64>().read_volatile() };
         RecentErrors { count: word as u32, since: (word >> 32) as u32 }
     }
 
     #[inline(always)]
-    fn share(&self, active: *const Backend) -> u32 {
+    fn share(&self, backend: *const Backend) -> u32 {
         // SAFETY: a live map value.
-        unsafe { (&raw const (*active).share).read_volatile() }
+        unsafe { (&raw const (*backend).share).read_volatile() }
     }
 
     #[inline(always)]

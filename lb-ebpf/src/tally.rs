@@ -76,9 +76,9 @@ pub fn time(slot: u32, us: u32, field: impl FnOnce(&mut Counts) -> &mut Times) {
 /// Adds to a backend's active count.
 #[inline(always)]
 pub fn active(slot: u32, change: i64) {
-    if let Some(active) = BACKENDS.get_ptr_mut(slot) {
-        // SAFETY: `active` is a live map value. Adding -1 in two's complement takes one away.
-        unsafe { atomic::add(&raw mut (*active).flows, change as u64) };
+    if let Some(backend) = BACKENDS.get_ptr_mut(slot) {
+        // SAFETY: a live map value. Adding -1 in two's complement takes one away.
+        unsafe { atomic::add(&raw mut (*backend).flows, change as u64) };
     }
 }
 
@@ -115,10 +115,10 @@ fn error(flow: &Flow, now: u32) {
     if half_life == 0 {
         return;
     }
-    if let Some(active) = BACKENDS.get_ptr_mut(flow.slot) {
+    if let Some(backend) = BACKENDS.get_ptr_mut(flow.slot) {
         // SAFETY: a live map value; the errors are one word.
         unsafe {
-            let errors = &raw mut (*active).errors;
+            let errors = &raw mut (*backend).errors;
             errors.write_volatile(load::with_another(errors.read_volatile(), now, HalfLife::new(half_life)));
         }
     }

@@ -314,7 +314,9 @@ pub fn memory_of_client(limits: &Limits) -> u64 {
 
 /// Whether flow records can be compared with the kernel's lists of sockets here.
 pub fn can_repair() -> bool {
-    sys::diag::SocketLists::open().and_then(|lists| lists.namespace().and(lists.tcp())).is_ok()
+    sys::diag::SocketLists::open()
+        .and_then(|lists| lists.namespace().and(lists.tcp()).and(lists.udp()))
+        .is_ok()
 }
 
 /// CPUs that the kernel may ever run on: the length of a per-CPU value.

@@ -237,8 +237,8 @@ fn optional(diagnosis: &mut Diagnosis, features: Features) {
     feature(
         "telling the kernel's own sockets apart",
         knows_kernel_sockets,
-        "it takes the kernel's types (CONFIG_DEBUG_INFO_BTF) and CAP_PERFMON. What the kernel dials for a process of a \
-         client, as for a file system that it mounts, is balanced as what the process dials",
+        "it takes the kernel's types (CONFIG_DEBUG_INFO_BTF), CAP_PERFMON and Linux 6.0. What the kernel dials for a \
+         process of a client, as for a file system that it mounts, is balanced as what the process dials",
     );
     feature(
         "telling sockets of MPTCP apart",
@@ -249,7 +249,7 @@ fn optional(diagnosis: &mut Diagnosis, features: Features) {
     feature(
         "repair of flow records",
         datapath::can_repair(),
-        "it takes lists of sockets (sock_diag) and namespaces that tell their cookie (Linux 5.14). A flow whose end was \
+        "it takes lists of TCP and UDP sockets (sock_diag) and namespaces that tell their cookie (Linux 5.14). A flow whose end was \
          not seen stays counted until the client is detached",
     );
 }

@@ -2,6 +2,7 @@
 //! the backends, a socket hears the service's address.
 
 use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
 
 use lb_common::abi::{Rules, Service, TICK_LOG2, map};
 use stage::maps::array;
@@ -233,6 +234,37 @@ fn a_flow_stays_where_nobody_is_better() {
     scene.all_gone();
 }
 
+/// Shorter than a configuration may ask for.
+fn rebind_each_tenth_of_a_second(scene: &Scene) {
+    let mut services = array::<Service>(&scene.setup.map("web", map::SERVICES));
+    let mut service = services.get(&0, 0).expect("the service");
+    service.0.rules = Rules { rebind: 100_000_000 >> TICK_LOG2, ..service.0.rules };
+    services.set(0, service, 0).expect("set its rules");
+}
+
+/// It is itself what keeps its backend at the limit.
+#[test]
+fn a_flow_that_cannot_be_chosen_anew_goes_on() {
+    let scene = Scene::with(1, 1, "active_limit = 1\noverflow = \"refuse\"\n");
+    rebind_each_tenth_of_a_second(&scene);
+    let mut probe = scene.probe();
+    let socket = open(&mut probe, "udp4");
+    let begin = Instant::now();
+    let age = || {
+        assert_eq!(ask(&mut probe, socket, SERVICE), "s0b1");
+        begin.elapsed()
+    };
+    eventually("three times the age", age, |age| *age > Duration::from_millis(300));
+    // Another socket is refused all the while.
+    let other = open(&mut probe, "udp4");
+    let refused = format!("err {}", stage::kernel::refusal(libc::EHOSTUNREACH));
+    assert_eq!(probe.ask(&format!("tell {other} {SERVICE}")), refused);
+    assert_eq!(scene.setup.active(), 1);
+    probe.close(socket);
+    probe.close(other);
+    scene.all_gone();
+}
+
 #[test]
 fn a_flow_is_chosen_anew_after_a_while_if_that_is_asked_for() {
     let scene = Scene::new(1, 3);
@@ -240,11 +272,7 @@ fn a_flow_is_chosen_anew_after_a_while_if_that_is_asked_for() {
     let socket = open(&mut probe, "udp4");
     let first = ask(&mut probe, socket, SERVICE);
     assert_eq!(ask(&mut probe, socket, SERVICE), first);
-    let mut services = array::<Service>(&scene.setup.map("web", map::SERVICES));
-    let mut service = services.get(&0, 0).expect("the service");
-    let tenth_of_a_second = 100_000_000 >> TICK_LOG2;
-    service.0.rules = Rules { rebind: tenth_of_a_second, ..service.0.rules };
-    services.set(0, service, 0).expect("set its rules");
+    rebind_each_tenth_of_a_second(&scene);
     let mut names = BTreeSet::new();
     eventually(
         "all have their turn",

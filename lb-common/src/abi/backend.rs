@@ -8,7 +8,7 @@ use crate::net::{Address, Be16};
 #[repr(C, align(4))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct StateWord {
-    /// 1 if connect may choose the backend, else 0. The only part the kernel reads.
+    /// 1 if the backend may be chosen, else 0. The only part the kernel reads.
     pub usable: u8,
     /// A [`BackendState`], for readers of the map.
     pub state: u8,

@@ -126,7 +126,7 @@ impl Reason {
 /// One place of the flow table: who holds it. Written by the kernel programs; freed by the daemon, with the same
 /// compare-and-swap, if the socket is gone. The flow itself is in [`map::FLOWS`](super::map::FLOWS) at the same index: places lie close
 /// together, so that sockets which are made one after the other, and whose cookies therefore follow each other, find theirs
-/// in the same cache line, and a connect reads nothing but that.
+/// in the same cache line, and a connect to what is no service reads nothing but that.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct FlowPlace {

@@ -28,8 +28,9 @@ pub struct Features {
     /// How often a socket's SYN is sent again can be read and set before it dials (BTF, and CAP_PERFMON). Without:
     /// `connect_timeout` has no effect.
     pub connect_timeouts: bool,
-    /// Sockets that the kernel itself opened can be told apart (BTF, and CAP_PERFMON). Without: a file system that a process
-    /// of the client mounts from a service's address is balanced as the process would be.
+    /// Sockets that the kernel itself opened can be told apart, and those of MPTCP among them (BTF, CAP_PERFMON, Linux 6.0).
+    /// Without: a file system that a process of the client mounts from a service's address is balanced as the process
+    /// would be.
     pub knows_kernel_sockets: bool,
     /// Where the last four read.
     pub offsets: Option<Offsets>,
@@ -126,7 +127,8 @@ impl Features {
             socket_errors,
             outcomes_at_release,
             connect_timeouts,
-            knows_kernel_sockets,
+            // What MPTCP dials with is the kernel's as well, and is to be balanced.
+            knows_kernel_sockets: knows_kernel_sockets && knows_mptcp,
             offsets,
         })
     }

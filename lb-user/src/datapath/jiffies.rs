@@ -1,7 +1,8 @@
 //! How the kernel's count of ticks, by which its programs tell the time, relates to `CLOCK_MONOTONIC`.
 //!
 //! Kernel fact: jiffies are counted up when a whole tick of `CLOCK_MONOTONIC` is over (`tick_do_update_jiffies64`), so the
-//! two never drift apart, and stop together while the host is suspended.
+//! two do not drift apart, and stop together while the host is suspended. (A kernel that has neither high resolution timers
+//! nor idle ticks off counts timer interrupts instead.) What is reckoned here may be a tick or two early.
 
 use std::io;
 

@@ -156,7 +156,10 @@ impl<T> Drop for Mapped<T> {
 /// # Errors
 /// If the map cannot be opened or mapped.
 pub fn open_flows(dir: &Path) -> Result<u64, DatapathError> {
-    let path = dir.join(map::BACKENDS);
+    /// The name up to version 3.
+    const BEFORE: &str = "active";
+    let before = dir.join(BEFORE);
+    let path = if before.exists() { before } else { dir.join(map::BACKENDS) };
     let fail = |error| DatapathError::Map { path: path.clone(), operation: "map", source: error };
     let fd = sys::open_pin(&path).map_err(fail)?;
     let info = sys::map_info(fd.as_fd()).map_err(fail)?;

@@ -306,9 +306,9 @@ impl Tables {
             Step::Publish(place, schedule) => return Ok(self.publish(*place, schedule)),
             Step::Open(place) => self.open_service(*place)?,
             Step::FreeBackend(slot) => self.free_backend(*slot)?,
-            Step::FreeService(place) => {
-                self.maps.services.set(usize::from(*place), &bytemuck::Zeroable::zeroed());
-            }
+            // Nothing else changes: a program may have found the service just before its address was another's, and what it
+            // reads is a closed service still. Whoever gets the place next writes all of it.
+            Step::FreeService(place) => self.set_service_state(*place, SERVICE_FREE),
         }
         Ok(true)
     }
@@ -550,7 +550,7 @@ impl Tables {
     fn set_service_state(&mut self, place: u16, state: u8) {
         let mut row = self.maps.services.get(usize::from(place));
         row.state = state;
-        // The word that holds the state holds what the key was made of: it does not change otherwise.
+        // The rest of the word is what is dialled: it does not change.
         let word = bytemuck::bytes_of(&row);
         let at = offset_of!(Service, state) & !3;
         let word = u32::from_ne_bytes(word[at..at + 4].try_into().expect("four bytes"));
