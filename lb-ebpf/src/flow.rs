@@ -150,7 +150,7 @@ fn claim<I: Instructions>(place: *mut FlowPlace, cookie: u64, flow: impl Fn(Opti
         if I::replace(&raw mut (*place).cookie, 0, cookie) {
             return FLOWS.get_ptr_mut(index(cookie)).map_or(Begun::Nowhere, Begun::Table);
         }
-        if FLOW_OVERFLOW.insert(cookie, &flow(None), NEW).is_err() {
+        if FLOW_OVERFLOW.insert(cookie, flow(None), NEW).is_err() {
             return Begun::Nowhere;
         }
         atomic::add(&raw mut (*place).elsewhere, FlowPlace::IN_OVERFLOW);

@@ -44,7 +44,7 @@ pub fn rules(service: *const Service) -> Rules {
 /// Who has a slot.
 #[inline(always)]
 pub fn endpoint(slot: u32) -> Option<*const Endpoint> {
-    BACKENDS.get_ptr(slot).map(|backend| endpoint_of(backend))
+    BACKENDS.get_ptr(slot).map(endpoint_of)
 }
 
 /// Who a backend is.
