@@ -1,7 +1,7 @@
 //! Sockets' odd ways to dial: each is balanced, and each is accounted for.
 
 use serde_json::Value;
-use stage::{Probe, eventually};
+use stage::{Probe, eventually, kernel};
 
 use stage::fixture::{Fixture, SERVICE, config};
 
@@ -25,6 +25,38 @@ fn number(answer: &str) -> u32 {
 fn name(probe: &mut Probe, socket: u32) -> String {
     let answer = probe.ask(&format!("name {socket}"));
     answer.strip_prefix("ok ").unwrap_or_else(|| panic!("{answer}")).to_owned()
+}
+
+/// A process mounts a file system of the network: the kernel dials for it, in its cgroup, and is no client of the service.
+#[test]
+fn a_socket_that_the_kernel_itself_opens_is_left_alone() {
+    // Before, those of MPTCP could not be told apart from them.
+    if kernel::SKC_TO_MPTCP_SOCK.skips() {
+        return;
+    }
+    let file_systems = std::fs::read_to_string("/proc/filesystems").expect("what can be mounted");
+    let has_cifs = file_systems.lines().any(|line| line.trim() == "nodev\tcifs");
+    if !has_cifs && !stage::in_a_guest() {
+        kernel::say("this host's kernel has no CIFS to mount: only those of the guests show whose sockets are left alone");
+        return;
+    }
+    assert!(has_cifs, "guests load it: {file_systems}");
+    let fixture = Fixture::new();
+    assert_eq!(fixture.setup.status()["daemon"]["features"]["knows_kernel_sockets"], true);
+    let mut probe = fixture.probe();
+    let folder = fixture.setup.folder.join("mounted");
+    std::fs::create_dir(&folder).expect("a place to mount at");
+    // The address has no route: a connect that is left alone fails at once, one that is balanced would meet a backend.
+    assert_eq!(
+        probe.ask(&format!("mount {SERVICE} {}", folder.display())),
+        format!("err {}", libc::ENETUNREACH)
+    );
+    let status = fixture.setup.status();
+    assert_eq!(status["clients"][0]["not_a_service"], 1);
+    assert_eq!(sum(&fixture, |backend| &backend["chosen"]), 0);
+    // The process's own sockets are balanced.
+    probe.dial(SERVICE);
+    assert_eq!((fixture.setup.active(), sum(&fixture, |backend| &backend["chosen"])), (1, 1));
 }
 
 #[test]

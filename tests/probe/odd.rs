@@ -3,7 +3,8 @@
 //! Requests: `uring ADDRESS` (a connect through io_uring), `fastopen ADDRESS` (a connect that is a write, with data in the SYN
 //! once the peer has given a cookie), `deferred ADDRESS` (a connect that is put off until the first write, once there is a
 //! cookie), `write SOCKET`, `name SOCKET` (reads the backend's name), `syncnt SOCKET` (how often its SYN is sent again),
-//! `patient SYNCNT ADDRESS` (as `start`, with that number set before).
+//! `patient SYNCNT ADDRESS` (as `start`, with that number set before), `mount ADDRESS FOLDER` (has the kernel dial a file
+//! server there).
 
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -53,6 +54,15 @@ pub fn answer(probe: &mut Probe, words: &[&str]) -> Option<String> {
                 other => other,
             };
             told(probe, socket, result)
+        }
+        ["mount", address, folder] => {
+            let address = parse(address);
+            let (ip, port) = (address.ip(), address.port());
+            let options = format!("ip={ip},port={port},vers=3.0,sec=none,unc=\\\\{ip}\\share");
+            let options = std::ffi::CString::new(options).expect("no zero in it");
+            let flags = rustix::mount::MountFlags::empty();
+            let source = format!("//{ip}/share");
+            outcome(rustix::mount::mount(source, *folder, "cifs", flags, options.as_c_str()))
         }
         _ => return None,
     })

@@ -24,8 +24,8 @@ pub struct Options {
     record: bool,
 }
 
-/// Modules that tests need, for listing sockets, with whatever these need.
-const MODULES: [&str; 2] = ["tcp_diag", "udp_diag"];
+/// Modules that tests need, for listing sockets and for sockets that the kernel opens, with whatever these need.
+const MODULES: [&str; 3] = ["tcp_diag", "udp_diag", "cifs"];
 /// How long the newest kernel is the newest without looking again.
 const FRESH: Duration = Duration::from_secs(24 * 3600);
 
@@ -58,6 +58,8 @@ struct Kept {
     package: String,
     version: String,
     sha256: String,
+    /// The modules that were asked for.
+    modules: Vec<String>,
     /// SHA-256 of each file.
     files: BTreeMap<String, String>,
 }
@@ -164,6 +166,9 @@ fn kept(folder: &Path) -> Result<Kept> {
     let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let text = fs::read_to_string(folder.join(KEPT)).map_err(|_| anyhow::anyhow!("{name} is not cached"))?;
     let kept: Kept = toml::from_str(&text).with_context(|| format!("{name} is cached without a record"))?;
+    if kept.modules != MODULES {
+        bail!("{name}: the modules {MODULES:?} are needed, {:?} are cached", kept.modules);
+    }
     for (file, sha256) in &kept.files {
         let bytes = fs::read(folder.join(file)).with_context(|| format!("{name}: {file} is lost"))?;
         if hex(&bytes) != *sha256 {
@@ -288,9 +293,10 @@ fn keep(folder: &Path, unpacked: &Path, package: &Package) -> Result<()> {
         hashes.insert(name, hex(&fs::read(path)?));
     }
     let Package { name, version, sha256 } = package.clone();
-    let kept = Kept { package: name, version, sha256, files: hashes };
+    let modules = MODULES.map(str::to_owned).to_vec();
+    let kept = Kept { package: name, version, sha256, modules, files: hashes };
     let mut text = format!(
-        "package = \"{}\"\nversion = \"{}\"\nsha256 = \"{}\"\n\n[files]\n",
+        "package = \"{}\"\nversion = \"{}\"\nsha256 = \"{}\"\nmodules = {MODULES:?}\n\n[files]\n",
         kept.package, kept.version, kept.sha256
     );
     for (file, sha256) in &kept.files {
