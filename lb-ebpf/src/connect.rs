@@ -11,7 +11,7 @@ use lb_common::net::Address;
 use lb_common::pick::How;
 
 use crate::atomic::{self, Instructions};
-use crate::choose::{Chosen, choose_here};
+use crate::choose::{Chooser, Chosen, choose_here};
 use crate::context::{Dial, Opener, TCP, UDP};
 use crate::flow::{self, Begun};
 use crate::maps::{BACKENDS, DIALLED, HAS_SET_RETVAL, OUTCOMES, SERVICES};
@@ -118,10 +118,11 @@ fn balance<I: Instructions>(dial: &Dial, service: Option<u32>) -> Verdict {
         count(NOT_A_SERVICE, |outcomes| &raw mut outcomes.not_a_service);
         return Verdict::Proceed;
     }
-    let Some(choice) = Choice::of(index, choose_here::<I>) else {
+    let Some(question) = Question::of(index) else {
         count(index, |outcomes| &raw mut outcomes.passed);
         return Verdict::Proceed;
     };
+    let choice = question.choose_here::<I>();
     let Some(backend) = choice.backend() else {
         // A datagram socket whose connect is refused stays connected to where it was.
         if is_tcp {
@@ -171,10 +172,20 @@ pub struct Choice {
     now_ns: u64,
 }
 
-impl Choice {
-    /// Chooses a backend of a service. `None` if there is no such service.
+/// What a choice is made from: read once, so that choice and record agree.
+pub struct Question {
+    index: u32,
+    service: *const Service,
+    table: TableRef,
+    policy: u8,
+    syn_retries: u8,
+    now_ns: u64,
+}
+
+impl Question {
+    /// Of a service. `None` if there is no such service.
     #[inline(always)]
-    pub fn of(index: u32, choose: impl FnOnce(u32, TableRef, u8, u32) -> Chosen) -> Option<Self> {
+    pub fn of(index: u32) -> Option<Self> {
         let service: *const Service = SERVICES.get_ptr(index)?;
         // SAFETY: a live map value. The table is one word and is loaded in one piece.
         let table =
@@ -186,20 +197,40 @@ impl Choice {
             let rules = &raw const (*service).rules;
             ((&raw const (*rules).policy).read_volatile(), (&raw const (*rules).syn_retries).read_volatile())
         };
-        let picked = choose(index, table, policy, clock::tick(now_ns));
-        Some(Self {
-            index,
-            service,
-            how: picked.how(),
-            slot: picked.slot(),
-            draw: picked.draw(),
-            table_generation: table.generation,
-            policy,
-            syn_retries,
-            now_ns,
-        })
+        Some(Self { index, service, table, policy, syn_retries, now_ns })
     }
 
+    /// Chooses where it stands, see [`choose_here`].
+    #[inline(always)]
+    pub fn choose_here<I: Instructions>(self) -> Choice {
+        let chosen = choose_here::<I>(self.index, self.table, self.policy, clock::tick(self.now_ns));
+        self.answered(chosen)
+    }
+
+    /// Chooses by a function of its own, see [`Chooser`].
+    #[inline(always)]
+    pub fn choose<I: Chooser>(self) -> Choice {
+        let chosen = I::choose(self.index, self.table, self.policy, clock::tick(self.now_ns));
+        self.answered(chosen)
+    }
+
+    #[inline(always)]
+    fn answered(self, chosen: Chosen) -> Choice {
+        Choice {
+            index: self.index,
+            service: self.service,
+            how: chosen.how(),
+            slot: chosen.slot(),
+            draw: chosen.draw(),
+            table_generation: self.table.generation,
+            policy: self.policy,
+            syn_retries: self.syn_retries,
+            now_ns: self.now_ns,
+        }
+    }
+}
+
+impl Choice {
     /// The backend that was chosen, if one was. Nobody's slot is past the end of the map.
     #[inline(always)]
     pub fn backend(&self) -> Option<*const Backend> {

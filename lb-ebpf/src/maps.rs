@@ -59,6 +59,7 @@ pub static FLOW_OVERFLOW: HashMap<u64, Flow, { FLOW_RECORDS as usize }, ON_DEMAN
 pub static DATAGRAMS: HashMap<u64, Datagrams, { FLOW_RECORDS as usize }, ON_DEMAND> = HashMap::new();
 
 /// What an entry of `datagrams` begins as: too large for the stack.
+#[unsafe(no_mangle)]
 pub static EMPTY: Datagrams = Datagrams::EMPTY;
 
 #[btf_map(name = "anomalies")]

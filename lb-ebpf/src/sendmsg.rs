@@ -8,7 +8,7 @@ use lb_common::abi::{Backend, Endpoint, Flow, NOT_A_SERVICE, Phase, Service, Sta
 use lb_common::net::Address;
 
 use crate::choose::Chooser;
-use crate::connect::{Choice, Verdict, count, service_at};
+use crate::connect::{Question, Verdict, count, service_at};
 use crate::context::Dial;
 use crate::maps::{BACKENDS, SERVICES};
 use crate::tables::{endpoint, endpoint_of};
@@ -49,10 +49,11 @@ fn balance<I: Chooser>(dial: &Dial, service: Option<u32>) -> Verdict {
             return Verdict::Forward(backend);
         }
     }
-    let Some(choice) = Choice::of(index, I::choose) else {
+    let Some(question) = Question::of(index) else {
         count(index, |outcomes| &raw mut outcomes.passed);
         return Verdict::Proceed;
     };
+    let choice = question.choose::<I>();
     let Some(backend) = choice.backend() else {
         // A flow that there was stays: the socket was last directed there, and answers may be on their way. One that was to
         // go elsewhere only because of its age goes on.

@@ -37,7 +37,9 @@ fn a_socket_that_the_kernel_itself_opens_is_left_alone() {
     let file_systems = std::fs::read_to_string("/proc/filesystems").expect("what can be mounted");
     let has_cifs = file_systems.lines().any(|line| line.trim() == "nodev\tcifs");
     if !has_cifs && !stage::in_a_guest() {
-        kernel::say("this host's kernel has no CIFS to mount: only those of the guests show whose sockets are left alone");
+        kernel::say(
+            "this host's kernel has no CIFS to mount: only those of the guests show whose sockets are left alone",
+        );
         return;
     }
     assert!(has_cifs, "guests load it: {file_systems}");
