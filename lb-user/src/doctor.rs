@@ -210,7 +210,7 @@ fn optional(diagnosis: &mut Diagnosis, features: Features) {
     feature(
         "compare-and-swap in programs",
         fetching_atomics,
-        "it came with Linux 5.12. Flows are kept in a hash, about 1.5 % of a connect dearer",
+        "it came with Linux 5.12. Flows are kept in a hash, which is dearer",
     );
     feature(
         "errno of a refused connect",

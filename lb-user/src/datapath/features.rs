@@ -11,8 +11,8 @@ use super::sys::{self, AttachType, Instruction};
 /// Optional abilities of the kernel. Without them socklb works, as told beside each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Features {
-    /// Fetching atomics and compare-and-swap (Linux 5.12). Without: every flow goes to the overflow table, about 1.5 %
-    /// of a connect dearer.
+    /// Fetching atomics and compare-and-swap (Linux 5.12). Without: every flow goes to the overflow table, which is
+    /// dearer.
     pub fetching_atomics: bool,
     /// `bpf_set_retval` (Linux 5.18). Without: a refused connect fails with EPERM instead of the service's errno.
     pub set_retval: bool,
