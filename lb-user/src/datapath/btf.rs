@@ -41,7 +41,10 @@ pub fn offsets(path: &Path) -> io::Result<Offsets> {
         let missing = || invalid(&format!("has no field {field} in a structure {structure}"));
         types.field(structure, field).ok_or_else(missing)
     };
-    let field = |structure: &str, field: &str| bits(structure, field).map(|bits| bits / 8);
+    let field = |structure: &str, field: &str| match bits(structure, field)? {
+        bits if bits % 8 == 0 => Ok(bits / 8),
+        _ => Err(invalid(&format!("has a field {field} within a byte of a structure {structure}"))),
+    };
     // Bit fields count from the lowest bit where bytes do, which is so on every processor that runs these programs.
     let kernels = bits("sock", "sk_kern_sock")?;
     Ok(Offsets {
