@@ -51,7 +51,11 @@ pub fn monotonic_ns() -> u64 {
 }
 
 fn now_ns(clock: ClockId) -> u64 {
-    let Timespec { tv_sec, tv_nsec } = clock_gettime(clock);
+    nanoseconds(clock_gettime(clock))
+}
+
+/// A time of a clock that is never negative.
+pub fn nanoseconds(Timespec { tv_sec, tv_nsec }: Timespec) -> u64 {
     let (seconds, nanoseconds) = (u64::try_from(tv_sec).unwrap_or(0), u64::try_from(tv_nsec).unwrap_or(0));
     seconds.saturating_mul(1_000_000_000).saturating_add(nanoseconds)
 }

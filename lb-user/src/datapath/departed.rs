@@ -10,11 +10,11 @@ use std::path::Path;
 
 use lb_common::abi::{BackendName, Counts, Departed, NAME_BYTES};
 use lb_common::net::{Address, Be16};
-use rustix::time::{ClockId, clock_gettime};
 
 use super::error::DatapathError;
 use super::sys;
 use super::sys::elements;
+use crate::process::monotonic_ns;
 
 /// The backends of one client that have left.
 pub struct DepartedBackends {
@@ -61,9 +61,7 @@ impl DepartedBackends {
         if counts == Counts::default() {
             return self.forget(who);
         }
-        let now = clock_gettime(ClockId::Monotonic);
-        let (seconds, ns) = (u64::try_from(now.tv_sec), u64::try_from(now.tv_nsec));
-        let left_ns = seconds.unwrap_or(0).saturating_mul(1_000_000_000).saturating_add(ns.unwrap_or(0));
+        let left_ns = monotonic_ns();
         let departed = [Departed { counts, swept, left_ns }];
         match elements::set(self.map.as_fd(), who, &departed) {
             Err(error) if error.raw_os_error() == Some(libc::E2BIG) => {

@@ -6,9 +6,10 @@
 
 use std::io;
 
-use rustix::time::{ClockId, Timespec, clock_getres, clock_gettime};
+use rustix::time::{ClockId, clock_getres, clock_gettime};
 
 use super::sys::{self, Instruction};
+use crate::process::nanoseconds;
 
 /// Time as a count of ticks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,9 +58,4 @@ fn part(from: i32) -> io::Result<u32> {
         Instruction(SHIFT_RIGHT, 0, 0, from),
         Instruction(EXIT, 0, 0, 0),
     ])
-}
-
-fn nanoseconds(time: Timespec) -> u64 {
-    // Both are never negative of this clock.
-    time.tv_sec.cast_unsigned() * 1_000_000_000 + time.tv_nsec.cast_unsigned()
 }
