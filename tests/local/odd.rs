@@ -82,14 +82,18 @@ fn connects_through_io_uring_are_balanced_in_the_name_of_their_process() {
     eventually("they end", || ended(&fixture, "closed"), |closed| *closed == 6);
 }
 
-#[test]
-fn a_connect_that_is_a_write_is_balanced_and_counted_once() {
-    let fixture = Fixture::new();
-    // Clients ask for cookies, and listeners that want it give them.
+/// Clients ask for cookies, and listeners that want it give them.
+fn allow_fast_open(fixture: &Fixture) {
     std::fs::write("/proc/sys/net/ipv4/tcp_fastopen", "3").expect("switch fast open on");
     for backend in &fixture.backends {
         backend.allow_fast_open();
     }
+}
+
+#[test]
+fn a_connect_that_is_a_write_is_balanced_and_counted_once() {
+    let fixture = Fixture::new();
+    allow_fast_open(&fixture);
     let mut probe = fixture.probe();
     // The first to each backend asks for a cookie, the others bring data in their SYN.
     for _ in 0..9 {
@@ -108,10 +112,7 @@ fn a_connect_that_is_a_write_is_balanced_and_counted_once() {
 #[test]
 fn a_connect_that_is_put_off_counts_from_the_choice_and_ends_with_its_socket() {
     let fixture = Fixture::new();
-    std::fs::write("/proc/sys/net/ipv4/tcp_fastopen", "3").expect("switch fast open on");
-    for backend in &fixture.backends {
-        backend.allow_fast_open();
-    }
+    allow_fast_open(&fixture);
     let mut probe = fixture.probe();
     // Three backends give their cookies.
     for _ in 0..3 {

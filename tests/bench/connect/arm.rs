@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use super::serve::Manner;
 use super::work::Work;
 
-/// Several addresses that follow each other, dialled in turn: backends, or the one address of a service.
+/// Several addresses that follow each other, each dialled as often: backends, or the one address of a service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Addresses {
     /// The first of them.

@@ -30,7 +30,7 @@ pub struct Options {
     first: SocketAddr,
     /// How many ports it dials in turn
     ports: u16,
-    /// How many hosts it dials in turn
+    /// How many hosts it dials, in an order of chance
     hosts: u32,
     /// A network namespace to enter first
     #[arg(long)]
