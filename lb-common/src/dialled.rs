@@ -59,16 +59,24 @@ fn position(first: u32, probe: u32) -> u32 {
 /// The service that is dialled, if it is one.
 #[inline(always)]
 pub fn find<T: Cells>(cells: &T, dialled: Dialled) -> Option<u32> {
+    look(cells, dialled).map(|(_, service)| service)
+}
+
+/// The cell of what is dialled, and its service.
+#[inline(always)]
+fn look<T: Cells>(cells: &T, dialled: Dialled) -> Option<(u32, u32)> {
     let (first, mark) = dialled.start();
     // Bound: MAX_PROBES cells.
     for probe in 0..MAX_PROBES {
-        let cell = cells.cell(position(first, probe))?;
+        let position = position(first, probe);
+        let cell = cells.cell(position)?;
         if cell.service == DialledCell::FREE.service {
             return None;
         }
+        // No service has the number of one that is gone.
         let service = cell.service - 1;
         if cell.mark == mark && cells.is_of(service, dialled) {
-            return Some(service);
+            return Some((position, service));
         }
     }
     None
@@ -106,16 +114,7 @@ pub fn open(cells: &impl Cells, dialled: Dialled, service: u32) -> Option<Store>
 /// What closes the service that is dialled, in this order: the cell becomes free if nobody is looked for beyond it, and so do
 /// those before it that were kept for its sake. Nothing if there is no service.
 pub fn close(cells: &impl Cells, dialled: Dialled) -> impl Iterator<Item = Store> {
-    let (first, mark) = dialled.start();
-    let is_it = |position: &u32| {
-        cells.cell(*position).is_some_and(|cell| {
-            cell.mark == mark
-                && cell != DialledCell::FREE
-                && cell != DialledCell::GONE
-                && cells.is_of(cell.service - 1, dialled)
-        })
-    };
-    let place = (0..MAX_PROBES).map(|probe| position(first, probe)).find(is_it);
+    let place = look(cells, dialled).map(|(position, _)| position);
     let is_last = place.is_some_and(|place| cells.cell(position(place, 1)) == Some(DialledCell::FREE));
     let cell = if is_last { DialledCell::FREE } else { DialledCell::GONE };
     let before = (1..DIALLED_CELLS)

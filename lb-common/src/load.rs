@@ -68,14 +68,15 @@ pub fn all_ones_if_negative(difference: u64) -> u64 {
     black_box((difference.cast_signed() >> 63).cast_unsigned())
 }
 
-/// As [`all_ones_if_negative`], where it is waited for. (`black_box` goes by way of memory in a kernel program.)
+/// As [`all_ones_if_negative`], where it is waited for. (`black_box` goes by way of memory in a kernel program. Not for what
+/// a choice computes of two backends: without that barrier the verifier has too many ways to follow without CAP_PERFMON.)
 #[cfg(not(target_arch = "bpf"))]
 #[inline(always)]
 pub fn soon_all_ones_if_negative(difference: u64) -> u64 {
     all_ones_if_negative(difference)
 }
 
-/// As [`all_ones_if_negative`], where it is waited for: `black_box` goes by way of memory here.
+/// As on the host.
 #[cfg(target_arch = "bpf")]
 #[inline(always)]
 pub fn soon_all_ones_if_negative(difference: u64) -> u64 {

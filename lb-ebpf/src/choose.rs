@@ -1,7 +1,7 @@
 //! The choice: where it stands in the hooks of connect, and as a function of its own, visible from outside, for those of
 //! sendmsg, whose programs are long: so the verifier follows it once, for any arguments.
 
-use lb_common::abi::{NO_SLOT, Rules, TableRef};
+use lb_common::abi::{NO_SLOT, TableRef};
 use lb_common::pick::{How, Pick, pick};
 
 use crate::atomic::{Instructions, Linux5_10, Linux5_12};
@@ -45,9 +45,8 @@ extern "C" fn choose_backend_5_10(service: u32, table: u64, policy: u32, now: u3
 pub fn choose_here<I: Instructions>(service: u32, table: TableRef, policy: u8, now: u32) -> Chosen {
     let Some(row) = SERVICES.get_ptr(service) else { return Chosen::BROKEN };
     let Some(walk) = WALKS.get_ptr_mut(service) else { return Chosen::BROKEN };
-    let rules = Rules { policy, ..rules(row) };
     let tables = Kernel { index: service, service: row };
-    let (pick, draw) = pick(&tables, &Walking::<I>::new(walk), table, rules, now);
+    let (pick, draw) = pick(&tables, &Walking::<I>::new(walk), table, rules(row, policy), now);
     Chosen::new(pick, draw)
 }
 

@@ -4,7 +4,6 @@
 //! Each call counts exactly one outcome.
 
 use lb_common::abi::{Backend, Endpoint, Flow, NOT_A_SERVICE, Phase, Service, StateWord};
-
 use lb_common::net::Address;
 
 use crate::choose::Chooser;

@@ -18,14 +18,15 @@ pub struct Kernel {
     pub service: *const Service,
 }
 
-/// What a choice needs of a service's rules. The daemon stores each field by itself, at any time.
+/// What a choice needs of a service's rules, by a policy that was read already. The daemon stores each field by itself, at any
+/// time.
 #[inline(always)]
-pub fn rules(service: *const Service) -> Rules {
+pub fn rules(service: *const Service, policy: u8) -> Rules {
     // SAFETY: a live map value.
     unsafe {
         let rules = &raw const (*service).rules;
         Rules {
-            policy: (&raw const (*rules).policy).read_volatile(),
+            policy,
             overflow: (&raw const (*rules).overflow).read_volatile(),
             active_limit: if SCANS.load() != 0 {
                 (&raw const (*rules).active_limit).read_volatile()
