@@ -24,8 +24,8 @@ pub struct Options {
     record: bool,
 }
 
-/// Modules that tests need, for listing sockets and for sockets that the kernel opens, with whatever these need.
-const MODULES: [&str; 3] = ["tcp_diag", "udp_diag", "cifs"];
+/// Modules that tests need, for listing sockets, for sockets that the kernel opens and for a router, with whatever these need.
+const MODULES: [&str; 4] = ["tcp_diag", "udp_diag", "cifs", "veth"];
 /// How long the newest kernel is the newest without looking again.
 const FRESH: Duration = Duration::from_secs(24 * 3600);
 

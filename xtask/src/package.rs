@@ -6,7 +6,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 
 use crate::command::{cargo, root, run as run_command};
 use crate::toolchain::tool;
@@ -20,6 +20,14 @@ pub fn run() -> Result<()> {
 
 /// Builds the package and returns its path. It is the only one in its folder.
 pub fn build() -> Result<PathBuf> {
+    // Before the minutes that the build takes.
+    let cargo_deb = tool("cargo-deb");
+    if let Err(error) = Command::new(&cargo_deb).arg("--version").output() {
+        bail!(
+            "start {}: {error}; `cargo xtask setup --check` says what else is missing, `cargo xtask setup` installs it",
+            cargo_deb.display()
+        );
+    }
     // In the repository wherever cargo's own target folder is: the manifest names the generated files by this path.
     let folder = root().join("target/package");
     let files = folder.join("files");
@@ -34,7 +42,7 @@ pub fn build() -> Result<PathBuf> {
             .arg(&files),
     )?;
     run_command(cargo().args(["build", "--release", "--package", "lb-user", "--locked"]))?;
-    let mut deb = Command::new(tool("cargo-deb"));
+    let mut deb = Command::new(cargo_deb);
     deb.current_dir(root()).args(["--package", "lb-user", "--no-build", "--locked", "--output"]).arg(&folder);
     run_command(&mut deb)?;
     let mut entries = fs::read_dir(&folder)?.flatten().map(|entry| entry.path());

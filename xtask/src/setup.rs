@@ -1,11 +1,13 @@
 //! What testing needs beyond stable Rust: found, or installed by commands that are printed before they run.
 
+use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 
-use crate::command::{cargo, describe, output, run as run_command};
+use crate::command::{cargo, describe, output};
 use crate::prometheus;
 use crate::toolchain::{self, LINKER_VERSION, LLVM, tool, tools};
 
@@ -31,7 +33,7 @@ const DENY_VERSION: &str = "0.20.2";
 const DEB_VERSION: &str = "3.8.0";
 
 /// Debian packages, each with a file that we use of it and what it is for.
-const PACKAGES: [(&str, &str, &str); 15] = [
+const PACKAGES: [(&str, &str, &str); 16] = [
     ("rustc-web", toolchain::RUSTC, "compiles the kernel programs"),
     ("cargo-web", toolchain::CARGO, "builds them"),
     ("rust-web-src", "/usr/lib/rustlib/src/rust/library/core/Cargo.toml", "their `core`"),
@@ -39,6 +41,7 @@ const PACKAGES: [(&str, &str, &str); 15] = [
     ("llvm-22-dev", "/usr/lib/llvm-22/bin/llvm-config", "the linker is built against it"),
     ("libpolly-22-dev", "/usr/lib/llvm-22/lib/libPolly.a", "likewise"),
     ("bpftool", "/usr/sbin/bpftool", "reads maps in tests"),
+    ("iproute2", "/usr/bin/ip", "connects network namespaces in tests"),
     ("dpkg-dev", "/usr/bin/dpkg-shlibdeps", "tells which libraries the package depends on"),
     (
         "systemd",
@@ -52,6 +55,15 @@ const PACKAGES: [(&str, &str, &str); 15] = [
     ("nftables", "/usr/sbin/nft", "a peer in the benchmark of connect"),
     ("haproxy", "/usr/sbin/haproxy", "likewise; its service has nothing to listen on"),
 ];
+
+/// How long another package manager may take to finish: a machine that has just been booted updates itself first.
+const PATIENCE: Duration = Duration::from_secs(600);
+
+/// Between two looks whether it has.
+const PAUSE: Duration = Duration::from_secs(2);
+
+/// How apt begins to say, in English, that another package manager is at work.
+const LOCKED: &str = "Could not get lock";
 
 /// Something that is missing, and the commands that bring it.
 struct Missing {
@@ -85,7 +97,7 @@ pub fn run(options: &Options) -> Result<()> {
     }
     for mut one in missing {
         for command in &mut one.commands {
-            run_command(command)
+            run_patiently(command, PATIENCE, PAUSE)
                 .map_err(|error| error.context(format!("cannot install {}; {by_hand}", one.what)))?;
         }
     }
@@ -101,9 +113,9 @@ fn missing() -> Vec<Missing> {
     let mut missing = Vec::new();
     let packages: Vec<_> = PACKAGES.iter().filter(|(name, file, _)| !is_installed(name, file)).collect();
     if !packages.is_empty() {
-        let mut update = Command::new("apt-get");
+        let mut update = apt_get();
         update.arg("update");
-        let mut install = Command::new("apt-get");
+        let mut install = apt_get();
         install
             .args(["install", "--yes", "--no-install-recommends"])
             .env("DEBIAN_FRONTEND", "noninteractive");
@@ -146,6 +158,43 @@ fn missing() -> Vec<Missing> {
     missing
 }
 
+fn apt_get() -> Command {
+    let mut command = Command::new("apt-get");
+    // What it says is read by `run_patiently`, hence the language. apt itself waits for dpkg's lock only.
+    command.env("LC_ALL", "C");
+    command.args(["--option", &format!("DPkg::Lock::Timeout={}", PATIENCE.as_secs())]);
+    command
+}
+
+/// Prints a command and runs it, again and again as long as it fails because another package manager is at work: apt waits
+/// for dpkg's lock, but not for those of its own lists and archives.
+fn run_patiently(command: &mut Command, patience: Duration, pause: Duration) -> Result<()> {
+    let text = describe(command);
+    println!("$ {text}");
+    let deadline = Instant::now() + patience;
+    loop {
+        let mut child = command.stderr(Stdio::piped()).spawn().with_context(|| format!("start {text}"))?;
+        let mut is_locked = false;
+        for line in BufReader::new(child.stderr.take().expect("it is piped")).lines() {
+            let line = line.with_context(|| format!("read what {text} says"))?;
+            eprintln!("{line}");
+            is_locked |= line.contains(LOCKED);
+        }
+        let status = child.wait().with_context(|| format!("wait for {text}"))?;
+        if status.success() {
+            return Ok(());
+        }
+        if !is_locked {
+            bail!("{text}: {status}");
+        }
+        if Instant::now() >= deadline {
+            bail!("{text}: another package manager has held the lock for {} s", patience.as_secs());
+        }
+        println!("setup: another package manager is at work; trying again");
+        std::thread::park_timeout(pause);
+    }
+}
+
 /// The package manager knows whether a package is there; a file of the same name may be another package's.
 fn is_installed(package: &str, file: &str) -> bool {
     let mut query = Command::new("dpkg-query");
@@ -161,4 +210,34 @@ fn cargo_install(name: &str, version: &str) -> Command {
     let mut install = Command::new("cargo");
     install.args(["install", name, "--version", version, "--locked", "--root"]).arg(tools());
     install
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A stand-in for apt that finds the lock taken as often as the file has lines left.
+    fn fails_as_often_as(lines: &Path) -> Command {
+        let mut command = Command::new("sh");
+        let script = "test -s $0 || exit 0; sed -i 1d $0; echo 'E: Could not get lock /l. It is held by 1 (apt)' >&2; exit 100";
+        command.args(["-c", script]).arg(lines);
+        command
+    }
+
+    #[test]
+    fn it_waits_for_another_package_manager_and_not_for_ever() {
+        let folder = crate::command::target().join(format!("setup-test-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let lines = folder.join("lines");
+        std::fs::write(&lines, "1\n2\n3\n").unwrap();
+        run_patiently(&mut fails_as_often_as(&lines), PATIENCE, Duration::ZERO).unwrap();
+        std::fs::write(&lines, "1\n2\n3\n").unwrap();
+        let error = run_patiently(&mut fails_as_often_as(&lines), Duration::ZERO, Duration::ZERO);
+        assert!(error.unwrap_err().to_string().contains("held the lock for 0 s"));
+        let mut other = Command::new("sh");
+        other.args(["-c", "echo 'E: Unable to locate package a' >&2; exit 100"]);
+        let error = run_patiently(&mut other, PATIENCE, Duration::ZERO).unwrap_err();
+        assert!(error.to_string().contains("exit status: 100"), "any other failure is one: {error}");
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
 }
