@@ -24,7 +24,7 @@ pub use flow::*;
 pub use service::*;
 
 /// The version of everything in this module; a part of the pin path.
-pub const ABI_VERSION: u32 = 4;
+pub const ABI_VERSION: u32 = 5;
 
 // ---- limits, each with its reason ----------------------------------------------------------------------------------
 
@@ -99,15 +99,13 @@ pub mod map {
     pub const FLOW_OVERFLOW: &str = "flow_overflow";
     /// Hash: socket cookie to [`Datagrams`](super::Datagrams), for datagram sockets that are not connected.
     pub const DATAGRAMS: &str = "datagrams";
-    /// Hash: socket cookie to [`Listed`](super::Listed), for sockets that the kernel's socket list has shown.
-    pub const LISTED: &str = "listed";
     /// Per-CPU array of one [`Anomalies`](super::Anomalies).
     pub const ANOMALIES: &str = "anomalies";
     /// Hash: [`BackendName`](super::BackendName) to [`Departed`](super::Departed).
     pub const DEPARTED: &str = "departed";
 
     /// All of them, in the order in which they are described.
-    pub const ALL: [&str; 16] = [
+    pub const ALL: [&str; 15] = [
         DIALLED,
         SERVICES,
         BACKENDS,
@@ -121,7 +119,6 @@ pub mod map {
         FLOWS,
         FLOW_OVERFLOW,
         DATAGRAMS,
-        LISTED,
         ANOMALIES,
         DEPARTED,
     ];

@@ -21,7 +21,7 @@ pub enum Ending {
     DataTimeout = 5,
     /// This host had no route or no port: no SYN left.
     NotSent = 6,
-    /// The application gave up before the connection was established.
+    /// The application gave up before the connection was established, and before an answer was due.
     GaveUp = 7,
     /// The application cut an established connection off: `SO_LINGER` 0, unread data, `AF_UNSPEC`.
     Aborted = 8,
@@ -31,11 +31,13 @@ pub enum Ending {
     Other = 10,
     /// It cannot be told.
     Unknown = 11,
+    /// The application gave up on a SYN that had not been answered when an answer was due.
+    Unanswered = 12,
 }
 
 impl Ending {
     /// All of them, by number.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::Closed,
         Self::Refused,
         Self::TimedOut,
@@ -48,6 +50,7 @@ impl Ending {
         Self::Destroyed,
         Self::Other,
         Self::Unknown,
+        Self::Unanswered,
     ];
 
     /// The word for it in tables, JSON and metrics.
@@ -65,13 +68,22 @@ impl Ending {
             Self::Destroyed => "destroyed",
             Self::Other => "other",
             Self::Unknown => "unknown",
+            Self::Unanswered => "unanswered",
         }
     }
 
     /// Whether it counts against the backend. What this host or the application did does not.
     #[inline(always)]
     pub const fn is_error(self) -> bool {
-        matches!(self, Self::Refused | Self::TimedOut | Self::Unreachable | Self::Reset | Self::DataTimeout)
+        matches!(
+            self,
+            Self::Refused
+                | Self::TimedOut
+                | Self::Unreachable
+                | Self::Reset
+                | Self::DataTimeout
+                | Self::Unanswered
+        )
     }
 }
 
@@ -98,7 +110,7 @@ const ECONNREFUSED: u32 = 111;
 const EHOSTUNREACH: u32 = 113;
 
 /// The ending of a flow whose socket goes from the TCP state `from` to closed, with `error` (`sk_err`) at that moment, if
-/// that can be read.
+/// that can be read. Of [`Ending::GaveUp`] an [`Attempt`] tells more.
 #[inline(always)]
 pub fn at_close(phase: u8, from: u32, error: Option<u32>) -> Ending {
     if phase == Phase::Chosen as u8 {
@@ -115,11 +127,36 @@ pub fn at_close(phase: u8, from: u32, error: Option<u32>) -> Ending {
     }
 }
 
+/// What is known of a connect that the application gave up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Attempt {
+    /// An error that the network reported and the kernel did not act on (`sk_err_soft`), 0 if none or if it cannot be read.
+    /// Kernel fact: of an ICMP error that arrives while a call holds the socket, as during `connect()` itself where the
+    /// peer is this host, only this is kept, until the application reads `SO_ERROR`, which clears it.
+    pub soft_error: u32,
+    /// How often the SYN was sent again, 0 if it cannot be read.
+    pub retransmits: u32,
+    /// Whether an answer was due by then, as the service says.
+    pub is_due: bool,
+}
+
+impl Attempt {
+    /// How it ended: whether the network said why there is no answer, an answer was due, or the application was quicker.
+    #[inline(always)]
+    pub fn ending(self) -> Ending {
+        let Self { soft_error, retransmits, is_due } = self;
+        if soft_error != 0 {
+            return of_error(soft_error, false);
+        }
+        if is_due || retransmits != 0 { Ending::Unanswered } else { Ending::GaveUp }
+    }
+}
+
 /// What a socket shows of itself when its last descriptor is closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shown {
-    /// Whether it could be read at all; nothing else means anything if not. (An `Option` would leave the rest of it
-    /// unwritten, and the compiler may then copy what was never written, which the verifier refuses to those without
+    /// Whether more than its state could be read; nothing else means anything if not. (An `Option` would leave the rest of
+    /// it unwritten, and the compiler may then copy what was never written, which the verifier refuses to those without
     /// CAP_PERFMON.)
     pub is_readable: bool,
     /// Its TCP state.
@@ -141,15 +178,15 @@ pub fn tells_established(state: u32) -> bool {
 /// The ending of a flow whose socket is released, where nothing was seen of it since the choice.
 ///
 /// A blocking connect that fails clears what could be read of it, so that refused, unreachable and timed out are one
-/// here: [`Ending::Other`], but where the error is still pending.
+/// here: [`Ending::Other`], but where the error is still pending. Of [`Ending::GaveUp`] an [`Attempt`] tells more.
 #[inline(always)]
 pub fn at_release(shown: Shown) -> Ending {
     let Shown { is_readable, state, error, was_established } = shown;
-    if !is_readable {
-        return Ending::Unknown;
-    }
     if state == TCP_SYN_SENT {
         return Ending::GaveUp;
+    }
+    if !is_readable {
+        return Ending::Unknown;
     }
     match error {
         0 if was_established => Ending::Closed,
@@ -236,5 +273,21 @@ mod tests {
         assert_eq!(shown(TCP_CLOSE, ECONNRESET, true), Ending::Reset);
         let unread = Shown { is_readable: false, state: TCP_ESTABLISHED, error: 0, was_established: true };
         assert_eq!(at_release(unread), Ending::Unknown);
+        assert_eq!(
+            at_release(Shown { state: TCP_SYN_SENT, ..unread }),
+            Ending::GaveUp,
+            "its state is always shown"
+        );
+    }
+
+    #[test]
+    fn an_attempt_is_unanswered_once_an_answer_was_due() {
+        let of = |soft_error, retransmits, is_due| Attempt { soft_error, retransmits, is_due }.ending();
+        assert_eq!(of(0, 0, false), Ending::GaveUp);
+        assert_eq!(of(0, 0, true), Ending::Unanswered);
+        assert_eq!(of(0, 1, false), Ending::Unanswered, "sent again");
+        assert_eq!(of(EHOSTUNREACH, 3, true), Ending::Unreachable, "the network has said why");
+        assert_eq!(of(ECONNREFUSED, 0, false), Ending::Refused);
+        assert_eq!(of(71, 0, false), Ending::Other);
     }
 }

@@ -17,3 +17,5 @@ pub mod ending;
 pub mod load;
 
 pub mod pick;
+
+pub mod ticks;

@@ -61,6 +61,15 @@ pub fn with_another(errors: RecentErrors, now: u32, half_life: HalfLife) -> Rece
     }
 }
 
+/// Whether of `errors` nothing has been left for long, with any half-life that there may be. They are to be taken away then:
+/// ticks begin anew, and what was long gone would weigh again, for a while, 52 days after it was counted.
+pub fn are_stale(errors: RecentErrors, now: u32) -> bool {
+    /// 13 days. Of the largest number nothing is left after 32 half-lives of an hour.
+    const LONG: u32 = 1 << 30;
+    // Beyond, they are of the future: the clock may be a tick behind that of the programs before.
+    errors.count != 0 && (LONG..=u32::MAX - LONG).contains(&now.wrapping_sub(errors.since))
+}
+
 /// The sign of a difference as a mask. Where a comparison would be a branch: the verifier follows both ways of each branch
 /// in each turn of a loop, and compilers make branches of masks that they see through.
 #[inline(always)]
@@ -125,6 +134,19 @@ mod tests {
     fn ticks_wrap() {
         check(RecentErrors { count: 4, since: u32::MAX - 400 }, 400, 4);
         check(RecentErrors { count: 4, since: u32::MAX - 400 }, 700, 2);
+    }
+
+    #[test]
+    fn errors_are_stale_after_days_and_not_before() {
+        const DAY: u32 = 82_397_460;
+        let errors = RecentErrors { count: 5, since: u32::MAX - 9 };
+        let after = |ticks: u32| are_stale(errors, errors.since.wrapping_add(ticks));
+        assert!(!after(0));
+        assert!(!after(DAY + DAY / 3), "32 half-lives of an hour");
+        assert!(after(14 * DAY));
+        assert!(after(38 * DAY));
+        assert!(!after(u32::MAX), "the clock is a tick behind");
+        assert!(!are_stale(NONE, 14 * DAY), "there is nothing to take away");
     }
 
     /// One error in half a half-life, for ever: what remains is bounded, and gone soon after the last.

@@ -11,6 +11,7 @@ mod view;
 mod walk;
 
 pub use least_loaded::{Scan, least};
+pub use p2c::other_than;
 pub use walk::first_free_of_many;
 
 use crate::abi::{NO_SLOT, Policy, RecentErrors, Rules, StateWord, TableRef, Walk};
@@ -65,6 +66,12 @@ pub trait Tables: Sized {
     #[inline(always)]
     fn first_free(&self, table: TableRef, from: u32, active_limit: u32) -> u32 {
         first_free_of_many(self, table, from, active_limit)
+    }
+
+    /// Another slot than `first`, for a draw whose two positions both name that one.
+    #[inline(always)]
+    fn other_entry(&self, table: TableRef, first: u32, draw: u32) -> u32 {
+        other_than(self, table, first, draw)
     }
 
     /// The service's fallback word. Asked last: the daemon stores it before the state words that need it.
@@ -138,7 +145,12 @@ pub fn position(walk: Walk, length_log2: u8) -> u32 {
 /// Chris Wellons' "lowbias32": flipping one bit of the input flips each bit of the result with a chance very near to a half.)
 #[inline(always)]
 pub fn scattered(walk: Walk) -> u32 {
-    let mut x = walk.phase.wrapping_add(walk.start);
+    mixed(walk.phase.wrapping_add(walk.start))
+}
+
+/// A number that looks as if it had nothing to do with the given one; no two numbers have the same.
+#[inline(always)]
+fn mixed(mut x: u32) -> u32 {
     x ^= x >> 16;
     x = x.wrapping_mul(0x7feb_352d);
     x ^= x >> 15;

@@ -175,6 +175,9 @@ fn address_fault(address: SocketAddr, service: SocketAddr, services: &[SocketAdd
     if address.ip().is_multicast() {
         return unreachable("a multicast address");
     }
+    if matches!(address, SocketAddr::V4(v4) if v4.ip().is_broadcast()) {
+        return unreachable("the broadcast address");
+    }
     if let SocketAddr::V6(v6) = address {
         if v6.ip().to_ipv4_mapped().is_some() {
             return unreachable("a v4-mapped address: write it as IPv4");
@@ -237,6 +240,10 @@ mod tests {
                 0,
                 "10.96.0.10:80 is the address of a service: its connections would come back to the balancer",
             )],
+        );
+        check(
+            vec![endpoint("255.255.255.255:80", 0)],
+            &[(0, "255.255.255.255:80 cannot be connected to: the broadcast address")],
         );
         check(
             vec![endpoint("0.0.0.0:80", 0), endpoint("10.0.0.1:0", 65_536), endpoint("224.0.0.1:80", 1)],

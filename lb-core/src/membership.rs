@@ -162,7 +162,7 @@ pub fn state(endpoint: &Endpoint) -> BackendState {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::service::{Overflow, Policy, Protocol};
+    use crate::service::{Overflow, Policy, Protocol, UNANSWERED_AFTER};
 
     fn service(subset: Subset) -> Service {
         service_by(Policy::WeightedRoundRobin, subset)
@@ -178,6 +178,7 @@ mod tests {
             overflow: Overflow::LeastLoaded,
             error_decay: None,
             connect_timeout: None,
+            unanswered_after: UNANSWERED_AFTER,
             rebind: None,
             subset,
             seed: 7,

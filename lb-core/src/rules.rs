@@ -5,7 +5,8 @@
 
 use std::time::Duration;
 
-use lb_common::abi::{self, OVERFLOW_LEAST_LOADED, OVERFLOW_REFUSE, Rules, TICK_LOG2};
+use lb_common::abi::{self, OVERFLOW_LEAST_LOADED, OVERFLOW_REFUSE, Rules};
+use lb_common::ticks::TICK_LOG2;
 
 use crate::service::{Overflow, Policy, Service};
 
@@ -21,6 +22,7 @@ pub fn of(service: &Service) -> Rules {
         active_limit: service.active_limit.unwrap_or(0),
         error_half_life: service.error_decay.map_or(0, ticks),
         rebind: service.rebind.map_or(0, ticks),
+        unanswered_after: ticks(service.unanswered_after),
         ..Rules::default()
     }
 }

@@ -173,6 +173,8 @@ pub struct Service {
     pub error_decay: Option<Duration>,
     /// After how long a TCP connect gives up; `None` for the kernel's time.
     pub connect_timeout: Option<Duration>,
+    /// After how long a SYN counts as unanswered if the application gives up.
+    pub unanswered_after: Duration,
     /// After how long an unconnected UDP flow chooses anew; `None` for never.
     pub rebind: Option<Duration>,
     /// Which endpoints may be used.
@@ -182,6 +184,10 @@ pub struct Service {
     /// The errno of a connect that finds no usable backend.
     pub errno: u16,
 }
+
+/// After how long a SYN counts as unanswered where nothing is said: longer than handshakes within a region take, shorter than
+/// the connect timeouts that clients have.
+pub const UNANSWERED_AFTER: Duration = Duration::from_millis(200);
 
 /// Why one choice may look at every member of a subset, which then has at most [`MAX_SCAN`] of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

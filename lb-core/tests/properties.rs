@@ -8,7 +8,7 @@ use std::collections::{HashMap, HashSet};
 use lb_core::endpoint::{Endpoint, EndpointList, EndpointState};
 use lb_core::membership::Membership;
 use lb_core::schedule::{apportion, interleave};
-use lb_core::service::{Overflow, Policy, Protocol, Service, Size, Subset, Task};
+use lb_core::service::{Overflow, Policy, Protocol, Service, Size, Subset, Task, UNANSWERED_AFTER};
 use lb_core::subset::{self, Algorithm, Position, length, order, overlaps};
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -55,6 +55,7 @@ fn members(algorithm: Algorithm, position: Position, weights: &[u16]) -> Members
         overflow: Overflow::LeastLoaded,
         error_decay: None,
         connect_timeout: None,
+        unanswered_after: UNANSWERED_AFTER,
         rebind: None,
         subset: Subset::Sized { algorithm, size: Size::Fixed(position.size) },
         seed: position.seed,

@@ -11,7 +11,7 @@ use lb_core::balancer::{Balancer, Event, Limits};
 use lb_core::endpoint::{Endpoint, EndpointList, EndpointState};
 use lb_core::membership::Membership;
 use lb_core::plan::{Plan, Step, diff};
-use lb_core::service::{Overflow, Policy, Protocol, Service, Subset, Task};
+use lb_core::service::{Overflow, Policy, Protocol, Service, Subset, Task, UNANSWERED_AFTER};
 use proptest::prelude::*;
 
 const LIMITS: Limits = Limits { schedule_entries: 8192, slots: 24 };
@@ -26,6 +26,7 @@ fn service(name: &str, last: u8) -> Service {
         overflow: Overflow::LeastLoaded,
         error_decay: None,
         connect_timeout: None,
+        unanswered_after: UNANSWERED_AFTER,
         rebind: None,
         subset: Subset::All,
         seed: 0,

@@ -1,7 +1,7 @@
 //! The clock of the programs: `CLOCK_MONOTONIC`, to the kernel's tick.
 
 use aya_ebpf::helpers::generated as helper;
-use lb_common::abi::TICK_LOG2;
+use lb_common::ticks::have_passed;
 
 use crate::maps::{FIRST_JIFFY_NS, JIFFY_NS};
 
@@ -14,8 +14,8 @@ pub fn now_ns() -> u64 {
     jiffies.wrapping_mul(JIFFY_NS.load()).wrapping_add(FIRST_JIFFY_NS.load())
 }
 
-/// The tick of a time, see [`TICK_LOG2`].
+/// Whether so many ticks have passed since a time.
 #[inline(always)]
-pub fn tick(ns: u64) -> u32 {
-    (ns >> TICK_LOG2) as u32
+pub fn is_past(start_ns: u64, ticks: u32) -> bool {
+    have_passed(ticks, start_ns, now_ns())
 }

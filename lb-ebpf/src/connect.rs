@@ -9,6 +9,7 @@ use lb_common::abi::{
 use lb_common::dialled::{Cells, Dialled, find};
 use lb_common::net::Address;
 use lb_common::pick::How;
+use lb_common::ticks::tick;
 
 use crate::atomic::{self, Instructions};
 use crate::choose::{Chooser, Chosen, choose_here};
@@ -203,14 +204,14 @@ impl Question {
     /// Chooses where it stands, see [`choose_here`].
     #[inline(always)]
     pub fn choose_here<I: Instructions>(self) -> Choice {
-        let chosen = choose_here::<I>(self.index, self.table, self.policy, clock::tick(self.now_ns));
+        let chosen = choose_here::<I>(self.index, self.table, self.policy, tick(self.now_ns));
         self.answered(chosen)
     }
 
     /// Chooses by a function of its own, see [`Chooser`].
     #[inline(always)]
     pub fn choose<I: Chooser>(self) -> Choice {
-        let chosen = I::choose(self.index, self.table, self.policy, clock::tick(self.now_ns));
+        let chosen = I::choose(self.index, self.table, self.policy, tick(self.now_ns));
         self.answered(chosen)
     }
 

@@ -3,7 +3,7 @@
 //! The verifier rewrites each access of a context field by its exact offset and width, so they are volatile and none
 //! is combined with its neighbour.
 
-use aya_ebpf::bindings::{bpf_sock, bpf_sock_addr};
+use aya_ebpf::bindings::{BPF_SOCK_OPS_STATE_CB_FLAG, bpf_sock, bpf_sock_addr};
 use aya_ebpf::helpers::generated as helper;
 use aya_ebpf::programs::{SockAddrContext, SockContext};
 use lb_common::ending::{Shown, TCP_CLOSE, TCP_CLOSE_WAIT, TCP_ESTABLISHED, tells_established};
@@ -11,7 +11,8 @@ use lb_common::net::{Address, Be16, Be32};
 
 use crate::maps::{
     KERNEL_SOCKET, KERNEL_SOCKET_MASK, KNOWS_MPTCP, RELEASED_BYTES_RECEIVED, RELEASED_BYTES_SENT,
-    RELEASED_RETRANSMITS, RELEASED_SK_ERR, RELEASED_SRTT, SYN_RETRIES,
+    RELEASED_CALLBACKS, RELEASED_RETRANSMITS, RELEASED_SK_ERR, RELEASED_SK_ERR_SOFT, RELEASED_SRTT,
+    SYN_RETRIES,
 };
 
 /// `IPPROTO_TCP`.
@@ -268,13 +269,30 @@ impl Socket {
         shown
     }
 
-    /// Segments that were sent again. As [`Socket::shown`], as all that follow.
+    /// Whether its changes of state are still announced, as was asked for when its SYN left. Kernel fact: a socket has one
+    /// set of such requests, and any program for TCP events that sets its own takes away those of the others. Where it
+    /// cannot be read, they are believed to be.
     #[inline(always)]
-    pub fn retransmits(&self) -> u32 {
-        self.read(RELEASED_RETRANSMITS.load())
+    pub fn announces_states(&self) -> bool {
+        let offset = RELEASED_CALLBACKS.load();
+        offset == 0 || u32::from(self.read::<u8>(offset)) & BPF_SOCK_OPS_STATE_CB_FLAG != 0
     }
 
-    /// Bytes received in order.
+    /// An error that the kernel did not act on, 0 if there is none or it cannot be read.
+    #[inline(always)]
+    pub fn soft_error(&self) -> u32 {
+        let offset = RELEASED_SK_ERR_SOFT.load();
+        if offset == 0 { 0 } else { self.read(offset) }
+    }
+
+    /// Segments that were sent again, 0 if that cannot be read.
+    #[inline(always)]
+    pub fn retransmits(&self) -> u32 {
+        let offset = RELEASED_RETRANSMITS.load();
+        if offset == 0 { 0 } else { self.read(offset) }
+    }
+
+    /// Bytes received in order. Only of a socket that is readable, as [`Socket::shown`] tells; so is what follows.
     #[inline(always)]
     pub fn bytes_received(&self) -> u64 {
         self.read(RELEASED_BYTES_RECEIVED.load())

@@ -5,10 +5,12 @@
 //! end is counted twice. Nothing here fails a call: a flow that finds no room is simply not tracked.
 
 use lb_common::abi::{Anomalies, Flow, FlowPlace, Phase};
-use lb_common::ending::Ending;
+use lb_common::ending::{Attempt, Ending};
 
 use crate::atomic::{self, Instructions};
+use crate::clock;
 use crate::maps::{ANOMALIES, FLOW_MASK, FLOW_OVERFLOW, FLOW_PLACES, FLOWS, FULL_ACCOUNTING};
+use crate::tables::unanswered_after;
 use crate::tally::{self, Carried};
 
 /// `BPF_NOEXIST`.
@@ -169,6 +171,13 @@ fn left_behind(phase: u8) -> Ending {
     } else {
         Ending::Unknown
     }
+}
+
+/// How a connect ended that the application gave up.
+#[inline(always)]
+pub fn given_up(flow: &Flow, soft_error: u32, retransmits: u32) -> Ending {
+    let after = unanswered_after(flow);
+    Attempt { soft_error, retransmits, is_due: after != 0 && clock::is_past(flow.start_ns, after) }.ending()
 }
 
 /// The socket goes to no backend any more: a flow that it has is over.

@@ -1,7 +1,8 @@
 //! The kernel programs of socklb: the list of hooks, one function each.
 //!
 //! Each hook reads its context, calls one function and returns its verdict. Hooks that use instructions which Linux
-//! 5.10 lacks exist twice; the loader takes the `_5_10` ones where a probe finds the newer ones refused.
+//! 5.10 lacks exist twice; the loader takes the `_5_10` ones where a probe finds the newer ones refused. The kernel keeps 15
+//! characters of a name, by which lists of programs tell these from those of others: all begin with `socklb_`.
 #![no_std]
 #![no_main]
 // The bpfel target has no read-modify-write atomics in `core::sync::atomic`; the intrinsics behind them work.
@@ -40,6 +41,8 @@ mod sendmsg;
 
 mod release;
 
+mod holders;
+
 use aya_ebpf::macros::{cgroup_sock, cgroup_sock_addr, sock_ops};
 use aya_ebpf::programs::{SockAddrContext, SockContext, SockOpsContext};
 
@@ -53,92 +56,99 @@ const PROCEED: i32 = 1;
 const SEEN: u32 = 1;
 
 #[cgroup_sock_addr(connect4)]
-pub fn connect4(ctx: SockAddrContext) -> i32 {
+pub fn socklb_connect4(ctx: SockAddrContext) -> i32 {
     connect::connect4::<Linux5_12>(&Dial::new(&ctx))
 }
 
 #[cgroup_sock_addr(connect4)]
-pub fn connect4_5_10(ctx: SockAddrContext) -> i32 {
+pub fn socklb_connect4_5_10(ctx: SockAddrContext) -> i32 {
     connect::connect4::<Linux5_10>(&Dial::new(&ctx))
 }
 
 #[cgroup_sock_addr(connect6)]
-pub fn connect6(ctx: SockAddrContext) -> i32 {
+pub fn socklb_connect6(ctx: SockAddrContext) -> i32 {
     connect::connect6::<Linux5_12>(&Dial::new(&ctx))
 }
 
 #[cgroup_sock_addr(connect6)]
-pub fn connect6_5_10(ctx: SockAddrContext) -> i32 {
+pub fn socklb_connect6_5_10(ctx: SockAddrContext) -> i32 {
     connect::connect6::<Linux5_10>(&Dial::new(&ctx))
 }
 
 #[cgroup_sock_addr(getpeername4)]
-pub fn getpeername4(ctx: SockAddrContext) -> i32 {
+pub fn socklb_getpeer4(ctx: SockAddrContext) -> i32 {
     peer::getpeername4(&Dial::new(&ctx));
     PROCEED
 }
 
 #[cgroup_sock_addr(getpeername6)]
-pub fn getpeername6(ctx: SockAddrContext) -> i32 {
+pub fn socklb_getpeer6(ctx: SockAddrContext) -> i32 {
     peer::getpeername6(&Dial::new(&ctx));
     PROCEED
 }
 
 #[cgroup_sock_addr(sendmsg4)]
-pub fn sendmsg4(ctx: SockAddrContext) -> i32 {
+pub fn socklb_sendmsg4(ctx: SockAddrContext) -> i32 {
     sendmsg::sendmsg4::<Linux5_12>(&Dial::new(&ctx))
 }
 
 #[cgroup_sock_addr(sendmsg4)]
-pub fn sendmsg4_5_10(ctx: SockAddrContext) -> i32 {
+pub fn socklb_sendmsg4_5_10(ctx: SockAddrContext) -> i32 {
     sendmsg::sendmsg4::<Linux5_10>(&Dial::new(&ctx))
 }
 
 #[cgroup_sock_addr(sendmsg6)]
-pub fn sendmsg6(ctx: SockAddrContext) -> i32 {
+pub fn socklb_sendmsg6(ctx: SockAddrContext) -> i32 {
     sendmsg::sendmsg6::<Linux5_12>(&Dial::new(&ctx))
 }
 
 #[cgroup_sock_addr(sendmsg6)]
-pub fn sendmsg6_5_10(ctx: SockAddrContext) -> i32 {
+pub fn socklb_sendmsg6_5_10(ctx: SockAddrContext) -> i32 {
     sendmsg::sendmsg6::<Linux5_10>(&Dial::new(&ctx))
 }
 
 #[cgroup_sock_addr(recvmsg4)]
-pub fn recvmsg4(ctx: SockAddrContext) -> i32 {
+pub fn socklb_recvmsg4(ctx: SockAddrContext) -> i32 {
     peer::recvmsg4(&Dial::new(&ctx));
     PROCEED
 }
 
 #[cgroup_sock_addr(recvmsg6)]
-pub fn recvmsg6(ctx: SockAddrContext) -> i32 {
+pub fn socklb_recvmsg6(ctx: SockAddrContext) -> i32 {
     peer::recvmsg6(&Dial::new(&ctx));
     PROCEED
 }
 
-// A program must not have the name of its section, which is `sockops`.
 #[sock_ops]
-pub fn tcp_events(ctx: SockOpsContext) -> u32 {
+pub fn socklb_tcp(ctx: SockOpsContext) -> u32 {
     tcp::tcp::<Linux5_12>(&Ops::new(&ctx));
     SEEN
 }
 
 #[sock_ops]
-pub fn tcp_events_5_10(ctx: SockOpsContext) -> u32 {
+pub fn socklb_tcp_5_10(ctx: SockOpsContext) -> u32 {
     tcp::tcp::<Linux5_10>(&Ops::new(&ctx));
     SEEN
 }
 
 #[cgroup_sock(sock_release)]
-pub fn sock_release(ctx: SockContext) -> i32 {
+pub fn socklb_release(ctx: SockContext) -> i32 {
     release::release::<Linux5_12>(&Socket::new(&ctx));
     PROCEED
 }
 
 #[cgroup_sock(sock_release)]
-pub fn sock_release_5_10(ctx: SockContext) -> i32 {
+pub fn socklb_release_5_10(ctx: SockContext) -> i32 {
     release::release::<Linux5_10>(&Socket::new(&ctx));
     PROCEED
+}
+
+// Only its place in the object tells the loader what it is for: aya has no macro for iterators.
+#[unsafe(link_section = "iter/task_file")]
+#[unsafe(no_mangle)]
+pub extern "C" fn socklb_holders(context: holders::OpenFile) -> i32 {
+    holders::tell_socket(context);
+    0
 }
 
 #[unsafe(link_section = "license")]

@@ -7,8 +7,8 @@ use aya_ebpf::btf_maps::{Array, HashMap, PerCpuArray};
 use aya_ebpf::macros::btf_map;
 use lb_common::abi::{
     Anomalies, Backend, BackendName, Counts, DIALLED_CELLS, Datagrams, Departed, DialledCell,
-    ENTRIES_PER_CELL, FLOW_RECORDS, Flow, FlowPlace, Listed, MAX_SERVICES, Members, Outcomes,
-    SCHEDULE_ENTRIES, SLOTS, ScheduleCell, Service, Walk,
+    ENTRIES_PER_CELL, FLOW_RECORDS, Flow, FlowPlace, MAX_SERVICES, Members, Outcomes, SCHEDULE_ENTRIES,
+    SLOTS, ScheduleCell, Service, Walk,
 };
 
 /// `BPF_F_MMAPABLE`: the daemon writes these arrays through a mapping, a whole table in microseconds.
@@ -66,10 +66,6 @@ pub static EMPTY: Datagrams = Datagrams::EMPTY;
 pub static ANOMALIES: PerCpuArray<Anomalies, 1> = PerCpuArray::new();
 
 /// The daemon's own: no program uses it.
-#[btf_map(name = "listed")]
-pub static LISTED: HashMap<u64, Listed, { FLOW_RECORDS as usize }, ON_DEMAND> = HashMap::new();
-
-/// The daemon's own as well.
 #[btf_map(name = "departed")]
 pub static DEPARTED: HashMap<BackendName, Departed, { SLOTS as usize }, ON_DEMAND> = HashMap::new();
 
@@ -110,9 +106,21 @@ pub static FIRST_JIFFY_NS: Global<u64> = Global::new(0);
 #[unsafe(no_mangle)]
 pub static SK_ERR: Global<u32> = Global::new(0);
 
+/// Where a socket keeps an error that the kernel did not act on (`sock.sk_err_soft`), as [`SK_ERR`].
+#[unsafe(no_mangle)]
+pub static SK_ERR_SOFT: Global<u32> = Global::new(0);
+
 /// As [`SK_ERR`], where a socket that is released is read: 0 if that may not be done.
 #[unsafe(no_mangle)]
 pub static RELEASED_SK_ERR: Global<u32> = Global::new(0);
+
+/// `sock.sk_err_soft`, as [`RELEASED_SK_ERR`].
+#[unsafe(no_mangle)]
+pub static RELEASED_SK_ERR_SOFT: Global<u32> = Global::new(0);
+
+/// `tcp_sock.bpf_sock_ops_cb_flags`, as [`RELEASED_SK_ERR`].
+#[unsafe(no_mangle)]
+pub static RELEASED_CALLBACKS: Global<u32> = Global::new(0);
 
 /// `tcp_sock.srtt_us`, as [`RELEASED_SK_ERR`].
 #[unsafe(no_mangle)]

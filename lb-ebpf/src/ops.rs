@@ -7,7 +7,7 @@ use aya_ebpf::helpers::generated as helper;
 use aya_ebpf::programs::SockOpsContext;
 use lb_common::net::{Address, Be16, Be32};
 
-use crate::maps::SK_ERR;
+use crate::maps::{SK_ERR, SK_ERR_SOFT};
 
 /// What happened to the socket.
 pub enum Event {
@@ -64,6 +64,17 @@ impl Ops {
         }
     }
 
+    /// Asks for the socket's changes of state no more. The request belongs to the socket, not to its flow: it would outlive
+    /// the flow where the socket dials elsewhere, and sockets that it accepts would inherit it.
+    #[inline(always)]
+    pub fn decline_states(&self) {
+        // SAFETY: the context is valid while the program runs, and the helper takes it.
+        unsafe {
+            let flags = (&raw const (*self.ctx).bpf_sock_ops_cb_flags).read_volatile();
+            helper::bpf_sock_ops_cb_flags_set(self.ctx, (flags & !BPF_SOCK_OPS_STATE_CB_FLAG) as i32);
+        }
+    }
+
     /// Smoothed round-trip time.
     #[inline(always)]
     pub fn smoothed_rtt_us(&self) -> u32 {
@@ -95,7 +106,18 @@ impl Ops {
     /// The socket's error (`sk_err`), if the programs may read it.
     #[inline(always)]
     pub fn error(&self) -> Option<u32> {
-        let offset = SK_ERR.load();
+        self.read(SK_ERR.load())
+    }
+
+    /// An error that the kernel did not act on (`sk_err_soft`), 0 if there is none or the programs may not read it.
+    #[inline(always)]
+    pub fn soft_error(&self) -> u32 {
+        self.read(SK_ERR_SOFT.load()).unwrap_or_default()
+    }
+
+    /// Reads 32 bits of the kernel's own structure of the socket.
+    #[inline(always)]
+    fn read(&self, offset: u32) -> Option<u32> {
         if offset == 0 {
             return None;
         }

@@ -22,12 +22,16 @@ pub fn release<I: Instructions>(socket: &Socket) {
     let flow = held.flow();
     let is_datagram = flow.phase == Phase::Datagrams as u8;
     if FULL_ACCOUNTING.load() != 0 && !is_datagram && flow.phase != Phase::Chosen as u8 {
-        // It ends when the connection does, which may be long after this. Kernel fact: a change of state is announced
-        // before it is made, so a socket that is closed already has had its end.
-        if !socket.is_closed() {
+        // It ends when the connection does, which may be long after this; but not where a program of somebody else has
+        // taken our request for that away: its end would never be seen. Kernel fact: a change of state is announced before
+        // it is made, so a socket that is closed already has had its end.
+        let is_closed = socket.is_closed();
+        if !is_closed && socket.announces_states() {
             return;
         }
-        flow::anomaly(|anomalies| &raw mut anomalies.release_out_of_turn);
+        if is_closed {
+            flow::anomaly(|anomalies| &raw mut anomalies.release_out_of_turn);
+        }
     } else if socket.is_connected() && !peer::is_backend(flow.slot, socket.peer()) {
         tally::count(flow.slot, |counts| &raw mut counts.diverted);
     }
@@ -35,7 +39,7 @@ pub fn release<I: Instructions>(socket: &Socket) {
     let mut carried = Carried::NOTHING;
     if !is_datagram {
         let shown = socket.shown();
-        ending = as_shown(&flow, shown);
+        ending = as_shown(socket, &flow, shown);
         if shown.is_readable && shown.was_established {
             if flow.phase != Phase::Established as u8 {
                 tally::count(flow.slot, |counts| &raw mut counts.established);
@@ -52,14 +56,14 @@ pub fn release<I: Instructions>(socket: &Socket) {
 }
 
 #[inline(always)]
-fn as_shown(flow: &Flow, shown: Shown) -> Ending {
-    match at_release(shown) {
-        // Where connections are followed, one of which nothing was seen did not begin.
-        Ending::Other | Ending::Unknown
-            if FULL_ACCOUNTING.load() != 0 && flow.phase == Phase::Chosen as u8 =>
-        {
-            Ending::NotSent
-        }
+fn as_shown(socket: &Socket, flow: &Flow, shown: Shown) -> Ending {
+    let ending = at_release(shown);
+    // Where connections are followed, one of which no SYN was seen did not begin: the first packet of one that is put off
+    // (`TCP_FASTOPEN_CONNECT`) leaves with its data.
+    let is_unsent = FULL_ACCOUNTING.load() != 0 && flow.phase == Phase::Chosen as u8;
+    match ending {
+        Ending::GaveUp | Ending::Other | Ending::Unknown if is_unsent => Ending::NotSent,
+        Ending::GaveUp => flow::given_up(flow, socket.soft_error(), socket.retransmits()),
         ending => ending,
     }
 }

@@ -99,9 +99,7 @@ fn is_rebind_due(flow: *const Flow, index: u32) -> bool {
     // SAFETY: a live map value, whose field the daemon may change at any time; and the socket's own entry.
     unsafe {
         let rebind = (&raw const (*service).rules.rebind).read_volatile();
-        let age = clock::tick(clock::now_ns()).wrapping_sub(clock::tick((*flow).start_ns));
-        // After an upgrade the clock may be a tick behind that of the programs before: that is no age of 52 days.
-        rebind != 0 && age >= rebind && age <= i32::MAX as u32
+        rebind != 0 && clock::is_past((*flow).start_ns, rebind)
     }
 }
 

@@ -4,13 +4,13 @@ use core::arch::asm;
 use core::marker::PhantomData;
 
 use lb_common::abi::{
-    Backend, ENTRIES_PER_CELL, Endpoint, Members, RecentErrors, Rules, ScheduleCell, Service, StateWord,
-    TableRef, Walk,
+    Backend, ENTRIES_PER_CELL, Endpoint, Flow, Members, RecentErrors, Rules, ScheduleCell, Service,
+    StateWord, TableRef, Walk,
 };
 use lb_common::pick::{self, Draws, Scan, Tables};
 
 use crate::atomic::Instructions;
-use crate::maps::{BACKENDS, MEMBERS, SCANS, SCHEDULE};
+use crate::maps::{BACKENDS, MEMBERS, SCANS, SCHEDULE, SERVICES};
 
 /// The tables of one service.
 pub struct Kernel {
@@ -37,9 +37,20 @@ pub fn rules(service: *const Service, policy: u8) -> Rules {
             syn_retries: 0,
             _reserved: 0,
             rebind: 0,
-            _padding: 0,
+            unanswered_after: 0,
         }
     }
+}
+
+/// After how many ticks an answer to a flow's SYN is due; 0 if nothing is said of that.
+#[inline(always)]
+pub fn unanswered_after(flow: &Flow) -> u32 {
+    let service: *const Service = match SERVICES.get_ptr(u32::from(flow.service)) {
+        Some(service) => service,
+        None => return 0,
+    };
+    // SAFETY: a live map value; the daemon may change the field at any time.
+    unsafe { (&raw const (*service).rules.unanswered_after).read_volatile() }
 }
 
 /// Who has a slot.
@@ -143,6 +154,11 @@ impl Tables for Kernel {
     }
 
     #[inline(always)]
+    fn other_entry(&self, table: TableRef, first: u32, draw: u32) -> u32 {
+        other_scheduled_slot(table.base, u32::from(table.length_log2), first, draw)
+    }
+
+    #[inline(always)]
     fn fallback(&self) -> u32 {
         // SAFETY: a live map value.
         unsafe { (&raw const (*self.service).fallback).read_volatile() }
@@ -171,6 +187,16 @@ extern "C" fn first_free_entry(base: u32, length_log2: u32, from: u32, active_li
     let nowhere = Kernel { index: 0, service: core::ptr::null() };
     let table = TableRef { base, generation: 0, length_log2: length_log2 as u8, members: 0 };
     pick::first_free_of_many(&nowhere, table, from, active_limit)
+}
+
+/// As [`least_of_members`]: the second backend of a pair, where both points of a draw name one. Inlined, what it needs would not fit
+/// on the stack of the hooks (512 bytes, those of all callees included).
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn other_scheduled_slot(base: u32, length_log2: u32, first: u32, draw: u32) -> u32 {
+    let nowhere = Kernel { index: 0, service: core::ptr::null() };
+    let table = TableRef { base, generation: 0, length_log2: length_log2 as u8, members: 0 };
+    pick::other_than(&nowhere, table, first, draw)
 }
 
 /// This CPU's walk over the service's tables.

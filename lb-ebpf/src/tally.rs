@@ -6,6 +6,7 @@
 use lb_common::abi::{Counts, ENDING_ROWS, Flow, Service, TIME_BUCKETS, Times, bucket};
 use lb_common::ending::Ending;
 use lb_common::load::{self, HalfLife};
+use lb_common::ticks::tick;
 
 use crate::atomic;
 use crate::clock;
@@ -98,7 +99,7 @@ pub fn ended(flow: &Flow, ending: Ending, carried: Carried) {
         }
     }
     if ending.is_error() {
-        error(flow, clock::tick(now));
+        error(flow, tick(now));
     }
     active(flow.slot, -1);
 }

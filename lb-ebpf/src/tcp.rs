@@ -2,7 +2,7 @@
 //! that are flows.
 
 use lb_common::abi::Phase;
-use lb_common::ending::{TCP_CLOSE, TCP_ESTABLISHED, at_close};
+use lb_common::ending::{Ending, TCP_CLOSE, TCP_ESTABLISHED, at_close};
 
 use crate::atomic::Instructions;
 use crate::clock;
@@ -64,6 +64,7 @@ fn closed<I: Instructions>(ops: &Ops, from: u32) {
         flow::anomaly(|anomalies| &raw mut anomalies.close_without_record);
         return;
     };
+    ops.decline_states();
     let flow = held.flow();
     let carried = Carried {
         bytes_received: ops.bytes_received(),
@@ -71,5 +72,9 @@ fn closed<I: Instructions>(ops: &Ops, from: u32) {
         bytes_sent: ops.bytes_sent().saturating_sub(1),
         retransmits: ops.retransmits(),
     };
-    flow::end::<I>(cookie, held, &flow, at_close(flow.phase, from, ops.error()), carried);
+    let mut ending = at_close(flow.phase, from, ops.error());
+    if ending == Ending::GaveUp {
+        ending = flow::given_up(&flow, ops.soft_error(), carried.retransmits);
+    }
+    flow::end::<I>(cookie, held, &flow, ending, carried);
 }

@@ -12,10 +12,9 @@ use lb_core::balancer::{Balancer, Event, Limits as BalancerLimits, Refused};
 use lb_core::service::Policy;
 use thiserror::Error;
 
+use crate::backoff::Backoff;
 use crate::config::{Client, Limits, Source};
-use crate::datapath::{
-    self, Cgroup, Datapath, DatapathError, Features, Lock, Neighbour, Pins, Purpose, Walks,
-};
+use crate::datapath::{self, Cgroup, Datapath, DatapathError, Features, Lock, Pins, Purpose, Walks};
 use crate::offer::{Offer, Offers, Part};
 use crate::window::{Sample, Window};
 
@@ -59,6 +58,11 @@ pub struct Agent {
     cgroup: Option<Cgroup>,
     /// Why they are not, if the kernel refused.
     attach_error: Option<String>,
+    /// When that is looked at and tried again.
+    attaching: Backoff,
+    /// Whether flows may still begin in cgroups that the client has left, and when it is tried again to end that.
+    has_moved: bool,
+    leaving: Backoff,
     limits: Limits,
     features: Features,
     balancer: Balancer,
@@ -73,8 +77,11 @@ pub struct Agent {
     /// Slots that no running program can name any more.
     quiet: BTreeSet<u32>,
     window: Window,
-    /// Why the maps are not as planned, if they are not.
+    /// When counters that could not be read are read again.
+    counting: Backoff,
+    /// Why the maps are not as planned, if they are not, and whether the kernel has refused a step.
     trouble: Option<String>,
+    has_failed: bool,
     /// By service: why the list that the configuration holds was refused.
     refused_static: BTreeMap<String, String>,
 }
@@ -105,6 +112,9 @@ impl Agent {
             path,
             cgroup: None,
             attach_error: None,
+            attaching: Backoff::default(),
+            has_moved: true,
+            leaving: Backoff::default(),
             limits,
             features,
             balancer,
@@ -113,14 +123,17 @@ impl Agent {
             candidates: Vec::new(),
             quiet: BTreeSet::new(),
             window: Window::default(),
+            counting: Backoff::default(),
             trouble: None,
+            has_failed: false,
             refused_static: BTreeMap::new(),
         })
     }
 
     /// Takes on another configuration of the same client, as a start would: what the kernel holds goes on until lists
     /// are delivered anew, and what is no longer wanted leaves once its last flow has ended. The same configuration again
-    /// changes nothing.
+    /// changes nothing. Programs that are loaded for it take the place of those before with the next look at the cgroup
+    /// ([`Agent::follow_cgroup`]), which is tried again until it succeeds.
     ///
     /// # Errors
     /// If its services do not fit; everything stays as it was then.
@@ -141,9 +154,8 @@ impl Agent {
         self.walks = walks(&client, self.walks.cpus);
         self.client = client;
         self.path = path;
-        if needs_other_programs {
-            self.attach()?;
-        }
+        self.has_moved = true;
+        self.attaching.retry_now();
         Ok(())
     }
 
@@ -219,6 +231,7 @@ impl Agent {
             Ok(false) => Some("a new table waits for room in the schedule map".to_owned()),
             Err(error) => Some(crate::chain(error)),
         };
+        self.has_failed = result.is_err();
         self.settled = matches!(result, Ok(true)).then_some(unneeded);
         result.map(drop)
     }
@@ -248,6 +261,7 @@ impl Agent {
         let result = match Cgroup::open(&self.path) {
             Ok(now) => self.datapath.attach(&now).map(|()| {
                 self.cgroup = Some(now);
+                self.has_moved = true;
                 Followed::Attached
             }),
             Err(DatapathError::NoCgroup(_)) => {
@@ -260,19 +274,42 @@ impl Agent {
     }
 
     /// Attaches again if the programs are not attached to the cgroup that the configured path names now: a service that
-    /// was restarted has a new cgroup at its old path, and links can be removed by hand.
+    /// was restarted has a new cgroup at its old path, links can be removed by hand, and an attachment may have been cut
+    /// off. After a failure nothing is done until it is time to try again.
     ///
     /// # Errors
-    /// If the kernel refuses.
-    pub fn follow_cgroup(&mut self) -> Result<Followed, DatapathError> {
-        if self.is_unpinned {
+    /// If the kernel refuses, or what is attached cannot be seen: everything stays as it was then. The error comes with
+    /// whether it is another one than before.
+    pub fn follow_cgroup(&mut self, now: Instant) -> Result<Followed, (DatapathError, bool)> {
+        if self.is_unpinned || !self.attaching.is_due(now) {
             return Ok(Followed::Unchanged);
         }
+        match self.attach_if_needed() {
+            Ok(followed) => {
+                self.attaching.succeeded();
+                Ok(followed)
+            }
+            Err(error) => {
+                let is_new = self.attaching.failed(now, &crate::chain(&error));
+                Err((error, is_new))
+            }
+        }
+    }
+
+    fn attach_if_needed(&mut self) -> Result<Followed, DatapathError> {
         // What an earlier daemon has attached gets our programs, too.
-        if self.cgroup.is_some() && self.is_effective() {
-            return Ok(Followed::Unchanged);
+        if self.is_effective()? {
+            self.attach_error = None;
+            if self.cgroup.is_some() {
+                return Ok(Followed::Unchanged);
+            }
         }
         if self.look_for_pins()? { self.attach() } else { Ok(Followed::Unpinned) }
+    }
+
+    /// Something has changed at the client's cgroup: it is looked at again at once.
+    pub fn cgroup_changed(&mut self) {
+        self.attaching.retry_now();
     }
 
     /// Looks whether the client's pins are still those that this agent works on. Where the whole directory was removed,
@@ -294,14 +331,48 @@ impl Agent {
         self.is_unpinned
     }
 
-    /// Lets no flow begin in a cgroup that the client has left. Only once whoever takes that over is attached there.
-    ///
-    /// While there is no cgroup at the client's path, one that was removed there is left alone: sockets that were made in
-    /// it may still dial. One that lives elsewhere is not the client's any more.
+    /// Leaves cgroups that are not the client's any more: lets no flow begin there, and detaches once no flow is open that
+    /// may have begun there. Only once whoever takes a cgroup over is attached there. After a failure nothing is done until
+    /// it is time to try again.
     ///
     /// # Errors
-    /// If a link cannot be removed.
-    pub fn leave_other_cgroups(&self) -> Result<(), DatapathError> {
+    /// If a link cannot be looked at or removed; with whether it is another error than before.
+    pub fn leave_other_cgroups(&mut self, now: Instant) -> Result<(), (DatapathError, bool)> {
+        if !self.leaving.is_due(now) {
+            return Ok(());
+        }
+        let result = if self.has_moved { self.retire_other_links() } else { Ok(()) };
+        match result.and_then(|()| self.remove_other_links()) {
+            Ok(()) => {
+                self.has_moved = false;
+                self.leaving.succeeded();
+                Ok(())
+            }
+            Err(error) => {
+                let is_new = self.leaving.failed(now, &crate::chain(&error));
+                Err((error, is_new))
+            }
+        }
+    }
+
+    /// Whether flows may still begin in cgroups that the client has left.
+    pub fn has_moved(&self) -> bool {
+        self.has_moved
+    }
+
+    /// Cgroups other than the client's at which its flows still begin.
+    ///
+    /// # Errors
+    /// If the links cannot be read.
+    pub fn begins_elsewhere(&self) -> Result<Vec<u64>, DatapathError> {
+        let mut cgroups = datapath::begins_at(&self.pins)?;
+        cgroups.retain(|cgroup| self.cgroup.as_ref().is_none_or(|ours| ours.id != *cgroup));
+        Ok(cgroups)
+    }
+
+    /// While there is no cgroup at the client's path, one that was removed there is left alone: sockets that were made in
+    /// it may still dial. One that lives elsewhere is not the client's any more.
+    fn retire_other_links(&self) -> Result<(), DatapathError> {
         if let Some(cgroup) = &self.cgroup {
             return self.datapath.leave_other_cgroups(cgroup);
         }
@@ -309,6 +380,14 @@ impl Agent {
             Some(other) if other != self.path => datapath::retire(&self.pins),
             _ => Ok(()),
         }
+    }
+
+    fn remove_other_links(&self) -> Result<(), DatapathError> {
+        let Some(cgroup) = &self.cgroup else { return Ok(()) };
+        if !self.datapath.has_old_links(cgroup)? || self.open_flows() > 0 {
+            return Ok(());
+        }
+        self.datapath.remove_old_links(cgroup)
     }
 
     /// Whether anything can be done only after readers are gone.
@@ -346,18 +425,6 @@ impl Agent {
         true
     }
 
-    /// Detaches from cgroups that the client has left, once no flow is open that may have begun there.
-    ///
-    /// # Errors
-    /// If a pin cannot be read or removed.
-    pub fn remove_old_links(&self) -> Result<(), DatapathError> {
-        let Some(cgroup) = &self.cgroup else { return Ok(()) };
-        if !self.datapath.has_old_links(cgroup)? || self.open_flows() > 0 {
-            return Ok(());
-        }
-        self.datapath.remove_old_links(cgroup)
-    }
-
     /// Open flows of all backends.
     pub fn open_flows(&self) -> u64 {
         let tables = self.datapath.tables();
@@ -365,14 +432,38 @@ impl Agent {
         slots.fold(0, |sum, slot| sum.saturating_add(tables.active(*slot)))
     }
 
+    /// Takes errors away that are long past, at the programs' tick `now`.
+    pub fn forget_errors(&self, now: u32) {
+        let tables = self.datapath.tables();
+        self.datapath.applied().backends.keys().for_each(|slot| tables.forget_errors(*slot, now));
+    }
+
+    /// What remains of it for who removes it.
+    pub fn into_lock(self) -> (Pins, Lock) {
+        (self.pins, self.lock)
+    }
+
     /// Remembers the counts of every slot now and then, for what was counted in the last minute.
     ///
     /// # Errors
-    /// If the kernel refuses a look-up.
-    pub fn sample(&mut self, now: Instant) -> Result<(), DatapathError> {
-        if !self.window.is_due(now) {
+    /// If the kernel refuses a look-up; with whether it is another error than before.
+    pub fn sample(&mut self, now: Instant) -> Result<(), (DatapathError, bool)> {
+        if !self.window.is_due(now) || !self.counting.is_due(now) {
             return Ok(());
         }
+        match self.take_sample(now) {
+            Ok(()) => {
+                self.counting.succeeded();
+                Ok(())
+            }
+            Err(error) => {
+                let is_new = self.counting.failed(now, &crate::chain(&error));
+                Err((error, is_new))
+            }
+        }
+    }
+
+    fn take_sample(&mut self, now: Instant) -> Result<(), DatapathError> {
         let (tables, backends) = (self.datapath.tables(), &self.datapath.applied().backends);
         let slots: Vec<u32> = backends.keys().copied().collect();
         let mut samples = Vec::with_capacity(slots.len());
@@ -387,8 +478,17 @@ impl Agent {
             let sample: &mut Sample = &mut samples[at];
             sample.is_off = tables.imbalance(sample.slot.0)? != 0;
         }
-        self.window.push(now, samples);
+        let limited = self.limited()?;
+        self.window.push(now, samples, limited);
         Ok(())
+    }
+
+    /// How many connects were refused because all backends were at their limit, of the services that have one.
+    fn limited(&self) -> Result<Vec<(u16, u64)>, DatapathError> {
+        let services = self.datapath.applied().services.iter();
+        let limited = services.filter(|(_, service)| service.rules.active_limit != 0);
+        let count = |place: u16| Ok((place, self.datapath.tables().outcomes(place)?.limited));
+        limited.map(|(place, _)| count(*place)).collect()
     }
 
     /// What was counted of late.
@@ -411,14 +511,29 @@ impl Agent {
         self.trouble.as_deref()
     }
 
-    /// Whether the programs are attached to the cgroup that the configured path names now.
-    pub fn is_effective(&self) -> bool {
-        Cgroup::open(&self.path).is_ok_and(|now| self.covers(now.id))
+    /// Whether the kernel has refused a step on the way to the plan.
+    pub fn has_failed(&self) -> bool {
+        self.has_failed
     }
 
-    /// Whether the programs are attached to the cgroup with this id.
-    pub fn covers(&self, cgroup: u64) -> bool {
-        self.datapath.is_attached(cgroup).unwrap_or(false)
+    /// Whether the programs of this agent are attached to the cgroup that the configured path names now.
+    ///
+    /// # Errors
+    /// If that cannot be seen, which says nothing of what is attached.
+    pub fn is_effective(&self) -> Result<bool, DatapathError> {
+        match Cgroup::open(&self.path) {
+            Ok(now) => self.datapath.is_in_force(now.id),
+            Err(DatapathError::NoCgroup(_)) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Whether the client's connects are balanced in the cgroup with this id.
+    ///
+    /// # Errors
+    /// If that cannot be seen.
+    pub fn covers(&self, cgroup: u64) -> Result<bool, DatapathError> {
+        datapath::is_attached(&self.pins, cgroup)
     }
 
     /// Full path of its cgroup, whether or not it exists.
@@ -434,17 +549,6 @@ impl Agent {
     /// The cgroup that the programs were attached to when it was last looked at.
     pub fn cgroup(&self) -> Option<&Cgroup> {
         self.cgroup.as_ref()
-    }
-
-    /// Connect programs of others that run for the same sockets.
-    ///
-    /// # Errors
-    /// If the kernel does not tell.
-    pub fn neighbours(&self) -> Result<Vec<Neighbour>, DatapathError> {
-        match &self.cgroup {
-            Some(cgroup) => datapath::neighbours(&self.pins, &cgroup.path),
-            None => Ok(Vec::new()),
-        }
     }
 }
 

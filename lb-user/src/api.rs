@@ -1,38 +1,41 @@
 //! The daemon's Unix socket: HTTP/1.1 with JSON, so that `curl --unix-socket` reads what the commands read.
 //!
-//! Handlers know nothing: they pass a question to the event loop and its answer back.
+//! Handlers know nothing: they pass a question to the event loop and its answer back. In reading order: how the socket is
+//! bound (`bind`), what is answered there (this file), and how the commands ask (`client`).
 
-use std::io;
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+mod bind;
+
+mod client;
+
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
 use axum::extract::{Path as UrlPath, Query, State};
-use axum::http::StatusCode;
+use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
-use http_body_util::{BodyExt, Empty, Limited};
-use hyper::body::Bytes;
-use hyper_util::rt::TokioIo;
-use serde::{Deserialize, Serialize, de::DeserializeOwned};
-use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::{mpsc, oneshot};
+use serde::{Deserialize, Serialize};
+use tokio::sync::{Semaphore, mpsc, oneshot};
+
+pub use bind::{Bound, bind};
+pub use client::{Answer, ask_daemon, fetch, quoted, silent};
 
 use crate::explain::Explanation;
-use crate::metrics::Facts;
-use crate::status::Status;
+use crate::facts::Facts;
+use crate::server::{Document, Rounds, Writer, accepts_gzip, pending, respond};
+use crate::status;
 
 /// A question to the event loop.
 #[derive(Debug)]
 pub enum Question {
-    /// What is the balancer doing?
-    Status(oneshot::Sender<Status>),
     /// What do you know that the maps do not hold?
     Facts(oneshot::Sender<Facts>),
-    /// Why these backends? Of a service, of one client or of all.
-    Explain { service: String, client: Option<String>, answer: oneshot::Sender<Vec<Explanation>> },
+    /// Which client tasks run?
+    Clients(oneshot::Sender<Vec<String>>),
+    /// Why these backends? Of one service of one client: what takes long for one is asked for one by one.
+    Explain { service: String, client: String, answer: oneshot::Sender<Vec<Explanation>> },
     /// Tell me when a client's programs are attached to one of these cgroups.
     Cover { client: String, cgroups: Vec<u64>, answer: oneshot::Sender<Coverage> },
 }
@@ -55,89 +58,61 @@ pub enum Coverage {
     },
 }
 
+/// Cgroups of which one question may tell: the asker's own and those above it, each of which costs the loop a system call
+/// whenever it looks. Nobody nests cgroups as deep as this.
+const CGROUPS: usize = 64;
+
 /// Where the socket is.
 pub fn socket(run: &Path) -> PathBuf {
     run.join("socklb.sock")
 }
 
-/// A socket that is bound, but not at its place yet.
-pub struct Bound {
-    listener: Option<UnixListener>,
-    hidden: PathBuf,
-    path: PathBuf,
-}
+/// Those who may wait for a cgroup to be covered at a time: half of the socket's places, so that others find one.
+const WAITERS: usize = 32;
 
-/// Binds the socket under another name: what can go wrong shows before the kernel is touched, and nobody can connect
-/// before there is something to tell. A socket that nobody answers is a dead daemon's and is replaced.
-///
-/// # Errors
-/// If the directory cannot be made, or something else than a socket lies there.
-pub fn bind(run: &Path) -> io::Result<Bound> {
-    std::fs::create_dir_all(run)?;
-    let path = socket(run);
-    let hidden = run.join("socklb.sock.new");
-    for path in [&path, &hidden] {
-        match std::fs::symlink_metadata(path) {
-            Ok(metadata) if metadata.file_type().is_socket() => {
-                if std::os::unix::net::UnixStream::connect(path).is_ok() {
-                    let text = "another socklb answers there: stop it, or name another directory with --run";
-                    return Err(io::Error::new(io::ErrorKind::AddrInUse, text));
-                }
-                std::fs::remove_file(path)?;
-            }
-            Ok(_) => {
-                return Err(io::Error::new(io::ErrorKind::AlreadyExists, "what lies there is not a socket"));
-            }
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(error),
-        }
-    }
-    let listener = UnixListener::bind(&hidden)?;
-    std::fs::set_permissions(&hidden, std::fs::Permissions::from_mode(0o660))?;
-    Ok(Bound { listener: Some(listener), hidden, path })
-}
+/// For how long one waits. Our own commands ask anew every second.
+const LONGEST_WAIT: Duration = Duration::from_secs(30);
 
-impl Bound {
-    /// Puts the socket at its place.
-    ///
-    /// # Errors
-    /// If it cannot be renamed.
-    pub fn show(mut self) -> io::Result<UnixListener> {
-        std::fs::rename(&self.hidden, &self.path)?;
-        Ok(self.listener.take().expect("shown once"))
-    }
-}
-
-impl Drop for Bound {
-    fn drop(&mut self) {
-        // A start that failed leaves no socket behind.
-        if self.listener.is_some() {
-            let _ = std::fs::remove_file(&self.hidden);
-        }
-    }
-}
-
-/// Serves questions until the daemon ends, and what `metrics` answers.
-///
-/// # Errors
-/// If the socket breaks.
-pub async fn serve(
-    listener: UnixListener,
+/// What questions are answered with.
+#[derive(Clone)]
+struct Desk {
     questions: mpsc::Sender<Question>,
-    metrics: Router,
-) -> io::Result<()> {
-    let router = Router::new()
+    status: Rounds,
+    /// One explanation is made at a time: that of a large service may take some hundred megabytes.
+    explaining: Arc<Semaphore>,
+    waiting: Arc<Semaphore>,
+}
+
+/// Answers questions.
+pub fn router(questions: &mpsc::Sender<Question>) -> Router {
+    let desk = Desk {
+        questions: questions.clone(),
+        status: Rounds::of(questions.clone(), |facts| json(&status::of(facts))),
+        explaining: Arc::new(Semaphore::new(1)),
+        waiting: Arc::new(Semaphore::new(WAITERS)),
+    };
+    Router::new()
         .route("/v1/status", get(status))
         .route("/v1/explain/{service}", get(explain))
         .route("/v1/cover/{client}", get(cover))
-        .with_state(questions)
-        .merge(metrics);
-    axum::serve(listener, router).await
+        .with_state(desk)
 }
 
-async fn status(State(questions): State<mpsc::Sender<Question>>) -> Response {
-    let (answer, reply) = oneshot::channel();
-    ask(&questions, Question::Status(answer), reply).await
+const JSON: &str = "application/json";
+
+fn json(value: &impl Serialize) -> std::io::Result<Document> {
+    let mut writer = Writer::new();
+    serde_json::to_writer(&mut writer, value)?;
+    writer.finish()
+}
+
+/// The answer begins as soon as the loop has shown that it lives: a status of many clients takes a second to make, and
+/// who asks must not take that for a daemon that hangs.
+async fn status(State(desk): State<Desk>, headers: HeaderMap) -> Response {
+    match ask(&desk.questions, Question::Clients).await {
+        Some(_) => pending(desk.status.next().await, accepts_gzip(&headers), JSON),
+        None => stopping(),
+    }
 }
 
 #[derive(Deserialize)]
@@ -146,12 +121,38 @@ struct Which {
 }
 
 async fn explain(
-    State(questions): State<mpsc::Sender<Question>>,
+    State(desk): State<Desk>,
     UrlPath(service): UrlPath<String>,
     Query(which): Query<Which>,
+    headers: HeaderMap,
 ) -> Response {
-    let (answer, reply) = oneshot::channel();
-    ask(&questions, Question::Explain { service, client: which.client, answer }, reply).await
+    let _turn = desk.explaining.acquire().await;
+    let Some(explanations) = explanations(&desk.questions, &service, which.client).await else {
+        return stopping();
+    };
+    match tokio::task::spawn_blocking(move || json(&explanations)).await {
+        Ok(Ok(document)) => respond(Arc::new(document), accepts_gzip(&headers), JSON),
+        Ok(Err(_)) | Err(_) => stopping(),
+    }
+}
+
+/// Client by client: the loop turns to other things in between.
+async fn explanations(
+    questions: &mpsc::Sender<Question>,
+    service: &str,
+    client: Option<String>,
+) -> Option<Vec<Explanation>> {
+    let clients = match client {
+        Some(client) => vec![client],
+        None => ask(questions, Question::Clients).await?,
+    };
+    let mut explanations = Vec::new();
+    // Bound: the clients of a host.
+    for client in clients {
+        let service = service.to_owned();
+        explanations.extend(ask(questions, |answer| Question::Explain { service, client, answer }).await?);
+    }
+    Some(explanations)
 }
 
 #[derive(Deserialize)]
@@ -160,94 +161,41 @@ struct Cgroups {
     cgroups: String,
 }
 
-/// Answers when it is so, or never: who asks gives up in its own time.
+/// Answers when it is so, or that it is not yet.
 async fn cover(
-    State(questions): State<mpsc::Sender<Question>>,
+    State(desk): State<Desk>,
     UrlPath(client): UrlPath<String>,
     Query(Cgroups { cgroups }): Query<Cgroups>,
 ) -> Response {
     let Ok(cgroups) = cgroups.split(',').map(str::parse).collect::<Result<Vec<u64>, _>>() else {
         return (StatusCode::BAD_REQUEST, "cgroups: ids with commas between are wanted").into_response();
     };
-    let (answer, reply) = oneshot::channel();
-    ask(&questions, Question::Cover { client, cgroups, answer }, reply).await
-}
-
-async fn ask<T: Serialize>(
-    questions: &mpsc::Sender<Question>,
-    question: Question,
-    reply: oneshot::Receiver<T>,
-) -> Response {
-    if questions.send(question).await.is_ok()
-        && let Ok(answer) = reply.await
-    {
-        return Json(answer).into_response();
+    if cgroups.len() > CGROUPS {
+        let text = format!("cgroups: at most {CGROUPS} ids, not {}", cgroups.len());
+        return (StatusCode::BAD_REQUEST, text).into_response();
     }
-    (StatusCode::SERVICE_UNAVAILABLE, "the daemon is stopping").into_response()
-}
-
-/// What came of a question to the daemon.
-#[derive(Debug)]
-pub enum Answer<T> {
-    /// What it said.
-    Given(T),
-    /// None runs with this directory.
-    NotRunning,
-    /// One runs, and said nothing in time: it is stopped, or hangs.
-    Silent,
-}
-
-/// Asks the daemon that runs with this directory, and does not wait long: whoever asks can do without it.
-///
-/// # Errors
-/// If one runs and answers otherwise than it should.
-pub fn ask_daemon<T: DeserializeOwned>(run: &Path, path: &str) -> Result<Answer<T>> {
-    /// The daemon answers between two events of its loop, which take milliseconds.
-    const PATIENCE: Duration = Duration::from_secs(2);
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    match runtime.block_on(async { tokio::time::timeout(PATIENCE, fetch(run, path)).await }) {
-        Ok(Ok(Some(answer))) => Ok(Answer::Given(answer)),
-        Ok(Ok(None)) => Ok(Answer::NotRunning),
-        Ok(Err(error)) if is_full(&error) => Ok(Answer::Silent),
-        Ok(Err(error)) => Err(error),
-        Err(_) => Ok(Answer::Silent),
-    }
-}
-
-/// What to say of a daemon that is silent.
-pub fn silent(run: &Path) -> String {
-    format!("the daemon at {} does not answer", socket(run).display())
-}
-
-/// Whether the socket takes nobody any more: so many wait for a daemon that hangs.
-fn is_full(error: &anyhow::Error) -> bool {
-    error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::WouldBlock)
-}
-
-/// As [`ask_daemon`], without a limit of time of its own; `None` if no daemon runs.
-///
-/// # Errors
-/// If one runs and does not answer as it should.
-pub async fn fetch<T: DeserializeOwned>(run: &Path, path: &str) -> Result<Option<T>> {
-    /// A status of 64 clients with 16,384 backends each, of which each takes about a kilobyte, is far below this.
-    const MAX_BYTES: usize = 1 << 32;
-    let socket = socket(run);
-    let stream = match UnixStream::connect(&socket).await {
-        Ok(stream) => stream,
-        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
-            return Ok(None);
-        }
-        Err(error) => return Err(error).with_context(|| format!("connect to {}", socket.display())),
+    let Ok(_waiting) = desk.waiting.try_acquire() else {
+        let text = format!("{WAITERS} others are waiting for cgroups to be covered: ask again");
+        return (StatusCode::SERVICE_UNAVAILABLE, text).into_response();
     };
-    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
-    tokio::spawn(connection);
-    let request = hyper::Request::get(path).header("host", "localhost").body(Empty::<Bytes>::new())?;
-    let response = sender.send_request(request).await.with_context(|| format!("ask {}", socket.display()))?;
-    let status = response.status();
-    let body = Limited::new(response.into_body(), MAX_BYTES).collect().await;
-    let body = body.map_err(|error| anyhow::anyhow!(error))?.to_bytes();
-    if status != StatusCode::OK {
-        bail!("the daemon answers {status} to {path}: {}", String::from_utf8_lossy(&body));
+    let asked = ask(&desk.questions, |answer| Question::Cover { client, cgroups, answer });
+    match tokio::time::timeout(LONGEST_WAIT, asked).await {
+        Ok(Some(coverage)) => Json(coverage).into_response(),
+        Ok(None) => stopping(),
+        Err(_) => (StatusCode::SERVICE_UNAVAILABLE, "not covered yet: ask again").into_response(),
     }
-    Ok(Some(serde_json::from_slice(&body).context("the daemon's answer is of another version")?))
+}
+
+/// Asks the event loop; nothing, if the daemon is stopping.
+pub async fn ask<T>(
+    questions: &mpsc::Sender<Question>,
+    question: impl FnOnce(oneshot::Sender<T>) -> Question,
+) -> Option<T> {
+    let (answer, reply) = oneshot::channel();
+    questions.send(question(answer)).await.ok()?;
+    reply.await.ok()
+}
+
+fn stopping() -> Response {
+    (StatusCode::SERVICE_UNAVAILABLE, "the daemon is stopping").into_response()
 }

@@ -1,25 +1,31 @@
 //! `socklb check`: everything that can be known of a configuration without touching the kernel: its own faults, those of
-//! the endpoint files it names, and whether what they hold fits the limits.
+//! the endpoint files it names, whether what they hold fits the limits, and what of it has no effect here.
 
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::ExitCode;
 
-use crate::commands::{Failure, balancer_of, file_sources, offers};
-use crate::config::{self, ConfigError, Host, NamedFile};
+use lb_core::balancer::Refused;
+
+use crate::commands::{DoesNotFit, Failure, balancer_of, file_sources, offers};
+use crate::config::{self, Config, ConfigError, Host, NamedFile};
+use crate::datapath;
 use crate::diagnostic::{Faults, Report};
+use crate::offer::Offers;
 use crate::print;
 use crate::source::{self, SourceError};
 
-/// Checks the configuration at `file`, and tells all faults at once.
+/// Checks the configuration at `file`, and tells all faults at once. What is right and may still surprise is noted.
 ///
 /// # Errors
 /// If it cannot be read, or does not fit its limits.
 pub fn run(file: &Path) -> Result<ExitCode, Failure> {
     let path = std::path::absolute(file)?;
     let mut faulty: Vec<Faults> = Vec::new();
+    let mut named = Vec::new();
     let look = |files: &[NamedFile], services: &[SocketAddr], report: &mut Report<'_>| {
         for NamedFile { service, path, span } in files {
+            named.extend(service.map(|service| (service, report.line(span))));
             match source::read_list(path, *service, services) {
                 Ok(_) => {}
                 // Of a file that several services name, as TCP and UDP at one address do, what they have in common once.
@@ -43,8 +49,48 @@ pub fn run(file: &Path) -> Result<ExitCode, Failure> {
     // What the files hold must fit the limits, too.
     let offers = offers(&config.clients, &file_sources(&config))?;
     for client in &config.clients {
-        balancer_of(&config, client, &offers)?;
+        balancer_of(&config, client, &offers).map_err(|failure| located(failure, &path, &named))?;
     }
-    print::text(&format!("{}: ok\n", file.display()))?;
+    let notes: String = notes(&config, &offers).iter().map(|note| format!("note: {note}\n")).collect();
+    print::text(&format!("{notes}{}: ok\n", file.display()))?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// The failure with the line that names the list which does not fit, and what would make room.
+fn located(failure: Failure, path: &Path, named: &[(SocketAddr, usize)]) -> Failure {
+    let Failure::Other(error) = &failure else { return failure };
+    let Some(misfit) = error.downcast_ref::<DoesNotFit>() else { return failure };
+    let line = named.iter().find(|(service, _)| *service == misfit.address).map_or(1, |(_, line)| *line);
+    let help = match misfit.refused {
+        Refused::Slots(_) => "raise slots in [limits], or use a smaller subset",
+        Refused::Schedule { .. } => {
+            "raise schedule_entries in [limits], or use smaller subsets or fewer services"
+        }
+        Refused::Services => "configure fewer services for it",
+    };
+    let text = format!("{}:{line}: {} ({help})", path.display(), crate::chain(misfit));
+    Failure::Other(anyhow::anyhow!(text))
+}
+
+/// What is right, and may not be what was meant.
+fn notes(config: &Config, offers: &Offers) -> Vec<String> {
+    let mut notes = Vec::new();
+    // Where there is no cgroup2 at all, another host's configuration is looked at.
+    if let Ok(mount) = datapath::cgroup2_mount() {
+        let absent = config.clients.iter().filter(|client| !mount.join(&client.cgroup).exists());
+        notes.extend(absent.map(|client| {
+            format!(
+                "client {}: there is no cgroup {} now; it is attached when it appears",
+                client.name,
+                client.cgroup.display()
+            )
+        }));
+    }
+    for (service, offer) in offers {
+        let zoned = offer.list().as_slice().iter().filter(|endpoint| endpoint.zone.is_some()).count();
+        if zoned > 0 {
+            notes.push(format!("service {service}: zone has no effect yet; {zoned} endpoints have one"));
+        }
+    }
+    notes
 }

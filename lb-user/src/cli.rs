@@ -1,16 +1,21 @@
 //! The command line: commands that read never change anything, commands that write say so.
 
 use std::ffi::OsString;
+use std::io;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, Parser, Subcommand};
+
+use crate::config::{DEFAULT_PATH, Paths};
 
 /// socklb balances connections at the socket, in the kernel.
 ///
 /// A process in a chosen cgroup calls connect() to a service address; a kernel program rewrites the destination to one
 /// backend; from then on the process talks to that backend directly. The daemon (`socklb run`) decides which backends
 /// with which weights and writes them into kernel maps; connects never wait for it and go on without it.
+///
+/// Every command reads the directories in `[paths]` of the configuration, which --config or SOCKLB_CONFIG names.
 ///
 /// Exit codes: 0 ok, 1 failed, 2 usage, 3 degraded (status, flows, doctor), 4 permission; exec has those of its command.
 #[derive(Debug, Parser)]
@@ -19,14 +24,17 @@ pub struct Cli {
     /// What to do.
     #[command(subcommand)]
     pub command: Command,
-    /// Overrides of the configuration's paths.
+    /// Where everything is.
     #[command(flatten)]
-    pub paths: PathOverrides,
+    pub place: Place,
 }
 
-/// Overrides of the configuration's `[paths]`.
+/// Where everything is: the configuration, and what overrides its `[paths]`.
 #[derive(Clone, Debug, Args)]
-pub struct PathOverrides {
+pub struct Place {
+    /// The configuration [default: /etc/socklb/socklb.toml]
+    #[arg(short, long, global = true, value_name = "FILE", env = "SOCKLB_CONFIG", hide_env_values = true)]
+    pub config: Option<PathBuf>,
     /// Directory in bpffs where maps and links are pinned
     #[arg(long, global = true, value_name = "DIR")]
     pub pins: Option<PathBuf>,
@@ -42,11 +50,7 @@ pub struct PathOverrides {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Run the daemon: fill the tables, attach to the cgroups, follow the sources
-    Run {
-        /// The configuration
-        #[arg(long, value_name = "FILE", default_value = crate::config::DEFAULT_PATH)]
-        config: PathBuf,
-    },
+    Run,
     /// Check a configuration and the endpoint files it names; reports all faults at once
     ///
     /// Needs no privilege and changes nothing. Each fault has its file, line and column and says what would be right. Also
@@ -55,9 +59,8 @@ pub enum Command {
     ///
     /// Exit codes: 0 good, 1 faulty.
     Check {
-        /// The configuration
-        #[arg(value_name = "FILE", default_value = crate::config::DEFAULT_PATH)]
-        config: PathBuf,
+        /// The configuration, instead of the one that --config names
+        file: Option<PathBuf>,
     },
     /// Show clients, services and backends: states, shares wanted and had, open flows, rates, latency, failures
     Status {
@@ -67,7 +70,7 @@ pub enum Command {
         #[arg(long, conflicts_with = "watch")]
         json: bool,
         /// Show it again and again, every so many seconds
-        #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1")]
+        #[arg(short, long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1")]
         watch: Option<u32>,
     },
     /// Show the flows that are open: whose, since when, where they go, and why there
@@ -94,9 +97,6 @@ pub enum Command {
         /// Only for this client
         #[arg(long)]
         client: Option<String>,
-        /// The configuration, if the daemon does not run
-        #[arg(long, value_name = "FILE", default_value = crate::config::DEFAULT_PATH)]
-        config: PathBuf,
         /// Print JSON
         #[arg(long)]
         json: bool,
@@ -132,9 +132,6 @@ pub enum Command {
     },
     /// Check this host: kernel, privileges, mounts, other programs, sockets that are not covered
     Doctor {
-        /// The configuration, if there is one
-        #[arg(long, value_name = "FILE", default_value = crate::config::DEFAULT_PATH)]
-        config: PathBuf,
         /// Print JSON
         #[arg(long)]
         json: bool,
@@ -148,4 +145,26 @@ pub enum Command {
         #[arg(long)]
         all: bool,
     },
+}
+
+impl Place {
+    /// The configuration.
+    pub fn file(&self) -> &Path {
+        self.config.as_deref().unwrap_or(Path::new(DEFAULT_PATH))
+    }
+
+    /// These paths, but for those that are overridden.
+    ///
+    /// # Errors
+    /// If a path is relative, and to what cannot be told.
+    pub fn over(&self, mut paths: Paths) -> io::Result<Paths> {
+        let Self { pins, run, state, config: _ } = self;
+        for (path, wanted) in [(&mut paths.pins, pins), (&mut paths.run, run), (&mut paths.state, state)] {
+            if let Some(wanted) = wanted {
+                // It is compared with what the kernel reports, which is absolute.
+                *path = std::path::absolute(wanted)?;
+            }
+        }
+        Ok(paths)
+    }
 }

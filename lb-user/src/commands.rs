@@ -2,19 +2,22 @@
 
 use std::fmt;
 use std::io;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use lb_core::balancer::{Balancer, Event, Limits};
+use lb_core::balancer::{Balancer, Event, Limits, Refused};
 use lb_core::plan::Plan;
 use lb_core::service::Service;
+use thiserror::Error;
 
 use crate::api::{self, Answer};
-use crate::cli::{Cli, Command, PathOverrides};
+use crate::cli::{Cli, Command, Place};
 use crate::config::{self, Client, Config, ConfigError, Host, Paths, Source};
+use crate::daemon::Unusable;
 use crate::datapath::{self, DatapathError, Pins};
 use crate::diagnostic::Faults;
 use crate::explain::{self, Dials, Explanation};
@@ -23,6 +26,7 @@ use crate::offer::{self, Dialler, Offers};
 use crate::render::{self, Style};
 use crate::source::{FileSource, SourceError, Stamp};
 use crate::status::{self, Status};
+use crate::trust::{self, Untrusted};
 use crate::{check, cover, daemon, doctor, print};
 
 /// Degraded: something works, and somebody should look.
@@ -70,69 +74,110 @@ pub fn is_permission(error: &anyhow::Error) -> bool {
 
 /// Runs a command.
 pub fn run(cli: Cli) -> Result<ExitCode, Failure> {
-    let paths = cli.paths;
+    let place = cli.place;
     match cli.command {
-        Command::Run { config } => run_daemon(&config, &paths),
-        Command::Check { config } => check::run(&config),
-        Command::Status { client, json, watch } => show_status(client.as_deref(), json, watch, &paths),
+        Command::Run => run_daemon(&place),
+        Command::Check { file } => check::run(file.as_deref().unwrap_or(place.file())),
+        Command::Status { client, json, watch } => show_status(client.as_deref(), json, watch, &place),
         Command::Flows { client, service, backend, json } => {
-            show_flows(&Wanted { client, service, backend }, json, &paths)
+            show_flows(&Wanted { client, service, backend }, json, &place)
         }
-        Command::Explain { service, client, config, json } => {
-            show_explanation(&service, client.as_deref(), &config, json, &paths)
+        Command::Explain { service, client, json } => {
+            show_explanation(&service, client.as_deref(), json, &place)
         }
         Command::Wait { client, timeout } => {
-            cover::wait(&client, &paths_without_config(&paths), Duration::from_secs(timeout.into()))?;
+            cover::wait(&client, &paths_of(&place)?, Duration::from_secs(timeout.into()))?;
             Ok(ExitCode::SUCCESS)
         }
         Command::Exec { client, timeout, command } => {
-            let paths = paths_without_config(&paths);
+            let paths = paths_of(&place)?;
             Ok(cover::exec(&client, &command, &paths, Duration::from_secs(timeout.into()))?)
         }
-        Command::Doctor { config, json } => examine(&config, json, &paths),
-        Command::Detach { client, all: _ } => detach(client.as_deref(), &paths),
+        Command::Doctor { json } => examine(json, &place),
+        Command::Detach { client, all: _ } => detach(client.as_deref(), &place),
     }
 }
 
-fn read_config(file: &Path, overrides: &PathOverrides) -> Result<Config, Failure> {
+fn read_config(place: &Place) -> Result<Config, Failure> {
     // Paths in it are relative to it, and are compared with what the kernel reports, which is absolute.
-    let file = std::path::absolute(file)?;
-    let mut config = config::read(&file, &Host)?;
-    let PathOverrides { pins, run, state } = overrides.clone();
-    for (path, wanted) in
-        [(&mut config.paths.pins, pins), (&mut config.paths.run, run), (&mut config.paths.state, state)]
-    {
-        if let Some(wanted) = wanted {
-            *path = std::path::absolute(wanted)?;
-        }
-    }
+    let mut config = config::read(&std::path::absolute(place.file())?, &Host)?;
+    config.paths = place.over(config.paths)?;
     Ok(config)
 }
 
-/// The paths of commands that read no configuration.
-fn paths_without_config(overrides: &PathOverrides) -> Paths {
-    let PathOverrides { pins, run, state } = overrides.clone();
-    let Paths { pins: default_pins, run: default_run, state: default_state } = Paths::default();
-    Paths {
-        pins: pins.unwrap_or(default_pins),
-        run: run.unwrap_or(default_run),
-        state: state.unwrap_or(default_state),
+/// What a daemon that runs makes of it that its configuration cannot be read again.
+fn unusable(failure: &Failure) -> Unusable {
+    let is_missing = |error: &(dyn std::error::Error + 'static)| {
+        error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::NotFound)
+    };
+    match failure {
+        Failure::Other(error) if !error.chain().any(is_missing) => Unusable::Unread(failure.to_string()),
+        Failure::Other(_) | Failure::Faults(_) => Unusable::Faulty(failure.to_string()),
     }
 }
 
-fn run_daemon(file: &Path, overrides: &PathOverrides) -> Result<ExitCode, Failure> {
+/// The paths of commands that need nothing else of the configuration: they work whatever else is wrong with it.
+fn paths_of(place: &Place) -> Result<Paths, Failure> {
+    let paths = match &place.config {
+        Some(file) => config::read_paths(&std::path::absolute(file)?)?,
+        // There may be none, or none for this user: then everything has its usual place.
+        None => config::read_paths(place.file()).unwrap_or_default(),
+    };
+    Ok(place.over(paths)?)
+}
+
+fn run_daemon(place: &Place) -> Result<ExitCode, Failure> {
     // Before it is read: what changes from here on is seen as a change.
-    let stamp = Stamp::at(file);
-    let config = read_config(file, overrides)?;
+    let (read, waiting) = mpsc::channel::<()>();
+    let name = place.file().to_owned();
+    // It may be on a file system that does not answer. Without a configuration there is nothing else to do.
+    let tell = move || {
+        if waiting.recv_timeout(Duration::from_secs(2)) == Err(mpsc::RecvTimeoutError::Timeout) {
+            print::message(format_args!("{} does not answer yet; waiting for it", name.display()));
+        }
+    };
+    // Without a thread nobody is told.
+    let _ = std::thread::Builder::new().name("waiting".to_owned()).spawn(tell);
+    let stamp = Stamp::at(place.file());
+    let config = read_config(place)?;
+    drop(read);
+    check_state(&config.paths.state)?;
     let filter = tracing_subscriber::EnvFilter::builder()
         .with_default_directive(tracing_subscriber::filter::LevelFilter::INFO.into())
         .from_env_lossy();
     let style = Style::for_stderr();
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_ansi(style.colour).init();
-    let (again, overrides) = (file.to_owned(), overrides.clone());
-    let reread = move || read_config(&again, &overrides).map_err(|failure| failure.to_string());
-    daemon::run(config, stamp, Arc::new(reread))?;
-    Ok(ExitCode::SUCCESS)
+    let again = place.clone();
+    let reread = move || read_config(&again).map_err(|failure| unusable(&failure));
+    match daemon::run(config, stamp, Arc::new(reread)) {
+        Ok(()) => Ok(ExitCode::SUCCESS),
+        // Who starts the daemon does not try again where a privilege is missing: of anything else that was refused, such as a
+        // hook or a directory that somebody else has, that must not be said.
+        Err(error) if is_permission(&error) && !datapath::lacks_privilege() => {
+            Err(anyhow::anyhow!("{error:#}").into())
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// What lies in the directory of the state is served where a file cannot be used: it must be ours. That it cannot be made
+/// is told when something is to be kept there; and one that does not answer has nothing to serve.
+fn check_state(directory: &Path) -> Result<(), Untrusted> {
+    fn look(path: &Path) -> Result<(), Untrusted> {
+        match trust::make_directory(path) {
+            Ok(()) => trust::check_directory(path, "--state"),
+            Err(_) => Ok(()),
+        }
+    }
+    let (seen, looked) = mpsc::channel();
+    let path = directory.to_owned();
+    let apart = std::thread::Builder::new().name("state".to_owned()).spawn(move || {
+        let _ = seen.send(look(&path));
+    });
+    if apart.is_err() {
+        return look(directory);
+    }
+    looked.recv_timeout(Duration::from_secs(2)).unwrap_or(Ok(()))
 }
 
 /// The sources of all services that come from files, each once.
@@ -151,10 +196,10 @@ pub fn file_sources(config: &Config) -> Vec<FileSource> {
 }
 
 /// The status, from the daemon if one runs and answers, else from the pins.
-fn status(overrides: &PathOverrides) -> Result<Status, Failure> {
-    let paths = paths_without_config(overrides);
-    let why = match api::ask_daemon::<Status>(&paths.run, "/v1/status")? {
-        Answer::Given(status) => match other_pins(&status, overrides) {
+fn status(place: &Place) -> Result<Status, Failure> {
+    let paths = paths_of(place)?;
+    let why = match api::ask_daemon::<Status>(&paths, "/v1/status")? {
+        Answer::Given(status) => match other_pins(&status, place) {
             None => return Ok(status),
             Some(other) => format!(
                 "the daemon at {} has its pins in {}; this is what lies in {}",
@@ -170,8 +215,8 @@ fn status(overrides: &PathOverrides) -> Result<Status, Failure> {
 }
 
 /// Where the daemon has its pins, if others were asked for.
-fn other_pins(status: &Status, overrides: &PathOverrides) -> Option<PathBuf> {
-    let (wanted, daemon) = (overrides.pins.as_ref()?, status.daemon.as_ref()?.pins.as_ref()?);
+fn other_pins(status: &Status, place: &Place) -> Option<PathBuf> {
+    let (wanted, daemon) = (place.pins.as_ref()?, status.daemon.as_ref()?.pins.as_ref()?);
     let real = |path: &Path| path.canonicalize().or_else(|_| std::path::absolute(path)).ok();
     (real(wanted) != real(daemon)).then(|| daemon.clone())
 }
@@ -180,10 +225,10 @@ fn show_status(
     client: Option<&str>,
     json: bool,
     watch: Option<u32>,
-    paths: &PathOverrides,
+    place: &Place,
 ) -> Result<ExitCode, Failure> {
     let once = || -> Result<Status, Failure> {
-        let mut status = status(paths)?;
+        let mut status = status(place)?;
         if let Some(client) = client {
             status.clients.retain(|other| other.name == client);
             if status.clients.is_empty() {
@@ -219,8 +264,8 @@ fn show_status(
     }
 }
 
-fn show_flows(wanted: &Wanted, json: bool, overrides: &PathOverrides) -> Result<ExitCode, Failure> {
-    let found = flows::find(&paths_without_config(overrides).pins, wanted)?;
+fn show_flows(wanted: &Wanted, json: bool, place: &Place) -> Result<ExitCode, Failure> {
+    let found = flows::find(&paths_of(place)?.pins, wanted)?;
     if json {
         print::json(&found)?;
     } else {
@@ -232,27 +277,31 @@ fn show_flows(wanted: &Wanted, json: bool, overrides: &PathOverrides) -> Result<
 fn show_explanation(
     service: &str,
     client: Option<&str>,
-    file: &Path,
     json: bool,
-    overrides: &PathOverrides,
+    place: &Place,
 ) -> Result<ExitCode, Failure> {
-    let run = paths_without_config(overrides).run;
-    let query = client.map_or_else(String::new, |client| format!("?client={client}"));
+    let paths = paths_of(place)?;
+    let query = client.map_or_else(String::new, |client| format!("?client={}", api::quoted(client)));
     let from_config = || -> Result<(Vec<Explanation>, Vec<Dials>), Failure> {
-        let config = read_config(file, overrides)?;
+        let config = read_config(place)?;
         let dials = config.clients.iter().map(Dials::of_config).collect();
         Ok((explain_from_config(&config, service, client)?, dials))
     };
-    let (explanations, dials) = match api::ask_daemon(&run, &format!("/v1/explain/{service}{query}"))? {
-        Answer::Given(explanations) => (explanations, Vec::new()),
-        Answer::NotRunning => from_config()?,
-        Answer::Silent => {
-            print::message(format_args!("{}; explaining {} instead", api::silent(&run), file.display()));
-            from_config()?
-        }
-    };
+    let (explanations, dials) =
+        match api::ask_daemon(&paths, &format!("/v1/explain/{}{query}", api::quoted(service)))? {
+            Answer::Given(explanations) => (explanations, Vec::new()),
+            Answer::NotRunning => from_config()?,
+            Answer::Silent => {
+                print::message(format_args!(
+                    "{}; explaining {} instead",
+                    api::silent(&paths.run),
+                    place.file().display()
+                ));
+                from_config()?
+            }
+        };
     if explanations.is_empty() {
-        let dials = if dials.is_empty() { Dials::of_status(&status(overrides)?) } else { dials };
+        let dials = if dials.is_empty() { Dials::of_status(&status(place)?) } else { dials };
         return Err(anyhow::anyhow!(explain::why_none(service, client, &dials)).into());
     }
     if json {
@@ -299,6 +348,19 @@ pub fn offers(clients: &[Client], sources: &[FileSource]) -> Result<Offers, Fail
     Ok(offers)
 }
 
+/// A list that a client task has no room for.
+#[derive(Debug, Error)]
+#[error("client {client}, service {service}")]
+pub struct DoesNotFit {
+    client: String,
+    service: String,
+    /// The service's address.
+    pub address: SocketAddr,
+    /// What it lacks.
+    #[source]
+    pub refused: Refused,
+}
+
 /// The mind of a client as a daemon would have it that started now, on an empty kernel.
 pub fn balancer_of(config: &Config, client: &Client, offers: &Offers) -> Result<Balancer, Failure> {
     let limits = Limits { schedule_entries: config.limits.schedule_entries, slots: config.limits.slots };
@@ -310,18 +372,31 @@ pub fn balancer_of(config: &Config, client: &Client, offers: &Offers) -> Result<
         let dialler = Dialler { service, task: client.task };
         let membership = offer.membership(&dialler).context("every client was asked for")?.clone();
         let delivered = balancer.handle(Event::Endpoints(position, offer.list().clone(), membership));
-        delivered.with_context(|| format!("client {}, service {}", client.name, configured.service.name))?;
+        delivered.map_err(|refused| DoesNotFit {
+            client: client.name.clone(),
+            service: configured.service.name.clone(),
+            address: configured.service.address,
+            refused,
+        })?;
     }
     Ok(balancer)
 }
 
-fn examine(file: &Path, json: bool, overrides: &PathOverrides) -> Result<ExitCode, Failure> {
-    let config = read_config(file, overrides).map_err(|failure| failure.to_string());
+fn examine(json: bool, place: &Place) -> Result<ExitCode, Failure> {
+    let mut place = place.clone();
+    // The daemon that runs knows which configuration is its own.
+    if place.config.is_none()
+        && let Ok(Answer::Given(status)) = api::ask_daemon::<Status>(&paths_of(&place)?, "/v1/status")
+    {
+        place.config = status.daemon.map(|daemon| daemon.config);
+    }
+    let config = read_config(&place).map_err(|failure| failure.to_string());
     let paths = match &config {
         Ok(config) => config.paths.clone(),
-        Err(_) => paths_without_config(overrides),
+        // What is wrong with it is told below.
+        Err(_) => paths_of(&place).or_else(|_| place.over(Paths::default()))?,
     };
-    let diagnosis = doctor::examine(&paths, file, config.as_ref());
+    let diagnosis = doctor::examine(&paths, place.file(), config.as_ref());
     if json {
         print::text(&(serde_json::to_string_pretty(&diagnosis)? + "\n"))?;
     } else {
@@ -330,8 +405,8 @@ fn examine(file: &Path, json: bool, overrides: &PathOverrides) -> Result<ExitCod
     Ok(if diagnosis.is_degraded() { ExitCode::from(DEGRADED) } else { ExitCode::SUCCESS })
 }
 
-fn detach(client: Option<&str>, paths: &PathOverrides) -> Result<ExitCode, Failure> {
-    let directory = paths_without_config(paths).pins;
+fn detach(client: Option<&str>, place: &Place) -> Result<ExitCode, Failure> {
+    let directory = paths_of(place)?.pins;
     // Of every version: what an upgrade has left to its last flows goes as well.
     let mut clients = Pins::all_versions(&directory)?;
     if let Some(client) = client {
@@ -345,7 +420,7 @@ fn detach(client: Option<&str>, paths: &PathOverrides) -> Result<ExitCode, Failu
         return Ok(ExitCode::SUCCESS);
     }
     for pins in &clients {
-        let _lock = pins.lock()?;
+        let _lock = pins.lock_to_remove()?;
         datapath::detach(pins)?;
         print::text(&format!("client {}: detached, its maps and pins are removed\n", pins.client))?;
     }

@@ -10,6 +10,7 @@ use std::net::SocketAddr;
 use std::ops::Range;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use lb_common::abi::{self, MAX_CLIENTS, MAX_SERVICES};
 use lb_core::endpoint::EndpointList;
@@ -25,6 +26,8 @@ mod limits;
 
 mod metrics;
 
+mod reclaim;
+
 mod service;
 
 mod source;
@@ -39,7 +42,7 @@ mod task;
 
 pub use limits::Limits;
 pub use metrics::Metrics;
-pub use paths::Paths;
+pub use paths::{Paths, detach_command, pins_option};
 
 /// The longest configuration that is read, to bound memory and time when the wrong file is named: every service with
 /// a hundred static endpoints needs less than 1 MiB.
@@ -66,6 +69,8 @@ pub struct Config {
     pub limits: Limits,
     /// Where counters are told.
     pub metrics: Metrics,
+    /// How far apart two passes over the flow records are.
+    pub reclaim_interval: Duration,
 }
 
 /// One cgroup whose connects are balanced.
@@ -171,6 +176,12 @@ pub enum ConfigError {
         /// Why not.
         source: io::Error,
     },
+    /// Nobody has written one yet.
+    #[error(
+        "there is no configuration at {DEFAULT_PATH}, and --config names no other: the package has an example, \
+         /usr/share/doc/socklb/examples/socklb.toml, which is packaging/examples/socklb.toml in the repository"
+    )]
+    None,
     /// The file is too long to be a configuration.
     #[error("read {}: longer than {MAX_FILE_BYTES} bytes, which no configuration is", path.display())]
     TooLong {
@@ -190,6 +201,25 @@ pub fn read(path: &Path, env: &dyn Environment) -> Result<Config, ConfigError> {
     read_with(path, env, |_, _, _| ())
 }
 
+/// Reads `[paths]` of the configuration file at `path`, whatever else is wrong with it: who looks what is wrong needs no more.
+///
+/// # Errors
+/// The file cannot be read, or the faults of that table. If there is none, and the text cannot be parsed, the faults of the
+/// text.
+pub fn read_paths(path: &Path) -> Result<Paths, ConfigError> {
+    let bytes = read_file(path)?;
+    let text = utf8(&bytes, path)?;
+    let mut syntax = Report::new(path, text);
+    let root = document::read(text, &mut syntax);
+    let root = Table::root("a configuration", &root);
+    if root.get("paths").is_none() && !syntax.is_clean() {
+        return Ok(syntax.finish(None)?);
+    }
+    let mut report = Report::new(path, text);
+    let paths = paths::read(&root, path.parent().unwrap_or(Path::new("")), &mut report);
+    Ok(report.finish(Some(paths))?)
+}
+
 /// As [`read`], and shows the endpoint files that the text names, whatever else is wrong with it, and the addresses of
 /// all services to `look`. What that reports is a fault of the configuration.
 ///
@@ -200,10 +230,21 @@ pub fn read_with(
     env: &dyn Environment,
     look: impl FnOnce(&[NamedFile], &[SocketAddr], &mut Report<'_>),
 ) -> Result<Config, ConfigError> {
+    let bytes = read_file(path)?;
+    Ok(parse_with(utf8(&bytes, path)?, path, env, look)?)
+}
+
+fn read_file(path: &Path) -> Result<Vec<u8>, ConfigError> {
     let cannot = |source| ConfigError::Read { path: path.to_owned(), source };
     let mut bytes = Vec::new();
     // A pipe would keep us waiting for a writer.
-    let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path).map_err(cannot)?;
+    let file = match File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound && path == Path::new(DEFAULT_PATH) => {
+            return Err(ConfigError::None);
+        }
+        Err(error) => return Err(cannot(error)),
+    };
     if !file.metadata().map_err(cannot)?.is_file() {
         return Err(cannot(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file")));
     }
@@ -211,7 +252,7 @@ pub fn read_with(
     if length as u64 > MAX_FILE_BYTES {
         return Err(ConfigError::TooLong { path: path.to_owned() });
     }
-    Ok(parse_with(utf8(&bytes, path)?, path, env, look)?)
+    Ok(bytes)
 }
 
 /// Reads the text of a configuration; `path` is where it stands, and what the paths in it are relative to.
@@ -243,7 +284,7 @@ fn read_root(
     report: &mut Report<'_>,
 ) -> (Config, Vec<NamedFile>) {
     let directory = path.parent().unwrap_or(Path::new(""));
-    root.check_keys(&["client", "service", "paths", "limits", "metrics"], report);
+    root.check_keys(&["client", "service", "paths", "limits", "metrics", "accounting"], report);
     let services = root.tables("service", "a service", MAX_SERVICES as usize, report);
     let clients = root.tables("client", "a client", MAX_CLIENTS, report);
     for (key, example) in [
@@ -257,10 +298,13 @@ fn read_root(
     let paths = paths::read(root, directory, report);
     let limits = limits::read(root, report);
     let metrics = metrics::read(root, report);
+    let reclaim_interval = reclaim::read(root, report);
     let services = service::read(&services, directory, report);
     let clients = client::read(&clients, &services, limits, env, report);
     let addresses = services.addresses();
-    (Config { path: path.to_owned(), clients, addresses, paths, limits, metrics }, services.into_files())
+    let config =
+        Config { path: path.to_owned(), clients, addresses, paths, limits, metrics, reclaim_interval };
+    (config, services.into_files())
 }
 
 /// A name that is 1 to 63 of the bytes that `allowed` accepts; `letters` says which those are.
@@ -291,7 +335,7 @@ pub mod tests {
     use std::time::Duration;
 
     use super::*;
-    use lb_core::service::{Overflow, Policy, Protocol, Size, Subset, seed};
+    use lb_core::service::{Overflow, Policy, Protocol, Size, Subset, UNANSWERED_AFTER, seed};
     use lb_core::subset::Algorithm;
     use proptest::prelude::*;
 
@@ -367,6 +411,7 @@ active_limit = 100
 overflow = "refuse"
 error_decay = "1m"
 connect_timeout = "7s"
+unanswered_after = "50ms"
 subset   = { algorithm = "rocksteadier", size = 20 }
 on_no_backend = "ECONNREFUSED"
 backends = { file = "users.toml" }
@@ -387,6 +432,9 @@ schedule_entries = 1_048_576
 flow_records = 64
 slots = 65_535
 
+[accounting]
+reclaim_interval = "90s"
+
 [metrics]
 listen = "127.0.0.1:9464"
 "#;
@@ -402,6 +450,7 @@ listen = "127.0.0.1:9464"
                 overflow: Overflow::Refuse,
                 error_decay: Some(Duration::from_secs(60)),
                 connect_timeout: Some(Duration::from_secs(7)),
+                unanswered_after: Duration::from_millis(50),
                 rebind: None,
                 subset: Subset::Sized { algorithm: Algorithm::Rocksteadier, size: Size::Fixed(20) },
                 seed: seed(job, "users"),
@@ -422,6 +471,7 @@ listen = "127.0.0.1:9464"
                 overflow: Overflow::LeastLoaded,
                 error_decay: Some(Duration::from_secs(10)),
                 connect_timeout: None,
+                unanswered_after: UNANSWERED_AFTER,
                 rebind: Some(Duration::from_secs(30)),
                 subset: Subset::Sized { algorithm: Algorithm::Rocksteadier, size: Size::Auto { min: 12 } },
                 seed: seed(job, "mail.v6"),
@@ -460,6 +510,7 @@ listen = "127.0.0.1:9464"
             },
             limits: Limits { schedule_entries: 1_048_576, flow_records: 64, slots: 65_535 },
             metrics: Metrics { listen: Some("127.0.0.1:9464".parse().unwrap()) },
+            reclaim_interval: Duration::from_secs(90),
         };
         assert_eq!(good(GOOD), expected);
     }
@@ -525,12 +576,12 @@ listen = "127.0.0.1:9464"
             (
                 "[[clients]]",
                 "8:3: unknown key \"clients\" in a configuration (did you mean client? known keys: client, service, \
-                 paths, limits, metrics)",
+                 paths, limits, metrics, accounting)",
             ),
             (
                 "[path]\n",
                 "8:2: unknown key \"path\" in a configuration (did you mean paths? known keys: client, service, \
-                 paths, limits, metrics)",
+                 paths, limits, metrics, accounting)",
             ),
             ("[[paths]]", "8:1: paths must be a table, not a list"),
             (
@@ -675,7 +726,7 @@ listen = "127.0.0.1:9464"
                  digits, _, - and .)",
                 "8:11: address \"10.0.0.1\" has no port (write \"10.0.0.1:8080\", with the right port)",
                 "10:2: unknown key \"other\" in a configuration (known keys: client, service, paths, limits, \
-                 metrics)",
+                 metrics, accounting)",
             ],
         );
     }

@@ -6,7 +6,6 @@
 
 use std::borrow::Borrow;
 use std::ffi::OsString;
-use std::fs;
 use std::io;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -18,9 +17,10 @@ use anyhow::{Context, Result, bail};
 
 use crate::api::{self, Coverage};
 use crate::config::Paths;
-use crate::datapath::{self, Pins};
+use crate::datapath::{self, CgroupTree, Pins};
 use crate::print;
 use crate::status::{self, Status};
+use crate::trust::Untrusted;
 
 /// How long between two questions while no daemon answers.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -56,8 +56,9 @@ pub fn exec(client: &str, command: &[OsString], paths: &Paths, timeout: Duration
     let (program, arguments) = command.split_first().context("no command is given")?;
     in_time(client, paths, timeout, async |wanted| {
         let cgroup = wanted.cgroup().await?;
-        wanted.make(&cgroup)?;
-        enter(&cgroup)?;
+        let tree = CgroupTree::open()?;
+        wanted.make(&tree, &cgroup)?;
+        tree.enter(&cgroup)?;
         wanted.until_covered().await
     })?;
     let error = Command::new(program).args(arguments).exec();
@@ -101,7 +102,7 @@ impl Wanted<'_> {
         let Self { client, paths, look } = *self;
         let cgroups = datapath::ours_and_above().context("find the cgroup of this process")?;
         let ids: Vec<String> = cgroups.iter().map(u64::to_string).collect();
-        let question = format!("/v1/cover/{client}?cgroups={}", ids.join(","));
+        let question = format!("/v1/cover/{}?cgroups={}", api::quoted(client), ids.join(","));
         let pins = Pins::of(&paths.pins, client);
         let mut pause = tokio::time::interval(PAUSE);
         // Bound: the caller's limit of time.
@@ -111,7 +112,7 @@ impl Wanted<'_> {
             if cgroups.iter().any(|cgroup| datapath::is_attached(&pins, *cgroup).unwrap_or(false)) {
                 return Ok(());
             }
-            match tokio::time::timeout(look, api::fetch::<Coverage>(&paths.run, &question)).await {
+            match tokio::time::timeout(look, api::fetch::<Coverage>(paths, &question)).await {
                 Ok(Ok(Some(Coverage::Covered))) => return Ok(()),
                 Ok(Ok(Some(Coverage::Elsewhere { configured }))) => {
                     bail!("client {client} covers {}, and this process is elsewhere", configured.display())
@@ -119,7 +120,7 @@ impl Wanted<'_> {
                 Ok(Ok(Some(Coverage::UnknownClient { clients }))) => {
                     bail!("client {client} is not configured; {}", clients_here(&clients))
                 }
-                Ok(Err(error)) if crate::commands::is_permission(&error) => return Err(error),
+                Ok(Err(error)) if is_final(&error) => return Err(error),
                 // It does not run, or is stopping, or takes its time: it is asked again.
                 Ok(Ok(None) | Err(_)) | Err(_) => {}
             }
@@ -127,7 +128,7 @@ impl Wanted<'_> {
     }
 
     async fn why_not(&self) -> String {
-        match api::fetch::<Status>(&self.paths.run, "/v1/status").await {
+        match api::fetch::<Status>(self.paths, "/v1/status").await {
             Ok(None) => "no daemon is running that would attach to it".to_owned(),
             Ok(Some(status)) => {
                 let about = format!("client {}:", self.client);
@@ -146,7 +147,7 @@ impl Wanted<'_> {
         // Bound: the caller's limit of time.
         loop {
             pause.tick().await;
-            match tokio::time::timeout(look, api::fetch::<Status>(&paths.run, "/v1/status")).await {
+            match tokio::time::timeout(look, api::fetch::<Status>(paths, "/v1/status")).await {
                 Ok(Ok(Some(status))) => return cgroup_of(client, &status),
                 Ok(Ok(None)) => {
                     let status = status::from_pins(&paths.pins, String::new())?;
@@ -158,7 +159,7 @@ impl Wanted<'_> {
                     }
                     return cgroup_of(client, &status);
                 }
-                Ok(Err(error)) if crate::commands::is_permission(&error) => return Err(error),
+                Ok(Err(error)) if is_final(&error) => return Err(error),
                 Ok(Err(_)) | Err(_) => {
                     if let Some(attached) = self.attached() {
                         return Ok(attached);
@@ -176,9 +177,9 @@ impl Wanted<'_> {
 
     /// Makes the client's cgroup if it does not exist, as after its service was stopped, and says so: a path that was
     /// mistyped in the configuration becomes real by it.
-    fn make(&self, cgroup: &Path) -> Result<()> {
+    fn make(&self, tree: &CgroupTree, cgroup: &Path) -> Result<()> {
         let (client, path) = (self.client, cgroup.display());
-        if cgroup.exists() {
+        if tree.has(cgroup)? {
             return Ok(());
         }
         // Also links that only let flows end there: the daemon takes the others away as soon as it is told to move.
@@ -190,15 +191,16 @@ impl Wanted<'_> {
                 other.display()
             );
         }
-        match fs::create_dir(cgroup) {
-            Ok(()) => {
-                print::message(format_args!("made cgroup {path} for client {client}: it did not exist"));
-                Ok(())
-            }
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-            Err(error) => Err(error).with_context(|| format!("make cgroup {path}")),
+        if tree.make(cgroup)? {
+            print::message(format_args!("made cgroup {path} for client {client}: it did not exist"));
         }
+        Ok(())
     }
+}
+
+/// Whether asking again would not help: for want of permission, or because the daemon is not one to believe.
+fn is_final(error: &anyhow::Error) -> bool {
+    crate::commands::is_permission(error) || error.is::<Untrusted>()
 }
 
 /// The cgroup of a client: as configured, or where a dead daemon has left its programs.
@@ -215,18 +217,5 @@ fn clients_here<S: Borrow<str>>(names: &[S]) -> String {
         "there are no clients here".to_owned()
     } else {
         format!("clients here are: {}", names.join(", "))
-    }
-}
-
-fn enter(cgroup: &Path) -> Result<()> {
-    // Zero is whoever writes it.
-    match fs::write(cgroup.join("cgroup.procs"), "0") {
-        Ok(()) => Ok(()),
-        Err(error) if error.raw_os_error() == Some(libc::EBUSY) => bail!(
-            "cgroup {} distributes resources to cgroups below it and takes no processes itself: start the command in \
-             one of those",
-            cgroup.display()
-        ),
-        Err(error) => Err(error).with_context(|| format!("enter cgroup {}", cgroup.display())),
     }
 }

@@ -1,58 +1,83 @@
 //! The one event loop: everything that can wake the daemon, and what it does then.
 //!
 //! The only place that reads the clock, spawns tasks and handles signals. Between events it sleeps; nothing it does or
-//! fails to do can fail a connect. In reading order: how it starts and what wakes it (this file), endpoint files
-//! (`files`), another configuration (`reload`) and what it cannot change (`fixed`), clients on their way out (`leaving`),
-//! what it tells (`report`), and what metrics cannot read from the maps (`facts`).
+//! fails to do can fail a connect. In reading order: what wakes it (this file), its start, which is its first reload, and
+//! its end (`start`), files that may not answer (`file_io`), endpoint files (`files`), how their lists are read (`lists`) and
+//! kept (`keeping`), another configuration (`reload`) and what it cannot change (`fixed`), clients on their way out
+//! (`leaving`), flow records whose end nobody saw (`flow_records`), what it answers (`report`), and what it knows that the
+//! maps do not hold (`facts`).
+
+mod start;
+
+mod file_io;
 
 mod files;
+
+mod lists;
+
+mod keeping;
 
 mod reload;
 
 mod fixed;
 
+mod changes;
+
 mod leaving;
+
+mod flow_records;
 
 mod facts;
 
 mod report;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant, SystemTime};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
+use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::time::MissedTickBehavior;
 use tracing::{error, info, warn};
 
-use self::files::Watched;
-use self::leaving::Leaving;
+pub use self::file_io::NoAnswer;
+use self::file_io::{FileIo, MAX_THREADS};
+use self::files::{Look, Watched};
+use self::flow_records::Passes;
+use self::keeping::{Keeping, Kept};
+use self::leaving::{HeldBack, Leaving};
+use self::lists::ListReader;
+pub use self::reload::Unusable;
 use self::reload::{Loaded, Reload, Tried};
 use self::report::{Notifier, Waiter};
+use self::start::Doors;
 use crate::agent::{Agent, Followed};
-use crate::api::{self, Question};
+use crate::api::Question;
+use crate::backoff::Backoff;
 use crate::config::{Client, Config};
-use crate::datapath::{self, DatapathError, Features, Patient, Repair};
-use crate::metrics;
-use crate::offer::{self, Offer, Offers};
-use crate::source::{Contents, FileSource, SourceError, Stamp, Watch};
+use crate::datapath::{self, DatapathError, Doubts, Features, Pass};
+use crate::offer::{Offer, Offers};
+use crate::source::watch::Watch;
+use crate::source::{Contents, FileSource, SourceError, Stamp, directory_of};
 
 /// Files and cgroups are looked at, and idle slots freed, this often: a watch can be lost without a word.
 const TICK: Duration = Duration::from_secs(1);
-/// Every how many ticks flow records are compared with the kernel's lists of sockets.
-const REPAIR_TICKS: u32 = 60;
 
 /// Every how many ticks clients that could not be started are tried again.
 const RETRY_TICKS: u32 = 10;
 
-/// Reads the configuration again as the command line said to read it.
-pub type Reread = Arc<dyn Fn() -> Result<Config, String> + Send + Sync>;
+/// Threads for what may block beside the loop. Each use has a limit of its own, and this is their sum, so that none waits
+/// for another: files that may not answer; what client tasks use of a list, one thread for each of 256 services; and 64 for
+/// a wait for readers, a look at flow records, clients that are opened, and pages and answers that are written.
+const BLOCKING_THREADS: usize = MAX_THREADS + 256 + 64;
 
-/// What a pass over the flow records found, by client.
-type Repaired = Vec<(String, Result<Repair, DatapathError>)>;
+/// Reads the configuration again as the command line said to read it.
+pub type Reread = Arc<dyn Fn() -> Result<Config, Unusable> + Send + Sync>;
 
 /// Everything that can wake the daemon.
 enum Event {
@@ -60,14 +85,21 @@ enum Event {
     Changed(BTreeSet<PathBuf>),
     /// A file that changed has had time to settle.
     Due,
-    /// An endpoint file was read, for the service. Readings are numbered in the order in which they were begun.
+    /// An endpoint file of the service was looked at.
+    Looked { service: String, source: FileSource, result: Result<Look, NoAnswer> },
+    /// The configuration file was looked at, to take it on if it has settled.
+    LookedAtConfig { is_due: bool, result: Result<Look, NoAnswer> },
+    /// An endpoint file was read, for the service. Readings are numbered in the order in which they were begun. Without a
+    /// result the file was as it is known.
     Read {
         service: String,
         source: FileSource,
         begun: u64,
         stamp: Option<Stamp>,
-        result: Result<Contents, SourceError>,
+        result: Option<Result<Contents, SourceError>>,
     },
+    /// Lists were kept for later starts.
+    Kept(Kept),
     /// What client tasks use of the service's list was computed.
     Computed { service: String, offer: Offer },
     /// The configuration and all its files were read.
@@ -77,7 +109,7 @@ enum Event {
     /// Every program that was running when the wait began has ended.
     ReadersGone(Result<(), DatapathError>),
     /// Flow records were compared with the kernel's lists of sockets.
-    Repaired(Repaired),
+    Reclaimed(Pass, Doubts),
     /// Somebody asks.
     Asked(Question),
     /// Time passes.
@@ -92,6 +124,11 @@ enum Event {
 
 struct Daemon {
     started: SystemTime,
+    /// Whether the first configuration was taken on. Before that there is no client, and nobody can ask.
+    is_ready: bool,
+    /// Tells threads beside the loop that nobody waits for them any more.
+    stopping: Arc<AtomicBool>,
+    /// What is in force.
     config: Config,
     features: Features,
     agents: Vec<Agent>,
@@ -99,18 +136,24 @@ struct Daemon {
     unstarted: Vec<(Client, String)>,
     opening: bool,
     leaving: Vec<Leaving>,
+    /// Taking up what an earlier daemon had begun to remove.
+    resuming: Backoff,
     /// Lists that the configuration holds.
     statics: Offers,
     /// By service name.
     files: BTreeMap<String, Watched>,
     /// How many readings of files were begun.
     readings: u64,
+    lists: ListReader,
+    keeping: Keeping,
     reload: Reload,
     watch: Watch,
+    /// Directories of which it was said that they cannot be watched.
+    unwatched: BTreeSet<PathBuf>,
     waiting_for_readers: bool,
-    repairing: bool,
-    /// By client: what the last pass over its flow records found, and records taken out since the daemon started.
-    repairs: BTreeMap<String, (Repair, u64)>,
+    /// Why the last wait for readers failed, if it did.
+    readers_error: Option<String>,
+    passes: Passes,
     waiters: Vec<Waiter>,
     notifier: Notifier,
     ticks: u32,
@@ -123,6 +166,8 @@ struct Daemon {
 /// # Errors
 /// If it cannot start; once it runs, it runs.
 pub fn run(config: Config, stamp: Option<Stamp>, reread: Reread) -> Result<()> {
+    datapath::give_back_what_is_freed();
+    let runtime = runtime()?;
     // What panics in a thread beside the loop would never report back, and the loop would wait for it: better to start
     // anew, which no connect notices.
     let tell_panic = std::panic::take_hook();
@@ -130,65 +175,56 @@ pub fn run(config: Config, stamp: Option<Stamp>, reread: Reread) -> Result<()> {
         tell_panic(panic);
         std::process::abort();
     }));
-    // Two threads: one for the loop, one for what may block beside it.
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
-    let result = runtime.block_on(start(config, stamp, reread));
+    let result = runtime.block_on(turn(config, stamp, reread));
     // A file system that does not answer must not keep the daemon from ending.
     runtime.shutdown_timeout(TICK);
     result
 }
 
-async fn start(config: Config, stamp: Option<Stamp>, reread: Reread) -> Result<()> {
+/// The loop runs in this thread, and one other serves who asks. What may block runs on further ones.
+///
+/// # Errors
+/// If the kernel refuses a descriptor, or a thread. tokio panics there in part, at what it does once in a process.
+fn runtime() -> Result<Runtime> {
+    let build = || {
+        tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .max_blocking_threads(BLOCKING_THREADS)
+            .enable_all()
+            .build()
+    };
+    let tell_panic = std::panic::take_hook();
+    // What it says becomes an error.
+    std::panic::set_hook(Box::new(|_| {}));
+    let built = std::panic::catch_unwind(build);
+    std::panic::set_hook(tell_panic);
+    let built = built.map_err(|panic| {
+        let said = panic.downcast_ref::<String>().map_or("no reason is known", String::as_str);
+        anyhow!("{said}")
+    });
+    built.and_then(|built| Ok(built?)).context("start the event loop")
+}
+
+async fn turn(config: Config, stamp: Option<Stamp>, reread: Reread) -> Result<()> {
     // Before anything is changed: a signal during the start must not leave it half done.
     let mut stop =
         Stop { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? };
     let mut hangup = signal(SignalKind::hangup())?;
-    let features = datapath::probe()?;
-    let socket = api::socket(&config.paths.run);
-    let bound =
-        api::bind(&config.paths.run).with_context(|| format!("create the socket {}", socket.display()))?;
-    let port = config.metrics.listen;
-    let port = port.map(|port| {
-        metrics::bind(port)
-            .with_context(|| format!("listen on {port}, which [metrics] in the configuration names"))
-    });
-    let port = port.transpose()?;
-    let (events, mut inbox) = mpsc::channel(64);
     let (questions, mut asked) = mpsc::channel(8);
-    let watch = Watch::new().context("watch directories for changes (inotify)")?;
-    let started = SystemTime::now();
-    let reload = Reload::new(&config.path, stamp, reread, started);
-    let mut daemon = Daemon {
-        started,
-        config,
-        features,
-        agents: Vec::new(),
-        unstarted: Vec::new(),
-        opening: false,
-        leaving: Vec::new(),
-        statics: Offers::new(),
-        files: BTreeMap::new(),
-        readings: 0,
-        reload,
-        watch,
-        waiting_for_readers: false,
-        repairing: false,
-        repairs: BTreeMap::new(),
-        waiters: Vec::new(),
-        notifier: Notifier::new(),
-        ticks: 0,
-        events,
-    };
-    daemon.open()?;
-    let listener = bound.show().with_context(|| format!("create the socket {}", socket.display()))?;
-    let metrics = metrics::router(questions.clone());
-    let port = port.map(|port| tokio::spawn(metrics::serve(port, metrics.clone())));
-    let server = tokio::spawn(api::serve(listener, questions, metrics));
-    daemon.notify_ready();
+    let (events, mut inbox) = mpsc::channel(64);
+    let features = start::check_host(&config)?;
+    let mut doors = Doors::bind(&config, questions)?;
+    let watch = Watch::new().unwrap_or_else(|error| {
+        warn!(%error, "directories cannot be watched (inotify); looking once a second instead");
+        Watch::none()
+    });
+    let reload = Reload::new(&config.path, stamp, reread, SystemTime::now());
+    let mut daemon = Daemon::new(&config, features, watch, reload, events);
+    daemon.begin(config, Instant::now());
     let mut tick = tokio::time::interval(TICK);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut watchdog = daemon.notifier.watchdog().map(tokio::time::interval);
-    loop {
+    let result = loop {
         let due = daemon.next_due();
         let event = tokio::select! {
             () = stop.asked() => Event::Stop,
@@ -200,17 +236,20 @@ async fn start(config: Config, stamp: Option<Stamp>, reread: Reread) -> Result<(
             _ = tick.tick() => Event::Tick,
             () = next(&mut watchdog) => Event::Watchdog,
         };
-        if !daemon.handle(event, Instant::now()) {
-            break;
+        if let ControlFlow::Break(result) = daemon.handle(event, Instant::now()) {
+            break result;
         }
+        match if daemon.is_ready { doors.open() } else { Ok(false) } {
+            Ok(true) => daemon.notify_ready(),
+            Ok(false) => {}
+            Err(error) => break Err(error),
+        }
+    };
+    start::stop(daemon, doors, inbox).await;
+    if result.is_ok() {
+        info!("stopped; connects go on with the tables as they are");
     }
-    daemon.notifier.stopping();
-    for server in port.iter().chain([&server]) {
-        server.abort();
-    }
-    let _ = std::fs::remove_file(&socket);
-    info!("stopped; connects go on with the tables as they are");
-    Ok(())
+    result
 }
 
 /// The next turn of an interval; never, if there is none.
@@ -236,103 +275,94 @@ impl Stop {
 }
 
 impl Daemon {
-    /// Opens every client, fills its tables, and only then attaches: no connect meets an empty table that need not be.
-    fn open(&mut self) -> Result<()> {
-        if let Some(warning) = datapath::namespace_warning() {
-            warn!("{warning}");
+    /// Without any client yet: what is configured comes with the first configuration that is taken on.
+    fn new(
+        config: &Config,
+        features: Features,
+        watch: Watch,
+        reload: Reload,
+        events: mpsc::Sender<Event>,
+    ) -> Self {
+        Self {
+            started: SystemTime::now(),
+            is_ready: false,
+            stopping: Arc::default(),
+            config: Config { clients: Vec::new(), ..config.clone() },
+            features,
+            agents: Vec::new(),
+            unstarted: Vec::new(),
+            opening: false,
+            leaving: Vec::new(),
+            resuming: Backoff::default(),
+            statics: Offers::new(),
+            files: BTreeMap::new(),
+            readings: 0,
+            lists: ListReader::new(FileIo::new()),
+            keeping: Keeping::default(),
+            reload,
+            watch,
+            unwatched: BTreeSet::new(),
+            waiting_for_readers: false,
+            readers_error: None,
+            passes: Passes::new(),
+            waiters: Vec::new(),
+            notifier: Notifier::new(),
+            ticks: 0,
+            events,
         }
-        self.check_pins()?;
-        self.finish_what_was_begun();
-        let opener = self.opener();
-        for client in self.config.clients.clone() {
-            let name = client.name.clone();
-            let (agent, others) = opener.open(client).with_context(|| format!("start client {name}"))?;
-            self.agents.push(agent);
-            self.leaving.extend(others);
-        }
-        // A daemon that was killed may have replaced tables just now: what it left must not be written over while a
-        // program reads it.
-        if self.agents.iter().any(|agent| !agent.datapath().applied().services.is_empty()) {
-            datapath::wait_for_readers()?;
-        }
-        self.statics = offer::statics(&self.config.clients, &Offers::new());
-        for agent in &mut self.agents {
-            let name = agent.client.name.clone();
-            agent.deliver_static(&self.statics).with_context(|| format!("start client {name}"))?;
-        }
-        for (service, source) in files::sources(&self.config) {
-            let mut first = source.read_first();
-            let diallers = offer::diallers(&self.config.clients, &service);
-            for contents in first.contents_mut() {
-                contents.offer.complete(&diallers);
-            }
-            self.take_first(&service, source, 0, first, None, Instant::now());
-        }
-        for agent in &mut self.agents {
-            let name = agent.client.name.clone();
-            agent.settle().with_context(|| format!("fill the tables of client {name}"))?;
-        }
-        self.watch_everything();
-        for agent in &mut self.agents {
-            let name = agent.client.name.clone();
-            // What connects count from here on is of the last minute.
-            agent.sample(Instant::now()).with_context(|| format!("read the counters of client {name}"))?;
-            let attached = agent.attach().with_context(|| format!("start client {name}"))?;
-            tell(agent, attached, true);
-        }
-        self.leave_other_cgroups();
-        let Features {
-            fetching_atomics,
-            set_retval,
-            knows_mptcp,
-            socket_errors,
-            outcomes_at_release,
-            connect_timeouts,
-            knows_kernel_sockets,
-            offsets: _,
-        } = self.features;
-        let pins = self.config.paths.pins.display();
-        let socket = api::socket(&self.config.paths.run);
-        info!(
-            %pins, socket = %socket.display(), fetching_atomics, set_retval, knows_mptcp, socket_errors,
-            outcomes_at_release, connect_timeouts, knows_kernel_sockets, "running"
-        );
-        self.wait_for_readers();
-        self.start_repair();
-        Ok(())
     }
 
-    /// Watches what can be watched; what cannot is looked at once a second all the same.
-    fn watch_everything(&mut self) {
-        let mut failed: BTreeMap<PathBuf, notify::Error> = BTreeMap::new();
-        let files =
-            self.files.values().map(|file| file.source.path.clone()).chain([self.config.path.clone()]);
-        for path in files {
-            if let Err(error) = self.watch.add(&path) {
-                failed.insert(path, error);
-            }
-        }
+    /// Watches for cgroups to appear, and gives back the watches that nobody wants any more. Directories of files are
+    /// watched when their files are looked at; what cannot be watched is looked at once a second all the same.
+    fn watch_cgroups(&mut self) {
+        let Some(watcher) = self.watch.watcher() else { return };
+        let files = self.files.values().map(|file| &file.source.path).chain([&self.config.path]);
+        let mut wanted: BTreeSet<PathBuf> = files.map(|path| directory_of(path)).collect();
+        let mut failed = Vec::new();
         for agent in &self.agents {
-            if let Err(error) = self.watch.add_nearest(agent.path()) {
-                failed.insert(agent.path().to_owned(), error);
+            match watcher.add_nearest(agent.path()) {
+                Ok(directory) => wanted.extend(directory),
+                Err(error) => failed.push((agent.path().to_owned(), error.to_string())),
             }
         }
-        // Said once: the tick tries again and again.
-        if self.ticks == 0 {
-            for (path, error) in failed {
-                warn!(path = %path.display(), %error, "cannot watch; looking once a second instead");
-            }
+        self.unwatched.retain(|path| wanted.contains(path) || failed.iter().any(|(other, _)| other == path));
+        for (path, error) in failed {
+            self.tell_unwatched(&path, Some(error));
+        }
+        // A directory may have to be asked for, and need not answer.
+        tokio::task::spawn_blocking(move || watcher.keep_only(&wanted));
+    }
+
+    /// Tries again to watch anything at all.
+    fn watch_again(&mut self) {
+        if self.watch.watcher().is_none()
+            && let Ok(watch) = Watch::new()
+        {
+            info!("directories are watched");
+            self.watch = watch;
         }
     }
 
-    /// Handles one event. Returns whether to go on.
-    fn handle(&mut self, event: Event, now: Instant) -> bool {
+    /// Says once that a directory cannot be watched.
+    fn tell_unwatched(&mut self, path: &Path, error: Option<String>) {
+        if let Some(error) = error
+            && self.unwatched.insert(path.to_owned())
+        {
+            warn!(path = %path.display(), error, "cannot watch; looking once a second instead");
+        }
+    }
+
+    /// Handles one event, and says whether to go on.
+    fn handle(&mut self, event: Event, now: Instant) -> ControlFlow<Result<()>> {
         match event {
             Event::Changed(changes) => self.changed(&changes, now),
             Event::Due => {
                 self.start_reading(now);
-                self.start_reload(now);
+                self.look_at_due_config(now);
             }
+            Event::Looked { service, source, result } => self.looked(&service, &source, result, now),
+            Event::LookedAtConfig { is_due, result } => self.looked_at_config(is_due, result, now),
+            Event::Kept(kept) => self.kept(kept, now),
             Event::Read { service, source, begun, stamp, result } => {
                 // A reload may have changed where the service's endpoints come from.
                 if self.files.get(&service).is_some_and(|file| file.source == source) {
@@ -341,17 +371,23 @@ impl Daemon {
                 }
             }
             Event::Computed { service, offer } => self.computed(&service, &offer),
-            Event::Opened(tried) => self.opened(*tried),
-            Event::Loaded(loaded) => self.loaded(*loaded, now),
+            Event::Opened(tried) => self.opened(*tried, now),
+            Event::Loaded(loaded) if self.is_ready => self.loaded(*loaded, now),
+            Event::Loaded(loaded) => {
+                if let Err(error) = self.first_loaded(*loaded, now) {
+                    return ControlFlow::Break(Err(error));
+                }
+            }
             Event::ReadersGone(result) => self.readers_gone(result),
-            Event::Repaired(repaired) => self.repaired(repaired),
+            Event::Reclaimed(pass, doubts) => self.reclaimed(pass, doubts, now),
             Event::Asked(question) => self.answer(question, now),
             Event::Tick => self.tick(now),
             Event::Watchdog => self.notifier.watchdog_fed(),
             Event::Hangup => self.reload_now(),
-            Event::Stop => return false,
+            Event::Stop => return ControlFlow::Break(Ok(())),
         }
-        true
+        self.start_keeping(now);
+        ControlFlow::Continue(())
     }
 
     fn next_due(&self) -> Instant {
@@ -366,16 +402,27 @@ impl Daemon {
         self.reload.changed(changes, now);
         // Also of a directory above, which may be new with all below it.
         let concerns = |agent: &Agent| changes.iter().any(|path| agent.path().starts_with(path));
-        if self.agents.iter().any(|agent| concerns(agent) && !agent.is_effective()) {
+        let mut any = false;
+        for agent in self.agents.iter_mut().filter(|agent| concerns(agent)) {
+            agent.cgroup_changed();
+            // What cannot be seen is looked at by the tick.
+            any |= !agent.is_effective().unwrap_or(true);
+        }
+        if any {
             // Before it is looked at: what appears from here on is an event of its own.
-            self.watch_everything();
-            self.follow_cgroups();
+            self.watch_cgroups();
+            self.follow_cgroups(now);
         }
     }
 
     fn settle(&mut self) {
         for agent in &mut self.agents {
-            if let Err(error) = agent.settle() {
+            let before = agent.trouble().map(str::to_owned);
+            let result = agent.settle();
+            // Said once, not once per attempt.
+            if let Err(error) = result
+                && agent.trouble() != before.as_deref()
+            {
                 error!(client = %agent.client.name, error = %crate::chain(&error), "cannot bring the maps to the plan");
             }
         }
@@ -402,9 +449,14 @@ impl Daemon {
         self.waiting_for_readers = false;
         if let Err(error) = result {
             // Nothing is written again that may be in use: tables stay as they are until a wait succeeds.
-            error!(error = %crate::chain(&error), "no table can be replaced for now");
+            let error = crate::chain(&error);
+            if self.readers_error.as_ref() != Some(&error) {
+                error!(error, "no table can be replaced for now");
+            }
+            self.readers_error = Some(error);
             return;
         }
+        self.readers_error = None;
         let mut freed = false;
         for agent in &mut self.agents {
             agent.after_wait();
@@ -417,34 +469,35 @@ impl Daemon {
     }
 
     fn tick(&mut self, now: Instant) {
+        // There is nothing yet to look at.
+        if !self.is_ready {
+            return;
+        }
         self.ticks = self.ticks.wrapping_add(1);
-        self.watch_everything();
-        self.look_at_files(now);
-        self.reload.look(now);
+        self.watch_cgroups();
+        self.look_at_files();
+        self.look_at_config();
         if self.ticks.is_multiple_of(RETRY_TICKS) {
             self.start_unstarted();
+            self.watch_again();
         }
-        self.follow_cgroups();
+        self.follow_cgroups(now);
         let mut freed = false;
         for agent in &mut self.agents {
             freed |= agent.free_idle();
-            if let Err(error) = agent.remove_old_links() {
-                warn!(client = %agent.client.name, error = %crate::chain(&error), "cannot detach from an old cgroup");
-            }
-            if let Err(error) = agent.sample(now) {
+            if let Err((error, true)) = agent.sample(now) {
                 warn!(client = %agent.client.name, error = %crate::chain(&error), "cannot read counters");
             }
         }
-        self.retire_leaving();
+        self.try_to_resume_leaving(now);
+        self.leave_other_cgroups(now);
         if freed {
             self.offer_again();
         }
         if freed || self.agents.iter().any(|agent| agent.trouble().is_some()) {
             self.settle();
         }
-        if self.ticks.is_multiple_of(REPAIR_TICKS) {
-            self.start_repair();
-        }
+        self.reclaim_flows(now);
         // A wait that failed is tried again.
         self.wait_for_readers();
         self.notify_status();
@@ -453,89 +506,44 @@ impl Daemon {
     // ---- cgroups ---------------------------------------------------------------------------------------------------
 
     /// Attaches where a client's cgroup is another one now, or its links are gone.
-    fn follow_cgroups(&mut self) {
+    fn follow_cgroups(&mut self, now: Instant) {
         let mut moved = false;
-        for agent in &mut self.agents {
-            let before = agent.attach_error().map(str::to_owned);
-            match agent.follow_cgroup() {
+        // No flow begins before the tables are as they should be, unless an earlier daemon let it.
+        for agent in self.agents.iter_mut().filter(|agent| agent.cgroup().is_some() || !agent.has_failed()) {
+            match agent.follow_cgroup(now) {
                 Ok(followed) => {
                     moved |= followed != Followed::Unchanged;
-                    tell(agent, followed, false);
+                    tell(agent, followed);
                 }
-                Err(error) => {
-                    let error = crate::chain(&error);
-                    // Said once, not once per look.
-                    if before.as_ref() != Some(&error) {
-                        warn!(client = %agent.client.name, %error, "cannot attach to the cgroup");
-                    }
+                // Said once, not once per attempt.
+                Err((error, is_new)) if is_new => {
+                    warn!(client = %agent.client.name, error = %crate::chain(&error), "cannot attach to the cgroup");
                 }
+                Err(_) => {}
             }
         }
         if moved {
-            self.leave_other_cgroups();
+            self.leave_other_cgroups(now);
         }
         self.answer_waiters();
     }
 
-    /// Lets no flow begin where clients were attached before. Only after all of them are attached where they are now: of
-    /// two that change places, each takes over before the other goes.
-    fn leave_other_cgroups(&mut self) {
-        for agent in &self.agents {
-            if let Err(error) = agent.leave_other_cgroups() {
+    /// Lets no flow begin where clients were attached before, and detaches there once their flows have ended. Only after
+    /// all of them are attached where they are now: of two that change places, each takes over before the other goes.
+    fn leave_other_cgroups(&mut self, now: Instant) {
+        let held_back: BTreeSet<String> =
+            self.held_back().into_iter().map(|HeldBack { client, .. }| client).collect();
+        for agent in self.agents.iter_mut().filter(|agent| !held_back.contains(&agent.client.name)) {
+            if let Err((error, true)) = agent.leave_other_cgroups(now) {
                 warn!(client = %agent.client.name, error = %crate::chain(&error), "cannot detach from an old cgroup");
             }
         }
-        self.retire_leaving();
-    }
-
-    // ---- flow records ----------------------------------------------------------------------------------------------
-
-    /// Starts to compare flow records with the kernel's lists of sockets, if any flow is open.
-    fn start_repair(&mut self) {
-        let open = self.agents.iter().filter(|agent| !agent.is_unpinned() && agent.open_flows() > 0);
-        let patient =
-            |agent: &Agent| Patient { pins: agent.pins.clone(), cgroup: Some(agent.path().to_owned()) };
-        let mut patients: Vec<Patient> = open.map(patient).collect();
-        // Those that leave wait for nothing else. Of another version we do not know the records.
-        let leaving = self.leaving.iter().filter(|leaving| leaving.pins.is_of_this_version());
-        patients.extend(leaving.map(|leaving| Patient { pins: leaving.pins.clone(), cgroup: None }));
-        if self.repairing || patients.is_empty() {
-            return;
-        }
-        self.repairing = true;
-        let events = self.events.clone();
-        tokio::task::spawn_blocking(move || {
-            let _ = events.blocking_send(Event::Repaired(datapath::repair(&patients)));
-        });
-    }
-
-    fn repaired(&mut self, repaired: Repaired) {
-        self.repairing = false;
-        for (client, result) in repaired {
-            match result {
-                Ok(repair) => {
-                    let Repair { removed, kept_never_listed, kept_elsewhere } = repair;
-                    if removed > 0 {
-                        warn!(
-                            client,
-                            removed,
-                            kept_never_listed,
-                            kept_elsewhere,
-                            "flow records of sockets that are gone were removed"
-                        );
-                    }
-                    let (last, total) = self.repairs.entry(client).or_default();
-                    *last = repair;
-                    *total += removed;
-                }
-                Err(error) => warn!(client, error = %crate::chain(&error), "flow records were not checked"),
-            }
-        }
+        self.retire_leaving(now);
     }
 }
 
 /// Tells what became of a client's attachment.
-fn tell(agent: &Agent, followed: Followed, starting: bool) {
+fn tell(agent: &Agent, followed: Followed) {
     let client = &agent.client;
     match (followed, agent.cgroup()) {
         (Followed::Attached, Some(cgroup)) => info!(
@@ -549,10 +557,6 @@ fn tell(agent: &Agent, followed: Followed, starting: bool) {
             client = %client.name,
             "its pins were removed, so its connects go unbalanced; SIGHUP or a restart makes them anew and attaches it"
         ),
-        // A path that is mistyped looks the same.
-        (Followed::Unchanged | Followed::Attached, None) if starting => {
-            warn!(client = %client.name, cgroup = %client.cgroup.display(), "there is no such cgroup; waiting for it");
-        }
         (Followed::Unchanged | Followed::Attached, _) => {}
     }
 }

@@ -12,9 +12,17 @@ mod features;
 
 mod cgroup;
 
+mod entry;
+
+mod own_cgroup;
+
+mod removal;
+
 mod pins;
 
 mod object;
+
+mod links;
 
 mod counters;
 
@@ -23,6 +31,8 @@ mod departed;
 mod maps;
 
 mod namespaces;
+
+mod holders;
 
 mod neighbours;
 
@@ -36,22 +46,29 @@ mod jiffies;
 
 mod readers;
 
+mod records;
+
 mod repair;
 
 mod uncovered;
 
 mod privileges;
 
+mod memory;
+
 pub use cgroup::{Cgroup, cgroup2_mount, namespace_warning, ours_and_above, path_of as cgroup_of_id};
+pub use entry::CgroupTree;
 pub use error::DatapathError;
 pub use features::Features;
 pub use flows::{OpenFlow, flows};
-pub use neighbours::{Neighbour, neighbours};
+pub use memory::give_back_what_is_freed;
+pub use neighbours::{Neighbour, Pinned, neighbours};
 pub use object::Purpose;
+pub use own_cgroup::sockets_have_theirs as sockets_have_their_cgroup;
 pub use pins::{Lock, Pins, remove_roots};
 pub use privileges::{Capability, Host, host, open_files_of};
 pub use readers::wait_for_readers;
-pub use repair::{Patient, Repair, repair};
+pub use repair::{Doubts, Pass, Patient, Repair, repair};
 pub use sys::runs::Runs;
 pub use tables::{Counts, Fullness, ServiceView, SlotView, Tables, Walks};
 pub use uncovered::{Sockets, Uncovered, uncovered};
@@ -87,7 +104,7 @@ impl Datapath {
         object::check_pins(&pins, limits)?;
         let programs = object::load(&pins, limits, features, purpose)?;
         let tables = Tables::open(&pins, true)?;
-        let applied = tables.read_plan(&pins.client)?;
+        let applied = tables.read_plan(&pins)?;
         Ok(Self { pins, programs, tables, applied })
     }
 
@@ -106,12 +123,12 @@ impl Datapath {
         Ok(())
     }
 
-    /// Whether all programs are attached to the cgroup with this id.
+    /// Whether exactly these programs are attached to the cgroup with this id, all of them.
     ///
     /// # Errors
     /// If that cannot be seen.
-    pub fn is_attached(&self, cgroup: u64) -> Result<bool, DatapathError> {
-        self.programs.are_attached(&self.pins, cgroup)
+    pub fn is_in_force(&self, cgroup: u64) -> Result<bool, DatapathError> {
+        links::are_in_force(&self.programs, &self.pins, cgroup)
     }
 
     /// How often the programs ran and how long, by hook, as far as the kernel has counted it.
@@ -191,7 +208,7 @@ impl Datapath {
     pub fn attach(&self, cgroup: &Cgroup) -> Result<(), DatapathError> {
         // Somebody may have removed the directory of the links with the links.
         self.pins.create()?;
-        self.programs.attach(&self.pins, cgroup)
+        links::attach(&self.programs, &self.pins, cgroup)
     }
 
     /// Lets no flow begin in cgroups other than this one. Those that are open there still end.
@@ -199,7 +216,7 @@ impl Datapath {
     /// # Errors
     /// If a link cannot be removed.
     pub fn leave_other_cgroups(&self, cgroup: &Cgroup) -> Result<(), DatapathError> {
-        object::leave(&self.pins, cgroup.id)
+        links::leave(&self.pins, cgroup.id)
     }
 
     /// Whether programs are still attached to a cgroup that the client has left, for the sockets that were made there.
@@ -207,7 +224,7 @@ impl Datapath {
     /// # Errors
     /// If the pins cannot be read.
     pub fn has_old_links(&self, cgroup: &Cgroup) -> Result<bool, DatapathError> {
-        Ok(!object::old_links(&self.pins, cgroup.id)?.is_empty())
+        Ok(!links::old_links(&self.pins, cgroup.id)?.is_empty())
     }
 
     /// Detaches from cgroups that the client has left. Only once no flow is open: theirs could not end any more.
@@ -215,7 +232,7 @@ impl Datapath {
     /// # Errors
     /// If a pin cannot be removed.
     pub fn remove_old_links(&self, cgroup: &Cgroup) -> Result<(), DatapathError> {
-        for name in object::old_links(&self.pins, cgroup.id)? {
+        for name in links::old_links(&self.pins, cgroup.id)? {
             pins::detach(&self.pins.links().join(name))?;
         }
         Ok(())
@@ -227,7 +244,7 @@ impl Datapath {
 /// # Errors
 /// If that cannot be seen.
 pub fn attachment(pins: &Pins) -> Result<Option<u64>, DatapathError> {
-    object::attachment(pins)
+    links::attachment(pins)
 }
 
 /// Whether a client's programs are attached to the cgroup with this id, but for the one that follows connections: whether
@@ -236,7 +253,7 @@ pub fn attachment(pins: &Pins) -> Result<Option<u64>, DatapathError> {
 /// # Errors
 /// If that cannot be seen.
 pub fn is_attached(pins: &Pins, cgroup: u64) -> Result<bool, DatapathError> {
-    object::is_attached(pins, cgroup)
+    links::is_attached(pins, cgroup)
 }
 
 /// The cgroups at which a client's flows begin, attached or not: of any version.
@@ -244,7 +261,7 @@ pub fn is_attached(pins: &Pins, cgroup: u64) -> Result<bool, DatapathError> {
 /// # Errors
 /// If the pins cannot be read.
 pub fn begins_at(pins: &Pins) -> Result<Vec<u64>, DatapathError> {
-    object::begins_at(pins)
+    links::begins_at(pins)
 }
 
 /// The cgroups that any link of a client is for: also those that it has left, whose flows still end.
@@ -252,7 +269,7 @@ pub fn begins_at(pins: &Pins) -> Result<Vec<u64>, DatapathError> {
 /// # Errors
 /// If the pins cannot be read.
 pub fn linked_to(pins: &Pins) -> Result<BTreeSet<u64>, DatapathError> {
-    object::linked_to(pins)
+    links::linked_to(pins)
 }
 
 /// Removes a client from the kernel: connects of its cgroup go where they say from now on.
@@ -261,7 +278,8 @@ pub fn linked_to(pins: &Pins) -> Result<BTreeSet<u64>, DatapathError> {
 /// If a pin cannot be removed.
 pub fn detach(pins: &Pins) -> Result<(), DatapathError> {
     // The names of another version's maps are not known here; what lies in its directory is its own.
-    pins.remove(|name| !pins.is_of_this_version() || object::is_ours(name), object::detaches_first)
+    let is_ours = |name: &str| abi::map::ALL.contains(&name) || links::is_link(name);
+    pins.remove(|name| !pins.is_of_this_version() || is_ours(name), links::detaches_first)
 }
 
 /// Lets no flow begin any more; those that are open still end, and are counted until then.
@@ -269,7 +287,7 @@ pub fn detach(pins: &Pins) -> Result<(), DatapathError> {
 /// # Errors
 /// If a link cannot be removed.
 pub fn retire(pins: &Pins) -> Result<(), DatapathError> {
-    pins.remove_links(object::detaches_first)
+    pins.remove_links(links::detaches_first)
 }
 
 /// Whether a client was retired: its flows still end, and none begins. (One that was never attached has no links at all.)
@@ -278,7 +296,15 @@ pub fn retire(pins: &Pins) -> Result<(), DatapathError> {
 /// If the pins cannot be read.
 pub fn is_retired(pins: &Pins) -> Result<bool, DatapathError> {
     let (_, links) = pins.contents()?;
-    Ok(!links.is_empty() && !links.iter().any(|name| object::detaches_first(name)))
+    Ok(!links.is_empty() && !links.iter().any(|name| links::detaches_first(name)))
+}
+
+/// Whether any link of a client is pinned: its flows are seen to end, and may begin.
+///
+/// # Errors
+/// If the pins cannot be read.
+pub fn has_links(pins: &Pins) -> Result<bool, DatapathError> {
+    Ok(!pins.link_names()?.is_empty())
 }
 
 /// Open flows of a client, of any version.
@@ -315,8 +341,16 @@ pub fn memory_of_client(limits: &Limits) -> u64 {
 /// Whether flow records can be compared with the kernel's lists of sockets here.
 pub fn can_repair() -> bool {
     sys::diag::SocketLists::open()
-        .and_then(|lists| lists.namespace().and(lists.tcp()).and(lists.udp()))
+        .and_then(|lists| lists.namespace().and(lists.each_tcp(|_| {})).and(lists.each_udp(|_| {})))
         .is_ok()
+}
+
+/// Whether it can be told here which sockets processes hold.
+///
+/// # Errors
+/// If it cannot, with the reason.
+pub fn try_holders() -> Result<(), DatapathError> {
+    holders::held(&BTreeSet::new()).map(drop)
 }
 
 /// CPUs that the kernel may ever run on: the length of a per-CPU value.
@@ -338,4 +372,9 @@ pub fn probe() -> Result<Features, DatapathError> {
     let unlimited = rustix::process::Rlimit { current: None, maximum: None };
     let _ = rustix::process::setrlimit(rustix::process::Resource::Memlock, unlimited);
     Features::probe().map_err(object::privilege)
+}
+
+/// Whether the kernel does not let this process make maps and load programs, by trying.
+pub fn lacks_privilege() -> bool {
+    probe().and_then(try_programs).is_err_and(|error| error.is_permission())
 }

@@ -70,7 +70,7 @@ impl Error for Faults {}
 
 impl Display for Fault {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}:{}: {}", self.path.display(), self.line, self.column, self.message)?;
+        write!(f, "{}:{}:{}: {}", self.shown_path(), self.line, self.column, self.message)?;
         match &self.help {
             Some(help) => write!(f, " ({help})"),
             None => Ok(()),
@@ -79,6 +79,10 @@ impl Display for Fault {
 }
 
 impl Fault {
+    fn shown_path(&self) -> String {
+        escaped(self.path.to_string_lossy().into_owned())
+    }
+
     // Written here rather than taken from a crate: those that draw carets bring text wrapping, Unicode tables and
     // terminal probing, some thirty crates, for these few lines.
     fn write_terminal(&self, f: &mut Formatter<'_>, colour: bool) -> fmt::Result {
@@ -89,7 +93,7 @@ impl Fault {
         let before = " ".repeat(self.excerpt.before);
         let caret = "^".repeat(self.excerpt.width);
         writeln!(f, "{red}error{plain}: {bold}{}{plain}", self.message)?;
-        writeln!(f, "{gutter}{blue}-->{plain} {}:{}:{}", self.path.display(), self.line, self.column)?;
+        writeln!(f, "{gutter}{blue}-->{plain} {}:{}:{}", self.shown_path(), self.line, self.column)?;
         writeln!(f, "{gutter} {blue}|{plain}")?;
         writeln!(f, "{blue}{line} |{plain} {}", self.excerpt.text)?;
         writeln!(f, "{gutter} {blue}|{plain} {before}{red}{caret}{plain}")?;
@@ -128,9 +132,31 @@ impl Excerpt {
 fn printable(character: char) -> char {
     match character {
         '\t' => ' ',
-        character if character.is_control() => '\u{fffd}',
+        character if is_obeyed(character) => '\u{fffd}',
         character => character,
     }
+}
+
+/// Whether a terminal does something else than show the character: controls, and what changes the direction of writing.
+fn is_obeyed(character: char) -> bool {
+    character.is_control()
+        || matches!(character, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+/// A message with whatever a file may have put into it: names and keys are quoted nowhere else.
+fn escaped(text: String) -> String {
+    if !text.contains(is_obeyed) {
+        return text;
+    }
+    let mut escaped = String::with_capacity(text.len() + 8);
+    for character in text.chars() {
+        if is_obeyed(character) {
+            escaped.extend(character.escape_unicode());
+        } else {
+            escaped.push(character);
+        }
+    }
+    escaped
 }
 
 /// A value of a file as a message quotes it: escaped, and cut if it is long.
@@ -192,6 +218,11 @@ impl<'t> Report<'t> {
         }
     }
 
+    /// So many faults more were found, and are only counted.
+    pub fn leave_off(&mut self, faults: usize) {
+        self.left_off += faults;
+    }
+
     /// Whether no fault was found so far.
     pub fn is_clean(&self) -> bool {
         self.faults.is_empty()
@@ -221,6 +252,7 @@ impl<'t> Report<'t> {
         let content = self.text[line_start..].split('\n').next().unwrap_or_default();
         let column = self.text[line_start..start].chars().count() + 1;
         let excerpt = Excerpt::new(content, start - line_start..span.end - line_start);
+        let (message, help) = (escaped(message), help.map(escaped));
         self.faults.push(Fault { path: self.path.to_owned(), line, column, span, message, help, excerpt });
     }
 }
@@ -284,6 +316,17 @@ error: second
                 .to_string()
                 .starts_with("\x1b[1;31merror\x1b[0m: \x1b[1mfirst\x1b[0m\n")
         );
+    }
+
+    #[test]
+    fn a_name_of_the_file_moves_no_cursor() {
+        let path = Path::new("x\u{1b}[2J");
+        let mut report = Report::new(path, "a\u{202e}b = 1\n");
+        report.add(0..1, "unknown key a\u{202e}b\u{1b}[31m", Some("not \r\n".to_owned()));
+        let faults = report.finish(None::<()>).unwrap_err();
+        let expected = r"x\u{1b}[2J:1:1: unknown key a\u{202e}b\u{1b}[31m (not \u{d}\u{a})";
+        assert_eq!(faults.to_string(), expected);
+        assert!(faults.terminal(false).to_string().contains("1 | a\u{fffd}b = 1"));
     }
 
     #[test]

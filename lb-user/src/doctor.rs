@@ -4,14 +4,19 @@
 
 mod maps;
 
-use std::collections::{BTreeMap, BTreeSet};
+mod programs;
+
+mod sockets;
+
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
 use crate::api::{self, Answer};
 use crate::config::{Config, Paths};
-use crate::datapath::{self, Cgroup, Features, Host, Pins, Sockets, Uncovered};
+use crate::datapath::{self, Cgroup, Features, Host, Pins};
+use crate::descriptors;
 use crate::status::{self, Status};
 
 /// Version of the JSON form.
@@ -24,12 +29,6 @@ const AS_ROOT: &str = "run socklb doctor as root";
 const GIVE_ALL: &str = "run it as root, or as root give USER all three: `setpriv --reuid USER --regid GROUP --init-groups \
                         --inh-caps +bpf,+net_admin,+perfmon --ambient-caps +bpf,+net_admin,+perfmon socklb run` (in a \
                         unit AmbientCapabilities=CAP_BPF CAP_NET_ADMIN CAP_PERFMON)";
-
-/// Files that the daemon has open for a client: its maps, its programs, its cgroup and its lock. Links are pinned and
-/// closed. The rest is for what is looked at for a moment.
-const FILES_OF_CLIENT: u64 = 20;
-/// Those that it has open whatever its clients are, one that is being opened included.
-const FILES_OF_DAEMON: u64 = 64;
 
 /// How something is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -130,6 +129,12 @@ fn cgroup2(diagnosis: &mut Diagnosis) {
             if let Some(warning) = datapath::namespace_warning() {
                 diagnosis.add("cgroup2", State::Note, warning, None);
             }
+            if datapath::sockets_have_their_cgroup() == Some(false) {
+                let text = "sockets that are made now do not know their cgroup, so nothing is balanced: below Linux 5.15 \
+                            they lose it once the controller net_cls or net_prio of cgroup version 1 is used";
+                let help = "boot with cgroup_no_v1=net_cls,net_prio, or a newer kernel";
+                diagnosis.add("cgroup2", State::Problem, text, Some(help));
+            }
         }
         Err(error) => diagnosis.add("cgroup2", State::Problem, error.to_string(), None),
     }
@@ -141,7 +146,7 @@ fn bpffs(diagnosis: &mut Diagnosis, host: &Host, paths: &Paths) {
         diagnosis.ok("bpffs", format!("{pins} is on a bpf file system"));
     } else {
         let text = format!("{pins} is not on a bpf file system");
-        diagnosis.add("bpffs", State::Problem, text, Some("mount -t bpf bpf /sys/fs/bpf"));
+        diagnosis.add("bpffs", State::Problem, text, Some("mount -t bpf -o mode=0700 bpf /sys/fs/bpf"));
     }
 }
 
@@ -250,7 +255,17 @@ fn optional(diagnosis: &mut Diagnosis, features: Features) {
         "repair of flow records",
         datapath::can_repair(),
         "it takes lists of TCP and UDP sockets (sock_diag) and namespaces that tell their cookie (Linux 5.14). A flow whose end was \
-         not seen stays counted until the client is detached",
+         not seen stays counted until no process has held its socket for ten minutes",
+    );
+    let holders = datapath::try_holders();
+    feature(
+        "telling which sockets processes hold",
+        holders.is_ok(),
+        &format!(
+            "{}. A socket that is open and not connected counts no more once two lists of sockets have missed it; a flow \
+             whose end was not seen, in a network namespace that cannot be looked into, is counted for ever",
+            holders.as_ref().err().map_or_else(String::new, |error| crate::chain(error))
+        ),
     );
 }
 
@@ -273,11 +288,8 @@ fn open_files(diagnosis: &mut Diagnosis, config: Option<&Config>, status: Option
     let pid = status.and_then(|status| status.daemon.as_ref()).map(|daemon| daemon.pid);
     let (Some(config), Some(limit)) = (config, pid.and_then(datapath::open_files_of)) else { return };
     let clients = config.clients.len() as u64;
-    let wanted = FILES_OF_DAEMON + FILES_OF_CLIENT * clients;
-    let text = format!(
-        "the daemon may open {limit} files, and takes up to {wanted}: {FILES_OF_DAEMON} of its own, {FILES_OF_CLIENT} for \
-         each client"
-    );
+    let wanted = descriptors::wanted(clients);
+    let text = format!("the daemon may open {limit} files, and takes up to {wanted} with {clients} clients");
     if limit < wanted {
         let help = format!("LimitNOFILE={wanted} in its unit, or `ulimit -n {wanted}` before it");
         diagnosis.add("open files", State::Warning, text, Some(&help));
@@ -287,7 +299,7 @@ fn open_files(diagnosis: &mut Diagnosis, config: Option<&Config>, status: Option
 }
 
 fn daemon(diagnosis: &mut Diagnosis, paths: &Paths) -> Option<Status> {
-    match api::ask_daemon::<Status>(&paths.run, "/v1/status") {
+    match api::ask_daemon::<Status>(paths, "/v1/status") {
         Ok(Answer::Given(status)) => {
             let pid = status.daemon.as_ref().map_or(0, |daemon| daemon.pid);
             diagnosis.ok("daemon", format!("running (pid {pid})"));
@@ -296,11 +308,11 @@ fn daemon(diagnosis: &mut Diagnosis, paths: &Paths) -> Option<Status> {
             }
             for client in &status.clients {
                 let Some(repair) = client.repair else { continue };
-                let status::Repair { removed, kept_never_listed, kept_elsewhere } = repair;
-                let state = if kept_never_listed + kept_elsewhere > 0 { State::Note } else { State::Ok };
+                let status::Repair { passes: _, removed, in_doubt, kept_open, kept_elsewhere } = repair;
+                let state = if kept_open + kept_elsewhere > 0 { State::Note } else { State::Ok };
                 let text = format!(
-                    "client {}: {removed} records of sockets that are gone were removed; kept: {kept_never_listed} whose \
-                     sockets no list has shown (failed or not yet begun), {kept_elsewhere} in network namespaces that the \
+                    "client {}: {removed} records of sockets that are gone were removed, {in_doubt} are in doubt; kept: \
+                     {kept_open} whose sockets are open and not connected, {kept_elsewhere} in network namespaces that the \
                      daemon could not look into",
                     client.name
                 );
@@ -360,11 +372,10 @@ fn stale(
     status: Option<&Status>,
 ) -> Option<(State, String, Option<String>)> {
     let name = &pins.client;
-    let detach = Some(format!("socklb detach {name}"));
+    let detach = Some(pins.detach_command());
     let mut leaving = status.into_iter().flat_map(|status| &status.leaving);
     if let Some(leaving) = leaving.find(|leaving| leaving.client == *name && leaving.abi == pins.version) {
-        let open = leaving.open_flows.map_or_else(|| "?".to_owned(), |open| open.to_string());
-        let text = format!("client {name} (ABI version {}) is leaving: {open} open flows", pins.version);
+        let text = format!("client {name} (ABI version {}) {}", pins.version, leaving.describe());
         return Some((State::Note, text, None));
     }
     if !pins.is_of_this_version() {
@@ -431,129 +442,8 @@ fn one_client(diagnosis: &mut Diagnosis, paths: &Paths, client: &Known, features
             diagnosis.add("attachment", State::Note, text, Some(AS_ROOT));
         }
     }
-    others(diagnosis, name, &pins, &cgroup);
-    sockets(diagnosis, name, &cgroup);
+    programs::others(diagnosis, name, paths, &pins, &cgroup);
+    sockets::uncovered(diagnosis, name, &datapath::uncovered(&cgroup));
     maps::usage(diagnosis, name, &pins, features.is_some_and(|features| features.fetching_atomics));
     maps::anomalies(diagnosis, name, &pins);
-}
-
-fn others(diagnosis: &mut Diagnosis, name: &str, pins: &Pins, cgroup: &Cgroup) {
-    let neighbours = match datapath::neighbours(pins, &cgroup.path) {
-        Ok(neighbours) => neighbours,
-        Err(error) => {
-            let text = format!("client {name}: {}", crate::chain(&error));
-            diagnosis.add("other programs", State::Note, text, Some(AS_ROOT));
-            return;
-        }
-    };
-    if neighbours.is_empty() {
-        diagnosis.ok("other programs", format!("client {name}: none of others on its cgroup or above"));
-    }
-    for neighbour in neighbours {
-        let program = neighbour.name.as_deref().unwrap_or("unnamed");
-        let when = if neighbour.runs_after_ours {
-            "after ours: it sees the backend as the destination, and what it writes is dialled"
-        } else {
-            "before ours: what it writes is looked up among the services"
-        };
-        let text = format!(
-            "client {name}: {} program {program} (id {}) on {} runs {when}",
-            neighbour.hook,
-            neighbour.program,
-            neighbour.cgroup.display()
-        );
-        let help = format!("bpftool prog show id {}", neighbour.program);
-        diagnosis.add("other programs", State::Note, text, Some(&help));
-    }
-}
-
-fn sockets(diagnosis: &mut Diagnosis, name: &str, cgroup: &Cgroup) {
-    let Sockets { uncovered, unseen } = datapath::uncovered(cgroup);
-    // Processes that were forked hold the same sockets.
-    let mut found: BTreeMap<u32, Vec<&Uncovered>> = BTreeMap::new();
-    for socket in &uncovered {
-        found.entry(socket.inode).or_default().push(socket);
-    }
-    /// Of one client. A process that was handed thousands is one fault, not thousands.
-    const SHOWN: usize = 20;
-    for holders in found.values().take(SHOWN) {
-        let Some(socket) = holders.first() else { continue };
-        let made_in = match &socket.made_in {
-            Some(path) => format!("made in {}", path.display()),
-            None => "made in a cgroup that is gone".to_owned(),
-        };
-        let (state, what, help) = match socket.peer {
-            None => (State::Note, "it listens, so it dials nobody".to_owned(), None),
-            Some(peer) => (
-                State::Warning,
-                format!("it is connected to {peer}"),
-                Some("have the process make its sockets itself, in its own cgroup"),
-            ),
-        };
-        let text = format!(
-            "client {name}: socket {} of {} is not covered: {made_in}; {what}",
-            socket.inode,
-            holders_text(holders)
-        );
-        diagnosis.add("sockets", state, text, help);
-    }
-    if let Some(more) = found.len().checked_sub(SHOWN + 1) {
-        let text = format!("client {name}: {} more sockets are not covered", more + 1);
-        diagnosis.add("sockets", State::Warning, text, None);
-    }
-    if !unseen.is_empty() {
-        let text = format!("client {name}: the sockets of {} processes cannot be seen", unseen.len());
-        diagnosis.add("sockets", State::Note, text, Some(AS_ROOT));
-    } else if found.is_empty() {
-        let text = format!(
-            "client {name}: every TCP socket of its processes that is connected or listens is covered; the kernel lists \
-             no others, so one that was made elsewhere and has not dialled yet is not seen"
-        );
-        diagnosis.ok("sockets", text);
-    }
-}
-
-/// Who holds a socket.
-fn holders_text(holders: &[&Uncovered]) -> String {
-    /// A server may have forked hundreds.
-    const NAMED: usize = 5;
-    let named = holders.iter().take(NAMED).map(|holder| format!("{} (pid {})", holder.process, holder.pid));
-    let mut text = named.collect::<Vec<_>>().join(", ");
-    if let Some(more) = holders.len().checked_sub(NAMED + 1) {
-        text.push_str(&format!(" and {} more", more + 1));
-    }
-    text
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// The unit allows as many files as the daemon may take, and says the same as we do.
-    #[test]
-    fn the_unit_reckons_open_files_as_the_doctor_does() {
-        let unit = include_str!("../../packaging/systemd/socklb.service");
-        let clients = lb_common::abi::MAX_CLIENTS as u64;
-        let text = format!("# {FILES_OF_CLIENT} files for each of up to {clients} clients");
-        assert!(unit.contains(&text), "{text:?} is not in the unit");
-        let limit = unit.lines().find_map(|line| line.strip_prefix("LimitNOFILE=")).unwrap();
-        assert!(limit.parse::<u64>().unwrap() >= FILES_OF_DAEMON + FILES_OF_CLIENT * clients);
-    }
-
-    #[test]
-    fn processes_that_hold_a_socket_together_are_named_together() {
-        let holder = |pid| Uncovered {
-            pid,
-            process: "web".to_owned(),
-            inode: 1,
-            made_in: None,
-            listens: false,
-            peer: None,
-        };
-        let all: Vec<Uncovered> = (1..=7).map(holder).collect();
-        let text = |count: usize| holders_text(&all.iter().take(count).collect::<Vec<_>>());
-        assert_eq!(text(2), "web (pid 1), web (pid 2)");
-        assert_eq!(text(5), "web (pid 1), web (pid 2), web (pid 3), web (pid 4), web (pid 5)");
-        assert_eq!(text(7), "web (pid 1), web (pid 2), web (pid 3), web (pid 4), web (pid 5) and 2 more");
-    }
 }

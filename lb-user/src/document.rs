@@ -26,7 +26,7 @@ pub use near::did_you_mean;
 use duration::{in_units, parse_duration};
 
 /// A longer text is reported up to its first syntax fault only: something else may give a fault per byte.
-const MAX_RECOVERED_BYTES: usize = 1 << 20;
+pub const MAX_RECOVERED_BYTES: usize = 1 << 20;
 
 /// Parses a document. Faults of syntax are reported, and as much as could be read is returned.
 pub fn read<'t>(text: &'t str, report: &mut Report<'_>) -> DeTable<'t> {
@@ -41,14 +41,19 @@ pub fn read<'t>(text: &'t str, report: &mut Report<'_>) -> DeTable<'t> {
         (DeTable::new(), vec![first])
     };
     for error in errors {
-        let message = error.message().strip_suffix(", expected nothing").unwrap_or(error.message());
-        // An address without quotes begins like a number.
-        let numeric = ["invalid float", "invalid integer", "invalid datetime"];
-        let help = numeric.iter().any(|kind| message.starts_with(kind));
-        let help = help.then(|| "text, such as an address, is written in quotes".to_owned());
-        report.add_syntax(error.span().unwrap_or(text.len()..text.len()), message, help);
+        add_syntax(error.span().unwrap_or(text.len()..text.len()), error.message(), report);
     }
     root
+}
+
+/// Reports a fault of syntax in the words of the library, with help where there is some.
+pub fn add_syntax(span: Range<usize>, message: &str, report: &mut Report<'_>) {
+    let message = message.strip_suffix(", expected nothing").unwrap_or(message);
+    // An address without quotes begins like a number.
+    let numeric = ["invalid float", "invalid integer", "invalid datetime"];
+    let help = numeric.iter().any(|kind| message.starts_with(kind));
+    let help = help.then(|| "text, such as an address, is written in quotes".to_owned());
+    report.add_syntax(span, message, help);
 }
 
 /// A table of a document.
@@ -154,8 +159,13 @@ impl<'t> Item<'t> {
 
     /// Reports that the value is not `expected`.
     pub fn wrong_kind(&self, expected: &str, report: &mut Report<'_>) {
+        self.wrong_kind_but(expected, None, report);
+    }
+
+    /// As [`Item::wrong_kind`], with what to write instead.
+    pub fn wrong_kind_but(&self, expected: &str, help: impl Into<Option<String>>, report: &mut Report<'_>) {
         let message = format!("{} must be {expected}, not {}", self.name, kind(self.value()));
-        report.add(self.span(), message, None);
+        report.add(self.span(), message, help);
     }
 
     /// A string.

@@ -153,11 +153,16 @@ pub fn explain(
     wanted: Option<&str>,
     from_daemon: bool,
 ) -> Vec<Explanation> {
+    let is_wanted = |service: &Service| wanted.is_none_or(|wanted| wanted == service.name);
+    // The plan of a large client takes milliseconds to make.
+    if !balancer.services().any(|(service, ..)| is_wanted(service)) {
+        return Vec::new();
+    }
     let plan = balancer.plan();
     let mut explanations = Vec::new();
     for (service, place, in_use) in balancer.services() {
         let Some((endpoints, membership)) = in_use else { continue };
-        if wanted.is_some_and(|wanted| wanted != service.name) {
+        if !is_wanted(service) {
             continue;
         }
         let address = |index| {

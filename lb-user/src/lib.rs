@@ -2,9 +2,11 @@
 //!
 //! In reading order: the command line ([`cli`]) and the configuration ([`config`]); where endpoints come from
 //! ([`source`]) and what client tasks use of them ([`offer`]); the kernel side ([`datapath`]), what was counted of late
-//! ([`window`]) and one client task ([`agent`]); the event loop ([`daemon`]), its socket ([`api`]) and metrics
-//! ([`metrics`]); what people are shown ([`status`], [`flows`], [`explain`], [`render`], [`print`](mod@print)); processes that
-//! wait for their cgroup to be covered ([`cover`]); and what may be wrong with the host ([`doctor`]) or the files
+//! ([`window`]), which ends no program saw ([`reclaimed`]), what is tried again ([`backoff`]) and one client task
+//! ([`agent`]); what only the event loop knows ([`facts`]) and what the maps hold ([`readout`]); the event loop ([`daemon`]),
+//! the HTTP server ([`server`]) of its socket ([`api`]) and metrics ([`metrics`]), and how many descriptors all that may take
+//! ([`descriptors`]); what people are shown ([`status`], [`flows`], [`explain`], [`render`], [`print`](mod@print)); processes
+//! that wait for their cgroup to be covered ([`cover`]); whose directories and daemons are believed ([`trust`]); and what may be wrong with the host ([`doctor`]) or the files
 //! ([`check`]).
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 #![expect(missing_docs, reason = "an error's or an option's text is its documentation")]
@@ -21,13 +23,27 @@ pub mod source;
 
 pub mod offer;
 
+pub mod trust;
+
 pub mod datapath;
 
 pub mod window;
 
+pub mod backoff;
+
+pub mod reclaimed;
+
 pub mod agent;
 
+pub mod facts;
+
+pub mod readout;
+
 pub mod daemon;
+
+pub mod descriptors;
+
+pub mod server;
 
 pub mod api;
 

@@ -171,7 +171,7 @@ pub fn statics(clients: &[Client], before: &Offers) -> Offers {
 mod tests {
     use super::*;
     use lb_core::endpoint::{Endpoint, EndpointState};
-    use lb_core::service::{Overflow, Policy, Protocol, Size, Subset};
+    use lb_core::service::{Overflow, Policy, Protocol, Size, Subset, UNANSWERED_AFTER};
     use lb_core::subset::Algorithm;
 
     fn dialler(index: u32, count: u32, seed: u64) -> Dialler {
@@ -184,6 +184,7 @@ mod tests {
             overflow: Overflow::LeastLoaded,
             error_decay: None,
             connect_timeout: None,
+            unanswered_after: UNANSWERED_AFTER,
             rebind: None,
             subset: Subset::Sized { algorithm: Algorithm::Rocksteadier, size: Size::Fixed(3) },
             seed,

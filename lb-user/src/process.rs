@@ -11,7 +11,7 @@ use rustix::time::{ClockId, Timespec, clock_gettime};
 /// A process that runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Process {
-    /// Its name. Anybody may give himself any: what a terminal would obey is written out.
+    /// Its name, as [`name`] has it.
     name: String,
     /// Not before this, by `CLOCK_MONOTONIC`.
     started_ns: u64,
@@ -19,14 +19,25 @@ pub struct Process {
 
 /// The process of this number, if it runs and is to be seen from here.
 pub fn process(pid: u32) -> Option<Process> {
-    let name = fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;
+    let name = name(pid)?;
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let ticks = rustix::param::clock_ticks_per_second().max(1);
     let started = u128::from(started(&stat)?) * 1_000_000_000 / u128::from(ticks);
     // Kernel fact: it counts from the boot on, suspended time included.
     let suspended = now_ns(ClockId::Boottime).saturating_sub(monotonic_ns());
     let started_ns = u64::try_from(started).ok()?.saturating_sub(suspended);
-    Some(Process { name: name.trim_end_matches('\n').escape_debug().to_string(), started_ns })
+    Some(Process { name, started_ns })
+}
+
+/// The name of the process that has this number now, if there is one. Anybody may give a process any bytes for a name: what
+/// a terminal would obey, a line break too, is written out.
+pub fn name(pid: u32) -> Option<String> {
+    Some(printable(&fs::read(format!("/proc/{pid}/comm")).ok()?))
+}
+
+fn printable(comm: &[u8]) -> String {
+    // The kernel ends it with a line break; another one before that is part of the name.
+    String::from_utf8_lossy(comm.strip_suffix(b"\n").unwrap_or(comm)).escape_debug().to_string()
 }
 
 impl Process {
@@ -75,6 +86,14 @@ mod tests {
         let rest = "S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 4711 20 21";
         assert_eq!(started(&format!("7 (a) b (c) {rest}")), Some(4711));
         assert_eq!(started("7 (a"), None);
+    }
+
+    #[test]
+    fn a_name_is_told_without_what_a_terminal_would_obey() {
+        assert_eq!(printable(b"web server\n"), "web server");
+        assert_eq!(printable(b"\x1b[2Jx\nok  y\n"), "\\u{1b}[2Jx\\nok  y");
+        assert_eq!(printable(b"a\xffb\n"), "a\u{fffd}b");
+        assert_eq!(printable("ä\u{202e}\n".as_bytes()), "ä\\u{202e}");
     }
 
     #[test]

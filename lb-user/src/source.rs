@@ -5,7 +5,10 @@
 
 pub mod endpoints;
 
-use std::collections::{BTreeMap, BTreeSet};
+pub mod last_good;
+
+pub mod watch;
+
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::net::SocketAddr;
@@ -16,14 +19,13 @@ use std::time::{Duration, Instant, SystemTime};
 
 use lb_core::endpoint::EndpointList;
 use lb_core::service::Service;
-use notify::event::{AccessKind, AccessMode, EventKind};
-use notify::{RecommendedWatcher, RecursiveMode, Watcher};
 use thiserror::Error;
-use tokio::sync::mpsc;
 
 use crate::config::Config;
+use crate::daemon::NoAnswer;
 use crate::diagnostic::Faults;
 use crate::offer::Offer;
+use crate::trust::Untrusted;
 
 /// A file is read this long after the first change of a burst.
 const SETTLE: Duration = Duration::from_millis(200);
@@ -48,8 +50,22 @@ pub enum SourceError {
     TooLarge(PathBuf),
     #[error("{} kept changing while it was read: write it to another name and rename it into place", .0.display())]
     KeptChanging(PathBuf),
+    #[error("{} is cut off: it does not end as a list that was kept whole does", .0.display())]
+    CutOff(PathBuf),
+    #[error(transparent)]
+    Untrusted(#[from] Untrusted),
+    #[error(transparent)]
+    NoAnswer(#[from] NoAnswer),
     #[error(transparent)]
     Invalid(#[from] Faults),
+}
+
+impl SourceError {
+    /// Whether the same version of the file may be read later: that a descriptor or memory was wanting says nothing of
+    /// it. What is missing is seen when it appears.
+    pub fn may_pass(&self) -> bool {
+        matches!(self, Self::Read { source, .. } if source.kind() != io::ErrorKind::NotFound)
+    }
 }
 
 /// Tells one version of a file from the next without reading it.
@@ -91,6 +107,14 @@ impl Stamp {
     }
 }
 
+/// Whether the file system of a file answers, as far as opening it: the version of what lies there now.
+pub fn answers(path: &Path) -> Option<Stamp> {
+    let stamp = Stamp::at(path);
+    // A pipe would keep us waiting for a writer.
+    drop(File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path));
+    stamp
+}
+
 /// How far a file that may change has been read.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Progress {
@@ -99,13 +123,14 @@ pub struct Progress {
     settled: bool,
     /// When it is to be read.
     due: Option<Instant>,
-    reading: bool,
+    /// Whether somebody looks at it, or reads it, now.
+    busy: bool,
 }
 
 impl Progress {
     /// A file of which `stamp` was read.
     pub fn of(stamp: Option<Stamp>) -> Self {
-        Self { seen: stamp, settled: stamp.is_none_or(Stamp::is_settled), due: None, reading: false }
+        Self { seen: stamp, settled: stamp.is_none_or(Stamp::is_settled), due: None, busy: false }
     }
 
     /// Something changed. The first change of a burst sets the time of reading; later ones do not move it.
@@ -113,36 +138,44 @@ impl Progress {
         self.due.get_or_insert(now + SETTLE);
     }
 
-    /// Looks whether the file is another one than was read: a watch can be lost without a word.
-    pub fn look(&mut self, path: &Path, now: Instant) {
-        if !self.reading && (!self.settled || Stamp::at(path) != self.seen) {
-            self.changed(now);
-        }
+    /// Whether to look now which version it is: a watch can be lost without a word. What was seen is for
+    /// [`Progress::looked`].
+    pub fn begin_look(&mut self) -> bool {
+        !std::mem::replace(&mut self.busy, true)
+    }
+
+    /// A look has found this version. Returns whether it is another one than was read.
+    pub fn looked(&mut self, stamp: Option<Stamp>) -> bool {
+        self.busy = false;
+        !self.settled || stamp != self.seen
+    }
+
+    /// A look has found nothing out. Whatever is found next is another version.
+    pub fn found_nothing(&mut self) {
+        *self = Self { due: self.due, ..Self::default() };
     }
 
     /// When it is to be read next.
     pub fn due(&self) -> Option<Instant> {
-        self.due.filter(|_| !self.reading)
+        self.due.filter(|_| !self.busy)
     }
 
-    /// Begins to read, if it is time and there is something new, and returns the version. What changes from here on starts
-    /// the next period.
-    pub fn begin(&mut self, path: &Path, now: Instant) -> Option<Option<Stamp>> {
-        if self.reading || self.due.is_none_or(|due| due > now) {
+    /// Begins to read if it is time, and returns the version that need not be read again, if it can be told. What changes
+    /// from here on starts the next period.
+    pub fn begin(&mut self, now: Instant) -> Option<Option<Option<Stamp>>> {
+        if self.busy || self.due.is_none_or(|due| due > now) {
             return None;
         }
         self.due = None;
-        let stamp = Stamp::at(path);
-        if self.settled && stamp == self.seen {
-            return None;
-        }
-        self.reading = true;
-        Some(stamp)
+        self.busy = true;
+        Some(self.settled.then_some(self.seen))
     }
 
-    /// Reading of a version has ended.
-    pub fn done(&mut self, stamp: Option<Stamp>) {
+    /// Reading of a version has ended. Returns whether it is another one than was read before.
+    pub fn done(&mut self, stamp: Option<Stamp>) -> bool {
+        let is_another = stamp != self.seen;
         *self = Self { due: self.due, ..Self::of(stamp) };
+        is_another
     }
 }
 
@@ -174,66 +207,24 @@ impl FileSource {
         }
     }
 
-    /// Reads the file; changes nothing.
+    /// Reads the file; changes nothing. May take as long as its file system likes.
     ///
     /// # Errors
     /// If it cannot be read whole or is not a valid list.
     pub fn read(&self) -> Result<Contents, SourceError> {
-        self.read_from(&self.path)
+        self.parse(&self.path, read_whole(&self.path)?)
     }
 
-    /// Reads the last good list that an earlier run kept.
+    /// The list in a text that was read from `path`, the file or what was kept of it.
     ///
     /// # Errors
-    /// If there is none, or it is not valid under this configuration.
-    pub fn read_last_good(&self) -> Result<Contents, SourceError> {
-        self.read_from(&self.last_good)
-    }
-
-    /// Reads the file as a start does: one that cannot be used is replaced by the last good one, if there is one.
-    pub fn read_first(&self) -> FirstRead {
-        let stamp = Stamp::at(&self.path);
-        let result = self.read();
-        let instead = match &result {
-            Ok(_) => None,
-            Err(_) => match self.read_last_good() {
-                Err(SourceError::Read { source, .. }) if source.kind() == io::ErrorKind::NotFound => None,
-                instead => Some(instead),
-            },
-        };
-        FirstRead { stamp, result, instead }
-    }
-
-    fn read_from(&self, path: &Path) -> Result<Contents, SourceError> {
-        let (list, text) = read_list(path, Some(self.service), &self.services)?;
+    /// If it is not valid under this configuration, or what was kept is not whole.
+    pub fn parse(&self, path: &Path, text: Vec<u8>) -> Result<Contents, SourceError> {
+        if path == self.last_good && !last_good::is_whole(path, &text) {
+            return Err(SourceError::CutOff(path.to_owned()));
+        }
+        let list = endpoints::parse(&text, path, self.service, &self.services)?;
         Ok(Contents { offer: Offer::new(list), text: text.into() })
-    }
-
-    /// Keeps a list for starts without a good file.
-    ///
-    /// # Errors
-    /// If it cannot be written.
-    pub fn keep(&self, contents: &Contents) -> io::Result<()> {
-        keep(&self.last_good, &contents.text)
-    }
-}
-
-/// What the first reading of a file gave.
-#[derive(Debug)]
-pub struct FirstRead {
-    /// The version that was read.
-    pub stamp: Option<Stamp>,
-    /// The file itself.
-    pub result: Result<Contents, SourceError>,
-    /// The last good list of an earlier run, if the file cannot be used and there is one.
-    pub instead: Option<Result<Contents, SourceError>>,
-}
-
-impl FirstRead {
-    /// Whatever list was found.
-    pub fn contents_mut(&mut self) -> impl Iterator<Item = &mut Contents> {
-        let instead = self.instead.iter_mut().flatten();
-        self.result.iter_mut().chain(instead)
     }
 }
 
@@ -242,7 +233,8 @@ impl FirstRead {
 pub struct Contents {
     /// The list.
     pub offer: Offer,
-    text: Arc<[u8]>,
+    /// Until it is kept.
+    pub text: Arc<[u8]>,
 }
 
 /// Reads the list at `path` and the text that it was read from. `service` is dialled at that address, if it is known;
@@ -260,7 +252,10 @@ pub fn read_list(
 }
 
 /// Reads a file that nobody changed meanwhile.
-fn read_whole(path: &Path) -> Result<Vec<u8>, SourceError> {
+///
+/// # Errors
+/// If it cannot be read, is too large, or is no regular file.
+pub fn read_whole(path: &Path) -> Result<Vec<u8>, SourceError> {
     /// A writer that needs longer than this many readings does not rename into place.
     const ATTEMPTS: usize = 3;
     let fail = |source| SourceError::Read { path: path.to_owned(), source };
@@ -283,96 +278,6 @@ fn read_whole(path: &Path) -> Result<Vec<u8>, SourceError> {
         }
     }
     Err(SourceError::KeptChanging(path.to_owned()))
-}
-
-/// Writes a file whole: to another name, then renamed into place.
-fn keep(path: &Path, text: &[u8]) -> io::Result<()> {
-    if fs::read(path).is_ok_and(|kept| kept == text) {
-        return Ok(());
-    }
-    let directory = path.parent().ok_or_else(|| io::Error::other("it has no directory"))?;
-    fs::create_dir_all(directory)?;
-    let mut new = path.as_os_str().to_owned();
-    new.push(".new");
-    fs::write(&new, text)?;
-    fs::rename(&new, path)
-}
-
-/// More changes than this at once are one change: what is watched is looked at after them in any case.
-const MAX_CHANGES: usize = 256;
-
-/// Tells what changes in directories.
-pub struct Watch {
-    watcher: RecommendedWatcher,
-    /// Device and inode of each, by which one that was removed and made again is told apart: its watch is gone.
-    directories: BTreeMap<PathBuf, (u64, u64)>,
-    changes: mpsc::Receiver<PathBuf>,
-}
-
-impl Watch {
-    /// A watch of no directory yet.
-    ///
-    /// # Errors
-    /// If the kernel has no inotify instance left.
-    pub fn new() -> notify::Result<Self> {
-        let (sender, changes) = mpsc::channel(MAX_CHANGES);
-        let watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
-            let Ok(event) = event else { return };
-            // Reading a file must not look like a change of it.
-            let ours =
-                matches!(event.kind, EventKind::Access(kind) if kind != AccessKind::Close(AccessMode::Write));
-            if ours {
-                return;
-            }
-            for path in event.paths {
-                let _ = sender.try_send(path);
-            }
-        })?;
-        Ok(Self { watcher, directories: BTreeMap::new(), changes })
-    }
-
-    /// Watches the directory of a file, if it is not watched yet.
-    ///
-    /// # Errors
-    /// If the directory does not exist or no watch is left.
-    pub fn add(&mut self, file: &Path) -> notify::Result<()> {
-        self.add_directory(directory_of(file))
-    }
-
-    fn add_directory(&mut self, directory: PathBuf) -> notify::Result<()> {
-        let metadata = fs::metadata(&directory).map_err(notify::Error::io)?;
-        let identity = (metadata.dev(), metadata.ino());
-        if self.directories.get(&directory) == Some(&identity) {
-            return Ok(());
-        }
-        if self.directories.remove(&directory).is_some() {
-            // The kernel has dropped it with the directory that it was of.
-            let _ = self.watcher.unwatch(&directory);
-        }
-        self.watcher.watch(&directory, RecursiveMode::NonRecursive)?;
-        self.directories.insert(directory, identity);
-        Ok(())
-    }
-
-    /// Watches for a directory to appear at `path`: the nearest directory above that exists. To be called again after
-    /// each change on the way.
-    ///
-    /// # Errors
-    /// If no watch is left.
-    pub fn add_nearest(&mut self, path: &Path) -> notify::Result<()> {
-        match path.ancestors().skip(1).find(|ancestor| ancestor.is_dir()) {
-            Some(above) => self.add_directory(above.to_owned()),
-            None => Ok(()),
-        }
-    }
-
-    /// Waits for changes and returns what changed since the last call, each once: directories that are watched, or
-    /// something in them. A burst is one answer.
-    pub async fn changed(&mut self) -> BTreeSet<PathBuf> {
-        let mut changes = Vec::new();
-        self.changes.recv_many(&mut changes, MAX_CHANGES).await;
-        changes.into_iter().collect()
-    }
 }
 
 /// The directory that has to be watched for a file.

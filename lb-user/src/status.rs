@@ -5,20 +5,22 @@
 
 mod backend;
 
+mod faults;
+
 pub use backend::{Backend, LONGEST_US, Latency, Rates, Times};
 
-use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
 
 use lb_common::abi::{self, NO_SLOT, Outcomes};
+use lb_common::ticks::TICK_LOG2;
+use lb_core::service::Protocol;
 use serde::{Deserialize, Serialize};
 
-use crate::datapath::{
-    self, Cgroup, DatapathError, Features, Neighbour, Pins, ServiceView, SlotView, Tables,
-};
-use crate::window::Window;
+use crate::datapath::{self, DatapathError, Features, Neighbour, Pinned, Pins, Tables};
+use crate::facts::{ClientFacts, Facts};
+use crate::readout::{self, BackendReadout, Readout, ServiceReadout};
+use crate::window::Lately;
 
 /// Version of the JSON form.
 pub const SCHEMA: u32 = 2;
@@ -38,20 +40,36 @@ pub struct Status {
     pub leaving: Vec<Leaving>,
 }
 
-/// A client on its way out: no flow begins there any more.
+/// A client on its way out, or one of another version of socklb: its maps cannot be read here.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Leaving {
     /// Its name.
     pub client: String,
     /// The version of the kernel ABI that its maps are of.
     pub abi: u32,
+    /// Whether flows still begin there: the version that made it is in force.
+    pub in_force: bool,
     /// Flows that are still open; `None` if they cannot be counted.
     pub open_flows: Option<u64>,
 }
 
 /// What is left of a client that leaves.
 pub fn leaving(pins: &Pins) -> Leaving {
-    Leaving { client: pins.client.clone(), abi: pins.version, open_flows: datapath::open_flows(pins).ok() }
+    Leaving {
+        client: pins.client.clone(),
+        abi: pins.version,
+        in_force: datapath::begins_at(pins).is_ok_and(|cgroups| !cgroups.is_empty()),
+        open_flows: datapath::open_flows(pins).ok(),
+    }
+}
+
+impl Leaving {
+    /// How it is, for people: what follows its name.
+    pub fn describe(&self) -> String {
+        let open = self.open_flows.map_or_else(|| "?".to_owned(), |open| open.to_string());
+        let what = if self.in_force { "is in force" } else { "is leaving" };
+        format!("{what}: {open} open flows")
+    }
 }
 
 /// The running daemon.
@@ -81,7 +99,7 @@ pub struct Client {
     pub cgroup: Option<PathBuf>,
     /// The kernel's id of that cgroup: another one each time the cgroup is made.
     pub cgroup_id: Option<u64>,
-    /// Connect programs of others that run for the same sockets, in the order in which they run; only from the daemon.
+    /// Programs of others that run for the same sockets, in the order in which they run; only from the daemon.
     pub neighbours: Option<Vec<Neighbour>>,
     /// Flow records that were compared with the kernel's lists of sockets; only from the daemon.
     pub repair: Option<Repair>,
@@ -93,14 +111,18 @@ pub struct Client {
     pub services: Vec<Service>,
 }
 
-/// What became of flow records whose sockets are in no list of the kernel.
+/// What became of open flows whose sockets are in no list of the kernel, as the last pass over the records found it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Repair {
-    /// Removed since the daemon started: their connections are over.
+    /// Passes over the records since the daemon started, of which there is none while no flow is open.
+    pub passes: u64,
+    /// Removed since the daemon started: they were over, and no program had seen it.
     pub removed: u64,
-    /// Kept, because no list has ever shown their sockets.
-    pub kept_never_listed: u64,
-    /// Kept, because they are in network namespaces that the daemon could not look into.
+    /// In doubt: removed by the next pass if that finds the same.
+    pub in_doubt: u64,
+    /// Kept: a process holds the socket, which is not connected.
+    pub kept_open: u64,
+    /// Kept: in network namespaces that the daemon could not look into, and not known to be held by a process.
     pub kept_elsewhere: u64,
 }
 
@@ -148,6 +170,16 @@ pub struct Service {
     pub fallback: Option<SocketAddr>,
     /// How connects ended.
     pub outcomes: OutcomeCounts,
+    /// Connects of the last minute that were refused because all backends were at their limit; only from the daemon, and of
+    /// a service that refuses them.
+    #[serde(default)]
+    pub limited_60s: Option<u64>,
+    /// How long handshakes with its backends took in the last minute; only from the daemon, and of a service over TCP.
+    #[serde(default)]
+    pub handshake_60s: Option<Latency>,
+    /// After how many milliseconds an answer to a SYN is due, to a tick of 1.05 ms; `None` of a service over UDP.
+    #[serde(default)]
+    pub unanswered_after_ms: Option<u64>,
     /// Largest share had over share wanted, minus one is the skew; only above ten connects per backend.
     pub skew: Option<f64>,
     /// Where its endpoints come from; only from the daemon.
@@ -207,87 +239,101 @@ pub struct Source {
     pub failures: u64,
 }
 
-/// What only the daemon knows of a client.
-pub struct Overlay<'a> {
-    /// What was counted of late.
-    pub window: &'a Window,
-    /// Now.
-    pub now: Instant,
-    /// Sources by service name.
-    pub sources: BTreeMap<String, Source>,
-    /// The cgroup that the client is configured for.
-    pub configured: Option<PathBuf>,
-    /// The cgroup that the programs are attached to.
-    pub attached: Option<&'a Cgroup>,
-    /// Connect programs of others, if the kernel tells.
-    pub neighbours: Option<Vec<Neighbour>>,
-    /// What became of flow records.
-    pub repair: Repair,
+/// The status as the daemon has it: what its loop told, and what the maps hold now. Opens and reads the maps of all
+/// clients, which takes a second where there are many: not for the event loop.
+pub fn of(facts: Facts) -> Status {
+    let Facts { daemon, mut degraded, clients: all, leaving, .. } = facts;
+    let mut clients = Vec::with_capacity(all.len());
+    let pins = daemon.pins.clone().unwrap_or_default();
+    let pinned = Pinned::below(&pins);
+    for facts in &all {
+        let maps = Tables::open(&facts.pins, false)
+            .and_then(|tables| Maps::read(&tables, facts.lately.as_ref()))
+            .map_err(|error| {
+                // That its pins were removed is said already.
+                if !facts.is_unpinned {
+                    degraded.push(format!("client {}: {}", facts.pins.client, crate::chain(&error)));
+                }
+            });
+        let (cgroup_id, cgroup) = facts.attached.clone().unzip();
+        let mut client = Client {
+            configured_cgroup: Some(facts.configured.clone()),
+            cgroup,
+            cgroup_id,
+            neighbours: facts.neighbours(&pinned).ok(),
+            repair: Some(facts.repair),
+            ..Client::of(&facts.pins, maps.unwrap_or_default())
+        };
+        for service in &mut client.services {
+            service.source = facts.sources.get(&service.name).cloned();
+        }
+        clients.push(client);
+    }
+    degraded.extend(faults::of(&clients));
+    let leaving = leaving.iter().map(self::leaving).collect();
+    Status { schema: SCHEMA, daemon: Some(daemon), degraded, clients, leaving }
 }
 
-/// A client's status.
-///
-/// # Errors
-/// If a map cannot be read.
-pub fn of_client(
-    pins: &Pins,
-    tables: &Tables,
-    overlay: Option<&Overlay<'_>>,
-) -> Result<Client, DatapathError> {
-    let slots = tables.slots();
-    let mut services = Vec::new();
-    for view in tables.services() {
-        let slots: Vec<SlotView> = slots.iter().filter(|slot| slot.service == view.place).copied().collect();
-        services.push(of_service(tables, view, &slots, overlay)?);
+impl ClientFacts {
+    /// Programs of others that run for the same sockets.
+    fn neighbours(&self, pinned: &Pinned<'_>) -> Result<Vec<Neighbour>, DatapathError> {
+        self.cgroup.as_ref().map_or(Ok(Vec::new()), |cgroup| datapath::neighbours(&self.pins, pinned, cgroup))
     }
-    let attached = match overlay {
-        Some(overlay) => overlay.attached.map(|cgroup| (cgroup.id, cgroup.path.clone())),
-        None => datapath::attachment(pins)?.and_then(|id| Some((id, datapath::cgroup_of_id(id)?))),
-    };
-    let (cgroup_id, cgroup) = attached.unzip();
-    Ok(Client {
-        name: pins.client.clone(),
-        configured_cgroup: overlay.and_then(|overlay| overlay.configured.clone()),
-        cgroup,
-        cgroup_id,
-        neighbours: overlay.and_then(|overlay| overlay.neighbours.clone()),
-        repair: overlay.map(|overlay| overlay.repair),
-        not_a_service: tables.passed_by()?,
-        anomalies: tables.anomalies()?.into(),
-        services,
-    })
+}
+
+/// What the maps of a client tell.
+#[derive(Default)]
+struct Maps {
+    not_a_service: u64,
+    anomalies: Anomalies,
+    services: Vec<Service>,
+}
+
+impl Maps {
+    /// Reads them; with what was counted of late, if somebody has watched.
+    fn read(tables: &Tables, lately: Option<&Lately>) -> Result<Self, DatapathError> {
+        let Readout { not_a_service, anomalies, services } = readout::read(tables, lately)?;
+        let services: Result<_, _> =
+            services.into_iter().map(|service| of_service(tables, service, lately)).collect();
+        Ok(Self { not_a_service, anomalies: anomalies.into(), services: services? })
+    }
+}
+
+impl Client {
+    /// A client of which nothing but this is known.
+    fn of(pins: &Pins, maps: Maps) -> Self {
+        let Maps { not_a_service, anomalies, services } = maps;
+        Self {
+            name: pins.client.clone(),
+            configured_cgroup: None,
+            cgroup: None,
+            cgroup_id: None,
+            neighbours: None,
+            repair: None,
+            not_a_service,
+            anomalies,
+            services,
+        }
+    }
 }
 
 fn of_service(
     tables: &Tables,
-    view: ServiceView,
-    slots: &[SlotView],
-    overlay: Option<&Overlay<'_>>,
+    service: ServiceReadout,
+    lately: Option<&Lately>,
 ) -> Result<Service, DatapathError> {
-    let mut entries: BTreeMap<u32, u32> = BTreeMap::new();
-    for slot in tables.schedule(view.table) {
-        *entries.entry(u32::from(slot)).or_default() += 1;
-    }
-    let numbers: Vec<u32> = slots.iter().map(|slot| slot.slot).collect();
-    let mut backends = Vec::with_capacity(slots.len());
-    let mut recent = Vec::with_capacity(slots.len());
-    let mut unequal = Vec::new();
-    tables.visit_counts(&numbers, |_, counts| {
-        let slot = &slots[backends.len()];
+    let ServiceReadout { view, is_usable: _, outcomes, limited, backends: read } = service;
+    let mut backends = Vec::with_capacity(read.len());
+    let mut recent = Vec::with_capacity(read.len());
+    for BackendReadout { slot, address: _, share_wanted, counts, recent: of_late } in &read {
         let place = (slot.slot, slot.generation);
-        let lately = overlay.and_then(|overlay| overlay.window.recent(overlay.now, place, &counts.sums));
-        if !counts.add_up() && overlay.is_none_or(|overlay| overlay.window.is_off(place)) {
-            unequal.push(backends.len());
+        let mut backend = Backend::of(slot, counts, of_late.as_ref());
+        backend.share_wanted = *share_wanted;
+        if !counts.add_up() && lately.is_none_or(|lately| lately.window.is_off(place)) {
+            backend.unaccounted = tables.imbalance(slot.slot)?;
         }
-        let mut backend = Backend::of(slot, &counts, lately.as_ref());
-        let entries = entries.get(&slot.slot).copied().unwrap_or(0);
-        backend.share_wanted = share(entries.into(), view.table.len().into()).unwrap_or(0.0);
         backends.push(backend);
-        recent.push(lately.map(|lately| lately.chosen));
-    })?;
-    for at in unequal {
-        let backend: &mut Backend = &mut backends[at];
-        backend.unaccounted = tables.imbalance(backend.slot)?;
+        recent.push(of_late.as_ref().map(|of_late| of_late.chosen));
     }
     let total: u64 = backends.iter().map(|backend| backend.chosen).sum();
     let total_recent: u64 = recent.iter().flatten().sum();
@@ -295,20 +341,29 @@ fn of_service(
         backend.share = share(backend.chosen, total);
         backend.share_60s = recent.and_then(|recent| share(recent, total_recent));
     }
-    let fallback = slots.iter().find(|slot| slot.slot == view.fallback && view.fallback != NO_SLOT);
+    let fallback = backends.iter().find(|backend| backend.slot == view.fallback && view.fallback != NO_SLOT);
     Ok(Service {
-        source: overlay.and_then(|overlay| overlay.sources.get(&view.name).cloned()),
+        source: None,
         name: view.name,
         address: view.address,
         protocol: view.protocol.name().to_owned(),
         open: view.open,
         table_generation: view.table.generation,
         table_entries: view.table.len(),
-        fallback: fallback.map(|slot| slot.address),
-        outcomes: tables.outcomes(view.place)?.into(),
+        fallback: fallback.map(|backend| backend.address),
+        outcomes: outcomes.into(),
+        limited_60s: limited,
+        handshake_60s: Latency::of_all(read.iter().filter_map(|read| Some(&read.recent.as_ref()?.connect))),
+        unanswered_after_ms: (view.protocol == Protocol::Tcp)
+            .then(|| milliseconds(view.rules.unanswered_after)),
         skew: skew(&backends),
         backends,
     })
+}
+
+/// Ticks of the programs' clock in milliseconds, rounded up.
+fn milliseconds(ticks: u32) -> u64 {
+    (u64::from(ticks) << TICK_LOG2).div_ceil(1_000_000)
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a share for people; counts below 2^53 are exact")]
@@ -341,7 +396,7 @@ pub fn from_pins(directory: &Path, why: String) -> Result<Status, DatapathError>
             continue;
         }
         // One client's pins may be incomplete: a start that was cut off, or one that is under way.
-        match Tables::open(&pins, false).and_then(|tables| of_client(&pins, &tables, None)) {
+        match from_maps(&pins) {
             Ok(client) => clients.push(client),
             Err(error) if error.is_permission() => return Err(error),
             Err(error) => degraded.push(format!("client {}: {}", pins.client, crate::chain(&error))),
@@ -352,43 +407,16 @@ pub fn from_pins(directory: &Path, why: String) -> Result<Status, DatapathError>
     degraded.extend(
         detached.map(|client| format!("client {}: not attached to a cgroup that exists", client.name)),
     );
-    degraded.extend(faults(&clients));
+    degraded.extend(faults::of(&clients));
     if clients.is_empty() {
         degraded.push(format!("no client has pins below {}", directory.display()));
     }
     Ok(Status { schema: SCHEMA, daemon: None, degraded, clients, leaving })
 }
 
-/// What is wrong, as far as the clients' status shows it.
-pub fn faults(clients: &[Client]) -> Vec<String> {
-    let mut faults = Vec::new();
-    for client in clients {
-        let name = &client.name;
-        for service in client.services.iter().filter(|service| service.open) {
-            let at = format!("client {name}, service {}", service.name);
-            if service.fallback.is_none() {
-                faults.push(format!("{at}: no usable backend, connects are refused"));
-            }
-            let diverted: u64 = service.backends.iter().filter_map(|backend| backend.diverted_60s).sum();
-            if diverted > 0 {
-                faults.push(format!(
-                    "{at}: {diverted} flows of the last minute went to another address than their backend's: another \
-                     program rewrites after ours, see `socklb doctor`"
-                ));
-            }
-            let off = service.backends.iter().filter(|backend| backend.unaccounted != 0);
-            faults.extend(off.map(|backend| {
-                format!(
-                    "{at}: the counts of {} do not add up: {} flows too {}",
-                    backend.address,
-                    backend.unaccounted.unsigned_abs(),
-                    if backend.unaccounted > 0 { "few ended or open" } else { "many ended or open" }
-                )
-            }));
-            if let Some(Source { error: Some(error), .. }) = &service.source {
-                faults.push(format!("{at}: {error}"));
-            }
-        }
-    }
-    faults
+fn from_maps(pins: &Pins) -> Result<Client, DatapathError> {
+    let maps = Maps::read(&Tables::open(pins, false)?, None)?;
+    let attached = datapath::attachment(pins)?.and_then(|id| Some((id, datapath::cgroup_of_id(id)?)));
+    let (cgroup_id, cgroup) = attached.unzip();
+    Ok(Client { cgroup, cgroup_id, ..Client::of(pins, maps) })
 }

@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Sub;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use lb_common::abi::{Counts, TIME_BUCKETS, Times};
@@ -13,10 +14,13 @@ use lb_common::ending::Ending;
 
 /// What was counted is shown over this time, or a little more.
 pub const WINDOW: Duration = Duration::from_secs(60);
-/// Samples are this far apart: of 10,000 backends each takes 1.6 MB, and there are at most five of them.
+/// Samples are this far apart: of 10,000 backends each takes 1.7 MB, and there are at most five of them.
 pub const DISTANCE: Duration = Duration::from_secs(15);
 /// What was counted in a shorter time is taken for this: of a daemon that has just started, rates mean nothing yet.
 const SHORTEST: Duration = Duration::from_millis(100);
+
+/// Fewer connects that fail within the window say nothing of a backend.
+const FEWEST_FAILURES: u64 = 5;
 
 /// Endings that there are.
 const ENDINGS: usize = Ending::ALL.len();
@@ -30,6 +34,7 @@ pub struct Sample {
     chosen: u32,
     /// Flows that went elsewhere.
     diverted: u32,
+    established: u32,
     endings: [u32; ENDINGS],
     connect: [u32; TIME_BUCKETS],
     connect_us: u64,
@@ -44,11 +49,19 @@ impl Sample {
             slot,
             chosen: low(counts.chosen),
             diverted: low(counts.diverted),
+            established: low(counts.established),
             endings: std::array::from_fn(|ending| low(counts.endings[ending])),
             connect: counts.connect.buckets.map(low),
             connect_us: counts.connect.sum_us,
             is_off: false,
         }
+    }
+}
+
+impl Sample {
+    fn ended_since(&self, before: &Self) -> u64 {
+        let endings = self.endings.iter().zip(&before.endings);
+        endings.map(|(now, before)| u64::from(now.wrapping_sub(*before))).sum()
     }
 }
 
@@ -66,24 +79,51 @@ pub struct Recent {
     pub chosen: u64,
     /// Flows that went elsewhere.
     pub diverted: u64,
+    /// Flows that were established.
+    pub established: u64,
     /// Flows that ended, by [`Ending`].
     pub endings: [u64; ENDINGS],
     /// From the choice until the flow was established.
     pub connect: Times,
 }
 
-/// The samples of one client's slots, by any clock.
-#[derive(Debug)]
+impl Recent {
+    /// Connects that failed, whether or not the cause is known. What ended an established flow does not count.
+    pub fn failed(&self) -> u64 {
+        let is_failure = |ending: Ending| match ending {
+            Ending::Reset | Ending::DataTimeout => false,
+            // What accounting without causes has for every connect that failed.
+            Ending::Other => true,
+            ending => ending.is_error(),
+        };
+        Ending::ALL.into_iter().filter(|ending| is_failure(*ending)).map(|e| self.endings[e as usize]).sum()
+    }
+
+    /// Whether nothing but failures came of connects: none was established, and so many failed that it is no chance. Where
+    /// flows are known to be established at their end only, more must have failed than may still be open.
+    pub fn is_failing(&self) -> bool {
+        let failed = self.failed();
+        failed >= FEWEST_FAILURES && self.established == 0 && failed.saturating_mul(2) >= self.chosen
+    }
+}
+
+/// The samples of one client's slots, by any clock. A copy shares them, so that it can be given to another thread.
+#[derive(Clone, Debug)]
 pub struct Window<T = Instant> {
     /// Each in the order of slots.
-    samples: VecDeque<(T, Vec<Sample>)>,
+    samples: VecDeque<(T, Arc<[Sample]>)>,
     /// Of backends that took their slots with counts of earlier: what they began with.
-    beginnings: BTreeMap<(u32, u32), Sample>,
+    beginnings: Arc<BTreeMap<(u32, u32), Sample>>,
+    /// How many connects had been refused because all backends were at their limit, by the places of services that have
+    /// one; as old as `samples`.
+    limited: VecDeque<Arc<[(u16, u64)]>>,
+    /// Flows that ended from the first sample to the last.
+    ended: u64,
 }
 
 impl<T> Default for Window<T> {
     fn default() -> Self {
-        Self { samples: VecDeque::new(), beginnings: BTreeMap::new() }
+        Self { samples: VecDeque::new(), beginnings: Arc::default(), limited: VecDeque::new(), ended: 0 }
     }
 }
 
@@ -93,24 +133,37 @@ impl<T: Copy + Sub<Output = Duration>> Window<T> {
         self.samples.back().is_none_or(|(last, _)| now - *last >= DISTANCE)
     }
 
-    /// Takes samples in, which are in the order of slots.
-    pub fn push(&mut self, now: T, samples: Vec<Sample>) {
-        self.samples.push_back((now, samples));
+    /// Takes samples in, which are in the order of slots, and counts of refused connects by the places of services.
+    pub fn push(&mut self, now: T, samples: Vec<Sample>, limited: Vec<(u16, u64)>) {
+        if let Some((_, before)) = self.samples.back() {
+            let since =
+                |sample: &Sample| find(before, sample.slot).map_or(0, |before| sample.ended_since(&before));
+            self.ended = self.ended.wrapping_add(samples.iter().map(since).sum());
+        }
+        self.samples.push_back((now, samples.into()));
+        self.limited.push_back(limited.into());
         // The oldest one kept is the newest that is at least a window old.
         while self.samples.get(1).is_some_and(|(time, _)| now - *time >= WINDOW) {
             self.samples.pop_front();
+            self.limited.pop_front();
         }
-        let Self { samples, beginnings } = self;
-        if let Some((_, oldest)) = samples.front() {
-            beginnings.retain(|slot, _| find(oldest, *slot).is_none());
+        let Self { samples, beginnings, .. } = self;
+        if let Some((_, oldest)) = samples.front().filter(|_| !beginnings.is_empty()) {
+            Arc::make_mut(beginnings).retain(|slot, _| find(oldest, *slot).is_none());
         }
+    }
+
+    /// Flows whose end a program saw, from the first sample to the last: also those that are not looked back on any more.
+    pub fn ended(&self) -> u64 {
+        self.ended
     }
 
     /// Takes in what a backend's counts were when it took its slot.
     pub fn begin(&mut self, slot: (u32, u32), counts: &Counts) {
         // Whoever had the slot before has left it.
-        self.beginnings.retain(|other, _| other.0 != slot.0);
-        self.beginnings.insert(slot, Sample::of(slot, counts));
+        let beginnings = Arc::make_mut(&mut self.beginnings);
+        beginnings.retain(|other, _| other.0 != slot.0);
+        beginnings.insert(slot, Sample::of(slot, counts));
     }
 
     /// What was counted since the oldest sample; nothing before there is one.
@@ -124,6 +177,7 @@ impl<T: Copy + Sub<Output = Duration>> Window<T> {
             seconds,
             chosen: since(counts.chosen, before.chosen),
             diverted: since(counts.diverted, before.diverted),
+            established: since(counts.established, before.established),
             endings: std::array::from_fn(|i| since(counts.endings[i], before.endings[i])),
             connect: Times {
                 sum_us: counts.connect.sum_us.wrapping_sub(before.connect_us),
@@ -132,11 +186,37 @@ impl<T: Copy + Sub<Output = Duration>> Window<T> {
         })
     }
 
+    /// Connects to the service at a place that were refused since the oldest sample, because all backends were at their
+    /// limit; `count` is how many there are by now. Nothing before there is a sample.
+    pub fn limited(&self, place: u16, count: u64) -> Option<u64> {
+        self.limited.front()?;
+        // One that is in no sample has a limit since the last, and begins with none; so does another at the same place.
+        let mut samples = self.limited.iter();
+        let before = samples.find_map(|sample| sample.iter().find(|(other, _)| *other == place));
+        Some(before.and_then(|(_, before)| count.checked_sub(*before)).unwrap_or(count))
+    }
+
     /// Whether a slot's counts did not add up in the last two samples: not for a moment only.
     pub fn is_off(&self, slot: (u32, u32)) -> bool {
         let mut last = self.samples.iter().rev().take(2);
         let is_off = |samples: &[Sample]| find(samples, slot).is_some_and(|sample| sample.is_off);
         last.len() == 2 && last.all(|(_, samples)| is_off(samples))
+    }
+}
+
+/// A window, and the moment from which one looks back.
+#[derive(Clone, Debug)]
+pub struct Lately {
+    /// The samples.
+    pub window: Window,
+    /// The moment.
+    pub now: Instant,
+}
+
+impl Lately {
+    /// As [`Window::recent`].
+    pub fn recent(&self, slot: (u32, u32), counts: &Counts) -> Option<Recent> {
+        self.window.recent(self.now, slot, counts)
     }
 }
 
@@ -167,7 +247,7 @@ mod tests {
         for second in 0..300 {
             let now = start + Duration::from_secs(second);
             if window.is_due(now) {
-                window.push(now, vec![Sample::of(SLOT, &chosen(10 * second))]);
+                window.push(now, vec![Sample::of(SLOT, &chosen(10 * second))], Vec::new());
             }
             longest = longest.max(window.samples.len());
             let over = recent(&window, now, 10 * second);
@@ -177,7 +257,48 @@ mod tests {
                 assert!(seconds < 75.0 && (seconds >= 60.0 || second < 60), "{seconds} at {second}");
             }
         }
-        assert_eq!((longest, size_of::<Sample>()), (5, 160));
+        assert_eq!((longest, size_of::<Sample>()), (5, 168));
+    }
+
+    #[test]
+    fn a_backend_fails_if_nothing_but_failures_came_of_connects() {
+        let check = |chosen, established, endings: &[(Ending, u64)], expected| {
+            let mut recent = Recent { chosen, established, ..Recent::default() };
+            for (ending, count) in endings {
+                recent.endings[*ending as usize] = *count;
+            }
+            assert_eq!(recent.is_failing(), expected, "{recent:?}");
+        };
+        check(4, 0, &[(Ending::Refused, 4)], false);
+        check(5, 0, &[(Ending::Refused, 5)], true);
+        check(5, 0, &[(Ending::Refused, 2), (Ending::TimedOut, 2), (Ending::Unreachable, 1)], true);
+        check(100, 1, &[(Ending::Refused, 99)], false);
+        // Others still wait for an answer.
+        check(8, 0, &[(Ending::TimedOut, 5)], true);
+        // Known to be established when they end, and most are open.
+        check(100, 0, &[(Ending::Refused, 5)], false);
+        check(6, 0, &[(Ending::Other, 6)], true);
+        // That flows of earlier break says nothing of connects, nor does what the application does.
+        check(5, 0, &[(Ending::Reset, 9), (Ending::DataTimeout, 9)], false);
+        check(9, 0, &[(Ending::GaveUp, 9), (Ending::NotSent, 9)], false);
+    }
+
+    #[test]
+    fn refusals_are_those_since_the_oldest_sample() {
+        let mut window = Window::<Duration>::default();
+        assert_eq!(window.limited(3, 5), None);
+        let samples = [vec![(3, 100)], vec![(3, 130), (4, 7)], vec![(3, 150), (4, 7)]];
+        for (second, limited) in (0..).zip(samples) {
+            window.push(Duration::from_secs(1000 + 15 * second), Vec::new(), limited);
+        }
+        assert_eq!(
+            [window.limited(3, 160), window.limited(4, 9), window.limited(5, 9)],
+            [Some(60), Some(2), Some(9)]
+        );
+        assert_eq!(window.limited(3, 6), Some(6), "another service has the place");
+        // A minute later the first sample is too old.
+        window.push(Duration::from_secs(1075), Vec::new(), vec![(3, 150)]);
+        assert_eq!(window.limited(3, 150), Some(20));
     }
 
     #[test]
@@ -185,17 +306,33 @@ mod tests {
         let start = Duration::from_secs(1000);
         let later = start + Duration::from_secs(10);
         let mut window = Window::<Duration>::default();
-        window.push(start, vec![Sample::of((3, 0), &chosen(100))]);
+        window.push(start, vec![Sample::of((3, 0), &chosen(100))], Vec::new());
         assert_eq!(recent(&window, later, 7), Some((7, 10.0)));
         window.begin(SLOT, &chosen(1 << 40));
         assert_eq!(recent(&window, later, (1 << 40) + 7), Some((7, 10.0)));
         // Once it is in the oldest sample, that is what counts.
         for minute in 1..4 {
             let now = start + minute * WINDOW;
-            window.push(now, vec![Sample::of(SLOT, &chosen((1 << 40) + 50))]);
+            window.push(now, vec![Sample::of(SLOT, &chosen((1 << 40) + 50))], Vec::new());
         }
         assert_eq!(window.beginnings.len(), 0);
         assert_eq!(recent(&window, start + 4 * WINDOW, (1 << 40) + 60).map(|(count, _)| count), Some(10));
+    }
+
+    #[test]
+    fn flows_that_ended_are_summed_over_all_samples() {
+        let start = Duration::from_secs(1000);
+        let mut window = Window::<Duration>::default();
+        for sample in 0..20 {
+            let mut counts = Counts::default();
+            counts.endings[0] = (1 << 32) - 50 + 10 * sample;
+            counts.endings[1] = sample;
+            // Another backend in the slot begins anew.
+            let generation = u32::from(sample >= 10);
+            let now = start + u32::try_from(sample).unwrap() * DISTANCE;
+            window.push(now, vec![Sample::of((3, generation), &counts)], Vec::new());
+        }
+        assert_eq!(window.ended(), 18 * 11);
     }
 
     #[test]
@@ -204,7 +341,7 @@ mod tests {
         let mut window = Window::<Duration>::default();
         let mut push = |seconds, is_off| {
             let sample = Sample { is_off, ..Sample::of(SLOT, &chosen(1)) };
-            window.push(start + Duration::from_secs(seconds), vec![sample]);
+            window.push(start + Duration::from_secs(seconds), vec![sample], Vec::new());
             window.is_off(SLOT)
         };
         assert_eq!(

@@ -29,11 +29,90 @@ fn check_reports_on_the_configuration_and_its_files() {
     let small = fixture.setup.folder.join("small.toml");
     let (code, text) = failure(&fixture.setup.run(&["check", small.to_str().expect("UTF-8")]));
     assert_eq!(code, Some(1));
-    assert!(text.contains("client web, service users: all 64 slots"), "{text}");
+    assert!(text.contains("small.toml:8: client web, service users: all 64 slots"), "{text}");
+    assert!(text.contains("raise slots in [limits]"), "{text}");
     let (code, text) = failure(&fixture.setup.run(&["check", "/nowhere/socklb.toml"]));
     assert_eq!(code, Some(1));
     assert!(text.contains("/nowhere/socklb.toml"), "{text}");
     assert!(!fixture.setup.pins.exists(), "check changes nothing");
+}
+
+/// What is right and may not be what was meant.
+#[test]
+fn check_notes_what_has_no_effect_now() {
+    let fixture = Fixture::without_daemon();
+    let path = fixture.setup.folder.join("socklb.toml");
+    let check = || {
+        let output = fixture.setup.run(&["check", path.to_str().expect("UTF-8")]);
+        (output.status.code(), String::from_utf8_lossy(&output.stdout).into_owned())
+    };
+    let ok = format!("{}: ok\n", path.display());
+    assert_eq!(check(), (Some(0), ok.clone()));
+    std::fs::write(&fixture.file, endpoints(&[("127.0.0.1:8001", "zone = \"a\""), ("127.0.0.1:8002", "")]))
+        .expect("write");
+    fixture.cgroup.remove();
+    let cgroup = fixture.cgroup.relative().display().to_string();
+    let notes = format!(
+        "note: client web: there is no cgroup {cgroup} now; it is attached when it appears\n\
+         note: service users: zone has no effect yet; 1 endpoints have one\n"
+    );
+    assert_eq!(check(), (Some(0), notes + &ok));
+    fixture.cgroup.create();
+}
+
+/// Directories that the configuration names need not be given again; what is given goes before.
+#[test]
+fn every_command_finds_the_directories_in_the_configuration() {
+    let fixture = Fixture::without_daemon();
+    let setup = fixture.setup.clone();
+    let path = setup.folder.join("socklb.toml");
+    let text = std::fs::read_to_string(&path).expect("read");
+    let paths = format!("[paths]\npins = \"{}\"\nrun = \"run\"\nstate = \"state\"\n", setup.pins.display());
+    setup.write("socklb.toml", &(text + &paths));
+    let socklb = |arguments: &[&str]| {
+        let mut command = std::process::Command::new(stage::program("socklb"));
+        command.args(arguments);
+        command
+    };
+    let file = path.to_str().expect("UTF-8");
+    let run = |arguments: &[&str]| stage::daemon::finish(socklb(arguments).args(["--config", file]));
+    let by_variable =
+        |arguments: &[&str]| stage::daemon::finish(socklb(arguments).env("SOCKLB_CONFIG", file));
+    let _daemon = stage::daemon::Kept::of(socklb(&["run", "-c", file]).spawn().expect("start the daemon"));
+    let socket = setup.folder.join("run/socklb.sock");
+    stage::eventually("it answers", || socket.exists(), |answers| *answers);
+    // A fault elsewhere keeps nobody from looking.
+    let good = std::fs::read_to_string(&path).expect("read");
+    setup.write("socklb.toml", &(good.clone() + "[metrics]\nlisten = 1\n"));
+    for output in [run(&["status"]), by_variable(&["status"])] {
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(text.contains("client web") && text.contains("(pid"), "{text}");
+    }
+    setup.write("socklb.toml", &good);
+    let (code, text) = failure(&run(&["check"]));
+    assert_eq!((code, text.as_str()), (Some(0), ""));
+    let mut probe = fixture.probe();
+    probe.dial(SERVICE);
+    assert_eq!(String::from_utf8_lossy(&run(&["flows"]).stdout).lines().count(), 2);
+    let (code, text) = failure(&by_variable(&["wait", "nobody"]));
+    assert!(code == Some(1) && text.contains("not configured; clients here are: web"), "{text}");
+    let doctor = String::from_utf8_lossy(&run(&["doctor"]).stdout).into_owned();
+    assert!(doctor.contains("daemon         running (pid"), "{doctor}");
+    // Without a configuration the doctor takes the daemon's.
+    let doctor = stage::daemon::finish(socklb(&["doctor", "--run"]).arg(setup.folder.join("run")));
+    let doctor = String::from_utf8_lossy(&doctor.stdout).into_owned();
+    assert!(doctor.contains(&format!("configuration  {file}: 1 clients")), "{doctor}");
+    let elsewhere = by_variable(&["status", "--pins", "/sys/fs/bpf/nowhere"]);
+    let text = String::from_utf8_lossy(&elsewhere.stdout).into_owned();
+    assert!(text.contains("this is what lies in /sys/fs/bpf/nowhere"), "{text}");
+    let (code, text) =
+        failure(&stage::daemon::finish(&mut socklb(&["status", "-c", "/nowhere/socklb.toml"])));
+    assert!(code == Some(1) && text.contains("read /nowhere/socklb.toml"), "{text}");
+    probe.kill();
+    drop(_daemon);
+    let (code, text) = failure(&run(&["detach", "--all"]));
+    assert_eq!((code, text.as_str()), (Some(0), ""));
+    assert!(!setup.pins.exists());
 }
 
 /// One attempt per fault would be a long evening.
@@ -194,6 +273,12 @@ fn explain_gives_inputs_walk_and_formula() {
     }
     for (arguments, expected) in [
         (&["explain", "nothing"][..], "no client here dials a service nothing; services here are: users"),
+        // Names with letters that mean something in the path of a question.
+        (&["explain", "a b/?%26"], "no client here dials a service a b/?%26; services here are: users"),
+        (
+            &["explain", "users", "--client", "a&client=web"],
+            "there is no client a&client=web here; clients here are: web",
+        ),
         (
             &["explain", "users", "--client", "nobody"],
             "there is no client nobody here; clients here are: web",

@@ -123,6 +123,82 @@ fn missing_privileges_are_named() {
     assert_eq!(of(findings, "programs")[0].0, "problem");
 }
 
+/// Two daemons with pins of their own, on one cgroup: whoever looks at either learns of the other, also where the kernel tells
+/// no names of programs because CAP_SYS_ADMIN is missing.
+#[test]
+fn another_socklb_on_the_cgroup_is_named_by_both() {
+    let stage = Stage::new();
+    let cgroup = Cgroup::new();
+    let text = config(&cgroup, r#"{ static = ["127.0.0.1:8001"] }"#, "");
+    let (first, second) = (Setup::new(&stage, "first"), Setup::new(&stage, "second"));
+    let _first = Daemon::start(&first, &text);
+    second.write("socklb.toml", &text);
+    let mut command = crate::faults::as_nobody(&stage, &second, &["bpf", "net_admin", "perfmon"]);
+    command.args(["run", "--config"]).arg(second.folder.join("socklb.toml"));
+    let _second = stage::daemon::Kept::of(command.spawn().expect("start it"));
+    let faults = |setup: &Setup| {
+        let status = setup.status();
+        let neighbours = status["clients"][0]["neighbours"].as_array().map_or(0, Vec::len);
+        (status["daemon"].is_object(), status["degraded"].to_string(), neighbours)
+    };
+    let here = cgroup.path().display();
+    for (setup, order) in [(&first, "runs after ours"), (&second, "runs before ours")] {
+        let expected = format!("client web: another socklb is attached to {here} and {order}");
+        stage::eventually(
+            "it is named",
+            || faults(setup),
+            |(runs, degraded, neighbours)| *runs && degraded.contains(&expected) && *neighbours == 10,
+        );
+    }
+    // The doctor is root's, who is told names.
+    let (code, findings) = doctor(&first);
+    let programs = of(&findings, "other programs");
+    let ours = |(state, text, help): &&(&str, &str, Option<&str>)| {
+        *state == "warning"
+            && text.contains("program socklb_")
+            && text.contains("It is socklb's, and no pin below")
+            && help.is_some_and(|help| help.contains("socklb detach --all --pins"))
+    };
+    assert_eq!((code, programs.iter().filter(ours).count()), (Some(3), 10), "{programs:?}");
+}
+
+/// Whoever may rename the pin directory leaves programs that go on with their tables, and that no command finds.
+#[test]
+fn programs_of_pins_that_were_moved_are_named() {
+    let mut fixture = Fixture::new();
+    fixture.stop();
+    let version = fixture.setup.pins_of("web").parent().expect("the version's").to_owned();
+    std::fs::rename(&version, version.with_file_name("x1")).expect("move the pins");
+    let (code, findings) = doctor(&fixture.setup);
+    let programs = of(&findings, "other programs");
+    let named =
+        programs.iter().filter(|(state, text, _)| *state == "warning" && text.contains("socklb_connect4"));
+    assert_eq!((code, named.count()), (Some(3), 1), "{programs:?}");
+    std::fs::rename(version.with_file_name("x1"), &version).expect("move them back");
+    let (_, findings) = doctor(&fixture.setup);
+    assert_eq!(of(&findings, "other programs")[0].0, "ok");
+}
+
+/// A process may call itself anything, a line of the doctor's too.
+#[test]
+fn names_that_a_terminal_would_obey_are_written_out() {
+    let fixture = Fixture::new();
+    let direct = std::net::TcpListener::bind("127.0.0.1:0").expect("listen");
+    // SAFETY: the descriptor is open while the test runs.
+    let fd = unsafe { std::os::fd::BorrowedFd::borrow_raw(std::os::fd::AsRawFd::as_raw_fd(&direct)) };
+    rustix::io::fcntl_setfd(fd, rustix::io::FdFlags::empty()).expect("let it be inherited");
+    // The kernel names a process after the file that it was started from.
+    let program = fixture.setup.folder.join("\x1b[2J\nok  x");
+    std::os::unix::fs::symlink("/usr/bin/sleep", &program).expect("name it");
+    let mut command = std::process::Command::new(program);
+    fixture.cgroup.enter(&mut command);
+    let _process = stage::daemon::Kept::of(command.arg("60").spawn().expect("start a process"));
+    let output = fixture.setup.run(&["doctor", "--config", "socklb.toml"]);
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(text.contains("of \\u{1b}[2J\\nok  x (pid"), "{text}");
+    assert!(!text.contains('\x1b') && !text.lines().any(|line| line.starts_with("ok  x")), "{text}");
+}
+
 /// Nearly full maps are told of before they are full.
 #[test]
 fn limits_that_are_nearly_reached_are_named() {

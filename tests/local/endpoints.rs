@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 
-use stage::{Backend, eventually};
+use stage::{Backend, Cgroup, Daemon, Setup, Stage, eventually};
 
 use stage::fixture::{Fixture, SERVICE, endpoints};
 
@@ -161,7 +161,8 @@ fn a_file_that_cannot_be_used_changes_nothing_and_is_reported() {
         stage::replace(&fixture.file, text);
         let source = || fixture.setup.status()["clients"][0]["services"][0]["source"].clone();
         let source = eventually(what, source, |source| source["failures"].as_u64() > Some(failures));
-        failures = source["failures"].as_u64().expect("a count");
+        failures += 1;
+        assert_eq!(source["failures"], failures, "{what} is counted once");
         let error = source["error"].as_str().expect("an error");
         assert!(error.contains(message), "{what}: {error}");
         assert_eq!(answering(&fixture).len(), 3, "{what}");
@@ -298,4 +299,102 @@ fn a_file_rewritten_all_the_time_is_never_read_half() {
     let counts = stage::probe::parse_counts(&probe.ask("enough"));
     let names: BTreeSet<&str> = counts.keys().map(String::as_str).collect();
     assert!(names.iter().all(|name| ["b1", "b2", "b3"].contains(name)), "{counts:?}");
+}
+
+/// What one client task has no room for is no fault of another that took the same list.
+#[test]
+fn a_list_that_one_client_has_no_slots_for_is_a_fault_of_that_client_alone() {
+    let stage = Stage::new();
+    let setup = Setup::new(&stage, "a");
+    let (op, act) = (Cgroup::new(), Cgroup::new());
+    let list = |third: u8| -> String {
+        let addresses: Vec<String> = (1..=40).map(|n| format!("127.0.{third}.{n}:80")).collect();
+        endpoints(&addresses.iter().map(|address| (address.as_str(), "")).collect::<Vec<_>>())
+    };
+    setup.write("big.toml", &list(1));
+    setup.write("bigger.toml", &list(2));
+    let client = |job: &str, cgroup: &Cgroup, services: &str| {
+        let cgroup = cgroup.relative().display().to_string();
+        format!("[[client]]\njob = \"{job}\"\ncgroup = \"{cgroup}\"\nservices = {services}\n")
+    };
+    let service = |name: &str, address: &str| {
+        format!(
+            "[[service]]\nname = \"{name}\"\naddress = \"{address}\"\nsubset = \"all\"\nbackends = {{ file = \
+             \"{name}.toml\" }}\n"
+        )
+    };
+    let text = client("op", &op, "[\"big\", \"bigger\"]")
+        + &client("act", &act, "[\"bigger\"]")
+        + &service("big", "10.96.0.10:80")
+        + &service("bigger", "10.96.0.11:80")
+        + "[limits]\nslots = 64\n";
+    let _daemon = Daemon::start(&setup, &text);
+    let faults = || setup.status()["degraded"].as_array().cloned().unwrap_or_default();
+    let told = |faults: &Vec<serde_json::Value>| {
+        faults.iter().any(|fault| fault.to_string().contains("all 64 slots"))
+    };
+    let faults = eventually("it is told", faults, told);
+    for fault in &faults {
+        let fault = fault.as_str().expect("text");
+        assert!(fault.starts_with("client op, service big") && !fault.contains("client act"), "{faults:?}");
+    }
+}
+
+/// Files that are not what they should be, each as long as one may be, of ten services at once.
+#[test]
+fn ten_faulty_files_at_once_take_little_memory() {
+    const LONGEST: usize = 4 << 20;
+    let mut fixture = Fixture::without_daemon();
+    let mut text =
+        format!("[[client]]\njob = \"web\"\ncgroup = \"{}\"\n", fixture.cgroup.relative().display());
+    let name =
+        |service: usize| format!("s{service}.{}", if service.is_multiple_of(2) { "toml" } else { "json" });
+    let json = r#"[{"targets": ["127.0.0.1:8001"]}]"#;
+    let good = |service: usize| {
+        if service.is_multiple_of(2) { endpoints(&[("127.0.0.1:8001", "")]) } else { json.to_owned() }
+    };
+    for service in 0..10 {
+        text += &format!(
+            "[[service]]\nname = \"s{service}\"\naddress = \"10.96.1.{service}:80\"\nbackends = {{ file = \"{}\" }}\n",
+            name(service)
+        );
+        fixture.setup.write(&name(service), &good(service));
+    }
+    fixture.setup.write("socklb.toml", &text);
+    fixture.start();
+    let peak = || {
+        let status =
+            stage::daemon::read(std::path::Path::new(&format!("/proc/{}/status", fixture.daemon().pid())));
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("a peak").to_owned();
+        line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") >> 10
+    };
+    let before = peak();
+    let shapes: [(&str, &str); 5] = [
+        ("endpoint=[{address=\"x\"},", "[{\"targets\":[\"x\"]},"),
+        ("[", "["),
+        ("[[endpoint]]\naddress=\"x\"\n", "[{\"targets\":[],\"labels\":{\"a\":\"b\"}},"),
+        ("a=1\n", "{\"a\":1,"),
+        ("{a=", "1,"),
+    ];
+    let failures = |at_least: u64| {
+        let status = fixture.setup.status();
+        let services = status["clients"][0]["services"].as_array().cloned().unwrap_or_default();
+        services.iter().filter(|service| service["source"]["failures"].as_u64() >= Some(at_least)).count()
+    };
+    for (round, (toml, json)) in (1..).zip(shapes) {
+        for service in 0..10_usize {
+            let (first, more) = if service.is_multiple_of(2) { ("", toml) } else { ("[", json) };
+            let whole = first.to_owned() + &more.repeat((LONGEST - 1) / more.len());
+            stage::replace(&fixture.setup.folder.join(name(service)), &whole[..whole.len().min(LONGEST)]);
+        }
+        let all = stage::within(6 * stage::patience(), || failures(round), |count| *count == 10);
+        assert_eq!(all, Ok(10), "every file is refused: {toml} {json}");
+    }
+    let peak = peak();
+    assert!(peak < 200, "{peak} MiB, {before} MiB before");
+    for service in 0..10 {
+        stage::replace(&fixture.setup.folder.join(name(service)), &good(service));
+    }
+    let code = || fixture.setup.run(&["status"]).status.code();
+    eventually("all is well again", code, |code| *code == Some(0));
 }

@@ -10,7 +10,7 @@ use stage::kernel;
 use stage::maps::array;
 use stage::{Cgroup, Daemon, Setup, Stage};
 
-use stage::fixture::{Fixture, SERVICE, config, with_active_accounting};
+use stage::fixture::{Fixture, SERVICE, config, with_active_accounting, with_passes};
 
 fn start(setup: &Setup, text: &str) -> Output {
     let path = setup.write("socklb.toml", text);
@@ -199,17 +199,18 @@ fn flows_of_a_namespace_that_may_not_be_entered_are_kept_and_counted() {
     let stage = Stage::new();
     let setup = Setup::new(&stage, "a");
     let cgroup = Cgroup::new();
-    setup.write("socklb.toml", &config(&cgroup, r#"{ static = ["127.0.0.1:8001"] }"#, ""));
+    setup.write("socklb.toml", &with_passes(&config(&cgroup, r#"{ static = ["127.0.0.1:8001"] }"#, "")));
     let mut daemon = start_as_nobody(&stage, &setup, |_| {});
     let mut elsewhere = stage::Probe::start_with(&cgroup, stage::namespace::in_a_network_of_its_own);
     assert!(elsewhere.try_dial(SERVICE).is_err(), "nobody is there");
-    for _ in 0..2 {
-        stage::daemon::signal(&daemon, rustix::process::Signal::TERM);
-        assert!(daemon.wait().expect("reap the daemon").success());
-        daemon = start_as_nobody(&stage, &setup, |_| {});
-    }
-    let kept = || setup.status()["clients"][0]["repair"]["kept_elsewhere"].as_u64();
-    stage::eventually("it is counted", kept, |kept| *kept == Some(1));
+    let passes = || setup.status()["clients"][0]["repair"]["passes"].as_u64();
+    stage::eventually("passes have seen it", passes, |passes| *passes >= Some(3));
+    // Where it is told that a process holds it, all is known that has to be.
+    let is_told = !kernel::SPECULATION_BARRIERS.is_here();
+    let status = setup.status();
+    assert_eq!(status["clients"][0]["repair"]["kept_elsewhere"], u64::from(!is_told), "{status}");
+    let fault = "client web: 1 open flows are in network namespaces that cannot be looked into";
+    assert_eq!(status["degraded"].to_string().contains(fault), !is_told, "{status}");
     assert_eq!(setup.active(), 1);
     drop(elsewhere);
     assert_eq!(setup.active(), 0);
@@ -230,23 +231,15 @@ fn a_connection_of_an_mptcp_socket_that_cannot_be_told_apart_is_given_back() {
     let _backend = stage::Backend::start("b", "127.0.0.1:8001");
     // With full accounting the program for TCP events sees it end.
     let text = config(&cgroup, r#"{ static = ["127.0.0.1:8001"] }"#, "");
-    setup.write("socklb.toml", &with_active_accounting(&text));
+    setup.write("socklb.toml", &with_passes(&with_active_accounting(&text)));
     let mut probe = stage::Probe::start(&cgroup);
     let mut daemon = start_as_nobody(&stage, &setup, |_| {});
-    let again = |mut daemon: stage::daemon::Kept| {
-        stage::daemon::signal(&daemon, rustix::process::Signal::TERM);
-        assert!(daemon.wait().expect("reap the daemon").success());
-        start_as_nobody(&stage, &setup, |_| {})
-    };
     let answer = probe.ask(&format!("mptcp {SERVICE}"));
     let [_, socket, "b", _] = answer.split(' ').collect::<Vec<_>>()[..] else { panic!("{answer}") };
     assert_eq!(setup.active(), 1);
-    daemon = again(daemon);
-    let listed = || stage::maps::hash::<u64, abi::Listed>(&setup.map("web", map::LISTED)).keys().count();
-    stage::eventually("a list has shown it", listed, |count| *count == 1);
+    let passes = || setup.status()["clients"][0]["repair"]["passes"].as_u64();
+    stage::eventually("a pass has seen it", passes, |passes| *passes >= Some(2));
     probe.close(socket.parse().expect("a number"));
-    assert_eq!(setup.active(), 1, "no program saw its end");
-    daemon = again(daemon);
     stage::eventually("it is given back", || setup.active(), |active| *active == 0);
     stage::daemon::signal(&daemon, rustix::process::Signal::TERM);
     assert!(daemon.wait().expect("reap the daemon").success());

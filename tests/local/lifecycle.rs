@@ -100,9 +100,11 @@ fn status_works_from_the_pins_when_the_daemon_is_dead() {
         for what in ["configured_cgroup", "neighbours", "repair"] {
             clients[0][what].take();
         }
-        clients[0]["services"][0]["source"].take();
+        for lately in ["source", "handshake_60s"] {
+            clients[0]["services"][0][lately].take();
+        }
         for backend in clients[0]["services"][0]["backends"].as_array_mut().expect("backends") {
-            for lately in ["share_60s", "diverted_60s", "latency_60s", "rates_60s"] {
+            for lately in ["share_60s", "diverted_60s", "failed_60s", "latency_60s", "rates_60s"] {
                 backend[lately].take();
             }
         }

@@ -24,6 +24,8 @@ mod active;
 
 mod endings;
 
+mod degraded;
+
 mod flows;
 
 mod counts;
@@ -38,15 +40,26 @@ mod lifecycle;
 
 mod faults;
 
+mod exhaustion;
+
+mod starts;
+mod trust;
+
+mod hung;
+
 mod commands;
 
 mod service;
 
 mod reload;
 
+mod links;
+
 mod repair;
 
 mod notify;
+
+mod questions;
 
 mod doctor;
 
@@ -55,3 +68,7 @@ mod many;
 mod peers;
 
 mod peers_flows;
+
+mod unanswered;
+
+mod callbacks;

@@ -3,12 +3,14 @@
 
 use std::collections::BTreeMap;
 
-use lb_common::abi::{OVERFLOW_REFUSE, Policy, Service, map};
+use lb_common::abi::{Backend, OVERFLOW_REFUSE, Policy, RecentErrors, Service, map};
+use lb_common::ticks::{TICK_LOG2, tick};
+use rustix::time::{ClockId, clock_gettime};
 use serde_json::Value;
 use stage::maps::array;
 use stage::{Probe, eventually, replace};
 
-use stage::fixture::{Fixture, SERVICE, config};
+use stage::fixture::{Fixture, SERVICE, config, with_passes};
 
 /// A daemon whose service has these lines, before endpoints of these weights.
 fn start(lines: &str, weights: [u32; 3]) -> Fixture {
@@ -186,4 +188,26 @@ fn every_policy_may_be_switched_to_with_flows_open() {
         }
         assert_eq!(probe.dial_many(SERVICE, 9).values().sum::<u32>(), 9);
     }
+}
+
+/// Ticks begin anew after 52 days: errors of which nothing is left would weigh again then.
+#[test]
+fn errors_that_are_long_past_are_taken_away_and_others_stay() {
+    const DAY_NS: u64 = 86_400_000_000_000;
+    let mut fixture = Fixture::without_daemon();
+    weigh(&fixture, [1; 3]);
+    fixture.setup.write("socklb.toml", &with_passes(&text(&fixture, "policy = \"p2c\"")));
+    fixture.start();
+    let clock = clock_gettime(ClockId::Monotonic);
+    let now = tick(u64::try_from(clock.tv_sec).expect("after the boot") * 1_000_000_000);
+    let days = |days: u64| u32::try_from((days * DAY_NS) >> TICK_LOG2).expect("below 52 days");
+    let aged = [14, 1, 0].map(|age| RecentErrors { count: 7, since: now.wrapping_sub(days(age)) });
+    let pin = fixture.setup.map("web", map::BACKENDS);
+    for (slot, errors) in (0..).zip(aged) {
+        let mut backend = array::<Backend>(&pin).get(&slot, 0).expect("a backend");
+        backend.0.errors = errors;
+        array::<Backend>(&pin).set(slot, backend, 0).expect("store it");
+    }
+    let errors = || [0, 1, 2].map(|slot| array::<Backend>(&pin).get(&slot, 0).expect("a backend").0.errors);
+    eventually("the old are gone", errors, |errors| *errors == [RecentErrors::default(), aged[1], aged[2]]);
 }

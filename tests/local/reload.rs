@@ -23,12 +23,6 @@ fn write(setup: &Setup, text: &str) {
     replace(&setup.folder.join("socklb.toml"), text);
 }
 
-fn degraded(setup: &Setup) -> Vec<String> {
-    let status = setup.status();
-    let faults = status["degraded"].as_array().expect("a list").iter();
-    faults.map(|fault| fault.as_str().expect("text").to_owned()).collect()
-}
-
 fn services(setup: &Setup) -> Vec<String> {
     let status = setup.status();
     let services = status["clients"][0]["services"].as_array().cloned().unwrap_or_default();
@@ -140,7 +134,7 @@ fn clients_are_added_removed_and_moved() {
     eventually("it has moved", || reached(&mut first), |reached| *reached);
     // It is left a moment after it is attached where it is now: in between no connect must go unbalanced.
     eventually("nothing begins where it was", || reached(&mut second), |reached| !*reached);
-    assert_eq!(degraded(&fixture.setup), Vec::<String>::new());
+    assert_eq!(fixture.setup.faults(), Vec::<String>::new());
 }
 
 #[test]
@@ -187,7 +181,7 @@ fn a_configuration_with_a_fault_changes_nothing_and_is_reported() {
     let fixture = Fixture::new();
     let good = text(&fixture, "", "", "");
     write(&fixture.setup, &text(&fixture, "index = 9", "polcy = \"p2c\"", ""));
-    let faults = eventually("it is reported", || degraded(&fixture.setup), |faults| !faults.is_empty());
+    let faults = eventually("it is reported", || fixture.setup.faults(), |faults| !faults.is_empty());
     for part in ["socklb.toml:4:", "index", "socklb.toml:10:", "polcy"] {
         assert!(faults[0].contains(part), "{part:?} is not in {faults:?}");
     }
@@ -195,10 +189,10 @@ fn a_configuration_with_a_fault_changes_nothing_and_is_reported() {
     assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3);
     // A missing file is one, too.
     std::fs::remove_file(fixture.setup.folder.join("socklb.toml")).expect("remove it");
-    eventually("it is reported", || degraded(&fixture.setup), |faults| faults[0].contains("No such file"));
+    eventually("it is reported", || fixture.setup.faults(), |faults| faults[0].contains("No such file"));
     assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3);
     write(&fixture.setup, &good);
-    eventually("it is good again", || degraded(&fixture.setup), Vec::is_empty);
+    eventually("it is good again", || fixture.setup.faults(), Vec::is_empty);
 }
 
 #[test]
@@ -207,7 +201,7 @@ fn what_cannot_change_while_running_is_named_and_the_rest_changes() {
     let limits = "[limits]\nflow_records = 64\n[paths]\nrun = \"elsewhere\"\n";
     write(&fixture.setup, &text(&fixture, "", "", &(second_service() + limits)));
     eventually("the rest is taken on", || services(&fixture.setup).len(), |count| *count == 2);
-    let faults = degraded(&fixture.setup);
+    let faults = fixture.setup.faults();
     // Paths are given on the command line here, which goes before the file.
     let pins = fixture.setup.pins.display();
     assert_eq!(
@@ -220,7 +214,7 @@ fn what_cannot_change_while_running_is_named_and_the_rest_changes() {
     assert!(fixture.daemon().log().contains(&faults[0]), "it is in the log as well");
     // Only that is put back: nothing else changes.
     write(&fixture.setup, &text(&fixture, "", "", &second_service()));
-    eventually("it is taken back", || degraded(&fixture.setup), Vec::is_empty);
+    eventually("it is taken back", || fixture.setup.faults(), Vec::is_empty);
 }
 
 #[test]
@@ -230,11 +224,11 @@ fn an_address_of_metrics_that_changed_is_named_until_a_restart() {
     write(&fixture.setup, &text(&fixture, "", "", &(second_service() + metrics)));
     eventually("the rest is taken on", || services(&fixture.setup).len(), |count| *count == 2);
     let fault = "metrics.listen cannot change while running; restart socklb to apply it";
-    assert_eq!(degraded(&fixture.setup), [fault]);
+    assert_eq!(fixture.setup.faults(), [fault]);
     assert!(fixture.daemon().log().contains(fault), "it is in the log as well");
     fixture.stop();
     fixture.start();
-    assert_eq!(degraded(&fixture.setup), Vec::<String>::new());
+    assert_eq!(fixture.setup.faults(), Vec::<String>::new());
 }
 
 /// What the message about limits says to do: for every client.
@@ -246,7 +240,7 @@ fn limits_change_as_the_message_says() {
     fixture.setup.write("socklb.toml", &two(&fixture, ""));
     fixture.start();
     write(&fixture.setup, &two(&fixture, "[limits]\nslots = 1024\n"));
-    let faults = eventually("it is told", || degraded(&fixture.setup), |faults| !faults.is_empty());
+    let faults = eventually("it is told", || fixture.setup.faults(), |faults| !faults.is_empty());
     let pins = fixture.setup.pins.display();
     let loop_ = format!("`for client in one two; do socklb detach $client --pins '{pins}'; done`");
     assert!(faults[0].contains(&loop_) && faults[0].starts_with("limits.slots cannot"), "{faults:?}");
@@ -256,7 +250,8 @@ fn limits_change_as_the_message_says() {
     let output = fixture.setup.run(&["run", "--config", path.to_str().expect("UTF-8")]);
     let (code, text) = stage::daemon::failure(&output);
     assert_eq!(code, Some(1), "{text}");
-    for part in ["the pins of 2 clients", "client one: ", "client two: ", "maps/backends", &loop_] {
+    for part in ["none of 2 clients can be started", "client one: ", "client two: ", "maps/backends", &loop_]
+    {
         assert!(text.contains(part), "{part:?} is not in {text}");
     }
     for client in ["one", "two"] {
@@ -264,7 +259,7 @@ fn limits_change_as_the_message_says() {
     }
     fixture.start();
     assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3);
-    assert_eq!(degraded(&fixture.setup), Vec::<String>::new());
+    assert_eq!(fixture.setup.faults(), Vec::<String>::new());
 }
 
 /// Each SIGHUP is answered in the log, and so is the end of a fault.
@@ -282,7 +277,7 @@ fn what_becomes_of_a_faulty_configuration_is_said() {
     }
     write(&fixture.setup, &good);
     eventually("its end is said", || said("the configuration is good again"), |times| *times == 1);
-    assert_eq!(degraded(&fixture.setup), Vec::<String>::new());
+    assert_eq!(fixture.setup.faults(), Vec::<String>::new());
     assert_eq!(said("configuration taken on"), 0, "nothing has changed");
 }
 
@@ -299,7 +294,7 @@ fn a_client_whose_pins_were_removed_is_named_and_comes_back_with_a_reload() {
         std::fs::rename(fixture.setup.pins_of("web"), &gone).expect("take the pins away");
         std::fs::remove_dir_all(gone).expect("remove the pins");
         eventually("it is said", || said("its pins were removed"), |count| *count == times);
-        let faults = degraded(&fixture.setup);
+        let faults = fixture.setup.faults();
         assert!(
             faults[0].starts_with("client web: its pins were removed") && faults[0].contains("SIGHUP"),
             "{faults:?}"
@@ -317,7 +312,7 @@ fn a_client_whose_pins_were_removed_is_named_and_comes_back_with_a_reload() {
         } else {
             write(&fixture.setup, &text(&fixture, "", "", &second_service()));
         }
-        eventually("it is attached again", || degraded(&fixture.setup), Vec::is_empty);
+        eventually("it is attached again", || fixture.setup.faults(), Vec::is_empty);
         assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3);
     }
     assert_eq!(said("its pins were removed"), 2, "once each");
@@ -336,7 +331,7 @@ fn sighup_reads_everything_anew() {
         eventually("it is taken on", taken_on, |count| *count == before + times);
     }
     assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3);
-    assert_eq!(degraded(&fixture.setup), Vec::<String>::new());
+    assert_eq!(fixture.setup.faults(), Vec::<String>::new());
 }
 
 /// A file that is bad when the configuration is read anew: the list in force stays, not an older one.
@@ -348,11 +343,11 @@ fn a_reload_keeps_the_list_in_force_where_the_file_is_bad() {
     let only = || probe.dial_many(SERVICE, 5).into_keys().collect::<Vec<_>>();
     eventually("the list is taken", only, |names| *names == ["b2"]);
     replace(&fixture.file, "[[endpoint]]\naddress = 5\n");
-    eventually("it is reported", || degraded(&fixture.setup).len(), |count| *count == 1);
+    eventually("it is reported", || fixture.setup.faults().len(), |count| *count == 1);
     write(&fixture.setup, &text(&fixture, "", "", &second_service()));
     eventually("it is taken on", || services(&fixture.setup).len(), |count| *count == 2);
     assert_eq!(fixture.probe().dial_many(SERVICE, 30), [("b2".to_owned(), 30)].into());
-    assert_eq!(degraded(&fixture.setup).len(), 1, "the file is still bad");
+    assert_eq!(fixture.setup.faults().len(), 1, "the file is still bad");
 }
 
 /// Two clients, each with its job and its cgroup.
@@ -400,7 +395,7 @@ fn a_client_stays_until_the_one_that_takes_over_is_attached() {
     let foreign = pins.join("theirs");
     std::fs::hard_link(fixture.setup.map("web", "walks"), &foreign).expect("somebody else's pin");
     write(&fixture.setup, &text(&fixture, "name = \"heir\"", "", ""));
-    let faults = eventually("it is told", || degraded(&fixture.setup), |faults| faults.len() >= 2);
+    let faults = eventually("it is told", || fixture.setup.faults(), |faults| faults.len() >= 2);
     assert!(faults.iter().any(|fault| fault.contains("maps/theirs")), "{faults:?}");
     assert!(faults.iter().any(|fault| fault.contains("client web: it is to leave")), "{faults:?}");
     std::fs::remove_file(foreign).expect("remove the pin");
@@ -411,7 +406,7 @@ fn a_client_stays_until_the_one_that_takes_over_is_attached() {
     let counts = stage::probe::parse_counts(&busy.ask("enough"));
     assert!(counts.keys().all(|name| name.starts_with('b')), "{counts:?}");
     eventually("the one before is gone", || old.exists(), |exists| !exists);
-    assert_eq!(degraded(&fixture.setup), Vec::<String>::new());
+    assert_eq!(fixture.setup.faults(), Vec::<String>::new());
 }
 
 /// A client that an earlier daemon has left attached, and that was not configured for a while.
@@ -428,12 +423,12 @@ fn a_client_that_comes_back_gets_new_programs() {
     assert_ne!(without, whole);
     fixture.setup.write("socklb.toml", &without);
     fixture.start();
-    assert_eq!(degraded(&fixture.setup).len(), 1, "web is attached and not configured");
+    assert_eq!(fixture.setup.faults().len(), 1, "web is attached and not configured");
     write(&fixture.setup, &whole);
     let attached = || fixture.daemon().log().contains("client attached client=web");
     eventually("it is taken over", attached, |attached| *attached);
     assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3);
-    eventually("nothing is wrong", || degraded(&fixture.setup), Vec::is_empty);
+    eventually("nothing is wrong", || fixture.setup.faults(), Vec::is_empty);
 }
 
 /// What a source has gone through is not forgotten with a reload.
@@ -476,5 +471,34 @@ fn a_reload_that_adds_many_clients_does_not_keep_the_daemon_from_answering() {
     assert!(fed >= 3, "the loop has turned {fed} times while {more} clients were started");
     let attached = || fixture.setup.status()["clients"].as_array().map(Vec::len);
     eventually("all are there", attached, |count| *count == Some(more + 1));
-    assert_eq!(degraded(&fixture.setup), Vec::<String>::new());
+    assert_eq!(fixture.setup.faults(), Vec::<String>::new());
+}
+
+/// Each configuration names a file in another directory.
+#[test]
+fn directories_of_files_that_are_no_longer_configured_are_not_watched() {
+    let fixture = Fixture::new();
+    let watched = || {
+        let folder = format!("/proc/{}/fdinfo", fixture.daemon().pid());
+        let files = std::fs::read_dir(folder).expect("a process").filter_map(Result::ok);
+        let text = files.filter_map(|file| std::fs::read_to_string(file.path()).ok());
+        text.map(|text| text.matches("inotify wd:").count()).sum::<usize>()
+    };
+    let before = eventually("directories are watched", watched, |count| *count >= 2);
+    let good = stage::daemon::read(&fixture.file);
+    for round in 0..5 {
+        let folder = fixture.setup.folder.join(round.to_string());
+        std::fs::create_dir(&folder).expect("make a directory");
+        std::fs::write(folder.join("users.toml"), &good).expect("write");
+        let named = format!("\"{round}/users.toml\"");
+        write(&fixture.setup, &text(&fixture, "", "", "").replace("\"users.toml\"", &named));
+        let taken_on = || fixture.daemon().log().matches("configuration taken on").count();
+        eventually("it is taken on", taken_on, |times| *times == round + 1);
+    }
+    eventually("one more is watched", watched, |count| *count == before + 1);
+    let last = fixture.setup.folder.join("4/users.toml");
+    replace(&last, &stage::fixture::endpoints(&[("127.0.0.1:8002", "")]));
+    let mut probe = fixture.probe();
+    let names = || probe.dial_many(SERVICE, 6).into_keys().collect::<Vec<_>>();
+    eventually("the last one is followed", names, |names| *names == ["b2"]);
 }

@@ -4,7 +4,8 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use lb_common::abi::{Rules, Service, TICK_LOG2, map};
+use lb_common::abi::{Rules, Service, map};
+use lb_common::ticks::TICK_LOG2;
 use stage::maps::array;
 use stage::udp::{MAPPED, SERVICE, Scene, address_of, ask, backend_of, connect, inquire, open};
 use stage::{Cgroup, Daemon, DatagramBackend, Probe, Setup, Stage, eventually};

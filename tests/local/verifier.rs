@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 use aya::maps::{Map, MapData};
+use aya_obj::btf::{Btf, BtfKind};
 use aya_obj::generated::{bpf_attach_type, bpf_cmd, bpf_prog_type};
 use aya_obj::{Object, ProgramSection};
 use lb_common::abi::{self, ENTRIES_PER_CELL, map};
@@ -106,7 +107,10 @@ fn verified([schedule_entries, slots, flow_records]: [u32; 3]) -> Vec<(String, u
         ("FULL_ACCOUNTING", 1),
         ("SCANS", 1),
         ("SK_ERR", offset("sk_err")),
+        ("SK_ERR_SOFT", offset("sk_err_soft")),
         ("RELEASED_SK_ERR", offset("sk_err")),
+        ("RELEASED_SK_ERR_SOFT", offset("sk_err_soft")),
+        ("RELEASED_CALLBACKS", offset("bpf_sock_ops_cb_flags")),
         ("RELEASED_SRTT", offset("srtt_us")),
         ("RELEASED_RETRANSMITS", offset("total_retrans")),
         ("RELEASED_BYTES_RECEIVED", offset("bytes_received")),
@@ -179,6 +183,10 @@ fn load(
         ProgramSection::SockOps => {
             (bpf_prog_type::BPF_PROG_TYPE_SOCK_OPS, bpf_attach_type::BPF_CGROUP_SOCK_OPS)
         }
+        // An iterator over open files: what the kernel calls it is known by its types.
+        ProgramSection::Iter { .. } => {
+            (bpf_prog_type::BPF_PROG_TYPE_TRACING, bpf_attach_type::BPF_TRACE_ITER)
+        }
         other => panic!("the object has a program of a new kind, which belongs into this list: {other:?}"),
     };
     let mut log = vec![0u8; 1 << 16];
@@ -187,6 +195,11 @@ fn load(
     let load = unsafe { &mut attr.__bindgen_anon_3 };
     load.prog_type = kind as u32;
     load.expected_attach_type = attach_type as u32;
+    if let ProgramSection::Iter { .. } = section {
+        let types = Btf::from_sys_fs().expect("the kernel's types");
+        let function = types.id_by_type_name_kind("bpf_iter_task_file", BtfKind::Func);
+        load.attach_btf_id = function.expect("an iterator over open files (Linux 5.8)");
+    }
     load.insns = instructions.as_ptr() as u64;
     load.insn_cnt = u32::try_from(instructions.len()).expect("a program of that size");
     load.license = license.as_ptr() as u64;

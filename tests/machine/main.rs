@@ -86,13 +86,14 @@ fn files(folder: &Path) {
         ("proc", "proc", MountFlags::empty()),
         ("sysfs", "sys", MountFlags::RDONLY),
         ("cgroup2", "sys/fs/cgroup", MountFlags::empty()),
-        ("bpf", "sys/fs/bpf", MountFlags::empty()),
         ("tmpfs", "dev", MountFlags::empty()),
         ("tmpfs", "run", MountFlags::empty()),
         ("tmpfs", "tmp", MountFlags::empty()),
     ] {
         mount(kind, &root.join(place), flags, "");
     }
+    // As systemd mounts it.
+    mount("bpf", &root.join("sys/fs/bpf"), MountFlags::empty(), "mode=0700");
     // Kernel settings belong to the host.
     let settings = root.join("proc/sys");
     rustix::mount::mount_bind(&settings, &settings).expect("bind the kernel's settings");

@@ -8,6 +8,8 @@ mod prometheus;
 
 mod page;
 
+mod crowds;
+
 mod scrape;
 
 mod shipped;

@@ -1,13 +1,11 @@
 //! Pages as they are sent: on the daemon's socket and on the port, whole or cut off, to readers that read and that do not.
 
-use std::io::Read;
 use std::net::TcpStream;
-use std::os::unix::net::UnixStream;
 use std::sync::Mutex;
 
 use stage::daemon::failure;
+use stage::eventually;
 use stage::fixture::{Fixture, SERVICE};
-use stage::{Daemon, eventually};
 
 use crate::http::{self, OPEN_METRICS, TEXT};
 use crate::prometheus::promtool;
@@ -24,7 +22,7 @@ pub fn listening() -> Fixture {
 }
 
 /// Adds lines to the configuration.
-fn with(fixture: &Fixture, lines: &str) {
+pub fn with(fixture: &Fixture, lines: &str) {
     let text = stage::daemon::read(&fixture.setup.folder.join("socklb.toml"));
     fixture.setup.write("socklb.toml", &(text + lines));
 }
@@ -175,38 +173,4 @@ fn runs_of_the_programs_are_told_while_the_kernel_counts_them() {
     drop(counting);
     // They are what they were: nobody has dialled since.
     assert_eq!(runs(), Some((count, seconds)));
-}
-
-/// Readers that ask and do not read: their pages wait, and everything else goes on.
-#[test]
-fn readers_that_stop_hold_up_nobody() {
-    // As many backends as make a page that no socket buffer takes.
-    let fixture = Fixture::without_daemon();
-    let list: Vec<String> = (0..500).map(|n| format!("\"127.1.{}.{}:80\"", n / 250, n % 250 + 1)).collect();
-    let text = stage::daemon::read(&fixture.setup.folder.join("socklb.toml"));
-    let text = text.replace(
-        r#"{ file = "users.toml" }"#,
-        &format!("{{ static = [{}] }}\nsubset = \"all\"", list.join(", ")),
-    );
-    let daemon = Daemon::start(&fixture.setup, &format!("{text}[metrics]\nlisten = \"{LISTEN}\"\n"));
-    // By the socket: a port's buffers grow with what nobody reads.
-    let socket = fixture.setup.folder.join("run/socklb.sock");
-    let mut stopped: Vec<UnixStream> = (0..4)
-        .map(|_| {
-            let mut stream = UnixStream::connect(&socket).expect("reach the socket");
-            http::request(&mut stream, "GET", "/metrics", TEXT);
-            let mut begin = [0; 12];
-            stream.read_exact(&mut begin).expect("the answer begins");
-            assert_eq!(&begin, b"HTTP/1.0 200");
-            stream
-        })
-        .collect();
-    assert_eq!(http::get(LISTEN, "/metrics", TEXT).code, 503, "a fifth is told to come again");
-    let status = fixture.setup.status();
-    assert_eq!(status["daemon"]["pid"], daemon.pid(), "the daemon itself answers");
-    // One goes away, and its place is free.
-    stopped.pop();
-    let page =
-        eventually("a reader gets its page", || http::get(LISTEN, "/metrics", TEXT), |page| page.code == 200);
-    assert_eq!(page.body.lines().filter(|line| line.starts_with("socklb_flows_active{")).count(), 500);
 }

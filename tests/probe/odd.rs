@@ -3,6 +3,8 @@
 //! Requests: `uring ADDRESS` (a connect through io_uring), `fastopen ADDRESS` (a connect that is a write, with data in the SYN
 //! once the peer has given a cookie), `deferred ADDRESS` (a connect that is put off until the first write, once there is a
 //! cookie), `write SOCKET`, `name SOCKET` (reads the backend's name), `syncnt SOCKET` (how often its SYN is sent again),
+//! `retransmits SOCKET` (how often its SYN was), `error SOCKET` (takes its error off),
+//! `relisten SOCKET ADDRESS` (lets a socket that was connected listen),
 //! `patient SYNCNT ADDRESS` (as `start`, with that number set before), `mount ADDRESS FOLDER` (has the kernel dial a file
 //! server there).
 
@@ -43,6 +45,20 @@ pub fn answer(probe: &mut Probe, words: &[&str]) -> Option<String> {
         },
         ["syncnt", socket] => match get(&probe.sockets[&number(socket)], libc::TCP_SYNCNT) {
             Ok(count) => format!("ok {count}"),
+            Err(errno) => format!("err {}", errno.raw_os_error()),
+        },
+        // The first word of `struct tcp_info`: state, state of congestion control, retransmissions, probes.
+        ["retransmits", socket] => match get(&probe.sockets[&number(socket)], libc::TCP_INFO) {
+            Ok(word) => format!("ok {}", word.to_ne_bytes()[2]),
+            Err(errno) => format!("err {}", errno.raw_os_error()),
+        },
+        ["relisten", socket, address] => {
+            let socket = &probe.sockets[&number(socket)];
+            let bound = rustix::net::bind(socket, &parse(address));
+            outcome(bound.and_then(|()| rustix::net::listen(socket, 16)))
+        }
+        ["error", socket] => match rustix::net::sockopt::socket_error(&probe.sockets[&number(socket)]) {
+            Ok(error) => format!("ok {}", error.err().map_or(0, Errno::raw_os_error)),
             Err(errno) => format!("err {}", errno.raw_os_error()),
         },
         ["patient", count, address] => {

@@ -3,7 +3,7 @@
 use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
 
 use lb_common::abi::ABI_VERSION;
 use serde_json::Value;
@@ -66,6 +66,14 @@ impl Setup {
         serde_json::from_slice(&output.stdout).unwrap_or_else(|error| {
             panic!("status --json: {error}: {}", String::from_utf8_lossy(&output.stderr));
         })
+    }
+
+    /// What the daemon says is wrong.
+    pub fn faults(&self) -> Vec<String> {
+        let status = self.status();
+        assert!(status["daemon"].is_object(), "the daemon answers: {status}");
+        let faults = status["degraded"].as_array().expect("a list").iter();
+        faults.map(|fault| fault.as_str().expect("text").to_owned()).collect()
     }
 
     /// The backends of a service as (address, field) pairs.
@@ -177,6 +185,42 @@ impl Daemon {
         self.child.id()
     }
 
+    /// Lets it open so many descriptors more, and no further one; `None` for as many as it may have.
+    pub fn leave_descriptors(&self, free: Option<usize>) {
+        use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
+        let entries = fs::read_dir(format!("/proc/{}/fd", self.pid())).expect("its descriptors");
+        let number = |entry: std::io::Result<fs::DirEntry>| -> u64 {
+            entry.expect("an entry").file_name().to_string_lossy().parse().expect("a number")
+        };
+        let taken: std::collections::BTreeSet<u64> = entries.map(number).collect();
+        // It has inherited ours. A limit is of numbers: below it there are as many that are free.
+        let maximum = getrlimit(Resource::Nofile).maximum;
+        let current = match free {
+            Some(free) => (0..).filter(|number| !taken.contains(number)).nth(free),
+            None => maximum,
+        };
+        let pid = i32::try_from(self.pid()).ok().and_then(Pid::from_raw);
+        prlimit(pid, Resource::Nofile, Rlimit { current, maximum }).expect("change its limit");
+    }
+
+    /// Lets it take so many bytes of address space more, and no further one; `None` for as many as it may have.
+    pub fn leave_memory(&self, free: Option<u64>) {
+        use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
+        let statm = fs::read_to_string(format!("/proc/{}/statm", self.pid())).expect("its memory");
+        // Of one that has ended it is 0.
+        let pages: u64 = statm.split(' ').next().and_then(|pages| pages.parse().ok()).expect("its size");
+        let size = pages * rustix::param::page_size() as u64;
+        let maximum = getrlimit(Resource::As).maximum;
+        let current = free.map_or(maximum, |free| Some(size + free));
+        let pid = i32::try_from(self.pid()).ok().and_then(Pid::from_raw);
+        prlimit(pid, Resource::As, Rlimit { current, maximum }).expect("change its limit");
+    }
+
+    /// How it has ended, if it has.
+    pub fn ending(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().expect("ask for the daemon")
+    }
+
     /// Asks it to stop and waits; returns its exit code.
     pub fn stop(mut self) -> Option<i32> {
         signal(&self.child, rustix::process::Signal::TERM);
@@ -279,14 +323,19 @@ pub fn lock_little_memory(command: &mut Command) {
 
 /// Lets membarrier(2) fail in a child, as on kernels booted with `nohz_full`.
 pub fn refuse_membarrier(command: &mut Command) {
+    refuse(command, libc::SYS_membarrier, libc::EINVAL);
+}
+
+/// Lets a system call fail in a child, always and with this error.
+pub fn refuse(command: &mut Command, call: libc::c_long, errno: libc::c_int) {
     use libc::{
         BPF_ABS, BPF_JEQ, BPF_JMP, BPF_K, BPF_LD, BPF_RET, BPF_W, SECCOMP_RET_ALLOW, SECCOMP_RET_ERRNO,
     };
     use std::os::unix::process::CommandExt;
     let instruction =
         |code: u32, jt, jf, k| libc::sock_filter { code: u16::try_from(code).expect("an opcode"), jt, jf, k };
-    let number = u32::try_from(libc::SYS_membarrier).expect("a system call");
-    let refused = SECCOMP_RET_ERRNO | u32::try_from(libc::EINVAL).expect("an errno");
+    let number = u32::try_from(call).expect("a system call");
+    let refused = SECCOMP_RET_ERRNO | u32::try_from(errno).expect("an errno");
     // The number of the call is the first word that a filter sees.
     let mut filter = [
         instruction(BPF_LD | BPF_W | BPF_ABS, 0, 0, 0),

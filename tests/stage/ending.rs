@@ -32,10 +32,12 @@ pub enum Ending {
     Other,
     /// What accounting cannot tell.
     Unknown,
+    /// The application cancelled when an answer was due.
+    Unanswered,
 }
 
 /// All of them, in order.
-pub const ENDINGS: [Ending; 12] = [
+pub const ENDINGS: [Ending; 13] = [
     Ending::Closed,
     Ending::Refused,
     Ending::TimedOut,
@@ -48,6 +50,7 @@ pub const ENDINGS: [Ending; 12] = [
     Ending::Destroyed,
     Ending::Other,
     Ending::Unknown,
+    Ending::Unanswered,
 ];
 
 impl fmt::Display for Ending {
@@ -76,7 +79,8 @@ pub enum Seen {
     DataTimeout,
     /// The connect failed and nothing was sent.
     NotSent,
-    /// It gave up before there was a connection.
+    /// It gave up before there was a connection. Whether an answer was due by then depends on how busy the machine is, so
+    /// that [`Ending::GaveUp`] and [`Ending::Unanswered`] are compared together.
     GaveUp,
     /// It closed with `SO_LINGER` 0.
     Lingered,
@@ -142,7 +146,7 @@ mod tests {
     fn endings_are_named_in_their_order() {
         let names: Vec<String> = ENDINGS.iter().map(ToString::to_string).collect();
         let expected = "closed refused timed-out unreachable reset data-timeout not-sent gave-up aborted destroyed \
-                        other unknown";
+                        other unknown unanswered";
         assert_eq!(names.join(" "), expected);
     }
 }

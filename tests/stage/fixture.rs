@@ -98,6 +98,11 @@ pub fn with_active_accounting(text: &str) -> String {
     text.replace("[[client]]\n", "[[client]]\naccounting = \"active\"\n")
 }
 
+/// A configuration with which passes over the flow records are a second apart.
+pub fn with_passes(text: &str) -> String {
+    text.to_owned() + "[accounting]\nreclaim_interval = \"1s\"\n"
+}
+
 /// An endpoint file: addresses, each with further lines. Indexes are positions.
 pub fn endpoints(list: &[(&str, &str)]) -> String {
     let entry = |(address, more): &(&str, &str)| format!("[[endpoint]]\naddress = \"{address}\"\n{more}\n");

@@ -11,6 +11,10 @@ pub mod kernel;
 
 pub mod namespace;
 
+pub mod router;
+
+pub mod foreign;
+
 pub mod cgroup;
 
 pub mod backend;
@@ -41,6 +45,8 @@ pub mod ledger;
 
 pub mod filter;
 
+pub mod hung;
+
 pub mod stress;
 
 pub mod workers;
@@ -59,7 +65,7 @@ pub use probe::{Dialled, Probe};
 /// How long a fact may take to come true: longer in a guest, whose CPU is emulated and shared.
 pub fn patience() -> Duration {
     let seconds = std::env::var(PATIENCE_S).ok().and_then(|text| text.parse().ok());
-    Duration::from_secs(seconds.unwrap_or(10))
+    Duration::from_secs(seconds.unwrap_or(30))
 }
 
 /// Whether the tests run in a guest under emulation, where everything that computes takes many times longer.

@@ -1,12 +1,13 @@
 //! The system call bpf(2) for what aya does not offer: one function, and what several tests need of it.
 
+use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use aya_obj::generated::{bpf_attr, bpf_cmd};
+use aya_obj::generated::{bpf_attach_type, bpf_attr, bpf_cmd, bpf_link_info, bpf_prog_type};
 
 /// No attribute set.
 pub fn attributes() -> bpf_attr {
@@ -29,9 +30,43 @@ pub unsafe fn bpf(command: bpf_cmd, attributes: &mut bpf_attr) -> io::Result<i32
     i32::try_from(result).ok().filter(|result| *result >= 0).ok_or_else(io::Error::last_os_error)
 }
 
-/// Detaches the program of a pinned link, at once, and removes the pin. Without the first, the kernel would do it some
-/// milliseconds after the pin is gone.
-pub fn remove_link(pin: &Path) {
+/// `r0 = 1; exit`: lets every call go on.
+const NOTHING: [u64; 2] = [0x0000_0001_0000_00b7, 0x0000_0000_0000_0095];
+
+/// Loads a program of these instructions: an opcode is the lowest byte of each, registers the next, then an offset of 16 bits
+/// and a constant of 32.
+///
+/// # Panics
+/// If the kernel refuses.
+pub fn load_program(kind: bpf_prog_type, attach_type: bpf_attach_type, instructions: &[u64]) -> OwnedFd {
+    // Below Linux 5.11 programs count against what a process may lock.
+    let unlimited = rustix::process::Rlimit { current: None, maximum: None };
+    let _ = rustix::process::setrlimit(rustix::process::Resource::Memlock, unlimited);
+    let mut attr = attributes();
+    // SAFETY: this member is the one that the command below reads; nothing else was written.
+    let load = unsafe { &mut attr.__bindgen_anon_3 };
+    load.prog_type = kind as u32;
+    load.expected_attach_type = attach_type as u32;
+    load.insns = instructions.as_ptr() as u64;
+    load.insn_cnt = u32::try_from(instructions.len()).expect("a short program");
+    load.license = c"GPL".as_ptr() as u64;
+    // SAFETY: instructions and licence outlive the call, and nothing is written.
+    let program = unsafe { bpf(bpf_cmd::BPF_PROG_LOAD, &mut attr) };
+    let program = program.unwrap_or_else(|error| panic!("load a program: {error}"));
+    // SAFETY: the kernel has just made this descriptor for us.
+    unsafe { OwnedFd::from_raw_fd(program) }
+}
+
+/// A program for a cgroup's IPv4 connects that does nothing.
+fn idle_connect4() -> OwnedFd {
+    load_program(
+        bpf_prog_type::BPF_PROG_TYPE_CGROUP_SOCK_ADDR,
+        bpf_attach_type::BPF_CGROUP_INET4_CONNECT,
+        &NOTHING,
+    )
+}
+
+fn open_link(pin: &Path) -> OwnedFd {
     let path = CString::new(pin.as_os_str().as_bytes()).expect("a path without NUL");
     let mut attr = attributes();
     attr.__bindgen_anon_4.pathname = path.as_ptr() as u64;
@@ -39,13 +74,61 @@ pub fn remove_link(pin: &Path) {
     let link = unsafe { bpf(bpf_cmd::BPF_OBJ_GET, &mut attr) }
         .unwrap_or_else(|error| panic!("open {}: {error}", pin.display()));
     // SAFETY: the kernel has just made this descriptor for us.
-    let link = unsafe { OwnedFd::from_raw_fd(link) };
+    unsafe { OwnedFd::from_raw_fd(link) }
+}
+
+/// Detaches the program of a pinned link, at once. The pin stays.
+pub fn detach_link(pin: &Path) {
+    let link = open_link(pin);
     let mut attr = attributes();
     attr.link_detach.link_fd = link.as_raw_fd().cast_unsigned();
     // SAFETY: there are no pointers in these attributes.
     unsafe { bpf(bpf_cmd::BPF_LINK_DETACH, &mut attr) }
         .unwrap_or_else(|error| panic!("detach {}: {error}", pin.display()));
+}
+
+/// Detaches the program of a pinned link, at once, and removes the pin. Without the first, the kernel would do it some
+/// milliseconds after the pin is gone.
+pub fn remove_link(pin: &Path) {
+    detach_link(pin);
     std::fs::remove_file(pin).unwrap_or_else(|error| panic!("remove {}: {error}", pin.display()));
+}
+
+/// Puts a program that does nothing in place of the one of a pinned link at the hook `connect4`.
+pub fn disable_connect4(pin: &Path) {
+    let program = idle_connect4();
+    let link = open_link(pin);
+    let mut attr = attributes();
+    attr.link_update.link_fd = link.as_raw_fd().cast_unsigned();
+    attr.link_update.__bindgen_anon_1.new_prog_fd = program.as_raw_fd().cast_unsigned();
+    // SAFETY: there are no pointers in these attributes.
+    unsafe { bpf(bpf_cmd::BPF_LINK_UPDATE, &mut attr) }
+        .unwrap_or_else(|error| panic!("update {}: {error}", pin.display()));
+}
+
+/// The kernel's ids of a client's pinned links, by name: a link that was made again has another one.
+pub fn link_ids(pins: &Path) -> BTreeMap<String, u32> {
+    let links = std::fs::read_dir(pins.join("links")).into_iter().flatten();
+    links
+        .map(|link| {
+            let link = link.expect("a link");
+            (link.file_name().to_string_lossy().into_owned(), link_id(&link.path()))
+        })
+        .collect()
+}
+
+fn link_id(pin: &Path) -> u32 {
+    let link = open_link(pin);
+    // SAFETY: a structure of plain numbers, for all of which zero is a value.
+    let mut info: bpf_link_info = unsafe { std::mem::zeroed() };
+    let mut attr = attributes();
+    attr.info.bpf_fd = link.as_raw_fd().cast_unsigned();
+    attr.info.info_len = u32::try_from(size_of::<bpf_link_info>()).expect("a small structure");
+    attr.info.info = (&raw mut info) as u64;
+    // SAFETY: the structure is as large as is said, and outlives the call.
+    unsafe { bpf(bpf_cmd::BPF_OBJ_GET_INFO_BY_FD, &mut attr) }
+        .unwrap_or_else(|error| panic!("ask for {}: {error}", pin.display()));
+    info.id
 }
 
 /// Lets the kernel count how often programs run and how long, on the whole host, until the descriptor is closed.
@@ -59,4 +142,42 @@ pub fn count_runs() -> OwnedFd {
     let fd = fd.unwrap_or_else(|error| panic!("turn statistics on: {error}"));
     // SAFETY: the kernel has just made this descriptor for us.
     unsafe { OwnedFd::from_raw_fd(fd) }
+}
+
+/// A program at a cgroup's IPv4 connects that admits no other beside it, as an old tool attaches it. Goes when it is dropped.
+pub struct Exclusive {
+    program: OwnedFd,
+    cgroup: std::fs::File,
+}
+
+impl Exclusive {
+    /// Attaches it to the cgroup at a path; it does nothing.
+    ///
+    /// # Panics
+    /// If the kernel refuses.
+    pub fn attach(cgroup: &Path) -> Self {
+        let program = idle_connect4();
+        let cgroup = std::fs::File::open(cgroup).expect("open the cgroup");
+        let alone = Self { program, cgroup };
+        alone.call(bpf_cmd::BPF_PROG_ATTACH).expect("attach it");
+        alone
+    }
+
+    fn call(&self, command: bpf_cmd) -> io::Result<i32> {
+        let mut attr = attributes();
+        // SAFETY: this member is the one that both commands read; nothing else was written.
+        let attach = unsafe { &mut attr.__bindgen_anon_5 };
+        attach.__bindgen_anon_1.target_fd = self.cgroup.as_raw_fd().cast_unsigned();
+        attach.attach_bpf_fd = self.program.as_raw_fd().cast_unsigned();
+        attach.attach_type = bpf_attach_type::BPF_CGROUP_INET4_CONNECT as u32;
+        // SAFETY: there are no pointers in these attributes.
+        unsafe { bpf(command, &mut attr) }
+    }
+}
+
+impl Drop for Exclusive {
+    fn drop(&mut self) {
+        // The cgroup takes it along if it was removed.
+        let _ = self.call(bpf_cmd::BPF_PROG_DETACH);
+    }
 }

@@ -1,12 +1,12 @@
 //! Many sockets that are open at once: opens, replaces and closes as many as it is told, which ones by chance.
 
+use fastrand::Rng;
 use std::io::{BufRead, Write};
 use std::os::fd::OwnedFd;
 
 use anyhow::{Context, Result, bail, ensure};
 use stage::stress::Service;
 
-use crate::random::Random;
 use crate::serve::many_files;
 use crate::socket;
 
@@ -22,7 +22,7 @@ pub struct Options {
 pub fn run(options: &Options) -> Result<()> {
     many_files()?;
     let mut crowd =
-        Crowd { sockets: Vec::new(), random: Random::new(options.seed, 0), service: Service::of("crowd") };
+        Crowd { sockets: Vec::new(), random: Rng::with_seed(options.seed), service: Service::of("crowd") };
     for request in std::io::stdin().lock().lines() {
         let request = request?;
         let answer = match request.split(' ').collect::<Vec<_>>().as_slice() {
@@ -49,7 +49,7 @@ pub fn run(options: &Options) -> Result<()> {
 
 struct Crowd {
     sockets: Vec<OwnedFd>,
-    random: Random,
+    random: Rng,
     service: Service,
 }
 
@@ -61,7 +61,7 @@ impl Crowd {
 
     fn close(&mut self) -> Result<()> {
         ensure!(!self.sockets.is_empty(), "nothing is open");
-        let at = self.random.index(self.sockets.len());
+        let at = self.random.usize(..self.sockets.len());
         self.sockets.swap_remove(at);
         Ok(())
     }

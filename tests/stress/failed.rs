@@ -35,13 +35,13 @@ pub const UNROUTED: [Errno; 4] = [Errno::NETUNREACH, Errno::HOSTUNREACH, Errno::
 fn refused(player: &mut Player) -> Result<()> {
     let service = Service::of("refused");
     let mut flows = 1;
-    if player.random.below(2) == 0 {
+    if player.random.bool() {
         let socket = tcp(service.address(), SocketFlags::empty())?;
         fails(connect(&socket, &service.address()), &[Errno::CONNREFUSED])?;
     } else {
         let socket = begin(service)?;
         wait(&socket, PollFlags::OUT)?;
-        match player.random.below(4) {
+        match player.random.u32(..4) {
             // Nobody looks at the error.
             0 => {}
             // The next connect gives the error and chooses nobody, the one after that begins anew.
@@ -80,7 +80,7 @@ fn refused_6(player: &mut Player) -> Result<()> {
 fn no_route(player: &mut Player) -> Result<()> {
     let service = Service::of("no-route");
     let socket = tcp(service.address(), SocketFlags::empty())?;
-    for _ in 0..=player.random.below(3) {
+    for _ in 0..=player.random.u32(..3) {
         fails(connect(&socket, &service.address()), &UNROUTED)?;
         player.ledger.ended(service.name, Seen::NotSent);
     }
@@ -99,9 +99,9 @@ fn no_port(player: &mut Player) -> Result<()> {
     let first = bound(0)?;
     reach(&first, service.address())?;
     let port = std::net::SocketAddr::try_from(rustix::net::getsockname(&first)?)?.port();
-    for _ in 0..=player.random.below(2) {
+    for _ in 0..=player.random.u32(..2) {
         let socket = bound(port)?;
-        if player.random.below(2) == 0 {
+        if player.random.bool() {
             fails(connect(&socket, &closed.address()), &[Errno::CONNREFUSED])?;
             player.ledger.ended(closed.name, Seen::Refused);
         }
@@ -119,7 +119,7 @@ fn no_port(player: &mut Player) -> Result<()> {
 fn cancelled(player: &mut Player) -> Result<()> {
     let service = Service::of("cancelled");
     let socket = begin(service)?;
-    match player.random.below(4) {
+    match player.random.u32(..4) {
         0 => {}
         1 => {
             connect_unspec(&socket)?;
@@ -142,7 +142,7 @@ fn cancelled(player: &mut Player) -> Result<()> {
 fn doubled(player: &mut Player) -> Result<()> {
     let service = Service::of("doubled");
     let socket = begin(service)?;
-    for _ in 0..=player.random.below(3) {
+    for _ in 0..=player.random.u32(..3) {
         fails(connect(&socket, &service.address()), &[Errno::ALREADY])?;
     }
     player.ledger.ended(service.name, Seen::GaveUp);
@@ -155,7 +155,7 @@ fn destroyed_early(player: &mut Player) -> Result<()> {
     let socket = begin(service)?;
     let [backend] = service.backends()[..] else { unreachable!("it has one backend") };
     netlink::destroy(&socket, backend)?;
-    if player.random.below(2) == 0 {
+    if player.random.bool() {
         has_failed(&socket, Errno::CONNABORTED)?;
     }
     player.ledger.ended(service.name, Seen::DestroyedEarly);
@@ -178,7 +178,7 @@ fn timed_out(player: &mut Player) -> Result<()> {
     player.ledger.ended(service.name, Seen::TimedOut);
     wait_until_over(&sockets)?;
     for socket in sockets {
-        if player.random.below(2) == 0 {
+        if player.random.bool() {
             has_failed(&socket, Errno::TIMEDOUT)?;
         }
         player.ledger.ended(service.name, Seen::TimedOut);
@@ -199,12 +199,12 @@ fn rejected(player: &mut Player) -> Result<()> {
         let sockets = (0..player.batch.div_ceil(4)).map(|_| begin(service)).collect::<Result<Vec<_>>>()?;
         wait_until_over(&sockets)?;
         for socket in sockets {
-            if player.random.below(2) == 0 {
+            if player.random.bool() {
                 has_failed(&socket, errno)?;
             }
             player.ledger.ended(name, seen);
         }
-        if player.random.below(4) == 0 {
+        if player.random.u32(..4) == 0 {
             let socket = tcp(service.address(), SocketFlags::empty())?;
             fails(connect(&socket, &service.address()), &[errno])?;
             player.ledger.ended(name, seen);

@@ -1,5 +1,6 @@
 //! Connects and closes as fast as it can: most with a reset, some in order, a few that fail.
 
+use fastrand::Rng;
 use std::io::{BufRead, Write};
 
 use anyhow::{Context, Result};
@@ -10,7 +11,6 @@ use stage::ledger::Ledger;
 use stage::stress::Service;
 
 use crate::failed::UNROUTED;
-use crate::random::Random;
 use crate::socket::{dial, fails, linger_not, tcp};
 
 /// `stress hammer`
@@ -23,7 +23,7 @@ pub struct Options {
 
 /// `stress hammer`: one number of connects a line, answered with what they must be counted as.
 pub fn run(options: &Options) -> Result<()> {
-    let mut random = Random::new(options.seed, 0);
+    let mut random = Rng::with_seed(options.seed);
     let [crowd, refused, unrouted] = ["crowd", "refused", "no-route"].map(Service::of);
     for request in std::io::stdin().lock().lines() {
         let request = request?;
@@ -35,7 +35,7 @@ pub fn run(options: &Options) -> Result<()> {
         let connects: u64 = request.parse().context("a number of connects")?;
         let mut ledger = Ledger::default();
         for _ in 0..connects {
-            match random.below(100) {
+            match random.u32(..100) {
                 0..75 => {
                     linger_not(dial(crowd)?)?;
                     ledger.ended(crowd.name, Seen::Lingered);

@@ -18,8 +18,6 @@ mod odd;
 
 mod play;
 
-mod random;
-
 mod reached;
 
 mod reject;

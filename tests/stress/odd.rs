@@ -27,8 +27,8 @@ pub const SCENARIOS: [Scenario; 6] = [
 
 /// Fails some times in one way or another. Each is a choice.
 fn fail(player: &mut Player, socket: &OwnedFd) -> Result<()> {
-    for _ in 0..=player.random.below(4) {
-        if player.random.below(2) == 0 {
+    for _ in 0..=player.random.u32(..4) {
+        if player.random.bool() {
             fails(connect(socket, &Service::of("retried-refused").address()), &[Errno::CONNREFUSED])?;
             player.ledger.ended("retried-refused", Seen::Refused);
         } else {
@@ -44,7 +44,7 @@ fn retried(player: &mut Player) -> Result<()> {
     let service = Service::of("retried");
     let socket = tcp(service.address(), SocketFlags::empty())?;
     fail(player, &socket)?;
-    match player.random.below(3) {
+    match player.random.u32(..3) {
         0 => {}
         1 => {
             reach(&socket, service.address())?;
@@ -64,7 +64,7 @@ fn retried(player: &mut Player) -> Result<()> {
 fn moved(player: &mut Player) -> Result<()> {
     let service = Service::of("retried");
     let socket = tcp(service.address(), SocketFlags::empty())?;
-    match player.random.below(3) {
+    match player.random.u32(..3) {
         0 => {
             fail(player, &socket)?;
             reach(&socket, direct(ANSWERS))?;
@@ -139,10 +139,10 @@ fn datagram(player: &mut Player) -> Result<()> {
     let service = Service::of("datagram");
     let socket =
         rustix::net::socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
-    for _ in 0..=player.random.below(4) {
+    for _ in 0..=player.random.u32(..4) {
         reach(&socket, service.address())?;
         player.ledger.datagram(service.name);
-        match player.random.below(4) {
+        match player.random.u32(..4) {
             0 => connect_unspec(&socket)?,
             1 => reach(&socket, direct(ANSWERS))?,
             _ => ensure!(rustix::io::write(&socket, b"word")? == 4, "a datagram is sent whole"),

@@ -1,5 +1,6 @@
 //! Rounds: threads play scenarios until enough flows were chosen for, then all rest and the worker says what it saw.
 
+use fastrand::Rng;
 use std::collections::VecDeque;
 use std::io::{BufRead, Write};
 use std::os::fd::OwnedFd;
@@ -9,7 +10,6 @@ use stage::ending::Seen;
 use stage::ledger::{Counters, Ledger};
 use stage::stress::Service;
 
-use crate::random::Random;
 use crate::{failed, odd, reached, socket};
 
 /// `stress play`
@@ -38,7 +38,7 @@ pub struct Options {
 /// One thread's part of a round.
 pub struct Player {
     /// What it plays next.
-    pub random: Random,
+    pub random: Rng,
     /// What it saw.
     pub ledger: Ledger,
     /// Sockets at once where there are several.
@@ -107,7 +107,7 @@ impl Worker {
             let threads: Vec<_> = (0..threads)
                 .map(|thread| {
                     let player = Player {
-                        random: Random::new(self.options.seed, self.round * threads + thread),
+                        random: Rng::with_seed(self.options.seed.wrapping_add(self.round * threads + thread)),
                         ledger: Ledger::default(),
                         batch: self.options.batch,
                     };
@@ -168,7 +168,7 @@ impl Player {
         }
         let weights: u32 = all.iter().map(|scenario| scenario.weight).sum();
         while self.ledger.chosen() < flows {
-            let mut at = self.random.below(weights);
+            let mut at = self.random.u32(..weights);
             let drawn = all.iter().find(|scenario| {
                 let is_it = at < scenario.weight;
                 at = at.saturating_sub(scenario.weight);

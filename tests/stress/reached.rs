@@ -39,7 +39,7 @@ pub const SCENARIOS: [Scenario; 11] = [
 /// By the client, after a word or without one.
 fn closed(player: &mut Player, service: &str) -> Result<()> {
     let socket = dial(Service::of(service))?;
-    match player.random.below(3) {
+    match player.random.u32(..3) {
         0 => {}
         1 => say(&socket, 0)?,
         _ => exchange(&socket, ECHO)?,
@@ -52,7 +52,7 @@ fn closed(player: &mut Player, service: &str) -> Result<()> {
 fn closed_by_server(player: &mut Player) -> Result<()> {
     let socket = dial(Service::of("closed-by-server"))?;
     exchange(&socket, CLOSE)?;
-    if player.random.below(4) > 0 {
+    if player.random.u32(..4) > 0 {
         hear_the_end(&socket)?;
     }
     player.ledger.ended("closed-by-server", Seen::Closed);
@@ -63,7 +63,7 @@ fn closed_by_server(player: &mut Player) -> Result<()> {
 fn reset(player: &mut Player) -> Result<()> {
     let socket = dial(Service::of("reset"))?;
     say(&socket, RESET)?;
-    match player.random.below(3) {
+    match player.random.u32(..3) {
         0 => fails(rustix::io::read(&socket, &mut [0; 1]).map(drop), &[Errno::CONNRESET])?,
         1 => {
             wait(&socket, PollFlags::IN)?;
@@ -77,7 +77,7 @@ fn reset(player: &mut Player) -> Result<()> {
 
 fn lingered(player: &mut Player) -> Result<()> {
     let socket = dial(Service::of("lingered"))?;
-    if player.random.below(2) == 0 {
+    if player.random.bool() {
         exchange(&socket, ECHO)?;
     } else {
         player.ledger.hastily();
@@ -106,7 +106,7 @@ pub fn with_unread_data(service: &str) -> Result<OwnedFd> {
 fn shut(player: &mut Player) -> Result<()> {
     let socket = dial(Service::of("shut"))?;
     exchange(&socket, ECHO)?;
-    match player.random.below(3) {
+    match player.random.u32(..3) {
         0 => shutdown(&socket, Shutdown::Both)?,
         1 => {
             shutdown(&socket, Shutdown::Both)?;
@@ -125,8 +125,8 @@ fn shut(player: &mut Player) -> Result<()> {
 fn disconnected(player: &mut Player) -> Result<()> {
     let service = Service::of("disconnected");
     let socket = dial(service)?;
-    for _ in 0..=player.random.below(3) {
-        if player.random.below(2) == 0 {
+    for _ in 0..=player.random.u32(..3) {
+        if player.random.bool() {
             exchange(&socket, ECHO)?;
         } else {
             player.ledger.hastily();
@@ -146,7 +146,7 @@ fn doubled_late(player: &mut Player) -> Result<()> {
     fails(connect(&socket, &service.address()), &[Errno::INPROGRESS])?;
     wait(&socket, PollFlags::OUT)?;
     reach(&socket, service.address())?;
-    for _ in 0..player.random.below(3) {
+    for _ in 0..player.random.u32(..3) {
         fails(connect(&socket, &service.address()), &[Errno::ISCONN])?;
     }
     player.ledger.ended(service.name, Seen::Closed);
@@ -160,7 +160,7 @@ fn destroyed(player: &mut Player) -> Result<()> {
     exchange(&socket, ECHO)?;
     let [backend] = service.backends()[..] else { unreachable!("it has one backend") };
     netlink::destroy(&socket, backend)?;
-    if player.random.below(2) == 0 {
+    if player.random.bool() {
         has_failed(&socket, Errno::CONNABORTED)?;
     }
     player.ledger.ended(service.name, Seen::Destroyed);
@@ -180,7 +180,7 @@ fn data_timeout(player: &mut Player) -> Result<()> {
     }
     for socket in sockets {
         wait(&socket, PollFlags::IN)?;
-        if player.random.below(2) == 0 {
+        if player.random.bool() {
             has_failed(&socket, Errno::TIMEDOUT)?;
         }
         player.ledger.ended(service.name, Seen::DataTimeout);

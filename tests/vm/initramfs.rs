@@ -11,10 +11,14 @@ use crate::cpio::Archive;
 
 /// Programs of the host that tests call, by the path at which they look for them or that `PATH` leads to. They come
 /// with the libraries that they are linked to, so that no test needs another machine in a guest than on the host.
-const HOST_PROGRAMS: [(&str, &str); 3] = [
+const HOST_PROGRAMS: [(&str, &str); 7] = [
     ("/usr/sbin/bpftool", "shows maps by the names of their fields"),
     ("/usr/bin/setpriv", "takes capabilities away"),
     ("/usr/bin/mkfifo", "puts a pipe in a file's place"),
+    ("/usr/bin/chmod", "does what a message advises"),
+    ("/usr/bin/chown", "likewise"),
+    ("/usr/bin/sleep", "is a process of another name"),
+    ("/usr/bin/ip", "connects a network namespace with another one"),
 ];
 
 /// Our own, beside the tests: that is where the stage looks for them.

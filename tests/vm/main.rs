@@ -60,7 +60,11 @@ const SILENCE: Duration = Duration::from_secs(300);
 /// How long a fact may take to come true in a guest, in seconds. Only a test that fails waits so long.
 const PATIENCE_S: u32 = 120;
 /// However much it prints, a guest that runs so long is lost.
-const TOTAL: Duration = Duration::from_secs(20 * 60);
+const TOTAL: Duration = Duration::from_secs(40 * 60);
+
+/// Tests that run in a guest only if they are named: what they use up is a process's own on every kernel, and under
+/// emulation they take three minutes of eight. The host runs them.
+const HOST_ONLY: [&str; 2] = ["exhaustion::", "endpoints::ten_faulty_files_at_once_take_little_memory"];
 
 #[tokio::main]
 async fn main() -> ExitCode {
@@ -86,6 +90,9 @@ async fn run(options: Options) -> Result<()> {
             drop(place);
             tested.with_context(|| format!("kernel {}", name(&kernel)))
         }));
+    }
+    if options.filter.is_none() {
+        println!("vm: left to the host: {}", HOST_ONLY.join(", "));
     }
     let mut reports = Vec::new();
     for guest in guests {
@@ -125,7 +132,10 @@ async fn test_kernel(options: &Options, kernel: &Path) -> Result<Report> {
         arguments.push(record::TEST.to_owned());
         variables.push(format!("{}=1", stage::record::RECORDING));
     }
-    arguments.extend(options.filter.clone());
+    match &options.filter {
+        Some(filter) => arguments.push(filter.clone()),
+        None => arguments.extend(HOST_ONLY.iter().flat_map(|name| ["--skip".to_owned(), (*name).to_owned()])),
+    }
     let guest = Guest {
         name: name.clone(),
         kernel: kernel.join("vmlinuz"),

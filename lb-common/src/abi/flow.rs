@@ -213,17 +213,3 @@ impl Peer {
     /// Nobody.
     pub const NOBODY: Self = Self { address: Address::UNSPECIFIED, port: Be16::from_host(0), _reserved: 0 };
 }
-
-/// Which flow of a socket the kernel's list of sockets has shown. A connect that
-/// the kernel has not begun, or that failed, is in no list though its socket is open; once a list has shown the flow, the
-/// socket's absence means that the connection is over. Written and read by the daemon only; in a map so that it outlives
-/// the daemon.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
-pub struct Listed {
-    /// The slot of the flow's backend.
-    pub slot: u32,
-    /// Its generation.
-    pub generation: u32,
-}
-const _: () = assert!(size_of::<Listed>() == 8);

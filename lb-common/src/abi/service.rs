@@ -127,8 +127,8 @@ pub struct Rules {
     pub error_half_life: u32,
     /// Ticks after which a flow of addressed datagrams is chosen anew; 0 is never.
     pub rebind: u32,
-    /// Zero.
-    pub _padding: u32,
+    /// Ticks after which a SYN counts as unanswered if the application gives up; 0 if only a retransmission tells that.
+    pub unanswered_after: u32,
 }
 const _: () = assert!(size_of::<Rules>() == 20);
 
@@ -136,9 +136,6 @@ const _: () = assert!(size_of::<Rules>() == 20);
 pub const OVERFLOW_LEAST_LOADED: u8 = 0;
 /// When every backend is at the limit, the call is refused.
 pub const OVERFLOW_REFUSE: u8 = 1;
-
-/// Binary logarithm of the nanoseconds in a tick: 1.05 ms. As 32 bits they wrap after 52 days.
-pub const TICK_LOG2: u32 = 20;
 
 /// How a backend is picked. Numbers are part of the ABI.
 #[repr(u8)]

@@ -1,13 +1,14 @@
-//! `p2c`, power of two choices: of two random entries of the schedule the one whose backend has the lower load for its
-//! weight.
+//! `p2c`, power of two choices: of two random backends the one with the lower load for its weight.
 //!
-//! Drawing from the schedule makes weights and structural shares decide who is compared, and dividing the load by them
-//! keeps the comparison fair: a backend that is to get half as much is as loaded with half as many flows (Mitzenmacher,
-//! "The Power of Two Choices in Randomized Load Balancing"; Twitter's deterministic aperture compares in the same way).
+//! Drawing from the schedule makes weights and structural shares decide which backends are compared, and dividing the load
+//! by them keeps the comparison fair: a backend that is to get half as much is as loaded with half as many flows
+//! (Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing"; Twitter's deterministic aperture compares in the
+//! same way). As Twitter's, and other than in the analysis, it draws without replacement: two entries that name the same backend
+//! would be no choice.
 
-use super::view::View;
-use super::{NONSENSE, Tables};
-use crate::abi::{MAX_SCHEDULE_LOG2, NO_SLOT};
+use super::view::{View, slot_at};
+use super::{NONSENSE, Tables, mixed};
+use crate::abi::{MAX_SCHEDULE_LOG2, NO_SLOT, TableRef};
 
 /// Two positions out of one random number.
 #[inline(always)]
@@ -16,11 +17,21 @@ pub fn points(draw: u32) -> (u32, u32) {
 }
 const _: () = assert!(MAX_SCHEDULE_LOG2 <= 16);
 
-/// Of those at two positions who may be chosen and are below the limit, the one with the lower load for its weight; of
-/// equals the first.
+/// Entries beside the third position that are looked at for another backend. Five entries in a row of an interleaved
+/// schedule name another one unless a single backend has more than four fifths of it.
+const BESIDE: u32 = 4;
+
+/// Of the backends at the two positions of a draw that may be chosen and are below the limit, the one with the lower load
+/// for its weight; of equals the first. If both positions name one backend, the second of the pair is looked for elsewhere.
 #[inline(always)]
-pub fn better<T: Tables>(view: &View<'_, T>, one: u32, other: u32) -> u32 {
-    let (one, other) = (view.free_at(one), view.free_at(other));
+pub fn better<T: Tables>(view: &View<'_, T>, draw: u32) -> u32 {
+    let (first, second) = points(draw);
+    let Some(first) = slot_at(view.tables, view.table, first) else { return NONSENSE };
+    let Some(mut second) = slot_at(view.tables, view.table, second) else { return NONSENSE };
+    if second == first {
+        second = view.tables.other_entry(view.table, first, draw);
+    }
+    let (one, other) = (view.if_free(first), view.if_free(second));
     if one == NO_SLOT || other == NONSENSE {
         return other;
     }
@@ -33,3 +44,30 @@ pub fn better<T: Tables>(view: &View<'_, T>, one: u32, other: u32) -> u32 {
     let right = view.load(b) * u64::from(view.tables.share(a));
     if left <= right { one } else { other }
 }
+
+/// Another slot than `first`: at a third random position, or beside it. `first` itself if it has nearly all of the table.
+///
+/// The entries beside are looked at from a random one of them on, on a random side: neighbours in a schedule are always the
+/// same, and would otherwise be compared with each other more often than with the rest.
+#[inline(always)]
+pub fn other_than<T: Tables>(tables: &T, table: TableRef, first: u32, draw: u32) -> u32 {
+    let third = mixed(draw);
+    let slot = slot_at(tables, table, third).unwrap_or(NONSENSE);
+    if slot != first {
+        return slot;
+    }
+    let is_before = third >> 16 & 1;
+    let offset = third >> 17;
+    // Bound: BESIDE entries.
+    for step in 0..BESIDE {
+        let distance = (offset.wrapping_add(step) & (BESIDE - 1)) + 1;
+        // Minus the distance in two's complement, if the side before was drawn.
+        let position = third.wrapping_add((distance ^ is_before.wrapping_neg()).wrapping_add(is_before));
+        let slot = slot_at(tables, table, position).unwrap_or(NONSENSE);
+        if slot != first {
+            return slot;
+        }
+    }
+    first
+}
+const _: () = assert!(BESIDE.is_power_of_two());

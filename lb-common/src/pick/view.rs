@@ -45,12 +45,12 @@ impl<T: Tables> View<'_, T> {
     fn look(&self, draw: u32) -> u32 {
         let (mut from, mut looks) = (draw, MAX_SKIPS + 1);
         if self.rules.policy == Policy::P2c as u8 {
-            let (one, other) = p2c::points(draw);
-            let slot = p2c::better(self, one, other);
+            let slot = p2c::better(self, draw);
             if slot != NO_SLOT {
                 return slot;
             }
-            (from, looks) = (other.wrapping_add(1), MAX_SKIPS - 1);
+            let (_, second) = p2c::points(draw);
+            (from, looks) = (second.wrapping_add(1), MAX_SKIPS - 1);
         }
         walk::first_free(self, from, looks)
     }
@@ -99,6 +99,12 @@ impl<T: Tables> View<'_, T> {
     #[inline(always)]
     pub fn free_at(&self, position: u32) -> u32 {
         let Some(slot) = slot_at(self.tables, self.table, position) else { return NONSENSE };
+        self.if_free(slot)
+    }
+
+    /// The slot itself, if its backend may be chosen and is below the limit; [`NO_SLOT`] if not.
+    #[inline(always)]
+    pub fn if_free(&self, slot: u32) -> u32 {
         if slot == NO_SLOT {
             return NO_SLOT;
         }

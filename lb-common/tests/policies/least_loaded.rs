@@ -15,7 +15,7 @@ const RULES: Rules = Rules {
     active_limit: 0,
     error_half_life: TICKS,
     rebind: 0,
-    _padding: 0,
+    unanswered_after: 0,
 };
 const TICKS: u32 = 9_537;
 

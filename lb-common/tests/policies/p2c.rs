@@ -2,10 +2,10 @@
 
 use lb_common::abi::{NO_SLOT, Policy, RecentErrors, Rules};
 use lb_common::load::{HalfLife, decayed};
-use lb_common::pick::{How, choose};
+use lb_common::pick::{How, choose, pick};
 use proptest::prelude::*;
 
-use crate::host::{Host, LENGTH, NOW, picked, rules};
+use crate::host::{Cpu, Host, LENGTH, NOW, picked, rules};
 
 const TICKS: u32 = 9_537;
 
@@ -33,8 +33,42 @@ fn the_lower_load_for_its_weight_wins_and_of_equals_the_first() {
         check(&host(&flows), 0, 1, expected);
     }
     check(&host(&[1, 3]), 1, 0, 1);
-    // Twice the same point.
-    check(&host(&[9, 0]), 4, 8, 0);
+}
+
+#[test]
+fn two_points_on_one_backend_are_no_choice_and_another_is_looked_for() {
+    // Every entry of a quarter names slot 0: 4 and 8 both do.
+    let entries = (0..LENGTH).map(|entry| u32::from(entry % 4 != 0)).collect();
+    let host = Host::new(entries, 2).with_flows(&[9, 0]);
+    check(&host, 4, 8, 1);
+    check(&host.clone().with_flows(&[0, 9]), 4, 8, 0);
+    // The one that is found may not be chosen; and where neither may be, the walk goes on behind the second point.
+    check(&host.clone().without(&[1]), 4, 8, 0);
+    check(&host.without(&[0]), 4, 8, 1);
+    // Nobody else is there.
+    let alone = Host::new(vec![0; LENGTH as usize], 1).with_flows(&[9]);
+    check(&alone, 4, 8, 0);
+}
+
+/// One of two equal backends holds 30 flows: of 1,000 connects none goes there, and none to the one of fewer entries, either,
+/// up to a share of four fifths.
+#[test]
+fn a_loaded_backend_gets_nothing_while_another_is_idle() {
+    for weight in 1..=4 {
+        for loaded in 0..2 {
+            // In turn: as many entries of slot 0 as the weight, then one of slot 1.
+            let entries = (0..LENGTH).map(|entry| u32::from(entry % (weight + 1) == weight)).collect();
+            let mut host = Host::new(entries, 2);
+            host.backends[loaded].flows = 30;
+            let cpu = Cpu::new(weight << 28);
+            let to_it = (0..1000).filter(|_| {
+                pick(&host, &cpu, host.table(), rules(Policy::P2c), NOW).0.slot as usize == loaded
+            });
+            // Where the table wraps, entries do not follow each other in turn.
+            let at_most = if weight == 1 { 0 } else { 10 };
+            assert!(to_it.count() <= at_most, "{weight} : 1");
+        }
+    }
 }
 
 #[test]
@@ -77,6 +111,8 @@ proptest! {
         }
         let at = |point: u32| host.entries[(point % LENGTH) as usize];
         let (one, other) = (at(draw & 0xffff), at(draw >> 16));
+        // What stands in for the second point is told by other tests.
+        prop_assume!(one != other);
         // Exact fractions, reckoned in another way.
         let load = |slot: u32| {
             let backend = host.backends[slot as usize];

@@ -72,6 +72,36 @@ fn p2c_without_load_follows_the_schedule_by_chi_square() {
     }
 }
 
+/// Whichever backend a draw names first, every other one is as likely to be compared with it. It is seen by a load that lets
+/// every other one win.
+#[test]
+fn p2c_compares_each_backend_with_all_others_alike() {
+    /// Chi-square, upper 0.001, by degrees of freedom from 1 on.
+    const BOUNDS: [f64; 11] =
+        [10.828, 13.816, 16.266, 18.467, 20.515, 22.458, 24.322, 26.124, 27.877, 29.588, 31.264];
+    const DRAWS: u32 = 100_000;
+    for backends in 3..=12_u32 {
+        let mut host = weighted(&vec![1; backends as usize]);
+        host.backends[0].flows = 1_000_000;
+        for seed in seeds() {
+            let cpu = Cpu::new(seed);
+            let mut partners = vec![0; backends as usize];
+            for _ in 0..DRAWS {
+                let (picked, draw) = pick(&host, &cpu, host.table(), rules(Policy::P2c), NOW);
+                if host.entries[(draw & 0xffff) as usize % host.entries.len()] == 0 {
+                    partners[picked.slot as usize] += 1;
+                }
+            }
+            assert_eq!(partners[0], 0, "with itself");
+            let expected = f64::from(partners.iter().sum::<u32>()) / f64::from(backends - 1);
+            let terms = partners[1..].iter().map(|count| (f64::from(*count) - expected).powi(2) / expected);
+            let statistic: f64 = terms.sum();
+            let bound = BOUNDS[backends as usize - 3 + 1];
+            assert!(statistic < bound, "{backends} backends, seed {seed}: {statistic} {partners:?}");
+        }
+    }
+}
+
 /// Of any number of picks in a row, each backend has its part to within two: less than one for the walk's order and one for
 /// where the window begins.
 #[test]

@@ -107,7 +107,7 @@ mod tests {
     use std::net::SocketAddr;
 
     use lb_core::endpoint::EndpointState;
-    use lb_core::service::{Overflow, Policy, Protocol, Size, Subset, Task};
+    use lb_core::service::{Overflow, Policy, Protocol, Size, Subset, Task, UNANSWERED_AFTER};
     use lb_core::subset::Algorithm;
 
     use super::*;
@@ -122,6 +122,7 @@ mod tests {
             overflow: Overflow::LeastLoaded,
             error_decay: None,
             connect_timeout: None,
+            unanswered_after: UNANSWERED_AFTER,
             rebind: None,
             subset: Subset::Sized { algorithm, size: Size::Fixed(size) },
             seed: 7,

@@ -14,7 +14,7 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use lb_core::endpoint::EndpointState;
-use lb_core::service::{Overflow, Policy, Protocol, Service, Subset};
+use lb_core::service::{Overflow, Policy, Protocol, Service, Subset, UNANSWERED_AFTER};
 
 use super::client::{Client, SERVICE};
 use super::document::{JobTable, Kind};
@@ -150,6 +150,7 @@ impl<'a> World<'a> {
                 overflow: Overflow::LeastLoaded,
                 error_decay: None,
                 connect_timeout: None,
+                unanswered_after: UNANSWERED_AFTER,
                 rebind: None,
                 subset: Subset::Sized { algorithm, size: run.size.unwrap_or(table.size.0) },
                 seed: seed.unwrap_or_else(|| lb_core::service::seed(&table.name.0, &scenario.service)),

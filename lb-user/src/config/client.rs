@@ -101,11 +101,40 @@ fn read_cgroup(table: &Table<'_>, report: &mut Report<'_>) -> Option<(PathBuf, R
     }
 }
 
+/// Where a hybrid host has the hierarchies of version 1: none of them has cgroups that programs can be attached to.
+const CONTROLLERS_V1: [&str; 15] = [
+    "blkio",
+    "cpu",
+    "cpuacct",
+    "cpuset",
+    "devices",
+    "freezer",
+    "hugetlb",
+    "memory",
+    "misc",
+    "net_cls",
+    "net_prio",
+    "perf_event",
+    "pids",
+    "rdma",
+    "systemd",
+];
+
 fn parse_cgroup(text: &str) -> Result<PathBuf, (&'static str, String)> {
     let example =
         || "write a path below the cgroup2 mount, as in \"system.slice/frontend.service\"".to_owned();
     if text.chars().any(char::is_control) {
         return Err(("contains a control character", example()));
+    }
+    if text.contains(['*', '?', '[']) {
+        let help = "write a [[client]] for each cgroup, or the cgroup that they all lie in".to_owned();
+        return Err(("is a pattern, and patterns are not supported", help));
+    }
+    if let Some(("", below)) = text.split_once("/sys/fs/cgroup/")
+        && let Some((first, _)) = below.split_once('/')
+        && first.split(',').all(|name| CONTROLLERS_V1.contains(&name))
+    {
+        return Err(("is a path of cgroup version 1", example()));
     }
     if text.starts_with('/') {
         let mounts = ["/sys/fs/cgroup/unified", "/sys/fs/cgroup", ""];
@@ -425,6 +454,7 @@ pub mod tests {
             assert_eq!(cgroup(text), Ok("a/b.service".into()));
         }
         let example = "write a path below the cgroup2 mount, as in \"system.slice/frontend.service\"";
+        let pattern = "write a [[client]] for each cgroup, or the cgroup that they all lie in";
         let relative = "write \"system.slice/x\": paths are relative to the cgroup2 mount";
         let cases = [
             ("/system.slice/x", "is absolute", relative),
@@ -432,6 +462,16 @@ pub mod tests {
             ("/sys/fs/cgroup/unified/system.slice/x/", "is absolute", relative),
             ("/", "is absolute", example),
             ("/sys/fs/cgroup/", "is absolute", example),
+            ("/sys/fs/cgroup/memory/op-m", "is a path of cgroup version 1", example),
+            ("/sys/fs/cgroup/cpu,cpuacct/a/b", "is a path of cgroup version 1", example),
+            (
+                "/sys/fs/cgroup/cpu.slice/x",
+                "is absolute",
+                "write \"cpu.slice/x\": paths are relative to the cgroup2 mount",
+            ),
+            ("app@*.service", "is a pattern, and patterns are not supported", pattern),
+            ("a/b?", "is a pattern, and patterns are not supported", pattern),
+            ("a/[bc]", "is a pattern, and patterns are not supported", pattern),
             ("a/../b", "contains \"..\"", example),
             ("..", "contains \"..\"", example),
             ("", "is the whole host, the daemon included", example),

@@ -24,6 +24,20 @@ impl Default for Paths {
     }
 }
 
+/// The option that names this directory of pins to a command, with a blank before it; nothing if it is the usual one.
+pub fn pins_option(pins: &Path) -> String {
+    if *pins == Paths::default().pins {
+        return String::new();
+    }
+    // It is for a shell, and a path may hold anything.
+    format!(" --pins '{}'", pins.display().to_string().replace('\'', r"'\''"))
+}
+
+/// The command that removes a client with pins below `pins`.
+pub fn detach_command(client: &str, pins: &Path) -> String {
+    format!("socklb detach {client}{}", pins_option(pins))
+}
+
 /// Reads the table, if there is one; what is relative is so to `directory`.
 pub fn read(root: &Table<'_>, directory: &Path, report: &mut Report<'_>) -> Paths {
     let mut paths = Paths::default();

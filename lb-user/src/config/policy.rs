@@ -6,7 +6,7 @@
 use std::ops::{Range, RangeInclusive};
 use std::time::Duration;
 
-use lb_core::service::{MAX_SCAN, Overflow, Policy, Protocol, Scan, Size, Subset};
+use lb_core::service::{MAX_SCAN, Overflow, Policy, Protocol, Scan, Size, Subset, UNANSWERED_AFTER};
 
 use super::Source;
 use crate::diagnostic::Report;
@@ -20,6 +20,8 @@ pub const ERROR_DECAY: Duration = Duration::from_secs(10);
 const ERROR_DECAYS: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_hours(1);
 /// The kernel's steps begin at about a second, and without a limit it gives up after 127.
 const CONNECT_TIMEOUTS: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(127);
+/// The programs' clock has ticks of up to 10 ms; after a minute nobody waits for an answer any more.
+const UNANSWERED_AFTERS: RangeInclusive<Duration> = Duration::from_millis(10)..=Duration::from_secs(60);
 /// Shorter would be a choice per datagram, longer never.
 const REBINDS: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_hours(24);
 
@@ -35,6 +37,8 @@ pub struct Choice {
     pub error_decay: Option<(Range<usize>, Option<Duration>)>,
     /// After how long a connect gives up.
     pub connect_timeout: Option<Duration>,
+    /// After how long a SYN counts as unanswered if the application gives up.
+    pub unanswered_after: Duration,
     /// After how long an unconnected flow chooses anew.
     pub rebind: Option<Duration>,
 }
@@ -56,6 +60,10 @@ pub fn read(table: &Table<'_>, protocol: Option<Protocol>, report: &mut Report<'
         check_protocol(item, Protocol::Tcp, protocol, report);
         item.duration(CONNECT_TIMEOUTS, None, report)
     });
+    let unanswered_after = read_optional(table, "unanswered_after", |item| {
+        check_protocol(item, Protocol::Tcp, protocol, report);
+        item.duration(UNANSWERED_AFTERS, None, report)
+    });
     let rebind = read_optional(table, "udp", |item| {
         check_protocol(item, Protocol::Udp, protocol, report);
         read_udp(item, report)
@@ -66,6 +74,7 @@ pub fn read(table: &Table<'_>, protocol: Option<Protocol>, report: &mut Report<'
         overflow: overflow?,
         error_decay: error_decay?,
         connect_timeout: connect_timeout?,
+        unanswered_after: unanswered_after?.unwrap_or(UNANSWERED_AFTER),
         rebind: rebind?.flatten(),
     })
 }
@@ -187,6 +196,10 @@ mod tests {
             let of = service(&format!("connect_timeout = '{text}'"));
             assert_eq!(seconds(of.connect_timeout), Some(expected));
         }
+        for (text, expected) in [("10ms", 10), ("250ms", 250), ("2s", 2000), ("1m", 60_000)] {
+            let of = service(&format!("unanswered_after = '{text}'"));
+            assert_eq!(of.unanswered_after, Duration::from_millis(expected));
+        }
         for (text, expected) in
             [("{}", None), ("{ rebind = '1s' }", Some(1)), ("{ rebind = '24h' }", Some(86_400))]
         {
@@ -200,7 +213,7 @@ mod tests {
         let cases = [
             (
                 "policy = 'rr'",
-                "8:10: unknown policy \"rr\" (write \"round-robin\" or \"weighted-round-robin\" or \"least-loaded\" or \
+                "8:10: unknown policy \"rr\" (did you mean round-robin? write \"round-robin\" or \"weighted-round-robin\" or \"least-loaded\" or \
                  \"p2c\" or \"random\")",
             ),
             (
@@ -227,6 +240,14 @@ mod tests {
             ),
             ("connect_timeout = '7'", "8:19: connect_timeout is \"7\" (write \"1s\" to \"127s\")"),
             ("connect_timeout = '128s'", "8:19: connect_timeout is \"128s\" (write \"1s\" to \"127s\")"),
+            ("unanswered_after = '9ms'", "8:20: unanswered_after is \"9ms\" (write \"10ms\" to \"1m\")"),
+            ("unanswered_after = '61s'", "8:20: unanswered_after is \"61s\" (write \"10ms\" to \"1m\")"),
+            ("unanswered_after = 'off'", "8:20: unanswered_after is \"off\" (write \"10ms\" to \"1m\")"),
+            (
+                "protocol = 'udp'\nunanswered_after = '1s'",
+                "9:20: unanswered_after is for protocol \"tcp\", and this service has \"udp\" (leave unanswered_after out, or \
+                 write protocol = \"tcp\")",
+            ),
             ("protocol = 'udp'\nudp = '30s'", "9:7: udp must be a table, not a string"),
             (
                 "protocol = 'udp'\nudp = { rebnd = '30s' }",

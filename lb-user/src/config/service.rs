@@ -17,7 +17,7 @@ use super::{Accounting, ClientService, NamedFile, Source, name_text, policy, sou
 use crate::diagnostic::Report;
 use crate::document::{Item, Table, Unique};
 
-const KEYS: [&str; 12] = [
+const KEYS: [&str; 13] = [
     "name",
     "address",
     "protocol",
@@ -26,6 +26,7 @@ const KEYS: [&str; 12] = [
     "overflow",
     "error_decay",
     "connect_timeout",
+    "unanswered_after",
     "udp",
     "subset",
     "on_no_backend",
@@ -206,6 +207,8 @@ fn service_address(item: &Item<'_>, report: &mut Report<'_>) -> Option<SocketAdd
         ("is the unspecified address", "write the address that processes dial".to_owned())
     } else if address.ip().is_multicast() {
         ("is a multicast address", "write the address that processes dial".to_owned())
+    } else if matches!(address, SocketAddr::V4(v4) if v4.ip().is_broadcast()) {
+        ("is the broadcast address", "write the address that processes dial".to_owned())
     } else if matches!(address, SocketAddr::V6(v6) if v6.scope_id() != 0) {
         ("has a zone", "write an address that has one meaning on every interface".to_owned())
     } else {
@@ -249,6 +252,7 @@ fn read_entry(
         overflow: choice.overflow,
         error_decay: None,
         connect_timeout: choice.connect_timeout,
+        unanswered_after: choice.unanswered_after,
         rebind: choice.rebind,
         subset,
         seed: 0,
@@ -270,7 +274,7 @@ fn read_errno(item: &Item<'_>, report: &mut Report<'_>) -> Option<u16> {
 pub mod tests {
     use super::super::tests::{faults, good};
     use super::*;
-    use lb_core::service::{Overflow, Policy};
+    use lb_core::service::{Overflow, Policy, UNANSWERED_AFTER};
     use lb_core::subset::Algorithm;
 
     const HEAD: &str = "[[client]]\njob = 'j'\ncgroup = 'c'\n[[service]]\n";
@@ -307,6 +311,7 @@ pub mod tests {
             overflow: Overflow::LeastLoaded,
             error_decay: Some(Duration::from_secs(10)),
             connect_timeout: None,
+            unanswered_after: UNANSWERED_AFTER,
             rebind: None,
             subset: Subset::Sized { algorithm: Algorithm::Rocksteadier, size: Size::Auto { min: 12 } },
             seed: seed("j", "s"),
@@ -391,7 +396,7 @@ pub mod tests {
             (
                 "weight = 1",
                 "8:1: unknown key \"weight\" in a service (known keys: name, address, protocol, policy, \
-                 active_limit, overflow, error_decay, connect_timeout, udp, subset, on_no_backend, backends)",
+                 active_limit, overflow, error_decay, connect_timeout, unanswered_after, udp, subset, on_no_backend, backends)",
             ),
         ];
         for (line, expected) in cases {
@@ -406,6 +411,7 @@ pub mod tests {
             ("0.0.0.0:80", "is the unspecified address (write the address that processes dial)"),
             ("[::]:80", "is the unspecified address (write the address that processes dial)"),
             ("239.0.0.1:80", "is a multicast address (write the address that processes dial)"),
+            ("255.255.255.255:80", "is the broadcast address (write the address that processes dial)"),
             ("[ff02::1]:80", "is a multicast address (write the address that processes dial)"),
             ("[fe80::1%2]:80", "has a zone (write an address that has one meaning on every interface)"),
             (

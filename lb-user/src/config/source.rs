@@ -10,7 +10,7 @@ use toml::de::DeValue;
 
 use super::paths::path_text;
 use super::{NamedFile, Source};
-use crate::diagnostic::Report;
+use crate::diagnostic::{Report, quote};
 use crate::document::{Item, Table};
 use crate::source::endpoints::{self, Entry};
 
@@ -22,10 +22,28 @@ pub fn read(
     directory: &Path,
     report: &mut Report<'_>,
 ) -> Option<Source> {
+    // What was meant is plain in both.
+    let instead = match item.value() {
+        DeValue::String(file) => Some(format!("write {{ file = {} }}", quote(file))),
+        DeValue::Array(_) => Some("write { static = [..] }".to_owned()),
+        _ => None,
+    };
+    if let Some(help) = instead {
+        item.wrong_kind_but("a table", help, report);
+        return None;
+    }
     let table = item.table("backends", report)?;
     table.check_keys(&["file", "static"], report);
     match (table.get("file"), table.get("static")) {
-        (Some(file), None) => Some(Source::File(directory.join(path_text(&file, report)?))),
+        (Some(file), None) => {
+            let text = path_text(&file, report)?;
+            if is_yaml(Path::new(text)) {
+                let help = "write it as TOML, or as JSON in a file whose name ends in .json";
+                report.add(file.span(), format!("file {} is YAML by its name", quote(text)), help.to_owned());
+                return None;
+            }
+            Some(Source::File(directory.join(text)))
+        }
         (None, Some(list)) => read_static(&list, service, services, report),
         (Some(_), Some(list)) => {
             report.add(list.span(), "backends has both file and static", "write one of them".to_owned());
@@ -39,12 +57,17 @@ pub fn read(
     }
 }
 
+fn is_yaml(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension == "yaml" || extension == "yml")
+}
+
 /// The endpoint file of a service, as far as it can be read; what is wrong with it is reported elsewhere.
 pub fn named_file(table: &Table<'_>, service: Option<SocketAddr>, directory: &Path) -> Option<NamedFile> {
     let backends = table.get("backends")?;
     let DeValue::Table(entries) = backends.value() else { return None };
     let file = entries.get("file")?;
-    let text = file.get_ref().as_str().filter(|text| !text.is_empty() && !text.contains('\0'))?;
+    let is_read = |text: &&str| !text.is_empty() && !text.contains('\0') && !is_yaml(Path::new(text));
+    let text = file.get_ref().as_str().filter(is_read)?;
     Some(NamedFile { service, path: directory.join(text), span: file.span() })
 }
 
@@ -98,7 +121,17 @@ mod tests {
         assert_eq!(listed, [("10.0.0.2:80".to_owned(), 0, 1), ("10.0.0.1:80".to_owned(), 1, 1)]);
 
         let cases = [
-            ("'f'", "7:12: backends must be a table, not a string"),
+            (
+                "'users.toml'",
+                "7:12: backends must be a table, not a string (write { file = \"users.toml\" })",
+            ),
+            ("['10.0.0.1:80']", "7:12: backends must be a table, not a list (write { static = [..] })"),
+            ("1", "7:12: backends must be a table, not a whole number"),
+            (
+                "{ file = 'users.yaml' }",
+                "7:21: file \"users.yaml\" is YAML by its name (write it as TOML, or as JSON in a file whose name ends in \
+                 .json)",
+            ),
             (
                 "{}",
                 "7:12: backends has neither file nor static (write { file = \"users.toml\" } or { static = \

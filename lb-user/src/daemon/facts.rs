@@ -1,26 +1,31 @@
-//! What metrics tell and the maps do not hold. Everything else is read beside the loop.
+//! What the loop tells those who ask, as a value: status and metrics are made of it beside the loop.
 
+use std::collections::BTreeMap;
 use std::time::Instant;
 
 use super::Daemon;
+use super::leaving::HeldBack;
 use crate::agent::Agent;
-use crate::metrics::{ClientFacts, Facts, Reloads};
+use crate::datapath::{self, Pins};
+use crate::descriptors;
+use crate::facts::{ClientFacts, Facts, Reloads};
+use crate::status;
+use crate::window::Lately;
 
 impl Daemon {
     /// A few system calls per client.
     pub fn facts(&self, now: Instant) -> Facts {
-        let client = |agent: &Agent| ClientFacts {
-            pins: agent.pins.clone(),
-            is_attached: agent.is_effective(),
-            repair: self.repair(agent),
-            sources: self.sources(agent, now),
-            // A cost that cannot be told is left out; what it is the cost of goes on.
-            runs: agent.datapath().runs().unwrap_or_default(),
-        };
         // One that runs and cannot be changed is among them as well.
         let runs = |name: &str| self.agents.iter().any(|agent| agent.client.name == name);
         let unstarted = self.unstarted.iter().filter(|(client, _)| !runs(&client.name));
         Facts {
+            daemon: status::Daemon {
+                pid: std::process::id(),
+                version: env!("CARGO_PKG_VERSION").to_owned(),
+                config: self.config.path.clone(),
+                pins: Some(self.config.paths.pins.clone()),
+                features: self.features,
+            },
             started: self.started,
             reloads: Reloads {
                 taken_on: self.reload.taken_on,
@@ -28,8 +33,116 @@ impl Daemon {
                 in_force_since: self.reload.in_force_since,
                 is_faulty: self.reload.error.is_some(),
             },
-            clients: self.agents.iter().map(client).collect(),
+            degraded: self.degraded(),
+            clients: self.agents.iter().map(|agent| self.client_facts(agent, now)).collect(),
             unstarted: unstarted.map(|(client, _)| client.name.clone()).collect(),
+            leaving: self.leaving.iter().map(|leaving| leaving.pins.clone()).collect(),
         }
     }
+
+    fn client_facts(&self, agent: &Agent, now: Instant) -> ClientFacts {
+        // What cannot be seen now is as it was.
+        let attached = agent.cgroup().filter(|cgroup| agent.covers(cgroup.id).unwrap_or(true));
+        ClientFacts {
+            pins: agent.pins.clone(),
+            is_unpinned: agent.is_unpinned(),
+            configured: agent.path().to_owned(),
+            cgroup: agent.cgroup().map(|cgroup| cgroup.path.clone()),
+            attached: attached.map(|cgroup| (cgroup.id, cgroup.path.clone())),
+            is_attached: agent.is_effective().unwrap_or(agent.cgroup().is_some()),
+            repair: self.repair(agent),
+            sources: self.sources(agent, now),
+            // A cost that cannot be told is left out; what it is the cost of goes on.
+            runs: agent.datapath().runs().unwrap_or_default(),
+            lately: Some(Lately { window: agent.window().clone(), now }),
+        }
+    }
+
+    /// What is wrong that the maps do not show.
+    fn degraded(&self) -> Vec<String> {
+        let mut degraded = Vec::new();
+        for agent in &self.agents {
+            let name = &agent.client.name;
+            degraded.extend(detachment(agent).map(|fault| format!("client {name}: {fault}")));
+            degraded.extend(agent.trouble().map(|trouble| format!("client {name}: {trouble}")));
+        }
+        for (client, error) in &self.unstarted {
+            degraded.push(format!("client {}: {error}", client.name));
+        }
+        for HeldBack { client, why, .. } in self.held_back() {
+            degraded.push(format!("client {client}: it is to leave a cgroup, and {why}"));
+        }
+        for leaving in &self.leaving {
+            let (Pins { client, version, .. }, detach) = (&leaving.pins, leaving.pins.detach_command());
+            if let Some(error) = leaving.error() {
+                degraded.push(format!(
+                    "client {client} (ABI version {version}): it is to leave and cannot: {error}; stop the daemon, and \
+                     `{detach}` removes it whatever flows are open"
+                ));
+            }
+        }
+        match self.strangers() {
+            Ok(strangers) => degraded.extend(strangers.iter().map(|pins| {
+                let (client, detach) = (&pins.client, pins.detach_command());
+                format!("client {client}: attached, but not configured; `{detach}`")
+            })),
+            Err(error) => degraded.push(crate::chain(&error)),
+        }
+        if let Some(error) = &self.reload.error {
+            degraded.push(format!("the configuration cannot be used, the one before is in force: {error}"));
+        }
+        degraded.extend(descriptors::shortage(descriptors::limit(), self.config.clients.len() as u64));
+        degraded.extend(self.reload.unchangeable.iter().cloned());
+        degraded.extend(self.uncertain_counts());
+        degraded
+    }
+
+    pub fn sources(&self, agent: &Agent, now: Instant) -> BTreeMap<String, status::Source> {
+        let services = agent.client.services.iter();
+        let source = |name: &String| match self.files.get(name) {
+            None => {
+                let error = agent.refused_static().get(name).cloned();
+                status::Source { file: None, good_for_s: None, failures: error.is_some().into(), error }
+            }
+            Some(file) => status::Source {
+                file: Some(file.source.path.clone()),
+                good_for_s: file.good_since.map(|since| now.duration_since(since).as_secs()),
+                error: file.error_of(&agent.client.name),
+                failures: file.failures,
+            },
+        };
+        services.map(|configured| &configured.service.name).map(|name| (name.clone(), source(name))).collect()
+    }
+}
+
+/// Why a client's programs are not attached where they should be, and what it takes; nothing if they are.
+fn detachment(agent: &Agent) -> Option<String> {
+    let path = agent.client.cgroup.display();
+    if agent.is_unpinned() {
+        return Some(
+            "its pins were removed, so its connects go unbalanced; SIGHUP or a restart makes them anew and attaches it"
+                .to_owned(),
+        );
+    }
+    if let Some(error) = agent.attach_error() {
+        return Some(format!("the programs cannot be attached to the cgroup at {path}: {error}"));
+    }
+    match agent.is_effective() {
+        Ok(true) => return None,
+        Ok(false) => {}
+        Err(error) => {
+            return Some(format!(
+                "it cannot be seen whether the programs are attached to the cgroup at {path}; what was attached stays, \
+                 and it is looked at again within a minute: {}",
+                crate::chain(&error)
+            ));
+        }
+    }
+    if agent.cgroup().is_some() {
+        return Some(format!(
+            "the programs are not attached to the cgroup at {path}: it, or their links, were removed"
+        ));
+    }
+    let warning = datapath::namespace_warning().map(|warning| format!(" ({warning})")).unwrap_or_default();
+    Some(format!("there is no cgroup {path}; it is attached when it appears{warning}"))
 }

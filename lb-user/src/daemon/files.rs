@@ -4,15 +4,18 @@
 //! clients have changed meanwhile, what they miss is computed in another turn, and until then they keep what they have.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use tracing::{info, warn};
 
+use super::file_io::{NoAnswer, PATIENCE};
+use super::lists::{FirstRead, Purpose};
 use super::{Daemon, Event};
 use crate::config::{Client, Config, Source};
 use crate::offer::{self, Dialler, Offer};
-use crate::source::{Contents, FileSource, FirstRead, Progress, SourceError, Stamp, directory_of};
+use crate::source::watch::Watcher;
+use crate::source::{Contents, FileSource, Progress, SourceError, Stamp, directory_of};
 
 /// A file that endpoints come from, and how it fares.
 pub struct Watched {
@@ -26,8 +29,19 @@ pub struct Watched {
     /// What the file said last, if that is not in force.
     newer: Option<Newer>,
     pub good_since: Option<Instant>,
+    /// Why what it says is not in force everywhere; [`Watched::error_of`] tells it to a client.
     pub error: Option<String>,
+    /// If that is because clients have no room for it: which, and what each of them lacks. Others took it.
+    refused_by: BTreeMap<String, String>,
     pub failures: u64,
+    /// Whether its file system does not answer. Once it does, the file is read whatever its version.
+    is_silent: bool,
+}
+
+/// What a look at a file has found: the version of what lies there, and why its directory cannot be watched, if so.
+pub struct Look {
+    pub stamp: Option<Stamp>,
+    pub unwatched: Option<String>,
 }
 
 /// A list that is not in force everywhere.
@@ -39,6 +53,11 @@ enum Newer {
 }
 
 impl Watched {
+    /// Why what the file says is not in force at a client, if it is not.
+    pub fn error_of(&self, client: &str) -> Option<String> {
+        if self.refused_by.is_empty() { self.error.clone() } else { self.refused_by.get(client).cloned() }
+    }
+
     /// The newest list that is in force, or will be once it is computed.
     pub fn newest(&self) -> Option<&Contents> {
         match &self.newer {
@@ -57,6 +76,17 @@ impl Watched {
         Self { contents: None, newer: None, ..self }
     }
 
+    /// Its file system does not answer. Said once.
+    fn fell_silent(&mut self, service: &str, silent: &NoAnswer) {
+        self.progress.found_nothing();
+        if !std::mem::replace(&mut self.is_silent, true) {
+            warn!(service, error = %silent, "endpoint file cannot be used; what was in force stays");
+            self.failures += 1;
+            self.error = Some(silent.to_string());
+            self.refused_by.clear();
+        }
+    }
+
     /// Takes over what an offer of an equal list knows.
     pub fn take_over(&mut self, offer: &Offer) {
         let newer = self.newer.as_mut().map(|newer| match newer {
@@ -65,6 +95,15 @@ impl Watched {
         for contents in self.contents.iter_mut().chain(newer) {
             contents.offer.take_over(offer);
         }
+    }
+}
+
+impl Look {
+    /// Looks at a file and watches its directory. May take as long as its file system likes.
+    pub fn at(path: &Path, watcher: Option<&Watcher>) -> Self {
+        // Watched first: what changes from here on is an event of its own.
+        let watched = watcher.map_or(Ok(()), |watcher| watcher.add(&directory_of(path)));
+        Self { stamp: Stamp::at(path), unwatched: watched.err().map(|error| error.to_string()) }
     }
 }
 
@@ -103,10 +142,12 @@ impl Daemon {
             good_since: before.and_then(|before| before.good_since),
             // Said once per fault, not once per reload.
             error: before.and_then(|before| before.error.clone()),
+            refused_by: before.map(|before| before.refused_by.clone()).unwrap_or_default(),
             failures: before.map_or(0, |before| before.failures),
+            is_silent: false,
         };
         self.files.insert(service.to_owned(), watched);
-        self.read(service, begun, first.stamp, first.result, now);
+        self.read(service, begun, first.stamp, Some(first.result), now);
         match first.instead {
             None => {}
             Some(Ok(contents)) => {
@@ -129,9 +170,42 @@ impl Daemon {
         }
     }
 
-    pub fn look_at_files(&mut self, now: Instant) {
-        for file in self.files.values_mut() {
-            file.progress.look(&file.source.path, now);
+    /// Looks at every file, and watches its directory: beside the loop, for either may not answer.
+    pub fn look_at_files(&mut self) {
+        for (service, file) in &mut self.files {
+            if !file.progress.begin_look() {
+                continue;
+            }
+            let (service, source, events) = (service.clone(), file.source.clone(), self.events.clone());
+            let (io, watcher) = (self.lists.io.clone(), self.watch.watcher());
+            tokio::spawn(async move {
+                let path = source.path.clone();
+                let look = move || Look::at(&path, watcher.as_ref());
+                let result = io.run(&source.path, PATIENCE, look).await;
+                let _ = events.send(Event::Looked { service, source, result }).await;
+            });
+        }
+    }
+
+    /// A look at a file has ended.
+    pub fn looked(
+        &mut self,
+        service: &str,
+        source: &FileSource,
+        result: Result<Look, NoAnswer>,
+        now: Instant,
+    ) {
+        // A reload may have changed where the service's endpoints come from.
+        let Some(file) = self.files.get_mut(service).filter(|file| file.source == *source) else { return };
+        match result {
+            Ok(look) => {
+                file.is_silent = false;
+                if file.progress.looked(look.stamp) {
+                    file.progress.changed(now);
+                }
+                self.tell_unwatched(&directory_of(&source.path), look.unwatched);
+            }
+            Err(silent) => file.fell_silent(service, &silent),
         }
     }
 
@@ -139,29 +213,28 @@ impl Daemon {
     pub fn start_reading(&mut self, now: Instant) {
         let clients: Vec<&Client> = self.agents.iter().map(|agent| &agent.client).collect();
         for (service, file) in &mut self.files {
-            let Some(stamp) = file.progress.begin(&file.source.path, now) else { continue };
+            let Some(known) = file.progress.begin(now) else { continue };
             self.readings += 1;
             let begun = self.readings;
             let (service, source, events) = (service.clone(), file.source.clone(), self.events.clone());
             let diallers = offer::diallers(clients.iter().copied(), &service);
             // A file that says the same again costs nothing.
-            let before = file.newest().map(|contents| contents.offer.clone());
-            tokio::task::spawn_blocking(move || {
-                let mut result = source.read();
-                if let Ok(contents) = &mut result {
-                    complete(&mut contents.offer, &diallers, before.as_ref());
-                }
-                let _ = events.blocking_send(Event::Read { service, source, begun, stamp, result });
+            let purpose = Purpose { diallers, before: file.newest().map(|contents| contents.offer.clone()) };
+            let lists = self.lists.clone();
+            tokio::spawn(async move {
+                let (stamp, result) = lists.read(&source, known, purpose).await;
+                let _ = events.send(Event::Read { service, source, begun, stamp, result }).await;
             });
         }
     }
 
+    /// A reading has ended; without a result the file was as it is known.
     pub fn read(
         &mut self,
         service: &str,
         begun: u64,
         stamp: Option<Stamp>,
-        result: Result<Contents, SourceError>,
+        result: Option<Result<Contents, SourceError>>,
         now: Instant,
     ) {
         let file = self.files.get_mut(service).expect("it was read for its file");
@@ -169,10 +242,12 @@ impl Daemon {
             return;
         }
         file.reading = begun;
-        file.progress.done(stamp);
+        let is_another = file.progress.done(stamp);
         match result {
-            Ok(contents) => {
+            None => {}
+            Some(Ok(contents)) => {
                 let was_bad = file.error.take().is_some();
+                file.refused_by.clear();
                 file.good_since = Some(now);
                 let in_force = file.contents.as_ref().map(|before| before.offer.list());
                 // What is in force may be what the file has gone back to.
@@ -183,41 +258,51 @@ impl Daemon {
                     info!(service, path = %file.source.path.display(), "endpoint file is good again");
                 }
             }
-            Err(error) => {
+            Some(Err(SourceError::NoAnswer(silent))) => file.fell_silent(service, &silent),
+            Some(Err(error)) => {
+                let may_pass = error.may_pass();
                 let error = crate::chain(&error);
+                let is_new = file.error.as_ref() != Some(&error);
                 // Said once per version of the file, not once per look.
-                if file.error.as_ref() != Some(&error) {
+                if is_new {
                     warn!(service, %error, "endpoint file cannot be used; what was in force stays");
                 }
-                file.failures += 1;
+                if may_pass {
+                    file.progress.found_nothing();
+                }
+                // One fault, however often it is tried again, or a version read that had only just been written.
+                file.failures += u64::from(is_new || is_another && !may_pass);
                 file.error = Some(error);
+                file.refused_by.clear();
             }
         }
     }
 
     /// Gives a list to every client that uses the service. It is kept for later starts once all of them took it.
-    pub fn deliver(&mut self, service: &str, contents: Contents) {
-        let Delivered { is_complete, refusal } = self.deliver_offer(service, &contents.offer);
+    pub fn deliver(&mut self, service: &str, mut contents: Contents) {
+        let Delivered { is_complete, refused_by } = self.deliver_offer(service, &contents.offer);
         if !is_complete {
             self.compute(service, contents.offer.clone());
         }
         let file = self.files.get_mut(service).expect("delivered from its file");
-        match refusal {
+        match refused_by.first_key_value() {
             // Whether it is in force is decided when it comes back.
             _ if !is_complete => {
                 let was_refused = matches!(file.newer, Some(Newer::Refused(_) | Newer::Computing(_, true)));
                 file.newer = Some(Newer::Computing(contents, was_refused));
             }
             None => {
-                if let Err(error) = file.source.keep(&contents) {
-                    let path = file.source.last_good.display();
-                    warn!(%path, %error, "cannot keep the last good endpoint list");
-                }
+                let (path, text) = (file.source.last_good.clone(), std::mem::take(&mut contents.text));
                 file.contents = Some(contents);
                 file.newer = None;
+                // Nothing is left of it if it was kept before.
+                if !text.is_empty() {
+                    self.keeping.add(path, text);
+                }
             }
-            Some(refusal) => {
-                file.error = Some(refusal);
+            Some((client, refused)) => {
+                file.error = Some(format!("client {client}: {refused}"));
+                file.refused_by = refused_by;
                 file.failures += 1;
                 file.newer = Some(Newer::Refused(contents));
             }
@@ -226,7 +311,7 @@ impl Daemon {
 
     /// Gives a list to every client that uses the service and whose part of it is known.
     pub fn deliver_offer(&mut self, service: &str, offer: &Offer) -> Delivered {
-        let mut delivered = Delivered { is_complete: true, refusal: None };
+        let mut delivered = Delivered { is_complete: true, refused_by: BTreeMap::new() };
         for agent in &mut self.agents {
             let Some(position) = agent.position(service) else { continue };
             // One that keeps an earlier configuration may have the list in it.
@@ -237,7 +322,7 @@ impl Daemon {
                 Ok(taken) => delivered.is_complete &= taken,
                 Err(refused) => {
                     warn!(client = %agent.client.name, service, error = %refused, "endpoint list refused");
-                    delivered.refusal = Some(format!("client {}: {refused}", agent.client.name));
+                    delivered.refused_by.insert(agent.client.name.clone(), refused.to_string());
                 }
             }
         }
@@ -294,6 +379,7 @@ impl Daemon {
             && file.newer.is_none()
         {
             file.error = None;
+            file.refused_by.clear();
             info!(service, "endpoint list that was refused is in force");
         }
     }
@@ -303,8 +389,8 @@ impl Daemon {
 pub struct Delivered {
     /// Whether everybody's part was known.
     pub is_complete: bool,
-    /// Why a client did not take it.
-    refusal: Option<String>,
+    /// Which clients did not take it, and why not.
+    refused_by: BTreeMap<String, String>,
 }
 
 /// Completes an offer, with what an earlier one of an equal list knows already.

@@ -1,16 +1,11 @@
 //! What is fixed when the daemon starts: the directories that it works in, the sizes of the maps, and where it listens.
 //!
 //! Maps are made once and outlive the daemon: a start over maps of other sizes is refused rather than losing what is in
-//! them. What has to be done for a change is told before somebody restarts in vain, and at the start for all clients at
-//! once.
+//! them. What has to be done for a change is told before somebody restarts in vain.
 
 use std::path::Path;
 
-use anyhow::{Result, anyhow};
-
-use super::Daemon;
-use crate::config::{Config, Limits, Paths};
-use crate::datapath::{self, Pins};
+use crate::config::{Config, Limits, Paths, pins_option};
 
 /// What a configuration wants otherwise and cannot have while the daemon runs with `clients`, and how to get it.
 pub fn unchangeable(running: &Config, wanted: &Config, clients: &[&str]) -> Vec<String> {
@@ -44,13 +39,8 @@ pub fn unchangeable(running: &Config, wanted: &Config, clients: &[&str]) -> Vec<
 }
 
 /// The command that removes these clients' pins. For more than one, a loop of the shell; their names need no quoting.
-fn remove_all(clients: &[&str], pins: &Path) -> String {
-    let pins = if *pins == Paths::default().pins {
-        String::new()
-    } else {
-        // Paths of a configuration may hold anything.
-        format!(" --pins '{}'", pins.display().to_string().replace('\'', r"'\''"))
-    };
+pub fn remove_all(clients: &[&str], pins: &Path) -> String {
+    let pins = pins_option(pins);
     match clients {
         [client] => format!("`socklb detach {client}{pins}`"),
         _ => format!("`for client in {}; do socklb detach $client{pins}; done`", clients.join(" ")),
@@ -62,39 +52,6 @@ pub fn keep(running: &Config, wanted: &mut Config) {
     wanted.paths = running.paths.clone();
     wanted.limits = running.limits;
     wanted.metrics = running.metrics;
-}
-
-impl Daemon {
-    /// Looks at the pins of all clients before any of them is opened: all that are in the way are told at once.
-    ///
-    /// # Errors
-    /// If there are pins in the way.
-    pub fn check_pins(&self) -> Result<()> {
-        let Config { clients, paths, limits, .. } = &self.config;
-        let mut faults = Vec::new();
-        for client in clients {
-            match datapath::check_pins(&Pins::of(&paths.pins, &client.name), limits) {
-                // For want of privilege nothing is said of the pins.
-                Err(error) if !error.is_permission() => faults.push((client.name.as_str(), error)),
-                Ok(()) | Err(_) => {}
-            }
-        }
-        // A single one says all there is to say, and is met again.
-        if faults.len() < 2 {
-            return Ok(());
-        }
-        let mut text = format!("the pins of {} clients do not fit this configuration:", faults.len());
-        for (client, error) in &faults {
-            text.push_str(&format!("\n  client {client}: {}", crate::chain(error)));
-        }
-        let of_another_shape: Vec<&str> =
-            faults.iter().filter(|(_, error)| error.is_shape()).map(|(client, _)| *client).collect();
-        if of_another_shape.len() > 1 {
-            let remove = remove_all(&of_another_shape, &paths.pins);
-            text.push_str(&format!("\nto remove all that have another shape: {remove}"));
-        }
-        Err(anyhow!(text))
-    }
 }
 
 #[cfg(test)]
@@ -128,6 +85,7 @@ mod tests {
     fn the_command_names_every_client_and_where_it_is_pinned() {
         let usual = &Paths::default().pins;
         assert_eq!(remove_all(&["web"], usual), "`socklb detach web`");
+        assert_eq!(remove_all(&["web"], Path::new("/bpf/x")), "`socklb detach web --pins '/bpf/x'`");
         assert_eq!(
             remove_all(&["web", "batch"], Path::new("/bpf/it's")),
             r"`for client in web batch; do socklb detach $client --pins '/bpf/it'\''s'; done`"

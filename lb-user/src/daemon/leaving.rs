@@ -4,11 +4,15 @@
 //! leaving is kept in the kernel, as the absence of links that begin flows: a daemon that starts goes on with it.
 
 use std::path::Path;
+use std::time::Instant;
 
 use anyhow::{Context, Result};
 use tracing::{info, warn};
 
 use super::Daemon;
+use crate::agent::Agent;
+use crate::backoff::Backoff;
+use crate::config::Config;
 use crate::datapath::{self, Cgroup, DatapathError, Lock, Pins};
 
 /// One client that leaves.
@@ -16,7 +20,16 @@ pub struct Leaving {
     pub pins: Pins,
     /// Whether no flow begins there any more. Not before whoever takes its cgroup over is attached.
     retired: bool,
+    /// When what failed is tried again.
+    removing: Backoff,
     _lock: Lock,
+}
+
+/// A client whose connects go on being balanced in a cgroup that it is to leave, and why.
+pub struct HeldBack {
+    pub client: String,
+    version: u32,
+    pub why: String,
 }
 
 impl Leaving {
@@ -24,9 +37,15 @@ impl Leaving {
     ///
     /// # Errors
     /// If somebody does.
-    pub fn new(pins: Pins) -> Result<Self, DatapathError> {
+    fn new(pins: Pins) -> Result<Self, DatapathError> {
         let lock = pins.lock()?;
-        Ok(Self { retired: datapath::is_retired(&pins)?, pins, _lock: lock })
+        Ok(Self { retired: datapath::is_retired(&pins)?, pins, removing: Backoff::default(), _lock: lock })
+    }
+
+    /// A client of this daemon, whose lock goes on: nothing that can be missing is needed for that.
+    pub fn of(agent: Agent) -> Self {
+        let (pins, lock) = agent.into_lock();
+        Self { retired: false, pins, removing: Backoff::default(), _lock: lock }
     }
 }
 
@@ -47,87 +66,181 @@ pub fn lock_other_versions(pins: &Path, client: &str, leaving: &[Pins]) -> Resul
 impl Daemon {
     /// Takes up what an earlier daemon had begun to remove. Clients that are attached and not configured stay as they are,
     /// but not unnoticed: another socklb may have them in its configuration.
-    pub fn finish_what_was_begun(&mut self) {
-        for pins in self.strangers() {
-            match datapath::is_retired(&pins).map(|retired| (retired, Leaving::new(pins.clone()))) {
-                Ok((true, Ok(leaving))) => self.leaving.push(leaving),
-                _ => warn!(
-                    client = %pins.client,
-                    "attached, but not configured; remove it with `socklb detach {}`", pins.client
-                ),
+    pub fn resume_leaving(&mut self, config: &Config, now: Instant) {
+        match self.find_leaving(config) {
+            Ok(()) => self.resuming.succeeded(),
+            Err(error) => {
+                let error = crate::chain(&error);
+                if self.resuming.failed(now, &error) {
+                    warn!(
+                        error,
+                        "cannot see which clients an earlier daemon had begun to remove; trying again"
+                    );
+                }
             }
         }
+    }
+
+    /// The same again, if it failed.
+    pub fn try_to_resume_leaving(&mut self, now: Instant) {
+        if self.resuming.error().is_some() && self.resuming.is_due(now) {
+            self.resume_leaving(&self.config.clone(), now);
+        }
+    }
+
+    fn find_leaving(&mut self, config: &Config) -> Result<(), DatapathError> {
+        let mut result = Ok(());
+        for pins in self.strangers_to(config)? {
+            let found = match datapath::is_retired(&pins) {
+                Ok(true) => Leaving::new(pins).map(|leaving| self.leaving.push(leaving)),
+                Ok(false) => {
+                    // Told at the start alone; `status` goes on to say it.
+                    if !self.is_ready {
+                        let detach = pins.detach_command();
+                        warn!(client = %pins.client, "attached, but not configured; remove it with `{detach}`");
+                    }
+                    Ok(())
+                }
+                Err(error) => Err(error),
+            };
+            // What is wrong with one keeps no other from being removed.
+            result = result.and(found);
+        }
+        result
     }
 
     /// Clients that have pins, are not configured, and are not about to be removed.
-    pub fn strangers(&self) -> Vec<Pins> {
-        let mut pinned = Pins::all_versions(&self.config.paths.pins).unwrap_or_default();
+    ///
+    /// # Errors
+    /// If the directory of pins cannot be read.
+    pub fn strangers(&self) -> Result<Vec<Pins>, DatapathError> {
+        self.strangers_to(&self.config)
+    }
+
+    fn strangers_to(&self, config: &Config) -> Result<Vec<Pins>, DatapathError> {
+        let mut pinned = Pins::all_versions(&config.paths.pins)?;
         pinned.retain(|pins| {
-            !self.config.clients.iter().any(|client| client.name == pins.client)
+            !config.clients.iter().any(|client| client.name == pins.client)
                 && !self.leaving.iter().any(|leaving| leaving.pins == *pins)
         });
-        pinned
+        Ok(pinned)
     }
 
     /// Lets no flow begin at leaving clients, and removes those whose last flow has ended. One whose cgroup another client
-    /// is to take over goes on until that is attached.
-    pub fn retire_leaving(&mut self) {
-        let held_back: Vec<String> = self.held_back().into_iter().map(|(client, _)| client).collect();
-        for leaving in self.leaving.iter_mut().filter(|leaving| !leaving.retired) {
-            let Pins { client, version, .. } = &leaving.pins;
-            if held_back.contains(client) {
-                continue;
+    /// is to take over goes on until that is attached. What fails is tried again after a growing pause.
+    pub fn retire_leaving(&mut self, now: Instant) {
+        let held_back = self.held_back();
+        let is_held_back = |pins: &Pins| {
+            held_back.iter().any(|held| (&held.client, held.version) == (&pins.client, pins.version))
+        };
+        self.leaving.retain_mut(|leaving| {
+            if !leaving.removing.is_due(now) || (!leaving.retired && is_held_back(&leaving.pins)) {
+                return true;
             }
-            match datapath::retire(&leaving.pins) {
-                Ok(()) => {
-                    leaving.retired = true;
-                    info!(%client, version, "leaving: no flow begins there any more");
-                }
-                Err(error) => warn!(%client, version, error = %crate::chain(&error), "cannot detach"),
-            }
-        }
-        self.finish_leaving();
-    }
-
-    /// Leaving clients whose successor in their cgroup is not attached: both names.
-    pub fn held_back(&self) -> Vec<(String, String)> {
-        let attached = |cgroup: u64| self.agents.iter().any(|agent| agent.covers(cgroup));
-        let mut held_back = Vec::new();
-        for leaving in self.leaving.iter().filter(|leaving| !leaving.retired) {
-            let cgroups = datapath::begins_at(&leaving.pins).unwrap_or_default();
-            let successor = self.config.clients.iter().find(|client| {
-                let path = datapath::cgroup2_mount().map(|mount| mount.join(&client.cgroup));
-                let cgroup = path.and_then(|path| Cgroup::open(&path)).map(|cgroup| cgroup.id);
-                cgroup.is_ok_and(|cgroup| cgroups.contains(&cgroup) && !attached(cgroup))
-            });
-            if let Some(successor) = successor {
-                held_back.push((leaving.pins.client.clone(), successor.name.clone()));
-            }
-        }
-        held_back
-    }
-
-    /// Removes the leaving clients whose last flow has ended.
-    fn finish_leaving(&mut self) {
-        self.leaving.retain(|leaving| {
-            let pins = &leaving.pins;
-            match datapath::open_flows(pins) {
-                Ok(0) if leaving.retired => {}
-                // A start that was cut off has left no count, and no flow.
-                Err(error) if error.is_missing() => {}
-                // What cannot be counted now may be counted at the next look.
-                Ok(_) | Err(_) => return true,
-            }
-            match datapath::detach(pins) {
-                Ok(()) => {
-                    info!(client = %pins.client, version = pins.version, "its last flow has ended: removed");
-                    false
+            match leaving.go_on() {
+                Ok(is_gone) => {
+                    leaving.removing.succeeded();
+                    !is_gone
                 }
                 Err(error) => {
-                    warn!(client = %pins.client, error = %crate::chain(&error), "cannot remove it");
+                    let error = crate::chain(&error);
+                    if leaving.removing.failed(now, &error) {
+                        let Pins { client, version, .. } = &leaving.pins;
+                        warn!(%client, version, error, "cannot detach");
+                    }
                     true
                 }
             }
         });
+    }
+
+    /// Clients that are to leave a cgroup, or altogether, and go on there because the client that takes the cgroup over is
+    /// not attached to it, or because that cannot be seen.
+    pub fn held_back(&self) -> Vec<HeldBack> {
+        let mut held_back = Vec::new();
+        let mut add = |pins: &Pins, missing: Result<Option<String>, DatapathError>| {
+            let why = match missing {
+                Ok(None) => return,
+                Ok(Some(successor)) => {
+                    format!("is kept until client {successor}, which takes over, is attached")
+                }
+                Err(error) => format!(
+                    "is kept because it cannot be seen whether another client has taken over: {}",
+                    crate::chain(&error)
+                ),
+            };
+            held_back.push(HeldBack { client: pins.client.clone(), version: pins.version, why });
+        };
+        for Leaving { pins, .. } in self.leaving.iter().filter(|leaving| !leaving.retired) {
+            add(pins, datapath::begins_at(pins).and_then(|cgroups| self.missing_successor(&cgroups, None)));
+        }
+        for agent in self.agents.iter().filter(|agent| agent.has_moved()) {
+            let name = &agent.client.name;
+            let missing = |cgroups: Vec<u64>| self.missing_successor(&cgroups, Some(name));
+            add(&agent.pins, agent.begins_elsewhere().and_then(missing));
+        }
+        held_back
+    }
+
+    /// The client that is to be attached to one of these cgroups and is not, if there is one; apart from the one that
+    /// leaves them itself.
+    fn missing_successor(
+        &self,
+        cgroups: &[u64],
+        other_than: Option<&str>,
+    ) -> Result<Option<String>, DatapathError> {
+        if cgroups.is_empty() {
+            return Ok(None);
+        }
+        let is_other = |name: &str| other_than != Some(name);
+        for client in self.config.clients.iter().filter(|client| is_other(&client.name)) {
+            let path = datapath::cgroup2_mount()?.join(&client.cgroup);
+            let cgroup = match Cgroup::open(&path) {
+                Ok(cgroup) => cgroup.id,
+                Err(DatapathError::NoCgroup(_) | DatapathError::OutsideCgroup2(_)) => continue,
+                Err(error) => return Err(error),
+            };
+            if !cgroups.contains(&cgroup) {
+                continue;
+            }
+            let mut is_covered = false;
+            for agent in self.agents.iter().filter(|agent| is_other(&agent.client.name)) {
+                is_covered |= agent.covers(cgroup)?;
+            }
+            if !is_covered {
+                return Ok(Some(client.name.clone()));
+            }
+        }
+        Ok(None)
+    }
+}
+
+impl Leaving {
+    /// Why it cannot leave, if an attempt has failed.
+    pub fn error(&self) -> Option<&str> {
+        self.removing.error()
+    }
+
+    /// Lets no flow begin there, and removes it if its last flow has ended. Returns whether it is gone.
+    fn go_on(&mut self) -> Result<bool, DatapathError> {
+        let Pins { client, version, .. } = &self.pins;
+        if !self.retired {
+            datapath::retire(&self.pins)?;
+            self.retired = true;
+            info!(%client, version, "leaving: no flow begins there any more");
+        }
+        let open = match datapath::open_flows(&self.pins) {
+            Ok(open) => open,
+            // A start that was cut off has left no count, and no flow. Where links are pinned there were both: what counts
+            // them was removed, or has a name in that version which is not known here.
+            Err(error) if error.is_missing() && !datapath::has_links(&self.pins)? => 0,
+            Err(error) => return Err(error),
+        };
+        if open > 0 {
+            return Ok(false);
+        }
+        datapath::detach(&self.pins)?;
+        info!(%client, version, "its last flow has ended: removed");
+        Ok(true)
     }
 }

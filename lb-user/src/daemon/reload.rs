@@ -5,24 +5,32 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::time::{Instant, SystemTime};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant, SystemTime};
 
-use anyhow::Result;
+use anyhow::{Result, anyhow, ensure};
+use tokio::task::{JoinSet, spawn_blocking};
 use tracing::{info, warn};
 
-use super::files::Watched;
+use super::changes::changes;
+use super::file_io::{NoAnswer, PATIENCE};
+use super::files::{Look, Watched};
 use super::leaving::Leaving;
+use super::lists::{FirstRead, ListReader, Purpose};
 use super::{Daemon, Event, Reread, files, fixed, leaving, tell};
-use crate::agent::{Agent, Followed};
+use crate::agent::{Agent, AgentError, Followed};
 use crate::config::{Client, Config, Limits};
 use crate::datapath::{self, Features, Pins};
 use crate::offer::{self, Offer, Offers};
-use crate::source::{FileSource, FirstRead, Progress, Stamp, directory_of};
+use crate::source::{self, FileSource, Progress, Stamp, directory_of};
 
 /// How the configuration file fares.
 pub struct Reload {
     file: PathBuf,
     progress: Progress,
+    /// Whether its file system does not answer. Once it does, the file is read whatever its version.
+    is_silent: bool,
     reread: Reread,
     reading: bool,
     /// Somebody asked by SIGHUP for what is being read.
@@ -41,17 +49,37 @@ pub struct Reload {
     pub unchangeable: Vec<String>,
 }
 
+/// Which configuration is to be taken on.
+pub enum Load {
+    /// The one that the daemon starts with.
+    Given(Box<Config>),
+    /// What the file says.
+    File,
+}
+
 /// The configuration and the files that it names, as they were read.
 pub struct Loaded {
-    stamp: Option<Stamp>,
-    config: std::result::Result<Config, String>,
+    /// The version of the configuration file, if it was read.
+    stamp: Option<Option<Stamp>>,
+    config: std::result::Result<Config, Unusable>,
     files: Vec<Reading>,
     /// The number of the reading of all of them.
     begun: u64,
     /// The lists in it.
     statics: Offers,
     /// Clients that were not there, opened.
-    opened: Vec<Opened>,
+    pub opened: Vec<Opened>,
+}
+
+/// Why a configuration cannot be used.
+#[derive(Debug)]
+pub enum Unusable {
+    /// It is wrong, or gone: nothing changes before the file does.
+    Faulty(String),
+    /// It cannot be read now, for want of a descriptor or of memory: that may change while the file does not.
+    Unread(String),
+    /// Its file system does not answer.
+    Silent(NoAnswer),
 }
 
 /// A file that a configuration names, as it was read.
@@ -75,8 +103,10 @@ pub struct Tried {
 
 /// A client that was opened beside the loop, with what other versions have of it; or why it could not be.
 pub struct Opened {
-    client: Client,
-    result: std::result::Result<(Agent, Vec<Leaving>), String>,
+    /// As it is configured.
+    pub client: Client,
+    /// What came of it.
+    pub result: Result<(Agent, Vec<Leaving>)>,
 }
 
 impl Reload {
@@ -85,6 +115,7 @@ impl Reload {
         Self {
             file: file.to_owned(),
             progress: Progress::of(stamp),
+            is_silent: false,
             reread,
             reading: false,
             asked: false,
@@ -109,68 +140,108 @@ impl Reload {
             self.progress.changed(now);
         }
     }
-
-    pub fn look(&mut self, now: Instant) {
-        self.progress.look(&self.file, now);
-    }
 }
 
 impl Daemon {
     /// SIGHUP: at once, and whether or not the file has changed, for the files that it names may have.
     pub fn reload_now(&mut self) {
         self.reload.asked_again = true;
-        self.load(Stamp::at(&self.reload.file));
+        self.load(Load::File);
     }
 
-    /// Reads the configuration if it has changed and settled.
-    pub fn start_reload(&mut self, now: Instant) {
-        if let Some(stamp) = self.reload.progress.begin(&self.reload.file, now) {
-            self.load(stamp);
+    /// Looks whether the configuration file is another one: beside the loop, for it may not answer.
+    pub fn look_at_config(&mut self) {
+        if self.reload.progress.begin_look() {
+            self.spawn_look_at_config(false);
         }
     }
 
-    fn load(&mut self, stamp: Option<Stamp>) {
+    /// Looks at the configuration file once it has settled, to take it on if it is another one.
+    pub fn look_at_due_config(&mut self, now: Instant) {
+        if self.reload.progress.begin(now).is_some() {
+            self.spawn_look_at_config(true);
+        }
+    }
+
+    fn spawn_look_at_config(&self, is_due: bool) {
+        let (path, events) = (self.reload.file.clone(), self.events.clone());
+        let (io, watcher) = (self.lists.io.clone(), self.watch.watcher());
+        tokio::spawn(async move {
+            let file = path.clone();
+            let result = io.run(&path, PATIENCE, move || Look::at(&file, watcher.as_ref())).await;
+            let _ = events.send(Event::LookedAtConfig { is_due, result }).await;
+        });
+    }
+
+    /// A look at the configuration file has ended.
+    pub fn looked_at_config(&mut self, is_due: bool, result: Result<Look, NoAnswer>, now: Instant) {
+        match result {
+            Ok(look) => {
+                self.reload.is_silent = false;
+                let directory = directory_of(&self.reload.file);
+                self.tell_unwatched(&directory, look.unwatched);
+                let is_another = self.reload.progress.looked(look.stamp);
+                if is_another && is_due {
+                    // Nobody has to look while it is read.
+                    self.reload.progress.begin_look();
+                    self.load(Load::File);
+                } else if is_another {
+                    self.reload.progress.changed(now);
+                }
+            }
+            Err(silent) => self.config_fell_silent(&silent),
+        }
+    }
+
+    fn config_fell_silent(&mut self, silent: &NoAnswer) {
+        self.reload.progress.found_nothing();
+        if self.reload.asked || !self.reload.is_silent {
+            warn!(error = %silent, "the configuration cannot be used; what was in force stays");
+        }
+        self.reload.is_silent = true;
+        self.reload.error = Some(silent.to_string());
+    }
+
+    /// Reads a configuration, and the files that it names, and opens its clients, all beside the loop.
+    pub fn load(&mut self, load: Load) {
         if self.reload.reading {
             self.reload.again = true;
             return;
         }
         self.reload.reading = true;
         self.reload.asked = std::mem::take(&mut self.reload.asked_again);
-        self.notifier.reloading();
-        let (reread, events) = (self.reload.reread.clone(), self.events.clone());
+        if self.is_ready {
+            self.notifier.reloading();
+        }
         self.readings += 1;
-        let begun = self.readings;
-        let (running, asked) = (self.config.clone(), self.reload.asked);
-        let opener = self.opener();
-        let there = self.there();
-        let (before, statics_before) = (self.in_force(), self.statics.clone());
-        tokio::task::spawn_blocking(move || {
-            let config = reread();
-            let (mut files, mut statics, mut opened) = (Vec::new(), Offers::new(), Vec::new());
-            // What says the same again is not taken on, and opens nobody who was wanted gone.
-            if let Ok(config) = &config
-                && (asked || *config != running)
-            {
-                // Where lists are kept cannot change while running.
-                let config = Config { paths: running.paths, ..config.clone() };
-                statics = offer::statics(&config.clients, &statics_before);
-                let sources = files::sources(&config).into_iter();
-                files = sources.map(|(service, source)| read(service, source, &config, &before)).collect();
-                // Loading programs takes tens of milliseconds for each.
-                opened = opener
-                    .open_all(config.clients.into_iter().filter(|client| !there.contains(&client.name)));
-            }
-            let loaded = Loaded { stamp, config, files, begun, statics, opened };
-            let _ = events.blocking_send(Event::Loaded(Box::new(loaded)));
+        let loader = Loader {
+            file: self.reload.file.clone(),
+            reread: self.reload.reread.clone(),
+            lists: self.lists.clone(),
+            begun: self.readings,
+            running: self.config.clone(),
+            asked: self.reload.asked,
+            opener: self.opener(),
+            there: self.there(),
+            before: self.in_force(),
+            statics: self.statics.clone(),
+        };
+        let events = self.events.clone();
+        tokio::spawn(async move {
+            let loaded = loader.load(load).await;
+            let _ = events.send(Event::Loaded(Box::new(loaded))).await;
         });
     }
 
     pub fn loaded(&mut self, loaded: Loaded, now: Instant) {
         self.reload.reading = false;
-        self.reload.progress.done(loaded.stamp);
+        let is_first = loaded.stamp.is_none();
+        if let Some(stamp) = loaded.stamp {
+            self.reload.progress.done(stamp);
+        }
         match loaded.config {
             // A file that was only touched, or read before its stamp could tell versions apart, or put right as it was.
-            Ok(config) if config == self.config && !self.reload.asked => {
+            Ok(config) if config == self.config && !self.reload.asked && !is_first => {
                 if self.reload.error.take().is_some() {
                     info!("the configuration is good again, and as it was");
                 }
@@ -178,11 +249,29 @@ impl Daemon {
             }
             Ok(config) => {
                 self.statics = loaded.statics;
-                self.reload.taken_on += 1;
-                self.reload.in_force_since = SystemTime::now();
+                let changed = (!is_first).then(|| changes(&self.config, &config));
                 self.take_on(config, loaded.begun, loaded.files, loaded.opened, now);
+                if let Some(changed) = changed {
+                    self.reload.taken_on += 1;
+                    self.reload.in_force_since = SystemTime::now();
+                    let (clients, files) = (self.config.clients.len(), self.files.len());
+                    info!(clients, files, changed, "configuration taken on");
+                }
             }
-            Err(error) => {
+            Err(Unusable::Silent(silent)) => {
+                self.reload.refused += 1;
+                self.config_fell_silent(&silent);
+            }
+            Err(Unusable::Unread(error)) => {
+                self.reload.progress.found_nothing();
+                // One fault, however often it is tried again.
+                if self.reload.error.as_ref() != Some(&error) {
+                    self.reload.refused += 1;
+                    warn!(%error, "the configuration cannot be read; trying again");
+                }
+                self.reload.error = Some(error);
+            }
+            Err(Unusable::Faulty(error)) => {
                 self.reload.refused += 1;
                 // Said once per fault, not once per look; but who asks gets an answer.
                 if self.reload.asked || self.reload.error.as_ref() != Some(&error) {
@@ -191,9 +280,12 @@ impl Daemon {
                 self.reload.error = Some(error);
             }
         }
-        self.notify_ready();
+        // At the start only once others can ask.
+        if !is_first {
+            self.notify_ready();
+        }
         if std::mem::take(&mut self.reload.again) {
-            self.load(Stamp::at(&self.reload.file));
+            self.load(Load::File);
         }
     }
 
@@ -231,25 +323,34 @@ impl Daemon {
         self.config = config;
         for Opened { client, result } in opened {
             match result {
-                Ok((agent, others)) => self.take_in(agent, others),
-                Err(error) => unstarted.push((client, error)),
+                Ok((agent, others)) => self.take_in(agent, others, now),
+                Err(error) => unstarted.push((client, format!("{error:#}"))),
             }
         }
         self.set_unstarted(unstarted);
         self.deliver_all(begun, read, now);
         self.settle();
-        self.watch_everything();
+        self.watch_cgroups();
+        self.look_at_files();
+        self.look_at_config();
         // Those that leave are still attached: where a client only got another name, or two changed places, their cgroups
         // are balanced all the time.
         self.leaving.extend(gone);
-        self.follow_cgroups();
-        self.leave_other_cgroups();
-        info!(clients = self.config.clients.len(), files = self.files.len(), "configuration taken on");
+        self.follow_cgroups(now);
+        self.leave_other_cgroups(now);
         self.start_unstarted();
     }
 
     /// Takes in a client that was opened, in place of one whose pins were removed if there is such a one.
-    fn take_in(&mut self, agent: Agent, others: Vec<Leaving>) {
+    fn take_in(&mut self, mut agent: Agent, others: Vec<Leaving>, now: Instant) {
+        // What connects count from here on is of the last minute.
+        if let Err((error, _)) = agent.sample(now) {
+            warn!(client = %agent.client.name, error = %crate::chain(&error), "cannot read counters");
+        }
+        if !agent.path().exists() {
+            // A path that is mistyped looks the same.
+            warn!(client = %agent.client.name, cgroup = %agent.client.cgroup.display(), "there is no such cgroup; waiting for it");
+        }
         match self.agents.iter_mut().find(|before| before.client.name == agent.client.name) {
             Some(before) => *before = agent,
             None => self.agents.push(agent),
@@ -266,7 +367,7 @@ impl Daemon {
             if agent.look_for_pins().unwrap_or(true) {
                 there.insert(agent.client.name.clone());
             } else if !was_unpinned {
-                tell(agent, Followed::Unpinned, false);
+                tell(agent, Followed::Unpinned);
             }
         }
         there
@@ -293,17 +394,7 @@ impl Daemon {
         let (stay, gone): (Vec<Agent>, Vec<Agent>) =
             std::mem::take(&mut self.agents).into_iter().partition(stays);
         self.agents = stay;
-        let mut leaving = Vec::new();
-        for agent in gone {
-            let pins = agent.pins.clone();
-            // Its lock goes with it.
-            drop(agent);
-            match Leaving::new(pins.clone()) {
-                Ok(one) => leaving.push(one),
-                Err(error) => warn!(client = %pins.client, error = %crate::chain(&error), "cannot remove it"),
-            }
-        }
-        leaving
+        gone.into_iter().map(Leaving::of).collect()
     }
 
     /// What it takes to open clients beside the loop.
@@ -313,6 +404,7 @@ impl Daemon {
             limits: self.config.limits,
             features: self.features,
             leaving: self.leaving.iter().map(|leaving| leaving.pins.clone()).collect(),
+            stopping: self.stopping.clone(),
         }
     }
 
@@ -376,7 +468,7 @@ impl Daemon {
         self.opening = true;
         let (opener, events, in_force) = (self.opener(), self.events.clone(), self.in_force());
         let statics = self.statics.clone();
-        tokio::task::spawn_blocking(move || {
+        spawn_blocking(move || {
             let mut offers = offer::statics(&clients, &statics);
             for (service, (_, mut offer)) in in_force {
                 offer.complete(&offer::diallers(&clients, &service));
@@ -388,7 +480,7 @@ impl Daemon {
         });
     }
 
-    pub fn opened(&mut self, tried: Tried) {
+    pub fn opened(&mut self, tried: Tried, now: Instant) {
         self.opening = false;
         let Tried { clients, opened, offers } = tried;
         let mut unstarted = self.unstarted.clone();
@@ -408,17 +500,17 @@ impl Daemon {
             match result {
                 Ok((agent, others)) => {
                     unstarted.remove(at);
-                    self.take_in(agent, others);
+                    self.take_in(agent, others, now);
                     self.deliver_to(&client.name, &offers);
                 }
-                Err(error) => unstarted[at].1 = error,
+                Err(error) => unstarted[at].1 = format!("{error:#}"),
             }
         }
         self.set_unstarted(unstarted);
         self.settle();
-        self.watch_everything();
-        self.follow_cgroups();
-        self.leave_other_cgroups();
+        self.watch_cgroups();
+        self.follow_cgroups(now);
+        self.leave_other_cgroups(now);
     }
 
     /// Gives one client the lists that are in force: at first those for which its part was computed, then those that have
@@ -449,26 +541,110 @@ impl Daemon {
     }
 }
 
+/// Reads a configuration and all that it names, beside the loop.
+struct Loader {
+    file: PathBuf,
+    reread: Reread,
+    lists: ListReader,
+    begun: u64,
+    /// What was in force when it began.
+    running: Config,
+    before: BTreeMap<String, (FileSource, Offer)>,
+    statics: Offers,
+    /// Whether somebody asked for it.
+    asked: bool,
+    opener: Opener,
+    /// Clients that need not be opened.
+    there: BTreeSet<String>,
+}
+
+impl Loader {
+    async fn load(self, load: Load) -> Loaded {
+        /// At a start a file is waited for so long before the list of an earlier run is used.
+        const AT_A_START: Duration = Duration::from_secs(2);
+        let patience = if matches!(load, Load::Given(_)) { AT_A_START } else { PATIENCE };
+        let is_wanted = self.asked || matches!(load, Load::Given(_));
+        let (stamp, config) = match load {
+            Load::Given(config) => (None, Ok(*config)),
+            Load::File => self.reread().await,
+        };
+        let mut loaded = Loaded {
+            stamp,
+            config,
+            files: Vec::new(),
+            begun: self.begun,
+            statics: Offers::new(),
+            opened: Vec::new(),
+        };
+        // What says the same again is not taken on, and opens nobody who was wanted gone.
+        if let Ok(config) = &loaded.config
+            && (is_wanted || *config != self.running)
+        {
+            // Where lists are kept cannot change while running.
+            let config = Config { paths: self.running.paths.clone(), ..config.clone() };
+            loaded.files = self.read_files(&config, patience).await;
+            let Self { opener, there, statics, .. } = self;
+            let open = move || {
+                let statics = offer::statics(&config.clients, &statics);
+                // Loading programs takes tens of milliseconds for each.
+                let absent = config.clients.into_iter().filter(|client| !there.contains(&client.name));
+                (statics, opener.open_all(absent))
+            };
+            (loaded.statics, loaded.opened) = spawn_blocking(open).await.expect("a panic ends the process");
+        }
+        loaded
+    }
+
+    async fn reread(&self) -> (Option<Option<Stamp>>, std::result::Result<Config, Unusable>) {
+        /// A large configuration takes longer to be understood than to be read.
+        const TO_READ: Duration = Duration::from_secs(10);
+        let (file, reread) = (self.file.clone(), self.reread.clone());
+        // Before it is read: what changes from here on is seen as a change.
+        let stamp = self.lists.io.run(&self.file, PATIENCE, move || source::answers(&file)).await;
+        let config = match &stamp {
+            Ok(_) => self.lists.io.run(&self.file, TO_READ, move || reread()).await,
+            Err(silent) => Err(silent.clone()),
+        };
+        let config = match config {
+            Ok(config) => config,
+            Err(silent) => Err(Unusable::Silent(silent)),
+        };
+        (Some(stamp.ok().flatten()), config)
+    }
+
+    /// Reads the files that a configuration names, all at the same time: one that does not answer holds up nobody.
+    async fn read_files(&self, config: &Config, patience: Duration) -> Vec<Reading> {
+        let mut readings = JoinSet::new();
+        for (service, source) in files::sources(config) {
+            let diallers = offer::diallers(&config.clients, &service);
+            let before = self.before.get(&service).filter(|(before, _)| before.service == source.service);
+            let purpose = Purpose { diallers, before: before.map(|(_, offer)| offer.clone()) };
+            readings.spawn(read(self.lists.clone(), service, source, purpose, patience));
+        }
+        let mut readings = readings.join_all().await;
+        readings.sort_by(|a, b| a.service.cmp(&b.service));
+        readings
+    }
+}
+
 /// Reads a file that a configuration names, and computes what its clients use of the list.
-fn read(
+async fn read(
+    lists: ListReader,
     service: String,
     source: FileSource,
-    config: &Config,
-    before: &BTreeMap<String, (FileSource, Offer)>,
+    purpose: Purpose,
+    patience: Duration,
 ) -> Reading {
-    let mut first = source.read_first();
-    let diallers = offer::diallers(&config.clients, &service);
-    let before = before.get(&service).filter(|(before, _)| before.service == source.service);
-    let before = before.map(|(_, offer)| offer);
-    let in_force = before.filter(|_| first.result.is_err()).map(|offer| {
-        let mut offer = offer.clone();
-        offer.complete(&diallers);
-        offer
-    });
-    if in_force.is_none() {
-        for contents in first.contents_mut() {
-            files::complete(&mut contents.offer, &diallers, before);
-        }
+    // A list that is in force is better than one of an earlier run.
+    let wants_last_good = purpose.before.is_none();
+    let first = lists.read_first(&source, purpose.clone(), wants_last_good, patience).await;
+    let mut in_force = None;
+    if let (Err(_), Some(mut offer)) = (&first.result, purpose.before) {
+        let complete = move || {
+            offer.complete(&purpose.diallers);
+            offer
+        };
+        in_force = Some(spawn_blocking(complete).await.expect("a panic ends the process"));
     }
     Reading { service, source, first, in_force }
 }
@@ -480,36 +656,54 @@ pub struct Opener {
     features: Features,
     /// What leaves already is locked by us.
     leaving: Vec<Pins>,
+    /// Whether nobody waits for them any more.
+    stopping: Arc<AtomicBool>,
 }
 
 impl Opener {
     /// Opens a client, and locks what other versions have of it.
-    ///
-    /// # Errors
-    /// If the client cannot be opened, or another socklb has it.
-    pub fn open(&self, client: Client) -> Result<(Agent, Vec<Leaving>)> {
+    fn open(&self, client: Client) -> Result<(Agent, Vec<Leaving>)> {
+        // The locks of those that are open already are wanted by somebody else.
+        ensure!(!self.stopping.load(Ordering::Relaxed), "the daemon is stopping");
         // Locked before anything is changed: another socklb of another version may be running.
         let others = leaving::lock_other_versions(&self.pins, &client.name, &self.leaving)?;
         let pins = Pins::of(&self.pins, &client.name);
-        Ok((Agent::open(client, pins, self.limits, self.features)?, others))
+        match Agent::open(client, pins, self.limits, self.features) {
+            Ok(agent) => Ok((agent, others)),
+            // Its kind tells what to do about it.
+            Err(AgentError::Datapath(error)) => Err(error.into()),
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// Opens several; may block for tens of milliseconds each.
     fn open_all(&self, clients: impl IntoIterator<Item = Client>) -> Vec<Opened> {
-        let open = |client: Client| {
-            let result = self.open(client.clone()).map_err(|error| format!("{error:#}"));
-            Opened { client, result }
-        };
+        let open = |client: Client| Opened { result: self.open(client.clone()), client };
         let mut opened: Vec<Opened> = clients.into_iter().map(open).collect();
-        // As at a start: what an earlier daemon has left may be read just now.
-        let adopted = |opened: &Opened| {
-            opened.result.as_ref().is_ok_and(|(agent, _)| !agent.datapath().applied().services.is_empty())
-        };
-        if opened.iter().any(adopted)
-            && let Err(error) = datapath::wait_for_readers()
-        {
-            for one in opened.iter_mut().filter(|one| adopted(one)) {
-                one.result = Err(crate::chain(&error));
+        let mut adopted = Vec::new();
+        for Opened { client, result } in &mut opened {
+            if let Ok((agent, _)) = result
+                && !agent.datapath().applied().services.is_empty()
+            {
+                agent.before_wait();
+                adopted.push(client.name.clone());
+            }
+        }
+        if adopted.is_empty() {
+            return opened;
+        }
+        // A daemon that was killed may have replaced tables just now: what it left must not be written over while a program
+        // reads it.
+        let waited = datapath::wait_for_readers().map_err(|error| crate::chain(&error));
+        for Opened { client, result } in &mut opened {
+            let (true, Ok((agent, _))) = (adopted.contains(&client.name), &mut *result) else { continue };
+            match &waited {
+                Ok(()) => {
+                    agent.after_wait();
+                    // Before lists come in: they may need the slots of backends whose last flow ended meanwhile.
+                    agent.free_idle();
+                }
+                Err(error) => *result = Err(anyhow!(error.clone())),
             }
         }
         opened

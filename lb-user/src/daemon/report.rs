@@ -1,6 +1,5 @@
 //! What the daemon tells: answers on its socket, and the service manager's notifications (sd_notify(3)).
 
-use std::collections::BTreeMap;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
@@ -11,9 +10,8 @@ use tracing::warn;
 use super::Daemon;
 use crate::agent::Agent;
 use crate::api::{Coverage, Question};
-use crate::datapath::{self, Cgroup, Pins};
+use crate::datapath::Cgroup;
 use crate::explain;
-use crate::status::{self, Overlay, Status};
 
 /// Somebody who waits until a client's programs cover a cgroup.
 pub struct Waiter {
@@ -77,10 +75,13 @@ impl Notifier {
         }
     }
 
-    /// The last word. Waits until it is said, but not for a manager that does not listen.
-    pub fn stopping(&mut self) {
-        const PATIENCE: Duration = Duration::from_secs(1);
+    pub fn stopping(&self) {
         self.tell(&[NotifyState::Stopping]);
+    }
+
+    /// Waits until everything is said, but not for a manager that does not listen.
+    pub fn finish(mut self) {
+        const PATIENCE: Duration = Duration::from_secs(1);
         if self.messages.take().is_some() {
             let _ = self.said.recv_timeout(PATIENCE);
         }
@@ -136,30 +137,24 @@ impl Daemon {
 
     pub fn answer(&mut self, question: Question, now: Instant) {
         match question {
-            Question::Status(answer) => {
-                let _ = answer.send(self.status(now));
-            }
             Question::Facts(answer) => {
                 let _ = answer.send(self.facts(now));
             }
+            Question::Clients(answer) => {
+                let _ = answer.send(self.agents.iter().map(|agent| agent.client.name.clone()).collect());
+            }
             Question::Explain { service, client, answer } => {
-                let mut explanations = Vec::new();
-                for agent in &self.agents {
-                    if client.as_ref().is_none_or(|client| *client == agent.client.name) {
-                        explanations.extend(explain::explain(
-                            &agent.client,
-                            agent.balancer(),
-                            Some(&service),
-                            true,
-                        ));
-                    }
-                }
-                let _ = answer.send(explanations);
+                let agent = self.agents.iter().find(|agent| agent.client.name == client);
+                let explain =
+                    |agent: &Agent| explain::explain(&agent.client, agent.balancer(), Some(&service), true);
+                let _ = answer.send(agent.map(explain).unwrap_or_default());
             }
             Question::Cover { client, cgroups, answer } => {
+                // Those who have given up leave room.
+                self.waiters.retain(|waiter| !waiter.answer.is_closed());
                 self.waiters.push(Waiter { client, cgroups, answer });
                 // Who asks has just made its cgroup, most likely: attach now, not when the watch tells.
-                self.follow_cgroups();
+                self.follow_cgroups(now);
             }
         }
     }
@@ -180,7 +175,8 @@ impl Daemon {
             };
             // What the path names now. Where nothing is, the asker's cgroup may have been removed under it.
             let now = Cgroup::open(agent.path()).ok();
-            if cgroups.iter().any(|cgroup| agent.covers(*cgroup)) {
+            // Who waits goes on waiting while it cannot be seen.
+            if cgroups.iter().any(|cgroup| agent.covers(*cgroup).unwrap_or(false)) {
                 let _ = answer.send(Coverage::Covered);
             } else if let Some(now) = now.filter(|now| !cgroups.contains(&now.id)) {
                 let _ = answer.send(Coverage::Elsewhere { configured: now.path });
@@ -189,110 +185,4 @@ impl Daemon {
             }
         }
     }
-
-    fn status(&self, now: Instant) -> Status {
-        let mut clients = Vec::new();
-        let mut degraded = Vec::new();
-        for agent in &self.agents {
-            let name = &agent.client.name;
-            match status::of_client(&agent.pins, agent.datapath().tables(), Some(&self.overlay(agent, now))) {
-                Ok(client) => clients.push(client),
-                Err(error) => degraded.push(format!("client {name}: {}", crate::chain(&error))),
-            }
-            if let Some(fault) = detachment(agent) {
-                degraded.push(format!("client {name}: {fault}"));
-            }
-            if let Some(trouble) = agent.trouble() {
-                degraded.push(format!("client {name}: {trouble}"));
-            }
-        }
-        for (client, error) in &self.unstarted {
-            degraded.push(format!("client {}: {error}", client.name));
-        }
-        for (client, successor) in self.held_back() {
-            degraded.push(format!(
-                "client {client}: it is to leave, and is kept until client {successor}, which takes over, is attached"
-            ));
-        }
-        for Pins { client, .. } in self.strangers() {
-            degraded.push(format!("client {client}: attached, but not configured; `socklb detach {client}`"));
-        }
-        if let Some(error) = &self.reload.error {
-            degraded.push(format!("the configuration cannot be used, the one before is in force: {error}"));
-        }
-        degraded.extend(self.reload.unchangeable.iter().cloned());
-        degraded.extend(status::faults(&clients));
-        let daemon = status::Daemon {
-            pid: std::process::id(),
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            config: self.config.path.clone(),
-            pins: Some(self.config.paths.pins.clone()),
-            features: self.features,
-        };
-        let leaving = self.leaving.iter().map(|leaving| status::leaving(&leaving.pins)).collect();
-        Status { schema: status::SCHEMA, daemon: Some(daemon), degraded, clients, leaving }
-    }
-
-    fn overlay<'a>(&self, agent: &'a Agent, now: Instant) -> Overlay<'a> {
-        Overlay {
-            window: agent.window(),
-            now,
-            sources: self.sources(agent, now),
-            configured: Some(agent.path().to_owned()),
-            attached: agent.cgroup().filter(|cgroup| agent.covers(cgroup.id)),
-            neighbours: agent.neighbours().ok(),
-            repair: self.repair(agent),
-        }
-    }
-
-    /// What became of a client's flow records.
-    pub fn repair(&self, agent: &Agent) -> status::Repair {
-        let (last, removed) = self.repairs.get(&agent.client.name).copied().unwrap_or_default();
-        status::Repair {
-            removed,
-            kept_never_listed: last.kept_never_listed,
-            kept_elsewhere: last.kept_elsewhere,
-        }
-    }
-
-    pub fn sources(&self, agent: &Agent, now: Instant) -> BTreeMap<String, status::Source> {
-        let services = agent.client.services.iter();
-        let source = |name: &String| match self.files.get(name) {
-            None => {
-                let error = agent.refused_static().get(name).cloned();
-                status::Source { file: None, good_for_s: None, failures: error.is_some().into(), error }
-            }
-            Some(file) => status::Source {
-                file: Some(file.source.path.clone()),
-                good_for_s: file.good_since.map(|since| now.duration_since(since).as_secs()),
-                error: file.error.clone(),
-                failures: file.failures,
-            },
-        };
-        services.map(|configured| &configured.service.name).map(|name| (name.clone(), source(name))).collect()
-    }
-}
-
-/// Why a client's programs are not attached where they should be, and what it takes; nothing if they are.
-fn detachment(agent: &Agent) -> Option<String> {
-    let path = agent.client.cgroup.display();
-    if agent.is_unpinned() {
-        return Some(
-            "its pins were removed, so its connects go unbalanced; SIGHUP or a restart makes them anew and attaches it"
-                .to_owned(),
-        );
-    }
-    if let Some(error) = agent.attach_error() {
-        return Some(format!("the programs cannot be attached to the cgroup at {path}: {error}"));
-    }
-    if agent.is_effective() {
-        return None;
-    }
-    if agent.cgroup().is_some() {
-        return Some(format!(
-            "the programs are not attached to the cgroup at {path}: it, or their links, were removed"
-        ));
-    }
-    let warning = datapath::namespace_warning().map(|warning| format!(" ({warning})")).unwrap_or_default();
-    Some(format!("there is no cgroup {path}; it is attached when it appears{warning}"))
 }

@@ -12,11 +12,13 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Offsets {
     pub sk_err: u32,
+    pub sk_err_soft: u32,
     pub srtt_us: u32,
     pub total_retrans: u32,
     pub bytes_received: u32,
     pub bytes_acked: u32,
     pub icsk_syn_retries: u32,
+    pub bpf_sock_ops_cb_flags: u32,
     /// The byte that `sk_kern_sock` is a bit of.
     pub sk_kern_sock: u32,
     /// Which bit of it, as a mask.
@@ -49,13 +51,49 @@ pub fn offsets(path: &Path) -> io::Result<Offsets> {
     let kernels = bits("sock", "sk_kern_sock")?;
     Ok(Offsets {
         sk_err: field("sock", "sk_err")?,
+        sk_err_soft: field("sock", "sk_err_soft")?,
         srtt_us: field("tcp_sock", "srtt_us")?,
         total_retrans: field("tcp_sock", "total_retrans")?,
         bytes_received: field("tcp_sock", "bytes_received")?,
         bytes_acked: field("tcp_sock", "bytes_acked")?,
         icsk_syn_retries: field("inet_connection_sock", "icsk_syn_retries")?,
+        bpf_sock_ops_cb_flags: field("tcp_sock", "bpf_sock_ops_cb_flags")?,
         sk_kern_sock: kernels / 8,
         sk_kern_sock_mask: 1 << (kernels % 8),
+    })
+}
+
+/// Where the fields lie that lead from an open file to the cookie of its socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileOffsets {
+    /// In a `struct file`.
+    pub inode: u32,
+    pub private_data: u32,
+    /// In a `struct inode`.
+    pub mode: u32,
+    /// In a `struct socket`.
+    pub sock: u32,
+    /// In a `struct sock`, which begins with a `struct sock_common`.
+    pub cookie: u32,
+}
+
+/// Reads where the fields lie that the iterator over open files reads.
+///
+/// # Errors
+/// If the kernel does not describe its types, or not these.
+pub fn file_offsets(path: &Path) -> io::Result<FileOffsets> {
+    let bytes = std::fs::read(path)?;
+    let types = Types::parse(&bytes).ok_or_else(|| invalid("is not a description of types"))?;
+    let field = |structure: &str, field: &str| match types.field(structure, field) {
+        Some(bits) if bits % 8 == 0 => Ok(bits / 8),
+        _ => Err(invalid(&format!("has no field {field} in a structure {structure}"))),
+    };
+    Ok(FileOffsets {
+        inode: field("file", "f_inode")?,
+        private_data: field("file", "private_data")?,
+        mode: field("inode", "i_mode")?,
+        sock: field("socket", "sk")?,
+        cookie: field("sock", "__sk_common")? + field("sock_common", "skc_cookie")?,
     })
 }
 

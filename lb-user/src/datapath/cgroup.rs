@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::ErrorKind;
+use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -34,7 +35,7 @@ impl Cgroup {
             Err(error) => return Err(fail(error)),
         };
         // A symbolic link can lead out of the mount even if the text of the path does not.
-        if !on_cgroup2(&directory) {
+        if !is_cgroup2(&directory) {
             return Err(DatapathError::OutsideCgroup2(path.to_owned()));
         }
         let metadata = directory.metadata().map_err(fail)?;
@@ -60,7 +61,8 @@ pub fn path_of(id: u64) -> Option<PathBuf> {
     None
 }
 
-fn on_cgroup2(directory: &File) -> bool {
+/// Whether an open directory is a cgroup of version 2.
+pub fn is_cgroup2(directory: impl AsFd) -> bool {
     /// `CGROUP2_SUPER_MAGIC`
     const MAGIC: i64 = 0x6367_7270;
     rustix::fs::fstatfs(directory).is_ok_and(|stat| stat.f_type == MAGIC)

@@ -6,6 +6,8 @@ use std::path::PathBuf;
 use lb_common::abi::ABI_VERSION;
 use thiserror::Error;
 
+use crate::trust::Untrusted;
+
 /// A failure of the datapath, with what to do about it where that is known.
 #[derive(Debug, Error)]
 pub enum DatapathError {
@@ -29,8 +31,28 @@ pub enum DatapathError {
         #[source]
         source: io::Error,
     },
-    #[error("{} is not on a bpf file system: mount one with `mount -t bpf bpf /sys/fs/bpf`, or name another with --pins", .0.display())]
+    #[error("{} is not on a bpf file system: mount one with `mount -t bpf -o mode=0700 bpf /sys/fs/bpf`, or name another with --pins", .0.display())]
     NoBpffs(PathBuf),
+    #[error(transparent)]
+    Untrusted(#[from] Untrusted),
+    #[error("cannot make cgroup {}", path.display())]
+    MakeCgroup {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("cannot enter cgroup {}", path.display())]
+    EnterCgroup {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error(
+        "cgroup {} distributes resources to cgroups below it and takes no processes itself: start the command in one of \
+         those",
+        .0.display()
+    )]
+    InnerCgroup(PathBuf),
     #[error("cannot make or open {}", path.display())]
     PinDirectory {
         path: PathBuf,
@@ -50,20 +72,18 @@ pub enum DatapathError {
     Foreign(PathBuf),
     #[error(
         "{} has {found}, this socklb (ABI {ABI_VERSION}) needs {wanted}: restore the limits it was made with, or \
-         remove the client's pins with `socklb detach {client}` (its connects then go unbalanced until the next start)",
+         remove the client's pins with `{detach}` (its connects then go unbalanced until the next start)",
         path.display()
     )]
-    Shape { path: PathBuf, client: String, found: String, wanted: String },
+    Shape { path: PathBuf, detach: String, found: String, wanted: String },
     #[error(
         "the pins of client {client} are incomplete: {} is missing while its programs are attached; remove them with \
-         `socklb detach {client}`",
+         `{detach}`",
         path.display()
     )]
-    Incomplete { path: PathBuf, client: String },
-    #[error(
-        "the pinned maps of client {client} contradict themselves ({what}); remove them with `socklb detach {client}`"
-    )]
-    Contradiction { client: String, what: String },
+    Incomplete { path: PathBuf, client: String, detach: String },
+    #[error("the pinned maps of client {client} contradict themselves ({what}); remove them with `{detach}`")]
+    Contradiction { client: String, detach: String, what: String },
     #[error(
         "the kernel does not let us load programs: socklb needs root, or CAP_BPF and CAP_NET_ADMIN, on most kernels with \
          CAP_PERFMON (below Linux 5.11 also an unlimited RLIMIT_MEMLOCK)"
@@ -71,6 +91,8 @@ pub enum DatapathError {
     Privilege(#[source] io::Error),
     #[error("the kernel lacks what socklb needs")]
     Unsupported(#[source] io::Error),
+    #[error("cannot find out what the kernel can do")]
+    Probe(#[source] io::Error),
     #[error("cannot load socklb's kernel object")]
     Load(#[source] Box<aya::EbpfError>),
     #[error(
@@ -87,6 +109,8 @@ pub enum DatapathError {
         #[source]
         source: Box<aya::programs::ProgramError>,
     },
+    #[error("cannot tell the id of a program that was just loaded")]
+    Program(#[source] io::Error),
     #[error("cannot attach {hook} to {}", cgroup.display())]
     Attach {
         hook: &'static str,
@@ -124,6 +148,10 @@ pub enum DatapathError {
         #[source]
         source: io::Error,
     },
+    #[error(
+        "cannot tell which sockets processes hold (takes Linux 5.8, CAP_PERFMON and the host's PID namespace)"
+    )]
+    Holders(#[source] io::Error),
     #[error("cannot wait until no program reads the old table")]
     Grace(#[source] io::Error),
 }
@@ -152,13 +180,21 @@ impl DatapathError {
         self.is_caused_by(io::ErrorKind::NotFound)
     }
 
+    /// Whether something was used up that others may give back: descriptors, memory.
+    pub fn is_shortage(&self) -> bool {
+        const SHORTAGES: [i32; 5] = [libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::EAGAIN, libc::ENOSPC];
+        self.has_cause(|error| error.raw_os_error().is_some_and(|errno| SHORTAGES.contains(&errno)))
+    }
+
     fn is_caused_by(&self, kind: io::ErrorKind) -> bool {
+        self.has_cause(|error| error.kind() == kind)
+    }
+
+    fn has_cause(&self, is_it: impl Fn(&io::Error) -> bool) -> bool {
         let mut source = std::error::Error::source(self);
         // Bound: error chains are a handful of links.
         while let Some(error) = source {
-            if let Some(error) = error.downcast_ref::<io::Error>()
-                && error.kind() == kind
-            {
+            if error.downcast_ref::<io::Error>().is_some_and(&is_it) {
                 return true;
             }
             source = error.source();

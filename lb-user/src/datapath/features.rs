@@ -9,7 +9,7 @@ use super::btf::{self, Offsets};
 use super::sys::{self, AttachType, Instruction};
 
 /// Optional abilities of the kernel. Without them socklb works, as told beside each.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Features {
     /// Fetching atomics and compare-and-swap (Linux 5.12). Without: every flow goes to the overflow table, which is
     /// dearer.
@@ -71,7 +71,7 @@ impl Features {
     /// Asks the kernel.
     ///
     /// # Errors
-    /// If it lets us load no program at all: no privilege, most likely.
+    /// If it lets us load no program at all (no privilege, most likely), or was too short of something to tell.
     pub fn probe() -> io::Result<Self> {
         // A program that does nothing: if even that is refused, the answers below would mean nothing.
         let nothing = [Instruction(MOV64_IMM, R0, 0, 1), Instruction(EXIT, 0, 0, 0)];
@@ -120,6 +120,12 @@ impl Features {
             ),
             None => (false, false, false, false),
         };
+        if !loader_is_sound(outcomes_at_release) {
+            return Err(io::Error::other(
+                "the kernel refused what every kernel since Linux 5.10 takes, for want of memory or of descriptors \
+                 most likely: start socklb again",
+            ));
+        }
         Ok(Self {
             fetching_atomics,
             set_retval,
@@ -132,6 +138,15 @@ impl Features {
             offsets,
         })
     }
+}
+
+/// Whether aya has found out rightly what the kernel takes. It tries once in the life of a process, and an attempt that
+/// fails for a passing reason is an ability that the kernel lacks, to aya: maps would be refused ever after. Only another
+/// process can try again. Tracing programs, with which it tries some, take CAP_PERFMON.
+fn loader_is_sound(may_trace: bool) -> bool {
+    let found = sys::without_signals(aya::features);
+    let types = found.btf().is_some_and(|btf| btf.btf_func() && btf.btf_func_global() && btf.btf_datasec());
+    types && found.bpf_global_data() && (!may_trace || found.bpf_name() && found.bpf_probe_read_kernel())
 }
 
 /// Whether a program for TCP events may read a socket's error.

@@ -2,13 +2,13 @@
 //!
 //! Kernel fact: jiffies are counted up when a whole tick of `CLOCK_MONOTONIC` is over (`tick_do_update_jiffies64`), so the
 //! two do not drift apart, and stop together while the host is suspended. (A kernel that has neither high resolution timers
-//! nor idle ticks off counts timer interrupts instead.) What is reckoned here may be a tick or two early.
+//! nor idle ticks off counts timer interrupts instead.) What is reckoned here may be a few ticks early.
 
 use std::io;
 
 use rustix::time::{ClockId, clock_getres, clock_gettime};
 
-use super::sys::{self, Instruction};
+use super::sys::{Instruction, TestRun};
 use crate::process::nanoseconds;
 
 /// Time as a count of ticks.
@@ -31,31 +31,70 @@ impl Jiffies {
     /// # Errors
     /// If it lets us run no program: no privilege, most likely.
     pub fn read() -> io::Result<Self> {
-        /// A tick takes milliseconds, and this takes microseconds, unless something else runs in between.
-        const ATTEMPTS: u32 = 100;
+        /// One that no tick interrupts is enough, and each takes microseconds of the milliseconds of a tick.
+        const READINGS: usize = 16;
         // Kernel fact: the resolution of this clock is the tick.
         let length_ns = nanoseconds(clock_getres(ClockId::MonotonicCoarse));
-        for _ in 0..ATTEMPTS {
-            // The coarse clock goes on with the tick: if it stands still, so did the count.
-            let before = nanoseconds(clock_gettime(ClockId::MonotonicCoarse));
-            let (high, low) = (part(32)?, part(0)?);
-            if nanoseconds(clock_gettime(ClockId::MonotonicCoarse)) == before {
-                let jiffies = u64::from(high) << 32 | u64::from(low);
-                return Ok(Self {
-                    length_ns,
-                    first_ns: before.wrapping_sub(jiffies.wrapping_mul(length_ns)),
-                });
-            }
+        let (high, low) = (part(32)?, part(0)?);
+        let mut readings = [(0, 0); READINGS];
+        for reading in &mut readings {
+            let before_ns = nanoseconds(clock_gettime(ClockId::MonotonicCoarse));
+            *reading = (before_ns, joined(high.run()?, low.run()?, high.run()?));
         }
-        Err(io::Error::other("the kernel's tick does not hold still long enough to be counted"))
+        Ok(Self { length_ns, first_ns: first_ns(length_ns, readings) })
     }
 }
 
-/// 32 bits of the count.
-fn part(from: i32) -> io::Result<u32> {
-    sys::result_of(&[
+/// The time of the jiffy with the number 0, from readings of the coarse clock and then of the count.
+///
+/// Kernel fact: a tick is counted first and added to the coarse clock then (`tick_do_update_jiffies64`). So ticks that fall
+/// into a reading make what follows from it too early, never too late, however long the reading takes on a busy host: the
+/// latest of several is the best.
+fn first_ns<const N: usize>(length_ns: u64, readings: [(u64, u64); N]) -> u64 {
+    let firsts = readings.map(|(ns, jiffies)| ns.wrapping_sub(jiffies.wrapping_mul(length_ns)));
+    // Kernel fact: the count begins five minutes before 2^32, so most of them are "negative", modulo 2^64.
+    let after_some = |first: &u64| first.wrapping_sub(firsts[0]).cast_signed();
+    firsts.into_iter().max_by_key(after_some).expect("there are readings")
+}
+
+/// The whole count: its high half may have changed while the low one was read.
+fn joined(high_before: u32, low: u32, high_after: u32) -> u64 {
+    let high = if low < 1 << 31 { high_after } else { high_before };
+    u64::from(high) << 32 | u64::from(low)
+}
+
+/// A program that answers with 32 bits of the count.
+fn part(from: i32) -> io::Result<TestRun> {
+    TestRun::load(&[
         Instruction(CALL, 0, 0, BPF_FUNC_JIFFIES64),
         Instruction(SHIFT_RIGHT, 0, 0, from),
         Instruction(EXIT, 0, 0, 0),
     ])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TICK_NS: u64 = 4_000_000;
+
+    /// On a host without a moment's rest, ticks fall into every reading.
+    #[test]
+    fn a_tick_in_every_reading_does_not_matter_much() {
+        let first = 0u64.wrapping_sub(4_294_000_000 * TICK_NS);
+        let reading = |ticks_between: u64, at: u64| {
+            let jiffies = 4_294_000_000 + at;
+            (first.wrapping_add(jiffies * TICK_NS), jiffies + ticks_between)
+        };
+        assert_eq!(first_ns(TICK_NS, [reading(0, 9), reading(0, 10)]), first);
+        assert_eq!(first_ns(TICK_NS, [reading(7, 5), reading(0, 20), reading(3, 30)]), first);
+        assert_eq!(first_ns(TICK_NS, [reading(7, 5), reading(2, 20), reading(3, 30)]), first - 2 * TICK_NS);
+    }
+
+    #[test]
+    fn the_halves_of_the_count_belong_together() {
+        assert_eq!(joined(1, 5, 1), 0x1_0000_0005);
+        assert_eq!(joined(0, u32::MAX, 1), 0xffff_ffff, "the low half was read before it overflowed");
+        assert_eq!(joined(0, 0, 1), 0x1_0000_0000, "and here after");
+    }
 }

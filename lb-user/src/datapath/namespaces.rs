@@ -1,86 +1,224 @@
 //! Network namespaces, also of other processes: what can be asked of the kernel from inside them.
+//!
+//! Each is opened, listed and closed again: how many there are is in the hands of others, and must cost neither
+//! descriptors nor memory.
 
+use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::thread::LinkNameSpaceType;
 
 use super::cgroup;
-use super::sys::diag::SocketLists;
+use super::sys::diag::{ListedSocket, SocketLists};
+
+/// Namespaces that one look goes into. A process may make as many as it likes, and each takes some 0.2 ms.
+pub const MOST: usize = 1024;
+/// Processes by which a namespace may be entered: the first of them may end meanwhile.
+const WAYS: usize = 4;
 
 /// Opens a way to the lists of sockets of a process's network namespace, which takes CAP_SYS_ADMIN.
 ///
 /// # Errors
 /// If the process is gone or its namespace may not be entered.
 pub fn open_in_namespace_of(pid: u32) -> io::Result<SocketLists> {
-    let namespace = File::open(format!("/proc/{pid}/ns/net"))?;
     // A thread stays in the namespace that it has entered, so one is spent.
-    let thread = std::thread::Builder::new().name("namespace".to_owned()).spawn(move || {
-        rustix::thread::move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))?;
-        SocketLists::open()
-    })?;
+    let thread = std::thread::Builder::new().name("namespace".to_owned()).spawn(move || enter(pid))?;
     thread.join().map_err(|_| io::Error::other("the thread that entered a network namespace panicked"))?
+}
+
+/// Moves the calling thread into a process's network namespace.
+fn enter(pid: u32) -> io::Result<SocketLists> {
+    let namespace = File::open(format!("/proc/{pid}/ns/net"))?;
+    rustix::thread::move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))?;
+    SocketLists::open()
 }
 
 /// A list of sockets: of which namespace, by its cookie, and of datagram sockets or of streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Wanted {
+pub struct List {
     pub namespace: u64,
     pub datagrams: bool,
 }
 
-/// Ways to the lists of network namespaces, by cookie.
+/// Sockets that are looked for, by the list that would show them.
+pub type Wanted = BTreeMap<List, BTreeSet<u64>>;
+
+/// What lists have shown.
+#[derive(Debug, Default)]
+pub struct Shown {
+    /// Of each wanted list that could be had completely: which of the wanted sockets it shows, and whether these are paths
+    /// of an MPTCP socket.
+    pub lists: BTreeMap<List, BTreeMap<u64, bool>>,
+    /// Where namespaces do not tell their cookies (before Linux 5.14), so that it is not known which list would have to
+    /// show a socket: those that some list shows.
+    pub anywhere: BTreeSet<u64>,
+    /// Whether these are the lists of all namespaces that there are.
+    pub is_everywhere: bool,
+}
+
+/// What is known of one socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sight {
+    /// A list shows it.
+    Listed { is_mptcp: bool },
+    /// The list that would have to show it is complete, and does not.
+    Missed,
+    /// That list could not be had; `is_nowhere` if no other one shows it, and these are all that there are.
+    Unknown { is_nowhere: bool },
+}
+
+impl Shown {
+    /// What is known of a socket that was wanted.
+    pub fn of(&self, list: &List, cookie: u64) -> Sight {
+        match self.lists.get(list) {
+            Some(found) => {
+                found.get(&cookie).map_or(Sight::Missed, |is_mptcp| Sight::Listed { is_mptcp: *is_mptcp })
+            }
+            None if self.anywhere.contains(&cookie) => Sight::Listed { is_mptcp: false },
+            None => Sight::Unknown { is_nowhere: self.is_everywhere },
+        }
+    }
+}
+
+/// Our own namespace, and those of a cgroup's processes.
 pub struct Namespaces {
-    known: BTreeMap<u64, SocketLists>,
-    /// Inodes of the namespaces that were tried.
-    tried: BTreeSet<u64>,
+    cgroup: Option<PathBuf>,
+    /// How many looks there were before: where there are more namespaces than one look goes into, each begins elsewhere.
+    turn: usize,
+    /// Processes of each namespace other than our own, found when they are needed.
+    others: OnceCell<Vec<Vec<u32>>>,
 }
 
 impl Namespaces {
-    /// Our own, if the kernel tells its cookie (Linux 5.14).
-    pub fn new() -> Self {
-        let mut namespaces = Self { known: BTreeMap::new(), tried: BTreeSet::new() };
-        namespaces.add(SocketLists::open());
-        namespaces
+    pub fn of(cgroup: Option<PathBuf>, turn: usize) -> Self {
+        Self { cgroup, turn, others: OnceCell::new() }
     }
 
-    fn add(&mut self, lists: io::Result<SocketLists>) {
-        if let Ok(lists) = lists
-            && let Ok(cookie) = lists.namespace()
-        {
-            self.known.insert(cookie, lists);
+    /// Looks for sockets, in each namespace that is wanted and can be entered. May take seconds.
+    pub fn look(&self, wanted: &Wanted) -> Shown {
+        let mut look = Look::new(wanted);
+        match SocketLists::open() {
+            Ok(lists) => look.read(&lists),
+            Err(_) => return Shown::default(),
         }
-    }
-
-    /// The cookies of the sockets in every wanted list that can be had completely.
-    pub fn lists(
-        &mut self,
-        wanted: &BTreeSet<Wanted>,
-        cgroup: Option<&Path>,
-    ) -> BTreeMap<Wanted, BTreeSet<u64>> {
-        let unknown = wanted.iter().any(|wanted| !self.known.contains_key(&wanted.namespace));
-        if let Some(cgroup) = cgroup.filter(|_| unknown) {
-            self.enter_those_of(cgroup);
+        if look.is_over() || self.others().is_empty() {
+            return look.end();
         }
-        let list = |wanted: &Wanted| {
-            let lists = self.known.get(&wanted.namespace)?;
-            let sockets = if wanted.datagrams { lists.udp() } else { lists.tcp() }.ok()?;
-            Some((*wanted, sockets.into_iter().map(|socket| socket.cookie).collect()))
+        let others = self.others();
+        // A thread stays in the namespace that it has entered, so one is spent; without it the lists are not complete.
+        let visit = || {
+            for ways in others {
+                match ways.iter().find_map(|pid| enter(*pid).ok()) {
+                    Some(lists) => look.read(&lists),
+                    None => look.is_whole = false,
+                }
+                if look.is_over() {
+                    break;
+                }
+            }
+            look.is_whole &= others.len() < MOST;
+            look.end()
         };
-        wanted.iter().filter_map(list).collect()
+        let thread = std::thread::Builder::new().name("namespaces".to_owned());
+        std::thread::scope(|scope| {
+            let thread = thread.spawn_scoped(scope, visit);
+            thread.ok().and_then(|thread| thread.join().ok()).unwrap_or_default()
+        })
     }
 
-    /// Looks into the namespaces of a cgroup's processes, as far as privileges go (entering takes CAP_SYS_ADMIN).
-    fn enter_those_of(&mut self, cgroup: &Path) {
-        for pid in cgroup::processes(cgroup) {
-            let Ok(metadata) = fs::metadata(format!("/proc/{pid}/ns/net")) else { continue };
-            if self.tried.insert(metadata.ino()) {
-                self.add(open_in_namespace_of(pid));
+    fn others(&self) -> &[Vec<u32>] {
+        self.others
+            .get_or_init(|| self.cgroup.as_deref().map_or_else(Vec::new, |cgroup| others(cgroup, self.turn)))
+    }
+}
+
+/// Up to [`MOST`] namespaces of a cgroup's processes, in turn.
+fn others(cgroup: &Path, turn: usize) -> Vec<Vec<u32>> {
+    let inode = |pid: &str| fs::metadata(format!("/proc/{pid}/ns/net")).map(|metadata| metadata.ino());
+    let ours = inode("self").ok();
+    let mut found: BTreeMap<u64, Vec<u32>> = BTreeMap::new();
+    for pid in cgroup::processes(cgroup) {
+        // It has ended, or we may not know.
+        let Ok(inode) = inode(&pid.to_string()) else { continue };
+        let ways = found.entry(inode).or_default();
+        if Some(inode) != ours && ways.len() < WAYS {
+            ways.push(pid);
+        }
+    }
+    let mut others: Vec<Vec<u32>> = found.into_values().filter(|ways| !ways.is_empty()).collect();
+    if others.len() > MOST {
+        let first = turn.wrapping_mul(MOST) % others.len();
+        others.rotate_left(first);
+        others.truncate(MOST);
+    }
+    others
+}
+
+/// A look at namespaces, one after the other.
+struct Look<'w> {
+    wanted: &'w Wanted,
+    /// Namespaces that were not seen yet.
+    missing: BTreeSet<u64>,
+    /// Whether namespaces tell which they are.
+    are_told: bool,
+    /// Whether every list so far was complete.
+    is_whole: bool,
+    shown: Shown,
+}
+
+impl<'w> Look<'w> {
+    fn new(wanted: &'w Wanted) -> Self {
+        let missing = wanted.keys().map(|list| list.namespace).collect();
+        Self { wanted, missing, are_told: true, is_whole: true, shown: Shown::default() }
+    }
+
+    fn end(self) -> Shown {
+        Shown { is_everywhere: self.is_whole && !self.are_told, ..self.shown }
+    }
+
+    /// Whether nothing more can be found.
+    fn is_over(&self) -> bool {
+        self.missing.is_empty()
+    }
+
+    /// Reads those lists of a namespace in which something is looked for.
+    fn read(&mut self, lists: &SocketLists) {
+        let Ok(namespace) = lists.namespace() else { return self.anywhere(lists) };
+        if !self.missing.remove(&namespace) {
+            return;
+        }
+        for (list, cookies) in self.wanted.iter().filter(|(list, _)| list.namespace == namespace) {
+            let mut found = BTreeMap::new();
+            let each = |socket: ListedSocket| {
+                if cookies.contains(&socket.cookie) {
+                    found.insert(socket.cookie, socket.is_mptcp);
+                }
+            };
+            let result = if list.datagrams { lists.each_udp(each) } else { lists.each_tcp(each) };
+            // One that is not complete says nothing.
+            if result.is_ok() {
+                self.shown.lists.insert(*list, found);
             }
         }
+    }
+
+    /// Looks for all sockets in both lists of a namespace that does not tell which it is.
+    fn anywhere(&mut self, lists: &SocketLists) {
+        let wanted = self.wanted;
+        let is_wanted =
+            |socket: &ListedSocket| wanted.values().any(|cookies| cookies.contains(&socket.cookie));
+        let found = &mut self.shown.anywhere;
+        let mut each = |socket: ListedSocket| {
+            if is_wanted(&socket) {
+                found.insert(socket.cookie);
+            }
+        };
+        self.are_told = false;
+        self.is_whole &= lists.each_tcp(&mut each).and_then(|()| lists.each_udp(&mut each)).is_ok();
     }
 }

@@ -1,10 +1,11 @@
-//! Connect programs of others that run for a client's sockets as well: on its cgroup, and on every cgroup above.
+//! Programs of others that run for a client's sockets as well: on its cgroup, and on every cgroup above.
 //!
 //! Kernel fact: the programs of one cgroup run in the order in which they were attached, and those of a cgroup before
 //! those of the cgroups above. Each sees the destination as the one before has left it.
 
+use std::cell::OnceCell;
+use std::collections::BTreeSet;
 use std::fs::File;
-use std::io;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
@@ -12,11 +13,15 @@ use serde::{Deserialize, Serialize};
 
 use super::cgroup::cgroup2_mount;
 use super::error::DatapathError;
-use super::object;
+use super::links;
+use super::object::{FOLLOWS, HOOKS};
 use super::pins::Pins;
 use super::sys::{self, AttachType};
 
-/// A connect program of somebody else.
+/// How the names of socklb's programs begin.
+pub const NAME_PREFIX: &str = "socklb_";
+
+/// A program of somebody else.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Neighbour {
     /// Where it is attached.
@@ -27,37 +32,122 @@ pub struct Neighbour {
     pub program: u32,
     /// Its name, as far as privileges tell (CAP_SYS_ADMIN).
     pub name: Option<String>,
-    /// Whether it sees the backend that ours has written, and may write another destination.
+    /// Whether it is socklb's: by its name, or, where names are not told, because programs of others are on every hook that
+    /// a socklb takes.
+    #[serde(default)]
+    pub is_socklb: bool,
+    /// Whether it sees what ours has written, and may write something else.
     pub runs_after_ours: bool,
 }
 
-/// The connect programs of others on a cgroup and above it, in the order in which they run.
+/// The programs of every client that has pins in one directory, of any version: read once, and only if somebody asks.
+pub struct Pinned<'p> {
+    pins: &'p Path,
+    programs: OnceCell<BTreeSet<u32>>,
+}
+
+impl<'p> Pinned<'p> {
+    /// Those with pins below this directory.
+    pub fn below(pins: &'p Path) -> Self {
+        Self { pins, programs: OnceCell::new() }
+    }
+
+    fn has(&self, program: u32) -> bool {
+        let read = || {
+            let clients = Pins::all_versions(self.pins).unwrap_or_default();
+            // One that cannot be read is being removed, or has links that are nobody's.
+            clients.iter().filter_map(|pins| links::programs_of(pins).ok()).flatten().collect()
+        };
+        self.programs.get_or_init(read).contains(&program)
+    }
+}
+
+/// The programs of others on a cgroup and above it: cgroup by cgroup outwards, of each hook in the order in which they run.
+/// Clients with pins in the same directory are no others: what one leaves behind, or its predecessor of another version,
+/// lets flows end.
 ///
 /// # Errors
 /// If the kernel does not tell: that takes CAP_NET_ADMIN.
-pub fn neighbours(pins: &Pins, cgroup: &Path) -> Result<Vec<Neighbour>, DatapathError> {
+pub fn neighbours(pins: &Pins, pinned: &Pinned<'_>, cgroup: &Path) -> Result<Vec<Neighbour>, DatapathError> {
     let mount = cgroup2_mount()?;
-    let ours = object::programs_of(pins);
+    let ours = links::programs_of(pins)?;
     let mut neighbours = Vec::new();
     for directory in cgroup.ancestors().take_while(|ancestor| ancestor.starts_with(&mount)) {
-        for (hook, attach_type) in [("connect4", AttachType::Connect4), ("connect6", AttachType::Connect6)] {
-            let fail = |source| DatapathError::Query { cgroup: directory.to_owned(), source };
-            let ids = query(directory, attach_type).map_err(fail)?;
+        let fail = |source| DatapathError::Query { cgroup: directory.to_owned(), source };
+        let open = File::open(directory).map_err(fail)?;
+        let first = neighbours.len();
+        for (hook, attach_type) in hooks() {
+            let ids = sys::programs_of(open.as_fd(), attach_type).map_err(fail)?;
             let our_place = ids.iter().position(|id| ours.contains(id));
-            for (place, &program) in ids.iter().enumerate().filter(|(_, id)| !ours.contains(id)) {
+            let is_other = |(_, id): &(usize, &u32)| !ours.contains(id) && !pinned.has(**id);
+            for (place, &program) in ids.iter().enumerate().filter(is_other) {
+                let name = name_of(program);
                 neighbours.push(Neighbour {
                     cgroup: directory.to_owned(),
                     hook: hook.to_owned(),
                     program,
-                    name: sys::program_name(program).ok().filter(|name| !name.is_empty()),
+                    is_socklb: name.as_ref().is_some_and(|name| name.starts_with(NAME_PREFIX)),
+                    name,
                     runs_after_ours: directory != cgroup || our_place.is_some_and(|ours| ours < place),
                 });
             }
         }
+        let hooks: Vec<&str> = hooks().map(|(hook, _)| hook).collect();
+        recognise(&mut neighbours[first..], &hooks);
     }
     Ok(neighbours)
 }
 
-fn query(directory: &Path, attach_type: AttachType) -> io::Result<Vec<u32>> {
-    sys::programs_of(File::open(directory)?.as_fd(), attach_type)
+/// Our hooks, by the names that other tools have for them too.
+fn hooks() -> impl Iterator<Item = (&'static str, AttachType)> {
+    HOOKS.iter().map(|hook| (if hook.name == FOLLOWS { SOCK_OPS } else { hook.name }, hook.attach_type))
+}
+
+/// A program's name, if it has one and the kernel tells.
+fn name_of(program: u32) -> Option<String> {
+    sys::program_name(program).ok().filter(|name| !name.is_empty())
+}
+
+/// Takes programs without names on one cgroup for another socklb's if all its hooks have one. No other product takes all of
+/// them, and without CAP_SYS_ADMIN the kernel tells nothing else of a program that is attached. Its link for
+/// connections may be missing: it need not follow any.
+fn recognise(neighbours: &mut [Neighbour], hooks: &[&str]) {
+    let unnamed = |neighbour: &Neighbour| neighbour.name.is_none();
+    let has = |hook: &&str| neighbours.iter().any(|other| other.hook == *hook && unnamed(other));
+    if hooks.iter().filter(|hook| **hook != SOCK_OPS).all(has) {
+        for neighbour in neighbours.iter_mut().filter(|neighbour| unnamed(neighbour)) {
+            neighbour.is_socklb = true;
+        }
+    }
+}
+
+/// What the hook that follows connections is called elsewhere.
+pub const SOCK_OPS: &str = "sock_ops";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_without_names_are_socklbs_if_they_are_on_all_its_hooks() {
+        let hooks: Vec<&str> = hooks().map(|(hook, _)| hook).collect();
+        let neighbour = |hook: &str, name: Option<&str>| Neighbour {
+            cgroup: "/c".into(),
+            hook: hook.to_owned(),
+            program: 1,
+            name: name.map(str::to_owned),
+            is_socklb: false,
+            runs_after_ours: false,
+        };
+        let recognised = |names: fn(&str) -> Option<&'static str>, left_out: &str| {
+            let taken = hooks.iter().filter(|hook| **hook != left_out);
+            let mut all: Vec<Neighbour> = taken.map(|hook| neighbour(hook, names(hook))).collect();
+            recognise(&mut all, &hooks);
+            all.iter().filter(|neighbour| neighbour.is_socklb).count()
+        };
+        assert_eq!(recognised(|_| None, ""), hooks.len());
+        assert_eq!(recognised(|_| None, SOCK_OPS), hooks.len() - 1, "it need not follow connections");
+        assert_eq!(recognised(|_| None, "recvmsg6"), 0);
+        assert_eq!(recognised(|_| Some("cil_sock4_connect"), ""), 0, "those have names");
+    }
 }

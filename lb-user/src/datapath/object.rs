@@ -1,13 +1,12 @@
-//! The kernel object: which maps it declares, and its programs, loaded for this kernel and attached to a cgroup.
+//! The kernel object: which maps it declares, and its programs, loaded for this kernel.
 //!
-//! Programs are loaded and attached anew at every start, in place of those that are attached already: an upgrade is
-//! nothing special, and each call runs the old or the new program, never none.
+//! Programs are loaded anew at every start and take the place of those that are attached already (see `links`): an upgrade
+//! is nothing special.
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
 use std::sync::LazyLock;
 
 use aya::programs::{Program, ProgramError};
@@ -15,28 +14,35 @@ use aya::{Ebpf, EbpfLoader};
 use lb_common::abi::{self, ENTRIES_PER_CELL, map};
 
 use super::btf::Offsets;
-use super::cgroup::Cgroup;
 use super::error::DatapathError;
 use super::features::Features;
 use super::jiffies::Jiffies;
-use super::pins::{self, Pins};
+use super::links;
+use super::pins::Pins;
 use super::sys::{self, AttachType, runs::Runs};
 use crate::config::{Accounting, Limits};
 
 /// The object as it is committed beside its source.
-static OBJECT: &[u8] = aya::include_bytes_aligned!("../../../lb-ebpf/object/socklb.o");
+pub static OBJECT: &[u8] = aya::include_bytes_aligned!("../../../lb-ebpf/object/socklb.o");
 
 /// A place in the kernel where a program is attached.
-struct Hook {
-    /// Its name, and that of its program.
-    name: &'static str,
-    /// The program where the kernel lacks fetching atomics; that of the name otherwise.
+pub struct Hook {
+    /// Its name.
+    pub name: &'static str,
+    /// Its program.
+    program: &'static str,
+    /// The program where the kernel lacks fetching atomics.
     without_fetching_atomics: &'static str,
-    attach_type: AttachType,
+    pub attach_type: AttachType,
 }
 
-const fn hook(name: &'static str, without: &'static str, attach_type: AttachType) -> Hook {
-    Hook { name, without_fetching_atomics: without, attach_type }
+const fn hook(
+    name: &'static str,
+    program: &'static str,
+    without: &'static str,
+    attach_type: AttachType,
+) -> Hook {
+    Hook { name, program, without_fetching_atomics: without, attach_type }
 }
 
 /// What a client's programs are made for.
@@ -50,48 +56,21 @@ pub struct Purpose {
 }
 
 /// The hook that follows connections.
-const FOLLOWS: &str = "tcp_events";
+pub const FOLLOWS: &str = "tcp_events";
 
 /// In the order in which they are attached: a flow must not begin before its end can be seen, and its answers be translated.
-static HOOKS: [Hook; 10] = [
-    hook("sock_release", "sock_release_5_10", AttachType::SockRelease),
-    hook(FOLLOWS, "tcp_events_5_10", AttachType::SockOps),
-    hook("getpeername4", "getpeername4", AttachType::Getpeername4),
-    hook("getpeername6", "getpeername6", AttachType::Getpeername6),
-    hook("recvmsg4", "recvmsg4", AttachType::Recvmsg4),
-    hook("recvmsg6", "recvmsg6", AttachType::Recvmsg6),
-    hook("connect4", "connect4_5_10", AttachType::Connect4),
-    hook("connect6", "connect6_5_10", AttachType::Connect6),
-    hook("sendmsg4", "sendmsg4_5_10", AttachType::Sendmsg4),
-    hook("sendmsg6", "sendmsg6_5_10", AttachType::Sendmsg6),
+pub static HOOKS: [Hook; 10] = [
+    hook("sock_release", "socklb_release", "socklb_release_5_10", AttachType::SockRelease),
+    hook(FOLLOWS, "socklb_tcp", "socklb_tcp_5_10", AttachType::SockOps),
+    hook("getpeername4", "socklb_getpeer4", "socklb_getpeer4", AttachType::Getpeername4),
+    hook("getpeername6", "socklb_getpeer6", "socklb_getpeer6", AttachType::Getpeername6),
+    hook("recvmsg4", "socklb_recvmsg4", "socklb_recvmsg4", AttachType::Recvmsg4),
+    hook("recvmsg6", "socklb_recvmsg6", "socklb_recvmsg6", AttachType::Recvmsg6),
+    hook("connect4", "socklb_connect4", "socklb_connect4_5_10", AttachType::Connect4),
+    hook("connect6", "socklb_connect6", "socklb_connect6_5_10", AttachType::Connect6),
+    hook("sendmsg4", "socklb_sendmsg4", "socklb_sendmsg4_5_10", AttachType::Sendmsg4),
+    hook("sendmsg6", "socklb_sendmsg6", "socklb_sendmsg6_5_10", AttachType::Sendmsg6),
 ];
-
-/// The name under which a hook's link to a cgroup is pinned. The id is in it because a client may change its cgroup, and
-/// sockets that were made in the old one must still be seen to end.
-fn link_name(hook: &Hook, cgroup: u64) -> String {
-    format!("{}@{cgroup}", hook.name)
-}
-
-/// The hook and the cgroup of a link's name.
-fn of_link(name: &str) -> Option<(&'static Hook, u64)> {
-    let (hook, cgroup) = name.split_once('@')?;
-    Some((HOOKS.iter().find(|known| known.name == hook)?, cgroup.parse().ok()?))
-}
-
-/// Whether a link begins flows: it is detached before those that see them end. Of any version's links.
-pub fn detaches_first(name: &str) -> bool {
-    name.starts_with("connect") || name.starts_with("sendmsg")
-}
-
-/// The links to cgroups other than this one.
-///
-/// # Errors
-/// If the pins cannot be read.
-pub fn old_links(pins: &Pins, cgroup: u64) -> Result<Vec<String>, DatapathError> {
-    let mut links = pins.link_names()?;
-    links.retain(|name| of_link(name).is_some_and(|(_, other)| other != cgroup));
-    Ok(links)
-}
 
 /// What a map must look like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -135,7 +114,7 @@ impl Shape {
 }
 
 /// The capacities that the configuration sets.
-fn capacities(limits: &Limits) -> [(&'static str, u32); 10] {
+pub fn capacities(limits: &Limits) -> [(&'static str, u32); 9] {
     [
         // Twice: a new table is written beside the one it replaces.
         (map::SCHEDULE, 2 * limits.schedule_entries / ENTRIES_PER_CELL),
@@ -146,7 +125,6 @@ fn capacities(limits: &Limits) -> [(&'static str, u32); 10] {
         (map::FLOWS, limits.flow_records),
         (map::FLOW_OVERFLOW, limits.flow_records),
         (map::DATAGRAMS, limits.flow_records),
-        (map::LISTED, limits.flow_records),
         (map::DEPARTED, limits.slots),
     ]
 }
@@ -182,7 +160,7 @@ pub fn check_pins(pins: &Pins, limits: &Limits) -> Result<(), DatapathError> {
     let (maps, links) = pins.contents()?;
     let shapes = shapes(limits);
     for name in &links {
-        if of_link(name).is_none() {
+        if !links::is_link(name) {
             return Err(DatapathError::Foreign(pins.links().join(name)));
         }
     }
@@ -205,7 +183,7 @@ pub fn check_pins(pins: &Pins, limits: &Limits) -> Result<(), DatapathError> {
         if found != *wanted {
             return Err(DatapathError::Shape {
                 path,
-                client: pins.client.clone(),
+                detach: pins.detach_command(),
                 found: found.describe(),
                 wanted: wanted.describe(),
             });
@@ -215,7 +193,8 @@ pub fn check_pins(pins: &Pins, limits: &Limits) -> Result<(), DatapathError> {
     let missing = shapes.keys().find(|name| !maps.contains(name));
     match missing {
         Some(name) if !links.is_empty() => {
-            Err(DatapathError::Incomplete { path: pins.maps().join(name), client: pins.client.clone() })
+            let (client, detach) = (pins.client.clone(), pins.detach_command());
+            Err(DatapathError::Incomplete { path: pins.maps().join(name), client, detach })
         }
         _ => Ok(()),
     }
@@ -223,7 +202,14 @@ pub fn check_pins(pins: &Pins, limits: &Limits) -> Result<(), DatapathError> {
 
 /// The programs of one client task, loaded and bound to its pinned maps.
 pub struct Programs {
-    fds: Vec<(&'static Hook, OwnedFd)>,
+    loaded: Vec<(&'static Hook, LoadedProgram)>,
+}
+
+/// A program in the kernel.
+pub struct LoadedProgram {
+    pub fd: OwnedFd,
+    /// The kernel's id of it, which its links tell as well.
+    pub id: u32,
 }
 
 /// Makes or adopts the maps and loads the programs.
@@ -250,7 +236,7 @@ pub fn try_load(features: Features) -> Result<(), DatapathError> {
 }
 
 /// What the programs are told of the kernel and of this client.
-fn globals(limits: &Limits, features: Features, purpose: Purpose) -> [(&'static str, u32); 14] {
+fn globals(limits: &Limits, features: Features, purpose: Purpose) -> [(&'static str, u32); 17] {
     let offset = |is_allowed: bool, field: fn(Offsets) -> u32| {
         features.offsets.filter(|_| is_allowed).map_or(0, field)
     };
@@ -262,7 +248,10 @@ fn globals(limits: &Limits, features: Features, purpose: Purpose) -> [(&'static 
         ("FULL_ACCOUNTING", (purpose.accounting == Accounting::Full).into()),
         ("SCANS", purpose.scans.into()),
         ("SK_ERR", offset(features.socket_errors, |offsets| offsets.sk_err)),
+        ("SK_ERR_SOFT", offset(features.socket_errors, |offsets| offsets.sk_err_soft)),
         ("RELEASED_SK_ERR", released(|offsets| offsets.sk_err)),
+        ("RELEASED_SK_ERR_SOFT", released(|offsets| offsets.sk_err_soft)),
+        ("RELEASED_CALLBACKS", released(|offsets| offsets.bpf_sock_ops_cb_flags)),
         ("RELEASED_SRTT", released(|offsets| offsets.srtt_us)),
         ("RELEASED_RETRANSMITS", released(|offsets| offsets.total_retrans)),
         ("RELEASED_BYTES_RECEIVED", released(|offsets| offsets.bytes_received)),
@@ -301,15 +290,16 @@ fn load_with(
         let failed = DatapathError::Load(Box::new(error));
         if failed.is_permission() { failed.into_denied() } else { failed }
     })?;
-    let mut fds = Vec::with_capacity(HOOKS.len());
+    let mut loaded = Vec::with_capacity(HOOKS.len());
     let follows = purpose.accounting == Accounting::Full;
     for hook in HOOKS.iter().filter(|hook| follows || hook.name != FOLLOWS) {
-        let name = if features.fetching_atomics { hook.name } else { hook.without_fetching_atomics };
+        let name = if features.fetching_atomics { hook.program } else { hook.without_fetching_atomics };
         let fd = load_program(&mut object, name)
             .map_err(|source| DatapathError::Verifier { program: name, source: Box::new(source) })?;
-        fds.push((hook, fd));
+        let id = sys::program_id(fd.as_fd()).map_err(DatapathError::Program)?;
+        loaded.push((hook, LoadedProgram { fd, id }));
     }
-    Ok(Programs { fds })
+    Ok(Programs { loaded })
 }
 
 fn load_program(object: &mut Ebpf, name: &str) -> Result<OwnedFd, ProgramError> {
@@ -333,44 +323,14 @@ fn load_program(object: &mut Ebpf, name: &str) -> Result<OwnedFd, ProgramError> 
 }
 
 impl Programs {
-    /// Attaches every program to the cgroup, each in place of its predecessor if there is one. What is attached to other
-    /// cgroups gets the new programs and stays, until `leave`.
-    ///
-    /// # Errors
-    /// If the kernel refuses; what was attached before stays.
-    pub fn attach(&self, pins: &Pins, cgroup: &Cgroup) -> Result<(), DatapathError> {
-        for (hook, program) in &self.fds {
-            let path = pins.links().join(link_name(hook, cgroup.id));
-            let fail =
-                |source| DatapathError::Attach { hook: hook.name, cgroup: cgroup.path.clone(), source };
-            if attached_to(&path).ok() == Some(cgroup.id) {
-                let link = sys::open_pin(&path).map_err(fail)?;
-                sys::link_update(link.as_fd(), program.as_fd()).map_err(fail)?;
-                continue;
-            }
-            pins::detach(&path)?;
-            let link = sys::link_create(program.as_fd(), cgroup.directory.as_fd(), hook.attach_type)
-                .map_err(fail)?;
-            sys::pin(link.as_fd(), &path).map_err(|source| DatapathError::Pin { path, source })?;
-        }
-        for name in pins.link_names()? {
-            let path = pins.links().join(&name);
-            let Some((hook, of)) = of_link(&name) else { continue };
-            let Some(program) = self.program(hook) else {
-                // The other kind of accounting was left. Only now: the programs above do without it from here on.
-                pins::detach(&path)?;
-                continue;
-            };
-            if of == cgroup.id {
-                continue;
-            }
-            let update = || sys::link_update(sys::open_pin(&path)?.as_fd(), program.as_fd());
-            // A link is severed once its cgroup is removed and its last socket closed: nothing is left to end.
-            if update().is_err() {
-                pins::detach(&path)?;
-            }
-        }
-        Ok(())
+    /// The hooks that these programs are for, in the order in which they are attached, each with its program.
+    pub fn hooks(&self) -> impl Iterator<Item = (&'static Hook, &LoadedProgram)> {
+        self.loaded.iter().map(|(hook, program)| (*hook, program))
+    }
+
+    /// The program for a hook; none if its kind of accounting does without.
+    pub fn of(&self, hook: &Hook) -> Option<&LoadedProgram> {
+        self.hooks().find(|(known, _)| known.name == hook.name).map(|(_, program)| program)
     }
 
     /// How often the programs ran and how long, by hook, as far as the kernel has counted it. It does so while its statistics
@@ -380,9 +340,9 @@ impl Programs {
     /// If the kernel does not tell.
     pub fn runs(&self) -> io::Result<Vec<(&'static str, Runs)>> {
         let on = std::fs::read_to_string("/proc/sys/kernel/bpf_stats_enabled").unwrap_or_default();
-        let mut all = Vec::with_capacity(self.fds.len());
-        for (hook, program) in &self.fds {
-            let runs = sys::runs::runs(program.as_fd())?;
+        let mut all = Vec::with_capacity(self.loaded.len());
+        for (hook, program) in &self.loaded {
+            let runs = sys::runs::runs(program.fd.as_fd())?;
             // Whoever measures may have turned them on for itself alone, which that file does not tell.
             if on.trim() == "1" || runs.count > 0 {
                 all.push((hook.name, runs));
@@ -390,115 +350,14 @@ impl Programs {
         }
         Ok(all)
     }
-
-    fn program(&self, hook: &Hook) -> Option<&OwnedFd> {
-        self.fds.iter().find(|(known, _)| known.name == hook.name).map(|(_, program)| program)
-    }
-
-    /// Whether every program is attached to a cgroup.
-    ///
-    /// # Errors
-    /// If that cannot be seen.
-    pub fn are_attached(&self, pins: &Pins, cgroup: u64) -> Result<bool, DatapathError> {
-        all_attached(pins, cgroup, self.fds.iter().map(|(hook, _)| *hook))
-    }
-}
-
-/// In cgroups that the client has left, no flow begins any more; those that are open still end.
-///
-/// # Errors
-/// If a link cannot be removed.
-pub fn leave(pins: &Pins, cgroup: u64) -> Result<(), DatapathError> {
-    for name in old_links(pins, cgroup)?.iter().filter(|name| detaches_first(name)) {
-        pins::detach(&pins.links().join(name))?;
-    }
-    Ok(())
-}
-
-/// Ids of the programs of a client's pinned links.
-pub fn programs_of(pins: &Pins) -> Vec<u32> {
-    let links = pins.link_names().unwrap_or_default();
-    let program = |name: &String| {
-        let link = sys::open_pin(&pins.links().join(name)).ok()?;
-        sys::link_info(link.as_fd()).ok().map(|info| info.program_id)
-    };
-    links.iter().filter_map(program).collect()
-}
-
-/// The cgroup that a pinned link is attached to.
-fn attached_to(path: &Path) -> io::Result<u64> {
-    sys::link_info(sys::open_pin(path)?.as_fd()).map(|info| info.cgroup_id)
-}
-
-/// Whether a pinned map or link is one of ours by its name.
-pub fn is_ours(name: &str) -> bool {
-    map::ALL.contains(&name) || of_link(name).is_some()
-}
-
-/// The one cgroup that all hooks of a client are attached to, if they are.
-///
-/// # Errors
-/// If that cannot be seen.
-pub fn attachment(pins: &Pins) -> Result<Option<u64>, DatapathError> {
-    // Only where flows begin are all hooks attached.
-    for cgroup in begins_at(pins)?.into_iter().collect::<BTreeSet<u64>>() {
-        if is_attached(pins, cgroup)? {
-            return Ok(Some(cgroup));
-        }
-    }
-    Ok(None)
-}
-
-/// Whether all hooks of a client are attached to a cgroup, but for the one that only some clients have.
-///
-/// # Errors
-/// If that cannot be seen.
-pub fn is_attached(pins: &Pins, cgroup: u64) -> Result<bool, DatapathError> {
-    all_attached(pins, cgroup, HOOKS.iter().filter(|hook| hook.name != FOLLOWS))
-}
-
-fn all_attached(
-    pins: &Pins,
-    cgroup: u64,
-    hooks: impl Iterator<Item = &'static Hook>,
-) -> Result<bool, DatapathError> {
-    for hook in hooks {
-        let path = pins.links().join(link_name(hook, cgroup));
-        match attached_to(&path) {
-            Ok(found) if found == cgroup => {}
-            Ok(_) => return Ok(false),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
-            Err(source) => return Err(DatapathError::Link { path, source }),
-        }
-    }
-    Ok(cgroup != 0)
-}
-
-/// The cgroups at which a client's flows begin, by the names of its links. Of any version's links.
-///
-/// # Errors
-/// If the pins cannot be read.
-pub fn begins_at(pins: &Pins) -> Result<Vec<u64>, DatapathError> {
-    let links = pins.link_names()?;
-    let cgroup = |name: &String| name.split_once('@').and_then(|(_, cgroup)| cgroup.parse().ok());
-    Ok(links.iter().filter(|name| detaches_first(name)).filter_map(cgroup).collect())
-}
-
-/// The cgroups that a client's links of any kind are named after: also those that it has left, whose flows still end.
-///
-/// # Errors
-/// If the pins cannot be read.
-pub fn linked_to(pins: &Pins) -> Result<BTreeSet<u64>, DatapathError> {
-    let (_, links) = pins.contents()?;
-    Ok(links.iter().filter_map(|name| name.split_once('@')?.1.parse().ok()).collect())
 }
 
 /// The error of a probe or of the first call that needed privilege.
 pub fn privilege(error: io::Error) -> DatapathError {
-    if error.kind() == io::ErrorKind::PermissionDenied {
-        DatapathError::Privilege(error)
-    } else {
-        DatapathError::Unsupported(error)
+    match error.kind() {
+        io::ErrorKind::PermissionDenied => DatapathError::Privilege(error),
+        io::ErrorKind::Unsupported => DatapathError::Unsupported(error),
+        _ => DatapathError::Probe(error),
     }
 }
 
@@ -533,7 +392,6 @@ mod tests {
             (map::FLOW_PLACES, sizes(4, size_of::<abi::FlowPlace>(), abi::FLOW_RECORDS)),
             (map::FLOWS, sizes(4, size_of::<abi::Flow>(), abi::FLOW_RECORDS)),
             (map::FLOW_OVERFLOW, sizes(8, size_of::<abi::Flow>(), abi::FLOW_RECORDS)),
-            (map::LISTED, sizes(8, size_of::<abi::Listed>(), abi::FLOW_RECORDS)),
         ];
         for (name, (key, value, entries)) in expected {
             let shape = shapes[name];
@@ -546,10 +404,12 @@ mod tests {
     fn the_object_has_every_program_and_speaks_of_its_licence() {
         let object = aya_obj::Object::parse(OBJECT).unwrap();
         for hook in &HOOKS {
-            assert!(object.programs.contains_key(hook.name), "{}", hook.name);
-            let other = hook.without_fetching_atomics;
-            assert!(object.programs.contains_key(other), "{other}");
+            for name in [hook.program, hook.without_fetching_atomics] {
+                assert!(object.programs.contains_key(name), "{name}");
+                assert!(name.starts_with("socklb_"), "{name} would not be recognised as ours");
+            }
         }
+        assert!(object.programs.contains_key(super::super::holders::PROGRAM));
         assert_eq!(object.license.to_bytes(), b"Dual MIT/GPL");
     }
 }

@@ -14,13 +14,20 @@ use lb_common::abi::ABI_VERSION;
 use rustix::fs::FlockOperation;
 
 use super::error::DatapathError;
+use super::removal::Directory;
 use super::sys;
+use crate::config::detach_command;
+use crate::trust;
 
 /// The directory of one client, locked while this is held.
 #[derive(Debug)]
 pub struct Lock {
     directory: File,
 }
+
+/// The directories of a client's maps and links.
+const MAPS: &str = "maps";
+const LINKS: &str = "links";
 
 /// The directory of all clients of an ABI version.
 fn root(pins: &Path, version: u32) -> PathBuf {
@@ -42,7 +49,7 @@ pub fn remove_roots(pins: &Path) {
     let _ = fs::remove_dir(pins);
 }
 
-/// Creates a directory on bpffs.
+/// Creates a directory on bpffs that is ours alone.
 fn create(directory: &Path) -> Result<(), DatapathError> {
     // The nearest ancestor that exists tells the file system; without this check the directories would be made on
     // whatever lies there, and pinning would fail with an error that names neither.
@@ -55,13 +62,21 @@ fn create(directory: &Path) -> Result<(), DatapathError> {
         .recursive(true)
         .mode(0o750)
         .create(directory)
-        .map_err(|source| DatapathError::PinDirectory { path: directory.to_owned(), source })
+        .map_err(|source| DatapathError::PinDirectory { path: directory.to_owned(), source })?;
+    // Made or found: what others may put there would be taken for what we have left.
+    Ok(trust::check_pins(directory)?)
 }
 
+/// `BPF_FS_MAGIC`
+const BPF_FS: i64 = 0xcafe_4a11;
+
 pub fn on_bpffs(path: &Path) -> bool {
-    /// `BPF_FS_MAGIC`
-    const MAGIC: i64 = 0xcafe_4a11;
-    rustix::fs::statfs(path).is_ok_and(|stat| stat.f_type == MAGIC)
+    rustix::fs::statfs(path).is_ok_and(|stat| stat.f_type == BPF_FS)
+}
+
+/// Whether an open directory is on a bpf file system.
+pub fn is_bpffs(directory: impl AsFd) -> bool {
+    rustix::fs::fstatfs(directory).is_ok_and(|stat| stat.f_type == BPF_FS)
 }
 
 /// The pins of one client task.
@@ -71,6 +86,7 @@ pub struct Pins {
     pub client: String,
     /// The ABI version of the socklb that made them.
     pub version: u32,
+    base: PathBuf,
     directory: PathBuf,
 }
 
@@ -81,7 +97,8 @@ impl Pins {
     }
 
     fn of_version(pins: &Path, client: &str, version: u32) -> Self {
-        Self { client: client.to_owned(), version, directory: root(pins, version).join(client) }
+        let directory = root(pins, version).join(client);
+        Self { client: client.to_owned(), version, base: pins.to_owned(), directory }
     }
 
     /// Every client that has pins of any ABI version, by name and version.
@@ -99,6 +116,11 @@ impl Pins {
         Ok(clients)
     }
 
+    /// The command that removes them.
+    pub fn detach_command(&self) -> String {
+        detach_command(&self.client, &self.base)
+    }
+
     /// Whether we know the maps and links in it.
     pub fn is_of_this_version(&self) -> bool {
         self.version == ABI_VERSION
@@ -107,7 +129,7 @@ impl Pins {
     /// Creates the client's directory and locks it against other writers.
     ///
     /// # Errors
-    /// If it is not on bpffs, cannot be made, or is locked.
+    /// If it is not on bpffs, cannot be made, belongs to somebody else, or is locked.
     pub fn lock(&self) -> Result<Lock, DatapathError> {
         create(&self.directory)?;
         let fail = |source| DatapathError::PinDirectory { path: self.directory.clone(), source };
@@ -119,10 +141,35 @@ impl Pins {
         }
     }
 
+    /// Locks the client's directory, whoever's it is, to remove what is in it; `None` if there is none.
+    ///
+    /// # Errors
+    /// If it cannot be opened, or is locked.
+    pub fn lock_to_remove(&self) -> Result<Option<Lock>, DatapathError> {
+        let Some((_, client)) = self.open()? else { return Ok(None) };
+        if client.lock()? {
+            Ok(Some(Lock { directory: client.into() }))
+        } else {
+            Err(DatapathError::Locked(self.directory.clone()))
+        }
+    }
+
+    /// The directory that the client's is in, and the client's; `None` if there is none.
+    fn open(&self) -> Result<Option<(Directory, Directory)>, DatapathError> {
+        let Some(base) = Directory::open(self.base())? else { return Ok(None) };
+        let Some(above) = base.within(&format!("v{}", self.version))? else { return Ok(None) };
+        Ok(above.within(&self.client)?.map(|client| (above, client)))
+    }
+
+    /// The directory of all versions.
+    fn base(&self) -> &Path {
+        &self.base
+    }
+
     /// Creates the directories.
     ///
     /// # Errors
-    /// If they are not on bpffs or cannot be made.
+    /// If they are not on bpffs, cannot be made, or belong to somebody else.
     pub fn create(&self) -> Result<(), DatapathError> {
         create(&self.maps())?;
         create(&self.links())
@@ -130,12 +177,12 @@ impl Pins {
 
     /// Where the maps are.
     pub fn maps(&self) -> PathBuf {
-        self.directory.join("maps")
+        self.directory.join(MAPS)
     }
 
     /// Where the links are.
     pub fn links(&self) -> PathBuf {
-        self.directory.join("links")
+        self.directory.join(LINKS)
     }
 
     /// Whether the client's directory is the one that was locked: neither removed nor made anew since.
@@ -189,31 +236,38 @@ impl Pins {
         ours: impl Fn(&str) -> bool,
         first: impl Fn(&str) -> bool,
     ) -> Result<(), DatapathError> {
-        self.remove_links(|name| ours(name) && first(name))?;
-        self.remove_links(&ours)?;
-        let (maps, _) = self.contents()?;
-        for name in maps.iter().filter(|name| ours(name)) {
-            unlink(&self.maps().join(name))?;
-        }
-        for directory in [self.links(), self.maps(), self.directory.clone()] {
-            match fs::remove_dir(&directory) {
-                Ok(()) => {}
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(source) => return Err(DatapathError::Unpin { path: directory, source }),
+        let Some((above, client)) = self.open()? else { return Ok(()) };
+        if let Some(links) = client.within(LINKS)? {
+            let ours = links.names()?.into_iter().filter(|name| ours(name));
+            let (first, then): (Vec<String>, Vec<String>) = ours.partition(|name| first(name));
+            for name in first.iter().chain(&then) {
+                links.detach(name)?;
             }
         }
-        Ok(())
+        if let Some(maps) = client.within(MAPS)? {
+            for name in maps.names()?.iter().filter(|name| ours(name)) {
+                maps.unlink(name)?;
+            }
+        }
+        client.remove_directory(LINKS)?;
+        client.remove_directory(MAPS)?;
+        above.remove_directory(&self.client)
     }
 }
 
-/// Detaches a link and removes its pin.
+/// Detaches a link and removes its pin; that it is gone already is no failure.
 ///
 /// Detached first: when its last name goes, the kernel detaches a link some milliseconds later, in the background. Until
 /// then connects would go on being balanced, and links would go in any order.
+///
+/// # Errors
+/// If it cannot be opened or detached: it stays pinned then, and attached.
 pub fn detach(path: &Path) -> Result<(), DatapathError> {
-    if let Ok(link) = sys::open_pin(path) {
-        // Should it fail, the kernel does it with the pin.
-        let _ = sys::link_detach(link.as_fd());
+    let fail = |source| DatapathError::Unpin { path: path.to_owned(), source };
+    match sys::open_pin(path) {
+        Ok(link) => sys::link_detach(link.as_fd()).map_err(fail)?,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(fail(error)),
     }
     unlink(path)
 }

@@ -1,38 +1,42 @@
-//! Flow records whose socket is gone: found by comparing them with the kernel's lists of sockets, and taken out.
+//! Flow records that are to be given back: those whose socket is gone and whose end no program saw.
 //!
-//! The kernel programs end every flow that they see end. What they do not see (a link that was removed for a while, a path
-//! of an MPTCP socket on kernels that do not tell) leaves a record, and an active count that never returns to zero. A
-//! record is taken out only if its network namespace could be listed completely, its socket was in the lists once (an
-//! earlier list has shown it, or a program has seen its SYN leave) and this list does not show it: the connection is over
-//! then, whether or not somebody still holds the socket. Any other socket may be one whose connect failed and which is
-//! still open. What is not sure is kept and counted.
+//! The kernel programs end every flow that they see end. What they do not see (a link that was lost for a while, a program
+//! of others that clears callback flags, a path of an MPTCP socket on kernels that do not tell) leaves a record, and an
+//! active count that never returns to zero. A record is in doubt while its socket is neither in a complete list of its
+//! network namespace nor held by any process; it is taken out if a second pass, an interval later, finds the same.
+//!
+//! Two passes, because a socket may be on its way between two processes (SCM_RIGHTS), or held by io_uring alone, and what
+//! moves while a list is read can be missed.
 
-use std::collections::BTreeMap;
-use std::io;
-use std::mem::offset_of;
-use std::os::fd::{AsFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Sub;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
-use lb_common::abi::{Backend, Datagrams, Flow, FlowPlace, HELD, Listed, NO_SLOT, Phase, map};
-use serde::{Deserialize, Serialize};
-
+use super::cgroup;
 use super::error::DatapathError;
-use super::flow_table::FlowTable;
-use super::maps::Mapped;
-use super::namespaces::{Namespaces, Wanted};
+use super::holders;
+use super::links;
+use super::namespaces::{Namespaces, Sight, Wanted};
 use super::pins::Pins;
-use super::readers::wait_for_readers;
-use super::sys;
-use super::sys::elements;
+use super::records::{Failed, Key, Record, Records, Version};
+
+/// Intervals for which no process may have held a socket whose namespace cannot be looked into: connections that nobody
+/// holds are closed by the kernel, which gives up within two minutes.
+const WITHOUT_LIST: u32 = 10;
 
 /// What a pass over a client's flow records found.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Repair {
-    /// Records that were taken out: their connections are over.
+    /// Flows whose records were taken out: they are over.
     pub removed: u64,
-    /// Kept: their sockets are in no list, but none has ever shown them.
-    pub kept_never_listed: u64,
-    /// Kept: in network namespaces that could not be looked into.
+    /// Of these: paths of MPTCP sockets, as far as a list has shown them.
+    pub removed_mptcp: u64,
+    /// In doubt: to be taken out by the next pass if that finds the same.
+    pub in_doubt: u64,
+    /// Kept: in no list, but a process holds their sockets, which are not connected.
+    pub kept_open: u64,
+    /// Kept: in network namespaces that could not be looked into, and not known to be held by a process.
     pub kept_elsewhere: u64,
 }
 
@@ -45,247 +49,403 @@ pub struct Patient {
     pub cgroup: Option<PathBuf>,
 }
 
-/// Looks at the flow records of clients. Reads lists of sockets and may enter network namespaces on threads of its own,
-/// so it is not for the event loop.
-pub fn repair(patients: &[Patient]) -> Vec<(String, Result<Repair, DatapathError>)> {
-    let mut namespaces = Namespaces::new();
-    let of = |patient: &Patient, namespaces: &mut Namespaces| {
-        let records = Records::open(&patient.pins)?;
-        records.repair(namespaces, patient.cgroup.as_deref()).map_err(|failed| match failed {
-            Failed::Io(source) => DatapathError::Repair { client: patient.pins.client.clone(), source },
-            Failed::Readers(error) => error,
-        })
-    };
-    patients.iter().map(|patient| (patient.pins.client.clone(), of(patient, &mut namespaces))).collect()
+/// What passes have to remember.
+#[derive(Debug, Default)]
+pub struct Doubts {
+    clients: BTreeMap<String, Remembered>,
+    /// Passes so far.
+    turn: usize,
+    /// Whether it could once be told which sockets processes hold: if it cannot now, it can again.
+    knows_holders: bool,
 }
 
-/// Where a record lies.
-#[derive(Clone, Debug)]
-enum Place {
-    Table(usize),
-    Overflow,
-    /// The whole entry: all flows of a socket that addresses its datagrams.
-    Datagrams(Box<Datagrams>),
+#[derive(Debug, Default)]
+struct Remembered {
+    doubts: BTreeMap<Key, Doubt>,
+    /// Records that a list has shown as paths of an MPTCP socket.
+    mptcp: BTreeSet<Key>,
 }
 
-/// A socket's record, or its entry of datagrams.
-#[derive(Clone, Debug)]
-struct Record {
-    cookie: u64,
-    place: Place,
-    /// Its flow; of an entry, one of them.
-    flow: Flow,
+/// What a pass found, by client; and why it is not known which sockets processes hold, if that was asked and is not.
+pub struct Pass {
+    pub clients: Vec<(String, Result<Repair, DatapathError>)>,
+    pub holders: Result<(), DatapathError>,
 }
 
-impl Record {
-    /// How many flows it is.
-    fn flows(&self) -> u64 {
-        match &self.place {
-            Place::Table(_) | Place::Overflow => 1,
-            Place::Datagrams(entry) => entry.live().count() as u64,
+/// Looks at the flow records of clients. Reads lists of sockets and of open files, and may enter network namespaces on
+/// threads of its own, so it is not for the event loop. `knows_mptcp` says whether paths of MPTCP sockets have no records,
+/// because the kernel tells them apart.
+pub fn repair(
+    patients: &[Patient],
+    doubts: &mut Doubts,
+    knows_mptcp: bool,
+    now: Instant,
+    interval: Duration,
+) -> Pass {
+    doubts.turn = doubts.turn.wrapping_add(1);
+    let mut pass = Pass { clients: Vec::new(), holders: Ok(()) };
+    let mut cases = Vec::new();
+    for patient in patients {
+        let client = &patient.pins.client;
+        match Case::examine(patient, doubts.turn, doubts.clients.entry(client.clone()).or_default()) {
+            Ok(case) => cases.push(case),
+            Err(failed) => pass.clients.push((client.clone(), Err(failed.of(client)))),
         }
     }
-
-    /// What stands in `listed` once a list has shown the socket. A socket that dials again is another matter: that flow no
-    /// list has shown. One that addresses datagrams has its port, and is listed, before a flow begins.
-    fn listed(&self) -> Listed {
-        match self.place {
-            Place::Table(_) | Place::Overflow => {
-                Listed { slot: self.flow.slot, generation: self.flow.generation }
+    // Only now, and only if there is anything to ask: it goes through all open files of the host.
+    let asked: BTreeSet<u64> = cases.iter().flat_map(Case::asked).collect();
+    let mut holders = Holders::NotAsked;
+    if !asked.is_empty() {
+        holders = match holders::held(&asked) {
+            Ok(found) => {
+                doubts.knows_holders = true;
+                Holders::Known(found)
             }
-            Place::Datagrams(_) => Listed { slot: NO_SLOT, generation: 0 },
-        }
-    }
-
-    /// Whether a program has seen the flow's SYN leave: the kernel lists a socket before it sends one.
-    fn has_sent(&self) -> bool {
-        [Phase::Connecting as u8, Phase::Established as u8].contains(&self.flow.phase)
-    }
-
-    /// The list that shows its socket.
-    fn wanted(&self) -> Wanted {
-        Wanted { namespace: self.flow.namespace, datagrams: self.flow.phase == Phase::Datagrams as u8 }
-    }
-}
-
-/// A socket may have both a record and an entry of datagrams; in the list of what was listed they are told apart by the
-/// highest bit, which no cookie has.
-const ENTRY: u64 = 1 << 63;
-
-/// One client's flow records.
-struct Records {
-    table: FlowTable,
-    backends: Mapped<Backend>,
-    overflow: OwnedFd,
-    datagrams: OwnedFd,
-    listed: OwnedFd,
-}
-
-impl Records {
-    fn open(pins: &Pins) -> Result<Self, DatapathError> {
-        let path = |name: &str| pins.maps().join(name);
-        let open = |name: &str| {
-            let fail = |source| DatapathError::Map { path: path(name), operation: "open", source };
-            sys::open_pin(&path(name)).map_err(fail)
+            Err(error) => {
+                let is_passing = doubts.knows_holders || error.is_shortage();
+                pass.holders = Err(error);
+                if is_passing { Holders::NotNow } else { Holders::NeverTold }
+            }
         };
-        Ok(Self {
-            table: FlowTable::open(pins, true)?,
-            backends: Mapped::open(&path(map::BACKENDS), true)?,
-            overflow: open(map::FLOW_OVERFLOW)?,
-            datagrams: open(map::DATAGRAMS)?,
-            listed: open(map::LISTED)?,
+    }
+    for case in cases {
+        let client = case.patient.pins.client.clone();
+        let remembered = doubts.clients.entry(client.clone()).or_default();
+        let result = case.decide(&holders, remembered, knows_mptcp, now, interval);
+        let result = result.map_err(|failed| failed.of(&client));
+        pass.clients.push((client, result));
+    }
+    // Clients that are gone leave nothing behind.
+    let is_here = |client: &String| patients.iter().any(|patient| patient.pins.client == *client);
+    doubts.clients.retain(|client, remembered| is_here(client) && !remembered.is_empty());
+    pass
+}
+
+impl Failed {
+    fn of(self, client: &str) -> DatapathError {
+        match self {
+            Self::Io(source) => DatapathError::Repair { client: client.to_owned(), source },
+            Self::Readers(error) => error,
+        }
+    }
+}
+
+impl Remembered {
+    fn is_empty(&self) -> bool {
+        self.doubts.is_empty() && self.mptcp.is_empty()
+    }
+}
+
+/// One client's records that no list has shown.
+struct Case<'p> {
+    patient: &'p Patient,
+    namespaces: Namespaces,
+    repair: Repair,
+    suspects: Vec<(Record, Sight)>,
+}
+
+impl<'p> Case<'p> {
+    fn examine(patient: &'p Patient, turn: usize, remembered: &mut Remembered) -> Result<Self, Failed> {
+        let records = Records::open(&patient.pins)?;
+        let repair = Repair { removed: records.finish_what_was_begun()?, ..Repair::default() };
+        // Of a client that leaves only its links tell.
+        let linked = || links::linked_to(&patient.pins).ok()?.into_iter().find_map(cgroup::path_of);
+        let namespaces = Namespaces::of(patient.cgroup.clone().or_else(linked), turn);
+        let (mut suspects, mut unlisted, mut keys) = (Vec::new(), Vec::new(), BTreeSet::new());
+        let all = records.read()?;
+        let shown = namespaces.look(&wanted(&all));
+        for record in all {
+            keys.insert(record.key());
+            match shown.of(&record.list(), record.cookie) {
+                Sight::Listed { is_mptcp } => {
+                    remembered.doubts.remove(&record.key());
+                    if is_mptcp {
+                        remembered.mptcp.insert(record.key());
+                    }
+                }
+                Sight::Missed => unlisted.push(record),
+                sight @ Sight::Unknown { .. } => suspects.push((record, sight)),
+            }
+        }
+        // A list is handed out in parts, and what moves between two parts can be missed. Most of these flows have ended
+        // meanwhile.
+        let mut still = Vec::new();
+        for record in unlisted {
+            still.extend(records.again(&record)?);
+        }
+        let shown = namespaces.look(&wanted(&still));
+        for record in still {
+            match shown.of(&record.list(), record.cookie) {
+                Sight::Listed { .. } => drop(remembered.doubts.remove(&record.key())),
+                sight @ (Sight::Missed | Sight::Unknown { .. }) => suspects.push((record, sight)),
+            }
+        }
+        remembered.doubts.retain(|key, _| keys.contains(key));
+        remembered.mptcp.retain(|key| keys.contains(key));
+        Ok(Self { patient, namespaces, repair, suspects })
+    }
+
+    /// Sockets of which it matters whether a process holds them.
+    fn asked(&self) -> impl Iterator<Item = u64> {
+        let matters =
+            |(record, sight): &&(Record, Sight)| !(*sight == Sight::Missed && record.is_connection());
+        self.suspects.iter().filter(matters).map(|(record, _)| record.cookie)
+    }
+
+    fn decide(
+        mut self,
+        holders: &Holders,
+        remembered: &mut Remembered,
+        knows_mptcp: bool,
+        now: Instant,
+        interval: Duration,
+    ) -> Result<Repair, Failed> {
+        let (mut gone, mut doubts) = (Vec::new(), BTreeMap::new());
+        for (record, sight) in std::mem::take(&mut self.suspects) {
+            let key = record.key();
+            let before = remembered.doubts.remove(&key).filter(|doubt| doubt.version == record.version());
+            let mut doubt = before.unwrap_or_else(|| Doubt::of(&record));
+            let is_missed = sight == Sight::Missed;
+            let seen = Seen {
+                is_missed,
+                is_connection: record.is_connection(),
+                held: holders.of(record.cookie),
+                may_be_mptcp: !knows_mptcp
+                    && !record.list().datagrams
+                    && sight == Sight::Unknown { is_nowhere: false },
+            };
+            let verdict = doubt.judge(seen, now, interval);
+            let count = match verdict {
+                Verdict::Gone => {
+                    gone.push((record, is_missed));
+                    continue;
+                }
+                Verdict::InDoubt => &mut self.repair.in_doubt,
+                Verdict::Open => &mut self.repair.kept_open,
+                Verdict::Elsewhere => &mut self.repair.kept_elsewhere,
+                Verdict::Held => continue,
+            };
+            *count += record.flows();
+            if doubt.missed_since.is_some() || doubt.unheld_since.is_some() {
+                doubts.insert(key, doubt);
+            }
+        }
+        remembered.doubts = doubts;
+        if !gone.is_empty() {
+            let taken = self.take_out(gone)?;
+            self.repair.removed += taken.values().sum::<u64>();
+            let mptcp = taken.iter().filter(|(key, _)| remembered.mptcp.contains(key));
+            self.repair.removed_mptcp += mptcp.map(|(_, flows)| flows).sum::<u64>();
+        }
+        Ok(self.repair)
+    }
+
+    fn take_out(&self, gone: Vec<(Record, bool)>) -> Result<BTreeMap<Key, u64>, Failed> {
+        let records = Records::open(&self.patient.pins)?;
+        // Those that no list could be had for are known by their holders alone.
+        let missed: BTreeSet<Key> =
+            gone.iter().filter(|(_, is_missed)| *is_missed).map(|(record, _)| record.key()).collect();
+        records.take_out(gone.into_iter().map(|(record, _)| record).collect(), |held| {
+            let shown = self.namespaces.look(&wanted(held.iter().copied()));
+            let lives = |record: &&Record| match shown.of(&record.list(), record.cookie) {
+                Sight::Listed { .. } => true,
+                Sight::Missed => false,
+                Sight::Unknown { .. } => missed.contains(&record.key()),
+            };
+            held.iter().map(lives).collect()
+        })
+    }
+}
+
+fn wanted<'r>(records: impl IntoIterator<Item = &'r Record>) -> Wanted {
+    let mut wanted = Wanted::new();
+    for record in records {
+        wanted.entry(record.list()).or_default().insert(record.cookie);
+    }
+    wanted
+}
+
+/// What a pass has seen of a record whose socket no list has shown.
+#[derive(Clone, Copy, Debug)]
+struct Seen {
+    /// Whether a complete list of its namespace misses it; otherwise there was none.
+    is_missed: bool,
+    /// Whether a program has seen its SYN leave: its flow ends with the connection, whoever holds the socket.
+    is_connection: bool,
+    held: Held,
+    /// Whether it may be a path of an MPTCP socket: a process holds that, and not its paths.
+    may_be_mptcp: bool,
+}
+
+/// What is known of all processes of the host.
+enum Holders {
+    /// Nothing was to be asked.
+    NotAsked,
+    /// Those of the sockets that were asked for which some process holds.
+    Known(BTreeSet<u64>),
+    /// The kernel does not tell, or not us.
+    NeverTold,
+    /// It could not be told this time.
+    NotNow,
+}
+
+/// Whether a process holds a socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Held {
+    Yes,
+    No,
+    NeverTold,
+    NotNow,
+}
+
+impl Holders {
+    fn of(&self, cookie: u64) -> Held {
+        match self {
+            Self::Known(held) if held.contains(&cookie) => Held::Yes,
+            Self::Known(_) => Held::No,
+            Self::NeverTold => Held::NeverTold,
+            Self::NotAsked | Self::NotNow => Held::NotNow,
+        }
+    }
+}
+
+/// Since when a record is in doubt, by any clock.
+#[derive(Debug)]
+struct Doubt<T = Instant> {
+    /// Of this flow, not of a later one of the same socket.
+    version: Version,
+    /// Since when lists miss it and no process is known to hold it.
+    missed_since: Option<T>,
+    /// Since when no process holds it.
+    unheld_since: Option<T>,
+}
+
+/// What becomes of a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Verdict {
+    /// Its flow is over.
+    Gone,
+    /// Its flow is over if the next pass sees the same.
+    InDoubt,
+    /// Its socket is open and not connected.
+    Open,
+    /// A process holds its socket, which may be connected.
+    Held,
+    /// Nothing is known of its socket, or nothing yet.
+    Elsewhere,
+}
+
+impl Doubt {
+    fn of(record: &Record) -> Self {
+        Self { version: record.version(), missed_since: None, unheld_since: None }
+    }
+}
+
+impl<T: Copy + Sub<Output = Duration>> Doubt<T> {
+    fn judge(&mut self, seen: Seen, now: T, interval: Duration) -> Verdict {
+        self.unheld_since = match seen.held {
+            Held::No => self.unheld_since.or(Some(now)),
+            Held::NotNow => self.unheld_since,
+            Held::Yes | Held::NeverTold => None,
+        };
+        if seen.is_missed {
+            match seen.held {
+                Held::Yes if !seen.is_connection => {
+                    self.missed_since = None;
+                    return Verdict::Open;
+                }
+                Held::NotNow if !seen.is_connection => return Verdict::InDoubt,
+                // Where it is never told who holds sockets, a list alone decides: such a socket has no connection.
+                Held::Yes | Held::No | Held::NeverTold | Held::NotNow => {}
+            }
+            let since = *self.missed_since.get_or_insert(now);
+            return if now - since >= interval { Verdict::Gone } else { Verdict::InDoubt };
+        }
+        match (seen.held, self.unheld_since) {
+            (Held::Yes, _) => Verdict::Held,
+            (Held::No, Some(since)) if !seen.may_be_mptcp && now - since >= WITHOUT_LIST * interval => {
+                Verdict::Gone
+            }
+            _ => Verdict::Elsewhere,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const INTERVAL: Duration = Duration::from_secs(60);
+
+    /// What becomes of a record that each pass sees so, a pass a minute.
+    fn verdicts<const PASSES: usize>(seen: [(bool, bool, Held); PASSES]) -> [Verdict; PASSES] {
+        let mut doubt =
+            Doubt::<Duration> { version: Version::default(), missed_since: None, unheld_since: None };
+        let mut now = Duration::from_secs(1000);
+        seen.map(|(is_missed, is_connection, held)| {
+            now += INTERVAL;
+            doubt.judge(Seen { is_missed, is_connection, held, may_be_mptcp: false }, now, INTERVAL)
         })
     }
 
-    fn read(&self) -> io::Result<BTreeMap<u64, Record>> {
-        let mut records = BTreeMap::new();
-        for (cookie, entry) in elements::entries::<u64, Datagrams>(self.datagrams.as_fd())? {
-            if let Some(&flow) = entry.live().next() {
-                let place = Place::Datagrams(Box::new(entry));
-                records.insert(cookie | ENTRY, Record { cookie, place, flow });
-            }
+    #[test]
+    fn what_two_passes_find_neither_listed_nor_held_is_gone() {
+        use Held::{NeverTold, No, NotNow, Yes};
+        use Verdict::{Gone, InDoubt, Open};
+        assert_eq!(verdicts([(true, false, No), (true, false, No)]), [InDoubt, Gone]);
+        assert_eq!(
+            verdicts([(true, false, No), (true, false, Yes), (true, false, No)]),
+            [InDoubt, Open, InDoubt]
+        );
+        assert_eq!(verdicts([(true, false, Yes), (true, false, Yes)]), [Open, Open]);
+        // An error says nothing, and where nothing is ever told a list is enough.
+        assert_eq!(
+            verdicts([(true, false, No), (true, false, NotNow), (true, false, No)]),
+            [InDoubt, InDoubt, Gone]
+        );
+        assert_eq!(verdicts([(true, false, NeverTold), (true, false, NeverTold)]), [InDoubt, Gone]);
+        // A connection that no list shows is over, whoever holds its socket.
+        for held in [Yes, No, NeverTold, NotNow] {
+            assert_eq!(verdicts([(true, true, held), (true, true, held)]), [InDoubt, Gone], "{held:?}");
         }
-        for (cookie, flow) in elements::entries::<u64, Flow>(self.overflow.as_fd())? {
-            records.insert(cookie, Record { cookie, place: Place::Overflow, flow });
-        }
-        for index in 0..self.table.len() {
-            if let Some(cookie) = self.table.socket(index) {
-                let flow = self.table.flow(index);
-                records.insert(cookie, Record { cookie, place: Place::Table(index), flow });
-            }
-        }
-        Ok(records)
     }
 
-    fn repair(&self, namespaces: &mut Namespaces, cgroup: Option<&Path>) -> Result<Repair, Failed> {
-        let mut repair = Repair { removed: self.finish_what_was_begun()?, ..Repair::default() };
-        let records = self.read()?;
-        let known: BTreeMap<u64, Listed> =
-            elements::entries::<u64, Listed>(self.listed.as_fd())?.into_iter().collect();
-        let ended = known.keys().copied().filter(|key| !records.contains_key(key)).collect();
-        elements::remove_all(self.listed.as_fd(), ended)?;
-        let lists = namespaces.lists(&records.values().map(Record::wanted).collect(), cgroup);
-        let (mut newly_listed, mut missing) = ((Vec::new(), Vec::new()), Vec::new());
-        for (key, record) in records {
-            let was_listed = known.get(&key) == Some(&record.listed()) || record.has_sent();
-            match lists.get(&record.wanted()) {
-                None => repair.kept_elsewhere += record.flows(),
-                Some(list) if list.contains(&record.cookie) => {
-                    if !was_listed {
-                        newly_listed.0.push(key);
-                        newly_listed.1.push(record.listed());
-                    }
-                }
-                Some(_) if was_listed => missing.push(record),
-                Some(_) => repair.kept_never_listed += record.flows(),
-            }
-        }
-        elements::insert_all(self.listed.as_fd(), newly_listed)?;
-        // A list is handed out in parts, and what moves between two parts can be missed: only what a second list does
-        // not show either is gone.
-        let again = namespaces.lists(&missing.iter().map(Record::wanted).collect(), cgroup);
-        missing
-            .retain(|record| again.get(&record.wanted()).is_some_and(|list| !list.contains(&record.cookie)));
-        if !missing.is_empty() {
-            repair.removed += self.take_out(missing, namespaces, cgroup)?;
-        }
-        Ok(repair)
+    #[test]
+    fn where_no_list_can_be_had_nobody_may_have_held_it_for_ten_passes() {
+        use Held::{NeverTold, No, NotNow, Yes};
+        use Verdict::{Elsewhere, Gone, Held as IsHeld};
+        let mut expected = [Elsewhere; 11];
+        expected[10] = Gone;
+        assert_eq!(verdicts([(false, true, No); 11]), expected);
+        let mut seen = [(false, true, No); 11];
+        seen[5].2 = NotNow;
+        assert_eq!(verdicts(seen), expected);
+        seen[5].2 = Yes;
+        expected[5] = IsHeld;
+        expected[10] = Elsewhere;
+        assert_eq!(verdicts(seen), expected);
+        assert_eq!(verdicts([(false, true, NeverTold); 11]), [Elsewhere; 11]);
     }
 
-    /// Ends flows as the kernel programs do: whoever takes a record out gives its count back. Returns how many it were.
-    ///
-    /// A socket may dial again at any moment, and a program that does that for it may have found the record just now. So
-    /// records in the table are held first, under a cookie that is nobody's; what is in them once readers are gone is what
-    /// counts. The hashes offer no such thing: there a record is deleted if it is still the same, which leaves an instant.
-    fn take_out(
-        &self,
-        missing: Vec<Record>,
-        namespaces: &mut Namespaces,
-        cgroup: Option<&Path>,
-    ) -> Result<u64, Failed> {
-        let mut removed = 0;
-        let mut held = Vec::new();
-        for record in missing {
-            match record.place {
-                Place::Table(index) => {
-                    if self.table.pass_on(index, record.cookie, HELD) {
-                        held.push((index, record));
-                    }
-                }
-                Place::Overflow => removed += self.take_out_overflowed(&record)?,
-                Place::Datagrams(entry) => removed += self.take_out_entry(record.cookie, &entry)?,
-            }
-        }
-        if held.is_empty() {
-            return Ok(removed);
-        }
-        wait_for_readers().map_err(Failed::Readers)?;
-        let lists = namespaces.lists(&held.iter().map(|(_, record)| record.wanted()).collect(), cgroup);
-        for (index, record) in held {
-            let now = self.table.flow(index);
-            let is_listed = lists.get(&record.wanted()).is_none_or(|list| list.contains(&record.cookie));
-            let lives = now != record.flow || is_listed;
-            if lives && elements::get::<u64, Flow>(self.overflow.as_fd(), &record.cookie)?.is_none() {
-                self.table.pass_on(index, HELD, record.cookie);
-                continue;
-            }
-            // Gone; or it has dialled meanwhile, found no record of its own, and made one in the overflow table.
-            self.give_back(now);
-            self.table.pass_on(index, HELD, 0);
-            removed += u64::from(!lives);
-        }
-        Ok(removed)
+    /// A process holds the MPTCP socket and none of its paths: that nobody holds a path says nothing.
+    #[test]
+    fn what_may_be_a_path_of_mptcp_is_given_back_by_lists_only() {
+        let mut doubt =
+            Doubt::<Duration> { version: Version::default(), missed_since: None, unheld_since: None };
+        let mut pass = |minute: u32, is_missed| {
+            let seen = Seen { is_missed, is_connection: false, held: Held::No, may_be_mptcp: !is_missed };
+            doubt.judge(seen, minute * INTERVAL, INTERVAL)
+        };
+        assert!((1..100).all(|minute| pass(minute, false) == Verdict::Elsewhere));
+        assert_eq!([pass(100, true), pass(101, true)], [Verdict::InDoubt, Verdict::Gone]);
     }
 
-    fn take_out_overflowed(&self, &Record { cookie, flow, .. }: &Record) -> io::Result<u64> {
-        let is_same = elements::get(self.overflow.as_fd(), &cookie)? == Some(flow);
-        if !is_same || !elements::remove(self.overflow.as_fd(), &cookie)? {
-            return Ok(0);
-        }
-        self.table.take_back(cookie, FlowPlace::IN_OVERFLOW);
-        self.give_back(flow);
-        Ok(1)
-    }
-
-    fn take_out_entry(&self, cookie: u64, entry: &Datagrams) -> io::Result<u64> {
-        let is_same = elements::get(self.datagrams.as_fd(), &cookie)? == Some(*entry);
-        if !is_same || !elements::remove(self.datagrams.as_fd(), &cookie)? {
-            return Ok(0);
-        }
-        self.table.take_back(cookie, FlowPlace::IN_DATAGRAMS);
-        entry.live().for_each(|flow| self.give_back(*flow));
-        Ok(entry.live().count() as u64)
-    }
-
-    /// Ends the flows of records that a daemon held when it was killed: whose they were is not known any more.
-    fn finish_what_was_begun(&self) -> Result<u64, Failed> {
-        let held: Vec<usize> =
-            (0..self.table.len()).filter(|index| self.table.cookie(*index) == HELD).collect();
-        if held.is_empty() {
-            return Ok(0);
-        }
-        wait_for_readers().map_err(Failed::Readers)?;
-        for index in &held {
-            self.give_back(self.table.flow(*index));
-            self.table.pass_on(*index, HELD, 0);
-        }
-        Ok(held.len() as u64)
-    }
-
-    fn give_back(&self, flow: Flow) {
-        self.backends.add64(flow.slot as usize, offset_of!(Backend, swept), 1);
-        self.backends.add64(flow.slot as usize, offset_of!(Backend, flows), u64::MAX);
-    }
-}
-
-/// Why a client's records could not be looked at.
-enum Failed {
-    Io(io::Error),
-    Readers(DatapathError),
-}
-
-impl From<io::Error> for Failed {
-    fn from(error: io::Error) -> Self {
-        Self::Io(error)
+    #[test]
+    fn passes_that_are_closer_than_the_interval_count_as_one() {
+        let mut doubt =
+            Doubt::<Duration> { version: Version::default(), missed_since: None, unheld_since: None };
+        let seen = Seen { is_missed: true, is_connection: false, held: Held::No, may_be_mptcp: false };
+        let verdicts = [0, 30, 59, 60].map(|second| doubt.judge(seen, Duration::from_secs(second), INTERVAL));
+        assert_eq!(verdicts, [Verdict::InDoubt, Verdict::InDoubt, Verdict::InDoubt, Verdict::Gone]);
     }
 }

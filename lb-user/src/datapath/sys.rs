@@ -16,6 +16,13 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
+use rustix::fs::ResolveFlags;
+
+/// How a name that somebody else has chosen is opened below a descriptor: no `..`, no link, no other mount. openat2(2),
+/// since Linux 5.6.
+pub const BELOW: ResolveFlags =
+    ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS).union(ResolveFlags::NO_XDEV);
+
 const BPF_MAP_CREATE: i64 = 0;
 const BPF_PROG_LOAD: i64 = 5;
 const BPF_PROG_TEST_RUN: i64 = 10;
@@ -51,7 +58,9 @@ pub enum AttachType {
     SockRelease = 34,
 }
 
-fn bpf<A>(command: i64, attr: &mut A) -> io::Result<i64> {
+/// The call itself. Kernels refuse what they do not know unless it is zero, so no byte of `attr` may be left unwritten: a
+/// type that is `Pod` has no padding.
+fn bpf<A: bytemuck::Pod>(command: i64, attr: &mut A) -> io::Result<i64> {
     // SAFETY: `attr` is a prefix of the kernel's `bpf_attr` for this command, valid for reads and writes of its size;
     // pointers in it are valid for the duration of the call by the callers below.
     let result = unsafe { libc::syscall(libc::SYS_bpf, command, std::ptr::from_mut(attr), size_of::<A>()) };
@@ -82,7 +91,7 @@ pub fn without_signals<T>(act: impl FnOnce() -> T) -> T {
     result
 }
 
-fn bpf_fd<A>(command: i64, attr: &mut A) -> io::Result<OwnedFd> {
+fn bpf_fd<A: bytemuck::Pod>(command: i64, attr: &mut A) -> io::Result<OwnedFd> {
     let fd = i32::try_from(bpf(command, attr)?).map_err(io::Error::other)?;
     // SAFETY: the kernel has just returned this descriptor to us; nobody else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
@@ -94,6 +103,7 @@ fn raw(fd: BorrowedFd<'_>) -> u32 {
 }
 
 #[repr(C)]
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 struct LinkCreate {
     prog_fd: u32,
     target_fd: u32,
@@ -117,6 +127,7 @@ pub fn link_create(
 }
 
 #[repr(C)]
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 struct LinkUpdate {
     link_fd: u32,
     new_prog_fd: u32,
@@ -136,6 +147,7 @@ pub fn link_detach(link: BorrowedFd<'_>) -> io::Result<()> {
 }
 
 #[repr(C)]
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 struct ObjectPath {
     pathname: u64,
     bpf_fd: u32,
@@ -161,6 +173,7 @@ pub fn open_pin(path: &Path) -> io::Result<OwnedFd> {
 }
 
 #[repr(C)]
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 struct InfoByFd {
     bpf_fd: u32,
     info_len: u32,
@@ -234,7 +247,21 @@ struct ProgInfo {
     name: [u8; 16],
 }
 
+/// The kernel's id of a program.
+pub fn program_id(program: BorrowedFd<'_>) -> io::Result<u32> {
+    /// The first fields of `struct bpf_prog_info`.
+    #[repr(C)]
+    #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+    struct Identity {
+        kind: u32,
+        id: u32,
+    }
+    let Identity { id, .. } = info(program)?;
+    Ok(id)
+}
+
 #[repr(C)]
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 struct ProgById {
     id: u32,
     _next_id: u32,
@@ -251,6 +278,7 @@ pub fn program_name(id: u32) -> io::Result<String> {
 }
 
 #[repr(C)]
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 struct ProgQuery {
     target_fd: u32,
     attach_type: u32,
@@ -258,6 +286,7 @@ struct ProgQuery {
     attach_flags: u32,
     prog_ids: u64,
     prog_cnt: u32,
+    _pad: u32,
 }
 
 /// Ids of the programs that are attached to a cgroup itself, in the order in which they run there.
@@ -272,6 +301,7 @@ pub fn programs_of(cgroup: BorrowedFd<'_>, attach_type: AttachType) -> io::Resul
         attach_flags: 0,
         prog_ids: ids.as_mut_ptr().addr() as u64,
         prog_cnt: MAX,
+        _pad: 0,
     };
     bpf(BPF_PROG_QUERY, &mut attr)?;
     ids.truncate(attr.prog_cnt as usize);
@@ -279,6 +309,7 @@ pub fn programs_of(cgroup: BorrowedFd<'_>, attach_type: AttachType) -> io::Resul
 }
 
 #[repr(C)]
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 struct MapCreate {
     map_type: u32,
     key_size: u32,
@@ -301,6 +332,7 @@ pub fn update_map_of_maps() -> io::Result<()> {
 }
 
 #[repr(C)]
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 struct ProgLoad {
     prog_type: u32,
     insn_cnt: u32,
@@ -340,6 +372,7 @@ pub fn accepts(place: AttachType, instructions: &[Instruction]) -> io::Result<bo
 }
 
 #[repr(C)]
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 struct ProgTestRun {
     prog_fd: u32,
     retval: u32,
@@ -357,34 +390,46 @@ struct ProgTestRun {
     cpu: u32,
 }
 
-/// Runs a program of these instructions once, and returns what it returns.
-///
-/// # Errors
-/// If the kernel does not load or run it.
-pub fn result_of(instructions: &[Instruction]) -> io::Result<u32> {
-    /// Such a program is for packets, and runs on one: the kernel wants to see an Ethernet header.
-    const BYTES: u32 = 64;
-    const PACKET: [u8; BYTES as usize] = [0; BYTES as usize];
-    let program = load(BPF_PROG_TYPE_SOCKET_FILTER, 0, instructions)?;
-    let mut attr = ProgTestRun {
-        prog_fd: program.as_raw_fd().cast_unsigned(),
-        retval: 0,
-        data_size_in: BYTES,
-        data_size_out: 0,
-        data_in: PACKET.as_ptr().addr() as u64,
-        data_out: 0,
-        repeat: 1,
-        duration: 0,
-        ctx_size_in: 0,
-        ctx_size_out: 0,
-        ctx_in: 0,
-        ctx_out: 0,
-        flags: 0,
-        cpu: 0,
-    };
-    // Linux 5.10 gives a run up for a pending signal.
-    without_signals(|| bpf(BPF_PROG_TEST_RUN, &mut attr))?;
-    Ok(attr.retval)
+/// A program of a few instructions that needs no place to be attached.
+pub struct TestRun(OwnedFd);
+
+impl TestRun {
+    /// Loads it.
+    ///
+    /// # Errors
+    /// If the kernel does not.
+    pub fn load(instructions: &[Instruction]) -> io::Result<Self> {
+        load(BPF_PROG_TYPE_SOCKET_FILTER, 0, instructions).map(Self)
+    }
+
+    /// Runs it once, and returns what it returns.
+    ///
+    /// # Errors
+    /// If the kernel does not.
+    pub fn run(&self) -> io::Result<u32> {
+        /// Such a program is for packets, and runs on one: the kernel wants to see an Ethernet header.
+        const BYTES: u32 = 64;
+        const PACKET: [u8; BYTES as usize] = [0; BYTES as usize];
+        let mut attr = ProgTestRun {
+            prog_fd: raw(self.0.as_fd()),
+            retval: 0,
+            data_size_in: BYTES,
+            data_size_out: 0,
+            data_in: PACKET.as_ptr().addr() as u64,
+            data_out: 0,
+            repeat: 1,
+            duration: 0,
+            ctx_size_in: 0,
+            ctx_size_out: 0,
+            ctx_in: 0,
+            ctx_out: 0,
+            flags: 0,
+            cpu: 0,
+        };
+        // Linux 5.10 gives a run up for a pending signal.
+        without_signals(|| bpf(BPF_PROG_TEST_RUN, &mut attr))?;
+        Ok(attr.retval)
+    }
 }
 
 fn load(prog_type: u32, expected_attach_type: u32, instructions: &[Instruction]) -> io::Result<OwnedFd> {

@@ -26,6 +26,7 @@ use lb_common::abi::{
     NOT_A_SERVICE, Outcomes, Rules, SERVICE_FREE, SERVICE_LEAVING, SERVICE_LIVE, ScheduleCell, Service,
     StateWord, TableRef, Walk, map,
 };
+use lb_common::load;
 use lb_common::net::{Address, Be16, socket_addr};
 use lb_core::plan::{BackendPlan, Plan, ServicePlan, Step};
 use lb_core::region::{Region, first_fit, make_room};
@@ -177,6 +178,15 @@ impl Tables {
         self.maps.backends.get(slot as usize).flows
     }
 
+    /// Takes a slot's errors away if they are long past, at the programs' tick `now`. One that is added meanwhile stays.
+    pub fn forget_errors(&self, slot: u32, now: u32) {
+        let (slot, errors) = (slot as usize, offset_of!(Backend, errors));
+        let word = self.maps.backends.load64(slot, errors);
+        if load::are_stale(bytemuck::cast(word), now) {
+            self.maps.backends.replace64(slot, errors, word, 0);
+        }
+    }
+
     /// What should not have happened, over all CPUs.
     ///
     /// # Errors
@@ -213,8 +223,12 @@ impl Tables {
     ///
     /// # Errors
     /// If they contradict themselves.
-    pub fn read_plan(&self, client: &str) -> Result<Plan, DatapathError> {
-        let contradiction = |what: String| DatapathError::Contradiction { client: client.to_owned(), what };
+    pub fn read_plan(&self, pins: &Pins) -> Result<Plan, DatapathError> {
+        let contradiction = |what: String| DatapathError::Contradiction {
+            client: pins.client.clone(),
+            detach: pins.detach_command(),
+            what,
+        };
         let mut plan = Plan::default();
         let mut seen = BTreeMap::new();
         for view in self.slots() {

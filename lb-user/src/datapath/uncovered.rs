@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::cgroup::{self, Cgroup};
 use super::namespaces::open_in_namespace_of;
 use super::sys::diag::{ListedSocket, SocketLists};
+use crate::process;
 
 /// A socket whose connects are not balanced.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -69,10 +70,7 @@ pub fn uncovered(cgroup: &Cgroup) -> Sockets {
             let Some(made_in) = socket.cgroup.filter(|made_in| !covered.contains(made_in)) else { continue };
             found.uncovered.push(Uncovered {
                 pid,
-                process: fs::read_to_string(format!("/proc/{pid}/comm"))
-                    .unwrap_or_default()
-                    .trim()
-                    .to_owned(),
+                process: process::name(pid).unwrap_or_else(|| "?".to_owned()),
                 inode: socket.inode,
                 made_in: cgroup::path_of(made_in),
                 listens: socket.listens,

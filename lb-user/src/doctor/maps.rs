@@ -11,30 +11,41 @@ pub fn usage(diagnosis: &mut Diagnosis, name: &str, pins: &Pins, has_two_tables:
     else {
         return;
     };
+    let detach = pins.detach_command();
+    let mut full = |limit: &str, used: u64, of: u64, what: &str| {
+        full(diagnosis, name, &detach, limit, (used, of), what);
+    };
     for Fullness { map, used, capacity } in [entries, slots] {
-        full(diagnosis, name, map, used, capacity, map);
+        full(map, used, capacity, map);
     }
     let (limit, places) = (records.map, records.capacity);
     let flows = records.used + overflow.used;
     if has_two_tables {
         // As many again fit in the table of those whose place is taken.
         let what = format!("{limit} ({places}, and as many again on collisions)");
-        full(diagnosis, name, limit, flows, places.saturating_mul(2), &what);
+        full(limit, flows, places.saturating_mul(2), &what);
     } else {
-        full(diagnosis, name, limit, flows, places, limit);
+        full(limit, flows, places, limit);
     }
     // Past these a flow is balanced all the same, and in no active count.
     let collisions = "flow_overflow: flows whose place in the flow table is another's";
-    full(diagnosis, name, limit, overflow.used, overflow.capacity, collisions);
+    full(limit, overflow.used, overflow.capacity, collisions);
     let datagrams_of = "datagrams: sockets that address their datagrams";
-    full(diagnosis, name, limit, datagrams.used, datagrams.capacity, datagrams_of);
+    full(limit, datagrams.used, datagrams.capacity, datagrams_of);
 }
 
 /// How full one of a client's maps is, and which limit to raise if it is nearly.
-fn full(diagnosis: &mut Diagnosis, name: &str, limit: &str, used: u64, of: u64, what: &str) {
+fn full(
+    diagnosis: &mut Diagnosis,
+    name: &str,
+    detach: &str,
+    limit: &str,
+    (used, of): (u64, u64),
+    what: &str,
+) {
     let text = format!("client {name}: {used} of {of} {what}");
     if used.saturating_mul(10) > of.saturating_mul(9) {
-        let help = format!("raise limits.{limit}, then `socklb detach {name}` and start the daemon again");
+        let help = format!("raise limits.{limit}, then `{detach}` and start the daemon again");
         diagnosis.add("limits", State::Warning, text, Some(&help));
     } else {
         diagnosis.ok("limits", text);

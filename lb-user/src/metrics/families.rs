@@ -89,7 +89,7 @@ families! {
     REPAIR_REMOVED = counter("socklb_repair_removed", CLIENT,
         "Flow records that were removed since the daemon started, because their sockets were gone.");
     REPAIR_KEPT = gauge("socklb_repair_kept", &["client", "reason"],
-        "Flow records that the last comparison kept although no list of the kernel showed their sockets.");
+        "Open flows that the last pass over the records kept although no list of the kernel showed their sockets.");
     PROGRAM_RUN = of(Kind::Counter, "socklb_program_run_seconds", S, &["client", "program"],
         "Time in a kernel program since it was loaded; only while kernel.bpf_stats_enabled is 1.");
     PROGRAM_RUNS = counter("socklb_program_runs", &["client", "program"],
@@ -116,6 +116,8 @@ families! {
     STATE = gauge("socklb_backend_state", &["client", "service", "backend", "state"],
         "1 for the state that the backend is in, 0 for the others.");
     USABLE = gauge("socklb_backend_usable", BACKEND, "1 if the backend may be chosen, else 0.");
+    FAILING = gauge("socklb_backend_failing", BACKEND,
+        "1 if every connect to the backend of the last minute failed, at least 5, else 0.");
     WEIGHT = gauge("socklb_backend_weight", BACKEND, "Configured weight of the backend.");
     SHARE_WANTED = gauge("socklb_backend_share_wanted", BACKEND, "The backend's part of the service's table, from 0 to 1.");
     ACTIVE = gauge("socklb_flows_active", BACKEND, "Open flows.");

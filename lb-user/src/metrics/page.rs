@@ -15,8 +15,9 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::{Registry, Unit};
 
 use super::families::{Family, Kind};
+use super::readout;
 use super::readout::ClientReadout;
-use super::{Facts, readout};
+use crate::facts::Facts;
 
 /// In which form a page is wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

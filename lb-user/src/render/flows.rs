@@ -19,11 +19,12 @@ pub fn flows(found: &Found, wanted: &Wanted, style: Style) -> String {
         text = table(&columns(has_clients), found.len(), row, style);
     }
     for leaving in &found.leaving {
-        let open = leaving.open_flows.map_or_else(|| "?".to_owned(), |open| open.to_string());
         let _ = writeln!(
             text,
-            "client {} of another version (ABI {}) is leaving: {open} open flows, which only that version can list",
-            leaving.client, leaving.abi
+            "client {} of another version (ABI {}) {}, which only that version can list",
+            leaving.client,
+            leaving.abi,
+            leaving.describe()
         );
     }
     for problem in &found.unreadable {

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use lb_common::ending::Ending;
 
-use super::table::{Side, table_with_notes};
+use super::table::{Row, Side, table_of_rows};
 use super::{Style, percent};
 use crate::status::{Backend, Client, LONGEST_US, Latency, OutcomeCounts, Service, Status};
 
@@ -24,12 +24,12 @@ pub fn status(status: &Status, style: Style) -> String {
         one_client(&mut text, client, style);
     }
     for leaving in &status.leaving {
-        let open = leaving.open_flows.map_or_else(|| "?".to_owned(), |open| open.to_string());
         let _ = writeln!(
             text,
-            "\nclient {} (ABI {}) is leaving: {open} open flows",
+            "\nclient {} (ABI {}) {}",
             style.paint("1", &leaving.client),
-            leaving.abi
+            leaving.abi,
+            leaving.describe()
         );
     }
     if !status.degraded.is_empty() {
@@ -69,10 +69,11 @@ fn one_service(text: &mut String, service: &Service, style: Style) {
     if diverted > 0 {
         let _ = writeln!(text, "  {diverted} flows were rewritten by another program after ours");
     }
-    let all = &service.backends;
+    let mut all: Vec<&Backend> = service.backends.iter().collect();
+    all.sort_by_key(|backend| (backend.address, backend.slot));
     let is_watched = all.iter().any(|backend| backend.rates_60s.is_some());
-    let row = |number: usize| row(&all[number], is_watched);
-    text.push_str(&table_with_notes(&columns(is_watched), all.len(), row, style));
+    let row = |number: usize| row(all[number], is_watched);
+    text.push_str(&table_of_rows(&columns(is_watched), all.len(), row, style));
 }
 
 /// The columns. Where nobody has watched, counts take the place of rates.
@@ -81,7 +82,7 @@ fn columns(is_watched: bool) -> Vec<(&'static str, Side)> {
     Side::first_left(&["backend", "state", "weight", "wanted", "had", "active", flows, "mean", "p50", "p99"])
 }
 
-fn row(backend: &Backend, is_watched: bool) -> (Vec<String>, Option<String>) {
+fn row(backend: &Backend, is_watched: bool) -> Row {
     let rates = backend.rates_60s.as_ref();
     let (had, flows, latency) = match rates {
         Some(rates) => (backend.share_60s, rate(rates.chosen), backend.latency_60s),
@@ -89,7 +90,7 @@ fn row(backend: &Backend, is_watched: bool) -> (Vec<String>, Option<String>) {
         None => (backend.share, backend.chosen.to_string(), backend.latency),
     };
     let time = |of: fn(&Latency) -> f64| latency.as_ref().map_or_else(|| "-".to_owned(), |all| time(of(all)));
-    let row = vec![
+    let cells = vec![
         backend.address.to_string(),
         backend.state.clone(),
         backend.weight.to_string(),
@@ -101,7 +102,7 @@ fn row(backend: &Backend, is_watched: bool) -> (Vec<String>, Option<String>) {
         time(|latency| latency.p50_us),
         time(|latency| latency.p99_us),
     ];
-    (row, failures(backend, is_watched))
+    Row { cells, is_bad: backend.failing, note: failures(backend, is_watched) }
 }
 
 /// What connects fail with, if any do: by the second, or since the backend was first seen where nobody has watched. What
@@ -231,6 +232,9 @@ mod tests {
             table_entries: 1024,
             fallback: None,
             outcomes: OutcomeCounts::default(),
+            limited_60s: None,
+            handshake_60s: None,
+            unanswered_after_ms: None,
             skew: None,
             source: None,
             backends: vec![busy, idle],
@@ -256,6 +260,17 @@ mod tests {
                  refused 12.0/s, gave-up 0.05/s\n  \
                255.255.255.251:65535     healthy       1   0.0 %       -       0       0      -      -      -\n",
         );
+    }
+
+    #[test]
+    fn a_backend_that_fails_is_marked_and_rows_are_in_the_order_of_addresses() {
+        let mut service = service();
+        service.backends.swap(0, 1);
+        service.backends[0].failing = true;
+        let mut text = String::new();
+        one_service(&mut text, &service, Style { colour: false });
+        let rows: Vec<&str> = text.lines().filter_map(|line| line.get(..16)).collect();
+        assert_eq!(rows[2..], ["  255.255.255.25", "    refused 12.0", "! 255.255.255.25"]);
     }
 
     #[test]

@@ -28,19 +28,30 @@ pub fn table(
     row: impl Fn(usize) -> Vec<String>,
     style: Style,
 ) -> String {
-    table_with_notes(columns, count, |number| (row(number), None), style)
+    table_of_rows(columns, count, |number| Row { cells: row(number), ..Row::default() }, style)
 }
 
-/// As [`table`], with notes on lines of their own below rows that have one.
-pub fn table_with_notes(
+/// A row of a table.
+#[derive(Debug, Default)]
+pub struct Row {
+    /// One for each column.
+    pub cells: Vec<String>,
+    /// Whether something is wrong with what it tells of: it begins with a mark, and is red where colours are.
+    pub is_bad: bool,
+    /// Stands on a line of its own below it.
+    pub note: Option<String>,
+}
+
+/// As [`table`], with rows that are marked or have notes.
+pub fn table_of_rows(
     columns: &[(&str, Side)],
     count: usize,
-    row: impl Fn(usize) -> (Vec<String>, Option<String>),
+    row: impl Fn(usize) -> Row,
     style: Style,
 ) -> String {
     let mut widths: Vec<usize> = columns.iter().map(|(title, _)| title.chars().count()).collect();
     for number in 0..count {
-        for (width, cell) in widths.iter_mut().zip(row(number).0) {
+        for (width, cell) in widths.iter_mut().zip(row(number).cells) {
             *width = (*width).max(cell.chars().count());
         }
     }
@@ -58,8 +69,15 @@ pub fn table_with_notes(
     let mut text = style.paint("1", &header);
     text.push('\n');
     for number in 0..count {
-        let (cells, note) = row(number);
-        line(&mut text, &mut cells.iter().map(String::as_str));
+        let Row { cells, is_bad, note } = row(number);
+        let mut this = String::new();
+        line(&mut this, &mut cells.iter().map(String::as_str));
+        if is_bad {
+            // In the place of the first blank: columns stay where they are.
+            this.replace_range(..1, "!");
+            this = style.paint("31", &this);
+        }
+        text.push_str(&this);
         text.push('\n');
         if let Some(note) = note {
             let _ = writeln!(text, "    {}", style.paint("33", &note));
@@ -77,12 +95,17 @@ mod tests {
         let rows = [("a", "1000"), ("long", "1")];
         let row = |number: usize| {
             let (name, count) = rows[number];
-            (
-                vec![name.to_owned(), count.to_owned()],
-                (number == 0).then(|| "refused 12.0/s, reset 1.0/s".to_owned()),
-            )
+            Row {
+                cells: vec![name.to_owned(), count.to_owned()],
+                is_bad: number == 1,
+                note: (number == 0).then(|| "refused 12.0/s, reset 1.0/s".to_owned()),
+            }
         };
-        let text = table_with_notes(&Side::first_left(&["name", "n"]), 2, row, Style { colour: false });
-        assert_eq!(text, "  name     n\n  a     1000\n    refused 12.0/s, reset 1.0/s\n  long     1\n");
+        let table = |colour| table_of_rows(&Side::first_left(&["name", "n"]), 2, row, Style { colour });
+        assert_eq!(
+            table(false),
+            "  name     n\n  a     1000\n    refused 12.0/s, reset 1.0/s\n! long     1\n"
+        );
+        assert!(table(true).ends_with("\x1b[31m! long     1\x1b[0m\n"));
     }
 }

@@ -14,6 +14,8 @@ use lb_core::endpoint::{Endpoint, EndpointFault, EndpointList, EndpointState, MA
 use crate::diagnostic::{Faults, Report, utf8};
 use crate::document::{self, Table};
 
+mod entries;
+
 mod file_sd;
 
 /// The largest endpoint file that is read, to bound memory and time when the wrong file is named: 16,384 endpoints
@@ -65,7 +67,7 @@ pub fn parse(
 }
 
 fn read_toml(text: &str, report: &mut Report<'_>) -> Vec<Entry> {
-    let root = document::read(text, report);
+    let root = entries::read(text, MAX_BACKENDS as usize, report);
     let root = Table::root("an endpoint file", &root);
     root.check_keys(&["endpoint"], report);
     let tables = root.tables("endpoint", "an endpoint", MAX_BACKENDS as usize, report);
@@ -402,7 +404,7 @@ state = \"healthy\"
              [[endpoint]]\naddress = \"10.0.0.3:80\"\nindex = -1\n",
             "e.toml:2:11: 10.0.0.1:0 cannot be connected to: port 0\n\
              e.toml:4:10: weight is 70000 (write 0 to 65535)\n\
-             e.toml:5:9: unknown state \"drain\" (write \"healthy\" or \"lame-duck\")\n\
+             e.toml:5:9: unknown state \"drain\" (did you mean lame-duck? write \"healthy\" or \"lame-duck\")\n\
              e.toml:6:8: zone must be a string, not a whole number\n\
              e.toml:8:11: endpoint 10.0.0.1:0 has no index, but the one on line 3 has (give every endpoint an index, \
              or none)\n\

@@ -51,6 +51,12 @@ pub struct Backend {
     pub diverted: u64,
     /// Those of the last minute; `None` without a daemon.
     pub diverted_60s: Option<u64>,
+    /// Connects that failed in the last minute, for whatever cause; `None` without a daemon.
+    #[serde(default)]
+    pub failed_60s: Option<u64>,
+    /// Whether it may be chosen, and every connect of the last minute failed, of enough to say so.
+    #[serde(default)]
+    pub failing: bool,
     /// Round-trip time of the handshake.
     pub rtt: Times,
     /// From the choice until the flow was established.
@@ -96,6 +102,8 @@ impl Backend {
             unaccounted: 0,
             diverted: sums.diverted,
             diverted_60s: recent.map(|recent| recent.diverted),
+            failed_60s: recent.map(Recent::failed),
+            failing: slot.usable && recent.is_some_and(Recent::is_failing),
             rtt: (&sums.rtt).into(),
             connect: (&sums.connect).into(),
             latency: Latency::of(&sums.connect),
@@ -161,6 +169,20 @@ impl Latency {
             p50_us: quantile(times, 0.5),
             p99_us: quantile(times, 0.99),
         })
+    }
+}
+
+impl Latency {
+    /// Of several histograms together.
+    pub fn of_all<'t>(all: impl Iterator<Item = &'t abi::Times>) -> Option<Self> {
+        let mut sum = abi::Times::default();
+        for times in all {
+            sum.sum_us = sum.sum_us.saturating_add(times.sum_us);
+            for (sum, count) in sum.buckets.iter_mut().zip(times.buckets) {
+                *sum = sum.saturating_add(count);
+            }
+        }
+        Self::of(&sum)
     }
 }
 

@@ -23,6 +23,8 @@ pub struct ListedSocket {
     pub cgroup: Option<u64>,
     /// Its peer.
     pub peer: SocketAddr,
+    /// Whether it is a path of an MPTCP socket. The kernel tells that to CAP_NET_ADMIN.
+    pub is_mptcp: bool,
 }
 
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
@@ -33,6 +35,9 @@ const INTERRUPTED: u16 = 0x10;
 const NLMSG_ERROR: u16 = 2;
 const NLMSG_DONE: u16 = 3;
 const INET_DIAG_CGROUP_ID: u16 = 21;
+/// What a connection is a part of; a list of attributes itself.
+const INET_DIAG_ULP_INFO: u16 = 19;
+const INET_ULP_INFO_NAME: u16 = 1;
 const TCP_LISTEN: u8 = 10;
 /// Established, both handshakes' first states, and everything that ends with the socket still in somebody's hands. Not
 /// the states of sockets that nobody holds: time wait (6) and requests (12).
@@ -138,24 +143,32 @@ impl SocketLists {
     /// If the kernel refuses, or could not list them completely.
     pub fn tcp(&self) -> io::Result<Vec<ListedSocket>> {
         let mut sockets = Vec::new();
-        for family in [libc::AF_INET, libc::AF_INET6] {
-            self.dump(family, libc::IPPROTO_TCP, STATES, &mut sockets)?;
-        }
+        self.each_tcp(|socket| sockets.push(socket))?;
         Ok(sockets)
     }
 
-    /// The UDP sockets of the namespace, all of them.
+    /// Shows the TCP sockets of the namespace one by one: they may be a million.
+    ///
+    /// # Errors
+    /// If the kernel refuses, or could not list them completely.
+    pub fn each_tcp(&self, mut each: impl FnMut(ListedSocket)) -> io::Result<()> {
+        for family in [libc::AF_INET, libc::AF_INET6] {
+            self.dump(family, libc::IPPROTO_TCP, STATES, &mut each)?;
+        }
+        Ok(())
+    }
+
+    /// Shows the UDP sockets of the namespace one by one.
     ///
     /// # Errors
     /// If the kernel refuses, has no such list (`CONFIG_INET_UDP_DIAG`), or could not list them completely.
-    pub fn udp(&self) -> io::Result<Vec<ListedSocket>> {
+    pub fn each_udp(&self, mut each: impl FnMut(ListedSocket)) -> io::Result<()> {
         /// Connected or not.
         const ANY: u32 = u32::MAX;
-        let mut sockets = Vec::new();
         for family in [libc::AF_INET, libc::AF_INET6] {
-            self.dump(family, libc::IPPROTO_UDP, ANY, &mut sockets)?;
+            self.dump(family, libc::IPPROTO_UDP, ANY, &mut each)?;
         }
-        Ok(sockets)
+        Ok(())
     }
 
     fn dump(
@@ -163,7 +176,7 @@ impl SocketLists {
         family: libc::c_int,
         protocol: libc::c_int,
         states: u32,
-        sockets: &mut Vec<ListedSocket>,
+        each: &mut impl FnMut(ListedSocket),
     ) -> io::Result<()> {
         /// The kernel fills at most this much at once (NLMSG_GOODSIZE is 8 KiB; larger for those who read more).
         const BUFFER: usize = 32 << 10;
@@ -189,7 +202,7 @@ impl SocketLists {
         // Bound: the kernel ends a dump with a message that says so, or with an error.
         loop {
             let (length, _) = rustix::net::recv(&self.socket, buffer.as_mut_slice(), RecvFlags::empty())?;
-            if read_datagram(&buffer[..length], sequence, sockets)? {
+            if read_datagram(&buffer[..length], sequence, each)? {
                 return Ok(());
             }
         }
@@ -197,7 +210,7 @@ impl SocketLists {
 }
 
 /// Reads one datagram of messages. Returns whether the dump ended with it.
-fn read_datagram(datagram: &[u8], sequence: u32, sockets: &mut Vec<ListedSocket>) -> io::Result<bool> {
+fn read_datagram(datagram: &[u8], sequence: u32, each: &mut impl FnMut(ListedSocket)) -> io::Result<bool> {
     let cut = || io::Error::new(io::ErrorKind::InvalidData, "the kernel's list of sockets is cut off");
     let mut rest = datagram;
     // Bound: each message is at least a header long.
@@ -222,7 +235,7 @@ fn read_datagram(datagram: &[u8], sequence: u32, sockets: &mut Vec<ListedSocket>
                 let error: i32 = prefix(body).unwrap_or_default();
                 return if error == 0 { Ok(true) } else { Err(io::Error::from_raw_os_error(-error)) };
             }
-            _ => sockets.push(read_socket(body).ok_or_else(cut)?),
+            _ => each(read_socket(body).ok_or_else(cut)?),
         }
     }
     Ok(false)
@@ -245,6 +258,9 @@ fn read_socket(body: &[u8]) -> Option<ListedSocket> {
         port: u16::from_be_bytes(message.id.source_port),
         cgroup: attribute(attributes, INET_DIAG_CGROUP_ID).and_then(prefix),
         peer: SocketAddr::new(address, u16::from_be_bytes(message.id.peer_port)),
+        is_mptcp: attribute(attributes, INET_DIAG_ULP_INFO)
+            .and_then(|protocol| attribute(protocol, INET_ULP_INFO_NAME))
+            .is_some_and(|name| name.starts_with(b"mptcp\0")),
     })
 }
 
@@ -303,7 +319,8 @@ mod tests {
         let (bound, connected, stream) = (open(), open(), TcpListener::bind("127.0.0.1:0").unwrap());
         connected.connect(bound.local_addr().unwrap()).unwrap();
         let idle = rustix::net::socket(AddressFamily::INET, SocketType::DGRAM, None).unwrap();
-        let sockets = SocketLists::open().unwrap().udp().unwrap();
+        let mut sockets = Vec::new();
+        SocketLists::open().unwrap().each_udp(|socket| sockets.push(socket)).unwrap();
         let is_listed = |cookie: u64| sockets.iter().any(|socket| socket.cookie == cookie);
         assert!(is_listed(cookie(&bound)) && is_listed(cookie(&connected)));
         assert!(!is_listed(cookie(&idle)) && !is_listed(cookie(&stream)));
@@ -316,9 +333,8 @@ mod tests {
             let length = u32::try_from(size_of::<Header>() + body.len()).unwrap();
             [bytemuck::bytes_of(&header(length, kind)), body].concat()
         };
-        let read = |datagram: &[u8]| {
-            read_datagram(datagram, 2, &mut Vec::new()).map_err(|error| error.raw_os_error())
-        };
+        let read =
+            |datagram: &[u8]| read_datagram(datagram, 2, &mut |_| {}).map_err(|error| error.raw_os_error());
         assert_eq!(read(&message(NLMSG_DONE, &0i32.to_ne_bytes())), Ok(true));
         assert_eq!(read(&message(NLMSG_ERROR, &(-2i32).to_ne_bytes())), Err(Some(2)));
         assert_eq!(read(&message(SOCK_DIAG_BY_FAMILY, &[0; 8])), Err(None));

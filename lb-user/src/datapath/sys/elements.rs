@@ -10,13 +10,13 @@ const BPF_MAP_LOOKUP_ELEM: i64 = 1;
 const BPF_MAP_UPDATE_ELEM: i64 = 2;
 const BPF_MAP_DELETE_ELEM: i64 = 3;
 const BPF_MAP_LOOKUP_BATCH: i64 = 24;
-const BPF_MAP_UPDATE_BATCH: i64 = 26;
 const BPF_MAP_DELETE_BATCH: i64 = 27;
 
 /// `ENOTSUPP`: how the kernel says that maps of a type know no batches. The C library does not have it.
 const NOT_SUPPORTED: i32 = 524;
 
 #[repr(C)]
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 struct Batch {
     in_batch: u64,
     out_batch: u64,
@@ -115,22 +115,6 @@ pub fn read_array<V: bytemuck::Pod>(
     Err(io::Error::other(format!("the kernel gave {} elements of {elements}", attr.count)))
 }
 
-/// Writes entries of a hash, as many as it has room for.
-pub fn insert_all<K: bytemuck::Pod, V: bytemuck::Pod>(
-    map: BorrowedFd<'_>,
-    mut entries: (Vec<K>, Vec<V>),
-) -> io::Result<()> {
-    assert_eq!(entries.0.len(), entries.1.len(), "a value for each key");
-    if entries.0.is_empty() {
-        return Ok(());
-    }
-    match bpf(BPF_MAP_UPDATE_BATCH, &mut Batch::of(map, &mut entries.0, &mut entries.1)?) {
-        Ok(_) => Ok(()),
-        Err(error) if error.raw_os_error() == Some(libc::E2BIG) => Ok(()),
-        Err(error) => Err(error),
-    }
-}
-
 /// Removes entries of a hash that nobody else removes.
 pub fn remove_all<K: bytemuck::Pod>(map: BorrowedFd<'_>, mut keys: Vec<K>) -> io::Result<()> {
     if keys.is_empty() {
@@ -140,6 +124,7 @@ pub fn remove_all<K: bytemuck::Pod>(map: BorrowedFd<'_>, mut keys: Vec<K>) -> io
 }
 
 #[repr(C)]
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 struct Element {
     map_fd: u32,
     _pad: u32,

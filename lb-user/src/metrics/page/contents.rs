@@ -7,7 +7,8 @@ use lb_common::ending::Ending;
 
 use super::{Page, Sheet, Value, seconds_of_ns, unix_time};
 use crate::metrics::families as f;
-use crate::metrics::readout::{BackendReadout, ClientReadout, MapsReadout, ServiceReadout};
+use crate::metrics::readout::{ClientReadout, MapsReadout};
+use crate::readout::{BackendReadout, ServiceReadout};
 
 impl Page {
     pub fn daemon(&self, sheet: &mut Sheet<'_>) -> fmt::Result {
@@ -35,7 +36,7 @@ impl Page {
     pub fn each_map(&self, sheet: &mut Sheet<'_>) -> fmt::Result {
         sheet.family(
             &f::NOT_A_SERVICE,
-            self.maps().map(|(client, m)| ([client], Value::Whole(m.not_a_service))),
+            self.maps().map(|(client, m)| ([client], Value::Whole(m.held.not_a_service))),
         )?;
         let fullness =
             || self.maps().flat_map(|(client, maps)| maps.fullness.iter().map(move |map| (client, map)));
@@ -47,7 +48,7 @@ impl Page {
         sheet.family(
             &f::ANOMALIES,
             self.maps().flat_map(|(client, maps)| {
-                anomalies(&maps.anomalies).map(|(kind, count)| ([client, kind], Value::Whole(count)))
+                anomalies(&maps.held.anomalies).map(|(kind, count)| ([client, kind], Value::Whole(count)))
             }),
         )?;
         let clients = || self.clients.iter();
@@ -59,8 +60,12 @@ impl Page {
             &f::REPAIR_KEPT,
             clients().flat_map(|client| {
                 let repair = client.facts.repair;
-                [("never-listed", repair.kept_never_listed), ("elsewhere", repair.kept_elsewhere)]
-                    .map(|(reason, count)| ([client.name(), reason], Value::Whole(count)))
+                [
+                    ("in-doubt", repair.in_doubt),
+                    ("open", repair.kept_open),
+                    ("elsewhere", repair.kept_elsewhere),
+                ]
+                .map(|(reason, count)| ([client.name(), reason], Value::Whole(count)))
             }),
         )?;
         let runs = || {
@@ -117,6 +122,7 @@ impl Page {
             }),
         )?;
         sheet.family(&f::USABLE, self.of_backends(|b| b.slot.usable.into()))?;
+        sheet.family(&f::FAILING, self.of_backends(|b| b.is_failing().into()))?;
         sheet.family(&f::WEIGHT, self.of_backends(|b| Value::Whole(b.slot.weight.into())))?;
         sheet.family(&f::SHARE_WANTED, self.of_backends(|b| Value::Real(b.share_wanted)))?;
         sheet.family(&f::ACTIVE, self.of_backends(|b| Value::Whole(b.counts.active)))
@@ -157,7 +163,7 @@ impl Page {
     }
 
     fn services(&self) -> impl Iterator<Item = (&str, &ServiceReadout)> {
-        self.maps().flat_map(|(client, maps)| maps.services.iter().map(move |service| (client, service)))
+        self.maps().flat_map(|(client, maps)| maps.held.services.iter().map(move |service| (client, service)))
     }
 
     fn backends(&self) -> impl Iterator<Item = ([&str; 3], &BackendReadout)> {

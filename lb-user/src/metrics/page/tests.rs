@@ -9,16 +9,27 @@ use lb_common::ending::Ending;
 use lb_core::service::Protocol;
 
 use super::super::families::ALL;
-use super::super::readout::{BackendReadout, MapsReadout, ServiceReadout};
-use super::super::{ClientFacts, Reloads};
+use super::super::readout::MapsReadout;
 use super::*;
-use crate::datapath::{Counts, Fullness, Pins, Runs, ServiceView, SlotView};
-use crate::status::{Repair, Source};
+use crate::datapath::{Counts, Features, Fullness, Pins, Runs, ServiceView, SlotView};
+use crate::facts::{ClientFacts, Reloads};
+use crate::readout::{BackendReadout, Readout, ServiceReadout};
+use crate::status::{Daemon, Repair, Source};
+use crate::window::Recent;
 
 fn facts() -> Facts {
     let at = |seconds| UNIX_EPOCH + Duration::from_secs(seconds);
     Facts {
+        daemon: Daemon {
+            pid: 1,
+            version: "1".to_owned(),
+            config: "/etc/socklb.toml".into(),
+            pins: None,
+            features: Features::default(),
+        },
         started: at(1_700_000_000),
+        degraded: Vec::new(),
+        leaving: Vec::new(),
         reloads: Reloads { taken_on: 2, refused: 1, in_force_since: at(1_700_000_060), is_faulty: true },
         clients: Vec::new(),
         unstarted: vec!["late".to_owned()],
@@ -46,6 +57,7 @@ fn backend() -> BackendReadout {
         address: "[2001:db8::1]:80".to_owned(),
         share_wanted: 0.25,
         counts: Counts { sums, active: 4, swept: 0 },
+        recent: None,
     }
 }
 
@@ -65,22 +77,26 @@ fn client() -> ClientReadout {
         },
         is_usable: true,
         outcomes: Outcomes { forwarded: 7, ..Outcomes::default() },
+        limited: None,
         backends: vec![backend()],
     };
     let fullness = ["schedule_entries", "slots", "flow_records", "flow_overflow", "datagrams"];
     ClientReadout {
         facts: ClientFacts {
             pins: Pins::of(Path::new("/pins"), "web"),
+            is_unpinned: false,
+            configured: "/sys/fs/cgroup/web".into(),
+            cgroup: None,
+            attached: None,
             is_attached: true,
             repair: Repair::default(),
             sources: BTreeMap::from([("users".to_owned(), source)]),
             runs: vec![("connect4", Runs { time_ns: 1_000, count: 2 })],
+            lately: None,
         },
         maps: Some(MapsReadout {
-            not_a_service: 11,
-            anomalies: Anomalies::default(),
             fullness: fullness.map(|map| Fullness { map, used: 1, capacity: 64 }),
-            services: vec![service],
+            held: Readout { not_a_service: 11, anomalies: Anomalies::default(), services: vec![service] },
         }),
     }
 }
@@ -96,6 +112,26 @@ fn page(form: Form, clients: Vec<ClientReadout>) -> String {
 /// The lines that begin with a metric's name.
 fn lines<'p>(page: &'p str, name: &str) -> Vec<&'p str> {
     page.lines().filter(|line| line.starts_with(name)).collect()
+}
+
+#[test]
+fn a_backend_that_fails_every_connect_is_told() {
+    let check = |usable, refused: u64, expected| {
+        let mut client = client();
+        let backend = &mut client.maps.as_mut().unwrap().held.services[0].backends[0];
+        backend.slot.usable = usable;
+        let mut recent = Recent { seconds: 60.0, chosen: refused, ..Recent::default() };
+        recent.endings[Ending::Refused as usize] = refused;
+        backend.recent = Some(recent);
+        let page = page(Form::Text, vec![client]);
+        let labels = r#"{client="web",service="users",backend="[2001:db8::1]:80"}"#;
+        let line = format!("socklb_backend_failing{labels} {expected}");
+        assert_eq!(lines(&page, "socklb_backend_failing{"), [line]);
+    };
+    check(true, 5, 1);
+    check(true, 4, 0);
+    // Nobody is sent there any more.
+    check(false, 5, 0);
 }
 
 #[test]

@@ -10,7 +10,7 @@ use std::ops::Range;
 use lb_common::abi::MAX_BACKENDS;
 use lb_core::endpoint::{EndpointState, MAX_INDEXES};
 use serde::Deserialize;
-use serde::de::{Deserializer, MapAccess, Visitor};
+use serde::de::{Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
 use super::{Entry, Index, STATES};
@@ -32,11 +32,17 @@ pub fn read(text: &str, report: &mut Report<'_>) -> Vec<Entry> {
     };
     let root = Value { name: "the file", text, raw: root };
     let mut entries = Vec::new();
-    for group in root.list(report).unwrap_or_default() {
-        read_group(&Value { name: "a group of the file", ..group }, &mut entries, report);
+    let groups = root.list(report).unwrap_or_default();
+    for group in &groups {
+        read_group(&Value { name: "a group of the file", ..*group }, &mut entries, report);
         if entries.len() > MAX_BACKENDS as usize {
-            break;
+            return entries;
         }
+    }
+    // Groups may be empty.
+    if let Some(group) = groups.get(MAX_BACKENDS as usize) {
+        let message = format!("group {} is one too many", MAX_BACKENDS + 1);
+        report.add(group.span(), message, format!("at most {MAX_BACKENDS}"));
     }
     entries
 }
@@ -188,13 +194,20 @@ impl<'t> Value<'t> {
         self.parse(name, "a string", report)
     }
 
+    /// The elements, and of those past the limit the first.
     fn list(&self, report: &mut Report<'_>) -> Option<Vec<Self>> {
-        let elements: Vec<&'t RawValue> = self.parse(self.name, "a list", report)?;
+        let Elements(elements) = self.parse(self.name, "a list", report)?;
         Some(elements.into_iter().map(|raw| Self { raw, ..*self }).collect())
     }
 
     fn members(&self, report: &mut Report<'_>) -> Option<Vec<(Key, Self)>> {
         let Members(raw_members) = self.parse(self.name, "an object", report)?;
+        if let Some((key, _)) = raw_members.get(MAX_MEMBERS) {
+            let span = Self { raw: key, ..*self }.span();
+            let message = format!("key {} of {} is one too many", MAX_MEMBERS + 1, self.name);
+            report.add(span, message, format!("at most {MAX_MEMBERS}"));
+            return None;
+        }
         let mut names = BTreeSet::new();
         let mut members = Vec::with_capacity(raw_members.len());
         for (key, raw) in raw_members {
@@ -220,7 +233,38 @@ impl<'t> Value<'t> {
     }
 }
 
-/// The members of an object, with their keys as slices of the text, in their order.
+/// Keys of one object: labels that are not ours are allowed, and a service discovery may give some dozens.
+const MAX_MEMBERS: usize = 1024;
+
+/// The elements of a list as slices of the text: as many as matter, and one more for its place.
+struct Elements<'t>(Vec<&'t RawValue>);
+
+impl<'de> Deserialize<'de> for Elements<'de> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct InOrder;
+        impl<'de> Visitor<'de> for InOrder {
+            type Value = Elements<'de>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a list")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
+                let mut elements = Vec::new();
+                while elements.len() <= MAX_BACKENDS as usize
+                    && let Some(element) = list.next_element()?
+                {
+                    elements.push(element);
+                }
+                while list.next_element::<IgnoredAny>()?.is_some() {}
+                Ok(Elements(elements))
+            }
+        }
+        deserializer.deserialize_seq(InOrder)
+    }
+}
+
+/// The members of an object, with their keys as slices of the text, in their order: as many as matter, and one more.
 struct Members<'t>(Vec<(&'t RawValue, &'t RawValue)>);
 
 impl<'de> Deserialize<'de> for Members<'de> {
@@ -235,9 +279,12 @@ impl<'de> Deserialize<'de> for Members<'de> {
 
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
                 let mut members = Vec::new();
-                while let Some(member) = map.next_entry()? {
+                while members.len() <= MAX_MEMBERS
+                    && let Some(member) = map.next_entry()?
+                {
                     members.push(member);
                 }
+                while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
                 Ok(Members(members))
             }
         }
@@ -409,6 +456,22 @@ mod tests {
             &of(MAX_BACKENDS + 1),
             "e.json:16385:13: a service has at most 16384 endpoints, this is number 16385",
         );
+    }
+
+    #[test]
+    fn groups_and_labels_without_end_are_refused() {
+        let groups = |count: usize| {
+            format!("[{}\n{{\"targets\":[\"10.0.0.1:1\"]}}]", "{\"targets\":[]},".repeat(count))
+        };
+        let limit = MAX_BACKENDS as usize;
+        assert_eq!(read(&groups(limit - 1)).unwrap().as_slice().len(), 1);
+        check(&groups(limit), "e.json:2:1: group 16385 is one too many (at most 16384)");
+        let labels = |count: usize| {
+            let labels: Vec<String> = (0..count).map(|n| format!("\"l{n}\":\"\"")).collect();
+            format!("[{{\"targets\":[\"10.0.0.1:1\"],\"labels\":{{\n{}}}}}]", labels.join(",\n"))
+        };
+        assert_eq!(read(&labels(MAX_MEMBERS)).unwrap().as_slice().len(), 1);
+        check(&labels(MAX_MEMBERS + 1), "e.json:1026:1: key 1025 of labels is one too many (at most 1024)");
     }
 
     proptest! {

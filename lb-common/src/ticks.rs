@@ -1,0 +1,36 @@
+//! Time as the programs remember it: ticks of 1.05 ms in 32 bits, which begin anew after 52 days. Reads no clock.
+
+/// Binary logarithm of the nanoseconds in a tick.
+pub const TICK_LOG2: u32 = 20;
+
+/// The tick of a time.
+#[inline(always)]
+#[expect(clippy::cast_possible_truncation, reason = "ticks begin anew")]
+pub const fn tick(ns: u64) -> u32 {
+    (ns >> TICK_LOG2) as u32
+}
+
+/// Whether so many ticks have passed since a time. They have not if it is ahead: after an upgrade the clock may be a tick
+/// behind that of the programs before.
+#[inline(always)]
+pub const fn have_passed(ticks: u32, start_ns: u64, now_ns: u64) -> bool {
+    now_ns >= start_ns.wrapping_add((ticks as u64) << TICK_LOG2)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_time_that_has_passed_neither_wraps_nor_runs_backwards() {
+        const DAY_NS: u64 = 86_400_000_000_000;
+        const TICK_NS: u64 = 1 << TICK_LOG2;
+        let start = 5 * TICK_NS + 7;
+        assert!(!have_passed(3, start, start + 3 * TICK_NS - 1));
+        assert!(have_passed(3, start, start + 3 * TICK_NS));
+        assert!(!have_passed(3, start, start - TICK_NS), "the clock is a tick behind");
+        for days in [1, 26, 30, 52, 53, 400] {
+            assert!(have_passed(3, start, start + days * DAY_NS), "{days} days");
+        }
+    }
+}

@@ -1,0 +1,63 @@
+//! Which sockets processes hold: runs for every open file of every process, and writes out the cookie of each that is a
+//! socket. A flow whose socket is in no list of the kernel's and is held by no process is over.
+//!
+//! An iterator (`iter/task_file`, Linux 5.8), which the daemon loads and reads while it doubts a record; it uses no map.
+
+use aya_ebpf::helpers::{bpf_probe_read_kernel as probe, generated as helper};
+use aya_ebpf::{Global, bindings};
+
+/// Where fields lie in the kernel's structures. Set by the loader from the kernel's description of its types.
+#[unsafe(no_mangle)]
+pub static FILE_INODE: Global<u32> = Global::new(0);
+#[unsafe(no_mangle)]
+pub static FILE_PRIVATE_DATA: Global<u32> = Global::new(0);
+#[unsafe(no_mangle)]
+pub static INODE_MODE: Global<u32> = Global::new(0);
+#[unsafe(no_mangle)]
+pub static SOCKET_SOCK: Global<u32> = Global::new(0);
+#[unsafe(no_mangle)]
+pub static SOCK_COOKIE: Global<u32> = Global::new(0);
+
+/// `struct bpf_iter__task_file`, which the kernel keeps for its programs as it is: four words, of which the first leads to
+/// where output goes and the last to the file.
+pub type OpenFile = *const *const u8;
+
+/// Writes the cookie of a file that is a socket, if it has one yet.
+#[inline(always)]
+pub fn tell_socket(context: OpenFile) {
+    // SAFETY: the context and what it points to are valid while the program runs; at the end of the iteration there is no
+    // file. What lies behind the file is read by a helper that checks each address.
+    unsafe {
+        let file = context.add(3).read_volatile();
+        if file.is_null() {
+            return;
+        }
+        let Ok(inode) = probe::<*const u8>(file.add(FILE_INODE.load() as usize).cast()) else { return };
+        let Ok(mode) = probe::<u16>(inode.wrapping_add(INODE_MODE.load() as usize).cast()) else { return };
+        if !is_socket(mode) {
+            return;
+        }
+        // Kernel fact: of a file that is a socket it is the `struct socket`; one that was only opened as a path
+        // (O_PATH) has none.
+        let Ok(socket) = probe::<*const u8>(file.add(FILE_PRIVATE_DATA.load() as usize).cast()) else {
+            return;
+        };
+        let Ok(sock) = probe::<*const u8>(socket.wrapping_add(SOCKET_SOCK.load() as usize).cast()) else {
+            return;
+        };
+        let Ok(cookie) = probe::<u64>(sock.wrapping_add(SOCK_COOKIE.load() as usize).cast()) else { return };
+        // Nobody has asked for it: the socket has no record.
+        if cookie == 0 {
+            return;
+        }
+        // The first word of a `struct bpf_iter_meta` is a `struct seq_file`.
+        let output = context.read_volatile().cast::<*mut bindings::seq_file>().read_volatile();
+        helper::bpf_seq_write(output, (&raw const cookie).cast(), 8);
+    }
+}
+
+/// `S_ISSOCK`.
+#[inline(always)]
+fn is_socket(mode: u16) -> bool {
+    mode & 0o170_000 == 0o140_000
+}

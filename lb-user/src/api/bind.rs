@@ -1,0 +1,82 @@
+//! The socket's place: taken at a start, without waiting for whoever may be there.
+
+use std::io;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use tokio::net::UnixListener;
+
+use super::socket;
+use crate::trust;
+
+/// A socket that is bound, but not at its place yet.
+pub struct Bound {
+    listener: Option<UnixListener>,
+    hidden: PathBuf,
+    path: PathBuf,
+}
+
+/// Binds the socket under another name: what can go wrong shows before the kernel is touched, and nobody can connect
+/// before there is something to tell. A socket that nobody answers is a dead daemon's and is replaced.
+///
+/// # Errors
+/// If the directory cannot be made or is somebody else's, or something else than a socket lies there.
+pub fn bind(run: &Path) -> io::Result<Bound> {
+    trust::make_directory(run)?;
+    trust::check_directory(run, "--run").map_err(io::Error::other)?;
+    let path = socket(run);
+    let hidden = run.join("socklb.sock.new");
+    for path in [&path, &hidden] {
+        match std::fs::symlink_metadata(path) {
+            Ok(metadata) if metadata.file_type().is_socket() => {
+                if is_answered(path)? {
+                    let text = "another socklb answers there: stop it, or name another directory with --run";
+                    return Err(io::Error::new(io::ErrorKind::AddrInUse, text));
+                }
+                std::fs::remove_file(path)?;
+            }
+            Ok(_) => {
+                return Err(io::Error::new(io::ErrorKind::AlreadyExists, "what lies there is not a socket"));
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+    }
+    let listener = UnixListener::bind(&hidden)?;
+    std::fs::set_permissions(&hidden, std::fs::Permissions::from_mode(0o660))?;
+    Ok(Bound { listener: Some(listener), hidden, path })
+}
+
+/// Whether a process listens on a socket. Does not wait: a daemon that is stopped, with as many in its queue as there
+/// may be, listens all the same.
+fn is_answered(path: &Path) -> io::Result<bool> {
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    match rustix::net::connect(&socket, &SocketAddrUnix::new(path)?) {
+        Ok(()) | Err(Errno::AGAIN) => Ok(true),
+        Err(Errno::CONNREFUSED) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+impl Bound {
+    /// Puts the socket at its place.
+    ///
+    /// # Errors
+    /// If it cannot be renamed.
+    pub fn show(mut self) -> io::Result<UnixListener> {
+        std::fs::rename(&self.hidden, &self.path)?;
+        Ok(self.listener.take().expect("shown once"))
+    }
+}
+
+impl Drop for Bound {
+    fn drop(&mut self) {
+        // A start that failed leaves no socket behind.
+        if self.listener.is_some() {
+            let _ = std::fs::remove_file(&self.hidden);
+        }
+    }
+}

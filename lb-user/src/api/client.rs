@@ -1,0 +1,111 @@
+//! What the commands ask of a running daemon, and how long they wait: a daemon that hangs holds up nobody.
+
+use std::io;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use axum::http::StatusCode;
+use http_body_util::{BodyExt, Empty, Limited};
+use hyper::Response;
+use hyper::body::{Bytes, Incoming};
+use hyper_util::rt::TokioIo;
+use percent_encoding::{NON_ALPHANUMERIC, PercentEncode};
+use serde::de::DeserializeOwned;
+use tokio::net::UnixStream;
+
+use super::socket;
+use crate::config::Paths;
+use crate::trust;
+
+/// A name as a segment of a path or a value of a query: names may have any characters but `/`.
+pub fn quoted(name: &str) -> PercentEncode<'_> {
+    percent_encoding::utf8_percent_encode(name, NON_ALPHANUMERIC)
+}
+
+/// What came of a question to the daemon.
+#[derive(Debug)]
+pub enum Answer<T> {
+    /// What it said.
+    Given(T),
+    /// None runs with this directory.
+    NotRunning,
+    /// One runs, and said nothing in time: it is stopped, or hangs.
+    Silent,
+}
+
+/// Asks the daemon that runs with this directory, and does not wait long for a sign of life: whoever asks can do without
+/// it.
+///
+/// # Errors
+/// If one runs that is not to be believed, or that answers otherwise than it should.
+pub fn ask_daemon<T: DeserializeOwned>(paths: &Paths, path: &str) -> Result<Answer<T>> {
+    /// An answer begins between two events of the daemon's loop, which take milliseconds.
+    const TO_BEGIN: Duration = Duration::from_secs(2);
+    /// It is whole after a second or two, with clients and services at their limits.
+    const TO_END: Duration = Duration::from_secs(30);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let response = match tokio::time::timeout(TO_BEGIN, begin(paths, path)).await {
+            Ok(Ok(Some(response))) => response,
+            Ok(Ok(None)) => return Ok(Answer::NotRunning),
+            Ok(Err(error)) if is_full(&error) => return Ok(Answer::Silent),
+            Ok(Err(error)) => return Err(error),
+            Err(_) => return Ok(Answer::Silent),
+        };
+        match tokio::time::timeout(TO_END, end(response, path)).await {
+            Ok(answer) => answer.map(Answer::Given),
+            Err(_) => Ok(Answer::Silent),
+        }
+    })
+}
+
+/// What to say of a daemon that is silent.
+pub fn silent(run: &Path) -> String {
+    format!("the daemon at {} does not answer", socket(run).display())
+}
+
+/// Whether the socket takes nobody any more: so many wait for a daemon that hangs.
+fn is_full(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::WouldBlock)
+}
+
+/// As [`ask_daemon`], without a limit of time of its own; `None` if no daemon runs.
+///
+/// # Errors
+/// If one runs that is not to be believed, or that does not answer as it should.
+pub async fn fetch<T: DeserializeOwned>(paths: &Paths, path: &str) -> Result<Option<T>> {
+    match begin(paths, path).await? {
+        Some(response) => end(response, path).await.map(Some),
+        None => Ok(None),
+    }
+}
+
+async fn begin(paths: &Paths, path: &str) -> Result<Option<Response<Incoming>>> {
+    let socket = socket(&paths.run);
+    let stream = match UnixStream::connect(&socket).await {
+        Ok(stream) => stream,
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
+            return Ok(None);
+        }
+        Err(error) => return Err(error).with_context(|| format!("connect to {}", socket.display())),
+    };
+    trust::check_daemon(stream.peer_cred()?.uid(), &socket, &paths.pins)?;
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
+    tokio::spawn(connection);
+    let request = hyper::Request::get(path).header("host", "localhost").body(Empty::<Bytes>::new())?;
+    let response = sender.send_request(request).await;
+    response.map(Some).with_context(|| format!("ask {}", socket.display()))
+}
+
+async fn end<T: DeserializeOwned>(response: Response<Incoming>, path: &str) -> Result<T> {
+    /// A status of 64 clients with 16,384 backends each, of which each takes about a kilobyte, is far below this.
+    const MAX_BYTES: usize = 1 << 32;
+    let status = response.status();
+    let body = Limited::new(response.into_body(), MAX_BYTES).collect().await;
+    let body = body.map_err(|error| anyhow::anyhow!(error))?.to_bytes();
+    if status != StatusCode::OK {
+        bail!("the daemon answers {status} to {path}: {}", String::from_utf8_lossy(&body));
+    }
+    serde_json::from_slice(&body).context("the daemon's answer is of another version")
+}

@@ -1,0 +1,95 @@
+//! What failed and is to be tried again: after a second, then after twice as long each time, up to a minute.
+//!
+//! A fault that lasts (no descriptor is free, a privilege is missing) must neither fill the log nor keep the kernel busy,
+//! and must heal by itself when it is over. It reads no clock.
+
+use std::ops::Add;
+use std::time::{Duration, Instant};
+
+/// The pause after the first failure.
+const SHORTEST: Duration = Duration::from_secs(1);
+/// The longest pause: how long after the end of a fault it may take until it has healed.
+const LONGEST: Duration = Duration::from_secs(60);
+
+/// One act that is tried until it succeeds, by any clock.
+#[derive(Debug)]
+pub struct Backoff<T = Instant> {
+    /// The next attempt, and the pause before it; `None` after a success.
+    next: Option<(T, Duration)>,
+    /// The error that was reported last.
+    reported: Option<String>,
+}
+
+impl<T> Default for Backoff<T> {
+    fn default() -> Self {
+        Self { next: None, reported: None }
+    }
+}
+
+impl<T: Copy + Ord + Add<Duration, Output = T>> Backoff<T> {
+    /// Whether the act may be tried now.
+    pub fn is_due(&self, now: T) -> bool {
+        self.next.is_none_or(|(due, _)| due <= now)
+    }
+
+    /// It succeeded.
+    pub fn succeeded(&mut self) {
+        *self = Self::default();
+    }
+
+    /// Something changed: it may be tried at once.
+    pub fn retry_now(&mut self) {
+        self.next = None;
+    }
+
+    /// The error of the last attempt, if that failed.
+    pub fn error(&self) -> Option<&str> {
+        self.reported.as_deref()
+    }
+
+    /// It failed. Returns whether to report it: not if it failed in the same way before.
+    pub fn failed(&mut self, now: T, error: &str) -> bool {
+        let pause = self.next.map_or(SHORTEST, |(_, pause)| (2 * pause).min(LONGEST));
+        self.next = Some((now + pause, pause));
+        let is_new = self.reported.as_deref() != Some(error);
+        self.reported = Some(error.to_owned());
+        is_new
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn pauses_grow_to_a_minute_and_a_success_ends_them() {
+        let mut backoff = Backoff::<Duration>::default();
+        let (mut now, mut pauses) = (at(100), Vec::new());
+        for _ in 0..8 {
+            backoff.failed(now, "no descriptor is free");
+            let pause = (1..).find(|pause| backoff.is_due(now + at(*pause))).unwrap();
+            pauses.push(pause);
+            now += at(pause);
+        }
+        assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 60, 60]);
+        backoff.succeeded();
+        assert!(backoff.is_due(at(0)));
+        backoff.failed(at(0), "no descriptor is free");
+        assert!(!backoff.is_due(at(0)) && backoff.is_due(at(1)));
+    }
+
+    #[test]
+    fn an_error_is_reported_once_until_it_is_another_or_comes_again_after_a_success() {
+        let mut backoff = Backoff::<Duration>::default();
+        let errors = ["first", "first", "second", "second", "first"];
+        assert_eq!(errors.map(|error| backoff.failed(at(0), error)), [true, false, true, false, true]);
+        backoff.succeeded();
+        assert!(backoff.failed(at(0), "first"));
+        backoff.retry_now();
+        assert!(backoff.is_due(at(0)) && !backoff.failed(at(0), "first"));
+    }
+}

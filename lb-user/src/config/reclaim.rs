@@ -1,0 +1,56 @@
+//! The `[accounting]` table: how soon flows are given back whose end no program saw.
+
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+use crate::diagnostic::Report;
+use crate::document::Table;
+
+/// What a flow that is neither listed nor held may still be: on its way between two processes, for moments.
+pub const INTERVAL: Duration = Duration::from_secs(60);
+/// A pass reads all flow records and lists of sockets.
+const INTERVALS: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_hours(1);
+
+/// Reads how far apart two passes over the flow records are; there may be no such table.
+pub fn read(root: &Table<'_>, report: &mut Report<'_>) -> Duration {
+    let Some(table) = root.get("accounting").and_then(|item| item.table("[accounting]", report)) else {
+        return INTERVAL;
+    };
+    table.check_keys(&["reclaim_interval"], report);
+    let item = table.get("reclaim_interval");
+    item.and_then(|item| item.duration(INTERVALS, None, report)).unwrap_or(INTERVAL)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::super::tests::{LEAST, faults, good};
+
+    #[test]
+    fn passes_are_a_minute_apart_if_nothing_else_is_asked_for() {
+        let of = |lines: &str| good(&format!("{LEAST}{lines}")).reclaim_interval;
+        let interval = |text: &str| of(&format!("[accounting]\nreclaim_interval = '{text}'"));
+        assert_eq!([of(""), of("[accounting]"), interval("60s")], [Duration::from_secs(60); 3]);
+        assert_eq!([interval("1s"), interval("1h")], [1, 3600].map(Duration::from_secs));
+    }
+
+    #[test]
+    fn a_wrong_value_names_itself_and_what_is_right() {
+        let help = "(write \"1s\" to \"1h\")";
+        for (line, expected) in [
+            ("reclaim_interval = '0s'", format!("9:20: reclaim_interval is \"0s\" {help}")),
+            ("reclaim_interval = '3601s'", format!("9:20: reclaim_interval is \"3601s\" {help}")),
+            (
+                "reclaim_interval = 60",
+                format!("9:20: reclaim_interval must be a string, not a whole number {help}"),
+            ),
+            (
+                "interval = '60s'",
+                "9:1: unknown key \"interval\" in [accounting] (known keys: reclaim_interval)".to_owned(),
+            ),
+        ] {
+            assert_eq!(faults(&format!("{LEAST}[accounting]\n{line}")), [expected], "{line}");
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! System calls on files whose file system may not answer, on threads beside the loop.
+//!
+//! A server of NFS or FUSE that is gone holds a thread for as long as it likes, also in stat(2), and nothing can take the
+//! thread back. So there is at most one for each file, and so many in all; who waits for a file gives up after a
+//! while, and all others go on.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use thiserror::Error;
+use tokio::sync::{Mutex as Turn, OwnedMutexGuard, Semaphore};
+
+/// Threads that files may hold at the same time: one for each service of the largest configuration, and as many again as
+/// files of an earlier one, the configuration itself, and what is kept may need.
+pub const MAX_THREADS: usize = 320;
+
+/// How long a file is waited for.
+pub const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Why nothing is known of a file.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum NoAnswer {
+    /// Its file system holds a thread.
+    #[error("{} does not answer: its file system hangs or is very slow; looked at again as soon as it answers", .0.display())]
+    Silent(PathBuf),
+    /// Others hold all threads.
+    #[error("{} is not looked at: {MAX_THREADS} other files do not answer", .0.display())]
+    NoThread(PathBuf),
+}
+
+/// The threads. Cheap to clone.
+#[derive(Clone)]
+pub struct FileIo {
+    threads: Arc<Semaphore>,
+    /// By file: whose turn it is.
+    turns: Arc<Mutex<BTreeMap<PathBuf, Arc<Turn<()>>>>>,
+}
+
+impl FileIo {
+    /// No thread is held.
+    pub fn new() -> Self {
+        Self { threads: Arc::new(Semaphore::new(MAX_THREADS)), turns: Arc::default() }
+    }
+
+    /// Does something to a file that may not answer, and waits for it, but not for long. It goes on where it hangs, and until
+    /// it ends nothing else is done to the file.
+    ///
+    /// # Errors
+    /// If it takes longer than that.
+    pub async fn run<T: Send + 'static>(
+        &self,
+        file: &Path,
+        patience: Duration,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, NoAnswer> {
+        let turn = self.turn(file);
+        let done = async {
+            let turn: OwnedMutexGuard<()> = turn.clone().lock_owned().await;
+            let thread = self.threads.clone().acquire_owned().await.expect("it is never closed");
+            let work = move || {
+                let result = work();
+                drop((turn, thread));
+                result
+            };
+            tokio::task::spawn_blocking(work).await.expect("a panic ends the process")
+        };
+        match tokio::time::timeout(patience, done).await {
+            Ok(result) => Ok(result),
+            // Nobody is at it.
+            Err(_) if turn.try_lock().is_ok() && self.threads.available_permits() == 0 => {
+                Err(NoAnswer::NoThread(file.to_owned()))
+            }
+            Err(_) => Err(NoAnswer::Silent(file.to_owned())),
+        }
+    }
+
+    fn turn(&self, file: &Path) -> Arc<Turn<()>> {
+        let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
+        // Those that nobody waits for and nobody has.
+        turns.retain(|_, turn| Arc::strong_count(turn) > 1);
+        turns.entry(file.to_owned()).or_default().clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_file_that_does_not_answer_holds_up_nobody_else() {
+        let io = FileIo::new();
+        let (hung, other) = (Path::new("/hung"), Path::new("/other"));
+        let (answer, question) = mpsc::channel::<()>();
+        let work = move || question.recv().is_ok();
+        let short = Duration::from_millis(20);
+        assert_eq!(io.run(hung, short, work).await, Err(NoAnswer::Silent(hung.to_owned())));
+        assert_eq!(io.run(other, PATIENCE, || 1).await, Ok(1));
+        // Nothing else is done to it meanwhile.
+        assert_eq!(io.run(hung, short, || true).await, Err(NoAnswer::Silent(hung.to_owned())));
+        answer.send(()).unwrap();
+        assert_eq!(io.run(hung, PATIENCE, || 2).await, Ok(2));
+        // The thread that was held lets others in a moment before it lets go of the file.
+        let gone = async {
+            while io.turns.lock().unwrap().contains_key(hung) {
+                io.turn(other);
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(60), gone).await.expect("nothing is left of it");
+    }
+
+    #[tokio::test]
+    async fn files_that_do_not_answer_hold_so_many_threads_and_no_more() {
+        let io = FileIo::new();
+        let short = Duration::from_millis(20);
+        let (answer, question) = mpsc::channel::<()>();
+        let question = Arc::new(Mutex::new(question));
+        let mut held = tokio::task::JoinSet::new();
+        for number in 0..MAX_THREADS {
+            let (io, question) = (io.clone(), question.clone());
+            held.spawn(async move {
+                let file = PathBuf::from(format!("/hung/{number}"));
+                io.run(&file, Duration::from_secs(60), move || {
+                    // A thread that finds the lock taken waits like the others.
+                    question.lock().unwrap().recv().is_ok()
+                })
+                .await
+            });
+        }
+        while io.threads.available_permits() > 0 {
+            tokio::task::yield_now().await;
+        }
+        let one_more = Path::new("/one-more");
+        assert_eq!(io.run(one_more, short, || ()).await, Err(NoAnswer::NoThread(one_more.to_owned())));
+        for _ in 0..MAX_THREADS {
+            answer.send(()).unwrap();
+        }
+        assert_eq!(io.run(one_more, PATIENCE, || 3).await, Ok(3));
+        while let Some(done) = held.join_next().await {
+            assert_eq!(done.unwrap(), Ok(true));
+        }
+    }
+}

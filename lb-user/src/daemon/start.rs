@@ -1,0 +1,188 @@
+//! How the daemon starts and ends.
+//!
+//! A start is the first reload, of a daemon that has no client yet: what is wrong with one client is that client's, and is
+//! tried again. It fails only for what is the host's, or if no client can be started. At its end the daemon gives up what
+//! a successor needs before it waits for anything.
+
+use std::path::PathBuf;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow};
+use tokio::net::TcpListener;
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use tracing::{info, warn};
+
+use super::reload::{Load, Loaded, Opened};
+use super::{Daemon, Event, fixed};
+use crate::api::{self, Question};
+use crate::config::Config;
+use crate::datapath::{self, DatapathError, Features};
+use crate::descriptors;
+use crate::metrics;
+use crate::server;
+
+/// What the host has to offer, whatever is configured.
+///
+/// # Errors
+/// If socklb cannot run here, or not as this user.
+pub fn check_host(config: &Config) -> Result<Features> {
+    if let Some(warning) = datapath::namespace_warning() {
+        warn!("{warning}");
+    }
+    let features = datapath::probe()?;
+    datapath::cgroup2_mount()?;
+    if !datapath::host(&config.paths.pins).bpffs {
+        return Err(DatapathError::NoBpffs(config.paths.pins.clone()).into());
+    }
+    Ok(features)
+}
+
+/// Where others ask: the socket, and the port for metrics if one is configured. Both are bound before the kernel is
+/// touched, so that what can go wrong shows by then, and answer once there is something to tell.
+pub struct Doors {
+    path: PathBuf,
+    questions: mpsc::Sender<Question>,
+    bound: Option<(api::Bound, Option<TcpListener>)>,
+    servers: Vec<JoinHandle<()>>,
+    /// Connections at a time, of each.
+    places: usize,
+}
+
+impl Doors {
+    /// Binds them.
+    ///
+    /// # Errors
+    /// If somebody else has them, or the directory of the socket cannot be written.
+    pub fn bind(config: &Config, questions: mpsc::Sender<Question>) -> Result<Self> {
+        let (limit, clients) = (descriptors::raise(), config.clients.len() as u64);
+        if let Some(shortage) = descriptors::shortage(limit, clients) {
+            warn!("{shortage}");
+        }
+        let places = descriptors::places(limit, clients);
+        let path = api::socket(&config.paths.run);
+        let bound =
+            api::bind(&config.paths.run).with_context(|| format!("create the socket {}", path.display()))?;
+        let port = config.metrics.listen.map(|port| {
+            metrics::bind(port)
+                .with_context(|| format!("listen on {port}, which [metrics] in the configuration names"))
+        });
+        Ok(Self { path, questions, bound: Some((bound, port.transpose()?)), servers: Vec::new(), places })
+    }
+
+    /// Lets others in. Returns whether it had to: once is enough.
+    ///
+    /// # Errors
+    /// If the socket cannot be put at its place.
+    pub fn open(&mut self) -> Result<bool> {
+        let Some((bound, port)) = self.bound.take() else { return Ok(false) };
+        let listener = bound.show().with_context(|| format!("create the socket {}", self.path.display()))?;
+        let metrics = metrics::router(&self.questions);
+        if let Some(port) = port {
+            self.servers.push(tokio::spawn(server::serve(port, metrics.clone(), self.places)));
+        }
+        let router = api::router(&self.questions).merge(metrics);
+        self.servers.push(tokio::spawn(server::serve(listener, router, self.places)));
+        Ok(true)
+    }
+
+    /// Nobody can ask any more, and a successor can listen there.
+    async fn close(self) {
+        // While nobody else can have put its own socket there.
+        if self.bound.is_none() {
+            let _ = std::fs::remove_file(&self.path);
+        }
+        for server in &self.servers {
+            server.abort();
+        }
+        for server in self.servers {
+            let _ = server.await;
+        }
+    }
+}
+
+/// Gives up, within moments and whatever hangs, all that a successor needs: the sockets, the locks of all clients, and what
+/// the service manager was told. Threads that a file system holds keep the process, and its descriptors, for longer than
+/// anybody should wait.
+pub async fn stop(daemon: Daemon, doors: Doors, mut inbox: mpsc::Receiver<Event>) {
+    /// Clients are opened one by one in tens of milliseconds each, with their locks.
+    const PATIENCE: Duration = Duration::from_secs(1);
+    daemon.stopping.store(true, Ordering::Relaxed);
+    daemon.notifier.stopping();
+    doors.close().await;
+    let Daemon { agents, leaving, notifier, events, .. } = daemon;
+    drop((agents, leaving, events));
+    // What is being opened comes in with its locks. Nothing more comes when everybody who could send has ended.
+    let emptied = async { while inbox.recv().await.is_some() {} };
+    let _ = tokio::time::timeout(PATIENCE, emptied).await;
+    drop(inbox);
+    notifier.finish();
+}
+
+impl Daemon {
+    /// Begins the start with the configuration that was read for it.
+    pub fn begin(&mut self, config: Config, now: Instant) {
+        self.resume_leaving(&config, now);
+        self.load(Load::Given(Box::new(config)));
+    }
+
+    /// Takes the first configuration on.
+    ///
+    /// # Errors
+    /// If no client can be started.
+    pub fn first_loaded(&mut self, loaded: Loaded, now: Instant) -> Result<()> {
+        if !loaded.opened.iter().any(|opened| opened.result.is_ok()) {
+            return Err(why_none(loaded.opened, &self.config));
+        }
+        self.is_ready = true;
+        self.loaded(loaded, now);
+        let Features {
+            fetching_atomics,
+            set_retval,
+            knows_mptcp,
+            socket_errors,
+            outcomes_at_release,
+            connect_timeouts,
+            knows_kernel_sockets,
+            offsets: _,
+        } = self.features;
+        let pins = self.config.paths.pins.display();
+        let socket = api::socket(&self.config.paths.run);
+        info!(
+            %pins, socket = %socket.display(), fetching_atomics, set_retval, knows_mptcp, socket_errors,
+            outcomes_at_release, connect_timeouts, knows_kernel_sockets, "running"
+        );
+        self.reclaim_flows(now);
+        Ok(())
+    }
+}
+
+/// Why no client at all can be started: all that is in the way is told at once.
+fn why_none(opened: Vec<Opened>, config: &Config) -> anyhow::Error {
+    let mut faults: Vec<(String, anyhow::Error)> =
+        opened.into_iter().filter_map(|opened| Some((opened.client.name, opened.result.err()?))).collect();
+    if let [(client, _)] = &faults[..] {
+        let what = format!("start client {client}");
+        return faults.remove(0).1.context(what);
+    }
+    let mut text = format!("none of {} clients can be started:", faults.len());
+    for (client, error) in &faults {
+        text.push_str(&format!("\n  client {client}: {error:#}"));
+    }
+    let is_shape = |error: &anyhow::Error| {
+        error.chain().any(|cause| cause.downcast_ref::<DatapathError>().is_some_and(DatapathError::is_shape))
+    };
+    let of_another_shape: Vec<&str> =
+        faults.iter().filter(|(_, error)| is_shape(error)).map(|(client, _)| client.as_str()).collect();
+    if of_another_shape.len() > 1 {
+        let remove = fixed::remove_all(&of_another_shape, &config.paths.pins);
+        text.push_str(&format!("\nto remove all that have another shape: {remove}"));
+    }
+    let denied = |error: &anyhow::Error| crate::commands::is_permission(error);
+    // Whether a privilege is missing is looked up in the causes.
+    match faults.into_iter().find(|(_, error)| denied(error)) {
+        Some((_, error)) => error.context(text),
+        None => anyhow!(text),
+    }
+}

@@ -1,0 +1,104 @@
+//! Makes and enters a cgroup that somebody else has named: below the cgroup2 mount only, by descriptor, through no link.
+//!
+//! `socklb exec` may run as root, and which cgroup a client has it is told by a daemon that may not. So a path is never
+//! opened as text: what the kernel resolves below the mount's own descriptor can be a cgroup and nothing else.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+
+use super::cgroup::{cgroup2_mount, is_cgroup2, ours_and_above};
+use super::error::DatapathError;
+use super::sys::BELOW;
+
+/// The cgroup2 mount, open.
+#[derive(Debug)]
+pub struct CgroupTree {
+    mount: PathBuf,
+    root: OwnedFd,
+}
+
+impl CgroupTree {
+    /// Opens the mount.
+    ///
+    /// # Errors
+    /// If cgroup2 is not mounted, or something else is where its mount should be.
+    pub fn open() -> Result<Self, DatapathError> {
+        let mount = cgroup2_mount()?;
+        let fail = |source: Errno| DatapathError::OpenCgroup { path: mount.clone(), source: source.into() };
+        let root = rustix::fs::open(&mount, DIRECTORY, Mode::empty()).map_err(fail)?;
+        if !is_cgroup2(&root) {
+            return Err(DatapathError::OutsideCgroup2(mount));
+        }
+        Ok(Self { mount, root })
+    }
+
+    /// Whether there is a cgroup at a full path.
+    ///
+    /// # Errors
+    /// If that cannot be seen, or the path leads elsewhere.
+    pub fn has(&self, path: &Path) -> Result<bool, DatapathError> {
+        match self.directory(path) {
+            Ok(_) => Ok(true),
+            Err(DatapathError::NoCgroup(_)) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Makes the cgroup at a full path, in one that exists. Returns whether it was made by this call.
+    ///
+    /// # Errors
+    /// If the kernel refuses, or the path leads elsewhere.
+    pub fn make(&self, path: &Path) -> Result<bool, DatapathError> {
+        let outside = || DatapathError::OutsideCgroup2(path.to_owned());
+        let name = path.file_name().ok_or_else(outside)?;
+        let above = self.directory(path.parent().ok_or_else(outside)?)?;
+        match rustix::fs::mkdirat(&above, name, Mode::from_raw_mode(0o755)) {
+            Ok(()) => Ok(true),
+            Err(Errno::EXIST) => Ok(false),
+            Err(error) => Err(DatapathError::MakeCgroup { path: path.to_owned(), source: error.into() }),
+        }
+    }
+
+    /// Moves this process to the cgroup at a full path.
+    ///
+    /// # Errors
+    /// If the kernel refuses, the path leads elsewhere, or the process is not there afterwards.
+    pub fn enter(&self, path: &Path) -> Result<(), DatapathError> {
+        let fail = |source: io::Error| DatapathError::EnterCgroup { path: path.to_owned(), source };
+        let cgroup = self.directory(path)?;
+        let flags = OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let processes = rustix::fs::openat2(&cgroup, "cgroup.procs", flags, Mode::empty(), BELOW);
+        // Zero is whoever writes it.
+        let written = processes.and_then(|processes| rustix::io::write(processes, b"0"));
+        match written {
+            Ok(_) => {}
+            Err(Errno::BUSY) => return Err(DatapathError::InnerCgroup(path.to_owned())),
+            Err(error) => return Err(fail(error.into())),
+        }
+        let wanted = rustix::fs::fstat(&cgroup).map_err(|error| fail(error.into()))?.st_ino;
+        let now = ours_and_above()?.first().copied();
+        if now != Some(wanted) {
+            return Err(fail(io::Error::other("the kernel says that this process is in another one")));
+        }
+        Ok(())
+    }
+
+    fn directory(&self, path: &Path) -> Result<OwnedFd, DatapathError> {
+        let outside = || DatapathError::OutsideCgroup2(path.to_owned());
+        let below = path.strip_prefix(&self.mount).map_err(|_| outside())?;
+        // The mount itself has an empty path below itself.
+        let below = if below.as_os_str().is_empty() { Path::new(".") } else { below };
+        let opened = rustix::fs::openat2(self.root.as_fd(), below, DIRECTORY, Mode::empty(), BELOW);
+        opened.map_err(|error| match error {
+            Errno::NOENT | Errno::NOTDIR => DatapathError::NoCgroup(path.to_owned()),
+            Errno::XDEV | Errno::LOOP => outside(),
+            error => DatapathError::OpenCgroup { path: path.to_owned(), source: error.into() },
+        })
+    }
+}
+
+const DIRECTORY: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);

@@ -1,0 +1,148 @@
+//! Which sockets are held by some process, as the kernel itself counts open files (`iter/task_file`).
+//!
+//! Kernel facts: the iterator is there since Linux 5.8 and takes CAP_BPF and CAP_PERFMON. It shows the processes of the
+//! PID namespace in which it is opened, so where that is not the host's, nothing is said. A socket that is on its way in a
+//! message (SCM_RIGHTS), or registered with io_uring alone, is held by no process.
+
+use std::collections::BTreeSet;
+use std::io::{self, Read};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use aya::programs::Iter;
+use aya::{Btf, EbpfLoader};
+use lb_common::abi;
+
+use super::btf;
+use super::error::DatapathError;
+use super::object::{self, OBJECT};
+use super::sys;
+use crate::config::Limits;
+
+/// The program in the object.
+pub const PROGRAM: &str = "socklb_holders";
+/// What it iterates over.
+const ITERATOR: &str = "task_file";
+
+/// Those of `wanted`, by cookie, that some process holds.
+///
+/// # Errors
+/// If the kernel does not tell, or not of all processes of the host.
+pub fn held(wanted: &BTreeSet<u64>) -> Result<BTreeSet<u64>, DatapathError> {
+    sees_all_processes().map_err(DatapathError::Holders)?;
+    let mut found = BTreeSet::new();
+    let see = |cookie: u64| {
+        if wanted.contains(&cookie) {
+            found.insert(cookie);
+        }
+    };
+    read(open()?, see).map_err(DatapathError::Holders)?;
+    Ok(found)
+}
+
+/// Kernel fact: the inode of the first PID namespace is always the same.
+fn sees_all_processes() -> io::Result<()> {
+    /// `PROC_PID_INIT_INO`
+    const FIRST: u64 = 0xefff_fffc;
+    if std::fs::metadata("/proc/self/ns/pid")?.ino() == FIRST {
+        return Ok(());
+    }
+    Err(io::Error::new(
+        io::ErrorKind::Unsupported,
+        "this is not the host's PID namespace, so not all processes are seen",
+    ))
+}
+
+/// Loads the program and begins an iteration.
+fn open() -> Result<std::fs::File, DatapathError> {
+    let unsupported = |error: Box<dyn std::error::Error + Send + Sync>| {
+        DatapathError::Holders(io::Error::new(io::ErrorKind::Unsupported, error))
+    };
+    let btf::FileOffsets { inode, private_data, mode, sock, cookie } =
+        btf::file_offsets(Path::new(btf::VMLINUX)).map_err(DatapathError::Holders)?;
+    let types = Btf::from_sys_fs().map_err(|error| unsupported(error.into()))?;
+    // The maps of the object are made as well, and let go of at once: as small as can be.
+    let limits = Limits { schedule_entries: 1 << abi::MIN_SCHEDULE_LOG2, flow_records: 64, slots: 64 };
+    let mut loader = EbpfLoader::new();
+    loader.btf(Some(&types));
+    for (name, entries) in object::capacities(&limits) {
+        loader.map_max_entries(name, entries);
+    }
+    let offsets = [
+        ("FILE_INODE", inode),
+        ("FILE_PRIVATE_DATA", private_data),
+        ("INODE_MODE", mode),
+        ("SOCKET_SOCK", sock),
+        ("SOCK_COOKIE", cookie),
+    ];
+    for (name, value) in &offsets {
+        loader.override_global(name, value, true);
+    }
+    let mut object =
+        sys::without_signals(|| loader.load(OBJECT)).map_err(|error| DatapathError::Load(Box::new(error)))?;
+    let refused = |source| DatapathError::Verifier { program: PROGRAM, source: Box::new(source) };
+    let program: &mut Iter = object
+        .program_mut(PROGRAM)
+        .expect("the object's programs are checked by a test")
+        .try_into()
+        .map_err(refused)?;
+    sys::without_signals(|| program.load(ITERATOR, &types)).map_err(refused)?;
+    let link = program.attach().and_then(|link| program.take_link(link)).map_err(refused)?;
+    link.into_file().map_err(|error| unsupported(error.into()))
+}
+
+/// Reads cookies until there are no more.
+fn read(mut iteration: impl Read, mut each: impl FnMut(u64)) -> io::Result<()> {
+    const COOKIE: usize = size_of::<u64>();
+    let mut buffer = vec![0u8; 32 << 10];
+    let mut kept = 0;
+    // Bound: the open files of the host.
+    loop {
+        let length = match iteration.read(&mut buffer[kept..]) {
+            Ok(0) if kept == 0 => return Ok(()),
+            Ok(0) => return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "half a cookie")),
+            Ok(length) => kept + length,
+            // Kernel fact: after a million files without a socket among them a read returns with this, and goes on where it
+            // was with the next.
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
+                continue;
+            }
+            Err(error) => return Err(error),
+        };
+        let whole = length - length % COOKIE;
+        for cookie in buffer[..whole].chunks_exact(COOKIE) {
+            each(u64::from_ne_bytes(cookie.try_into().expect("eight bytes")));
+        }
+        buffer.copy_within(whole..length, 0);
+        kept = length - whole;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cookies_are_read_whatever_the_pieces() {
+        struct Pieces(Vec<Vec<u8>>);
+        impl Read for Pieces {
+            fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+                let Some(piece) = self.0.pop() else { return Ok(0) };
+                if piece.is_empty() {
+                    return Err(io::Error::from(io::ErrorKind::WouldBlock));
+                }
+                buffer[..piece.len()].copy_from_slice(&piece);
+                Ok(piece.len())
+            }
+        }
+        let bytes: Vec<u8> = [1u64, 2, 3].iter().flat_map(|cookie| cookie.to_ne_bytes()).collect();
+        for cut in 1..bytes.len() {
+            let (first, rest) = bytes.split_at(cut);
+            let mut found = Vec::new();
+            let pieces = Pieces(vec![rest.to_vec(), Vec::new(), first.to_vec()]);
+            read(pieces, |cookie| found.push(cookie)).unwrap();
+            assert_eq!(found, [1, 2, 3]);
+        }
+        assert!(read(&bytes[..12], |_| {}).is_err());
+    }
+}

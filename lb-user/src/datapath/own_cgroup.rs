@@ -1,0 +1,47 @@
+//! Whether sockets that are made now know their cgroup of version 2.
+//!
+//! Kernel fact: below Linux 5.15 a socket has room for one of two things, its cgroup of version 2 or what the controllers
+//! net_cls and net_prio of version 1 say of it. Once anybody has used one of these, sockets that are made get the latter until
+//! the next boot, and programs see them in the root cgroup only.
+
+use std::net::TcpListener;
+
+use super::cgroup::ours_and_above;
+use super::sys::diag::SocketLists;
+
+/// Whether a socket that is made now is in the cgroup of this process; `None` if that cannot be told, as in the root cgroup.
+pub fn sockets_have_theirs() -> Option<bool> {
+    let cgroups = ours_and_above().ok()?;
+    // Found by its port in the kernel's list. It is bound to loopback, and nobody is accepted.
+    let socket = TcpListener::bind("127.0.0.1:0").ok()?;
+    let port = socket.local_addr().ok()?.port();
+    let list = SocketLists::open().and_then(|lists| lists.tcp()).ok()?;
+    let listed = list.iter().find(|listed| listed.listens && listed.port == port)?;
+    theirs(&cgroups, listed.cgroup?)
+}
+
+/// `cgroups` are that of the process and those above it.
+fn theirs(cgroups: &[u64], made_in: u64) -> Option<bool> {
+    match cgroups {
+        [] | [_] => None,
+        [ours, ..] => Some(made_in == *ours),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn in_the_root_cgroup_nothing_can_be_told() {
+        assert_eq!(theirs(&[1], 1), None);
+        assert_eq!(theirs(&[7, 1], 7), Some(true));
+        assert_eq!(theirs(&[7, 1], 1), Some(false));
+    }
+
+    /// Wherever this runs: kernels that this fails on are said to be so, and the developer's is not one.
+    #[test]
+    fn a_socket_of_this_process_has_its_cgroup() {
+        assert_ne!(sockets_have_theirs(), Some(false));
+    }
+}

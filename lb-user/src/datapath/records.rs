@@ -1,0 +1,284 @@
+//! The flow records of one client task: read, looked at again, and taken out as the kernel programs do it.
+//!
+//! It knows where records lie and how they are shared with the programs, and nothing of why one is to be taken out.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::mem::offset_of;
+use std::os::fd::{AsFd, OwnedFd};
+
+use lb_common::abi::{Backend, Datagrams, Flow, FlowPlace, HELD, Phase, map};
+
+use super::error::DatapathError;
+use super::flow_table::FlowTable;
+use super::maps::Mapped;
+use super::namespaces::List;
+use super::pins::Pins;
+use super::readers::wait_for_readers;
+use super::sys::{self, elements};
+
+/// Where a record lies.
+#[derive(Clone, Debug)]
+enum Place {
+    Table(usize),
+    Overflow,
+    /// The whole entry: all flows of a socket that addresses its datagrams.
+    Datagrams(Box<Datagrams>),
+}
+
+/// A socket's record, or its entry of datagrams.
+#[derive(Clone, Debug)]
+pub struct Record {
+    /// The cookie of its socket.
+    pub cookie: u64,
+    place: Place,
+    /// Its flow; of an entry, one of them.
+    flow: Flow,
+}
+
+/// What names a record: a socket may have both a record and an entry of datagrams.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Key {
+    cookie: u64,
+    is_entry: bool,
+}
+
+/// What tells a flow from a later one of the same socket.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Version {
+    start_ns: u64,
+    slot: u32,
+    generation: u32,
+    /// Of an entry: how many flows were chosen for it so far.
+    chosen: u32,
+}
+
+impl Record {
+    pub fn key(&self) -> Key {
+        Key { cookie: self.cookie, is_entry: matches!(self.place, Place::Datagrams(_)) }
+    }
+
+    pub fn version(&self) -> Version {
+        let Flow { start_ns, slot, generation, .. } = self.flow;
+        let chosen = match &self.place {
+            Place::Table(_) | Place::Overflow => 0,
+            Place::Datagrams(entry) => entry.chosen,
+        };
+        Version { start_ns, slot, generation, chosen }
+    }
+
+    /// How many flows it is.
+    pub fn flows(&self) -> u64 {
+        match &self.place {
+            Place::Table(_) | Place::Overflow => 1,
+            Place::Datagrams(entry) => entry.live().count() as u64,
+        }
+    }
+
+    /// Whether a program has seen the flow's SYN leave. Such a flow ends with its connection; any other with its socket.
+    pub fn is_connection(&self) -> bool {
+        [Phase::Connecting as u8, Phase::Established as u8].contains(&self.flow.phase)
+    }
+
+    /// The kernel's list that shows its socket.
+    pub fn list(&self) -> List {
+        List { namespace: self.flow.namespace, datagrams: self.flow.phase == Phase::Datagrams as u8 }
+    }
+}
+
+/// One client's flow records.
+pub struct Records {
+    table: FlowTable,
+    backends: Mapped<Backend>,
+    overflow: OwnedFd,
+    datagrams: OwnedFd,
+}
+
+impl Records {
+    /// Opens the maps.
+    ///
+    /// # Errors
+    /// If one is missing or may not be opened.
+    pub fn open(pins: &Pins) -> Result<Self, DatapathError> {
+        let path = |name: &str| pins.maps().join(name);
+        let open = |name: &str| {
+            let fail = |source| DatapathError::Map { path: path(name), operation: "open", source };
+            sys::open_pin(&path(name)).map_err(fail)
+        };
+        Ok(Self {
+            table: FlowTable::open(pins, true)?,
+            backends: Mapped::open(&path(map::BACKENDS), true)?,
+            overflow: open(map::FLOW_OVERFLOW)?,
+            datagrams: open(map::DATAGRAMS)?,
+        })
+    }
+
+    /// All of them.
+    ///
+    /// # Errors
+    /// If the kernel refuses to read a map.
+    pub fn read(&self) -> io::Result<Vec<Record>> {
+        let mut records = Vec::new();
+        for (cookie, entry) in elements::entries::<u64, Datagrams>(self.datagrams.as_fd())? {
+            records.extend(of_entry(cookie, entry));
+        }
+        for (cookie, flow) in elements::entries::<u64, Flow>(self.overflow.as_fd())? {
+            records.push(Record { cookie, place: Place::Overflow, flow });
+        }
+        for index in 0..self.table.len() {
+            records.extend(self.at(index));
+        }
+        Ok(records)
+    }
+
+    fn at(&self, index: usize) -> Option<Record> {
+        let cookie = self.table.socket(index)?;
+        Some(Record { cookie, place: Place::Table(index), flow: self.table.flow(index) })
+    }
+
+    /// The record as it is now, if it is still that of the same flow.
+    ///
+    /// # Errors
+    /// If the kernel refuses to read a map.
+    pub fn again(&self, record: &Record) -> io::Result<Option<Record>> {
+        let cookie = record.cookie;
+        let now = match record.place {
+            Place::Table(index) => self.at(index),
+            Place::Overflow => elements::get(self.overflow.as_fd(), &cookie)?.map(|flow| Record {
+                cookie,
+                place: Place::Overflow,
+                flow,
+            }),
+            Place::Datagrams(_) => {
+                elements::get(self.datagrams.as_fd(), &cookie)?.and_then(|entry| of_entry(cookie, entry))
+            }
+        };
+        Ok(now.filter(|now| (now.key(), now.version()) == (record.key(), record.version())))
+    }
+
+    /// Ends flows as the kernel programs do: whoever takes a record out gives its count back. Returns the cookies of those
+    /// that were taken out, each with how many flows it had.
+    ///
+    /// A socket may dial again at any moment, and a program that does that for it may have found the record just now. So
+    /// records in the table are held first, under a cookie that is nobody's; once readers are gone, `lives` tells which of
+    /// them are to be left alone after all, and what is in the others is what counts. The hashes offer no such thing: there
+    /// a record is deleted if it is still the same, which leaves an instant.
+    ///
+    /// # Errors
+    /// If the kernel refuses to read or change a map.
+    pub fn take_out(
+        &self,
+        gone: Vec<Record>,
+        lives: impl FnOnce(&[&Record]) -> Vec<bool>,
+    ) -> Result<BTreeMap<Key, u64>, Failed> {
+        let mut taken = BTreeMap::new();
+        let mut held = Vec::new();
+        for record in gone {
+            match &record.place {
+                Place::Table(index) => {
+                    if self.table.pass_on(*index, record.cookie, HELD) {
+                        held.push((*index, record));
+                    }
+                }
+                Place::Overflow => {
+                    if self.take_out_overflowed(&record)? {
+                        taken.insert(record.key(), 1);
+                    }
+                }
+                Place::Datagrams(entry) => {
+                    if self.take_out_entry(record.cookie, entry)? {
+                        taken.insert(record.key(), record.flows());
+                    }
+                }
+            }
+        }
+        if held.is_empty() {
+            return Ok(taken);
+        }
+        wait_for_readers().map_err(Failed::Readers)?;
+        let lives = lives(&held.iter().map(|(_, record)| record).collect::<Vec<_>>());
+        for ((index, record), lives) in held.into_iter().zip(lives) {
+            let now = self.table.flow(index);
+            let lives = lives || now != record.flow;
+            if lives && elements::get::<u64, Flow>(self.overflow.as_fd(), &record.cookie)?.is_none() {
+                self.table.pass_on(index, HELD, record.cookie);
+                continue;
+            }
+            // Gone; or it has dialled meanwhile, found no record of its own, and made one in the overflow table.
+            self.give_back(now);
+            self.table.pass_on(index, HELD, 0);
+            if !lives {
+                taken.insert(record.key(), 1);
+            }
+        }
+        Ok(taken)
+    }
+
+    fn take_out_overflowed(&self, &Record { cookie, flow, .. }: &Record) -> io::Result<bool> {
+        let is_same = elements::get(self.overflow.as_fd(), &cookie)? == Some(flow);
+        if !is_same || !elements::remove(self.overflow.as_fd(), &cookie)? {
+            return Ok(false);
+        }
+        self.table.take_back(cookie, FlowPlace::IN_OVERFLOW);
+        self.give_back(flow);
+        Ok(true)
+    }
+
+    fn take_out_entry(&self, cookie: u64, entry: &Datagrams) -> io::Result<bool> {
+        let is_same = elements::get(self.datagrams.as_fd(), &cookie)? == Some(*entry);
+        if !is_same || !elements::remove(self.datagrams.as_fd(), &cookie)? {
+            return Ok(false);
+        }
+        self.table.take_back(cookie, FlowPlace::IN_DATAGRAMS);
+        entry.live().for_each(|flow| self.give_back(*flow));
+        Ok(true)
+    }
+
+    /// Ends the flows of records that a daemon held when it was killed: whose they were is not known any more. Returns how
+    /// many they were.
+    ///
+    /// # Errors
+    /// If it cannot be waited until no program reads them.
+    pub fn finish_what_was_begun(&self) -> Result<u64, DatapathError> {
+        let held: Vec<usize> =
+            (0..self.table.len()).filter(|index| self.table.cookie(*index) == HELD).collect();
+        if held.is_empty() {
+            return Ok(0);
+        }
+        wait_for_readers()?;
+        for index in &held {
+            self.give_back(self.table.flow(*index));
+            self.table.pass_on(*index, HELD, 0);
+        }
+        Ok(held.len() as u64)
+    }
+
+    fn give_back(&self, flow: Flow) {
+        self.backends.add64(flow.slot as usize, offset_of!(Backend, swept), 1);
+        self.backends.add64(flow.slot as usize, offset_of!(Backend, flows), u64::MAX);
+    }
+}
+
+fn of_entry(cookie: u64, entry: Datagrams) -> Option<Record> {
+    let flow = *entry.live().next()?;
+    Some(Record { cookie, place: Place::Datagrams(Box::new(entry)), flow })
+}
+
+/// Why a client's records could not be looked at.
+#[derive(Debug)]
+pub enum Failed {
+    Io(io::Error),
+    Readers(DatapathError),
+}
+
+impl From<io::Error> for Failed {
+    fn from(error: io::Error) -> Self {
+        Self::Io(error)
+    }
+}
+
+impl From<DatapathError> for Failed {
+    fn from(error: DatapathError) -> Self {
+        Self::Readers(error)
+    }
+}

@@ -1,0 +1,162 @@
+//! Removes what a client has in bpffs: by descriptor, through no link, and nothing that is not a pin.
+//!
+//! `socklb detach` runs as root over a directory that belongs to the daemon's user. Whatever that user puts there, only
+//! names of pins in this very directory may go: what is a link may lead anywhere.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags};
+use rustix::io::Errno;
+
+use super::error::DatapathError;
+use super::pins::is_bpffs;
+use super::sys::{self, BELOW};
+
+/// An open directory of bpffs.
+#[derive(Debug)]
+pub struct Directory {
+    path: PathBuf,
+    fd: OwnedFd,
+}
+
+impl Directory {
+    /// Opens the directory at a path that the caller has chosen; `None` if there is none.
+    ///
+    /// # Errors
+    /// If it is not on bpffs, or cannot be opened.
+    pub fn open(path: &Path) -> Result<Option<Self>, DatapathError> {
+        let fd = match rustix::fs::open(path, FLAGS, Mode::empty()) {
+            Ok(fd) => fd,
+            Err(Errno::NOENT) => return Ok(None),
+            // A link of the administrator's, outside of bpffs, is as good as the name that it stands for.
+            Err(Errno::NOTDIR | Errno::LOOP) if !is_link_on_bpffs(path) => {
+                rustix::fs::open(path, FLAGS.difference(OFlags::NOFOLLOW), Mode::empty())
+                    .map_err(|error| fail(path, error))?
+            }
+            Err(error) => return Err(fail(path, error)),
+        };
+        if !is_bpffs(&fd) {
+            return Err(DatapathError::NoBpffs(path.to_owned()));
+        }
+        Ok(Some(Self { path: path.to_owned(), fd }))
+    }
+
+    /// Opens the directory of this name within this one; `None` if there is none.
+    ///
+    /// # Errors
+    /// If it is something else, or cannot be opened.
+    pub fn within(&self, name: &str) -> Result<Option<Self>, DatapathError> {
+        let path = self.path.join(name);
+        match rustix::fs::openat2(&self.fd, name, FLAGS, Mode::empty(), BELOW) {
+            Ok(fd) => Ok(Some(Self { path, fd })),
+            Err(Errno::NOENT) => Ok(None),
+            Err(error) => Err(fail(&path, error)),
+        }
+    }
+
+    /// Locks it against other writers; false if another has it.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn lock(&self) -> Result<bool, DatapathError> {
+        match rustix::fs::flock(&self.fd, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(true),
+            Err(Errno::WOULDBLOCK) => Ok(false),
+            Err(error) => Err(fail(&self.path, error)),
+        }
+    }
+
+    /// The names in it.
+    ///
+    /// # Errors
+    /// If it cannot be read.
+    pub fn names(&self) -> Result<Vec<String>, DatapathError> {
+        let mut names = Vec::new();
+        for entry in Dir::read_from(&self.fd).map_err(|error| fail(&self.path, error))? {
+            let name = entry.map_err(|error| fail(&self.path, error))?.file_name().to_bytes().to_vec();
+            if name != b"." && name != b".." {
+                names.push(OsString::from_vec(name).to_string_lossy().into_owned());
+            }
+        }
+        names.sort();
+        Ok(names)
+    }
+
+    /// Detaches a link and removes its pin; that it is gone already is no failure.
+    ///
+    /// Detached first: when its last name goes, the kernel detaches a link some milliseconds later, in the background. Until
+    /// then connects would go on being balanced, and links would go in any order.
+    ///
+    /// # Errors
+    /// If it is not a pin, or cannot be removed.
+    pub fn detach(&self, name: &str) -> Result<(), DatapathError> {
+        let Some(pin) = self.pin(name)? else { return Ok(()) };
+        // By descriptor: the name may be another object's by now. Should it fail, the kernel does it with the pin.
+        let path = PathBuf::from(format!("/proc/self/fd/{}", pin.as_raw_fd()));
+        if let Ok(link) = sys::open_pin(&path) {
+            let _ = sys::link_detach(link.as_fd());
+        }
+        self.remove(name, AtFlags::empty())
+    }
+
+    /// Removes a pin; that it is gone already is no failure.
+    ///
+    /// # Errors
+    /// If it is not a pin, or cannot be removed.
+    pub fn unlink(&self, name: &str) -> Result<(), DatapathError> {
+        if self.pin(name)?.is_some() { self.remove(name, AtFlags::empty()) } else { Ok(()) }
+    }
+
+    /// Removes an empty directory in it; that it is gone already is no failure.
+    ///
+    /// # Errors
+    /// If something is left in it.
+    pub fn remove_directory(&self, name: &str) -> Result<(), DatapathError> {
+        self.remove(name, AtFlags::REMOVEDIR)
+    }
+
+    /// The pin of this name, not what it may lead to; `None` if there is none.
+    fn pin(&self, name: &str) -> Result<Option<OwnedFd>, DatapathError> {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let fd = match rustix::fs::openat(&self.fd, name, flags, Mode::empty()) {
+            Ok(fd) => fd,
+            Err(Errno::NOENT) => return Ok(None),
+            Err(error) => return Err(fail(&self.path.join(name), error)),
+        };
+        let stat = rustix::fs::fstat(&fd).map_err(|error| fail(&self.path.join(name), error))?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+            return Err(DatapathError::Foreign(self.path.join(name)));
+        }
+        Ok(Some(fd))
+    }
+
+    fn remove(&self, name: &str, flags: AtFlags) -> Result<(), DatapathError> {
+        match rustix::fs::unlinkat(&self.fd, name, flags) {
+            Ok(()) | Err(Errno::NOENT) => Ok(()),
+            Err(error) => Err(DatapathError::Unpin { path: self.path.join(name), source: error.into() }),
+        }
+    }
+}
+
+impl From<Directory> for File {
+    fn from(directory: Directory) -> Self {
+        directory.fd.into()
+    }
+}
+
+/// Whether a path cannot be shown to be a link outside of bpffs.
+fn is_link_on_bpffs(path: &Path) -> bool {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    rustix::fs::open(path, flags, Mode::empty()).is_ok_and(|link| is_bpffs(&link))
+}
+
+const FLAGS: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
+fn fail(path: &Path, error: Errno) -> DatapathError {
+    DatapathError::PinDirectory { path: path.to_owned(), source: io::Error::from(error) }
+}

@@ -1,0 +1,91 @@
+//! How many descriptors the daemon may have, and what for: others get what its own work leaves, and its own work never
+//! waits for theirs.
+//!
+//! Everything that somebody else can make the daemon open has a number: connections on each of two listeners. The rest is
+//! its own: what it always has, and what each client takes. `docs/limits.md` has the arithmetic for operators.
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+/// Of a client: maps, programs, cgroup. Twice as many for moments, while a reload opens what takes its place.
+pub const OF_CLIENT: u64 = 20;
+/// Of the daemon itself: sockets, signals, watches (64), the maps of one client for each of the three documents that may
+/// be made at a time (64), and endpoint files that do not answer (320, as many as have threads).
+pub const OF_DAEMON: u64 = 448;
+/// Connections of each listener.
+pub const PLACES: u64 = 64;
+/// As few as it may be, where there is no room for more.
+const FEWEST_PLACES: u64 = 4;
+/// The socket and the port for metrics. Each accepts one more than it has places, for a moment.
+const LISTENERS: u64 = 2;
+
+/// Descriptors that the daemon has at most with so many clients, connections included.
+pub const fn wanted(clients: u64) -> u64 {
+    own(clients) + LISTENERS * (PLACES + 1)
+}
+
+/// What it takes for its own work: no connection may have any of these.
+const fn own(clients: u64) -> u64 {
+    OF_DAEMON + 2 * OF_CLIENT * clients
+}
+
+/// Places of each listener where so many descriptors are allowed.
+pub fn places(limit: u64, clients: u64) -> usize {
+    let left = limit.saturating_sub(own(clients)) / LISTENERS;
+    let places = left.saturating_sub(1).clamp(FEWEST_PLACES, PLACES);
+    usize::try_from(places).expect("at most PLACES")
+}
+
+/// What to say where fewer are allowed than are wanted.
+pub fn shortage(limit: u64, clients: u64) -> Option<String> {
+    let wanted = wanted(clients);
+    (limit < wanted).then(|| {
+        format!(
+            "the daemon may have {limit} descriptors and takes up to {wanted} with {clients} clients, so what it does may \
+             fail: set LimitNOFILE={wanted} in its unit, or `ulimit -n {wanted}` before it, and start it again"
+        )
+    })
+}
+
+/// Raises this process's own limit as far as it may, and tells it.
+pub fn raise() -> u64 {
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    // To the maximum that it has anybody may; what is refused all the same is seen by the next line.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
+    limit()
+}
+
+/// How many this process may have.
+pub fn limit() -> u64 {
+    getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connections_get_what_the_daemons_own_work_leaves() {
+        for (limit, clients, expected) in [
+            (wanted(1), 1, 64),
+            (wanted(1) - 2, 1, 63),
+            (wanted(64), 64, 64),
+            (u64::MAX, 64, 64),
+            (576, 1, 43),
+            (0, 64, 4),
+        ] {
+            assert_eq!(places(limit, clients), expected, "{limit} for {clients}");
+        }
+        for (limit, clients) in [(wanted(1), 1), (wanted(1) - 2, 1), (wanted(64), 64), (576, 1)] {
+            let connections = LISTENERS * (places(limit, clients) as u64 + 1);
+            assert!(own(clients) + connections <= limit, "{limit} for {clients}");
+        }
+        // The unit allows what clients at their limit take, and says so with the same number.
+        let unit = include_str!("../../packaging/systemd/socklb.service");
+        let most = wanted(lb_common::abi::MAX_CLIENTS as u64);
+        assert!(unit.contains(&format!("# The daemon takes up to {most} with 64 clients")), "{most}");
+        let allowed = unit.lines().find_map(|line| line.strip_prefix("LimitNOFILE=")).unwrap();
+        assert!(allowed.parse::<u64>().unwrap() >= most);
+        assert_eq!(shortage(wanted(3), 3), None);
+        assert!(shortage(wanted(3) - 1, 3).unwrap().contains(&format!("LimitNOFILE={}", wanted(3))));
+    }
+}

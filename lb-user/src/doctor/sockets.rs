@@ -1,0 +1,137 @@
+//! Sockets that a client's processes hold and that its programs never see, as the doctor tells of them.
+
+use std::collections::BTreeMap;
+
+use super::{AS_ROOT, Diagnosis, State};
+use crate::datapath::{Sockets, Uncovered};
+
+/// Sockets that are told one by one, of one client: a process that was handed thousands is one fault, not thousands.
+const SHOWN: usize = 20;
+
+/// The sockets of a client that are not covered.
+pub fn uncovered(diagnosis: &mut Diagnosis, name: &str, sockets: &Sockets) {
+    let Sockets { uncovered, unseen } = sockets;
+    // Processes that were forked hold the same sockets.
+    let mut found: BTreeMap<u32, Vec<&Uncovered>> = BTreeMap::new();
+    for socket in uncovered {
+        found.entry(socket.inode).or_default().push(socket);
+    }
+    // What matters comes first: one that only listens dials nobody.
+    let (dialling, listening): (Vec<_>, Vec<_>) =
+        found.into_values().partition(|holders| holders.iter().any(|socket| socket.peer.is_some()));
+    for holders in dialling.iter().chain(&listening).take(SHOWN) {
+        one(diagnosis, name, holders);
+    }
+    let more_listening = listening.len().saturating_sub(SHOWN.saturating_sub(dialling.len()));
+    for (state, more, what) in [
+        (State::Warning, dialling.len().saturating_sub(SHOWN), "are connected"),
+        (State::Note, more_listening, "only listen"),
+    ] {
+        if more > 0 {
+            let text = format!("client {name}: {more} more sockets that {what} are not covered");
+            diagnosis.add("sockets", state, text, None);
+        }
+    }
+    if !unseen.is_empty() {
+        let text = format!("client {name}: the sockets of {} processes cannot be seen", unseen.len());
+        diagnosis.add("sockets", State::Note, text, Some(AS_ROOT));
+    } else if uncovered.is_empty() {
+        let text = format!(
+            "client {name}: every TCP socket of its processes that is connected or listens is covered; the kernel lists \
+             no others, so one that was made elsewhere and has not dialled yet is not seen"
+        );
+        diagnosis.ok("sockets", text);
+    }
+}
+
+/// One socket, which all of these hold.
+fn one(diagnosis: &mut Diagnosis, name: &str, holders: &[&Uncovered]) {
+    let Some(socket) = holders.first() else { return };
+    let made_in = match &socket.made_in {
+        // Its name is somebody's own choice, as that of a process is.
+        Some(path) => format!("made in {}", path.to_string_lossy().escape_debug()),
+        None => "made in a cgroup that is gone".to_owned(),
+    };
+    let (state, what, help) = match socket.peer {
+        None => (State::Note, "it listens, so it dials nobody".to_owned(), None),
+        Some(peer) => (
+            State::Warning,
+            format!("it is connected to {peer}"),
+            Some("have the process make its sockets itself, in its own cgroup"),
+        ),
+    };
+    let text = format!(
+        "client {name}: socket {} of {} is not covered: {made_in}; {what}",
+        socket.inode,
+        holders_text(holders)
+    );
+    diagnosis.add("sockets", state, text, help);
+}
+
+/// Who holds a socket.
+fn holders_text(holders: &[&Uncovered]) -> String {
+    /// A server may have forked hundreds.
+    const NAMED: usize = 5;
+    let named = holders.iter().take(NAMED).map(|holder| format!("{} (pid {})", holder.process, holder.pid));
+    let mut text = named.collect::<Vec<_>>().join(", ");
+    if let Some(more) = holders.len().checked_sub(NAMED + 1) {
+        text.push_str(&format!(" and {} more", more + 1));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn socket(inode: u32, is_connected: bool) -> Uncovered {
+        Uncovered {
+            pid: inode,
+            process: "web".to_owned(),
+            inode,
+            made_in: None,
+            listens: !is_connected,
+            peer: is_connected.then(|| "10.0.0.1:80".parse().unwrap()),
+        }
+    }
+
+    #[test]
+    fn processes_that_hold_a_socket_together_are_named_together() {
+        let all: Vec<Uncovered> = (1..=7).map(|pid| socket(pid, false)).collect();
+        let text = |count: usize| holders_text(&all.iter().take(count).collect::<Vec<_>>());
+        assert_eq!(text(2), "web (pid 1), web (pid 2)");
+        assert_eq!(text(5), "web (pid 1), web (pid 2), web (pid 3), web (pid 4), web (pid 5)");
+        assert_eq!(text(7), "web (pid 1), web (pid 2), web (pid 3), web (pid 4), web (pid 5) and 2 more");
+    }
+
+    /// How many findings there are of each state, and what is said of those that are not told one by one.
+    #[track_caller]
+    fn check(connected: u32, listening: u32, expected: (usize, usize), more: &[&str]) {
+        let mut uncovered: Vec<Uncovered> = (0..listening).map(|inode| socket(inode, false)).collect();
+        uncovered.extend((0..connected).map(|n| socket(1000 + n, true)));
+        let mut diagnosis = Diagnosis { schema: 1, findings: Vec::new() };
+        super::uncovered(&mut diagnosis, "web", &Sockets { uncovered, unseen: Vec::new() });
+        let of = |state| diagnosis.findings.iter().filter(|finding| finding.state == state).count();
+        assert_eq!((of(State::Warning), of(State::Note)), expected);
+        let texts = diagnosis.findings.iter().map(|finding| finding.text.as_str());
+        let told: Vec<&str> = texts.filter(|text| text.contains("more sockets")).collect();
+        assert_eq!(told, more);
+    }
+
+    #[test]
+    fn sockets_past_the_limit_are_told_by_what_they_do() {
+        check(0, 20, (0, 20), &[]);
+        check(0, 21, (0, 21), &["client web: 1 more sockets that only listen are not covered"]);
+        check(21, 0, (21, 0), &["client web: 1 more sockets that are connected are not covered"]);
+        check(1, 30, (1, 20), &["client web: 11 more sockets that only listen are not covered"]);
+        check(
+            25,
+            2,
+            (21, 1),
+            &[
+                "client web: 5 more sockets that are connected are not covered",
+                "client web: 2 more sockets that only listen are not covered",
+            ],
+        );
+    }
+}

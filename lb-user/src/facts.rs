@@ -1,0 +1,69 @@
+//! What only the event loop knows: how the configuration fares, what is wrong with clients, what was counted of late.
+//!
+//! The loop gives it away as a value of its own and goes on; status and metrics are made of it and of the maps, by a
+//! thread beside the loop, because the maps of many clients take a second to read. It reads no map and no clock.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::SystemTime;
+
+use crate::datapath::{Pins, Runs};
+use crate::status::{Daemon, Repair, Source};
+use crate::window::Lately;
+
+/// What the event loop knew at one moment.
+#[derive(Debug)]
+pub struct Facts {
+    /// The process.
+    pub daemon: Daemon,
+    /// When it started.
+    pub started: SystemTime,
+    /// How the configuration fares.
+    pub reloads: Reloads,
+    /// What is wrong that the maps do not show, in words.
+    pub degraded: Vec<String>,
+    /// Client tasks that run.
+    pub clients: Vec<ClientFacts>,
+    /// Names of client tasks that could not be started.
+    pub unstarted: Vec<String>,
+    /// Clients on their way out.
+    pub leaving: Vec<Pins>,
+}
+
+/// How the configuration fares.
+#[derive(Clone, Copy, Debug)]
+pub struct Reloads {
+    /// How often one was taken on while running.
+    pub taken_on: u64,
+    /// How often one could not be used.
+    pub refused: u64,
+    /// Since when the one in force is.
+    pub in_force_since: SystemTime,
+    /// Whether the file cannot be used as it is now.
+    pub is_faulty: bool,
+}
+
+/// What only the event loop knows of a client task.
+#[derive(Debug)]
+pub struct ClientFacts {
+    /// Where its maps are.
+    pub pins: Pins,
+    /// Whether its pins were removed: its maps cannot be opened then, which is said in [`Facts::degraded`].
+    pub is_unpinned: bool,
+    /// The cgroup that it is configured for.
+    pub configured: PathBuf,
+    /// The cgroup at that path when it was last looked at.
+    pub cgroup: Option<PathBuf>,
+    /// The same and the kernel's id of it, if the programs are attached to it.
+    pub attached: Option<(u64, PathBuf)>,
+    /// Whether the programs are attached to the cgroup that the configured path names now.
+    pub is_attached: bool,
+    /// What became of its flow records.
+    pub repair: Repair,
+    /// Sources of endpoints by service name.
+    pub sources: BTreeMap<String, Source>,
+    /// Runs of its programs by hook, where the kernel has counted them.
+    pub runs: Vec<(&'static str, Runs)>,
+    /// What was counted of late; `None` before anything was.
+    pub lately: Option<Lately>,
+}

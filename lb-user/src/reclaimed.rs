@@ -1,0 +1,124 @@
+//! How many of the flows that ended lately ended without a program seeing it. More than a few mean that something is wrong
+//! with the host: links are lost, or a program of others clears callback flags. It reads no clock.
+
+use std::collections::VecDeque;
+use std::ops::Sub;
+use std::time::{Duration, Instant};
+
+/// What is looked back on.
+const WINDOW: Duration = Duration::from_secs(600);
+/// Fewer may be chance, however few flows end.
+const LEAST: u64 = 10;
+/// One in so many may be.
+const ONE_IN: u64 = 100;
+
+/// Flows that ended until a pass over the flow records.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ends {
+    /// Whose end a program saw, since the daemon started.
+    pub seen: u64,
+    /// Whose records that pass took out.
+    pub reclaimed: u64,
+    /// Of these: paths of MPTCP sockets, which kernels that do not tell them apart never show the end of.
+    pub reclaimed_mptcp: u64,
+}
+
+/// The passes of the last ten minutes, by any clock.
+#[derive(Debug)]
+pub struct Reclaimed<T = Instant> {
+    passes: VecDeque<(T, Ends)>,
+}
+
+impl<T> Default for Reclaimed<T> {
+    fn default() -> Self {
+        Self { passes: VecDeque::new() }
+    }
+}
+
+impl<T: Copy + Sub<Output = Duration>> Reclaimed<T> {
+    /// Takes a pass in.
+    pub fn push(&mut self, now: T, ends: Ends) {
+        self.passes.push_back((now, ends));
+        // The oldest one that is kept is the beginning: what it took out was before.
+        while self.passes.get(1).is_some_and(|(time, _)| now - *time >= WINDOW) {
+            self.passes.pop_front();
+        }
+    }
+
+    /// What is wrong, if too many ends were not seen: for people, about one client.
+    pub fn fault(&self) -> Option<String> {
+        let (_, first) = self.passes.front()?;
+        let (_, last) = self.passes.back()?;
+        // What the first pass since the start took out has ended before it, and nobody saw it.
+        let passes = self.passes.iter().skip(usize::from(self.is_full()));
+        let (reclaimed, mptcp) = passes
+            .fold((0, 0), |(all, mptcp), (_, ends)| (all + ends.reclaimed, mptcp + ends.reclaimed_mptcp));
+        let unseen = reclaimed - mptcp;
+        let ended = last.seen - first.seen + reclaimed;
+        if unseen < LEAST || unseen.saturating_mul(ONE_IN) <= ended {
+            return None;
+        }
+        let besides = if mptcp > 0 {
+            format!(" (and {mptcp} of MPTCP, whose end this kernel does not show)")
+        } else {
+            String::new()
+        };
+        Some(format!(
+            "no program saw the end of {unseen} of {ended} flows of the last ten minutes{besides}; they were reclaimed. \
+             Links may have been lost (see the log), or a program of others changes the callbacks of sockets (see \
+             `socklb doctor`)"
+        ))
+    }
+
+    /// Whether passes before the first that is kept were dropped.
+    fn is_full(&self) -> bool {
+        let ends = self.passes.front().zip(self.passes.back());
+        ends.is_some_and(|((first, _), (last, _))| *last - *first >= WINDOW)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is said after passes a minute apart, each with flows that ended seen, reclaimed, and of these of MPTCP.
+    fn faults(passes: impl IntoIterator<Item = (u64, u64, u64)>) -> Vec<bool> {
+        let mut reclaimed = Reclaimed::<Duration>::default();
+        let (mut now, mut seen) = (Duration::from_secs(1000), 0);
+        let push = |(more, unseen, mptcp)| {
+            now += Duration::from_secs(60);
+            seen += more;
+            reclaimed.push(now, Ends { seen, reclaimed: unseen, reclaimed_mptcp: mptcp });
+            reclaimed.fault().is_some()
+        };
+        passes.into_iter().map(push).collect()
+    }
+
+    #[test]
+    fn more_than_one_in_a_hundred_and_at_least_ten_are_a_fault() {
+        assert_eq!(faults([(0, 0, 0), (0, 9, 0), (0, 1, 0)]), [false, false, true]);
+        assert_eq!(faults([(0, 0, 0), (990, 10, 0)]), [false, false], "exactly one in a hundred");
+        assert_eq!(faults([(0, 0, 0), (989, 10, 0)]), [false, true]);
+        assert_eq!(faults([(0, 20, 0)]), [true], "of an earlier daemon");
+    }
+
+    #[test]
+    fn paths_of_mptcp_are_no_fault() {
+        assert_eq!(faults([(0, 0, 0), (5, 20, 11), (0, 1, 0)]), [false, false, true]);
+        let mut reclaimed = Reclaimed::<Duration>::default();
+        reclaimed.push(Duration::ZERO, Ends { seen: 0, reclaimed: 30, reclaimed_mptcp: 20 });
+        assert!(
+            reclaimed
+                .fault()
+                .is_some_and(|fault| fault.contains("of 10 of 30 flows") && fault.contains("20 of MPTCP"))
+        );
+    }
+
+    #[test]
+    fn it_is_over_ten_minutes_later() {
+        let passes = [(100, 50, 0)].into_iter().chain([(100, 0, 0); 11]);
+        let found = faults(passes);
+        assert_eq!(found.iter().position(|fault| !fault), Some(10), "{found:?}");
+        assert!(found[10..].iter().all(|fault| !fault));
+    }
+}

@@ -1,0 +1,137 @@
+//! The one HTTP server, for the daemon's socket and the port of metrics: whoever asks costs a bounded number of
+//! descriptors, bytes and seconds, whatever it does.
+//!
+//! A listener has a number of places, and each connection carries one request. Where all places are taken, whoever comes
+//! next gets that of the connection that has done nothing for the longest: a reader that asks and reads is never the one,
+//! however many others open connections and stay silent. It knows nothing of what is asked.
+
+mod connection;
+
+mod document;
+
+mod rounds;
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::sync::Notify;
+use tokio::task::{AbortHandle, Id, JoinSet};
+use tracing::{info, warn};
+
+pub use connection::answer;
+pub use document::{Document, Form, Writer, accepts_gzip, pending, respond};
+pub use rounds::Rounds;
+
+use self::connection::Place;
+
+/// Where connections come from.
+pub trait Listener: Send + Sync {
+    /// A connection.
+    type Stream: AsyncRead + AsyncWrite + Send + Unpin + 'static;
+
+    /// The next one.
+    fn next(&self) -> impl Future<Output = io::Result<Self::Stream>> + Send;
+}
+
+impl Listener for UnixListener {
+    type Stream = UnixStream;
+
+    async fn next(&self) -> io::Result<UnixStream> {
+        Ok(self.accept().await?.0)
+    }
+}
+
+impl Listener for TcpListener {
+    type Stream = TcpStream;
+
+    async fn next(&self) -> io::Result<TcpStream> {
+        Ok(self.accept().await?.0)
+    }
+}
+
+/// Serves a listener until the task is aborted, to as many connections at a time as there are `places`.
+pub async fn serve(listener: impl Listener, router: Router, places: usize) {
+    /// After an error that concerns no single connection, as when no descriptor is free: twice as long each time.
+    const FIRST_PAUSE: Duration = Duration::from_millis(10);
+    const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+    let mut hall =
+        Hall { places, router, taken: HashMap::new(), tasks: JoinSet::new(), moved: Arc::default() };
+    let mut pause = None;
+    // Until the daemon ends.
+    loop {
+        tokio::select! {
+            Some(ended) = hall.tasks.join_next_with_id() => hall.left(ended.map_or_else(|error| error.id(), |(id, ())| id)),
+            // Whether somebody has to go is looked at again.
+            () = hall.moved.notified(), if !hall.has_room() => {}
+            accepted = listener.next(), if hall.has_room() => match accepted {
+                Ok(stream) => {
+                    if pause.take().is_some() {
+                        info!("connections are accepted again");
+                    }
+                    hall.admit(stream);
+                }
+                Err(error) if is_of_one_connection(&error) => {}
+                Err(error) => {
+                    if pause.is_none() {
+                        warn!(%error, "no connection can be accepted; trying again with a growing pause");
+                    }
+                    let next = pause.map_or(FIRST_PAUSE, |last: Duration| LONGEST_PAUSE.min(2 * last));
+                    pause = Some(next);
+                    tokio::time::sleep(next).await;
+                }
+            },
+        }
+    }
+}
+
+/// Whether only the connection is lost that was about to be accepted: accept(2) hands on what has happened to it.
+fn is_of_one_connection(error: &io::Error) -> bool {
+    use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset, Interrupted};
+    matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset | Interrupted)
+}
+
+/// The connections of one listener.
+struct Hall {
+    places: usize,
+    router: Router,
+    taken: HashMap<Id, (AbortHandle, Arc<Place>)>,
+    /// Those, and what was cut off and has not ended yet.
+    tasks: JoinSet<()>,
+    /// Told when a connection may be one that can be cut off.
+    moved: Arc<Notify>,
+}
+
+impl Hall {
+    /// Whether one more can be taken in, if need be in the place of another: one more than there are places, for a moment.
+    fn has_room(&self) -> bool {
+        self.tasks.len() < self.places || (self.tasks.len() == self.places && self.idlest().is_some())
+    }
+
+    fn admit(&mut self, stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static) {
+        if self.tasks.len() >= self.places
+            && let Some(id) = self.idlest()
+            && let Some((task, _)) = self.taken.remove(&id)
+        {
+            task.abort();
+        }
+        let place = Arc::new(Place::new(Arc::clone(&self.moved)));
+        let task = self.tasks.spawn(connection::serve(stream, self.router.clone(), Arc::clone(&place)));
+        self.taken.insert(task.id(), (task, place));
+    }
+
+    fn left(&mut self, id: Id) {
+        self.taken.remove(&id);
+    }
+
+    /// The connection that has done nothing for the longest of those that the daemon itself keeps waiting for nothing:
+    /// first of those that have not asked yet.
+    fn idlest(&self) -> Option<Id> {
+        let idle = self.taken.iter().filter_map(|(id, (_, place))| Some((place.idleness()?, *id)));
+        idle.min_by_key(|(idleness, _)| *idleness).map(|(_, id)| id)
+    }
+}

@@ -1,0 +1,492 @@
+//! Reads an endpoint file in TOML as events, into no more than its entries need.
+//!
+//! A tree of a whole file takes a hundred bytes for each of its bytes, whatever is in it. So only values of entries are kept,
+//! at most one entry more than a service may have, and of what no entry can hold only that it is there. What keys and values
+//! mean is not known here.
+
+use std::ops::Range;
+
+use toml::Spanned;
+use toml::de::{DeArray, DeTable, DeValue};
+use toml_parser::decoder::{Encoding, ScalarKind};
+use toml_parser::parser::{EventReceiver, RecursionGuard, ValidateWhitespace, parse_document};
+use toml_parser::{ErrorSink, Expected, ParseError, Source, Span};
+
+use crate::diagnostic::{MAX_FAULTS, Report};
+use crate::document;
+
+/// The key of the list of entries.
+const ENTRIES: &str = "endpoint";
+
+/// Words and signs of a file. As many endpoints as a service may have, with all their keys, need 650,000.
+const MAX_TOKENS: usize = 1 << 20;
+
+/// Keys of one table that are kept: a table with more of them is not what its reader expects at all.
+const MAX_KEYS: usize = 32;
+
+/// Nested lists and tables that are followed, as the library does for whole trees.
+const MAX_DEPTH: u32 = 80;
+
+/// Parses a file, of which at most `limit` entries and one more are kept. Faults of syntax are reported, and as much as could
+/// be read is returned.
+pub fn read<'t>(text: &'t str, limit: usize, report: &mut Report<'_>) -> DeTable<'t> {
+    let source = Source::new(text);
+    let mut tokens = Vec::new();
+    for token in source.lex() {
+        if tokens.len() == MAX_TOKENS {
+            let (at, message) =
+                (token.span().start(), format!("the file has more than {MAX_TOKENS} words and signs"));
+            report.add_syntax(at..at, message, Some(format!("a service has at most {limit} endpoints")));
+            return DeTable::new();
+        }
+        tokens.push(token);
+    }
+    let mut errors = Errors::default();
+    let mut reader = Reader::new(source, limit);
+    {
+        let mut checked = ValidateWhitespace::new(&mut reader, source);
+        let mut bounded = RecursionGuard::new(&mut checked, MAX_DEPTH);
+        parse_document(&tokens, &mut bounded, &mut errors);
+    }
+    drop(tokens);
+    let root = reader.finish();
+    // Something else than an endpoint file may give a fault per byte.
+    let is_long = text.len() > document::MAX_RECOVERED_BYTES && !errors.list.is_empty();
+    if is_long {
+        errors.list.truncate(1);
+    } else {
+        report.leave_off(errors.left_off);
+    }
+    for error in errors.list {
+        let span = error.unexpected().map_or(text.len()..text.len(), range);
+        document::add_syntax(span, &message(&error), report);
+    }
+    if is_long { DeTable::new() } else { root }
+}
+
+/// The faults of syntax that are told; the others are counted.
+#[derive(Default)]
+struct Errors {
+    list: Vec<ParseError>,
+    left_off: usize,
+}
+
+impl ErrorSink for Errors {
+    fn report_error(&mut self, error: ParseError) {
+        if self.list.len() < MAX_FAULTS {
+            self.list.push(error);
+        } else {
+            self.left_off += 1;
+        }
+    }
+}
+
+/// What a fault of syntax is, in the words of the library's own errors.
+fn message(error: &ParseError) -> String {
+    let literal = |literal: &str| match literal {
+        "\n" => "newline".to_owned(),
+        "`" => "'`'".to_owned(),
+        text if text.chars().all(|c| c.is_ascii_control()) => format!("`{}`", text.escape_debug()),
+        text => format!("`{text}`"),
+    };
+    let word = |expected: &Expected| match expected {
+        Expected::Literal(text) => literal(text),
+        Expected::Description(text) => (*text).to_owned(),
+        _ => "etc".to_owned(),
+    };
+    match error.expected() {
+        None | Some([]) => error.description().to_owned(),
+        Some(expected) => {
+            let words: Vec<String> = expected.iter().map(word).collect();
+            format!("{}, expected {}", error.description(), words.join(", "))
+        }
+    }
+}
+
+fn range(span: Span) -> Range<usize> {
+    span.start()..span.end()
+}
+
+type Key = Spanned<String>;
+
+/// A table or a list that is open, within a value.
+enum Open<'t> {
+    /// The list of entries.
+    Entries(usize),
+    /// An entry of it, and the key whose value comes next.
+    Entry(usize, DeTable<'t>, Vec<Key>),
+    /// Anything else: what is in it does not matter.
+    Other(usize, DeValue<'t>),
+}
+
+/// What the keys at the level of the document belong to.
+enum Section<'t> {
+    /// The document itself.
+    Root,
+    /// An entry with this header.
+    Entry(Range<usize>, DeTable<'t>),
+    /// A table that no entry is.
+    Other,
+}
+
+struct Reader<'t> {
+    source: Source<'t>,
+    limit: usize,
+    /// Everything but the entries.
+    root: DeTable<'t>,
+    entries: Option<(Range<usize>, DeArray<'t>)>,
+    /// Whether the entries are a value, `endpoint = [..]`, and have no headers.
+    is_value: bool,
+    section: Section<'t>,
+    /// A header that is being read: where it begins, whether it is of a list of tables, and its keys.
+    header: Option<(Span, bool, Vec<Key>)>,
+    /// The key at the level of the document whose value comes next.
+    key: Vec<Key>,
+    /// Whether the next key belongs to the one before.
+    is_dotted: bool,
+    open: Vec<Open<'t>>,
+}
+
+impl<'t> Reader<'t> {
+    fn new(source: Source<'t>, limit: usize) -> Self {
+        Self {
+            source,
+            limit,
+            root: DeTable::new(),
+            entries: None,
+            is_value: false,
+            section: Section::Root,
+            header: None,
+            key: Vec::new(),
+            is_dotted: false,
+            open: Vec::new(),
+        }
+    }
+
+    /// What was read. What a cut file has left open ends here.
+    fn finish(mut self) -> DeTable<'t> {
+        let end = self.source.input().len();
+        // Bound: each turn closes one.
+        while !self.open.is_empty() {
+            self.close(Span::new_unchecked(end, end), &mut ());
+        }
+        self.end_section();
+        if let Some((span, entries)) = self.entries {
+            let key = Spanned::new(span.clone(), ENTRIES.into());
+            self.root.insert(key, Spanned::new(span, DeValue::Array(entries)));
+        }
+        self.root
+    }
+
+    fn end_section(&mut self) {
+        if let Section::Entry(span, table) = std::mem::replace(&mut self.section, Section::Other) {
+            self.add_entry(Spanned::new(span, DeValue::Table(table)));
+        }
+    }
+
+    fn add_entry(&mut self, entry: Spanned<DeValue<'t>>) {
+        let (_, entries) = self.entries.get_or_insert_with(|| (entry.span(), DeArray::new()));
+        // One more, for its place.
+        if entries.len() <= self.limit {
+            entries.push(entry);
+        }
+    }
+
+    /// A header is complete.
+    fn begin_section(&mut self, span: Span, is_list: bool, keys: &[Key], error: &mut dyn ErrorSink) {
+        self.end_section();
+        self.key.clear();
+        let Some(first) = keys.first() else { return };
+        let empty = || if is_list { DeValue::Array(DeArray::new()) } else { DeValue::Table(DeTable::new()) };
+        let is_entries = first.get_ref() == ENTRIES;
+        match keys {
+            [_, _, ..] if is_entries && self.is_value => {
+                error.report_error(
+                    ParseError::new("cannot extend value of type array with a dotted key")
+                        .with_unexpected(Span::new_unchecked(first.span().start, first.span().end)),
+                );
+            }
+            [_] if is_entries && is_list && !self.is_value && !self.root.contains_key(ENTRIES) => {
+                self.section = Section::Entry(range(span), DeTable::new());
+            }
+            // Within the entry before: a value that none can have.
+            [_, second, ..] if is_entries && self.entries.is_some() => {
+                let entries = self.entries.as_mut().and_then(|(_, entries)| entries.last_mut());
+                if let Some(DeValue::Table(table)) = entries.map(Spanned::get_mut) {
+                    insert(table, std::slice::from_ref(second), Spanned::new(range(span), empty()), error);
+                }
+            }
+            [_] if is_entries && self.entries.is_some() => duplicate(first, error),
+            [_] => {
+                insert(
+                    &mut self.root,
+                    std::slice::from_ref(first),
+                    Spanned::new(range(span), empty()),
+                    error,
+                );
+            }
+            // The table that holds it is there without a header of its own, and may be named again.
+            _ if self.root.contains_key(first.get_ref().as_str()) => {}
+            _ => {
+                let table = DeValue::Table(DeTable::new());
+                insert(&mut self.root, std::slice::from_ref(first), Spanned::new(first.span(), table), error);
+            }
+        }
+    }
+
+    /// A value is complete.
+    fn value(&mut self, value: Spanned<DeValue<'t>>, error: &mut dyn ErrorSink) {
+        match self.open.last_mut() {
+            Some(Open::Entries(_)) => self.add_entry(value),
+            Some(Open::Entry(_, table, key)) => insert(table, &std::mem::take(key), value, error),
+            Some(Open::Other(..)) => {}
+            None => {
+                let key = std::mem::take(&mut self.key);
+                match &mut self.section {
+                    Section::Entry(_, table) => insert(table, &key, value, error),
+                    Section::Root => insert(&mut self.root, &key, value, error),
+                    Section::Other => {}
+                }
+            }
+        }
+    }
+
+    fn close(&mut self, span: Span, error: &mut dyn ErrorSink) {
+        match self.open.pop() {
+            Some(Open::Entries(start)) => {
+                let (at, _) = self.entries.get_or_insert_with(|| (0..0, DeArray::new()));
+                *at = start..span.end();
+                self.is_value = true;
+                self.key.clear();
+            }
+            Some(Open::Entry(start, table, _)) => {
+                self.value(Spanned::new(start..span.end(), DeValue::Table(table)), error);
+            }
+            Some(Open::Other(start, value)) => self.value(Spanned::new(start..span.end(), value), error),
+            None => {}
+        }
+    }
+}
+
+fn duplicate(key: &Key, error: &mut dyn ErrorSink) {
+    let span = Span::new_unchecked(key.span().start, key.span().end);
+    error.report_error(ParseError::new("duplicate key").with_unexpected(span));
+}
+
+/// Puts a value under a key. Under one with dots there is a table, of which nothing else matters.
+fn insert<'t>(table: &mut DeTable<'t>, key: &[Key], value: Spanned<DeValue<'t>>, error: &mut dyn ErrorSink) {
+    let Some(first) = key.first() else { return };
+    let name = first.get_ref().as_str();
+    if let Some(there) = table.get(name) {
+        let is_same_table = key.len() > 1 && there.get_ref().is_table();
+        if !is_same_table {
+            duplicate(first, error);
+        }
+        return;
+    }
+    if table.len() >= MAX_KEYS {
+        return;
+    }
+    let value =
+        if key.len() > 1 { Spanned::new(first.span(), DeValue::Table(DeTable::new())) } else { value };
+    table.insert(Spanned::new(first.span(), name.to_owned().into()), value);
+}
+
+impl EventReceiver for Reader<'_> {
+    fn std_table_open(&mut self, span: Span, _: &mut dyn ErrorSink) {
+        self.header = Some((span, false, Vec::new()));
+    }
+
+    fn array_table_open(&mut self, span: Span, _: &mut dyn ErrorSink) {
+        self.header = Some((span, true, Vec::new()));
+    }
+
+    fn std_table_close(&mut self, span: Span, error: &mut dyn ErrorSink) {
+        if let Some((open, is_list, keys)) = self.header.take() {
+            self.begin_section(open.append(span), is_list, &keys, error);
+        }
+    }
+
+    fn array_table_close(&mut self, span: Span, error: &mut dyn ErrorSink) {
+        self.std_table_close(span, error);
+    }
+
+    fn inline_table_open(&mut self, span: Span, _: &mut dyn ErrorSink) -> bool {
+        let open = match self.open.last() {
+            Some(Open::Entries(_)) => Open::Entry(span.start(), DeTable::new(), Vec::new()),
+            _ => Open::Other(span.start(), DeValue::Table(DeTable::new())),
+        };
+        self.open.push(open);
+        true
+    }
+
+    fn inline_table_close(&mut self, span: Span, error: &mut dyn ErrorSink) {
+        self.close(span, error);
+    }
+
+    fn array_open(&mut self, span: Span, error: &mut dyn ErrorSink) -> bool {
+        let is_of_entries = self.open.is_empty()
+            && matches!(self.section, Section::Root)
+            && matches!(&self.key[..], [key] if key.get_ref() == ENTRIES);
+        let open = if is_of_entries && self.entries.is_none() && !self.root.contains_key(ENTRIES) {
+            Open::Entries(span.start())
+        } else {
+            if is_of_entries && let Some(key) = self.key.first() {
+                duplicate(key, error);
+                self.key.clear();
+            }
+            Open::Other(span.start(), DeValue::Array(DeArray::new()))
+        };
+        self.open.push(open);
+        true
+    }
+
+    fn array_close(&mut self, span: Span, error: &mut dyn ErrorSink) {
+        self.close(span, error);
+    }
+
+    fn simple_key(&mut self, span: Span, encoding: Option<Encoding>, error: &mut dyn ErrorSink) {
+        let mut name = std::borrow::Cow::Borrowed("");
+        let Some(raw) = self.source.get(span) else { return };
+        let raw = toml_parser::Raw::new_unchecked(raw.as_str(), encoding, span);
+        raw.decode_key(&mut name, error);
+        let is_dotted = std::mem::take(&mut self.is_dotted);
+        let path = match (&mut self.header, self.open.last_mut()) {
+            (Some((_, _, keys)), _) => keys,
+            (None, Some(Open::Entry(_, _, key))) => key,
+            (None, None) => &mut self.key,
+            (None, Some(Open::Entries(_) | Open::Other(..))) => return,
+        };
+        if !is_dotted {
+            path.clear();
+        }
+        // Only that there are more of them matters.
+        if path.len() < 3 {
+            path.push(Spanned::new(range(span), name.into_owned()));
+        }
+    }
+
+    fn key_sep(&mut self, _: Span, _: &mut dyn ErrorSink) {
+        self.is_dotted = true;
+    }
+
+    fn scalar(&mut self, span: Span, encoding: Option<Encoding>, error: &mut dyn ErrorSink) {
+        let mut text = std::borrow::Cow::Borrowed("");
+        let Some(raw) = self.source.get(span) else { return };
+        let written = raw.as_str();
+        let kind = toml_parser::Raw::new_unchecked(written, encoding, span).decode_scalar(&mut text, error);
+        // A number that is none was reported.
+        let parsed = || DeValue::parse(written).map(Spanned::into_inner);
+        let value = match kind {
+            ScalarKind::String => DeValue::String(text),
+            ScalarKind::Boolean(value) => DeValue::Boolean(value),
+            ScalarKind::DateTime => match parsed() {
+                Ok(value) => value,
+                Err(fault) => {
+                    let fault = ParseError::new(fault.message().to_owned());
+                    error.report_error(fault.with_unexpected(span));
+                    return;
+                }
+            },
+            ScalarKind::Integer(_) => parsed().unwrap_or(DeValue::Integer(Default::default())),
+            ScalarKind::Float => parsed().unwrap_or(DeValue::Float(Default::default())),
+        };
+        self.value(Spanned::new(range(span), value), error);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// A tree without what is inside of values that no entry can have.
+    fn pruned(table: &DeTable<'_>, is_root: bool) -> String {
+        let value = |value: &Spanned<DeValue<'_>>| match value.get_ref() {
+            DeValue::Array(list) if is_root => {
+                let entry = |entry: &Spanned<DeValue<'_>>| match entry.get_ref() {
+                    DeValue::Table(table) => format!("{:?}{}", entry.span(), pruned(table, false)),
+                    other => format!("{:?}{}", entry.span(), other.type_str()),
+                };
+                format!("{:?}", list.iter().map(entry).collect::<Vec<_>>())
+            }
+            DeValue::Table(_) => "a table".to_owned(),
+            DeValue::Array(_) => "a list".to_owned(),
+            other => format!("{:?} {other:?}", value.span()),
+        };
+        let pairs = table.iter().map(|(key, of)| format!("{}={}", key.get_ref(), value(of)));
+        format!("{{{}}}", pairs.collect::<Vec<_>>().join(","))
+    }
+
+    fn both(text: &str) -> [(String, String); 2] {
+        let path = Path::new("e.toml");
+        let of = |read: &dyn Fn(&mut Report<'_>) -> String| {
+            let mut report = Report::new(path, text);
+            let tree = read(&mut report);
+            let faults = report.finish(Some(())).map_or_else(|faults| faults.to_string(), |()| String::new());
+            // Of a faulty file only what is told of it counts.
+            (if faults.is_empty() { tree } else { String::new() }, faults)
+        };
+        [
+            of(&|report| pruned(&read(text, 1000, report), true)),
+            of(&|report| pruned(&document::read(text, report), true)),
+        ]
+    }
+
+    const GOOD: [&str; 6] = [
+        "[[endpoint]]\naddress = '10.0.0.1:80'\nindex = 0x7\nweight = 1_000\n[[endpoint]]\n\"address\" = \"10.0.0.2:80\"\n",
+        "endpoint = [ { address = '1', zone = \"\\u0061\" }, { address = '2', index = 1 }, ]\n",
+        "x = 1\n[[endpoint]]\na = [1, [2, {b = 3}]]\nb = { c = 1, d = [] }\nd.e = 1.5\nd.f = true\n[y]\nz = 1979-05-27\n",
+        "endpoint = []\nother = 'x'\n",
+        "[endpoint]\naddress = 'x'\n",
+        "endpoint = [1, 'x', [2], { a = 1 }]\n# the end",
+    ];
+
+    #[test]
+    fn what_is_kept_is_what_the_whole_tree_says() {
+        for text in GOOD {
+            let [ours, whole] = both(text);
+            assert_eq!(ours, whole, "{text}");
+            assert_eq!(ours.1, "", "{text}");
+        }
+    }
+
+    #[test]
+    fn a_table_that_is_there_twice_is_a_fault() {
+        for text in [
+            "[[endpoint]]\na = 1\na = 2\n",
+            "endpoint = [{ a = 1, a = 2 }]\n",
+            "endpoint = []\n[[endpoint]]\n",
+            "x = 1\nx = 2\n",
+        ] {
+            let [ours, whole] = both(text);
+            assert!(ours.1.contains("duplicate key"), "{text}: {ours:?}");
+            assert_eq!(ours, whole, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_file_of_words_and_signs_without_end_is_refused_before_it_is_parsed() {
+        let mut report = Report::new(Path::new("e.toml"), "");
+        read(&"[".repeat(MAX_TOKENS + 1), 7, &mut report);
+        let faults = report.finish(Some(())).unwrap_err().to_string();
+        assert!(faults.contains("more than 1048576 words and signs"), "{faults}");
+    }
+
+    proptest! {
+        /// Whether a text is faulty, and where, does not depend on who reads it.
+        #[test]
+        fn a_mutation_is_faulty_for_both_readers_or_for_none(
+            which in 0..GOOD.len(), at in 0_usize..120, length in 0_usize..8, put in "[\\[\\]{}=\"',.0-9a-z\n ]{0,4}",
+        ) {
+            let mut text = GOOD[which].to_owned();
+            let at = at.min(text.len());
+            text.replace_range(at..(at + length).min(text.len()), &put);
+            let [ours, whole] = both(&text);
+            prop_assert_eq!(ours.1.is_empty(), whole.1.is_empty(), "{}: {:?} {:?}", text, ours, whole);
+        }
+    }
+}

@@ -1,0 +1,156 @@
+//! The last lists that could be used, kept on disk for a start without their files.
+//!
+//! A list that was cut off is a shorter list, and a start that took it would drop backends. So one is renamed into place once
+//! all of it is on the disk, and is used only if it ends as it was written.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::Path;
+
+use rustix::fs::FlockOperation;
+
+use crate::source::{self, SourceError};
+use crate::trust::{self, Untrusted};
+
+/// What ends a list that was written whole. JSON needs no more than its last bracket.
+const END_OF_TOML: &[u8] = b"\n# socklb: the list is complete\n";
+
+/// The last line of what is kept at a path.
+fn end(path: &Path) -> &'static [u8] {
+    if path.extension().is_some_and(|extension| extension == "json") { b"" } else { END_OF_TOML }
+}
+
+/// Whether what was read from there was written whole.
+pub fn is_whole(path: &Path, text: &[u8]) -> bool {
+    text.ends_with(end(path))
+}
+
+/// Reads what is kept at a path.
+///
+/// # Errors
+/// If it cannot be read whole, or others may write to the directory of the state.
+pub fn read(path: &Path) -> Result<Vec<u8>, SourceError> {
+    check(path)?;
+    source::read_whole(path)
+}
+
+/// Whoever may write to the directory of the state decides what a start without a file uses. Looked at each time: at the
+/// start it may not have answered.
+fn check(path: &Path) -> Result<(), Untrusted> {
+    match path.parent().and_then(Path::parent) {
+        Some(state) if state.exists() => trust::check_directory(state, "--state"),
+        _ => Ok(()),
+    }
+}
+
+/// Keeps a list: writes it to another name, waits until it is on the disk, and renames it into place. Two processes that
+/// have one directory keep their lists one after the other.
+///
+/// # Errors
+/// If it cannot be written; what was kept before stays.
+pub fn keep(path: &Path, text: &[u8]) -> io::Result<()> {
+    let end = end(path);
+    let is_kept = |kept: Vec<u8>| kept.strip_suffix(end).is_some_and(|kept| kept == text);
+    if fs::read(path).is_ok_and(is_kept) {
+        return Ok(());
+    }
+    let directory = path.parent().ok_or_else(|| io::Error::other("it has no directory"))?;
+    trust::make_directory(directory)?;
+    check(path).map_err(io::Error::other)?;
+    let lock = File::open(directory)?;
+    match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => {}
+        Err(rustix::io::Errno::WOULDBLOCK) => {
+            let text = format!("another process keeps its lists in {} now", directory.display());
+            return Err(io::Error::new(io::ErrorKind::WouldBlock, text));
+        }
+        Err(error) => return Err(error.into()),
+    }
+    let mut new = path.as_os_str().to_owned();
+    new.push(".new");
+    let written = write(Path::new(&new), &[text, end]).and_then(|()| fs::rename(&new, path));
+    if written.is_err() {
+        // A cut list takes room that may be what is missing.
+        let _ = fs::remove_file(&new);
+        return written;
+    }
+    // The name, too.
+    lock.sync_all()
+}
+
+fn write(path: &Path, parts: &[&[u8]]) -> io::Result<()> {
+    let mut file = File::create(path)?;
+    for part in parts {
+        file.write_all(part)?;
+    }
+    file.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_is_kept_with_its_end_and_one_without_is_not_whole() {
+        let folder = tempfile::tempdir().unwrap();
+        let toml = folder.path().join("last-good/users.toml");
+        keep(&toml, b"list").unwrap();
+        let kept = fs::read(&toml).unwrap();
+        assert!(kept.starts_with(b"list") && is_whole(&toml, &kept));
+        for cut in 0..kept.len() {
+            assert!(!is_whole(&toml, &kept[..cut]), "{cut}");
+        }
+        let json = folder.path().join("last-good/users.json");
+        keep(&json, b"[]").unwrap();
+        assert_eq!(fs::read(&json).unwrap(), b"[]");
+        // What is kept already is not written again.
+        let before = fs::metadata(&toml).unwrap().modified().unwrap();
+        keep(&toml, b"list").unwrap();
+        assert_eq!(fs::metadata(&toml).unwrap().modified().unwrap(), before);
+    }
+
+    #[test]
+    fn what_others_may_write_is_neither_used_nor_written() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("last-good/users.toml");
+        keep(&path, b"list").unwrap();
+        read(&path).unwrap();
+        fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o777)).unwrap();
+        assert!(read(&path).unwrap_err().to_string().contains("may be written by others"));
+        assert!(keep(&path, b"other").unwrap_err().to_string().contains("may be written by others"));
+        assert!(fs::read(&path).unwrap().starts_with(b"list"));
+    }
+
+    #[test]
+    fn of_two_processes_each_keeps_a_whole_list() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("last-good/users.toml");
+        let texts = [vec![b'a'; 100_000], vec![b'b'; 50_000]];
+        keep(&path, &[texts[0].as_slice(), b"."].concat()).unwrap();
+        std::thread::scope(|scope| {
+            for text in &texts {
+                let (path, texts) = (&path, &texts);
+                scope.spawn(move || {
+                    for round in 0..100 {
+                        let mut text = text.clone();
+                        text.push(round);
+                        match keep(path, &text) {
+                            Ok(()) => {}
+                            Err(error) => assert_eq!(error.kind(), io::ErrorKind::WouldBlock, "{error}"),
+                        }
+                        let kept = fs::read(path).unwrap();
+                        let body = kept.strip_suffix(END_OF_TOML).expect("a whole list");
+                        assert!(texts.iter().any(|text| body[..body.len() - 1] == **text));
+                    }
+                });
+            }
+        });
+        // Whoever is second changes nothing.
+        let lock = File::open(path.parent().unwrap()).unwrap();
+        rustix::fs::flock(&lock, FlockOperation::LockExclusive).unwrap();
+        let before = fs::read(&path).unwrap();
+        assert_eq!(keep(&path, b"other").unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        assert_eq!(fs::read(&path).unwrap(), before);
+    }
+}

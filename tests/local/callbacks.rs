@@ -1,0 +1,65 @@
+//! The callbacks that the programs ask for of a flow's socket: who else has a say in them, and how long they last.
+
+use stage::fixture::{Fixture, SERVICE, config};
+use stage::foreign::Foreign;
+use stage::{Backend, Cgroup, Daemon, Probe, Setup, Stage, accounts, eventually};
+
+/// What should not happen and has.
+fn anomalies(setup: &Setup) -> Vec<(String, u64)> {
+    let mut anomalies = accounts::anomalies(setup);
+    anomalies.retain(|(_, count)| *count != 0);
+    anomalies
+}
+
+/// A program that tunes TCP sets its own callback flags, which takes away ours: the ends of connections went unseen, and at
+/// `active_limit` a service refused everything though nothing was open.
+#[test]
+fn a_program_that_takes_our_callbacks_away_costs_no_count() {
+    let stage = Stage::new();
+    let parent = Cgroup::new();
+    let cgroup = parent.child("service");
+    let _backend = Backend::start("b1", "127.0.0.1:8001");
+    let setup = Setup::new(&stage, "a");
+    let lines = "active_limit = 20\noverflow = \"refuse\"";
+    let _daemon = Daemon::start(&setup, &config(&cgroup, r#"{ static = ["127.0.0.1:8001"] }"#, lines));
+    let foreign = Foreign::that_clears_callbacks(&parent);
+    let mut probe = Probe::start(&cgroup);
+    // The connection's own end is not announced, so the flow ends with its socket.
+    assert_eq!(probe.dial_many(SERVICE, 100), [("b1".to_owned(), 100)].into());
+    let backend = || setup.backends("web", "users").remove(0);
+    let found = backend();
+    assert_eq!(
+        (&found["active"], &found["endings"]["closed"], &found["established"], &found["swept"]),
+        (&0.into(), &100.into(), &100.into(), &0.into()),
+        "{found}"
+    );
+    assert_eq!(anomalies(&setup), []);
+    drop(foreign);
+    let socket = probe.dial(SERVICE).socket;
+    probe.close(socket);
+    eventually("a connection that is announced ends as before", backend, |found| {
+        (&found["active"], &found["endings"]["closed"]) == (&0.into(), &101.into())
+    });
+}
+
+/// What we ask of a socket does not outlive its flow: it may dial elsewhere, or listen, and what it accepts inherits it.
+#[test]
+fn a_socket_that_was_a_flow_is_none_of_ours_afterwards() {
+    let fixture = Fixture::new();
+    let _elsewhere = Backend::start("elsewhere", "127.0.0.1:8005");
+    let mut probe = fixture.probe();
+    let socket = probe.dial(SERVICE).socket;
+    assert_eq!(probe.ask(&format!("unspec {socket}")), "ok");
+    let answer = probe.ask(&format!("redial {socket} 127.0.0.1:8005"));
+    assert!(answer.starts_with("ok "), "{answer}");
+    probe.close(socket);
+    let socket = probe.dial(SERVICE).socket;
+    assert_eq!(probe.ask(&format!("unspec {socket}")), "ok");
+    assert_eq!(probe.ask(&format!("relisten {socket} 127.0.0.1:8006")), "ok");
+    let caller = std::net::TcpStream::connect("127.0.0.1:8006").expect("somebody listens");
+    assert!(probe.ask(&format!("accept {socket}")).starts_with("ok "));
+    drop(caller);
+    probe.kill();
+    eventually("all have ended", || fixture.setup.active(), |active| *active == 0);
+    assert_eq!(anomalies(&fixture.setup), []);
+}

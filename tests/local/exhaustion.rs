@@ -1,0 +1,280 @@
+//! Something runs out: descriptors, memory, watches, disk. While a daemon starts, runs, takes a change on or stops it says so, no
+//! connect notices, and everything goes on by itself when there is enough again.
+
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Command, ExitStatus};
+
+use rustix::process::{Resource, Rlimit, Signal, setrlimit};
+use stage::fixture::{Fixture, SERVICE};
+use stage::sys::link_ids;
+use stage::{Cgroup, Daemon, Probe, eventually, within};
+
+/// A process that connects without pause.
+fn busy(fixture: &Fixture) -> Probe {
+    let mut probe = fixture.probe();
+    probe.send(&format!("forever {SERVICE}"));
+    probe
+}
+
+/// Ends it: all its connects have reached a backend.
+#[track_caller]
+fn all_reached(mut probe: Probe) {
+    let counts = stage::probe::parse_counts(&probe.ask("enough"));
+    assert!(!counts.is_empty() && counts.keys().all(|name| name.starts_with('b')), "{counts:?}");
+}
+
+/// The code of `status`, and what it shows.
+fn status(fixture: &Fixture) -> (Option<i32>, String) {
+    let output = fixture.setup.run(&["status"]);
+    (output.status.code(), String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+fn addresses(fixture: &Fixture) -> Vec<String> {
+    let backends = fixture.setup.backends("web", "users");
+    let used =
+        backends.iter().filter(|backend| backend["share_wanted"].as_f64().is_some_and(|share| share > 0.0));
+    let mut addresses: Vec<String> =
+        used.map(|backend| backend["address"].as_str().expect("text").to_owned()).collect();
+    addresses.sort();
+    addresses
+}
+
+/// Adds a client to the configuration, and asks the daemon to read it.
+fn add_client(fixture: &Fixture, cgroup: &Cgroup) {
+    let path = fixture.setup.folder.join("socklb.toml");
+    let text = std::fs::read_to_string(&path).expect("read it");
+    let client = format!("[[client]]\njob = \"second\"\ncgroup = \"{}\"\n", cgroup.relative().display());
+    stage::replace(&path, &(client + &text));
+    fixture.daemon().signal(Signal::HUP);
+}
+
+/// A change of everything, which cannot be taken on yet; then it can.
+#[track_caller]
+fn changes_wait(
+    fixture: &Fixture,
+    mut probe: Probe,
+    take: impl FnOnce(&Daemon),
+    give_back: impl FnOnce(&Daemon),
+) {
+    let links = link_ids(&fixture.setup.pins_of("web"));
+    let second = Cgroup::new();
+    take(fixture.daemon());
+    fixture.write_endpoints(&[("127.0.0.1:8002", ""), ("127.0.0.1:8003", "")]);
+    add_client(fixture, &second);
+    eventually("it is said", || status(fixture), |(code, _)| *code == Some(3));
+    give_back(fixture.daemon());
+    let wanted = ["127.0.0.1:8002", "127.0.0.1:8003"];
+    eventually("the list is taken on by itself", || addresses(fixture), |found| *found == wanted);
+    eventually(
+        "and the client as well",
+        || status(fixture),
+        |(code, text)| *code == Some(0) && text.contains("client second"),
+    );
+    assert_eq!(link_ids(&fixture.setup.pins_of("web")), links);
+    let counts = stage::probe::parse_counts(&probe.ask("enough"));
+    assert!(!counts.is_empty() && counts.keys().all(|name| name.starts_with('b')), "{counts:?}");
+    assert_eq!(Probe::start(&second).dial_many(SERVICE, 20).len(), 2);
+    eventually("every flow has ended", || fixture.setup.active(), |active| *active == 0);
+}
+
+#[test]
+fn without_descriptors_changes_wait_until_there_are_some() {
+    let fixture = Fixture::new();
+    let probe = busy(&fixture);
+    changes_wait(
+        &fixture,
+        probe,
+        |daemon| daemon.leave_descriptors(Some(0)),
+        |daemon| {
+            daemon.leave_descriptors(None);
+        },
+    );
+}
+
+#[test]
+fn a_daemon_without_descriptors_stops_as_any_other() {
+    let mut fixture = Fixture::new();
+    let probe = busy(&fixture);
+    fixture.daemon().leave_descriptors(Some(0));
+    fixture.stop();
+    fixture.start();
+    eventually("all is well", || status(&fixture), |(code, _)| *code == Some(0));
+    all_reached(probe);
+}
+
+/// Rust ends a program to which the memory is refused that it cannot do without: the next one goes on.
+fn is_out_of_memory(ending: ExitStatus, log: &str) -> bool {
+    let words = ["memory allocation of ", "Cannot allocate memory", "Resource temporarily unavailable"];
+    (ending.signal() == Some(Signal::ABORT.as_raw()) || ending.code() == Some(1))
+        && words.iter().any(|words| log.contains(words))
+}
+
+fn start_again_after_want_of_memory(fixture: &mut Fixture) {
+    let mut daemon = fixture.daemon.take().expect("a daemon");
+    match daemon.ending() {
+        None => fixture.daemon = Some(daemon),
+        Some(ending) => {
+            assert!(is_out_of_memory(ending, &daemon.log()), "{ending}\n{}", daemon.log());
+            fixture.start();
+        }
+    }
+}
+
+#[test]
+fn without_memory_connects_go_on_whether_the_daemon_does_or_not() {
+    let mut fixture = Fixture::new();
+    let mut probe = busy(&fixture);
+    let links = link_ids(&fixture.setup.pins_of("web"));
+    for free in [0, 64 << 10, 1 << 20, 16 << 20] {
+        let second = Cgroup::new();
+        let before = std::fs::read_to_string(fixture.setup.folder.join("socklb.toml")).expect("read it");
+        fixture.daemon().leave_memory(Some(free));
+        fixture.write_endpoints(&[("127.0.0.1:8001", ""), ("127.0.0.1:8002", "")]);
+        add_client(&fixture, &second);
+        let look = || (fixture.daemon.as_mut().expect("a daemon").ending().is_some(), status(&fixture));
+        // It may also manage.
+        eventually("it says so or ends", look, |(ended, (code, text))| {
+            *ended || *code == Some(3) || *code == Some(0) && text.contains("client second")
+        });
+        fixture.daemon().leave_memory(None);
+        // It may have ended in the middle of that, too. What could not be started is tried again every ten seconds.
+        let look = || {
+            start_again_after_want_of_memory(&mut fixture);
+            status(&fixture)
+        };
+        let well = within(3 * stage::patience(), look, |(code, text)| {
+            *code == Some(0) && text.contains("client second")
+        });
+        assert!(well.is_ok(), "{well:?}\n{}", fixture.daemon().log());
+        stage::replace(&fixture.setup.folder.join("socklb.toml"), &before);
+        fixture.daemon().signal(Signal::HUP);
+        eventually(
+            "the client goes",
+            || status(&fixture),
+            |(code, text)| *code == Some(0) && !text.contains("client second"),
+        );
+    }
+    assert_eq!(link_ids(&fixture.setup.pins_of("web")), links);
+    let counts = stage::probe::parse_counts(&probe.ask("enough"));
+    assert!(counts.keys().all(|name| name.starts_with('b')), "{counts:?}");
+}
+
+/// Gives a command so much of a resource.
+fn limit(command: &mut Command, resource: Resource, amount: u64) {
+    let limit = Rlimit { current: Some(amount), maximum: Some(amount) };
+    // SAFETY: the closure makes one system call and allocates nothing.
+    unsafe { command.pre_exec(move || Ok(setrlimit(resource, limit)?)) };
+}
+
+/// Starts a daemon over what is attached with so much of a resource: it works, or ends and says of what it has too little.
+#[track_caller]
+fn starts_or_says(fixture: &Fixture, resource: Resource, amount: u64, words: &[&str]) -> bool {
+    let before = std::fs::read_to_string(fixture.setup.folder.join("log")).map_or(0, |log| log.len());
+    let mut daemon = Daemon::spawn_with(&fixture.setup, |command| limit(command, resource, amount));
+    let socket = fixture.setup.folder.join("run/socklb.sock");
+    let mut look = || (daemon.ending(), std::os::unix::net::UnixStream::connect(&socket).is_ok());
+    let (ending, _) =
+        eventually("it runs or ends", &mut look, |(ending, answers)| ending.is_some() || *answers);
+    let Some(ending) = ending else {
+        assert_eq!(daemon.stop(), Some(0));
+        return true;
+    };
+    let log = daemon.log().split_off(before);
+    // The loader of programs and Rust's own beginnings have their own words for it.
+    assert!(!log.trim().is_empty() && !ending.success(), "{amount} of {resource:?}: {ending}");
+    assert!(
+        words.iter().any(|word| log.contains(word)) || ending.code() == Some(127),
+        "{amount} of {resource:?}: {ending}\n{log}"
+    );
+    false
+}
+
+#[test]
+fn a_start_with_too_few_descriptors_says_so_and_changes_nothing() {
+    let mut fixture = Fixture::new();
+    let probe = busy(&fixture);
+    fixture.stop();
+    let links = link_ids(&fixture.setup.pins_of("web"));
+    let amounts = (6..64).step_by(3).chain([96, 128, 256, 1024]);
+    let ran: Vec<u64> = amounts
+        .filter(|amount| starts_or_says(&fixture, Resource::Nofile, *amount, &["open files"]))
+        .collect();
+    assert!(ran.contains(&1024), "{ran:?}");
+    assert_eq!(link_ids(&fixture.setup.pins_of("web")), links);
+    fixture.start();
+    eventually("all is well", || status(&fixture), |(code, _)| *code == Some(0));
+    all_reached(probe);
+}
+
+#[test]
+fn a_start_with_too_little_memory_says_so_and_changes_nothing() {
+    let mut fixture = Fixture::new();
+    let probe = busy(&fixture);
+    fixture.stop();
+    let links = link_ids(&fixture.setup.pins_of("web"));
+    // With less than a program needs to say its version, the kernel does not even start it.
+    let amounts: Vec<u64> = (1..=16).map(|number| (number * 12) << 20).collect();
+    let starts = |amount: &&u64| {
+        let mut command = fixture.setup.socklb(&["--version"]);
+        limit(&mut command, Resource::As, **amount);
+        stage::daemon::finish(&mut command).status.success()
+    };
+    let enough: Vec<u64> = amounts.iter().skip_while(|amount| !starts(amount)).copied().collect();
+    assert!(!enough.is_empty(), "{amounts:?}");
+    for amount in enough {
+        starts_or_says(&fixture, Resource::As, amount, &["emory", "temporarily unavailable"]);
+    }
+    assert_eq!(link_ids(&fixture.setup.pins_of("web")), links);
+    fixture.start();
+    eventually("all is well", || status(&fixture), |(code, _)| *code == Some(0));
+    all_reached(probe);
+}
+
+/// Watches only make it faster: files and cgroups are looked at once a second without them.
+#[test]
+fn a_daemon_without_watches_looks_once_a_second() {
+    let fixture = Fixture::without_daemon();
+    let daemon = Daemon::spawn_with(&fixture.setup, |command| {
+        stage::daemon::refuse(command, libc::SYS_inotify_init1, libc::EMFILE);
+    });
+    eventually("all is well", || (status(&fixture), daemon.log()), |((code, _), _)| *code == Some(0));
+    assert!(daemon.log().contains("cannot be watched (inotify)"), "{}", daemon.log());
+    fixture.write_endpoints(&[("127.0.0.1:8002", "")]);
+    eventually("the list is taken on", || addresses(&fixture), |found| *found == ["127.0.0.1:8002"]);
+    fixture.cgroup.remove();
+    fixture.cgroup.create();
+    let attached = || fixture.setup.status()["clients"][0]["cgroup_id"].clone();
+    eventually("the new cgroup is attached", attached, |id| *id == fixture.cgroup.id());
+    assert_eq!(Probe::start(&fixture.cgroup).dial(SERVICE).name, "b2");
+    assert_eq!(daemon.stop(), Some(0));
+}
+
+/// Lists are kept for a start that finds no good file: there must be room for it, and nothing else depends on that.
+#[test]
+fn a_full_disk_keeps_no_list_and_holds_up_nothing() {
+    let mut fixture = Fixture::without_daemon();
+    let state = fixture.setup.folder.join("state");
+    std::fs::create_dir_all(&state).expect("a folder");
+    let options = c"size=16k,mode=0755";
+    rustix::mount::mount("none", &state, "tmpfs", rustix::mount::MountFlags::empty(), options)
+        .expect("a disk");
+    let filler = state.join("filler");
+    // As much as there is room for.
+    let full = std::fs::write(&filler, vec![0; 1 << 20]).expect_err("a small disk");
+    assert_eq!(full.kind(), std::io::ErrorKind::StorageFull);
+    fixture.start();
+    let said = || fixture.daemon().log().matches("cannot keep").count();
+    for address in ["127.0.0.1:8001", "127.0.0.1:8002"] {
+        fixture.write_endpoints(&[(address, "")]);
+        eventually("the list is in force", || addresses(&fixture), |found| *found == [address]);
+    }
+    eventually("it is said", said, |times| *times > 0);
+    assert_eq!(status(&fixture).0, Some(0), "connects go where they should");
+    std::fs::remove_file(&filler).expect("make room");
+    fixture.write_endpoints(&[("127.0.0.1:8003", "")]);
+    eventually("the list is in force", || addresses(&fixture), |found| *found == ["127.0.0.1:8003"]);
+    let kept = || std::fs::read_to_string(state.join("last-good/users.toml")).unwrap_or_default();
+    eventually("and kept", kept, |kept| kept.contains("8003"));
+    fixture.stop();
+    rustix::mount::unmount(&state, rustix::mount::UnmountFlags::DETACH).expect("unmount the disk");
+}

@@ -1,0 +1,191 @@
+//! File systems that do not answer: what lies on them is reported, and everything else goes on.
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use stage::fixture::{Fixture, SERVICE, config, endpoints};
+use stage::hung::Hung;
+use stage::{Cgroup, Daemon, Probe, eventually, replace};
+
+const SECOND: &str = "10.96.0.11:80";
+
+/// A set-up without a daemon yet: a second service whose file lies in a directory of its own, which is told as well, and a
+/// second client in another cgroup. `None` in guests whose kernels know no FUSE.
+fn scene() -> Option<(Fixture, Cgroup, PathBuf)> {
+    if !Hung::is_possible() {
+        return None;
+    }
+    let (fixture, other) = (Fixture::without_daemon(), Cgroup::new());
+    let directory = fixture.setup.folder.join("remote");
+    fs::create_dir(&directory).expect("make a directory");
+    fs::write(directory.join("more.toml"), endpoints(&[("127.0.0.1:8001", "")])).expect("write");
+    let text = config(&fixture.cgroup, r#"{ file = "users.toml" }"#, "");
+    let client = format!("[[client]]\njob = \"other\"\ncgroup = \"{}\"\n", other.relative().display());
+    let more = format!(
+        "[[service]]\nname = \"more\"\naddress = \"{SECOND}\"\nbackends = {{ file = \"remote/more.toml\" }}\n"
+    );
+    fixture.setup.write("socklb.toml", &(client + &text + &more));
+    Some((fixture, other, directory))
+}
+
+fn only(probe: &mut Probe, address: &str) -> Vec<String> {
+    probe.dial_many(address, 6).into_keys().collect()
+}
+
+#[track_caller]
+fn lists_are_followed(fixture: &Fixture, probe: &mut Probe) {
+    for backend in ["b2", "b1"] {
+        let address = format!("127.0.0.1:800{}", &backend[1..]);
+        fixture.write_endpoints(&[(&address, "")]);
+        eventually("the list is followed", || only(probe, SERVICE), |names| *names == [backend]);
+    }
+}
+
+/// Everything that has nothing to do with the file goes on.
+#[track_caller]
+fn goes_on(fixture: &Fixture, other: &Cgroup) {
+    let mut probe = fixture.probe();
+    lists_are_followed(fixture, &mut probe);
+    other.remove();
+    other.create();
+    let mut elsewhere = Probe::start(other);
+    let reached = || elsewhere.try_dial(SERVICE).is_ok();
+    eventually("the other client's cgroup made anew is attached", reached, |reached| *reached);
+}
+
+#[test]
+fn a_file_system_that_does_not_answer_holds_up_its_own_service_only() {
+    let Some((mut fixture, other, directory)) = scene() else { return };
+    fixture.start();
+    assert_eq!(fixture.setup.faults(), Vec::<String>::new());
+    let hung = Hung::over(&directory);
+    let faults = eventually("it is reported", || fixture.setup.faults(), |faults| !faults.is_empty());
+    assert!(faults.iter().all(|fault| fault.contains("more.toml does not answer")), "{faults:?}");
+    goes_on(&fixture, &other);
+    assert_eq!(only(&mut fixture.probe(), SECOND), ["b1"], "what was in force stays");
+    assert_eq!(fixture.daemon().log().matches("does not answer").count(), 1, "it is said once");
+    // Another configuration is taken on, and what does not answer keeps its list.
+    fixture.daemon().signal(Signal::HUP);
+    let taken_on = || fixture.daemon().log().matches("configuration taken on").count();
+    eventually("a reload goes on", taken_on, |times| *times == 1);
+    assert_eq!(only(&mut fixture.probe(), SECOND), ["b1"]);
+    goes_on(&fixture, &other);
+    // Once it answers all is well.
+    drop(hung);
+    eventually("it is well again", || fixture.setup.faults(), Vec::is_empty);
+    replace(&directory.join("more.toml"), &endpoints(&[("127.0.0.1:8003", "")]));
+    let mut probe = fixture.probe();
+    eventually("it is followed again", || only(&mut probe, SECOND), |names| *names == ["b3"]);
+}
+
+#[test]
+fn a_start_waits_only_so_long_for_a_file_system_that_does_not_answer() {
+    let Some((mut fixture, other, directory)) = scene() else { return };
+    fixture.start();
+    let hung = Hung::over(&directory);
+    // The daemon has looked at it, and a thread of it waits there.
+    eventually("it is reported", || fixture.setup.faults().len(), |count| *count > 0);
+    fixture.stop();
+    assert!(fixture.setup.run(&["detach", "--all"]).status.success());
+    fixture.start();
+    assert!(
+        fixture.daemon().log().contains("using the last good endpoint list"),
+        "{}",
+        fixture.daemon().log()
+    );
+    let mut probe = fixture.probe();
+    assert_eq!(only(&mut probe, SECOND), ["b1"]);
+    assert_eq!(only(&mut probe, SERVICE), ["b1", "b2", "b3"]);
+    goes_on(&fixture, &other);
+    // The directory of the last good lists does not answer either: connects get what the kernel holds.
+    let state = Hung::over(&fixture.setup.folder.join("state"));
+    fixture.daemon.take().expect("a daemon runs").kill();
+    fixture.start();
+    assert_eq!(only(&mut probe, SECOND), ["b1"]);
+    goes_on(&fixture, &other);
+    let said = || fixture.daemon().log().matches("cannot keep the last good endpoint lists").count();
+    stage::within(3 * stage::patience(), said, |times| *times == 1).expect("it is said once");
+    drop((hung, state));
+    eventually("it is well again", || fixture.setup.faults(), Vec::is_empty);
+}
+
+#[test]
+fn a_configuration_that_does_not_answer_changes_nothing_and_is_reported() {
+    let Some((mut fixture, other, _)) = scene() else { return };
+    // The configuration is a link into a directory of its own.
+    let remote = fixture.setup.folder.join("config");
+    fs::create_dir(&remote).expect("make a directory");
+    let path = fixture.setup.folder.join("socklb.toml");
+    fs::rename(&path, remote.join("socklb.toml")).expect("move it");
+    std::os::unix::fs::symlink(remote.join("socklb.toml"), &path).expect("link");
+    fixture.start();
+    let hung = Hung::over(&remote);
+    let faults = eventually("it is reported", || fixture.setup.faults(), |faults| !faults.is_empty());
+    assert!(faults[0].contains("the configuration cannot be used") && faults[0].contains("does not answer"));
+    fixture.daemon().signal(Signal::HUP);
+    goes_on(&fixture, &other);
+    drop(hung);
+    eventually("it is well again", || fixture.setup.faults(), Vec::is_empty);
+}
+
+/// Whatever hangs, a daemon that is asked to stop gives up its socket, its port and its locks, and a successor can start.
+#[test]
+fn a_daemon_that_is_asked_to_stop_makes_way_whatever_hangs() {
+    let Some((mut fixture, other, directory)) = scene() else { return };
+    let path = fixture.setup.folder.join("socklb.toml");
+    let metrics = "[metrics]\nlisten = \"127.0.0.1:9464\"\n";
+    fs::write(&path, stage::daemon::read(&path) + metrics).expect("write");
+    fixture.start();
+    let _hung = Hung::over(&directory);
+    eventually("it is reported", || fixture.setup.faults().len(), |count| *count > 0);
+    let manager = stage::Manager::new(fixture.setup.folder.join("notify"));
+    for _ in 0..2 {
+        let begun = Instant::now();
+        fixture.stop();
+        // It ends by itself, long before a service manager would lose its patience.
+        assert!(begun.elapsed() < stage::patience(), "{:?}", begun.elapsed());
+        let daemon =
+            Daemon::spawn_with(&fixture.setup, |command| manager.starts(command, Duration::from_secs(60)));
+        fixture.daemon = Some(daemon);
+        manager.expect("READY=1");
+    }
+    // Also one that has only begun, and waits for the file.
+    fixture.stop();
+    let daemon = Daemon::spawn(&fixture.setup);
+    let bound = || fixture.setup.folder.join("run/socklb.sock.new").exists();
+    eventually("the start is under way", bound, |bound| *bound);
+    assert_eq!(daemon.stop(), Some(0));
+    assert!(!fixture.setup.folder.join("run/socklb.sock").exists());
+    fixture.start();
+    goes_on(&fixture, &other);
+}
+
+/// The list of the fixture on a disk without room: nothing else happens, and it is kept once there is room.
+#[test]
+fn a_full_disk_keeps_no_list_and_is_said_once() {
+    let fixture = Fixture::without_daemon();
+    let state = fixture.setup.folder.join("state");
+    fs::create_dir(&state).expect("make a directory");
+    let size = c"size=4096,nr_inodes=16,mode=755";
+    rustix::mount::mount("full", &state, "tmpfs", rustix::mount::MountFlags::empty(), Some(size))
+        .expect("mount a small disk");
+    fs::write(state.join("filler"), [b'x'; 4096]).expect("fill it");
+    let mut fixture = fixture;
+    fixture.start();
+    let said = || fixture.daemon().log().matches("cannot keep the last good endpoint lists").count();
+    eventually("it is said", said, |times| *times == 1);
+    let mut probe = fixture.probe();
+    lists_are_followed(&fixture, &mut probe);
+    assert_eq!(said(), 1);
+    assert_eq!(fixture.setup.faults(), Vec::<String>::new());
+    fs::remove_file(state.join("filler")).expect("make room");
+    let kept = || fs::read_to_string(state.join("last-good/users.toml")).unwrap_or_default();
+    let kept = stage::within(4 * stage::patience(), kept, |text| text.contains("127.0.0.1:8001"));
+    assert!(kept.is_ok_and(|text| !text.contains("127.0.0.1:8002")), "the newest is kept");
+    let names = fs::read_dir(state.join("last-good")).expect("a directory");
+    assert_eq!(names.count(), 1, "nothing is left of what was cut off");
+    fixture.stop();
+    rustix::mount::unmount(&state, rustix::mount::UnmountFlags::DETACH).expect("unmount it");
+}

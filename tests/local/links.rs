@@ -1,0 +1,114 @@
+//! What is attached stays attached: an error says nothing of a link, and a link goes only when its successor is there.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+
+use lb_common::abi::map;
+use stage::fixture::{Fixture, SERVICE, config};
+use stage::{Cgroup, eventually, replace};
+
+/// The pinned links of the client, each with what tells a link that was made anew from the one before.
+fn links(fixture: &Fixture) -> Vec<(String, u64)> {
+    let entries = std::fs::read_dir(fixture.setup.pins_of("web").join("links")).expect("links");
+    let link = |entry: std::io::Result<std::fs::DirEntry>| {
+        let entry = entry.expect("a link");
+        (entry.file_name().to_string_lossy().into_owned(), entry.metadata().expect("a pin").ino())
+    };
+    let mut links: Vec<(String, u64)> = entries.map(link).collect();
+    links.sort();
+    links
+}
+
+fn link(fixture: &Fixture, hook: &str) -> PathBuf {
+    let name = format!("{hook}@{}", fixture.cgroup.id());
+    fixture.setup.pins_of("web").join("links").join(name)
+}
+
+/// With one free descriptor the cgroup can be opened and no link can be looked at: that says nothing of the link.
+#[test]
+fn links_that_cannot_be_looked_at_are_left_alone() {
+    let fixture = Fixture::new();
+    let before = links(&fixture);
+    assert_eq!(before.len(), 10);
+    let said = |daemon: &stage::Daemon| daemon.log().matches("cannot attach to the cgroup").count();
+    // What a thread beside the loop had open when they were counted is free a moment later.
+    let starve = || {
+        fixture.daemon().leave_descriptors(Some(1));
+        said(fixture.daemon())
+    };
+    eventually("it is said", starve, |times| *times > 0);
+    assert_eq!(links(&fixture), before);
+    assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3);
+    fixture.daemon().leave_descriptors(None);
+    eventually("all is well again", || fixture.setup.faults(), Vec::is_empty);
+    assert_eq!(links(&fixture), before);
+    // The tick looks every second, and no look was worth another word.
+    assert_eq!(said(fixture.daemon()), 1, "{}", fixture.daemon().log());
+}
+
+/// A link that runs something else than the daemon's program is no attachment of it: an attachment that was cut off by an
+/// error looks the same.
+#[test]
+fn a_link_with_another_program_gets_the_daemons_again() {
+    let fixture = Fixture::new();
+    let before = links(&fixture);
+    let mut probe = fixture.probe();
+    assert_eq!(probe.dial_many(SERVICE, 3).len(), 3);
+    stage::sys::disable_connect4(&link(&fixture, "connect4"));
+    let balanced = || probe.dial_many(SERVICE, 3).keys().all(|name| name.starts_with('b'));
+    eventually("it is balanced again", balanced, |balanced| *balanced);
+    assert_eq!(links(&fixture), before, "none was made anew");
+}
+
+/// A link that was detached by hand keeps its pin, and leads nowhere.
+#[test]
+fn a_link_that_was_detached_and_is_still_pinned_is_replaced() {
+    let fixture = Fixture::new();
+    let before = links(&fixture);
+    stage::sys::detach_link(&link(&fixture, "connect4"));
+    eventually("it is made anew", || links(&fixture), |now| *now != before);
+    let mut probe = fixture.probe();
+    let balanced = || probe.dial_many(SERVICE, 3).keys().all(|name| name.starts_with('b'));
+    eventually("it is balanced again", balanced, |balanced| *balanced);
+    let changed: Vec<String> =
+        links(&fixture).into_iter().filter(|link| !before.contains(link)).map(|(name, _)| name).collect();
+    assert_eq!(changed, [format!("connect4@{}", fixture.cgroup.id())]);
+}
+
+/// A daemon that was killed after it had attached a link anew, and before that had its final name.
+#[test]
+fn a_link_that_waits_for_its_name_gets_it_at_the_next_start() {
+    let mut fixture = Fixture::new();
+    let before = links(&fixture);
+    fixture.stop();
+    let pin = link(&fixture, "connect4");
+    let mut waiting = pin.clone().into_os_string();
+    waiting.push("+new");
+    std::fs::rename(&pin, &waiting).expect("rename in bpffs");
+    let mut probe = fixture.probe();
+    probe.send(&format!("forever {SERVICE}"));
+    fixture.start();
+    let counts = stage::probe::parse_counts(&probe.ask("enough"));
+    assert!(counts.keys().all(|name| name.starts_with('b')), "{counts:?}");
+    assert_eq!(links(&fixture), before, "it is the same link");
+}
+
+/// A client that leaves and whose open flows cannot be counted, because the map with the counts was removed by hand: that it
+/// is missing does not mean that there are none.
+#[test]
+fn a_client_that_leaves_is_kept_while_its_flows_cannot_be_counted() {
+    let mut fixture = Fixture::new();
+    let mut probe = fixture.probe();
+    let open = probe.dial(SERVICE);
+    std::fs::remove_file(fixture.setup.map("web", map::BACKENDS)).expect("remove the pin");
+    let elsewhere = Cgroup::new();
+    let other = config(&elsewhere, r#"{ file = "users.toml" }"#, "")
+        .replace("job = \"web\"", "job = \"web\"\nname = \"other\"");
+    replace(&fixture.setup.folder.join("socklb.toml"), &other);
+    let told = |faults: &Vec<String>| faults.iter().any(|fault| fault.contains("`socklb detach web "));
+    eventually("it is said what removes it", || fixture.setup.faults(), told);
+    assert_eq!(probe.ask(&format!("peer {}", open.socket)), SERVICE);
+    fixture.stop();
+    assert!(fixture.setup.run(&["detach", "web"]).status.success());
+    assert!(!fixture.setup.pins_of("web").exists());
+}

@@ -1,0 +1,162 @@
+//! What is asked over the daemon's socket: it holds the daemon up no more than a daemon that hangs holds up those who ask.
+
+use std::fmt::Write as _;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::process::Signal;
+use serde_json::Value;
+use stage::daemon::failure;
+use stage::fixture::Fixture;
+use stage::{Cgroup, Daemon, Setup, Stage, eventually};
+
+fn socket(setup: &Setup) -> PathBuf {
+    setup.folder.join("run/socklb.sock")
+}
+
+/// Begins to ask.
+fn ask(setup: &Setup, path: &str) -> UnixStream {
+    let mut stream = UnixStream::connect(socket(setup)).expect("reach the socket");
+    stream.set_read_timeout(Some(6 * stage::patience())).expect("set the limit of time");
+    write!(stream, "GET {path} HTTP/1.0\r\nhost: localhost\r\n\r\n").expect("ask");
+    stream
+}
+
+/// The code and the body of what is answered.
+fn answer(mut stream: UnixStream) -> (u16, String) {
+    let mut text = String::new();
+    stream.read_to_string(&mut text).expect("read the answer");
+    let (head, body) = text.split_once("\r\n\r\n").expect("a head and a body");
+    (head[9..12].parse().expect("a status code"), body.to_owned())
+}
+
+/// Clients with as many services as there may be, of each of which one backend was replaced, so that the slots of one lie
+/// between those of all others: their status takes long to make, and the loop goes on meanwhile.
+#[test]
+fn a_status_of_many_services_is_made_while_the_loop_goes_on() {
+    const SERVICES: usize = 256;
+    let stage = Stage::new();
+    let setup = Setup::new(&stage, "a");
+    let cgroups: Vec<Cgroup> = (0..4).map(|_| Cgroup::new()).collect();
+    let text = |second: u8| {
+        let mut text =
+            String::from("[limits]\nschedule_entries = 524288\nslots = 1024\nflow_records = 1024\n");
+        for (number, cgroup) in cgroups.iter().enumerate() {
+            let cgroup = cgroup.relative().display().to_string();
+            let _ = writeln!(text, "[[client]]\njob = \"job-{number}\"\ncgroup = \"{cgroup}\"");
+        }
+        for n in 0..SERVICES {
+            let _ = writeln!(
+                text,
+                "[[service]]\nname = \"s{n}\"\naddress = \"10.96.0.{n}:80\"\n\
+                 backends = {{ static = [\"127.1.{n}.1:80\", \"127.1.{n}.{second}:80\"] }}"
+            );
+        }
+        text
+    };
+    let _daemon = Daemon::start(&setup, &text(2));
+    stage::replace(&setup.folder.join("socklb.toml"), &text(3));
+    let replaced = |status: &Value| {
+        let clients = status["clients"].as_array().expect("clients");
+        let services = clients.iter().flat_map(|client| client["services"].as_array().expect("services"));
+        let backends = services.flat_map(|service| service["backends"].as_array().expect("backends"));
+        let slots: Vec<u64> = backends.map(|backend| backend["slot"].as_u64().expect("a slot")).collect();
+        slots.len() == 2 * SERVICES * clients.len() && slots.iter().any(|slot| *slot >= 2 * SERVICES as u64)
+    };
+    eventually("one backend of each service is another", || setup.status(), replaced);
+    // What else runs on the host may hold one answer up, and not all of them.
+    let held_up: Vec<_> = (0..5).map(|_| held_up_by_a_status(&setup)).collect();
+    assert!(
+        held_up.iter().any(|(longest, took)| 2 * *longest < *took),
+        "the loop was held up for so long of the time that the status took: {held_up:?}"
+    );
+}
+
+/// The longest time that the loop took to answer while a status was made, and how long that took.
+fn held_up_by_a_status(setup: &Setup) -> (Duration, Duration) {
+    let status = ask(setup, "/v1/status");
+    let asked = Instant::now();
+    let took = std::thread::spawn(move || {
+        assert_eq!(answer(status).0, 200);
+        asked.elapsed()
+    });
+    let mut longest = Duration::ZERO;
+    while !took.is_finished() {
+        // The loop itself answers that there is no such client.
+        let asked = Instant::now();
+        assert_eq!(answer(ask(setup, "/v1/cover/nobody?cgroups=1")).0, 200);
+        longest = longest.max(asked.elapsed());
+    }
+    (longest, took.join().expect("the status"))
+}
+
+#[test]
+fn a_question_of_more_cgroups_than_anybody_is_in_is_refused() {
+    let fixture = Fixture::new();
+    let of = |count: usize| format!("/v1/cover/nobody?cgroups={}", vec!["1"; count].join(","));
+    assert_eq!(answer(ask(&fixture.setup, &of(64))).0, 200);
+    let (code, text) = answer(ask(&fixture.setup, &of(65)));
+    assert_eq!((code, text.as_str()), (400, "cgroups: at most 64 ids, not 65"));
+}
+
+/// Those who wait for a cgroup take no more than half of the places, and leave theirs when they go.
+#[test]
+fn as_many_may_wait_as_there_are_places_for_and_others_are_told() {
+    let fixture = Fixture::new();
+    // Only a client whose cgroup does not exist can be waited for.
+    fixture.cgroup.remove();
+    let files = || {
+        let files = std::fs::read_dir(format!("/proc/{}/fd", fixture.daemon().pid()));
+        files.expect("its descriptors").count()
+    };
+    let before = eventually("its cgroup is gone", files, |_| !fixture.cgroup.path().exists());
+    let waiting: Vec<UnixStream> = (0..33).map(|_| ask(&fixture.setup, "/v1/cover/web?cgroups=1")).collect();
+    for stream in &waiting {
+        stream.set_nonblocking(true).expect("look, not wait");
+    }
+    let mut begins = [0; 12];
+    let told = || waiting.iter().filter_map(|mut stream| stream.read(&mut begins).ok()).count();
+    eventually("one more is told", told, |told| *told == 1);
+    assert_eq!(&begins, b"HTTP/1.0 503");
+    assert_eq!(answer(ask(&fixture.setup, "/v1/status")).0, 200, "others are answered");
+    // With its connection goes its place.
+    drop(waiting);
+    eventually("those who went are forgotten", files, |now| *now <= before);
+    fixture.cgroup.create();
+    let (code, body) = answer(ask(&fixture.setup, "/v1/cover/web?cgroups=1"));
+    assert!(code == 200 && body.contains("elsewhere"), "{code} {body}");
+}
+
+/// Its socket takes nobody any more, and a connect that waits for that would wait for ever.
+#[test]
+fn a_daemon_that_is_stopped_with_a_full_queue_holds_nobody_up() {
+    let mut fixture = Fixture::without_daemon();
+    // Of this stage's network namespace alone.
+    std::fs::write("/proc/sys/net/core/somaxconn", "8").expect("make queues short");
+    fixture.start();
+    fixture.daemon().signal(Signal::STOP);
+    let path = SocketAddrUnix::new(socket(&fixture.setup)).expect("a path");
+    let mut queue = Vec::new();
+    let enter = || {
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        let socket =
+            rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).expect("a socket");
+        let entered = rustix::net::connect(&socket, &path);
+        queue.push(socket);
+        entered
+    };
+    let full = eventually("the queue is full", enter, |entered| *entered == Err(Errno::AGAIN));
+    assert_eq!(full, Err(Errno::AGAIN));
+    let config = fixture.setup.folder.join("socklb.toml");
+    let (code, text) = failure(&fixture.setup.run(&["run", "--config", config.to_str().expect("UTF-8")]));
+    assert!(code == Some(1) && text.contains("another socklb answers there"), "{code:?} {text}");
+    let status = fixture.setup.status();
+    assert!(status["degraded"][0].as_str().is_some_and(|text| text.contains("does not answer")), "{status}");
+    drop(queue);
+    fixture.daemon().signal(Signal::CONT);
+    eventually("it answers again", || fixture.setup.status(), |status| status["daemon"].is_object());
+}

@@ -1,0 +1,288 @@
+//! Whom socklb believes: what other users put in its way is refused with what mends it, and root does nothing for them.
+
+use std::fs;
+use std::io::{Read as _, Write as _};
+use std::os::unix::fs::{PermissionsExt as _, chown, symlink};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::process::Output;
+
+use serde_json::Value;
+use stage::daemon::{failure, finish};
+use stage::fixture::{Fixture, config};
+use stage::{Cgroup, Daemon, Setup, Stage};
+
+/// A user without any privilege.
+const NOBODY: u32 = 65534;
+
+/// A daemon of somebody else: it answers every question with this text. It ends with the test's process.
+fn lies(socket: &Path, user: u32, answer: String) {
+    let listening = {
+        let socket = socket.to_owned();
+        // The kernel tells whose the socket is by who has called listen(2): this thread alone becomes another user.
+        std::thread::spawn(move || {
+            // SAFETY: the call takes no pointers, and only this thread's credentials change.
+            assert_eq!(unsafe { libc::syscall(libc::SYS_setresuid, user, user, 0) }, 0);
+            UnixListener::bind(&socket).expect("listen")
+        })
+    };
+    let listener = listening.join().expect("it listens");
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let Ok(mut stream) = stream else { return };
+            let mut question = [0; 4096];
+            let _ = stream.read(&mut question);
+            let head =
+                "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close\r\ncontent-length";
+            let _ = write!(stream, "{head}: {}\r\n\r\n{answer}", answer.len());
+        }
+    });
+}
+
+/// A set-up whose daemon's place has been taken by somebody else, who says that the client's cgroup is at `path`.
+fn taken_over(fixture: &mut Fixture, path: &Path) {
+    let mut status = fixture.setup.status();
+    if fixture.daemon.is_some() {
+        fixture.stop();
+    }
+    status["clients"][0]["configured_cgroup"] = Value::from(path.to_str().expect("UTF-8"));
+    let run = fixture.setup.folder.join("run");
+    fs::remove_dir_all(&run).expect("remove the daemon's directory");
+    fs::create_dir(&run).expect("make another");
+    for directory in [fixture.setup.folder.parent().expect("the stage's"), &fixture.setup.folder, &run] {
+        chown(directory, Some(NOBODY), Some(NOBODY)).expect("give it away");
+    }
+    lies(&run.join("socklb.sock"), NOBODY, status.to_string());
+}
+
+fn exec(setup: &Setup) -> Output {
+    let mut exec = setup.socklb(&["exec", "web", "--timeout", "2", "--"]);
+    finish(exec.arg(stage::program("socklb")).arg("--version"))
+}
+
+/// What a daemon says decides where root's `exec` writes: outside of cgroup2 that is nowhere.
+#[test]
+fn exec_enters_and_makes_nothing_outside_of_cgroup2_whatever_the_daemon_says() {
+    let mut fixture = Fixture::new();
+    let folder = fixture.setup.folder.join("trap");
+    fs::create_dir(&folder).expect("make a folder");
+    let victim = fixture.setup.write("victim", "of root\n");
+    symlink(&victim, folder.join("cgroup.procs")).expect("set the trap");
+    let mount = stage::cgroup::mount();
+    let paths: [PathBuf; 4] = [
+        folder.clone(),
+        folder.join("made"),
+        mount.join("../../../..").join(folder.strip_prefix("/").expect("absolute")).join("made"),
+        PathBuf::from("trap/made"),
+    ];
+    let (mut checked, status) = (0, fixture.setup.status());
+    for path in &paths {
+        if fixture.daemon.is_some() {
+            taken_over(&mut fixture, path);
+            // Its pins are nobody's as well, as everything is where the daemon runs as a user of its own.
+            chown(&fixture.setup.pins, Some(NOBODY), Some(NOBODY)).expect("give the pins away");
+        } else {
+            let mut status = status.clone();
+            status["clients"][0]["configured_cgroup"] = Value::from(path.to_str().expect("UTF-8"));
+            let socket = fixture.setup.folder.join("run/socklb.sock");
+            fs::remove_file(&socket).expect("remove the socket before");
+            lies(&socket, NOBODY, status.to_string());
+        }
+        let (code, text) = failure(&exec(&fixture.setup));
+        assert_eq!(code, Some(1), "{}: {text}", path.display());
+        assert!(text.contains("leads out of the cgroup2 mount"), "{}: {text}", path.display());
+        checked += 1;
+    }
+    assert_eq!(checked, paths.len());
+    assert_eq!(stage::daemon::read(&victim), "of root\n");
+    assert!(!folder.join("made").exists());
+}
+
+/// Whoever can take the place of the socket is not the daemon.
+#[test]
+fn root_asks_no_daemon_of_somebody_who_does_not_own_the_pins() {
+    let mut fixture = Fixture::new();
+    let cgroup = fixture.cgroup.path().to_owned();
+    taken_over(&mut fixture, &cgroup);
+    let expected = format!("runs as user {NOBODY}, which is neither root nor the owner of");
+    for output in [exec(&fixture.setup), fixture.setup.run(&["wait", "web"]), fixture.setup.run(&["status"])]
+    {
+        let (code, text) = failure(&output);
+        assert!(code == Some(1) && text.contains(&expected), "{code:?} {text}");
+    }
+    // The same daemon is believed once the pins are its user's.
+    chown(&fixture.setup.pins, Some(NOBODY), Some(NOBODY)).expect("give the pins away");
+    let (code, text) = failure(&exec(&fixture.setup));
+    assert_eq!((code, text.as_str()), (Some(0), ""));
+}
+
+/// socklb as a user of this group, to whom nothing belongs.
+fn as_member_of(group: u32, fixture: &Fixture, arguments: &[&str]) -> Output {
+    let setup = &fixture.setup;
+    let stage = setup.folder.parent().expect("the stage's");
+    for directory in [stage, &setup.folder] {
+        fs::set_permissions(directory, fs::Permissions::from_mode(0o755)).expect("let others pass");
+    }
+    // The program must be reachable for that user, wherever the repository lies.
+    let program = stage.join("socklb");
+    if !program.exists() {
+        fs::copy(stage::program("socklb"), &program).expect("copy the program");
+        stage::until_nobody_writes(&program);
+    }
+    let mut command = std::process::Command::new("setpriv");
+    command.args([
+        "--reuid",
+        "65533",
+        "--regid",
+        &group.to_string(),
+        "--clear-groups",
+        "--bounding-set",
+        "-all",
+    ]);
+    command.arg(program).arg("--pins").arg(&setup.pins).arg("--run").arg(setup.folder.join("run"));
+    finish(command.args(arguments))
+}
+
+#[test]
+fn other_users_may_neither_ask_the_daemon_nor_open_its_pins() {
+    let fixture = Fixture::new();
+    for arguments in
+        [&["status"][..], &["flows"], &["explain", "users"], &["wait", "web"], &["detach", "web"]]
+    {
+        let (code, text) = failure(&as_member_of(NOBODY, &fixture, arguments));
+        assert!(code == Some(4) && text.contains("ermission denied"), "{arguments:?}: {code:?} {text}");
+    }
+    assert_eq!(fixture.probe().dial_many(stage::fixture::SERVICE, 6).len(), 3);
+}
+
+#[test]
+fn members_of_the_sockets_group_may_ask_and_change_nothing() {
+    let fixture = Fixture::new();
+    let socket = fixture.setup.folder.join("run/socklb.sock");
+    chown(&socket, None, Some(NOBODY)).expect("give it a group");
+    for arguments in [&["status"][..], &["explain", "users"]] {
+        let (code, text) = failure(&as_member_of(NOBODY, &fixture, arguments));
+        assert_eq!((code, text.as_str()), (Some(0), ""), "{arguments:?}");
+    }
+    for arguments in [&["flows"][..], &["detach", "web"]] {
+        let (code, text) = failure(&as_member_of(NOBODY, &fixture, arguments));
+        assert!(code == Some(4) && text.contains("ermission denied"), "{arguments:?}: {code:?} {text}");
+    }
+    // Whatever is asked for by another method than GET is refused.
+    for method in ["POST", "PUT", "DELETE", "PATCH"] {
+        let mut stream = std::os::unix::net::UnixStream::connect(&socket).expect("connect");
+        let question = "/v1/status HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
+        write!(stream, "{method} {question}").expect("ask");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).expect("an answer");
+        assert!(answer.starts_with("HTTP/1.1 405"), "{method}: {answer}");
+    }
+}
+
+/// A start with these directories: its exit code and message.
+fn start(setup: &Setup) -> (Option<i32>, String) {
+    let path = setup.folder.join("socklb.toml");
+    failure(&setup.run(&["run", "--config", path.to_str().expect("UTF-8")]))
+}
+
+/// Runs what a message says between its first two backquotes.
+fn do_as_told(text: &str) {
+    let command = text.split('`').nth(1).unwrap_or_else(|| panic!("no command in {text}"));
+    let words: Vec<&str> = command.split(' ').collect();
+    let done = std::process::Command::new(words[0]).args(&words[1..]).status().expect("start it");
+    assert!(done.success(), "{command}");
+}
+
+#[test]
+fn directories_of_others_are_refused_with_the_command_that_mends_it() {
+    let stage = Stage::new();
+    let cgroup = Cgroup::new();
+    let setup = Setup::new(&stage, "a");
+    setup.write("socklb.toml", &config(&cgroup, "{ static = ['127.0.0.1:8001'] }", ""));
+    let daemon = Daemon::start_again(&setup);
+    assert_eq!(daemon.stop(), Some(0));
+    let client = setup.pins_of("web");
+    let version = client.parent().expect("the version's").to_owned();
+    let (run, state) = (setup.folder.join("run"), setup.folder.join("state"));
+    let directories = [
+        (&setup.pins, "--pins"),
+        (&version, "--pins"),
+        (&client, "--pins"),
+        (&client.join("maps"), "--pins"),
+        (&client.join("links"), "--pins"),
+        (&run, "--run"),
+        (&state, "--state"),
+    ]
+    .map(|(path, flag)| (path.clone(), flag));
+    for (path, flag) in &directories {
+        chown(path, Some(NOBODY), None).expect("give it away");
+        let (code, text) = start(&setup);
+        let expected = format!("{} belongs to user {NOBODY}", path.display());
+        assert!(code == Some(1) && text.contains(&expected) && text.contains(flag), "{code:?} {text}");
+        do_as_told(&text);
+        fs::set_permissions(path, fs::Permissions::from_mode(0o777)).expect("open it to everybody");
+        let (code, text) = start(&setup);
+        let expected = format!("{} may be written by others (mode 0777)", path.display());
+        assert!(code == Some(1) && text.contains(&expected) && text.contains(flag), "{code:?} {text}");
+        do_as_told(&text);
+    }
+    // All that is pinned is still there, and everything works once the directories are ours.
+    let daemon = Daemon::start_again(&setup);
+    assert_eq!(setup.status()["degraded"], serde_json::json!([]));
+    assert_eq!(daemon.stop(), Some(0));
+}
+
+/// In a bpf file system that everybody may write to, anybody can take the name of the pin directory.
+#[test]
+fn a_link_in_place_of_the_pins_is_refused() {
+    let stage = Stage::new();
+    let cgroup = Cgroup::new();
+    let setup = Setup::new(&stage, "a");
+    setup.write("socklb.toml", &config(&cgroup, "{ static = [] }", ""));
+    fs::create_dir(stage.bpffs().join("other")).expect("make a directory");
+    symlink(stage.bpffs().join("other"), &setup.pins).expect("take the name");
+    let (code, text) = start(&setup);
+    let expected = format!("{} is a symbolic link", setup.pins.display());
+    assert!(code == Some(1) && text.contains(&expected), "{code:?} {text}");
+}
+
+/// `detach` is run by root over directories of the daemon's user: what that user puts there leads nowhere else.
+#[test]
+fn detach_removes_pins_of_this_directory_and_nothing_else() {
+    let mut fixture = Fixture::new();
+    fixture.stop();
+    let setup = &fixture.setup;
+    let victims = setup.folder.join("victims");
+    fs::create_dir(&victims).expect("make a folder");
+    for name in ["services", "backends", "passwd"] {
+        fs::write(victims.join(name), "of root\n").expect("write a file");
+    }
+    // Of another version every name counts as a pin's.
+    let trap = setup.pins.join("v1/trap");
+    fs::create_dir_all(&trap).expect("make a client");
+    symlink(&victims, trap.join("maps")).expect("set the trap");
+    let (code, text) = failure(&setup.run(&["detach", "trap"]));
+    assert!(code == Some(1) && text.contains("v1/trap/maps"), "{code:?} {text}");
+    // A link to another client's attachment.
+    fs::remove_file(trap.join("maps")).expect("remove the trap");
+    fs::create_dir(trap.join("links")).expect("make the directory");
+    let attached = setup.pins_of("web").join("links").join(format!("connect4@{}", fixture.cgroup.id()));
+    symlink(&attached, trap.join("links/connect4@1")).expect("set the trap");
+    let (code, text) = failure(&setup.run(&["detach", "trap"]));
+    assert!(code == Some(1) && text.contains("is not one of socklb's maps or links"), "{code:?} {text}");
+    let mut names: Vec<_> =
+        fs::read_dir(&victims).expect("read it").map(|entry| entry.expect("a file").file_name()).collect();
+    names.sort();
+    assert_eq!(names, ["backends", "passwd", "services"]);
+    assert_eq!(fixture.probe().dial_many(stage::fixture::SERVICE, 6).len(), 3, "web is still attached");
+    fs::remove_dir_all(&trap).expect("remove the trap");
+    // What is the daemon's user's, root may remove.
+    for directory in
+        [&setup.pins, setup.pins_of("web").parent().expect("the version's"), &setup.pins_of("web")]
+    {
+        chown(directory, Some(NOBODY), Some(NOBODY)).expect("give it away");
+    }
+    let (code, text) = failure(&setup.run(&["detach", "--all"]));
+    assert_eq!((code, text.as_str()), (Some(0), ""));
+    assert!(!setup.pins.exists(), "nothing is left");
+}

@@ -1,0 +1,130 @@
+//! Connects that the application gives up: whose doing that was, told by what had become of the SYN until then.
+
+use serde_json::Value;
+use stage::fixture::{Fixture, SERVICE, config, with_active_accounting};
+use stage::router::{NOWHERE, Router};
+use stage::{Probe, eventually};
+
+const ACCOUNTINGS: [&str; 2] = ["full", "active"];
+
+/// A daemon whose service has one backend and these lines.
+fn start(accounting: &str, backend: &str, lines: &str) -> Fixture {
+    let mut fixture = Fixture::without_daemon();
+    let text = config(&fixture.cgroup, &format!("{{ static = [\"{backend}\"] }}"), lines);
+    let text = if accounting == "active" { with_active_accounting(&text) } else { text };
+    fixture.setup.write("socklb.toml", &text);
+    fixture.start();
+    fixture
+}
+
+/// A listener that drops all that it is sent.
+fn silent() -> std::net::TcpListener {
+    let listener = std::net::TcpListener::bind("127.0.0.1:8010").expect("listen");
+    stage::filter::drop_all(&listener).expect("drop what comes");
+    listener
+}
+
+#[track_caller]
+fn begin(probe: &mut Probe) -> u32 {
+    let answer = probe.ask(&format!("start {SERVICE}"));
+    answer.strip_prefix("ok ").and_then(|n| n.parse().ok()).unwrap_or_else(|| panic!("{answer}"))
+}
+
+fn backend(fixture: &Fixture) -> Value {
+    fixture.setup.backends("web", "users").remove(0)
+}
+
+fn ended(fixture: &Fixture, ending: &str) -> u64 {
+    backend(fixture)["endings"][ending].as_u64().expect("a count")
+}
+
+/// Seconds since the one open flow was chosen.
+fn age(fixture: &Fixture) -> f64 {
+    let output = fixture.setup.run(&["flows", "--json"]);
+    let document: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    document["flows"][0]["age_s"].as_f64().expect("the age of a flow")
+}
+
+#[test]
+fn a_connect_that_is_given_up_counts_against_the_backend_once_an_answer_was_due() {
+    in_both_accountings(|accounting| {
+        let fixture = start(accounting, "127.0.0.1:8010", "unanswered_after = \"10ms\"");
+        let _listener = silent();
+        let mut probe = fixture.probe();
+        let socket = begin(&mut probe);
+        // Two ticks of the slowest clock more.
+        eventually("an answer was due", || age(&fixture), |age| *age > 0.030);
+        probe.close(socket);
+        let backend = backend(&fixture);
+        assert_eq!(
+            (&backend["active"], &backend["endings"]["unanswered"]),
+            (&0.into(), &1.into()),
+            "{accounting}"
+        );
+        let errors = || self::backend(&fixture)["rates_60s"]["errors"].as_f64().unwrap_or_default();
+        eventually("it counts as an error", errors, |errors| *errors > 0.0);
+    });
+}
+
+#[test]
+fn a_connect_that_is_given_up_before_is_the_applications_own_doing() {
+    in_both_accountings(|accounting| {
+        let fixture = start(accounting, "127.0.0.1:8010", "unanswered_after = \"60s\"");
+        let _listener = silent();
+        let mut probe = fixture.probe();
+        // On a busy machine the SYN may be sent again before the socket is closed, which is another matter.
+        let give_up = || {
+            let socket = begin(&mut probe);
+            probe.close(socket);
+            ended(&fixture, "gave-up")
+        };
+        eventually("one is closed before anything happens", give_up, |gave_up| *gave_up > 0);
+        assert_eq!(backend(&fixture)["active"], 0);
+    });
+}
+
+#[test]
+fn a_syn_that_was_sent_again_is_unanswered_however_long_that_may_take() {
+    in_both_accountings(|accounting| {
+        let fixture = start(accounting, "127.0.0.1:8010", "unanswered_after = \"60s\"");
+        let _listener = silent();
+        let mut probe = fixture.probe();
+        let socket = begin(&mut probe);
+        let retransmits = || probe.ask(&format!("retransmits {socket}"));
+        eventually("its SYN is sent again", retransmits, |answer| !["ok 0"].contains(&answer.as_str()));
+        probe.close(socket);
+        assert_eq!((ended(&fixture, "unanswered"), ended(&fixture, "gave-up")), (1, 0), "{accounting}");
+    });
+}
+
+/// The router's answer arrives while `connect()` still holds the socket: the kernel keeps the error and does not act on it,
+/// so that the socket goes on connecting.
+#[test]
+fn an_icmp_error_during_connect_is_told_unless_the_application_has_taken_it_off() {
+    for accounting in ACCOUNTINGS {
+        let fixture = start(accounting, &format!("{NOWHERE}:80"), "unanswered_after = \"60s\"");
+        let _router = Router::new();
+        let mut probe = fixture.probe();
+        let leave = || {
+            let socket = begin(&mut probe);
+            probe.close(socket);
+            ended(&fixture, "unreachable")
+        };
+        eventually("one is closed with the error on it", leave, |unreachable| *unreachable > 0);
+        // Where softirqs are late, the error meets a socket that nobody holds, and ends the connect; or one that is closed.
+        let given_up = || ended(&fixture, "gave-up") + ended(&fixture, "unanswered");
+        let give_up = || {
+            let (before, socket) = (given_up(), begin(&mut probe));
+            let has_taken = probe.ask(&format!("error {socket}")) == format!("ok {}", libc::EHOSTUNREACH);
+            probe.close(socket);
+            has_taken && given_up() > before
+        };
+        eventually("one has taken the error off and gives up", give_up, |gave_up| *gave_up);
+        assert_eq!(backend(&fixture)["active"], 0);
+    }
+}
+
+/// Runs a test once for each accounting.
+fn in_both_accountings(test: impl Fn(&str)) {
+    ACCOUNTINGS.into_iter().for_each(test);
+}

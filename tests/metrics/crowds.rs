@@ -1,0 +1,255 @@
+//! Readers that harm: those that ask and do not read, that do not finish asking, that are many. Whoever asks and reads gets
+//! its page all the same, the daemon does not grow, and its own work has the descriptors that it takes.
+
+use std::collections::BTreeSet;
+use std::io::{ErrorKind, Read, Write};
+use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+
+use rustix::process::{Resource, Rlimit, Signal, setrlimit};
+use stage::fixture::{Fixture, SERVICE};
+use stage::{Daemon, eventually};
+
+use crate::http::{self, Answer, OPEN_METRICS, TEXT};
+use crate::page::{LISTEN, listening, with};
+
+/// Connections that each listener has at a time.
+const PLACES: usize = 64;
+
+/// Backends that make a page of 10 MB, which no buffer of TCP takes.
+const MANY: usize = 1500;
+/// Backends that make a page that no buffer of a Unix socket takes.
+const SOME: usize = 200;
+
+/// The common case with so many backends, and a port for metrics.
+fn with_backends(count: usize) -> (Fixture, Daemon) {
+    let fixture = Fixture::without_daemon();
+    let list: Vec<String> = (0..count).map(|n| format!("\"127.1.{}.{}:80\"", n / 250, n % 250 + 1)).collect();
+    let text = stage::daemon::read(&fixture.setup.folder.join("socklb.toml"));
+    let text = text.replace(
+        r#"{ file = "users.toml" }"#,
+        &format!("{{ static = [{}] }}\nsubset = \"all\"", list.join(", ")),
+    );
+    let daemon = Daemon::start(&fixture.setup, &format!("{text}[metrics]\nlisten = \"{LISTEN}\"\n"));
+    (fixture, daemon)
+}
+
+/// Reads no more of a page than that it begins.
+fn begins(mut stream: impl Read) {
+    let mut begin = [0; 12];
+    stream.read_exact(&mut begin).expect("the answer begins");
+    assert_eq!(&begin, b"HTTP/1.0 200");
+}
+
+/// What a reader gets that asks and reads.
+#[track_caller]
+fn scrape() -> Answer {
+    let page = http::get(LISTEN, "/metrics", OPEN_METRICS);
+    assert!(page.code == 200 && page.body.ends_with("# EOF\n"), "{} {}", page.code, page.head);
+    page
+}
+
+/// Descriptors that a process has open.
+fn files(pid: u32) -> usize {
+    std::fs::read_dir(format!("/proc/{pid}/fd")).expect("its descriptors").count()
+}
+
+/// Memory of its own that a process has at most had, in bytes.
+fn peak(pid: u32) -> u64 {
+    let status = stage::daemon::read(Path::new(&format!("/proc/{pid}/status")));
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("its peak");
+    line.trim().trim_end_matches(" kB").trim().parse::<u64>().expect("kilobytes") << 10
+}
+
+/// Waits for what takes the daemon some ten seconds by itself.
+#[track_caller]
+fn until(what: &str, fact: impl FnMut() -> bool) {
+    let time = 6 * stage::patience();
+    assert!(stage::within(time, fact, |holds| *holds).is_ok(), "{what} did not come true in {time:?}");
+}
+
+/// Whether the other side has ended a connection.
+fn has_ended(stream: &mut (impl Read + Write)) -> bool {
+    let mut rest = [0; 1 << 16];
+    // Bound: what lies in the buffers, which are small.
+    loop {
+        match stream.read(&mut rest) {
+            Ok(0) => return true,
+            Ok(_) => {}
+            Err(error) => return error.kind() != ErrorKind::WouldBlock,
+        }
+    }
+}
+
+#[test]
+fn readers_that_stop_hold_up_nobody() {
+    let (fixture, daemon) = with_backends(MANY);
+    let socket = fixture.setup.folder.join("run/socklb.sock");
+    // As many as there are places, on both. A port's buffers grow with what nobody reads.
+    let (mut stopped, mut far) = (Vec::new(), Vec::new());
+    for _ in 0..PLACES {
+        let mut stream = UnixStream::connect(&socket).expect("reach the socket");
+        http::request(&mut stream, "GET", "/metrics", TEXT);
+        stopped.push(stream);
+        let mut stream = TcpStream::connect(LISTEN).expect("reach the port");
+        rustix::net::sockopt::set_socket_recv_buffer_size(&stream, 2048).expect("read little at a time");
+        http::request(&mut stream, "GET", "/metrics", TEXT);
+        far.push(stream);
+    }
+    stopped.iter().for_each(begins);
+    far.iter().for_each(begins);
+    // All places are taken by readers that do not read.
+    for _ in 0..5 {
+        let page = scrape();
+        let backends = page.body.lines().filter(|line| line.starts_with("socklb_flows_active{"));
+        assert_eq!(backends.count(), MANY);
+    }
+    assert_eq!(fixture.setup.status()["daemon"]["pid"], daemon.pid(), "the daemon itself answers");
+    assert!(peak(daemon.pid()) < 200 << 20, "{} bytes", peak(daemon.pid()));
+    // Nobody keeps a place for ever, wanted or not.
+    for mut stream in stopped {
+        stream.set_nonblocking(true).expect("look, not wait");
+        until("a reader that stopped is cut off", || has_ended(&mut stream));
+    }
+}
+
+#[test]
+fn a_page_that_is_cut_off_is_not_taken_for_whole() {
+    let (fixture, daemon) = with_backends(SOME);
+    let socket = fixture.setup.folder.join("run/socklb.sock");
+    let mut stream = UnixStream::connect(socket).expect("reach the socket");
+    write!(stream, "GET /metrics HTTP/1.1\r\nhost: localhost\r\n\r\n").expect("ask");
+    let mut text = vec![0; 1 << 12];
+    let read = stream.read(&mut text).expect("the answer begins");
+    let head = String::from_utf8_lossy(&text[..read]).to_lowercase();
+    let length = head.split("content-length: ").nth(1).and_then(|rest| rest.split("\r\n").next());
+    let length: usize = length.and_then(|length| length.parse().ok()).unwrap_or_else(|| panic!("{head}"));
+    let before = files(daemon.pid());
+    until("it is cut off", || files(daemon.pid()) < before);
+    let mut rest = Vec::new();
+    // Whether it ends or is reset: there is less than was announced.
+    let _ = stream.read_to_end(&mut rest);
+    assert!(read + rest.len() < length, "{} of {length}", read + rest.len());
+}
+
+#[test]
+fn a_page_is_packed_for_those_who_take_it_so() {
+    let (fixture, _daemon) = with_backends(SOME);
+    let plain = scrape().body;
+    let mut stream = TcpStream::connect(LISTEN).expect("reach the port");
+    let head = "GET /metrics HTTP/1.0\r\nHost: localhost\r\nAccept-Encoding: deflate, gzip;q=0.8\r\n";
+    write!(stream, "{head}Accept: {OPEN_METRICS}\r\n\r\n").expect("ask");
+    let mut bytes = Vec::new();
+    stream.read_to_end(&mut bytes).expect("read the answer");
+    let end = bytes.windows(4).position(|four| four == b"\r\n\r\n").expect("a head") + 4;
+    let head = String::from_utf8_lossy(&bytes[..end]).to_lowercase();
+    assert!(head.starts_with("http/1.0 200") && head.contains("content-encoding: gzip"), "{head}");
+    let file = fixture.setup.folder.join("page.gz");
+    std::fs::write(&file, &bytes[end..]).expect("keep the page");
+    // gzip is part of every Debian.
+    let unpacked = std::process::Command::new("gzip").arg("-dc").arg(&file).output().expect("run gzip");
+    let unpacked = String::from_utf8(unpacked.stdout).expect("text");
+    assert_eq!(unpacked.lines().count(), plain.lines().count());
+    assert!(unpacked.ends_with("# EOF\n"));
+    let ratio = unpacked.len() / (bytes.len() - end);
+    assert!(ratio >= 10, "{} bytes packed to {}", unpacked.len(), bytes.len() - end);
+}
+
+/// Requests whose heads never end: what is kept of each is bounded, in bytes and in time.
+#[test]
+fn requests_that_do_not_end_take_little_and_are_dropped() {
+    let fixture = listening();
+    let pid = fixture.daemon().pid();
+    let before = peak(pid);
+    let mut unfinished: Vec<TcpStream> = Vec::new();
+    for _ in 0..1500 {
+        let mut stream = TcpStream::connect(LISTEN).expect("reach the port");
+        stream.set_write_timeout(Some(stage::patience())).expect("set the limit of time");
+        // What does not fit is refused before all of it is written.
+        let head = format!("GET /metrics HTTP/1.1\r\nx: {}", "x".repeat(390_000));
+        let _ = stream.write_all(head.as_bytes());
+        unfinished.push(stream);
+    }
+    scrape();
+    // The limit is for the whole daemon: 8 KiB for each of 64 places are half a megabyte.
+    assert!(peak(pid) < before + (32 << 20), "{before} bytes, then {}", peak(pid));
+    // One that is short enough to be waited for is waited for, but not for ever.
+    let mut slow = TcpStream::connect(LISTEN).expect("reach the port");
+    write!(slow, "GET /metrics HTTP/1.1\r\n").expect("begin to ask");
+    slow.set_nonblocking(true).expect("look, not wait");
+    until("it is given up", || has_ended(&mut slow));
+}
+
+#[test]
+fn a_head_at_its_limit_is_answered_and_past_it_refused() {
+    let fixture = listening();
+    let answer = |bytes: usize| {
+        let line = "GET /metrics HTTP/1.0\r\nx: ";
+        let mut stream = TcpStream::connect(LISTEN).expect("reach the port");
+        let head = format!("{line}{}\r\n\r\n", "x".repeat(bytes - line.len() - 4));
+        stream.write_all(head.as_bytes()).expect("ask");
+        let mut begin = [0; 12];
+        stream.read_exact(&mut begin).expect("an answer");
+        String::from_utf8_lossy(&begin).into_owned()
+    };
+    assert_eq!(answer(8191), "HTTP/1.0 200");
+    assert!(answer(8193).ends_with(" 431"), "{}", answer(8193));
+    let mut stream = TcpStream::connect(LISTEN).expect("reach the port");
+    write!(stream, "GET /metrics HTTP/1.0\r\ncontent-length: 1\r\n\r\nx").expect("ask");
+    let mut begin = [0; 12];
+    stream.read_exact(&mut begin).expect("an answer");
+    assert_eq!(&begin, b"HTTP/1.0 413");
+    drop(fixture);
+}
+
+/// Descriptors that a daemon with one client takes at most, by the arithmetic of docs/limits.md.
+const NEEDED: u64 = 618;
+
+/// Whoever opens connections and stays silent loses them to those who ask.
+#[test]
+fn connections_without_number_keep_no_reader_out_and_take_no_descriptor_that_the_daemon_needs() {
+    let mut fixture = Fixture::without_daemon();
+    with(&fixture, &format!("[metrics]\nlisten = \"{LISTEN}\"\n"));
+    let few = |command: &mut std::process::Command| {
+        // SAFETY: the closure makes one system call and allocates nothing.
+        unsafe {
+            command.pre_exec(|| {
+                let limit = Some(NEEDED);
+                Ok(setrlimit(Resource::Nofile, Rlimit { current: Some(64), maximum: limit })?)
+            });
+        }
+    };
+    fixture.daemon = Some(Daemon::spawn_with(&fixture.setup, few));
+    let socket = fixture.setup.folder.join("run/socklb.sock");
+    eventually("the daemon answers", || UnixStream::connect(&socket).is_ok(), |answers| *answers);
+    let pid = fixture.daemon().pid();
+    let links = || -> BTreeSet<_> {
+        let links = std::fs::read_dir(fixture.setup.pins_of("web").join("links")).expect("links");
+        links.map(|link| link.expect("a link").file_name()).collect()
+    };
+    let before = links();
+    let mut silent: Vec<TcpStream> = Vec::new();
+    let mut most = 0;
+    for round in 0..20 {
+        silent.extend((0..30).map(|_| TcpStream::connect(LISTEN).expect("reach the port")));
+        scrape();
+        most = most.max(files(pid));
+        // The daemon's own work goes on: a cgroup made anew is attached, and a configuration taken on.
+        if round % 10 == 5 {
+            fixture.cgroup.remove();
+            fixture.cgroup.create();
+            fixture.daemon().signal(Signal::HUP);
+            eventually(
+                "nothing is wrong",
+                || fixture.setup.run(&["status"]).status.code(),
+                |code| *code == Some(0),
+            );
+        }
+    }
+    assert_eq!(fixture.probe().dial_many(SERVICE, 9).len(), 3);
+    assert_eq!(links().len(), before.len(), "no link was lost");
+    assert!(most as u64 <= NEEDED, "{most} descriptors");
+    assert!(!fixture.daemon().log().contains("Too many open files"), "{}", fixture.daemon().log());
+}

@@ -1,0 +1,46 @@
+//! A file system that does not answer: FUSE whose server never reads a request, as if the server of a network file system
+//! were gone. Whoever looks at anything in it waits until it is unmounted.
+
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+
+/// The file system, mounted over a directory. Gone when it is dropped.
+pub struct Hung {
+    at: PathBuf,
+    _server: File,
+}
+
+impl Hung {
+    /// Whether there is FUSE here. Every host that these tests run on has it; guests have what their kernels are built with.
+    pub fn is_possible() -> bool {
+        let possible = Path::new("/dev/fuse").exists();
+        if !possible {
+            eprintln!("there is no /dev/fuse here");
+            assert!(crate::in_a_guest(), "a host without /dev/fuse: load the kernel's module fuse");
+        }
+        possible
+    }
+
+    /// Mounts it over a directory that exists.
+    ///
+    /// # Panics
+    /// If it cannot be mounted.
+    pub fn over(directory: &Path) -> Self {
+        let server = File::options().read(true).write(true).open("/dev/fuse").expect("open /dev/fuse");
+        let options = format!("fd={},rootmode=40000,user_id=0,group_id=0,allow_other", server.as_raw_fd());
+        let options = std::ffi::CString::new(options).expect("no NUL");
+        mount("hung", directory, "fuse", MountFlags::NOSUID | MountFlags::NODEV, Some(options.as_c_str()))
+            .unwrap_or_else(|error| panic!("mount over {}: {error}", directory.display()));
+        Self { at: directory.to_owned(), _server: server }
+    }
+}
+
+impl Drop for Hung {
+    fn drop(&mut self) {
+        // Whoever waits gets an error; the server's descriptor, closed after this, would do the same.
+        let _ = unmount(&self.at, UnmountFlags::FORCE | UnmountFlags::DETACH);
+    }
+}
