@@ -10,3 +10,5 @@ mod tables;
 mod accounting;
 
 mod crowds;
+
+mod faults;

@@ -32,6 +32,8 @@ mod bench;
 
 mod soak;
 
+mod inject;
+
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -69,6 +71,8 @@ enum Command {
     Bench(bench::Options),
     /// Millions of connects; which records of them are left, before a sweep and after it
     Soak(soak::Options),
+    /// Let every call of the daemon that takes a resource or a privilege fail once, under load; `--all` takes an hour
+    Inject(inject::Options),
     /// A process of the demo
     #[command(hide = true)]
     DemoBackend(demo::BackendOptions),
@@ -90,6 +94,7 @@ fn main() -> ExitCode {
         Command::Prometheus => prometheus::run(),
         Command::Bench(options) => bench::run(&options),
         Command::Soak(options) => soak::run(&options),
+        Command::Inject(options) => inject::run(&options),
         Command::DemoBackend(options) => demo::backend(&options),
         Command::DemoClient(options) => demo::client(&options),
     };

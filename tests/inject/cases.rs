@@ -1,0 +1,65 @@
+//! Which faults are tried, in which order: every call site, in each phase in which it was seen, with each error; all of them, or as
+//! many as there is time for, drawn by a seed.
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+use fastrand::Rng;
+
+use crate::site::Id;
+use crate::supervisor::{Desk, Fault, Phase};
+
+/// Out of descriptors, out of memory, and not allowed.
+pub const ERRORS: [(i32, &str); 3] =
+    [(libc::EMFILE, "EMFILE"), (libc::ENOMEM, "ENOMEM"), (libc::EPERM, "EPERM")];
+
+/// One fault that is tried.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Case {
+    /// When.
+    pub phase: Phase,
+    /// Where.
+    pub site: Id,
+    /// How.
+    pub errno: i32,
+    /// Calls from there that succeed before.
+    pub skip: u32,
+}
+
+impl Case {
+    /// What is armed for it.
+    pub fn fault(&self) -> Fault {
+        Fault { site: self.site, errno: self.errno, skip: self.skip }
+    }
+}
+
+impl fmt::Display for Case {
+    /// As the arguments that ask for it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { phase, site, errno, skip } = self;
+        let error = ERRORS.iter().find(|(number, _)| number == errno).map_or("?", |(_, name)| name);
+        let phase = match phase {
+            Phase::Start => "start",
+            Phase::Run => "run",
+            Phase::Stop => "stop",
+        };
+        write!(f, "--site {site} --errno {error} --phase {phase} --skip {skip}")
+    }
+}
+
+/// The cases that follow from what was seen and were not tried: each error at the first call of a site, and one of them at
+/// a later call.
+pub fn untried(desk: &Desk, tried: &BTreeSet<(Phase, Id)>, random: &mut Rng) -> Vec<Case> {
+    let seen = desk.look(|record| record.seen.clone());
+    let mut cases = Vec::new();
+    for ((phase, site), count) in seen.into_iter().filter(|(place, _)| !tried.contains(place)) {
+        cases.extend(ERRORS.map(|(errno, _)| Case { phase, site, errno, skip: 0 }));
+        if count > 3 {
+            let (errno, _) = random.choice(ERRORS).expect("there are errors");
+            // Of half a pass: the record is that of two, and not all of them are alike.
+            let skip = 1 + random.u32(..(count / 4).max(1));
+            cases.push(Case { phase, site, errno, skip });
+        }
+    }
+    cases
+}

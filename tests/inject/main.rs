@@ -1,0 +1,268 @@
+//! Fault injection: every call of the daemon that takes a resource or a privilege fails once, under clients that connect
+//! without pause. No link may be lost, no connect fail, no count stay wrong, and everything goes on by itself.
+//!
+//! A call site is told by the functions that lead to it. A failing case is printed with what it takes to see it again.
+
+mod filter;
+
+mod symbols;
+
+mod stack;
+
+mod site;
+
+mod supervisor;
+
+mod scene;
+
+mod cases;
+
+use std::collections::{BTreeSet, VecDeque};
+use std::process::ExitCode;
+use std::time::{Duration, Instant, SystemTime};
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Parser;
+use fastrand::Rng;
+
+use cases::{Case, ERRORS};
+use scene::Scene;
+use site::Id;
+use supervisor::{Desk, Phase};
+
+/// Lets the daemon's system calls fail, one after the other.
+#[derive(Debug, Parser)]
+struct Options {
+    /// Every site with every error, however long it takes
+    #[arg(long)]
+    all: bool,
+    /// As many as fit into this time, drawn by the seed
+    #[arg(long, default_value_t = 90)]
+    seconds: u64,
+    /// Decides what is drawn; random unless it is given
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Only this site, as a failing case names it
+    #[arg(long)]
+    site: Option<Id>,
+    /// Only this error
+    #[arg(long, value_parser = errno)]
+    errno: Option<i32>,
+    /// Only in this phase
+    #[arg(long, value_parser = phase)]
+    phase: Option<Phase>,
+    /// Only after so many calls from the site
+    #[arg(long)]
+    skip: Option<u32>,
+    /// Only lists the sites that are found
+    #[arg(long)]
+    list: bool,
+}
+
+fn errno(name: &str) -> Result<i32, String> {
+    let found = ERRORS.iter().find(|(_, known)| *known == name);
+    found.map(|(number, _)| *number).ok_or_else(|| "write EMFILE, ENOMEM or EPERM".to_owned())
+}
+
+fn phase(name: &str) -> Result<Phase, String> {
+    match name {
+        "start" => Ok(Phase::Start),
+        "run" => Ok(Phase::Run),
+        "stop" => Ok(Phase::Stop),
+        _ => Err("write start, run or stop".to_owned()),
+    }
+}
+
+impl Options {
+    fn wants(&self, case: &Case) -> bool {
+        self.site.is_none_or(|site| site == case.site)
+            && self.errno.is_none_or(|errno| errno == case.errno)
+            && self.phase.is_none_or(|phase| phase == case.phase)
+            && self.skip.is_none_or(|skip| skip == case.skip)
+    }
+}
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("inject: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<()> {
+    let options = Options::parse();
+    let seed = options.seed.unwrap_or_else(|| {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("after 1970");
+        u64::from(now.subsec_nanos())
+    });
+    println!("inject: seed {seed}");
+    let mut run = Run {
+        desk: Desk::default(),
+        random: Rng::with_seed(seed),
+        queue: VecDeque::new(),
+        known: BTreeSet::new(),
+        deadline: (!options.all && options.site.is_none())
+            .then(|| Instant::now() + Duration::from_secs(options.seconds)),
+        options,
+        tried: 0,
+        unreached: Vec::new(),
+        failures: Vec::new(),
+    };
+    run.in_sessions()?;
+    run.report()
+}
+
+/// All that is tried.
+struct Run {
+    options: Options,
+    desk: Desk,
+    random: Rng,
+    queue: VecDeque<Case>,
+    /// Places whose cases are or were in the queue.
+    known: BTreeSet<(Phase, Id)>,
+    deadline: Option<Instant>,
+    tried: u32,
+    unreached: Vec<Case>,
+    failures: Vec<(Case, String)>,
+}
+
+/// More failures than anybody reads.
+const FAILURES: usize = 40;
+
+impl Run {
+    /// Scene after scene: one in which something failed is left, for nothing that follows in it would tell much.
+    fn in_sessions(&mut self) -> Result<()> {
+        let mut is_first = true;
+        loop {
+            // In a thread of its own: a scene changes the namespaces of the thread that makes it.
+            let outcome = std::thread::scope(|scope| scope.spawn(|| self.session(is_first)).join());
+            let Ok(outcome) = outcome else { bail!("the stage itself broke: see above") };
+            outcome?;
+            is_first = false;
+            let is_late = self.deadline.is_some_and(|deadline| Instant::now() >= deadline);
+            if self.queue.is_empty() || is_late || self.failures.len() >= FAILURES {
+                return Ok(());
+            }
+        }
+    }
+
+    fn session(&mut self, is_first: bool) -> Result<()> {
+        let scene = &mut Scene::new(&self.desk);
+        scene.begin().with_context(|| scene.log())?;
+        // Twice, so that what a daemon does only the second time is seen as well.
+        for _ in 0..if is_first { 2 } else { 0 } {
+            scene.round().and_then(|()| scene.is_whole()).with_context(|| scene.log())?;
+            scene.stop(None).with_context(|| scene.log())?;
+            ensure!(scene.start(None)?.is_none(), "a start failed without a fault:\n{}", scene.log());
+        }
+        self.discover();
+        if self.options.list {
+            self.list();
+            self.queue.clear();
+        }
+        while let Some(case) = self.queue.pop_front() {
+            if self.deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                self.queue.push_front(case);
+                break;
+            }
+            let result = attempt(scene, &self.desk, &case);
+            let fired = self.desk.disarm();
+            self.tried += 1;
+            if let Err(error) = result {
+                let text = format!("{error:#}\n--- its log ---\n{}", scene.log());
+                println!("FAILED {case}\n    {}\n{text}", self.site(case.site));
+                self.failures.push((case, text));
+                // A fresh scene is better than what is left of this one.
+                return Ok(());
+            }
+            if !fired {
+                self.unreached.push(case);
+            }
+            println!("{} {case}: {}", if fired { "ok" } else { "not reached" }, self.summary(case.site));
+            if self.options.all {
+                self.discover();
+            }
+        }
+        scene.stop(None)
+    }
+
+    /// Queues the cases of places that were not known.
+    fn discover(&mut self) {
+        let mut cases = cases::untried(&self.desk, &self.known, &mut self.random);
+        self.known.extend(cases.iter().map(|case| (case.phase, case.site)));
+        cases.retain(|case| self.options.wants(case));
+        self.random.shuffle(&mut cases);
+        self.queue.extend(cases);
+    }
+
+    fn site(&self, id: Id) -> String {
+        self.desk.look(|record| record.sites[&id].to_string())
+    }
+
+    fn summary(&self, id: Id) -> String {
+        self.desk.look(|record| record.sites[&id].summary())
+    }
+
+    fn list(&self) {
+        self.desk.look(|record| {
+            for ((phase, id), count) in &record.seen {
+                println!("{phase:?} x{count}: {}", record.sites[id]);
+            }
+        });
+    }
+
+    fn report(&self) -> Result<()> {
+        let places = self.known.len();
+        let sites = self.desk.look(|record| record.sites.len());
+        println!(
+            "inject: {sites} call sites, {places} by phase; {} cases tried, {} not reached, {} left, {} failed",
+            self.tried,
+            self.unreached.len(),
+            self.queue.len(),
+            self.failures.len()
+        );
+        for (case, _) in &self.failures {
+            println!("failed: cargo xtask inject {case}: {}", self.summary(case.site));
+        }
+        ensure!(self.failures.is_empty(), "{} cases failed", self.failures.len());
+        Ok(())
+    }
+}
+
+/// Lets one call fail, and looks at everything afterwards.
+fn attempt(scene: &mut Scene, desk: &Desk, case: &Case) -> Result<()> {
+    match case.phase {
+        Phase::Start => {
+            scene.stop(None)?;
+            if scene.start(Some(case.fault()))?.is_none() {
+                // It may end by that fault even after it answers.
+                let result = scene.is_whole();
+                if scene.has_ended()?.is_none() {
+                    return result;
+                }
+            }
+            desk.disarm();
+            let again = scene.start(None)?;
+            ensure!(again.is_none(), "the next start fails as well: {again:?}");
+        }
+        Phase::Run => {
+            desk.arm(case.fault());
+            let result = scene.round();
+            if scene.has_ended()?.is_some() {
+                let again = scene.start(None)?;
+                ensure!(again.is_none(), "the next start fails: {again:?}");
+            } else {
+                result?;
+            }
+        }
+        Phase::Stop => {
+            scene.stop(Some(case.fault()))?;
+            let again = scene.start(None)?;
+            ensure!(again.is_none(), "the next start fails: {again:?}");
+        }
+    }
+    scene.is_whole()
+}

@@ -1,0 +1,350 @@
+//! The scene of every fault: a daemon under supervision, a client that connects without pause, and everything that a daemon
+//! is asked to do in its life. After each fault all must be as it would have been without.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Debug;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
+
+use anyhow::{Context, Result, bail, ensure};
+use rustix::process::Signal;
+use serde_json::Value;
+use stage::daemon::find;
+use stage::fixture::{SERVICE, endpoints};
+use stage::probe::parse_counts;
+use stage::sys::{link_ids, remove_link};
+use stage::{Backend, Cgroup, Daemon, Probe, Setup, Stage, patience, replace, within};
+
+use crate::filter;
+use crate::supervisor::{Desk, Fault, Phase};
+
+/// The port for metrics, in the stage's own network.
+const METRICS: &str = "127.0.0.1:9500";
+/// The two lists that take turns: the third backend is another one, and weights differ.
+const LISTS: [[(&str, &str); 3]; 2] = [
+    [("127.0.0.1:8001", ""), ("127.0.0.1:8002", ""), ("127.0.0.1:8003", "")],
+    [("127.0.0.1:8001", "weight = 2"), ("127.0.0.1:8002", ""), ("127.0.0.1:8004", "")],
+];
+
+/// The scene.
+pub struct Scene {
+    // Dropped in this order: whoever uses something goes first.
+    daemon: Option<Daemon>,
+    load: Probe,
+    _backends: Vec<Backend>,
+    setup: Setup,
+    cgroup: Cgroup,
+    other: Cgroup,
+    _stage: Stage,
+    desk: Desk,
+    /// Connects of the load so far.
+    made: u64,
+    /// The kernel's ids of the first client's links, by name: nothing that fails may change them.
+    links: BTreeMap<String, u32>,
+    round: usize,
+    starts: usize,
+    /// What the daemons before this one have logged.
+    logged: usize,
+}
+
+impl Scene {
+    /// Sets the stage up; no daemon runs yet.
+    pub fn new(desk: &Desk) -> Self {
+        let stage = Stage::new();
+        let (cgroup, other) = (Cgroup::new(), Cgroup::new());
+        let setup = Setup::new(&stage, "a");
+        let backend = |n| Backend::start(&format!("b{n}"), &format!("127.0.0.1:800{n}"));
+        setup.write("users.toml", &endpoints(&LISTS[0]));
+        Self {
+            daemon: None,
+            load: Probe::start(&cgroup),
+            _backends: (1..=4).map(backend).collect(),
+            setup,
+            cgroup,
+            other,
+            _stage: stage,
+            desk: desk.clone(),
+            made: 0,
+            links: BTreeMap::new(),
+            round: 0,
+            starts: 0,
+            logged: 0,
+        }
+    }
+
+    /// The first daemon, in which nothing fails, and the first connects.
+    ///
+    /// # Errors
+    /// If that does not work.
+    pub fn begin(&mut self) -> Result<()> {
+        if let Some(last) = self.start(None)? {
+            bail!("the first start failed: {last}");
+        }
+        self.is_well()?;
+        self.links = link_ids(&self.setup.pins_of("web"));
+        ensure!(self.links.len() == 10, "there should be ten links: {:?}", self.links);
+        self.load.send(&format!("forever {SERVICE}"));
+        Ok(())
+    }
+
+    /// Starts a daemon, which finds one client in the kernel and another not, and every other time a list that cannot be
+    /// read. Returns what it said last if it refused.
+    ///
+    /// # Errors
+    /// If it neither answers nor says why not.
+    pub fn start(&mut self, fault: Option<Fault>) -> Result<Option<String>> {
+        self.setup.run(&["detach", "batch"]);
+        self.configure(true);
+        self.starts += 1;
+        if self.starts.is_multiple_of(2) {
+            self.list("[[endpoint]]\naddress = \n");
+        }
+        self.desk.enter(Phase::Start);
+        if let Some(fault) = fault {
+            self.desk.arm(fault);
+        }
+        let mut ours = None;
+        let mut daemon = Daemon::spawn_with(&self.setup, |command| ours = Some(filter::put_under(command)));
+        self.desk.supervise(daemon.pid(), filter::listener(&ours.expect("it was prepared")));
+        self.logged = self.logged.max(daemon.log().len());
+        let socket = self.setup.folder.join("run/socklb.sock");
+        let look = || (daemon.ending(), UnixStream::connect(&socket).is_ok());
+        let seen = within(3 * patience(), look, |(ending, answers)| ending.is_some() || *answers);
+        match seen {
+            Ok((Some(status), _)) => self.ended(&daemon, status).map(Some),
+            Ok((None, _)) => {
+                self.desk.enter(Phase::Run);
+                self.list(&endpoints(&LISTS[self.round % LISTS.len()]));
+                self.daemon = Some(daemon);
+                Ok(None)
+            }
+            Err(_) => bail!("it neither answers nor ends"),
+        }
+    }
+
+    /// The last words of a daemon that has ended by itself, if it is one that may.
+    fn ended(&mut self, daemon: &Daemon, status: ExitStatus) -> Result<String> {
+        let log = daemon.log().split_off(self.logged);
+        self.logged += log.len();
+        let is_refusal = matches!(status.code(), Some(1 | 4));
+        // Rust ends a program to which memory is refused, for its heap or for the stack on which overflows are handled.
+        // The daemon ends itself where a thread panics, and its runtime does where the kernel refuses a thread for another
+        // reason than want of memory, which kernels do not: the next start goes on, which no connect notices.
+        let is_out_of_memory = status.signal() == Some(Signal::ABORT.as_raw())
+            && [
+                "memory allocation of ",
+                "failed to allocate an alternative stack",
+                "OS can't spawn worker thread",
+            ]
+            .iter()
+            .any(|words| log.contains(words));
+        ensure!(is_refusal || is_out_of_memory, "it ended, {status}, and has said:\n{log}");
+        let last = log.lines().last().filter(|line| !line.is_empty()).context("it ended without a word")?;
+        Ok(last.to_owned())
+    }
+
+    /// Asks the daemon to stop, and waits.
+    ///
+    /// # Errors
+    /// If it does not end, or not well.
+    pub fn stop(&mut self, fault: Option<Fault>) -> Result<()> {
+        let mut daemon = self.daemon.take().context("a daemon runs")?;
+        self.desk.enter(Phase::Stop);
+        if let Some(fault) = fault {
+            self.desk.arm(fault);
+        }
+        daemon.signal(Signal::TERM);
+        let ending = within(patience(), || daemon.ending(), Option::is_some);
+        let status = ending.ok().flatten().context("it does not stop")?;
+        if status.code() != Some(0) {
+            self.ended(&daemon, status)?;
+        }
+        self.logged = daemon.log().len();
+        Ok(())
+    }
+
+    /// Whether the daemon has ended although nobody asked it to; what it said last, if that may be.
+    ///
+    /// # Errors
+    /// If it may not.
+    pub fn has_ended(&mut self) -> Result<Option<String>> {
+        let Some(mut daemon) = self.daemon.take() else { return Ok(None) };
+        match daemon.ending() {
+            Some(status) => self.ended(&daemon, status).map(Some),
+            None => {
+                self.daemon = Some(daemon);
+                Ok(None)
+            }
+        }
+    }
+
+    /// Everything that a running daemon is asked to do. Returns once all of it is done.
+    ///
+    /// # Errors
+    /// If something is not.
+    pub fn round(&mut self) -> Result<()> {
+        self.round += 1;
+        let list = LISTS[self.round % LISTS.len()];
+        self.list(&endpoints(&list));
+        let expected: BTreeSet<String> = list.iter().map(|(address, _)| (*address).to_owned()).collect();
+        self.until("the list is in force", backends, &expected)?;
+        let page = || page().unwrap_or_default();
+        within(patience(), page, |page| page.contains("# EOF"))
+            .map_err(|page| anyhow::anyhow!("no metrics: {page:?}"))?;
+        self.configure(true);
+        self.reload();
+        self.until("a client is added", |status| attached(status, "batch"), &Some(self.other.id()))?;
+        let link = self.setup.pins_of("batch").join(format!("links/sock_release@{}", self.other.id()));
+        remove_link(&link);
+        within(3 * patience(), || link.exists(), |exists| *exists)
+            .map_err(|_| anyhow::anyhow!("a link that was removed by hand is not made again"))?;
+        self.other.remove();
+        self.other.create();
+        let mut visitor = Probe::start(&self.other);
+        let code = visitor.socklb(&self.setup, &["wait", "batch"]);
+        ensure!(code == 0, "waiting for a cgroup that was made again failed with {code}");
+        let reached = visitor.try_dial(SERVICE);
+        ensure!(
+            reached.as_ref().is_ok_and(|dialled| dialled.name.starts_with('b')),
+            "a process that has waited reached {reached:?}"
+        );
+        drop(visitor);
+        self.until("the new cgroup is attached", |status| attached(status, "batch"), &Some(self.other.id()))?;
+        self.configure(false);
+        self.reload();
+        self.until("a client is removed", clients, &vec!["web".to_owned()])
+    }
+
+    /// Waits until all is as it should be, and nothing was lost on the way.
+    ///
+    /// # Errors
+    /// If it is not.
+    pub fn is_whole(&mut self) -> Result<()> {
+        self.is_well()?;
+        let links = link_ids(&self.setup.pins_of("web"));
+        ensure!(links == self.links, "links were {:?} and are {links:?}", self.links);
+        let counts = parse_counts(&self.load.ask("enough"));
+        self.made += counts.values().map(|count| u64::from(*count)).sum::<u64>();
+        let failed: Vec<_> = counts.iter().filter(|(name, _)| !name.starts_with('b')).collect();
+        ensure!(failed.is_empty(), "connects failed or went elsewhere: {failed:?}");
+        let made = self.made;
+        let counted = |status: &Value| (chosen(status), active(status));
+        let result = self.until("every connect is counted once, and none is open", counted, &(made, 0));
+        self.load.send(&format!("forever {SERVICE}"));
+        result
+    }
+
+    fn is_well(&self) -> Result<()> {
+        let look = || {
+            let output = self.setup.run(&["status"]);
+            (output.status.code(), String::from_utf8_lossy(&output.stdout).into_owned())
+        };
+        within(3 * patience(), look, |(code, _)| *code == Some(0))
+            .map(drop)
+            .map_err(|(code, text)| anyhow::anyhow!("status stays at {code:?}:\n{text}"))
+    }
+
+    /// Writes the configuration, with or without the second client.
+    fn configure(&self, with_other: bool) {
+        let client = |job: &str, cgroup: &Cgroup| {
+            format!("[[client]]\njob = \"{job}\"\ncgroup = \"{}\"\n", cgroup.relative().display())
+        };
+        // Flow records are looked at as often as may be, so that a look that failed is soon followed by another.
+        let mut text = format!(
+            "[metrics]\nlisten = \"{METRICS}\"\n[accounting]\nreclaim_interval = \"1s\"\n{}",
+            client("web", &self.cgroup)
+        );
+        if with_other {
+            text += &client("batch", &self.other);
+        }
+        text += &format!(
+            "[[service]]\nname = \"users\"\naddress = \"{SERVICE}\"\nbackends = {{ file = \"users.toml\" }}\n\
+             [[service]]\nname = \"fixed\"\naddress = \"10.96.0.11:80\"\nbackends = {{ static = [\"127.0.0.1:8001\"] }}\n"
+        );
+        replace(&self.setup.folder.join("socklb.toml"), &text);
+    }
+
+    /// Replaces the list of the service that the load dials.
+    fn list(&self, text: &str) {
+        replace(&self.setup.folder.join("users.toml"), text);
+    }
+
+    fn reload(&self) {
+        self.daemon.as_ref().expect("a daemon runs").signal(Signal::HUP);
+    }
+
+    /// Waits until `look` finds in the status what is expected.
+    fn until<T: PartialEq + Debug>(
+        &self,
+        what: &str,
+        look: impl Fn(&Value) -> T,
+        expected: &T,
+    ) -> Result<()> {
+        // One that ends while it answers has told nothing.
+        let status =
+            || serde_json::from_slice(&self.setup.run(&["status", "--json"]).stdout).unwrap_or(Value::Null);
+        within(3 * patience(), || look(&status()), |seen| seen == expected).map(drop).map_err(|seen| {
+            anyhow::anyhow!("it did not come true that {what}: expected {expected:?}, saw {seen:?}")
+        })
+    }
+
+    /// The end of what the daemon has logged.
+    pub fn log(&self) -> String {
+        let log = std::fs::read_to_string(self.setup.folder.join("log")).unwrap_or_default();
+        let lines: Vec<&str> = log.lines().collect();
+        lines[lines.len().saturating_sub(20)..].join("\n")
+    }
+}
+
+/// The service that the load dials.
+fn users(status: &Value) -> Option<&Value> {
+    find(&status["clients"], "web").and_then(|client| find(&client["services"], "users"))
+}
+
+/// Backends of its table.
+fn backends(status: &Value) -> BTreeSet<String> {
+    let all = users(status).and_then(|service| service["backends"].as_array()).into_iter().flatten();
+    let wanted = all.filter(|backend| backend["share_wanted"].as_f64().is_some_and(|share| share > 0.0));
+    wanted.filter_map(|backend| Some(backend["address"].as_str()?.to_owned())).collect()
+}
+
+/// Open flows of the service, over all backends.
+fn active(status: &Value) -> u64 {
+    let all = users(status).and_then(|service| service["backends"].as_array()).into_iter().flatten();
+    all.filter_map(|backend| backend["active"].as_u64()).sum()
+}
+
+/// Connects of the service, whatever became of its backends.
+fn chosen(status: &Value) -> u64 {
+    let outcomes = users(status).and_then(|service| service["outcomes"].as_object());
+    outcomes.into_iter().flat_map(|outcomes| outcomes.values()).filter_map(Value::as_u64).sum()
+}
+
+/// The id of the cgroup that a client is attached to.
+fn attached(status: &Value, client: &str) -> Option<u64> {
+    find(&status["clients"], client)?["cgroup_id"].as_u64()
+}
+
+fn clients(status: &Value) -> Vec<String> {
+    let names = |key: &str, name: &str| -> Vec<String> {
+        let list = status[key].as_array().into_iter().flatten();
+        list.filter_map(|element| Some(element[name].as_str()?.to_owned())).collect()
+    };
+    [names("clients", "name"), names("leaving", "client")].concat()
+}
+
+/// The metrics that are told on the port.
+fn page() -> std::io::Result<String> {
+    let mut stream = TcpStream::connect(METRICS)?;
+    stream.set_read_timeout(Some(patience()))?;
+    write!(
+        stream,
+        "GET /metrics HTTP/1.1\r\nHost: a\r\nAccept: application/openmetrics-text\r\nConnection: close\r\n\r\n"
+    )?;
+    let mut page = String::new();
+    stream.read_to_string(&mut page)?;
+    Ok(page)
+}

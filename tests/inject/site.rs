@@ -1,0 +1,122 @@
+//! A call site: one place in the program that makes a system call, told from others by the functions that lead to it.
+
+use std::collections::hash_map::DefaultHasher;
+use std::fmt;
+use std::hash::{Hash, Hasher};
+
+use crate::filter;
+use crate::stack::Frame;
+
+/// A call site.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Site {
+    call: String,
+    frames: Vec<Frame>,
+}
+
+/// What a site is called on the command line: the same for every run of one build.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Id(pub u64);
+
+impl fmt::Display for Id {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}", self.0)
+    }
+}
+
+impl std::str::FromStr for Id {
+    type Err = std::num::ParseIntError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        u64::from_str_radix(text, 16).map(Self)
+    }
+}
+
+/// Begins the functions of ours.
+const OURS: &str = "lb_user::";
+/// Those that do no more than call the kernel.
+const CALLS_THE_KERNEL: &str = "lb_user::datapath::sys::";
+/// Where no function is ours, the innermost of the program's tell.
+const OTHERS: usize = 8;
+/// Functions by which memory is asked for. Which of those calls takes more from the kernel is a matter of chance, so
+/// all of them together are one site.
+const ALLOCATES: [&str; 4] = ["__rdl_alloc", "__rdl_realloc", "__rdl_alloc_zeroed", "std::sys::alloc"];
+
+impl Site {
+    /// The site of a call, from its number and first argument, and the caller's stack. `None` before the program itself
+    /// runs.
+    pub fn of(number: i32, first: u64, stack: &[Frame]) -> Option<Self> {
+        let begin = stack.iter().position(|frame| frame.is_program)?;
+        let call = if number == i32::try_from(libc::SYS_bpf).expect("a small number") {
+            format!("bpf {}", command(first))
+        } else {
+            filter::name(number).to_owned()
+        };
+        let program = &stack[begin..];
+        let ours = program.iter().position(|frame| frame.function.contains(OURS));
+        let until = ours.unwrap_or(OTHERS.min(program.len()));
+        let is_allocator =
+            program[..until].iter().any(|frame| ALLOCATES.iter().any(|name| frame.function.contains(name)));
+        let frames: Vec<Frame> = if is_allocator {
+            stack[..begin].to_vec()
+        } else {
+            let mut frames = stack[..begin + until].to_vec();
+            let rest = program[until..].iter();
+            frames.extend(rest.filter(|frame| frame.function.contains(OURS)).cloned());
+            frames
+        };
+        Some(Self { call, frames })
+    }
+
+    /// Its name on the command line.
+    pub fn id(&self) -> Id {
+        // Its keys are fixed.
+        let mut hasher = DefaultHasher::new();
+        self.hash(&mut hasher);
+        Id(hasher.finish())
+    }
+
+    /// The call, and the function of ours for which it is made.
+    pub fn summary(&self) -> String {
+        let mut ours = self.frames.iter().filter(|frame| frame.function.contains(OURS));
+        let by = ours.find(|frame| !frame.function.contains(CALLS_THE_KERNEL)).or(self.frames.last());
+        by.map_or_else(|| self.call.clone(), |frame| format!("{} by {}", self.call, frame.function))
+    }
+}
+
+impl fmt::Display for Site {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} [{}]", self.call, self.id())?;
+        for Frame { function, offset, .. } in &self.frames {
+            write!(f, "\n      {function}+{offset:#x}")?;
+        }
+        Ok(())
+    }
+}
+
+/// The command of bpf(2), `enum bpf_cmd`.
+fn command(number: u64) -> String {
+    let names = [
+        (0, "MAP_CREATE"),
+        (1, "MAP_LOOKUP_ELEM"),
+        (2, "MAP_UPDATE_ELEM"),
+        (3, "MAP_DELETE_ELEM"),
+        (4, "MAP_GET_NEXT_KEY"),
+        (5, "PROG_LOAD"),
+        (6, "OBJ_PIN"),
+        (7, "OBJ_GET"),
+        (10, "PROG_TEST_RUN"),
+        (13, "PROG_GET_FD_BY_ID"),
+        (15, "OBJ_GET_INFO_BY_FD"),
+        (16, "PROG_QUERY"),
+        (18, "BTF_LOAD"),
+        (24, "MAP_LOOKUP_BATCH"),
+        (26, "MAP_UPDATE_BATCH"),
+        (28, "LINK_CREATE"),
+        (29, "LINK_UPDATE"),
+        (33, "ITER_CREATE"),
+        (34, "LINK_DETACH"),
+    ];
+    let name = names.iter().find(|(known, _)| *known == number);
+    name.map_or_else(|| number.to_string(), |(_, name)| (*name).to_owned())
+}

@@ -1,0 +1,34 @@
+//! Lets every system call of the daemon fail, one after the other; what it takes is built first.
+
+use anyhow::{Result, bail};
+
+use crate::command::{cargo, run as run_command};
+
+/// `cargo xtask inject`
+#[derive(Debug, clap::Args)]
+pub struct Options {
+    /// What the program itself takes: `--all`, `--seconds N --seed N`, `--list`, or a case as a failure names it
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    arguments: Vec<String>,
+}
+
+/// `cargo xtask inject`.
+pub fn run(options: &Options) -> Result<()> {
+    if !rustix::process::geteuid().is_root() {
+        bail!(
+            "fault injection needs root: it makes cgroups and network namespaces and loads kernel programs"
+        );
+    }
+    run_command(cargo().args([
+        "build",
+        "--locked",
+        "--package",
+        "lb-user",
+        "--package",
+        "lb-tests",
+        "--bins",
+    ]))?;
+    let mut inject = cargo();
+    inject.args(["run", "--quiet", "--locked", "--package", "lb-tests", "--bin", "inject", "--"]);
+    run_command(inject.args(&options.arguments))
+}
