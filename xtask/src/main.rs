@@ -34,6 +34,8 @@ mod soak;
 
 mod inject;
 
+mod fuzz;
+
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -73,6 +75,8 @@ enum Command {
     Soak(soak::Options),
     /// Let every call of the daemon that takes a resource or a privilege fail once, under load; `--all` takes an hour
     Inject(inject::Options),
+    /// Feed what reads text from outside with what a fuzzer makes up, guided by coverage
+    Fuzz(fuzz::Options),
     /// A process of the demo
     #[command(hide = true)]
     DemoBackend(demo::BackendOptions),
@@ -95,6 +99,7 @@ fn main() -> ExitCode {
         Command::Bench(options) => bench::run(&options),
         Command::Soak(options) => soak::run(&options),
         Command::Inject(options) => inject::run(&options),
+        Command::Fuzz(options) => fuzz::run(&options),
         Command::DemoBackend(options) => demo::backend(&options),
         Command::DemoClient(options) => demo::client(&options),
     };

@@ -23,7 +23,7 @@ pub struct Options {
 enum Tier {
     /// Pure code: the contract, the decisions, the planner, the house rules. No root, any platform
     Pure,
-    /// The daemon's own tests. No root
+    /// The daemon's own tests, and what it reads from outside. No root
     Product,
     /// The committed kernel object against its sources
     Object,
@@ -74,7 +74,8 @@ fn run_tier(tier: Tier, filter: Option<&str>) -> Result<()> {
         Tier::Pure => {
             &["--package", "lb-common", "--package", "lb-core", "--package", "lb-sim", "--package", "xtask"]
         }
-        Tier::Product => &["--package", "lb-user"],
+        // With the readers of text from outside, fed with what fuzzers have found.
+        Tier::Product => &["--package", "lb-user", "--package", "lb-fuzz"],
         Tier::Object => return object::rebuild_and_compare(),
         // With the tests of the tests' own parts.
         Tier::Local => &["--package", "lb-tests", "--lib", "--bins", "--test", "local", "--test", "metrics"],

@@ -1,0 +1,101 @@
+//! Variations of texts that are known to reach far: pieces cut out, doubled, exchanged, and words of the language put in.
+//! The same seed makes the same variations, on every machine.
+
+use fastrand::Rng;
+
+/// Longer texts take longer and show nothing new.
+const LONGEST: usize = 16 << 10;
+
+/// A variation of one of `texts`, by a few changes.
+pub fn vary(texts: &[Vec<u8>], words: &[Vec<u8>], random: &mut Rng) -> Vec<u8> {
+    const CHANGES: usize = 6;
+    let mut text = random.choice(texts).cloned().unwrap_or_default();
+    for _ in 0..=random.usize(..CHANGES) {
+        change(&mut text, texts, words, random);
+    }
+    text.truncate(LONGEST);
+    text
+}
+
+fn change(text: &mut Vec<u8>, texts: &[Vec<u8>], words: &[Vec<u8>], random: &mut Rng) {
+    const PIECE: usize = 64;
+    let begin = random.usize(..=text.len());
+    let end = (begin + random.usize(..PIECE)).min(text.len());
+    match random.usize(..8) {
+        0 => drop(text.drain(begin..end)),
+        1 => {
+            let piece = text[begin..end].to_vec();
+            let at = random.usize(..=text.len());
+            text.splice(at..at, piece);
+        }
+        2 => {
+            // Many of the same: depth, and length.
+            let piece = text[begin..end].repeat(1 + random.usize(..PIECE));
+            text.splice(begin..end, piece);
+        }
+        3 | 4 => {
+            let word = random.choice(words).cloned().unwrap_or_default();
+            let until = if random.bool() { begin } else { end };
+            text.splice(begin..until, word);
+        }
+        5 => {
+            let other = random.choice(texts).cloned().unwrap_or_default();
+            let from = random.usize(..=other.len());
+            let until = (from + random.usize(..(4 * PIECE))).min(other.len());
+            text.splice(begin..end, other[from..until].iter().copied());
+        }
+        6 => text.truncate(begin),
+        _ => {
+            if let Some(byte) = text.get_mut(begin) {
+                // A bit, or a whole byte.
+                let change = random.u8(..);
+                *byte ^= if random.bool() { 1 << (change % 8) } else { change };
+            }
+        }
+    }
+}
+
+/// The words of a dictionary as fuzzers read it: one in quotes on each line, with `\"`, `\\` and `\xNN` in it.
+///
+/// # Panics
+/// If a line is something else.
+pub fn words(dictionary: &str) -> Vec<Vec<u8>> {
+    let lines = dictionary.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
+    lines.map(|line| word(line).unwrap_or_else(|| panic!("no word of a dictionary: {line}"))).collect()
+}
+
+fn word(line: &str) -> Option<Vec<u8>> {
+    let mut rest = line.strip_prefix('"')?.strip_suffix('"')?.bytes();
+    let mut word = Vec::new();
+    while let Some(byte) = rest.next() {
+        word.push(match byte {
+            b'\\' => match rest.next()? {
+                b'x' => {
+                    let digits = [rest.next()?, rest.next()?];
+                    u8::from_str_radix(str::from_utf8(&digits).ok()?, 16).ok()?
+                }
+                escaped => escaped,
+            },
+            byte => byte,
+        });
+    }
+    Some(word)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_seed_makes_the_same_variations() {
+        let texts = [b"one = 1\n".to_vec(), b"[[two]]\n".to_vec()];
+        let words = words("# comment\n\"three\"\n\"\\x00\\\"\"\n");
+        assert_eq!(words, [b"three".to_vec(), b"\0\"".to_vec()]);
+        let many = |seed| {
+            let random = &mut Rng::with_seed(seed);
+            (0..100).map(|_| vary(&texts, &words, random)).collect::<Vec<_>>()
+        };
+        assert_eq!(many(7), many(7));
+        assert_ne!(many(7), many(8));
+    }
+}

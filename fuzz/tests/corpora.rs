@@ -1,0 +1,58 @@
+//! What fuzzers have found to reach far is read again, and a fixed number of variations of it: the same ones each time, so
+//! that a failure is one that can be repeated.
+
+use std::fs;
+use std::panic::catch_unwind;
+use std::path::Path;
+
+use fastrand::Rng;
+use lb_fuzz::variation::{vary, words};
+use lb_fuzz::{Target, target};
+
+/// Reads the corpus of a target, then so many variations.
+#[track_caller]
+fn check(name: &str, variations: u32) {
+    let Target { read, .. } = target(name).expect("a target");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let files = fs::read_dir(folder.join("corpus").join(name)).expect("a corpus");
+    let mut paths: Vec<_> = files.map(|file| file.expect("a file").path()).collect();
+    // Folders are in no order.
+    paths.sort();
+    let texts: Vec<Vec<u8>> = paths.iter().map(|path| fs::read(path).expect("a text")).collect();
+    assert!(texts.len() >= 5, "a corpus of {} texts", texts.len());
+    for (path, text) in paths.iter().zip(&texts) {
+        println!("{}", path.display());
+        read(text);
+    }
+    let dictionary = fs::read_to_string(folder.join("dictionaries").join(name)).expect("a dictionary");
+    let words = words(&dictionary);
+    let random = &mut Rng::with_seed(1);
+    for number in 0..variations {
+        let text = vary(&texts, &words, random);
+        if catch_unwind(|| read(&text)).is_err() {
+            let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{number}"));
+            fs::write(&path, &text).expect("keep the text");
+            panic!("variation {number} of {name}, kept in {}: see above", path.display());
+        }
+    }
+}
+
+#[test]
+fn configurations_are_read_or_refused() {
+    check("configuration", 20_000);
+}
+
+#[test]
+fn endpoint_files_in_toml_are_read_or_refused() {
+    check("endpoints_toml", 20_000);
+}
+
+#[test]
+fn requests_are_answered_or_refused() {
+    check("http", 20_000);
+}
+
+#[test]
+fn endpoint_files_in_json_are_read_or_refused() {
+    check("endpoints_json", 20_000);
+}

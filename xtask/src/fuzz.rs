@@ -1,0 +1,64 @@
+//! Feeds everything that reads text from outside with what a fuzzer makes up: libFuzzer, guided by coverage. Stable Rust has
+//! the instrumentation that it needs; sanitizers, which take nightly, would find little in safe code.
+
+use std::fs;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::command::{cargo, root, run as run_command, target};
+
+/// `cargo xtask fuzz`
+#[derive(Debug, clap::Args)]
+pub struct Options {
+    /// Only this reader: a folder of `fuzz/corpus`
+    target: Option<String>,
+    /// How long each is fed
+    #[arg(long, default_value_t = 15, value_parser = clap::value_parser!(u64).range(1..))]
+    minutes: u64,
+}
+
+/// Coverage of edges, counted in the program, and what is compared with what.
+const INSTRUMENTATION: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
+                               -Cllvm-args=-sanitizer-coverage-inline-8bit-counters \
+                               -Cllvm-args=-sanitizer-coverage-pc-table \
+                               -Cllvm-args=-sanitizer-coverage-trace-compares -Cdebug-assertions -Copt-level=2";
+/// Named, so that the flags are for the program and not for what builds it.
+const HOST: &str = "x86_64-unknown-linux-gnu";
+
+/// `cargo xtask fuzz`.
+pub fn run(options: &Options) -> Result<()> {
+    let folder = target().join("fuzz");
+    let mut build = cargo();
+    build.args(["build", "--locked", "--package", "lb-fuzz", "--features", "libfuzzer", "--bin", "fuzz"]);
+    build.args(["--target", HOST, "--target-dir"]).arg(&folder).env("RUSTFLAGS", INSTRUMENTATION);
+    run_command(&mut build)?;
+    for name in names(options.target.as_deref())? {
+        let found = folder.join("found").join(&name);
+        fs::create_dir_all(&found).with_context(|| format!("make {}", found.display()))?;
+        let mut fuzz = std::process::Command::new(folder.join(HOST).join("debug/fuzz"));
+        fuzz.env("SOCKLB_FUZZ", &name);
+        fuzz.arg(format!("-max_total_time={}", Duration::from_secs(60 * options.minutes).as_secs()));
+        // Ten seconds for one text of 64 KiB would be a fault, and so would half a gigabyte.
+        fuzz.args(["-timeout=10", "-rss_limit_mb=512", "-max_len=65536", "-print_final_stats=1"]);
+        fuzz.arg(format!("-dict={}", root().join("fuzz/dictionaries").join(&name).display()));
+        fuzz.arg(format!("-artifact_prefix={}/failed-{name}-", folder.display()));
+        run_command(fuzz.arg(&found).arg(root().join("fuzz/corpus").join(&name)))?;
+    }
+    Ok(())
+}
+
+/// All readers, or the one that was asked for.
+fn names(only: Option<&str>) -> Result<Vec<String>> {
+    let corpora = root().join("fuzz/corpus");
+    let entries = fs::read_dir(&corpora).with_context(|| format!("list {}", corpora.display()))?;
+    let mut names = entries
+        .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
+        .collect::<Result<Vec<_>>>()?;
+    names.sort();
+    if let Some(only) = only {
+        ensure!(names.iter().any(|name| name == only), "there is no {only}, but {}", names.join(", "));
+        names.retain(|name| name == only);
+    }
+    Ok(names)
+}
