@@ -431,14 +431,18 @@ fn a_client_that_comes_back_gets_new_programs() {
     eventually("nothing is wrong", || fixture.setup.faults(), Vec::is_empty);
 }
 
-/// What a source has gone through is not forgotten with a reload.
+/// What a source has gone through is not forgotten with a reload, which reads the same version once more.
 #[test]
 fn failures_of_a_source_are_counted_on_over_a_reload() {
     let fixture = Fixture::new();
-    replace(&fixture.file, "[[endpoint]]\naddress = 5\n");
     let failures = || fixture.setup.status()["clients"][0]["services"][0]["source"]["failures"].as_u64();
+    replace(&fixture.file, "[[endpoint]]\naddress = 5\n");
     eventually("it is counted", failures, |failures| *failures == Some(1));
     fixture.daemon().signal(Signal::HUP);
+    let taken_on = || fixture.daemon().log().contains("configuration taken on");
+    eventually("it is taken on", taken_on, |taken_on| *taken_on);
+    assert_eq!(failures(), Some(1), "one version of the file");
+    replace(&fixture.file, "[[endpoint]]\naddress = 6\n");
     eventually("it is counted on", failures, |failures| *failures == Some(2));
 }
 

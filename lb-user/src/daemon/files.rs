@@ -133,9 +133,11 @@ impl Daemon {
         before: Option<&Watched>,
         now: Instant,
     ) {
+        // A version that cannot be used is one failure, however often the configuration is read.
+        let known = before.filter(|before| before.source == source).map(|before| before.progress);
         let watched = Watched {
             source,
-            progress: Progress::default(),
+            progress: known.unwrap_or_default(),
             reading: 0,
             contents: None,
             newer: None,
