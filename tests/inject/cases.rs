@@ -1,7 +1,6 @@
 //! Which faults are tried, in which order: every call site, in each phase in which it was seen, with each error; all of them, or as
 //! many as there is time for, drawn by a seed.
 
-use std::collections::BTreeSet;
 use std::fmt;
 
 use fastrand::Rng;
@@ -47,16 +46,15 @@ impl fmt::Display for Case {
     }
 }
 
-/// The cases that follow from what was seen and were not tried: each error at the first call of a site, and one of them at
-/// a later call.
-pub fn untried(desk: &Desk, tried: &BTreeSet<(Phase, Id)>, random: &mut Rng) -> Vec<Case> {
+/// The cases that follow from what was seen: each error at the first call of a site, and one of them at a later call.
+pub fn all(desk: &Desk, random: &mut Rng) -> Vec<Case> {
     let seen = desk.look(|record| record.seen.clone());
     let mut cases = Vec::new();
-    for ((phase, site), count) in seen.into_iter().filter(|(place, _)| !tried.contains(place)) {
+    for ((phase, site), count) in seen {
         cases.extend(ERRORS.map(|(errno, _)| Case { phase, site, errno, skip: 0 }));
         if count > 3 {
             let (errno, _) = random.choice(ERRORS).expect("there are errors");
-            // Of half a pass: the record is that of two, and not all of them are alike.
+            // Of half a pass: the record is that of two or more, and not all of them are alike.
             let skip = 1 + random.u32(..(count / 4).max(1));
             cases.push(Case { phase, site, errno, skip });
         }
