@@ -1,6 +1,6 @@
 //! What subsets are worth: how even the load is, how much they have in common, and what a change costs.
 //!
-//! Definitions as in `docs/subsetting.md`. Pure functions of subsets and counts.
+//! Definitions as in `docs/reference/subsets.md`. Pure functions of subsets and counts.
 
 use std::collections::HashSet;
 

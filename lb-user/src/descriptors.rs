@@ -2,7 +2,7 @@
 //! waits for theirs.
 //!
 //! Everything that somebody else can make the daemon open has a number: connections on each of two listeners. The rest is
-//! its own: what it always has, and what each client takes. `docs/limits.md` has the arithmetic for operators.
+//! its own: what it always has, and what each client takes. `docs/reference/limits.md` has the arithmetic for operators.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 

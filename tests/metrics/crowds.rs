@@ -204,7 +204,7 @@ fn a_head_at_its_limit_is_answered_and_past_it_refused() {
     drop(fixture);
 }
 
-/// Descriptors that a daemon with one client takes at most, by the arithmetic of docs/limits.md.
+/// Descriptors that a daemon with one client takes at most, by the arithmetic of docs/reference/limits.md.
 const NEEDED: u64 = 618;
 
 /// Whoever opens connections and stays silent loses them to those who ask.

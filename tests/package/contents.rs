@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 
 use stage::Machine;
 
@@ -50,11 +51,14 @@ fn every_file_is_at_its_place_and_roots() {
     .map(str::to_owned)
     .into();
     expected.extend(commands(&machine).iter().map(|name| format!("/usr/share/man/man1/socklb-{name}.1.gz")));
-    let docs = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs")).expect("the folder docs");
-    let names = docs.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned());
-    expected.extend(
-        names.filter(|name| name.ends_with(".md")).map(|name| format!("/usr/share/doc/socklb/docs/{name}")),
-    );
+    for folder in ["docs", "docs/guide", "docs/reference", "docs/design"] {
+        let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(folder);
+        let names =
+            std::fs::read_dir(docs).expect("a folder of documents").flatten().map(|entry| entry.file_name());
+        let pages =
+            names.map(|name| name.to_string_lossy().into_owned()).filter(|name| name.ends_with(".md"));
+        expected.extend(pages.map(|name| format!("/usr/share/doc/socklb/{folder}/{name}")));
+    }
     let files = files(&machine);
     assert_eq!(files, expected);
     for file in &files {

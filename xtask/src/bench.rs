@@ -19,7 +19,7 @@ pub struct Options {
     /// Of connect: only this group of arms; may be given several times
     #[arg(long = "group")]
     groups: Vec<String>,
-    /// Of connect: write the results into docs/performance.md, with a picture
+    /// Of connect: write the results into docs/design/performance.md, with a picture
     #[arg(long, conflicts_with = "groups")]
     report: bool,
 }
@@ -51,7 +51,7 @@ pub fn run(options: &Options) -> Result<()> {
             bench.args(["--group", group]);
         }
         if options.report {
-            bench.arg("--report").arg(root().join("docs"));
+            bench.arg("--report").arg(root().join("docs/design"));
         }
         run_command(&mut bench)?;
     }

@@ -69,7 +69,7 @@ enum Command {
     Kernels(kernels::Options),
     /// Fetch Prometheus for the tests, out of Debian's package
     Prometheus,
-    /// Measure; see docs/performance.md
+    /// Measure; see docs/design/performance.md
     Bench(bench::Options),
     /// Millions of connects; which records of them are left, before a sweep and after it
     Soak(soak::Options),

@@ -11,7 +11,7 @@ use toml::de::DeValue;
 use crate::diagnostic::{Report, quote};
 use crate::document::Item;
 
-/// What a subset has where nothing else is said: see docs/subsetting.md for why.
+/// What a subset has where nothing else is said: see docs/reference/subsets.md for why.
 const ALGORITHM: Algorithm = Algorithm::Rocksteadier;
 const AUTO: Size = Size::Auto { min: MIN_AUTO_SIZE };
 /// The subset of a service that does not mention it.

@@ -84,7 +84,7 @@ pub struct Shape {
 
 impl Shape {
     /// Kernel memory that a map takes as soon as it is made. A hash that takes memory on demand has its buckets; the
-    /// elements come to as much as docs/limits.md says.
+    /// elements come to as much as docs/reference/limits.md says.
     pub fn bytes(self, cpus: u64) -> u64 {
         const HASH: u32 = 1;
         const PER_CPU_ARRAY: u32 = 6;

@@ -1,4 +1,4 @@
-//! Every metric: its name, type, unit and labels, and what it means. `docs/metrics.md` has the same table; a test compares.
+//! Every metric: its name, type, unit and labels, and what it means. `docs/reference/metrics.md` has the same table; a test compares.
 //!
 //! Names are part of what operators build on: they change as configuration keys do, with a line in the changelog.
 
@@ -144,7 +144,7 @@ families! {
 mod tests {
     use super::*;
 
-    /// The table of docs/metrics.md.
+    /// The table of docs/reference/metrics.md.
     fn table() -> String {
         let mut table = String::from("| metric | type | labels | unit | meaning |\n|---|---|---|---|---|\n");
         for Family { name, kind, unit, labels, help } in ALL {
@@ -162,9 +162,9 @@ mod tests {
 
     #[test]
     fn the_documentation_has_every_metric() {
-        let text = include_str!("../../../docs/metrics.md");
+        let text = include_str!("../../../docs/reference/metrics.md");
         let table = table();
-        assert!(text.contains(&table), "docs/metrics.md must have this table:\n{table}");
+        assert!(text.contains(&table), "docs/reference/metrics.md must have this table:\n{table}");
     }
 
     #[test]

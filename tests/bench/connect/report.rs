@@ -1,4 +1,4 @@
-//! Writes what a run has shown into the documentation: between two marks of docs/performance.md, and a picture beside it.
+//! Writes what a run has shown into the documentation: between two marks of docs/design/performance.md, and a picture beside it.
 
 use std::path::Path;
 use std::time::Duration;
@@ -76,7 +76,7 @@ mod tests {
 
     #[test]
     fn the_document_has_the_marks() {
-        let text = include_str!("../../../docs/performance.md");
+        let text = include_str!("../../../docs/design/performance.md");
         assert!(replaced(text, "").is_some());
     }
 
