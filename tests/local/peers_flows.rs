@@ -1,5 +1,5 @@
 //! Bugs of other balancers that concern flows, as tests: each is named after its number in the list of them, and what
-//! happened. (R15, R16, R26 and R30 are with what they are about: `peers`, the pure tests of picks, `policies`, `udp`.)
+//! happened, as in docs/design/bugs-of-others.md, which also tells where the others are.
 
 use serde_json::Value;
 use stage::backend::with_a_full_queue;

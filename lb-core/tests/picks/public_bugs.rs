@@ -1,4 +1,5 @@
-//! Bugs that befell other balancers, as tests: each is named after its number in the list of them, and what happened.
+//! Bugs that befell other balancers, as tests: each is named after its number in
+//! docs/design/bugs-of-others.md, and what happened.
 
 use std::collections::BTreeMap;
 
