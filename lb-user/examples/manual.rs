@@ -12,7 +12,8 @@ use clap_complete::Shell;
 use clap_mangen::Man;
 use lb_user::cli::Cli;
 
-/// What the overview says after the commands, which know nothing of it. As in README.md, "Where things lie".
+/// What the overview says after the commands, which know nothing of it. As in
+/// docs/reference/files-and-exit-codes.md.
 const FILES: &str = r#".SH FILES
 .TP
 .I /etc/socklb/socklb.toml

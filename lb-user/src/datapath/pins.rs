@@ -300,13 +300,18 @@ fn names(directory: &Path) -> Result<Vec<String>, DatapathError> {
 mod tests {
     use super::*;
 
-    /// Whoever follows the README finds the maps.
+    /// Whoever follows the documentation finds the maps.
     #[test]
-    fn the_readme_speaks_of_this_version() {
-        let text = include_str!("../../../README.md");
-        let versions: Vec<&str> =
-            text.split("socklb/v").skip(1).filter_map(|rest| rest.split('/').next()).collect();
-        assert!(!versions.is_empty());
-        assert!(versions.iter().all(|version| *version == ABI_VERSION.to_string()), "{versions:?}");
+    fn the_documentation_speaks_of_this_version() {
+        let pages = [
+            include_str!("../../../docs/guide/bpftool.md"),
+            include_str!("../../../docs/reference/files-and-exit-codes.md"),
+        ];
+        for text in pages {
+            let versions: Vec<&str> =
+                text.split("socklb/v").skip(1).filter_map(|rest| rest.split('/').next()).collect();
+            assert!(!versions.is_empty());
+            assert!(versions.iter().all(|version| *version == ABI_VERSION.to_string()), "{versions:?}");
+        }
     }
 }
