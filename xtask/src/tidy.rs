@@ -1,9 +1,11 @@
-//! House rules that no existing tool can lock: edges between crates, the freshness of the kernel object, file heads and
-//! idioms. Each says what to do instead.
+//! House rules that no existing tool can lock: edges between crates, the freshness of the kernel object, file heads,
+//! idioms, and what pages lead to. Each says what to do instead.
+
+mod pages;
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
@@ -81,9 +83,15 @@ pub fn run() -> Result<()> {
     let mut faults = Vec::new();
     edges(&mut faults)?;
     object_is_fresh(&mut faults)?;
-    let files = sources(&root())?;
-    for (name, text) in &files {
+    let root = root();
+    let files = files(&root)?;
+    let (sources, others): (BTreeMap<_, _>, BTreeMap<_, _>) =
+        files.into_iter().partition(|(name, _)| name.ends_with(".rs"));
+    for (name, text) in &sources {
         file(name, text, &mut faults);
+    }
+    for (name, text) in sources.iter().chain(&others).filter(|(name, _)| *name != "xtask/src/tidy/pages.rs") {
+        pages::file(&root, name, text, &sources, &mut faults);
     }
     if !faults.is_empty() {
         for fault in &faults {
@@ -91,7 +99,7 @@ pub fn run() -> Result<()> {
         }
         bail!("{} house rules are broken", faults.len());
     }
-    println!("tidy: good ({} files)", files.len());
+    println!("tidy: good ({} files)", sources.len() + others.len());
     Ok(())
 }
 
@@ -159,26 +167,23 @@ fn file(name: &str, text: &str, faults: &mut Vec<String>) {
     }
 }
 
-/// Every Rust source of the tree, by name.
-fn sources(root: &Path) -> Result<BTreeMap<String, String>> {
+/// Every text of the tree that rules are about, by name.
+fn files(root: &Path) -> Result<BTreeMap<String, String>> {
     let mut files = BTreeMap::new();
-    let mut pending: Vec<PathBuf> =
-        ["fuzz", "lb-common", "lb-core", "lb-ebpf", "lb-sim", "lb-user", "tests", "xtask"]
-            .iter()
-            .map(|room| root.join(room))
-            .collect();
+    let mut pending = vec![root.to_owned()];
     // Bound: the tree's folders, each read once.
-    while let Some(path) = pending.pop() {
-        if path.is_dir() {
-            if path.file_name().is_some_and(|name| name == "target") {
-                continue;
+    while let Some(folder) = pending.pop() {
+        for entry in fs::read_dir(&folder)? {
+            let path = entry?.path();
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            if path.is_dir() {
+                // What a fuzzer has found need not be text.
+                let is_ours = !["target", "corpus"].contains(&&*name) && !name.starts_with('.');
+                pending.extend(is_ours.then_some(path));
+            } else if [".rs", ".md", ".toml", ".yml", ".service"].iter().any(|end| name.ends_with(end)) {
+                let name = path.strip_prefix(root)?.to_string_lossy().into_owned();
+                files.insert(name, fs::read_to_string(&path)?);
             }
-            for entry in fs::read_dir(&path)? {
-                pending.push(entry?.path());
-            }
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
-            let name = path.strip_prefix(root)?.to_string_lossy().into_owned();
-            files.insert(name, fs::read_to_string(&path)?);
         }
     }
     Ok(files)

@@ -1,0 +1,109 @@
+//! Rules of the documentation: whatever a page leads to or names exists, and the pages that a newcomer reads first are short.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// Lines of the pages that are read first.
+const LINES: [(&str, usize); 2] = [("README.md", 150), ("ARCHITECTURE.md", 200)];
+
+/// A longer name with so many words can only be a test's.
+const WORDS_OF_A_TEST: usize = 4;
+
+/// Looks at a page, or at a source that names pages.
+pub fn file(
+    root: &Path,
+    name: &str,
+    text: &str,
+    sources: &BTreeMap<String, String>,
+    faults: &mut Vec<String>,
+) {
+    for (number, line) in text.lines().enumerate() {
+        let mut fault = |what: String| faults.push(format!("{name}:{}: {what}", number + 1));
+        for page in pages(line).filter(|page| !root.join(page).exists()) {
+            fault(format!("there is no {page}"));
+        }
+        if !is_page(name) {
+            continue;
+        }
+        let folder = Path::new(name).parent().unwrap_or(Path::new(""));
+        for target in links(line).filter(|target| !root.join(folder).join(target).exists()) {
+            fault(format!("the link to {target} leads nowhere"));
+        }
+        for test in tests(line) {
+            let function = format!("fn {test}(");
+            if !sources.values().any(|source| source.contains(&function)) {
+                fault(format!("there is no test {test}"));
+            }
+        }
+    }
+    let longest = LINES.iter().find(|(page, _)| *page == name);
+    if let Some((_, lines)) = longest
+        && text.lines().count() > *lines
+    {
+        faults.push(format!("{name} has {} lines, and may have {lines}", text.lines().count()));
+    }
+}
+
+fn is_page(name: &str) -> bool {
+    Path::new(name).extension().is_some_and(|extension| extension == "md")
+}
+
+/// Pages that a line names by their path from the root.
+fn pages(line: &str) -> impl Iterator<Item = &str> {
+    line.match_indices("docs/").filter_map(|(begin, _)| {
+        let rest = &line[begin..];
+        let end =
+            rest.find(|c: char| !(c.is_ascii_alphanumeric() || "/-_.".contains(c))).unwrap_or(rest.len());
+        let (path, _) = rest[..end].rsplit_once(".md")?;
+        // Within a page a path may begin where the page is.
+        let is_relative = line[..begin].ends_with("../") || line[..begin].ends_with('/');
+        (!is_relative).then(|| &rest[..path.len() + ".md".len()])
+    })
+}
+
+/// What a line links to, within the tree.
+fn links(line: &str) -> impl Iterator<Item = &str> {
+    line.split("](").skip(1).filter_map(|rest| {
+        let target = rest.split([')', '#']).next()?;
+        (!target.is_empty() && !target.contains("://")).then_some(target)
+    })
+}
+
+/// Tests that a line names, as in `` `endpoints::a_file_that_is_cut_changes_nothing` ``.
+fn tests(line: &str) -> impl Iterator<Item = &str> {
+    line.split('`').skip(1).step_by(2).filter_map(|quoted| {
+        let (_, test) = quoted.rsplit_once("::")?;
+        let is_name = test.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_');
+        (is_name && test.split('_').count() > WORDS_OF_A_TEST).then_some(test)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_line_leads_to_is_found() {
+        let line = "see [a](b/c.md#d) and [e](https://f) and [g](#h), docs/i/j-k.md., /share/docs/l.md, ../docs/m.md";
+        assert_eq!(links(line).collect::<Vec<_>>(), ["b/c.md"]);
+        assert_eq!(pages(line).collect::<Vec<_>>(), ["docs/i/j-k.md"]);
+        let line = "| `stage::a_b`, `local udp::r2_a_b_c_d`, `x::one_two_three_four_five` and `abi::map` | a::b_c_d_e_f_g |";
+        assert_eq!(tests(line).collect::<Vec<_>>(), ["r2_a_b_c_d", "one_two_three_four_five"]);
+    }
+
+    #[test]
+    fn what_is_not_there_is_named_with_its_line() {
+        let sources = BTreeMap::from([("a.rs".to_owned(), "fn a_test_that_is_really_there() {}".to_owned())]);
+        let text = "`m::a_test_that_is_really_there`\n`m::a_test_that_is_not_there`\n[a](no/such/page.md)\n";
+        let mut faults = Vec::new();
+        file(Path::new("/"), "page.md", text, &sources, &mut faults);
+        let expected = [
+            "page.md:2: there is no test a_test_that_is_not_there",
+            "page.md:3: the link to no/such/page.md leads nowhere",
+        ];
+        assert_eq!(faults, expected);
+        faults.clear();
+        file(Path::new("/"), "README.md", &"\n".repeat(151), &sources, &mut faults);
+        assert_eq!(faults, ["README.md has 151 lines, and may have 150"]);
+    }
+}
