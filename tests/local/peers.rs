@@ -1,5 +1,5 @@
-//! Bugs that befell other balancers, as tests: each is named after its number in
-//! docs/design/bugs-of-others.md, and what happened.
+//! Bugs that befell other balancers, as tests: each is named after what happened, and its number in
+//! docs/design/bugs-of-others.md.
 //!
 //! R9: a cgroup that is made anew, R10: cgroup namespaces, R24: daemons that come and go, R25: the verifier, R29: services
 //! that restart, are told at greater length elsewhere; what is here is the bug itself.

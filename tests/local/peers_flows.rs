@@ -1,5 +1,5 @@
-//! Bugs of other balancers that concern flows, as tests: each is named after its number in the list of them, and what
-//! happened, as in docs/design/bugs-of-others.md, which also tells where the others are.
+//! Bugs of other balancers that concern flows, as tests: each is named after what happened, and its
+//! number in docs/design/bugs-of-others.md, which tells where the others are.
 
 use serde_json::Value;
 use stage::backend::with_a_full_queue;

@@ -1,5 +1,5 @@
-//! Bugs that befell other balancers, as tests: each is named after its number in
-//! docs/design/bugs-of-others.md, and what happened.
+//! Bugs that befell other balancers, as tests: each is named after what happened, and its number in
+//! docs/design/bugs-of-others.md.
 
 use std::collections::BTreeMap;
 
