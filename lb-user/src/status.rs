@@ -188,6 +188,29 @@ pub struct Service {
     pub backends: Vec<Backend>,
 }
 
+#[cfg(test)]
+impl Service {
+    /// One over TCP that is open and of which nothing is known but its backends.
+    pub fn with_backends(backends: Vec<Backend>) -> Self {
+        Self {
+            name: "users".to_owned(),
+            address: "10.96.0.10:80".parse().expect("an address"),
+            protocol: "tcp".to_owned(),
+            open: true,
+            table_generation: 1,
+            table_entries: 1024,
+            fallback: None,
+            outcomes: OutcomeCounts::default(),
+            limited_60s: None,
+            handshake_60s: None,
+            unanswered_after_ms: None,
+            skew: None,
+            source: None,
+            backends,
+        }
+    }
+}
+
 /// How connects to a service ended: each counts once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OutcomeCounts {

@@ -223,22 +223,7 @@ mod tests {
             &Counts::default(),
             Some(&Recent { seconds: 60.0, ..Recent::default() }),
         );
-        Service {
-            name: "users".to_owned(),
-            address: "10.96.0.10:80".parse().unwrap(),
-            protocol: "tcp".to_owned(),
-            open: true,
-            table_generation: 1,
-            table_entries: 1024,
-            fallback: None,
-            outcomes: OutcomeCounts::default(),
-            limited_60s: None,
-            handshake_60s: None,
-            unanswered_after_ms: None,
-            skew: None,
-            source: None,
-            backends: vec![busy, idle],
-        }
+        Service::with_backends(vec![busy, idle])
     }
 
     #[track_caller]

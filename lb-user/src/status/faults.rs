@@ -97,7 +97,7 @@ mod tests {
 
     use super::*;
     use crate::datapath::{Counts, Neighbour, SlotView};
-    use crate::status::{Anomalies, Latency, OutcomeCounts};
+    use crate::status::{Anomalies, Latency};
     use crate::window::Recent;
 
     #[test]
@@ -116,20 +116,10 @@ mod tests {
         };
         let failing = Backend::of(&slot, &Counts::default(), Some(&recent));
         let mut service = Service {
-            name: "users".to_owned(),
-            address: "10.96.0.10:80".parse().unwrap(),
-            protocol: "tcp".to_owned(),
-            open: true,
-            table_generation: 1,
-            table_entries: 1024,
             fallback: Some(failing.address),
-            outcomes: OutcomeCounts::default(),
             limited_60s: Some(3),
-            handshake_60s: None,
             unanswered_after_ms: Some(200),
-            skew: None,
-            source: None,
-            backends: vec![failing],
+            ..Service::with_backends(vec![failing])
         };
         let limited = "3 connects of the last minute were refused: every backend was at its active_limit";
         let failing = "backend 10.0.0.1:80: every connect of the last minute failed, 7 of them";
