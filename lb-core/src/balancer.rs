@@ -10,6 +10,7 @@ use lb_common::abi::{BackendState, MAX_SERVICES, NO_SLOT};
 use thiserror::Error;
 
 use crate::endpoint::EndpointList;
+use crate::limits::Limits;
 use crate::membership::{self, Membership};
 use crate::plan::{BackendPlan, Plan, ServicePlan};
 use crate::rules;
@@ -46,15 +47,6 @@ pub enum Refused {
     /// All places for services are taken.
     #[error("a client task has at most {MAX_SERVICES} services, removed ones with open connections included")]
     Services,
-}
-
-/// What a client task may use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
-    /// Schedule entries of all services together.
-    pub schedule_entries: u32,
-    /// Slots.
-    pub slots: u32,
 }
 
 /// One service and what is known of its endpoints.

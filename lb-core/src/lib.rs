@@ -8,6 +8,8 @@
 
 pub mod service;
 
+pub mod limits;
+
 pub mod endpoint;
 
 pub mod subset;

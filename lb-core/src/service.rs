@@ -221,6 +221,28 @@ pub fn seed(job: &str, service: &str) -> u64 {
     xxhash_rust::xxh64::xxh64(text.as_bytes(), 0)
 }
 
+/// What is known of a client's flows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Accounting {
+    /// Those that are open, by the cheapest hooks. Why one failed is not known.
+    Active,
+    /// Also how they went and why they ended.
+    Full,
+}
+
+impl Accounting {
+    /// Both of them, in the order in which the documentation has them.
+    pub const ALL: [Self; 2] = [Self::Full, Self::Active];
+
+    /// The word for it in configurations and tables.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Active => "active",
+            Self::Full => "full",
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

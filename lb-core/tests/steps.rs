@@ -7,14 +7,15 @@ use lb_common::abi::{
     BackendState, MAX_SCHEDULE_LOG2, MIN_SCHEDULE_LOG2, NO_SLOT, RecentErrors, StateWord, TableRef,
 };
 use lb_common::pick::{How, Pick, Tables, choose};
-use lb_core::balancer::{Balancer, Event, Limits};
+use lb_core::balancer::{Balancer, Event};
 use lb_core::endpoint::{Endpoint, EndpointList, EndpointState};
+use lb_core::limits::Limits;
 use lb_core::membership::Membership;
 use lb_core::plan::{Plan, Step, diff};
 use lb_core::service::{Overflow, Policy, Protocol, Service, Subset, Task, UNANSWERED_AFTER};
 use proptest::prelude::*;
 
-const LIMITS: Limits = Limits { schedule_entries: 8192, slots: 24 };
+const LIMITS: Limits = Limits { schedule_entries: 8192, flow_records: 64, slots: 24 };
 
 fn service(name: &str, last: u8) -> Service {
     Service {

@@ -13,11 +13,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use lb_common::abi::{BackendState, Rules};
+use lb_core::limits::Limits;
 use lb_core::plan::{BackendPlan, Plan, ServicePlan};
 use lb_core::schedule::{apportion, interleave};
+use lb_core::service::Accounting;
 use lb_core::service::Protocol;
-use lb_user::config::{Accounting, Limits};
-use lb_user::datapath::{self, Cgroup, Datapath, Pins, Purpose, Walks};
+use lb_kernel::{self, Cgroup, Datapath, Pins, Purpose, Walks};
 use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags};
 use rustix::thread::UnshareFlags;
 
@@ -47,11 +48,11 @@ fn main() {
 fn measure(folder: &Path, cgroup: &Path) {
     let relative = cgroup.strip_prefix(mount_of_cgroup2()).expect("below the mount");
     let cgroup = Cgroup::open(relative).expect("open the cgroup");
-    let features = datapath::probe().expect("root");
+    let features = lb_kernel::probe().expect("root");
     let pins = Pins::of(&folder.join("bpf"), "bench");
     let purpose = Purpose { accounting: Accounting::Full, scans: true };
     let mut datapath = Datapath::open(pins, &Limits::default(), features, purpose).expect("load");
-    let walks = Walks { task: "bench".to_owned(), cpus: datapath::possible_cpus().expect("a number") };
+    let walks = Walks { task: "bench".to_owned(), cpus: lb_kernel::possible_cpus().expect("a number") };
     let plans = [plan(1, 0), plan(2, BACKENDS)];
     assert!(datapath.apply(&plans[0], &walks).expect("apply"));
     datapath.attach(&cgroup).expect("attach");
@@ -77,7 +78,7 @@ fn measure(folder: &Path, cgroup: &Path) {
         );
         drop(stream);
         datapath.before_wait();
-        datapath::wait_for_readers().expect("wait");
+        lb_kernel::wait_for_readers().expect("wait");
         datapath.readers_are_gone();
     }
     for (what, times) in [("plan in the maps", &mut apply), ("and the next connect made", &mut seen)] {
@@ -136,5 +137,5 @@ fn stage() -> PathBuf {
 }
 
 fn mount_of_cgroup2() -> PathBuf {
-    datapath::cgroup2_mount().expect("cgroup2 is mounted")
+    lb_kernel::cgroup2_mount().expect("cgroup2 is mounted")
 }

@@ -8,15 +8,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use lb_core::balancer::{Balancer, Event, Limits as BalancerLimits, Refused};
+use lb_core::balancer::{Balancer, Event, Refused};
+use lb_core::limits::Limits;
 use lb_core::service::Policy;
 use thiserror::Error;
 
 use crate::backoff::Backoff;
-use crate::config::{Client, Limits, Source};
-use crate::datapath::{self, Cgroup, Datapath, DatapathError, Features, Lock, Pins, Purpose, Walks};
+use crate::config::{Client, Source};
 use crate::offer::{Offer, Offers, Part};
 use crate::window::{Sample, Window};
+use lb_kernel::{self, Cgroup, Datapath, DatapathError, Features, Lock, Pins, Purpose, Walks};
 
 /// Why a client task cannot be started.
 #[derive(Debug, Error)]
@@ -92,7 +93,7 @@ impl Agent {
     /// # Errors
     /// If what is pinned does not fit, somebody else works on it, or the kernel refuses.
     pub fn open(client: Client, pins: Pins, limits: Limits, features: Features) -> Result<Self, AgentError> {
-        let path = datapath::cgroup2_mount()?.join(&client.cgroup);
+        let path = lb_kernel::cgroup2_mount()?.join(&client.cgroup);
         // A path that can never be a cgroup is found out now; one that is not there yet is waited for.
         match Cgroup::open(&path) {
             Ok(_) | Err(DatapathError::NoCgroup(_)) => {}
@@ -101,7 +102,7 @@ impl Agent {
         let lock = pins.lock()?;
         let datapath = Datapath::open(pins.clone(), &limits, features, purpose(&client))?;
         let balancer = balancer(&client, limits, &datapath)?;
-        let cpus = datapath::possible_cpus().map_err(AgentError::Cpus)?;
+        let cpus = lb_kernel::possible_cpus().map_err(AgentError::Cpus)?;
         Ok(Self {
             walks: walks(&client, cpus),
             taken: vec![None; client.services.len()],
@@ -142,7 +143,7 @@ impl Agent {
         if client == self.client {
             return Ok(());
         }
-        let path = datapath::cgroup2_mount()?.join(&client.cgroup);
+        let path = lb_kernel::cgroup2_mount()?.join(&client.cgroup);
         let mind = balancer(&client, self.limits, &self.datapath)?;
         let needs_other_programs = purpose(&client) != purpose(&self.client);
         if needs_other_programs {
@@ -365,7 +366,7 @@ impl Agent {
     /// # Errors
     /// If the links cannot be read.
     pub fn begins_elsewhere(&self) -> Result<Vec<u64>, DatapathError> {
-        let mut cgroups = datapath::begins_at(&self.pins)?;
+        let mut cgroups = lb_kernel::begins_at(&self.pins)?;
         cgroups.retain(|cgroup| self.cgroup.as_ref().is_none_or(|ours| ours.id != *cgroup));
         Ok(cgroups)
     }
@@ -376,8 +377,8 @@ impl Agent {
         if let Some(cgroup) = &self.cgroup {
             return self.datapath.leave_other_cgroups(cgroup);
         }
-        match datapath::attachment(&self.pins)?.and_then(datapath::cgroup_of_id) {
-            Some(other) if other != self.path => datapath::retire(&self.pins),
+        match lb_kernel::attachment(&self.pins)?.and_then(lb_kernel::cgroup_of_id) {
+            Some(other) if other != self.path => lb_kernel::retire(&self.pins),
             _ => Ok(()),
         }
     }
@@ -533,7 +534,7 @@ impl Agent {
     /// # Errors
     /// If that cannot be seen.
     pub fn covers(&self, cgroup: u64) -> Result<bool, DatapathError> {
-        datapath::is_attached(&self.pins, cgroup)
+        lb_kernel::is_attached(&self.pins, cgroup)
     }
 
     /// Full path of its cgroup, whether or not it exists.
@@ -553,7 +554,6 @@ impl Agent {
 }
 
 fn balancer(client: &Client, limits: Limits, datapath: &Datapath) -> Result<Balancer, Refused> {
-    let limits = BalancerLimits { schedule_entries: limits.schedule_entries, slots: limits.slots };
     let services = client.services.iter().map(|service| service.service.clone()).collect();
     let mut balancer = Balancer::new(services, limits, datapath.applied().clone())?;
     balancer.set_generations(datapath.tables().next_generations());

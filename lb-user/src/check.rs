@@ -9,7 +9,6 @@ use lb_core::balancer::Refused;
 
 use crate::commands::{DoesNotFit, Failure, balancer_of, file_sources, offers};
 use crate::config::{self, Config, ConfigError, Host, NamedFile};
-use crate::datapath;
 use crate::diagnostic::{Faults, Report};
 use crate::offer::Offers;
 use crate::print;
@@ -76,7 +75,7 @@ fn located(failure: Failure, path: &Path, named: &[(SocketAddr, usize)]) -> Fail
 fn notes(config: &Config, offers: &Offers) -> Vec<String> {
     let mut notes = Vec::new();
     // Where there is no cgroup2 at all, another host's configuration is looked at.
-    if let Ok(mount) = datapath::cgroup2_mount() {
+    if let Ok(mount) = lb_kernel::cgroup2_mount() {
         let absent = config.clients.iter().filter(|client| !mount.join(&client.cgroup).exists());
         notes.extend(absent.map(|client| {
             format!(

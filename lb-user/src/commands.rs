@@ -9,7 +9,7 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use lb_core::balancer::{Balancer, Event, Limits, Refused};
+use lb_core::balancer::{Balancer, Event, Refused};
 use lb_core::plan::Plan;
 use lb_core::service::Service;
 use thiserror::Error;
@@ -18,7 +18,6 @@ use crate::api::{self, Answer};
 use crate::cli::{Cli, Command, Place};
 use crate::config::{self, Client, Config, ConfigError, Host, Paths, Source};
 use crate::daemon::Unusable;
-use crate::datapath::{self, DatapathError, Pins};
 use crate::diagnostic::Faults;
 use crate::explain::{self, Dials, Explanation};
 use crate::flows::{self, Wanted};
@@ -26,8 +25,9 @@ use crate::offer::{self, Dialler, Offers};
 use crate::render::{self, Style};
 use crate::source::{FileSource, SourceError, Stamp};
 use crate::status::{self, Status};
-use crate::trust::{self, Untrusted};
 use crate::{check, cover, daemon, doctor, print};
+use lb_kernel::trust::{self, Untrusted};
+use lb_kernel::{self, DatapathError, Pins};
 
 /// Degraded: something works, and somebody should look.
 const DEGRADED: u8 = 3;
@@ -153,7 +153,7 @@ fn run_daemon(place: &Place) -> Result<ExitCode, Failure> {
         Ok(()) => Ok(ExitCode::SUCCESS),
         // Who starts the daemon does not try again where a privilege is missing: of anything else that was refused, such as a
         // hook or a directory that somebody else has, that must not be said.
-        Err(error) if is_permission(&error) && !datapath::lacks_privilege() => {
+        Err(error) if is_permission(&error) && !lb_kernel::lacks_privilege() => {
             Err(anyhow::anyhow!("{error:#}").into())
         }
         Err(error) => Err(error.into()),
@@ -363,7 +363,7 @@ pub struct DoesNotFit {
 
 /// The mind of a client as a daemon would have it that started now, on an empty kernel.
 pub fn balancer_of(config: &Config, client: &Client, offers: &Offers) -> Result<Balancer, Failure> {
-    let limits = Limits { schedule_entries: config.limits.schedule_entries, slots: config.limits.slots };
+    let limits = config.limits;
     let services = client.services.iter().map(|service| service.service.clone()).collect();
     let mut balancer = Balancer::new(services, limits, Plan::default())?;
     for (position, configured) in client.services.iter().enumerate() {
@@ -421,10 +421,10 @@ fn detach(client: Option<&str>, place: &Place) -> Result<ExitCode, Failure> {
     }
     for pins in &clients {
         let _lock = pins.lock_to_remove()?;
-        datapath::detach(pins)?;
+        lb_kernel::detach(pins)?;
         print::text(&format!("client {}: detached, its maps and pins are removed\n", pins.client))?;
     }
     // As far as nothing is left in them.
-    datapath::remove_roots(&directory);
+    lb_kernel::remove_roots(&directory);
     Ok(ExitCode::SUCCESS)
 }

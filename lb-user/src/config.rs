@@ -14,7 +14,8 @@ use std::time::Duration;
 
 use lb_common::abi::{self, MAX_CLIENTS, MAX_SERVICES};
 use lb_core::endpoint::EndpointList;
-use lb_core::service::{Service, Task};
+use lb_core::limits::Limits;
+use lb_core::service::{Accounting, Service, Task};
 use thiserror::Error;
 
 use crate::diagnostic::{Faults, Report, quote, utf8};
@@ -40,9 +41,8 @@ mod client;
 
 mod task;
 
-pub use limits::Limits;
 pub use metrics::Metrics;
-pub use paths::{Paths, detach_command, pins_option};
+pub use paths::Paths;
 
 /// The longest configuration that is read, to bound memory and time when the wrong file is named: every service with
 /// a hundred static endpoints needs less than 1 MiB.
@@ -88,28 +88,6 @@ pub struct Client {
     pub services: Vec<ClientService>,
     /// What is known of its flows.
     pub accounting: Accounting,
-}
-
-/// What is known of a client's flows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Accounting {
-    /// Those that are open, by the cheapest hooks. Why one failed is not known.
-    Active,
-    /// Also how they went and why they ended.
-    Full,
-}
-
-impl Accounting {
-    /// Both of them, in the order in which the documentation has them.
-    pub const ALL: [Self; 2] = [Self::Full, Self::Active];
-
-    /// The word for it in configurations and tables.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Active => "active",
-            Self::Full => "full",
-        }
-    }
 }
 
 /// A service as one client task sees it, and where its endpoints come from.

@@ -17,10 +17,10 @@ use anyhow::{Context, Result, bail};
 
 use crate::api::{self, Coverage};
 use crate::config::Paths;
-use crate::datapath::{self, CgroupTree, Pins};
 use crate::print;
 use crate::status::{self, Status};
-use crate::trust::Untrusted;
+use lb_kernel::trust::Untrusted;
+use lb_kernel::{self, CgroupTree, Pins};
 
 /// How long between two questions while no daemon answers.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -100,7 +100,7 @@ fn in_time(
 impl Wanted<'_> {
     async fn until_covered(&self) -> Result<()> {
         let Self { client, paths, look } = *self;
-        let cgroups = datapath::ours_and_above().context("find the cgroup of this process")?;
+        let cgroups = lb_kernel::ours_and_above().context("find the cgroup of this process")?;
         let ids: Vec<String> = cgroups.iter().map(u64::to_string).collect();
         let question = format!("/v1/cover/{}?cgroups={}", api::quoted(client), ids.join(","));
         let pins = Pins::of(&paths.pins, client);
@@ -109,7 +109,7 @@ impl Wanted<'_> {
         loop {
             pause.tick().await;
             // Whatever a daemon says, or if none says anything: programs that are attached cover.
-            if cgroups.iter().any(|cgroup| datapath::is_attached(&pins, *cgroup).unwrap_or(false)) {
+            if cgroups.iter().any(|cgroup| lb_kernel::is_attached(&pins, *cgroup).unwrap_or(false)) {
                 return Ok(());
             }
             match tokio::time::timeout(look, api::fetch::<Coverage>(paths, &question)).await {
@@ -171,8 +171,8 @@ impl Wanted<'_> {
 
     /// The cgroup that the client's programs are attached to, as far as that can be seen.
     fn attached(&self) -> Option<PathBuf> {
-        let attached = datapath::attachment(&Pins::of(&self.paths.pins, self.client)).unwrap_or_default();
-        attached.and_then(datapath::cgroup_of_id)
+        let attached = lb_kernel::attachment(&Pins::of(&self.paths.pins, self.client)).unwrap_or_default();
+        attached.and_then(lb_kernel::cgroup_of_id)
     }
 
     /// Makes the client's cgroup if it does not exist, as after its service was stopped, and says so: a path that was
@@ -183,8 +183,8 @@ impl Wanted<'_> {
             return Ok(());
         }
         // Also links that only let flows end there: the daemon takes the others away as soon as it is told to move.
-        let linked = datapath::linked_to(&Pins::of(&self.paths.pins, client)).unwrap_or_default();
-        if let Some(other) = linked.into_iter().find_map(datapath::cgroup_of_id) {
+        let linked = lb_kernel::linked_to(&Pins::of(&self.paths.pins, client)).unwrap_or_default();
+        if let Some(other) = linked.into_iter().find_map(lb_kernel::cgroup_of_id) {
             bail!(
                 "client {client} is configured for cgroup {path}, which does not exist, and its programs are on {}: \
                  make that cgroup, or correct the configuration",

@@ -60,10 +60,10 @@ use crate::agent::{Agent, Followed};
 use crate::api::Question;
 use crate::backoff::Backoff;
 use crate::config::{Client, Config};
-use crate::datapath::{self, DatapathError, Doubts, Features, Pass};
 use crate::offer::{Offer, Offers};
 use crate::source::watch::Watch;
 use crate::source::{Contents, FileSource, SourceError, Stamp, directory_of};
+use lb_kernel::{self, DatapathError, Doubts, Features, Pass};
 
 /// Files and cgroups are looked at, and idle slots freed, this often: a watch can be lost without a word.
 const TICK: Duration = Duration::from_secs(1);
@@ -166,7 +166,7 @@ struct Daemon {
 /// # Errors
 /// If it cannot start; once it runs, it runs.
 pub fn run(config: Config, stamp: Option<Stamp>, reread: Reread) -> Result<()> {
-    datapath::give_back_what_is_freed();
+    crate::memory::give_back_what_is_freed();
     let runtime = runtime()?;
     // What panics in a thread beside the loop would never report back, and the loop would wait for it: better to start
     // anew, which no connect notices.
@@ -441,7 +441,7 @@ impl Daemon {
         let events = self.events.clone();
         tokio::task::spawn_blocking(move || {
             // The loop is gone only when the daemon stops.
-            let _ = events.blocking_send(Event::ReadersGone(datapath::wait_for_readers()));
+            let _ = events.blocking_send(Event::ReadersGone(lb_kernel::wait_for_readers()));
         });
     }
 

@@ -15,9 +15,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::api::{self, Answer};
 use crate::config::{Config, Paths};
-use crate::datapath::{self, Cgroup, Features, Host, Pins};
 use crate::descriptors;
 use crate::status::{self, Status};
+use lb_kernel::{self, Cgroup, Features, Host, Pins};
 
 /// Version of the JSON form.
 pub const SCHEMA: u32 = 1;
@@ -85,7 +85,7 @@ impl Diagnosis {
 /// Looks at everything. `config` is the configuration, or why there is none.
 pub fn examine(paths: &Paths, file: &Path, config: Result<&Config, &String>) -> Diagnosis {
     let mut diagnosis = Diagnosis { schema: SCHEMA, findings: Vec::new() };
-    let host = datapath::host(&paths.pins);
+    let host = lb_kernel::host(&paths.pins);
     let features = kernel(&mut diagnosis, &host);
     cgroup2(&mut diagnosis);
     bpffs(&mut diagnosis, &host, paths);
@@ -119,17 +119,17 @@ fn kernel(diagnosis: &mut Diagnosis, host: &Host) -> Option<Features> {
         let help = "boot a kernel with CONFIG_DEBUG_INFO_BTF=y: maps are declared with types";
         diagnosis.add("kernel", State::Problem, text, Some(help));
     }
-    datapath::probe().ok()
+    lb_kernel::probe().ok()
 }
 
 fn cgroup2(diagnosis: &mut Diagnosis) {
-    match datapath::cgroup2_mount() {
+    match lb_kernel::cgroup2_mount() {
         Ok(mount) => {
             diagnosis.ok("cgroup2", format!("mounted at {}", mount.display()));
-            if let Some(warning) = datapath::namespace_warning() {
+            if let Some(warning) = lb_kernel::namespace_warning() {
                 diagnosis.add("cgroup2", State::Note, warning, None);
             }
-            if datapath::sockets_have_their_cgroup() == Some(false) {
+            if lb_kernel::sockets_have_their_cgroup() == Some(false) {
                 let text = "sockets that are made now do not know their cgroup, so nothing is balanced: below Linux 5.15 \
                             they lose it once the controller net_cls or net_prio of cgroup version 1 is used";
                 let help = "boot with cgroup_no_v1=net_cls,net_prio, or a newer kernel";
@@ -164,7 +164,7 @@ fn privileges(diagnosis: &mut Diagnosis, host: &Host, features: Option<Features>
             diagnosis.add("privileges", state, format!("{text}; missing"), help);
         }
     }
-    match features.map(datapath::try_programs) {
+    match features.map(lb_kernel::try_programs) {
         Some(Ok(())) => diagnosis.ok("programs", "the kernel's verifier accepts every program"),
         Some(Err(error)) => diagnosis.add(
             "programs",
@@ -175,7 +175,7 @@ fn privileges(diagnosis: &mut Diagnosis, host: &Host, features: Option<Features>
         None => diagnosis.add(
             "programs",
             State::Problem,
-            match datapath::probe() {
+            match lb_kernel::probe() {
                 Ok(_) => "could not be tried".to_owned(),
                 Err(error) => crate::chain(&error),
             },
@@ -253,11 +253,11 @@ fn optional(diagnosis: &mut Diagnosis, features: Features) {
     );
     feature(
         "repair of flow records",
-        datapath::can_repair(),
+        lb_kernel::can_repair(),
         "it takes lists of TCP and UDP sockets (sock_diag) and namespaces that tell their cookie (Linux 5.14). A flow whose end was \
          not seen stays counted until no process has held its socket for ten minutes",
     );
-    let holders = datapath::try_holders();
+    let holders = lb_kernel::try_holders();
     feature(
         "telling which sockets processes hold",
         holders.is_ok(),
@@ -272,7 +272,7 @@ fn optional(diagnosis: &mut Diagnosis, features: Features) {
 fn configuration(diagnosis: &mut Diagnosis, config: &Config) {
     diagnosis.ok("configuration", format!("{}: {} clients", config.path.display(), config.clients.len()));
     let clients = config.clients.len() as u64;
-    let each = datapath::memory_of_client(&config.limits);
+    let each = lb_kernel::memory_of_client(&config.limits);
     diagnosis.ok(
         "memory",
         format!(
@@ -286,7 +286,7 @@ fn configuration(diagnosis: &mut Diagnosis, config: &Config) {
 /// Whether the daemon, if it runs, may open what its clients take.
 fn open_files(diagnosis: &mut Diagnosis, config: Option<&Config>, status: Option<&Status>) {
     let pid = status.and_then(|status| status.daemon.as_ref()).map(|daemon| daemon.pid);
-    let (Some(config), Some(limit)) = (config, pid.and_then(datapath::open_files_of)) else { return };
+    let (Some(config), Some(limit)) = (config, pid.and_then(lb_kernel::open_files_of)) else { return };
     let clients = config.clients.len() as u64;
     let wanted = descriptors::wanted(clients);
     let text = format!("the daemon may open {limit} files, and takes up to {wanted} with {clients} clients");
@@ -386,7 +386,7 @@ fn stale(
     if !config.clients.iter().any(|client| client.name == *name) {
         return Some((State::Warning, format!("client {name} is pinned and not configured"), detach));
     }
-    match datapath::check_pins(pins, &config.limits) {
+    match lb_kernel::check_pins(pins, &config.limits) {
         Ok(()) => None,
         Err(error) if error.is_permission() => {
             let text = format!("client {name}: {}", crate::chain(&error));
@@ -419,7 +419,8 @@ fn clients(config: Option<&Config>, status: Option<&Status>) -> Vec<Known> {
 
 fn one_client(diagnosis: &mut Diagnosis, paths: &Paths, client: &Known, features: Option<Features>) {
     let name = &client.name;
-    let cgroup = match datapath::cgroup2_mount().and_then(|mount| Cgroup::open(&mount.join(&client.cgroup))) {
+    let cgroup = match lb_kernel::cgroup2_mount().and_then(|mount| Cgroup::open(&mount.join(&client.cgroup)))
+    {
         Ok(cgroup) => cgroup,
         Err(error) => {
             let text = format!("client {name}: {}", crate::chain(&error));
@@ -428,7 +429,7 @@ fn one_client(diagnosis: &mut Diagnosis, paths: &Paths, client: &Known, features
         }
     };
     let pins = Pins::of(&paths.pins, name);
-    match datapath::is_attached(&pins, cgroup.id) {
+    match lb_kernel::is_attached(&pins, cgroup.id) {
         Ok(true) => {
             diagnosis
                 .ok("attachment", format!("client {name}: {} (id {})", cgroup.path.display(), cgroup.id));
@@ -443,7 +444,7 @@ fn one_client(diagnosis: &mut Diagnosis, paths: &Paths, client: &Known, features
         }
     }
     programs::others(diagnosis, name, paths, &pins, &cgroup);
-    sockets::uncovered(diagnosis, name, &datapath::uncovered(&cgroup));
+    sockets::uncovered(diagnosis, name, &lb_kernel::uncovered(&cgroup));
     maps::usage(diagnosis, name, &pins, features.is_some_and(|features| features.fetching_atomics));
     maps::anomalies(diagnosis, name, &pins);
 }

@@ -18,9 +18,9 @@ use serde::ser::SerializeStruct;
 use serde::{Serialize, Serializer};
 use thiserror::Error;
 
-use crate::datapath::{self, DatapathError, OpenFlow, Pins, ServiceView, SlotView, Tables};
-use crate::process::{self, Process};
 use crate::status::{self, Leaving};
+use lb_kernel::process::{self, Process};
+use lb_kernel::{self, DatapathError, OpenFlow, Pins, ServiceView, SlotView, Tables};
 
 /// Version of the JSON form.
 pub const SCHEMA: u32 = 1;
@@ -125,21 +125,21 @@ pub fn find(directory: &Path, wanted: &Wanted) -> Result<Found, FlowsError> {
     for client in &mut clients {
         client.keep(wanted);
     }
-    Ok(Found { leaving, unreadable, ..Found::of(clients, process::monotonic_ns()) })
+    Ok(Found { leaving, unreadable, ..Found::of(clients, lb_kernel::monotonic_ns()) })
 }
 
 impl Of {
     /// Flows first: what their numbers stand for then is known when it is read.
     fn read(pins: &Pins) -> Result<Self, DatapathError> {
         let tables = Tables::open(pins, false)?;
-        let flows = datapath::flows(pins)?;
+        let flows = lb_kernel::flows(pins)?;
         let mut of =
             Self { name: pins.client.clone(), services: BTreeMap::new(), slots: BTreeMap::new(), flows };
         of.services.extend(tables.services().into_iter().map(|service| (service.place, service)));
         of.slots.extend(tables.slots().into_iter().map(|slot| (slot.slot, slot)));
         if of.flows.iter().any(|open| of.slot(open).is_none()) {
             // Of those that ended while we read, the slots may have others by now. What is still there is odd.
-            let again = datapath::flows(pins)?;
+            let again = lb_kernel::flows(pins)?;
             let again: BTreeSet<(u64, u64)> =
                 again.iter().map(|open| (open.cookie, open.flow.start_ns)).collect();
             let Self { slots, flows, .. } = &mut of;

@@ -1,13 +1,12 @@
 //! socklb's daemon and commands, as a library for its own binary and benchmark. It is no interface for others.
 //!
 //! In reading order: the command line ([`cli`]) and the configuration ([`config`]); where endpoints come from
-//! ([`source`]) and what client tasks use of them ([`offer`]); the kernel side ([`datapath`]), what was counted of late
-//! ([`window`]), which ends no program saw ([`reclaimed`]), what is tried again ([`backoff`]) and one client task
-//! ([`agent`]); what only the event loop knows ([`facts`]) and what the maps hold ([`readout`]); the event loop ([`daemon`]),
-//! the HTTP server ([`server`]) of its socket ([`api`]) and metrics ([`metrics`]), and how many descriptors all that may take
-//! ([`descriptors`]); what people are shown ([`status`], [`flows`], [`explain`], [`render`], [`print`](mod@print)); processes
-//! that wait for their cgroup to be covered ([`cover`]); whose directories and daemons are believed ([`trust`]); and what may be wrong with the host ([`doctor`]) or the files
-//! ([`check`]).
+//! ([`source`]) and what client tasks use of them ([`offer`]); what was counted of late ([`window`]), which ends no program
+//! saw ([`reclaimed`]), what is tried again ([`backoff`]) and one client task ([`agent`]); what only the event loop knows
+//! ([`facts`]) and what the maps hold ([`readout`]); the event loop ([`daemon`]), the HTTP server ([`server`]) of its socket
+//! ([`api`]) and metrics ([`metrics`]), how many descriptors all that may take ([`descriptors`]) and what freed memory is kept
+//! ([`memory`]); what people are shown ([`status`], [`flows`], [`explain`], [`render`], [`print`](mod@print)); processes that
+//! wait for their cgroup to be covered ([`cover`]); and what may be wrong with the host ([`doctor`]) or the files ([`check`]).
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 #![expect(missing_docs, reason = "an error's or an option's text is its documentation")]
 
@@ -23,9 +22,7 @@ pub mod source;
 
 pub mod offer;
 
-pub mod trust;
-
-pub mod datapath;
+pub mod memory;
 
 pub mod window;
 
@@ -50,8 +47,6 @@ pub mod api;
 pub mod metrics;
 
 pub mod status;
-
-pub mod process;
 
 pub mod flows;
 

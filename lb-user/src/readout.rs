@@ -6,8 +6,8 @@
 
 use lb_common::abi::{Anomalies, NO_SLOT, Outcomes};
 
-use crate::datapath::{Counts, DatapathError, ServiceView, SlotView, Tables};
 use crate::window::{Lately, Recent};
+use lb_kernel::{Counts, DatapathError, ServiceView, SlotView, Tables};
 
 /// What the maps of one client task hold.
 #[derive(Debug)]

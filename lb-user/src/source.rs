@@ -25,7 +25,7 @@ use crate::config::Config;
 use crate::daemon::NoAnswer;
 use crate::diagnostic::Faults;
 use crate::offer::Offer;
-use crate::trust::Untrusted;
+use lb_kernel::trust::Untrusted;
 
 /// A file is read this long after the first change of a burst.
 const SETTLE: Duration = Duration::from_millis(200);

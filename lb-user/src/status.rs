@@ -17,10 +17,10 @@ use lb_common::ticks::TICK_LOG2;
 use lb_core::service::Protocol;
 use serde::{Deserialize, Serialize};
 
-use crate::datapath::{self, DatapathError, Features, Neighbour, Pinned, Pins, Tables};
 use crate::facts::{ClientFacts, Facts};
 use crate::readout::{self, BackendReadout, Readout, ServiceReadout};
 use crate::window::Lately;
+use lb_kernel::{self, DatapathError, Features, Neighbour, Pinned, Pins, Tables};
 
 /// Version of the JSON form.
 pub const SCHEMA: u32 = 2;
@@ -58,8 +58,8 @@ pub fn leaving(pins: &Pins) -> Leaving {
     Leaving {
         client: pins.client.clone(),
         abi: pins.version,
-        in_force: datapath::begins_at(pins).is_ok_and(|cgroups| !cgroups.is_empty()),
-        open_flows: datapath::open_flows(pins).ok(),
+        in_force: lb_kernel::begins_at(pins).is_ok_and(|cgroups| !cgroups.is_empty()),
+        open_flows: lb_kernel::open_flows(pins).ok(),
     }
 }
 
@@ -300,7 +300,9 @@ pub fn of(facts: Facts) -> Status {
 impl ClientFacts {
     /// Programs of others that run for the same sockets.
     fn neighbours(&self, pinned: &Pinned<'_>) -> Result<Vec<Neighbour>, DatapathError> {
-        self.cgroup.as_ref().map_or(Ok(Vec::new()), |cgroup| datapath::neighbours(&self.pins, pinned, cgroup))
+        self.cgroup
+            .as_ref()
+            .map_or(Ok(Vec::new()), |cgroup| lb_kernel::neighbours(&self.pins, pinned, cgroup))
     }
 }
 
@@ -439,7 +441,7 @@ pub fn from_pins(directory: &Path, why: String) -> Result<Status, DatapathError>
 
 fn from_maps(pins: &Pins) -> Result<Client, DatapathError> {
     let maps = Maps::read(&Tables::open(pins, false)?, None)?;
-    let attached = datapath::attachment(pins)?.and_then(|id| Some((id, datapath::cgroup_of_id(id)?)));
+    let attached = lb_kernel::attachment(pins)?.and_then(|id| Some((id, lb_kernel::cgroup_of_id(id)?)));
     let (cgroup_id, cgroup) = attached.unzip();
     Ok(Client { cgroup, cgroup_id, ..Client::of(pins, maps) })
 }

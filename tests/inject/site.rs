@@ -32,10 +32,10 @@ impl std::str::FromStr for Id {
     }
 }
 
-/// Begins the functions of ours.
-const OURS: &str = "lb_user::";
+/// What the functions of ours begin with.
+const OURS: [&str; 2] = ["lb_kernel::", "lb_user::"];
 /// Those that do no more than call the kernel.
-const CALLS_THE_KERNEL: &str = "lb_user::datapath::sys::";
+const CALLS_THE_KERNEL: &str = "lb_kernel::sys::";
 /// Where no function is ours, the innermost of the program's tell.
 const OTHERS: usize = 8;
 /// Functions by which memory is asked for. Which of those calls takes more from the kernel is a matter of chance, so
@@ -53,7 +53,7 @@ impl Site {
             filter::name(number).to_owned()
         };
         let program = &stack[begin..];
-        let ours = program.iter().position(|frame| frame.function.contains(OURS));
+        let ours = program.iter().position(|frame| OURS.iter().any(|ours| frame.function.contains(ours)));
         let until = ours.unwrap_or(OTHERS.min(program.len()));
         let is_allocator =
             program[..until].iter().any(|frame| ALLOCATES.iter().any(|name| frame.function.contains(name)));
@@ -62,7 +62,8 @@ impl Site {
         } else {
             let mut frames = stack[..begin + until].to_vec();
             let rest = program[until..].iter();
-            frames.extend(rest.filter(|frame| frame.function.contains(OURS)).cloned());
+            frames
+                .extend(rest.filter(|frame| OURS.iter().any(|ours| frame.function.contains(ours))).cloned());
             frames
         };
         Some(Self { call, frames })
@@ -78,7 +79,8 @@ impl Site {
 
     /// The call, and the function of ours for which it is made.
     pub fn summary(&self) -> String {
-        let mut ours = self.frames.iter().filter(|frame| frame.function.contains(OURS));
+        let mut ours =
+            self.frames.iter().filter(|frame| OURS.iter().any(|ours| frame.function.contains(ours)));
         let by = ours.find(|frame| !frame.function.contains(CALLS_THE_KERNEL)).or(self.frames.last());
         by.map_or_else(|| self.call.clone(), |frame| format!("{} by {}", self.call, frame.function))
     }

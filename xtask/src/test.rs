@@ -75,7 +75,7 @@ fn run_tier(tier: Tier, filter: Option<&str>) -> Result<()> {
             &["--package", "lb-common", "--package", "lb-core", "--package", "lb-sim", "--package", "xtask"]
         }
         // With the readers of text from outside, fed with what fuzzers have found.
-        Tier::Product => &["--package", "lb-user", "--package", "lb-fuzz"],
+        Tier::Product => &["--package", "lb-kernel", "--package", "lb-user", "--package", "lb-fuzz"],
         Tier::Object => return object::rebuild_and_compare(),
         // With the tests of the tests' own parts.
         Tier::Local => &["--package", "lb-tests", "--lib", "--bins", "--test", "local", "--test", "metrics"],

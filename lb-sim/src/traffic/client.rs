@@ -11,8 +11,9 @@ use lb_common::abi::{
     BackendState, MAX_SCHEDULE_LOG2, NO_SLOT, RecentErrors, Rules, StateWord, TableRef, Walk,
 };
 use lb_common::pick::{Pick, Tables, choose, position};
-use lb_core::balancer::{Balancer, Event, Limits};
+use lb_core::balancer::{Balancer, Event};
 use lb_core::endpoint::EndpointList;
+use lb_core::limits::Limits;
 use lb_core::membership::Membership;
 use lb_core::plan::Plan;
 use lb_core::service::Service;
@@ -157,7 +158,8 @@ impl Client {
         needs_links: bool,
     ) -> Self {
         // One table of the longest kind, and a slot for everybody that it can ever hear of.
-        let limits = Limits { schedule_entries: 1 << MAX_SCHEDULE_LOG2, slots: most_backends };
+        let limits =
+            Limits { schedule_entries: 1 << MAX_SCHEDULE_LOG2, slots: most_backends, ..Limits::default() };
         let start = walk::start(&format!("{}/{index}", job.1), &service.name, 0, 1);
         let balancer = Balancer::new(vec![service], limits, Plan::default());
         Self {

@@ -9,7 +9,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use tokio::net::UnixListener;
 
 use super::socket;
-use crate::trust;
+use lb_kernel::trust;
 
 /// A socket that is bound, but not at its place yet.
 pub struct Bound {

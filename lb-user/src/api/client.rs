@@ -16,7 +16,7 @@ use tokio::net::UnixStream;
 
 use super::socket;
 use crate::config::Paths;
-use crate::trust;
+use lb_kernel::trust;
 
 /// A name as a segment of a path or a value of a query: names may have any characters but `/`.
 pub fn quoted(name: &str) -> PercentEncode<'_> {

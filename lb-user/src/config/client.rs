@@ -6,10 +6,11 @@
 use std::ops::Range;
 use std::path::{Component, Path, PathBuf};
 
-use lb_core::service::Task;
+use lb_core::limits::Limits;
+use lb_core::service::{Accounting, Task};
 
 use super::service::{Declared, ServiceEntry, Services};
-use super::{Accounting, Client, Environment, Limits, MAX_NAME_BYTES, name_text, task};
+use super::{Client, Environment, MAX_NAME_BYTES, name_text, task};
 use crate::diagnostic::{Report, quote};
 use crate::document::{Table, Unique, did_you_mean};
 

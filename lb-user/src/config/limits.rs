@@ -5,6 +5,7 @@
 use std::ops::RangeInclusive;
 
 use lb_common::abi;
+use lb_core::limits::Limits;
 
 use crate::diagnostic::Report;
 use crate::document::Table;
@@ -15,23 +16,6 @@ const SCHEDULE_ENTRIES: RangeInclusive<u32> = 1 << abi::MIN_SCHEDULE_LOG2..=8 * 
 const FLOW_RECORDS: RangeInclusive<u32> = 64..=1 << 22;
 /// Slots that a client task may be given: at most what a schedule entry can name.
 const SLOTS: RangeInclusive<u32> = 64..=abi::MAX_SLOTS;
-
-/// Sizes of one client task's maps.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
-    /// Schedule entries of all its services together; a power of two.
-    pub schedule_entries: u32,
-    /// Sockets whose backend is remembered; a power of two.
-    pub flow_records: u32,
-    /// Backends of all its services together.
-    pub slots: u32,
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        Self { schedule_entries: abi::SCHEDULE_ENTRIES, flow_records: abi::FLOW_RECORDS, slots: abi::SLOTS }
-    }
-}
 
 /// Reads the table, if there is one.
 pub fn read(root: &Table<'_>, report: &mut Report<'_>) -> Limits {

@@ -20,22 +20,12 @@ pub struct Paths {
 
 impl Default for Paths {
     fn default() -> Self {
-        Self { pins: "/sys/fs/bpf/socklb".into(), run: "/run/socklb".into(), state: "/var/lib/socklb".into() }
+        Self {
+            pins: lb_kernel::DEFAULT_PINS.into(),
+            run: "/run/socklb".into(),
+            state: "/var/lib/socklb".into(),
+        }
     }
-}
-
-/// The option that names this directory of pins to a command, with a blank before it; nothing if it is the usual one.
-pub fn pins_option(pins: &Path) -> String {
-    if *pins == Paths::default().pins {
-        return String::new();
-    }
-    // It is for a shell, and a path may hold anything.
-    format!(" --pins '{}'", pins.display().to_string().replace('\'', r"'\''"))
-}
-
-/// The command that removes a client with pins below `pins`.
-pub fn detach_command(client: &str, pins: &Path) -> String {
-    format!("socklb detach {client}{}", pins_option(pins))
 }
 
 /// Reads the table, if there is one; what is relative is so to `directory`.

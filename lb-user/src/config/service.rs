@@ -9,11 +9,11 @@ use std::path::Path;
 use std::time::Duration;
 
 use lb_common::abi::{MAX_SCHEDULE_LOG2, MIN_SCHEDULE_LOG2, SCHEDULE_ENTRIES_PER_BACKEND};
-use lb_core::service::{Protocol, Service, Size, Subset, Task, seed};
+use lb_core::service::{Accounting, Protocol, Service, Size, Subset, Task, seed};
 use lb_core::subset::{Position, length};
 use lb_core::weights;
 
-use super::{Accounting, ClientService, NamedFile, Source, name_text, policy, source, subset};
+use super::{ClientService, NamedFile, Source, name_text, policy, source, subset};
 use crate::diagnostic::Report;
 use crate::document::{Item, Table, Unique};
 

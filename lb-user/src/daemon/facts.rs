@@ -6,11 +6,11 @@ use std::time::Instant;
 use super::Daemon;
 use super::leaving::HeldBack;
 use crate::agent::Agent;
-use crate::datapath::{self, Pins};
 use crate::descriptors;
 use crate::facts::{ClientFacts, Facts, Reloads};
 use crate::status;
 use crate::window::Lately;
+use lb_kernel::{self, Pins};
 
 impl Daemon {
     /// A few system calls per client.
@@ -143,6 +143,6 @@ fn detachment(agent: &Agent) -> Option<String> {
             "the programs are not attached to the cgroup at {path}: it, or their links, were removed"
         ));
     }
-    let warning = datapath::namespace_warning().map(|warning| format!(" ({warning})")).unwrap_or_default();
+    let warning = lb_kernel::namespace_warning().map(|warning| format!(" ({warning})")).unwrap_or_default();
     Some(format!("there is no cgroup {path}; it is attached when it appears{warning}"))
 }

@@ -5,7 +5,10 @@
 
 use std::path::Path;
 
-use crate::config::{Config, Limits, Paths, pins_option};
+use lb_core::limits::Limits;
+use lb_kernel::pins_option;
+
+use crate::config::{Config, Paths};
 
 /// What a configuration wants otherwise and cannot have while the daemon runs with `clients`, and how to get it.
 pub fn unchangeable(running: &Config, wanted: &Config, clients: &[&str]) -> Vec<String> {

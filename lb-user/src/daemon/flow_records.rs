@@ -8,10 +8,9 @@ use tracing::warn;
 
 use super::{Daemon, Event};
 use crate::agent::Agent;
-use crate::datapath::{self, Doubts, Pass, Patient, Repair};
-use crate::process;
 use crate::reclaimed::{Ends, Reclaimed};
 use crate::status;
+use lb_kernel::{self, Doubts, Pass, Patient, Repair};
 
 /// What the daemon knows of the passes.
 #[derive(Default)]
@@ -68,7 +67,7 @@ impl Daemon {
         if !self.passes.is_due(now, interval) {
             return;
         }
-        let tick = ticks::tick(process::monotonic_ns());
+        let tick = ticks::tick(lb_kernel::monotonic_ns());
         self.agents.iter().filter(|agent| !agent.is_unpinned()).for_each(|agent| agent.forget_errors(tick));
         let open = self.agents.iter().filter(|agent| !agent.is_unpinned() && agent.open_flows() > 0);
         let patient =
@@ -87,7 +86,7 @@ impl Daemon {
         }
         let (events, knows_mptcp) = (self.events.clone(), self.features.knows_mptcp);
         tokio::task::spawn_blocking(move || {
-            let pass = datapath::repair(&patients, &mut doubts, knows_mptcp, now, interval);
+            let pass = lb_kernel::repair(&patients, &mut doubts, knows_mptcp, now, interval);
             let _ = events.blocking_send(Event::Reclaimed(pass, doubts));
         });
     }

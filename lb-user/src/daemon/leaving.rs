@@ -13,7 +13,7 @@ use super::Daemon;
 use crate::agent::Agent;
 use crate::backoff::Backoff;
 use crate::config::Config;
-use crate::datapath::{self, Cgroup, DatapathError, Lock, Pins};
+use lb_kernel::{self, Cgroup, DatapathError, Lock, Pins};
 
 /// One client that leaves.
 pub struct Leaving {
@@ -39,7 +39,7 @@ impl Leaving {
     /// If somebody does.
     fn new(pins: Pins) -> Result<Self, DatapathError> {
         let lock = pins.lock()?;
-        Ok(Self { retired: datapath::is_retired(&pins)?, pins, removing: Backoff::default(), _lock: lock })
+        Ok(Self { retired: lb_kernel::is_retired(&pins)?, pins, removing: Backoff::default(), _lock: lock })
     }
 
     /// A client of this daemon, whose lock goes on: nothing that can be missing is needed for that.
@@ -91,7 +91,7 @@ impl Daemon {
     fn find_leaving(&mut self, config: &Config) -> Result<(), DatapathError> {
         let mut result = Ok(());
         for pins in self.strangers_to(config)? {
-            let found = match datapath::is_retired(&pins) {
+            let found = match lb_kernel::is_retired(&pins) {
                 Ok(true) => Leaving::new(pins).map(|leaving| self.leaving.push(leaving)),
                 Ok(false) => {
                     // Told at the start alone; `status` goes on to say it.
@@ -172,7 +172,7 @@ impl Daemon {
             held_back.push(HeldBack { client: pins.client.clone(), version: pins.version, why });
         };
         for Leaving { pins, .. } in self.leaving.iter().filter(|leaving| !leaving.retired) {
-            add(pins, datapath::begins_at(pins).and_then(|cgroups| self.missing_successor(&cgroups, None)));
+            add(pins, lb_kernel::begins_at(pins).and_then(|cgroups| self.missing_successor(&cgroups, None)));
         }
         for agent in self.agents.iter().filter(|agent| agent.has_moved()) {
             let name = &agent.client.name;
@@ -194,7 +194,7 @@ impl Daemon {
         }
         let is_other = |name: &str| other_than != Some(name);
         for client in self.config.clients.iter().filter(|client| is_other(&client.name)) {
-            let path = datapath::cgroup2_mount()?.join(&client.cgroup);
+            let path = lb_kernel::cgroup2_mount()?.join(&client.cgroup);
             let cgroup = match Cgroup::open(&path) {
                 Ok(cgroup) => cgroup.id,
                 Err(DatapathError::NoCgroup(_) | DatapathError::OutsideCgroup2(_)) => continue,
@@ -225,21 +225,21 @@ impl Leaving {
     fn go_on(&mut self) -> Result<bool, DatapathError> {
         let Pins { client, version, .. } = &self.pins;
         if !self.retired {
-            datapath::retire(&self.pins)?;
+            lb_kernel::retire(&self.pins)?;
             self.retired = true;
             info!(%client, version, "leaving: no flow begins there any more");
         }
-        let open = match datapath::open_flows(&self.pins) {
+        let open = match lb_kernel::open_flows(&self.pins) {
             Ok(open) => open,
             // A start that was cut off has left no count, and no flow. Where links are pinned there were both: what counts
             // them was removed, or has a name in that version which is not known here.
-            Err(error) if error.is_missing() && !datapath::has_links(&self.pins)? => 0,
+            Err(error) if error.is_missing() && !lb_kernel::has_links(&self.pins)? => 0,
             Err(error) => return Err(error),
         };
         if open > 0 {
             return Ok(false);
         }
-        datapath::detach(&self.pins)?;
+        lb_kernel::detach(&self.pins)?;
         info!(%client, version, "its last flow has ended: removed");
         Ok(true)
     }

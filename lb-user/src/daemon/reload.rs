@@ -19,11 +19,13 @@ use super::files::{Look, Watched};
 use super::leaving::Leaving;
 use super::lists::{FirstRead, ListReader, Purpose};
 use super::{Daemon, Event, Reread, files, fixed, leaving, tell};
+use lb_core::limits::Limits;
+
 use crate::agent::{Agent, AgentError, Followed};
-use crate::config::{Client, Config, Limits};
-use crate::datapath::{self, Features, Pins};
+use crate::config::{Client, Config};
 use crate::offer::{self, Offer, Offers};
 use crate::source::{self, FileSource, Progress, Stamp, directory_of};
+use lb_kernel::{self, Features, Pins};
 
 /// How the configuration file fares.
 pub struct Reload {
@@ -694,7 +696,7 @@ impl Opener {
         }
         // A daemon that was killed may have replaced tables just now: what it left must not be written over while a program
         // reads it.
-        let waited = datapath::wait_for_readers().map_err(|error| crate::chain(&error));
+        let waited = lb_kernel::wait_for_readers().map_err(|error| crate::chain(&error));
         for Opened { client, result } in &mut opened {
             let (true, Ok((agent, _))) = (adopted.contains(&client.name), &mut *result) else { continue };
             match &waited {

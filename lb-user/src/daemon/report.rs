@@ -10,8 +10,8 @@ use tracing::warn;
 use super::Daemon;
 use crate::agent::Agent;
 use crate::api::{Coverage, Question};
-use crate::datapath::Cgroup;
 use crate::explain;
+use lb_kernel::Cgroup;
 
 /// Somebody who waits until a client's programs cover a cgroup.
 pub struct Waiter {

@@ -18,22 +18,22 @@ use super::reload::{Load, Loaded, Opened};
 use super::{Daemon, Event, fixed};
 use crate::api::{self, Question};
 use crate::config::Config;
-use crate::datapath::{self, DatapathError, Features};
 use crate::descriptors;
 use crate::metrics;
 use crate::server;
+use lb_kernel::{self, DatapathError, Features};
 
 /// What the host has to offer, whatever is configured.
 ///
 /// # Errors
 /// If socklb cannot run here, or not as this user.
 pub fn check_host(config: &Config) -> Result<Features> {
-    if let Some(warning) = datapath::namespace_warning() {
+    if let Some(warning) = lb_kernel::namespace_warning() {
         warn!("{warning}");
     }
-    let features = datapath::probe()?;
-    datapath::cgroup2_mount()?;
-    if !datapath::host(&config.paths.pins).bpffs {
+    let features = lb_kernel::probe()?;
+    lb_kernel::cgroup2_mount()?;
+    if !lb_kernel::host(&config.paths.pins).bpffs {
         return Err(DatapathError::NoBpffs(config.paths.pins.clone()).into());
     }
     Ok(features)

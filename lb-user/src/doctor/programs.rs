@@ -2,11 +2,11 @@
 
 use super::{AS_ROOT, Diagnosis, State};
 use crate::config::Paths;
-use crate::datapath::{self, Cgroup, Neighbour, Pinned, Pins};
+use lb_kernel::{self, Cgroup, Neighbour, Pinned, Pins};
 
 /// The programs of others that run for a client's sockets.
 pub fn others(diagnosis: &mut Diagnosis, name: &str, paths: &Paths, pins: &Pins, cgroup: &Cgroup) {
-    let neighbours = match datapath::neighbours(pins, &Pinned::below(&paths.pins), &cgroup.path) {
+    let neighbours = match lb_kernel::neighbours(pins, &Pinned::below(&paths.pins), &cgroup.path) {
         Ok(neighbours) => neighbours,
         Err(error) => {
             let text = format!("client {name}: {}", crate::chain(&error));

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::{AS_ROOT, Diagnosis, State};
-use crate::datapath::{Sockets, Uncovered};
+use lb_kernel::{Sockets, Uncovered};
 
 /// Sockets that are told one by one, of one client: a process that was handed thousands is one fault, not thousands.
 const SHOWN: usize = 20;

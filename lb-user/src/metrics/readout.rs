@@ -1,9 +1,9 @@
 //! What is read from the maps for one page, by maps that are opened for it: the event loop goes on with its own.
 
-use crate::datapath::{DatapathError, Fullness, Tables};
 use crate::facts::ClientFacts;
 use crate::readout::{self, Readout};
 use crate::window::Lately;
+use lb_kernel::{DatapathError, Fullness, Tables};
 
 /// One client task.
 #[derive(Debug)]

@@ -172,8 +172,8 @@ mod tests {
     use lb_common::abi::{self, BackendState};
 
     use super::*;
-    use crate::datapath::{Counts, SlotView};
     use crate::window::Recent;
+    use lb_kernel::{Counts, SlotView};
 
     #[test]
     fn connects_that_end_oddly_are_told_with_all_that_were_balanced() {

@@ -10,7 +10,7 @@ use std::path::Path;
 use rustix::fs::FlockOperation;
 
 use crate::source::{self, SourceError};
-use crate::trust::{self, Untrusted};
+use lb_kernel::trust::{self, Untrusted};
 
 /// What ends a list that was written whole. JSON needs no more than its last bracket.
 const END_OF_TOML: &[u8] = b"\n# socklb: the list is complete\n";

@@ -7,8 +7,8 @@ use lb_common::abi::{self, FIRST_BUCKET_LOG2, TIME_BUCKETS};
 use lb_common::ending::Ending;
 use serde::{Deserialize, Serialize};
 
-use crate::datapath::{Counts, SlotView};
 use crate::window::Recent;
+use lb_kernel::{Counts, SlotView};
 
 /// One backend.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

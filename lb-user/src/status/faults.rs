@@ -96,9 +96,9 @@ mod tests {
     use lb_common::ending::Ending;
 
     use super::*;
-    use crate::datapath::{Counts, Neighbour, SlotView};
     use crate::status::{Anomalies, Latency};
     use crate::window::Recent;
+    use lb_kernel::{Counts, Neighbour, SlotView};
 
     #[test]
     fn what_fails_is_told_by_service_and_backend() {

@@ -11,11 +11,11 @@ use lb_core::service::Protocol;
 use super::super::families::ALL;
 use super::super::readout::MapsReadout;
 use super::*;
-use crate::datapath::{Counts, Features, Fullness, Pins, Runs, ServiceView, SlotView};
 use crate::facts::{ClientFacts, Reloads};
 use crate::readout::{BackendReadout, Readout, ServiceReadout};
 use crate::status::{Daemon, Repair, Source};
 use crate::window::Recent;
+use lb_kernel::{Counts, Features, Fullness, Pins, Runs, ServiceView, SlotView};
 
 fn facts() -> Facts {
     let at = |seconds| UNIX_EPOCH + Duration::from_secs(seconds);

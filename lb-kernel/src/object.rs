@@ -14,16 +14,19 @@ use aya::{Ebpf, EbpfLoader};
 use lb_common::abi::{self, ENTRIES_PER_CELL, map};
 
 use super::btf::Offsets;
+use super::cpus::possible_cpus;
 use super::error::DatapathError;
 use super::features::Features;
 use super::jiffies::Jiffies;
 use super::links;
 use super::pins::Pins;
+use super::privileges::probe_error;
 use super::sys::{self, AttachType, runs::Runs};
-use crate::config::{Accounting, Limits};
+use lb_core::limits::Limits;
+use lb_core::service::Accounting;
 
 /// The object as it is committed beside its source.
-pub static OBJECT: &[u8] = aya::include_bytes_aligned!("../../../lb-ebpf/object/socklb.o");
+pub static OBJECT: &[u8] = aya::include_bytes_aligned!("../../lb-ebpf/object/socklb.o");
 
 /// A place in the kernel where a program is attached.
 pub struct Hook {
@@ -151,6 +154,12 @@ pub fn shapes(limits: &Limits) -> BTreeMap<String, Shape> {
     shapes
 }
 
+/// Kernel memory of one client task's maps with these limits, in bytes.
+pub fn memory_of_client(limits: &Limits) -> u64 {
+    let cpus = possible_cpus().map_or(1, u64::from);
+    shapes(limits).values().map(|shape| shape.bytes(cpus)).sum()
+}
+
 /// Checks what is pinned before it is adopted: the kernel itself would accept a map of another shape, and the programs
 /// would then read and write beside their data.
 ///
@@ -225,7 +234,8 @@ pub fn load(
     load_with(Some(pins), limits, features, purpose)
 }
 
-/// Loads the programs for small maps of their own and lets go of both.
+/// Loads the programs for maps that nobody else has, and lets go of both: whether the verifier accepts them for this
+/// process.
 ///
 /// # Errors
 /// If the kernel refuses, most likely for want of privilege.
@@ -273,7 +283,7 @@ fn load_with(
     for (name, value) in &globals {
         loader.override_global(name, value, true);
     }
-    let jiffies = Jiffies::read().map_err(privilege)?;
+    let jiffies = Jiffies::read().map_err(probe_error)?;
     loader.override_global("JIFFY_NS", &jiffies.length_ns, true);
     loader.override_global("FIRST_JIFFY_NS", &jiffies.first_ns, true);
     for (name, entries) in capacities(limits) {
@@ -349,15 +359,6 @@ impl Programs {
             }
         }
         Ok(all)
-    }
-}
-
-/// The error of a probe or of the first call that needed privilege.
-pub fn privilege(error: io::Error) -> DatapathError {
-    match error.kind() {
-        io::ErrorKind::PermissionDenied => DatapathError::Privilege(error),
-        io::ErrorKind::Unsupported => DatapathError::Unsupported(error),
-        _ => DatapathError::Probe(error),
     }
 }
 

@@ -6,7 +6,9 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 
-use rustix::time::{ClockId, Timespec, clock_gettime};
+use rustix::time::ClockId;
+
+use crate::clock::{monotonic_ns, now_ns};
 
 /// A process that runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,21 +56,6 @@ pub fn numbers_are_ours() -> bool {
     /// The kernel's number of the first process namespace: `PROC_PID_INIT_INO`.
     const FIRST: u64 = 0xeffffffc;
     fs::metadata("/proc/self/ns/pid").is_ok_and(|namespace| namespace.ino() == FIRST)
-}
-
-/// `CLOCK_MONOTONIC`, as the kernel programs have it.
-pub fn monotonic_ns() -> u64 {
-    now_ns(ClockId::Monotonic)
-}
-
-fn now_ns(clock: ClockId) -> u64 {
-    nanoseconds(clock_gettime(clock))
-}
-
-/// A time of a clock that is never negative.
-pub fn nanoseconds(Timespec { tv_sec, tv_nsec }: Timespec) -> u64 {
-    let (seconds, nanoseconds) = (u64::try_from(tv_sec).unwrap_or(0), u64::try_from(tv_nsec).unwrap_or(0));
-    seconds.saturating_mul(1_000_000_000).saturating_add(nanoseconds)
 }
 
 /// When a process began, in clock ticks: the 22nd field. The second is its name in brackets, with anything in it.

@@ -14,7 +14,7 @@ use lb_common::net::{Address, Be16};
 use super::error::DatapathError;
 use super::sys;
 use super::sys::elements;
-use crate::process::monotonic_ns;
+use crate::clock::monotonic_ns;
 
 /// The backends of one client that have left.
 pub struct DepartedBackends {

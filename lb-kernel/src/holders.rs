@@ -17,12 +17,20 @@ use super::btf;
 use super::error::DatapathError;
 use super::object::{self, OBJECT};
 use super::sys;
-use crate::config::Limits;
+use lb_core::limits::Limits;
 
 /// The program in the object.
 pub const PROGRAM: &str = "socklb_holders";
 /// What it iterates over.
 const ITERATOR: &str = "task_file";
+
+/// Whether it can be told here which sockets processes hold.
+///
+/// # Errors
+/// If it cannot, with the reason.
+pub fn can_look() -> Result<(), DatapathError> {
+    held(&BTreeSet::new()).map(drop)
+}
 
 /// Those of `wanted`, by cookie, that some process holds.
 ///

@@ -1,11 +1,15 @@
-//! What this process may do and what this host offers, without trying anything that leaves a trace.
+//! What this process may do and what this host offers. Nothing that is tried for it leaves a trace.
 
 use std::fs;
+use std::io;
 use std::path::Path;
 
-use rustix::process::{Resource, getrlimit};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::CapabilitySet;
 
+use super::error::DatapathError;
+use super::features::Features;
+use super::object::try_load;
 use super::pins::on_bpffs;
 
 /// A capability that socklb can use.
@@ -77,5 +81,31 @@ pub fn host(pins: &Path) -> Host {
             ),
         ],
         memlock: getrlimit(Resource::Memlock).current,
+    }
+}
+
+/// Whether this process may load programs, and which optional abilities the kernel has.
+///
+/// # Errors
+/// If it may not.
+pub fn probe() -> Result<Features, DatapathError> {
+    // Below Linux 5.11 maps count against RLIMIT_MEMLOCK, those that an earlier daemon pinned included: what it left
+    // would keep us from loading anything. Where we may not raise the limit, or need not, nothing is lost.
+    let unlimited = Rlimit { current: None, maximum: None };
+    let _ = setrlimit(Resource::Memlock, unlimited);
+    Features::probe().map_err(probe_error)
+}
+
+/// Whether the kernel does not let this process make maps and load programs, by trying.
+pub fn lacks_privilege() -> bool {
+    probe().and_then(try_load).is_err_and(|error| error.is_permission())
+}
+
+/// The error of a probe or of the first call that needed privilege.
+pub fn probe_error(error: io::Error) -> DatapathError {
+    match error.kind() {
+        io::ErrorKind::PermissionDenied => DatapathError::Privilege(error),
+        io::ErrorKind::Unsupported => DatapathError::Unsupported(error),
+        _ => DatapathError::Probe(error),
     }
 }

@@ -40,7 +40,7 @@ impl Counters {
             sys::open_pin(&path).map_err(|source| DatapathError::Map { path, operation: "open", source })
         };
         let (map, chosen) = (open(map::COUNTS)?, open(map::CHOSEN)?);
-        let cpus = super::possible_cpus().map_err(|source| DatapathError::Map {
+        let cpus = crate::cpus::possible_cpus().map_err(|source| DatapathError::Map {
             path: dir.join(map::COUNTS),
             operation: "open",
             source,

@@ -16,7 +16,6 @@ use rustix::fs::FlockOperation;
 use super::error::DatapathError;
 use super::removal::Directory;
 use super::sys;
-use crate::config::detach_command;
 use crate::trust;
 
 /// The directory of one client, locked while this is held.
@@ -78,6 +77,9 @@ pub fn on_bpffs(path: &Path) -> bool {
 pub fn is_bpffs(directory: impl AsFd) -> bool {
     rustix::fs::fstatfs(directory).is_ok_and(|stat| stat.f_type == BPF_FS)
 }
+
+/// The directory of pins that is used unless another is named.
+pub const DEFAULT_PINS: &str = "/sys/fs/bpf/socklb";
 
 /// The pins of one client task.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -296,6 +298,20 @@ fn names(directory: &Path) -> Result<Vec<String>, DatapathError> {
     Ok(names)
 }
 
+/// The option that names this directory of pins to a command, with a blank before it; nothing if it is the usual one.
+pub fn pins_option(pins: &Path) -> String {
+    if pins == Path::new(DEFAULT_PINS) {
+        return String::new();
+    }
+    // It is for a shell, and a path may hold anything.
+    format!(" --pins '{}'", pins.display().to_string().replace('\'', r"'\''"))
+}
+
+/// The command that removes a client with pins below `pins`.
+pub fn detach_command(client: &str, pins: &Path) -> String {
+    format!("socklb detach {client}{}", pins_option(pins))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -304,8 +320,8 @@ mod tests {
     #[test]
     fn the_documentation_speaks_of_this_version() {
         let pages = [
-            include_str!("../../../docs/guide/bpftool.md"),
-            include_str!("../../../docs/reference/files-and-exit-codes.md"),
+            include_str!("../../docs/guide/bpftool.md"),
+            include_str!("../../docs/reference/files-and-exit-codes.md"),
         ];
         for text in pages {
             let versions: Vec<&str> =

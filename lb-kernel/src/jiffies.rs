@@ -9,7 +9,7 @@ use std::io;
 use rustix::time::{ClockId, clock_getres, clock_gettime};
 
 use super::sys::{Instruction, TestRun};
-use crate::process::nanoseconds;
+use crate::clock::nanoseconds;
 
 /// Time as a count of ticks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

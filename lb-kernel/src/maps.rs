@@ -17,6 +17,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 use super::counters::Counters;
 use super::departed::DepartedBackends;
 use super::error::DatapathError;
+use super::pins::Pins;
 use super::sys;
 
 /// A map value that aya may copy to and from the kernel.
@@ -150,14 +151,14 @@ impl<T> Drop for Mapped<T> {
     }
 }
 
-/// Open flows of all slots together, as every ABI version keeps them: in a mapped array whose values begin with the
-/// number.
+/// Open flows of a client, of any version: every one keeps them in a mapped array whose values begin with the number.
 ///
 /// # Errors
 /// If the map cannot be opened or mapped.
-pub fn open_flows(dir: &Path) -> Result<u64, DatapathError> {
+pub fn open_flows(pins: &Pins) -> Result<u64, DatapathError> {
     /// The name up to version 3.
     const BEFORE: &str = "active";
+    let dir = pins.maps();
     let before = dir.join(BEFORE);
     let path = if before.exists() { before } else { dir.join(map::BACKENDS) };
     let fail = |error| DatapathError::Map { path: path.clone(), operation: "map", source: error };

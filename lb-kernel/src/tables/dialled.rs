@@ -9,7 +9,7 @@ use lb_common::net::{Address, Be16};
 use lb_core::service::Protocol;
 
 use super::Tables;
-use crate::datapath::error::DatapathError;
+use crate::error::DatapathError;
 
 impl Tables {
     /// The place of the service that connects to `address` are balanced over, if any.

@@ -5,7 +5,7 @@ use std::mem::offset_of;
 use lb_common::abi::{self, Backend, map};
 
 use super::Tables;
-use crate::datapath::error::DatapathError;
+use crate::error::DatapathError;
 
 /// What was counted of a slot's backend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -20,6 +20,7 @@ use super::links;
 use super::namespaces::{Namespaces, Sight, Wanted};
 use super::pins::Pins;
 use super::records::{Failed, Key, Record, Records, Version};
+use super::sys::diag::SocketLists;
 
 /// Intervals for which no process may have held a socket whose namespace cannot be looked into: connections that nobody
 /// holds are closed by the kernel, which gives up within two minutes.
@@ -70,6 +71,13 @@ struct Remembered {
 pub struct Pass {
     pub clients: Vec<(String, Result<Repair, DatapathError>)>,
     pub holders: Result<(), DatapathError>,
+}
+
+/// Whether flow records can be compared with the kernel's lists of sockets here.
+pub fn can_repair() -> bool {
+    SocketLists::open()
+        .and_then(|lists| lists.namespace().and(lists.each_tcp(|_| {})).and(lists.each_udp(|_| {})))
+        .is_ok()
 }
 
 /// Looks at the flow records of clients. Reads lists of sockets and of open files, and may enter network namespaces on

@@ -3,8 +3,8 @@
 use lb_common::abi::{ENTRIES_PER_CELL, FlowPlace, map};
 
 use super::Tables;
-use crate::datapath::error::DatapathError;
-use crate::datapath::flow_table::FlowTable;
+use crate::error::DatapathError;
+use crate::flow_table::FlowTable;
 
 /// How full something is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

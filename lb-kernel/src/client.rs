@@ -1,0 +1,176 @@
+//! One client task in the kernel: its maps, its programs, and the steps that bring them to a plan.
+
+use std::collections::BTreeSet;
+
+use lb_common::abi;
+use lb_core::plan::{Plan, diff};
+
+use lb_core::limits::Limits;
+
+use crate::cgroup::Cgroup;
+use crate::error::DatapathError;
+use crate::features::Features;
+use crate::object::Purpose;
+use crate::pins::Pins;
+use crate::sys::runs::Runs;
+use crate::tables::{Tables, Walks};
+use crate::{links, object, pins};
+
+/// One client task in the kernel.
+pub struct Datapath {
+    pins: Pins,
+    programs: object::Programs,
+    tables: Tables,
+    /// What the maps hold: every step that was carried out is in it.
+    applied: Plan,
+}
+
+impl Datapath {
+    /// Makes or adopts the maps of a client, and loads programs for them. Nothing is attached yet.
+    ///
+    /// # Errors
+    /// If what is pinned is not ours or not of this shape, or the kernel refuses.
+    pub fn open(
+        pins: Pins,
+        limits: &Limits,
+        features: Features,
+        purpose: Purpose,
+    ) -> Result<Self, DatapathError> {
+        pins.create()?;
+        object::check_pins(&pins, limits)?;
+        let programs = object::load(&pins, limits, features, purpose)?;
+        let tables = Tables::open(&pins, true)?;
+        let applied = tables.read_plan(&pins)?;
+        Ok(Self { pins, programs, tables, applied })
+    }
+
+    /// Loads programs for another purpose. They take the place of those before with the next
+    /// [`Datapath::attach`].
+    ///
+    /// # Errors
+    /// If the kernel refuses; the programs before stay.
+    pub fn reload(
+        &mut self,
+        limits: &Limits,
+        features: Features,
+        purpose: Purpose,
+    ) -> Result<(), DatapathError> {
+        self.programs = object::load(&self.pins, limits, features, purpose)?;
+        Ok(())
+    }
+
+    /// Whether exactly these programs are attached to the cgroup with this id, all of them.
+    ///
+    /// # Errors
+    /// If that cannot be seen.
+    pub fn is_in_force(&self, cgroup: u64) -> Result<bool, DatapathError> {
+        links::are_in_force(&self.programs, &self.pins, cgroup)
+    }
+
+    /// How often the programs ran and how long, by hook, as far as the kernel has counted it.
+    ///
+    /// # Errors
+    /// If the kernel does not tell.
+    pub fn runs(&self) -> std::io::Result<Vec<(&'static str, Runs)>> {
+        self.programs.runs()
+    }
+
+    /// What the maps hold.
+    pub fn applied(&self) -> &Plan {
+        &self.applied
+    }
+
+    /// The tables, for reading counts.
+    pub fn tables(&self) -> &Tables {
+        &self.tables
+    }
+
+    /// Brings the maps to `plan`. Returns whether all of it was done: a new table that finds no room waits for
+    /// [`Datapath::readers_are_gone`], while everything else is done.
+    ///
+    /// # Errors
+    /// If the kernel refuses a step. The steps before it stay done, and the next call goes on from there.
+    pub fn apply(&mut self, plan: &Plan, walks: &Walks) -> Result<bool, DatapathError> {
+        let mut complete = true;
+        for step in diff(&self.applied, plan) {
+            if self.tables.carry_out(&step, &plan.services, walks)? {
+                self.applied.record(&step);
+            } else {
+                complete = false;
+            }
+        }
+        Ok(complete)
+    }
+
+    /// Backends that have returned since this was last asked: slot and generation, and the counts that they go on with.
+    pub fn returned(&mut self) -> Vec<((u32, u32), abi::Counts)> {
+        self.tables.returned()
+    }
+
+    /// Whether a table or a fallback in the maps names each of these slots. What the plan no longer needs may still be
+    /// named by a table whose successor waits for room.
+    pub fn named(&self, slots: &[u32]) -> BTreeSet<u32> {
+        let mut named = BTreeSet::new();
+        if slots.is_empty() {
+            return named;
+        }
+        let asked: BTreeSet<u32> = slots.iter().copied().collect();
+        for service in self.applied.services.values() {
+            let entries = service.schedule.iter().map(|slot| u32::from(*slot));
+            named.extend(entries.chain([service.fallback]).filter(|slot| asked.contains(slot)));
+        }
+        named
+    }
+
+    /// Whether some old table waits to be written again.
+    pub fn is_waiting_for_readers(&self) -> bool {
+        self.tables.has_retired()
+    }
+
+    /// To be called before a wait for readers starts: what was replaced until now will be free after it.
+    pub fn before_wait(&mut self) {
+        self.tables.before_wait();
+    }
+
+    /// To be called after a wait for readers that began with [`Datapath::before_wait`].
+    pub fn readers_are_gone(&mut self) {
+        self.tables.after_wait();
+    }
+
+    /// Attaches the programs to the cgroup, in place of older ones. In cgroups that the client has left they stay as well.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn attach(&self, cgroup: &Cgroup) -> Result<(), DatapathError> {
+        // Somebody may have removed the directory of the links with the links.
+        self.pins.create()?;
+        links::attach(&self.programs, &self.pins, cgroup)
+    }
+
+    /// Lets no flow begin in cgroups other than this one. Those that are open there still end.
+    ///
+    /// # Errors
+    /// If a link cannot be removed.
+    pub fn leave_other_cgroups(&self, cgroup: &Cgroup) -> Result<(), DatapathError> {
+        links::leave(&self.pins, cgroup.id)
+    }
+
+    /// Whether programs are still attached to a cgroup that the client has left, for the sockets that were made there.
+    ///
+    /// # Errors
+    /// If the pins cannot be read.
+    pub fn has_old_links(&self, cgroup: &Cgroup) -> Result<bool, DatapathError> {
+        Ok(!links::old_links(&self.pins, cgroup.id)?.is_empty())
+    }
+
+    /// Detaches from cgroups that the client has left. Only once no flow is open: theirs could not end any more.
+    ///
+    /// # Errors
+    /// If a pin cannot be removed.
+    pub fn remove_old_links(&self, cgroup: &Cgroup) -> Result<(), DatapathError> {
+        for name in links::old_links(&self.pins, cgroup.id)? {
+            pins::detach(&self.pins.links().join(name))?;
+        }
+        Ok(())
+    }
+}

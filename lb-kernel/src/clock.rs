@@ -1,0 +1,19 @@
+//! The clock of the kernel programs, which are the only ones whose times are compared with it.
+
+use rustix::time::{ClockId, Timespec, clock_gettime};
+
+/// `CLOCK_MONOTONIC`, as the kernel programs have it.
+pub fn monotonic_ns() -> u64 {
+    now_ns(ClockId::Monotonic)
+}
+
+/// The time of a clock that is never negative.
+pub fn now_ns(clock: ClockId) -> u64 {
+    nanoseconds(clock_gettime(clock))
+}
+
+/// A time that is never negative, in nanoseconds.
+pub fn nanoseconds(Timespec { tv_sec, tv_nsec }: Timespec) -> u64 {
+    let (seconds, nanoseconds) = (u64::try_from(tv_sec).unwrap_or(0), u64::try_from(tv_nsec).unwrap_or(0));
+    seconds.saturating_mul(1_000_000_000).saturating_add(nanoseconds)
+}

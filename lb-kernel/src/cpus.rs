@@ -1,0 +1,12 @@
+//! How many processors the kernel may use.
+
+use std::io;
+
+/// CPUs that the kernel may ever run on: the length of a per-CPU value.
+///
+/// # Errors
+/// If the kernel does not say.
+pub fn possible_cpus() -> io::Result<u32> {
+    let cpus = aya::util::nr_cpus().map_err(|(_, error)| error)?;
+    u32::try_from(cpus).map_err(io::Error::other)
+}

@@ -1,0 +1,42 @@
+//! How a client leaves the kernel: at once, or once its open flows have ended.
+
+use lb_common::abi;
+
+use crate::error::DatapathError;
+use crate::links;
+use crate::pins::Pins;
+
+/// Removes a client from the kernel: connects of its cgroup go where they say from now on.
+///
+/// # Errors
+/// If a pin cannot be removed.
+pub fn detach(pins: &Pins) -> Result<(), DatapathError> {
+    // The names of another version's maps are not known here; what lies in its directory is its own.
+    let is_ours = |name: &str| abi::map::ALL.contains(&name) || links::is_link(name);
+    pins.remove(|name| !pins.is_of_this_version() || is_ours(name), links::detaches_first)
+}
+
+/// Lets no flow begin any more; those that are open still end, and are counted until then.
+///
+/// # Errors
+/// If a link cannot be removed.
+pub fn retire(pins: &Pins) -> Result<(), DatapathError> {
+    pins.remove_links(links::detaches_first)
+}
+
+/// Whether a client was retired: its flows still end, and none begins. (One that was never attached has no links at all.)
+///
+/// # Errors
+/// If the pins cannot be read.
+pub fn is_retired(pins: &Pins) -> Result<bool, DatapathError> {
+    let (_, links) = pins.contents()?;
+    Ok(!links.is_empty() && !links.iter().any(|name| links::detaches_first(name)))
+}
+
+/// Whether any link of a client is pinned: its flows are seen to end, and may begin.
+///
+/// # Errors
+/// If the pins cannot be read.
+pub fn has_links(pins: &Pins) -> Result<bool, DatapathError> {
+    Ok(!pins.link_names()?.is_empty())
+}

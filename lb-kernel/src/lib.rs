@@ -1,0 +1,98 @@
+//! The kernel side of client tasks: their maps, programs and links, and the steps that change them.
+//!
+//! It carries out plans and reports counts, and decides nothing. It is the only crate of the program that knows of bpf and
+//! of aya.
+//!
+//! In reading order: system calls (`sys`) and errors ([`DatapathError`]); what the host is and allows ([`features`](Features),
+//! [`privileges`](host), [`cpus`](possible_cpus), [`clock`](monotonic_ns), [`process`], [`trust`], [`cgroup`](Cgroup)); where a
+//! client's objects are pinned ([`Pins`]) and how they go ([`detach`]); the object and its programs ([`Purpose`]), their links
+//! ([`attachment`]) and those of others ([`neighbours`](neighbours())); the maps ([`Tables`]) and one client task of all that
+//! ([`Datapath`]); flow records, and how those are reclaimed whose socket is gone ([`flows`](flows()), [`repair`](repair())).
+#![expect(missing_docs, reason = "an error's text is its documentation")]
+
+mod sys;
+
+mod error;
+
+mod btf;
+
+mod features;
+
+mod clock;
+
+mod cpus;
+
+mod privileges;
+
+pub mod process;
+
+pub mod trust;
+
+mod cgroup;
+
+mod entry;
+
+mod own_cgroup;
+
+mod pins;
+
+mod removal;
+
+mod detach;
+
+mod object;
+
+mod links;
+
+mod neighbours;
+
+mod maps;
+
+mod counters;
+
+mod departed;
+
+mod tables;
+
+mod readers;
+
+mod client;
+
+mod flow_table;
+
+mod records;
+
+mod flows;
+
+mod jiffies;
+
+mod namespaces;
+
+mod holders;
+
+mod uncovered;
+
+mod repair;
+
+pub use cgroup::{Cgroup, cgroup2_mount, namespace_warning, ours_and_above, path_of as cgroup_of_id};
+pub use client::Datapath;
+pub use clock::monotonic_ns;
+pub use cpus::possible_cpus;
+pub use detach::{detach, has_links, is_retired, retire};
+pub use entry::CgroupTree;
+pub use error::DatapathError;
+pub use features::Features;
+pub use flows::{OpenFlow, flows};
+pub use holders::can_look as try_holders;
+pub use links::{attachment, begins_at, is_attached, linked_to};
+pub use maps::open_flows;
+pub use neighbours::{Neighbour, Pinned, neighbours};
+pub use object::{Purpose, check_pins, memory_of_client, try_load as try_programs};
+pub use own_cgroup::sockets_have_theirs as sockets_have_their_cgroup;
+pub use pins::{DEFAULT_PINS, Lock, Pins, detach_command, pins_option, remove_roots};
+pub use privileges::{Capability, Host, host, lacks_privilege, open_files_of, probe};
+pub use readers::wait_for_readers;
+pub use repair::{Doubts, Pass, Patient, Repair, can_repair, repair};
+pub use sys::runs::Runs;
+pub use tables::{Counts, Fullness, ServiceView, SlotView, Tables, Walks};
+pub use uncovered::{Sockets, Uncovered, uncovered};
