@@ -18,7 +18,7 @@ use lb_core::plan::{BackendPlan, Plan, ServicePlan};
 use lb_core::schedule::{apportion, interleave};
 use lb_core::service::Accounting;
 use lb_core::service::Protocol;
-use lb_kernel::{self, Cgroup, Datapath, Pins, Purpose, Walks};
+use lb_kernel::{Cgroup, Datapath, Pins, Purpose, Walks};
 use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags};
 use rustix::thread::UnshareFlags;
 

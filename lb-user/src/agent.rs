@@ -11,13 +11,13 @@ use std::time::Instant;
 use lb_core::balancer::{Balancer, Event, Refused};
 use lb_core::limits::Limits;
 use lb_core::service::Policy;
+use lb_kernel::{Cgroup, Datapath, DatapathError, Features, Lock, Pins, Purpose, Walks};
 use thiserror::Error;
 
 use crate::backoff::Backoff;
 use crate::config::{Client, Source};
 use crate::offer::{Offer, Offers, Part};
 use crate::window::{Sample, Window};
-use lb_kernel::{self, Cgroup, Datapath, DatapathError, Features, Lock, Pins, Purpose, Walks};
 
 /// Why a client task cannot be started.
 #[derive(Debug, Error)]
@@ -230,7 +230,7 @@ impl Agent {
         self.trouble = match &result {
             Ok(true) => None,
             Ok(false) => Some("a new table waits for room in the schedule map".to_owned()),
-            Err(error) => Some(crate::chain(error)),
+            Err(error) => Some(crate::error::chain(error)),
         };
         self.has_failed = result.is_err();
         self.settled = matches!(result, Ok(true)).then_some(unneeded);
@@ -270,7 +270,7 @@ impl Agent {
             }
             Err(error) => Err(error),
         };
-        self.attach_error = result.as_ref().err().map(|error| crate::chain(error));
+        self.attach_error = result.as_ref().err().map(|error| crate::error::chain(error));
         result
     }
 
@@ -291,7 +291,7 @@ impl Agent {
                 Ok(followed)
             }
             Err(error) => {
-                let is_new = self.attaching.failed(now, &crate::chain(&error));
+                let is_new = self.attaching.failed(now, &crate::error::chain(&error));
                 Err((error, is_new))
             }
         }
@@ -350,7 +350,7 @@ impl Agent {
                 Ok(())
             }
             Err(error) => {
-                let is_new = self.leaving.failed(now, &crate::chain(&error));
+                let is_new = self.leaving.failed(now, &crate::error::chain(&error));
                 Err((error, is_new))
             }
         }
@@ -458,7 +458,7 @@ impl Agent {
                 Ok(())
             }
             Err(error) => {
-                let is_new = self.counting.failed(now, &crate::chain(&error));
+                let is_new = self.counting.failed(now, &crate::error::chain(&error));
                 Err((error, is_new))
             }
         }

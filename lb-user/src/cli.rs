@@ -1,170 +1,75 @@
-//! The command line: commands that read never change anything, commands that write say so.
+//! The commands, one file each: they put the parts together and decide the exit code.
+//!
+//! Here is what several of them have in common: which configuration and directories are meant, and the status.
 
-use std::ffi::OsString;
-use std::io;
-use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+mod options;
 
-use clap::{Args, Parser, Subcommand};
+mod run;
 
-use crate::config::{DEFAULT_PATH, Paths};
+mod check;
 
-/// socklb balances connections at the socket, in the kernel.
-///
-/// A process in a chosen cgroup calls connect() to a service address; a kernel program rewrites the destination to one
-/// backend; from then on the process talks to that backend directly. The daemon (`socklb run`) decides which backends
-/// with which weights and writes them into kernel maps; connects never wait for it and go on without it.
-///
-/// Every command reads the directories in `[paths]` of the configuration, which --config or SOCKLB_CONFIG names.
-///
-/// Exit codes: 0 ok, 1 failed, 2 usage, 3 degraded (status, flows, doctor), 4 permission; exec has those of its command.
-#[derive(Debug, Parser)]
-#[command(name = "socklb", version)]
-pub struct Cli {
-    /// What to do.
-    #[command(subcommand)]
-    pub command: Command,
-    /// Where everything is.
-    #[command(flatten)]
-    pub place: Place,
-}
+mod status;
 
-/// Where everything is: the configuration, and what overrides its `[paths]`.
-#[derive(Clone, Debug, Args)]
-pub struct Place {
-    /// The configuration [default: /etc/socklb/socklb.toml]
-    #[arg(short, long, global = true, value_name = "FILE", env = "SOCKLB_CONFIG", hide_env_values = true)]
-    pub config: Option<PathBuf>,
-    /// Directory in bpffs where maps and links are pinned
-    #[arg(long, global = true, value_name = "DIR")]
-    pub pins: Option<PathBuf>,
-    /// Directory of the daemon's socket
-    #[arg(long, global = true, value_name = "DIR")]
-    pub run: Option<PathBuf>,
-    /// Directory of what the daemon remembers between starts
-    #[arg(long, global = true, value_name = "DIR")]
-    pub state: Option<PathBuf>,
-}
+mod flows;
 
-/// The commands.
-#[derive(Debug, Subcommand)]
-pub enum Command {
-    /// Run the daemon: fill the tables, attach to the cgroups, follow the sources
-    Run,
-    /// Check a configuration and the endpoint files it names; reports all faults at once
-    ///
-    /// Needs no privilege and changes nothing. Each fault has its file, line and column and says what would be right. Also
-    /// refused are combinations that cannot work, such as the policy least-loaded over a subset that can have more than 256
-    /// backends, and values that would have no effect.
-    ///
-    /// Exit codes: 0 good, 1 faulty.
-    Check {
-        /// The configuration, instead of the one that --config names
-        file: Option<PathBuf>,
-    },
-    /// Show clients, services and backends: states, shares wanted and had, open flows, rates, latency, failures
-    Status {
-        /// Only this client
-        client: Option<String>,
-        /// Print JSON
-        #[arg(long, conflicts_with = "watch")]
-        json: bool,
-        /// Show it again and again, every so many seconds
-        #[arg(short, long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1")]
-        watch: Option<u32>,
-    },
-    /// Show the flows that are open: whose, since when, where they go, and why there
-    ///
-    /// Reads the pinned maps; no daemon is needed. The oldest come first.
-    Flows {
-        /// Only of this client
-        #[arg(long)]
-        client: Option<String>,
-        /// Only to this service
-        #[arg(long)]
-        service: Option<String>,
-        /// Only to this backend, by its address and port
-        #[arg(long, value_name = "ADDRESS")]
-        backend: Option<SocketAddr>,
-        /// Print JSON
-        #[arg(long)]
-        json: bool,
-    },
-    /// Tell why a client has this subset of a service, these shares, this schedule
-    Explain {
-        /// The service
-        service: String,
-        /// Only for this client
-        #[arg(long)]
-        client: Option<String>,
-        /// Print JSON
-        #[arg(long)]
-        json: bool,
-    },
-    /// Wait until the cgroup that this is started in is covered by a client: for a unit's ExecStartPre=
-    ///
-    /// Programs that are attached cover, whether or not a daemon runs or answers.
-    ///
-    /// Exit codes: 0 covered; 1 not covered in time, or never will be: the message says why; 4 permission.
-    Wait {
-        /// The client
-        client: String,
-        /// Give up after so many seconds
-        #[arg(long, value_name = "SECONDS", default_value_t = 30)]
-        timeout: u32,
-    },
-    /// Start a command in a client's cgroup, once that is covered
-    ///
-    /// The cgroup is made if it does not exist and the one above it does, which is said on standard error. It stays. It is
-    /// not made while the client's programs are on another cgroup.
-    ///
-    /// Exit codes: that of the command, which takes the place of this one; 127 if the command is not there, 126 if it
-    /// cannot be started; 1 the cgroup is not covered in time, or cannot be; 4 permission.
-    Exec {
-        /// The client
-        client: String,
-        /// Give up after so many seconds
-        #[arg(long, value_name = "SECONDS", default_value_t = 30)]
-        timeout: u32,
-        /// The command and its arguments
-        #[arg(last = true, required = true)]
-        command: Vec<OsString>,
-    },
-    /// Check this host: kernel, privileges, mounts, other programs, sockets that are not covered
-    Doctor {
-        /// Print JSON
-        #[arg(long)]
-        json: bool,
-    },
-    /// Remove a client, or all, from the kernel: programs, maps, pins
-    #[command(group = clap::ArgGroup::new("which").required(true).args(["client", "all"]))]
-    Detach {
-        /// The client
-        client: Option<String>,
-        /// Every client
-        #[arg(long)]
-        all: bool,
-    },
-}
+mod explain;
 
-impl Place {
-    /// The configuration.
-    pub fn file(&self) -> &Path {
-        self.config.as_deref().unwrap_or(Path::new(DEFAULT_PATH))
-    }
+mod coverage;
 
-    /// These paths, but for those that are overridden.
-    ///
-    /// # Errors
-    /// If a path is relative, and to what cannot be told.
-    pub fn over(&self, mut paths: Paths) -> io::Result<Paths> {
-        let Self { pins, run, state, config: _ } = self;
-        for (path, wanted) in [(&mut paths.pins, pins), (&mut paths.run, run), (&mut paths.state, state)] {
-            if let Some(wanted) = wanted {
-                // It is compared with what the kernel reports, which is absolute.
-                *path = std::path::absolute(wanted)?;
-            }
+mod wait;
+
+mod exec;
+
+mod doctor;
+
+mod detach;
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use crate::config::{self, Config, Host, Paths};
+use crate::error::Failure;
+use crate::flows::Wanted;
+pub use options::{Cli, Command, Files};
+
+/// Degraded: something works, and somebody should look.
+const DEGRADED: u8 = 3;
+
+/// Runs a command.
+pub fn run(cli: Cli) -> Result<ExitCode, Failure> {
+    let files = cli.files;
+    match cli.command {
+        Command::Run => run::run(&files),
+        Command::Check { file } => check::run(file.as_deref().unwrap_or(files.file())),
+        Command::Status { client, json, watch } => status::run(client.as_deref(), json, watch, &files),
+        Command::Flows { client, service, backend, json } => {
+            flows::run(&Wanted { client, service, backend }, json, &files)
         }
-        Ok(paths)
+        Command::Explain { service, client, json } => explain::run(&service, client.as_deref(), json, &files),
+        Command::Wait { client, timeout } => wait::run(&client, seconds(timeout), &files),
+        Command::Exec { client, timeout, command } => exec::run(&client, &command, seconds(timeout), &files),
+        Command::Doctor { json } => doctor::run(json, &files),
+        Command::Detach { client, all: _ } => detach::run(client.as_deref(), &files),
     }
+}
+
+fn seconds(seconds: u32) -> Duration {
+    Duration::from_secs(seconds.into())
+}
+
+fn read_config(files: &Files) -> Result<Config, Failure> {
+    // Paths in it are relative to it, and are compared with what the kernel reports, which is absolute.
+    let mut config = config::read(&std::path::absolute(files.file())?, &Host)?;
+    config.paths = files.over(config.paths)?;
+    Ok(config)
+}
+
+/// The paths of commands that need nothing else of the configuration: they work whatever else is wrong with it.
+fn paths_of(files: &Files) -> Result<Paths, Failure> {
+    let paths = match &files.config {
+        Some(file) => config::read_paths(&std::path::absolute(file)?)?,
+        // There may be none, or none for this user: then everything has its usual files.
+        None => config::read_paths(files.file()).unwrap_or_default(),
+    };
+    Ok(files.over(paths)?)
 }

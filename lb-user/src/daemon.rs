@@ -63,7 +63,7 @@ use crate::config::{Client, Config};
 use crate::offer::{Offer, Offers};
 use crate::source::watch::Watch;
 use crate::source::{Contents, FileSource, SourceError, Stamp, directory_of};
-use lb_kernel::{self, DatapathError, Doubts, Features, Pass};
+use lb_kernel::{DatapathError, Doubts, Features, Pass};
 
 /// Files and cgroups are looked at, and idle slots freed, this often: a watch can be lost without a word.
 const TICK: Duration = Duration::from_secs(1);
@@ -423,7 +423,7 @@ impl Daemon {
             if let Err(error) = result
                 && agent.trouble() != before.as_deref()
             {
-                error!(client = %agent.client.name, error = %crate::chain(&error), "cannot bring the maps to the plan");
+                error!(client = %agent.client.name, error = %crate::error::chain(&error), "cannot bring the maps to the plan");
             }
         }
         self.wait_for_readers();
@@ -449,7 +449,7 @@ impl Daemon {
         self.waiting_for_readers = false;
         if let Err(error) = result {
             // Nothing is written again that may be in use: tables stay as they are until a wait succeeds.
-            let error = crate::chain(&error);
+            let error = crate::error::chain(&error);
             if self.readers_error.as_ref() != Some(&error) {
                 error!(error, "no table can be replaced for now");
             }
@@ -486,7 +486,7 @@ impl Daemon {
         for agent in &mut self.agents {
             freed |= agent.free_idle();
             if let Err((error, true)) = agent.sample(now) {
-                warn!(client = %agent.client.name, error = %crate::chain(&error), "cannot read counters");
+                warn!(client = %agent.client.name, error = %crate::error::chain(&error), "cannot read counters");
             }
         }
         self.try_to_resume_leaving(now);
@@ -517,7 +517,7 @@ impl Daemon {
                 }
                 // Said once, not once per attempt.
                 Err((error, is_new)) if is_new => {
-                    warn!(client = %agent.client.name, error = %crate::chain(&error), "cannot attach to the cgroup");
+                    warn!(client = %agent.client.name, error = %crate::error::chain(&error), "cannot attach to the cgroup");
                 }
                 Err(_) => {}
             }
@@ -535,7 +535,7 @@ impl Daemon {
             self.held_back().into_iter().map(|HeldBack { client, .. }| client).collect();
         for agent in self.agents.iter_mut().filter(|agent| !held_back.contains(&agent.client.name)) {
             if let Err((error, true)) = agent.leave_other_cgroups(now) {
-                warn!(client = %agent.client.name, error = %crate::chain(&error), "cannot detach from an old cgroup");
+                warn!(client = %agent.client.name, error = %crate::error::chain(&error), "cannot detach from an old cgroup");
             }
         }
         self.retire_leaving(now);

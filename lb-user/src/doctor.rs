@@ -11,13 +11,13 @@ mod sockets;
 use std::collections::BTreeSet;
 use std::path::Path;
 
+use lb_kernel::{Cgroup, Features, Host, Pins};
 use serde::{Deserialize, Serialize};
 
 use crate::api::{self, Answer};
 use crate::config::{Config, Paths};
 use crate::descriptors;
 use crate::status::{self, Status};
-use lb_kernel::{self, Cgroup, Features, Host, Pins};
 
 /// Version of the JSON form.
 pub const SCHEMA: u32 = 1;
@@ -169,7 +169,7 @@ fn privileges(diagnosis: &mut Diagnosis, host: &Host, features: Option<Features>
         Some(Err(error)) => diagnosis.add(
             "programs",
             State::Problem,
-            crate::chain(&error),
+            crate::error::chain(&error),
             Some("with CAP_PERFMON the verifier follows fewer paths that a processor might take by mistake"),
         ),
         None => diagnosis.add(
@@ -177,7 +177,7 @@ fn privileges(diagnosis: &mut Diagnosis, host: &Host, features: Option<Features>
             State::Problem,
             match lb_kernel::probe() {
                 Ok(_) => "could not be tried".to_owned(),
-                Err(error) => crate::chain(&error),
+                Err(error) => crate::error::chain(&error),
             },
             Some("run socklb doctor as root, or with the capabilities above"),
         ),
@@ -264,7 +264,7 @@ fn optional(diagnosis: &mut Diagnosis, features: Features) {
         &format!(
             "{}. A socket that is open and not connected counts no more once two lists of sockets have missed it; a flow \
              whose end was not seen, in a network namespace that cannot be looked into, is counted for ever",
-            holders.as_ref().err().map_or_else(String::new, |error| crate::chain(error))
+            holders.as_ref().err().map_or_else(String::new, |error| crate::error::chain(error))
         ),
     );
 }
@@ -350,7 +350,7 @@ fn pins(diagnosis: &mut Diagnosis, paths: &Paths, config: Option<&Config>, statu
     let all = match Pins::all_versions(&paths.pins) {
         Ok(all) => all,
         Err(error) => {
-            diagnosis.add("pins", State::Warning, crate::chain(&error), Some(AS_ROOT));
+            diagnosis.add("pins", State::Warning, crate::error::chain(&error), Some(AS_ROOT));
             return;
         }
     };
@@ -389,10 +389,10 @@ fn stale(
     match lb_kernel::check_pins(pins, &config.limits) {
         Ok(()) => None,
         Err(error) if error.is_permission() => {
-            let text = format!("client {name}: {}", crate::chain(&error));
+            let text = format!("client {name}: {}", crate::error::chain(&error));
             Some((State::Note, text, Some(AS_ROOT.to_owned())))
         }
-        Err(error) => Some((State::Problem, crate::chain(&error), detach)),
+        Err(error) => Some((State::Problem, crate::error::chain(&error), detach)),
     }
 }
 
@@ -423,7 +423,7 @@ fn one_client(diagnosis: &mut Diagnosis, paths: &Paths, client: &Known, features
     {
         Ok(cgroup) => cgroup,
         Err(error) => {
-            let text = format!("client {name}: {}", crate::chain(&error));
+            let text = format!("client {name}: {}", crate::error::chain(&error));
             diagnosis.add("attachment", State::Warning, text, None);
             return;
         }
@@ -439,7 +439,7 @@ fn one_client(diagnosis: &mut Diagnosis, paths: &Paths, client: &Known, features
             diagnosis.add("attachment", State::Problem, text, Some("start the daemon, or see its log"));
         }
         Err(error) => {
-            let text = format!("client {name}: {}", crate::chain(&error));
+            let text = format!("client {name}: {}", crate::error::chain(&error));
             diagnosis.add("attachment", State::Note, text, Some(AS_ROOT));
         }
     }

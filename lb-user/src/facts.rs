@@ -7,9 +7,10 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::SystemTime;
 
+use lb_kernel::{Pins, Runs};
+
 use crate::status::{Daemon, Repair, Source};
 use crate::window::Lately;
-use lb_kernel::{Pins, Runs};
 
 /// What the event loop knew at one moment.
 #[derive(Debug)]

@@ -14,13 +14,13 @@ use std::path::Path;
 use std::time::Duration;
 
 use lb_common::abi::{Phase, Policy, Reason};
+use lb_kernel::process::{self, Process};
+use lb_kernel::{DatapathError, OpenFlow, Pins, ServiceView, SlotView, Tables};
 use serde::ser::SerializeStruct;
 use serde::{Serialize, Serializer};
 use thiserror::Error;
 
 use crate::status::{self, Leaving};
-use lb_kernel::process::{self, Process};
-use lb_kernel::{self, DatapathError, OpenFlow, Pins, ServiceView, SlotView, Tables};
 
 /// Version of the JSON form.
 pub const SCHEMA: u32 = 1;
@@ -118,7 +118,7 @@ pub fn find(directory: &Path, wanted: &Wanted) -> Result<Found, FlowsError> {
         match Of::read(pins) {
             Ok(client) => clients.push(client),
             Err(error) if error.is_permission() => return Err(error.into()),
-            Err(error) => unreadable.push(format!("client {}: {}", pins.client, crate::chain(&error))),
+            Err(error) => unreadable.push(format!("client {}: {}", pins.client, crate::error::chain(&error))),
         }
     }
     check(&clients, wanted)?;

@@ -1,16 +1,16 @@
 //! socklb's daemon and commands, as a library for its own binary and benchmark. It is no interface for others.
 //!
-//! In reading order: the command line ([`cli`]) and the configuration ([`config`]); where endpoints come from
+//! In reading order: errors as people read them ([`error`]) and the configuration ([`config`]); where endpoints come from
 //! ([`source`]) and what client tasks use of them ([`offer`]); what was counted of late ([`window`]), which ends no program
 //! saw ([`reclaimed`]), what is tried again ([`backoff`]) and one client task ([`agent`]); what only the event loop knows
 //! ([`facts`]) and what the maps hold ([`readout`]); the event loop ([`daemon`]), the HTTP server ([`server`]) of its socket
 //! ([`api`]) and metrics ([`metrics`]), how many descriptors all that may take ([`descriptors`]) and what freed memory is kept
-//! ([`memory`]); what people are shown ([`status`], [`flows`], [`explain`], [`render`], [`print`](mod@print)); processes that
-//! wait for their cgroup to be covered ([`cover`]); and what may be wrong with the host ([`doctor`]) or the files ([`check`]).
+//! ([`memory`]); what people are shown ([`status`], [`flows`], [`explain`], [`render`], [`print`](mod@print)), what a daemon
+//! would decide ([`dry_run`]) and what may be wrong with the host ([`doctor`]); and the commands ([`cli`]).
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 #![expect(missing_docs, reason = "an error's or an option's text is its documentation")]
 
-pub mod cli;
+pub mod error;
 
 pub mod diagnostic;
 
@@ -56,24 +56,22 @@ pub mod render;
 
 pub mod print;
 
-pub mod cover;
-
 pub mod doctor;
 
-pub mod check;
+pub mod dry_run;
 
-pub mod commands;
+pub mod cli;
 
 use std::process::ExitCode;
 
 use clap::Parser;
 
-use crate::commands::Failure;
+use crate::error::{Failure, is_permission};
 
 /// Runs the command line.
 pub fn main() -> ExitCode {
     let cli = cli::Cli::parse();
-    match commands::run(cli) {
+    match cli::run(cli) {
         Ok(code) => code,
         Err(Failure::Faults(faults)) => {
             print::faults(&faults);
@@ -82,24 +80,7 @@ pub fn main() -> ExitCode {
         Err(Failure::Other(error)) => {
             print::message(format_args!("{error:#}"));
             // A missing privilege is told apart: what to do about it is not in the configuration.
-            if commands::is_permission(&error) { ExitCode::from(4) } else { ExitCode::FAILURE }
+            if is_permission(&error) { ExitCode::from(4) } else { ExitCode::FAILURE }
         }
     }
-}
-
-/// An error with its causes on one line.
-fn chain(error: &(dyn std::error::Error + 'static)) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    // Bound: error chains are a handful of links.
-    while let Some(cause) = source {
-        let cause_text = cause.to_string();
-        // Some libraries repeat their cause in their own text.
-        if !text.ends_with(&cause_text) {
-            text.push_str(": ");
-            text.push_str(&cause_text);
-        }
-        source = cause.source();
-    }
-    text
 }

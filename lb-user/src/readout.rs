@@ -5,9 +5,9 @@
 //! often as there are services, because the slots of one lie between those of others.
 
 use lb_common::abi::{Anomalies, NO_SLOT, Outcomes};
+use lb_kernel::{Counts, DatapathError, ServiceView, SlotView, Tables};
 
 use crate::window::{Lately, Recent};
-use lb_kernel::{Counts, DatapathError, ServiceView, SlotView, Tables};
 
 /// What the maps of one client task hold.
 #[derive(Debug)]

@@ -19,13 +19,13 @@ use std::time::{Duration, Instant, SystemTime};
 
 use lb_core::endpoint::EndpointList;
 use lb_core::service::Service;
+use lb_kernel::trust::Untrusted;
 use thiserror::Error;
 
 use crate::config::Config;
 use crate::daemon::NoAnswer;
 use crate::diagnostic::Faults;
 use crate::offer::Offer;
-use lb_kernel::trust::Untrusted;
 
 /// A file is read this long after the first change of a burst.
 const SETTLE: Duration = Duration::from_millis(200);

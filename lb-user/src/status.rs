@@ -15,12 +15,12 @@ use std::path::{Path, PathBuf};
 use lb_common::abi::{self, NO_SLOT, Outcomes};
 use lb_common::ticks::TICK_LOG2;
 use lb_core::service::Protocol;
+use lb_kernel::{DatapathError, Features, Neighbour, Pinned, Pins, Tables};
 use serde::{Deserialize, Serialize};
 
 use crate::facts::{ClientFacts, Facts};
 use crate::readout::{self, BackendReadout, Readout, ServiceReadout};
 use crate::window::Lately;
-use lb_kernel::{self, DatapathError, Features, Neighbour, Pinned, Pins, Tables};
 
 /// Version of the JSON form.
 pub const SCHEMA: u32 = 2;
@@ -275,7 +275,7 @@ pub fn of(facts: Facts) -> Status {
             .map_err(|error| {
                 // That its pins were removed is said already.
                 if !facts.is_unpinned {
-                    degraded.push(format!("client {}: {}", facts.pins.client, crate::chain(&error)));
+                    degraded.push(format!("client {}: {}", facts.pins.client, crate::error::chain(&error)));
                 }
             });
         let (cgroup_id, cgroup) = facts.attached.clone().unzip();
@@ -424,7 +424,7 @@ pub fn from_pins(directory: &Path, why: String) -> Result<Status, DatapathError>
         match from_maps(&pins) {
             Ok(client) => clients.push(client),
             Err(error) if error.is_permission() => return Err(error),
-            Err(error) => degraded.push(format!("client {}: {}", pins.client, crate::chain(&error))),
+            Err(error) => degraded.push(format!("client {}: {}", pins.client, crate::error::chain(&error))),
         }
     }
     // A daemon that runs knows why.

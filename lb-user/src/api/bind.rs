@@ -4,12 +4,12 @@ use std::io;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use lb_kernel::trust;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use tokio::net::UnixListener;
 
 use super::socket;
-use lb_kernel::trust;
 
 /// A socket that is bound, but not at its place yet.
 pub struct Bound {

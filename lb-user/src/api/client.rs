@@ -10,13 +10,13 @@ use http_body_util::{BodyExt, Empty, Limited};
 use hyper::Response;
 use hyper::body::{Bytes, Incoming};
 use hyper_util::rt::TokioIo;
+use lb_kernel::trust;
 use percent_encoding::{NON_ALPHANUMERIC, PercentEncode};
 use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
 
 use super::socket;
 use crate::config::Paths;
-use lb_kernel::trust;
 
 /// A name as a segment of a path or a value of a query: names may have any characters but `/`.
 pub fn quoted(name: &str) -> PercentEncode<'_> {

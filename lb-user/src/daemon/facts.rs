@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
+use lb_kernel::Pins;
+
 use super::Daemon;
 use super::leaving::HeldBack;
 use crate::agent::Agent;
@@ -10,7 +12,6 @@ use crate::descriptors;
 use crate::facts::{ClientFacts, Facts, Reloads};
 use crate::status;
 use crate::window::Lately;
-use lb_kernel::{self, Pins};
 
 impl Daemon {
     /// A few system calls per client.
@@ -86,7 +87,7 @@ impl Daemon {
                 let (client, detach) = (&pins.client, pins.detach_command());
                 format!("client {client}: attached, but not configured; `{detach}`")
             })),
-            Err(error) => degraded.push(crate::chain(&error)),
+            Err(error) => degraded.push(crate::error::chain(&error)),
         }
         if let Some(error) = &self.reload.error {
             degraded.push(format!("the configuration cannot be used, the one before is in force: {error}"));
@@ -134,7 +135,7 @@ fn detachment(agent: &Agent) -> Option<String> {
             return Some(format!(
                 "it cannot be seen whether the programs are attached to the cgroup at {path}; what was attached stays, \
                  and it is looked at again within a minute: {}",
-                crate::chain(&error)
+                crate::error::chain(&error)
             ));
         }
     }

@@ -157,7 +157,7 @@ impl Daemon {
                 self.deliver(service, contents);
             }
             Some(Err(error)) => {
-                warn!(service, error = %crate::chain(&error), "the last good list cannot be used either");
+                warn!(service, error = %crate::error::chain(&error), "the last good list cannot be used either");
             }
         }
     }
@@ -263,7 +263,7 @@ impl Daemon {
             Some(Err(SourceError::NoAnswer(silent))) => file.fell_silent(service, &silent),
             Some(Err(error)) => {
                 let may_pass = error.may_pass();
-                let error = crate::chain(&error);
+                let error = crate::error::chain(&error);
                 let is_new = file.error.as_ref() != Some(&error);
                 // Said once per version of the file, not once per look.
                 if is_new {

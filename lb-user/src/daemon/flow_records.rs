@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use lb_common::ticks;
+use lb_kernel::{Doubts, Pass, Patient, Repair};
 use tracing::warn;
 
 use super::{Daemon, Event};
 use crate::agent::Agent;
 use crate::reclaimed::{Ends, Reclaimed};
 use crate::status;
-use lb_kernel::{self, Doubts, Pass, Patient, Repair};
 
 /// What the daemon knows of the passes.
 #[derive(Default)]
@@ -93,7 +93,7 @@ impl Daemon {
 
     pub fn reclaimed(&mut self, pass: Pass, doubts: Doubts, now: Instant) {
         self.passes.doubts = Some(doubts);
-        self.passes.holders = pass.holders.err().map(|error| crate::chain(&error));
+        self.passes.holders = pass.holders.err().map(|error| crate::error::chain(&error));
         for (client, result) in pass.clients {
             let seen = self.agents.iter().find(|agent| agent.client.name == client);
             let seen = seen.map_or(0, |agent| agent.window().ended());
@@ -120,7 +120,7 @@ impl Daemon {
                     found.lately.push(now, ends);
                 }
                 Err(error) => {
-                    let error = crate::chain(&error);
+                    let error = crate::error::chain(&error);
                     // Said once, not once per pass.
                     if found.error.as_ref() != Some(&error) {
                         warn!(client, error, "flow records were not checked");

@@ -7,13 +7,13 @@ use std::path::Path;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
+use lb_kernel::{Cgroup, DatapathError, Lock, Pins};
 use tracing::{info, warn};
 
 use super::Daemon;
 use crate::agent::Agent;
 use crate::backoff::Backoff;
 use crate::config::Config;
-use lb_kernel::{self, Cgroup, DatapathError, Lock, Pins};
 
 /// One client that leaves.
 pub struct Leaving {
@@ -70,7 +70,7 @@ impl Daemon {
         match self.find_leaving(config) {
             Ok(()) => self.resuming.succeeded(),
             Err(error) => {
-                let error = crate::chain(&error);
+                let error = crate::error::chain(&error);
                 if self.resuming.failed(now, &error) {
                     warn!(
                         error,
@@ -143,7 +143,7 @@ impl Daemon {
                     !is_gone
                 }
                 Err(error) => {
-                    let error = crate::chain(&error);
+                    let error = crate::error::chain(&error);
                     if leaving.removing.failed(now, &error) {
                         let Pins { client, version, .. } = &leaving.pins;
                         warn!(%client, version, error, "cannot detach");
@@ -166,7 +166,7 @@ impl Daemon {
                 }
                 Err(error) => format!(
                     "is kept because it cannot be seen whether another client has taken over: {}",
-                    crate::chain(&error)
+                    crate::error::chain(&error)
                 ),
             };
             held_back.push(HeldBack { client: pins.client.clone(), version: pins.version, why });

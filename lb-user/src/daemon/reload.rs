@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Result, anyhow, ensure};
+use lb_kernel::{Features, Pins};
 use tokio::task::{JoinSet, spawn_blocking};
 use tracing::{info, warn};
 
@@ -25,7 +26,6 @@ use crate::agent::{Agent, AgentError, Followed};
 use crate::config::{Client, Config};
 use crate::offer::{self, Offer, Offers};
 use crate::source::{self, FileSource, Progress, Stamp, directory_of};
-use lb_kernel::{self, Features, Pins};
 
 /// How the configuration file fares.
 pub struct Reload {
@@ -312,7 +312,7 @@ impl Daemon {
             if let Some(agent) = self.agents.iter_mut().find(|agent| agent.client.name == client.name)
                 && let Err(error) = agent.reconfigure(client.clone())
             {
-                unstarted.push((client.clone(), crate::chain(&error)));
+                unstarted.push((client.clone(), crate::error::chain(&error)));
             }
         }
         // A client that was dropped and has come back while this was read is not among them: it is tried again.
@@ -347,7 +347,7 @@ impl Daemon {
     fn take_in(&mut self, mut agent: Agent, others: Vec<Leaving>, now: Instant) {
         // What connects count from here on is of the last minute.
         if let Err((error, _)) = agent.sample(now) {
-            warn!(client = %agent.client.name, error = %crate::chain(&error), "cannot read counters");
+            warn!(client = %agent.client.name, error = %crate::error::chain(&error), "cannot read counters");
         }
         if !agent.path().exists() {
             // A path that is mistyped looks the same.
@@ -696,7 +696,7 @@ impl Opener {
         }
         // A daemon that was killed may have replaced tables just now: what it left must not be written over while a program
         // reads it.
-        let waited = lb_kernel::wait_for_readers().map_err(|error| crate::chain(&error));
+        let waited = lb_kernel::wait_for_readers().map_err(|error| crate::error::chain(&error));
         for Opened { client, result } in &mut opened {
             let (true, Ok((agent, _))) = (adopted.contains(&client.name), &mut *result) else { continue };
             match &waited {

@@ -3,6 +3,7 @@
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
+use lb_kernel::Cgroup;
 use sd_notify::NotifyState;
 use tokio::sync::oneshot;
 use tracing::warn;
@@ -11,7 +12,6 @@ use super::Daemon;
 use crate::agent::Agent;
 use crate::api::{Coverage, Question};
 use crate::explain;
-use lb_kernel::Cgroup;
 
 /// Somebody who waits until a client's programs cover a cgroup.
 pub struct Waiter {

@@ -9,6 +9,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
+use lb_kernel::{DatapathError, Features};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
@@ -21,7 +22,6 @@ use crate::config::Config;
 use crate::descriptors;
 use crate::metrics;
 use crate::server;
-use lb_kernel::{self, DatapathError, Features};
 
 /// What the host has to offer, whatever is configured.
 ///
@@ -179,7 +179,7 @@ fn why_none(opened: Vec<Opened>, config: &Config) -> anyhow::Error {
         let remove = fixed::remove_all(&of_another_shape, &config.paths.pins);
         text.push_str(&format!("\nto remove all that have another shape: {remove}"));
     }
-    let denied = |error: &anyhow::Error| crate::commands::is_permission(error);
+    let denied = |error: &anyhow::Error| crate::error::is_permission(error);
     // Whether a privilege is missing is looked up in the causes.
     match faults.into_iter().find(|(_, error)| denied(error)) {
         Some((_, error)) => error.context(text),

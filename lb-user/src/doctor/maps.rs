@@ -1,8 +1,9 @@
 //! What a client's maps tell the doctor: how full they are, and what was counted in them that should not happen.
 
+use lb_kernel::{Fullness, Pins, Tables};
+
 use super::{Diagnosis, State};
 use crate::status;
-use lb_kernel::{Fullness, Pins, Tables};
 
 /// How full a client's maps are. Without compare-and-swap all flows are in the table of collisions.
 pub fn usage(diagnosis: &mut Diagnosis, name: &str, pins: &Pins, has_two_tables: bool) {

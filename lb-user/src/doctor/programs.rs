@@ -1,15 +1,16 @@
 //! Programs of others on a client's cgroup or above it, as the doctor tells of them.
 
+use lb_kernel::{Cgroup, Neighbour, Pinned, Pins};
+
 use super::{AS_ROOT, Diagnosis, State};
 use crate::config::Paths;
-use lb_kernel::{self, Cgroup, Neighbour, Pinned, Pins};
 
 /// The programs of others that run for a client's sockets.
 pub fn others(diagnosis: &mut Diagnosis, name: &str, paths: &Paths, pins: &Pins, cgroup: &Cgroup) {
     let neighbours = match lb_kernel::neighbours(pins, &Pinned::below(&paths.pins), &cgroup.path) {
         Ok(neighbours) => neighbours,
         Err(error) => {
-            let text = format!("client {name}: {}", crate::chain(&error));
+            let text = format!("client {name}: {}", crate::error::chain(&error));
             diagnosis.add("other programs", State::Note, text, Some(AS_ROOT));
             return;
         }

@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use super::{AS_ROOT, Diagnosis, State};
 use lb_kernel::{Sockets, Uncovered};
+
+use super::{AS_ROOT, Diagnosis, State};
 
 /// Sockets that are told one by one, of one client: a process that was handed thousands is one fault, not thousands.
 const SHOWN: usize = 20;

@@ -1,9 +1,10 @@
 //! What is read from the maps for one page, by maps that are opened for it: the event loop goes on with its own.
 
+use lb_kernel::{DatapathError, Fullness, Tables};
+
 use crate::facts::ClientFacts;
 use crate::readout::{self, Readout};
 use crate::window::Lately;
-use lb_kernel::{DatapathError, Fullness, Tables};
 
 /// One client task.
 #[derive(Debug)]
@@ -26,7 +27,7 @@ pub fn read(facts: ClientFacts) -> ClientReadout {
     let maps = Tables::open(&facts.pins, false).and_then(|tables| read_maps(&tables, facts.lately.as_ref()));
     let maps = maps.inspect_err(|error| {
         // No warning: whoever scrapes sees it, and this comes once per scrape.
-        tracing::debug!(client = %facts.pins.client, error = %crate::chain(error), "maps cannot be read for metrics");
+        tracing::debug!(client = %facts.pins.client, error = %crate::error::chain(error), "maps cannot be read for metrics");
     });
     ClientReadout { maps: maps.ok(), facts }
 }

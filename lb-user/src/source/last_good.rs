@@ -7,10 +7,10 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::Path;
 
+use lb_kernel::trust::{self, Untrusted};
 use rustix::fs::FlockOperation;
 
 use crate::source::{self, SourceError};
-use lb_kernel::trust::{self, Untrusted};
 
 /// What ends a list that was written whole. JSON needs no more than its last bracket.
 const END_OF_TOML: &[u8] = b"\n# socklb: the list is complete\n";

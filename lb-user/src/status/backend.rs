@@ -5,10 +5,10 @@ use std::net::SocketAddr;
 
 use lb_common::abi::{self, FIRST_BUCKET_LOG2, TIME_BUCKETS};
 use lb_common::ending::Ending;
+use lb_kernel::{Counts, SlotView};
 use serde::{Deserialize, Serialize};
 
 use crate::window::Recent;
-use lb_kernel::{Counts, SlotView};
 
 /// One backend.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -7,6 +7,7 @@ use std::time::Duration;
 use lb_common::abi::{ABI_VERSION, Anomalies, BackendState, Outcomes, Rules, TableRef};
 use lb_common::ending::Ending;
 use lb_core::service::Protocol;
+use lb_kernel::{Counts, Features, Fullness, Pins, Runs, ServiceView, SlotView};
 
 use super::super::families::ALL;
 use super::super::readout::MapsReadout;
@@ -15,7 +16,6 @@ use crate::facts::{ClientFacts, Reloads};
 use crate::readout::{BackendReadout, Readout, ServiceReadout};
 use crate::status::{Daemon, Repair, Source};
 use crate::window::Recent;
-use lb_kernel::{Counts, Features, Fullness, Pins, Runs, ServiceView, SlotView};
 
 fn facts() -> Facts {
     let at = |seconds| UNIX_EPOCH + Duration::from_secs(seconds);

@@ -1,91 +1,55 @@
-//! Processes that must not dial before their cgroup is covered: `socklb wait` in a unit's `ExecStartPre=`, `socklb exec`
-//! for a command of one's own.
+//! Waiting until a client's programs cover this process, for `wait` and `exec`.
 //!
 //! The cgroup in which a socket is made decides for its whole life. A service that restarts gets a new cgroup; if it
 //! dialled before the programs are attached to that, it would dial the service address itself.
 
 use std::borrow::Borrow;
-use std::ffi::OsString;
-use std::io;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
-use std::process::{Command, ExitCode};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use lb_kernel::trust::Untrusted;
+use lb_kernel::{CgroupTree, Pins};
 
 use crate::api::{self, Coverage};
 use crate::config::Paths;
 use crate::print;
 use crate::status::{self, Status};
-use lb_kernel::trust::Untrusted;
-use lb_kernel::{self, CgroupTree, Pins};
 
 /// How long between two questions while no daemon answers.
 const PAUSE: Duration = Duration::from_millis(100);
 /// How long an answer is waited for before what is attached is looked at again.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Shells say these of a command that is not there, and of one that cannot be started.
-const NOT_FOUND: u8 = 127;
-const NOT_STARTED: u8 = 126;
-
 /// Whose programs shall cover this process, and where they are told of.
-struct Wanted<'a> {
+pub struct Waiting<'a> {
     client: &'a str,
     paths: &'a Paths,
     /// How long one answer is waited for.
     look: Duration,
 }
 
-/// Returns once a client's programs are attached to the cgroup of this process, or to one above it.
-///
-/// # Errors
-/// If that does not happen in time, or cannot.
-pub fn wait(client: &str, paths: &Paths, timeout: Duration) -> Result<()> {
-    in_time(client, paths, timeout, async |wanted| wanted.until_covered().await)
-}
-
-/// Becomes `command`, in the client's cgroup, once that is covered. The cgroup is made if it does not exist. Returns only
-/// if the command could not be started, with the exit code that shells have for that.
-///
-/// # Errors
-/// If the cgroup cannot be entered, or is not covered in time.
-pub fn exec(client: &str, command: &[OsString], paths: &Paths, timeout: Duration) -> Result<ExitCode> {
-    let (program, arguments) = command.split_first().context("no command is given")?;
-    in_time(client, paths, timeout, async |wanted| {
-        let cgroup = wanted.cgroup().await?;
-        let tree = CgroupTree::open()?;
-        wanted.make(&tree, &cgroup)?;
-        tree.enter(&cgroup)?;
-        wanted.until_covered().await
-    })?;
-    let error = Command::new(program).args(arguments).exec();
-    print::message(format_args!("start {}: {error}", program.display()));
-    Ok(ExitCode::from(if error.kind() == io::ErrorKind::NotFound { NOT_FOUND } else { NOT_STARTED }))
-}
-
 /// Does something that waits for a client's programs. The limit of time covers all of it, why it failed included.
-fn in_time(
+pub fn in_time(
     client: &str,
     paths: &Paths,
     timeout: Duration,
-    work: impl AsyncFnOnce(&Wanted<'_>) -> Result<()>,
+    work: impl AsyncFnOnce(&Waiting<'_>) -> Result<()>,
 ) -> Result<()> {
-    let wanted = Wanted { client, paths, look: LOOK.min(timeout / 4) };
+    let waiting = Waiting { client, paths, look: LOOK.min(timeout / 4) };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let end = tokio::time::sleep(timeout);
-        let last_look = tokio::time::sleep(timeout - wanted.look);
-        let mut work = pin!(work(&wanted));
+        let last_look = tokio::time::sleep(timeout - waiting.look);
+        let mut work = pin!(work(&waiting));
         tokio::select! {
             biased;
             result = &mut work => return result,
             () = last_look => {}
         }
         let asked = async {
-            let why = tokio::time::timeout(wanted.look, wanted.why_not()).await;
+            let why = tokio::time::timeout(waiting.look, waiting.why_not()).await;
             end.await;
             why.unwrap_or_else(|_| api::silent(&paths.run))
         };
@@ -97,8 +61,8 @@ fn in_time(
     })
 }
 
-impl Wanted<'_> {
-    async fn until_covered(&self) -> Result<()> {
+impl Waiting<'_> {
+    pub async fn until_covered(&self) -> Result<()> {
         let Self { client, paths, look } = *self;
         let cgroups = lb_kernel::ours_and_above().context("find the cgroup of this process")?;
         let ids: Vec<String> = cgroups.iter().map(u64::to_string).collect();
@@ -141,7 +105,7 @@ impl Wanted<'_> {
     }
 
     /// The cgroup of the client: as the daemon says; if it says nothing, where the programs are attached.
-    async fn cgroup(&self) -> Result<PathBuf> {
+    pub async fn cgroup(&self) -> Result<PathBuf> {
         let Self { client, paths, look } = *self;
         let mut pause = tokio::time::interval(PAUSE);
         // Bound: the caller's limit of time.
@@ -177,7 +141,7 @@ impl Wanted<'_> {
 
     /// Makes the client's cgroup if it does not exist, as after its service was stopped, and says so: a path that was
     /// mistyped in the configuration becomes real by it.
-    fn make(&self, tree: &CgroupTree, cgroup: &Path) -> Result<()> {
+    pub fn make(&self, tree: &CgroupTree, cgroup: &Path) -> Result<()> {
         let (client, path) = (self.client, cgroup.display());
         if tree.has(cgroup)? {
             return Ok(());
@@ -200,7 +164,7 @@ impl Wanted<'_> {
 
 /// Whether asking again would not help: for want of permission, or because the daemon is not one to believe.
 fn is_final(error: &anyhow::Error) -> bool {
-    crate::commands::is_permission(error) || error.is::<Untrusted>()
+    crate::error::is_permission(error) || error.is::<Untrusted>()
 }
 
 /// The cgroup of a client: as configured, or where a dead daemon has left its programs.

@@ -7,9 +7,10 @@ use std::process::ExitCode;
 
 use lb_core::balancer::Refused;
 
-use crate::commands::{DoesNotFit, Failure, balancer_of, file_sources, offers};
 use crate::config::{self, Config, ConfigError, Host, NamedFile};
 use crate::diagnostic::{Faults, Report};
+use crate::dry_run::{self, DoesNotFit, file_sources};
+use crate::error::Failure;
 use crate::offer::Offers;
 use crate::print;
 use crate::source::{self, SourceError};
@@ -31,7 +32,7 @@ pub fn run(file: &Path) -> Result<ExitCode, Failure> {
                 Err(SourceError::Invalid(faults)) if faulty.contains(&faults) => {}
                 Err(SourceError::Invalid(faults)) => faulty.push(faults),
                 // One that cannot be read has no place of its own: the configuration's is told.
-                Err(error) => report.add(span.clone(), crate::chain(&error), None),
+                Err(error) => report.add(span.clone(), crate::error::chain(&error), None),
             }
         }
     };
@@ -46,9 +47,9 @@ pub fn run(file: &Path) -> Result<ExitCode, Failure> {
     faulty.iter().for_each(print::faults);
     let Some(config) = config.filter(|_| faulty.is_empty()) else { return Ok(ExitCode::FAILURE) };
     // What the files hold must fit the limits, too.
-    let offers = offers(&config.clients, &file_sources(&config))?;
+    let offers = dry_run::offers(&config.clients, &file_sources(&config))?;
     for client in &config.clients {
-        balancer_of(&config, client, &offers).map_err(|failure| located(failure, &path, &named))?;
+        dry_run::balancer(&config, client, &offers).map_err(|failure| located(failure, &path, &named))?;
     }
     let notes: String = notes(&config, &offers).iter().map(|note| format!("note: {note}\n")).collect();
     print::text(&format!("{notes}{}: ok\n", file.display()))?;
@@ -67,7 +68,7 @@ fn located(failure: Failure, path: &Path, named: &[(SocketAddr, usize)]) -> Fail
         }
         Refused::Services => "configure fewer services for it",
     };
-    let text = format!("{}:{line}: {} ({help})", path.display(), crate::chain(misfit));
+    let text = format!("{}:{line}: {} ({help})", path.display(), crate::error::chain(misfit));
     Failure::Other(anyhow::anyhow!(text))
 }
 

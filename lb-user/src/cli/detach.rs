@@ -1,0 +1,37 @@
+//! `socklb detach`: removes clients from the kernel.
+
+use std::process::ExitCode;
+
+use lb_kernel::Pins;
+
+use super::{Files, paths_of};
+use crate::error::Failure;
+use crate::print;
+
+/// Removes a client, or all.
+///
+/// # Errors
+/// If there is no such client, another socklb writes to it, or the kernel refuses.
+pub fn run(client: Option<&str>, files: &Files) -> Result<ExitCode, Failure> {
+    let directory = paths_of(files)?.pins;
+    // Of every version: what an upgrade has left to its last flows goes as well.
+    let mut clients = Pins::all_versions(&directory)?;
+    if let Some(client) = client {
+        clients.retain(|pins| pins.client == client);
+        if clients.is_empty() {
+            return Err(anyhow::anyhow!("client {client} has no pins below {}", directory.display()).into());
+        }
+    }
+    if clients.is_empty() {
+        print::text(&format!("nothing is attached below {}\n", directory.display()))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    for pins in &clients {
+        let _lock = pins.lock_to_remove()?;
+        lb_kernel::detach(pins)?;
+        print::text(&format!("client {}: detached, its maps and pins are removed\n", pins.client))?;
+    }
+    // As far as nothing is left in them.
+    lb_kernel::remove_roots(&directory);
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,38 @@
+//! `socklb doctor`: what may be wrong with this host.
+
+use std::process::ExitCode;
+
+use super::{DEGRADED, Files, paths_of, read_config};
+use crate::api::{self, Answer};
+use crate::config::Paths;
+use crate::error::Failure;
+use crate::render::{self, Style};
+use crate::status::Status;
+use crate::{doctor, print};
+
+/// Examines the host.
+///
+/// # Errors
+/// If a path cannot be told.
+pub fn run(json: bool, files: &Files) -> Result<ExitCode, Failure> {
+    let mut files = files.clone();
+    // The daemon that runs knows which configuration is its own.
+    if files.config.is_none()
+        && let Ok(Answer::Given(status)) = api::ask_daemon::<Status>(&paths_of(&files)?, "/v1/status")
+    {
+        files.config = status.daemon.map(|daemon| daemon.config);
+    }
+    let config = read_config(&files).map_err(|failure| failure.to_string());
+    let paths = match &config {
+        Ok(config) => config.paths.clone(),
+        // What is wrong with it is told below.
+        Err(_) => paths_of(&files).or_else(|_| files.over(Paths::default()))?,
+    };
+    let diagnosis = doctor::examine(&paths, files.file(), config.as_ref());
+    if json {
+        print::text(&(serde_json::to_string_pretty(&diagnosis)? + "\n"))?;
+    } else {
+        print::text(&render::diagnosis(&diagnosis, Style::for_stdout()))?;
+    }
+    Ok(if diagnosis.is_degraded() { ExitCode::from(DEGRADED) } else { ExitCode::SUCCESS })
+}

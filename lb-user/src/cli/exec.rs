@@ -1,0 +1,43 @@
+//! `socklb exec`: starts a command in a client's cgroup, once that is covered.
+
+use std::ffi::OsString;
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, ExitCode};
+use std::time::Duration;
+
+use anyhow::Context;
+use lb_kernel::CgroupTree;
+
+use super::coverage::in_time;
+use super::{Files, paths_of};
+use crate::error::Failure;
+use crate::print;
+
+/// Shells say these of a command that is not there, and of one that cannot be started.
+const NOT_FOUND: u8 = 127;
+const NOT_STARTED: u8 = 126;
+
+/// Becomes `command`, in the client's cgroup, once that is covered. The cgroup is made if it does not exist. Returns only
+/// if the command could not be started, with the exit code that shells have for that.
+///
+/// # Errors
+/// If the cgroup cannot be entered, or is not covered in time.
+pub fn run(
+    client: &str,
+    command: &[OsString],
+    timeout: Duration,
+    files: &Files,
+) -> Result<ExitCode, Failure> {
+    let (program, arguments) = command.split_first().context("no command is given")?;
+    in_time(client, &paths_of(files)?, timeout, async |waiting| {
+        let cgroup = waiting.cgroup().await?;
+        let tree = CgroupTree::open()?;
+        waiting.make(&tree, &cgroup)?;
+        tree.enter(&cgroup)?;
+        waiting.until_covered().await
+    })?;
+    let error = Command::new(program).args(arguments).exec();
+    print::message(format_args!("start {}: {error}", program.display()));
+    Ok(ExitCode::from(if error.kind() == io::ErrorKind::NotFound { NOT_FOUND } else { NOT_STARTED }))
+}

@@ -1,0 +1,68 @@
+//! `socklb explain`: why a client has this subset, these shares and this schedule; from the daemon, or from the files.
+
+use std::process::ExitCode;
+
+use super::{Files, paths_of, read_config, status};
+use crate::api::{self, Answer};
+use crate::config::Config;
+use crate::dry_run;
+use crate::error::Failure;
+use crate::explain::{self, Dials, Explanation};
+use crate::print;
+use crate::render::{self, Style};
+
+/// Shows why.
+///
+/// # Errors
+/// If there is no such service or client, or the files cannot be used.
+pub fn run(service: &str, client: Option<&str>, json: bool, files: &Files) -> Result<ExitCode, Failure> {
+    let paths = paths_of(files)?;
+    let query = client.map_or_else(String::new, |client| format!("?client={}", api::quoted(client)));
+    let from_config = || -> Result<(Vec<Explanation>, Vec<Dials>), Failure> {
+        let config = read_config(files)?;
+        let dials = config.clients.iter().map(Dials::of_config).collect();
+        Ok((explain_from_config(&config, service, client)?, dials))
+    };
+    let (explanations, dials) =
+        match api::ask_daemon(&paths, &format!("/v1/explain/{}{query}", api::quoted(service)))? {
+            Answer::Given(explanations) => (explanations, Vec::new()),
+            Answer::NotRunning => from_config()?,
+            Answer::Silent => {
+                print::message(format_args!(
+                    "{}; explaining {} instead",
+                    api::silent(&paths.run),
+                    files.file().display()
+                ));
+                from_config()?
+            }
+        };
+    if explanations.is_empty() {
+        let dials = if dials.is_empty() { Dials::of_status(&status::read(files)?) } else { dials };
+        return Err(anyhow::anyhow!(explain::why_none(service, client, &dials)).into());
+    }
+    if json {
+        print::text(&(serde_json::to_string_pretty(&explanations)? + "\n"))?;
+    } else {
+        let style = Style::for_stdout();
+        let texts: Vec<String> = explanations.iter().map(|one| render::explanation(one, style)).collect();
+        print::text(&texts.join("\n"))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The explanation that a daemon started now, on an empty kernel, would give.
+fn explain_from_config(
+    config: &Config,
+    service: &str,
+    client: Option<&str>,
+) -> Result<Vec<Explanation>, Failure> {
+    let mut clients = config.clients.clone();
+    clients.retain(|other| client.is_none_or(|client| client == other.name));
+    let offers = dry_run::offers(&clients, &dry_run::file_sources(config))?;
+    let mut explanations = Vec::new();
+    for configured in &clients {
+        let balancer = dry_run::balancer(config, configured, &offers)?;
+        explanations.extend(explain::explain(configured, &balancer, Some(service), false));
+    }
+    Ok(explanations)
+}

@@ -1,0 +1,85 @@
+//! `socklb run`: the daemon.
+
+use std::io;
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+use lb_kernel::trust::{self, Untrusted};
+
+use super::{Files, read_config};
+use crate::daemon::{self, Unusable};
+use crate::error::{Failure, is_permission};
+use crate::print;
+use crate::render::Style;
+use crate::source::Stamp;
+
+/// Runs the daemon until it is told to stop.
+///
+/// # Errors
+/// If it cannot start.
+pub fn run(files: &Files) -> Result<ExitCode, Failure> {
+    // Before it is read: what changes from here on is seen as a change.
+    let (read, waiting) = mpsc::channel::<()>();
+    let name = files.file().to_owned();
+    // It may be on a file system that does not answer. Without a configuration there is nothing else to do.
+    let tell = move || {
+        if waiting.recv_timeout(Duration::from_secs(2)) == Err(mpsc::RecvTimeoutError::Timeout) {
+            print::message(format_args!("{} does not answer yet; waiting for it", name.display()));
+        }
+    };
+    // Without a thread nobody is told.
+    let _ = std::thread::Builder::new().name("waiting".to_owned()).spawn(tell);
+    let stamp = Stamp::at(files.file());
+    let config = read_config(files)?;
+    drop(read);
+    check_state(&config.paths.state)?;
+    let filter = tracing_subscriber::EnvFilter::builder()
+        .with_default_directive(tracing_subscriber::filter::LevelFilter::INFO.into())
+        .from_env_lossy();
+    let style = Style::for_stderr();
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_ansi(style.colour).init();
+    let again = files.clone();
+    let reread = move || read_config(&again).map_err(|failure| unusable(&failure));
+    match daemon::run(config, stamp, Arc::new(reread)) {
+        Ok(()) => Ok(ExitCode::SUCCESS),
+        // Who starts the daemon does not try again where a privilege is missing: of anything else that was refused, such as a
+        // hook or a directory that somebody else has, that must not be said.
+        Err(error) if is_permission(&error) && !lb_kernel::lacks_privilege() => {
+            Err(anyhow::anyhow!("{error:#}").into())
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// What a daemon that runs makes of it that its configuration cannot be read again.
+fn unusable(failure: &Failure) -> Unusable {
+    let is_missing = |error: &(dyn std::error::Error + 'static)| {
+        error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::NotFound)
+    };
+    match failure {
+        Failure::Other(error) if !error.chain().any(is_missing) => Unusable::Unread(failure.to_string()),
+        Failure::Other(_) | Failure::Faults(_) => Unusable::Faulty(failure.to_string()),
+    }
+}
+
+/// What lies in the directory of the state is served where a file cannot be used: it must be ours. That it cannot be made
+/// is told when something is to be kept there; and one that does not answer has nothing to serve.
+fn check_state(directory: &Path) -> Result<(), Untrusted> {
+    fn look(path: &Path) -> Result<(), Untrusted> {
+        match trust::make_directory(path) {
+            Ok(()) => trust::check_directory(path, "--state"),
+            Err(_) => Ok(()),
+        }
+    }
+    let (seen, looked) = mpsc::channel();
+    let path = directory.to_owned();
+    let apart = std::thread::Builder::new().name("state".to_owned()).spawn(move || {
+        let _ = seen.send(look(&path));
+    });
+    if apart.is_err() {
+        return look(directory);
+    }
+    looked.recv_timeout(Duration::from_secs(2)).unwrap_or(Ok(()))
+}

@@ -1,0 +1,82 @@
+//! `socklb status`: clients, services and backends, once or again and again.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Context;
+
+use super::{DEGRADED, Files, paths_of};
+use crate::api::{self, Answer};
+use crate::error::Failure;
+use crate::print;
+use crate::render::{self, Style};
+use crate::status::{self, Status};
+
+/// Shows the status.
+///
+/// # Errors
+/// If there is none, or the client is not running here.
+pub fn run(client: Option<&str>, json: bool, watch: Option<u32>, files: &Files) -> Result<ExitCode, Failure> {
+    let once = || -> Result<Status, Failure> {
+        let mut status = read(files)?;
+        if let Some(client) = client {
+            status.clients.retain(|other| other.name == client);
+            if status.clients.is_empty() {
+                return Err(anyhow::anyhow!("no client {client} is running here").into());
+            }
+        }
+        Ok(status)
+    };
+    let Some(seconds) = watch else {
+        let status = once()?;
+        if json {
+            print::text(&(serde_json::to_string_pretty(&status)? + "\n"))?;
+        } else {
+            print::text(&render::status(&status, Style::for_stdout()))?;
+        }
+        let degraded = !status.degraded.is_empty();
+        return Ok(if degraded { ExitCode::from(DEGRADED) } else { ExitCode::SUCCESS });
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let mut tick =
+        runtime.block_on(async { tokio::time::interval(Duration::from_secs(seconds.max(1).into())) });
+    let style = Style::for_stdout();
+    // Ends with the process: by ^C, or when nobody reads any more.
+    loop {
+        runtime.block_on(tick.tick());
+        let text = render::status(&once()?, style);
+        // Home and clear to the end, rather than clear and redraw: that would flicker.
+        let frame =
+            if style.colour { format!("\x1b[H{}\x1b[J", text.replace('\n', "\x1b[K\n")) } else { text };
+        if !print::text(&frame)? {
+            return Ok(ExitCode::SUCCESS);
+        }
+    }
+}
+
+/// The status, from the daemon if one runs and answers, else from the pins.
+pub fn read(files: &Files) -> Result<Status, Failure> {
+    let paths = paths_of(files)?;
+    let why = match api::ask_daemon::<Status>(&paths, "/v1/status")? {
+        Answer::Given(status) => match other_pins(&status, files) {
+            None => return Ok(status),
+            Some(other) => format!(
+                "the daemon at {} has its pins in {}; this is what lies in {}",
+                api::socket(&paths.run).display(),
+                other.display(),
+                paths.pins.display()
+            ),
+        },
+        Answer::NotRunning => "the daemon is not running: tables stay as they are".to_owned(),
+        Answer::Silent => format!("{}: tables stay as they are", api::silent(&paths.run)),
+    };
+    Ok(status::from_pins(&paths.pins, why.clone()).context(why)?)
+}
+
+/// Where the daemon has its pins, if others were asked for.
+fn other_pins(status: &Status, files: &Files) -> Option<PathBuf> {
+    let (wanted, daemon) = (files.pins.as_ref()?, status.daemon.as_ref()?.pins.as_ref()?);
+    let real = |path: &Path| path.canonicalize().or_else(|_| std::path::absolute(path)).ok();
+    (real(wanted) != real(daemon)).then(|| daemon.clone())
+}

@@ -1,0 +1,17 @@
+//! `socklb wait`: returns once the cgroup of this process is covered; for a unit's `ExecStartPre=`.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use super::coverage::in_time;
+use super::{Files, paths_of};
+use crate::error::Failure;
+
+/// Returns once a client's programs are attached to the cgroup of this process, or to one above it.
+///
+/// # Errors
+/// If that does not happen in time, or cannot.
+pub fn run(client: &str, timeout: Duration, files: &Files) -> Result<ExitCode, Failure> {
+    in_time(client, &paths_of(files)?, timeout, async |waiting| waiting.until_covered().await)?;
+    Ok(ExitCode::SUCCESS)
+}

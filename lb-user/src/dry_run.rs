@@ -1,0 +1,80 @@
+//! What a daemon that started now, on an empty kernel, would decide from the files: for `check` and `explain`.
+
+use std::net::SocketAddr;
+
+use anyhow::Context;
+use lb_core::balancer::{Balancer, Event, Refused};
+use lb_core::plan::Plan;
+use lb_core::service::Service;
+use thiserror::Error;
+
+use crate::config::{Client, Config, Source};
+use crate::error::Failure;
+use crate::offer::{self, Dialler, Offers};
+use crate::source::FileSource;
+
+/// The sources of all services that come from files, each once.
+pub fn file_sources(config: &Config) -> Vec<FileSource> {
+    let services: Vec<_> = config.clients.iter().flat_map(|client| &client.services).collect();
+    let mut sources: Vec<FileSource> = Vec::new();
+    for configured in services {
+        let Source::File(path) = &configured.source else { continue };
+        let service = &configured.service;
+        if sources.iter().any(|source| source.service == service.address && source.path == *path) {
+            continue;
+        }
+        sources.push(FileSource::new(service, path.clone(), config));
+    }
+    sources
+}
+
+/// The lists of all services that these clients dial, and what each of them uses of them.
+pub fn offers(clients: &[Client], sources: &[FileSource]) -> Result<Offers, Failure> {
+    let mut offers = offer::statics(clients, &Offers::new());
+    for configured in clients.iter().flat_map(|client| &client.services) {
+        let Source::File(path) = &configured.source else { continue };
+        let Service { name, address, .. } = &configured.service;
+        if !offers.contains_key(name) {
+            let mut sources = sources.iter();
+            let source = sources.find(|source| source.path == *path && source.service == *address);
+            let mut offer = source.context("every file has a source")?.read()?.offer;
+            offer.complete(&offer::diallers(clients, name));
+            offers.insert(name.clone(), offer);
+        }
+    }
+    Ok(offers)
+}
+
+/// A list that a client task has no room for.
+#[derive(Debug, Error)]
+#[error("client {client}, service {service}")]
+pub struct DoesNotFit {
+    client: String,
+    service: String,
+    /// The service's address.
+    pub address: SocketAddr,
+    /// What it lacks.
+    #[source]
+    pub refused: Refused,
+}
+
+/// The balancer of a client.
+pub fn balancer(config: &Config, client: &Client, offers: &Offers) -> Result<Balancer, Failure> {
+    let limits = config.limits;
+    let services = client.services.iter().map(|service| service.service.clone()).collect();
+    let mut balancer = Balancer::new(services, limits, Plan::default())?;
+    for (position, configured) in client.services.iter().enumerate() {
+        let service = configured.service.clone();
+        let offer = offers.get(&service.name).context("every service has a list")?;
+        let dialler = Dialler { service, task: client.task };
+        let membership = offer.membership(&dialler).context("every client was asked for")?.clone();
+        let delivered = balancer.handle(Event::Endpoints(position, offer.list().clone(), membership));
+        delivered.map_err(|refused| DoesNotFit {
+            client: client.name.clone(),
+            service: configured.service.name.clone(),
+            address: configured.service.address,
+            refused,
+        })?;
+    }
+    Ok(balancer)
+}

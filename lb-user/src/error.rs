@@ -1,0 +1,67 @@
+//! Errors as people read them, and why a command failed.
+
+use std::fmt;
+use std::io;
+
+use lb_kernel::DatapathError;
+
+use crate::config::ConfigError;
+use crate::diagnostic::Faults;
+use crate::source::SourceError;
+
+/// Why a command failed.
+pub enum Failure {
+    /// Faults of files, shown with the lines they are in.
+    Faults(Faults),
+    /// Anything else.
+    Other(anyhow::Error),
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Faults(faults) => write!(f, "{faults}"),
+            Self::Other(error) => write!(f, "{error:#}"),
+        }
+    }
+}
+
+impl<E: Into<anyhow::Error>> From<E> for Failure {
+    fn from(error: E) -> Self {
+        let error = match error.into().downcast::<ConfigError>() {
+            Ok(ConfigError::Faulty(faults)) => return Self::Faults(faults),
+            Ok(error) => anyhow::Error::new(error),
+            Err(error) => error,
+        };
+        match error.downcast::<SourceError>() {
+            Ok(SourceError::Invalid(faults)) => Self::Faults(faults),
+            Ok(error) => Self::Other(anyhow::Error::new(error)),
+            Err(error) => Self::Other(error),
+        }
+    }
+}
+
+/// Whether more privilege is what it would take.
+pub fn is_permission(error: &anyhow::Error) -> bool {
+    error.chain().any(|cause| {
+        cause.downcast_ref::<DatapathError>().is_some_and(DatapathError::is_permission)
+            || cause.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::PermissionDenied)
+    })
+}
+
+/// An error with its causes on one line.
+pub fn chain(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    // Bound: error chains are a handful of links.
+    while let Some(cause) = source {
+        let cause_text = cause.to_string();
+        // Some libraries repeat their cause in their own text.
+        if !text.ends_with(&cause_text) {
+            text.push_str(": ");
+            text.push_str(&cause_text);
+        }
+        source = cause.source();
+    }
+    text
+}
