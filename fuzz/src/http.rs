@@ -20,9 +20,9 @@ pub fn requests(text: &[u8]) {
 }
 
 async fn exchange(text: &[u8]) -> Vec<u8> {
-    let (questions, mut asked) = mpsc::channel(8);
-    let router = api::router(&questions).merge(metrics::router(&questions));
-    drop(questions);
+    let (queries, mut asked) = mpsc::channel(8);
+    let router = api::router(&queries).merge(metrics::router(&queries));
+    drop(queries);
     let (mut client, connection) = tokio::io::duplex(256 << 10);
     let daemon = async {
         while let Some(question) = asked.recv().await {

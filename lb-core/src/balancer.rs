@@ -44,23 +44,23 @@ pub enum Refused {
         /// Entries allowed.
         allowed: u32,
     },
-    /// All places for services are taken.
+    /// All service indexes are taken.
     #[error("a client task has at most {MAX_SERVICES} services, removed ones with open connections included")]
     Services,
 }
 
 /// One service and what is known of its endpoints.
 #[derive(Clone, Debug)]
-struct Known {
+struct ServiceState {
     service: Service,
-    place: u16,
+    index: u16,
     /// `None` until a source has delivered.
-    use_: Option<Use>,
+    list: Option<ListInUse>,
 }
 
 /// A list in use.
 #[derive(Clone, Debug)]
-struct Use {
+struct ListInUse {
     endpoints: EndpointList,
     membership: Membership,
     schedule: Arc<[u16]>,
@@ -71,7 +71,7 @@ struct Use {
 #[derive(Clone, Debug)]
 pub struct Balancer {
     limits: Limits,
-    known: Vec<Known>,
+    services: Vec<ServiceState>,
     slots: Slots,
     /// What the kernel held when the daemon started: kept for services whose source has not delivered yet, for services
     /// that were removed, and for the flows of both.
@@ -82,7 +82,7 @@ impl Balancer {
     /// A balancer that takes over what the kernel holds already (nothing, on a first start).
     ///
     /// # Errors
-    /// If there are more services than places.
+    /// If there are more services than indexes.
     pub fn new(services: Vec<Service>, limits: Limits, adopted: Plan) -> Result<Self, Refused> {
         let mut slots = Slots::new(limits.slots);
         for (&number, backend) in &adopted.backends {
@@ -90,17 +90,17 @@ impl Balancer {
             slots.adopt(identity, Slot { number, generation: backend.generation });
         }
         let mut taken: BTreeSet<u16> = adopted.services.keys().copied().collect();
-        let mut known = Vec::with_capacity(services.len());
+        let mut states = Vec::with_capacity(services.len());
         for service in services {
-            let place = match place_of(&adopted, &service) {
-                Some(place) => place,
-                None => free_place(&taken).ok_or(Refused::Services)?,
+            let index = match index_of(&adopted, &service) {
+                Some(index) => index,
+                None => free_index(&taken).ok_or(Refused::Services)?,
             };
-            taken.insert(place);
-            known.push(Known { service, place, use_: None });
+            taken.insert(index);
+            states.push(ServiceState { service, index, list: None });
         }
-        let mut balancer = Self { limits, known, slots, adopted };
-        balancer.drop_empty_places();
+        let mut balancer = Self { limits, services: states, slots, adopted };
+        balancer.drop_empty_services();
         Ok(balancer)
     }
 
@@ -112,11 +112,11 @@ impl Balancer {
         }
     }
 
-    /// A removed service keeps its place for its flows; without a slot it has none.
-    fn drop_empty_places(&mut self) {
+    /// A removed service keeps its index for its flows; without a slot it has none.
+    fn drop_empty_services(&mut self) {
         let in_use: BTreeSet<u16> = self.slots.iter().map(|(identity, _)| identity.service).collect();
-        let configured: BTreeSet<u16> = self.known.iter().map(|known| known.place).collect();
-        self.adopted.services.retain(|place, _| in_use.contains(place) || configured.contains(place));
+        let configured: BTreeSet<u16> = self.services.iter().map(|state| state.index).collect();
+        self.adopted.services.retain(|index, _| in_use.contains(index) || configured.contains(index));
     }
 
     /// Takes a fact in.
@@ -142,7 +142,7 @@ impl Balancer {
         endpoints: EndpointList,
         membership: Membership,
     ) -> Result<(), Refused> {
-        let known = &self.known[position];
+        let state = &self.services[position];
         let log2 = schedule::length_log2(u32::try_from(membership.members.len()).unwrap_or(u32::MAX));
         let length = if membership.members.is_empty() { 0 } else { 1u32 << log2 };
         self.check_schedules(position, length)?;
@@ -151,25 +151,25 @@ impl Balancer {
         let mut members = Vec::with_capacity(membership.members.len());
         for member in &membership.members {
             members.push(
-                slots.hold(Identity { service: known.place, address: member.endpoint.address })?.number,
+                slots.hold(Identity { service: state.index, address: member.endpoint.address })?.number,
             );
         }
         self.slots = slots;
         let weights: Vec<u64> = membership.members.iter().map(|member| member.weight).collect();
         let fallback = fallback(&weights, &members);
         let schedule = table(&weights, &members, length);
-        let known = &mut self.known[position];
-        known.use_ = Some(Use { endpoints, membership, schedule, fallback });
-        let place = known.place;
+        let state = &mut self.services[position];
+        state.list = Some(ListInUse { endpoints, membership, schedule, fallback });
+        let index = state.index;
         // From here on the list says what there is, not what was found at the start.
-        self.adopted.services.remove(&place);
+        self.adopted.services.remove(&index);
         Ok(())
     }
 
     fn check_schedules(&self, position: usize, length: u32) -> Result<(), Refused> {
-        let others = self.known.iter().enumerate().filter(|(i, _)| *i != position).map(|(_, known)| {
-            let adopted = self.adopted.services.get(&known.place);
-            match (&known.use_, adopted) {
+        let others = self.services.iter().enumerate().filter(|(i, _)| *i != position).map(|(_, state)| {
+            let adopted = self.adopted.services.get(&state.index);
+            match (&state.list, adopted) {
                 (Some(in_use), _) => in_use.schedule.len() as u64,
                 (None, Some(adopted)) => adopted.schedule.len() as u64,
                 (None, None) => 0,
@@ -192,11 +192,11 @@ impl Balancer {
             self.slots.free(identity);
             self.adopted.backends.remove(&slot.number);
         }
-        self.drop_empty_places();
+        self.drop_empty_services();
     }
 
-    fn is_configured(&self, place: u16) -> bool {
-        self.known.iter().any(|known| known.place == place)
+    fn is_configured(&self, index: u16) -> bool {
+        self.services.iter().any(|state| state.index == index)
     }
 
     /// Slots that the plan keeps only because something may still refer to them.
@@ -212,14 +212,14 @@ impl Balancer {
     /// Backends that a table or a fallback of the plan names.
     fn needed(&self) -> BTreeSet<Identity> {
         let mut needed = BTreeSet::new();
-        for known in &self.known {
-            match (&known.use_, self.adopted.services.get(&known.place)) {
+        for state in &self.services {
+            match (&state.list, self.adopted.services.get(&state.index)) {
                 (Some(in_use), _) => needed.extend(
                     in_use
                         .membership
                         .members
                         .iter()
-                        .map(|member| Identity { service: known.place, address: member.endpoint.address }),
+                        .map(|member| Identity { service: state.index, address: member.endpoint.address }),
                 ),
                 (None, Some(adopted)) => {
                     let mut named: BTreeSet<u32> =
@@ -237,19 +237,19 @@ impl Balancer {
     /// The complete state that the kernel shall hold.
     pub fn plan(&self) -> Plan {
         let mut plan = Plan::default();
-        for (&place, adopted) in &self.adopted.services {
-            if !self.is_configured(place) {
+        for (&index, adopted) in &self.adopted.services {
+            if !self.is_configured(index) {
                 let closed = ServicePlan {
                     open: false,
                     fallback: NO_SLOT,
                     schedule: Arc::from([]),
                     ..adopted.clone()
                 };
-                plan.services.insert(place, closed);
+                plan.services.insert(index, closed);
             }
         }
-        for known in &self.known {
-            plan.services.insert(known.place, self.service_plan(known));
+        for state in &self.services {
+            plan.services.insert(state.index, self.service_plan(state));
         }
         let needed = self.needed();
         let listed = self.listed();
@@ -260,9 +260,9 @@ impl Balancer {
         plan
     }
 
-    fn service_plan(&self, known: &Known) -> ServicePlan {
-        let service = &known.service;
-        let (fallback, schedule) = match (&known.use_, self.adopted.services.get(&known.place)) {
+    fn service_plan(&self, state: &ServiceState) -> ServicePlan {
+        let service = &state.service;
+        let (fallback, schedule) = match (&state.list, self.adopted.services.get(&state.index)) {
             (Some(in_use), _) => (in_use.fallback, Arc::clone(&in_use.schedule)),
             (None, Some(adopted)) => (adopted.fallback, Arc::clone(&adopted.schedule)),
             (None, None) => (NO_SLOT, Arc::from([])),
@@ -282,10 +282,10 @@ impl Balancer {
     /// Weight and state of every listed endpoint.
     fn listed(&self) -> BTreeMap<Identity, (u16, BackendState)> {
         let mut listed = BTreeMap::new();
-        for known in &self.known {
-            let endpoints = known.use_.iter().flat_map(|in_use| in_use.endpoints.as_slice());
+        for state in &self.services {
+            let endpoints = state.list.iter().flat_map(|in_use| in_use.endpoints.as_slice());
             listed.extend(endpoints.map(|endpoint| {
-                let identity = Identity { service: known.place, address: endpoint.address };
+                let identity = Identity { service: state.index, address: endpoint.address };
                 (identity, (endpoint.weight, membership::state(endpoint)))
             }));
         }
@@ -317,26 +317,26 @@ impl Balancer {
         }
     }
 
-    /// Per service, in the order of the configuration: its place, and the list and membership in use.
+    /// Per service, in the order of the configuration: its index, and the list and membership in use.
     pub fn services(
         &self,
     ) -> impl Iterator<Item = (&Service, u16, Option<(&EndpointList, &Membership)>)> + '_ {
-        self.known.iter().map(|known| {
-            let in_use = known.use_.as_ref().map(|in_use| (&in_use.endpoints, &in_use.membership));
-            (&known.service, known.place, in_use)
+        self.services.iter().map(|state| {
+            let in_use = state.list.as_ref().map(|in_use| (&in_use.endpoints, &in_use.membership));
+            (&state.service, state.index, in_use)
         })
     }
 }
 
-fn place_of(adopted: &Plan, service: &Service) -> Option<u16> {
+fn index_of(adopted: &Plan, service: &Service) -> Option<u16> {
     let same = |plan: &ServicePlan| {
         plan.name == service.name && plan.address == service.address && plan.protocol == service.protocol
     };
-    adopted.services.iter().find(|(_, plan)| same(plan)).map(|(place, _)| *place)
+    adopted.services.iter().find(|(_, plan)| same(plan)).map(|(index, _)| *index)
 }
 
-fn free_place(taken: &BTreeSet<u16>) -> Option<u16> {
-    (0..u16::try_from(MAX_SERVICES).unwrap_or(u16::MAX)).find(|place| !taken.contains(place))
+fn free_index(taken: &BTreeSet<u16>) -> Option<u16> {
+    (0..u16::try_from(MAX_SERVICES).unwrap_or(u16::MAX)).find(|index| !taken.contains(index))
 }
 
 /// The member with the largest weight; of several, the one in the lowest slot.

@@ -15,7 +15,7 @@ use crate::service::Protocol;
 /// What the kernel shall hold for one client task.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
-    /// By place in the kernel's arrays.
+    /// By index in the kernel's arrays.
     pub services: BTreeMap<u16, ServicePlan>,
     /// By slot.
     pub backends: BTreeMap<u32, BackendPlan>,
@@ -30,7 +30,7 @@ pub struct ServicePlan {
     pub address: SocketAddr,
     /// The protocol that they dial it with.
     pub protocol: Protocol,
-    /// Whether connects to the address are balanced. A service that was removed is closed, but keeps its place until
+    /// Whether connects to the address are balanced. A service that was removed is closed, but keeps its index until
     /// its last flow ends.
     pub open: bool,
     /// The errno of a connect that finds no usable backend.
@@ -46,7 +46,7 @@ pub struct ServicePlan {
 /// What the kernel shall hold for one backend.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BackendPlan {
-    /// The place of the service that owns it.
+    /// The index of the service that owns it.
     pub service: u16,
     /// Where it listens.
     pub address: SocketAddr,
@@ -65,7 +65,7 @@ pub struct BackendPlan {
 pub enum Step {
     /// Stop balancing connects to the service's address, unless another service has taken it over; its flows stay.
     Close(u16),
-    /// Fill the place of a service that is not open.
+    /// Write a service that is not open.
     WriteService(u16, ServicePlan),
     /// Fill a slot that nothing refers to.
     WriteBackend(u32, BackendPlan),
@@ -85,7 +85,7 @@ pub enum Step {
     Open(u16),
     /// Clear a slot that nothing refers to any more.
     FreeBackend(u32),
-    /// Clear the place of a closed service that nothing refers to any more.
+    /// Clear a closed service that nothing refers to any more.
     FreeService(u16),
 }
 
@@ -116,35 +116,35 @@ impl Plan {
     /// Carries a step out on the plan itself: what the maps hold after it.
     pub fn record(&mut self, step: &Step) {
         match step {
-            Step::Close(place) => self.service(*place).open = false,
-            Step::WriteService(place, service) => {
+            Step::Close(index) => self.service(*index).open = false,
+            Step::WriteService(index, service) => {
                 let empty = ServicePlan { open: false, schedule: Arc::from([]), ..service.clone() };
-                self.services.insert(*place, empty);
+                self.services.insert(*index, empty);
             }
             Step::WriteBackend(slot, backend) => {
                 self.backends.insert(*slot, backend.clone());
             }
-            Step::SetErrno(place, errno) => self.service(*place).errno = *errno,
-            Step::SetRules(place, rules) => self.service(*place).rules = *rules,
-            Step::SetFallback(place, slot) => self.service(*place).fallback = *slot,
+            Step::SetErrno(index, errno) => self.service(*index).errno = *errno,
+            Step::SetRules(index, rules) => self.service(*index).rules = *rules,
+            Step::SetFallback(index, slot) => self.service(*index).fallback = *slot,
             Step::SetState(slot, usable, state) => {
                 let backend = self.backend(*slot);
                 (backend.usable, backend.state) = (*usable, *state);
             }
             Step::SetWeight(slot, weight) => self.backend(*slot).weight = *weight,
-            Step::Publish(place, schedule) => self.service(*place).schedule = Arc::clone(schedule),
-            Step::Open(place) => self.service(*place).open = true,
+            Step::Publish(index, schedule) => self.service(*index).schedule = Arc::clone(schedule),
+            Step::Open(index) => self.service(*index).open = true,
             Step::FreeBackend(slot) => {
                 self.backends.remove(slot);
             }
-            Step::FreeService(place) => {
-                self.services.remove(place);
+            Step::FreeService(index) => {
+                self.services.remove(index);
             }
         }
     }
 
-    fn service(&mut self, place: u16) -> &mut ServicePlan {
-        self.services.get_mut(&place).expect("a step is for a service that was written")
+    fn service(&mut self, index: u16) -> &mut ServicePlan {
+        self.services.get_mut(&index).expect("a step is for a service that was written")
     }
 
     fn backend(&mut self, slot: u32) -> &mut BackendPlan {
@@ -165,7 +165,7 @@ impl Plan {
 /// 6. Places that nothing refers to are cleared.
 ///
 /// # Panics
-/// If the new plan is not consistent, or gives a place to a service that another one still has open.
+/// If the new plan is not consistent, or gives an index to a service that another one still has open.
 pub fn diff(old: &Plan, new: &Plan) -> Vec<Step> {
     new.assert_consistent();
     let mut steps = Vec::new();
@@ -199,7 +199,7 @@ fn write(old: &Plan, new: &Plan, steps: &mut Vec<Step>) {
         match old.services.get(&index) {
             Some(before) if same_service(before, service) => {}
             Some(before) => {
-                assert!(!before.open, "place {index} is still that of service {}", before.name);
+                assert!(!before.open, "index {index} is still that of service {}", before.name);
                 steps.push(Step::WriteService(index, service.clone()));
             }
             None => steps.push(Step::WriteService(index, service.clone())),
@@ -215,7 +215,7 @@ fn same_service(a: &ServicePlan, b: &ServicePlan) -> bool {
 fn update(old: &Plan, new: &Plan, index: u16, steps: &mut Vec<Step>) {
     let service = &new.services[&index];
     let before = old.services.get(&index).filter(|before| same_service(before, service));
-    // A place that is written in this change gets its errno, its rules and its fallback with that.
+    // A service that is written in this change gets its errno, its rules and its fallback with that.
     if let Some(before) = before {
         if before.errno != service.errno {
             steps.push(Step::SetErrno(index, service.errno));

@@ -13,7 +13,7 @@ use crate::features::Features;
 use crate::object::Purpose;
 use crate::pins::Pins;
 use crate::sys::runs::Runs;
-use crate::tables::{Tables, Walks};
+use crate::tables::{CursorSeed, Tables};
 use crate::{links, object, pins};
 
 /// One client task in the kernel.
@@ -90,10 +90,10 @@ impl Datapath {
     ///
     /// # Errors
     /// If the kernel refuses a step. The steps before it stay done, and the next call goes on from there.
-    pub fn apply(&mut self, plan: &Plan, walks: &Walks) -> Result<bool, DatapathError> {
+    pub fn apply(&mut self, plan: &Plan, cursor_seed: &CursorSeed) -> Result<bool, DatapathError> {
         let mut complete = true;
         for step in diff(&self.applied, plan) {
-            if self.tables.carry_out(&step, &plan.services, walks)? {
+            if self.tables.carry_out(&step, &plan.services, cursor_seed)? {
                 self.applied.record(&step);
             } else {
                 complete = false;

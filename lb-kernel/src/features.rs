@@ -17,7 +17,7 @@ pub struct Features {
     /// `bpf_set_retval` (Linux 5.18). Without: a refused connect fails with EPERM instead of the service's errno.
     pub set_retval: bool,
     /// `bpf_skc_to_mptcp_sock` (Linux 6.0, and CAP_PERFMON). Without: a connection of an MPTCP socket stays in its
-    /// backend's active count until the repair pass finds it gone.
+    /// backend's active count until the reclaim pass finds it gone.
     pub knows_mptcp: bool,
     /// The error of a socket that closes can be read (BTF, and CAP_PERFMON). Without: `accounting = "full"` knows when a
     /// flow was established and when it ended, and no cause.

@@ -1,4 +1,4 @@
-//! The flow table as the daemon and the commands see it: who holds each place, and the flow that lies there.
+//! The flow table as the daemon and the commands see it: who holds each bucket, and the flow that lies there.
 
 use std::mem::offset_of;
 
@@ -10,7 +10,7 @@ use super::pins::Pins;
 
 /// A client task's flow table.
 pub struct FlowTable {
-    places: Mapped<FlowPlace>,
+    buckets: Mapped<FlowPlace>,
     flows: Mapped<Flow>,
 }
 
@@ -24,44 +24,44 @@ impl FlowTable {
     /// If one is missing or may not be opened.
     pub fn open(pins: &Pins, writable: bool) -> Result<Self, DatapathError> {
         Ok(Self {
-            places: Mapped::open(&pins.maps().join(map::FLOW_PLACES), writable)?,
+            buckets: Mapped::open(&pins.maps().join(map::FLOW_PLACES), writable)?,
             flows: Mapped::open(&pins.maps().join(map::FLOWS), false)?,
         })
     }
 
-    /// Number of places, a power of two.
+    /// Number of buckets, a power of two.
     pub fn len(&self) -> usize {
-        self.places.len()
+        self.buckets.len()
     }
 
-    /// Who holds a place: a socket, 0, or [`HELD`].
+    /// Who holds a bucket: a socket, 0, or [`HELD`].
     pub fn cookie(&self, index: usize) -> u64 {
-        self.places.load64(index, COOKIE)
+        self.buckets.load64(index, COOKIE)
     }
 
-    /// The socket that holds a place, if one does.
+    /// The socket that holds a bucket, if one does.
     pub fn socket(&self, index: usize) -> Option<u64> {
         Some(self.cookie(index)).filter(|cookie| *cookie != 0 && *cookie != HELD)
     }
 
-    /// What sockets of a place have elsewhere, as [`FlowPlace`] counts it.
+    /// What sockets of a bucket have elsewhere, as [`FlowPlace`] counts it.
     pub fn elsewhere(&self, index: usize) -> u64 {
-        self.places.load64(index, ELSEWHERE)
+        self.buckets.load64(index, ELSEWHERE)
     }
 
-    /// The flow that lies at a place; an old one if nobody holds it.
+    /// The flow that lies at a bucket; an old one if nobody holds it.
     pub fn flow(&self, index: usize) -> Flow {
         self.flows.get(index)
     }
 
-    /// Gives a place from one holder to another; returns whether it was his.
+    /// Gives a bucket from one holder to another; returns whether it was his.
     pub fn pass_on(&self, index: usize, from: u64, to: u64) -> bool {
-        self.places.replace64(index, COOKIE, from, to)
+        self.buckets.replace64(index, COOKIE, from, to)
     }
 
     /// One thing of this socket is not elsewhere any more, [`FlowPlace::IN_OVERFLOW`] or [`FlowPlace::IN_DATAGRAMS`].
     pub fn take_back(&self, cookie: u64, what: u64) {
         let index = usize::try_from(cookie).unwrap_or(usize::MAX) & (self.len() - 1);
-        self.places.add64(index, ELSEWHERE, what.wrapping_neg());
+        self.buckets.add64(index, ELSEWHERE, what.wrapping_neg());
     }
 }

@@ -7,7 +7,7 @@
 //! [`privileges`](host), [`cpus`](possible_cpus), [`clock`](monotonic_ns), [`process`], [`trust`], [`cgroup`](Cgroup)); where a
 //! client's objects are pinned ([`Pins`]) and how they go ([`detach`]); the object and its programs ([`Purpose`]), their links
 //! ([`attachment`]) and those of others ([`neighbours`](neighbours())); the maps ([`Tables`]) and one client task of all that
-//! ([`Datapath`]); flow records, and how those are reclaimed whose socket is gone ([`flows`](flows()), [`repair`](repair())).
+//! ([`Datapath`]); flow records, and how those are reclaimed whose socket is gone ([`flows`](flows()), [`reclaim`](reclaim())).
 #![expect(missing_docs, reason = "an error's text is its documentation")]
 
 mod sys;
@@ -30,7 +30,7 @@ pub mod trust;
 
 mod cgroup;
 
-mod entry;
+mod cgroup_tree;
 
 mod own_cgroup;
 
@@ -50,7 +50,7 @@ mod maps;
 
 mod counters;
 
-mod departed;
+mod retired;
 
 mod tables;
 
@@ -72,14 +72,14 @@ mod holders;
 
 mod uncovered;
 
-mod repair;
+mod reclaim;
 
 pub use cgroup::{Cgroup, cgroup2_mount, namespace_warning, ours_and_above, path_of as cgroup_of_id};
+pub use cgroup_tree::CgroupTree;
 pub use client::Datapath;
 pub use clock::monotonic_ns;
 pub use cpus::possible_cpus;
 pub use detach::{detach, has_links, is_retired, retire};
-pub use entry::CgroupTree;
 pub use error::DatapathError;
 pub use features::Features;
 pub use flows::{OpenFlow, flows};
@@ -92,7 +92,7 @@ pub use own_cgroup::sockets_have_theirs as sockets_have_their_cgroup;
 pub use pins::{DEFAULT_PINS, Lock, Pins, detach_command, pins_option, remove_roots};
 pub use privileges::{Capability, Host, host, lacks_privilege, open_files_of, probe};
 pub use readers::wait_for_readers;
-pub use repair::{Doubts, Pass, Patient, Repair, can_repair, repair};
+pub use reclaim::{Pass, ReclaimCounts, ReclaimTarget, Suspects, can_reclaim, reclaim};
 pub use sys::runs::Runs;
-pub use tables::{Counts, Fullness, ServiceView, SlotView, Tables, Walks};
+pub use tables::{Counts, CursorSeed, Fullness, ServiceView, SlotView, Tables};
 pub use uncovered::{Sockets, Uncovered, uncovered};

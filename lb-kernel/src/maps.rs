@@ -15,9 +15,9 @@ use lb_common::abi::{Anomalies, Backend, DialledCell, Members, Outcomes, Schedul
 use rustix::mm::{MapFlags, ProtFlags};
 
 use super::counters::Counters;
-use super::departed::DepartedBackends;
 use super::error::DatapathError;
 use super::pins::Pins;
+use super::retired::RetiredBackends;
 use super::sys;
 
 /// A map value that aya may copy to and from the kernel.
@@ -182,7 +182,7 @@ pub struct Maps {
     pub outcomes: PerCpu<Outcomes>,
     pub counts: Counters,
     pub anomalies: PerCpu<Anomalies>,
-    pub departed: DepartedBackends,
+    pub departed: RetiredBackends,
 }
 
 impl Maps {
@@ -202,7 +202,7 @@ impl Maps {
             outcomes: typed(&path(map::OUTCOMES))?,
             counts: Counters::open(dir)?,
             anomalies: typed(&path(map::ANOMALIES))?,
-            departed: DepartedBackends::open(&path(map::DEPARTED))?,
+            departed: RetiredBackends::open(&path(map::DEPARTED))?,
         })
     }
 }

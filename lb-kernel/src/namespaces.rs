@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use rustix::thread::LinkNameSpaceType;
 
 use super::cgroup;
-use super::sys::diag::{ListedSocket, SocketLists};
+use super::sys::diag::{SocketEntry, SocketLists};
 
 /// Namespaces that one look goes into. A process may make as many as it likes, and each takes some 0.2 ms.
 pub const MOST: usize = 1024;
@@ -46,11 +46,11 @@ pub struct List {
 }
 
 /// Sockets that are looked for, by the list that would show them.
-pub type Wanted = BTreeMap<List, BTreeSet<u64>>;
+pub type SocketsByList = BTreeMap<List, BTreeSet<u64>>;
 
 /// What lists have shown.
 #[derive(Debug, Default)]
-pub struct Shown {
+pub struct SocketSnapshot {
     /// Of each wanted list that could be had completely: which of the wanted sockets it shows, and whether these are paths
     /// of an MPTCP socket.
     pub lists: BTreeMap<List, BTreeMap<u64, bool>>,
@@ -72,7 +72,7 @@ pub enum Sight {
     Unknown { is_nowhere: bool },
 }
 
-impl Shown {
+impl SocketSnapshot {
     /// What is known of a socket that was wanted.
     pub fn of(&self, list: &List, cookie: u64) -> Sight {
         match self.lists.get(list) {
@@ -100,11 +100,11 @@ impl Namespaces {
     }
 
     /// Looks for sockets, in each namespace that is wanted and can be entered. May take seconds.
-    pub fn look(&self, wanted: &Wanted) -> Shown {
+    pub fn look(&self, wanted: &SocketsByList) -> SocketSnapshot {
         let mut look = Look::new(wanted);
         match SocketLists::open() {
             Ok(lists) => look.read(&lists),
-            Err(_) => return Shown::default(),
+            Err(_) => return SocketSnapshot::default(),
         }
         if look.is_over() || self.others().is_empty() {
             return look.end();
@@ -161,24 +161,24 @@ fn others(cgroup: &Path, turn: usize) -> Vec<Vec<u32>> {
 
 /// A look at namespaces, one after the other.
 struct Look<'w> {
-    wanted: &'w Wanted,
+    wanted: &'w SocketsByList,
     /// Namespaces that were not seen yet.
     missing: BTreeSet<u64>,
     /// Whether namespaces tell which they are.
     are_told: bool,
     /// Whether every list so far was complete.
     is_whole: bool,
-    shown: Shown,
+    shown: SocketSnapshot,
 }
 
 impl<'w> Look<'w> {
-    fn new(wanted: &'w Wanted) -> Self {
+    fn new(wanted: &'w SocketsByList) -> Self {
         let missing = wanted.keys().map(|list| list.namespace).collect();
-        Self { wanted, missing, are_told: true, is_whole: true, shown: Shown::default() }
+        Self { wanted, missing, are_told: true, is_whole: true, shown: SocketSnapshot::default() }
     }
 
-    fn end(self) -> Shown {
-        Shown { is_everywhere: self.is_whole && !self.are_told, ..self.shown }
+    fn end(self) -> SocketSnapshot {
+        SocketSnapshot { is_everywhere: self.is_whole && !self.are_told, ..self.shown }
     }
 
     /// Whether nothing more can be found.
@@ -194,7 +194,7 @@ impl<'w> Look<'w> {
         }
         for (list, cookies) in self.wanted.iter().filter(|(list, _)| list.namespace == namespace) {
             let mut found = BTreeMap::new();
-            let each = |socket: ListedSocket| {
+            let each = |socket: SocketEntry| {
                 if cookies.contains(&socket.cookie) {
                     found.insert(socket.cookie, socket.is_mptcp);
                 }
@@ -211,9 +211,9 @@ impl<'w> Look<'w> {
     fn anywhere(&mut self, lists: &SocketLists) {
         let wanted = self.wanted;
         let is_wanted =
-            |socket: &ListedSocket| wanted.values().any(|cookies| cookies.contains(&socket.cookie));
+            |socket: &SocketEntry| wanted.values().any(|cookies| cookies.contains(&socket.cookie));
         let found = &mut self.shown.anywhere;
-        let mut each = |socket: ListedSocket| {
+        let mut each = |socket: SocketEntry| {
             if is_wanted(&socket) {
                 found.insert(socket.cookie);
             }

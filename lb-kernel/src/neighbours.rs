@@ -78,9 +78,9 @@ pub fn neighbours(pins: &Pins, pinned: &Pinned<'_>, cgroup: &Path) -> Result<Vec
         let first = neighbours.len();
         for (hook, attach_type) in hooks() {
             let ids = sys::programs_of(open.as_fd(), attach_type).map_err(fail)?;
-            let our_place = ids.iter().position(|id| ours.contains(id));
+            let our_position = ids.iter().position(|id| ours.contains(id));
             let is_other = |(_, id): &(usize, &u32)| !ours.contains(id) && !pinned.has(**id);
-            for (place, &program) in ids.iter().enumerate().filter(is_other) {
+            for (position, &program) in ids.iter().enumerate().filter(is_other) {
                 let name = name_of(program);
                 neighbours.push(Neighbour {
                     cgroup: directory.to_owned(),
@@ -88,7 +88,7 @@ pub fn neighbours(pins: &Pins, pinned: &Pinned<'_>, cgroup: &Path) -> Result<Vec
                     program,
                     is_socklb: name.as_ref().is_some_and(|name| name.starts_with(NAME_PREFIX)),
                     name,
-                    runs_after_ours: directory != cgroup || our_place.is_some_and(|ours| ours < place),
+                    runs_after_ours: directory != cgroup || our_position.is_some_and(|ours| ours < position),
                 });
             }
         }

@@ -19,7 +19,7 @@ use super::sys::{self, elements};
 
 /// Where a record lies.
 #[derive(Clone, Debug)]
-enum Place {
+enum Location {
     Table(usize),
     Overflow,
     /// The whole entry: all flows of a socket that addresses its datagrams.
@@ -31,7 +31,7 @@ enum Place {
 pub struct Record {
     /// The cookie of its socket.
     pub cookie: u64,
-    place: Place,
+    location: Location,
     /// Its flow; of an entry, one of them.
     flow: Flow,
 }
@@ -55,23 +55,23 @@ pub struct Version {
 
 impl Record {
     pub fn key(&self) -> Key {
-        Key { cookie: self.cookie, is_entry: matches!(self.place, Place::Datagrams(_)) }
+        Key { cookie: self.cookie, is_entry: matches!(self.location, Location::Datagrams(_)) }
     }
 
     pub fn version(&self) -> Version {
         let Flow { start_ns, slot, generation, .. } = self.flow;
-        let chosen = match &self.place {
-            Place::Table(_) | Place::Overflow => 0,
-            Place::Datagrams(entry) => entry.chosen,
+        let chosen = match &self.location {
+            Location::Table(_) | Location::Overflow => 0,
+            Location::Datagrams(entry) => entry.chosen,
         };
         Version { start_ns, slot, generation, chosen }
     }
 
     /// How many flows it is.
     pub fn flows(&self) -> u64 {
-        match &self.place {
-            Place::Table(_) | Place::Overflow => 1,
-            Place::Datagrams(entry) => entry.live().count() as u64,
+        match &self.location {
+            Location::Table(_) | Location::Overflow => 1,
+            Location::Datagrams(entry) => entry.live().count() as u64,
         }
     }
 
@@ -123,7 +123,7 @@ impl Records {
             records.extend(of_entry(cookie, entry));
         }
         for (cookie, flow) in elements::entries::<u64, Flow>(self.overflow.as_fd())? {
-            records.push(Record { cookie, place: Place::Overflow, flow });
+            records.push(Record { cookie, location: Location::Overflow, flow });
         }
         for index in 0..self.table.len() {
             records.extend(self.at(index));
@@ -133,7 +133,7 @@ impl Records {
 
     fn at(&self, index: usize) -> Option<Record> {
         let cookie = self.table.socket(index)?;
-        Some(Record { cookie, place: Place::Table(index), flow: self.table.flow(index) })
+        Some(Record { cookie, location: Location::Table(index), flow: self.table.flow(index) })
     }
 
     /// The record as it is now, if it is still that of the same flow.
@@ -142,14 +142,14 @@ impl Records {
     /// If the kernel refuses to read a map.
     pub fn again(&self, record: &Record) -> io::Result<Option<Record>> {
         let cookie = record.cookie;
-        let now = match record.place {
-            Place::Table(index) => self.at(index),
-            Place::Overflow => elements::get(self.overflow.as_fd(), &cookie)?.map(|flow| Record {
+        let now = match record.location {
+            Location::Table(index) => self.at(index),
+            Location::Overflow => elements::get(self.overflow.as_fd(), &cookie)?.map(|flow| Record {
                 cookie,
-                place: Place::Overflow,
+                location: Location::Overflow,
                 flow,
             }),
-            Place::Datagrams(_) => {
+            Location::Datagrams(_) => {
                 elements::get(self.datagrams.as_fd(), &cookie)?.and_then(|entry| of_entry(cookie, entry))
             }
         };
@@ -174,18 +174,18 @@ impl Records {
         let mut taken = BTreeMap::new();
         let mut held = Vec::new();
         for record in gone {
-            match &record.place {
-                Place::Table(index) => {
+            match &record.location {
+                Location::Table(index) => {
                     if self.table.pass_on(*index, record.cookie, HELD) {
                         held.push((*index, record));
                     }
                 }
-                Place::Overflow => {
+                Location::Overflow => {
                     if self.take_out_overflowed(&record)? {
                         taken.insert(record.key(), 1);
                     }
                 }
-                Place::Datagrams(entry) => {
+                Location::Datagrams(entry) => {
                     if self.take_out_entry(record.cookie, entry)? {
                         taken.insert(record.key(), record.flows());
                     }
@@ -261,7 +261,7 @@ impl Records {
 
 fn of_entry(cookie: u64, entry: Datagrams) -> Option<Record> {
     let flow = *entry.live().next()?;
-    Some(Record { cookie, place: Place::Datagrams(Box::new(entry)), flow })
+    Some(Record { cookie, location: Location::Datagrams(Box::new(entry)), flow })
 }
 
 /// Why a client's records could not be looked at.

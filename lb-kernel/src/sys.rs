@@ -357,13 +357,13 @@ pub struct Instruction(pub u8, pub u8, pub i16, pub i32);
 ///
 /// # Errors
 /// If the kernel refuses for another reason than the program: no privilege, no memory.
-pub fn accepts(place: AttachType, instructions: &[Instruction]) -> io::Result<bool> {
-    let prog_type = match place {
+pub fn accepts(attach_type: AttachType, instructions: &[Instruction]) -> io::Result<bool> {
+    let prog_type = match attach_type {
         AttachType::SockOps => BPF_PROG_TYPE_SOCK_OPS,
         AttachType::SockRelease => BPF_PROG_TYPE_CGROUP_SOCK,
         _ => BPF_PROG_TYPE_CGROUP_SOCK_ADDR,
     };
-    match load(prog_type, place as u32, instructions) {
+    match load(prog_type, attach_type as u32, instructions) {
         Ok(_) => Ok(true),
         // The verifier answers EINVAL to what it does not know and EACCES to what it does not allow.
         Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EACCES)) => Ok(false),

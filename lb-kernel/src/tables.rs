@@ -2,7 +2,7 @@
 //! read back.
 //!
 //! The schedule map is one store of entries. A new table is written where no service points and becomes current with a
-//! single store of its place; the place it leaves is written again only after every program that may still be reading
+//! single store of its table reference; the region that it leaves is written again only after every program that may still be reading
 //! it has ended.
 
 mod counts;
@@ -34,10 +34,10 @@ use lb_core::service::Protocol;
 use lb_core::walk;
 
 use super::counters::sum;
-use super::departed;
 use super::error::DatapathError;
 use super::maps::{Maps, PerCpu, Raw, on_every_cpu};
 use super::pins::Pins;
+use super::retired;
 
 /// The tables of one client task.
 pub struct Tables {
@@ -58,9 +58,9 @@ struct Retired {
     members: Option<u32>,
 }
 
-/// What the starts of a client's walks are computed from.
+/// What the starts of a client's cursors are computed from.
 #[derive(Clone, Debug)]
-pub struct Walks {
+pub struct CursorSeed {
     /// Tells client tasks apart, see [`lb_core::walk::start`].
     pub task: String,
     /// CPUs that the kernel may ever run on.
@@ -84,7 +84,7 @@ pub struct SlotView {
 /// A service as the maps show it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServiceView {
-    pub place: u16,
+    pub index: u16,
     pub name: String,
     pub address: SocketAddr,
     pub protocol: Protocol,
@@ -110,22 +110,22 @@ impl Tables {
     /// The services in the maps, closed ones included.
     pub fn services(&self) -> Vec<ServiceView> {
         let mut views = Vec::new();
-        for place in 0..self.maps.services.len() {
-            let row = self.maps.services.get(place);
+        for index in 0..self.maps.services.len() {
+            let row = self.maps.services.get(index);
             if row.state == SERVICE_FREE {
                 continue;
             }
-            let place = u16::try_from(place).expect("MAX_SERVICES fits in 16 bits");
+            let index = u16::try_from(index).expect("MAX_SERVICES fits in 16 bits");
             let address = socket_addr(row.address, row.port);
             let protocol = protocol_of(&row);
             // The word is read in one piece: the daemon may be switching tables meanwhile.
-            let word = self.maps.services.load64(usize::from(place), offset_of!(Service, table));
+            let word = self.maps.services.load64(usize::from(index), offset_of!(Service, table));
             views.push(ServiceView {
-                place,
+                index,
                 name: name_of(&row),
                 address,
                 protocol,
-                open: self.open_at(address, protocol) == Some(place),
+                open: self.open_at(address, protocol) == Some(index),
                 errno: u16::try_from(row.errno).unwrap_or(u16::MAX),
                 fallback: row.fallback,
                 rules: row.rules,
@@ -201,8 +201,8 @@ impl Tables {
     ///
     /// # Errors
     /// If the kernel refuses the look-up.
-    pub fn outcomes(&self, place: u16) -> Result<Outcomes, DatapathError> {
-        self.outcome_row(u32::from(place))
+    pub fn outcomes(&self, index: u16) -> Result<Outcomes, DatapathError> {
+        self.outcome_row(u32::from(index))
     }
 
     /// Connects to addresses that are no service, over all CPUs.
@@ -250,7 +250,7 @@ impl Tables {
         }
         for view in self.services() {
             let schedule: Arc<[u16]> = self.schedule(view.table).into();
-            let owned = |slot: u32| plan.backends.get(&slot).is_some_and(|b| b.service == view.place);
+            let owned = |slot: u32| plan.backends.get(&slot).is_some_and(|b| b.service == view.index);
             if schedule.len() != view.table.len() as usize {
                 return Err(contradiction(format!("service {} points past the schedule map", view.name)));
             }
@@ -267,7 +267,7 @@ impl Tables {
                 )));
             }
             plan.services.insert(
-                view.place,
+                view.index,
                 ServicePlan {
                     name: view.name,
                     address: view.address,
@@ -293,22 +293,22 @@ impl Tables {
         &mut self,
         step: &Step,
         services: &BTreeMap<u16, ServicePlan>,
-        walks: &Walks,
+        cursor_seed: &CursorSeed,
     ) -> Result<bool, DatapathError> {
         match step {
-            Step::Close(place) => self.close(*place),
-            Step::WriteService(place, service) => self.write_service(*place, service, walks)?,
+            Step::Close(index) => self.close(*index),
+            Step::WriteService(index, service) => self.write_service(*index, service, cursor_seed)?,
             Step::WriteBackend(slot, backend) => {
                 let service = services.get(&backend.service).expect("a backend is of a service of the plan");
                 self.write_backend(*slot, backend, &service.name)?;
             }
-            Step::SetErrno(place, errno) => {
+            Step::SetErrno(index, errno) => {
                 let at = offset_of!(Service, errno);
-                self.maps.services.store32(usize::from(*place), at, u32::from(*errno));
+                self.maps.services.store32(usize::from(*index), at, u32::from(*errno));
             }
-            Step::SetRules(place, rules) => self.set_rules(*place, *rules),
-            Step::SetFallback(place, slot) => {
-                self.maps.services.store32(usize::from(*place), offset_of!(Service, fallback), *slot);
+            Step::SetRules(index, rules) => self.set_rules(*index, *rules),
+            Step::SetFallback(index, slot) => {
+                self.maps.services.store32(usize::from(*index), offset_of!(Service, fallback), *slot);
             }
             Step::SetState(slot, usable, state) => {
                 self.set_state(*slot, StateWord::new(*usable, *state));
@@ -317,21 +317,21 @@ impl Tables {
                 let at = offset_of!(Backend, endpoint.weight);
                 self.maps.backends.store32(*slot as usize, at, u32::from(*weight));
             }
-            Step::Publish(place, schedule) => return Ok(self.publish(*place, schedule)),
-            Step::Open(place) => self.open_service(*place)?,
+            Step::Publish(index, schedule) => return Ok(self.publish(*index, schedule)),
+            Step::Open(index) => self.open_service(*index)?,
             Step::FreeBackend(slot) => self.free_backend(*slot)?,
             // Nothing else changes: a program may have found the service just before its address was another's, and what it
-            // reads is a closed service still. Whoever gets the place next writes all of it.
-            Step::FreeService(place) => self.set_service_state(*place, SERVICE_FREE),
+            // reads is a closed service still. What gets the index next writes all of it.
+            Step::FreeService(index) => self.set_service_state(*index, SERVICE_FREE),
         }
         Ok(true)
     }
 
     fn write_service(
         &mut self,
-        place: u16,
+        index: u16,
         service: &ServicePlan,
-        walks: &Walks,
+        cursor_seed: &CursorSeed,
     ) -> Result<(), DatapathError> {
         let mut row: Service = bytemuck::Zeroable::zeroed();
         row.fallback = service.fallback;
@@ -344,22 +344,25 @@ impl Tables {
         let name = service.name.as_bytes();
         assert!(name.len() < row.name.len(), "the configuration bounds names");
         row.name[..name.len()].copy_from_slice(name);
-        self.maps.services.set(usize::from(place), &row);
-        // Counters and walks of whatever had the place before end here.
-        let start = |cpu| Walk { phase: 0, start: walk::start(&walks.task, &service.name, cpu, walks.cpus) };
-        let index = u32::from(place);
+        self.maps.services.set(usize::from(index), &row);
+        // Counters and cursors of whatever had the index before end here.
+        let start = |cpu| Walk {
+            phase: 0,
+            start: walk::start(&cursor_seed.task, &service.name, cpu, cursor_seed.cpus),
+        };
+        let index = u32::from(index);
         let values = |error| self.fail_io(map::WALKS, "write", error);
-        let walk = on_every_cpu(start, walks.cpus).map_err(values)?;
-        let zero = on_every_cpu(|_| Outcomes::default(), walks.cpus).map_err(values)?;
+        let walk = on_every_cpu(start, cursor_seed.cpus).map_err(values)?;
+        let zero = on_every_cpu(|_| Outcomes::default(), cursor_seed.cpus).map_err(values)?;
         set(&mut self.maps.walks, index, walk).map_err(|error| self.fail(map::WALKS, "write", error))?;
         set(&mut self.maps.outcomes, index, zero).map_err(|error| self.fail(map::OUTCOMES, "write", error))
     }
 
     /// Each word by itself: connect may read between two of them, and finds rules that it can follow.
-    fn set_rules(&mut self, place: u16, rules: Rules) {
+    fn set_rules(&mut self, index: u16, rules: Rules) {
         for (i, word) in bytemuck::cast_ref::<Rules, [u32; size_of::<Rules>() / 4]>(&rules).iter().enumerate()
         {
-            self.maps.services.store32(usize::from(place), offset_of!(Service, rules) + 4 * i, *word);
+            self.maps.services.store32(usize::from(index), offset_of!(Service, rules) + 4 * i, *word);
         }
     }
 
@@ -370,7 +373,7 @@ impl Tables {
         backend: &BackendPlan,
         service: &str,
     ) -> Result<(), DatapathError> {
-        let who = departed::name(service, backend.address);
+        let who = retired::name(service, backend.address);
         let fail = |error| self.fail_io(map::DEPARTED, "read", error);
         let departed = self.maps.departed.of(&who).map_err(fail)?;
         let (counts, swept) =
@@ -404,7 +407,7 @@ impl Tables {
         if let Some(view) = self.slot(slot) {
             let Counts { sums, active: _, swept } = self.counts(slot)?;
             let service = name_of(&self.maps.services.get(usize::from(view.service)));
-            let who = departed::name(&service, view.address);
+            let who = retired::name(&service, view.address);
             let kept = self.maps.departed.keep(&who, sums, swept);
             kept.map_err(|error| self.fail_io(map::DEPARTED, "write", error))?;
         }
@@ -429,9 +432,9 @@ impl Tables {
         self.maps.backends.store32(slot as usize, offset_of!(Backend, share), entries);
     }
 
-    fn publish(&mut self, place: u16, schedule: &[u16]) -> bool {
+    fn publish(&mut self, index: u16, schedule: &[u16]) -> bool {
         let at = offset_of!(Service, table);
-        let old = TableRef::from_word(self.maps.services.load64(usize::from(place), at));
+        let old = TableRef::from_word(self.maps.services.load64(usize::from(index), at));
         let generation = old.generation.wrapping_add(1);
         let length = u32::try_from(schedule.len()).expect("the planner bounds schedules");
         let shares = shares(schedule);
@@ -442,9 +445,9 @@ impl Tables {
                 return false;
             };
             if shares.len() <= abi::MAX_SUBSET as usize {
-                let Some(half) = self.free_half(place, old) else { return false };
+                let Some(half) = self.free_half(index, old) else { return false };
                 new.members = half;
-                self.write_members(place, new, shares.keys().copied());
+                self.write_members(index, new, shares.keys().copied());
             }
             self.write_entries(base, schedule);
             new = TableRef { base, length_log2: u8::try_from(length.ilog2()).expect("below 32"), ..new };
@@ -454,35 +457,35 @@ impl Tables {
         for (slot, entries) in &shares {
             self.set_share(u32::from(*slot), *entries);
         }
-        self.maps.services.store64(usize::from(place), at, new.to_word());
+        self.maps.services.store64(usize::from(index), at, new.to_word());
         for slot in dropped {
             self.set_share(u32::from(slot), 0);
         }
         if !old.is_empty() {
             let entries = Region { base: old.base, length: old.len() };
-            self.retired.push(Retired { entries, members: old.members_of(u32::from(place)) });
+            self.retired.push(Retired { entries, members: old.members_of(u32::from(index)) });
         }
         true
     }
 
     /// The half of a service's members that neither its table nor a program that is still running refers to, as
     /// [`TableRef`] has it.
-    fn free_half(&self, place: u16, current: TableRef) -> Option<u8> {
+    fn free_half(&self, index: u16, current: TableRef) -> Option<u8> {
         let is_free = |half: &u8| {
-            let members = TableRef { members: *half, ..current }.members_of(u32::from(place));
+            let members = TableRef { members: *half, ..current }.members_of(u32::from(index));
             let mut retired = self.retired.iter().chain(&self.waiting);
             *half != current.members && !retired.any(|retired| retired.members == members)
         };
         (NO_MEMBERS + 1..=NO_MEMBERS + 2).find(is_free)
     }
 
-    fn write_members(&mut self, place: u16, table: TableRef, slots: impl ExactSizeIterator<Item = u16>) {
+    fn write_members(&mut self, index: u16, table: TableRef, slots: impl ExactSizeIterator<Item = u16>) {
         let count = u32::try_from(slots.len()).expect("at most MAX_SUBSET");
         let mut members = Members { count, ..bytemuck::Zeroable::zeroed() };
         for (member, slot) in members.slots.iter_mut().zip(slots) {
             *member = slot;
         }
-        let at = table.members_of(u32::from(place)).expect("a half was chosen");
+        let at = table.members_of(u32::from(index)).expect("a half was chosen");
         self.maps.members.set(at as usize, &members);
     }
 
@@ -494,7 +497,7 @@ impl Tables {
         }
     }
 
-    /// A place in the schedule map for `length` entries that no program may be reading.
+    /// A region of the schedule map for `length` entries that no program may be reading.
     fn room(&self, length: u32) -> Option<u32> {
         let mut taken = self.live();
         taken.extend(self.retired.iter().chain(&self.waiting).map(|retired| retired.entries));
@@ -507,15 +510,15 @@ impl Tables {
 
     /// Where the current tables lie.
     fn live(&self) -> Vec<Region> {
-        let tables = (0..self.maps.services.len()).map(|place| self.table_of(place));
+        let tables = (0..self.maps.services.len()).map(|index| self.table_of(index));
         tables
             .filter(|table| !table.is_empty())
             .map(|table| Region { base: table.base, length: table.len() })
             .collect()
     }
 
-    fn table_of(&self, place: usize) -> TableRef {
-        TableRef::from_word(self.maps.services.load64(place, offset_of!(Service, table)))
+    fn table_of(&self, index: usize) -> TableRef {
+        TableRef::from_word(self.maps.services.load64(index, offset_of!(Service, table)))
     }
 
     /// Copies tables together, so that there is room for `length` entries once readers of the old places are gone. Only
@@ -526,17 +529,17 @@ impl Tables {
         }
         let moves = make_room(&self.live(), self.entries(), length).unwrap_or_default();
         for (from, base) in moves {
-            let place = (0..self.maps.services.len()).find(|place| {
-                let table = self.table_of(*place);
+            let index = (0..self.maps.services.len()).find(|index| {
+                let table = self.table_of(*index);
                 !table.is_empty() && table.base == from.base
             });
-            let place = place.expect("a table that is live belongs to a service");
-            let table = self.table_of(place);
+            let index = index.expect("a table that is live belongs to a service");
+            let table = self.table_of(index);
             let entries = self.schedule(table);
             self.write_entries(base, &entries);
-            // The same table in another place: its generation stays.
+            // The same table in another region: its generation stays.
             self.maps.services.store64(
-                place,
+                index,
                 offset_of!(Service, table),
                 TableRef { base, ..table }.to_word(),
             );
@@ -544,36 +547,36 @@ impl Tables {
         }
     }
 
-    fn open_service(&mut self, place: u16) -> Result<(), DatapathError> {
-        let row = self.maps.services.get(usize::from(place));
-        self.direct(socket_addr(row.address, row.port), protocol_of(&row), place)?;
-        self.set_service_state(place, SERVICE_LIVE);
+    fn open_service(&mut self, index: u16) -> Result<(), DatapathError> {
+        let row = self.maps.services.get(usize::from(index));
+        self.direct(socket_addr(row.address, row.port), protocol_of(&row), index)?;
+        self.set_service_state(index, SERVICE_LIVE);
         Ok(())
     }
 
-    fn close(&mut self, place: u16) {
-        let row = self.maps.services.get(usize::from(place));
+    fn close(&mut self, index: u16) {
+        let row = self.maps.services.get(usize::from(index));
         let (address, protocol) = (socket_addr(row.address, row.port), protocol_of(&row));
         // Another service may have taken the address over.
-        if self.open_at(address, protocol) == Some(place) {
+        if self.open_at(address, protocol) == Some(index) {
             self.undirect(address, protocol);
         }
-        self.set_service_state(place, SERVICE_LEAVING);
+        self.set_service_state(index, SERVICE_LEAVING);
     }
 
-    fn set_service_state(&mut self, place: u16, state: u8) {
-        let mut row = self.maps.services.get(usize::from(place));
+    fn set_service_state(&mut self, index: u16, state: u8) {
+        let mut row = self.maps.services.get(usize::from(index));
         row.state = state;
         // The rest of the word is what is dialled: it does not change.
         let word = bytemuck::bytes_of(&row);
         let at = offset_of!(Service, state) & !3;
         let word = u32::from_ne_bytes(word[at..at + 4].try_into().expect("four bytes"));
-        self.maps.services.store32(usize::from(place), at, word);
+        self.maps.services.store32(usize::from(index), at, word);
     }
 
     // ---- waiting ---------------------------------------------------------------------------------------------------
 
-    /// Whether a place is not free yet; also after a wait that failed.
+    /// Whether a region is not free yet; also after a wait that failed.
     pub(super) fn has_retired(&self) -> bool {
         !self.retired.is_empty() || !self.waiting.is_empty()
     }

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::cgroup::{self, Cgroup};
 use super::namespaces::open_in_namespace_of;
-use super::sys::diag::{ListedSocket, SocketLists};
+use super::sys::diag::{SocketEntry, SocketLists};
 use crate::process;
 
 /// A socket whose connects are not balanced.
@@ -44,7 +44,7 @@ pub struct Sockets {
 /// listening: the kernel lists no others. Those that were accepted dial nobody, and are left out.
 pub fn uncovered(cgroup: &Cgroup) -> Sockets {
     let covered: BTreeSet<u64> = cgroup::ids_below(&cgroup.path).into_iter().chain([cgroup.id]).collect();
-    let mut lists: BTreeMap<u64, Option<Vec<ListedSocket>>> = BTreeMap::new();
+    let mut lists: BTreeMap<u64, Option<Vec<SocketEntry>>> = BTreeMap::new();
     let mut found = Sockets::default();
     for pid in cgroup::processes(&cgroup.path) {
         let Some(namespace) = fs::metadata(format!("/proc/{pid}/ns/net")).ok().map(|m| m.ino()) else {
@@ -81,7 +81,7 @@ pub fn uncovered(cgroup: &Cgroup) -> Sockets {
     found
 }
 
-fn list_of(pid: u32, namespace: u64) -> Option<Vec<ListedSocket>> {
+fn list_of(pid: u32, namespace: u64) -> Option<Vec<SocketEntry>> {
     let ours = fs::metadata("/proc/thread-self/ns/net").is_ok_and(|metadata| metadata.ino() == namespace);
     let lists = if ours { SocketLists::open() } else { open_in_namespace_of(pid) };
     lists.and_then(|lists| lists.tcp()).ok()

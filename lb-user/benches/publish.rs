@@ -18,7 +18,7 @@ use lb_core::plan::{BackendPlan, Plan, ServicePlan};
 use lb_core::schedule::{apportion, interleave};
 use lb_core::service::Accounting;
 use lb_core::service::Protocol;
-use lb_kernel::{Cgroup, Datapath, Pins, Purpose, Walks};
+use lb_kernel::{Cgroup, CursorSeed, Datapath, Pins, Purpose};
 use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags};
 use rustix::thread::UnshareFlags;
 
@@ -52,9 +52,10 @@ fn measure(folder: &Path, cgroup: &Path) {
     let pins = Pins::of(&folder.join("bpf"), "bench");
     let purpose = Purpose { accounting: Accounting::Full, scans: true };
     let mut datapath = Datapath::open(pins, &Limits::default(), features, purpose).expect("load");
-    let walks = Walks { task: "bench".to_owned(), cpus: lb_kernel::possible_cpus().expect("a number") };
+    let cursor_seed =
+        CursorSeed { task: "bench".to_owned(), cpus: lb_kernel::possible_cpus().expect("a number") };
     let plans = [plan(1, 0), plan(2, BACKENDS)];
-    assert!(datapath.apply(&plans[0], &walks).expect("apply"));
+    assert!(datapath.apply(&plans[0], &cursor_seed).expect("apply"));
     datapath.attach(&cgroup).expect("attach");
     fs::write(cgroup.path.join("cgroup.procs"), std::process::id().to_string()).expect("enter the cgroup");
     let listener = TcpListener::bind(("0.0.0.0", PORT)).expect("listen");
@@ -64,7 +65,7 @@ fn measure(folder: &Path, cgroup: &Path) {
         let net = round % 2 + 1;
         let plan = &plans[net - 1];
         let started = Instant::now();
-        let done = datapath.apply(plan, &walks).expect("apply");
+        let done = datapath.apply(plan, &cursor_seed).expect("apply");
         apply.push(started.elapsed().as_secs_f64() * 1e6);
         let stream = TcpStream::connect(SERVICE).expect("connect");
         seen.push(started.elapsed().as_secs_f64() * 1e6);

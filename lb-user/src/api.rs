@@ -1,6 +1,6 @@
 //! The daemon's Unix socket: HTTP/1.1 with JSON, so that `curl --unix-socket` reads what the commands read.
 //!
-//! Handlers know nothing: they pass a question to the event loop and its answer back. In reading order: how the socket is
+//! Handlers know nothing: they pass a query to the event loop and its answer back. In reading order: how the socket is
 //! bound (`bind`), what is answered there (this file), and how the commands ask (`client`).
 
 mod bind;
@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::extract::{Path as UrlPath, Query, State};
+use axum::extract::{Path as UrlPath, Query as UrlQuery, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
@@ -27,9 +27,9 @@ use crate::facts::Facts;
 use crate::server::{Document, Rounds, Writer, accepts_gzip, pending, respond};
 use crate::status;
 
-/// A question to the event loop.
+/// A query to the event loop.
 #[derive(Debug)]
-pub enum Question {
+pub enum Query {
     /// What do you know that the maps do not hold?
     Facts(oneshot::Sender<Facts>),
     /// Which client tasks run?
@@ -58,7 +58,7 @@ pub enum Coverage {
     },
 }
 
-/// Cgroups of which one question may tell: the asker's own and those above it, each of which costs the loop a system call
+/// Cgroups of which one query may tell: the asker's own and those above it, each of which costs the loop a system call
 /// whenever it looks. Nobody nests cgroups as deep as this.
 const CGROUPS: usize = 64;
 
@@ -73,21 +73,21 @@ const WAITERS: usize = 32;
 /// For how long one waits. Our own commands ask anew every second.
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
 
-/// What questions are answered with.
+/// What queries are answered with.
 #[derive(Clone)]
-struct Desk {
-    questions: mpsc::Sender<Question>,
+struct Queries {
+    queries: mpsc::Sender<Query>,
     status: Rounds,
     /// One explanation is made at a time: that of a large service may take some hundred megabytes.
     explaining: Arc<Semaphore>,
     waiting: Arc<Semaphore>,
 }
 
-/// Answers questions.
-pub fn router(questions: &mpsc::Sender<Question>) -> Router {
-    let desk = Desk {
-        questions: questions.clone(),
-        status: Rounds::of(questions.clone(), |facts| json(&status::of(facts))),
+/// Answers queries.
+pub fn router(queries: &mpsc::Sender<Query>) -> Router {
+    let desk = Queries {
+        queries: queries.clone(),
+        status: Rounds::of(queries.clone(), |facts| json(&status::of(facts))),
         explaining: Arc::new(Semaphore::new(1)),
         waiting: Arc::new(Semaphore::new(WAITERS)),
     };
@@ -108,8 +108,8 @@ fn json(value: &impl Serialize) -> std::io::Result<Document> {
 
 /// The answer begins as soon as the loop has shown that it lives: a status of many clients takes a second to make, and
 /// who asks must not take that for a daemon that hangs.
-async fn status(State(desk): State<Desk>, headers: HeaderMap) -> Response {
-    match ask(&desk.questions, Question::Clients).await {
+async fn status(State(desk): State<Queries>, headers: HeaderMap) -> Response {
+    match ask(&desk.queries, Query::Clients).await {
         Some(_) => pending(desk.status.next().await, accepts_gzip(&headers), JSON),
         None => stopping(),
     }
@@ -121,13 +121,13 @@ struct Which {
 }
 
 async fn explain(
-    State(desk): State<Desk>,
+    State(desk): State<Queries>,
     UrlPath(service): UrlPath<String>,
-    Query(which): Query<Which>,
+    UrlQuery(which): UrlQuery<Which>,
     headers: HeaderMap,
 ) -> Response {
     let _turn = desk.explaining.acquire().await;
-    let Some(explanations) = explanations(&desk.questions, &service, which.client).await else {
+    let Some(explanations) = explanations(&desk.queries, &service, which.client).await else {
         return stopping();
     };
     match tokio::task::spawn_blocking(move || json(&explanations)).await {
@@ -138,19 +138,19 @@ async fn explain(
 
 /// Client by client: the loop turns to other things in between.
 async fn explanations(
-    questions: &mpsc::Sender<Question>,
+    queries: &mpsc::Sender<Query>,
     service: &str,
     client: Option<String>,
 ) -> Option<Vec<Explanation>> {
     let clients = match client {
         Some(client) => vec![client],
-        None => ask(questions, Question::Clients).await?,
+        None => ask(queries, Query::Clients).await?,
     };
     let mut explanations = Vec::new();
     // Bound: the clients of a host.
     for client in clients {
         let service = service.to_owned();
-        explanations.extend(ask(questions, |answer| Question::Explain { service, client, answer }).await?);
+        explanations.extend(ask(queries, |answer| Query::Explain { service, client, answer }).await?);
     }
     Some(explanations)
 }
@@ -163,9 +163,9 @@ struct Cgroups {
 
 /// Answers when it is so, or that it is not yet.
 async fn cover(
-    State(desk): State<Desk>,
+    State(desk): State<Queries>,
     UrlPath(client): UrlPath<String>,
-    Query(Cgroups { cgroups }): Query<Cgroups>,
+    UrlQuery(Cgroups { cgroups }): UrlQuery<Cgroups>,
 ) -> Response {
     let Ok(cgroups) = cgroups.split(',').map(str::parse).collect::<Result<Vec<u64>, _>>() else {
         return (StatusCode::BAD_REQUEST, "cgroups: ids with commas between are wanted").into_response();
@@ -178,7 +178,7 @@ async fn cover(
         let text = format!("{WAITERS} others are waiting for cgroups to be covered: ask again");
         return (StatusCode::SERVICE_UNAVAILABLE, text).into_response();
     };
-    let asked = ask(&desk.questions, |answer| Question::Cover { client, cgroups, answer });
+    let asked = ask(&desk.queries, |answer| Query::Cover { client, cgroups, answer });
     match tokio::time::timeout(LONGEST_WAIT, asked).await {
         Ok(Some(coverage)) => Json(coverage).into_response(),
         Ok(None) => stopping(),
@@ -188,11 +188,11 @@ async fn cover(
 
 /// Asks the event loop; nothing, if the daemon is stopping.
 pub async fn ask<T>(
-    questions: &mpsc::Sender<Question>,
-    question: impl FnOnce(oneshot::Sender<T>) -> Question,
+    queries: &mpsc::Sender<Query>,
+    query: impl FnOnce(oneshot::Sender<T>) -> Query,
 ) -> Option<T> {
     let (answer, reply) = oneshot::channel();
-    questions.send(question(answer)).await.ok()?;
+    queries.send(query(answer)).await.ok()?;
     reply.await.ok()
 }
 

@@ -29,7 +29,7 @@ use std::time::Duration;
 
 use crate::config::{self, Config, Host, Paths};
 use crate::error::Failure;
-use crate::flows::Wanted;
+use crate::flows::FlowFilter;
 pub use options::{Cli, Command, Files};
 
 /// Degraded: something works, and somebody should look.
@@ -43,7 +43,7 @@ pub fn run(cli: Cli) -> Result<ExitCode, Failure> {
         Command::Check { file } => check::run(file.as_deref().unwrap_or(files.file())),
         Command::Status { client, json, watch } => status::run(client.as_deref(), json, watch, &files),
         Command::Flows { client, service, backend, json } => {
-            flows::run(&Wanted { client, service, backend }, json, &files)
+            flows::run(&FlowFilter { client, service, backend }, json, &files)
         }
         Command::Explain { service, client, json } => explain::run(&service, client.as_deref(), json, &files),
         Command::Wait { client, timeout } => wait::run(&client, seconds(timeout), &files),

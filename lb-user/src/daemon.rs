@@ -7,6 +7,8 @@
 //! (`leaving`), flow records whose end nobody saw (`flow_records`), what it answers (`report`), and what it knows that the
 //! maps do not hold (`facts`).
 
+mod client_task;
+
 mod start;
 
 mod file_io;
@@ -47,23 +49,23 @@ use tracing::{error, info, warn};
 
 pub use self::file_io::NoAnswer;
 use self::file_io::{FileIo, MAX_THREADS};
-use self::files::{Look, Watched};
-use self::flow_records::Passes;
+use self::files::{Look, WatchedFile};
+use self::flow_records::ReclaimPasses;
 use self::keeping::{Keeping, Kept};
 use self::leaving::{HeldBack, Leaving};
 use self::lists::ListReader;
 pub use self::reload::Unusable;
 use self::reload::{Loaded, Reload, Tried};
 use self::report::{Notifier, Waiter};
-use self::start::Doors;
-use crate::agent::{Agent, Followed};
-use crate::api::Question;
+use self::start::Listeners;
+use crate::api::Query;
+use crate::assignments::{Assignments, AssignmentsByService};
 use crate::backoff::Backoff;
 use crate::config::{Client, Config};
-use crate::offer::{Offer, Offers};
+use crate::daemon::client_task::{ClientTask, Followed};
 use crate::source::watch::Watch;
 use crate::source::{Contents, FileSource, SourceError, Stamp, directory_of};
-use lb_kernel::{DatapathError, Doubts, Features, Pass};
+use lb_kernel::{DatapathError, Features, Pass, Suspects};
 
 /// Files and cgroups are looked at, and idle slots freed, this often: a watch can be lost without a word.
 const TICK: Duration = Duration::from_secs(1);
@@ -101,7 +103,7 @@ enum Event {
     /// Lists were kept for later starts.
     Kept(Kept),
     /// What client tasks use of the service's list was computed.
-    Computed { service: String, offer: Offer },
+    Computed { service: String, assignments: Assignments },
     /// The configuration and all its files were read.
     Loaded(Box<Loaded>),
     /// Clients that could not be started were tried again.
@@ -109,9 +111,9 @@ enum Event {
     /// Every program that was running when the wait began has ended.
     ReadersGone(Result<(), DatapathError>),
     /// Flow records were compared with the kernel's lists of sockets.
-    Reclaimed(Pass, Doubts),
+    Reclaimed(Pass, Suspects),
     /// Somebody asks.
-    Asked(Question),
+    Asked(Query),
     /// Time passes.
     Tick,
     /// The service manager wants a sign of life.
@@ -131,7 +133,7 @@ struct Daemon {
     /// What is in force.
     config: Config,
     features: Features,
-    agents: Vec<Agent>,
+    client_tasks: Vec<ClientTask>,
     /// Clients that could not be started when the configuration was reloaded, and why. Tried again now and then.
     unstarted: Vec<(Client, String)>,
     opening: bool,
@@ -139,9 +141,9 @@ struct Daemon {
     /// Taking up what an earlier daemon had begun to remove.
     resuming: Backoff,
     /// Lists that the configuration holds.
-    statics: Offers,
+    statics: AssignmentsByService,
     /// By service name.
-    files: BTreeMap<String, Watched>,
+    files: BTreeMap<String, WatchedFile>,
     /// How many readings of files were begun.
     readings: u64,
     lists: ListReader,
@@ -153,7 +155,7 @@ struct Daemon {
     waiting_for_readers: bool,
     /// Why the last wait for readers failed, if it did.
     readers_error: Option<String>,
-    passes: Passes,
+    passes: ReclaimPasses,
     waiters: Vec<Waiter>,
     notifier: Notifier,
     ticks: u32,
@@ -210,10 +212,10 @@ async fn turn(config: Config, stamp: Option<Stamp>, reread: Reread) -> Result<()
     let mut stop =
         Stop { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? };
     let mut hangup = signal(SignalKind::hangup())?;
-    let (questions, mut asked) = mpsc::channel(8);
+    let (queries, mut asked) = mpsc::channel(8);
     let (events, mut inbox) = mpsc::channel(64);
     let features = start::check_host(&config)?;
-    let mut doors = Doors::bind(&config, questions)?;
+    let mut listeners = Listeners::bind(&config, queries)?;
     let watch = Watch::new().unwrap_or_else(|error| {
         warn!(%error, "directories cannot be watched (inotify); looking once a second instead");
         Watch::none()
@@ -230,7 +232,7 @@ async fn turn(config: Config, stamp: Option<Stamp>, reread: Reread) -> Result<()
             () = stop.asked() => Event::Stop,
             _ = hangup.recv() => Event::Hangup,
             Some(event) = inbox.recv() => event,
-            Some(question) = asked.recv() => Event::Asked(question),
+            Some(query) = asked.recv() => Event::Asked(query),
             changes = daemon.watch.changed() => Event::Changed(changes),
             () = tokio::time::sleep_until(due.into()) => Event::Due,
             _ = tick.tick() => Event::Tick,
@@ -239,13 +241,13 @@ async fn turn(config: Config, stamp: Option<Stamp>, reread: Reread) -> Result<()
         if let ControlFlow::Break(result) = daemon.handle(event, Instant::now()) {
             break result;
         }
-        match if daemon.is_ready { doors.open() } else { Ok(false) } {
+        match if daemon.is_ready { listeners.open() } else { Ok(false) } {
             Ok(true) => daemon.notify_ready(),
             Ok(false) => {}
             Err(error) => break Err(error),
         }
     };
-    start::stop(daemon, doors, inbox).await;
+    start::stop(daemon, listeners, inbox).await;
     if result.is_ok() {
         info!("stopped; connects go on with the tables as they are");
     }
@@ -289,12 +291,12 @@ impl Daemon {
             stopping: Arc::default(),
             config: Config { clients: Vec::new(), ..config.clone() },
             features,
-            agents: Vec::new(),
+            client_tasks: Vec::new(),
             unstarted: Vec::new(),
             opening: false,
             leaving: Vec::new(),
             resuming: Backoff::default(),
-            statics: Offers::new(),
+            statics: AssignmentsByService::new(),
             files: BTreeMap::new(),
             readings: 0,
             lists: ListReader::new(FileIo::new()),
@@ -304,7 +306,7 @@ impl Daemon {
             unwatched: BTreeSet::new(),
             waiting_for_readers: false,
             readers_error: None,
-            passes: Passes::new(),
+            passes: ReclaimPasses::new(),
             waiters: Vec::new(),
             notifier: Notifier::new(),
             ticks: 0,
@@ -319,10 +321,10 @@ impl Daemon {
         let files = self.files.values().map(|file| &file.source.path).chain([&self.config.path]);
         let mut wanted: BTreeSet<PathBuf> = files.map(|path| directory_of(path)).collect();
         let mut failed = Vec::new();
-        for agent in &self.agents {
-            match watcher.add_nearest(agent.path()) {
+        for client_task in &self.client_tasks {
+            match watcher.add_nearest(client_task.path()) {
                 Ok(directory) => wanted.extend(directory),
-                Err(error) => failed.push((agent.path().to_owned(), error.to_string())),
+                Err(error) => failed.push((client_task.path().to_owned(), error.to_string())),
             }
         }
         self.unwatched.retain(|path| wanted.contains(path) || failed.iter().any(|(other, _)| other == path));
@@ -370,7 +372,7 @@ impl Daemon {
                     self.settle();
                 }
             }
-            Event::Computed { service, offer } => self.computed(&service, &offer),
+            Event::Computed { service, assignments } => self.computed(&service, &assignments),
             Event::Opened(tried) => self.opened(*tried, now),
             Event::Loaded(loaded) if self.is_ready => self.loaded(*loaded, now),
             Event::Loaded(loaded) => {
@@ -379,8 +381,8 @@ impl Daemon {
                 }
             }
             Event::ReadersGone(result) => self.readers_gone(result),
-            Event::Reclaimed(pass, doubts) => self.reclaimed(pass, doubts, now),
-            Event::Asked(question) => self.answer(question, now),
+            Event::Reclaimed(pass, suspects) => self.reclaimed(pass, suspects, now),
+            Event::Asked(query) => self.answer(query, now),
             Event::Tick => self.tick(now),
             Event::Watchdog => self.notifier.watchdog_fed(),
             Event::Hangup => self.reload_now(),
@@ -401,12 +403,13 @@ impl Daemon {
         self.files_changed(changes, now);
         self.reload.changed(changes, now);
         // Also of a directory above, which may be new with all below it.
-        let concerns = |agent: &Agent| changes.iter().any(|path| agent.path().starts_with(path));
+        let concerns =
+            |client_task: &ClientTask| changes.iter().any(|path| client_task.path().starts_with(path));
         let mut any = false;
-        for agent in self.agents.iter_mut().filter(|agent| concerns(agent)) {
-            agent.cgroup_changed();
+        for client_task in self.client_tasks.iter_mut().filter(|client_task| concerns(client_task)) {
+            client_task.cgroup_changed();
             // What cannot be seen is looked at by the tick.
-            any |= !agent.is_effective().unwrap_or(true);
+            any |= !client_task.is_effective().unwrap_or(true);
         }
         if any {
             // Before it is looked at: what appears from here on is an event of its own.
@@ -416,14 +419,14 @@ impl Daemon {
     }
 
     fn settle(&mut self) {
-        for agent in &mut self.agents {
-            let before = agent.trouble().map(str::to_owned);
-            let result = agent.settle();
+        for client_task in &mut self.client_tasks {
+            let before = client_task.trouble().map(str::to_owned);
+            let result = client_task.settle();
             // Said once, not once per attempt.
             if let Err(error) = result
-                && agent.trouble() != before.as_deref()
+                && client_task.trouble() != before.as_deref()
             {
-                error!(client = %agent.client.name, error = %crate::error::chain(&error), "cannot bring the maps to the plan");
+                error!(client = %client_task.client.name, error = %crate::error::chain(&error), "cannot bring the maps to the plan");
             }
         }
         self.wait_for_readers();
@@ -431,12 +434,12 @@ impl Daemon {
 
     /// Starts a wait for readers if anybody needs one and none is under way.
     fn wait_for_readers(&mut self) {
-        if self.waiting_for_readers || !self.agents.iter().any(Agent::wants_wait) {
+        if self.waiting_for_readers || !self.client_tasks.iter().any(ClientTask::wants_wait) {
             return;
         }
         self.waiting_for_readers = true;
-        for agent in &mut self.agents {
-            agent.before_wait();
+        for client_task in &mut self.client_tasks {
+            client_task.before_wait();
         }
         let events = self.events.clone();
         tokio::task::spawn_blocking(move || {
@@ -458,12 +461,12 @@ impl Daemon {
         }
         self.readers_error = None;
         let mut freed = false;
-        for agent in &mut self.agents {
-            agent.after_wait();
-            freed |= agent.free_idle();
+        for client_task in &mut self.client_tasks {
+            client_task.after_wait();
+            freed |= client_task.free_idle();
         }
         if freed {
-            self.offer_again();
+            self.assign_again();
         }
         self.settle();
     }
@@ -483,18 +486,18 @@ impl Daemon {
         }
         self.follow_cgroups(now);
         let mut freed = false;
-        for agent in &mut self.agents {
-            freed |= agent.free_idle();
-            if let Err((error, true)) = agent.sample(now) {
-                warn!(client = %agent.client.name, error = %crate::error::chain(&error), "cannot read counters");
+        for client_task in &mut self.client_tasks {
+            freed |= client_task.free_idle();
+            if let Err((error, true)) = client_task.sample(now) {
+                warn!(client = %client_task.client.name, error = %crate::error::chain(&error), "cannot read counters");
             }
         }
         self.try_to_resume_leaving(now);
         self.leave_other_cgroups(now);
         if freed {
-            self.offer_again();
+            self.assign_again();
         }
-        if freed || self.agents.iter().any(|agent| agent.trouble().is_some()) {
+        if freed || self.client_tasks.iter().any(|client_task| client_task.trouble().is_some()) {
             self.settle();
         }
         self.reclaim_flows(now);
@@ -509,15 +512,19 @@ impl Daemon {
     fn follow_cgroups(&mut self, now: Instant) {
         let mut moved = false;
         // No flow begins before the tables are as they should be, unless an earlier daemon let it.
-        for agent in self.agents.iter_mut().filter(|agent| agent.cgroup().is_some() || !agent.has_failed()) {
-            match agent.follow_cgroup(now) {
+        for client_task in self
+            .client_tasks
+            .iter_mut()
+            .filter(|client_task| client_task.cgroup().is_some() || !client_task.has_failed())
+        {
+            match client_task.follow_cgroup(now) {
                 Ok(followed) => {
                     moved |= followed != Followed::Unchanged;
-                    tell(agent, followed);
+                    tell(client_task, followed);
                 }
                 // Said once, not once per attempt.
                 Err((error, is_new)) if is_new => {
-                    warn!(client = %agent.client.name, error = %crate::error::chain(&error), "cannot attach to the cgroup");
+                    warn!(client = %client_task.client.name, error = %crate::error::chain(&error), "cannot attach to the cgroup");
                 }
                 Err(_) => {}
             }
@@ -533,9 +540,11 @@ impl Daemon {
     fn leave_other_cgroups(&mut self, now: Instant) {
         let held_back: BTreeSet<String> =
             self.held_back().into_iter().map(|HeldBack { client, .. }| client).collect();
-        for agent in self.agents.iter_mut().filter(|agent| !held_back.contains(&agent.client.name)) {
-            if let Err((error, true)) = agent.leave_other_cgroups(now) {
-                warn!(client = %agent.client.name, error = %crate::error::chain(&error), "cannot detach from an old cgroup");
+        for client_task in
+            self.client_tasks.iter_mut().filter(|client_task| !held_back.contains(&client_task.client.name))
+        {
+            if let Err((error, true)) = client_task.leave_other_cgroups(now) {
+                warn!(client = %client_task.client.name, error = %crate::error::chain(&error), "cannot detach from an old cgroup");
             }
         }
         self.retire_leaving(now);
@@ -543,9 +552,9 @@ impl Daemon {
 }
 
 /// Tells what became of a client's attachment.
-fn tell(agent: &Agent, followed: Followed) {
-    let client = &agent.client;
-    match (followed, agent.cgroup()) {
+fn tell(client_task: &ClientTask, followed: Followed) {
+    let client = &client_task.client;
+    match (followed, client_task.cgroup()) {
         (Followed::Attached, Some(cgroup)) => info!(
             client = %client.name, cgroup = %cgroup.path.display(), id = cgroup.id, index = client.task.index,
             count = client.task.count, services = client.services.len(), "client attached"

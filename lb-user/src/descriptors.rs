@@ -12,15 +12,15 @@ pub const OF_CLIENT: u64 = 20;
 /// be made at a time (64), and endpoint files that do not answer (320, as many as have threads).
 pub const OF_DAEMON: u64 = 448;
 /// Connections of each listener.
-pub const PLACES: u64 = 64;
+pub const CONNECTIONS: u64 = 64;
 /// As few as it may be, where there is no room for more.
-const FEWEST_PLACES: u64 = 4;
-/// The socket and the port for metrics. Each accepts one more than it has places, for a moment.
+const FEWEST_CONNECTIONS: u64 = 4;
+/// The socket and the port for metrics. Each accepts one more than it has connections_limit, for a moment.
 const LISTENERS: u64 = 2;
 
 /// Descriptors that the daemon has at most with so many clients, connections included.
 pub const fn wanted(clients: u64) -> u64 {
-    own(clients) + LISTENERS * (PLACES + 1)
+    own(clients) + LISTENERS * (CONNECTIONS + 1)
 }
 
 /// What it takes for its own work: no connection may have any of these.
@@ -29,10 +29,10 @@ const fn own(clients: u64) -> u64 {
 }
 
 /// Places of each listener where so many descriptors are allowed.
-pub fn places(limit: u64, clients: u64) -> usize {
+pub fn connections_limit(limit: u64, clients: u64) -> usize {
     let left = limit.saturating_sub(own(clients)) / LISTENERS;
-    let places = left.saturating_sub(1).clamp(FEWEST_PLACES, PLACES);
-    usize::try_from(places).expect("at most PLACES")
+    let connections_limit = left.saturating_sub(1).clamp(FEWEST_CONNECTIONS, CONNECTIONS);
+    usize::try_from(connections_limit).expect("at most CONNECTIONS")
 }
 
 /// What to say where fewer are allowed than are wanted.
@@ -73,10 +73,10 @@ mod tests {
             (576, 1, 43),
             (0, 64, 4),
         ] {
-            assert_eq!(places(limit, clients), expected, "{limit} for {clients}");
+            assert_eq!(connections_limit(limit, clients), expected, "{limit} for {clients}");
         }
         for (limit, clients) in [(wanted(1), 1), (wanted(1) - 2, 1), (wanted(64), 64), (576, 1)] {
-            let connections = LISTENERS * (places(limit, clients) as u64 + 1);
+            let connections = LISTENERS * (connections_limit(limit, clients) as u64 + 1);
             assert!(own(clients) + connections <= limit, "{limit} for {clients}");
         }
         // The unit allows what clients at their limit take, and says so with the same number.

@@ -253,7 +253,7 @@ fn optional(diagnosis: &mut Diagnosis, features: Features) {
     );
     feature(
         "repair of flow records",
-        lb_kernel::can_repair(),
+        lb_kernel::can_reclaim(),
         "it takes lists of TCP and UDP sockets (sock_diag) and namespaces that tell their cookie (Linux 5.14). A flow whose end was \
          not seen stays counted until no process has held its socket for ten minutes",
     );
@@ -308,10 +308,11 @@ fn daemon(diagnosis: &mut Diagnosis, paths: &Paths) -> Option<Status> {
             }
             for client in &status.clients {
                 let Some(repair) = client.repair else { continue };
-                let status::Repair { passes: _, removed, in_doubt, kept_open, kept_elsewhere } = repair;
+                let status::ReclaimCounts { passes: _, removed, suspected, kept_open, kept_elsewhere } =
+                    repair;
                 let state = if kept_open + kept_elsewhere > 0 { State::Note } else { State::Ok };
                 let text = format!(
-                    "client {}: {removed} records of sockets that are gone were removed, {in_doubt} are in doubt; kept: \
+                    "client {}: {removed} records of sockets that are gone were removed, {suspected} are in doubt; kept: \
                      {kept_open} whose sockets are open and not connected, {kept_elsewhere} in network namespaces that the \
                      daemon could not look into",
                     client.name
@@ -397,27 +398,28 @@ fn stale(
 }
 
 /// A client to look at: its name, and its cgroup relative to the mount.
-struct Known {
+struct KnownClient {
     name: String,
     cgroup: std::path::PathBuf,
 }
 
-fn clients(config: Option<&Config>, status: Option<&Status>) -> Vec<Known> {
+fn clients(config: Option<&Config>, status: Option<&Status>) -> Vec<KnownClient> {
     let configured = config.into_iter().flat_map(|config| &config.clients);
-    let mut known: Vec<Known> =
-        configured.map(|client| Known { name: client.name.clone(), cgroup: client.cgroup.clone() }).collect();
+    let mut known: Vec<KnownClient> = configured
+        .map(|client| KnownClient { name: client.name.clone(), cgroup: client.cgroup.clone() })
+        .collect();
     let names: BTreeSet<String> = known.iter().map(|client| client.name.clone()).collect();
     for client in status.into_iter().flat_map(|status| &status.clients) {
         if let Some(cgroup) = client.configured_cgroup.as_ref().or(client.cgroup.as_ref())
             && !names.contains(&client.name)
         {
-            known.push(Known { name: client.name.clone(), cgroup: cgroup.clone() });
+            known.push(KnownClient { name: client.name.clone(), cgroup: cgroup.clone() });
         }
     }
     known
 }
 
-fn one_client(diagnosis: &mut Diagnosis, paths: &Paths, client: &Known, features: Option<Features>) {
+fn one_client(diagnosis: &mut Diagnosis, paths: &Paths, client: &KnownClient, features: Option<Features>) {
     let name = &client.name;
     let cgroup = match lb_kernel::cgroup2_mount().and_then(|mount| Cgroup::open(&mount.join(&client.cgroup)))
     {

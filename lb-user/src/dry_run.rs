@@ -8,9 +8,9 @@ use lb_core::plan::Plan;
 use lb_core::service::Service;
 use thiserror::Error;
 
+use crate::assignments::{self, AssignmentsByService, Consumer};
 use crate::config::{Client, Config, Source};
 use crate::error::Failure;
-use crate::offer::{self, Dialler, Offers};
 use crate::source::FileSource;
 
 /// The sources of all services that come from files, each once.
@@ -29,20 +29,20 @@ pub fn file_sources(config: &Config) -> Vec<FileSource> {
 }
 
 /// The lists of all services that these clients dial, and what each of them uses of them.
-pub fn offers(clients: &[Client], sources: &[FileSource]) -> Result<Offers, Failure> {
-    let mut offers = offer::statics(clients, &Offers::new());
+pub fn assignments(clients: &[Client], sources: &[FileSource]) -> Result<AssignmentsByService, Failure> {
+    let mut by_service = assignments::statics(clients, &AssignmentsByService::new());
     for configured in clients.iter().flat_map(|client| &client.services) {
         let Source::File(path) = &configured.source else { continue };
         let Service { name, address, .. } = &configured.service;
-        if !offers.contains_key(name) {
+        if !by_service.contains_key(name) {
             let mut sources = sources.iter();
             let source = sources.find(|source| source.path == *path && source.service == *address);
-            let mut offer = source.context("every file has a source")?.read()?.offer;
-            offer.complete(&offer::diallers(clients, name));
-            offers.insert(name.clone(), offer);
+            let mut assignments = source.context("every file has a source")?.read()?.assignments;
+            assignments.complete(&assignments::consumers(clients, name));
+            by_service.insert(name.clone(), assignments);
         }
     }
-    Ok(offers)
+    Ok(by_service)
 }
 
 /// A list that a client task has no room for.
@@ -59,16 +59,20 @@ pub struct DoesNotFit {
 }
 
 /// The balancer of a client.
-pub fn balancer(config: &Config, client: &Client, offers: &Offers) -> Result<Balancer, Failure> {
+pub fn balancer(
+    config: &Config,
+    client: &Client,
+    by_service: &AssignmentsByService,
+) -> Result<Balancer, Failure> {
     let limits = config.limits;
     let services = client.services.iter().map(|service| service.service.clone()).collect();
     let mut balancer = Balancer::new(services, limits, Plan::default())?;
     for (position, configured) in client.services.iter().enumerate() {
         let service = configured.service.clone();
-        let offer = offers.get(&service.name).context("every service has a list")?;
-        let dialler = Dialler { service, task: client.task };
-        let membership = offer.membership(&dialler).context("every client was asked for")?.clone();
-        let delivered = balancer.handle(Event::Endpoints(position, offer.list().clone(), membership));
+        let assignments = by_service.get(&service.name).context("every service has a list")?;
+        let consumer = Consumer { service, task: client.task };
+        let membership = assignments.membership(&consumer).context("every client was asked for")?.clone();
+        let delivered = balancer.handle(Event::Endpoints(position, assignments.list().clone(), membership));
         delivered.map_err(|refused| DoesNotFit {
             client: client.name.clone(),
             service: configured.service.name.clone(),

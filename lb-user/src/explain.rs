@@ -160,7 +160,7 @@ pub fn explain(
     }
     let plan = balancer.plan();
     let mut explanations = Vec::new();
-    for (service, place, in_use) in balancer.services() {
+    for (service, index, in_use) in balancer.services() {
         let Some((endpoints, membership)) = in_use else { continue };
         if !is_wanted(service) {
             continue;
@@ -176,8 +176,8 @@ pub fn explain(
         });
         let addresses: BTreeMap<u32, SocketAddr> =
             plan.backends.iter().map(|(slot, backend)| (*slot, backend.address)).collect();
-        let schedule = &plan.services[&place].schedule;
-        let fallback = plan.services[&place].fallback;
+        let schedule = &plan.services[&index].schedule;
+        let fallback = plan.services[&index].fallback;
         explanations.push(Explanation {
             schema: SCHEMA,
             client: client.name.clone(),
@@ -185,7 +185,7 @@ pub fn explain(
             from_daemon,
             inputs: inputs(client, service, endpoints, membership),
             walk: walk.collect(),
-            members: members(&plan, place, &membership.members),
+            members: members(&plan, index, &membership.members),
             entries: schedule.len(),
             first: schedule.iter().take(SHOWN_ENTRIES).map(|slot| addresses[&u32::from(*slot)]).collect(),
             fallback: addresses.get(&fallback).copied(),
@@ -263,13 +263,13 @@ fn auto(algorithm: Algorithm, position: Position, min: u32, membership: &Members
     Auto { min, least, tried, why }
 }
 
-fn members(plan: &Plan, place: u16, members: &[membership::Member]) -> Vec<Member> {
-    let schedule = &plan.services[&place].schedule;
+fn members(plan: &Plan, index: u16, members: &[membership::Member]) -> Vec<Member> {
+    let schedule = &plan.services[&index].schedule;
     let mut counts: BTreeMap<u16, usize> = BTreeMap::new();
     for slot in schedule.iter() {
         *counts.entry(*slot).or_default() += 1;
     }
-    let backends = plan.backends.iter().filter(|(_, backend)| backend.service == place);
+    let backends = plan.backends.iter().filter(|(_, backend)| backend.service == index);
     let slots: BTreeMap<SocketAddr, u32> = backends.map(|(slot, backend)| (backend.address, *slot)).collect();
     let member = |member: &membership::Member| {
         let slot = *slots.get(&member.endpoint.address)?;

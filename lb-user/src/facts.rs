@@ -9,7 +9,7 @@ use std::time::SystemTime;
 
 use lb_kernel::{Pins, Runs};
 
-use crate::status::{Daemon, Repair, Source};
+use crate::status::{Daemon, ReclaimCounts, Source};
 use crate::window::Lately;
 
 /// What the event loop knew at one moment.
@@ -60,7 +60,7 @@ pub struct ClientFacts {
     /// Whether the programs are attached to the cgroup that the configured path names now.
     pub is_attached: bool,
     /// What became of its flow records.
-    pub repair: Repair,
+    pub repair: ReclaimCounts,
     /// Sources of endpoints by service name.
     pub sources: BTreeMap<String, Source>,
     /// Runs of its programs by hook, where the kernel has counted them.

@@ -3,10 +3,10 @@
 //! Made from the pinned maps and `/proc` alone, so it needs no daemon. A hundred thousand flows are as few bytes as the
 //! kernel keeps of each; names are looked up when one is shown.
 
-mod wanted;
+mod filter;
 
-pub use wanted::Wanted;
-use wanted::{check, unknown};
+pub use filter::FlowFilter;
+use filter::{check, unknown};
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -39,7 +39,7 @@ pub enum FlowsError {
 pub struct Flow<'a> {
     /// The client task.
     pub client: &'a str,
-    /// The service; `None` if its place is empty.
+    /// The service; `None` if its index is empty.
     pub service: Option<&'a str>,
     /// The address that was dialled.
     pub address: Option<SocketAddr>,
@@ -78,7 +78,7 @@ pub struct Flow<'a> {
 }
 
 /// The flows of one client, with what their numbers stand for.
-struct Of {
+struct ClientFlows {
     name: String,
     services: BTreeMap<u16, ServiceView>,
     slots: BTreeMap<u32, SlotView>,
@@ -86,8 +86,8 @@ struct Of {
 }
 
 /// The flows that were found.
-pub struct Found {
-    clients: Vec<Of>,
+pub struct FlowReport {
+    clients: Vec<ClientFlows>,
     /// Client and flow, the oldest first.
     order: Vec<(u32, u32)>,
     processes: BTreeMap<u32, Process>,
@@ -102,43 +102,43 @@ pub struct Found {
 ///
 /// # Errors
 /// If a map cannot be read, or there is nothing of a name that is asked for.
-pub fn find(directory: &Path, wanted: &Wanted) -> Result<Found, FlowsError> {
+pub fn find(directory: &Path, filter: &FlowFilter) -> Result<FlowReport, FlowsError> {
     let all = Pins::all_versions(directory)?;
     let names: BTreeSet<&str> = all.iter().map(|pins| pins.client.as_str()).collect();
-    if let Some(client) = wanted.client.as_ref().filter(|client| !names.contains(client.as_str())) {
+    if let Some(client) = filter.client.as_ref().filter(|client| !names.contains(client.as_str())) {
         let what = format!("there is no client {client} below {}", directory.display());
         return Err(unknown(&what, Some(client), "clients", names));
     }
     let (mut clients, mut leaving, mut unreadable) = (Vec::new(), Vec::new(), Vec::new());
-    for pins in all.iter().filter(|pins| wanted.client.as_ref().is_none_or(|client| *client == pins.client)) {
+    for pins in all.iter().filter(|pins| filter.client.as_ref().is_none_or(|client| *client == pins.client)) {
         if !pins.is_of_this_version() {
             leaving.push(status::leaving(pins));
             continue;
         }
-        match Of::read(pins) {
+        match ClientFlows::read(pins) {
             Ok(client) => clients.push(client),
             Err(error) if error.is_permission() => return Err(error.into()),
             Err(error) => unreadable.push(format!("client {}: {}", pins.client, crate::error::chain(&error))),
         }
     }
-    check(&clients, wanted)?;
+    check(&clients, filter)?;
     for client in &mut clients {
-        client.keep(wanted);
+        client.keep(filter);
     }
-    Ok(Found { leaving, unreadable, ..Found::of(clients, lb_kernel::monotonic_ns()) })
+    Ok(FlowReport { leaving, unreadable, ..FlowReport::of(clients, lb_kernel::monotonic_ns()) })
 }
 
-impl Of {
+impl ClientFlows {
     /// Flows first: what their numbers stand for then is known when it is read.
     fn read(pins: &Pins) -> Result<Self, DatapathError> {
         let tables = Tables::open(pins, false)?;
         let flows = lb_kernel::flows(pins)?;
         let mut of =
             Self { name: pins.client.clone(), services: BTreeMap::new(), slots: BTreeMap::new(), flows };
-        of.services.extend(tables.services().into_iter().map(|service| (service.place, service)));
+        of.services.extend(tables.services().into_iter().map(|service| (service.index, service)));
         of.slots.extend(tables.slots().into_iter().map(|slot| (slot.slot, slot)));
         if of.flows.iter().any(|open| of.slot(open).is_none()) {
-            // Of those that ended while we read, the slots may have others by now. What is still there is odd.
+            // ClientFlows those that ended while we read, the slots may have others by now. What is still there is odd.
             let again = lb_kernel::flows(pins)?;
             let again: BTreeSet<(u64, u64)> =
                 again.iter().map(|open| (open.cookie, open.flow.start_ns)).collect();
@@ -157,21 +157,21 @@ impl Of {
         self.slots.values().filter(move |slot| self.is_of(slot.service, service)).map(|slot| slot.address)
     }
 
-    /// Whether the service at a place is that of a name, if one is asked for.
-    fn is_of(&self, place: u16, service: Option<&str>) -> bool {
-        service.is_none_or(|name| self.services.get(&place).is_some_and(|service| service.name == name))
+    /// Whether the service at an index is that of a name, if one is asked for.
+    fn is_of(&self, index: u16, service: Option<&str>) -> bool {
+        service.is_none_or(|name| self.services.get(&index).is_some_and(|service| service.name == name))
     }
 
     fn slot(&self, open: &OpenFlow) -> Option<&SlotView> {
         slot_of(&self.slots, open)
     }
 
-    fn keep(&mut self, wanted: &Wanted) {
+    fn keep(&mut self, filter: &FlowFilter) {
         let mut flows = std::mem::take(&mut self.flows);
         let goes_to = |open: &OpenFlow, backend| self.slot(open).is_some_and(|slot| slot.address == backend);
         flows.retain(|open| {
-            self.is_of(open.flow.service, wanted.service.as_deref())
-                && wanted.backend.is_none_or(|backend| goes_to(open, backend))
+            self.is_of(open.flow.service, filter.service.as_deref())
+                && filter.backend.is_none_or(|backend| goes_to(open, backend))
         });
         self.flows = flows;
     }
@@ -182,8 +182,8 @@ fn slot_of<'a>(slots: &'a BTreeMap<u32, SlotView>, open: &OpenFlow) -> Option<&'
     slots.get(&open.flow.slot).filter(|slot| slot.generation == open.flow.generation)
 }
 
-impl Found {
-    fn of(clients: Vec<Of>, now_ns: u64) -> Self {
+impl FlowReport {
+    fn of(clients: Vec<ClientFlows>, now_ns: u64) -> Self {
         let mut order: Vec<(u32, u32)> = Vec::new();
         let mut pids = BTreeSet::new();
         for (client, of) in (0u32..).zip(&clients) {
@@ -261,10 +261,10 @@ impl Found {
     }
 }
 
-impl Serialize for Found {
+impl Serialize for FlowReport {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         /// One after the other, so that they are never all there at once.
-        struct Flows<'a>(&'a Found);
+        struct Flows<'a>(&'a FlowReport);
         impl Serialize for Flows<'_> {
             fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
                 serializer.collect_seq(self.0.iter())
@@ -297,7 +297,7 @@ mod tests {
         OpenFlow { cookie, flow }
     }
 
-    fn of(name: &str, flows: Vec<OpenFlow>) -> Of {
+    fn of(name: &str, flows: Vec<OpenFlow>) -> ClientFlows {
         let slot = |slot| SlotView {
             slot,
             generation: 1,
@@ -309,14 +309,14 @@ mod tests {
             usable: false,
         };
         let slots = [(4, slot(4))].into();
-        Of { name: name.to_owned(), services: BTreeMap::new(), slots, flows }
+        ClientFlows { name: name.to_owned(), services: BTreeMap::new(), slots, flows }
     }
 
     #[test]
     fn flows_of_all_clients_are_in_the_order_of_their_age() {
         let web = of("web", vec![open(1, 30, 4, 1), open(2, 10, 4, 1)]);
         let mail = of("mail", vec![open(3, 20, 4, 1), open(4, 41, 4, 1)]);
-        let found = Found::of(vec![web, mail], 40_000_000_000);
+        let found = FlowReport::of(vec![web, mail], 40_000_000_000);
         let seen: Vec<(&str, u64, f64)> =
             found.iter().map(|flow| (flow.client, flow.cookie, flow.age_s)).collect();
         // The last began while the clock was read.
@@ -325,7 +325,8 @@ mod tests {
 
     #[test]
     fn a_flow_whose_slot_has_another_backend_is_told_as_that() {
-        let found = Found::of(vec![of("web", vec![open(1, 1, 4, 1), open(2, 2, 4, 0), open(3, 3, 5, 0)])], 0);
+        let found =
+            FlowReport::of(vec![of("web", vec![open(1, 1, 4, 1), open(2, 2, 4, 0), open(3, 3, 5, 0)])], 0);
         let seen: Vec<(Option<SocketAddr>, &str)> =
             found.iter().map(|flow| (flow.backend, flow.state)).collect();
         let there = Some(([10, 0, 0, 1], 80).into());

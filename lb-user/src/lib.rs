@@ -1,8 +1,8 @@
 //! socklb's daemon and commands, as a library for its own binary and benchmark. It is no interface for others.
 //!
 //! In reading order: errors as people read them ([`error`]) and the configuration ([`config`]); where endpoints come from
-//! ([`source`]) and what client tasks use of them ([`offer`]); what was counted of late ([`window`]), which ends no program
-//! saw ([`reclaimed`]), what is tried again ([`backoff`]) and one client task ([`agent`]); what only the event loop knows
+//! ([`source`]) and what client tasks use of them ([`assignments`]); what was counted of late ([`window`]), which ends no program
+//! saw ([`reclaimed`]), what is tried again ([`backoff`]) and what only the event loop knows
 //! ([`facts`]) and what the maps hold ([`readout`]); the event loop ([`daemon`]), the HTTP server ([`server`]) of its socket
 //! ([`api`]) and metrics ([`metrics`]), how many descriptors all that may take ([`descriptors`]) and what freed memory is kept
 //! ([`memory`]); what people are shown ([`status`], [`flows`], [`explain`], [`render`], [`print`](mod@print)), what a daemon
@@ -20,7 +20,7 @@ pub mod config;
 
 pub mod source;
 
-pub mod offer;
+pub mod assignments;
 
 pub mod memory;
 
@@ -29,8 +29,6 @@ pub mod window;
 pub mod backoff;
 
 pub mod reclaimed;
-
-pub mod agent;
 
 pub mod facts;
 

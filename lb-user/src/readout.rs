@@ -16,7 +16,7 @@ pub struct Readout {
     pub not_a_service: u64,
     /// What should not happen.
     pub anomalies: Anomalies,
-    /// Services in the order of their places, removed ones with open flows included.
+    /// Services in the order of their indexes, removed ones with open flows included.
     pub services: Vec<ServiceReadout>,
 }
 
@@ -64,21 +64,21 @@ impl BackendReadout {
 pub fn read(tables: &Tables, lately: Option<&Lately>) -> Result<Readout, DatapathError> {
     let mut services = Vec::new();
     for view in tables.services() {
-        let outcomes = tables.outcomes(view.place)?;
+        let outcomes = tables.outcomes(view.index)?;
         services.push(ServiceReadout {
             is_usable: view.fallback != NO_SLOT,
             limited: lately
                 .filter(|_| view.rules.active_limit != 0)
-                .and_then(|lately| lately.window.limited(view.place, outcomes.limited)),
+                .and_then(|lately| lately.window.limited(view.index, outcomes.limited)),
             outcomes,
             view,
             backends: Vec::new(),
         });
     }
-    let place_of =
-        |slot: &SlotView| services.binary_search_by_key(&slot.service, |other| other.view.place).ok();
+    let index_of =
+        |slot: &SlotView| services.binary_search_by_key(&slot.service, |other| other.view.index).ok();
     let slots: Vec<(usize, SlotView)> =
-        tables.slots().into_iter().filter_map(|slot| Some((place_of(&slot)?, slot))).collect();
+        tables.slots().into_iter().filter_map(|slot| Some((index_of(&slot)?, slot))).collect();
     let numbers: Vec<u32> = slots.iter().map(|(_, slot)| slot.slot).collect();
     let mut counted = Vec::with_capacity(slots.len());
     tables.visit_counts(&numbers, |_, counts| counted.push(counts))?;

@@ -122,7 +122,9 @@ pub fn explanation(explanation: &Explanation, style: Style) -> String {
 /// What a connect makes of the schedule under the policy of this name; of one that this version does not know, nothing.
 fn use_of_schedule(policy: &str) -> &'static str {
     match Policy::ALL.into_iter().find(|known| known.name() == policy) {
-        Some(Policy::RoundRobin | Policy::WeightedRoundRobin) => "each CPU walks it, one entry per connect",
+        Some(Policy::RoundRobin | Policy::WeightedRoundRobin) => {
+            "each CPU cursor_seed it, one entry per connect"
+        }
         Some(Policy::LeastLoaded) => {
             "each connect takes, in turn, one of its backends with the fewest open flows"
         }

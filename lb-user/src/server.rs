@@ -1,7 +1,7 @@
 //! The one HTTP server, for the daemon's socket and the port of metrics: whoever asks costs a bounded number of
 //! descriptors, bytes and seconds, whatever it does.
 //!
-//! A listener has a number of places, and each connection carries one request. Where all places are taken, whoever comes
+//! A listener has a number of limit, and each connection carries one request. Where all limit are taken, whoever comes
 //! next gets that of the connection that has done nothing for the longest: a reader that asks and reads is never the one,
 //! however many others open connections and stay silent. It knows nothing of what is asked.
 
@@ -27,7 +27,7 @@ pub use connection::answer;
 pub use document::{Document, Form, Writer, accepts_gzip, pending, respond};
 pub use rounds::Rounds;
 
-use self::connection::Place;
+use self::connection::Permit;
 
 /// Where connections come from.
 pub trait Listener: Send + Sync {
@@ -54,13 +54,13 @@ impl Listener for TcpListener {
     }
 }
 
-/// Serves a listener until the task is aborted, to as many connections at a time as there are `places`.
-pub async fn serve(listener: impl Listener, router: Router, places: usize) {
+/// Serves a listener until the task is aborted, to as many connections at a time as there are `limit`.
+pub async fn serve(listener: impl Listener, router: Router, limit: usize) {
     /// After an error that concerns no single connection, as when no descriptor is free: twice as long each time.
     const FIRST_PAUSE: Duration = Duration::from_millis(10);
     const LONGEST_PAUSE: Duration = Duration::from_secs(1);
     let mut hall =
-        Hall { places, router, taken: HashMap::new(), tasks: JoinSet::new(), moved: Arc::default() };
+        Connections { limit, router, taken: HashMap::new(), tasks: JoinSet::new(), moved: Arc::default() };
     let mut pause = None;
     // Until the daemon ends.
     loop {
@@ -96,32 +96,32 @@ fn is_of_one_connection(error: &io::Error) -> bool {
 }
 
 /// The connections of one listener.
-struct Hall {
-    places: usize,
+struct Connections {
+    limit: usize,
     router: Router,
-    taken: HashMap<Id, (AbortHandle, Arc<Place>)>,
+    taken: HashMap<Id, (AbortHandle, Arc<Permit>)>,
     /// Those, and what was cut off and has not ended yet.
     tasks: JoinSet<()>,
     /// Told when a connection may be one that can be cut off.
     moved: Arc<Notify>,
 }
 
-impl Hall {
-    /// Whether one more can be taken in, if need be in the place of another: one more than there are places, for a moment.
+impl Connections {
+    /// Whether one more can be taken in, if need be in the permit of another: one more than there are limit, for a moment.
     fn has_room(&self) -> bool {
-        self.tasks.len() < self.places || (self.tasks.len() == self.places && self.idlest().is_some())
+        self.tasks.len() < self.limit || (self.tasks.len() == self.limit && self.idlest().is_some())
     }
 
     fn admit(&mut self, stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static) {
-        if self.tasks.len() >= self.places
+        if self.tasks.len() >= self.limit
             && let Some(id) = self.idlest()
             && let Some((task, _)) = self.taken.remove(&id)
         {
             task.abort();
         }
-        let place = Arc::new(Place::new(Arc::clone(&self.moved)));
-        let task = self.tasks.spawn(connection::serve(stream, self.router.clone(), Arc::clone(&place)));
-        self.taken.insert(task.id(), (task, place));
+        let permit = Arc::new(Permit::new(Arc::clone(&self.moved)));
+        let task = self.tasks.spawn(connection::serve(stream, self.router.clone(), Arc::clone(&permit)));
+        self.taken.insert(task.id(), (task, permit));
     }
 
     fn left(&mut self, id: Id) {
@@ -131,7 +131,7 @@ impl Hall {
     /// The connection that has done nothing for the longest of those that the daemon itself keeps waiting for nothing:
     /// first of those that have not asked yet.
     fn idlest(&self) -> Option<Id> {
-        let idle = self.taken.iter().filter_map(|(id, (_, place))| Some((place.idleness()?, *id)));
+        let idle = self.taken.iter().filter_map(|(id, (_, permit))| Some((permit.idleness()?, *id)));
         idle.min_by_key(|(idleness, _)| *idleness).map(|(_, id)| id)
     }
 }

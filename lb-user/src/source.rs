@@ -22,10 +22,10 @@ use lb_core::service::Service;
 use lb_kernel::trust::Untrusted;
 use thiserror::Error;
 
+use crate::assignments::Assignments;
 use crate::config::Config;
 use crate::daemon::NoAnswer;
 use crate::diagnostic::Faults;
-use crate::offer::Offer;
 
 /// A file is read this long after the first change of a burst.
 const SETTLE: Duration = Duration::from_millis(200);
@@ -224,7 +224,7 @@ impl FileSource {
             return Err(SourceError::CutOff(path.to_owned()));
         }
         let list = endpoints::parse(&text, path, self.service, &self.services)?;
-        Ok(Contents { offer: Offer::new(list), text: text.into() })
+        Ok(Contents { assignments: Assignments::new(list), text: text.into() })
     }
 }
 
@@ -232,7 +232,7 @@ impl FileSource {
 #[derive(Clone, Debug)]
 pub struct Contents {
     /// The list.
-    pub offer: Offer,
+    pub assignments: Assignments,
     /// Until it is kept.
     pub text: Arc<[u8]>,
 }

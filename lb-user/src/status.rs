@@ -102,24 +102,24 @@ pub struct Client {
     /// Programs of others that run for the same sockets, in the order in which they run; only from the daemon.
     pub neighbours: Option<Vec<Neighbour>>,
     /// Flow records that were compared with the kernel's lists of sockets; only from the daemon.
-    pub repair: Option<Repair>,
+    pub repair: Option<ReclaimCounts>,
     /// Connects of the cgroup to addresses that are no service.
     pub not_a_service: u64,
     /// What should not happen.
     pub anomalies: Anomalies,
-    /// Services in the order of their places.
+    /// Services in the order of their indexes.
     pub services: Vec<Service>,
 }
 
 /// What became of open flows whose sockets are in no list of the kernel, as the last pass over the records found it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Repair {
+pub struct ReclaimCounts {
     /// Passes over the records since the daemon started, of which there is none while no flow is open.
     pub passes: u64,
     /// Removed since the daemon started: they were over, and no program had seen it.
     pub removed: u64,
     /// In doubt: removed by the next pass if that finds the same.
-    pub in_doubt: u64,
+    pub suspected: u64,
     /// Kept: a process holds the socket, which is not connected.
     pub kept_open: u64,
     /// Kept: in network namespaces that the daemon could not look into, and not known to be held by a process.
@@ -351,10 +351,10 @@ fn of_service(
     let mut backends = Vec::with_capacity(read.len());
     let mut recent = Vec::with_capacity(read.len());
     for BackendReadout { slot, address: _, share_wanted, counts, recent: of_late } in &read {
-        let place = (slot.slot, slot.generation);
+        let backend_ref = (slot.slot, slot.generation);
         let mut backend = Backend::of(slot, counts, of_late.as_ref());
         backend.share_wanted = *share_wanted;
-        if !counts.add_up() && lately.is_none_or(|lately| lately.window.is_off(place)) {
+        if !counts.add_up() && lately.is_none_or(|lately| lately.window.is_off(backend_ref)) {
             backend.unaccounted = tables.imbalance(slot.slot)?;
         }
         backends.push(backend);

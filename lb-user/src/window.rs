@@ -114,7 +114,7 @@ pub struct Window<T = Instant> {
     samples: VecDeque<(T, Arc<[Sample]>)>,
     /// Of backends that took their slots with counts of earlier: what they began with.
     beginnings: Arc<BTreeMap<(u32, u32), Sample>>,
-    /// How many connects had been refused because all backends were at their limit, by the places of services that have
+    /// How many connects had been refused because all backends were at their limit, by the indexes of services that have
     /// one; as old as `samples`.
     limited: VecDeque<Arc<[(u16, u64)]>>,
     /// Flows that ended from the first sample to the last.
@@ -133,7 +133,7 @@ impl<T: Copy + Sub<Output = Duration>> Window<T> {
         self.samples.back().is_none_or(|(last, _)| now - *last >= DISTANCE)
     }
 
-    /// Takes samples in, which are in the order of slots, and counts of refused connects by the places of services.
+    /// Takes samples in, which are in the order of slots, and counts of refused connects by the indexes of services.
     pub fn push(&mut self, now: T, samples: Vec<Sample>, limited: Vec<(u16, u64)>) {
         if let Some((_, before)) = self.samples.back() {
             let since =
@@ -186,13 +186,13 @@ impl<T: Copy + Sub<Output = Duration>> Window<T> {
         })
     }
 
-    /// Connects to the service at a place that were refused since the oldest sample, because all backends were at their
+    /// Connects to the service at an index that were refused since the oldest sample, because all backends were at their
     /// limit; `count` is how many there are by now. Nothing before there is a sample.
-    pub fn limited(&self, place: u16, count: u64) -> Option<u64> {
+    pub fn limited(&self, index: u16, count: u64) -> Option<u64> {
         self.limited.front()?;
-        // One that is in no sample has a limit since the last, and begins with none; so does another at the same place.
+        // One that is in no sample has a limit since the last, and begins with none; so does another at the same index.
         let mut samples = self.limited.iter();
-        let before = samples.find_map(|sample| sample.iter().find(|(other, _)| *other == place));
+        let before = samples.find_map(|sample| sample.iter().find(|(other, _)| *other == index));
         Some(before.and_then(|(_, before)| count.checked_sub(*before)).unwrap_or(count))
     }
 
@@ -295,7 +295,7 @@ mod tests {
             [window.limited(3, 160), window.limited(4, 9), window.limited(5, 9)],
             [Some(60), Some(2), Some(9)]
         );
-        assert_eq!(window.limited(3, 6), Some(6), "another service has the place");
+        assert_eq!(window.limited(3, 6), Some(6), "another service has the index");
         // A minute later the first sample is too old.
         window.push(Duration::from_secs(1075), Vec::new(), vec![(3, 150)]);
         assert_eq!(window.limited(3, 150), Some(20));

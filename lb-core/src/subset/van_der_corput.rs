@@ -10,7 +10,7 @@ pub const fn vdc(i: u64) -> u64 {
     i.reverse_bits()
 }
 
-/// The numbers below `n` in the order of their places, from 0 on.
+/// The numbers below `n` in the order of their indexes, from 0 on.
 pub fn order(n: u32) -> impl Iterator<Item = u32> {
     clockwise(n, 0)
 }
@@ -50,7 +50,7 @@ pub fn from_rank(n: u32, start: u32) -> impl Iterator<Item = u32> {
     clockwise(n, vdc(nth(start, n).into()))
 }
 
-/// The numbers below `n` in the order of their places, beginning with the first that is at or after `from` and going
+/// The numbers below `n` in the order of their indexes, beginning with the first that is at or after `from` and going
 /// once around the ring. Lazy; a number costs at most two steps on average, because no more than half of the places on
 /// the grid are empty.
 pub fn clockwise(n: u32, from: u64) -> impl Iterator<Item = u32> {

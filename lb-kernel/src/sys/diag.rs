@@ -10,7 +10,7 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, 
 
 /// A socket of a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ListedSocket {
+pub struct SocketEntry {
     /// Unique while the host is up.
     pub cookie: u64,
     /// Its inode, as `/proc/<pid>/fd` names it.
@@ -141,7 +141,7 @@ impl SocketLists {
     ///
     /// # Errors
     /// If the kernel refuses, or could not list them completely.
-    pub fn tcp(&self) -> io::Result<Vec<ListedSocket>> {
+    pub fn tcp(&self) -> io::Result<Vec<SocketEntry>> {
         let mut sockets = Vec::new();
         self.each_tcp(|socket| sockets.push(socket))?;
         Ok(sockets)
@@ -151,7 +151,7 @@ impl SocketLists {
     ///
     /// # Errors
     /// If the kernel refuses, or could not list them completely.
-    pub fn each_tcp(&self, mut each: impl FnMut(ListedSocket)) -> io::Result<()> {
+    pub fn each_tcp(&self, mut each: impl FnMut(SocketEntry)) -> io::Result<()> {
         for family in [libc::AF_INET, libc::AF_INET6] {
             self.dump(family, libc::IPPROTO_TCP, STATES, &mut each)?;
         }
@@ -162,7 +162,7 @@ impl SocketLists {
     ///
     /// # Errors
     /// If the kernel refuses, has no such list (`CONFIG_INET_UDP_DIAG`), or could not list them completely.
-    pub fn each_udp(&self, mut each: impl FnMut(ListedSocket)) -> io::Result<()> {
+    pub fn each_udp(&self, mut each: impl FnMut(SocketEntry)) -> io::Result<()> {
         /// Connected or not.
         const ANY: u32 = u32::MAX;
         for family in [libc::AF_INET, libc::AF_INET6] {
@@ -176,7 +176,7 @@ impl SocketLists {
         family: libc::c_int,
         protocol: libc::c_int,
         states: u32,
-        each: &mut impl FnMut(ListedSocket),
+        each: &mut impl FnMut(SocketEntry),
     ) -> io::Result<()> {
         /// The kernel fills at most this much at once (NLMSG_GOODSIZE is 8 KiB; larger for those who read more).
         const BUFFER: usize = 32 << 10;
@@ -210,7 +210,7 @@ impl SocketLists {
 }
 
 /// Reads one datagram of messages. Returns whether the dump ended with it.
-fn read_datagram(datagram: &[u8], sequence: u32, each: &mut impl FnMut(ListedSocket)) -> io::Result<bool> {
+fn read_datagram(datagram: &[u8], sequence: u32, each: &mut impl FnMut(SocketEntry)) -> io::Result<bool> {
     let cut = || io::Error::new(io::ErrorKind::InvalidData, "the kernel's list of sockets is cut off");
     let mut rest = datagram;
     // Bound: each message is at least a header long.
@@ -241,7 +241,7 @@ fn read_datagram(datagram: &[u8], sequence: u32, each: &mut impl FnMut(ListedSoc
     Ok(false)
 }
 
-fn read_socket(body: &[u8]) -> Option<ListedSocket> {
+fn read_socket(body: &[u8]) -> Option<SocketEntry> {
     let message: Message = prefix(body)?;
     let [low, high] = message.id.cookie;
     let attributes = body.get(aligned(size_of::<Message>())..).unwrap_or_default();
@@ -251,7 +251,7 @@ fn read_socket(body: &[u8]) -> Option<ListedSocket> {
     } else {
         IpAddr::V6(Ipv6Addr::from(message.id.peer)).to_canonical()
     };
-    Some(ListedSocket {
+    Some(SocketEntry {
         cookie: u64::from(high) << 32 | u64::from(low),
         inode: message.inode,
         listens: message.state == TCP_LISTEN,

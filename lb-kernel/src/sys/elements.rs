@@ -53,12 +53,12 @@ pub fn visit<K: bytemuck::Pod, V: bytemuck::Pod>(
     const CHUNK: usize = 4096;
     let (mut keys, mut values) = (vec![K::zeroed(); CHUNK], vec![V::zeroed(); CHUNK]);
     // Where the kernel goes on: the number of a bucket.
-    let mut place = 0u64;
+    let mut position = 0u64;
     let mut first = true;
     // Bound: each call is at least one bucket further.
     loop {
         let mut attr = Batch::of(map, &mut keys, &mut values)?;
-        attr.in_batch = if first { 0 } else { std::ptr::from_ref(&place).addr() as u64 };
+        attr.in_batch = if first { 0 } else { std::ptr::from_ref(&position).addr() as u64 };
         let mut next = 0u64;
         attr.out_batch = std::ptr::from_mut(&mut next).addr() as u64;
         let result = bpf(BPF_MAP_LOOKUP_BATCH, &mut attr);
@@ -74,7 +74,7 @@ pub fn visit<K: bytemuck::Pod, V: bytemuck::Pod>(
         if last {
             return Ok(());
         }
-        (place, first) = (next, false);
+        (position, first) = (next, false);
     }
 }
 

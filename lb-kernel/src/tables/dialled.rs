@@ -12,19 +12,19 @@ use super::Tables;
 use crate::error::DatapathError;
 
 impl Tables {
-    /// The place of the service that connects to `address` are balanced over, if any.
+    /// The index of the service that connects to `address` are balanced over, if any.
     pub(super) fn open_at(&self, address: SocketAddr, protocol: Protocol) -> Option<u16> {
-        find(self, dialled(address, protocol)).and_then(|place| u16::try_from(place).ok())
+        find(self, dialled(address, protocol)).and_then(|index| u16::try_from(index).ok())
     }
 
-    /// Has connects to `address` balanced over the service at a place, in place of another one if there is.
+    /// Has connects to `address` balanced over the service at an index, in place of another one if there is.
     pub(super) fn direct(
         &mut self,
         address: SocketAddr,
         protocol: Protocol,
-        place: u16,
+        index: u16,
     ) -> Result<(), DatapathError> {
-        let store = open(self, dialled(address, protocol), place.into()).ok_or_else(|| {
+        let store = open(self, dialled(address, protocol), index.into()).ok_or_else(|| {
             let source = io::Error::other(format!("no room for {address}: too many others hash alike"));
             DatapathError::Map { path: self.pins.maps().join(map::DIALLED), operation: "write", source }
         })?;

@@ -27,13 +27,13 @@ impl Tables {
         let entries = self.services().iter().map(|service| u64::from(service.table.len())).sum();
         // The map holds twice what may be in use.
         let room = self.maps.schedule.len() as u64 * u64::from(ENTRIES_PER_CELL) / 2;
-        // Each place counts what its sockets have elsewhere.
+        // Each bucket counts what its sockets have elsewhere.
         let (mut records, mut overflowed, mut datagrams) = (0, 0, 0);
         let table = FlowTable::open(&self.pins, false)?;
-        for place in 0..table.len() {
-            records += u64::from(table.cookie(place) != 0);
-            overflowed += FlowPlace::in_overflow(table.elsewhere(place));
-            datagrams += FlowPlace::in_datagrams(table.elsewhere(place));
+        for bucket in 0..table.len() {
+            records += u64::from(table.cookie(bucket) != 0);
+            overflowed += FlowPlace::in_overflow(table.elsewhere(bucket));
+            datagrams += FlowPlace::in_datagrams(table.elsewhere(bucket));
         }
         let capacity = table.len() as u64;
         let of = |map, used, capacity| Fullness { map, used, capacity };

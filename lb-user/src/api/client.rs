@@ -23,7 +23,7 @@ pub fn quoted(name: &str) -> PercentEncode<'_> {
     percent_encoding::utf8_percent_encode(name, NON_ALPHANUMERIC)
 }
 
-/// What came of a question to the daemon.
+/// What came of a query to the daemon.
 #[derive(Debug)]
 pub enum Answer<T> {
     /// What it said.

@@ -7,11 +7,11 @@ use std::process::ExitCode;
 
 use lb_core::balancer::Refused;
 
+use crate::assignments::AssignmentsByService;
 use crate::config::{self, Config, ConfigError, Host, NamedFile};
 use crate::diagnostic::{Faults, Report};
 use crate::dry_run::{self, DoesNotFit, file_sources};
 use crate::error::Failure;
-use crate::offer::Offers;
 use crate::print;
 use crate::source::{self, SourceError};
 
@@ -47,11 +47,11 @@ pub fn run(file: &Path) -> Result<ExitCode, Failure> {
     faulty.iter().for_each(print::faults);
     let Some(config) = config.filter(|_| faulty.is_empty()) else { return Ok(ExitCode::FAILURE) };
     // What the files hold must fit the limits, too.
-    let offers = dry_run::offers(&config.clients, &file_sources(&config))?;
+    let by_service = dry_run::assignments(&config.clients, &file_sources(&config))?;
     for client in &config.clients {
-        dry_run::balancer(&config, client, &offers).map_err(|failure| located(failure, &path, &named))?;
+        dry_run::balancer(&config, client, &by_service).map_err(|failure| located(failure, &path, &named))?;
     }
-    let notes: String = notes(&config, &offers).iter().map(|note| format!("note: {note}\n")).collect();
+    let notes: String = notes(&config, &by_service).iter().map(|note| format!("note: {note}\n")).collect();
     print::text(&format!("{notes}{}: ok\n", file.display()))?;
     Ok(ExitCode::SUCCESS)
 }
@@ -73,7 +73,7 @@ fn located(failure: Failure, path: &Path, named: &[(SocketAddr, usize)]) -> Fail
 }
 
 /// What is right, and may not be what was meant.
-fn notes(config: &Config, offers: &Offers) -> Vec<String> {
+fn notes(config: &Config, by_service: &AssignmentsByService) -> Vec<String> {
     let mut notes = Vec::new();
     // Where there is no cgroup2 at all, another host's configuration is looked at.
     if let Ok(mount) = lb_kernel::cgroup2_mount() {
@@ -86,8 +86,8 @@ fn notes(config: &Config, offers: &Offers) -> Vec<String> {
             )
         }));
     }
-    for (service, offer) in offers {
-        let zoned = offer.list().as_slice().iter().filter(|endpoint| endpoint.zone.is_some()).count();
+    for (service, assignments) in by_service {
+        let zoned = assignments.list().as_slice().iter().filter(|endpoint| endpoint.zone.is_some()).count();
         if zoned > 0 {
             notes.push(format!("service {service}: zone has no effect yet; {zoned} endpoints have one"));
         }

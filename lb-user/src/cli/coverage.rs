@@ -17,7 +17,7 @@ use crate::config::Paths;
 use crate::print;
 use crate::status::{self, Status};
 
-/// How long between two questions while no daemon answers.
+/// How long between two queries while no daemon answers.
 const PAUSE: Duration = Duration::from_millis(100);
 /// How long an answer is waited for before what is attached is looked at again.
 const LOOK: Duration = Duration::from_secs(1);

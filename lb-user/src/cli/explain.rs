@@ -58,10 +58,10 @@ fn explain_from_config(
 ) -> Result<Vec<Explanation>, Failure> {
     let mut clients = config.clients.clone();
     clients.retain(|other| client.is_none_or(|client| client == other.name));
-    let offers = dry_run::offers(&clients, &dry_run::file_sources(config))?;
+    let by_service = dry_run::assignments(&clients, &dry_run::file_sources(config))?;
     let mut explanations = Vec::new();
     for configured in &clients {
-        let balancer = dry_run::balancer(config, configured, &offers)?;
+        let balancer = dry_run::balancer(config, configured, &by_service)?;
         explanations.extend(explain::explain(configured, &balancer, Some(service), false));
     }
     Ok(explanations)

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use super::{DEGRADED, Files, paths_of};
 use crate::error::Failure;
-use crate::flows::{self, Wanted};
+use crate::flows::{self, FlowFilter};
 use crate::print;
 use crate::render::{self, Style};
 
@@ -12,12 +12,12 @@ use crate::render::{self, Style};
 ///
 /// # Errors
 /// If no client can be read.
-pub fn run(wanted: &Wanted, json: bool, files: &Files) -> Result<ExitCode, Failure> {
-    let found = flows::find(&paths_of(files)?.pins, wanted)?;
+pub fn run(filter: &FlowFilter, json: bool, files: &Files) -> Result<ExitCode, Failure> {
+    let report = flows::find(&paths_of(files)?.pins, filter)?;
     if json {
-        print::json(&found)?;
+        print::json(&report)?;
     } else {
-        print::text(&render::flows(&found, wanted, Style::for_stdout()))?;
+        print::text(&render::flows(&report, filter, Style::for_stdout()))?;
     }
-    Ok(if found.unreadable.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(DEGRADED) })
+    Ok(if report.unreadable.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(DEGRADED) })
 }

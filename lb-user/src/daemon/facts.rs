@@ -7,7 +7,7 @@ use lb_kernel::Pins;
 
 use super::Daemon;
 use super::leaving::HeldBack;
-use crate::agent::Agent;
+use crate::daemon::client_task::ClientTask;
 use crate::descriptors;
 use crate::facts::{ClientFacts, Facts, Reloads};
 use crate::status;
@@ -17,7 +17,7 @@ impl Daemon {
     /// A few system calls per client.
     pub fn facts(&self, now: Instant) -> Facts {
         // One that runs and cannot be changed is among them as well.
-        let runs = |name: &str| self.agents.iter().any(|agent| agent.client.name == name);
+        let runs = |name: &str| self.client_tasks.iter().any(|client_task| client_task.client.name == name);
         let unstarted = self.unstarted.iter().filter(|(client, _)| !runs(&client.name));
         Facts {
             daemon: status::Daemon {
@@ -35,37 +35,41 @@ impl Daemon {
                 is_faulty: self.reload.error.is_some(),
             },
             degraded: self.degraded(),
-            clients: self.agents.iter().map(|agent| self.client_facts(agent, now)).collect(),
+            clients: self
+                .client_tasks
+                .iter()
+                .map(|client_task| self.client_facts(client_task, now))
+                .collect(),
             unstarted: unstarted.map(|(client, _)| client.name.clone()).collect(),
             leaving: self.leaving.iter().map(|leaving| leaving.pins.clone()).collect(),
         }
     }
 
-    fn client_facts(&self, agent: &Agent, now: Instant) -> ClientFacts {
+    fn client_facts(&self, client_task: &ClientTask, now: Instant) -> ClientFacts {
         // What cannot be seen now is as it was.
-        let attached = agent.cgroup().filter(|cgroup| agent.covers(cgroup.id).unwrap_or(true));
+        let attached = client_task.cgroup().filter(|cgroup| client_task.covers(cgroup.id).unwrap_or(true));
         ClientFacts {
-            pins: agent.pins.clone(),
-            is_unpinned: agent.is_unpinned(),
-            configured: agent.path().to_owned(),
-            cgroup: agent.cgroup().map(|cgroup| cgroup.path.clone()),
+            pins: client_task.pins.clone(),
+            is_unpinned: client_task.is_unpinned(),
+            configured: client_task.path().to_owned(),
+            cgroup: client_task.cgroup().map(|cgroup| cgroup.path.clone()),
             attached: attached.map(|cgroup| (cgroup.id, cgroup.path.clone())),
-            is_attached: agent.is_effective().unwrap_or(agent.cgroup().is_some()),
-            repair: self.repair(agent),
-            sources: self.sources(agent, now),
+            is_attached: client_task.is_effective().unwrap_or(client_task.cgroup().is_some()),
+            repair: self.repair(client_task),
+            sources: self.sources(client_task, now),
             // A cost that cannot be told is left out; what it is the cost of goes on.
-            runs: agent.datapath().runs().unwrap_or_default(),
-            lately: Some(Lately { window: agent.window().clone(), now }),
+            runs: client_task.datapath().runs().unwrap_or_default(),
+            lately: Some(Lately { window: client_task.window().clone(), now }),
         }
     }
 
     /// What is wrong that the maps do not show.
     fn degraded(&self) -> Vec<String> {
         let mut degraded = Vec::new();
-        for agent in &self.agents {
-            let name = &agent.client.name;
-            degraded.extend(detachment(agent).map(|fault| format!("client {name}: {fault}")));
-            degraded.extend(agent.trouble().map(|trouble| format!("client {name}: {trouble}")));
+        for client_task in &self.client_tasks {
+            let name = &client_task.client.name;
+            degraded.extend(detachment(client_task).map(|fault| format!("client {name}: {fault}")));
+            degraded.extend(client_task.trouble().map(|trouble| format!("client {name}: {trouble}")));
         }
         for (client, error) in &self.unstarted {
             degraded.push(format!("client {}: {error}", client.name));
@@ -98,17 +102,17 @@ impl Daemon {
         degraded
     }
 
-    pub fn sources(&self, agent: &Agent, now: Instant) -> BTreeMap<String, status::Source> {
-        let services = agent.client.services.iter();
+    pub fn sources(&self, client_task: &ClientTask, now: Instant) -> BTreeMap<String, status::Source> {
+        let services = client_task.client.services.iter();
         let source = |name: &String| match self.files.get(name) {
             None => {
-                let error = agent.refused_static().get(name).cloned();
+                let error = client_task.refused_static().get(name).cloned();
                 status::Source { file: None, good_for_s: None, failures: error.is_some().into(), error }
             }
             Some(file) => status::Source {
                 file: Some(file.source.path.clone()),
                 good_for_s: file.good_since.map(|since| now.duration_since(since).as_secs()),
-                error: file.error_of(&agent.client.name),
+                error: file.error_of(&client_task.client.name),
                 failures: file.failures,
             },
         };
@@ -117,18 +121,18 @@ impl Daemon {
 }
 
 /// Why a client's programs are not attached where they should be, and what it takes; nothing if they are.
-fn detachment(agent: &Agent) -> Option<String> {
-    let path = agent.client.cgroup.display();
-    if agent.is_unpinned() {
+fn detachment(client_task: &ClientTask) -> Option<String> {
+    let path = client_task.client.cgroup.display();
+    if client_task.is_unpinned() {
         return Some(
             "its pins were removed, so its connects go unbalanced; SIGHUP or a restart makes them anew and attaches it"
                 .to_owned(),
         );
     }
-    if let Some(error) = agent.attach_error() {
+    if let Some(error) = client_task.attach_error() {
         return Some(format!("the programs cannot be attached to the cgroup at {path}: {error}"));
     }
-    match agent.is_effective() {
+    match client_task.is_effective() {
         Ok(true) => return None,
         Ok(false) => {}
         Err(error) => {
@@ -139,7 +143,7 @@ fn detachment(agent: &Agent) -> Option<String> {
             ));
         }
     }
-    if agent.cgroup().is_some() {
+    if client_task.cgroup().is_some() {
         return Some(format!(
             "the programs are not attached to the cgroup at {path}: it, or their links, were removed"
         ));

@@ -94,8 +94,8 @@ mod tests {
     async fn a_file_that_does_not_answer_holds_up_nobody_else() {
         let io = FileIo::new();
         let (hung, other) = (Path::new("/hung"), Path::new("/other"));
-        let (answer, question) = mpsc::channel::<()>();
-        let work = move || question.recv().is_ok();
+        let (answer, query) = mpsc::channel::<()>();
+        let work = move || query.recv().is_ok();
         let short = Duration::from_millis(20);
         assert_eq!(io.run(hung, short, work).await, Err(NoAnswer::Silent(hung.to_owned())));
         assert_eq!(io.run(other, PATIENCE, || 1).await, Ok(1));
@@ -117,16 +117,16 @@ mod tests {
     async fn files_that_do_not_answer_hold_so_many_threads_and_no_more() {
         let io = FileIo::new();
         let short = Duration::from_millis(20);
-        let (answer, question) = mpsc::channel::<()>();
-        let question = Arc::new(Mutex::new(question));
+        let (answer, query) = mpsc::channel::<()>();
+        let query = Arc::new(Mutex::new(query));
         let mut held = tokio::task::JoinSet::new();
         for number in 0..MAX_THREADS {
-            let (io, question) = (io.clone(), question.clone());
+            let (io, query) = (io.clone(), query.clone());
             held.spawn(async move {
                 let file = PathBuf::from(format!("/hung/{number}"));
                 io.run(&file, Duration::from_secs(60), move || {
                     // A thread that finds the lock taken waits like the others.
-                    question.lock().unwrap().recv().is_ok()
+                    query.lock().unwrap().recv().is_ok()
                 })
                 .await
             });

@@ -12,13 +12,13 @@ use tracing::{info, warn};
 use super::file_io::{NoAnswer, PATIENCE};
 use super::lists::{FirstRead, Purpose};
 use super::{Daemon, Event};
+use crate::assignments::{self, Assignments, Consumer};
 use crate::config::{Client, Config, Source};
-use crate::offer::{self, Dialler, Offer};
 use crate::source::watch::Watcher;
 use crate::source::{Contents, FileSource, Progress, SourceError, Stamp, directory_of};
 
 /// A file that endpoints come from, and how it fares.
-pub struct Watched {
+pub struct WatchedFile {
     pub source: FileSource,
     pub progress: Progress,
     /// The number of the last reading that was taken in. One that was begun before it says what the file said earlier: what
@@ -29,7 +29,7 @@ pub struct Watched {
     /// What the file said last, if that is not in force.
     newer: Option<Newer>,
     pub good_since: Option<Instant>,
-    /// Why what it says is not in force everywhere; [`Watched::error_of`] tells it to a client.
+    /// Why what it says is not in force everywhere; [`WatchedFile::error_of`] tells it to a client.
     pub error: Option<String>,
     /// If that is because clients have no room for it: which, and what each of them lacks. Others took it.
     refused_by: BTreeMap<String, String>,
@@ -52,7 +52,7 @@ enum Newer {
     Computing(Contents, bool),
 }
 
-impl Watched {
+impl WatchedFile {
     /// Why what the file says is not in force at a client, if it is not.
     pub fn error_of(&self, client: &str) -> Option<String> {
         if self.refused_by.is_empty() { self.error.clone() } else { self.refused_by.get(client).cloned() }
@@ -87,13 +87,13 @@ impl Watched {
         }
     }
 
-    /// Takes over what an offer of an equal list knows.
-    pub fn take_over(&mut self, offer: &Offer) {
+    /// Takes over what assignments of an equal list know.
+    pub fn take_over(&mut self, assignments: &Assignments) {
         let newer = self.newer.as_mut().map(|newer| match newer {
             Newer::Refused(contents) | Newer::Computing(contents, _) => contents,
         });
         for contents in self.contents.iter_mut().chain(newer) {
-            contents.offer.take_over(offer);
+            contents.assignments.take_over(assignments);
         }
     }
 }
@@ -101,7 +101,7 @@ impl Watched {
 impl Look {
     /// Looks at a file and watches its directory. May take as long as its file system likes.
     pub fn at(path: &Path, watcher: Option<&Watcher>) -> Self {
-        // Watched first: what changes from here on is an event of its own.
+        // WatchedFile first: what changes from here on is an event of its own.
         let watched = watcher.map_or(Ok(()), |watcher| watcher.add(&directory_of(path)));
         Self { stamp: Stamp::at(path), unwatched: watched.err().map(|error| error.to_string()) }
     }
@@ -130,12 +130,12 @@ impl Daemon {
         source: FileSource,
         begun: u64,
         first: FirstRead,
-        before: Option<&Watched>,
+        before: Option<&WatchedFile>,
         now: Instant,
     ) {
         // A version that cannot be used is one failure, however often the configuration is read.
         let known = before.filter(|before| before.source == source).map(|before| before.progress);
-        let watched = Watched {
+        let watched = WatchedFile {
             source,
             progress: known.unwrap_or_default(),
             reading: 0,
@@ -213,15 +213,16 @@ impl Daemon {
 
     /// Starts reading every file that has settled.
     pub fn start_reading(&mut self, now: Instant) {
-        let clients: Vec<&Client> = self.agents.iter().map(|agent| &agent.client).collect();
+        let clients: Vec<&Client> = self.client_tasks.iter().map(|client_task| &client_task.client).collect();
         for (service, file) in &mut self.files {
             let Some(known) = file.progress.begin(now) else { continue };
             self.readings += 1;
             let begun = self.readings;
             let (service, source, events) = (service.clone(), file.source.clone(), self.events.clone());
-            let diallers = offer::diallers(clients.iter().copied(), &service);
+            let consumers = assignments::consumers(clients.iter().copied(), &service);
             // A file that says the same again costs nothing.
-            let purpose = Purpose { diallers, before: file.newest().map(|contents| contents.offer.clone()) };
+            let purpose =
+                Purpose { consumers, before: file.newest().map(|contents| contents.assignments.clone()) };
             let lists = self.lists.clone();
             tokio::spawn(async move {
                 let (stamp, result) = lists.read(&source, known, purpose).await;
@@ -251,10 +252,14 @@ impl Daemon {
                 let was_bad = file.error.take().is_some();
                 file.refused_by.clear();
                 file.good_since = Some(now);
-                let in_force = file.contents.as_ref().map(|before| before.offer.list());
+                let in_force = file.contents.as_ref().map(|before| before.assignments.list());
                 // What is in force may be what the file has gone back to.
-                if file.newer.is_some() || in_force != Some(contents.offer.list()) {
-                    info!(service, endpoints = contents.offer.list().as_slice().len(), "endpoint list read");
+                if file.newer.is_some() || in_force != Some(contents.assignments.list()) {
+                    info!(
+                        service,
+                        endpoints = contents.assignments.list().as_slice().len(),
+                        "endpoint list read"
+                    );
                     self.deliver(service, contents);
                 } else if was_bad {
                     info!(service, path = %file.source.path.display(), "endpoint file is good again");
@@ -282,9 +287,9 @@ impl Daemon {
 
     /// Gives a list to every client that uses the service. It is kept for later starts once all of them took it.
     pub fn deliver(&mut self, service: &str, mut contents: Contents) {
-        let Delivered { is_complete, refused_by } = self.deliver_offer(service, &contents.offer);
+        let Delivered { is_complete, refused_by } = self.deliver_assignments(service, &contents.assignments);
         if !is_complete {
-            self.compute(service, contents.offer.clone());
+            self.compute(service, contents.assignments.clone());
         }
         let file = self.files.get_mut(service).expect("delivered from its file");
         match refused_by.first_key_value() {
@@ -312,19 +317,19 @@ impl Daemon {
     }
 
     /// Gives a list to every client that uses the service and whose part of it is known.
-    pub fn deliver_offer(&mut self, service: &str, offer: &Offer) -> Delivered {
+    pub fn deliver_assignments(&mut self, service: &str, assignments: &Assignments) -> Delivered {
         let mut delivered = Delivered { is_complete: true, refused_by: BTreeMap::new() };
-        for agent in &mut self.agents {
-            let Some(position) = agent.position(service) else { continue };
+        for client_task in &mut self.client_tasks {
+            let Some(position) = client_task.position(service) else { continue };
             // One that keeps an earlier configuration may have the list in it.
-            if !matches!(agent.client.services[position].source, Source::File(_)) {
+            if !matches!(client_task.client.services[position].source, Source::File(_)) {
                 continue;
             }
-            match agent.deliver(position, offer) {
+            match client_task.deliver(position, assignments) {
                 Ok(taken) => delivered.is_complete &= taken,
                 Err(refused) => {
-                    warn!(client = %agent.client.name, service, error = %refused, "endpoint list refused");
-                    delivered.refused_by.insert(agent.client.name.clone(), refused.to_string());
+                    warn!(client = %client_task.client.name, service, error = %refused, "endpoint list refused");
+                    delivered.refused_by.insert(client_task.client.name.clone(), refused.to_string());
                 }
             }
         }
@@ -332,24 +337,25 @@ impl Daemon {
     }
 
     /// Computes beside the loop what the clients that there are now use of a list.
-    fn compute(&self, service: &str, mut offer: Offer) {
-        let diallers = offer::diallers(self.agents.iter().map(|agent| &agent.client), service);
+    fn compute(&self, service: &str, mut assignments: Assignments) {
+        let consumers =
+            assignments::consumers(self.client_tasks.iter().map(|client_task| &client_task.client), service);
         let (service, events) = (service.to_owned(), self.events.clone());
         tokio::task::spawn_blocking(move || {
-            offer.complete(&diallers);
-            let _ = events.blocking_send(Event::Computed { service, offer });
+            assignments.complete(&consumers);
+            let _ = events.blocking_send(Event::Computed { service, assignments });
         });
     }
 
     /// What was computed has come back. It counts if it is of the reading that waits for it: another list may have come
     /// since. Clients that have changed again make another turn.
-    pub fn computed(&mut self, service: &str, offer: &Offer) {
+    pub fn computed(&mut self, service: &str, assignments: &Assignments) {
         let Some(file) = self.files.get_mut(service) else { return };
         if let Some(Newer::Computing(contents, was_refused)) = &file.newer
-            && contents.offer.is_of_the_same_reading(offer)
+            && contents.assignments.is_of_the_same_reading(assignments)
         {
             let (mut contents, was_refused) = (contents.clone(), *was_refused);
-            contents.offer.take_over(offer);
+            contents.assignments.take_over(assignments);
             self.deliver(service, contents);
             if was_refused {
                 self.end_of_refusal(service);
@@ -358,11 +364,13 @@ impl Daemon {
         }
     }
 
-    /// Offers lists again that found no room, now that there is some.
-    pub fn offer_again(&mut self) {
-        for agent in self.agents.iter_mut().filter(|agent| !agent.refused_static().is_empty()) {
-            if agent.deliver_static(&self.statics).is_ok() {
-                info!(client = %agent.client.name, "endpoint list that was refused is in force");
+    /// AssignmentsByService lists again that found no room, now that there is some.
+    pub fn assign_again(&mut self) {
+        for client_task in
+            self.client_tasks.iter_mut().filter(|client_task| !client_task.refused_static().is_empty())
+        {
+            if client_task.deliver_static(&self.statics).is_ok() {
+                info!(client = %client_task.client.name, "endpoint list that was refused is in force");
             }
         }
         let refused = self.files.iter().filter_map(|(service, file)| match &file.newer {
@@ -395,10 +403,10 @@ pub struct Delivered {
     refused_by: BTreeMap<String, String>,
 }
 
-/// Completes an offer, with what an earlier one of an equal list knows already.
-pub fn complete(offer: &mut Offer, diallers: &[Dialler], before: Option<&Offer>) {
+/// Completes assignments, with what earlier ones of an equal list know already.
+pub fn complete(assignments: &mut Assignments, consumers: &[Consumer], before: Option<&Assignments>) {
     if let Some(before) = before {
-        offer.follow(before);
+        assignments.follow(before);
     }
-    offer.complete(diallers);
+    assignments.complete(consumers);
 }

@@ -11,9 +11,9 @@ use lb_kernel::{Cgroup, DatapathError, Lock, Pins};
 use tracing::{info, warn};
 
 use super::Daemon;
-use crate::agent::Agent;
 use crate::backoff::Backoff;
 use crate::config::Config;
+use crate::daemon::client_task::ClientTask;
 
 /// One client that leaves.
 pub struct Leaving {
@@ -43,8 +43,8 @@ impl Leaving {
     }
 
     /// A client of this daemon, whose lock goes on: nothing that can be missing is needed for that.
-    pub fn of(agent: Agent) -> Self {
-        let (pins, lock) = agent.into_lock();
+    pub fn of(client_task: ClientTask) -> Self {
+        let (pins, lock) = client_task.into_lock();
         Self { retired: false, pins, removing: Backoff::default(), _lock: lock }
     }
 }
@@ -174,10 +174,10 @@ impl Daemon {
         for Leaving { pins, .. } in self.leaving.iter().filter(|leaving| !leaving.retired) {
             add(pins, lb_kernel::begins_at(pins).and_then(|cgroups| self.missing_successor(&cgroups, None)));
         }
-        for agent in self.agents.iter().filter(|agent| agent.has_moved()) {
-            let name = &agent.client.name;
+        for client_task in self.client_tasks.iter().filter(|client_task| client_task.has_moved()) {
+            let name = &client_task.client.name;
             let missing = |cgroups: Vec<u64>| self.missing_successor(&cgroups, Some(name));
-            add(&agent.pins, agent.begins_elsewhere().and_then(missing));
+            add(&client_task.pins, client_task.begins_elsewhere().and_then(missing));
         }
         held_back
     }
@@ -204,8 +204,10 @@ impl Daemon {
                 continue;
             }
             let mut is_covered = false;
-            for agent in self.agents.iter().filter(|agent| is_other(&agent.client.name)) {
-                is_covered |= agent.covers(cgroup)?;
+            for client_task in
+                self.client_tasks.iter().filter(|client_task| is_other(&client_task.client.name))
+            {
+                is_covered |= client_task.covers(cgroup)?;
             }
             if !is_covered {
                 return Ok(Some(client.name.clone()));

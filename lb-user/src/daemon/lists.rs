@@ -9,7 +9,7 @@ use tokio::task::spawn_blocking;
 
 use super::file_io::{FileIo, NoAnswer, PATIENCE};
 use super::files;
-use crate::offer::{Dialler, Offer};
+use crate::assignments::{Assignments, Consumer};
 use crate::source::{self, Contents, FileSource, SourceError, Stamp, last_good};
 
 /// Texts that are in memory at the same time to be parsed, each of up to 4 MiB.
@@ -29,9 +29,9 @@ pub struct ListReader {
 #[derive(Clone)]
 pub struct Purpose {
     /// The tasks that use it.
-    pub diallers: Vec<Dialler>,
-    /// The offer before, of which much may be known already.
-    pub before: Option<Offer>,
+    pub consumers: Vec<Consumer>,
+    /// The assignments before, of which much may be known already.
+    pub before: Option<Assignments>,
 }
 
 /// What the first reading of a file gave.
@@ -99,7 +99,7 @@ impl ListReader {
         purpose: Purpose,
         patience: Duration,
     ) -> Result<Contents, SourceError> {
-        let place = self.texts.clone().acquire_owned().await.expect("it is never closed");
+        let permit = self.texts.clone().acquire_owned().await.expect("it is never closed");
         let (file, is_kept) = (path.to_owned(), path == source.last_good);
         let read = move || if is_kept { last_good::read(&file) } else { source::read_whole(&file) };
         // A file that stops answering here gives its place back.
@@ -108,10 +108,10 @@ impl ListReader {
         let parse = move || {
             let turn = parsing.lock().unwrap_or_else(PoisonError::into_inner);
             let parsed = source.parse(&path, text);
-            drop((turn, place));
+            drop((turn, permit));
             let mut contents = parsed?;
             // May take seconds for the largest jobs.
-            files::complete(&mut contents.offer, &purpose.diallers, purpose.before.as_ref());
+            files::complete(&mut contents.assignments, &purpose.consumers, purpose.before.as_ref());
             Ok(contents)
         };
         spawn_blocking(parse).await.expect("a panic ends the process")

@@ -16,15 +16,15 @@ use tracing::{info, warn};
 
 use super::changes::changes;
 use super::file_io::{NoAnswer, PATIENCE};
-use super::files::{Look, Watched};
+use super::files::{Look, WatchedFile};
 use super::leaving::Leaving;
 use super::lists::{FirstRead, ListReader, Purpose};
 use super::{Daemon, Event, Reread, files, fixed, leaving, tell};
 use lb_core::limits::Limits;
 
-use crate::agent::{Agent, AgentError, Followed};
+use crate::assignments::{self, Assignments, AssignmentsByService};
 use crate::config::{Client, Config};
-use crate::offer::{self, Offer, Offers};
+use crate::daemon::client_task::{ClientTask, ClientTaskError, Followed};
 use crate::source::{self, FileSource, Progress, Stamp, directory_of};
 
 /// How the configuration file fares.
@@ -68,7 +68,7 @@ pub struct Loaded {
     /// The number of the reading of all of them.
     begun: u64,
     /// The lists in it.
-    statics: Offers,
+    statics: AssignmentsByService,
     /// Clients that were not there, opened.
     pub opened: Vec<Opened>,
 }
@@ -90,7 +90,7 @@ struct Reading {
     source: FileSource,
     first: FirstRead,
     /// What was in force when the reading began, for the tasks of the new configuration; only if the file cannot be used.
-    in_force: Option<Offer>,
+    in_force: Option<Assignments>,
 }
 
 /// Clients that could not be started, tried again.
@@ -100,7 +100,7 @@ pub struct Tried {
     /// Those of them that were not there, opened.
     opened: Vec<Opened>,
     /// The lists that were in force when it began, for all of them.
-    offers: Offers,
+    by_service: AssignmentsByService,
 }
 
 /// A client that was opened beside the loop, with what other versions have of it; or why it could not be.
@@ -108,7 +108,7 @@ pub struct Opened {
     /// As it is configured.
     pub client: Client,
     /// What came of it.
-    pub result: Result<(Agent, Vec<Leaving>)>,
+    pub result: Result<(ClientTask, Vec<Leaving>)>,
 }
 
 impl Reload {
@@ -309,15 +309,16 @@ impl Daemon {
         let gone = self.drop_clients(&config);
         let mut unstarted = Vec::new();
         for client in &config.clients {
-            if let Some(agent) = self.agents.iter_mut().find(|agent| agent.client.name == client.name)
-                && let Err(error) = agent.reconfigure(client.clone())
+            if let Some(client_task) =
+                self.client_tasks.iter_mut().find(|client_task| client_task.client.name == client.name)
+                && let Err(error) = client_task.reconfigure(client.clone())
             {
                 unstarted.push((client.clone(), crate::error::chain(&error)));
             }
         }
         // A client that was dropped and has come back while this was read is not among them: it is tried again.
         for client in &config.clients {
-            let is_there = self.agents.iter().any(|agent| agent.client.name == client.name);
+            let is_there = self.client_tasks.iter().any(|client_task| client_task.client.name == client.name);
             if !is_there && !opened.iter().any(|opened| opened.client.name == client.name) {
                 unstarted.push((client.clone(), "it is being started".to_owned()));
             }
@@ -325,7 +326,7 @@ impl Daemon {
         self.config = config;
         for Opened { client, result } in opened {
             match result {
-                Ok((agent, others)) => self.take_in(agent, others, now),
+                Ok((client_task, others)) => self.take_in(client_task, others, now),
                 Err(error) => unstarted.push((client, format!("{error:#}"))),
             }
         }
@@ -344,18 +345,18 @@ impl Daemon {
     }
 
     /// Takes in a client that was opened, in place of one whose pins were removed if there is such a one.
-    fn take_in(&mut self, mut agent: Agent, others: Vec<Leaving>, now: Instant) {
+    fn take_in(&mut self, mut client_task: ClientTask, others: Vec<Leaving>, now: Instant) {
         // What connects count from here on is of the last minute.
-        if let Err((error, _)) = agent.sample(now) {
-            warn!(client = %agent.client.name, error = %crate::error::chain(&error), "cannot read counters");
+        if let Err((error, _)) = client_task.sample(now) {
+            warn!(client = %client_task.client.name, error = %crate::error::chain(&error), "cannot read counters");
         }
-        if !agent.path().exists() {
+        if !client_task.path().exists() {
             // A path that is mistyped looks the same.
-            warn!(client = %agent.client.name, cgroup = %agent.client.cgroup.display(), "there is no such cgroup; waiting for it");
+            warn!(client = %client_task.client.name, cgroup = %client_task.client.cgroup.display(), "there is no such cgroup; waiting for it");
         }
-        match self.agents.iter_mut().find(|before| before.client.name == agent.client.name) {
-            Some(before) => *before = agent,
-            None => self.agents.push(agent),
+        match self.client_tasks.iter_mut().find(|before| before.client.name == client_task.client.name) {
+            Some(before) => *before = client_task,
+            None => self.client_tasks.push(client_task),
         }
         self.leaving.extend(others);
     }
@@ -363,20 +364,20 @@ impl Daemon {
     /// The clients that need not be opened: those whose pins were removed by hand are opened anew.
     fn there(&mut self) -> BTreeSet<String> {
         let mut there = BTreeSet::new();
-        for agent in &mut self.agents {
-            let was_unpinned = agent.is_unpinned();
+        for client_task in &mut self.client_tasks {
+            let was_unpinned = client_task.is_unpinned();
             // What cannot be seen is left alone.
-            if agent.look_for_pins().unwrap_or(true) {
-                there.insert(agent.client.name.clone());
+            if client_task.look_for_pins().unwrap_or(true) {
+                there.insert(client_task.client.name.clone());
             } else if !was_unpinned {
-                tell(agent, Followed::Unpinned);
+                tell(client_task, Followed::Unpinned);
             }
         }
         there
     }
 
     fn names(&self) -> Vec<&str> {
-        self.agents.iter().map(|agent| agent.client.name.as_str()).collect()
+        self.client_tasks.iter().map(|client_task| client_task.client.name.as_str()).collect()
     }
 
     /// Remembers which clients could not be started; each error is said once.
@@ -392,10 +393,12 @@ impl Daemon {
 
     /// Takes out the clients that the configuration no longer has. They are still attached.
     fn drop_clients(&mut self, config: &Config) -> Vec<Leaving> {
-        let stays = |agent: &Agent| config.clients.iter().any(|client| client.name == agent.client.name);
-        let (stay, gone): (Vec<Agent>, Vec<Agent>) =
-            std::mem::take(&mut self.agents).into_iter().partition(stays);
-        self.agents = stay;
+        let stays = |client_task: &ClientTask| {
+            config.clients.iter().any(|client| client.name == client_task.client.name)
+        };
+        let (stay, gone): (Vec<ClientTask>, Vec<ClientTask>) =
+            std::mem::take(&mut self.client_tasks).into_iter().partition(stays);
+        self.client_tasks = stay;
         gone.into_iter().map(Leaving::of).collect()
     }
 
@@ -411,18 +414,18 @@ impl Daemon {
     }
 
     /// The newest lists of all files, with what is known of them.
-    fn in_force(&self) -> BTreeMap<String, (FileSource, Offer)> {
-        let newest = |(service, file): (&String, &Watched)| {
-            Some((service.clone(), (file.source.clone(), file.newest()?.offer.clone())))
+    fn in_force(&self) -> BTreeMap<String, (FileSource, Assignments)> {
+        let newest = |(service, file): (&String, &WatchedFile)| {
+            Some((service.clone(), (file.source.clone(), file.newest()?.assignments.clone())))
         };
         self.files.iter().filter_map(newest).collect()
     }
 
     /// Gives every client the lists of its services, as at a start.
     fn deliver_all(&mut self, begun: u64, read: Vec<Reading>, now: Instant) {
-        for agent in &mut self.agents {
-            if let Err(refused) = agent.deliver_static(&self.statics) {
-                warn!(client = %agent.client.name, error = %refused, "endpoint list refused");
+        for client_task in &mut self.client_tasks {
+            if let Err(refused) = client_task.deliver_static(&self.statics) {
+                warn!(client = %client_task.client.name, error = %refused, "endpoint list refused");
             }
         }
         let mut before = std::mem::take(&mut self.files);
@@ -431,7 +434,7 @@ impl Daemon {
             // The same file may have been read again meanwhile, and then says something newer.
             let is_old =
                 same.as_ref().is_some_and(|same| same.source == source && same.was_read_after(begun));
-            let newest = same.as_ref().and_then(Watched::newest);
+            let newest = same.as_ref().and_then(WatchedFile::newest);
             let kept = newest.filter(|_| is_old || first.result.is_err()).cloned();
             if kept.is_some() {
                 // A list that is in force is better than one of an earlier run.
@@ -445,10 +448,10 @@ impl Daemon {
             }
             if let Some(mut contents) = kept {
                 if let Some(computed) = &in_force {
-                    contents.offer.take_over(computed);
+                    contents.assignments.take_over(computed);
                     // Another list may have come while the configuration was read. Clients that are new begin with the one
                     // before, rather than with none.
-                    self.deliver_offer(&service, computed);
+                    self.deliver_assignments(&service, computed);
                 }
                 self.deliver(&service, contents);
             }
@@ -471,39 +474,41 @@ impl Daemon {
         let (opener, events, in_force) = (self.opener(), self.events.clone(), self.in_force());
         let statics = self.statics.clone();
         spawn_blocking(move || {
-            let mut offers = offer::statics(&clients, &statics);
-            for (service, (_, mut offer)) in in_force {
-                offer.complete(&offer::diallers(&clients, &service));
-                offers.entry(service).or_insert(offer);
+            let mut by_service = assignments::statics(&clients, &statics);
+            for (service, (_, mut assignments)) in in_force {
+                assignments.complete(&assignments::consumers(&clients, &service));
+                by_service.entry(service).or_insert(assignments);
             }
             let absent = clients.iter().filter(|client| !there.contains(&client.name));
             let opened = opener.open_all(absent.cloned());
-            let _ = events.blocking_send(Event::Opened(Box::new(Tried { clients, opened, offers })));
+            let _ = events.blocking_send(Event::Opened(Box::new(Tried { clients, opened, by_service })));
         });
     }
 
     pub fn opened(&mut self, tried: Tried, now: Instant) {
         self.opening = false;
-        let Tried { clients, opened, offers } = tried;
+        let Tried { clients, opened, by_service } = tried;
         let mut unstarted = self.unstarted.clone();
         for client in clients {
             // A reload may have changed or dropped it meanwhile.
             let Some(at) = unstarted.iter().position(|(other, _)| *other == client) else { continue };
-            let Some(agent) = self.agents.iter_mut().find(|agent| agent.client.name == client.name) else {
+            let Some(client_task) =
+                self.client_tasks.iter_mut().find(|client_task| client_task.client.name == client.name)
+            else {
                 continue;
             };
-            if !agent.is_unpinned() && agent.reconfigure(client.clone()).is_ok() {
+            if !client_task.is_unpinned() && client_task.reconfigure(client.clone()).is_ok() {
                 unstarted.remove(at);
-                self.deliver_to(&client.name, &offers);
+                self.deliver_to(&client.name, &by_service);
             }
         }
         for Opened { client, result } in opened {
             let Some(at) = unstarted.iter().position(|(other, _)| *other == client) else { continue };
             match result {
-                Ok((agent, others)) => {
+                Ok((client_task, others)) => {
                     unstarted.remove(at);
-                    self.take_in(agent, others, now);
-                    self.deliver_to(&client.name, &offers);
+                    self.take_in(client_task, others, now);
+                    self.deliver_to(&client.name, &by_service);
                 }
                 Err(error) => unstarted[at].1 = format!("{error:#}"),
             }
@@ -517,23 +522,29 @@ impl Daemon {
 
     /// Gives one client the lists that are in force: at first those for which its part was computed, then those that have
     /// come since.
-    fn deliver_to(&mut self, client: &str, offers: &Offers) {
-        let Some(agent) = self.agents.iter_mut().find(|agent| agent.client.name == client) else { return };
-        if let Err(refused) = agent.deliver_static(offers) {
+    fn deliver_to(&mut self, client: &str, by_service: &AssignmentsByService) {
+        let Some(client_task) =
+            self.client_tasks.iter_mut().find(|client_task| client_task.client.name == client)
+        else {
+            return;
+        };
+        if let Err(refused) = client_task.deliver_static(by_service) {
             warn!(client, error = %refused, "endpoint list refused");
         }
         let mut later = Vec::new();
-        let names = agent.client.services.iter().map(|configured| configured.service.name.clone());
+        let names = client_task.client.services.iter().map(|configured| configured.service.name.clone());
         for (position, service) in names.collect::<Vec<_>>().into_iter().enumerate() {
             let Some(file) = self.files.get_mut(&service) else { continue };
-            if let Some(offer) = offers.get(&service) {
-                if let Err(refused) = agent.deliver(position, offer) {
+            if let Some(assignments) = by_service.get(&service) {
+                if let Err(refused) = client_task.deliver(position, assignments) {
                     warn!(client, service, error = %refused, "endpoint list refused");
                 }
-                file.take_over(offer);
+                file.take_over(assignments);
             }
             let newest = file.newest().filter(|newest| {
-                offers.get(&service).is_none_or(|offer| offer.list() != newest.offer.list())
+                by_service
+                    .get(&service)
+                    .is_none_or(|assignments| assignments.list() != newest.assignments.list())
             });
             later.extend(newest.map(|newest| (service, newest.clone())));
         }
@@ -551,8 +562,8 @@ struct Loader {
     begun: u64,
     /// What was in force when it began.
     running: Config,
-    before: BTreeMap<String, (FileSource, Offer)>,
-    statics: Offers,
+    before: BTreeMap<String, (FileSource, Assignments)>,
+    statics: AssignmentsByService,
     /// Whether somebody asked for it.
     asked: bool,
     opener: Opener,
@@ -575,7 +586,7 @@ impl Loader {
             config,
             files: Vec::new(),
             begun: self.begun,
-            statics: Offers::new(),
+            statics: AssignmentsByService::new(),
             opened: Vec::new(),
         };
         // What says the same again is not taken on, and opens nobody who was wanted gone.
@@ -587,7 +598,7 @@ impl Loader {
             loaded.files = self.read_files(&config, patience).await;
             let Self { opener, there, statics, .. } = self;
             let open = move || {
-                let statics = offer::statics(&config.clients, &statics);
+                let statics = assignments::statics(&config.clients, &statics);
                 // Loading programs takes tens of milliseconds for each.
                 let absent = config.clients.into_iter().filter(|client| !there.contains(&client.name));
                 (statics, opener.open_all(absent))
@@ -618,9 +629,9 @@ impl Loader {
     async fn read_files(&self, config: &Config, patience: Duration) -> Vec<Reading> {
         let mut readings = JoinSet::new();
         for (service, source) in files::sources(config) {
-            let diallers = offer::diallers(&config.clients, &service);
+            let consumers = assignments::consumers(&config.clients, &service);
             let before = self.before.get(&service).filter(|(before, _)| before.service == source.service);
-            let purpose = Purpose { diallers, before: before.map(|(_, offer)| offer.clone()) };
+            let purpose = Purpose { consumers, before: before.map(|(_, assignments)| assignments.clone()) };
             readings.spawn(read(self.lists.clone(), service, source, purpose, patience));
         }
         let mut readings = readings.join_all().await;
@@ -641,10 +652,10 @@ async fn read(
     let wants_last_good = purpose.before.is_none();
     let first = lists.read_first(&source, purpose.clone(), wants_last_good, patience).await;
     let mut in_force = None;
-    if let (Err(_), Some(mut offer)) = (&first.result, purpose.before) {
+    if let (Err(_), Some(mut assignments)) = (&first.result, purpose.before) {
         let complete = move || {
-            offer.complete(&purpose.diallers);
-            offer
+            assignments.complete(&purpose.consumers);
+            assignments
         };
         in_force = Some(spawn_blocking(complete).await.expect("a panic ends the process"));
     }
@@ -664,16 +675,16 @@ pub struct Opener {
 
 impl Opener {
     /// Opens a client, and locks what other versions have of it.
-    fn open(&self, client: Client) -> Result<(Agent, Vec<Leaving>)> {
+    fn open(&self, client: Client) -> Result<(ClientTask, Vec<Leaving>)> {
         // The locks of those that are open already are wanted by somebody else.
         ensure!(!self.stopping.load(Ordering::Relaxed), "the daemon is stopping");
         // Locked before anything is changed: another socklb of another version may be running.
         let others = leaving::lock_other_versions(&self.pins, &client.name, &self.leaving)?;
         let pins = Pins::of(&self.pins, &client.name);
-        match Agent::open(client, pins, self.limits, self.features) {
-            Ok(agent) => Ok((agent, others)),
+        match ClientTask::open(client, pins, self.limits, self.features) {
+            Ok(client_task) => Ok((client_task, others)),
             // Its kind tells what to do about it.
-            Err(AgentError::Datapath(error)) => Err(error.into()),
+            Err(ClientTaskError::Datapath(error)) => Err(error.into()),
             Err(error) => Err(error.into()),
         }
     }
@@ -684,10 +695,10 @@ impl Opener {
         let mut opened: Vec<Opened> = clients.into_iter().map(open).collect();
         let mut adopted = Vec::new();
         for Opened { client, result } in &mut opened {
-            if let Ok((agent, _)) = result
-                && !agent.datapath().applied().services.is_empty()
+            if let Ok((client_task, _)) = result
+                && !client_task.datapath().applied().services.is_empty()
             {
-                agent.before_wait();
+                client_task.before_wait();
                 adopted.push(client.name.clone());
             }
         }
@@ -698,12 +709,14 @@ impl Opener {
         // reads it.
         let waited = lb_kernel::wait_for_readers().map_err(|error| crate::error::chain(&error));
         for Opened { client, result } in &mut opened {
-            let (true, Ok((agent, _))) = (adopted.contains(&client.name), &mut *result) else { continue };
+            let (true, Ok((client_task, _))) = (adopted.contains(&client.name), &mut *result) else {
+                continue;
+            };
             match &waited {
                 Ok(()) => {
-                    agent.after_wait();
+                    client_task.after_wait();
                     // Before lists come in: they may need the slots of backends whose last flow ended meanwhile.
-                    agent.free_idle();
+                    client_task.free_idle();
                 }
                 Err(error) => *result = Err(anyhow!(error.clone())),
             }

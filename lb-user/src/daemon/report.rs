@@ -9,8 +9,8 @@ use tokio::sync::oneshot;
 use tracing::warn;
 
 use super::Daemon;
-use crate::agent::Agent;
-use crate::api::{Coverage, Question};
+use crate::api::{Coverage, Query};
+use crate::daemon::client_task::ClientTask;
 use crate::explain;
 
 /// Somebody who waits until a client's programs cover a cgroup.
@@ -123,7 +123,7 @@ impl Daemon {
     /// One line on how it goes, from what is at hand.
     fn summary(&self) -> String {
         let clients = self.config.clients.len();
-        let attached = self.agents.iter().filter(|agent| agent.cgroup().is_some()).count();
+        let attached = self.client_tasks.iter().filter(|client_task| client_task.cgroup().is_some()).count();
         let mut summary = format!("{attached} of {clients} clients attached");
         let bad = self.files.values().filter(|file| file.error.is_some()).count();
         if bad > 0 {
@@ -135,21 +135,25 @@ impl Daemon {
         summary
     }
 
-    pub fn answer(&mut self, question: Question, now: Instant) {
-        match question {
-            Question::Facts(answer) => {
+    pub fn answer(&mut self, query: Query, now: Instant) {
+        match query {
+            Query::Facts(answer) => {
                 let _ = answer.send(self.facts(now));
             }
-            Question::Clients(answer) => {
-                let _ = answer.send(self.agents.iter().map(|agent| agent.client.name.clone()).collect());
+            Query::Clients(answer) => {
+                let _ = answer.send(
+                    self.client_tasks.iter().map(|client_task| client_task.client.name.clone()).collect(),
+                );
             }
-            Question::Explain { service, client, answer } => {
-                let agent = self.agents.iter().find(|agent| agent.client.name == client);
-                let explain =
-                    |agent: &Agent| explain::explain(&agent.client, agent.balancer(), Some(&service), true);
-                let _ = answer.send(agent.map(explain).unwrap_or_default());
+            Query::Explain { service, client, answer } => {
+                let client_task =
+                    self.client_tasks.iter().find(|client_task| client_task.client.name == client);
+                let explain = |client_task: &ClientTask| {
+                    explain::explain(&client_task.client, client_task.balancer(), Some(&service), true)
+                };
+                let _ = answer.send(client_task.map(explain).unwrap_or_default());
             }
-            Question::Cover { client, cgroups, answer } => {
+            Query::Cover { client, cgroups, answer } => {
                 // Those who have given up leave room.
                 self.waiters.retain(|waiter| !waiter.answer.is_closed());
                 self.waiters.push(Waiter { client, cgroups, answer });
@@ -163,20 +167,23 @@ impl Daemon {
     pub fn answer_waiters(&mut self) {
         for waiter in std::mem::take(&mut self.waiters) {
             let Waiter { client, cgroups, answer } = waiter;
-            let Some(agent) = self.agents.iter().find(|agent| agent.client.name == client) else {
+            let Some(client_task) =
+                self.client_tasks.iter().find(|client_task| client_task.client.name == client)
+            else {
                 // One that could not be started is tried again.
                 if self.unstarted.iter().any(|(other, _)| other.name == client) && !answer.is_closed() {
                     self.waiters.push(Waiter { client, cgroups, answer });
                     continue;
                 }
-                let clients = self.agents.iter().map(|agent| agent.client.name.clone()).collect();
+                let clients =
+                    self.client_tasks.iter().map(|client_task| client_task.client.name.clone()).collect();
                 let _ = answer.send(Coverage::UnknownClient { clients });
                 continue;
             };
             // What the path names now. Where nothing is, the asker's cgroup may have been removed under it.
-            let now = Cgroup::open(agent.path()).ok();
+            let now = Cgroup::open(client_task.path()).ok();
             // Who waits goes on waiting while it cannot be seen.
-            if cgroups.iter().any(|cgroup| agent.covers(*cgroup).unwrap_or(false)) {
+            if cgroups.iter().any(|cgroup| client_task.covers(*cgroup).unwrap_or(false)) {
                 let _ = answer.send(Coverage::Covered);
             } else if let Some(now) = now.filter(|now| !cgroups.contains(&now.id)) {
                 let _ = answer.send(Coverage::Elsewhere { configured: now.path });

@@ -17,7 +17,7 @@ use tracing::{info, warn};
 
 use super::reload::{Load, Loaded, Opened};
 use super::{Daemon, Event, fixed};
-use crate::api::{self, Question};
+use crate::api::{self, Query};
 use crate::config::Config;
 use crate::descriptors;
 use crate::metrics;
@@ -41,26 +41,26 @@ pub fn check_host(config: &Config) -> Result<Features> {
 
 /// Where others ask: the socket, and the port for metrics if one is configured. Both are bound before the kernel is
 /// touched, so that what can go wrong shows by then, and answer once there is something to tell.
-pub struct Doors {
+pub struct Listeners {
     path: PathBuf,
-    questions: mpsc::Sender<Question>,
+    queries: mpsc::Sender<Query>,
     bound: Option<(api::Bound, Option<TcpListener>)>,
     servers: Vec<JoinHandle<()>>,
     /// Connections at a time, of each.
-    places: usize,
+    connections: usize,
 }
 
-impl Doors {
+impl Listeners {
     /// Binds them.
     ///
     /// # Errors
     /// If somebody else has them, or the directory of the socket cannot be written.
-    pub fn bind(config: &Config, questions: mpsc::Sender<Question>) -> Result<Self> {
+    pub fn bind(config: &Config, queries: mpsc::Sender<Query>) -> Result<Self> {
         let (limit, clients) = (descriptors::raise(), config.clients.len() as u64);
         if let Some(shortage) = descriptors::shortage(limit, clients) {
             warn!("{shortage}");
         }
-        let places = descriptors::places(limit, clients);
+        let connections = descriptors::connections_limit(limit, clients);
         let path = api::socket(&config.paths.run);
         let bound =
             api::bind(&config.paths.run).with_context(|| format!("create the socket {}", path.display()))?;
@@ -68,7 +68,7 @@ impl Doors {
             metrics::bind(port)
                 .with_context(|| format!("listen on {port}, which [metrics] in the configuration names"))
         });
-        Ok(Self { path, questions, bound: Some((bound, port.transpose()?)), servers: Vec::new(), places })
+        Ok(Self { path, queries, bound: Some((bound, port.transpose()?)), servers: Vec::new(), connections })
     }
 
     /// Lets others in. Returns whether it had to: once is enough.
@@ -78,12 +78,12 @@ impl Doors {
     pub fn open(&mut self) -> Result<bool> {
         let Some((bound, port)) = self.bound.take() else { return Ok(false) };
         let listener = bound.show().with_context(|| format!("create the socket {}", self.path.display()))?;
-        let metrics = metrics::router(&self.questions);
+        let metrics = metrics::router(&self.queries);
         if let Some(port) = port {
-            self.servers.push(tokio::spawn(server::serve(port, metrics.clone(), self.places)));
+            self.servers.push(tokio::spawn(server::serve(port, metrics.clone(), self.connections)));
         }
-        let router = api::router(&self.questions).merge(metrics);
-        self.servers.push(tokio::spawn(server::serve(listener, router, self.places)));
+        let router = api::router(&self.queries).merge(metrics);
+        self.servers.push(tokio::spawn(server::serve(listener, router, self.connections)));
         Ok(true)
     }
 
@@ -105,14 +105,14 @@ impl Doors {
 /// Gives up, within moments and whatever hangs, all that a successor needs: the sockets, the locks of all clients, and what
 /// the service manager was told. Threads that a file system holds keep the process, and its descriptors, for longer than
 /// anybody should wait.
-pub async fn stop(daemon: Daemon, doors: Doors, mut inbox: mpsc::Receiver<Event>) {
+pub async fn stop(daemon: Daemon, listeners: Listeners, mut inbox: mpsc::Receiver<Event>) {
     /// Clients are opened one by one in tens of milliseconds each, with their locks.
     const PATIENCE: Duration = Duration::from_secs(1);
     daemon.stopping.store(true, Ordering::Relaxed);
     daemon.notifier.stopping();
-    doors.close().await;
-    let Daemon { agents, leaving, notifier, events, .. } = daemon;
-    drop((agents, leaving, events));
+    listeners.close().await;
+    let Daemon { client_tasks, leaving, notifier, events, .. } = daemon;
+    drop((client_tasks, leaving, events));
     // What is being opened comes in with its locks. Nothing more comes when everybody who could send has ended.
     let emptied = async { while inbox.recv().await.is_some() {} };
     let _ = tokio::time::timeout(PATIENCE, emptied).await;

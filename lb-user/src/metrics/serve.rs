@@ -16,7 +16,7 @@ use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 
 use super::page::{self, Form};
-use crate::api::Question;
+use crate::api::Query;
 use crate::facts::Facts;
 use crate::server::{Document, Rounds, Writer, accepts_gzip, respond};
 
@@ -38,10 +38,10 @@ pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
 }
 
 /// Answers requests for `/metrics`.
-pub fn router(questions: &mpsc::Sender<Question>) -> Router {
+pub fn router(queries: &mpsc::Sender<Query>) -> Router {
     let pages = Pages {
-        open_metrics: Rounds::of(questions.clone(), |facts| make(facts, Form::OpenMetrics)),
-        text: Rounds::of(questions.clone(), |facts| make(facts, Form::Text)),
+        open_metrics: Rounds::of(queries.clone(), |facts| make(facts, Form::OpenMetrics)),
+        text: Rounds::of(queries.clone(), |facts| make(facts, Form::Text)),
     };
     Router::new().route("/metrics", get(metrics)).with_state(pages)
 }

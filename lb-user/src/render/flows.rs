@@ -6,19 +6,19 @@ use lb_common::abi::Reason;
 
 use super::Style;
 use super::table::{Side, table};
-use crate::flows::{Flow, Found, Wanted};
+use crate::flows::{Flow, FlowFilter, FlowReport};
 
 /// The flows that were asked for.
-pub fn flows(found: &Found, wanted: &Wanted, style: Style) -> String {
+pub fn flows(report: &FlowReport, filter: &FlowFilter, style: Style) -> String {
     let mut text = String::new();
-    if found.is_empty() {
-        let _ = writeln!(text, "no open flows{}", asked(wanted));
+    if report.is_empty() {
+        let _ = writeln!(text, "no open flows{}", asked(filter));
     } else {
-        let has_clients = found.has_many_clients();
-        let row = |number| row(&found.flow(number), has_clients);
-        text = table(&columns(has_clients), found.len(), row, style);
+        let has_clients = report.has_many_clients();
+        let row = |number| row(&report.flow(number), has_clients);
+        text = table(&columns(has_clients), report.len(), row, style);
     }
-    for leaving in &found.leaving {
+    for leaving in &report.leaving {
         let _ = writeln!(
             text,
             "client {} of another version (ABI {}) {}, which only that version can list",
@@ -27,14 +27,14 @@ pub fn flows(found: &Found, wanted: &Wanted, style: Style) -> String {
             leaving.describe()
         );
     }
-    for problem in &found.unreadable {
+    for problem in &report.unreadable {
         let _ = writeln!(text, "{} {problem}", style.paint("33", "degraded:"));
     }
     text
 }
 
-fn asked(wanted: &Wanted) -> String {
-    let Wanted { client, service, backend } = wanted;
+fn asked(filter: &FlowFilter) -> String {
+    let FlowFilter { client, service, backend } = filter;
     let mut text = String::new();
     let of = [
         ("client", client.clone()),
@@ -169,12 +169,12 @@ mod tests {
 
     #[test]
     fn what_was_asked_for_is_said_when_there_is_nothing() {
-        let mut wanted = Wanted::default();
-        assert_eq!(asked(&wanted), "");
-        wanted.service = Some("users".to_owned());
-        assert_eq!(asked(&wanted), " of service users");
-        wanted.client = Some("web".to_owned());
-        wanted.backend = Some(([10, 0, 0, 1], 80).into());
-        assert_eq!(asked(&wanted), " of client web, service users, backend 10.0.0.1:80");
+        let mut filter = FlowFilter::default();
+        assert_eq!(asked(&filter), "");
+        filter.service = Some("users".to_owned());
+        assert_eq!(asked(&filter), " of service users");
+        filter.client = Some("web".to_owned());
+        filter.backend = Some(([10, 0, 0, 1], 80).into());
+        assert_eq!(asked(&filter), " of client web, service users, backend 10.0.0.1:80");
     }
 }

@@ -35,7 +35,7 @@ const READING: Duration = Duration::from_secs(10);
 
 /// What a connection waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Phase {
+enum State {
     /// For a request: the other side has to do something.
     Asking,
     /// For an answer to be made: the daemon has.
@@ -44,7 +44,7 @@ enum Phase {
     Reading,
 }
 
-impl Phase {
+impl State {
     const fn limit(self) -> Duration {
         match self {
             Self::Asking => ASKING,
@@ -55,8 +55,8 @@ impl Phase {
 }
 
 /// How a connection fares, for whoever has to choose one that must go.
-pub struct Place {
-    phase: watch::Sender<Phase>,
+pub struct Permit {
+    phase: watch::Sender<State>,
     /// When something was last read or written, by [`now`].
     progress: AtomicU64,
     moved: Arc<Notify>,
@@ -68,21 +68,21 @@ fn now() -> u64 {
     MOMENTS.fetch_add(1, Ordering::Relaxed)
 }
 
-impl Place {
+impl Permit {
     /// Of a connection that was just accepted.
     pub fn new(moved: Arc<Notify>) -> Self {
-        Self { phase: watch::Sender::new(Phase::Asking), progress: AtomicU64::new(now()), moved }
+        Self { phase: watch::Sender::new(State::Asking), progress: AtomicU64::new(now()), moved }
     }
 
     /// The less, the longer it has done nothing: those that have not asked come first. Nothing while it waits for the
     /// daemon.
     pub fn idleness(&self) -> Option<impl Copy + Ord + use<>> {
         let phase = *self.phase.borrow();
-        (phase != Phase::Answering).then(|| (phase, self.progress.load(Ordering::Relaxed)))
+        (phase != State::Answering).then(|| (phase, self.progress.load(Ordering::Relaxed)))
     }
 
-    fn enter(&self, phase: Phase) {
-        let changes = |now: &mut Phase| std::mem::replace(now, phase) != phase;
+    fn enter(&self, phase: State) {
+        let changes = |now: &mut State| std::mem::replace(now, phase) != phase;
         if self.phase.send_if_modified(changes) {
             self.moved.notify_one();
         }
@@ -107,47 +107,47 @@ impl Place {
 
 /// Serves one connection that is not one of many.
 pub async fn answer(stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static, router: Router) {
-    serve(stream, router, Arc::new(Place::new(Arc::default()))).await;
+    serve(stream, router, Arc::new(Permit::new(Arc::default()))).await;
 }
 
 /// Serves one connection to its end. What goes wrong on it is the other side's.
 pub async fn serve(
     stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
     router: Router,
-    place: Arc<Place>,
+    permit: Arc<Permit>,
 ) {
-    let stream = Watched { stream, place: Arc::clone(&place) };
-    let service = service_fn(|request| respond(request, router.clone(), Arc::clone(&place)));
+    let stream = TimedStream { stream, permit: Arc::clone(&permit) };
+    let service = service_fn(|request| respond(request, router.clone(), Arc::clone(&permit)));
     let mut http = http1::Builder::new();
     // One request: so nobody can ask again before it has read, and an idle connection is one that has not asked.
     http.max_buf_size(HEAD_BYTES).keep_alive(false);
     tokio::select! {
         _ = http.serve_connection(TokioIo::new(stream), service) => {}
-        () = place.overdue() => {}
+        () = permit.overdue() => {}
     }
 }
 
 async fn respond(
     request: Request<Incoming>,
     router: Router,
-    place: Arc<Place>,
+    permit: Arc<Permit>,
 ) -> Result<Response<Observed>, Infallible> {
-    place.enter(Phase::Answering);
+    permit.enter(State::Answering);
     let response = if request.body().is_end_stream() {
         TowerToHyperService::new(router).call(request).await?
     } else {
         (StatusCode::PAYLOAD_TOO_LARGE, "a request has no body here").into_response()
     };
     if response.body().is_end_stream() {
-        place.enter(Phase::Reading);
+        permit.enter(State::Reading);
     }
-    Ok(response.map(|body| Observed { body, place }))
+    Ok(response.map(|body| Observed { body, permit }))
 }
 
 /// The body of an answer: from its first part on it has to be read.
 struct Observed {
     body: Body,
-    place: Arc<Place>,
+    permit: Arc<Permit>,
 }
 
 impl hyper::body::Body for Observed {
@@ -159,7 +159,7 @@ impl hyper::body::Body for Observed {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
         let frame = ready!(Pin::new(&mut self.body).poll_frame(context));
-        self.place.enter(Phase::Reading);
+        self.permit.enter(State::Reading);
         Poll::Ready(frame)
     }
 
@@ -173,21 +173,21 @@ impl hyper::body::Body for Observed {
 }
 
 /// A stream that tells when something is read or written.
-struct Watched<S> {
+struct TimedStream<S> {
     stream: S,
-    place: Arc<Place>,
+    permit: Arc<Permit>,
 }
 
-impl<S> Watched<S> {
+impl<S> TimedStream<S> {
     fn seen<T>(&self, result: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if matches!(result, Poll::Ready(Ok(_))) {
-            self.place.has_moved();
+            self.permit.has_moved();
         }
         result
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Watched<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for TimedStream<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -198,7 +198,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Watched<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Watched<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for TimedStream<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,

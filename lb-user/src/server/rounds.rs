@@ -8,7 +8,7 @@ use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot};
 
 use super::Document;
-use crate::api::{Question, ask};
+use crate::api::{Query, ask};
 use crate::facts::Facts;
 
 /// Who may wait for a turn to be taken in. As many as there are connections at most; others wait to wait.
@@ -22,9 +22,9 @@ pub struct Rounds {
 
 impl Rounds {
     /// Documents that `make` makes of what the event loop knows, on a thread that may block.
-    pub fn of(questions: mpsc::Sender<Question>, make: fn(Facts) -> std::io::Result<Document>) -> Self {
+    pub fn of(queries: mpsc::Sender<Query>, make: fn(Facts) -> std::io::Result<Document>) -> Self {
         let (waiting, turns) = mpsc::channel(WAITING);
-        tokio::spawn(go(turns, questions, make));
+        tokio::spawn(go(turns, queries, make));
         Self { waiting }
     }
 
@@ -39,7 +39,7 @@ impl Rounds {
 
 async fn go(
     mut turns: mpsc::Receiver<oneshot::Sender<Arc<Document>>>,
-    questions: mpsc::Sender<Question>,
+    queries: mpsc::Sender<Query>,
     make: fn(Facts) -> std::io::Result<Document>,
 ) {
     while let Some(first) = turns.recv().await {
@@ -52,7 +52,7 @@ async fn go(
         if readers.is_empty() {
             continue;
         }
-        let Some(facts) = ask(&questions, Question::Facts).await else { continue };
+        let Some(facts) = ask(&queries, Query::Facts).await else { continue };
         match tokio::task::spawn_blocking(move || make(facts)).await {
             Ok(Ok(document)) => {
                 let document = Arc::new(document);

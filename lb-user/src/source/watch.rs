@@ -41,12 +41,12 @@ pub struct Watch {
 #[derive(Clone)]
 pub struct Watcher {
     inotify: Arc<OwnedFd>,
-    watched: Arc<Mutex<Watched>>,
+    watched: Arc<Mutex<WatchedDirectory>>,
 }
 
 /// Which directories are watched.
 #[derive(Default)]
-struct Watched {
+struct WatchedDirectory {
     /// Device and inode of each, by which one that was removed and made again is told apart: its watch is gone.
     directories: BTreeMap<PathBuf, (Identity, i32)>,
 }
@@ -167,7 +167,7 @@ impl Watcher {
         }
     }
 
-    fn watched(&self) -> MutexGuard<'_, Watched> {
+    fn watched(&self) -> MutexGuard<'_, WatchedDirectory> {
         self.watched.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

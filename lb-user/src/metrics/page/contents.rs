@@ -61,7 +61,7 @@ impl Page {
             clients().flat_map(|client| {
                 let repair = client.facts.repair;
                 [
-                    ("in-doubt", repair.in_doubt),
+                    ("in-doubt", repair.suspected),
                     ("open", repair.kept_open),
                     ("elsewhere", repair.kept_elsewhere),
                 ]
@@ -155,7 +155,7 @@ impl Page {
         sheet.family(&f::RETRANSMITS, self.of_backends(|b| Value::Whole(b.counts.sums.retransmits)))
     }
 
-    // ---- walks -----------------------------------------------------------------------------------------------------
+    // ---- walks over clients, services and backends -----------------------------------------------------------------
 
     /// Clients whose maps could be read.
     fn maps(&self) -> impl Iterator<Item = (&str, &MapsReadout)> {

@@ -14,7 +14,7 @@ use super::super::readout::MapsReadout;
 use super::*;
 use crate::facts::{ClientFacts, Reloads};
 use crate::readout::{BackendReadout, Readout, ServiceReadout};
-use crate::status::{Daemon, Repair, Source};
+use crate::status::{Daemon, ReclaimCounts, Source};
 use crate::window::Recent;
 
 fn facts() -> Facts {
@@ -65,7 +65,7 @@ fn client() -> ClientReadout {
     let source = Source { file: None, good_for_s: Some(5), error: None, failures: 0 };
     let service = ServiceReadout {
         view: ServiceView {
-            place: 0,
+            index: 0,
             name: "users".to_owned(),
             address: "10.96.0.10:80".parse().unwrap(),
             protocol: Protocol::Tcp,
@@ -89,7 +89,7 @@ fn client() -> ClientReadout {
             cgroup: None,
             attached: None,
             is_attached: true,
-            repair: Repair::default(),
+            repair: ReclaimCounts::default(),
             sources: BTreeMap::from([("users".to_owned(), source)]),
             runs: vec![("connect4", Runs { time_ns: 1_000, count: 2 })],
             lately: None,

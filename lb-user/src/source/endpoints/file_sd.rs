@@ -49,11 +49,11 @@ pub fn read(text: &str, report: &mut Report<'_>) -> Vec<Entry> {
 
 fn add_syntax(error: &serde_json::Error, text: &str, report: &mut Report<'_>) {
     let message = error.to_string();
-    let place = format!(" at line {} column {}", error.line(), error.column());
+    let position = format!(" at line {} column {}", error.line(), error.column());
     let line_start =
         text.split_inclusive('\n').take(error.line().saturating_sub(1)).map(str::len).sum::<usize>();
     let at = line_start + error.column().saturating_sub(1);
-    let message = message.strip_suffix(&place).unwrap_or(&message);
+    let message = message.strip_suffix(&position).unwrap_or(&message);
     report.add_syntax(at..at + 1, message.replace("EOF", "the file ends"), None);
 }
 

@@ -4,13 +4,13 @@
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
-use super::{FlowsError, Of};
+use super::{ClientFlows, FlowsError};
 use crate::document::did_you_mean;
 
 /// Which flows are asked for.
 #[derive(Clone, Debug, Default)]
-pub struct Wanted {
-    /// Of this client.
+pub struct FlowFilter {
+    /// ClientFlows this client.
     pub client: Option<String>,
     /// To this service.
     pub service: Option<String>,
@@ -19,9 +19,9 @@ pub struct Wanted {
 }
 
 /// Whether there is anything of the names that are asked for.
-pub(super) fn check(clients: &[Of], wanted: &Wanted) -> Result<(), FlowsError> {
-    let Wanted { client, service, backend } = wanted;
-    let services: BTreeSet<&str> = clients.iter().flat_map(Of::service_names).collect();
+pub(super) fn check(clients: &[ClientFlows], filter: &FlowFilter) -> Result<(), FlowsError> {
+    let FlowFilter { client, service, backend } = filter;
+    let services: BTreeSet<&str> = clients.iter().flat_map(ClientFlows::service_names).collect();
     if let Some(service) = service.as_ref().filter(|service| !services.contains(service.as_str())) {
         let what = match client {
             Some(client) => format!("client {client} does not dial service {service}"),

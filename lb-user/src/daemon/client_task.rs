@@ -1,6 +1,6 @@
 //! One client task: the mind that plans for it and the kernel side that carries the plan out, kept in step.
 //!
-//! Facts change the plan; [`Agent::settle`] brings the maps to it. What cannot be done at once (a place that may still
+//! Facts change the plan; [`ClientTask::settle`] brings the maps to it. What cannot be done at once (a region that may still
 //! be read, a slot with open flows) is left for the next time. It reads no clock and spawns nothing.
 
 use std::borrow::Cow;
@@ -11,17 +11,17 @@ use std::time::Instant;
 use lb_core::balancer::{Balancer, Event, Refused};
 use lb_core::limits::Limits;
 use lb_core::service::Policy;
-use lb_kernel::{Cgroup, Datapath, DatapathError, Features, Lock, Pins, Purpose, Walks};
+use lb_kernel::{Cgroup, CursorSeed, Datapath, DatapathError, Features, Lock, Pins, Purpose};
 use thiserror::Error;
 
+use crate::assignments::{Assignment, Assignments, AssignmentsByService};
 use crate::backoff::Backoff;
 use crate::config::{Client, Source};
-use crate::offer::{Offer, Offers, Part};
 use crate::window::{Sample, Window};
 
 /// Why a client task cannot be started.
 #[derive(Debug, Error)]
-pub enum AgentError {
+pub enum ClientTaskError {
     #[error(transparent)]
     Datapath(#[from] DatapathError),
     #[error(transparent)]
@@ -44,7 +44,7 @@ pub enum Followed {
 }
 
 /// One client task.
-pub struct Agent {
+pub struct ClientTask {
     /// Its configuration.
     pub client: Client,
     /// Its pins.
@@ -68,11 +68,11 @@ pub struct Agent {
     features: Features,
     balancer: Balancer,
     /// By service: what the balancer has taken in last.
-    taken: Vec<Option<Part>>,
+    taken: Vec<Option<Assignment>>,
     datapath: Datapath,
     /// Once the maps are as planned, the slots that nothing in either names; `None` while there may be anything to do.
     settled: Option<BTreeSet<u32>>,
-    walks: Walks,
+    cursor_seed: CursorSeed,
     /// Slots that no table had named when the wait for readers that is under way began.
     candidates: Vec<u32>,
     /// Slots that no running program can name any more.
@@ -87,12 +87,17 @@ pub struct Agent {
     refused_static: BTreeMap<String, String>,
 }
 
-impl Agent {
+impl ClientTask {
     /// Takes over or makes the client's maps. Nothing is attached yet.
     ///
     /// # Errors
     /// If what is pinned does not fit, somebody else works on it, or the kernel refuses.
-    pub fn open(client: Client, pins: Pins, limits: Limits, features: Features) -> Result<Self, AgentError> {
+    pub fn open(
+        client: Client,
+        pins: Pins,
+        limits: Limits,
+        features: Features,
+    ) -> Result<Self, ClientTaskError> {
         let path = lb_kernel::cgroup2_mount()?.join(&client.cgroup);
         // A path that can never be a cgroup is found out now; one that is not there yet is waited for.
         match Cgroup::open(&path) {
@@ -102,9 +107,9 @@ impl Agent {
         let lock = pins.lock()?;
         let datapath = Datapath::open(pins.clone(), &limits, features, purpose(&client))?;
         let balancer = balancer(&client, limits, &datapath)?;
-        let cpus = lb_kernel::possible_cpus().map_err(AgentError::Cpus)?;
+        let cpus = lb_kernel::possible_cpus().map_err(ClientTaskError::Cpus)?;
         Ok(Self {
-            walks: walks(&client, cpus),
+            cursor_seed: cursor_seed(&client, cpus),
             taken: vec![None; client.services.len()],
             client,
             pins,
@@ -134,11 +139,11 @@ impl Agent {
     /// Takes on another configuration of the same client, as a start would: what the kernel holds goes on until lists
     /// are delivered anew, and what is no longer wanted leaves once its last flow has ended. The same configuration again
     /// changes nothing. Programs that are loaded for it take the place of those before with the next look at the cgroup
-    /// ([`Agent::follow_cgroup`]), which is tried again until it succeeds.
+    /// ([`ClientTask::follow_cgroup`]), which is tried again until it succeeds.
     ///
     /// # Errors
     /// If its services do not fit; everything stays as it was then.
-    pub fn reconfigure(&mut self, client: Client) -> Result<(), AgentError> {
+    pub fn reconfigure(&mut self, client: Client) -> Result<(), ClientTaskError> {
         // Of many clients most stay as they are, and a balancer is not made for nothing.
         if client == self.client {
             return Ok(());
@@ -152,7 +157,7 @@ impl Agent {
         self.balancer = mind;
         self.taken = vec![None; client.services.len()];
         self.settled = None;
-        self.walks = walks(&client, self.walks.cpus);
+        self.cursor_seed = cursor_seed(&client, self.cursor_seed.cpus);
         self.client = client;
         self.path = path;
         self.has_moved = true;
@@ -164,18 +169,19 @@ impl Agent {
     ///
     /// # Errors
     /// The first that does not fit; the others are taken in all the same.
-    pub fn deliver_static(&mut self, offers: &Offers) -> Result<(), Refused> {
+    pub fn deliver_static(&mut self, by_service: &AssignmentsByService) -> Result<(), Refused> {
         self.refused_static.clear();
         let mut result = Ok(());
         for position in 0..self.client.services.len() {
             let configured = &self.client.services[position];
             let name = configured.service.name.clone();
             // A client that keeps an earlier configuration, because it cannot have this one, keeps its lists as well.
-            let Some(offer) = offers.get(&name).filter(|_| matches!(configured.source, Source::Static(_)))
+            let Some(assignments) =
+                by_service.get(&name).filter(|_| matches!(configured.source, Source::Static(_)))
             else {
                 continue;
             };
-            if let Err(refused) = self.deliver(position, offer) {
+            if let Err(refused) = self.deliver(position, assignments) {
                 self.refused_static.insert(name, refused.to_string());
                 result = result.and(Err(refused));
             }
@@ -198,14 +204,17 @@ impl Agent {
     ///
     /// # Errors
     /// If it does not fit; the one before stays in force.
-    pub fn deliver(&mut self, position: usize, offer: &Offer) -> Result<bool, Refused> {
-        let Some(part) = offer.part(&self.client.services[position].service, self.client.task) else {
+    pub fn deliver(&mut self, position: usize, assignments: &Assignments) -> Result<bool, Refused> {
+        let Some(assignment) =
+            assignments.assignment(&self.client.services[position].service, self.client.task)
+        else {
             return Ok(false);
         };
-        if self.taken[position].as_ref() != Some(&part) {
-            let event = Event::Endpoints(position, part.list().clone(), part.membership().clone());
+        if self.taken[position].as_ref() != Some(&assignment) {
+            let event =
+                Event::Endpoints(position, assignment.list().clone(), assignment.membership().clone());
             self.balancer.handle(event)?;
-            self.taken[position] = Some(part);
+            self.taken[position] = Some(assignment);
             self.settled = None;
         }
         Ok(true)
@@ -219,7 +228,7 @@ impl Agent {
         if self.settled.is_some() {
             return Ok(());
         }
-        let result = self.datapath.apply(&self.balancer.plan(), &self.walks);
+        let result = self.datapath.apply(&self.balancer.plan(), &self.cursor_seed);
         for (slot, counts) in self.datapath.returned() {
             self.window.begin(slot, &counts);
         }
@@ -254,7 +263,7 @@ impl Agent {
 
     /// Puts this build's programs in place of those that are attached, or attaches them: from now on the cgroup's connects
     /// are balanced. Without a cgroup there is nothing to attach to yet. Where else they are attached they stay, until
-    /// [`Agent::leave_other_cgroups`].
+    /// [`ClientTask::leave_other_cgroups`].
     ///
     /// # Errors
     /// If the kernel refuses.
@@ -313,8 +322,8 @@ impl Agent {
         self.attaching.retry_now();
     }
 
-    /// Looks whether the client's pins are still those that this agent works on. Where the whole directory was removed,
-    /// somebody wants the client gone: it stays so until another agent is opened for it.
+    /// Looks whether the client's pins are still those that this client task works on. Where the whole directory was removed,
+    /// somebody wants the client gone: it stays so until another one is opened for it.
     ///
     /// # Errors
     /// If that cannot be seen.
@@ -404,7 +413,7 @@ impl Agent {
         self.candidates = unneeded.iter().copied().filter(|slot| !self.quiet.contains(slot)).collect();
     }
 
-    /// To be called after a wait for readers that began with [`Agent::before_wait`].
+    /// To be called after a wait for readers that began with [`ClientTask::before_wait`].
     pub fn after_wait(&mut self) {
         self.datapath.readers_are_gone();
         self.quiet.extend(self.candidates.drain(..));
@@ -488,8 +497,8 @@ impl Agent {
     fn limited(&self) -> Result<Vec<(u16, u64)>, DatapathError> {
         let services = self.datapath.applied().services.iter();
         let limited = services.filter(|(_, service)| service.rules.active_limit != 0);
-        let count = |place: u16| Ok((place, self.datapath.tables().outcomes(place)?.limited));
-        limited.map(|(place, _)| count(*place)).collect()
+        let count = |index: u16| Ok((index, self.datapath.tables().outcomes(index)?.limited));
+        limited.map(|(index, _)| count(*index)).collect()
     }
 
     /// What was counted of late.
@@ -517,7 +526,7 @@ impl Agent {
         self.has_failed
     }
 
-    /// Whether the programs of this agent are attached to the cgroup that the configured path names now.
+    /// Whether the programs of this client task are attached to the cgroup that the configured path names now.
     ///
     /// # Errors
     /// If that cannot be seen, which says nothing of what is attached.
@@ -568,9 +577,9 @@ fn purpose(client: &Client) -> Purpose {
     Purpose { accounting: client.accounting, scans }
 }
 
-/// Walks of a client start at a hash of its task and its host: two hosts that were given the same index by mistake, or
+/// Cursors of a client start at a hash of its task and its host: two hosts that were given the same index by mistake, or
 /// none at all, still start elsewhere.
-fn walks(client: &Client, cpus: u32) -> Walks {
+fn cursor_seed(client: &Client, cpus: u32) -> CursorSeed {
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-    Walks { task: format!("{}/{}@{host}", client.job, client.task.index), cpus }
+    CursorSeed { task: format!("{}/{}@{host}", client.job, client.task.index), cpus }
 }

@@ -17,7 +17,7 @@ use super::sys::elements;
 use crate::clock::monotonic_ns;
 
 /// The backends of one client that have left.
-pub struct DepartedBackends {
+pub struct RetiredBackends {
     map: OwnedFd,
 }
 
@@ -35,7 +35,7 @@ pub fn name(service: &str, address: SocketAddr) -> BackendName {
     }
 }
 
-impl DepartedBackends {
+impl RetiredBackends {
     /// Opens the map that is pinned at `path`.
     ///
     /// # Errors

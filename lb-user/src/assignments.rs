@@ -1,6 +1,6 @@
 //! An endpoint list with what each client task here uses of it.
 //!
-//! Shares come from the subsets of the whole job, which costs as much as the job is large: so offers are completed beside
+//! Shares come from the subsets of the whole job, which costs as much as the job is large: so assignments are completed beside
 //! the event loop, which only takes them in. What a task uses is found by the service and the task that it was computed
 //! for, so that an answer that comes late cannot be applied to another configuration. Starts no thread, reads no file.
 
@@ -15,7 +15,7 @@ use crate::config::{Client, Source};
 
 /// A client task that dials a service: all that its membership depends on, besides the list.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Dialler {
+pub struct Consumer {
     /// The task. First, for it tells most of them apart.
     pub task: Task,
     /// The service as the task sees it.
@@ -24,12 +24,12 @@ pub struct Dialler {
 
 /// A list and what one task uses of it. Cheap to clone, and to compare with one that says the same again.
 #[derive(Clone, Debug)]
-pub struct Part {
+pub struct Assignment {
     list: Arc<EndpointList>,
     membership: Arc<Membership>,
 }
 
-impl Part {
+impl Assignment {
     /// The list.
     pub fn list(&self) -> &EndpointList {
         &self.list
@@ -41,7 +41,7 @@ impl Part {
     }
 }
 
-impl PartialEq for Part {
+impl PartialEq for Assignment {
     fn eq(&self, other: &Self) -> bool {
         fn same<T: PartialEq>(a: &Arc<T>, b: &Arc<T>) -> bool {
             Arc::ptr_eq(a, b) || a == b
@@ -51,27 +51,27 @@ impl PartialEq for Part {
 }
 
 /// Those among `clients` that dial the service of this name.
-pub fn diallers<'c>(clients: impl IntoIterator<Item = &'c Client>, service: &str) -> Vec<Dialler> {
-    let dialler = |client: &Client| {
+pub fn consumers<'c>(clients: impl IntoIterator<Item = &'c Client>, service: &str) -> Vec<Consumer> {
+    let consumer = |client: &Client| {
         let mut services = client.services.iter();
         let configured = services.find(|configured| configured.service.name == service)?;
-        Some(Dialler { task: client.task, service: configured.service.clone() })
+        Some(Consumer { task: client.task, service: configured.service.clone() })
     };
-    clients.into_iter().filter_map(dialler).collect()
+    clients.into_iter().filter_map(consumer).collect()
 }
 
 /// A list, and what it gives to each of the tasks that were asked for. Cheap to clone.
 #[derive(Clone, Debug)]
-pub struct Offer {
+pub struct Assignments {
     list: Arc<EndpointList>,
-    memberships: Vec<(Dialler, Arc<Membership>)>,
+    memberships: Vec<(Consumer, Arc<Membership>)>,
 }
 
-/// Offers by service name.
-pub type Offers = BTreeMap<String, Offer>;
+/// AssignmentsByService by service name.
+pub type AssignmentsByService = BTreeMap<String, Assignments>;
 
-impl Offer {
-    /// A list of which nobody's part is known yet.
+impl Assignments {
+    /// A list of which no task's assignment is known yet.
     pub fn new(list: EndpointList) -> Self {
         Self { list: Arc::new(list), memberships: Vec::new() }
     }
@@ -81,26 +81,26 @@ impl Offer {
         &self.list
     }
 
-    /// Whether the list is not only equal to the other offer's but the same: it was read once for both, or one follows the
+    /// Whether the list is not only equal to that of the other assignments but the same: it was read once for both, or one follows the
     /// other.
     pub fn is_of_the_same_reading(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.list, &other.list)
     }
 
     /// The list with what a task uses of it; `None` if that was not computed.
-    pub fn part(&self, service: &Service, task: Task) -> Option<Part> {
+    pub fn assignment(&self, service: &Service, task: Task) -> Option<Assignment> {
         let mut memberships = self.memberships.iter();
         let found = memberships.find(|(other, _)| other.task == task && other.service == *service);
-        found.map(|(_, membership)| Part { list: self.list.clone(), membership: membership.clone() })
+        found.map(|(_, membership)| Assignment { list: self.list.clone(), membership: membership.clone() })
     }
 
     /// What a task uses of the list; `None` if that was not computed.
-    pub fn membership(&self, dialler: &Dialler) -> Option<&Membership> {
+    pub fn membership(&self, consumer: &Consumer) -> Option<&Membership> {
         let mut memberships = self.memberships.iter();
-        memberships.find(|(other, _)| other == dialler).map(|(_, membership)| &**membership)
+        memberships.find(|(other, _)| other == consumer).map(|(_, membership)| &**membership)
     }
 
-    /// Goes on from the offer before, if the list that was read now says the same: it becomes the same, so that nobody
+    /// Goes on from the assignments before, if the list that was read now says the same: it becomes the same, so that nobody
     /// has to compare them again.
     pub fn follow(&mut self, before: &Self) {
         if self.list == before.list {
@@ -109,10 +109,11 @@ impl Offer {
         }
     }
 
-    /// Takes over what another offer of an equal list knows.
+    /// Takes over what other assignments of an equal list know.
     pub fn take_over(&mut self, other: &Self) {
         if Arc::ptr_eq(&self.list, &other.list) || self.list == other.list {
-            let unknown = other.memberships.iter().filter(|(dialler, _)| self.membership(dialler).is_none());
+            let unknown =
+                other.memberships.iter().filter(|(consumer, _)| self.membership(consumer).is_none());
             let unknown: Vec<_> = unknown.cloned().collect();
             self.memberships.extend(unknown);
         }
@@ -120,51 +121,53 @@ impl Offer {
 
     /// Computes what is missing for these tasks, and forgets all others. May take seconds for the largest jobs; what
     /// tasks of one job have in common is computed once.
-    pub fn complete(&mut self, diallers: &[Dialler]) {
+    pub fn complete(&mut self, consumers: &[Consumer]) {
         /// One job at a time, in whatever threads: each may take two hundred megabytes and a whole CPU.
         static TURN: Mutex<()> = Mutex::new(());
-        self.memberships.retain(|(dialler, _)| diallers.contains(dialler));
-        let mut missing: Vec<&Dialler> = Vec::new();
-        for dialler in diallers {
-            if self.membership(dialler).is_none() && !missing.contains(&dialler) {
-                missing.push(dialler);
+        self.memberships.retain(|(consumer, _)| consumers.contains(consumer));
+        let mut missing: Vec<&Consumer> = Vec::new();
+        for consumer in consumers {
+            if self.membership(consumer).is_none() && !missing.contains(&consumer) {
+                missing.push(consumer);
             }
         }
         // Bound: each turn takes the first out.
         while let Some(first) = missing.first().copied() {
-            let is_colleague =
-                |other: &&Dialler| other.service == first.service && other.task.count == first.task.count;
+            let is_of_the_same_job =
+                |other: &&Consumer| other.service == first.service && other.task.count == first.task.count;
             // A task that is alone asks nobody else's subset, and waits for nobody.
             let is_large = first.task.count > 1;
             let _turn = is_large.then(|| TURN.lock().unwrap_or_else(PoisonError::into_inner));
             let job = Memberships::new(&first.service, first.task.count, &self.list);
-            let (colleagues, others): (Vec<_>, Vec<_>) = missing.into_iter().partition(is_colleague);
-            let computed =
-                colleagues.into_iter().map(|dialler| (dialler.clone(), Arc::new(job.of(dialler.task.index))));
+            let (of_the_same_job, others): (Vec<_>, Vec<_>) =
+                missing.into_iter().partition(is_of_the_same_job);
+            let computed = of_the_same_job
+                .into_iter()
+                .map(|consumer| (consumer.clone(), Arc::new(job.of(consumer.task.index))));
             self.memberships.extend(computed);
             missing = others;
         }
     }
 }
 
-/// Offers of the lists that the configuration itself holds, for the tasks of these clients; what earlier ones of equal
+/// AssignmentsByService of the lists that the configuration itself holds, for the tasks of these clients; what earlier ones of equal
 /// lists know is not computed again.
-pub fn statics(clients: &[Client], before: &Offers) -> Offers {
-    let mut offers = Offers::new();
+pub fn statics(clients: &[Client], before: &AssignmentsByService) -> AssignmentsByService {
+    let mut by_service = AssignmentsByService::new();
     for configured in clients.iter().flat_map(|client| &client.services) {
         let name = &configured.service.name;
         if let Source::Static(list) = &configured.source
-            && !offers.contains_key(name)
+            && !by_service.contains_key(name)
         {
-            let mut offer = Offer::new(list.clone());
+            let mut assignments = Assignments::new(list.clone());
             if let Some(before) = before.get(name) {
-                offer.follow(before);
+                assignments.follow(before);
             }
-            offer.complete(&diallers(clients, name));
-            offers.insert(name.clone(), offer);
+            assignments.complete(&consumers(clients, name));
+            by_service.insert(name.clone(), assignments);
         }
     }
-    offers
+    by_service
 }
 
 #[cfg(test)]
@@ -174,7 +177,7 @@ mod tests {
     use lb_core::service::{Overflow, Policy, Protocol, Size, Subset, UNANSWERED_AFTER};
     use lb_core::subset::Algorithm;
 
-    fn dialler(index: u32, count: u32, seed: u64) -> Dialler {
+    fn consumer(index: u32, count: u32, seed: u64) -> Consumer {
         let service = Service {
             name: "users".to_owned(),
             address: "10.96.0.10:80".parse().unwrap(),
@@ -190,7 +193,7 @@ mod tests {
             seed,
             errno: 113,
         };
-        Dialler { task: Task { index, count }, service }
+        Consumer { task: Task { index, count }, service }
     }
 
     fn list(endpoints: u32) -> EndpointList {
@@ -207,44 +210,46 @@ mod tests {
 
     #[test]
     fn every_task_gets_what_it_would_compute_alone() {
-        let diallers =
-            [dialler(0, 5, 7), dialler(4, 5, 7), dialler(4, 6, 7), dialler(4, 5, 8), dialler(0, 5, 7)];
-        let mut offer = Offer::new(list(7));
-        offer.complete(&diallers);
-        assert_eq!(offer.memberships.len(), 4, "each once");
-        for dialler in &diallers {
-            let alone = Membership::of(&dialler.service, dialler.task, offer.list());
-            let part = offer.part(&dialler.service, dialler.task).unwrap();
-            assert_eq!((part.membership(), part.list()), (&alone, offer.list()));
+        let consumers =
+            [consumer(0, 5, 7), consumer(4, 5, 7), consumer(4, 6, 7), consumer(4, 5, 8), consumer(0, 5, 7)];
+        let mut assignments = Assignments::new(list(7));
+        assignments.complete(&consumers);
+        assert_eq!(assignments.memberships.len(), 4, "each once");
+        for consumer in &consumers {
+            let alone = Membership::of(&consumer.service, consumer.task, assignments.list());
+            let assignment = assignments.assignment(&consumer.service, consumer.task).unwrap();
+            assert_eq!((assignment.membership(), assignment.list()), (&alone, assignments.list()));
         }
     }
 
     #[test]
     fn an_answer_is_only_for_the_service_and_task_that_asked() {
-        let mut offer = Offer::new(list(7));
-        offer.complete(&[dialler(0, 5, 7)]);
-        for other in [dialler(1, 5, 7), dialler(0, 6, 7), dialler(0, 5, 8)] {
-            assert_eq!(offer.part(&other.service, other.task), None);
+        let mut assignments = Assignments::new(list(7));
+        assignments.complete(&[consumer(0, 5, 7)]);
+        for other in [consumer(1, 5, 7), consumer(0, 6, 7), consumer(0, 5, 8)] {
+            assert_eq!(assignments.assignment(&other.service, other.task), None);
         }
-        let mut resized = dialler(0, 5, 7);
+        let mut resized = consumer(0, 5, 7);
         resized.service.subset = Subset::All;
-        assert_eq!(offer.part(&resized.service, resized.task), None);
+        assert_eq!(assignments.assignment(&resized.service, resized.task), None);
     }
 
     #[test]
     fn what_is_known_is_kept_and_what_nobody_asks_for_is_forgotten() {
-        let mut before = Offer::new(list(7));
-        before.complete(&[dialler(0, 5, 7), dialler(1, 5, 7)]);
-        let mut after = Offer::new(list(7));
+        let mut before = Assignments::new(list(7));
+        before.complete(&[consumer(0, 5, 7), consumer(1, 5, 7)]);
+        let mut after = Assignments::new(list(7));
         assert!(!after.is_of_the_same_reading(&before) && before.clone().is_of_the_same_reading(&before));
         after.follow(&before);
         assert!(after.is_of_the_same_reading(&before), "an equal list is the same from then on");
-        after.complete(&[dialler(1, 5, 7), dialler(2, 5, 7)]);
-        let at = |offer: &Offer, index| offer.memberships.iter().position(|(d, _)| d.task.index == index);
+        after.complete(&[consumer(1, 5, 7), consumer(2, 5, 7)]);
+        let at = |assignments: &Assignments, index| {
+            assignments.memberships.iter().position(|(d, _)| d.task.index == index)
+        };
         assert_eq!([0, 1, 2].map(|index| at(&after, index)), [None, Some(0), Some(1)]);
         assert!(Arc::ptr_eq(&after.memberships[0].1, &before.memberships[1].1), "it was not computed again");
         // Of another list nothing is known.
-        let mut longer = Offer::new(list(8));
+        let mut longer = Assignments::new(list(8));
         longer.take_over(&before);
         assert!(longer.memberships.is_empty());
     }

@@ -17,7 +17,7 @@ use super::cgroup;
 use super::error::DatapathError;
 use super::holders;
 use super::links;
-use super::namespaces::{Namespaces, Sight, Wanted};
+use super::namespaces::{Namespaces, Sight, SocketsByList};
 use super::pins::Pins;
 use super::records::{Failed, Key, Record, Records, Version};
 use super::sys::diag::SocketLists;
@@ -28,13 +28,13 @@ const WITHOUT_LIST: u32 = 10;
 
 /// What a pass over a client's flow records found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Repair {
+pub struct ReclaimCounts {
     /// Flows whose records were taken out: they are over.
     pub removed: u64,
     /// Of these: paths of MPTCP sockets, as far as a list has shown them.
     pub removed_mptcp: u64,
     /// In doubt: to be taken out by the next pass if that finds the same.
-    pub in_doubt: u64,
+    pub suspected: u64,
     /// Kept: in no list, but a process holds their sockets, which are not connected.
     pub kept_open: u64,
     /// Kept: in network namespaces that could not be looked into, and not known to be held by a process.
@@ -43,7 +43,7 @@ pub struct Repair {
 
 /// A client whose records are to be looked at.
 #[derive(Clone, Debug)]
-pub struct Patient {
+pub struct ReclaimTarget {
     /// Its pins.
     pub pins: Pins,
     /// Its cgroup, if it has one: the processes there tell which network namespaces there are.
@@ -52,7 +52,7 @@ pub struct Patient {
 
 /// What passes have to remember.
 #[derive(Debug, Default)]
-pub struct Doubts {
+pub struct Suspects {
     clients: BTreeMap<String, Remembered>,
     /// Passes so far.
     turn: usize,
@@ -62,19 +62,19 @@ pub struct Doubts {
 
 #[derive(Debug, Default)]
 struct Remembered {
-    doubts: BTreeMap<Key, Doubt>,
+    suspects: BTreeMap<Key, Suspect>,
     /// Records that a list has shown as paths of an MPTCP socket.
     mptcp: BTreeSet<Key>,
 }
 
 /// What a pass found, by client; and why it is not known which sockets processes hold, if that was asked and is not.
 pub struct Pass {
-    pub clients: Vec<(String, Result<Repair, DatapathError>)>,
+    pub clients: Vec<(String, Result<ReclaimCounts, DatapathError>)>,
     pub holders: Result<(), DatapathError>,
 }
 
 /// Whether flow records can be compared with the kernel's lists of sockets here.
-pub fn can_repair() -> bool {
+pub fn can_reclaim() -> bool {
     SocketLists::open()
         .and_then(|lists| lists.namespace().and(lists.each_tcp(|_| {})).and(lists.each_udp(|_| {})))
         .is_ok()
@@ -83,19 +83,19 @@ pub fn can_repair() -> bool {
 /// Looks at the flow records of clients. Reads lists of sockets and of open files, and may enter network namespaces on
 /// threads of its own, so it is not for the event loop. `knows_mptcp` says whether paths of MPTCP sockets have no records,
 /// because the kernel tells them apart.
-pub fn repair(
-    patients: &[Patient],
-    doubts: &mut Doubts,
+pub fn reclaim(
+    targets: &[ReclaimTarget],
+    suspects: &mut Suspects,
     knows_mptcp: bool,
     now: Instant,
     interval: Duration,
 ) -> Pass {
-    doubts.turn = doubts.turn.wrapping_add(1);
+    suspects.turn = suspects.turn.wrapping_add(1);
     let mut pass = Pass { clients: Vec::new(), holders: Ok(()) };
     let mut cases = Vec::new();
-    for patient in patients {
-        let client = &patient.pins.client;
-        match Case::examine(patient, doubts.turn, doubts.clients.entry(client.clone()).or_default()) {
+    for target in targets {
+        let client = &target.pins.client;
+        match Case::examine(target, suspects.turn, suspects.clients.entry(client.clone()).or_default()) {
             Ok(case) => cases.push(case),
             Err(failed) => pass.clients.push((client.clone(), Err(failed.of(client)))),
         }
@@ -106,33 +106,33 @@ pub fn repair(
     if !asked.is_empty() {
         holders = match holders::held(&asked) {
             Ok(found) => {
-                doubts.knows_holders = true;
+                suspects.knows_holders = true;
                 Holders::Known(found)
             }
             Err(error) => {
-                let is_passing = doubts.knows_holders || error.is_shortage();
+                let is_passing = suspects.knows_holders || error.is_shortage();
                 pass.holders = Err(error);
                 if is_passing { Holders::NotNow } else { Holders::NeverTold }
             }
         };
     }
     for case in cases {
-        let client = case.patient.pins.client.clone();
-        let remembered = doubts.clients.entry(client.clone()).or_default();
+        let client = case.target.pins.client.clone();
+        let remembered = suspects.clients.entry(client.clone()).or_default();
         let result = case.decide(&holders, remembered, knows_mptcp, now, interval);
         let result = result.map_err(|failed| failed.of(&client));
         pass.clients.push((client, result));
     }
     // Clients that are gone leave nothing behind.
-    let is_here = |client: &String| patients.iter().any(|patient| patient.pins.client == *client);
-    doubts.clients.retain(|client, remembered| is_here(client) && !remembered.is_empty());
+    let is_here = |client: &String| targets.iter().any(|target| target.pins.client == *client);
+    suspects.clients.retain(|client, remembered| is_here(client) && !remembered.is_empty());
     pass
 }
 
 impl Failed {
     fn of(self, client: &str) -> DatapathError {
         match self {
-            Self::Io(source) => DatapathError::Repair { client: client.to_owned(), source },
+            Self::Io(source) => DatapathError::ReclaimCounts { client: client.to_owned(), source },
             Self::Readers(error) => error,
         }
     }
@@ -140,25 +140,25 @@ impl Failed {
 
 impl Remembered {
     fn is_empty(&self) -> bool {
-        self.doubts.is_empty() && self.mptcp.is_empty()
+        self.suspects.is_empty() && self.mptcp.is_empty()
     }
 }
 
 /// One client's records that no list has shown.
 struct Case<'p> {
-    patient: &'p Patient,
+    target: &'p ReclaimTarget,
     namespaces: Namespaces,
-    repair: Repair,
+    reclaim: ReclaimCounts,
     suspects: Vec<(Record, Sight)>,
 }
 
 impl<'p> Case<'p> {
-    fn examine(patient: &'p Patient, turn: usize, remembered: &mut Remembered) -> Result<Self, Failed> {
-        let records = Records::open(&patient.pins)?;
-        let repair = Repair { removed: records.finish_what_was_begun()?, ..Repair::default() };
+    fn examine(target: &'p ReclaimTarget, turn: usize, remembered: &mut Remembered) -> Result<Self, Failed> {
+        let records = Records::open(&target.pins)?;
+        let reclaim = ReclaimCounts { removed: records.finish_what_was_begun()?, ..ReclaimCounts::default() };
         // Of a client that leaves only its links tell.
-        let linked = || links::linked_to(&patient.pins).ok()?.into_iter().find_map(cgroup::path_of);
-        let namespaces = Namespaces::of(patient.cgroup.clone().or_else(linked), turn);
+        let linked = || links::linked_to(&target.pins).ok()?.into_iter().find_map(cgroup::path_of);
+        let namespaces = Namespaces::of(target.cgroup.clone().or_else(linked), turn);
         let (mut suspects, mut unlisted, mut keys) = (Vec::new(), Vec::new(), BTreeSet::new());
         let all = records.read()?;
         let shown = namespaces.look(&wanted(&all));
@@ -166,7 +166,7 @@ impl<'p> Case<'p> {
             keys.insert(record.key());
             match shown.of(&record.list(), record.cookie) {
                 Sight::Listed { is_mptcp } => {
-                    remembered.doubts.remove(&record.key());
+                    remembered.suspects.remove(&record.key());
                     if is_mptcp {
                         remembered.mptcp.insert(record.key());
                     }
@@ -184,13 +184,13 @@ impl<'p> Case<'p> {
         let shown = namespaces.look(&wanted(&still));
         for record in still {
             match shown.of(&record.list(), record.cookie) {
-                Sight::Listed { .. } => drop(remembered.doubts.remove(&record.key())),
+                Sight::Listed { .. } => drop(remembered.suspects.remove(&record.key())),
                 sight @ (Sight::Missed | Sight::Unknown { .. }) => suspects.push((record, sight)),
             }
         }
-        remembered.doubts.retain(|key, _| keys.contains(key));
+        remembered.suspects.retain(|key, _| keys.contains(key));
         remembered.mptcp.retain(|key| keys.contains(key));
-        Ok(Self { patient, namespaces, repair, suspects })
+        Ok(Self { target, namespaces, reclaim, suspects })
     }
 
     /// Sockets of which it matters whether a process holds them.
@@ -207,12 +207,12 @@ impl<'p> Case<'p> {
         knows_mptcp: bool,
         now: Instant,
         interval: Duration,
-    ) -> Result<Repair, Failed> {
-        let (mut gone, mut doubts) = (Vec::new(), BTreeMap::new());
+    ) -> Result<ReclaimCounts, Failed> {
+        let (mut gone, mut suspects) = (Vec::new(), BTreeMap::new());
         for (record, sight) in std::mem::take(&mut self.suspects) {
             let key = record.key();
-            let before = remembered.doubts.remove(&key).filter(|doubt| doubt.version == record.version());
-            let mut doubt = before.unwrap_or_else(|| Doubt::of(&record));
+            let before = remembered.suspects.remove(&key).filter(|doubt| doubt.version == record.version());
+            let mut doubt = before.unwrap_or_else(|| Suspect::of(&record));
             let is_missed = sight == Sight::Missed;
             let seen = Seen {
                 is_missed,
@@ -228,28 +228,28 @@ impl<'p> Case<'p> {
                     gone.push((record, is_missed));
                     continue;
                 }
-                Verdict::InDoubt => &mut self.repair.in_doubt,
-                Verdict::Open => &mut self.repair.kept_open,
-                Verdict::Elsewhere => &mut self.repair.kept_elsewhere,
-                Verdict::Held => continue,
+                Verdict::InDoubt => &mut self.reclaim.suspected,
+                Verdict::Open => &mut self.reclaim.kept_open,
+                Verdict::Elsewhere => &mut self.reclaim.kept_elsewhere,
+                Verdict::InUse => continue,
             };
             *count += record.flows();
             if doubt.missed_since.is_some() || doubt.unheld_since.is_some() {
-                doubts.insert(key, doubt);
+                suspects.insert(key, doubt);
             }
         }
-        remembered.doubts = doubts;
+        remembered.suspects = suspects;
         if !gone.is_empty() {
             let taken = self.take_out(gone)?;
-            self.repair.removed += taken.values().sum::<u64>();
+            self.reclaim.removed += taken.values().sum::<u64>();
             let mptcp = taken.iter().filter(|(key, _)| remembered.mptcp.contains(key));
-            self.repair.removed_mptcp += mptcp.map(|(_, flows)| flows).sum::<u64>();
+            self.reclaim.removed_mptcp += mptcp.map(|(_, flows)| flows).sum::<u64>();
         }
-        Ok(self.repair)
+        Ok(self.reclaim)
     }
 
     fn take_out(&self, gone: Vec<(Record, bool)>) -> Result<BTreeMap<Key, u64>, Failed> {
-        let records = Records::open(&self.patient.pins)?;
+        let records = Records::open(&self.target.pins)?;
         // Those that no list could be had for are known by their holders alone.
         let missed: BTreeSet<Key> =
             gone.iter().filter(|(_, is_missed)| *is_missed).map(|(record, _)| record.key()).collect();
@@ -265,8 +265,8 @@ impl<'p> Case<'p> {
     }
 }
 
-fn wanted<'r>(records: impl IntoIterator<Item = &'r Record>) -> Wanted {
-    let mut wanted = Wanted::new();
+fn wanted<'r>(records: impl IntoIterator<Item = &'r Record>) -> SocketsByList {
+    let mut wanted = SocketsByList::new();
     for record in records {
         wanted.entry(record.list()).or_default().insert(record.cookie);
     }
@@ -280,7 +280,7 @@ struct Seen {
     is_missed: bool,
     /// Whether a program has seen its SYN leave: its flow ends with the connection, whoever holds the socket.
     is_connection: bool,
-    held: Held,
+    held: InUse,
     /// Whether it may be a path of an MPTCP socket: a process holds that, and not its paths.
     may_be_mptcp: bool,
 }
@@ -299,7 +299,7 @@ enum Holders {
 
 /// Whether a process holds a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Held {
+enum InUse {
     Yes,
     No,
     NeverTold,
@@ -307,19 +307,19 @@ enum Held {
 }
 
 impl Holders {
-    fn of(&self, cookie: u64) -> Held {
+    fn of(&self, cookie: u64) -> InUse {
         match self {
-            Self::Known(held) if held.contains(&cookie) => Held::Yes,
-            Self::Known(_) => Held::No,
-            Self::NeverTold => Held::NeverTold,
-            Self::NotAsked | Self::NotNow => Held::NotNow,
+            Self::Known(held) if held.contains(&cookie) => InUse::Yes,
+            Self::Known(_) => InUse::No,
+            Self::NeverTold => InUse::NeverTold,
+            Self::NotAsked | Self::NotNow => InUse::NotNow,
         }
     }
 }
 
 /// Since when a record is in doubt, by any clock.
 #[derive(Debug)]
-struct Doubt<T = Instant> {
+struct Suspect<T = Instant> {
     /// Of this flow, not of a later one of the same socket.
     version: Version,
     /// Since when lists miss it and no process is known to hold it.
@@ -338,40 +338,40 @@ enum Verdict {
     /// Its socket is open and not connected.
     Open,
     /// A process holds its socket, which may be connected.
-    Held,
+    InUse,
     /// Nothing is known of its socket, or nothing yet.
     Elsewhere,
 }
 
-impl Doubt {
+impl Suspect {
     fn of(record: &Record) -> Self {
         Self { version: record.version(), missed_since: None, unheld_since: None }
     }
 }
 
-impl<T: Copy + Sub<Output = Duration>> Doubt<T> {
+impl<T: Copy + Sub<Output = Duration>> Suspect<T> {
     fn judge(&mut self, seen: Seen, now: T, interval: Duration) -> Verdict {
         self.unheld_since = match seen.held {
-            Held::No => self.unheld_since.or(Some(now)),
-            Held::NotNow => self.unheld_since,
-            Held::Yes | Held::NeverTold => None,
+            InUse::No => self.unheld_since.or(Some(now)),
+            InUse::NotNow => self.unheld_since,
+            InUse::Yes | InUse::NeverTold => None,
         };
         if seen.is_missed {
             match seen.held {
-                Held::Yes if !seen.is_connection => {
+                InUse::Yes if !seen.is_connection => {
                     self.missed_since = None;
                     return Verdict::Open;
                 }
-                Held::NotNow if !seen.is_connection => return Verdict::InDoubt,
+                InUse::NotNow if !seen.is_connection => return Verdict::InDoubt,
                 // Where it is never told who holds sockets, a list alone decides: such a socket has no connection.
-                Held::Yes | Held::No | Held::NeverTold | Held::NotNow => {}
+                InUse::Yes | InUse::No | InUse::NeverTold | InUse::NotNow => {}
             }
             let since = *self.missed_since.get_or_insert(now);
             return if now - since >= interval { Verdict::Gone } else { Verdict::InDoubt };
         }
         match (seen.held, self.unheld_since) {
-            (Held::Yes, _) => Verdict::Held,
-            (Held::No, Some(since)) if !seen.may_be_mptcp && now - since >= WITHOUT_LIST * interval => {
+            (InUse::Yes, _) => Verdict::InUse,
+            (InUse::No, Some(since)) if !seen.may_be_mptcp && now - since >= WITHOUT_LIST * interval => {
                 Verdict::Gone
             }
             _ => Verdict::Elsewhere,
@@ -386,9 +386,9 @@ mod tests {
     const INTERVAL: Duration = Duration::from_secs(60);
 
     /// What becomes of a record that each pass sees so, a pass a minute.
-    fn verdicts<const PASSES: usize>(seen: [(bool, bool, Held); PASSES]) -> [Verdict; PASSES] {
+    fn verdicts<const PASSES: usize>(seen: [(bool, bool, InUse); PASSES]) -> [Verdict; PASSES] {
         let mut doubt =
-            Doubt::<Duration> { version: Version::default(), missed_since: None, unheld_since: None };
+            Suspect::<Duration> { version: Version::default(), missed_since: None, unheld_since: None };
         let mut now = Duration::from_secs(1000);
         seen.map(|(is_missed, is_connection, held)| {
             now += INTERVAL;
@@ -398,7 +398,7 @@ mod tests {
 
     #[test]
     fn what_two_passes_find_neither_listed_nor_held_is_gone() {
-        use Held::{NeverTold, No, NotNow, Yes};
+        use InUse::{NeverTold, No, NotNow, Yes};
         use Verdict::{Gone, InDoubt, Open};
         assert_eq!(verdicts([(true, false, No), (true, false, No)]), [InDoubt, Gone]);
         assert_eq!(
@@ -420,8 +420,8 @@ mod tests {
 
     #[test]
     fn where_no_list_can_be_had_nobody_may_have_held_it_for_ten_passes() {
-        use Held::{NeverTold, No, NotNow, Yes};
-        use Verdict::{Elsewhere, Gone, Held as IsHeld};
+        use InUse::{NeverTold, No, NotNow, Yes};
+        use Verdict::{Elsewhere, Gone, InUse as IsHeld};
         let mut expected = [Elsewhere; 11];
         expected[10] = Gone;
         assert_eq!(verdicts([(false, true, No); 11]), expected);
@@ -439,9 +439,9 @@ mod tests {
     #[test]
     fn what_may_be_a_path_of_mptcp_is_given_back_by_lists_only() {
         let mut doubt =
-            Doubt::<Duration> { version: Version::default(), missed_since: None, unheld_since: None };
+            Suspect::<Duration> { version: Version::default(), missed_since: None, unheld_since: None };
         let mut pass = |minute: u32, is_missed| {
-            let seen = Seen { is_missed, is_connection: false, held: Held::No, may_be_mptcp: !is_missed };
+            let seen = Seen { is_missed, is_connection: false, held: InUse::No, may_be_mptcp: !is_missed };
             doubt.judge(seen, minute * INTERVAL, INTERVAL)
         };
         assert!((1..100).all(|minute| pass(minute, false) == Verdict::Elsewhere));
@@ -451,8 +451,8 @@ mod tests {
     #[test]
     fn passes_that_are_closer_than_the_interval_count_as_one() {
         let mut doubt =
-            Doubt::<Duration> { version: Version::default(), missed_since: None, unheld_since: None };
-        let seen = Seen { is_missed: true, is_connection: false, held: Held::No, may_be_mptcp: false };
+            Suspect::<Duration> { version: Version::default(), missed_since: None, unheld_since: None };
+        let seen = Seen { is_missed: true, is_connection: false, held: InUse::No, may_be_mptcp: false };
         let verdicts = [0, 30, 59, 60].map(|second| doubt.judge(seen, Duration::from_secs(second), INTERVAL));
         assert_eq!(verdicts, [Verdict::InDoubt, Verdict::InDoubt, Verdict::InDoubt, Verdict::Gone]);
     }
