@@ -30,9 +30,9 @@ pub const ABI_VERSION: u32 = 5;
 
 /// Services per client task. A byte would hold them; the bound keeps every per-service table a few pages.
 pub const MAX_SERVICES: u32 = 256;
-/// Cells of the table of what is dialled: at most an eighth is in use, so nearly every look-up is over with the first. A
+/// Cells of the VIP table: at most an eighth is in use, so nearly every look-up is over with the first. A
 /// power of two.
-pub const DIALLED_CELLS: u32 = 8 * MAX_SERVICES;
+pub const VIP_CELLS: u32 = 8 * MAX_SERVICES;
 /// Cells in which a service may be, from where its address hashes to: far beyond what chance makes of an eighth in use.
 pub const MAX_PROBES: u32 = 32;
 /// Client tasks per host: each has its own programs and maps, so this bounds locked memory.
@@ -72,7 +72,7 @@ pub const NO_SLOT: u32 = 0xffff;
 
 /// Names of the maps as the object declares them and as they are pinned.
 pub mod map {
-    /// Array, memory-mapped: the hash of an address, modulo its length, or a few further, to [`DialledCell`](super::DialledCell).
+    /// Array, memory-mapped: the hash of an address, modulo its length, or a few further, to [`VipCell`](super::VipCell).
     pub const DIALLED: &str = "dialled";
     /// Array, memory-mapped: service index to [`Service`](super::Service).
     pub const SERVICES: &str = "services";

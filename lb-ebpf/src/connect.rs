@@ -4,12 +4,12 @@
 //! known service without a usable backend is refused.
 
 use lb_common::abi::{
-    Backend, DialledCell, Endpoint, Flow, NOT_A_SERVICE, Outcomes, Phase, Reason, Service, TableRef,
+    Backend, Endpoint, Flow, NOT_A_SERVICE, Outcomes, Phase, Reason, Service, TableRef, VipCell,
 };
-use lb_common::dialled::{Cells, Dialled, find};
 use lb_common::net::Address;
 use lb_common::pick::How;
 use lb_common::ticks::tick;
+use lb_common::vip_table::{Destination, VipTable, find};
 
 use crate::atomic::{self, Instructions};
 use crate::choose::{Chooser, Chosen, choose_here};
@@ -73,32 +73,32 @@ pub fn connect6<I: Instructions>(dial: &Dial) -> i32 {
     balance::<I>(dial, service_at(dial, dial.ip6())).carry_out6(dial)
 }
 
-/// The place of the service that is dialled at an address, if it is one.
+/// The index of the service at an address, if there is one.
 #[inline(always)]
 pub fn service_at(dial: &Dial, address: Address) -> Option<u32> {
-    find(&Services, Dialled { address, port: dial.port(), protocol: dial.protocol()? })
+    find(&Services, Destination { address, port: dial.port(), protocol: dial.protocol()? })
 }
 
 /// The services and their addresses.
 struct Services;
 
-impl Cells for Services {
+impl VipTable for Services {
     #[inline(always)]
-    fn cell(&self, position: u32) -> Option<DialledCell> {
-        let cell: *const DialledCell = DIALLED.get_ptr(position)?;
+    fn cell(&self, position: u32) -> Option<VipCell> {
+        let cell: *const VipCell = DIALLED.get_ptr(position)?;
         // SAFETY: a live map value, which changes at any time, hence one volatile load.
-        Some(DialledCell::from_word(unsafe { cell.cast::<u64>().read_volatile() }))
+        Some(VipCell::from_word(unsafe { cell.cast::<u64>().read_volatile() }))
     }
 
     #[inline(always)]
-    fn is_of(&self, service: u32, dialled: Dialled) -> bool {
+    fn serves(&self, service: u32, destination: Destination) -> bool {
         let service: *const Service = match SERVICES.get_ptr(service) {
             Some(service) => service,
             None => return false,
         };
         // SAFETY: a live map value; a service's address stays while its cell refers to it.
         let (address, port, protocol) = unsafe { ((*service).address, (*service).port, (*service).protocol) };
-        dialled == Dialled { address, port, protocol }
+        destination == Destination { address, port, protocol }
     }
 }
 

@@ -6,9 +6,9 @@ use aya_ebpf::Global;
 use aya_ebpf::btf_maps::{Array, HashMap, PerCpuArray};
 use aya_ebpf::macros::btf_map;
 use lb_common::abi::{
-    Anomalies, Backend, BackendName, Counts, DIALLED_CELLS, Datagrams, Departed, DialledCell,
-    ENTRIES_PER_CELL, FLOW_RECORDS, Flow, FlowPlace, MAX_SERVICES, Members, Outcomes, SCHEDULE_ENTRIES,
-    SLOTS, ScheduleCell, Service, Walk,
+    Anomalies, Backend, BackendName, Counts, Datagrams, Departed, ENTRIES_PER_CELL, FLOW_RECORDS, Flow,
+    FlowPlace, MAX_SERVICES, Members, Outcomes, SCHEDULE_ENTRIES, SLOTS, ScheduleCell, Service, VIP_CELLS,
+    VipCell, Walk,
 };
 
 /// `BPF_F_MMAPABLE`: the daemon writes these arrays through a mapping, a whole table in microseconds.
@@ -17,7 +17,7 @@ const MAPPED: usize = 1 << 10;
 const ON_DEMAND: usize = 1;
 
 #[btf_map(name = "dialled")]
-pub static DIALLED: Array<DialledCell, { DIALLED_CELLS as usize }, MAPPED> = Array::new();
+pub static DIALLED: Array<VipCell, { VIP_CELLS as usize }, MAPPED> = Array::new();
 
 #[btf_map(name = "services")]
 pub static SERVICES: Array<Service, { MAX_SERVICES as usize }, MAPPED> = Array::new();

@@ -377,7 +377,7 @@ mod tests {
         assert_eq!(names, all);
         let sizes = |key: usize, value: usize, entries: u32| (key, value, entries);
         let expected = [
-            (map::DIALLED, sizes(4, size_of::<abi::DialledCell>(), abi::DIALLED_CELLS)),
+            (map::DIALLED, sizes(4, size_of::<abi::VipCell>(), abi::VIP_CELLS)),
             (map::SERVICES, sizes(4, size_of::<abi::Service>(), abi::MAX_SERVICES)),
             (map::BACKENDS, sizes(4, size_of::<abi::Backend>(), abi::SLOTS)),
             (map::SCHEDULE, sizes(4, size_of::<abi::ScheduleCell>(), abi::SCHEDULE_ENTRIES / 2)),

@@ -7,7 +7,7 @@
 
 mod counts;
 
-mod dialled;
+mod vip_table;
 
 mod fullness;
 
