@@ -82,7 +82,7 @@ pub mod map {
     pub const SCHEDULE: &str = "schedule";
     /// Array, memory-mapped: twice the service index, plus the half, to [`Members`](super::Members).
     pub const MEMBERS: &str = "members";
-    /// Per-CPU array: service index to [`Walk`](super::Walk).
+    /// Per-CPU array: service index to [`Cursor`](super::Cursor).
     pub const WALKS: &str = "walks";
     /// Per-CPU array: service index, or [`NOT_A_SERVICE`](super::NOT_A_SERVICE), to [`Outcomes`](super::Outcomes).
     pub const OUTCOMES: &str = "outcomes";

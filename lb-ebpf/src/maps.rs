@@ -6,9 +6,9 @@ use aya_ebpf::Global;
 use aya_ebpf::btf_maps::{Array, HashMap, PerCpuArray};
 use aya_ebpf::macros::btf_map;
 use lb_common::abi::{
-    Anomalies, Backend, BackendName, Counts, Datagrams, Departed, ENTRIES_PER_CELL, FLOW_RECORDS, Flow,
-    FlowPlace, MAX_SERVICES, Members, Outcomes, SCHEDULE_ENTRIES, SLOTS, ScheduleCell, Service, VIP_CELLS,
-    VipCell, Walk,
+    Anomalies, Backend, BackendName, Counts, Cursor, Datagrams, Departed, ENTRIES_PER_CELL, FLOW_RECORDS,
+    Flow, FlowPlace, MAX_SERVICES, Members, Outcomes, SCHEDULE_ENTRIES, SLOTS, ScheduleCell, Service,
+    VIP_CELLS, VipCell,
 };
 
 /// `BPF_F_MMAPABLE`: the daemon writes these arrays through a mapping, a whole table in microseconds.
@@ -35,7 +35,7 @@ pub static SCHEDULE: Array<ScheduleCell, { (2 * SCHEDULE_ENTRIES / ENTRIES_PER_C
 pub static MEMBERS: Array<Members, { 2 * MAX_SERVICES as usize }, MAPPED> = Array::new();
 
 #[btf_map(name = "walks")]
-pub static WALKS: PerCpuArray<Walk, { MAX_SERVICES as usize }> = PerCpuArray::new();
+pub static WALKS: PerCpuArray<Cursor, { MAX_SERVICES as usize }> = PerCpuArray::new();
 
 #[btf_map(name = "outcomes")]
 pub static OUTCOMES: PerCpuArray<Outcomes, { MAX_SERVICES as usize + 1 }> = PerCpuArray::new();

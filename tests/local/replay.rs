@@ -45,7 +45,7 @@ impl Maps {
 impl Tables for Maps {
     type Backend = usize;
     type Members = ();
-    type Place = usize;
+    type Position = usize;
 
     fn entry(&self, entry: u32) -> Option<u32> {
         let at = entry.checked_sub(self.service.table.base)?;
@@ -68,7 +68,7 @@ impl Tables for Maps {
         self.backends[backend].errors
     }
 
-    fn share(&self, backend: usize) -> u32 {
+    fn entries(&self, backend: usize) -> u32 {
         self.backends[backend].share
     }
 

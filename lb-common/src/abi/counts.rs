@@ -5,17 +5,17 @@ use bytemuck::{Pod, Zeroable};
 use super::MAX_SERVICES;
 use crate::ending::Ending;
 
-/// Where this CPU's walk over a service's schedule stands. Written by the daemon once, then by connect.
+/// This CPU's cursor over a service's schedule. Written by the daemon once, then by connect.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
-pub struct Walk {
+pub struct Cursor {
     /// How far it has come, wrapping: by one entry with each pick, or past the member that `least-loaded` took. Never reset:
-    /// the walk goes on over each new table.
+    /// the cursor goes on over each new table.
     pub phase: u32,
-    /// Where the walk starts, as a fraction of the table's length in units of 2^-32.
+    /// Where the cursor starts, as a fraction of the table's length in units of 2^-32.
     pub start: u32,
 }
-const _: () = assert!(size_of::<Walk>() == 8);
+const _: () = assert!(size_of::<Cursor>() == 8);
 
 /// How calls of connect and sendmsg ended: each call counts in exactly one field. Written by the kernel programs.
 #[repr(C)]

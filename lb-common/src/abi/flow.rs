@@ -20,7 +20,7 @@ pub struct Flow {
     pub generation: u32,
     /// The process that made the call.
     pub process: u32,
-    /// What the policy drew: where in the table the walk stood, its start included, or a random number. With the table and
+    /// The policy's sample: where in the table the cursor stood, its start included, or a random number. With the table and
     /// the loads of that time it gives the same choice again, see [`choose`](crate::pick::choose).
     pub draw: u32,
     /// The generation of the service's table at that time.

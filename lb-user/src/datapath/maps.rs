@@ -11,7 +11,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use aya::maps::{Map, MapData, MapError, PerCpuArray, PerCpuValues};
-use lb_common::abi::{Anomalies, Backend, Members, Outcomes, ScheduleCell, Service, VipCell, Walk, map};
+use lb_common::abi::{Anomalies, Backend, Cursor, Members, Outcomes, ScheduleCell, Service, VipCell, map};
 use rustix::mm::{MapFlags, ProtFlags};
 
 use super::counters::Counters;
@@ -177,7 +177,7 @@ pub struct Maps {
     pub backends: Mapped<Backend>,
     pub schedule: Mapped<ScheduleCell>,
     pub members: Mapped<Members>,
-    pub walks: PerCpu<Walk>,
+    pub walks: PerCpu<Cursor>,
     pub outcomes: PerCpu<Outcomes>,
     pub counts: Counters,
     pub anomalies: PerCpu<Anomalies>,

@@ -381,7 +381,7 @@ mod tests {
             (map::SERVICES, sizes(4, size_of::<abi::Service>(), abi::MAX_SERVICES)),
             (map::BACKENDS, sizes(4, size_of::<abi::Backend>(), abi::SLOTS)),
             (map::SCHEDULE, sizes(4, size_of::<abi::ScheduleCell>(), abi::SCHEDULE_ENTRIES / 2)),
-            (map::WALKS, sizes(4, size_of::<abi::Walk>(), abi::MAX_SERVICES)),
+            (map::WALKS, sizes(4, size_of::<abi::Cursor>(), abi::MAX_SERVICES)),
             (map::OUTCOMES, sizes(4, size_of::<abi::Outcomes>(), abi::MAX_SERVICES + 1)),
             (map::MEMBERS, sizes(4, size_of::<abi::Members>(), 2 * abi::MAX_SERVICES)),
             (map::COUNTS, sizes(4, size_of::<abi::Counts>(), abi::SLOTS)),

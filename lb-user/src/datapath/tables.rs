@@ -22,9 +22,9 @@ use std::sync::Arc;
 
 use aya::maps::MapError;
 use lb_common::abi::{
-    self, Anomalies, Backend, BackendState, ENTRIES_PER_CELL, Endpoint, Members, NO_MEMBERS, NO_SLOT,
+    self, Anomalies, Backend, BackendState, Cursor, ENTRIES_PER_CELL, Endpoint, Members, NO_MEMBERS, NO_SLOT,
     NOT_A_SERVICE, Outcomes, Rules, SERVICE_FREE, SERVICE_LEAVING, SERVICE_LIVE, ScheduleCell, Service,
-    StateWord, TableRef, Walk, map,
+    StateWord, TableRef, map,
 };
 use lb_common::load;
 use lb_common::net::{Address, Be16, socket_addr};
@@ -346,7 +346,8 @@ impl Tables {
         row.name[..name.len()].copy_from_slice(name);
         self.maps.services.set(usize::from(place), &row);
         // Counters and walks of whatever had the place before end here.
-        let start = |cpu| Walk { phase: 0, start: walk::start(&walks.task, &service.name, cpu, walks.cpus) };
+        let start =
+            |cpu| Cursor { phase: 0, start: walk::start(&walks.task, &service.name, cpu, walks.cpus) };
         let index = u32::from(place);
         let values = |error| self.fail_io(map::WALKS, "write", error);
         let walk = on_every_cpu(start, walks.cpus).map_err(values)?;
