@@ -15,12 +15,12 @@ mod flow;
 
 mod counts;
 
-mod departed;
+mod retired_counters;
 
 pub use backend::*;
 pub use counts::*;
-pub use departed::*;
 pub use flow::*;
+pub use retired_counters::*;
 pub use service::*;
 
 /// The version of everything in this module; a part of the pin path.
@@ -86,22 +86,22 @@ pub mod map {
     pub const WALKS: &str = "walks";
     /// Per-CPU array: service index, or [`NOT_A_SERVICE`](super::NOT_A_SERVICE), to [`Outcomes`](super::Outcomes).
     pub const OUTCOMES: &str = "outcomes";
-    /// Per-CPU array: slot to [`Counts`](super::Counts).
+    /// Per-CPU array: slot to [`SlotCounters`](super::SlotCounters).
     pub const COUNTS: &str = "counts";
     /// Per-CPU array: slot to the flows that were sent to its backend. Apart from the other counts, because it is all that a
     /// choice counts: those of eight slots lie in one cache line.
     pub const CHOSEN: &str = "chosen";
-    /// Array, memory-mapped: socket cookie modulo its length to [`FlowPlace`](super::FlowPlace).
+    /// Array, memory-mapped: socket cookie modulo its length to [`FlowBucket`](super::FlowBucket).
     pub const FLOW_PLACES: &str = "flow_places";
-    /// Array, memory-mapped: as [`FLOW_PLACES`] to the [`Flow`](super::Flow) of whoever holds the place.
+    /// Array, memory-mapped: as [`FLOW_PLACES`] to the [`Flow`](super::Flow) of the socket that holds the bucket.
     pub const FLOWS: &str = "flows";
-    /// Hash: socket cookie to [`Flow`](super::Flow), for sockets whose place in `flow_places` is taken.
+    /// Hash: socket cookie to [`Flow`](super::Flow), for sockets whose bucket in `flow_places` is taken.
     pub const FLOW_OVERFLOW: &str = "flow_overflow";
     /// Hash: socket cookie to [`Datagrams`](super::Datagrams), for datagram sockets that are not connected.
     pub const DATAGRAMS: &str = "datagrams";
     /// Per-CPU array of one [`Anomalies`](super::Anomalies).
     pub const ANOMALIES: &str = "anomalies";
-    /// Hash: [`BackendName`](super::BackendName) to [`Departed`](super::Departed).
+    /// Hash: [`BackendName`](super::BackendName) to [`RetiredCounters`](super::RetiredCounters).
     pub const DEPARTED: &str = "departed";
 
     /// All of them, in the order in which they are described.

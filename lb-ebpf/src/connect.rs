@@ -4,7 +4,7 @@
 //! known service without a usable backend is refused.
 
 use lb_common::abi::{
-    Backend, Endpoint, Flow, NOT_A_SERVICE, Outcomes, Phase, Reason, Service, TableRef, VipCell,
+    Backend, BackendAddress, Flow, NOT_A_SERVICE, Outcomes, Phase, Reason, Service, TableRef, VipCell,
 };
 use lb_common::net::Address;
 use lb_common::pick::How;
@@ -24,7 +24,7 @@ const REFUSE: i32 = 0;
 
 /// How a call ends, before the socket is touched.
 pub enum Verdict {
-    Forward(*const Endpoint),
+    Forward(*const BackendAddress),
     Proceed,
     Refuse,
 }

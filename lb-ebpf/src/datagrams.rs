@@ -4,7 +4,7 @@
 //! Kernel fact: sendmsg and recvmsg run their programs under the socket lock, as connect does, and release comes last. So
 //! nobody else changes a socket's entry meanwhile, and whoever takes the entry out counts the ends of all its flows.
 
-use lb_common::abi::{Datagrams, Flow, FlowPlace, MAX_DATAGRAM_FLOWS, Peer};
+use lb_common::abi::{Datagrams, Flow, FlowBucket, MAX_DATAGRAM_FLOWS, Peer};
 use lb_common::ending::Ending;
 use lb_common::net::{Address, Be16};
 
@@ -75,7 +75,7 @@ pub fn begin(cookie: u64, flow: &Flow) -> bool {
             if DATAGRAMS.insert(cookie, empty, NEW).is_err() {
                 return false;
             }
-            flow::note_datagrams(cookie, FlowPlace::IN_DATAGRAMS);
+            flow::note_datagrams(cookie, FlowBucket::IN_DATAGRAMS);
             match DATAGRAMS.get_ptr_mut(cookie) {
                 Some(entry) => entry,
                 None => return false,
@@ -120,7 +120,7 @@ fn put(entry: *mut Datagrams, place: usize, flow: &Flow) {
         let old = at.read_volatile();
         if old.phase != 0 {
             if old.service != flow.service {
-                before.write_volatile(Peer::NOBODY);
+                before.write_volatile(Peer::NONE);
             } else if old.slot != flow.slot
                 && let Some(backend) = endpoint(old.slot)
             {
@@ -187,7 +187,7 @@ pub fn end(cookie: u64) {
         flow::anomaly(|anomalies| &raw mut anomalies.ended_twice);
         return;
     }
-    flow::note_datagrams(cookie, FlowPlace::IN_DATAGRAMS.wrapping_neg());
+    flow::note_datagrams(cookie, FlowBucket::IN_DATAGRAMS.wrapping_neg());
     for (start_ns, slot, phase) in ended {
         if phase == 0 {
             break;

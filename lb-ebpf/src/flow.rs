@@ -4,7 +4,7 @@
 //! place, in the overflow table. Whoever takes a record out (one compare-and-swap, or one delete) counts its end, so no
 //! end is counted twice. Nothing here fails a call: a flow that finds no room is simply not tracked.
 
-use lb_common::abi::{Anomalies, Flow, FlowPlace, Phase};
+use lb_common::abi::{Anomalies, Flow, FlowBucket, Phase};
 use lb_common::ending::{Attempt, Ending};
 
 use crate::atomic::{self, Instructions};
@@ -20,7 +20,7 @@ pub const NEW: u64 = 1;
 #[derive(Clone, Copy)]
 pub struct Held {
     /// The place in the flow table that the cookie has.
-    place: *mut FlowPlace,
+    place: *mut FlowBucket,
     flow: *mut Flow,
     /// Whether the flow is in that place, and not in the overflow table.
     is_in_table: bool,
@@ -70,7 +70,7 @@ fn index(cookie: u64) -> u32 {
 }
 
 #[inline(always)]
-fn find(place: *mut FlowPlace, cookie: u64) -> Option<Held> {
+fn find(place: *mut FlowBucket, cookie: u64) -> Option<Held> {
     // SAFETY: `place` is a live map value. Another socket may claim or free it meanwhile, hence volatile; only this
     // socket's own calls, which the socket lock puts in order, can make it equal to `cookie`.
     unsafe {
@@ -78,7 +78,7 @@ fn find(place: *mut FlowPlace, cookie: u64) -> Option<Held> {
             let flow = FLOWS.get_ptr_mut(index(cookie))?;
             return Some(Held { place, flow, is_in_table: true });
         }
-        if FlowPlace::in_overflow((&raw const (*place).elsewhere).read_volatile()) != 0
+        if FlowBucket::in_overflow((&raw const (*place).elsewhere).read_volatile()) != 0
             && let Some(flow) = FLOW_OVERFLOW.get_ptr_mut(cookie)
         {
             return Some(Held { place, flow, is_in_table: false });
@@ -99,7 +99,7 @@ pub fn of(cookie: u64) -> Option<Held> {
 pub fn may_have_datagrams(cookie: u64) -> bool {
     // SAFETY: a live map value, to which others add.
     FLOW_PLACES.get_ptr(index(cookie)).is_some_and(|place| unsafe {
-        FlowPlace::in_datagrams((&raw const (*place).elsewhere).read_volatile()) != 0
+        FlowBucket::in_datagrams((&raw const (*place).elsewhere).read_volatile()) != 0
     })
 }
 
@@ -146,7 +146,7 @@ pub fn begin<I: Instructions>(cookie: u64, slot: u32, flow: impl Fn(Option<u64>)
 }
 
 #[inline(always)]
-fn claim<I: Instructions>(place: *mut FlowPlace, cookie: u64, flow: impl Fn(Option<u64>) -> Flow) -> Begun {
+fn claim<I: Instructions>(place: *mut FlowBucket, cookie: u64, flow: impl Fn(Option<u64>) -> Flow) -> Begun {
     // SAFETY: `place` is a live map value; the swap decides between sockets that want it at the same time.
     unsafe {
         if I::replace(&raw mut (*place).cookie, 0, cookie) {
@@ -155,7 +155,7 @@ fn claim<I: Instructions>(place: *mut FlowPlace, cookie: u64, flow: impl Fn(Opti
         if FLOW_OVERFLOW.insert(cookie, flow(None), NEW).is_err() {
             return Begun::Nowhere;
         }
-        atomic::add(&raw mut (*place).elsewhere, FlowPlace::IN_OVERFLOW);
+        atomic::add(&raw mut (*place).elsewhere, FlowBucket::IN_OVERFLOW);
     }
     Begun::Written
 }
@@ -199,7 +199,7 @@ pub fn end<I: Instructions>(cookie: u64, held: Held, flow: &Flow, ending: Ending
         } else {
             let taken = is_removed(|| FLOW_OVERFLOW.remove(cookie));
             if taken {
-                atomic::add(&raw mut (*held.place).elsewhere, FlowPlace::IN_OVERFLOW.wrapping_neg());
+                atomic::add(&raw mut (*held.place).elsewhere, FlowBucket::IN_OVERFLOW.wrapping_neg());
             }
             taken
         }

@@ -2,7 +2,7 @@
 //! SYN left, and, where connections are not followed, all of them.
 
 use lb_common::abi::{Flow, Phase};
-use lb_common::ending::{Ending, Shown, at_release};
+use lb_common::ending::{Ending, SocketSnapshot, at_release};
 
 use crate::atomic::Instructions;
 use crate::context::Socket;
@@ -38,9 +38,9 @@ pub fn release<I: Instructions>(socket: &Socket) {
     let mut ending = Ending::Closed;
     let mut carried = Carried::NOTHING;
     if !is_datagram {
-        let shown = socket.shown();
-        ending = as_shown(socket, &flow, shown);
-        if shown.is_readable && shown.was_established {
+        let snapshot = socket.snapshot();
+        ending = ending_of(socket, &flow, snapshot);
+        if snapshot.is_readable && snapshot.was_established {
             if flow.phase != Phase::Established as u8 {
                 tally::count(flow.slot, |counts| &raw mut counts.established);
             }
@@ -56,8 +56,8 @@ pub fn release<I: Instructions>(socket: &Socket) {
 }
 
 #[inline(always)]
-fn as_shown(socket: &Socket, flow: &Flow, shown: Shown) -> Ending {
-    let ending = at_release(shown);
+fn ending_of(socket: &Socket, flow: &Flow, snapshot: SocketSnapshot) -> Ending {
+    let ending = at_release(snapshot);
     // Where connections are followed, one of which no SYN was seen did not begin: the first packet of one that is put off
     // (`TCP_FASTOPEN_CONNECT`) leaves with its data.
     let is_unsent = FULL_ACCOUNTING.load() != 0 && flow.phase == Phase::Chosen as u8;

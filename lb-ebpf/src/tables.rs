@@ -4,8 +4,8 @@ use core::arch::asm;
 use core::marker::PhantomData;
 
 use lb_common::abi::{
-    Backend, Cursor, ENTRIES_PER_CELL, Endpoint, Flow, Members, RecentErrors, Rules, ScheduleCell, Service,
-    StateWord, TableRef,
+    Backend, BackendAddress, Cursor, ENTRIES_PER_CELL, Flow, Members, RecentErrors, Rules, ScheduleCell,
+    Service, StateWord, TableRef,
 };
 use lb_common::pick::{self, CpuCursor, Scan, Tables};
 
@@ -55,13 +55,13 @@ pub fn unanswered_after(flow: &Flow) -> u32 {
 
 /// Who has a slot.
 #[inline(always)]
-pub fn endpoint(slot: u32) -> Option<*const Endpoint> {
+pub fn endpoint(slot: u32) -> Option<*const BackendAddress> {
     BACKENDS.get_ptr(slot).map(endpoint_of)
 }
 
 /// Who a backend is.
 #[inline(always)]
-pub fn endpoint_of(backend: *const Backend) -> *const Endpoint {
+pub fn endpoint_of(backend: *const Backend) -> *const BackendAddress {
     // SAFETY: a live map value.
     unsafe { &raw const (*backend).endpoint }
 }

@@ -3,7 +3,7 @@
 //! Everything that a flow's end counts is counted before its active count is given back: after that the slot may get
 //! another backend, with counters of its own.
 
-use lb_common::abi::{Counts, ENDING_ROWS, Flow, Service, TIME_BUCKETS, Times, bucket};
+use lb_common::abi::{ENDING_ROWS, Flow, Histogram, Service, SlotCounters, TIME_BUCKETS, bucket};
 use lb_common::ending::Ending;
 use lb_common::load::{self, HalfLife};
 use lb_common::ticks::tick;
@@ -27,7 +27,7 @@ impl Carried {
 
 /// Counts in one field of a slot's counters on this CPU.
 #[inline(always)]
-pub fn count(slot: u32, field: impl FnOnce(&mut Counts) -> *mut u64) {
+pub fn count(slot: u32, field: impl FnOnce(&mut SlotCounters) -> *mut u64) {
     if let Some(counts) = COUNTS.get_ptr_mut(slot) {
         // SAFETY: this CPU's map value; the closure only takes a field's address.
         unsafe { atomic::add(field(&mut *counts), 1) };
@@ -50,7 +50,7 @@ pub fn chosen(slot: u32) {
 /// # Safety
 /// `counts` is a live map value.
 #[inline(always)]
-unsafe fn unknown(counts: *const Counts, number: usize) -> usize {
+unsafe fn unknown(counts: *const SlotCounters, number: usize) -> usize {
     // SAFETY: the caller's.
     let nothing = unsafe { (&raw const (*counts).endings[ENDING_ROWS - 1]).read_volatile() };
     (number as u64).wrapping_add(nothing) as usize
@@ -58,7 +58,7 @@ unsafe fn unknown(counts: *const Counts, number: usize) -> usize {
 
 /// Counts a time in one of a slot's histograms.
 #[inline(always)]
-pub fn time(slot: u32, us: u32, field: impl FnOnce(&mut Counts) -> &mut Times) {
+pub fn time(slot: u32, us: u32, field: impl FnOnce(&mut SlotCounters) -> &mut Histogram) {
     if let Some(counts) = COUNTS.get_ptr_mut(slot) {
         // SAFETY: this CPU's map value.
         let bucket = unsafe { unknown(counts, bucket(us)) };

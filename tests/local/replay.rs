@@ -2,7 +2,7 @@
 //! chooses the same backends.
 
 use lb_common::abi::{
-    Backend, BackendState, ENTRIES_PER_CELL, Flow, FlowPlace, MAX_SERVICES, Members, Policy, Reason,
+    Backend, BackendState, ENTRIES_PER_CELL, Flow, FlowBucket, MAX_SERVICES, Members, Policy, Reason,
     RecentErrors, ScheduleCell, Service, StateWord, TableRef, map,
 };
 use lb_common::pick::{How, Tables, choose};
@@ -91,7 +91,7 @@ impl Tables for Maps {
 
 /// The flows of open sockets in the order in which these were made: cookies are counted up on each CPU.
 fn recorded(fixture: &Fixture) -> Vec<Flow> {
-    let places = values::<FlowPlace>(&fixture.setup.map("web", map::FLOW_PLACES));
+    let places = values::<FlowBucket>(&fixture.setup.map("web", map::FLOW_PLACES));
     let table = values::<Flow>(&fixture.setup.map("web", map::FLOWS));
     let overflow = hash::<u64, Flow>(&fixture.setup.map("web", map::FLOW_OVERFLOW));
     let mut flows: Vec<(u64, Flow)> =

@@ -194,11 +194,11 @@ const _: () = assert!(size_of::<Members>() == 520);
 /// A table whose members are not listed: they are too many, or nothing asks for them.
 pub const NO_MEMBERS: u8 = 0;
 
-/// The place holds no service.
+/// No service has the index.
 pub const SERVICE_FREE: u8 = 0;
 /// The service is configured.
 pub const SERVICE_LIVE: u8 = 1;
-/// The service was removed; the place is kept until its last flow ends, so that getpeername stays right.
+/// The service was removed; the index is kept until its last flow ends, so that getpeername stays right.
 pub const SERVICE_LEAVING: u8 = 2;
 
 /// Four schedule entries, each the slot of a backend or [`NO_SLOT`](super::NO_SLOT). Written by the daemon, only while no service

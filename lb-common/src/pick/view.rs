@@ -6,7 +6,7 @@ use super::{CORRUPT, How, NONE_USABLE, Pick, Tables, p2c, schedule};
 use crate::abi::{
     MAX_SCHEDULE_LOG2, MAX_SKIPS, MIN_SCHEDULE_LOG2, NO_SLOT, OVERFLOW_REFUSE, Policy, Rules, TableRef,
 };
-use crate::load::{self, HalfLife, soon_all_ones_if_negative};
+use crate::load::{self, HalfLife, sign_mask_in_register};
 
 /// What one choice sees.
 pub struct View<'t, T> {
@@ -149,5 +149,5 @@ pub fn slot_at<T: Tables>(tables: &T, table: TableRef, position: u32) -> Option<
 pub fn at_limit<T: Tables>(tables: &T, backend: T::Backend, active_limit: u32) -> u64 {
     // Without a limit nobody ever has as many flows.
     let most = active_limit.wrapping_sub(1);
-    soon_all_ones_if_negative(u64::from(most).wrapping_sub(u64::from(tables.flows(backend)))) & 1
+    sign_mask_in_register(u64::from(most).wrapping_sub(u64::from(tables.flows(backend)))) & 1
 }
