@@ -69,7 +69,7 @@ impl Instructions for Linux5_10 {
 
     #[inline(always)]
     unsafe fn replace(_word: *mut u64, _old: u64, _new: u64) -> bool {
-        // No place of the flow table can be claimed safely against another CPU, so none ever is: every flow goes to
+        // No bucket of the flow table can be claimed safely against another CPU, so none ever is: every flow goes to
         // the overflow table, whose insert and delete are atomic. Exact, and dearer: a hash of the kernel's in place
         // of an array.
         false

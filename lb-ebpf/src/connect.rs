@@ -14,7 +14,7 @@ use lb_common::vip_table::{Destination, VipTable, find};
 use crate::atomic::{self, Instructions};
 use crate::choose::{Chooser, Chosen, choose_here};
 use crate::context::{Dial, Opener, TCP, UDP};
-use crate::flow::{self, Begun};
+use crate::flow::{self, Recorded};
 use crate::maps::{BACKENDS, DIALLED, HAS_SET_RETVAL, OUTCOMES, SERVICES};
 use crate::tables::endpoint_of;
 use crate::{PROCEED, clock, tally};
@@ -32,7 +32,7 @@ pub enum Verdict {
 impl Verdict {
     /// As a hook of IPv4 returns it.
     #[inline(always)]
-    pub fn carry_out4(self, dial: &Dial) -> i32 {
+    pub fn apply_v4(self, dial: &Dial) -> i32 {
         match self {
             Self::Forward(backend) => {
                 // SAFETY: a live map value; only its weight changes while something refers to the slot.
@@ -49,7 +49,7 @@ impl Verdict {
 
     /// As a hook of IPv6 returns it.
     #[inline(always)]
-    pub fn carry_out6(self, dial: &Dial) -> i32 {
+    pub fn apply_v6(self, dial: &Dial) -> i32 {
         match self {
             Self::Forward(backend) => {
                 // SAFETY: a live map value; only its weight changes while something refers to the slot.
@@ -64,13 +64,13 @@ impl Verdict {
 
 #[inline(always)]
 pub fn connect4<I: Instructions>(dial: &Dial) -> i32 {
-    balance::<I>(dial, service_at(dial, Address::mapped(dial.ip4()))).carry_out4(dial)
+    balance::<I>(dial, service_at(dial, Address::mapped(dial.ip4()))).apply_v4(dial)
 }
 
 /// Also of a v4-mapped address, which dials an IPv4 service, whose backends are IPv4, which are kept v4-mapped.
 #[inline(always)]
 pub fn connect6<I: Instructions>(dial: &Dial) -> i32 {
-    balance::<I>(dial, service_at(dial, dial.ip6())).carry_out6(dial)
+    balance::<I>(dial, service_at(dial, dial.ip6())).apply_v6(dial)
 }
 
 /// The index of the service at an address, if there is one.
@@ -129,7 +129,7 @@ fn balance<I: Instructions>(dial: &Dial, service: Option<u32>) -> Verdict {
         if is_tcp {
             flow::leave::<I>(dial.cookie());
         }
-        return choice.turn_away(dial);
+        return choice.refuse(dial);
     };
     if is_tcp {
         dial.set_syn_retries(choice.syn_retries);
@@ -144,14 +144,14 @@ fn balance<I: Instructions>(dial: &Dial, service: Option<u32>) -> Verdict {
         choice.flow(dial, backend, namespace)
     };
     // The flow table may be full, or the end of the flow be invisible.
-    let begun = if opener == Opener::Mptcp {
-        Begun::Nowhere
+    let recorded = if opener == Opener::Mptcp {
+        Recorded::Nowhere
     } else {
         flow::begin::<I>(dial.cookie(), choice.slot, flow)
     };
-    choice.count(!matches!(begun, Begun::Nowhere));
+    choice.count(!matches!(recorded, Recorded::Nowhere));
     // Last, because it is the one line of memory that nobody has used lately: whatever is atomic waits for it.
-    if let Begun::Table(record) = begun {
+    if let Recorded::Table(record) = recorded {
         // SAFETY: a live map value that belongs to the socket.
         unsafe { record.write(flow(None)) };
     }
@@ -288,7 +288,7 @@ impl Choice {
 
     /// Ends a call for which nobody was chosen.
     #[inline(always)]
-    pub fn turn_away(&self, dial: &Dial) -> Verdict {
+    pub fn refuse(&self, dial: &Dial) -> Verdict {
         match self.how {
             How::Limited => count(self.index, |outcomes| &raw mut outcomes.limited),
             How::Refused => count(self.index, |outcomes| &raw mut outcomes.refused),

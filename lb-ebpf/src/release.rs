@@ -10,7 +10,7 @@ use crate::datagrams;
 use crate::flow;
 use crate::maps::FULL_ACCOUNTING;
 use crate::peer;
-use crate::tally::{self, Carried};
+use crate::tally::{self, TrafficTotals};
 
 #[inline(always)]
 pub fn release<I: Instructions>(socket: &Socket) {
@@ -18,8 +18,8 @@ pub fn release<I: Instructions>(socket: &Socket) {
     if socket.is_udp() {
         datagrams::end(cookie);
     }
-    let Some(held) = flow::of(cookie) else { return };
-    let flow = held.flow();
+    let Some(record) = flow::of(cookie) else { return };
+    let flow = record.flow();
     let is_datagram = flow.phase == Phase::Datagrams as u8;
     if FULL_ACCOUNTING.load() != 0 && !is_datagram && flow.phase != Phase::Chosen as u8 {
         // It ends when the connection does, which may be long after this; but not where a program of somebody else has
@@ -36,7 +36,7 @@ pub fn release<I: Instructions>(socket: &Socket) {
         tally::count(flow.slot, |counts| &raw mut counts.diverted);
     }
     let mut ending = Ending::Closed;
-    let mut carried = Carried::NOTHING;
+    let mut totals = TrafficTotals::NONE;
     if !is_datagram {
         let snapshot = socket.snapshot();
         ending = ending_of(socket, &flow, snapshot);
@@ -44,7 +44,7 @@ pub fn release<I: Instructions>(socket: &Socket) {
             if flow.phase != Phase::Established as u8 {
                 tally::count(flow.slot, |counts| &raw mut counts.established);
             }
-            carried = Carried {
+            totals = TrafficTotals {
                 bytes_received: socket.bytes_received(),
                 // The SYN counts as a byte.
                 bytes_sent: socket.bytes_sent().saturating_sub(1),
@@ -52,7 +52,7 @@ pub fn release<I: Instructions>(socket: &Socket) {
             };
         }
     }
-    flow::end::<I>(cookie, held, &flow, ending, carried);
+    flow::end::<I>(cookie, record, &flow, ending, totals);
 }
 
 #[inline(always)]

@@ -15,13 +15,13 @@ use crate::{clock, datagrams, flow, tally};
 
 #[inline(always)]
 pub fn sendmsg4<I: Chooser>(dial: &Dial) -> i32 {
-    balance::<I>(dial, service_at(dial, Address::mapped(dial.ip4()))).carry_out4(dial)
+    balance::<I>(dial, service_at(dial, Address::mapped(dial.ip4()))).apply_v4(dial)
 }
 
 /// Kernel fact: a v4-mapped address does not come here, but to [`sendmsg4`]; and this hook may not write one.
 #[inline(always)]
 pub fn sendmsg6<I: Chooser>(dial: &Dial) -> i32 {
-    balance::<I>(dial, service_at(dial, dial.ip6())).carry_out6(dial)
+    balance::<I>(dial, service_at(dial, dial.ip6())).apply_v6(dial)
 }
 
 #[inline(always)]
@@ -63,7 +63,7 @@ fn balance<I: Chooser>(dial: &Dial, service: Option<u32>) -> Verdict {
             count(index, |outcomes| &raw mut outcomes.reused);
             return Verdict::Forward(backend);
         }
-        return choice.turn_away(dial);
+        return choice.refuse(dial);
     };
     // Where no backend may be chosen the fallback is, again and again.
     if let Some(flow) = before

@@ -133,13 +133,13 @@ impl Tables for Kernel {
 
     #[inline(always)]
     fn member(&self, before: *const u16) -> (u32, *const u16) {
-        let mut place = before;
+        let mut position = before;
         // The compiler is not to see the pointers of two turns together: it would make an index of them.
         // SAFETY: within the slots of a live map value, because no more are asked for than there are; the instruction
         // adds the size of a slot.
         unsafe {
-            asm!("{0} += 2", inout(reg) place, options(pure, readonly, nostack, preserves_flags));
-            (u32::from(place.read_volatile()), place)
+            asm!("{0} += 2", inout(reg) position, options(pure, readonly, nostack, preserves_flags));
+            (u32::from(position.read_volatile()), position)
         }
     }
 
