@@ -15,12 +15,12 @@ mod flow;
 
 mod counts;
 
-mod departed;
+mod retired_counters;
 
 pub use backend::*;
 pub use counts::*;
-pub use departed::*;
 pub use flow::*;
+pub use retired_counters::*;
 pub use service::*;
 
 /// The version of everything in this module; a part of the pin path.
@@ -30,9 +30,9 @@ pub const ABI_VERSION: u32 = 5;
 
 /// Services per client task. A byte would hold them; the bound keeps every per-service table a few pages.
 pub const MAX_SERVICES: u32 = 256;
-/// Cells of the table of what is dialled: at most an eighth is in use, so nearly every look-up is over with the first. A
+/// Cells of the VIP table: at most an eighth is in use, so nearly every look-up is over with the first. A
 /// power of two.
-pub const DIALLED_CELLS: u32 = 8 * MAX_SERVICES;
+pub const VIP_CELLS: u32 = 8 * MAX_SERVICES;
 /// Cells in which a service may be, from where its address hashes to: far beyond what chance makes of an eighth in use.
 pub const MAX_PROBES: u32 = 32;
 /// Client tasks per host: each has its own programs and maps, so this bounds locked memory.
@@ -72,7 +72,7 @@ pub const NO_SLOT: u32 = 0xffff;
 
 /// Names of the maps as the object declares them and as they are pinned.
 pub mod map {
-    /// Array, memory-mapped: the hash of an address, modulo its length, or a few further, to [`DialledCell`](super::DialledCell).
+    /// Array, memory-mapped: the hash of an address, modulo its length, or a few further, to [`VipCell`](super::VipCell).
     pub const DIALLED: &str = "dialled";
     /// Array, memory-mapped: service index to [`Service`](super::Service).
     pub const SERVICES: &str = "services";
@@ -82,26 +82,26 @@ pub mod map {
     pub const SCHEDULE: &str = "schedule";
     /// Array, memory-mapped: twice the service index, plus the half, to [`Members`](super::Members).
     pub const MEMBERS: &str = "members";
-    /// Per-CPU array: service index to [`Walk`](super::Walk).
+    /// Per-CPU array: service index to [`Cursor`](super::Cursor).
     pub const WALKS: &str = "walks";
     /// Per-CPU array: service index, or [`NOT_A_SERVICE`](super::NOT_A_SERVICE), to [`Outcomes`](super::Outcomes).
     pub const OUTCOMES: &str = "outcomes";
-    /// Per-CPU array: slot to [`Counts`](super::Counts).
+    /// Per-CPU array: slot to [`SlotCounters`](super::SlotCounters).
     pub const COUNTS: &str = "counts";
     /// Per-CPU array: slot to the flows that were sent to its backend. Apart from the other counts, because it is all that a
     /// choice counts: those of eight slots lie in one cache line.
     pub const CHOSEN: &str = "chosen";
-    /// Array, memory-mapped: socket cookie modulo its length to [`FlowPlace`](super::FlowPlace).
+    /// Array, memory-mapped: socket cookie modulo its length to [`FlowBucket`](super::FlowBucket).
     pub const FLOW_PLACES: &str = "flow_places";
-    /// Array, memory-mapped: as [`FLOW_PLACES`] to the [`Flow`](super::Flow) of whoever holds the place.
+    /// Array, memory-mapped: as [`FLOW_PLACES`] to the [`Flow`](super::Flow) of the socket that holds the bucket.
     pub const FLOWS: &str = "flows";
-    /// Hash: socket cookie to [`Flow`](super::Flow), for sockets whose place in `flow_places` is taken.
+    /// Hash: socket cookie to [`Flow`](super::Flow), for sockets whose bucket in `flow_places` is taken.
     pub const FLOW_OVERFLOW: &str = "flow_overflow";
     /// Hash: socket cookie to [`Datagrams`](super::Datagrams), for datagram sockets that are not connected.
     pub const DATAGRAMS: &str = "datagrams";
     /// Per-CPU array of one [`Anomalies`](super::Anomalies).
     pub const ANOMALIES: &str = "anomalies";
-    /// Hash: [`BackendName`](super::BackendName) to [`Departed`](super::Departed).
+    /// Hash: [`BackendName`](super::BackendName) to [`RetiredCounters`](super::RetiredCounters).
     pub const DEPARTED: &str = "departed";
 
     /// All of them, in the order in which they are described.

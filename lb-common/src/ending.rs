@@ -154,7 +154,7 @@ impl Attempt {
 
 /// What a socket shows of itself when its last descriptor is closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shown {
+pub struct SocketSnapshot {
     /// Whether more than its state could be read; nothing else means anything if not. (An `Option` would leave the rest of
     /// it unwritten, and the compiler may then copy what was never written, which the verifier refuses to those without
     /// CAP_PERFMON.)
@@ -180,8 +180,8 @@ pub fn tells_established(state: u32) -> bool {
 /// A blocking connect that fails clears what could be read of it, so that refused, unreachable and timed out are one
 /// here: [`Ending::Other`], but where the error is still pending. Of [`Ending::GaveUp`] an [`Attempt`] tells more.
 #[inline(always)]
-pub fn at_release(shown: Shown) -> Ending {
-    let Shown { is_readable, state, error, was_established } = shown;
+pub fn at_release(snapshot: SocketSnapshot) -> Ending {
+    let SocketSnapshot { is_readable, state, error, was_established } = snapshot;
     if state == TCP_SYN_SENT {
         return Ending::GaveUp;
     }
@@ -260,7 +260,7 @@ mod tests {
     #[test]
     fn at_release_a_cleared_error_is_a_failure_without_a_cause() {
         let shown = |state, error, was_established| {
-            at_release(Shown { is_readable: true, state, error, was_established })
+            at_release(SocketSnapshot { is_readable: true, state, error, was_established })
         };
         assert_eq!(shown(TCP_ESTABLISHED, 0, true), Ending::Closed);
         assert_eq!(shown(TCP_CLOSE_WAIT, 0, true), Ending::Closed);
@@ -271,10 +271,11 @@ mod tests {
         assert_eq!(shown(TCP_CLOSE, ETIMEDOUT, false), Ending::TimedOut);
         assert_eq!(shown(TCP_CLOSE, ETIMEDOUT, true), Ending::DataTimeout);
         assert_eq!(shown(TCP_CLOSE, ECONNRESET, true), Ending::Reset);
-        let unread = Shown { is_readable: false, state: TCP_ESTABLISHED, error: 0, was_established: true };
+        let unread =
+            SocketSnapshot { is_readable: false, state: TCP_ESTABLISHED, error: 0, was_established: true };
         assert_eq!(at_release(unread), Ending::Unknown);
         assert_eq!(
-            at_release(Shown { state: TCP_SYN_SENT, ..unread }),
+            at_release(SocketSnapshot { state: TCP_SYN_SENT, ..unread }),
             Ending::GaveUp,
             "its state is always shown"
         );

@@ -10,7 +10,7 @@ pub mod net;
 
 pub mod abi;
 
-pub mod dialled;
+pub mod vip_table;
 
 pub mod ending;
 

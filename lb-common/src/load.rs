@@ -37,7 +37,7 @@ impl HalfLife {
 pub fn decayed(errors: RecentErrors, now: u32, half_life: HalfLife) -> u32 {
     let halvings = half_life.halvings(errors, now);
     // After 64 halvings nothing is left, and a shift by as much is none.
-    let left = u64::from(errors.count) >> (halvings & 63) & all_ones_if_negative(halvings.wrapping_sub(64));
+    let left = u64::from(errors.count) >> (halvings & 63) & sign_mask(halvings.wrapping_sub(64));
     #[expect(clippy::cast_possible_truncation, reason = "never more than the count")]
     let left = left as u32;
     left
@@ -73,22 +73,22 @@ pub fn are_stale(errors: RecentErrors, now: u32) -> bool {
 /// The sign of a difference as a mask. Where a comparison would be a branch: the verifier follows both ways of each branch
 /// in each turn of a loop, and compilers make branches of masks that they see through.
 #[inline(always)]
-pub fn all_ones_if_negative(difference: u64) -> u64 {
+pub fn sign_mask(difference: u64) -> u64 {
     black_box((difference.cast_signed() >> 63).cast_unsigned())
 }
 
-/// As [`all_ones_if_negative`], where it is waited for. (`black_box` goes by way of memory in a kernel program. Not for what
+/// As [`sign_mask`], in a register: `black_box` goes by way of memory in a kernel program. (Not for what
 /// a choice computes of two backends: without that barrier the verifier has too many ways to follow without CAP_PERFMON.)
 #[cfg(not(target_arch = "bpf"))]
 #[inline(always)]
-pub fn soon_all_ones_if_negative(difference: u64) -> u64 {
-    all_ones_if_negative(difference)
+pub fn sign_mask_in_register(difference: u64) -> u64 {
+    sign_mask(difference)
 }
 
 /// As on the host.
 #[cfg(target_arch = "bpf")]
 #[inline(always)]
-pub fn soon_all_ones_if_negative(difference: u64) -> u64 {
+pub fn sign_mask_in_register(difference: u64) -> u64 {
     let mut mask = difference;
     // SAFETY: shifts a register.
     unsafe {

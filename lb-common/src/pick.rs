@@ -1,20 +1,20 @@
 //! Which backend a call goes to: one function, run by the kernel programs, by replays and by tests on the host.
 //!
-//! A choice depends on the tables, on the service's rules and on one number, the *draw*: where a walk stands, or a random
+//! A choice depends on the tables, on the service's rules and on one number, the *sample*: where a cursor stands, or a random
 //! number. Whoever has the three gets the same backend again. What all policies have in common is here: whoever may not be
 //! chosen, or has reached the limit of open flows, is skipped; if nobody is left, the service's rules and its fallback
 //! decide. It knows nothing of how weights become a schedule, and reads no clock.
 
 mod least_loaded;
 mod p2c;
+mod schedule;
 mod view;
-mod walk;
 
 pub use least_loaded::{Scan, least};
 pub use p2c::other_than;
-pub use walk::first_free_of_many;
+pub use schedule::first_free_of_many;
 
-use crate::abi::{NO_SLOT, Policy, RecentErrors, Rules, StateWord, TableRef, Walk};
+use crate::abi::{Cursor, NO_SLOT, Policy, RecentErrors, Rules, StateWord, TableRef};
 use view::View;
 
 /// The tables as one side sees them.
@@ -23,8 +23,8 @@ pub trait Tables: Sized {
     type Backend: Copy;
     /// A reference to the members of a table.
     type Members: Copy;
-    /// A place in their list.
-    type Place: Copy;
+    /// A position in their list.
+    type Position: Copy;
 
     /// The slot at an entry of the schedule map, or `None` past its end.
     fn entry(&self, entry: u32) -> Option<u32>;
@@ -42,18 +42,18 @@ pub trait Tables: Sized {
     fn errors(&self, backend: Self::Backend) -> RecentErrors;
 
     /// Entries that it has in the service's table.
-    fn share(&self, backend: Self::Backend) -> u32;
+    fn entries(&self, backend: Self::Backend) -> u32;
 
     /// The members of a table, if they are listed.
     fn members(&self, table: TableRef) -> Option<Self::Members>;
 
-    /// How many there are, at most [`MAX_SUBSET`](crate::abi::MAX_SUBSET), and the place before the first.
-    fn list(&self, members: Self::Members) -> Option<(u32, Self::Place)>;
+    /// How many there are, at most [`MAX_SUBSET`](crate::abi::MAX_SUBSET), and the position before the first.
+    fn list(&self, members: Self::Members) -> Option<(u32, Self::Position)>;
 
-    /// The slot at the place after this one, and that place. To be asked [`MAX_SUBSET`](crate::abi::MAX_SUBSET) times at most. (A walk in
+    /// The slot at the position after this one, and that position. To be asked [`MAX_SUBSET`](crate::abi::MAX_SUBSET) times at most. (Steps in
     /// place of an index: the verifier allows a sum of a pointer and a number that is another one in each turn only with
     /// CAP_PERFMON.)
-    fn member(&self, place: Self::Place) -> (u32, Self::Place);
+    fn member(&self, position: Self::Position) -> (u32, Self::Position);
 
     /// The least loaded member. Long loops are methods, so that the kernel programs can have them as functions of their own,
     /// which the verifier follows once and not for each way that leads to them.
@@ -68,25 +68,25 @@ pub trait Tables: Sized {
         first_free_of_many(self, table, from, active_limit)
     }
 
-    /// Another slot than `first`, for a draw whose two positions both name that one.
+    /// Another slot than `first`, for a sample whose two positions both name that one.
     #[inline(always)]
-    fn other_entry(&self, table: TableRef, first: u32, draw: u32) -> u32 {
-        other_than(self, table, first, draw)
+    fn other_entry(&self, table: TableRef, first: u32, sample: u32) -> u32 {
+        other_than(self, table, first, sample)
     }
 
     /// The service's fallback word. Asked last: the daemon stores it before the state words that need it.
     fn fallback(&self) -> u32;
 }
 
-/// Where draws come from: the CPU's walk over the service's schedule.
-pub trait Draws {
-    /// Takes the walk one step on and returns where it stood.
-    fn step(&self) -> Walk;
+/// Where samples come from: this CPU's cursor over the service's schedule.
+pub trait CpuCursor {
+    /// Takes the cursor one step on and returns where it stood.
+    fn step(&self) -> Cursor;
 
-    /// Where the walk stands.
-    fn walk(&self) -> Walk;
+    /// Where the cursor stands.
+    fn load(&self) -> Cursor;
 
-    /// Sets the phase of the walk.
+    /// Sets the phase of the cursor.
     fn set_phase(&self, phase: u32);
 }
 
@@ -119,33 +119,33 @@ pub struct Pick {
 }
 
 impl Pick {
-    const BROKEN: Self = Self::nobody(How::Broken);
+    const BROKEN: Self = Self::no_slot(How::Broken);
 
     #[inline(always)]
-    const fn nobody(how: How) -> Self {
+    const fn no_slot(how: How) -> Self {
         Self { how, slot: NO_SLOT }
     }
 }
 
 /// In place of a slot, where [`NO_SLOT`] means that nobody is free: the tables contradict each other.
-const NONSENSE: u32 = u32::MAX;
+const CORRUPT: u32 = u32::MAX;
 /// In place of a slot: nobody may be chosen at all.
-const NOBODY_USABLE: u32 = u32::MAX - 1;
+const NONE_USABLE: u32 = u32::MAX - 1;
 
-/// The position in a table that a walk points to: its start, moved on by its phase. Whoever uses it takes the remainder of
+/// The position in a table that a cursor points to: its start, moved on by its phase. Whoever uses it takes the remainder of
 /// the table's length.
 #[inline(always)]
-pub fn position(walk: Walk, length_log2: u8) -> u32 {
+pub fn position(cursor: Cursor, length_log2: u8) -> u32 {
     // A start is a fraction of the table, so it keeps its meaning when the length changes.
-    walk.phase.wrapping_add(walk.start >> ((32 - u32::from(length_log2)) & 31))
+    cursor.phase.wrapping_add(cursor.start >> ((32 - u32::from(length_log2)) & 31))
 }
 
-/// A number that looks as if it were random: each 2^32 draws of a CPU have every number once. The kernel's own random
+/// A number that looks as if it were random: each 2^32 cursor of a CPU have every number once. The kernel's own random
 /// numbers are a call of some twenty nanoseconds, and nobody has to be kept from guessing these. (The constants are those of
 /// Chris Wellons' "lowbias32": flipping one bit of the input flips each bit of the result with a chance very near to a half.)
 #[inline(always)]
-pub fn scattered(walk: Walk) -> u32 {
-    mixed(walk.phase.wrapping_add(walk.start))
+pub fn scattered(cursor: Cursor) -> u32 {
+    mixed(cursor.phase.wrapping_add(cursor.start))
 }
 
 /// A number that looks as if it had nothing to do with the given one; no two numbers have the same.
@@ -158,11 +158,11 @@ fn mixed(mut x: u32) -> u32 {
     x ^ x >> 16
 }
 
-/// Draws, and picks a backend from `table` at the tick `now`. Returns the draw as well, for the record.
+/// Takes a sample, and picks a backend from `table` at the tick `now`. Returns the sample as well, for the record.
 #[inline(always)]
 pub fn pick<T: Tables>(
     tables: &T,
-    draws: &impl Draws,
+    cursor: &impl CpuCursor,
     table: TableRef,
     rules: Rules,
     now: u32,
@@ -172,37 +172,37 @@ pub fn pick<T: Tables>(
     if matches!(policy, Policy::LeastLoaded)
         && let Some(members) = tables.members(table)
     {
-        let walk = draws.walk();
-        let draw = position(walk, table.length_log2);
-        let (pick, steps) = view.scan(members, draw);
+        let at = cursor.load();
+        let sample = position(at, table.length_log2);
+        let (pick, steps) = view.scan(members, sample);
         // A plain store: what another call on this CPU stores in between decides only who comes first among equals.
-        draws.set_phase(walk.phase.wrapping_add(steps));
-        return (pick, draw);
+        cursor.set_phase(at.phase.wrapping_add(steps));
+        return (pick, sample);
     }
-    let draw = match policy {
+    let sample = match policy {
         Policy::P2c | Policy::Random => {
-            let walk = draws.walk();
-            // A plain store, as above: two calls that interrupt each other may draw the same.
-            draws.set_phase(walk.phase.wrapping_add(1));
-            scattered(walk)
+            let at = cursor.load();
+            // A plain store, as above: two calls that interrupt each other may have the same sample.
+            cursor.set_phase(at.phase.wrapping_add(1));
+            scattered(at)
         }
         Policy::RoundRobin | Policy::WeightedRoundRobin | Policy::LeastLoaded => {
-            position(draws.step(), table.length_log2)
+            position(cursor.step(), table.length_log2)
         }
     };
-    (view.walk(draw), draw)
+    (view.by_schedule(sample), sample)
 }
 
-/// Picks for a draw: the whole of a choice but for where its draw comes from. The same tables, rules, draw and tick give the
+/// Picks for a sample: the whole of a choice but for where its sample comes from. The same tables, rules, sample and tick give the
 /// same again.
-pub fn choose<T: Tables>(tables: &T, table: TableRef, rules: Rules, draw: u32, now: u32) -> Pick {
+pub fn choose<T: Tables>(tables: &T, table: TableRef, rules: Rules, sample: u32, now: u32) -> Pick {
     let view = View { tables, table, rules, now };
     match Policy::from_u8(rules.policy) {
         None => Pick::BROKEN,
         Some(Policy::LeastLoaded) => match tables.members(table) {
-            Some(members) => view.scan(members, draw).0,
-            None => view.walk(draw),
+            Some(members) => view.scan(members, sample).0,
+            None => view.by_schedule(sample),
         },
-        Some(_) => view.walk(draw),
+        Some(_) => view.by_schedule(sample),
     }
 }

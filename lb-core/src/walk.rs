@@ -18,7 +18,7 @@ pub fn start(task: &str, service: &str, cpu: u32, cpus: u32) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use lb_common::abi::Walk;
+    use lb_common::abi::Cursor;
     use lb_common::pick::position;
 
     #[test]
@@ -26,7 +26,7 @@ mod tests {
         for log2 in [10u8, 12, 16] {
             let length = 1u32 << log2;
             let starts: Vec<u32> = (0..4)
-                .map(|cpu| position(Walk { phase: 0, start: start("web/3@a", "users", cpu, 4) }, log2))
+                .map(|cpu| position(Cursor { phase: 0, start: start("web/3@a", "users", cpu, 4) }, log2))
                 .collect();
             for pair in starts.windows(2) {
                 assert_eq!(pair[1].wrapping_sub(pair[0]) & (length - 1), length / 4);

@@ -63,7 +63,7 @@ struct View<'a> {
 impl Tables for View<'_> {
     type Backend = u32;
     type Members = ();
-    type Place = usize;
+    type Position = usize;
 
     fn entry(&self, entry: u32) -> Option<u32> {
         self.plan.services[&self.place].schedule.get(entry as usize).map(|slot| u32::from(*slot))
@@ -86,7 +86,7 @@ impl Tables for View<'_> {
         RecentErrors::default()
     }
 
-    fn share(&self, _: u32) -> u32 {
+    fn entries(&self, _: u32) -> u32 {
         1
     }
 
@@ -115,13 +115,13 @@ impl View<'_> {
 }
 
 /// Where a connect to `address` goes at this moment: `None` if it is not balanced.
-fn connect(plan: &Plan, keys: &BTreeMap<SocketAddr, u16>, address: SocketAddr, draw: u32) -> Option<Pick> {
+fn connect(plan: &Plan, keys: &BTreeMap<SocketAddr, u16>, address: SocketAddr, sample: u32) -> Option<Pick> {
     let &place = keys.get(&address)?;
     let len = plan.services[&place].schedule.len();
     let length_log2 = if len == 0 { 0 } else { u8::try_from(len.ilog2()).expect("it fits") };
     assert!(len == 0 || (MIN_SCHEDULE_LOG2..=MAX_SCHEDULE_LOG2).contains(&length_log2));
     let table = TableRef { base: 0, generation: 0, length_log2, members: 0 };
-    Some(choose(&View { plan, place }, table, plan.services[&place].rules, draw, 0))
+    Some(choose(&View { plan, place }, table, plan.services[&place].rules, sample, 0))
 }
 
 /// Carries a step out on the keys: which place an address leads to.

@@ -8,15 +8,15 @@
 
 use core::intrinsics::{AtomicOrdering, atomic_cxchg, atomic_xadd};
 
-use lb_common::abi::Walk;
+use lb_common::abi::Cursor;
 
 /// A set of atomic instructions.
 pub trait Instructions {
-    /// Takes the CPU's walk one step on and returns where it stood.
+    /// Takes the CPU's cursor one step on and returns where it stood.
     ///
     /// # Safety
-    /// `walk` points to this CPU's value of a per-CPU map.
-    unsafe fn step(walk: *mut Walk) -> Walk;
+    /// `cursor` points to this CPU's value of a per-CPU map.
+    unsafe fn step(cursor: *mut Cursor) -> Cursor;
 
     /// Writes `new` to `word` if it holds `old`, and says whether it did.
     ///
@@ -30,15 +30,15 @@ pub struct Linux5_12;
 
 impl Instructions for Linux5_12 {
     #[inline(always)]
-    unsafe fn step(walk: *mut Walk) -> Walk {
+    unsafe fn step(cursor: *mut Cursor) -> Cursor {
         // The program may be preempted by another connect on this CPU, hence an atomic add on a per-CPU value. It adds
         // to the low half of the pair: a carry out of the phase would move the start by one 2^-32 of the table every
         // 2^32 connects, so the phase alone is added to.
         // SAFETY: the caller's pointer is to a live map value; the phase is its first, aligned word.
         unsafe {
-            let start = (&raw const (*walk).start).read_volatile();
-            let phase = atomic_xadd::<u32, u32, { AtomicOrdering::AcqRel }>(&raw mut (*walk).phase, 1);
-            Walk { phase, start }
+            let start = (&raw const (*cursor).start).read_volatile();
+            let phase = atomic_xadd::<u32, u32, { AtomicOrdering::AcqRel }>(&raw mut (*cursor).phase, 1);
+            Cursor { phase, start }
         }
     }
 
@@ -56,20 +56,20 @@ pub struct Linux5_10;
 
 impl Instructions for Linux5_10 {
     #[inline(always)]
-    unsafe fn step(walk: *mut Walk) -> Walk {
+    unsafe fn step(cursor: *mut Cursor) -> Cursor {
         // Kernel fact: before 5.12 a program runs with preemption off (`migrate_disable` is `preempt_disable` there),
         // so nothing can step in between on this CPU.
         // SAFETY: the caller's pointer is to a live map value.
         unsafe {
-            let now = walk.read_volatile();
-            (&raw mut (*walk).phase).write_volatile(now.phase.wrapping_add(1));
+            let now = cursor.read_volatile();
+            (&raw mut (*cursor).phase).write_volatile(now.phase.wrapping_add(1));
             now
         }
     }
 
     #[inline(always)]
     unsafe fn replace(_word: *mut u64, _old: u64, _new: u64) -> bool {
-        // No place of the flow table can be claimed safely against another CPU, so none ever is: every flow goes to
+        // No bucket of the flow table can be claimed safely against another CPU, so none ever is: every flow goes to
         // the overflow table, whose insert and delete are atomic. Exact, and dearer: a hash of the kernel's in place
         // of an array.
         false

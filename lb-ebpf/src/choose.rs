@@ -6,7 +6,7 @@ use lb_common::pick::{How, Pick, pick};
 
 use crate::atomic::{Instructions, Linux5_10, Linux5_12};
 use crate::maps::{SERVICES, WALKS};
-use crate::tables::{Kernel, Walking, rules};
+use crate::tables::{Kernel, KernelCursor, rules};
 
 /// Chooses with one set of atomic instructions.
 pub trait Chooser: Instructions {
@@ -44,28 +44,30 @@ extern "C" fn choose_backend_5_10(service: u32, table: u64, policy: u32, now: u3
 #[inline(always)]
 pub fn choose_here<I: Instructions>(service: u32, table: TableRef, policy: u8, now: u32) -> Chosen {
     let Some(row) = SERVICES.get_ptr(service) else { return Chosen::BROKEN };
-    let Some(walk) = WALKS.get_ptr_mut(service) else { return Chosen::BROKEN };
+    let Some(cursor) = WALKS.get_ptr_mut(service) else { return Chosen::BROKEN };
     let tables = Kernel { index: service, service: row };
-    let (pick, draw) = pick(&tables, &Walking::<I>::new(walk), table, rules(row, policy), now);
-    Chosen::new(pick, draw)
+    let (pick, sample) = pick(&tables, &KernelCursor::<I>::new(cursor), table, rules(row, policy), now);
+    Chosen::new(pick, sample)
 }
 
-/// A pick and its draw in one word, which is what a function can return.
+/// A pick and its sample in one word, which is what a function can return.
 #[derive(Clone, Copy)]
 pub struct Chosen {
     word: u64,
 }
 
 const HOW_BIT: u32 = 16;
-const DRAW_BIT: u32 = 32;
+const SAMPLE_BIT: u32 = 32;
 
 impl Chosen {
     const BROKEN: Self = Self { word: (How::Broken as u64) << HOW_BIT | NO_SLOT as u64 };
 
     #[inline(always)]
-    fn new(pick: Pick, draw: u32) -> Self {
+    fn new(pick: Pick, sample: u32) -> Self {
         Self {
-            word: u64::from(draw) << DRAW_BIT | (pick.how as u64) << HOW_BIT | u64::from(pick.slot & NO_SLOT),
+            word: u64::from(sample) << SAMPLE_BIT
+                | (pick.how as u64) << HOW_BIT
+                | u64::from(pick.slot & NO_SLOT),
         }
     }
 
@@ -75,10 +77,10 @@ impl Chosen {
         self.word as u32 & NO_SLOT
     }
 
-    /// What the policy drew.
+    /// The sample of the policy.
     #[inline(always)]
-    pub fn draw(self) -> u32 {
-        (self.word >> DRAW_BIT) as u32
+    pub fn sample(self) -> u32 {
+        (self.word >> SAMPLE_BIT) as u32
     }
 
     /// How the pick ended.

@@ -4,17 +4,17 @@
 //! known service without a usable backend is refused.
 
 use lb_common::abi::{
-    Backend, DialledCell, Endpoint, Flow, NOT_A_SERVICE, Outcomes, Phase, Reason, Service, TableRef,
+    Backend, BackendAddress, Flow, NOT_A_SERVICE, Outcomes, Phase, Reason, Service, TableRef, VipCell,
 };
-use lb_common::dialled::{Cells, Dialled, find};
 use lb_common::net::Address;
 use lb_common::pick::How;
 use lb_common::ticks::tick;
+use lb_common::vip_table::{Destination, VipTable, find};
 
 use crate::atomic::{self, Instructions};
 use crate::choose::{Chooser, Chosen, choose_here};
 use crate::context::{Dial, Opener, TCP, UDP};
-use crate::flow::{self, Begun};
+use crate::flow::{self, Recorded};
 use crate::maps::{BACKENDS, DIALLED, HAS_SET_RETVAL, OUTCOMES, SERVICES};
 use crate::tables::endpoint_of;
 use crate::{PROCEED, clock, tally};
@@ -24,7 +24,7 @@ const REFUSE: i32 = 0;
 
 /// How a call ends, before the socket is touched.
 pub enum Verdict {
-    Forward(*const Endpoint),
+    Forward(*const BackendAddress),
     Proceed,
     Refuse,
 }
@@ -32,7 +32,7 @@ pub enum Verdict {
 impl Verdict {
     /// As a hook of IPv4 returns it.
     #[inline(always)]
-    pub fn carry_out4(self, dial: &Dial) -> i32 {
+    pub fn apply_v4(self, dial: &Dial) -> i32 {
         match self {
             Self::Forward(backend) => {
                 // SAFETY: a live map value; only its weight changes while something refers to the slot.
@@ -49,7 +49,7 @@ impl Verdict {
 
     /// As a hook of IPv6 returns it.
     #[inline(always)]
-    pub fn carry_out6(self, dial: &Dial) -> i32 {
+    pub fn apply_v6(self, dial: &Dial) -> i32 {
         match self {
             Self::Forward(backend) => {
                 // SAFETY: a live map value; only its weight changes while something refers to the slot.
@@ -64,41 +64,41 @@ impl Verdict {
 
 #[inline(always)]
 pub fn connect4<I: Instructions>(dial: &Dial) -> i32 {
-    balance::<I>(dial, service_at(dial, Address::mapped(dial.ip4()))).carry_out4(dial)
+    balance::<I>(dial, service_at(dial, Address::mapped(dial.ip4()))).apply_v4(dial)
 }
 
 /// Also of a v4-mapped address, which dials an IPv4 service, whose backends are IPv4, which are kept v4-mapped.
 #[inline(always)]
 pub fn connect6<I: Instructions>(dial: &Dial) -> i32 {
-    balance::<I>(dial, service_at(dial, dial.ip6())).carry_out6(dial)
+    balance::<I>(dial, service_at(dial, dial.ip6())).apply_v6(dial)
 }
 
-/// The place of the service that is dialled at an address, if it is one.
+/// The index of the service at an address, if there is one.
 #[inline(always)]
 pub fn service_at(dial: &Dial, address: Address) -> Option<u32> {
-    find(&Services, Dialled { address, port: dial.port(), protocol: dial.protocol()? })
+    find(&Services, Destination { address, port: dial.port(), protocol: dial.protocol()? })
 }
 
 /// The services and their addresses.
 struct Services;
 
-impl Cells for Services {
+impl VipTable for Services {
     #[inline(always)]
-    fn cell(&self, position: u32) -> Option<DialledCell> {
-        let cell: *const DialledCell = DIALLED.get_ptr(position)?;
+    fn cell(&self, position: u32) -> Option<VipCell> {
+        let cell: *const VipCell = DIALLED.get_ptr(position)?;
         // SAFETY: a live map value, which changes at any time, hence one volatile load.
-        Some(DialledCell::from_word(unsafe { cell.cast::<u64>().read_volatile() }))
+        Some(VipCell::from_word(unsafe { cell.cast::<u64>().read_volatile() }))
     }
 
     #[inline(always)]
-    fn is_of(&self, service: u32, dialled: Dialled) -> bool {
+    fn serves(&self, service: u32, destination: Destination) -> bool {
         let service: *const Service = match SERVICES.get_ptr(service) {
             Some(service) => service,
             None => return false,
         };
         // SAFETY: a live map value; a service's address stays while its cell refers to it.
         let (address, port, protocol) = unsafe { ((*service).address, (*service).port, (*service).protocol) };
-        dialled == Dialled { address, port, protocol }
+        destination == Destination { address, port, protocol }
     }
 }
 
@@ -129,7 +129,7 @@ fn balance<I: Instructions>(dial: &Dial, service: Option<u32>) -> Verdict {
         if is_tcp {
             flow::leave::<I>(dial.cookie());
         }
-        return choice.turn_away(dial);
+        return choice.refuse(dial);
     };
     if is_tcp {
         dial.set_syn_retries(choice.syn_retries);
@@ -144,14 +144,14 @@ fn balance<I: Instructions>(dial: &Dial, service: Option<u32>) -> Verdict {
         choice.flow(dial, backend, namespace)
     };
     // The flow table may be full, or the end of the flow be invisible.
-    let begun = if opener == Opener::Mptcp {
-        Begun::Nowhere
+    let recorded = if opener == Opener::Mptcp {
+        Recorded::Nowhere
     } else {
         flow::begin::<I>(dial.cookie(), choice.slot, flow)
     };
-    choice.count(!matches!(begun, Begun::Nowhere));
+    choice.count(!matches!(recorded, Recorded::Nowhere));
     // Last, because it is the one line of memory that nobody has used lately: whatever is atomic waits for it.
-    if let Begun::Table(record) = begun {
+    if let Recorded::Table(record) = recorded {
         // SAFETY: a live map value that belongs to the socket.
         unsafe { record.write(flow(None)) };
     }
@@ -166,7 +166,7 @@ pub struct Choice {
     how: How,
     /// Past the end of all maps if it is nobody's.
     pub slot: u32,
-    draw: u32,
+    sample: u32,
     table_generation: u16,
     policy: u8,
     syn_retries: u8,
@@ -222,7 +222,7 @@ impl Question {
             service: self.service,
             how: chosen.how(),
             slot: chosen.slot(),
-            draw: chosen.draw(),
+            sample: chosen.sample(),
             table_generation: self.table.generation,
             policy: self.policy,
             syn_retries: self.syn_retries,
@@ -260,7 +260,7 @@ impl Choice {
             slot: self.slot,
             generation,
             process: dial.process(),
-            draw: self.draw,
+            draw: self.sample,
             table_generation: self.table_generation,
             share: if share > 0xffff { 0xffff } else { share as u16 },
             service: self.index as u16,
@@ -288,7 +288,7 @@ impl Choice {
 
     /// Ends a call for which nobody was chosen.
     #[inline(always)]
-    pub fn turn_away(&self, dial: &Dial) -> Verdict {
+    pub fn refuse(&self, dial: &Dial) -> Verdict {
         match self.how {
             How::Limited => count(self.index, |outcomes| &raw mut outcomes.limited),
             How::Refused => count(self.index, |outcomes| &raw mut outcomes.refused),

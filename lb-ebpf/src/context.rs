@@ -6,7 +6,7 @@
 use aya_ebpf::bindings::{BPF_SOCK_OPS_STATE_CB_FLAG, bpf_sock, bpf_sock_addr};
 use aya_ebpf::helpers::generated as helper;
 use aya_ebpf::programs::{SockAddrContext, SockContext};
-use lb_common::ending::{Shown, TCP_CLOSE, TCP_CLOSE_WAIT, TCP_ESTABLISHED, tells_established};
+use lb_common::ending::{SocketSnapshot, TCP_CLOSE, TCP_CLOSE_WAIT, TCP_ESTABLISHED, tells_established};
 use lb_common::net::{Address, Be16, Be32};
 
 use crate::maps::{
@@ -258,15 +258,16 @@ impl Socket {
     /// some thirty nanoseconds, so what the state tells is not read: a socket with an error is closed, and one that is
     /// closed tells whether it was established by its smoothed round-trip time only.
     #[inline(always)]
-    pub fn shown(&self) -> Shown {
+    pub fn snapshot(&self) -> SocketSnapshot {
         let state = self.state();
         let is_readable = RELEASED_SK_ERR.load() != 0;
-        let mut shown = Shown { is_readable, state, error: 0, was_established: tells_established(state) };
+        let mut snapshot =
+            SocketSnapshot { is_readable, state, error: 0, was_established: tells_established(state) };
         if is_readable && state == TCP_CLOSE {
-            shown.error = self.read::<u32>(RELEASED_SK_ERR.load());
-            shown.was_established = self.read::<u32>(RELEASED_SRTT.load()) != 0;
+            snapshot.error = self.read::<u32>(RELEASED_SK_ERR.load());
+            snapshot.was_established = self.read::<u32>(RELEASED_SRTT.load()) != 0;
         }
-        shown
+        snapshot
     }
 
     /// Whether its changes of state are still announced, as was asked for when its SYN left. Kernel fact: a socket has one
@@ -292,7 +293,7 @@ impl Socket {
         if offset == 0 { 0 } else { self.read(offset) }
     }
 
-    /// Bytes received in order. Only of a socket that is readable, as [`Socket::shown`] tells; so is what follows.
+    /// Bytes received in order. Only of a socket that is readable, as [`Socket::snapshot`] tells; so is what follows.
     #[inline(always)]
     pub fn bytes_received(&self) -> u64 {
         self.read(RELEASED_BYTES_RECEIVED.load())

@@ -1,17 +1,17 @@
 //! Which backends the services of a datagram socket's addressed datagrams were last sent to: one entry per socket, with a
-//! place per service.
+//! position per service.
 //!
 //! Kernel fact: sendmsg and recvmsg run their programs under the socket lock, as connect does, and release comes last. So
 //! nobody else changes a socket's entry meanwhile, and whoever takes the entry out counts the ends of all its flows.
 
-use lb_common::abi::{Datagrams, Flow, FlowPlace, MAX_DATAGRAM_FLOWS, Peer};
+use lb_common::abi::{Datagrams, Flow, FlowBucket, MAX_DATAGRAM_FLOWS, Peer};
 use lb_common::ending::Ending;
 use lb_common::net::{Address, Be16};
 
 use crate::flow::{self, NEW};
 use crate::maps::{DATAGRAMS, EMPTY};
 use crate::tables::endpoint;
-use crate::tally::{self, Carried};
+use crate::tally::{self, TrafficTotals};
 
 /// A socket's entry, if it has one.
 #[inline(always)]
@@ -23,11 +23,11 @@ fn entry(cookie: u64) -> Option<*mut Datagrams> {
 #[inline(always)]
 pub fn of(cookie: u64, service: u32) -> Option<*const Flow> {
     let entry = entry(cookie)?;
-    // Bound: MAX_DATAGRAM_FLOWS places.
-    for place in 0..MAX_DATAGRAM_FLOWS {
+    // Bound: MAX_DATAGRAM_FLOWS positions.
+    for position in 0..MAX_DATAGRAM_FLOWS {
         // SAFETY: the socket's own entry; within the array by the bound.
         let (phase, its) = unsafe {
-            let flow = (&raw const (*entry).flows).cast::<Flow>().add(place);
+            let flow = (&raw const (*entry).flows).cast::<Flow>().add(position);
             ((*flow).phase, (*flow).service)
         };
         if phase == 0 {
@@ -35,33 +35,33 @@ pub fn of(cookie: u64, service: u32) -> Option<*const Flow> {
         }
         if u32::from(its) == service {
             // SAFETY: as above.
-            return Some(unsafe { flow_at(entry, unknown(entry, place)) });
+            return Some(unsafe { flow_at(entry, opaque_to_verifier(entry, position)) });
         }
     }
     None
 }
 
-/// The same place, which the verifier cannot tell any more: it would follow the rest of the program once for each that it
+/// The same position, which the verifier cannot tell any more: it would follow the rest of the program once for each that it
 /// knows, and arithmetic with another offset on each path it allows with CAP_PERFMON only.
 ///
 /// # Safety
 /// `entry` is a live map value.
 #[inline(always)]
-unsafe fn unknown(entry: *const Datagrams, place: usize) -> usize {
+unsafe fn opaque_to_verifier(entry: *const Datagrams, position: usize) -> usize {
     const { assert!(MAX_DATAGRAM_FLOWS.is_power_of_two()) };
     // SAFETY: the caller's. The reserved word is always 0, which the verifier does not know.
     let nothing = unsafe { (&raw const (*entry)._reserved).read_volatile() };
-    place.wrapping_add(nothing as usize) & (MAX_DATAGRAM_FLOWS - 1)
+    position.wrapping_add(nothing as usize) & (MAX_DATAGRAM_FLOWS - 1)
 }
 
-/// The flow at a place that is [`unknown`].
+/// The flow at a position that is [`opaque_to_verifier`].
 ///
 /// # Safety
 /// `entry` is a live map value.
 #[inline(always)]
-unsafe fn flow_at(entry: *const Datagrams, place: usize) -> *mut Flow {
+unsafe fn flow_at(entry: *const Datagrams, position: usize) -> *mut Flow {
     // SAFETY: the caller's; within the array by the mask.
-    unsafe { (&raw const (*entry).flows).cast::<Flow>().cast_mut().add(place) }
+    unsafe { (&raw const (*entry).flows).cast::<Flow>().cast_mut().add(position) }
 }
 
 /// Records that a socket's datagrams to `flow`'s service go there, in place of wherever they went before. Returns whether
@@ -75,63 +75,63 @@ pub fn begin(cookie: u64, flow: &Flow) -> bool {
             if DATAGRAMS.insert(cookie, empty, NEW).is_err() {
                 return false;
             }
-            flow::note_datagrams(cookie, FlowPlace::IN_DATAGRAMS);
+            flow::note_datagrams(cookie, FlowBucket::IN_DATAGRAMS);
             match DATAGRAMS.get_ptr_mut(cookie) {
                 Some(entry) => entry,
                 None => return false,
             }
         }
     };
-    put(entry, place_for(entry, flow.service), flow);
+    put(entry, position_for(entry, flow.service), flow);
     tally::active(flow.slot, 1);
     true
 }
 
-/// The place of a service: its own, or a free one, or that of the flow that was chosen first.
+/// The position of a service: its own, or a free one, or that of the flow that was chosen first.
 #[inline(always)]
-fn place_for(entry: *const Datagrams, service: u16) -> usize {
+fn position_for(entry: *const Datagrams, service: u16) -> usize {
     let (mut oldest, mut age) = (0, 0);
-    // Bound: MAX_DATAGRAM_FLOWS places.
-    for place in 0..MAX_DATAGRAM_FLOWS {
+    // Bound: MAX_DATAGRAM_FLOWS positions.
+    for position in 0..MAX_DATAGRAM_FLOWS {
         // SAFETY: the socket's own entry; within the arrays by the bound.
         let (phase, its, order) = unsafe {
-            let flow = (&raw const (*entry).flows).cast::<Flow>().add(place);
-            ((*flow).phase, (*flow).service, *(&raw const (*entry).order).cast::<u32>().add(place))
+            let flow = (&raw const (*entry).flows).cast::<Flow>().add(position);
+            ((*flow).phase, (*flow).service, *(&raw const (*entry).order).cast::<u32>().add(position))
         };
         if phase == 0 || its == service {
-            return place;
+            return position;
         }
         // SAFETY: as above. The counter wraps, and so does the difference.
         let since = unsafe { (*entry).chosen }.wrapping_sub(order);
         if since > age {
-            (oldest, age) = (place, since);
+            (oldest, age) = (position, since);
         }
     }
     oldest
 }
 
 #[inline(always)]
-fn put(entry: *mut Datagrams, place: usize, flow: &Flow) {
+fn put(entry: *mut Datagrams, position: usize, flow: &Flow) {
     // SAFETY: the socket's own entry; within the arrays by the mask.
     unsafe {
-        let place = unknown(entry, place);
-        let at = flow_at(entry, place);
-        let before = (&raw mut (*entry).before).cast::<Peer>().add(place);
+        let position = opaque_to_verifier(entry, position);
+        let at = flow_at(entry, position);
+        let before = (&raw mut (*entry).before).cast::<Peer>().add(position);
         let old = at.read_volatile();
         if old.phase != 0 {
             if old.service != flow.service {
-                before.write_volatile(Peer::NOBODY);
+                before.write_volatile(Peer::NONE);
             } else if old.slot != flow.slot
                 && let Some(backend) = endpoint(old.slot)
             {
                 let (address, port) = ((*backend).address, (*backend).port);
                 before.write_volatile(Peer { address, port, _reserved: 0 });
             }
-            tally::ended(&old, Ending::Closed, Carried::NOTHING);
+            tally::ended(&old, Ending::Closed, TrafficTotals::NONE);
         }
         at.write_volatile(*flow);
         let chosen = (*entry).chosen;
-        (&raw mut (*entry).order).cast::<u32>().add(place).write_volatile(chosen);
+        (&raw mut (*entry).order).cast::<u32>().add(position).write_volatile(chosen);
         (&raw mut (*entry).chosen).write_volatile(chosen.wrapping_add(1));
     }
 }
@@ -140,10 +140,10 @@ fn put(entry: *mut Datagrams, place: usize, flow: &Flow) {
 #[inline(always)]
 pub fn service_at(cookie: u64, peer: Address, port: Be16) -> Option<u16> {
     let entry = entry(cookie)?;
-    // Bound: MAX_DATAGRAM_FLOWS places, as below.
-    for place in 0..MAX_DATAGRAM_FLOWS {
+    // Bound: MAX_DATAGRAM_FLOWS positions, as below.
+    for position in 0..MAX_DATAGRAM_FLOWS {
         // SAFETY: the socket's own entry; within the array by the bound.
-        let flow = unsafe { (&raw const (*entry).flows).cast::<Flow>().add(place) };
+        let flow = unsafe { (&raw const (*entry).flows).cast::<Flow>().add(position) };
         // SAFETY: as above.
         let (phase, slot, service) = unsafe { ((*flow).phase, (*flow).slot, (*flow).service) };
         if phase == 0 {
@@ -155,11 +155,11 @@ pub fn service_at(cookie: u64, peer: Address, port: Be16) -> Option<u16> {
             return Some(service);
         }
     }
-    for place in 0..MAX_DATAGRAM_FLOWS {
+    for position in 0..MAX_DATAGRAM_FLOWS {
         // SAFETY: as above.
         unsafe {
-            let before = (&raw const (*entry).before).cast::<Peer>().add(place);
-            let flow = (&raw const (*entry).flows).cast::<Flow>().add(place);
+            let before = (&raw const (*entry).before).cast::<Peer>().add(position);
+            let flow = (&raw const (*entry).flows).cast::<Flow>().add(position);
             if (*flow).phase == 0 {
                 break;
             }
@@ -177,9 +177,9 @@ pub fn end(cookie: u64) {
     let Some(entry) = entry(cookie) else { return };
     // What an end counts of a flow is read before the entry is given up: its memory may be another socket's after that.
     let mut ended = [(0, 0, 0); MAX_DATAGRAM_FLOWS];
-    for (place, ended) in ended.iter_mut().enumerate() {
+    for (position, ended) in ended.iter_mut().enumerate() {
         // SAFETY: the socket's own entry; within the array by the bound.
-        let flow = unsafe { (&raw const (*entry).flows).cast::<Flow>().add(place) };
+        let flow = unsafe { (&raw const (*entry).flows).cast::<Flow>().add(position) };
         // SAFETY: as above.
         *ended = unsafe { ((*flow).start_ns, (*flow).slot, (*flow).phase) };
     }
@@ -187,11 +187,11 @@ pub fn end(cookie: u64) {
         flow::anomaly(|anomalies| &raw mut anomalies.ended_twice);
         return;
     }
-    flow::note_datagrams(cookie, FlowPlace::IN_DATAGRAMS.wrapping_neg());
+    flow::note_datagrams(cookie, FlowBucket::IN_DATAGRAMS.wrapping_neg());
     for (start_ns, slot, phase) in ended {
         if phase == 0 {
             break;
         }
-        tally::ended(&Flow { start_ns, slot, ..Flow::NONE }, Ending::Closed, Carried::NOTHING);
+        tally::ended(&Flow { start_ns, slot, ..Flow::NONE }, Ending::Closed, TrafficTotals::NONE);
     }
 }

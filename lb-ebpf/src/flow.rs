@@ -1,32 +1,32 @@
 //! Which backend each open socket was last sent to: one record per socket, from the choice to the end.
 //!
 //! A record lies in the flow table at the socket's cookie modulo the table's length; if another socket holds that
-//! place, in the overflow table. Whoever takes a record out (one compare-and-swap, or one delete) counts its end, so no
+//! bucket, in the overflow table. Whoever takes a record out (one compare-and-swap, or one delete) counts its end, so no
 //! end is counted twice. Nothing here fails a call: a flow that finds no room is simply not tracked.
 
-use lb_common::abi::{Anomalies, Flow, FlowPlace, Phase};
+use lb_common::abi::{Anomalies, Flow, FlowBucket, Phase};
 use lb_common::ending::{Attempt, Ending};
 
 use crate::atomic::{self, Instructions};
 use crate::clock;
 use crate::maps::{ANOMALIES, FLOW_MASK, FLOW_OVERFLOW, FLOW_PLACES, FLOWS, FULL_ACCOUNTING};
 use crate::tables::unanswered_after;
-use crate::tally::{self, Carried};
+use crate::tally::{self, TrafficTotals};
 
 /// `BPF_NOEXIST`.
 pub const NEW: u64 = 1;
 
 /// A socket's record. It is the socket's own until somebody takes it out.
 #[derive(Clone, Copy)]
-pub struct Held {
-    /// The place in the flow table that the cookie has.
-    place: *mut FlowPlace,
+pub struct RecordRef {
+    /// The bucket of the cookie.
+    bucket: *mut FlowBucket,
     flow: *mut Flow,
-    /// Whether the flow is in that place, and not in the overflow table.
+    /// Whether the flow is in that bucket, and not in the overflow table.
     is_in_table: bool,
 }
 
-impl Held {
+impl RecordRef {
     /// The flow.
     #[inline(always)]
     pub fn flow(&self) -> Flow {
@@ -70,18 +70,18 @@ fn index(cookie: u64) -> u32 {
 }
 
 #[inline(always)]
-fn find(place: *mut FlowPlace, cookie: u64) -> Option<Held> {
-    // SAFETY: `place` is a live map value. Another socket may claim or free it meanwhile, hence volatile; only this
+fn find(bucket: *mut FlowBucket, cookie: u64) -> Option<RecordRef> {
+    // SAFETY: `bucket` is a live map value. Another socket may claim or free it meanwhile, hence volatile; only this
     // socket's own calls, which the socket lock puts in order, can make it equal to `cookie`.
     unsafe {
-        if (&raw const (*place).cookie).read_volatile() == cookie {
+        if (&raw const (*bucket).cookie).read_volatile() == cookie {
             let flow = FLOWS.get_ptr_mut(index(cookie))?;
-            return Some(Held { place, flow, is_in_table: true });
+            return Some(RecordRef { bucket, flow, is_in_table: true });
         }
-        if FlowPlace::in_overflow((&raw const (*place).elsewhere).read_volatile()) != 0
+        if FlowBucket::in_overflow((&raw const (*bucket).elsewhere).read_volatile()) != 0
             && let Some(flow) = FLOW_OVERFLOW.get_ptr_mut(cookie)
         {
-            return Some(Held { place, flow, is_in_table: false });
+            return Some(RecordRef { bucket, flow, is_in_table: false });
         }
     }
     None
@@ -89,32 +89,32 @@ fn find(place: *mut FlowPlace, cookie: u64) -> Option<Held> {
 
 /// The record of a socket, if it has one.
 #[inline(always)]
-pub fn of(cookie: u64) -> Option<Held> {
+pub fn of(cookie: u64) -> Option<RecordRef> {
     find(FLOW_PLACES.get_ptr_mut(index(cookie))?, cookie)
 }
 
-/// Whether some socket at this one's place has an entry of datagrams: to look for one that is not there takes as long as all
+/// Whether some socket at this one's bucket has an entry of datagrams: to look for one that is not there takes as long as all
 /// the rest of what is done for a socket.
 #[inline(always)]
 pub fn may_have_datagrams(cookie: u64) -> bool {
     // SAFETY: a live map value, to which others add.
-    FLOW_PLACES.get_ptr(index(cookie)).is_some_and(|place| unsafe {
-        FlowPlace::in_datagrams((&raw const (*place).elsewhere).read_volatile()) != 0
+    FLOW_PLACES.get_ptr(index(cookie)).is_some_and(|bucket| unsafe {
+        FlowBucket::in_datagrams((&raw const (*bucket).elsewhere).read_volatile()) != 0
     })
 }
 
-/// Counts a socket's entry of datagrams at its place, or takes it back.
+/// Counts a socket's entry of datagrams at its bucket, or takes it back.
 #[inline(always)]
 pub fn note_datagrams(cookie: u64, change: u64) {
-    if let Some(place) = FLOW_PLACES.get_ptr_mut(index(cookie)) {
+    if let Some(bucket) = FLOW_PLACES.get_ptr_mut(index(cookie)) {
         // SAFETY: a live map value.
-        unsafe { atomic::add(&raw mut (*place).elsewhere, change) };
+        unsafe { atomic::add(&raw mut (*bucket).elsewhere, change) };
     }
 }
 
-/// Where a flow that begins has its record.
+/// Where a new flow is recorded.
 #[derive(Clone, Copy)]
-pub enum Begun {
+pub enum Recorded {
     /// In the flow table. It is to be written yet.
     Table(*mut Flow),
     /// Where it belongs, and it is written.
@@ -127,42 +127,46 @@ pub enum Begun {
 ///
 /// `flow` makes it, for a socket whose namespace is known already or is to be asked for.
 #[inline(always)]
-pub fn begin<I: Instructions>(cookie: u64, slot: u32, flow: impl Fn(Option<u64>) -> Flow) -> Begun {
-    let Some(place) = FLOW_PLACES.get_ptr_mut(index(cookie)) else { return Begun::Nowhere };
-    let begun = if let Some(held) = find(place, cookie) {
-        let before = held.flow();
+pub fn begin<I: Instructions>(cookie: u64, slot: u32, flow: impl Fn(Option<u64>) -> Flow) -> Recorded {
+    let Some(bucket) = FLOW_PLACES.get_ptr_mut(index(cookie)) else { return Recorded::Nowhere };
+    let recorded = if let Some(record) = find(bucket, cookie) {
+        let before = record.flow();
         // At once, so that nobody takes the record for what it was: its end is counted here. A socket stays in its namespace.
         // SAFETY: a live map value that belongs to the socket.
-        unsafe { held.flow.write(flow(Some(before.namespace))) };
-        tally::ended(&before, left_behind(before.phase), Carried::NOTHING);
-        Begun::Written
+        unsafe { record.flow.write(flow(Some(before.namespace))) };
+        tally::ended(&before, ending_of_abandoned(before.phase), TrafficTotals::NONE);
+        Recorded::Written
     } else {
-        claim::<I>(place, cookie, flow)
+        claim::<I>(bucket, cookie, flow)
     };
-    if !matches!(begun, Begun::Nowhere) {
+    if !matches!(recorded, Recorded::Nowhere) {
         tally::active(slot, 1);
     }
-    begun
+    recorded
 }
 
 #[inline(always)]
-fn claim<I: Instructions>(place: *mut FlowPlace, cookie: u64, flow: impl Fn(Option<u64>) -> Flow) -> Begun {
-    // SAFETY: `place` is a live map value; the swap decides between sockets that want it at the same time.
+fn claim<I: Instructions>(
+    bucket: *mut FlowBucket,
+    cookie: u64,
+    flow: impl Fn(Option<u64>) -> Flow,
+) -> Recorded {
+    // SAFETY: `bucket` is a live map value; the swap decides between sockets that want it at the same time.
     unsafe {
-        if I::replace(&raw mut (*place).cookie, 0, cookie) {
-            return FLOWS.get_ptr_mut(index(cookie)).map_or(Begun::Nowhere, Begun::Table);
+        if I::replace(&raw mut (*bucket).cookie, 0, cookie) {
+            return FLOWS.get_ptr_mut(index(cookie)).map_or(Recorded::Nowhere, Recorded::Table);
         }
         if FLOW_OVERFLOW.insert(cookie, flow(None), NEW).is_err() {
-            return Begun::Nowhere;
+            return Recorded::Nowhere;
         }
-        atomic::add(&raw mut (*place).elsewhere, FlowPlace::IN_OVERFLOW);
+        atomic::add(&raw mut (*bucket).elsewhere, FlowBucket::IN_OVERFLOW);
     }
-    Begun::Written
+    Recorded::Written
 }
 
 /// How a flow ended whose socket now goes elsewhere.
 #[inline(always)]
-fn left_behind(phase: u8) -> Ending {
+fn ending_of_abandoned(phase: u8) -> Ending {
     if phase == Phase::Datagrams as u8 {
         Ending::Closed
     } else if phase == Phase::Chosen as u8 && FULL_ACCOUNTING.load() != 0 {
@@ -183,29 +187,35 @@ pub fn given_up(flow: &Flow, soft_error: u32, retransmits: u32) -> Ending {
 /// The socket goes to no backend any more: a flow that it has is over.
 #[inline(always)]
 pub fn leave<I: Instructions>(cookie: u64) {
-    if let Some(held) = of(cookie) {
-        let flow = held.flow();
-        end::<I>(cookie, held, &flow, left_behind(flow.phase), Carried::NOTHING);
+    if let Some(record) = of(cookie) {
+        let flow = record.flow();
+        end::<I>(cookie, record, &flow, ending_of_abandoned(flow.phase), TrafficTotals::NONE);
     }
 }
 
 /// Takes a socket's record out and counts the end of its flow, as it was read before.
 #[inline(always)]
-pub fn end<I: Instructions>(cookie: u64, held: Held, flow: &Flow, ending: Ending, carried: Carried) {
-    // SAFETY: `held` is of live map values.
+pub fn end<I: Instructions>(
+    cookie: u64,
+    record: RecordRef,
+    flow: &Flow,
+    ending: Ending,
+    totals: TrafficTotals,
+) {
+    // SAFETY: `record` is of live map values.
     let taken = unsafe {
-        if held.is_in_table {
-            I::replace(&raw mut (*held.place).cookie, cookie, 0)
+        if record.is_in_table {
+            I::replace(&raw mut (*record.bucket).cookie, cookie, 0)
         } else {
             let taken = is_removed(|| FLOW_OVERFLOW.remove(cookie));
             if taken {
-                atomic::add(&raw mut (*held.place).elsewhere, FlowPlace::IN_OVERFLOW.wrapping_neg());
+                atomic::add(&raw mut (*record.bucket).elsewhere, FlowBucket::IN_OVERFLOW.wrapping_neg());
             }
             taken
         }
     };
     if taken {
-        tally::ended(flow, ending, carried);
+        tally::ended(flow, ending, totals);
     } else {
         anomaly(|anomalies| &raw mut anomalies.ended_twice);
     }

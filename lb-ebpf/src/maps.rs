@@ -6,9 +6,9 @@ use aya_ebpf::Global;
 use aya_ebpf::btf_maps::{Array, HashMap, PerCpuArray};
 use aya_ebpf::macros::btf_map;
 use lb_common::abi::{
-    Anomalies, Backend, BackendName, Counts, DIALLED_CELLS, Datagrams, Departed, DialledCell,
-    ENTRIES_PER_CELL, FLOW_RECORDS, Flow, FlowPlace, MAX_SERVICES, Members, Outcomes, SCHEDULE_ENTRIES,
-    SLOTS, ScheduleCell, Service, Walk,
+    Anomalies, Backend, BackendName, Cursor, Datagrams, ENTRIES_PER_CELL, FLOW_RECORDS, Flow, FlowBucket,
+    MAX_SERVICES, Members, Outcomes, RetiredCounters, SCHEDULE_ENTRIES, SLOTS, ScheduleCell, Service,
+    SlotCounters, VIP_CELLS, VipCell,
 };
 
 /// `BPF_F_MMAPABLE`: the daemon writes these arrays through a mapping, a whole table in microseconds.
@@ -17,7 +17,7 @@ const MAPPED: usize = 1 << 10;
 const ON_DEMAND: usize = 1;
 
 #[btf_map(name = "dialled")]
-pub static DIALLED: Array<DialledCell, { DIALLED_CELLS as usize }, MAPPED> = Array::new();
+pub static DIALLED: Array<VipCell, { VIP_CELLS as usize }, MAPPED> = Array::new();
 
 #[btf_map(name = "services")]
 pub static SERVICES: Array<Service, { MAX_SERVICES as usize }, MAPPED> = Array::new();
@@ -35,19 +35,19 @@ pub static SCHEDULE: Array<ScheduleCell, { (2 * SCHEDULE_ENTRIES / ENTRIES_PER_C
 pub static MEMBERS: Array<Members, { 2 * MAX_SERVICES as usize }, MAPPED> = Array::new();
 
 #[btf_map(name = "walks")]
-pub static WALKS: PerCpuArray<Walk, { MAX_SERVICES as usize }> = PerCpuArray::new();
+pub static WALKS: PerCpuArray<Cursor, { MAX_SERVICES as usize }> = PerCpuArray::new();
 
 #[btf_map(name = "outcomes")]
 pub static OUTCOMES: PerCpuArray<Outcomes, { MAX_SERVICES as usize + 1 }> = PerCpuArray::new();
 
 #[btf_map(name = "counts")]
-pub static COUNTS: PerCpuArray<Counts, { SLOTS as usize }> = PerCpuArray::new();
+pub static COUNTS: PerCpuArray<SlotCounters, { SLOTS as usize }> = PerCpuArray::new();
 
 #[btf_map(name = "chosen")]
 pub static CHOSEN: PerCpuArray<u64, { SLOTS as usize }> = PerCpuArray::new();
 
 #[btf_map(name = "flow_places")]
-pub static FLOW_PLACES: Array<FlowPlace, { FLOW_RECORDS as usize }, MAPPED> = Array::new();
+pub static FLOW_PLACES: Array<FlowBucket, { FLOW_RECORDS as usize }, MAPPED> = Array::new();
 
 #[btf_map(name = "flows")]
 pub static FLOWS: Array<Flow, { FLOW_RECORDS as usize }, MAPPED> = Array::new();
@@ -67,7 +67,7 @@ pub static ANOMALIES: PerCpuArray<Anomalies, 1> = PerCpuArray::new();
 
 /// The daemon's own: no program uses it.
 #[btf_map(name = "departed")]
-pub static DEPARTED: HashMap<BackendName, Departed, { SLOTS as usize }, ON_DEMAND> = HashMap::new();
+pub static DEPARTED: HashMap<BackendName, RetiredCounters, { SLOTS as usize }, ON_DEMAND> = HashMap::new();
 
 /// Length of `flow_places` and of `flows` minus one. Set by the loader.
 #[unsafe(no_mangle)]

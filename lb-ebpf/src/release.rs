@@ -2,7 +2,7 @@
 //! SYN left, and, where connections are not followed, all of them.
 
 use lb_common::abi::{Flow, Phase};
-use lb_common::ending::{Ending, Shown, at_release};
+use lb_common::ending::{Ending, SocketSnapshot, at_release};
 
 use crate::atomic::Instructions;
 use crate::context::Socket;
@@ -10,7 +10,7 @@ use crate::datagrams;
 use crate::flow;
 use crate::maps::FULL_ACCOUNTING;
 use crate::peer;
-use crate::tally::{self, Carried};
+use crate::tally::{self, TrafficTotals};
 
 #[inline(always)]
 pub fn release<I: Instructions>(socket: &Socket) {
@@ -18,8 +18,8 @@ pub fn release<I: Instructions>(socket: &Socket) {
     if socket.is_udp() {
         datagrams::end(cookie);
     }
-    let Some(held) = flow::of(cookie) else { return };
-    let flow = held.flow();
+    let Some(record) = flow::of(cookie) else { return };
+    let flow = record.flow();
     let is_datagram = flow.phase == Phase::Datagrams as u8;
     if FULL_ACCOUNTING.load() != 0 && !is_datagram && flow.phase != Phase::Chosen as u8 {
         // It ends when the connection does, which may be long after this; but not where a program of somebody else has
@@ -36,15 +36,15 @@ pub fn release<I: Instructions>(socket: &Socket) {
         tally::count(flow.slot, |counts| &raw mut counts.diverted);
     }
     let mut ending = Ending::Closed;
-    let mut carried = Carried::NOTHING;
+    let mut totals = TrafficTotals::NONE;
     if !is_datagram {
-        let shown = socket.shown();
-        ending = as_shown(socket, &flow, shown);
-        if shown.is_readable && shown.was_established {
+        let snapshot = socket.snapshot();
+        ending = ending_of(socket, &flow, snapshot);
+        if snapshot.is_readable && snapshot.was_established {
             if flow.phase != Phase::Established as u8 {
                 tally::count(flow.slot, |counts| &raw mut counts.established);
             }
-            carried = Carried {
+            totals = TrafficTotals {
                 bytes_received: socket.bytes_received(),
                 // The SYN counts as a byte.
                 bytes_sent: socket.bytes_sent().saturating_sub(1),
@@ -52,12 +52,12 @@ pub fn release<I: Instructions>(socket: &Socket) {
             };
         }
     }
-    flow::end::<I>(cookie, held, &flow, ending, carried);
+    flow::end::<I>(cookie, record, &flow, ending, totals);
 }
 
 #[inline(always)]
-fn as_shown(socket: &Socket, flow: &Flow, shown: Shown) -> Ending {
-    let ending = at_release(shown);
+fn ending_of(socket: &Socket, flow: &Flow, snapshot: SocketSnapshot) -> Ending {
+    let ending = at_release(snapshot);
     // Where connections are followed, one of which no SYN was seen did not begin: the first packet of one that is put off
     // (`TCP_FASTOPEN_CONNECT`) leaves with its data.
     let is_unsent = FULL_ACCOUNTING.load() != 0 && flow.phase == Phase::Chosen as u8;

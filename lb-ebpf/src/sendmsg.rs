@@ -3,7 +3,7 @@
 //!
 //! Each call counts exactly one outcome.
 
-use lb_common::abi::{Backend, Endpoint, Flow, NOT_A_SERVICE, Phase, Service, StateWord};
+use lb_common::abi::{Backend, BackendAddress, Flow, NOT_A_SERVICE, Phase, Service, StateWord};
 use lb_common::net::Address;
 
 use crate::choose::Chooser;
@@ -15,13 +15,13 @@ use crate::{clock, datagrams, flow, tally};
 
 #[inline(always)]
 pub fn sendmsg4<I: Chooser>(dial: &Dial) -> i32 {
-    balance::<I>(dial, service_at(dial, Address::mapped(dial.ip4()))).carry_out4(dial)
+    balance::<I>(dial, service_at(dial, Address::mapped(dial.ip4()))).apply_v4(dial)
 }
 
 /// Kernel fact: a v4-mapped address does not come here, but to [`sendmsg4`]; and this hook may not write one.
 #[inline(always)]
 pub fn sendmsg6<I: Chooser>(dial: &Dial) -> i32 {
-    balance::<I>(dial, service_at(dial, dial.ip6())).carry_out6(dial)
+    balance::<I>(dial, service_at(dial, dial.ip6())).apply_v6(dial)
 }
 
 #[inline(always)]
@@ -63,7 +63,7 @@ fn balance<I: Chooser>(dial: &Dial, service: Option<u32>) -> Verdict {
             count(index, |outcomes| &raw mut outcomes.reused);
             return Verdict::Forward(backend);
         }
-        return choice.turn_away(dial);
+        return choice.refuse(dial);
     };
     // Where no backend may be chosen the fallback is, again and again.
     if let Some(flow) = before
@@ -81,7 +81,7 @@ fn balance<I: Chooser>(dial: &Dial, service: Option<u32>) -> Verdict {
 
 /// The backend that a connected socket goes to, if it is the service's.
 #[inline(always)]
-fn connected_to(cookie: u64, index: u32) -> Option<*const Endpoint> {
+fn connected_to(cookie: u64, index: u32) -> Option<*const BackendAddress> {
     let flow = flow::of(cookie)?.flow();
     if flow.phase != Phase::Datagrams as u8 || u32::from(flow.service) != index {
         return None;
@@ -105,7 +105,7 @@ fn is_rebind_due(flow: *const Flow, index: u32) -> bool {
 
 /// The backend of a flow, if it is still the one that was chosen, and still may be.
 #[inline(always)]
-fn usable(flow: *const Flow) -> Option<*const Endpoint> {
+fn usable(flow: *const Flow) -> Option<*const BackendAddress> {
     // SAFETY: the socket's own entry.
     let (slot, generation) = unsafe { ((*flow).slot, (*flow).generation) };
     let backend: *const Backend = BACKENDS.get_ptr(slot)?;
@@ -120,7 +120,7 @@ fn usable(flow: *const Flow) -> Option<*const Endpoint> {
 
 /// Whether the choice fell on the backend of the flow that there is.
 #[inline(always)]
-fn goes_to(flow: *const Flow, slot: u32, backend: *const Endpoint) -> bool {
+fn goes_to(flow: *const Flow, slot: u32, backend: *const BackendAddress) -> bool {
     // SAFETY: the socket's own entry, and a live map value.
     unsafe {
         (*flow).slot == slot && (*flow).generation == (&raw const (*backend).generation).read_volatile()

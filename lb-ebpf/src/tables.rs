@@ -1,13 +1,13 @@
-//! What a choice reads: the tables of a service as they lie in this client task's maps, and where draws come from.
+//! What a choice reads: the tables of a service as they lie in this client task's maps, and where samples come from.
 
 use core::arch::asm;
 use core::marker::PhantomData;
 
 use lb_common::abi::{
-    Backend, ENTRIES_PER_CELL, Endpoint, Flow, Members, RecentErrors, Rules, ScheduleCell, Service,
-    StateWord, TableRef, Walk,
+    Backend, BackendAddress, Cursor, ENTRIES_PER_CELL, Flow, Members, RecentErrors, Rules, ScheduleCell,
+    Service, StateWord, TableRef,
 };
-use lb_common::pick::{self, Draws, Scan, Tables};
+use lb_common::pick::{self, CpuCursor, Scan, Tables};
 
 use crate::atomic::Instructions;
 use crate::maps::{BACKENDS, MEMBERS, SCANS, SCHEDULE, SERVICES};
@@ -55,13 +55,13 @@ pub fn unanswered_after(flow: &Flow) -> u32 {
 
 /// Who has a slot.
 #[inline(always)]
-pub fn endpoint(slot: u32) -> Option<*const Endpoint> {
+pub fn endpoint(slot: u32) -> Option<*const BackendAddress> {
     BACKENDS.get_ptr(slot).map(endpoint_of)
 }
 
 /// Who a backend is.
 #[inline(always)]
-pub fn endpoint_of(backend: *const Backend) -> *const Endpoint {
+pub fn endpoint_of(backend: *const Backend) -> *const BackendAddress {
     // SAFETY: a live map value.
     unsafe { &raw const (*backend).endpoint }
 }
@@ -69,7 +69,7 @@ pub fn endpoint_of(backend: *const Backend) -> *const Endpoint {
 impl Tables for Kernel {
     type Backend = *const Backend;
     type Members = u32;
-    type Place = *const u16;
+    type Position = *const u16;
 
     #[inline(always)]
     fn entry(&self, entry: u32) -> Option<u32> {
@@ -106,7 +106,7 @@ impl Tables for Kernel {
     }
 
     #[inline(always)]
-    fn share(&self, backend: *const Backend) -> u32 {
+    fn entries(&self, backend: *const Backend) -> u32 {
         // SAFETY: a live map value.
         unsafe { (&raw const (*backend).share).read_volatile() }
     }
@@ -122,7 +122,7 @@ impl Tables for Kernel {
     #[inline(always)]
     fn list(&self, members: u32) -> Option<(u32, *const u16)> {
         let members: *const Members = MEMBERS.get_ptr(members)?;
-        // Before the first slot, so that a walk ends at the last and not behind it: without CAP_PERFMON no pointer may leave
+        // Before the first slot, so that the steps end at the last and not behind it: without CAP_PERFMON no pointer may leave
         // its map's value.
         // SAFETY: a live map value; the slots follow the field.
         unsafe {
@@ -133,19 +133,19 @@ impl Tables for Kernel {
 
     #[inline(always)]
     fn member(&self, before: *const u16) -> (u32, *const u16) {
-        let mut place = before;
+        let mut position = before;
         // The compiler is not to see the pointers of two turns together: it would make an index of them.
         // SAFETY: within the slots of a live map value, because no more are asked for than there are; the instruction
         // adds the size of a slot.
         unsafe {
-            asm!("{0} += 2", inout(reg) place, options(pure, readonly, nostack, preserves_flags));
-            (u32::from(place.read_volatile()), place)
+            asm!("{0} += 2", inout(reg) position, options(pure, readonly, nostack, preserves_flags));
+            (u32::from(position.read_volatile()), position)
         }
     }
 
     #[inline(always)]
     fn least(&self, members: u32, scan: Scan) -> u64 {
-        least_of_members(members, scan.draw, scan.now, scan.active_limit, scan.error_half_life)
+        least_of_members(members, scan.sample, scan.now, scan.active_limit, scan.error_half_life)
     }
 
     #[inline(always)]
@@ -154,8 +154,8 @@ impl Tables for Kernel {
     }
 
     #[inline(always)]
-    fn other_entry(&self, table: TableRef, first: u32, draw: u32) -> u32 {
-        other_scheduled_slot(table.base, u32::from(table.length_log2), first, draw)
+    fn other_entry(&self, table: TableRef, first: u32, sample: u32) -> u32 {
+        other_scheduled_slot(table.base, u32::from(table.length_log2), first, sample)
     }
 
     #[inline(always)]
@@ -171,13 +171,13 @@ impl Tables for Kernel {
 #[inline(never)]
 extern "C" fn least_of_members(
     members: u32,
-    draw: u32,
+    sample: u32,
     now: u32,
     active_limit: u32,
     error_half_life: u32,
 ) -> u64 {
     let nowhere = Kernel { index: 0, service: core::ptr::null() };
-    pick::least(&nowhere, members, Scan { draw, now, active_limit, error_half_life })
+    pick::least(&nowhere, members, Scan { sample, now, active_limit, error_half_life })
 }
 
 /// As [`least_of_members`]: a long look at the schedule.
@@ -189,46 +189,46 @@ extern "C" fn first_free_entry(base: u32, length_log2: u32, from: u32, active_li
     pick::first_free_of_many(&nowhere, table, from, active_limit)
 }
 
-/// As [`least_of_members`]: the second backend of a pair, where both points of a draw name one. Inlined, what it needs would not fit
+/// As [`least_of_members`]: the second backend of a pair, where both points of a sample name one. Inlined, what it needs would not fit
 /// on the stack of the hooks (512 bytes, those of all callees included).
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn other_scheduled_slot(base: u32, length_log2: u32, first: u32, draw: u32) -> u32 {
+extern "C" fn other_scheduled_slot(base: u32, length_log2: u32, first: u32, sample: u32) -> u32 {
     let nowhere = Kernel { index: 0, service: core::ptr::null() };
     let table = TableRef { base, generation: 0, length_log2: length_log2 as u8, members: 0 };
-    pick::other_than(&nowhere, table, first, draw)
+    pick::other_than(&nowhere, table, first, sample)
 }
 
-/// This CPU's walk over the service's tables.
-pub struct Walking<I> {
-    walk: *mut Walk,
+/// This CPU's cursor over the service's tables.
+pub struct KernelCursor<I> {
+    cursor: *mut Cursor,
     instructions: PhantomData<I>,
 }
 
-impl<I> Walking<I> {
-    /// `walk` points to this CPU's value of a per-CPU map.
+impl<I> KernelCursor<I> {
+    /// `cursor` points to this CPU's value of a per-CPU map.
     #[inline(always)]
-    pub fn new(walk: *mut Walk) -> Self {
-        Self { walk, instructions: PhantomData }
+    pub fn new(cursor: *mut Cursor) -> Self {
+        Self { cursor, instructions: PhantomData }
     }
 }
 
-impl<I: Instructions> Draws for Walking<I> {
+impl<I: Instructions> CpuCursor for KernelCursor<I> {
     #[inline(always)]
-    fn step(&self) -> Walk {
+    fn step(&self) -> Cursor {
         // SAFETY: this CPU's map value, as `new` demands.
-        unsafe { I::step(self.walk) }
+        unsafe { I::step(self.cursor) }
     }
 
     #[inline(always)]
-    fn walk(&self) -> Walk {
+    fn load(&self) -> Cursor {
         // SAFETY: as above.
-        unsafe { self.walk.read_volatile() }
+        unsafe { self.cursor.read_volatile() }
     }
 
     #[inline(always)]
     fn set_phase(&self, phase: u32) {
         // SAFETY: as above.
-        unsafe { (&raw mut (*self.walk).phase).write_volatile(phase) };
+        unsafe { (&raw mut (*self.cursor).phase).write_volatile(phase) };
     }
 }

@@ -3,7 +3,7 @@
 //! Everything that a flow's end counts is counted before its active count is given back: after that the slot may get
 //! another backend, with counters of its own.
 
-use lb_common::abi::{Counts, ENDING_ROWS, Flow, Service, TIME_BUCKETS, Times, bucket};
+use lb_common::abi::{ENDING_ROWS, Flow, Histogram, Service, SlotCounters, TIME_BUCKETS, bucket};
 use lb_common::ending::Ending;
 use lb_common::load::{self, HalfLife};
 use lb_common::ticks::tick;
@@ -14,20 +14,20 @@ use crate::maps::{BACKENDS, CHOSEN, COUNTS, SERVICES};
 
 /// What a connection has carried.
 #[derive(Clone, Copy)]
-pub struct Carried {
+pub struct TrafficTotals {
     pub bytes_received: u64,
     pub bytes_sent: u64,
     pub retransmits: u32,
 }
 
-impl Carried {
+impl TrafficTotals {
     /// Nothing, or it is not known.
-    pub const NOTHING: Self = Self { bytes_received: 0, bytes_sent: 0, retransmits: 0 };
+    pub const NONE: Self = Self { bytes_received: 0, bytes_sent: 0, retransmits: 0 };
 }
 
 /// Counts in one field of a slot's counters on this CPU.
 #[inline(always)]
-pub fn count(slot: u32, field: impl FnOnce(&mut Counts) -> *mut u64) {
+pub fn count(slot: u32, field: impl FnOnce(&mut SlotCounters) -> *mut u64) {
     if let Some(counts) = COUNTS.get_ptr_mut(slot) {
         // SAFETY: this CPU's map value; the closure only takes a field's address.
         unsafe { atomic::add(field(&mut *counts), 1) };
@@ -50,7 +50,7 @@ pub fn chosen(slot: u32) {
 /// # Safety
 /// `counts` is a live map value.
 #[inline(always)]
-unsafe fn unknown(counts: *const Counts, number: usize) -> usize {
+unsafe fn opaque_to_verifier(counts: *const SlotCounters, number: usize) -> usize {
     // SAFETY: the caller's.
     let nothing = unsafe { (&raw const (*counts).endings[ENDING_ROWS - 1]).read_volatile() };
     (number as u64).wrapping_add(nothing) as usize
@@ -58,10 +58,10 @@ unsafe fn unknown(counts: *const Counts, number: usize) -> usize {
 
 /// Counts a time in one of a slot's histograms.
 #[inline(always)]
-pub fn time(slot: u32, us: u32, field: impl FnOnce(&mut Counts) -> &mut Times) {
+pub fn time(slot: u32, us: u32, field: impl FnOnce(&mut SlotCounters) -> &mut Histogram) {
     if let Some(counts) = COUNTS.get_ptr_mut(slot) {
         // SAFETY: this CPU's map value.
-        let bucket = unsafe { unknown(counts, bucket(us)) };
+        let bucket = unsafe { opaque_to_verifier(counts, bucket(us)) };
         // SAFETY: as above.
         let times = field(unsafe { &mut *counts });
         if bucket < TIME_BUCKETS {
@@ -85,17 +85,17 @@ pub fn active(slot: u32, change: i64) {
 
 /// Counts the end of a flow and gives its active count back. To be called by whoever has taken its record out.
 #[inline(always)]
-pub fn ended(flow: &Flow, ending: Ending, carried: Carried) {
+pub fn ended(flow: &Flow, ending: Ending, totals: TrafficTotals) {
     let now = clock::now_ns();
     if let Some(counts) = COUNTS.get_ptr_mut(flow.slot) {
         // SAFETY: this CPU's map value; the index is masked to the array.
         unsafe {
-            let row = unknown(counts, ending as usize) & (ENDING_ROWS - 1);
+            let row = opaque_to_verifier(counts, ending as usize) & (ENDING_ROWS - 1);
             atomic::add((&raw mut (*counts).endings).cast::<u64>().add(row), 1);
             atomic::add(&raw mut (*counts).lifetime_ns, now.wrapping_sub(flow.start_ns));
-            atomic::add(&raw mut (*counts).bytes_received, carried.bytes_received);
-            atomic::add(&raw mut (*counts).bytes_sent, carried.bytes_sent);
-            atomic::add(&raw mut (*counts).retransmits, u64::from(carried.retransmits));
+            atomic::add(&raw mut (*counts).bytes_received, totals.bytes_received);
+            atomic::add(&raw mut (*counts).bytes_sent, totals.bytes_sent);
+            atomic::add(&raw mut (*counts).retransmits, u64::from(totals.retransmits));
         }
     }
     if ending.is_error() {

@@ -9,7 +9,7 @@ use crate::clock;
 use crate::flow;
 use crate::ops::{Event, Ops};
 use crate::peer;
-use crate::tally::{self, Carried};
+use crate::tally::{self, TrafficTotals};
 
 #[inline(always)]
 pub fn tcp<I: Instructions>(ops: &Ops) {
@@ -24,9 +24,9 @@ pub fn tcp<I: Instructions>(ops: &Ops) {
 /// The first SYN is about to leave.
 #[inline(always)]
 fn connecting(ops: &Ops) {
-    let Some(held) = flow::of(ops.cookie()) else { return };
-    held.set_phase(Phase::Connecting);
-    let slot = held.slot();
+    let Some(record) = flow::of(ops.cookie()) else { return };
+    record.set_phase(Phase::Connecting);
+    let slot = record.slot();
     tally::count(slot, |counts| &raw mut counts.connecting);
     if !peer::is_backend(slot, ops.peer()) {
         tally::count(slot, |counts| &raw mut counts.diverted);
@@ -36,14 +36,14 @@ fn connecting(ops: &Ops) {
 
 #[inline(always)]
 fn established(ops: &Ops) {
-    let Some(held) = flow::of(ops.cookie()) else { return };
-    if held.phase() != Phase::Connecting as u8 {
+    let Some(record) = flow::of(ops.cookie()) else { return };
+    if record.phase() != Phase::Connecting as u8 {
         flow::anomaly(|anomalies| &raw mut anomalies.established_out_of_turn);
     }
-    held.set_phase(Phase::Established);
-    let slot = held.slot();
+    record.set_phase(Phase::Established);
+    let slot = record.slot();
     tally::count(slot, |counts| &raw mut counts.established);
-    let (rtt, start_ns) = (ops.smoothed_rtt_us(), held.start_ns());
+    let (rtt, start_ns) = (ops.smoothed_rtt_us(), record.start_ns());
     tally::time(slot, rtt, |counts| &mut counts.rtt);
     // Where the first SYN was answered, the handshake is all that the connect took, and the kernel has measured it
     // already. Otherwise it took seconds, of which the kernel's ticks tell enough.
@@ -60,13 +60,13 @@ fn micros(ns: u64) -> u32 {
 #[inline(always)]
 fn closed<I: Instructions>(ops: &Ops, from: u32) {
     let cookie = ops.cookie();
-    let Some(held) = flow::of(cookie) else {
+    let Some(record) = flow::of(cookie) else {
         flow::anomaly(|anomalies| &raw mut anomalies.close_without_record);
         return;
     };
     ops.decline_states();
-    let flow = held.flow();
-    let carried = Carried {
+    let flow = record.flow();
+    let totals = TrafficTotals {
         bytes_received: ops.bytes_received(),
         // The SYN counts as a byte.
         bytes_sent: ops.bytes_sent().saturating_sub(1),
@@ -74,7 +74,7 @@ fn closed<I: Instructions>(ops: &Ops, from: u32) {
     };
     let mut ending = at_close(flow.phase, from, ops.error());
     if ending == Ending::GaveUp {
-        ending = flow::given_up(&flow, ops.soft_error(), carried.retransmits);
+        ending = flow::given_up(&flow, ops.soft_error(), totals.retransmits);
     }
-    flow::end::<I>(cookie, held, &flow, ending, carried);
+    flow::end::<I>(cookie, record, &flow, ending, totals);
 }

@@ -103,7 +103,7 @@ impl Datapath {
     }
 
     /// Backends that have returned since this was last asked: slot and generation, and the counts that they go on with.
-    pub fn returned(&mut self) -> Vec<((u32, u32), abi::Counts)> {
+    pub fn returned(&mut self) -> Vec<((u32, u32), abi::SlotCounters)> {
         self.tables.returned()
     }
 

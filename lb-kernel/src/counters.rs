@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use lb_common::abi::{Counts, map};
+use lb_common::abi::{SlotCounters, map};
 
 use super::error::DatapathError;
 use super::sys;
@@ -52,9 +52,9 @@ impl Counters {
     ///
     /// # Errors
     /// If the kernel refuses the look-up.
-    pub fn get(&self, slot: u32) -> io::Result<Counts> {
+    pub fn get(&self, slot: u32) -> io::Result<SlotCounters> {
         // In this order: what has ended was chosen.
-        let mut counts: Counts = sum(&self.values(&self.map, slot)?);
+        let mut counts: SlotCounters = sum(&self.values(&self.map, slot)?);
         counts.chosen = sum(&self.values::<u64>(&self.chosen, slot)?);
         Ok(counts)
     }
@@ -71,9 +71,9 @@ impl Counters {
     ///
     /// # Errors
     /// If the kernel refuses a look-up.
-    pub fn visit(&self, slots: &[u32], mut each: impl FnMut(u32, Counts)) -> io::Result<()> {
-        let at_once = (BATCH_BYTES / (size_of::<Counts>() * self.cpus)).max(1);
-        let (mut values, mut chosen): (Vec<Counts>, Vec<u64>) = (Vec::new(), Vec::new());
+    pub fn visit(&self, slots: &[u32], mut each: impl FnMut(u32, SlotCounters)) -> io::Result<()> {
+        let at_once = (BATCH_BYTES / (size_of::<SlotCounters>() * self.cpus)).max(1);
+        let (mut values, mut chosen): (Vec<SlotCounters>, Vec<u64>) = (Vec::new(), Vec::new());
         let mut rest = slots;
         // Bound: each turn takes at least one slot.
         while let [first, ..] = *rest {
@@ -95,7 +95,7 @@ impl Counters {
             for slot in batch {
                 let at = (slot - first) as usize * self.cpus;
                 let at = at..at + self.cpus;
-                each(*slot, Counts { chosen: sum(&chosen[at.clone()]), ..sum(&values[at]) });
+                each(*slot, SlotCounters { chosen: sum(&chosen[at.clone()]), ..sum(&values[at]) });
             }
             rest = later;
         }
@@ -109,10 +109,10 @@ impl Counters {
     ///
     /// # Errors
     /// If the kernel refuses.
-    pub fn set(&self, slot: u32, counts: &Counts) -> io::Result<()> {
-        let (mut values, mut chosen) = (vec![Counts::default(); self.cpus], vec![0; self.cpus]);
+    pub fn set(&self, slot: u32, counts: &SlotCounters) -> io::Result<()> {
+        let (mut values, mut chosen) = (vec![SlotCounters::default(); self.cpus], vec![0; self.cpus]);
         // What counts is the sum.
-        (values[0], chosen[0]) = (Counts { chosen: 0, ..*counts }, counts.chosen);
+        (values[0], chosen[0]) = (SlotCounters { chosen: 0, ..*counts }, counts.chosen);
         elements::set(self.map.as_fd(), &slot, &values)?;
         elements::set(self.chosen.as_fd(), &slot, &chosen)
     }
@@ -137,12 +137,12 @@ mod tests {
 
     #[test]
     fn values_of_cpus_add_up_field_by_field() {
-        let mut one: Counts = bytemuck::Zeroable::zeroed();
+        let mut one: SlotCounters = bytemuck::Zeroable::zeroed();
         (one.chosen, one.endings[1], one.connect.buckets[19]) = (3, 1, 2);
         let mut other = one;
         other.retransmits = 7;
         let both = sum(&[one, other]);
         assert_eq!((both.chosen, both.endings[1], both.connect.buckets[19], both.retransmits), (6, 2, 4, 7));
-        assert_eq!(sum::<Counts>(&[]), Counts::default());
+        assert_eq!(sum::<SlotCounters>(&[]), SlotCounters::default());
     }
 }

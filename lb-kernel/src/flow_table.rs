@@ -2,7 +2,7 @@
 
 use std::mem::offset_of;
 
-use lb_common::abi::{Flow, FlowPlace, HELD, map};
+use lb_common::abi::{Flow, FlowBucket, RECLAIMING, map};
 
 use super::error::DatapathError;
 use super::maps::Mapped;
@@ -10,12 +10,12 @@ use super::pins::Pins;
 
 /// A client task's flow table.
 pub struct FlowTable {
-    buckets: Mapped<FlowPlace>,
+    buckets: Mapped<FlowBucket>,
     flows: Mapped<Flow>,
 }
 
-const COOKIE: usize = offset_of!(FlowPlace, cookie);
-const ELSEWHERE: usize = offset_of!(FlowPlace, elsewhere);
+const COOKIE: usize = offset_of!(FlowBucket, cookie);
+const ELSEWHERE: usize = offset_of!(FlowBucket, elsewhere);
 
 impl FlowTable {
     /// Maps both of its arrays.
@@ -34,17 +34,17 @@ impl FlowTable {
         self.buckets.len()
     }
 
-    /// Who holds a bucket: a socket, 0, or [`HELD`].
+    /// Who holds a bucket: a socket, 0, or [`RECLAIMING`].
     pub fn cookie(&self, index: usize) -> u64 {
         self.buckets.load64(index, COOKIE)
     }
 
     /// The socket that holds a bucket, if one does.
     pub fn socket(&self, index: usize) -> Option<u64> {
-        Some(self.cookie(index)).filter(|cookie| *cookie != 0 && *cookie != HELD)
+        Some(self.cookie(index)).filter(|cookie| *cookie != 0 && *cookie != RECLAIMING)
     }
 
-    /// What sockets of a bucket have elsewhere, as [`FlowPlace`] counts it.
+    /// What sockets of a bucket have elsewhere, as [`FlowBucket`] counts it.
     pub fn elsewhere(&self, index: usize) -> u64 {
         self.buckets.load64(index, ELSEWHERE)
     }
@@ -59,7 +59,7 @@ impl FlowTable {
         self.buckets.replace64(index, COOKIE, from, to)
     }
 
-    /// One thing of this socket is not elsewhere any more, [`FlowPlace::IN_OVERFLOW`] or [`FlowPlace::IN_DATAGRAMS`].
+    /// One thing of this socket is not elsewhere any more, [`FlowBucket::IN_OVERFLOW`] or [`FlowBucket::IN_DATAGRAMS`].
     pub fn take_back(&self, cookie: u64, what: u64) {
         let index = usize::try_from(cookie).unwrap_or(usize::MAX) & (self.len() - 1);
         self.buckets.add64(index, ELSEWHERE, what.wrapping_neg());

@@ -11,7 +11,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use aya::maps::{Map, MapData, MapError, PerCpuArray, PerCpuValues};
-use lb_common::abi::{Anomalies, Backend, DialledCell, Members, Outcomes, ScheduleCell, Service, Walk, map};
+use lb_common::abi::{Anomalies, Backend, Cursor, Members, Outcomes, ScheduleCell, Service, VipCell, map};
 use rustix::mm::{MapFlags, ProtFlags};
 
 use super::counters::Counters;
@@ -173,12 +173,12 @@ pub fn open_flows(pins: &Pins) -> Result<u64, DatapathError> {
 
 /// The maps of a client task that hold its tables and counts.
 pub struct Maps {
-    pub dialled: Mapped<DialledCell>,
+    pub dialled: Mapped<VipCell>,
     pub services: Mapped<Service>,
     pub backends: Mapped<Backend>,
     pub schedule: Mapped<ScheduleCell>,
     pub members: Mapped<Members>,
-    pub walks: PerCpu<Walk>,
+    pub walks: PerCpu<Cursor>,
     pub outcomes: PerCpu<Outcomes>,
     pub counts: Counters,
     pub anomalies: PerCpu<Anomalies>,

@@ -378,19 +378,22 @@ mod tests {
         assert_eq!(names, all);
         let sizes = |key: usize, value: usize, entries: u32| (key, value, entries);
         let expected = [
-            (map::DIALLED, sizes(4, size_of::<abi::DialledCell>(), abi::DIALLED_CELLS)),
+            (map::DIALLED, sizes(4, size_of::<abi::VipCell>(), abi::VIP_CELLS)),
             (map::SERVICES, sizes(4, size_of::<abi::Service>(), abi::MAX_SERVICES)),
             (map::BACKENDS, sizes(4, size_of::<abi::Backend>(), abi::SLOTS)),
             (map::SCHEDULE, sizes(4, size_of::<abi::ScheduleCell>(), abi::SCHEDULE_ENTRIES / 2)),
-            (map::WALKS, sizes(4, size_of::<abi::Walk>(), abi::MAX_SERVICES)),
+            (map::WALKS, sizes(4, size_of::<abi::Cursor>(), abi::MAX_SERVICES)),
             (map::OUTCOMES, sizes(4, size_of::<abi::Outcomes>(), abi::MAX_SERVICES + 1)),
             (map::MEMBERS, sizes(4, size_of::<abi::Members>(), 2 * abi::MAX_SERVICES)),
-            (map::COUNTS, sizes(4, size_of::<abi::Counts>(), abi::SLOTS)),
+            (map::COUNTS, sizes(4, size_of::<abi::SlotCounters>(), abi::SLOTS)),
             (map::ANOMALIES, sizes(4, size_of::<abi::Anomalies>(), 1)),
             (map::DATAGRAMS, sizes(8, size_of::<abi::Datagrams>(), abi::FLOW_RECORDS)),
             (map::CHOSEN, sizes(4, size_of::<u64>(), abi::SLOTS)),
-            (map::DEPARTED, sizes(size_of::<abi::BackendName>(), size_of::<abi::Departed>(), abi::SLOTS)),
-            (map::FLOW_PLACES, sizes(4, size_of::<abi::FlowPlace>(), abi::FLOW_RECORDS)),
+            (
+                map::DEPARTED,
+                sizes(size_of::<abi::BackendName>(), size_of::<abi::RetiredCounters>(), abi::SLOTS),
+            ),
+            (map::FLOW_PLACES, sizes(4, size_of::<abi::FlowBucket>(), abi::FLOW_RECORDS)),
             (map::FLOWS, sizes(4, size_of::<abi::Flow>(), abi::FLOW_RECORDS)),
             (map::FLOW_OVERFLOW, sizes(8, size_of::<abi::Flow>(), abi::FLOW_RECORDS)),
         ];

@@ -7,7 +7,7 @@ use std::io;
 use std::mem::offset_of;
 use std::os::fd::{AsFd, OwnedFd};
 
-use lb_common::abi::{Backend, Datagrams, Flow, FlowPlace, HELD, Phase, map};
+use lb_common::abi::{Backend, Datagrams, Flow, FlowBucket, Phase, RECLAIMING, map};
 
 use super::error::DatapathError;
 use super::flow_table::FlowTable;
@@ -176,7 +176,7 @@ impl Records {
         for record in gone {
             match &record.location {
                 Location::Table(index) => {
-                    if self.table.pass_on(*index, record.cookie, HELD) {
+                    if self.table.pass_on(*index, record.cookie, RECLAIMING) {
                         held.push((*index, record));
                     }
                 }
@@ -201,12 +201,12 @@ impl Records {
             let now = self.table.flow(index);
             let lives = lives || now != record.flow;
             if lives && elements::get::<u64, Flow>(self.overflow.as_fd(), &record.cookie)?.is_none() {
-                self.table.pass_on(index, HELD, record.cookie);
+                self.table.pass_on(index, RECLAIMING, record.cookie);
                 continue;
             }
             // Gone; or it has dialled meanwhile, found no record of its own, and made one in the overflow table.
             self.give_back(now);
-            self.table.pass_on(index, HELD, 0);
+            self.table.pass_on(index, RECLAIMING, 0);
             if !lives {
                 taken.insert(record.key(), 1);
             }
@@ -219,7 +219,7 @@ impl Records {
         if !is_same || !elements::remove(self.overflow.as_fd(), &cookie)? {
             return Ok(false);
         }
-        self.table.take_back(cookie, FlowPlace::IN_OVERFLOW);
+        self.table.take_back(cookie, FlowBucket::IN_OVERFLOW);
         self.give_back(flow);
         Ok(true)
     }
@@ -229,7 +229,7 @@ impl Records {
         if !is_same || !elements::remove(self.datagrams.as_fd(), &cookie)? {
             return Ok(false);
         }
-        self.table.take_back(cookie, FlowPlace::IN_DATAGRAMS);
+        self.table.take_back(cookie, FlowBucket::IN_DATAGRAMS);
         entry.live().for_each(|flow| self.give_back(*flow));
         Ok(true)
     }
@@ -241,14 +241,14 @@ impl Records {
     /// If it cannot be waited until no program reads them.
     pub fn finish_what_was_begun(&self) -> Result<u64, DatapathError> {
         let held: Vec<usize> =
-            (0..self.table.len()).filter(|index| self.table.cookie(*index) == HELD).collect();
+            (0..self.table.len()).filter(|index| self.table.cookie(*index) == RECLAIMING).collect();
         if held.is_empty() {
             return Ok(0);
         }
         wait_for_readers()?;
         for index in &held {
             self.give_back(self.table.flow(*index));
-            self.table.pass_on(*index, HELD, 0);
+            self.table.pass_on(*index, RECLAIMING, 0);
         }
         Ok(held.len() as u64)
     }

@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
-use lb_common::abi::{BackendName, Counts, Departed, NAME_BYTES};
+use lb_common::abi::{BackendName, NAME_BYTES, RetiredCounters, SlotCounters};
 use lb_common::net::{Address, Be16};
 
 use super::error::DatapathError;
@@ -49,7 +49,7 @@ impl RetiredBackends {
     ///
     /// # Errors
     /// If the kernel refuses.
-    pub fn of(&self, who: &BackendName) -> io::Result<Option<Departed>> {
+    pub fn of(&self, who: &BackendName) -> io::Result<Option<RetiredCounters>> {
         elements::get(self.map.as_fd(), who)
     }
 
@@ -57,12 +57,12 @@ impl RetiredBackends {
     ///
     /// # Errors
     /// If the kernel refuses.
-    pub fn keep(&self, who: &BackendName, counts: Counts, swept: u64) -> io::Result<()> {
-        if counts == Counts::default() {
+    pub fn keep(&self, who: &BackendName, counts: SlotCounters, swept: u64) -> io::Result<()> {
+        if counts == SlotCounters::default() {
             return self.forget(who);
         }
         let left_ns = monotonic_ns();
-        let departed = [Departed { counts, swept, left_ns }];
+        let departed = [RetiredCounters { counts, swept, left_ns }];
         match elements::set(self.map.as_fd(), who, &departed) {
             Err(error) if error.raw_os_error() == Some(libc::E2BIG) => {
                 self.make_room()?;
@@ -83,7 +83,7 @@ impl RetiredBackends {
     /// Forgets those that left first: an eighth of them at a time, because it takes a look at all.
     fn make_room(&self) -> io::Result<()> {
         let mut all = Vec::new();
-        elements::visit(self.map.as_fd(), |who: &BackendName, departed: &Departed| {
+        elements::visit(self.map.as_fd(), |who: &BackendName, departed: &RetiredCounters| {
             all.push((departed.left_ns, *who));
         })?;
         all.sort_unstable_by_key(|(left_ns, _)| *left_ns);

@@ -7,7 +7,7 @@
 
 mod counts;
 
-mod dialled;
+mod vip_table;
 
 mod fullness;
 
@@ -22,9 +22,9 @@ use std::sync::Arc;
 
 use aya::maps::MapError;
 use lb_common::abi::{
-    self, Anomalies, Backend, BackendState, ENTRIES_PER_CELL, Endpoint, Members, NO_MEMBERS, NO_SLOT,
-    NOT_A_SERVICE, Outcomes, Rules, SERVICE_FREE, SERVICE_LEAVING, SERVICE_LIVE, ScheduleCell, Service,
-    StateWord, TableRef, Walk, map,
+    self, Anomalies, Backend, BackendAddress, BackendState, Cursor, ENTRIES_PER_CELL, Members, NO_MEMBERS,
+    NO_SLOT, NOT_A_SERVICE, Outcomes, Rules, SERVICE_FREE, SERVICE_LEAVING, SERVICE_LIVE, ScheduleCell,
+    Service, StateWord, TableRef, map,
 };
 use lb_common::load;
 use lb_common::net::{Address, Be16, socket_addr};
@@ -48,7 +48,7 @@ pub struct Tables {
     /// Those of them that were replaced before the wait for readers that is under way.
     waiting: Vec<Retired>,
     /// Backends that have returned: slot and generation, and the counts that they go on with.
-    returned: Vec<((u32, u32), abi::Counts)>,
+    returned: Vec<((u32, u32), abi::SlotCounters)>,
 }
 
 /// A table that was replaced.
@@ -346,7 +346,7 @@ impl Tables {
         row.name[..name.len()].copy_from_slice(name);
         self.maps.services.set(usize::from(index), &row);
         // Counters and cursors of whatever had the index before end here.
-        let start = |cpu| Walk {
+        let start = |cpu| Cursor {
             phase: 0,
             start: walk::start(&cursor_seed.task, &service.name, cpu, cursor_seed.cpus),
         };
@@ -382,7 +382,7 @@ impl Tables {
         self.maps.backends.set_part(
             slot as usize,
             offset_of!(Backend, endpoint),
-            &Endpoint {
+            &BackendAddress {
                 address: Address::from(backend.address.ip()),
                 port: Be16::from_host(backend.address.port()),
                 service: backend.service,
@@ -412,7 +412,7 @@ impl Tables {
             kept.map_err(|error| self.fail_io(map::DEPARTED, "write", error))?;
         }
         // A free row keeps the generation that the slot's next backend gets.
-        let mut row: Endpoint = bytemuck::Zeroable::zeroed();
+        let mut row: BackendAddress = bytemuck::Zeroable::zeroed();
         row.generation = self.maps.backends.get(slot as usize).endpoint.generation.wrapping_add(1);
         self.set_state(slot, StateWord::new(false, BackendState::Free));
         self.maps.backends.set_part(slot as usize, offset_of!(Backend, endpoint), &row);
@@ -420,7 +420,7 @@ impl Tables {
     }
 
     /// Backends that have returned since this was last asked.
-    pub(super) fn returned(&mut self) -> Vec<((u32, u32), abi::Counts)> {
+    pub(super) fn returned(&mut self) -> Vec<((u32, u32), abi::SlotCounters)> {
         std::mem::take(&mut self.returned)
     }
 

@@ -9,7 +9,7 @@ use std::ops::Sub;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use lb_common::abi::{Counts, TIME_BUCKETS, Times};
+use lb_common::abi::{Histogram, SlotCounters, TIME_BUCKETS};
 use lb_common::ending::Ending;
 
 /// What was counted is shown over this time, or a little more.
@@ -44,7 +44,7 @@ pub struct Sample {
 
 impl Sample {
     /// Of a slot's counts.
-    pub fn of(slot: (u32, u32), counts: &Counts) -> Self {
+    pub fn of(slot: (u32, u32), counts: &SlotCounters) -> Self {
         Self {
             slot,
             chosen: low(counts.chosen),
@@ -84,7 +84,7 @@ pub struct Recent {
     /// Flows that ended, by [`Ending`].
     pub endings: [u64; ENDINGS],
     /// From the choice until the flow was established.
-    pub connect: Times,
+    pub connect: Histogram,
 }
 
 impl Recent {
@@ -159,7 +159,7 @@ impl<T: Copy + Sub<Output = Duration>> Window<T> {
     }
 
     /// Takes in what a backend's counts were when it took its slot.
-    pub fn begin(&mut self, slot: (u32, u32), counts: &Counts) {
+    pub fn begin(&mut self, slot: (u32, u32), counts: &SlotCounters) {
         // Whoever had the slot before has left it.
         let beginnings = Arc::make_mut(&mut self.beginnings);
         beginnings.retain(|other, _| other.0 != slot.0);
@@ -167,10 +167,10 @@ impl<T: Copy + Sub<Output = Duration>> Window<T> {
     }
 
     /// What was counted since the oldest sample; nothing before there is one.
-    pub fn recent(&self, now: T, slot: (u32, u32), counts: &Counts) -> Option<Recent> {
+    pub fn recent(&self, now: T, slot: (u32, u32), counts: &SlotCounters) -> Option<Recent> {
         let (time, oldest) = self.samples.front()?;
         let seconds = (now - *time).max(SHORTEST).as_secs_f64();
-        let fresh = || Sample::of(slot, &Counts::default());
+        let fresh = || Sample::of(slot, &SlotCounters::default());
         let before = find(oldest, slot).or_else(|| self.beginnings.get(&slot).copied()).unwrap_or_else(fresh);
         let since = |now: u64, before: u32| u64::from(low(now).wrapping_sub(before));
         Some(Recent {
@@ -179,7 +179,7 @@ impl<T: Copy + Sub<Output = Duration>> Window<T> {
             diverted: since(counts.diverted, before.diverted),
             established: since(counts.established, before.established),
             endings: std::array::from_fn(|i| since(counts.endings[i], before.endings[i])),
-            connect: Times {
+            connect: Histogram {
                 sum_us: counts.connect.sum_us.wrapping_sub(before.connect_us),
                 buckets: std::array::from_fn(|i| since(counts.connect.buckets[i], before.connect[i])),
             },
@@ -215,7 +215,7 @@ pub struct Lately {
 
 impl Lately {
     /// As [`Window::recent`].
-    pub fn recent(&self, slot: (u32, u32), counts: &Counts) -> Option<Recent> {
+    pub fn recent(&self, slot: (u32, u32), counts: &SlotCounters) -> Option<Recent> {
         self.window.recent(self.now, slot, counts)
     }
 }
@@ -230,8 +230,8 @@ mod tests {
 
     const SLOT: (u32, u32) = (3, 1);
 
-    fn chosen(count: u64) -> Counts {
-        Counts { chosen: count, ..Counts::default() }
+    fn chosen(count: u64) -> SlotCounters {
+        SlotCounters { chosen: count, ..SlotCounters::default() }
     }
 
     fn recent(window: &Window<Duration>, now: Duration, count: u64) -> Option<(u64, f64)> {
@@ -324,7 +324,7 @@ mod tests {
         let start = Duration::from_secs(1000);
         let mut window = Window::<Duration>::default();
         for sample in 0..20 {
-            let mut counts = Counts::default();
+            let mut counts = SlotCounters::default();
             counts.endings[0] = (1 << 32) - 50 + 10 * sample;
             counts.endings[1] = sample;
             // Another backend in the slot begins anew.

@@ -1,6 +1,6 @@
 //! Active counts are exact: they are the sockets that are open, whatever way each of them ends.
 
-use lb_common::abi::{Flow, FlowPlace, map};
+use lb_common::abi::{Flow, FlowBucket, map};
 use stage::kernel;
 use stage::maps::{hash, values};
 use stage::{Backend, Manner, Probe, eventually};
@@ -16,7 +16,7 @@ fn all_gone(fixture: &Fixture) {
 
 /// Records in the flow table and in the overflow table.
 fn records(fixture: &Fixture) -> (usize, usize) {
-    let places = values::<FlowPlace>(&fixture.setup.map("web", map::FLOW_PLACES));
+    let places = values::<FlowBucket>(&fixture.setup.map("web", map::FLOW_PLACES));
     assert!(places.len() >= 64, "the whole table");
     let overflow = hash::<u64, Flow>(&fixture.setup.map("web", map::FLOW_OVERFLOW));
     let taken = places.iter().filter(|place| place.cookie != 0).count();

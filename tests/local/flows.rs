@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use lb_common::abi::{ABI_VERSION, Flow, FlowPlace, Phase, Policy, map};
+use lb_common::abi::{ABI_VERSION, Flow, FlowBucket, Phase, Policy, map};
 use serde_json::Value;
 use stage::daemon::failure;
 use stage::maps::{set_all, values};
@@ -250,7 +250,7 @@ fn a_hundred_thousand_flows_are_shown_each_once() {
     let many = if stage::in_a_guest() { 10_000 } else { 100_000 };
     fixture.stop();
     let pins = [map::FLOW_PLACES, map::FLOWS].map(|name| fixture.setup.map("web", name));
-    let (mut places, mut records) = (values::<FlowPlace>(&pins[0]), values::<Flow>(&pins[1]));
+    let (mut places, mut records) = (values::<FlowBucket>(&pins[0]), values::<Flow>(&pins[1]));
     for (number, (place, flow)) in (1u32..).zip(places.iter_mut().zip(&mut records).take(many)) {
         place.cookie = (1 << 32) + u64::from(number);
         *flow = Flow {

@@ -2,7 +2,7 @@
 //! chooses the same backends.
 
 use lb_common::abi::{
-    Backend, BackendState, ENTRIES_PER_CELL, Flow, FlowPlace, MAX_SERVICES, Members, Policy, Reason,
+    Backend, BackendState, ENTRIES_PER_CELL, Flow, FlowBucket, MAX_SERVICES, Members, Policy, Reason,
     RecentErrors, ScheduleCell, Service, StateWord, TableRef, map,
 };
 use lb_common::pick::{How, Tables, choose};
@@ -45,7 +45,7 @@ impl Maps {
 impl Tables for Maps {
     type Backend = usize;
     type Members = ();
-    type Place = usize;
+    type Position = usize;
 
     fn entry(&self, entry: u32) -> Option<u32> {
         let at = entry.checked_sub(self.service.table.base)?;
@@ -68,7 +68,7 @@ impl Tables for Maps {
         self.backends[backend].errors
     }
 
-    fn share(&self, backend: usize) -> u32 {
+    fn entries(&self, backend: usize) -> u32 {
         self.backends[backend].share
     }
 
@@ -91,7 +91,7 @@ impl Tables for Maps {
 
 /// The flows of open sockets in the order in which these were made: cookies are counted up on each CPU.
 fn recorded(fixture: &Fixture) -> Vec<Flow> {
-    let places = values::<FlowPlace>(&fixture.setup.map("web", map::FLOW_PLACES));
+    let places = values::<FlowBucket>(&fixture.setup.map("web", map::FLOW_PLACES));
     let table = values::<Flow>(&fixture.setup.map("web", map::FLOWS));
     let overflow = hash::<u64, Flow>(&fixture.setup.map("web", map::FLOW_OVERFLOW));
     let mut flows: Vec<(u64, Flow)> =

@@ -1,6 +1,6 @@
 //! A real Prometheus scrapes the daemon, and has what `status` has.
 
-use lb_common::abi::{Counts, map};
+use lb_common::abi::{SlotCounters, map};
 use lb_common::ending::Ending;
 use serde_json::Value;
 use stage::eventually;
@@ -135,7 +135,7 @@ fn a_quantile_of_the_handshakes_lies_in_the_bucket_of_the_maps() {
     let prometheus = scraped(&fixture);
     assert_eq!(fixture.probe().dial_many(SERVICE, 90).len(), 3);
     // All backends and CPUs together, as the kernel has them.
-    let counts = per_cpu::<Counts>(&fixture.setup.map("web", map::COUNTS));
+    let counts = per_cpu::<SlotCounters>(&fixture.setup.map("web", map::COUNTS));
     let slots = fixture.setup.backends("web", "users");
     let mut buckets = [0; lb_common::abi::TIME_BUCKETS];
     for slot in &slots {

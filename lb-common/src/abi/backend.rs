@@ -87,7 +87,7 @@ impl BackendState {
 /// only readers of the map want, at any time).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
-pub struct Endpoint {
+pub struct BackendAddress {
     /// The address that connect rewrites to.
     pub address: Address,
     /// The port that connect rewrites to.
@@ -101,7 +101,7 @@ pub struct Endpoint {
     /// The configured weight (capacity); for readers of the map.
     pub weight: u32,
 }
-const _: () = assert!(size_of::<Endpoint>() == 32);
+const _: () = assert!(size_of::<BackendAddress>() == 32);
 
 /// A backend in its slot: all that a choice reads and changes of it, in one cache line.
 #[repr(C, align(8))]
@@ -119,7 +119,7 @@ pub struct Backend {
     /// Flows whose records the daemon has taken out, because their sockets were gone. Written by the daemon.
     pub swept: u64,
     /// Who it is.
-    pub endpoint: Endpoint,
+    pub endpoint: BackendAddress,
 }
 const _: () = assert!(size_of::<Backend>() == 64);
 

@@ -5,17 +5,17 @@ use bytemuck::{Pod, Zeroable};
 use super::MAX_SERVICES;
 use crate::ending::Ending;
 
-/// Where this CPU's walk over a service's schedule stands. Written by the daemon once, then by connect.
+/// This CPU's cursor over a service's schedule. Written by the daemon once, then by connect.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
-pub struct Walk {
+pub struct Cursor {
     /// How far it has come, wrapping: by one entry with each pick, or past the member that `least-loaded` took. Never reset:
-    /// the walk goes on over each new table.
+    /// the cursor goes on over each new table.
     pub phase: u32,
-    /// Where the walk starts, as a fraction of the table's length in units of 2^-32.
+    /// Where the cursor starts, as a fraction of the table's length in units of 2^-32.
     pub start: u32,
 }
-const _: () = assert!(size_of::<Walk>() == 8);
+const _: () = assert!(size_of::<Cursor>() == 8);
 
 /// How calls of connect and sendmsg ended: each call counts in exactly one field. Written by the kernel programs.
 #[repr(C)]
@@ -46,7 +46,7 @@ const _: () = assert!(size_of::<Outcomes>() == 72);
 /// The row of [`map::OUTCOMES`](super::map::OUTCOMES) that counts calls to addresses that are not services.
 pub const NOT_A_SERVICE: u32 = MAX_SERVICES;
 
-/// Rows of [`Counts::endings`]: a power of two, so that an index can be masked. The last is nobody's and stays 0.
+/// Rows of [`SlotCounters::endings`]: a power of two, so that an index can be masked. The last is nobody's and stays 0.
 pub const ENDING_ROWS: usize = 16;
 const _: () = assert!(Ending::ALL.len() < ENDING_ROWS);
 
@@ -55,7 +55,7 @@ const _: () = assert!(Ending::ALL.len() < ENDING_ROWS);
 /// [`Backend::swept`](super::Backend::swept) + untracked.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
-pub struct Counts {
+pub struct SlotCounters {
     /// Flows sent to it. Kept in [`map::CHOSEN`](super::map::CHOSEN) as long as it has the slot, and 0 here.
     pub chosen: u64,
     /// Those of them that are in no active count.
@@ -69,9 +69,9 @@ pub struct Counts {
     /// Flows that ended, by [`Ending`].
     pub endings: [u64; ENDING_ROWS],
     /// Round-trip time of the handshake.
-    pub rtt: Times,
+    pub rtt: Histogram,
     /// From the choice until the flow was established.
-    pub connect: Times,
+    pub connect: Histogram,
     /// How long ended flows lasted, in nanoseconds, together.
     pub lifetime_ns: u64,
     /// Bytes that ended flows received.
@@ -81,9 +81,9 @@ pub struct Counts {
     /// Segments of ended flows that were sent again.
     pub retransmits: u64,
 }
-const _: () = assert!(size_of::<Counts>() == 536);
+const _: () = assert!(size_of::<SlotCounters>() == 536);
 
-/// Buckets of a [`Times`].
+/// Buckets of a [`Histogram`].
 pub const TIME_BUCKETS: usize = 20;
 /// Binary logarithm of the first bucket's upper bound in microseconds; each further one is twice the one before, and the
 /// last has none.
@@ -92,13 +92,13 @@ pub const FIRST_BUCKET_LOG2: u32 = 4;
 /// A histogram of times.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
-pub struct Times {
+pub struct Histogram {
     /// Microseconds, together.
     pub sum_us: u64,
     /// How many times were at most 2^(4 + i) microseconds and more than the bound before.
     pub buckets: [u64; TIME_BUCKETS],
 }
-const _: () = assert!(size_of::<Times>() == 168);
+const _: () = assert!(size_of::<Histogram>() == 168);
 
 /// The bucket of a time.
 #[inline(always)]

@@ -20,14 +20,14 @@ pub struct Flow {
     pub generation: u32,
     /// The process that made the call.
     pub process: u32,
-    /// What the policy drew: where in the table the walk stood, its start included, or a random number. With the table and
+    /// The policy's sample: where in the table the cursor stood, its start included, or a random number. With the table and
     /// the loads of that time it gives the same choice again, see [`choose`](crate::pick::choose).
     pub draw: u32,
     /// The generation of the service's table at that time.
     pub table_generation: u16,
     /// Entries of that table that named the slot; 65,535 stands for more.
     pub share: u16,
-    /// The service's place.
+    /// The service index.
     pub service: u16,
     /// The [`Policy`](super::Policy) in the low four bits, and a [`Reason`] in the others.
     pub why: u8,
@@ -37,7 +37,7 @@ pub struct Flow {
 const _: () = assert!(size_of::<Flow>() == 40);
 
 impl Flow {
-    /// What a free place holds.
+    /// What a free bucket holds.
     pub const NONE: Self = Self {
         start_ns: 0,
         namespace: 0,
@@ -123,24 +123,24 @@ impl Reason {
     }
 }
 
-/// One place of the flow table: who holds it. Written by the kernel programs; freed by the daemon, with the same
-/// compare-and-swap, if the socket is gone. The flow itself is in [`map::FLOWS`](super::map::FLOWS) at the same index: places lie close
+/// A bucket of the flow table: which socket holds it. Written by the kernel programs; freed by the daemon, with the same
+/// compare-and-swap, if the socket is gone. The flow itself is in [`map::FLOWS`](super::map::FLOWS) at the same index: buckets lie close
 /// together, so that sockets which are made one after the other, and whose cookies therefore follow each other, find theirs
 /// in the same cache line, and a connect to what is no service reads nothing but that.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
-pub struct FlowPlace {
-    /// The socket that holds the place, 0 if none, and [`HELD`] while the daemon looks whether its socket is gone. Cookies
+pub struct FlowBucket {
+    /// The socket that holds the bucket, 0 if none, and [`RECLAIMING`] while the daemon looks whether its socket is gone. Cookies
     /// are never reused while the host is up.
     pub cookie: u64,
-    /// What sockets of this place have elsewhere: [`IN_OVERFLOW`](Self::IN_OVERFLOW) for each flow in the overflow table and
+    /// What sockets of this bucket have elsewhere: [`IN_OVERFLOW`](Self::IN_OVERFLOW) for each flow in the overflow table and
     /// [`IN_DATAGRAMS`](Self::IN_DATAGRAMS) for each entry of datagrams, together. Only what is not 0 is searched for; a socket whose
-    /// flow is in the overflow table can therefore not claim the place as well once it is free.
+    /// flow is in the overflow table can therefore not claim the bucket as well once it is free.
     pub elsewhere: u64,
 }
-const _: () = assert!(size_of::<FlowPlace>() == 16);
+const _: () = assert!(size_of::<FlowBucket>() == 16);
 
-impl FlowPlace {
+impl FlowBucket {
     /// One flow in the overflow table.
     pub const IN_OVERFLOW: u64 = 1;
     /// One entry of datagrams.
@@ -160,9 +160,9 @@ impl FlowPlace {
 }
 
 /// A cookie that no socket has: the daemon puts it in place of one whose socket may be gone.
-pub const HELD: u64 = u64::MAX;
+pub const RECLAIMING: u64 = u64::MAX;
 
-/// The flows of a datagram socket that addresses its datagrams, one per service, in places that fill from the first. Written
+/// The flows of a datagram socket that addresses its datagrams, one per service, in an array that fills from the first. Written
 /// by the kernel programs; taken out by the daemon if its socket is gone.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -184,7 +184,7 @@ impl Datagrams {
     /// No flow.
     pub const EMPTY: Self = Self {
         flows: [Flow::NONE; MAX_DATAGRAM_FLOWS],
-        before: [Peer::NOBODY; MAX_DATAGRAM_FLOWS],
+        before: [Peer::NONE; MAX_DATAGRAM_FLOWS],
         order: [0; MAX_DATAGRAM_FLOWS],
         chosen: 0,
         _reserved: 0,
@@ -211,5 +211,5 @@ const _: () = assert!(size_of::<Peer>() == 20);
 
 impl Peer {
     /// Nobody.
-    pub const NOBODY: Self = Self { address: Address::UNSPECIFIED, port: Be16::from_host(0), _reserved: 0 };
+    pub const NONE: Self = Self { address: Address::UNSPECIFIED, port: Be16::from_host(0), _reserved: 0 };
 }

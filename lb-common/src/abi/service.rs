@@ -5,23 +5,23 @@ use bytemuck::{Pod, Zeroable};
 use super::{MAX_SUBSET, NAME_BYTES};
 use crate::net::{Address, Be16};
 
-/// A cell of the table that tells which service is dialled at an address, see [`dialled`](crate::dialled). Written by the
+/// A cell of the table that tells which service has an address, see [`vip_table`](crate::vip_table). Written by the
 /// daemon, as one word.
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
-pub struct DialledCell {
-    /// 32 bits of the hash of what is dialled.
+pub struct VipCell {
+    /// 32 bits of the hash of the destination.
     pub mark: u32,
-    /// The service's place plus one; 0 if the cell is free.
+    /// The service index plus one; 0 if the cell is free.
     pub service: u32,
 }
-const _: () = assert!(size_of::<DialledCell>() == 8);
+const _: () = assert!(size_of::<VipCell>() == 8);
 
-impl DialledCell {
-    /// Nobody is here, nor behind.
+impl VipCell {
+    /// Empty: a look-up ends here.
     pub const FREE: Self = Self { mark: 0, service: 0 };
-    /// Nobody is here any more; somebody may be behind.
-    pub const GONE: Self = Self { mark: 0, service: u32::MAX };
+    /// Its service was removed; a look-up goes on.
+    pub const TOMBSTONE: Self = Self { mark: 0, service: u32::MAX };
 
     /// The word that is stored and loaded in one piece.
     #[inline(always)]
@@ -194,11 +194,11 @@ const _: () = assert!(size_of::<Members>() == 520);
 /// A table whose members are not listed: they are too many, or nothing asks for them.
 pub const NO_MEMBERS: u8 = 0;
 
-/// The place holds no service.
+/// No service has the index.
 pub const SERVICE_FREE: u8 = 0;
 /// The service is configured.
 pub const SERVICE_LIVE: u8 = 1;
-/// The service was removed; the place is kept until its last flow ends, so that getpeername stays right.
+/// The service was removed; the index is kept until its last flow ends, so that getpeername stays right.
 pub const SERVICE_LEAVING: u8 = 2;
 
 /// Four schedule entries, each the slot of a backend or [`NO_SLOT`](super::NO_SLOT). Written by the daemon, only while no service

@@ -8,13 +8,13 @@
 use super::Tables;
 use super::view::at_limit;
 use crate::abi::{MAX_SUBSET, NO_SLOT};
-use crate::load::{self, HalfLife, soon_all_ones_if_negative};
+use crate::load::{self, HalfLife, sign_mask_in_register};
 
 /// What a scan must know besides the tables: plain numbers, as many as a function of a kernel program can be given.
 #[derive(Clone, Copy)]
 pub struct Scan {
     /// Where the round robin stands.
-    pub draw: u32,
+    pub sample: u32,
     /// The tick.
     pub now: u32,
     /// As in the rules.
@@ -28,44 +28,44 @@ const DISTANCE_BITS: u32 = 8;
 const AT_LIMIT_BIT: u32 = 61;
 const UNUSABLE_BIT: u32 = 62;
 /// More than any.
-const NOBODY: u64 = u64::MAX >> 1;
+const NO_MEMBER: u64 = u64::MAX >> 1;
 /// The tables contradict each other.
-const NONSENSE: u64 = u64::MAX;
+const CORRUPT: u64 = u64::MAX;
 const _: () = assert!(NO_SLOT < 1 << SLOT_BITS && MAX_SUBSET == 1 << DISTANCE_BITS);
 
 /// Looks at the members and returns the smallest number, as a word of `Least`.
 #[inline(always)]
 pub fn least<T: Tables>(tables: &T, members: T::Members, scan: Scan) -> u64 {
-    let Some((count, mut place)) = tables.list(members) else { return NONSENSE };
+    let Some((count, mut position)) = tables.list(members) else { return CORRUPT };
     if count == 0 || count > MAX_SUBSET {
-        return NONSENSE;
+        return CORRUPT;
     }
-    let cursor = scan.draw % count;
+    let start = scan.sample % count;
     let half_life = HalfLife::new(scan.error_half_life);
-    let mut number = NOBODY;
+    let mut number = NO_MEMBER;
     // Bound: MAX_SUBSET members.
     for index in 0..MAX_SUBSET {
         if index >= count {
             break;
         }
-        let (slot, next) = tables.member(place);
-        place = next;
-        let Some(backend) = tables.backend(slot) else { return NONSENSE };
+        let (slot, next) = tables.member(position);
+        position = next;
+        let Some(backend) = tables.backend(slot) else { return CORRUPT };
         let errors = load::decayed(tables.errors(backend), scan.now, half_life);
         let load = u64::from(tables.flows(backend)) + u64::from(errors);
-        // Whoever stands before the cursor comes after everybody behind it.
-        let distance = index.wrapping_sub(cursor) & (MAX_SUBSET - 1);
+        // Whoever stands before it comes after everybody behind it.
+        let distance = index.wrapping_sub(start) & (MAX_SUBSET - 1);
         let theirs = u64::from(!tables.state(backend).usable & 1) << UNUSABLE_BIT
             | at_limit(tables, backend, scan.active_limit) << AT_LIMIT_BIT
             | load << (DISTANCE_BITS + SLOT_BITS)
             | u64::from(distance) << SLOT_BITS
             | u64::from(slot);
         // The smaller one.
-        number ^= (number ^ theirs) & soon_all_ones_if_negative(theirs.wrapping_sub(number));
+        number ^= (number ^ theirs) & sign_mask_in_register(theirs.wrapping_sub(number));
     }
     // Beyond MAX_SUBSET the way went around: from the last member to the first it is one step, not what is left of MAX_SUBSET.
     let distance = Least::from_word(number).distance();
-    let around = if cursor + distance >= MAX_SUBSET { MAX_SUBSET - count } else { 0 };
+    let around = if start + distance >= MAX_SUBSET { MAX_SUBSET - count } else { 0 };
     number - (u64::from(around) << SLOT_BITS)
 }
 
@@ -77,9 +77,9 @@ pub enum Standing {
     /// Everybody who may be chosen is at the limit.
     AtLimit,
     /// Nobody may be chosen.
-    Nobody,
+    NoneUsable,
     /// The tables contradict each other.
-    Nonsense,
+    Corrupt,
 }
 
 /// The least loaded member, with the steps to it in place of its distance.
@@ -98,10 +98,10 @@ impl Least {
     /// How it stands.
     #[inline(always)]
     pub fn standing(self) -> Standing {
-        if self.number > NOBODY {
-            Standing::Nonsense
+        if self.number > NO_MEMBER {
+            Standing::Corrupt
         } else if self.number >> UNUSABLE_BIT != 0 {
-            Standing::Nobody
+            Standing::NoneUsable
         } else if self.number >> AT_LIMIT_BIT != 0 {
             Standing::AtLimit
         } else {

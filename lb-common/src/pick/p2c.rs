@@ -1,19 +1,19 @@
 //! `p2c`, power of two choices: of two random backends the one with the lower load for its weight.
 //!
-//! Drawing from the schedule makes weights and structural shares decide which backends are compared, and dividing the load
+//! Sampling the schedule makes weights, also structural ones, decide which backends are compared, and dividing the load
 //! by them keeps the comparison fair: a backend that is to get half as much is as loaded with half as many flows
 //! (Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing"; Twitter's deterministic aperture compares in the
-//! same way). As Twitter's, and other than in the analysis, it draws without replacement: two entries that name the same backend
+//! same way). As Twitter's, and other than in the analysis, it samples without replacement: two entries that name the same backend
 //! would be no choice.
 
 use super::view::{View, slot_at};
-use super::{NONSENSE, Tables, mixed};
+use super::{CORRUPT, Tables, mixed};
 use crate::abi::{MAX_SCHEDULE_LOG2, NO_SLOT, TableRef};
 
 /// Two positions out of one random number.
 #[inline(always)]
-pub fn points(draw: u32) -> (u32, u32) {
-    (draw & 0xffff, draw >> 16)
+pub fn points(sample: u32) -> (u32, u32) {
+    (sample & 0xffff, sample >> 16)
 }
 const _: () = assert!(MAX_SCHEDULE_LOG2 <= 16);
 
@@ -21,27 +21,27 @@ const _: () = assert!(MAX_SCHEDULE_LOG2 <= 16);
 /// schedule name another one unless a single backend has more than four fifths of it.
 const BESIDE: u32 = 4;
 
-/// Of the backends at the two positions of a draw that may be chosen and are below the limit, the one with the lower load
+/// Of the backends at the two positions of a sample that may be chosen and are below the limit, the one with the lower load
 /// for its weight; of equals the first. If both positions name one backend, the second of the pair is looked for elsewhere.
 #[inline(always)]
-pub fn better<T: Tables>(view: &View<'_, T>, draw: u32) -> u32 {
-    let (first, second) = points(draw);
-    let Some(first) = slot_at(view.tables, view.table, first) else { return NONSENSE };
-    let Some(mut second) = slot_at(view.tables, view.table, second) else { return NONSENSE };
+pub fn better<T: Tables>(view: &View<'_, T>, sample: u32) -> u32 {
+    let (first, second) = points(sample);
+    let Some(first) = slot_at(view.tables, view.table, first) else { return CORRUPT };
+    let Some(mut second) = slot_at(view.tables, view.table, second) else { return CORRUPT };
     if second == first {
-        second = view.tables.other_entry(view.table, first, draw);
+        second = view.tables.other_entry(view.table, first, sample);
     }
     let (one, other) = (view.if_free(first), view.if_free(second));
-    if one == NO_SLOT || other == NONSENSE {
+    if one == NO_SLOT || other == CORRUPT {
         return other;
     }
-    if other == NO_SLOT || one == NONSENSE {
+    if other == NO_SLOT || one == CORRUPT {
         return one;
     }
-    let (Some(a), Some(b)) = (view.tables.backend(one), view.tables.backend(other)) else { return NONSENSE };
-    // a / share(a) <= b / share(b), without a division: loads have 33 bits and shares at most 17.
-    let left = view.load(a) * u64::from(view.tables.share(b));
-    let right = view.load(b) * u64::from(view.tables.share(a));
+    let (Some(a), Some(b)) = (view.tables.backend(one), view.tables.backend(other)) else { return CORRUPT };
+    // a / entries(a) <= b / entries(b), without a division: loads have 33 bits and entries at most 17.
+    let left = view.load(a) * u64::from(view.tables.entries(b));
+    let right = view.load(b) * u64::from(view.tables.entries(a));
     if left <= right { one } else { other }
 }
 
@@ -50,9 +50,9 @@ pub fn better<T: Tables>(view: &View<'_, T>, draw: u32) -> u32 {
 /// The entries beside are looked at from a random one of them on, on a random side: neighbours in a schedule are always the
 /// same, and would otherwise be compared with each other more often than with the rest.
 #[inline(always)]
-pub fn other_than<T: Tables>(tables: &T, table: TableRef, first: u32, draw: u32) -> u32 {
-    let third = mixed(draw);
-    let slot = slot_at(tables, table, third).unwrap_or(NONSENSE);
+pub fn other_than<T: Tables>(tables: &T, table: TableRef, first: u32, sample: u32) -> u32 {
+    let third = mixed(sample);
+    let slot = slot_at(tables, table, third).unwrap_or(CORRUPT);
     if slot != first {
         return slot;
     }
@@ -61,9 +61,9 @@ pub fn other_than<T: Tables>(tables: &T, table: TableRef, first: u32, draw: u32)
     // Bound: BESIDE entries.
     for step in 0..BESIDE {
         let distance = (offset.wrapping_add(step) & (BESIDE - 1)) + 1;
-        // Minus the distance in two's complement, if the side before was drawn.
+        // Minus the distance in two's complement, if it is the side before.
         let position = third.wrapping_add((distance ^ is_before.wrapping_neg()).wrapping_add(is_before));
-        let slot = slot_at(tables, table, position).unwrap_or(NONSENSE);
+        let slot = slot_at(tables, table, position).unwrap_or(CORRUPT);
         if slot != first {
             return slot;
         }

@@ -2,11 +2,11 @@
 //! service's rules and its fallback decide.
 
 use super::least_loaded::{Least, Scan, Standing};
-use super::{How, NOBODY_USABLE, NONSENSE, Pick, Tables, p2c, walk};
+use super::{CORRUPT, How, NONE_USABLE, Pick, Tables, p2c, schedule};
 use crate::abi::{
     MAX_SCHEDULE_LOG2, MAX_SKIPS, MIN_SCHEDULE_LOG2, NO_SLOT, OVERFLOW_REFUSE, Policy, Rules, TableRef,
 };
-use crate::load::{self, HalfLife, soon_all_ones_if_negative};
+use crate::load::{self, HalfLife, sign_mask_in_register};
 
 /// What one choice sees.
 pub struct View<'t, T> {
@@ -17,16 +17,16 @@ pub struct View<'t, T> {
 }
 
 impl<T: Tables> View<'_, T> {
-    /// Looks at a few entries of the schedule from the draw on, and at everybody only if these are at the limit.
+    /// Looks at a few entries of the schedule from the sample on, and at everybody only if these are at the limit.
     #[inline(always)]
-    pub fn walk(&self, draw: u32) -> Pick {
+    pub fn by_schedule(&self, sample: u32) -> Pick {
         if self.table.is_empty() {
             return self.fallback();
         }
         if self.table.length_log2 < MIN_SCHEDULE_LOG2 || self.table.length_log2 > MAX_SCHEDULE_LOG2 {
             return Pick::BROKEN;
         }
-        let slot = self.look(draw);
+        let slot = self.look(sample);
         if slot != NO_SLOT {
             return picked(slot);
         }
@@ -35,52 +35,52 @@ impl<T: Tables> View<'_, T> {
             return self.fallback();
         }
         match self.tables.members(self.table) {
-            Some(members) => self.scan(members, draw).0,
-            None => self.walk_on(draw.wrapping_add(MAX_SKIPS + 1)),
+            Some(members) => self.scan(members, sample).0,
+            None => self.by_long_schedule(sample.wrapping_add(MAX_SKIPS + 1)),
         }
     }
 
     /// At most 1 + [`MAX_SKIPS`] entries are looked at.
     #[inline(always)]
-    fn look(&self, draw: u32) -> u32 {
-        let (mut from, mut looks) = (draw, MAX_SKIPS + 1);
+    fn look(&self, sample: u32) -> u32 {
+        let (mut from, mut looks) = (sample, MAX_SKIPS + 1);
         if self.rules.policy == Policy::P2c as u8 {
-            let slot = p2c::better(self, draw);
+            let slot = p2c::better(self, sample);
             if slot != NO_SLOT {
                 return slot;
             }
-            let (_, second) = p2c::points(draw);
+            let (_, second) = p2c::points(sample);
             (from, looks) = (second.wrapping_add(1), MAX_SKIPS - 1);
         }
-        walk::first_free(self, from, looks)
+        schedule::first_free(self, from, looks)
     }
 
     /// Looks at all members. Returns as well by how many of them the round robin moves on.
     #[inline(always)]
-    pub fn scan(&self, members: T::Members, draw: u32) -> (Pick, u32) {
+    pub fn scan(&self, members: T::Members, sample: u32) -> (Pick, u32) {
         let Rules { active_limit, error_half_life, .. } = self.rules;
-        let scan = Scan { draw, now: self.now, active_limit, error_half_life };
+        let scan = Scan { sample, now: self.now, active_limit, error_half_life };
         let least = Least::from_word(self.tables.least(members, scan));
         let pick = match least.standing() {
             Standing::BelowLimit => picked(least.slot()),
-            Standing::AtLimit if self.rules.overflow == OVERFLOW_REFUSE => Pick::nobody(How::Limited),
+            Standing::AtLimit if self.rules.overflow == OVERFLOW_REFUSE => Pick::no_slot(How::Limited),
             Standing::AtLimit => Pick { how: How::Overflowed, slot: least.slot() },
-            Standing::Nobody => self.fallback(),
-            Standing::Nonsense => Pick::BROKEN,
+            Standing::NoneUsable => self.fallback(),
+            Standing::Corrupt => Pick::BROKEN,
         };
         (pick, least.steps())
     }
 
     /// In place of [`View::scan`] where members are too many to be listed.
     #[inline(always)]
-    fn walk_on(&self, from: u32) -> Pick {
+    fn by_long_schedule(&self, from: u32) -> Pick {
         let slot = self.tables.first_free(self.table, from, self.rules.active_limit);
-        if slot == NOBODY_USABLE {
+        if slot == NONE_USABLE {
             self.fallback()
         } else if slot != NO_SLOT {
             picked(slot)
         } else if self.rules.overflow == OVERFLOW_REFUSE {
-            Pick::nobody(How::Limited)
+            Pick::no_slot(How::Limited)
         } else {
             self.fallback()
         }
@@ -90,7 +90,7 @@ impl<T: Tables> View<'_, T> {
     fn fallback(&self) -> Pick {
         let slot = self.tables.fallback();
         if slot == NO_SLOT {
-            return Pick::nobody(How::Refused);
+            return Pick::no_slot(How::Refused);
         }
         if self.tables.backend(slot).is_some() { Pick { how: How::Fallback, slot } } else { Pick::BROKEN }
     }
@@ -98,7 +98,7 @@ impl<T: Tables> View<'_, T> {
     /// The slot at a position, if its backend may be chosen and is below the limit.
     #[inline(always)]
     pub fn free_at(&self, position: u32) -> u32 {
-        let Some(slot) = slot_at(self.tables, self.table, position) else { return NONSENSE };
+        let Some(slot) = slot_at(self.tables, self.table, position) else { return CORRUPT };
         self.if_free(slot)
     }
 
@@ -108,7 +108,7 @@ impl<T: Tables> View<'_, T> {
         if slot == NO_SLOT {
             return NO_SLOT;
         }
-        let Some(backend) = self.tables.backend(slot) else { return NONSENSE };
+        let Some(backend) = self.tables.backend(slot) else { return CORRUPT };
         if self.is_free(backend) { slot } else { NO_SLOT }
     }
 
@@ -134,7 +134,7 @@ impl<T: Tables> View<'_, T> {
 /// What a look at the schedule has found, if it is not nobody.
 #[inline(always)]
 fn picked(slot: u32) -> Pick {
-    if slot == NONSENSE { Pick::BROKEN } else { Pick { how: How::Picked, slot } }
+    if slot == CORRUPT { Pick::BROKEN } else { Pick { how: How::Picked, slot } }
 }
 
 /// The slot at a position of a table, which wraps at its end.
@@ -149,5 +149,5 @@ pub fn slot_at<T: Tables>(tables: &T, table: TableRef, position: u32) -> Option<
 pub fn at_limit<T: Tables>(tables: &T, backend: T::Backend, active_limit: u32) -> u64 {
     // Without a limit nobody ever has as many flows.
     let most = active_limit.wrapping_sub(1);
-    soon_all_ones_if_negative(u64::from(most).wrapping_sub(u64::from(tables.flows(backend)))) & 1
+    sign_mask_in_register(u64::from(most).wrapping_sub(u64::from(tables.flows(backend)))) & 1
 }

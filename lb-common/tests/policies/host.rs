@@ -1,11 +1,11 @@
-//! Tables and draws on the host, as a test lays them out.
+//! Tables and cursors on the host, as a test lays them out.
 
 use std::cell::Cell;
 
 use lb_common::abi::{
-    BackendState, MIN_SCHEDULE_LOG2, NO_SLOT, Policy, RecentErrors, Rules, StateWord, TableRef, Walk,
+    BackendState, Cursor, MIN_SCHEDULE_LOG2, NO_SLOT, Policy, RecentErrors, Rules, StateWord, TableRef,
 };
-use lb_common::pick::{Draws, How, Pick, Tables, pick};
+use lb_common::pick::{CpuCursor, How, Pick, Tables, pick};
 
 /// A backend as a choice sees it.
 #[derive(Clone, Copy, Debug)]
@@ -103,7 +103,7 @@ pub fn picked(slot: u32) -> Pick {
 impl Tables for Host {
     type Backend = usize;
     type Members = ();
-    type Place = usize;
+    type Position = usize;
 
     fn entry(&self, entry: u32) -> Option<u32> {
         self.entries.get(entry as usize).copied()
@@ -125,7 +125,7 @@ impl Tables for Host {
         self.backends[backend].errors
     }
 
-    fn share(&self, backend: usize) -> u32 {
+    fn entries(&self, backend: usize) -> u32 {
         self.shares[backend]
     }
 
@@ -146,31 +146,31 @@ impl Tables for Host {
     }
 }
 
-/// A CPU: its walk.
+/// A CPU: its cursor.
 #[derive(Clone, Debug)]
 pub struct Cpu {
-    walk: Cell<Walk>,
+    cursor: Cell<Cursor>,
 }
 
 impl Cpu {
-    /// A CPU whose walk starts at this fraction of the table, in units of 2^-32.
+    /// A CPU whose cursor starts at this fraction of the table, in units of 2^-32.
     pub fn new(start: u32) -> Self {
-        Self { walk: Cell::new(Walk { phase: 0, start }) }
+        Self { cursor: Cell::new(Cursor { phase: 0, start }) }
     }
 }
 
-impl Draws for Cpu {
-    fn step(&self) -> Walk {
-        let walk = self.walk.get();
-        self.set_phase(walk.phase.wrapping_add(1));
-        walk
+impl CpuCursor for Cpu {
+    fn step(&self) -> Cursor {
+        let cursor = self.cursor.get();
+        self.set_phase(cursor.phase.wrapping_add(1));
+        cursor
     }
 
-    fn walk(&self) -> Walk {
-        self.walk.get()
+    fn load(&self) -> Cursor {
+        self.cursor.get()
     }
 
     fn set_phase(&self, phase: u32) {
-        self.walk.set(Walk { phase, ..self.walk.get() });
+        self.cursor.set(Cursor { phase, ..self.cursor.get() });
     }
 }

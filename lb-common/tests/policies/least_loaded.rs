@@ -29,7 +29,7 @@ fn the_books_ten_backends() {
     // "For a new request, the client would filter the list of potential backend tasks to just those tasks with the least
     // number of connections (t2, t3, t5, t7, and t8) and choose a backend from that list. Let's assume it picks t2."
     let candidates = |host: &Host| -> Vec<u32> {
-        (0..10).map(|draw| choose(host, host.table(), RULES, draw, NOW).slot).collect()
+        (0..10).map(|sample| choose(host, host.table(), RULES, sample, NOW).slot).collect()
     };
     assert_eq!(candidates(&host), [2, 2, 2, 3, 5, 5, 7, 7, 8, 2]);
     assert_eq!(host.connect(&cpu, RULES), picked(2));
@@ -116,7 +116,7 @@ fn members_that_contradict_themselves_break_nothing() {
     assert_eq!(choose(&host, host.table(), RULES, 0, NOW), nobody(How::Broken), "more than fit in a list");
     let lost = Host::new(vec![7; 1024], 7);
     assert_eq!(choose(&lost, lost.table(), RULES, 0, NOW), nobody(How::Broken), "a slot past the end");
-    // While a table whose members are too many is on its way out, its schedule is walked over.
+    // While a table whose members are too many is on its way out, its schedule is what there is.
     host.listed = false;
     assert_eq!(choose(&host, host.table(), RULES, 5, NOW), picked(5));
 }
@@ -126,7 +126,7 @@ proptest! {
     fn nobody_usable_has_less(
         count in 1u32..=256,
         backends in prop::collection::vec((0u32..20, 0u32..20, 0u32..40_000, prop::bool::weighted(0.8)), 256),
-        draw: u32,
+        sample: u32,
     ) {
         let mut host = Host { fallback: 0, ..Host::in_turn(count) };
         for (backend, (flows, errors, ago, usable)) in host.backends.iter_mut().zip(&backends) {
@@ -139,13 +139,13 @@ proptest! {
             backend.flows + decayed(backend.errors, NOW, HalfLife::new(TICKS))
         };
         let usable = || (0..count as usize).filter(|slot| host.backends[*slot].usable);
-        let pick = choose(&host, host.table(), RULES, draw, NOW);
+        let pick = choose(&host, host.table(), RULES, sample, NOW);
         let Some(least) = usable().map(load).min() else {
             prop_assert_eq!(pick, Pick { how: How::Fallback, slot: 0 });
             return Ok(());
         };
-        // The first of the least loaded from the draw on, around the list.
-        let expected = (0..count).map(|i| (draw % count + i) % count).find(|slot| {
+        // The first of the least loaded from the sample on, around the list.
+        let expected = (0..count).map(|i| (sample % count + i) % count).find(|slot| {
             host.backends[*slot as usize].usable && load(*slot as usize) == least
         });
         prop_assert_eq!(pick, picked(expected.expect("there is one")));
@@ -153,8 +153,8 @@ proptest! {
 }
 
 #[test]
-fn a_policy_that_walks_is_not_moved_by_it() {
-    // Switched to and back, the walk goes on somewhere, and with every entry in turn.
+fn a_policy_that_goes_by_the_schedule_is_not_moved_by_it() {
+    // Switched to and back, the cursor goes on somewhere, and with every entry in turn.
     let host = Host::in_turn(10);
     let cpu = Cpu::new(0);
     let slot = |policy| pick(&host, &cpu, host.table(), rules(policy), NOW).0.slot;

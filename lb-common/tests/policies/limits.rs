@@ -51,15 +51,18 @@ fn too_many_to_be_listed_are_looked_for_among_256_entries_more() {
             backend.flows = 1;
         }
         // Behind the five that every policy looks at.
-        let draw = if policy == Policy::P2c { 100 << 16 | 100 } else { 100 };
+        let sample = if policy == Policy::P2c { 100 << 16 | 100 } else { 100 };
         host.backends[100 + 5 + 255].flows = 0;
         let rules = limited(policy, 1, OVERFLOW_REFUSE);
-        assert_eq!(choose(&host, host.table(), rules, draw, NOW), picked(100 + 5 + 255), "{policy:?}");
+        assert_eq!(choose(&host, host.table(), rules, sample, NOW), picked(100 + 5 + 255), "{policy:?}");
         host.backends[100 + 5 + 255].flows = 1;
-        assert_eq!(choose(&host, host.table(), rules, draw, NOW), Pick { how: How::Limited, slot: NO_SLOT });
+        assert_eq!(
+            choose(&host, host.table(), rules, sample, NOW),
+            Pick { how: How::Limited, slot: NO_SLOT }
+        );
         // What takes the least loaded instead has no list to find it in.
         let rules = limited(policy, 1, OVERFLOW_LEAST_LOADED);
-        assert_eq!(choose(&host, host.table(), rules, draw, NOW), Pick { how: How::Fallback, slot: 1 });
+        assert_eq!(choose(&host, host.table(), rules, sample, NOW), Pick { how: How::Fallback, slot: 1 });
     }
 }
 
@@ -87,7 +90,7 @@ proptest! {
         usable in prop::collection::vec(prop::bool::weighted(0.7), 256),
         limit in 1u32..4,
         refuse: bool,
-        draw: u32,
+        sample: u32,
     ) {
         let policy = Policy::from_u8(number).expect("a policy");
         let overflow = if refuse { OVERFLOW_REFUSE } else { OVERFLOW_LEAST_LOADED };
@@ -95,7 +98,7 @@ proptest! {
         for (backend, usable) in host.backends.iter_mut().zip(&usable) {
             backend.usable = *usable;
         }
-        let pick = choose(&host, host.table(), limited(policy, limit, overflow), draw, NOW);
+        let pick = choose(&host, host.table(), limited(policy, limit, overflow), sample, NOW);
         let of = |slot: u32| host.backends[slot as usize];
         let all_usable: Vec<u32> = (0..count).filter(|slot| of(*slot).usable).collect();
         let least = all_usable.iter().map(|slot| of(*slot).flows).min();

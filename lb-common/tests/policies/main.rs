@@ -2,7 +2,7 @@
 
 mod host;
 
-mod walks;
+mod schedule;
 
 mod p2c;
 

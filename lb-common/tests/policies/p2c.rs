@@ -9,7 +9,7 @@ use crate::host::{Cpu, Host, LENGTH, NOW, picked, rules};
 
 const TICKS: u32 = 9_537;
 
-/// A draw whose two points are these entries.
+/// A sample whose two points are these entries.
 fn points(one: u32, other: u32) -> u32 {
     other << 16 | one
 }
@@ -42,7 +42,7 @@ fn two_points_on_one_backend_are_no_choice_and_another_is_looked_for() {
     let host = Host::new(entries, 2).with_flows(&[9, 0]);
     check(&host, 4, 8, 1);
     check(&host.clone().with_flows(&[0, 9]), 4, 8, 0);
-    // The one that is found may not be chosen; and where neither may be, the walk goes on behind the second point.
+    // The one that is found may not be chosen; and where neither may be, the look goes on behind the second point.
     check(&host.clone().without(&[1]), 4, 8, 0);
     check(&host.without(&[0]), 4, 8, 1);
     // Nobody else is there.
@@ -102,7 +102,7 @@ proptest! {
         flows in prop::collection::vec(0u32..1000, 10),
         errors in prop::collection::vec((0u32..100, 0u32..100_000), 10),
         usable in prop::collection::vec(prop::bool::weighted(0.8), 10),
-        draw: u32,
+        sample: u32,
     ) {
         let mut host = Host::new(entries, 10).with_flows(&flows);
         for (slot, backend) in host.backends.iter_mut().enumerate() {
@@ -110,7 +110,7 @@ proptest! {
             backend.errors = RecentErrors { count: errors[slot].0, since: NOW - errors[slot].1 };
         }
         let at = |point: u32| host.entries[(point % LENGTH) as usize];
-        let (one, other) = (at(draw & 0xffff), at(draw >> 16));
+        let (one, other) = (at(sample & 0xffff), at(sample >> 16));
         // What stands in for the second point is told by other tests.
         prop_assume!(one != other);
         // Exact fractions, reckoned in another way.
@@ -121,7 +121,7 @@ proptest! {
             (u128::from(load) << 64) / entries as u128
         };
         let rules = Rules { error_half_life: TICKS, ..rules(Policy::P2c) };
-        let pick = choose(&host, host.table(), rules, draw, NOW);
+        let pick = choose(&host, host.table(), rules, sample, NOW);
         let is_usable = |slot: u32| usable[slot as usize];
         match (is_usable(one), is_usable(other)) {
             (true, true) => {

@@ -31,12 +31,12 @@ const ONCE_IN_A_THOUSAND: f64 = 27.877;
 const WEIGHTS: [u64; 10] = [1, 1, 2, 3, 5, 8, 13, 21, 34, 55];
 const PICKS: u32 = 200_000;
 
-/// Where the walks of CPUs stand, from which they draw: as far apart as those of a host with as many CPUs.
+/// Where the walks of CPUs stand, which are sampled: as far apart as those of a host with as many CPUs.
 fn seeds() -> impl Iterator<Item = u32> {
     (0..10).map(|cpu| cpu * (u32::MAX / 10))
 }
 
-/// The draws are those of the kernel programs, so this says the same in each run. Of twenty draws of the right distribution one in fifty would meet one
+/// The samples are those of the kernel programs, so this says the same in each run. Of twenty samples of the right distribution one in fifty would meet one
 /// beyond the bound; of these none does.
 #[test]
 fn random_picks_follow_the_schedule_by_chi_square() {
@@ -72,7 +72,7 @@ fn p2c_without_load_follows_the_schedule_by_chi_square() {
     }
 }
 
-/// Whichever backend a draw names first, every other one is as likely to be compared with it. It is seen by a load that lets
+/// Whichever backend a sample names first, every other one is as likely to be compared with it. It is seen by a load that lets
 /// every other one win.
 #[test]
 fn p2c_compares_each_backend_with_all_others_alike() {
@@ -87,8 +87,8 @@ fn p2c_compares_each_backend_with_all_others_alike() {
             let cpu = Cpu::new(seed);
             let mut partners = vec![0; backends as usize];
             for _ in 0..DRAWS {
-                let (picked, draw) = pick(&host, &cpu, host.table(), rules(Policy::P2c), NOW);
-                if host.entries[(draw & 0xffff) as usize % host.entries.len()] == 0 {
+                let (picked, sample) = pick(&host, &cpu, host.table(), rules(Policy::P2c), NOW);
+                if host.entries[(sample & 0xffff) as usize % host.entries.len()] == 0 {
                     partners[picked.slot as usize] += 1;
                 }
             }

@@ -8,13 +8,13 @@
 use aya_ebpf::btf_maps::{Array, HashMap};
 use aya_ebpf::macros::{btf_map, cgroup_sock_addr};
 use aya_ebpf::programs::SockAddrContext;
-use lb_common::abi::Endpoint;
+use lb_common::abi::BackendAddress;
 
 #[btf_map(name = "floor_services")]
 static SERVICES: HashMap<[u32; 2], u32, 256> = HashMap::new();
 
 #[btf_map(name = "floor_backends")]
-static BACKENDS: Array<Endpoint, 256> = Array::new();
+static BACKENDS: Array<BackendAddress, 256> = Array::new();
 
 #[cgroup_sock_addr(connect4)]
 pub fn empty4(_ctx: SockAddrContext) -> i32 {

@@ -11,7 +11,7 @@ use crate::error::DatapathError;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Over all CPUs.
-    pub sums: abi::Counts,
+    pub sums: abi::SlotCounters,
     /// Open flows.
     pub active: u64,
     /// Flows whose records were taken out, because their sockets were gone.
@@ -54,7 +54,7 @@ impl Tables {
         self.maps.counts.visit(slots, each).map_err(|error| self.fail_io(map::COUNTS, "read", error))
     }
 
-    fn with_active(&self, slot: u32, sums: abi::Counts) -> Counts {
+    fn with_active(&self, slot: u32, sums: abi::SlotCounters) -> Counts {
         let load = |at| self.maps.backends.load64(slot as usize, at);
         // An end is counted before the open flow is taken away, and so is read.
         let swept = load(offset_of!(Backend, swept));

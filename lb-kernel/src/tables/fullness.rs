@@ -1,6 +1,6 @@
 //! How much of a client task's maps is in use.
 
-use lb_common::abi::{ENTRIES_PER_CELL, FlowPlace, map};
+use lb_common::abi::{ENTRIES_PER_CELL, FlowBucket, map};
 
 use super::Tables;
 use crate::error::DatapathError;
@@ -32,8 +32,8 @@ impl Tables {
         let table = FlowTable::open(&self.pins, false)?;
         for bucket in 0..table.len() {
             records += u64::from(table.cookie(bucket) != 0);
-            overflowed += FlowPlace::in_overflow(table.elsewhere(bucket));
-            datagrams += FlowPlace::in_datagrams(table.elsewhere(bucket));
+            overflowed += FlowBucket::in_overflow(table.elsewhere(bucket));
+            datagrams += FlowBucket::in_datagrams(table.elsewhere(bucket));
         }
         let capacity = table.len() as u64;
         let of = |map, used, capacity| Fullness { map, used, capacity };

@@ -8,7 +8,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
 use lb_common::abi::{
-    BackendState, MAX_SCHEDULE_LOG2, NO_SLOT, RecentErrors, Rules, StateWord, TableRef, Walk,
+    BackendState, Cursor, MAX_SCHEDULE_LOG2, NO_SLOT, RecentErrors, Rules, StateWord, TableRef,
 };
 use lb_common::pick::{Pick, Tables, choose, position};
 use lb_core::balancer::{Balancer, Event};
@@ -80,7 +80,7 @@ pub struct Client {
     schedule: Arc<[u16]>,
     fallback: u32,
     rules: Rules,
-    walk: Walk,
+    walk: Cursor,
     /// By slot.
     pub held: Vec<Option<Held>>,
     /// By slot.
@@ -96,7 +96,7 @@ struct View<'a>(&'a Client);
 impl Tables for View<'_> {
     type Backend = u32;
     type Members = ();
-    type Place = ();
+    type Position = ();
 
     fn entry(&self, entry: u32) -> Option<u32> {
         self.0.schedule.get(entry as usize).map(|slot| u32::from(*slot))
@@ -122,7 +122,7 @@ impl Tables for View<'_> {
         RecentErrors::default()
     }
 
-    fn share(&self, slot: u32) -> u32 {
+    fn entries(&self, slot: u32) -> u32 {
         let entries = self.0.schedule.iter().filter(|entry| u32::from(**entry) == slot).count();
         u32::try_from(entries).unwrap_or(u32::MAX)
     }
@@ -171,7 +171,7 @@ impl Client {
             schedule: Arc::from([]),
             fallback: NO_SLOT,
             rules: Rules::default(),
-            walk: Walk { phase: 0, start },
+            walk: Cursor { phase: 0, start },
             held: Vec::new(),
             links: Vec::new(),
             serial: 0,

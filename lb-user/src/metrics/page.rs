@@ -8,7 +8,7 @@ mod contents;
 use std::fmt::{self, Write};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use lb_common::abi::{FIRST_BUCKET_LOG2, TIME_BUCKETS, Times};
+use lb_common::abi::{FIRST_BUCKET_LOG2, Histogram, TIME_BUCKETS};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet, text};
 use prometheus_client::metrics::MetricType;
@@ -68,7 +68,7 @@ struct Page {
 enum Value<'v> {
     Whole(u64),
     Real(f64),
-    Times(&'v Times),
+    Times(&'v Histogram),
 }
 
 impl From<bool> for Value<'_> {

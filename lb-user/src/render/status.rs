@@ -205,7 +205,7 @@ mod tests {
             state,
             usable: true,
         };
-        let mut sums = abi::Counts { chosen: 123_456_789, ..abi::Counts::default() };
+        let mut sums = abi::SlotCounters { chosen: 123_456_789, ..abi::SlotCounters::default() };
         (sums.connect.buckets[6], sums.connect.buckets[14], sums.connect.sum_us) = (980, 20, 1_300_000);
         (sums.endings[Ending::Refused as usize], sums.endings[Ending::NotSent as usize]) = (7, 2);
         let mut recent =

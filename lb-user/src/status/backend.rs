@@ -138,13 +138,13 @@ pub struct Times {
     pub buckets: Vec<u64>,
 }
 
-impl From<&abi::Times> for Times {
-    fn from(times: &abi::Times) -> Self {
+impl From<&abi::Histogram> for Times {
+    fn from(times: &abi::Histogram) -> Self {
         Self { count: count(times), sum_us: times.sum_us, buckets: times.buckets.to_vec() }
     }
 }
 
-fn count(times: &abi::Times) -> u64 {
+fn count(times: &abi::Histogram) -> u64 {
     times.buckets.iter().fold(0, |sum: u64, count| sum.saturating_add(*count))
 }
 
@@ -162,7 +162,7 @@ pub struct Latency {
 impl Latency {
     /// Of a histogram; nothing of an empty one.
     #[expect(clippy::cast_precision_loss, reason = "times for people")]
-    pub fn of(times: &abi::Times) -> Option<Self> {
+    pub fn of(times: &abi::Histogram) -> Option<Self> {
         let count = count(times);
         (count > 0).then(|| Self {
             mean_us: times.sum_us as f64 / count as f64,
@@ -174,8 +174,8 @@ impl Latency {
 
 impl Latency {
     /// Of several histograms together.
-    pub fn of_all<'t>(all: impl Iterator<Item = &'t abi::Times>) -> Option<Self> {
-        let mut sum = abi::Times::default();
+    pub fn of_all<'t>(all: impl Iterator<Item = &'t abi::Histogram>) -> Option<Self> {
+        let mut sum = abi::Histogram::default();
         for times in all {
             sum.sum_us = sum.sum_us.saturating_add(times.sum_us);
             for (sum, count) in sum.buckets.iter_mut().zip(times.buckets) {
@@ -188,7 +188,7 @@ impl Latency {
 
 /// The time that a part of all times does not exceed, as Prometheus' `histogram_quantile` estimates it.
 #[expect(clippy::cast_precision_loss, reason = "an estimate")]
-fn quantile(times: &abi::Times, part: f64) -> f64 {
+fn quantile(times: &abi::Histogram, part: f64) -> f64 {
     let wanted = part * count(times) as f64;
     let mut below = 0.0;
     for (i, &count) in times.buckets.iter().enumerate().take(TIME_BUCKETS - 1) {
@@ -242,7 +242,7 @@ mod tests {
 
     #[track_caller]
     fn check(buckets: &[(usize, u64)], sum_us: u64, expected: Option<[f64; 3]>) {
-        let mut times = abi::Times { sum_us, ..abi::Times::default() };
+        let mut times = abi::Histogram { sum_us, ..abi::Histogram::default() };
         for (bucket, count) in buckets {
             times.buckets[*bucket] = *count;
         }

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail};
 use aya::Ebpf;
 use aya::maps::{Array, HashMap};
 use aya::programs::{CgroupAttachMode, CgroupSockAddr};
-use lb_common::abi::Endpoint;
+use lb_common::abi::BackendAddress;
 use lb_common::net::{Address, Be16};
 use stage::Cgroup;
 use stage::maps::Raw;
@@ -34,9 +34,9 @@ pub fn floor(object: &Path, cgroup: &Cgroup, backend: SocketAddr) -> Result<Atta
     let mut services: HashMap<_, [u32; 2], u32> =
         HashMap::try_from(ebpf.map_mut("floor_services").context("a map")?)?;
     services.insert([SERVICE.ip().to_bits().to_be(), SERVICE.port().to_be().into()], 0, 0)?;
-    let mut backends: Array<_, Raw<Endpoint>> =
+    let mut backends: Array<_, Raw<BackendAddress>> =
         Array::try_from(ebpf.map_mut("floor_backends").context("a map")?)?;
-    let backend = Endpoint {
+    let backend = BackendAddress {
         address: Address::from(*backend.ip()),
         port: Be16::from_host(backend.port()),
         service: 0,

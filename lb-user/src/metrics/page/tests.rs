@@ -37,7 +37,7 @@ fn facts() -> Facts {
 }
 
 fn backend() -> BackendReadout {
-    let mut sums: lb_common::abi::Counts = bytemuck::Zeroable::zeroed();
+    let mut sums: lb_common::abi::SlotCounters = bytemuck::Zeroable::zeroed();
     sums.chosen = 7;
     sums.endings[Ending::Refused as usize] = 3;
     sums.rtt.sum_us = 1_500_000;

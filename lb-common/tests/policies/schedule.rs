@@ -1,4 +1,4 @@
-//! The walks: `round-robin` and `weighted-round-robin` by the next entry, `random` by a random one.
+//! The policies that go by the schedule: `round-robin` and `weighted-round-robin` by the next entry, `random` by a random one.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use proptest::prelude::*;
 
 use crate::host::{Cpu, Host, LENGTH, NOW, picked, rules};
 
-const WALK: Policy = Policy::WeightedRoundRobin;
+const SCHEDULED: Policy = Policy::WeightedRoundRobin;
 
 fn fallback(slot: u32) -> Pick {
     Pick { how: How::Fallback, slot }
@@ -19,9 +19,9 @@ fn nobody(how: How) -> Pick {
 }
 
 #[track_caller]
-fn check(unusable: &[usize], fallback: u32, draw: u32, expected: Pick) {
+fn check(unusable: &[usize], fallback: u32, sample: u32, expected: Pick) {
     let host = Host { fallback, ..Host::in_turn(10).without(unusable) };
-    assert_eq!(choose(&host, host.table(), rules(WALK), draw, NOW), expected);
+    assert_eq!(choose(&host, host.table(), rules(SCHEDULED), sample, NOW), expected);
 }
 
 #[test]
@@ -36,7 +36,7 @@ fn at_most_four_unusable_entries_are_skipped() {
 }
 
 #[test]
-fn a_walk_wraps_at_the_end_of_its_table_and_stays_in_it() {
+fn a_schedule_wraps_at_the_end_of_its_table_and_stays_in_it() {
     let mut host = Host::in_turn(10).without(&[0]);
     // Another service's table before and after ours.
     let mut entries: Vec<u32> = vec![9; LENGTH as usize];
@@ -44,10 +44,10 @@ fn a_walk_wraps_at_the_end_of_its_table_and_stays_in_it() {
     entries.extend(vec![9; LENGTH as usize]);
     host.entries = entries;
     let table = TableRef { base: LENGTH, generation: 0, length_log2: MIN_SCHEDULE_LOG2, members: 1 };
-    for draw in [0, LENGTH - 1, LENGTH, u32::MAX] {
-        let slot = (draw % LENGTH) % 10;
+    for sample in [0, LENGTH - 1, LENGTH, u32::MAX] {
+        let slot = (sample % LENGTH) % 10;
         let slot = if slot == 0 { 1 } else { slot };
-        assert_eq!(choose(&host, table, rules(WALK), draw, NOW), picked(slot), "draw {draw}");
+        assert_eq!(choose(&host, table, rules(SCHEDULED), sample, NOW), picked(slot), "sample {sample}");
     }
 }
 
@@ -68,7 +68,7 @@ fn without_a_table_the_fallback_decides_under_every_policy() {
 fn contradictions_are_told_and_harm_nobody() {
     let host = Host { fallback: 3, ..Host::in_turn(10) };
     let table = |base, length_log2| TableRef { base, generation: 0, length_log2, members: 1 };
-    for policy in [WALK, Policy::Random, Policy::P2c] {
+    for policy in [SCHEDULED, Policy::Random, Policy::P2c] {
         let pick = |host: &Host, table| choose(host, table, rules(policy), 0, NOW);
         // Past the end of the map; too short and too long to be a table; a slot and a fallback past the end.
         assert_eq!(pick(&host, table(LENGTH, MIN_SCHEDULE_LOG2)), nobody(How::Broken));
@@ -80,12 +80,12 @@ fn contradictions_are_told_and_harm_nobody() {
         let empty = Host { fallback: 3, ..Host::new(vec![NO_SLOT; LENGTH as usize], 0) };
         assert_eq!(pick(&empty, empty.table()), nobody(How::Broken));
     }
-    let unknown = lb_common::abi::Rules { policy: 200, ..rules(WALK) };
+    let unknown = lb_common::abi::Rules { policy: 200, ..rules(SCHEDULED) };
     assert_eq!(choose(&host, host.table(), unknown, 0, NOW), nobody(How::Broken));
 }
 
 proptest! {
-    /// Wherever a walk starts, as many picks as the table has entries give every slot exactly its entries.
+    /// Wherever a cursor starts, as many picks as the table has entries give every slot exactly its entries.
     #[test]
     fn shares_are_exact_over_a_table(entries in prop::collection::vec(0u32..10, LENGTH as usize), start: u32) {
         let host = Host::new(entries.clone(), 10);
@@ -97,7 +97,7 @@ proptest! {
             }
             counts
         };
-        for policy in [Policy::RoundRobin, WALK] {
+        for policy in [Policy::RoundRobin, SCHEDULED] {
             let mut slots = (0..LENGTH).map(|_| pick(&host, &cpu, host.table(), rules(policy), NOW).0.slot);
             prop_assert_eq!(count(&mut slots), count(&mut entries.iter().copied()));
         }
@@ -108,23 +108,23 @@ proptest! {
     fn unusable_backends_are_never_scheduled(
         entries in prop::collection::vec(0u32..10, LENGTH as usize),
         usable in prop::collection::vec(any::<bool>(), 10),
-        draw: u32,
+        sample: u32,
     ) {
         let mut host = Host { fallback: 0, ..Host::new(entries, 10) };
         for (backend, usable) in host.backends.iter_mut().zip(&usable) {
             backend.usable = *usable;
         }
-        let at = |skipped: u32| host.entries[(draw.wrapping_add(skipped) & (LENGTH - 1)) as usize];
+        let at = |skipped: u32| host.entries[(sample.wrapping_add(skipped) & (LENGTH - 1)) as usize];
         let first = (0..=MAX_SKIPS).map(at).find(|slot| usable[*slot as usize]);
         let expected = first.map_or(fallback(0), picked);
-        for policy in [Policy::RoundRobin, WALK, Policy::Random] {
-            prop_assert_eq!(choose(&host, host.table(), rules(policy), draw, NOW), expected);
+        for policy in [Policy::RoundRobin, SCHEDULED, Policy::Random] {
+            prop_assert_eq!(choose(&host, host.table(), rules(policy), sample, NOW), expected);
         }
     }
 
-    /// What was drawn is told, and gives the same choice again.
+    /// The sample is told, and gives the same choice again.
     #[test]
-    fn a_pick_is_repeated_by_its_draw(
+    fn a_pick_is_repeated_by_its_sample(
         number in 0u8..5,
         start: u32,
         flows in prop::collection::vec(0u32..4, 10),
@@ -134,8 +134,8 @@ proptest! {
         let cpu = Cpu::new(start);
         let rules = lb_common::abi::Rules { policy: number, active_limit: limit, ..Default::default() };
         for _ in 0..20 {
-            let (picked, draw) = pick(&host, &cpu, host.table(), rules, NOW);
-            prop_assert_eq!(choose(&host, host.table(), rules, draw, NOW), picked);
+            let (picked, sample) = pick(&host, &cpu, host.table(), rules, NOW);
+            prop_assert_eq!(choose(&host, host.table(), rules, sample, NOW), picked);
         }
     }
 }

@@ -1,11 +1,11 @@
-//! Which service is dialled at an address, as it stands in the map.
+//! The VIP table as it lies in the map.
 
 use std::io;
 use std::net::SocketAddr;
 
-use lb_common::abi::{DialledCell, Service, map};
-use lb_common::dialled::{Cells, Dialled, Store, close, find, open};
+use lb_common::abi::{Service, VipCell, map};
 use lb_common::net::{Address, Be16};
+use lb_common::vip_table::{Destination, Store, VipTable, find, insert, remove};
 use lb_core::service::Protocol;
 
 use super::Tables;
@@ -14,7 +14,7 @@ use crate::error::DatapathError;
 impl Tables {
     /// The index of the service that connects to `address` are balanced over, if any.
     pub(super) fn open_at(&self, address: SocketAddr, protocol: Protocol) -> Option<u16> {
-        find(self, dialled(address, protocol)).and_then(|index| u16::try_from(index).ok())
+        find(self, destination(address, protocol)).and_then(|index| u16::try_from(index).ok())
     }
 
     /// Has connects to `address` balanced over the service at an index, in place of another one if there is.
@@ -24,7 +24,7 @@ impl Tables {
         protocol: Protocol,
         index: u16,
     ) -> Result<(), DatapathError> {
-        let store = open(self, dialled(address, protocol), index.into()).ok_or_else(|| {
+        let store = insert(self, destination(address, protocol), index.into()).ok_or_else(|| {
             let source = io::Error::other(format!("no room for {address}: too many others hash alike"));
             DatapathError::Map { path: self.pins.maps().join(map::DIALLED), operation: "write", source }
         })?;
@@ -34,7 +34,7 @@ impl Tables {
 
     /// Has connects to `address` not balanced any more.
     pub(super) fn undirect(&mut self, address: SocketAddr, protocol: Protocol) {
-        let stores: Vec<Store> = close(self, dialled(address, protocol)).collect();
+        let stores: Vec<Store> = remove(self, destination(address, protocol)).collect();
         stores.into_iter().for_each(|store| self.store(store));
     }
 
@@ -43,25 +43,25 @@ impl Tables {
     }
 }
 
-fn dialled(address: SocketAddr, protocol: Protocol) -> Dialled {
+fn destination(address: SocketAddr, protocol: Protocol) -> Destination {
     let ip = match address {
         SocketAddr::V4(v4) => Address::from(*v4.ip()),
         SocketAddr::V6(v6) => Address::from(*v6.ip()),
     };
-    Dialled { address: ip, port: Be16::from_host(address.port()), protocol: protocol.number() }
+    Destination { address: ip, port: Be16::from_host(address.port()), protocol: protocol.number() }
 }
 
-impl Cells for Tables {
-    fn cell(&self, position: u32) -> Option<DialledCell> {
+impl VipTable for Tables {
+    fn cell(&self, position: u32) -> Option<VipCell> {
         let is_inside = (position as usize) < self.maps.dialled.len();
-        is_inside.then(|| DialledCell::from_word(self.maps.dialled.load64(position as usize, 0)))
+        is_inside.then(|| VipCell::from_word(self.maps.dialled.load64(position as usize, 0)))
     }
 
-    fn is_of(&self, service: u32, dialled: Dialled) -> bool {
+    fn serves(&self, service: u32, destination: Destination) -> bool {
         if service as usize >= self.maps.services.len() {
             return false;
         }
         let Service { address, port, protocol, .. } = self.maps.services.get(service as usize);
-        dialled == Dialled { address, port, protocol }
+        destination == Destination { address, port, protocol }
     }
 }

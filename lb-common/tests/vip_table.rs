@@ -1,23 +1,23 @@
-//! The table of what is dialled: whatever is opened and closed, every look-up finds what a map would find, and between any two
+//! The VIP table: whatever is inserted and removed, every look-up finds what a map would find, and between any two
 //! stores everything that is there before and after.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 
-use lb_common::abi::{DIALLED_CELLS, DialledCell, MAX_SERVICES};
-use lb_common::dialled::{Cells, Dialled, Store, close, find, open};
+use lb_common::abi::{MAX_SERVICES, VIP_CELLS, VipCell};
 use lb_common::net::{Address, Be16};
+use lb_common::vip_table::{Destination, Store, VipTable, find, insert, remove};
 use proptest::prelude::*;
 
-/// The cells, and what is dialled for each service.
+/// The cells, and the address of each service.
 struct Table {
-    cells: RefCell<Vec<DialledCell>>,
-    services: Vec<Option<Dialled>>,
+    cells: RefCell<Vec<VipCell>>,
+    services: Vec<Option<Destination>>,
 }
 
 impl Table {
     fn new() -> Self {
-        let cells = vec![DialledCell::FREE; DIALLED_CELLS as usize];
+        let cells = vec![VipCell::FREE; VIP_CELLS as usize];
         Self { cells: RefCell::new(cells), services: vec![None; MAX_SERVICES as usize] }
     }
 
@@ -26,29 +26,29 @@ impl Table {
     }
 
     fn used(&self) -> usize {
-        self.cells.borrow().iter().filter(|cell| **cell != DialledCell::FREE).count()
+        self.cells.borrow().iter().filter(|cell| **cell != VipCell::FREE).count()
     }
 }
 
-impl Cells for Table {
-    fn cell(&self, position: u32) -> Option<DialledCell> {
+impl VipTable for Table {
+    fn cell(&self, position: u32) -> Option<VipCell> {
         self.cells.borrow().get(position as usize).copied()
     }
 
-    fn is_of(&self, service: u32, dialled: Dialled) -> bool {
-        self.services.get(service as usize).is_some_and(|its| *its == Some(dialled))
+    fn serves(&self, service: u32, destination: Destination) -> bool {
+        self.services.get(service as usize).is_some_and(|its| *its == Some(destination))
     }
 }
 
 /// Addresses of a few kinds, which often differ in one bit only.
-fn dialled(number: u16) -> Dialled {
+fn destination(number: u16) -> Destination {
     let [high, low] = number.to_be_bytes();
     let address = match high % 3 {
         0 => Address::from(std::net::Ipv4Addr::new(10, 96, high, low)),
         1 => Address::from(std::net::Ipv6Addr::new(0xfd00, 0, 0, high.into(), 0, 0, 0, low.into())),
         _ => Address::from(std::net::Ipv4Addr::new(10, low, 0, 1)),
     };
-    Dialled {
+    Destination {
         address,
         port: Be16::from_host(80 + u16::from(low % 2)),
         protocol: if low % 4 < 2 { 6 } else { 17 },
@@ -63,17 +63,17 @@ proptest! {
         let mut table = Table::new();
         let mut model: BTreeMap<u16, u32> = BTreeMap::new();
         for (opens, number) in steps {
-            let it = dialled(number);
+            let it = destination(number);
             // Two numbers may be the same address.
-            let same = |other: &u16| dialled(*other) == it;
+            let same = |other: &u16| destination(*other) == it;
             let before = model.keys().copied().find(same);
             let others: Vec<(u16, u32)> = model.iter().map(|(n, s)| (*n, *s)).filter(|(n, _)| Some(*n) != before).collect();
-            let all_there = |table: &Table| others.iter().all(|(n, s)| find(table, dialled(*n)) == Some(*s));
+            let all_there = |table: &Table| others.iter().all(|(n, s)| find(table, destination(*n)) == Some(*s));
             if opens {
                 let used: Vec<u32> = model.values().copied().collect();
                 let Some(service) = (0..MAX_SERVICES).find(|service| !used.contains(service)) else { continue };
                 table.services[service as usize] = Some(it);
-                let store = open(&table, it, service).expect("there is room");
+                let store = insert(&table, it, service).expect("there is room");
                 table.store(store);
                 if let Some(before) = before {
                     let old = model.remove(&before).expect("it was there");
@@ -82,7 +82,7 @@ proptest! {
                 model.insert(number, service);
                 prop_assert_eq!(find(&table, it), Some(service));
             } else {
-                let stores: Vec<Store> = close(&table, it).collect();
+                let stores: Vec<Store> = remove(&table, it).collect();
                 prop_assert_eq!(!stores.is_empty(), before.is_some());
                 for store in stores {
                     table.store(store);
@@ -99,7 +99,7 @@ proptest! {
         }
         // What is kept for the sake of others goes with the last of them.
         for (number, _) in std::mem::take(&mut model) {
-            let stores: Vec<Store> = close(&table, dialled(number)).collect();
+            let stores: Vec<Store> = remove(&table, destination(number)).collect();
             stores.into_iter().for_each(|store| table.store(store));
         }
         prop_assert_eq!(table.used(), 0);
@@ -110,14 +110,14 @@ proptest! {
 #[test]
 fn a_full_house_of_neighbours_fits() {
     let mut table = Table::new();
-    let of = |service: u32| Dialled {
+    let of = |service: u32| Destination {
         address: Address::from(std::net::Ipv4Addr::from_bits(0x0a60_0000 + service)),
         port: Be16::from_host(80),
         protocol: 6,
     };
     for service in 0..MAX_SERVICES {
         table.services[service as usize] = Some(of(service));
-        let store = open(&table, of(service), service).expect("there is room");
+        let store = insert(&table, of(service), service).expect("there is room");
         table.store(store);
     }
     for service in 0..MAX_SERVICES {
@@ -141,13 +141,13 @@ struct Counting<'t> {
     looks: &'t std::cell::Cell<u32>,
 }
 
-impl Cells for Counting<'_> {
-    fn cell(&self, position: u32) -> Option<DialledCell> {
+impl VipTable for Counting<'_> {
+    fn cell(&self, position: u32) -> Option<VipCell> {
         self.looks.set(self.looks.get() + 1);
         self.table.cell(position)
     }
 
-    fn is_of(&self, service: u32, dialled: Dialled) -> bool {
-        self.table.is_of(service, dialled)
+    fn serves(&self, service: u32, destination: Destination) -> bool {
+        self.table.serves(service, destination)
     }
 }

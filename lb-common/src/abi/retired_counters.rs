@@ -2,7 +2,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::{Counts, NAME_BYTES};
+use super::{NAME_BYTES, SlotCounters};
 use crate::net::{Address, Be16};
 
 /// What a backend is known by, whatever slot it has: its service and its address.
@@ -24,12 +24,12 @@ const _: () = assert!(size_of::<BackendName>() == 84);
 /// daemon only; in a map so that it outlives the daemon, and ends with the counts of the others.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
-pub struct Departed {
+pub struct RetiredCounters {
     /// Over all CPUs.
-    pub counts: Counts,
+    pub counts: SlotCounters,
     /// [`Backend::swept`](super::Backend::swept).
     pub swept: u64,
     /// When it left, by `CLOCK_MONOTONIC`: where there is no room, those that left first are forgotten.
     pub left_ns: u64,
 }
-const _: () = assert!(size_of::<Departed>() == 552);
+const _: () = assert!(size_of::<RetiredCounters>() == 552);

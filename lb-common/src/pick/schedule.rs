@@ -1,10 +1,10 @@
-//! `round-robin`, `weighted-round-robin`, `random`: the entry at the draw, or one of the next.
+//! `round-robin`, `weighted-round-robin`, `random`: the schedule's entry at the sample, or one of the next.
 //!
-//! Whether all backends have as many entries or each its part by weight is a matter of the schedule, and whether the draw
+//! Whether all backends have as many entries or each its part by weight is a matter of the schedule, and whether the sample
 //! is the next number or a random one a matter of where it comes from.
 
 use super::view::{View, at_limit, slot_at};
-use super::{NOBODY_USABLE, NONSENSE, Tables};
+use super::{CORRUPT, NONE_USABLE, Tables};
 use crate::abi::{MAX_SKIPS, MAX_SUBSET, NO_SLOT, TableRef};
 
 /// The first of `looks` entries, at most 1 + [`MAX_SKIPS`], whose backend may be chosen and is below the limit.
@@ -30,9 +30,9 @@ pub fn first_free_of_many<T: Tables>(tables: &T, table: TableRef, from: u32, act
     let mut any_usable = 0;
     // Bound: as many entries as a scan has members.
     for skipped in 0..MAX_SUBSET {
-        let Some(slot) = slot_at(tables, table, from.wrapping_add(skipped)) else { return NONSENSE };
+        let Some(slot) = slot_at(tables, table, from.wrapping_add(skipped)) else { return CORRUPT };
         let Some(backend) = tables.backend(slot) else {
-            return if slot == NO_SLOT { NO_SLOT } else { NONSENSE };
+            return if slot == NO_SLOT { NO_SLOT } else { CORRUPT };
         };
         let usable = u64::from(tables.state(backend).usable & 1);
         // One number in place of two questions, so that the verifier has one way through a turn.
@@ -41,5 +41,5 @@ pub fn first_free_of_many<T: Tables>(tables: &T, table: TableRef, from: u32, act
         }
         any_usable |= usable;
     }
-    if any_usable == 0 { NOBODY_USABLE } else { NO_SLOT }
+    if any_usable == 0 { NONE_USABLE } else { NO_SLOT }
 }

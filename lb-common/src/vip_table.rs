@@ -1,0 +1,127 @@
+//! The VIP table: which service has an address. A hash table with open addressing and linear probing (Knuth, "The Art of
+//! Computer Programming", volume 3, section 6.4), of cells that change with a single store each.
+//!
+//! The kernel programs look every destination up, most of which are no services; a hash map of the kernel's
+//! is a call of some twenty nanoseconds for that, this is one cell for nearly all. Whatever store of the daemon a look-up
+//! falls between, it finds every service that is there before and after it. An IPv4 address is looked up v4-mapped.
+
+use crate::abi::{MAX_PROBES, VIP_CELLS, VipCell};
+use crate::net::{Address, Be16};
+
+/// What a process dials.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Destination {
+    /// The address.
+    pub address: Address,
+    /// The port.
+    pub port: Be16,
+    /// The IP protocol number.
+    pub protocol: u8,
+}
+
+impl Destination {
+    /// 64 bits of which every one depends on all of it. (Multiplications by odd constants with few regularities, those of
+    /// SplitMix64 and the golden ratio, and shifts that bring the upper half down.)
+    #[inline(always)]
+    fn hash(self) -> u64 {
+        let [a, b, c, d] = self.address.words.map(|word| u64::from(word.to_network()));
+        let rest = u64::from(self.port.to_network()) | u64::from(self.protocol) << 16;
+        let mut hash = (a | b << 32).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        hash = (hash ^ hash >> 32 ^ (c | d << 32)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        hash = (hash ^ hash >> 32 ^ rest).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        hash ^ hash >> 32
+    }
+
+    /// The cell at which a look-up begins, and what its cell is marked with.
+    #[inline(always)]
+    fn start(self) -> (u32, u32) {
+        let hash = self.hash();
+        #[expect(clippy::cast_possible_truncation, reason = "the two halves")]
+        let (low, high) = (hash as u32, (hash >> 32) as u32);
+        (low, high)
+    }
+}
+
+/// The table and the addresses of its services, as one side sees them.
+pub trait VipTable {
+    /// A cell, or `None` past the end.
+    fn cell(&self, position: u32) -> Option<VipCell>;
+
+    /// Whether a service has this address. Of an index that is no service's the answer is no.
+    fn serves(&self, service: u32, destination: Destination) -> bool;
+}
+
+#[inline(always)]
+fn position(first: u32, probe: u32) -> u32 {
+    first.wrapping_add(probe) & (VIP_CELLS - 1)
+}
+
+/// The service at a destination, if there is one.
+#[inline(always)]
+pub fn find<T: VipTable>(table: &T, destination: Destination) -> Option<u32> {
+    look(table, destination).map(|(_, service)| service)
+}
+
+/// The position of a destination's cell, and its service.
+#[inline(always)]
+fn look<T: VipTable>(table: &T, destination: Destination) -> Option<(u32, u32)> {
+    let (first, mark) = destination.start();
+    // Bound: MAX_PROBES cells.
+    for probe in 0..MAX_PROBES {
+        let position = position(first, probe);
+        let cell = table.cell(position)?;
+        if cell.service == VipCell::FREE.service {
+            return None;
+        }
+        // No service has the number of a tombstone.
+        let service = cell.service - 1;
+        if cell.mark == mark && table.serves(service, destination) {
+            return Some((position, service));
+        }
+    }
+    None
+}
+
+/// A cell that is to be stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Store {
+    /// Where.
+    pub position: u32,
+    /// What.
+    pub cell: VipCell,
+}
+
+/// The store that puts a service at a destination, in place of another one if there is. `None` if there is no room near enough:
+/// with an eighth of the cells in use that does not happen by chance.
+pub fn insert(table: &impl VipTable, destination: Destination, service: u32) -> Option<Store> {
+    let (first, mark) = destination.start();
+    let cell = VipCell { mark, service: service + 1 };
+    let mut tombstone = None;
+    for probe in 0..MAX_PROBES {
+        let position = position(first, probe);
+        let there = table.cell(position)?;
+        if there == VipCell::TOMBSTONE {
+            tombstone = tombstone.or(Some(position));
+        } else if there == VipCell::FREE {
+            return Some(Store { position: tombstone.unwrap_or(position), cell });
+        } else if there.mark == mark && table.serves(there.service - 1, destination) {
+            return Some(Store { position, cell });
+        }
+    }
+    tombstone.map(|position| Store { position, cell })
+}
+
+/// The stores that take the service at a destination away, in this order: its cell becomes free if no look-up goes beyond it, and
+/// so do the tombstones before it. None if there is no service.
+pub fn remove(table: &impl VipTable, destination: Destination) -> impl Iterator<Item = Store> {
+    let start = look(table, destination).map(|(position, _)| position);
+    let is_last = start.is_some_and(|start| table.cell(position(start, 1)) == Some(VipCell::FREE));
+    let cell = if is_last { VipCell::FREE } else { VipCell::TOMBSTONE };
+    let before = (1..VIP_CELLS)
+        .filter_map(move |steps| Some(position(start?, VIP_CELLS - steps)))
+        .take_while(move |position| is_last && table.cell(*position) == Some(VipCell::TOMBSTONE));
+    start
+        .map(|position| Store { position, cell })
+        .into_iter()
+        .chain(before.map(|position| Store { position, cell: VipCell::FREE }))
+}
