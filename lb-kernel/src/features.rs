@@ -68,6 +68,19 @@ const BPF_FUNC_SETSOCKOPT: i32 = 49;
 const SOCK_OPS_SK: i16 = 184;
 
 impl Features {
+    /// Each by its name, and whether the kernel has it.
+    pub fn named(&self) -> [(&'static str, bool); 7] {
+        [
+            ("fetching_atomics", self.fetching_atomics),
+            ("set_retval", self.set_retval),
+            ("knows_mptcp", self.knows_mptcp),
+            ("socket_errors", self.socket_errors),
+            ("outcomes_at_release", self.outcomes_at_release),
+            ("connect_timeouts", self.connect_timeouts),
+            ("knows_kernel_sockets", self.knows_kernel_sockets),
+        ]
+    }
+
     /// Asks the kernel.
     ///
     /// # Errors

@@ -22,10 +22,11 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 pub use bind::{Bound, bind};
 pub use client::{Answer, ask_daemon, fetch, quoted, silent};
 
-use crate::explain::Explanation;
 use crate::facts::Facts;
 use crate::server::{Document, Rounds, Writer, accepts_gzip, pending, respond};
 use crate::status;
+use lb_view::coverage::Coverage;
+use lb_view::explanation::Explanation;
 
 /// A query to the event loop.
 #[derive(Debug)]
@@ -38,24 +39,6 @@ pub enum Query {
     Explain { service: String, client: String, answer: oneshot::Sender<Vec<Explanation>> },
     /// Tell me when a client's programs are attached to one of these cgroups.
     Cover { client: String, cgroups: Vec<u64>, answer: oneshot::Sender<Coverage> },
-}
-
-/// Whether a client's programs are attached to a cgroup that somebody is in.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case", tag = "coverage")]
-pub enum Coverage {
-    /// They are.
-    Covered,
-    /// They will not be: the client's cgroup is another one, and exists.
-    Elsewhere {
-        /// The client's cgroup.
-        configured: PathBuf,
-    },
-    /// There is no such client.
-    UnknownClient {
-        /// Those that there are.
-        clients: Vec<String>,
-    },
 }
 
 /// Cgroups of which one query may tell: the asker's own and those above it, each of which costs the loop a system call

@@ -29,7 +29,7 @@ use std::time::Duration;
 
 use crate::config::{self, Config, Host, Paths};
 use crate::error::Failure;
-use crate::flows::FlowFilter;
+use lb_view::flows::FlowFilter;
 pub use options::{Cli, Command, Files};
 
 /// Degraded: something works, and somebody should look.

@@ -12,15 +12,13 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use lb_kernel::{Cgroup, Features, Host, Pins};
-use serde::{Deserialize, Serialize};
+use lb_view::diagnosis::{Diagnosis, SCHEMA, State};
+use lb_view::status::Reclaim;
 
 use crate::api::{self, Answer};
 use crate::config::{Config, Paths};
 use crate::descriptors;
-use crate::status::{self, Status};
-
-/// Version of the JSON form.
-pub const SCHEMA: u32 = 1;
+use lb_view::status::Status;
 
 /// What to do about what may not be seen.
 const AS_ROOT: &str = "run socklb doctor as root";
@@ -29,58 +27,6 @@ const AS_ROOT: &str = "run socklb doctor as root";
 const GIVE_ALL: &str = "run it as root, or as root give USER all three: `setpriv --reuid USER --regid GROUP --init-groups \
                         --inh-caps +bpf,+net_admin,+perfmon --ambient-caps +bpf,+net_admin,+perfmon socklb run` (in a \
                         unit AmbientCapabilities=CAP_BPF CAP_NET_ADMIN CAP_PERFMON)";
-
-/// How something is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum State {
-    /// As it should be.
-    Ok,
-    /// Worth knowing; nothing has to be done.
-    Note,
-    /// Something does not work as it could.
-    Warning,
-    /// socklb cannot work, or does not balance what it should.
-    Problem,
-}
-
-/// What was found about one thing.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Finding {
-    /// The thing that was looked at.
-    pub check: String,
-    /// How it is.
-    pub state: State,
-    /// In words.
-    pub text: String,
-    /// What to do about it.
-    pub help: Option<String>,
-}
-
-/// Everything that was found.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Diagnosis {
-    /// [`SCHEMA`].
-    pub schema: u32,
-    /// The findings, in the order in which things build on each other.
-    pub findings: Vec<Finding>,
-}
-
-impl Diagnosis {
-    /// Whether somebody should do something.
-    pub fn is_degraded(&self) -> bool {
-        self.findings.iter().any(|finding| finding.state >= State::Warning)
-    }
-
-    fn add(&mut self, check: &str, state: State, text: impl Into<String>, help: Option<&str>) {
-        let help = help.map(str::to_owned);
-        self.findings.push(Finding { check: check.to_owned(), state, text: text.into(), help });
-    }
-
-    fn ok(&mut self, check: &str, text: impl Into<String>) {
-        self.add(check, State::Ok, text, None);
-    }
-}
 
 /// Looks at everything. `config` is the configuration, or why there is none.
 pub fn examine(paths: &Paths, file: &Path, config: Result<&Config, &String>) -> Diagnosis {
@@ -303,16 +249,15 @@ fn daemon(diagnosis: &mut Diagnosis, paths: &Paths) -> Option<Status> {
         Ok(Answer::Given(status)) => {
             let pid = status.daemon.as_ref().map_or(0, |daemon| daemon.pid);
             diagnosis.ok("daemon", format!("running (pid {pid})"));
-            for fault in &status.degraded {
-                diagnosis.add("daemon", State::Warning, fault.clone(), None);
+            for fault in &status.faults {
+                diagnosis.add("daemon", State::Warning, fault.to_string(), None);
             }
             for client in &status.clients {
-                let Some(repair) = client.repair else { continue };
-                let status::ReclaimCounts { passes: _, removed, suspected, kept_open, kept_elsewhere } =
-                    repair;
+                let Some(reclaim) = client.reclaim else { continue };
+                let Reclaim { passes: _, reclaimed, suspected, kept_open, kept_elsewhere } = reclaim;
                 let state = if kept_open + kept_elsewhere > 0 { State::Note } else { State::Ok };
                 let text = format!(
-                    "client {}: {removed} records of sockets that are gone were removed, {suspected} are in doubt; kept: \
+                    "client {}: {reclaimed} records of sockets that are gone were reclaimed, {suspected} are suspected; kept: \
                      {kept_open} whose sockets are open and not connected, {kept_elsewhere} in network namespaces that the \
                      daemon could not look into",
                     client.name

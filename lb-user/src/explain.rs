@@ -1,4 +1,4 @@
-//! Why a client task uses these backends with these shares: the inputs, the walk and the formulas, step by step.
+//! Why a client task uses these backends with these shares: the inputs, the order and the formulas, step by step.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -10,7 +10,7 @@ use lb_core::plan::Plan;
 use lb_core::service::{Service, Size, Subset};
 use lb_core::subset::{Algorithm, Position};
 use lb_core::weights;
-use serde::{Deserialize, Serialize};
+use lb_view::explanation::{Auto, Candidate, Explanation, Inputs, Member, SCHEMA, Shares, Tried};
 
 use crate::config::Client;
 
@@ -18,133 +18,8 @@ mod absent;
 
 pub use absent::{Dials, why_none};
 
-/// Version of the JSON form.
-pub const SCHEMA: u32 = 1;
-
 /// Entries of the schedule that are shown.
 const SHOWN_ENTRIES: usize = 32;
-
-/// The explanation of one service of one client task.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Explanation {
-    /// [`SCHEMA`].
-    pub schema: u32,
-    /// The client task.
-    pub client: String,
-    /// The service.
-    pub service: String,
-    /// Whether a running daemon answered, or the configuration was read anew.
-    pub from_daemon: bool,
-    /// What the subset was computed from.
-    pub inputs: Inputs,
-    /// The walk over the order, one row per index looked at.
-    pub walk: Vec<Looked>,
-    /// The members in the order in which they were taken.
-    pub members: Vec<Member>,
-    /// Entries of the schedule.
-    pub entries: usize,
-    /// Its first entries, as addresses.
-    pub first: Vec<SocketAddr>,
-    /// The backend that is taken when every pick is unusable.
-    pub fallback: Option<SocketAddr>,
-}
-
-/// What a subset is computed from.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Inputs {
-    /// The job.
-    pub job: String,
-    /// m: this task's number.
-    pub index: u32,
-    /// M: tasks of the job.
-    pub count: u32,
-    /// N: highest endpoint index plus one.
-    pub backends: u32,
-    /// Endpoints in the source's list.
-    pub endpoints: usize,
-    /// The algorithm, or "all".
-    pub algorithm: String,
-    /// k, unless all are taken.
-    pub size: Option<u32>,
-    /// Why it is that, if it was chosen.
-    pub auto: Option<Auto>,
-    /// Where shares come from.
-    pub shares: Shares,
-    /// The seed, as a decimal string.
-    pub seed: String,
-    /// The policy.
-    pub policy: String,
-}
-
-/// How a size was chosen.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Auto {
-    /// The least that was asked for.
-    pub min: u32,
-    /// The least that was looked at: `min`, or as many as each task must use so that every backend has one.
-    pub least: u32,
-    /// Sizes that were looked at.
-    pub tried: Vec<Tried>,
-    /// The reason in words.
-    pub why: String,
-}
-
-/// A size that was looked at.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Tried {
-    /// The size.
-    pub size: u32,
-    /// The part of all backends that the job can use with it before the first is full; 0.99 is enough.
-    pub utilization: f64,
-}
-
-/// Where the shares of members come from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Shares {
-    /// The weights alone: the task is alone, or every task uses the same.
-    Weights,
-    /// The subsets of all tasks of the job, so that their load is even.
-    Job,
-    /// The parts of an arc.
-    Arc,
-    /// The policy ignores weights: all members have the same.
-    Equal,
-}
-
-/// One index of the order.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Looked {
-    /// The endpoint index.
-    pub index: u32,
-    /// What became of it.
-    pub verdict: String,
-    /// Its endpoint, if it has one.
-    pub address: Option<SocketAddr>,
-}
-
-/// One member.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Member {
-    /// Its endpoint's index.
-    pub index: u32,
-    /// Where it listens.
-    pub address: SocketAddr,
-    /// Its slot.
-    pub slot: u32,
-    /// Tasks of the job that use it.
-    pub connections: u32,
-    /// Its capacity.
-    pub weight: u16,
-    /// Its share of this task's connects.
-    pub share: f64,
-    /// What it gets of all tasks of the job, relative to what its weight entitles it to: 1 is even.
-    pub load: f64,
-    /// Its entries of the schedule.
-    pub entries: usize,
-    /// Entries it would have if they could be divided: share * entries.
-    pub quota: f64,
-}
 
 /// Explains every service of a client that `wanted` names (all, if it is `None`) and that has a list.
 pub fn explain(
@@ -169,7 +44,7 @@ pub fn explain(
             let list = endpoints.as_slice();
             list.binary_search_by_key(&index, |endpoint| endpoint.index).ok().map(|at| list[at].address)
         };
-        let walk = membership.walk.iter().map(|&(index, verdict): &(u32, Verdict)| Looked {
+        let order = membership.walk.iter().map(|&(index, verdict): &(u32, Verdict)| Candidate {
             index,
             verdict: verdict.name().to_owned(),
             address: address(index),
@@ -184,7 +59,7 @@ pub fn explain(
             service: service.name.clone(),
             from_daemon,
             inputs: inputs(client, service, endpoints, membership),
-            walk: walk.collect(),
+            order: order.collect(),
             members: members(&plan, index, &membership.members),
             entries: schedule.len(),
             first: schedule.iter().take(SHOWN_ENTRIES).map(|slot| addresses[&u32::from(*slot)]).collect(),

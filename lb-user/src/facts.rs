@@ -9,7 +9,9 @@ use std::time::SystemTime;
 
 use lb_kernel::{Pins, Runs};
 
-use crate::status::{Daemon, ReclaimCounts, Source};
+use lb_view::fault::Fault;
+use lb_view::status::{Daemon, Reclaim, Source};
+
 use crate::window::Lately;
 
 /// What the event loop knew at one moment.
@@ -21,8 +23,8 @@ pub struct Facts {
     pub started: SystemTime,
     /// How the configuration fares.
     pub reloads: Reloads,
-    /// What is wrong that the maps do not show, in words.
-    pub degraded: Vec<String>,
+    /// What is wrong that the maps do not show.
+    pub faults: Vec<Fault>,
     /// Client tasks that run.
     pub clients: Vec<ClientFacts>,
     /// Names of client tasks that could not be started.
@@ -49,7 +51,7 @@ pub struct Reloads {
 pub struct ClientFacts {
     /// Where its maps are.
     pub pins: Pins,
-    /// Whether its pins were removed: its maps cannot be opened then, which is said in [`Facts::degraded`].
+    /// Whether its pins were removed: its maps cannot be opened then, which is said in [`Facts::faults`].
     pub is_unpinned: bool,
     /// The cgroup that it is configured for.
     pub configured: PathBuf,
@@ -60,7 +62,7 @@ pub struct ClientFacts {
     /// Whether the programs are attached to the cgroup that the configured path names now.
     pub is_attached: bool,
     /// What became of its flow records.
-    pub repair: ReclaimCounts,
+    pub reclaim: Reclaim,
     /// Sources of endpoints by service name.
     pub sources: BTreeMap<String, Source>,
     /// Runs of its programs by hook, where the kernel has counted them.

@@ -5,9 +5,9 @@
 
 mod filter;
 
-pub use filter::FlowFilter;
 use filter::{check, unknown};
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::path::Path;
@@ -16,14 +16,14 @@ use std::time::Duration;
 use lb_common::abi::{Phase, Policy, Reason};
 use lb_kernel::process::{self, Process};
 use lb_kernel::{DatapathError, OpenFlow, Pins, ServiceView, SlotView, Tables};
+use lb_view::flows::{Flow, FlowFilter, SCHEMA};
+use lb_view::status::Leaving;
+use lb_view::text::Listing;
 use serde::ser::SerializeStruct;
 use serde::{Serialize, Serializer};
 use thiserror::Error;
 
-use crate::status::{self, Leaving};
-
-/// Version of the JSON form.
-pub const SCHEMA: u32 = 1;
+use crate::status;
 
 /// Why flows cannot be shown.
 #[derive(Debug, Error)]
@@ -32,49 +32,6 @@ pub enum FlowsError {
     Datapath(#[from] DatapathError),
     #[error("{0}")]
     Unknown(String),
-}
-
-/// One open flow.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Flow<'a> {
-    /// The client task.
-    pub client: &'a str,
-    /// The service; `None` if its index is empty.
-    pub service: Option<&'a str>,
-    /// The address that was dialled.
-    pub address: Option<SocketAddr>,
-    /// Where it goes; `None` if its slot has another backend by now, which cannot be.
-    pub backend: Option<SocketAddr>,
-    /// The backend's slot.
-    pub slot: u32,
-    /// The slot's generation when the backend was chosen.
-    pub generation: u32,
-    /// What is known of the backend now.
-    pub state: &'a str,
-    /// How far the flow has come.
-    pub phase: &'a str,
-    /// The process that dialled.
-    pub process: u32,
-    /// Its name; `None` if it has ended.
-    pub process_name: Option<&'a str>,
-    /// Seconds since the backend was chosen.
-    pub age_s: f64,
-    /// The policy that chose it.
-    pub policy: &'a str,
-    /// Whether it is the policy's choice.
-    pub reason: &'a str,
-    /// Publications of the service's table then, modulo 65,536.
-    pub table_generation: u16,
-    /// Entries of that table that named the backend; 65,535 stands for more.
-    pub table_entries: u16,
-    /// Their share of that table, while it is the current one: how long an earlier one was is not kept.
-    pub table_share: Option<f64>,
-    /// What the policy drew.
-    pub draw: u32,
-    /// The socket's cookie, as `ss -e` shows it (`sk:`, in hexadecimal).
-    pub cookie: u64,
-    /// The cookie of the socket's network namespace.
-    pub namespace: u64,
 }
 
 /// The flows of one client, with what their numbers stand for.
@@ -210,11 +167,6 @@ impl FlowReport {
         self.order.is_empty()
     }
 
-    /// Whether they are of more than one client.
-    pub fn has_many_clients(&self) -> bool {
-        self.clients.len() > 1
-    }
-
     /// One of them, the oldest first.
     ///
     /// # Panics
@@ -229,29 +181,41 @@ impl FlowReport {
         let table = service.map(|service| service.table);
         let table = table.filter(|table| table.generation == flow.table_generation && !table.is_empty());
         Flow {
-            client: &client.name,
-            service: service.map(|service| service.name.as_str()),
+            client: client.name.as_str().into(),
+            service: service.map(|service| service.name.as_str().into()),
             address: service.map(|service| service.address),
             backend: slot.map(|slot| slot.address),
             slot: flow.slot,
             generation: flow.generation,
-            state: slot.map_or("another backend", |slot| slot.state.name()),
-            phase: Phase::from_u8(flow.phase).map_or("unknown", Phase::name),
+            state: slot.map_or("another backend", |slot| slot.state.name()).into(),
+            phase: Phase::from_u8(flow.phase).map_or("unknown", Phase::name).into(),
             process: flow.process,
             process_name: self
                 .processes
                 .get(&flow.process)
-                .and_then(|process| process.name_at(flow.start_ns)),
+                .and_then(|process| process.name_at(flow.start_ns))
+                .map(Cow::Borrowed),
             // The clock of the programs may be a tick behind, never ahead.
             age_s: Duration::from_nanos(self.now_ns.saturating_sub(flow.start_ns)).as_secs_f64(),
-            policy: Policy::from_u8(flow.why & 15).map_or("unknown", Policy::name),
-            reason: Reason::from_u8(flow.why >> 4).map_or("unknown", Reason::name),
+            policy: Policy::from_u8(flow.why & 15).map_or("unknown", Policy::name).into(),
+            reason: Reason::from_u8(flow.why >> 4).map_or("unknown", Reason::name).into(),
             table_generation: flow.table_generation,
             table_entries: flow.share,
             table_share: table.map(|table| f64::from(flow.share) / f64::from(table.len())),
-            draw: flow.draw,
+            sample: flow.draw,
             cookie: open.cookie,
             namespace: flow.namespace,
+        }
+    }
+
+    /// They, for whoever shows them as text.
+    pub fn listing<'r>(&'r self) -> Listing<'r, impl Fn(usize) -> Flow<'r>> {
+        Listing {
+            count: self.len(),
+            flow: |number| self.flow(number),
+            has_many_clients: self.clients.len() > 1,
+            leaving: &self.leaving,
+            unreadable: &self.unreadable,
         }
     }
 
@@ -317,22 +281,24 @@ mod tests {
         let web = of("web", vec![open(1, 30, 4, 1), open(2, 10, 4, 1)]);
         let mail = of("mail", vec![open(3, 20, 4, 1), open(4, 41, 4, 1)]);
         let found = FlowReport::of(vec![web, mail], 40_000_000_000);
-        let seen: Vec<(&str, u64, f64)> =
-            found.iter().map(|flow| (flow.client, flow.cookie, flow.age_s)).collect();
+        let seen: Vec<(String, u64, f64)> =
+            found.iter().map(|flow| (flow.client.to_string(), flow.cookie, flow.age_s)).collect();
         // The last began while the clock was read.
-        assert_eq!(seen, [("web", 2, 30.0), ("mail", 3, 20.0), ("web", 1, 10.0), ("mail", 4, 0.0)]);
+        let expected = [("web", 2, 30.0), ("mail", 3, 20.0), ("web", 1, 10.0), ("mail", 4, 0.0)];
+        assert_eq!(seen, expected.map(|(client, cookie, age)| (client.to_owned(), cookie, age)));
     }
 
     #[test]
     fn a_flow_whose_slot_has_another_backend_is_told_as_that() {
         let found =
             FlowReport::of(vec![of("web", vec![open(1, 1, 4, 1), open(2, 2, 4, 0), open(3, 3, 5, 0)])], 0);
-        let seen: Vec<(Option<SocketAddr>, &str)> =
+        let seen: Vec<(Option<SocketAddr>, Cow<'_, str>)> =
             found.iter().map(|flow| (flow.backend, flow.state)).collect();
         let there = Some(([10, 0, 0, 1], 80).into());
-        assert_eq!(seen, [(there, "leaving"), (None, "another backend"), (None, "another backend")]);
+        let expected = [(there, "leaving"), (None, "another backend"), (None, "another backend")];
+        assert_eq!(seen, expected.map(|(backend, state)| (backend, Cow::from(state))));
         let first = found.flow(0);
-        assert_eq!((first.policy, first.reason, first.phase), ("p2c", "overflow", "connecting"));
-        assert_eq!((first.service, first.table_share, found.has_many_clients()), (None, None, false));
+        assert_eq!([first.policy, first.reason, first.phase], ["p2c", "overflow", "connecting"]);
+        assert_eq!((first.service, first.table_share, found.listing().has_many_clients), (None, None, false));
     }
 }

@@ -5,7 +5,7 @@
 //! saw ([`reclaimed`]), what is tried again ([`backoff`]) and what only the event loop knows
 //! ([`facts`]) and what the maps hold ([`readout`]); the event loop ([`daemon`]), the HTTP server ([`server`]) of its socket
 //! ([`api`]) and metrics ([`metrics`]), how many descriptors all that may take ([`descriptors`]) and what freed memory is kept
-//! ([`memory`]); what people are shown ([`status`], [`flows`], [`explain`], [`render`], [`print`](mod@print)), what a daemon
+//! ([`memory`]); what people are shown ([`status`], [`flows`], [`explain`], [`print`](mod@print)), what a daemon
 //! would decide ([`dry_run`]) and what may be wrong with the host ([`doctor`]); and the commands ([`cli`]).
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 #![expect(missing_docs, reason = "an error's or an option's text is its documentation")]
@@ -49,8 +49,6 @@ pub mod status;
 pub mod flows;
 
 pub mod explain;
-
-pub mod render;
 
 pub mod print;
 

@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use serde::Serialize;
 
 use crate::diagnostic::Faults;
-use crate::render::Style;
+use lb_view::text::Style;
 
 /// Prints a text to standard output, whole. Returns whether anybody reads it.
 ///

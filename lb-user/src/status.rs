@@ -1,57 +1,24 @@
-//! What the balancer is doing, as one value: made from the maps alone, completed by the daemon if it runs.
+//! Makes the status that is shown: from the maps alone, completed by what the daemon knows if it runs.
 //!
 //! Names, addresses, weights, tables and counts all lie in the pinned maps, so a dead daemon hides nothing but what was
 //! counted in the last minute and the health of the sources.
 
-mod backend;
+use std::collections::BTreeMap;
+use std::path::Path;
 
-mod faults;
-
-pub use backend::{Backend, LONGEST_US, Latency, Rates, Times};
-
-use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
-
-use lb_common::abi::{self, NO_SLOT, Outcomes};
+use lb_common::abi::{NO_SLOT, Outcome};
+use lb_common::ending::Ending;
 use lb_common::ticks::TICK_LOG2;
 use lb_core::service::Protocol;
-use lb_kernel::{DatapathError, Features, Neighbour, Pinned, Pins, Tables};
-use serde::{Deserialize, Serialize};
+use lb_kernel::{Counts, DatapathError, Pinned, Pins, SlotView, Tables};
+use lb_view::backend::{Backend, Latency, Rates};
+use lb_view::fault::{self, Fault, FaultCode};
+use lb_view::status::{Anomalies, Client, Leaving, Neighbour, SCHEMA, Service, Status};
 
+use crate::error::chain;
 use crate::facts::{ClientFacts, Facts};
 use crate::readout::{self, BackendReadout, Readout, ServiceReadout};
-use crate::window::Lately;
-
-/// Version of the JSON form.
-pub const SCHEMA: u32 = 2;
-
-/// Everything.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Status {
-    /// [`SCHEMA`].
-    pub schema: u32,
-    /// The daemon, if it runs.
-    pub daemon: Option<Daemon>,
-    /// What an operator should look at; empty if all is well.
-    pub degraded: Vec<String>,
-    /// Client tasks by name.
-    pub clients: Vec<Client>,
-    /// Clients that were removed, or taken over by this version from another, and have flows left.
-    pub leaving: Vec<Leaving>,
-}
-
-/// A client on its way out, or one of another version of socklb: its maps cannot be read here.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Leaving {
-    /// Its name.
-    pub client: String,
-    /// The version of the kernel ABI that its maps are of.
-    pub abi: u32,
-    /// Whether flows still begin there: the version that made it is in force.
-    pub in_force: bool,
-    /// Flows that are still open; `None` if they cannot be counted.
-    pub open_flows: Option<u64>,
-}
+use crate::window::{Lately, Recent};
 
 /// What is left of a client that leaves.
 pub fn leaving(pins: &Pins) -> Leaving {
@@ -59,213 +26,14 @@ pub fn leaving(pins: &Pins) -> Leaving {
         client: pins.client.clone(),
         abi: pins.version,
         in_force: lb_kernel::begins_at(pins).is_ok_and(|cgroups| !cgroups.is_empty()),
-        open_flows: lb_kernel::open_flows(pins).ok(),
+        active: lb_kernel::open_flows(pins).ok(),
     }
-}
-
-impl Leaving {
-    /// How it is, for people: what follows its name.
-    pub fn describe(&self) -> String {
-        let open = self.open_flows.map_or_else(|| "?".to_owned(), |open| open.to_string());
-        let what = if self.in_force { "is in force" } else { "is leaving" };
-        format!("{what}: {open} open flows")
-    }
-}
-
-/// The running daemon.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Daemon {
-    /// Process id.
-    pub pid: u32,
-    /// Version of the program.
-    pub version: String,
-    /// The configuration file.
-    pub config: PathBuf,
-    /// Where its pins are; `None` from a daemon that does not tell.
-    #[serde(default)]
-    pub pins: Option<PathBuf>,
-    /// Optional abilities of the kernel.
-    pub features: Features,
-}
-
-/// One client task.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Client {
-    /// Name.
-    pub name: String,
-    /// The cgroup that it is configured for; only from the daemon.
-    pub configured_cgroup: Option<PathBuf>,
-    /// The cgroup that its programs are attached to, if they are and it exists.
-    pub cgroup: Option<PathBuf>,
-    /// The kernel's id of that cgroup: another one each time the cgroup is made.
-    pub cgroup_id: Option<u64>,
-    /// Programs of others that run for the same sockets, in the order in which they run; only from the daemon.
-    pub neighbours: Option<Vec<Neighbour>>,
-    /// Flow records that were compared with the kernel's lists of sockets; only from the daemon.
-    pub repair: Option<ReclaimCounts>,
-    /// Connects of the cgroup to addresses that are no service.
-    pub not_a_service: u64,
-    /// What should not happen.
-    pub anomalies: Anomalies,
-    /// Services in the order of their indexes.
-    pub services: Vec<Service>,
-}
-
-/// What became of open flows whose sockets are in no list of the kernel, as the last pass over the records found it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ReclaimCounts {
-    /// Passes over the records since the daemon started, of which there is none while no flow is open.
-    pub passes: u64,
-    /// Removed since the daemon started: they were over, and no program had seen it.
-    pub removed: u64,
-    /// In doubt: removed by the next pass if that finds the same.
-    pub suspected: u64,
-    /// Kept: a process holds the socket, which is not connected.
-    pub kept_open: u64,
-    /// Kept: in network namespaces that the daemon could not look into, and not known to be held by a process.
-    pub kept_elsewhere: u64,
-}
-
-/// What should not happen, counted since the client's maps were made so that it is seen if it does.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Anomalies {
-    /// Sockets that closed as a flow's and had no record.
-    pub close_without_record: u64,
-    /// Flows that were established before a SYN was seen.
-    pub established_out_of_turn: u64,
-    /// Records that two calls ended at the same moment.
-    pub ended_twice: u64,
-    /// Sockets that were closed in a phase in which their end should have been seen.
-    pub release_out_of_turn: u64,
-}
-
-impl From<abi::Anomalies> for Anomalies {
-    fn from(anomalies: abi::Anomalies) -> Self {
-        let abi::Anomalies {
-            close_without_record,
-            established_out_of_turn,
-            ended_twice,
-            release_out_of_turn,
-        } = anomalies;
-        Self { close_without_record, established_out_of_turn, ended_twice, release_out_of_turn }
-    }
-}
-
-/// One service of a client task.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Service {
-    /// Name.
-    pub name: String,
-    /// The address that processes dial.
-    pub address: SocketAddr,
-    /// The protocol.
-    pub protocol: String,
-    /// Whether connects are balanced; a removed service only waits for its last flow to end.
-    pub open: bool,
-    /// Publications of its table so far, modulo 65,536.
-    pub table_generation: u16,
-    /// Entries of its table.
-    pub table_entries: u32,
-    /// The backend that is taken when every pick is unusable.
-    pub fallback: Option<SocketAddr>,
-    /// How connects ended.
-    pub outcomes: OutcomeCounts,
-    /// Connects of the last minute that were refused because all backends were at their limit; only from the daemon, and of
-    /// a service that refuses them.
-    #[serde(default)]
-    pub limited_60s: Option<u64>,
-    /// How long handshakes with its backends took in the last minute; only from the daemon, and of a service over TCP.
-    #[serde(default)]
-    pub handshake_60s: Option<Latency>,
-    /// After how many milliseconds an answer to a SYN is due, to a tick of 1.05 ms; `None` of a service over UDP.
-    #[serde(default)]
-    pub unanswered_after_ms: Option<u64>,
-    /// Largest share had over share wanted, minus one is the skew; only above ten connects per backend.
-    pub skew: Option<f64>,
-    /// Where its endpoints come from; only from the daemon.
-    pub source: Option<Source>,
-    /// Backends by slot.
-    pub backends: Vec<Backend>,
-}
-
-#[cfg(test)]
-impl Service {
-    /// One over TCP that is open and of which nothing is known but its backends.
-    pub fn with_backends(backends: Vec<Backend>) -> Self {
-        Self {
-            name: "users".to_owned(),
-            address: "10.96.0.10:80".parse().expect("an address"),
-            protocol: "tcp".to_owned(),
-            open: true,
-            table_generation: 1,
-            table_entries: 1024,
-            fallback: None,
-            outcomes: OutcomeCounts::default(),
-            limited_60s: None,
-            handshake_60s: None,
-            unanswered_after_ms: None,
-            skew: None,
-            source: None,
-            backends,
-        }
-    }
-}
-
-/// How connects to a service ended: each counts once.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct OutcomeCounts {
-    /// To the backend the schedule named.
-    pub forwarded: u64,
-    /// To the fallback.
-    pub fallback: u64,
-    /// To the least loaded backend, because all were at their limit.
-    pub overflowed: u64,
-    /// To where the flow of the datagram goes already.
-    pub reused: u64,
-    /// To a backend, not counted as active.
-    pub untracked: u64,
-    /// Refused with the service's errno: no backend was usable.
-    pub refused: u64,
-    /// Refused with the service's errno: all backends were at their limit.
-    pub limited: u64,
-    /// Let through unchanged because the maps contradicted each other.
-    pub passed: u64,
-}
-
-impl From<Outcomes> for OutcomeCounts {
-    fn from(outcomes: Outcomes) -> Self {
-        let Outcomes {
-            forwarded,
-            fallback,
-            overflowed,
-            reused,
-            untracked,
-            refused,
-            limited,
-            passed,
-            not_a_service: _,
-        } = outcomes;
-        Self { forwarded, fallback, overflowed, reused, untracked, refused, limited, passed }
-    }
-}
-
-/// A source of endpoints.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Source {
-    /// The file, or `None` for a static list.
-    pub file: Option<PathBuf>,
-    /// Seconds since the file was last read and found good; `None` if it never was.
-    pub good_for_s: Option<u64>,
-    /// Why it could not be used when it was last read.
-    pub error: Option<String>,
-    /// How often it could not be used since the daemon started.
-    pub failures: u64,
 }
 
 /// The status as the daemon has it: what its loop told, and what the maps hold now. Opens and reads the maps of all
 /// clients, which takes a second where there are many: not for the event loop.
 pub fn of(facts: Facts) -> Status {
-    let Facts { daemon, mut degraded, clients: all, leaving, .. } = facts;
+    let Facts { daemon, mut faults, clients: all, leaving, .. } = facts;
     let mut clients = Vec::with_capacity(all.len());
     let pins = daemon.pins.clone().unwrap_or_default();
     let pinned = Pinned::below(&pins);
@@ -275,7 +43,7 @@ pub fn of(facts: Facts) -> Status {
             .map_err(|error| {
                 // That its pins were removed is said already.
                 if !facts.is_unpinned {
-                    degraded.push(format!("client {}: {}", facts.pins.client, crate::error::chain(&error)));
+                    faults.push(unreadable(&facts.pins.client, &error));
                 }
             });
         let (cgroup_id, cgroup) = facts.attached.clone().unzip();
@@ -284,17 +52,17 @@ pub fn of(facts: Facts) -> Status {
             cgroup,
             cgroup_id,
             neighbours: facts.neighbours(&pinned).ok(),
-            repair: Some(facts.repair),
-            ..Client::of(&facts.pins, maps.unwrap_or_default())
+            reclaim: Some(facts.reclaim),
+            ..client_of(&facts.pins, maps.unwrap_or_default())
         };
         for service in &mut client.services {
             service.source = facts.sources.get(&service.name).cloned();
         }
         clients.push(client);
     }
-    degraded.extend(faults::of(&clients));
+    faults.extend(fault::of(&clients));
     let leaving = leaving.iter().map(self::leaving).collect();
-    Status { schema: SCHEMA, daemon: Some(daemon), degraded, clients, leaving }
+    Status { schema: SCHEMA, daemon: Some(daemon), faults, clients, leaving }
 }
 
 impl ClientFacts {
@@ -303,6 +71,7 @@ impl ClientFacts {
         self.cgroup
             .as_ref()
             .map_or(Ok(Vec::new()), |cgroup| lb_kernel::neighbours(&self.pins, pinned, cgroup))
+            .map(|all| all.into_iter().map(neighbour).collect())
     }
 }
 
@@ -324,21 +93,19 @@ impl Maps {
     }
 }
 
-impl Client {
-    /// A client of which nothing but this is known.
-    fn of(pins: &Pins, maps: Maps) -> Self {
-        let Maps { not_a_service, anomalies, services } = maps;
-        Self {
-            name: pins.client.clone(),
-            configured_cgroup: None,
-            cgroup: None,
-            cgroup_id: None,
-            neighbours: None,
-            repair: None,
-            not_a_service,
-            anomalies,
-            services,
-        }
+/// A client of which nothing but this is known.
+fn client_of(pins: &Pins, maps: Maps) -> Client {
+    let Maps { not_a_service, anomalies, services } = maps;
+    Client {
+        name: pins.client.clone(),
+        configured_cgroup: None,
+        cgroup: None,
+        cgroup_id: None,
+        neighbours: None,
+        reclaim: None,
+        not_a_service,
+        anomalies,
+        services,
     }
 }
 
@@ -352,18 +119,18 @@ fn of_service(
     let mut recent = Vec::with_capacity(read.len());
     for BackendReadout { slot, address: _, share_wanted, counts, recent: of_late } in &read {
         let backend_ref = (slot.slot, slot.generation);
-        let mut backend = Backend::of(slot, counts, of_late.as_ref());
-        backend.share_wanted = *share_wanted;
+        let mut shown = backend(slot, counts, of_late.as_ref());
+        shown.share_wanted = *share_wanted;
         if !counts.add_up() && lately.is_none_or(|lately| lately.window.is_off(backend_ref)) {
-            backend.unaccounted = tables.imbalance(slot.slot)?;
+            shown.unaccounted = tables.imbalance(slot.slot)?;
         }
-        backends.push(backend);
+        backends.push(shown);
         recent.push(of_late.as_ref().map(|of_late| of_late.chosen));
     }
-    let total: u64 = backends.iter().map(|backend| backend.chosen).sum();
+    let total: u64 = backends.iter().map(|backend| backend.started).sum();
     let total_recent: u64 = recent.iter().flatten().sum();
     for (backend, recent) in backends.iter_mut().zip(recent) {
-        backend.share = share(backend.chosen, total);
+        backend.share = share(backend.started, total);
         backend.share_60s = recent.and_then(|recent| share(recent, total_recent));
     }
     let fallback = backends.iter().find(|backend| backend.slot == view.fallback && view.fallback != NO_SLOT);
@@ -376,7 +143,9 @@ fn of_service(
         table_generation: view.table.generation,
         table_entries: view.table.len(),
         fallback: fallback.map(|backend| backend.address),
-        outcomes: outcomes.into(),
+        outcomes: Outcome::OF_A_SERVICE
+            .map(|outcome| (outcome.name().to_owned(), outcomes.of(outcome)))
+            .into(),
         limited_60s: limited,
         handshake_60s: Latency::of_all(read.iter().filter_map(|read| Some(&read.recent.as_ref()?.connect))),
         unanswered_after_ms: (view.protocol == Protocol::Tcp)
@@ -384,6 +153,78 @@ fn of_service(
         skew: skew(&backends),
         backends,
     })
+}
+
+fn unreadable(client: &str, error: &DatapathError) -> Fault {
+    Fault::of_client(FaultCode::MapsUnreadable, client, chain(error))
+}
+
+fn neighbour(other: lb_kernel::Neighbour) -> Neighbour {
+    let lb_kernel::Neighbour { cgroup, hook, program, name, is_socklb, runs_after_ours } = other;
+    Neighbour { cgroup, hook, program, name, is_socklb, runs_after_ours }
+}
+
+/// Of what the maps have of a slot, and what was counted lately if somebody has watched. Shares are for whoever knows
+/// the others.
+fn backend(slot: &SlotView, counts: &Counts, recent: Option<&Recent>) -> Backend {
+    let Counts { sums, active, swept } = counts;
+    Backend {
+        address: slot.address,
+        slot: slot.slot,
+        generation: slot.generation,
+        state: slot.state.name().to_owned(),
+        usable: slot.usable,
+        weight: slot.weight,
+        share_wanted: 0.0,
+        share_60s: None,
+        share: None,
+        started: sums.chosen,
+        untracked: sums.untracked,
+        active: *active,
+        reclaimed: *swept,
+        connecting: sums.connecting,
+        established: sums.established,
+        endings: by_name(|ending| sums.endings[ending as usize]),
+        unaccounted: 0,
+        diverted: sums.diverted,
+        diverted_60s: recent.map(|recent| recent.diverted),
+        failed_60s: recent.map(Recent::failed),
+        failing: slot.usable && recent.is_some_and(Recent::is_failing),
+        rtt: (&sums.rtt).into(),
+        connect: (&sums.connect).into(),
+        latency: Latency::of(&sums.connect),
+        latency_60s: recent.and_then(|recent| Latency::of(&recent.connect)),
+        rates_60s: recent.map(rates),
+        lifetime_s: seconds(sums.lifetime_ns),
+        bytes_received: sums.bytes_received,
+        bytes_sent: sums.bytes_sent,
+        retransmits: sums.retransmits,
+    }
+}
+
+/// A value for each ending, by its name.
+fn by_name<T>(of: impl Fn(Ending) -> T) -> BTreeMap<String, T> {
+    Ending::ALL.into_iter().map(|ending| (ending.name().to_owned(), of(ending))).collect()
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a time for people")]
+fn seconds(ns: u64) -> f64 {
+    ns as f64 / 1e9
+}
+
+#[expect(clippy::cast_precision_loss, reason = "rates for people")]
+fn rates(recent: &Recent) -> Rates {
+    let rate = |count: u64| count as f64 / recent.seconds;
+    let ended = |ending: Ending| recent.endings[ending as usize];
+    Rates {
+        over_s: recent.seconds,
+        started: rate(recent.chosen),
+        errors: rate(Ending::ALL.into_iter().filter(|ending| ending.is_error()).map(ended).sum()),
+        endings: {
+            let happened = Ending::ALL.into_iter().filter(|ending| ended(*ending) > 0);
+            happened.map(|ending| (ending.name().to_owned(), rate(ended(ending)))).collect()
+        },
+    }
 }
 
 /// Ticks of the programs' clock in milliseconds, rounded up.
@@ -399,11 +240,11 @@ fn share(part: u64, whole: u64) -> Option<f64> {
 /// Largest share had over share wanted, once there are ten connects per backend: below that it is noise.
 fn skew(backends: &[Backend]) -> Option<f64> {
     let wanted: Vec<&Backend> = backends.iter().filter(|backend| backend.share_wanted > 0.0).collect();
-    let connects: u64 = wanted.iter().map(|backend| backend.chosen).sum();
+    let connects: u64 = wanted.iter().map(|backend| backend.started).sum();
     if wanted.is_empty() || connects <= 10 * wanted.len() as u64 {
         return None;
     }
-    let ratio = |backend: &&Backend| share(backend.chosen, connects).unwrap_or(0.0) / backend.share_wanted;
+    let ratio = |backend: &&Backend| share(backend.started, connects).unwrap_or(0.0) / backend.share_wanted;
     wanted.iter().map(ratio).max_by(f64::total_cmp)
 }
 
@@ -413,7 +254,7 @@ fn skew(backends: &[Backend]) -> Option<f64> {
 /// If the pins cannot be read.
 pub fn from_pins(directory: &Path, why: String) -> Result<Status, DatapathError> {
     let mut clients = Vec::new();
-    let mut degraded = vec![why];
+    let mut faults = vec![Fault::of_host(FaultCode::NoDaemon, why)];
     let mut leaving = Vec::new();
     for pins in Pins::all_versions(directory)? {
         if !pins.is_of_this_version() {
@@ -424,24 +265,43 @@ pub fn from_pins(directory: &Path, why: String) -> Result<Status, DatapathError>
         match from_maps(&pins) {
             Ok(client) => clients.push(client),
             Err(error) if error.is_permission() => return Err(error),
-            Err(error) => degraded.push(format!("client {}: {}", pins.client, crate::error::chain(&error))),
+            Err(error) => faults.push(unreadable(&pins.client, &error)),
         }
     }
     // A daemon that runs knows why.
     let detached = clients.iter().filter(|client| client.cgroup.is_none());
-    degraded.extend(
-        detached.map(|client| format!("client {}: not attached to a cgroup that exists", client.name)),
-    );
-    degraded.extend(faults::of(&clients));
+    faults.extend(detached.map(|client| {
+        Fault::of_client(FaultCode::NotAttached, &client.name, "not attached to a cgroup that exists")
+    }));
+    faults.extend(fault::of(&clients));
     if clients.is_empty() {
-        degraded.push(format!("no client has pins below {}", directory.display()));
+        let text = format!("no client has pins below {}", directory.display());
+        faults.push(Fault::of_host(FaultCode::NoClients, text));
     }
-    Ok(Status { schema: SCHEMA, daemon: None, degraded, clients, leaving })
+    Ok(Status { schema: SCHEMA, daemon: None, faults, clients, leaving })
 }
 
 fn from_maps(pins: &Pins) -> Result<Client, DatapathError> {
     let maps = Maps::read(&Tables::open(pins, false)?, None)?;
     let attached = lb_kernel::attachment(pins)?.and_then(|id| Some((id, lb_kernel::cgroup_of_id(id)?)));
     let (cgroup_id, cgroup) = attached.unzip();
-    Ok(Client { cgroup, cgroup_id, ..Client::of(pins, maps) })
+    Ok(Client { cgroup, cgroup_id, ..client_of(pins, maps) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_tell_errors_of_the_backend_from_others() {
+        let mut recent = Recent { seconds: 60.0, chosen: 600, ..Recent::default() };
+        recent.endings[Ending::Refused as usize] = 120;
+        recent.endings[Ending::GaveUp as usize] = 60;
+        let rates = rates(&recent);
+        assert_eq!(
+            (rates.started, rates.errors, rates.endings["refused"], rates.endings["gave-up"]),
+            (10.0, 2.0, 2.0, 1.0)
+        );
+        assert_eq!(rates.endings.len(), 2);
+    }
 }

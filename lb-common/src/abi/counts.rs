@@ -43,6 +43,94 @@ pub struct Outcomes {
 }
 const _: () = assert!(size_of::<Outcomes>() == 72);
 
+/// How one call ended: a field of [`Outcomes`] for each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// [`Outcomes::forwarded`]
+    Forwarded,
+    /// [`Outcomes::fallback`]
+    Fallback,
+    /// [`Outcomes::overflowed`]
+    Overflowed,
+    /// [`Outcomes::reused`]
+    Reused,
+    /// [`Outcomes::untracked`]
+    Untracked,
+    /// [`Outcomes::refused`]
+    Refused,
+    /// [`Outcomes::limited`]
+    Limited,
+    /// [`Outcomes::passed`]
+    Passed,
+    /// [`Outcomes::not_a_service`]
+    NotAService,
+}
+
+impl Outcome {
+    /// Those of calls to a service, in the order of their fields.
+    pub const OF_A_SERVICE: [Self; 8] = [
+        Self::Forwarded,
+        Self::Fallback,
+        Self::Overflowed,
+        Self::Reused,
+        Self::Untracked,
+        Self::Refused,
+        Self::Limited,
+        Self::Passed,
+    ];
+
+    /// The word for it in tables, JSON and metrics.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Forwarded => "forwarded",
+            Self::Fallback => "fallback",
+            Self::Overflowed => "overflowed",
+            Self::Reused => "reused",
+            Self::Untracked => "untracked",
+            Self::Refused => "refused",
+            Self::Limited => "limited",
+            Self::Passed => "passed",
+            Self::NotAService => "not_a_service",
+        }
+    }
+
+    /// What people are told of calls that ended so; nothing of the usual end.
+    pub const fn remark(self) -> Option<&'static str> {
+        match self {
+            Self::Forwarded | Self::NotAService => None,
+            Self::Fallback => Some("of them to the fallback"),
+            Self::Overflowed => Some("of them over the limit, to the least loaded"),
+            Self::Reused => Some("of them datagrams of flows that there were"),
+            Self::Untracked => Some("of them not in the active count (untracked)"),
+            Self::Refused => Some("refused"),
+            Self::Limited => Some("refused, all at their limit"),
+            Self::Passed => Some("passed unchanged"),
+        }
+    }
+
+    /// Whether the call was sent to a backend.
+    pub const fn is_balanced(self) -> bool {
+        matches!(self, Self::Forwarded | Self::Fallback | Self::Overflowed | Self::Reused | Self::Untracked)
+    }
+}
+
+impl Outcomes {
+    /// How many calls ended so.
+    pub const fn of(&self, outcome: Outcome) -> u64 {
+        match outcome {
+            Outcome::Forwarded => self.forwarded,
+            Outcome::Fallback => self.fallback,
+            Outcome::Overflowed => self.overflowed,
+            Outcome::Reused => self.reused,
+            Outcome::Untracked => self.untracked,
+            Outcome::Refused => self.refused,
+            Outcome::Limited => self.limited,
+            Outcome::Passed => self.passed,
+            Outcome::NotAService => self.not_a_service,
+        }
+    }
+}
+
 /// The row of [`map::OUTCOMES`](super::map::OUTCOMES) that counts calls to addresses that are not services.
 pub const NOT_A_SERVICE: u32 = MAX_SERVICES;
 

@@ -12,10 +12,13 @@ use anyhow::{Context, Result, bail};
 use lb_kernel::trust::Untrusted;
 use lb_kernel::{CgroupTree, Pins};
 
-use crate::api::{self, Coverage};
+use crate::api;
 use crate::config::Paths;
 use crate::print;
-use crate::status::{self, Status};
+use crate::status;
+use lb_view::coverage::Coverage;
+use lb_view::fault::Fault;
+use lb_view::status::Status;
 
 /// How long between two queries while no daemon answers.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -95,9 +98,9 @@ impl Waiting<'_> {
         match api::fetch::<Status>(self.paths, "/v1/status").await {
             Ok(None) => "no daemon is running that would attach to it".to_owned(),
             Ok(Some(status)) => {
-                let about = format!("client {}:", self.client);
+                let is_about = |fault: &&Fault| fault.subject.client.as_deref() == Some(self.client);
                 let faults: Vec<String> =
-                    status.degraded.into_iter().filter(|fault| fault.starts_with(&about)).collect();
+                    status.faults.iter().filter(is_about).map(ToString::to_string).collect();
                 if faults.is_empty() { "the daemon does not say why".to_owned() } else { faults.join("; ") }
             }
             Err(error) => format!("{error:#}"),

@@ -6,9 +6,9 @@ use super::{DEGRADED, Files, paths_of, read_config};
 use crate::api::{self, Answer};
 use crate::config::Paths;
 use crate::error::Failure;
-use crate::render::{self, Style};
-use crate::status::Status;
 use crate::{doctor, print};
+use lb_view::status::Status;
+use lb_view::text::{self, Style};
 
 /// Examines the host.
 ///
@@ -32,7 +32,7 @@ pub fn run(json: bool, files: &Files) -> Result<ExitCode, Failure> {
     if json {
         print::text(&(serde_json::to_string_pretty(&diagnosis)? + "\n"))?;
     } else {
-        print::text(&render::diagnosis(&diagnosis, Style::for_stdout()))?;
+        print::text(&text::diagnosis(&diagnosis, Style::for_stdout()))?;
     }
     Ok(if diagnosis.is_degraded() { ExitCode::from(DEGRADED) } else { ExitCode::SUCCESS })
 }

@@ -7,9 +7,10 @@ use crate::api::{self, Answer};
 use crate::config::Config;
 use crate::dry_run;
 use crate::error::Failure;
-use crate::explain::{self, Dials, Explanation};
+use crate::explain::{self, Dials};
 use crate::print;
-use crate::render::{self, Style};
+use lb_view::explanation::Explanation;
+use lb_view::text::{self, Style};
 
 /// Shows why.
 ///
@@ -44,7 +45,7 @@ pub fn run(service: &str, client: Option<&str>, json: bool, files: &Files) -> Re
         print::text(&(serde_json::to_string_pretty(&explanations)? + "\n"))?;
     } else {
         let style = Style::for_stdout();
-        let texts: Vec<String> = explanations.iter().map(|one| render::explanation(one, style)).collect();
+        let texts: Vec<String> = explanations.iter().map(|one| text::explanation(one, style)).collect();
         print::text(&texts.join("\n"))?;
     }
     Ok(ExitCode::SUCCESS)

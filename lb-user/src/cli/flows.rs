@@ -4,9 +4,11 @@ use std::process::ExitCode;
 
 use super::{DEGRADED, Files, paths_of};
 use crate::error::Failure;
-use crate::flows::{self, FlowFilter};
+use lb_view::flows::FlowFilter;
+
+use crate::flows;
 use crate::print;
-use crate::render::{self, Style};
+use lb_view::text::{self, Style};
 
 /// Shows them.
 ///
@@ -17,7 +19,7 @@ pub fn run(filter: &FlowFilter, json: bool, files: &Files) -> Result<ExitCode, F
     if json {
         print::json(&report)?;
     } else {
-        print::text(&render::flows(&report, filter, Style::for_stdout()))?;
+        print::text(&text::flows(&report.listing(), filter, Style::for_stdout()))?;
     }
     Ok(if report.unreadable.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(DEGRADED) })
 }

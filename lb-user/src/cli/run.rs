@@ -12,8 +12,8 @@ use super::{Files, read_config};
 use crate::daemon::{self, Unusable};
 use crate::error::{Failure, is_permission};
 use crate::print;
-use crate::render::Style;
 use crate::source::Stamp;
+use lb_view::text::Style;
 
 /// Runs the daemon until it is told to stop.
 ///

@@ -10,8 +10,9 @@ use super::{DEGRADED, Files, paths_of};
 use crate::api::{self, Answer};
 use crate::error::Failure;
 use crate::print;
-use crate::render::{self, Style};
-use crate::status::{self, Status};
+use crate::status;
+use lb_view::status::Status;
+use lb_view::text::{self, Style};
 
 /// Shows the status.
 ///
@@ -33,9 +34,9 @@ pub fn run(client: Option<&str>, json: bool, watch: Option<u32>, files: &Files) 
         if json {
             print::text(&(serde_json::to_string_pretty(&status)? + "\n"))?;
         } else {
-            print::text(&render::status(&status, Style::for_stdout()))?;
+            print::text(&text::status(&status, Style::for_stdout()))?;
         }
-        let degraded = !status.degraded.is_empty();
+        let degraded = !status.faults.is_empty();
         return Ok(if degraded { ExitCode::from(DEGRADED) } else { ExitCode::SUCCESS });
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -45,7 +46,7 @@ pub fn run(client: Option<&str>, json: bool, watch: Option<u32>, files: &Files) 
     // Ends with the process: by ^C, or when nobody reads any more.
     loop {
         runtime.block_on(tick.tick());
-        let text = render::status(&once()?, style);
+        let text = text::status(&once()?, style);
         // Home and clear to the end, rather than clear and redraw: that would flicker.
         let frame =
             if style.colour { format!("\x1b[H{}\x1b[J", text.replace('\n', "\x1b[K\n")) } else { text };

@@ -3,14 +3,16 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use lb_kernel::Pins;
+use lb_kernel::{Features, Pins};
+use lb_view::fault::{Fault, FaultCode};
+use lb_view::status::Source;
 
 use super::Daemon;
 use super::leaving::HeldBack;
 use crate::daemon::client_task::ClientTask;
 use crate::descriptors;
+use crate::error::chain;
 use crate::facts::{ClientFacts, Facts, Reloads};
-use crate::status;
 use crate::window::Lately;
 
 impl Daemon {
@@ -20,12 +22,12 @@ impl Daemon {
         let runs = |name: &str| self.client_tasks.iter().any(|client_task| client_task.client.name == name);
         let unstarted = self.unstarted.iter().filter(|(client, _)| !runs(&client.name));
         Facts {
-            daemon: status::Daemon {
+            daemon: lb_view::status::Daemon {
                 pid: std::process::id(),
                 version: env!("CARGO_PKG_VERSION").to_owned(),
                 config: self.config.path.clone(),
                 pins: Some(self.config.paths.pins.clone()),
-                features: self.features,
+                features: features(&self.features),
             },
             started: self.started,
             reloads: Reloads {
@@ -34,7 +36,7 @@ impl Daemon {
                 in_force_since: self.reload.in_force_since,
                 is_faulty: self.reload.error.is_some(),
             },
-            degraded: self.degraded(),
+            faults: self.faults(),
             clients: self
                 .client_tasks
                 .iter()
@@ -55,7 +57,7 @@ impl Daemon {
             cgroup: client_task.cgroup().map(|cgroup| cgroup.path.clone()),
             attached: attached.map(|cgroup| (cgroup.id, cgroup.path.clone())),
             is_attached: client_task.is_effective().unwrap_or(client_task.cgroup().is_some()),
-            repair: self.repair(client_task),
+            reclaim: self.reclaim(client_task),
             sources: self.sources(client_task, now),
             // A cost that cannot be told is left out; what it is the cost of goes on.
             runs: client_task.datapath().runs().unwrap_or_default(),
@@ -64,52 +66,64 @@ impl Daemon {
     }
 
     /// What is wrong that the maps do not show.
-    fn degraded(&self) -> Vec<String> {
-        let mut degraded = Vec::new();
+    fn faults(&self) -> Vec<Fault> {
+        let mut faults = Vec::new();
         for client_task in &self.client_tasks {
-            let name = &client_task.client.name;
-            degraded.extend(detachment(client_task).map(|fault| format!("client {name}: {fault}")));
-            degraded.extend(client_task.trouble().map(|trouble| format!("client {name}: {trouble}")));
+            let mut add = |code, text| faults.push(Fault::of_client(code, &client_task.client.name, text));
+            if let Some(text) = detachment(client_task) {
+                add(FaultCode::NotAttached, text);
+            }
+            if let Some(text) = client_task.trouble() {
+                add(FaultCode::TablesBehind, text.to_owned());
+            }
         }
         for (client, error) in &self.unstarted {
-            degraded.push(format!("client {}: {error}", client.name));
+            faults.push(Fault::of_client(FaultCode::NotStarted, &client.name, error));
         }
         for HeldBack { client, why, .. } in self.held_back() {
-            degraded.push(format!("client {client}: it is to leave a cgroup, and {why}"));
+            let text = format!("it is to leave a cgroup, and {why}");
+            faults.push(Fault::of_client(FaultCode::CannotLeave, &client, text));
         }
         for leaving in &self.leaving {
             let (Pins { client, version, .. }, detach) = (&leaving.pins, leaving.pins.detach_command());
             if let Some(error) = leaving.error() {
-                degraded.push(format!(
-                    "client {client} (ABI version {version}): it is to leave and cannot: {error}; stop the daemon, and \
-                     `{detach}` removes it whatever flows are open"
-                ));
+                let text = format!(
+                    "its pins of ABI version {version} are to go and cannot: {error}; stop the daemon, and `{detach}` removes \
+                     them whatever flows are active"
+                );
+                faults.push(Fault::of_client(FaultCode::CannotLeave, client, text));
             }
         }
         match self.strangers() {
-            Ok(strangers) => degraded.extend(strangers.iter().map(|pins| {
-                let (client, detach) = (&pins.client, pins.detach_command());
-                format!("client {client}: attached, but not configured; `{detach}`")
+            Ok(strangers) => faults.extend(strangers.iter().map(|pins| {
+                let text = format!("attached, but not configured; `{}`", pins.detach_command());
+                Fault::of_client(FaultCode::NotConfigured, &pins.client, text)
             })),
-            Err(error) => degraded.push(crate::error::chain(&error)),
+            Err(error) => faults.push(Fault::of_host(FaultCode::Pins, chain(&error))),
         }
+        let mut of_host = |code, text: String| faults.push(Fault::of_host(code, text));
         if let Some(error) = &self.reload.error {
-            degraded.push(format!("the configuration cannot be used, the one before is in force: {error}"));
+            let text = format!("the configuration cannot be used, the one before is in force: {error}");
+            of_host(FaultCode::Configuration, text);
         }
-        degraded.extend(descriptors::shortage(descriptors::limit(), self.config.clients.len() as u64));
-        degraded.extend(self.reload.unchangeable.iter().cloned());
-        degraded.extend(self.uncertain_counts());
-        degraded
+        if let Some(text) = descriptors::shortage(descriptors::limit(), self.config.clients.len() as u64) {
+            of_host(FaultCode::OpenFiles, text);
+        }
+        for text in &self.reload.unchangeable {
+            of_host(FaultCode::RestartNeeded, text.clone());
+        }
+        faults.extend(self.uncertain_counts());
+        faults
     }
 
-    pub fn sources(&self, client_task: &ClientTask, now: Instant) -> BTreeMap<String, status::Source> {
+    pub fn sources(&self, client_task: &ClientTask, now: Instant) -> BTreeMap<String, Source> {
         let services = client_task.client.services.iter();
         let source = |name: &String| match self.files.get(name) {
             None => {
                 let error = client_task.refused_static().get(name).cloned();
-                status::Source { file: None, good_for_s: None, failures: error.is_some().into(), error }
+                Source { file: None, good_for_s: None, failures: error.is_some().into(), error }
             }
-            Some(file) => status::Source {
+            Some(file) => Source {
                 file: Some(file.source.path.clone()),
                 good_for_s: file.good_since.map(|since| now.duration_since(since).as_secs()),
                 error: file.error_of(&client_task.client.name),
@@ -139,7 +153,7 @@ fn detachment(client_task: &ClientTask) -> Option<String> {
             return Some(format!(
                 "it cannot be seen whether the programs are attached to the cgroup at {path}; what was attached stays, \
                  and it is looked at again within a minute: {}",
-                crate::error::chain(&error)
+                chain(&error)
             ));
         }
     }
@@ -150,4 +164,9 @@ fn detachment(client_task: &ClientTask) -> Option<String> {
     }
     let warning = lb_kernel::namespace_warning().map(|warning| format!(" ({warning})")).unwrap_or_default();
     Some(format!("there is no cgroup {path}; it is attached when it appears{warning}"))
+}
+
+/// The optional features of the kernel by name.
+fn features(features: &Features) -> BTreeMap<String, bool> {
+    features.named().into_iter().map(|(name, has)| (name.to_owned(), has)).collect()
 }

@@ -5,12 +5,13 @@ use std::time::{Duration, Instant};
 
 use lb_common::ticks;
 use lb_kernel::{Pass, ReclaimCounts, ReclaimTarget, Suspects};
+use lb_view::fault::{Fault, FaultCode};
+use lb_view::status::Reclaim;
 use tracing::warn;
 
 use super::{Daemon, Event};
 use crate::daemon::client_task::ClientTask;
 use crate::reclaimed::{Ends, Reclaimed};
-use crate::status;
 
 /// What the daemon knows of the passes.
 #[derive(Default)]
@@ -142,34 +143,32 @@ impl Daemon {
     }
 
     /// What became of a client's flow records.
-    pub fn repair(&self, client_task: &ClientTask) -> status::ReclaimCounts {
+    pub fn reclaim(&self, client_task: &ClientTask) -> Reclaim {
         let Some(reclaim) = self.passes.clients.get(&client_task.client.name) else {
-            return status::ReclaimCounts::default();
+            return Reclaim::default();
         };
         let ReclaimCounts { suspected, kept_open, kept_elsewhere, .. } = reclaim.last;
-        status::ReclaimCounts {
-            passes: reclaim.passes,
-            removed: reclaim.removed,
-            suspected,
-            kept_open,
-            kept_elsewhere,
-        }
+        Reclaim { passes: reclaim.passes, reclaimed: reclaim.removed, suspected, kept_open, kept_elsewhere }
     }
 
-    /// What is wrong with the counts of open flows, by client.
-    pub fn uncertain_counts(&self) -> Vec<String> {
+    /// What is wrong with the counts of active flows.
+    pub fn uncertain_counts(&self) -> Vec<Fault> {
         let mut faults = Vec::new();
         for (client, reclaim) in &self.passes.clients {
-            faults.extend(reclaim.lately.fault().map(|fault| format!("client {client}: {fault}")));
+            let mut add = |code, text| faults.push(Fault::of_client(code, client, text));
+            if let Some(text) = reclaim.lately.fault() {
+                add(FaultCode::EndsUnseen, text);
+            }
             if let Some(error) = &reclaim.error {
-                faults.push(format!("client {client}: flow records were not checked: {error}"));
+                add(FaultCode::RecordsUnchecked, format!("flow records were not checked: {error}"));
             }
             let kept = reclaim.last.kept_elsewhere;
             if let Some(why) = self.passes.holders.as_ref().filter(|_| kept > 0) {
-                faults.push(format!(
-                    "client {client}: {kept} open flows are in network namespaces that cannot be looked into, and are \
-                     counted for ever if their end is not seen: {why}"
-                ));
+                let text = format!(
+                    "{kept} active flows are in network namespaces that cannot be looked into, and are counted for ever if \
+                     their end is not seen: {why}"
+                );
+                add(FaultCode::RecordsUnchecked, text);
             }
         }
         faults

@@ -9,7 +9,9 @@ use tokio::sync::oneshot;
 use tracing::warn;
 
 use super::Daemon;
-use crate::api::{Coverage, Query};
+use lb_view::coverage::Coverage;
+
+use crate::api::Query;
 use crate::daemon::client_task::ClientTask;
 use crate::explain;
 

@@ -1,9 +1,8 @@
 //! What a client's maps tell the doctor: how full they are, and what was counted in them that should not happen.
 
 use lb_kernel::{Fullness, Pins, Tables};
-
-use super::{Diagnosis, State};
-use crate::status;
+use lb_view::diagnosis::{Diagnosis, State};
+use lb_view::status::Anomalies;
 
 /// How full a client's maps are. Without compare-and-swap all flows are in the table of collisions.
 pub fn usage(diagnosis: &mut Diagnosis, name: &str, pins: &Pins, has_two_tables: bool) {
@@ -56,7 +55,7 @@ fn full(
 /// What should not happen and did. The counts are right all the same, so nothing is to be done but to tell us.
 pub fn anomalies(diagnosis: &mut Diagnosis, name: &str, pins: &Pins) {
     let Ok(anomalies) = Tables::open(pins, false).and_then(|tables| tables.anomalies()) else { return };
-    let status::Anomalies { close_without_record, established_out_of_turn, ended_twice, release_out_of_turn } =
+    let Anomalies { close_without_record, established_out_of_turn, ended_twice, release_out_of_turn } =
         anomalies.into();
     let counted = [
         (close_without_record, "sockets closed as a flow's without a record"),

@@ -1,8 +1,9 @@
 //! Programs of others on a client's cgroup or above it, as the doctor tells of them.
 
 use lb_kernel::{Cgroup, Neighbour, Pinned, Pins};
+use lb_view::diagnosis::{Diagnosis, State};
 
-use super::{AS_ROOT, Diagnosis, State};
+use super::AS_ROOT;
 use crate::config::Paths;
 
 /// The programs of others that run for a client's sockets.

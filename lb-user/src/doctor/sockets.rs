@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 
 use lb_kernel::{Sockets, Uncovered};
+use lb_view::diagnosis::{Diagnosis, State};
 
-use super::{AS_ROOT, Diagnosis, State};
+use super::AS_ROOT;
 
 /// Sockets that are told one by one, of one client: a process that was handed thousands is one fault, not thousands.
 const SHOWN: usize = 20;

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use crate::config::Client;
 use crate::document::did_you_mean;
-use crate::status::{self, Status};
+use lb_view::status::Status;
 
 /// What a client dials: to say why there is nothing to explain.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,7 +22,7 @@ impl Dials {
 
     /// All clients of a status.
     pub fn of_status(status: &Status) -> Vec<Self> {
-        let of = |client: &status::Client| {
+        let of = |client: &lb_view::status::Client| {
             let open = client.services.iter().filter(|service| service.open);
             Self { client: client.name.clone(), services: open.map(|service| service.name.clone()).collect() }
         };

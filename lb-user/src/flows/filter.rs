@@ -4,19 +4,10 @@
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
+use lb_view::flows::FlowFilter;
+
 use super::{ClientFlows, FlowsError};
 use crate::document::did_you_mean;
-
-/// Which flows are asked for.
-#[derive(Clone, Debug, Default)]
-pub struct FlowFilter {
-    /// ClientFlows this client.
-    pub client: Option<String>,
-    /// To this service.
-    pub service: Option<String>,
-    /// To this backend.
-    pub backend: Option<SocketAddr>,
-}
 
 /// Whether there is anything of the names that are asked for.
 pub(super) fn check(clients: &[ClientFlows], filter: &FlowFilter) -> Result<(), FlowsError> {

@@ -86,9 +86,9 @@ families! {
     MAP_CAPACITY = gauge("socklb_map_capacity", &["client", "map"], "How much a map of limited size can hold.");
     ANOMALIES = counter("socklb_anomalies", &["client", "kind"],
         "What the kernel programs should not have seen, but for close-without-record: a socket that dialled elsewhere since.");
-    REPAIR_REMOVED = counter("socklb_repair_removed", CLIENT,
+    RECORDS_RECLAIMED = counter("socklb_records_reclaimed", CLIENT,
         "Flow records that were removed since the daemon started, because their sockets were gone.");
-    REPAIR_KEPT = gauge("socklb_repair_kept", &["client", "reason"],
+    RECORDS_KEPT = gauge("socklb_records_kept", &["client", "reason"],
         "Open flows that the last pass over the records kept although no list of the kernel showed their sockets.");
     PROGRAM_RUN = of(Kind::Counter, "socklb_program_run_seconds", S, &["client", "program"],
         "Time in a kernel program since it was loaded; only while kernel.bpf_stats_enabled is 1.");
@@ -121,7 +121,7 @@ families! {
     WEIGHT = gauge("socklb_backend_weight", BACKEND, "Configured weight of the backend.");
     SHARE_WANTED = gauge("socklb_backend_share_wanted", BACKEND, "The backend's part of the service's table, from 0 to 1.");
     ACTIVE = gauge("socklb_flows_active", BACKEND, "Open flows.");
-    CHOSEN = counter("socklb_flows_chosen", BACKEND,
+    STARTED = counter("socklb_flows_started", BACKEND,
         "Flows sent to the backend: all that ended, are open, were swept or are untracked.");
     UNTRACKED = counter("socklb_flows_untracked", BACKEND,
         "Flows whose end is not seen: the flow table was full, or they are paths of MPTCP sockets.");
@@ -129,7 +129,7 @@ families! {
     ESTABLISHED = counter("socklb_flows_established", BACKEND, "Flows that were established.");
     DIVERTED = counter("socklb_flows_diverted", BACKEND,
         "Flows that went to another address: another program rewrote it after the choice.");
-    SWEPT = counter("socklb_flows_swept", BACKEND, "Flows whose records were removed, because their sockets were gone.");
+    RECLAIMED = counter("socklb_flows_reclaimed", BACKEND, "Flows whose records were removed, because their sockets were gone.");
     ENDED = counter("socklb_flows_ended", &["client", "service", "backend", "ending"], "Flows that ended, by how.");
     RTT = of(Kind::Histogram, "socklb_rtt_seconds", S, BACKEND, "Round-trip time of the handshake.");
     CONNECT = of(Kind::Histogram, "socklb_connect_seconds", S, BACKEND,

@@ -53,17 +53,17 @@ impl Page {
         )?;
         let clients = || self.clients.iter();
         sheet.family(
-            &f::REPAIR_REMOVED,
-            clients().map(|client| ([client.name()], Value::Whole(client.facts.repair.removed))),
+            &f::RECORDS_RECLAIMED,
+            clients().map(|client| ([client.name()], Value::Whole(client.facts.reclaim.reclaimed))),
         )?;
         sheet.family(
-            &f::REPAIR_KEPT,
+            &f::RECORDS_KEPT,
             clients().flat_map(|client| {
-                let repair = client.facts.repair;
+                let reclaim = client.facts.reclaim;
                 [
-                    ("in-doubt", repair.suspected),
-                    ("open", repair.kept_open),
-                    ("elsewhere", repair.kept_elsewhere),
+                    ("suspected", reclaim.suspected),
+                    ("open", reclaim.kept_open),
+                    ("elsewhere", reclaim.kept_elsewhere),
                 ]
                 .map(|(reason, count)| ([client.name(), reason], Value::Whole(count)))
             }),
@@ -129,12 +129,12 @@ impl Page {
     }
 
     pub fn each_flow_count(&self, sheet: &mut Sheet<'_>) -> fmt::Result {
-        sheet.family(&f::CHOSEN, self.of_backends(|b| Value::Whole(b.counts.sums.chosen)))?;
+        sheet.family(&f::STARTED, self.of_backends(|b| Value::Whole(b.counts.sums.chosen)))?;
         sheet.family(&f::UNTRACKED, self.of_backends(|b| Value::Whole(b.counts.sums.untracked)))?;
         sheet.family(&f::CONNECTING, self.of_backends(|b| Value::Whole(b.counts.sums.connecting)))?;
         sheet.family(&f::ESTABLISHED, self.of_backends(|b| Value::Whole(b.counts.sums.established)))?;
         sheet.family(&f::DIVERTED, self.of_backends(|b| Value::Whole(b.counts.sums.diverted)))?;
-        sheet.family(&f::SWEPT, self.of_backends(|b| Value::Whole(b.counts.swept)))?;
+        sheet.family(&f::RECLAIMED, self.of_backends(|b| Value::Whole(b.counts.swept)))?;
         sheet.family(
             &f::ENDED,
             self.backends().flat_map(|([client, service, address], backend)| {

@@ -7,15 +7,15 @@ use std::time::Duration;
 use lb_common::abi::{ABI_VERSION, Anomalies, BackendState, Outcomes, Rules, TableRef};
 use lb_common::ending::Ending;
 use lb_core::service::Protocol;
-use lb_kernel::{Counts, Features, Fullness, Pins, Runs, ServiceView, SlotView};
+use lb_kernel::{Counts, Fullness, Pins, Runs, ServiceView, SlotView};
 
 use super::super::families::ALL;
 use super::super::readout::MapsReadout;
 use super::*;
 use crate::facts::{ClientFacts, Reloads};
 use crate::readout::{BackendReadout, Readout, ServiceReadout};
-use crate::status::{Daemon, ReclaimCounts, Source};
 use crate::window::Recent;
+use lb_view::status::{Daemon, Reclaim, Source};
 
 fn facts() -> Facts {
     let at = |seconds| UNIX_EPOCH + Duration::from_secs(seconds);
@@ -25,10 +25,10 @@ fn facts() -> Facts {
             version: "1".to_owned(),
             config: "/etc/socklb.toml".into(),
             pins: None,
-            features: Features::default(),
+            features: BTreeMap::new(),
         },
         started: at(1_700_000_000),
-        degraded: Vec::new(),
+        faults: Vec::new(),
         leaving: Vec::new(),
         reloads: Reloads { taken_on: 2, refused: 1, in_force_since: at(1_700_000_060), is_faulty: true },
         clients: Vec::new(),
@@ -89,7 +89,7 @@ fn client() -> ClientReadout {
             cgroup: None,
             attached: None,
             is_attached: true,
-            repair: ReclaimCounts::default(),
+            reclaim: Reclaim::default(),
             sources: BTreeMap::from([("users".to_owned(), source)]),
             runs: vec![("connect4", Runs { time_ns: 1_000, count: 2 })],
             lately: None,

@@ -1,73 +1,13 @@
-//! Tables for people: columns that line up, bold and colour only on a terminal that wants them.
-
-mod table;
-
-mod status;
-
-mod flows;
-
-pub use flows::flows;
-pub use status::status;
-pub use table::{Side, table};
+//! An explanation as text, step by step.
 
 use std::fmt::Write as _;
 
 use lb_core::service::Policy;
 use lb_core::subset::Algorithm;
 
-use crate::doctor::{Diagnosis, State};
-use crate::explain::{Explanation, Member, Shares};
-
-/// How a table may look.
-#[derive(Clone, Copy, Debug)]
-pub struct Style {
-    /// Whether escape sequences are welcome.
-    pub colour: bool,
-}
-
-impl Style {
-    /// For standard output: colour on a terminal, unless `NO_COLOR` is set to anything.
-    pub fn for_stdout() -> Self {
-        Self::of(std::io::stdout())
-    }
-
-    /// For standard error, by the same rule.
-    pub fn for_stderr() -> Self {
-        Self::of(std::io::stderr())
-    }
-
-    fn of(stream: impl std::os::fd::AsFd) -> Self {
-        let wanted = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
-        Self { colour: wanted && rustix::termios::isatty(stream) }
-    }
-
-    fn paint(self, code: &str, text: &str) -> String {
-        if self.colour { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
-    }
-}
-
-fn percent(share: Option<f64>) -> String {
-    share.map_or_else(|| "-".to_owned(), |share| format!("{:.1} %", share * 100.0))
-}
-
-/// A diagnosis as text: one finding a line, with what to do below it.
-pub fn diagnosis(diagnosis: &Diagnosis, style: Style) -> String {
-    let mut text = String::new();
-    for finding in &diagnosis.findings {
-        let (code, state) = match finding.state {
-            State::Ok => ("32", "ok"),
-            State::Note => ("36", "note"),
-            State::Warning => ("33", "warning"),
-            State::Problem => ("31", "problem"),
-        };
-        let state = style.paint(code, &format!("{state:<8}"));
-        let _ = writeln!(text, "{state} {:<14} {}", finding.check, finding.text);
-        if let Some(help) = &finding.help {
-            let _ = writeln!(text, "{:<24}-> {help}", "");
-        }
-    }
-    text
-}
+use super::table::{Side, table};
+use super::{Style, percent};
+use crate::explanation::{Explanation, Member, Shares};
 
 /// An explanation as text.
 pub fn explanation(explanation: &Explanation, style: Style) -> String {
@@ -87,10 +27,10 @@ pub fn explanation(explanation: &Explanation, style: Style) -> String {
     let _ = writeln!(text, "1. The subset");
     the_subset(&mut text, explanation);
     let passed: Vec<String> = explanation
-        .walk
+        .order
         .iter()
-        .filter(|looked| looked.verdict != "member")
-        .map(|looked| format!("{} ({})", looked.index, looked.verdict))
+        .filter(|candidate| candidate.verdict != "member")
+        .map(|candidate| format!("{} ({})", candidate.index, candidate.verdict))
         .collect();
     if !passed.is_empty() {
         let _ = writeln!(text, "   passed over: {}", passed.join(", "));
@@ -123,7 +63,7 @@ pub fn explanation(explanation: &Explanation, style: Style) -> String {
 fn use_of_schedule(policy: &str) -> &'static str {
     match Policy::ALL.into_iter().find(|known| known.name() == policy) {
         Some(Policy::RoundRobin | Policy::WeightedRoundRobin) => {
-            "each CPU cursor_seed it, one entry per connect"
+            "each CPU goes over it, one entry per connect"
         }
         Some(Policy::LeastLoaded) => {
             "each connect takes, in turn, one of its backends with the fewest open flows"

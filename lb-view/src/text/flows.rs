@@ -6,19 +6,37 @@ use lb_common::abi::Reason;
 
 use super::Style;
 use super::table::{Side, table};
-use crate::flows::{Flow, FlowFilter, FlowReport};
+use crate::flows::{Flow, FlowFilter};
+use crate::status::Leaving;
+
+/// The flows that were found, one made when it is shown: there may be a hundred thousand.
+pub struct Listing<'l, F> {
+    /// How many there are.
+    pub count: usize,
+    /// One of them by its number, the oldest first.
+    pub flow: F,
+    /// Whether they are of more than one client.
+    pub has_many_clients: bool,
+    /// Clients that are on their way out and of another version.
+    pub leaving: &'l [Leaving],
+    /// Clients whose maps could not be read, and why.
+    pub unreadable: &'l [String],
+}
 
 /// The flows that were asked for.
-pub fn flows(report: &FlowReport, filter: &FlowFilter, style: Style) -> String {
+pub fn flows<'f, F: Fn(usize) -> Flow<'f>>(
+    listing: &Listing<'_, F>,
+    filter: &FlowFilter,
+    style: Style,
+) -> String {
     let mut text = String::new();
-    if report.is_empty() {
-        let _ = writeln!(text, "no open flows{}", asked(filter));
+    if listing.count == 0 {
+        let _ = writeln!(text, "no active flows{}", asked(filter));
     } else {
-        let has_clients = report.has_many_clients();
-        let row = |number| row(&report.flow(number), has_clients);
-        text = table(&columns(has_clients), report.len(), row, style);
+        let row = |number| row(&(listing.flow)(number), listing.has_many_clients);
+        text = table(&columns(listing.has_many_clients), listing.count, row, style);
     }
-    for leaving in &report.leaving {
+    for leaving in listing.leaving {
         let _ = writeln!(
             text,
             "client {} of another version (ABI {}) {}, which only that version can list",
@@ -27,7 +45,7 @@ pub fn flows(report: &FlowReport, filter: &FlowFilter, style: Style) -> String {
             leaving.describe()
         );
     }
-    for problem in &report.unreadable {
+    for problem in listing.unreadable {
         let _ = writeln!(text, "{} {problem}", style.paint("33", "degraded:"));
     }
     text
@@ -65,16 +83,16 @@ fn columns(has_clients: bool) -> Vec<(&'static str, Side)> {
 }
 
 fn row(flow: &Flow<'_>, has_clients: bool) -> Vec<String> {
-    let process = flow.process_name.unwrap_or("?");
+    let process = flow.process_name.as_deref().unwrap_or("?");
     let mut row = vec![age(flow.age_s), format!("{process} ({})", flow.process)];
     if has_clients {
-        row.push(flow.client.to_owned());
+        row.push(flow.client.to_string());
     }
     row.extend([
-        flow.service.unwrap_or("?").to_owned(),
+        flow.service.as_deref().unwrap_or("?").to_owned(),
         flow.backend.map_or_else(|| format!("slot {}", flow.slot), |backend| backend.to_string()),
-        flow.state.to_owned(),
-        flow.phase.to_owned(),
+        flow.state.to_string(),
+        flow.phase.to_string(),
         why(flow),
     ]);
     row
@@ -121,23 +139,23 @@ mod tests {
 
     fn flow() -> Flow<'static> {
         Flow {
-            client: "web",
-            service: Some("users"),
+            client: "web".into(),
+            service: Some("users".into()),
             address: Some(([10, 96, 0, 10], 80).into()),
             backend: Some(([10, 0, 0, 1], 8080).into()),
             slot: 3,
             generation: 1,
-            state: "healthy",
-            phase: Phase::Established.name(),
+            state: "healthy".into(),
+            phase: Phase::Established.name().into(),
             process: 4711,
-            process_name: Some("nginx"),
+            process_name: Some("nginx".into()),
             age_s: 62.0,
-            policy: "p2c",
-            reason: Reason::Picked.name(),
+            policy: "p2c".into(),
+            reason: Reason::Picked.name().into(),
             table_generation: 7,
             table_entries: 512,
             table_share: Some(0.5),
-            draw: 1,
+            sample: 1,
             cookie: 2,
             namespace: 3,
         }
@@ -154,8 +172,8 @@ mod tests {
         let odd = Flow {
             process_name: None,
             backend: None,
-            state: "another backend",
-            reason: Reason::Fallback.name(),
+            state: "another backend".into(),
+            reason: Reason::Fallback.name().into(),
             table_share: None,
             ..flow()
         };

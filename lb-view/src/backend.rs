@@ -3,12 +3,8 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
-use lb_common::abi::{self, FIRST_BUCKET_LOG2, TIME_BUCKETS};
-use lb_common::ending::Ending;
-use lb_kernel::{Counts, SlotView};
+use lb_common::abi::{self, BackendState, FIRST_BUCKET_LOG2, TIME_BUCKETS};
 use serde::{Deserialize, Serialize};
-
-use crate::window::Recent;
 
 /// One backend.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -31,19 +27,19 @@ pub struct Backend {
     pub share_60s: Option<f64>,
     /// Its share of the flows since it was first seen; `None` without flows.
     pub share: Option<f64>,
-    /// Flows sent to it, as are all counts since it was first seen, but for those of the last minute.
-    pub chosen: u64,
+    /// Flows that were started to it; as all counts since it was first seen, but for those of the last minute.
+    pub started: u64,
     /// Those of them that are in no active count.
     pub untracked: u64,
-    /// Open flows.
+    /// Active flows.
     pub active: u64,
-    /// Flows whose records were taken out, because their sockets were gone.
-    pub swept: u64,
+    /// Flows whose records were reclaimed, because their sockets were gone.
+    pub reclaimed: u64,
     /// Flows whose first SYN was sent.
     pub connecting: u64,
     /// Flows that were established.
     pub established: u64,
-    /// How flows ended, by [`Ending::name`].
+    /// How flows ended, by [`Ending::name`](lb_common::ending::Ending::name).
     pub endings: BTreeMap<String, u64>,
     /// By how many flows the counts do not add up, for longer than calls take; 0 unless something is wrong.
     pub unaccounted: i64,
@@ -78,53 +74,42 @@ pub struct Backend {
 }
 
 impl Backend {
-    /// Of what the maps have of a slot, and what was counted lately if somebody has watched. Shares are for whoever knows
-    /// the others.
-    pub fn of(slot: &SlotView, counts: &Counts, recent: Option<&Recent>) -> Self {
-        let Counts { sums, active, swept } = counts;
+    /// A healthy one of which nothing was counted.
+    pub fn unused(address: SocketAddr, slot: u32) -> Self {
+        let none = Times::from(&abi::Histogram::default());
         Self {
-            address: slot.address,
-            slot: slot.slot,
-            generation: slot.generation,
-            state: slot.state.name().to_owned(),
-            usable: slot.usable,
-            weight: slot.weight,
+            address,
+            slot,
+            generation: 0,
+            state: BackendState::Healthy.name().to_owned(),
+            usable: true,
+            weight: 1,
             share_wanted: 0.0,
             share_60s: None,
             share: None,
-            chosen: sums.chosen,
-            untracked: sums.untracked,
-            active: *active,
-            swept: *swept,
-            connecting: sums.connecting,
-            established: sums.established,
-            endings: by_name(|ending| sums.endings[ending as usize]),
+            started: 0,
+            untracked: 0,
+            active: 0,
+            reclaimed: 0,
+            connecting: 0,
+            established: 0,
+            endings: BTreeMap::new(),
             unaccounted: 0,
-            diverted: sums.diverted,
-            diverted_60s: recent.map(|recent| recent.diverted),
-            failed_60s: recent.map(Recent::failed),
-            failing: slot.usable && recent.is_some_and(Recent::is_failing),
-            rtt: (&sums.rtt).into(),
-            connect: (&sums.connect).into(),
-            latency: Latency::of(&sums.connect),
-            latency_60s: recent.and_then(|recent| Latency::of(&recent.connect)),
-            rates_60s: recent.map(Rates::of),
-            lifetime_s: seconds(sums.lifetime_ns),
-            bytes_received: sums.bytes_received,
-            bytes_sent: sums.bytes_sent,
-            retransmits: sums.retransmits,
+            diverted: 0,
+            diverted_60s: None,
+            failed_60s: None,
+            failing: false,
+            rtt: none.clone(),
+            connect: none,
+            latency: None,
+            latency_60s: None,
+            rates_60s: None,
+            lifetime_s: 0.0,
+            bytes_received: 0,
+            bytes_sent: 0,
+            retransmits: 0,
         }
     }
-}
-
-/// A value for each ending, by its name.
-fn by_name<T>(of: impl Fn(Ending) -> T) -> BTreeMap<String, T> {
-    Ending::ALL.into_iter().map(|ending| (ending.name().to_owned(), of(ending))).collect()
-}
-
-#[expect(clippy::cast_precision_loss, reason = "a time for people")]
-fn seconds(ns: u64) -> f64 {
-    ns as f64 / 1e9
 }
 
 /// A histogram. The upper bound of bucket `i` is 16 x 2^i microseconds; the last has none.
@@ -211,29 +196,12 @@ pub const LONGEST_US: f64 = (1u32 << (FIRST_BUCKET_LOG2 as usize + TIME_BUCKETS 
 pub struct Rates {
     /// Over how many seconds: fewer than 60 for a daemon that has just started.
     pub over_s: f64,
-    /// Flows sent to it.
-    pub chosen: f64,
+    /// Flows that were started to it.
+    pub started: f64,
     /// Flows that failed by its fault.
     pub errors: f64,
-    /// How flows ended, by [`Ending::name`]; those that none ended by are left out.
+    /// How flows ended, by [`Ending::name`](lb_common::ending::Ending::name); those that none ended by are left out.
     pub endings: BTreeMap<String, f64>,
-}
-
-impl Rates {
-    #[expect(clippy::cast_precision_loss, reason = "rates for people")]
-    fn of(recent: &Recent) -> Self {
-        let rate = |count: u64| count as f64 / recent.seconds;
-        let ended = |ending: Ending| recent.endings[ending as usize];
-        Self {
-            over_s: recent.seconds,
-            chosen: rate(recent.chosen),
-            errors: rate(Ending::ALL.into_iter().filter(|ending| ending.is_error()).map(ended).sum()),
-            endings: {
-                let happened = Ending::ALL.into_iter().filter(|ending| ended(*ending) > 0);
-                happened.map(|ending| (ending.name().to_owned(), rate(ended(ending)))).collect()
-            },
-        }
-    }
 }
 
 #[cfg(test)]
@@ -258,18 +226,5 @@ mod tests {
         check(&[(1, 99), (10, 1)], 20_000, Some([200.0, 16.0 + 16.0 * 50.0 / 99.0, 32.0]));
         check(&[(19, 1)], 9_000_000, Some([9e6, LONGEST_US, LONGEST_US]));
         assert!((LONGEST_US - 4_194_304.0).abs() < f64::EPSILON);
-    }
-
-    #[test]
-    fn rates_tell_errors_of_the_backend_from_others() {
-        let mut recent = Recent { seconds: 60.0, chosen: 600, ..Recent::default() };
-        recent.endings[Ending::Refused as usize] = 120;
-        recent.endings[Ending::GaveUp as usize] = 60;
-        let rates = Rates::of(&recent);
-        assert_eq!(
-            (rates.chosen, rates.errors, rates.endings["refused"], rates.endings["gave-up"]),
-            (10.0, 2.0, 2.0, 1.0)
-        );
-        assert_eq!(rates.endings.len(), 2);
     }
 }

@@ -1,12 +1,15 @@
 //! The status as text: of each service a table of its backends that fits a terminal, and below a backend what it fails with.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
+use lb_common::abi::Outcome;
 use lb_common::ending::Ending;
 
 use super::table::{Row, Side, table_of_rows};
 use super::{Style, percent};
-use crate::status::{Backend, Client, LONGEST_US, Latency, OutcomeCounts, Service, Status};
+use crate::backend::{Backend, LONGEST_US, Latency};
+use crate::status::{Client, Service, Status};
 
 /// The status as text.
 pub fn status(status: &Status, style: Style) -> String {
@@ -32,9 +35,9 @@ pub fn status(status: &Status, style: Style) -> String {
             leaving.describe()
         );
     }
-    if !status.degraded.is_empty() {
+    if !status.faults.is_empty() {
         text.push('\n');
-        for fault in &status.degraded {
+        for fault in &status.faults {
             let _ = writeln!(text, "{} {fault}", style.paint("33", "degraded:"));
         }
     }
@@ -78,16 +81,18 @@ fn one_service(text: &mut String, service: &Service, style: Style) {
 
 /// The columns. Where nobody has watched, counts take the place of rates.
 fn columns(is_watched: bool) -> Vec<(&'static str, Side)> {
-    let flows = if is_watched { "conn/s" } else { "chosen" };
-    Side::first_left(&["backend", "state", "weight", "wanted", "had", "active", flows, "mean", "p50", "p99"])
+    let flows = if is_watched { "flows/s" } else { "started" };
+    Side::first_left(&[
+        "backend", "state", "weight", "wanted", "share", "active", flows, "mean", "p50", "p99",
+    ])
 }
 
 fn row(backend: &Backend, is_watched: bool) -> Row {
     let rates = backend.rates_60s.as_ref();
-    let (had, flows, latency) = match rates {
-        Some(rates) => (backend.share_60s, rate(rates.chosen), backend.latency_60s),
+    let (share, flows, latency) = match rates {
+        Some(rates) => (backend.share_60s, rate(rates.started), backend.latency_60s),
         None if is_watched => (None, "-".to_owned(), None),
-        None => (backend.share, backend.chosen.to_string(), backend.latency),
+        None => (backend.share, backend.started.to_string(), backend.latency),
     };
     let time = |of: fn(&Latency) -> f64| latency.as_ref().map_or_else(|| "-".to_owned(), |all| time(of(all)));
     let cells = vec![
@@ -95,7 +100,7 @@ fn row(backend: &Backend, is_watched: bool) -> Row {
         backend.state.clone(),
         backend.weight.to_string(),
         percent(Some(backend.share_wanted)),
-        percent(had),
+        percent(share),
         backend.active.to_string(),
         flows,
         time(|latency| latency.mean_us),
@@ -147,40 +152,36 @@ fn time(us: f64) -> String {
     }
 }
 
-/// How connects ended, if some did not as usual. Each has one outcome, and five of these are balanced.
-fn odd(outcomes: &OutcomeCounts) -> Option<String> {
-    let OutcomeCounts { forwarded, fallback, overflowed, reused, untracked, refused, limited, passed } =
-        *outcomes;
-    let balanced =
-        [forwarded, fallback, overflowed, reused, untracked].into_iter().fold(0, u64::saturating_add);
-    let odd = [
-        (fallback, "of them to the fallback"),
-        (overflowed, "of them over the limit, to the least loaded"),
-        (reused, "of them datagrams of flows that there were"),
-        (untracked, "of them not in the active count (untracked)"),
-        (refused, "refused"),
-        (limited, "refused, all at their limit"),
-        (passed, "passed unchanged"),
-    ];
+/// How connects ended, if some did not as usual. Each has one outcome.
+fn odd(outcomes: &BTreeMap<String, u64>) -> Option<String> {
+    let of = |outcome: Outcome| outcomes.get(outcome.name()).copied().unwrap_or(0);
+    let balanced = Outcome::OF_A_SERVICE.into_iter().filter(|outcome| outcome.is_balanced());
+    let balanced = balanced.map(of).fold(0, u64::saturating_add);
+    let odd = Outcome::OF_A_SERVICE.into_iter().filter(|outcome| of(*outcome) > 0);
     let odd: Vec<String> =
-        odd.iter().filter(|(count, _)| *count > 0).map(|(count, what)| format!("{count} {what}")).collect();
+        odd.filter_map(|outcome| Some(format!("{} {}", of(outcome), outcome.remark()?))).collect();
     (!odd.is_empty()).then(|| format!("connects: {balanced} balanced; {}", odd.join("; ")))
 }
 
 #[cfg(test)]
 mod tests {
-    use lb_common::abi::{self, BackendState};
+    use lb_common::abi::Histogram;
 
     use super::*;
-    use crate::window::Recent;
-    use lb_kernel::{Counts, SlotView};
+    use crate::backend::Rates;
 
     #[test]
     fn connects_that_end_oddly_are_told_with_all_that_were_balanced() {
         let check = |counts: [u64; 5], expected: Option<&str>| {
             let [forwarded, fallback, untracked, refused, passed] = counts;
-            let outcomes =
-                OutcomeCounts { forwarded, fallback, untracked, refused, passed, ..OutcomeCounts::default() };
+            let outcomes = [
+                (Outcome::Forwarded, forwarded),
+                (Outcome::Fallback, fallback),
+                (Outcome::Untracked, untracked),
+                (Outcome::Refused, refused),
+                (Outcome::Passed, passed),
+            ];
+            let outcomes = outcomes.map(|(outcome, count)| (outcome.name().to_owned(), count)).into();
             assert_eq!(odd(&outcomes).as_deref(), expected, "{outcomes:?}");
         };
         check([128, 0, 0, 0, 0], None);
@@ -195,34 +196,34 @@ mod tests {
     }
 
     fn service() -> Service {
-        let slot = |slot: u32, state, weight| SlotView {
-            slot,
-            generation: 0,
-            service: 0,
-            address: format!("255.255.255.25{slot}:65535").parse().unwrap(),
-            weight,
-            entries: 0,
-            state,
-            usable: true,
+        let backend = |slot: u32| {
+            let address = format!("255.255.255.25{slot}:65535").parse().expect("an address");
+            Backend::unused(address, slot)
         };
-        let mut sums = abi::SlotCounters { chosen: 123_456_789, ..abi::SlotCounters::default() };
-        (sums.connect.buckets[6], sums.connect.buckets[14], sums.connect.sum_us) = (980, 20, 1_300_000);
-        (sums.endings[Ending::Refused as usize], sums.endings[Ending::NotSent as usize]) = (7, 2);
-        let mut recent =
-            Recent { seconds: 60.0, chosen: 740_736, connect: sums.connect, ..Recent::default() };
-        (recent.endings[Ending::Refused as usize], recent.endings[Ending::GaveUp as usize]) = (720, 3);
-        let counts = Counts { sums, active: 131_072, swept: 0 };
+        let mut connect = Histogram::default();
+        (connect.buckets[6], connect.buckets[14], connect.sum_us) = (980, 20, 1_300_000);
+        let named = |name: &str, number: f64| (name.to_owned(), number);
         let busy = Backend {
+            state: "unweighted".to_owned(),
+            weight: 65_535,
             share_wanted: 0.75,
             share_60s: Some(0.751),
             share: Some(0.75),
-            ..Backend::of(&slot(0, BackendState::Unweighted, 65_535), &counts, Some(&recent))
+            started: 123_456_789,
+            active: 131_072,
+            endings: [("refused".to_owned(), 7), ("not-sent".to_owned(), 2)].into(),
+            latency: Latency::of(&connect),
+            latency_60s: Latency::of(&connect),
+            rates_60s: Some(Rates {
+                over_s: 60.0,
+                started: 12_345.6,
+                errors: 12.0,
+                endings: [named("refused", 12.0), named("gave-up", 0.05)].into(),
+            }),
+            ..backend(0)
         };
-        let idle = Backend::of(
-            &slot(1, BackendState::Healthy, 1),
-            &Counts::default(),
-            Some(&Recent { seconds: 60.0, ..Recent::default() }),
-        );
+        let rates = Rates { over_s: 60.0, started: 0.0, errors: 0.0, endings: BTreeMap::new() };
+        let idle = Backend { rates_60s: Some(rates), ..backend(1) };
         Service::with_backends(vec![busy, idle])
     }
 
@@ -240,10 +241,10 @@ mod tests {
         check_table(
             &service(),
             "service users 10.96.0.10:80/tcp  table 1 of 1024 entries\n  \
-               backend                     state  weight  wanted     had  active  conn/s   mean    p50    p99\n  \
-               255.255.255.250:65535  unweighted   65535  75.0 %  75.1 %  131072   12346  1.3ms  773us  197ms\n    \
+               backend                     state  weight  wanted   share  active  flows/s   mean    p50    p99\n  \
+               255.255.255.250:65535  unweighted   65535  75.0 %  75.1 %  131072    12346  1.3ms  773us  197ms\n    \
                  refused 12.0/s, gave-up 0.05/s\n  \
-               255.255.255.251:65535     healthy       1   0.0 %       -       0       0      -      -      -\n",
+               255.255.255.251:65535     healthy       1   0.0 %       -       0        0      -      -      -\n",
         );
     }
 
@@ -268,7 +269,7 @@ mod tests {
         check_table(
             &service,
             "service users 10.96.0.10:80/tcp  table 1 of 1024 entries\n  \
-               backend                     state  weight  wanted     had  active     chosen   mean    p50    p99\n  \
+               backend                     state  weight  wanted   share  active    started   mean    p50    p99\n  \
                255.255.255.250:65535  unweighted   65535  75.0 %  75.0 %  131072  123456789  1.3ms  773us  197ms\n    \
                  refused 7, not-sent 2\n",
         );

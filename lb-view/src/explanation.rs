@@ -1,0 +1,130 @@
+//! Why a client task uses these backends with these shares: the inputs, the order and the results.
+
+use std::net::SocketAddr;
+
+use serde::{Deserialize, Serialize};
+
+/// Version of the JSON form.
+pub const SCHEMA: u32 = 2;
+
+/// The explanation of one service of one client task.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Explanation {
+    /// [`SCHEMA`].
+    pub schema: u32,
+    /// The client task.
+    pub client: String,
+    /// The service.
+    pub service: String,
+    /// Whether a running daemon answered, or the configuration was read anew.
+    pub from_daemon: bool,
+    /// What the subset was computed from.
+    pub inputs: Inputs,
+    /// The order that the algorithm gives the task, as far as it was looked at.
+    pub order: Vec<Candidate>,
+    /// The members in the order in which they were taken.
+    pub members: Vec<Member>,
+    /// Entries of the schedule.
+    pub entries: usize,
+    /// Its first entries, as addresses.
+    pub first: Vec<SocketAddr>,
+    /// The backend that is taken when every pick is unusable.
+    pub fallback: Option<SocketAddr>,
+}
+
+/// What a subset is computed from.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Inputs {
+    /// The job.
+    pub job: String,
+    /// m: this task's number.
+    pub index: u32,
+    /// M: tasks of the job.
+    pub count: u32,
+    /// N: highest endpoint index plus one.
+    pub backends: u32,
+    /// Endpoints in the source's list.
+    pub endpoints: usize,
+    /// The algorithm, or "all".
+    pub algorithm: String,
+    /// k, unless all are taken.
+    pub size: Option<u32>,
+    /// Why it is that, if it was chosen.
+    pub auto: Option<Auto>,
+    /// Where shares come from.
+    pub shares: Shares,
+    /// The seed, as a decimal string.
+    pub seed: String,
+    /// The policy.
+    pub policy: String,
+}
+
+/// How a size was chosen.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Auto {
+    /// The least that was asked for.
+    pub min: u32,
+    /// The least that was looked at: `min`, or as many as each task must use so that every backend has one.
+    pub least: u32,
+    /// Sizes that were looked at.
+    pub tried: Vec<Tried>,
+    /// The reason in words.
+    pub why: String,
+}
+
+/// A size that was looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Tried {
+    /// The size.
+    pub size: u32,
+    /// The part of all backends that the job can use with it before the first is full; 0.99 is enough.
+    pub utilization: f64,
+}
+
+/// Where the shares of members come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Shares {
+    /// The weights alone: the task is alone, or every task uses the same.
+    Weights,
+    /// The subsets of all tasks of the job, so that their load is even.
+    Job,
+    /// The parts of an arc.
+    Arc,
+    /// The policy ignores weights: all members have the same.
+    Equal,
+}
+
+/// One index of the order.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Candidate {
+    /// The endpoint index.
+    pub index: u32,
+    /// What became of it.
+    pub verdict: String,
+    /// Its endpoint, if it has one.
+    pub address: Option<SocketAddr>,
+}
+
+/// One member.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Member {
+    /// Its endpoint's index.
+    pub index: u32,
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// Its slot.
+    pub slot: u32,
+    /// Tasks of the job that use it.
+    pub connections: u32,
+    /// Its capacity.
+    pub weight: u16,
+    /// Its share of this task's connects.
+    pub share: f64,
+    /// What it gets of all tasks of the job, relative to what its weight entitles it to: 1 is even.
+    pub load: f64,
+    /// Its entries of the schedule.
+    pub entries: usize,
+    /// Entries it would have if they could be divided: share * entries.
+    pub quota: f64,
+}

@@ -1,0 +1,315 @@
+//! What an operator should look at: a code that programs compare, what it is about, and a sentence for people.
+//!
+//! Also the faults that the status of a client shows by itself, whoever made it.
+
+use std::fmt;
+use std::net::SocketAddr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::backend::Backend;
+use crate::status::{Client, Service, Source};
+
+/// Something is wrong.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Fault {
+    /// What it is.
+    pub code: FaultCode,
+    /// What it is about.
+    #[serde(flatten)]
+    pub subject: Subject,
+    /// What is wrong and, where something can be done, what to do: a sentence without its subject.
+    pub text: String,
+}
+
+/// What a fault is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum FaultCode {
+    /// No daemon runs or answers: the status was made of the maps alone.
+    NoDaemon,
+    /// There is nothing below the directory of pins.
+    NoClients,
+    /// The configuration file cannot be used.
+    Configuration,
+    /// The configuration file has changes that need a restart.
+    RestartNeeded,
+    /// The daemon may open too few files.
+    OpenFiles,
+    /// The pins of other clients cannot be read.
+    Pins,
+    /// A client cannot be started.
+    NotStarted,
+    /// A client's programs are not attached to its cgroup.
+    NotAttached,
+    /// A client's maps cannot be read.
+    MapsUnreadable,
+    /// The maps of a client are not as planned.
+    TablesBehind,
+    /// A client is attached and not configured.
+    NotConfigured,
+    /// A client cannot leave a cgroup, or the kernel.
+    CannotLeave,
+    /// Another socklb is attached to a client's cgroup, or above it.
+    AnotherSocklb,
+    /// So many flow records were reclaimed that active counts were wrong for a while.
+    EndsUnseen,
+    /// Flow records cannot be compared with the kernel's sockets.
+    RecordsUnchecked,
+    /// A service's endpoints cannot be used.
+    Source,
+    /// No backend of a service is usable.
+    NoUsableBackend,
+    /// Connects were refused because all backends were at their limit.
+    AllAtLimit,
+    /// Every connect to a backend failed.
+    BackendFailing,
+    /// Handshakes take nearly as long as an answer may take.
+    SlowHandshakes,
+    /// Another program rewrites destinations after ours.
+    Diverted,
+    /// The counts of a backend do not add up.
+    CountsOff,
+}
+
+/// What a fault is about; the host, if it is about no client.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Subject {
+    /// The client task.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub client: Option<String>,
+    /// The service.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub service: Option<String>,
+    /// The backend.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub backend: Option<SocketAddr>,
+}
+
+impl Subject {
+    /// The host.
+    pub fn host() -> Self {
+        Self::default()
+    }
+
+    /// A client task.
+    pub fn client(client: &str) -> Self {
+        Self { client: Some(client.to_owned()), ..Self::default() }
+    }
+
+    /// A service of a client task.
+    pub fn service(client: &str, service: &str) -> Self {
+        Self { service: Some(service.to_owned()), ..Self::client(client) }
+    }
+}
+
+impl Fault {
+    /// A fault of the host.
+    pub fn of_host(code: FaultCode, text: impl Into<String>) -> Self {
+        Self { code, subject: Subject::host(), text: text.into() }
+    }
+
+    /// A fault of a client task.
+    pub fn of_client(code: FaultCode, client: &str, text: impl Into<String>) -> Self {
+        Self { code, subject: Subject::client(client), text: text.into() }
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Subject { client, service, backend } = &self.subject;
+        let mut separator = "";
+        for (kind, name) in [("client", client), ("service", service)] {
+            if let Some(name) = name {
+                write!(f, "{separator}{kind} {name}")?;
+                separator = ", ";
+            }
+        }
+        if let Some(backend) = backend {
+            write!(f, "{separator}backend {backend}")?;
+            separator = ", ";
+        }
+        write!(f, "{}{}", if separator.is_empty() { "" } else { ": " }, self.text)
+    }
+}
+
+/// What is wrong, as far as the clients' status shows it.
+pub fn of(clients: &[Client]) -> Vec<Fault> {
+    let mut faults = Vec::new();
+    for client in clients {
+        for service in client.services.iter().filter(|service| service.open) {
+            faults.extend(of_service(&client.name, service));
+        }
+        faults.extend(another_socklb(client));
+    }
+    faults
+}
+
+fn of_service(client: &str, service: &Service) -> Vec<Fault> {
+    let subject = || Subject::service(client, &service.name);
+    let fault = |code, text| Fault { code, subject: subject(), text };
+    let of_backend = |code, backend: &Backend, text| Fault {
+        code,
+        subject: Subject { backend: Some(backend.address), ..subject() },
+        text,
+    };
+    let mut faults = Vec::new();
+    if service.fallback.is_none() {
+        let text = "no usable backend, connects are refused".to_owned();
+        faults.push(fault(FaultCode::NoUsableBackend, text));
+    }
+    if let Some(limited) = service.limited_60s.filter(|limited| *limited > 0) {
+        let text = format!(
+            "{limited} connects of the last minute were refused: every backend was at its active_limit"
+        );
+        faults.push(fault(FaultCode::AllAtLimit, text));
+    }
+    for backend in service.backends.iter().filter(|backend| backend.failing) {
+        let failed = backend.failed_60s.unwrap_or(0);
+        let text = format!("every connect of the last minute failed, {failed} of them");
+        faults.push(of_backend(FaultCode::BackendFailing, backend, text));
+    }
+    faults.extend(slow_handshakes(service).map(|text| fault(FaultCode::SlowHandshakes, text)));
+    let diverted: u64 = service.backends.iter().filter_map(|backend| backend.diverted_60s).sum();
+    if diverted > 0 {
+        let text = format!(
+            "{diverted} flows of the last minute went to another address than their backend's: another program rewrites \
+             after ours, see `socklb doctor`"
+        );
+        faults.push(fault(FaultCode::Diverted, text));
+    }
+    for backend in service.backends.iter().filter(|backend| backend.unaccounted != 0) {
+        let few_or_many = if backend.unaccounted > 0 { "few" } else { "many" };
+        let flows = backend.unaccounted.unsigned_abs();
+        let text = format!("its counts do not add up: {flows} flows too {few_or_many} ended or active");
+        faults.push(of_backend(FaultCode::CountsOff, backend, text));
+    }
+    if let Some(Source { error: Some(error), .. }) = &service.source {
+        faults.push(fault(FaultCode::Source, error.clone()));
+    }
+    faults
+}
+
+/// Handshakes that take so long that a backend which answers all of them may look as if it did not.
+fn slow_handshakes(service: &Service) -> Option<String> {
+    let (Some(due_ms), Some(took)) = (service.unanswered_after_ms, service.handshake_60s) else {
+        return None;
+    };
+    #[expect(clippy::cast_precision_loss, reason = "at most a minute")]
+    let due_us = due_ms as f64 * 1000.0;
+    (took.p50_us > due_us / 2.0).then(|| {
+        format!(
+            "half of the handshakes of the last minute took more than {:.0} ms, and an answer is due after {due_ms} ms: \
+             connects that are given up may be counted against backends that do answer; set unanswered_after to more than \
+             twice that time",
+            took.p50_us / 1000.0
+        )
+    })
+}
+
+/// Another socklb on the client's cgroup or above it: only the one whose programs run first sees the services.
+fn another_socklb(client: &Client) -> Option<Fault> {
+    let others = client.neighbours.iter().flatten().filter(|neighbour| neighbour.is_socklb);
+    let others: Vec<_> = others.filter(|neighbour| neighbour.hook.starts_with("connect")).collect();
+    // Whoever runs before ours is what matters most.
+    let other = others.iter().find(|other| !other.runs_after_ours).or(others.first())?;
+    let what_happens = if other.runs_after_ours {
+        "runs after ours: its services see nothing"
+    } else {
+        "runs before ours: our services see nothing that is one of its services as well"
+    };
+    let text = format!(
+        "another socklb is attached to {} and {what_happens}; `socklb doctor` tells how to find it",
+        other.cgroup.display()
+    );
+    Some(Fault::of_client(FaultCode::AnotherSocklb, &client.name, text))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::Latency;
+    use crate::status::{Anomalies, Neighbour};
+
+    #[test]
+    fn what_fails_is_told_by_service_and_backend() {
+        let address = "10.0.0.1:80".parse().expect("an address");
+        let failing = Backend { failing: true, failed_60s: Some(7), ..Backend::unused(address, 0) };
+        let mut service = Service {
+            fallback: Some(address),
+            limited_60s: Some(3),
+            unanswered_after_ms: Some(200),
+            ..Service::with_backends(vec![failing])
+        };
+        let of_service = |service: &Service| -> Vec<(FaultCode, String)> {
+            of_service("web", service).iter().map(|fault| (fault.code, fault.to_string())).collect()
+        };
+        let limited = "client web, service users: 3 connects of the last minute were refused: every backend was at its \
+                       active_limit";
+        let failing = "client web, service users, backend 10.0.0.1:80: every connect of the last minute failed, 7 of them";
+        let expected =
+            [(FaultCode::AllAtLimit, limited.to_owned()), (FaultCode::BackendFailing, failing.to_owned())];
+        assert_eq!(of_service(&service), expected);
+        service.limited_60s = Some(0);
+        service.backends[0].failing = false;
+        assert_eq!(of_service(&service), []);
+        let latency = |p50_us| Latency { mean_us: p50_us, p50_us, p99_us: p50_us };
+        service.handshake_60s = Some(latency(100_000.0));
+        assert_eq!(of_service(&service), []);
+        service.handshake_60s = Some(latency(101_000.0));
+        let [(FaultCode::SlowHandshakes, slow)] = &of_service(&service)[..] else { panic!("one fault") };
+        let expected =
+            "client web, service users: half of the handshakes of the last minute took more than 101 ms, and";
+        assert!(slow.starts_with(expected), "{slow}");
+        service.unanswered_after_ms = None;
+        assert_eq!(of_service(&service), [], "over UDP nothing is answered");
+    }
+
+    #[test]
+    fn a_fault_is_one_flat_object_in_json() {
+        let fault = Fault::of_client(FaultCode::NotAttached, "web", "there is no cgroup");
+        let json = r#"{"code":"not-attached","client":"web","text":"there is no cgroup"}"#;
+        assert_eq!(serde_json::to_string(&fault).expect("it has a form"), json);
+        assert_eq!(serde_json::from_str::<Fault>(json).expect("it is one"), fault);
+        let host = Fault::of_host(FaultCode::NoClients, "no client has pins");
+        assert_eq!(host.to_string(), "no client has pins");
+    }
+
+    #[test]
+    fn the_other_socklb_that_runs_first_is_named() {
+        let neighbour = |cgroup: &str, hook: &str, is_socklb, runs_after_ours| Neighbour {
+            cgroup: cgroup.into(),
+            hook: hook.to_owned(),
+            program: 1,
+            name: None,
+            is_socklb,
+            runs_after_ours,
+        };
+        let fault = |neighbours: Vec<Neighbour>| {
+            another_socklb(&Client {
+                name: "web".to_owned(),
+                configured_cgroup: None,
+                cgroup: None,
+                cgroup_id: None,
+                neighbours: Some(neighbours),
+                reclaim: None,
+                not_a_service: 0,
+                anomalies: Anomalies::default(),
+                services: Vec::new(),
+            })
+        };
+        assert_eq!(fault(vec![neighbour("/c", "connect4", false, false)]), None);
+        assert_eq!(fault(vec![neighbour("/c", "sock_release", true, false)]), None);
+        let after = neighbour("/", "connect4", true, true);
+        let text = fault(vec![after.clone()]).expect("a fault").to_string();
+        assert!(
+            text.starts_with("client web: another socklb is attached to / and runs after ours"),
+            "{text}"
+        );
+        let text = fault(vec![after, neighbour("/c", "connect6", true, false)]).expect("a fault").to_string();
+        assert!(
+            text.starts_with("client web: another socklb is attached to /c and runs before ours"),
+            "{text}"
+        );
+    }
+}

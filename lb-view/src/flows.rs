@@ -1,0 +1,79 @@
+//! The flows that are active, one by one.
+
+use std::borrow::Cow;
+use std::net::SocketAddr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::status::Leaving;
+
+/// Version of the JSON form.
+pub const SCHEMA: u32 = 2;
+
+/// One active flow.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Flow<'a> {
+    /// The client task.
+    pub client: Cow<'a, str>,
+    /// The service; `None` if its index is empty.
+    pub service: Option<Cow<'a, str>>,
+    /// The address that was dialled.
+    pub address: Option<SocketAddr>,
+    /// Where it goes; `None` if its slot has another backend by now, which cannot be.
+    pub backend: Option<SocketAddr>,
+    /// The backend's slot.
+    pub slot: u32,
+    /// The slot's generation when the backend was chosen.
+    pub generation: u32,
+    /// What is known of the backend now.
+    pub state: Cow<'a, str>,
+    /// How far the flow has come.
+    pub phase: Cow<'a, str>,
+    /// The process that dialled.
+    pub process: u32,
+    /// Its name; `None` if it has ended.
+    pub process_name: Option<Cow<'a, str>>,
+    /// Seconds since the backend was chosen.
+    pub age_s: f64,
+    /// The policy that chose it.
+    pub policy: Cow<'a, str>,
+    /// Whether it is the policy's choice.
+    pub reason: Cow<'a, str>,
+    /// Publications of the service's table then, modulo 65,536.
+    pub table_generation: u16,
+    /// Entries of that table that named the backend; 65,535 stands for more.
+    pub table_entries: u16,
+    /// Their share of that table, while it is the current one: how long an earlier one was is not kept.
+    pub table_share: Option<f64>,
+    /// The random number, or the number of the pick, by which the policy chose.
+    pub sample: u32,
+    /// The socket's cookie, as `ss -e` shows it (`sk:`, in hexadecimal).
+    pub cookie: u64,
+    /// The cookie of the socket's network namespace.
+    pub namespace: u64,
+}
+
+/// Which flows are asked for.
+#[derive(Clone, Debug, Default)]
+pub struct FlowFilter {
+    /// Of this client.
+    pub client: Option<String>,
+    /// To this service.
+    pub service: Option<String>,
+    /// To this backend.
+    pub backend: Option<SocketAddr>,
+}
+
+/// The document that `flows --json` prints, as it is read back. (It is written flow by flow, for there may be a hundred
+/// thousand.)
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+pub struct Flows {
+    /// [`SCHEMA`].
+    pub schema: u32,
+    /// The flows, the oldest first.
+    pub flows: Vec<Flow<'static>>,
+    /// Clients that are on their way out and of another version: their flows are only counted.
+    pub leaving: Vec<Leaving>,
+    /// Clients whose maps could not be read, and why.
+    pub unreadable: Vec<String>,
+}

@@ -1,0 +1,224 @@
+//! What the balancer is doing, as one value: client tasks, their services and what is wrong.
+//!
+//! The daemon makes it of the maps and of what it knows itself; without one the commands make it of the maps alone, which
+//! hold names, addresses, weights and counts. It knows neither of them.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use lb_common::abi;
+use serde::{Deserialize, Serialize};
+
+use crate::backend::{Backend, Latency};
+use crate::fault::Fault;
+
+/// Version of the JSON form.
+pub const SCHEMA: u32 = 3;
+
+/// Everything.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Status {
+    /// [`SCHEMA`].
+    pub schema: u32,
+    /// The daemon, if it runs.
+    pub daemon: Option<Daemon>,
+    /// What an operator should look at; empty if all is well.
+    pub faults: Vec<Fault>,
+    /// Client tasks by name.
+    pub clients: Vec<Client>,
+    /// Clients that were removed, or taken over by this version from another, and have flows left.
+    pub leaving: Vec<Leaving>,
+}
+
+/// A client on its way out, or one of another version of socklb: its maps cannot be read here.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Leaving {
+    /// Its name.
+    pub client: String,
+    /// The version of the kernel ABI that its maps are of.
+    pub abi: u32,
+    /// Whether flows still begin there: the version that made it is in force.
+    pub in_force: bool,
+    /// Active flows; `None` if they cannot be counted.
+    pub active: Option<u64>,
+}
+
+impl Leaving {
+    /// How it is, for people: what follows its name.
+    pub fn describe(&self) -> String {
+        let open = self.active.map_or_else(|| "?".to_owned(), |active| active.to_string());
+        let what = if self.in_force { "is in force" } else { "is leaving" };
+        format!("{what}: {open} active flows")
+    }
+}
+
+/// The running daemon.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Daemon {
+    /// Process id.
+    pub pid: u32,
+    /// Version of the program.
+    pub version: String,
+    /// The configuration file.
+    pub config: PathBuf,
+    /// Where its pins are; `None` from a daemon that does not tell.
+    #[serde(default)]
+    pub pins: Option<PathBuf>,
+    /// Optional features of the kernel, by name: whether it has them.
+    pub features: BTreeMap<String, bool>,
+}
+
+/// One client task.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Client {
+    /// Name.
+    pub name: String,
+    /// The cgroup that it is configured for; only from the daemon.
+    pub configured_cgroup: Option<PathBuf>,
+    /// The cgroup that its programs are attached to, if they are and it exists.
+    pub cgroup: Option<PathBuf>,
+    /// The kernel's id of that cgroup: another one each time the cgroup is made.
+    pub cgroup_id: Option<u64>,
+    /// Programs of others that run for the same sockets, in the order in which they run; only from the daemon.
+    pub neighbours: Option<Vec<Neighbour>>,
+    /// Flow records that were compared with the kernel's lists of sockets; only from the daemon.
+    pub reclaim: Option<Reclaim>,
+    /// Connects of the cgroup to addresses that are no service.
+    pub not_a_service: u64,
+    /// What should not happen.
+    pub anomalies: Anomalies,
+    /// Services in the order of their indexes.
+    pub services: Vec<Service>,
+}
+
+/// What became of open flows whose sockets are in no list of the kernel, as the last pass over the records found it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Reclaim {
+    /// Passes over the records since the daemon started, of which there is none while no flow is open.
+    pub passes: u64,
+    /// Reclaimed since the daemon started: they were over, and no program had seen it.
+    pub reclaimed: u64,
+    /// Suspected: reclaimed by the next pass if that finds the same.
+    pub suspected: u64,
+    /// Kept: a process holds the socket, which is not connected.
+    pub kept_open: u64,
+    /// Kept: in network namespaces that the daemon could not look into, and not known to be held by a process.
+    pub kept_elsewhere: u64,
+}
+
+/// What should not happen, counted since the client's maps were made so that it is seen if it does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Anomalies {
+    /// Sockets that closed as a flow's and had no record.
+    pub close_without_record: u64,
+    /// Flows that were established before a SYN was seen.
+    pub established_out_of_turn: u64,
+    /// Records that two calls ended at the same moment.
+    pub ended_twice: u64,
+    /// Sockets that were closed in a phase in which their end should have been seen.
+    pub release_out_of_turn: u64,
+}
+
+/// One service of a client task.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Service {
+    /// Name.
+    pub name: String,
+    /// The address that processes dial.
+    pub address: SocketAddr,
+    /// The protocol.
+    pub protocol: String,
+    /// Whether connects are balanced; a removed service only waits for its last flow to end.
+    pub open: bool,
+    /// Publications of its table so far, modulo 65,536.
+    pub table_generation: u16,
+    /// Entries of its table.
+    pub table_entries: u32,
+    /// The backend that is taken when every pick is unusable.
+    pub fallback: Option<SocketAddr>,
+    /// How connects and addressed datagrams ended, by [`Outcome::name`](abi::Outcome::name): each counts once.
+    pub outcomes: BTreeMap<String, u64>,
+    /// Connects of the last minute that were refused because all backends were at their limit; only from the daemon, and of
+    /// a service that refuses them.
+    #[serde(default)]
+    pub limited_60s: Option<u64>,
+    /// How long handshakes with its backends took in the last minute; only from the daemon, and of a service over TCP.
+    #[serde(default)]
+    pub handshake_60s: Option<Latency>,
+    /// After how many milliseconds an answer to a SYN is due, to a tick of 1.05 ms; `None` of a service over UDP.
+    #[serde(default)]
+    pub unanswered_after_ms: Option<u64>,
+    /// The largest ratio of share to share wanted; only above ten connects per backend.
+    pub skew: Option<f64>,
+    /// Where its endpoints come from; only from the daemon.
+    pub source: Option<Source>,
+    /// Backends by slot.
+    pub backends: Vec<Backend>,
+}
+
+impl Service {
+    /// A service over TCP that is open and of which nothing is known but its backends, for tests.
+    pub fn with_backends(backends: Vec<Backend>) -> Self {
+        Self {
+            name: "users".to_owned(),
+            address: "10.96.0.10:80".parse().expect("an address"),
+            protocol: "tcp".to_owned(),
+            open: true,
+            table_generation: 1,
+            table_entries: 1024,
+            fallback: None,
+            outcomes: BTreeMap::new(),
+            limited_60s: None,
+            handshake_60s: None,
+            unanswered_after_ms: None,
+            skew: None,
+            source: None,
+            backends,
+        }
+    }
+}
+
+/// A source of endpoints.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Source {
+    /// The file, or `None` for a static list.
+    pub file: Option<PathBuf>,
+    /// Seconds since the file was last read and found good; `None` if it never was.
+    pub good_for_s: Option<u64>,
+    /// Why it could not be used when it was last read.
+    pub error: Option<String>,
+    /// How often it could not be used since the daemon started.
+    pub failures: u64,
+}
+
+impl From<abi::Anomalies> for Anomalies {
+    fn from(anomalies: abi::Anomalies) -> Self {
+        let abi::Anomalies {
+            close_without_record,
+            established_out_of_turn,
+            ended_twice,
+            release_out_of_turn,
+        } = anomalies;
+        Self { close_without_record, established_out_of_turn, ended_twice, release_out_of_turn }
+    }
+}
+
+/// A program of somebody else that runs for a client's sockets.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Neighbour {
+    /// Where it is attached.
+    pub cgroup: PathBuf,
+    /// The hook.
+    pub hook: String,
+    /// The kernel's id of the program.
+    pub program: u32,
+    /// Its name, as far as privileges tell (CAP_SYS_ADMIN).
+    pub name: Option<String>,
+    /// Whether it is socklb's: by its name, or, where names are not told, because programs of others are on every hook that
+    /// a socklb takes.
+    #[serde(default)]
+    pub is_socklb: bool,
+    /// Whether it sees what ours has written, and may write something else.
+    pub runs_after_ours: bool,
+}
