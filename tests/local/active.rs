@@ -3,7 +3,8 @@
 use lb_common::abi::{Flow, FlowPlace, map};
 use stage::kernel;
 use stage::maps::{hash, values};
-use stage::{Backend, Manner, Probe, eventually};
+use stage::protocol::Counts;
+use stage::{Backend, Family, Manner, Probe, SocketId, address, eventually};
 
 use stage::fixture::{Fixture, SERVICE, config};
 
@@ -53,25 +54,24 @@ fn it_makes_no_difference_who_closes_and_how() {
     let mut probe = fixture.probe();
     let mut open: Vec<_> = (0..12).map(|_| probe.dial(SERVICE)).collect();
     for dialled in open.iter().filter(|dialled| dialled.name == "resets") {
-        let reset = probe.ask(&format!("provoke {}", dialled.socket));
-        assert_eq!(reset, format!("err {}", libc::ECONNRESET));
+        assert_eq!(probe.provoke(dialled.socket), Err(libc::ECONNRESET));
     }
     // A connection that its peer has reset is over, whoever still holds the socket.
     assert_eq!(fixture.setup.active(), 8);
     open.retain(|dialled| dialled.name != "resets");
     // A copy of a socket is the same socket: it counts until the last copy is closed.
     let copied = open.pop().expect("eight");
-    let copy = probe.ask(&format!("dup {}", copied.socket));
+    let copy = probe.duplicate(copied.socket);
     probe.close(copied.socket);
     assert_eq!(fixture.setup.active(), 8);
-    probe.close(copy.strip_prefix("ok ").and_then(|n| n.parse().ok()).expect("a number"));
+    probe.close(copy);
     assert_eq!(fixture.setup.active(), 7);
     for (i, dialled) in open.iter().enumerate() {
         match i % 3 {
-            0 => assert_eq!(probe.ask(&format!("reset {}", dialled.socket)), "ok"),
+            0 => probe.reset(dialled.socket),
             1 => {
                 // A shutdown is no close: the socket is still there. Its peer may be gone already.
-                let _ = probe.ask(&format!("shut {}", dialled.socket));
+                let _ = probe.shut_down(dialled.socket);
                 probe.close(dialled.socket);
             }
             _ => probe.close(dialled.socket),
@@ -87,16 +87,16 @@ fn refused_and_retried_sockets_are_counted_once() {
     fixture.write_endpoints(&[("127.0.0.1:8009", "")]);
     fixture.start();
     let mut probe = fixture.probe();
-    for socket in 0..20 {
-        assert_eq!(probe.try_dial(SERVICE).map(|d| d.name), Err(libc::ECONNREFUSED));
-        for _ in 0..3 {
+    let sockets: Vec<SocketId> = (0..20).map(|_| probe.open_stream(Family::V4)).collect();
+    for socket in sockets.clone() {
+        for _ in 0..4 {
             assert_eq!(probe.try_redial(socket, SERVICE).map(|d| d.name), Err(libc::ECONNREFUSED));
         }
     }
     assert_eq!(fixture.setup.active(), 0, "a connection that was refused is over");
     let backend = fixture.setup.backends("web", "users")[0].clone();
     assert_eq!((&backend["chosen"], &backend["endings"]["refused"]), (&80.into(), &80.into()), "calls");
-    for socket in 0..20 {
+    for socket in sockets {
         probe.close(socket);
     }
     all_gone(&fixture);
@@ -111,12 +111,13 @@ fn a_socket_that_goes_elsewhere_is_no_flow_of_the_service() {
     fixture.write_endpoints(&[("127.0.0.1:8009", "")]);
     fixture.start();
     let mut probe = fixture.probe();
-    assert!(probe.try_dial(SERVICE).is_err());
-    let direct = probe.try_redial(0, "127.0.0.1:8001").expect("b1 listens");
-    assert_eq!((direct.name.as_str(), direct.peer.as_str()), ("b1", "127.0.0.1:8001"));
+    let socket = probe.open_stream(Family::V4);
+    assert!(probe.try_redial(socket, SERVICE).is_err());
+    let direct = probe.try_redial(socket, "127.0.0.1:8001").expect("b1 listens");
+    assert_eq!((direct.name.as_str(), direct.peer), ("b1", address("127.0.0.1:8001")));
     assert_eq!(fixture.setup.active(), 0);
     let endings = fixture.setup.backends("web", "users")[0]["endings"].clone();
-    probe.close(0);
+    probe.close(socket);
     all_gone(&fixture);
     let after = fixture.setup.backends("web", "users")[0]["endings"].clone();
     assert_eq!(endings["refused"], 1);
@@ -131,7 +132,7 @@ fn a_disconnected_socket_can_dial_again() {
     let first = probe.dial(SERVICE);
     names.insert(first.name);
     for _ in 0..2 {
-        assert_eq!(probe.ask(&format!("unspec {}", first.socket)), "ok");
+        probe.disconnect(first.socket);
         names.insert(probe.try_redial(first.socket, SERVICE).expect("it dials again").name);
         assert_eq!(fixture.setup.active(), 1, "one socket");
     }
@@ -147,10 +148,10 @@ fn an_abandoned_connect_is_given_back() {
     fixture.write_endpoints(&[("127.0.0.1:8010", "")]);
     fixture.start();
     let mut probe = fixture.probe();
-    let started: Vec<String> = (0..10).map(|_| probe.ask(&format!("start {SERVICE}"))).collect();
+    let started: Vec<SocketId> = (0..10).map(|_| probe.start_connect(SERVICE)).collect();
     assert_eq!(fixture.setup.active(), 10);
-    for answer in &started[..5] {
-        probe.close(answer.strip_prefix("ok ").and_then(|n| n.parse().ok()).expect("a number"));
+    for socket in &started[..5] {
+        probe.close(*socket);
     }
     assert_eq!(fixture.setup.active(), 5);
     probe.kill();
@@ -186,10 +187,9 @@ fn a_connection_of_an_mptcp_socket_is_balanced_and_not_counted() {
     );
     let mut probe = fixture.probe();
     for _ in 0..6 {
-        let answer = probe.ask(&format!("mptcp {SERVICE}"));
-        let [_, socket, name, _] = answer.split(' ').collect::<Vec<_>>()[..] else { panic!("{answer}") };
-        assert!(name.starts_with('b'), "{answer}");
-        probe.close(socket.parse().expect("a number"));
+        let dialled = probe.dial_mptcp(SERVICE);
+        assert!(dialled.name.starts_with('b'), "{dialled:?}");
+        probe.close(dialled.socket);
     }
     let outcomes = fixture.setup.status()["clients"][0]["services"][0]["outcomes"].clone();
     assert_eq!((&outcomes["untracked"], &outcomes["forwarded"]), (&6.into(), &0.into()));
@@ -215,7 +215,7 @@ fn colliding_sockets_are_counted_in_the_overflow() {
     for i in 0..first {
         let probe = &mut probes[i % 2];
         let dialled = probe.dial(SERVICE);
-        assert_eq!(dialled.peer, SERVICE);
+        assert_eq!(dialled.peer, address(SERVICE));
         open.push((i % 2, dialled.socket));
     }
     let (table, overflow) = records(&fixture);
@@ -229,7 +229,7 @@ fn colliding_sockets_are_counted_in_the_overflow() {
     let again: Vec<_> = (0..40).map(|_| probes[0].dial(SERVICE)).collect();
     assert_eq!(fixture.setup.active(), first as u64 / 2 + 40);
     for (probe, socket) in open.iter().skip(1).step_by(2) {
-        assert_eq!(probes[*probe].ask(&format!("peer {socket}")), SERVICE, "found in table or overflow");
+        assert_eq!(probes[*probe].peer(*socket), address(SERVICE), "found in table or overflow");
         probes[*probe].close(*socket);
     }
     for dialled in again {
@@ -262,11 +262,14 @@ fn outcomes_add_up_to_the_calls() {
     let fixture = Fixture::new();
     let mut probes: Vec<Probe> = (0..4).map(|_| fixture.probe()).collect();
     for (i, probe) in probes.iter_mut().enumerate() {
-        probe.pin(u32::try_from(i % 2).expect("a CPU"));
-        probe.send(&format!("many {SERVICE} 500"));
+        probe.pin(i % 2);
     }
-    for probe in &mut probes {
-        let counts = stage::probe::parse_counts(&probe.receive());
+    let counts: Vec<Counts> = std::thread::scope(|scope| {
+        let dial = |probe| scope.spawn(|| Probe::dial_many(probe, SERVICE, 500));
+        let threads: Vec<_> = probes.iter_mut().map(dial).collect();
+        threads.into_iter().map(|thread| thread.join().expect("the probe answers")).collect()
+    });
+    for counts in counts {
         assert_eq!(counts.values().sum::<u32>(), 500, "{counts:?}");
         assert_eq!(counts.len(), 3, "{counts:?}");
     }

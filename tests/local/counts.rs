@@ -136,11 +136,11 @@ fn counts_that_do_not_add_up_are_a_fault() {
     // Under way all the time, and nothing is wrong.
     row.flows -= 2;
     active.set(slot, Raw(row), 0).expect("as it was");
-    probe.send(&format!("forever {SERVICE}"));
+    probe.start_dialling(SERVICE);
     for _ in 0..10 {
         assert!(!said(&fixture).contains("add up"), "{}", said(&fixture));
     }
-    probe.ask("enough");
+    probe.stop_dialling();
 }
 
 #[test]

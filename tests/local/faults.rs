@@ -8,7 +8,7 @@ use lb_common::abi::{self, ABI_VERSION, map};
 use stage::daemon::failure;
 use stage::kernel;
 use stage::maps::array;
-use stage::{Cgroup, Daemon, Setup, Stage};
+use stage::{Cgroup, Daemon, Setup, Stage, address};
 
 use stage::fixture::{Fixture, SERVICE, config, with_active_accounting, with_passes};
 
@@ -142,7 +142,7 @@ fn two_capabilities_are_enough_or_the_third_is_named() {
     let mut daemon = start_as_nobody(&stage, &setup, |_| {});
     let mut probe = stage::Probe::start(&cgroup);
     let dialled = probe.dial(SERVICE);
-    assert_eq!((dialled.name.as_str(), dialled.peer.as_str()), ("b", SERVICE));
+    assert_eq!((dialled.name.as_str(), dialled.peer), ("b", address(SERVICE)));
     assert_eq!(setup.active(), 1);
     probe.close(dialled.socket);
     assert_eq!(setup.active(), 0);
@@ -234,12 +234,12 @@ fn a_connection_of_an_mptcp_socket_that_cannot_be_told_apart_is_given_back() {
     setup.write("socklb.toml", &with_passes(&with_active_accounting(&text)));
     let mut probe = stage::Probe::start(&cgroup);
     let mut daemon = start_as_nobody(&stage, &setup, |_| {});
-    let answer = probe.ask(&format!("mptcp {SERVICE}"));
-    let [_, socket, "b", _] = answer.split(' ').collect::<Vec<_>>()[..] else { panic!("{answer}") };
+    let dialled = probe.dial_mptcp(SERVICE);
+    assert_eq!(dialled.name, "b");
     assert_eq!(setup.active(), 1);
     let passes = || setup.status()["clients"][0]["repair"]["passes"].as_u64();
     stage::eventually("a pass has seen it", passes, |passes| *passes >= Some(2));
-    probe.close(socket.parse().expect("a number"));
+    probe.close(dialled.socket);
     stage::eventually("it is given back", || setup.active(), |active| *active == 0);
     stage::daemon::signal(&daemon, rustix::process::Signal::TERM);
     assert!(daemon.wait().expect("reap the daemon").success());

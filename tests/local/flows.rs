@@ -100,7 +100,7 @@ fn a_socket_that_waits_for_its_backend_is_connecting() {
     fixture.start();
     let mut probe = fixture.probe();
     for _ in 0..10 {
-        assert!(probe.ask(&format!("start {SERVICE}")).starts_with("ok "));
+        probe.start_connect(SERVICE);
     }
     // Those for which there is room in the queue are established at once.
     let look = || flows(&fixture, &[]);

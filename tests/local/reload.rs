@@ -1,7 +1,8 @@
 //! Another configuration while the daemon runs: what may change does, flows do not notice, and what is gone is gone.
 
 use rustix::process::Signal;
-use stage::{Cgroup, Daemon, Probe, Setup, eventually, replace};
+use stage::protocol::failure;
+use stage::{Cgroup, Daemon, Probe, Setup, address, eventually, replace};
 
 use stage::fixture::{Fixture, SERVICE, config};
 
@@ -30,7 +31,7 @@ fn services(setup: &Setup) -> Vec<String> {
 }
 
 fn unreachable(probe: &mut Probe, address: &str) -> bool {
-    probe.dial_many(address, 1).contains_key(&format!("errno-{}", libc::ENETUNREACH))
+    probe.dial_many(address, 1).contains_key(&failure(libc::ENETUNREACH))
 }
 
 #[test]
@@ -41,14 +42,14 @@ fn a_service_that_is_added_is_balanced_and_one_that_is_removed_leaves_nothing() 
     write(&fixture.setup, &text(&fixture, "", "", &second_service()));
     eventually("it is taken on", || services(&fixture.setup).len(), |count| *count == 2);
     let more = probe.dial(SECOND);
-    assert_eq!((more.name.as_str(), more.peer.as_str()), ("b1", SECOND));
+    assert_eq!((more.name.as_str(), more.peer), ("b1", address(SECOND)));
     write(&fixture.setup, &text(&fixture, "", "", ""));
     // Its flow goes on and knows what it dialled; no other begins.
     eventually("it is closed", || unreachable(&mut probe, SECOND), |unreachable| *unreachable);
-    assert_eq!(probe.ask(&format!("peer {}", more.socket)), SECOND);
+    assert_eq!(probe.peer(more.socket), address(SECOND));
     probe.close(more.socket);
     eventually("it leaves nothing", || services(&fixture.setup), |names| *names == ["users"]);
-    assert_eq!(probe.ask(&format!("peer {}", open.socket)), SERVICE);
+    assert_eq!(probe.peer(open.socket), address(SERVICE));
     assert_eq!(fixture.setup.active(), 1, "flows of the other service did not notice");
 }
 
@@ -59,7 +60,7 @@ fn what_may_change_does_and_no_connect_fails() {
     let mut held = fixture.probe();
     let open: Vec<_> = (0..6).map(|_| held.dial(SERVICE)).collect();
     let mut busy = fixture.probe();
-    busy.send(&format!("forever {SERVICE}"));
+    busy.start_dialling(SERVICE);
     let explain = || -> serde_json::Value {
         let output = fixture.setup.run(&["explain", "users", "--json"]);
         serde_json::from_slice(&output.stdout).unwrap_or_default()
@@ -88,7 +89,7 @@ fn what_may_change_does_and_no_connect_fails() {
         probe.pin(1);
         assert_eq!(probe.dial_many(SERVICE, 60).len(), size, "{service}");
     }
-    let counts = stage::probe::parse_counts(&busy.ask("enough"));
+    let counts = busy.stop_dialling();
     assert!(counts.keys().all(|name| name.starts_with('b')), "{counts:?}");
     // The errno is the service's, too.
     write(&fixture.setup, &text(&fixture, "", "on_no_backend = \"ECONNREFUSED\"", ""));
@@ -96,7 +97,7 @@ fn what_may_change_does_and_no_connect_fails() {
     let status = fixture.setup.status();
     assert_eq!(status["clients"][0]["not_a_service"], 0);
     for dialled in open {
-        assert_eq!(held.ask(&format!("peer {}", dialled.socket)), SERVICE);
+        assert_eq!(held.peer(dialled.socket), address(SERVICE));
         held.close(dialled.socket);
     }
     assert_eq!(fixture.setup.active(), 0);
@@ -121,7 +122,7 @@ fn clients_are_added_removed_and_moved() {
     let only = only.replace("job = \"web\"", "job = \"batch\"");
     write(&fixture.setup, &only);
     eventually("the first client is gone", || reached(&mut first), |reached| !*reached);
-    assert_eq!(first.ask(&format!("peer {}", open.socket)), SERVICE);
+    assert_eq!(first.peer(open.socket), address(SERVICE));
     assert_eq!(fixture.setup.status()["leaving"][0]["open_flows"], 1);
     first.close(open.socket);
     let pins = fixture.setup.pins_of("web");
@@ -141,13 +142,13 @@ fn clients_are_added_removed_and_moved() {
 fn a_client_that_gets_another_name_is_balanced_all_the_time() {
     let fixture = Fixture::new();
     let mut busy = fixture.probe();
-    busy.send(&format!("forever {SERVICE}"));
+    busy.start_dialling(SERVICE);
     for name in ["other", "web", "third"] {
         write(&fixture.setup, &text(&fixture, &format!("name = \"{name}\""), "", ""));
         let named = || fixture.setup.status()["clients"][0]["name"].clone();
         eventually("it is taken on", named, |found| found == name);
     }
-    let counts = stage::probe::parse_counts(&busy.ask("enough"));
+    let counts = busy.stop_dialling();
     assert!(counts.keys().all(|name| name.starts_with('b')), "{counts:?}");
     for name in ["other", "web"] {
         let pins = fixture.setup.pins_of(name);
@@ -170,7 +171,7 @@ fn a_client_that_was_leaving_when_the_daemon_died_still_goes() {
     fixture.daemon.take().expect("a daemon runs").kill();
     fixture.start();
     assert_eq!(fixture.setup.status()["leaving"][0]["client"], "web");
-    assert_eq!(probe.ask(&format!("peer {}", open.socket)), SERVICE);
+    assert_eq!(probe.peer(open.socket), address(SERVICE));
     probe.close(open.socket);
     let pins = fixture.setup.pins_of("web");
     eventually("nothing of it is left", || pins.exists(), |exists| !exists);
@@ -370,7 +371,7 @@ fn clients_that_change_places_are_balanced_all_the_time() {
     fixture.start();
     let mut busy = [fixture.probe(), Probe::start(&other)];
     for probe in &mut busy {
-        probe.send(&format!("forever {SERVICE}"));
+        probe.start_dialling(SERVICE);
     }
     for round in 0..6 {
         write(&fixture.setup, &if round % 2 == 0 { back(&fixture) } else { there(&fixture) });
@@ -379,7 +380,7 @@ fn clients_that_change_places_are_balanced_all_the_time() {
         eventually("they have changed places", attached, |id| *id == Some(first));
     }
     for probe in &mut busy {
-        let counts = stage::probe::parse_counts(&probe.ask("enough"));
+        let counts = probe.stop_dialling();
         assert!(counts.keys().all(|name| name.starts_with('b')), "{counts:?}");
     }
 }
@@ -389,7 +390,7 @@ fn clients_that_change_places_are_balanced_all_the_time() {
 fn a_client_stays_until_the_one_that_takes_over_is_attached() {
     let fixture = Fixture::new();
     let mut busy = fixture.probe();
-    busy.send(&format!("forever {SERVICE}"));
+    busy.start_dialling(SERVICE);
     let pins = fixture.setup.pins_of("heir").join("maps");
     std::fs::create_dir_all(&pins).expect("the heir's pins");
     let foreign = pins.join("theirs");
@@ -403,7 +404,7 @@ fn a_client_stays_until_the_one_that_takes_over_is_attached() {
     let names = || fixture.setup.status()["clients"][0]["name"].clone();
     eventually("the heir takes over", names, |name| name == "heir");
     let old = fixture.setup.pins_of("web");
-    let counts = stage::probe::parse_counts(&busy.ask("enough"));
+    let counts = busy.stop_dialling();
     assert!(counts.keys().all(|name| name.starts_with('b')), "{counts:?}");
     eventually("the one before is gone", || old.exists(), |exists| !exists);
     assert_eq!(fixture.setup.faults(), Vec::<String>::new());

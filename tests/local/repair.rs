@@ -2,7 +2,8 @@
 
 use lb_common::abi::{Flow, map};
 use stage::maps::hash;
-use stage::{Backend, Dialled, Manner, Probe, eventually, kernel};
+use stage::protocol::failure;
+use stage::{Backend, Dialled, Family, Manner, Probe, address, eventually, kernel};
 
 use stage::fixture::{Fixture, SERVICE, config, with_active_accounting, with_passes};
 
@@ -57,7 +58,7 @@ fn four_of_six_end_unseen(fixture: &mut Fixture) {
     eventually("four are ended", || fixture.setup.active(), |active| *active == 2);
     eventually("it is told", || repair(fixture), |found| *found == [4, 0, 0, 0]);
     for dialled in &open[4..] {
-        assert_eq!(probe.ask(&format!("peer {}", dialled.socket)), SERVICE);
+        assert_eq!(probe.peer(dialled.socket), address(SERVICE));
         probe.close(dialled.socket);
     }
     assert_eq!(fixture.setup.active(), 0);
@@ -123,7 +124,7 @@ fn a_flow_whose_end_was_missed_ends_with_its_socket() {
     let socket = probe.dial(SERVICE).socket;
     fixture.stop();
     without_hooks(&fixture, &["tcp_events"]);
-    assert_eq!(probe.ask(&format!("provoke {socket}")), format!("err {}", libc::ECONNRESET));
+    assert_eq!(probe.provoke(socket), Err(libc::ECONNRESET));
     assert_eq!(fixture.setup.active(), 1, "nobody saw it end");
     probe.close(socket);
     assert_eq!(fixture.setup.active(), 0);
@@ -173,7 +174,8 @@ fn a_socket_that_is_open_and_not_connected_is_kept() {
     fixture.write_endpoints(&[("127.0.0.1:8009", "")]);
     fixture.start();
     let mut probe = fixture.probe();
-    assert_eq!(probe.try_dial(SERVICE).map(|dialled| dialled.name), Err(libc::ECONNREFUSED));
+    let socket = probe.open_stream(Family::V4);
+    assert_eq!(probe.try_redial(socket, SERVICE), Err(libc::ECONNREFUSED));
     // Where namespaces do not tell their cookies nobody knows which list would have to show it, and only that it is held.
     let kept = if kernel::NAMESPACE_COOKIES.is_here() { [0, 0, 1, 0] } else { [0; 4] };
     let passes = |fixture: &Fixture| fixture.setup.status()["clients"][0]["repair"]["passes"].as_u64();
@@ -183,7 +185,7 @@ fn a_socket_that_is_open_and_not_connected_is_kept() {
     let doctor = fixture.setup.run(&["doctor", "--config", "socklb.toml"]);
     let text = String::from_utf8_lossy(&doctor.stdout).into_owned();
     assert!(text.contains(&format!("kept: {} whose sockets are open", kept[2])), "{text}");
-    probe.close(0);
+    probe.close(socket);
     assert_eq!(fixture.setup.active(), 0);
 }
 
@@ -263,16 +265,16 @@ fn sockets_that_dial_again_meanwhile_are_counted_exactly() {
     // From here on everybody refuses.
     fixture.write_endpoints(&[("127.0.0.1:8009", ""), ("127.0.0.1:8010", "")]);
     let mut other = fixture.probe();
-    let refused = format!("errno-{}", libc::ECONNREFUSED);
+    let refused = failure(libc::ECONNREFUSED);
     eventually("nobody answers", || other.dial_many(SERVICE, 6), |counts| counts.get(&refused) == Some(&6));
     for probe in &mut probes {
-        probe.send(&format!("redialling {SERVICE}"));
+        probe.start_redialling(SERVICE);
     }
     let repairs = || fixture.setup.status()["clients"][0]["repair"]["passes"].as_u64().expect("a count");
     let before = repairs();
     eventually("they were looked at", repairs, |passes| *passes >= before + 4);
     for probe in &mut probes {
-        assert_eq!(probe.ask("enough"), "ok");
+        probe.stop_redialling();
     }
     let counts = || -> Vec<u64> {
         let backends = fixture.setup.backends("web", "users");

@@ -114,9 +114,9 @@ fn wait_says_why_it_is_in_vain() {
 fn wait_outlasts_a_daemon_that_is_not_there_yet() {
     let mut fixture = Fixture::without_daemon();
     let mut probe = fixture.probe();
-    probe.send_socklb(&fixture.setup, &["wait", "web"]);
+    probe.start_socklb(&fixture.setup, &["wait", "web"]);
     fixture.start();
-    assert_eq!(probe.receive(), "ok 0");
+    assert_eq!(probe.finish_socklb(), 0);
     assert_eq!(probe.dial_many(SERVICE, 30).len(), 3);
 }
 

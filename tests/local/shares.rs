@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde_json::Value;
-use stage::{eventually, replace};
+use stage::{address, eventually, replace};
 
 use stage::fixture::{Fixture, SERVICE, config};
 
@@ -80,7 +80,7 @@ fn round_robin_ignores_weights_and_may_be_switched_to_with_flows_open() {
     assert!(text.contains("share = 1 / members, for round-robin ignores weights"), "{text}");
     policy("weighted-round-robin");
     eventually("the table is replaced", || probe.dial_many(SERVICE, 1024), |got| *got == by_weight);
-    assert_eq!(probe.ask(&format!("peer {}", open.socket)), SERVICE);
+    assert_eq!(probe.peer(open.socket), address(SERVICE));
     assert_eq!(fixture.setup.active(), 1, "the flow has not noticed");
 }
 

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use serde_json::Value;
 use stage::fixture::{Fixture, SERVICE, endpoints};
-use stage::{Backend, Cgroup, Daemon, Probe, Setup, Stage, eventually};
+use stage::{Backend, Cgroup, Daemon, Probe, Setup, Stage, address, eventually};
 
 /// Smaller than the default, so that several clients take little memory.
 const LIMITS: &str = "[limits]\nschedule_entries = 32768\nslots = 1024\nflow_records = 1024\n";
@@ -269,7 +269,7 @@ fn a_lost_backend_is_replaced_by_the_next_of_the_order_and_open_flows_stay() {
     let had: BTreeSet<String> = probe.dial_many(SERVICE, 64).into_keys().collect();
     assert_eq!(had, wanted);
     for dialled in &open {
-        assert_eq!(probe.ask(&format!("peer {}", dialled.socket)), SERVICE);
+        assert_eq!(probe.peer(dialled.socket), address(SERVICE));
     }
     assert_eq!(job.setup.active(), 12, "open flows are counted where they are");
 }

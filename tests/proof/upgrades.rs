@@ -1,6 +1,6 @@
 //! Upgrades and downgrades: to a build with other programs, and to one of another ABI version, back and forth.
 
-use stage::{Daemon, eventually};
+use stage::{Daemon, address, eventually};
 
 use crate::restarts::{all_reached, busy, connects, elsewhere, some_connects};
 use stage::fixture::{Fixture, SERVICE};
@@ -34,7 +34,7 @@ fn twenty_upgrades_to_other_programs_and_back_fail_no_connect_and_keep_every_cou
         // What one build's programs have recorded, the other's read.
         let dialled = held.dial(SERVICE);
         let socket = open[round].socket;
-        assert_eq!(held.ask(&format!("peer {socket}")), SERVICE);
+        assert_eq!(held.peer(socket), address(SERVICE));
         held.close(socket);
         open.push(dialled);
     }
@@ -62,7 +62,7 @@ fn twenty_upgrades_to_another_abi_and_back_fail_no_connect_and_lose_no_flow() {
         assert!(leaving[0]["open_flows"].as_u64() >= Some(1), "round {round}: {leaving}");
         open.push(held.dial(SERVICE));
         for dialled in &open {
-            assert_eq!(held.ask(&format!("peer {}", dialled.socket)), SERVICE, "round {round}");
+            assert_eq!(held.peer(dialled.socket), address(SERVICE), "round {round}");
         }
     }
     for client in &mut clients {
@@ -104,7 +104,7 @@ fn twenty_upgrades_to_another_abi_and_back_fail_no_connect_and_lose_no_flow() {
         eventually("it is taken on", named, |found| found == name);
     }
     assert_eq!(fixture.setup.status()["degraded"].as_array().map(Vec::len), Some(0));
-    assert_eq!(held.ask(&format!("peer {}", held_here.socket)), SERVICE);
+    assert_eq!(held.peer(held_here.socket), address(SERVICE));
     upgrade(&mut fixture, "socklb", false);
     held.close(held_here.socket);
     // And detach removes both, should it be called in between.
