@@ -2,6 +2,7 @@
 //! the backends, a socket hears the service's address.
 
 use std::collections::BTreeSet;
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use lb_common::abi::{Rules, Service, map};
@@ -135,68 +136,126 @@ fn ipv6_is_balanced_like_ipv4() {
     eventually("active counts return to 0", || setup.active(), |active| *active == 0);
 }
 
-/// Another backend instead of one that takes nothing new, or is gone: by the same port, and nothing else changes.
+/// A socket that uses two services, and all that must stay as it is when its backend of the first one may not be chosen.
+struct Concerned {
+    scene: Scene,
+    probe: Probe,
+    socket: SocketId,
+    /// Its own address.
+    local: SocketAddr,
+    /// Who answers for the second service.
+    other: String,
+    /// A socket with another backend of the first service.
+    bystander: SocketId,
+    /// The first service's backends by their numbers: the socket's, the bystander's, and the third.
+    backends: [u16; 3],
+}
+
+impl Concerned {
+    fn new() -> Self {
+        let scene = Scene::new(2, 3);
+        let mut probe = scene.probe();
+        let [socket, bystander] = [probe.open_datagram(Family::V4), probe.open_datagram(Family::V4)];
+        let other = probe.query(socket, &address_of(1));
+        let local = probe.local_address(socket);
+        let number = |name: String| name.strip_prefix("s0b").and_then(|n| n.parse().ok()).expect("a backend");
+        let [own, beside]: [u16; 2] = [socket, bystander].map(|socket| number(probe.query(socket, SERVICE)));
+        assert_ne!(own, beside);
+        Self { scene, probe, socket, local, other, bystander, backends: [own, beside, 6 - own - beside] }
+    }
+
+    /// The next answer of the socket's backend is on its way until [`Concerned::hears_late_answer`].
+    fn hold_answer(&mut self) {
+        self.scene.backends[usize::from(self.backends[0]) - 1].hold();
+        assert_eq!(self.probe.send_datagram(self.socket, SERVICE), Ok(()));
+    }
+
+    /// It is the service's, whatever has become of the backend.
+    #[track_caller]
+    fn hears_late_answer(&mut self) {
+        let own = self.backends[0];
+        self.scene.backends[usize::from(own) - 1].give();
+        let late = Received { name: format!("s0b{own}"), source: address(SERVICE) };
+        assert_eq!(self.probe.receive_datagram(self.socket), late);
+    }
+
+    /// Replaces the first service's list, and waits until backends have these states.
+    #[track_caller]
+    fn list(&self, list: &[(u16, &str)], states: &[(u16, &str)]) {
+        let list: Vec<_> = list.iter().map(|(n, more)| (backend_of(0, *n), *more)).collect();
+        let list: Vec<_> = list.iter().map(|(address, more)| (address.as_str(), *more)).collect();
+        self.scene.list(&list);
+        let seen = || states.iter().map(|(n, _)| self.scene.backend(0, *n)["state"].clone()).collect();
+        let expected: Vec<serde_json::Value> = states.iter().map(|(_, state)| (*state).into()).collect();
+        eventually("the list is in force", seen, |seen: &Vec<serde_json::Value>| *seen == expected);
+    }
+
+    #[track_caller]
+    fn until_slot_is_free(&self, n: u16) {
+        let address = backend_of(0, n);
+        let backends = || self.scene.setup.backends("web", "s0");
+        eventually("its slot is free", backends, |all| {
+            all.iter().all(|backend| backend["address"] != *address)
+        });
+    }
+
+    /// The same port, and the same backends everywhere else.
+    #[track_caller]
+    fn nothing_else_has_changed(&mut self) {
+        assert_eq!(self.probe.local_address(self.socket), self.local);
+        assert_eq!(self.probe.query(self.socket, &address_of(1)), self.other);
+        assert_eq!(self.probe.query(self.bystander, SERVICE), format!("s0b{}", self.backends[1]));
+    }
+}
+
 #[test]
 fn r2_a_flow_is_chosen_anew_when_its_backend_may_not_be_chosen() {
-    let scene = Scene::new(2, 3);
-    let mut probe = scene.probe();
-    let [socket, bystander] = [probe.open_datagram(Family::V4), probe.open_datagram(Family::V4)];
-    let other = probe.query(socket, &address_of(1));
-    let port = probe.local_address(socket);
-    // It is sent to all three in turn, as one after the other asks for nothing new and then leaves.
-    let first = probe.query(socket, SERVICE);
-    let beside = probe.query(bystander, SERVICE);
-    assert_ne!(first, beside);
-    // One more flow of the first, so that its slot, of which the counts are read, is not free as soon as this one leaves it.
-    let [third, keeper] = [probe.open_datagram(Family::V4), probe.open_datagram(Family::V4)];
-    probe.query(third, SERVICE);
-    probe.close(third);
-    assert_eq!(probe.query(keeper, SERVICE), first);
-    let number =
-        |name: &str| name.strip_prefix("s0b").and_then(|n| n.parse::<u16>().ok()).expect("a backend");
-    let all = [backend_of(0, 1), backend_of(0, 2), backend_of(0, 3)];
-    let list = |more: &[(u16, &str)]| {
-        let list: Vec<_> = more.iter().map(|(n, more)| (all[usize::from(*n) - 1].as_str(), *more)).collect();
-        scene.list(&list);
-    };
-    let (one, two) = (number(&first), number(&beside));
-    let three = 6 - one - two;
-    let backend = |n: u16| &scene.backends[usize::from(n) - 1];
-    // While an answer of the first is on its way.
-    backend(one).hold();
-    assert_eq!(probe.send_datagram(socket, SERVICE), Ok(()));
-    list(&[(one, "state = \"lame-duck\""), (two, "weight = 0"), (three, "")]);
-    let states = || [one, two].map(|n| scene.backend(0, n)["state"].clone());
-    eventually("the list is in force", states, |states| *states == ["lame-duck", "unweighted"]);
-    assert_eq!(probe.query(socket, SERVICE), format!("s0b{three}"));
-    let first = scene.backend(0, one);
-    assert_eq!((&first["endings"]["closed"], &first["active"]), (&1.into(), &1.into()));
-    backend(one).give();
-    let late = Received { name: format!("s0b{one}"), source: address(SERVICE) };
-    assert_eq!(probe.receive_datagram(socket), late);
-    probe.close(keeper);
-    // The one that has it now leaves, and then its slot is free; and still its late answer is the service's.
-    backend(three).hold();
-    assert_eq!(probe.send_datagram(socket, SERVICE), Ok(()));
-    list(&[(one, "weight = 0"), (two, "")]);
-    let state = || scene.backend(0, two)["state"].clone();
-    eventually("the list is in force", state, |state| state == "healthy");
-    assert_eq!(probe.query(socket, SERVICE), format!("s0b{two}"));
-    let has_left = || {
-        let gone = |backend: &serde_json::Value| backend["address"] != all[usize::from(three) - 1].as_str();
-        scene.setup.backends("web", "s0").iter().all(gone)
-    };
-    eventually("its slot is free", has_left, |has_left| *has_left);
-    backend(three).give();
-    let late = Received { name: format!("s0b{three}"), source: address(SERVICE) };
-    assert_eq!(probe.receive_datagram(socket), late);
-    // What was not concerned is as it was.
-    assert_eq!(probe.local_address(socket), port);
-    assert_eq!(probe.query(socket, &address_of(1)), other);
-    assert_eq!(probe.query(bystander, SERVICE), beside);
-    assert_eq!(scene.setup.active(), 3);
-    probe.kill();
-    scene.all_gone();
+    let mut concerned = Concerned::new();
+    let [own, beside, third] = concerned.backends;
+    // One more flow of its backend, whose slot, of which the counts are read, is then not free as soon as this one leaves it.
+    // Backends come in turn.
+    let [passed, keeper] =
+        [concerned.probe.open_datagram(Family::V4), concerned.probe.open_datagram(Family::V4)];
+    concerned.probe.query(passed, SERVICE);
+    concerned.probe.close(passed);
+    assert_eq!(concerned.probe.query(keeper, SERVICE), format!("s0b{own}"));
+    concerned.hold_answer();
+    let list = [(own, "state = \"lame-duck\""), (beside, "weight = 0"), (third, "")];
+    concerned.list(&list, &[(own, "lame-duck"), (beside, "unweighted")]);
+    assert_eq!(concerned.probe.query(concerned.socket, SERVICE), format!("s0b{third}"));
+    let left = concerned.scene.backend(0, own);
+    assert_eq!((&left["endings"]["closed"], &left["active"]), (&1.into(), &1.into()));
+    concerned.hears_late_answer();
+    concerned.probe.close(keeper);
+    // The bystander has sent nothing meanwhile.
+    concerned.list(&[(own, "weight = 0"), (beside, ""), (third, "")], &[(beside, "healthy")]);
+    concerned.nothing_else_has_changed();
+    assert_eq!(concerned.scene.setup.active(), 3);
+    concerned.probe.kill();
+    concerned.scene.all_gone();
+}
+
+#[test]
+fn r2_a_flow_is_chosen_anew_when_its_backend_has_left() {
+    let mut concerned = Concerned::new();
+    let [own, beside, third] = concerned.backends;
+    concerned.hold_answer();
+    concerned.list(&[(beside, ""), (third, "weight = 0")], &[(own, "leaving")]);
+    concerned.until_slot_is_free(third);
+    assert_eq!(concerned.probe.query(concerned.socket, SERVICE), format!("s0b{beside}"));
+    concerned.until_slot_is_free(own);
+    concerned.hears_late_answer();
+    concerned.nothing_else_has_changed();
+    assert_eq!(concerned.scene.setup.active(), 3);
+    concerned.probe.kill();
+    concerned.scene.all_gone();
+}
+
+fn make_both_lame_ducks(scene: &Scene) {
+    let all = [backend_of(0, 1), backend_of(0, 2)];
+    scene.list(&[(&all[0], "state = \"lame-duck\""), (&all[1], "state = \"lame-duck\"")]);
+    let states = || [1, 2].map(|n| scene.backend(0, n)["state"].clone());
+    eventually("both are lame ducks", states, |states| *states == ["lame-duck", "lame-duck"]);
 }
 
 /// Nobody else may be chosen: the fallback keeps the flow, and no datagram begins another.
@@ -206,14 +265,7 @@ fn a_flow_stays_where_nobody_is_better() {
     let mut probe = scene.probe();
     let socket = probe.open_datagram(Family::V4);
     probe.query(socket, SERVICE);
-    let all = [backend_of(0, 1), backend_of(0, 2)];
-    scene.list(&[(&all[0], "state = \"lame-duck\""), (&all[1], "state = \"lame-duck\"")]);
-    let state = |n| scene.backend(0, n)["state"].clone();
-    eventually(
-        "both are lame ducks",
-        || [state(1), state(2)],
-        |states| states.iter().all(|s| s == "lame-duck"),
-    );
+    make_both_lame_ducks(&scene);
     let name = probe.query(socket, SERVICE);
     let chosen = || scene.sum(|backend| backend["chosen"].as_u64().expect("a count"));
     let before = (chosen(), scene.outcome(0, "reused"));
@@ -222,24 +274,47 @@ fn a_flow_stays_where_nobody_is_better() {
     }
     assert_eq!((chosen(), scene.outcome(0, "reused")), (before.0, before.1 + 5));
     assert_eq!(scene.setup.active(), 1);
-    let connected = probe.open_datagram(Family::V4);
-    probe.connect_datagram(connected, SERVICE);
-    let peer = probe.query_connected(connected, SERVICE);
-    // Without any backend a datagram is refused, and the flow stays: it is the last that the socket was directed to.
+    probe.close(socket);
+    scene.all_gone();
+}
+
+/// Of a service that has lost all its backends a flow stays: it is the last that the socket was directed to.
+#[test]
+fn a_datagram_is_refused_without_any_backend_and_its_flow_stays() {
+    let scene = Scene::new(1, 2);
+    let mut probe = scene.probe();
+    let socket = probe.open_datagram(Family::V4);
+    make_both_lame_ducks(&scene);
+    probe.query(socket, SERVICE);
+    let all = [backend_of(0, 1), backend_of(0, 2)];
+    scene.list(&[(&all[0], "weight = 0"), (&all[1], "weight = 0")]);
+    let refused = Some(stage::kernel::refusal(libc::EHOSTUNREACH));
+    eventually("it is refused", || probe.send_datagram(socket, SERVICE).err(), |errno| *errno == refused);
+    assert_eq!(scene.setup.active(), 1);
+    scene.list(&[(&all[0], ""), (&all[1], "")]);
+    eventually("it is sent again", || probe.send_datagram(socket, SERVICE).is_ok(), |is_sent| *is_sent);
+    probe.close(socket);
+    scene.all_gone();
+}
+
+#[test]
+fn a_connection_that_cannot_be_replaced_stays() {
+    let scene = Scene::new(1, 2);
+    let mut probe = scene.probe();
+    let [socket, other] = [probe.open_datagram(Family::V4), probe.open_datagram(Family::V4)];
+    make_both_lame_ducks(&scene);
+    probe.query(other, SERVICE);
+    probe.connect_datagram(socket, SERVICE);
+    let peer = probe.query_connected(socket, SERVICE);
+    let all = [backend_of(0, 1), backend_of(0, 2)];
     scene.list(&[(&all[0], "weight = 0"), (&all[1], "weight = 0")]);
     let refused = stage::kernel::refusal(libc::EHOSTUNREACH);
-    let errno = || probe.send_datagram(socket, SERVICE).err();
-    eventually("it is refused", errno, |errno| *errno == Some(refused));
+    let errno = || probe.send_datagram(other, SERVICE).err();
+    eventually("datagrams are refused", errno, |errno| *errno == Some(refused));
+    assert_eq!(probe.try_connect_datagram(socket, SERVICE), Err(refused));
+    assert_eq!(probe.query_connected(socket, SERVICE), peer);
     assert_eq!(scene.setup.active(), 2);
-    // So does a connection that cannot be replaced.
-    assert_eq!(probe.try_connect_datagram(connected, SERVICE), Err(refused));
-    assert_eq!(probe.query_connected(connected, SERVICE), peer);
-    assert_eq!(scene.setup.active(), 2);
-    scene.list(&[(&all[0], ""), (&all[1], "")]);
-    let is_sent = || probe.send_datagram(socket, SERVICE).is_ok();
-    eventually("it is sent again", is_sent, |is_sent| *is_sent);
-    probe.close(socket);
-    probe.close(connected);
+    probe.kill();
     scene.all_gone();
 }
 
