@@ -43,6 +43,7 @@ mod faults;
 mod exhaustion;
 
 mod starts;
+
 mod trust;
 
 mod hung;
@@ -52,6 +53,10 @@ mod commands;
 mod service;
 
 mod reload;
+
+mod reload_clients;
+
+mod reload_faults;
 
 mod links;
 
