@@ -35,7 +35,7 @@ pub fn unreachable(probe: &mut Probe, address: &str) -> bool {
 }
 
 #[test]
-fn a_service_that_is_added_is_balanced_and_one_that_is_removed_leaves_nothing() {
+fn a_service_that_is_added_is_balanced() {
     let fixture = Fixture::new();
     let mut probe = fixture.probe();
     let open = probe.dial(SERVICE);
@@ -43,6 +43,17 @@ fn a_service_that_is_added_is_balanced_and_one_that_is_removed_leaves_nothing() 
     eventually("it is taken on", || services(&fixture.setup).len(), |count| *count == 2);
     let more = probe.dial(SECOND);
     assert_eq!((more.name.as_str(), more.peer), ("b1", address(SECOND)));
+    assert_eq!(probe.peer(open.socket), address(SERVICE));
+    assert_eq!(fixture.setup.active(), 2, "flows of the other service did not notice");
+}
+
+#[test]
+fn a_service_that_is_removed_leaves_nothing() {
+    let mut fixture = Fixture::without_daemon();
+    fixture.setup.write("socklb.toml", &text(&fixture, "", "", &second_service()));
+    fixture.start();
+    let mut probe = fixture.probe();
+    let [open, more] = [SERVICE, SECOND].map(|service| probe.dial(service));
     write(&fixture.setup, &text(&fixture, "", "", ""));
     // Its flow goes on and knows what it dialled; no other begins.
     eventually("it is closed", || unreachable(&mut probe, SECOND), |unreachable| *unreachable);
@@ -91,9 +102,6 @@ fn what_may_change_does_and_no_connect_fails() {
     }
     let counts = busy.stop_dialling();
     assert!(counts.keys().all(|name| name.starts_with('b')), "{counts:?}");
-    // The errno is the service's, too.
-    write(&fixture.setup, &text(&fixture, "", "on_no_backend = \"ECONNREFUSED\"", ""));
-    fixture.write_endpoints(&[]);
     let status = fixture.setup.status();
     assert_eq!(status["clients"][0]["not_a_service"], 0);
     for dialled in open {
@@ -101,6 +109,18 @@ fn what_may_change_does_and_no_connect_fails() {
         held.close(dialled.socket);
     }
     assert_eq!(fixture.setup.active(), 0);
+}
+
+#[test]
+fn the_errno_of_a_service_without_backends_may_change() {
+    let fixture = Fixture::new();
+    fixture.write_endpoints(&[("127.0.0.1:8001", "weight = 0")]);
+    for (name, errno) in [("ECONNREFUSED", libc::ECONNREFUSED), ("ETIMEDOUT", libc::ETIMEDOUT)] {
+        write(&fixture.setup, &text(&fixture, "", &format!("on_no_backend = \"{name}\""), ""));
+        let mut probe = fixture.probe();
+        let refused = || probe.try_dial(SERVICE).err();
+        eventually(name, refused, |refused| *refused == Some(stage::kernel::refusal(errno)));
+    }
 }
 
 #[test]

@@ -8,48 +8,75 @@ use stage::fixture::{Fixture, SERVICE, config};
 
 use crate::reload::{second_service, services, text, unreachable, write};
 
+/// One client with its job and its cgroup.
+fn one_client(fixture: &Fixture, job: &str, cgroup: &Cgroup) -> String {
+    client(job, cgroup) + &service(fixture)
+}
+
 /// Two clients, each with its job and its cgroup.
 pub fn two_clients(fixture: &Fixture, cgroups: [&Cgroup; 2], more: &str) -> String {
-    let client = |job: &str, cgroup: &Cgroup| {
-        format!("[[client]]\njob = \"{job}\"\ncgroup = \"{}\"\n", cgroup.relative().display())
-    };
+    client("one", cgroups[0]) + &client("two", cgroups[1]) + &service(fixture) + more
+}
+
+fn client(job: &str, cgroup: &Cgroup) -> String {
+    format!("[[client]]\njob = \"{job}\"\ncgroup = \"{}\"\n", cgroup.relative().display())
+}
+
+/// The service of the fixture.
+fn service(fixture: &Fixture) -> String {
     let text = config(&fixture.cgroup, r#"{ file = "users.toml" }"#, "");
-    let service = &text[text.find("[[service]]").expect("a service")..];
-    client("one", cgroups[0]) + &client("two", cgroups[1]) + service + more
+    text[text.find("[[service]]").expect("a service")..].to_owned()
+}
+
+/// Whether a process reaches backends only.
+fn reaches_backends(probe: &mut Probe) -> bool {
+    probe.dial_many(SERVICE, 3).keys().all(|name| name.starts_with('b'))
 }
 
 #[test]
-fn clients_are_added_removed_and_moved() {
+fn a_client_that_is_added_is_attached() {
     let fixture = Fixture::new();
     let other = Cgroup::new();
-    let mut first = fixture.probe();
-    let open = first.dial(SERVICE);
     let mut second = Probe::start(&other);
-    assert_eq!(second.try_dial(SERVICE).map(|d| d.name), Err(libc::ENETUNREACH));
-    let client = format!("[[client]]\njob = \"batch\"\ncgroup = \"{}\"\n", other.relative().display());
-    write(&fixture.setup, &text(&fixture, "", "", &client));
-    let reached = |probe: &mut Probe| probe.dial_many(SERVICE, 3).keys().all(|name| name.starts_with('b'));
-    eventually("the new client is attached", || reached(&mut second), |reached| *reached);
-    // Without the first client: nothing begins there, its flow goes on, and then nothing of it is left.
-    let only = text(&fixture, "", "", "");
-    let only = only
-        .replace(&fixture.cgroup.relative().display().to_string(), &other.relative().display().to_string());
-    let only = only.replace("job = \"web\"", "job = \"batch\"");
-    write(&fixture.setup, &only);
-    eventually("the first client is gone", || reached(&mut first), |reached| !*reached);
+    assert_eq!(second.try_dial(SERVICE), Err(libc::ENETUNREACH));
+    write(&fixture.setup, &text(&fixture, "", "", &client("batch", &other)));
+    eventually("the new client is attached", || reaches_backends(&mut second), |reaches| *reaches);
+    assert!(reaches_backends(&mut fixture.probe()), "so is the first");
+    assert_eq!(fixture.setup.faults(), Vec::<String>::new());
+}
+
+#[test]
+fn a_client_that_is_removed_begins_no_flow_and_goes_with_its_last() {
+    let mut fixture = Fixture::without_daemon();
+    let other = Cgroup::new();
+    fixture.setup.write("socklb.toml", &two_clients(&fixture, [&fixture.cgroup, &other], ""));
+    fixture.start();
+    let (mut first, mut second) = (fixture.probe(), Probe::start(&other));
+    let open = first.dial(SERVICE);
+    write(&fixture.setup, &one_client(&fixture, "two", &other));
+    eventually("the first client is gone", || reaches_backends(&mut first), |reaches| !*reaches);
     assert_eq!(first.peer(open.socket), address(SERVICE));
     assert_eq!(fixture.setup.status()["leaving"][0]["open_flows"], 1);
+    assert!(reaches_backends(&mut second), "the second did not notice");
     first.close(open.socket);
-    let pins = fixture.setup.pins_of("web");
+    let pins = fixture.setup.pins_of("one");
     eventually("nothing of it is left", || pins.exists(), |exists| !exists);
     assert_eq!(fixture.setup.status()["leaving"].as_array().map(Vec::len), Some(0));
-    // The second client moves to the first one's cgroup.
-    let moved = only
-        .replace(&other.relative().display().to_string(), &fixture.cgroup.relative().display().to_string());
-    write(&fixture.setup, &moved);
-    eventually("it has moved", || reached(&mut first), |reached| *reached);
+    assert_eq!(fixture.setup.faults(), Vec::<String>::new());
+}
+
+#[test]
+fn a_client_that_moves_to_another_cgroup_leaves_the_one_where_it_was() {
+    let mut fixture = Fixture::without_daemon();
+    let other = Cgroup::new();
+    fixture.setup.write("socklb.toml", &one_client(&fixture, "batch", &other));
+    fixture.start();
+    let (mut before, mut after) = (Probe::start(&other), fixture.probe());
+    assert!(reaches_backends(&mut before) && !reaches_backends(&mut after));
+    write(&fixture.setup, &one_client(&fixture, "batch", &fixture.cgroup));
+    eventually("it has moved", || reaches_backends(&mut after), |reaches| *reaches);
     // It is left a moment after it is attached where it is now: in between no connect must go unbalanced.
-    eventually("nothing begins where it was", || reached(&mut second), |reached| !*reached);
+    eventually("nothing begins where it was", || reaches_backends(&mut before), |reaches| !*reaches);
     assert_eq!(fixture.setup.faults(), Vec::<String>::new());
 }
 
@@ -213,9 +240,8 @@ fn a_reload_that_adds_many_clients_does_not_keep_the_daemon_from_answering() {
     let cgroups: Vec<Cgroup> = (0..more).map(|_| Cgroup::new()).collect();
     let all = |count: usize| -> String {
         let one = text(&fixture, "", "", limits);
-        let more = cgroups[..count].iter().enumerate().map(|(number, cgroup)| {
-            format!("[[client]]\njob = \"job-{number}\"\ncgroup = \"{}\"\n", cgroup.relative().display())
-        });
+        let more = cgroups[..count].iter().enumerate();
+        let more = more.map(|(number, cgroup)| client(&format!("job-{number}"), cgroup));
         more.collect::<String>() + &one
     };
     let (one, many) = (all(0), all(cgroups.len()));
