@@ -17,13 +17,13 @@ fn all_gone(fixture: &Fixture) {
 
 /// Records in the flow table and in the overflow table.
 fn records(fixture: &Fixture) -> (usize, usize) {
-    let places = values::<FlowPlace>(&fixture.setup.map("web", map::FLOW_PLACES));
-    assert!(places.len() >= 64, "the whole table");
+    let buckets = values::<FlowPlace>(&fixture.setup.map("web", map::FLOW_PLACES));
+    assert!(buckets.len() >= 64, "the whole table");
     let overflow = hash::<u64, Flow>(&fixture.setup.map("web", map::FLOW_OVERFLOW));
-    let taken = places.iter().filter(|place| place.cookie != 0).count();
-    let promised: u64 = places.iter().map(|place| place.elsewhere).sum();
+    let taken = buckets.iter().filter(|bucket| bucket.cookie != 0).count();
+    let promised: u64 = buckets.iter().map(|bucket| bucket.elsewhere).sum();
     let kept = overflow.keys().filter(Result::is_ok).count();
-    assert_eq!(promised, kept as u64, "each place counts its own overflow records");
+    assert_eq!(promised, kept as u64, "each bucket counts its own overflow records");
     (taken, kept)
 }
 
@@ -196,7 +196,7 @@ fn a_connection_of_an_mptcp_socket_is_balanced_and_not_counted() {
     all_gone(&fixture);
 }
 
-/// Sets the smallest flow table: 64 places, and as many in the overflow.
+/// Sets the smallest flow table: 64 buckets, and as many in the overflow.
 fn with_small_table() -> Fixture {
     let mut fixture = Fixture::without_daemon();
     let text = config(&fixture.cgroup, r#"{ file = "users.toml" }"#, "") + "[limits]\nflow_records = 64\n";
@@ -210,7 +210,7 @@ fn colliding_sockets_are_counted_in_the_overflow() {
     let fixture = with_small_table();
     let mut probes: Vec<Probe> = (0..2).map(|_| fixture.probe()).collect();
     let mut open = Vec::new();
-    // Without fetching atomics every flow is in the overflow, which has 64 places too.
+    // Without fetching atomics every flow is in the overflow, which has 64 records too.
     let first = if kernel::FETCHING_ATOMICS.is_here() { 90 } else { 40 };
     for i in 0..first {
         let probe = &mut probes[i % 2];
@@ -219,10 +219,10 @@ fn colliding_sockets_are_counted_in_the_overflow() {
         open.push((i % 2, dialled.socket));
     }
     let (table, overflow) = records(&fixture);
-    assert!(overflow > 0, "{first} sockets in 64 places");
+    assert!(overflow > 0, "{first} sockets in 64 buckets");
     assert!(table > 0 || !kernel::FETCHING_ATOMICS.is_here());
     assert_eq!((table + overflow, fixture.setup.active()), (first, first as u64));
-    // Every other one goes, others come: places that get free may be claimed by newcomers only.
+    // Every other one goes, others come: buckets that get free may be claimed by newcomers only.
     for (probe, socket) in open.iter().step_by(2) {
         probes[*probe].close(*socket);
     }

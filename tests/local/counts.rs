@@ -14,13 +14,13 @@ fn backend(fixture: &Fixture, address: &str) -> Value {
     backends.find(|backend| backend["address"] == address).unwrap_or_default()
 }
 
-/// Chosen is what ended, what is open, what was taken out, and what is not tracked.
+/// Chosen is what ended, what is open, what was reclaimed, and what is not tracked.
 #[track_caller]
 fn assert_adds_up(backend: &Value) {
     let count = |value: &Value| value.as_u64().expect("a count");
     let ended: u64 = backend["endings"].as_object().expect("endings").values().map(count).sum();
-    let [active, swept, untracked] = ["active", "swept", "untracked"].map(|name| count(&backend[name]));
-    assert_eq!(count(&backend["chosen"]), ended + active + swept + untracked, "{backend}");
+    let [active, reclaimed, untracked] = ["active", "swept", "untracked"].map(|name| count(&backend[name]));
+    assert_eq!(count(&backend["chosen"]), ended + active + reclaimed + untracked, "{backend}");
     assert_eq!(backend["unaccounted"], 0);
 }
 

@@ -207,7 +207,7 @@ fn limits_that_are_nearly_reached_are_named() {
     fixture.setup.write("socklb.toml", &text);
     fixture.start();
     let mut probe = fixture.probe();
-    // As many again fit in the table of those whose place is taken, unless all of them are there.
+    // As many again fit in the table of those whose bucket is taken, unless all of them are there.
     let looks = if stage::kernel::FETCHING_ATOMICS.is_here() {
         [
             (60, "ok", "128 flow_records (64, and as many again on collisions)"),

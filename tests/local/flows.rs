@@ -76,9 +76,9 @@ fn each_open_socket_is_shown_once_with_its_process_and_the_reason() {
     assert!(left.len() == 5 && cookies(&left).is_subset(&cookies(&shown)), "{left:?}");
 }
 
-/// The kernel's table of flows has 64 places here, and the rest is elsewhere.
+/// The kernel's table of flows has 64 buckets here; the rest is in the overflow.
 #[test]
-fn sockets_whose_place_is_taken_are_shown_as_well() {
+fn sockets_whose_bucket_is_taken_are_shown_as_well() {
     let mut fixture = Fixture::without_daemon();
     let text = config(&fixture.cgroup, r#"{ file = "users.toml" }"#, "") + "[limits]\nflow_records = 64\n";
     fixture.setup.write("socklb.toml", &text);
@@ -250,9 +250,9 @@ fn a_hundred_thousand_flows_are_shown_each_once() {
     let many = if stage::in_a_guest() { 10_000 } else { 100_000 };
     fixture.stop();
     let pins = [map::FLOW_PLACES, map::FLOWS].map(|name| fixture.setup.map("web", name));
-    let (mut places, mut records) = (values::<FlowPlace>(&pins[0]), values::<Flow>(&pins[1]));
-    for (number, (place, flow)) in (1u32..).zip(places.iter_mut().zip(&mut records).take(many)) {
-        place.cookie = (1 << 32) + u64::from(number);
+    let (mut buckets, mut records) = (values::<FlowPlace>(&pins[0]), values::<Flow>(&pins[1]));
+    for (number, (bucket, flow)) in (1u32..).zip(buckets.iter_mut().zip(&mut records).take(many)) {
+        bucket.cookie = (1 << 32) + u64::from(number);
         *flow = Flow {
             start_ns: 1_000 * u64::from(number * 7919 % 1_000_003),
             slot: number % 3,
@@ -268,7 +268,7 @@ fn a_hundred_thousand_flows_are_shown_each_once() {
         };
     }
     set_all(&pins[1], &mut records);
-    set_all(&pins[0], &mut places);
+    set_all(&pins[0], &mut buckets);
     let shown = flows(&fixture, &[]);
     assert_eq!((shown.len(), cookies(&shown).len()), (many, many));
     assert!(shown.is_sorted_by_key(|flow| std::cmp::Reverse(flow["age_s"].as_f64().map(f64::to_bits))));

@@ -153,7 +153,7 @@ fn a_service_that_was_removed_keeps_its_flows_and_then_goes() {
     assert_eq!(fixture.setup.active(), 1);
     probe.close(open.socket);
     let services = || fixture.setup.status()["clients"][0]["services"].as_array().expect("a list").len();
-    eventually("the removed service's place is freed", services, |services| *services == 1);
+    eventually("the removed service's index is free", services, |services| *services == 1);
     assert_eq!(probe.dial_many(SERVICE, 30).len(), 3);
 }
 
@@ -265,7 +265,7 @@ fn a_start_under_a_hail_of_signals_succeeds() {
 #[test]
 fn tables_are_replaced_where_membarrier_is_refused() {
     let fixture = Fixture::without_daemon();
-    // Room for one table and its successor: each publication needs the place of the one before the last.
+    // Room for one table and its successor: each publication needs the room of the one before the last.
     let text =
         config(&fixture.cgroup, r#"{ file = "users.toml" }"#, "") + "[limits]\nschedule_entries = 1024\n";
     fixture.setup.write("socklb.toml", &text);

@@ -35,7 +35,7 @@ fn a_socket_that_the_kernel_itself_opens_is_left_alone() {
     assert_eq!(fixture.setup.status()["daemon"]["features"]["knows_kernel_sockets"], true);
     let mut probe = fixture.probe();
     let folder = fixture.setup.folder.join("mounted");
-    std::fs::create_dir(&folder).expect("a place to mount at");
+    std::fs::create_dir(&folder).expect("a folder to mount at");
     // The address has no route: a connect that is left alone fails at once, one that is balanced would meet a backend.
     assert_eq!(probe.mount_share(SERVICE, &folder), Err(libc::ENETUNREACH));
     let status = fixture.setup.status();

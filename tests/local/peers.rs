@@ -260,8 +260,8 @@ fn r25_programs_load_with_the_largest_configuration() {
     let text = config(&fixture.cgroup, r#"{ file = "users.toml" }"#, "") + limits;
     let _daemon = Daemon::start(&fixture.setup, &text);
     assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3);
-    let places = array::<Service>(&fixture.setup.map("web", map::SERVICES));
-    assert_eq!(places.len(), 256);
+    let services = array::<Service>(&fixture.setup.map("web", map::SERVICES));
+    assert_eq!(services.len(), 256);
 }
 
 /// Services were restarted, and what they dialled first went to the service address.

@@ -75,7 +75,7 @@ fn random_takes_each_backend_by_its_weight() {
     for (name, expected, most) in [("b1", 500, 97), ("b2", 500, 97), ("b3", 1000, 112)] {
         assert!(counts[name].abs_diff(expected) <= most, "{counts:?}");
     }
-    // What it draws is not the walk's order.
+    // Its samples are not in the cursor's order.
     assert_ne!(counts, [("b1", 500), ("b2", 500), ("b3", 1000)].map(|(name, n)| (name.to_owned(), n)).into());
 }
 

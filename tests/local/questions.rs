@@ -103,9 +103,9 @@ fn a_question_of_more_cgroups_than_anybody_is_in_is_refused() {
     assert_eq!((code, text.as_str()), (400, "cgroups: at most 64 ids, not 65"));
 }
 
-/// Those who wait for a cgroup take no more than half of the places, and leave theirs when they go.
+/// Those who wait for a cgroup take no more than half of the connections, and give theirs back when they go.
 #[test]
-fn as_many_may_wait_as_there_are_places_for_and_others_are_told() {
+fn half_of_the_connections_may_wait_and_others_are_told() {
     let fixture = Fixture::new();
     // Only a client whose cgroup does not exist can be waited for.
     fixture.cgroup.remove();
@@ -123,7 +123,7 @@ fn as_many_may_wait_as_there_are_places_for_and_others_are_told() {
     eventually("one more is told", told, |told| *told == 1);
     assert_eq!(&begins, b"HTTP/1.0 503");
     assert_eq!(answer(ask(&fixture.setup, "/v1/status")).0, 200, "others are answered");
-    // With its connection goes its place.
+    // A connection that is closed makes room for another.
     drop(waiting);
     eventually("those who went are forgotten", files, |now| *now <= before);
     fixture.cgroup.create();

@@ -95,7 +95,7 @@ fn what_may_change_does_and_no_connect_fails() {
         } else {
             3
         };
-        // On a CPU of its own: two that take turns on one walk may each meet every other entry only.
+        // On a CPU of its own: two that take turns on one cursor may each meet every other entry only.
         let mut probe = fixture.probe();
         probe.pin(1);
         assert_eq!(probe.dial_many(SERVICE, 60).len(), size, "{service}");

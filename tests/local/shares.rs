@@ -1,4 +1,4 @@
-//! Shares are exact: a CPU's walk over a whole table gives every backend exactly its entries.
+//! Shares are exact: a CPU's cursor that goes once round a table gives every backend exactly its entries.
 
 use std::collections::BTreeMap;
 
@@ -42,9 +42,9 @@ fn weighted_shares_are_exact_over_a_table() {
         [("b1", 128), ("b2", 384), ("b3", 512)].map(|(name, n)| (name.to_owned(), n)).into()
     );
     let mut probe = fixture.probe();
-    // Whatever the walk's start, 1,024 picks are the whole table.
+    // Wherever the cursor starts, 1,024 picks are the whole table.
     assert_eq!(probe.dial_many(SERVICE, 1024), expected);
-    // The walk goes on where it stands: an eighth of the table is an eighth of each share.
+    // The cursor goes on where it stands: an eighth of the table is an eighth of each share.
     let eighth: BTreeMap<_, _> = expected.iter().map(|(name, count)| (name.clone(), count / 8)).collect();
     assert_eq!(probe.dial_many(SERVICE, 128), eighth);
 }
@@ -101,7 +101,7 @@ fn every_cpu_walks_on_its_own() {
 fn the_walk_goes_on_over_a_new_table() {
     let fixture = Fixture::new();
     let mut probe = fixture.probe();
-    // A walk that restarted at every table would give the first entries' backends everything.
+    // A cursor that restarted at every table would give the first entries' backends everything.
     let mut total = BTreeMap::new();
     for round in 0..6 {
         let weight = if round % 2 == 0 { "weight = 2" } else { "weight = 1" };

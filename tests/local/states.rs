@@ -89,7 +89,7 @@ fn four_unusable_picks_are_walked_past() {
     }
     set_fallback(&fixture, NO_SLOT);
     let counts = fixture.probe().dial_many(SERVICE, 200);
-    // 1,024 entries are no multiple of five: at two places of the table b5 is up to eight entries away from its next.
+    // 1,024 entries are no multiple of five: at two positions of the table b5 is up to eight entries away from its next.
     let refused = counts.get(&failure(refusal(libc::EHOSTUNREACH))).copied().unwrap_or(0);
     assert_eq!(counts["b5"] + refused, 200, "{counts:?}");
     assert!(refused <= 8, "{counts:?}");

@@ -29,9 +29,8 @@ fn a_disconnected_socket_is_a_flow_until_it_connects_or_closes() {
     scene.all_gone();
 }
 
-/// A ninth service takes the place of the one that was chosen first.
 #[test]
-fn a_ninth_service_takes_the_oldest_place() {
+fn a_ninth_service_replaces_the_one_that_was_chosen_first() {
     let scene = Scene::new(9, 1);
     let mut probe = scene.probe();
     let socket = probe.open_datagram(Family::V4);
@@ -174,8 +173,8 @@ fn flows_whose_end_was_not_seen_are_ended() {
     scene.daemon = Some(Daemon::start_again(&scene.setup));
     // Two that were connected as well, and one that was not.
     eventually("their flows are ended", || scene.setup.active(), |active| *active == 8);
-    let swept = scene.sum(|backend| backend["swept"].as_u64().expect("a count"));
-    assert_eq!((swept, scene.entries()), (8, 3));
+    let reclaimed = scene.sum(|backend| backend["swept"].as_u64().expect("a count"));
+    assert_eq!((reclaimed, scene.entries()), (8, 3));
     for socket in [sockets[0], sockets[1], sockets[5]] {
         probe.close(socket);
     }

@@ -1,4 +1,4 @@
-//! A hundred and sixty thousand sockets that are open at once, more than the flow table has places.
+//! A hundred and sixty thousand sockets that are open at once, more than the flow table has buckets.
 
 use stage::accounts::{COUNTED, imbalances, totals};
 use stage::stress::{Service, config};
@@ -24,7 +24,7 @@ fn all_do(crowds: &mut [Crowd], change: Change) -> u64 {
 fn counts(setup: &Setup, chosen: u64, open: u64) {
     let look = || {
         let seen = totals(setup);
-        (seen.chosen, seen.active, seen.untracked, seen.swept)
+        (seen.chosen, seen.active, seen.untracked, seen.reclaimed)
     };
     eventually("open sockets are active", look, |seen| *seen == (chosen, open, 0, 0));
     assert_eq!(imbalances(setup), Vec::<String>::new());
@@ -42,7 +42,7 @@ fn a_hundred_and_sixty_thousand_open_sockets_are_counted() {
     let mut crowds: Vec<Crowd> = (0..CROWDS).map(|seed| Crowd::start(&cgroup, seed)).collect();
     assert_eq!(all_do(&mut crowds, Change::Open(EACH)), ALL);
     counts(&setup, ALL, ALL);
-    // Half of them are replaced, at random: places of the table get free and are taken by others.
+    // Half of them are replaced, at random: buckets of the table get free and are claimed by others.
     assert_eq!(all_do(&mut crowds, Change::Replace(EACH / 2)), ALL);
     let mut chosen = ALL + ALL / 2;
     counts(&setup, chosen, ALL);

@@ -55,7 +55,7 @@ impl Counted {
                 compare("connecting", sums.connecting, flows.connecting);
                 compare("established", sums.established, flows.established);
                 compare("untracked", sums.untracked, 0);
-                compare("swept", sums.swept, 0);
+                compare("reclaimed", sums.reclaimed, 0);
                 compare("diverted", sums.diverted, 0);
                 for (what, endings) in compared() {
                     let of = |flows: &Flows| endings.iter().map(|ending| flows.ended(*ending)).sum();
@@ -104,14 +104,16 @@ impl Counted {
         sums
     }
 
-    /// Chosen is ended, active, swept and untracked.
+    /// Chosen is ended, active, reclaimed and untracked.
     fn imbalance(self, sums: &Sums) -> Option<String> {
         let ended: u64 = ENDINGS.iter().map(|ending| sums.flows.ended(*ending)).sum();
-        let Sums { chosen, active, swept, untracked, .. } = *sums;
+        let Sums { chosen, active, reclaimed, untracked, .. } = *sums;
         match self {
             Self::Active => (active > chosen).then(|| format!("chosen {chosen} < active {active}")),
-            Self::Full => (chosen != ended + active + swept + untracked).then(|| {
-                format!("chosen {chosen} != ended {ended} + active {active} + swept {swept} + untracked {untracked}")
+            Self::Full => (chosen != ended + active + reclaimed + untracked).then(|| {
+                format!(
+                    "chosen {chosen} != ended {ended} + active {active} + reclaimed {reclaimed} + untracked {untracked}"
+                )
             }),
         }
     }
@@ -167,7 +169,7 @@ pub struct Sums {
     /// Flows without a record.
     pub untracked: u64,
     /// Records without a socket that were removed.
-    pub swept: u64,
+    pub reclaimed: u64,
     connecting: u64,
     established: u64,
     diverted: u64,
@@ -186,7 +188,7 @@ impl Sums {
                 connecting: count("connecting"),
                 established: count("established"),
                 untracked: count("untracked"),
-                swept: count("swept"),
+                reclaimed: count("swept"),
                 diverted: count("diverted"),
                 flows: Flows { endings: endings(&backend["endings"]), ..Flows::default() },
             },
@@ -199,7 +201,7 @@ impl Sums {
         self.connecting += other.connecting;
         self.established += other.established;
         self.untracked += other.untracked;
-        self.swept += other.swept;
+        self.reclaimed += other.reclaimed;
         self.diverted += other.diverted;
         for (ending, count) in &other.flows.endings {
             *self.flows.endings.entry(*ending).or_default() += count;
@@ -249,7 +251,7 @@ mod tests {
         assert_eq!(Counted::Full.imbalance(&Sums::of(&backend, Counted::Full)), None);
         backend["chosen"] = 6.into();
         let told = Counted::Full.imbalance(&Sums::of(&backend, Counted::Full)).unwrap();
-        assert_eq!(told, "chosen 6 != ended 3 + active 1 + swept 0 + untracked 1");
+        assert_eq!(told, "chosen 6 != ended 3 + active 1 + reclaimed 0 + untracked 1");
     }
 
     #[test]

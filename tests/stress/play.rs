@@ -162,12 +162,12 @@ impl Player {
         let weights: u32 = all.iter().map(|scenario| scenario.weight).sum();
         while self.ledger.chosen() < flows {
             let mut at = self.random.u32(..weights);
-            let drawn = all.iter().find(|scenario| {
+            let sampled = all.iter().find(|scenario| {
                 let is_it = at < scenario.weight;
                 at = at.saturating_sub(scenario.weight);
                 is_it
             });
-            self.one(drawn.expect("below the sum of all weights"))?;
+            self.one(sampled.expect("below the sum of all weights"))?;
         }
         Ok(self.ledger)
     }
