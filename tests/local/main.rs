@@ -60,7 +60,7 @@ mod reload_faults;
 
 mod links;
 
-mod repair;
+mod reclaim;
 
 mod notify;
 
