@@ -53,11 +53,11 @@ fn mount_all() -> Result<()> {
         ("cgroup2", "/sys/fs/cgroup"),
         ("bpf", "/sys/fs/bpf"),
     ];
-    for (kind, place) in mounts {
+    for (kind, target) in mounts {
         // The folders of sysfs are there; those of the root are made.
-        let _ = fs::create_dir(place);
-        rustix::mount::mount(kind, place, kind, MountFlags::empty(), None)
-            .with_context(|| format!("mount {kind} on {place}"))?;
+        let _ = fs::create_dir(target);
+        rustix::mount::mount(kind, target, kind, MountFlags::empty(), None)
+            .with_context(|| format!("mount {kind} on {target}"))?;
     }
     Ok(())
 }

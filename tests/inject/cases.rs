@@ -1,5 +1,5 @@
 //! Which faults are tried, in which order: every call site, in each phase in which it was seen, with each error; all of them, or as
-//! many as there is time for, drawn by a seed.
+//! many as there is time for, sampled by a seed.
 
 use std::fmt;
 

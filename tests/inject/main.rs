@@ -36,10 +36,10 @@ struct Options {
     /// Every site with every error, however long it takes
     #[arg(long)]
     all: bool,
-    /// As many as fit into this time, drawn by the seed
+    /// As many as fit into this time, sampled by the seed
     #[arg(long, default_value_t = 90)]
     seconds: u64,
-    /// Decides what is drawn; random unless it is given
+    /// Decides what is sampled; random unless it is given
     #[arg(long)]
     seed: Option<u64>,
     /// Only this site, as a failing case names it
@@ -182,17 +182,17 @@ impl Run {
         scene.stop(None)
     }
 
-    /// Goes through all phases without a fault: twice, or until that shows no new place twice in a row, for some of what a
-    /// daemon does it does only now and then. Places that only another fault leads to are not tried: one call fails at a time.
+    /// Goes through all phases without a fault: twice, or until that shows nothing new twice in a row, for some of what a
+    /// daemon does it does only now and then. Sites that only another fault leads to are not tried: one call fails at a time.
     fn explore(&self, scene: &mut Scene) -> Result<()> {
         let (mut known, mut same) = (0, 0);
         for _ in 0..if self.options.all { ROUNDS } else { 2 } {
             scene.round().and_then(|()| scene.is_whole())?;
             scene.stop(None)?;
             ensure!(scene.start(None)?.is_none(), "a start failed without a fault");
-            let places = self.desk.look(|record| record.seen.len());
-            same = if places == known { same + 1 } else { 0 };
-            known = places;
+            let seen = self.desk.look(|record| record.seen.len());
+            same = if seen == known { same + 1 } else { 0 };
+            known = seen;
             if same == 2 {
                 break;
             }
@@ -200,7 +200,7 @@ impl Run {
         Ok(())
     }
 
-    /// Queues the cases of all places that were seen.
+    /// Queues the cases of all that was seen.
     fn fill_queue(&mut self) {
         let mut cases = cases::all(&self.desk, &mut self.random);
         cases.retain(|case| self.options.wants(case));
@@ -225,9 +225,9 @@ impl Run {
     }
 
     fn report(&self) -> Result<()> {
-        let (sites, places) = self.desk.look(|record| (record.sites.len(), record.seen.len()));
+        let (sites, seen) = self.desk.look(|record| (record.sites.len(), record.seen.len()));
         println!(
-            "inject: {sites} call sites, {places} by phase; {} cases tried, {} not reached, {} left, {} failed",
+            "inject: {sites} call sites, {seen} by phase; {} cases tried, {} not reached, {} left, {} failed",
             self.tried,
             self.unreached.len(),
             self.queue.len(),

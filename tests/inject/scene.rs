@@ -14,7 +14,6 @@ use rustix::process::Signal;
 use serde_json::Value;
 use stage::daemon::find;
 use stage::fixture::{SERVICE, endpoints};
-use stage::probe::parse_counts;
 use stage::sys::{link_ids, remove_link};
 use stage::{Backend, Cgroup, Daemon, Probe, Setup, Stage, patience, replace, within};
 
@@ -86,7 +85,7 @@ impl Scene {
         self.is_well()?;
         self.links = link_ids(&self.setup.pins_of("web"));
         ensure!(self.links.len() == 10, "there should be ten links: {:?}", self.links);
-        self.load.send(&format!("forever {SERVICE}"));
+        self.load.start_dialling(SERVICE);
         Ok(())
     }
 
@@ -226,14 +225,14 @@ impl Scene {
         self.is_well()?;
         let links = link_ids(&self.setup.pins_of("web"));
         ensure!(links == self.links, "links were {:?} and are {links:?}", self.links);
-        let counts = parse_counts(&self.load.ask("enough"));
+        let counts = self.load.stop_dialling();
         self.made += counts.values().map(|count| u64::from(*count)).sum::<u64>();
         let failed: Vec<_> = counts.iter().filter(|(name, _)| !name.starts_with('b')).collect();
         ensure!(failed.is_empty(), "connects failed or went elsewhere: {failed:?}");
         let made = self.made;
         let counted = |status: &Value| (chosen(status), active(status));
         let result = self.until("every connect is counted once, and none is open", counted, &(made, 0));
-        self.load.send(&format!("forever {SERVICE}"));
+        self.load.start_dialling(SERVICE);
         result
     }
 

@@ -1,4 +1,4 @@
-//! A call site: one place in the program that makes a system call, told from others by the functions that lead to it.
+//! A call site: one spot in the program that makes a system call, told from others by the functions that lead to it.
 
 use std::collections::hash_map::DefaultHasher;
 use std::fmt;

@@ -13,7 +13,7 @@ use framehop::{MayAllocateDuringUnwind, Module, Unwinder};
 
 use crate::symbols::{Bytes, Code, Library};
 
-/// A place in the code of a thread.
+/// A position in the code of a thread.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Frame {
     /// Whether it is the program itself, not a library.

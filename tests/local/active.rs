@@ -3,7 +3,8 @@
 use lb_common::abi::{Flow, FlowBucket, map};
 use stage::kernel;
 use stage::maps::{hash, values};
-use stage::{Backend, Manner, Probe, eventually};
+use stage::protocol::Counts;
+use stage::{Backend, Family, Manner, Probe, SocketId, address, eventually};
 
 use stage::fixture::{Fixture, SERVICE, config};
 
@@ -16,13 +17,13 @@ fn all_gone(fixture: &Fixture) {
 
 /// Records in the flow table and in the overflow table.
 fn records(fixture: &Fixture) -> (usize, usize) {
-    let places = values::<FlowBucket>(&fixture.setup.map("web", map::FLOW_PLACES));
-    assert!(places.len() >= 64, "the whole table");
+    let buckets = values::<FlowBucket>(&fixture.setup.map("web", map::FLOW_PLACES));
+    assert!(buckets.len() >= 64, "the whole table");
     let overflow = hash::<u64, Flow>(&fixture.setup.map("web", map::FLOW_OVERFLOW));
-    let taken = places.iter().filter(|place| place.cookie != 0).count();
-    let promised: u64 = places.iter().map(|place| place.elsewhere).sum();
+    let taken = buckets.iter().filter(|bucket| bucket.cookie != 0).count();
+    let promised: u64 = buckets.iter().map(|bucket| bucket.elsewhere).sum();
     let kept = overflow.keys().filter(Result::is_ok).count();
-    assert_eq!(promised, kept as u64, "each place counts its own overflow records");
+    assert_eq!(promised, kept as u64, "each bucket counts its own overflow records");
     (taken, kept)
 }
 
@@ -53,25 +54,24 @@ fn it_makes_no_difference_who_closes_and_how() {
     let mut probe = fixture.probe();
     let mut open: Vec<_> = (0..12).map(|_| probe.dial(SERVICE)).collect();
     for dialled in open.iter().filter(|dialled| dialled.name == "resets") {
-        let reset = probe.ask(&format!("provoke {}", dialled.socket));
-        assert_eq!(reset, format!("err {}", libc::ECONNRESET));
+        assert_eq!(probe.provoke(dialled.socket), Err(libc::ECONNRESET));
     }
     // A connection that its peer has reset is over, whoever still holds the socket.
     assert_eq!(fixture.setup.active(), 8);
     open.retain(|dialled| dialled.name != "resets");
     // A copy of a socket is the same socket: it counts until the last copy is closed.
     let copied = open.pop().expect("eight");
-    let copy = probe.ask(&format!("dup {}", copied.socket));
+    let copy = probe.duplicate(copied.socket);
     probe.close(copied.socket);
     assert_eq!(fixture.setup.active(), 8);
-    probe.close(copy.strip_prefix("ok ").and_then(|n| n.parse().ok()).expect("a number"));
+    probe.close(copy);
     assert_eq!(fixture.setup.active(), 7);
     for (i, dialled) in open.iter().enumerate() {
         match i % 3 {
-            0 => assert_eq!(probe.ask(&format!("reset {}", dialled.socket)), "ok"),
+            0 => probe.reset(dialled.socket),
             1 => {
                 // A shutdown is no close: the socket is still there. Its peer may be gone already.
-                let _ = probe.ask(&format!("shut {}", dialled.socket));
+                let _ = probe.shut_down(dialled.socket);
                 probe.close(dialled.socket);
             }
             _ => probe.close(dialled.socket),
@@ -87,21 +87,21 @@ fn refused_and_retried_sockets_are_counted_once() {
     fixture.write_endpoints(&[("127.0.0.1:8009", "")]);
     fixture.start();
     let mut probe = fixture.probe();
-    for socket in 0..20 {
-        assert_eq!(probe.try_dial(SERVICE).map(|d| d.name), Err(libc::ECONNREFUSED));
-        for _ in 0..3 {
+    let sockets: Vec<SocketId> = (0..20).map(|_| probe.open_stream(Family::V4)).collect();
+    for socket in sockets.clone() {
+        for _ in 0..4 {
             assert_eq!(probe.try_redial(socket, SERVICE).map(|d| d.name), Err(libc::ECONNREFUSED));
         }
     }
     assert_eq!(fixture.setup.active(), 0, "a connection that was refused is over");
     let backend = fixture.setup.backends("web", "users")[0].clone();
-    assert_eq!((&backend["chosen"], &backend["endings"]["refused"]), (&80.into(), &80.into()), "calls");
-    for socket in 0..20 {
+    assert_eq!((&backend["started"], &backend["endings"]["refused"]), (&80.into(), &80.into()), "calls");
+    for socket in sockets {
         probe.close(socket);
     }
     all_gone(&fixture);
     let after = fixture.setup.backends("web", "users")[0].clone();
-    let counts = |backend: &serde_json::Value| (backend["chosen"].clone(), backend["endings"].clone());
+    let counts = |backend: &serde_json::Value| (backend["started"].clone(), backend["endings"].clone());
     assert_eq!(counts(&after), counts(&backend), "closing the sockets ends nothing twice");
 }
 
@@ -111,12 +111,13 @@ fn a_socket_that_goes_elsewhere_is_no_flow_of_the_service() {
     fixture.write_endpoints(&[("127.0.0.1:8009", "")]);
     fixture.start();
     let mut probe = fixture.probe();
-    assert!(probe.try_dial(SERVICE).is_err());
-    let direct = probe.try_redial(0, "127.0.0.1:8001").expect("b1 listens");
-    assert_eq!((direct.name.as_str(), direct.peer.as_str()), ("b1", "127.0.0.1:8001"));
+    let socket = probe.open_stream(Family::V4);
+    assert!(probe.try_redial(socket, SERVICE).is_err());
+    let direct = probe.try_redial(socket, "127.0.0.1:8001").expect("b1 listens");
+    assert_eq!((direct.name.as_str(), direct.peer), ("b1", address("127.0.0.1:8001")));
     assert_eq!(fixture.setup.active(), 0);
     let endings = fixture.setup.backends("web", "users")[0]["endings"].clone();
-    probe.close(0);
+    probe.close(socket);
     all_gone(&fixture);
     let after = fixture.setup.backends("web", "users")[0]["endings"].clone();
     assert_eq!(endings["refused"], 1);
@@ -131,7 +132,7 @@ fn a_disconnected_socket_can_dial_again() {
     let first = probe.dial(SERVICE);
     names.insert(first.name);
     for _ in 0..2 {
-        assert_eq!(probe.ask(&format!("unspec {}", first.socket)), "ok");
+        probe.disconnect(first.socket);
         names.insert(probe.try_redial(first.socket, SERVICE).expect("it dials again").name);
         assert_eq!(fixture.setup.active(), 1, "one socket");
     }
@@ -147,10 +148,10 @@ fn an_abandoned_connect_is_given_back() {
     fixture.write_endpoints(&[("127.0.0.1:8010", "")]);
     fixture.start();
     let mut probe = fixture.probe();
-    let started: Vec<String> = (0..10).map(|_| probe.ask(&format!("start {SERVICE}"))).collect();
+    let started: Vec<SocketId> = (0..10).map(|_| probe.start_connect(SERVICE)).collect();
     assert_eq!(fixture.setup.active(), 10);
-    for answer in &started[..5] {
-        probe.close(answer.strip_prefix("ok ").and_then(|n| n.parse().ok()).expect("a number"));
+    for socket in &started[..5] {
+        probe.close(*socket);
     }
     assert_eq!(fixture.setup.active(), 5);
     probe.kill();
@@ -186,17 +187,16 @@ fn a_connection_of_an_mptcp_socket_is_balanced_and_not_counted() {
     );
     let mut probe = fixture.probe();
     for _ in 0..6 {
-        let answer = probe.ask(&format!("mptcp {SERVICE}"));
-        let [_, socket, name, _] = answer.split(' ').collect::<Vec<_>>()[..] else { panic!("{answer}") };
-        assert!(name.starts_with('b'), "{answer}");
-        probe.close(socket.parse().expect("a number"));
+        let dialled = probe.dial_mptcp(SERVICE);
+        assert!(dialled.name.starts_with('b'), "{dialled:?}");
+        probe.close(dialled.socket);
     }
     let outcomes = fixture.setup.status()["clients"][0]["services"][0]["outcomes"].clone();
     assert_eq!((&outcomes["untracked"], &outcomes["forwarded"]), (&6.into(), &0.into()));
     all_gone(&fixture);
 }
 
-/// Sets the smallest flow table: 64 places, and as many in the overflow.
+/// Sets the smallest flow table: 64 buckets, and as many in the overflow.
 fn with_small_table() -> Fixture {
     let mut fixture = Fixture::without_daemon();
     let text = config(&fixture.cgroup, r#"{ file = "users.toml" }"#, "") + "[limits]\nflow_records = 64\n";
@@ -210,26 +210,26 @@ fn colliding_sockets_are_counted_in_the_overflow() {
     let fixture = with_small_table();
     let mut probes: Vec<Probe> = (0..2).map(|_| fixture.probe()).collect();
     let mut open = Vec::new();
-    // Without fetching atomics every flow is in the overflow, which has 64 places too.
+    // Without fetching atomics every flow is in the overflow, which has 64 records too.
     let first = if kernel::FETCHING_ATOMICS.is_here() { 90 } else { 40 };
     for i in 0..first {
         let probe = &mut probes[i % 2];
         let dialled = probe.dial(SERVICE);
-        assert_eq!(dialled.peer, SERVICE);
+        assert_eq!(dialled.peer, address(SERVICE));
         open.push((i % 2, dialled.socket));
     }
     let (table, overflow) = records(&fixture);
-    assert!(overflow > 0, "{first} sockets in 64 places");
+    assert!(overflow > 0, "{first} sockets in 64 buckets");
     assert!(table > 0 || !kernel::FETCHING_ATOMICS.is_here());
     assert_eq!((table + overflow, fixture.setup.active()), (first, first as u64));
-    // Every other one goes, others come: places that get free may be claimed by newcomers only.
+    // Every other one goes, others come: buckets that get free may be claimed by newcomers only.
     for (probe, socket) in open.iter().step_by(2) {
         probes[*probe].close(*socket);
     }
     let again: Vec<_> = (0..40).map(|_| probes[0].dial(SERVICE)).collect();
     assert_eq!(fixture.setup.active(), first as u64 / 2 + 40);
     for (probe, socket) in open.iter().skip(1).step_by(2) {
-        assert_eq!(probes[*probe].ask(&format!("peer {socket}")), SERVICE, "found in table or overflow");
+        assert_eq!(probes[*probe].peer(*socket), address(SERVICE), "found in table or overflow");
         probes[*probe].close(*socket);
     }
     for dialled in again {
@@ -262,11 +262,14 @@ fn outcomes_add_up_to_the_calls() {
     let fixture = Fixture::new();
     let mut probes: Vec<Probe> = (0..4).map(|_| fixture.probe()).collect();
     for (i, probe) in probes.iter_mut().enumerate() {
-        probe.pin(u32::try_from(i % 2).expect("a CPU"));
-        probe.send(&format!("many {SERVICE} 500"));
+        probe.pin(i % 2);
     }
-    for probe in &mut probes {
-        let counts = stage::probe::parse_counts(&probe.receive());
+    let counts: Vec<Counts> = std::thread::scope(|scope| {
+        let dial = |probe| scope.spawn(|| Probe::dial_many(probe, SERVICE, 500));
+        let threads: Vec<_> = probes.iter_mut().map(dial).collect();
+        threads.into_iter().map(|thread| thread.join().expect("the probe answers")).collect()
+    });
+    for counts in counts {
         assert_eq!(counts.values().sum::<u32>(), 500, "{counts:?}");
         assert_eq!(counts.len(), 3, "{counts:?}");
     }

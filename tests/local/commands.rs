@@ -228,7 +228,7 @@ fn status_reads_the_pins_that_it_is_given() {
     let output = stage::daemon::finish(&mut command);
     let status: Value = serde_json::from_slice(&output.stdout).expect("JSON");
     assert_eq!((output.status.code(), &status["clients"]), (Some(3), &Value::Array(Vec::new())));
-    let said = status["degraded"].to_string();
+    let said = stage::faults_of(&status).join("\n");
     assert!(said.contains(&format!("has its pins in {}", fixture.setup.pins.display())), "{said}");
     assert!(said.contains(&format!("what lies in {}", elsewhere.display())), "{said}");
 }
@@ -302,7 +302,7 @@ fn status_is_a_table_for_people_and_json_for_programs() {
         "service users 10.96.0.10:80/tcp",
         "backend",
         "wanted",
-        "conn/s",
+        "flows/s",
         "127.0.0.1:8003",
         "healthy",
     ] {
@@ -310,7 +310,7 @@ fn status_is_a_table_for_people_and_json_for_programs() {
     }
     assert!(!text.contains('\x1b'), "no escape sequences in a pipe");
     let status = fixture.setup.status();
-    assert_eq!((&status["schema"], &status["degraded"]), (&2.into(), &Value::Array(Vec::new())));
+    assert_eq!((&status["schema"], &status["faults"]), (&3.into(), &Value::Array(Vec::new())));
     let (code, text) = failure(&fixture.setup.run(&["status", "nobody"]));
     assert_eq!((code, text.contains("no client nobody")), (Some(1), true), "{text}");
 }

@@ -14,13 +14,14 @@ fn backend(fixture: &Fixture, address: &str) -> Value {
     backends.find(|backend| backend["address"] == address).unwrap_or_default()
 }
 
-/// Chosen is what ended, what is open, what was taken out, and what is not tracked.
+/// Chosen is what ended, what is open, what was reclaimed, and what is not tracked.
 #[track_caller]
 fn assert_adds_up(backend: &Value) {
     let count = |value: &Value| value.as_u64().expect("a count");
     let ended: u64 = backend["endings"].as_object().expect("endings").values().map(count).sum();
-    let [active, swept, untracked] = ["active", "swept", "untracked"].map(|name| count(&backend[name]));
-    assert_eq!(count(&backend["chosen"]), ended + active + swept + untracked, "{backend}");
+    let [active, reclaimed, untracked] =
+        ["active", "reclaimed", "untracked"].map(|name| count(&backend[name]));
+    assert_eq!(count(&backend["started"]), ended + active + reclaimed + untracked, "{backend}");
     assert_eq!(backend["unaccounted"], 0);
 }
 
@@ -36,7 +37,7 @@ fn what_flows_end_of_and_how_long_they_took_is_told() {
     let more = [probe.try_dial(SERVICE), probe.try_dial(SERVICE)];
     assert_eq!(more.iter().filter(|dialled| dialled.is_ok()).count(), 1);
     let look = || (backend(&fixture, "127.0.0.1:8001"), backend(&fixture, "127.0.0.1:8009"));
-    let rate = |backend: &Value| backend["rates_60s"]["chosen"].as_f64() > Some(0.0);
+    let rate = |backend: &Value| backend["rates_60s"]["started"].as_f64() > Some(0.0);
     let (good, bad) = eventually("rates are known", look, |(good, bad)| rate(good) && rate(bad));
     assert_adds_up(&good);
     assert_adds_up(&bad);
@@ -71,10 +72,10 @@ fn what_flows_end_of_and_how_long_they_took_is_told() {
     let text =
         |fixture: &Fixture| String::from_utf8_lossy(&fixture.setup.run(&["status"]).stdout).into_owned();
     let with = text(&fixture);
-    assert!(with.contains("conn/s") && with.contains("    refused ") && with.contains("/s\n"), "{with}");
+    assert!(with.contains("flows/s") && with.contains("    refused ") && with.contains("/s\n"), "{with}");
     fixture.stop();
     let without = text(&fixture);
-    assert!(without.contains("chosen") && without.contains("    refused 101\n"), "{without}");
+    assert!(without.contains("started") && without.contains("    refused 101\n"), "{without}");
     assert_eq!(backend(&fixture, "127.0.0.1:8001")["rates_60s"], Value::Null);
 }
 
@@ -85,7 +86,7 @@ fn a_backend_that_leaves_and_returns_goes_on_with_its_counts() {
     let mut probe = fixture.probe();
     probe.dial_many(SERVICE, 300);
     let before = backend(&fixture, "127.0.0.1:8003");
-    let had = before["chosen"].as_u64().expect("a count");
+    let had = before["started"].as_u64().expect("a count");
     assert!((99..=101).contains(&had), "{before}");
     let there = |fixture: &Fixture, address: &str| !backend(fixture, address).is_null();
     fixture.write_endpoints(&[("127.0.0.1:8001", ""), ("127.0.0.1:8002", "")]);
@@ -94,7 +95,7 @@ fn a_backend_that_leaves_and_returns_goes_on_with_its_counts() {
     fixture.write_endpoints(&[("127.0.0.1:8001", ""), ("127.0.0.1:8002", ""), ("127.0.0.1:8009", "")]);
     eventually("another comes", || there(&fixture, "127.0.0.1:8009"), |there| *there);
     let other = backend(&fixture, "127.0.0.1:8009");
-    assert_eq!((&other["slot"], &other["chosen"]), (&before["slot"], &0.into()), "{other}");
+    assert_eq!((&other["slot"], &other["started"]), (&before["slot"], &0.into()), "{other}");
     fixture.stop();
     fixture.start();
     let all =
@@ -103,14 +104,14 @@ fn a_backend_that_leaves_and_returns_goes_on_with_its_counts() {
     eventually("it returns", || there(&fixture, "127.0.0.1:8003"), |there| *there);
     let after = backend(&fixture, "127.0.0.1:8003");
     assert_ne!(after["slot"], before["slot"]);
-    for field in ["chosen", "endings", "connect", "rtt", "bytes_received", "established", "lifetime_s"] {
+    for field in ["started", "endings", "connect", "rtt", "bytes_received", "established", "lifetime_s"] {
         assert_eq!(after[field], before[field], "{field}");
     }
     assert_adds_up(&after);
     // What it began with is nothing that it got lately.
-    assert!(after["rates_60s"].is_null() || after["rates_60s"]["chosen"] == 0.0, "{after}");
+    assert!(after["rates_60s"].is_null() || after["rates_60s"]["started"] == 0.0, "{after}");
     probe.dial_many(SERVICE, 40);
-    let now = backend(&fixture, "127.0.0.1:8003")["chosen"].as_u64().expect("a count");
+    let now = backend(&fixture, "127.0.0.1:8003")["started"].as_u64().expect("a count");
     assert!((had + 9..=had + 11).contains(&now), "{had}, {now}");
 }
 
@@ -121,7 +122,7 @@ fn counts_that_do_not_add_up_are_a_fault() {
     let mut probe = fixture.probe();
     probe.dial_many(SERVICE, 30);
     fixture.stop();
-    let said = |fixture: &Fixture| fixture.setup.status()["degraded"].to_string();
+    let said = |fixture: &Fixture| stage::faults_of(&fixture.setup.status()).join("\n");
     assert!(!said(&fixture).contains("add up"), "{}", said(&fixture));
     let slot = u32::try_from(backend(&fixture, "127.0.0.1:8002")["slot"].as_u64().expect("a slot"))
         .expect("32 bits");
@@ -136,11 +137,11 @@ fn counts_that_do_not_add_up_are_a_fault() {
     // Under way all the time, and nothing is wrong.
     row.flows -= 2;
     active.set(slot, Raw(row), 0).expect("as it was");
-    probe.send(&format!("forever {SERVICE}"));
+    probe.start_dialling(SERVICE);
     for _ in 0..10 {
         assert!(!said(&fixture).contains("add up"), "{}", said(&fixture));
     }
-    probe.ask("enough");
+    probe.stop_dialling();
 }
 
 #[test]

@@ -42,7 +42,7 @@ fn a_backend_whose_every_connect_fails_is_marked_until_one_succeeds() {
     fail(1);
     let (code, text, line) = seen(&fixture, metric);
     assert_eq!((code, line.as_str()), (Some(3), &*format!("{metric} 1")), "{text}");
-    let fault = "degraded: client web, service users: backend 127.0.0.1:8009: every connect of the last minute failed";
+    let fault = "degraded: client web, service users, backend 127.0.0.1:8009: every connect of the last minute failed";
     assert!(text.contains("\n! 127.0.0.1:8009 ") && text.contains(fault), "{text}");
     assert!(text.contains("\n  127.0.0.1:8001 ") && !text.contains('\x1b'), "{text}");
     let backends = fixture.setup.backends("web", "users");
@@ -63,7 +63,7 @@ fn refusals_at_the_limit_are_told() {
     let _daemon = stage::Daemon::start(&fixture.setup, &text);
     let mut probe = fixture.probe();
     let first = probe.dial(SERVICE);
-    assert_eq!(fixture.setup.status()["degraded"], serde_json::json!([]));
+    assert_eq!(fixture.setup.status()["faults"], serde_json::json!([]));
     for _ in 0..3 {
         assert!(probe.try_dial(SERVICE).is_err());
     }
@@ -71,6 +71,6 @@ fn refusals_at_the_limit_are_told() {
     let status = fixture.setup.status();
     let fault = "client web, service users: 3 connects of the last minute were refused: every backend was at its \
                  active_limit";
-    assert_eq!(status["degraded"], serde_json::json!([fault]));
+    assert_eq!(stage::faults_of(&status), [fault]);
     assert_eq!(status["clients"][0]["services"][0]["limited_60s"], 3);
 }

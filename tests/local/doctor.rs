@@ -139,7 +139,7 @@ fn another_socklb_on_the_cgroup_is_named_by_both() {
     let faults = |setup: &Setup| {
         let status = setup.status();
         let neighbours = status["clients"][0]["neighbours"].as_array().map_or(0, Vec::len);
-        (status["daemon"].is_object(), status["degraded"].to_string(), neighbours)
+        (status["daemon"].is_object(), stage::faults_of(&status).join("\n"), neighbours)
     };
     let here = cgroup.path().display();
     for (setup, order) in [(&first, "runs after ours"), (&second, "runs before ours")] {
@@ -207,7 +207,7 @@ fn limits_that_are_nearly_reached_are_named() {
     fixture.setup.write("socklb.toml", &text);
     fixture.start();
     let mut probe = fixture.probe();
-    // As many again fit in the table of those whose place is taken, unless all of them are there.
+    // As many again fit in the table of those whose bucket is taken, unless all of them are there.
     let looks = if stage::kernel::FETCHING_ATOMICS.is_here() {
         [
             (60, "ok", "128 flow_records (64, and as many again on collisions)"),
@@ -266,7 +266,7 @@ fn r10_a_cgroup_namespace_is_resolved_or_named() {
     };
     // The host's path, which does not exist in there.
     let daemon = Daemon::spawn_with(&setup, inside);
-    let degraded = || setup.status()["degraded"].to_string();
+    let degraded = || stage::faults_of(&setup.status()).join("\n");
     stage::eventually("it is named", degraded, |faults| {
         faults.contains("there is no cgroup") && faults.contains("--cgroupns=host")
     });

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 
-use stage::{Backend, Cgroup, Daemon, Setup, Stage, eventually};
+use stage::{Backend, Cgroup, Daemon, Setup, Stage, address, eventually};
 
 use stage::fixture::{Fixture, SERVICE, endpoints};
 
@@ -98,7 +98,7 @@ fn a_lame_duck_gets_no_new_connects_and_keeps_its_open_ones() {
     );
     // Its sockets still report the address they dialled.
     let duck = open.iter().find(|dialled| dialled.name == "b2").expect("one of ten");
-    assert_eq!(probe.ask(&format!("peer {}", duck.socket)), SERVICE);
+    assert_eq!(probe.peer(duck.socket), address(SERVICE));
     // With the last of them its slot goes.
     for dialled in open {
         probe.close(dialled.socket);
@@ -275,7 +275,7 @@ fn a_relative_configuration_path_is_followed_as_fast() {
 fn a_file_rewritten_all_the_time_is_never_read_half() {
     let fixture = Fixture::new();
     let mut probe = fixture.probe();
-    probe.send(&format!("forever {SERVICE}"));
+    probe.start_dialling(SERVICE);
     // In place, so that a reader can meet the file at any length; long, so that it often does.
     let list: Vec<(String, &str)> =
         (1..=2000).map(|n| (format!("127.0.{}.{}:8001", n / 250, n % 250 + 1), "weight = 0")).collect();
@@ -296,7 +296,7 @@ fn a_file_rewritten_all_the_time_is_never_read_half() {
         },
         |reads| *reads >= 4,
     );
-    let counts = stage::probe::parse_counts(&probe.ask("enough"));
+    let counts = probe.stop_dialling();
     let names: BTreeSet<&str> = counts.keys().map(String::as_str).collect();
     assert!(names.iter().all(|name| ["b1", "b2", "b3"].contains(name)), "{counts:?}");
 }
@@ -329,13 +329,10 @@ fn a_list_that_one_client_has_no_slots_for_is_a_fault_of_that_client_alone() {
         + &service("bigger", "10.96.0.11:80")
         + "[limits]\nslots = 64\n";
     let _daemon = Daemon::start(&setup, &text);
-    let faults = || setup.status()["degraded"].as_array().cloned().unwrap_or_default();
-    let told = |faults: &Vec<serde_json::Value>| {
-        faults.iter().any(|fault| fault.to_string().contains("all 64 slots"))
-    };
+    let faults = || stage::faults_of(&setup.status());
+    let told = |faults: &Vec<String>| faults.iter().any(|fault| fault.contains("all 64 slots"));
     let faults = eventually("it is told", faults, told);
     for fault in &faults {
-        let fault = fault.as_str().expect("text");
         assert!(fault.starts_with("client op, service big") && !fault.contains("client act"), "{faults:?}");
     }
 }

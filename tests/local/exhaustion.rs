@@ -12,14 +12,14 @@ use stage::{Cgroup, Daemon, Probe, eventually, within};
 /// A process that connects without pause.
 fn busy(fixture: &Fixture) -> Probe {
     let mut probe = fixture.probe();
-    probe.send(&format!("forever {SERVICE}"));
+    probe.start_dialling(SERVICE);
     probe
 }
 
 /// Ends it: all its connects have reached a backend.
 #[track_caller]
 fn all_reached(mut probe: Probe) {
-    let counts = stage::probe::parse_counts(&probe.ask("enough"));
+    let counts = probe.stop_dialling();
     assert!(!counts.is_empty() && counts.keys().all(|name| name.starts_with('b')), "{counts:?}");
 }
 
@@ -71,7 +71,7 @@ fn changes_wait(
         |(code, text)| *code == Some(0) && text.contains("client second"),
     );
     assert_eq!(link_ids(&fixture.setup.pins_of("web")), links);
-    let counts = stage::probe::parse_counts(&probe.ask("enough"));
+    let counts = probe.stop_dialling();
     assert!(!counts.is_empty() && counts.keys().all(|name| name.starts_with('b')), "{counts:?}");
     assert_eq!(Probe::start(&second).dial_many(SERVICE, 20).len(), 2);
     eventually("every flow has ended", || fixture.setup.active(), |active| *active == 0);
@@ -155,7 +155,7 @@ fn without_memory_connects_go_on_whether_the_daemon_does_or_not() {
         );
     }
     assert_eq!(link_ids(&fixture.setup.pins_of("web")), links);
-    let counts = stage::probe::parse_counts(&probe.ask("enough"));
+    let counts = probe.stop_dialling();
     assert!(counts.keys().all(|name| name.starts_with('b')), "{counts:?}");
 }
 
@@ -195,10 +195,11 @@ fn a_start_with_too_few_descriptors_says_so_and_changes_nothing() {
     let probe = busy(&fixture);
     fixture.stop();
     let links = link_ids(&fixture.setup.pins_of("web"));
+    // A kernel that refuses a program does not always say what it lacks: the daemon then names both.
+    let words = ["open files", "for want of memory or of descriptors"];
     let amounts = (6..64).step_by(3).chain([96, 128, 256, 1024]);
-    let ran: Vec<u64> = amounts
-        .filter(|amount| starts_or_says(&fixture, Resource::Nofile, *amount, &["open files"]))
-        .collect();
+    let ran: Vec<u64> =
+        amounts.filter(|amount| starts_or_says(&fixture, Resource::Nofile, *amount, &words)).collect();
     assert!(ran.contains(&1024), "{ran:?}");
     assert_eq!(link_ids(&fixture.setup.pins_of("web")), links);
     fixture.start();

@@ -1,6 +1,6 @@
 //! Both address families, v4-mapped sockets, getpeername, and everything that is not ours.
 
-use stage::{Backend, Cgroup, Daemon, Probe, Setup, Stage};
+use stage::{Backend, Cgroup, Daemon, Family, Probe, Setup, Stage, address};
 
 use stage::fixture::{Fixture, SERVICE, config};
 
@@ -12,7 +12,7 @@ fn a_process_sees_the_address_it_dialled() {
     let mut probe = fixture.probe();
     let dialled = probe.dial(SERVICE);
     assert!(["b1", "b2", "b3"].contains(&dialled.name.as_str()), "{dialled:?}");
-    assert_eq!(dialled.peer, SERVICE);
+    assert_eq!(dialled.peer, address(SERVICE));
 }
 
 #[test]
@@ -25,7 +25,7 @@ fn ipv6_is_balanced_like_ipv4() {
     let _daemon = Daemon::start(&setup, &text);
     let mut probe = Probe::start(&cgroup);
     probe.pin(0);
-    assert_eq!(probe.dial(SERVICE6).peer, SERVICE6);
+    assert_eq!(probe.dial(SERVICE6).peer, address(SERVICE6));
     let counts = probe.dial_many(SERVICE6, 1024);
     assert_eq!(counts, [("six1".to_owned(), 512), ("six2".to_owned(), 512)].into());
 }
@@ -36,7 +36,7 @@ fn a_v4_mapped_socket_dials_an_ipv4_service() {
     let mut probe = fixture.probe();
     let dialled = probe.dial("[::ffff:10.96.0.10]:80");
     assert!(["b1", "b2", "b3"].contains(&dialled.name.as_str()), "{dialled:?}");
-    assert_eq!(dialled.peer, "[::ffff:10.96.0.10]:80");
+    assert_eq!(dialled.peer, address("[::ffff:10.96.0.10]:80"));
     assert_eq!(fixture.setup.active(), 1);
     probe.close(dialled.socket);
     assert_eq!(fixture.setup.active(), 0);
@@ -48,19 +48,20 @@ fn what_is_not_ours_is_untouched() {
     let other = Backend::start("other", "127.0.0.1:9000");
     let six = Backend::start("six", "[::1]:9000");
     let mut probe = fixture.probe();
-    for (address, backend) in
+    for (direct, backend) in
         [("127.0.0.1:9000", &other), ("[::1]:9000", &six), ("[::ffff:127.0.0.1]:9000", &other)]
     {
-        let dialled = probe.dial(address);
-        assert_eq!((dialled.name.as_str(), dialled.peer.as_str()), (backend.name(), address));
+        let dialled = probe.dial(direct);
+        assert_eq!((dialled.name.as_str(), dialled.peer), (backend.name(), address(direct)));
     }
     // A backend dialled directly is no flow of the service, and its peer is itself.
     let direct = probe.dial("127.0.0.1:8001");
-    assert_eq!((direct.name.as_str(), direct.peer.as_str()), ("b1", "127.0.0.1:8001"));
+    assert_eq!((direct.name.as_str(), direct.peer), ("b1", address("127.0.0.1:8001")));
     // The service's address with another port or protocol is not the service: here nobody can be reached there.
     assert_eq!(probe.try_dial("10.96.0.10:81").map(|dialled| dialled.name), Err(libc::ENETUNREACH));
-    assert_eq!(probe.ask("datagram 10.96.0.10:80"), format!("err {}", libc::ENETUNREACH));
-    assert_eq!(probe.ask("datagram 127.0.0.1:9000"), "ok 127.0.0.1:9000");
+    let datagrams = [probe.open_datagram(Family::V4), probe.open_datagram(Family::V4)];
+    assert_eq!(probe.try_connect_datagram(datagrams[0], "10.96.0.10:80"), Err(libc::ENETUNREACH));
+    probe.connect_datagram(datagrams[1], "127.0.0.1:9000");
     let client = fixture.setup.status()["clients"][0].clone();
     // Four dials, one failed dial and two datagram sockets.
     assert_eq!(client["not_a_service"], 7);
@@ -72,8 +73,8 @@ fn what_is_not_ours_is_untouched() {
 fn an_accepted_socket_in_the_cgroup_keeps_its_peer() {
     let fixture = Fixture::new();
     let mut server = fixture.probe();
-    assert_eq!(server.ask("listen 127.0.0.1:9000"), "ok");
+    let listener = server.listen("127.0.0.1:9000");
     let client = std::net::TcpStream::connect("127.0.0.1:9000").expect("connect from outside the cgroup");
     let here = client.local_addr().expect("an address");
-    assert_eq!(server.ask("accept 0"), format!("ok {here}"));
+    assert_eq!(server.accept(listener), here);
 }

@@ -8,7 +8,7 @@ use lb_common::abi::{self, ABI_VERSION, map};
 use stage::daemon::failure;
 use stage::kernel;
 use stage::maps::array;
-use stage::{Cgroup, Daemon, Setup, Stage};
+use stage::{Cgroup, Daemon, Setup, Stage, address};
 
 use stage::fixture::{Fixture, SERVICE, config, with_active_accounting, with_passes};
 
@@ -142,7 +142,7 @@ fn two_capabilities_are_enough_or_the_third_is_named() {
     let mut daemon = start_as_nobody(&stage, &setup, |_| {});
     let mut probe = stage::Probe::start(&cgroup);
     let dialled = probe.dial(SERVICE);
-    assert_eq!((dialled.name.as_str(), dialled.peer.as_str()), ("b", SERVICE));
+    assert_eq!((dialled.name.as_str(), dialled.peer), ("b", address(SERVICE)));
     assert_eq!(setup.active(), 1);
     probe.close(dialled.socket);
     assert_eq!(setup.active(), 0);
@@ -203,14 +203,14 @@ fn flows_of_a_namespace_that_may_not_be_entered_are_kept_and_counted() {
     let mut daemon = start_as_nobody(&stage, &setup, |_| {});
     let mut elsewhere = stage::Probe::start_with(&cgroup, stage::namespace::in_a_network_of_its_own);
     assert!(elsewhere.try_dial(SERVICE).is_err(), "nobody is there");
-    let passes = || setup.status()["clients"][0]["repair"]["passes"].as_u64();
+    let passes = || setup.status()["clients"][0]["reclaim"]["passes"].as_u64();
     stage::eventually("passes have seen it", passes, |passes| *passes >= Some(3));
     // Where it is told that a process holds it, all is known that has to be.
     let is_told = !kernel::SPECULATION_BARRIERS.is_here();
     let status = setup.status();
-    assert_eq!(status["clients"][0]["repair"]["kept_elsewhere"], u64::from(!is_told), "{status}");
+    assert_eq!(status["clients"][0]["reclaim"]["kept_elsewhere"], u64::from(!is_told), "{status}");
     let fault = "client web: 1 open flows are in network namespaces that cannot be looked into";
-    assert_eq!(status["degraded"].to_string().contains(fault), !is_told, "{status}");
+    assert_eq!(stage::faults_of(&status).join("\n").contains(fault), !is_told, "{status}");
     assert_eq!(setup.active(), 1);
     drop(elsewhere);
     assert_eq!(setup.active(), 0);
@@ -234,12 +234,12 @@ fn a_connection_of_an_mptcp_socket_that_cannot_be_told_apart_is_given_back() {
     setup.write("socklb.toml", &with_passes(&with_active_accounting(&text)));
     let mut probe = stage::Probe::start(&cgroup);
     let mut daemon = start_as_nobody(&stage, &setup, |_| {});
-    let answer = probe.ask(&format!("mptcp {SERVICE}"));
-    let [_, socket, "b", _] = answer.split(' ').collect::<Vec<_>>()[..] else { panic!("{answer}") };
+    let dialled = probe.dial_mptcp(SERVICE);
+    assert_eq!(dialled.name, "b");
     assert_eq!(setup.active(), 1);
-    let passes = || setup.status()["clients"][0]["repair"]["passes"].as_u64();
+    let passes = || setup.status()["clients"][0]["reclaim"]["passes"].as_u64();
     stage::eventually("a pass has seen it", passes, |passes| *passes >= Some(2));
-    probe.close(socket.parse().expect("a number"));
+    probe.close(dialled.socket);
     stage::eventually("it is given back", || setup.active(), |active| *active == 0);
     stage::daemon::signal(&daemon, rustix::process::Signal::TERM);
     assert!(daemon.wait().expect("reap the daemon").success());

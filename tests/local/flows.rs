@@ -16,7 +16,7 @@ fn flows(fixture: &Fixture, arguments: &[&str]) -> Vec<Value> {
     let output = fixture.setup.run(&[&["flows", "--json"], arguments].concat());
     let document: Value = serde_json::from_slice(&output.stdout)
         .unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&output.stderr)));
-    assert_eq!((output.status.code(), &document["schema"]), (Some(0), &1.into()));
+    assert_eq!((output.status.code(), &document["schema"]), (Some(0), &2.into()));
     document["flows"].as_array().expect("a list").clone()
 }
 
@@ -39,7 +39,7 @@ fn each_open_socket_is_shown_once_with_its_process_and_the_reason() {
     let text = fixture.setup.run(&["flows"]);
     assert_eq!(
         (text.status.code(), String::from_utf8_lossy(&text.stdout).as_ref()),
-        (Some(0), "no open flows\n")
+        (Some(0), "no active flows\n")
     );
     let mut probe = fixture.probe();
     let open: Vec<_> = (0..9).map(|_| probe.dial(SERVICE)).collect();
@@ -76,9 +76,9 @@ fn each_open_socket_is_shown_once_with_its_process_and_the_reason() {
     assert!(left.len() == 5 && cookies(&left).is_subset(&cookies(&shown)), "{left:?}");
 }
 
-/// The kernel's table of flows has 64 places here, and the rest is elsewhere.
+/// The kernel's table of flows has 64 buckets here; the rest is in the overflow.
 #[test]
-fn sockets_whose_place_is_taken_are_shown_as_well() {
+fn sockets_whose_bucket_is_taken_are_shown_as_well() {
     let mut fixture = Fixture::without_daemon();
     let text = config(&fixture.cgroup, r#"{ file = "users.toml" }"#, "") + "[limits]\nflow_records = 64\n";
     fixture.setup.write("socklb.toml", &text);
@@ -100,7 +100,7 @@ fn a_socket_that_waits_for_its_backend_is_connecting() {
     fixture.start();
     let mut probe = fixture.probe();
     for _ in 0..10 {
-        assert!(probe.ask(&format!("start {SERVICE}")).starts_with("ok "));
+        probe.start_connect(SERVICE);
     }
     // Those for which there is room in the queue are established at once.
     let look = || flows(&fixture, &[]);
@@ -250,9 +250,9 @@ fn a_hundred_thousand_flows_are_shown_each_once() {
     let many = if stage::in_a_guest() { 10_000 } else { 100_000 };
     fixture.stop();
     let pins = [map::FLOW_PLACES, map::FLOWS].map(|name| fixture.setup.map("web", name));
-    let (mut places, mut records) = (values::<FlowBucket>(&pins[0]), values::<Flow>(&pins[1]));
-    for (number, (place, flow)) in (1u32..).zip(places.iter_mut().zip(&mut records).take(many)) {
-        place.cookie = (1 << 32) + u64::from(number);
+    let (mut buckets, mut records) = (values::<FlowBucket>(&pins[0]), values::<Flow>(&pins[1]));
+    for (number, (bucket, flow)) in (1u32..).zip(buckets.iter_mut().zip(&mut records).take(many)) {
+        bucket.cookie = (1 << 32) + u64::from(number);
         *flow = Flow {
             start_ns: 1_000 * u64::from(number * 7919 % 1_000_003),
             slot: number % 3,
@@ -268,7 +268,7 @@ fn a_hundred_thousand_flows_are_shown_each_once() {
         };
     }
     set_all(&pins[1], &mut records);
-    set_all(&pins[0], &mut places);
+    set_all(&pins[0], &mut buckets);
     let shown = flows(&fixture, &[]);
     assert_eq!((shown.len(), cookies(&shown).len()), (many, many));
     assert!(shown.is_sorted_by_key(|flow| std::cmp::Reverse(flow["age_s"].as_f64().map(f64::to_bits))));

@@ -1,6 +1,6 @@
 //! Client tasks do not see each other, and other programs on the path do not see less.
 
-use stage::{Backend, Cgroup, Daemon, Probe, Setup, Stage};
+use stage::{Backend, Cgroup, Daemon, Probe, Setup, Stage, address};
 
 use stage::fixture::{SERVICE, config};
 
@@ -60,9 +60,9 @@ fn a_second_program_on_the_parent_cgroup_works_beside_ours() {
     let mut probe = Probe::start(&child);
     // Each program serves its own service...
     let ours = probe.dial(SERVICE);
-    assert_eq!((ours.name.as_str(), ours.peer.as_str()), ("b1", SERVICE));
+    assert_eq!((ours.name.as_str(), ours.peer), ("b1", address(SERVICE)));
     let theirs = probe.dial("10.96.0.11:80");
-    assert_eq!((theirs.name.as_str(), theirs.peer.as_str()), ("deep", "10.96.0.11:80"));
+    assert_eq!((theirs.name.as_str(), theirs.peer), ("deep", address("10.96.0.11:80")));
     // ... and counts the other's as none of its own.
     assert_eq!(lower.status()["clients"][0]["not_a_service"], 1);
     assert_eq!(upper.status()["clients"][0]["not_a_service"], 1);

@@ -1,23 +1,22 @@
 //! The daemon comes and goes; connects do not notice.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
-use stage::{Daemon, Probe, eventually};
+use stage::protocol::Counts;
+use stage::{Daemon, Probe, address, eventually};
 
 use stage::fixture::{Fixture, SERVICE, config};
 
 /// Nobody failed, and everybody was balanced.
 #[track_caller]
-fn no_failure(answer: &str) -> BTreeMap<String, u32> {
-    let counts = stage::probe::parse_counts(answer);
+fn no_failure(counts: &Counts) {
     assert!(counts.keys().all(|name| name.starts_with('b')), "{counts:?}");
     assert!(counts.values().sum::<u32>() > 0, "{counts:?}");
-    counts
 }
 
 fn busy(fixture: &Fixture) -> Probe {
     let mut probe = fixture.probe();
-    probe.send(&format!("forever {SERVICE}"));
+    probe.start_dialling(SERVICE);
     probe
 }
 
@@ -29,7 +28,7 @@ fn some_connects(fixture: &Fixture) {
 fn some_connects_of(fixture: &Fixture, service: &str) {
     let connects = || -> u64 {
         let backends = fixture.setup.backends("web", service);
-        backends.iter().map(|backend| backend["chosen"].as_u64().expect("a count")).sum()
+        backends.iter().map(|backend| backend["started"].as_u64().expect("a count")).sum()
     };
     let before = connects();
     eventually("the client gets on", connects, |now| *now > before + 200);
@@ -48,10 +47,10 @@ fn a_stop_and_a_start_fail_no_connect_and_keep_every_count() {
         fixture.start();
     }
     some_connects(&fixture);
-    no_failure(&probe.ask("enough"));
+    no_failure(&probe.stop_dialling());
     assert_eq!(fixture.setup.active(), 6);
     for dialled in &open {
-        assert_eq!(held.ask(&format!("peer {}", dialled.socket)), SERVICE);
+        assert_eq!(held.peer(dialled.socket), address(SERVICE));
         held.close(dialled.socket);
     }
     assert_eq!(fixture.setup.active(), 0);
@@ -67,7 +66,7 @@ fn a_kill_fails_no_connect() {
         some_connects(&fixture);
         fixture.start();
     }
-    no_failure(&probe.ask("enough"));
+    no_failure(&probe.stop_dialling());
 }
 
 #[test]
@@ -97,7 +96,7 @@ fn status_works_from_the_pins_when_the_daemon_is_dead() {
     }
     // Names, addresses, weights, tables and counts are the same; shares of the last minute and sources are gone.
     for clients in [&mut before, &mut after] {
-        for what in ["configured_cgroup", "neighbours", "repair"] {
+        for what in ["configured_cgroup", "neighbours", "reclaim"] {
             clients[0][what].take();
         }
         for lately in ["source", "handshake_60s"] {
@@ -127,10 +126,7 @@ fn detach_leaves_nothing_behind() {
     assert!(!fixture.setup.pins.exists(), "nor the directories that held it");
     // The cgroup's connects go where they say.
     assert_eq!(probe.try_dial(SERVICE).map(|d| d.name), Err(libc::ENETUNREACH));
-    assert_eq!(
-        probe.ask(&format!("peer {}", open.socket)),
-        fixture.backends[backend(&open.name)].address().to_string()
-    );
+    assert_eq!(probe.peer(open.socket), fixture.backends[backend(&open.name)].address());
     let again = fixture.setup.run(&["detach", "web"]);
     assert_eq!(again.status.code(), Some(1), "there is nothing to detach");
     assert!(fixture.setup.run(&["detach", "--all"]).status.success());
@@ -153,11 +149,11 @@ fn a_service_that_was_removed_keeps_its_flows_and_then_goes() {
     fixture.setup.write("socklb.toml", &config(&fixture.cgroup, r#"{ file = "users.toml" }"#, ""));
     fixture.start();
     assert_eq!(probe.try_dial("10.96.0.11:80").map(|d| d.name), Err(libc::ENETUNREACH));
-    assert_eq!(probe.ask(&format!("peer {}", open.socket)), "10.96.0.11:80");
+    assert_eq!(probe.peer(open.socket), address("10.96.0.11:80"));
     assert_eq!(fixture.setup.active(), 1);
     probe.close(open.socket);
     let services = || fixture.setup.status()["clients"][0]["services"].as_array().expect("a list").len();
-    eventually("the removed service's place is freed", services, |services| *services == 1);
+    eventually("the removed service's index is free", services, |services| *services == 1);
     assert_eq!(probe.dial_many(SERVICE, 30).len(), 3);
 }
 
@@ -186,7 +182,7 @@ fn flows_of_a_cgroup_that_the_client_has_left_still_end() {
     assert_eq!(before.try_dial(SERVICE).map(|d| d.name), Err(libc::ENETUNREACH));
     assert_eq!(Probe::start(&elsewhere).dial_many(SERVICE, 30).values().sum::<u32>(), 30);
     assert_eq!(fixture.setup.active(), 5);
-    assert_eq!(before.ask(&format!("peer {}", open[0].socket)), SERVICE);
+    assert_eq!(before.peer(open[0].socket), address(SERVICE));
     for dialled in open {
         before.close(dialled.socket);
     }
@@ -211,7 +207,7 @@ fn a_service_that_is_renamed_is_balanced_all_the_time() {
         fixture.start();
         some_connects_of(&fixture, name);
     }
-    no_failure(&probe.ask("enough"));
+    no_failure(&probe.stop_dialling());
     assert_eq!(fixture.setup.status()["clients"][0]["not_a_service"], 0);
 }
 
@@ -269,7 +265,7 @@ fn a_start_under_a_hail_of_signals_succeeds() {
 #[test]
 fn tables_are_replaced_where_membarrier_is_refused() {
     let fixture = Fixture::without_daemon();
-    // Room for one table and its successor: each publication needs the place of the one before the last.
+    // Room for one table and its successor: each publication needs the room of the one before the last.
     let text =
         config(&fixture.cgroup, r#"{ file = "users.toml" }"#, "") + "[limits]\nschedule_entries = 1024\n";
     fixture.setup.write("socklb.toml", &text);
@@ -319,7 +315,7 @@ fn a_client_that_is_not_configured_any_more_is_named() {
     drop(path);
     fixture.start();
     let status = fixture.setup.status();
-    let degraded = status["degraded"].to_string();
+    let degraded = stage::faults_of(&status).join("\n");
     assert!(degraded.contains("client web: attached, but not configured"), "{degraded}");
     // What the message says helps, while the daemon runs.
     assert!(fixture.setup.run(&["detach", "web"]).status.success());

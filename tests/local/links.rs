@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use lb_common::abi::map;
 use stage::fixture::{Fixture, SERVICE, config};
-use stage::{Cgroup, eventually, replace};
+use stage::{Cgroup, address, eventually, replace};
 
 /// The pinned links of the client, each with what tells a link that was made anew from the one before.
 fn links(fixture: &Fixture) -> Vec<(String, u64)> {
@@ -86,9 +86,9 @@ fn a_link_that_waits_for_its_name_gets_it_at_the_next_start() {
     waiting.push("+new");
     std::fs::rename(&pin, &waiting).expect("rename in bpffs");
     let mut probe = fixture.probe();
-    probe.send(&format!("forever {SERVICE}"));
+    probe.start_dialling(SERVICE);
     fixture.start();
-    let counts = stage::probe::parse_counts(&probe.ask("enough"));
+    let counts = probe.stop_dialling();
     assert!(counts.keys().all(|name| name.starts_with('b')), "{counts:?}");
     assert_eq!(links(&fixture), before, "it is the same link");
 }
@@ -107,7 +107,7 @@ fn a_client_that_leaves_is_kept_while_its_flows_cannot_be_counted() {
     replace(&fixture.setup.folder.join("socklb.toml"), &other);
     let told = |faults: &Vec<String>| faults.iter().any(|fault| fault.contains("`socklb detach web "));
     eventually("it is said what removes it", || fixture.setup.faults(), told);
-    assert_eq!(probe.ask(&format!("peer {}", open.socket)), SERVICE);
+    assert_eq!(probe.peer(open.socket), address(SERVICE));
     fixture.stop();
     assert!(fixture.setup.run(&["detach", "web"]).status.success());
     assert!(!fixture.setup.pins_of("web").exists());

@@ -43,6 +43,7 @@ mod faults;
 mod exhaustion;
 
 mod starts;
+
 mod trust;
 
 mod hung;
@@ -53,9 +54,13 @@ mod service;
 
 mod reload;
 
+mod reload_clients;
+
+mod reload_faults;
+
 mod links;
 
-mod repair;
+mod reclaim;
 
 mod notify;
 

@@ -1,7 +1,7 @@
 //! Sockets' odd ways to dial: each is balanced, and each is accounted for.
 
 use serde_json::Value;
-use stage::{Probe, eventually, kernel};
+use stage::{SocketId, address, eventually, kernel};
 
 use stage::fixture::{Fixture, SERVICE, config};
 
@@ -13,18 +13,6 @@ fn sum(fixture: &Fixture, count: impl Fn(&Value) -> &Value) -> u64 {
 
 fn ended(fixture: &Fixture, ending: &str) -> u64 {
     sum(fixture, |backend| &backend["endings"][ending])
-}
-
-/// The number in an answer.
-#[track_caller]
-fn number(answer: &str) -> u32 {
-    answer.strip_prefix("ok ").and_then(|n| n.parse().ok()).unwrap_or_else(|| panic!("{answer}"))
-}
-
-#[track_caller]
-fn name(probe: &mut Probe, socket: u32) -> String {
-    let answer = probe.ask(&format!("name {socket}"));
-    answer.strip_prefix("ok ").unwrap_or_else(|| panic!("{answer}")).to_owned()
 }
 
 /// A process mounts a file system of the network: the kernel dials for it, in its cgroup, and is no client of the service.
@@ -47,28 +35,25 @@ fn a_socket_that_the_kernel_itself_opens_is_left_alone() {
     assert_eq!(fixture.setup.status()["daemon"]["features"]["knows_kernel_sockets"], true);
     let mut probe = fixture.probe();
     let folder = fixture.setup.folder.join("mounted");
-    std::fs::create_dir(&folder).expect("a place to mount at");
+    std::fs::create_dir(&folder).expect("a folder to mount at");
     // The address has no route: a connect that is left alone fails at once, one that is balanced would meet a backend.
-    assert_eq!(
-        probe.ask(&format!("mount {SERVICE} {}", folder.display())),
-        format!("err {}", libc::ENETUNREACH)
-    );
+    assert_eq!(probe.mount_share(SERVICE, &folder), Err(libc::ENETUNREACH));
     let status = fixture.setup.status();
     assert_eq!(status["clients"][0]["not_a_service"], 1);
-    assert_eq!(sum(&fixture, |backend| &backend["chosen"]), 0);
+    assert_eq!(sum(&fixture, |backend| &backend["started"]), 0);
     // The process's own sockets are balanced.
     probe.dial(SERVICE);
-    assert_eq!((fixture.setup.active(), sum(&fixture, |backend| &backend["chosen"])), (1, 1));
+    assert_eq!((fixture.setup.active(), sum(&fixture, |backend| &backend["started"])), (1, 1));
 }
 
 #[test]
 fn connects_through_io_uring_are_balanced_in_the_name_of_their_process() {
     let fixture = Fixture::new();
     let mut probe = fixture.probe();
-    let sockets: Vec<u32> = (0..6).map(|_| number(&probe.ask(&format!("uring {SERVICE}")))).collect();
+    let sockets: Vec<SocketId> = (0..6).map(|_| probe.dial_by_ring(SERVICE)).collect();
     for socket in &sockets {
-        assert!(name(&mut probe, *socket).starts_with('b'));
-        assert_eq!(probe.ask(&format!("peer {socket}")), SERVICE);
+        assert!(probe.read_name(*socket).starts_with('b'));
+        assert_eq!(probe.peer(*socket), address(SERVICE));
     }
     assert_eq!((fixture.setup.active(), sum(&fixture, |backend| &backend["established"])), (6, 6));
     let flows = fixture.setup.run(&["flows", "--json"]);
@@ -97,14 +82,14 @@ fn a_connect_that_is_a_write_is_balanced_and_counted_once() {
     let mut probe = fixture.probe();
     // The first to each backend asks for a cookie, the others bring data in their SYN.
     for _ in 0..9 {
-        let socket = number(&probe.ask(&format!("fastopen {SERVICE}")));
-        assert!(name(&mut probe, socket).starts_with('b'));
-        assert_eq!(probe.ask(&format!("peer {socket}")), SERVICE);
+        let socket = probe.dial_fast_open(SERVICE);
+        assert!(probe.read_name(socket).starts_with('b'));
+        assert_eq!(probe.peer(socket), address(SERVICE));
         probe.close(socket);
     }
     eventually("they end", || fixture.setup.active(), |active| *active == 0);
     let counts =
-        ["chosen", "connecting", "established"].map(|count| sum(&fixture, |backend| &backend[count]));
+        ["started", "connecting", "established"].map(|count| sum(&fixture, |backend| &backend[count]));
     assert_eq!(counts, [9, 9, 9]);
     assert_eq!(ended(&fixture, "closed") + ended(&fixture, "aborted"), 9);
 }
@@ -116,20 +101,20 @@ fn a_connect_that_is_put_off_counts_from_the_choice_and_ends_with_its_socket() {
     let mut probe = fixture.probe();
     // Three backends give their cookies.
     for _ in 0..3 {
-        let socket = number(&probe.ask(&format!("fastopen {SERVICE}")));
-        name(&mut probe, socket);
+        let socket = probe.dial_fast_open(SERVICE);
+        probe.read_name(socket);
         probe.close(socket);
     }
     eventually("they end", || fixture.setup.active(), |active| *active == 0);
-    let spoken = number(&probe.ask(&format!("deferred {SERVICE}")));
-    let silent = number(&probe.ask(&format!("deferred {SERVICE}")));
+    let spoken = probe.dial_deferred(SERVICE);
+    let silent = probe.dial_deferred(SERVICE);
     assert_eq!(
         (fixture.setup.active(), sum(&fixture, |backend| &backend["connecting"])),
         (2, 3),
         "no SYN was sent"
     );
-    assert_eq!(probe.ask(&format!("write {spoken}")), "ok");
-    assert!(name(&mut probe, spoken).starts_with('b'));
+    probe.write(spoken);
+    assert!(probe.read_name(spoken).starts_with('b'));
     assert_eq!(sum(&fixture, |backend| &backend["established"]), 4);
     probe.close(silent);
     assert_eq!((fixture.setup.active(), ended(&fixture, "not-sent")), (1, 1));
@@ -149,14 +134,13 @@ fn a_timeout_of_connects_is_set_where_the_application_has_set_none() {
     let status = fixture.setup.status();
     assert_eq!(status["daemon"]["features"]["connect_timeouts"], true, "root may, and every kernel here can");
     let mut probe = fixture.probe();
-    let syncnt = |probe: &mut Probe, socket: u32| number(&probe.ask(&format!("syncnt {socket}")));
-    let direct = number(&probe.ask("start 127.0.0.1:8010"));
-    let usual = syncnt(&mut probe, direct);
-    let balanced = number(&probe.ask(&format!("start {SERVICE}")));
-    assert_eq!((usual, syncnt(&mut probe, balanced)), (6, 2), "7 s are two SYNs more than the first");
+    let direct = probe.start_connect("127.0.0.1:8010");
+    let usual = probe.syn_retries(direct);
+    let balanced = probe.start_connect(SERVICE);
+    assert_eq!((usual, probe.syn_retries(balanced)), (6, 2), "7 s are two SYNs more than the first");
     for own in [1, 4] {
-        let socket = number(&probe.ask(&format!("patient {own} {SERVICE}")));
-        assert_eq!(syncnt(&mut probe, socket), own, "the application knows better");
+        let socket = probe.start_connect_with_retries(SERVICE, own);
+        assert_eq!(probe.syn_retries(socket), own, "the application knows better");
     }
     // A change acts on the next connect.
     fixture.setup.write("socklb.toml", &text.replace("7s", "3s"));
@@ -164,8 +148,8 @@ fn a_timeout_of_connects_is_set_where_the_application_has_set_none() {
     eventually(
         "the next connect gives up sooner",
         || {
-            let socket = number(&probe.ask(&format!("start {SERVICE}")));
-            syncnt(&mut probe, socket)
+            let socket = probe.start_connect(SERVICE);
+            probe.syn_retries(socket)
         },
         |count| *count == 1,
     );

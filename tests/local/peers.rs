@@ -6,7 +6,7 @@
 
 use lb_common::abi::{Service, map};
 use stage::maps::array;
-use stage::{Backend, Cgroup, Daemon, Probe, Setup, Stage, eventually, replace};
+use stage::{Backend, Cgroup, Daemon, Probe, Setup, Stage, address, eventually, replace};
 
 use stage::fixture::{Fixture, SERVICE, config, endpoints};
 
@@ -54,8 +54,7 @@ fn r7_a_service_without_backends_gives_its_errno_and_never_eperm() {
             probe.try_dial("[::ffff:10.96.0.10]:80").map(|dialled| dialled.name),
             Err(stage::kernel::refusal(errno))
         );
-        let started = probe.ask(&format!("start {SERVICE}"));
-        assert!(started.ends_with(&format!(" {}", stage::kernel::refusal(errno))), "{started}");
+        assert_eq!(probe.try_start_connect(SERVICE), Err(stage::kernel::refusal(errno)));
     }
 }
 
@@ -81,7 +80,7 @@ fn r9_a_cgroup_made_anew_is_covered_and_never_said_to_be_before_it_is() {
     assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3);
     // The old cgroup's socket is still counted, and still ends.
     assert_eq!(fixture.setup.active(), 1);
-    assert_eq!(old.ask(&format!("peer {}", held.socket)), SERVICE);
+    assert_eq!(old.peer(held.socket), address(SERVICE));
     old.close(held.socket);
     assert_eq!(fixture.setup.active(), 0);
 }
@@ -134,7 +133,7 @@ fn r11_programs_beside_and_above_are_listed_and_a_rewrite_after_ours_is_detected
     probe.close(dialled.socket);
     let backend = setup.backends("web", "users")[0].clone();
     assert_eq!(backend["diverted"], 1, "{backend}");
-    let degraded = setup.status()["degraded"].to_string();
+    let degraded = stage::faults_of(&setup.status()).join("\n");
     assert!(degraded.contains("another program rewrites after ours"), "{degraded}");
     // And a flow that went where ours had sent it counts as none.
     drop(_thief);
@@ -195,7 +194,7 @@ fn r15_counts_are_a_backends_own_through_rebuilt_tables_and_restarts() {
         let count = |backend: &serde_json::Value, name: &str| backend[name].as_u64().expect("a count");
         let address = |backend: &serde_json::Value| backend["address"].as_str().expect("text").to_owned();
         backends
-            .map(|backend| (address(&backend), (count(&backend, "chosen"), count(&backend, "active"))))
+            .map(|backend| (address(&backend), (count(&backend, "started"), count(&backend, "active"))))
             .collect()
     };
     let before = of(&fixture);
@@ -237,7 +236,7 @@ fn r24_a_kill_under_load_leaks_no_connect() {
     let mut fixture = Fixture::new();
     let mut probes: Vec<Probe> = (0..2).map(|_| fixture.probe()).collect();
     for probe in &mut probes {
-        probe.send(&format!("forever {SERVICE}"));
+        probe.start_dialling(SERVICE);
     }
     for _ in 0..3 {
         fixture.daemon.take().expect("a daemon runs").kill();
@@ -246,7 +245,7 @@ fn r24_a_kill_under_load_leaks_no_connect() {
         fixture.start();
     }
     for probe in &mut probes {
-        let counts = stage::probe::parse_counts(&probe.ask("enough"));
+        let counts = probe.stop_dialling();
         assert!(counts.keys().all(|name| name.starts_with('b')), "{counts:?}");
     }
     assert_eq!(fixture.setup.status()["clients"][0]["not_a_service"], 0);
@@ -261,8 +260,8 @@ fn r25_programs_load_with_the_largest_configuration() {
     let text = config(&fixture.cgroup, r#"{ file = "users.toml" }"#, "") + limits;
     let _daemon = Daemon::start(&fixture.setup, &text);
     assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3);
-    let places = array::<Service>(&fixture.setup.map("web", map::SERVICES));
-    assert_eq!(places.len(), 256);
+    let services = array::<Service>(&fixture.setup.map("web", map::SERVICES));
+    assert_eq!(services.len(), 256);
 }
 
 /// Services were restarted, and what they dialled first went to the service address.

@@ -4,7 +4,7 @@
 use serde_json::Value;
 use stage::backend::with_a_full_queue;
 use stage::daemon::find;
-use stage::{Backend, Daemon, Manner, Probe, eventually};
+use stage::{Backend, Daemon, Manner, Probe, SocketId, address, eventually};
 
 use stage::fixture::{Fixture, SERVICE, config};
 
@@ -41,16 +41,17 @@ fn r3_a_direct_connection_of_a_socket_that_dialled_the_service_before_is_nobodys
     let (fixture, _daemon) = two_services();
     let mut probe = fixture.probe();
     let socket = probe.dial(SERVICE).socket;
-    assert_eq!(probe.ask(&format!("unspec {socket}")), "ok");
+    probe.disconnect(socket);
     assert_eq!((active(&fixture, "users"), ended(&fixture, "users", "aborted")), (0, 1));
     let direct = probe.try_redial(socket, "127.0.0.1:8001").expect("the backend listens");
-    assert_eq!(direct.peer, "127.0.0.1:8001", "it dialled that");
+    assert_eq!(direct.peer, address("127.0.0.1:8001"), "it dialled that");
     assert_eq!(active(&fixture, "users"), 0);
     let flows = fixture.setup.run(&["flows", "--json"]);
     let flows: Value = serde_json::from_slice(&flows.stdout).expect("JSON");
     assert_eq!(flows["flows"], Value::Array(Vec::new()), "no flow is open");
     probe.close(socket);
-    let sums = ["chosen", "diverted", "swept"].map(|count| sum(&fixture, "users", |backend| &backend[count]));
+    let sums =
+        ["started", "diverted", "reclaimed"].map(|count| sum(&fixture, "users", |backend| &backend[count]));
     assert_eq!(sums, [1, 0, 0]);
 }
 
@@ -64,21 +65,21 @@ fn r4_a_v4_mapped_socket_of_a_backend_that_dies_is_as_an_ipv4_one() {
     fixture.write_endpoints(&[("127.0.0.1:8001", "")]);
     fixture.start();
     let mut probe = fixture.probe();
-    for address in [SERVICE, MAPPED] {
-        let socket = probe.dial(address).socket;
-        assert_eq!(probe.ask(&format!("peer {socket}")), address);
-        assert_eq!(probe.ask(&format!("provoke {socket}")), format!("err {}", libc::ECONNRESET));
+    for service in [SERVICE, MAPPED] {
+        let socket = probe.dial(service).socket;
+        assert_eq!(probe.peer(socket), address(service));
+        assert_eq!(probe.provoke(socket), Err(libc::ECONNRESET));
     }
     drop(dying);
-    for address in [SERVICE, MAPPED] {
-        assert_eq!(probe.try_dial(address).map(|dialled| dialled.name), Err(libc::ECONNREFUSED));
+    for service in [SERVICE, MAPPED] {
+        assert_eq!(probe.try_dial(service).map(|dialled| dialled.name), Err(libc::ECONNREFUSED));
     }
     let endings = ["reset", "refused"].map(|ending| ended(&fixture, "users", ending));
     assert_eq!((endings, active(&fixture, "users")), ([2, 2], 0));
     fixture.write_endpoints(&[("127.0.0.1:8002", "")]);
-    for address in [SERVICE, MAPPED] {
-        let reached = || probe.try_dial(address).map(|dialled| (dialled.name, dialled.peer));
-        let other = Ok(("b2".to_owned(), address.to_owned()));
+    for service in [SERVICE, MAPPED] {
+        let reached = || probe.try_dial(service).map(|dialled| (dialled.name, dialled.peer));
+        let other = Ok(("b2".to_owned(), address(service)));
         let _ = eventually("another backend", reached, |reached| *reached == other);
     }
 }
@@ -90,9 +91,9 @@ fn r5_a_socket_that_goes_on_to_another_service_counts_there() {
     let mut probe = fixture.probe();
     let socket = probe.dial(SERVICE).socket;
     assert_eq!((active(&fixture, "users"), active(&fixture, "others")), (1, 0));
-    assert_eq!(probe.ask(&format!("unspec {socket}")), "ok");
+    probe.disconnect(socket);
     let second = probe.try_redial(socket, OTHER).expect("the other service's backend listens");
-    assert_eq!((second.name.as_str(), second.peer.as_str()), ("b2", OTHER));
+    assert_eq!((second.name.as_str(), second.peer), ("b2", address(OTHER)));
     assert_eq!((active(&fixture, "users"), active(&fixture, "others")), (0, 1));
     probe.close(socket);
     eventually("it ends there", || ended(&fixture, "others", "closed"), |closed| *closed == 1);
@@ -126,16 +127,14 @@ fn r14_active_counts_return_to_zero_however_connections_end() {
     }
     let mut killed = fixture.probe();
     let mut closing = fixture.probe();
-    for probe in [&mut killed, &mut closing] {
-        for _ in 0..20 {
-            let started = probe.ask(&format!("start {SERVICE}"));
-            assert!(started.starts_with("ok "), "{started}");
-        }
+    for _ in 0..20 {
+        killed.start_connect(SERVICE);
     }
+    let sockets: Vec<SocketId> = (0..20).map(|_| closing.start_connect(SERVICE)).collect();
     assert!(fixture.setup.active() > 0, "some are open");
     drop(elsewhere);
     killed.kill();
-    for socket in 0..20 {
+    for socket in sockets {
         closing.close(socket);
     }
     let counts = || -> Vec<u64> {
@@ -147,7 +146,7 @@ fn r14_active_counts_return_to_zero_however_connections_end() {
     for backend in &backends {
         let endings = backend["endings"].as_object().expect("endings").values();
         let endings: u64 = endings.map(|count| count.as_u64().expect("a count")).sum();
-        assert_eq!(backend["chosen"].as_u64(), Some(endings), "{backend}");
+        assert_eq!(backend["started"].as_u64(), Some(endings), "{backend}");
     }
 }
 
@@ -175,7 +174,7 @@ fn r19_refused_unanswered_and_reset_are_three_causes() {
     assert_eq!(probe.try_dial("10.96.0.11:80").map(|dialled| dialled.name), Err(libc::ECONNREFUSED));
     assert_eq!(probe.try_dial("10.96.0.12:80").map(|dialled| dialled.name), Err(libc::ETIMEDOUT));
     let reset = probe.dial("10.96.0.13:80").socket;
-    assert_eq!(probe.ask(&format!("provoke {reset}")), format!("err {}", libc::ECONNRESET));
+    assert_eq!(probe.provoke(reset), Err(libc::ECONNRESET));
     let status = fixture.setup.status();
     let services = &status["clients"][0]["services"];
     for (name, ending) in [("refuses", "refused"), ("silent", "timed-out"), ("resets", "reset")] {

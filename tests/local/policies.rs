@@ -8,7 +8,7 @@ use lb_common::ticks::{TICK_LOG2, tick};
 use rustix::time::{ClockId, clock_gettime};
 use serde_json::Value;
 use stage::maps::array;
-use stage::{Probe, eventually, replace};
+use stage::{Probe, SocketId, address, eventually, replace};
 
 use stage::fixture::{Fixture, SERVICE, config, with_passes};
 
@@ -45,12 +45,12 @@ fn change(fixture: &Fixture, policy: Policy, lines: &str, limit: u32) {
     });
 }
 
-/// Opens so many sockets; the numbers of those that reached somebody, with who it was.
-fn open(probe: &mut Probe, count: usize) -> Vec<(u32, String)> {
+/// Opens so many sockets; the ids of those that reached somebody, with who it was.
+fn open(probe: &mut Probe, count: usize) -> Vec<(SocketId, String)> {
     (0..count).map(|_| probe.dial(SERVICE)).map(|dialled| (dialled.socket, dialled.name)).collect()
 }
 
-fn by_name(sockets: &[(u32, String)]) -> BTreeMap<&str, u32> {
+fn by_name(sockets: &[(SocketId, String)]) -> BTreeMap<&str, u32> {
     let mut counts = BTreeMap::new();
     for (_, name) in sockets {
         *counts.entry(name.as_str()).or_insert(0) += 1;
@@ -75,7 +75,7 @@ fn random_takes_each_backend_by_its_weight() {
     for (name, expected, most) in [("b1", 500, 97), ("b2", 500, 97), ("b3", 1000, 112)] {
         assert!(counts[name].abs_diff(expected) <= most, "{counts:?}");
     }
-    // What it draws is not the walk's order.
+    // Its samples are not in the cursor's order.
     assert_ne!(counts, [("b1", 500), ("b2", 500), ("b3", 1000)].map(|(name, n)| (name.to_owned(), n)).into());
 }
 
@@ -184,7 +184,7 @@ fn every_policy_may_be_switched_to_with_flows_open() {
         let active = |backends: &[Value]| backends.iter().map(|b| b["active"].clone()).collect::<Vec<_>>();
         assert_eq!(active(&fixture.setup.backends("web", "users")), active(&before), "{policy:?}");
         for (socket, _) in &sockets {
-            assert_eq!(probe.ask(&format!("peer {socket}")), SERVICE);
+            assert_eq!(probe.peer(*socket), address(SERVICE));
         }
         assert_eq!(probe.dial_many(SERVICE, 9).values().sum::<u32>(), 9);
     }

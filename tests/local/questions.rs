@@ -103,9 +103,9 @@ fn a_question_of_more_cgroups_than_anybody_is_in_is_refused() {
     assert_eq!((code, text.as_str()), (400, "cgroups: at most 64 ids, not 65"));
 }
 
-/// Those who wait for a cgroup take no more than half of the places, and leave theirs when they go.
+/// Those who wait for a cgroup take no more than half of the connections, and give theirs back when they go.
 #[test]
-fn as_many_may_wait_as_there_are_places_for_and_others_are_told() {
+fn half_of_the_connections_may_wait_and_others_are_told() {
     let fixture = Fixture::new();
     // Only a client whose cgroup does not exist can be waited for.
     fixture.cgroup.remove();
@@ -123,7 +123,7 @@ fn as_many_may_wait_as_there_are_places_for_and_others_are_told() {
     eventually("one more is told", told, |told| *told == 1);
     assert_eq!(&begins, b"HTTP/1.0 503");
     assert_eq!(answer(ask(&fixture.setup, "/v1/status")).0, 200, "others are answered");
-    // With its connection goes its place.
+    // A connection that is closed makes room for another.
     drop(waiting);
     eventually("those who went are forgotten", files, |now| *now <= before);
     fixture.cgroup.create();
@@ -155,7 +155,7 @@ fn a_daemon_that_is_stopped_with_a_full_queue_holds_nobody_up() {
     let (code, text) = failure(&fixture.setup.run(&["run", "--config", config.to_str().expect("UTF-8")]));
     assert!(code == Some(1) && text.contains("another socklb answers there"), "{code:?} {text}");
     let status = fixture.setup.status();
-    assert!(status["degraded"][0].as_str().is_some_and(|text| text.contains("does not answer")), "{status}");
+    assert!(stage::faults_of(&status)[0].contains("does not answer"), "{status}");
     drop(queue);
     fixture.daemon().signal(Signal::CONT);
     eventually("it answers again", || fixture.setup.status(), |status| status["daemon"].is_object());

@@ -91,11 +91,11 @@ impl Tables for Maps {
 
 /// The flows of open sockets in the order in which these were made: cookies are counted up on each CPU.
 fn recorded(fixture: &Fixture) -> Vec<Flow> {
-    let places = values::<FlowBucket>(&fixture.setup.map("web", map::FLOW_PLACES));
+    let buckets = values::<FlowBucket>(&fixture.setup.map("web", map::FLOW_PLACES));
     let table = values::<Flow>(&fixture.setup.map("web", map::FLOWS));
     let overflow = hash::<u64, Flow>(&fixture.setup.map("web", map::FLOW_OVERFLOW));
     let mut flows: Vec<(u64, Flow)> =
-        places.iter().map(|place| place.cookie).zip(table).filter(|(cookie, _)| *cookie != 0).collect();
+        buckets.iter().map(|bucket| bucket.cookie).zip(table).filter(|(cookie, _)| *cookie != 0).collect();
     flows.extend(overflow.iter().filter_map(Result::ok).map(|(cookie, flow)| (cookie.0, flow.0)));
     flows.sort_by_key(|(cookie, _)| *cookie);
     flows.into_iter().map(|(_, flow)| flow).collect()
@@ -128,7 +128,7 @@ fn recorded_picks_replay_to_the_same_backends() {
         let mut maps = Maps::read(&fixture);
         assert!(maps.backends.iter().all(|backend| backend.state.state == BackendState::Healthy as u8));
         assert_eq!(flows.len(), 40, "{policy:?}");
-        let mut draws = std::collections::BTreeSet::new();
+        let mut samples = std::collections::BTreeSet::new();
         for (i, flow) in flows.iter().enumerate() {
             assert_eq!(flow.table_generation, maps.service.table.generation);
             assert_eq!(Policy::from_u8(flow.why & 0xf), Some(policy));
@@ -136,13 +136,13 @@ fn recorded_picks_replay_to_the_same_backends() {
             assert_eq!(Reason::from_u8(flow.why >> 4), Some(reason), "{policy:?}, socket {i}");
             assert_eq!(flow.process, probe.pid());
             let picked = choose(&maps, maps.service.table, maps.service.rules, flow.draw, 0);
-            assert_eq!(picked.slot, flow.slot, "{policy:?}, socket {i}: {picked:?}, drawn {}", flow.draw);
+            assert_eq!(picked.slot, flow.slot, "{policy:?}, socket {i}: {picked:?}, sampled {}", flow.draw);
             assert_eq!(picked.how, if i < 30 { How::Picked } else { How::Overflowed });
             assert_eq!(names[i], name(flow.slot), "{policy:?}, socket {i}");
             maps.flows[flow.slot as usize] += 1;
-            draws.insert(flow.draw);
+            samples.insert(flow.draw);
         }
-        // Draws differ: random ones nearly always, a walk's always, the round robin's as it goes round.
-        assert!(draws.len() >= 38, "{policy:?}: {} draws", draws.len());
+        // Samples differ: random ones nearly always, a cursor's always, the round robin's as it goes round.
+        assert!(samples.len() >= 38, "{policy:?}: {} samples", samples.len());
     }
 }

@@ -21,7 +21,7 @@ fn a_cgroup_that_appears_later_is_attached_at_once() {
     let status = setup.status();
     let path = cgroup.relative();
     let fault = format!("client web: there is no cgroup {}; it is attached when it appears", path.display());
-    assert_eq!(status["degraded"], serde_json::json!([fault]), "one fault, one line");
+    assert_eq!(stage::faults_of(&status), [fault], "one fault, one line");
     cgroup.create();
     eventually("it is attached", || degraded(&setup), |code| *code == Some(0));
     assert_eq!(setup.status()["clients"][0]["cgroup_id"], cgroup.id());
@@ -41,7 +41,7 @@ fn a_cgroup_that_is_missing_at_the_start_keeps_no_other_client_from_being_balanc
     assert_eq!(Probe::start(&there).dial(SERVICE).name, "b1");
     let path = absent.relative();
     let fault = format!("client web: there is no cgroup {}; it is attached when it appears", path.display());
-    assert_eq!(setup.status()["degraded"], serde_json::json!([fault]));
+    assert_eq!(stage::faults_of(&setup.status()), [fault]);
     let log = daemon.log();
     let warning = log.lines().find(|line| line.contains("there is no such cgroup; waiting for it"));
     let warning = warning.unwrap_or_else(|| panic!("no warning in:\n{log}"));
@@ -114,9 +114,9 @@ fn wait_says_why_it_is_in_vain() {
 fn wait_outlasts_a_daemon_that_is_not_there_yet() {
     let mut fixture = Fixture::without_daemon();
     let mut probe = fixture.probe();
-    probe.send_socklb(&fixture.setup, &["wait", "web"]);
+    probe.start_socklb(&fixture.setup, &["wait", "web"]);
     fixture.start();
-    assert_eq!(probe.receive(), "ok 0");
+    assert_eq!(probe.finish_socklb(), 0);
     assert_eq!(probe.dial_many(SERVICE, 30).len(), 3);
 }
 
@@ -192,7 +192,7 @@ fn exec_says_that_it_makes_a_cgroup_and_makes_none_beside_an_attached_one() {
     fixture.setup.write("socklb.toml", &text.replace(&right, &format!("cgroup = \"{wrong}\"")));
     eventually(
         "it is taken on",
-        || fixture.setup.status()["degraded"].to_string(),
+        || stage::faults_of(&fixture.setup.status()).join("\n"),
         |faults| faults.contains("wrogn"),
     );
     let (code, text) = exec();

@@ -1,9 +1,9 @@
-//! Shares are exact: a CPU's walk over a whole table gives every backend exactly its entries.
+//! Shares are exact: a CPU's cursor that goes once round a table gives every backend exactly its entries.
 
 use std::collections::BTreeMap;
 
 use serde_json::Value;
-use stage::{eventually, replace};
+use stage::{address, eventually, replace};
 
 use stage::fixture::{Fixture, SERVICE, config};
 
@@ -42,9 +42,9 @@ fn weighted_shares_are_exact_over_a_table() {
         [("b1", 128), ("b2", 384), ("b3", 512)].map(|(name, n)| (name.to_owned(), n)).into()
     );
     let mut probe = fixture.probe();
-    // Whatever the walk's start, 1,024 picks are the whole table.
+    // Wherever the cursor starts, 1,024 picks are the whole table.
     assert_eq!(probe.dial_many(SERVICE, 1024), expected);
-    // The walk goes on where it stands: an eighth of the table is an eighth of each share.
+    // The cursor goes on where it stands: an eighth of the table is an eighth of each share.
     let eighth: BTreeMap<_, _> = expected.iter().map(|(name, count)| (name.clone(), count / 8)).collect();
     assert_eq!(probe.dial_many(SERVICE, 128), eighth);
 }
@@ -80,7 +80,7 @@ fn round_robin_ignores_weights_and_may_be_switched_to_with_flows_open() {
     assert!(text.contains("share = 1 / members, for round-robin ignores weights"), "{text}");
     policy("weighted-round-robin");
     eventually("the table is replaced", || probe.dial_many(SERVICE, 1024), |got| *got == by_weight);
-    assert_eq!(probe.ask(&format!("peer {}", open.socket)), SERVICE);
+    assert_eq!(probe.peer(open.socket), address(SERVICE));
     assert_eq!(fixture.setup.active(), 1, "the flow has not noticed");
 }
 
@@ -101,7 +101,7 @@ fn every_cpu_walks_on_its_own() {
 fn the_walk_goes_on_over_a_new_table() {
     let fixture = Fixture::new();
     let mut probe = fixture.probe();
-    // A walk that restarted at every table would give the first entries' backends everything.
+    // A cursor that restarted at every table would give the first entries' backends everything.
     let mut total = BTreeMap::new();
     for round in 0..6 {
         let weight = if round % 2 == 0 { "weight = 2" } else { "weight = 1" };
@@ -130,7 +130,7 @@ fn status_shows_the_shares_that_were_had() {
     probe.dial_many(SERVICE, 1024);
     let backends = fixture.setup.backends("web", "users");
     let connects: Vec<u64> =
-        backends.iter().map(|backend| backend["chosen"].as_u64().expect("a count")).collect();
+        backends.iter().map(|backend| backend["started"].as_u64().expect("a count")).collect();
     assert_eq!(connects, [342, 341, 341]);
     for backend in &backends {
         assert_eq!(backend["share"], backend["share_wanted"]);

@@ -3,6 +3,7 @@
 use lb_common::abi::{Backend, BackendState, NO_SLOT, Service, StateWord, map};
 use stage::kernel::refusal;
 use stage::maps::{Raw, array};
+use stage::protocol::failure;
 
 use stage::fixture::{Fixture, SERVICE, config};
 
@@ -70,7 +71,7 @@ fn when_the_fallback_says_refuse_connects_are_refused() {
         set_usable(&fixture, slot, false);
     }
     let counts = fixture.probe().dial_many(SERVICE, 50);
-    assert_eq!(counts, [(format!("errno-{}", refusal(libc::EHOSTUNREACH)), 50)].into());
+    assert_eq!(counts, [(failure(refusal(libc::EHOSTUNREACH)), 50)].into());
 }
 
 #[test]
@@ -88,8 +89,8 @@ fn four_unusable_picks_are_walked_past() {
     }
     set_fallback(&fixture, NO_SLOT);
     let counts = fixture.probe().dial_many(SERVICE, 200);
-    // 1,024 entries are no multiple of five: at two places of the table b5 is up to eight entries away from its next.
-    let refused = counts.get(&format!("errno-{}", refusal(libc::EHOSTUNREACH))).copied().unwrap_or(0);
+    // 1,024 entries are no multiple of five: at two positions of the table b5 is up to eight entries away from its next.
+    let refused = counts.get(&failure(refusal(libc::EHOSTUNREACH))).copied().unwrap_or(0);
     assert_eq!(counts["b5"] + refused, 200, "{counts:?}");
     assert!(refused <= 8, "{counts:?}");
     drop(more);

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use serde_json::Value;
 use stage::fixture::{Fixture, SERVICE, endpoints};
-use stage::{Backend, Cgroup, Daemon, Probe, Setup, Stage, eventually};
+use stage::{Backend, Cgroup, Daemon, Probe, Setup, Stage, address, eventually};
 
 /// Smaller than the default, so that several clients take little memory.
 const LIMITS: &str = "[limits]\nschedule_entries = 32768\nslots = 1024\nflow_records = 1024\n";
@@ -151,7 +151,7 @@ fn five_tasks_together_load_seven_backends_evenly() {
         assert!((1.0..1.0 + 2.0 / (f64::from(DIALLED) / 6.0)).contains(&skew), "{skew}");
     }
     for (name, (_, tasks)) in entries {
-        // A piece of a walk holds of every member what its part of it is, give or take two entries.
+        // A run of entries holds of every member its part of it, give or take two entries.
         let (had, even) = (f64::from(had[&name]), f64::from(5 * DIALLED) / 7.0);
         assert!(
             (had - even).abs() < f64::from(2 * tasks),
@@ -228,7 +228,7 @@ fn every_algorithm_sends_to_the_members_that_explain_shows() {
         let had: BTreeSet<String> =
             probe.dial_many(&format!("10.96.1.{number}:80"), 64).into_keys().collect();
         assert!(had.is_subset(&of(&|_| true)), "{algorithm}: {had:?}");
-        // Whose share is an entry of twenty comes at least twice in 64.
+        // A backend with one entry of twenty comes at least twice in 64.
         let large = of(&|member| member["share"].as_f64().is_some_and(|share| share >= 0.05));
         assert!(large.is_subset(&had), "{algorithm}: {had:?}, not all of {large:?}");
     }
@@ -263,13 +263,13 @@ fn a_lost_backend_is_replaced_by_the_next_of_the_order_and_open_flows_stay() {
     eventually("one member is replaced", members, |members| *members == wanted);
     let explanation = explain(&job.setup, &["--client", &format!("task-{task}"), "users"]);
     let looked = |looked: &Value| (format!("b{}", looked["index"]), looked["verdict"] == "member");
-    let walk: Vec<_> = list(&explanation["walk"]).iter().map(looked).collect();
+    let walk: Vec<_> = list(&explanation["order"]).iter().map(looked).collect();
     let expected: Vec<_> = order[..4].iter().map(|name| (name.clone(), name != lost)).collect();
     assert_eq!(walk, expected, "the hole is passed over");
     let had: BTreeSet<String> = probe.dial_many(SERVICE, 64).into_keys().collect();
     assert_eq!(had, wanted);
     for dialled in &open {
-        assert_eq!(probe.ask(&format!("peer {}", dialled.socket)), SERVICE);
+        assert_eq!(probe.peer(dialled.socket), address(SERVICE));
     }
     assert_eq!(job.setup.active(), 12, "open flows are counted where they are");
 }
@@ -290,10 +290,10 @@ fn a_task_that_is_alone_uses_three_hundred_backends() {
     let found = (&inputs["algorithm"], &inputs["size"], &inputs["auto"]["min"], &inputs["shares"]);
     assert_eq!(found, (&"rocksteadier".into(), &300.into(), &12.into(), &"weights".into()));
     assert!(inputs["auto"]["why"].as_str().is_some_and(|why| why.contains("alone")), "{inputs}");
-    // A table of 16,384 entries: the first 300 of a walk name each backend once.
+    // A table of 16,384 entries: the first 300 from where a cursor starts name each backend once.
     assert_eq!(fixture.probe().dial_many(SERVICE, 300), [("everywhere".to_owned(), 300)].into());
     let backends = fixture.setup.backends("web", "users");
-    let once = backends.iter().filter(|backend| backend["chosen"] == 1).count();
+    let once = backends.iter().filter(|backend| backend["started"] == 1).count();
     assert_eq!((backends.len(), once), (300, 300));
 }
 
@@ -339,7 +339,7 @@ fn a_size_that_only_a_computation_tells_is_refused_with_both_numbers() {
             + "[limits]\nschedule_entries = 1024\n"
     };
     let daemon = Daemon::start(setup, &text(3));
-    // Two tasks that draw at random leave out some of 60 backends unless both take all.
+    // Two tasks that choose at random leave out some of 60 backends unless both take all.
     stage::replace(&setup.folder.join("socklb.toml"), &text(60));
     let both = "would have 2048 entries, limits.schedule_entries allows 1024";
     let error = || setup.status()["clients"][0]["services"][0]["source"]["error"].clone();

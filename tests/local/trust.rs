@@ -39,7 +39,7 @@ fn lies(socket: &Path, user: u32, answer: String) {
     });
 }
 
-/// A set-up whose daemon's place has been taken by somebody else, who says that the client's cgroup is at `path`.
+/// A set-up whose daemon has been replaced by somebody else's, who says that the client's cgroup is at `path`.
 fn taken_over(fixture: &mut Fixture, path: &Path) {
     let mut status = fixture.setup.status();
     if fixture.daemon.is_some() {
@@ -98,7 +98,7 @@ fn exec_enters_and_makes_nothing_outside_of_cgroup2_whatever_the_daemon_says() {
     assert!(!folder.join("made").exists());
 }
 
-/// Whoever can take the place of the socket is not the daemon.
+/// A process that can put another socket where the daemon has its own is not the daemon.
 #[test]
 fn root_asks_no_daemon_of_somebody_who_does_not_own_the_pins() {
     let mut fixture = Fixture::new();
@@ -228,7 +228,7 @@ fn directories_of_others_are_refused_with_the_command_that_mends_it() {
     }
     // All that is pinned is still there, and everything works once the directories are ours.
     let daemon = Daemon::start_again(&setup);
-    assert_eq!(setup.status()["degraded"], serde_json::json!([]));
+    assert_eq!(setup.status()["faults"], serde_json::json!([]));
     assert_eq!(daemon.stop(), Some(0));
 }
 

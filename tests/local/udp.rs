@@ -2,34 +2,36 @@
 //! the backends, a socket hears the service's address.
 
 use std::collections::BTreeSet;
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use lb_common::abi::{Rules, Service, map};
 use lb_common::ticks::TICK_LOG2;
 use stage::maps::array;
-use stage::udp::{MAPPED, SERVICE, Scene, address_of, ask, backend_of, connect, inquire, open};
-use stage::{Cgroup, Daemon, DatagramBackend, Probe, Setup, Stage, eventually};
+use stage::protocol::Received;
+use stage::udp::{MAPPED, SERVICE, Scene, address_of, backend_of};
+use stage::{Cgroup, Daemon, DatagramBackend, Family, Probe, Setup, SocketId, Stage, address, eventually};
 
 #[test]
 fn a_connected_socket_stays_with_its_backend_until_it_connects_again() {
     let scene = Scene::new(1, 3);
     let mut probe = scene.probe();
-    let socket = open(&mut probe, "udp4");
+    let socket = probe.open_datagram(Family::V4);
     let mut names = BTreeSet::new();
     for _ in 0..3 {
-        connect(&mut probe, socket, SERVICE);
-        let name = inquire(&mut probe, socket, SERVICE);
-        assert_eq!(inquire(&mut probe, socket, SERVICE), name);
+        probe.connect_datagram(socket, SERVICE);
+        let name = probe.query_connected(socket, SERVICE);
+        assert_eq!(probe.query_connected(socket, SERVICE), name);
         // The same address said with the datagram is the same flow: nobody else is heard on this socket.
-        assert_eq!(ask(&mut probe, socket, SERVICE), name);
+        assert_eq!(probe.query(socket, SERVICE), name);
         assert_eq!(scene.setup.active(), 1, "one socket");
         names.insert(name);
     }
     assert_eq!(names.len(), 3, "each connect is a choice of its own");
     assert_eq!((scene.outcome(0, "forwarded"), scene.outcome(0, "reused")), (3, 3));
     // What is no service ends the flow.
-    connect(&mut probe, socket, &backend_of(0, 2));
-    assert_eq!(inquire(&mut probe, socket, &backend_of(0, 2)), "s0b2");
+    probe.connect_datagram(socket, &backend_of(0, 2));
+    assert_eq!(probe.query_connected(socket, &backend_of(0, 2)), "s0b2");
     scene.all_gone();
     probe.close(socket);
     scene.all_gone();
@@ -39,11 +41,11 @@ fn a_connected_socket_stays_with_its_backend_until_it_connects_again() {
 fn datagrams_of_a_socket_go_to_one_backend() {
     let scene = Scene::new(1, 3);
     let mut probe = scene.probe();
-    let sockets: Vec<u32> = (0..6).map(|_| open(&mut probe, "udp4")).collect();
-    let first: Vec<String> = sockets.iter().map(|socket| ask(&mut probe, *socket, SERVICE)).collect();
+    let sockets: Vec<SocketId> = (0..6).map(|_| probe.open_datagram(Family::V4)).collect();
+    let first: Vec<String> = sockets.iter().map(|socket| probe.query(*socket, SERVICE)).collect();
     assert_eq!(first.iter().collect::<BTreeSet<_>>().len(), 3, "sockets are spread: {first:?}");
     for _ in 0..3 {
-        let again: Vec<String> = sockets.iter().map(|socket| ask(&mut probe, *socket, SERVICE)).collect();
+        let again: Vec<String> = sockets.iter().map(|socket| probe.query(*socket, SERVICE)).collect();
         assert_eq!(again, first);
     }
     assert_eq!((scene.outcome(0, "forwarded"), scene.outcome(0, "reused")), (6, 18), "one outcome each");
@@ -59,24 +61,23 @@ fn datagrams_of_a_socket_go_to_one_backend() {
 fn one_socket_talks_to_several_services() {
     let scene = Scene::new(8, 1);
     let mut probe = scene.probe();
-    let socket = open(&mut probe, "udp4");
+    let socket = probe.open_datagram(Family::V4);
     for round in 0..2 {
         for service in 0..8 {
-            let name = ask(&mut probe, socket, &address_of(service));
+            let name = probe.query(socket, &address_of(service));
             assert_eq!(name, format!("s{service}b1"), "round {round}");
         }
     }
     assert_eq!((scene.setup.active(), scene.entries()), (8, 1));
     // All asked first, all heard after: each answer names its own service.
     for service in 0..8 {
-        assert_eq!(probe.ask(&format!("tell {socket} {}", address_of(service))), "ok");
+        assert_eq!(probe.send_datagram(socket, &address_of(service)), Ok(()));
     }
-    let mut heard = BTreeSet::new();
-    for _ in 0..8 {
-        heard.insert(probe.ask(&format!("hear {socket}")));
-    }
-    let expected = (0..8).map(|service| format!("ok s{service}b1 {}", address_of(service)));
-    assert_eq!(heard, expected.collect());
+    let mut heard: Vec<Received> = (0..8).map(|_| probe.receive_datagram(socket)).collect();
+    heard.sort_by(|one, other| one.name.cmp(&other.name));
+    let expected = (0..8)
+        .map(|service| Received { name: format!("s{service}b1"), source: address(&address_of(service)) });
+    assert_eq!(heard, expected.collect::<Vec<_>>());
     probe.close(socket);
     scene.all_gone();
 }
@@ -86,18 +87,18 @@ fn one_socket_talks_to_several_services() {
 fn a_v4_mapped_socket_asks_an_ipv4_service() {
     let scene = Scene::new(2, 2);
     let mut probe = scene.probe();
-    let connected = open(&mut probe, "udp6");
-    connect(&mut probe, connected, MAPPED);
-    let name = inquire(&mut probe, connected, MAPPED);
-    assert_eq!(inquire(&mut probe, connected, MAPPED), name);
-    let unconnected = open(&mut probe, "udp6");
-    let name = ask(&mut probe, unconnected, MAPPED);
-    assert_eq!(ask(&mut probe, unconnected, MAPPED), name);
-    assert!(ask(&mut probe, unconnected, "[::ffff:10.96.0.11]:53").starts_with("s1"));
+    let connected = probe.open_datagram(Family::V6);
+    probe.connect_datagram(connected, MAPPED);
+    let name = probe.query_connected(connected, MAPPED);
+    assert_eq!(probe.query_connected(connected, MAPPED), name);
+    let unconnected = probe.open_datagram(Family::V6);
+    let name = probe.query(unconnected, MAPPED);
+    assert_eq!(probe.query(unconnected, MAPPED), name);
+    assert!(probe.query(unconnected, "[::ffff:10.96.0.11]:53").starts_with("s1"));
     assert_eq!(scene.setup.active(), 3);
     for address in ["[::ffff:127.0.0.1]:8101", "[::ffff:127.0.0.1]:8102"] {
-        let direct = open(&mut probe, "udp6");
-        ask(&mut probe, direct, address);
+        let direct = probe.open_datagram(Family::V6);
+        probe.query(direct, address);
     }
     assert_eq!(scene.setup.active(), 3);
     probe.kill();
@@ -119,15 +120,15 @@ fn ipv6_is_balanced_like_ipv4() {
     probe.pin(0);
     let mut names = BTreeSet::new();
     for _ in 0..2 {
-        let socket = open(&mut probe, "udp6");
-        let name = ask(&mut probe, socket, SERVICE6);
-        assert_eq!(ask(&mut probe, socket, SERVICE6), name);
+        let socket = probe.open_datagram(Family::V6);
+        let name = probe.query(socket, SERVICE6);
+        assert_eq!(probe.query(socket, SERVICE6), name);
         names.insert(name);
     }
     for _ in 0..2 {
-        let socket = open(&mut probe, "udp6");
-        connect(&mut probe, socket, SERVICE6);
-        inquire(&mut probe, socket, SERVICE6);
+        let socket = probe.open_datagram(Family::V6);
+        probe.connect_datagram(socket, SERVICE6);
+        probe.query_connected(socket, SERVICE6);
     }
     assert_eq!(names.len(), 2, "{names:?}");
     assert_eq!(setup.active(), 4);
@@ -135,66 +136,126 @@ fn ipv6_is_balanced_like_ipv4() {
     eventually("active counts return to 0", || setup.active(), |active| *active == 0);
 }
 
-/// Another backend instead of one that takes nothing new, or is gone: by the same port, and nothing else changes.
+/// A socket that uses two services, and all that must stay as it is when its backend of the first one may not be chosen.
+struct Concerned {
+    scene: Scene,
+    probe: Probe,
+    socket: SocketId,
+    /// Its own address.
+    local: SocketAddr,
+    /// Who answers for the second service.
+    other: String,
+    /// A socket with another backend of the first service.
+    bystander: SocketId,
+    /// The first service's backends by their numbers: the socket's, the bystander's, and the third.
+    backends: [u16; 3],
+}
+
+impl Concerned {
+    fn new() -> Self {
+        let scene = Scene::new(2, 3);
+        let mut probe = scene.probe();
+        let [socket, bystander] = [probe.open_datagram(Family::V4), probe.open_datagram(Family::V4)];
+        let other = probe.query(socket, &address_of(1));
+        let local = probe.local_address(socket);
+        let number = |name: String| name.strip_prefix("s0b").and_then(|n| n.parse().ok()).expect("a backend");
+        let [own, beside]: [u16; 2] = [socket, bystander].map(|socket| number(probe.query(socket, SERVICE)));
+        assert_ne!(own, beside);
+        Self { scene, probe, socket, local, other, bystander, backends: [own, beside, 6 - own - beside] }
+    }
+
+    /// The next answer of the socket's backend is on its way until [`Concerned::hears_late_answer`].
+    fn hold_answer(&mut self) {
+        self.scene.backends[usize::from(self.backends[0]) - 1].hold();
+        assert_eq!(self.probe.send_datagram(self.socket, SERVICE), Ok(()));
+    }
+
+    /// It is the service's, whatever has become of the backend.
+    #[track_caller]
+    fn hears_late_answer(&mut self) {
+        let own = self.backends[0];
+        self.scene.backends[usize::from(own) - 1].give();
+        let late = Received { name: format!("s0b{own}"), source: address(SERVICE) };
+        assert_eq!(self.probe.receive_datagram(self.socket), late);
+    }
+
+    /// Replaces the first service's list, and waits until backends have these states.
+    #[track_caller]
+    fn list(&self, list: &[(u16, &str)], states: &[(u16, &str)]) {
+        let list: Vec<_> = list.iter().map(|(n, more)| (backend_of(0, *n), *more)).collect();
+        let list: Vec<_> = list.iter().map(|(address, more)| (address.as_str(), *more)).collect();
+        self.scene.list(&list);
+        let seen = || states.iter().map(|(n, _)| self.scene.backend(0, *n)["state"].clone()).collect();
+        let expected: Vec<serde_json::Value> = states.iter().map(|(_, state)| (*state).into()).collect();
+        eventually("the list is in force", seen, |seen: &Vec<serde_json::Value>| *seen == expected);
+    }
+
+    #[track_caller]
+    fn until_slot_is_free(&self, n: u16) {
+        let address = backend_of(0, n);
+        let backends = || self.scene.setup.backends("web", "s0");
+        eventually("its slot is free", backends, |all| {
+            all.iter().all(|backend| backend["address"] != *address)
+        });
+    }
+
+    /// The same port, and the same backends everywhere else.
+    #[track_caller]
+    fn nothing_else_has_changed(&mut self) {
+        assert_eq!(self.probe.local_address(self.socket), self.local);
+        assert_eq!(self.probe.query(self.socket, &address_of(1)), self.other);
+        assert_eq!(self.probe.query(self.bystander, SERVICE), format!("s0b{}", self.backends[1]));
+    }
+}
+
 #[test]
 fn r2_a_flow_is_chosen_anew_when_its_backend_may_not_be_chosen() {
-    let scene = Scene::new(2, 3);
-    let mut probe = scene.probe();
-    let [socket, bystander] = [open(&mut probe, "udp4"), open(&mut probe, "udp4")];
-    let other = ask(&mut probe, socket, &address_of(1));
-    let port = probe.ask(&format!("local {socket}"));
-    // It is sent to all three in turn, as one after the other asks for nothing new and then leaves.
-    let first = ask(&mut probe, socket, SERVICE);
-    let beside = ask(&mut probe, bystander, SERVICE);
-    assert_ne!(first, beside);
-    // One more flow of the first, so that its slot, of which the counts are read, is not free as soon as this one leaves it.
-    let [third, keeper] = [open(&mut probe, "udp4"), open(&mut probe, "udp4")];
-    ask(&mut probe, third, SERVICE);
-    assert_eq!(probe.ask(&format!("close {third}")), "ok");
-    assert_eq!(ask(&mut probe, keeper, SERVICE), first);
-    let number =
-        |name: &str| name.strip_prefix("s0b").and_then(|n| n.parse::<u16>().ok()).expect("a backend");
-    let all = [backend_of(0, 1), backend_of(0, 2), backend_of(0, 3)];
-    let list = |more: &[(u16, &str)]| {
-        let list: Vec<_> = more.iter().map(|(n, more)| (all[usize::from(*n) - 1].as_str(), *more)).collect();
-        scene.list(&list);
-    };
-    let (one, two) = (number(&first), number(&beside));
-    let three = 6 - one - two;
-    let backend = |n: u16| &scene.backends[usize::from(n) - 1];
-    // While an answer of the first is on its way.
-    backend(one).hold();
-    assert_eq!(probe.ask(&format!("tell {socket} {SERVICE}")), "ok");
-    list(&[(one, "state = \"lame-duck\""), (two, "weight = 0"), (three, "")]);
-    let states = || [one, two].map(|n| scene.backend(0, n)["state"].clone());
-    eventually("the list is in force", states, |states| *states == ["lame-duck", "unweighted"]);
-    assert_eq!(ask(&mut probe, socket, SERVICE), format!("s0b{three}"));
-    let first = scene.backend(0, one);
-    assert_eq!((&first["endings"]["closed"], &first["active"]), (&1.into(), &1.into()));
-    backend(one).give();
-    assert_eq!(probe.ask(&format!("hear {socket}")), format!("ok s0b{one} {SERVICE}"), "a late answer");
-    assert_eq!(probe.ask(&format!("close {keeper}")), "ok");
-    // The one that has it now leaves, and then its slot is free; and still its late answer is the service's.
-    backend(three).hold();
-    assert_eq!(probe.ask(&format!("tell {socket} {SERVICE}")), "ok");
-    list(&[(one, "weight = 0"), (two, "")]);
-    let state = || scene.backend(0, two)["state"].clone();
-    eventually("the list is in force", state, |state| state == "healthy");
-    assert_eq!(ask(&mut probe, socket, SERVICE), format!("s0b{two}"));
-    let has_left = || {
-        let gone = |backend: &serde_json::Value| backend["address"] != all[usize::from(three) - 1].as_str();
-        scene.setup.backends("web", "s0").iter().all(gone)
-    };
-    eventually("its slot is free", has_left, |has_left| *has_left);
-    backend(three).give();
-    assert_eq!(probe.ask(&format!("hear {socket}")), format!("ok s0b{three} {SERVICE}"), "a late answer");
-    // What was not concerned is as it was.
-    assert_eq!(probe.ask(&format!("local {socket}")), port);
-    assert_eq!(ask(&mut probe, socket, &address_of(1)), other);
-    assert_eq!(ask(&mut probe, bystander, SERVICE), beside);
-    assert_eq!(scene.setup.active(), 3);
-    probe.kill();
-    scene.all_gone();
+    let mut concerned = Concerned::new();
+    let [own, beside, third] = concerned.backends;
+    // One more flow of its backend, whose slot, of which the counts are read, is then not free as soon as this one leaves it.
+    // Backends come in turn.
+    let [passed, keeper] =
+        [concerned.probe.open_datagram(Family::V4), concerned.probe.open_datagram(Family::V4)];
+    concerned.probe.query(passed, SERVICE);
+    concerned.probe.close(passed);
+    assert_eq!(concerned.probe.query(keeper, SERVICE), format!("s0b{own}"));
+    concerned.hold_answer();
+    let list = [(own, "state = \"lame-duck\""), (beside, "weight = 0"), (third, "")];
+    concerned.list(&list, &[(own, "lame-duck"), (beside, "unweighted")]);
+    assert_eq!(concerned.probe.query(concerned.socket, SERVICE), format!("s0b{third}"));
+    let left = concerned.scene.backend(0, own);
+    assert_eq!((&left["endings"]["closed"], &left["active"]), (&1.into(), &1.into()));
+    concerned.hears_late_answer();
+    concerned.probe.close(keeper);
+    // The bystander has sent nothing meanwhile.
+    concerned.list(&[(own, "weight = 0"), (beside, ""), (third, "")], &[(beside, "healthy")]);
+    concerned.nothing_else_has_changed();
+    assert_eq!(concerned.scene.setup.active(), 3);
+    concerned.probe.kill();
+    concerned.scene.all_gone();
+}
+
+#[test]
+fn r2_a_flow_is_chosen_anew_when_its_backend_has_left() {
+    let mut concerned = Concerned::new();
+    let [own, beside, third] = concerned.backends;
+    concerned.hold_answer();
+    concerned.list(&[(beside, ""), (third, "weight = 0")], &[(own, "leaving")]);
+    concerned.until_slot_is_free(third);
+    assert_eq!(concerned.probe.query(concerned.socket, SERVICE), format!("s0b{beside}"));
+    concerned.until_slot_is_free(own);
+    concerned.hears_late_answer();
+    concerned.nothing_else_has_changed();
+    assert_eq!(concerned.scene.setup.active(), 3);
+    concerned.probe.kill();
+    concerned.scene.all_gone();
+}
+
+fn make_both_lame_ducks(scene: &Scene) {
+    let all = [backend_of(0, 1), backend_of(0, 2)];
+    scene.list(&[(&all[0], "state = \"lame-duck\""), (&all[1], "state = \"lame-duck\"")]);
+    let states = || [1, 2].map(|n| scene.backend(0, n)["state"].clone());
+    eventually("both are lame ducks", states, |states| *states == ["lame-duck", "lame-duck"]);
 }
 
 /// Nobody else may be chosen: the fallback keeps the flow, and no datagram begins another.
@@ -202,42 +263,58 @@ fn r2_a_flow_is_chosen_anew_when_its_backend_may_not_be_chosen() {
 fn a_flow_stays_where_nobody_is_better() {
     let scene = Scene::new(1, 2);
     let mut probe = scene.probe();
-    let socket = open(&mut probe, "udp4");
-    ask(&mut probe, socket, SERVICE);
-    let all = [backend_of(0, 1), backend_of(0, 2)];
-    scene.list(&[(&all[0], "state = \"lame-duck\""), (&all[1], "state = \"lame-duck\"")]);
-    let state = |n| scene.backend(0, n)["state"].clone();
-    eventually(
-        "both are lame ducks",
-        || [state(1), state(2)],
-        |states| states.iter().all(|s| s == "lame-duck"),
-    );
-    let name = ask(&mut probe, socket, SERVICE);
-    let chosen = || scene.sum(|backend| backend["chosen"].as_u64().expect("a count"));
+    let socket = probe.open_datagram(Family::V4);
+    probe.query(socket, SERVICE);
+    make_both_lame_ducks(&scene);
+    let name = probe.query(socket, SERVICE);
+    let chosen = || scene.sum(|backend| backend["started"].as_u64().expect("a count"));
     let before = (chosen(), scene.outcome(0, "reused"));
     for _ in 0..5 {
-        assert_eq!(ask(&mut probe, socket, SERVICE), name);
+        assert_eq!(probe.query(socket, SERVICE), name);
     }
     assert_eq!((chosen(), scene.outcome(0, "reused")), (before.0, before.1 + 5));
     assert_eq!(scene.setup.active(), 1);
-    let connected = open(&mut probe, "udp4");
-    connect(&mut probe, connected, SERVICE);
-    let peer = inquire(&mut probe, connected, SERVICE);
-    // Without any backend a datagram is refused, and the flow stays: it is the last that the socket was directed to.
-    scene.list(&[(&all[0], "weight = 0"), (&all[1], "weight = 0")]);
-    let refused = format!("err {}", stage::kernel::refusal(libc::EHOSTUNREACH));
-    let tell = || probe.ask(&format!("tell {socket} {SERVICE}"));
-    eventually("it is refused", tell, |answer| *answer == refused);
-    assert_eq!(scene.setup.active(), 2);
-    // So does a connection that cannot be replaced.
-    assert_eq!(probe.ask(&format!("connect {connected} {SERVICE}")), refused);
-    assert_eq!(inquire(&mut probe, connected, SERVICE), peer);
-    assert_eq!(scene.setup.active(), 2);
-    scene.list(&[(&all[0], ""), (&all[1], "")]);
-    let tell = || probe.ask(&format!("tell {socket} {SERVICE}"));
-    eventually("it is sent again", tell, |answer| answer == "ok");
     probe.close(socket);
-    probe.close(connected);
+    scene.all_gone();
+}
+
+/// Of a service that has lost all its backends a flow stays: it is the last that the socket was directed to.
+#[test]
+fn a_datagram_is_refused_without_any_backend_and_its_flow_stays() {
+    let scene = Scene::new(1, 2);
+    let mut probe = scene.probe();
+    let socket = probe.open_datagram(Family::V4);
+    make_both_lame_ducks(&scene);
+    probe.query(socket, SERVICE);
+    let all = [backend_of(0, 1), backend_of(0, 2)];
+    scene.list(&[(&all[0], "weight = 0"), (&all[1], "weight = 0")]);
+    let refused = Some(stage::kernel::refusal(libc::EHOSTUNREACH));
+    eventually("it is refused", || probe.send_datagram(socket, SERVICE).err(), |errno| *errno == refused);
+    assert_eq!(scene.setup.active(), 1);
+    scene.list(&[(&all[0], ""), (&all[1], "")]);
+    eventually("it is sent again", || probe.send_datagram(socket, SERVICE).is_ok(), |is_sent| *is_sent);
+    probe.close(socket);
+    scene.all_gone();
+}
+
+#[test]
+fn a_connection_that_cannot_be_replaced_stays() {
+    let scene = Scene::new(1, 2);
+    let mut probe = scene.probe();
+    let [socket, other] = [probe.open_datagram(Family::V4), probe.open_datagram(Family::V4)];
+    make_both_lame_ducks(&scene);
+    probe.query(other, SERVICE);
+    probe.connect_datagram(socket, SERVICE);
+    let peer = probe.query_connected(socket, SERVICE);
+    let all = [backend_of(0, 1), backend_of(0, 2)];
+    scene.list(&[(&all[0], "weight = 0"), (&all[1], "weight = 0")]);
+    let refused = stage::kernel::refusal(libc::EHOSTUNREACH);
+    let errno = || probe.send_datagram(other, SERVICE).err();
+    eventually("datagrams are refused", errno, |errno| *errno == Some(refused));
+    assert_eq!(probe.try_connect_datagram(socket, SERVICE), Err(refused));
+    assert_eq!(probe.query_connected(socket, SERVICE), peer);
+    assert_eq!(scene.setup.active(), 2);
+    probe.kill();
     scene.all_gone();
 }
 
@@ -255,17 +332,17 @@ fn a_flow_that_cannot_be_chosen_anew_goes_on() {
     let scene = Scene::with(1, 1, "active_limit = 1\noverflow = \"refuse\"\n");
     rebind_each_tenth_of_a_second(&scene);
     let mut probe = scene.probe();
-    let socket = open(&mut probe, "udp4");
+    let socket = probe.open_datagram(Family::V4);
     let begin = Instant::now();
     let age = || {
-        assert_eq!(ask(&mut probe, socket, SERVICE), "s0b1");
+        assert_eq!(probe.query(socket, SERVICE), "s0b1");
         begin.elapsed()
     };
     eventually("three times the age", age, |age| *age > Duration::from_millis(300));
     // Another socket is refused all the while.
-    let other = open(&mut probe, "udp4");
-    let refused = format!("err {}", stage::kernel::refusal(libc::EHOSTUNREACH));
-    assert_eq!(probe.ask(&format!("tell {other} {SERVICE}")), refused);
+    let other = probe.open_datagram(Family::V4);
+    let refused = stage::kernel::refusal(libc::EHOSTUNREACH);
+    assert_eq!(probe.send_datagram(other, SERVICE), Err(refused));
     assert_eq!(scene.setup.active(), 1);
     probe.close(socket);
     probe.close(other);
@@ -276,15 +353,15 @@ fn a_flow_that_cannot_be_chosen_anew_goes_on() {
 fn a_flow_is_chosen_anew_after_a_while_if_that_is_asked_for() {
     let scene = Scene::new(1, 3);
     let mut probe = scene.probe();
-    let socket = open(&mut probe, "udp4");
-    let first = ask(&mut probe, socket, SERVICE);
-    assert_eq!(ask(&mut probe, socket, SERVICE), first);
+    let socket = probe.open_datagram(Family::V4);
+    let first = probe.query(socket, SERVICE);
+    assert_eq!(probe.query(socket, SERVICE), first);
     rebind_each_tenth_of_a_second(&scene);
     let mut names = BTreeSet::new();
     eventually(
         "all have their turn",
         || {
-            names.insert(ask(&mut probe, socket, SERVICE));
+            names.insert(probe.query(socket, SERVICE));
             names.len()
         },
         |names| *names == 3,
@@ -302,15 +379,15 @@ fn what_is_no_service_is_untouched() {
     let other = DatagramBackend::start("other", "127.0.0.1:9000");
     let _six = DatagramBackend::start("six", "[::1]:9000");
     let mut probe = scene.probe();
-    let (four, six) = (open(&mut probe, "udp4"), open(&mut probe, "udp6"));
-    assert_eq!(ask(&mut probe, four, "127.0.0.1:9000"), "other");
-    assert_eq!(ask(&mut probe, six, "[::1]:9000"), "six");
-    assert_eq!(ask(&mut probe, six, "[::ffff:127.0.0.1]:9000"), "other");
+    let (four, six) = (probe.open_datagram(Family::V4), probe.open_datagram(Family::V6));
+    assert_eq!(probe.query(four, "127.0.0.1:9000"), "other");
+    assert_eq!(probe.query(six, "[::1]:9000"), "six");
+    assert_eq!(probe.query(six, "[::ffff:127.0.0.1]:9000"), "other");
     // A backend that is asked directly answers as itself: this socket is no flow of it.
-    assert_eq!(ask(&mut probe, four, &backend_of(0, 1)), "s0b1");
+    assert_eq!(probe.query(four, &backend_of(0, 1)), "s0b1");
     assert_eq!(scene.setup.active(), 0);
     // The service's address with another port is not the service.
-    assert_eq!(probe.ask(&format!("tell {four} 10.96.0.10:54")), format!("err {}", libc::ENETUNREACH));
+    assert_eq!(probe.send_datagram(four, "10.96.0.10:54"), Err(libc::ENETUNREACH));
     assert_eq!(scene.setup.status()["clients"][0]["not_a_service"], 5);
     assert_eq!(scene.entries(), 0);
     drop(other);

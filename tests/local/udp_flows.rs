@@ -1,26 +1,27 @@
 //! Flows of datagram sockets: however many a socket is, and however it ends, every count is exact.
 
 use stage::fixture::with_passes;
-use stage::udp::{MAPPED, SERVICE, Scene, address_of, ask, backend_of, connect, inquire, open};
-use stage::{Daemon, Probe, eventually};
+use stage::udp::{MAPPED, SERVICE, Scene, address_of, backend_of};
+use stage::{Daemon, Family, Probe, SocketId, address, eventually};
 
 /// connect(AF_UNSPEC) calls no program: the flow ends with the next connect, or with the socket.
 #[test]
 fn a_disconnected_socket_is_a_flow_until_it_connects_or_closes() {
     let scene = Scene::new(2, 2);
     let mut probe = scene.probe();
-    let sockets = [open(&mut probe, "udp4"), open(&mut probe, "udp4"), open(&mut probe, "udp4")];
+    let sockets =
+        [probe.open_datagram(Family::V4), probe.open_datagram(Family::V4), probe.open_datagram(Family::V4)];
     for socket in sockets {
-        connect(&mut probe, socket, SERVICE);
-        assert_eq!(probe.ask(&format!("unspec {socket}")), "ok");
+        probe.connect_datagram(socket, SERVICE);
+        probe.disconnect(socket);
     }
     assert_eq!(scene.setup.active(), 3);
-    connect(&mut probe, sockets[0], &backend_of(0, 1));
+    probe.connect_datagram(sockets[0], &backend_of(0, 1));
     assert_eq!(scene.setup.active(), 2);
-    connect(&mut probe, sockets[1], &address_of(1));
+    probe.connect_datagram(sockets[1], &address_of(1));
     assert_eq!(scene.setup.active(), 2, "a flow to another service instead");
     // It addresses datagrams now: to a backend of its own choice.
-    ask(&mut probe, sockets[2], SERVICE);
+    probe.query(sockets[2], SERVICE);
     assert_eq!(scene.setup.active(), 3, "the connection and the datagrams");
     for socket in sockets {
         probe.close(socket);
@@ -28,22 +29,21 @@ fn a_disconnected_socket_is_a_flow_until_it_connects_or_closes() {
     scene.all_gone();
 }
 
-/// A ninth service takes the place of the one that was chosen first.
 #[test]
-fn a_ninth_service_takes_the_oldest_place() {
+fn a_ninth_service_replaces_the_one_that_was_chosen_first() {
     let scene = Scene::new(9, 1);
     let mut probe = scene.probe();
-    let socket = open(&mut probe, "udp4");
+    let socket = probe.open_datagram(Family::V4);
     for service in 0..9 {
-        ask(&mut probe, socket, &address_of(service));
+        probe.query(socket, &address_of(service));
     }
     let active = |service| scene.backend(service, 1)["active"].as_u64().expect("a count");
     assert_eq!((active(0), active(1), active(8)), (0, 1, 1));
     assert_eq!(scene.backend(0, 1)["endings"]["closed"], 1);
     // The first one again, which is a new flow: now the second was chosen first.
-    ask(&mut probe, socket, SERVICE);
+    probe.query(socket, SERVICE);
     assert_eq!((active(0), active(1), active(2)), (1, 0, 1));
-    ask(&mut probe, socket, &address_of(1));
+    probe.query(socket, &address_of(1));
     assert_eq!((active(1), active(2), scene.setup.active()), (1, 0, 8));
     probe.close(socket);
     scene.all_gone();
@@ -55,17 +55,17 @@ fn r30_a_connected_socket_that_addresses_another_service_is_a_flow_of_both() {
     let scene = Scene::new(2, 2);
     let mut probe = scene.probe();
     for (family, first, other) in [
-        ("udp4", SERVICE.to_owned(), address_of(1)),
-        ("udp6", MAPPED.to_owned(), "[::ffff:10.96.0.11]:53".to_owned()),
+        (Family::V4, SERVICE.to_owned(), address_of(1)),
+        (Family::V6, MAPPED.to_owned(), "[::ffff:10.96.0.11]:53".to_owned()),
     ] {
-        let socket = open(&mut probe, family);
-        connect(&mut probe, socket, &first);
-        assert_eq!(probe.ask(&format!("tell {socket} {other}")), "ok");
+        let socket = probe.open_datagram(family);
+        probe.connect_datagram(socket, &first);
+        assert_eq!(probe.send_datagram(socket, &other), Ok(()));
         assert_eq!(scene.setup.active(), 2);
         // A connected socket hears its peer alone.
-        assert!(inquire(&mut probe, socket, &first).starts_with("s0"));
-        assert_eq!(probe.ask(&format!("unspec {socket}")), "ok");
-        assert!(ask(&mut probe, socket, &other).starts_with("s1"));
+        assert!(probe.query_connected(socket, &first).starts_with("s0"));
+        probe.disconnect(socket);
+        assert!(probe.query(socket, &other).starts_with("s1"));
         assert_eq!(scene.setup.active(), 2);
         probe.close(socket);
         assert_eq!(scene.setup.active(), 0);
@@ -76,14 +76,13 @@ fn r30_a_connected_socket_that_addresses_another_service_is_a_flow_of_both() {
 /// Two threads send the first datagrams of a socket at the same moment: one of them begins the flow.
 #[test]
 fn threads_that_send_at_once_begin_one_flow() {
-    const ROUNDS: u64 = 2000;
+    const ROUNDS: u32 = 2000;
     let scene = Scene::new(2, 3);
     let mut probe = Probe::start(&scene.cgroup);
-    let (first, second) = (SERVICE, address_of(1));
-    assert_eq!(probe.ask(&format!("race {ROUNDS} {first} {second}")), "ok");
+    probe.race_datagrams(ROUNDS, &[SERVICE, &address_of(1)]);
     for service in 0..2 {
         let counted = (scene.outcome(service, "forwarded"), scene.outcome(service, "reused"));
-        assert_eq!(counted, (ROUNDS, ROUNDS));
+        assert_eq!(counted, (ROUNDS.into(), ROUNDS.into()));
     }
     scene.all_gone();
 }
@@ -92,26 +91,25 @@ fn threads_that_send_at_once_begin_one_flow() {
 fn it_makes_no_difference_who_holds_the_socket() {
     let scene = Scene::new(2, 2);
     let mut probe = scene.probe();
-    let socket = open(&mut probe, "udp4");
-    ask(&mut probe, socket, SERVICE);
-    connect(&mut probe, socket, &address_of(1));
+    let socket = probe.open_datagram(Family::V4);
+    probe.query(socket, SERVICE);
+    probe.connect_datagram(socket, &address_of(1));
     assert_eq!(scene.setup.active(), 2);
-    let copy = probe.ask(&format!("dup {socket}"));
-    let copy: u32 = copy.strip_prefix("ok ").and_then(|n| n.parse().ok()).expect("a number");
+    let copy = probe.duplicate(socket);
     // A child that inherits it.
-    assert_eq!(probe.ask("fork"), "ok");
+    probe.hold_in_child();
     probe.close(socket);
     assert_eq!(scene.setup.active(), 2, "the copy");
-    inquire(&mut probe, copy, &address_of(1));
+    probe.query_connected(copy, &address_of(1));
     probe.close(copy);
     assert_eq!(scene.setup.active(), 2, "the child's");
-    assert_eq!(probe.ask("reap"), "ok");
+    probe.kill_children();
     scene.all_gone();
     for _ in 0..20 {
-        let socket = open(&mut probe, "udp4");
-        ask(&mut probe, socket, SERVICE);
-        let socket = open(&mut probe, "udp4");
-        connect(&mut probe, socket, SERVICE);
+        let socket = probe.open_datagram(Family::V4);
+        probe.query(socket, SERVICE);
+        let socket = probe.open_datagram(Family::V4);
+        probe.connect_datagram(socket, SERVICE);
     }
     assert_eq!(scene.setup.active(), 40);
     probe.kill();
@@ -122,16 +120,17 @@ fn it_makes_no_difference_who_holds_the_socket() {
 fn a_full_table_of_datagrams_refuses_nobody() {
     let scene = Scene::with(1, 3, "[limits]\nflow_records = 64\n");
     let mut probe = scene.probe();
-    let sockets: Vec<u32> = (0..80).map(|_| open(&mut probe, "udp4")).collect();
+    let sockets: Vec<SocketId> = (0..80).map(|_| probe.open_datagram(Family::V4)).collect();
     for socket in &sockets {
-        assert_eq!(probe.ask(&format!("tell {socket} {SERVICE}")), "ok");
+        assert_eq!(probe.send_datagram(*socket, SERVICE), Ok(()));
     }
     let (forwarded, untracked) = (scene.outcome(0, "forwarded"), scene.outcome(0, "untracked"));
     assert_eq!((forwarded, untracked, scene.entries()), (64, 16, 64));
     assert_eq!(scene.setup.active(), 64);
     // Who finds no room is answered all the same, by whoever was chosen, under its own address.
-    let answer = probe.ask(&format!("hear {}", sockets[79]));
-    assert!(answer.starts_with("ok s0b") && answer.contains(" 127.0.0.1:810"), "{answer}");
+    let answer = probe.receive_datagram(sockets[79]);
+    let number = answer.name.strip_prefix("s0b").and_then(|n| n.parse().ok()).expect("a backend");
+    assert_eq!(answer.source, address(&backend_of(0, number)));
     for socket in sockets {
         probe.close(socket);
     }
@@ -148,15 +147,15 @@ fn flows_whose_end_was_not_seen_are_ended() {
     let mut probe = scene.probe();
     let mut sockets = Vec::new();
     for i in 0..6 {
-        let socket = open(&mut probe, if i % 2 == 0 { "udp4" } else { "udp6" });
+        let socket = probe.open_datagram(if i % 2 == 0 { Family::V4 } else { Family::V6 });
         let [first, second] = match i % 2 {
             0 => [SERVICE.to_owned(), address_of(1)],
             _ => [MAPPED.to_owned(), "[::ffff:10.96.0.11]:53".to_owned()],
         };
-        ask(&mut probe, socket, &first);
-        ask(&mut probe, socket, &second);
+        probe.query(socket, &first);
+        probe.query(socket, &second);
         if i < 4 {
-            connect(&mut probe, socket, &first);
+            probe.connect_datagram(socket, &first);
         }
         sockets.push(socket);
     }
@@ -174,8 +173,8 @@ fn flows_whose_end_was_not_seen_are_ended() {
     scene.daemon = Some(Daemon::start_again(&scene.setup));
     // Two that were connected as well, and one that was not.
     eventually("their flows are ended", || scene.setup.active(), |active| *active == 8);
-    let swept = scene.sum(|backend| backend["swept"].as_u64().expect("a count"));
-    assert_eq!((swept, scene.entries()), (8, 3));
+    let reclaimed = scene.sum(|backend| backend["reclaimed"].as_u64().expect("a count"));
+    assert_eq!((reclaimed, scene.entries()), (8, 3));
     for socket in [sockets[0], sockets[1], sockets[5]] {
         probe.close(socket);
     }

@@ -1,9 +1,9 @@
 //! Connects that the application gives up: whose doing that was, told by what had become of the SYN until then.
 
 use serde_json::Value;
+use stage::eventually;
 use stage::fixture::{Fixture, SERVICE, config, with_active_accounting};
 use stage::router::{NOWHERE, Router};
-use stage::{Probe, eventually};
 
 const ACCOUNTINGS: [&str; 2] = ["full", "active"];
 
@@ -22,12 +22,6 @@ fn silent() -> std::net::TcpListener {
     let listener = std::net::TcpListener::bind("127.0.0.1:8010").expect("listen");
     stage::filter::drop_all(&listener).expect("drop what comes");
     listener
-}
-
-#[track_caller]
-fn begin(probe: &mut Probe) -> u32 {
-    let answer = probe.ask(&format!("start {SERVICE}"));
-    answer.strip_prefix("ok ").and_then(|n| n.parse().ok()).unwrap_or_else(|| panic!("{answer}"))
 }
 
 fn backend(fixture: &Fixture) -> Value {
@@ -51,7 +45,7 @@ fn a_connect_that_is_given_up_counts_against_the_backend_once_an_answer_was_due(
         let fixture = start(accounting, "127.0.0.1:8010", "unanswered_after = \"10ms\"");
         let _listener = silent();
         let mut probe = fixture.probe();
-        let socket = begin(&mut probe);
+        let socket = probe.start_connect(SERVICE);
         // Two ticks of the slowest clock more.
         eventually("an answer was due", || age(&fixture), |age| *age > 0.030);
         probe.close(socket);
@@ -74,7 +68,7 @@ fn a_connect_that_is_given_up_before_is_the_applications_own_doing() {
         let mut probe = fixture.probe();
         // On a busy machine the SYN may be sent again before the socket is closed, which is another matter.
         let give_up = || {
-            let socket = begin(&mut probe);
+            let socket = probe.start_connect(SERVICE);
             probe.close(socket);
             ended(&fixture, "gave-up")
         };
@@ -89,9 +83,9 @@ fn a_syn_that_was_sent_again_is_unanswered_however_long_that_may_take() {
         let fixture = start(accounting, "127.0.0.1:8010", "unanswered_after = \"60s\"");
         let _listener = silent();
         let mut probe = fixture.probe();
-        let socket = begin(&mut probe);
-        let retransmits = || probe.ask(&format!("retransmits {socket}"));
-        eventually("its SYN is sent again", retransmits, |answer| !["ok 0"].contains(&answer.as_str()));
+        let socket = probe.start_connect(SERVICE);
+        let retransmissions = || probe.retransmissions(socket);
+        eventually("its SYN is sent again", retransmissions, |times| *times > 0);
         probe.close(socket);
         assert_eq!((ended(&fixture, "unanswered"), ended(&fixture, "gave-up")), (1, 0), "{accounting}");
     });
@@ -106,7 +100,7 @@ fn an_icmp_error_during_connect_is_told_unless_the_application_has_taken_it_off(
         let _router = Router::new();
         let mut probe = fixture.probe();
         let leave = || {
-            let socket = begin(&mut probe);
+            let socket = probe.start_connect(SERVICE);
             probe.close(socket);
             ended(&fixture, "unreachable")
         };
@@ -114,8 +108,8 @@ fn an_icmp_error_during_connect_is_told_unless_the_application_has_taken_it_off(
         // Where softirqs are late, the error meets a socket that nobody holds, and ends the connect; or one that is closed.
         let given_up = || ended(&fixture, "gave-up") + ended(&fixture, "unanswered");
         let give_up = || {
-            let (before, socket) = (given_up(), begin(&mut probe));
-            let has_taken = probe.ask(&format!("error {socket}")) == format!("ok {}", libc::EHOSTUNREACH);
+            let (before, socket) = (given_up(), probe.start_connect(SERVICE));
+            let has_taken = probe.take_error(socket) == Some(libc::EHOSTUNREACH);
             probe.close(socket);
             has_taken && given_up() > before
         };

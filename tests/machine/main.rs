@@ -82,7 +82,7 @@ fn files(folder: &Path) {
     let layer = layer.display();
     let layers = format!("lowerdir=/,upperdir={layer}/changes,workdir={layer}/work");
     mount("overlay", &root, MountFlags::empty(), &layers);
-    for (kind, place, flags) in [
+    for (kind, target, flags) in [
         ("proc", "proc", MountFlags::empty()),
         ("sysfs", "sys", MountFlags::RDONLY),
         ("cgroup2", "sys/fs/cgroup", MountFlags::empty()),
@@ -90,7 +90,7 @@ fn files(folder: &Path) {
         ("tmpfs", "run", MountFlags::empty()),
         ("tmpfs", "tmp", MountFlags::empty()),
     ] {
-        mount(kind, &root.join(place), flags, "");
+        mount(kind, &root.join(target), flags, "");
     }
     // As systemd mounts it.
     mount("bpf", &root.join("sys/fs/bpf"), MountFlags::empty(), "mode=0700");
@@ -101,16 +101,16 @@ fn files(folder: &Path) {
         .expect("make them read-only");
     for device in ["null", "zero", "full", "random", "urandom", "tty"] {
         let device = Path::new("dev").join(device);
-        let place = root.join(&device);
-        fs::write(&place, "").expect("make a place for a device");
-        rustix::mount::mount_bind(Path::new("/").join(device), &place).expect("bring a device in");
+        let target = root.join(&device);
+        fs::write(&target, "").expect("make a file to bind a device over");
+        rustix::mount::mount_bind(Path::new("/").join(device), &target).expect("bring a device in");
     }
     for (link, name) in [("/proc/self/fd", "fd"), ("pts/ptmx", "ptmx")] {
         symlink(link, root.join("dev").join(name)).expect("link a device");
     }
-    let place = root.join("shared");
-    fs::create_dir(&place).expect("make the place of the shared folder");
-    rustix::mount::mount_bind(&shared, &place).expect("share the folder");
+    let target = root.join("shared");
+    fs::create_dir(&target).expect("make a folder to bind the shared one over");
+    rustix::mount::mount_bind(&shared, &target).expect("share the folder");
 }
 
 /// Leaves of this machine's services only the journal, so that nothing of the host's is started a second time.
@@ -143,9 +143,9 @@ fn furnish(folder: &Path) {
     let _ = fs::remove_file(root.join("var/lib/man-db/auto-update"));
 }
 
-fn mount(kind: &str, place: &Path, flags: MountFlags, options: &str) {
-    fs::create_dir_all(place).unwrap_or_else(|error| panic!("make {}: {error}", place.display()));
+fn mount(kind: &str, target: &Path, flags: MountFlags, options: &str) {
+    fs::create_dir_all(target).unwrap_or_else(|error| panic!("make {}: {error}", target.display()));
     let options = std::ffi::CString::new(options).expect("no zero byte");
-    rustix::mount::mount(kind, place, kind, flags, options.as_c_str())
-        .unwrap_or_else(|error| panic!("mount {kind} on {}: {error}", place.display()));
+    rustix::mount::mount(kind, target, kind, flags, options.as_c_str())
+        .unwrap_or_else(|error| panic!("mount {kind} on {}: {error}", target.display()));
 }

@@ -16,7 +16,7 @@ use crate::http::{self, Answer, OPEN_METRICS, TEXT};
 use crate::page::{LISTEN, listening, with};
 
 /// Connections that each listener has at a time.
-const PLACES: usize = 64;
+const CONNECTIONS: usize = 64;
 
 /// Backends that make a page of 10 MB, which no buffer of TCP takes.
 const MANY: usize = 1500;
@@ -87,9 +87,9 @@ fn has_ended(stream: &mut (impl Read + Write)) -> bool {
 fn readers_that_stop_hold_up_nobody() {
     let (fixture, daemon) = with_backends(MANY);
     let socket = fixture.setup.folder.join("run/socklb.sock");
-    // As many as there are places, on both. A port's buffers grow with what nobody reads.
+    // As many connections as are served at a time, on both. A port's buffers grow with what nobody reads.
     let (mut stopped, mut far) = (Vec::new(), Vec::new());
-    for _ in 0..PLACES {
+    for _ in 0..CONNECTIONS {
         let mut stream = UnixStream::connect(&socket).expect("reach the socket");
         http::request(&mut stream, "GET", "/metrics", TEXT);
         stopped.push(stream);
@@ -100,7 +100,7 @@ fn readers_that_stop_hold_up_nobody() {
     }
     stopped.iter().for_each(begins);
     far.iter().for_each(begins);
-    // All places are taken by readers that do not read.
+    // All connections are those of readers that do not read.
     for _ in 0..5 {
         let page = scrape();
         let backends = page.body.lines().filter(|line| line.starts_with("socklb_flows_active{"));
@@ -108,7 +108,7 @@ fn readers_that_stop_hold_up_nobody() {
     }
     assert_eq!(fixture.setup.status()["daemon"]["pid"], daemon.pid(), "the daemon itself answers");
     assert!(peak(daemon.pid()) < 200 << 20, "{} bytes", peak(daemon.pid()));
-    // Nobody keeps a place for ever, wanted or not.
+    // No connection is kept for ever, whether others wait or not.
     for mut stream in stopped {
         stream.set_nonblocking(true).expect("look, not wait");
         until("a reader that stopped is cut off", || has_ended(&mut stream));
@@ -173,7 +173,7 @@ fn requests_that_do_not_end_take_little_and_are_dropped() {
         unfinished.push(stream);
     }
     scrape();
-    // The limit is for the whole daemon: 8 KiB for each of 64 places are half a megabyte.
+    // The limit is for the whole daemon: 8 KiB for each of 64 connections are half a megabyte.
     assert!(peak(pid) < before + (32 << 20), "{before} bytes, then {}", peak(pid));
     // One that is short enough to be waited for is waited for, but not for ever.
     let mut slow = TcpStream::connect(LISTEN).expect("reach the port");

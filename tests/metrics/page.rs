@@ -49,7 +49,7 @@ fn the_socket_and_the_port_have_the_same_page() {
             assert_eq!(answer.body.ends_with("# EOF\n"), accept == OPEN_METRICS);
         }
         assert_eq!(steady(&by_socket.body), steady(&by_port.body));
-        let chosen = by_port.body.lines().filter(|line| line.starts_with("socklb_flows_chosen_total{"));
+        let chosen = by_port.body.lines().filter(|line| line.starts_with("socklb_flows_started_total{"));
         let chosen: Vec<&str> = chosen.filter_map(|line| line.rsplit(' ').next()).collect();
         assert_eq!(chosen, ["3"; 3]);
     }

@@ -29,10 +29,10 @@ fn of_backend(prometheus: &Prometheus, name: &str, labels: &str, address: &str) 
 
 /// The fields of a backend in `status`, and its series.
 const FIELDS: [(&str, &str); 9] = [
-    ("chosen", "socklb_flows_chosen_total"),
+    ("started", "socklb_flows_started_total"),
     ("untracked", "socklb_flows_untracked_total"),
     ("active", "socklb_flows_active"),
-    ("swept", "socklb_flows_swept_total"),
+    ("reclaimed", "socklb_flows_reclaimed_total"),
     ("connecting", "socklb_flows_connecting_total"),
     ("established", "socklb_flows_established_total"),
     ("diverted", "socklb_flows_diverted_total"),
@@ -165,7 +165,7 @@ fn a_quantile_of_the_handshakes_lies_in_the_bucket_of_the_maps() {
         assert!(lower < quantile && quantile <= upper, "{job}: {lower} < {quantile} <= {upper}: {buckets:?}");
     }
     // Types as Prometheus understood them, in either form.
-    for (metric, kind) in [("socklb_flows_chosen", "counter"), ("socklb_flows_chosen_total", "counter")] {
+    for (metric, kind) in [("socklb_flows_started", "counter"), ("socklb_flows_started_total", "counter")] {
         let metadata = prometheus.api(&format!("/api/v1/targets/metadata?metric={metric}"));
         assert_eq!(metadata[0]["type"], kind, "{metadata}");
     }
@@ -188,13 +188,13 @@ fn counters_go_on_over_a_restart_and_end_with_their_slot() {
     fixture.start();
     assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3);
     agrees(&prometheus, &fixture);
-    let chosen = prometheus.value(r#"sum(socklb_flows_chosen_total{job="text"})"#);
+    let chosen = prometheus.value(r#"sum(socklb_flows_started_total{job="text"})"#);
     assert_eq!(chosen, 60.0);
-    assert_eq!(prometheus.value("max(resets(socklb_flows_chosen_total[10m]))"), 0.0);
+    assert_eq!(prometheus.value("max(resets(socklb_flows_started_total[10m]))"), 0.0);
     fixture.write_endpoints(&[("127.0.0.1:8001", "")]);
     let look = || http::get(LISTEN, "/metrics", http::OPEN_METRICS).body;
     let gone = |page: &String| !page.contains("127.0.0.1:8002") && page.contains("127.0.0.1:8001");
     eventually("the series of a backend end when its slot is freed", look, gone);
-    let left = || prometheus.query("socklb_flows_chosen_total").len();
+    let left = || prometheus.query("socklb_flows_started_total").len();
     eventually("Prometheus sees them end", left, |count| *count == 2);
 }

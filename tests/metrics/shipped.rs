@@ -56,13 +56,16 @@ fn every_panel_of_the_dashboard_asks_for_something_and_says_what() {
     assert_eq!(names, ["datasource", "client", "service"]);
     let panels = dashboard["panels"].as_array().expect("panels");
     assert!(panels.len() >= 8, "{} panels", panels.len());
-    let mut places = BTreeSet::new();
+    let mut positions = BTreeSet::new();
     for panel in panels {
         let title = panel["title"].as_str().expect("a title");
         assert!(!panel["description"].as_str().unwrap_or_default().is_empty(), "{title} says nothing");
         assert_eq!(panel["datasource"]["uid"], "${datasource}", "{title}");
-        let place = &panel["gridPos"];
-        assert!(places.insert((place["x"].to_string(), place["y"].to_string())), "{title} lies on another");
+        let position = &panel["gridPos"];
+        assert!(
+            positions.insert((position["x"].to_string(), position["y"].to_string())),
+            "{title} lies on another"
+        );
         for target in panel["targets"].as_array().expect("queries") {
             let query = target["expr"].as_str().expect("a query");
             assert!(query.contains("socklb_") && query.contains("client=~\"$client\""), "{title}: {query}");

@@ -119,7 +119,7 @@ fn metrics_are_told_at_the_port_that_is_configured() {
     ] {
         assert!(page.lines().any(|found| found == line), "{line} is not in {page}");
     }
-    let chosen = r#"socklb_flows_chosen_total{client="frontend",service="users",backend="127.0.0.1:8001"} "#;
+    let chosen = r#"socklb_flows_started_total{client="frontend",service="users",backend="127.0.0.1:8001"} "#;
     let chosen = page.lines().find_map(|line| line.strip_prefix(chosen)?.parse::<u64>().ok());
     assert!(chosen.is_some_and(|count| count > 0), "{page}");
 }

@@ -1,9 +1,4 @@
-//! The probe's datagram sockets.
-//!
-//! Requests: `udp4` and `udp6` (an open socket), `connect SOCKET ADDRESS`, `tell SOCKET ADDRESS` (one datagram that names
-//! its destination), `say SOCKET` (one to where the socket is connected), `hear SOCKET` (who answers, and from where), `ask SOCKET
-//! ADDRESS` and `inquire SOCKET` (both in one), `local SOCKET`, `race COUNT ADDRESS...` (as often: a new socket, and two
-//! threads at once that send to each address), `fork` (a child that holds every socket) and `reap`.
+//! The probe's UDP sockets: connected ones, and ones that name the destination with each datagram.
 
 use std::io::IoSliceMut;
 use std::net::SocketAddr;
@@ -11,110 +6,70 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Barrier;
 use std::time::Duration;
 
-use rustix::io::Errno;
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketType};
+use rustix::net::sockopt::Timeout;
+use rustix::net::{RecvAncillaryBuffer, RecvFlags, SendFlags, SocketType, sockopt};
+use stage::protocol::{Family, Received, SocketId};
 
-use crate::{Probe, number, outcome, parse, peer};
+use crate::sockets::{address_family, ip_address, peer};
+use crate::{Outcome, Probe};
 
-/// Longer than any answer takes, also in a guest: an answer that does not come is an error, not a hang.
+/// Longer than any answer takes, also in a guest: an answer that does not come is an error, and no hang.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Answers a request about datagrams; `None` if it is about something else.
-pub fn answer(probe: &mut Probe, words: &[&str]) -> Option<String> {
-    Some(match words {
-        ["udp4"] => format!("ok {}", probe.keep(open(AddressFamily::INET))),
-        ["udp6"] => format!("ok {}", probe.keep(open(AddressFamily::INET6))),
-        ["connect", socket, address] => {
-            let socket = &probe.sockets[&number(socket)];
-            match rustix::net::connect(socket, &parse(address)) {
-                Ok(()) => format!("ok {}", peer(socket)),
-                Err(errno) => format!("err {}", errno.raw_os_error()),
-            }
-        }
-        ["tell", socket, address] => outcome(tell(&probe.sockets[&number(socket)], parse(address))),
-        ["say", socket] => outcome(say(&probe.sockets[&number(socket)])),
-        ["hear", socket] => heard(hear(&probe.sockets[&number(socket)])),
-        ["ask", socket, address] => {
-            let socket = &probe.sockets[&number(socket)];
-            heard(tell(socket, parse(address)).and_then(|()| hear(socket)))
-        }
-        ["inquire", socket] => {
-            let socket = &probe.sockets[&number(socket)];
-            heard(say(socket).and_then(|()| hear(socket)))
-        }
-        ["local", socket] => {
-            let name = rustix::net::getsockname(&probe.sockets[&number(socket)]).expect("an address");
-            SocketAddr::try_from(name).expect("an IP address").to_string()
-        }
-        ["fork"] => {
-            // Another probe, which ends with us: nobody else has the other end of its standard input.
-            let itself = std::env::current_exe().expect("a path");
-            let mut child = std::process::Command::new(itself);
-            let pipe = std::process::Stdio::piped;
-            child.args(std::env::args().skip(1)).stdin(pipe()).stdout(pipe());
-            probe.children.push(child.spawn().expect("start a child"));
-            "ok".to_owned()
-        }
-        ["reap"] => {
-            for mut child in probe.children.drain(..) {
-                child.kill().and_then(|()| child.wait()).expect("a child that lives");
-            }
-            "ok".to_owned()
-        }
-        ["race", count, addresses @ ..] => {
-            let addresses: Vec<SocketAddr> = addresses.iter().map(|address| parse(address)).collect();
-            for _ in 0..number::<u32>(count) {
-                race(&addresses);
-            }
-            "ok".to_owned()
-        }
-        _ => return None,
-    })
-}
+impl Probe {
+    pub fn open_datagram(&mut self, family: Family) -> Outcome<SocketId> {
+        let socket = open(family)?;
+        Ok(self.keep(socket))
+    }
 
-fn open(family: AddressFamily) -> OwnedFd {
-    let socket = rustix::net::socket(family, SocketType::DGRAM, None).expect("a socket");
-    rustix::net::sockopt::set_socket_timeout(&socket, rustix::net::sockopt::Timeout::Recv, Some(PATIENCE))
-        .expect("a limit of patience");
-    socket
-}
+    pub fn connect_datagram(&self, socket: SocketId, address: SocketAddr) -> Outcome<SocketAddr> {
+        let socket = self.socket(socket)?;
+        rustix::net::connect(socket, &address)?;
+        peer(socket)
+    }
 
-fn tell(socket: impl AsFd, address: SocketAddr) -> Result<(), Errno> {
-    rustix::net::sendto(socket, b"?", SendFlags::empty(), &address).map(drop)
-}
+    pub fn send_datagram(&self, socket: SocketId, address: SocketAddr) -> Outcome<()> {
+        send(self.socket(socket)?, address)
+    }
 
-fn say(socket: impl AsFd) -> Result<(), Errno> {
-    rustix::net::send(socket, b"?", SendFlags::empty()).map(drop)
-}
+    pub fn send_connected(&self, socket: SocketId) -> Outcome<()> {
+        rustix::net::send(self.socket(socket)?, b"?", SendFlags::empty()).map(drop)
+    }
 
-/// Who answers, and from where.
-fn hear(socket: impl AsFd) -> Result<(String, SocketAddr), Errno> {
-    let mut buffer = [0; 64];
-    let mut control = rustix::net::RecvAncillaryBuffer::default();
-    let heard =
-        rustix::net::recvmsg(socket, &mut [IoSliceMut::new(&mut buffer)], &mut control, RecvFlags::empty())?;
-    let source = heard.address.and_then(|source| SocketAddr::try_from(source).ok()).expect("a source");
-    Ok((String::from_utf8_lossy(&buffer[..heard.bytes]).into_owned(), source))
-}
-
-fn heard(result: Result<(String, SocketAddr), Errno>) -> String {
-    match result {
-        Ok((name, source)) => format!("ok {name} {source}"),
-        Err(errno) => format!("err {}", errno.raw_os_error()),
+    pub fn receive_datagram(&self, socket: SocketId) -> Outcome<Received> {
+        let mut buffer = [0; 64];
+        let mut control = RecvAncillaryBuffer::default();
+        let parts = &mut [IoSliceMut::new(&mut buffer)];
+        let received = rustix::net::recvmsg(self.socket(socket)?, parts, &mut control, RecvFlags::empty())?;
+        let source = ip_address(received.address)?;
+        Ok(Received { name: String::from_utf8_lossy(&buffer[..received.bytes]).into_owned(), source })
     }
 }
 
-fn race(addresses: &[SocketAddr]) {
-    let socket = open(if addresses[0].is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 });
-    let start = Barrier::new(2);
-    std::thread::scope(|scope| {
-        for _ in 0..2 {
-            scope.spawn(|| {
-                start.wait();
-                for address in addresses {
-                    tell(&socket, *address).expect("sent");
-                }
-            });
-        }
-    });
+fn open(family: Family) -> Outcome<OwnedFd> {
+    let socket = rustix::net::socket(address_family(family), SocketType::DGRAM, None)?;
+    sockopt::set_socket_timeout(&socket, Timeout::Recv, Some(PATIENCE))?;
+    Ok(socket)
+}
+
+fn send(socket: impl AsFd, address: SocketAddr) -> Outcome<()> {
+    rustix::net::sendto(socket, b"?", SendFlags::empty(), &address).map(drop)
+}
+
+/// In each round a new socket, and two threads that begin at the same moment to send to each address.
+pub fn race(rounds: u32, addresses: &[SocketAddr]) -> Outcome<()> {
+    let family = addresses.first().map_or(Family::V4, |address| Family::of(*address));
+    for _ in 0..rounds {
+        let socket = open(family)?;
+        let start = Barrier::new(2);
+        let send_to_each = || {
+            start.wait();
+            addresses.iter().try_for_each(|address| send(&socket, *address))
+        };
+        std::thread::scope(|scope| {
+            let other = scope.spawn(send_to_each);
+            send_to_each().and(other.join().expect("sending does not panic"))
+        })?;
+    }
+    Ok(())
 }

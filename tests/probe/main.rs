@@ -1,266 +1,148 @@
-//! The probe: opens sockets on request, one line in, one line out. Started by the tests inside a cgroup.
+//! The probe: opens sockets on request and does with them what it is told. Started by tests inside a cgroup.
 //!
-//! Requests: `ready`, `pin CPU`, `dial ADDRESS`, `mptcp ADDRESS`, `redial SOCKET ADDRESS`, `many ADDRESS COUNT`, `start ADDRESS` (a
-//! non-blocking connect that is left alone), `forever ADDRESS` and `redialling ADDRESS` (until the next line), `datagram ADDRESS`, `unspec
-//! SOCKET`, `provoke SOCKET` (says something and reads the answer), `reset SOCKET`, `shut SOCKET`, `dup SOCKET`, `listen
-//! ADDRESS`, `accept SOCKET`, `peer SOCKET`, `close SOCKET`, `run PROGRAM ARGUMENTS`, `adopt DESCRIPTOR`,
-//! and those of `datagrams` and `odd`.
+//! Each request of `stage::protocol` has one function here, by subject: `streams`, `sockets` of any kind, `datagrams`, and
+//! `odd` ways to dial. They return the kernel's errors and do not panic, so that a test learns which request failed.
+
+mod streams;
+
+mod sockets;
 
 mod datagrams;
 
 mod odd;
 
 use std::collections::BTreeMap;
-use std::io::{self, BufRead, Write};
-use std::net::SocketAddr;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 
+use anyhow::{Context, Result};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use serde::Serialize;
+use serde_json::Value;
+use stage::protocol::{Answer, Request, SocketId};
+use stage::rpc;
 
-fn main() {
-    let cgroup = std::env::args().nth(1).expect("usage: probe CGROUP");
+fn main() -> Result<()> {
+    let cgroup = std::env::args().nth(1).context("usage: probe CGROUP")?;
     // Before the first socket: the cgroup that a socket is made in is the one that counts.
     std::fs::write(format!("{cgroup}/cgroup.procs"), std::process::id().to_string())
-        .expect("enter the cgroup");
+        .with_context(|| format!("enter {cgroup}"))?;
     let (sender, requests) = channel();
-    std::thread::spawn(move || {
-        for line in io::stdin().lock().lines().map_while(Result::ok) {
-            if sender.send(line).is_err() {
-                return;
-            }
-        }
-    });
-    let mut probe = Probe { sockets: BTreeMap::new(), children: Vec::new(), next: 0, requests };
+    // A thread of its own, so that what goes on until another request comes can look for one without waiting.
+    std::thread::spawn(move || rpc::requests().try_for_each(|request| sender.send(request)));
+    rpc::ready()?;
+    let mut probe = Probe { sockets: BTreeMap::new(), next: 0, children: Vec::new(), requests };
     while let Ok(request) = probe.requests.recv() {
-        let words: Vec<&str> = request.split(' ').collect();
-        let answer = probe.answer(&words);
-        println!("{answer}");
-        io::stdout().flush().expect("somebody listens");
+        let answer = probe.carry_out(request?)?;
+        rpc::answer(&answer)?;
     }
+    Ok(())
 }
 
+/// What a request comes to, before it is known as an answer.
+type Outcome<T> = rustix::io::Result<T>;
+
 struct Probe {
-    sockets: BTreeMap<u32, OwnedFd>,
-    /// Children that hold what was open when they were made.
-    children: Vec<std::process::Child>,
+    sockets: BTreeMap<SocketId, OwnedFd>,
     next: u32,
-    requests: Receiver<String>,
+    /// Children that hold what was open when they were made.
+    children: Vec<Child>,
+    requests: Receiver<Result<Request>>,
 }
 
 impl Probe {
-    fn answer(&mut self, words: &[&str]) -> String {
-        match words {
-            ["ready"] => "ok".to_owned(),
-            ["pin", cpu] => {
-                let mut set = rustix::thread::CpuSet::new();
-                set.set(cpu.parse().expect("a CPU"));
-                rustix::thread::sched_setaffinity(None, &set).expect("a CPU that exists");
-                "ok".to_owned()
+    fn carry_out(&mut self, request: Request) -> Result<Answer<Value>> {
+        match request {
+            Request::Pin { cpu } => answer(pin(cpu)),
+            Request::Run { program, arguments } => answer(run(&program, &arguments)),
+            Request::HoldInChild => answer(self.hold_in_child()),
+            Request::KillChildren => answer(self.kill_children()),
+
+            Request::OpenStream(family) => answer(self.open_stream(family)),
+            Request::Dial(address) => answer(self.dial(address)),
+            Request::DialMptcp(address) => answer(self.dial_mptcp(address)),
+            Request::Redial(socket, address) => answer(self.redial(socket, address)),
+            Request::StartConnect(address) => answer(self.start_connect(address)),
+            Request::StartConnectWithRetries(address, retries) => {
+                answer(self.start_connect_with_retries(address, retries))
             }
-            ["dial", address] => {
-                let address = parse(address);
-                let socket = self.keep(stream(address, SocketFlags::CLOEXEC));
-                self.dial(socket, address)
-            }
-            ["mptcp", address] => {
-                let address = parse(address);
-                let mptcp = rustix::net::ipproto::MPTCP;
-                let socket = rustix::net::socket(family(address), SocketType::STREAM, Some(mptcp));
-                let socket = self.keep(socket.expect("an MPTCP socket"));
-                self.dial(socket, address)
-            }
-            ["redial", socket, address] => self.dial(number(socket), parse(address)),
-            ["many", address, count] => many(parse(address), number(count)),
-            ["forever", address] => self.forever(parse(address)),
-            ["redialling", address] => self.redialling(parse(address)),
-            ["start", address] => {
-                let address = parse(address);
-                let socket = stream(address, SocketFlags::NONBLOCK);
-                let result = rustix::net::connect(&socket, &address);
-                let socket = self.keep(socket);
-                match result {
-                    Ok(()) | Err(Errno::INPROGRESS) => format!("ok {socket}"),
-                    Err(errno) => format!("err {socket} {}", errno.raw_os_error()),
-                }
-            }
-            ["datagram", address] => datagram(parse(address)),
-            ["unspec", socket] => outcome(disconnect(&self.sockets[&number(socket)])),
-            ["reset", socket] => {
-                let socket = self.sockets.remove(&number(socket)).expect("a socket");
-                let zero = Some(std::time::Duration::ZERO);
-                outcome(rustix::net::sockopt::set_socket_linger(&socket, zero))
-            }
-            ["provoke", socket] => {
-                let socket = &self.sockets[&number(socket)];
-                let said = rustix::io::write(socket, b"!");
-                outcome(said.and_then(|_| rustix::io::read(socket, &mut [0; 1])).map(drop))
-            }
-            ["shut", socket] => {
-                outcome(rustix::net::shutdown(&self.sockets[&number(socket)], rustix::net::Shutdown::Both))
-            }
-            ["dup", socket] => {
-                let copy = self.sockets[&number(socket)].try_clone().expect("a copy");
-                let copy = self.keep(copy);
-                format!("ok {copy}")
-            }
-            ["listen", address] => {
-                let address = parse(address);
-                let socket = stream(address, SocketFlags::CLOEXEC);
-                let listening =
-                    rustix::net::bind(&socket, &address).and_then(|()| rustix::net::listen(&socket, 16));
-                self.keep(socket);
-                outcome(listening)
-            }
-            ["accept", socket] => {
-                let accepted = rustix::net::accept(&self.sockets[&number(socket)]).expect("accept");
-                let peer = peer(&accepted);
-                self.keep(accepted);
-                format!("ok {peer}")
-            }
-            ["close", socket] => {
-                self.sockets.remove(&number(socket)).expect("a socket");
-                "ok".to_owned()
-            }
-            // A command of the service's own, in its cgroup; answers with its exit code.
-            ["run", program, arguments @ ..] => {
-                let status = std::process::Command::new(program)
-                    .args(arguments)
-                    .stdin(std::process::Stdio::null())
-                    .stdout(std::process::Stdio::null())
-                    .status()
-                    .expect("start the command");
-                format!("ok {}", status.code().unwrap_or(-1))
-            }
-            // A socket that was made by somebody else.
-            ["adopt", fd] => {
-                // SAFETY: the descriptor was handed to this process for this.
-                let socket = unsafe { <OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(number(fd)) };
-                format!("ok {}", self.keep(socket))
-            }
-            ["peer", socket] => peer(&self.sockets[&number(socket)]),
-            _ => datagrams::answer(self, words)
-                .or_else(|| odd::answer(self, words))
-                .unwrap_or_else(|| format!("unknown request: {}", words.join(" "))),
+            Request::DialMany(address, count) => answer(Ok(streams::dial_many(address, count))),
+            Request::DialUntilStopped(address) => answer(self.dial_until_stopped(address)),
+            Request::RedialUntilStopped(address) => answer(self.redial_until_stopped(address)),
+            Request::Stop => answer::<()>(Err(Errno::INVAL)),
+            Request::Disconnect(socket) => answer(self.disconnect(socket)),
+            Request::Reset(socket) => answer(self.reset(socket)),
+            Request::Provoke(socket) => answer(self.provoke(socket)),
+            Request::Shutdown(socket) => answer(self.shut_down(socket)),
+            Request::Listen(address) => answer(self.listen(address)),
+            Request::ListenAgain(socket, address) => answer(self.listen_again(socket, address)),
+            Request::Accept(socket) => answer(self.accept(socket)),
+
+            Request::Close(socket) => answer(self.take(socket).map(drop)),
+            Request::Duplicate(socket) => answer(self.duplicate(socket)),
+            Request::Peer(socket) => answer(self.socket(socket).and_then(sockets::peer)),
+            Request::LocalAddress(socket) => answer(self.socket(socket).and_then(sockets::local_address)),
+
+            Request::OpenDatagram(family) => answer(self.open_datagram(family)),
+            Request::ConnectDatagram(socket, address) => answer(self.connect_datagram(socket, address)),
+            Request::SendDatagram(socket, address) => answer(self.send_datagram(socket, address)),
+            Request::SendConnected(socket) => answer(self.send_connected(socket)),
+            Request::ReceiveDatagram(socket) => answer(self.receive_datagram(socket)),
+            Request::RaceDatagrams(rounds, addresses) => answer(datagrams::race(rounds, &addresses)),
+
+            Request::DialByRing(address) => answer(self.dial_by_ring(address)),
+            Request::DialFastOpen(address) => answer(self.dial_fast_open(address)),
+            Request::DialDeferred(address) => answer(self.dial_deferred(address)),
+            Request::Write(socket) => answer(self.write(socket)),
+            Request::ReadName(socket) => answer(self.socket(socket).and_then(streams::read_name)),
+            Request::SynRetries(socket) => answer(self.syn_retries(socket)),
+            Request::Retransmissions(socket) => answer(self.retransmissions(socket)),
+            Request::TakeError(socket) => answer(self.take_error(socket)),
+            Request::MountShare(address, folder) => answer(odd::mount_share(address, &folder)),
         }
     }
 
-    fn keep(&mut self, socket: OwnedFd) -> u32 {
-        let number = self.next;
-        self.next += 1;
-        self.sockets.insert(number, socket);
-        number
+    /// Another probe, which ends with this one: nobody else has the other end of its standard input.
+    fn hold_in_child(&mut self) -> Outcome<()> {
+        let program = std::env::current_exe().map_err(errno)?;
+        let mut child = Command::new(program);
+        child.args(std::env::args().skip(1)).stdin(Stdio::piped()).stdout(Stdio::piped());
+        self.children.push(child.spawn().map_err(errno)?);
+        Ok(())
     }
 
-    fn dial(&self, number: u32, address: SocketAddr) -> String {
-        let socket = &self.sockets[&number];
-        match rustix::net::connect(socket, &address).and_then(|()| read_name(socket)) {
-            Ok(name) => format!("ok {number} {name} {}", peer(socket)),
-            Err(errno) => format!("err {number} {}", errno.raw_os_error()),
+    fn kill_children(&mut self) -> Outcome<()> {
+        for mut child in self.children.drain(..) {
+            child.kill().and_then(|()| child.wait()).map_err(errno)?;
         }
-    }
-
-    /// Dials again on every socket, one after the other, until the next request comes.
-    fn redialling(&mut self, address: SocketAddr) -> String {
-        while self.requests.try_recv().is_err() {
-            for socket in self.sockets.values() {
-                let _ = disconnect(socket);
-                let _ = rustix::net::connect(socket, &address);
-            }
-        }
-        "ok".to_owned()
-    }
-
-    /// Dials until the next request comes, which it answers with the counts.
-    fn forever(&mut self, address: SocketAddr) -> String {
-        let mut counts = BTreeMap::new();
-        while self.requests.try_recv().is_err() {
-            *counts.entry(once(address)).or_insert(0u32) += 1;
-        }
-        format_counts(&counts)
+        Ok(())
     }
 }
 
-fn parse(address: &str) -> SocketAddr {
-    address.parse().expect("an address")
+fn answer<T: Serialize>(outcome: Outcome<T>) -> Result<Answer<Value>> {
+    Ok(match outcome {
+        Ok(value) => Ok(serde_json::to_value(value)?),
+        Err(errno) => Err(errno.raw_os_error()),
+    })
 }
 
-fn number<T: std::str::FromStr<Err = std::num::ParseIntError>>(text: &str) -> T {
-    text.parse().expect("a number")
+fn pin(cpu: usize) -> Outcome<()> {
+    let mut cpus = rustix::thread::CpuSet::new();
+    cpus.set(cpu);
+    rustix::thread::sched_setaffinity(None, &cpus)
 }
 
-fn stream(address: SocketAddr, flags: SocketFlags) -> OwnedFd {
-    rustix::net::socket_with(family(address), SocketType::STREAM, flags, None).expect("a socket")
+/// Runs a command of the service's own, in its cgroup.
+fn run(program: &Path, arguments: &[String]) -> Outcome<i32> {
+    let mut command = Command::new(program);
+    let status = command.args(arguments).stdin(Stdio::null()).stdout(Stdio::null()).status();
+    Ok(status.map_err(errno)?.code().unwrap_or(-1))
 }
 
-/// The family of a socket for an address.
-fn family(address: SocketAddr) -> AddressFamily {
-    if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 }
-}
-
-fn peer(socket: impl AsFd) -> String {
-    match rustix::net::getpeername(socket) {
-        Ok(address) => {
-            let address = address.and_then(|address| SocketAddr::try_from(address).ok());
-            address.map_or_else(|| "none".to_owned(), |peer| peer.to_string())
-        }
-        Err(errno) => format!("errno-{}", errno.raw_os_error()),
-    }
-}
-
-/// A name is a line.
-fn read_name(socket: impl AsFd) -> Result<String, Errno> {
-    let mut name = Vec::new();
-    loop {
-        let mut byte = [0];
-        match rustix::io::read(&socket, &mut byte)? {
-            0 => return Err(Errno::PIPE),
-            _ if byte == *b"\n" => break,
-            _ => name.push(byte[0]),
-        }
-    }
-    Ok(String::from_utf8_lossy(&name).into_owned())
-}
-
-/// Dials once, reads the name, closes. Closes with a reset, so that a thousand calls leave no port waiting.
-fn once(address: SocketAddr) -> String {
-    let socket = stream(address, SocketFlags::CLOEXEC);
-    let zero = Some(std::time::Duration::ZERO);
-    let dialled = rustix::net::connect(&socket, &address).and_then(|()| read_name(&socket));
-    let _ = rustix::net::sockopt::set_socket_linger(&socket, zero);
-    dialled.unwrap_or_else(|errno| format!("errno-{}", errno.raw_os_error()))
-}
-
-fn many(address: SocketAddr, count: u32) -> String {
-    let mut counts = BTreeMap::new();
-    for _ in 0..count {
-        *counts.entry(once(address)).or_insert(0u32) += 1;
-    }
-    format_counts(&counts)
-}
-
-fn format_counts(counts: &BTreeMap<String, u32>) -> String {
-    counts.iter().map(|(name, count)| format!("{name}={count}")).collect::<Vec<_>>().join(" ")
-}
-
-/// Connects a datagram socket and says where it goes.
-fn datagram(address: SocketAddr) -> String {
-    let socket = rustix::net::socket(family(address), SocketType::DGRAM, None).expect("a socket");
-    match rustix::net::connect(&socket, &address) {
-        Ok(()) => format!("ok {}", peer(&socket)),
-        Err(errno) => format!("err {}", errno.raw_os_error()),
-    }
-}
-
-/// connect(2) to AF_UNSPEC: takes the connection of a socket away.
-fn disconnect(socket: impl AsFd) -> Result<(), Errno> {
-    rustix::net::connect_unspec(socket)
-}
-
-fn outcome(result: Result<(), Errno>) -> String {
-    match result {
-        Ok(()) => "ok".to_owned(),
-        Err(errno) => format!("err {}", errno.raw_os_error()),
-    }
+/// What the kernel said, where the standard library made the call.
+#[expect(clippy::needless_pass_by_value, reason = "it is for `map_err`, which gives the error away")]
+fn errno(error: std::io::Error) -> Errno {
+    Errno::from_io_error(&error).unwrap_or(Errno::IO)
 }

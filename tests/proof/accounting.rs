@@ -3,9 +3,10 @@
 
 use stage::accounts::{COUNTED, calls_without_a_record};
 use stage::ledger::Ledger;
+use stage::rpc::Process;
 use stage::stress::{all, config};
 use stage::workers::{Play, Worker, server};
-use stage::{Cgroup, Daemon, Probe, Setup, Stage, eventually};
+use stage::{Cgroup, Daemon, Setup, Stage, eventually};
 
 /// Sockets of a run.
 const FLOWS: u64 = 200_000;
@@ -17,7 +18,7 @@ struct Scene {
     // Dropped in this order.
     worker: Worker,
     _daemon: Daemon,
-    _server: Probe,
+    _server: Process,
     setup: Setup,
     _cgroup: Cgroup,
     _stage: Stage,

@@ -1,8 +1,8 @@
-//! A hundred and sixty thousand sockets that are open at once, more than the flow table has places.
+//! A hundred and sixty thousand sockets that are open at once, more than the flow table has buckets.
 
 use stage::accounts::{COUNTED, imbalances, totals};
 use stage::stress::{Service, config};
-use stage::workers::{Crowd, another_server, server};
+use stage::workers::{Change, Crowd, another_server, server};
 use stage::{Cgroup, Daemon, Setup, Stage, eventually};
 
 /// Sockets of one process. Servers get about as many each, and no process may need more than 20,000 descriptors.
@@ -12,9 +12,9 @@ const ALL: u64 = CROWDS * EACH as u64;
 
 /// Lets all do the same at once; returns how many sockets they have then.
 #[track_caller]
-fn all_do(crowds: &mut [Crowd], what: &str, count: u32) -> u64 {
+fn all_do(crowds: &mut [Crowd], change: Change) -> u64 {
     for crowd in &mut *crowds {
-        crowd.tell(what, count);
+        crowd.tell(change);
     }
     crowds.iter_mut().map(Crowd::done).sum()
 }
@@ -24,7 +24,7 @@ fn all_do(crowds: &mut [Crowd], what: &str, count: u32) -> u64 {
 fn counts(setup: &Setup, chosen: u64, open: u64) {
     let look = || {
         let seen = totals(setup);
-        (seen.chosen, seen.active, seen.untracked, seen.swept)
+        (seen.chosen, seen.active, seen.untracked, seen.reclaimed)
     };
     eventually("open sockets are active", look, |seen| *seen == (chosen, open, 0, 0));
     assert_eq!(imbalances(setup), Vec::<String>::new());
@@ -40,22 +40,22 @@ fn a_hundred_and_sixty_thousand_open_sockets_are_counted() {
     let text = config(&cgroup, [Service::of("crowd")].into_iter(), COUNTED.client(), "");
     let _daemon = Daemon::start(&setup, &text);
     let mut crowds: Vec<Crowd> = (0..CROWDS).map(|seed| Crowd::start(&cgroup, seed)).collect();
-    assert_eq!(all_do(&mut crowds, "open", EACH), ALL);
+    assert_eq!(all_do(&mut crowds, Change::Open(EACH)), ALL);
     counts(&setup, ALL, ALL);
-    // Half of them are replaced, at random: places of the table get free and are taken by others.
-    assert_eq!(all_do(&mut crowds, "replace", EACH / 2), ALL);
+    // Half of them are replaced, at random: buckets of the table get free and are claimed by others.
+    assert_eq!(all_do(&mut crowds, Change::Replace(EACH / 2)), ALL);
     let mut chosen = ALL + ALL / 2;
     counts(&setup, chosen, ALL);
-    assert_eq!(all_do(&mut crowds, "close", EACH / 2), ALL / 2);
+    assert_eq!(all_do(&mut crowds, Change::Close(EACH / 2)), ALL / 2);
     counts(&setup, chosen, ALL / 2);
-    assert_eq!(all_do(&mut crowds, "open", EACH / 2), ALL);
+    assert_eq!(all_do(&mut crowds, Change::Open(EACH / 2)), ALL);
     chosen += ALL / 2;
     counts(&setup, chosen, ALL);
     for crowd in crowds.drain(..crowds.len() / 2) {
         crowd.kill();
     }
     counts(&setup, chosen, ALL / 2);
-    assert_eq!(all_do(&mut crowds, "close", EACH), 0);
+    assert_eq!(all_do(&mut crowds, Change::Close(EACH)), 0);
     counts(&setup, chosen, 0);
     drop(servers);
 }

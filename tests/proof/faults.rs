@@ -4,7 +4,7 @@ use std::process::Command;
 
 use stage::program;
 
-/// What is drawn is another sample each time; the seed, and each failing case with what repeats it, are printed.
+/// The cases are another sample each time; the seed, and each failing case with what repeats it, are printed.
 #[test]
 fn a_system_call_that_fails_loses_no_link_no_connect_and_no_count() {
     let status = Command::new(program("inject")).args(["--seconds", "75"]).status().expect("start it");

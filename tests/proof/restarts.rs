@@ -1,6 +1,6 @@
 //! The service and the daemon are restarted and killed, again and again.
 
-use stage::{Probe, Setup, eventually};
+use stage::{Probe, Setup, address, eventually};
 
 use stage::fixture::{Fixture, SERVICE};
 
@@ -10,17 +10,17 @@ pub fn elsewhere(setup: &Setup) -> u64 {
 }
 
 /// A process that connects without pause.
-pub fn busy(fixture: &Fixture, cpu: u32) -> Probe {
+pub fn busy(fixture: &Fixture, cpu: usize) -> Probe {
     let mut probe = Probe::start(&fixture.cgroup);
     probe.pin(cpu);
-    probe.send(&format!("forever {SERVICE}"));
+    probe.start_dialling(SERVICE);
     probe
 }
 
 /// Ends it; returns how many connects it made, all of them to backends.
 #[track_caller]
 pub fn all_reached(probe: &mut Probe) -> u64 {
-    let counts = stage::probe::parse_counts(&probe.ask("enough"));
+    let counts = probe.stop_dialling();
     assert!(counts.keys().all(|name| name.starts_with('b')), "{counts:?}");
     let connects = counts.values().map(|count| u64::from(*count)).sum();
     assert!(connects > 0, "it was busy");
@@ -30,7 +30,7 @@ pub fn all_reached(probe: &mut Probe) -> u64 {
 /// Connects that were counted, over all backends.
 pub fn connects(setup: &Setup) -> u64 {
     let backends = setup.backends("web", "users");
-    backends.iter().map(|backend| backend["chosen"].as_u64().expect("a count")).sum()
+    backends.iter().map(|backend| backend["started"].as_u64().expect("a count")).sum()
 }
 
 /// Waits until some more connects were counted.
@@ -48,7 +48,7 @@ fn a_hundred_restarts_of_the_service_leak_no_connect() {
         fixture.cgroup.create();
         let mut probe = Probe::start(&fixture.cgroup);
         assert_eq!(probe.socklb(&fixture.setup, &["wait", "web"]), 0, "round {round}");
-        probe.send(&format!("forever {SERVICE}"));
+        probe.start_dialling(SERVICE);
         some_connects(&fixture.setup);
         // Every other time it is killed in the middle of a connect.
         if round % 2 == 0 {
@@ -78,7 +78,7 @@ fn twenty_kills_of_the_daemon_fail_no_connect() {
     assert_eq!(connects(&fixture.setup), made + 50, "every connect was counted once");
     assert_eq!(fixture.setup.active(), 50);
     for dialled in open {
-        assert_eq!(held.ask(&format!("peer {}", dialled.socket)), SERVICE);
+        assert_eq!(held.peer(dialled.socket), address(SERVICE));
         held.close(dialled.socket);
     }
     assert_eq!((fixture.setup.active(), elsewhere(&fixture.setup)), (0, 0));

@@ -40,7 +40,7 @@ fn an_endpoint_file_rewritten_ten_times_a_second_fails_no_connect_and_mixes_no_t
             .into_iter()
             .map(|slot| backends.get(&u32::from(slot), 0).expect("a slot").0.endpoint.port.to_host())
             .collect();
-        // Its place may have been written again while it was read here, long after any program could have.
+        // Its entries may have been written again while it was read here, long after any program could have.
         if services.get(&0, 0).expect("the service").0.table == before {
             assert!(wanted.contains(&ports), "a mixed table: {ports:?}");
             looks += 1;

@@ -1,6 +1,6 @@
 //! Upgrades and downgrades: to a build with other programs, and to one of another ABI version, back and forth.
 
-use stage::{Daemon, eventually};
+use stage::{Daemon, address, eventually};
 
 use crate::restarts::{all_reached, busy, connects, elsewhere, some_connects};
 use stage::fixture::{Fixture, SERVICE};
@@ -34,7 +34,7 @@ fn twenty_upgrades_to_other_programs_and_back_fail_no_connect_and_keep_every_cou
         // What one build's programs have recorded, the other's read.
         let dialled = held.dial(SERVICE);
         let socket = open[round].socket;
-        assert_eq!(held.ask(&format!("peer {socket}")), SERVICE);
+        assert_eq!(held.peer(socket), address(SERVICE));
         held.close(socket);
         open.push(dialled);
     }
@@ -59,10 +59,10 @@ fn twenty_upgrades_to_another_abi_and_back_fail_no_connect_and_lose_no_flow() {
         upgrade(&mut fixture, [NEXT, "socklb"][round % 2], round % 3 == 0);
         // Flows of both versions are open, and each still shows what was dialled.
         let leaving = fixture.setup.status()["leaving"].clone();
-        assert!(leaving[0]["open_flows"].as_u64() >= Some(1), "round {round}: {leaving}");
+        assert!(leaving[0]["active"].as_u64() >= Some(1), "round {round}: {leaving}");
         open.push(held.dial(SERVICE));
         for dialled in &open {
-            assert_eq!(held.ask(&format!("peer {}", dialled.socket)), SERVICE, "round {round}");
+            assert_eq!(held.peer(dialled.socket), address(SERVICE), "round {round}");
         }
     }
     for client in &mut clients {
@@ -71,7 +71,7 @@ fn twenty_upgrades_to_another_abi_and_back_fail_no_connect_and_lose_no_flow() {
     // By now the busy clients' flows have ended: what is open is what is held, in two tables together.
     let counted = || {
         let status = fixture.setup.status();
-        fixture.setup.active() + status["leaving"][0]["open_flows"].as_u64().unwrap_or(0)
+        fixture.setup.active() + status["leaving"][0]["active"].as_u64().unwrap_or(0)
     };
     assert_eq!(counted(), 21);
     for dialled in &open {
@@ -103,8 +103,8 @@ fn twenty_upgrades_to_another_abi_and_back_fail_no_connect_and_lose_no_flow() {
         let named = || fixture.setup.status()["clients"][0]["name"].clone();
         eventually("it is taken on", named, |found| found == name);
     }
-    assert_eq!(fixture.setup.status()["degraded"].as_array().map(Vec::len), Some(0));
-    assert_eq!(held.ask(&format!("peer {}", held_here.socket)), SERVICE);
+    assert_eq!(fixture.setup.status()["faults"].as_array().map(Vec::len), Some(0));
+    assert_eq!(held.peer(held_here.socket), address(SERVICE));
     upgrade(&mut fixture, "socklb", false);
     held.close(held_here.socket);
     // And detach removes both, should it be called in between.

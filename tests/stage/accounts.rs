@@ -48,14 +48,14 @@ impl Counted {
                     differences.push(format!("{name}: {what}: counted {counted}, seen {seen}"));
                 }
             };
-            compare("chosen", sums.chosen, flows.chosen);
+            compare("started", sums.chosen, flows.chosen);
             compare("active", sums.active, flows.held);
             compare("calls without a record", calls_without_a_record(client, name), 0);
             if self == Self::Full {
                 compare("connecting", sums.connecting, flows.connecting);
                 compare("established", sums.established, flows.established);
                 compare("untracked", sums.untracked, 0);
-                compare("swept", sums.swept, 0);
+                compare("reclaimed", sums.reclaimed, 0);
                 compare("diverted", sums.diverted, 0);
                 for (what, endings) in compared() {
                     let of = |flows: &Flows| endings.iter().map(|ending| flows.ended(*ending)).sum();
@@ -104,14 +104,16 @@ impl Counted {
         sums
     }
 
-    /// Chosen is ended, active, swept and untracked.
+    /// Chosen is ended, active, reclaimed and untracked.
     fn imbalance(self, sums: &Sums) -> Option<String> {
         let ended: u64 = ENDINGS.iter().map(|ending| sums.flows.ended(*ending)).sum();
-        let Sums { chosen, active, swept, untracked, .. } = *sums;
+        let Sums { chosen, active, reclaimed, untracked, .. } = *sums;
         match self {
             Self::Active => (active > chosen).then(|| format!("chosen {chosen} < active {active}")),
-            Self::Full => (chosen != ended + active + swept + untracked).then(|| {
-                format!("chosen {chosen} != ended {ended} + active {active} + swept {swept} + untracked {untracked}")
+            Self::Full => (chosen != ended + active + reclaimed + untracked).then(|| {
+                format!(
+                    "chosen {chosen} != ended {ended} + active {active} + reclaimed {reclaimed} + untracked {untracked}"
+                )
             }),
         }
     }
@@ -167,7 +169,7 @@ pub struct Sums {
     /// Flows without a record.
     pub untracked: u64,
     /// Records without a socket that were removed.
-    pub swept: u64,
+    pub reclaimed: u64,
     connecting: u64,
     established: u64,
     diverted: u64,
@@ -181,12 +183,12 @@ impl Sums {
         match counted {
             Counted::Active => Self { chosen: count("connects"), active: count("active"), ..Self::default() },
             Counted::Full => Self {
-                chosen: count("chosen"),
+                chosen: count("started"),
                 active: count("active"),
                 connecting: count("connecting"),
                 established: count("established"),
                 untracked: count("untracked"),
-                swept: count("swept"),
+                reclaimed: count("reclaimed"),
                 diverted: count("diverted"),
                 flows: Flows { endings: endings(&backend["endings"]), ..Flows::default() },
             },
@@ -199,7 +201,7 @@ impl Sums {
         self.connecting += other.connecting;
         self.established += other.established;
         self.untracked += other.untracked;
-        self.swept += other.swept;
+        self.reclaimed += other.reclaimed;
         self.diverted += other.diverted;
         for (ending, count) in &other.flows.endings {
             *self.flows.endings.entry(*ending).or_default() += count;
@@ -231,7 +233,7 @@ mod tests {
     /// open, and one without a record.
     fn client() -> Value {
         let mut backend = serde_json::json!({
-            "chosen": 5, "active": 1, "connecting": 4, "established": 2, "untracked": 1, "swept": 0, "diverted": 0,
+            "started": 5, "active": 1, "connecting": 4, "established": 2, "untracked": 1, "reclaimed": 0, "diverted": 0,
             "endings": {},
         });
         for ending in ENDINGS {
@@ -247,9 +249,9 @@ mod tests {
     fn a_backend_adds_up_or_is_told() {
         let mut backend = client()["services"][0]["backends"][0].clone();
         assert_eq!(Counted::Full.imbalance(&Sums::of(&backend, Counted::Full)), None);
-        backend["chosen"] = 6.into();
+        backend["started"] = 6.into();
         let told = Counted::Full.imbalance(&Sums::of(&backend, Counted::Full)).unwrap();
-        assert_eq!(told, "chosen 6 != ended 3 + active 1 + swept 0 + untracked 1");
+        assert_eq!(told, "chosen 6 != ended 3 + active 1 + reclaimed 0 + untracked 1");
     }
 
     #[test]
@@ -268,7 +270,8 @@ mod tests {
         assert_eq!(Counted::Full.differences_of(&client(), &ledger), [chosen, calls, untracked]);
         let mut client = client();
         for backend in client["services"][0]["backends"].as_array_mut().unwrap() {
-            (backend["chosen"], backend["untracked"], backend["connecting"]) = (4.into(), 0.into(), 4.into());
+            (backend["started"], backend["untracked"], backend["connecting"]) =
+                (4.into(), 0.into(), 4.into());
         }
         client["services"][0]["outcomes"]["untracked"] = 0.into();
         assert_eq!(Counted::Full.differences_of(&client, &ledger), Vec::<String>::new());

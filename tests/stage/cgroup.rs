@@ -17,7 +17,7 @@ impl Cgroup {
     /// A cgroup with a name that no other test has.
     #[expect(clippy::new_without_default, reason = "it makes a directory")]
     pub fn new() -> Self {
-        sweep();
+        remove_leftovers();
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         Self::make(mount(), &format!("{PREFIX}{}-{number}", std::process::id()))
     }
@@ -92,7 +92,7 @@ impl Drop for Cgroup {
 const PREFIX: &str = "socklb-test-";
 
 /// Removes cgroups of test runs that were killed.
-fn sweep() {
+fn remove_leftovers() {
     let Ok(entries) = fs::read_dir(mount()) else { return };
     for entry in entries.flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 
 use lb_common::abi::ABI_VERSION;
+use lb_view::fault::Fault;
 use serde_json::Value;
 
 use crate::probe::die_with_us;
@@ -72,8 +73,7 @@ impl Setup {
     pub fn faults(&self) -> Vec<String> {
         let status = self.status();
         assert!(status["daemon"].is_object(), "the daemon answers: {status}");
-        let faults = status["degraded"].as_array().expect("a list").iter();
-        faults.map(|fault| fault.as_str().expect("text").to_owned()).collect()
+        faults_of(&status)
     }
 
     /// The backends of a service as (address, field) pairs.
@@ -367,4 +367,11 @@ pub fn read(path: &Path) -> String {
     let mut text = String::new();
     fs::File::open(path).expect("open the file").read_to_string(&mut text).expect("read the file");
     text
+}
+
+/// The faults of a status, as people read them.
+#[track_caller]
+pub fn faults_of(status: &Value) -> Vec<String> {
+    let faults: Vec<Fault> = serde_json::from_value(status["faults"].clone()).expect("faults");
+    faults.iter().map(ToString::to_string).collect()
 }

@@ -48,7 +48,7 @@ impl DatagramBackend {
                     return;
                 }
                 passed.pass();
-                // The asker may be gone.
+                // The requester may be gone.
                 let _ = socket.send_to(said.as_bytes(), source);
             }
         });

@@ -71,7 +71,7 @@ impl Fixture {
         self.daemon.as_ref().expect("a daemon runs")
     }
 
-    /// A process in the client's cgroup, on one CPU: one walk, so that what it gets is exact.
+    /// A process in the client's cgroup, on one CPU: one cursor, so that what it gets is exact.
     pub fn probe(&self) -> Probe {
         let mut probe = Probe::start(&self.cgroup);
         probe.pin(0);

@@ -1,28 +1,26 @@
-//! A process inside a cgroup that opens sockets on request: what a service behind socklb does, one step at a time.
+//! A process inside a cgroup that opens sockets on request: what a service behind socklb does, one step at a time. One
+//! method for each request of `protocol`; here are those about processes and TCP, in `datagrams` and `odd` the others.
+//!
+//! A method whose name begins with `try_`, or that returns a `Result`, is for what may fail; the others panic.
 
-use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Write};
+mod datagrams;
+
+mod odd;
+
+use std::fmt::Debug;
+use std::net::SocketAddr;
 use std::os::unix::process::CommandExt;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::Command;
 
-use crate::{Cgroup, Setup, program};
+use serde::de::DeserializeOwned;
 
-/// A socket that reached somebody.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Dialled {
-    /// The probe's number of the socket.
-    pub socket: u32,
-    /// Who answered.
-    pub name: String,
-    /// What getpeername says.
-    pub peer: String,
-}
+use crate::protocol::{Answer, Counts, Dialled, Errno, Family, Request, SocketId};
+use crate::rpc::Process;
+use crate::{Cgroup, Setup, address, program};
 
 /// The process.
 pub struct Probe {
-    child: Child,
-    requests: ChildStdin,
-    answers: BufReader<ChildStdout>,
+    process: Process,
 }
 
 impl Probe {
@@ -34,140 +32,235 @@ impl Probe {
     /// Starts a probe whose command `prepare` has changed.
     pub fn start_with(cgroup: &Cgroup, prepare: impl FnOnce(&mut Command)) -> Self {
         let mut command = Command::new(program("probe"));
-        command.arg(cgroup.path()).stdin(Stdio::piped()).stdout(Stdio::piped());
-        die_with_us(&mut command);
+        command.arg(cgroup.path());
         prepare(&mut command);
-        Self::spawn(&mut command)
+        Self::of(&mut command)
     }
 
     /// A probe by a command that becomes one.
     pub fn of(command: &mut Command) -> Self {
-        command.stdin(Stdio::piped()).stdout(Stdio::piped());
         die_with_us(command);
-        Self::spawn(command)
-    }
-
-    fn spawn(command: &mut Command) -> Self {
-        let mut child = command.spawn().expect("start the probe");
-        let requests = child.stdin.take().expect("piped");
-        let answers = BufReader::new(child.stdout.take().expect("piped"));
-        let mut probe = Self { child, requests, answers };
-        assert_eq!(probe.ask("ready"), "ok");
-        probe
+        Self { process: Process::start(command) }
     }
 
     /// Sends a request and returns the answer.
     #[track_caller]
-    pub fn ask(&mut self, request: &str) -> String {
-        self.send(request);
-        self.receive()
+    fn ask<T: DeserializeOwned>(&mut self, request: &Request) -> Answer<T> {
+        self.process.ask(request)
     }
 
-    /// Sends a request without waiting for its answer.
-    pub fn send(&mut self, request: &str) {
-        writeln!(self.requests, "{request}").and_then(|()| self.requests.flush()).expect("the probe lives");
-    }
-
-    /// Waits for an answer.
+    /// The same if the request must succeed.
     #[track_caller]
-    pub fn receive(&mut self) -> String {
-        let mut answer = String::new();
-        self.answers.read_line(&mut answer).expect("the probe lives");
-        assert!(!answer.is_empty(), "the probe ended");
-        answer.trim_end().to_owned()
+    fn must<T: DeserializeOwned>(&mut self, request: &Request) -> T {
+        let answer = self.ask(request);
+        succeeded(request, answer)
+    }
+
+    /// The same if the answer says nothing else.
+    #[track_caller]
+    fn perform(&mut self, request: &Request) {
+        self.must::<()>(request);
     }
 
     /// Dials and reads who answers; the socket stays open.
     #[track_caller]
-    pub fn dial(&mut self, address: &str) -> Dialled {
-        self.try_dial(address).unwrap_or_else(|errno| panic!("dial {address}: errno {errno}"))
+    pub fn dial(&mut self, to: &str) -> Dialled {
+        self.must(&Request::Dial(address(to)))
     }
 
-    /// Dials; the errno if that fails. The socket stays open in both cases until [`Probe::ask`] closes it.
+    /// Dials; the errno if that fails. The socket stays open in both cases.
     #[track_caller]
-    pub fn try_dial(&mut self, address: &str) -> Result<Dialled, i32> {
-        let answer = self.ask(&format!("dial {address}"));
-        dialled(&answer)
+    pub fn try_dial(&mut self, to: &str) -> Answer<Dialled> {
+        self.ask(&Request::Dial(address(to)))
+    }
+
+    /// Dials with a socket of MPTCP.
+    #[track_caller]
+    pub fn dial_mptcp(&mut self, to: &str) -> Dialled {
+        self.must(&Request::DialMptcp(address(to)))
     }
 
     /// Dials again on a socket that exists.
     #[track_caller]
-    pub fn try_redial(&mut self, socket: u32, address: &str) -> Result<Dialled, i32> {
-        dialled(&self.ask(&format!("redial {socket} {address}")))
+    pub fn try_redial(&mut self, socket: SocketId, to: &str) -> Answer<Dialled> {
+        self.ask(&Request::Redial(socket, address(to)))
     }
 
-    /// Dials `count` times, closing each socket at once, and counts who answered. A failure counts as `errno N`.
+    /// Dials `count` times, closing each socket at once, and counts who answered.
     #[track_caller]
-    pub fn dial_many(&mut self, address: &str, count: u32) -> BTreeMap<String, u32> {
-        parse_counts(&self.ask(&format!("many {address} {count}")))
+    pub fn dial_many(&mut self, to: &str, count: u32) -> Counts {
+        self.must(&Request::DialMany(address(to), count))
+    }
+
+    /// Lets the probe dial without pause, closing each socket at once, until [`Probe::stop_dialling`].
+    #[track_caller]
+    pub fn start_dialling(&mut self, to: &str) {
+        self.process.send(&Request::DialUntilStopped(address(to)));
+    }
+
+    /// Ends that, and returns who answered how often.
+    #[track_caller]
+    pub fn stop_dialling(&mut self) -> Counts {
+        self.stop()
+    }
+
+    /// Lets the probe disconnect and connect its sockets without pause until [`Probe::stop_redialling`].
+    #[track_caller]
+    pub fn start_redialling(&mut self, to: &str) {
+        self.process.send(&Request::RedialUntilStopped(address(to)));
+    }
+
+    /// Ends that.
+    #[track_caller]
+    pub fn stop_redialling(&mut self) {
+        self.stop::<()>();
+    }
+
+    /// Ends what goes on, and returns its answer.
+    #[track_caller]
+    fn stop<T: DeserializeOwned>(&mut self) -> T {
+        succeeded(&Request::Stop, self.ask(&Request::Stop))
+    }
+
+    /// A new TCP socket that nothing is done with yet.
+    #[track_caller]
+    pub fn open_stream(&mut self, family: Family) -> SocketId {
+        self.must(&Request::OpenStream(family))
+    }
+
+    /// Begins to connect a new socket, and leaves it alone.
+    #[track_caller]
+    pub fn start_connect(&mut self, to: &str) -> SocketId {
+        self.must(&Request::StartConnect(address(to)))
+    }
+
+    /// Begins to connect a new socket; the errno if that fails at once.
+    #[track_caller]
+    pub fn try_start_connect(&mut self, to: &str) -> Answer<SocketId> {
+        self.ask(&Request::StartConnect(address(to)))
+    }
+
+    /// Disconnects a socket: connect(2) to `AF_UNSPEC`.
+    #[track_caller]
+    pub fn disconnect(&mut self, socket: SocketId) {
+        self.perform(&Request::Disconnect(socket));
+    }
+
+    /// Closes a socket so that its connection is reset.
+    #[track_caller]
+    pub fn reset(&mut self, socket: SocketId) {
+        self.perform(&Request::Reset(socket));
+    }
+
+    /// Writes a byte to a socket and reads one.
+    #[track_caller]
+    pub fn provoke(&mut self, socket: SocketId) -> Answer<()> {
+        self.ask(&Request::Provoke(socket))
+    }
+
+    /// Shuts a socket down in both directions.
+    #[track_caller]
+    pub fn shut_down(&mut self, socket: SocketId) -> Answer<()> {
+        self.ask(&Request::Shutdown(socket))
+    }
+
+    /// Listens on a new socket.
+    #[track_caller]
+    pub fn listen(&mut self, at: &str) -> SocketId {
+        self.must(&Request::Listen(address(at)))
+    }
+
+    /// Binds a socket that was connected, and listens on it.
+    #[track_caller]
+    pub fn listen_again(&mut self, socket: SocketId, at: &str) {
+        self.perform(&Request::ListenAgain(socket, address(at)));
+    }
+
+    /// Accepts a connection, which stays open; returns the address of its peer.
+    #[track_caller]
+    pub fn accept(&mut self, listener: SocketId) -> SocketAddr {
+        self.must(&Request::Accept(listener))
+    }
+
+    /// Closes a socket.
+    #[track_caller]
+    pub fn close(&mut self, socket: SocketId) {
+        self.perform(&Request::Close(socket));
+    }
+
+    /// A copy of a socket.
+    #[track_caller]
+    pub fn duplicate(&mut self, socket: SocketId) -> SocketId {
+        self.must(&Request::Duplicate(socket))
+    }
+
+    /// What getpeername(2) says of a socket.
+    #[track_caller]
+    pub fn peer(&mut self, socket: SocketId) -> SocketAddr {
+        self.must(&Request::Peer(socket))
+    }
+
+    /// What getsockname(2) says of a socket.
+    #[track_caller]
+    pub fn local_address(&mut self, socket: SocketId) -> SocketAddr {
+        self.must(&Request::LocalAddress(socket))
     }
 
     /// Runs a command of socklb inside the probe's cgroup, by a process that the probe starts; returns its exit code.
     #[track_caller]
     pub fn socklb(&mut self, setup: &Setup, arguments: &[&str]) -> i32 {
-        self.send_socklb(setup, arguments);
-        let answer = self.receive();
-        answer.strip_prefix("ok ").and_then(|code| code.parse().ok()).expect("an exit code")
+        self.start_socklb(setup, arguments);
+        self.finish_socklb()
     }
 
-    /// As [`Probe::socklb`], without waiting for its end.
-    pub fn send_socklb(&mut self, setup: &Setup, arguments: &[&str]) {
+    /// Starts such a command, and does not wait for its end.
+    #[track_caller]
+    pub fn start_socklb(&mut self, setup: &Setup, arguments: &[&str]) {
         let command = setup.socklb(arguments);
-        let words = [command.get_program()].into_iter().chain(command.get_args());
-        let words: Vec<String> = words.map(|word| word.to_string_lossy().into_owned()).collect();
-        self.send(&format!("run {}", words.join(" ")));
+        let arguments = command.get_args().map(|argument| argument.to_string_lossy().into_owned()).collect();
+        self.process.send(&Request::Run { program: command.get_program().into(), arguments });
+    }
+
+    /// Waits for its end; returns its exit code.
+    #[track_caller]
+    pub fn finish_socklb(&mut self) -> i32 {
+        succeeded(&"a command of socklb", self.process.receive())
     }
 
     /// Runs the probe on one CPU only.
     #[track_caller]
-    pub fn pin(&mut self, cpu: u32) {
-        assert_eq!(self.ask(&format!("pin {cpu}")), "ok");
+    pub fn pin(&mut self, cpu: usize) {
+        self.perform(&Request::Pin { cpu });
     }
 
-    /// Closes a socket.
+    /// Starts a child that holds all sockets that are open now, until [`Probe::kill_children`].
     #[track_caller]
-    pub fn close(&mut self, socket: u32) {
-        assert_eq!(self.ask(&format!("close {socket}")), "ok");
+    pub fn hold_in_child(&mut self) {
+        self.perform(&Request::HoldInChild);
+    }
+
+    /// Kills such children.
+    #[track_caller]
+    pub fn kill_children(&mut self) {
+        self.perform(&Request::KillChildren);
     }
 
     /// Its process id.
     pub fn pid(&self) -> u32 {
-        self.child.id()
+        self.process.pid()
     }
 
     /// Kills the process.
-    pub fn kill(mut self) {
-        self.child.kill().expect("kill the probe");
-        self.child.wait().expect("reap the probe");
+    pub fn kill(self) {
+        drop(self.process);
     }
 }
 
 #[track_caller]
-fn dialled(answer: &str) -> Result<Dialled, i32> {
-    let words: Vec<&str> = answer.split(' ').collect();
-    match words.as_slice() {
-        ["ok", socket, name, peer] => Ok(Dialled {
-            socket: socket.parse().expect("a number"),
-            name: (*name).to_owned(),
-            peer: (*peer).to_owned(),
-        }),
-        ["err", _, errno] => Err(errno.parse().expect("an errno")),
-        _ => panic!("the probe answers: {answer}"),
-    }
-}
-
-/// Counts as the probe prints them: `name=count` with blanks between.
-#[track_caller]
-pub fn parse_counts(answer: &str) -> BTreeMap<String, u32> {
-    let pairs = answer.split_whitespace().map(|pair| pair.split_once('=').expect("name=count"));
-    pairs.map(|(name, count)| (name.to_owned(), count.parse().expect("a count"))).collect()
-}
-
-impl Drop for Probe {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+fn succeeded<T>(request: &impl Debug, answer: Result<T, Errno>) -> T {
+    answer.unwrap_or_else(|errno| {
+        panic!("{request:?} failed: {} (errno {errno})", std::io::Error::from_raw_os_error(errno))
+    })
 }
 
 /// Lets a child end when the test thread that started it does, however that happens.

@@ -4,6 +4,7 @@
 //! Everything is struck when its owner is dropped, also when a test panics. It knows of socklb what an operator knows:
 //! its commands, its files, its pinned maps.
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -20,6 +21,10 @@ pub mod cgroup;
 pub mod backend;
 
 pub mod datagram_backend;
+
+pub mod rpc;
+
+pub mod protocol;
 
 pub mod probe;
 
@@ -55,12 +60,22 @@ pub mod accounts;
 
 pub use backend::{Backend, Manner};
 pub use cgroup::Cgroup;
-pub use daemon::{Daemon, Setup};
+pub use daemon::{Daemon, Setup, faults_of};
 pub use datagram_backend::DatagramBackend;
 pub use machine::Machine;
 pub use manager::Manager;
 pub use namespace::Stage;
-pub use probe::{Dialled, Probe};
+pub use probe::Probe;
+pub use protocol::{Dialled, Family, SocketId};
+
+/// An address as tests and configurations write it.
+///
+/// # Panics
+/// If it is none.
+#[track_caller]
+pub fn address(text: &str) -> SocketAddr {
+    text.parse().unwrap_or_else(|error| panic!("{text}: {error}"))
+}
 
 /// How long a fact may take to come true: longer in a guest, whose CPU is emulated and shared.
 pub fn patience() -> Duration {

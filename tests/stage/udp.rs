@@ -112,11 +112,12 @@ impl Scene {
         let number = |value: &Value| value.as_u64().expect("a count");
         let ended =
             |backend: &Value| backend["endings"].as_object().expect("a table").values().map(number).sum();
-        let chosen = self.sum(|backend| number(&backend["chosen"]));
+        let chosen = self.sum(|backend| number(&backend["started"]));
         assert!(chosen > 0, "something was chosen");
         assert_eq!(
             chosen,
-            self.sum(ended) + self.sum(|backend| number(&backend["swept"]) + number(&backend["untracked"]))
+            self.sum(ended)
+                + self.sum(|backend| number(&backend["reclaimed"]) + number(&backend["untracked"]))
         );
     }
 }
@@ -129,37 +130,4 @@ pub fn address_of(service: u16) -> String {
 /// The address of a service's backend by its number.
 pub fn backend_of(service: u16, n: u16) -> String {
     format!("127.0.0.1:{}", 8100 + 10 * service + n)
-}
-
-/// A new socket.
-#[track_caller]
-pub fn open(probe: &mut Probe, family: &str) -> u32 {
-    probe.ask(family).strip_prefix("ok ").and_then(|n| n.parse().ok()).expect("a number")
-}
-
-/// Who answers, after a check that it is the address that was asked.
-#[track_caller]
-pub fn from(answer: &str, asked: &str) -> String {
-    let words: Vec<&str> = answer.split(' ').collect();
-    let ["ok", name, source] = words[..] else { panic!("{asked} answers: {answer}") };
-    assert_eq!(source, asked, "the source of what {name} answers");
-    name.to_owned()
-}
-
-/// Sends a datagram that names its destination, and says who answers under that address.
-#[track_caller]
-pub fn ask(probe: &mut Probe, socket: u32, address: &str) -> String {
-    from(&probe.ask(&format!("ask {socket} {address}")), address)
-}
-
-/// Sends a datagram to where the socket is connected, and says who answers under that address.
-#[track_caller]
-pub fn inquire(probe: &mut Probe, socket: u32, peer: &str) -> String {
-    from(&probe.ask(&format!("inquire {socket}")), peer)
-}
-
-/// Connects a datagram socket; it sees the address that it named.
-#[track_caller]
-pub fn connect(probe: &mut Probe, socket: u32, address: &str) {
-    assert_eq!(probe.ask(&format!("connect {socket} {address}")), format!("ok {address}"));
 }

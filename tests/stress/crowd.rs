@@ -1,11 +1,12 @@
 //! Many sockets that are open at once: opens, replaces and closes as many as it is told, which ones by chance.
 
-use fastrand::Rng;
-use std::io::{BufRead, Write};
 use std::os::fd::OwnedFd;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Result, ensure};
+use fastrand::Rng;
+use stage::rpc;
 use stage::stress::Service;
+use stage::workers::Change;
 
 use crate::serve::many_files;
 use crate::socket;
@@ -18,33 +19,21 @@ pub struct Options {
     seed: u64,
 }
 
-/// `stress crowd`: one request a line, answered with the number of open sockets.
+/// `stress crowd`.
 pub fn run(options: &Options) -> Result<()> {
     many_files()?;
     let mut crowd =
         Crowd { sockets: Vec::new(), random: Rng::with_seed(options.seed), service: Service::of("crowd") };
-    for request in std::io::stdin().lock().lines() {
-        let request = request?;
-        let answer = match request.split(' ').collect::<Vec<_>>().as_slice() {
-            ["ready"] => "ok".to_owned(),
-            [what, count] => {
-                let count: u32 = count.parse().context("a number of sockets")?;
-                for _ in 0..count {
-                    match *what {
-                        "open" => crowd.open()?,
-                        "close" => crowd.close()?,
-                        "replace" => crowd.close().and_then(|()| crowd.open())?,
-                        _ => bail!("unknown request: {request}"),
-                    }
-                }
-                crowd.sockets.len().to_string()
+    rpc::serve(|change| {
+        match *change {
+            Change::Open(count) => (0..count).try_for_each(|_| crowd.open())?,
+            Change::Close(count) => (0..count).try_for_each(|_| crowd.close())?,
+            Change::Replace(count) => {
+                (0..count).try_for_each(|_| crowd.close().and_then(|()| crowd.open()))?;
             }
-            _ => bail!("unknown request: {request}"),
-        };
-        let mut out = std::io::stdout().lock();
-        writeln!(out, "{answer}").and_then(|()| out.flush())?;
-    }
-    Ok(())
+        }
+        Ok(crowd.sockets.len())
+    })
 }
 
 struct Crowd {

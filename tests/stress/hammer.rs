@@ -1,14 +1,14 @@
 //! Connects and closes as fast as it can: most with a reset, some in order, a few that fail.
 
+use anyhow::Result;
 use fastrand::Rng;
-use std::io::{BufRead, Write};
-
-use anyhow::{Context, Result};
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, connect};
 use stage::ending::Seen;
 use stage::ledger::Ledger;
+use stage::rpc;
 use stage::stress::Service;
+use stage::workers::Connects;
 
 use crate::failed::UNROUTED;
 use crate::socket::{dial, fails, linger_not, tcp};
@@ -21,20 +21,13 @@ pub struct Options {
     seed: u64,
 }
 
-/// `stress hammer`: one number of connects a line, answered with what they must be counted as.
+/// `stress hammer`.
 pub fn run(options: &Options) -> Result<()> {
     let mut random = Rng::with_seed(options.seed);
     let [crowd, refused, unrouted] = ["crowd", "refused", "no-route"].map(Service::of);
-    for request in std::io::stdin().lock().lines() {
-        let request = request?;
-        let mut out = std::io::stdout().lock();
-        if request == "ready" {
-            writeln!(out, "ok")?;
-            continue;
-        }
-        let connects: u64 = request.parse().context("a number of connects")?;
+    rpc::serve(|Connects(connects)| {
         let mut ledger = Ledger::default();
-        for _ in 0..connects {
+        for _ in 0..*connects {
             match random.u32(..100) {
                 0..75 => {
                     linger_not(dial(crowd)?)?;
@@ -55,9 +48,8 @@ pub fn run(options: &Options) -> Result<()> {
                 }
             }
         }
-        writeln!(out, "{}", serde_json::to_string(&ledger)?)?;
-    }
-    Ok(())
+        Ok(ledger)
+    })
 }
 
 fn fail(service: Service, with: &[Errno]) -> Result<()> {

@@ -1,14 +1,15 @@
 //! Rounds: threads play scenarios until enough flows were chosen for, then all rest and the worker says what it saw.
 
-use fastrand::Rng;
 use std::collections::VecDeque;
-use std::io::{BufRead, Write};
 use std::os::fd::OwnedFd;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
+use fastrand::Rng;
 use stage::ending::Seen;
 use stage::ledger::{Counters, Ledger};
+use stage::rpc;
 use stage::stress::Service;
+use stage::workers::Task;
 
 use crate::{failed, odd, reached, socket};
 
@@ -66,18 +67,10 @@ pub fn run(options: &Options) -> Result<()> {
         before: Counters::read(),
         round: 0,
     };
-    for request in std::io::stdin().lock().lines() {
-        let request = request?;
-        let answer = match request.split(' ').collect::<Vec<_>>().as_slice() {
-            ["ready"] => "ok".to_owned(),
-            ["play", flows] => worker.round(flows.parse().context("a number of flows")?)?,
-            ["rest"] => worker.rest()?,
-            _ => bail!("unknown request: {request}"),
-        };
-        let mut out = std::io::stdout().lock();
-        writeln!(out, "{answer}").and_then(|()| out.flush())?;
-    }
-    Ok(())
+    rpc::serve(|task| match *task {
+        Task::Play { flows } => worker.round(flows),
+        Task::Rest => Ok(worker.rest()),
+    })
 }
 
 /// The scenarios for which there are services.
@@ -98,7 +91,7 @@ struct Worker {
 
 impl Worker {
     /// Plays one round; says what was seen in all rounds.
-    fn round(&mut self, flows: u64) -> Result<String> {
+    fn round(&mut self, flows: u64) -> Result<Ledger> {
         self.round += 1;
         self.hold()?;
         let threads = u64::from(self.options.threads);
@@ -124,15 +117,15 @@ impl Worker {
         for ledger in ledgers {
             self.ledger.merge(ledger?);
         }
-        self.tell()
+        Ok(self.proven_ledger())
     }
 
     /// Closes all that is held.
-    fn rest(&mut self) -> Result<String> {
+    fn rest(&mut self) -> Ledger {
         while self.held.pop_front().is_some() {
             self.ledger.let_go("held", Seen::Closed);
         }
-        self.tell()
+        self.proven_ledger()
     }
 
     /// Closes the older half of what is held and opens as much as is to be held.
@@ -149,7 +142,7 @@ impl Worker {
     }
 
     /// The ledger, once the kernel's own counters agree with it: what the worker says is so.
-    fn tell(&self) -> Result<String> {
+    fn proven_ledger(&self) -> Ledger {
         let seen = self.ledger.counters;
         // Servers notice the ends of connections some time after the clients.
         stage::eventually(
@@ -157,7 +150,7 @@ impl Worker {
             || (seen, self.before.until(Counters::read())),
             |(seen, counted)| seen.allow(*counted),
         );
-        Ok(serde_json::to_string(&self.ledger)?)
+        self.ledger.clone()
     }
 }
 
@@ -169,12 +162,12 @@ impl Player {
         let weights: u32 = all.iter().map(|scenario| scenario.weight).sum();
         while self.ledger.chosen() < flows {
             let mut at = self.random.u32(..weights);
-            let drawn = all.iter().find(|scenario| {
+            let sampled = all.iter().find(|scenario| {
                 let is_it = at < scenario.weight;
                 at = at.saturating_sub(scenario.weight);
                 is_it
             });
-            self.one(drawn.expect("below the sum of all weights"))?;
+            self.one(sampled.expect("below the sum of all weights"))?;
         }
         Ok(self.ledger)
     }

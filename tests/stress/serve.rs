@@ -2,7 +2,7 @@
 //! by one byte.
 
 use std::fs;
-use std::io::BufRead;
+use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::Duration;
@@ -13,6 +13,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use stage::filter;
+use stage::rpc;
 use stage::stress::{ANSWERS, DROPS, NO_HOST, NO_NETWORK, UNROUTED};
 
 use crate::{netlink, reject};
@@ -70,13 +71,13 @@ pub fn run_more() -> Result<()> {
     answer()
 }
 
-/// Answers connections on one thread, and whoever started it on another.
+/// Answers connections on a thread, and ends with whoever started it.
 fn answer() -> Result<()> {
     let mut server = Server::new(listen(ANSWERS)?)?;
     std::thread::Builder::new().name("serve".to_owned()).spawn(move || server.run())?;
-    for _ready in std::io::stdin().lock().lines() {
-        println!("ok");
-    }
+    // Whoever started it asks for nothing and is there until the end.
+    rpc::ready()?;
+    io::copy(&mut io::stdin(), &mut io::sink())?;
     Ok(())
 }
 

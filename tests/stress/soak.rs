@@ -1,5 +1,5 @@
 //! Millions of connects, as fast as this machine makes them; then all sockets are closed, and whatever record is left is
-//! one that was missed. How many those are, and whether the sweep removes them, is what this is for.
+//! one that was missed. How many those are, and whether they are reclaimed, is what this is for.
 
 use std::time::{Duration, Instant};
 
@@ -27,8 +27,8 @@ const HAMMERS: u64 = 2;
 const ROUND: u64 = 50_000;
 /// The last sockets' ends reach the kernel programs within this.
 const SETTLING: Duration = Duration::from_secs(5);
-/// The daemon sweeps once a minute, and may leave young records to the next sweep.
-const SWEEPING: Duration = Duration::from_secs(150);
+/// The daemon looks at the records once a minute, and may leave young ones to the next pass.
+const RECLAIMING: Duration = Duration::from_secs(150);
 
 /// `stress soak`.
 pub fn run(options: &Options) -> Result<()> {
@@ -41,15 +41,15 @@ pub fn run(options: &Options) -> Result<()> {
     println!("soak: {} connects made, all sockets closed", ledger.chosen());
     let balance = || COUNTED.differences(&setup, &ledger);
     for difference in within(SETTLING, balance, Vec::is_empty).unwrap_or_else(|differences| differences) {
-        println!("soak: before a sweep: {difference}");
+        println!("soak: before a pass over the records: {difference}");
     }
     report(&setup, "before");
-    // It sweeps after its start.
+    // A pass follows its start.
     daemon.stop();
     let _daemon = Daemon::start_again(&setup);
-    let left = within(SWEEPING, || totals(&setup).active, |left| *left == 0).unwrap_or_else(|left| left);
+    let left = within(RECLAIMING, || totals(&setup).active, |left| *left == 0).unwrap_or_else(|left| left);
     report(&setup, "after");
-    ensure!(left == 0, "{left} records are left that the sweep did not remove");
+    ensure!(left == 0, "{left} records are left that were not reclaimed");
     let chosen = totals(&setup).chosen;
     ensure!(chosen == ledger.chosen(), "{chosen} were chosen for, of {}", ledger.chosen());
     Ok(())
@@ -83,10 +83,10 @@ fn hammer(options: &Options, cgroup: &Cgroup) -> Ledger {
 fn report(setup: &Setup, when: &str) {
     let sums = totals(setup);
     println!(
-        "soak: {when} the sweep: {} stuck, {} swept, {} untracked",
-        sums.active, sums.swept, sums.untracked
+        "soak: {when} the pass: {} stuck, {} reclaimed, {} untracked",
+        sums.active, sums.reclaimed, sums.untracked
     );
     for (name, count) in anomalies(setup) {
-        println!("soak: {when} the sweep: anomaly {name}: {count}");
+        println!("soak: {when} the pass: anomaly {name}: {count}");
     }
 }

@@ -2,20 +2,21 @@
 
 use lb_common::abi::{Flow, map};
 use stage::maps::hash;
-use stage::{Backend, Dialled, Manner, Probe, eventually, kernel};
+use stage::protocol::failure;
+use stage::{Backend, Dialled, Family, Manner, Probe, address, eventually, kernel};
 
 use stage::fixture::{Fixture, SERVICE, config, with_active_accounting, with_passes};
 
 /// What the last pass over the records has found: removed since the start, in doubt, open, elsewhere.
-fn repair(fixture: &Fixture) -> [u64; 4] {
-    let repair = fixture.setup.status()["clients"][0]["repair"].clone();
-    ["removed", "in_doubt", "kept_open", "kept_elsewhere"]
-        .map(|count| repair[count].as_u64().expect("a count"))
+fn passes_found(fixture: &Fixture) -> [u64; 4] {
+    let found = fixture.setup.status()["clients"][0]["reclaim"].clone();
+    ["reclaimed", "suspected", "kept_open", "kept_elsewhere"]
+        .map(|count| found[count].as_u64().expect("a count"))
 }
 
-fn swept(fixture: &Fixture) -> u64 {
+fn reclaimed(fixture: &Fixture) -> u64 {
     let backends = fixture.setup.backends("web", "users");
-    backends.iter().map(|backend| backend["swept"].as_u64().expect("a count")).sum()
+    backends.iter().map(|backend| backend["reclaimed"].as_u64().expect("a count")).sum()
 }
 
 /// A set-up in which passes over the records are a second apart.
@@ -55,13 +56,13 @@ fn four_of_six_end_unseen(fixture: &mut Fixture) {
     assert_eq!(fixture.setup.active(), 6, "nobody saw them end");
     fixture.start();
     eventually("four are ended", || fixture.setup.active(), |active| *active == 2);
-    eventually("it is told", || repair(fixture), |found| *found == [4, 0, 0, 0]);
+    eventually("it is told", || passes_found(fixture), |found| *found == [4, 0, 0, 0]);
     for dialled in &open[4..] {
-        assert_eq!(probe.ask(&format!("peer {}", dialled.socket)), SERVICE);
+        assert_eq!(probe.peer(dialled.socket), address(SERVICE));
         probe.close(dialled.socket);
     }
     assert_eq!(fixture.setup.active(), 0);
-    assert_eq!(swept(fixture), 4);
+    assert_eq!(reclaimed(fixture), 4);
 }
 
 #[test]
@@ -85,7 +86,7 @@ fn flows_that_were_followed_are_ended_as_well() {
     four_of_six_end_unseen(&mut fixture);
     let backends = fixture.setup.backends("web", "users");
     let closed = |backend: &serde_json::Value| backend["endings"]["closed"].as_u64().expect("a count");
-    assert_eq!(backends.iter().map(closed).sum::<u64>(), 2, "chosen = ended + active + swept");
+    assert_eq!(backends.iter().map(closed).sum::<u64>(), 2, "chosen = ended + active + reclaimed");
 }
 
 /// Connections that begin and end between two passes are in no list that anybody reads. Where their ends were not seen, they
@@ -104,8 +105,8 @@ fn flows_that_no_list_has_ever_shown_are_ended_and_their_number_is_a_fault() {
     assert_eq!(fixture.setup.active(), 30, "nobody saw them end");
     fixture.start();
     eventually("all are ended", || fixture.setup.active(), |active| *active == 0);
-    assert_eq!(swept(&fixture), 30);
-    let degraded = || fixture.setup.status()["degraded"].to_string();
+    assert_eq!(reclaimed(&fixture), 30);
+    let degraded = || stage::faults_of(&fixture.setup.status()).join("\n");
     let told = |text: &String| text.contains("client web: no program saw the end of 30 of 30 flows");
     eventually("it is a fault", degraded, told);
     assert_eq!(fixture.setup.run(&["status"]).status.code(), Some(3));
@@ -123,7 +124,7 @@ fn a_flow_whose_end_was_missed_ends_with_its_socket() {
     let socket = probe.dial(SERVICE).socket;
     fixture.stop();
     without_hooks(&fixture, &["tcp_events"]);
-    assert_eq!(probe.ask(&format!("provoke {socket}")), format!("err {}", libc::ECONNRESET));
+    assert_eq!(probe.provoke(socket), Err(libc::ECONNRESET));
     assert_eq!(fixture.setup.active(), 1, "nobody saw it end");
     probe.close(socket);
     assert_eq!(fixture.setup.active(), 0);
@@ -132,11 +133,11 @@ fn a_flow_whose_end_was_missed_ends_with_its_socket() {
     let backend = fixture.setup.backends("web", "users")[0].clone();
     let endings = backend["endings"].as_object().expect("endings").values();
     let ended: u64 = endings.map(|count| count.as_u64().expect("a count")).sum();
-    assert_eq!([&backend["chosen"], &backend["established"], &backend["swept"]], [1, 1, 0]);
+    assert_eq!([&backend["started"], &backend["established"], &backend["reclaimed"]], [1, 1, 0]);
     assert_eq!(ended, 1, "{backend}");
 }
 
-/// The same where every record lies in the overflow table or fights for its place.
+/// The same where every record lies in the overflow table or competes for its bucket.
 #[test]
 fn flows_in_the_overflow_table_are_ended_as_well() {
     if kernel::NAMESPACE_COOKIES.skips() {
@@ -147,8 +148,8 @@ fn flows_in_the_overflow_table_are_ended_as_well() {
     let mut probes: Vec<Probe> = (0..2).map(|_| fixture.probe()).collect();
     let open: Vec<_> = (0..90).map(|i| (i % 2, probes[i % 2].dial(SERVICE).socket)).collect();
     let overflow = hash::<u64, Flow>(&fixture.setup.map("web", map::FLOW_OVERFLOW));
-    assert!(overflow.keys().count() >= 26, "90 sockets in 64 places");
-    // The first ones found room in the table, unless two met at one place; of those that stay, most had to go elsewhere.
+    assert!(overflow.keys().count() >= 26, "90 sockets in 64 buckets");
+    // The first ones found room in the table, unless two met at one bucket; of those that stay, most had to go elsewhere.
     for (probe, socket) in &open[..30] {
         probes[*probe].close(*socket);
     }
@@ -173,17 +174,18 @@ fn a_socket_that_is_open_and_not_connected_is_kept() {
     fixture.write_endpoints(&[("127.0.0.1:8009", "")]);
     fixture.start();
     let mut probe = fixture.probe();
-    assert_eq!(probe.try_dial(SERVICE).map(|dialled| dialled.name), Err(libc::ECONNREFUSED));
+    let socket = probe.open_stream(Family::V4);
+    assert_eq!(probe.try_redial(socket, SERVICE), Err(libc::ECONNREFUSED));
     // Where namespaces do not tell their cookies nobody knows which list would have to show it, and only that it is held.
     let kept = if kernel::NAMESPACE_COOKIES.is_here() { [0, 0, 1, 0] } else { [0; 4] };
-    let passes = |fixture: &Fixture| fixture.setup.status()["clients"][0]["repair"]["passes"].as_u64();
+    let passes = |fixture: &Fixture| fixture.setup.status()["clients"][0]["reclaim"]["passes"].as_u64();
     eventually("passes have seen it", || passes(&fixture), |passes| *passes >= Some(4));
-    assert_eq!(repair(&fixture), kept);
+    assert_eq!(passes_found(&fixture), kept);
     assert_eq!(fixture.setup.active(), 1);
     let doctor = fixture.setup.run(&["doctor", "--config", "socklb.toml"]);
     let text = String::from_utf8_lossy(&doctor.stdout).into_owned();
     assert!(text.contains(&format!("kept: {} whose sockets are open", kept[2])), "{text}");
-    probe.close(0);
+    probe.close(socket);
     assert_eq!(fixture.setup.active(), 0);
 }
 
@@ -198,7 +200,7 @@ fn a_socket_that_was_kept_is_given_back_when_nobody_holds_it() {
     fixture.start();
     let mut probe = fixture.probe();
     assert_eq!(probe.try_dial(SERVICE).map(|dialled| dialled.name), Err(libc::ECONNREFUSED));
-    eventually("it is kept", || repair(&fixture), |found| *found == [0, 0, 1, 0]);
+    eventually("it is kept", || passes_found(&fixture), |found| *found == [0, 0, 1, 0]);
     fixture.stop();
     without_ends(&fixture);
     probe.kill();
@@ -223,7 +225,7 @@ fn sockets_of_many_namespaces_are_looked_for_there() {
     // A pass takes some for the maps of the client and for the iteration over open files.
     fixture.daemon().leave_descriptors(Some(30));
     let kept = if kernel::NAMESPACE_COOKIES.is_here() { [0, 0, NAMESPACES as u64, 0] } else { [0; 4] };
-    eventually("all were looked into", || repair(&fixture), |found| *found == kept);
+    eventually("all were looked into", || passes_found(&fixture), |found| *found == kept);
     drop(elsewhere);
     assert_eq!(fixture.setup.active(), 0);
 }
@@ -240,7 +242,7 @@ fn flows_of_a_namespace_that_is_gone_are_given_back() {
     elsewhere.kill();
     assert_eq!(fixture.setup.active(), 1, "nobody saw it end");
     fixture.start();
-    eventually("it is counted", || repair(&fixture), |found| *found == [0, 0, 0, 1]);
+    eventually("it is counted", || passes_found(&fixture), |found| *found == [0, 0, 0, 1]);
     // Ten passes, a second apart.
     let given_back = || fixture.setup.active();
     stage::within(4 * stage::patience(), given_back, |active| *active == 0).expect("it is given back");
@@ -263,23 +265,23 @@ fn sockets_that_dial_again_meanwhile_are_counted_exactly() {
     // From here on everybody refuses.
     fixture.write_endpoints(&[("127.0.0.1:8009", ""), ("127.0.0.1:8010", "")]);
     let mut other = fixture.probe();
-    let refused = format!("errno-{}", libc::ECONNREFUSED);
+    let refused = failure(libc::ECONNREFUSED);
     eventually("nobody answers", || other.dial_many(SERVICE, 6), |counts| counts.get(&refused) == Some(&6));
     for probe in &mut probes {
-        probe.send(&format!("redialling {SERVICE}"));
+        probe.start_redialling(SERVICE);
     }
-    let repairs = || fixture.setup.status()["clients"][0]["repair"]["passes"].as_u64().expect("a count");
-    let before = repairs();
-    eventually("they were looked at", repairs, |passes| *passes >= before + 4);
+    let passes = || fixture.setup.status()["clients"][0]["reclaim"]["passes"].as_u64().expect("a count");
+    let before = passes();
+    eventually("they were looked at", passes, |passes| *passes >= before + 4);
     for probe in &mut probes {
-        assert_eq!(probe.ask("enough"), "ok");
+        probe.stop_redialling();
     }
     let counts = || -> Vec<u64> {
         let backends = fixture.setup.backends("web", "users");
         backends.iter().map(|backend| backend["active"].as_u64().expect("a count")).collect()
     };
     assert_eq!(counts().iter().sum::<u64>(), 21, "{:?}", counts());
-    assert_eq!(repair(&fixture)[0], 0, "none was taken out");
+    assert_eq!(passes_found(&fixture)[0], 0, "none was reclaimed");
     drop(probes);
     eventually("every count returns to zero", counts, |counts| counts.iter().all(|count| *count == 0));
 }

@@ -1,0 +1,262 @@
+//! Client tasks that another configuration adds, removes, moves or renames while the daemon runs: each is balanced without a
+//! gap, and what is gone leaves nothing.
+
+use rustix::process::Signal;
+use stage::{Cgroup, Daemon, Probe, address, eventually, replace};
+
+use stage::fixture::{Fixture, SERVICE, config};
+
+use crate::reload::{second_service, services, text, unreachable, write};
+
+/// One client with its job and its cgroup.
+fn one_client(fixture: &Fixture, job: &str, cgroup: &Cgroup) -> String {
+    client(job, cgroup) + &service(fixture)
+}
+
+/// Two clients, each with its job and its cgroup.
+pub fn two_clients(fixture: &Fixture, cgroups: [&Cgroup; 2], more: &str) -> String {
+    client("one", cgroups[0]) + &client("two", cgroups[1]) + &service(fixture) + more
+}
+
+fn client(job: &str, cgroup: &Cgroup) -> String {
+    format!("[[client]]\njob = \"{job}\"\ncgroup = \"{}\"\n", cgroup.relative().display())
+}
+
+/// The service of the fixture.
+fn service(fixture: &Fixture) -> String {
+    let text = config(&fixture.cgroup, r#"{ file = "users.toml" }"#, "");
+    text[text.find("[[service]]").expect("a service")..].to_owned()
+}
+
+/// Whether a process reaches backends only.
+fn reaches_backends(probe: &mut Probe) -> bool {
+    probe.dial_many(SERVICE, 3).keys().all(|name| name.starts_with('b'))
+}
+
+#[test]
+fn a_client_that_is_added_is_attached() {
+    let fixture = Fixture::new();
+    let other = Cgroup::new();
+    let mut second = Probe::start(&other);
+    assert_eq!(second.try_dial(SERVICE), Err(libc::ENETUNREACH));
+    write(&fixture.setup, &text(&fixture, "", "", &client("batch", &other)));
+    eventually("the new client is attached", || reaches_backends(&mut second), |reaches| *reaches);
+    assert!(reaches_backends(&mut fixture.probe()), "so is the first");
+    assert_eq!(fixture.setup.faults(), Vec::<String>::new());
+}
+
+#[test]
+fn a_client_that_is_removed_begins_no_flow_and_goes_with_its_last() {
+    let mut fixture = Fixture::without_daemon();
+    let other = Cgroup::new();
+    fixture.setup.write("socklb.toml", &two_clients(&fixture, [&fixture.cgroup, &other], ""));
+    fixture.start();
+    let (mut first, mut second) = (fixture.probe(), Probe::start(&other));
+    let open = first.dial(SERVICE);
+    write(&fixture.setup, &one_client(&fixture, "two", &other));
+    eventually("the first client is gone", || reaches_backends(&mut first), |reaches| !*reaches);
+    assert_eq!(first.peer(open.socket), address(SERVICE));
+    assert_eq!(fixture.setup.status()["leaving"][0]["active"], 1);
+    assert!(reaches_backends(&mut second), "the second did not notice");
+    first.close(open.socket);
+    let pins = fixture.setup.pins_of("one");
+    eventually("nothing of it is left", || pins.exists(), |exists| !exists);
+    assert_eq!(fixture.setup.status()["leaving"].as_array().map(Vec::len), Some(0));
+    assert_eq!(fixture.setup.faults(), Vec::<String>::new());
+}
+
+#[test]
+fn a_client_that_moves_to_another_cgroup_leaves_the_one_where_it_was() {
+    let mut fixture = Fixture::without_daemon();
+    let other = Cgroup::new();
+    fixture.setup.write("socklb.toml", &one_client(&fixture, "batch", &other));
+    fixture.start();
+    let (mut before, mut after) = (Probe::start(&other), fixture.probe());
+    assert!(reaches_backends(&mut before) && !reaches_backends(&mut after));
+    write(&fixture.setup, &one_client(&fixture, "batch", &fixture.cgroup));
+    eventually("it has moved", || reaches_backends(&mut after), |reaches| *reaches);
+    // It is left a moment after it is attached where it is now: in between no connect must go unbalanced.
+    eventually("nothing begins where it was", || reaches_backends(&mut before), |reaches| !*reaches);
+    assert_eq!(fixture.setup.faults(), Vec::<String>::new());
+}
+
+#[test]
+fn a_client_that_gets_another_name_is_balanced_all_the_time() {
+    let fixture = Fixture::new();
+    let mut busy = fixture.probe();
+    busy.start_dialling(SERVICE);
+    for name in ["other", "web", "third"] {
+        write(&fixture.setup, &text(&fixture, &format!("name = \"{name}\""), "", ""));
+        let named = || fixture.setup.status()["clients"][0]["name"].clone();
+        eventually("it is taken on", named, |found| found == name);
+    }
+    let counts = busy.stop_dialling();
+    assert!(counts.keys().all(|name| name.starts_with('b')), "{counts:?}");
+    for name in ["other", "web"] {
+        let pins = fixture.setup.pins_of(name);
+        eventually("what had the old name is gone", || pins.exists(), |exists| !exists);
+    }
+}
+
+/// A daemon that dies while a client leaves: the next one goes on with it.
+#[test]
+fn a_client_that_was_leaving_when_the_daemon_died_still_goes() {
+    let mut fixture = Fixture::new();
+    let mut probe = fixture.probe();
+    let open = probe.dial(SERVICE);
+    let other = Cgroup::new();
+    let moved = text(&fixture, "name = \"other\"", "", "")
+        .replace(&fixture.cgroup.relative().display().to_string(), &other.relative().display().to_string());
+    write(&fixture.setup, &moved);
+    let leaving = || fixture.setup.status()["leaving"].as_array().map(Vec::len);
+    eventually("it leaves", leaving, |count| *count == Some(1));
+    fixture.daemon.take().expect("a daemon runs").kill();
+    fixture.start();
+    assert_eq!(fixture.setup.status()["leaving"][0]["client"], "web");
+    assert_eq!(probe.peer(open.socket), address(SERVICE));
+    probe.close(open.socket);
+    let pins = fixture.setup.pins_of("web");
+    eventually("nothing of it is left", || pins.exists(), |exists| !exists);
+}
+
+#[test]
+fn clients_that_change_places_are_balanced_all_the_time() {
+    let mut fixture = Fixture::without_daemon();
+    let other = Cgroup::new();
+    let there = |fixture: &Fixture| two_clients(fixture, [&fixture.cgroup, &other], "");
+    let back = |fixture: &Fixture| two_clients(fixture, [&other, &fixture.cgroup], "");
+    fixture.setup.write("socklb.toml", &there(&fixture));
+    fixture.start();
+    let mut busy = [fixture.probe(), Probe::start(&other)];
+    for probe in &mut busy {
+        probe.start_dialling(SERVICE);
+    }
+    for round in 0..6 {
+        write(&fixture.setup, &if round % 2 == 0 { back(&fixture) } else { there(&fixture) });
+        let first = if round % 2 == 0 { other.id() } else { fixture.cgroup.id() };
+        let attached = || fixture.setup.status()["clients"][0]["cgroup_id"].as_u64();
+        eventually("they have changed places", attached, |id| *id == Some(first));
+    }
+    for probe in &mut busy {
+        let counts = probe.stop_dialling();
+        assert!(counts.keys().all(|name| name.starts_with('b')), "{counts:?}");
+    }
+}
+
+/// Whoever takes a cgroup over cannot be started: the one before goes on until it can.
+#[test]
+fn a_client_stays_until_the_one_that_takes_over_is_attached() {
+    let fixture = Fixture::new();
+    let mut busy = fixture.probe();
+    busy.start_dialling(SERVICE);
+    let pins = fixture.setup.pins_of("heir").join("maps");
+    std::fs::create_dir_all(&pins).expect("the heir's pins");
+    let foreign = pins.join("theirs");
+    std::fs::hard_link(fixture.setup.map("web", "walks"), &foreign).expect("somebody else's pin");
+    write(&fixture.setup, &text(&fixture, "name = \"heir\"", "", ""));
+    let faults = eventually("it is told", || fixture.setup.faults(), |faults| faults.len() >= 2);
+    assert!(faults.iter().any(|fault| fault.contains("maps/theirs")), "{faults:?}");
+    assert!(faults.iter().any(|fault| fault.contains("client web: it is to leave")), "{faults:?}");
+    std::fs::remove_file(foreign).expect("remove the pin");
+    fixture.daemon().signal(Signal::HUP);
+    let names = || fixture.setup.status()["clients"][0]["name"].clone();
+    eventually("the heir takes over", names, |name| name == "heir");
+    let old = fixture.setup.pins_of("web");
+    let counts = busy.stop_dialling();
+    assert!(counts.keys().all(|name| name.starts_with('b')), "{counts:?}");
+    eventually("the one before is gone", || old.exists(), |exists| !exists);
+    assert_eq!(fixture.setup.faults(), Vec::<String>::new());
+}
+
+/// A client that an earlier daemon has left attached, and that was not configured for a while.
+#[test]
+fn a_client_that_comes_back_gets_new_programs() {
+    let mut fixture = Fixture::new();
+    let whole = text(&fixture, "", "", "");
+    fixture.stop();
+    let other = Cgroup::new();
+    let without = whole.replace(
+        &format!("job = \"web\"\ncgroup = \"{}\"", fixture.cgroup.relative().display()),
+        &format!("job = \"other\"\ncgroup = \"{}\"", other.relative().display()),
+    );
+    assert_ne!(without, whole);
+    fixture.setup.write("socklb.toml", &without);
+    fixture.start();
+    assert_eq!(fixture.setup.faults().len(), 1, "web is attached and not configured");
+    write(&fixture.setup, &whole);
+    let attached = || fixture.daemon().log().contains("client attached client=web");
+    eventually("it is taken over", attached, |attached| *attached);
+    assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3);
+    eventually("nothing is wrong", || fixture.setup.faults(), Vec::is_empty);
+}
+
+/// Somebody has removed all that a client has in the kernel, under the daemon.
+#[test]
+fn a_client_whose_pins_were_removed_is_named_and_comes_back_with_a_reload() {
+    let fixture = Fixture::new();
+    let mut probe = fixture.probe();
+    let before = probe.dial(SERVICE);
+    let said = |what: &str| fixture.daemon().log().matches(what).count();
+    for times in 1..=2 {
+        // All at once: links that are missing while the directory is still there are made again.
+        let gone = fixture.setup.pins.join("gone");
+        std::fs::rename(fixture.setup.pins_of("web"), &gone).expect("take the pins away");
+        std::fs::remove_dir_all(gone).expect("remove the pins");
+        eventually("it is said", || said("its pins were removed"), |count| *count == times);
+        let faults = fixture.setup.faults();
+        assert!(
+            faults[0].starts_with("client web: its pins were removed") && faults[0].contains("SIGHUP"),
+            "{faults:?}"
+        );
+        // Whoever wanted it gone is not overruled by what lets the daemon look: somebody who waits for the client, or a
+        // configuration that says the same again.
+        let path = fixture.setup.folder.join("socklb.toml");
+        replace(&path, &stage::daemon::read(&path));
+        assert_eq!(fixture.setup.run(&["wait", "web", "--timeout", "1"]).status.code(), Some(1));
+        assert!(!fixture.setup.pins_of("web").exists());
+        let unbalanced = || unreachable(&mut probe, SERVICE);
+        eventually("connects go where they say", unbalanced, |unbalanced| *unbalanced);
+        if times == 1 {
+            fixture.daemon().signal(Signal::HUP);
+        } else {
+            write(&fixture.setup, &text(&fixture, "", "", &second_service()));
+        }
+        eventually("it is attached again", || fixture.setup.faults(), Vec::is_empty);
+        assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3);
+    }
+    assert_eq!(said("its pins were removed"), 2, "once each");
+    assert_eq!(services(&fixture.setup).len(), 2);
+    probe.close(before.socket);
+    assert_eq!(fixture.setup.active(), 0, "flows of the maps before are not counted in those after");
+}
+
+/// As many clients at once as a host may have: the daemon answers meanwhile.
+#[test]
+fn a_reload_that_adds_many_clients_does_not_keep_the_daemon_from_answering() {
+    let mut fixture = Fixture::without_daemon();
+    let limits = "[limits]\nschedule_entries = 32768\nslots = 1024\nflow_records = 8192\n";
+    // A guest loads programs thirty times slower.
+    let more = if stage::in_a_guest() { 5 } else { 40 };
+    let cgroups: Vec<Cgroup> = (0..more).map(|_| Cgroup::new()).collect();
+    let all = |count: usize| -> String {
+        let one = text(&fixture, "", "", limits);
+        let more = cgroups[..count].iter().enumerate();
+        let more = more.map(|(number, cgroup)| client(&format!("job-{number}"), cgroup));
+        more.collect::<String>() + &one
+    };
+    let (one, many) = (all(0), all(cgroups.len()));
+    fixture.setup.write("socklb.toml", &one);
+    let manager = stage::Manager::new(fixture.setup.folder.join("notify"));
+    // Fed every 100 ms by the loop that takes the clients on.
+    let watchdog = std::time::Duration::from_millis(200);
+    let daemon = Daemon::spawn_with(&fixture.setup, |command| manager.starts(command, watchdog));
+    fixture.daemon = Some(daemon);
+    manager.expect("READY=1");
+    write(&fixture.setup, &many);
+    manager.expect("RELOADING=1");
+    let fed = manager.count_until("READY=1", "WATCHDOG=1");
+    assert!(fed >= 3, "the loop has turned {fed} times while {more} clients were started");
+    let attached = || fixture.setup.status()["clients"].as_array().map(Vec::len);
+    eventually("all are there", attached, |count| *count == Some(more + 1));
+    assert_eq!(fixture.setup.faults(), Vec::<String>::new());
+}

@@ -1,0 +1,54 @@
+//! What all of the probe's sockets have in common: an id each, addresses, and a family.
+
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrAny};
+use stage::protocol::{Family, SocketId};
+
+use crate::{Outcome, Probe, errno};
+
+impl Probe {
+    /// Keeps a socket until it is closed or the probe ends.
+    pub fn keep(&mut self, socket: OwnedFd) -> SocketId {
+        let id = SocketId(self.next);
+        self.next += 1;
+        self.sockets.insert(id, socket);
+        id
+    }
+
+    pub fn socket(&self, id: SocketId) -> Outcome<&OwnedFd> {
+        self.sockets.get(&id).ok_or(Errno::BADF)
+    }
+
+    /// Takes a socket away. Whoever drops it closes it.
+    pub fn take(&mut self, id: SocketId) -> Outcome<OwnedFd> {
+        self.sockets.remove(&id).ok_or(Errno::BADF)
+    }
+
+    pub fn duplicate(&mut self, id: SocketId) -> Outcome<SocketId> {
+        let copy = self.socket(id)?.try_clone().map_err(errno)?;
+        Ok(self.keep(copy))
+    }
+}
+
+pub fn address_family(family: Family) -> AddressFamily {
+    match family {
+        Family::V4 => AddressFamily::INET,
+        Family::V6 => AddressFamily::INET6,
+    }
+}
+
+pub fn peer(socket: impl AsFd) -> Outcome<SocketAddr> {
+    rustix::net::getpeername(socket).and_then(ip_address)
+}
+
+pub fn local_address(socket: impl AsFd) -> Outcome<SocketAddr> {
+    rustix::net::getsockname(socket).and_then(|address| ip_address(Some(address)))
+}
+
+/// The address of an IP socket; another kind of socket has none.
+pub fn ip_address(address: Option<SocketAddrAny>) -> Outcome<SocketAddr> {
+    address.and_then(|address| SocketAddr::try_from(address).ok()).ok_or(Errno::AFNOSUPPORT)
+}

@@ -1,0 +1,117 @@
+//! Requests to a process that a test has started, and its answers: one line of JSON each way, over the process's standard
+//! input and output. Both sides are here, so that they cannot differ.
+//!
+//! What may be asked is not known here: `protocol` defines it for probes, `workers` for the workers of the stress test.
+
+use std::fmt::Debug;
+use std::io::{self, BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+use anyhow::{Context, Result};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+/// A process that answers requests. Killed when it is dropped.
+pub struct Process {
+    child: Child,
+    requests: ChildStdin,
+    answers: BufReader<ChildStdout>,
+    /// The last request, for the message if there is no answer.
+    asked: String,
+}
+
+impl Process {
+    /// Starts a command that becomes one, and waits until it takes requests.
+    #[track_caller]
+    pub fn start(command: &mut Command) -> Self {
+        let spawned = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
+        let mut child = spawned.unwrap_or_else(|error| panic!("start {command:?}: {error}"));
+        let requests = child.stdin.take().expect("piped");
+        let answers = BufReader::new(child.stdout.take().expect("piped"));
+        let mut process = Self { child, requests, answers, asked: format!("to start as {command:?}") };
+        process.receive::<()>();
+        process
+    }
+
+    /// Sends a request and returns the answer.
+    #[track_caller]
+    pub fn ask<T: DeserializeOwned>(&mut self, request: &(impl Serialize + Debug)) -> T {
+        self.send(request);
+        self.receive()
+    }
+
+    /// Sends a request without waiting for its answer.
+    #[track_caller]
+    pub fn send(&mut self, request: &(impl Serialize + Debug)) {
+        self.asked = format!("{request:?}");
+        let line = serde_json::to_string(request).expect("a request is plain data");
+        writeln!(self.requests, "{line}")
+            .and_then(|()| self.requests.flush())
+            .unwrap_or_else(|error| panic!("the process is gone before {}: {error}", self.asked));
+    }
+
+    /// Waits for an answer.
+    #[track_caller]
+    pub fn receive<T: DeserializeOwned>(&mut self) -> T {
+        let mut line = String::new();
+        self.answers.read_line(&mut line).expect("read the answer");
+        assert!(!line.is_empty(), "the process ended when it was asked {}", self.asked);
+        serde_json::from_str(&line)
+            .unwrap_or_else(|error| panic!("asked {}, the process answers {line}: {error}", self.asked))
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Tells whoever has started this process that it takes requests from now on.
+///
+/// # Errors
+/// If nobody reads.
+pub fn ready() -> Result<()> {
+    answer(&())
+}
+
+/// The requests to this process, until whoever asks is gone.
+pub fn requests<R: DeserializeOwned>() -> impl Iterator<Item = Result<R>> {
+    io::stdin().lines().map(|line| {
+        let line = line.context("read a request")?;
+        serde_json::from_str(&line).with_context(|| format!("request {line}"))
+    })
+}
+
+/// Answers a request.
+///
+/// # Errors
+/// If nobody reads.
+pub fn answer(answer: &impl Serialize) -> Result<()> {
+    let line = serde_json::to_string(answer)?;
+    let mut out = io::stdout().lock();
+    writeln!(out, "{line}").and_then(|()| out.flush()).context("answer")
+}
+
+/// Answers requests one after the other, until whoever asks is gone.
+///
+/// # Errors
+/// If a request cannot be read or carried out: the error names it.
+pub fn serve<R, T>(mut carry_out: impl FnMut(&R) -> Result<T>) -> Result<()>
+where
+    R: DeserializeOwned + Debug,
+    T: Serialize,
+{
+    ready()?;
+    for request in requests::<R>() {
+        let request = request?;
+        answer(&carry_out(&request).with_context(|| format!("{request:?}"))?)?;
+    }
+    Ok(())
+}
