@@ -2,8 +2,8 @@
 //!
 //! In reading order: what the operator asked for ([`service`]) and what sources report ([`endpoint`]); which endpoints
 //! this client task uses ([`subset`], [`membership`]) and how much it sends to each ([`weights`]); where they live in the kernel ([`slots`]); in which order connect
-//! takes them ([`schedule`]) and by which rules ([`rules`]); all of it as one value and the ordered steps towards it ([`plan`]); and the one door through
-//! which facts come in ([`balancer`]).
+//! takes them ([`schedule`]) and by which rules ([`rules`]); all of it as one value and the ordered steps towards it ([`plan`]), with where in the kernel each table
+//! lies ([`arena`]); and the one door through which facts come in ([`balancer`]).
 #![forbid(unsafe_code)]
 
 pub mod service;
@@ -28,6 +28,6 @@ pub mod plan;
 
 pub mod balancer;
 
-pub mod region;
+pub mod arena;
 
 pub mod walk;

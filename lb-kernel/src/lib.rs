@@ -7,7 +7,8 @@
 //! [`privileges`](host), [`cpus`](possible_cpus), [`clock`](monotonic_ns), [`process`], [`trust`], [`cgroup`](Cgroup)); where a
 //! client's objects are pinned ([`Pins`]) and how they go ([`detach`]); the object and its programs ([`Purpose`]), their links
 //! ([`attachment`]) and those of others ([`neighbours`](neighbours())); the maps ([`Tables`]) and one client task of all that
-//! ([`Datapath`]); flow records, and how those are reclaimed whose socket is gone ([`flows`](flows()), [`reclaim`](reclaim())).
+//! ([`Datapath`]); the open flows ([`flows`](flows())) and how those are reclaimed whose socket is gone
+//! ([`reclaim`](reclaim())); and what all of it is shown from ([`Snapshot`], [`FlowSnapshot`]).
 #![expect(missing_docs, reason = "an error's text is its documentation")]
 
 mod sys;
@@ -74,6 +75,8 @@ mod uncovered;
 
 mod reclaim;
 
+mod snapshot;
+
 pub use cgroup::{Cgroup, cgroup2_mount, namespace_warning, ours_and_above, path_of as cgroup_of_id};
 pub use cgroup_tree::CgroupTree;
 pub use client::Datapath;
@@ -93,6 +96,7 @@ pub use pins::{DEFAULT_PINS, Lock, Pins, detach_command, pins_option, remove_roo
 pub use privileges::{Capability, Host, host, lacks_privilege, open_files_of, probe};
 pub use readers::wait_for_readers;
 pub use reclaim::{Pass, ReclaimCounts, ReclaimTarget, Suspects, can_reclaim, reclaim};
+pub use snapshot::{BackendSnapshot, FlowSnapshot, ServiceSnapshot, Snapshot};
 pub use sys::runs::Runs;
 pub use tables::{Counts, CursorSeed, Fullness, ServiceView, SlotView, Tables};
 pub use uncovered::{Sockets, Uncovered, uncovered};

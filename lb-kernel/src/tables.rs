@@ -28,8 +28,8 @@ use lb_common::abi::{
 };
 use lb_common::load;
 use lb_common::net::{Address, Be16, socket_addr};
+use lb_core::arena::region::{Region, first_fit, make_room};
 use lb_core::plan::{BackendPlan, Plan, ServicePlan, Step};
-use lb_core::region::{Region, first_fit, make_room};
 use lb_core::service::Protocol;
 use lb_core::walk;
 

@@ -1,0 +1,136 @@
+//! What the maps of one client task hold, as one value: the reader of maps for everything that shows them.
+//!
+//! A snapshot is read by maps that are opened for it, so that the event loop goes on with its own. Programs and the
+//! daemon write meanwhile: what was counted in a slot that got another backend during the reading is left out. It knows
+//! nothing of what was counted before, nor of how it is shown.
+
+mod flows;
+
+pub use flows::FlowSnapshot;
+
+use lb_common::abi::{Anomalies, NO_SLOT, Outcomes};
+
+use super::error::DatapathError;
+use super::tables::{Counts, ServiceView, SlotView, Tables};
+
+/// What the maps of one client task hold.
+#[derive(Clone, Debug)]
+pub struct Snapshot {
+    /// Connects of the cgroup to addresses that are no service.
+    pub not_a_service: u64,
+    /// What should not happen, over all CPUs.
+    pub anomalies: Anomalies,
+    /// Services in the order of their indexes, removed ones with open flows included.
+    pub services: Vec<ServiceSnapshot>,
+}
+
+/// One service.
+#[derive(Clone, Debug)]
+pub struct ServiceSnapshot {
+    /// As the maps show it.
+    pub view: ServiceView,
+    /// Whether some backend may be chosen.
+    pub is_usable: bool,
+    /// How connects ended, over all CPUs.
+    pub outcomes: Outcomes,
+    /// Backends in the order of their slots.
+    pub backends: Vec<BackendSnapshot>,
+}
+
+/// One backend.
+#[derive(Clone, Debug)]
+pub struct BackendSnapshot {
+    /// As the maps show it.
+    pub slot: SlotView,
+    /// Its address in text, as labels of metrics have it.
+    pub address: String,
+    /// Its part of the entries of the service's table, 0 to 1.
+    pub share_wanted: f64,
+    /// What was counted.
+    pub counts: Counts,
+}
+
+impl Snapshot {
+    /// Reads a client task's maps.
+    ///
+    /// Counts of all slots are read together and handed out to services afterwards: reading them service by service
+    /// would read the slots of others as often as there are services, because the slots of one lie between those of
+    /// others.
+    ///
+    /// # Errors
+    /// If the kernel refuses a look-up.
+    pub fn read(tables: &Tables) -> Result<Self, DatapathError> {
+        let mut services = Vec::new();
+        for view in tables.services() {
+            let outcomes = tables.outcomes(view.index)?;
+            let is_usable = view.fallback != NO_SLOT;
+            services.push(ServiceSnapshot { view, is_usable, outcomes, backends: Vec::new() });
+        }
+        let position_of =
+            |slot: &SlotView| services.binary_search_by_key(&slot.service, |other| other.view.index).ok();
+        let slots: Vec<(usize, SlotView)> =
+            tables.slots().into_iter().filter_map(|slot| Some((position_of(&slot)?, slot))).collect();
+        let numbers: Vec<u32> = slots.iter().map(|(_, slot)| slot.slot).collect();
+        let mut counted = Vec::with_capacity(slots.len());
+        tables.visit_counts(&numbers, |_, counts| counted.push(counts))?;
+        let same = of_the_same_generation(slots.into_iter().zip(counted), |slot| tables.slot(slot));
+        for ((position, slot), counts) in same {
+            let service = &mut services[position];
+            service.backends.push(BackendSnapshot {
+                address: slot.address.to_string(),
+                share_wanted: share(slot.entries, service.view.table.len()),
+                slot,
+                counts,
+            });
+        }
+        Ok(Self { not_a_service: tables.passed_by()?, anomalies: tables.anomalies()?, services })
+    }
+}
+
+/// The slots that still have the backend that they had before their counts were read. What was counted in any other may
+/// be the next backend's.
+fn of_the_same_generation(
+    read: impl Iterator<Item = ((usize, SlotView), Counts)>,
+    now: impl Fn(u32) -> Option<SlotView>,
+) -> impl Iterator<Item = ((usize, SlotView), Counts)> {
+    read.filter(move |((_, before), _)| {
+        now(before.slot).is_some_and(|now| now.generation == before.generation)
+    })
+}
+
+fn share(entries: u32, length: u32) -> f64 {
+    if length == 0 { 0.0 } else { f64::from(entries) / f64::from(length) }
+}
+
+#[cfg(test)]
+mod tests {
+    use lb_common::abi::BackendState;
+
+    use super::*;
+
+    #[test]
+    fn counts_of_a_slot_that_got_another_backend_meanwhile_are_left_out() {
+        let view = |slot, generation| SlotView {
+            slot,
+            generation,
+            service: 0,
+            address: "192.0.2.1:80".parse().unwrap(),
+            weight: 1,
+            state: BackendState::Healthy,
+            usable: true,
+            entries: 4,
+        };
+        let before = [view(0, 1), view(1, 1), view(2, 7)];
+        let read = before.map(|slot| ((0, slot), Counts::default()));
+        // The second slot has another backend now, the third is free.
+        let now = |slot| [Some(view(0, 1)), Some(view(1, 2)), None][slot as usize];
+        let kept: Vec<u32> =
+            of_the_same_generation(read.into_iter(), now).map(|((_, slot), _)| slot.slot).collect();
+        assert_eq!(kept, [0]);
+    }
+
+    #[test]
+    fn a_share_is_a_part_of_the_table_and_nothing_of_an_empty_one() {
+        assert_eq!([share(256, 1024), share(0, 1024), share(0, 0)], [0.25, 0.0, 0.0]);
+    }
+}

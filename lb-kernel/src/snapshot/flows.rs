@@ -1,0 +1,105 @@
+//! The open flows of one client task, with the services and slots that their numbers stand for.
+//!
+//! Flows are read before services and slots, so that what a flow names was there when the flow was. A slot whose last
+//! flow ends during the reading may get another backend before it is read: such a flow is told from one that goes to a
+//! backend that is not there, which should not happen, by a second look at the flows.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::error::DatapathError;
+use crate::flows::{self, OpenFlow};
+use crate::pins::Pins;
+use crate::tables::{ServiceView, SlotView, Tables};
+
+/// The open flows of one client task, with what their numbers stand for.
+#[derive(Clone, Debug)]
+pub struct FlowSnapshot {
+    /// The client's name.
+    pub client: String,
+    /// By service index.
+    pub services: BTreeMap<u16, ServiceView>,
+    /// By slot.
+    pub slots: BTreeMap<u32, SlotView>,
+    /// In no order.
+    pub flows: Vec<OpenFlow>,
+}
+
+impl FlowSnapshot {
+    /// Reads a client task's pinned maps.
+    ///
+    /// # Errors
+    /// If a map cannot be opened or read.
+    pub fn read(pins: &Pins) -> Result<Self, DatapathError> {
+        let tables = Tables::open(pins, false)?;
+        let flows = flows::flows(pins)?;
+        let mut snapshot = Self {
+            client: pins.client.clone(),
+            services: tables.services().into_iter().map(|service| (service.index, service)).collect(),
+            slots: tables.slots().into_iter().map(|slot| (slot.slot, slot)).collect(),
+            flows,
+        };
+        if snapshot.flows.iter().any(|open| snapshot.slot(open).is_none()) {
+            snapshot.drop_ended(&flows::flows(pins)?);
+        }
+        Ok(snapshot)
+    }
+
+    /// The slot of a flow, if it still has the flow's backend.
+    pub fn slot(&self, open: &OpenFlow) -> Option<&SlotView> {
+        slot_of(&self.slots, open)
+    }
+
+    /// Leaves out the flows whose slot has another backend and that are not open any more: they ended during the
+    /// reading. One that is open still shows a fault, and stays.
+    fn drop_ended(&mut self, open_now: &[OpenFlow]) {
+        let open_now: BTreeSet<(u64, u64)> = open_now.iter().map(identity).collect();
+        let Self { slots, flows, .. } = self;
+        flows.retain(|open| slot_of(slots, open).is_some() || open_now.contains(&identity(open)));
+    }
+}
+
+fn slot_of<'a>(slots: &'a BTreeMap<u32, SlotView>, open: &OpenFlow) -> Option<&'a SlotView> {
+    slots.get(&open.flow.slot).filter(|slot| slot.generation == open.flow.generation)
+}
+
+/// What tells a flow from a later one of the same socket.
+fn identity(open: &OpenFlow) -> (u64, u64) {
+    (open.cookie, open.flow.start_ns)
+}
+
+#[cfg(test)]
+mod tests {
+    use lb_common::abi::{BackendState, Flow};
+
+    use super::*;
+
+    fn open(cookie: u64, start_ns: u64, slot: u32, generation: u32) -> OpenFlow {
+        let flow = Flow { start_ns, slot, generation, ..bytemuck::Zeroable::zeroed() };
+        OpenFlow { cookie, flow }
+    }
+
+    #[test]
+    fn a_flow_to_another_backend_is_kept_only_if_it_is_still_open() {
+        let slot = SlotView {
+            slot: 4,
+            generation: 1,
+            service: 0,
+            address: ([10, 0, 0, 1], 80).into(),
+            weight: 1,
+            state: BackendState::Healthy,
+            usable: true,
+            entries: 4,
+        };
+        let mut snapshot = FlowSnapshot {
+            client: "web".to_owned(),
+            services: BTreeMap::new(),
+            slots: [(4, slot)].into(),
+            // To the slot's backend; to the backend before it, twice; to a slot that is free.
+            flows: vec![open(1, 10, 4, 1), open(2, 20, 4, 0), open(3, 30, 4, 0), open(4, 40, 5, 0)],
+        };
+        // The first ended as well, but its backend is known. The socket of the third has a later flow.
+        snapshot.drop_ended(&[open(2, 20, 4, 0), open(3, 31, 4, 1)]);
+        let kept: Vec<u64> = snapshot.flows.iter().map(|open| open.cookie).collect();
+        assert_eq!(kept, [1, 2]);
+    }
+}
