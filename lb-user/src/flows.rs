@@ -9,13 +9,13 @@ use filter::{check, unknown};
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::SocketAddr;
+
 use std::path::Path;
 use std::time::Duration;
 
 use lb_common::abi::{Phase, Policy, Reason};
 use lb_kernel::process::{self, Process};
-use lb_kernel::{DatapathError, OpenFlow, Pins, ServiceView, SlotView, Tables};
+use lb_kernel::{DatapathError, FlowSnapshot, OpenFlow, Pins};
 use lb_view::flows::{Flow, FlowFilter, SCHEMA};
 use lb_view::status::Leaving;
 use lb_view::text::Listing;
@@ -34,17 +34,9 @@ pub enum FlowsError {
     Unknown(String),
 }
 
-/// The flows of one client, with what their numbers stand for.
-struct ClientFlows {
-    name: String,
-    services: BTreeMap<u16, ServiceView>,
-    slots: BTreeMap<u32, SlotView>,
-    flows: Vec<OpenFlow>,
-}
-
 /// The flows that were found.
 pub struct FlowReport {
-    clients: Vec<ClientFlows>,
+    clients: Vec<FlowSnapshot>,
     /// Client and flow, the oldest first.
     order: Vec<(u32, u32)>,
     processes: BTreeMap<u32, Process>,
@@ -72,7 +64,7 @@ pub fn find(directory: &Path, filter: &FlowFilter) -> Result<FlowReport, FlowsEr
             leaving.push(status::leaving(pins));
             continue;
         }
-        match ClientFlows::read(pins) {
+        match FlowSnapshot::read(pins) {
             Ok(client) => clients.push(client),
             Err(error) if error.is_permission() => return Err(error.into()),
             Err(error) => unreadable.push(format!("client {}: {}", pins.client, crate::error::chain(&error))),
@@ -80,67 +72,29 @@ pub fn find(directory: &Path, filter: &FlowFilter) -> Result<FlowReport, FlowsEr
     }
     check(&clients, filter)?;
     for client in &mut clients {
-        client.keep(filter);
+        keep(client, filter);
     }
     Ok(FlowReport { leaving, unreadable, ..FlowReport::of(clients, lb_kernel::monotonic_ns()) })
 }
 
-impl ClientFlows {
-    /// Flows first: what their numbers stand for then is known when it is read.
-    fn read(pins: &Pins) -> Result<Self, DatapathError> {
-        let tables = Tables::open(pins, false)?;
-        let flows = lb_kernel::flows(pins)?;
-        let mut of =
-            Self { name: pins.client.clone(), services: BTreeMap::new(), slots: BTreeMap::new(), flows };
-        of.services.extend(tables.services().into_iter().map(|service| (service.index, service)));
-        of.slots.extend(tables.slots().into_iter().map(|slot| (slot.slot, slot)));
-        if of.flows.iter().any(|open| of.slot(open).is_none()) {
-            // ClientFlows those that ended while we read, the slots may have others by now. What is still there is odd.
-            let again = lb_kernel::flows(pins)?;
-            let again: BTreeSet<(u64, u64)> =
-                again.iter().map(|open| (open.cookie, open.flow.start_ns)).collect();
-            let Self { slots, flows, .. } = &mut of;
-            let is_there = |open: &OpenFlow| again.contains(&(open.cookie, open.flow.start_ns));
-            flows.retain(|open| slot_of(slots, open).is_some() || is_there(open));
-        }
-        Ok(of)
-    }
-
-    fn service_names(&self) -> impl Iterator<Item = &str> {
-        self.services.values().map(|service| service.name.as_str())
-    }
-
-    fn backends(&self, service: Option<&str>) -> impl Iterator<Item = SocketAddr> {
-        self.slots.values().filter(move |slot| self.is_of(slot.service, service)).map(|slot| slot.address)
-    }
-
-    /// Whether the service at an index is that of a name, if one is asked for.
-    fn is_of(&self, index: u16, service: Option<&str>) -> bool {
-        service.is_none_or(|name| self.services.get(&index).is_some_and(|service| service.name == name))
-    }
-
-    fn slot(&self, open: &OpenFlow) -> Option<&SlotView> {
-        slot_of(&self.slots, open)
-    }
-
-    fn keep(&mut self, filter: &FlowFilter) {
-        let mut flows = std::mem::take(&mut self.flows);
-        let goes_to = |open: &OpenFlow, backend| self.slot(open).is_some_and(|slot| slot.address == backend);
-        flows.retain(|open| {
-            self.is_of(open.flow.service, filter.service.as_deref())
-                && filter.backend.is_none_or(|backend| goes_to(open, backend))
-        });
-        self.flows = flows;
-    }
+/// Whether the service at an index is that of a name, if one is asked for.
+fn is_of(client: &FlowSnapshot, index: u16, service: Option<&str>) -> bool {
+    service.is_none_or(|name| client.services.get(&index).is_some_and(|service| service.name == name))
 }
 
-/// The slot of a flow, if it still has the flow's backend.
-fn slot_of<'a>(slots: &'a BTreeMap<u32, SlotView>, open: &OpenFlow) -> Option<&'a SlotView> {
-    slots.get(&open.flow.slot).filter(|slot| slot.generation == open.flow.generation)
+/// Leaves the flows that are asked for.
+fn keep(client: &mut FlowSnapshot, filter: &FlowFilter) {
+    let mut flows = std::mem::take(&mut client.flows);
+    let goes_to = |open: &OpenFlow, backend| client.slot(open).is_some_and(|slot| slot.address == backend);
+    flows.retain(|open| {
+        is_of(client, open.flow.service, filter.service.as_deref())
+            && filter.backend.is_none_or(|backend| goes_to(open, backend))
+    });
+    client.flows = flows;
 }
 
 impl FlowReport {
-    fn of(clients: Vec<ClientFlows>, now_ns: u64) -> Self {
+    fn of(clients: Vec<FlowSnapshot>, now_ns: u64) -> Self {
         let mut order: Vec<(u32, u32)> = Vec::new();
         let mut pids = BTreeSet::new();
         for (client, of) in (0u32..).zip(&clients) {
@@ -181,7 +135,7 @@ impl FlowReport {
         let table = service.map(|service| service.table);
         let table = table.filter(|table| table.generation == flow.table_generation && !table.is_empty());
         Flow {
-            client: client.name.as_str().into(),
+            client: client.client.as_str().into(),
             service: service.map(|service| service.name.as_str().into()),
             address: service.map(|service| service.address),
             backend: slot.map(|slot| slot.address),
@@ -245,7 +199,10 @@ impl Serialize for FlowReport {
 
 #[cfg(test)]
 mod tests {
+    use std::net::SocketAddr;
+
     use lb_common::abi::{self, BackendState};
+    use lb_kernel::SlotView;
 
     use super::*;
 
@@ -261,7 +218,7 @@ mod tests {
         OpenFlow { cookie, flow }
     }
 
-    fn of(name: &str, flows: Vec<OpenFlow>) -> ClientFlows {
+    fn of(name: &str, flows: Vec<OpenFlow>) -> FlowSnapshot {
         let slot = |slot| SlotView {
             slot,
             generation: 1,
@@ -273,7 +230,7 @@ mod tests {
             usable: false,
         };
         let slots = [(4, slot(4))].into();
-        ClientFlows { name: name.to_owned(), services: BTreeMap::new(), slots, flows }
+        FlowSnapshot { client: name.to_owned(), services: BTreeMap::new(), slots, flows }
     }
 
     #[test]

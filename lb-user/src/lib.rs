@@ -3,7 +3,7 @@
 //! In reading order: errors as people read them ([`error`]) and the configuration ([`config`]); where endpoints come from
 //! ([`source`]) and what client tasks use of them ([`assignments`]); what was counted of late ([`window`]), which ends no program
 //! saw ([`reclaimed`]), what is tried again ([`backoff`]) and what only the event loop knows
-//! ([`facts`]) and what the maps hold ([`readout`]); the event loop ([`daemon`]), the HTTP server ([`server`]) of its socket
+//! ([`facts`]); the event loop ([`daemon`]), the HTTP server ([`server`]) of its socket
 //! ([`api`]) and metrics ([`metrics`]), how many descriptors all that may take ([`descriptors`]) and what freed memory is kept
 //! ([`memory`]); what people are shown ([`status`], [`flows`], [`explain`], [`print`](mod@print)), what a daemon
 //! would decide ([`dry_run`]) and what may be wrong with the host ([`doctor`]); and the commands ([`cli`]).
@@ -31,8 +31,6 @@ pub mod backoff;
 pub mod reclaimed;
 
 pub mod facts;
-
-pub mod readout;
 
 pub mod daemon;
 

@@ -1,6 +1,6 @@
 //! Counters for Prometheus: what the kernel maps hold, read anew for each scrape and written in one pass.
 //!
-//! In reading order: what there is and what it means (`families`); what is read from the maps (`readout`); how both become
+//! In reading order: what there is and what it means (`families`); what is collected for them (`collect`); how both become
 //! a page (`page`); and who gets it (`serve`). The event loop gives what only it knows, as
 //! [`Facts`](crate::facts::Facts), and is not held up by more than that: a page for ten thousand backends is half a
 //! million lines.
@@ -9,7 +9,7 @@ mod families;
 
 mod page;
 
-mod readout;
+mod collect;
 
 mod serve;
 

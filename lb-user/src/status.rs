@@ -10,14 +10,15 @@ use lb_common::abi::{NO_SLOT, Outcome};
 use lb_common::ending::Ending;
 use lb_common::ticks::TICK_LOG2;
 use lb_core::service::Protocol;
-use lb_kernel::{Counts, DatapathError, Pinned, Pins, SlotView, Tables};
+use lb_kernel::{
+    BackendSnapshot, Counts, DatapathError, Pinned, Pins, ServiceSnapshot, SlotView, Snapshot, Tables,
+};
 use lb_view::backend::{Backend, Latency, Rates};
 use lb_view::fault::{self, Fault, FaultCode};
 use lb_view::status::{Anomalies, Client, Leaving, Neighbour, SCHEMA, Service, Status};
 
 use crate::error::chain;
 use crate::facts::{ClientFacts, Facts};
-use crate::readout::{self, BackendReadout, Readout, ServiceReadout};
 use crate::window::{Lately, Recent};
 
 /// What is left of a client that leaves.
@@ -86,7 +87,7 @@ struct Maps {
 impl Maps {
     /// Reads them; with what was counted of late, if somebody has watched.
     fn read(tables: &Tables, lately: Option<&Lately>) -> Result<Self, DatapathError> {
-        let Readout { not_a_service, anomalies, services } = readout::read(tables, lately)?;
+        let Snapshot { not_a_service, anomalies, services } = Snapshot::read(tables)?;
         let services: Result<_, _> =
             services.into_iter().map(|service| of_service(tables, service, lately)).collect();
         Ok(Self { not_a_service, anomalies: anomalies.into(), services: services? })
@@ -111,27 +112,28 @@ fn client_of(pins: &Pins, maps: Maps) -> Client {
 
 fn of_service(
     tables: &Tables,
-    service: ServiceReadout,
+    service: ServiceSnapshot,
     lately: Option<&Lately>,
 ) -> Result<Service, DatapathError> {
-    let ServiceReadout { view, is_usable: _, outcomes, limited, backends: read } = service;
+    let ServiceSnapshot { view, is_usable: _, outcomes, backends: read } = service;
     let mut backends = Vec::with_capacity(read.len());
     let mut recent = Vec::with_capacity(read.len());
-    for BackendReadout { slot, address: _, share_wanted, counts, recent: of_late } in &read {
+    for BackendSnapshot { slot, address: _, share_wanted, counts } in &read {
         let backend_ref = (slot.slot, slot.generation);
+        let of_late = lately.and_then(|lately| lately.recent(backend_ref, &counts.sums));
         let mut shown = backend(slot, counts, of_late.as_ref());
         shown.share_wanted = *share_wanted;
         if !counts.add_up() && lately.is_none_or(|lately| lately.window.is_off(backend_ref)) {
             shown.unaccounted = tables.imbalance(slot.slot)?;
         }
         backends.push(shown);
-        recent.push(of_late.as_ref().map(|of_late| of_late.chosen));
+        recent.push(of_late);
     }
     let total: u64 = backends.iter().map(|backend| backend.started).sum();
-    let total_recent: u64 = recent.iter().flatten().sum();
-    for (backend, recent) in backends.iter_mut().zip(recent) {
+    let total_recent: u64 = recent.iter().flatten().map(|recent| recent.chosen).sum();
+    for (backend, recent) in backends.iter_mut().zip(&recent) {
         backend.share = share(backend.started, total);
-        backend.share_60s = recent.and_then(|recent| share(recent, total_recent));
+        backend.share_60s = recent.as_ref().and_then(|recent| share(recent.chosen, total_recent));
     }
     let fallback = backends.iter().find(|backend| backend.slot == view.fallback && view.fallback != NO_SLOT);
     Ok(Service {
@@ -146,8 +148,10 @@ fn of_service(
         outcomes: Outcome::OF_A_SERVICE
             .map(|outcome| (outcome.name().to_owned(), outcomes.of(outcome)))
             .into(),
-        limited_60s: limited,
-        handshake_60s: Latency::of_all(read.iter().filter_map(|read| Some(&read.recent.as_ref()?.connect))),
+        limited_60s: lately
+            .filter(|_| view.rules.active_limit != 0)
+            .and_then(|lately| lately.window.limited(view.index, outcomes.limited)),
+        handshake_60s: Latency::of_all(recent.iter().flatten().map(|recent| &recent.connect)),
         unanswered_after_ms: (view.protocol == Protocol::Tcp)
             .then(|| milliseconds(view.rules.unanswered_after)),
         skew: skew(&backends),

@@ -4,15 +4,24 @@
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
+use lb_kernel::FlowSnapshot;
 use lb_view::flows::FlowFilter;
 
-use super::{ClientFlows, FlowsError};
+use super::{FlowsError, is_of};
 use crate::document::did_you_mean;
 
+fn backends<'c>(client: &'c FlowSnapshot, service: Option<&'c str>) -> impl Iterator<Item = SocketAddr> + 'c {
+    let slots = client.slots.values().filter(move |slot| is_of(client, slot.service, service));
+    slots.map(|slot| slot.address)
+}
+
 /// Whether there is anything of the names that are asked for.
-pub(super) fn check(clients: &[ClientFlows], filter: &FlowFilter) -> Result<(), FlowsError> {
+pub(super) fn check(clients: &[FlowSnapshot], filter: &FlowFilter) -> Result<(), FlowsError> {
     let FlowFilter { client, service, backend } = filter;
-    let services: BTreeSet<&str> = clients.iter().flat_map(ClientFlows::service_names).collect();
+    let services: BTreeSet<&str> = clients
+        .iter()
+        .flat_map(|client| client.services.values().map(|service| service.name.as_str()))
+        .collect();
     if let Some(service) = service.as_ref().filter(|service| !services.contains(service.as_str())) {
         let what = match client {
             Some(client) => format!("client {client} does not dial service {service}"),
@@ -21,7 +30,7 @@ pub(super) fn check(clients: &[ClientFlows], filter: &FlowFilter) -> Result<(), 
         return Err(unknown(&what, Some(service), "services", services));
     }
     let backends: BTreeSet<SocketAddr> =
-        clients.iter().flat_map(|client| client.backends(service.as_deref())).collect();
+        clients.iter().flat_map(|client| backends(client, service.as_deref())).collect();
     match backend {
         Some(backend) if !backends.contains(backend) => {
             let of = service.as_ref().map(|service| format!(" of service {service}")).unwrap_or_default();

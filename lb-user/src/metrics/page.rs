@@ -14,9 +14,8 @@ use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet, 
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::{Registry, Unit};
 
+use super::collect::{ClientMetrics, collect};
 use super::families::{Family, Kind};
-use super::readout;
-use super::readout::ClientReadout;
 use crate::facts::Facts;
 
 /// In which form a page is wanted.
@@ -46,7 +45,7 @@ impl Form {
 /// # Errors
 /// If the writer takes no more.
 pub fn write(mut facts: Facts, form: Form, writer: &mut impl Write) -> fmt::Result {
-    let clients = std::mem::take(&mut facts.clients).into_iter().map(readout::read).collect();
+    let clients = std::mem::take(&mut facts.clients).into_iter().map(collect).collect();
     let mut registry = Registry::default();
     registry.register_collector(Box::new(Page { facts, clients, form }));
     text::encode_registry(writer, &registry)?;
@@ -60,7 +59,7 @@ pub fn write(mut facts: Facts, form: Form, writer: &mut impl Write) -> fmt::Resu
 #[derive(Debug)]
 struct Page {
     facts: Facts,
-    clients: Vec<ClientReadout>,
+    clients: Vec<ClientMetrics>,
     form: Form,
 }
 

@@ -2,13 +2,13 @@
 
 use std::fmt;
 
-use lb_common::abi::{ABI_VERSION, Anomalies, BackendState, Outcomes};
+use lb_common::abi::{ABI_VERSION, Anomalies, BackendState, Outcome};
 use lb_common::ending::Ending;
+use lb_kernel::{BackendSnapshot, ServiceSnapshot, Snapshot};
 
 use super::{Page, Sheet, Value, seconds_of_ns, unix_time};
+use crate::metrics::collect::{ClientMetrics, MapMetrics};
 use crate::metrics::families as f;
-use crate::metrics::readout::{ClientReadout, MapsReadout};
-use crate::readout::{BackendReadout, ServiceReadout};
 
 impl Page {
     pub fn daemon(&self, sheet: &mut Sheet<'_>) -> fmt::Result {
@@ -24,7 +24,7 @@ impl Page {
     }
 
     pub fn each_client(&self, sheet: &mut Sheet<'_>) -> fmt::Result {
-        let of_started = |value: fn(&ClientReadout) -> bool| {
+        let of_started = |value: fn(&ClientMetrics) -> bool| {
             self.clients.iter().map(move |client| ([client.name()], value(client).into()))
         };
         // Nothing is attached of what could not be started.
@@ -36,7 +36,7 @@ impl Page {
     pub fn each_map(&self, sheet: &mut Sheet<'_>) -> fmt::Result {
         sheet.family(
             &f::NOT_A_SERVICE,
-            self.maps().map(|(client, m)| ([client], Value::Whole(m.held.not_a_service))),
+            self.maps().map(|(client, m)| ([client], Value::Whole(m.snapshot.not_a_service))),
         )?;
         let fullness =
             || self.maps().flat_map(|(client, maps)| maps.fullness.iter().map(move |map| (client, map)));
@@ -48,7 +48,7 @@ impl Page {
         sheet.family(
             &f::ANOMALIES,
             self.maps().flat_map(|(client, maps)| {
-                anomalies(&maps.held.anomalies).map(|(kind, count)| ([client, kind], Value::Whole(count)))
+                anomalies(&maps.snapshot.anomalies).map(|(kind, count)| ([client, kind], Value::Whole(count)))
             }),
         )?;
         let clients = || self.clients.iter();
@@ -86,8 +86,10 @@ impl Page {
         sheet.family(
             &f::OUTCOMES,
             self.services().flat_map(|(client, service)| {
-                outcomes(service.outcomes)
-                    .map(|(outcome, count)| ([client, service.name(), outcome], Value::Whole(count)))
+                Outcome::OF_A_SERVICE.map(|outcome| {
+                    let count = service.outcomes.of(outcome);
+                    ([client, service.view.name.as_str(), outcome.name()], Value::Whole(count))
+                })
             }),
         )?;
         sheet.family(
@@ -122,7 +124,11 @@ impl Page {
             }),
         )?;
         sheet.family(&f::USABLE, self.of_backends(|b| b.slot.usable.into()))?;
-        sheet.family(&f::FAILING, self.of_backends(|b| b.is_failing().into()))?;
+        let failing = self.maps().flat_map(|(client, maps)| {
+            let failing = |b: &BackendSnapshot| maps.failing.contains(&b.slot.slot);
+            backends_of(client, &maps.snapshot).map(move |(labels, b)| (labels, failing(b).into()))
+        });
+        sheet.family(&f::FAILING, failing)?;
         sheet.family(&f::WEIGHT, self.of_backends(|b| Value::Whole(b.slot.weight.into())))?;
         sheet.family(&f::SHARE_WANTED, self.of_backends(|b| Value::Real(b.share_wanted)))?;
         sheet.family(&f::ACTIVE, self.of_backends(|b| Value::Whole(b.counts.active)))
@@ -158,48 +164,49 @@ impl Page {
     // ---- walks over clients, services and backends -----------------------------------------------------------------
 
     /// Clients whose maps could be read.
-    fn maps(&self) -> impl Iterator<Item = (&str, &MapsReadout)> {
+    fn maps(&self) -> impl Iterator<Item = (&str, &MapMetrics)> {
         self.clients.iter().filter_map(|client| Some((client.name(), client.maps.as_ref()?)))
     }
 
-    fn services(&self) -> impl Iterator<Item = (&str, &ServiceReadout)> {
-        self.maps().flat_map(|(client, maps)| maps.held.services.iter().map(move |service| (client, service)))
+    fn services(&self) -> impl Iterator<Item = (&str, &ServiceSnapshot)> {
+        self.maps()
+            .flat_map(|(client, maps)| maps.snapshot.services.iter().map(move |service| (client, service)))
     }
 
-    fn backends(&self) -> impl Iterator<Item = ([&str; 3], &BackendReadout)> {
-        self.services().flat_map(|(client, service)| {
-            service
-                .backends
-                .iter()
-                .map(move |backend| ([client, service.name(), backend.address.as_str()], backend))
-        })
+    fn backends(&self) -> impl Iterator<Item = ([&str; 3], &BackendSnapshot)> {
+        self.maps().flat_map(|(client, maps)| backends_of(client, &maps.snapshot))
     }
 
     fn of_services<'p>(
         &'p self,
-        value: fn(&'p ServiceReadout) -> Value<'p>,
+        value: fn(&'p ServiceSnapshot) -> Value<'p>,
     ) -> impl Iterator<Item = ([&'p str; 2], Value<'p>)> {
-        self.services().map(move |(client, service)| ([client, service.name()], value(service)))
+        self.services().map(move |(client, service)| ([client, service.view.name.as_str()], value(service)))
     }
 
     fn of_backends<'p>(
         &'p self,
-        value: fn(&'p BackendReadout) -> Value<'p>,
+        value: fn(&'p BackendSnapshot) -> Value<'p>,
     ) -> impl Iterator<Item = ([&'p str; 3], Value<'p>)> {
         self.backends().map(move |(labels, backend)| (labels, value(backend)))
     }
 }
 
-impl ClientReadout {
+impl ClientMetrics {
     fn name(&self) -> &str {
         &self.facts.pins.client
     }
 }
 
-impl ServiceReadout {
-    fn name(&self) -> &str {
-        &self.view.name
-    }
+/// All backends of a client, with the labels of their series.
+fn backends_of<'p>(
+    client: &'p str,
+    snapshot: &'p Snapshot,
+) -> impl Iterator<Item = ([&'p str; 3], &'p BackendSnapshot)> {
+    snapshot.services.iter().flat_map(move |service| {
+        let labels = move |b: &'p BackendSnapshot| [client, service.view.name.as_str(), b.address.as_str()];
+        service.backends.iter().map(move |backend| (labels(backend), backend))
+    })
 }
 
 fn anomalies(anomalies: &Anomalies) -> [(&'static str, u64); 4] {
@@ -210,29 +217,5 @@ fn anomalies(anomalies: &Anomalies) -> [(&'static str, u64); 4] {
         ("established-out-of-turn", established_out_of_turn),
         ("ended-twice", ended_twice),
         ("release-out-of-turn", release_out_of_turn),
-    ]
-}
-
-fn outcomes(outcomes: Outcomes) -> [(&'static str, u64); 8] {
-    let Outcomes {
-        forwarded,
-        fallback,
-        overflowed,
-        reused,
-        untracked,
-        refused,
-        limited,
-        passed,
-        not_a_service: _,
-    } = outcomes;
-    [
-        ("forwarded", forwarded),
-        ("fallback", fallback),
-        ("overflowed", overflowed),
-        ("reused", reused),
-        ("untracked", untracked),
-        ("refused", refused),
-        ("limited", limited),
-        ("passed", passed),
     ]
 }

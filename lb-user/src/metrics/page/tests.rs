@@ -1,20 +1,20 @@
 //! Pages of made-up counts, in both forms.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::time::Duration;
 
 use lb_common::abi::{ABI_VERSION, Anomalies, BackendState, Outcomes, Rules, TableRef};
 use lb_common::ending::Ending;
 use lb_core::service::Protocol;
-use lb_kernel::{Counts, Fullness, Pins, Runs, ServiceView, SlotView};
+use lb_kernel::{
+    BackendSnapshot, Counts, Fullness, Pins, Runs, ServiceSnapshot, ServiceView, SlotView, Snapshot,
+};
 
+use super::super::collect::MapMetrics;
 use super::super::families::ALL;
-use super::super::readout::MapsReadout;
 use super::*;
 use crate::facts::{ClientFacts, Reloads};
-use crate::readout::{BackendReadout, Readout, ServiceReadout};
-use crate::window::Recent;
 use lb_view::status::{Daemon, Reclaim, Source};
 
 fn facts() -> Facts {
@@ -36,14 +36,14 @@ fn facts() -> Facts {
     }
 }
 
-fn backend() -> BackendReadout {
+fn backend() -> BackendSnapshot {
     let mut sums: lb_common::abi::SlotCounters = bytemuck::Zeroable::zeroed();
     sums.chosen = 7;
     sums.endings[Ending::Refused as usize] = 3;
     sums.rtt.sum_us = 1_500_000;
     (sums.rtt.buckets[0], sums.rtt.buckets[2], sums.rtt.buckets[TIME_BUCKETS - 1]) = (1, 4, 1);
     sums.lifetime_ns = 2_500_000_000;
-    BackendReadout {
+    BackendSnapshot {
         slot: SlotView {
             slot: 0,
             generation: 1,
@@ -57,13 +57,12 @@ fn backend() -> BackendReadout {
         address: "[2001:db8::1]:80".to_owned(),
         share_wanted: 0.25,
         counts: Counts { sums, active: 4, swept: 0 },
-        recent: None,
     }
 }
 
-fn client() -> ClientReadout {
+fn client() -> ClientMetrics {
     let source = Source { file: None, good_for_s: Some(5), error: None, failures: 0 };
-    let service = ServiceReadout {
+    let service = ServiceSnapshot {
         view: ServiceView {
             index: 0,
             name: "users".to_owned(),
@@ -77,11 +76,10 @@ fn client() -> ClientReadout {
         },
         is_usable: true,
         outcomes: Outcomes { forwarded: 7, ..Outcomes::default() },
-        limited: None,
         backends: vec![backend()],
     };
     let fullness = ["schedule_entries", "slots", "flow_records", "flow_overflow", "datagrams"];
-    ClientReadout {
+    ClientMetrics {
         facts: ClientFacts {
             pins: Pins::of(Path::new("/pins"), "web"),
             is_unpinned: false,
@@ -94,14 +92,19 @@ fn client() -> ClientReadout {
             runs: vec![("connect4", Runs { time_ns: 1_000, count: 2 })],
             lately: None,
         },
-        maps: Some(MapsReadout {
+        maps: Some(MapMetrics {
             fullness: fullness.map(|map| Fullness { map, used: 1, capacity: 64 }),
-            held: Readout { not_a_service: 11, anomalies: Anomalies::default(), services: vec![service] },
+            snapshot: Snapshot {
+                not_a_service: 11,
+                anomalies: Anomalies::default(),
+                services: vec![service],
+            },
+            failing: BTreeSet::new(),
         }),
     }
 }
 
-fn page(form: Form, clients: Vec<ClientReadout>) -> String {
+fn page(form: Form, clients: Vec<ClientMetrics>) -> String {
     let mut registry = Registry::default();
     registry.register_collector(Box::new(Page { facts: facts(), clients, form }));
     let mut text = String::new();
@@ -116,22 +119,14 @@ fn lines<'p>(page: &'p str, name: &str) -> Vec<&'p str> {
 
 #[test]
 fn a_backend_that_fails_every_connect_is_told() {
-    let check = |usable, refused: u64, expected| {
+    for (failing, expected) in [(BTreeSet::from([0]), 1), (BTreeSet::from([1]), 0)] {
         let mut client = client();
-        let backend = &mut client.maps.as_mut().unwrap().held.services[0].backends[0];
-        backend.slot.usable = usable;
-        let mut recent = Recent { seconds: 60.0, chosen: refused, ..Recent::default() };
-        recent.endings[Ending::Refused as usize] = refused;
-        backend.recent = Some(recent);
+        client.maps.as_mut().expect("they were read").failing = failing;
         let page = page(Form::Text, vec![client]);
         let labels = r#"{client="web",service="users",backend="[2001:db8::1]:80"}"#;
         let line = format!("socklb_backend_failing{labels} {expected}");
         assert_eq!(lines(&page, "socklb_backend_failing{"), [line]);
-    };
-    check(true, 5, 1);
-    check(true, 4, 0);
-    // Nobody is sent there any more.
-    check(false, 5, 0);
+    }
 }
 
 #[test]
@@ -239,7 +234,7 @@ fn a_backend_has_one_state_and_every_ending() {
 
 #[test]
 fn a_client_whose_maps_cannot_be_read_says_so_and_has_nothing_else() {
-    let client = ClientReadout { maps: None, ..client() };
+    let client = ClientMetrics { maps: None, ..client() };
     let page = page(Form::Text, vec![client]);
     assert_eq!(lines(&page, "socklb_client_readable"), [r#"socklb_client_readable{client="web"} 0"#]);
     assert!(lines(&page, "socklb_flows").is_empty() && lines(&page, "socklb_map").is_empty());

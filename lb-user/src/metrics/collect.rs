@@ -1,0 +1,55 @@
+//! What one page tells of a client task: what the event loop knows, and a snapshot of the maps, which are opened for it.
+
+use std::collections::BTreeSet;
+
+use lb_kernel::{BackendSnapshot, DatapathError, Fullness, Snapshot, Tables};
+
+use crate::facts::ClientFacts;
+use crate::window::{Lately, Recent};
+
+/// One client task.
+#[derive(Debug)]
+pub struct ClientMetrics {
+    pub facts: ClientFacts,
+    /// What its maps hold; nothing if they cannot be read.
+    pub maps: Option<MapMetrics>,
+}
+
+/// What the maps of one client task hold.
+#[derive(Debug)]
+pub struct MapMetrics {
+    pub fullness: [Fullness; 5],
+    /// With each service name once.
+    pub snapshot: Snapshot,
+    /// Slots of backends to which every connect of the last minute failed.
+    pub failing: BTreeSet<u32>,
+}
+
+/// Collects what is told of a client task.
+pub fn collect(facts: ClientFacts) -> ClientMetrics {
+    let maps = Tables::open(&facts.pins, false).and_then(|tables| read_maps(&tables, facts.lately.as_ref()));
+    let maps = maps.inspect_err(|error| {
+        // No warning: whoever scrapes sees it, and this comes once per scrape.
+        tracing::debug!(client = %facts.pins.client, error = %crate::error::chain(error), "maps cannot be read for metrics");
+    });
+    ClientMetrics { maps: maps.ok(), facts }
+}
+
+fn read_maps(tables: &Tables, lately: Option<&Lately>) -> Result<MapMetrics, DatapathError> {
+    let mut snapshot = Snapshot::read(tables)?;
+    // A service that was removed and configured again may have two indexes until the last flow of the old one has ended. A
+    // series has one value, and it is the new one's.
+    snapshot.services.sort_by(|a, b| (&a.view.name, b.view.open).cmp(&(&b.view.name, a.view.open)));
+    snapshot.services.dedup_by(|one, before| one.view.name == before.view.name);
+    let backends = snapshot.services.iter().flat_map(|service| &service.backends);
+    let failing = backends.filter(|backend| lately.is_some_and(|lately| is_failing(backend, lately)));
+    let failing = failing.map(|backend| backend.slot.slot).collect();
+    Ok(MapMetrics { fullness: tables.fullness()?, snapshot, failing })
+}
+
+/// Whether connects are sent to a backend, and nothing but failures came of them lately.
+fn is_failing(backend: &BackendSnapshot, lately: &Lately) -> bool {
+    let BackendSnapshot { slot, counts, .. } = backend;
+    let recent = lately.recent((slot.slot, slot.generation), &counts.sums);
+    slot.usable && recent.as_ref().is_some_and(Recent::is_failing)
+}
