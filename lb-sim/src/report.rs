@@ -1,18 +1,9 @@
 //! The report: the figures of three publications on subsets, computed with our own decisions, as one page and its files.
 //!
-//! In reading order: what drawings are made of ([`palette`], [`geometry`], [`drawing`], [`chart`], [`figure`]), what sections
-//! hold ([`numbers`], [`section`]), one module per question, the page and where it is written. The same build gives the same
-//! bytes: no dates, nothing of the machine.
+//! In reading order: what sections hold ([`palette`], [`numbers`], [`section`]), one module per question, the page and
+//! where it is written. The same build gives the same bytes: no dates, nothing of the machine.
 
 pub mod palette;
-
-pub mod geometry;
-
-pub mod drawing;
-
-pub mod chart;
-
-pub mod figure;
 
 pub mod numbers;
 
@@ -46,6 +37,7 @@ pub mod directory;
 
 use indicatif::ProgressBar;
 
+use directory::MARK;
 use section::Section;
 
 /// How much is computed.
@@ -96,7 +88,8 @@ pub fn sections(extent: Extent, bar: &ProgressBar) -> Vec<Section> {
 /// The files of a report: the page first, then every figure.
 pub fn files(sections: &[Section]) -> Vec<(String, String)> {
     let figures = sections.iter().flat_map(|section| &section.figures);
-    let alone = figures.map(|figure| (format!("{}.svg", figure.id), figure.alone()));
+    let alone = figures
+        .map(|figure| (format!("{}.svg", figure.id), format!("{MARK}\n{}", figure.alone(&palette::PAINTS))));
     std::iter::once(("index.html".to_owned(), page::page(sections))).chain(alone).collect()
 }
 

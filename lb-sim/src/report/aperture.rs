@@ -2,15 +2,12 @@
 //! backend, and the load of a topology that gives the connection counts that it reports.
 
 use lb_core::subset::{self, Algorithm};
+use lb_svg::{Anchor, Area, Axis, Drawing, Figure, HEIGHT, Lettering, Line, Paint, Plot, Scale, WIDTH, at};
 
 use super::Extent;
 use super::aperture_rings;
-use super::chart::{Axis, HEIGHT, Plot, Scale, WIDTH};
-use super::drawing::{Anchor, Drawing, Lettering, Line};
-use super::figure::Figure;
-use super::geometry::{Area, at};
-use super::numbers::{grouped, mean, percent};
-use super::palette::Paint;
+use super::numbers::{grouped, mean, percent, whole_percent};
+use super::palette::{DETERMINISTIC, RANDOM, RINGSTEADY};
 use super::section::{Section, Table};
 use crate::fleet::{Fleet, Sharing};
 use crate::metrics::spread_of;
@@ -115,11 +112,11 @@ pub fn section(extent: Extent) -> Section {
 
 fn sessions() -> Figure {
     let rows: [(&str, Paint, Vec<f64>); 3] = [
-        ("random aperture of 3: sessions", Paint::Random, counts(small(Algorithm::Random, SIZE))),
-        ("discrete ring, 3 each: sessions", Paint::Ringsteady, counts(small(Algorithm::Ring, SIZE))),
+        ("random aperture of 3: sessions", RANDOM, counts(small(Algorithm::Random, SIZE))),
+        ("discrete ring, 3 each: sessions", RINGSTEADY, counts(small(Algorithm::Ring, SIZE))),
         (
             "continuous ring: load, of an even share",
-            Paint::Deterministic,
+            DETERMINISTIC,
             loads(small(Algorithm::Aperture, LEAST))
                 .into_iter()
                 .map(|load| load * f64::from(BACKENDS) / f64::from(CLIENTS))
@@ -132,13 +129,13 @@ fn sessions() -> Figure {
         let area = Area { left: 46.0, top, right: 384.0, bottom: top + 46.0 };
         let plot = Plot { area, x: Scale::Linear(-0.5, 6.5), y: Scale::Linear(0.0, 3.0) };
         let backends: Vec<f64> = (0..BACKENDS).map(f64::from).collect();
-        plot.axes(&mut drawing, &Axis::of("", &backends), &Axis::of(title, &[0.0, 1.0, 2.0, 3.0]));
+        plot.axes(&mut drawing, &Axis::new("", &backends), &Axis::new(title, &[0.0, 1.0, 2.0, 3.0]));
         for (backend, &value) in (0_u32..).zip(values) {
             let place = f64::from(backend);
             drawing.bar(*paint, plot.between((place - 0.3, 0.0), (place + 0.3, value)));
         }
     }
-    drawing.text(Paint::Quiet, Lettering::Small, at(384.0, 318.0), Anchor::End, "backend");
+    drawing.text(Paint::QUIET, Lettering::Small, at(384.0, 318.0), Anchor::End, "backend");
     Figure {
         id: "fig-sessions",
         title: "Sessions per backend: 3 clients, 7 backends".to_owned(),
@@ -164,16 +161,16 @@ fn topology() -> Figure {
     let mut drawing = Drawing::new(WIDTH, HEIGHT);
     plot.axes(
         &mut drawing,
-        &Axis::of("backends, least loaded first", &[1.0, 250.0, 500.0, 750.0, 1000.0]),
-        &Axis::percent("load, share of the mean", &[0.0, 0.5, 1.0, 1.5, 2.0]),
+        &Axis::new("backends, least loaded first", &[1.0, 250.0, 500.0, 750.0, 1000.0]),
+        &Axis::worded("load, share of the mean", &[0.0, 0.5, 1.0, 1.5, 2.0], whole_percent),
     );
     let random = large(Algorithm::Random, RANDOM_SIZE);
     let few = large(Algorithm::Random, APERTURE_SIZE);
     let aperture = large(Algorithm::Aperture, APERTURE_SIZE);
     let lines = [
-        (Paint::Random, Line::Dotted, few, sorted(loads(few))),
-        (Paint::Random, Line::Solid, random, sorted(loads(random))),
-        (Paint::Deterministic, Line::Solid, aperture, sorted(loads(aperture))),
+        (RANDOM, Line::Dotted, few, sorted(loads(few))),
+        (RANDOM, Line::Solid, random, sorted(loads(random))),
+        (DETERMINISTIC, Line::Solid, aperture, sorted(loads(aperture))),
     ];
     // Where each line's name has room: x, y.
     let places = [(985.0, 1.76), (985.0, 0.62), (15.0, 1.22)];

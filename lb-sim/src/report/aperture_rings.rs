@@ -1,17 +1,15 @@
 //! The rings of the post on the deterministic aperture: three clients and seven backends, as points and as slices.
 
 use lb_core::subset::{self, Algorithm};
+use lb_svg::{Anchor, Area, Drawing, Figure, Lettering, Line, Paint, Point, at, on_circle};
 
 use super::aperture::{BACKENDS, CLIENTS, LEAST, SIZE, small};
-use super::drawing::{Anchor, Drawing, Lettering, Line};
-use super::figure::Figure;
-use super::geometry::{Area, Point, at, on_circle};
-use super::palette::Paint;
+use super::palette::{DETERMINISTIC, RANDOM, ROCKSTEADIER};
 
 const CENTRE: Point = at(200.0, 152.0);
 
 /// Paints of the three clients; each is named as well.
-const PAINTS: [Paint; 3] = [Paint::Random, Paint::Deterministic, Paint::Rocksteadier];
+const PAINTS: [Paint; 3] = [RANDOM, DETERMINISTIC, ROCKSTEADIER];
 
 fn turn(index: u32, of: u32) -> f64 {
     f64::from(index) / f64::from(of)
@@ -21,7 +19,7 @@ fn turn(index: u32, of: u32) -> f64 {
 pub fn discrete() -> Figure {
     const RADIUS: f64 = 112.0;
     let mut drawing = Drawing::new(400.0, 304.0);
-    drawing.circle_line(Paint::Quiet, Line::Thin, CENTRE, RADIUS);
+    drawing.circle_line(Paint::QUIET, Line::Thin, CENTRE, RADIUS);
     let fleet = small(Algorithm::Ring, SIZE);
     let counts = fleet.graph().connections();
     for (client, paint) in (0..CLIENTS).zip(PAINTS) {
@@ -45,7 +43,7 @@ pub fn discrete() -> Figure {
     }
     for (backend, count) in (0..BACKENDS).zip(counts) {
         let share = turn(backend, BACKENDS);
-        drawing.dot(Paint::Ink, on_circle(CENTRE, RADIUS, share), 6.0);
+        drawing.dot(Paint::INK, on_circle(CENTRE, RADIUS, share), 6.0);
         let label = on_circle(CENTRE, RADIUS + 22.0, share);
         let (anchor, x) = if share == 0.0 {
             (Anchor::Middle, label.x)
@@ -55,9 +53,9 @@ pub fn discrete() -> Figure {
             (Anchor::End, label.x + 8.0)
         };
         let words = format!("{backend}: {count}\u{d7}");
-        drawing.text(Paint::Ink, Lettering::Strong, at(x, label.y + 4.0), anchor, &words);
+        drawing.text(Paint::INK, Lettering::Strong, at(x, label.y + 4.0), anchor, &words);
     }
-    drawing.text(Paint::Quiet, Lettering::Small, at(6.0, 14.0), Anchor::Start, "backend: sessions");
+    drawing.text(Paint::QUIET, Lettering::Small, at(6.0, 14.0), Anchor::Start, "backend: sessions");
     Figure {
         id: "fig-ring-discrete",
         title: "Discrete ring coordinates: the next three backends".to_owned(),
@@ -99,13 +97,13 @@ pub fn continuous() -> Figure {
     }
     for backend in 0..BACKENDS {
         let (from, to) = (turn(backend, BACKENDS), turn(backend + 1, BACKENDS));
-        drawing.arc(Paint::Quiet, Line::Thick, (CENTRE, BACKEND), from + APART, to - APART);
+        drawing.arc(Paint::QUIET, Line::Thick, (CENTRE, BACKEND), from + APART, to - APART);
         let place = (BACKEND + 18.0, f64::midpoint(from, to));
-        label(&mut drawing, Paint::Ink, Lettering::Strong, place, &backend.to_string());
+        label(&mut drawing, Paint::INK, Lettering::Strong, place, &backend.to_string());
     }
-    drawing.text(Paint::Quiet, Lettering::Small, at(CENTRE.x, CENTRE.y + 4.0), Anchor::Middle, "clients");
-    drawing.text(Paint::Quiet, Lettering::Small, at(6.0, 14.0), Anchor::Start, "outside: backends");
-    drawing.text(Paint::Quiet, Lettering::Small, at(6.0, 298.0), Anchor::Start, "between: share of each");
+    drawing.text(Paint::QUIET, Lettering::Small, at(CENTRE.x, CENTRE.y + 4.0), Anchor::Middle, "clients");
+    drawing.text(Paint::QUIET, Lettering::Small, at(6.0, 14.0), Anchor::Start, "outside: backends");
+    drawing.text(Paint::QUIET, Lettering::Small, at(6.0, 298.0), Anchor::Start, "between: share of each");
     Figure {
         id: "fig-ring-continuous",
         title: "Continuous ring coordinates: slices that overlap".to_owned(),

@@ -1,14 +1,11 @@
 //! Figure 1 of the article: how unevenly random subsets spread connections.
 
 use lb_core::subset::Algorithm;
+use lb_svg::{Anchor, Axis, Drawing, Figure, HEIGHT, Lettering, Line, Paint, Plot, Scale, WIDTH, at};
 
 use super::Extent;
-use super::chart::{Axis, HEIGHT, Plot, Scale, WIDTH};
-use super::drawing::{Anchor, Drawing, Lettering, Line};
-use super::figure::Figure;
-use super::geometry::at;
 use super::numbers::{mean, percent, quantile, utilization};
-use super::palette::Paint;
+use super::palette::RANDOM;
 use super::section::{Section, Table};
 use crate::fleet::Fleet;
 use crate::metrics::{Spread, raw_utilization, spread_of_counts};
@@ -78,34 +75,28 @@ fn figure(connections: &[u32], spread: &Spread, used: f64) -> Figure {
     let mut drawing = Drawing::new(WIDTH, HEIGHT);
     plot.axes(
         &mut drawing,
-        &Axis::of("connections of a backend", &[0.0, 10.0, 20.0, 30.0, 40.0]),
-        &Axis::of("backends", &[0.0, 10.0, 20.0, 30.0]),
+        &Axis::new("connections of a backend", &[0.0, 10.0, 20.0, 30.0, 40.0]),
+        &Axis::new("backends", &[0.0, 10.0, 20.0, 30.0]),
     );
     for (count, &backends) in (0_u32..).zip(&counts).filter(|(_, backends)| **backends > 0) {
         let middle = f64::from(count);
-        drawing.bar(Paint::Random, plot.between((middle - 0.42, 0.0), (middle + 0.42, f64::from(backends))));
+        drawing.bar(RANDOM, plot.between((middle - 0.42, 0.0), (middle + 0.42, f64::from(backends))));
     }
     let top = plot.point(spread.mean, 35.0);
-    drawing.line(Paint::Ink, Line::Dashed, at(top.x, plot.area.bottom), top);
+    drawing.line(Paint::INK, Line::Dashed, at(top.x, plot.area.bottom), top);
     drawing.text(
-        Paint::Ink,
+        Paint::INK,
         Lettering::Label,
         at(top.x - 8.0, top.y + 8.0),
         Anchor::End,
         "even: all have 20",
     );
     let busiest = plot.point(spread.max, 0.0);
-    drawing.line(Paint::Ink, Line::Thin, at(busiest.x, busiest.y - 12.0), at(busiest.x, busiest.y - 64.0));
+    drawing.line(Paint::INK, Line::Thin, at(busiest.x, busiest.y - 12.0), at(busiest.x, busiest.y - 64.0));
     let words = format!("busiest: {:.0}", spread.max);
-    drawing.text(
-        Paint::Random,
-        Lettering::Strong,
-        at(busiest.x - 22.0, busiest.y - 86.0),
-        Anchor::Start,
-        &words,
-    );
+    drawing.text(RANDOM, Lettering::Strong, at(busiest.x - 22.0, busiest.y - 86.0), Anchor::Start, &words);
     let words = format!("20 / {:.0} = {}", spread.max, utilization(used));
-    drawing.text(Paint::Ink, Lettering::Label, at(busiest.x - 22.0, busiest.y - 69.0), Anchor::Start, &words);
+    drawing.text(Paint::INK, Lettering::Label, at(busiest.x - 22.0, busiest.y - 69.0), Anchor::Start, &words);
     Figure {
         id: "fig-1",
         title: "Figure 1: connections with random subsets".to_owned(),

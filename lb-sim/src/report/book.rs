@@ -4,14 +4,11 @@
 //! in our drawing of one seed, and the table tells what is usual over many seeds.
 
 use lb_core::subset::Algorithm;
+use lb_svg::{Anchor, Axis, Drawing, Figure, HEIGHT, Lettering, Line, Paint, Plot, Point, Scale, WIDTH, at};
 
 use super::Extent;
-use super::chart::{Axis, HEIGHT, Plot, Scale, WIDTH};
-use super::drawing::{Anchor, Drawing, Lettering, Line};
-use super::figure::Figure;
-use super::geometry::{Point, at};
 use super::numbers::{mean, quantile, whole_percent};
-use super::palette::Paint;
+use super::palette::{DETERMINISTIC, RANDOM};
 use super::section::{Section, Table};
 use crate::fleet::Fleet;
 use crate::metrics::spread_of;
@@ -34,7 +31,7 @@ const CASES: [Case; 3] = [
         id: "fig-20-3",
         name: "20-3",
         algorithm: Algorithm::Random,
-        paint: Paint::Random,
+        paint: RANDOM,
         size: 90,
         published: [57, 109],
     },
@@ -42,7 +39,7 @@ const CASES: [Case; 3] = [
         id: "fig-20-4",
         name: "20-4",
         algorithm: Algorithm::Random,
-        paint: Paint::Random,
+        paint: RANDOM,
         size: 30,
         published: [15, 45],
     },
@@ -50,7 +47,7 @@ const CASES: [Case; 3] = [
         id: "fig-20-5",
         name: "20-5",
         algorithm: Algorithm::Deterministic,
-        paint: Paint::Deterministic,
+        paint: DETERMINISTIC,
         size: 10,
         published: [10, 10],
     },
@@ -125,8 +122,12 @@ fn figure(case: &Case, shares: &[f64]) -> Figure {
     let last = f64::from(TASKS);
     let plot = Plot::usual(Scale::Linear(0.0, last), Scale::Linear(0.0, 2.0));
     let mut drawing = Drawing::new(WIDTH, HEIGHT);
-    let x = Axis::of("backends, fewest connections first", &[1.0, 100.0, 200.0, 300.0]);
-    plot.axes(&mut drawing, &x, &Axis::percent("connections, share of the mean", &[0.0, 0.5, 1.0, 1.5, 2.0]));
+    let x = Axis::new("backends, fewest connections first", &[1.0, 100.0, 200.0, 300.0]);
+    plot.axes(
+        &mut drawing,
+        &x,
+        &Axis::worded("connections, share of the mean", &[0.0, 0.5, 1.0, 1.5, 2.0], whole_percent),
+    );
     let points = steps(&plot, shares);
     let ground = [plot.point(last, 0.0), plot.point(0.0, 0.0)];
     drawing.tinted(case.paint, &[points.as_slice(), &ground].concat());
@@ -143,10 +144,10 @@ fn figure(case: &Case, shares: &[f64]) -> Figure {
             [(case.published[0], "fewest", 14.0), (case.published[1], "most", -6.0)]
         {
             let share = f64::from(published) / f64::from(case.size);
-            drawing.line(Paint::Ink, Line::Dashed, plot.point(0.0, share), plot.point(last, share));
+            drawing.line(Paint::INK, Line::Dashed, plot.point(0.0, share), plot.point(last, share));
             let place = plot.point(last / 2.0, share);
             let words = format!("book: {word} {}", counted(case, share));
-            drawing.text(Paint::Ink, Lettering::Small, at(place.x, place.y + down), Anchor::Middle, &words);
+            drawing.text(Paint::INK, Lettering::Small, at(place.x, place.y + down), Anchor::Middle, &words);
         }
         // Beyond the book's lines, so that these do not cross the words.
         let least = f64::min(spread.min, f64::from(case.published[0]) / f64::from(case.size));

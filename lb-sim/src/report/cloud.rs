@@ -2,11 +2,10 @@
 //!
 //! Must not know what the points are.
 
-use super::chart::Plot;
-use super::drawing::{Anchor, Drawing, Lettering, Line};
-use super::geometry::{Area, at};
+use lb_svg::palette::SHADES;
+use lb_svg::{Anchor, Area, Drawing, Lettering, Line, Paint, Plot, at};
+
 use super::numbers::mean;
-use super::palette::{Paint, SHADES};
 
 /// Draws the points, their means, and two lines of words in the lower right, where utilizations seldom are.
 pub fn cloud(
@@ -18,11 +17,11 @@ pub fn cloud(
 ) {
     density(drawing, plot, paint, pairs);
     let means = means(plot, pairs);
-    plot.line(drawing, Paint::Paper, Line::Halo, &means);
-    plot.line(drawing, Paint::Ink, Line::Solid, &means);
+    plot.line(drawing, Paint::PAPER, Line::Halo, &means);
+    plot.line(drawing, Paint::INK, Line::Solid, &means);
     let corner = at(plot.area.right - 4.0, plot.area.bottom - 28.0);
     drawing.text(paint, Lettering::Strong, corner, Anchor::End, name);
-    drawing.text(Paint::Ink, Lettering::Small, at(corner.x, corner.y + 17.0), Anchor::End, words);
+    drawing.text(Paint::INK, Lettering::Small, at(corner.x, corner.y + 17.0), Anchor::End, words);
 }
 
 /// Parts of the axis that have a mean each: enough to show a bend, few enough to be smooth.
@@ -31,7 +30,7 @@ const PARTS: usize = 26;
 fn means(plot: &Plot, pairs: &[(f64, f64)]) -> Vec<(f64, f64)> {
     let mut parts = vec![Vec::new(); PARTS];
     for &(x, y) in pairs {
-        parts[bin(plot.x.share(x), PARTS)].push((x, y));
+        parts[bin(plot.x.fraction(x), PARTS)].push((x, y));
     }
     let middle = |part: &Vec<(f64, f64)>| {
         let (x, y): (Vec<f64>, Vec<f64>) = part.iter().copied().unzip();
@@ -50,8 +49,8 @@ fn density(drawing: &mut Drawing, plot: &Plot, paint: Paint, pairs: &[(f64, f64)
     let rows = bins(bottom - top, BIN.1);
     let mut counts = vec![0_u32; columns * rows];
     for &(x, y) in pairs {
-        let column = bin(plot.x.share(x), columns);
-        let row = bin(plot.y.share(y), rows);
+        let column = bin(plot.x.fraction(x), columns);
+        let row = bin(plot.y.fraction(y), rows);
         counts[row * columns + column] += 1;
     }
     for shade in 0..SHADES.len() {
@@ -111,7 +110,9 @@ const fn shade_of(count: u32) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::super::chart::Scale;
+    use lb_svg::Scale;
+
+    use super::super::palette::RANDOM;
     use super::*;
 
     #[test]
@@ -122,12 +123,7 @@ mod tests {
             y: Scale::Linear(0.0, 1.0),
         };
         let mut drawing = Drawing::new(20.0, 10.0);
-        density(
-            &mut drawing,
-            &plot,
-            Paint::Random,
-            &[(0.5, 1.0), (1.5, 1.0), (3.5, 1.0), (9.0, 0.0), (9.0, 0.0)],
-        );
+        density(&mut drawing, &plot, RANDOM, &[(0.5, 1.0), (1.5, 1.0), (3.5, 1.0), (9.0, 0.0), (9.0, 0.0)]);
         assert_eq!(
             drawing.body(),
             "<path class=\"shade-0 fill-random\" d=\"M0 0h4v2h-4zM6 0h2v2h-2z\"/>\n\

@@ -10,7 +10,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
 
-use super::figure::MARK;
+/// What begins every file that the report writes: only such files are overwritten.
+pub const MARK: &str = "<!-- written by socklb-sim report -->";
 
 /// How names of files begin that are not yet in their place; a run that was killed may leave one.
 const UNFINISHED: &str = ".socklb-sim-";

@@ -1,13 +1,10 @@
 //! Figure 3 of the article: what one backend more does to small subsets.
 
 use lb_core::subset::Algorithm;
+use lb_svg::{Anchor, Area, Drawing, Figure, Lettering, Line, Paint, WIDTH, at};
 
-use super::chart::WIDTH;
-use super::drawing::{Anchor, Drawing, Lettering, Line};
-use super::figure::Figure;
-use super::geometry::{Area, at};
 use super::numbers::{percent, whole_percent};
-use super::palette::Paint;
+use super::palette::{DETERMINISTIC, RANDOM, ROCKSTEADIER};
 use super::section::{Section, Table};
 use crate::fleet::Fleet;
 use crate::metrics::churn::{Churn, churn, minimum};
@@ -20,8 +17,8 @@ struct Case {
 }
 
 const CASES: [Case; 2] = [
-    Case { id: "fig-3-deterministic", algorithm: Algorithm::Deterministic, paint: Paint::Deterministic },
-    Case { id: "fig-3-rocksteadier", algorithm: Algorithm::Rocksteadier, paint: Paint::Rocksteadier },
+    Case { id: "fig-3-deterministic", algorithm: Algorithm::Deterministic, paint: DETERMINISTIC },
+    Case { id: "fig-3-rocksteadier", algorithm: Algorithm::Rocksteadier, paint: ROCKSTEADIER },
 ];
 
 /// Figure 3: ten backends become eleven, four per client. The text does not say how many clients the figure has; ten show
@@ -79,35 +76,35 @@ fn figure(case: &Case, dropped_of_all: &Churn) -> Figure {
     let (left, top) = (92.0, 52.0);
     let (before, after) = (fleet(algorithm, 10), fleet(algorithm, 11));
     let mut drawing = Drawing::new(WIDTH, 314.0);
-    drawing.text(Paint::Quiet, Lettering::Small, at(6.0, 14.0), Anchor::Start, "backend");
+    drawing.text(Paint::QUIET, Lettering::Small, at(6.0, 14.0), Anchor::Start, "backend");
     let place =
         |client: u32, backend: u32| at(left + STEP * f64::from(backend), top + STEP * f64::from(client));
     for backend in 0..after.backends {
         let head = at(place(0, backend).x, 32.0);
-        let ink = if backend < before.backends { Paint::Quiet } else { Paint::Ink };
+        let ink = if backend < before.backends { Paint::QUIET } else { Paint::INK };
         drawing.text(ink, Lettering::Small, head, Anchor::Middle, &backend.to_string());
     }
-    drawing.text(Paint::Ink, Lettering::Small, at(left + STEP * 11.0, 32.0), Anchor::Start, "new");
+    drawing.text(Paint::INK, Lettering::Small, at(left + STEP * 11.0, 32.0), Anchor::Start, "new");
     for client in 0..before.clients {
         let (old, new) = (before.subset(client), after.subset(client));
         let row = place(client, 0).y;
         drawing.text(
-            Paint::Quiet,
+            Paint::QUIET,
             Lettering::Small,
             at(left - 18.0, row + 4.0),
             Anchor::End,
             &format!("client {client}"),
         );
-        drawing.line(Paint::Rule, Line::Thin, at(left - 10.0, row), at(left + STEP * 10.0 + 10.0, row));
+        drawing.line(Paint::RULE, Line::Thin, at(left - 10.0, row), at(left + STEP * 10.0 + 10.0, row));
         for backend in 0..after.backends {
             let here = place(client, backend);
             match (old.contains(&backend), new.contains(&backend)) {
-                (true, true) => drawing.dot(Paint::Quiet, here, 4.5),
+                (true, true) => drawing.dot(Paint::QUIET, here, 4.5),
                 (true, false) => {
                     let cross = [(-4.5, -4.5), (-4.5, 4.5)];
                     for (x, y) in cross {
                         let (from, to) = (at(here.x + x, here.y + y), at(here.x - x, here.y - y));
-                        drawing.line(Paint::Random, Line::Solid, from, to);
+                        drawing.line(RANDOM, Line::Solid, from, to);
                     }
                 }
                 (false, true) => {
@@ -123,10 +120,10 @@ fn figure(case: &Case, dropped_of_all: &Churn) -> Figure {
             }
         }
         let share = whole_percent(dropped(&old, &new));
-        let ink = if dropped(&old, &new) > 0.0 { Paint::Ink } else { Paint::Quiet };
+        let ink = if dropped(&old, &new) > 0.0 { Paint::INK } else { Paint::QUIET };
         drawing.text(ink, Lettering::Small, at(WIDTH - 8.0, row + 4.0), Anchor::End, &share);
     }
-    drawing.text(Paint::Quiet, Lettering::Small, at(WIDTH - 8.0, 14.0), Anchor::End, "dropped");
+    drawing.text(Paint::QUIET, Lettering::Small, at(WIDTH - 8.0, 14.0), Anchor::End, "dropped");
     let words = format!("{algorithm}: {} of all connections dropped", percent(moved));
     drawing.text(paint, Lettering::Strong, at(WIDTH - 8.0, 290.0), Anchor::End, &words);
     legend(&mut drawing, paint);
@@ -143,12 +140,12 @@ fn figure(case: &Case, dropped_of_all: &Churn) -> Figure {
 
 fn legend(drawing: &mut Drawing, paint: Paint) {
     let y = 308.0;
-    drawing.dot(Paint::Quiet, at(190.0, y - 4.0), 4.5);
-    drawing.text(Paint::Quiet, Lettering::Small, at(200.0, y), Anchor::Start, "stays");
+    drawing.dot(Paint::QUIET, at(190.0, y - 4.0), 4.5);
+    drawing.text(Paint::QUIET, Lettering::Small, at(200.0, y), Anchor::Start, "stays");
     for (from, to) in [(-4.0, 4.0), (4.0, -4.0)] {
-        drawing.line(Paint::Random, Line::Solid, at(256.0 + from, y - 8.0), at(256.0 + to, y));
+        drawing.line(RANDOM, Line::Solid, at(256.0 + from, y - 8.0), at(256.0 + to, y));
     }
-    drawing.text(Paint::Quiet, Lettering::Small, at(266.0, y), Anchor::Start, "closed");
+    drawing.text(Paint::QUIET, Lettering::Small, at(266.0, y), Anchor::Start, "closed");
     drawing.bar(paint, Area { left: 325.0, top: y - 9.0, right: 335.0, bottom: y + 1.0 });
-    drawing.text(Paint::Quiet, Lettering::Small, at(341.0, y), Anchor::Start, "opened");
+    drawing.text(Paint::QUIET, Lettering::Small, at(341.0, y), Anchor::Start, "opened");
 }

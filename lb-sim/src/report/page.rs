@@ -3,9 +3,11 @@
 //! Written so that a strict XML reader takes it as well, without scripts, fonts or pictures of elsewhere. Must not
 //! compute anything.
 
-use super::drawing::escaped;
-use super::figure::{Figure, MARK};
-use super::palette::{FONTS, figure_style, page_colours};
+use lb_svg::palette::{FONTS, style};
+use lb_svg::{Figure, Paint, escaped};
+
+use super::directory::MARK;
+use super::palette::PAINTS;
 use super::section::{Section, Table};
 
 /// What the report is about and where its sources are to be read.
@@ -58,8 +60,8 @@ pub fn page(sections: &[Section]) -> String {
         })
         .collect();
     let sections: String = sections.iter().map(section).collect();
-    let (light, dark) = (page_colours(0), page_colours(1));
-    let figures = figure_style();
+    let [light, dark] = [0, 1].map(colours);
+    let figures = style(&PAINTS);
     // The doctype first: anything before it would put old browsers into their quirks mode.
     format!(
         "<!DOCTYPE html>\n{MARK}\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\"/>\n\
@@ -78,6 +80,12 @@ pub fn page(sections: &[Section]) -> String {
          <nav aria-label=\"Contents\">\n<ol>\n{contents}</ol>\n</nav>\n</header>\n<main>\n{sections}</main>\n<footer>\n\
          <h2 id=\"sources\">Sources</h2>\n<ul>\n{sources}</ul>\n</footer>\n</body>\n</html>\n"
     )
+}
+
+/// The figures' colours on a light or a dark page as custom properties, for the page around them.
+fn colours(scheme: usize) -> String {
+    let property = |paint: &Paint| format!("--{}:#{:06x};", paint.name, paint.hue[scheme]);
+    Paint::COMMON.iter().chain(&PAINTS).map(property).collect()
 }
 
 /// An address as people read it.

@@ -1,19 +1,16 @@
 //! Figure 5 of the article: a backend job that is resized step by step.
 
 use lb_core::subset::Algorithm;
+use lb_svg::{Anchor, Area, Axis, Drawing, Figure, Lettering, Line, Paint, Plot, Scale, WIDTH, at};
 
-use super::chart::{Axis, Plot, Scale, WIDTH};
-use super::drawing::{Anchor, Drawing, Lettering, Line};
-use super::figure::Figure;
-use super::geometry::{Area, at};
-use super::numbers::{mean, percent};
-use super::palette::Paint;
+use super::numbers::{mean, percent, whole_percent};
+use super::palette::{DETERMINISTIC, ROCKSTEADIER};
 use super::section::{Section, Table};
 use crate::fleet::Fleet;
 use crate::metrics::churn::{Churn, churn, minimum};
 
 const CASES: [(Algorithm, Paint); 2] =
-    [(Algorithm::Deterministic, Paint::Deterministic), (Algorithm::Rocksteadier, Paint::Rocksteadier)];
+    [(Algorithm::Deterministic, DETERMINISTIC), (Algorithm::Rocksteadier, ROCKSTEADIER)];
 
 /// The article tells of "varying step sizes" without naming them; these are those of our own scenario of its figure.
 const SIZES: [u32; 10] = [100, 101, 102, 107, 112, 132, 152, 112, 101, 100];
@@ -88,8 +85,8 @@ fn figure(all: &[Vec<Step>; 2]) -> Figure {
         x,
         y: Scale::Linear(0.0, 200.0),
     };
-    let none = Axis::of("", &[]);
-    sizes.axes(&mut drawing, &none, &Axis::of("backends", &[0.0, 100.0, 200.0]));
+    let none = Axis::new("", &[]);
+    sizes.axes(&mut drawing, &none, &Axis::new("backends", &[0.0, 100.0, 200.0]));
     let mut stairs = Vec::new();
     for (step, &size) in (0_u32..).zip(&SIZES) {
         // A size holds from the resize before it to the one after it; resizes are in the middle of the bars.
@@ -98,13 +95,13 @@ fn figure(all: &[Vec<Step>; 2]) -> Figure {
         stairs.push((from, f64::from(size)));
         stairs.push((to, f64::from(size)));
     }
-    sizes.line(&mut drawing, Paint::Ink, Line::Solid, &stairs);
+    sizes.line(&mut drawing, Paint::INK, Line::Solid, &stairs);
     for (row, (steps, (algorithm, paint))) in all.iter().zip(CASES).enumerate() {
         let top = if row == 0 { 144.0 } else { 286.0 };
         let area = Area { left: 50.0, top, right: 384.0, bottom: top + 84.0 };
         let plot = Plot { area, x, y: Scale::Linear(0.0, 1.0) };
         let title = format!("connections closed, {algorithm}");
-        plot.axes(&mut drawing, &none, &Axis::percent(&title, &[0.0, 0.5, 1.0]));
+        plot.axes(&mut drawing, &none, &Axis::worded(&title, &[0.0, 0.5, 1.0], whole_percent));
         for (place, step) in (0_u32..).zip(steps) {
             let place = f64::from(place);
             drawing.bar(paint, plot.between((place - 0.3, 0.0), (place + 0.3, step.dropped.mean)));
@@ -121,16 +118,16 @@ fn figure(all: &[Vec<Step>; 2]) -> Figure {
                 &[(place - 0.12, step.dropped.worst), (place + 0.12, step.dropped.worst)],
             );
             let ideal = step.minimum;
-            plot.line(&mut drawing, Paint::Ink, Line::Solid, &[(place - 0.42, ideal), (place + 0.42, ideal)]);
+            plot.line(&mut drawing, Paint::INK, Line::Solid, &[(place - 0.42, ideal), (place + 0.42, ideal)]);
             let word = if step.to > step.from { "+" } else { "\u{2212}" };
             let word = format!("{word}{}", step.to.abs_diff(step.from));
             let below = at(plot.point(place, 0.0).x, area.bottom + 15.0);
-            drawing.text(Paint::Quiet, Lettering::Small, below, Anchor::Middle, &word);
+            drawing.text(Paint::QUIET, Lettering::Small, below, Anchor::Middle, &word);
         }
     }
     let foot = at(384.0, 408.0);
     drawing.text(
-        Paint::Quiet,
+        Paint::QUIET,
         Lettering::Small,
         foot,
         Anchor::End,

@@ -3,11 +3,9 @@
 use lb_core::subset::Algorithm;
 use lb_core::subset::random::mix64;
 use lb_core::subset::van_der_corput::{rank, vdc};
+use lb_svg::{Anchor, Area, Drawing, Figure, Lettering, Line, Paint, Point, at, on_circle};
 
-use super::drawing::{Anchor, Drawing, Lettering, Line};
-use super::figure::Figure;
-use super::geometry::{Area, Point, at, on_circle};
-use super::palette::Paint;
+use super::palette::{RANDOM, RINGSTEADY};
 use super::section::{Section, Table};
 use crate::fleet::Fleet;
 use crate::metrics::overlap::distinct;
@@ -39,7 +37,7 @@ const CASES: [Case; 3] = [
         id: "fig-4a",
         name: "Figure 4a",
         algorithm: Algorithm::Consistent,
-        paint: Paint::Random,
+        paint: RANDOM,
         client: 0,
         place: hashed,
     },
@@ -47,7 +45,7 @@ const CASES: [Case; 3] = [
         id: "fig-4b",
         name: "Figure 4b",
         algorithm: Algorithm::Ringsteady,
-        paint: Paint::Ringsteady,
+        paint: RINGSTEADY,
         client: 1,
         place: reversed,
     },
@@ -55,7 +53,7 @@ const CASES: [Case; 3] = [
         id: "fig-4c",
         name: "Figure 4c",
         algorithm: Algorithm::RingsteadyBothScaled,
-        paint: Paint::Ringsteady,
+        paint: RINGSTEADY,
         client: 1,
         place: even,
     },
@@ -158,7 +156,7 @@ const RADIUS: f64 = 104.0;
 
 fn figure(case: &Case) -> Figure {
     let mut drawing = Drawing::new(400.0, 300.0);
-    drawing.circle_line(Paint::Quiet, Line::Thin, CENTRE, RADIUS);
+    drawing.circle_line(Paint::QUIET, Line::Thin, CENTRE, RADIUS);
     let subset = fleet(case.algorithm).subset(case.client);
     let from = (case.place)(Kind::Client, case.client);
     let last = (case.place)(Kind::Backend, *subset.last().expect("a subset of two"));
@@ -168,9 +166,9 @@ fn figure(case: &Case) -> Figure {
     for backend in 0..BACKENDS {
         let place = (case.place)(Kind::Backend, backend);
         let taken = subset.contains(&backend);
-        drawing.dot(if taken { case.paint } else { Paint::Quiet }, on_circle(CENTRE, RADIUS, place), 7.0);
+        drawing.dot(if taken { case.paint } else { Paint::QUIET }, on_circle(CENTRE, RADIUS, place), 7.0);
         let label = on_circle(CENTRE, RADIUS + 20.0, place);
-        let ink = if taken { case.paint } else { Paint::Quiet };
+        let ink = if taken { case.paint } else { Paint::QUIET };
         drawing.text(
             ink,
             Lettering::Strong,
@@ -182,13 +180,13 @@ fn figure(case: &Case) -> Figure {
     for client in 0..CLIENTS {
         let place = (case.place)(Kind::Client, client);
         let Point { x, y } = on_circle(CENTRE, RADIUS - 32.0, place);
-        let ink = if client == case.client { Paint::Ink } else { Paint::Quiet };
+        let ink = if client == case.client { Paint::INK } else { Paint::QUIET };
         drawing.bar(ink, Area { left: x - 5.0, top: y - 5.0, right: x + 5.0, bottom: y + 5.0 });
         let label = on_circle(CENTRE, RADIUS - 50.0, place);
         drawing.text(ink, Lettering::Strong, at(label.x, label.y + 4.0), Anchor::Middle, &client.to_string());
     }
-    drawing.text(Paint::Quiet, Lettering::Small, at(6.0, 16.0), Anchor::Start, "circles: backends");
-    drawing.text(Paint::Quiet, Lettering::Small, at(6.0, 32.0), Anchor::Start, "squares: clients");
+    drawing.text(Paint::QUIET, Lettering::Small, at(6.0, 16.0), Anchor::Start, "circles: backends");
+    drawing.text(Paint::QUIET, Lettering::Small, at(6.0, 32.0), Anchor::Start, "squares: clients");
     let caption = format!("client {}: {{{}}}", case.client, words(&subset));
     drawing.text(case.paint, Lettering::Strong, at(394.0, 290.0), Anchor::End, &caption);
     Figure {

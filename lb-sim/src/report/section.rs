@@ -1,6 +1,6 @@
 //! A section of the report: figures that answer one question, how to read them, and their source's figures beside ours.
 
-use super::figure::Figure;
+use lb_svg::Figure;
 
 /// One question.
 #[derive(Clone, Debug)]

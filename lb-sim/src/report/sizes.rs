@@ -1,14 +1,11 @@
 //! Size against utilization: how large subsets must be until the load is even.
 
 use lb_core::subset::Algorithm;
+use lb_svg::{Anchor, Axis, Drawing, Figure, HEIGHT, Lettering, Line, Paint, Plot, Scale, WIDTH, at};
 
 use super::Extent;
-use super::chart::{Axis, HEIGHT, Plot, Scale, WIDTH};
-use super::drawing::{Anchor, Drawing, Lettering, Line};
-use super::figure::Figure;
-use super::geometry::at;
 use super::numbers::{grouped, utilization};
-use super::palette::Paint;
+use super::palette::{DETERMINISTIC, RANDOM, ROCKSTEADIER, WEIGHTED};
 use super::section::{Section, Table};
 use crate::fleet::{Fleet, Sharing};
 use crate::metrics::raw_utilization;
@@ -39,28 +36,28 @@ const SERIES: [Series; 4] = [
         name: "random",
         algorithm: Algorithm::Random,
         weighted: false,
-        paint: Paint::Random,
+        paint: RANDOM,
         line: Line::Solid,
     },
     Series {
         name: "deterministic",
         algorithm: Algorithm::Deterministic,
         weighted: false,
-        paint: Paint::Deterministic,
+        paint: DETERMINISTIC,
         line: Line::Dotted,
     },
     Series {
         name: "rocksteadier",
         algorithm: Algorithm::Rocksteadier,
         weighted: false,
-        paint: Paint::Rocksteadier,
+        paint: ROCKSTEADIER,
         line: Line::Solid,
     },
     Series {
         name: "rocksteadier, weighted",
         algorithm: Algorithm::Rocksteadier,
         weighted: true,
-        paint: Paint::Weighted,
+        paint: WEIGHTED,
         line: Line::Solid,
     },
 ];
@@ -124,8 +121,8 @@ fn figure(case: &Case, lines: &[Vec<(f64, f64)>]) -> Figure {
         .collect();
     plot.axes(
         &mut drawing,
-        &Axis::of("backends per client, k", &ticks),
-        &Axis::of("raw utilization", &[0.0, 0.25, 0.5, 0.75, 1.0]),
+        &Axis::new("backends per client, k", &ticks),
+        &Axis::new("raw utilization", &[0.0, 0.25, 0.5, 0.75, 1.0]),
     );
     // Names stand one below the other in the empty corner, each with a piece of its line.
     for (row, (series, line)) in (0_u32..).zip(SERIES.iter().zip(lines)) {

@@ -4,9 +4,9 @@
 use std::collections::BTreeSet;
 
 use lb_core::subset::Algorithm;
+use lb_svg::{Figure, escaped};
 use roxmltree::{Document, Node, ParsingOptions};
 
-use super::figure::Figure;
 use super::*;
 use crate::fleet::{Fleet, Sharing};
 use crate::metrics::churn::churn;
@@ -109,9 +109,9 @@ fn nothing_is_fetched() {
 
 #[test]
 fn every_class_of_a_figure_has_a_style() {
-    let style = palette::figure_style();
+    let style = lb_svg::palette::style(&palette::PAINTS);
     for figure in little().iter().flat_map(|section| &section.figures) {
-        let text = figure.alone();
+        let text = figure.alone(&palette::PAINTS);
         let document = parsed(&text);
         for class in attributes(&document, "class").into_iter().flat_map(|classes| classes.split(' ')) {
             // The size of small text is that of all text of a figure.
@@ -221,6 +221,6 @@ fn the_numbers_of_the_page_are_those_of_the_metrics() {
     // Every number of a table is in the page.
     let files = files(&sections);
     for cell in sections.iter().flat_map(|section| section.table.rows.iter().flatten()) {
-        assert!(files[0].1.contains(&drawing::escaped(cell)), "{cell}");
+        assert!(files[0].1.contains(&escaped(cell)), "{cell}");
     }
 }

@@ -2,14 +2,12 @@
 
 use indicatif::ProgressBar;
 use lb_core::subset::Algorithm;
+use lb_svg::{Axis, Drawing, Figure, HEIGHT, Paint, Plot, Scale, WIDTH};
 
 use super::Extent;
-use super::chart::{Axis, HEIGHT, Plot, Scale, WIDTH};
 use super::cloud::cloud;
-use super::drawing::Drawing;
-use super::figure::Figure;
 use super::numbers::{grouped, mean, utilization};
-use super::palette::Paint;
+use super::palette::{DETERMINISTIC, RANDOM, RINGSTEADY, ROCKSTEADIER};
 use super::section::{Section, Table};
 use crate::sweep::summary::Summary;
 use crate::sweep::{Cell, Sweep};
@@ -25,25 +23,15 @@ struct Case {
 }
 
 const CASES: [Case; 5] = [
-    Case { id: "fig-2a", name: "Figure 2a", algorithm: Algorithm::Random, paint: Paint::Random },
-    Case {
-        id: "fig-2b",
-        name: "Figure 2b",
-        algorithm: Algorithm::Deterministic,
-        paint: Paint::Deterministic,
-    },
-    Case { id: "fig-2c", name: "Figure 2c", algorithm: Algorithm::Ringsteady, paint: Paint::Ringsteady },
-    Case {
-        id: "fig-2d",
-        name: "Figure 2d",
-        algorithm: Algorithm::RingsteadyScaled,
-        paint: Paint::Ringsteady,
-    },
+    Case { id: "fig-2a", name: "Figure 2a", algorithm: Algorithm::Random, paint: RANDOM },
+    Case { id: "fig-2b", name: "Figure 2b", algorithm: Algorithm::Deterministic, paint: DETERMINISTIC },
+    Case { id: "fig-2c", name: "Figure 2c", algorithm: Algorithm::Ringsteady, paint: RINGSTEADY },
+    Case { id: "fig-2d", name: "Figure 2d", algorithm: Algorithm::RingsteadyScaled, paint: RINGSTEADY },
     Case {
         id: "fig-2-rocksteadier",
         name: "As Figure 2",
         algorithm: Algorithm::Rocksteadier,
-        paint: Paint::Rocksteadier,
+        paint: ROCKSTEADIER,
     },
 ];
 
@@ -141,8 +129,8 @@ fn figure(case: &Case, cells: &[Cell], summary: &Summary) -> Figure {
     let mut drawing = Drawing::new(WIDTH, HEIGHT);
     plot.axes(
         &mut drawing,
-        &Axis::of("clients per backend, M / N", &[0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0]),
-        &Axis::of("adjusted utilization", &[0.0, 0.25, 0.5, 0.75, 1.0]),
+        &Axis::new("clients per backend, M / N", &[0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0]),
+        &Axis::new("adjusted utilization", &[0.0, 0.25, 0.5, 0.75, 1.0]),
     );
     let pairs: Vec<(f64, f64)> = cells.iter().map(|cell| (ratio(cell), cell.adjusted)).collect();
     let words = format!("mean {}, worst {}", utilization(summary.mean), utilization(summary.min));

@@ -2,14 +2,12 @@
 
 use indicatif::ProgressBar;
 use lb_core::subset::Algorithm;
+use lb_svg::{Axis, Drawing, Figure, HEIGHT, Paint, Plot, Scale, WIDTH};
 
 use super::Extent;
-use super::chart::{Axis, HEIGHT, Plot, Scale, WIDTH};
 use super::cloud::cloud;
-use super::drawing::Drawing;
-use super::figure::Figure;
 use super::numbers::{grouped, utilization};
-use super::palette::Paint;
+use super::palette::{ROCKSTEADIER, WEIGHTED};
 use super::section::{Section, Table};
 use super::utilization::{SIZE, ratio, sweep};
 use crate::sweep::Cell;
@@ -28,14 +26,14 @@ const CASES: [Case; 2] = [
         id: "fig-unweighted",
         name: "rocksteadier",
         title: "Without weights: every connection the same share",
-        paint: Paint::Rocksteadier,
+        paint: ROCKSTEADIER,
         weighted: false,
     },
     Case {
         id: "fig-weighted",
         name: "rocksteadier, weighted",
         title: "With structural weights: the same connections",
-        paint: Paint::Weighted,
+        paint: WEIGHTED,
         weighted: true,
     },
 ];
@@ -112,8 +110,8 @@ fn figure(case: &Case, cells: &[Cell]) -> Figure {
     let mut drawing = Drawing::new(WIDTH, HEIGHT);
     plot.axes(
         &mut drawing,
-        &Axis::of("connections per backend, M k / N", &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0]),
-        &Axis::of("raw utilization", &[0.0, 0.25, 0.5, 0.75, 1.0]),
+        &Axis::new("connections per backend, M k / N", &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0]),
+        &Axis::new("raw utilization", &[0.0, 0.25, 0.5, 0.75, 1.0]),
     );
     let pairs: Vec<(f64, f64)> = cells.iter().map(|cell| (connections(cell), cell.raw)).collect();
     let summary = within(cells, 0.0, f64::INFINITY);

@@ -1,6 +1,8 @@
-//! Places and areas of a drawing.
+//! Points and areas of a drawing, in its units.
+//!
+//! The origin is the upper left corner and y grows downwards, as in SVG. Must not know what shapes are.
 
-/// A place in a drawing, in its units, from its upper left corner.
+/// A point of a drawing.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Point {
     /// To the right.
@@ -9,14 +11,14 @@ pub struct Point {
     pub y: f64,
 }
 
-/// A place in a drawing.
+/// The point that is so far to the right and so far down.
 pub const fn at(x: f64, y: f64) -> Point {
     Point { x, y }
 }
 
-/// The place that is `share` of a turn after the top of a circle, clockwise.
-pub fn on_circle(centre: Point, radius: f64, share: f64) -> Point {
-    let angle = std::f64::consts::TAU * share;
+/// The point of a circle that is `turn` of a whole turn (0 to 1) after its top, clockwise.
+pub fn on_circle(centre: Point, radius: f64, turn: f64) -> Point {
+    let angle = std::f64::consts::TAU * turn;
     at(centre.x + radius * angle.sin(), centre.y - radius * angle.cos())
 }
 
@@ -34,8 +36,12 @@ pub struct Area {
 }
 
 impl Area {
+    /// The square whose sides are `half` away from its centre.
+    pub const fn square(Point { x, y }: Point, half: f64) -> Self {
+        Self { left: x - half, top: y - half, right: x + half, bottom: y + half }
+    }
+
     /// Whether the two share more than an edge.
-    #[cfg(test)]
     pub fn overlaps(&self, other: &Self) -> bool {
         self.left < other.right
             && other.left < self.right
@@ -50,9 +56,9 @@ mod tests {
 
     #[test]
     fn a_quarter_turn_ends_on_the_right() {
-        let place = on_circle(at(10.0, 10.0), 5.0, 0.25);
+        let point = on_circle(at(10.0, 10.0), 5.0, 0.25);
         assert_eq!(
-            (format!("{:.3}", place.x), format!("{:.3}", place.y)),
+            (format!("{:.3}", point.x), format!("{:.3}", point.y)),
             ("15.000".to_owned(), "10.000".to_owned())
         );
     }
