@@ -38,25 +38,8 @@ pub mod directory;
 use indicatif::ProgressBar;
 
 use directory::MARK;
+pub use section::Extent;
 use section::Section;
-
-/// How much is computed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Extent {
-    /// The largest jobs of sweeps.
-    pub most_tasks: u32,
-    /// The largest subsets of comparisons of sizes.
-    pub most_size: u32,
-    /// Seeds over which random algorithms are tried.
-    pub trials: u64,
-}
-
-impl Default for Extent {
-    /// What the sources have, and enough seeds for one digit behind the point.
-    fn default() -> Self {
-        Self { most_tasks: 256, most_size: 300, trials: 100 }
-    }
-}
 
 /// How many steps of progress [`sections`] makes.
 pub const fn steps(extent: Extent) -> u64 {

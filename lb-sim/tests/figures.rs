@@ -9,7 +9,7 @@ use lb_core::subset::Algorithm;
 use lb_sim::fleet::{Fleet, Sharing};
 use lb_sim::metrics::churn::churn;
 use lb_sim::metrics::overlap::{distinct, overlap};
-use lb_sim::metrics::{adjusted_utilization, block_shares, raw_utilization, spread_of, spread_of_counts};
+use lb_sim::metrics::{Spread, adjusted_utilization, block_shares, mean, raw_utilization};
 use lb_sim::sweep::summary::Summary;
 use lb_sim::sweep::{Cell, Sweep};
 
@@ -88,11 +88,11 @@ fn figure_20_5_every_backend_has_exactly_ten_clients() {
 fn random_extremes(size: u32) -> (f64, f64) {
     let extremes = (0..40).map(|seed| {
         let graph = Fleet { seed, ..fleet(Algorithm::Random, 300, 300, size) }.graph();
-        let spread = spread_of_counts(&graph.connections());
+        let spread = Spread::of_counts(&graph.connections());
         (spread.min / spread.mean, spread.max / spread.mean)
     });
     let (least, most): (Vec<f64>, Vec<f64>) = extremes.unzip();
-    (spread_of(&least).mean, spread_of(&most).mean)
+    (mean(least), mean(most))
 }
 
 #[test]

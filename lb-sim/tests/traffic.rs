@@ -1,8 +1,9 @@
 //! What a scenario's numbers mean, held against arithmetic by hand, and what must hold of every scenario.
 
 use lb_core::subset::Algorithm;
+use lb_sim::metrics::Spread;
 use lb_sim::traffic::scenario::Scenario;
-use lb_sim::traffic::tally::{Counts, Errors, Row, Spread, Total};
+use lb_sim::traffic::tally::{Counts, Errors, Row, Total};
 use lb_sim::traffic::{Report, play};
 use proptest::prelude::*;
 

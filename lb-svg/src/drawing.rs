@@ -202,11 +202,12 @@ impl Drawing {
         self.write(format_args!("<circle class=\"{class}\" cx=\"{x}\" cy=\"{y}\" r=\"{radius}\"/>"));
     }
 
-    /// Part of a circle's line, clockwise; `from` and `to` are turns after the top, less than a whole one apart.
+    /// Part of a circle's line, clockwise. `from` and `to` are turns after the top, at most a whole one apart; if `to` is
+    /// the lesser, the arc passes the top.
     pub fn arc(&mut self, paint: Paint, line: Line, (centre, radius): (Point, f64), from: f64, to: f64) {
         let (start, end) = (on_circle(centre, radius, from), on_circle(centre, radius, to));
         self.cover(Area::square(centre, radius));
-        let large = u8::from(to - from > 0.5);
+        let large = u8::from((to - from).rem_euclid(1.0) > 0.5);
         let radius = number(radius);
         let (start, end) = (numbers(start), numbers(end));
         self.open_path(paint, line, &format!("M{start}A{radius} {radius} 0 {large} 1 {end}"));
@@ -232,6 +233,11 @@ impl Drawing {
         self.write(format_args!(
             "<text class=\"halo {class} fill-{paint} stroke-paper\" x=\"{x}\" y=\"{y}\" text-anchor=\"{word}\">{text}</text>"
         ));
+    }
+
+    /// Text with its middle at the point, in both directions.
+    pub fn centred(&mut self, paint: Paint, lettering: Lettering, point: Point, text: &str) {
+        self.text(paint, lettering, point.moved(0.0, 4.0), Anchor::Middle, text);
     }
 
     /// Small text that explains: what an axis, a mark or a number is.

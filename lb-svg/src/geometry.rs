@@ -16,6 +16,13 @@ pub const fn at(x: f64, y: f64) -> Point {
     Point { x, y }
 }
 
+impl Point {
+    /// The point that is so far to the right of this one and so far below it.
+    pub const fn moved(self, right: f64, down: f64) -> Self {
+        at(self.x + right, self.y + down)
+    }
+}
+
 /// The point of a circle that is `turn` of a whole turn (0 to 1) after its top, clockwise.
 pub fn on_circle(centre: Point, radius: f64, turn: f64) -> Point {
     let angle = std::f64::consts::TAU * turn;

@@ -6,7 +6,8 @@ use serde::Serialize;
 
 use super::arguments::{Algorithms, Job, size};
 use crate::fleet::{Fleet, Sharing};
-use crate::metrics::{self, overlap};
+use crate::metrics::overlap::{Overlap, distinct, overlap};
+use crate::metrics::{Spread, adjusted_utilization, block_shares, raw_utilization};
 use crate::output;
 use crate::table::{Table, percent, ratio};
 
@@ -69,14 +70,6 @@ struct Utilization {
     adjusted: f64,
 }
 
-#[derive(Serialize)]
-struct Overlap {
-    mean: f64,
-    max: f64,
-    /// Clients that were compared with every other one for the largest; all of them if there are not too many.
-    compared: u32,
-}
-
 /// Prints what the algorithms are worth.
 pub fn run(options: &Options) -> Result<()> {
     let Job { clients, backends, size, seed } = options.job;
@@ -104,10 +97,9 @@ impl Balance {
     fn of(fleet: &Fleet, weighted: bool, block: u32) -> Self {
         let graph = fleet.graph();
         let connections = graph.connections();
-        let metrics::Spread { mean, rsd, .. } = metrics::spread_of_counts(&connections);
+        let Spread { mean, rsd, .. } = Spread::of_counts(&connections);
         let loads = Sharing::of(fleet, &graph, weighted).loads(&graph);
-        let overlap::Overlap { mean: overlap, max, compared } = overlap::overlap(&graph, fleet.wanted());
-        let blocks = metrics::block_shares(&graph, block);
+        let blocks = block_shares(&graph, block);
         Self {
             algorithm: fleet.algorithm.name(),
             connections: Connections {
@@ -117,11 +109,11 @@ impl Balance {
                 rsd,
             },
             utilization: Utilization {
-                raw: metrics::raw_utilization(&loads),
-                adjusted: metrics::adjusted_utilization(&connections, fleet.clients, fleet.wanted()),
+                raw: raw_utilization(&loads),
+                adjusted: adjusted_utilization(&connections, fleet.clients, fleet.wanted()),
             },
-            distinct: overlap::distinct(&graph),
-            overlap: Overlap { mean: overlap, max, compared },
+            distinct: distinct(&graph),
+            overlap: overlap(&graph, fleet.wanted()),
             spread: blocks.max,
             spread_mean: blocks.mean,
         }

@@ -8,6 +8,7 @@ use serde::Serialize;
 use super::arguments::{Algorithms, Range};
 use crate::fleet::Fleet;
 use crate::metrics::churn::{self, churn};
+use crate::metrics::mean;
 use crate::output;
 use crate::table::{Table, percent};
 
@@ -174,15 +175,11 @@ impl Course {
             before = after;
         }
         let whole = step(range.from, range.to, churn(&first, &before));
-        let mean = |of: fn(&Step) -> f64| {
-            let values: Vec<f64> = steps.iter().map(of).collect();
-            crate::metrics::spread_of(&values)
-        };
         let overall = Overall {
             whole,
-            step_mean: mean(|step| step.mean).mean,
-            step_worst: mean(|step| step.worst).max,
-            step_minimum: mean(|step| step.minimum).mean,
+            step_mean: mean(steps.iter().map(|step| step.mean)),
+            step_worst: steps.iter().map(|step| step.worst).fold(0.0, f64::max),
+            step_minimum: mean(steps.iter().map(|step| step.minimum)),
         };
         Self { algorithm: fleet(range.from).algorithm.name(), steps, overall }
     }

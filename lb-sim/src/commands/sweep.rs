@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::arguments::{Algorithms, OutOfRange, size};
 use crate::output;
-use crate::sweep::summary::{Ratio, Summary, by_ratio};
+use crate::sweep::summary::{RatioGroup, Summary, by_ratio};
 use crate::sweep::{MAX_MAX, Sweep};
 use crate::table::{Table, ratio};
 
@@ -46,15 +46,15 @@ struct Document {
     seed: String,
     weighted: bool,
     cells: u64,
-    results: Vec<Swept>,
+    results: Vec<AlgorithmSummary>,
 }
 
 #[derive(Serialize)]
-struct Swept {
+struct AlgorithmSummary {
     algorithm: &'static str,
     adjusted: Summary,
     raw: Summary,
-    by_ratio: Vec<Ratio>,
+    by_ratio: Vec<RatioGroup>,
 }
 
 /// Prints what the algorithms are worth over all fleets.
@@ -71,7 +71,7 @@ pub fn run(options: &Options) -> Result<()> {
     for &algorithm in &options.algorithm.0 {
         bar.set_message(algorithm.name());
         let cells = sweep.run(algorithm, || bar.inc(1));
-        results.push(Swept {
+        results.push(AlgorithmSummary {
             algorithm: algorithm.name(),
             adjusted: Summary::of(cells.iter().map(|cell| cell.adjusted)),
             raw: Summary::of(cells.iter().map(|cell| cell.raw)),
@@ -101,7 +101,7 @@ impl Document {
         let mut raw = Table::new(headings("raw utilization"));
         let mut ratios =
             Table::new(["adjusted by clients per backend", "< 1/4", "< 1/2", "< 1", "< 2", "< 4", ">= 4"]);
-        for Swept { algorithm, adjusted: of_adjusted, raw: of_raw, by_ratio } in &self.results {
+        for AlgorithmSummary { algorithm, adjusted: of_adjusted, raw: of_raw, by_ratio } in &self.results {
             let row = |summary: &Summary| {
                 let Summary { mean, min, p1, p5, p50 } = *summary;
                 [(*algorithm).to_owned(), ratio(mean), ratio(min), ratio(p1), ratio(p5), ratio(p50)]

@@ -10,7 +10,7 @@ use roxmltree::{Document, Node, ParsingOptions};
 use super::*;
 use crate::fleet::{Fleet, Sharing};
 use crate::metrics::churn::churn;
-use crate::metrics::{raw_utilization, spread_of_counts};
+use crate::metrics::{Spread, raw_utilization};
 use crate::sweep::Sweep;
 use crate::sweep::summary::Summary;
 
@@ -186,7 +186,7 @@ fn the_numbers_of_the_page_are_those_of_the_metrics() {
     let sections = little();
     let fleet = |algorithm, clients, backends, size| Fleet { algorithm, clients, backends, size, seed: 0 };
 
-    let random = spread_of_counts(&fleet(Algorithm::Random, 300, 300, 30).graph().connections());
+    let random = Spread::of_counts(&fleet(Algorithm::Random, 300, 300, 30).graph().connections());
     let cell = format!("{}\u{a0}({})", numbers::whole_percent(random.min / 30.0), random.min);
     assert_eq!(row(&sections, "book", "20-4, fewest")[..2], ["50\u{a0}%\u{a0}(15)", cell.as_str()]);
     let even = ["100\u{a0}%\u{a0}(10)"; 2];

@@ -1,33 +1,45 @@
 //! Figures 2a to 2d of the article, and Rocksteadier in the same way.
+//!
+//! Each is a sweep of some 60,000 fleets, which are computed once for figure, table and text.
 
 use indicatif::ProgressBar;
 use lb_core::subset::Algorithm;
-use lb_svg::{Axis, Drawing, Figure, HEIGHT, Paint, Plot, Scale, WIDTH};
+use lb_svg::{Figure, Paint, Scale};
 
-use super::Extent;
-use super::cloud::cloud;
-use super::numbers::{grouped, mean, utilization};
+use super::cloud::Cloud;
+use super::numbers::{grouped, utilization};
 use super::palette::{DETERMINISTIC, RANDOM, RINGSTEADY, ROCKSTEADIER};
-use super::section::{Section, Table};
+use super::section::{Extent, Section, Table};
+use crate::metrics::mean;
 use crate::sweep::summary::Summary;
 use crate::sweep::{Cell, Sweep};
 
 /// The article's size of a subset.
 pub const SIZE: u32 = 20;
 
-struct Case {
+struct SweepFigure {
     id: &'static str,
     name: &'static str,
     algorithm: Algorithm,
     paint: Paint,
 }
 
-const CASES: [Case; 5] = [
-    Case { id: "fig-2a", name: "Figure 2a", algorithm: Algorithm::Random, paint: RANDOM },
-    Case { id: "fig-2b", name: "Figure 2b", algorithm: Algorithm::Deterministic, paint: DETERMINISTIC },
-    Case { id: "fig-2c", name: "Figure 2c", algorithm: Algorithm::Ringsteady, paint: RINGSTEADY },
-    Case { id: "fig-2d", name: "Figure 2d", algorithm: Algorithm::RingsteadyScaled, paint: RINGSTEADY },
-    Case {
+const FIGURES: [SweepFigure; 5] = [
+    SweepFigure { id: "fig-2a", name: "Figure 2a", algorithm: Algorithm::Random, paint: RANDOM },
+    SweepFigure {
+        id: "fig-2b",
+        name: "Figure 2b",
+        algorithm: Algorithm::Deterministic,
+        paint: DETERMINISTIC,
+    },
+    SweepFigure { id: "fig-2c", name: "Figure 2c", algorithm: Algorithm::Ringsteady, paint: RINGSTEADY },
+    SweepFigure {
+        id: "fig-2d",
+        name: "Figure 2d",
+        algorithm: Algorithm::RingsteadyScaled,
+        paint: RINGSTEADY,
+    },
+    SweepFigure {
         id: "fig-2-rocksteadier",
         name: "As Figure 2",
         algorithm: Algorithm::Rocksteadier,
@@ -36,21 +48,16 @@ const CASES: [Case; 5] = [
 ];
 
 /// How many sweeps the section makes.
-pub const SWEEPS: u64 = CASES.len() as u64;
+pub const SWEEPS: u64 = FIGURES.len() as u64;
 
 /// The article's sweep.
 pub const fn sweep(extent: Extent, weighted: bool) -> Sweep {
     Sweep { size: SIZE, max: extent.most_tasks, seed: 0, weighted }
 }
 
-/// Clients per backend.
-pub fn ratio(cell: &Cell) -> f64 {
-    f64::from(cell.clients) / f64::from(cell.backends)
-}
-
-/// What the text says of one sweep.
-struct Said {
-    mean: f64,
+/// Mean adjusted utilizations of one sweep.
+struct Means {
+    all: f64,
     /// Below one client per two backends.
     few: f64,
     /// From four clients per backend on.
@@ -69,28 +76,22 @@ pub fn section(extent: Extent, bar: &ProgressBar) -> Section {
     ];
     let mut table = Table::new(&head);
     let mut figures = Vec::new();
-    let mut said = Vec::new();
-    for case in &CASES {
+    let mut means = Vec::new();
+    for case in &FIGURES {
         let cells = sweep(extent, false).run(case.algorithm, || bar.inc(1));
         let summary = Summary::of(cells.iter().map(|cell| cell.adjusted));
         let within = |from: f64, to: f64| {
-            let inside = cells.iter().filter(|cell| ratio(cell) >= from && ratio(cell) < to);
-            mean(&inside.map(|cell| cell.adjusted).collect::<Vec<f64>>())
+            let inside = cells.iter().filter(|cell| cell.ratio() >= from && cell.ratio() < to);
+            mean(inside.map(|cell| cell.adjusted))
         };
         let (few, many) = (within(0.0, 0.5), within(4.0, f64::INFINITY));
-        let cell = |value: f64| utilization(value);
-        table.row([
-            case.algorithm.to_string(),
-            cell(summary.mean),
-            cell(summary.p5),
-            cell(summary.min),
-            cell(few),
-            cell(many),
-        ]);
-        said.push(Said { mean: summary.mean, few, many });
-        figures.push(figure(case, &cells, &summary));
+        let [all, p5, min, few_words, many_words] =
+            [summary.mean, summary.p5, summary.min, few, many].map(utilization);
+        table.row([case.algorithm.name(), &all, &p5, &min, &few_words, &many_words]);
+        means.push(Means { all: summary.mean, few, many });
+        figures.push(figure(case, &cells));
     }
-    let [random, deterministic, ringsteady, scaled, _] = said.as_slice() else {
+    let [random, deterministic, ringsteady, scaled, _] = means.as_slice() else {
         unreachable!("one for each of five cases");
     };
     let reading = vec![
@@ -108,9 +109,9 @@ pub fn section(extent: Extent, bar: &ProgressBar) -> Section {
              converge toward the ideal\u{201d}: from four clients per backend on it is {}, against {} in 2b. Backend \
              scaling, 2d, raises it to {}, \u{201c}with only a small degradation when M < N\u{201d}: below one client per \
              two backends it is {} instead of {}.",
-            utilization(ringsteady.mean),
-            utilization(deterministic.mean),
-            utilization(random.mean),
+            utilization(ringsteady.all),
+            utilization(deterministic.all),
+            utilization(random.all),
             utilization(ringsteady.many),
             utilization(deterministic.many),
             utilization(scaled.many),
@@ -124,20 +125,16 @@ pub fn section(extent: Extent, bar: &ProgressBar) -> Section {
     Section { id: "sweep", heading: "Balance for all sizes of jobs", figures, reading, table }
 }
 
-fn figure(case: &Case, cells: &[Cell], summary: &Summary) -> Figure {
-    let plot = Plot::usual(Scale::Logarithmic(0.05, 12.8), Scale::Linear(0.0, 1.0));
-    let mut drawing = Drawing::new(WIDTH, HEIGHT);
-    plot.axes(
-        &mut drawing,
-        &Axis::new("clients per backend, M / N", &[0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0]),
-        &Axis::new("adjusted utilization", &[0.0, 0.25, 0.5, 0.75, 1.0]),
-    );
-    let pairs: Vec<(f64, f64)> = cells.iter().map(|cell| (ratio(cell), cell.adjusted)).collect();
-    let words = format!("mean {}, worst {}", utilization(summary.mean), utilization(summary.min));
-    cloud(&mut drawing, &plot, &pairs, (case.paint, case.algorithm.name()), &words);
-    let description = format!(
-        "Adjusted utilization of {} pairs of job sizes over clients per backend, as a density. {words}.",
-        grouped(cells.len() as u64)
-    );
-    Figure { id: case.id, title: format!("{}: {}", case.name, case.algorithm), description, drawing }
+fn figure(case: &SweepFigure, cells: &[Cell]) -> Figure {
+    let cloud = Cloud {
+        id: case.id,
+        title: format!("{}: {}", case.name, case.algorithm),
+        quantity: "adjusted utilization",
+        over: ["clients per backend", "M / N"],
+        x: Scale::Logarithmic(0.05, 12.8),
+        ticks: &[0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0],
+        name: case.algorithm.name(),
+        paint: case.paint,
+    };
+    cloud.figure(&cells.iter().map(|cell| (cell.ratio(), cell.adjusted)).collect::<Vec<_>>())
 }

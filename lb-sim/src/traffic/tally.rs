@@ -4,7 +4,7 @@
 
 use serde::Serialize;
 
-use crate::metrics::{raw_utilization, spread_of};
+use crate::metrics::{Spread, raw_utilization};
 
 /// Arrivals that failed, by their reasons.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -69,27 +69,6 @@ impl Counts {
             moved: self.moved - before.moved,
             dropped: self.dropped - before.dropped,
         }
-    }
-}
-
-/// Smallest, mean and largest per backend, and the relative standard deviation.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub struct Spread {
-    /// Smallest.
-    pub min: f64,
-    /// Mean.
-    pub mean: f64,
-    /// Largest.
-    pub max: f64,
-    /// Standard deviation over mean.
-    pub rsd: f64,
-}
-
-impl Spread {
-    /// Of some numbers.
-    pub fn of(values: &[f64]) -> Self {
-        let spread = spread_of(values);
-        Self { min: spread.min, mean: spread.mean, max: spread.max, rsd: spread.rsd }
     }
 }
 

@@ -1,7 +1,8 @@
 //! What is said of it: a row per step, and the whole.
 
 use super::{Backend, World, float};
-use crate::traffic::tally::{Row, Spread, Total, utilization_of};
+use crate::metrics::Spread;
+use crate::traffic::tally::{Row, Total, utilization_of};
 
 impl World<'_> {
     /// Connections that are open now.
