@@ -101,8 +101,8 @@ pub fn block_share(subset: &[u32], block: u32) -> f64 {
     part(most, sorted.len())
 }
 
-/// [`block_share`] of every client's subset: the mean over the clients is what a client can expect of the worst moment of a
-/// restart, the largest what the unluckiest loses.
+/// [`block_share`] of every client's subset: the mean over the clients is what a client can expect of the worst moment
+/// of a restart, the largest what the unluckiest loses.
 pub fn block_shares(graph: &Graph, block: u32) -> Spread {
     Spread::of(&graph.rows().map(|subset| block_share(subset, block)).collect::<Vec<f64>>())
 }

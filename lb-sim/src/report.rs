@@ -1,4 +1,5 @@
-//! The report: the figures of three publications on subsets, computed with our own decisions, as one page and its files.
+//! The report: the figures of three publications on subsets, computed with our own decisions, as one page and its
+//! files.
 //!
 //! In reading order: what sections hold ([`palette`], [`numbers`], [`section`]), one module per question, the page and
 //! where it is written. The same build gives the same bytes: no dates, nothing of the machine.
@@ -41,7 +42,8 @@ use directory::MARK;
 pub use section::Extent;
 use section::Section;
 
-/// How many steps of progress [`sections`] makes.
+/// How many steps of progress [`sections`] makes: one for each number of backends of a sweep, and one for each other
+/// section.
 pub const fn steps(extent: Extent) -> u64 {
     (utilization::SWEEPS + weights::SWEEPS) * (extent.most_tasks - utilization::SIZE + 1) as u64 + OTHERS
 }

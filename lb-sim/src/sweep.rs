@@ -1,5 +1,5 @@
-//! The sweep of the ACM article's Figure 2: one algorithm at one size before every number of clients and backends up to a
-//! most, because an algorithm that is even for one fleet may be uneven for the next.
+//! The sweep of the ACM article's Figure 2: one algorithm at one size before every number of clients and backends up to
+//! a most, because an algorithm that is even for one fleet may be uneven for the next.
 //!
 //! Must not depend on how many threads there are.
 
@@ -16,8 +16,8 @@ pub mod summary;
 /// Most clients and backends of a sweep: a million fleets.
 pub const MAX_MAX: u32 = 1_024;
 
-/// Most subset members that a sweep may look at, each once for an algorithm whose subsets can be kept while the number of
-/// clients grows, and once for every fleet otherwise: some minutes. The article's sweep looks at 2^27 of the latter.
+/// Most subset members that a sweep may look at, each once for an algorithm whose subsets can be kept while the number
+/// of clients grows, and once for every fleet otherwise: some minutes. The article's sweep looks at 2^27 of the latter.
 pub const MAX_LOOKS: u64 = 1 << 34;
 
 /// The same with structural weights, which look at each member many times.
@@ -135,8 +135,8 @@ impl Sweep {
     /// The fleets of one number of backends.
     fn column(&self, algorithm: Algorithm, backends: u32) -> Vec<Cell> {
         let Self { size, max, seed, weighted } = *self;
-        // The permutation is the same for all clients: it changes which backends are loaded, and not how much. Computing
-        // it for every client of every fleet would take most of the time.
+        // The permutation is the same for all clients: it changes which backends are loaded, and not how much.
+        // Computing it for every client of every fleet would take most of the time.
         let shuffled = algorithm == Algorithm::ApertureShuffled;
         let algorithm = if shuffled { Algorithm::Aperture } else { algorithm };
         let fleet = |clients| Fleet { algorithm, clients, backends, size, seed };

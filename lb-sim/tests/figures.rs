@@ -1,5 +1,5 @@
-//! The figures that the algorithms are known for come out: those of the SRE book, of the ACM article and of this project's
-//! documentation. Each has its tolerance and the reason for it.
+//! The figures that the algorithms are known for come out: those of the SRE book, of the ACM article and of this
+//! project's documentation. Each has its tolerance and the reason for it.
 //!
 //! Whole sweeps of 59,148 fleets run here. Development builds optimize lb-core and lb-sim for that, so that all of this
 //! takes seconds.
@@ -97,8 +97,8 @@ fn random_extremes(size: u32) -> (f64, f64) {
 
 #[test]
 fn figures_20_3_and_20_4_random_subsets_are_uneven() {
-    // The book shows one drawing each: 63 % to 121 % (its least is one that 1 of 150 drawings has), and 50 % to 150 %. The
-    // means of drawings are 75 % to 126 % and 54 % to 153 %; a mean of 40 strays by about 1 % of the mean load.
+    // The book shows one sample each: 63 % to 121 % (its least is one that 1 of 150 samples has), and 50 % to 150 %.
+    // The means of samples are 75 % to 126 % and 54 % to 153 %; a mean of 40 strays by about 1 % of the mean load.
     let near = |(least, most): (f64, f64), expected: (f64, f64)| {
         assert!((least - expected.0).abs() <= 0.03, "{least}");
         assert!((most - expected.1).abs() <= 0.03, "{most}");

@@ -1,7 +1,7 @@
 //! Axes: from numbers to points of a drawing, with ticks, a light grid and titles that name the unit.
 //!
-//! An axis shows its whole range from an honest origin: figures that are compared have the same one. Must not know whose
-//! numbers they are.
+//! An axis shows its whole range from an honest origin: figures that are compared have the same one. Must not know
+//! whose numbers they are.
 
 use crate::drawing::{Anchor, Drawing, Line};
 use crate::geometry::{Area, Point, at};

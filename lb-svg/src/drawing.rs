@@ -1,8 +1,8 @@
 //! The few shapes that figures are made of, as elements of SVG.
 //!
 //! Shapes have classes instead of colours, because these pictures shall follow the reader's light or dark page;
-//! [`crate::palette`] says what the classes mean. A drawing also remembers where its shapes and labels are, so that tests
-//! find what is cut off or written over without a browser. Must not know of axes or of data.
+//! [`crate::palette`] says what the classes mean. A drawing also remembers where its shapes and labels are, so that
+//! tests find what is cut off or written over without a browser. Must not know of axes or of data.
 
 use std::fmt::Write as _;
 
@@ -202,8 +202,8 @@ impl Drawing {
         self.write(format_args!("<circle class=\"{class}\" cx=\"{x}\" cy=\"{y}\" r=\"{radius}\"/>"));
     }
 
-    /// Part of a circle's line, clockwise. `from` and `to` are turns after the top, at most a whole one apart; if `to` is
-    /// the lesser, the arc passes the top.
+    /// Part of a circle's line, clockwise. `from` and `to` are turns after the top, at most a whole one apart; if `to`
+    /// is the lesser, the arc passes the top.
     pub fn arc(&mut self, paint: Paint, line: Line, (centre, radius): (Point, f64), from: f64, to: f64) {
         let (start, end) = (on_circle(centre, radius, from), on_circle(centre, radius, to));
         self.cover(Area::square(centre, radius));

@@ -1,15 +1,18 @@
 //! `socklb-sim balance`: how even a fleet's subsets are, and how much they have in common.
+//!
+//! Prints what [`crate::metrics`] computes. The JSON types are here, because a shape that scripts rely on shall not
+//! change with a metric.
 
 use anyhow::Result;
 use clap::Args;
 use serde::Serialize;
 
-use super::arguments::{Algorithms, Job, size};
+use super::arguments::{Algorithms, FleetArguments, size};
 use crate::fleet::{Fleet, Sharing};
 use crate::metrics::overlap::{Overlap, distinct, overlap};
 use crate::metrics::{Spread, adjusted_utilization, block_shares, raw_utilization};
 use crate::output;
-use crate::table::{Table, percent, ratio};
+use crate::table::{TextTable, percent, ratio};
 
 /// A fleet, and what to look at.
 #[derive(Debug, Args)]
@@ -18,7 +21,7 @@ pub struct Options {
     #[arg(long, value_name = "A,B,..", default_value = "rocksteadier")]
     algorithm: Algorithms,
     #[command(flatten)]
-    job: Job,
+    job: FleetArguments,
     /// With structural weights, as the daemon has them; aperture forms always have their own
     #[arg(long)]
     weighted: bool,
@@ -31,7 +34,7 @@ pub struct Options {
 }
 
 #[derive(Serialize)]
-struct Document {
+struct BalanceDocument {
     schema: u32,
     clients: u32,
     backends: u32,
@@ -45,19 +48,19 @@ struct Document {
 #[derive(Serialize)]
 struct Balance {
     algorithm: &'static str,
-    connections: Connections,
+    connections: BackendConnections,
     utilization: Utilization,
     distinct: u32,
     overlap: Overlap,
-    /// Largest part of any subset within a block.
+    /// Largest part of a subset within a block, over all clients.
     spread: f64,
-    /// The same, mean over the clients.
+    /// Largest part of a subset within a block, mean over the clients.
     spread_mean: f64,
 }
 
-/// By backend.
+/// Connections of a backend.
 #[derive(Serialize)]
-struct Connections {
+struct BackendConnections {
     min: u32,
     mean: f64,
     max: u32,
@@ -72,7 +75,7 @@ struct Utilization {
 
 /// Prints what the algorithms are worth.
 pub fn run(options: &Options) -> Result<()> {
-    let Job { clients, backends, size, seed } = options.job;
+    let FleetArguments { clients, backends, size, seed } = options.job;
     let block = options.block.unwrap_or(backends.div_ceil(10));
     let mut results = Vec::new();
     for &algorithm in &options.algorithm.0 {
@@ -80,7 +83,7 @@ pub fn run(options: &Options) -> Result<()> {
         fleet.check_size()?;
         results.push(Balance::of(&fleet, options.weighted, block));
     }
-    let document = Document {
+    let document = BalanceDocument {
         schema: output::SCHEMA,
         clients,
         backends,
@@ -102,7 +105,7 @@ impl Balance {
         let blocks = block_shares(&graph, block);
         Self {
             algorithm: fleet.algorithm.name(),
-            connections: Connections {
+            connections: BackendConnections {
                 min: connections.iter().copied().min().unwrap_or(0),
                 mean,
                 max: connections.iter().copied().max().unwrap_or(0),
@@ -120,13 +123,13 @@ impl Balance {
     }
 }
 
-impl Document {
+impl BalanceDocument {
     fn text(&self) -> String {
         let Self { clients, backends, size, seed, block, .. } = self;
         let weighted = if self.weighted { ", structural weights" } else { "" };
         let mut text =
             format!("{clients} clients, {backends} backends, size {size}, seed {seed}{weighted}\n\n");
-        let mut table = Table::new([
+        let mut table = TextTable::new([
             "algorithm",
             "min",
             "mean",

@@ -1,4 +1,6 @@
 //! `socklb-sim sweep`: how even an algorithm is before all numbers of clients and backends.
+//!
+//! Prints what [`crate::sweep`] computes, with a progress bar because a sweep may take minutes.
 
 use anyhow::Result;
 use clap::Args;
@@ -9,7 +11,7 @@ use super::arguments::{Algorithms, OutOfRange, size};
 use crate::output;
 use crate::sweep::summary::{RatioGroup, Summary, by_ratio};
 use crate::sweep::{MAX_MAX, Sweep};
-use crate::table::{Table, ratio};
+use crate::table::{TextTable, ratio};
 
 /// What to sweep over.
 #[derive(Debug, Args)]
@@ -39,7 +41,7 @@ fn most(text: &str) -> Result<u32, OutOfRange> {
 }
 
 #[derive(Serialize)]
-struct Document {
+struct SweepDocument {
     schema: u32,
     size: u32,
     max: u32,
@@ -64,7 +66,7 @@ pub fn run(options: &Options) -> Result<()> {
     for &algorithm in &options.algorithm.0 {
         sweep.check(algorithm)?;
     }
-    // Draws on standard error, and only on a terminal.
+    // The bar appears on standard error, and only on a terminal.
     let columns = u64::from(max - size + 1) * options.algorithm.0.len() as u64;
     let bar = ProgressBar::new(columns).with_style(style()?);
     let mut results = Vec::new();
@@ -81,7 +83,7 @@ pub fn run(options: &Options) -> Result<()> {
     bar.finish_and_clear();
     let cells = sweep.cells();
     let document =
-        Document { schema: output::SCHEMA, size, max, seed: seed.to_string(), weighted, cells, results };
+        SweepDocument { schema: output::SCHEMA, size, max, seed: seed.to_string(), weighted, cells, results };
     if options.json { output::json(&document) } else { output::text(document.text()) }
 }
 
@@ -89,7 +91,7 @@ fn style() -> Result<ProgressStyle> {
     Ok(ProgressStyle::with_template("{msg:<22} {bar:40} {percent:>3} % {eta:>4}")?)
 }
 
-impl Document {
+impl SweepDocument {
     fn text(&self) -> String {
         let Self { size, max, cells, seed, .. } = self;
         let weighted = if self.weighted { ", structural weights" } else { "" };
@@ -97,10 +99,17 @@ impl Document {
             "{cells} fleets of 1 to {max} clients and {size} to {max} backends, size {size}, seed {seed}{weighted}\n\n"
         );
         let headings = |first| [first, "mean", "min", "p1", "p5", "p50"];
-        let mut adjusted = Table::new(headings("adjusted utilization"));
-        let mut raw = Table::new(headings("raw utilization"));
-        let mut ratios =
-            Table::new(["adjusted by clients per backend", "< 1/4", "< 1/2", "< 1", "< 2", "< 4", ">= 4"]);
+        let mut adjusted = TextTable::new(headings("adjusted utilization"));
+        let mut raw = TextTable::new(headings("raw utilization"));
+        let mut ratios = TextTable::new([
+            "adjusted by clients per backend",
+            "< 1/4",
+            "< 1/2",
+            "< 1",
+            "< 2",
+            "< 4",
+            ">= 4",
+        ]);
         for AlgorithmSummary { algorithm, adjusted: of_adjusted, raw: of_raw, by_ratio } in &self.results {
             let row = |summary: &Summary| {
                 let Summary { mean, min, p1, p5, p50 } = *summary;

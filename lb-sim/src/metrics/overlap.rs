@@ -1,5 +1,5 @@
-//! How alike the subsets of a fleet are. Clients with the same subset lose all of it together, and a client that behaves
-//! badly takes with it those whose subsets overlap with its own.
+//! How alike the subsets of a fleet are. Clients with the same subset lose all of it together, and a client that
+//! behaves badly takes with it those whose subsets overlap with its own.
 
 use std::collections::HashSet;
 
@@ -7,8 +7,9 @@ use lb_core::subset::random::mix64;
 use lb_core::weights::Graph;
 use serde::Serialize;
 
-/// How often two subsets may be found to share a backend while the largest overlap is searched: about a second. Enough for
-/// every pair of 10,000 clients with subsets of 20 of 1,000 backends, or of 1,000 clients with all of 1,000 backends.
+/// How many times a backend that two clients share may be counted in the search for the largest overlap: about a
+/// second. Enough for every pair of 10,000 clients with subsets of 20 of 1,000 backends, or of 1,000 clients with all
+/// of 1,000.
 const MAX_MEETINGS: u64 = 1 << 30;
 
 /// What pairs of subsets have in common, as a part of a subset's wanted size.
@@ -18,13 +19,13 @@ pub struct Overlap {
     pub mean: f64,
     /// Largest among the pairs that were compared.
     pub max: f64,
-    /// How many clients, spaced evenly, were compared with every other one. With all of them the largest overlap is exact;
-    /// the mean always is.
+    /// How many clients, spaced evenly, were compared with every other one. With all of them the largest overlap is
+    /// exact; the mean always is.
     pub compared: u32,
 }
 
-/// How many different sets of backends the clients have. Told apart by hashes of 128 bits, so that the sets need not be
-/// kept.
+/// How many different sets of backends the clients have. Sets are compared by hashes of 128 bits, so that they need not
+/// be kept.
 pub fn distinct(graph: &Graph) -> u32 {
     // A sum does not depend on the order of its terms.
     let hash = |subset: &[u32], salt| {
@@ -35,7 +36,7 @@ pub fn distinct(graph: &Graph) -> u32 {
     u32::try_from(sets.len()).expect("at most as many as clients")
 }
 
-/// What pairs of clients share, over `wanted`.
+/// What pairs of clients share, as a part of the size `wanted`.
 pub fn overlap(graph: &Graph, wanted: u32) -> Overlap {
     let connections = graph.connections();
     let clients = graph.clients();

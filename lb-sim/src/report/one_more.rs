@@ -23,8 +23,8 @@ const FIGURES: [ChangeFigure; 2] = [
     ChangeFigure { id: "fig-3-rocksteadier", algorithm: Algorithm::Rocksteadier, paint: ROCKSTEADIER },
 ];
 
-/// Figure 3: ten backends become eleven, four per client. The text does not say how many clients the figure has; ten show
-/// enough.
+/// Figure 3: ten backends become eleven, four per client. The text does not say how many clients the figure has; ten
+/// show enough.
 const fn fleet(algorithm: Algorithm, backends: u32) -> Fleet {
     Fleet { algorithm, clients: 10, backends, size: 4, seed: 0 }
 }

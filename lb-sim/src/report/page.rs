@@ -10,24 +10,24 @@ use super::directory::MARK;
 use super::palette::PAINTS;
 use super::section::{Section, Table};
 
-/// What the report is about and where its sources are to be read.
-struct Source {
+/// A publication with figures in the report, and where to read it.
+struct Citation {
     words: &'static str,
     address: &'static str,
 }
 
-const SOURCES: [Source; 3] = [
-    Source {
+const CITATIONS: [Citation; 3] = [
+    Citation {
         words: "The book: Site Reliability Engineering, chapter 20, \u{201c}Load Balancing in the Datacenter\u{201d}. \
                 O\u{2019}Reilly, 2016.",
         address: "https://sre.google/sre-book/load-balancing-datacenter/",
     },
-    Source {
+    Citation {
         words: "The article: Peter Ward, Paul Wankadia and Kavita Guliani, \u{201c}Reinventing Backend Subsetting at \
                 Google\u{201d}. ACM Queue 20(5), 2022; Communications of the ACM, May 2023.",
         address: "https://queue.acm.org/detail.cfm?id=3570937",
     },
-    Source {
+    Citation {
         words: "The post: \u{201c}Deterministic Aperture: A distributed, load balancing algorithm\u{201d}. Twitter, 19 \
                 December 2019.",
         address: "https://blog.twitter.com/engineering/en_us/topics/infrastructure/2019/daperture-load-balancer",
@@ -37,7 +37,7 @@ const SOURCES: [Source; 3] = [
 /// Addresses that the page links to: its citations, and nothing else outside itself.
 #[cfg(test)]
 pub fn citations() -> impl Iterator<Item = &'static str> {
-    SOURCES.iter().map(|source| source.address)
+    CITATIONS.iter().map(|source| source.address)
 }
 
 const STYLE: &str = include_str!("page.css");
@@ -48,7 +48,7 @@ pub fn page(sections: &[Section]) -> String {
         .iter()
         .map(|section| format!("<li><a href=\"#{}\">{}</a></li>\n", section.id, escaped(section.heading)))
         .collect();
-    let sources: String = SOURCES
+    let sources: String = CITATIONS
         .iter()
         .map(|source| {
             format!(
@@ -102,7 +102,7 @@ fn prose(words: &str) -> String {
 fn section(section: &Section) -> String {
     let figures: String = section.figures.iter().map(figure).collect();
     let reading: String = section.reading.iter().map(|words| format!("<p>{}</p>\n", prose(words))).collect();
-    // With an odd number of figures the words take the place beside the last one.
+    // With an odd number of figures the words stand beside the last one.
     let side = if section.figures.len() % 2 == 1 { "beside" } else { "below" };
     format!(
         "<section id=\"{}\">\n<h2>{}</h2>\n<div class=\"figures\">\n{figures}<div class=\"{side}\">\n<div>\n{reading}</div>\n\

@@ -1,5 +1,5 @@
-//! What holds for every page and every figure: readers take it, nothing is fetched, nothing is cut off, and its numbers are
-//! those of the metrics.
+//! What holds for every page and every figure: readers take it, nothing is fetched, nothing is cut off, and its numbers
+//! are those of the metrics.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,5 @@
-//! The many fleets of a sweep in few numbers: how utilization is distributed, and how it depends on clients per backend.
+//! The many fleets of a sweep in few numbers: how utilization is distributed, and how it depends on clients per
+//! backend.
 
 use serde::Serialize;
 

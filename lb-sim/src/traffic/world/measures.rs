@@ -1,4 +1,6 @@
-//! What is said of it: a row per step, and the whole.
+//! Rows and totals: what was counted, and how even connections and load are at the end of a step and of a run.
+//!
+//! Counts are checked against each other at the end. Must not change what happens.
 
 use super::{Backend, World, float};
 use crate::metrics::Spread;
