@@ -127,8 +127,6 @@ impl BalanceDocument {
     fn text(&self) -> String {
         let Self { clients, backends, size, seed, block, .. } = self;
         let weighted = if self.weighted { ", structural weights" } else { "" };
-        let mut text =
-            format!("{clients} clients, {backends} backends, size {size}, seed {seed}{weighted}\n\n");
         let mut table = TextTable::new([
             "algorithm",
             "min",
@@ -157,13 +155,13 @@ impl BalanceDocument {
                 percent(result.spread),
             ]);
         }
-        text.push_str(&table.to_string());
-        text.push_str("\nmin, mean, max, rsd: connections of a backend. ");
-        text.push_str(
-            "raw: mean load over largest load. adjusted: best possible over largest count of connections.\n",
+        let mut text = format!(
+            "{clients} clients, {backends} backends, size {size}, seed {seed}{weighted}\n\n{table}\n\
+             min, mean, max, rsd: connections of a backend. raw: mean load over largest load. \
+             adjusted: best possible over largest count of connections.\n\
+             overlap: what two subsets share, mean and largest. \
+             spread: most of a subset among {block} neighbours.\n"
         );
-        text.push_str("overlap: what two subsets share, mean and largest. ");
-        text.push_str(&format!("spread: most of a subset among {block} neighbours.\n"));
         for result in self.results.iter().filter(|result| result.overlap.compared < *clients) {
             let Balance { algorithm, overlap: Overlap { compared, .. }, .. } = result;
             text.push_str(&format!("{algorithm}: largest overlap of {compared} clients with all others.\n"));

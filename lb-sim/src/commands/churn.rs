@@ -192,13 +192,6 @@ impl ChurnDocument {
     fn text(&self) -> String {
         let range =
             |[from, to]: [u32; 2]| if from == to { from.to_string() } else { format!("{from}..{to}") };
-        let mut text = format!(
-            "{} clients, {} backends, size {}, seed {}: part of a subset that is dropped\n\n",
-            range(self.clients),
-            range(self.backends),
-            range(self.size),
-            self.seed
-        );
         let mut table = TextTable::new(["algorithm", "from", "to", "mean", "worst", "replaced", "minimum"]);
         for course in &self.results {
             // A single step is the whole change.
@@ -215,8 +208,11 @@ impl ChurnDocument {
                 ]);
             }
         }
-        text.push_str(&table.to_string());
-        text.push_str("\nreplaced: clients that drop everything. minimum: mean that evenness demands.\n");
-        text
+        let [clients, backends, size] = [self.clients, self.backends, self.size].map(range);
+        format!(
+            "{clients} clients, {backends} backends, size {size}, seed {}: part of a subset that is dropped\n\n{table}\n\
+             replaced: clients that drop everything. minimum: mean that evenness demands.\n",
+            self.seed
+        )
     }
 }

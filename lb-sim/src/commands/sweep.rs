@@ -95,9 +95,6 @@ impl SweepDocument {
     fn text(&self) -> String {
         let Self { size, max, cells, seed, .. } = self;
         let weighted = if self.weighted { ", structural weights" } else { "" };
-        let mut text = format!(
-            "{cells} fleets of 1 to {max} clients and {size} to {max} backends, size {size}, seed {seed}{weighted}\n\n"
-        );
         let headings = |first| [first, "mean", "min", "p1", "p5", "p50"];
         let mut adjusted = TextTable::new(headings("adjusted utilization"));
         let mut raw = TextTable::new(headings("raw utilization"));
@@ -124,7 +121,9 @@ impl SweepDocument {
             }));
             ratios.row(cells);
         }
-        text.push_str(&format!("{adjusted}\n{raw}\n{ratios}"));
-        text
+        format!(
+            "{cells} fleets of 1 to {max} clients and {size} to {max} backends, size {size}, seed {seed}{weighted}\n\n\
+             {adjusted}\n{raw}\n{ratios}"
+        )
     }
 }

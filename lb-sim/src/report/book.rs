@@ -7,7 +7,7 @@ use lb_core::subset::Algorithm;
 use lb_svg::{Anchor, Axis, Drawing, Figure, HEIGHT, Lettering, Line, Paint, Plot, Point, Scale, WIDTH};
 
 use super::numbers::whole_percent;
-use super::palette::{DETERMINISTIC, RANDOM};
+use super::palette::paint;
 use super::section::{Extent, Section, Table};
 use crate::fleet::Fleet;
 use crate::metrics::{Spread, mean, percentile};
@@ -19,34 +19,18 @@ struct Subsets {
     id: &'static str,
     name: &'static str,
     algorithm: Algorithm,
-    paint: Paint,
     size: u32,
     /// The smallest and the largest count in the book's figure.
     published: [u32; 2],
 }
 
 const FIGURES: [Subsets; 3] = [
-    Subsets {
-        id: "fig-20-3",
-        name: "20-3",
-        algorithm: Algorithm::Random,
-        paint: RANDOM,
-        size: 90,
-        published: [57, 109],
-    },
-    Subsets {
-        id: "fig-20-4",
-        name: "20-4",
-        algorithm: Algorithm::Random,
-        paint: RANDOM,
-        size: 30,
-        published: [15, 45],
-    },
+    Subsets { id: "fig-20-3", name: "20-3", algorithm: Algorithm::Random, size: 90, published: [57, 109] },
+    Subsets { id: "fig-20-4", name: "20-4", algorithm: Algorithm::Random, size: 30, published: [15, 45] },
     Subsets {
         id: "fig-20-5",
         name: "20-5",
         algorithm: Algorithm::Deterministic,
-        paint: DETERMINISTIC,
         size: 10,
         published: [10, 10],
     },
@@ -114,7 +98,7 @@ fn counted(subsets: &Subsets, share: f64) -> String {
 }
 
 fn figure(subsets: &Subsets, shares: &[f64]) -> Figure {
-    let spread = Spread::of(shares);
+    let (paint, spread) = (paint(subsets.algorithm), Spread::of(shares));
     let last = f64::from(TASKS);
     let plot = Plot::usual(Scale::Linear(0.0, last), Scale::Linear(0.0, 2.0));
     let mut drawing = Drawing::new(WIDTH, HEIGHT);
@@ -126,15 +110,15 @@ fn figure(subsets: &Subsets, shares: &[f64]) -> Figure {
     );
     let points = steps(&plot, shares);
     let ground = [plot.point(last, 0.0), plot.point(0.0, 0.0)];
-    drawing.tinted(subsets.paint, &[points.as_slice(), &ground].concat());
-    drawing.polyline(subsets.paint, Line::Solid, &points);
+    drawing.tinted(paint, &[points.as_slice(), &ground].concat());
+    drawing.polyline(paint, Line::Solid, &points);
     if subsets.published[0] == subsets.published[1] {
         let middle = plot.point(last / 2.0, 1.0);
         let words = match (counted(subsets, spread.min), counted(subsets, spread.max)) {
             (min, max) if min == max => format!("all {min}, as in the book"),
             (min, max) => format!("{min} to {max}"),
         };
-        drawing.text(subsets.paint, Lettering::Strong, middle.moved(0.0, -9.0), Anchor::Middle, &words);
+        drawing.text(paint, Lettering::Strong, middle.moved(0.0, -9.0), Anchor::Middle, &words);
     } else {
         for (published, word, down) in
             [(subsets.published[0], "fewest", 14.0), (subsets.published[1], "most", -6.0)]
@@ -149,11 +133,11 @@ fn figure(subsets: &Subsets, shares: &[f64]) -> Figure {
         let least = f64::min(spread.min, f64::from(subsets.published[0]) / f64::from(subsets.size));
         let low = plot.point(0.0, least);
         let words = counted(subsets, spread.min);
-        drawing.text(subsets.paint, Lettering::Strong, low.moved(4.0, 17.0), Anchor::Start, &words);
+        drawing.text(paint, Lettering::Strong, low.moved(4.0, 17.0), Anchor::Start, &words);
         let most = f64::max(spread.max, f64::from(subsets.published[1]) / f64::from(subsets.size));
         let high = plot.point(last, most);
         let words = counted(subsets, spread.max);
-        drawing.text(subsets.paint, Lettering::Strong, high.moved(0.0, -8.0), Anchor::End, &words);
+        drawing.text(paint, Lettering::Strong, high.moved(0.0, -8.0), Anchor::End, &words);
     }
     let title =
         format!("Figure {}: {}, {} of 300 backends each", subsets.name, subsets.algorithm, subsets.size);

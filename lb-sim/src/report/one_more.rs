@@ -6,7 +6,7 @@ use lb_core::subset::Algorithm;
 use lb_svg::{Anchor, Area, Drawing, Figure, Lettering, Line, Paint, Point, WIDTH, at};
 
 use super::numbers::{percent, whole_percent};
-use super::palette::{DETERMINISTIC, RANDOM, ROCKSTEADIER};
+use super::palette::{RANDOM, paint};
 use super::section::{Section, Table};
 use crate::fleet::Fleet;
 use crate::metrics::churn::{Churn, churn, minimum};
@@ -15,12 +15,11 @@ use crate::metrics::dropped;
 struct ChangeFigure {
     id: &'static str,
     algorithm: Algorithm,
-    paint: Paint,
 }
 
 const FIGURES: [ChangeFigure; 2] = [
-    ChangeFigure { id: "fig-3-deterministic", algorithm: Algorithm::Deterministic, paint: DETERMINISTIC },
-    ChangeFigure { id: "fig-3-rocksteadier", algorithm: Algorithm::Rocksteadier, paint: ROCKSTEADIER },
+    ChangeFigure { id: "fig-3-deterministic", algorithm: Algorithm::Deterministic },
+    ChangeFigure { id: "fig-3-rocksteadier", algorithm: Algorithm::Rocksteadier },
 ];
 
 /// Figure 3: ten backends become eleven, four per client. The text does not say how many clients the figure has; ten
@@ -67,8 +66,8 @@ pub fn section() -> Section {
 }
 
 fn figure(case: &ChangeFigure, dropped_of_all: &Churn) -> Figure {
-    let &ChangeFigure { id, algorithm, paint } = case;
-    let moved = dropped_of_all.mean;
+    let &ChangeFigure { id, algorithm } = case;
+    let (paint, moved) = (paint(algorithm), dropped_of_all.mean);
     const STEP: f64 = 22.0;
     let (left, top) = (92.0, 52.0);
     let (before, after) = (fleet(algorithm, 10), fleet(algorithm, 11));

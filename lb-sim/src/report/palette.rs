@@ -2,6 +2,7 @@
 //!
 //! Must not know what the colours look like: that is `lb_svg::palette`'s.
 
+use lb_core::subset::Algorithm;
 use lb_svg::Paint;
 use lb_svg::palette::{BLUE, GREEN, OCHRE, RED, VIOLET};
 
@@ -17,3 +18,20 @@ pub const ROCKSTEADIER: Paint = Paint::new("rocksteadier", GREEN);
 pub const WEIGHTED: Paint = Paint::new("weighted", VIOLET);
 /// All of them.
 pub const PAINTS: [Paint; 5] = [RANDOM, DETERMINISTIC, RINGSTEADY, ROCKSTEADIER, WEIGHTED];
+
+/// The paint of an algorithm's family.
+pub const fn paint(algorithm: Algorithm) -> Paint {
+    match algorithm {
+        Algorithm::Random | Algorithm::Rendezvous | Algorithm::Consistent => RANDOM,
+        Algorithm::RoundRobin
+        | Algorithm::DeterministicBook
+        | Algorithm::Deterministic
+        | Algorithm::Aperture
+        | Algorithm::ApertureShuffled => DETERMINISTIC,
+        Algorithm::Ring
+        | Algorithm::Ringsteady
+        | Algorithm::RingsteadyScaled
+        | Algorithm::RingsteadyBothScaled => RINGSTEADY,
+        Algorithm::Rocksteadier | Algorithm::RocksteadierScaled => ROCKSTEADIER,
+    }
+}

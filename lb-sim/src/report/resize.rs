@@ -6,14 +6,13 @@ use lb_core::subset::Algorithm;
 use lb_svg::{Anchor, Area, Axis, Drawing, Figure, Line, Paint, Plot, Scale, WIDTH, at};
 
 use super::numbers::{percent, whole_percent};
-use super::palette::{DETERMINISTIC, ROCKSTEADIER};
+use super::palette::paint;
 use super::section::{Section, Table};
 use crate::fleet::Fleet;
 use crate::metrics::churn::{Churn, churn, minimum};
 use crate::metrics::mean;
 
-const SERIES: [(Algorithm, Paint); 2] =
-    [(Algorithm::Deterministic, DETERMINISTIC), (Algorithm::Rocksteadier, ROCKSTEADIER)];
+const ALGORITHMS: [Algorithm; 2] = [Algorithm::Deterministic, Algorithm::Rocksteadier];
 
 /// The article tells of "varying step sizes" without naming them; these are those of our own scenario of its figure.
 const SIZES: [u32; 10] = [100, 101, 102, 107, 112, 132, 152, 112, 101, 100];
@@ -42,7 +41,7 @@ fn steps(algorithm: Algorithm) -> Vec<ResizeStep> {
 
 /// The section.
 pub fn section() -> Section {
-    let [deterministic, rocksteadier] = SERIES.map(|(algorithm, _)| steps(algorithm));
+    let [deterministic, rocksteadier] = ALGORITHMS.map(steps);
     let mut table = Table::new(&["backends", "deterministic", "rocksteadier", "for evenness"]);
     for (one, other) in deterministic.iter().zip(&rocksteadier) {
         let [theirs, ours, evenness] = [one.dropped.mean, other.dropped.mean, one.minimum].map(percent);
@@ -91,10 +90,11 @@ fn figure(all: &[Vec<ResizeStep>; 2]) -> Figure {
         stairs.push((to, f64::from(size)));
     }
     sizes.line(&mut drawing, Paint::INK, Line::Solid, &stairs);
-    for (row, (steps, (algorithm, paint))) in all.iter().zip(SERIES).enumerate() {
+    for (row, (steps, algorithm)) in all.iter().zip(ALGORITHMS).enumerate() {
         let top = if row == 0 { 144.0 } else { 286.0 };
         let area = Area { left: 50.0, top, right: 384.0, bottom: top + 84.0 };
         let plot = Plot { area, x, y: Scale::Linear(0.0, 1.0) };
+        let paint = paint(algorithm);
         let title = format!("connections closed, {algorithm}");
         plot.axes(&mut drawing, &none, &Axis::worded(&title, &[0.0, 0.5, 1.0], whole_percent));
         for (number, step) in (0_u32..).zip(steps) {

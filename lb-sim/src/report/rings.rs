@@ -7,7 +7,7 @@ use lb_core::subset::random::mix64;
 use lb_core::subset::van_der_corput::{rank, vdc};
 use lb_svg::{Anchor, Area, Drawing, Figure, Lettering, Line, Paint, Point, at, on_circle};
 
-use super::palette::{RANDOM, RINGSTEADY};
+use super::palette::paint;
 use super::section::{Section, Table};
 use crate::fleet::Fleet;
 use crate::metrics::overlap::distinct;
@@ -22,7 +22,6 @@ struct Ring {
     id: &'static str,
     name: &'static str,
     algorithm: Algorithm,
-    paint: Paint,
     /// Whose subset of two is drawn as an arc.
     client: u32,
     /// Where a client or backend stands, in turns after the top.
@@ -36,27 +35,12 @@ enum Side {
 }
 
 const RINGS: [Ring; 3] = [
-    Ring {
-        id: "fig-4a",
-        name: "Figure 4a",
-        algorithm: Algorithm::Consistent,
-        paint: RANDOM,
-        client: 0,
-        turn: hashed,
-    },
-    Ring {
-        id: "fig-4b",
-        name: "Figure 4b",
-        algorithm: Algorithm::Ringsteady,
-        paint: RINGSTEADY,
-        client: 1,
-        turn: reversed,
-    },
+    Ring { id: "fig-4a", name: "Figure 4a", algorithm: Algorithm::Consistent, client: 0, turn: hashed },
+    Ring { id: "fig-4b", name: "Figure 4b", algorithm: Algorithm::Ringsteady, client: 1, turn: reversed },
     Ring {
         id: "fig-4c",
         name: "Figure 4c",
         algorithm: Algorithm::RingsteadyBothScaled,
-        paint: RINGSTEADY,
         client: 1,
         turn: even,
     },
@@ -145,13 +129,13 @@ const RADIUS: f64 = 104.0;
 fn figure(ring: &Ring) -> Figure {
     let mut drawing = Drawing::new(400.0, 300.0);
     drawing.circle_line(Paint::QUIET, Line::Thin, CENTRE, RADIUS);
-    let subset = fleet(ring.algorithm).subset(ring.client);
+    let (own, subset) = (paint(ring.algorithm), fleet(ring.algorithm).subset(ring.client));
     let from = (ring.turn)(Side::Client, ring.client);
     let to = (ring.turn)(Side::Backend, *subset.last().expect("a subset of two"));
-    drawing.arc(ring.paint, Line::Thick, (CENTRE, RADIUS - 16.0), from, to);
+    drawing.arc(own, Line::Thick, (CENTRE, RADIUS - 16.0), from, to);
     for backend in 0..BACKENDS {
         let turn = (ring.turn)(Side::Backend, backend);
-        let paint = if subset.contains(&backend) { ring.paint } else { Paint::QUIET };
+        let paint = if subset.contains(&backend) { own } else { Paint::QUIET };
         drawing.dot(paint, on_circle(CENTRE, RADIUS, turn), 7.0);
         let label = on_circle(CENTRE, RADIUS + 20.0, turn);
         drawing.centred(paint, Lettering::Strong, label, &backend.to_string());
@@ -166,7 +150,7 @@ fn figure(ring: &Ring) -> Figure {
     drawing.note(at(6.0, 16.0), Anchor::Start, "circles: backends");
     drawing.note(at(6.0, 32.0), Anchor::Start, "squares: clients");
     let caption = format!("client {}: {{{}}}", ring.client, words(&subset));
-    drawing.text(ring.paint, Lettering::Strong, at(394.0, 290.0), Anchor::End, &caption);
+    drawing.text(own, Lettering::Strong, at(394.0, 290.0), Anchor::End, &caption);
     Figure {
         id: ring.id,
         title: format!("{}: {}", ring.name, ring.algorithm),

@@ -4,11 +4,11 @@
 
 use indicatif::ProgressBar;
 use lb_core::subset::Algorithm;
-use lb_svg::{Figure, Paint, Scale};
+use lb_svg::{Figure, Scale};
 
 use super::cloud::Cloud;
 use super::numbers::{grouped, utilization};
-use super::palette::{DETERMINISTIC, RANDOM, RINGSTEADY, ROCKSTEADIER};
+use super::palette::paint;
 use super::section::{Extent, Section, Table};
 use crate::metrics::mean;
 use crate::sweep::summary::Summary;
@@ -21,30 +21,14 @@ struct SweepFigure {
     id: &'static str,
     name: &'static str,
     algorithm: Algorithm,
-    paint: Paint,
 }
 
 const FIGURES: [SweepFigure; 5] = [
-    SweepFigure { id: "fig-2a", name: "Figure 2a", algorithm: Algorithm::Random, paint: RANDOM },
-    SweepFigure {
-        id: "fig-2b",
-        name: "Figure 2b",
-        algorithm: Algorithm::Deterministic,
-        paint: DETERMINISTIC,
-    },
-    SweepFigure { id: "fig-2c", name: "Figure 2c", algorithm: Algorithm::Ringsteady, paint: RINGSTEADY },
-    SweepFigure {
-        id: "fig-2d",
-        name: "Figure 2d",
-        algorithm: Algorithm::RingsteadyScaled,
-        paint: RINGSTEADY,
-    },
-    SweepFigure {
-        id: "fig-2-rocksteadier",
-        name: "As Figure 2",
-        algorithm: Algorithm::Rocksteadier,
-        paint: ROCKSTEADIER,
-    },
+    SweepFigure { id: "fig-2a", name: "Figure 2a", algorithm: Algorithm::Random },
+    SweepFigure { id: "fig-2b", name: "Figure 2b", algorithm: Algorithm::Deterministic },
+    SweepFigure { id: "fig-2c", name: "Figure 2c", algorithm: Algorithm::Ringsteady },
+    SweepFigure { id: "fig-2d", name: "Figure 2d", algorithm: Algorithm::RingsteadyScaled },
+    SweepFigure { id: "fig-2-rocksteadier", name: "As Figure 2", algorithm: Algorithm::Rocksteadier },
 ];
 
 /// How many sweeps the section makes.
@@ -134,7 +118,7 @@ fn figure(case: &SweepFigure, cells: &[Cell]) -> Figure {
         x: Scale::Logarithmic(0.05, 12.8),
         ticks: &[0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0],
         name: case.algorithm.name(),
-        paint: case.paint,
+        paint: paint(case.algorithm),
     };
     cloud.figure(&cells.iter().map(|cell| (cell.ratio(), cell.adjusted)).collect::<Vec<_>>())
 }

@@ -104,43 +104,28 @@ impl Assignments {
 
 #[cfg(test)]
 mod tests {
-    use std::net::SocketAddr;
-
     use lb_core::endpoint::EndpointState;
-    use lb_core::service::{Overflow, Policy, Protocol, Size, Subset, Task, UNANSWERED_AFTER};
+    use lb_core::service::{Size, Subset, Task};
     use lb_core::subset::Algorithm;
 
+    use super::super::client;
     use super::*;
 
     fn service(algorithm: Algorithm, size: u32) -> Service {
-        Service {
-            name: "users".into(),
-            address: "10.96.0.10:80".parse().unwrap(),
-            protocol: Protocol::Tcp,
-            policy: Policy::WeightedRoundRobin,
-            active_limit: None,
-            overflow: Overflow::LeastLoaded,
-            error_decay: None,
-            connect_timeout: None,
-            unanswered_after: UNANSWERED_AFTER,
-            rebind: None,
-            subset: Subset::Sized { algorithm, size: Size::Fixed(size) },
-            seed: 7,
-            errno: 113,
-        }
+        client::service("users", Subset::Sized { algorithm, size: Size::Fixed(size) }, 7)
     }
 
     /// Endpoints by their weights, lame ducks without one.
     fn list(weights: &[u16]) -> EndpointList {
         let endpoint = |(index, &weight): (u32, &u16)| Endpoint {
-            address: SocketAddr::from(([10, 0, 0, u8::try_from(index).unwrap()], 80)),
+            address: client::address(index),
             index,
             weight: weight.max(1),
             state: if weight == 0 { EndpointState::LameDuck } else { EndpointState::Healthy },
             zone: None,
         };
         let endpoints = (0..).zip(weights).map(endpoint).collect();
-        EndpointList::new(endpoints, "10.96.0.10:80".parse().unwrap(), &[]).unwrap()
+        EndpointList::new(endpoints, client::SERVICE, &[]).unwrap()
     }
 
     #[test]

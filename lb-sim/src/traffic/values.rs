@@ -28,6 +28,24 @@ impl<T: TryFrom<String, Error = String>> Visitor<'_> for TextVisitor<T> {
     }
 }
 
+/// Lets types be read from text by their `TryFrom<String>`, and says what is expected where there is no text.
+macro_rules! read_from_text {
+    ($($value:ty: $expected:literal,)*) => { $(
+        impl<'de> Deserialize<'de> for $value {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                deserializer.deserialize_any(TextVisitor($expected, PhantomData))
+            }
+        }
+    )* };
+}
+
+read_from_text! {
+    Span: "a time in quotes, as in \"90s\"",
+    Seed: "a decimal number of 64 bits in quotes, as in \"7\"",
+    Name: "a name in quotes",
+    AlgorithmName: "the name of a subsetting algorithm in quotes",
+}
+
 /// A whole number from MIN to MAX.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Within<const MIN: u32, const MAX: u32>(pub u32);
@@ -90,12 +108,6 @@ impl TryFrom<String> for Span {
     }
 }
 
-impl<'de> Deserialize<'de> for Span {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(TextVisitor("a time in quotes, as in \"90s\"", PhantomData))
-    }
-}
-
 impl fmt::Display for Span {
     /// As a scenario file would have it, in the largest unit that is exact; hours only if nothing is left over.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -120,13 +132,6 @@ impl TryFrom<String> for Seed {
     }
 }
 
-impl<'de> Deserialize<'de> for Seed {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer
-            .deserialize_any(TextVisitor("a decimal number of 64 bits in quotes, as in \"7\"", PhantomData))
-    }
-}
-
 /// A name: 1 to 63 letters, digits, `-`, `_` and `.`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Name(pub String);
@@ -144,12 +149,6 @@ impl TryFrom<String> for Name {
     }
 }
 
-impl<'de> Deserialize<'de> for Name {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(TextVisitor("a name in quotes", PhantomData))
-    }
-}
-
 /// A subsetting algorithm by its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AlgorithmName(pub Algorithm);
@@ -160,12 +159,6 @@ impl TryFrom<String> for AlgorithmName {
     fn try_from(text: String) -> Result<Self, String> {
         let names = || Algorithm::ALL.map(Algorithm::name).join(", ");
         Algorithm::from_str(&text).map(Self).map_err(|error| format!("{error}: write one of {}", names()))
-    }
-}
-
-impl<'de> Deserialize<'de> for AlgorithmName {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(TextVisitor("the name of a subsetting algorithm in quotes", PhantomData))
     }
 }
 

@@ -14,10 +14,10 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use lb_core::endpoint::EndpointState;
-use lb_core::service::{Overflow, Policy, Protocol, Service, Subset, UNANSWERED_AFTER};
+use lb_core::service::{Service, Subset};
 
 use super::assignments::{Assignments, Shares};
-use super::client::{Client, SERVICE};
+use super::client::{Client, service};
 use super::document::{JobTable, Traffic};
 use super::queue::Queue;
 use super::scenario::{NewSize, Run, Scenario};
@@ -142,21 +142,9 @@ impl<'a> World<'a> {
         let jobs = scenario.jobs.iter().map(|table| {
             let algorithm = run.algorithm.unwrap_or(table.algorithm.0);
             let seed = table.seed.map(|seed| seed.0);
-            let service = Service {
-                name: scenario.service.clone(),
-                address: SERVICE,
-                protocol: Protocol::Tcp,
-                policy: Policy::WeightedRoundRobin,
-                active_limit: None,
-                overflow: Overflow::LeastLoaded,
-                error_decay: None,
-                connect_timeout: None,
-                unanswered_after: UNANSWERED_AFTER,
-                rebind: None,
-                subset: Subset::Sized { algorithm, size: run.size.unwrap_or(table.size.0) },
-                seed: seed.unwrap_or_else(|| lb_core::service::seed(&table.name.0, &scenario.service)),
-                errno: 113,
-            };
+            let size = run.size.unwrap_or(table.size.0);
+            let seed = seed.unwrap_or_else(|| lb_core::service::seed(&table.name.0, &scenario.service));
+            let service = service(&scenario.service, Subset::Sized { algorithm, size }, seed);
             let shares = run.shares.unwrap_or(table.shares);
             Job { table: table.clone(), shares, service, clients: Vec::new() }
         });

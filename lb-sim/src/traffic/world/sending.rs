@@ -68,18 +68,26 @@ impl World<'_> {
         }
     }
 
-    pub(super) fn learn(&mut self, id: u32, assignments: &Assignments, version: u64) {
-        let Some(mut client) = self.clients[id as usize].take() else { return };
-        // Notices may overtake each other: one that is older than what the client knows is dropped.
-        if client.version < version {
-            let state = &self.jobs[client.job];
-            let (list, membership) = assignments.task(client.index, &state.service);
-            client.learn(version, list, membership);
-            if state.holds_links() {
-                self.hold_links(id, &mut client);
-            }
+    /// Changes a client and whatever else it takes, unless the client is gone.
+    fn with_client(&mut self, id: u32, change: impl FnOnce(&mut Self, &mut Client)) {
+        if let Some(mut client) = self.clients[id as usize].take() {
+            change(self, &mut client);
+            self.clients[id as usize] = Some(client);
         }
-        self.clients[id as usize] = Some(client);
+    }
+
+    pub(super) fn learn(&mut self, id: u32, assignments: &Assignments, version: u64) {
+        self.with_client(id, |world, client| {
+            // Notices may overtake each other: one that is older than what the client knows is dropped.
+            if client.version < version {
+                let job = &world.jobs[client.job];
+                let (list, membership) = assignments.task(client.index, &job.service);
+                client.learn(version, list, membership);
+                if job.holds_links() {
+                    world.hold_links(id, client);
+                }
+            }
+        });
     }
 
     // ---- connections that are kept -------------------------------------------------------------------------------------
@@ -173,17 +181,17 @@ impl World<'_> {
         self.note_wanted(index);
         for (id, slot) in holders {
             let slot = slot as usize;
-            let Some(mut client) = self.clients[id as usize].take() else { continue };
-            let serial = client.next_serial();
-            let is_member = client.slots[slot].is_some_and(|slot| slot.usable);
-            let link = client.links[slot].as_mut().expect("a holder has a link");
-            self.counts.errors.cut += u64::from(link.flows);
-            if is_member && self.jobs[client.job].holds_links() {
-                *link = Link { backend: index, serial, state: LinkState::Lost, flows: 0 };
-            } else {
-                self.unlink(id, &mut client, slot);
-            }
-            self.clients[id as usize] = Some(client);
+            self.with_client(id, |world, client| {
+                let serial = client.next_serial();
+                let is_member = client.slots[slot].is_some_and(|slot| slot.usable);
+                let link = client.links[slot].as_mut().expect("a holder has a link");
+                world.counts.errors.cut += u64::from(link.flows);
+                if is_member && world.jobs[client.job].holds_links() {
+                    *link = Link { backend: index, serial, state: LinkState::Lost, flows: 0 };
+                } else {
+                    world.unlink(id, client, slot);
+                }
+            });
         }
     }
 
@@ -197,32 +205,32 @@ impl World<'_> {
         let holders: Vec<(u32, u32)> = backend.holders.iter().copied().collect();
         self.note_wanted(index);
         for (id, slot) in holders {
-            let Some(mut client) = self.clients[id as usize].take() else { continue };
-            let link = client.links[slot as usize].expect("a holder has a link");
-            let state = self.establish(id, client.job, slot as usize, index, link.serial);
-            client.links[slot as usize] = Some(Link { state, ..link });
-            self.clients[id as usize] = Some(client);
+            self.with_client(id, |world, client| {
+                let link = client.links[slot as usize].expect("a holder has a link");
+                let state = world.establish(id, client.job, slot as usize, index, link.serial);
+                client.links[slot as usize] = Some(Link { state, ..link });
+            });
         }
     }
 
     // ---- arrivals ------------------------------------------------------------------------------------------------------
 
     pub(super) fn arrive(&mut self, id: u32) {
-        let Some(mut client) = self.clients[id as usize].take() else { return };
-        let table = &self.jobs[client.job].table;
-        let interval = table.interval.expect("what arrives has an interval");
-        // Sampled in any case, so that all runs of a scenario see the same arrivals with the same lives.
-        let gap = sampling::sample(table.arrivals, interval.us, &mut client.rng);
-        let life = sampling::sample(table.lives, table.lasts.us, &mut client.rng);
-        self.queue.push(self.now + gap.max(1), Event::Arrive(id));
-        self.counts.arrivals += 1;
-        let picked = client.pick();
-        match picked.how {
-            How::Picked | How::Overflowed | How::Fallback => self.send(id, &mut client, picked.slot, life),
-            How::Limited | How::Refused => self.counts.errors.refused += 1,
-            How::Broken => unreachable!("a plan's tables agree with each other"),
-        }
-        self.clients[id as usize] = Some(client);
+        self.with_client(id, |world, client| {
+            let table = &world.jobs[client.job].table;
+            let interval = table.interval.expect("what arrives has an interval");
+            // Sampled in any case, so that all runs of a scenario see the same arrivals with the same lives.
+            let gap = sampling::sample(table.arrivals, interval.us, &mut client.rng);
+            let life = sampling::sample(table.lives, table.lasts.us, &mut client.rng);
+            world.queue.push(world.now + gap.max(1), Event::Arrive(id));
+            world.counts.arrivals += 1;
+            let picked = client.pick();
+            match picked.how {
+                How::Picked | How::Overflowed | How::Fallback => world.send(id, client, picked.slot, life),
+                How::Limited | How::Refused => world.counts.errors.refused += 1,
+                How::Broken => unreachable!("a plan's tables agree with each other"),
+            }
+        });
     }
 
     /// A connect or request goes to the backend in a slot.
@@ -260,28 +268,28 @@ impl World<'_> {
     }
 
     pub(super) fn finish(&mut self, id: u32, slot: u32, serial: u32) {
-        let Some(mut client) = self.clients[id as usize].take() else { return };
-        let kind = self.jobs[client.job].table.traffic;
-        // Without a link it was cut, which has been counted.
-        if let Some(link) = client.link(slot, serial) {
-            link.flows -= 1;
-            let link = *link;
-            self.counts.served += 1;
-            match (kind, link.state) {
-                (Traffic::Requests, LinkState::Draining { is_moved }) if link.flows == 0 => {
-                    self.close(id, &mut client, slot as usize, is_moved);
-                }
-                (Traffic::Requests, _) => {}
-                (Traffic::Connections, _) => {
-                    self.backends[link.backend as usize].connections -= 1;
-                    self.counts.closed += 1;
-                    if link.flows == 0 {
-                        self.unlink(id, &mut client, slot as usize);
+        self.with_client(id, |world, client| {
+            let kind = world.jobs[client.job].table.traffic;
+            // Without a link it was cut, which has been counted.
+            if let Some(link) = client.link(slot, serial) {
+                link.flows -= 1;
+                let link = *link;
+                world.counts.served += 1;
+                match (kind, link.state) {
+                    (Traffic::Requests, LinkState::Draining { is_moved }) if link.flows == 0 => {
+                        world.close(id, client, slot as usize, is_moved);
+                    }
+                    (Traffic::Requests, _) => {}
+                    (Traffic::Connections, _) => {
+                        world.backends[link.backend as usize].connections -= 1;
+                        world.counts.closed += 1;
+                        if link.flows == 0 {
+                            world.unlink(id, client, slot as usize);
+                        }
                     }
                 }
             }
-        }
-        self.clients[id as usize] = Some(client);
+        });
     }
 }
 
