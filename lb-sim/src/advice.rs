@@ -1,8 +1,8 @@
 //! Which subset to configure for a fleet, and what it is worth beside the other choices.
 //!
-//! Rocksteadier with automatic size, except where so few clients face so many backends that it needs more than twice the
-//! connections that the fleet has to open at least. There it is an aperture, whose fractional edges leave no waste, but
-//! which makes clients reconnect to most of their backends when one is added: hence not for less.
+//! Rocksteadier with automatic size, except where so few clients face so many backends that it needs more than twice
+//! the connections that the fleet has to open at least. There it is an aperture, whose fractional edges leave no waste,
+//! but which makes clients reconnect to most of their backends when one is added: hence not for less.
 
 use lb_core::service::{Size, Subset};
 use lb_core::subset::Algorithm;
@@ -18,7 +18,7 @@ const BOOK_SIZE: u32 = 20;
 /// Most pairs of clients and backends for which algorithms that look at each are compared: a second or two.
 const MAX_PAIRS: u64 = 1 << 28;
 
-/// Who is to be advised.
+/// The fleet for which a subset is sought.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Question {
     /// M.
@@ -31,7 +31,7 @@ pub struct Question {
 
 /// What one subset is worth for a fleet.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Figures {
+pub struct Assessment {
     /// Most connections of a client.
     pub each: u32,
     /// Connections of all clients.
@@ -40,24 +40,24 @@ pub struct Figures {
     pub even: f64,
     /// Raw utilization with structural weights.
     pub weighted: f64,
-    /// One more backend: what the clients drop.
-    pub backend: Dropped,
-    /// One more client: what the others drop.
-    pub client: Dropped,
+    /// What one more backend costs.
+    pub backend: ChangeCost,
+    /// What one more client costs the others.
+    pub client: ChangeCost,
     /// Largest part of a subset within a tenth of the backends.
     pub restart: f64,
 }
 
-/// What is dropped at a change: parts of a subset.
+/// What a change of the fleet costs its clients: parts of their subsets that they drop.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
-pub struct Dropped {
+pub struct ChangeCost {
     /// Mean over the clients.
     pub mean: f64,
-    /// Of the one that loses most.
+    /// The part of the client that drops most.
     pub worst: f64,
 }
 
-impl From<Churn> for Dropped {
+impl From<Churn> for ChangeCost {
     fn from(Churn { mean, worst, .. }: Churn) -> Self {
         Self { mean, worst }
     }
@@ -68,7 +68,7 @@ impl From<Churn> for Dropped {
 pub struct Choice {
     /// What to configure.
     pub subset: Subset,
-    /// With the size that this is now; `None` if every client uses all backends.
+    /// The fleet with the size that follows from the subset; `None` if every client uses all backends.
     pub fleet: Option<Fleet>,
 }
 
@@ -79,12 +79,12 @@ pub struct Advice {
     pub answer: Choice,
     /// The other sensible choices.
     pub alternatives: Vec<Choice>,
-    /// What a subset has at least: its part of the backends, and enough to lose some of them.
+    /// The smallest sensible size: the client's part of the backends, and enough of them to lose some.
     pub least: u32,
 }
 
 impl Advice {
-    /// For one fleet.
+    /// Compares the sensible choices for a fleet.
     pub fn on(question: &Question) -> Self {
         let sized = |algorithm, size| question.choice(Subset::Sized { algorithm, size });
         let automatic = sized(Algorithm::Rocksteadier, Size::Auto { min: MIN_AUTO_SIZE });
@@ -103,7 +103,7 @@ impl Advice {
         if u64::from(question.clients) * u64::from(question.backends) <= MAX_PAIRS {
             alternatives.push(random);
         }
-        // A subset of all backends is `all`.
+        // A subset as large as the service is the choice `all` under another name.
         alternatives.retain(|choice| choice.size(question) < question.backends);
         alternatives.push(all);
         alternatives.retain(|choice| *choice != answer);
@@ -112,7 +112,7 @@ impl Advice {
 }
 
 impl Choice {
-    /// K, or all backends.
+    /// How many backends a client uses.
     pub fn size(&self, question: &Question) -> u32 {
         self.fleet.map_or(question.backends, |fleet| fleet.wanted())
     }
@@ -143,14 +143,15 @@ impl Question {
     }
 
     /// What a choice is worth.
-    pub fn figures(&self, choice: &Choice) -> Figures {
-        let Some(fleet) = choice.fleet else { return self.figures_of_all() };
+    pub fn assess(&self, choice: &Choice) -> Assessment {
+        let Some(fleet) = choice.fleet else { return self.assess_all() };
         let graph = fleet.graph();
         let utilization = |weighted| raw_utilization(&Sharing::of(&fleet, &graph, weighted).loads(&graph));
-        // The automatic size may be another one then. The largest fleet has no larger one; it was smaller before.
+        // The changed fleet may have another automatic size. The largest fleet there may be has no larger neighbour, so
+        // it is compared with the next smaller one.
         let dropped = |other: Self| {
             let Some(other) = other.choice(choice.subset).fleet else {
-                return Dropped { mean: 0.0, worst: 0.0 };
+                return ChangeCost { mean: 0.0, worst: 0.0 };
             };
             let grows = other.clients > fleet.clients || other.backends > fleet.backends;
             let other = other.graph();
@@ -158,13 +159,13 @@ impl Question {
         };
         let backends = if self.backends < MAX_BACKENDS { self.backends + 1 } else { self.backends - 1 };
         let clients = if self.clients < MAX_CLIENTS { self.clients + 1 } else { self.clients - 1 };
-        // Each solves weights of its own, which for the largest fleets takes seconds.
+        // Each solves weights of its own, which for the largest fleets takes seconds: hence at the same time.
         let (weighted, (backend, client)) = rayon::join(
             || utilization(true),
             || rayon::join(|| dropped(Self { backends, ..*self }), || dropped(Self { clients, ..*self })),
         );
         let each = graph.rows().map(<[u32]>::len).max().unwrap_or(0);
-        Figures {
+        Assessment {
             each: u32::try_from(each).expect("at most all backends"),
             all: fleet.connections(),
             even: utilization(false),
@@ -175,10 +176,10 @@ impl Question {
         }
     }
 
-    /// Everybody uses everything: nothing to compute, and too much to hold for large fleets.
-    fn figures_of_all(&self) -> Figures {
-        let nothing = Dropped { mean: 0.0, worst: 0.0 };
-        Figures {
+    /// Every client uses every backend: nothing to compute, and for large fleets too many connections to keep.
+    fn assess_all(&self) -> Assessment {
+        let nothing = ChangeCost { mean: 0.0, worst: 0.0 };
+        Assessment {
             each: self.backends,
             all: u64::from(self.clients) * u64::from(self.backends),
             even: 1.0,
@@ -209,7 +210,7 @@ mod tests {
         // Few clients leave most rows of their lot unused.
         check(3, 1_000, Some((Algorithm::ApertureShuffled, 12)));
         check(7, 200, Some((Algorithm::ApertureShuffled, 12)));
-        // Who needs all anyway has no subset.
+        // A client that needs all backends has no subset.
         check(1, 1_000, None);
         check(300, 12, None);
         check(300, 13, Some((Algorithm::Rocksteadier, 12)));
@@ -220,10 +221,10 @@ mod tests {
         let question = Question { clients: 20_000, backends: MAX_BACKENDS, seed: 0 };
         let choice =
             question.choice(Subset::Sized { algorithm: Algorithm::Rocksteadier, size: Size::Fixed(12) });
-        let figures = question.figures(&choice);
-        assert_eq!((figures.each, figures.all), (12, 240_000));
-        assert!(figures.backend.mean > 0.0 && figures.backend.worst <= 1.0 / 12.0, "{figures:?}");
-        assert_eq!(figures.client, Dropped { mean: 0.0, worst: 0.0 });
+        let assessment = question.assess(&choice);
+        assert_eq!((assessment.each, assessment.all), (12, 240_000));
+        assert!(assessment.backend.mean > 0.0 && assessment.backend.worst <= 1.0 / 12.0, "{assessment:?}");
+        assert_eq!(assessment.client, ChangeCost { mean: 0.0, worst: 0.0 });
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! A fleet: one job of client tasks before the backends of one service, the subsets that its tasks take, and how they
 //! share their traffic out among them.
+//!
+//! Everything else of the planner is computed from this. Must not know what evenness is worth.
 
 use lb_core::endpoint::MAX_INDEXES;
 use lb_core::subset::{self, Algorithm, Position};
@@ -16,11 +18,11 @@ pub const MAX_BACKENDS: u32 = MAX_INDEXES;
 /// backends.
 pub const MAX_SIZE: u32 = MAX_BACKENDS;
 
-/// Most connections of a fleet, of which each takes four bytes: 128 MiB. Every fleet within the other limits has fewer
-/// whose subsets have at most 500 backends.
+/// Most connections of a fleet: each takes four bytes, so 128 MiB. A fleet with subsets of at most 500 backends always
+/// has fewer.
 pub const MAX_CONNECTIONS: u64 = 1 << 25;
 
-/// One job before one service, without holes.
+/// One job before one service: all client tasks and backends run, and their indexes have no gaps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fleet {
     /// How subsets are chosen.
@@ -35,7 +37,7 @@ pub struct Fleet {
     pub seed: u64,
 }
 
-/// A fleet whose subsets are more than can be held.
+/// A fleet with more connections than fit into memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error(
     "{clients} clients with subsets of {size} of {backends} backends make {connections} connections, and at most \
@@ -49,7 +51,7 @@ pub struct TooManyConnections {
 }
 
 impl Fleet {
-    /// Where one client stands.
+    /// What the algorithms are told of one client.
     pub fn position(&self, client: u32) -> Position {
         let Self { clients, backends, size, seed, .. } = *self;
         Position { client, clients, backends, size, seed }
@@ -79,14 +81,14 @@ impl Fleet {
     pub fn connections(&self) -> u64 {
         let length = |client| u64::from(subset::length(self.algorithm, self.position(client)));
         if self.algorithm.is_aperture() {
-            // Arcs differ by one backend.
+            // The lengths of arcs differ by one backend.
             (0..self.clients).map(length).sum()
         } else {
             u64::from(self.clients) * length(0)
         }
     }
 
-    /// That the subsets of all clients can be held.
+    /// Checks that the subsets of all clients fit into memory.
     pub fn check_size(&self) -> Result<(), TooManyConnections> {
         let Self { clients, backends, size, .. } = *self;
         let connections = self.connections();
@@ -109,8 +111,8 @@ pub enum Sharing {
 }
 
 impl Sharing {
-    /// Of a fleet and its [`Fleet::graph`]: aperture forms bring their own weights in any case, the others have structural
-    /// weights if `weighted`, for backends of equal capacity.
+    /// How the clients of a fleet share, given its [`Fleet::graph`]: aperture forms bring their own weights in any
+    /// case, the others have structural weights if `weighted`, for backends of equal capacity.
     pub fn of(fleet: &Fleet, graph: &Graph, weighted: bool) -> Self {
         if fleet.algorithm.is_aperture() {
             Self::Arcs(*fleet)
@@ -121,8 +123,8 @@ impl Sharing {
         }
     }
 
-    /// What one client, whose subset this is, sends to each of its backends, in the subset's order: in sum 1. `graph` is the
-    /// one of [`Self::of`].
+    /// What one client, whose subset this is, sends to each of its backends, in the subset's order: in sum 1. `graph`
+    /// is the one of [`Self::of`].
     pub fn weights(&self, graph: &Graph, client: u32, subset: &[u32]) -> Vec<f64> {
         match self {
             #[expect(clippy::cast_precision_loss, reason = "at most 65,536 backends")]
@@ -142,14 +144,15 @@ impl Sharing {
     pub fn loads(&self, graph: &Graph) -> Vec<f64> {
         match self {
             Self::Even => {
-                // Whole backends: every subset is as long as the first, so that equal counts are equal loads to the bit.
+                // Whole backends: every subset is as long as the first, so that equal counts are equal loads to the
+                // bit.
                 let length = graph.rows().next().map_or(0, <[u32]>::len).max(1);
                 #[expect(clippy::cast_precision_loss, reason = "at most 65,536 backends")]
                 let length = length as f64;
                 graph.connections().into_iter().map(|clients| f64::from(clients) / length).collect()
             }
             Self::Arcs(fleet) => {
-                // In whole units, because the loads of an aperture are equal and shall come out so.
+                // Added up in whole units, so that loads that are equal come out equal to the bit.
                 let mut units = vec![0_u64; fleet.backends as usize];
                 for (client, row) in (0..fleet.clients).zip(graph.rows()) {
                     for (&backend, overlap) in row.iter().zip(overlaps(fleet, client)) {

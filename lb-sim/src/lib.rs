@@ -2,8 +2,8 @@
 //!
 //! In reading order: a fleet and its subsets ([`fleet`]), what they are worth ([`metrics`]), and that over many fleets
 //! ([`sweep`]), which to choose ([`advice`]), a fleet in virtual time ([`traffic`]), and pictures of all of it
-//! ([`report`]); then one module per command.
-//! Must not know of kernels, sockets or clocks: the same arguments give the same output on every machine.
+//! ([`report`]); then one module per command. Must not know of kernels, sockets or clocks: the same arguments give the
+//! same output on every machine.
 #![forbid(unsafe_code)]
 
 pub mod fleet;

@@ -1,4 +1,6 @@
 //! socklb-sim: plans subsets before they are in production.
+//!
+//! Everything is in the library, so that tests and benchmarks can call it.
 
 use std::process::ExitCode;
 

@@ -5,7 +5,8 @@
 use std::collections::HashSet;
 
 use lb_core::weights::Graph;
-// Decides automatic sizes, too: one definition.
+use serde::Serialize;
+// The daemon's automatic sizes depend on it, too: one definition.
 pub use lb_core::weights::raw_utilization;
 
 pub mod overlap;
@@ -13,7 +14,7 @@ pub mod overlap;
 pub mod churn;
 
 /// Smallest, mean and largest of some numbers, and their relative standard deviation (of the population).
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Spread {
     /// Smallest.
     pub min: f64,
@@ -25,27 +26,40 @@ pub struct Spread {
     pub rsd: f64,
 }
 
-/// Of nothing, everything is 0.
-pub fn spread_of(values: &[f64]) -> Spread {
-    if values.is_empty() {
-        return Spread { min: 0.0, mean: 0.0, max: 0.0, rsd: 0.0 };
+impl Spread {
+    /// Of nothing, everything is 0.
+    pub fn of(values: &[f64]) -> Self {
+        if values.is_empty() {
+            return Self::default();
+        }
+        let mean = mean(values.iter().copied());
+        let variance = self::mean(values.iter().map(|value| (value - mean).powi(2)));
+        Self {
+            min: values.iter().copied().fold(f64::INFINITY, f64::min),
+            mean,
+            max: values.iter().copied().fold(f64::NEG_INFINITY, f64::max),
+            rsd: if mean > 0.0 { variance.sqrt() / mean } else { 0.0 },
+        }
     }
-    #[expect(clippy::cast_precision_loss, reason = "far fewer than 2^53 values")]
-    let count = values.len() as f64;
-    let mean = values.iter().sum::<f64>() / count;
-    let variance = values.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / count;
-    Spread {
-        min: values.iter().copied().fold(f64::INFINITY, f64::min),
-        mean,
-        max: values.iter().copied().fold(f64::NEG_INFINITY, f64::max),
-        rsd: if mean > 0.0 { variance.sqrt() / mean } else { 0.0 },
+
+    /// The same of whole numbers.
+    pub fn of_counts(counts: &[u32]) -> Self {
+        Self::of(&counts.iter().copied().map(f64::from).collect::<Vec<f64>>())
     }
 }
 
-/// The same of whole numbers.
-pub fn spread_of_counts(counts: &[u32]) -> Spread {
-    let values: Vec<f64> = counts.iter().copied().map(f64::from).collect();
-    spread_of(&values)
+/// The mean; 0 of nothing.
+pub fn mean(values: impl IntoIterator<Item = f64>) -> f64 {
+    let (count, sum) = values.into_iter().fold((0_u32, 0.0), |(count, sum), value| (count + 1, sum + value));
+    sum / f64::from(count.max(1))
+}
+
+/// The smallest of the values such that `percent` of them are not above it (nearest rank); 0 of nothing.
+pub fn percentile(values: &[f64], percent: usize) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_unstable_by(f64::total_cmp);
+    let rank = (sorted.len() * percent).div_ceil(100);
+    sorted.get(rank.saturating_sub(1)).copied().unwrap_or(0.0)
 }
 
 /// Adjusted utilization (ACM Queue 2022): the best that whole connections allow, ceil(M K / N), over the largest count.
@@ -87,11 +101,10 @@ pub fn block_share(subset: &[u32], block: u32) -> f64 {
     part(most, sorted.len())
 }
 
-/// [`block_share`] of every client's subset: the mean over the clients is what a client can expect of the worst moment of a
-/// restart, the largest what the unluckiest loses.
+/// [`block_share`] of every client's subset: the mean over the clients is what a client can expect of the worst moment
+/// of a restart, the largest what the unluckiest loses.
 pub fn block_shares(graph: &Graph, block: u32) -> Spread {
-    let shares: Vec<f64> = graph.rows().map(|subset| block_share(subset, block)).collect();
-    spread_of(&shares)
+    Spread::of(&graph.rows().map(|subset| block_share(subset, block)).collect::<Vec<f64>>())
 }
 
 /// Of nothing, the part is 0.
@@ -116,8 +129,18 @@ mod tests {
     #[test]
     fn a_spread_is_of_the_population() {
         let spread = Spread { min: 2.0, mean: 5.0, max: 9.0, rsd: 0.4 };
-        assert_eq!(spread_of_counts(&[2, 4, 4, 4, 5, 5, 7, 9]), spread);
-        assert_eq!(spread_of(&[]), Spread { min: 0.0, mean: 0.0, max: 0.0, rsd: 0.0 });
+        assert_eq!(Spread::of_counts(&[2, 4, 4, 4, 5, 5, 7, 9]), spread);
+        assert_eq!(Spread::of(&[]), Spread::default());
+    }
+
+    #[test]
+    fn a_percentile_is_one_of_the_values() {
+        let values = [4.0, 1.0, 3.0, 2.0];
+        assert_eq!(
+            [0, 25, 26, 50, 100].map(|percent| percentile(&values, percent)),
+            [1.0, 1.0, 2.0, 2.0, 4.0]
+        );
+        assert_eq!(percentile(&[], 50), 0.0);
     }
 
     #[test]

@@ -1,4 +1,6 @@
-//! Where results go: to standard output, as text for people or as one line of JSON.
+//! Writes results to standard output: text for people, or one line of JSON for programs.
+//!
+//! A reader that stops reading is no error. Must not know what the results are.
 
 use std::io::{self, BufWriter, Write};
 

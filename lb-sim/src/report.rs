@@ -1,18 +1,10 @@
-//! The report: the figures of three publications on subsets, computed with our own decisions, as one page and its files.
+//! The report: the figures of three publications on subsets, computed with our own decisions, as one page and its
+//! files.
 //!
-//! In reading order: what drawings are made of ([`palette`], [`geometry`], [`drawing`], [`chart`], [`figure`]), what sections
-//! hold ([`numbers`], [`section`]), one module per question, the page and where it is written. The same build gives the same
-//! bytes: no dates, nothing of the machine.
+//! In reading order: what sections hold ([`palette`], [`numbers`], [`section`]), one module per question, the page and
+//! where it is written. The same build gives the same bytes: no dates, nothing of the machine.
 
 pub mod palette;
-
-pub mod geometry;
-
-pub mod drawing;
-
-pub mod chart;
-
-pub mod figure;
 
 pub mod numbers;
 
@@ -46,27 +38,12 @@ pub mod directory;
 
 use indicatif::ProgressBar;
 
+use directory::MARK;
+pub use section::Extent;
 use section::Section;
 
-/// How much is computed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Extent {
-    /// The largest jobs of sweeps.
-    pub most_tasks: u32,
-    /// The largest subsets of comparisons of sizes.
-    pub most_size: u32,
-    /// Seeds over which random algorithms are tried.
-    pub trials: u64,
-}
-
-impl Default for Extent {
-    /// What the sources have, and enough seeds for one digit behind the point.
-    fn default() -> Self {
-        Self { most_tasks: 256, most_size: 300, trials: 100 }
-    }
-}
-
-/// How many steps of progress [`sections`] makes.
+/// How many steps of progress [`sections`] makes: one for each number of backends of a sweep, and one for each other
+/// section.
 pub const fn steps(extent: Extent) -> u64 {
     (utilization::SWEEPS + weights::SWEEPS) * (extent.most_tasks - utilization::SIZE + 1) as u64 + OTHERS
 }
@@ -96,7 +73,8 @@ pub fn sections(extent: Extent, bar: &ProgressBar) -> Vec<Section> {
 /// The files of a report: the page first, then every figure.
 pub fn files(sections: &[Section]) -> Vec<(String, String)> {
     let figures = sections.iter().flat_map(|section| &section.figures);
-    let alone = figures.map(|figure| (format!("{}.svg", figure.id), figure.alone()));
+    let alone = figures
+        .map(|figure| (format!("{}.svg", figure.id), format!("{MARK}\n{}", figure.alone(&palette::PAINTS))));
     std::iter::once(("index.html".to_owned(), page::page(sections))).chain(alone).collect()
 }
 

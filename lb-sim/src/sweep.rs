@@ -1,5 +1,5 @@
-//! The sweep of the ACM article's Figure 2: one algorithm at one size before every number of clients and backends up to a
-//! most, because an algorithm that is even for one fleet may be uneven for the next.
+//! The sweep of the ACM article's Figure 2: one algorithm at one size before every number of clients and backends up to
+//! a most, because an algorithm that is even for one fleet may be uneven for the next.
 //!
 //! Must not depend on how many threads there are.
 
@@ -16,8 +16,8 @@ pub mod summary;
 /// Most clients and backends of a sweep: a million fleets.
 pub const MAX_MAX: u32 = 1_024;
 
-/// Most subset members that a sweep may look at, each once for an algorithm whose subsets can be kept while the number of
-/// clients grows, and once for every fleet otherwise: some minutes. The article's sweep looks at 2^27 of the latter.
+/// Most subset members that a sweep may look at, each once for an algorithm whose subsets can be kept while the number
+/// of clients grows, and once for every fleet otherwise: some minutes. The article's sweep looks at 2^27 of the latter.
 pub const MAX_LOOKS: u64 = 1 << 34;
 
 /// The same with structural weights, which look at each member many times.
@@ -49,12 +49,19 @@ pub struct Cell {
     pub raw: f64,
 }
 
-/// A sweep that nobody would wait for, or of nothing.
+impl Cell {
+    /// Clients per backend.
+    pub fn ratio(&self) -> f64 {
+        f64::from(self.clients) / f64::from(self.backends)
+    }
+}
+
+/// A sweep that takes too long, or has no fleet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-pub enum Unfit {
+pub enum SweepError {
     /// More backends are needed for the size than there may be.
     #[error("no fleet has at least {size} backends, the size, and at most {max}, the most of the sweep")]
-    Nothing {
+    Empty {
         /// The size.
         size: u32,
         /// The most of the sweep.
@@ -66,7 +73,7 @@ pub enum Unfit {
          (a smaller size or most, or no weights)"
     )]
     TooMuch {
-        /// Whose.
+        /// How subsets are chosen.
         algorithm: Algorithm,
         /// The size.
         size: u32,
@@ -91,11 +98,11 @@ impl Sweep {
         (self.size..=self.max).map(fleets).sum()
     }
 
-    /// That it is of something, and not of too much.
-    pub fn check(&self, algorithm: Algorithm) -> Result<(), Unfit> {
+    /// That there are fleets, and that they do not take too long.
+    pub fn check(&self, algorithm: Algorithm) -> Result<(), SweepError> {
         let Self { size, max, weighted, .. } = *self;
         if size > max {
-            return Err(Unfit::Nothing { size, max });
+            return Err(SweepError::Empty { size, max });
         }
         let looks_at = |backends| {
             let clients: u64 = if weighted || algorithm.depends_on_clients() {
@@ -108,19 +115,19 @@ impl Sweep {
         let looks = (size..=max).map(looks_at).sum();
         let limit = if weighted { MAX_WEIGHTED_LOOKS } else { MAX_LOOKS };
         if looks > limit {
-            return Err(Unfit::TooMuch { algorithm, size, max, looks, limit });
+            return Err(SweepError::TooMuch { algorithm, size, max, looks, limit });
         }
         Ok(())
     }
 
-    /// All fleets, by backends and then clients, on all processors. `done` hears of each number of backends that is done.
+    /// All fleets, by backends and then clients, on all processors. `done` is called after each number of backends.
     pub fn run(&self, algorithm: Algorithm, done: impl Fn() + Sync) -> Vec<Cell> {
         let column = |backends| {
             let cells = self.column(algorithm, backends);
             done();
             cells
         };
-        // In the order of the numbers, whoever is ready first.
+        // Collected in the order of the numbers, whichever is ready first.
         let columns: Vec<Vec<Cell>> = (self.size..=self.max).into_par_iter().map(column).collect();
         columns.concat()
     }
@@ -128,8 +135,8 @@ impl Sweep {
     /// The fleets of one number of backends.
     fn column(&self, algorithm: Algorithm, backends: u32) -> Vec<Cell> {
         let Self { size, max, seed, weighted } = *self;
-        // The permutation is the same for all clients: it changes who is loaded, and not how much. Computing it for every
-        // client of every fleet would take most of the time.
+        // The permutation is the same for all clients: it changes which backends are loaded, and not how much.
+        // Computing it for every client of every fleet would take most of the time.
         let shuffled = algorithm == Algorithm::ApertureShuffled;
         let algorithm = if shuffled { Algorithm::Aperture } else { algorithm };
         let fleet = |clients| Fleet { algorithm, clients, backends, size, seed };
@@ -138,7 +145,7 @@ impl Sweep {
             return self.clients(backends).map(cell).collect();
         }
         // One more client changes nothing for those before it.
-        let mut counted = Counted::new(backends);
+        let mut counted = ConnectionCounter::new(backends);
         let mut graph = Graph::new(backends);
         let mut cells = Vec::new();
         for clients in 1..=max {
@@ -168,12 +175,12 @@ impl Sweep {
 }
 
 /// Connections of each backend, and the most of any, while clients are added.
-struct Counted {
+struct ConnectionCounter {
     connections: Vec<u32>,
     largest: u32,
 }
 
-impl Counted {
+impl ConnectionCounter {
     fn new(backends: u32) -> Self {
         Self { connections: vec![0; backends as usize], largest: 0 }
     }

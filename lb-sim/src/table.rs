@@ -1,14 +1,16 @@
-//! Tables for people: aligned columns, the first to the left and numbers to the right. No colour, no lines.
+//! Tables for terminals: aligned columns, the first to the left and numbers to the right. No colour, no lines.
+//!
+//! Also how the commands write parts and ratios. Must not know what the numbers are.
 
 use std::fmt;
 
 /// A table, row by row.
-pub struct Table {
+pub struct TextTable {
     rows: Vec<Vec<String>>,
 }
 
-impl Table {
-    /// With these headings.
+impl TextTable {
+    /// A table with these headings and no row.
     pub fn new<const N: usize>(headings: [&str; N]) -> Self {
         Self { rows: vec![headings.map(str::to_owned).to_vec()] }
     }
@@ -19,7 +21,7 @@ impl Table {
     }
 }
 
-impl fmt::Display for Table {
+impl fmt::Display for TextTable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
         let width = |column: usize| {
@@ -45,7 +47,7 @@ pub fn percent(part: f64) -> String {
     format!("{:.1} %", 100.0 * part)
 }
 
-/// A utilization, or another number about 1.
+/// A utilization, or another number that is near 1.
 pub fn ratio(value: f64) -> String {
     format!("{value:.4}")
 }
@@ -56,7 +58,7 @@ mod tests {
 
     #[test]
     fn numbers_stand_below_each_other() {
-        let mut table = Table::new(["algorithm", "mean"]);
+        let mut table = TextTable::new(["algorithm", "mean"]);
         table.row(["random".to_owned(), percent(0.5)]);
         table.row(["rocksteadier".to_owned(), ratio(1.0)]);
         assert_eq!(table.to_string(), "algorithm       mean\nrandom        50.0 %\nrocksteadier  1.0000\n");

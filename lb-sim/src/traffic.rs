@@ -1,9 +1,10 @@
 //! A fleet in virtual time: clients send, backends restart, jobs are resized, and every decision is the daemon's.
 //!
 //! In reading order: what a scenario file says ([`values`], [`document`]) and means ([`scenario`], [`shipped`]); random
-//! times ([`draw`]) in order ([`queue`]); what all tasks of a job decide ([`job`]), what one of them does with it
-//! ([`client`]); what happens ([`world`]) and what is counted of it ([`tally`]). A run is a pure function of a scenario and
-//! a seed: virtual time is whole microseconds, and no floating point decides in which order things happen.
+//! times ([`sampling`]) and the order of events ([`queue`]); what all tasks of a job decide ([`assignments`]), what one
+//! of them does with it ([`client`]); what happens ([`world`]) and what is counted of it ([`tally`]). A run is a pure
+//! function of a scenario and a seed: virtual time is whole microseconds, and no floating point decides in which order
+//! things happen.
 
 pub mod values;
 
@@ -13,11 +14,11 @@ pub mod scenario;
 
 pub mod shipped;
 
-pub mod draw;
+pub mod sampling;
 
 pub mod queue;
 
-pub mod job;
+pub mod assignments;
 
 pub mod client;
 
@@ -30,7 +31,7 @@ use serde::Serialize;
 use scenario::Scenario;
 use tally::{Row, Total};
 
-/// What came out of a scenario. Serializes as the document of `socklb-sim traffic --json`.
+/// What was counted while a scenario was played. Serializes as the document of `socklb-sim traffic --json`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Report {
     /// Version of this document.
@@ -39,15 +40,15 @@ pub struct Report {
     pub scenario: String,
     /// The seed of everything random, in decimal.
     pub seed: String,
-    /// What happened step by step, run after run.
+    /// A row for every step of every run, run after run.
     pub steps: Vec<Row>,
-    /// The whole of every run.
-    pub summary: Summary,
+    /// What was counted over whole runs.
+    pub summary: Totals,
 }
 
-/// The whole of every run.
+/// What was counted over whole runs.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Summary {
+pub struct Totals {
     /// In the order of the scenario.
     pub runs: Vec<Total>,
 }
@@ -66,6 +67,6 @@ pub fn play(scenario: &Scenario, seed: u64) -> Report {
         scenario: scenario.name.clone(),
         seed: seed.to_string(),
         steps,
-        summary: Summary { runs },
+        summary: Totals { runs },
     }
 }

@@ -1,5 +1,5 @@
-//! The program's commands as a person or a script runs them: what they print, the shape of their JSON, and what they say to
-//! every kind of bad input. The figures themselves are claims of `figures.rs`.
+//! The program's commands as a person or a script runs them: what they print, the shape of their JSON, and how they
+//! refuse every kind of bad input. The figures themselves are claims of `figures.rs`.
 
 use std::process::{Command, Output};
 
@@ -10,7 +10,7 @@ fn run(arguments: &str) -> Output {
     Command::new(program).args(arguments.split_whitespace()).output().expect("the program starts")
 }
 
-/// What a command prints that succeeds.
+/// What a command prints, which succeeds.
 #[track_caller]
 fn text(arguments: &str) -> String {
     let output = run(arguments);
@@ -155,8 +155,8 @@ fn balance_of_all_algorithms_is_a_table() {
 #[test]
 fn churn_tells_each_step_and_the_whole() {
     let answer = document("churn --algorithm ringsteady --clients 4 --backends 4..6 --size 2 --json");
-    // Clients stand at 0, 1/2, 1/4 and 3/4 of the ring. Backend 4 comes to 1/8: client 0 takes it for its second. Backend 5
-    // comes to 5/8: client 1 does.
+    // Clients stand at 0, 1/2, 1/4 and 3/4 of the ring. Backend 4 comes to 1/8: client 0 takes it for its second.
+    // Backend 5 comes to 5/8: client 1 does.
     let step = |from, to, minimum: f64| json!({ "from": from, "to": to, "mean": 0.125, "worst": 0.5, "replaced": 0, "minimum": minimum });
     let minimum = |from: f64, to: f64| 1.0 - from * (2.0 / to) / 2.0;
     assert_eq!(answer["results"][0]["steps"][0]["from"], json!(4));
@@ -269,10 +269,10 @@ fn advise_gives_its_reasons_in_numbers() {
 #[test]
 fn numbers_out_of_range_are_refused_with_the_range() {
     let fleet = [("--clients", 10), ("--backends", 10), ("--size", 3)];
-    for (place, (option, _)) in fleet.iter().enumerate() {
+    for (position, (option, _)) in fleet.iter().enumerate() {
         for bad in ["0", "65537", "4294967296", "99999999999999999999999", "-1", "1.5", "ten", ""] {
             let mut arguments = fleet.map(|(option, number)| format!("{option}={number}"));
-            arguments[place] = format!("{option}={bad}");
+            arguments[position] = format!("{option}={bad}");
             let arguments = arguments.join(" ");
             for command in ["subset", "balance"] {
                 check_refused(&format!("{command} {arguments}"), 2, &format!("'{bad}' for '{option}"));

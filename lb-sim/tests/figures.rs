@@ -1,5 +1,5 @@
-//! The figures that the algorithms are known for come out: those of the SRE book, of the ACM article and of this project's
-//! documentation. Each has its tolerance and the reason for it.
+//! The figures that the algorithms are known for come out: those of the SRE book, of the ACM article and of this
+//! project's documentation. Each has its tolerance and the reason for it.
 //!
 //! Whole sweeps of 59,148 fleets run here. Development builds optimize lb-core and lb-sim for that, so that all of this
 //! takes seconds.
@@ -9,7 +9,7 @@ use lb_core::subset::Algorithm;
 use lb_sim::fleet::{Fleet, Sharing};
 use lb_sim::metrics::churn::churn;
 use lb_sim::metrics::overlap::{distinct, overlap};
-use lb_sim::metrics::{adjusted_utilization, block_shares, raw_utilization, spread_of, spread_of_counts};
+use lb_sim::metrics::{Spread, adjusted_utilization, block_shares, mean, raw_utilization};
 use lb_sim::sweep::summary::Summary;
 use lb_sim::sweep::{Cell, Sweep};
 
@@ -88,17 +88,17 @@ fn figure_20_5_every_backend_has_exactly_ten_clients() {
 fn random_extremes(size: u32) -> (f64, f64) {
     let extremes = (0..40).map(|seed| {
         let graph = Fleet { seed, ..fleet(Algorithm::Random, 300, 300, size) }.graph();
-        let spread = spread_of_counts(&graph.connections());
+        let spread = Spread::of_counts(&graph.connections());
         (spread.min / spread.mean, spread.max / spread.mean)
     });
     let (least, most): (Vec<f64>, Vec<f64>) = extremes.unzip();
-    (spread_of(&least).mean, spread_of(&most).mean)
+    (mean(least), mean(most))
 }
 
 #[test]
 fn figures_20_3_and_20_4_random_subsets_are_uneven() {
-    // The book shows one drawing each: 63 % to 121 % (its least is one that 1 of 150 drawings has), and 50 % to 150 %. The
-    // means of drawings are 75 % to 126 % and 54 % to 153 %; a mean of 40 strays by about 1 % of the mean load.
+    // The book shows one sample each: 63 % to 121 % (its least is one that 1 of 150 samples has), and 50 % to 150 %.
+    // The means of samples are 75 % to 126 % and 54 % to 153 %; a mean of 40 strays by about 1 % of the mean load.
     let near = |(least, most): (f64, f64), expected: (f64, f64)| {
         assert!((least - expected.0).abs() <= 0.03, "{least}");
         assert!((most - expected.1).abs() <= 0.03, "{most}");

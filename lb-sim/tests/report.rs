@@ -1,5 +1,5 @@
-//! The report as a person makes it: what the command prints, writes, and refuses to overwrite. What the page says and shows
-//! is tested in the library.
+//! The report as a person makes it: what the command prints, writes, and refuses to overwrite. What the page says and
+//! shows is tested in the library.
 
 use std::fs;
 use std::path::Path;
@@ -12,15 +12,15 @@ fn report(out: &Path) -> Output {
 
 #[test]
 fn the_report_is_written_and_written_again() {
-    let place = tempfile::tempdir().unwrap();
-    let out = place.path().join("report");
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("report");
     let mut pages = Vec::new();
     for _ in 0..2 {
         let output = report(&out);
         // Standard error is no terminal here: no progress, no word.
         assert_eq!((output.status.code(), output.stderr.as_slice()), (Some(0), [].as_slice()));
-        let said = String::from_utf8(output.stdout).unwrap();
-        assert_eq!(said, format!("{} and 23 figures\n", out.join("index.html").display()));
+        let text = String::from_utf8(output.stdout).unwrap();
+        assert_eq!(text, format!("{} and 23 figures\n", out.join("index.html").display()));
         pages.push(fs::read(out.join("index.html")).unwrap());
     }
     assert!(pages[0] == pages[1], "the same build gives the same bytes");
@@ -31,19 +31,19 @@ fn the_report_is_written_and_written_again() {
 
 #[test]
 fn a_directory_with_other_files_is_left_alone() {
-    let place = tempfile::tempdir().unwrap();
-    fs::write(place.path().join("notes.txt"), "mine").unwrap();
-    let output = report(place.path());
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("notes.txt"), "mine").unwrap();
+    let output = report(folder.path());
     assert_eq!((output.status.code(), output.stdout.as_slice()), (Some(1), [].as_slice()));
     assert_eq!(
         String::from_utf8(output.stderr).unwrap(),
         format!(
             "socklb-sim: --out {}: the directory holds notes.txt and no earlier report: name one that is empty, or one that \
              does not exist\n",
-            place.path().display()
+            folder.path().display()
         )
     );
-    assert_eq!(fs::read_dir(place.path()).unwrap().count(), 1);
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Files that are no scenarios: each fault is told with its place, its value and what would be right.
+//! Files that are no scenarios: each fault is told with its line and column, its value and what would be right.
 
 use lb_sim::traffic::scenario::Scenario;
 
@@ -30,7 +30,7 @@ fn a_small_scenario_is_read() {
 }
 
 #[test]
-fn a_wrong_value_is_named_with_its_place_and_what_is_right() {
+fn a_wrong_value_is_named_with_its_position_and_what_is_right() {
     check_job("size = 0", "9:8: 0 is not a size: write 1 to 256, or \"auto\" (in: size = 0)");
     check_job("size = \"big\"", "9:8: \"big\" is not a size: write 1 to 256, or \"auto\"");
     check_job(

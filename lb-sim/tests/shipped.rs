@@ -1,4 +1,4 @@
-//! The scenarios that come with the program, held against the figures that they are about.
+//! The scenarios that come with the program, compared with the figures that they are about.
 
 use lb_sim::traffic::scenario::Scenario;
 use lb_sim::traffic::tally::{Row, Total};
@@ -42,8 +42,8 @@ fn figure_5_a_resize_costs_errors_with_deterministic_subsets_and_next_to_none_wi
             assert_eq!((theirs.counts.opened, ours.counts.opened), (0, 0));
             continue;
         }
-        // The article's figure has no scale; ours: a spike is at least 0.5 % of the step's requests, and less than a sixth
-        // of a percent is largely unaffected.
+        // The article's figure has no scale; ours: a spike is at least 0.5 % of the step's requests, and less than a
+        // sixth of a percent is largely unaffected.
         let failed = |row: &Row| 1000 * row.counts.errors.sum() / row.counts.arrivals;
         assert!(failed(theirs) >= 5 && failed(ours) <= 1, "{theirs:?}\n{ours:?}");
         // A resize by one backend opens at most one connection per client, and most of all connections before.
@@ -86,8 +86,8 @@ fn the_aperture_posts_topology_has_its_connections_and_its_deviations() {
     let report = played("aperture");
     let before = total(&report, "random-aperture");
     assert_eq!(before.connections_at_start, 280_000);
-    // In theory sqrt((1 - k/N) / (M k / N)) = 5.54 %, for one draw of 1,000 backends give or take 0.13 %, and 0.4 % of
-    // another kind because a client's 1,024 requests are not a multiple of its 140 backends.
+    // In theory sqrt((1 - k/N) / (M k / N)) = 5.54 %, for one sample of 1,000 backends give or take 0.13 %, and 0.4 %
+    // of another kind because a client's 1,024 requests are not a multiple of its 140 backends.
     assert!((before.load.rsd - 0.0554).abs() < 0.004, "{}", before.load.rsd);
     assert!((before.connections.rsd - 0.0554).abs() < 0.004, "{}", before.connections.rsd);
     let after = total(&report, "deterministic-aperture");
@@ -95,7 +95,7 @@ fn the_aperture_posts_topology_has_its_connections_and_its_deviations() {
         (after.connections_at_start, after.connections.min, after.connections.max),
         (25_000, 25.0, 25.0)
     );
-    // Every client walks its table once, and what rounding to whole entries does, it does to all backends alike.
+    // Every client goes through its table once, and rounding to whole entries changes the load of all backends alike.
     assert!(after.load.rsd < 0.0001, "{}", after.load.rsd);
     assert_eq!(after.unused, 0);
     // Whole backends and structural weights: a little less than the aperture's connections. Their weights are exact to
@@ -115,7 +115,7 @@ fn small_jobs_leave_no_backend_unused_with_rocksteadier() {
     let (rotated, letter) = (total(&report, "rocksteadier"), total(&report, "rocksteadier-scaled"));
     assert_eq!(rotated.unused, 0);
     assert!(rotated.connections.min > 0.0);
-    // The first frontend lot of every job reads the same 20 of 25 lots: the other 50 backends are nobody's.
+    // The first frontend lot of every job reads the same 20 of 25 lots: the other 50 backends have no client.
     assert_eq!((letter.unused, letter.connections.min), (50, 0.0));
     assert!(letter.connections.rsd > 2.0 * rotated.connections.rsd);
 }

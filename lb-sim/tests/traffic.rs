@@ -1,8 +1,9 @@
-//! What a scenario's numbers mean, held against arithmetic by hand, and what must hold of every scenario.
+//! What a scenario's numbers mean, compared with arithmetic by hand, and what must hold of every scenario.
 
 use lb_core::subset::Algorithm;
+use lb_sim::metrics::Spread;
 use lb_sim::traffic::scenario::Scenario;
-use lb_sim::traffic::tally::{Counts, Errors, Row, Spread, Total};
+use lb_sim::traffic::tally::{Counts, Errors, Row, Total};
 use lb_sim::traffic::{Report, play};
 use proptest::prelude::*;
 
@@ -17,7 +18,7 @@ fn check(text: &str, steps: &[Row], total: &Total) {
     assert_eq!(report.summary.runs, std::slice::from_ref(total));
 }
 
-/// One number for everybody.
+/// The same number of every backend.
 fn all(value: f64) -> Spread {
     Spread { min: value, mean: value, max: value, rsd: 0.0 }
 }
@@ -98,7 +99,7 @@ fn a_backend_that_goes_takes_its_connections_and_its_part_with_it() {
 }
 
 #[test]
-fn a_client_that_does_not_know_yet_connects_to_nobody() {
+fn a_client_that_does_not_know_yet_connects_to_a_backend_that_is_gone() {
     let text = format!("{ONE_CLIENT}\n[[resize]]\nat = \"4s\"\nbackends = 1\n");
     let text = text.replace("step", "notice = { delay = \"2s\" }\nstep");
     let report = play(&scenario(&text), 1);
@@ -130,8 +131,9 @@ fn load_follows_capacity_and_is_measured_by_it() {
 }
 
 #[test]
-fn connections_that_are_held_follow_the_subset() {
-    // Each of 4 tasks holds 2 of 4 backends, by turns: 0 1, 2 3, 0 1, 2 3. With 5 backends: 0 1, 2 3, 4 0, 1 2.
+fn connections_that_are_kept_follow_the_subset() {
+    // Each of 4 tasks keeps connections to 2 of 4 backends, by turns: 0 1, 2 3, 0 1, 2 3. With 5 backends: 0 1, 2 3, 4
+    // 0, 1 2.
     let text = r#"
         title = "held"
         duration = "4s"
@@ -159,7 +161,7 @@ fn connections_that_are_held_follow_the_subset() {
 }
 
 #[test]
-fn a_service_without_capacity_refuses_everybody() {
+fn a_service_without_capacity_refuses_every_connect() {
     let text = ONE_CLIENT.replace("count = 2", "count = 2\nweights = [{ from = 0, to = 1, weight = 0 }]");
     let total = &play(&scenario(&text), 1).summary.runs[0];
     assert_eq!(
@@ -234,8 +236,8 @@ fn sum(rows: &[Row], of: impl Fn(&Counts) -> u64) -> u64 {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Nothing gets lost: each arrival has one end or is under way, each connection that was opened is closed, dropped or
-    /// open, and the rows are the whole.
+    /// Nothing gets lost: each arrival has one end or is under way, each connection that was opened is closed, dropped
+    /// or open, and the rows are the whole.
     #[test]
     fn everything_is_counted_once(text in busy(), seed in any::<u64>()) {
         let Report { steps, summary, .. } = play(&scenario(&text), seed);

@@ -1,4 +1,6 @@
 //! `socklb-sim advise`: what to configure for a fleet, and what that trades for what, in one screen.
+//!
+//! Words and JSON for the decisions of [`crate::advice`]. Must not decide anything itself.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -10,9 +12,9 @@ use lb_core::service::{Size, Subset};
 use serde::Serialize;
 
 use super::arguments::{backends, clients};
-use crate::advice::{Advice, Choice, Dropped, Figures, Question};
+use crate::advice::{Advice, Assessment, ChangeCost, Choice, Question};
 use crate::output;
-use crate::table::{Table, percent};
+use crate::table::{TextTable, percent};
 
 /// A fleet.
 #[derive(Debug, Args)]
@@ -32,49 +34,49 @@ pub struct Options {
 }
 
 #[derive(Serialize)]
-struct Document {
+struct AdviceDocument {
     schema: u32,
     clients: u32,
     backends: u32,
     seed: String,
-    /// Of `restart`.
+    /// How many neighbours `restart` is about.
     block: u32,
-    advice: Shown,
-    alternatives: Vec<Shown>,
+    advice: ChoiceDocument,
+    alternatives: Vec<ChoiceDocument>,
     /// What to write, as TOML.
     configuration: String,
 }
 
 #[derive(Serialize)]
-struct Shown {
+struct ChoiceDocument {
     /// `null` for all backends.
     algorithm: Option<&'static str>,
     /// What to configure: a number, or "auto".
-    size: Written,
-    /// What that is now, the arc of an aperture excepted, which `connections` has.
+    size: SizeSetting,
+    /// The size that follows from this for the fleet. Arcs of an aperture may be longer: see `connections`.
     size_now: u32,
-    connections: Connections,
-    utilization: Utilization,
-    one_more_backend: Dropped,
-    one_more_client: Dropped,
+    connections: ConnectionCounts,
+    utilization: SharingUtilization,
+    one_more_backend: ChangeCost,
+    one_more_client: ChangeCost,
     restart: f64,
 }
 
 #[derive(Serialize)]
 #[serde(untagged)]
-enum Written {
+enum SizeSetting {
     Number(u32),
     Word(&'static str),
 }
 
 #[derive(Serialize)]
-struct Connections {
+struct ConnectionCounts {
     each: u32,
     all: u64,
 }
 
 #[derive(Serialize)]
-struct Utilization {
+struct SharingUtilization {
     even: f64,
     weighted: f64,
 }
@@ -83,7 +85,7 @@ struct Utilization {
 pub fn run(options: &Options) -> Result<()> {
     let Options { clients, backends, seed, json } = *options;
     let question = Question { clients, backends, seed };
-    // Weights of the largest fleets take a minute. Draws on standard error, and only on a terminal.
+    // Weights of the largest fleets take a minute. The spinner appears on standard error, and only on a terminal.
     let waiting = ProgressBar::new_spinner().with_message("solving weights");
     waiting.enable_steady_tick(Duration::from_millis(100));
     let advice = Advice::on(&question);
@@ -92,38 +94,42 @@ pub fn run(options: &Options) -> Result<()> {
         waiting.finish_and_clear();
         return output::text(text);
     }
-    let document = Document {
+    let document = AdviceDocument {
         schema: output::SCHEMA,
         clients,
         backends,
         seed: seed.to_string(),
         block: question.block(),
-        advice: Shown::of(&question, &advice.answer),
-        alternatives: advice.alternatives.iter().map(|choice| Shown::of(&question, choice)).collect(),
+        advice: ChoiceDocument::of(&question, &advice.answer),
+        alternatives: advice
+            .alternatives
+            .iter()
+            .map(|choice| ChoiceDocument::of(&question, choice))
+            .collect(),
         configuration: configuration(&question, advice.answer.subset),
     };
     waiting.finish_and_clear();
     output::json(&document)
 }
 
-impl Shown {
+impl ChoiceDocument {
     fn of(question: &Question, choice: &Choice) -> Self {
-        let Figures { each, all, even, weighted, backend, client, restart } = question.figures(choice);
+        let Assessment { each, all, even, weighted, backend, client, restart } = question.assess(choice);
         let (algorithm, size) = match choice.subset {
-            Subset::All => (None, Written::Word("all")),
+            Subset::All => (None, SizeSetting::Word("all")),
             Subset::Sized { algorithm, size: Size::Fixed(size) } => {
-                (Some(algorithm.name()), Written::Number(size))
+                (Some(algorithm.name()), SizeSetting::Number(size))
             }
             Subset::Sized { algorithm, size: Size::Auto { .. } } => {
-                (Some(algorithm.name()), Written::Word("auto"))
+                (Some(algorithm.name()), SizeSetting::Word("auto"))
             }
         };
         Self {
             algorithm,
             size,
             size_now: choice.size(question),
-            connections: Connections { each, all },
-            utilization: Utilization { even, weighted },
+            connections: ConnectionCounts { each, all },
+            utilization: SharingUtilization { even, weighted },
             one_more_backend: backend,
             one_more_client: client,
             restart,
@@ -134,13 +140,13 @@ impl Shown {
 fn text(question: &Question, advice: &Advice) -> String {
     let Question { clients, backends, seed } = *question;
     let answer = &advice.answer;
-    let figures = question.figures(answer);
-    let why = why(question, answer, advice.least, &figures);
+    let assessment = question.assess(answer);
+    let why = why(question, answer, advice.least, &assessment);
     let mut text = format!("{clients} clients, {backends} backends, seed {seed}\n\n{why}\n\n");
-    let mut table = Table::new(["", "each", "all", "even", "weighted", "+backend", "+client", "restart"]);
-    table.row(row(answer.subset, "* ", &figures));
+    let mut table = TextTable::new(["", "each", "all", "even", "weighted", "+backend", "+client", "restart"]);
+    table.row(row(answer.subset, "* ", &assessment));
     for alternative in &advice.alternatives {
-        table.row(row(alternative.subset, "  ", &question.figures(alternative)));
+        table.row(row(alternative.subset, "  ", &question.assess(alternative)));
     }
     text.push_str(&table.to_string());
     let block = question.block();
@@ -162,8 +168,8 @@ In the configuration of every client task:
     text
 }
 
-/// The answer, and why.
-fn why(question: &Question, answer: &Choice, least: u32, figures: &Figures) -> String {
+/// The answer in a sentence, with its reason.
+fn why(question: &Question, answer: &Choice, least: u32, assessment: &Assessment) -> String {
     let Question { clients, backends, .. } = *question;
     match answer.subset {
         Subset::All if clients == 1 => "Use all backends: nobody else would use the rest.".to_owned(),
@@ -185,12 +191,12 @@ fn why(question: &Question, answer: &Choice, least: u32, figures: &Figures) -> S
             "Use {algorithm} with size {size}, if backends are seldom added: so few clients would leave\n\
              backends unused or need much larger subsets, while the arcs of an aperture fit together.\n\
              But one more backend drops {} of the connections.",
-            percent(figures.backend.mean)
+            percent(assessment.backend.mean)
         ),
     }
 }
 
-fn row(subset: Subset, mark: &str, figures: &Figures) -> [String; 8] {
+fn row(subset: Subset, mark: &str, assessment: &Assessment) -> [String; 8] {
     let name = match subset {
         Subset::All => "all".to_owned(),
         Subset::Sized { algorithm, size: Size::Fixed(size) } => format!("{algorithm} {size}"),
@@ -199,17 +205,17 @@ fn row(subset: Subset, mark: &str, figures: &Figures) -> [String; 8] {
     let fine = |part: f64| format!("{:.2} %", 100.0 * part);
     [
         format!("{mark}{name}"),
-        figures.each.to_string(),
-        figures.all.to_string(),
-        percent(figures.even),
-        percent(figures.weighted),
-        fine(figures.backend.mean),
-        fine(figures.client.mean),
-        percent(figures.restart),
+        assessment.each.to_string(),
+        assessment.all.to_string(),
+        percent(assessment.even),
+        percent(assessment.weighted),
+        fine(assessment.backend.mean),
+        fine(assessment.client.mean),
+        percent(assessment.restart),
     ]
 }
 
-/// What to write.
+/// What to write into the configuration, as TOML.
 fn configuration(question: &Question, answer: Subset) -> String {
     let clients = question.clients;
     let subset = match answer {

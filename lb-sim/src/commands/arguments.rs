@@ -1,4 +1,6 @@
-//! Arguments that several commands have, from text to values that cannot be wrong.
+//! Arguments that several commands have, from text to values that are within their bounds.
+//!
+//! Messages name the bounds. Must not know what the commands do with the values.
 
 use std::str::FromStr;
 
@@ -23,7 +25,7 @@ pub fn size(text: &str) -> Result<u32, OutOfRange> {
     within(text, MAX_SIZE)
 }
 
-/// A number that is none, 0, or too large.
+/// A text that is no number, or one out of bounds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("write a number from 1 to {most}")]
 pub struct OutOfRange {
@@ -39,13 +41,13 @@ pub fn within(text: &str, most: u32) -> Result<u32, OutOfRange> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Algorithms(pub Vec<Algorithm>);
 
-/// Names that are no list of algorithms.
+/// Why a text is no list of algorithms.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub enum UnknownAlgorithms {
-    /// One is none.
+pub enum AlgorithmListError {
+    /// A name that no algorithm has.
     #[error("no algorithm is named {0:?}; there are {names}, and all", names = names())]
     Unknown(String),
-    /// One comes again.
+    /// An algorithm that is named before.
     #[error("{0} is named twice")]
     Twice(Algorithm),
 }
@@ -55,14 +57,14 @@ fn names() -> String {
 }
 
 /// One algorithm by its name.
-pub fn algorithm(name: &str) -> Result<Algorithm, UnknownAlgorithms> {
-    name.parse().map_err(|_| UnknownAlgorithms::Unknown(name.to_owned()))
+pub fn algorithm(name: &str) -> Result<Algorithm, AlgorithmListError> {
+    name.parse().map_err(|_| AlgorithmListError::Unknown(name.to_owned()))
 }
 
 impl FromStr for Algorithms {
-    type Err = UnknownAlgorithms;
+    type Err = AlgorithmListError;
 
-    fn from_str(text: &str) -> Result<Self, UnknownAlgorithms> {
+    fn from_str(text: &str) -> Result<Self, AlgorithmListError> {
         if text == "all" {
             return Ok(Self(Algorithm::ALL.to_vec()));
         }
@@ -70,7 +72,7 @@ impl FromStr for Algorithms {
         for name in text.split(',') {
             let algorithm = algorithm(name.trim())?;
             if algorithms.contains(&algorithm) {
-                return Err(UnknownAlgorithms::Twice(algorithm));
+                return Err(AlgorithmListError::Twice(algorithm));
             }
             algorithms.push(algorithm);
         }
@@ -80,17 +82,17 @@ impl FromStr for Algorithms {
 
 /// One number, or all from one to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Range {
+pub struct NumberRange {
     /// The first.
     pub from: u32,
     /// The last.
     pub to: u32,
 }
 
-/// Text that is no range.
+/// Why a text is no range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-pub enum NoRange {
-    /// It is no number either, or one is too large.
+pub enum RangeError {
+    /// It is neither a number nor two of them, or one is out of bounds.
     #[error("write a number from 1 to {most}, or a range of them as in 100..110")]
     Form {
         /// The most.
@@ -106,38 +108,38 @@ pub enum NoRange {
     },
 }
 
-impl Range {
-    fn parse(text: &str, most: u32) -> Result<Self, NoRange> {
+impl NumberRange {
+    fn parse(text: &str, most: u32) -> Result<Self, RangeError> {
         let (from, to) = text.split_once("..").unwrap_or((text, text));
-        let number = |text| within(text, most).map_err(|_| NoRange::Form { most });
+        let number = |text| within(text, most).map_err(|_| RangeError::Form { most });
         let (from, to) = (number(from)?, number(to)?);
-        if from > to { Err(NoRange::Backwards { from, to }) } else { Ok(Self { from, to }) }
+        if from > to { Err(RangeError::Backwards { from, to }) } else { Ok(Self { from, to }) }
     }
 
     /// Of numbers of clients.
-    pub fn of_clients(text: &str) -> Result<Self, NoRange> {
+    pub fn of_clients(text: &str) -> Result<Self, RangeError> {
         Self::parse(text, MAX_CLIENTS)
     }
 
     /// Of numbers of backends.
-    pub fn of_backends(text: &str) -> Result<Self, NoRange> {
+    pub fn of_backends(text: &str) -> Result<Self, RangeError> {
         Self::parse(text, MAX_BACKENDS)
     }
 
     /// Of sizes.
-    pub fn of_sizes(text: &str) -> Result<Self, NoRange> {
+    pub fn of_sizes(text: &str) -> Result<Self, RangeError> {
         Self::parse(text, MAX_SIZE)
     }
 
-    /// Whether it is more than one number.
+    /// Whether the two ends differ.
     pub const fn is_change(self) -> bool {
         self.from < self.to
     }
 }
 
-/// A job before a service, whatever the algorithm.
+/// The numbers of a fleet, without an algorithm.
 #[derive(Clone, Copy, Debug, Args)]
-pub struct Job {
+pub struct FleetArguments {
     /// Client tasks of the job, 1 to 65536
     #[arg(long, value_name = "M", value_parser = clients)]
     pub clients: u32,
@@ -152,8 +154,8 @@ pub struct Job {
     pub seed: u64,
 }
 
-impl Job {
-    /// With an algorithm.
+impl FleetArguments {
+    /// The fleet with this algorithm.
     pub fn fleet(&self, algorithm: Algorithm) -> Fleet {
         let Self { clients, backends, size, seed } = *self;
         Fleet { algorithm, clients, backends, size, seed }
@@ -166,13 +168,13 @@ mod tests {
 
     #[test]
     fn a_range_has_both_ends() {
-        assert_eq!(Range::of_backends("100..110"), Ok(Range { from: 100, to: 110 }));
-        assert_eq!(Range::of_backends("65536"), Ok(Range { from: 65_536, to: 65_536 }));
-        assert_eq!(Range::of_sizes("7..7"), Ok(Range { from: 7, to: 7 }));
+        assert_eq!(NumberRange::of_backends("100..110"), Ok(NumberRange { from: 100, to: 110 }));
+        assert_eq!(NumberRange::of_backends("65536"), Ok(NumberRange { from: 65_536, to: 65_536 }));
+        assert_eq!(NumberRange::of_sizes("7..7"), Ok(NumberRange { from: 7, to: 7 }));
         for text in ["", "..", "1..", "..2", "0..2", "1..65537", "1...2", "-1", "1..2..3", "99999999999"] {
-            assert_eq!(Range::of_clients(text), Err(NoRange::Form { most: 65_536 }), "{text}");
+            assert_eq!(NumberRange::of_clients(text), Err(RangeError::Form { most: 65_536 }), "{text}");
         }
-        let backwards = Range::of_clients("110..100").unwrap_err();
+        let backwards = NumberRange::of_clients("110..100").unwrap_err();
         assert_eq!(backwards.to_string(), "a range runs upwards: write 100..110");
     }
 
@@ -182,8 +184,8 @@ mod tests {
         assert_eq!(listed, Ok(Algorithms(vec![Algorithm::Ring, Algorithm::Rocksteadier])));
         assert_eq!("all".parse(), Ok(Algorithms(Algorithm::ALL.to_vec())));
         let error = |text: &str| text.parse::<Algorithms>().unwrap_err();
-        assert_eq!(error("ring,ring"), UnknownAlgorithms::Twice(Algorithm::Ring));
-        assert_eq!(error("ring,all"), UnknownAlgorithms::Unknown("all".to_owned()));
-        assert_eq!(error(""), UnknownAlgorithms::Unknown(String::new()));
+        assert_eq!(error("ring,ring"), AlgorithmListError::Twice(Algorithm::Ring));
+        assert_eq!(error("ring,all"), AlgorithmListError::Unknown("all".to_owned()));
+        assert_eq!(error(""), AlgorithmListError::Unknown(String::new()));
     }
 }

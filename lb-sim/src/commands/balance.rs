@@ -1,14 +1,18 @@
 //! `socklb-sim balance`: how even a fleet's subsets are, and how much they have in common.
+//!
+//! Prints what [`crate::metrics`] computes. The JSON types are here, because a shape that scripts rely on shall not
+//! change with a metric.
 
 use anyhow::Result;
 use clap::Args;
 use serde::Serialize;
 
-use super::arguments::{Algorithms, Job, size};
+use super::arguments::{Algorithms, FleetArguments, size};
 use crate::fleet::{Fleet, Sharing};
-use crate::metrics::{self, overlap};
+use crate::metrics::overlap::{Overlap, distinct, overlap};
+use crate::metrics::{Spread, adjusted_utilization, block_shares, raw_utilization};
 use crate::output;
-use crate::table::{Table, percent, ratio};
+use crate::table::{TextTable, percent, ratio};
 
 /// A fleet, and what to look at.
 #[derive(Debug, Args)]
@@ -17,7 +21,7 @@ pub struct Options {
     #[arg(long, value_name = "A,B,..", default_value = "rocksteadier")]
     algorithm: Algorithms,
     #[command(flatten)]
-    job: Job,
+    job: FleetArguments,
     /// With structural weights, as the daemon has them; aperture forms always have their own
     #[arg(long)]
     weighted: bool,
@@ -30,7 +34,7 @@ pub struct Options {
 }
 
 #[derive(Serialize)]
-struct Document {
+struct BalanceDocument {
     schema: u32,
     clients: u32,
     backends: u32,
@@ -44,19 +48,19 @@ struct Document {
 #[derive(Serialize)]
 struct Balance {
     algorithm: &'static str,
-    connections: Connections,
+    connections: BackendConnections,
     utilization: Utilization,
     distinct: u32,
     overlap: Overlap,
-    /// Largest part of any subset within a block.
+    /// Largest part of a subset within a block, over all clients.
     spread: f64,
-    /// The same, mean over the clients.
+    /// Largest part of a subset within a block, mean over the clients.
     spread_mean: f64,
 }
 
-/// By backend.
+/// Connections of a backend.
 #[derive(Serialize)]
-struct Connections {
+struct BackendConnections {
     min: u32,
     mean: f64,
     max: u32,
@@ -69,17 +73,9 @@ struct Utilization {
     adjusted: f64,
 }
 
-#[derive(Serialize)]
-struct Overlap {
-    mean: f64,
-    max: f64,
-    /// Clients that were compared with every other one for the largest; all of them if there are not too many.
-    compared: u32,
-}
-
 /// Prints what the algorithms are worth.
 pub fn run(options: &Options) -> Result<()> {
-    let Job { clients, backends, size, seed } = options.job;
+    let FleetArguments { clients, backends, size, seed } = options.job;
     let block = options.block.unwrap_or(backends.div_ceil(10));
     let mut results = Vec::new();
     for &algorithm in &options.algorithm.0 {
@@ -87,7 +83,7 @@ pub fn run(options: &Options) -> Result<()> {
         fleet.check_size()?;
         results.push(Balance::of(&fleet, options.weighted, block));
     }
-    let document = Document {
+    let document = BalanceDocument {
         schema: output::SCHEMA,
         clients,
         backends,
@@ -104,37 +100,34 @@ impl Balance {
     fn of(fleet: &Fleet, weighted: bool, block: u32) -> Self {
         let graph = fleet.graph();
         let connections = graph.connections();
-        let metrics::Spread { mean, rsd, .. } = metrics::spread_of_counts(&connections);
+        let Spread { mean, rsd, .. } = Spread::of_counts(&connections);
         let loads = Sharing::of(fleet, &graph, weighted).loads(&graph);
-        let overlap::Overlap { mean: overlap, max, compared } = overlap::overlap(&graph, fleet.wanted());
-        let blocks = metrics::block_shares(&graph, block);
+        let blocks = block_shares(&graph, block);
         Self {
             algorithm: fleet.algorithm.name(),
-            connections: Connections {
+            connections: BackendConnections {
                 min: connections.iter().copied().min().unwrap_or(0),
                 mean,
                 max: connections.iter().copied().max().unwrap_or(0),
                 rsd,
             },
             utilization: Utilization {
-                raw: metrics::raw_utilization(&loads),
-                adjusted: metrics::adjusted_utilization(&connections, fleet.clients, fleet.wanted()),
+                raw: raw_utilization(&loads),
+                adjusted: adjusted_utilization(&connections, fleet.clients, fleet.wanted()),
             },
-            distinct: overlap::distinct(&graph),
-            overlap: Overlap { mean: overlap, max, compared },
+            distinct: distinct(&graph),
+            overlap: overlap(&graph, fleet.wanted()),
             spread: blocks.max,
             spread_mean: blocks.mean,
         }
     }
 }
 
-impl Document {
+impl BalanceDocument {
     fn text(&self) -> String {
         let Self { clients, backends, size, seed, block, .. } = self;
         let weighted = if self.weighted { ", structural weights" } else { "" };
-        let mut text =
-            format!("{clients} clients, {backends} backends, size {size}, seed {seed}{weighted}\n\n");
-        let mut table = Table::new([
+        let mut table = TextTable::new([
             "algorithm",
             "min",
             "mean",
@@ -162,13 +155,13 @@ impl Document {
                 percent(result.spread),
             ]);
         }
-        text.push_str(&table.to_string());
-        text.push_str("\nmin, mean, max, rsd: connections of a backend. ");
-        text.push_str(
-            "raw: mean load over largest load. adjusted: best possible over largest count of connections.\n",
+        let mut text = format!(
+            "{clients} clients, {backends} backends, size {size}, seed {seed}{weighted}\n\n{table}\n\
+             min, mean, max, rsd: connections of a backend. raw: mean load over largest load. \
+             adjusted: best possible over largest count of connections.\n\
+             overlap: what two subsets share, mean and largest. \
+             spread: most of a subset among {block} neighbours.\n"
         );
-        text.push_str("overlap: what two subsets share, mean and largest. ");
-        text.push_str(&format!("spread: most of a subset among {block} neighbours.\n"));
         for result in self.results.iter().filter(|result| result.overlap.compared < *clients) {
             let Balance { algorithm, overlap: Overlap { compared, .. }, .. } = result;
             text.push_str(&format!("{algorithm}: largest overlap of {compared} clients with all others.\n"));

@@ -1,34 +1,38 @@
 //! `socklb-sim churn`: what a change of a fleet costs, against what it must cost.
+//!
+//! One of the fleet's three numbers runs over a range, and each step is compared with the one before. What would take
+//! too long is refused before it begins.
 
 use anyhow::{Result, bail};
 use clap::Args;
 use lb_core::subset::Algorithm;
 use serde::Serialize;
 
-use super::arguments::{Algorithms, Range};
+use super::arguments::{Algorithms, NumberRange};
 use crate::fleet::Fleet;
 use crate::metrics::churn::{self, churn};
+use crate::metrics::mean;
 use crate::output;
-use crate::table::{Table, percent};
+use crate::table::{TextTable, percent};
 
-/// Most that may be looked at: backends of an order and members of a subset, over all steps and algorithms. About a minute.
+/// Most backends of orders and members of subsets that may be looked at, over all steps and algorithms: about a minute.
 const MAX_LOOKS: u64 = 1 << 33;
 
-/// A fleet of which one number changes, one by one.
+/// A fleet of which one number changes in steps of one.
 #[derive(Debug, Args)]
 pub struct Options {
     /// How subsets are chosen: one or several, separated by commas, or all
     #[arg(long, value_name = "A,B,..", default_value = "rocksteadier")]
     algorithm: Algorithms,
     /// Client tasks of the job: a number, or a range as in 100..110
-    #[arg(long, value_name = "M", value_parser = Range::of_clients)]
-    clients: Range,
+    #[arg(long, value_name = "M", value_parser = NumberRange::of_clients)]
+    clients: NumberRange,
     /// Backends of the service: a number, or a range
-    #[arg(long, value_name = "N", value_parser = Range::of_backends)]
-    backends: Range,
+    #[arg(long, value_name = "N", value_parser = NumberRange::of_backends)]
+    backends: NumberRange,
     /// Backends that each client task wants: a number, or a range
-    #[arg(long, value_name = "K", value_parser = Range::of_sizes)]
-    size: Range,
+    #[arg(long, value_name = "K", value_parser = NumberRange::of_sizes)]
+    size: NumberRange,
     /// The job's seed: the daemon takes XXH64 of JOB/SERVICE
     #[arg(long, value_name = "S", default_value_t = 0)]
     seed: u64,
@@ -40,16 +44,16 @@ pub struct Options {
 /// Which number changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-enum Changed {
+enum Dimension {
     Clients,
     Backends,
     Size,
 }
 
 #[derive(Serialize)]
-struct Document {
+struct ChurnDocument {
     schema: u32,
-    changed: Changed,
+    changed: Dimension,
     clients: [u32; 2],
     backends: [u32; 2],
     size: [u32; 2],
@@ -60,12 +64,12 @@ struct Document {
 #[derive(Serialize)]
 struct Course {
     algorithm: &'static str,
-    steps: Vec<Step>,
+    steps: Vec<ChurnStep>,
     overall: Overall,
 }
 
 #[derive(Clone, Copy, Serialize)]
-struct Step {
+struct ChurnStep {
     from: u32,
     to: u32,
     mean: f64,
@@ -74,11 +78,11 @@ struct Step {
     minimum: f64,
 }
 
-/// From the first to the last number at once, and what the steps are like.
+/// The change from the first to the last number at once, and means over the steps.
 #[derive(Serialize)]
 struct Overall {
     #[serde(flatten)]
-    whole: Step,
+    whole: ChurnStep,
     step_mean: f64,
     step_worst: f64,
     step_minimum: f64,
@@ -87,7 +91,7 @@ struct Overall {
 /// Prints what each step drops.
 pub fn run(options: &Options) -> Result<()> {
     let Options { clients, backends, size, seed, .. } = *options;
-    let ranges = [(Changed::Clients, clients), (Changed::Backends, backends), (Changed::Size, size)];
+    let ranges = [(Dimension::Clients, clients), (Dimension::Backends, backends), (Dimension::Size, size)];
     let mut changes = ranges.into_iter().filter(|(_, range)| range.is_change());
     let (Some((changed, range)), None) = (changes.next(), changes.next()) else {
         bail!(
@@ -98,17 +102,17 @@ pub fn run(options: &Options) -> Result<()> {
         let mut fleet =
             Fleet { algorithm, clients: clients.from, backends: backends.from, size: size.from, seed };
         match changed {
-            Changed::Clients => fleet.clients = number,
-            Changed::Backends => fleet.backends = number,
-            Changed::Size => fleet.size = number,
+            Dimension::Clients => fleet.clients = number,
+            Dimension::Backends => fleet.backends = number,
+            Dimension::Size => fleet.size = number,
         }
         fleet
     };
     check(options.algorithm.0.iter().map(|&algorithm| fleet(algorithm, range.to)), range)?;
     let courses = options.algorithm.0.iter();
     let results = courses.map(|&algorithm| Course::of(range, |number| fleet(algorithm, number))).collect();
-    let ends = |range: Range| [range.from, range.to];
-    let document = Document {
+    let ends = |range: NumberRange| [range.from, range.to];
+    let document = ChurnDocument {
         schema: output::SCHEMA,
         changed,
         clients: ends(clients),
@@ -120,8 +124,8 @@ pub fn run(options: &Options) -> Result<()> {
     if options.json { output::json(&document) } else { output::text(document.text()) }
 }
 
-/// That the largest fleet can be held and all of them be waited for.
-fn check(largest: impl Iterator<Item = Fleet>, range: Range) -> Result<()> {
+/// Checks that the largest fleet fits into memory, and that all of them together take about a minute at most.
+fn check(largest: impl Iterator<Item = Fleet>, range: NumberRange) -> Result<()> {
     let mut looks = 0;
     for fleet in largest {
         fleet.check_size()?;
@@ -160,13 +164,13 @@ const fn looks_at_all(algorithm: Algorithm) -> bool {
 }
 
 impl Course {
-    fn of(range: Range, fleet: impl Fn(u32) -> Fleet) -> Self {
+    fn of(range: NumberRange, fleet: impl Fn(u32) -> Fleet) -> Self {
         let first = fleet(range.from).graph();
         let mut before = first.clone();
         let mut steps = Vec::new();
         let step = |from, to, dropped: churn::Churn| {
             let churn::Churn { mean, worst, replaced } = dropped;
-            Step { from, to, mean, worst, replaced, minimum: churn::minimum(&fleet(from), &fleet(to)) }
+            ChurnStep { from, to, mean, worst, replaced, minimum: churn::minimum(&fleet(from), &fleet(to)) }
         };
         for to in range.from + 1..=range.to {
             let after = fleet(to).graph();
@@ -174,32 +178,21 @@ impl Course {
             before = after;
         }
         let whole = step(range.from, range.to, churn(&first, &before));
-        let mean = |of: fn(&Step) -> f64| {
-            let values: Vec<f64> = steps.iter().map(of).collect();
-            crate::metrics::spread_of(&values)
-        };
         let overall = Overall {
             whole,
-            step_mean: mean(|step| step.mean).mean,
-            step_worst: mean(|step| step.worst).max,
-            step_minimum: mean(|step| step.minimum).mean,
+            step_mean: mean(steps.iter().map(|step| step.mean)),
+            step_worst: steps.iter().map(|step| step.worst).fold(0.0, f64::max),
+            step_minimum: mean(steps.iter().map(|step| step.minimum)),
         };
         Self { algorithm: fleet(range.from).algorithm.name(), steps, overall }
     }
 }
 
-impl Document {
+impl ChurnDocument {
     fn text(&self) -> String {
         let range =
             |[from, to]: [u32; 2]| if from == to { from.to_string() } else { format!("{from}..{to}") };
-        let mut text = format!(
-            "{} clients, {} backends, size {}, seed {}: part of a subset that is dropped\n\n",
-            range(self.clients),
-            range(self.backends),
-            range(self.size),
-            self.seed
-        );
-        let mut table = Table::new(["algorithm", "from", "to", "mean", "worst", "replaced", "minimum"]);
+        let mut table = TextTable::new(["algorithm", "from", "to", "mean", "worst", "replaced", "minimum"]);
         for course in &self.results {
             // A single step is the whole change.
             let steps = if course.steps.len() > 1 { course.steps.as_slice() } else { &[] };
@@ -215,8 +208,11 @@ impl Document {
                 ]);
             }
         }
-        text.push_str(&table.to_string());
-        text.push_str("\nreplaced: clients that drop everything. minimum: mean that evenness demands.\n");
-        text
+        let [clients, backends, size] = [self.clients, self.backends, self.size].map(range);
+        format!(
+            "{clients} clients, {backends} backends, size {size}, seed {}: part of a subset that is dropped\n\n{table}\n\
+             replaced: clients that drop everything. minimum: mean that evenness demands.\n",
+            self.seed
+        )
     }
 }

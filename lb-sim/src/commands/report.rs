@@ -1,4 +1,6 @@
-//! `socklb-sim report`: figures to look at.
+//! `socklb-sim report`: the figures of [`crate::report`] as files.
+//!
+//! Checks first where they go, because computing them takes a while. Must not know what is in them.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -11,7 +13,7 @@ use crate::output;
 use crate::report::directory::Directory;
 use crate::report::{Extent, files, sections, steps};
 
-/// Where the page goes.
+/// Where the page is written.
 #[derive(Debug, Args)]
 pub struct Options {
     /// Directory for index.html and one SVG file per figure; made if it does not exist, refused if it holds other files

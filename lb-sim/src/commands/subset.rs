@@ -1,4 +1,7 @@
-//! `socklb-sim subset`: who uses whom.
+//! `socklb-sim subset`: which client uses which backends.
+//!
+//! A single client's subset is computed without the others' where its weights allow it, so that it works for fleets of
+//! any size. Must not know how subsets are chosen.
 
 use std::fmt;
 
@@ -8,18 +11,18 @@ use lb_core::subset::Algorithm;
 use lb_core::weights::Graph;
 use serde::ser::{Serialize, Serializer};
 
-use super::arguments::{Job, algorithm};
+use super::arguments::{FleetArguments, algorithm};
 use crate::fleet::{Fleet, Sharing};
 use crate::output;
 
-/// A fleet, and of whom to tell.
+/// A fleet, and which of its clients to show.
 #[derive(Debug, Args)]
 pub struct Options {
     /// How subsets are chosen
     #[arg(long, value_name = "A", default_value = "rocksteadier", value_parser = algorithm)]
     algorithm: Algorithm,
     #[command(flatten)]
-    job: Job,
+    job: FleetArguments,
     /// Only this client task, counted from 0
     #[arg(long, value_name = "I")]
     client: Option<u32>,
@@ -41,7 +44,7 @@ pub fn run(options: &Options) -> Result<()> {
     }
     let structural = options.weights && !fleet.algorithm.is_aperture();
     let subsets = match options.client {
-        // One subset needs no other, unless weights have to fit together.
+        // Structural weights follow from all subsets; everything else about one client from its own.
         Some(client) if !structural => {
             let mut graph = Graph::new(fleet.backends);
             graph.push(fleet.subset(client));
@@ -56,7 +59,7 @@ pub fn run(options: &Options) -> Result<()> {
             Subsets { fleet, graph, sharing, first: 0, only }
         }
     };
-    if options.json { output::json(&Document::of(&subsets)) } else { output::text(subsets) }
+    if options.json { output::json(&SubsetDocument::of(&subsets)) } else { output::text(subsets) }
 }
 
 /// Subsets of a fleet, in the order of its clients.
@@ -64,26 +67,26 @@ struct Subsets {
     fleet: Fleet,
     graph: Graph,
     sharing: Option<Sharing>,
-    /// Whose the graph's first row is.
+    /// The client of the graph's first row.
     first: u32,
-    /// Of whom to tell, if not of all.
+    /// The client to show, if not all of them.
     only: Option<u32>,
 }
 
 impl Subsets {
-    fn shown(&self) -> impl Iterator<Item = Shown<'_>> {
+    fn rows(&self) -> impl Iterator<Item = ClientSubset<'_>> {
         let clients = (self.first..).zip(self.graph.rows());
         let wanted = clients.filter(|&(client, _)| self.only.is_none_or(|only| only == client));
         wanted.map(|(client, backends)| {
             let weights = self.sharing.as_ref().map(|sharing| sharing.weights(&self.graph, client, backends));
-            Shown { client, backends, weights }
+            ClientSubset { client, backends, weights }
         })
     }
 }
 
 /// One client's subset.
 #[derive(serde::Serialize)]
-struct Shown<'a> {
+struct ClientSubset<'a> {
     client: u32,
     backends: &'a [u32],
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -91,7 +94,7 @@ struct Shown<'a> {
 }
 
 #[derive(serde::Serialize)]
-struct Document<'a> {
+struct SubsetDocument<'a> {
     schema: u32,
     algorithm: &'static str,
     clients: u32,
@@ -99,10 +102,10 @@ struct Document<'a> {
     size: u32,
     /// As text, because many JSON readers round numbers of 64 bits.
     seed: String,
-    subsets: Rows<'a>,
+    subsets: SubsetRows<'a>,
 }
 
-impl<'a> Document<'a> {
+impl<'a> SubsetDocument<'a> {
     fn of(subsets: &'a Subsets) -> Self {
         let Fleet { algorithm, clients, backends, size, seed } = subsets.fleet;
         Self {
@@ -112,17 +115,17 @@ impl<'a> Document<'a> {
             backends,
             size,
             seed: seed.to_string(),
-            subsets: Rows(subsets),
+            subsets: SubsetRows(subsets),
         }
     }
 }
 
-/// Written one by one: together they may be many times as large as the graph.
-struct Rows<'a>(&'a Subsets);
+/// Serialized one by one: together they may be many times as large as the graph.
+struct SubsetRows<'a>(&'a Subsets);
 
-impl Serialize for Rows<'_> {
+impl Serialize for SubsetRows<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_seq(self.0.shown())
+        serializer.collect_seq(self.0.rows())
     }
 }
 
@@ -134,11 +137,11 @@ impl fmt::Display for Subsets {
         let client_width = "client".len();
         let width = backends.saturating_sub(1).to_string().len();
         writeln!(f, "client  {}", if self.sharing.is_some() { "backends:weights" } else { "backends" })?;
-        for Shown { client, backends, weights } in self.shown() {
+        for ClientSubset { client, backends, weights } in self.rows() {
             write!(f, "{client:>client_width$} ")?;
-            for (place, backend) in backends.iter().enumerate() {
+            for (position, backend) in backends.iter().enumerate() {
                 match &weights {
-                    Some(weights) => write!(f, " {backend:>width$}:{:.4}", weights[place])?,
+                    Some(weights) => write!(f, " {backend:>width$}:{:.4}", weights[position])?,
                     None => write!(f, " {backend:>width$}")?,
                 }
             }

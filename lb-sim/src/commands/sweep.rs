@@ -1,4 +1,6 @@
 //! `socklb-sim sweep`: how even an algorithm is before all numbers of clients and backends.
+//!
+//! Prints what [`crate::sweep`] computes, with a progress bar because a sweep may take minutes.
 
 use anyhow::Result;
 use clap::Args;
@@ -7,9 +9,9 @@ use serde::Serialize;
 
 use super::arguments::{Algorithms, OutOfRange, size};
 use crate::output;
-use crate::sweep::summary::{Ratio, Summary, by_ratio};
+use crate::sweep::summary::{RatioGroup, Summary, by_ratio};
 use crate::sweep::{MAX_MAX, Sweep};
-use crate::table::{Table, ratio};
+use crate::table::{TextTable, ratio};
 
 /// What to sweep over.
 #[derive(Debug, Args)]
@@ -39,22 +41,22 @@ fn most(text: &str) -> Result<u32, OutOfRange> {
 }
 
 #[derive(Serialize)]
-struct Document {
+struct SweepDocument {
     schema: u32,
     size: u32,
     max: u32,
     seed: String,
     weighted: bool,
     cells: u64,
-    results: Vec<Swept>,
+    results: Vec<AlgorithmSummary>,
 }
 
 #[derive(Serialize)]
-struct Swept {
+struct AlgorithmSummary {
     algorithm: &'static str,
     adjusted: Summary,
     raw: Summary,
-    by_ratio: Vec<Ratio>,
+    by_ratio: Vec<RatioGroup>,
 }
 
 /// Prints what the algorithms are worth over all fleets.
@@ -64,14 +66,14 @@ pub fn run(options: &Options) -> Result<()> {
     for &algorithm in &options.algorithm.0 {
         sweep.check(algorithm)?;
     }
-    // Draws on standard error, and only on a terminal.
+    // The bar appears on standard error, and only on a terminal.
     let columns = u64::from(max - size + 1) * options.algorithm.0.len() as u64;
     let bar = ProgressBar::new(columns).with_style(style()?);
     let mut results = Vec::new();
     for &algorithm in &options.algorithm.0 {
         bar.set_message(algorithm.name());
         let cells = sweep.run(algorithm, || bar.inc(1));
-        results.push(Swept {
+        results.push(AlgorithmSummary {
             algorithm: algorithm.name(),
             adjusted: Summary::of(cells.iter().map(|cell| cell.adjusted)),
             raw: Summary::of(cells.iter().map(|cell| cell.raw)),
@@ -81,7 +83,7 @@ pub fn run(options: &Options) -> Result<()> {
     bar.finish_and_clear();
     let cells = sweep.cells();
     let document =
-        Document { schema: output::SCHEMA, size, max, seed: seed.to_string(), weighted, cells, results };
+        SweepDocument { schema: output::SCHEMA, size, max, seed: seed.to_string(), weighted, cells, results };
     if options.json { output::json(&document) } else { output::text(document.text()) }
 }
 
@@ -89,19 +91,23 @@ fn style() -> Result<ProgressStyle> {
     Ok(ProgressStyle::with_template("{msg:<22} {bar:40} {percent:>3} % {eta:>4}")?)
 }
 
-impl Document {
+impl SweepDocument {
     fn text(&self) -> String {
         let Self { size, max, cells, seed, .. } = self;
         let weighted = if self.weighted { ", structural weights" } else { "" };
-        let mut text = format!(
-            "{cells} fleets of 1 to {max} clients and {size} to {max} backends, size {size}, seed {seed}{weighted}\n\n"
-        );
         let headings = |first| [first, "mean", "min", "p1", "p5", "p50"];
-        let mut adjusted = Table::new(headings("adjusted utilization"));
-        let mut raw = Table::new(headings("raw utilization"));
-        let mut ratios =
-            Table::new(["adjusted by clients per backend", "< 1/4", "< 1/2", "< 1", "< 2", "< 4", ">= 4"]);
-        for Swept { algorithm, adjusted: of_adjusted, raw: of_raw, by_ratio } in &self.results {
+        let mut adjusted = TextTable::new(headings("adjusted utilization"));
+        let mut raw = TextTable::new(headings("raw utilization"));
+        let mut ratios = TextTable::new([
+            "adjusted by clients per backend",
+            "< 1/4",
+            "< 1/2",
+            "< 1",
+            "< 2",
+            "< 4",
+            ">= 4",
+        ]);
+        for AlgorithmSummary { algorithm, adjusted: of_adjusted, raw: of_raw, by_ratio } in &self.results {
             let row = |summary: &Summary| {
                 let Summary { mean, min, p1, p5, p50 } = *summary;
                 [(*algorithm).to_owned(), ratio(mean), ratio(min), ratio(p1), ratio(p5), ratio(p50)]
@@ -115,7 +121,9 @@ impl Document {
             }));
             ratios.row(cells);
         }
-        text.push_str(&format!("{adjusted}\n{raw}\n{ratios}"));
-        text
+        format!(
+            "{cells} fleets of 1 to {max} clients and {size} to {max} backends, size {size}, seed {seed}{weighted}\n\n\
+             {adjusted}\n{raw}\n{ratios}"
+        )
     }
 }

@@ -1,4 +1,6 @@
-//! `socklb-sim traffic`: plays a scenario and shows what became of it.
+//! `socklb-sim traffic`: plays a scenario and prints what was counted, as tables or as JSON.
+//!
+//! A scenario is one that comes with the program or a file. Must not know how scenarios are played.
 
 use std::fs::File;
 use std::io::Read;

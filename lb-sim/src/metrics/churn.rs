@@ -1,5 +1,6 @@
-//! What a change of a fleet costs: how much of their subsets the clients drop, each a connection that somebody has to
-//! open anew elsewhere.
+//! What a change of a fleet costs: how much of their subsets the clients drop.
+//!
+//! Each dropped member is a connection that is closed, and mostly one that is opened to another backend.
 
 use lb_core::weights::Graph;
 
@@ -38,10 +39,10 @@ pub fn churn(old: &Graph, new: &Graph) -> Churn {
 
 /// The mean part of a subset that must be dropped if the fleet is to be even before and after.
 ///
-/// S backends are there before and after. Before, a client's K connections are to be spread evenly over N backends, so S/N of
-/// them are to backends that stay; after, its K' are to be spread over N', so it has use for K' S/N' connections to those.
-/// It can keep the lesser, so it drops 1 - min(1, (K'/N') / (K/N)) S/N at least: 1/(N+1) for one more backend, nothing
-/// for a larger size or for another number of clients. An uneven algorithm may drop less.
+/// S backends are there before and after. Before, a client's K connections are to be spread evenly over N backends, so
+/// S/N of them are to backends that stay; after, its K' are to be spread over N', so it has use for K' S/N' connections
+/// to those. It can keep the lesser, so it drops 1 - min(1, (K'/N') / (K/N)) S/N at least: 1/(N+1) for one more
+/// backend, nothing for a larger size or for another number of clients. An uneven algorithm may drop less.
 pub fn minimum(old: &Fleet, new: &Fleet) -> f64 {
     let stay = f64::from(old.backends.min(new.backends));
     let before = f64::from(old.wanted()) / f64::from(old.backends);

@@ -1,29 +1,31 @@
-//! How alike the subsets of a fleet are. Clients with the same subset lose all of it together, and a client that behaves
-//! badly takes with it those whose subsets overlap with its own.
+//! How alike the subsets of a fleet are. Clients with the same subset lose all of it together, and a client that
+//! behaves badly takes with it those whose subsets overlap with its own.
 
 use std::collections::HashSet;
 
 use lb_core::subset::random::mix64;
 use lb_core::weights::Graph;
+use serde::Serialize;
 
-/// How often two subsets may be found to share a backend while the largest overlap is searched: about a second. Enough for
-/// every pair of 10,000 clients with subsets of 20 of 1,000 backends, or of 1,000 clients with all of 1,000 backends.
+/// How many times a backend that two clients share may be counted in the search for the largest overlap: about a
+/// second. Enough for every pair of 10,000 clients with subsets of 20 of 1,000 backends, or of 1,000 clients with all
+/// of 1,000.
 const MAX_MEETINGS: u64 = 1 << 30;
 
 /// What pairs of subsets have in common, as a part of a subset's wanted size.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Overlap {
     /// Mean over all pairs of clients; 0 if there are no two.
     pub mean: f64,
     /// Largest among the pairs that were compared.
     pub max: f64,
-    /// How many clients, spaced evenly, were compared with every other one. With all of them the largest overlap is exact;
-    /// the mean always is.
+    /// How many clients, spaced evenly, were compared with every other one. With all of them the largest overlap is
+    /// exact; the mean always is.
     pub compared: u32,
 }
 
-/// How many different sets of backends the clients have. Told apart by hashes of 128 bits, so that the sets need not be
-/// kept.
+/// How many different sets of backends the clients have. Sets are compared by hashes of 128 bits, so that they need not
+/// be kept.
 pub fn distinct(graph: &Graph) -> u32 {
     // A sum does not depend on the order of its terms.
     let hash = |subset: &[u32], salt| {
@@ -34,7 +36,7 @@ pub fn distinct(graph: &Graph) -> u32 {
     u32::try_from(sets.len()).expect("at most as many as clients")
 }
 
-/// What pairs of clients share, over `wanted`.
+/// What pairs of clients share, as a part of the size `wanted`.
 pub fn overlap(graph: &Graph, wanted: u32) -> Overlap {
     let connections = graph.connections();
     let clients = graph.clients();
@@ -54,23 +56,24 @@ pub fn overlap(graph: &Graph, wanted: u32) -> Overlap {
     }
 }
 
-fn pairs(of: u32) -> u64 {
-    u64::from(of) * u64::from(of.saturating_sub(1)) / 2
+/// How many pairs so many make.
+fn pairs(count: u32) -> u64 {
+    u64::from(count) * u64::from(count.saturating_sub(1)) / 2
 }
 
 /// The most backends that one of `compared` shares with any other client.
 fn most_in_common(graph: &Graph, connections: &[u32], compared: &[u32]) -> u32 {
-    let users = Users::of(graph, connections);
+    let by_backend = ClientsByBackend::new(graph, connections);
     let mut common = vec![0_u32; graph.clients() as usize];
     let mut most = 0;
     for &client in compared {
         common.fill(0);
         for &backend in graph.row(client) {
-            for &user in users.of_backend(backend) {
+            for &user in by_backend.of(backend) {
                 common[user as usize] += 1;
             }
         }
-        // Everybody has all in common with itself.
+        // A client has all in common with itself.
         common[client as usize] = 0;
         most = most.max(common.iter().copied().max().unwrap_or(0));
     }
@@ -78,13 +81,13 @@ fn most_in_common(graph: &Graph, connections: &[u32], compared: &[u32]) -> u32 {
 }
 
 /// The clients of each backend: the graph, seen from the other side.
-struct Users {
+struct ClientsByBackend {
     ends: Vec<usize>,
     clients: Vec<u32>,
 }
 
-impl Users {
-    fn of(graph: &Graph, connections: &[u32]) -> Self {
+impl ClientsByBackend {
+    fn new(graph: &Graph, connections: &[u32]) -> Self {
         // Where each backend's clients begin; moved on with each that is written, until it is where they end.
         let mut ends: Vec<usize> = Vec::with_capacity(connections.len());
         let mut before = 0;
@@ -103,7 +106,7 @@ impl Users {
         Self { ends, clients }
     }
 
-    fn of_backend(&self, backend: u32) -> &[u32] {
+    fn of(&self, backend: u32) -> &[u32] {
         let backend = backend as usize;
         let start = backend.checked_sub(1).map_or(0, |before| self.ends[before]);
         &self.clients[start..self.ends[backend]]

@@ -2,27 +2,14 @@
 //! backend, and the load of a topology that gives the connection counts that it reports.
 
 use lb_core::subset::{self, Algorithm};
+use lb_svg::{Anchor, Area, Axis, Drawing, Figure, HEIGHT, Lettering, Line, Paint, Plot, Scale, WIDTH, at};
 
-use super::Extent;
-use super::aperture_rings;
-use super::chart::{Axis, HEIGHT, Plot, Scale, WIDTH};
-use super::drawing::{Anchor, Drawing, Lettering, Line};
-use super::figure::Figure;
-use super::geometry::{Area, at};
-use super::numbers::{grouped, mean, percent};
-use super::palette::Paint;
-use super::section::{Section, Table};
+use super::aperture_rings::{self, BACKENDS, CLIENTS, LEAST, SIZE, small};
+use super::numbers::{grouped, percent, whole_percent};
+use super::palette::{DETERMINISTIC, RANDOM, RINGSTEADY};
+use super::section::{Extent, Section, Table};
 use crate::fleet::{Fleet, Sharing};
-use crate::metrics::spread_of;
-
-/// Clients of the post's drawings.
-pub const CLIENTS: u32 = 3;
-/// And backends.
-pub const BACKENDS: u32 = 7;
-/// And what a client takes of them.
-pub const SIZE: u32 = 3;
-/// In its continuous drawing a client owns its third of the ring: the least arc.
-pub const LEAST: u32 = 1;
+use crate::metrics::{Spread, mean};
 
 /// A topology for which both published counts, "~280K" and "~25K", come out: the post names none.
 const LARGE_CLIENTS: u32 = 2_000;
@@ -31,16 +18,11 @@ const RANDOM_SIZE: u32 = 140;
 /// Finagle's default.
 const APERTURE_SIZE: u32 = 12;
 
-/// The fleet of the drawings.
-pub const fn small(algorithm: Algorithm, size: u32) -> Fleet {
-    Fleet { algorithm, clients: CLIENTS, backends: BACKENDS, size, seed: 0 }
-}
-
 const fn large(algorithm: Algorithm, size: u32) -> Fleet {
     Fleet { algorithm, clients: LARGE_CLIENTS, backends: LARGE_BACKENDS, size, seed: 0 }
 }
 
-/// Load per backend, in clients' worth: by the weights of an aperture's edges, else the same of every connection.
+/// Load per backend, in clients' worth: by an aperture's overlaps, else the same of every connection.
 fn loads(fleet: Fleet) -> Vec<f64> {
     let graph = fleet.graph();
     Sharing::of(&fleet, &graph, false).loads(&graph)
@@ -62,30 +44,23 @@ pub fn section(extent: Extent) -> Section {
     let random = large(Algorithm::Random, RANDOM_SIZE);
     let aperture = large(Algorithm::Aperture, APERTURE_SIZE);
     let deviations: Vec<f64> =
-        (0..extent.trials.min(10)).map(|seed| spread_of(&loads(Fleet { seed, ..random })).rsd).collect();
-    let even = spread_of(&loads(aperture)).rsd;
+        (0..extent.trials.min(10)).map(|seed| Spread::of(&loads(Fleet { seed, ..random })).rsd).collect();
+    let deviation = percent(mean(deviations.iter().copied()));
+    let even = Spread::of(&loads(aperture)).rsd;
     let mut table = Table::new(&["quantity", "post", "here"]);
-    table.row(["3 on 7, discrete: backends with two sessions".to_owned(), "2".to_owned(), twice.to_string()]);
+    table.row(["3 on 7, discrete: backends with two sessions", "2", &twice.to_string()]);
     let none = discrete.iter().filter(|&&count| count == 0 || count > 2).count();
-    table.row(["3 on 7, discrete: backends with none or three".to_owned(), "0".to_owned(), none.to_string()]);
-    table.row([
-        "3 on 7, continuous: client 1".to_owned(),
-        "2:\u{a0}2/3, 3:\u{a0}1, 4:\u{a0}2/3".to_owned(),
-        weights(1),
-    ]);
-    table.row(["connections, random aperture".to_owned(), "~280K".to_owned(), grouped(random.connections())]);
-    table.row([
-        "connections, deterministic aperture".to_owned(),
-        "~25K".to_owned(),
-        grouped(aperture.connections()),
-    ]);
+    table.row(["3 on 7, discrete: backends with none or three", "0", &none.to_string()]);
+    table.row(["3 on 7, continuous: client 1", "2:\u{a0}2/3, 3:\u{a0}1, 4:\u{a0}2/3", &weights(1)]);
+    table.row(["connections, random aperture", "~280K", &grouped(random.connections())]);
+    table.row(["connections, deterministic aperture", "~25K", &grouped(aperture.connections())]);
     #[expect(clippy::cast_precision_loss, reason = "some 100,000 connections")]
     let fewer = 1.0 - aperture.connections() as f64 / random.connections() as f64;
-    table.row(["connections saved".to_owned(), "91\u{a0}%".to_owned(), percent(fewer)]);
+    table.row(["connections saved", "91\u{a0}%", &percent(fewer)]);
     table.row([
-        "relative standard deviation of load, random to deterministic".to_owned(),
-        "\u{2212}78\u{a0}%".to_owned(),
-        format!("{} to {}", percent(mean(&deviations)), percent(even)),
+        "relative standard deviation of load, random to deterministic",
+        "\u{2212}78\u{a0}%",
+        &format!("{deviation} to {}", percent(even)),
     ]);
     let reading = vec![
         "Three clients stand evenly spaced before seven backends. On the discrete ring a client takes the next three \
@@ -95,12 +70,11 @@ pub fn section(extent: Extent) -> Section {
         format!(
             "The post reports ~280,000 connections before and ~25,000 after, and 78 % less relative standard deviation of \
              load, measured in production; it names no sizes. {} clients that take {RANDOM_SIZE} of {} backends at random, \
-             and then an aperture of {APERTURE_SIZE}, give both counts. In that model the random loads deviate by {} \
+             and then an aperture of {APERTURE_SIZE}, give both counts. In that model the random loads deviate by {deviation} \
              (mean of {} seeds) and those of the aperture not at all: what was left of the measured \
              deviation does not come from the subsets.",
             grouped(LARGE_CLIENTS.into()),
             grouped(LARGE_BACKENDS.into()),
-            percent(mean(&deviations)),
             deviations.len()
         ),
     ];
@@ -115,11 +89,11 @@ pub fn section(extent: Extent) -> Section {
 
 fn sessions() -> Figure {
     let rows: [(&str, Paint, Vec<f64>); 3] = [
-        ("random aperture of 3: sessions", Paint::Random, counts(small(Algorithm::Random, SIZE))),
-        ("discrete ring, 3 each: sessions", Paint::Ringsteady, counts(small(Algorithm::Ring, SIZE))),
+        ("random aperture of 3: sessions", RANDOM, counts(small(Algorithm::Random, SIZE))),
+        ("discrete ring, 3 each: sessions", RINGSTEADY, counts(small(Algorithm::Ring, SIZE))),
         (
             "continuous ring: load, of an even share",
-            Paint::Deterministic,
+            DETERMINISTIC,
             loads(small(Algorithm::Aperture, LEAST))
                 .into_iter()
                 .map(|load| load * f64::from(BACKENDS) / f64::from(CLIENTS))
@@ -132,20 +106,20 @@ fn sessions() -> Figure {
         let area = Area { left: 46.0, top, right: 384.0, bottom: top + 46.0 };
         let plot = Plot { area, x: Scale::Linear(-0.5, 6.5), y: Scale::Linear(0.0, 3.0) };
         let backends: Vec<f64> = (0..BACKENDS).map(f64::from).collect();
-        plot.axes(&mut drawing, &Axis::of("", &backends), &Axis::of(title, &[0.0, 1.0, 2.0, 3.0]));
+        plot.axes(&mut drawing, &Axis::new("", &backends), &Axis::new(title, &[0.0, 1.0, 2.0, 3.0]));
         for (backend, &value) in (0_u32..).zip(values) {
-            let place = f64::from(backend);
-            drawing.bar(*paint, plot.between((place - 0.3, 0.0), (place + 0.3, value)));
+            let middle = f64::from(backend);
+            drawing.bar(*paint, plot.between((middle - 0.3, 0.0), (middle + 0.3, value)));
         }
     }
-    drawing.text(Paint::Quiet, Lettering::Small, at(384.0, 318.0), Anchor::End, "backend");
+    drawing.note(at(384.0, 318.0), Anchor::End, "backend");
     Figure {
         id: "fig-sessions",
         title: "Sessions per backend: 3 clients, 7 backends".to_owned(),
         description: format!(
             "Bars per backend. Random: {}. Discrete ring: {}. Continuous ring: all exactly even.",
-            listed(&rows[0].2),
-            listed(&rows[1].2)
+            joined(&rows[0].2),
+            joined(&rows[1].2)
         ),
         drawing,
     }
@@ -155,7 +129,7 @@ fn counts(fleet: Fleet) -> Vec<f64> {
     fleet.graph().connections().into_iter().map(f64::from).collect()
 }
 
-fn listed(values: &[f64]) -> String {
+fn joined(values: &[f64]) -> String {
     values.iter().map(|value| format!("{value:.0}")).collect::<Vec<String>>().join(", ")
 }
 
@@ -164,26 +138,26 @@ fn topology() -> Figure {
     let mut drawing = Drawing::new(WIDTH, HEIGHT);
     plot.axes(
         &mut drawing,
-        &Axis::of("backends, least loaded first", &[1.0, 250.0, 500.0, 750.0, 1000.0]),
-        &Axis::percent("load, share of the mean", &[0.0, 0.5, 1.0, 1.5, 2.0]),
+        &Axis::new("backends, least loaded first", &[1.0, 250.0, 500.0, 750.0, 1000.0]),
+        &Axis::worded("load, share of the mean", &[0.0, 0.5, 1.0, 1.5, 2.0], whole_percent),
     );
     let random = large(Algorithm::Random, RANDOM_SIZE);
     let few = large(Algorithm::Random, APERTURE_SIZE);
     let aperture = large(Algorithm::Aperture, APERTURE_SIZE);
     let lines = [
-        (Paint::Random, Line::Dotted, few, sorted(loads(few))),
-        (Paint::Random, Line::Solid, random, sorted(loads(random))),
-        (Paint::Deterministic, Line::Solid, aperture, sorted(loads(aperture))),
+        (RANDOM, Line::Dotted, few, sorted(loads(few))),
+        (RANDOM, Line::Solid, random, sorted(loads(random))),
+        (DETERMINISTIC, Line::Solid, aperture, sorted(loads(aperture))),
     ];
     // Where each line's name has room: x, y.
-    let places = [(985.0, 1.76), (985.0, 0.62), (15.0, 1.22)];
-    for ((paint, line, fleet, loads), (x, y)) in lines.into_iter().zip(places) {
+    let names = [(985.0, 1.76), (985.0, 0.62), (15.0, 1.22)];
+    for ((paint, line, fleet, loads), (x, y)) in lines.into_iter().zip(names) {
         // Every fourth backend: the line is as smooth, the file a quarter as large.
         let last = loads.len() - 1;
         let pairs: Vec<(f64, f64)> = (0_u32..)
             .zip(&loads)
-            .filter(|(place, _)| place % 4 == 0 || *place as usize == last)
-            .map(|(place, &load)| (f64::from(place), load))
+            .filter(|(rank, _)| rank % 4 == 0 || *rank as usize == last)
+            .map(|(rank, &load)| (f64::from(rank), load))
             .collect();
         plot.line(&mut drawing, paint, line, &pairs);
         let words =
@@ -203,7 +177,7 @@ fn topology() -> Figure {
 
 /// Ascending, as shares of the mean.
 fn sorted(mut loads: Vec<f64>) -> Vec<f64> {
-    let all = mean(&loads);
+    let all = mean(loads.iter().copied());
     loads.sort_unstable_by(f64::total_cmp);
     loads.iter().map(|load| load / all).collect()
 }

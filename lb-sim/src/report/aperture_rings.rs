@@ -1,18 +1,33 @@
 //! The rings of the post on the deterministic aperture: three clients and seven backends, as points and as slices.
+//!
+//! Also that small fleet itself, whose numbers the section shows beside these rings.
 
 use lb_core::subset::{self, Algorithm};
+use lb_svg::{Anchor, Area, Drawing, Figure, Lettering, Line, Paint, Point, at, on_circle};
 
-use super::aperture::{BACKENDS, CLIENTS, LEAST, SIZE, small};
-use super::drawing::{Anchor, Drawing, Lettering, Line};
-use super::figure::Figure;
-use super::geometry::{Area, Point, at, on_circle};
-use super::palette::Paint;
+use super::palette::{DETERMINISTIC, RANDOM, ROCKSTEADIER};
+use crate::fleet::Fleet;
+
+/// Clients of the post's drawings.
+pub const CLIENTS: u32 = 3;
+/// Backends of the post's drawings.
+pub const BACKENDS: u32 = 7;
+/// Backends that a client of the discrete ring takes.
+pub const SIZE: u32 = 3;
+/// In the continuous drawing a client owns its third of the ring: the least arc.
+pub const LEAST: u32 = 1;
+
+/// The fleet of the drawings.
+pub const fn small(algorithm: Algorithm, size: u32) -> Fleet {
+    Fleet { algorithm, clients: CLIENTS, backends: BACKENDS, size, seed: 0 }
+}
 
 const CENTRE: Point = at(200.0, 152.0);
 
 /// Paints of the three clients; each is named as well.
-const PAINTS: [Paint; 3] = [Paint::Random, Paint::Deterministic, Paint::Rocksteadier];
+const PAINTS: [Paint; 3] = [RANDOM, DETERMINISTIC, ROCKSTEADIER];
 
+/// Where one of so many that are evenly spaced stands, in turns after the top.
 fn turn(index: u32, of: u32) -> f64 {
     f64::from(index) / f64::from(of)
 }
@@ -21,43 +36,36 @@ fn turn(index: u32, of: u32) -> f64 {
 pub fn discrete() -> Figure {
     const RADIUS: f64 = 112.0;
     let mut drawing = Drawing::new(400.0, 304.0);
-    drawing.circle_line(Paint::Quiet, Line::Thin, CENTRE, RADIUS);
+    drawing.circle_line(Paint::QUIET, Line::Thin, CENTRE, RADIUS);
     let fleet = small(Algorithm::Ring, SIZE);
     let counts = fleet.graph().connections();
     for (client, paint) in (0..CLIENTS).zip(PAINTS) {
         let radius = RADIUS - 20.0 - 18.0 * f64::from(client);
         let from = turn(client, CLIENTS);
-        let last = turn(*fleet.subset(client).last().expect("a subset of three"), BACKENDS);
-        drawing.arc(paint, Line::Thick, (CENTRE, radius), from, if last < from { last + 1.0 } else { last });
+        let to = turn(*fleet.subset(client).last().expect("a subset of three"), BACKENDS);
+        drawing.arc(paint, Line::Thick, (CENTRE, radius), from, to);
         for backend in fleet.subset(client) {
-            let share = turn(backend, BACKENDS);
-            drawing.line(
-                paint,
-                Line::Solid,
-                on_circle(CENTRE, radius, share),
-                on_circle(CENTRE, RADIUS, share),
-            );
+            let turn = turn(backend, BACKENDS);
+            let [inner, outer] = [radius, RADIUS].map(|radius| on_circle(CENTRE, radius, turn));
+            drawing.line(paint, Line::Solid, inner, outer);
         }
-        let Point { x, y } = on_circle(CENTRE, radius, from);
-        drawing.bar(paint, Area { left: x - 6.0, top: y - 6.0, right: x + 6.0, bottom: y + 6.0 });
+        drawing.bar(paint, Area::square(on_circle(CENTRE, radius, from), 6.0));
         let name = at(CENTRE.x, CENTRE.y - 12.0 + 18.0 * f64::from(client));
         drawing.text(paint, Lettering::Strong, name, Anchor::Middle, &format!("client {client}"));
     }
     for (backend, count) in (0..BACKENDS).zip(counts) {
-        let share = turn(backend, BACKENDS);
-        drawing.dot(Paint::Ink, on_circle(CENTRE, RADIUS, share), 6.0);
-        let label = on_circle(CENTRE, RADIUS + 22.0, share);
-        let (anchor, x) = if share == 0.0 {
-            (Anchor::Middle, label.x)
-        } else if share < 0.5 {
-            (Anchor::Start, label.x - 8.0)
-        } else {
-            (Anchor::End, label.x + 8.0)
+        let turn = turn(backend, BACKENDS);
+        drawing.dot(Paint::INK, on_circle(CENTRE, RADIUS, turn), 6.0);
+        let label = on_circle(CENTRE, RADIUS + 22.0, turn);
+        let (anchor, right) = match backend {
+            0 => (Anchor::Middle, 0.0),
+            _ if turn < 0.5 => (Anchor::Start, -8.0),
+            _ => (Anchor::End, 8.0),
         };
         let words = format!("{backend}: {count}\u{d7}");
-        drawing.text(Paint::Ink, Lettering::Strong, at(x, label.y + 4.0), anchor, &words);
+        drawing.text(Paint::INK, Lettering::Strong, label.moved(right, 4.0), anchor, &words);
     }
-    drawing.text(Paint::Quiet, Lettering::Small, at(6.0, 14.0), Anchor::Start, "backend: sessions");
+    drawing.note(at(6.0, 14.0), Anchor::Start, "backend: sessions");
     Figure {
         id: "fig-ring-discrete",
         title: "Discrete ring coordinates: the next three backends".to_owned(),
@@ -68,7 +76,7 @@ pub fn discrete() -> Figure {
     }
 }
 
-/// The continuous one.
+/// The continuous ring.
 pub fn continuous() -> Figure {
     // From the outside: backends, what is shared of them, clients. Slices are drawn a little apart.
     const BACKEND: f64 = 118.0;
@@ -77,15 +85,11 @@ pub fn continuous() -> Figure {
     const APART: f64 = 0.004;
     let mut drawing = Drawing::new(400.0, 304.0);
     let fleet = small(Algorithm::Aperture, LEAST);
-    let label = |drawing: &mut Drawing, paint, lettering, (radius, share), words: &str| {
-        let Point { x, y } = on_circle(CENTRE, radius, share);
-        drawing.text(paint, lettering, at(x, y + 4.0), Anchor::Middle, words);
-    };
     for (client, paint) in (0..CLIENTS).zip(PAINTS) {
         let (from, to) = (turn(client, CLIENTS), turn(client + 1, CLIENTS));
         drawing.arc(paint, Line::Thick, (CENTRE, CLIENT), from + APART, to - APART);
-        let place = (CLIENT - 18.0, f64::midpoint(from, to));
-        label(&mut drawing, paint, Lettering::Strong, place, &client.to_string());
+        let label = on_circle(CENTRE, CLIENT - 18.0, f64::midpoint(from, to));
+        drawing.centred(paint, Lettering::Strong, label, &client.to_string());
         let overlaps = subset::overlaps(Algorithm::Aperture, fleet.position(client)).expect("an aperture");
         let mut start = from;
         for overlap in overlaps {
@@ -93,19 +97,20 @@ pub fn continuous() -> Figure {
             let end = start + part;
             drawing.arc(paint, Line::Thick, (CENTRE, SHARED), start + APART, end - APART);
             let words = if overlap == 3 { "1".to_owned() } else { format!("{overlap}/3") };
-            label(&mut drawing, paint, Lettering::Small, (SHARED - 17.0, f64::midpoint(start, end)), &words);
+            let label = on_circle(CENTRE, SHARED - 17.0, f64::midpoint(start, end));
+            drawing.centred(paint, Lettering::Small, label, &words);
             start = end;
         }
     }
     for backend in 0..BACKENDS {
         let (from, to) = (turn(backend, BACKENDS), turn(backend + 1, BACKENDS));
-        drawing.arc(Paint::Quiet, Line::Thick, (CENTRE, BACKEND), from + APART, to - APART);
-        let place = (BACKEND + 18.0, f64::midpoint(from, to));
-        label(&mut drawing, Paint::Ink, Lettering::Strong, place, &backend.to_string());
+        drawing.arc(Paint::QUIET, Line::Thick, (CENTRE, BACKEND), from + APART, to - APART);
+        let label = on_circle(CENTRE, BACKEND + 18.0, f64::midpoint(from, to));
+        drawing.centred(Paint::INK, Lettering::Strong, label, &backend.to_string());
     }
-    drawing.text(Paint::Quiet, Lettering::Small, at(CENTRE.x, CENTRE.y + 4.0), Anchor::Middle, "clients");
-    drawing.text(Paint::Quiet, Lettering::Small, at(6.0, 14.0), Anchor::Start, "outside: backends");
-    drawing.text(Paint::Quiet, Lettering::Small, at(6.0, 298.0), Anchor::Start, "between: share of each");
+    drawing.centred(Paint::QUIET, Lettering::Small, CENTRE, "clients");
+    drawing.note(at(6.0, 14.0), Anchor::Start, "outside: backends");
+    drawing.note(at(6.0, 298.0), Anchor::Start, "between: share of each");
     Figure {
         id: "fig-ring-continuous",
         title: "Continuous ring coordinates: slices that overlap".to_owned(),

@@ -1,17 +1,15 @@
 //! Figure 1 of the article: how unevenly random subsets spread connections.
+//!
+//! The article prints neither sizes nor numbers, so the section says which sizes it takes.
 
 use lb_core::subset::Algorithm;
+use lb_svg::{Anchor, Axis, Drawing, Figure, HEIGHT, Lettering, Line, Paint, Plot, Scale, WIDTH, at};
 
-use super::Extent;
-use super::chart::{Axis, HEIGHT, Plot, Scale, WIDTH};
-use super::drawing::{Anchor, Drawing, Lettering, Line};
-use super::figure::Figure;
-use super::geometry::at;
-use super::numbers::{mean, percent, quantile, utilization};
-use super::palette::Paint;
-use super::section::{Section, Table};
+use super::numbers::{percent, utilization};
+use super::palette::RANDOM;
+use super::section::{Extent, Section, Table};
 use crate::fleet::Fleet;
-use crate::metrics::{Spread, raw_utilization, spread_of_counts};
+use crate::metrics::{Spread, mean, percentile, raw_utilization};
 
 /// The article names no sizes for this figure; these are the largest of its Figure 2.
 const TASKS: u32 = 256;
@@ -29,21 +27,21 @@ fn used(connections: &[u32]) -> f64 {
 /// The section.
 pub fn section(extent: Extent) -> Section {
     let random = connections(Algorithm::Random, 0);
-    let spread = spread_of_counts(&random);
+    let spread = Spread::of_counts(&random);
     let usable = used(&random);
     let usual: Vec<f64> =
         (0..extent.trials).map(|seed| used(&connections(Algorithm::Random, seed))).collect();
     let even = connections(Algorithm::Rocksteadier, 0);
-    let even_spread = spread_of_counts(&even);
+    let even_spread = Spread::of_counts(&even);
     let mut table = Table::new(&["256 clients, 256 backends, 20 each", "random", "rocksteadier"]);
-    let row = |words: &str, of: fn(&Spread) -> f64| {
-        [words.to_owned(), format!("{:.0}", of(&spread)), format!("{:.0}", of(&even_spread))]
+    let mut row = |words: &str, of: fn(&Spread) -> f64| {
+        table.row([words, &format!("{:.0}", of(&spread)), &format!("{:.0}", of(&even_spread))]);
     };
-    table.row(row("fewest connections", |spread| spread.min));
-    table.row(row("mean", |spread| spread.mean));
-    table.row(row("most connections", |spread| spread.max));
-    table.row(["relative standard deviation".to_owned(), percent(spread.rsd), percent(even_spread.rsd)]);
-    table.row(["capacity that can be used".to_owned(), percent(usable), percent(used(&even))]);
+    row("fewest connections", |spread| spread.min);
+    row("mean", |spread| spread.mean);
+    row("most connections", |spread| spread.max);
+    table.row(["relative standard deviation", &percent(spread.rsd), &percent(even_spread.rsd)]);
+    table.row(["capacity that can be used", &percent(usable), &percent(used(&even))]);
     let reading = vec![
         "The article says of its Figure 1 that \u{201c}the connection distribution from random subsetting is far from \
          uniform\u{201d}; it prints no numbers and names no sizes. Here every client draws 20 of 256 backends. The bars \
@@ -54,9 +52,9 @@ pub fn section(extent: Extent) -> Section {
              {} of the capacity can be used with this draw (over {} seeds {} on average, {} to {} in nine of ten).",
             percent(usable),
             extent.trials,
-            percent(mean(&usual)),
-            percent(quantile(&usual, 0.05)),
-            percent(quantile(&usual, 0.95))
+            percent(mean(usual.iter().copied())),
+            percent(percentile(&usual, 5)),
+            percent(percentile(&usual, 95))
         ),
     ];
     Section {
@@ -78,34 +76,22 @@ fn figure(connections: &[u32], spread: &Spread, used: f64) -> Figure {
     let mut drawing = Drawing::new(WIDTH, HEIGHT);
     plot.axes(
         &mut drawing,
-        &Axis::of("connections of a backend", &[0.0, 10.0, 20.0, 30.0, 40.0]),
-        &Axis::of("backends", &[0.0, 10.0, 20.0, 30.0]),
+        &Axis::new("connections of a backend", &[0.0, 10.0, 20.0, 30.0, 40.0]),
+        &Axis::new("backends", &[0.0, 10.0, 20.0, 30.0]),
     );
     for (count, &backends) in (0_u32..).zip(&counts).filter(|(_, backends)| **backends > 0) {
         let middle = f64::from(count);
-        drawing.bar(Paint::Random, plot.between((middle - 0.42, 0.0), (middle + 0.42, f64::from(backends))));
+        drawing.bar(RANDOM, plot.between((middle - 0.42, 0.0), (middle + 0.42, f64::from(backends))));
     }
     let top = plot.point(spread.mean, 35.0);
-    drawing.line(Paint::Ink, Line::Dashed, at(top.x, plot.area.bottom), top);
-    drawing.text(
-        Paint::Ink,
-        Lettering::Label,
-        at(top.x - 8.0, top.y + 8.0),
-        Anchor::End,
-        "even: all have 20",
-    );
+    drawing.line(Paint::INK, Line::Dashed, at(top.x, plot.area.bottom), top);
+    drawing.text(Paint::INK, Lettering::Label, top.moved(-8.0, 8.0), Anchor::End, "even: all have 20");
     let busiest = plot.point(spread.max, 0.0);
-    drawing.line(Paint::Ink, Line::Thin, at(busiest.x, busiest.y - 12.0), at(busiest.x, busiest.y - 64.0));
+    drawing.line(Paint::INK, Line::Thin, busiest.moved(0.0, -12.0), busiest.moved(0.0, -64.0));
     let words = format!("busiest: {:.0}", spread.max);
-    drawing.text(
-        Paint::Random,
-        Lettering::Strong,
-        at(busiest.x - 22.0, busiest.y - 86.0),
-        Anchor::Start,
-        &words,
-    );
+    drawing.text(RANDOM, Lettering::Strong, busiest.moved(-22.0, -86.0), Anchor::Start, &words);
     let words = format!("20 / {:.0} = {}", spread.max, utilization(used));
-    drawing.text(Paint::Ink, Lettering::Label, at(busiest.x - 22.0, busiest.y - 69.0), Anchor::Start, &words);
+    drawing.text(Paint::INK, Lettering::Label, busiest.moved(-22.0, -69.0), Anchor::Start, &words);
     Figure {
         id: "fig-1",
         title: "Figure 1: connections with random subsets".to_owned(),

@@ -1,28 +1,59 @@
 //! A cloud: so many points that a page cannot carry them, drawn by how many lie where, with the line of their means.
 //!
-//! Must not know what the points are.
+//! Must not know how the utilizations came about.
 
-use super::chart::Plot;
-use super::drawing::{Anchor, Drawing, Lettering, Line};
-use super::geometry::{Area, at};
-use super::numbers::mean;
-use super::palette::{Paint, SHADES};
+use lb_svg::palette::SHADES;
+use lb_svg::{Anchor, Area, Axis, Drawing, Figure, HEIGHT, Lettering, Line, Paint, Plot, Scale, WIDTH, at};
 
-/// Draws the points, their means, and two lines of words in the lower right, where utilizations seldom are.
-pub fn cloud(
-    drawing: &mut Drawing,
-    plot: &Plot,
-    pairs: &[(f64, f64)],
-    (paint, name): (Paint, &str),
-    words: &str,
-) {
-    density(drawing, plot, paint, pairs);
-    let means = means(plot, pairs);
-    plot.line(drawing, Paint::Paper, Line::Halo, &means);
-    plot.line(drawing, Paint::Ink, Line::Solid, &means);
-    let corner = at(plot.area.right - 4.0, plot.area.bottom - 28.0);
-    drawing.text(paint, Lettering::Strong, corner, Anchor::End, name);
-    drawing.text(Paint::Ink, Lettering::Small, at(corner.x, corner.y + 17.0), Anchor::End, words);
+use super::numbers::{grouped, utilization};
+use crate::metrics::mean;
+use crate::sweep::summary::Summary;
+
+/// Utilizations of many pairs of job sizes, over something that depends on the pair.
+pub struct Cloud {
+    /// Of the figure.
+    pub id: &'static str,
+    /// Of the figure.
+    pub title: String,
+    /// Which utilization.
+    pub quantity: &'static str,
+    /// What the axis shows, in words and in symbols.
+    pub over: [&'static str; 2],
+    /// The axis.
+    pub x: Scale,
+    /// Its ticks.
+    pub ticks: &'static [f64],
+    /// Whose utilizations they are.
+    pub name: &'static str,
+    /// The paint of that.
+    pub paint: Paint,
+}
+
+impl Cloud {
+    /// Draws the points, their means, and two lines of words in the lower right, where utilizations seldom are.
+    pub fn figure(self, pairs: &[(f64, f64)]) -> Figure {
+        let Self { id, title, quantity, over: [over, symbols], x, ticks, name, paint } = self;
+        let plot = Plot::usual(x, Scale::Linear(0.0, 1.0));
+        let mut drawing = Drawing::new(WIDTH, HEIGHT);
+        let x = format!("{over}, {symbols}");
+        plot.axes(&mut drawing, &Axis::new(&x, ticks), &Axis::new(quantity, &[0.0, 0.25, 0.5, 0.75, 1.0]));
+        density(&mut drawing, &plot, paint, pairs);
+        let means = means(&plot, pairs);
+        plot.line(&mut drawing, Paint::PAPER, Line::Halo, &means);
+        plot.line(&mut drawing, Paint::INK, Line::Solid, &means);
+        let summary = Summary::of(pairs.iter().map(|&(_, utilization)| utilization));
+        let words = format!("mean {}, worst {}", utilization(summary.mean), utilization(summary.min));
+        let corner = at(plot.area.right - 4.0, plot.area.bottom - 28.0);
+        drawing.text(paint, Lettering::Strong, corner, Anchor::End, name);
+        drawing.text(Paint::INK, Lettering::Small, corner.moved(0.0, 17.0), Anchor::End, &words);
+        let description = format!(
+            "{}{} of {} pairs of job sizes over {over}, as a density. {words}.",
+            quantity[..1].to_uppercase(),
+            &quantity[1..],
+            grouped(pairs.len() as u64)
+        );
+        Figure { id, title, description, drawing }
+    }
 }
 
 /// Parts of the axis that have a mean each: enough to show a bend, few enough to be smooth.
@@ -31,11 +62,11 @@ const PARTS: usize = 26;
 fn means(plot: &Plot, pairs: &[(f64, f64)]) -> Vec<(f64, f64)> {
     let mut parts = vec![Vec::new(); PARTS];
     for &(x, y) in pairs {
-        parts[bin(plot.x.share(x), PARTS)].push((x, y));
+        parts[bin(plot.x.fraction(x), PARTS)].push((x, y));
     }
     let middle = |part: &Vec<(f64, f64)>| {
         let (x, y): (Vec<f64>, Vec<f64>) = part.iter().copied().unzip();
-        (mean(&x), mean(&y))
+        (mean(x), mean(y))
     };
     parts.iter().filter(|part| !part.is_empty()).map(middle).collect()
 }
@@ -43,25 +74,25 @@ fn means(plot: &Plot, pairs: &[(f64, f64)]) -> Vec<(f64, f64)> {
 /// Sides of a bin of a density, in units of the drawing: fine enough to look like points.
 const BIN: (f64, f64) = (2.0, 2.0);
 
-/// How many of many points lie where.
+/// Draws how many points lie where.
 fn density(drawing: &mut Drawing, plot: &Plot, paint: Paint, pairs: &[(f64, f64)]) {
     let Area { left, top, right, bottom } = plot.area;
     let columns = bins(right - left, BIN.0);
     let rows = bins(bottom - top, BIN.1);
     let mut counts = vec![0_u32; columns * rows];
     for &(x, y) in pairs {
-        let column = bin(plot.x.share(x), columns);
-        let row = bin(plot.y.share(y), rows);
+        let column = bin(plot.x.fraction(x), columns);
+        let row = bin(plot.y.fraction(y), rows);
         counts[row * columns + column] += 1;
     }
     for shade in 0..SHADES.len() {
         let mut areas: Vec<Area> = Vec::new();
-        for (place, &count) in counts.iter().enumerate().filter(|(_, count)| **count > 0) {
+        for (index, &count) in counts.iter().enumerate().filter(|(_, count)| **count > 0) {
             if shade_of(count) != shade {
                 continue;
             }
             #[expect(clippy::cast_precision_loss, reason = "a few hundred bins")]
-            let (x, y) = ((place % columns) as f64 * BIN.0 + left, bottom - (place / columns) as f64 * BIN.1);
+            let (x, y) = ((index % columns) as f64 * BIN.0 + left, bottom - (index / columns) as f64 * BIN.1);
             let area = Area { left: x, top: y - BIN.1, right: x + BIN.0, bottom: y };
             match areas.last_mut() {
                 Some(before)
@@ -111,7 +142,7 @@ const fn shade_of(count: u32) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::super::chart::Scale;
+    use super::super::palette::RANDOM;
     use super::*;
 
     #[test]
@@ -122,12 +153,7 @@ mod tests {
             y: Scale::Linear(0.0, 1.0),
         };
         let mut drawing = Drawing::new(20.0, 10.0);
-        density(
-            &mut drawing,
-            &plot,
-            Paint::Random,
-            &[(0.5, 1.0), (1.5, 1.0), (3.5, 1.0), (9.0, 0.0), (9.0, 0.0)],
-        );
+        density(&mut drawing, &plot, RANDOM, &[(0.5, 1.0), (1.5, 1.0), (3.5, 1.0), (9.0, 0.0), (9.0, 0.0)]);
         assert_eq!(
             drawing.body(),
             "<path class=\"shade-0 fill-random\" d=\"M0 0h4v2h-4zM6 0h2v2h-2z\"/>\n\

@@ -1,7 +1,7 @@
-//! Writing a report's files where nobody else's are lost.
+//! Writing a report's files without losing other files.
 //!
-//! Every file of a report begins with a mark. A directory that holds anything must hold such a file, and no file without
-//! the mark is written over. Each file appears whole: it is written beside its place and then renamed.
+//! Every file of a report begins with a mark. A directory that holds anything must hold such a file, and no file
+//! without the mark is written over. Each file appears whole: it is written under another name and then renamed.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -10,9 +10,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
 
-use super::figure::MARK;
+/// What begins every file that the report writes: only such files are overwritten.
+pub const MARK: &str = "<!-- written by socklb-sim report -->";
 
-/// How names of files begin that are not yet in their place; a run that was killed may leave one.
+/// How names of files begin that are not yet whole; a run that was killed may leave one.
 const UNFINISHED: &str = ".socklb-sim-";
 
 /// Longest beginning of a file in which its mark stands.
@@ -122,8 +123,8 @@ mod tests {
 
     #[test]
     fn a_report_takes_the_place_of_the_one_before() {
-        let place = tempfile::tempdir().unwrap();
-        let path = place.path().join("made/with/parents");
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("made/with/parents");
         for text in ["first", "second"] {
             Directory::open(&path).unwrap().write(&files(text)).unwrap();
             assert_eq!(names(&path), ["a.svg", "index.html"]);
@@ -133,48 +134,48 @@ mod tests {
 
     #[test]
     fn a_directory_of_somebody_else_is_refused() {
-        let place = tempfile::tempdir().unwrap();
-        fs::write(place.path().join("thesis.tex"), "years of work").unwrap();
-        let error = format!("{:#}", Directory::open(place.path()).unwrap_err());
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("thesis.tex"), "years of work").unwrap();
+        let error = format!("{:#}", Directory::open(folder.path()).unwrap_err());
         assert_eq!(
             error,
             format!(
                 "--out {}: the directory holds thesis.tex and no earlier report: name one that is empty, or one that does \
                  not exist",
-                place.path().display()
+                folder.path().display()
             )
         );
     }
 
     #[test]
     fn a_file_of_somebody_else_is_kept_and_nothing_is_written() {
-        let place = tempfile::tempdir().unwrap();
-        let directory = Directory::open(place.path()).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let directory = Directory::open(folder.path()).unwrap();
         directory.write(&files("first")).unwrap();
-        fs::write(place.path().join("a.svg"), "<svg/>").unwrap();
+        fs::write(folder.path().join("a.svg"), "<svg/>").unwrap();
         let error =
-            format!("{:#}", Directory::open(place.path()).unwrap().write(&files("second")).unwrap_err());
-        let path = place.path().join("a.svg");
+            format!("{:#}", Directory::open(folder.path()).unwrap().write(&files("second")).unwrap_err());
+        let path = folder.path().join("a.svg");
         assert_eq!(
             error,
             format!("{} was not written by socklb-sim report: it is not replaced", path.display())
         );
         assert_eq!(fs::read_to_string(path).unwrap(), "<svg/>");
-        assert!(fs::read_to_string(place.path().join("index.html")).unwrap().contains("first"));
+        assert!(fs::read_to_string(folder.path().join("index.html")).unwrap().contains("first"));
     }
 
     #[test]
     fn what_a_killed_run_left_is_no_hindrance() {
-        let place = tempfile::tempdir().unwrap();
-        fs::write(place.path().join(".socklb-sim-index.html"), "half").unwrap();
-        Directory::open(place.path()).unwrap().write(&files("whole")).unwrap();
-        assert_eq!(names(place.path()), ["a.svg", "index.html"]);
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join(".socklb-sim-index.html"), "half").unwrap();
+        Directory::open(folder.path()).unwrap().write(&files("whole")).unwrap();
+        assert_eq!(names(folder.path()), ["a.svg", "index.html"]);
     }
 
     #[test]
     fn a_file_is_no_directory() {
-        let place = tempfile::tempdir().unwrap();
-        let path = place.path().join("file");
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
         fs::write(&path, "").unwrap();
         let error = format!("{:#}", Directory::open(&path).unwrap_err());
         assert!(error.starts_with(&format!("create the directory {}: ", path.display())), "{error}");

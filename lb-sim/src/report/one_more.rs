@@ -1,31 +1,29 @@
 //! Figure 3 of the article: what one backend more does to small subsets.
+//!
+//! The article prints no seed, so clients are compared in number and not one by one.
 
 use lb_core::subset::Algorithm;
+use lb_svg::{Anchor, Area, Drawing, Figure, Lettering, Line, Paint, Point, WIDTH, at};
 
-use super::chart::WIDTH;
-use super::drawing::{Anchor, Drawing, Lettering, Line};
-use super::figure::Figure;
-use super::geometry::{Area, at};
 use super::numbers::{percent, whole_percent};
-use super::palette::Paint;
+use super::palette::{RANDOM, paint};
 use super::section::{Section, Table};
 use crate::fleet::Fleet;
 use crate::metrics::churn::{Churn, churn, minimum};
 use crate::metrics::dropped;
 
-struct Case {
+struct ChangeFigure {
     id: &'static str,
     algorithm: Algorithm,
-    paint: Paint,
 }
 
-const CASES: [Case; 2] = [
-    Case { id: "fig-3-deterministic", algorithm: Algorithm::Deterministic, paint: Paint::Deterministic },
-    Case { id: "fig-3-rocksteadier", algorithm: Algorithm::Rocksteadier, paint: Paint::Rocksteadier },
+const FIGURES: [ChangeFigure; 2] = [
+    ChangeFigure { id: "fig-3-deterministic", algorithm: Algorithm::Deterministic },
+    ChangeFigure { id: "fig-3-rocksteadier", algorithm: Algorithm::Rocksteadier },
 ];
 
-/// Figure 3: ten backends become eleven, four per client. The text does not say how many clients the figure has; ten show
-/// enough.
+/// Figure 3: ten backends become eleven, four per client. The text does not say how many clients the figure has; ten
+/// show enough.
 const fn fleet(algorithm: Algorithm, backends: u32) -> Fleet {
     Fleet { algorithm, clients: 10, backends, size: 4, seed: 0 }
 }
@@ -35,25 +33,20 @@ pub fn section() -> Section {
     let mut table =
         Table::new(&["10 to 11 backends, 4 per client", "mean dropped", "worst client", "replaced whole"]);
     let mut figures = Vec::new();
-    for case in &CASES {
+    for case in &FIGURES {
         let (old, new) = (fleet(case.algorithm, 10), fleet(case.algorithm, 11));
         let dropped = churn(&old.graph(), &new.graph());
         table.row([
-            case.algorithm.to_string(),
-            percent(dropped.mean),
-            whole_percent(dropped.worst),
-            format!("{} of {}", dropped.replaced, old.clients),
+            case.algorithm.name(),
+            &percent(dropped.mean),
+            &whole_percent(dropped.worst),
+            &format!("{} of {}", dropped.replaced, old.clients),
         ]);
         figures.push(figure(case, &dropped));
     }
     let evenness = minimum(&fleet(Algorithm::Rocksteadier, 10), &fleet(Algorithm::Rocksteadier, 11));
-    table.row([
-        "what evenness demands".to_owned(),
-        percent(evenness),
-        "\u{2014}".to_owned(),
-        "\u{2014}".to_owned(),
-    ]);
-    let [theirs, ours] = CASES.map(|case| {
+    table.row(["what evenness demands", &percent(evenness), "\u{2014}", "\u{2014}"]);
+    let [theirs, ours] = FIGURES.map(|case| {
         let (old, new) = (fleet(case.algorithm, 10), fleet(case.algorithm, 11));
         (0..old.clients).filter(|&client| dropped(&old.subset(client), &new.subset(client)) > 0.0).count()
     });
@@ -72,61 +65,41 @@ pub fn section() -> Section {
     Section { id: "one-more", heading: "One backend more", figures, reading, table }
 }
 
-fn figure(case: &Case, dropped_of_all: &Churn) -> Figure {
-    let &Case { id, algorithm, paint } = case;
-    let moved = dropped_of_all.mean;
+fn figure(case: &ChangeFigure, dropped_of_all: &Churn) -> Figure {
+    let &ChangeFigure { id, algorithm } = case;
+    let (paint, moved) = (paint(algorithm), dropped_of_all.mean);
     const STEP: f64 = 22.0;
     let (left, top) = (92.0, 52.0);
     let (before, after) = (fleet(algorithm, 10), fleet(algorithm, 11));
     let mut drawing = Drawing::new(WIDTH, 314.0);
-    drawing.text(Paint::Quiet, Lettering::Small, at(6.0, 14.0), Anchor::Start, "backend");
-    let place =
+    drawing.note(at(6.0, 14.0), Anchor::Start, "backend");
+    let cell =
         |client: u32, backend: u32| at(left + STEP * f64::from(backend), top + STEP * f64::from(client));
     for backend in 0..after.backends {
-        let head = at(place(0, backend).x, 32.0);
-        let ink = if backend < before.backends { Paint::Quiet } else { Paint::Ink };
+        let head = at(cell(0, backend).x, 32.0);
+        let ink = if backend < before.backends { Paint::QUIET } else { Paint::INK };
         drawing.text(ink, Lettering::Small, head, Anchor::Middle, &backend.to_string());
     }
-    drawing.text(Paint::Ink, Lettering::Small, at(left + STEP * 11.0, 32.0), Anchor::Start, "new");
+    drawing.text(Paint::INK, Lettering::Small, at(left + STEP * 11.0, 32.0), Anchor::Start, "new");
     for client in 0..before.clients {
         let (old, new) = (before.subset(client), after.subset(client));
-        let row = place(client, 0).y;
-        drawing.text(
-            Paint::Quiet,
-            Lettering::Small,
-            at(left - 18.0, row + 4.0),
-            Anchor::End,
-            &format!("client {client}"),
-        );
-        drawing.line(Paint::Rule, Line::Thin, at(left - 10.0, row), at(left + STEP * 10.0 + 10.0, row));
+        let row = cell(client, 0).y;
+        drawing.note(at(left - 18.0, row + 4.0), Anchor::End, &format!("client {client}"));
+        drawing.line(Paint::RULE, Line::Thin, at(left - 10.0, row), at(left + STEP * 10.0 + 10.0, row));
         for backend in 0..after.backends {
-            let here = place(client, backend);
+            let here = cell(client, backend);
             match (old.contains(&backend), new.contains(&backend)) {
-                (true, true) => drawing.dot(Paint::Quiet, here, 4.5),
-                (true, false) => {
-                    let cross = [(-4.5, -4.5), (-4.5, 4.5)];
-                    for (x, y) in cross {
-                        let (from, to) = (at(here.x + x, here.y + y), at(here.x - x, here.y - y));
-                        drawing.line(Paint::Random, Line::Solid, from, to);
-                    }
-                }
-                (false, true) => {
-                    let Area { left, top, right, bottom } = Area {
-                        left: here.x - 5.5,
-                        top: here.y - 5.5,
-                        right: here.x + 5.5,
-                        bottom: here.y + 5.5,
-                    };
-                    drawing.bar(paint, Area { left, top, right, bottom });
-                }
+                (true, true) => drawing.dot(Paint::QUIET, here, 4.5),
+                (true, false) => cross(&mut drawing, here, 4.5),
+                (false, true) => drawing.bar(paint, Area::square(here, 5.5)),
                 (false, false) => {}
             }
         }
         let share = whole_percent(dropped(&old, &new));
-        let ink = if dropped(&old, &new) > 0.0 { Paint::Ink } else { Paint::Quiet };
+        let ink = if dropped(&old, &new) > 0.0 { Paint::INK } else { Paint::QUIET };
         drawing.text(ink, Lettering::Small, at(WIDTH - 8.0, row + 4.0), Anchor::End, &share);
     }
-    drawing.text(Paint::Quiet, Lettering::Small, at(WIDTH - 8.0, 14.0), Anchor::End, "dropped");
+    drawing.note(at(WIDTH - 8.0, 14.0), Anchor::End, "dropped");
     let words = format!("{algorithm}: {} of all connections dropped", percent(moved));
     drawing.text(paint, Lettering::Strong, at(WIDTH - 8.0, 290.0), Anchor::End, &words);
     legend(&mut drawing, paint);
@@ -141,14 +114,19 @@ fn figure(case: &Case, dropped_of_all: &Churn) -> Figure {
     }
 }
 
+fn cross(drawing: &mut Drawing, centre: Point, half: f64) {
+    for slope in [1.0, -1.0] {
+        let (from, to) = (centre.moved(-half, -slope * half), centre.moved(half, slope * half));
+        drawing.line(RANDOM, Line::Solid, from, to);
+    }
+}
+
 fn legend(drawing: &mut Drawing, paint: Paint) {
     let y = 308.0;
-    drawing.dot(Paint::Quiet, at(190.0, y - 4.0), 4.5);
-    drawing.text(Paint::Quiet, Lettering::Small, at(200.0, y), Anchor::Start, "stays");
-    for (from, to) in [(-4.0, 4.0), (4.0, -4.0)] {
-        drawing.line(Paint::Random, Line::Solid, at(256.0 + from, y - 8.0), at(256.0 + to, y));
-    }
-    drawing.text(Paint::Quiet, Lettering::Small, at(266.0, y), Anchor::Start, "closed");
-    drawing.bar(paint, Area { left: 325.0, top: y - 9.0, right: 335.0, bottom: y + 1.0 });
-    drawing.text(Paint::Quiet, Lettering::Small, at(341.0, y), Anchor::Start, "opened");
+    drawing.dot(Paint::QUIET, at(190.0, y - 4.0), 4.5);
+    drawing.note(at(200.0, y), Anchor::Start, "stays");
+    cross(drawing, at(256.0, y - 4.0), 4.0);
+    drawing.note(at(266.0, y), Anchor::Start, "closed");
+    drawing.bar(paint, Area::square(at(330.0, y - 4.0), 5.0));
+    drawing.note(at(341.0, y), Anchor::Start, "opened");
 }

@@ -3,29 +3,31 @@
 //! Written so that a strict XML reader takes it as well, without scripts, fonts or pictures of elsewhere. Must not
 //! compute anything.
 
-use super::drawing::escaped;
-use super::figure::{Figure, MARK};
-use super::palette::{FONTS, figure_style, page_colours};
+use lb_svg::palette::{FONTS, style};
+use lb_svg::{Figure, Paint, escaped};
+
+use super::directory::MARK;
+use super::palette::PAINTS;
 use super::section::{Section, Table};
 
-/// What the report is about and where its sources are to be read.
-struct Source {
+/// A publication with figures in the report, and where to read it.
+struct Citation {
     words: &'static str,
     address: &'static str,
 }
 
-const SOURCES: [Source; 3] = [
-    Source {
+const CITATIONS: [Citation; 3] = [
+    Citation {
         words: "The book: Site Reliability Engineering, chapter 20, \u{201c}Load Balancing in the Datacenter\u{201d}. \
                 O\u{2019}Reilly, 2016.",
         address: "https://sre.google/sre-book/load-balancing-datacenter/",
     },
-    Source {
+    Citation {
         words: "The article: Peter Ward, Paul Wankadia and Kavita Guliani, \u{201c}Reinventing Backend Subsetting at \
                 Google\u{201d}. ACM Queue 20(5), 2022; Communications of the ACM, May 2023.",
         address: "https://queue.acm.org/detail.cfm?id=3570937",
     },
-    Source {
+    Citation {
         words: "The post: \u{201c}Deterministic Aperture: A distributed, load balancing algorithm\u{201d}. Twitter, 19 \
                 December 2019.",
         address: "https://blog.twitter.com/engineering/en_us/topics/infrastructure/2019/daperture-load-balancer",
@@ -35,7 +37,7 @@ const SOURCES: [Source; 3] = [
 /// Addresses that the page links to: its citations, and nothing else outside itself.
 #[cfg(test)]
 pub fn citations() -> impl Iterator<Item = &'static str> {
-    SOURCES.iter().map(|source| source.address)
+    CITATIONS.iter().map(|source| source.address)
 }
 
 const STYLE: &str = include_str!("page.css");
@@ -46,7 +48,7 @@ pub fn page(sections: &[Section]) -> String {
         .iter()
         .map(|section| format!("<li><a href=\"#{}\">{}</a></li>\n", section.id, escaped(section.heading)))
         .collect();
-    let sources: String = SOURCES
+    let sources: String = CITATIONS
         .iter()
         .map(|source| {
             format!(
@@ -58,8 +60,8 @@ pub fn page(sections: &[Section]) -> String {
         })
         .collect();
     let sections: String = sections.iter().map(section).collect();
-    let (light, dark) = (page_colours(0), page_colours(1));
-    let figures = figure_style();
+    let [light, dark] = [0, 1].map(colours);
+    let figures = style(&PAINTS);
     // The doctype first: anything before it would put old browsers into their quirks mode.
     format!(
         "<!DOCTYPE html>\n{MARK}\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\"/>\n\
@@ -80,6 +82,12 @@ pub fn page(sections: &[Section]) -> String {
     )
 }
 
+/// The figures' colours on a light or a dark page as custom properties, for the page around them.
+fn colours(scheme: usize) -> String {
+    let property = |paint: &Paint| format!("--{}:#{:06x};", paint.name, paint.hue[scheme]);
+    Paint::COMMON.iter().chain(&PAINTS).map(property).collect()
+}
+
 /// An address as people read it.
 fn short(address: &str) -> &str {
     let bare = address.trim_start_matches("https://");
@@ -94,7 +102,7 @@ fn prose(words: &str) -> String {
 fn section(section: &Section) -> String {
     let figures: String = section.figures.iter().map(figure).collect();
     let reading: String = section.reading.iter().map(|words| format!("<p>{}</p>\n", prose(words))).collect();
-    // With an odd number of figures the words take the place beside the last one.
+    // With an odd number of figures the words stand beside the last one.
     let side = if section.figures.len() % 2 == 1 { "beside" } else { "below" };
     format!(
         "<section id=\"{}\">\n<h2>{}</h2>\n<div class=\"figures\">\n{figures}<div class=\"{side}\">\n<div>\n{reading}</div>\n\

@@ -1,88 +1,73 @@
-//! Figure 4 of the article: places of clients and backends on a ring.
+//! Figure 4 of the article: positions of clients and backends on a ring.
+//!
+//! Drawn from formulas of its own, which a test compares with the subsets that the algorithms choose.
 
 use lb_core::subset::Algorithm;
 use lb_core::subset::random::mix64;
 use lb_core::subset::van_der_corput::{rank, vdc};
+use lb_svg::{Anchor, Area, Drawing, Figure, Lettering, Line, Paint, Point, at, on_circle};
 
-use super::drawing::{Anchor, Drawing, Lettering, Line};
-use super::figure::Figure;
-use super::geometry::{Area, Point, at, on_circle};
-use super::palette::Paint;
+use super::palette::paint;
 use super::section::{Section, Table};
 use crate::fleet::Fleet;
 use crate::metrics::overlap::distinct;
 
 const CLIENTS: u32 = 4;
 const BACKENDS: u32 = 6;
-/// The article's Figure 4a has hashed places without naming the hash. With this seed ours lie far enough apart to be read,
-/// and client 0 meets the same two backends as in the article.
+/// The article's Figure 4a has hashed positions without naming the hash. With this seed ours lie far enough apart to be
+/// read, and client 0 meets the same two backends as in the article.
 const SEED: u64 = 5_337;
 
-struct Case {
+struct Ring {
     id: &'static str,
     name: &'static str,
     algorithm: Algorithm,
-    paint: Paint,
     /// Whose subset of two is drawn as an arc.
     client: u32,
-    place: fn(Kind, u32) -> f64,
+    /// Where a client or backend stands, in turns after the top.
+    turn: fn(Side, u32) -> f64,
 }
 
 #[derive(Clone, Copy)]
-enum Kind {
+enum Side {
     Client,
     Backend,
 }
 
-const CASES: [Case; 3] = [
-    Case {
-        id: "fig-4a",
-        name: "Figure 4a",
-        algorithm: Algorithm::Consistent,
-        paint: Paint::Random,
-        client: 0,
-        place: hashed,
-    },
-    Case {
-        id: "fig-4b",
-        name: "Figure 4b",
-        algorithm: Algorithm::Ringsteady,
-        paint: Paint::Ringsteady,
-        client: 1,
-        place: reversed,
-    },
-    Case {
+const RINGS: [Ring; 3] = [
+    Ring { id: "fig-4a", name: "Figure 4a", algorithm: Algorithm::Consistent, client: 0, turn: hashed },
+    Ring { id: "fig-4b", name: "Figure 4b", algorithm: Algorithm::Ringsteady, client: 1, turn: reversed },
+    Ring {
         id: "fig-4c",
         name: "Figure 4c",
         algorithm: Algorithm::RingsteadyBothScaled,
-        paint: Paint::Ringsteady,
         client: 1,
-        place: even,
+        turn: even,
     },
 ];
 
-/// As a share of a turn.
-fn share_of_turn(place: u64) -> f64 {
+/// A position on a ring of 2^64, in turns.
+fn turns(position: u64) -> f64 {
     // The upper 32 bits are finer than any drawing.
-    f64::from(u32::try_from(place >> 32).expect("32 bits")) / 4_294_967_296.0
+    f64::from(u32::try_from(position >> 32).expect("32 bits")) / 4_294_967_296.0
 }
 
-fn hashed(kind: Kind, index: u32) -> f64 {
-    let word = match kind {
-        Kind::Backend => 0xb0,
-        Kind::Client => 0xf0,
+fn hashed(side: Side, index: u32) -> f64 {
+    let word = match side {
+        Side::Backend => 0xb0,
+        Side::Client => 0xf0,
     };
-    share_of_turn(mix64(&[SEED, word, index.into()]))
+    turns(mix64(&[SEED, word, index.into()]))
 }
 
-fn reversed(_: Kind, index: u32) -> f64 {
-    share_of_turn(vdc(index.into()))
+fn reversed(_: Side, index: u32) -> f64 {
+    turns(vdc(index.into()))
 }
 
-fn even(kind: Kind, index: u32) -> f64 {
-    let all = match kind {
-        Kind::Backend => BACKENDS,
-        Kind::Client => CLIENTS,
+fn even(side: Side, index: u32) -> f64 {
+    let all = match side {
+        Side::Backend => BACKENDS,
+        Side::Client => CLIENTS,
     };
     f64::from(rank(index, all)) / f64::from(all)
 }
@@ -104,33 +89,18 @@ fn words(order: &[u32]) -> String {
 pub fn section() -> Section {
     let mut table = Table::new(&["6 backends, clockwise", "article", "here"]);
     let ours = order(Algorithm::RingsteadyBothScaled, 1);
-    table.row([
-        "4c, order of client 1".to_owned(),
-        "1,\u{a0}5,\u{a0}3,\u{a0}0,\u{a0}4,\u{a0}2".to_owned(),
-        words(&ours),
-    ]);
-    table.row([
-        "4a, subset of client 0".to_owned(),
-        "3,\u{a0}2".to_owned(),
-        words(&fleet(Algorithm::Consistent).subset(0)),
-    ]);
-    table.row([
-        "4b, order of client 1".to_owned(),
-        "\u{2014}".to_owned(),
-        words(&order(Algorithm::Ringsteady, 1)),
-    ]);
-    let fifth = vdc(5) >> 56;
-    table.row(["place of number 5, of 256".to_owned(), "160".to_owned(), fifth.to_string()]);
+    table.row(["4c, order of client 1", "1,\u{a0}5,\u{a0}3,\u{a0}0,\u{a0}4,\u{a0}2", &words(&ours)]);
+    let hashed = fleet(Algorithm::Consistent).subset(0);
+    table.row(["4a, subset of client 0", "3,\u{a0}2", &words(&hashed)]);
+    table.row(["4b, order of client 1", "\u{2014}", &words(&order(Algorithm::Ringsteady, 1))]);
+    table.row(["place of number 5, of 256", "160", &(vdc(5) >> 56).to_string()]);
     let distinct = |algorithm: Algorithm| {
         distinct(&Fleet { algorithm, clients: 300, backends: 100, size: 20, seed: 0 }.graph())
     };
     for algorithm in [Algorithm::Consistent, Algorithm::Ringsteady, Algorithm::Rocksteadier] {
         let expected = if algorithm == Algorithm::Rocksteadier { "\u{2014}" } else { "at most 100" };
-        table.row([
-            format!("different subsets, 300 clients on 100 backends, {algorithm}"),
-            expected.to_owned(),
-            distinct(algorithm).to_string(),
-        ]);
+        let quantity = format!("different subsets, 300 clients on 100 backends, {algorithm}");
+        table.row([&quantity, expected, &distinct(algorithm).to_string()]);
     }
     let reading = vec![
         "Squares inside the ring are clients, circles on it backends. A client goes clockwise and takes the first backends \
@@ -147,7 +117,7 @@ pub fn section() -> Section {
     Section {
         id: "rings",
         heading: "Places on a ring",
-        figures: CASES.iter().map(figure).collect(),
+        figures: RINGS.iter().map(figure).collect(),
         reading,
         table,
     }
@@ -156,47 +126,37 @@ pub fn section() -> Section {
 const CENTRE: Point = at(200.0, 150.0);
 const RADIUS: f64 = 104.0;
 
-fn figure(case: &Case) -> Figure {
+fn figure(ring: &Ring) -> Figure {
     let mut drawing = Drawing::new(400.0, 300.0);
-    drawing.circle_line(Paint::Quiet, Line::Thin, CENTRE, RADIUS);
-    let subset = fleet(case.algorithm).subset(case.client);
-    let from = (case.place)(Kind::Client, case.client);
-    let last = (case.place)(Kind::Backend, *subset.last().expect("a subset of two"));
-    // A backend at the client's own place is met without going around.
-    let to = if last < from { last + 1.0 } else { last };
-    drawing.arc(case.paint, Line::Thick, (CENTRE, RADIUS - 16.0), from, to);
+    drawing.circle_line(Paint::QUIET, Line::Thin, CENTRE, RADIUS);
+    let (own, subset) = (paint(ring.algorithm), fleet(ring.algorithm).subset(ring.client));
+    let from = (ring.turn)(Side::Client, ring.client);
+    let to = (ring.turn)(Side::Backend, *subset.last().expect("a subset of two"));
+    drawing.arc(own, Line::Thick, (CENTRE, RADIUS - 16.0), from, to);
     for backend in 0..BACKENDS {
-        let place = (case.place)(Kind::Backend, backend);
-        let taken = subset.contains(&backend);
-        drawing.dot(if taken { case.paint } else { Paint::Quiet }, on_circle(CENTRE, RADIUS, place), 7.0);
-        let label = on_circle(CENTRE, RADIUS + 20.0, place);
-        let ink = if taken { case.paint } else { Paint::Quiet };
-        drawing.text(
-            ink,
-            Lettering::Strong,
-            at(label.x, label.y + 4.0),
-            Anchor::Middle,
-            &backend.to_string(),
-        );
+        let turn = (ring.turn)(Side::Backend, backend);
+        let paint = if subset.contains(&backend) { own } else { Paint::QUIET };
+        drawing.dot(paint, on_circle(CENTRE, RADIUS, turn), 7.0);
+        let label = on_circle(CENTRE, RADIUS + 20.0, turn);
+        drawing.centred(paint, Lettering::Strong, label, &backend.to_string());
     }
     for client in 0..CLIENTS {
-        let place = (case.place)(Kind::Client, client);
-        let Point { x, y } = on_circle(CENTRE, RADIUS - 32.0, place);
-        let ink = if client == case.client { Paint::Ink } else { Paint::Quiet };
-        drawing.bar(ink, Area { left: x - 5.0, top: y - 5.0, right: x + 5.0, bottom: y + 5.0 });
-        let label = on_circle(CENTRE, RADIUS - 50.0, place);
-        drawing.text(ink, Lettering::Strong, at(label.x, label.y + 4.0), Anchor::Middle, &client.to_string());
+        let turn = (ring.turn)(Side::Client, client);
+        let paint = if client == ring.client { Paint::INK } else { Paint::QUIET };
+        drawing.bar(paint, Area::square(on_circle(CENTRE, RADIUS - 32.0, turn), 5.0));
+        let label = on_circle(CENTRE, RADIUS - 50.0, turn);
+        drawing.centred(paint, Lettering::Strong, label, &client.to_string());
     }
-    drawing.text(Paint::Quiet, Lettering::Small, at(6.0, 16.0), Anchor::Start, "circles: backends");
-    drawing.text(Paint::Quiet, Lettering::Small, at(6.0, 32.0), Anchor::Start, "squares: clients");
-    let caption = format!("client {}: {{{}}}", case.client, words(&subset));
-    drawing.text(case.paint, Lettering::Strong, at(394.0, 290.0), Anchor::End, &caption);
+    drawing.note(at(6.0, 16.0), Anchor::Start, "circles: backends");
+    drawing.note(at(6.0, 32.0), Anchor::Start, "squares: clients");
+    let caption = format!("client {}: {{{}}}", ring.client, words(&subset));
+    drawing.text(own, Lettering::Strong, at(394.0, 290.0), Anchor::End, &caption);
     Figure {
-        id: case.id,
-        title: format!("{}: {}", case.name, case.algorithm),
+        id: ring.id,
+        title: format!("{}: {}", ring.name, ring.algorithm),
         description: format!(
             "A ring with {CLIENTS} clients and {BACKENDS} backends; client {} takes backends {}.",
-            case.client,
+            ring.client,
             words(&subset)
         ),
         drawing,
@@ -208,14 +168,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_drawn_place_is_where_the_algorithm_looks() {
-        for case in &CASES {
+    fn a_drawn_position_is_where_the_algorithm_looks() {
+        for ring in &RINGS {
             for client in 0..CLIENTS {
-                let from = (case.place)(Kind::Client, client);
-                let ahead = |backend: u32| ((case.place)(Kind::Backend, backend) - from).rem_euclid(1.0);
+                let from = (ring.turn)(Side::Client, client);
+                let ahead = |backend: u32| ((ring.turn)(Side::Backend, backend) - from).rem_euclid(1.0);
                 let mut met: Vec<u32> = (0..BACKENDS).collect();
                 met.sort_by(|&a, &b| ahead(a).total_cmp(&ahead(b)));
-                assert_eq!(met, order(case.algorithm, client), "{} of client {client}", case.name);
+                assert_eq!(met, order(ring.algorithm, client), "{} of client {client}", ring.name);
             }
         }
     }

@@ -1,6 +1,26 @@
 //! A section of the report: figures that answer one question, how to read them, and their source's figures beside ours.
+//!
+//! Also how much a report computes. Must not know what the questions are.
 
-use super::figure::Figure;
+use lb_svg::Figure;
+
+/// How much is computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// The largest jobs of sweeps.
+    pub most_tasks: u32,
+    /// The largest subsets of comparisons of sizes.
+    pub most_size: u32,
+    /// Seeds over which random algorithms are tried.
+    pub trials: u64,
+}
+
+impl Default for Extent {
+    /// What the sources have, and enough seeds for one digit behind the point.
+    fn default() -> Self {
+        Self { most_tasks: 256, most_size: 300, trials: 100 }
+    }
+}
 
 /// One question.
 #[derive(Clone, Debug)]
@@ -36,8 +56,8 @@ impl Table {
     ///
     /// # Panics
     /// If it has not as many cells as there are columns.
-    pub fn row<const N: usize>(&mut self, cells: [String; N]) {
+    pub fn row<const N: usize>(&mut self, cells: [&str; N]) {
         assert_eq!(N, self.head.len(), "a cell for every column");
-        self.rows.push(cells.into());
+        self.rows.push(cells.map(str::to_owned).into());
     }
 }

@@ -1,19 +1,17 @@
 //! Size against utilization: how large subsets must be until the load is even.
+//!
+//! One figure for each number of backends, with the same algorithms in all of them.
 
 use lb_core::subset::Algorithm;
+use lb_svg::{Anchor, Axis, Drawing, Figure, HEIGHT, Lettering, Line, Paint, Plot, Scale, WIDTH, at};
 
-use super::Extent;
-use super::chart::{Axis, HEIGHT, Plot, Scale, WIDTH};
-use super::drawing::{Anchor, Drawing, Lettering, Line};
-use super::figure::Figure;
-use super::geometry::at;
 use super::numbers::{grouped, utilization};
-use super::palette::Paint;
-use super::section::{Section, Table};
+use super::palette::{DETERMINISTIC, RANDOM, ROCKSTEADIER, WEIGHTED};
+use super::section::{Extent, Section, Table};
 use crate::fleet::{Fleet, Sharing};
 use crate::metrics::raw_utilization;
 
-struct Case {
+struct SizesFigure {
     id: &'static str,
     clients: u32,
     backends: u32,
@@ -21,9 +19,9 @@ struct Case {
     most: u32,
 }
 
-const CASES: [Case; 2] = [
-    Case { id: "fig-sizes-300", clients: 300, backends: 300, most: 300 },
-    Case { id: "fig-sizes-1000", clients: 300, backends: 1_000, most: 300 },
+const FIGURES: [SizesFigure; 2] = [
+    SizesFigure { id: "fig-sizes-300", clients: 300, backends: 300, most: 300 },
+    SizesFigure { id: "fig-sizes-1000", clients: 300, backends: 1_000, most: 300 },
 ];
 
 struct Series {
@@ -34,47 +32,30 @@ struct Series {
     line: Line,
 }
 
+const fn series(name: &'static str, algorithm: Algorithm, paint: Paint, line: Line) -> Series {
+    Series { name, algorithm, weighted: false, paint, line }
+}
+
 const SERIES: [Series; 4] = [
+    series("random", Algorithm::Random, RANDOM, Line::Solid),
+    series("deterministic", Algorithm::Deterministic, DETERMINISTIC, Line::Dotted),
+    series("rocksteadier", Algorithm::Rocksteadier, ROCKSTEADIER, Line::Solid),
     Series {
-        name: "random",
-        algorithm: Algorithm::Random,
-        weighted: false,
-        paint: Paint::Random,
-        line: Line::Solid,
-    },
-    Series {
-        name: "deterministic",
-        algorithm: Algorithm::Deterministic,
-        weighted: false,
-        paint: Paint::Deterministic,
-        line: Line::Dotted,
-    },
-    Series {
-        name: "rocksteadier",
-        algorithm: Algorithm::Rocksteadier,
-        weighted: false,
-        paint: Paint::Rocksteadier,
-        line: Line::Solid,
-    },
-    Series {
-        name: "rocksteadier, weighted",
-        algorithm: Algorithm::Rocksteadier,
         weighted: true,
-        paint: Paint::Weighted,
-        line: Line::Solid,
+        ..series("rocksteadier, weighted", Algorithm::Rocksteadier, WEIGHTED, Line::Solid)
     },
 ];
 
 /// Raw utilization of one fleet.
-fn raw(series: &Series, case: &Case, size: u32) -> f64 {
-    let &Case { clients, backends, .. } = case;
+fn raw(series: &Series, case: &SizesFigure, size: u32) -> f64 {
+    let &SizesFigure { clients, backends, .. } = case;
     let fleet = Fleet { algorithm: series.algorithm, clients, backends, size, seed: 0 };
     let graph = fleet.graph();
     raw_utilization(&Sharing::of(&fleet, &graph, series.weighted).loads(&graph))
 }
 
 /// Sizes that the figures show.
-fn sizes(case: &Case, extent: Extent) -> impl Iterator<Item = u32> {
+fn sizes(case: &SizesFigure, extent: Extent) -> impl Iterator<Item = u32> {
     1..=case.most.min(extent.most_size)
 }
 
@@ -82,7 +63,7 @@ fn sizes(case: &Case, extent: Extent) -> impl Iterator<Item = u32> {
 pub fn section(extent: Extent) -> Section {
     let mut table = Table::new(&["smallest size that uses", "90 %", "95 %", "99 %"]);
     let mut figures = Vec::new();
-    for case in &CASES {
+    for case in &FIGURES {
         let lines: Vec<Vec<(f64, f64)>> = SERIES
             .iter()
             .map(|series| {
@@ -90,16 +71,16 @@ pub fn section(extent: Extent) -> Section {
             })
             .collect();
         for (series, line) in SERIES.iter().zip(&lines) {
-            let first = |wanted: f64| match line.iter().find(|(_, used)| *used >= wanted) {
+            let first = |least: f64| match line.iter().find(|(_, used)| *used >= least) {
                 Some((size, _)) => format!("{size:.0}"),
                 None => format!(">\u{a0}{}", line.len()),
             };
             let fleet = format!("{} on {}, {}", case.clients, grouped(case.backends.into()), series.name);
-            table.row([fleet, first(0.9), first(0.95), first(0.99)]);
+            table.row([&fleet, &first(0.9), &first(0.95), &first(0.99)]);
         }
         figures.push(figure(case, &lines));
     }
-    let three_quarters = raw(&SERIES[0], &CASES[0], 225);
+    let three_quarters = raw(&SERIES[0], &FIGURES[0], 225);
     let reading = vec![
         "How much of the backends' capacity can be used (raw utilization: mean load over largest load), by the size of the \
          subsets. Every size costs connections, so further left is cheaper."
@@ -115,7 +96,7 @@ pub fn section(extent: Extent) -> Section {
     Section { id: "sizes", heading: "How large a subset has to be", figures, reading, table }
 }
 
-fn figure(case: &Case, lines: &[Vec<(f64, f64)>]) -> Figure {
+fn figure(case: &SizesFigure, lines: &[Vec<(f64, f64)>]) -> Figure {
     let plot = Plot::usual(Scale::Logarithmic(1.0, f64::from(case.most)), Scale::Linear(0.0, 1.0));
     let mut drawing = Drawing::new(WIDTH, HEIGHT);
     let ticks: Vec<f64> = [1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 300.0]
@@ -124,8 +105,8 @@ fn figure(case: &Case, lines: &[Vec<(f64, f64)>]) -> Figure {
         .collect();
     plot.axes(
         &mut drawing,
-        &Axis::of("backends per client, k", &ticks),
-        &Axis::of("raw utilization", &[0.0, 0.25, 0.5, 0.75, 1.0]),
+        &Axis::new("backends per client, k", &ticks),
+        &Axis::new("raw utilization", &[0.0, 0.25, 0.5, 0.75, 1.0]),
     );
     // Names stand one below the other in the empty corner, each with a piece of its line.
     for (row, (series, line)) in (0_u32..).zip(SERIES.iter().zip(lines)) {

@@ -1,16 +1,16 @@
-//! What holds for every page and every figure: readers take it, nothing is fetched, nothing is cut off, and its numbers are
-//! those of the metrics.
+//! What holds for every page and every figure: readers take it, nothing is fetched, nothing is cut off, and its numbers
+//! are those of the metrics.
 
 use std::collections::BTreeSet;
 
 use lb_core::subset::Algorithm;
+use lb_svg::{Figure, escaped};
 use roxmltree::{Document, Node, ParsingOptions};
 
-use super::figure::Figure;
 use super::*;
 use crate::fleet::{Fleet, Sharing};
 use crate::metrics::churn::churn;
-use crate::metrics::{raw_utilization, spread_of_counts};
+use crate::metrics::{Spread, raw_utilization};
 use crate::sweep::Sweep;
 use crate::sweep::summary::Summary;
 
@@ -109,9 +109,9 @@ fn nothing_is_fetched() {
 
 #[test]
 fn every_class_of_a_figure_has_a_style() {
-    let style = palette::figure_style();
+    let style = lb_svg::palette::style(&palette::PAINTS);
     for figure in little().iter().flat_map(|section| &section.figures) {
-        let text = figure.alone();
+        let text = figure.alone(&palette::PAINTS);
         let document = parsed(&text);
         for class in attributes(&document, "class").into_iter().flat_map(|classes| classes.split(' ')) {
             // The size of small text is that of all text of a figure.
@@ -186,7 +186,7 @@ fn the_numbers_of_the_page_are_those_of_the_metrics() {
     let sections = little();
     let fleet = |algorithm, clients, backends, size| Fleet { algorithm, clients, backends, size, seed: 0 };
 
-    let random = spread_of_counts(&fleet(Algorithm::Random, 300, 300, 30).graph().connections());
+    let random = Spread::of_counts(&fleet(Algorithm::Random, 300, 300, 30).graph().connections());
     let cell = format!("{}\u{a0}({})", numbers::whole_percent(random.min / 30.0), random.min);
     assert_eq!(row(&sections, "book", "20-4, fewest")[..2], ["50\u{a0}%\u{a0}(15)", cell.as_str()]);
     let even = ["100\u{a0}%\u{a0}(10)"; 2];
@@ -221,6 +221,6 @@ fn the_numbers_of_the_page_are_those_of_the_metrics() {
     // Every number of a table is in the page.
     let files = files(&sections);
     for cell in sections.iter().flat_map(|section| section.table.rows.iter().flatten()) {
-        assert!(files[0].1.contains(&drawing::escaped(cell)), "{cell}");
+        assert!(files[0].1.contains(&escaped(cell)), "{cell}");
     }
 }

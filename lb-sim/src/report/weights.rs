@@ -1,21 +1,20 @@
 //! Weighted against unweighted Rocksteadier: the article's sweep by what it costs in capacity.
+//!
+//! No source has published this, so there is no figure to compare with.
 
 use indicatif::ProgressBar;
 use lb_core::subset::Algorithm;
+use lb_svg::{Figure, Paint, Scale};
 
-use super::Extent;
-use super::chart::{Axis, HEIGHT, Plot, Scale, WIDTH};
-use super::cloud::cloud;
-use super::drawing::Drawing;
-use super::figure::Figure;
+use super::cloud::Cloud;
 use super::numbers::{grouped, utilization};
-use super::palette::Paint;
-use super::section::{Section, Table};
-use super::utilization::{SIZE, ratio, sweep};
+use super::palette::{ROCKSTEADIER, WEIGHTED};
+use super::section::{Extent, Section, Table};
+use super::utilization::{SIZE, sweep};
 use crate::sweep::Cell;
 use crate::sweep::summary::Summary;
 
-struct Case {
+struct WeightFigure {
     id: &'static str,
     name: &'static str,
     title: &'static str,
@@ -23,25 +22,25 @@ struct Case {
     weighted: bool,
 }
 
-const CASES: [Case; 2] = [
-    Case {
+const FIGURES: [WeightFigure; 2] = [
+    WeightFigure {
         id: "fig-unweighted",
         name: "rocksteadier",
         title: "Without weights: every connection the same share",
-        paint: Paint::Rocksteadier,
+        paint: ROCKSTEADIER,
         weighted: false,
     },
-    Case {
+    WeightFigure {
         id: "fig-weighted",
         name: "rocksteadier, weighted",
         title: "With structural weights: the same connections",
-        paint: Paint::Weighted,
+        paint: WEIGHTED,
         weighted: true,
     },
 ];
 
 /// How many sweeps the section makes.
-pub const SWEEPS: u64 = CASES.len() as u64;
+pub const SWEEPS: u64 = FIGURES.len() as u64;
 
 /// Classes of connections per backend.
 const CLASSES: [(f64, f64, &str); 7] = [
@@ -55,7 +54,7 @@ const CLASSES: [(f64, f64, &str); 7] = [
 ];
 
 fn connections(cell: &Cell) -> f64 {
-    f64::from(SIZE) * ratio(cell)
+    f64::from(SIZE) * cell.ratio()
 }
 
 /// Raw utilization of the cells of a class.
@@ -67,7 +66,7 @@ fn within(cells: &[Cell], from: f64, to: f64) -> Summary {
 /// The section.
 pub fn section(extent: Extent, bar: &ProgressBar) -> Section {
     let [without, with] =
-        CASES.map(|case| sweep(extent, case.weighted).run(Algorithm::Rocksteadier, || bar.inc(1)));
+        FIGURES.map(|case| sweep(extent, case.weighted).run(Algorithm::Rocksteadier, || bar.inc(1)));
     let mut table = Table::new(&[
         "connections per backend",
         "mean, unweighted \u{2192} weighted",
@@ -78,7 +77,7 @@ pub fn section(extent: Extent, bar: &ProgressBar) -> Section {
         let both = |of: fn(&Summary) -> f64| {
             format!("{}\u{a0}\u{2192}\u{a0}{}", utilization(of(&without)), utilization(of(&with)))
         };
-        table.row([words.to_owned(), both(|summary| summary.mean), both(|summary| summary.min)]);
+        table.row([words, &both(|summary| summary.mean), &both(|summary| summary.min)]);
     }
     let [all_without, all_with] = [&without, &with].map(|cells| within(cells, 0.0, f64::INFINITY));
     let reading = vec![
@@ -97,7 +96,7 @@ pub fn section(extent: Extent, bar: &ProgressBar) -> Section {
             utilization(within(&with, 2.0, f64::INFINITY).min)
         ),
     ];
-    let figures = CASES.iter().zip([&without, &with]).map(|(case, cells)| figure(case, cells)).collect();
+    let figures = FIGURES.iter().zip([&without, &with]).map(|(case, cells)| figure(case, cells)).collect();
     Section {
         id: "weights",
         heading: "Structural weights make the same subsets even",
@@ -107,21 +106,16 @@ pub fn section(extent: Extent, bar: &ProgressBar) -> Section {
     }
 }
 
-fn figure(case: &Case, cells: &[Cell]) -> Figure {
-    let plot = Plot::usual(Scale::Logarithmic(1.0, 256.0), Scale::Linear(0.0, 1.0));
-    let mut drawing = Drawing::new(WIDTH, HEIGHT);
-    plot.axes(
-        &mut drawing,
-        &Axis::of("connections per backend, M k / N", &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0]),
-        &Axis::of("raw utilization", &[0.0, 0.25, 0.5, 0.75, 1.0]),
-    );
-    let pairs: Vec<(f64, f64)> = cells.iter().map(|cell| (connections(cell), cell.raw)).collect();
-    let summary = within(cells, 0.0, f64::INFINITY);
-    let words = format!("mean {}, worst {}", utilization(summary.mean), utilization(summary.min));
-    cloud(&mut drawing, &plot, &pairs, (case.paint, case.name), &words);
-    let description = format!(
-        "Raw utilization of {} pairs of job sizes over connections per backend, as a density. {words}.",
-        grouped(cells.len() as u64)
-    );
-    Figure { id: case.id, title: case.title.to_owned(), description, drawing }
+fn figure(case: &WeightFigure, cells: &[Cell]) -> Figure {
+    let cloud = Cloud {
+        id: case.id,
+        title: case.title.to_owned(),
+        quantity: "raw utilization",
+        over: ["connections per backend", "M k / N"],
+        x: Scale::Logarithmic(1.0, 256.0),
+        ticks: &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0],
+        name: case.name,
+        paint: case.paint,
+    };
+    cloud.figure(&cells.iter().map(|cell| (connections(cell), cell.raw)).collect::<Vec<_>>())
 }

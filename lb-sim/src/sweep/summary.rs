@@ -1,9 +1,10 @@
-//! The many fleets of a sweep in few numbers: how utilization is distributed, and how it depends on clients per backend.
+//! The many fleets of a sweep in few numbers: how utilization is distributed, and how it depends on clients per
+//! backend.
 
 use serde::Serialize;
 
 use super::Cell;
-use crate::metrics::spread_of;
+use crate::metrics::{mean, percentile};
 
 /// Mean, smallest and quantiles of a utilization over the fleets of a sweep.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -12,7 +13,7 @@ pub struct Summary {
     pub mean: f64,
     /// Smallest.
     pub min: f64,
-    /// 1st percentile: the smallest value such that this part of the fleets is not above it (nearest rank).
+    /// 1st percentile.
     pub p1: f64,
     /// 5th percentile.
     pub p5: f64,
@@ -25,18 +26,14 @@ impl Summary {
     pub fn of(values: impl Iterator<Item = f64>) -> Self {
         let mut values: Vec<f64> = values.collect();
         values.sort_unstable_by(f64::total_cmp);
-        let nearest = |percent: usize| {
-            let rank = (values.len() * percent).div_ceil(100);
-            values.get(rank.saturating_sub(1)).copied().unwrap_or(0.0)
-        };
-        let mean = spread_of(&values).mean;
-        Self { mean, min: nearest(0), p1: nearest(1), p5: nearest(5), p50: nearest(50) }
+        let [min, p1, p5, p50] = [0, 1, 5, 50].map(|percent| percentile(&values, percent));
+        Self { mean: mean(values), min, p1, p5, p50 }
     }
 }
 
 /// The fleets with about as many clients per backend.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Ratio {
+pub struct RatioGroup {
     /// At least so many clients per backend.
     pub from: f64,
     /// Fewer than so many; no bound for the last.
@@ -50,23 +47,18 @@ pub struct Ratio {
 }
 
 /// The fleets by clients per backend: below 1/4, 1/2, 1, 2 and 4, and the rest.
-pub fn by_ratio(cells: &[Cell]) -> Vec<Ratio> {
+pub fn by_ratio(cells: &[Cell]) -> Vec<RatioGroup> {
     const BOUNDS: [f64; 6] = [0.0, 0.25, 0.5, 1.0, 2.0, 4.0];
-    let ratio = |cell: &Cell| f64::from(cell.clients) / f64::from(cell.backends);
-    let group = |place: usize| {
-        let (from, to) = (BOUNDS[place], BOUNDS.get(place + 1).copied());
-        let inside = |cell: &&Cell| ratio(cell) >= from && to.is_none_or(|to| ratio(cell) < to);
+    let group = |index: usize| {
+        let (from, to) = (BOUNDS[index], BOUNDS.get(index + 1).copied());
+        let inside = |cell: &&Cell| cell.ratio() >= from && to.is_none_or(|to| cell.ratio() < to);
         let inside: Vec<&Cell> = cells.iter().filter(inside).collect();
-        let mean = |of: fn(&Cell) -> f64| {
-            let values: Vec<f64> = inside.iter().map(|cell| of(cell)).collect();
-            spread_of(&values).mean
-        };
-        Ratio {
+        RatioGroup {
             from,
             to,
             cells: inside.len(),
-            adjusted: mean(|cell| cell.adjusted),
-            raw: mean(|cell| cell.raw),
+            adjusted: mean(inside.iter().map(|cell| cell.adjusted)),
+            raw: mean(inside.iter().map(|cell| cell.raw)),
         }
     };
     (0..BOUNDS.len()).map(group).collect()

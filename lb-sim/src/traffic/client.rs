@@ -1,8 +1,8 @@
-//! One client task: the daemon's mind, the tables that it would write for the kernel, and the connections that it has.
+//! One client task: the daemon's controller, the tables that it would write for the kernel, and its connections.
 //!
-//! The mind is a real [`Balancer`], a connect is decided by the kernel's own [`choose`], for the policies
-//! that walk. It does what it is told and when;
-//! it knows nothing of backends but their indexes.
+//! The controller is a real [`Balancer`], and a connect is decided by the kernel's own [`choose`], for the policies
+//! that follow a schedule. When anything happens is decided by its caller. Must not know more of backends than their
+//! indexes.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -16,41 +16,42 @@ use lb_core::endpoint::EndpointList;
 use lb_core::limits::Limits;
 use lb_core::membership::Membership;
 use lb_core::plan::Plan;
-use lb_core::service::Service;
+use lb_core::service::{Overflow, Policy, Protocol, Service, Subset, UNANSWERED_AFTER};
 use lb_core::subset::random::SplitMix64;
 use lb_core::walk;
 
-/// What a client has towards the backend in one slot: a connection that it holds, or those that are open by themselves.
+/// A client's connections to the backend in one slot: the one that it keeps for requests, or those that each arrival
+/// opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Link {
     /// The backend.
     pub backend: u32,
-    /// Tells it from links that were in the slot before.
+    /// Differs from the number of any link that was in the slot before.
     pub serial: u32,
-    /// What the connection is good for.
+    /// Whether it can be used.
     pub state: LinkState,
     /// Requests under way, or open connections.
     pub flows: u32,
 }
 
-/// What a connection is good for.
+/// Whether a connection can be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkState {
     /// It is being set up.
     Establishing,
     /// It can be used.
     Ready,
-    /// The backend is down; it is set up again once that is back.
+    /// The backend is down; the connection is set up again once it is back.
     Lost,
-    /// It ends with its last request, and it ends because the subset has changed, or because the backend goes away.
+    /// It ends with its last request, because the backend has left the subset or the service.
     Draining {
-        /// Whether the backend stays.
+        /// Whether the backend has left only the subset.
         is_moved: bool,
     },
 }
 
 impl LinkState {
-    /// Whether there is a connection.
+    /// Whether there is a connection, or one is being set up.
     pub const fn is_connected(self) -> bool {
         !matches!(self, Self::Lost)
     }
@@ -58,7 +59,7 @@ impl LinkState {
 
 /// The backend in a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Held {
+pub struct SlotBackend {
     /// Its index.
     pub backend: u32,
     /// Whether connect may choose it.
@@ -70,30 +71,30 @@ pub struct Held {
 pub struct Client {
     /// The position of its job.
     pub job: usize,
-    /// Its number in it.
+    /// Its number in the job.
     pub index: u32,
-    /// The newest list that it knows.
+    /// The number of the newest list that it knows.
     pub version: u64,
-    /// Draws its arrivals and their lives.
+    /// Samples its arrivals and their lives.
     pub rng: SplitMix64,
     balancer: Balancer,
     schedule: Arc<[u16]>,
     fallback: u32,
     rules: Rules,
-    walk: Cursor,
-    /// By slot.
-    pub held: Vec<Option<Held>>,
-    /// By slot.
+    cursor: Cursor,
+    /// What is in each slot.
+    pub slots: Vec<Option<SlotBackend>>,
+    /// The connections to the backend in each slot.
     pub links: Vec<Option<Link>>,
     serial: u32,
-    /// Whether it holds a connection to every member: then only those that are up can be chosen.
+    /// Whether it keeps a connection to every member: then only members whose connection is up can be chosen.
     needs_links: bool,
 }
 
 /// What a pick reads.
-struct View<'a>(&'a Client);
+struct ClientTables<'a>(&'a Client);
 
-impl Tables for View<'_> {
+impl Tables for ClientTables<'_> {
     type Backend = u32;
     type Members = ();
     type Position = ();
@@ -103,13 +104,13 @@ impl Tables for View<'_> {
     }
 
     fn backend(&self, slot: u32) -> Option<u32> {
-        self.0.held.get(slot as usize)?.map(|_| slot)
+        self.0.slots.get(slot as usize)?.map(|_| slot)
     }
 
     fn state(&self, slot: u32) -> StateWord {
         let at = slot as usize;
         let is_ready = self.0.links[at].is_some_and(|link| link.state == LinkState::Ready);
-        let usable = self.0.held[at].is_some_and(|held| held.usable) && (is_ready || !self.0.needs_links);
+        let usable = self.0.slots[at].is_some_and(|slot| slot.usable) && (is_ready || !self.0.needs_links);
         StateWord::new(usable, BackendState::Healthy)
     }
 
@@ -127,7 +128,7 @@ impl Tables for View<'_> {
         u32::try_from(entries).unwrap_or(u32::MAX)
     }
 
-    /// Only scans ask for them, and walks have none without a limit.
+    /// Members are for policies that scan. A schedule is scanned only where a limit is set, and scenarios set none.
     fn members(&self, _: TableRef) -> Option<()> {
         None
     }
@@ -149,7 +150,7 @@ impl Client {
     /// A client that knows of no backend yet. There are never more than `most_backends` at different addresses.
     ///
     /// # Panics
-    /// If there are more than slots.
+    /// If there are more of them than slots.
     pub fn new(
         service: Service,
         job: (usize, &str),
@@ -157,7 +158,7 @@ impl Client {
         most_backends: u32,
         needs_links: bool,
     ) -> Self {
-        // One table of the longest kind, and a slot for everybody that it can ever hear of.
+        // One table of the longest kind, and a slot for every backend that it can ever hear of.
         let limits =
             Limits { schedule_entries: 1 << MAX_SCHEDULE_LOG2, slots: most_backends, ..Limits::default() };
         let start = walk::start(&format!("{}/{index}", job.1), &service.name, 0, 1);
@@ -167,19 +168,19 @@ impl Client {
             index,
             version: 0,
             rng: SplitMix64::new(0),
-            balancer: balancer.expect("there is a place for one service"),
+            balancer: balancer.expect("the limits have room for one service"),
             schedule: Arc::from([]),
             fallback: NO_SLOT,
             rules: Rules::default(),
-            walk: Cursor { phase: 0, start },
-            held: Vec::new(),
+            cursor: Cursor { phase: 0, start },
+            slots: Vec::new(),
             links: Vec::new(),
             serial: 0,
             needs_links,
         }
     }
 
-    /// Takes a list in, and brings the tables up to date. Links are the caller's.
+    /// Takes a list in and brings the tables up to date. The caller opens and closes links.
     ///
     /// # Panics
     /// If a backend's address is not [`address`] of its index.
@@ -191,15 +192,15 @@ impl Client {
         let fits = self.balancer.handle(Event::Endpoints(0, list, membership));
         fits.expect("there are slots for all backends, and entries for all members");
         let plan = self.balancer.plan();
-        let service = plan.services.values().next().expect("the service has a place");
+        let service = plan.services.values().next().expect("the plan has the service");
         self.schedule = Arc::clone(&service.schedule);
         self.fallback = service.fallback;
         self.rules = service.rules;
         let slots = plan.backends.last_key_value().map_or(0, |(slot, _)| *slot as usize + 1);
-        self.held = vec![None; slots];
+        self.slots = vec![None; slots];
         for (slot, backend) in &plan.backends {
-            let held = Held { backend: index_of(backend.address), usable: backend.usable };
-            self.held[*slot as usize] = Some(held);
+            let (backend, usable) = (index_of(backend.address), backend.usable);
+            self.slots[*slot as usize] = Some(SlotBackend { backend, usable });
         }
         self.links.resize(slots, None);
     }
@@ -209,9 +210,9 @@ impl Client {
         let length = self.schedule.len();
         let length_log2 = length.checked_ilog2().map_or(0, |log2| u8::try_from(log2).unwrap_or(u8::MAX));
         let table = TableRef { base: 0, generation: 0, length_log2, members: 0 };
-        let draw = position(self.walk, length_log2);
-        let picked = choose(&View(self), table, self.rules, draw, 0);
-        self.walk.phase = self.walk.phase.wrapping_add(1);
+        let sample = position(self.cursor, length_log2);
+        let picked = choose(&ClientTables(self), table, self.rules, sample, 0);
+        self.cursor.phase = self.cursor.phase.wrapping_add(1);
         picked
     }
 
@@ -221,19 +222,38 @@ impl Client {
         self.serial
     }
 
-    /// The link in a slot, if it still is the one that was meant.
+    /// The link in a slot, if it still is the one with this number.
     pub fn link(&mut self, slot: u32, serial: u32) -> Option<&mut Link> {
         self.links.get_mut(slot as usize)?.as_mut().filter(|link| link.serial == serial)
     }
 }
 
-/// The address of the service. Nobody listens there.
+/// The address of the service. Made up: nothing is ever sent.
 pub const SERVICE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), 80);
+
+/// The service of a scenario, as a configuration that gives no more than this has it.
+pub fn service(name: &str, subset: Subset, seed: u64) -> Service {
+    Service {
+        name: name.to_owned(),
+        address: SERVICE,
+        protocol: Protocol::Tcp,
+        policy: Policy::WeightedRoundRobin,
+        active_limit: None,
+        overflow: Overflow::LeastLoaded,
+        error_decay: None,
+        connect_timeout: None,
+        unanswered_after: UNANSWERED_AFTER,
+        rebind: None,
+        subset,
+        seed,
+        errno: 113,
+    }
+}
 
 /// The first backend's address as a number: 10.0.0.0.
 const FIRST: u32 = 0x0a00_0000;
 
-/// Where a backend listens. Made up: nothing is ever sent.
+/// The address of a backend. Made up as well.
 pub const fn address(index: u32) -> SocketAddr {
     SocketAddr::new(IpAddr::V4(Ipv4Addr::from_bits(FIRST + index)), 80)
 }

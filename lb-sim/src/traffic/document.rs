@@ -1,14 +1,14 @@
 //! A scenario file as it is written: keys, defaults, and each value within its own bounds.
 //!
 //! `lb-sim/scenarios/README.md` describes it for people. What values mean together is checked in
-//! [`scenario`](super::scenario), which needs the places of some of them: those are [`Spanned`].
+//! [`scenario`](super::scenario), which needs the positions of some of them for its messages: those are [`Spanned`].
 
 use lb_common::abi::MAX_BACKENDS;
 use serde::Deserialize;
 use toml::Spanned;
 
-use super::draw::Law;
-use super::job::Shares;
+use super::assignments::Shares;
+use super::sampling::Distribution;
 use super::values::{AlgorithmName, Name, Seed, Span, SubsetSize, Within};
 
 /// How many backends there may be.
@@ -20,10 +20,10 @@ pub type Tasks = Within<1, MAX_CLIENTS>;
 /// Most clients that a scenario starts, those of resizes included.
 pub const MAX_CLIENTS: u32 = 20_000;
 
-/// A scenario.
+/// A scenario file.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Document {
+pub struct ScenarioDocument {
     /// One line about it.
     pub title: String,
     /// The seed of everything random in time.
@@ -31,17 +31,17 @@ pub struct Document {
     pub seed: Seed,
     /// How long it goes on.
     pub duration: Spanned<Span>,
-    /// How much of that a row of the table is about.
+    /// How much of that one row covers.
     pub step: Spanned<Span>,
     /// How long it takes until clients know of a change.
     #[serde(default)]
     pub notice: Notice,
-    /// The service that all clients dial.
+    /// The name of the service that all clients connect to.
     #[serde(default = "service_name")]
     pub service: Name,
     /// The backends at the start.
     pub backends: BackendsTable,
-    /// The clients.
+    /// The clients: at least one job.
     pub job: Vec<Spanned<JobTable>>,
     /// Jobs that become larger or smaller.
     #[serde(default)]
@@ -49,7 +49,7 @@ pub struct Document {
     /// Rolling restarts of all backends.
     #[serde(default)]
     pub restart: Vec<Spanned<RestartTable>>,
-    /// The variants that are compared; without any, the scenario as it is.
+    /// The variants that are compared; without any, the scenario is played as it is.
     #[serde(default)]
     pub run: Vec<Spanned<RunTable>>,
 }
@@ -60,7 +60,7 @@ pub struct Document {
 pub struct Notice {
     /// At least this.
     pub delay: Span,
-    /// And at most this more.
+    /// At most this much more.
     pub spread: Span,
 }
 
@@ -90,10 +90,10 @@ pub struct WeightTable {
 /// What a job's tasks send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Kind {
+pub enum Traffic {
     /// Each arrival is a connect, and the connection lives on its own.
     Connections,
-    /// A connection to every member is held, and each arrival is a request over one of them.
+    /// Each task keeps a connection to every member, and each arrival is a request over one of them.
     Requests,
 }
 
@@ -108,7 +108,7 @@ pub enum Closing {
     Cut,
 }
 
-/// Clients.
+/// A job of client tasks, or several alike.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct JobTable {
@@ -127,21 +127,21 @@ pub struct JobTable {
     /// What decides how much goes to each member.
     #[serde(default)]
     pub shares: Shares,
-    /// The seed of its subsets; XXH64 of `<job>/<service>` without.
+    /// The seed of its subsets; if left out, XXH64 of `<job>/<service>`.
     pub seed: Option<Seed>,
     /// What its tasks send.
-    pub traffic: Kind,
-    /// Mean time between two arrivals at one task; without, nothing arrives.
+    pub traffic: Traffic,
+    /// Mean time between two arrivals at one task; if left out, nothing arrives.
     pub interval: Option<Span>,
-    /// How arrivals follow each other.
+    /// How the times between arrivals are distributed.
     #[serde(default)]
-    pub arrivals: Law,
+    pub arrivals: Distribution,
     /// Mean time that a connection or a request lives.
     #[serde(default)]
     pub lasts: Span,
-    /// How the lives differ.
+    /// How these times are distributed.
     #[serde(default)]
-    pub lives: Law,
+    pub lives: Distribution,
     /// How long a new connection of `requests` takes until it can be used.
     #[serde(default)]
     pub connect: Span,
@@ -158,10 +158,10 @@ pub struct ResizeTable {
     pub at: Span,
     /// How many backends from then on.
     pub backends: Option<Backends>,
-    /// How long a backend that is no longer listed goes on serving.
+    /// How long a backend that is no longer reported goes on serving.
     #[serde(default)]
     pub lame_duck: Span,
-    /// The job whose tasks change; of copies, the name without a number.
+    /// The job whose tasks change. A job with copies is named without their numbers.
     pub job: Option<Name>,
     /// How many tasks from then on.
     pub tasks: Option<Tasks>,
@@ -185,7 +185,7 @@ pub struct RestartTable {
     pub pause: Span,
 }
 
-/// One variant: what it has other than the scenario's jobs and restarts have.
+/// One variant: what differs from the scenario's jobs and restarts.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RunTable {

@@ -1,6 +1,7 @@
-//! A scenario that can be played: its values make sense together, and it is not larger than memory and patience.
+//! A scenario that can be played: its values make sense together, and it fits into memory and a minute or two.
 //!
-//! What it costs to play is checked by `cost` before anything is allocated for it. A fault names the file, the line, the value and what would be right.
+//! What it costs to play is checked by `cost` before anything is allocated for it. A fault names the file, the line,
+//! the value and what would be right.
 
 mod cost;
 
@@ -12,10 +13,10 @@ use lb_core::subset::Algorithm;
 use thiserror::Error;
 use toml::Spanned;
 
+use super::assignments::Shares;
 use super::document::{
-    Backends, Document, JobTable, Notice, ResizeTable, RestartTable, RunTable, WeightTable,
+    Backends, JobTable, Notice, ResizeTable, RestartTable, RunTable, ScenarioDocument, WeightTable,
 };
-use super::job::Shares;
 use super::values::Span;
 
 /// A scenario that can be played.
@@ -29,7 +30,7 @@ pub struct Scenario {
     pub seed: u64,
     /// How long it goes on.
     pub duration: Span,
-    /// How much of that a row is about.
+    /// How much of that one row covers.
     pub step: Span,
     /// How long it takes until clients know of a change.
     pub notice: Notice,
@@ -39,9 +40,9 @@ pub struct Scenario {
     pub backends: u32,
     /// Capacities of all indexes that are ever used.
     pub weights: Vec<u16>,
-    /// The clients, copies written out.
+    /// The jobs, each copy as one of its own.
     pub jobs: Vec<JobTable>,
-    /// Other sizes, in the order of time.
+    /// Resizes, in the order of time.
     pub resizes: Vec<Resize>,
     /// Rolling restarts, in the order of time.
     pub restarts: Vec<RestartTable>,
@@ -49,21 +50,21 @@ pub struct Scenario {
     pub runs: Vec<Run>,
 }
 
-/// Another size from a time on.
+/// A new size of the service or of jobs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Resize {
     /// When.
     pub at: Span,
-    /// Of what.
-    pub what: Resized,
+    /// What has which size from then on.
+    pub to: NewSize,
 }
 
-/// What is resized.
+/// What has which size.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Resized {
-    /// The service: how many backends from then on, and how long those that are no longer listed go on serving.
+pub enum NewSize {
+    /// The service: how many backends, and how long those that are no longer reported go on serving.
     Backends(u32, Span),
-    /// Jobs, by their positions: how many tasks from then on.
+    /// Jobs, by their positions: how many tasks each.
     Tasks(Range<usize>, u32),
 }
 
@@ -98,8 +99,8 @@ pub struct Fault {
     pub text: String,
 }
 
-/// What is wrong, and where in the text.
-type Wrong = (Range<usize>, String);
+/// A fault by its span in the text, before line and column are known.
+type SpannedFault = (Range<usize>, String);
 
 impl Scenario {
     /// Reads a scenario.
@@ -107,7 +108,7 @@ impl Scenario {
     /// # Errors
     /// The first fault.
     pub fn read(name: &str, file: &str, text: &str) -> Result<Self, Fault> {
-        let document: Result<Document, _> = toml::from_str(text);
+        let document: Result<ScenarioDocument, _> = toml::from_str(text);
         let read = match document {
             Ok(document) => Self::of(name, document),
             Err(error) => Err((error.span().unwrap_or(0..0), error.message().to_owned())),
@@ -115,7 +116,7 @@ impl Scenario {
         read.map_err(|(span, message)| fault(file, text, span.start, &message))
     }
 
-    fn of(name: &str, document: Document) -> Result<Self, Wrong> {
+    fn of(name: &str, document: ScenarioDocument) -> Result<Self, SpannedFault> {
         let end = (document.duration.span(), *document.duration.get_ref());
         let step = (document.step.span(), *document.step.get_ref());
         if end.1.us == 0 {
@@ -157,9 +158,9 @@ impl Scenario {
 
     /// The most backends that there are at any time.
     pub fn most_backends(&self) -> u32 {
-        let resized = self.resizes.iter().filter_map(|resize| match resize.what {
-            Resized::Backends(count, _) => Some(count),
-            Resized::Tasks(..) => None,
+        let resized = self.resizes.iter().filter_map(|resize| match resize.to {
+            NewSize::Backends(count, _) => Some(count),
+            NewSize::Tasks(..) => None,
         });
         resized.fold(self.backends, u32::max)
     }
@@ -168,7 +169,7 @@ impl Scenario {
     fn backends_at(&self, at: Span) -> u32 {
         let mut count = self.backends;
         for resize in self.resizes.iter().filter(|resize| resize.at <= at) {
-            if let Resized::Backends(backends, _) = resize.what {
+            if let NewSize::Backends(backends, _) = resize.to {
                 count = backends;
             }
         }
@@ -180,7 +181,7 @@ impl Scenario {
         self.backends_at(restart.at).div_ceil(restart.batch.0).into()
     }
 
-    fn weights_of(&self, tables: &[Spanned<WeightTable>]) -> Result<Vec<u16>, Wrong> {
+    fn weights_of(&self, tables: &[Spanned<WeightTable>]) -> Result<Vec<u16>, SpannedFault> {
         let most = self.most_backends();
         let mut weights = vec![1; most as usize];
         for spanned in tables {
@@ -196,8 +197,8 @@ impl Scenario {
         Ok(weights)
     }
 
-    /// Two restarts at once would bring up what the other has stopped.
-    fn check_restarts(&self, tables: &[Spanned<RestartTable>]) -> Result<(), Wrong> {
+    /// Refuses two restarts at once: each would bring up what the other has stopped.
+    fn check_restarts(&self, tables: &[Spanned<RestartTable>]) -> Result<(), SpannedFault> {
         for run in &self.runs {
             let mut free = 0;
             for restart in &self.restarts {
@@ -221,7 +222,7 @@ impl Scenario {
 }
 
 /// Positions of each job's copies, by the name that the file gives it.
-fn copies(tables: &[Spanned<JobTable>]) -> Result<BTreeMap<String, Range<usize>>, Wrong> {
+fn copies(tables: &[Spanned<JobTable>]) -> Result<BTreeMap<String, Range<usize>>, SpannedFault> {
     let mut copies = BTreeMap::new();
     let mut first = 0;
     for spanned in tables {
@@ -247,6 +248,7 @@ fn copies(tables: &[Spanned<JobTable>]) -> Result<BTreeMap<String, Range<usize>>
     Ok(copies)
 }
 
+/// The copies of a job, each as a job of its own.
 fn written_out(job: JobTable) -> impl Iterator<Item = JobTable> {
     let count = job.copies.map_or(1, |copies| copies.0);
     let is_numbered = job.copies.is_some();
@@ -259,8 +261,12 @@ fn written_out(job: JobTable) -> impl Iterator<Item = JobTable> {
     })
 }
 
-/// Tables in the order of time; what is at the same time, in that of the file.
-fn sorted<T: Clone>(tables: &[Spanned<T>], end: Span, at: impl Fn(&T) -> Span) -> Result<Vec<T>, Wrong> {
+/// Tables in the order of time; those of the same time in the order of the file.
+fn sorted<T: Clone>(
+    tables: &[Spanned<T>],
+    end: Span,
+    at: impl Fn(&T) -> Span,
+) -> Result<Vec<T>, SpannedFault> {
     for table in tables {
         let when = at(table.get_ref());
         if when >= end {
@@ -279,7 +285,7 @@ fn resizes(
     tables: &[Spanned<ResizeTable>],
     copies: &BTreeMap<String, Range<usize>>,
     end: Span,
-) -> Result<Vec<Resize>, Wrong> {
+) -> Result<Vec<Resize>, SpannedFault> {
     for spanned in tables {
         let table = spanned.get_ref();
         let wrong = match (&table.backends, &table.job, &table.tasks) {
@@ -298,17 +304,17 @@ fn resizes(
         return Err((spanned.span(), wrong));
     }
     let resize = |table: ResizeTable| {
-        let what = match (table.backends, table.job, table.tasks) {
-            (Some(backends), ..) => Resized::Backends(backends.0, table.lame_duck),
-            (None, Some(job), Some(tasks)) => Resized::Tasks(copies[&job.0].clone(), tasks.0),
+        let to = match (table.backends, table.job, table.tasks) {
+            (Some(backends), ..) => NewSize::Backends(backends.0, table.lame_duck),
+            (None, Some(job), Some(tasks)) => NewSize::Tasks(copies[&job.0].clone(), tasks.0),
             _ => unreachable!("checked above"),
         };
-        Resize { at: table.at, what }
+        Resize { at: table.at, to }
     };
     Ok(sorted(tables, end, |table| table.at)?.into_iter().map(resize).collect())
 }
 
-fn runs(tables: &[Spanned<RunTable>]) -> Result<Vec<Run>, Wrong> {
+fn runs(tables: &[Spanned<RunTable>]) -> Result<Vec<Run>, SpannedFault> {
     let mut runs: Vec<Run> = Vec::with_capacity(tables.len());
     for spanned in tables {
         let table = spanned.get_ref();

@@ -1,4 +1,6 @@
 //! The scenarios that come with the program, each runnable by its name.
+//!
+//! They are compiled in, so that the program needs no files. Must not know what they mean.
 
 /// Names and texts, in the order of the documentation.
 pub const SHIPPED: [(&str, &str); 4] = [

@@ -1,10 +1,10 @@
-//! What is counted while a scenario is played, and what is said of it: rows of steps, and the whole of a run.
+//! What is counted while a scenario is played: rows of steps, and totals of a run.
 //!
 //! Every arrival is counted once when it comes and once for how it ends. Must not decide anything.
 
 use serde::Serialize;
 
-use crate::metrics::{raw_utilization, spread_of};
+use crate::metrics::{Spread, raw_utilization};
 
 /// Arrivals that failed, by their reasons.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -15,7 +15,7 @@ pub struct Errors {
     pub unready: u64,
     /// The backend was down, which the client did not know yet.
     pub down: u64,
-    /// It was under way when its connection ended before it.
+    /// Its connection ended before it did.
     pub cut: u64,
 }
 
@@ -40,24 +40,24 @@ impl Errors {
 pub struct Counts {
     /// Connects or requests that began.
     pub arrivals: u64,
-    /// Those that ended well.
+    /// Arrivals that ended well.
     pub served: u64,
-    /// Those that were under way when their client went away.
+    /// Arrivals that were under way when their client went away.
     pub abandoned: u64,
-    /// Those that failed.
+    /// Arrivals that failed.
     pub errors: Errors,
     /// Connections that clients opened.
     pub opened: u64,
     /// Connections that clients closed.
     pub closed: u64,
-    /// Those of them whose backend was healthy and listed, and only no longer in the client's subset.
+    /// Closed connections whose backend was healthy and reported, and only no longer in the client's subset.
     pub moved: u64,
     /// Connections that ended because their backend stopped.
     pub dropped: u64,
 }
 
 impl Counts {
-    /// What has happened since then.
+    /// What has happened since earlier counts.
     pub const fn since(self, before: Self) -> Self {
         Self {
             arrivals: self.arrivals - before.arrivals,
@@ -72,27 +72,6 @@ impl Counts {
     }
 }
 
-/// Smallest, mean and largest per backend, and the relative standard deviation.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub struct Spread {
-    /// Smallest.
-    pub min: f64,
-    /// Mean.
-    pub mean: f64,
-    /// Largest.
-    pub max: f64,
-    /// Standard deviation over mean.
-    pub rsd: f64,
-}
-
-impl Spread {
-    /// Of some numbers.
-    pub fn of(values: &[f64]) -> Self {
-        let spread = spread_of(values);
-        Self { min: spread.min, mean: spread.mean, max: spread.max, rsd: spread.rsd }
-    }
-}
-
 /// One step of one run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Row {
@@ -104,18 +83,19 @@ pub struct Row {
     pub backends: u32,
     /// Clients that run at its end.
     pub clients: u32,
-    /// Open connections of the backends that run and are wanted at its end: lame ducks are not.
+    /// Open connections, at its end, of the backends that run and for which the source asks for traffic: not lame
+    /// ducks.
     pub connections: Spread,
-    /// Arrivals during the step, over the capacity, of the backends that were healthy and listed all the time.
+    /// Arrivals over capacity during the step, of the backends that were healthy and reported all the time.
     pub load: Spread,
-    /// The mean of that over the largest: the part of the capacity that can be used before the first backend is full.
+    /// The mean load over the largest: the part of the capacity that can be used before the first backend is full.
     pub utilization: f64,
     /// What happened during the step.
     #[serde(flatten)]
     pub counts: Counts,
 }
 
-/// The whole of a run.
+/// What was counted over a whole run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Total {
     /// The run.
@@ -125,15 +105,15 @@ pub struct Total {
     pub counts: Counts,
     /// Arrivals that were still under way at the end.
     pub under_way: u64,
-    /// Connections that were open at the start, before anything happened: those that clients hold all the time.
+    /// Connections that were open at the start, before anything happened: those that clients keep for their requests.
     pub connections_at_start: u64,
     /// Connections that were open at the end.
     pub connections_at_end: u64,
-    /// Open connections of the backends that ran and were wanted at the end.
+    /// Open connections, at the end, of the backends that ran and for which the source asked for traffic.
     pub connections: Spread,
     /// Arrivals over capacity, of the backends that were part of the service from the start to the end.
     pub load: Spread,
-    /// The mean of that over the largest.
+    /// The mean load over the largest.
     pub utilization: f64,
     /// How many of these backends never got anything.
     pub unused: u32,

@@ -1,7 +1,7 @@
-//! The words and numbers of a scenario file, as types that cannot be wrong.
+//! The words and numbers of a scenario file, as types that hold only what is allowed.
 //!
-//! Each refuses what it is not with a message that names the value and what is right; the TOML reader adds the place.
-//! Must not know what the values are used for.
+//! Each refuses other values with a message that names the value and what is right; the TOML reader adds line and
+//! column. Must not know what the values are used for.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -13,10 +13,10 @@ use lb_core::subset::Algorithm;
 use serde::de::{Error, Visitor};
 use serde::{Deserialize, Deserializer};
 
-/// Reads a text that says something, or a fault that says what it should have said.
-struct Text<T>(&'static str, PhantomData<T>);
+/// Reads a text into a value. What it expects is part of the message if there is no text at all.
+struct TextVisitor<T>(&'static str, PhantomData<T>);
 
-impl<T: TryFrom<String, Error = String>> Visitor<'_> for Text<T> {
+impl<T: TryFrom<String, Error = String>> Visitor<'_> for TextVisitor<T> {
     type Value = T;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -26,6 +26,24 @@ impl<T: TryFrom<String, Error = String>> Visitor<'_> for Text<T> {
     fn visit_str<E: Error>(self, text: &str) -> Result<T, E> {
         T::try_from(text.to_owned()).map_err(E::custom)
     }
+}
+
+/// Lets types be read from text by their `TryFrom<String>`, and says what is expected where there is no text.
+macro_rules! read_from_text {
+    ($($value:ty: $expected:literal,)*) => { $(
+        impl<'de> Deserialize<'de> for $value {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                deserializer.deserialize_any(TextVisitor($expected, PhantomData))
+            }
+        }
+    )* };
+}
+
+read_from_text! {
+    Span: "a time in quotes, as in \"90s\"",
+    Seed: "a decimal number of 64 bits in quotes, as in \"7\"",
+    Name: "a name in quotes",
+    AlgorithmName: "the name of a subsetting algorithm in quotes",
 }
 
 /// A whole number from MIN to MAX.
@@ -43,8 +61,8 @@ impl<const MIN: u32, const MAX: u32> TryFrom<i64> for Within<MIN, MAX> {
 
 impl<'de, const MIN: u32, const MAX: u32> Deserialize<'de> for Within<MIN, MAX> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Number<const MIN: u32, const MAX: u32>;
-        impl<const MIN: u32, const MAX: u32> Visitor<'_> for Number<MIN, MAX> {
+        struct NumberVisitor<const MIN: u32, const MAX: u32>;
+        impl<const MIN: u32, const MAX: u32> Visitor<'_> for NumberVisitor<MIN, MAX> {
             type Value = Within<MIN, MAX>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -55,7 +73,7 @@ impl<'de, const MIN: u32, const MAX: u32> Deserialize<'de> for Within<MIN, MAX> 
                 Within::try_from(number).map_err(E::custom)
             }
         }
-        deserializer.deserialize_any(Number)
+        deserializer.deserialize_any(NumberVisitor)
     }
 }
 
@@ -90,12 +108,6 @@ impl TryFrom<String> for Span {
     }
 }
 
-impl<'de> Deserialize<'de> for Span {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(Text("a time in quotes, as in \"90s\"", PhantomData))
-    }
-}
-
 impl fmt::Display for Span {
     /// As a scenario file would have it, in the largest unit that is exact; hours only if nothing is left over.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -120,12 +132,6 @@ impl TryFrom<String> for Seed {
     }
 }
 
-impl<'de> Deserialize<'de> for Seed {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(Text("a decimal number of 64 bits in quotes, as in \"7\"", PhantomData))
-    }
-}
-
 /// A name: 1 to 63 letters, digits, `-`, `_` and `.`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Name(pub String);
@@ -143,12 +149,6 @@ impl TryFrom<String> for Name {
     }
 }
 
-impl<'de> Deserialize<'de> for Name {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(Text("a name in quotes", PhantomData))
-    }
-}
-
 /// A subsetting algorithm by its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AlgorithmName(pub Algorithm);
@@ -162,20 +162,14 @@ impl TryFrom<String> for AlgorithmName {
     }
 }
 
-impl<'de> Deserialize<'de> for AlgorithmName {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(Text("the name of a subsetting algorithm in quotes", PhantomData))
-    }
-}
-
 /// The size of a subset: a number, or `"auto"`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SubsetSize(pub Size);
 
 impl<'de> Deserialize<'de> for SubsetSize {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Word;
-        impl Visitor<'_> for Word {
+        struct SizeVisitor;
+        impl Visitor<'_> for SizeVisitor {
             type Value = SubsetSize;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -197,7 +191,7 @@ impl<'de> Deserialize<'de> for SubsetSize {
                 Err(E::custom(format!("{word:?} is not a size: write 1 to {MAX_SUBSET}, or \"auto\"")))
             }
         }
-        deserializer.deserialize_any(Word)
+        deserializer.deserialize_any(SizeVisitor)
     }
 }
 

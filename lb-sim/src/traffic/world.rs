@@ -1,26 +1,26 @@
 //! What happens in virtual time: backends come, go and restart, clients hear of it later, and connect all the while.
 //!
-//! In reading order: the state of it all, here; what becomes of the `backends`; what clients do, `sending`; and what is
-//! `said` of it. Nothing here chooses a backend: that is the [`Client`]'s.
+//! In reading order: the whole state, here; what becomes of the `backends`; what clients do, `sending`; and the rows
+//! and totals of it, `measures`. Must not choose a backend: the [`Client`] does.
 
 mod backends;
 
 mod sending;
 
-mod said;
+mod measures;
 
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::rc::Rc;
 
 use lb_core::endpoint::EndpointState;
-use lb_core::service::{Overflow, Policy, Protocol, Service, Subset, UNANSWERED_AFTER};
+use lb_core::service::{Service, Subset};
 
-use super::client::{Client, SERVICE};
-use super::document::{JobTable, Kind};
-use super::job::{Job, Shares};
+use super::assignments::{Assignments, Shares};
+use super::client::{Client, service};
+use super::document::{JobTable, Traffic};
 use super::queue::Queue;
-use super::scenario::{Resized, Run, Scenario};
+use super::scenario::{NewSize, Run, Scenario};
 use super::tally::{Counts, Row, Total};
 
 /// Plays one run of a scenario.
@@ -47,28 +47,28 @@ pub fn play(scenario: &Scenario, run: &Run, seed: u64) -> (Vec<Row>, Total) {
     (rows, total)
 }
 
-/// Something that happens.
+/// Something that happens at a time.
 #[derive(Debug)]
 enum Event {
     /// The resize at this position.
     Resize(usize),
-    /// A batch of the restart at this position is at a stage.
-    Restart { restart: usize, batch: Range<u32>, last: u32, stage: Stage },
-    /// Backends of these indexes that are no longer listed stop.
+    /// A batch of the restart at this position enters a stage.
+    Restart { restart: usize, batch: Range<u32>, last: u32, stage: RestartStage },
+    /// Backends of these indexes that are no longer reported stop.
     Stop(Range<u32>),
     /// A client hears of a list.
-    Learn { client: u32, job: Rc<Job>, version: u64 },
+    Learn { client: u32, assignments: Rc<Assignments>, version: u64 },
     /// A connection is up.
     Ready { client: u32, slot: u32, serial: u32 },
     /// A connect or request begins.
     Arrive(u32),
-    /// One ends.
+    /// A connect or request ends.
     Finish { client: u32, slot: u32, serial: u32 },
 }
 
-/// Where a batch of a restart is.
+/// What a batch of a restart does next.
 #[derive(Clone, Copy, Debug)]
-enum Stage {
+enum RestartStage {
     LameDuck,
     Down,
     Up,
@@ -79,30 +79,31 @@ struct Backend {
     weight: u16,
     /// Whether the service has it, running or not.
     exists: bool,
-    /// What the source says of it.
-    listed: Option<EndpointState>,
+    /// The state that the source reports, if it reports the backend at all.
+    reported: Option<EndpointState>,
     running: bool,
-    /// When it stops, if it is no longer listed.
+    /// When it stops, if it is no longer reported.
     stops_at: Option<u64>,
     /// Since when the service has it.
     exists_since: u64,
-    /// Since when it is running and wanted.
+    /// Since when it runs and the source asks for traffic to it.
     wanted_since: Option<u64>,
     connections: u64,
-    /// Clients with a link to it, and the link's slot.
+    /// The links to it: client, and slot there.
     holders: BTreeSet<(u32, u32)>,
-    /// Arrivals since the last row, and in all.
+    /// Arrivals since the last row.
     step_load: u64,
+    /// Arrivals in all.
     load: u64,
 }
 
-/// A job of one run.
+/// A job during a run.
 #[derive(Debug)]
-struct JobState {
+struct Job {
     table: JobTable,
     shares: Shares,
     service: Service,
-    /// Its tasks' clients.
+    /// The client of each task.
     clients: Vec<u32>,
 }
 
@@ -114,7 +115,7 @@ struct World<'a> {
     queue: Queue<Event>,
     backends: Vec<Backend>,
     count: u32,
-    jobs: Vec<JobState>,
+    jobs: Vec<Job>,
     /// Every client there ever was; those that are gone are empty.
     clients: Vec<Option<Box<Client>>>,
     version: u64,
@@ -128,7 +129,7 @@ impl<'a> World<'a> {
         let backend = |weight: &u16| Backend {
             weight: *weight,
             exists: false,
-            listed: None,
+            reported: None,
             running: false,
             stops_at: None,
             exists_since: 0,
@@ -141,23 +142,11 @@ impl<'a> World<'a> {
         let jobs = scenario.jobs.iter().map(|table| {
             let algorithm = run.algorithm.unwrap_or(table.algorithm.0);
             let seed = table.seed.map(|seed| seed.0);
-            let service = Service {
-                name: scenario.service.clone(),
-                address: SERVICE,
-                protocol: Protocol::Tcp,
-                policy: Policy::WeightedRoundRobin,
-                active_limit: None,
-                overflow: Overflow::LeastLoaded,
-                error_decay: None,
-                connect_timeout: None,
-                unanswered_after: UNANSWERED_AFTER,
-                rebind: None,
-                subset: Subset::Sized { algorithm, size: run.size.unwrap_or(table.size.0) },
-                seed: seed.unwrap_or_else(|| lb_core::service::seed(&table.name.0, &scenario.service)),
-                errno: 113,
-            };
+            let size = run.size.unwrap_or(table.size.0);
+            let seed = seed.unwrap_or_else(|| lb_core::service::seed(&table.name.0, &scenario.service));
+            let service = service(&scenario.service, Subset::Sized { algorithm, size }, seed);
             let shares = run.shares.unwrap_or(table.shares);
-            JobState { table: table.clone(), shares, service, clients: Vec::new() }
+            Job { table: table.clone(), shares, service, clients: Vec::new() }
         });
         let mut world = Self {
             scenario,
@@ -179,7 +168,7 @@ impl<'a> World<'a> {
             world.set_tasks(job, world.jobs[job].table.tasks.0);
         }
         world.connections_at_start = world.open();
-        // What is open at the start was opened long before.
+        // What is open at the start counts as opened before it.
         world.counts = Counts::default();
         for (position, resize) in scenario.resizes.iter().enumerate() {
             world.queue.push(resize.at.us, Event::Resize(position));
@@ -189,7 +178,7 @@ impl<'a> World<'a> {
                 restart: position,
                 batch: 0..restart.batch.0,
                 last: u32::MAX,
-                stage: Stage::LameDuck,
+                stage: RestartStage::LameDuck,
             };
             world.queue.push(restart.at.us, event);
         }
@@ -198,12 +187,12 @@ impl<'a> World<'a> {
 
     fn handle(&mut self, event: Event) {
         match event {
-            Event::Resize(position) => match self.scenario.resizes[position].what.clone() {
-                Resized::Backends(count, lame_duck) => {
+            Event::Resize(position) => match self.scenario.resizes[position].to.clone() {
+                NewSize::Backends(count, lame_duck) => {
                     self.set_backends(count, self.run.lame_duck.unwrap_or(lame_duck).us);
                     self.publish();
                 }
-                Resized::Tasks(jobs, tasks) => jobs.for_each(|job| self.set_tasks(job, tasks)),
+                NewSize::Tasks(jobs, tasks) => jobs.for_each(|job| self.set_tasks(job, tasks)),
             },
             Event::Restart { restart, batch, last, stage } => self.restart(restart, batch, last, stage),
             Event::Stop(indexes) => {
@@ -213,7 +202,7 @@ impl<'a> World<'a> {
                     }
                 }
             }
-            Event::Learn { client, job, version } => self.learn(client, &job, version),
+            Event::Learn { client, assignments, version } => self.learn(client, &assignments, version),
             Event::Ready { client, slot, serial } => self.ready(client, slot, serial),
             Event::Arrive(client) => self.arrive(client),
             Event::Finish { client, slot, serial } => self.finish(client, slot, serial),
@@ -222,9 +211,9 @@ impl<'a> World<'a> {
 }
 
 impl Backend {
-    /// Whether the source wants traffic to go there.
+    /// Whether the source asks for traffic to it.
     fn is_wanted(&self) -> bool {
-        self.weight > 0 && self.listed == Some(EndpointState::Healthy)
+        self.weight > 0 && self.reported == Some(EndpointState::Healthy)
     }
 
     fn per_weight(&self, load: u64) -> f64 {
@@ -232,9 +221,9 @@ impl Backend {
     }
 }
 
-impl JobState {
+impl Job {
     const fn holds_links(&self) -> bool {
-        matches!(self.table.traffic, Kind::Requests)
+        matches!(self.table.traffic, Traffic::Requests)
     }
 }
 

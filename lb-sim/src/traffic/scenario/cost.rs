@@ -1,4 +1,4 @@
-//! What it costs to play a scenario: clients, members, arrivals, and how often everybody is told of a change.
+//! What it costs to play a scenario: clients, members, arrivals, and how often clients are told of a change.
 //!
 //! All of it follows from the file, so that one that is too large is refused before anything is allocated for it. The
 //! limits are what a laptop does in a minute or two with less than a gigabyte.
@@ -8,8 +8,8 @@ use std::ops::Range;
 use lb_core::service::Size;
 use toml::Spanned;
 
-use super::{Resized, Run, Scenario, Wrong};
-use crate::traffic::document::{Document, JobTable, MAX_CLIENTS};
+use super::{NewSize, Run, Scenario, SpannedFault};
+use crate::traffic::document::{JobTable, MAX_CLIENTS, ScenarioDocument};
 
 /// Most tables of one kind.
 const MAX_TABLES: u64 = 1_000;
@@ -17,24 +17,24 @@ const MAX_TABLES: u64 = 1_000;
 const MAX_ROWS: u64 = 100_000;
 /// Most members of the subsets of all clients together.
 const MAX_MEMBERS: u64 = 1_000_000;
-/// Most places for backends in the tables of all clients together: each has one for every backend there ever is.
-const MAX_PLACES: u64 = 20_000_000;
+/// Most slots in the tables of all clients together: each client has one for every backend there ever is.
+const MAX_SLOTS: u64 = 20_000_000;
 /// Most arrivals of all runs together.
 const MAX_ARRIVALS: u64 = 50_000_000;
 /// Most requests and connections that are alive at a time, on average.
 const MAX_ALIVE: u64 = 2_000_000;
 /// Most times that clients are told of a change, in all runs together.
 const MAX_NOTICES: u64 = 500_000;
-/// Most members of all the subsets that they are told, in all runs together.
+/// Most members of all the subsets that clients are told of, in all runs together.
 const MAX_TOLD: u64 = 20_000_000;
 /// Most endpoints in all the lists that jobs are told, in one run: a list is kept until its last client knows it.
 const MAX_LISTED: u64 = 5_000_000;
 /// Most steps of computing subsets: changes times clients times backends, in all runs together.
 const MAX_ORDERED: u64 = 2_000_000_000;
 
-/// There are not too many tables.
-pub(super) fn check_tables(document: &Document) -> Result<(), Wrong> {
-    let Document { run, resize, restart, job, .. } = document;
+/// Checks that there are not too many tables.
+pub(super) fn check_tables(document: &ScenarioDocument) -> Result<(), SpannedFault> {
+    let ScenarioDocument { run, resize, restart, job, .. } = document;
     let tables = [run.len(), resize.len(), restart.len(), job.len()];
     for (name, count) in ["[[run]]", "[[resize]]", "[[restart]]", "[[job]]"].into_iter().zip(tables) {
         limit(&(0..0), &format!("tables {name}"), count as u64, MAX_TABLES)?;
@@ -42,85 +42,80 @@ pub(super) fn check_tables(document: &Document) -> Result<(), Wrong> {
     Ok(())
 }
 
-/// What one job adds up to.
-struct Clients {
+/// How many clients a job and its copies have.
+struct ClientCounts {
     /// The most that run at a time.
     most: u64,
     /// All that are ever started.
     started: u64,
 }
 
-/// The scenario can be played within the limits.
-pub(super) fn check(scenario: &Scenario, document: &Document) -> Result<(), Wrong> {
+/// Checks that the scenario can be played within the limits.
+pub(super) fn check(scenario: &Scenario, document: &ScenarioDocument) -> Result<(), SpannedFault> {
     let runs = scenario.runs.len() as u64;
     let rows = scenario.duration.us.div_ceil(scenario.step.us);
     limit(&document.step.span(), "rows of all runs", rows.saturating_mul(runs), MAX_ROWS)?;
     let (mut most, mut started, mut arrivals, mut alive, mut members) = (0u64, 0u64, 0u64, 0u64, 0u64);
     let mut first = 0;
     for spanned in &document.job {
-        let (place, job) = (spanned.span(), spanned.get_ref());
+        let (span, job) = (spanned.span(), spanned.get_ref());
         let copies = job.copies.map_or(1, |copies| copies.0);
         let clients = clients(scenario, job, first..first + copies as usize);
         first += copies as usize;
         most += clients.most;
         started += clients.started;
-        limit(&place, "clients that are ever started", started, MAX_CLIENTS.into())?;
+        limit(&span, "clients that are ever started", started, MAX_CLIENTS.into())?;
         if let Some(interval) = job.interval {
             if interval.us == 0 {
                 let message = "interval = \"0s\" never ends: write at least \"1us\", or leave it out";
-                return Err((place, message.into()));
+                return Err((span, message.into()));
             }
             let each = scenario.duration.us.div_ceil(interval.us);
             arrivals = arrivals.saturating_add((clients.most * each).saturating_mul(runs));
-            limit(&place, "arrivals of all runs", arrivals, MAX_ARRIVALS)?;
+            limit(&span, "arrivals of all runs", arrivals, MAX_ARRIVALS)?;
             alive = alive.saturating_add(clients.most * job.lasts.us.div_ceil(interval.us));
-            limit(&place, "requests and connections alive at a time", alive, MAX_ALIVE)?;
+            limit(&span, "requests and connections alive at a time", alive, MAX_ALIVE)?;
         }
         let tasks = clients.most / u64::from(copies);
         let each = scenario.runs.iter().map(|run| most_members(scenario, job, run, tasks)).max().unwrap_or(0);
         members = members.saturating_add(clients.most * each);
-        limit(&place, "members of all subsets", members, MAX_MEMBERS)?;
+        limit(&span, "members of all subsets", members, MAX_MEMBERS)?;
     }
     let backends = u64::from(scenario.most_backends());
-    limit(&(0..0), "clients times backends", started.saturating_mul(backends), MAX_PLACES)?;
+    limit(&(0..0), "clients times backends", started.saturating_mul(backends), MAX_SLOTS)?;
     let restarts: u64 = scenario.restarts.iter().map(|restart| 3 * scenario.batches(restart)).sum();
     let changes = restarts + scenario.resizes.len() as u64;
-    let places = [document.restart.first().map(Spanned::span), document.resize.first().map(Spanned::span)];
-    let place = places.into_iter().flatten().next().unwrap_or(0..0);
+    let spans = [document.restart.first().map(Spanned::span), document.resize.first().map(Spanned::span)];
+    let span = spans.into_iter().flatten().next().unwrap_or(0..0);
     let notices = changes.saturating_mul(most).saturating_mul(runs);
-    limit(&place, "times that clients are told of a change", notices, MAX_NOTICES)?;
+    limit(&span, "times that clients are told of a change", notices, MAX_NOTICES)?;
     let listed = (changes + 1).saturating_mul(first as u64).saturating_mul(backends);
-    limit(&place, "endpoints in the lists that jobs are told of", listed, MAX_LISTED)?;
-    // And once at the start.
+    limit(&span, "endpoints in the lists that jobs are told of", listed, MAX_LISTED)?;
+    // Clients are told of every change, and once at the start.
     let lists = (changes + 1).saturating_mul(runs);
-    limit(
-        &place,
-        "members of all subsets that clients are told of",
-        lists.saturating_mul(members),
-        MAX_TOLD,
-    )?;
+    limit(&span, "members of all subsets that clients are told of", lists.saturating_mul(members), MAX_TOLD)?;
     let ordered = lists.saturating_mul(most).saturating_mul(backends);
-    limit(&place, "changes times clients times backends of all runs", ordered, MAX_ORDERED)
+    limit(&span, "changes times clients times backends of all runs", ordered, MAX_ORDERED)
 }
 
-/// How many clients a job and its copies, which are at these positions, have.
-fn clients(scenario: &Scenario, job: &JobTable, positions: Range<usize>) -> Clients {
+/// Counts the clients of a job and its copies, which are at these positions.
+fn clients(scenario: &Scenario, job: &JobTable, positions: Range<usize>) -> ClientCounts {
     let copies = positions.len() as u64;
     let (mut now, mut most, mut started) = (job.tasks.0, job.tasks.0, u64::from(job.tasks.0));
     for resize in &scenario.resizes {
-        match &resize.what {
-            Resized::Tasks(jobs, tasks) if *jobs == positions => {
+        match &resize.to {
+            NewSize::Tasks(jobs, tasks) if *jobs == positions => {
                 started += u64::from(tasks.saturating_sub(now));
                 (now, most) = (*tasks, most.max(*tasks));
             }
-            Resized::Tasks(..) | Resized::Backends(..) => {}
+            NewSize::Tasks(..) | NewSize::Backends(..) => {}
         }
     }
-    Clients { most: copies * u64::from(most), started: copies * started }
+    ClientCounts { most: copies * u64::from(most), started: copies * started }
 }
 
-/// The most members that a task's subset may have when the job has so many. With fewer tasks each may have more, but all
-/// of them together have not.
+/// The most members that a task's subset may have when the job has so many tasks. With fewer tasks each may have more
+/// members, but all of them together have not.
 fn most_members(scenario: &Scenario, job: &JobTable, run: &Run, tasks: u64) -> u64 {
     let backends = u64::from(scenario.most_backends());
     match run.size.unwrap_or(job.size.0) {
@@ -133,10 +128,10 @@ fn most_members(scenario: &Scenario, job: &JobTable, run: &Run, tasks: u64) -> u
     }
 }
 
-/// An error if there would be too many of something.
-fn limit(place: &Range<usize>, what: &str, wanted: u64, allowed: u64) -> Result<(), Wrong> {
+/// Refuses too many of something.
+fn limit(span: &Range<usize>, what: &str, wanted: u64, allowed: u64) -> Result<(), SpannedFault> {
     if wanted <= allowed {
         return Ok(());
     }
-    Err((place.clone(), format!("there would be {wanted} {what}: at most {allowed} are possible")))
+    Err((span.clone(), format!("there would be {wanted} {what}: at most {allowed} are possible")))
 }

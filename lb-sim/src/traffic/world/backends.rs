@@ -1,4 +1,6 @@
-//! What becomes of backends: they are listed, start, stop and restart, and clients are told.
+//! What becomes of backends: they are reported, start, stop and restart, and clients are told of it.
+//!
+//! Must not know what clients do about it.
 
 use std::ops::Range;
 use std::rc::Rc;
@@ -6,9 +8,9 @@ use std::rc::Rc;
 use lb_core::endpoint::{Endpoint, EndpointList, EndpointState};
 use lb_core::subset::random::{SplitMix64, mix64};
 
-use super::{Backend, Event, Stage, World};
+use super::{Backend, Event, RestartStage, World};
+use crate::traffic::assignments::Assignments;
 use crate::traffic::client::{SERVICE, address};
-use crate::traffic::job::Job;
 
 impl World<'_> {
     /// The service has so many backends from now on.
@@ -18,12 +20,12 @@ impl World<'_> {
             backend.exists = true;
             backend.exists_since = self.now;
             backend.stops_at = None;
-            self.list(index, Some(EndpointState::Healthy));
+            self.set_reported(index, Some(EndpointState::Healthy));
             self.start(index);
         }
         for index in count..self.count {
             self.backends[index as usize].exists = false;
-            self.list(index, None);
+            self.set_reported(index, None);
             if lame_duck_us == 0 {
                 self.stop(index);
             } else {
@@ -36,50 +38,51 @@ impl World<'_> {
         self.count = count;
     }
 
-    /// One stage of a batch; each sets the next one off.
-    pub(super) fn restart(&mut self, restart: usize, batch: Range<u32>, last: u32, stage: Stage) {
+    /// One stage of a batch; each queues the next one.
+    pub(super) fn restart(&mut self, restart: usize, batch: Range<u32>, last: u32, stage: RestartStage) {
         let table = self.scenario.restarts[restart];
         let lame_duck = self.run.lame_duck.unwrap_or(table.lame_duck);
-        // The restart is of those that are there when it begins, and of them, of those that are still there.
-        let last = if batch.start == 0 && matches!(stage, Stage::LameDuck) { self.count } else { last };
+        // Restarted are the backends that the service has when the restart begins, less those that it has lost since.
+        let last =
+            if batch.start == 0 && matches!(stage, RestartStage::LameDuck) { self.count } else { last };
         let indexes = batch.start..batch.end.min(last).min(self.count);
         let stage = match stage {
-            Stage::LameDuck if lame_duck.us == 0 => Stage::Down,
-            Stage::LameDuck | Stage::Down | Stage::Up => stage,
+            RestartStage::LameDuck if lame_duck.us == 0 => RestartStage::Down,
+            RestartStage::LameDuck | RestartStage::Down | RestartStage::Up => stage,
         };
         let (after_us, next) = match stage {
-            Stage::LameDuck => {
-                indexes.for_each(|index| self.list(index, Some(EndpointState::LameDuck)));
-                (lame_duck.us, Stage::Down)
+            RestartStage::LameDuck => {
+                indexes.for_each(|index| self.set_reported(index, Some(EndpointState::LameDuck)));
+                (lame_duck.us, RestartStage::Down)
             }
-            Stage::Down => {
+            RestartStage::Down => {
                 for index in indexes {
-                    self.list(index, None);
+                    self.set_reported(index, None);
                     self.stop(index);
                 }
-                (table.down.us, Stage::Up)
+                (table.down.us, RestartStage::Up)
             }
-            Stage::Up => {
+            RestartStage::Up => {
                 for index in indexes {
-                    self.list(index, Some(EndpointState::Healthy));
+                    self.set_reported(index, Some(EndpointState::Healthy));
                     self.start(index);
                 }
-                (table.pause.us, Stage::LameDuck)
+                (table.pause.us, RestartStage::LameDuck)
             }
         };
         self.publish();
         let batch = match next {
-            Stage::LameDuck => batch.end..batch.end.saturating_add(table.batch.0),
-            Stage::Down | Stage::Up => batch,
+            RestartStage::LameDuck => batch.end..batch.end.saturating_add(table.batch.0),
+            RestartStage::Down | RestartStage::Up => batch,
         };
         if batch.start < last {
             self.queue.push(self.now + after_us, Event::Restart { restart, batch, last, stage: next });
         }
     }
 
-    /// What the source says of a backend from now on.
-    fn list(&mut self, index: u32, state: Option<EndpointState>) {
-        self.backends[index as usize].listed = state;
+    /// The source reports this of a backend from now on.
+    fn set_reported(&mut self, index: u32, state: Option<EndpointState>) {
+        self.backends[index as usize].reported = state;
         self.note_wanted(index);
     }
 
@@ -89,32 +92,32 @@ impl World<'_> {
         backend.wanted_since = is_wanted.then(|| backend.wanted_since.unwrap_or(self.now));
     }
 
-    /// A new list is with the source. Clients hear of it later.
+    /// The source has a new list. Clients are told of it later.
     pub(super) fn publish(&mut self) {
         for job in 0..self.jobs.len() {
             self.tell(job);
         }
     }
 
-    /// What the tasks of a job use from now on is on its way to them.
-    pub(super) fn tell(&mut self, job: usize) -> Rc<Job> {
+    /// Computes what the tasks of a job use from now on, and sends it on its way to them.
+    pub(super) fn tell(&mut self, job: usize) -> Rc<Assignments> {
         self.version += 1;
         let version = self.version;
         let state = &self.jobs[job];
         let tasks = u32::try_from(state.clients.len()).expect("tasks are counted in 32 bits");
-        let known = Rc::new(Job::of(&state.service, tasks, self.endpoints(), state.shares));
+        let assignments = Rc::new(Assignments::of(&state.service, tasks, self.endpoints(), state.shares));
         let notice = self.scenario.notice;
         for &client in &state.clients {
             let mut rng = SplitMix64::new(mix64(&[self.seed, 1, version, client.into()]));
             let at_us = self.now + notice.delay.us + rng.below(notice.spread.us + 1);
-            self.queue.push(at_us, Event::Learn { client, job: Rc::clone(&known), version });
+            self.queue.push(at_us, Event::Learn { client, assignments: Rc::clone(&assignments), version });
         }
-        known
+        assignments
     }
 
     fn endpoints(&self) -> EndpointList {
         let endpoint = |(index, backend): (u32, &Backend)| {
-            let state = backend.listed?;
+            let state = backend.reported?;
             Some(Endpoint { address: address(index), index, weight: backend.weight, state, zone: None })
         };
         let endpoints = (0..).zip(&self.backends).filter_map(endpoint).collect();

@@ -1,15 +1,16 @@
 //! What clients do: they come and go, hear of lists, hold connections, and send.
 //!
-//! A client is taken out of its place while something happens to it, so that it and the backends can both change.
+//! A client is taken out of the list of clients while something happens to it, so that it and the backends can both
+//! change. Must not know when backends stop and start.
 
 use lb_common::pick::How;
 use lb_core::subset::random::{SplitMix64, mix64};
 
 use super::{Event, World};
-use crate::traffic::client::{Client, Link, LinkState};
-use crate::traffic::document::{Closing, Kind};
-use crate::traffic::draw::{self, Law};
-use crate::traffic::job::Job;
+use crate::traffic::assignments::Assignments;
+use crate::traffic::client::{Client, Link, LinkState, SlotBackend};
+use crate::traffic::document::{Closing, Traffic};
+use crate::traffic::sampling::{self, Distribution};
 
 impl World<'_> {
     // ---- clients -------------------------------------------------------------------------------------------------------
@@ -32,18 +33,20 @@ impl World<'_> {
             client.rng = SplitMix64::new(mix64(&[self.seed, 0, job as u64, id.into()]));
             if let Some(interval) = state.table.interval {
                 let first = match state.table.arrivals {
-                    Law::Even => client.rng.below(interval.us),
-                    Law::Random => draw::length(Law::Random, interval.us, &mut client.rng),
+                    Distribution::Even => client.rng.below(interval.us),
+                    Distribution::Random => {
+                        sampling::sample(Distribution::Random, interval.us, &mut client.rng)
+                    }
                 };
                 self.queue.push(self.now + first, Event::Arrive(id));
             }
             self.clients.push(Some(Box::new(client)));
             new.push(id);
         }
-        let known = self.tell(job);
+        let assignments = self.tell(job);
         let version = self.version;
-        // A new client begins with what is known when it begins.
-        new.into_iter().for_each(|client| self.learn(client, &known, version));
+        // A new client knows the newest list from the beginning.
+        new.into_iter().for_each(|client| self.learn(client, &assignments, version));
     }
 
     fn leave(&mut self, id: u32) {
@@ -52,11 +55,11 @@ impl World<'_> {
             let Some(link) = client.links[slot].as_mut() else { continue };
             self.counts.abandoned += u64::from(link.flows);
             match self.jobs[client.job].table.traffic {
-                Kind::Requests => {
+                Traffic::Requests => {
                     link.flows = 0;
                     self.close(id, &mut client, slot, false);
                 }
-                Kind::Connections => {
+                Traffic::Connections => {
                     self.counts.closed += u64::from(link.flows);
                     self.backends[link.backend as usize].connections -= u64::from(link.flows);
                     self.unlink(id, &mut client, slot);
@@ -65,30 +68,38 @@ impl World<'_> {
         }
     }
 
-    pub(super) fn learn(&mut self, id: u32, job: &Job, version: u64) {
-        let Some(mut client) = self.clients[id as usize].take() else { return };
-        // Notices may overtake each other: an older one is no news.
-        if client.version < version {
-            let state = &self.jobs[client.job];
-            let (list, membership) = job.task(client.index, &state.service);
-            client.learn(version, list, membership);
-            if state.holds_links() {
-                self.hold_links(id, &mut client);
-            }
+    /// Changes a client and whatever else it takes, unless the client is gone.
+    fn with_client(&mut self, id: u32, change: impl FnOnce(&mut Self, &mut Client)) {
+        if let Some(mut client) = self.clients[id as usize].take() {
+            change(self, &mut client);
+            self.clients[id as usize] = Some(client);
         }
-        self.clients[id as usize] = Some(client);
     }
 
-    // ---- connections that are held -------------------------------------------------------------------------------------
+    pub(super) fn learn(&mut self, id: u32, assignments: &Assignments, version: u64) {
+        self.with_client(id, |world, client| {
+            // Notices may overtake each other: one that is older than what the client knows is dropped.
+            if client.version < version {
+                let job = &world.jobs[client.job];
+                let (list, membership) = assignments.task(client.index, &job.service);
+                client.learn(version, list, membership);
+                if job.holds_links() {
+                    world.hold_links(id, client);
+                }
+            }
+        });
+    }
 
-    /// A connection to every member, and none to anybody else.
+    // ---- connections that are kept -------------------------------------------------------------------------------------
+
+    /// Opens a connection to every member, and ends those to other backends.
     fn hold_links(&mut self, id: u32, client: &mut Client) {
         let closing = self.jobs[client.job].table.closing;
-        for slot in 0..client.held.len() {
-            let Some(held) = client.held[slot] else { continue };
+        for slot in 0..client.slots.len() {
+            let Some(SlotBackend { backend, usable }) = client.slots[slot] else { continue };
             let link = client.links[slot].as_mut();
-            match (held.usable, link) {
-                (true, None) => self.connect(id, client, slot, held.backend),
+            match (usable, link) {
+                (true, None) => self.connect(id, client, slot, backend),
                 (true, Some(link)) => {
                     if let LinkState::Draining { .. } = link.state {
                         link.state = LinkState::Ready;
@@ -96,7 +107,7 @@ impl World<'_> {
                 }
                 (false, None) => {}
                 (false, Some(link)) => {
-                    let is_moved = self.backends[held.backend as usize].wanted_since.is_some();
+                    let is_moved = self.backends[backend as usize].wanted_since.is_some();
                     if link.state == LinkState::Ready && link.flows > 0 && closing == Closing::Drain {
                         link.state = LinkState::Draining { is_moved };
                     } else if !matches!(link.state, LinkState::Draining { .. }) {
@@ -114,7 +125,7 @@ impl World<'_> {
         self.backends[backend as usize].holders.insert((id, number(slot)));
     }
 
-    /// What becomes of a connection that is set up now.
+    /// Sets up a connection; returns whether it can be used.
     fn establish(&mut self, id: u32, job: usize, slot: usize, backend: u32, serial: u32) -> LinkState {
         let to = &mut self.backends[backend as usize];
         if !to.running {
@@ -123,7 +134,7 @@ impl World<'_> {
         to.connections += 1;
         self.counts.opened += 1;
         let takes = self.jobs[job].table.connect;
-        // At the start the fleet has been running for long.
+        // Connections that exist at the start were set up before it.
         if takes.us == 0 || self.now == 0 {
             return LinkState::Ready;
         }
@@ -170,21 +181,21 @@ impl World<'_> {
         self.note_wanted(index);
         for (id, slot) in holders {
             let slot = slot as usize;
-            let Some(mut client) = self.clients[id as usize].take() else { continue };
-            let serial = client.next_serial();
-            let is_member = client.held[slot].is_some_and(|held| held.usable);
-            let link = client.links[slot].as_mut().expect("a holder has a link");
-            self.counts.errors.cut += u64::from(link.flows);
-            if is_member && self.jobs[client.job].holds_links() {
-                *link = Link { backend: index, serial, state: LinkState::Lost, flows: 0 };
-            } else {
-                self.unlink(id, &mut client, slot);
-            }
-            self.clients[id as usize] = Some(client);
+            self.with_client(id, |world, client| {
+                let serial = client.next_serial();
+                let is_member = client.slots[slot].is_some_and(|slot| slot.usable);
+                let link = client.links[slot].as_mut().expect("a holder has a link");
+                world.counts.errors.cut += u64::from(link.flows);
+                if is_member && world.jobs[client.job].holds_links() {
+                    *link = Link { backend: index, serial, state: LinkState::Lost, flows: 0 };
+                } else {
+                    world.unlink(id, client, slot);
+                }
+            });
         }
     }
 
-    /// A backend runs from now on: who lost a connection to it sets it up again.
+    /// A backend runs from now on: clients that lost their connection to it set it up again.
     pub(super) fn start(&mut self, index: u32) {
         let backend = &mut self.backends[index as usize];
         if backend.running {
@@ -194,47 +205,47 @@ impl World<'_> {
         let holders: Vec<(u32, u32)> = backend.holders.iter().copied().collect();
         self.note_wanted(index);
         for (id, slot) in holders {
-            let Some(mut client) = self.clients[id as usize].take() else { continue };
-            let link = client.links[slot as usize].expect("a holder has a link");
-            let state = self.establish(id, client.job, slot as usize, index, link.serial);
-            client.links[slot as usize] = Some(Link { state, ..link });
-            self.clients[id as usize] = Some(client);
+            self.with_client(id, |world, client| {
+                let link = client.links[slot as usize].expect("a holder has a link");
+                let state = world.establish(id, client.job, slot as usize, index, link.serial);
+                client.links[slot as usize] = Some(Link { state, ..link });
+            });
         }
     }
 
     // ---- arrivals ------------------------------------------------------------------------------------------------------
 
     pub(super) fn arrive(&mut self, id: u32) {
-        let Some(mut client) = self.clients[id as usize].take() else { return };
-        let table = &self.jobs[client.job].table;
-        let interval = table.interval.expect("what arrives has an interval");
-        // Drawn in any case, so that all runs of a scenario see the same arrivals with the same lives.
-        let gap = draw::length(table.arrivals, interval.us, &mut client.rng);
-        let life = draw::length(table.lives, table.lasts.us, &mut client.rng);
-        self.queue.push(self.now + gap.max(1), Event::Arrive(id));
-        self.counts.arrivals += 1;
-        let picked = client.pick();
-        match picked.how {
-            How::Picked | How::Overflowed | How::Fallback => self.send(id, &mut client, picked.slot, life),
-            How::Limited | How::Refused => self.counts.errors.refused += 1,
-            How::Broken => unreachable!("a plan's tables agree with each other"),
-        }
-        self.clients[id as usize] = Some(client);
+        self.with_client(id, |world, client| {
+            let table = &world.jobs[client.job].table;
+            let interval = table.interval.expect("what arrives has an interval");
+            // Sampled in any case, so that all runs of a scenario see the same arrivals with the same lives.
+            let gap = sampling::sample(table.arrivals, interval.us, &mut client.rng);
+            let life = sampling::sample(table.lives, table.lasts.us, &mut client.rng);
+            world.queue.push(world.now + gap.max(1), Event::Arrive(id));
+            world.counts.arrivals += 1;
+            let picked = client.pick();
+            match picked.how {
+                How::Picked | How::Overflowed | How::Fallback => world.send(id, client, picked.slot, life),
+                How::Limited | How::Refused => world.counts.errors.refused += 1,
+                How::Broken => unreachable!("a plan's tables agree with each other"),
+            }
+        });
     }
 
     /// A connect or request goes to the backend in a slot.
     fn send(&mut self, id: u32, client: &mut Client, slot: u32, life_us: u64) {
         let at = slot as usize;
-        let backend = client.held[at].expect("a pick is of a slot that is held").backend;
+        let backend = client.slots[at].expect("a pick is of a slot that has a backend").backend;
         let to = &mut self.backends[backend as usize];
         match self.jobs[client.job].table.traffic {
-            Kind::Requests => {
+            Traffic::Requests => {
                 if client.links[at].is_none_or(|link| link.state != LinkState::Ready) {
                     self.counts.errors.unready += 1;
                     return;
                 }
             }
-            Kind::Connections => {
+            Traffic::Connections => {
                 if !to.running {
                     self.counts.errors.down += 1;
                     return;
@@ -257,28 +268,28 @@ impl World<'_> {
     }
 
     pub(super) fn finish(&mut self, id: u32, slot: u32, serial: u32) {
-        let Some(mut client) = self.clients[id as usize].take() else { return };
-        let kind = self.jobs[client.job].table.traffic;
-        // Without a link it was cut, and has been counted.
-        if let Some(link) = client.link(slot, serial) {
-            link.flows -= 1;
-            let link = *link;
-            self.counts.served += 1;
-            match (kind, link.state) {
-                (Kind::Requests, LinkState::Draining { is_moved }) if link.flows == 0 => {
-                    self.close(id, &mut client, slot as usize, is_moved);
-                }
-                (Kind::Requests, _) => {}
-                (Kind::Connections, _) => {
-                    self.backends[link.backend as usize].connections -= 1;
-                    self.counts.closed += 1;
-                    if link.flows == 0 {
-                        self.unlink(id, &mut client, slot as usize);
+        self.with_client(id, |world, client| {
+            let kind = world.jobs[client.job].table.traffic;
+            // Without a link it was cut, which has been counted.
+            if let Some(link) = client.link(slot, serial) {
+                link.flows -= 1;
+                let link = *link;
+                world.counts.served += 1;
+                match (kind, link.state) {
+                    (Traffic::Requests, LinkState::Draining { is_moved }) if link.flows == 0 => {
+                        world.close(id, client, slot as usize, is_moved);
+                    }
+                    (Traffic::Requests, _) => {}
+                    (Traffic::Connections, _) => {
+                        world.backends[link.backend as usize].connections -= 1;
+                        world.counts.closed += 1;
+                        if link.flows == 0 {
+                            world.unlink(id, client, slot as usize);
+                        }
                     }
                 }
             }
-        }
-        self.clients[id as usize] = Some(client);
+        });
     }
 }
 

@@ -1,16 +1,15 @@
-//! A small writer of SVG: the few shapes that the report's figures are made of.
+//! The few shapes that figures are made of, as elements of SVG.
 //!
-//! Written directly, because a plotting library fixes colours and fonts where it draws them, and these pictures shall
-//! follow the reader's light or dark page: every shape has classes, and [`super::palette`] says what they mean. A drawing
-//! also remembers where its shapes and labels are, so that tests find what is cut off or written over without a browser.
-//! Must not know of axes or of data.
+//! Shapes have classes instead of colours, because these pictures shall follow the reader's light or dark page;
+//! [`crate::palette`] says what the classes mean. A drawing also remembers where its shapes and labels are, so that
+//! tests find what is cut off or written over without a browser. Must not know of axes or of data.
 
 use std::fmt::Write as _;
 
-use super::geometry::{Area, Point, at, on_circle};
-use super::palette::Paint;
+use crate::geometry::{Area, Point, on_circle};
+use crate::palette::Paint;
 
-/// Which part of a text its place is.
+/// Which part of a text is at its point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Anchor {
     /// Its beginning.
@@ -62,7 +61,7 @@ pub enum Line {
     Thick,
     /// Paper on both sides of a line that crosses others.
     Halo,
-    /// For what somebody else has published.
+    /// For what others have published.
     Dashed,
     /// For a second quantity of the same series.
     Dotted,
@@ -98,6 +97,10 @@ fn number(value: f64) -> String {
     let tenths = (value * 10.0).round() / 10.0;
     // Not "-0".
     format!("{}", tenths + 0.0)
+}
+
+fn numbers(Point { x, y }: Point) -> String {
+    format!("{} {}", number(x), number(y))
 }
 
 /// Text as XML carries it, in elements and in attributes.
@@ -138,8 +141,11 @@ impl Drawing {
     /// A line through points.
     pub fn polyline(&mut self, paint: Paint, line: Line, points: &[Point]) {
         self.cover_all(points);
-        let path = path_through(points);
-        let (line, paint) = (line.class(), paint.name());
+        self.open_path(paint, line, &path_through(points));
+    }
+
+    fn open_path(&mut self, paint: Paint, line: Line, path: &str) {
+        let (line, paint) = (line.class(), paint.name);
         self.write(format_args!("<path class=\"open {line} stroke-{paint}\" d=\"{path}\"/>"));
     }
 
@@ -152,15 +158,13 @@ impl Drawing {
     pub fn tinted(&mut self, paint: Paint, points: &[Point]) {
         self.cover_all(points);
         let path = path_through(points);
-        self.write(format_args!("<path class=\"tint fill-{}\" d=\"{path}Z\"/>", paint.name()));
+        self.write(format_args!("<path class=\"tint fill-{}\" d=\"{path}Z\"/>", paint.name));
     }
 
     /// A filled rectangle.
     pub fn bar(&mut self, paint: Paint, area: Area) {
-        self.cover(area);
-        let (x, y) = (number(area.left), number(area.top));
-        let (width, height) = (number(area.right - area.left), number(area.bottom - area.top));
-        let paint = paint.name();
+        let [x, y, width, height] = self.rectangle(area);
+        let paint = paint.name;
         self.write(format_args!(
             "<rect class=\"fill-{paint}\" x=\"{x}\" y=\"{y}\" width=\"{width}\" height=\"{height}\"/>"
         ));
@@ -170,66 +174,78 @@ impl Drawing {
     pub fn shaded(&mut self, paint: Paint, shade: usize, areas: &[Area]) {
         let mut path = String::new();
         for &area in areas {
-            self.cover(area);
-            let (x, y) = (number(area.left), number(area.top));
-            let (width, height) = (number(area.right - area.left), number(area.bottom - area.top));
+            let [x, y, width, height] = self.rectangle(area);
             write!(path, "M{x} {y}h{width}v{height}h-{width}z").expect("a string takes all");
         }
-        self.write(format_args!("<path class=\"shade-{shade} fill-{}\" d=\"{path}\"/>", paint.name()));
+        self.write(format_args!("<path class=\"shade-{shade} fill-{}\" d=\"{path}\"/>", paint.name));
+    }
+
+    /// Covers an area; its corner and sides as figures carry them.
+    fn rectangle(&mut self, area: Area) -> [String; 4] {
+        self.cover(area);
+        [area.left, area.top, area.right - area.left, area.bottom - area.top].map(number)
     }
 
     /// A filled circle.
     pub fn dot(&mut self, paint: Paint, centre: Point, radius: f64) {
-        self.circle(&format!("fill-{}", paint.name()), centre, radius);
+        self.circle(&format!("fill-{}", paint.name), centre, radius);
     }
 
     /// A circle's line.
     pub fn circle_line(&mut self, paint: Paint, line: Line, centre: Point, radius: f64) {
-        self.circle(&format!("open {} stroke-{}", line.class(), paint.name()), centre, radius);
+        self.circle(&format!("open {} stroke-{}", line.class(), paint.name), centre, radius);
     }
 
     fn circle(&mut self, class: &str, centre: Point, radius: f64) {
-        self.cover_all(&[at(centre.x - radius, centre.y - radius), at(centre.x + radius, centre.y + radius)]);
+        self.cover(Area::square(centre, radius));
         let (x, y, radius) = (number(centre.x), number(centre.y), number(radius));
         self.write(format_args!("<circle class=\"{class}\" cx=\"{x}\" cy=\"{y}\" r=\"{radius}\"/>"));
     }
 
-    /// Part of a circle's line, clockwise; `from` and `to` are turns after the top, less than a whole one apart.
+    /// Part of a circle's line, clockwise. `from` and `to` are turns after the top, at most a whole one apart; if `to`
+    /// is the lesser, the arc passes the top.
     pub fn arc(&mut self, paint: Paint, line: Line, (centre, radius): (Point, f64), from: f64, to: f64) {
         let (start, end) = (on_circle(centre, radius, from), on_circle(centre, radius, to));
-        self.cover_all(&[at(centre.x - radius, centre.y - radius), at(centre.x + radius, centre.y + radius)]);
-        let large = u8::from(to - from > 0.5);
-        let (line, paint, radius) = (line.class(), paint.name(), number(radius));
-        let (sx, sy, ex, ey) = (number(start.x), number(start.y), number(end.x), number(end.y));
-        self.write(format_args!(
-            "<path class=\"open {line} stroke-{paint}\" d=\"M{sx} {sy}A{radius} {radius} 0 {large} 1 {ex} {ey}\"/>"
-        ));
+        self.cover(Area::square(centre, radius));
+        let large = u8::from((to - from).rem_euclid(1.0) > 0.5);
+        let radius = number(radius);
+        let (start, end) = (numbers(start), numbers(end));
+        self.open_path(paint, line, &format!("M{start}A{radius} {radius} 0 {large} 1 {end}"));
     }
 
     /// Text, with the paper showing around its letters so that lines beneath do not disturb it.
-    pub fn text(&mut self, paint: Paint, lettering: Lettering, place: Point, anchor: Anchor, text: &str) {
+    pub fn text(&mut self, paint: Paint, lettering: Lettering, point: Point, anchor: Anchor, text: &str) {
         let (height, letter) = lettering.extent();
         #[expect(clippy::cast_precision_loss, reason = "a label has no 2^53 letters")]
         let width = letter * text.chars().count() as f64;
         let (left, word) = match anchor {
-            Anchor::Start => (place.x, "start"),
-            Anchor::Middle => (place.x - width / 2.0, "middle"),
-            Anchor::End => (place.x - width, "end"),
+            Anchor::Start => (point.x, "start"),
+            Anchor::Middle => (point.x - width / 2.0, "middle"),
+            Anchor::End => (point.x - width, "end"),
         };
         // From the height of a capital to the depth of a `g`.
         let area =
-            Area { left, top: place.y - 0.76 * height, right: left + width, bottom: place.y + 0.22 * height };
+            Area { left, top: point.y - 0.76 * height, right: left + width, bottom: point.y + 0.22 * height };
         self.cover(area);
         self.labels.push((area, text.to_owned()));
-        let (class, paint, text) = (lettering.class(), paint.name(), escaped(text));
-        let (x, y) = (number(place.x), number(place.y));
+        let (class, paint, text) = (lettering.class(), paint.name, escaped(text));
+        let (x, y) = (number(point.x), number(point.y));
         self.write(format_args!(
             "<text class=\"halo {class} fill-{paint} stroke-paper\" x=\"{x}\" y=\"{y}\" text-anchor=\"{word}\">{text}</text>"
         ));
     }
 
+    /// Text with its middle at the point, in both directions.
+    pub fn centred(&mut self, paint: Paint, lettering: Lettering, point: Point, text: &str) {
+        self.text(paint, lettering, point.moved(0.0, 4.0), Anchor::Middle, text);
+    }
+
+    /// Small text that explains: what an axis, a mark or a number is.
+    pub fn note(&mut self, point: Point, anchor: Anchor, text: &str) {
+        self.text(Paint::QUIET, Lettering::Small, point, anchor, text);
+    }
+
     /// What is wrong with the layout: shapes beyond the sheet, labels on labels.
-    #[cfg(test)]
     pub fn faults(&self) -> Vec<String> {
         let mut faults = Vec::new();
         let Area { left, top, right, bottom } = self.bounds;
@@ -249,11 +265,9 @@ impl Drawing {
 
 fn path_through(points: &[Point]) -> String {
     let mut path = String::new();
-    for (place, point) in points.iter().enumerate() {
-        path.push(if place == 0 { 'M' } else { 'L' });
-        path.push_str(&number(point.x));
-        path.push(' ');
-        path.push_str(&number(point.y));
+    for (index, &point) in points.iter().enumerate() {
+        path.push(if index == 0 { 'M' } else { 'L' });
+        path.push_str(&numbers(point));
     }
     path
 }
@@ -261,12 +275,13 @@ fn path_through(points: &[Point]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::geometry::at;
 
     #[test]
     fn a_drawing_is_elements_with_classes() {
         let mut drawing = Drawing::new(100.0, 50.0);
-        drawing.line(Paint::Ink, Line::Dashed, at(0.0, 1.04), at(10.26, -0.01));
-        drawing.text(Paint::Quiet, Lettering::Small, at(5.0, 20.0), Anchor::Start, "a < b & c");
+        drawing.line(Paint::INK, Line::Dashed, at(0.0, 1.04), at(10.26, -0.01));
+        drawing.text(Paint::QUIET, Lettering::Small, at(5.0, 20.0), Anchor::Start, "a < b & c");
         assert_eq!(
             drawing.body(),
             "<path class=\"open line dashed stroke-ink\" d=\"M0 1L10.3 0\"/>\n\
@@ -278,11 +293,11 @@ mod tests {
     #[test]
     fn what_is_cut_off_or_written_over_is_told() {
         let mut drawing = Drawing::new(100.0, 50.0);
-        drawing.text(Paint::Ink, Lettering::Small, at(0.0, 20.0), Anchor::Start, "seven letters");
+        drawing.text(Paint::INK, Lettering::Small, at(0.0, 20.0), Anchor::Start, "seven letters");
         assert_eq!(drawing.faults(), Vec::<String>::new());
-        drawing.text(Paint::Ink, Lettering::Small, at(90.0, 22.0), Anchor::End, "too near");
+        drawing.text(Paint::INK, Lettering::Small, at(90.0, 22.0), Anchor::End, "too near");
         assert_eq!(drawing.faults(), ["\"too near\" is written over \"seven letters\""]);
-        drawing.dot(Paint::Ink, at(98.0, 10.0), 3.0);
+        drawing.dot(Paint::INK, at(98.0, 10.0), 3.0);
         assert!(drawing.faults()[0].ends_with("on a sheet of 100 x 50"), "{:?}", drawing.faults());
     }
 }

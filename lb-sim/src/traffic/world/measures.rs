@@ -1,7 +1,10 @@
-//! What is said of it: a row per step, and the whole.
+//! Rows and totals: what was counted, and how even connections and load are at the end of a step and of a run.
+//!
+//! Counts are checked against each other at the end. Must not change what happens.
 
 use super::{Backend, World, float};
-use crate::traffic::tally::{Row, Spread, Total, utilization_of};
+use crate::metrics::Spread;
+use crate::traffic::tally::{Row, Total, utilization_of};
 
 impl World<'_> {
     /// Connections that are open now.

@@ -1,14 +1,13 @@
-//! Axes: from numbers to places of a drawing, with ticks, a light grid and titles that name the unit.
+//! Axes: from numbers to points of a drawing, with ticks, a light grid and titles that name the unit.
 //!
-//! An axis shows its whole range from an honest origin: figures that are compared have the same one. Must not know whose
-//! numbers they are.
+//! An axis shows its whole range from an honest origin: figures that are compared have the same one. Must not know
+//! whose numbers they are.
 
-use super::drawing::{Anchor, Drawing, Lettering, Line};
-use super::geometry::{Area, Point, at};
-use super::numbers::whole_percent;
-use super::palette::Paint;
+use crate::drawing::{Anchor, Drawing, Line};
+use crate::geometry::{Area, Point, at};
+use crate::palette::Paint;
 
-/// From numbers to shares of an axis.
+/// From numbers to fractions of an axis.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Scale {
     /// Equal differences are equally long.
@@ -19,7 +18,7 @@ pub enum Scale {
 
 impl Scale {
     /// 0 at the beginning of the axis, 1 at its end.
-    pub fn share(self, value: f64) -> f64 {
+    pub fn fraction(self, value: f64) -> f64 {
         match self {
             Self::Linear(from, to) => (value - from) / (to - from),
             Self::Logarithmic(from, to) => (value / from).ln() / (to / from).ln(),
@@ -38,13 +37,13 @@ pub struct Axis<'a> {
 
 impl<'a> Axis<'a> {
     /// Ticks that are written as they are.
-    pub fn of(title: &'a str, ticks: &[f64]) -> Self {
-        Self { title, ticks: ticks.iter().map(|&tick| (tick, format!("{tick}"))).collect() }
+    pub fn new(title: &'a str, ticks: &[f64]) -> Self {
+        Self::worded(title, ticks, |tick| tick.to_string())
     }
 
-    /// Ticks of shares, written in percent.
-    pub fn percent(title: &'a str, ticks: &[f64]) -> Self {
-        Self { title, ticks: ticks.iter().map(|&tick| (tick, whole_percent(tick))).collect() }
+    /// Ticks in words.
+    pub fn worded(title: &'a str, ticks: &[f64], words: fn(f64) -> String) -> Self {
+        Self { title, ticks: ticks.iter().map(|&tick| (tick, words(tick))).collect() }
     }
 }
 
@@ -53,10 +52,10 @@ pub const WIDTH: f64 = 400.0;
 /// Usual height.
 pub const HEIGHT: f64 = 280.0;
 
-/// The area of a drawing in which numbers have places.
+/// The area of a drawing in which pairs of numbers are points.
 #[derive(Clone, Copy, Debug)]
 pub struct Plot {
-    /// Where.
+    /// Apart from the axes.
     pub area: Area,
     /// From left to right.
     pub x: Scale,
@@ -65,15 +64,15 @@ pub struct Plot {
 }
 
 impl Plot {
-    /// One that fills a figure of the usual size, apart from the axes.
+    /// One that fills a figure of the usual size.
     pub const fn usual(x: Scale, y: Scale) -> Self {
         Self { area: Area { left: 50.0, top: 34.0, right: 384.0, bottom: 234.0 }, x, y }
     }
 
-    /// The place of a pair of numbers.
+    /// The point of a pair of numbers.
     pub fn point(&self, x: f64, y: f64) -> Point {
         let Area { left, top, right, bottom } = self.area;
-        at(left + self.x.share(x) * (right - left), bottom - self.y.share(y) * (bottom - top))
+        at(left + self.x.fraction(x) * (right - left), bottom - self.y.fraction(y) * (bottom - top))
     }
 
     /// The area between two corners.
@@ -86,20 +85,20 @@ impl Plot {
     pub fn axes(&self, drawing: &mut Drawing, x: &Axis<'_>, y: &Axis<'_>) {
         let Area { left, top, right, bottom } = self.area;
         for (value, words) in &y.ticks {
-            let height = bottom - self.y.share(*value) * (bottom - top);
-            drawing.line(Paint::Rule, Line::Thin, at(left, height), at(right, height));
-            drawing.text(Paint::Quiet, Lettering::Small, at(left - 6.0, height + 4.0), Anchor::End, words);
+            let height = bottom - self.y.fraction(*value) * (bottom - top);
+            drawing.line(Paint::RULE, Line::Thin, at(left, height), at(right, height));
+            drawing.note(at(left - 6.0, height + 4.0), Anchor::End, words);
         }
         for (value, words) in &x.ticks {
-            let place = left + self.x.share(*value) * (right - left);
-            drawing.line(Paint::Quiet, Line::Thin, at(place, bottom), at(place, bottom + 4.0));
-            drawing.text(Paint::Quiet, Lettering::Small, at(place, bottom + 17.0), Anchor::Middle, words);
+            let x = left + self.x.fraction(*value) * (right - left);
+            drawing.line(Paint::QUIET, Line::Thin, at(x, bottom), at(x, bottom + 4.0));
+            drawing.note(at(x, bottom + 17.0), Anchor::Middle, words);
         }
-        drawing.line(Paint::Quiet, Line::Thin, at(left, bottom), at(right, bottom));
+        drawing.line(Paint::QUIET, Line::Thin, at(left, bottom), at(right, bottom));
         // Above the axis and not along it: nobody turns a screen to read.
-        drawing.text(Paint::Quiet, Lettering::Small, at(6.0, top - 18.0), Anchor::Start, y.title);
+        drawing.note(at(6.0, top - 18.0), Anchor::Start, y.title);
         if !x.title.is_empty() {
-            drawing.text(Paint::Quiet, Lettering::Small, at(right, bottom + 36.0), Anchor::End, x.title);
+            drawing.note(at(right, bottom + 36.0), Anchor::End, x.title);
         }
     }
 
@@ -117,7 +116,7 @@ mod tests {
     #[test]
     fn equal_ratios_are_equally_long_on_a_logarithmic_axis() {
         let scale = Scale::Logarithmic(0.25, 4.0);
-        assert!((scale.share(1.0) - 0.5).abs() < 1e-12);
-        assert!((scale.share(2.0) - 0.75).abs() < 1e-12);
+        assert!((scale.fraction(1.0) - 0.5).abs() < 1e-12);
+        assert!((scale.fraction(2.0) - 0.75).abs() < 1e-12);
     }
 }

@@ -1,7 +1,7 @@
-//! Who uses whom in a whole job, kept small until every task has heard of it.
+//! Assignments: a list of endpoints, and what each task of a job uses of it.
 //!
-//! The decisions are [`Memberships`]'. What is kept of them is only what a task's balancer needs to know: in a large
-//! fleet, many tasks hear of several lists, one after the other. Must not know of time.
+//! The decisions are made by [`Memberships`]. Only what a task's balancer needs is kept of them, because in a large
+//! fleet several lists are on their way to many tasks at the same time. Must not know of time.
 
 use lb_core::endpoint::{Endpoint, EndpointList};
 use lb_core::membership::{Member, Membership, Memberships};
@@ -27,30 +27,30 @@ struct Edge {
     share: f64,
 }
 
-/// What all tasks together do to one backend.
+/// What all tasks of the job together send to one backend.
 #[derive(Clone, Copy, Debug, Default)]
-struct Column {
+struct BackendTotals {
     connections: u32,
     load: f64,
     target: f64,
 }
 
-/// What every task of a job uses of one list.
+/// A list, and what every task of a job uses of it.
 #[derive(Debug)]
-pub struct Job {
+pub struct Assignments {
     list: EndpointList,
     edges: Vec<Edge>,
     /// Where each task's edges end.
     ends: Vec<usize>,
     /// By index.
-    columns: Vec<Column>,
+    columns: Vec<BackendTotals>,
     size: Option<u32>,
 }
 
-impl Job {
+impl Assignments {
     /// What the `tasks` tasks of a job use of `list`.
     pub fn of(service: &Service, tasks: u32, list: EndpointList, shares: Shares) -> Self {
-        let mut columns = vec![Column::default(); list.index_space() as usize];
+        let mut columns = vec![BackendTotals::default(); list.index_space() as usize];
         let mut edges = Vec::new();
         let mut ends = Vec::new();
         let mut size = None;
@@ -65,11 +65,11 @@ impl Job {
                     Shares::Structural => (weight, share, load),
                     Shares::Equal => {
                         let share = f64::from(endpoint.weight) / sum;
-                        // Summed up task by task.
+                        // The load of all tasks is added up here, task by task.
                         (endpoint.weight.into(), share, columns[index as usize].load + share)
                     }
                 };
-                columns[index as usize] = Column { connections, load, target };
+                columns[index as usize] = BackendTotals { connections, load, target };
                 edges.push(Edge { index, weight, share });
             }
             ends.push(edges.len());
@@ -77,7 +77,7 @@ impl Job {
         Self { list, edges, ends, columns, size }
     }
 
-    /// What one task uses, and the list with no more in it than that: all that its balancer needs to know.
+    /// One task's assignment: what it uses, and the list with nothing else in it, which is all that its balancer needs.
     ///
     /// # Panics
     /// If there is no such task.
@@ -85,7 +85,7 @@ impl Job {
         let task = task as usize;
         let start = task.checked_sub(1).map_or(0, |before| self.ends[before]);
         let member = |edge: &Edge| {
-            let Column { connections, load, target } = self.columns[edge.index as usize];
+            let BackendTotals { connections, load, target } = self.columns[edge.index as usize];
             let endpoint = self.endpoint(edge.index).clone();
             Member { endpoint, weight: edge.weight, share: edge.share, connections, load, target }
         };
@@ -104,43 +104,28 @@ impl Job {
 
 #[cfg(test)]
 mod tests {
-    use std::net::SocketAddr;
-
     use lb_core::endpoint::EndpointState;
-    use lb_core::service::{Overflow, Policy, Protocol, Size, Subset, Task, UNANSWERED_AFTER};
+    use lb_core::service::{Size, Subset, Task};
     use lb_core::subset::Algorithm;
 
+    use super::super::client;
     use super::*;
 
     fn service(algorithm: Algorithm, size: u32) -> Service {
-        Service {
-            name: "users".into(),
-            address: "10.96.0.10:80".parse().unwrap(),
-            protocol: Protocol::Tcp,
-            policy: Policy::WeightedRoundRobin,
-            active_limit: None,
-            overflow: Overflow::LeastLoaded,
-            error_decay: None,
-            connect_timeout: None,
-            unanswered_after: UNANSWERED_AFTER,
-            rebind: None,
-            subset: Subset::Sized { algorithm, size: Size::Fixed(size) },
-            seed: 7,
-            errno: 113,
-        }
+        client::service("users", Subset::Sized { algorithm, size: Size::Fixed(size) }, 7)
     }
 
     /// Endpoints by their weights, lame ducks without one.
     fn list(weights: &[u16]) -> EndpointList {
         let endpoint = |(index, &weight): (u32, &u16)| Endpoint {
-            address: SocketAddr::from(([10, 0, 0, u8::try_from(index).unwrap()], 80)),
+            address: client::address(index),
             index,
             weight: weight.max(1),
             state: if weight == 0 { EndpointState::LameDuck } else { EndpointState::Healthy },
             zone: None,
         };
         let endpoints = (0..).zip(weights).map(endpoint).collect();
-        EndpointList::new(endpoints, "10.96.0.10:80".parse().unwrap(), &[]).unwrap()
+        EndpointList::new(endpoints, client::SERVICE, &[]).unwrap()
     }
 
     #[test]
@@ -148,7 +133,7 @@ mod tests {
         let list = list(&[1, 1, 3, 0, 1, 2, 2, 0, 0, 1, 1, 5, 1, 1, 1, 1, 1]);
         for algorithm in Algorithm::ALL {
             let service = service(algorithm, 5);
-            let job = Job::of(&service, 9, list.clone(), Shares::Structural);
+            let job = Assignments::of(&service, 9, list.clone(), Shares::Structural);
             for index in 0..9 {
                 let theirs = Membership::of(&service, Task { index, count: 9 }, &list);
                 let (used, ours) = job.task(index, &service);
@@ -164,7 +149,7 @@ mod tests {
     #[test]
     fn equal_shares_follow_the_members_weights_alone() {
         let service = service(Algorithm::RoundRobin, 2);
-        let job = Job::of(&service, 3, list(&[2, 1, 1]), Shares::Equal);
+        let job = Assignments::of(&service, 3, list(&[2, 1, 1]), Shares::Equal);
         let shares = |task| {
             let members = job.task(task, &service).1.members;
             members.iter().map(|member| (member.endpoint.index, member.weight)).collect::<Vec<_>>()

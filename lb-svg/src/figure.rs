@@ -1,9 +1,9 @@
-//! A figure: a drawing with its name and its words, alone as a file or inside the page.
+//! A figure: a drawing with its name and its words, alone as a file or inside a page.
 //!
 //! Both forms say what is to be seen to readers that do not see it. Must not know how pages look.
 
-use super::drawing::{Drawing, escaped};
-use super::palette::figure_style;
+use crate::drawing::{Drawing, escaped};
+use crate::palette::{Paint, style};
 
 /// A drawing that can be pointed at.
 #[derive(Clone, Debug)]
@@ -18,20 +18,17 @@ pub struct Figure {
     pub drawing: Drawing,
 }
 
-/// What begins every file that the report writes: only such files are overwritten.
-pub const MARK: &str = "<!-- written by socklb-sim report -->";
-
 impl Figure {
-    /// As part of a page that has the style of figures.
+    /// As part of a page that has the [`style`] of figures.
     pub fn inline(&self) -> String {
         self.svg("", "")
     }
 
-    /// As a file of its own, with its style and a sheet of paper.
-    pub fn alone(&self) -> String {
+    /// As a file of its own, with a sheet of paper and the style of these paints.
+    pub fn alone(&self, paints: &[Paint]) -> String {
         let sheet = "<rect class=\"fill-paper\" width=\"100%\" height=\"100%\"/>\n";
-        let style = format!("<style>{}</style>\n{sheet}", figure_style());
-        format!("{MARK}\n{}", self.svg(" xmlns=\"http://www.w3.org/2000/svg\"", &style))
+        let style = format!("<style>{}</style>\n{sheet}", style(paints));
+        self.svg(" xmlns=\"http://www.w3.org/2000/svg\"", &style)
     }
 
     fn svg(&self, namespace: &str, style: &str) -> String {

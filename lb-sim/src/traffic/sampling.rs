@@ -1,27 +1,27 @@
 //! Random lengths of time, in whole numbers: the same on every machine.
 //!
 //! A logarithm of the standard library may differ in its last bit from one platform to the next, and one bit would
-//! reorder a whole run. So it is computed here, bit by bit.
+//! reorder a whole run. So it is computed here, bit by bit. Must not know what the times are for.
 
 use lb_core::subset::random::SplitMix64;
 use serde::Deserialize;
 
-/// How times around a mean are spread.
+/// How times with a given mean are distributed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Law {
-    /// All alike.
+pub enum Distribution {
+    /// All are the mean.
     Even,
-    /// Exponential: arrivals that know nothing of each other, and lives without memory.
+    /// Exponential: arrivals that are independent of each other, and lives whose rest does not depend on their age.
     #[default]
     Random,
 }
 
-/// A length of time whose mean is `mean_us`.
-pub fn length(law: Law, mean_us: u64, rng: &mut SplitMix64) -> u64 {
-    match law {
-        Law::Even => mean_us,
-        Law::Random => {
+/// Samples a length of time with the mean `mean_us`, both in microseconds.
+pub fn sample(distribution: Distribution, mean_us: u64, rng: &mut SplitMix64) -> u64 {
+    match distribution {
+        Distribution::Even => mean_us,
+        Distribution::Random => {
             let product = u128::from(mean_us) * u128::from(exponential(rng));
             u64::try_from(product >> 32).expect("a mean of at most a day, times at most 45")
         }
@@ -31,7 +31,7 @@ pub fn length(law: Law, mean_us: u64, rng: &mut SplitMix64) -> u64 {
 /// The natural logarithm of 2 in units of 2^-32.
 const LN_2: u64 = 2_977_044_472;
 
-/// A number of the exponential distribution with mean 1, in units of 2^-32: -ln(u), u uniform between 0 and 1. At most
+/// Samples the exponential distribution with mean 1, in units of 2^-32: -ln(u), u uniform between 0 and 1. At most
 /// 64 ln 2, about 44.
 fn exponential(rng: &mut SplitMix64) -> u64 {
     let u = rng.next_u64() | 1;
@@ -73,7 +73,7 @@ mod tests {
     #[test]
     fn random_lengths_have_the_mean_and_the_spread_of_the_exponential_distribution() {
         let mut rng = SplitMix64::new(1);
-        let lengths: Vec<u64> = (0..100_000).map(|_| length(Law::Random, 1_000, &mut rng)).collect();
+        let lengths: Vec<u64> = (0..100_000).map(|_| sample(Distribution::Random, 1_000, &mut rng)).collect();
         #[expect(clippy::cast_precision_loss, reason = "small numbers")]
         let mean = lengths.iter().sum::<u64>() as f64 / 1e5;
         // The standard error of the mean is 3.2.
@@ -81,6 +81,6 @@ mod tests {
         let above = lengths.iter().filter(|&&length| length >= 2_000).count();
         // e^-2 of them, with a standard error of 108.
         assert!(above.abs_diff(13_534) < 330, "{above}");
-        assert_eq!(length(Law::Even, 1_000, &mut rng), 1_000);
+        assert_eq!(sample(Distribution::Even, 1_000, &mut rng), 1_000);
     }
 }

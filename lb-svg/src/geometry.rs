@@ -1,0 +1,72 @@
+//! Points and areas of a drawing, in its units.
+//!
+//! The origin is the upper left corner and y grows downwards, as in SVG. Must not know what shapes are.
+
+/// A point of a drawing.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Point {
+    /// To the right.
+    pub x: f64,
+    /// Downwards.
+    pub y: f64,
+}
+
+/// The point that is so far to the right and so far down.
+pub const fn at(x: f64, y: f64) -> Point {
+    Point { x, y }
+}
+
+impl Point {
+    /// The point that is so far to the right of this one and so far below it.
+    pub const fn moved(self, right: f64, down: f64) -> Self {
+        at(self.x + right, self.y + down)
+    }
+}
+
+/// The point of a circle that is `turn` of a whole turn (0 to 1) after its top, clockwise.
+pub fn on_circle(centre: Point, radius: f64, turn: f64) -> Point {
+    let angle = std::f64::consts::TAU * turn;
+    at(centre.x + radius * angle.sin(), centre.y - radius * angle.cos())
+}
+
+/// A rectangle.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Area {
+    /// Left edge.
+    pub left: f64,
+    /// Upper edge.
+    pub top: f64,
+    /// Right edge.
+    pub right: f64,
+    /// Lower edge.
+    pub bottom: f64,
+}
+
+impl Area {
+    /// The square whose sides are `half` away from its centre.
+    pub const fn square(Point { x, y }: Point, half: f64) -> Self {
+        Self { left: x - half, top: y - half, right: x + half, bottom: y + half }
+    }
+
+    /// Whether the two share more than an edge.
+    pub fn overlaps(&self, other: &Self) -> bool {
+        self.left < other.right
+            && other.left < self.right
+            && self.top < other.bottom
+            && other.top < self.bottom
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_quarter_turn_ends_on_the_right() {
+        let point = on_circle(at(10.0, 10.0), 5.0, 0.25);
+        assert_eq!(
+            (format!("{:.3}", point.x), format!("{:.3}", point.y)),
+            ("15.000".to_owned(), "10.000".to_owned())
+        );
+    }
+}
