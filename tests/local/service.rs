@@ -132,11 +132,20 @@ fn exec_starts_a_command_in_a_covered_cgroup() {
     let mut probe = Probe::of(&mut command);
     assert_eq!(probe.dial_many(SERVICE, 30).len(), 3);
     assert_eq!(fixture.setup.status()["clients"][0]["not_a_service"], 0);
-    // As shells do.
+}
+
+#[test]
+fn exec_of_what_cannot_be_started_exits_as_shells_do() {
+    let fixture = Fixture::new();
     for (program, expected) in [("/no/such/program", 127), ("/proc/self/status", 126)] {
         let (code, text) = stage::daemon::failure(&fixture.setup.run(&["exec", "web", "--", program]));
         assert!(code == Some(expected) && text.contains(program), "{code:?} {text}");
     }
+}
+
+#[test]
+fn exec_for_a_client_that_there_is_not_names_those_that_there_are() {
+    let fixture = Fixture::new();
     let (code, text) = stage::daemon::failure(&fixture.setup.run(&["exec", "nobody", "--", "true"]));
     assert!(code == Some(1) && text.contains("clients here are: web"), "{text}");
 }

@@ -105,6 +105,12 @@ fn it_makes_no_difference_who_holds_the_socket() {
     assert_eq!(scene.setup.active(), 2, "the child's");
     probe.kill_children();
     scene.all_gone();
+}
+
+#[test]
+fn flows_of_a_killed_process_end() {
+    let scene = Scene::new(2, 2);
+    let mut probe = scene.probe();
     for _ in 0..20 {
         let socket = probe.open_datagram(Family::V4);
         probe.query(socket, SERVICE);
