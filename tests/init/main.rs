@@ -110,7 +110,7 @@ fn count_tcp_sockets(family: u8) -> Result<u32> {
     rustix::net::send(&socket, &request, rustix::net::SendFlags::empty())?;
     let mut found = 0;
     let mut answer = vec![0; 64 << 10];
-    // Ends with the kernel's word that it is done.
+    // Ends with `NLMSG_DONE`.
     loop {
         let (length, _) = rustix::net::recv(&socket, &mut answer[..], rustix::net::RecvFlags::empty())?;
         let mut rest = &answer[..length];
@@ -130,7 +130,7 @@ fn count_tcp_sockets(family: u8) -> Result<u32> {
     }
 }
 
-/// Runs the tests, and buries every orphan that they leave, as PID 1 has to.
+/// Runs the tests, and reaps every orphan that they leave, as PID 1 has to.
 fn run_tests() -> Result<ExitStatus> {
     let mut tests = Command::new("/tests/local");
     // From its command line the kernel hands on what follows `--` as arguments, and `NAME=value` before it as variables.

@@ -128,7 +128,7 @@ struct Run {
 
 /// Rounds without a fault, at most.
 const ROUNDS: u32 = 12;
-/// More failures than anybody reads.
+/// After so many failures the run ends: nobody reads more.
 const FAILURES: usize = 40;
 
 impl Run {

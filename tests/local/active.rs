@@ -8,7 +8,7 @@ use stage::{Backend, Family, Manner, Probe, SocketId, address, eventually};
 
 use stage::fixture::{Fixture, SERVICE, config};
 
-/// No socket, no count, no record.
+/// Nothing is open: every active count is zero, and no flow has a record.
 #[track_caller]
 fn all_gone(fixture: &Fixture) {
     eventually("active counts return to 0", || fixture.setup.active(), |active| *active == 0);
@@ -173,7 +173,7 @@ fn a_killed_process_leaves_no_count() {
 /// The kernel dials for an MPTCP socket with a socket of its own, whose end no program sees.
 #[test]
 fn a_connection_of_an_mptcp_socket_is_balanced_and_not_counted() {
-    // Before, Debian's kernels have no MPTCP at all.
+    // Debian's kernels without this helper have no MPTCP at all.
     if kernel::SKC_TO_MPTCP_SOCK.skips() {
         return;
     }

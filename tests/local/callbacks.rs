@@ -4,7 +4,7 @@ use stage::fixture::{Fixture, SERVICE, config};
 use stage::foreign::Foreign;
 use stage::{Backend, Cgroup, Daemon, Probe, Setup, Stage, accounts, eventually};
 
-/// What should not happen and has.
+/// Anomalies that were counted, by name.
 fn anomalies(setup: &Setup) -> Vec<(String, u64)> {
     let mut anomalies = accounts::anomalies(setup);
     anomalies.retain(|(_, count)| *count != 0);

@@ -37,7 +37,7 @@ fn check_reports_on_the_configuration_and_its_files() {
     assert!(!fixture.setup.pins.exists(), "check changes nothing");
 }
 
-/// What is right and may not be what was meant.
+/// Warnings: what is valid and may not be what was meant.
 #[test]
 fn check_notes_what_has_no_effect_now() {
     let fixture = Fixture::without_daemon();
@@ -81,7 +81,7 @@ fn every_command_finds_the_directories_in_the_configuration() {
     let _daemon = stage::daemon::Kept::of(socklb(&["run", "-c", file]).spawn().expect("start the daemon"));
     let socket = setup.folder.join("run/socklb.sock");
     stage::eventually("it answers", || socket.exists(), |answers| *answers);
-    // A fault elsewhere keeps nobody from looking.
+    // Commands that read use a configuration that has a fault elsewhere.
     let good = std::fs::read_to_string(&path).expect("read");
     setup.write("socklb.toml", &(good.clone() + "[metrics]\nlisten = 1\n"));
     for output in [run(&["status"]), by_variable(&["status"])] {
@@ -115,7 +115,7 @@ fn every_command_finds_the_directories_in_the_configuration() {
     assert!(!setup.pins.exists());
 }
 
-/// One attempt per fault would be a long evening.
+/// All faults are told at once: nobody has to try once for each.
 #[test]
 fn check_reports_faults_of_the_configuration_and_of_all_files_together() {
     let fixture = Fixture::without_daemon();
@@ -210,14 +210,14 @@ fn what_cannot_be_printed_is_a_failure_and_no_panic() {
             code == Some(1) && text.starts_with("socklb: write to standard output: "),
             "{arguments:?} {code:?} {text}"
         );
-        // Nobody can be told of that either.
+        // Where standard error is full as well, the exit code alone says so.
         let code =
             fixture.setup.socklb(arguments).stdout(full()).stderr(full()).status().expect("start it").code();
         assert_eq!(code, Some(1), "{arguments:?}");
     }
 }
 
-/// Who names a directory gets what lies there.
+/// A directory that is named goes before the one that the daemon uses.
 #[test]
 fn status_reads_the_pins_that_it_is_given() {
     let fixture = Fixture::new();
@@ -271,6 +271,12 @@ fn explain_gives_inputs_walk_and_formula() {
     for part in ["task 3 of 10 of job web", "seed", "quota", "(2j + 1) / 2c", "fallback"] {
         assert!(text.contains(part), "{part:?} is not in:\n{text}");
     }
+    assert_eq!(fixture.probe().dial_many(SERVICE, 64).len(), 2);
+}
+
+#[test]
+fn explain_of_what_is_not_there_names_what_is() {
+    let fixture = Fixture::new();
     for (arguments, expected) in [
         (&["explain", "nothing"][..], "no client here dials a service nothing; services here are: users"),
         // Names with letters that mean something in the path of a question.
@@ -290,7 +296,6 @@ fn explain_gives_inputs_walk_and_formula() {
     ] {
         assert_eq!(failure(&fixture.setup.run(arguments)), (Some(1), format!("socklb: {expected}")));
     }
-    assert_eq!(fixture.probe().dial_many(SERVICE, 64).len(), 2);
 }
 
 #[test]

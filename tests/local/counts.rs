@@ -79,7 +79,7 @@ fn what_flows_end_of_and_how_long_they_took_is_told() {
     assert_eq!(backend(&fixture, "127.0.0.1:8001")["rates_60s"], Value::Null);
 }
 
-/// Its slot is another's by then.
+/// Another backend has its slot by then.
 #[test]
 fn a_backend_that_leaves_and_returns_goes_on_with_its_counts() {
     let mut fixture = Fixture::new();
@@ -108,7 +108,7 @@ fn a_backend_that_leaves_and_returns_goes_on_with_its_counts() {
         assert_eq!(after[field], before[field], "{field}");
     }
     assert_adds_up(&after);
-    // What it began with is nothing that it got lately.
+    // The counts that it goes on with are none of the last minute.
     assert!(after["rates_60s"].is_null() || after["rates_60s"]["started"] == 0.0, "{after}");
     probe.dial_many(SERVICE, 40);
     let now = backend(&fixture, "127.0.0.1:8003")["started"].as_u64().expect("a count");

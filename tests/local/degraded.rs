@@ -48,7 +48,7 @@ fn a_backend_whose_every_connect_fails_is_marked_until_one_succeeds() {
     let backends = fixture.setup.backends("web", "users");
     let failing = backends.iter().filter(|backend| backend["failing"] == true);
     assert_eq!(failing.map(|backend| &backend["failed_60s"]).collect::<Vec<_>>(), [5]);
-    // Whoever answers once does not fail every connect.
+    // A backend that answers once does not fail every connect.
     let _back = Backend::start("back", "127.0.0.1:8009");
     assert_eq!(probe.dial_many(SERVICE, 3).len(), 3);
     let (code, text, line) = seen(&fixture, metric);

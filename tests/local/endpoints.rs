@@ -168,6 +168,15 @@ fn a_file_that_cannot_be_used_changes_nothing_and_is_reported() {
         assert_eq!(answering(&fixture).len(), 3, "{what}");
         assert_eq!(fixture.setup.run(&["status"]).status.code(), Some(3), "{what} is degraded");
     }
+    // Good again, all is well.
+    fixture.write_endpoints(&[("127.0.0.1:8001", ""), ("127.0.0.1:8002", "")]);
+    expect(&fixture, &["b1", "b2"]);
+    assert_eq!(fixture.setup.run(&["status"]).status.code(), Some(0));
+}
+
+#[test]
+fn a_file_that_is_missing_changes_nothing_and_is_reported() {
+    let fixture = Fixture::new();
     fs::remove_file(&fixture.file).expect("remove the file");
     let error = || fixture.setup.status()["clients"][0]["services"][0]["source"]["error"].clone();
     let is_gone =

@@ -132,7 +132,7 @@ fn without_memory_connects_go_on_whether_the_daemon_does_or_not() {
         fixture.write_endpoints(&[("127.0.0.1:8001", ""), ("127.0.0.1:8002", "")]);
         add_client(&fixture, &second);
         let look = || (fixture.daemon.as_mut().expect("a daemon").ending().is_some(), status(&fixture));
-        // It may also manage.
+        // It may also have enough.
         eventually("it says so or ends", look, |(ended, (code, text))| {
             *ended || *code == Some(3) || *code == Some(0) && text.contains("client second")
         });
@@ -180,7 +180,7 @@ fn starts_or_says(fixture: &Fixture, resource: Resource, amount: u64, words: &[&
         return true;
     };
     let log = daemon.log().split_off(before);
-    // The loader of programs and Rust's own beginnings have their own words for it.
+    // The dynamic loader and Rust's start-up code use words of their own.
     assert!(!log.trim().is_empty() && !ending.success(), "{amount} of {resource:?}: {ending}");
     assert!(
         words.iter().any(|word| log.contains(word)) || ending.code() == Some(127),

@@ -150,7 +150,7 @@ fn flows_are_asked_for_by_client_service_and_backend() {
     assert_eq!(String::from_utf8_lossy(&text.stdout).lines().count(), 2, "a header and a flow");
 }
 
-/// Nobody but the kernel has to remember them.
+/// They are read from the kernel's maps, so that no process has to remember them.
 #[test]
 fn flows_are_shown_without_a_daemon_and_after_its_restart_and_of_processes_that_are_gone() {
     let mut fixture = Fixture::new();
@@ -180,8 +180,8 @@ fn a_flow_to_a_backend_that_has_left_the_list_is_shown_as_that() {
     let open: Vec<_> = (0..3).map(|_| probe.dial(SERVICE)).collect();
     fixture.write_endpoints(&[("127.0.0.1:8001", ""), ("127.0.0.1:8002", "")]);
     let left = || flows(&fixture, &["--backend", "127.0.0.1:8003"]);
-    // The state changes first, the table after it. Of the table before the current one it is known how many entries it had,
-    // but not of how many.
+    // The state changes first, the table after it. A record tells how many entries its backend had in the table that it was
+    // chosen by; how long that table was is known of the current one only, so that no share is told.
     let has_left = |shown: &Vec<Value>| {
         count(shown, "state", "leaving") == 1 && shown.iter().all(|flow| flow["table_share"].is_null())
     };
@@ -211,7 +211,7 @@ fn clients_of_another_version_are_told_with_the_number_of_their_flows() {
     let told =
         |how: &str| format!("client web of another version (ABI {}) is {how}: 1 open flows", ABI_VERSION + 1);
     assert!(output.status.code() == Some(0) && text.contains(&told("in force")), "{text}");
-    // What begins flows is detached first by whoever takes over.
+    // A daemon of another version first detaches what begins flows.
     for link in std::fs::read_dir(fixture.setup.pins.join(&theirs).join("web/links")).expect("links") {
         let link = link.expect("a link").path();
         let name = link.file_name().unwrap_or_default().to_string_lossy().into_owned();

@@ -43,7 +43,7 @@ fn lists_are_followed(fixture: &Fixture, probe: &mut Probe) {
     }
 }
 
-/// Everything that has nothing to do with the file goes on.
+/// Everything else than the file that hangs goes on.
 #[track_caller]
 fn goes_on(fixture: &Fixture, other: &Cgroup) {
     let mut probe = fixture.probe();

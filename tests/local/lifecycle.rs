@@ -7,7 +7,7 @@ use stage::{Daemon, Probe, address, eventually};
 
 use stage::fixture::{Fixture, SERVICE, config};
 
-/// Nobody failed, and everybody was balanced.
+/// No connect failed, and each was balanced.
 #[track_caller]
 fn no_failure(counts: &Counts) {
     assert!(counts.keys().all(|name| name.starts_with('b')), "{counts:?}");
@@ -386,7 +386,7 @@ fn a_second_daemon_on_the_same_pins_is_refused() {
     assert_eq!(Daemon::spawn(&second).wait(), Some(1));
     let log = stage::daemon::read(&second.folder.join("log"));
     assert!(log.contains("another socklb works on"), "{log}");
-    // The first one is unharmed.
+    // The first one goes on as before.
     let after = fixture.setup.status();
     assert_eq!(before["daemon"], after["daemon"]);
     assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3);

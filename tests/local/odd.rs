@@ -18,7 +18,7 @@ fn ended(fixture: &Fixture, ending: &str) -> u64 {
 /// A process mounts a file system of the network: the kernel dials for it, in its cgroup, and is no client of the service.
 #[test]
 fn a_socket_that_the_kernel_itself_opens_is_left_alone() {
-    // Before, those of MPTCP could not be told apart from them.
+    // Without this helper sockets of MPTCP cannot be told apart from the kernel's own.
     if kernel::SKC_TO_MPTCP_SOCK.skips() {
         return;
     }

@@ -135,7 +135,7 @@ fn r11_programs_beside_and_above_are_listed_and_a_rewrite_after_ours_is_detected
     assert_eq!(backend["diverted"], 1, "{backend}");
     let degraded = stage::faults_of(&setup.status()).join("\n");
     assert!(degraded.contains("another program rewrites after ours"), "{degraded}");
-    // And a flow that went where ours had sent it counts as none.
+    // A flow that goes where ours sends it is not counted as diverted.
     drop(_thief);
     assert!(
         stage::daemon::finish(&mut Setup::new(&stage, "thief").socklb(&["detach", "--all"])).status.success()
@@ -159,7 +159,7 @@ fn r13_no_broken_source_takes_backends_away_and_a_valid_shorter_list_does() {
         replace(&fixture.file, bad);
         eventually("it is reported", || degraded(&fixture), |degraded| *degraded);
         assert_eq!(serves(&fixture), 3, "after {bad:?}");
-        // Nor does a start with it.
+        // A start with it takes no backend away either.
         fixture.stop();
         fixture.start();
         assert!(degraded(&fixture));
@@ -173,7 +173,7 @@ fn r13_no_broken_source_takes_backends_away_and_a_valid_shorter_list_does() {
     let failures = &fixture.setup.status()["clients"][0]["services"][0]["source"]["failures"];
     assert!(failures.as_u64() > Some(0), "{failures}");
     fixture.stop();
-    // Not even the kernel's memory of it: detached, and started from the last good list.
+    // The same where the kernel holds nothing any more: it starts from the last good list.
     assert!(fixture.setup.run(&["detach", "--all"]).status.success());
     fixture.start();
     assert_eq!(serves(&fixture), 3, "the last good list");
@@ -240,7 +240,7 @@ fn r24_a_kill_under_load_leaks_no_connect() {
     }
     for _ in 0..3 {
         fixture.daemon.take().expect("a daemon runs").kill();
-        // Whoever looks while it is dead sees that.
+        // `status` says that it is dead.
         assert_eq!(fixture.setup.run(&["status"]).status.code(), Some(3));
         fixture.start();
     }

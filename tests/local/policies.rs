@@ -127,7 +127,7 @@ fn a_backend_that_refuses_is_no_sinkhole() {
         replace(&fixture.setup.folder.join("socklb.toml"), &text(&fixture, &lines));
         fixture.start();
         let mut probe = fixture.probe();
-        // Whoever is reached stays, so that all that makes the third look loaded is its errors.
+        // Connections that are made stay open, so that all that makes the third look loaded is its errors.
         let refused = (0..60).filter(|_| probe.try_dial(SERVICE).is_err()).count();
         if decay == "off" {
             assert!(refused >= 57, "it takes all once the others have a flow: {refused} of 60");

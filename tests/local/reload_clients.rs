@@ -143,7 +143,7 @@ fn clients_that_change_places_are_balanced_all_the_time() {
     }
 }
 
-/// Whoever takes a cgroup over cannot be started: the one before goes on until it can.
+/// The client that takes a cgroup over cannot be started: the one before goes on until it can.
 #[test]
 fn a_client_stays_until_the_one_that_takes_over_is_attached() {
     let fixture = Fixture::new();
@@ -208,8 +208,8 @@ fn a_client_whose_pins_were_removed_is_named_and_comes_back_with_a_reload() {
             faults[0].starts_with("client web: its pins were removed") && faults[0].contains("SIGHUP"),
             "{faults:?}"
         );
-        // Whoever wanted it gone is not overruled by what lets the daemon look: somebody who waits for the client, or a
-        // configuration that says the same again.
+        // The pins were removed on purpose: a process that waits for the client, or a configuration that says the same again,
+        // does not bring them back.
         let path = fixture.setup.folder.join("socklb.toml");
         replace(&path, &stage::daemon::read(&path));
         assert_eq!(fixture.setup.run(&["wait", "web", "--timeout", "1"]).status.code(), Some(1));

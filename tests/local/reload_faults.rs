@@ -96,7 +96,7 @@ fn limits_change_as_the_message_says() {
     let pins = fixture.setup.pins.display();
     let loop_ = format!("`for client in one two; do socklb detach $client --pins '{pins}'; done`");
     assert!(faults[0].contains(&loop_) && faults[0].starts_with("limits.slots cannot"), "{faults:?}");
-    // Whoever restarts all the same is told of every client at once.
+    // A restart all the same is refused with every client named at once.
     fixture.stop();
     let path = fixture.setup.folder.join("socklb.toml");
     let output = fixture.setup.run(&["run", "--config", path.to_str().expect("UTF-8")]);

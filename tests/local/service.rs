@@ -77,9 +77,9 @@ fn a_cgroup_whose_parents_are_made_with_it_is_attached() {
 #[test]
 fn wait_returns_when_the_cgroup_is_covered() {
     let fixture = Fixture::new();
-    // There from before.
+    // Covered before the process was started.
     assert_eq!(fixture.probe().socklb(&fixture.setup, &["wait", "web"]), 0);
-    // Made anew: whoever waits is in a cgroup that nobody has seen yet.
+    // Made anew: the process that waits is in a cgroup that the daemon has not seen yet.
     for _ in 0..5 {
         fixture.cgroup.remove();
         fixture.cgroup.create();
@@ -132,16 +132,25 @@ fn exec_starts_a_command_in_a_covered_cgroup() {
     let mut probe = Probe::of(&mut command);
     assert_eq!(probe.dial_many(SERVICE, 30).len(), 3);
     assert_eq!(fixture.setup.status()["clients"][0]["not_a_service"], 0);
-    // As shells do.
+}
+
+#[test]
+fn exec_of_what_cannot_be_started_exits_as_shells_do() {
+    let fixture = Fixture::new();
     for (program, expected) in [("/no/such/program", 127), ("/proc/self/status", 126)] {
         let (code, text) = stage::daemon::failure(&fixture.setup.run(&["exec", "web", "--", program]));
         assert!(code == Some(expected) && text.contains(program), "{code:?} {text}");
     }
+}
+
+#[test]
+fn exec_for_a_client_that_there_is_not_names_those_that_there_are() {
+    let fixture = Fixture::new();
     let (code, text) = stage::daemon::failure(&fixture.setup.run(&["exec", "nobody", "--", "true"]));
     assert!(code == Some(1) && text.contains("clients here are: web"), "{text}");
 }
 
-/// Covered is covered, whatever the daemon does; and the limit of time holds.
+/// A cgroup that is covered stays so while the daemon does not answer, and a limit of time holds.
 #[test]
 fn a_daemon_that_hangs_holds_up_nobody_who_can_do_without_it() {
     let fixture = Fixture::new();

@@ -32,11 +32,11 @@ fn a_client_beside_an_exclusive_program_keeps_no_other_client_from_being_started
     );
     let mut probe = Probe::start(&other);
     assert!(!reached(&mut probe));
-    // Nobody has to ask for it.
+    // It is tried again without being asked for.
     drop(exclusive);
     eventually("it is attached once it can be", || fixture.setup.faults(), Vec::is_empty);
     assert!(reached(&mut probe));
-    // The same if it is the only one: its tables wait for it.
+    // The same with a client that is the only one: its tables are there already.
     drop(probe);
     fixture.stop();
     assert!(fixture.setup.run(&["detach", "--all"]).status.success());
@@ -81,7 +81,7 @@ fn with_static(fixture: &Fixture, third: u8, last: std::ops::RangeInclusive<u8>)
 /// A daemon with such a list of 40, and one backend behind all of them.
 fn forty_of_64_slots() -> (Fixture, Probe) {
     let mut fixture = Fixture::without_daemon();
-    // They have its port.
+    // The fixture's backends listen at the port of the one that is to have all addresses.
     fixture.backends.clear();
     fixture.backends.push(Backend::start("b", "0.0.0.0:8001"));
     fixture.setup.write("socklb.toml", &with_static(&fixture, 1, 1..=40));

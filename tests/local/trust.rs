@@ -79,7 +79,7 @@ fn exec_enters_and_makes_nothing_outside_of_cgroup2_whatever_the_daemon_says() {
     for path in &paths {
         if fixture.daemon.is_some() {
             taken_over(&mut fixture, path);
-            // Its pins are nobody's as well, as everything is where the daemon runs as a user of its own.
+            // Its pins belong to that user as well, as everything does where the daemon runs as a user of its own.
             chown(&fixture.setup.pins, Some(NOBODY), Some(NOBODY)).expect("give the pins away");
         } else {
             let mut status = status.clone();

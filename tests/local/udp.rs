@@ -82,7 +82,7 @@ fn one_socket_talks_to_several_services() {
     scene.all_gone();
 }
 
-/// Goes out by the hook of one family and comes back by that of the other.
+/// Its datagrams leave by the hook of one family, and answers come back by that of the other.
 #[test]
 fn a_v4_mapped_socket_asks_an_ipv4_service() {
     let scene = Scene::new(2, 2);
@@ -318,7 +318,7 @@ fn a_connection_that_cannot_be_replaced_stays() {
     scene.all_gone();
 }
 
-/// Shorter than a configuration may ask for.
+/// Stores a `rebind` that is shorter than a configuration may ask for.
 fn rebind_each_tenth_of_a_second(scene: &Scene) {
     let mut services = array::<Service>(&scene.setup.map("web", map::SERVICES));
     let mut service = services.get(&0, 0).expect("the service");
@@ -326,7 +326,7 @@ fn rebind_each_tenth_of_a_second(scene: &Scene) {
     services.set(0, service, 0).expect("set its rules");
 }
 
-/// It is itself what keeps its backend at the limit.
+/// The flow itself keeps its backend at the limit.
 #[test]
 fn a_flow_that_cannot_be_chosen_anew_goes_on() {
     let scene = Scene::with(1, 1, "active_limit = 1\noverflow = \"refuse\"\n");

@@ -20,7 +20,7 @@ fn a_disconnected_socket_is_a_flow_until_it_connects_or_closes() {
     assert_eq!(scene.setup.active(), 2);
     probe.connect_datagram(sockets[1], &address_of(1));
     assert_eq!(scene.setup.active(), 2, "a flow to another service instead");
-    // It addresses datagrams now: to a backend of its own choice.
+    // It names the service with a datagram now, for which a backend is chosen anew.
     probe.query(sockets[2], SERVICE);
     assert_eq!(scene.setup.active(), 3, "the connection and the datagrams");
     for socket in sockets {
@@ -105,6 +105,12 @@ fn it_makes_no_difference_who_holds_the_socket() {
     assert_eq!(scene.setup.active(), 2, "the child's");
     probe.kill_children();
     scene.all_gone();
+}
+
+#[test]
+fn flows_of_a_killed_process_end() {
+    let scene = Scene::new(2, 2);
+    let mut probe = scene.probe();
     for _ in 0..20 {
         let socket = probe.open_datagram(Family::V4);
         probe.query(socket, SERVICE);
@@ -127,7 +133,7 @@ fn a_full_table_of_datagrams_refuses_nobody() {
     let (forwarded, untracked) = (scene.outcome(0, "forwarded"), scene.outcome(0, "untracked"));
     assert_eq!((forwarded, untracked, scene.entries()), (64, 16, 64));
     assert_eq!(scene.setup.active(), 64);
-    // Who finds no room is answered all the same, by whoever was chosen, under its own address.
+    // A socket without a record is answered all the same, by the backend that was chosen, under the backend's own address.
     let answer = probe.receive_datagram(sockets[79]);
     let number = answer.name.strip_prefix("s0b").and_then(|n| n.parse().ok()).expect("a backend");
     assert_eq!(answer.source, address(&backend_of(0, number)));

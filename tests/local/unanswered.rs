@@ -1,4 +1,5 @@
-//! Connects that the application gives up: whose doing that was, told by what had become of the SYN until then.
+//! Connects that the application gives up: whether they count against the backend, by what had become of the SYN until
+//! then.
 
 use serde_json::Value;
 use stage::eventually;

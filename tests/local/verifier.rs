@@ -139,7 +139,7 @@ fn verified([schedule_entries, slots, flow_records]: [u32; 3]) -> Vec<(String, u
     object.relocate_calls(&text).expect("relocate calls");
     let mut programs: Vec<_> = object.programs.iter().collect();
     programs.sort_by_key(|(name, _)| *name);
-    // Where the kernel has no fetching atomics, the variants without them take the others' place.
+    // Where the kernel has no fetching atomics, the variants without them are loaded instead.
     let is_replaced = |name: &str| object.programs.contains_key(&format!("{name}_5_10"));
     programs.retain(|(name, _)| FETCHING_ATOMICS.is_here() || !is_replaced(name));
     programs

@@ -90,7 +90,7 @@ fn no_fault(prometheus: &Prometheus) {
     let scraped = || {
         prometheus.query("scrape_samples_scraped").into_iter().map(|(_, count)| count).collect::<Vec<f64>>()
     };
-    // At another moment there may be another backend.
+    // The two scrapes are not of one moment, and a backend may come or go between them.
     eventually("as many series either way", scraped, |counts| counts.len() == 2 && counts[0] == counts[1]);
 }
 

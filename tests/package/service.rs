@@ -88,7 +88,7 @@ fn the_daemon_has_what_the_unit_names_and_no_more() {
         assert_eq!(field(set), capabilities, "{set}");
     }
     assert_eq!(field("NoNewPrivs"), "1");
-    // Filtered.
+    // 2: its system calls are filtered.
     assert_eq!(field("Seccomp"), "2");
     // Of the kernel's own file systems it writes to its pins, and to /proc where every process may.
     let mounts = machine.good(&["cat", &format!("/proc/{pid}/mounts")]);

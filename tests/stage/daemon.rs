@@ -193,7 +193,8 @@ impl Daemon {
             entry.expect("an entry").file_name().to_string_lossy().parse().expect("a number")
         };
         let taken: std::collections::BTreeSet<u64> = entries.map(number).collect();
-        // It has inherited ours. A limit is of numbers: below it there are as many that are free.
+        // The limit bounds the numbers of descriptors, and some numbers are taken: it lies above as many free ones. Its maximum
+        // was inherited from this process.
         let maximum = getrlimit(Resource::Nofile).maximum;
         let current = match free {
             Some(free) => (0..).filter(|number| !taken.contains(number)).nth(free),

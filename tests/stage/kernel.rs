@@ -32,7 +32,7 @@ impl fmt::Display for Version {
     }
 }
 
-/// Something that Linux learnt.
+/// A feature of Linux, with the version that brought it.
 #[derive(Clone, Copy, Debug)]
 pub struct Feature {
     name: &'static str,

@@ -43,7 +43,7 @@ pub fn run(options: &Options) -> Result<()> {
 /// Waits to be killed.
 pub fn keep() -> Result<()> {
     set_parent_process_death_signal(Some(Signal::KILL))?;
-    // A thread that nobody wakes may wake of itself.
+    // A parked thread may wake without a reason.
     loop {
         std::thread::park();
     }

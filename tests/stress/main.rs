@@ -35,9 +35,9 @@ use clap::Parser;
 enum Command {
     /// The server behind all services; changes its network namespace to the needs of the test
     Serve,
-    /// A worker: plays on request, one line in, one line out
+    /// A worker: plays scenarios on request
     Play(play::Options),
-    /// A server more, for what one process has too few descriptors for
+    /// One more server, where one process has too few descriptors
     ServeMore,
     /// Opens and closes sockets on request, many at once
     Crowd(crowd::Options),

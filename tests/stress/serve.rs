@@ -87,7 +87,7 @@ pub fn many_files() -> Result<()> {
     setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).context("many files")
 }
 
-/// For both families. Several processes may listen on one port, and get connections in turns.
+/// A listener for both families. Several processes may listen on one port, and get connections in turns.
 fn listen(port: u16) -> Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::INET6, SocketType::STREAM, flags, None)?;
@@ -185,7 +185,7 @@ fn obey(socket: &OwnedFd, word: u8) -> bool {
             filter::drop_data(socket).expect("a filter");
             echo()
         }
-        // Said to nobody.
+        // Other words are not commands.
         _ => true,
     }
 }
