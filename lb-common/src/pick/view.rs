@@ -4,7 +4,7 @@
 use super::least_loaded::{Least, Scan, Standing};
 use super::{CORRUPT, How, NONE_USABLE, Pick, Tables, p2c, schedule};
 use crate::abi::{
-    MAX_SCHEDULE_LOG2, MAX_SKIPS, MIN_SCHEDULE_LOG2, NO_SLOT, OVERFLOW_REFUSE, Policy, Rules, TableRef,
+    MAX_SCHEDULE_LOG2, MAX_SKIPS, MIN_SCHEDULE_LOG2, NO_SLOT, Overflow, Policy, Rules, TableRef,
 };
 use crate::load::{self, HalfLife, sign_mask_in_register};
 
@@ -63,7 +63,7 @@ impl<T: Tables> View<'_, T> {
         let least = Least::from_word(self.tables.least(members, scan));
         let pick = match least.standing() {
             Standing::BelowLimit => picked(least.slot()),
-            Standing::AtLimit if self.rules.overflow == OVERFLOW_REFUSE => Pick::no_slot(How::Limited),
+            Standing::AtLimit if self.rules.overflow == Overflow::Refuse as u8 => Pick::no_slot(How::Limited),
             Standing::AtLimit => Pick { how: How::Overflowed, slot: least.slot() },
             Standing::NoneUsable => self.fallback(),
             Standing::Corrupt => Pick::BROKEN,
@@ -79,7 +79,7 @@ impl<T: Tables> View<'_, T> {
             self.fallback()
         } else if slot != NO_SLOT {
             picked(slot)
-        } else if self.rules.overflow == OVERFLOW_REFUSE {
+        } else if self.rules.overflow == Overflow::Refuse as u8 {
             Pick::no_slot(How::Limited)
         } else {
             self.fallback()
