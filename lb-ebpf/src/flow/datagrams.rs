@@ -8,15 +8,15 @@ use lb_common::abi::{Datagrams, Flow, FlowBucket, MAX_DATAGRAM_FLOWS, Peer};
 use lb_common::ending::Ending;
 use lb_common::net::{Address, Be16};
 
-use crate::flow::{self, NEW};
+use crate::decide::tables::endpoint;
+use crate::flow::record::{self, NEW};
+use crate::flow::tally::{self, TrafficTotals};
 use crate::maps::{DATAGRAMS, EMPTY};
-use crate::tables::endpoint;
-use crate::tally::{self, TrafficTotals};
 
 /// A socket's entry, if it has one.
 #[inline(always)]
 fn entry(cookie: u64) -> Option<*mut Datagrams> {
-    if flow::may_have_datagrams(cookie) { DATAGRAMS.get_ptr_mut(cookie) } else { None }
+    if record::may_have_datagrams(cookie) { DATAGRAMS.get_ptr_mut(cookie) } else { None }
 }
 
 /// The flow of a socket to a service, if it has one.
@@ -75,7 +75,7 @@ pub fn begin(cookie: u64, flow: &Flow) -> bool {
             if DATAGRAMS.insert(cookie, empty, NEW).is_err() {
                 return false;
             }
-            flow::note_datagrams(cookie, FlowBucket::IN_DATAGRAMS);
+            record::note_datagrams(cookie, FlowBucket::IN_DATAGRAMS);
             match DATAGRAMS.get_ptr_mut(cookie) {
                 Some(entry) => entry,
                 None => return false,
@@ -183,11 +183,11 @@ pub fn end(cookie: u64) {
         // SAFETY: as above.
         *ended = unsafe { ((*flow).start_ns, (*flow).slot, (*flow).phase) };
     }
-    if !flow::is_removed(|| DATAGRAMS.remove(cookie)) {
-        flow::anomaly(|anomalies| &raw mut anomalies.ended_twice);
+    if !record::is_removed(|| DATAGRAMS.remove(cookie)) {
+        record::anomaly(|anomalies| &raw mut anomalies.ended_twice);
         return;
     }
-    flow::note_datagrams(cookie, FlowBucket::IN_DATAGRAMS.wrapping_neg());
+    record::note_datagrams(cookie, FlowBucket::IN_DATAGRAMS.wrapping_neg());
     for (start_ns, slot, phase) in ended {
         if phase == 0 {
             break;

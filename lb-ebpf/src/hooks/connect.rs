@@ -11,13 +11,16 @@ use lb_common::pick::How;
 use lb_common::ticks::tick;
 use lb_common::vip_table::{Destination, VipTable, find};
 
-use crate::atomic::{self, Instructions};
-use crate::choose::{Chooser, Chosen, choose_here};
-use crate::context::{Dial, Opener, TCP, UDP};
-use crate::flow::{self, Recorded};
-use crate::maps::{BACKENDS, DIALLED, HAS_SET_RETVAL, OUTCOMES, SERVICES};
-use crate::tables::endpoint_of;
-use crate::{PROCEED, clock, tally};
+use crate::PROCEED;
+use crate::decide::choose::{Chooser, Chosen, choose_here};
+use crate::decide::tables::endpoint_of;
+use crate::flow::record::{self, Recorded};
+use crate::flow::tally;
+use crate::globals::HAS_SET_RETVAL;
+use crate::kernel::atomic::{self, Instructions};
+use crate::kernel::clock;
+use crate::kernel::context::{Dial, Opener, TCP, UDP};
+use crate::maps::{BACKENDS, DIALLED, OUTCOMES, SERVICES};
 
 /// The verdict that fails the call.
 const REFUSE: i32 = 0;
@@ -109,7 +112,7 @@ fn balance<I: Instructions>(dial: &Dial, service: Option<u32>) -> Verdict {
     let Some(index) = service else {
         // A socket that failed to reach a service and now dials elsewhere is no flow any more.
         if is_tcp || dial.protocol() == Some(UDP) {
-            flow::leave::<I>(dial.cookie());
+            record::leave::<I>(dial.cookie());
         }
         count(NOT_A_SERVICE, |outcomes| &raw mut outcomes.not_a_service);
         return Verdict::Proceed;
@@ -127,7 +130,7 @@ fn balance<I: Instructions>(dial: &Dial, service: Option<u32>) -> Verdict {
     let Some(backend) = choice.backend() else {
         // A datagram socket whose connect is refused stays connected to where it was.
         if is_tcp {
-            flow::leave::<I>(dial.cookie());
+            record::leave::<I>(dial.cookie());
         }
         return choice.refuse(dial);
     };
@@ -147,7 +150,7 @@ fn balance<I: Instructions>(dial: &Dial, service: Option<u32>) -> Verdict {
     let recorded = if opener == Opener::Mptcp {
         Recorded::Nowhere
     } else {
-        flow::begin::<I>(dial.cookie(), choice.slot, flow)
+        record::begin::<I>(dial.cookie(), choice.slot, flow)
     };
     choice.count(!matches!(recorded, Recorded::Nowhere));
     // Last, because it is the one line of memory that nobody has used lately: whatever is atomic waits for it.

@@ -6,12 +6,13 @@
 use lb_common::abi::{Backend, BackendAddress, Flow, NOT_A_SERVICE, Phase, Service, StateWord};
 use lb_common::net::Address;
 
-use crate::choose::Chooser;
-use crate::connect::{Question, Verdict, count, service_at};
-use crate::context::Dial;
+use crate::decide::choose::Chooser;
+use crate::decide::tables::{endpoint, endpoint_of};
+use crate::flow::{datagrams, record, tally};
+use crate::hooks::connect::{Question, Verdict, count, service_at};
+use crate::kernel::clock;
+use crate::kernel::context::Dial;
 use crate::maps::{BACKENDS, SERVICES};
-use crate::tables::{endpoint, endpoint_of};
-use crate::{clock, datagrams, flow, tally};
 
 #[inline(always)]
 pub fn sendmsg4<I: Chooser>(dial: &Dial) -> i32 {
@@ -82,7 +83,7 @@ fn balance<I: Chooser>(dial: &Dial, service: Option<u32>) -> Verdict {
 /// The backend that a connected socket goes to, if it is the service's.
 #[inline(always)]
 fn connected_to(cookie: u64, index: u32) -> Option<*const BackendAddress> {
-    let flow = flow::of(cookie)?.flow();
+    let flow = record::of(cookie)?.flow();
     if flow.phase != Phase::Datagrams as u8 || u32::from(flow.service) != index {
         return None;
     }

@@ -9,8 +9,9 @@ use lb_common::abi::{
 };
 use lb_common::pick::{self, CpuCursor, Scan, Tables};
 
-use crate::atomic::Instructions;
-use crate::maps::{BACKENDS, MEMBERS, SCANS, SCHEDULE, SERVICES};
+use crate::globals::SCANS;
+use crate::kernel::atomic::Instructions;
+use crate::maps::{BACKENDS, MEMBERS, SCHEDULE, SERVICES};
 
 /// The tables of one service.
 pub struct Kernel {

@@ -7,11 +7,11 @@
 use lb_common::abi::Service;
 use lb_common::net::{Address, Be16};
 
-use crate::context::Dial;
-use crate::datagrams;
-use crate::flow;
+use crate::decide::tables::endpoint;
+use crate::flow::datagrams;
+use crate::flow::record;
+use crate::kernel::context::Dial;
 use crate::maps::SERVICES;
-use crate::tables::endpoint;
 
 #[inline(always)]
 pub fn getpeername4(dial: &Dial) {
@@ -65,7 +65,7 @@ fn asked(dial: &Dial, peer: Address, port: Be16) -> Option<*const Service> {
 /// The service that the socket dialled, if its flow goes to the given peer.
 #[inline(always)]
 fn dialled(dial: &Dial, peer: Address, port: Be16) -> Option<*const Service> {
-    let backend = endpoint(flow::of(dial.cookie())?.slot())?;
+    let backend = endpoint(record::of(dial.cookie())?.slot())?;
     // SAFETY: a live map value; a slot keeps its backend while flows refer to it.
     let (address, its_port, service) = unsafe { ((*backend).address, (*backend).port, (*backend).service) };
     if address != peer || its_port != port {

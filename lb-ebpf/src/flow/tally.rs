@@ -8,8 +8,8 @@ use lb_common::ending::Ending;
 use lb_common::load::{self, HalfLife};
 use lb_common::ticks::tick;
 
-use crate::atomic;
-use crate::clock;
+use crate::kernel::atomic;
+use crate::kernel::clock;
 use crate::maps::{BACKENDS, CHOSEN, COUNTS, SERVICES};
 
 /// What a connection has carried.

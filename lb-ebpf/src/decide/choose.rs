@@ -4,9 +4,9 @@
 use lb_common::abi::{NO_SLOT, TableRef};
 use lb_common::pick::{How, Pick, pick};
 
-use crate::atomic::{Instructions, Linux5_10, Linux5_12};
+use crate::decide::tables::{Kernel, KernelCursor, rules};
+use crate::kernel::atomic::{Instructions, Linux5_10, Linux5_12};
 use crate::maps::{SERVICES, WALKS};
-use crate::tables::{Kernel, KernelCursor, rules};
 
 /// Chooses with one set of atomic instructions.
 pub trait Chooser: Instructions {
