@@ -2,6 +2,12 @@
 //!
 //! What connect and sendmsg share is here; neither knows of the other.
 
-pub mod tables;
+pub mod service;
 
-pub mod choose;
+pub mod verdict;
+
+pub mod decision;
+
+mod choose;
+
+mod tables;

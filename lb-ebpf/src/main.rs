@@ -15,6 +15,8 @@ mod maps;
 
 mod globals;
 
+mod rows;
+
 mod kernel;
 
 mod flow;
@@ -33,6 +35,8 @@ use crate::kernel::sock_ops::Ops;
 
 /// The verdict that lets a call go on.
 const PROCEED: i32 = 1;
+/// The verdict that fails a call.
+const REFUSE: i32 = 0;
 /// What a program for TCP events returns.
 const SEEN: u32 = 1;
 

@@ -8,10 +8,10 @@ use lb_common::abi::{Datagrams, Flow, FlowBucket, MAX_DATAGRAM_FLOWS, Peer};
 use lb_common::ending::Ending;
 use lb_common::net::{Address, Be16};
 
-use crate::decide::tables::endpoint;
 use crate::flow::record::{self, NEW};
 use crate::flow::tally::{self, TrafficTotals};
 use crate::maps::{DATAGRAMS, EMPTY};
+use crate::rows;
 
 /// A socket's entry, if it has one.
 #[inline(always)]
@@ -122,7 +122,7 @@ fn put(entry: *mut Datagrams, position: usize, flow: &Flow) {
             if old.service != flow.service {
                 before.write_volatile(Peer::NONE);
             } else if old.slot != flow.slot
-                && let Some(backend) = endpoint(old.slot)
+                && let Some(backend) = rows::address(old.slot)
             {
                 let (address, port) = ((*backend).address, (*backend).port);
                 before.write_volatile(Peer { address, port, _reserved: 0 });
@@ -149,7 +149,7 @@ pub fn service_at(cookie: u64, peer: Address, port: Be16) -> Option<u16> {
         if phase == 0 {
             break;
         }
-        let backend = endpoint(slot)?;
+        let backend = rows::address(slot)?;
         // SAFETY: a live map value; a slot keeps its backend while flows refer to it.
         if unsafe { (*backend).address == peer && (*backend).port == port } {
             return Some(service);

@@ -7,12 +7,12 @@
 use lb_common::abi::{Anomalies, Flow, FlowBucket, Phase};
 use lb_common::ending::{Attempt, Ending};
 
-use crate::decide::tables::unanswered_after;
 use crate::flow::tally::{self, TrafficTotals};
 use crate::globals::{FLOW_MASK, FULL_ACCOUNTING};
 use crate::kernel::atomic::{self, Instructions};
 use crate::kernel::clock;
 use crate::maps::{ANOMALIES, FLOW_OVERFLOW, FLOW_PLACES, FLOWS};
+use crate::rows;
 
 /// `BPF_NOEXIST`.
 pub const NEW: u64 = 1;
@@ -181,7 +181,7 @@ fn ending_of_abandoned(phase: u8) -> Ending {
 /// How a connect ended that the application gave up.
 #[inline(always)]
 pub fn given_up(flow: &Flow, soft_error: u32, retransmits: u32) -> Ending {
-    let after = unanswered_after(flow);
+    let after = rows::unanswered_after(flow);
     Attempt { soft_error, retransmits, is_due: after != 0 && clock::is_past(flow.start_ns, after) }.ending()
 }
 

@@ -8,9 +8,9 @@ use crate::flow::datagrams;
 use crate::flow::record;
 use crate::flow::tally::{self, TrafficTotals};
 use crate::globals::FULL_ACCOUNTING;
-use crate::hooks::peer;
 use crate::kernel::atomic::Instructions;
 use crate::kernel::context::Socket;
+use crate::rows;
 
 #[inline(always)]
 pub fn release<I: Instructions>(socket: &Socket) {
@@ -32,7 +32,7 @@ pub fn release<I: Instructions>(socket: &Socket) {
         if is_closed {
             record::anomaly(|anomalies| &raw mut anomalies.release_out_of_turn);
         }
-    } else if socket.is_connected() && !peer::is_backend(flow.slot, socket.peer()) {
+    } else if socket.is_connected() && !rows::is_backend(flow.slot, socket.peer()) {
         tally::count(flow.slot, |counts| &raw mut counts.diverted);
     }
     let mut ending = Ending::Closed;

@@ -6,10 +6,10 @@ use lb_common::ending::{Ending, TCP_CLOSE, TCP_ESTABLISHED, at_close};
 
 use crate::flow::record;
 use crate::flow::tally::{self, TrafficTotals};
-use crate::hooks::peer;
 use crate::kernel::atomic::Instructions;
 use crate::kernel::clock;
 use crate::kernel::sock_ops::{Event, Ops};
+use crate::rows;
 
 #[inline(always)]
 pub fn tcp<I: Instructions>(ops: &Ops) {
@@ -28,7 +28,7 @@ fn connecting(ops: &Ops) {
     record.set_phase(Phase::Connecting);
     let slot = record.slot();
     tally::count(slot, |counts| &raw mut counts.connecting);
-    if !peer::is_backend(slot, ops.peer()) {
+    if !rows::is_backend(slot, ops.peer()) {
         tally::count(slot, |counts| &raw mut counts.diverted);
     }
     ops.ask_for_states();
