@@ -59,7 +59,7 @@ mod memory;
 pub use cgroup::{Cgroup, cgroup2_mount, namespace_warning, ours_and_above, path_of as cgroup_of_id};
 pub use entry::CgroupTree;
 pub use error::DatapathError;
-pub use features::Features;
+pub use features::{FEATURES, Features};
 pub use flows::{OpenFlow, flows};
 pub use memory::give_back_what_is_freed;
 pub use neighbours::{Neighbour, Pinned, neighbours};

@@ -13,7 +13,6 @@ use aya::programs::{Program, ProgramError};
 use aya::{Ebpf, EbpfLoader};
 use lb_common::abi::{self, ENTRIES_PER_CELL, map};
 
-use super::btf::Offsets;
 use super::error::DatapathError;
 use super::features::Features;
 use super::jiffies::Jiffies;
@@ -235,31 +234,14 @@ pub fn try_load(features: Features) -> Result<(), DatapathError> {
     load_with(None, &limits, features, purpose).map(drop)
 }
 
-/// What the programs are told of the kernel and of this client.
-fn globals(limits: &Limits, features: Features, purpose: Purpose) -> [(&'static str, u32); 17] {
-    let offset = |is_allowed: bool, field: fn(Offsets) -> u32| {
-        features.offsets.filter(|_| is_allowed).map_or(0, field)
-    };
-    let released = |field| offset(features.outcomes_at_release, field);
-    [
+/// What the programs are told of this client and of the kernel.
+fn globals(limits: &Limits, features: Features, purpose: Purpose) -> Vec<(&'static str, u32)> {
+    let client = [
         ("FLOW_MASK", limits.flow_records - 1),
-        ("HAS_SET_RETVAL", features.set_retval.into()),
-        ("KNOWS_MPTCP", features.knows_mptcp.into()),
         ("FULL_ACCOUNTING", (purpose.accounting == Accounting::Full).into()),
         ("SCANS", purpose.scans.into()),
-        ("SK_ERR", offset(features.socket_errors, |offsets| offsets.sk_err)),
-        ("SK_ERR_SOFT", offset(features.socket_errors, |offsets| offsets.sk_err_soft)),
-        ("RELEASED_SK_ERR", released(|offsets| offsets.sk_err)),
-        ("RELEASED_SK_ERR_SOFT", released(|offsets| offsets.sk_err_soft)),
-        ("RELEASED_CALLBACKS", released(|offsets| offsets.bpf_sock_ops_cb_flags)),
-        ("RELEASED_SRTT", released(|offsets| offsets.srtt_us)),
-        ("RELEASED_RETRANSMITS", released(|offsets| offsets.total_retrans)),
-        ("RELEASED_BYTES_RECEIVED", released(|offsets| offsets.bytes_received)),
-        ("RELEASED_BYTES_SENT", released(|offsets| offsets.bytes_acked)),
-        ("KERNEL_SOCKET", offset(features.knows_kernel_sockets, |offsets| offsets.sk_kern_sock)),
-        ("KERNEL_SOCKET_MASK", offset(features.knows_kernel_sockets, |offsets| offsets.sk_kern_sock_mask)),
-        ("SYN_RETRIES", offset(features.connect_timeouts, |offsets| offsets.icsk_syn_retries)),
-    ]
+    ];
+    client.into_iter().chain(features.globals()).collect()
 }
 
 fn load_with(
@@ -302,7 +284,8 @@ fn load_with(
     Ok(Programs { loaded })
 }
 
-fn load_program(object: &mut Ebpf, name: &str) -> Result<OwnedFd, ProgramError> {
+/// Loads one of an object's programs.
+pub fn load_program(object: &mut Ebpf, name: &str) -> Result<OwnedFd, ProgramError> {
     let program = object.program_mut(name).expect("the object's programs are checked by a test");
     let fd = match program {
         Program::CgroupSockAddr(program) => {
