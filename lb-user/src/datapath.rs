@@ -371,7 +371,7 @@ pub fn probe() -> Result<Features, DatapathError> {
     // would keep us from loading anything. Where we may not raise the limit, or need not, nothing is lost.
     let unlimited = rustix::process::Rlimit { current: None, maximum: None };
     let _ = rustix::process::setrlimit(rustix::process::Resource::Memlock, unlimited);
-    Features::probe().map_err(object::privilege)
+    Features::probe()
 }
 
 /// Whether the kernel does not let this process make maps and load programs, by trying.

@@ -11,7 +11,8 @@ use aya::{Ebpf, EbpfLoader};
 use serde::{Deserialize, Serialize};
 
 use super::btf::{self, Offsets};
-use super::object::load_program;
+use super::error::DatapathError;
+use super::object::{load_error, load_program, privilege};
 use super::sys;
 
 /// The programs that are tried, as they are committed beside their source.
@@ -155,26 +156,26 @@ impl Features {
     ///
     /// # Errors
     /// If it lets us load no program at all (no privilege, most likely), or was too short of something to tell.
-    pub fn probe() -> io::Result<Self> {
+    pub fn probe() -> Result<Self, DatapathError> {
         // If even a program that does nothing is refused, the answers below would mean nothing. By a call of its own:
         // without privilege aya finds the kernel unable to do anything, and says so in place of EPERM.
-        if !sys::accepts_nothing()? {
-            return Err(io::Error::new(
+        if !sys::accepts_nothing().map_err(privilege)? {
+            return Err(DatapathError::Unsupported(io::Error::new(
                 io::ErrorKind::Unsupported,
                 "the kernel refuses an empty cgroup/connect4 program (needs Linux 5.10 with CONFIG_CGROUP_BPF)",
-            ));
+            )));
         }
-        check_loader(false)?;
+        check_loader(false).map_err(privilege)?;
         // A kernel that does not describe its types, or others than we know, cannot be read.
         let offsets = btf::offsets(Path::new(btf::VMLINUX)).ok();
         let mut probes = load_probes(offsets)?;
         let mut found = Self { offsets, ..Self::default() };
         for feature in FEATURES.iter().filter(|feature| offsets.is_some() || !feature.reads()) {
-            *(feature.field)(&mut found) = is_accepted(&mut probes, feature.name)?;
+            *(feature.field)(&mut found) = is_accepted(&mut probes, feature.name).map_err(privilege)?;
         }
         // What MPTCP dials with is the kernel's as well, and is to be balanced.
         found.knows_kernel_sockets &= found.knows_mptcp;
-        check_loader(found.outcomes_at_release)?;
+        check_loader(found.outcomes_at_release).map_err(privilege)?;
         Ok(found)
     }
 
@@ -198,14 +199,14 @@ impl Features {
     }
 }
 
-fn load_probes(offsets: Option<Offsets>) -> io::Result<Ebpf> {
+fn load_probes(offsets: Option<Offsets>) -> Result<Ebpf, DatapathError> {
     let globals: Vec<_> = FEATURES.iter().flat_map(|feature| feature.globals(offsets)).collect();
     let mut loader = EbpfLoader::new();
     for (name, value) in &globals {
         // Probes read one field each, whatever the programs read.
         loader.override_global(name, value, false);
     }
-    sys::without_signals(|| loader.load(PROBES)).map_err(io::Error::other)
+    sys::without_signals(|| loader.load(PROBES)).map_err(load_error)
 }
 
 /// Whether the verifier accepts a probe.

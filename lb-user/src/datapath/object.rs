@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::LazyLock;
 
 use aya::programs::{Program, ProgramError};
-use aya::{Ebpf, EbpfLoader};
+use aya::{Ebpf, EbpfError, EbpfLoader};
 use lb_common::abi::{self, ENTRIES_PER_CELL, map};
 
 use super::error::DatapathError;
@@ -268,10 +268,7 @@ fn load_with(
         }
     }
     // It tries what the kernel can do, and an attempt that a signal cuts off looks like something that it cannot.
-    let mut object = sys::without_signals(|| loader.load(OBJECT)).map_err(|error| {
-        let failed = DatapathError::Load(Box::new(error));
-        if failed.is_permission() { failed.into_denied() } else { failed }
-    })?;
+    let mut object = sys::without_signals(|| loader.load(OBJECT)).map_err(load_error)?;
     let mut loaded = Vec::with_capacity(HOOKS.len());
     let follows = purpose.accounting == Accounting::Full;
     for hook in HOOKS.iter().filter(|hook| follows || hook.name != FOLLOWS) {
@@ -333,6 +330,12 @@ impl Programs {
         }
         Ok(all)
     }
+}
+
+/// The error of an object that aya cannot load: the kernel refuses a map, most likely.
+pub fn load_error(error: EbpfError) -> DatapathError {
+    let failed = DatapathError::Load(Box::new(error));
+    if failed.is_permission() { failed.into_denied() } else { failed }
 }
 
 /// The error of a probe or of the first call that needed privilege.
