@@ -7,6 +7,7 @@
 
 mod least_loaded;
 mod p2c;
+mod policy;
 mod schedule;
 mod view;
 

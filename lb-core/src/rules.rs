@@ -5,35 +5,22 @@
 
 use std::time::Duration;
 
-use lb_common::abi::{self, OVERFLOW_LEAST_LOADED, OVERFLOW_REFUSE, Rules};
+use lb_common::abi::Rules;
 use lb_common::ticks::TICK_LOG2;
 
-use crate::service::{Overflow, Policy, Service};
+use crate::service::Service;
 
 /// The rules of a service.
 pub fn of(service: &Service) -> Rules {
     Rules {
-        policy: policy(service.policy) as u8,
-        overflow: match service.overflow {
-            Overflow::LeastLoaded => OVERFLOW_LEAST_LOADED,
-            Overflow::Refuse => OVERFLOW_REFUSE,
-        },
+        policy: service.policy as u8,
+        overflow: service.overflow as u8,
         syn_retries: service.connect_timeout.map_or(0, syn_retries),
         active_limit: service.active_limit.unwrap_or(0),
         error_half_life: service.error_decay.map_or(0, ticks),
         rebind: service.rebind.map_or(0, ticks),
         unanswered_after: ticks(service.unanswered_after),
         ..Rules::default()
-    }
-}
-
-fn policy(policy: Policy) -> abi::Policy {
-    match policy {
-        Policy::RoundRobin => abi::Policy::RoundRobin,
-        Policy::WeightedRoundRobin => abi::Policy::WeightedRoundRobin,
-        Policy::LeastLoaded => abi::Policy::LeastLoaded,
-        Policy::P2c => abi::Policy::P2c,
-        Policy::Random => abi::Policy::Random,
     }
 }
 
@@ -64,14 +51,5 @@ mod tests {
         assert_eq!(ticks(Duration::from_secs(10)), 9_536, "of 1.05 ms");
         assert_eq!(ticks(Duration::from_nanos(1)), 1, "never the number that means none");
         assert_eq!(ticks(Duration::from_hours(24 * 365)), u32::MAX);
-    }
-
-    #[test]
-    fn policies_have_the_same_names_on_both_sides() {
-        for ours in Policy::ALL {
-            let theirs = policy(ours);
-            assert_eq!(theirs.name(), ours.name());
-            assert_eq!(abi::Policy::from_u8(theirs as u8), Some(theirs));
-        }
     }
 }

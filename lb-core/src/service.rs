@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use lb_common::abi::{MAX_BACKENDS, MAX_SUBSET};
+pub use lb_common::abi::{Overflow, Policy};
 
 use crate::subset::Algorithm;
 
@@ -38,71 +39,6 @@ impl Protocol {
         match self {
             Self::Tcp => "tcp",
             Self::Udp => "udp",
-        }
-    }
-}
-
-/// How the kernel picks from the schedule.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Policy {
-    /// A deterministic walk over an interleaved table (see [`crate::schedule`]) in which all members have the same part:
-    /// weights, also structural ones, are ignored.
-    RoundRobin,
-    /// The same walk, with parts by weight.
-    WeightedRoundRobin,
-    /// Round robin among the members with the fewest open flows, recent errors counted as such. Looks at every member.
-    LeastLoaded,
-    /// Of two random entries of the table the one whose backend has fewer open flows for its weight.
-    P2c,
-    /// A random entry of the table.
-    Random,
-}
-
-impl Policy {
-    /// All of them, in the order in which the documentation has them.
-    pub const ALL: [Self; 5] =
-        [Self::RoundRobin, Self::WeightedRoundRobin, Self::LeastLoaded, Self::P2c, Self::Random];
-
-    /// The word for it in configurations and tables.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::RoundRobin => "round-robin",
-            Self::WeightedRoundRobin => "weighted-round-robin",
-            Self::LeastLoaded => "least-loaded",
-            Self::P2c => "p2c",
-            Self::Random => "random",
-        }
-    }
-
-    /// Whether members have parts of the schedule by their weights. If not, all have the same.
-    pub const fn is_weighted(self) -> bool {
-        !matches!(self, Self::RoundRobin)
-    }
-
-    /// Whether recent errors of a backend make it look more loaded.
-    pub const fn counts_errors(self) -> bool {
-        matches!(self, Self::LeastLoaded | Self::P2c)
-    }
-}
-
-/// What becomes of a flow when every backend is at its limit of open flows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Overflow {
-    /// The least loaded backend gets it. Looks at every member.
-    LeastLoaded,
-    /// It is refused with the service's errno.
-    Refuse,
-}
-
-impl Overflow {
-    /// Both of them, in the order in which the documentation has them.
-    pub const ALL: [Self; 2] = [Self::LeastLoaded, Self::Refuse];
-
-    /// The word for it in configurations and tables.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::LeastLoaded => "least-loaded",
-            Self::Refuse => "refuse",
         }
     }
 }

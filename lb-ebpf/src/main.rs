@@ -13,45 +13,30 @@
 
 mod maps;
 
-mod atomic;
+mod globals;
 
-mod context;
+mod rows;
 
-mod ops;
-
-mod clock;
-
-mod tally;
+mod kernel;
 
 mod flow;
 
-mod tables;
+mod decide;
 
-mod choose;
-
-mod connect;
-
-mod peer;
-
-mod tcp;
-
-mod datagrams;
-
-mod sendmsg;
-
-mod release;
-
-mod holders;
+mod hooks;
 
 use aya_ebpf::macros::{cgroup_sock, cgroup_sock_addr, sock_ops};
 use aya_ebpf::programs::{SockAddrContext, SockContext, SockOpsContext};
 
-use crate::atomic::{Linux5_10, Linux5_12};
-use crate::context::{Dial, Socket};
-use crate::ops::Ops;
+use crate::hooks::{connect, holders, peer, release, sendmsg, tcp};
+use crate::kernel::atomic::{Linux5_10, Linux5_12};
+use crate::kernel::context::{Dial, Socket};
+use crate::kernel::sock_ops::Ops;
 
 /// The verdict that lets a call go on.
 const PROCEED: i32 = 1;
+/// The verdict that fails a call.
+const REFUSE: i32 = 0;
 /// What a program for TCP events returns.
 const SEEN: u32 = 1;
 

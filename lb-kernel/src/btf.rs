@@ -6,10 +6,8 @@
 use std::io;
 use std::path::Path;
 
-use serde::{Deserialize, Serialize};
-
 /// Where fields lie, in bytes from the beginning of a `struct tcp_sock`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offsets {
     pub sk_err: u32,
     pub sk_err_soft: u32,

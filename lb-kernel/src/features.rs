@@ -1,239 +1,293 @@
-//! What this kernel can do, found out by trying, never by its version number.
+//! What this kernel can do, found out by trying, never by its version number: one table of what not every kernel can, and a
+//! program for each (`lb-ebpf/src/bin/probes.rs`), which the verifier accepts or not.
+//!
+//! What the daemon logs, `doctor` says, the documentation lists and the programs are told of it comes from the table.
 
 use std::io;
 use std::path::Path;
 
-use serde::{Deserialize, Serialize};
+use aya::programs::ProgramError;
+use aya::{Ebpf, EbpfLoader};
 
 use super::btf::{self, Offsets};
-use super::sys::{self, AttachType, Instruction};
+use super::error::DatapathError;
+use super::object::{load_error, load_program};
+use super::privileges::probe_error;
+use super::sys;
 
-/// Optional abilities of the kernel. Without them socklb works, as told beside each.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// The programs that are tried, as they are committed beside their source.
+static PROBES: &[u8] = aya::include_bytes_aligned!("../../lb-ebpf/object/probes.o");
+
+/// Which of [`FEATURES`] the kernel has. Without them socklb works, as told there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Features {
-    /// Fetching atomics and compare-and-swap (Linux 5.12). Without: every flow goes to the overflow table, which is
-    /// dearer.
     pub fetching_atomics: bool,
-    /// `bpf_set_retval` (Linux 5.18). Without: a refused connect fails with EPERM instead of the service's errno.
     pub set_retval: bool,
-    /// `bpf_skc_to_mptcp_sock` (Linux 6.0, and CAP_PERFMON). Without: a connection of an MPTCP socket stays in its
-    /// backend's active count until the reclaim pass finds it gone.
     pub knows_mptcp: bool,
-    /// The error of a socket that closes can be read (BTF, and CAP_PERFMON). Without: `accounting = "full"` knows when a
-    /// flow was established and when it ended, and no cause.
     pub socket_errors: bool,
-    /// A socket that is released can be read (BTF, and CAP_PERFMON). Without: `accounting = "active"` does not know whether a
-    /// flow was ever established.
     pub outcomes_at_release: bool,
-    /// How often a socket's SYN is sent again can be read and set before it dials (BTF, and CAP_PERFMON). Without:
-    /// `connect_timeout` has no effect.
     pub connect_timeouts: bool,
-    /// Sockets that the kernel itself opened can be told apart, and those of MPTCP among them (BTF, CAP_PERFMON, Linux 6.0).
-    /// Without: a file system that a process of the client mounts from a service's address is balanced as the process
-    /// would be.
     pub knows_kernel_sockets: bool,
-    /// Where the last four read.
+    /// Where the programs find the fields that some of them read.
     pub offsets: Option<Offsets>,
 }
 
-const EXIT: u8 = 0x95;
-const CALL: u8 = 0x85;
-const MOV64_IMM: u8 = 0xb7;
-const STORE_DW_IMM: u8 = 0x7a;
-const ATOMIC_DW: u8 = 0xdb;
-const R0: u8 = 0;
-const R1: u8 = 1;
-const R10: u8 = 10;
-const BPF_FUNC_SET_RETVAL: i32 = 187;
-const BPF_FUNC_SKC_TO_MPTCP_SOCK: i32 = 196;
-const LOAD_DW: u8 = 0x79;
-/// Offset of `sk` in `struct bpf_sock_addr`.
-const SOCK_ADDR_SK: i16 = 64;
-/// `BPF_ADD | BPF_FETCH`.
-const FETCH_ADD: i32 = 0x01;
-const BPF_FUNC_SKC_TO_TCP_SOCK: i32 = 137;
-const BPF_FUNC_PROBE_READ_KERNEL: i32 = 113;
-const LOAD_W: u8 = 0x61;
-const MOV64: u8 = 0xbf;
-const ADD64_IMM: u8 = 0x07;
-const JEQ_IMM: u8 = 0x15;
-const R2: u8 = 2;
-const R3: u8 = 3;
-const R4: u8 = 4;
-const R5: u8 = 5;
-const R6: u8 = 6;
-const LOAD_B: u8 = 0x71;
-const BPF_FUNC_SETSOCKOPT: i32 = 49;
-/// Offset of `sk` in `struct bpf_sock_ops`.
-const SOCK_OPS_SK: i16 = 184;
+/// An optional ability of the kernel.
+pub struct Feature {
+    /// The name of its probe, also in the log and in JSON.
+    pub name: &'static str,
+    /// What it is.
+    pub title: &'static str,
+    /// What it takes.
+    pub takes: &'static str,
+    /// What is lost without it, as sentences.
+    pub without: &'static str,
+    /// What the programs are told: 0 of what the kernel has not.
+    globals: &'static [(&'static str, Value)],
+    field: fn(&mut Features) -> &mut bool,
+}
+
+/// What a program is told of a feature that there is.
+enum Value {
+    One,
+    /// Where a field lies.
+    Offset(fn(Offsets) -> u32),
+}
+
+const BTF_AND_PERFMON: &str = "the kernel's types (CONFIG_DEBUG_INFO_BTF) and CAP_PERFMON";
+
+/// All of them, in the order in which the documentation has them.
+pub static FEATURES: [Feature; 7] = [
+    Feature {
+        name: "fetching_atomics",
+        title: "compare-and-swap in programs",
+        takes: "Linux 5.12",
+        without: "Flows are kept in a hash, which is dearer",
+        globals: &[],
+        field: |features| &mut features.fetching_atomics,
+    },
+    Feature {
+        name: "set_retval",
+        title: "errno of a refused connect",
+        takes: "Linux 5.18",
+        without: "A refused connect fails with EPERM instead of the service's errno",
+        globals: &[("HAS_SET_RETVAL", Value::One)],
+        field: |features| &mut features.set_retval,
+    },
+    Feature {
+        name: "socket_errors",
+        title: "causes of failure",
+        takes: BTF_AND_PERFMON,
+        without: "With accounting = \"full\" flows that fail end as \"unknown\"",
+        globals: &[
+            ("SK_ERR", Value::Offset(|offsets| offsets.sk_err)),
+            ("SK_ERR_SOFT", Value::Offset(|offsets| offsets.sk_err_soft)),
+        ],
+        field: |features| &mut features.socket_errors,
+    },
+    Feature {
+        name: "outcomes_at_release",
+        title: "outcomes at release",
+        takes: BTF_AND_PERFMON,
+        without: "With accounting = \"active\" it is not known whether a flow was established",
+        globals: &[
+            ("RELEASED_SK_ERR", Value::Offset(|offsets| offsets.sk_err)),
+            ("RELEASED_SK_ERR_SOFT", Value::Offset(|offsets| offsets.sk_err_soft)),
+            ("RELEASED_CALLBACKS", Value::Offset(|offsets| offsets.bpf_sock_ops_cb_flags)),
+            ("RELEASED_SRTT", Value::Offset(|offsets| offsets.srtt_us)),
+            ("RELEASED_RETRANSMITS", Value::Offset(|offsets| offsets.total_retrans)),
+            ("RELEASED_BYTES_RECEIVED", Value::Offset(|offsets| offsets.bytes_received)),
+            ("RELEASED_BYTES_SENT", Value::Offset(|offsets| offsets.bytes_acked)),
+        ],
+        field: |features| &mut features.outcomes_at_release,
+    },
+    Feature {
+        name: "connect_timeouts",
+        title: "timeouts of connects",
+        takes: BTF_AND_PERFMON,
+        without: "connect_timeout has no effect",
+        globals: &[("SYN_RETRIES", Value::Offset(|offsets| offsets.icsk_syn_retries))],
+        field: |features| &mut features.connect_timeouts,
+    },
+    Feature {
+        name: "knows_kernel_sockets",
+        title: "telling the kernel's own sockets apart",
+        takes: "Linux 6.0, the kernel's types (CONFIG_DEBUG_INFO_BTF) and CAP_PERFMON",
+        without: "What the kernel dials for a process of a client, as for a file system that it mounts, is balanced as what \
+                  the process dials",
+        globals: &[
+            ("KERNEL_SOCKET", Value::Offset(|offsets| offsets.sk_kern_sock)),
+            ("KERNEL_SOCKET_MASK", Value::Offset(|offsets| offsets.sk_kern_sock_mask)),
+        ],
+        field: |features| &mut features.knows_kernel_sockets,
+    },
+    Feature {
+        name: "knows_mptcp",
+        title: "telling sockets of MPTCP apart",
+        takes: "Linux 6.0 and CAP_PERFMON",
+        without: "A connection of an MPTCP socket stays in its backend's active count until the reclaim pass finds it gone",
+        globals: &[("KNOWS_MPTCP", Value::One)],
+        field: |features| &mut features.knows_mptcp,
+    },
+];
+
+impl Feature {
+    /// Whether it is one of these.
+    pub fn is_in(&self, mut features: Features) -> bool {
+        *(self.field)(&mut features)
+    }
+
+    /// Whether the programs read fields for it.
+    fn reads(&self) -> bool {
+        self.globals.iter().any(|(_, value)| matches!(value, Value::Offset(_)))
+    }
+
+    /// What the programs are told of it where the kernel has it.
+    fn globals(&self, offsets: Option<Offsets>) -> impl Iterator<Item = (&'static str, u32)> {
+        self.globals.iter().map(move |(name, value)| match value {
+            Value::One => (*name, 1),
+            Value::Offset(field) => (*name, offsets.map_or(0, field)),
+        })
+    }
+}
 
 impl Features {
     /// Each by its name, and whether the kernel has it.
-    pub fn named(&self) -> [(&'static str, bool); 7] {
-        [
-            ("fetching_atomics", self.fetching_atomics),
-            ("set_retval", self.set_retval),
-            ("knows_mptcp", self.knows_mptcp),
-            ("socket_errors", self.socket_errors),
-            ("outcomes_at_release", self.outcomes_at_release),
-            ("connect_timeouts", self.connect_timeouts),
-            ("knows_kernel_sockets", self.knows_kernel_sockets),
-        ]
+    pub fn named(self) -> impl Iterator<Item = (&'static str, bool)> {
+        FEATURES.iter().map(move |feature| (feature.name, feature.is_in(self)))
     }
 
     /// Asks the kernel.
     ///
     /// # Errors
     /// If it lets us load no program at all (no privilege, most likely), or was too short of something to tell.
-    pub fn probe() -> io::Result<Self> {
-        // A program that does nothing: if even that is refused, the answers below would mean nothing.
-        let nothing = [Instruction(MOV64_IMM, R0, 0, 1), Instruction(EXIT, 0, 0, 0)];
-        if !sys::accepts(AttachType::Connect4, &nothing)? {
-            return Err(io::Error::new(
+    pub fn probe() -> Result<Self, DatapathError> {
+        // If even a program that does nothing is refused, the answers below would mean nothing. By a call of its own:
+        // without privilege aya finds the kernel unable to do anything, and says so in place of EPERM.
+        if !sys::accepts_nothing().map_err(probe_error)? {
+            return Err(DatapathError::Unsupported(io::Error::new(
                 io::ErrorKind::Unsupported,
                 "the kernel refuses an empty cgroup/connect4 program (needs Linux 5.10 with CONFIG_CGROUP_BPF)",
-            ));
+            )));
         }
-        let fetching_atomics = sys::accepts(
-            AttachType::Connect4,
-            &[
-                Instruction(STORE_DW_IMM, R10, -8, 0),
-                Instruction(MOV64_IMM, R1, 0, 1),
-                Instruction(ATOMIC_DW, R10 | (R1 << 4), -8, FETCH_ADD),
-                Instruction(MOV64_IMM, R0, 0, 1),
-                Instruction(EXIT, 0, 0, 0),
-            ],
-        )?;
-        let set_retval = sys::accepts(
-            AttachType::Connect4,
-            &[
-                Instruction(MOV64_IMM, R1, 0, -111),
-                Instruction(CALL, 0, 0, BPF_FUNC_SET_RETVAL),
-                Instruction(MOV64_IMM, R0, 0, 1),
-                Instruction(EXIT, 0, 0, 0),
-            ],
-        )?;
-        let knows_mptcp = sys::accepts(
-            AttachType::Connect4,
-            &[
-                Instruction(LOAD_DW, R1 | (R1 << 4), SOCK_ADDR_SK, 0),
-                Instruction(CALL, 0, 0, BPF_FUNC_SKC_TO_MPTCP_SOCK),
-                Instruction(MOV64_IMM, R0, 0, 1),
-                Instruction(EXIT, 0, 0, 0),
-            ],
-        )?;
+        check_loader(false).map_err(probe_error)?;
         // A kernel that does not describe its types, or others than we know, cannot be read.
         let offsets = btf::offsets(Path::new(btf::VMLINUX)).ok();
-        let (socket_errors, outcomes_at_release, connect_timeouts, knows_kernel_sockets) = match offsets {
-            Some(offsets) => (
-                reads_errors(offsets)?,
-                reads_released(offsets)?,
-                sets_syn_retries(offsets)?,
-                reads_whose(offsets)?,
-            ),
-            None => (false, false, false, false),
-        };
-        if !loader_is_sound(outcomes_at_release) {
-            return Err(io::Error::other(
-                "the kernel refused what every kernel since Linux 5.10 takes, for want of memory or of descriptors \
-                 most likely: start socklb again",
-            ));
+        let mut probes = load_probes(offsets)?;
+        let mut found = Self { offsets, ..Self::default() };
+        for feature in FEATURES.iter().filter(|feature| offsets.is_some() || !feature.reads()) {
+            *(feature.field)(&mut found) = is_accepted(&mut probes, feature.name).map_err(probe_error)?;
         }
-        Ok(Self {
-            fetching_atomics,
-            set_retval,
-            knows_mptcp,
-            socket_errors,
-            outcomes_at_release,
-            connect_timeouts,
-            // What MPTCP dials with is the kernel's as well, and is to be balanced.
-            knows_kernel_sockets: knows_kernel_sockets && knows_mptcp,
-            offsets,
-        })
+        // What MPTCP dials with is the kernel's as well, and is to be balanced.
+        found.knows_kernel_sockets &= found.knows_mptcp;
+        check_loader(found.outcomes_at_release).map_err(probe_error)?;
+        Ok(found)
+    }
+
+    /// What the programs are told of them.
+    pub fn globals(self) -> impl Iterator<Item = (&'static str, u32)> {
+        let value = move |feature: &'static Feature| {
+            let is_on = feature.is_in(self);
+            feature.globals(self.offsets).map(move |(name, value)| (name, if is_on { value } else { 0 }))
+        };
+        FEATURES.iter().flat_map(value)
+    }
+
+    /// The names of those that there are, or of those that there are not.
+    pub fn names(self, there: bool) -> String {
+        let names: Vec<_> = FEATURES
+            .iter()
+            .filter(|feature| feature.is_in(self) == there)
+            .map(|feature| feature.name)
+            .collect();
+        names.join(" ")
     }
 }
 
-/// Whether aya has found out rightly what the kernel takes. It tries once in the life of a process, and an attempt that
+fn load_probes(offsets: Option<Offsets>) -> Result<Ebpf, DatapathError> {
+    let globals: Vec<_> = FEATURES.iter().flat_map(|feature| feature.globals(offsets)).collect();
+    let mut loader = EbpfLoader::new();
+    for (name, value) in &globals {
+        // Probes read one field each, whatever the programs read.
+        loader.override_global(name, value, false);
+    }
+    sys::without_signals(|| loader.load(PROBES)).map_err(load_error)
+}
+
+/// Whether the verifier accepts a probe.
+fn is_accepted(probes: &mut Ebpf, name: &str) -> io::Result<bool> {
+    match load_program(probes, name) {
+        Ok(_) => Ok(true),
+        // It answers EINVAL to what it does not know and EACCES to what it does not allow.
+        Err(ProgramError::LoadError { io_error, .. })
+            if matches!(io_error.raw_os_error(), Some(libc::EINVAL | libc::EACCES)) =>
+        {
+            Ok(false)
+        }
+        Err(ProgramError::LoadError { io_error, .. }) => Err(io_error),
+        Err(error) => Err(io::Error::other(error)),
+    }
+}
+
+/// Checks that aya has found out rightly what the kernel takes. It tries once in the life of a process, and an attempt that
 /// fails for a passing reason is an ability that the kernel lacks, to aya: maps would be refused ever after. Only another
 /// process can try again. Tracing programs, with which it tries some, take CAP_PERFMON.
-fn loader_is_sound(may_trace: bool) -> bool {
+fn check_loader(may_trace: bool) -> io::Result<()> {
     let found = sys::without_signals(aya::features);
     let types = found.btf().is_some_and(|btf| btf.btf_func() && btf.btf_func_global() && btf.btf_datasec());
-    types && found.bpf_global_data() && (!may_trace || found.bpf_name() && found.bpf_probe_read_kernel())
+    let is_sound =
+        types && found.bpf_global_data() && (!may_trace || found.bpf_name() && found.bpf_probe_read_kernel());
+    if is_sound {
+        return Ok(());
+    }
+    Err(io::Error::other(
+        "the kernel refused what every kernel since Linux 5.10 takes, for want of memory or of descriptors most likely: \
+         start socklb again",
+    ))
 }
 
-/// Whether a program for TCP events may read a socket's error.
-fn reads_errors(offsets: Offsets) -> io::Result<bool> {
-    let Ok(sk_err) = i16::try_from(offsets.sk_err) else { return Ok(false) };
-    sys::accepts(
-        AttachType::SockOps,
-        &[
-            Instruction(LOAD_DW, R1 | (R1 << 4), SOCK_OPS_SK, 0),
-            Instruction(JEQ_IMM, R1, 3, 0),
-            Instruction(CALL, 0, 0, BPF_FUNC_SKC_TO_TCP_SOCK),
-            Instruction(JEQ_IMM, R0, 1, 0),
-            Instruction(LOAD_W, R0 | (R0 << 4), sk_err, 0),
-            Instruction(MOV64_IMM, R0, 0, 1),
-            Instruction(EXIT, 0, 0, 0),
-        ],
-    )
-}
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
 
-/// Whether a connect program may read who opened the socket.
-fn reads_whose(offsets: Offsets) -> io::Result<bool> {
-    let Ok(sk_kern_sock) = i16::try_from(offsets.sk_kern_sock) else { return Ok(false) };
-    sys::accepts(
-        AttachType::Connect4,
-        &[
-            Instruction(LOAD_DW, R1 | (R1 << 4), SOCK_ADDR_SK, 0),
-            Instruction(CALL, 0, 0, BPF_FUNC_SKC_TO_TCP_SOCK),
-            Instruction(JEQ_IMM, R0, 1, 0),
-            Instruction(LOAD_B, R0 | (R0 << 4), sk_kern_sock, 0),
-            Instruction(MOV64_IMM, R0, 0, 1),
-            Instruction(EXIT, 0, 0, 0),
-        ],
-    )
-}
+    use super::super::object::OBJECT;
+    use super::*;
 
-/// Whether a connect program may read how often the socket's SYN is to be sent again, and set it.
-fn sets_syn_retries(offsets: Offsets) -> io::Result<bool> {
-    let Ok(icsk_syn_retries) = i16::try_from(offsets.icsk_syn_retries) else { return Ok(false) };
-    sys::accepts(
-        AttachType::Connect4,
-        &[
-            Instruction(MOV64, R6 | (R1 << 4), 0, 0),
-            Instruction(LOAD_DW, R1 | (R1 << 4), SOCK_ADDR_SK, 0),
-            Instruction(CALL, 0, 0, BPF_FUNC_SKC_TO_TCP_SOCK),
-            Instruction(JEQ_IMM, R0, 1, 0),
-            Instruction(LOAD_B, R0 | (R0 << 4), icsk_syn_retries, 0),
-            Instruction(STORE_DW_IMM, R10, -8, 1),
-            Instruction(MOV64, R1 | (R6 << 4), 0, 0),
-            Instruction(MOV64_IMM, R2, 0, libc::IPPROTO_TCP),
-            Instruction(MOV64_IMM, R3, 0, libc::TCP_SYNCNT),
-            Instruction(MOV64, R4 | (R10 << 4), 0, 0),
-            Instruction(ADD64_IMM, R4, 0, -8),
-            Instruction(MOV64_IMM, R5, 0, 4),
-            Instruction(CALL, 0, 0, BPF_FUNC_SETSOCKOPT),
-            Instruction(MOV64_IMM, R0, 0, 1),
-            Instruction(EXIT, 0, 0, 0),
-        ],
-    )
-}
+    #[test]
+    fn every_feature_has_its_probe_and_its_globals_are_the_programs() {
+        let probes = aya_obj::Object::parse(PROBES).unwrap();
+        let names: BTreeSet<_> = FEATURES.iter().map(|feature| feature.name).collect();
+        assert_eq!(probes.programs.keys().map(String::as_str).collect::<BTreeSet<_>>(), names);
+        let symbols = |object: &[u8]| -> BTreeSet<String> {
+            let text = String::from_utf8_lossy(object);
+            text.split('\0').map(str::to_owned).collect()
+        };
+        let (told, of_probes) = (symbols(OBJECT), symbols(PROBES));
+        for feature in &FEATURES {
+            assert!(feature.globals.iter().all(|(name, _)| told.contains(*name)), "{}", feature.name);
+            let reads = feature.globals.iter().any(|(name, _)| of_probes.contains(*name));
+            assert_eq!(reads, feature.reads(), "{}", feature.name);
+        }
+    }
 
-/// Whether a program for released sockets may read the kernel's memory.
-fn reads_released(offsets: Offsets) -> io::Result<bool> {
-    let Ok(srtt_us) = i32::try_from(offsets.srtt_us) else { return Ok(false) };
-    sys::accepts(
-        AttachType::SockRelease,
-        &[
-            Instruction(MOV64, R3 | (R1 << 4), 0, 0),
-            Instruction(ADD64_IMM, R3, 0, srtt_us),
-            Instruction(MOV64, R1 | (R10 << 4), 0, 0),
-            Instruction(ADD64_IMM, R1, 0, -8),
-            Instruction(MOV64_IMM, R2, 0, 4),
-            Instruction(CALL, 0, 0, BPF_FUNC_PROBE_READ_KERNEL),
-            Instruction(MOV64_IMM, R0, 0, 1),
-            Instruction(EXIT, 0, 0, 0),
-        ],
-    )
+    #[test]
+    fn every_feature_has_a_field_of_its_own() {
+        for feature in &FEATURES {
+            let mut features = Features::default();
+            *(feature.field)(&mut features) = true;
+            let there: Vec<&str> = features.named().filter(|(_, has)| *has).map(|(name, _)| name).collect();
+            assert_eq!(there, [feature.name]);
+            assert_eq!(features.names(true), feature.name);
+        }
+    }
+
+    #[test]
+    fn the_documentation_has_every_feature() {
+        let mut table = String::from("| ability | in JSON | takes | without |\n|---|---|---|---|\n");
+        for Feature { name, title, takes, without, .. } in &FEATURES {
+            table += &format!("| {title} | `{name}` | {takes} | {without} |\n");
+        }
+        let text = include_str!("../../docs/reference/limits.md");
+        assert!(text.contains(&table), "docs/reference/limits.md must have this table:\n{table}");
+    }
 }

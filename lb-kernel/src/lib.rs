@@ -84,7 +84,7 @@ pub use clock::monotonic_ns;
 pub use cpus::possible_cpus;
 pub use detach::{detach, has_links, is_retired, retire};
 pub use error::DatapathError;
-pub use features::Features;
+pub use features::{FEATURES, Features};
 pub use flows::{OpenFlow, flows};
 pub use holders::can_look as try_holders;
 pub use links::{attachment, begins_at, is_attached, linked_to};

@@ -9,8 +9,6 @@ use std::fs::File;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
-use serde::{Deserialize, Serialize};
-
 use super::cgroup::cgroup2_mount;
 use super::error::DatapathError;
 use super::links;
@@ -22,7 +20,7 @@ use super::sys::{self, AttachType};
 pub const NAME_PREFIX: &str = "socklb_";
 
 /// A program of somebody else.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Neighbour {
     /// Where it is attached.
     pub cgroup: PathBuf,
@@ -34,7 +32,6 @@ pub struct Neighbour {
     pub name: Option<String>,
     /// Whether it is socklb's: by its name, or, where names are not told, because programs of others are on every hook that
     /// a socklb takes.
-    #[serde(default)]
     pub is_socklb: bool,
     /// Whether it sees what ours has written, and may write something else.
     pub runs_after_ours: bool,

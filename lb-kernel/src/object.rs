@@ -10,10 +10,9 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::LazyLock;
 
 use aya::programs::{Program, ProgramError};
-use aya::{Ebpf, EbpfLoader};
+use aya::{Ebpf, EbpfError, EbpfLoader};
 use lb_common::abi::{self, ENTRIES_PER_CELL, map};
 
-use super::btf::Offsets;
 use super::cpus::possible_cpus;
 use super::error::DatapathError;
 use super::features::Features;
@@ -245,31 +244,14 @@ pub fn try_load(features: Features) -> Result<(), DatapathError> {
     load_with(None, &limits, features, purpose).map(drop)
 }
 
-/// What the programs are told of the kernel and of this client.
-fn globals(limits: &Limits, features: Features, purpose: Purpose) -> [(&'static str, u32); 17] {
-    let offset = |is_allowed: bool, field: fn(Offsets) -> u32| {
-        features.offsets.filter(|_| is_allowed).map_or(0, field)
-    };
-    let released = |field| offset(features.outcomes_at_release, field);
-    [
+/// What the programs are told of this client and of the kernel.
+fn globals(limits: &Limits, features: Features, purpose: Purpose) -> Vec<(&'static str, u32)> {
+    let client = [
         ("FLOW_MASK", limits.flow_records - 1),
-        ("HAS_SET_RETVAL", features.set_retval.into()),
-        ("KNOWS_MPTCP", features.knows_mptcp.into()),
         ("FULL_ACCOUNTING", (purpose.accounting == Accounting::Full).into()),
         ("SCANS", purpose.scans.into()),
-        ("SK_ERR", offset(features.socket_errors, |offsets| offsets.sk_err)),
-        ("SK_ERR_SOFT", offset(features.socket_errors, |offsets| offsets.sk_err_soft)),
-        ("RELEASED_SK_ERR", released(|offsets| offsets.sk_err)),
-        ("RELEASED_SK_ERR_SOFT", released(|offsets| offsets.sk_err_soft)),
-        ("RELEASED_CALLBACKS", released(|offsets| offsets.bpf_sock_ops_cb_flags)),
-        ("RELEASED_SRTT", released(|offsets| offsets.srtt_us)),
-        ("RELEASED_RETRANSMITS", released(|offsets| offsets.total_retrans)),
-        ("RELEASED_BYTES_RECEIVED", released(|offsets| offsets.bytes_received)),
-        ("RELEASED_BYTES_SENT", released(|offsets| offsets.bytes_acked)),
-        ("KERNEL_SOCKET", offset(features.knows_kernel_sockets, |offsets| offsets.sk_kern_sock)),
-        ("KERNEL_SOCKET_MASK", offset(features.knows_kernel_sockets, |offsets| offsets.sk_kern_sock_mask)),
-        ("SYN_RETRIES", offset(features.connect_timeouts, |offsets| offsets.icsk_syn_retries)),
-    ]
+    ];
+    client.into_iter().chain(features.globals()).collect()
 }
 
 fn load_with(
@@ -296,10 +278,7 @@ fn load_with(
         }
     }
     // It tries what the kernel can do, and an attempt that a signal cuts off looks like something that it cannot.
-    let mut object = sys::without_signals(|| loader.load(OBJECT)).map_err(|error| {
-        let failed = DatapathError::Load(Box::new(error));
-        if failed.is_permission() { failed.into_denied() } else { failed }
-    })?;
+    let mut object = sys::without_signals(|| loader.load(OBJECT)).map_err(load_error)?;
     let mut loaded = Vec::with_capacity(HOOKS.len());
     let follows = purpose.accounting == Accounting::Full;
     for hook in HOOKS.iter().filter(|hook| follows || hook.name != FOLLOWS) {
@@ -312,7 +291,8 @@ fn load_with(
     Ok(Programs { loaded })
 }
 
-fn load_program(object: &mut Ebpf, name: &str) -> Result<OwnedFd, ProgramError> {
+/// Loads one of an object's programs.
+pub fn load_program(object: &mut Ebpf, name: &str) -> Result<OwnedFd, ProgramError> {
     let program = object.program_mut(name).expect("the object's programs are checked by a test");
     let fd = match program {
         Program::CgroupSockAddr(program) => {
@@ -360,6 +340,12 @@ impl Programs {
         }
         Ok(all)
     }
+}
+
+/// The error of an object that aya cannot load: the kernel refuses a map, most likely.
+pub fn load_error(error: EbpfError) -> DatapathError {
+    let failed = DatapathError::Load(Box::new(error));
+    if failed.is_permission() { failed.into_denied() } else { failed }
 }
 
 #[cfg(test)]

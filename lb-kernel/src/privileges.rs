@@ -93,7 +93,7 @@ pub fn probe() -> Result<Features, DatapathError> {
     // would keep us from loading anything. Where we may not raise the limit, or need not, nothing is lost.
     let unlimited = Rlimit { current: None, maximum: None };
     let _ = setrlimit(Resource::Memlock, unlimited);
-    Features::probe().map_err(probe_error)
+    Features::probe()
 }
 
 /// Whether the kernel does not let this process make maps and load programs, by trying.

@@ -7,15 +7,13 @@ use std::net::SocketAddr;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use serde::{Deserialize, Serialize};
-
 use super::cgroup::{self, Cgroup};
 use super::namespaces::open_in_namespace_of;
 use super::sys::diag::{SocketEntry, SocketLists};
 use crate::process;
 
 /// A socket whose connects are not balanced.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Uncovered {
     /// A process that holds it.
     pub pid: u32,

@@ -11,7 +11,7 @@ mod sockets;
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use lb_kernel::{Cgroup, Features, Host, Pins};
+use lb_kernel::{Cgroup, FEATURES, Features, Host, Pins};
 use lb_view::diagnosis::{Diagnosis, SCHEMA, State};
 use lb_view::status::Reclaim;
 
@@ -140,16 +140,6 @@ fn privileges(diagnosis: &mut Diagnosis, host: &Host, features: Option<Features>
 }
 
 fn optional(diagnosis: &mut Diagnosis, features: Features) {
-    let Features {
-        fetching_atomics,
-        set_retval,
-        knows_mptcp,
-        socket_errors,
-        outcomes_at_release,
-        connect_timeouts,
-        knows_kernel_sockets,
-        offsets: _,
-    } = features;
     let mut feature = |name: &str, on: bool, off: &str| {
         let (state, text) = if on {
             (State::Ok, format!("{name}: on"))
@@ -158,47 +148,12 @@ fn optional(diagnosis: &mut Diagnosis, features: Features) {
         };
         diagnosis.add("features", state, text, None);
     };
+    for of_kernel in &FEATURES {
+        let off = format!("it takes {}. {}", of_kernel.takes, of_kernel.without);
+        feature(of_kernel.title, of_kernel.is_in(features), &off);
+    }
     feature(
-        "compare-and-swap in programs",
-        fetching_atomics,
-        "it came with Linux 5.12. Flows are kept in a hash, which is dearer",
-    );
-    feature(
-        "errno of a refused connect",
-        set_retval,
-        "bpf_set_retval came with Linux 5.18. A refused connect fails with EPERM instead of the service's errno",
-    );
-    feature(
-        "causes of failure",
-        socket_errors,
-        "it takes the kernel's types (CONFIG_DEBUG_INFO_BTF) and CAP_PERFMON. With accounting = \"full\" flows that fail \
-         end as \"unknown\"",
-    );
-    feature(
-        "outcomes at release",
-        outcomes_at_release,
-        "it takes the kernel's types (CONFIG_DEBUG_INFO_BTF) and CAP_PERFMON. With accounting = \"active\" it is not known \
-         whether a flow was established",
-    );
-    feature(
-        "timeouts of connects",
-        connect_timeouts,
-        "it takes the kernel's types (CONFIG_DEBUG_INFO_BTF) and CAP_PERFMON. connect_timeout has no effect",
-    );
-    feature(
-        "telling the kernel's own sockets apart",
-        knows_kernel_sockets,
-        "it takes the kernel's types (CONFIG_DEBUG_INFO_BTF), CAP_PERFMON and Linux 6.0. What the kernel dials for a \
-         process of a client, as for a file system that it mounts, is balanced as what the process dials",
-    );
-    feature(
-        "telling sockets of MPTCP apart",
-        knows_mptcp,
-        "it takes Linux 6.0 and CAP_PERFMON. A connection of an MPTCP socket stays in its backend's active count until \
-         the repair pass finds it gone",
-    );
-    feature(
-        "repair of flow records",
+        "reclaiming flow records",
         lb_kernel::can_reclaim(),
         "it takes lists of TCP and UDP sockets (sock_diag) and namespaces that tell their cookie (Linux 5.14). A flow whose end was \
          not seen stays counted until no process has held its socket for ten minutes",

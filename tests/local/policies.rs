@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use lb_common::abi::{Backend, OVERFLOW_REFUSE, Policy, RecentErrors, Service, map};
+use lb_common::abi::{Backend, Overflow, Policy, RecentErrors, Service, map};
 use lb_common::ticks::{TICK_LOG2, tick};
 use rustix::time::{ClockId, clock_gettime};
 use serde_json::Value;
@@ -159,7 +159,7 @@ fn at_the_limit_the_rule_of_the_service_decides_and_is_counted() {
         until_active(&fixture, 11);
         assert_eq!(probe.dial(SERVICE).name, sockets[5].1, "{policy:?}");
         let services = array::<Service>(&fixture.setup.map("web", map::SERVICES));
-        assert_eq!(services.get(&0, 0).expect("the service").0.rules.overflow, OVERFLOW_REFUSE);
+        assert_eq!(services.get(&0, 0).expect("the service").0.rules.overflow, Overflow::Refuse as u8);
         // The other rule, with all flows open: they stay, and more come.
         change(&fixture, policy, "active_limit = 3", 3);
         assert_eq!(fixture.setup.active(), 12);

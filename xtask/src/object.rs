@@ -1,4 +1,4 @@
-//! The kernel object: built, stripped, and committed with a record that ties it to its sources and its toolchain.
+//! The kernel objects: built, stripped, and committed with a record that ties them to their sources and their toolchain.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,29 +10,36 @@ use sha2::{Digest, Sha256};
 use crate::command::{root, run as run_command, target};
 use crate::toolchain;
 
-/// The committed copy.
+/// Those that ship: the programs that are attached, and those that are only tried.
+const NAMES: [&str; 2] = ["socklb", "probes"];
+
+/// The committed copy of the programs that are attached.
 pub fn committed() -> PathBuf {
-    root().join("lb-ebpf/object/socklb.o")
+    committed_as("socklb")
+}
+
+fn committed_as(name: &str) -> PathBuf {
+    root().join("lb-ebpf/object").join(name).with_extension("o")
 }
 
 fn record_path() -> PathBuf {
     root().join("lb-ebpf/object/record.toml")
 }
 
-/// What ties the committed object to where it comes from.
+/// What ties the committed objects to where they come from.
 #[derive(Debug, PartialEq, Eq, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Record {
     /// SHA-256 over the sources, see [`sources_hash`].
     pub sources: String,
-    /// SHA-256 of the object.
-    pub object: String,
     /// Versions of compiler, linker and LLVM.
     pub toolchain: String,
+    /// SHA-256 of each object.
+    pub objects: BTreeMap<String, String>,
 }
 
 impl Record {
-    /// The record beside the committed object.
+    /// The record beside the committed objects.
     pub fn read() -> Result<Self> {
         let path = record_path();
         let text = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
@@ -40,24 +47,37 @@ impl Record {
     }
 
     fn write(&self) -> Result<()> {
-        let Self { sources, object, toolchain } = self;
-        let text = format!(
+        let Self { sources, toolchain, objects } = self;
+        let mut text = format!(
             "# Written by `cargo xtask object`; checked by `cargo xtask tidy` and rebuilt by `cargo xtask test`.\n\
-             sources = \"{sources}\"\nobject = \"{object}\"\ntoolchain = \"{toolchain}\"\n"
+             sources = \"{sources}\"\ntoolchain = \"{toolchain}\"\n\n[objects]\n"
         );
-        fs::write(record_path(), text).context("write the object's record")
+        for (name, hash) in objects {
+            text.push_str(&format!("{name} = \"{hash}\"\n"));
+        }
+        fs::write(record_path(), text).context("write the objects' record")
     }
 }
 
 /// `cargo xtask object`.
 pub fn run() -> Result<()> {
-    let built = build("socklb")?;
-    let bytes = fs::read(&built)?;
-    fs::write(committed(), &bytes).context("write the committed object")?;
-    let record = Record { sources: sources_hash()?, object: hex(&bytes), toolchain: toolchain::versions()? };
-    record.write()?;
-    println!("{}: {} bytes, sha256 {}", committed().display(), bytes.len(), record.object);
-    Ok(())
+    for name in NAMES {
+        let bytes = fs::read(build(name)?)?;
+        let to = committed_as(name);
+        fs::write(&to, &bytes).with_context(|| format!("write {}", to.display()))?;
+        println!("{}: {} bytes, sha256 {}", to.display(), bytes.len(), hex(&bytes));
+    }
+    Record { sources: sources_hash()?, toolchain: toolchain::versions()?, objects: hashes()? }.write()
+}
+
+/// SHA-256 of each object as it is committed.
+pub fn hashes() -> Result<BTreeMap<String, String>> {
+    let hash = |name| {
+        let path = committed_as(name);
+        let bytes = fs::read(&path).with_context(|| format!("read {}", path.display()))?;
+        Ok((name.to_owned(), hex(&bytes)))
+    };
+    NAMES.into_iter().map(hash).collect()
 }
 
 /// Builds one of the kernel workspace's binaries and strips it. Returns where it is.
@@ -72,29 +92,32 @@ pub fn build(name: &str) -> Result<PathBuf> {
     Ok(to)
 }
 
-/// Rebuilds the object and compares bytes, if the recorded toolchain is the one at hand.
+/// Rebuilds the objects and compares bytes, if the recorded toolchain is the one at hand.
 pub fn rebuild_and_compare() -> Result<()> {
     let record = Record::read()?;
     let versions = toolchain::versions()?;
     if versions != record.toolchain {
         println!(
-            "object: built by {}, this machine has {versions}: bytes are not comparable, its sources' hash is checked \
-             by tidy",
+            "objects: built by {}, this machine has {versions}: bytes are not comparable, their sources' hash is \
+             checked by tidy",
             record.toolchain
         );
         return Ok(());
     }
-    let bytes = fs::read(build("socklb")?)?;
-    if bytes != fs::read(committed())? {
-        bail!(
-            "the committed object is not what its sources build to: run `cargo xtask object` and commit the result"
-        );
+    for name in NAMES {
+        let bytes = fs::read(build(name)?)?;
+        if bytes != fs::read(committed_as(name))? {
+            bail!(
+                "the committed object {name} is not what its sources build to: run `cargo xtask object` and commit \
+                 the result"
+            );
+        }
+        println!("object {name}: rebuilt, the same {} bytes", bytes.len());
     }
-    println!("object: rebuilt, the same {} bytes", bytes.len());
     Ok(())
 }
 
-/// SHA-256 over everything that decides the object's bytes: name, length and content of each file, by name.
+/// SHA-256 over everything that decides the objects' bytes: name, length and content of each file, by name.
 pub fn sources_hash() -> Result<String> {
     let root = root();
     let mut files = BTreeMap::new();

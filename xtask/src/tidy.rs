@@ -147,8 +147,8 @@ fn object_is_fresh(faults: &mut Vec<String>) -> Result<()> {
             "the kernel object's sources changed: run `cargo xtask object` and commit the result".to_owned(),
         );
     }
-    if object::hex(&fs::read(object::committed())?) != record.object {
-        faults.push("the committed kernel object is not the one that its record names".to_owned());
+    if object::hashes()? != record.objects {
+        faults.push("the committed kernel objects are not those that their record names".to_owned());
     }
     Ok(())
 }

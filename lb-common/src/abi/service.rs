@@ -115,7 +115,7 @@ const _: () = assert!(size_of::<Service>() == 128);
 pub struct Rules {
     /// A [`Policy`].
     pub policy: u8,
-    /// What happens when every backend is at the limit: [`OVERFLOW_LEAST_LOADED`] or [`OVERFLOW_REFUSE`].
+    /// An [`Overflow`].
     pub overflow: u8,
     /// SYNs that are sent again before a connect of the service times out; 0 leaves the kernel's.
     pub syn_retries: u8,
@@ -132,28 +132,28 @@ pub struct Rules {
 }
 const _: () = assert!(size_of::<Rules>() == 20);
 
-/// When every backend is at the limit, the least loaded one is taken.
-pub const OVERFLOW_LEAST_LOADED: u8 = 0;
-/// When every backend is at the limit, the call is refused.
-pub const OVERFLOW_REFUSE: u8 = 1;
-
-/// How a backend is picked. Numbers are part of the ABI.
+/// How a backend is picked from a service's table. Numbers are part of the ABI.
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Policy {
-    /// The next entry of a schedule in which all backends have as many.
+    /// The next entry of an interleaved schedule in which all backends have as many: weights, also structural ones, are
+    /// ignored.
     RoundRobin = 0,
-    /// The next entry of the schedule.
+    /// The next entry of an interleaved schedule in which backends have entries by weight.
     WeightedRoundRobin = 1,
-    /// In turn among the members with the fewest open flows and recent errors.
+    /// In turn among the members with the fewest open flows, recent errors counted as such. Looks at every member.
     LeastLoaded = 2,
-    /// Of two random entries of the schedule the one with the lower load per weight.
+    /// Of two random entries of the schedule the one whose backend has the lower load per weight.
     P2c = 3,
     /// A random entry of the schedule.
     Random = 4,
 }
 
 impl Policy {
+    /// All of them, by number, which is also the order in which the documentation has them.
+    pub const ALL: [Self; 5] =
+        [Self::RoundRobin, Self::WeightedRoundRobin, Self::LeastLoaded, Self::P2c, Self::Random];
+
     /// The policy with this number, if there is one.
     pub const fn from_u8(number: u8) -> Option<Self> {
         Some(match number {
@@ -174,6 +174,39 @@ impl Policy {
             Self::LeastLoaded => "least-loaded",
             Self::P2c => "p2c",
             Self::Random => "random",
+        }
+    }
+
+    /// Whether members have entries of the schedule by their weights. If not, all have as many.
+    pub const fn is_weighted(self) -> bool {
+        !matches!(self, Self::RoundRobin)
+    }
+
+    /// Whether recent errors of a backend make it look more loaded.
+    pub const fn counts_errors(self) -> bool {
+        matches!(self, Self::LeastLoaded | Self::P2c)
+    }
+}
+
+/// What becomes of a flow when every backend is at its limit of open flows. Numbers are part of the ABI.
+#[repr(u8)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Overflow {
+    /// The least loaded backend gets it. Looks at every member.
+    LeastLoaded = 0,
+    /// It is refused with the service's errno.
+    Refuse = 1,
+}
+
+impl Overflow {
+    /// Both of them, in the order in which the documentation has them.
+    pub const ALL: [Self; 2] = [Self::LeastLoaded, Self::Refuse];
+
+    /// The word for it in configuration, tables and JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::LeastLoaded => "least-loaded",
+            Self::Refuse => "refuse",
         }
     }
 }
@@ -213,3 +246,16 @@ const _: () = assert!(size_of::<ScheduleCell>() == 8);
 
 /// Entries per [`ScheduleCell`].
 pub const ENTRIES_PER_CELL: u32 = 4;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn policies_are_found_by_their_numbers() {
+        for (number, policy) in (0..).zip(Policy::ALL) {
+            assert_eq!((policy as u8, Policy::from_u8(number)), (number, Some(policy)));
+        }
+        assert_eq!(Policy::from_u8(5), None);
+    }
+}

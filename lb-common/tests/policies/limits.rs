@@ -1,30 +1,21 @@
 //! `active_limit`: nobody at the limit is taken while another is below; at the end the least loaded, or nobody.
 
-use lb_common::abi::{NO_SLOT, OVERFLOW_LEAST_LOADED, OVERFLOW_REFUSE, Policy, Rules};
+use lb_common::abi::{NO_SLOT, Overflow, Policy, Rules};
 use lb_common::pick::{How, Pick, choose};
 use proptest::prelude::*;
 
 use crate::host::{Cpu, Host, LENGTH, NOW, picked, rules};
 
-fn limited(policy: Policy, limit: u32, overflow: u8) -> Rules {
-    Rules { active_limit: limit, overflow, ..rules(policy) }
-}
-
-fn policies() -> impl Iterator<Item = Policy> {
-    (0..).map_while(Policy::from_u8)
-}
-
-#[test]
-fn there_are_five_policies() {
-    assert_eq!(policies().count(), 5);
+fn limited(policy: Policy, limit: u32, overflow: Overflow) -> Rules {
+    Rules { active_limit: limit, overflow: overflow as u8, ..rules(policy) }
 }
 
 #[test]
 fn all_fill_up_to_the_limit_and_no_further() {
-    for policy in policies() {
+    for policy in Policy::ALL {
         let mut host = Host::in_turn(10);
         let cpu = Cpu::new(0);
-        let rules = limited(policy, 3, OVERFLOW_REFUSE);
+        let rules = limited(policy, 3, Overflow::Refuse);
         for _ in 0..30 {
             assert_eq!(host.connect(&cpu, rules).how, How::Picked);
         }
@@ -34,7 +25,7 @@ fn all_fill_up_to_the_limit_and_no_further() {
         host.backends[6].flows = 2;
         assert_eq!(host.connect(&cpu, rules), picked(6));
         // Over the limit it goes on evenly, and is told apart.
-        let rules = limited(policy, 3, OVERFLOW_LEAST_LOADED);
+        let rules = limited(policy, 3, Overflow::LeastLoaded);
         host.backends[4].usable = false;
         for _ in 0..18 {
             assert_eq!(host.connect(&cpu, rules).how, How::Overflowed);
@@ -45,7 +36,7 @@ fn all_fill_up_to_the_limit_and_no_further() {
 
 #[test]
 fn too_many_to_be_listed_are_looked_for_among_256_entries_more() {
-    for policy in policies() {
+    for policy in Policy::ALL {
         let mut host = Host { listed: false, fallback: 1, ..Host::in_turn(LENGTH) };
         for backend in &mut host.backends {
             backend.flows = 1;
@@ -53,7 +44,7 @@ fn too_many_to_be_listed_are_looked_for_among_256_entries_more() {
         // Behind the five that every policy looks at.
         let sample = if policy == Policy::P2c { 100 << 16 | 100 } else { 100 };
         host.backends[100 + 5 + 255].flows = 0;
-        let rules = limited(policy, 1, OVERFLOW_REFUSE);
+        let rules = limited(policy, 1, Overflow::Refuse);
         assert_eq!(choose(&host, host.table(), rules, sample, NOW), picked(100 + 5 + 255), "{policy:?}");
         host.backends[100 + 5 + 255].flows = 1;
         assert_eq!(
@@ -61,7 +52,7 @@ fn too_many_to_be_listed_are_looked_for_among_256_entries_more() {
             Pick { how: How::Limited, slot: NO_SLOT }
         );
         // What takes the least loaded instead has no list to find it in.
-        let rules = limited(policy, 1, OVERFLOW_LEAST_LOADED);
+        let rules = limited(policy, 1, Overflow::LeastLoaded);
         assert_eq!(choose(&host, host.table(), rules, sample, NOW), Pick { how: How::Fallback, slot: 1 });
     }
 }
@@ -69,8 +60,8 @@ fn too_many_to_be_listed_are_looked_for_among_256_entries_more() {
 #[test]
 fn where_nobody_may_be_chosen_the_limit_changes_nothing() {
     let all: Vec<usize> = (0..10).collect();
-    for policy in policies() {
-        for overflow in [OVERFLOW_LEAST_LOADED, OVERFLOW_REFUSE] {
+    for policy in Policy::ALL {
+        for overflow in Overflow::ALL {
             let mut host = Host { fallback: 7, ..Host::in_turn(10).without(&all) };
             let rules = limited(policy, 1, overflow);
             for listed in [true, false] {
@@ -93,7 +84,7 @@ proptest! {
         sample: u32,
     ) {
         let policy = Policy::from_u8(number).expect("a policy");
-        let overflow = if refuse { OVERFLOW_REFUSE } else { OVERFLOW_LEAST_LOADED };
+        let overflow = if refuse { Overflow::Refuse } else { Overflow::LeastLoaded };
         let mut host = Host { fallback: NO_SLOT, ..Host::in_turn(count).with_flows(&flows) };
         for (backend, usable) in host.backends.iter_mut().zip(&usable) {
             backend.usable = *usable;

@@ -55,11 +55,11 @@ fn a_schedule_wraps_at_the_end_of_its_table_and_stays_in_it() {
 fn without_a_table_the_fallback_decides_under_every_policy() {
     let mut host = Host { fallback: 3, listed: false, ..Host::in_turn(10) };
     let none = TableRef { base: 0, generation: 0, length_log2: 0, members: 0 };
-    for policy in (0..).map_while(Policy::from_u8) {
+    for policy in Policy::ALL {
         assert_eq!(choose(&host, none, rules(policy), 0, NOW), fallback(3));
     }
     host.fallback = NO_SLOT;
-    for policy in (0..).map_while(Policy::from_u8) {
+    for policy in Policy::ALL {
         assert_eq!(choose(&host, none, rules(policy), 0, NOW), nobody(How::Refused));
     }
 }

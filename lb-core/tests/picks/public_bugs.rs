@@ -15,7 +15,7 @@ use crate::weighted;
 /// round robin and least-connection schedulers pick the same backend first; kubernetes#121591).
 #[test]
 fn r16_fifty_clients_that_know_only_themselves_do_not_flood_the_first_backend() {
-    for policy in (0..).map_while(Policy::from_u8) {
+    for policy in Policy::ALL {
         for picks in [1, 2, 5] {
             let mut loads = [0u32; 10];
             for client in 0..50 {
@@ -67,7 +67,7 @@ fn r26_a_weight_of_one_beside_a_thousand_has_its_share() {
 /// R26: one backend.
 #[test]
 fn r26_a_single_backend_gets_all() {
-    for policy in (0..).map_while(Policy::from_u8) {
+    for policy in Policy::ALL {
         let mut host = weighted(&[7]);
         let cpu = Cpu::new(12_345);
         for _ in 0..1000 {
@@ -108,7 +108,7 @@ fn r26_weights_that_are_all_zero_make_no_table_and_nobody_divides_by_them() {
     let mut host = Host::in_turn(10);
     host.listed = false;
     let none = lb_common::abi::TableRef { base: 0, generation: 0, length_log2: 0, members: 0 };
-    for policy in (0..).map_while(Policy::from_u8) {
+    for policy in Policy::ALL {
         let (picked, _) = pick(&host, &Cpu::new(0), none, rules(policy), NOW);
         assert_eq!((picked.how, picked.slot), (How::Refused, NO_SLOT));
     }

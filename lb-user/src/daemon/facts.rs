@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use lb_kernel::{Features, Pins};
+use lb_kernel::Pins;
 use lb_view::fault::{Fault, FaultCode};
 use lb_view::status::Source;
 
@@ -27,7 +27,7 @@ impl Daemon {
                 version: env!("CARGO_PKG_VERSION").to_owned(),
                 config: self.config.path.clone(),
                 pins: Some(self.config.paths.pins.clone()),
-                features: features(&self.features),
+                features: self.features.named().map(|(name, has)| (name.to_owned(), has)).collect(),
             },
             started: self.started,
             reloads: Reloads {
@@ -164,9 +164,4 @@ fn detachment(client_task: &ClientTask) -> Option<String> {
     }
     let warning = lb_kernel::namespace_warning().map(|warning| format!(" ({warning})")).unwrap_or_default();
     Some(format!("there is no cgroup {path}; it is attached when it appears{warning}"))
-}
-
-/// The optional features of the kernel by name.
-fn features(features: &Features) -> BTreeMap<String, bool> {
-    features.named().into_iter().map(|(name, has)| (name.to_owned(), has)).collect()
 }

@@ -137,22 +137,10 @@ impl Daemon {
         }
         self.is_ready = true;
         self.loaded(loaded, now);
-        let Features {
-            fetching_atomics,
-            set_retval,
-            knows_mptcp,
-            socket_errors,
-            outcomes_at_release,
-            connect_timeouts,
-            knows_kernel_sockets,
-            offsets: _,
-        } = self.features;
         let pins = self.config.paths.pins.display();
         let socket = api::socket(&self.config.paths.run);
-        info!(
-            %pins, socket = %socket.display(), fetching_atomics, set_retval, knows_mptcp, socket_errors,
-            outcomes_at_release, connect_timeouts, knows_kernel_sockets, "running"
-        );
+        let (features, missing) = (self.features.names(true), self.features.names(false));
+        info!(%pins, socket = %socket.display(), features, missing, "running");
         self.reclaim_flows(now);
         Ok(())
     }

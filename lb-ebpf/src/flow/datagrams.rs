@@ -8,15 +8,15 @@ use lb_common::abi::{Datagrams, Flow, FlowBucket, MAX_DATAGRAM_FLOWS, Peer};
 use lb_common::ending::Ending;
 use lb_common::net::{Address, Be16};
 
-use crate::flow::{self, NEW};
+use crate::flow::record::{self, NEW};
+use crate::flow::tally::{self, TrafficTotals};
 use crate::maps::{DATAGRAMS, EMPTY};
-use crate::tables::endpoint;
-use crate::tally::{self, TrafficTotals};
+use crate::rows;
 
 /// A socket's entry, if it has one.
 #[inline(always)]
 fn entry(cookie: u64) -> Option<*mut Datagrams> {
-    if flow::may_have_datagrams(cookie) { DATAGRAMS.get_ptr_mut(cookie) } else { None }
+    if record::may_have_datagrams(cookie) { DATAGRAMS.get_ptr_mut(cookie) } else { None }
 }
 
 /// The flow of a socket to a service, if it has one.
@@ -75,7 +75,7 @@ pub fn begin(cookie: u64, flow: &Flow) -> bool {
             if DATAGRAMS.insert(cookie, empty, NEW).is_err() {
                 return false;
             }
-            flow::note_datagrams(cookie, FlowBucket::IN_DATAGRAMS);
+            record::note_datagrams(cookie, FlowBucket::IN_DATAGRAMS);
             match DATAGRAMS.get_ptr_mut(cookie) {
                 Some(entry) => entry,
                 None => return false,
@@ -122,7 +122,7 @@ fn put(entry: *mut Datagrams, position: usize, flow: &Flow) {
             if old.service != flow.service {
                 before.write_volatile(Peer::NONE);
             } else if old.slot != flow.slot
-                && let Some(backend) = endpoint(old.slot)
+                && let Some(backend) = rows::address(old.slot)
             {
                 let (address, port) = ((*backend).address, (*backend).port);
                 before.write_volatile(Peer { address, port, _reserved: 0 });
@@ -149,7 +149,7 @@ pub fn service_at(cookie: u64, peer: Address, port: Be16) -> Option<u16> {
         if phase == 0 {
             break;
         }
-        let backend = endpoint(slot)?;
+        let backend = rows::address(slot)?;
         // SAFETY: a live map value; a slot keeps its backend while flows refer to it.
         if unsafe { (*backend).address == peer && (*backend).port == port } {
             return Some(service);
@@ -183,11 +183,11 @@ pub fn end(cookie: u64) {
         // SAFETY: as above.
         *ended = unsafe { ((*flow).start_ns, (*flow).slot, (*flow).phase) };
     }
-    if !flow::is_removed(|| DATAGRAMS.remove(cookie)) {
-        flow::anomaly(|anomalies| &raw mut anomalies.ended_twice);
+    if !record::is_removed(|| DATAGRAMS.remove(cookie)) {
+        record::anomaly(|anomalies| &raw mut anomalies.ended_twice);
         return;
     }
-    flow::note_datagrams(cookie, FlowBucket::IN_DATAGRAMS.wrapping_neg());
+    record::note_datagrams(cookie, FlowBucket::IN_DATAGRAMS.wrapping_neg());
     for (start_ns, slot, phase) in ended {
         if phase == 0 {
             break;

@@ -4,12 +4,12 @@
 use lb_common::abi::Phase;
 use lb_common::ending::{Ending, TCP_CLOSE, TCP_ESTABLISHED, at_close};
 
-use crate::atomic::Instructions;
-use crate::clock;
-use crate::flow;
-use crate::ops::{Event, Ops};
-use crate::peer;
-use crate::tally::{self, TrafficTotals};
+use crate::flow::record;
+use crate::flow::tally::{self, TrafficTotals};
+use crate::kernel::atomic::Instructions;
+use crate::kernel::clock;
+use crate::kernel::sock_ops::{Event, Ops};
+use crate::rows;
 
 #[inline(always)]
 pub fn tcp<I: Instructions>(ops: &Ops) {
@@ -24,11 +24,11 @@ pub fn tcp<I: Instructions>(ops: &Ops) {
 /// The first SYN is about to leave.
 #[inline(always)]
 fn connecting(ops: &Ops) {
-    let Some(record) = flow::of(ops.cookie()) else { return };
+    let Some(record) = record::of(ops.cookie()) else { return };
     record.set_phase(Phase::Connecting);
     let slot = record.slot();
     tally::count(slot, |counts| &raw mut counts.connecting);
-    if !peer::is_backend(slot, ops.peer()) {
+    if !rows::is_backend(slot, ops.peer()) {
         tally::count(slot, |counts| &raw mut counts.diverted);
     }
     ops.ask_for_states();
@@ -36,9 +36,9 @@ fn connecting(ops: &Ops) {
 
 #[inline(always)]
 fn established(ops: &Ops) {
-    let Some(record) = flow::of(ops.cookie()) else { return };
+    let Some(record) = record::of(ops.cookie()) else { return };
     if record.phase() != Phase::Connecting as u8 {
-        flow::anomaly(|anomalies| &raw mut anomalies.established_out_of_turn);
+        record::anomaly(|anomalies| &raw mut anomalies.established_out_of_turn);
     }
     record.set_phase(Phase::Established);
     let slot = record.slot();
@@ -60,8 +60,8 @@ fn micros(ns: u64) -> u32 {
 #[inline(always)]
 fn closed<I: Instructions>(ops: &Ops, from: u32) {
     let cookie = ops.cookie();
-    let Some(record) = flow::of(cookie) else {
-        flow::anomaly(|anomalies| &raw mut anomalies.close_without_record);
+    let Some(record) = record::of(cookie) else {
+        record::anomaly(|anomalies| &raw mut anomalies.close_without_record);
         return;
     };
     ops.decline_states();
@@ -74,7 +74,7 @@ fn closed<I: Instructions>(ops: &Ops, from: u32) {
     };
     let mut ending = at_close(flow.phase, from, ops.error());
     if ending == Ending::GaveUp {
-        ending = flow::given_up(&flow, ops.soft_error(), totals.retransmits);
+        ending = record::given_up(&flow, ops.soft_error(), totals.retransmits);
     }
-    flow::end::<I>(cookie, record, &flow, ending, totals);
+    record::end::<I>(cookie, record, &flow, ending, totals);
 }

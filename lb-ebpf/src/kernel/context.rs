@@ -9,7 +9,7 @@ use aya_ebpf::programs::{SockAddrContext, SockContext};
 use lb_common::ending::{SocketSnapshot, TCP_CLOSE, TCP_CLOSE_WAIT, TCP_ESTABLISHED, tells_established};
 use lb_common::net::{Address, Be16, Be32};
 
-use crate::maps::{
+use crate::globals::{
     KERNEL_SOCKET, KERNEL_SOCKET_MASK, KNOWS_MPTCP, RELEASED_BYTES_RECEIVED, RELEASED_BYTES_SENT,
     RELEASED_CALLBACKS, RELEASED_RETRANSMITS, RELEASED_SK_ERR, RELEASED_SK_ERR_SOFT, RELEASED_SRTT,
     SYN_RETRIES,

@@ -7,7 +7,7 @@ use aya_ebpf::helpers::generated as helper;
 use aya_ebpf::programs::SockOpsContext;
 use lb_common::net::{Address, Be16, Be32};
 
-use crate::maps::{SK_ERR, SK_ERR_SOFT};
+use crate::globals::{SK_ERR, SK_ERR_SOFT};
 
 /// What happened to the socket.
 pub enum Event {
@@ -47,7 +47,7 @@ impl Ops {
         }
     }
 
-    /// As [`Dial::cookie`](crate::context::Dial::cookie).
+    /// As [`Dial::cookie`](crate::kernel::context::Dial::cookie).
     #[inline(always)]
     pub fn cookie(&self) -> u64 {
         // SAFETY: the helper takes this context.

@@ -4,19 +4,24 @@ use core::arch::asm;
 use core::marker::PhantomData;
 
 use lb_common::abi::{
-    Backend, BackendAddress, Cursor, ENTRIES_PER_CELL, Flow, Members, RecentErrors, Rules, ScheduleCell,
-    Service, StateWord, TableRef,
+    Backend, Cursor, ENTRIES_PER_CELL, Members, RecentErrors, Rules, ScheduleCell, Service, StateWord,
+    TableRef,
 };
 use lb_common::pick::{self, CpuCursor, Scan, Tables};
 
-use crate::atomic::Instructions;
-use crate::maps::{BACKENDS, MEMBERS, SCANS, SCHEDULE, SERVICES};
+use crate::globals::SCANS;
+use crate::kernel::atomic::Instructions;
+use crate::maps::{MEMBERS, SCHEDULE};
+use crate::rows;
 
 /// The tables of one service.
-pub struct Kernel {
+pub struct KernelTables {
     pub index: u32,
     pub service: *const Service,
 }
+
+/// The tables for what reads only those that services share.
+const OF_NO_SERVICE: KernelTables = KernelTables { index: 0, service: core::ptr::null() };
 
 /// What a choice needs of a service's rules, by a policy that was read already. The daemon stores each field by itself, at any
 /// time.
@@ -42,31 +47,7 @@ pub fn rules(service: *const Service, policy: u8) -> Rules {
     }
 }
 
-/// After how many ticks an answer to a flow's SYN is due; 0 if nothing is said of that.
-#[inline(always)]
-pub fn unanswered_after(flow: &Flow) -> u32 {
-    let service: *const Service = match SERVICES.get_ptr(u32::from(flow.service)) {
-        Some(service) => service,
-        None => return 0,
-    };
-    // SAFETY: a live map value; the daemon may change the field at any time.
-    unsafe { (&raw const (*service).rules.unanswered_after).read_volatile() }
-}
-
-/// Who has a slot.
-#[inline(always)]
-pub fn endpoint(slot: u32) -> Option<*const BackendAddress> {
-    BACKENDS.get_ptr(slot).map(endpoint_of)
-}
-
-/// Who a backend is.
-#[inline(always)]
-pub fn endpoint_of(backend: *const Backend) -> *const BackendAddress {
-    // SAFETY: a live map value.
-    unsafe { &raw const (*backend).endpoint }
-}
-
-impl Tables for Kernel {
+impl Tables for KernelTables {
     type Backend = *const Backend;
     type Members = u32;
     type Position = *const u16;
@@ -83,13 +64,12 @@ impl Tables for Kernel {
 
     #[inline(always)]
     fn backend(&self, slot: u32) -> Option<*const Backend> {
-        BACKENDS.get_ptr(slot)
+        rows::backend(slot)
     }
 
     #[inline(always)]
     fn state(&self, backend: *const Backend) -> StateWord {
-        // SAFETY: a live map value; the state word changes at any time, hence one volatile load.
-        StateWord::from_word(unsafe { (&raw const (*backend).state).cast::<u32>().read_volatile() })
+        rows::state(backend)
     }
 
     #[inline(always)]
@@ -176,17 +156,15 @@ extern "C" fn least_of_members(
     active_limit: u32,
     error_half_life: u32,
 ) -> u64 {
-    let nowhere = Kernel { index: 0, service: core::ptr::null() };
-    pick::least(&nowhere, members, Scan { sample, now, active_limit, error_half_life })
+    pick::least(&OF_NO_SERVICE, members, Scan { sample, now, active_limit, error_half_life })
 }
 
 /// As [`least_of_members`]: a long look at the schedule.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn first_free_entry(base: u32, length_log2: u32, from: u32, active_limit: u32) -> u32 {
-    let nowhere = Kernel { index: 0, service: core::ptr::null() };
     let table = TableRef { base, generation: 0, length_log2: length_log2 as u8, members: 0 };
-    pick::first_free_of_many(&nowhere, table, from, active_limit)
+    pick::first_free_of_many(&OF_NO_SERVICE, table, from, active_limit)
 }
 
 /// As [`least_of_members`]: the second backend of a pair, where both points of a sample name one. Inlined, what it needs would not fit
@@ -194,9 +172,8 @@ extern "C" fn first_free_entry(base: u32, length_log2: u32, from: u32, active_li
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn other_scheduled_slot(base: u32, length_log2: u32, first: u32, sample: u32) -> u32 {
-    let nowhere = Kernel { index: 0, service: core::ptr::null() };
     let table = TableRef { base, generation: 0, length_log2: length_log2 as u8, members: 0 };
-    pick::other_than(&nowhere, table, first, sample)
+    pick::other_than(&OF_NO_SERVICE, table, first, sample)
 }
 
 /// This CPU's cursor over the service's tables.

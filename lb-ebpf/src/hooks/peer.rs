@@ -7,11 +7,10 @@
 use lb_common::abi::Service;
 use lb_common::net::{Address, Be16};
 
-use crate::context::Dial;
-use crate::datagrams;
-use crate::flow;
-use crate::maps::SERVICES;
-use crate::tables::endpoint;
+use crate::flow::datagrams;
+use crate::flow::record;
+use crate::kernel::context::Dial;
+use crate::rows;
 
 #[inline(always)]
 pub fn getpeername4(dial: &Dial) {
@@ -58,30 +57,18 @@ fn show6(dial: &Dial, service: Option<*const Service>) {
 fn asked(dial: &Dial, peer: Address, port: Be16) -> Option<*const Service> {
     match dialled(dial, peer, port) {
         Some(service) => Some(service),
-        None => SERVICES.get_ptr(u32::from(datagrams::service_at(dial.cookie(), peer, port)?)),
+        None => rows::service(u32::from(datagrams::service_at(dial.cookie(), peer, port)?)),
     }
 }
 
 /// The service that the socket dialled, if its flow goes to the given peer.
 #[inline(always)]
 fn dialled(dial: &Dial, peer: Address, port: Be16) -> Option<*const Service> {
-    let backend = endpoint(flow::of(dial.cookie())?.slot())?;
+    let backend = rows::address(record::of(dial.cookie())?.slot())?;
     // SAFETY: a live map value; a slot keeps its backend while flows refer to it.
     let (address, its_port, service) = unsafe { ((*backend).address, (*backend).port, (*backend).service) };
     if address != peer || its_port != port {
         return None;
     }
-    SERVICES.get_ptr(u32::from(service))
-}
-
-/// Whether a socket that was sent to the backend in a slot goes there. Programs that run after ours, on a cgroup above or
-/// beside, see the backend as the destination and may write another one.
-#[inline(always)]
-pub fn is_backend(slot: u32, (address, port): (Address, Be16)) -> bool {
-    let backend = match endpoint(slot) {
-        Some(backend) => backend,
-        None => return true,
-    };
-    // SAFETY: a live map value; a slot keeps its backend while flows refer to it.
-    unsafe { (*backend).address == address && (*backend).port == port }
+    rows::service(u32::from(service))
 }

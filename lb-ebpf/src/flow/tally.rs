@@ -1,16 +1,16 @@
-//! What is counted of a slot's backend.
+//! What is counted: the outcome of each call, and what becomes of a slot's backend.
 //!
 //! Everything that a flow's end counts is counted before its active count is given back: after that the slot may get
 //! another backend, with counters of its own.
 
-use lb_common::abi::{ENDING_ROWS, Flow, Histogram, Service, SlotCounters, TIME_BUCKETS, bucket};
+use lb_common::abi::{ENDING_ROWS, Flow, Histogram, Outcomes, Service, SlotCounters, TIME_BUCKETS, bucket};
 use lb_common::ending::Ending;
 use lb_common::load::{self, HalfLife};
 use lb_common::ticks::tick;
 
-use crate::atomic;
-use crate::clock;
-use crate::maps::{BACKENDS, CHOSEN, COUNTS, SERVICES};
+use crate::kernel::atomic;
+use crate::kernel::clock;
+use crate::maps::{BACKENDS, CHOSEN, COUNTS, OUTCOMES, SERVICES};
 
 /// What a connection has carried.
 #[derive(Clone, Copy)]
@@ -23,6 +23,15 @@ pub struct TrafficTotals {
 impl TrafficTotals {
     /// Nothing, or it is not known.
     pub const NONE: Self = Self { bytes_received: 0, bytes_sent: 0, retransmits: 0 };
+}
+
+/// Counts the one outcome of a call to a service, or to [`NOT_A_SERVICE`](lb_common::abi::NOT_A_SERVICE).
+#[inline(always)]
+pub fn outcome(index: u32, field: impl FnOnce(&mut Outcomes) -> *mut u64) {
+    if let Some(outcomes) = OUTCOMES.get_ptr_mut(index) {
+        // SAFETY: this CPU's map value; the closure only takes a field's address.
+        unsafe { atomic::add(field(&mut *outcomes), 1) };
+    }
 }
 
 /// Counts in one field of a slot's counters on this CPU.

@@ -4,13 +4,13 @@
 use lb_common::abi::{Flow, Phase};
 use lb_common::ending::{Ending, SocketSnapshot, at_release};
 
-use crate::atomic::Instructions;
-use crate::context::Socket;
-use crate::datagrams;
-use crate::flow;
-use crate::maps::FULL_ACCOUNTING;
-use crate::peer;
-use crate::tally::{self, TrafficTotals};
+use crate::flow::datagrams;
+use crate::flow::record;
+use crate::flow::tally::{self, TrafficTotals};
+use crate::globals::FULL_ACCOUNTING;
+use crate::kernel::atomic::Instructions;
+use crate::kernel::context::Socket;
+use crate::rows;
 
 #[inline(always)]
 pub fn release<I: Instructions>(socket: &Socket) {
@@ -18,7 +18,7 @@ pub fn release<I: Instructions>(socket: &Socket) {
     if socket.is_udp() {
         datagrams::end(cookie);
     }
-    let Some(record) = flow::of(cookie) else { return };
+    let Some(record) = record::of(cookie) else { return };
     let flow = record.flow();
     let is_datagram = flow.phase == Phase::Datagrams as u8;
     if FULL_ACCOUNTING.load() != 0 && !is_datagram && flow.phase != Phase::Chosen as u8 {
@@ -30,9 +30,9 @@ pub fn release<I: Instructions>(socket: &Socket) {
             return;
         }
         if is_closed {
-            flow::anomaly(|anomalies| &raw mut anomalies.release_out_of_turn);
+            record::anomaly(|anomalies| &raw mut anomalies.release_out_of_turn);
         }
-    } else if socket.is_connected() && !peer::is_backend(flow.slot, socket.peer()) {
+    } else if socket.is_connected() && !rows::is_backend(flow.slot, socket.peer()) {
         tally::count(flow.slot, |counts| &raw mut counts.diverted);
     }
     let mut ending = Ending::Closed;
@@ -52,7 +52,7 @@ pub fn release<I: Instructions>(socket: &Socket) {
             };
         }
     }
-    flow::end::<I>(cookie, record, &flow, ending, totals);
+    record::end::<I>(cookie, record, &flow, ending, totals);
 }
 
 #[inline(always)]
@@ -63,7 +63,7 @@ fn ending_of(socket: &Socket, flow: &Flow, snapshot: SocketSnapshot) -> Ending {
     let is_unsent = FULL_ACCOUNTING.load() != 0 && flow.phase == Phase::Chosen as u8;
     match ending {
         Ending::GaveUp | Ending::Other | Ending::Unknown if is_unsent => Ending::NotSent,
-        Ending::GaveUp => flow::given_up(flow, socket.soft_error(), socket.retransmits()),
+        Ending::GaveUp => record::given_up(flow, socket.soft_error(), socket.retransmits()),
         ending => ending,
     }
 }

@@ -3,31 +3,33 @@
 //!
 //! Each call counts exactly one outcome.
 
-use lb_common::abi::{Backend, BackendAddress, Flow, NOT_A_SERVICE, Phase, Service, StateWord};
+use lb_common::abi::{BackendAddress, Flow, NOT_A_SERVICE, Phase};
 use lb_common::net::Address;
 
-use crate::choose::Chooser;
-use crate::connect::{Question, Verdict, count, service_at};
-use crate::context::Dial;
-use crate::maps::{BACKENDS, SERVICES};
-use crate::tables::{endpoint, endpoint_of};
-use crate::{clock, datagrams, flow, tally};
+use crate::decide::decision::Decision;
+use crate::decide::service::service_at;
+use crate::decide::verdict::Verdict;
+use crate::flow::{datagrams, record, tally};
+use crate::kernel::atomic::Instructions;
+use crate::kernel::clock;
+use crate::kernel::context::Dial;
+use crate::rows;
 
 #[inline(always)]
-pub fn sendmsg4<I: Chooser>(dial: &Dial) -> i32 {
+pub fn sendmsg4<I: Instructions>(dial: &Dial) -> i32 {
     balance::<I>(dial, service_at(dial, Address::mapped(dial.ip4()))).apply_v4(dial)
 }
 
 /// Kernel fact: a v4-mapped address does not come here, but to [`sendmsg4`]; and this hook may not write one.
 #[inline(always)]
-pub fn sendmsg6<I: Chooser>(dial: &Dial) -> i32 {
+pub fn sendmsg6<I: Instructions>(dial: &Dial) -> i32 {
     balance::<I>(dial, service_at(dial, dial.ip6())).apply_v6(dial)
 }
 
 #[inline(always)]
-fn balance<I: Chooser>(dial: &Dial, service: Option<u32>) -> Verdict {
+fn balance<I: Instructions>(dial: &Dial, service: Option<u32>) -> Verdict {
     let Some(index) = service else {
-        count(NOT_A_SERVICE, |outcomes| &raw mut outcomes.not_a_service);
+        tally::outcome(NOT_A_SERVICE, |outcomes| &raw mut outcomes.not_a_service);
         return Verdict::Proceed;
     };
     let cookie = dial.cookie();
@@ -36,7 +38,7 @@ fn balance<I: Chooser>(dial: &Dial, service: Option<u32>) -> Verdict {
     if dial.is_connected()
         && let Some(backend) = connected_to(cookie, index)
     {
-        count(index, |outcomes| &raw mut outcomes.reused);
+        tally::outcome(index, |outcomes| &raw mut outcomes.reused);
         return Verdict::Forward(backend);
     }
     let before = datagrams::of(cookie, index);
@@ -44,63 +46,56 @@ fn balance<I: Chooser>(dial: &Dial, service: Option<u32>) -> Verdict {
     if let Some(flow) = before {
         is_due = is_rebind_due(flow, index);
         if !is_due && let Some(backend) = usable(flow) {
-            count(index, |outcomes| &raw mut outcomes.reused);
+            tally::outcome(index, |outcomes| &raw mut outcomes.reused);
             return Verdict::Forward(backend);
         }
     }
-    let Some(question) = Question::of(index) else {
-        count(index, |outcomes| &raw mut outcomes.passed);
+    let Some(decision) = Decision::by_call::<I>(index) else {
+        tally::outcome(index, |outcomes| &raw mut outcomes.passed);
         return Verdict::Proceed;
     };
-    let choice = question.choose::<I>();
-    let Some(backend) = choice.backend() else {
+    let Some(backend) = decision.backend() else {
         // A flow that there was stays: the socket was last directed there, and answers may be on their way. One that was to
         // go elsewhere only because of its age goes on.
         if let Some(flow) = before
             && is_due
             && let Some(backend) = usable(flow)
         {
-            count(index, |outcomes| &raw mut outcomes.reused);
+            tally::outcome(index, |outcomes| &raw mut outcomes.reused);
             return Verdict::Forward(backend);
         }
-        return choice.refuse(dial);
+        return decision.refuse(dial);
     };
     // Where no backend may be chosen the fallback is, again and again.
     if let Some(flow) = before
         && !is_due
-        && goes_to(flow, choice.slot, endpoint_of(backend))
+        && goes_to(flow, decision.slot, rows::address_of(backend))
     {
-        count(index, |outcomes| &raw mut outcomes.reused);
-        return Verdict::Forward(endpoint_of(backend));
+        tally::outcome(index, |outcomes| &raw mut outcomes.reused);
+        return Verdict::Forward(rows::address_of(backend));
     }
-    tally::chosen(choice.slot);
-    let tracked = datagrams::begin(cookie, &choice.flow(dial, backend, dial.namespace()));
-    choice.count(tracked);
-    Verdict::Forward(endpoint_of(backend))
+    tally::chosen(decision.slot);
+    let tracked = datagrams::begin(cookie, &decision.flow(dial, backend, dial.namespace()));
+    decision.count(tracked);
+    Verdict::Forward(rows::address_of(backend))
 }
 
 /// The backend that a connected socket goes to, if it is the service's.
 #[inline(always)]
 fn connected_to(cookie: u64, index: u32) -> Option<*const BackendAddress> {
-    let flow = flow::of(cookie)?.flow();
+    let flow = record::of(cookie)?.flow();
     if flow.phase != Phase::Datagrams as u8 || u32::from(flow.service) != index {
         return None;
     }
-    endpoint(flow.slot)
+    rows::address(flow.slot)
 }
 
 /// Whether the service's datagrams are to be sent elsewhere after a while, and that while is over.
 #[inline(always)]
 fn is_rebind_due(flow: *const Flow, index: u32) -> bool {
-    let service: *const Service = match SERVICES.get_ptr(index) {
-        Some(service) => service,
-        None => return false,
-    };
-    // SAFETY: a live map value, whose field the daemon may change at any time; and the socket's own entry.
-    unsafe {
-        let rebind = (&raw const (*service).rules.rebind).read_volatile();
-        rebind != 0 && clock::is_past((*flow).start_ns, rebind)
-    }
+    let rebind = rows::rebind(index);
+    // SAFETY: the socket's own entry.
+    rebind != 0 && clock::is_past(unsafe { (*flow).start_ns }, rebind)
 }
 
 /// The backend of a flow, if it is still the one that was chosen, and still may be.
@@ -108,14 +103,12 @@ fn is_rebind_due(flow: *const Flow, index: u32) -> bool {
 fn usable(flow: *const Flow) -> Option<*const BackendAddress> {
     // SAFETY: the socket's own entry.
     let (slot, generation) = unsafe { ((*flow).slot, (*flow).generation) };
-    let backend: *const Backend = BACKENDS.get_ptr(slot)?;
-    let endpoint = endpoint_of(backend);
-    // SAFETY: live map values; the state word changes at any time, hence one volatile load.
-    let is_usable = unsafe {
-        StateWord::from_word((&raw const (*backend).state).cast::<u32>().read_volatile()).is_usable()
-            && (&raw const (*endpoint).generation).read_volatile() == generation
-    };
-    if is_usable { Some(endpoint) } else { None }
+    let backend = rows::backend(slot)?;
+    let address = rows::address_of(backend);
+    // SAFETY: a live map value.
+    let is_usable = rows::state(backend).is_usable()
+        && unsafe { (&raw const (*address).generation).read_volatile() } == generation;
+    if is_usable { Some(address) } else { None }
 }
 
 /// Whether the choice fell on the backend of the flow that there is.

@@ -12,6 +12,9 @@ use lb_common::abi::Cursor;
 
 /// A set of atomic instructions.
 pub trait Instructions {
+    /// Whether an instruction may return what it replaces.
+    const CAN_FETCH: bool;
+
     /// Takes the CPU's cursor one step on and returns where it stood.
     ///
     /// # Safety
@@ -29,6 +32,8 @@ pub trait Instructions {
 pub struct Linux5_12;
 
 impl Instructions for Linux5_12 {
+    const CAN_FETCH: bool = true;
+
     #[inline(always)]
     unsafe fn step(cursor: *mut Cursor) -> Cursor {
         // The program may be preempted by another connect on this CPU, hence an atomic add on a per-CPU value. It adds
@@ -51,10 +56,12 @@ impl Instructions for Linux5_12 {
     }
 }
 
-/// Neither.
+/// Neither fetching adds nor compare-and-swap.
 pub struct Linux5_10;
 
 impl Instructions for Linux5_10 {
+    const CAN_FETCH: bool = false;
+
     #[inline(always)]
     unsafe fn step(cursor: *mut Cursor) -> Cursor {
         // Kernel fact: before 5.12 a program runs with preemption off (`migrate_disable` is `preempt_disable` there),

@@ -3,20 +3,10 @@
 //!
 //! An iterator (`iter/task_file`, Linux 5.8), which the daemon loads and reads while it doubts a record; it uses no map.
 
+use aya_ebpf::bindings;
 use aya_ebpf::helpers::{bpf_probe_read_kernel as probe, generated as helper};
-use aya_ebpf::{Global, bindings};
 
-/// Where fields lie in the kernel's structures. Set by the loader from the kernel's description of its types.
-#[unsafe(no_mangle)]
-pub static FILE_INODE: Global<u32> = Global::new(0);
-#[unsafe(no_mangle)]
-pub static FILE_PRIVATE_DATA: Global<u32> = Global::new(0);
-#[unsafe(no_mangle)]
-pub static INODE_MODE: Global<u32> = Global::new(0);
-#[unsafe(no_mangle)]
-pub static SOCKET_SOCK: Global<u32> = Global::new(0);
-#[unsafe(no_mangle)]
-pub static SOCK_COOKIE: Global<u32> = Global::new(0);
+use crate::globals::{FILE_INODE, FILE_PRIVATE_DATA, INODE_MODE, SOCK_COOKIE, SOCKET_SOCK};
 
 /// `struct bpf_iter__task_file`, which the kernel keeps for its programs as it is: four words, of which the first leads to
 /// where output goes and the last to the file.

@@ -3,7 +3,7 @@
 use aya_ebpf::helpers::generated as helper;
 use lb_common::ticks::have_passed;
 
-use crate::maps::{FIRST_JIFFY_NS, JIFFY_NS};
+use crate::globals::{FIRST_JIFFY_NS, JIFFY_NS};
 
 /// Nanoseconds, to the kernel's tick (a few milliseconds). The kernel puts its count of ticks in place of this helper: a
 /// load and a multiplication, where even the coarse clock is a call of some twenty nanoseconds.

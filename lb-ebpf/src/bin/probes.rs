@@ -1,0 +1,140 @@
+//! What not every kernel can do, a program each: the kernel has an ability if its verifier accepts the program of that name.
+//!
+//! They do what the programs that ship do with it, and are never attached. The loader tells them where fields lie, as it
+//! tells those (`globals.rs`). `lb-kernel/src/features.rs` has the table of abilities.
+#![no_std]
+#![no_main]
+#![feature(core_intrinsics)]
+#![expect(internal_features, reason = "as in main.rs")]
+
+use core::ffi::c_void;
+use core::intrinsics::{AtomicOrdering, atomic_xadd};
+
+use aya_ebpf::Global;
+use aya_ebpf::bindings::bpf_sock_addr;
+use aya_ebpf::helpers::generated as helper;
+use aya_ebpf::macros::{cgroup_sock, cgroup_sock_addr, sock_ops};
+use aya_ebpf::programs::{SockAddrContext, SockContext, SockOpsContext};
+
+#[unsafe(no_mangle)]
+static SK_ERR: Global<u32> = Global::new(0);
+#[unsafe(no_mangle)]
+static RELEASED_SRTT: Global<u32> = Global::new(0);
+#[unsafe(no_mangle)]
+static KERNEL_SOCKET: Global<u32> = Global::new(0);
+#[unsafe(no_mangle)]
+static SYN_RETRIES: Global<u32> = Global::new(0);
+
+/// Since Linux 5.12 atomic instructions return what they replace.
+#[cgroup_sock_addr(connect4)]
+pub fn fetching_atomics(_: SockAddrContext) -> i32 {
+    let mut word = 0u64;
+    let word = &raw mut word;
+    // SAFETY: a word of this function's own.
+    let before = unsafe {
+        word.write_volatile(0);
+        atomic_xadd::<u64, u64, { AtomicOrdering::AcqRel }>(word, 1)
+    };
+    i32::from(before == 0)
+}
+
+/// Since Linux 5.18 a connect can fail with another errno than EPERM.
+#[cgroup_sock_addr(connect4)]
+pub fn set_retval(_: SockAddrContext) -> i32 {
+    const BPF_FUNC_SET_RETVAL: usize = 187;
+    /// `ECONNREFUSED`
+    const ERRNO: i64 = 111;
+    // The whole register is the number, which the binding's `int` would not fill: Linux 7.2 looks at all of it.
+    // SAFETY: the number of a helper is its address in a program, and this one takes and returns a number.
+    unsafe {
+        let set_retval: unsafe extern "C" fn(i64) -> i64 = core::mem::transmute(BPF_FUNC_SET_RETVAL);
+        set_retval(-ERRNO);
+    }
+    1
+}
+
+/// Since Linux 6.0 it can be asked whether a socket is a path of an MPTCP socket.
+#[cgroup_sock_addr(connect4)]
+pub fn knows_mptcp(ctx: SockAddrContext) -> i32 {
+    // SAFETY: the context is valid while the program runs, and its socket with it.
+    unsafe { helper::bpf_skc_to_mptcp_sock(socket(ctx.sock_addr)) };
+    1
+}
+
+/// The error of a socket that closes, read as a TCP event reads it.
+#[sock_ops]
+pub fn socket_errors(ctx: SockOpsContext) -> u32 {
+    // SAFETY: the context is valid while the program runs. The helper returns the kernel's own structure or null, and the
+    // verifier checks the read against the description of its type, from which the offset is.
+    unsafe {
+        let socket = (&raw const (*ctx.ops).__bindgen_anon_2.sk).read_volatile();
+        if !socket.is_null() {
+            let tcp = helper::bpf_skc_to_tcp_sock(socket.cast());
+            if !tcp.is_null() {
+                tcp.cast::<u8>().add(SK_ERR.load() as usize).cast::<u32>().read_volatile();
+            }
+        }
+    }
+    1
+}
+
+/// The kernel's own structure of a socket that is released.
+#[cgroup_sock(sock_release)]
+pub fn outcomes_at_release(ctx: SockContext) -> i32 {
+    let mut value = 0u32;
+    // SAFETY: the helper writes four bytes, whatever it finds at the address.
+    unsafe {
+        let field = ctx.sock.cast::<u8>().add(RELEASED_SRTT.load() as usize);
+        helper::bpf_probe_read_kernel((&raw mut value).cast(), 4, field.cast());
+    }
+    1
+}
+
+/// How often a socket's SYN is sent again, read and set before it dials.
+#[cgroup_sock_addr(connect4)]
+pub fn connect_timeouts(ctx: SockAddrContext) -> i32 {
+    /// `SOL_TCP`
+    const LEVEL: i32 = 6;
+    /// `TCP_SYNCNT`
+    const OPTION: i32 = 7;
+    // SAFETY: as in `socket_errors`. The other helper reads the four bytes of the value.
+    unsafe {
+        let tcp = helper::bpf_skc_to_tcp_sock(socket(ctx.sock_addr));
+        if !tcp.is_null() {
+            tcp.cast::<u8>().add(SYN_RETRIES.load() as usize).read_volatile();
+        }
+        let mut value = 1i32;
+        helper::bpf_setsockopt(ctx.sock_addr.cast(), LEVEL, OPTION, (&raw mut value).cast(), 4);
+    }
+    1
+}
+
+/// Who opened a socket, read before it dials.
+#[cgroup_sock_addr(connect4)]
+pub fn knows_kernel_sockets(ctx: SockAddrContext) -> i32 {
+    // SAFETY: as in `socket_errors`.
+    unsafe {
+        let tcp = helper::bpf_skc_to_tcp_sock(socket(ctx.sock_addr));
+        if !tcp.is_null() {
+            tcp.cast::<u8>().add(KERNEL_SOCKET.load() as usize).read_volatile();
+        }
+    }
+    1
+}
+
+/// # Safety
+/// `ctx` is a program's context.
+#[inline(always)]
+unsafe fn socket(ctx: *mut bpf_sock_addr) -> *mut c_void {
+    // SAFETY: the caller's.
+    unsafe { (&raw const (*ctx).__bindgen_anon_1.sk).read_volatile().cast() }
+}
+
+#[unsafe(link_section = "license")]
+#[unsafe(no_mangle)]
+static LICENSE: [u8; 13] = *b"Dual MIT/GPL\0";
+
+#[panic_handler]
+fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
+    loop {}
+}

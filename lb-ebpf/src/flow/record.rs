@@ -1,0 +1,248 @@
+//! Which backend each open socket was last sent to: one record per socket, from the choice to the end.
+//!
+//! A record lies in the flow table at the socket's cookie modulo the table's length; if another socket holds that
+//! bucket, in the overflow table. Whoever takes a record out (one compare-and-swap, or one delete) counts its end, so no
+//! end is counted twice. Nothing here fails a call: a flow that finds no room is simply not tracked.
+
+use lb_common::abi::{Anomalies, Flow, FlowBucket, Phase};
+use lb_common::ending::{Attempt, Ending};
+
+use crate::flow::tally::{self, TrafficTotals};
+use crate::globals::{FLOW_MASK, FULL_ACCOUNTING};
+use crate::kernel::atomic::{self, Instructions};
+use crate::kernel::clock;
+use crate::maps::{ANOMALIES, FLOW_OVERFLOW, FLOW_PLACES, FLOWS};
+use crate::rows;
+
+/// `BPF_NOEXIST`.
+pub const NEW: u64 = 1;
+
+/// A socket's record. It is the socket's own until somebody takes it out.
+#[derive(Clone, Copy)]
+pub struct RecordRef {
+    /// The bucket of the cookie.
+    bucket: *mut FlowBucket,
+    flow: *mut Flow,
+    /// Whether the flow is in that bucket, and not in the overflow table.
+    is_in_table: bool,
+}
+
+impl RecordRef {
+    /// The flow.
+    #[inline(always)]
+    pub fn flow(&self) -> Flow {
+        // SAFETY: a live map value that belongs to the socket.
+        unsafe { self.flow.read_volatile() }
+    }
+
+    /// The slot of its backend.
+    #[inline(always)]
+    pub fn slot(&self) -> u32 {
+        // SAFETY: as above.
+        unsafe { (&raw const (*self.flow).slot).read_volatile() }
+    }
+
+    /// How far it has come.
+    #[inline(always)]
+    pub fn phase(&self) -> u8 {
+        // SAFETY: as above.
+        unsafe { (&raw const (*self.flow).phase).read_volatile() }
+    }
+
+    /// When it was chosen.
+    #[inline(always)]
+    pub fn start_ns(&self) -> u64 {
+        // SAFETY: as above.
+        unsafe { (&raw const (*self.flow).start_ns).read_volatile() }
+    }
+
+    /// It has come so far.
+    #[inline(always)]
+    pub fn set_phase(&self, phase: Phase) {
+        // SAFETY: as above.
+        unsafe { (&raw mut (*self.flow).phase).write_volatile(phase as u8) };
+    }
+}
+
+/// The index in the flow table that a cookie has.
+#[inline(always)]
+fn index(cookie: u64) -> u32 {
+    cookie as u32 & FLOW_MASK.load()
+}
+
+#[inline(always)]
+fn find(bucket: *mut FlowBucket, cookie: u64) -> Option<RecordRef> {
+    // SAFETY: `bucket` is a live map value. Another socket may claim or free it meanwhile, hence volatile; only this
+    // socket's own calls, which the socket lock puts in order, can make it equal to `cookie`.
+    unsafe {
+        if (&raw const (*bucket).cookie).read_volatile() == cookie {
+            let flow = FLOWS.get_ptr_mut(index(cookie))?;
+            return Some(RecordRef { bucket, flow, is_in_table: true });
+        }
+        if FlowBucket::in_overflow((&raw const (*bucket).elsewhere).read_volatile()) != 0
+            && let Some(flow) = FLOW_OVERFLOW.get_ptr_mut(cookie)
+        {
+            return Some(RecordRef { bucket, flow, is_in_table: false });
+        }
+    }
+    None
+}
+
+/// The record of a socket, if it has one.
+#[inline(always)]
+pub fn of(cookie: u64) -> Option<RecordRef> {
+    find(FLOW_PLACES.get_ptr_mut(index(cookie))?, cookie)
+}
+
+/// Whether some socket at this one's bucket has an entry of datagrams: to look for one that is not there takes as long as all
+/// the rest of what is done for a socket.
+#[inline(always)]
+pub fn may_have_datagrams(cookie: u64) -> bool {
+    // SAFETY: a live map value, to which others add.
+    FLOW_PLACES.get_ptr(index(cookie)).is_some_and(|bucket| unsafe {
+        FlowBucket::in_datagrams((&raw const (*bucket).elsewhere).read_volatile()) != 0
+    })
+}
+
+/// Counts a socket's entry of datagrams at its bucket, or takes it back.
+#[inline(always)]
+pub fn note_datagrams(cookie: u64, change: u64) {
+    if let Some(bucket) = FLOW_PLACES.get_ptr_mut(index(cookie)) {
+        // SAFETY: a live map value.
+        unsafe { atomic::add(&raw mut (*bucket).elsewhere, change) };
+    }
+}
+
+/// Where a new flow is recorded.
+#[derive(Clone, Copy)]
+pub enum Recorded {
+    /// In the flow table. It is to be written yet.
+    Table(*mut Flow),
+    /// Where it belongs, and it is written.
+    Written,
+    /// There was no room.
+    Nowhere,
+}
+
+/// Makes a record for a socket that is sent to a slot, in place of wherever it was sent before.
+///
+/// `flow` makes it, for a socket whose namespace is known already or is to be asked for.
+#[inline(always)]
+pub fn begin<I: Instructions>(cookie: u64, slot: u32, flow: impl Fn(Option<u64>) -> Flow) -> Recorded {
+    let Some(bucket) = FLOW_PLACES.get_ptr_mut(index(cookie)) else { return Recorded::Nowhere };
+    let recorded = if let Some(record) = find(bucket, cookie) {
+        let before = record.flow();
+        // At once, so that nobody takes the record for what it was: its end is counted here. A socket stays in its namespace.
+        // SAFETY: a live map value that belongs to the socket.
+        unsafe { record.flow.write(flow(Some(before.namespace))) };
+        tally::ended(&before, ending_of_abandoned(before.phase), TrafficTotals::NONE);
+        Recorded::Written
+    } else {
+        claim::<I>(bucket, cookie, flow)
+    };
+    if !matches!(recorded, Recorded::Nowhere) {
+        tally::active(slot, 1);
+    }
+    recorded
+}
+
+#[inline(always)]
+fn claim<I: Instructions>(
+    bucket: *mut FlowBucket,
+    cookie: u64,
+    flow: impl Fn(Option<u64>) -> Flow,
+) -> Recorded {
+    // SAFETY: `bucket` is a live map value; the swap decides between sockets that want it at the same time.
+    unsafe {
+        if I::replace(&raw mut (*bucket).cookie, 0, cookie) {
+            return FLOWS.get_ptr_mut(index(cookie)).map_or(Recorded::Nowhere, Recorded::Table);
+        }
+        if FLOW_OVERFLOW.insert(cookie, flow(None), NEW).is_err() {
+            return Recorded::Nowhere;
+        }
+        atomic::add(&raw mut (*bucket).elsewhere, FlowBucket::IN_OVERFLOW);
+    }
+    Recorded::Written
+}
+
+/// How a flow ended whose socket now goes elsewhere.
+#[inline(always)]
+fn ending_of_abandoned(phase: u8) -> Ending {
+    if phase == Phase::Datagrams as u8 {
+        Ending::Closed
+    } else if phase == Phase::Chosen as u8 && FULL_ACCOUNTING.load() != 0 {
+        // Whatever sends a SYN ends at its closing.
+        Ending::NotSent
+    } else {
+        Ending::Unknown
+    }
+}
+
+/// How a connect ended that the application gave up.
+#[inline(always)]
+pub fn given_up(flow: &Flow, soft_error: u32, retransmits: u32) -> Ending {
+    let after = rows::unanswered_after(flow);
+    Attempt { soft_error, retransmits, is_due: after != 0 && clock::is_past(flow.start_ns, after) }.ending()
+}
+
+/// The socket goes to no backend any more: a flow that it has is over.
+#[inline(always)]
+pub fn leave<I: Instructions>(cookie: u64) {
+    if let Some(record) = of(cookie) {
+        let flow = record.flow();
+        end::<I>(cookie, record, &flow, ending_of_abandoned(flow.phase), TrafficTotals::NONE);
+    }
+}
+
+/// Takes a socket's record out and counts the end of its flow, as it was read before.
+#[inline(always)]
+pub fn end<I: Instructions>(
+    cookie: u64,
+    record: RecordRef,
+    flow: &Flow,
+    ending: Ending,
+    totals: TrafficTotals,
+) {
+    // SAFETY: `record` is of live map values.
+    let taken = unsafe {
+        if record.is_in_table {
+            I::replace(&raw mut (*record.bucket).cookie, cookie, 0)
+        } else {
+            let taken = is_removed(|| FLOW_OVERFLOW.remove(cookie));
+            if taken {
+                atomic::add(&raw mut (*record.bucket).elsewhere, FlowBucket::IN_OVERFLOW.wrapping_neg());
+            }
+            taken
+        }
+    };
+    if taken {
+        tally::ended(flow, ending, totals);
+    } else {
+        anomaly(|anomalies| &raw mut anomalies.ended_twice);
+    }
+}
+
+/// Removes from a hash, and says whether it was there. Kernel fact: from 5.11 to 6.0 a hash refuses a change (EBUSY) while
+/// this CPU is inside another change of the same bucket, which it is for an instant only.
+#[inline(always)]
+pub fn is_removed(remove: impl Fn() -> Result<(), i32>) -> bool {
+    const EBUSY: i32 = -16;
+    // Bound: four attempts.
+    for _ in 0..4 {
+        match remove() {
+            Ok(()) => return true,
+            Err(EBUSY) => {}
+            Err(_) => return false,
+        }
+    }
+    false
+}
+
+/// Counts what should not happen.
+#[inline(always)]
+pub fn anomaly(field: impl FnOnce(&mut Anomalies) -> *mut u64) {
+    if let Some(anomalies) = ANOMALIES.get_ptr_mut(0) {
+        // SAFETY: this CPU's map value; the closure only takes a field's address.
+        unsafe { atomic::add(field(&mut *anomalies), 1) };
+    }
+}

@@ -1,0 +1,9 @@
+//! The kernel as the programs see it: contexts, the clock, and atomic instructions. It knows nothing of services.
+
+pub mod context;
+
+pub mod sock_ops;
+
+pub mod clock;
+
+pub mod atomic;

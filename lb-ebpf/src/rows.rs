@@ -1,0 +1,70 @@
+//! Rows of the maps as more than one hook reads them. The daemon changes some fields at any time, each with a single
+//! store, so each of these is a single load.
+
+use lb_common::abi::{Backend, BackendAddress, Flow, Service, StateWord};
+use lb_common::net::{Address, Be16};
+
+use crate::maps::{BACKENDS, SERVICES};
+
+/// A service's row.
+#[inline(always)]
+pub fn service(index: u32) -> Option<*const Service> {
+    SERVICES.get_ptr(index)
+}
+
+/// Ticks after which a service's flows of addressed datagrams are chosen anew; 0 is never.
+#[inline(always)]
+pub fn rebind(index: u32) -> u32 {
+    match service(index) {
+        // SAFETY: a live map value.
+        Some(service) => unsafe { (&raw const (*service).rules.rebind).read_volatile() },
+        None => 0,
+    }
+}
+
+/// After how many ticks an answer to a flow's SYN is due; 0 if nothing is said of that.
+#[inline(always)]
+pub fn unanswered_after(flow: &Flow) -> u32 {
+    match service(u32::from(flow.service)) {
+        // SAFETY: a live map value.
+        Some(service) => unsafe { (&raw const (*service).rules.unanswered_after).read_volatile() },
+        None => 0,
+    }
+}
+
+/// A backend's row.
+#[inline(always)]
+pub fn backend(slot: u32) -> Option<*const Backend> {
+    BACKENDS.get_ptr(slot)
+}
+
+/// Whether a backend may be chosen.
+#[inline(always)]
+pub fn state(backend: *const Backend) -> StateWord {
+    // SAFETY: a live map value.
+    StateWord::from_word(unsafe { (&raw const (*backend).state).cast::<u32>().read_volatile() })
+}
+
+/// The address of a backend. It stays while something refers to the slot.
+#[inline(always)]
+pub fn address_of(backend: *const Backend) -> *const BackendAddress {
+    // SAFETY: a live map value.
+    unsafe { &raw const (*backend).endpoint }
+}
+
+/// The address of the backend in a slot.
+#[inline(always)]
+pub fn address(slot: u32) -> Option<*const BackendAddress> {
+    backend(slot).map(address_of)
+}
+
+/// Whether a socket that was sent to the backend in a slot goes there. Programs that run after ours, on a cgroup above or
+/// beside, see the backend as the destination and may write another one.
+#[inline(always)]
+pub fn is_backend(slot: u32, (ip, port): (Address, Be16)) -> bool {
+    match address(slot) {
+        // SAFETY: a live map value; a slot keeps its backend while flows refer to it.
+        Some(backend) => unsafe { (*backend).address == ip && (*backend).port == port },
+        None => true,
+    }
+}
