@@ -12,13 +12,17 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use lb_common::abi::{self, MAX_CLIENTS, MAX_SERVICES};
+use lb_common::abi::{MAX_CLIENTS, MAX_SERVICES};
 use lb_core::endpoint::EndpointList;
 use lb_core::service::{Service, Task};
 use thiserror::Error;
 
-use crate::diagnostic::{Faults, Report, quote, utf8};
-use crate::document::{self, Item, Table};
+use crate::diagnostic::{Faults, Report, utf8};
+use crate::document::{self, Table};
+
+pub mod keys;
+
+pub mod reference;
 
 mod paths;
 
@@ -50,9 +54,6 @@ pub const MAX_FILE_BYTES: u64 = 16 << 20;
 
 /// Where the configuration is, unless `--config` says otherwise.
 pub const DEFAULT_PATH: &str = "/etc/socklb/socklb.toml";
-
-/// The longest name of a job, client or service in bytes: the kernel's copy ends with a zero.
-const MAX_NAME_BYTES: usize = abi::NAME_BYTES - 1;
 
 /// What the operator configured.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -211,7 +212,7 @@ pub fn read_paths(path: &Path) -> Result<Paths, ConfigError> {
     let text = utf8(&bytes, path)?;
     let mut syntax = Report::new(path, text);
     let root = document::read(text, &mut syntax);
-    let root = Table::root("a configuration", &root);
+    let root = Table::root("a configuration", &keys::names(), &root, &mut syntax);
     if root.get("paths").is_none() && !syntax.is_clean() {
         return Ok(syntax.finish(None)?);
     }
@@ -271,7 +272,8 @@ fn parse_with(
 ) -> Result<Config, Faults> {
     let mut report = Report::new(path, text);
     let root = document::read(text, &mut report);
-    let (config, files) = read_root(&Table::root("a configuration", &root), path, env, &mut report);
+    let root = Table::root("a configuration", &keys::names(), &root, &mut report);
+    let (config, files) = read_root(&root, path, env, &mut report);
     look(&files, &config.addresses, &mut report);
     report.finish(Some(config))
 }
@@ -284,9 +286,8 @@ fn read_root(
     report: &mut Report<'_>,
 ) -> (Config, Vec<NamedFile>) {
     let directory = path.parent().unwrap_or(Path::new(""));
-    root.check_keys(&["client", "service", "paths", "limits", "metrics", "accounting"], report);
-    let services = root.tables("service", "a service", MAX_SERVICES as usize, report);
-    let clients = root.tables("client", "a client", MAX_CLIENTS, report);
+    let services = root.tables(&keys::service::SECTION, MAX_SERVICES as usize, report);
+    let clients = root.tables(&keys::client::SECTION, MAX_CLIENTS, report);
     for (key, example) in [
         ("client", "write [[client]] with a job and a cgroup"),
         ("service", "write [[service]] with a name, an address and backends"),
@@ -305,28 +306,6 @@ fn read_root(
     let config =
         Config { path: path.to_owned(), clients, addresses, paths, limits, metrics, reclaim_interval };
     (config, services.into_files())
-}
-
-/// A name that is 1 to 63 of the bytes that `allowed` accepts; `letters` says which those are.
-fn name_text<'t>(
-    item: &Item<'t>,
-    allowed: fn(u8) -> bool,
-    letters: &str,
-    report: &mut Report<'_>,
-) -> Option<&'t str> {
-    let text = item.text(report)?;
-    if (1..=MAX_NAME_BYTES).contains(&text.len()) && text.bytes().all(allowed) {
-        return Some(text);
-    }
-    let message = match text.len() {
-        0 => format!("{} is empty", item.name()),
-        length if length > MAX_NAME_BYTES => {
-            format!("{} {} has {length} bytes", item.name(), quote(text))
-        }
-        _ => format!("{} {} has other characters than {letters}", item.name(), quote(text)),
-    };
-    report.add(item.span(), message, format!("write 1 to {MAX_NAME_BYTES} of {letters}"));
-    None
 }
 
 #[cfg(test)]

@@ -8,12 +8,13 @@ use std::path::{Component, Path, PathBuf};
 
 use lb_core::service::Task;
 
+use super::keys::client::{ACCOUNTING, CGROUP, JOB, NAME, SERVICES};
+use super::keys::{MAX_NAME_BYTES, client_name};
 use super::service::{Declared, ServiceEntry, Services};
-use super::{Accounting, Client, Environment, Limits, MAX_NAME_BYTES, name_text, task};
+use super::{Accounting, Client, Environment, Limits, task};
 use crate::diagnostic::{Report, quote};
+use crate::document::kind::Read as _;
 use crate::document::{Table, Unique, did_you_mean};
-
-const KEYS: [&str; 7] = ["job", "name", "cgroup", "index", "count", "services", "accounting"];
 
 /// Reads the clients.
 pub fn read(
@@ -27,58 +28,48 @@ pub fn read(
     let mut cgroups: Vec<Placed> = Vec::new();
     let mut clients = Vec::with_capacity(tables.len());
     for table in tables {
-        table.check_keys(&KEYS, report);
-        let job = read_job(table, report);
-        let name = read_name(table, job, &mut names, report);
+        let job = JOB.take(table, report);
+        let name = read_name(table, job.as_deref(), &mut names, report);
         let cgroup = read_cgroup(table, report);
         if let Some((cgroup, span)) = cgroup.clone() {
-            let placed = Placed { cgroup, client: name.unwrap_or("?").to_owned(), span };
+            let placed = Placed { cgroup, client: name.as_deref().unwrap_or("?").to_owned(), span };
             check_nesting(&placed, &cgroups, report);
             cgroups.push(placed);
         }
         let task = task::read(table, env, report);
         let dialled = read_services(table, services, report);
         if let Some(task) = task {
-            check_limits(table, name, task, &dialled, limits, report);
+            check_limits(table, name.as_deref(), task, &dialled, limits, report);
         }
         let accounting = read_accounting(table, &dialled, report);
         if let (Some(job), Some(name), Some((cgroup, _)), Some(task), Some(accounting)) =
             (job, name, cgroup, task, accounting)
         {
-            let services = dialled.iter().map(|entry| entry.of_job(job, accounting)).collect();
-            let (job, name) = (job.to_owned(), name.to_owned());
+            let services = dialled.iter().map(|entry| entry.of_job(&job, accounting)).collect();
+            let job = job.into_owned();
             clients.push(Client { job, name, cgroup, task, services, accounting });
         }
     }
     clients
 }
 
-fn read_job<'t>(table: &Table<'t>, report: &mut Report<'_>) -> Option<&'t str> {
-    let item = table.required("job", "write job = \"frontend\"", report)?;
-    name_text(&item, |byte| !byte.is_ascii_control(), "printable characters", report)
-}
-
-fn is_in_name(byte: u8) -> bool {
-    byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-')
-}
-
-fn read_name<'t>(
-    table: &Table<'t>,
-    job: Option<&'t str>,
-    names: &mut Unique<&'t str>,
+fn read_name(
+    table: &Table<'_>,
+    job: Option<&str>,
+    names: &mut Unique<String>,
     report: &mut Report<'_>,
-) -> Option<&'t str> {
-    let (name, span) = match table.get("name") {
-        Some(item) => (name_text(&item, is_in_name, "letters, digits, _ and -", report)?, item.span()),
-        None => (job?, table.get("job")?.span()),
+) -> Option<String> {
+    let (name, span) = match NAME.item(table, report) {
+        Some(item) => (NAME.kind.read(&item, report)?.into_owned(), item.span()),
+        None => (job?.to_owned(), table.get(JOB.name)?.span()),
     };
-    if !name.bytes().all(is_in_name) {
-        let message = format!("job {} cannot name its client as well", quote(name));
+    if client_name(&name).is_some() {
+        let message = format!("job {} cannot name its client as well", quote(&name));
         let help = format!("add name = .., 1 to {MAX_NAME_BYTES} of letters, digits, _ and -");
         report.add(span, message, help);
         return None;
     }
-    names.claim(name, span, &format!("client name \"{name}\""), report);
+    names.claim(name.clone(), span, &format!("client name \"{name}\""), report);
     Some(name)
 }
 
@@ -90,7 +81,7 @@ struct Placed {
 }
 
 fn read_cgroup(table: &Table<'_>, report: &mut Report<'_>) -> Option<(PathBuf, Range<usize>)> {
-    let item = table.required("cgroup", "write cgroup = \"system.slice/frontend.service\"", report)?;
+    let item = CGROUP.item(table, report)?;
     let text = item.text(report)?;
     match parse_cgroup(text) {
         Ok(cgroup) => Some((cgroup, item.span())),
@@ -187,7 +178,7 @@ fn read_services<'s>(
     services: &'s Services<'_>,
     report: &mut Report<'_>,
 ) -> Vec<&'s ServiceEntry> {
-    let Some(item) = table.get("services") else {
+    let Some(item) = SERVICES.item(table, report) else {
         return services.as_slice().iter().filter_map(|declared| declared.entry.as_ref()).collect();
     };
     let Some(items) = item.list(report) else { return Vec::new() };
@@ -223,10 +214,8 @@ fn read_accounting(
     dialled: &[&ServiceEntry],
     report: &mut Report<'_>,
 ) -> Option<Accounting> {
-    let Some(item) = table.get("accounting") else { return Some(Accounting::Full) };
-    let words = Accounting::ALL.map(|accounting| (accounting.name(), accounting));
-    let accounting = item.choice(&words, report)?;
-    if accounting == Accounting::Active {
+    let accounting = ACCOUNTING.take(table, report)?;
+    if let (Accounting::Active, Some(item)) = (accounting, ACCOUNTING.item(table, report)) {
         for (entry, decay) in dialled.iter().filter_map(|entry| Some((entry, entry.counts_errors()?))) {
             let (name, line) = (entry.name(), report.line(decay));
             let message = format!(

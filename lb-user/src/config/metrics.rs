@@ -4,8 +4,9 @@
 
 use std::net::SocketAddr;
 
+use super::keys::metrics::{LISTEN, SECTION};
 use crate::diagnostic::Report;
-use crate::document::{Item, Table};
+use crate::document::Table;
 
 /// Where counters are told.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -16,14 +17,12 @@ pub struct Metrics {
 
 /// Reads the table, if there is one.
 pub fn read(root: &Table<'_>, report: &mut Report<'_>) -> Metrics {
-    let Some(table) = root.get("metrics").and_then(|item| item.table("[metrics]", report)) else {
-        return Metrics::default();
-    };
-    table.check_keys(&["listen"], report);
-    Metrics { listen: table.get("listen").and_then(|item| read_listen(&item, report)) }
+    let table = root.table(&SECTION, report);
+    Metrics { listen: read_listen(&table, report) }
 }
 
-fn read_listen(item: &Item<'_>, report: &mut Report<'_>) -> Option<SocketAddr> {
+fn read_listen(table: &Table<'_>, report: &mut Report<'_>) -> Option<SocketAddr> {
+    let item = LISTEN.item(table, report)?;
     let address = item.address(report)?;
     let (why, help) = if !address.ip().is_loopback() {
         let port = address.port().max(1);

@@ -3,6 +3,7 @@
 //! A service is read once and then given to each client task that dials it, with the seed of that client's job. Knows
 //! nothing of clients.
 
+use std::borrow::Cow;
 use std::net::SocketAddr;
 use std::ops::Range;
 use std::path::Path;
@@ -13,41 +14,11 @@ use lb_core::service::{Protocol, Service, Size, Subset, Task, seed};
 use lb_core::subset::{Position, length};
 use lb_core::weights;
 
-use super::{Accounting, ClientService, NamedFile, Source, name_text, policy, source, subset};
+use super::keys::service::{ADDRESS, BACKENDS, NAME, ON_NO_BACKEND, PROTOCOL, SUBSET};
+use super::{Accounting, ClientService, NamedFile, Source, policy, source, subset};
 use crate::diagnostic::Report;
+use crate::document::kind::Read as _;
 use crate::document::{Item, Table, Unique};
-
-const KEYS: [&str; 13] = [
-    "name",
-    "address",
-    "protocol",
-    "policy",
-    "active_limit",
-    "overflow",
-    "error_decay",
-    "connect_timeout",
-    "unanswered_after",
-    "udp",
-    "subset",
-    "on_no_backend",
-    "backends",
-];
-
-// What connect(2) gives by itself, so that callers handle it. EPERM is not among them: it is what a refusing hook gives
-// when the kernel cannot say better, and callers take it for a firewall.
-const ERRNOS: [(&str, i32); 11] = [
-    ("ECONNREFUSED", libc::ECONNREFUSED),
-    ("EHOSTUNREACH", libc::EHOSTUNREACH),
-    ("ENETUNREACH", libc::ENETUNREACH),
-    ("ETIMEDOUT", libc::ETIMEDOUT),
-    ("EADDRNOTAVAIL", libc::EADDRNOTAVAIL),
-    ("EAGAIN", libc::EAGAIN),
-    ("ENETDOWN", libc::ENETDOWN),
-    ("EHOSTDOWN", libc::EHOSTDOWN),
-    ("ECONNABORTED", libc::ECONNABORTED),
-    ("ECONNRESET", libc::ECONNRESET),
-    ("EACCES", libc::EACCES),
-];
 
 /// The services of a configuration, in the order of the file.
 pub struct Services<'t>(Vec<Declared<'t>>);
@@ -96,7 +67,7 @@ impl ServiceEntry {
         let seed = self.seed.unwrap_or_else(|| seed(job, &self.service.name));
         let error_decay = match (&self.error_decay, accounting) {
             (Some((_, written)), _) => *written,
-            (None, Accounting::Full) => Some(policy::ERROR_DECAY),
+            (None, Accounting::Full) => Some(policy::DEFAULT_ERROR_DECAY),
             (None, Accounting::Active) => None,
         };
         let service = Service { seed, error_decay, ..self.service.clone() };
@@ -148,12 +119,9 @@ impl ServiceEntry {
 /// Reads the services. Addresses first: no static endpoint may have that of any service.
 pub fn read<'t>(tables: &[Table<'t>], directory: &Path, report: &mut Report<'_>) -> Services<'t> {
     let mut names = Unique::default();
-    let mut places = Unique::default();
-    let mut declared = Vec::with_capacity(tables.len());
-    for table in tables {
-        table.check_keys(&KEYS, report);
-        declared.push(read_identity(table, &mut names, &mut places, report));
-    }
+    let mut listeners = Unique::default();
+    let read = |table| read_identity(table, &mut names, &mut listeners, report);
+    let mut declared: Vec<_> = tables.iter().map(read).collect();
     let addresses: Vec<SocketAddr> = declared.iter().filter_map(|declared| declared.address).collect();
     for (table, declared) in tables.iter().zip(&mut declared) {
         declared.entry = read_entry(table, declared, &addresses, directory, report);
@@ -164,27 +132,24 @@ pub fn read<'t>(tables: &[Table<'t>], directory: &Path, report: &mut Report<'_>)
 
 fn read_identity<'t>(
     table: &Table<'t>,
-    names: &mut Unique<&'t str>,
-    places: &mut Unique<(SocketAddr, u8)>,
+    names: &mut Unique<Cow<'static, str>>,
+    listeners: &mut Unique<(SocketAddr, u8)>,
     report: &mut Report<'_>,
 ) -> Declared<'t> {
-    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.');
-    let item = table.required("name", "write name = \"users\"", report);
+    let item = NAME.item(table, report);
     if let Some(item) = &item
-        && let Some(name) = name_text(item, allowed, "letters, digits, _, - and .", report)
+        && let Some(name) = NAME.kind.read(item, report)
     {
-        names.claim(name, item.span(), &format!("service name \"{name}\""), report);
+        let what = format!("service name \"{name}\"");
+        names.claim(name, item.span(), &what, report);
     }
     let name = item.and_then(|item| item.as_str());
-    let item = table.required("address", "write address = \"10.96.0.10:80\"", report);
+    let item = ADDRESS.item(table, report);
     let address = item.as_ref().and_then(|item| service_address(item, report));
-    let protocol = match table.get("protocol") {
-        Some(item) => item.choice(&Protocol::ALL.map(|protocol| (protocol.name(), protocol)), report),
-        None => Some(Protocol::Tcp),
-    };
+    let protocol = PROTOCOL.take(table, report);
     if let (Some(item), Some(address), Some(protocol)) = (item, address, protocol) {
         let what = format!("address {address} with protocol {}", protocol.name());
-        places.claim((address, protocol.number()), item.span(), &what, report);
+        listeners.claim((address, protocol.number()), item.span(), &what, report);
     }
     Declared { name, address, protocol, file: None, entry: None }
 }
@@ -226,16 +191,12 @@ fn read_entry(
     report: &mut Report<'_>,
 ) -> Option<ServiceEntry> {
     let choice = policy::read(table, declared.protocol, report);
-    let subset = match table.get("subset") {
+    let subset = match SUBSET.item(table, report) {
         Some(item) => subset::read(&item, report),
-        None => Some((subset::DEFAULT, None)),
+        None => Some((subset::default(), None)),
     };
-    let errno = match table.get("on_no_backend") {
-        Some(item) => read_errno(&item, report),
-        None => u16::try_from(libc::EHOSTUNREACH).ok(),
-    };
-    let help = "write backends = { file = \"users.toml\" } or { static = [\"10.0.0.1:8080\"] }";
-    let backends = table.required("backends", help, report);
+    let errno = read_errno(table, report);
+    let backends = BACKENDS.item(table, report);
     let source =
         backends.and_then(|item| source::read(&item, declared.address, addresses, directory, report));
     if let (Some(choice), Some((subset, _)), Some(source)) = (&choice, subset, &source) {
@@ -261,17 +222,21 @@ fn read_entry(
     Some(ServiceEntry { service, seed, error_decay: choice.error_decay, source: source? })
 }
 
-fn read_errno(item: &Item<'_>, report: &mut Report<'_>) -> Option<u16> {
-    if item.as_str() == Some("EPERM") {
+fn read_errno(table: &Table<'_>, report: &mut Report<'_>) -> Option<u16> {
+    if let Some(item) = ON_NO_BACKEND.item(table, report)
+        && item.as_str() == Some("EPERM")
+    {
         let message = "on_no_backend \"EPERM\" would look like a firewall to the caller";
         report.add(item.span(), message, "write \"EHOSTUNREACH\" or \"ECONNREFUSED\"".to_owned());
         return None;
     }
-    u16::try_from(item.choice(&ERRNOS, report)?).ok()
+    let (_, errno) = ON_NO_BACKEND.take(table, report)?;
+    u16::try_from(errno).ok()
 }
 
 #[cfg(test)]
 pub mod tests {
+    use super::super::keys::ERRNOS;
     use super::super::tests::{faults, good};
     use super::*;
     use lb_core::service::{Overflow, Policy, UNANSWERED_AFTER};
@@ -453,7 +418,7 @@ pub mod tests {
             &with_service(""),
             &[
                 "4:1: name is missing in a service (write name = \"users\")",
-                "4:1: address is missing in a service (write address = \"10.96.0.10:80\")",
+                "4:1: address is missing in a service (write address = \"10.96.0.10:80\" or \"[2001:db8::10]:80\")",
                 &format!("4:1: backends is missing in a service ({backends})"),
             ],
         );

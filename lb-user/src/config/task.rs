@@ -7,19 +7,19 @@ use lb_core::service::Task;
 use toml::de::DeValue;
 
 use super::Environment;
+use super::keys::client::{COUNT, INDEX};
+use super::keys::index::{ENV, HOSTNAME, SECTION};
 use crate::diagnostic::{Report, quote};
+use crate::document::kind::{Number, Read as _};
 use crate::document::{Item, Table};
 
-/// The most tasks of a job, which is the most endpoint indexes too: subsets number both alike.
-const MAX_TASKS: u32 = MAX_INDEXES;
+/// The last task that a job can have.
+const LAST: u32 = MAX_INDEXES - 1;
 
 /// Reads `index` and `count` of a client.
 pub fn read(table: &Table<'_>, env: &dyn Environment, report: &mut Report<'_>) -> Option<Task> {
-    let count = match table.get("count") {
-        Some(item) => item.number(1..=MAX_TASKS, report),
-        None => Some(1),
-    };
-    let Some(item) = table.get("index") else { return Some(Task { index: 0, count: count? }) };
+    let count = COUNT.take(table, report);
+    let Some(item) = INDEX.item(table, report) else { return Some(Task { index: 0, count: count? }) };
     let index = read_index(&item, env, report)?;
     let count = count?;
     if index >= count {
@@ -32,15 +32,14 @@ pub fn read(table: &Table<'_>, env: &dyn Environment, report: &mut Report<'_>) -
 
 fn read_index(item: &Item<'_>, env: &dyn Environment, report: &mut Report<'_>) -> Option<u32> {
     let table = match item.value() {
-        DeValue::Integer(_) => return item.number(0..=MAX_TASKS - 1, report),
-        DeValue::Table(_) => item.table("index", report)?,
+        DeValue::Integer(_) => return Number(0..=LAST).read(item, report),
+        DeValue::Table(_) => item.table(&SECTION, report)?,
         _ => {
             item.wrong_kind("a whole number, { env = \"NAME\" } or { hostname = true }", report);
             return None;
         }
     };
-    table.check_keys(&["env", "hostname"], report);
-    match (table.get("env"), table.get("hostname")) {
+    match (ENV.item(&table, report), HOSTNAME.item(&table, report)) {
         (Some(variable), None) => index_of_variable(&variable, env, report),
         (None, Some(hostname)) => index_of_host(&hostname, env, report),
         (Some(_), Some(hostname)) => {
@@ -57,7 +56,7 @@ fn read_index(item: &Item<'_>, env: &dyn Environment, report: &mut Report<'_>) -
 
 fn index_of_variable(item: &Item<'_>, env: &dyn Environment, report: &mut Report<'_>) -> Option<u32> {
     let name = item.text(report)?;
-    let help = format!("set it to 0 to {}", MAX_TASKS - 1);
+    let help = format!("set it to 0 to {LAST}");
     let Some(value) = env.variable(name) else {
         report.add(item.span(), format!("environment variable {} is not set", quote(name)), help);
         return None;
@@ -84,8 +83,7 @@ fn index_of_host(item: &Item<'_>, env: &dyn Environment, report: &mut Report<'_>
     let start = label.trim_end_matches(|character: char| character.is_ascii_digit()).len();
     let index = parse_index(&label[start..]);
     if index.is_none() {
-        let message =
-            format!("host name {} does not end in a number of 0 to {}", quote(label), MAX_TASKS - 1);
+        let message = format!("host name {} does not end in a number of 0 to {LAST}", quote(label));
         report.add(item.span(), message, help);
     }
     index
@@ -93,7 +91,7 @@ fn index_of_host(item: &Item<'_>, env: &dyn Environment, report: &mut Report<'_>
 
 fn parse_index(text: &str) -> Option<u32> {
     let digits = text.bytes().all(|byte| byte.is_ascii_digit());
-    text.parse().ok().filter(|index| digits && *index < MAX_TASKS)
+    text.parse().ok().filter(|index| digits && *index <= LAST)
 }
 
 #[cfg(test)]
