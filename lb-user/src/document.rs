@@ -5,7 +5,6 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
 use std::ops::Range;
 
 use toml::Spanned;
@@ -23,10 +22,11 @@ mod duration;
 
 mod near;
 
-pub use address::{NotAnAddress, parse_address};
+pub use address::{NotAnAddress, address, parse_address};
 pub use near::did_you_mean;
 
 use key::Section;
+use kind::Refusal;
 
 /// A longer text is reported up to its first syntax fault only: something else may give a fault per byte.
 pub const MAX_RECOVERED_BYTES: usize = 1 << 20;
@@ -197,13 +197,12 @@ impl<'t> Item<'t> {
         Some(table)
     }
 
-    /// An IP address and port.
-    pub fn address(&self, report: &mut Report<'_>) -> Option<SocketAddr> {
-        let text = self.text(report)?;
-        match parse_address(text) {
-            Ok(address) => Some(address),
-            Err(NotAnAddress { why, help }) => {
-                report.add(self.span(), format!("{} {} {why}", self.name, quote(text)), help);
+    /// What a function makes of the string.
+    pub fn parse<T>(&self, parse: fn(&str) -> Result<T, Refusal>, report: &mut Report<'_>) -> Option<T> {
+        match parse(self.text(report)?) {
+            Ok(value) => Some(value),
+            Err((why, help)) => {
+                report.add(self.span(), format!("{} {why}", self.name), help);
                 None
             }
         }
@@ -245,6 +244,7 @@ impl<K: Ord> Unique<K> {
 
 #[cfg(test)]
 mod tests {
+    use std::net::SocketAddr;
     use std::path::Path;
     use std::time::Duration;
 
@@ -252,17 +252,17 @@ mod tests {
     use super::key::Key;
     use super::key::Unset::Means;
     use super::key::section;
-    use super::kind::{Address, Form, Number, Text, Time, TimeOrOff, Words};
+    use super::kind::{Form, Number, Text, Time, TimeOrOff, Words};
     use super::*;
 
     section! {
         keys, "[test]", "the test", "";
 
         NUMBER "number": Number(1..=256), Means("none"), "";
-        S "s": Text(&[], |_| None), Means("none"), "";
+        S "s": Text<String>(&[], |text| Ok(text.to_owned())), Means("none"), "";
         L "l": Form(&[]), Means("none"), "";
         T "t": Form(&[]), Means("none"), "";
-        A "a": Address(&[]), Means("none"), "";
+        A "a": Text<SocketAddr>(&[], address), Means("none"), "";
         C "c": Words<&'static str>(&["first", "second"], |word| word), Means("none"), "";
         D "d": Time(Duration::from_secs(1)..=Duration::from_hours(24)), Means("none"), "";
         O "o": TimeOrOff(Duration::from_secs(1)..=Duration::from_hours(24)), Means("none"), "";

@@ -3,14 +3,13 @@
 //! Which task of its job a client is decides its subsets, so the number must be the right one on every host: it is
 //! written, or taken from the environment or the host name. Whether a cgroup exists is not for this file to know.
 
-use std::ops::Range;
-use std::path::{Component, Path, PathBuf};
-
 use lb_core::service::Task;
 
+use super::cgroup::ClientCgroups;
 use super::keys::client::{ACCOUNTING, CGROUP, JOB, NAME, SERVICES};
 use super::keys::{MAX_NAME_BYTES, client_name};
-use super::service::{Declared, ServiceEntry, Services};
+use super::service::{Declared, Services};
+use super::template::ServiceTemplate;
 use super::{Accounting, Client, Environment, Limits, task};
 use crate::diagnostic::{Report, quote};
 use crate::document::kind::Read as _;
@@ -25,16 +24,14 @@ pub fn read(
     report: &mut Report<'_>,
 ) -> Vec<Client> {
     let mut names = Unique::default();
-    let mut cgroups: Vec<Placed> = Vec::new();
+    let mut cgroups = ClientCgroups::default();
     let mut clients = Vec::with_capacity(tables.len());
     for table in tables {
         let job = JOB.take(table, report);
         let name = read_name(table, job.as_deref(), &mut names, report);
-        let cgroup = read_cgroup(table, report);
-        if let Some((cgroup, span)) = cgroup.clone() {
-            let placed = Placed { cgroup, client: name.as_deref().unwrap_or("?").to_owned(), span };
-            check_nesting(&placed, &cgroups, report);
-            cgroups.push(placed);
+        let cgroup = CGROUP.take_at(table, report);
+        if let Some((cgroup, span)) = &cgroup {
+            cgroups.add(cgroup, name.as_deref().unwrap_or("?"), span, report);
         }
         let task = task::read(table, env, report);
         let dialled = read_services(table, services, report);
@@ -46,7 +43,7 @@ pub fn read(
             (job, name, cgroup, task, accounting)
         {
             let services = dialled.iter().map(|entry| entry.of_job(&job, accounting)).collect();
-            let job = job.into_owned();
+            let cgroup = cgroup.into();
             clients.push(Client { job, name, cgroup, task, services, accounting });
         }
     }
@@ -60,10 +57,10 @@ fn read_name(
     report: &mut Report<'_>,
 ) -> Option<String> {
     let (name, span) = match NAME.item(table, report) {
-        Some(item) => (NAME.kind.read(&item, report)?.into_owned(), item.span()),
+        Some(item) => (NAME.kind.read(&item, report)?, item.span()),
         None => (job?.to_owned(), table.get(JOB.name)?.span()),
     };
-    if client_name(&name).is_some() {
+    if client_name(&name).is_err() {
         let message = format!("job {} cannot name its client as well", quote(&name));
         let help = format!("add name = .., 1 to {MAX_NAME_BYTES} of letters, digits, _ and -");
         report.add(span, message, help);
@@ -73,113 +70,13 @@ fn read_name(
     Some(name)
 }
 
-/// A client's cgroup, to compare with those of other clients.
-struct Placed {
-    cgroup: PathBuf,
-    client: String,
-    span: Range<usize>,
-}
-
-fn read_cgroup(table: &Table<'_>, report: &mut Report<'_>) -> Option<(PathBuf, Range<usize>)> {
-    let item = CGROUP.item(table, report)?;
-    let text = item.text(report)?;
-    match parse_cgroup(text) {
-        Ok(cgroup) => Some((cgroup, item.span())),
-        Err((why, help)) => {
-            report.add(item.span(), format!("cgroup {} {why}", quote(text)), help);
-            None
-        }
-    }
-}
-
-/// Where a hybrid host has the hierarchies of version 1: none of them has cgroups that programs can be attached to.
-const CONTROLLERS_V1: [&str; 15] = [
-    "blkio",
-    "cpu",
-    "cpuacct",
-    "cpuset",
-    "devices",
-    "freezer",
-    "hugetlb",
-    "memory",
-    "misc",
-    "net_cls",
-    "net_prio",
-    "perf_event",
-    "pids",
-    "rdma",
-    "systemd",
-];
-
-fn parse_cgroup(text: &str) -> Result<PathBuf, (&'static str, String)> {
-    let example =
-        || "write a path below the cgroup2 mount, as in \"system.slice/frontend.service\"".to_owned();
-    if text.chars().any(char::is_control) {
-        return Err(("contains a control character", example()));
-    }
-    if text.contains(['*', '?', '[']) {
-        let help = "write a [[client]] for each cgroup, or the cgroup that they all lie in".to_owned();
-        return Err(("is a pattern, and patterns are not supported", help));
-    }
-    if let Some(("", below)) = text.split_once("/sys/fs/cgroup/")
-        && let Some((first, _)) = below.split_once('/')
-        && first.split(',').all(|name| CONTROLLERS_V1.contains(&name))
-    {
-        return Err(("is a path of cgroup version 1", example()));
-    }
-    if text.starts_with('/') {
-        let mounts = ["/sys/fs/cgroup/unified", "/sys/fs/cgroup", ""];
-        let below = mounts.iter().find_map(|mount| text.strip_prefix(mount)?.strip_prefix('/'));
-        let help = match below.map(|below| below.trim_matches('/')) {
-            None | Some("") => example(),
-            Some(below) => format!("write {}: paths are relative to the cgroup2 mount", quote(below)),
-        };
-        return Err(("is absolute", help));
-    }
-    let components = || Path::new(text).components();
-    if components().any(|component| component == Component::ParentDir) {
-        return Err(("contains \"..\"", example()));
-    }
-    // A "." says nothing, and two ways to write a path would hide that it is the same.
-    let cgroup: PathBuf = components().filter(|component| *component != Component::CurDir).collect();
-    if cgroup.as_os_str().is_empty() {
-        return Err(("is the whole host, the daemon included", example()));
-    }
-    Ok(cgroup)
-}
-
-// The programs of both cgroups would run for the inner one, and each would balance what the other had rewritten.
-fn check_nesting(placed: &Placed, earlier: &[Placed], report: &mut Report<'_>) {
-    for other in earlier {
-        let relation = if placed.cgroup == other.cgroup {
-            "is also"
-        } else if placed.cgroup.starts_with(&other.cgroup) {
-            "lies below"
-        } else if other.cgroup.starts_with(&placed.cgroup) {
-            "lies above"
-        } else {
-            continue;
-        };
-        let message = format!(
-            "cgroup \"{}\" of client \"{}\" {relation} \"{}\" of client \"{}\" on line {}",
-            placed.cgroup.display(),
-            placed.client,
-            other.cgroup.display(),
-            other.client,
-            report.line(&other.span)
-        );
-        let help = "clients may not nest: give each a cgroup beside the other's".to_owned();
-        report.add(placed.span.clone(), message, help);
-    }
-}
-
 fn read_services<'s>(
     table: &Table<'_>,
     services: &'s Services<'_>,
     report: &mut Report<'_>,
-) -> Vec<&'s ServiceEntry> {
+) -> Vec<&'s ServiceTemplate> {
     let Some(item) = SERVICES.item(table, report) else {
-        return services.as_slice().iter().filter_map(|declared| declared.entry.as_ref()).collect();
+        return services.as_slice().iter().filter_map(|declared| declared.template.as_ref()).collect();
     };
     let Some(items) = item.list(report) else { return Vec::new() };
     if items.is_empty() {
@@ -198,7 +95,7 @@ fn read_services<'s>(
             continue;
         };
         if named.claim(name, item.span(), &format!("service \"{name}\""), report) {
-            dialled.extend(declared.entry.as_ref());
+            dialled.extend(declared.template.as_ref());
         }
     }
     dialled
@@ -211,7 +108,7 @@ fn find<'s, 't>(services: &'s [Declared<'t>], name: &str) -> Option<&'s Declared
 // Without causes nothing is known of errors: a service that shall count them would be no better than one that does not.
 fn read_accounting(
     table: &Table<'_>,
-    dialled: &[&ServiceEntry],
+    dialled: &[&ServiceTemplate],
     report: &mut Report<'_>,
 ) -> Option<Accounting> {
     let accounting = ACCOUNTING.take(table, report)?;
@@ -233,17 +130,17 @@ fn check_limits(
     table: &Table<'_>,
     name: Option<&str>,
     task: Task,
-    dialled: &[&ServiceEntry],
+    dialled: &[&ServiceTemplate],
     limits: Limits,
     report: &mut Report<'_>,
 ) {
-    let sum = |of: fn(&ServiceEntry, Task) -> u32| {
+    let sum = |of: fn(&ServiceTemplate, Task) -> u32| {
         dialled.iter().map(|entry| u64::from(of(entry, task))).sum::<u64>()
     };
     let name = name.unwrap_or("?");
     for (key, needed, limit) in [
-        ("schedule_entries", sum(ServiceEntry::schedule_entries), limits.schedule_entries),
-        ("slots", sum(ServiceEntry::backends), limits.slots),
+        ("schedule_entries", sum(ServiceTemplate::schedule_entries), limits.schedule_entries),
+        ("slots", sum(ServiceTemplate::backends), limits.slots),
     ] {
         if needed > limit.into() {
             let message = format!("client \"{name}\" needs {needed} {key}, and {limit} are allowed");
@@ -254,29 +151,13 @@ fn check_limits(
 }
 
 #[cfg(test)]
-pub mod tests {
-    use super::super::tests::{faults, good};
+mod tests {
+    use super::super::tests::{SERVICE, check, faults, good, with_client, with_client_line};
     use super::*;
-
-    const SERVICE: &str = "[[service]]\nname = 's'\naddress = '10.96.0.10:80'\nbackends = { static = [] }\n";
-
-    /// A configuration with one service and a client of the given lines, which begin at line 6.
-    fn with_client(lines: &str) -> String {
-        format!("{SERVICE}[[client]]\n{lines}\n")
-    }
-
-    pub fn with_line(line: &str) -> String {
-        with_client(&format!("job = 'j'\ncgroup = 'c'\n{line}"))
-    }
-
-    #[track_caller]
-    fn check(text: &str, expected: &[&str]) {
-        assert_eq!(faults(text), expected, "{text}");
-    }
 
     #[test]
     fn defaults_are_the_documented_ones() {
-        let mut clients = good(&with_line("")).clients;
+        let mut clients = good(&with_client_line("")).clients;
         let services = std::mem::take(&mut clients[0].services);
         assert_eq!(services.len(), 1);
         let task = Task { index: 0, count: 1 };
@@ -328,7 +209,7 @@ pub mod tests {
             ),
         ];
         for (line, expected) in cases {
-            check(&with_line(line), &expected.split('\n').collect::<Vec<_>>());
+            check(&with_client_line(line), &expected.split('\n').collect::<Vec<_>>());
         }
     }
 
@@ -437,66 +318,9 @@ pub mod tests {
     }
 
     #[test]
-    fn a_cgroup_is_a_path_below_the_mount() {
-        let cgroup = |text: &str| parse_cgroup(text).map_err(|(why, help)| format!("{why} ({help})"));
-        for text in ["a/b.service", "a/b.service/", "a//b.service", "./a/./b.service"] {
-            assert_eq!(cgroup(text), Ok("a/b.service".into()));
-        }
-        let example = "write a path below the cgroup2 mount, as in \"system.slice/frontend.service\"";
-        let pattern = "write a [[client]] for each cgroup, or the cgroup that they all lie in";
-        let relative = "write \"system.slice/x\": paths are relative to the cgroup2 mount";
-        let cases = [
-            ("/system.slice/x", "is absolute", relative),
-            ("/sys/fs/cgroup/system.slice/x", "is absolute", relative),
-            ("/sys/fs/cgroup/unified/system.slice/x/", "is absolute", relative),
-            ("/", "is absolute", example),
-            ("/sys/fs/cgroup/", "is absolute", example),
-            ("/sys/fs/cgroup/memory/op-m", "is a path of cgroup version 1", example),
-            ("/sys/fs/cgroup/cpu,cpuacct/a/b", "is a path of cgroup version 1", example),
-            (
-                "/sys/fs/cgroup/cpu.slice/x",
-                "is absolute",
-                "write \"cpu.slice/x\": paths are relative to the cgroup2 mount",
-            ),
-            ("app@*.service", "is a pattern, and patterns are not supported", pattern),
-            ("a/b?", "is a pattern, and patterns are not supported", pattern),
-            ("a/[bc]", "is a pattern, and patterns are not supported", pattern),
-            ("a/../b", "contains \"..\"", example),
-            ("..", "contains \"..\"", example),
-            ("", "is the whole host, the daemon included", example),
-            (".", "is the whole host, the daemon included", example),
-            ("a\0", "contains a control character", example),
-        ];
-        for (text, why, help) in cases {
-            assert_eq!(cgroup(text), Err(format!("{why} ({help})")), "{text:?}");
-        }
-        check(
-            &with_client("job = 'j'\ncgroup = '..'"),
-            &[&format!("7:10: cgroup \"..\" contains \"..\" ({example})")],
-        );
-    }
-
-    #[test]
-    fn clients_stand_beside_each_other() {
-        let two = |first: &str, second: &str| {
-            with_client(&format!("job = 'j'\ncgroup = '{first}'\n[[client]]\njob = 'k'\ncgroup = '{second}'"))
-        };
-        for (first, second, relation) in
-            [("a/b", "a/b", "is also"), ("a", "a/b/c", "lies below"), ("a/b/c", "a", "lies above")]
-        {
-            let expected = format!(
-                "10:10: cgroup \"{second}\" of client \"k\" {relation} \"{first}\" of client \"j\" on line 7 (clients \
-                 may not nest: give each a cgroup beside the other's)"
-            );
-            check(&two(first, second), &[&expected]);
-        }
-        assert_eq!(good(&two("a/b", "a/bc")).clients.len(), 2);
-    }
-
-    #[test]
     fn client_names_occur_once_given_or_not() {
         check(
-            &with_line("[[client]]\njob = 'k'\nname = 'j'\ncgroup = 'd'"),
+            &with_client_line("[[client]]\njob = 'k'\nname = 'j'\ncgroup = 'd'"),
             &["10:8: client name \"j\" is already on line 6"],
         );
     }

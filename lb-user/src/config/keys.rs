@@ -4,6 +4,7 @@
 //! socklb.toml(5). What keys mean together is for the readers beside this file.
 
 use std::borrow::Cow;
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use lb_common::abi::{self, MAX_SUBSET};
@@ -11,11 +12,13 @@ use lb_core::endpoint::MAX_INDEXES;
 use lb_core::service::{Overflow, Policy, Protocol};
 use lb_core::subset::Algorithm;
 
-use super::Accounting;
+use super::metrics::loopback;
+use super::service::service_address;
+use super::{Accounting, cgroup};
 use crate::diagnostic::quote;
 use crate::document::key::Unset::{Is, Means, Required};
 use crate::document::key::{Key, Section, section};
-use crate::document::kind::{Address, Form, Number, PowerOfTwo, Refusal, Text, Time, TimeOrOff, Words};
+use crate::document::kind::{Form, Number, PowerOfTwo, Refusal, Text, Time, TimeOrOff, Words};
 
 /// All sections, each with those that are values in it.
 pub static SECTIONS: [&[&Section]; 6] = [
@@ -35,11 +38,11 @@ pub fn names() -> [&'static str; 6] {
 section! {
     client, "[[client]]", "a client", "one for each cgroup, up to 64";
 
-    JOB "job": Text(&["frontend"], job_name), Required,
+    JOB "job": Text<String>(&["frontend"], job_name), Required,
         "the job it is a task of; the same on every host";
-    NAME "name": Text(&["frontend-a"], client_name), Means("the job"),
+    NAME "name": Text<String>(&["frontend-a"], client_name), Means("the job"),
         "unique on the host: letters, digits, `_` and `-`; names its pins";
-    CGROUP "cgroup": Form(&["\"system.slice/frontend.service\""]), Required,
+    CGROUP "cgroup": Text<String>(&["system.slice/frontend.service"], cgroup::parse), Required,
         "relative to the cgroup2 mount; clients may not nest";
     INDEX "index": Form(&["13", "{ env = \"TASK\" }", "{ hostname = true }"]), Means("`0`"),
         "this task's number among its job's, below 65,536";
@@ -54,7 +57,7 @@ section! {
 section! {
     index, "index", "index", "";
 
-    ENV "env": Text(&["TASK"], any), Means("none"), "the environment variable that has the number";
+    ENV "env": Text<String>(&["TASK"], |text| Ok(text.to_owned())), Means("none"), "the environment variable that has the number";
     HOSTNAME "hostname": Form(&["true"]), Means("none"),
         "the number that the host name ends in, before its first dot";
 }
@@ -62,8 +65,8 @@ section! {
 section! {
     service, "[[service]]", "a service", "up to 256";
 
-    NAME "name": Text(&["users"], service_name), Required, "letters, digits, `_`, `-` and `.`";
-    ADDRESS "address": Address(&["10.96.0.10:80", "[2001:db8::10]:80"]), Required,
+    NAME "name": Text<String>(&["users"], service_name), Required, "letters, digits, `_`, `-` and `.`";
+    ADDRESS "address": Text<SocketAddr>(&["10.96.0.10:80", "[2001:db8::10]:80"], service_address), Required,
         "what processes dial; IPv6 sockets that dial an IPv4 service in v4-mapped form are covered";
     PROTOCOL "protocol": Words<Protocol>(&Protocol::ALL, Protocol::name), Is(Protocol::Tcp),
         "one address with both is two services";
@@ -116,7 +119,7 @@ section! {
     ALGORITHM "algorithm": Words<Algorithm>(&Algorithm::ALL, Algorithm::name), Is(Algorithm::Rocksteadier),
         "by which rule endpoints are chosen: see [subsets.md](subsets.md)";
     SIZE "size": Form(&["1 to 256", "\"auto\"", "{ min = 12 }"]), Means("`\"auto\"`"), "how many endpoints a task uses";
-    SEED "seed": Text(&["123"], seed), Means("from the names of job and service"),
+    SEED "seed": Text<u64>(&["123"], seed), Means("from the names of job and service"),
         "a number of up to 64 bits, in quotes; the same for all tasks of a job";
 }
 
@@ -129,7 +132,7 @@ section! {
 section! {
     backends, "backends", "backends", "";
 
-    FILE "file": Text(&["users.toml"], path), Means("none"),
+    FILE "file": Text<Cow<'static, str>>(&["users.toml"], path), Means("none"),
         "a file that is watched: see [endpoint files](../guide/endpoint-files.md)";
     STATIC "static": Form(&["[\"10.0.0.1:8080\"]"]), Means("none"),
         "a list that stands here; with `[]` every connect is refused";
@@ -139,10 +142,10 @@ section! {
     paths, "[paths]", "[paths]",
     "each overridden by an option of the same name on every command (`--pins`, `--run`, `--state`)";
 
-    PINS "pins": Text(&["/sys/fs/bpf/other"], path), Is(Cow::Borrowed("/sys/fs/bpf/socklb")),
+    PINS "pins": Text<Cow<'static, str>>(&["/sys/fs/bpf/other"], path), Is(Cow::Borrowed("/sys/fs/bpf/socklb")),
         "directory in a bpf file system";
-    RUN "run": Text(&["/run/other"], path), Is(Cow::Borrowed("/run/socklb")), "directory of the daemon's socket";
-    STATE "state": Text(&["/srv/socklb"], path), Is(Cow::Borrowed("/var/lib/socklb")),
+    RUN "run": Text<Cow<'static, str>>(&["/run/other"], path), Is(Cow::Borrowed("/run/socklb")), "directory of the daemon's socket";
+    STATE "state": Text<Cow<'static, str>>(&["/srv/socklb"], path), Is(Cow::Borrowed("/var/lib/socklb")),
         "directory of the last good endpoint lists";
 }
 
@@ -155,7 +158,7 @@ section! {
     SCHEDULE_ENTRIES "schedule_entries":
         PowerOfTwo(1 << abi::MIN_SCHEDULE_LOG2..=8 * abi::SCHEDULE_ENTRIES), Is(abi::SCHEDULE_ENTRIES),
         "entries of the schedules of all services together";
-    // At most 416 MiB of kernel memory, before anything is in the tables of collisions and of datagrams.
+    // At most 352 MiB of kernel memory, 88 bytes for each, before anything is in the tables of collisions and of datagrams.
     FLOW_RECORDS "flow_records": PowerOfTwo(64..=1 << 22), Is(abi::FLOW_RECORDS),
         "sockets that are remembered, and as many again on collisions";
     // At most what a schedule entry can name.
@@ -167,7 +170,7 @@ section! {
 section! {
     metrics, "[metrics]", "[metrics]", "where metrics are read besides the daemon's own socket";
 
-    LISTEN "listen": Address(&["127.0.0.1:9464"]), Means("none"),
+    LISTEN "listen": Text<SocketAddr>(&["127.0.0.1:9464"], loopback), Means("none"),
         "a TCP address on loopback. Other addresses are refused: whoever reaches the port reads the metrics. Fixed while the \
          daemon runs";
 }
@@ -207,49 +210,40 @@ pub const ERRNOS: [Errno; 11] = [
 /// The longest name of a job, client or service in bytes: the kernel's copy ends with a zero.
 pub const MAX_NAME_BYTES: usize = abi::NAME_BYTES - 1;
 
-fn any(_: &str) -> Option<Refusal> {
-    None
-}
-
-fn job_name(text: &str) -> Option<Refusal> {
+fn job_name(text: &str) -> Result<String, Refusal> {
     name(text, |byte| !byte.is_ascii_control(), "printable characters")
 }
 
-/// Why a text cannot name a client.
-pub fn client_name(text: &str) -> Option<Refusal> {
+/// Reads what can name a client.
+pub fn client_name(text: &str) -> Result<String, Refusal> {
     name(text, |byte| byte.is_ascii_alphanumeric() || b"_-".contains(&byte), "letters, digits, _ and -")
 }
 
-fn service_name(text: &str) -> Option<Refusal> {
+fn service_name(text: &str) -> Result<String, Refusal> {
     name(text, |byte| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte), "letters, digits, _, - and .")
 }
 
-fn name(text: &str, allowed: fn(u8) -> bool, letters: &str) -> Option<Refusal> {
+fn name(text: &str, allowed: fn(u8) -> bool, letters: &str) -> Result<String, Refusal> {
     let why = match text.len() {
         0 => "is empty".to_owned(),
         length if length > MAX_NAME_BYTES => format!("{} has {length} bytes", quote(text)),
-        _ if text.bytes().all(allowed) => return None,
+        _ if text.bytes().all(allowed) => return Ok(text.to_owned()),
         _ => format!("{} has other characters than {letters}", quote(text)),
     };
-    Some((why, Some(format!("write 1 to {MAX_NAME_BYTES} of {letters}"))))
+    Err((why, Some(format!("write 1 to {MAX_NAME_BYTES} of {letters}"))))
 }
 
-/// A file system cannot have a zero byte in a path, and no path is empty.
-pub fn path(text: &str) -> Option<Refusal> {
-    let why = match text {
-        "" => "is empty",
-        text if text.contains('\0') => "contains a zero byte",
-        _ => return None,
-    };
-    Some((why.to_owned(), None))
+/// Reads a path: a file system cannot have a zero byte in one, and none is empty.
+pub fn path(text: &str) -> Result<Cow<'static, str>, Refusal> {
+    match text {
+        "" => Err(("is empty".to_owned(), None)),
+        text if text.contains('\0') => Err(("contains a zero byte".to_owned(), None)),
+        text => Ok(Cow::Owned(text.to_owned())),
+    }
 }
 
-/// The seed that a text is: digits only, of up to 64 bits.
-pub fn parse_seed(text: &str) -> Option<u64> {
-    text.parse().ok().filter(|_| text.bytes().all(|byte| byte.is_ascii_digit()))
-}
-
-fn seed(text: &str) -> Option<Refusal> {
-    let help = format!("write \"0\" to \"{}\"", u64::MAX);
-    parse_seed(text).is_none().then(|| (format!("is {}", quote(text)), Some(help)))
+/// Reads digits only, of up to 64 bits.
+fn seed(text: &str) -> Result<u64, Refusal> {
+    let seed = text.parse().ok().filter(|_| text.bytes().all(|byte| byte.is_ascii_digit()));
+    seed.ok_or_else(|| (format!("is {}", quote(text)), Some(format!("write \"0\" to \"{}\"", u64::MAX))))
 }

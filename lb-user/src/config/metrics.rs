@@ -6,7 +6,8 @@ use std::net::SocketAddr;
 
 use super::keys::metrics::{LISTEN, SECTION};
 use crate::diagnostic::Report;
-use crate::document::Table;
+use crate::document::kind::Refusal;
+use crate::document::{Table, address};
 
 /// Where counters are told.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -18,12 +19,12 @@ pub struct Metrics {
 /// Reads the table, if there is one.
 pub fn read(root: &Table<'_>, report: &mut Report<'_>) -> Metrics {
     let table = root.table(&SECTION, report);
-    Metrics { listen: read_listen(&table, report) }
+    Metrics { listen: LISTEN.take_written(&table, report).flatten() }
 }
 
-fn read_listen(table: &Table<'_>, report: &mut Report<'_>) -> Option<SocketAddr> {
-    let item = LISTEN.item(table, report)?;
-    let address = item.address(report)?;
+/// Reads an address that only this host reaches.
+pub fn loopback(text: &str) -> Result<SocketAddr, Refusal> {
+    let address = address(text)?;
     let (why, help) = if !address.ip().is_loopback() {
         let port = address.port().max(1);
         let help = format!(
@@ -33,10 +34,9 @@ fn read_listen(table: &Table<'_>, report: &mut Report<'_>) -> Option<SocketAddr>
     } else if address.port() == 0 {
         ("has port 0", "write 1 to 65535".to_owned())
     } else {
-        return Some(address);
+        return Ok(address);
     };
-    report.add(item.span(), format!("listen \"{address}\" {why}"), help);
-    None
+    Err((format!("\"{address}\" {why}"), Some(help)))
 }
 
 #[cfg(test)]

@@ -138,7 +138,7 @@ pub fn check_scan(
 mod tests {
     use lb_core::service::Service;
 
-    use super::super::service::tests::{check, services, with_line, with_service};
+    use super::super::tests::{check, services, with_line, with_service};
     use super::*;
 
     fn service(lines: &str) -> Service {

@@ -14,7 +14,7 @@ use super::keys::service::BACKENDS;
 use super::{NamedFile, Source};
 use crate::diagnostic::{Report, quote};
 use crate::document::kind::Read as _;
-use crate::document::{Item, Table};
+use crate::document::{Item, Table, address};
 use crate::source::endpoints::{self, Entry};
 
 /// Reads where the endpoints of the service at `service` come from; `services` are the addresses of all.
@@ -72,7 +72,7 @@ pub fn named_file(table: &Table<'_>, service: Option<SocketAddr>, directory: &Pa
     let backends = table.get(BACKENDS.name)?;
     let DeValue::Table(entries) = backends.value() else { return None };
     let file = entries.get(FILE.name)?;
-    let is_read = |text: &&str| path(text).is_none() && !is_yaml(text);
+    let is_read = |text: &&str| path(text).is_ok() && !is_yaml(text);
     let text = file.get_ref().as_str().filter(is_read)?;
     Some(NamedFile { service, path: directory.join(text), span: file.span() })
 }
@@ -85,7 +85,7 @@ fn read_static(
 ) -> Option<Source> {
     let items = list.list(report)?;
     let addresses: Vec<(Range<usize>, Option<SocketAddr>)> =
-        items.iter().map(|item| (item.span(), item.address(report))).collect();
+        items.iter().map(|item| (item.span(), item.parse(address, report))).collect();
     let is_whole = addresses.iter().all(|(_, address)| address.is_some());
     let entries = addresses.into_iter().map(|(span, address)| Entry::bare(span, address)).collect();
     let list = endpoints::check(entries, service, services, report)?;
@@ -94,7 +94,7 @@ fn read_static(
 
 #[cfg(test)]
 mod tests {
-    use super::super::service::tests::{check, services, with_service};
+    use super::super::tests::{check, services, with_service};
     use super::*;
 
     #[test]

@@ -6,7 +6,6 @@ use lb_core::service::{Size, Subset};
 use lb_core::weights::MIN_AUTO_SIZE;
 use toml::de::DeValue;
 
-use super::keys::parse_seed;
 use super::keys::size::{self, MIN};
 use super::keys::subset::{ALGORITHM, SECTION, SEED, SIZE};
 use crate::diagnostic::{Report, quote};
@@ -73,7 +72,7 @@ fn read_seed(table: &Table<'_>, report: &mut Report<'_>) -> Option<Option<u64>> 
         item.wrong_kind_but("a string", "write it in quotes".to_owned(), report);
         return None;
     }
-    SEED.take_written(table, report).map(|seed| seed.and_then(|text| parse_seed(&text)))
+    SEED.take_written(table, report)
 }
 
 #[cfg(test)]
@@ -82,7 +81,7 @@ mod tests {
     use lb_core::subset::Algorithm;
 
     use super::super::ClientService;
-    use super::super::service::tests::{check, services, with_line};
+    use super::super::tests::{check, services, with_line};
     use super::*;
 
     #[track_caller]

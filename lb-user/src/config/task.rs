@@ -96,20 +96,19 @@ fn parse_index(text: &str) -> Option<u32> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::client::tests::with_line;
-    use super::super::tests::{Fake, faults, faults_in, good, good_in};
+    use super::super::tests::{Fake, faults, faults_in, good, good_in, with_client_line};
     use super::*;
 
     #[test]
     fn indexes_and_counts_go_to_their_limits() {
-        let task = |line: &str| good(&with_line(line)).clients[0].task;
+        let task = |line: &str| good(&with_client_line(line)).clients[0].task;
         assert_eq!(task("index = 65535\ncount = 65536"), Task { index: 65_535, count: 65_536 });
         assert_eq!(task("count = 1"), Task { index: 0, count: 1 });
     }
 
     #[test]
     fn an_index_comes_from_the_environment() {
-        let text = with_line("index = { env = 'TASK' }\ncount = 300");
+        let text = with_client_line("index = { env = 'TASK' }\ncount = 300");
         let of = |value: &'static str| Fake { variable: Some(("TASK", value)), host_name: None };
         assert_eq!(good_in(&text, &of("13")).clients[0].task, Task { index: 13, count: 300 });
         let help = "(set it to 0 to 65535)";
@@ -124,7 +123,7 @@ mod tests {
 
     #[test]
     fn an_index_comes_from_the_host_name() {
-        let text = with_line("index = { hostname = true }\ncount = 300");
+        let text = with_client_line("index = { hostname = true }\ncount = 300");
         let of = |name: &'static str| Fake { variable: None, host_name: Some(name) };
         for (name, index) in
             [("web-13", 13), ("web007", 7), ("web-13.zone5.example", 13), ("2-0", 0), ("42", 42)]

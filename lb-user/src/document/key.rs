@@ -3,6 +3,8 @@
 //! The rows of the configuration are in `config/keys.rs`, those of endpoint files beside their reader. What a value decides
 //! is not known here.
 
+use std::ops::Range;
+
 use super::kind::{Kind, Read};
 use super::{Item, Table};
 use crate::diagnostic::Report;
@@ -58,6 +60,12 @@ impl<K: Read> Key<K> {
             None if matches!(self.unset, Unset::Required) => None,
             None => Some(self.default()),
         }
+    }
+
+    /// The value if it is written, and where it stands; `None` also if it is wrong, which is reported.
+    pub fn take_at(&self, table: &Table<'_>, report: &mut Report<'_>) -> Option<(K::Value, Range<usize>)> {
+        let item = self.item(table, report)?;
+        Some((self.kind.read(&item, report)?, item.span()))
     }
 
     /// The value if it is written; the outer `None` if it is wrong, which is reported.

@@ -3,8 +3,7 @@
 //! A kind tells readers what to refuse and pages what may be written, so that neither can say something else. A value that
 //! takes more than one kind is a [`Form`], which the reader of its key looks at by itself.
 
-use std::borrow::Cow;
-use std::net::SocketAddr;
+use std::fmt::Display;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
@@ -187,51 +186,27 @@ impl<T: Copy + Sync> Read for Words<T> {
     }
 }
 
-/// An IP address and port, as in these examples.
-pub struct Address(pub &'static [&'static str]);
-
-impl Kind for Address {
-    type Value = SocketAddr;
-
-    fn values(&self) -> Vec<String> {
-        quoted(self.0)
-    }
-
-    fn written(&self, value: &SocketAddr) -> String {
-        format!("\"{value}\"")
-    }
-}
-
-impl Read for Address {
-    fn read(&self, item: &Item<'_>, report: &mut Report<'_>) -> Option<SocketAddr> {
-        item.address(report)
-    }
-}
-
-/// A string, as in these examples, for which the function gives no reason to refuse it.
-pub struct Text(pub &'static [&'static str], pub fn(&str) -> Option<Refusal>);
+/// A string that is read by a function of it alone, as in these examples.
+pub struct Text<T>(pub &'static [&'static str], pub fn(&str) -> Result<T, Refusal>);
 
 /// What is wrong with a text, after the name of its key; and what would be right.
 pub type Refusal = (String, Option<String>);
 
-impl Kind for Text {
-    type Value = Cow<'static, str>;
+impl<T: Clone + Sync + Display> Kind for Text<T> {
+    type Value = T;
 
     fn values(&self) -> Vec<String> {
-        quoted(self.0)
+        self.0.iter().map(|example| format!("{example:?}")).collect()
     }
 
-    fn written(&self, value: &Cow<'static, str>) -> String {
-        format!("{value:?}")
+    fn written(&self, value: &T) -> String {
+        format!("\"{value}\"")
     }
 }
 
-impl Read for Text {
-    fn read(&self, item: &Item<'_>, report: &mut Report<'_>) -> Option<Cow<'static, str>> {
-        let text = item.text(report)?;
-        let Some((why, help)) = (self.1)(text) else { return Some(Cow::Owned(text.to_owned())) };
-        report.add(item.span(), format!("{} {why}", item.name()), help);
-        None
+impl<T: Clone + Sync + Display> Read for Text<T> {
+    fn read(&self, item: &Item<'_>, report: &mut Report<'_>) -> Option<T> {
+        item.parse(self.1, report)
     }
 }
 
@@ -248,8 +223,4 @@ impl Kind for Form {
     fn written(&self, (): &()) -> String {
         String::new()
     }
-}
-
-fn quoted(examples: &[&str]) -> Vec<String> {
-    examples.iter().map(|example| format!("{example:?}")).collect()
 }

@@ -3,7 +3,6 @@
 //! A file is complete or refused: whoever wrote it half must not take backends away from the service. Reads text only;
 //! when to read it, and that the last good list stays when this refuses, is for the caller.
 
-use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ops::Range;
@@ -15,8 +14,8 @@ use lb_core::endpoint::{Endpoint, EndpointFault, EndpointList, EndpointState, MA
 use crate::diagnostic::{Faults, Report, utf8};
 use crate::document::key::Unset::{Is, Means, Required};
 use crate::document::key::{Key, Section, section};
-use crate::document::kind::{Address, Number, Read as _, Text, Words};
-use crate::document::{self, Table};
+use crate::document::kind::{Number, Read as _, Text, Words};
+use crate::document::{self, Table, address};
 
 mod entries;
 
@@ -33,13 +32,13 @@ const STATES: [(&str, EndpointState); 2] =
 section! {
     keys, "[[endpoint]]", "an endpoint", "in an endpoint file, one for each endpoint of the service";
 
-    ADDRESS "address": Address(&["10.0.0.1:8080"]), Required, "IP address and port, of the family of its service";
+    ADDRESS "address": Text<SocketAddr>(&["10.0.0.1:8080"], address), Required, "IP address and port, of the family of its service";
     INDEX "index": Number(0..=MAX_INDEXES - 1), Means("its position in the file"),
         "its number among the service's endpoints; for all of them or for none";
     WEIGHT "weight": Number(0..=0xffff), Is(1), "capacity relative to the others; 0: no new connections";
     STATE "state": Words<(&'static str, EndpointState)>(&STATES, |state| state.0), Is(STATES[0]),
         "a lame duck serves, but asks for no new connections";
-    ZONE "zone": Text(&["b"], |_| None), Means("none"), "where it runs; has no effect yet";
+    ZONE "zone": Text<String>(&["b"], |text| Ok(text.to_owned())), Means("none"), "where it runs; has no effect yet";
 }
 
 /// Reads the content of the endpoint file at `path`, which is JSON if its name ends in `.json` and TOML otherwise.
@@ -93,14 +92,14 @@ fn read_table(table: &Table<'_>, report: &mut Report<'_>) -> Option<Entry> {
     let address = keys::ADDRESS.item(table, report);
     let is_cut = address.is_none() && table.get(keys::INDEX.name).is_none();
     let span = address.as_ref().map_or(table.span(), document::Item::span);
-    let address = address.and_then(|item| item.address(report));
+    let address = address.and_then(|item| keys::ADDRESS.kind.read(&item, report));
     let index = match keys::INDEX.item(table, report) {
         Some(item) => Index::read(item.span(), keys::INDEX.kind.read(&item, report)),
         None => Index::Absent,
     };
     let weight = u16::try_from(keys::WEIGHT.take_or_default(table, report)).unwrap_or(1);
     let (_, state) = keys::STATE.take_or_default(table, report);
-    let zone = keys::ZONE.take_written(table, report).flatten().map(Cow::into_owned);
+    let zone = keys::ZONE.take_written(table, report).flatten();
     (!is_cut).then_some(Entry { span, address, index, weight, state, zone })
 }
 
