@@ -84,10 +84,6 @@ mod tests {
                     .to_owned(),
             ),
             ("listen = 9464", "9:10: listen must be a string, not a whole number".to_owned()),
-            (
-                "port = 9464",
-                "9:1: unknown key \"port\" in [metrics] (known keys: listen)".to_owned(),
-            ),
         ];
         for (line, expected) in cases {
             assert_eq!(faults(&format!("{LEAST}[metrics]\n{line}")), [expected], "{line}");

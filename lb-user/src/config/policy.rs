@@ -15,7 +15,7 @@ use super::keys::service::{
 use super::keys::udp::{REBIND, SECTION};
 use crate::diagnostic::Report;
 use crate::document::Table;
-use crate::document::kind::Read as _;
+use crate::document::kind::Kind as _;
 
 /// The half-life of an error where nothing is written, if errors are known: long enough to keep most new connections
 /// away from a backend that refuses them all, short enough that one that is back has its part within a minute.

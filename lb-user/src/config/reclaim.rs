@@ -35,10 +35,6 @@ mod tests {
                 "reclaim_interval = 60",
                 format!("9:20: reclaim_interval must be a string, not a whole number {help}"),
             ),
-            (
-                "interval = '60s'",
-                "9:1: unknown key \"interval\" in [accounting] (known keys: reclaim_interval)".to_owned(),
-            ),
         ] {
             assert_eq!(faults(&format!("{LEAST}[accounting]\n{line}")), [expected], "{line}");
         }

@@ -223,11 +223,6 @@ mod tests {
                  or \"ETIMEDOUT\" or \"EADDRNOTAVAIL\" or \"EAGAIN\" or \"ENETDOWN\" or \"EHOSTDOWN\" or \
                  \"ECONNABORTED\" or \"ECONNRESET\" or \"EACCES\")",
             ),
-            (
-                "weight = 1",
-                "8:1: unknown key \"weight\" in a service (known keys: name, address, protocol, policy, \
-                 active_limit, overflow, error_decay, connect_timeout, unanswered_after, udp, subset, on_no_backend, backends)",
-            ),
         ];
         for (line, expected) in cases {
             check(&with_line(line), &[expected]);

@@ -13,7 +13,7 @@ use super::keys::path;
 use super::keys::service::BACKENDS;
 use super::{NamedFile, Source};
 use crate::diagnostic::{Report, quote};
-use crate::document::kind::Read as _;
+use crate::document::kind::Kind as _;
 use crate::document::{Item, Table, address};
 use crate::source::endpoints::{self, Entry};
 

@@ -10,7 +10,7 @@ use super::Environment;
 use super::keys::client::{COUNT, INDEX};
 use super::keys::index::{ENV, HOSTNAME, SECTION};
 use crate::diagnostic::{Report, quote};
-use crate::document::kind::{Number, Read as _};
+use crate::document::kind::{Kind as _, Number};
 use crate::document::{Item, Table};
 
 /// The last task that a job can have.

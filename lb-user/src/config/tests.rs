@@ -275,23 +275,9 @@ fn wrong_tables_are_refused() {
             "8:3: unknown key \"clients\" in a configuration (did you mean client? known keys: client, service, \
              paths, limits, metrics, accounting)",
         ),
-        (
-            "[path]\n",
-            "8:2: unknown key \"path\" in a configuration (did you mean paths? known keys: client, service, \
-             paths, limits, metrics, accounting)",
-        ),
         ("[[paths]]", "8:1: paths must be a table, not a list"),
-        (
-            "[paths]\npin = 'x'",
-            "9:1: unknown key \"pin\" in [paths] (did you mean pins? known keys: pins, run, state)",
-        ),
         ("[paths]\npins = ''", "9:8: pins is empty"),
         ("[paths]\nrun = 1", "9:7: run must be a string, not a whole number"),
-        (
-            "[limits]\nslot = 64",
-            "9:1: unknown key \"slot\" in [limits] (did you mean slots? known keys: schedule_entries, \
-             flow_records, slots)",
-        ),
     ];
     for (lines, expected) in cases {
         check(&format!("{LEAST}{lines}"), &[expected]);
@@ -303,6 +289,16 @@ fn wrong_tables_are_refused() {
             "2:1: service must be a list of tables, not a table (write the header [[service]])",
         ],
     );
+}
+
+#[test]
+fn every_table_refuses_a_key_that_has_no_row() {
+    for section in keys::SECTIONS.map(|sections| sections[0]) {
+        let (what, known) = (section.what, section.keys().join(", "));
+        let expected = format!("9:1: unknown key \"colour\" in {what} (known keys: {known})");
+        let faults = faults(&format!("{LEAST}{}\ncolour = 1", section.header));
+        assert!(faults.contains(&expected), "{expected}: {faults:?}");
+    }
 }
 
 #[test]

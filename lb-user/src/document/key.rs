@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use super::kind::{Kind, Read};
+use super::kind::Kind;
 use super::{Item, Table};
 use crate::diagnostic::Report;
 
@@ -50,9 +50,7 @@ impl<K: Kind> Key<K> {
             Unset::Required | Unset::Means(_) => unreachable!("the row of {} has no value", self.name),
         }
     }
-}
 
-impl<K: Read> Key<K> {
     /// The value, written or not; `None` if it is wrong or missing, which is reported.
     pub fn take(&self, table: &Table<'_>, report: &mut Report<'_>) -> Option<K::Value> {
         match self.item(table, report) {

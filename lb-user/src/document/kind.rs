@@ -22,10 +22,6 @@ pub trait Kind: Sync {
     fn values(&self) -> Vec<String>;
     /// A value as a file has it.
     fn written(&self, value: &Self::Value) -> String;
-}
-
-/// A kind whose values are read without knowing more than what limits them.
-pub trait Read: Kind {
     /// The value, if there is nothing wrong with it.
     fn read(&self, item: &Item<'_>, report: &mut Report<'_>) -> Option<Self::Value>;
 }
@@ -48,9 +44,7 @@ impl Kind for Number {
     fn written(&self, value: &u32) -> String {
         value.to_string()
     }
-}
 
-impl Read for Number {
     fn read(&self, item: &Item<'_>, report: &mut Report<'_>) -> Option<u32> {
         let DeValue::Integer(integer) = item.value() else {
             item.wrong_kind("a whole number", report);
@@ -79,9 +73,7 @@ impl Kind for PowerOfTwo {
     fn written(&self, value: &u32) -> String {
         value.to_string()
     }
-}
 
-impl Read for PowerOfTwo {
     fn read(&self, item: &Item<'_>, report: &mut Report<'_>) -> Option<u32> {
         let number = Number(self.0.clone()).read(item, report)?;
         if !number.is_power_of_two() {
@@ -106,9 +98,7 @@ impl Kind for Time {
     fn written(&self, value: &Duration) -> String {
         format!("\"{}\"", in_units(*value))
     }
-}
 
-impl Read for Time {
     fn read(&self, item: &Item<'_>, report: &mut Report<'_>) -> Option<Duration> {
         read_time(item, &self.0, write(self), report)
     }
@@ -129,9 +119,7 @@ impl Kind for TimeOrOff {
     fn written(&self, value: &Option<Duration>) -> String {
         format!("\"{}\"", value.map_or_else(|| OFF.to_owned(), in_units))
     }
-}
 
-impl Read for TimeOrOff {
     fn read(&self, item: &Item<'_>, report: &mut Report<'_>) -> Option<Option<Duration>> {
         if item.as_str() == Some(OFF) {
             return Some(None);
@@ -170,9 +158,7 @@ impl<T: Copy + Sync> Kind for Words<T> {
     fn written(&self, value: &T) -> String {
         format!("{:?}", (self.1)(*value))
     }
-}
 
-impl<T: Copy + Sync> Read for Words<T> {
     fn read(&self, item: &Item<'_>, report: &mut Report<'_>) -> Option<T> {
         let Self(all, name) = self;
         let text = item.text(report)?;
@@ -202,9 +188,7 @@ impl<T: Clone + Sync + Display> Kind for Text<T> {
     fn written(&self, value: &T) -> String {
         format!("\"{value}\"")
     }
-}
 
-impl<T: Clone + Sync + Display> Read for Text<T> {
     fn read(&self, item: &Item<'_>, report: &mut Report<'_>) -> Option<T> {
         item.parse(self.1, report)
     }
@@ -222,5 +206,9 @@ impl Kind for Form {
 
     fn written(&self, (): &()) -> String {
         String::new()
+    }
+
+    fn read(&self, _: &Item<'_>, _: &mut Report<'_>) -> Option<()> {
+        Some(())
     }
 }

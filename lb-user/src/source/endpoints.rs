@@ -14,7 +14,7 @@ use lb_core::endpoint::{Endpoint, EndpointFault, EndpointList, EndpointState, MA
 use crate::diagnostic::{Faults, Report, utf8};
 use crate::document::key::Unset::{Is, Means, Required};
 use crate::document::key::{Key, Section, section};
-use crate::document::kind::{Number, Read as _, Text, Words};
+use crate::document::kind::{Kind as _, Number, Text, Words};
 use crate::document::{self, Table, address};
 
 mod entries;
