@@ -1,6 +1,6 @@
 //! What is wrong with a file, where, and what would be right.
 //!
-//! An operator who repairs a file wants all of its faults at once, each with its place: as one line for a log, or with
+//! An operator who repairs a file wants all of its faults at once, each with line and column: as one line for a log, or with
 //! the source line and a caret for a terminal. Knows nothing of what the files mean; their readers do.
 
 use std::collections::BTreeSet;
@@ -186,7 +186,7 @@ impl<'t> Report<'t> {
         Self { path, text, line_starts, broken: BTreeSet::new(), faults: Vec::new(), left_off: 0 }
     }
 
-    /// The line of a place, from 1.
+    /// The line in which a span begins, from 1.
     pub fn line(&self, span: &Range<usize>) -> usize {
         self.line_starts.partition_point(|start| *start <= span.start)
     }
@@ -378,7 +378,7 @@ error: second
 
     proptest! {
         #[test]
-        fn no_place_of_no_text_panics(text in "(?s).{0,40}", start in 0_usize..60, length in 0_usize..60) {
+        fn no_span_of_no_text_panics(text in "(?s).{0,40}", start in 0_usize..60, length in 0_usize..60) {
             let mut report = Report::new(Path::new("x"), &text);
             report.add(start..start + length, "wrong", None);
             prop_assert!(!report.finish(None::<()>).unwrap_err().terminal(false).to_string().is_empty());

@@ -68,16 +68,9 @@ pub struct Table<'t> {
 }
 
 impl<'t> Table<'t> {
-    /// The document itself, with these keys; `what` names it in messages.
-    pub fn root(
-        what: &'static str,
-        known: &[&str],
-        entries: &'t DeTable<'t>,
-        report: &mut Report<'_>,
-    ) -> Self {
-        let root = Self { what, span: 0..0, entries: Some(entries) };
-        root.check_keys(known, report);
-        root
+    /// The document itself; `what` names it in messages.
+    pub fn root(what: &'static str, entries: &'t DeTable<'t>) -> Self {
+        Self { what, span: 0..0, entries: Some(entries) }
     }
 
     /// Where it begins.
@@ -85,7 +78,8 @@ impl<'t> Table<'t> {
         self.span.clone()
     }
 
-    fn check_keys(&self, known: &[&str], report: &mut Report<'_>) {
+    /// Refuses every key that is not `known`.
+    pub fn check_keys(&self, known: &[&str], report: &mut Report<'_>) {
         let keys = self.entries.iter().flat_map(|entries| entries.keys());
         for key in keys.filter(|key| !known.contains(&key.get_ref().as_ref())) {
             let name = key.get_ref();
@@ -274,7 +268,8 @@ mod tests {
     fn faults(text: &str) -> String {
         let mut report = Report::new(Path::new("x"), text);
         let root = read(text, &mut report);
-        let table = Table::root("the test", &keys::SECTION.keys(), &root, &mut report);
+        let table = Table::root("the test", &root);
+        table.check_keys(&keys::SECTION.keys(), &mut report);
         keys::NUMBER.take_written(&table, &mut report);
         keys::S.take_written(&table, &mut report);
         keys::L.item(&table, &mut report).map(|item| item.list(&mut report).is_some());

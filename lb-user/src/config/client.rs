@@ -34,15 +34,15 @@ pub fn read(
             cgroups.add(cgroup, name.as_deref().unwrap_or("?"), span, report);
         }
         let task = task::read(table, env, report);
-        let dialled = read_services(table, services, report);
+        let templates = read_services(table, services, report);
         if let Some(task) = task {
-            check_limits(table, name.as_deref(), task, &dialled, limits, report);
+            check_limits(table, name.as_deref(), task, &templates, limits, report);
         }
-        let accounting = read_accounting(table, &dialled, report);
+        let accounting = read_accounting(table, &templates, report);
         if let (Some(job), Some(name), Some((cgroup, _)), Some(task), Some(accounting)) =
             (job, name, cgroup, task, accounting)
         {
-            let services = dialled.iter().map(|entry| entry.of_job(&job, accounting)).collect();
+            let services = templates.iter().map(|template| template.of_job(&job, accounting)).collect();
             let cgroup = cgroup.into();
             clients.push(Client { job, name, cgroup, task, services, accounting });
         }
@@ -84,7 +84,7 @@ fn read_services<'s>(
         report.add(item.span(), "services is empty", help);
     }
     let mut named = Unique::default();
-    let mut dialled = Vec::with_capacity(items.len());
+    let mut templates = Vec::with_capacity(items.len());
     for item in items {
         let Some(name) = item.text(report) else { continue };
         let Some(declared) = find(services.as_slice(), name) else {
@@ -95,26 +95,26 @@ fn read_services<'s>(
             continue;
         };
         if named.claim(name, item.span(), &format!("service \"{name}\""), report) {
-            dialled.extend(declared.template.as_ref());
+            templates.extend(declared.template.as_ref());
         }
     }
-    dialled
+    templates
 }
 
 fn find<'s, 't>(services: &'s [Declared<'t>], name: &str) -> Option<&'s Declared<'t>> {
     services.iter().find(|declared| declared.name == Some(name))
 }
 
-// Without causes nothing is known of errors: a service that shall count them would be no better than one that does not.
+// Accounting "active" sees no cause of an end, so a decay of errors that is written would have no effect.
 fn read_accounting(
     table: &Table<'_>,
-    dialled: &[&ServiceTemplate],
+    templates: &[&ServiceTemplate],
     report: &mut Report<'_>,
 ) -> Option<Accounting> {
     let accounting = ACCOUNTING.take(table, report)?;
     if let (Accounting::Active, Some(item)) = (accounting, ACCOUNTING.item(table, report)) {
-        for (entry, decay) in dialled.iter().filter_map(|entry| Some((entry, entry.counts_errors()?))) {
-            let (name, line) = (entry.name(), report.line(decay));
+        for (template, decay) in templates.iter().filter_map(|one| Some((one, one.counts_errors()?))) {
+            let (name, line) = (template.name(), report.line(decay));
             let message = format!(
                 "accounting \"active\" knows no errors, and service \"{name}\" counts them by error_decay on line {line}"
             );
@@ -130,12 +130,12 @@ fn check_limits(
     table: &Table<'_>,
     name: Option<&str>,
     task: Task,
-    dialled: &[&ServiceTemplate],
+    templates: &[&ServiceTemplate],
     limits: Limits,
     report: &mut Report<'_>,
 ) {
     let sum = |of: fn(&ServiceTemplate, Task) -> u32| {
-        dialled.iter().map(|entry| u64::from(of(entry, task))).sum::<u64>()
+        templates.iter().map(|template| u64::from(of(template, task))).sum::<u64>()
     };
     let name = name.unwrap_or("?");
     for (key, needed, limit) in [
@@ -233,16 +233,16 @@ mod tests {
 
     #[test]
     fn a_service_that_counts_errors_needs_an_accounting_that_knows_them() {
-        let fault = |place: &str, service: &str, line: u32| {
+        let fault = |position: &str, service: &str, line: u32| {
             format!(
-                "{place}: accounting \"active\" knows no errors, and service \"{service}\" counts them by error_decay on \
+                "{position}: accounting \"active\" knows no errors, and service \"{service}\" counts them by error_decay on \
                  line {line} (write accounting = \"full\", or error_decay = \"off\")"
             )
         };
         for policy in ["policy = 'least-loaded'", "policy = 'p2c'"] {
             check(&accounted("active", [policy, "error_decay = '1s'"]), &[&fault("10:14", "s", 6)]);
         }
-        // Where nothing counts errors, nothing needs them. Each client is told of each service.
+        // Where nothing counts errors, nothing needs them. Each client has a fault for each service.
         assert_eq!(faults(&accounted("active", ["policy = 'random'", "error_decay = '1s'"])), [""; 0]);
         let services = ["t", "u"].map(|name| {
             let port = name.as_bytes()[0];

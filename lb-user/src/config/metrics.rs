@@ -1,4 +1,4 @@
-//! The `[metrics]` table: where counters are told besides the daemon's own socket.
+//! The `[metrics]` table: where metrics are read besides the daemon's own socket.
 //!
 //! Whoever may open a Unix socket is decided by its file; a TCP port has no such thing, so it stays on the host.
 
@@ -9,7 +9,7 @@ use crate::diagnostic::Report;
 use crate::document::kind::Refusal;
 use crate::document::{Table, address};
 
-/// Where counters are told.
+/// Where metrics are read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Metrics {
     /// A TCP address on loopback, if there is to be one besides the daemon's own socket.
@@ -44,7 +44,7 @@ mod tests {
     use super::super::tests::{LEAST, faults, good};
 
     #[test]
-    fn metrics_are_told_on_loopback_if_they_are_asked_for() {
+    fn metrics_are_served_on_loopback_if_they_are_asked_for() {
         let of = |lines: &str| good(&format!("{LEAST}{lines}")).metrics.listen;
         assert_eq!((of(""), of("[metrics]")), (None, None));
         for address in ["127.0.0.1:9464", "127.9.9.9:1", "[::1]:65535"] {

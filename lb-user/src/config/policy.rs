@@ -105,11 +105,11 @@ pub fn check_scan(
     report: &mut Report<'_>,
 ) {
     let Some(scan) = Scan::of(choice.policy, choice.active_limit, choice.overflow) else { return };
-    let listed = match source {
+    let endpoints = match source {
         Source::Static(list) => u32::try_from(list.as_slice().len()).unwrap_or(u32::MAX),
         Source::File(_) => u32::MAX,
     };
-    if subset.most_members().min(listed) <= MAX_SCAN {
+    if subset.most_members().min(endpoints) <= MAX_SCAN {
         return;
     }
     let (what, algorithm) = match subset {

@@ -300,10 +300,10 @@ mod tests {
     fn an_address_may_be_a_service_of_each_protocol() {
         let second = "[[service]]\nname = 't'\naddress = '10.96.0.10:80'\nprotocol = 'udp'\nbackends = { static = [] }";
         let both = services(&with_line(second));
-        let dialled: Vec<_> =
+        let addresses: Vec<_> =
             both.iter().map(|one| (one.service.address, one.service.protocol.name())).collect();
         let address = "10.96.0.10:80".parse().unwrap();
-        assert_eq!(dialled, [(address, "tcp"), (address, "udp")]);
+        assert_eq!(addresses, [(address, "tcp"), (address, "udp")]);
         check(
             &with_line(&format!("protocol = 'udp'\n{second}")),
             &["11:11: address 10.96.0.10:80 with protocol udp is already on line 6"],

@@ -52,18 +52,18 @@ impl ServiceTemplate {
     /// as many as were asked for, and at least one. Which size `auto` chooses among those that it may choose is computed
     /// only once there is a list.
     pub fn backends(&self, task: Task) -> u32 {
-        let listed = match &self.source {
+        let count = match &self.source {
             Source::Static(list) => Some(list.index_space()),
             Source::File(_) => None,
         };
-        let (algorithm, size) = match (self.service.subset, listed) {
-            (Subset::All, listed) => return listed.unwrap_or(1),
+        let (algorithm, size) = match (self.service.subset, count) {
+            (Subset::All, count) => return count.unwrap_or(1),
             (Subset::Sized { size: Size::Fixed(size), .. }, None) => return size,
             (Subset::Sized { size: Size::Auto { .. }, .. }, None) => return 1,
             (Subset::Sized { algorithm, size }, Some(_)) => (algorithm, size),
         };
         // A list in the configuration has no holes, and all its weights are 1.
-        let backends = listed.unwrap_or(0);
+        let backends = count.unwrap_or(0);
         let position = Position { client: task.index, clients: task.count, backends, size: 0, seed: 0 };
         let size = match size {
             Size::Fixed(size) => size,

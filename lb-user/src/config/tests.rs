@@ -349,6 +349,19 @@ fn a_file_that_cannot_be_read_is_named_with_its_cause() {
 }
 
 #[test]
+fn paths_are_read_whatever_else_is_wrong() {
+    let run = |text: &str| {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), text).unwrap();
+        read_paths(file.path()).map(|paths| paths.run)
+    };
+    assert_eq!(run("colour = 1\n[[client]]\njob = 1").unwrap(), PathBuf::from("/run/socklb"));
+    assert_eq!(run("[paths]\nrun = '/r'\n[limits\n").unwrap(), PathBuf::from("/r"));
+    assert!(matches!(run("[limits\n"), Err(ConfigError::Faulty(_))));
+    assert!(matches!(run("[paths]\nrun = 1"), Err(ConfigError::Faulty(_))));
+}
+
+#[test]
 fn no_name_of_a_variable_panics() {
     for name in ["", "=", "A=B", "A\0"] {
         assert_eq!(Host.variable(name), None);

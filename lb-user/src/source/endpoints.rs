@@ -81,7 +81,8 @@ pub fn parse(
 
 fn read_toml(text: &str, report: &mut Report<'_>) -> Vec<Entry> {
     let root = entries::read(text, MAX_BACKENDS as usize, report);
-    let root = Table::root("an endpoint file", &[keys::SECTION.name()], &root, report);
+    let root = Table::root("an endpoint file", &root);
+    root.check_keys(&[keys::SECTION.name()], report);
     let tables = root.tables(&keys::SECTION, MAX_BACKENDS as usize, report);
     tables.iter().filter_map(|table| read_table(table, report)).collect()
 }
