@@ -78,11 +78,12 @@ section! {
     OVERFLOW "overflow": Words<Overflow>(&Overflow::ALL, Overflow::name), Is(Overflow::LeastLoaded),
         "when every backend is at its `active_limit`: `least-loaded` takes the one with the fewest all the same, `refuse` \
          fails the connect with `on_no_backend`";
-    // The clock of the decay has whole seconds, and an error that counts for hours says nothing of now.
+    // The clock of the decay has whole seconds, and an error that counts for hours says nothing of now. The default keeps most
+    // new connections away from a backend that refuses them all, and gives one that is back its part within a minute.
     ERROR_DECAY "error_decay": TimeOrOff(Duration::from_secs(1)..=Duration::from_hours(1)),
-        Means("`\"10s\"`; `\"off\"` with `accounting = \"active\"`"),
+        Is(Some(Duration::from_secs(10))),
         "half-life of an error, which counts as an open flow for `least-loaded` and `p2c`, so that a backend that fails fast \
-         does not look idle; `off`: errors do not count";
+         does not look idle; `off`: errors do not count, which is the default with `accounting = \"active\"`";
     // The kernel's steps begin at about a second, and without a limit it gives up after 127.
     CONNECT_TIMEOUT "connect_timeout": Time(Duration::from_secs(1)..=Duration::from_secs(127)),
         Means("the kernel's, about 127 s"),

@@ -17,10 +17,6 @@ use crate::diagnostic::Report;
 use crate::document::Table;
 use crate::document::kind::Kind as _;
 
-/// The half-life of an error where nothing is written, if errors are known: long enough to keep most new connections
-/// away from a backend that refuses them all, short enough that one that is back has its part within a minute.
-pub const DEFAULT_ERROR_DECAY: Duration = Duration::from_secs(10);
-
 /// How backends are chosen.
 pub struct Choice {
     /// The policy.

@@ -10,7 +10,8 @@ use lb_core::service::{Service, Size, Subset, Task, seed};
 use lb_core::subset::{Position, length};
 use lb_core::weights;
 
-use super::{Accounting, ClientService, Source, policy};
+use super::keys::service::ERROR_DECAY;
+use super::{Accounting, ClientService, Source};
 
 /// A service before a client's job gives it its seed, and the client's accounting says whether errors are known.
 pub struct ServiceTemplate {
@@ -30,7 +31,7 @@ impl ServiceTemplate {
         let seed = self.seed.unwrap_or_else(|| seed(job, &self.service.name));
         let error_decay = match (&self.error_decay, accounting) {
             (Some((_, written)), _) => *written,
-            (None, Accounting::Full) => Some(policy::DEFAULT_ERROR_DECAY),
+            (None, Accounting::Full) => ERROR_DECAY.default(),
             (None, Accounting::Active) => None,
         };
         let service = Service { seed, error_decay, ..self.service.clone() };
