@@ -1,7 +1,8 @@
-//! Writes what the package needs of the command line: a manual page for each command, and completions for three shells.
+//! Writes what the package needs of the command line and of the configuration: a manual page for each command and for the
+//! file, and completions for three shells.
 //!
-//! An example, so that the program itself carries neither the writers nor a hidden command. It knows nothing of the
-//! commands but their definition, so a page cannot tell what the program does not.
+//! An example, so that the program itself carries neither the writers nor a hidden command. It knows nothing of commands and
+//! keys but their definitions, so a page cannot tell what the program does not.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,6 +12,10 @@ use clap::CommandFactory;
 use clap_complete::Shell;
 use clap_mangen::Man;
 use lb_user::cli::Cli;
+use lb_user::config::{keys, reference};
+use lb_user::document::key::{Section, entries};
+use lb_user::source::endpoints;
+use roff::{Inline, Roff, bold, roman};
 
 /// What the overview says after the commands, which know nothing of it. As in
 /// docs/reference/files-and-exit-codes.md.
@@ -53,7 +58,9 @@ fn main() -> Result<()> {
         write(&folder, command.clone(), &name, ".SH SEE ALSO\n.BR socklb (1)\n")?;
         names.push(name);
     }
-    let others: Vec<String> = names.iter().map(|name| format!(".BR {name} (1)")).collect();
+    write_file_page(&folder)?;
+    let mut others: Vec<String> = names.iter().map(|name| format!(".BR {name} (1)")).collect();
+    others.push(".BR socklb.toml (5)".to_owned());
     write(&folder, cli, "socklb", &format!("{FILES}.SH SEE ALSO\n{}\n", others.join(",\n")))
 }
 
@@ -76,4 +83,47 @@ fn write(folder: &Path, command: clap::Command, name: &str, more: &str) -> Resul
         page = page.replacen(&last, &format!("\\-\\- {last}..."), 1);
     }
     fs::write(&path, page).with_context(|| format!("write {}", path.display()))
+}
+
+/// Writes the page of the configuration file and of the endpoint files that it names.
+fn write_file_page(folder: &Path) -> Result<()> {
+    let version = format!("socklb {}", env!("CARGO_PKG_VERSION"));
+    let mut page = Roff::new();
+    page.control("TH", ["socklb.toml", "5", " ", &version, "socklb"])
+        .control("SH", ["NAME"])
+        .text([roman("socklb.toml - configuration of socklb")])
+        .control("SH", ["DESCRIPTION"])
+        .text(inlines(reference::INTRODUCTION));
+    let endpoints: &[&Section] = &[&endpoints::keys::SECTION];
+    for sections in keys::SECTIONS.into_iter().chain([endpoints]) {
+        let Section { header, text, .. } = sections[0];
+        page.control("SH", [*header]).text(inlines(text));
+        for (key, [values, unset, text]) in entries(sections) {
+            let unset = if unset == "required" { unset } else { format!("default: {unset}") };
+            page.control("TP", []).text([bold(key)]).text(inlines(&format!("{values}; {unset}")));
+            page.control("br", []).text(inlines(&text));
+        }
+    }
+    page.control("SH", ["FILES"])
+        .text([roman(
+            "/usr/share/doc/socklb/examples/socklb.toml, an example; /usr/share/doc/socklb/docs, all pages",
+        )])
+        .control("SH", ["SEE ALSO"])
+        .control("BR", ["socklb", "(1),"])
+        .control("BR", ["socklb-check", "(1)"]);
+    let path = folder.join("socklb.toml.5");
+    fs::write(&path, page.render()).with_context(|| format!("write {}", path.display()))
+}
+
+/// A text in Markdown: what stands in backticks is bold, and of a link its words are left.
+fn inlines(markdown: &str) -> Vec<Inline> {
+    let mut text = String::new();
+    for (position, part) in markdown.replace('\n', " ").split("](").enumerate() {
+        let rest = if position == 0 { part } else { part.split_once(')').map_or("", |(_, rest)| rest) };
+        text += rest;
+    }
+    let parts = text.split('`').enumerate();
+    parts
+        .map(|(position, part)| if position % 2 == 0 { roman(part.replace('[', "")) } else { bold(part) })
+        .collect()
 }

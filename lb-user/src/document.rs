@@ -1,18 +1,20 @@
-//! Reads TOML as a tree of values that know their place, and reports every fault of a file at once.
+//! Reads TOML as a tree of values that know where they stand, and reports every fault of a file at once.
 //!
 //! A derived reader would stop at its first fault, and an operator would repair a file by one fault per attempt. What
-//! keys and values mean is for the callers to know; here are only kinds, ranges, choices and addresses.
+//! keys and values mean is for the callers to know; here are only tables of keys, and kinds of values.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
-use std::ops::{Range, RangeInclusive};
-use std::time::Duration;
+use std::ops::Range;
 
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use crate::diagnostic::{Report, quote};
+
+pub mod key;
+
+pub mod kind;
 
 mod address;
 
@@ -20,10 +22,11 @@ mod duration;
 
 mod near;
 
-pub use address::{NotAnAddress, parse_address};
+pub use address::{NotAnAddress, address, parse_address};
 pub use near::did_you_mean;
 
-use duration::{in_units, parse_duration};
+use key::Section;
+use kind::Refusal;
 
 /// A longer text is reported up to its first syntax fault only: something else may give a fault per byte.
 pub const MAX_RECOVERED_BYTES: usize = 1 << 20;
@@ -56,18 +59,18 @@ pub fn add_syntax(span: Range<usize>, message: &str, report: &mut Report<'_>) {
     report.add_syntax(span, message, help);
 }
 
-/// A table of a document.
+/// A table of a document, or none.
 #[derive(Clone)]
 pub struct Table<'t> {
     what: &'static str,
     span: Range<usize>,
-    entries: &'t DeTable<'t>,
+    entries: Option<&'t DeTable<'t>>,
 }
 
 impl<'t> Table<'t> {
     /// The document itself; `what` names it in messages.
     pub fn root(what: &'static str, entries: &'t DeTable<'t>) -> Self {
-        Self { what, span: 0..0, entries }
+        Self { what, span: 0..0, entries: Some(entries) }
     }
 
     /// Where it begins.
@@ -77,7 +80,8 @@ impl<'t> Table<'t> {
 
     /// Refuses every key that is not `known`.
     pub fn check_keys(&self, known: &[&str], report: &mut Report<'_>) {
-        for key in self.entries.keys().filter(|key| !known.contains(&key.get_ref().as_ref())) {
+        let keys = self.entries.iter().flat_map(|entries| entries.keys());
+        for key in keys.filter(|key| !known.contains(&key.get_ref().as_ref())) {
             let name = key.get_ref();
             let help = format!("{}known keys: {}", did_you_mean(name, known), known.join(", "));
             report.add(key.span(), format!("unknown key {} in {}", quote(name), self.what), help);
@@ -86,42 +90,28 @@ impl<'t> Table<'t> {
 
     /// The value of a key, if there is one.
     pub fn get(&self, key: &'static str) -> Option<Item<'t>> {
-        self.entries.get(key).map(|value| Item { name: Cow::Borrowed(key), value })
+        self.entries?.get(key).map(|value| Item { name: Cow::Borrowed(key), value })
     }
 
-    /// The value of a key; `help` says what to write if there is none.
-    pub fn required(&self, key: &'static str, help: &str, report: &mut Report<'_>) -> Option<Item<'t>> {
-        let item = self.get(key);
-        if item.is_none() {
-            report.add_absent(self.span(), format!("{key} is missing in {}", self.what), help.to_owned());
-        }
-        item
+    /// The table headed `[name]`; one without keys if there is none.
+    pub fn table(&self, section: &Section, report: &mut Report<'_>) -> Self {
+        let table = self.get(section.name()).and_then(|item| item.table(section, report));
+        table.unwrap_or(Self { what: section.what, span: 0..0, entries: None })
     }
 
-    /// The tables headed `[[key]]`, at most `limit` of them; `what` names one of them in messages.
-    pub fn tables(
-        &self,
-        key: &'static str,
-        what: &'static str,
-        limit: usize,
-        report: &mut Report<'_>,
-    ) -> Vec<Self> {
+    /// The tables headed `[[name]]`, at most `limit` of them.
+    pub fn tables(&self, section: &Section, limit: usize, report: &mut Report<'_>) -> Vec<Self> {
+        let key = section.name();
         let Some(item) = self.get(key) else { return Vec::new() };
         let DeValue::Array(elements) = item.value.get_ref() else {
-            let message = format!("{key} must be a list of tables, not {}", kind(item.value.get_ref()));
-            report.add(item.span(), message, format!("write the header [[{key}]]"));
+            item.wrong_kind_but("a list of tables", format!("write the header [[{key}]]"), report);
             return Vec::new();
         };
         if let Some(beyond) = elements.get(limit) {
-            report.add(
-                beyond.span(),
-                format!("{key} {} is one too many", limit + 1),
-                format!("at most {limit}"),
-            );
+            let message = format!("{key} {} is one too many", limit + 1);
+            report.add(beyond.span(), message, format!("at most {limit}"));
         }
-        let name = || Cow::Owned(format!("an entry of {key}"));
-        let items = elements.iter().take(limit).map(|value| Item { name: name(), value });
-        items.filter_map(|item| item.table(what, report)).collect()
+        item.elements(elements).take(limit).filter_map(|item| item.table(section, report)).collect()
     }
 }
 
@@ -177,84 +167,36 @@ impl<'t> Item<'t> {
         Some(text)
     }
 
-    /// A whole number within a range.
-    pub fn number(&self, range: RangeInclusive<u32>, report: &mut Report<'_>) -> Option<u32> {
-        let DeValue::Integer(integer) = self.value() else {
-            self.wrong_kind("a whole number", report);
-            return None;
-        };
-        let number =
-            u32::from_str_radix(integer.as_str(), integer.radix()).ok().filter(|n| range.contains(n));
-        if number.is_none() {
-            let message = format!("{} is {integer:.40}", self.name);
-            report.add(self.span(), message, format!("write {} to {}", range.start(), range.end()));
-        }
-        number
-    }
-
     /// A list.
     pub fn list(&self, report: &mut Report<'_>) -> Option<Vec<Self>> {
         let DeValue::Array(elements) = self.value() else {
             self.wrong_kind("a list", report);
             return None;
         };
-        let name = || Cow::Owned(format!("an entry of {}", self.name));
-        Some(elements.iter().map(|value| Item { name: name(), value }).collect())
+        Some(self.elements(elements).collect())
     }
 
-    /// A table; `what` names it in messages.
-    pub fn table(&self, what: &'static str, report: &mut Report<'_>) -> Option<Table<'t>> {
+    fn elements(&self, elements: &'t [Spanned<DeValue<'t>>]) -> impl Iterator<Item = Self> {
+        elements.iter().map(|value| Self { name: Cow::Owned(format!("an entry of {}", self.name)), value })
+    }
+
+    /// A table with the keys of a section.
+    pub fn table(&self, section: &Section, report: &mut Report<'_>) -> Option<Table<'t>> {
         let DeValue::Table(entries) = self.value() else {
             self.wrong_kind("a table", report);
             return None;
         };
-        Some(Table { what, span: self.span(), entries })
+        let table = Table { what: section.what, span: self.span(), entries: Some(entries) };
+        table.check_keys(&section.keys(), report);
+        Some(table)
     }
 
-    /// A time within a range: a whole number of seconds, minutes or hours, as in `10s`. `or` is what else may be written.
-    pub fn duration(
-        &self,
-        range: RangeInclusive<Duration>,
-        or: Option<&str>,
-        report: &mut Report<'_>,
-    ) -> Option<Duration> {
-        let or = or.map_or_else(String::new, |or| format!("{or:?}, or "));
-        let help = format!("write {or}\"{}\" to \"{}\"", in_units(*range.start()), in_units(*range.end()));
-        let DeValue::String(text) = self.value() else {
-            report.add(
-                self.span(),
-                format!("{} must be a string, not {}", self.name, kind(self.value())),
-                help,
-            );
-            return None;
-        };
-        let duration = parse_duration(text).filter(|duration| range.contains(duration));
-        if duration.is_none() {
-            report.add(self.span(), format!("{} is {}", self.name, quote(text)), help);
-        }
-        duration
-    }
-
-    /// One of these words.
-    pub fn choice<T: Copy>(&self, words: &[(&str, T)], report: &mut Report<'_>) -> Option<T> {
-        let text = self.text(report)?;
-        if let Some((_, value)) = words.iter().find(|(word, _)| *word == text) {
-            return Some(*value);
-        }
-        let words: Vec<_> = words.iter().map(|(word, _)| *word).collect();
-        let listed: Vec<_> = words.iter().map(|word| format!("{word:?}")).collect();
-        let help = format!("{}write {}", did_you_mean(text, &words), listed.join(" or "));
-        report.add(self.span(), format!("unknown {} {}", self.name, quote(text)), help);
-        None
-    }
-
-    /// An IP address and port.
-    pub fn address(&self, report: &mut Report<'_>) -> Option<SocketAddr> {
-        let text = self.text(report)?;
-        match parse_address(text) {
-            Ok(address) => Some(address),
-            Err(NotAnAddress { why, help }) => {
-                report.add(self.span(), format!("{} {} {why}", self.name, quote(text)), help);
+    /// What a function makes of the string.
+    pub fn parse<T>(&self, parse: fn(&str) -> Result<T, Refusal>, report: &mut Report<'_>) -> Option<T> {
+        match parse(self.text(report)?) {
+            Ok(value) => Some(value),
+            Err((why, help)) => {
+                report.add(self.span(), format!("{} {why}", self.name), help);
                 None
             }
         }
@@ -273,7 +215,7 @@ fn kind(value: &DeValue<'_>) -> &'static str {
     }
 }
 
-/// Which places already hold a value that may occur once.
+/// Where values that may occur once stand already.
 pub struct Unique<K>(BTreeMap<K, Range<usize>>);
 
 impl<K> Default for Unique<K> {
@@ -296,27 +238,47 @@ impl<K: Ord> Unique<K> {
 
 #[cfg(test)]
 mod tests {
+    use std::net::SocketAddr;
     use std::path::Path;
+    use std::time::Duration;
 
+    use super::duration::parse_duration;
+    use super::key::Key;
+    use super::key::Unset::Means;
+    use super::key::section;
+    use super::kind::{Form, Number, Text, Time, TimeOrOff, Words};
     use super::*;
 
-    /// Reads `n` as a number, `s` as a string, `l` as a list, `t` as a table, `a` as an address, `c` as a choice, `d` as a
-    /// duration, `o` as one or "off".
+    section! {
+        keys, "[test]", "the test", "";
+
+        NUMBER "number": Number(1..=256), Means("none"), "";
+        S "s": Text<String>(&[], |text| Ok(text.to_owned())), Means("none"), "";
+        L "l": Form(&[]), Means("none"), "";
+        T "t": Form(&[]), Means("none"), "";
+        A "a": Text<SocketAddr>(&[], address), Means("none"), "";
+        C "c": Words<&'static str>(&["first", "second"], |word| word), Means("none"), "";
+        D "d": Time(Duration::from_secs(1)..=Duration::from_hours(24)), Means("none"), "";
+        O "o": TimeOrOff(Duration::from_secs(1)..=Duration::from_hours(24)), Means("none"), "";
+        TABLES "tables": Form(&[]), Means("none"), "";
+    }
+
+    section! { inner, "[[tables]]", "an inner table", ""; }
+
     fn faults(text: &str) -> String {
         let mut report = Report::new(Path::new("x"), text);
         let root = read(text, &mut report);
         let table = Table::root("the test", &root);
-        table.check_keys(&["number", "s", "l", "t", "a", "c", "d", "o", "tables"], &mut report);
-        table.get("number").map(|item| item.number(1..=256, &mut report));
-        table.get("s").map(|item| item.text(&mut report).is_some());
-        table.get("l").map(|item| item.list(&mut report).is_some());
-        table.get("t").map(|item| item.table("a test", &mut report).is_some());
-        table.get("a").map(|item| item.address(&mut report));
-        table.get("c").map(|item| item.choice(&[("first", 1), ("second", 2)], &mut report));
-        let range = Duration::from_secs(1)..=Duration::from_hours(24);
-        table.get("d").map(|item| item.duration(range.clone(), None, &mut report));
-        table.get("o").map(|item| item.duration(range, Some("off"), &mut report));
-        table.tables("tables", "an inner table", 2, &mut report);
+        table.check_keys(&keys::SECTION.keys(), &mut report);
+        keys::NUMBER.take_written(&table, &mut report);
+        keys::S.take_written(&table, &mut report);
+        keys::L.item(&table, &mut report).map(|item| item.list(&mut report).is_some());
+        keys::T.item(&table, &mut report).map(|item| item.table(&inner::SECTION, &mut report).is_some());
+        keys::A.take_written(&table, &mut report);
+        keys::C.take_written(&table, &mut report);
+        keys::D.take_written(&table, &mut report);
+        keys::O.take_written(&table, &mut report);
+        table.tables(&inner::SECTION, 2, &mut report);
         report.finish(Some(())).map_or_else(|faults| faults.to_string(), |()| String::new())
     }
 
@@ -379,7 +341,7 @@ mod tests {
         for text in wrong.into_iter().chain(["18446744073709551615h", "99999999999999999999s", "1s1s"]) {
             check(&format!("d = '{text}'"), &format!("x:1:5: d is {text:?} (write \"1s\" to \"24h\")"));
         }
-        check("o = 'of'", "x:1:5: o is \"of\" (write \"off\", or \"1s\" to \"24h\")");
+        check("o = 'of'", "x:1:5: o is \"of\" (write \"off\" or \"1s\" to \"24h\")");
         check("d = 10", "x:1:5: d must be a string, not a whole number (write \"1s\" to \"24h\")");
     }
 

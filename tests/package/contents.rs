@@ -46,6 +46,7 @@ fn every_file_is_at_its_place_and_roots() {
         "/usr/share/doc/socklb/examples/users.toml",
         "/usr/share/fish/vendor_completions.d/socklb.fish",
         "/usr/share/man/man1/socklb.1.gz",
+        "/usr/share/man/man5/socklb.toml.5.gz",
         "/usr/share/zsh/vendor-completions/_socklb",
     ]
     .map(str::to_owned)

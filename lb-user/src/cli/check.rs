@@ -1,5 +1,6 @@
 //! `socklb check`: everything that can be known of a configuration without touching the kernel: its own faults, those of
-//! the endpoint files it names, whether what they hold fits the limits, and what of it has no effect here.
+//! the endpoint files it names, whether what they hold fits the limits, and what of it has no effect here. Reads files, and
+//! changes nothing.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -15,7 +16,7 @@ use crate::error::Failure;
 use crate::print;
 use crate::source::{self, SourceError};
 
-/// Checks the configuration at `file`, and tells all faults at once. What is right and may still surprise is noted.
+/// Checks the configuration at `file`, and prints all faults at once, or notes on what is right and may still surprise.
 ///
 /// # Errors
 /// If it cannot be read, or does not fit its limits.
@@ -31,7 +32,7 @@ pub fn run(file: &Path) -> Result<ExitCode, Failure> {
                 // Of a file that several services name, as TCP and UDP at one address do, what they have in common once.
                 Err(SourceError::Invalid(faults)) if faulty.contains(&faults) => {}
                 Err(SourceError::Invalid(faults)) => faulty.push(faults),
-                // One that cannot be read has no place of its own: the configuration's is told.
+                // One that cannot be read has no line of its own: that of the configuration which names it is reported.
                 Err(error) => report.add(span.clone(), crate::error::chain(&error), None),
             }
         }

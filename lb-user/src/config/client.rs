@@ -3,18 +3,18 @@
 //! Which task of its job a client is decides its subsets, so the number must be the right one on every host: it is
 //! written, or taken from the environment or the host name. Whether a cgroup exists is not for this file to know.
 
-use std::ops::Range;
-use std::path::{Component, Path, PathBuf};
-
 use lb_core::limits::Limits;
 use lb_core::service::{Accounting, Task};
 
-use super::service::{Declared, ServiceEntry, Services};
-use super::{Client, Environment, MAX_NAME_BYTES, name_text, task};
+use super::cgroup::ClientCgroups;
+use super::keys::client::{ACCOUNTING, CGROUP, JOB, NAME, SERVICES};
+use super::keys::{MAX_NAME_BYTES, client_name};
+use super::service::{Declared, Services};
+use super::template::ServiceTemplate;
+use super::{Client, Environment, task};
 use crate::diagnostic::{Report, quote};
+use crate::document::kind::Kind as _;
 use crate::document::{Table, Unique, did_you_mean};
-
-const KEYS: [&str; 7] = ["job", "name", "cgroup", "index", "count", "services", "accounting"];
 
 /// Reads the clients.
 pub fn read(
@@ -25,171 +25,59 @@ pub fn read(
     report: &mut Report<'_>,
 ) -> Vec<Client> {
     let mut names = Unique::default();
-    let mut cgroups: Vec<Placed> = Vec::new();
+    let mut cgroups = ClientCgroups::default();
     let mut clients = Vec::with_capacity(tables.len());
     for table in tables {
-        table.check_keys(&KEYS, report);
-        let job = read_job(table, report);
-        let name = read_name(table, job, &mut names, report);
-        let cgroup = read_cgroup(table, report);
-        if let Some((cgroup, span)) = cgroup.clone() {
-            let placed = Placed { cgroup, client: name.unwrap_or("?").to_owned(), span };
-            check_nesting(&placed, &cgroups, report);
-            cgroups.push(placed);
+        let job = JOB.take(table, report);
+        let name = read_name(table, job.as_deref(), &mut names, report);
+        let cgroup = CGROUP.take_at(table, report);
+        if let Some((cgroup, span)) = &cgroup {
+            cgroups.add(cgroup, name.as_deref().unwrap_or("?"), span, report);
         }
         let task = task::read(table, env, report);
-        let dialled = read_services(table, services, report);
+        let templates = read_services(table, services, report);
         if let Some(task) = task {
-            check_limits(table, name, task, &dialled, limits, report);
+            check_limits(table, name.as_deref(), task, &templates, limits, report);
         }
-        let accounting = read_accounting(table, &dialled, report);
+        let accounting = read_accounting(table, &templates, report);
         if let (Some(job), Some(name), Some((cgroup, _)), Some(task), Some(accounting)) =
             (job, name, cgroup, task, accounting)
         {
-            let services = dialled.iter().map(|entry| entry.of_job(job, accounting)).collect();
-            let (job, name) = (job.to_owned(), name.to_owned());
+            let services = templates.iter().map(|template| template.of_job(&job, accounting)).collect();
+            let cgroup = cgroup.into();
             clients.push(Client { job, name, cgroup, task, services, accounting });
         }
     }
     clients
 }
 
-fn read_job<'t>(table: &Table<'t>, report: &mut Report<'_>) -> Option<&'t str> {
-    let item = table.required("job", "write job = \"frontend\"", report)?;
-    name_text(&item, |byte| !byte.is_ascii_control(), "printable characters", report)
-}
-
-fn is_in_name(byte: u8) -> bool {
-    byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-')
-}
-
-fn read_name<'t>(
-    table: &Table<'t>,
-    job: Option<&'t str>,
-    names: &mut Unique<&'t str>,
+fn read_name(
+    table: &Table<'_>,
+    job: Option<&str>,
+    names: &mut Unique<String>,
     report: &mut Report<'_>,
-) -> Option<&'t str> {
-    let (name, span) = match table.get("name") {
-        Some(item) => (name_text(&item, is_in_name, "letters, digits, _ and -", report)?, item.span()),
-        None => (job?, table.get("job")?.span()),
+) -> Option<String> {
+    let (name, span) = match NAME.item(table, report) {
+        Some(item) => (NAME.kind.read(&item, report)?, item.span()),
+        None => (job?.to_owned(), table.get(JOB.name)?.span()),
     };
-    if !name.bytes().all(is_in_name) {
-        let message = format!("job {} cannot name its client as well", quote(name));
+    if client_name(&name).is_err() {
+        let message = format!("job {} cannot name its client as well", quote(&name));
         let help = format!("add name = .., 1 to {MAX_NAME_BYTES} of letters, digits, _ and -");
         report.add(span, message, help);
         return None;
     }
-    names.claim(name, span, &format!("client name \"{name}\""), report);
+    names.claim(name.clone(), span, &format!("client name \"{name}\""), report);
     Some(name)
-}
-
-/// A client's cgroup, to compare with those of other clients.
-struct Placed {
-    cgroup: PathBuf,
-    client: String,
-    span: Range<usize>,
-}
-
-fn read_cgroup(table: &Table<'_>, report: &mut Report<'_>) -> Option<(PathBuf, Range<usize>)> {
-    let item = table.required("cgroup", "write cgroup = \"system.slice/frontend.service\"", report)?;
-    let text = item.text(report)?;
-    match parse_cgroup(text) {
-        Ok(cgroup) => Some((cgroup, item.span())),
-        Err((why, help)) => {
-            report.add(item.span(), format!("cgroup {} {why}", quote(text)), help);
-            None
-        }
-    }
-}
-
-/// Where a hybrid host has the hierarchies of version 1: none of them has cgroups that programs can be attached to.
-const CONTROLLERS_V1: [&str; 15] = [
-    "blkio",
-    "cpu",
-    "cpuacct",
-    "cpuset",
-    "devices",
-    "freezer",
-    "hugetlb",
-    "memory",
-    "misc",
-    "net_cls",
-    "net_prio",
-    "perf_event",
-    "pids",
-    "rdma",
-    "systemd",
-];
-
-fn parse_cgroup(text: &str) -> Result<PathBuf, (&'static str, String)> {
-    let example =
-        || "write a path below the cgroup2 mount, as in \"system.slice/frontend.service\"".to_owned();
-    if text.chars().any(char::is_control) {
-        return Err(("contains a control character", example()));
-    }
-    if text.contains(['*', '?', '[']) {
-        let help = "write a [[client]] for each cgroup, or the cgroup that they all lie in".to_owned();
-        return Err(("is a pattern, and patterns are not supported", help));
-    }
-    if let Some(("", below)) = text.split_once("/sys/fs/cgroup/")
-        && let Some((first, _)) = below.split_once('/')
-        && first.split(',').all(|name| CONTROLLERS_V1.contains(&name))
-    {
-        return Err(("is a path of cgroup version 1", example()));
-    }
-    if text.starts_with('/') {
-        let mounts = ["/sys/fs/cgroup/unified", "/sys/fs/cgroup", ""];
-        let below = mounts.iter().find_map(|mount| text.strip_prefix(mount)?.strip_prefix('/'));
-        let help = match below.map(|below| below.trim_matches('/')) {
-            None | Some("") => example(),
-            Some(below) => format!("write {}: paths are relative to the cgroup2 mount", quote(below)),
-        };
-        return Err(("is absolute", help));
-    }
-    let components = || Path::new(text).components();
-    if components().any(|component| component == Component::ParentDir) {
-        return Err(("contains \"..\"", example()));
-    }
-    // A "." says nothing, and two ways to write a path would hide that it is the same.
-    let cgroup: PathBuf = components().filter(|component| *component != Component::CurDir).collect();
-    if cgroup.as_os_str().is_empty() {
-        return Err(("is the whole host, the daemon included", example()));
-    }
-    Ok(cgroup)
-}
-
-// The programs of both cgroups would run for the inner one, and each would balance what the other had rewritten.
-fn check_nesting(placed: &Placed, earlier: &[Placed], report: &mut Report<'_>) {
-    for other in earlier {
-        let relation = if placed.cgroup == other.cgroup {
-            "is also"
-        } else if placed.cgroup.starts_with(&other.cgroup) {
-            "lies below"
-        } else if other.cgroup.starts_with(&placed.cgroup) {
-            "lies above"
-        } else {
-            continue;
-        };
-        let message = format!(
-            "cgroup \"{}\" of client \"{}\" {relation} \"{}\" of client \"{}\" on line {}",
-            placed.cgroup.display(),
-            placed.client,
-            other.cgroup.display(),
-            other.client,
-            report.line(&other.span)
-        );
-        let help = "clients may not nest: give each a cgroup beside the other's".to_owned();
-        report.add(placed.span.clone(), message, help);
-    }
 }
 
 fn read_services<'s>(
     table: &Table<'_>,
     services: &'s Services<'_>,
     report: &mut Report<'_>,
-) -> Vec<&'s ServiceEntry> {
-    let Some(item) = table.get("services") else {
-        return services.as_slice().iter().filter_map(|declared| declared.entry.as_ref()).collect();
+) -> Vec<&'s ServiceTemplate> {
+    let Some(item) = SERVICES.item(table, report) else {
+        return services.as_slice().iter().filter_map(|declared| declared.template.as_ref()).collect();
     };
     let Some(items) = item.list(report) else { return Vec::new() };
     if items.is_empty() {
@@ -197,7 +85,7 @@ fn read_services<'s>(
         report.add(item.span(), "services is empty", help);
     }
     let mut named = Unique::default();
-    let mut dialled = Vec::with_capacity(items.len());
+    let mut templates = Vec::with_capacity(items.len());
     for item in items {
         let Some(name) = item.text(report) else { continue };
         let Some(declared) = find(services.as_slice(), name) else {
@@ -208,28 +96,26 @@ fn read_services<'s>(
             continue;
         };
         if named.claim(name, item.span(), &format!("service \"{name}\""), report) {
-            dialled.extend(declared.entry.as_ref());
+            templates.extend(declared.template.as_ref());
         }
     }
-    dialled
+    templates
 }
 
 fn find<'s, 't>(services: &'s [Declared<'t>], name: &str) -> Option<&'s Declared<'t>> {
     services.iter().find(|declared| declared.name == Some(name))
 }
 
-// Without causes nothing is known of errors: a service that shall count them would be no better than one that does not.
+// Accounting "active" sees no cause of an end, so a decay of errors that is written would have no effect.
 fn read_accounting(
     table: &Table<'_>,
-    dialled: &[&ServiceEntry],
+    templates: &[&ServiceTemplate],
     report: &mut Report<'_>,
 ) -> Option<Accounting> {
-    let Some(item) = table.get("accounting") else { return Some(Accounting::Full) };
-    let words = Accounting::ALL.map(|accounting| (accounting.name(), accounting));
-    let accounting = item.choice(&words, report)?;
-    if accounting == Accounting::Active {
-        for (entry, decay) in dialled.iter().filter_map(|entry| Some((entry, entry.counts_errors()?))) {
-            let (name, line) = (entry.name(), report.line(decay));
+    let accounting = ACCOUNTING.take(table, report)?;
+    if let (Accounting::Active, Some(item)) = (accounting, ACCOUNTING.item(table, report)) {
+        for (template, decay) in templates.iter().filter_map(|one| Some((one, one.counts_errors()?))) {
+            let (name, line) = (template.name(), report.line(decay));
             let message = format!(
                 "accounting \"active\" knows no errors, and service \"{name}\" counts them by error_decay on line {line}"
             );
@@ -245,17 +131,17 @@ fn check_limits(
     table: &Table<'_>,
     name: Option<&str>,
     task: Task,
-    dialled: &[&ServiceEntry],
+    templates: &[&ServiceTemplate],
     limits: Limits,
     report: &mut Report<'_>,
 ) {
-    let sum = |of: fn(&ServiceEntry, Task) -> u32| {
-        dialled.iter().map(|entry| u64::from(of(entry, task))).sum::<u64>()
+    let sum = |of: fn(&ServiceTemplate, Task) -> u32| {
+        templates.iter().map(|template| u64::from(of(template, task))).sum::<u64>()
     };
     let name = name.unwrap_or("?");
     for (key, needed, limit) in [
-        ("schedule_entries", sum(ServiceEntry::schedule_entries), limits.schedule_entries),
-        ("slots", sum(ServiceEntry::backends), limits.slots),
+        ("schedule_entries", sum(ServiceTemplate::schedule_entries), limits.schedule_entries),
+        ("slots", sum(ServiceTemplate::backends), limits.slots),
     ] {
         if needed > limit.into() {
             let message = format!("client \"{name}\" needs {needed} {key}, and {limit} are allowed");
@@ -266,29 +152,13 @@ fn check_limits(
 }
 
 #[cfg(test)]
-pub mod tests {
-    use super::super::tests::{faults, good};
+mod tests {
+    use super::super::tests::{SERVICE, check, faults, good, with_client, with_client_line};
     use super::*;
-
-    const SERVICE: &str = "[[service]]\nname = 's'\naddress = '10.96.0.10:80'\nbackends = { static = [] }\n";
-
-    /// A configuration with one service and a client of the given lines, which begin at line 6.
-    fn with_client(lines: &str) -> String {
-        format!("{SERVICE}[[client]]\n{lines}\n")
-    }
-
-    pub fn with_line(line: &str) -> String {
-        with_client(&format!("job = 'j'\ncgroup = 'c'\n{line}"))
-    }
-
-    #[track_caller]
-    fn check(text: &str, expected: &[&str]) {
-        assert_eq!(faults(text), expected, "{text}");
-    }
 
     #[test]
     fn defaults_are_the_documented_ones() {
-        let mut clients = good(&with_line("")).clients;
+        let mut clients = good(&with_client_line("")).clients;
         let services = std::mem::take(&mut clients[0].services);
         assert_eq!(services.len(), 1);
         let task = Task { index: 0, count: 1 };
@@ -333,14 +203,9 @@ pub mod tests {
             ("services = []", "8:12: services is empty (name at least one, or leave the key out for all)"),
             ("services = ['sx']", "8:13: no service is named \"sx\" (services: s)"),
             ("services = ['s', 's']", "8:18: service \"s\" is already on line 8"),
-            (
-                "servics = ['s']",
-                "8:1: unknown key \"servics\" in a client (did you mean services? known keys: job, name, cgroup, \
-                 index, count, services, accounting)",
-            ),
         ];
         for (line, expected) in cases {
-            check(&with_line(line), &expected.split('\n').collect::<Vec<_>>());
+            check(&with_client_line(line), &expected.split('\n').collect::<Vec<_>>());
         }
     }
 
@@ -369,16 +234,16 @@ pub mod tests {
 
     #[test]
     fn a_service_that_counts_errors_needs_an_accounting_that_knows_them() {
-        let fault = |place: &str, service: &str, line: u32| {
+        let fault = |position: &str, service: &str, line: u32| {
             format!(
-                "{place}: accounting \"active\" knows no errors, and service \"{service}\" counts them by error_decay on \
+                "{position}: accounting \"active\" knows no errors, and service \"{service}\" counts them by error_decay on \
                  line {line} (write accounting = \"full\", or error_decay = \"off\")"
             )
         };
         for policy in ["policy = 'least-loaded'", "policy = 'p2c'"] {
             check(&accounted("active", [policy, "error_decay = '1s'"]), &[&fault("10:14", "s", 6)]);
         }
-        // Where nothing counts errors, nothing needs them. Each client is told of each service.
+        // Where nothing counts errors, nothing needs them. Each client has a fault for each service.
         assert_eq!(faults(&accounted("active", ["policy = 'random'", "error_decay = '1s'"])), [""; 0]);
         let services = ["t", "u"].map(|name| {
             let port = name.as_bytes()[0];
@@ -449,66 +314,9 @@ pub mod tests {
     }
 
     #[test]
-    fn a_cgroup_is_a_path_below_the_mount() {
-        let cgroup = |text: &str| parse_cgroup(text).map_err(|(why, help)| format!("{why} ({help})"));
-        for text in ["a/b.service", "a/b.service/", "a//b.service", "./a/./b.service"] {
-            assert_eq!(cgroup(text), Ok("a/b.service".into()));
-        }
-        let example = "write a path below the cgroup2 mount, as in \"system.slice/frontend.service\"";
-        let pattern = "write a [[client]] for each cgroup, or the cgroup that they all lie in";
-        let relative = "write \"system.slice/x\": paths are relative to the cgroup2 mount";
-        let cases = [
-            ("/system.slice/x", "is absolute", relative),
-            ("/sys/fs/cgroup/system.slice/x", "is absolute", relative),
-            ("/sys/fs/cgroup/unified/system.slice/x/", "is absolute", relative),
-            ("/", "is absolute", example),
-            ("/sys/fs/cgroup/", "is absolute", example),
-            ("/sys/fs/cgroup/memory/op-m", "is a path of cgroup version 1", example),
-            ("/sys/fs/cgroup/cpu,cpuacct/a/b", "is a path of cgroup version 1", example),
-            (
-                "/sys/fs/cgroup/cpu.slice/x",
-                "is absolute",
-                "write \"cpu.slice/x\": paths are relative to the cgroup2 mount",
-            ),
-            ("app@*.service", "is a pattern, and patterns are not supported", pattern),
-            ("a/b?", "is a pattern, and patterns are not supported", pattern),
-            ("a/[bc]", "is a pattern, and patterns are not supported", pattern),
-            ("a/../b", "contains \"..\"", example),
-            ("..", "contains \"..\"", example),
-            ("", "is the whole host, the daemon included", example),
-            (".", "is the whole host, the daemon included", example),
-            ("a\0", "contains a control character", example),
-        ];
-        for (text, why, help) in cases {
-            assert_eq!(cgroup(text), Err(format!("{why} ({help})")), "{text:?}");
-        }
-        check(
-            &with_client("job = 'j'\ncgroup = '..'"),
-            &[&format!("7:10: cgroup \"..\" contains \"..\" ({example})")],
-        );
-    }
-
-    #[test]
-    fn clients_stand_beside_each_other() {
-        let two = |first: &str, second: &str| {
-            with_client(&format!("job = 'j'\ncgroup = '{first}'\n[[client]]\njob = 'k'\ncgroup = '{second}'"))
-        };
-        for (first, second, relation) in
-            [("a/b", "a/b", "is also"), ("a", "a/b/c", "lies below"), ("a/b/c", "a", "lies above")]
-        {
-            let expected = format!(
-                "10:10: cgroup \"{second}\" of client \"k\" {relation} \"{first}\" of client \"j\" on line 7 (clients \
-                 may not nest: give each a cgroup beside the other's)"
-            );
-            check(&two(first, second), &[&expected]);
-        }
-        assert_eq!(good(&two("a/b", "a/bc")).clients.len(), 2);
-    }
-
-    #[test]
     fn client_names_occur_once_given_or_not() {
         check(
-            &with_line("[[client]]\njob = 'k'\nname = 'j'\ncgroup = 'd'"),
+            &with_client_line("[[client]]\njob = 'k'\nname = 'j'\ncgroup = 'd'"),
             &["10:8: client name \"j\" is already on line 6"],
         );
     }

@@ -2,44 +2,129 @@
 //!
 //! Whether services fit them is checked where clients are read, and again when lists are.
 
-use std::ops::RangeInclusive;
-
-use lb_common::abi;
 use lb_core::limits::Limits;
 
+use super::keys::limits::{FLOW_RECORDS, SCHEDULE_ENTRIES, SECTION, SLOTS};
 use crate::diagnostic::Report;
 use crate::document::Table;
 
-/// Schedule entries that a client task may be given: eight times the default, 16 MiB of kernel memory.
-const SCHEDULE_ENTRIES: RangeInclusive<u32> = 1 << abi::MIN_SCHEDULE_LOG2..=8 * abi::SCHEDULE_ENTRIES;
-/// Flow records that a client task may be given: at most about 100 MB of kernel memory.
-const FLOW_RECORDS: RangeInclusive<u32> = 64..=1 << 22;
-/// Slots that a client task may be given: at most what a schedule entry can name.
-const SLOTS: RangeInclusive<u32> = 64..=abi::MAX_SLOTS;
-
 /// Reads the table, if there is one.
 pub fn read(root: &Table<'_>, report: &mut Report<'_>) -> Limits {
-    let mut limits = Limits::default();
-    let Some(table) = root.get("limits").and_then(|item| item.table("[limits]", report)) else {
-        return limits;
-    };
-    table.check_keys(&["schedule_entries", "flow_records", "slots"], report);
-    for (key, range, limit) in [
-        ("schedule_entries", SCHEDULE_ENTRIES, &mut limits.schedule_entries),
-        ("flow_records", FLOW_RECORDS, &mut limits.flow_records),
-        ("slots", SLOTS, &mut limits.slots),
-    ] {
-        let Some(item) = table.get(key) else { continue };
-        let Some(number) = item.number(range, report) else { continue };
-        if key != "slots" && !number.is_power_of_two() {
-            let (above, below) = (number.next_power_of_two(), number.next_power_of_two() / 2);
-            report.add(
-                item.span(),
-                format!("{key} is {number}, which is not a power of two"),
-                format!("write {below} or {above}"),
-            );
-        }
-        *limit = number;
+    let table = root.table(&SECTION, report);
+    Limits {
+        schedule_entries: SCHEDULE_ENTRIES.take_or_default(&table, report),
+        flow_records: FLOW_RECORDS.take_or_default(&table, report),
+        slots: SLOTS.take_or_default(&table, report),
     }
-    limits
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fmt::Write as _;
+
+    use super::super::tests::{LEAST, check, faults, good};
+
+    #[test]
+    fn limits_go_to_their_limits_and_no_further() {
+        let cases = [
+            ("schedule_entries", 1_024, 4_194_304, Some((3_000, "2048 or 4096"))),
+            ("flow_records", 64, 4_194_304, Some((65, "64 or 128"))),
+            ("slots", 64, 65_535, None),
+        ];
+        for (key, least, most, between) in cases {
+            let with = |number: u32| format!("{LEAST}[limits]\n{key} = {number}");
+            let column = key.len() + 4;
+            for number in [least, most] {
+                assert_eq!(faults(&with(number)), [""; 0]);
+            }
+            for number in [least - 1, most + 1] {
+                check(&with(number), &[&format!("9:{column}: {key} is {number} (write {least} to {most})")]);
+            }
+            if let Some((number, help)) = between {
+                let expected =
+                    format!("9:{column}: {key} is {number}, which is not a power of two (write {help})");
+                check(&with(number), &[&expected]);
+            }
+        }
+    }
+
+    fn services(count: usize, rest: &str) -> String {
+        (0..count).fold(String::new(), |mut text, n| {
+            writeln!(
+                text,
+                "[[service]]\nname = 's{n}'\naddress = '10.96.{}.{}:80'\n{rest}",
+                n / 200,
+                n % 200
+            )
+            .unwrap();
+            text
+        })
+    }
+
+    fn clients(count: usize) -> String {
+        (0..count).fold(String::new(), |mut text, n| {
+            writeln!(text, "[[client]]\njob = 'j{n}'\ncgroup = 'c{n}'").unwrap();
+            text
+        })
+    }
+
+    #[test]
+    fn clients_and_services_go_to_their_limits_and_no_further() {
+        let rest = "backends = { static = [] }";
+        let config = good(&format!("{}{}", clients(64), services(256, rest)));
+        assert_eq!((config.clients.len(), config.clients[63].services.len()), (64, 256));
+        check(
+            &format!("{}{}", clients(65), services(1, rest)),
+            &["193:1: client 65 is one too many (at most 64)"],
+        );
+        check(
+            &format!("{}{}", clients(1), services(257, rest)),
+            &["1028:1: service 257 is one too many (at most 256)"],
+        );
+    }
+
+    #[test]
+    fn schedules_and_slots_of_a_client_must_fit_its_maps() {
+        let file = |size: u32| format!("subset = {{ size = {size} }}\nbackends = {{ file = 'f' }}");
+        let text = |count: usize, rest: &str, limits: &str| {
+            format!("{}{}[limits]\n{limits}\n", clients(1), services(count, rest))
+        };
+        let help = |key: &str| format!("(raise {key} in [limits], or use smaller subsets or fewer services)");
+        // 256 backends take 8,192 entries; 524,288 is 64 times that.
+        let slots = "slots = 20_000";
+        good(&text(64, &file(256), slots));
+        let expected = format!(
+            "1:1: client \"j0\" needs 532480 schedule_entries, and 524288 are allowed {}",
+            help("schedule_entries")
+        );
+        check(&text(65, &file(256), slots), &[&expected]);
+        good(&text(65, &file(256), &format!("schedule_entries = 1_048_576\n{slots}")));
+
+        let expected = format!("1:1: client \"j0\" needs 4352 slots, and 4096 are allowed {}", help("slots"));
+        check(&text(17, &file(256), ""), &[&expected]);
+        good(&text(4, &file(16), "slots = 64"));
+        let expected = format!("1:1: client \"j0\" needs 68 slots, and 64 are allowed {}", help("slots"));
+        check(&text(4, &file(17), "slots = 64"), &[&expected]);
+
+        // A file may be empty of what `all` would take, but a schedule has its shortest length even so.
+        let all = "backends = { file = 'f' }";
+        good(&text(2, all, "schedule_entries = 2048"));
+        let expected = format!(
+            "1:1: client \"j0\" needs 3072 schedule_entries, and 2048 are allowed {}",
+            help("schedule_entries")
+        );
+        check(&text(3, all, "schedule_entries = 2048"), &[&expected]);
+
+        // A static list shorter than the subset takes what it has: 33 backends are past 1,024 entries, 32 are not.
+        let listed = |count: u32| {
+            let list: Vec<_> = (1..=count).map(|n| format!("'10.0.0.{n}:80'")).collect();
+            format!("subset = {{ size = 256 }}\nbackends = {{ static = [{}] }}", list.join(", "))
+        };
+        good(&text(1, &listed(32), "schedule_entries = 1024"));
+        let expected = format!(
+            "1:1: client \"j0\" needs 2048 schedule_entries, and 1024 are allowed {}",
+            help("schedule_entries")
+        );
+        check(&text(1, &listed(33), "schedule_entries = 1024"), &[&expected]);
+    }
 }

@@ -1,13 +1,15 @@
-//! The `[metrics]` table: where counters are told besides the daemon's own socket.
+//! The `[metrics]` table: where metrics are read besides the daemon's own socket.
 //!
 //! Whoever may open a Unix socket is decided by its file; a TCP port has no such thing, so it stays on the host.
 
 use std::net::SocketAddr;
 
+use super::keys::metrics::{LISTEN, SECTION};
 use crate::diagnostic::Report;
-use crate::document::{Item, Table};
+use crate::document::kind::Refusal;
+use crate::document::{Table, address};
 
-/// Where counters are told.
+/// Where metrics are read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Metrics {
     /// A TCP address on loopback, if there is to be one besides the daemon's own socket.
@@ -16,15 +18,13 @@ pub struct Metrics {
 
 /// Reads the table, if there is one.
 pub fn read(root: &Table<'_>, report: &mut Report<'_>) -> Metrics {
-    let Some(table) = root.get("metrics").and_then(|item| item.table("[metrics]", report)) else {
-        return Metrics::default();
-    };
-    table.check_keys(&["listen"], report);
-    Metrics { listen: table.get("listen").and_then(|item| read_listen(&item, report)) }
+    let table = root.table(&SECTION, report);
+    Metrics { listen: LISTEN.take_written(&table, report).flatten() }
 }
 
-fn read_listen(item: &Item<'_>, report: &mut Report<'_>) -> Option<SocketAddr> {
-    let address = item.address(report)?;
+/// Reads an address that only this host reaches.
+pub fn loopback(text: &str) -> Result<SocketAddr, Refusal> {
+    let address = address(text)?;
     let (why, help) = if !address.ip().is_loopback() {
         let port = address.port().max(1);
         let help = format!(
@@ -34,10 +34,9 @@ fn read_listen(item: &Item<'_>, report: &mut Report<'_>) -> Option<SocketAddr> {
     } else if address.port() == 0 {
         ("has port 0", "write 1 to 65535".to_owned())
     } else {
-        return Some(address);
+        return Ok(address);
     };
-    report.add(item.span(), format!("listen \"{address}\" {why}"), help);
-    None
+    Err((format!("\"{address}\" {why}"), Some(help)))
 }
 
 #[cfg(test)]
@@ -45,7 +44,7 @@ mod tests {
     use super::super::tests::{LEAST, faults, good};
 
     #[test]
-    fn metrics_are_told_on_loopback_if_they_are_asked_for() {
+    fn metrics_are_served_on_loopback_if_they_are_asked_for() {
         let of = |lines: &str| good(&format!("{LEAST}{lines}")).metrics.listen;
         assert_eq!((of(""), of("[metrics]")), (None, None));
         for address in ["127.0.0.1:9464", "127.9.9.9:1", "[::1]:65535"] {
@@ -85,10 +84,6 @@ mod tests {
                     .to_owned(),
             ),
             ("listen = 9464", "9:10: listen must be a string, not a whole number".to_owned()),
-            (
-                "port = 9464",
-                "9:1: unknown key \"port\" in [metrics] (known keys: listen)".to_owned(),
-            ),
         ];
         for (line, expected) in cases {
             assert_eq!(faults(&format!("{LEAST}[metrics]\n{line}")), [expected], "{line}");

@@ -4,8 +4,9 @@
 
 use std::path::{Path, PathBuf};
 
+use super::keys::paths::{PINS, RUN, SECTION, STATE};
 use crate::diagnostic::Report;
-use crate::document::{Item, Table};
+use crate::document::Table;
 
 /// Directories that outlive the daemon.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,35 +21,15 @@ pub struct Paths {
 
 impl Default for Paths {
     fn default() -> Self {
-        Self {
-            pins: lb_kernel::DEFAULT_PINS.into(),
-            run: "/run/socklb".into(),
-            state: "/var/lib/socklb".into(),
-        }
+        let [pins, run, state] = [&PINS, &RUN, &STATE].map(|key| PathBuf::from(&*key.default()));
+        Self { pins, run, state }
     }
 }
 
 /// Reads the table, if there is one; what is relative is so to `directory`.
 pub fn read(root: &Table<'_>, directory: &Path, report: &mut Report<'_>) -> Paths {
-    let mut paths = Paths::default();
-    let Some(table) = root.get("paths").and_then(|item| item.table("[paths]", report)) else { return paths };
-    table.check_keys(&["pins", "run", "state"], report);
-    for (key, path) in [("pins", &mut paths.pins), ("run", &mut paths.run), ("state", &mut paths.state)] {
-        if let Some(text) = table.get(key).and_then(|item| path_text(&item, report)) {
-            *path = directory.join(text);
-        }
-    }
-    paths
-}
-
-/// The text of a path. A file system cannot have a zero byte in a path, and no path is empty.
-pub fn path_text<'t>(item: &Item<'t>, report: &mut Report<'_>) -> Option<&'t str> {
-    let text = item.text(report)?;
-    let why = match text {
-        "" => "is empty",
-        text if text.contains('\0') => "contains a zero byte",
-        _ => return Some(text),
-    };
-    report.add(item.span(), format!("{} {why}", item.name()), None);
-    None
+    let table = root.table(&SECTION, report);
+    let [pins, run, state] =
+        [&PINS, &RUN, &STATE].map(|key| directory.join(&*key.take_or_default(&table, report)));
+    Paths { pins, run, state }
 }

@@ -3,27 +3,19 @@
 //! Combinations that cannot work, or that say something without effect, are refused here, each at the value that should
 //! change. Knows nothing of clients: what a client's accounting rules out is checked where clients are read.
 
-use std::ops::{Range, RangeInclusive};
+use std::ops::Range;
 use std::time::Duration;
 
-use lb_core::service::{MAX_SCAN, Overflow, Policy, Protocol, Scan, Size, Subset, UNANSWERED_AFTER};
+use lb_core::service::{MAX_SCAN, Overflow, Policy, Protocol, Scan, Size, Subset};
 
 use super::Source;
+use super::keys::service::{
+    ACTIVE_LIMIT, CONNECT_TIMEOUT, ERROR_DECAY, OVERFLOW, POLICY, UDP, UNANSWERED_AFTER,
+};
+use super::keys::udp::{REBIND, SECTION};
 use crate::diagnostic::Report;
-use crate::document::{Item, Table};
-
-/// The half-life of an error where nothing is written, if errors are known: long enough to keep most new connections
-/// away from a backend that refuses them all, short enough that one that is back has its part within a minute.
-pub const ERROR_DECAY: Duration = Duration::from_secs(10);
-
-/// The clock of the decay has whole seconds, and an error that counts for hours says nothing of now.
-const ERROR_DECAYS: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_hours(1);
-/// The kernel's steps begin at about a second, and without a limit it gives up after 127.
-const CONNECT_TIMEOUTS: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(127);
-/// The programs' clock has ticks of up to 10 ms; after a minute nobody waits for an answer any more.
-const UNANSWERED_AFTERS: RangeInclusive<Duration> = Duration::from_millis(10)..=Duration::from_secs(60);
-/// Shorter would be a choice per datagram, longer never.
-const REBINDS: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_hours(24);
+use crate::document::Table;
+use crate::document::kind::Kind as _;
 
 /// How backends are chosen.
 pub struct Choice {
@@ -46,79 +38,56 @@ pub struct Choice {
 /// Reads what a service's table says of it; `None` if anything of that is wrong. `protocol` is the service's, if that can
 /// be read.
 pub fn read(table: &Table<'_>, protocol: Option<Protocol>, report: &mut Report<'_>) -> Option<Choice> {
-    let policy = match table.get("policy") {
-        Some(item) => item.choice(&Policy::ALL.map(|policy| (policy.name(), policy)), report),
-        None => Some(Policy::WeightedRoundRobin),
+    let policy = POLICY.take(table, report);
+    let active_limit = ACTIVE_LIMIT.take_written(table, report);
+    let overflow = OVERFLOW.take(table, report);
+    check_overflow(table, report);
+    let error_decay = match ERROR_DECAY.item(table, report) {
+        Some(item) => ERROR_DECAY.kind.read(&item, report).map(|decay| Some((item.span(), decay))),
+        None => Some(None),
     };
-    let active_limit = read_optional(table, "active_limit", |item| item.number(1..=u32::MAX, report));
-    let overflow = match table.get("overflow") {
-        Some(item) => read_overflow(&item, table, report),
-        None => Some(Overflow::LeastLoaded),
+    check_protocol(table, CONNECT_TIMEOUT.name, Protocol::Tcp, protocol, report);
+    let connect_timeout = CONNECT_TIMEOUT.take_written(table, report);
+    check_protocol(table, UNANSWERED_AFTER.name, Protocol::Tcp, protocol, report);
+    let unanswered_after = UNANSWERED_AFTER.take(table, report);
+    check_protocol(table, UDP.name, Protocol::Udp, protocol, report);
+    let rebind = match UDP.item(table, report) {
+        Some(item) => item.table(&SECTION, report).and_then(|udp| REBIND.take_written(&udp, report)),
+        None => Some(None),
     };
-    let error_decay = read_optional(table, "error_decay", |item| read_decay(item, report));
-    let connect_timeout = read_optional(table, "connect_timeout", |item| {
-        check_protocol(item, Protocol::Tcp, protocol, report);
-        item.duration(CONNECT_TIMEOUTS, None, report)
-    });
-    let unanswered_after = read_optional(table, "unanswered_after", |item| {
-        check_protocol(item, Protocol::Tcp, protocol, report);
-        item.duration(UNANSWERED_AFTERS, None, report)
-    });
-    let rebind = read_optional(table, "udp", |item| {
-        check_protocol(item, Protocol::Udp, protocol, report);
-        read_udp(item, report)
-    });
     Some(Choice {
         policy: policy?,
         active_limit: active_limit?,
         overflow: overflow?,
         error_decay: error_decay?,
         connect_timeout: connect_timeout?,
-        unanswered_after: unanswered_after?.unwrap_or(UNANSWERED_AFTER),
-        rebind: rebind?.flatten(),
+        unanswered_after: unanswered_after?,
+        rebind: rebind?,
     })
 }
 
-/// `None` if it is there and wrong; that is reported.
-fn read_optional<T>(
-    table: &Table<'_>,
-    key: &'static str,
-    read: impl FnOnce(&Item<'_>) -> Option<T>,
-) -> Option<Option<T>> {
-    match table.get(key) {
-        Some(item) => read(&item).map(Some),
-        None => Some(None),
-    }
-}
-
-fn read_overflow(item: &Item<'_>, table: &Table<'_>, report: &mut Report<'_>) -> Option<Overflow> {
-    let overflow = item.choice(&Overflow::ALL.map(|overflow| (overflow.name(), overflow)), report);
-    if table.get("active_limit").is_none() {
+/// Refuses what to do at a limit that there is not.
+fn check_overflow(table: &Table<'_>, report: &mut Report<'_>) {
+    let Some(item) = OVERFLOW.item(table, report) else { return };
+    if table.get(ACTIVE_LIMIT.name).is_none() {
         let help = "add active_limit = 100, or another number, or leave overflow out".to_owned();
         report.add_absent(item.span(), "overflow without active_limit has no effect", help);
     }
-    overflow
-}
-
-fn read_decay(item: &Item<'_>, report: &mut Report<'_>) -> Option<(Range<usize>, Option<Duration>)> {
-    const OFF: &str = "off";
-    if item.as_str() == Some(OFF) {
-        return Some((item.span(), None));
-    }
-    item.duration(ERROR_DECAYS, Some(OFF), report).map(|decay| (item.span(), Some(decay)))
-}
-
-fn read_udp(item: &Item<'_>, report: &mut Report<'_>) -> Option<Option<Duration>> {
-    let table = item.table("udp", report)?;
-    table.check_keys(&["rebind"], report);
-    read_optional(&table, "rebind", |item| item.duration(REBINDS, None, report))
 }
 
 /// Refuses what means something for another protocol only.
-fn check_protocol(item: &Item<'_>, wanted: Protocol, protocol: Option<Protocol>, report: &mut Report<'_>) {
-    if let Some(other) = protocol.filter(|protocol| *protocol != wanted) {
-        let (key, wanted) = (item.name(), wanted.name());
-        let message = format!("{key} is for protocol {wanted:?}, and this service has {:?}", other.name());
+fn check_protocol(
+    table: &Table<'_>,
+    key: &'static str,
+    wanted: Protocol,
+    protocol: Option<Protocol>,
+    report: &mut Report<'_>,
+) {
+    if let Some(item) = table.get(key)
+        && let Some(other) = protocol.filter(|protocol| *protocol != wanted)
+    {
+        let (wanted, other) = (wanted.name(), other.name());
+        let message = format!("{key} is for protocol {wanted:?}, and this service has {other:?}");
         report.add(item.span(), message, format!("leave {key} out, or write protocol = {wanted:?}"));
     }
 }
@@ -132,11 +101,11 @@ pub fn check_scan(
     report: &mut Report<'_>,
 ) {
     let Some(scan) = Scan::of(choice.policy, choice.active_limit, choice.overflow) else { return };
-    let listed = match source {
+    let endpoints = match source {
         Source::Static(list) => u32::try_from(list.as_slice().len()).unwrap_or(u32::MAX),
         Source::File(_) => u32::MAX,
     };
-    if subset.most_members().min(listed) <= MAX_SCAN {
+    if subset.most_members().min(endpoints) <= MAX_SCAN {
         return;
     }
     let (what, algorithm) = match subset {
@@ -165,7 +134,7 @@ pub fn check_scan(
 mod tests {
     use lb_core::service::Service;
 
-    use super::super::service::tests::{check, services, with_line, with_service};
+    use super::super::tests::{check, services, with_line, with_service};
     use super::*;
 
     fn service(lines: &str) -> Service {
@@ -228,15 +197,15 @@ mod tests {
                 "active_limit = 1\noverflow = 'refused'",
                 "9:12: unknown overflow \"refused\" (did you mean refuse? write \"least-loaded\" or \"refuse\")",
             ),
-            ("error_decay = '0s'", "8:15: error_decay is \"0s\" (write \"off\", or \"1s\" to \"1h\")"),
-            ("error_decay = '3601s'", "8:15: error_decay is \"3601s\" (write \"off\", or \"1s\" to \"1h\")"),
+            ("error_decay = '0s'", "8:15: error_decay is \"0s\" (write \"off\" or \"1s\" to \"1h\")"),
+            ("error_decay = '3601s'", "8:15: error_decay is \"3601s\" (write \"off\" or \"1s\" to \"1h\")"),
             (
                 "error_decay = 10",
-                "8:15: error_decay must be a string, not a whole number (write \"off\", or \"1s\" to \"1h\")",
+                "8:15: error_decay must be a string, not a whole number (write \"off\" or \"1s\" to \"1h\")",
             ),
             (
                 "error_decay = false",
-                "8:15: error_decay must be a string, not true or false (write \"off\", or \"1s\" to \"1h\")",
+                "8:15: error_decay must be a string, not true or false (write \"off\" or \"1s\" to \"1h\")",
             ),
             ("connect_timeout = '7'", "8:19: connect_timeout is \"7\" (write \"1s\" to \"127s\")"),
             ("connect_timeout = '128s'", "8:19: connect_timeout is \"128s\" (write \"1s\" to \"127s\")"),

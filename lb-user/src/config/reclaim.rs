@@ -1,24 +1,14 @@
 //! The `[accounting]` table: how soon flows are given back whose end no program saw.
 
-use std::ops::RangeInclusive;
 use std::time::Duration;
 
+use super::keys::accounting::{RECLAIM_INTERVAL, SECTION};
 use crate::diagnostic::Report;
 use crate::document::Table;
 
-/// What a flow that is neither listed nor held may still be: on its way between two processes, for moments.
-pub const INTERVAL: Duration = Duration::from_secs(60);
-/// A pass reads all flow records and lists of sockets.
-const INTERVALS: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_hours(1);
-
 /// Reads how far apart two passes over the flow records are; there may be no such table.
 pub fn read(root: &Table<'_>, report: &mut Report<'_>) -> Duration {
-    let Some(table) = root.get("accounting").and_then(|item| item.table("[accounting]", report)) else {
-        return INTERVAL;
-    };
-    table.check_keys(&["reclaim_interval"], report);
-    let item = table.get("reclaim_interval");
-    item.and_then(|item| item.duration(INTERVALS, None, report)).unwrap_or(INTERVAL)
+    RECLAIM_INTERVAL.take_or_default(&root.table(&SECTION, report), report)
 }
 
 #[cfg(test)]
@@ -44,10 +34,6 @@ mod tests {
             (
                 "reclaim_interval = 60",
                 format!("9:20: reclaim_interval must be a string, not a whole number {help}"),
-            ),
-            (
-                "interval = '60s'",
-                "9:1: unknown key \"interval\" in [accounting] (known keys: reclaim_interval)".to_owned(),
             ),
         ] {
             assert_eq!(faults(&format!("{LEAST}[accounting]\n{line}")), [expected], "{line}");

@@ -4,50 +4,16 @@
 //! nothing of clients.
 
 use std::net::SocketAddr;
-use std::ops::Range;
 use std::path::Path;
-use std::time::Duration;
 
-use lb_common::abi::{MAX_SCHEDULE_LOG2, MIN_SCHEDULE_LOG2, SCHEDULE_ENTRIES_PER_BACKEND};
-use lb_core::service::{Accounting, Protocol, Service, Size, Subset, Task, seed};
-use lb_core::subset::{Position, length};
-use lb_core::weights;
+use lb_core::service::{Protocol, Service};
 
-use super::{ClientService, NamedFile, Source, name_text, policy, source, subset};
+use super::keys::service::{ADDRESS, BACKENDS, NAME, ON_NO_BACKEND, PROTOCOL, SUBSET};
+use super::template::ServiceTemplate;
+use super::{NamedFile, policy, source, subset};
 use crate::diagnostic::Report;
-use crate::document::{Item, Table, Unique};
-
-const KEYS: [&str; 13] = [
-    "name",
-    "address",
-    "protocol",
-    "policy",
-    "active_limit",
-    "overflow",
-    "error_decay",
-    "connect_timeout",
-    "unanswered_after",
-    "udp",
-    "subset",
-    "on_no_backend",
-    "backends",
-];
-
-// What connect(2) gives by itself, so that callers handle it. EPERM is not among them: it is what a refusing hook gives
-// when the kernel cannot say better, and callers take it for a firewall.
-const ERRNOS: [(&str, i32); 11] = [
-    ("ECONNREFUSED", libc::ECONNREFUSED),
-    ("EHOSTUNREACH", libc::EHOSTUNREACH),
-    ("ENETUNREACH", libc::ENETUNREACH),
-    ("ETIMEDOUT", libc::ETIMEDOUT),
-    ("EADDRNOTAVAIL", libc::EADDRNOTAVAIL),
-    ("EAGAIN", libc::EAGAIN),
-    ("ENETDOWN", libc::ENETDOWN),
-    ("EHOSTDOWN", libc::EHOSTDOWN),
-    ("ECONNABORTED", libc::ECONNABORTED),
-    ("ECONNRESET", libc::ECONNRESET),
-    ("EACCES", libc::EACCES),
-];
+use crate::document::kind::Refusal;
+use crate::document::{Table, Unique, address};
 
 /// The services of a configuration, in the order of the file.
 pub struct Services<'t>(Vec<Declared<'t>>);
@@ -61,7 +27,7 @@ pub struct Declared<'t> {
     /// The endpoint file that it names.
     file: Option<NamedFile>,
     /// The rest, if nothing is wrong with it.
-    pub entry: Option<ServiceEntry>,
+    pub template: Option<ServiceTemplate>,
 }
 
 impl<'t> Services<'t> {
@@ -81,82 +47,15 @@ impl<'t> Services<'t> {
     }
 }
 
-/// A service before a client's job gives it its seed, and the client's accounting says whether errors are known.
-pub struct ServiceEntry {
-    service: Service,
-    seed: Option<u64>,
-    /// If it is written: where, and what.
-    error_decay: Option<(Range<usize>, Option<Duration>)>,
-    source: Source,
-}
-
-impl ServiceEntry {
-    /// The service as a task of `job` with this accounting sees it.
-    pub fn of_job(&self, job: &str, accounting: Accounting) -> ClientService {
-        let seed = self.seed.unwrap_or_else(|| seed(job, &self.service.name));
-        let error_decay = match (&self.error_decay, accounting) {
-            (Some((_, written)), _) => *written,
-            (None, Accounting::Full) => Some(policy::ERROR_DECAY),
-            (None, Accounting::Active) => None,
-        };
-        let service = Service { seed, error_decay, ..self.service.clone() };
-        ClientService { service, source: self.source.clone() }
-    }
-
-    /// Its name.
-    pub fn name(&self) -> &str {
-        &self.service.name
-    }
-
-    /// Where it is written that errors count, if it is and the policy counts them.
-    pub fn counts_errors(&self) -> Option<&Range<usize>> {
-        let (span, written) = self.error_decay.as_ref()?;
-        written.filter(|_| self.service.policy.counts_errors()).map(|_| span)
-    }
-
-    /// The least backends that a client task takes of it, as far as the text alone tells. What a file will say is not known:
-    /// as many as were asked for, and at least one. Which size `auto` chooses among those that it may choose is computed
-    /// only once there is a list.
-    pub fn backends(&self, task: Task) -> u32 {
-        let listed = match &self.source {
-            Source::Static(list) => Some(list.index_space()),
-            Source::File(_) => None,
-        };
-        let (algorithm, size) = match (self.service.subset, listed) {
-            (Subset::All, listed) => return listed.unwrap_or(1),
-            (Subset::Sized { size: Size::Fixed(size), .. }, None) => return size,
-            (Subset::Sized { size: Size::Auto { .. }, .. }, None) => return 1,
-            (Subset::Sized { algorithm, size }, Some(_)) => (algorithm, size),
-        };
-        // A list in the configuration has no holes, and all its weights are 1.
-        let backends = listed.unwrap_or(0);
-        let position = Position { client: task.index, clients: task.count, backends, size: 0, seed: 0 };
-        let size = match size {
-            Size::Fixed(size) => size,
-            Size::Auto { min } => weights::least_size(position, min),
-        };
-        length(algorithm, Position { size, ..position })
-    }
-
-    /// The entries of a schedule over [`Self::backends`].
-    pub fn schedule_entries(&self, task: Task) -> u32 {
-        let wanted = self.backends(task).saturating_mul(SCHEDULE_ENTRIES_PER_BACKEND);
-        wanted.clamp(1 << MIN_SCHEDULE_LOG2, 1 << MAX_SCHEDULE_LOG2).next_power_of_two()
-    }
-}
-
 /// Reads the services. Addresses first: no static endpoint may have that of any service.
 pub fn read<'t>(tables: &[Table<'t>], directory: &Path, report: &mut Report<'_>) -> Services<'t> {
     let mut names = Unique::default();
-    let mut places = Unique::default();
-    let mut declared = Vec::with_capacity(tables.len());
-    for table in tables {
-        table.check_keys(&KEYS, report);
-        declared.push(read_identity(table, &mut names, &mut places, report));
-    }
+    let mut listeners = Unique::default();
+    let read = |table| read_identity(table, &mut names, &mut listeners, report);
+    let mut declared: Vec<_> = tables.iter().map(read).collect();
     let addresses: Vec<SocketAddr> = declared.iter().filter_map(|declared| declared.address).collect();
     for (table, declared) in tables.iter().zip(&mut declared) {
-        declared.entry = read_entry(table, declared, &addresses, directory, report);
+        declared.template = read_template(table, declared, &addresses, directory, report);
         declared.file = source::named_file(table, declared.address, directory);
     }
     Services(declared)
@@ -164,34 +63,28 @@ pub fn read<'t>(tables: &[Table<'t>], directory: &Path, report: &mut Report<'_>)
 
 fn read_identity<'t>(
     table: &Table<'t>,
-    names: &mut Unique<&'t str>,
-    places: &mut Unique<(SocketAddr, u8)>,
+    names: &mut Unique<String>,
+    listeners: &mut Unique<(SocketAddr, u8)>,
     report: &mut Report<'_>,
 ) -> Declared<'t> {
-    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.');
-    let item = table.required("name", "write name = \"users\"", report);
-    if let Some(item) = &item
-        && let Some(name) = name_text(item, allowed, "letters, digits, _, - and .", report)
-    {
-        names.claim(name, item.span(), &format!("service name \"{name}\""), report);
+    if let Some((name, span)) = NAME.take_at(table, report) {
+        let what = format!("service name \"{name}\"");
+        names.claim(name, span, &what, report);
     }
-    let name = item.and_then(|item| item.as_str());
-    let item = table.required("address", "write address = \"10.96.0.10:80\"", report);
-    let address = item.as_ref().and_then(|item| service_address(item, report));
-    let protocol = match table.get("protocol") {
-        Some(item) => item.choice(&Protocol::ALL.map(|protocol| (protocol.name(), protocol)), report),
-        None => Some(Protocol::Tcp),
-    };
-    if let (Some(item), Some(address), Some(protocol)) = (item, address, protocol) {
+    let name = table.get(NAME.name).and_then(|item| item.as_str());
+    let address = ADDRESS.take_at(table, report);
+    let protocol = PROTOCOL.take(table, report);
+    if let (Some((address, span)), Some(protocol)) = (&address, protocol) {
         let what = format!("address {address} with protocol {}", protocol.name());
-        places.claim((address, protocol.number()), item.span(), &what, report);
+        listeners.claim((*address, protocol.number()), span.clone(), &what, report);
     }
-    Declared { name, address, protocol, file: None, entry: None }
+    let address = address.map(|(address, _)| address);
+    Declared { name, address, protocol, file: None, template: None }
 }
 
-// The address of an endpoint is checked in the core; that of a service has other faults.
-fn service_address(item: &Item<'_>, report: &mut Report<'_>) -> Option<SocketAddr> {
-    let address = item.address(report)?;
+/// Reads the address of a service. That of an endpoint is checked in the core, and has other faults.
+pub fn service_address(text: &str) -> Result<SocketAddr, Refusal> {
+    let address = address(text)?;
     let mapped = match address {
         SocketAddr::V4(_) => None,
         SocketAddr::V6(v6) => v6.ip().to_ipv4_mapped(),
@@ -212,30 +105,25 @@ fn service_address(item: &Item<'_>, report: &mut Report<'_>) -> Option<SocketAdd
     } else if matches!(address, SocketAddr::V6(v6) if v6.scope_id() != 0) {
         ("has a zone", "write an address that has one meaning on every interface".to_owned())
     } else {
-        return Some(address);
+        return Ok(address);
     };
-    report.add(item.span(), format!("address \"{address}\" {why}"), help);
-    None
+    Err((format!("\"{address}\" {why}"), Some(help)))
 }
 
-fn read_entry(
+fn read_template(
     table: &Table<'_>,
     declared: &Declared<'_>,
     addresses: &[SocketAddr],
     directory: &Path,
     report: &mut Report<'_>,
-) -> Option<ServiceEntry> {
+) -> Option<ServiceTemplate> {
     let choice = policy::read(table, declared.protocol, report);
-    let subset = match table.get("subset") {
+    let subset = match SUBSET.item(table, report) {
         Some(item) => subset::read(&item, report),
-        None => Some((subset::DEFAULT, None)),
+        None => Some((subset::default(), None)),
     };
-    let errno = match table.get("on_no_backend") {
-        Some(item) => read_errno(&item, report),
-        None => u16::try_from(libc::EHOSTUNREACH).ok(),
-    };
-    let help = "write backends = { file = \"users.toml\" } or { static = [\"10.0.0.1:8080\"] }";
-    let backends = table.required("backends", help, report);
+    let errno = read_errno(table, report);
+    let backends = BACKENDS.item(table, report);
     let source =
         backends.and_then(|item| source::read(&item, declared.address, addresses, directory, report));
     if let (Some(choice), Some((subset, _)), Some(source)) = (&choice, subset, &source) {
@@ -258,47 +146,30 @@ fn read_entry(
         seed: 0,
         errno: errno?,
     };
-    Some(ServiceEntry { service, seed, error_decay: choice.error_decay, source: source? })
+    Some(ServiceTemplate { service, seed, error_decay: choice.error_decay, source: source? })
 }
 
-fn read_errno(item: &Item<'_>, report: &mut Report<'_>) -> Option<u16> {
-    if item.as_str() == Some("EPERM") {
+fn read_errno(table: &Table<'_>, report: &mut Report<'_>) -> Option<u16> {
+    if let Some(item) = ON_NO_BACKEND.item(table, report)
+        && item.as_str() == Some("EPERM")
+    {
         let message = "on_no_backend \"EPERM\" would look like a firewall to the caller";
         report.add(item.span(), message, "write \"EHOSTUNREACH\" or \"ECONNREFUSED\"".to_owned());
         return None;
     }
-    u16::try_from(item.choice(&ERRNOS, report)?).ok()
+    let (_, errno) = ON_NO_BACKEND.take(table, report)?;
+    u16::try_from(errno).ok()
 }
 
 #[cfg(test)]
-pub mod tests {
-    use super::super::tests::{faults, good};
+mod tests {
+    use super::super::keys::ERRNOS;
+    use super::super::tests::{check, services, with_line, with_service};
+    use super::super::{ClientService, Source};
     use super::*;
-    use lb_core::service::{Overflow, Policy, UNANSWERED_AFTER};
+    use lb_core::service::{Overflow, Policy, Size, Subset, UNANSWERED_AFTER, seed};
     use lb_core::subset::Algorithm;
-
-    const HEAD: &str = "[[client]]\njob = 'j'\ncgroup = 'c'\n[[service]]\n";
-
-    /// A configuration whose one service is the given lines; they begin at line 5.
-    pub fn with_service(lines: &str) -> String {
-        format!("{HEAD}{lines}\n")
-    }
-
-    /// A configuration whose one service has one more line, the 8th.
-    pub fn with_line(line: &str) -> String {
-        with_service(&format!("name = 's'\naddress = '10.96.0.10:80'\nbackends = {{ static = [] }}\n{line}"))
-    }
-
-    /// The services of a configuration that must be right, as its first client sees them.
-    pub fn services(text: &str) -> Vec<ClientService> {
-        good(text).clients.remove(0).services
-    }
-
-    /// Compares the faults of a configuration.
-    #[track_caller]
-    pub fn check(text: &str, expected: &[&str]) {
-        assert_eq!(faults(text), expected, "{text}");
-    }
+    use std::time::Duration;
 
     #[test]
     fn defaults_are_the_documented_ones() {
@@ -323,47 +194,6 @@ pub mod tests {
             services(&with_line("protocol = 'tcp'\npolicy = 'weighted-round-robin'\nsubset = {}")),
             expected
         );
-    }
-
-    #[track_caller]
-    fn check_least(
-        subset: &str,
-        listed: Option<u32>,
-        (index, count): (u32, u32),
-        backends: u32,
-        entries: u32,
-    ) {
-        let list = |count: u32| (1..=count).map(|n| format!("'10.0.{}.{}:80'", n / 250, n % 250 + 1));
-        let source = match listed {
-            Some(listed) => format!("{{ static = [{}] }}", list(listed).collect::<Vec<_>>().join(", ")),
-            None => "{ file = 'f' }".to_owned(),
-        };
-        let text = format!("name = 's'\naddress = '10.96.0.10:80'\nbackends = {source}\nsubset = {subset}");
-        let ClientService { service, source } = services(&with_service(&text)).remove(0);
-        let entry = ServiceEntry { service, seed: None, error_decay: None, source };
-        let task = Task { index, count };
-        assert_eq!((entry.backends(task), entry.schedule_entries(task)), (backends, entries), "{text}");
-    }
-
-    #[test]
-    fn what_a_subset_takes_is_known_as_far_as_the_text_tells() {
-        // From a file: what was asked for.
-        check_least("'all'", None, (0, 1), 1, 1024);
-        check_least("{}", None, (0, 1), 1, 1024);
-        check_least("{ size = 200 }", None, (0, 9), 200, 8192);
-        check_least("{ size = { min = 200 } }", None, (0, 9), 1, 1024);
-        // Listed: all that there are, but for those whom a size leaves out.
-        check_least("'all'", Some(300), (0, 9), 300, 16_384);
-        check_least("{ size = 200 }", Some(300), (0, 9), 200, 8192);
-        check_least("{ size = 200 }", Some(33), (0, 9), 33, 2048);
-        // A lone task takes all; of several each takes its part at least.
-        check_least("{}", Some(300), (0, 1), 300, 16_384);
-        check_least("{}", Some(300), (2, 5), 60, 2048);
-        check_least("{}", Some(300), (2, 100), 12, 1024);
-        check_least("{ size = { min = 40 } }", Some(300), (2, 100), 40, 2048);
-        // An arc is as long as it is.
-        check_least("{ algorithm = 'aperture', size = 20 }", Some(300), (0, 1), 300, 16_384);
-        check_least("{ algorithm = 'aperture', size = 20 }", Some(300), (1, 7), 44, 2048);
     }
 
     #[test]
@@ -392,11 +222,6 @@ pub mod tests {
                 "8:17: unknown on_no_backend \"EINVAL\" (write \"ECONNREFUSED\" or \"EHOSTUNREACH\" or \"ENETUNREACH\" \
                  or \"ETIMEDOUT\" or \"EADDRNOTAVAIL\" or \"EAGAIN\" or \"ENETDOWN\" or \"EHOSTDOWN\" or \
                  \"ECONNABORTED\" or \"ECONNRESET\" or \"EACCES\")",
-            ),
-            (
-                "weight = 1",
-                "8:1: unknown key \"weight\" in a service (known keys: name, address, protocol, policy, \
-                 active_limit, overflow, error_decay, connect_timeout, unanswered_after, udp, subset, on_no_backend, backends)",
             ),
         ];
         for (line, expected) in cases {
@@ -453,7 +278,7 @@ pub mod tests {
             &with_service(""),
             &[
                 "4:1: name is missing in a service (write name = \"users\")",
-                "4:1: address is missing in a service (write address = \"10.96.0.10:80\")",
+                "4:1: address is missing in a service (write address = \"10.96.0.10:80\" or \"[2001:db8::10]:80\")",
                 &format!("4:1: backends is missing in a service ({backends})"),
             ],
         );
@@ -475,10 +300,10 @@ pub mod tests {
     fn an_address_may_be_a_service_of_each_protocol() {
         let second = "[[service]]\nname = 't'\naddress = '10.96.0.10:80'\nprotocol = 'udp'\nbackends = { static = [] }";
         let both = services(&with_line(second));
-        let dialled: Vec<_> =
+        let addresses: Vec<_> =
             both.iter().map(|one| (one.service.address, one.service.protocol.name())).collect();
         let address = "10.96.0.10:80".parse().unwrap();
-        assert_eq!(dialled, [(address, "tcp"), (address, "udp")]);
+        assert_eq!(addresses, [(address, "tcp"), (address, "udp")]);
         check(
             &with_line(&format!("protocol = 'udp'\n{second}")),
             &["11:11: address 10.96.0.10:80 with protocol udp is already on line 6"],

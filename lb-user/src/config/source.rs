@@ -8,10 +8,13 @@ use std::path::Path;
 
 use toml::de::DeValue;
 
-use super::paths::path_text;
+use super::keys::backends::{FILE, SECTION, STATIC};
+use super::keys::path;
+use super::keys::service::BACKENDS;
 use super::{NamedFile, Source};
 use crate::diagnostic::{Report, quote};
-use crate::document::{Item, Table};
+use crate::document::kind::Kind as _;
+use crate::document::{Item, Table, address};
 use crate::source::endpoints::{self, Entry};
 
 /// Reads where the endpoints of the service at `service` come from; `services` are the addresses of all.
@@ -32,17 +35,20 @@ pub fn read(
         item.wrong_kind_but("a table", help, report);
         return None;
     }
-    let table = item.table("backends", report)?;
-    table.check_keys(&["file", "static"], report);
-    match (table.get("file"), table.get("static")) {
+    let table = item.table(&SECTION, report)?;
+    match (FILE.item(&table, report), STATIC.item(&table, report)) {
         (Some(file), None) => {
-            let text = path_text(&file, report)?;
-            if is_yaml(Path::new(text)) {
+            let text = FILE.kind.read(&file, report)?;
+            if is_yaml(&text) {
                 let help = "write it as TOML, or as JSON in a file whose name ends in .json";
-                report.add(file.span(), format!("file {} is YAML by its name", quote(text)), help.to_owned());
+                report.add(
+                    file.span(),
+                    format!("file {} is YAML by its name", quote(&text)),
+                    help.to_owned(),
+                );
                 return None;
             }
-            Some(Source::File(directory.join(text)))
+            Some(Source::File(directory.join(&*text)))
         }
         (None, Some(list)) => read_static(&list, service, services, report),
         (Some(_), Some(list)) => {
@@ -57,16 +63,16 @@ pub fn read(
     }
 }
 
-fn is_yaml(path: &Path) -> bool {
-    path.extension().is_some_and(|extension| extension == "yaml" || extension == "yml")
+fn is_yaml(path: &str) -> bool {
+    Path::new(path).extension().is_some_and(|extension| extension == "yaml" || extension == "yml")
 }
 
 /// The endpoint file of a service, as far as it can be read; what is wrong with it is reported elsewhere.
 pub fn named_file(table: &Table<'_>, service: Option<SocketAddr>, directory: &Path) -> Option<NamedFile> {
-    let backends = table.get("backends")?;
+    let backends = table.get(BACKENDS.name)?;
     let DeValue::Table(entries) = backends.value() else { return None };
-    let file = entries.get("file")?;
-    let is_read = |text: &&str| !text.is_empty() && !text.contains('\0') && !is_yaml(Path::new(text));
+    let file = entries.get(FILE.name)?;
+    let is_read = |text: &&str| path(text).is_ok() && !is_yaml(text);
     let text = file.get_ref().as_str().filter(is_read)?;
     Some(NamedFile { service, path: directory.join(text), span: file.span() })
 }
@@ -79,7 +85,7 @@ fn read_static(
 ) -> Option<Source> {
     let items = list.list(report)?;
     let addresses: Vec<(Range<usize>, Option<SocketAddr>)> =
-        items.iter().map(|item| (item.span(), item.address(report))).collect();
+        items.iter().map(|item| (item.span(), item.parse(address, report))).collect();
     let is_whole = addresses.iter().all(|(_, address)| address.is_some());
     let entries = addresses.into_iter().map(|(span, address)| Entry::bare(span, address)).collect();
     let list = endpoints::check(entries, service, services, report)?;
@@ -88,7 +94,7 @@ fn read_static(
 
 #[cfg(test)]
 mod tests {
-    use super::super::service::tests::{check, services, with_service};
+    use super::super::tests::{check, services, with_service};
     use super::*;
 
     #[test]

@@ -2,20 +2,23 @@
 //!
 //! What an algorithm makes of size and seed is for the core to know.
 
-use lb_common::abi::MAX_SUBSET;
 use lb_core::service::{Size, Subset};
-use lb_core::subset::Algorithm;
 use lb_core::weights::MIN_AUTO_SIZE;
 use toml::de::DeValue;
 
+use super::keys::size::{self, MIN};
+use super::keys::subset::{ALGORITHM, SECTION, SEED, SIZE};
 use crate::diagnostic::{Report, quote};
-use crate::document::Item;
+use crate::document::kind::{Kind as _, write};
+use crate::document::{Item, Table};
 
-/// What a subset has where nothing else is said: see docs/reference/subsets.md for why.
-const ALGORITHM: Algorithm = Algorithm::Rocksteadier;
+/// The size where nothing else is said: see docs/reference/subsets.md for why.
 const AUTO: Size = Size::Auto { min: MIN_AUTO_SIZE };
+
 /// The subset of a service that does not mention it.
-pub const DEFAULT: Subset = Subset::Sized { algorithm: ALGORITHM, size: AUTO };
+pub fn default() -> Subset {
+    Subset::Sized { algorithm: ALGORITHM.default(), size: AUTO }
+}
 
 /// Reads a subset, and the seed if it has one.
 pub fn read(item: &Item<'_>, report: &mut Report<'_>) -> Option<(Subset, Option<u64>)> {
@@ -32,40 +35,26 @@ pub fn read(item: &Item<'_>, report: &mut Report<'_>) -> Option<(Subset, Option<
             return None;
         }
     }
-    let table = item.table("a subset", report)?;
-    table.check_keys(&["algorithm", "size", "seed"], report);
-    let algorithm = match table.get("algorithm") {
-        Some(item) => {
-            let built = Algorithm::ALL.map(|algorithm| (algorithm.name(), algorithm));
-            item.choice(&built, report)
-        }
-        None => Some(ALGORITHM),
-    };
-    let size = match table.get("size") {
+    let table = item.table(&SECTION, report)?;
+    let algorithm = ALGORITHM.take(&table, report);
+    let size = match SIZE.item(&table, report) {
         Some(item) => read_size(&item, report),
         None => Some(AUTO),
     };
-    let seed = match table.get("seed") {
-        Some(item) => read_seed(&item, report).map(Some),
-        None => Some(None),
-    };
+    let seed = read_seed(&table, report);
     Some((Subset::Sized { algorithm: algorithm?, size: size? }, seed?))
 }
 
 fn read_size(item: &Item<'_>, report: &mut Report<'_>) -> Option<Size> {
     match item.value() {
-        DeValue::Integer(_) => item.number(1..=MAX_SUBSET, report).map(Size::Fixed),
+        DeValue::Integer(_) => MIN.kind.read(item, report).map(Size::Fixed),
         DeValue::String(text) if text == "auto" => Some(AUTO),
         DeValue::Table(_) => {
-            let table = item.table("size", report)?;
-            table.check_keys(&["min"], report);
-            let help = format!("write {{ min = {MIN_AUTO_SIZE} }}, or size = \"auto\"");
-            let min = table.required("min", &help, report)?.number(1..=MAX_SUBSET, report)?;
-            Some(Size::Auto { min })
+            let table = item.table(&size::SECTION, report)?;
+            MIN.take(&table, report).map(|min| Size::Auto { min })
         }
         DeValue::String(text) => {
-            let help = format!("write 1 to {MAX_SUBSET}, \"auto\" or {{ min = {MIN_AUTO_SIZE} }}");
-            report.add(item.span(), format!("unknown size {}", quote(text)), help);
+            report.add(item.span(), format!("unknown size {}", quote(text)), write(&SIZE.kind));
             None
         }
         _ => {
@@ -76,26 +65,23 @@ fn read_size(item: &Item<'_>, report: &mut Report<'_>) -> Option<Size> {
 }
 
 // A string, because the numbers of most readers of TOML and JSON do not hold 64 bits.
-fn read_seed(item: &Item<'_>, report: &mut Report<'_>) -> Option<u64> {
-    if let DeValue::Integer(_) = item.value() {
-        report.add(item.span(), "seed must be a string, not a whole number", "write it in quotes".to_owned());
+fn read_seed(table: &Table<'_>, report: &mut Report<'_>) -> Option<Option<u64>> {
+    if let Some(item) = SEED.item(table, report)
+        && let DeValue::Integer(_) = item.value()
+    {
+        item.wrong_kind_but("a string", "write it in quotes".to_owned(), report);
         return None;
     }
-    let text = item.text(report)?;
-    let seed = text.parse().ok().filter(|_| text.bytes().all(|byte| byte.is_ascii_digit()));
-    if seed.is_none() {
-        let help = format!("write \"0\" to \"{}\"", u64::MAX);
-        report.add(item.span(), format!("seed is {}", quote(text)), help);
-    }
-    seed
+    SEED.take_written(table, report)
 }
 
 #[cfg(test)]
 mod tests {
     use lb_core::service::seed;
+    use lb_core::subset::Algorithm;
 
     use super::super::ClientService;
-    use super::super::service::tests::{check, services, with_line};
+    use super::super::tests::{check, services, with_line};
     use super::*;
 
     #[track_caller]
@@ -143,26 +129,19 @@ mod tests {
             ("subset = { size = 257 }", "8:19: size is 257 (write 1 to 256)"),
             (
                 "subset = { size = '20' }",
-                "8:19: unknown size \"20\" (write 1 to 256, \"auto\" or { min = 12 })",
+                "8:19: unknown size \"20\" (write 1 to 256 or \"auto\" or { min = 12 })",
             ),
             (
                 "subset = { size = true }",
                 "8:19: size must be a whole number, \"auto\" or { min = .. }, not true or false",
             ),
-            (
-                "subset = { size = {} }",
-                "8:19: min is missing in size (write { min = 12 }, or size = \"auto\")",
-            ),
+            ("subset = { size = {} }", "8:19: min is missing in size (write min = 1 to 256)"),
             ("subset = { size = { min = 0 } }", "8:27: min is 0 (write 1 to 256)"),
             ("subset = { size = { min = 257 } }", "8:27: min is 257 (write 1 to 256)"),
             ("subset = { size = { min = 'x' } }", "8:27: min must be a whole number, not a string"),
             (
                 "subset = { size = { min = 1, max = 2 } }",
                 "8:30: unknown key \"max\" in size (known keys: min)",
-            ),
-            (
-                "subset = { size = 1, sede = '1' }",
-                "8:22: unknown key \"sede\" in a subset (did you mean seed? known keys: algorithm, size, seed)",
             ),
             (
                 "subset = { size = 1, seed = 5 }",

@@ -7,19 +7,19 @@ use lb_core::service::Task;
 use toml::de::DeValue;
 
 use super::Environment;
+use super::keys::client::{COUNT, INDEX};
+use super::keys::index::{ENV, HOSTNAME, SECTION};
 use crate::diagnostic::{Report, quote};
+use crate::document::kind::{Kind as _, Number};
 use crate::document::{Item, Table};
 
-/// The most tasks of a job, which is the most endpoint indexes too: subsets number both alike.
-const MAX_TASKS: u32 = MAX_INDEXES;
+/// The last task that a job can have.
+const LAST: u32 = MAX_INDEXES - 1;
 
 /// Reads `index` and `count` of a client.
 pub fn read(table: &Table<'_>, env: &dyn Environment, report: &mut Report<'_>) -> Option<Task> {
-    let count = match table.get("count") {
-        Some(item) => item.number(1..=MAX_TASKS, report),
-        None => Some(1),
-    };
-    let Some(item) = table.get("index") else { return Some(Task { index: 0, count: count? }) };
+    let count = COUNT.take(table, report);
+    let Some(item) = INDEX.item(table, report) else { return Some(Task { index: 0, count: count? }) };
     let index = read_index(&item, env, report)?;
     let count = count?;
     if index >= count {
@@ -32,15 +32,14 @@ pub fn read(table: &Table<'_>, env: &dyn Environment, report: &mut Report<'_>) -
 
 fn read_index(item: &Item<'_>, env: &dyn Environment, report: &mut Report<'_>) -> Option<u32> {
     let table = match item.value() {
-        DeValue::Integer(_) => return item.number(0..=MAX_TASKS - 1, report),
-        DeValue::Table(_) => item.table("index", report)?,
+        DeValue::Integer(_) => return Number(0..=LAST).read(item, report),
+        DeValue::Table(_) => item.table(&SECTION, report)?,
         _ => {
             item.wrong_kind("a whole number, { env = \"NAME\" } or { hostname = true }", report);
             return None;
         }
     };
-    table.check_keys(&["env", "hostname"], report);
-    match (table.get("env"), table.get("hostname")) {
+    match (ENV.item(&table, report), HOSTNAME.item(&table, report)) {
         (Some(variable), None) => index_of_variable(&variable, env, report),
         (None, Some(hostname)) => index_of_host(&hostname, env, report),
         (Some(_), Some(hostname)) => {
@@ -57,7 +56,7 @@ fn read_index(item: &Item<'_>, env: &dyn Environment, report: &mut Report<'_>) -
 
 fn index_of_variable(item: &Item<'_>, env: &dyn Environment, report: &mut Report<'_>) -> Option<u32> {
     let name = item.text(report)?;
-    let help = format!("set it to 0 to {}", MAX_TASKS - 1);
+    let help = format!("set it to 0 to {LAST}");
     let Some(value) = env.variable(name) else {
         report.add(item.span(), format!("environment variable {} is not set", quote(name)), help);
         return None;
@@ -84,8 +83,7 @@ fn index_of_host(item: &Item<'_>, env: &dyn Environment, report: &mut Report<'_>
     let start = label.trim_end_matches(|character: char| character.is_ascii_digit()).len();
     let index = parse_index(&label[start..]);
     if index.is_none() {
-        let message =
-            format!("host name {} does not end in a number of 0 to {}", quote(label), MAX_TASKS - 1);
+        let message = format!("host name {} does not end in a number of 0 to {LAST}", quote(label));
         report.add(item.span(), message, help);
     }
     index
@@ -93,25 +91,24 @@ fn index_of_host(item: &Item<'_>, env: &dyn Environment, report: &mut Report<'_>
 
 fn parse_index(text: &str) -> Option<u32> {
     let digits = text.bytes().all(|byte| byte.is_ascii_digit());
-    text.parse().ok().filter(|index| digits && *index < MAX_TASKS)
+    text.parse().ok().filter(|index| digits && *index <= LAST)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::client::tests::with_line;
-    use super::super::tests::{Fake, faults, faults_in, good, good_in};
+    use super::super::tests::{Fake, faults, faults_in, good, good_in, with_client_line};
     use super::*;
 
     #[test]
     fn indexes_and_counts_go_to_their_limits() {
-        let task = |line: &str| good(&with_line(line)).clients[0].task;
+        let task = |line: &str| good(&with_client_line(line)).clients[0].task;
         assert_eq!(task("index = 65535\ncount = 65536"), Task { index: 65_535, count: 65_536 });
         assert_eq!(task("count = 1"), Task { index: 0, count: 1 });
     }
 
     #[test]
     fn an_index_comes_from_the_environment() {
-        let text = with_line("index = { env = 'TASK' }\ncount = 300");
+        let text = with_client_line("index = { env = 'TASK' }\ncount = 300");
         let of = |value: &'static str| Fake { variable: Some(("TASK", value)), host_name: None };
         assert_eq!(good_in(&text, &of("13")).clients[0].task, Task { index: 13, count: 300 });
         let help = "(set it to 0 to 65535)";
@@ -126,7 +123,7 @@ mod tests {
 
     #[test]
     fn an_index_comes_from_the_host_name() {
-        let text = with_line("index = { hostname = true }\ncount = 300");
+        let text = with_client_line("index = { hostname = true }\ncount = 300");
         let of = |name: &'static str| Fake { variable: None, host_name: Some(name) };
         for (name, index) in
             [("web-13", 13), ("web007", 7), ("web-13.zone5.example", 13), ("2-0", 0), ("42", 42)]

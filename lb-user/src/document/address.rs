@@ -2,6 +2,9 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use super::kind::Refusal;
+use crate::diagnostic::quote;
+
 /// Why a text is not an address, and what to write.
 #[derive(Debug, PartialEq, Eq)]
 pub struct NotAnAddress {
@@ -9,6 +12,11 @@ pub struct NotAnAddress {
     pub why: &'static str,
     /// What to write.
     pub help: String,
+}
+
+/// As [`parse_address`], with the text in the message.
+pub fn address(text: &str) -> Result<SocketAddr, Refusal> {
+    parse_address(text).map_err(|NotAnAddress { why, help }| (format!("{} {why}", quote(text)), Some(help)))
 }
 
 /// Reads `IP:port` or `[IPv6]:port`.

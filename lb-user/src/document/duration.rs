@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-/// Units of time and how many milliseconds each has, the longest first but for one whose name another one ends with.
+/// Units of time in milliseconds. `ms` comes before `s`, with which it ends.
 const UNITS: [(&str, u64); 4] = [("h", 3_600_000), ("m", 60_000), ("ms", 1), ("s", 1000)];
 
-/// Reads a time; `None` if the text is none, or longer than can be told.
+/// Reads a time; `None` if the text is none, or does not fit.
 pub fn parse_duration(text: &str) -> Option<Duration> {
     let (unit, ms) = UNITS.into_iter().find(|(unit, _)| text.ends_with(unit))?;
     let number = text.strip_suffix(unit)?;

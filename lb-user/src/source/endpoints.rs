@@ -12,7 +12,10 @@ use lb_common::abi::MAX_BACKENDS;
 use lb_core::endpoint::{Endpoint, EndpointFault, EndpointList, EndpointState, MAX_INDEXES};
 
 use crate::diagnostic::{Faults, Report, utf8};
-use crate::document::{self, Table};
+use crate::document::key::Unset::{Is, Means, Required};
+use crate::document::key::{Key, Section, section};
+use crate::document::kind::{Kind as _, Number, Text, Words};
+use crate::document::{self, Table, address};
 
 mod entries;
 
@@ -22,11 +25,21 @@ mod file_sd;
 /// need about 2 MiB.
 pub const MAX_FILE_BYTES: usize = 4 << 20;
 
-const KEYS: [&str; 5] = ["address", "index", "weight", "state", "zone"];
-
 /// The words for a state, as all formats write them.
 const STATES: [(&str, EndpointState); 2] =
     [("healthy", EndpointState::Healthy), ("lame-duck", EndpointState::LameDuck)];
+
+section! {
+    keys, "[[endpoint]]", "an endpoint", "in an endpoint file, one for each endpoint of the service";
+
+    ADDRESS "address": Text<SocketAddr>(&["10.0.0.1:8080"], address), Required, "IP address and port, of the family of its service";
+    INDEX "index": Number(0..=MAX_INDEXES - 1), Means("its position in the file"),
+        "its number among the service's endpoints; for all of them or for none";
+    WEIGHT "weight": Number(0..=0xffff), Is(1), "capacity relative to the others; 0: no new connections";
+    STATE "state": Words<(&'static str, EndpointState)>(&STATES, |state| state.0), Is(STATES[0]),
+        "a lame duck serves, but asks for no new connections";
+    ZONE "zone": Text<String>(&["b"], |text| Ok(text.to_owned())), Means("none"), "where it runs; has no effect yet";
+}
 
 /// Reads the content of the endpoint file at `path`, which is JSON if its name ends in `.json` and TOML otherwise.
 /// `service` is dialled at that address, if it is known; `services` are the addresses of all services.
@@ -69,28 +82,25 @@ pub fn parse(
 fn read_toml(text: &str, report: &mut Report<'_>) -> Vec<Entry> {
     let root = entries::read(text, MAX_BACKENDS as usize, report);
     let root = Table::root("an endpoint file", &root);
-    root.check_keys(&["endpoint"], report);
-    let tables = root.tables("endpoint", "an endpoint", MAX_BACKENDS as usize, report);
+    root.check_keys(&[keys::SECTION.name()], report);
+    let tables = root.tables(&keys::SECTION, MAX_BACKENDS as usize, report);
     tables.iter().filter_map(|table| read_table(table, report)).collect()
 }
 
 // What is wrong in an entry hides nothing else of it: all that can be read goes on to be checked. One that is cut off
 // before it says anything is not blamed for what it does not say.
 fn read_table(table: &Table<'_>, report: &mut Report<'_>) -> Option<Entry> {
-    table.check_keys(&KEYS, report);
-    let address = table.required("address", "write address = \"10.0.0.1:8080\"", report);
-    let is_cut = address.is_none() && table.get("index").is_none();
+    let address = keys::ADDRESS.item(table, report);
+    let is_cut = address.is_none() && table.get(keys::INDEX.name).is_none();
     let span = address.as_ref().map_or(table.span(), document::Item::span);
-    let address = address.and_then(|item| item.address(report));
-    let index = match table.get("index") {
-        Some(item) => Index::read(item.span(), item.number(0..=MAX_INDEXES - 1, report)),
+    let address = address.and_then(|item| keys::ADDRESS.kind.read(&item, report));
+    let index = match keys::INDEX.item(table, report) {
+        Some(item) => Index::read(item.span(), keys::INDEX.kind.read(&item, report)),
         None => Index::Absent,
     };
-    let weight = table.get("weight").and_then(|item| item.number(0..=u16::MAX.into(), report));
-    let weight = weight.and_then(|weight| u16::try_from(weight).ok()).unwrap_or(1);
-    let state = table.get("state").and_then(|item| item.choice(&STATES, report));
-    let zone = table.get("zone").and_then(|item| item.text(report)).map(str::to_owned);
-    let state = state.unwrap_or(EndpointState::Healthy);
+    let weight = u16::try_from(keys::WEIGHT.take_or_default(table, report)).unwrap_or(1);
+    let (_, state) = keys::STATE.take_or_default(table, report);
+    let zone = keys::ZONE.take_written(table, report).flatten();
     (!is_cut).then_some(Entry { span, address, index, weight, state, zone })
 }
 
@@ -270,9 +280,17 @@ mod tests {
     use std::fmt::Write as _;
 
     use super::*;
+    use crate::document::key::markdown;
     use proptest::prelude::*;
 
     const SERVICE: &str = "10.96.0.10:80";
+
+    #[test]
+    fn the_documentation_has_every_key() {
+        let text = include_str!("../../../docs/guide/endpoint-files.md");
+        let table = markdown(&[&keys::SECTION]);
+        assert!(text.contains(&table), "docs/guide/endpoint-files.md must have this table:\n{table}");
+    }
 
     fn read(text: &[u8], path: &str) -> Result<Vec<Endpoint>, String> {
         let service = SERVICE.parse().unwrap();

@@ -1,0 +1,112 @@
+//! The configuration as a file: whether it can be read at all, and how far.
+//!
+//! What its text says is for [`parse`](super::parse) to know.
+
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::net::SocketAddr;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+
+use thiserror::Error;
+
+use super::{Config, Environment, NamedFile, Paths, parse_with, paths};
+use crate::diagnostic::{Faults, Report, utf8};
+use crate::document::{self, Table};
+
+/// The longest configuration that is read, to bound memory and time when the wrong file is named: every service with
+/// a hundred static endpoints needs less than 1 MiB.
+pub const MAX_FILE_BYTES: u64 = 16 << 20;
+
+/// Where the configuration is, unless `--config` says otherwise.
+pub const DEFAULT_PATH: &str = "/etc/socklb/socklb.toml";
+
+/// Why there is no configuration.
+#[derive(Debug, Error)]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("read {}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// Nobody has written one yet.
+    #[error(
+        "there is no configuration at {DEFAULT_PATH}, and --config names no other: the package has an example, \
+         /usr/share/doc/socklb/examples/socklb.toml, which is packaging/examples/socklb.toml in the repository"
+    )]
+    None,
+    /// The file is too long to be a configuration.
+    #[error("read {}: longer than {MAX_FILE_BYTES} bytes, which no configuration is", path.display())]
+    TooLong {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The file was read and is wrong.
+    #[error(transparent)]
+    Faulty(#[from] Faults),
+}
+
+/// Reads the configuration file at `path`.
+///
+/// # Errors
+/// The file cannot be read, or all its faults.
+pub fn read(path: &Path, env: &dyn Environment) -> Result<Config, ConfigError> {
+    read_with(path, env, |_, _, _| ())
+}
+
+/// Reads `[paths]` of the configuration file at `path`, whatever else is wrong with it: commands that only look need no more.
+///
+/// # Errors
+/// The file cannot be read, or the faults of that table. If there is none, and the text cannot be parsed, the faults of the
+/// text.
+pub fn read_paths(path: &Path) -> Result<Paths, ConfigError> {
+    let bytes = read_file(path)?;
+    let text = utf8(&bytes, path)?;
+    let mut syntax = Report::new(path, text);
+    let root = document::read(text, &mut syntax);
+    let root = Table::root("a configuration", &root);
+    if root.get("paths").is_none() && !syntax.is_clean() {
+        return Ok(syntax.finish(None)?);
+    }
+    let mut report = Report::new(path, text);
+    let paths = paths::read(&root, path.parent().unwrap_or(Path::new("")), &mut report);
+    Ok(report.finish(Some(paths))?)
+}
+
+/// As [`read`], and shows the endpoint files that the text names, whatever else is wrong with it, and the addresses of
+/// all services to `look`. What that reports is a fault of the configuration.
+///
+/// # Errors
+/// The file cannot be read, or all its faults.
+pub fn read_with(
+    path: &Path,
+    env: &dyn Environment,
+    look: impl FnOnce(&[NamedFile], &[SocketAddr], &mut Report<'_>),
+) -> Result<Config, ConfigError> {
+    let bytes = read_file(path)?;
+    Ok(parse_with(utf8(&bytes, path)?, path, env, look)?)
+}
+
+fn read_file(path: &Path) -> Result<Vec<u8>, ConfigError> {
+    let cannot = |source| ConfigError::Read { path: path.to_owned(), source };
+    let mut bytes = Vec::new();
+    // A pipe would keep us waiting for a writer.
+    let file = match File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound && path == Path::new(DEFAULT_PATH) => {
+            return Err(ConfigError::None);
+        }
+        Err(error) => return Err(cannot(error)),
+    };
+    if !file.metadata().map_err(cannot)?.is_file() {
+        return Err(cannot(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file")));
+    }
+    let length = file.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes).map_err(cannot)?;
+    if length as u64 > MAX_FILE_BYTES {
+        return Err(ConfigError::TooLong { path: path.to_owned() });
+    }
+    Ok(bytes)
+}

@@ -1,0 +1,250 @@
+//! Every key of the configuration: what it may be, what it is if it is not written, and what it decides.
+//!
+//! Of these rows come the checks of each value alone, the messages about them, docs/reference/configuration.md and
+//! socklb.toml(5). What keys mean together is for the readers beside this file.
+
+use std::borrow::Cow;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use lb_common::abi::{self, MAX_SUBSET};
+use lb_core::endpoint::MAX_INDEXES;
+use lb_core::service::{Overflow, Policy, Protocol};
+use lb_core::subset::Algorithm;
+
+use super::metrics::loopback;
+use super::service::service_address;
+use super::{Accounting, cgroup};
+use crate::diagnostic::quote;
+use crate::document::key::Unset::{Is, Means, Required};
+use crate::document::key::{Key, Section, section};
+use crate::document::kind::{Form, Number, PowerOfTwo, Refusal, Text, Time, TimeOrOff, Words};
+
+/// All sections, each with those that are values in it.
+pub static SECTIONS: [&[&Section]; 6] = [
+    &[&client::SECTION, &index::SECTION],
+    &[&service::SECTION, &udp::SECTION, &subset::SECTION, &size::SECTION, &backends::SECTION],
+    &[&paths::SECTION],
+    &[&limits::SECTION],
+    &[&metrics::SECTION],
+    &[&accounting::SECTION],
+];
+
+/// The keys whose tables they are.
+pub fn names() -> [&'static str; 6] {
+    SECTIONS.map(|sections| sections[0].name())
+}
+
+section! {
+    client, "[[client]]", "a client", "one for each cgroup, up to 64";
+
+    JOB "job": Text<String>(&["frontend"], job_name), Required,
+        "the job it is a task of; the same on every host";
+    NAME "name": Text<String>(&["frontend-a"], client_name), Means("the job"),
+        "unique on the host: letters, digits, `_` and `-`; names its pins";
+    CGROUP "cgroup": Text<String>(&["system.slice/frontend.service"], cgroup::parse), Required,
+        "relative to the cgroup2 mount; clients may not nest";
+    INDEX "index": Form(&["13", "{ env = \"TASK\" }", "{ hostname = true }"]), Means("`0`"),
+        "this task's number among its job's, below 65,536";
+    // As many as endpoint indexes: subsets number both alike.
+    COUNT "count": Number(1..=MAX_INDEXES), Is(1), "how many tasks the job has; `index` is below it";
+    SERVICES "services": Form(&["[\"users\"]"]), Means("all"), "the services it dials";
+    ACCOUNTING "accounting": Words<Accounting>(&Accounting::ALL, Accounting::name), Is(Accounting::Full),
+        "what is known of flows: with `full` also how each went and why it ended; with `active` only how many are open, by \
+         cheaper hooks, so that errors cannot count (`error_decay`)";
+}
+
+section! {
+    index, "index", "index", "";
+
+    ENV "env": Text<String>(&["TASK"], |text| Ok(text.to_owned())), Means("none"), "the environment variable that has the number";
+    HOSTNAME "hostname": Form(&["true"]), Means("none"),
+        "the number that the host name ends in, before its first dot";
+}
+
+section! {
+    service, "[[service]]", "a service", "up to 256";
+
+    NAME "name": Text<String>(&["users"], service_name), Required, "letters, digits, `_`, `-` and `.`";
+    ADDRESS "address": Text<SocketAddr>(&["10.96.0.10:80", "[2001:db8::10]:80"], service_address), Required,
+        "what processes dial; IPv6 sockets that dial an IPv4 service in v4-mapped form are covered";
+    PROTOCOL "protocol": Words<Protocol>(&Protocol::ALL, Protocol::name), Is(Protocol::Tcp),
+        "one address with both is two services";
+    POLICY "policy": Words<Policy>(&Policy::ALL, Policy::name), Is(Policy::WeightedRoundRobin),
+        "how the kernel picks: see [policies.md](policies.md)";
+    ACTIVE_LIMIT "active_limit": Number(1..=u32::MAX), Means("none"),
+        "open flows of a backend at which it is skipped, as this client task counts them: connections, not requests, and a \
+         connection may carry many";
+    OVERFLOW "overflow": Words<Overflow>(&Overflow::ALL, Overflow::name), Is(Overflow::LeastLoaded),
+        "when every backend is at its `active_limit`: `least-loaded` takes the one with the fewest all the same, `refuse` \
+         fails the connect with `on_no_backend`";
+    // The clock of the decay has whole seconds, and an error that counts for hours says nothing of now. The default keeps most
+    // new connections away from a backend that refuses them all, and gives one that is back its part within a minute.
+    ERROR_DECAY "error_decay": TimeOrOff(Duration::from_secs(1)..=Duration::from_hours(1)),
+        Is(Some(Duration::from_secs(10))),
+        "half-life of an error, which counts as an open flow for `least-loaded` and `p2c`, so that a backend that fails fast \
+         does not look idle; `off`: errors do not count, which is the default with `accounting = \"active\"`";
+    // The kernel's steps begin at about a second, and without a limit it gives up after 127.
+    CONNECT_TIMEOUT "connect_timeout": Time(Duration::from_secs(1)..=Duration::from_secs(127)),
+        Means("the kernel's, about 127 s"),
+        "`tcp` only: about how long a connect waits for a backend that does not answer, by the steps in which the kernel \
+         repeats itself. Never over what the application has set";
+    // The programs' clock has ticks of up to 10 ms; after a minute nobody waits for an answer any more.
+    UNANSWERED_AFTER "unanswered_after": Time(Duration::from_millis(10)..=Duration::from_secs(60)),
+        Is(lb_core::service::UNANSWERED_AFTER),
+        "`tcp` only: when an answer to a SYN is due. If the application gives up after that, or after a SYN was sent again, \
+         the flow ends as `unanswered` and counts against the backend; before, as `gave-up`, which does not. At least twice \
+         the usual handshake, which `status` checks";
+    UDP "udp": Form(&["{ rebind = \"30s\" }"]), Means("`{}`"),
+        "`udp` only: what becomes of flows of sockets that are not connected";
+    SUBSET "subset": Form(&["\"all\"", "{ size = 20 }"]),
+        Means("`{ algorithm = \"rocksteadier\", size = \"auto\" }`"),
+        "which endpoints this task may use: see [subsets.md](subsets.md)";
+    ON_NO_BACKEND "on_no_backend": Words<Errno>(&ERRNOS, |errno| errno.0), Is(EHOSTUNREACH),
+        "the errno of a connect when no backend is usable";
+    BACKENDS "backends": Form(&["{ file = \"users.toml\" }", "{ static = [\"10.0.0.1:8080\"] }"]), Required,
+        "where endpoints come from";
+}
+
+section! {
+    udp, "udp", "udp", "";
+
+    // Shorter would be a choice per datagram, longer never.
+    REBIND "rebind": Time(Duration::from_secs(1)..=Duration::from_hours(24)), Means("never"),
+        "after how long a flow chooses again";
+}
+
+section! {
+    subset, "subset", "a subset", "";
+
+    ALGORITHM "algorithm": Words<Algorithm>(&Algorithm::ALL, Algorithm::name), Is(Algorithm::Rocksteadier),
+        "by which rule endpoints are chosen: see [subsets.md](subsets.md)";
+    SIZE "size": Form(&["1 to 256", "\"auto\"", "{ min = 12 }"]), Means("`\"auto\"`"), "how many endpoints a task uses";
+    SEED "seed": Text<u64>(&["123"], seed), Means("from the names of job and service"),
+        "a number of up to 64 bits, in quotes; the same for all tasks of a job";
+}
+
+section! {
+    size, "subset.size", "size", "";
+
+    MIN "min": Number(1..=MAX_SUBSET), Required, "as `\"auto\"`, which has 12, but at least so many";
+}
+
+section! {
+    backends, "backends", "backends", "";
+
+    FILE "file": Text<Cow<'static, str>>(&["users.toml"], path), Means("none"),
+        "a file that is watched: see [endpoint files](../guide/endpoint-files.md)";
+    STATIC "static": Form(&["[\"10.0.0.1:8080\"]"]), Means("none"),
+        "a list that stands here; with `[]` every connect is refused";
+}
+
+section! {
+    paths, "[paths]", "[paths]",
+    "each overridden by an option of the same name on every command (`--pins`, `--run`, `--state`)";
+
+    PINS "pins": Text<Cow<'static, str>>(&["/sys/fs/bpf/other"], path), Is(Cow::Borrowed(lb_kernel::DEFAULT_PINS)),
+        "directory in a bpf file system";
+    RUN "run": Text<Cow<'static, str>>(&["/run/other"], path), Is(Cow::Borrowed("/run/socklb")), "directory of the daemon's socket";
+    STATE "state": Text<Cow<'static, str>>(&["/srv/socklb"], path), Is(Cow::Borrowed("/var/lib/socklb")),
+        "directory of the last good endpoint lists";
+}
+
+section! {
+    limits, "[limits]", "[limits]",
+    "the sizes of every client task's maps; [limits.md](limits.md) has the bytes and all fixed limits. They are fixed while \
+     the daemon runs; to change one for a client that is attached, stop it and `detach` the client first";
+
+    // At most eight times the default, 16 MiB of kernel memory.
+    SCHEDULE_ENTRIES "schedule_entries":
+        PowerOfTwo(1 << abi::MIN_SCHEDULE_LOG2..=8 * abi::SCHEDULE_ENTRIES), Is(abi::SCHEDULE_ENTRIES),
+        "entries of the schedules of all services together";
+    // At most 352 MiB of kernel memory, 88 bytes for each, before anything is in the tables of collisions and of datagrams.
+    FLOW_RECORDS "flow_records": PowerOfTwo(64..=1 << 22), Is(abi::FLOW_RECORDS),
+        "sockets that are remembered, and as many again on collisions";
+    // At most what a schedule entry can name.
+    SLOTS "slots": Number(64..=abi::MAX_SLOTS), Is(abi::SLOTS),
+        "backends of all services together, removed ones with open connections included; each takes half a kilobyte of \
+         counters on every CPU";
+}
+
+section! {
+    metrics, "[metrics]", "[metrics]", "where metrics are read besides the daemon's own socket";
+
+    LISTEN "listen": Text<SocketAddr>(&["127.0.0.1:9464"], loopback), Means("none"),
+        "a TCP address on loopback. Other addresses are refused: whoever reaches the port reads the metrics. Fixed while the \
+         daemon runs";
+}
+
+section! {
+    accounting, "[accounting]", "[accounting]", "how flows are counted";
+
+    // A pass reads all flow records and lists of sockets. A socket that no list and no process has may be on its way between
+    // two processes, for moments.
+    RECLAIM_INTERVAL "reclaim_interval": Time(Duration::from_secs(1)..=Duration::from_hours(1)),
+        Is(Duration::from_secs(60)),
+        "how far apart two passes over the flow records are. A flow whose end no program saw is reclaimed once two of them \
+         find its socket neither in the kernel's lists nor in use by a process";
+}
+
+/// An errno by its name.
+pub type Errno = (&'static str, i32);
+
+const EHOSTUNREACH: Errno = ("EHOSTUNREACH", libc::EHOSTUNREACH);
+
+/// What connect(2) gives by itself, so that callers handle it. EPERM is not among them: it is what a refusing hook gives
+/// when the kernel cannot say better, and callers take it for a firewall.
+pub const ERRNOS: [Errno; 11] = [
+    ("ECONNREFUSED", libc::ECONNREFUSED),
+    EHOSTUNREACH,
+    ("ENETUNREACH", libc::ENETUNREACH),
+    ("ETIMEDOUT", libc::ETIMEDOUT),
+    ("EADDRNOTAVAIL", libc::EADDRNOTAVAIL),
+    ("EAGAIN", libc::EAGAIN),
+    ("ENETDOWN", libc::ENETDOWN),
+    ("EHOSTDOWN", libc::EHOSTDOWN),
+    ("ECONNABORTED", libc::ECONNABORTED),
+    ("ECONNRESET", libc::ECONNRESET),
+    ("EACCES", libc::EACCES),
+];
+
+/// The longest name of a job, client or service in bytes: the kernel's copy ends with a zero.
+pub const MAX_NAME_BYTES: usize = abi::NAME_BYTES - 1;
+
+fn job_name(text: &str) -> Result<String, Refusal> {
+    name(text, |byte| !byte.is_ascii_control(), "printable characters")
+}
+
+/// Reads what can name a client.
+pub fn client_name(text: &str) -> Result<String, Refusal> {
+    name(text, |byte| byte.is_ascii_alphanumeric() || b"_-".contains(&byte), "letters, digits, _ and -")
+}
+
+fn service_name(text: &str) -> Result<String, Refusal> {
+    name(text, |byte| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte), "letters, digits, _, - and .")
+}
+
+fn name(text: &str, allowed: fn(u8) -> bool, letters: &str) -> Result<String, Refusal> {
+    let why = match text.len() {
+        0 => "is empty".to_owned(),
+        length if length > MAX_NAME_BYTES => format!("{} has {length} bytes", quote(text)),
+        _ if text.bytes().all(allowed) => return Ok(text.to_owned()),
+        _ => format!("{} has other characters than {letters}", quote(text)),
+    };
+    Err((why, Some(format!("write 1 to {MAX_NAME_BYTES} of {letters}"))))
+}
+
+/// Reads a path: a file system cannot have a zero byte in one, and none is empty.
+pub fn path(text: &str) -> Result<Cow<'static, str>, Refusal> {
+    match text {
+        "" => Err(("is empty".to_owned(), None)),
+        text if text.contains('\0') => Err(("contains a zero byte".to_owned(), None)),
+        text => Ok(Cow::Owned(text.to_owned())),
+    }
+}
+
+/// Reads digits only, of up to 64 bits.
+fn seed(text: &str) -> Result<u64, Refusal> {
+    let seed = text.parse().ok().filter(|_| text.bytes().all(|byte| byte.is_ascii_digit()));
+    seed.ok_or_else(|| (format!("is {}", quote(text)), Some(format!("write \"0\" to \"{}\"", u64::MAX))))
+}

@@ -1,0 +1,128 @@
+//! A service before a client's job gives it its seed, and the client's accounting says whether errors are known.
+//!
+//! It also tells what a client task needs for it, as far as the text of the configuration does: endpoint files are not read.
+
+use std::ops::Range;
+use std::time::Duration;
+
+use lb_common::abi::{MAX_SCHEDULE_LOG2, MIN_SCHEDULE_LOG2, SCHEDULE_ENTRIES_PER_BACKEND};
+use lb_core::service::{Service, Size, Subset, Task, seed};
+use lb_core::subset::{Position, length};
+use lb_core::weights;
+
+use super::keys::service::ERROR_DECAY;
+use super::{Accounting, ClientService, Source};
+
+/// A service before a client's job gives it its seed, and the client's accounting says whether errors are known.
+pub struct ServiceTemplate {
+    /// With neither seed nor decay of errors.
+    pub service: Service,
+    /// If it is written.
+    pub seed: Option<u64>,
+    /// If it is written: where, and what.
+    pub error_decay: Option<(Range<usize>, Option<Duration>)>,
+    /// Where its endpoints come from.
+    pub source: Source,
+}
+
+impl ServiceTemplate {
+    /// The service as a task of `job` with this accounting sees it.
+    pub fn of_job(&self, job: &str, accounting: Accounting) -> ClientService {
+        let seed = self.seed.unwrap_or_else(|| seed(job, &self.service.name));
+        let error_decay = match (&self.error_decay, accounting) {
+            (Some((_, written)), _) => *written,
+            (None, Accounting::Full) => ERROR_DECAY.default(),
+            (None, Accounting::Active) => None,
+        };
+        let service = Service { seed, error_decay, ..self.service.clone() };
+        ClientService { service, source: self.source.clone() }
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.service.name
+    }
+
+    /// Where it is written that errors count, if it is and the policy counts them.
+    pub fn counts_errors(&self) -> Option<&Range<usize>> {
+        let (span, written) = self.error_decay.as_ref()?;
+        written.filter(|_| self.service.policy.counts_errors()).map(|_| span)
+    }
+
+    /// The least backends that a client task takes of it, as far as the text alone tells. What a file will say is not known:
+    /// as many as were asked for, and at least one. Which size `auto` chooses among those that it may choose is computed
+    /// only once there is a list.
+    pub fn backends(&self, task: Task) -> u32 {
+        let count = match &self.source {
+            Source::Static(list) => Some(list.index_space()),
+            Source::File(_) => None,
+        };
+        let (algorithm, size) = match (self.service.subset, count) {
+            (Subset::All, count) => return count.unwrap_or(1),
+            (Subset::Sized { size: Size::Fixed(size), .. }, None) => return size,
+            (Subset::Sized { size: Size::Auto { .. }, .. }, None) => return 1,
+            (Subset::Sized { algorithm, size }, Some(_)) => (algorithm, size),
+        };
+        // A list in the configuration has no holes, and all its weights are 1.
+        let backends = count.unwrap_or(0);
+        let position = Position { client: task.index, clients: task.count, backends, size: 0, seed: 0 };
+        let size = match size {
+            Size::Fixed(size) => size,
+            Size::Auto { min } => weights::least_size(position, min),
+        };
+        length(algorithm, Position { size, ..position })
+    }
+
+    /// The entries of a schedule over [`Self::backends`].
+    pub fn schedule_entries(&self, task: Task) -> u32 {
+        let wanted = self.backends(task).saturating_mul(SCHEDULE_ENTRIES_PER_BACKEND);
+        wanted.clamp(1 << MIN_SCHEDULE_LOG2, 1 << MAX_SCHEDULE_LOG2).next_power_of_two()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{services, with_service};
+    use super::*;
+
+    #[track_caller]
+    fn check_least(
+        subset: &str,
+        listed: Option<u32>,
+        (index, count): (u32, u32),
+        backends: u32,
+        entries: u32,
+    ) {
+        let list = |count: u32| (1..=count).map(|n| format!("'10.0.{}.{}:80'", n / 250, n % 250 + 1));
+        let source = match listed {
+            Some(listed) => format!("{{ static = [{}] }}", list(listed).collect::<Vec<_>>().join(", ")),
+            None => "{ file = 'f' }".to_owned(),
+        };
+        let text = format!("name = 's'\naddress = '10.96.0.10:80'\nbackends = {source}\nsubset = {subset}");
+        let ClientService { service, source } = services(&with_service(&text)).remove(0);
+        let entry = ServiceTemplate { service, seed: None, error_decay: None, source };
+        let task = Task { index, count };
+        assert_eq!((entry.backends(task), entry.schedule_entries(task)), (backends, entries), "{text}");
+    }
+
+    #[test]
+    fn what_a_subset_takes_is_known_as_far_as_the_text_tells() {
+        // From a file: what was asked for.
+        check_least("'all'", None, (0, 1), 1, 1024);
+        check_least("{}", None, (0, 1), 1, 1024);
+        check_least("{ size = 200 }", None, (0, 9), 200, 8192);
+        check_least("{ size = { min = 200 } }", None, (0, 9), 1, 1024);
+        // Listed: all that there are, but for those whom a size leaves out.
+        check_least("'all'", Some(300), (0, 9), 300, 16_384);
+        check_least("{ size = 200 }", Some(300), (0, 9), 200, 8192);
+        check_least("{ size = 200 }", Some(33), (0, 9), 33, 2048);
+        // A lone task takes all; of several each takes its part at least.
+        check_least("{}", Some(300), (0, 1), 300, 16_384);
+        check_least("{}", Some(300), (2, 5), 60, 2048);
+        check_least("{}", Some(300), (2, 100), 12, 1024);
+        check_least("{ size = { min = 40 } }", Some(300), (2, 100), 40, 2048);
+        // An arc is as long as it is.
+        check_least("{ algorithm = 'aperture', size = 20 }", Some(300), (0, 1), 300, 16_384);
+        check_least("{ algorithm = 'aperture', size = 20 }", Some(300), (1, 7), 44, 2048);
+    }
+}
