@@ -5,7 +5,7 @@
 //! decides that: region, half of the members, generation, and what to copy where there is no room. It knows no map and
 //! no clock: whoever has the maps carries out what it says, and tells it when a wait begins and ends.
 
-pub mod region;
+mod region;
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,8 @@
 //! The tables of one client task as they lie in its maps: plans are read from them, steps written into them, and counts
 //! read back.
+//!
+//! It knows how each value is laid out and in which order its words are written. What is written, and when, is decided by
+//! plans and by the arena.
 
 mod services;
 
@@ -20,29 +23,21 @@ pub use services::{CursorSeed, ServiceView};
 
 use std::collections::BTreeMap;
 use std::io;
-use std::mem::offset_of;
 use std::sync::Arc;
 
 use aya::maps::MapError;
-use lb_common::abi::{self, Anomalies, Backend, NO_SLOT, SERVICE_FREE, Service, StateWord, map};
-use lb_core::plan::{BackendPlan, Plan, ServicePlan, Step};
+use lb_common::abi::{Anomalies, NO_SLOT, map};
+use lb_core::plan::{BackendPlan, Plan, ServicePlan};
 
 use super::counters::sum;
 use super::error::DatapathError;
 use super::maps::{Maps, Raw};
 use super::pins::Pins;
-use schedule::Retired;
 
-/// The tables of one client task.
+/// The tables of one client task, by maps that are opened for it.
 pub struct Tables {
     maps: Maps,
     pins: Pins,
-    /// Tables that were replaced, and may still be read.
-    retired: Vec<Retired>,
-    /// Those of them that were replaced before the wait for readers that is under way.
-    waiting: Vec<Retired>,
-    /// Backends that have returned: slot and generation, and the counts that they go on with.
-    returned: Vec<((u32, u32), abi::SlotCounters)>,
 }
 
 impl Tables {
@@ -52,7 +47,7 @@ impl Tables {
     /// If a map is missing or may not be opened.
     pub fn open(pins: &Pins, writable: bool) -> Result<Self, DatapathError> {
         let maps = Maps::open(&pins.maps(), writable)?;
-        Ok(Self { maps, pins: pins.clone(), retired: Vec::new(), waiting: Vec::new(), returned: Vec::new() })
+        Ok(Self { maps, pins: pins.clone() })
     }
 
     /// What should not have happened, over all CPUs.
@@ -69,12 +64,8 @@ impl Tables {
     ///
     /// # Errors
     /// If they contradict themselves.
-    pub fn read_plan(&self, pins: &Pins) -> Result<Plan, DatapathError> {
-        let contradiction = |what: String| DatapathError::Contradiction {
-            client: pins.client.clone(),
-            detach: pins.detach_command(),
-            what,
-        };
+    pub fn read_plan(&self) -> Result<Plan, DatapathError> {
+        let contradiction = |what: String| self.contradiction(what);
         let mut plan = Plan::default();
         let mut seen = BTreeMap::new();
         for view in self.slots() {
@@ -129,46 +120,10 @@ impl Tables {
         Ok(plan)
     }
 
-    /// Carries out one step towards a plan with these services. Returns `false` if a new table finds no room until readers are gone.
-    ///
-    /// # Errors
-    /// If the kernel refuses.
-    pub fn carry_out(
-        &mut self,
-        step: &Step,
-        services: &BTreeMap<u16, ServicePlan>,
-        cursor_seed: &CursorSeed,
-    ) -> Result<bool, DatapathError> {
-        match step {
-            Step::Close(index) => self.close(*index),
-            Step::WriteService(index, service) => self.write_service(*index, service, cursor_seed)?,
-            Step::WriteBackend(slot, backend) => {
-                let service = services.get(&backend.service).expect("a backend is of a service of the plan");
-                self.write_backend(*slot, backend, &service.name)?;
-            }
-            Step::SetErrno(index, errno) => {
-                let at = offset_of!(Service, errno);
-                self.maps.services.store32(usize::from(*index), at, u32::from(*errno));
-            }
-            Step::SetRules(index, rules) => self.set_rules(*index, *rules),
-            Step::SetFallback(index, slot) => {
-                self.maps.services.store32(usize::from(*index), offset_of!(Service, fallback), *slot);
-            }
-            Step::SetState(slot, usable, state) => {
-                self.set_state(*slot, StateWord::new(*usable, *state));
-            }
-            Step::SetWeight(slot, weight) => {
-                let at = offset_of!(Backend, endpoint.weight);
-                self.maps.backends.store32(*slot as usize, at, u32::from(*weight));
-            }
-            Step::Publish(index, schedule) => return Ok(self.publish(*index, schedule)),
-            Step::Open(index) => self.open_service(*index)?,
-            Step::FreeBackend(slot) => self.free_backend(*slot)?,
-            // Nothing else changes: a program may have found the service just before its address was another's, and what it
-            // reads is a closed service still. What gets the index next writes all of it.
-            Step::FreeService(index) => self.set_service_state(*index, SERVICE_FREE),
-        }
-        Ok(true)
+    /// What the maps hold cannot be.
+    pub(crate) fn contradiction(&self, what: String) -> DatapathError {
+        let client = self.pins.client.clone();
+        DatapathError::Contradiction { client, detach: self.pins.detach_command(), what }
     }
 
     fn fail(&self, name: &str, operation: &'static str, error: MapError) -> DatapathError {

@@ -6,7 +6,8 @@
 use std::mem::offset_of;
 use std::net::SocketAddr;
 
-use lb_common::abi::{self, Backend, BackendAddress, BackendState, StateWord, map};
+use bytemuck::Zeroable;
+use lb_common::abi::{Backend, BackendAddress, BackendState, RetiredCounters, SlotCounters, StateWord, map};
 use lb_common::load;
 use lb_common::net::{Address, Be16, socket_addr};
 use lb_core::plan::BackendPlan;
@@ -76,18 +77,21 @@ impl Tables {
         }
     }
 
-    /// A backend that was here before goes on with its counts. They are written first, and forgotten elsewhere last.
-    pub(super) fn write_backend(
+    /// Fills a slot that nothing refers to. A backend that was here before goes on with the counts that were retired with
+    /// it, which are returned: they are written first, and forgotten elsewhere last.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub(crate) fn write_backend(
         &mut self,
         slot: u32,
         backend: &BackendPlan,
         service: &str,
-    ) -> Result<(), DatapathError> {
-        let who = retired::name(service, backend.address);
+    ) -> Result<Option<SlotCounters>, DatapathError> {
+        let name = retired::name(service, backend.address);
         let fail = |error| self.fail_io(map::DEPARTED, "read", error);
-        let departed = self.maps.departed.of(&who).map_err(fail)?;
-        let (counts, swept) =
-            departed.map_or_else(Default::default, |departed| (departed.counts, departed.swept));
+        let retired = self.maps.retired.get(&name).map_err(fail)?;
+        let RetiredCounters { counts, swept: reclaimed, .. } = retired.unwrap_or_else(Zeroable::zeroed);
         self.maps.counts.set(slot, &counts).map_err(|error| self.fail_io(map::COUNTS, "write", error))?;
         self.maps.backends.set_part(
             slot as usize,
@@ -103,42 +107,46 @@ impl Tables {
         );
         // No flow is open, so nobody else writes.
         self.maps.backends.store64(slot as usize, offset_of!(Backend, errors), 0);
-        self.maps.backends.store64(slot as usize, offset_of!(Backend, swept), swept);
-        self.set_share(slot, 0);
+        self.maps.backends.store64(slot as usize, offset_of!(Backend, swept), reclaimed);
+        self.set_entries(slot, 0);
         self.set_state(slot, StateWord::new(backend.usable, backend.state));
-        if departed.is_some() {
-            self.maps.departed.forget(&who).map_err(|error| self.fail_io(map::DEPARTED, "write", error))?;
-            self.returned.push(((slot, backend.generation), counts));
+        if retired.is_some() {
+            self.maps.retired.remove(&name).map_err(|error| self.fail_io(map::DEPARTED, "write", error))?;
         }
-        Ok(())
+        Ok(retired.map(|_| counts))
     }
 
-    pub(super) fn free_backend(&mut self, slot: u32) -> Result<(), DatapathError> {
+    /// Clears a slot that nothing refers to any more. What was counted of its backend is kept first.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub(crate) fn free_backend(&mut self, slot: u32) -> Result<(), DatapathError> {
         if let Some(view) = self.slot(slot) {
             let Counts { sums, active: _, swept } = self.counts(slot)?;
             let service = name_of(&self.maps.services.get(usize::from(view.service)));
-            let who = retired::name(&service, view.address);
-            let kept = self.maps.departed.keep(&who, sums, swept);
+            let name = retired::name(&service, view.address);
+            let kept = self.maps.retired.keep(&name, sums, swept);
             kept.map_err(|error| self.fail_io(map::DEPARTED, "write", error))?;
         }
         // A free row keeps the generation that the slot's next backend gets.
-        let mut row: BackendAddress = bytemuck::Zeroable::zeroed();
+        let mut row = BackendAddress::zeroed();
         row.generation = self.maps.backends.get(slot as usize).endpoint.generation.wrapping_add(1);
         self.set_state(slot, StateWord::new(false, BackendState::Free));
         self.maps.backends.set_part(slot as usize, offset_of!(Backend, endpoint), &row);
         Ok(())
     }
 
-    /// Backends that have returned since this was last asked.
-    pub(crate) fn returned(&mut self) -> Vec<((u32, u32), abi::SlotCounters)> {
-        std::mem::take(&mut self.returned)
+    pub(crate) fn set_weight(&mut self, slot: u32, weight: u16) {
+        let at = offset_of!(Backend, endpoint.weight);
+        self.maps.backends.store32(slot as usize, at, u32::from(weight));
     }
 
-    pub(super) fn set_state(&mut self, slot: u32, state: StateWord) {
+    pub(crate) fn set_state(&mut self, slot: u32, state: StateWord) {
         self.maps.backends.store32(slot as usize, offset_of!(Backend, state), state.to_word());
     }
 
-    pub(super) fn set_share(&mut self, slot: u32, entries: u32) {
+    /// Stores how many entries a slot has in its service's table, for readers of the maps.
+    pub(super) fn set_entries(&mut self, slot: u32, entries: u32) {
         self.maps.backends.store32(slot as usize, offset_of!(Backend, share), entries);
     }
 }

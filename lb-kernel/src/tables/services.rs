@@ -56,8 +56,6 @@ impl Tables {
             let index = u16::try_from(index).expect("MAX_SERVICES fits in 16 bits");
             let address = socket_addr(row.address, row.port);
             let protocol = protocol_of(&row);
-            // The word is read in one piece: the daemon may be switching tables meanwhile.
-            let word = self.maps.services.load64(usize::from(index), offset_of!(Service, table));
             views.push(ServiceView {
                 index,
                 name: name_of(&row),
@@ -67,7 +65,7 @@ impl Tables {
                 errno: u16::try_from(row.errno).unwrap_or(u16::MAX),
                 fallback: row.fallback,
                 rules: row.rules,
-                table: TableRef::from_word(word),
+                table: self.table_ref(index),
             });
         }
         views
@@ -95,7 +93,11 @@ impl Tables {
         Ok(sum(&raw_values(&cpus)))
     }
 
-    pub(super) fn write_service(
+    /// Writes a service that is not open, without a table.
+    ///
+    /// # Errors
+    /// If the kernel refuses. The row is written by then, and what failed is written by the next attempt.
+    pub(crate) fn write_service(
         &mut self,
         index: u16,
         service: &ServicePlan,
@@ -120,38 +122,56 @@ impl Tables {
         };
         let index = u32::from(index);
         let values = |error| self.fail_io(map::WALKS, "write", error);
-        let walk = on_every_cpu(start, cursor_seed.cpus).map_err(values)?;
+        let cursors = on_every_cpu(start, cursor_seed.cpus).map_err(values)?;
         let zero = on_every_cpu(|_| Outcomes::default(), cursor_seed.cpus).map_err(values)?;
-        set(&mut self.maps.walks, index, walk).map_err(|error| self.fail(map::WALKS, "write", error))?;
+        set(&mut self.maps.cursors, index, cursors).map_err(|error| self.fail(map::WALKS, "write", error))?;
         set(&mut self.maps.outcomes, index, zero).map_err(|error| self.fail(map::OUTCOMES, "write", error))
     }
 
+    pub(crate) fn set_errno(&mut self, index: u16, errno: u16) {
+        self.maps.services.store32(usize::from(index), offset_of!(Service, errno), u32::from(errno));
+    }
+
+    pub(crate) fn set_fallback(&mut self, index: u16, slot: u32) {
+        self.maps.services.store32(usize::from(index), offset_of!(Service, fallback), slot);
+    }
+
     /// Each word by itself: connect may read between two of them, and finds rules that it can follow.
-    pub(super) fn set_rules(&mut self, index: u16, rules: Rules) {
+    pub(crate) fn set_rules(&mut self, index: u16, rules: Rules) {
         for (i, word) in bytemuck::cast_ref::<Rules, [u32; size_of::<Rules>() / 4]>(&rules).iter().enumerate()
         {
             self.maps.services.store32(usize::from(index), offset_of!(Service, rules) + 4 * i, *word);
         }
     }
 
-    pub(super) fn open_service(&mut self, index: u16) -> Result<(), DatapathError> {
+    /// Has connects to the service's address balanced over it.
+    ///
+    /// # Errors
+    /// If the VIP table has no room.
+    pub(crate) fn open_service(&mut self, index: u16) -> Result<(), DatapathError> {
         let row = self.maps.services.get(usize::from(index));
         self.direct(socket_addr(row.address, row.port), protocol_of(&row), index)?;
         self.set_service_state(index, SERVICE_LIVE);
         Ok(())
     }
 
-    pub(super) fn close(&mut self, index: u16) {
+    /// Has connects to the service's address not balanced any more, unless another service has taken it over.
+    pub(crate) fn close_service(&mut self, index: u16) {
         let row = self.maps.services.get(usize::from(index));
         let (address, protocol) = (socket_addr(row.address, row.port), protocol_of(&row));
-        // Another service may have taken the address over.
         if self.open_at(address, protocol) == Some(index) {
             self.undirect(address, protocol);
         }
         self.set_service_state(index, SERVICE_LEAVING);
     }
 
-    pub(super) fn set_service_state(&mut self, index: u16, state: u8) {
+    /// Clears a closed service. Nothing else of its row changes: a program may have found the service just before its
+    /// address was another's, and what it reads is a closed service still. What gets the index next writes all of it.
+    pub(crate) fn free_service(&mut self, index: u16) {
+        self.set_service_state(index, SERVICE_FREE);
+    }
+
+    fn set_service_state(&mut self, index: u16, state: u8) {
         let mut row = self.maps.services.get(usize::from(index));
         row.state = state;
         // The rest of the word is what is dialled: it does not change.
