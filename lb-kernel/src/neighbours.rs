@@ -13,8 +13,8 @@ use serde::{Deserialize, Serialize};
 
 use super::cgroup::cgroup2_mount;
 use super::error::DatapathError;
+use super::hooks::{FOLLOWS, HOOKS};
 use super::links;
-use super::object::{FOLLOWS, HOOKS};
 use super::pins::Pins;
 use super::sys::{self, AttachType};
 
