@@ -1,3 +1,351 @@
-//! The schedule arena: the store of entries that the tables of one client task share.
+//! The schedule arena: where in the map of schedule entries each service's table lies, and when it may be written again.
+//!
+//! Kernel programs read tables at any moment. So a new table goes where no program may be reading, and becomes current
+//! with one store of its reference; what it replaces is free after a wait for readers that began later. The arena
+//! decides that: region, half of the members, generation, and what to copy where there is no room. It knows no map and
+//! no clock: whoever has the maps carries out what it says, and tells it when a wait begins and ends.
 
-pub mod region;
+mod region;
+
+use std::collections::BTreeMap;
+
+use lb_common::abi::{MAX_SUBSET, NO_MEMBERS, TableRef};
+use thiserror::Error;
+
+use region::{Region, first_fit, make_room};
+
+/// A service without a table, of which none was ever published.
+const NO_TABLE: TableRef = TableRef { base: 0, generation: 0, length_log2: 0, members: NO_MEMBERS };
+
+/// Which regions of the schedule map are in use, and by what.
+#[derive(Clone, Debug)]
+pub struct Arena {
+    /// Size of the map: twice the entries that current tables may have together.
+    entries: u32,
+    /// The current tables by service index, empty ones included: they count the service's publications.
+    tables: BTreeMap<u16, TableRef>,
+    /// Tables that were replaced since the last wait for readers began.
+    retired: Vec<RetiredTable>,
+    /// Tables that were replaced before it began; also after a wait that failed.
+    waiting: Vec<RetiredTable>,
+}
+
+/// A table that was replaced, and may still be read.
+#[derive(Clone, Copy, Debug)]
+struct RetiredTable {
+    region: Region,
+    /// Where in the map of members its members lie, if they did not move on to its successor.
+    members: Option<u32>,
+}
+
+/// There is no room for a table until readers are gone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use = "the arena takes it that the moves are carried out"]
+pub struct NoRoom {
+    /// Current tables that go to other regions first. May be empty: then readers are all that is waited for.
+    pub moves: Vec<Move>,
+}
+
+/// A current table that is to be copied: its entries from `from` to `to`, then the reference in place of `from`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Move {
+    /// The service's index.
+    pub service: u16,
+    /// Where it lies.
+    pub from: TableRef,
+    /// Where it goes: the same table with the same members.
+    pub to: TableRef,
+}
+
+/// Why tables cannot be adopted: no arena has laid them out so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum AdoptError {
+    /// Two tables share entries.
+    #[error("the tables of the services at indexes {0} and {1} overlap")]
+    Overlap(u16, u16),
+    /// A table reaches past the end of the map.
+    #[error("the table of the service at index {0} reaches past the end of the schedule map")]
+    Outside(u16),
+}
+
+impl Arena {
+    /// The arena of a schedule map with so many entries, of which `tables` are current, by service index. Nothing else
+    /// is in use: whoever adopts maps that a program may still be reading waits before the first publication.
+    ///
+    /// # Errors
+    /// If tables overlap or reach past the end.
+    pub fn adopt(
+        entries: u32,
+        tables: impl IntoIterator<Item = (u16, TableRef)>,
+    ) -> Result<Self, AdoptError> {
+        let tables: BTreeMap<u16, TableRef> = tables.into_iter().collect();
+        let mut regions = Vec::new();
+        for (&service, &table) in tables.iter().filter(|(_, table)| !table.is_empty()) {
+            let length = 1u32.checked_shl(table.length_log2.into());
+            let end = length.and_then(|length| table.base.checked_add(length));
+            if end.is_none_or(|end| end > entries) {
+                return Err(AdoptError::Outside(service));
+            }
+            regions.push((region_of(table), service));
+        }
+        regions.sort_by_key(|(region, _)| region.base);
+        match regions.windows(2).find(|pair| pair[0].0.overlaps(pair[1].0)) {
+            Some(pair) => Err(AdoptError::Overlap(pair[0].1, pair[1].1)),
+            None => Ok(Self { entries, tables, retired: Vec::new(), waiting: Vec::new() }),
+        }
+    }
+
+    /// The current table of a service.
+    pub fn table(&self, service: u16) -> TableRef {
+        self.tables.get(&service).copied().unwrap_or(NO_TABLE)
+    }
+
+    /// Makes a new table of a service current, with `length` entries (a power of two above 1, or 0 for no table) that
+    /// name `members` different slots. Returns its reference: where the entries are to be written, and in which half of
+    /// the service's members its members, if there are few enough of them to be written. Then the reference is to be
+    /// stored.
+    ///
+    /// # Errors
+    /// If there is no room until readers are gone. The moves are to be carried out, and the same call be repeated after
+    /// a wait; other services may publish meanwhile.
+    ///
+    /// # Panics
+    /// If the length is not such a number.
+    pub fn publish(&mut self, service: u16, length: u32, members: usize) -> Result<TableRef, NoRoom> {
+        let old = self.table(service);
+        let mut new = TableRef { generation: old.generation.wrapping_add(1), ..NO_TABLE };
+        if length != 0 {
+            assert!(length.is_power_of_two() && length > 1, "a table of {length} entries");
+            let Some(base) = first_fit(&self.in_use(), self.entries, length) else {
+                return Err(NoRoom { moves: self.compact(length) });
+            };
+            let length_log2 = u8::try_from(length.ilog2()).expect("a number of 32 bits");
+            new = TableRef { base, length_log2, ..new };
+            if members <= MAX_SUBSET as usize {
+                new.members = self.free_half(service).ok_or(NoRoom { moves: Vec::new() })?;
+            }
+        }
+        self.retire(service);
+        self.tables.insert(service, new);
+        Ok(new)
+    }
+
+    /// Takes away the table of a service whose reference has been overwritten with that of no table.
+    pub fn retire(&mut self, service: u16) {
+        let old = self.table(service);
+        self.tables.remove(&service);
+        if !old.is_empty() {
+            let members = old.members_of(service.into());
+            self.retired.push(RetiredTable { region: region_of(old), members });
+        }
+    }
+
+    /// Whether some region is not free before readers are gone; also after a wait that failed.
+    pub fn is_waiting(&self) -> bool {
+        self.replaced().next().is_some()
+    }
+
+    /// To be called before a wait for readers begins: what was replaced until now is free after it.
+    pub fn before_wait(&mut self) {
+        self.waiting.append(&mut self.retired);
+    }
+
+    /// To be called after a wait for readers that began with [`Arena::before_wait`], unless it failed.
+    pub fn after_wait(&mut self) {
+        self.waiting.clear();
+    }
+
+    fn replaced(&self) -> impl Iterator<Item = &RetiredTable> {
+        self.retired.iter().chain(&self.waiting)
+    }
+
+    fn live(&self) -> impl Iterator<Item = Region> {
+        self.tables.values().filter(|table| !table.is_empty()).map(|table| region_of(*table))
+    }
+
+    /// Every region that a program may be reading, or may come to read.
+    fn in_use(&self) -> Vec<Region> {
+        self.live().chain(self.replaced().map(|table| table.region)).collect()
+    }
+
+    /// The half of a service's members that neither its current table nor a program that is still running refers to, as
+    /// [`TableRef::members`] has it.
+    fn free_half(&self, service: u16) -> Option<u8> {
+        let current = self.table(service);
+        let position = |half| TableRef { members: half, ..NO_TABLE }.members_of(service.into());
+        (NO_MEMBERS + 1..=NO_MEMBERS + 2).find(|&half| {
+            let is_of = |members: Option<u32>| members.is_some() && members == position(half);
+            !is_of(current.members_of(service.into())) && !self.replaced().any(|table| is_of(table.members))
+        })
+    }
+
+    /// Moves tables together, so that there is room for `length` entries once readers of their old regions are gone.
+    /// Only if nothing is waited for already: what that frees may be enough.
+    fn compact(&mut self, length: u32) -> Vec<Move> {
+        if self.is_waiting() {
+            return Vec::new();
+        }
+        let live: Vec<Region> = self.live().collect();
+        let mut moves = Vec::new();
+        for (from, base) in make_room(&live, self.entries, length).unwrap_or_default() {
+            let mut tables = self.tables.iter_mut();
+            let table = tables.find(|(_, table)| !table.is_empty() && table.base == from.base);
+            let (&service, table) = table.expect("what is moved is the current table of a service");
+            // The same table in another region: its generation stays.
+            let moved = TableRef { base, ..*table };
+            moves.push(Move { service, from: *table, to: moved });
+            *table = moved;
+            self.retired.push(RetiredTable { region: from, members: None });
+        }
+        moves
+    }
+}
+
+fn region_of(table: TableRef) -> Region {
+    Region { base: table.base, length: table.len() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn table(base: u32, generation: u16, length_log2: u8, members: u8) -> TableRef {
+        TableRef { base, generation, length_log2, members }
+    }
+
+    fn arena(entries: u32) -> Arena {
+        Arena::adopt(entries, []).unwrap()
+    }
+
+    /// A wait for readers, from beginning to end.
+    fn wait(arena: &mut Arena) {
+        arena.before_wait();
+        arena.after_wait();
+    }
+
+    const NO_MOVES: NoRoom = NoRoom { moves: Vec::new() };
+
+    #[test]
+    fn halves_of_members_alternate_and_are_written_again_only_after_a_wait() {
+        let mut arena = arena(64);
+        assert_eq!(arena.publish(5, 8, 3), Ok(table(0, 1, 3, 1)));
+        assert_eq!(arena.publish(5, 8, 3), Ok(table(8, 2, 3, 2)));
+        // There is room for the entries, and none for the members.
+        assert_eq!(arena.publish(5, 8, 3), Err(NO_MOVES));
+        assert_eq!(arena.table(5), table(8, 2, 3, 2));
+        // Another service has halves of its own.
+        assert_eq!(arena.publish(6, 8, 3), Ok(table(16, 1, 3, 1)));
+        wait(&mut arena);
+        assert_eq!(arena.publish(5, 8, 3), Ok(table(0, 3, 3, 1)));
+    }
+
+    #[test]
+    fn members_that_are_too_many_to_be_listed_take_no_half() {
+        let mut arena = arena(4096);
+        let many = MAX_SUBSET as usize + 1;
+        assert_eq!(arena.publish(0, 512, many - 1), Ok(table(0, 1, 9, 1)));
+        assert_eq!(arena.publish(0, 512, many), Ok(table(512, 2, 9, NO_MEMBERS)));
+        assert_eq!(arena.publish(0, 512, many), Ok(table(1024, 3, 9, NO_MEMBERS)));
+        // The first table's half may still be read.
+        assert_eq!(arena.publish(0, 512, many - 1), Ok(table(1536, 4, 9, 2)));
+    }
+
+    #[test]
+    fn no_table_takes_no_room_and_still_counts_as_a_publication() {
+        let mut arena = arena(16);
+        assert_eq!(arena.publish(0, 16, 1), Ok(table(0, 1, 4, 1)));
+        assert_eq!(arena.publish(0, 0, 0), Ok(table(0, 2, 0, NO_MEMBERS)));
+        assert_eq!(arena.publish(0, 16, 1), Err(NO_MOVES));
+        wait(&mut arena);
+        assert!(!arena.is_waiting());
+        assert_eq!(arena.publish(0, 16, 1), Ok(table(0, 3, 4, 1)));
+    }
+
+    #[test]
+    fn a_wait_frees_what_was_replaced_before_it_began() {
+        let mut arena = arena(32);
+        arena.publish(0, 8, 1).unwrap();
+        arena.publish(0, 8, 1).unwrap();
+        arena.before_wait();
+        // Replaced during the wait: a program that began after the wait did may be reading it.
+        arena.publish(0, 0, 0).unwrap();
+        arena.after_wait();
+        assert!(arena.is_waiting());
+        assert_eq!(arena.publish(1, 8, 1), Ok(table(0, 1, 3, 1)));
+        assert_eq!(arena.publish(2, 16, 1), Ok(table(16, 1, 4, 1)));
+        assert_eq!(arena.publish(3, 8, 1), Err(NO_MOVES));
+        wait(&mut arena);
+        assert_eq!(arena.publish(3, 8, 1), Ok(table(8, 1, 3, 1)));
+    }
+
+    #[test]
+    fn a_wait_that_fails_frees_nothing_and_the_next_one_all() {
+        let mut arena = arena(16);
+        arena.publish(0, 8, 1).unwrap();
+        arena.publish(0, 8, 1).unwrap();
+        arena.before_wait();
+        // It fails.
+        assert!(arena.is_waiting());
+        assert_eq!(arena.publish(1, 8, 1), Err(NO_MOVES));
+        arena.retire(0);
+        wait(&mut arena);
+        assert!(!arena.is_waiting());
+        assert_eq!(arena.publish(1, 16, 1), Ok(table(0, 1, 4, 1)));
+    }
+
+    #[test]
+    fn an_index_that_gets_another_service_keeps_the_table_before_for_its_readers() {
+        let mut arena = arena(32);
+        arena.publish(7, 8, 1).unwrap();
+        arena.retire(7);
+        // A step that failed after it is repeated.
+        arena.retire(7);
+        assert_eq!(arena.table(7), table(0, 0, 0, NO_MEMBERS));
+        assert_eq!(arena.publish(7, 8, 1), Ok(table(8, 1, 3, 2)));
+    }
+
+    #[test]
+    fn a_table_that_moves_stays_the_same_table() {
+        let tables = [(3, table(0, 7, 2, 2)), (4, table(16, 9, 2, 1))];
+        let mut arena = Arena::adopt(32, tables).unwrap();
+        let moved = table(20, 7, 2, 2);
+        let moves = vec![Move { service: 3, from: table(0, 7, 2, 2), to: moved }];
+        assert_eq!(arena.publish(5, 16, 1), Err(NoRoom { moves }));
+        assert_eq!(arena.table(3), moved);
+        // Nothing more is moved before readers of the old region are gone.
+        assert_eq!(arena.publish(5, 16, 1), Err(NO_MOVES));
+        wait(&mut arena);
+        assert_eq!(arena.publish(5, 16, 1), Ok(table(0, 1, 4, 1)));
+        // Its half moved on with it: the other one is free.
+        assert_eq!(arena.publish(3, 4, 1), Ok(table(24, 8, 2, 1)));
+    }
+
+    /// No region of 32 entries is free, and a table of 8 stands in each; no region of 8 is free either, so none of these
+    /// can move before the tables of 2 have.
+    #[test]
+    fn one_compaction_is_not_always_enough() {
+        let windows = (0..16).map(|window| window * 32);
+        let bases = windows.flat_map(|base| [(base, 3), (base + 8, 1), (base + 16, 1), (base + 24, 1)]);
+        let tables = (0..).zip(bases).map(|(service, (base, log2))| (service, table(base, 1, log2, 1)));
+        let mut arena = Arena::adopt(512, tables).unwrap();
+        let mut compactions = 0;
+        while let Err(NoRoom { moves }) = arena.publish(100, 32, 1) {
+            assert!(!moves.is_empty());
+            compactions += 1;
+            wait(&mut arena);
+        }
+        assert_eq!(compactions, 2);
+    }
+
+    #[test]
+    fn tables_that_contradict_each_other_are_not_adopted() {
+        let adopt = |tables: &[(u16, TableRef)]| Arena::adopt(64, tables.iter().copied()).err();
+        assert_eq!(adopt(&[(1, table(0, 1, 3, 1)), (2, table(8, 1, 3, 1)), (3, NO_TABLE)]), None);
+        let overlap = AdoptError::Overlap(2, 1);
+        assert_eq!(adopt(&[(1, table(8, 1, 2, 1)), (2, table(0, 1, 4, 1))]), Some(overlap));
+        for past in [table(64, 1, 1, 0), table(32, 1, 6, 0), table(u32::MAX - 1, 1, 1, 0), table(0, 1, 77, 0)]
+        {
+            assert_eq!(adopt(&[(9, past)]), Some(AdoptError::Outside(9)), "{past:?}");
+        }
+    }
+}

@@ -1,11 +1,16 @@
 //! One client task in the kernel: its maps, its programs, and the steps that bring them to a plan.
+//!
+//! It remembers what the maps hold, so that a step that failed is found again by comparing plans, and where tables lie.
+//! It decides neither: plans come from the core, and the arena places tables.
+
+mod steps;
 
 use std::collections::BTreeSet;
 
-use lb_common::abi;
-use lb_core::plan::{Plan, diff};
-
+use lb_common::abi::SlotCounters;
+use lb_core::arena::Arena;
 use lb_core::limits::Limits;
+use lb_core::plan::{Plan, diff};
 
 use crate::cgroup::Cgroup;
 use crate::error::DatapathError;
@@ -21,8 +26,12 @@ pub struct Datapath {
     pins: Pins,
     programs: object::Programs,
     tables: Tables,
+    /// Where tables lie in the schedule map.
+    arena: Arena,
     /// What the maps hold: every step that was carried out is in it.
     applied: Plan,
+    /// Backends that have returned: slot and generation, and the counts that they go on with.
+    returned: Vec<((u32, u32), SlotCounters)>,
 }
 
 impl Datapath {
@@ -40,8 +49,10 @@ impl Datapath {
         object::check_pins(&pins, limits)?;
         let programs = object::load(&pins, limits, features, purpose)?;
         let tables = Tables::open(&pins, true)?;
-        let applied = tables.read_plan(&pins)?;
-        Ok(Self { pins, programs, tables, applied })
+        let applied = tables.read_plan()?;
+        let arena = Arena::adopt(tables.schedule_entries(), tables.table_refs());
+        let arena = arena.map_err(|error| tables.contradiction(error.to_string()))?;
+        Ok(Self { pins, programs, tables, arena, applied, returned: Vec::new() })
     }
 
     /// Loads programs for another purpose. They take the place of those before with the next
@@ -93,7 +104,7 @@ impl Datapath {
     pub fn apply(&mut self, plan: &Plan, cursor_seed: &CursorSeed) -> Result<bool, DatapathError> {
         let mut complete = true;
         for step in diff(&self.applied, plan) {
-            if self.tables.carry_out(&step, &plan.services, cursor_seed)? {
+            if self.carry_out(&step, &plan.services, cursor_seed)? {
                 self.applied.record(&step);
             } else {
                 complete = false;
@@ -103,8 +114,8 @@ impl Datapath {
     }
 
     /// Backends that have returned since this was last asked: slot and generation, and the counts that they go on with.
-    pub fn returned(&mut self) -> Vec<((u32, u32), abi::SlotCounters)> {
-        self.tables.returned()
+    pub fn returned(&mut self) -> Vec<((u32, u32), SlotCounters)> {
+        std::mem::take(&mut self.returned)
     }
 
     /// Whether a table or a fallback in the maps names each of these slots. What the plan no longer needs may still be
@@ -122,19 +133,19 @@ impl Datapath {
         named
     }
 
-    /// Whether some old table waits to be written again.
+    /// Whether the region of some table that was replaced is not free before readers are gone; also after a wait that failed.
     pub fn is_waiting_for_readers(&self) -> bool {
-        self.tables.has_retired()
+        self.arena.is_waiting()
     }
 
     /// To be called before a wait for readers starts: what was replaced until now will be free after it.
     pub fn before_wait(&mut self) {
-        self.tables.before_wait();
+        self.arena.before_wait();
     }
 
     /// To be called after a wait for readers that began with [`Datapath::before_wait`].
     pub fn readers_are_gone(&mut self) {
-        self.tables.after_wait();
+        self.arena.after_wait();
     }
 
     /// Attaches the programs to the cgroup, in place of older ones. In cgroups that the client has left they stay as well.

@@ -41,6 +41,8 @@ mod removal;
 
 mod detach;
 
+mod hooks;
+
 mod object;
 
 mod links;

@@ -11,7 +11,8 @@ use std::path::{Path, PathBuf};
 
 use super::cgroup::Cgroup;
 use super::error::DatapathError;
-use super::object::{FOLLOWS, HOOKS, Hook, LoadedProgram, Programs};
+use super::hooks::{FOLLOWS, HOOKS, Hook};
+use super::object::{LoadedProgram, Programs};
 use super::pins::{self, Pins};
 use super::sys::{self, LinkInfo};
 

@@ -173,16 +173,16 @@ pub fn open_flows(pins: &Pins) -> Result<u64, DatapathError> {
 
 /// The maps of a client task that hold its tables and counts.
 pub struct Maps {
-    pub dialled: Mapped<VipCell>,
+    pub vip_table: Mapped<VipCell>,
     pub services: Mapped<Service>,
     pub backends: Mapped<Backend>,
     pub schedule: Mapped<ScheduleCell>,
     pub members: Mapped<Members>,
-    pub walks: PerCpu<Cursor>,
+    pub cursors: PerCpu<Cursor>,
     pub outcomes: PerCpu<Outcomes>,
     pub counts: Counters,
     pub anomalies: PerCpu<Anomalies>,
-    pub departed: RetiredBackends,
+    pub retired: RetiredBackends,
 }
 
 impl Maps {
@@ -193,16 +193,16 @@ impl Maps {
     pub fn open(dir: &Path, writable: bool) -> Result<Self, DatapathError> {
         let path = |name: &str| dir.join(name);
         Ok(Self {
-            dialled: Mapped::open(&path(map::DIALLED), writable)?,
+            vip_table: Mapped::open(&path(map::DIALLED), writable)?,
             services: Mapped::open(&path(map::SERVICES), writable)?,
             backends: Mapped::open(&path(map::BACKENDS), writable)?,
             schedule: Mapped::open(&path(map::SCHEDULE), writable)?,
             members: Mapped::open(&path(map::MEMBERS), writable)?,
-            walks: typed(&path(map::WALKS))?,
+            cursors: typed(&path(map::WALKS))?,
             outcomes: typed(&path(map::OUTCOMES))?,
             counts: Counters::open(dir)?,
             anomalies: typed(&path(map::ANOMALIES))?,
-            departed: RetiredBackends::open(&path(map::DEPARTED))?,
+            retired: RetiredBackends::open(&path(map::DEPARTED))?,
         })
     }
 }

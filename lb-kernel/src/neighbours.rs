@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 
 use super::cgroup::cgroup2_mount;
 use super::error::DatapathError;
+use super::hooks::{FOLLOWS, HOOKS};
 use super::links;
-use super::object::{FOLLOWS, HOOKS};
 use super::pins::Pins;
 use super::sys::{self, AttachType};
 

@@ -16,36 +16,17 @@ use lb_common::abi::{self, ENTRIES_PER_CELL, map};
 use super::cpus::possible_cpus;
 use super::error::DatapathError;
 use super::features::Features;
+use super::hooks::{FOLLOWS, HOOKS, Hook};
 use super::jiffies::Jiffies;
 use super::links;
 use super::pins::Pins;
 use super::privileges::probe_error;
-use super::sys::{self, AttachType, runs::Runs};
+use super::sys::{self, runs::Runs};
 use lb_core::limits::Limits;
 use lb_core::service::Accounting;
 
 /// The object as it is committed beside its source.
 pub static OBJECT: &[u8] = aya::include_bytes_aligned!("../../lb-ebpf/object/socklb.o");
-
-/// A place in the kernel where a program is attached.
-pub struct Hook {
-    /// Its name.
-    pub name: &'static str,
-    /// Its program.
-    program: &'static str,
-    /// The program where the kernel lacks fetching atomics.
-    without_fetching_atomics: &'static str,
-    pub attach_type: AttachType,
-}
-
-const fn hook(
-    name: &'static str,
-    program: &'static str,
-    without: &'static str,
-    attach_type: AttachType,
-) -> Hook {
-    Hook { name, program, without_fetching_atomics: without, attach_type }
-}
 
 /// What a client's programs are made for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,23 +37,6 @@ pub struct Purpose {
     /// the rest.
     pub scans: bool,
 }
-
-/// The hook that follows connections.
-pub const FOLLOWS: &str = "tcp_events";
-
-/// In the order in which they are attached: a flow must not begin before its end can be seen, and its answers be translated.
-pub static HOOKS: [Hook; 10] = [
-    hook("sock_release", "socklb_release", "socklb_release_5_10", AttachType::SockRelease),
-    hook(FOLLOWS, "socklb_tcp", "socklb_tcp_5_10", AttachType::SockOps),
-    hook("getpeername4", "socklb_getpeer4", "socklb_getpeer4", AttachType::Getpeername4),
-    hook("getpeername6", "socklb_getpeer6", "socklb_getpeer6", AttachType::Getpeername6),
-    hook("recvmsg4", "socklb_recvmsg4", "socklb_recvmsg4", AttachType::Recvmsg4),
-    hook("recvmsg6", "socklb_recvmsg6", "socklb_recvmsg6", AttachType::Recvmsg6),
-    hook("connect4", "socklb_connect4", "socklb_connect4_5_10", AttachType::Connect4),
-    hook("connect6", "socklb_connect6", "socklb_connect6_5_10", AttachType::Connect6),
-    hook("sendmsg4", "socklb_sendmsg4", "socklb_sendmsg4_5_10", AttachType::Sendmsg4),
-    hook("sendmsg6", "socklb_sendmsg6", "socklb_sendmsg6_5_10", AttachType::Sendmsg6),
-];
 
 /// What a map must look like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

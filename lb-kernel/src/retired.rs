@@ -1,4 +1,4 @@
-//! What was counted of backends that have left: kept by service and address, whatever slot they had, for when they return.
+//! Retired counters: what was counted of backends that have left, kept by service and address for when they return.
 //!
 //! A slot is freed once nothing refers to it, and its next backend begins with counters of its own. A backend that
 //! returns may get any slot; it goes on with what is kept here, so that its counts never run backwards.
@@ -16,7 +16,7 @@ use super::sys;
 use super::sys::elements;
 use crate::clock::monotonic_ns;
 
-/// The backends of one client that have left.
+/// The counters of one client's backends that have left.
 pub struct RetiredBackends {
     map: OwnedFd,
 }
@@ -49,45 +49,44 @@ impl RetiredBackends {
     ///
     /// # Errors
     /// If the kernel refuses.
-    pub fn of(&self, who: &BackendName) -> io::Result<Option<RetiredCounters>> {
-        elements::get(self.map.as_fd(), who)
+    pub fn get(&self, name: &BackendName) -> io::Result<Option<RetiredCounters>> {
+        elements::get(self.map.as_fd(), name)
     }
 
-    /// Keeps what was counted of a backend that leaves. One of which nothing was counted is not worth a place.
+    /// Keeps what was counted of a backend that leaves. One of which nothing was counted needs no entry.
     ///
     /// # Errors
     /// If the kernel refuses.
-    pub fn keep(&self, who: &BackendName, counts: SlotCounters, swept: u64) -> io::Result<()> {
+    pub fn keep(&self, name: &BackendName, counts: SlotCounters, reclaimed: u64) -> io::Result<()> {
         if counts == SlotCounters::default() {
-            return self.forget(who);
+            return self.remove(name);
         }
-        let left_ns = monotonic_ns();
-        let departed = [RetiredCounters { counts, swept, left_ns }];
-        match elements::set(self.map.as_fd(), who, &departed) {
+        let retired = [RetiredCounters { counts, swept: reclaimed, left_ns: monotonic_ns() }];
+        match elements::set(self.map.as_fd(), name, &retired) {
             Err(error) if error.raw_os_error() == Some(libc::E2BIG) => {
                 self.make_room()?;
-                elements::set(self.map.as_fd(), who, &departed)
+                elements::set(self.map.as_fd(), name, &retired)
             }
             result => result,
         }
     }
 
-    /// Forgets a backend, which is back.
+    /// Removes what is kept of a backend, which has returned.
     ///
     /// # Errors
     /// If the kernel refuses.
-    pub fn forget(&self, who: &BackendName) -> io::Result<()> {
-        elements::remove(self.map.as_fd(), who).map(drop)
+    pub fn remove(&self, name: &BackendName) -> io::Result<()> {
+        elements::remove(self.map.as_fd(), name).map(drop)
     }
 
-    /// Forgets those that left first: an eighth of them at a time, because it takes a look at all.
+    /// Removes what is kept of those that left first: an eighth at a time, because all of them have to be read for it.
     fn make_room(&self) -> io::Result<()> {
         let mut all = Vec::new();
-        elements::visit(self.map.as_fd(), |who: &BackendName, departed: &RetiredCounters| {
-            all.push((departed.left_ns, *who));
+        elements::visit(self.map.as_fd(), |name: &BackendName, retired: &RetiredCounters| {
+            all.push((retired.left_ns, *name));
         })?;
         all.sort_unstable_by_key(|(left_ns, _)| *left_ns);
         all.truncate(all.len().div_ceil(8));
-        elements::remove_all(self.map.as_fd(), all.into_iter().map(|(_, who)| who).collect())
+        elements::remove_all(self.map.as_fd(), all.into_iter().map(|(_, name)| name).collect())
     }
 }

@@ -39,7 +39,7 @@ impl Tables {
     }
 
     fn store(&mut self, Store { position, cell }: Store) {
-        self.maps.dialled.store64(position as usize, 0, cell.to_word());
+        self.maps.vip_table.store64(position as usize, 0, cell.to_word());
     }
 }
 
@@ -53,8 +53,8 @@ fn destination(address: SocketAddr, protocol: Protocol) -> Destination {
 
 impl VipTable for Tables {
     fn cell(&self, position: u32) -> Option<VipCell> {
-        let is_inside = (position as usize) < self.maps.dialled.len();
-        is_inside.then(|| VipCell::from_word(self.maps.dialled.load64(position as usize, 0)))
+        let is_inside = (position as usize) < self.maps.vip_table.len();
+        is_inside.then(|| VipCell::from_word(self.maps.vip_table.load64(position as usize, 0)))
     }
 
     fn serves(&self, service: u32, destination: Destination) -> bool {

@@ -1,0 +1,299 @@
+//! The schedule arena against a map that remembers: whatever is published, moved and waited for in whatever order, what
+//! a reader may hold stays as it was, and a table that fits the limit is published.
+
+use std::collections::BTreeMap;
+
+use lb_common::abi::{MAX_SUBSET, NO_MEMBERS, TableRef};
+use lb_core::arena::{Arena, NoRoom};
+use proptest::prelude::*;
+
+const SERVICES: u16 = 12;
+const FEW: usize = 3;
+
+/// The kernel's side: both maps, and who may be reading what.
+struct Kernel {
+    arena: Arena,
+    /// Which publication's entry each is.
+    entries: Vec<u32>,
+    /// Which publication's members each half has.
+    members: BTreeMap<u32, u32>,
+    publications: u32,
+    /// The current tables, each with its publication.
+    current: BTreeMap<u16, (TableRef, u32)>,
+    /// Tables that were replaced since the last wait began, and those that it waits for.
+    replaced: Vec<Readable>,
+    waited_for: Option<Vec<Readable>>,
+}
+
+/// A table that a program may be reading.
+#[derive(Clone, Copy, Debug)]
+struct Readable {
+    service: u16,
+    table: TableRef,
+    publication: u32,
+}
+
+impl Kernel {
+    fn adopt(entries: u32, tables: &BTreeMap<u16, TableRef>) -> Self {
+        let arena = Arena::adopt(entries, tables.clone()).expect("tables that are apart");
+        let mut kernel = Self {
+            arena,
+            entries: vec![0; entries as usize],
+            members: BTreeMap::new(),
+            publications: 0,
+            current: BTreeMap::new(),
+            replaced: Vec::new(),
+            waited_for: None,
+        };
+        for (&service, &table) in tables {
+            kernel.write(service, table);
+        }
+        kernel
+    }
+
+    fn limit(&self) -> usize {
+        self.entries.len() / 2
+    }
+
+    /// Whether a table of a service fits the limit together with the current tables of the others.
+    fn is_within_limit(&self, service: u16, length: u32) -> bool {
+        let others = self.current.iter().filter(|(other, _)| **other != service);
+        let others: u32 = others.map(|(_, (table, _))| table.len()).sum();
+        (others + length) as usize <= self.limit()
+    }
+
+    /// What the daemon does with a new table: entries and members first, the reference last.
+    fn write(&mut self, service: u16, table: TableRef) {
+        self.publications += 1;
+        let range = table.base as usize..(table.base + table.len()) as usize;
+        self.entries[range].fill(self.publications);
+        if let Some(position) = table.members_of(service.into()) {
+            self.members.insert(position, self.publications);
+        }
+        self.switch(service, table, self.publications);
+    }
+
+    fn switch(&mut self, service: u16, table: TableRef, publication: u32) {
+        if let Some((table, publication)) = self.current.insert(service, (table, publication)) {
+            self.replaced.push(Readable { service, table, publication });
+        }
+    }
+
+    /// Publishes a table, or carries out the moves that are to make room for it, and returns how many.
+    fn publish(&mut self, service: u16, length: u32, members: usize) -> Result<(), usize> {
+        let before = self.arena.table(service);
+        match self.arena.publish(service, length, members) {
+            Ok(table) => {
+                assert_eq!(table.len(), length);
+                assert_eq!(table.generation, before.generation.wrapping_add(1));
+                assert_eq!(
+                    table.base % length.max(1),
+                    0,
+                    "{table:?} does not begin at a multiple of its length"
+                );
+                let is_listed = length != 0 && members <= MAX_SUBSET as usize;
+                assert_eq!(table.members != NO_MEMBERS, is_listed, "{members} members: {table:?}");
+                assert!(!is_listed || table.members != before.members, "{table:?} after {before:?}");
+                self.write(service, table);
+                Ok(())
+            }
+            Err(NoRoom { moves }) => {
+                assert!(self.arena.is_waiting() || !self.is_within_limit(service, length));
+                for step in &moves {
+                    let (table, publication) = self.current[&step.service];
+                    assert_eq!(table, step.from);
+                    assert_eq!(step.to, TableRef { base: step.to.base, ..table });
+                    let (from, to) = (table.base as usize, step.to.base as usize);
+                    self.entries.copy_within(from..from + table.len() as usize, to);
+                    self.switch(step.service, step.to, publication);
+                }
+                Err(moves.len())
+            }
+        }
+    }
+
+    /// Another service is written at the index.
+    fn overwrite(&mut self, service: u16) {
+        self.arena.retire(service);
+        if let Some((table, publication)) = self.current.remove(&service) {
+            self.replaced.push(Readable { service, table, publication });
+        }
+    }
+
+    fn begin_wait(&mut self) {
+        if self.waited_for.is_none() {
+            self.arena.before_wait();
+            self.waited_for = Some(std::mem::take(&mut self.replaced));
+        }
+    }
+
+    fn end_wait(&mut self) {
+        if self.waited_for.take().is_some() {
+            self.arena.after_wait();
+        }
+    }
+
+    fn fail_wait(&mut self) {
+        self.replaced.extend(self.waited_for.take().into_iter().flatten());
+    }
+
+    /// Another daemon takes the maps over, and waits first.
+    fn restart(&mut self) {
+        (self.replaced, self.waited_for) = (Vec::new(), None);
+        let tables = self.current.iter().map(|(service, (table, _))| (*service, *table));
+        self.arena = Arena::adopt(self.arena_entries(), tables).expect("what an arena laid out");
+    }
+
+    fn arena_entries(&self) -> u32 {
+        u32::try_from(self.entries.len()).expect("a small map")
+    }
+
+    /// What any reader may hold is as it was written.
+    fn check(&self) {
+        let current = self.current.iter().map(|(service, (table, publication))| Readable {
+            service: *service,
+            table: *table,
+            publication: *publication,
+        });
+        let waited_for = self.waited_for.iter().flatten().copied();
+        for readable in current.chain(self.replaced.iter().copied()).chain(waited_for) {
+            let Readable { service, table, publication } = readable;
+            let range = table.base as usize..(table.base + table.len()) as usize;
+            assert!(self.entries[range].iter().all(|entry| *entry == publication), "entries of {readable:?}");
+            if let Some(position) = table.members_of(service.into()) {
+                assert_eq!(self.members[&position], publication, "members of {readable:?}");
+            }
+        }
+        for (service, (table, _)) in &self.current {
+            assert_eq!(self.arena.table(*service), *table);
+        }
+    }
+
+    /// Publishes a table that fits the limit, with as many waits as it takes; returns how many compactions those were.
+    fn settle(&mut self, service: u16, length: u32, members: usize) -> u32 {
+        let lengths = self.current.values().map(|(table, _)| table.len()).filter(|length| *length != 0);
+        let shortest = lengths.min().unwrap_or(length);
+        let at_most = length.max(shortest).ilog2() - shortest.ilog2();
+        self.end_wait();
+        let (mut waits, mut compactions) = (0, 0);
+        while let Err(moves) = self.publish(service, length, members) {
+            self.check();
+            compactions += u32::from(moves != 0);
+            assert!(compactions <= at_most, "{compactions} compactions for {length} entries");
+            self.begin_wait();
+            self.end_wait();
+            waits += 1;
+            // The first for what was replaced before.
+            assert!(waits <= 1 + compactions, "{waits} waits, {compactions} compactions");
+        }
+        self.check();
+        compactions
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Event {
+    Publish(u16, u8, usize),
+    Empty(u16),
+    Overwrite(u16),
+    BeginWait,
+    EndWait,
+    FailWait,
+    Restart,
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    let members = prop_oneof![4 => Just(FEW), 1 => Just(MAX_SUBSET as usize + 1)];
+    prop_oneof![
+        12 => (0..SERVICES, 2..=7u8, members).prop_map(|(service, log2, members)| Event::Publish(service, log2, members)),
+        2 => (0..SERVICES).prop_map(Event::Empty),
+        1 => (0..SERVICES).prop_map(Event::Overwrite),
+        3 => Just(Event::BeginWait),
+        3 => Just(Event::EndWait),
+        1 => Just(Event::FailWait),
+        1 => Just(Event::Restart),
+    ]
+}
+
+/// Tables that are apart, lie at multiples of their lengths, and come to at most so many entries together.
+fn consistent(entries: u32, at_most: u32, wishes: &[(u8, u32)]) -> BTreeMap<u16, TableRef> {
+    let mut tables: BTreeMap<u16, TableRef> = BTreeMap::new();
+    for ((log2, position), service) in wishes.iter().zip(0u16..) {
+        let length = 1u32 << log2;
+        let base = position % (entries / length) * length;
+        let is_apart = |table: &TableRef| base + length <= table.base || table.base + table.len() <= base;
+        let sum: u32 = tables.values().map(|table| table.len()).sum();
+        if sum + length <= at_most && tables.values().all(is_apart) {
+            let members = u8::try_from(position % 3).expect("a half, or none");
+            let table = TableRef { base, generation: service, length_log2: *log2, members };
+            tables.insert(service, table);
+        }
+    }
+    tables
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(512))]
+
+    #[test]
+    fn nothing_that_a_reader_may_hold_is_written_again(
+        entries_log2 in 6u32..=10,
+        events in prop::collection::vec(event(), 1..200),
+    ) {
+        let mut kernel = Kernel::adopt(1 << entries_log2, &BTreeMap::new());
+        for event in events {
+            match event {
+                Event::Publish(service, log2, members) if kernel.is_within_limit(service, 1 << log2) => {
+                    // If there is no room now, the daemon goes on with other things.
+                    let _ = kernel.publish(service, 1 << log2, members);
+                }
+                Event::Publish(..) => {}
+                Event::Empty(service) => assert_eq!(kernel.publish(service, 0, 0), Ok(())),
+                Event::Overwrite(service) => kernel.overwrite(service),
+                Event::BeginWait => kernel.begin_wait(),
+                Event::EndWait => kernel.end_wait(),
+                Event::FailWait => kernel.fail_wait(),
+                Event::Restart => kernel.restart(),
+            }
+            kernel.check();
+        }
+    }
+
+    #[test]
+    fn a_table_within_the_limit_is_published_whatever_happened_before(
+        entries_log2 in 7u32..=11,
+        events in prop::collection::vec((0..SERVICES, 2..=9u8, any::<bool>()), 1..120),
+    ) {
+        let mut kernel = Kernel::adopt(1 << entries_log2, &BTreeMap::new());
+        for (service, log2, is_in_need) in events {
+            if !kernel.is_within_limit(service, 1 << log2) {
+                continue;
+            }
+            if is_in_need {
+                kernel.settle(service, 1 << log2, FEW);
+            } else {
+                let _ = kernel.publish(service, 1 << log2, FEW);
+            }
+        }
+    }
+
+    #[test]
+    fn a_table_within_the_limit_is_published_in_whatever_was_adopted(
+        entries_log2 in 7u32..=11,
+        wishes in prop::collection::vec((1..=6u8, any::<u32>()), 0..300),
+        part_log2 in 0..=4u32,
+    ) {
+        let entries = 1u32 << entries_log2;
+        let length = entries >> part_log2 >> 1;
+        let mut kernel = Kernel::adopt(entries, &consistent(entries, entries / 2 - length, &wishes));
+        kernel.check();
+        let new = u16::try_from(wishes.len()).expect("a few hundred");
+        kernel.settle(new, length, FEW);
+        // In place of one of them, as long as it was and as long as it may be.
+        for length in [kernel.current.get(&0).map_or(2, |(table, _)| table.len().max(2)), length] {
+            if kernel.is_within_limit(0, length) {
+                kernel.settle(0, length, FEW);
+            }
+        }
+    }
+}

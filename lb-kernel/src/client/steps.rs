@@ -1,0 +1,78 @@
+//! A plan's steps, carried out on the maps.
+//!
+//! Each step may fail and be repeated. One that has failed leaves the arena right: it is told of a table that goes before
+//! the row is overwritten, and of one that comes only where no write can fail.
+
+use std::collections::BTreeMap;
+
+use lb_common::abi::StateWord;
+use lb_core::arena::NoRoom;
+use lb_core::plan::{ServicePlan, Step};
+
+use super::Datapath;
+use crate::error::DatapathError;
+use crate::tables::CursorSeed;
+
+impl Datapath {
+    /// Carries out one step towards a plan with these services. Returns `false` if a new table finds no room until
+    /// readers are gone.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub(super) fn carry_out(
+        &mut self,
+        step: &Step,
+        services: &BTreeMap<u16, ServicePlan>,
+        cursor_seed: &CursorSeed,
+    ) -> Result<bool, DatapathError> {
+        match step {
+            Step::Close(index) => self.tables.close_service(*index),
+            Step::WriteService(index, service) => {
+                // The row is overwritten, and its table reference with it.
+                self.arena.retire(*index);
+                self.tables.write_service(*index, service, cursor_seed)?;
+            }
+            Step::WriteBackend(slot, backend) => {
+                let service = services.get(&backend.service).expect("a backend is of a service of the plan");
+                let counts = self.tables.write_backend(*slot, backend, &service.name)?;
+                self.returned.extend(counts.map(|counts| ((*slot, backend.generation), counts)));
+            }
+            Step::SetErrno(index, errno) => self.tables.set_errno(*index, *errno),
+            Step::SetRules(index, rules) => self.tables.set_rules(*index, *rules),
+            Step::SetFallback(index, slot) => self.tables.set_fallback(*index, *slot),
+            Step::SetState(slot, usable, state) => {
+                self.tables.set_state(*slot, StateWord::new(*usable, *state));
+            }
+            Step::SetWeight(slot, weight) => self.tables.set_weight(*slot, *weight),
+            Step::Publish(index, schedule) => return Ok(self.publish(*index, schedule)),
+            Step::Open(index) => self.tables.open_service(*index)?,
+            Step::FreeBackend(slot) => self.tables.free_backend(*slot)?,
+            Step::FreeService(index) => self.tables.free_service(*index),
+        }
+        Ok(true)
+    }
+
+    fn publish(&mut self, index: u16, schedule: &[u16]) -> bool {
+        let length = u32::try_from(schedule.len()).expect("the planner bounds schedules");
+        let entries_of = entries_of(schedule);
+        match self.arena.publish(index, length, entries_of.len()) {
+            Ok(new) => {
+                self.tables.switch_schedule(index, new, schedule, &entries_of);
+                true
+            }
+            Err(NoRoom { moves }) => {
+                moves.into_iter().for_each(|step| self.tables.move_schedule(step));
+                false
+            }
+        }
+    }
+}
+
+/// How many entries each slot has.
+fn entries_of(schedule: &[u16]) -> BTreeMap<u16, u32> {
+    let mut entries = BTreeMap::new();
+    for slot in schedule {
+        *entries.entry(*slot).or_insert(0) += 1;
+    }
+    entries
+}

@@ -1,0 +1,75 @@
+//! Links: a program attached to a cgroup, by bpf(2).
+//!
+//! aya makes links as well, but does not put another program in place of a link's to a cgroup, nor detach one that stays
+//! pinned. It knows nothing of names and of which link is whose.
+
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+use super::{AttachType, bpf, bpf_fd, info, raw};
+
+const BPF_LINK_CREATE: i64 = 28;
+const BPF_LINK_UPDATE: i64 = 29;
+const BPF_LINK_DETACH: i64 = 34;
+
+#[repr(C)]
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+struct LinkCreate {
+    prog_fd: u32,
+    target_fd: u32,
+    attach_type: u32,
+    flags: u32,
+}
+
+/// Attaches a program to a cgroup. Other programs there stay; links always attach beside them.
+pub fn link_create(
+    program: BorrowedFd<'_>,
+    cgroup: BorrowedFd<'_>,
+    attach_type: AttachType,
+) -> io::Result<OwnedFd> {
+    let mut attr = LinkCreate {
+        prog_fd: raw(program),
+        target_fd: raw(cgroup),
+        attach_type: attach_type as u32,
+        flags: 0,
+    };
+    bpf_fd(BPF_LINK_CREATE, &mut attr)
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+struct LinkUpdate {
+    link_fd: u32,
+    new_prog_fd: u32,
+    flags: u32,
+    old_prog_fd: u32,
+}
+
+/// Puts another program in place of the link's, in one step: every call runs the one or the other.
+pub fn link_update(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<()> {
+    let mut attr = LinkUpdate { link_fd: raw(link), new_prog_fd: raw(program), flags: 0, old_prog_fd: 0 };
+    bpf(BPF_LINK_UPDATE, &mut attr).map(drop)
+}
+
+/// Detaches the program of a link, now. The link stays, attached to nothing.
+pub fn link_detach(link: BorrowedFd<'_>) -> io::Result<()> {
+    bpf(BPF_LINK_DETACH, &mut raw(link)).map(drop)
+}
+
+/// What a link to a cgroup looks like: the first fields of `struct bpf_link_info`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
+pub struct LinkInfo {
+    pub kind: u32,
+    pub id: u32,
+    pub program_id: u32,
+    _pad: u32,
+    pub cgroup_id: u64,
+    pub attach_type: u32,
+    _pad2: u32,
+}
+
+/// What a link looks like; a cgroup id of 0 means that its cgroup is gone.
+pub fn link_info(link: BorrowedFd<'_>) -> io::Result<LinkInfo> {
+    info(link)
+}

@@ -1,0 +1,58 @@
+//! Maps: what one looks like, and the map of maps whose update waits for readers, by bpf(2).
+//!
+//! aya opens maps without telling whether what is pinned is one. It knows nothing of what a map is for.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::Path;
+
+use super::{bpf_fd, elements, info, raw};
+
+const BPF_MAP_CREATE: i64 = 0;
+const BPF_MAP_TYPE_ARRAY: u32 = 2;
+const BPF_MAP_TYPE_ARRAY_OF_MAPS: u32 = 12;
+
+/// What a map looks like: the first fields of `struct bpf_map_info`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
+pub struct MapInfo {
+    pub kind: u32,
+    pub id: u32,
+    pub key_size: u32,
+    pub value_size: u32,
+    pub max_entries: u32,
+    pub flags: u32,
+}
+
+/// What a map looks like. Fails with EINVAL if `map` is not a map.
+pub fn map_info(map: BorrowedFd<'_>) -> io::Result<MapInfo> {
+    // A program's or link's info would be taken for a map's: only maps name themselves so.
+    let target = std::fs::read_link(format!("/proc/self/fd/{}", raw(map)))?;
+    if target != Path::new("anon_inode:bpf-map") {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a map"));
+    }
+    info(map)
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+struct MapCreate {
+    map_type: u32,
+    key_size: u32,
+    value_size: u32,
+    max_entries: u32,
+    map_flags: u32,
+    inner_map_fd: u32,
+}
+
+/// Puts an array into a map of maps, both made for this call. The kernel returns from that only after a grace period.
+pub fn update_map_of_maps() -> io::Result<()> {
+    let create = |map_type, inner_map_fd| {
+        let mut attr =
+            MapCreate { map_type, key_size: 4, value_size: 4, max_entries: 1, map_flags: 0, inner_map_fd };
+        bpf_fd(BPF_MAP_CREATE, &mut attr)
+    };
+    let inner = create(BPF_MAP_TYPE_ARRAY, 0)?;
+    let outer = create(BPF_MAP_TYPE_ARRAY_OF_MAPS, raw(inner.as_fd()))?;
+    elements::set(outer.as_fd(), &0u32, std::slice::from_ref(&raw(inner.as_fd())))
+}

@@ -1,0 +1,152 @@
+//! The backends of a client task as its maps hold them, by slot: read into views, and written step by step.
+//!
+//! A slot whose backend leaves keeps its generation for the next one, and what was counted of the backend is kept under
+//! its name (see `retired`), for when it returns.
+
+use std::mem::offset_of;
+use std::net::SocketAddr;
+
+use bytemuck::Zeroable;
+use lb_common::abi::{Backend, BackendAddress, BackendState, RetiredCounters, SlotCounters, StateWord, map};
+use lb_common::load;
+use lb_common::net::{Address, Be16, socket_addr};
+use lb_core::plan::BackendPlan;
+
+use super::services::name_of;
+use super::{Counts, Tables};
+use crate::error::DatapathError;
+use crate::retired;
+
+/// A slot as the maps show it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SlotView {
+    pub slot: u32,
+    pub generation: u32,
+    pub service: u16,
+    pub address: SocketAddr,
+    pub weight: u32,
+    pub state: BackendState,
+    pub usable: bool,
+    /// Entries that it has in its service's table.
+    pub entries: u32,
+}
+
+impl Tables {
+    /// The occupied slots.
+    pub fn slots(&self) -> Vec<SlotView> {
+        let slots = 0..u32::try_from(self.maps.backends.len()).unwrap_or(u32::MAX);
+        slots.filter_map(|slot| self.slot(slot)).collect()
+    }
+
+    /// A slot, if it is occupied.
+    pub fn slot(&self, slot: u32) -> Option<SlotView> {
+        let Backend { state, share, endpoint, .. } = self.maps.backends.get(slot as usize);
+        let known = BackendState::from_u8(state.state).filter(|state| *state != BackendState::Free)?;
+        Some(SlotView {
+            slot,
+            generation: endpoint.generation,
+            service: endpoint.service,
+            address: socket_addr(endpoint.address, endpoint.port),
+            weight: endpoint.weight,
+            state: known,
+            usable: state.is_usable(),
+            entries: share,
+        })
+    }
+
+    /// The generation that the next backend of each free slot gets, where it is not the first.
+    pub fn next_generations(&self) -> Vec<(u32, u32)> {
+        let slots = 0..u32::try_from(self.maps.backends.len()).unwrap_or(u32::MAX);
+        let free = slots
+            .filter(|slot| self.maps.backends.get(*slot as usize).state.state == BackendState::Free as u8);
+        let generations = free.map(|slot| (slot, self.maps.backends.get(slot as usize).endpoint.generation));
+        generations.filter(|(_, generation)| *generation != 0).collect()
+    }
+
+    /// Open flows of a slot's backend.
+    pub fn active(&self, slot: u32) -> u64 {
+        self.maps.backends.get(slot as usize).flows
+    }
+
+    /// Takes a slot's errors away if they are long past, at the programs' tick `now`. One that is added meanwhile stays.
+    pub fn forget_errors(&self, slot: u32, now: u32) {
+        let (slot, errors) = (slot as usize, offset_of!(Backend, errors));
+        let word = self.maps.backends.load64(slot, errors);
+        if load::are_stale(bytemuck::cast(word), now) {
+            self.maps.backends.replace64(slot, errors, word, 0);
+        }
+    }
+
+    /// Fills a slot that nothing refers to. A backend that was here before goes on with the counts that were retired with
+    /// it, which are returned: they are written first, and forgotten elsewhere last.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub(crate) fn write_backend(
+        &mut self,
+        slot: u32,
+        backend: &BackendPlan,
+        service: &str,
+    ) -> Result<Option<SlotCounters>, DatapathError> {
+        let name = retired::name(service, backend.address);
+        let fail = |error| self.fail_io(map::DEPARTED, "read", error);
+        let retired = self.maps.retired.get(&name).map_err(fail)?;
+        let RetiredCounters { counts, swept: reclaimed, .. } = retired.unwrap_or_else(Zeroable::zeroed);
+        self.maps.counts.set(slot, &counts).map_err(|error| self.fail_io(map::COUNTS, "write", error))?;
+        self.maps.backends.set_part(
+            slot as usize,
+            offset_of!(Backend, endpoint),
+            &BackendAddress {
+                address: Address::from(backend.address.ip()),
+                port: Be16::from_host(backend.address.port()),
+                service: backend.service,
+                _reserved: 0,
+                generation: backend.generation,
+                weight: u32::from(backend.weight),
+            },
+        );
+        // No flow is open, so nobody else writes.
+        self.maps.backends.store64(slot as usize, offset_of!(Backend, errors), 0);
+        self.maps.backends.store64(slot as usize, offset_of!(Backend, swept), reclaimed);
+        self.set_entries(slot, 0);
+        self.set_state(slot, StateWord::new(backend.usable, backend.state));
+        if retired.is_some() {
+            self.maps.retired.remove(&name).map_err(|error| self.fail_io(map::DEPARTED, "write", error))?;
+        }
+        Ok(retired.map(|_| counts))
+    }
+
+    /// Clears a slot that nothing refers to any more. What was counted of its backend is kept first.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub(crate) fn free_backend(&mut self, slot: u32) -> Result<(), DatapathError> {
+        if let Some(view) = self.slot(slot) {
+            let Counts { sums, active: _, swept } = self.counts(slot)?;
+            let service = name_of(&self.maps.services.get(usize::from(view.service)));
+            let name = retired::name(&service, view.address);
+            let kept = self.maps.retired.keep(&name, sums, swept);
+            kept.map_err(|error| self.fail_io(map::DEPARTED, "write", error))?;
+        }
+        // A free row keeps the generation that the slot's next backend gets.
+        let mut row = BackendAddress::zeroed();
+        row.generation = self.maps.backends.get(slot as usize).endpoint.generation.wrapping_add(1);
+        self.set_state(slot, StateWord::new(false, BackendState::Free));
+        self.maps.backends.set_part(slot as usize, offset_of!(Backend, endpoint), &row);
+        Ok(())
+    }
+
+    pub(crate) fn set_weight(&mut self, slot: u32, weight: u16) {
+        let at = offset_of!(Backend, endpoint.weight);
+        self.maps.backends.store32(slot as usize, at, u32::from(weight));
+    }
+
+    pub(crate) fn set_state(&mut self, slot: u32, state: StateWord) {
+        self.maps.backends.store32(slot as usize, offset_of!(Backend, state), state.to_word());
+    }
+
+    /// Stores how many entries a slot has in its service's table, for readers of the maps.
+    pub(super) fn set_entries(&mut self, slot: u32, entries: u32) {
+        self.maps.backends.store32(slot as usize, offset_of!(Backend, share), entries);
+    }
+}

@@ -1,0 +1,201 @@
+//! The services of a client task as its maps hold them: read into views, and written step by step.
+//!
+//! A service's row lies in the map beside its counters and cursors, which begin anew with it. Kernel programs read the row
+//! at any moment, so each word of it is right by itself.
+
+use std::mem::offset_of;
+use std::net::SocketAddr;
+
+use aya::maps::MapError;
+use lb_common::abi::{
+    Cursor, NOT_A_SERVICE, Outcomes, Rules, SERVICE_FREE, SERVICE_LEAVING, SERVICE_LIVE, Service, TableRef,
+    map,
+};
+use lb_common::net::{Address, Be16, socket_addr};
+use lb_core::plan::ServicePlan;
+use lb_core::service::Protocol;
+use lb_core::walk;
+
+use super::{Tables, raw_values};
+use crate::counters::sum;
+use crate::error::DatapathError;
+use crate::maps::{PerCpu, Raw, on_every_cpu};
+
+/// A service as the maps show it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServiceView {
+    pub index: u16,
+    pub name: String,
+    pub address: SocketAddr,
+    pub protocol: Protocol,
+    pub open: bool,
+    pub errno: u16,
+    pub fallback: u32,
+    pub rules: Rules,
+    pub table: TableRef,
+}
+
+/// What the starts of a client's cursors are computed from.
+#[derive(Clone, Debug)]
+pub struct CursorSeed {
+    /// Tells client tasks apart, see [`lb_core::walk::start`].
+    pub task: String,
+    /// CPUs that the kernel may ever run on.
+    pub cpus: u32,
+}
+
+impl Tables {
+    /// The services in the maps, closed ones included.
+    pub fn services(&self) -> Vec<ServiceView> {
+        let mut views = Vec::new();
+        for index in 0..self.maps.services.len() {
+            let row = self.maps.services.get(index);
+            if row.state == SERVICE_FREE {
+                continue;
+            }
+            let index = u16::try_from(index).expect("MAX_SERVICES fits in 16 bits");
+            let address = socket_addr(row.address, row.port);
+            let protocol = protocol_of(&row);
+            views.push(ServiceView {
+                index,
+                name: name_of(&row),
+                address,
+                protocol,
+                open: self.open_at(address, protocol) == Some(index),
+                errno: u16::try_from(row.errno).unwrap_or(u16::MAX),
+                fallback: row.fallback,
+                rules: row.rules,
+                table: self.table_ref(index),
+            });
+        }
+        views
+    }
+
+    /// How connects to a service ended, over all CPUs.
+    ///
+    /// # Errors
+    /// If the kernel refuses the look-up.
+    pub fn outcomes(&self, index: u16) -> Result<Outcomes, DatapathError> {
+        self.outcome_row(u32::from(index))
+    }
+
+    /// Connects to addresses that are no service, over all CPUs.
+    ///
+    /// # Errors
+    /// If the kernel refuses the look-up.
+    pub fn passed_by(&self) -> Result<u64, DatapathError> {
+        Ok(self.outcome_row(NOT_A_SERVICE)?.not_a_service)
+    }
+
+    fn outcome_row(&self, row: u32) -> Result<Outcomes, DatapathError> {
+        let cpus =
+            self.maps.outcomes.get(&row, 0).map_err(|error| self.fail(map::OUTCOMES, "read", error))?;
+        Ok(sum(&raw_values(&cpus)))
+    }
+
+    /// Writes a service that is not open, without a table.
+    ///
+    /// # Errors
+    /// If the kernel refuses. The row is written by then, and what failed is written by the next attempt.
+    pub(crate) fn write_service(
+        &mut self,
+        index: u16,
+        service: &ServicePlan,
+        cursor_seed: &CursorSeed,
+    ) -> Result<(), DatapathError> {
+        let mut row: Service = bytemuck::Zeroable::zeroed();
+        row.fallback = service.fallback;
+        row.errno = u32::from(service.errno);
+        row.rules = service.rules;
+        row.address = Address::from(service.address.ip());
+        row.port = Be16::from_host(service.address.port());
+        row.protocol = service.protocol.number();
+        row.state = SERVICE_LIVE;
+        let name = service.name.as_bytes();
+        assert!(name.len() < row.name.len(), "the configuration bounds names");
+        row.name[..name.len()].copy_from_slice(name);
+        self.maps.services.set(usize::from(index), &row);
+        // Counters and cursors of whatever had the index before end here.
+        let start = |cpu| Cursor {
+            phase: 0,
+            start: walk::start(&cursor_seed.task, &service.name, cpu, cursor_seed.cpus),
+        };
+        let index = u32::from(index);
+        let values = |error| self.fail_io(map::WALKS, "write", error);
+        let cursors = on_every_cpu(start, cursor_seed.cpus).map_err(values)?;
+        let zero = on_every_cpu(|_| Outcomes::default(), cursor_seed.cpus).map_err(values)?;
+        set(&mut self.maps.cursors, index, cursors).map_err(|error| self.fail(map::WALKS, "write", error))?;
+        set(&mut self.maps.outcomes, index, zero).map_err(|error| self.fail(map::OUTCOMES, "write", error))
+    }
+
+    pub(crate) fn set_errno(&mut self, index: u16, errno: u16) {
+        self.maps.services.store32(usize::from(index), offset_of!(Service, errno), u32::from(errno));
+    }
+
+    pub(crate) fn set_fallback(&mut self, index: u16, slot: u32) {
+        self.maps.services.store32(usize::from(index), offset_of!(Service, fallback), slot);
+    }
+
+    /// Each word by itself: connect may read between two of them, and finds rules that it can follow.
+    pub(crate) fn set_rules(&mut self, index: u16, rules: Rules) {
+        for (i, word) in bytemuck::cast_ref::<Rules, [u32; size_of::<Rules>() / 4]>(&rules).iter().enumerate()
+        {
+            self.maps.services.store32(usize::from(index), offset_of!(Service, rules) + 4 * i, *word);
+        }
+    }
+
+    /// Has connects to the service's address balanced over it.
+    ///
+    /// # Errors
+    /// If the VIP table has no room.
+    pub(crate) fn open_service(&mut self, index: u16) -> Result<(), DatapathError> {
+        let row = self.maps.services.get(usize::from(index));
+        self.direct(socket_addr(row.address, row.port), protocol_of(&row), index)?;
+        self.set_service_state(index, SERVICE_LIVE);
+        Ok(())
+    }
+
+    /// Has connects to the service's address not balanced any more, unless another service has taken it over.
+    pub(crate) fn close_service(&mut self, index: u16) {
+        let row = self.maps.services.get(usize::from(index));
+        let (address, protocol) = (socket_addr(row.address, row.port), protocol_of(&row));
+        if self.open_at(address, protocol) == Some(index) {
+            self.undirect(address, protocol);
+        }
+        self.set_service_state(index, SERVICE_LEAVING);
+    }
+
+    /// Clears a closed service. Nothing else of its row changes: a program may have found the service just before its
+    /// address was another's, and what it reads is a closed service still. What gets the index next writes all of it.
+    pub(crate) fn free_service(&mut self, index: u16) {
+        self.set_service_state(index, SERVICE_FREE);
+    }
+
+    fn set_service_state(&mut self, index: u16, state: u8) {
+        let mut row = self.maps.services.get(usize::from(index));
+        row.state = state;
+        // The rest of the word is what is dialled: it does not change.
+        let word = bytemuck::bytes_of(&row);
+        let at = offset_of!(Service, state) & !3;
+        let word = u32::from_ne_bytes(word[at..at + 4].try_into().expect("four bytes"));
+        self.maps.services.store32(usize::from(index), at, word);
+    }
+}
+
+/// The protocol of a service in the maps. None but ours are written.
+fn protocol_of(row: &Service) -> Protocol {
+    Protocol::of_number(row.protocol).unwrap_or(Protocol::Tcp)
+}
+
+pub(super) fn name_of(row: &Service) -> String {
+    let end = row.name.iter().position(|byte| *byte == 0).unwrap_or(row.name.len());
+    String::from_utf8_lossy(&row.name[..end]).into_owned()
+}
+
+fn set<T: bytemuck::Pod>(
+    map: &mut PerCpu<T>,
+    index: u32,
+    values: aya::maps::PerCpuValues<Raw<T>>,
+) -> Result<(), MapError> {
+    map.set(index, values, 0)
+}
