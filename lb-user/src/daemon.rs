@@ -369,10 +369,10 @@ impl Daemon {
                 // A reload may have changed where the service's endpoints come from.
                 if self.files.get(&service).is_some_and(|file| file.source == source) {
                     self.read(&service, begun, stamp, result, now);
-                    self.settle();
+                    self.settle(now);
                 }
             }
-            Event::Computed { service, assignments } => self.computed(&service, &assignments),
+            Event::Computed { service, assignments } => self.computed(&service, &assignments, now),
             Event::Opened(tried) => self.opened(*tried, now),
             Event::Loaded(loaded) if self.is_ready => self.loaded(*loaded, now),
             Event::Loaded(loaded) => {
@@ -380,12 +380,12 @@ impl Daemon {
                     return ControlFlow::Break(Err(error));
                 }
             }
-            Event::ReadersGone(result) => self.readers_gone(result),
+            Event::ReadersGone(result) => self.readers_gone(result, now),
             Event::Reclaimed(pass, suspects) => self.reclaimed(pass, suspects, now),
             Event::Asked(query) => self.answer(query, now),
             Event::Tick => self.tick(now),
             Event::Watchdog => self.notifier.watchdog_fed(),
-            Event::Hangup => self.reload_now(),
+            Event::Hangup => self.reload_now(now),
             Event::Stop => return ControlFlow::Break(Ok(())),
         }
         self.start_keeping(now);
@@ -418,10 +418,10 @@ impl Daemon {
         }
     }
 
-    fn settle(&mut self) {
+    fn settle(&mut self, now: Instant) {
         for client_task in &mut self.client_tasks {
             let before = client_task.trouble().map(str::to_owned);
-            let result = client_task.settle();
+            let result = client_task.settle(now);
             // Said once, not once per attempt.
             if let Err(error) = result
                 && client_task.trouble() != before.as_deref()
@@ -448,7 +448,7 @@ impl Daemon {
         });
     }
 
-    fn readers_gone(&mut self, result: Result<(), DatapathError>) {
+    fn readers_gone(&mut self, result: Result<(), DatapathError>, now: Instant) {
         self.waiting_for_readers = false;
         if let Err(error) = result {
             // Nothing is written again that may be in use: tables stay as they are until a wait succeeds.
@@ -463,12 +463,12 @@ impl Daemon {
         let mut freed = false;
         for client_task in &mut self.client_tasks {
             client_task.after_wait();
-            freed |= client_task.free_idle();
+            freed |= client_task.free_idle(now);
         }
         if freed {
-            self.assign_again();
+            self.assign_again(now);
         }
-        self.settle();
+        self.settle(now);
     }
 
     fn tick(&mut self, now: Instant) {
@@ -481,13 +481,13 @@ impl Daemon {
         self.look_at_files();
         self.look_at_config();
         if self.ticks.is_multiple_of(RETRY_TICKS) {
-            self.start_unstarted();
+            self.start_unstarted(now);
             self.watch_again();
         }
         self.follow_cgroups(now);
         let mut freed = false;
         for client_task in &mut self.client_tasks {
-            freed |= client_task.free_idle();
+            freed |= client_task.free_idle(now);
             if let Err((error, true)) = client_task.sample(now) {
                 warn!(client = %client_task.client.name, error = %crate::error::chain(&error), "cannot read counters");
             }
@@ -495,10 +495,10 @@ impl Daemon {
         self.try_to_resume_leaving(now);
         self.leave_other_cgroups(now);
         if freed {
-            self.assign_again();
+            self.assign_again(now);
         }
         if freed || self.client_tasks.iter().any(|client_task| client_task.trouble().is_some()) {
-            self.settle();
+            self.settle(now);
         }
         self.reclaim_flows(now);
         // A wait that failed is tried again.

@@ -146,10 +146,11 @@ pub struct Member {
     pub quota: f64,
 }
 
-/// Explains every service of a client that `wanted` names (all, if it is `None`) and that has a list.
-pub fn explain(
+/// Explains every service of a client that `wanted` names (all, if it is `None`) and that has a list, at `now`.
+pub fn explain<T: Copy + Ord>(
     client: &Client,
-    balancer: &Balancer,
+    balancer: &Balancer<T>,
+    now: T,
     wanted: Option<&str>,
     from_daemon: bool,
 ) -> Vec<Explanation> {
@@ -158,7 +159,7 @@ pub fn explain(
     if !balancer.services().any(|(service, ..)| is_wanted(service)) {
         return Vec::new();
     }
-    let plan = balancer.plan();
+    let plan = balancer.plan(now);
     let mut explanations = Vec::new();
     for (service, index, in_use) in balancer.services() {
         let Some((endpoints, membership)) = in_use else { continue };

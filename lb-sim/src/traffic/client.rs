@@ -1,17 +1,18 @@
-//! One client task: the daemon's mind, the tables that it would write for the kernel, and the connections that it has.
+//! One client task: the daemon's controller, the tables that it would write for the kernel, and the connections that it
+//! has.
 //!
-//! The mind is a real [`Balancer`], a connect is decided by the kernel's own [`choose`], for the policies
-//! that walk. It does what it is told and when;
-//! it knows nothing of backends but their indexes.
+//! The controller is a real [`Balancer`], a connect is decided by the kernel's own [`choose`], for the policies that go
+//! through the schedule in order. It does what its caller says and when; it knows nothing of backends but their indexes.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
+use std::time::Duration;
 
 use lb_common::abi::{
     BackendState, Cursor, MAX_SCHEDULE_LOG2, NO_SLOT, RecentErrors, Rules, StateWord, TableRef,
 };
 use lb_common::pick::{Pick, Tables, choose, position};
-use lb_core::balancer::{Balancer, Event};
+use lb_core::balancer::{Balancer, Fact};
 use lb_core::endpoint::EndpointList;
 use lb_core::limits::Limits;
 use lb_core::membership::Membership;
@@ -76,7 +77,8 @@ pub struct Client {
     pub version: u64,
     /// Draws its arrivals and their lives.
     pub rng: SplitMix64,
-    balancer: Balancer,
+    /// By the scenario's clock.
+    balancer: Balancer<Duration>,
     schedule: Arc<[u16]>,
     fallback: u32,
     rules: Rules,
@@ -161,13 +163,13 @@ impl Client {
         let limits =
             Limits { schedule_entries: 1 << MAX_SCHEDULE_LOG2, slots: most_backends, ..Limits::default() };
         let start = walk::start(&format!("{}/{index}", job.1), &service.name, 0, 1);
-        let balancer = Balancer::new(vec![service], limits, Plan::default());
+        let balancer = Balancer::new(vec![service], limits, Plan::default(), Duration::ZERO);
         Self {
             job: job.0,
             index,
             version: 0,
             rng: SplitMix64::new(0),
-            balancer: balancer.expect("there is a place for one service"),
+            balancer: balancer.expect("there is an index for one service"),
             schedule: Arc::from([]),
             fallback: NO_SLOT,
             rules: Rules::default(),
@@ -183,15 +185,15 @@ impl Client {
     ///
     /// # Panics
     /// If a backend's address is not [`address`] of its index.
-    pub fn learn(&mut self, version: u64, list: EndpointList, membership: Membership) {
+    pub fn learn(&mut self, now: Duration, version: u64, list: EndpointList, membership: Membership) {
         self.version = version;
         let idle = self.balancer.unneeded().into_iter();
         let idle = idle.filter(|slot| self.links[*slot as usize].is_none()).collect();
-        self.balancer.handle(Event::Idle(idle)).expect("slots can always be given back");
-        let fits = self.balancer.handle(Event::Endpoints(0, list, membership));
+        self.balancer.handle(now, Fact::Idle(idle)).expect("slots can always be given back");
+        let fits = self.balancer.handle(now, Fact::Endpoints(0, Arc::new(list), Arc::new(membership)));
         fits.expect("there are slots for all backends, and entries for all members");
-        let plan = self.balancer.plan();
-        let service = plan.services.values().next().expect("the service has a place");
+        let plan = self.balancer.plan(now);
+        let service = plan.services.values().next().expect("the service has an index");
         self.schedule = Arc::clone(&service.schedule);
         self.fallback = service.fallback;
         self.rules = service.rules;

@@ -1,4 +1,4 @@
-//! One client task: the mind that plans for it and the kernel side that carries the plan out, kept in step.
+//! One client task: the controller that plans for it and the kernel side that carries the plan out, kept in step.
 //!
 //! Facts change the plan; [`ClientTask::settle`] brings the maps to it. What cannot be done at once (a region that may still
 //! be read, a slot with open flows) is left for the next time. It reads no clock and spawns nothing.
@@ -8,13 +8,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use lb_core::balancer::{Balancer, Event, Refused};
+use lb_core::balancer::{Balancer, Fact, Refused};
 use lb_core::limits::Limits;
 use lb_core::service::Policy;
 use lb_kernel::{Cgroup, CursorSeed, Datapath, DatapathError, Features, Lock, Pins, Purpose};
 use thiserror::Error;
 
-use crate::assignments::{Assignment, Assignments, AssignmentsByService};
+use crate::assignments::{Assignments, AssignmentsByService};
 use crate::backoff::Backoff;
 use crate::config::{Client, Source};
 use crate::window::{Sample, Window};
@@ -67,8 +67,6 @@ pub struct ClientTask {
     limits: Limits,
     features: Features,
     balancer: Balancer,
-    /// By service: what the balancer has taken in last.
-    taken: Vec<Option<Assignment>>,
     datapath: Datapath,
     /// Once the maps are as planned, the slots that nothing in either names; `None` while there may be anything to do.
     settled: Option<BTreeSet<u32>>,
@@ -97,6 +95,7 @@ impl ClientTask {
         pins: Pins,
         limits: Limits,
         features: Features,
+        now: Instant,
     ) -> Result<Self, ClientTaskError> {
         let path = lb_kernel::cgroup2_mount()?.join(&client.cgroup);
         // A path that can never be a cgroup is found out now; one that is not there yet is waited for.
@@ -106,11 +105,10 @@ impl ClientTask {
         }
         let lock = pins.lock()?;
         let datapath = Datapath::open(pins.clone(), &limits, features, purpose(&client))?;
-        let balancer = balancer(&client, limits, &datapath)?;
+        let balancer = balancer(&client, limits, &datapath, now)?;
         let cpus = lb_kernel::possible_cpus().map_err(ClientTaskError::Cpus)?;
         Ok(Self {
             cursor_seed: cursor_seed(&client, cpus),
-            taken: vec![None; client.services.len()],
             client,
             pins,
             lock,
@@ -143,19 +141,18 @@ impl ClientTask {
     ///
     /// # Errors
     /// If its services do not fit; everything stays as it was then.
-    pub fn reconfigure(&mut self, client: Client) -> Result<(), ClientTaskError> {
+    pub fn reconfigure(&mut self, client: Client, now: Instant) -> Result<(), ClientTaskError> {
         // Of many clients most stay as they are, and a balancer is not made for nothing.
         if client == self.client {
             return Ok(());
         }
         let path = lb_kernel::cgroup2_mount()?.join(&client.cgroup);
-        let mind = balancer(&client, self.limits, &self.datapath)?;
+        let balancer = balancer(&client, self.limits, &self.datapath, now)?;
         let needs_other_programs = purpose(&client) != purpose(&self.client);
         if needs_other_programs {
             self.datapath.reload(&self.limits, self.features, purpose(&client))?;
         }
-        self.balancer = mind;
-        self.taken = vec![None; client.services.len()];
+        self.balancer = balancer;
         self.settled = None;
         self.cursor_seed = cursor_seed(&client, self.cursor_seed.cpus);
         self.client = client;
@@ -169,7 +166,7 @@ impl ClientTask {
     ///
     /// # Errors
     /// The first that does not fit; the others are taken in all the same.
-    pub fn deliver_static(&mut self, by_service: &AssignmentsByService) -> Result<(), Refused> {
+    pub fn deliver_static(&mut self, by_service: &AssignmentsByService, now: Instant) -> Result<(), Refused> {
         self.refused_static.clear();
         let mut result = Ok(());
         for position in 0..self.client.services.len() {
@@ -181,7 +178,7 @@ impl ClientTask {
             else {
                 continue;
             };
-            if let Err(refused) = self.deliver(position, assignments) {
+            if let Err(refused) = self.deliver(position, assignments, now) {
                 self.refused_static.insert(name, refused.to_string());
                 result = result.and(Err(refused));
             }
@@ -204,17 +201,18 @@ impl ClientTask {
     ///
     /// # Errors
     /// If it does not fit; the one before stays in force.
-    pub fn deliver(&mut self, position: usize, assignments: &Assignments) -> Result<bool, Refused> {
+    pub fn deliver(
+        &mut self,
+        position: usize,
+        assignments: &Assignments,
+        now: Instant,
+    ) -> Result<bool, Refused> {
         let Some(assignment) =
             assignments.assignment(&self.client.services[position].service, self.client.task)
         else {
             return Ok(false);
         };
-        if self.taken[position].as_ref() != Some(&assignment) {
-            let event =
-                Event::Endpoints(position, assignment.list().clone(), assignment.membership().clone());
-            self.balancer.handle(event)?;
-            self.taken[position] = Some(assignment);
+        if self.balancer.handle(now, assignment.fact(position))? {
             self.settled = None;
         }
         Ok(true)
@@ -224,11 +222,11 @@ impl ClientTask {
     ///
     /// # Errors
     /// If the kernel refuses a step.
-    pub fn settle(&mut self) -> Result<(), DatapathError> {
+    pub fn settle(&mut self, now: Instant) -> Result<(), DatapathError> {
         if self.settled.is_some() {
             return Ok(());
         }
-        let result = self.datapath.apply(&self.balancer.plan(), &self.cursor_seed);
+        let result = self.datapath.apply(&self.balancer.plan(now), &self.cursor_seed);
         for (slot, counts) in self.datapath.returned() {
             self.window.begin(slot, &counts);
         }
@@ -420,7 +418,7 @@ impl ClientTask {
     }
 
     /// Frees slots that nothing refers to any more. Returns whether there were any.
-    pub fn free_idle(&mut self) -> bool {
+    pub fn free_idle(&mut self, now: Instant) -> bool {
         if self.quiet.is_empty() {
             return false;
         }
@@ -431,7 +429,7 @@ impl ClientTask {
         }
         self.quiet.retain(|slot| !idle.contains(slot));
         self.settled = None;
-        self.balancer.handle(Event::Idle(idle)).expect("freeing takes no room");
+        self.balancer.handle(now, Fact::Idle(idle)).expect("freeing takes no room");
         true
     }
 
@@ -506,7 +504,7 @@ impl ClientTask {
         &self.window
     }
 
-    /// The mind.
+    /// The controller.
     pub fn balancer(&self) -> &Balancer {
         &self.balancer
     }
@@ -562,9 +560,9 @@ impl ClientTask {
     }
 }
 
-fn balancer(client: &Client, limits: Limits, datapath: &Datapath) -> Result<Balancer, Refused> {
+fn balancer(client: &Client, limits: Limits, datapath: &Datapath, now: Instant) -> Result<Balancer, Refused> {
     let services = client.services.iter().map(|service| service.service.clone()).collect();
-    let mut balancer = Balancer::new(services, limits, datapath.applied().clone())?;
+    let mut balancer = Balancer::new(services, limits, datapath.applied().clone(), now)?;
     balancer.set_generations(datapath.tables().next_generations());
     Ok(balancer)
 }

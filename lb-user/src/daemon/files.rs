@@ -101,7 +101,7 @@ impl WatchedFile {
 impl Look {
     /// Looks at a file and watches its directory. May take as long as its file system likes.
     pub fn at(path: &Path, watcher: Option<&Watcher>) -> Self {
-        // WatchedFile first: what changes from here on is an event of its own.
+        // Watched first: what changes from here on is an event of its own.
         let watched = watcher.map_or(Ok(()), |watcher| watcher.add(&directory_of(path)));
         Self { stamp: Stamp::at(path), unwatched: watched.err().map(|error| error.to_string()) }
     }
@@ -154,7 +154,7 @@ impl Daemon {
             None => {}
             Some(Ok(contents)) => {
                 warn!(service, "using the last good endpoint list of an earlier run");
-                self.deliver(service, contents);
+                self.deliver(service, contents, now);
             }
             Some(Err(error)) => {
                 warn!(service, error = %crate::error::chain(&error), "the last good list cannot be used either");
@@ -260,7 +260,7 @@ impl Daemon {
                         endpoints = contents.assignments.list().as_slice().len(),
                         "endpoint list read"
                     );
-                    self.deliver(service, contents);
+                    self.deliver(service, contents, now);
                 } else if was_bad {
                     info!(service, path = %file.source.path.display(), "endpoint file is good again");
                 }
@@ -286,8 +286,9 @@ impl Daemon {
     }
 
     /// Gives a list to every client that uses the service. It is kept for later starts once all of them took it.
-    pub fn deliver(&mut self, service: &str, mut contents: Contents) {
-        let Delivered { is_complete, refused_by } = self.deliver_assignments(service, &contents.assignments);
+    pub fn deliver(&mut self, service: &str, mut contents: Contents, now: Instant) {
+        let Delivered { is_complete, refused_by } =
+            self.deliver_assignments(service, &contents.assignments, now);
         if !is_complete {
             self.compute(service, contents.assignments.clone());
         }
@@ -317,7 +318,12 @@ impl Daemon {
     }
 
     /// Gives a list to every client that uses the service and whose part of it is known.
-    pub fn deliver_assignments(&mut self, service: &str, assignments: &Assignments) -> Delivered {
+    pub fn deliver_assignments(
+        &mut self,
+        service: &str,
+        assignments: &Assignments,
+        now: Instant,
+    ) -> Delivered {
         let mut delivered = Delivered { is_complete: true, refused_by: BTreeMap::new() };
         for client_task in &mut self.client_tasks {
             let Some(position) = client_task.position(service) else { continue };
@@ -325,7 +331,7 @@ impl Daemon {
             if !matches!(client_task.client.services[position].source, Source::File(_)) {
                 continue;
             }
-            match client_task.deliver(position, assignments) {
+            match client_task.deliver(position, assignments, now) {
                 Ok(taken) => delivered.is_complete &= taken,
                 Err(refused) => {
                     warn!(client = %client_task.client.name, service, error = %refused, "endpoint list refused");
@@ -349,27 +355,27 @@ impl Daemon {
 
     /// What was computed has come back. It counts if it is of the reading that waits for it: another list may have come
     /// since. Clients that have changed again make another turn.
-    pub fn computed(&mut self, service: &str, assignments: &Assignments) {
+    pub fn computed(&mut self, service: &str, assignments: &Assignments, now: Instant) {
         let Some(file) = self.files.get_mut(service) else { return };
         if let Some(Newer::Computing(contents, was_refused)) = &file.newer
             && contents.assignments.is_of_the_same_reading(assignments)
         {
             let (mut contents, was_refused) = (contents.clone(), *was_refused);
             contents.assignments.take_over(assignments);
-            self.deliver(service, contents);
+            self.deliver(service, contents, now);
             if was_refused {
                 self.end_of_refusal(service);
             }
-            self.settle();
+            self.settle(now);
         }
     }
 
-    /// AssignmentsByService lists again that found no room, now that there is some.
-    pub fn assign_again(&mut self) {
+    /// Delivers lists again that found no room, now that there is some.
+    pub fn assign_again(&mut self, now: Instant) {
         for client_task in
             self.client_tasks.iter_mut().filter(|client_task| !client_task.refused_static().is_empty())
         {
-            if client_task.deliver_static(&self.statics).is_ok() {
+            if client_task.deliver_static(&self.statics, now).is_ok() {
                 info!(client = %client_task.client.name, "endpoint list that was refused is in force");
             }
         }
@@ -378,7 +384,7 @@ impl Daemon {
             Some(Newer::Computing(..)) | None => None,
         });
         for (service, contents) in refused.collect::<Vec<_>>() {
-            self.deliver(&service, contents);
+            self.deliver(&service, contents, now);
             self.end_of_refusal(&service);
         }
     }

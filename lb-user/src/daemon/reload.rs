@@ -146,9 +146,9 @@ impl Reload {
 
 impl Daemon {
     /// SIGHUP: at once, and whether or not the file has changed, for the files that it names may have.
-    pub fn reload_now(&mut self) {
+    pub fn reload_now(&mut self, now: Instant) {
         self.reload.asked_again = true;
-        self.load(Load::File);
+        self.load(Load::File, now);
     }
 
     /// Looks whether the configuration file is another one: beside the loop, for it may not answer.
@@ -186,7 +186,7 @@ impl Daemon {
                 if is_another && is_due {
                     // Nobody has to look while it is read.
                     self.reload.progress.begin_look();
-                    self.load(Load::File);
+                    self.load(Load::File, now);
                 } else if is_another {
                     self.reload.progress.changed(now);
                 }
@@ -205,7 +205,7 @@ impl Daemon {
     }
 
     /// Reads a configuration, and the files that it names, and opens its clients, all beside the loop.
-    pub fn load(&mut self, load: Load) {
+    pub fn load(&mut self, load: Load, now: Instant) {
         if self.reload.reading {
             self.reload.again = true;
             return;
@@ -223,7 +223,7 @@ impl Daemon {
             begun: self.readings,
             running: self.config.clone(),
             asked: self.reload.asked,
-            opener: self.opener(),
+            opener: self.opener(now),
             there: self.there(),
             before: self.in_force(),
             statics: self.statics.clone(),
@@ -287,7 +287,7 @@ impl Daemon {
             self.notify_ready();
         }
         if std::mem::take(&mut self.reload.again) {
-            self.load(Load::File);
+            self.load(Load::File, now);
         }
     }
 
@@ -311,7 +311,7 @@ impl Daemon {
         for client in &config.clients {
             if let Some(client_task) =
                 self.client_tasks.iter_mut().find(|client_task| client_task.client.name == client.name)
-                && let Err(error) = client_task.reconfigure(client.clone())
+                && let Err(error) = client_task.reconfigure(client.clone(), now)
             {
                 unstarted.push((client.clone(), crate::error::chain(&error)));
             }
@@ -332,7 +332,7 @@ impl Daemon {
         }
         self.set_unstarted(unstarted);
         self.deliver_all(begun, read, now);
-        self.settle();
+        self.settle(now);
         self.watch_cgroups();
         self.look_at_files();
         self.look_at_config();
@@ -341,7 +341,7 @@ impl Daemon {
         self.leaving.extend(gone);
         self.follow_cgroups(now);
         self.leave_other_cgroups(now);
-        self.start_unstarted();
+        self.start_unstarted(now);
     }
 
     /// Takes in a client that was opened, in place of one whose pins were removed if there is such a one.
@@ -403,13 +403,14 @@ impl Daemon {
     }
 
     /// What it takes to open clients beside the loop.
-    pub fn opener(&self) -> Opener {
+    pub fn opener(&self, now: Instant) -> Opener {
         Opener {
             pins: self.config.paths.pins.clone(),
             limits: self.config.limits,
             features: self.features,
             leaving: self.leaving.iter().map(|leaving| leaving.pins.clone()).collect(),
             stopping: self.stopping.clone(),
+            now,
         }
     }
 
@@ -424,7 +425,7 @@ impl Daemon {
     /// Gives every client the lists of its services, as at a start.
     fn deliver_all(&mut self, begun: u64, read: Vec<Reading>, now: Instant) {
         for client_task in &mut self.client_tasks {
-            if let Err(refused) = client_task.deliver_static(&self.statics) {
+            if let Err(refused) = client_task.deliver_static(&self.statics, now) {
                 warn!(client = %client_task.client.name, error = %refused, "endpoint list refused");
             }
         }
@@ -451,15 +452,15 @@ impl Daemon {
                     contents.assignments.take_over(computed);
                     // Another list may have come while the configuration was read. Clients that are new begin with the one
                     // before, rather than with none.
-                    self.deliver_assignments(&service, computed);
+                    self.deliver_assignments(&service, computed, now);
                 }
-                self.deliver(&service, contents);
+                self.deliver(&service, contents, now);
             }
         }
     }
 
     /// Tries clients again that could not be started.
-    pub fn start_unstarted(&mut self) {
+    pub fn start_unstarted(&mut self, now: Instant) {
         if self.unstarted.is_empty() || self.opening || self.reload.reading {
             return;
         }
@@ -471,7 +472,7 @@ impl Daemon {
         // Those that are there run with an earlier configuration.
         let there = self.there();
         self.opening = true;
-        let (opener, events, in_force) = (self.opener(), self.events.clone(), self.in_force());
+        let (opener, events, in_force) = (self.opener(now), self.events.clone(), self.in_force());
         let statics = self.statics.clone();
         spawn_blocking(move || {
             let mut by_service = assignments::statics(&clients, &statics);
@@ -497,9 +498,9 @@ impl Daemon {
             else {
                 continue;
             };
-            if !client_task.is_unpinned() && client_task.reconfigure(client.clone()).is_ok() {
+            if !client_task.is_unpinned() && client_task.reconfigure(client.clone(), now).is_ok() {
                 unstarted.remove(at);
-                self.deliver_to(&client.name, &by_service);
+                self.deliver_to(&client.name, &by_service, now);
             }
         }
         for Opened { client, result } in opened {
@@ -508,13 +509,13 @@ impl Daemon {
                 Ok((client_task, others)) => {
                     unstarted.remove(at);
                     self.take_in(client_task, others, now);
-                    self.deliver_to(&client.name, &by_service);
+                    self.deliver_to(&client.name, &by_service, now);
                 }
                 Err(error) => unstarted[at].1 = format!("{error:#}"),
             }
         }
         self.set_unstarted(unstarted);
-        self.settle();
+        self.settle(now);
         self.watch_cgroups();
         self.follow_cgroups(now);
         self.leave_other_cgroups(now);
@@ -522,13 +523,13 @@ impl Daemon {
 
     /// Gives one client the lists that are in force: at first those for which its part was computed, then those that have
     /// come since.
-    fn deliver_to(&mut self, client: &str, by_service: &AssignmentsByService) {
+    fn deliver_to(&mut self, client: &str, by_service: &AssignmentsByService, now: Instant) {
         let Some(client_task) =
             self.client_tasks.iter_mut().find(|client_task| client_task.client.name == client)
         else {
             return;
         };
-        if let Err(refused) = client_task.deliver_static(by_service) {
+        if let Err(refused) = client_task.deliver_static(by_service, now) {
             warn!(client, error = %refused, "endpoint list refused");
         }
         let mut later = Vec::new();
@@ -536,7 +537,7 @@ impl Daemon {
         for (position, service) in names.collect::<Vec<_>>().into_iter().enumerate() {
             let Some(file) = self.files.get_mut(&service) else { continue };
             if let Some(assignments) = by_service.get(&service) {
-                if let Err(refused) = client_task.deliver(position, assignments) {
+                if let Err(refused) = client_task.deliver(position, assignments, now) {
                     warn!(client, service, error = %refused, "endpoint list refused");
                 }
                 file.take_over(assignments);
@@ -549,7 +550,7 @@ impl Daemon {
             later.extend(newest.map(|newest| (service, newest.clone())));
         }
         for (service, newest) in later {
-            self.deliver(&service, newest);
+            self.deliver(&service, newest, now);
         }
     }
 }
@@ -671,6 +672,8 @@ pub struct Opener {
     leaving: Vec<Pins>,
     /// Whether nobody waits for them any more.
     stopping: Arc<AtomicBool>,
+    /// When it began.
+    now: Instant,
 }
 
 impl Opener {
@@ -681,7 +684,7 @@ impl Opener {
         // Locked before anything is changed: another socklb of another version may be running.
         let others = leaving::lock_other_versions(&self.pins, &client.name, &self.leaving)?;
         let pins = Pins::of(&self.pins, &client.name);
-        match ClientTask::open(client, pins, self.limits, self.features) {
+        match ClientTask::open(client, pins, self.limits, self.features, self.now) {
             Ok(client_task) => Ok((client_task, others)),
             // Its kind tells what to do about it.
             Err(ClientTaskError::Datapath(error)) => Err(error.into()),
@@ -716,7 +719,7 @@ impl Opener {
                 Ok(()) => {
                     client_task.after_wait();
                     // Before lists come in: they may need the slots of backends whose last flow ended meanwhile.
-                    client_task.free_idle();
+                    client_task.free_idle(self.now);
                 }
                 Err(error) => *result = Err(anyhow!(error.clone())),
             }

@@ -149,7 +149,7 @@ impl Daemon {
                 let client_task =
                     self.client_tasks.iter().find(|client_task| client_task.client.name == client);
                 let explain = |client_task: &ClientTask| {
-                    explain::explain(&client_task.client, client_task.balancer(), Some(&service), true)
+                    explain::explain(&client_task.client, client_task.balancer(), now, Some(&service), true)
                 };
                 let _ = answer.send(client_task.map(explain).unwrap_or_default());
             }

@@ -124,7 +124,7 @@ impl Daemon {
     /// Begins the start with the configuration that was read for it.
     pub fn begin(&mut self, config: Config, now: Instant) {
         self.resume_leaving(&config, now);
-        self.load(Load::Given(Box::new(config)));
+        self.load(Load::Given(Box::new(config)), now);
     }
 
     /// Takes the first configuration on.

@@ -2,6 +2,8 @@
 //!
 //! A client is taken out of its place while something happens to it, so that it and the backends can both change.
 
+use std::time::Duration;
+
 use lb_common::pick::How;
 use lb_core::subset::random::{SplitMix64, mix64};
 
@@ -71,7 +73,7 @@ impl World<'_> {
         if client.version < version {
             let state = &self.jobs[client.job];
             let (list, membership) = job.task(client.index, &state.service);
-            client.learn(version, list, membership);
+            client.learn(Duration::from_micros(self.now), version, list, membership);
             if state.holds_links() {
                 self.hold_links(id, &mut client);
             }
