@@ -15,7 +15,8 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tracing::{info, warn};
 
-use super::reload::{Load, Loaded, Opened};
+use super::loader::{Load, Loaded};
+use super::opening::Opened;
 use super::{Daemon, Event, fixed};
 use crate::api::{self, Query};
 use crate::config::Config;
