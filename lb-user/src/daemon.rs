@@ -42,7 +42,7 @@ mod facts;
 
 mod report;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -57,23 +57,22 @@ use tokio::time::MissedTickBehavior;
 use tracing::{info, warn};
 
 use self::client_task::ClientTask;
+use self::clients::Clients;
+use self::file_io::MAX_THREADS;
 pub use self::file_io::NoAnswer;
-use self::file_io::{FileIo, MAX_THREADS};
-use self::files::{Look, WatchedFile};
+use self::files::{Look, Sources};
 use self::flow_records::ReclaimPasses;
-use self::keeping::{Keeping, Kept};
-use self::leaving::Leaving;
-use self::lists::ListReader;
+use self::keeping::Kept;
 use self::loader::Loaded;
 pub use self::loader::Unusable;
 use self::opening::Tried;
 use self::reload::Reload;
 use self::report::{Notifier, Waiter};
 use self::start::Listeners;
+use self::watching::Watching;
 use crate::api::Query;
-use crate::assignments::{Assignments, AssignmentsByService};
-use crate::backoff::Backoff;
-use crate::config::{Client, Config};
+use crate::assignments::Assignments;
+use crate::config::Config;
 use crate::source::watch::Watch;
 use crate::source::{Contents, FileSource, SourceError, Stamp};
 use lb_kernel::{DatapathError, Features, Pass, Suspects};
@@ -144,28 +143,10 @@ struct Daemon {
     /// What is in force.
     config: Config,
     features: Features,
-    client_tasks: Vec<ClientTask>,
-    /// Clients that could not be started when the configuration was reloaded, and why. Tried again now and then.
-    unstarted: Vec<(Client, String)>,
-    opening: bool,
-    leaving: Vec<Leaving>,
-    /// Taking up what an earlier daemon had begun to remove.
-    resuming: Backoff,
-    /// Lists that the configuration holds.
-    statics: AssignmentsByService,
-    /// By service name.
-    files: BTreeMap<String, WatchedFile>,
-    /// How many readings of files were begun.
-    readings: u64,
-    lists: ListReader,
-    keeping: Keeping,
+    clients: Clients,
+    sources: Sources,
     reload: Reload,
-    watch: Watch,
-    /// Directories of which it was said that they cannot be watched.
-    unwatched: BTreeSet<PathBuf>,
-    waiting_for_readers: bool,
-    /// Why the last wait for readers failed, if it did.
-    readers_error: Option<String>,
+    watching: Watching,
     passes: ReclaimPasses,
     waiters: Vec<Waiter>,
     notifier: Notifier,
@@ -244,7 +225,7 @@ async fn turn(config: Config, stamp: Option<Stamp>, reread: Reread) -> Result<()
             _ = hangup.recv() => Event::Hangup,
             Some(event) = inbox.recv() => event,
             Some(query) = asked.recv() => Event::Asked(query),
-            changes = daemon.watch.changed() => Event::Changed(changes),
+            changes = daemon.watching.watch.changed() => Event::Changed(changes),
             () = tokio::time::sleep_until(due.into()) => Event::Due,
             _ = tick.tick() => Event::Tick,
             () = next(&mut watchdog) => Event::Watchdog,
@@ -302,21 +283,10 @@ impl Daemon {
             stopping: Arc::default(),
             config: Config { clients: Vec::new(), ..config.clone() },
             features,
-            client_tasks: Vec::new(),
-            unstarted: Vec::new(),
-            opening: false,
-            leaving: Vec::new(),
-            resuming: Backoff::default(),
-            statics: AssignmentsByService::new(),
-            files: BTreeMap::new(),
-            readings: 0,
-            lists: ListReader::new(FileIo::new()),
-            keeping: Keeping::default(),
+            clients: Clients::default(),
+            sources: Sources::new(),
             reload,
-            watch,
-            unwatched: BTreeSet::new(),
-            waiting_for_readers: false,
-            readers_error: None,
+            watching: Watching::new(watch),
             passes: ReclaimPasses::new(),
             waiters: Vec::new(),
             notifier: Notifier::new(),
@@ -338,7 +308,7 @@ impl Daemon {
             Event::Kept(kept) => self.kept(kept, now),
             Event::Read { service, source, begun, stamp, result } => {
                 // A reload may have changed where the service's endpoints come from.
-                if self.files.get(&service).is_some_and(|file| file.source == source) {
+                if self.sources.files.get(&service).is_some_and(|file| file.source == source) {
                     self.read(&service, begun, stamp, result, now);
                     self.settle(now);
                 }
@@ -364,7 +334,7 @@ impl Daemon {
     }
 
     fn next_due(&self) -> Instant {
-        let files = self.files.values().map(|file| &file.progress);
+        let files = self.sources.files.values().map(|file| &file.progress);
         let due = files.chain([self.reload.progress()]).filter_map(crate::source::Progress::due).min();
         // Far enough away to mean "never": the tick comes first.
         due.unwrap_or_else(|| Instant::now() + 10 * TICK)
@@ -377,7 +347,7 @@ impl Daemon {
         let concerns =
             |client_task: &ClientTask| changes.iter().any(|path| client_task.path().starts_with(path));
         let mut any = false;
-        for client_task in self.client_tasks.iter_mut().filter(|client_task| concerns(client_task)) {
+        for client_task in self.clients.tasks.iter_mut().filter(|client_task| concerns(client_task)) {
             client_task.cgroup_changed();
             // What cannot be seen is looked at by the tick.
             any |= !client_task.is_effective().unwrap_or(true);
@@ -404,7 +374,7 @@ impl Daemon {
         }
         self.follow_cgroups(now);
         let mut freed = false;
-        for client_task in &mut self.client_tasks {
+        for client_task in &mut self.clients.tasks {
             freed |= client_task.free_idle(now);
             if let Err((error, true)) = client_task.sample(now) {
                 warn!(client = %client_task.client.name, error = %crate::error::chain(&error), "cannot read counters");
@@ -415,7 +385,7 @@ impl Daemon {
         if freed {
             self.assign_again(now);
         }
-        if freed || self.client_tasks.iter().any(|client_task| client_task.trouble().is_some()) {
+        if freed || self.clients.tasks.iter().any(|client_task| client_task.trouble().is_some()) {
             self.settle(now);
         }
         self.reclaim_flows(now);

@@ -11,7 +11,39 @@ use tracing::{error, info, warn};
 use super::client_task::{ClientTask, Followed};
 use super::leaving::{HeldBack, Leaving};
 use super::{Daemon, Event};
+use crate::backoff::Backoff;
 use crate::config::{Client, Config};
+
+/// The clients of the daemon.
+#[derive(Default)]
+pub struct Clients {
+    /// Those that run.
+    pub tasks: Vec<ClientTask>,
+    /// Those that could not be started when the configuration was reloaded, and why. Tried again now and then.
+    pub unstarted: Vec<(Client, String)>,
+    /// Whether some are being opened beside the loop.
+    pub opening: bool,
+    /// Those on their way out.
+    pub leaving: Vec<Leaving>,
+    /// Taking up what an earlier daemon had begun to remove.
+    pub resuming: Backoff,
+    /// Whether a wait for readers is under way.
+    waiting_for_readers: bool,
+    /// Why the last wait for readers failed, if it did.
+    readers_error: Option<String>,
+}
+
+impl Clients {
+    /// The client of this name, if it runs.
+    pub fn task(&self, name: &str) -> Option<&ClientTask> {
+        self.tasks.iter().find(|task| task.client.name == name)
+    }
+
+    /// The same, to change it.
+    pub fn task_mut(&mut self, name: &str) -> Option<&mut ClientTask> {
+        self.tasks.iter_mut().find(|task| task.client.name == name)
+    }
+}
 
 impl Daemon {
     /// Takes in a client that was opened, in place of one whose pins were removed if there is such a one.
@@ -24,17 +56,17 @@ impl Daemon {
             // A path that is mistyped looks the same.
             warn!(client = %client_task.client.name, cgroup = %client_task.client.cgroup.display(), "there is no such cgroup; waiting for it");
         }
-        match self.client_tasks.iter_mut().find(|before| before.client.name == client_task.client.name) {
+        match self.clients.tasks.iter_mut().find(|before| before.client.name == client_task.client.name) {
             Some(before) => *before = client_task,
-            None => self.client_tasks.push(client_task),
+            None => self.clients.tasks.push(client_task),
         }
-        self.leaving.extend(others);
+        self.clients.leaving.extend(others);
     }
 
     /// The clients that need not be opened: those whose pins were removed by hand are opened anew.
     pub fn there(&mut self) -> BTreeSet<String> {
         let mut there = BTreeSet::new();
-        for client_task in &mut self.client_tasks {
+        for client_task in &mut self.clients.tasks {
             let was_unpinned = client_task.is_unpinned();
             // What cannot be seen is left alone.
             if client_task.look_for_pins().unwrap_or(true) {
@@ -47,18 +79,18 @@ impl Daemon {
     }
 
     pub fn names(&self) -> Vec<&str> {
-        self.client_tasks.iter().map(|client_task| client_task.client.name.as_str()).collect()
+        self.clients.tasks.iter().map(|client_task| client_task.client.name.as_str()).collect()
     }
 
     /// Remembers which clients could not be started; each error is said once.
     pub fn set_unstarted(&mut self, unstarted: Vec<(Client, String)>) {
         for (client, error) in &unstarted {
             let known = |(other, before): &(Client, String)| other.name == client.name && before == error;
-            if !self.unstarted.iter().any(known) {
+            if !self.clients.unstarted.iter().any(known) {
                 warn!(client = %client.name, %error, "cannot start the client, or change it");
             }
         }
-        self.unstarted = unstarted;
+        self.clients.unstarted = unstarted;
     }
 
     /// Takes out the clients that the configuration no longer has. They are still attached.
@@ -67,13 +99,13 @@ impl Daemon {
             config.clients.iter().any(|client| client.name == client_task.client.name)
         };
         let (stay, gone): (Vec<ClientTask>, Vec<ClientTask>) =
-            std::mem::take(&mut self.client_tasks).into_iter().partition(stays);
-        self.client_tasks = stay;
+            std::mem::take(&mut self.clients.tasks).into_iter().partition(stays);
+        self.clients.tasks = stay;
         gone.into_iter().map(Leaving::of).collect()
     }
 
     pub fn settle(&mut self, now: Instant) {
-        for client_task in &mut self.client_tasks {
+        for client_task in &mut self.clients.tasks {
             let before = client_task.trouble().map(str::to_owned);
             let result = client_task.settle(now);
             // Said once, not once per attempt.
@@ -88,11 +120,11 @@ impl Daemon {
 
     /// Starts a wait for readers if anybody needs one and none is under way.
     pub fn wait_for_readers(&mut self) {
-        if self.waiting_for_readers || !self.client_tasks.iter().any(ClientTask::wants_wait) {
+        if self.clients.waiting_for_readers || !self.clients.tasks.iter().any(ClientTask::wants_wait) {
             return;
         }
-        self.waiting_for_readers = true;
-        for client_task in &mut self.client_tasks {
+        self.clients.waiting_for_readers = true;
+        for client_task in &mut self.clients.tasks {
             client_task.before_wait();
         }
         let events = self.events.clone();
@@ -103,19 +135,19 @@ impl Daemon {
     }
 
     pub fn readers_gone(&mut self, result: Result<(), DatapathError>, now: Instant) {
-        self.waiting_for_readers = false;
+        self.clients.waiting_for_readers = false;
         if let Err(error) = result {
             // Nothing is written again that may be in use: tables stay as they are until a wait succeeds.
             let error = crate::error::chain(&error);
-            if self.readers_error.as_ref() != Some(&error) {
+            if self.clients.readers_error.as_ref() != Some(&error) {
                 error!(error, "no table can be replaced for now");
             }
-            self.readers_error = Some(error);
+            self.clients.readers_error = Some(error);
             return;
         }
-        self.readers_error = None;
+        self.clients.readers_error = None;
         let mut freed = false;
-        for client_task in &mut self.client_tasks {
+        for client_task in &mut self.clients.tasks {
             client_task.after_wait();
             freed |= client_task.free_idle(now);
         }
@@ -130,7 +162,8 @@ impl Daemon {
         let mut moved = false;
         // No flow begins before the tables are as they should be, unless an earlier daemon let it.
         for client_task in self
-            .client_tasks
+            .clients
+            .tasks
             .iter_mut()
             .filter(|client_task| client_task.cgroup().is_some() || !client_task.has_failed())
         {
@@ -158,7 +191,7 @@ impl Daemon {
         let held_back: BTreeSet<String> =
             self.held_back().into_iter().map(|HeldBack { client, .. }| client).collect();
         for client_task in
-            self.client_tasks.iter_mut().filter(|client_task| !held_back.contains(&client_task.client.name))
+            self.clients.tasks.iter_mut().filter(|client_task| !held_back.contains(&client_task.client.name))
         {
             if let Err((error, true)) = client_task.leave_other_cgroups(now) {
                 warn!(client = %client_task.client.name, error = %crate::error::chain(&error), "cannot detach from an old cgroup");

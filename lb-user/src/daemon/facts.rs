@@ -17,8 +17,8 @@ impl Daemon {
     /// A few system calls per client.
     pub fn facts(&self, now: Instant) -> Facts {
         // One that runs and cannot be changed is among them as well.
-        let runs = |name: &str| self.client_tasks.iter().any(|client_task| client_task.client.name == name);
-        let unstarted = self.unstarted.iter().filter(|(client, _)| !runs(&client.name));
+        let runs = |name: &str| self.clients.tasks.iter().any(|client_task| client_task.client.name == name);
+        let unstarted = self.clients.unstarted.iter().filter(|(client, _)| !runs(&client.name));
         Facts {
             daemon: status::Daemon {
                 pid: std::process::id(),
@@ -36,12 +36,13 @@ impl Daemon {
             },
             degraded: self.degraded(),
             clients: self
-                .client_tasks
+                .clients
+                .tasks
                 .iter()
                 .map(|client_task| self.client_facts(client_task, now))
                 .collect(),
             unstarted: unstarted.map(|(client, _)| client.name.clone()).collect(),
-            leaving: self.leaving.iter().map(|leaving| leaving.pins.clone()).collect(),
+            leaving: self.clients.leaving.iter().map(|leaving| leaving.pins.clone()).collect(),
         }
     }
 
@@ -66,18 +67,18 @@ impl Daemon {
     /// What is wrong that the maps do not show.
     fn degraded(&self) -> Vec<String> {
         let mut degraded = Vec::new();
-        for client_task in &self.client_tasks {
+        for client_task in &self.clients.tasks {
             let name = &client_task.client.name;
             degraded.extend(detachment(client_task).map(|fault| format!("client {name}: {fault}")));
             degraded.extend(client_task.trouble().map(|trouble| format!("client {name}: {trouble}")));
         }
-        for (client, error) in &self.unstarted {
+        for (client, error) in &self.clients.unstarted {
             degraded.push(format!("client {}: {error}", client.name));
         }
         for HeldBack { client, why, .. } in self.held_back() {
             degraded.push(format!("client {client}: it is to leave a cgroup, and {why}"));
         }
-        for leaving in &self.leaving {
+        for leaving in &self.clients.leaving {
             let (Pins { client, version, .. }, detach) = (&leaving.pins, leaving.pins.detach_command());
             if let Some(error) = leaving.error() {
                 degraded.push(format!(
@@ -104,7 +105,7 @@ impl Daemon {
 
     pub fn sources(&self, client_task: &ClientTask, now: Instant) -> BTreeMap<String, status::Source> {
         let services = client_task.client.services.iter();
-        let source = |name: &String| match self.files.get(name) {
+        let source = |name: &String| match self.sources.files.get(name) {
             None => {
                 let error = client_task.refused_static().get(name).cloned();
                 status::Source { file: None, good_for_s: None, failures: error.is_some().into(), error }

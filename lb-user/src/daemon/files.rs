@@ -9,13 +9,41 @@ use std::time::Instant;
 
 use tracing::{info, warn};
 
-use super::file_io::{NoAnswer, PATIENCE};
-use super::lists::{FirstRead, Purpose};
+use super::file_io::{FileIo, NoAnswer, PATIENCE};
+use super::keeping::Keeping;
+use super::lists::{FirstRead, ListReader, Purpose};
 use super::{Daemon, Event};
-use crate::assignments::{self, Assignments, Consumer};
+use crate::assignments::{self, Assignments, AssignmentsByService, Consumer};
 use crate::config::{Client, Config, Source};
 use crate::source::watch::Watcher;
 use crate::source::{Contents, FileSource, Progress, SourceError, Stamp, directory_of};
+
+/// Where the endpoints of all services come from.
+pub struct Sources {
+    /// Lists that the configuration holds.
+    pub statics: AssignmentsByService,
+    /// By service name.
+    pub files: BTreeMap<String, WatchedFile>,
+    /// How many readings of files were begun.
+    pub readings: u64,
+    /// What files are read with.
+    pub lists: ListReader,
+    /// Lists that are kept for later starts.
+    pub keeping: Keeping,
+}
+
+impl Sources {
+    /// None yet.
+    pub fn new() -> Self {
+        Self {
+            statics: AssignmentsByService::new(),
+            files: BTreeMap::new(),
+            readings: 0,
+            lists: ListReader::new(FileIo::new()),
+            keeping: Keeping::default(),
+        }
+    }
+}
 
 /// A file that endpoints come from, and how it fares.
 pub struct WatchedFile {
@@ -148,7 +176,7 @@ impl Daemon {
             failures: before.map_or(0, |before| before.failures),
             is_silent: false,
         };
-        self.files.insert(service.to_owned(), watched);
+        self.sources.files.insert(service.to_owned(), watched);
         self.read(service, begun, first.stamp, Some(first.result), now);
         match first.instead {
             None => {}
@@ -163,7 +191,7 @@ impl Daemon {
     }
 
     pub fn files_changed(&mut self, changes: &BTreeSet<PathBuf>, now: Instant) {
-        for file in self.files.values_mut() {
+        for file in self.sources.files.values_mut() {
             // Whatever changes beside it: the file may be a link to something there.
             let directory = directory_of(&file.source.path);
             if changes.iter().any(|path| *path == directory || path.parent() == Some(&directory)) {
@@ -174,12 +202,12 @@ impl Daemon {
 
     /// Looks at every file, and watches its directory: beside the loop, for either may not answer.
     pub fn look_at_files(&mut self) {
-        for (service, file) in &mut self.files {
+        for (service, file) in &mut self.sources.files {
             if !file.progress.begin_look() {
                 continue;
             }
             let (service, source, events) = (service.clone(), file.source.clone(), self.events.clone());
-            let (io, watcher) = (self.lists.io.clone(), self.watch.watcher());
+            let (io, watcher) = (self.sources.lists.io.clone(), self.watching.watch.watcher());
             tokio::spawn(async move {
                 let path = source.path.clone();
                 let look = move || Look::at(&path, watcher.as_ref());
@@ -198,7 +226,9 @@ impl Daemon {
         now: Instant,
     ) {
         // A reload may have changed where the service's endpoints come from.
-        let Some(file) = self.files.get_mut(service).filter(|file| file.source == *source) else { return };
+        let Some(file) = self.sources.files.get_mut(service).filter(|file| file.source == *source) else {
+            return;
+        };
         match result {
             Ok(look) => {
                 file.is_silent = false;
@@ -213,17 +243,18 @@ impl Daemon {
 
     /// Starts reading every file that has settled.
     pub fn start_reading(&mut self, now: Instant) {
-        let clients: Vec<&Client> = self.client_tasks.iter().map(|client_task| &client_task.client).collect();
-        for (service, file) in &mut self.files {
+        let clients: Vec<&Client> =
+            self.clients.tasks.iter().map(|client_task| &client_task.client).collect();
+        for (service, file) in &mut self.sources.files {
             let Some(known) = file.progress.begin(now) else { continue };
-            self.readings += 1;
-            let begun = self.readings;
+            self.sources.readings += 1;
+            let begun = self.sources.readings;
             let (service, source, events) = (service.clone(), file.source.clone(), self.events.clone());
             let consumers = assignments::consumers(clients.iter().copied(), &service);
             // A file that says the same again costs nothing.
             let purpose =
                 Purpose { consumers, before: file.newest().map(|contents| contents.assignments.clone()) };
-            let lists = self.lists.clone();
+            let lists = self.sources.lists.clone();
             tokio::spawn(async move {
                 let (stamp, result) = lists.read(&source, known, purpose).await;
                 let _ = events.send(Event::Read { service, source, begun, stamp, result }).await;
@@ -240,7 +271,7 @@ impl Daemon {
         result: Option<Result<Contents, SourceError>>,
         now: Instant,
     ) {
-        let file = self.files.get_mut(service).expect("it was read for its file");
+        let file = self.sources.files.get_mut(service).expect("it was read for its file");
         if begun < file.reading {
             return;
         }
@@ -292,7 +323,7 @@ impl Daemon {
         if !is_complete {
             self.compute(service, contents.assignments.clone());
         }
-        let file = self.files.get_mut(service).expect("delivered from its file");
+        let file = self.sources.files.get_mut(service).expect("delivered from its file");
         match refused_by.first_key_value() {
             // Whether it is in force is decided when it comes back.
             _ if !is_complete => {
@@ -305,7 +336,7 @@ impl Daemon {
                 file.newer = None;
                 // Nothing is left of it if it was kept before.
                 if !text.is_empty() {
-                    self.keeping.add(path, text);
+                    self.sources.keeping.add(path, text);
                 }
             }
             Some((client, refused)) => {
@@ -325,7 +356,7 @@ impl Daemon {
         now: Instant,
     ) -> Delivered {
         let mut delivered = Delivered { is_complete: true, refused_by: BTreeMap::new() };
-        for client_task in &mut self.client_tasks {
+        for client_task in &mut self.clients.tasks {
             let Some(position) = client_task.position(service) else { continue };
             // One that keeps an earlier configuration may have the list in it.
             if !matches!(client_task.client.services[position].source, Source::File(_)) {
@@ -345,7 +376,7 @@ impl Daemon {
     /// Computes beside the loop what the clients that there are now use of a list.
     fn compute(&self, service: &str, mut assignments: Assignments) {
         let consumers =
-            assignments::consumers(self.client_tasks.iter().map(|client_task| &client_task.client), service);
+            assignments::consumers(self.clients.tasks.iter().map(|client_task| &client_task.client), service);
         let (service, events) = (service.to_owned(), self.events.clone());
         tokio::task::spawn_blocking(move || {
             assignments.complete(&consumers);
@@ -356,7 +387,7 @@ impl Daemon {
     /// What was computed has come back. It counts if it is of the reading that waits for it: another list may have come
     /// since. Clients that have changed again make another turn.
     pub fn computed(&mut self, service: &str, assignments: &Assignments, now: Instant) {
-        let Some(file) = self.files.get_mut(service) else { return };
+        let Some(file) = self.sources.files.get_mut(service) else { return };
         if let Some(Newer::Computing(contents, was_refused)) = &file.newer
             && contents.assignments.is_of_the_same_reading(assignments)
         {
@@ -373,13 +404,13 @@ impl Daemon {
     /// Delivers lists again that found no room, now that there is some.
     pub fn assign_again(&mut self, now: Instant) {
         for client_task in
-            self.client_tasks.iter_mut().filter(|client_task| !client_task.refused_static().is_empty())
+            self.clients.tasks.iter_mut().filter(|client_task| !client_task.refused_static().is_empty())
         {
-            if client_task.deliver_static(&self.statics, now).is_ok() {
+            if client_task.deliver_static(&self.sources.statics, now).is_ok() {
                 info!(client = %client_task.client.name, "endpoint list that was refused is in force");
             }
         }
-        let refused = self.files.iter().filter_map(|(service, file)| match &file.newer {
+        let refused = self.sources.files.iter().filter_map(|(service, file)| match &file.newer {
             Some(Newer::Refused(contents)) => Some((service.clone(), contents.clone())),
             Some(Newer::Computing(..)) | None => None,
         });
@@ -391,7 +422,7 @@ impl Daemon {
 
     /// Says so if a list that was refused is in force now.
     fn end_of_refusal(&mut self, service: &str) {
-        if let Some(file) = self.files.get_mut(service)
+        if let Some(file) = self.sources.files.get_mut(service)
             && file.newer.is_none()
         {
             file.error = None;

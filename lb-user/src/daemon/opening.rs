@@ -45,7 +45,7 @@ impl Daemon {
             pins: self.config.paths.pins.clone(),
             limits: self.config.limits,
             features: self.features,
-            leaving: self.leaving.iter().map(|leaving| leaving.pins.clone()).collect(),
+            leaving: self.clients.leaving.iter().map(|leaving| leaving.pins.clone()).collect(),
             stopping: self.stopping.clone(),
             now,
         }
@@ -53,19 +53,20 @@ impl Daemon {
 
     /// Tries clients again that could not be started.
     pub fn start_unstarted(&mut self, now: Instant) {
-        if self.unstarted.is_empty() || self.opening || self.reload.reading {
+        if self.clients.unstarted.is_empty() || self.clients.opening || self.reload.reading {
             return;
         }
         // One that was to leave has come back: its lock is ours to give up.
-        let clients: Vec<Client> = self.unstarted.iter().map(|(client, _)| client.clone()).collect();
+        let clients: Vec<Client> = self.clients.unstarted.iter().map(|(client, _)| client.clone()).collect();
         let names: BTreeSet<String> = clients.iter().map(|client| client.name.clone()).collect();
-        self.leaving
+        self.clients
+            .leaving
             .retain(|leaving| !leaving.pins.is_of_this_version() || !names.contains(&leaving.pins.client));
         // Those that are there run with an earlier configuration.
         let there = self.there();
-        self.opening = true;
+        self.clients.opening = true;
         let (opener, events, in_force) = (self.opener(now), self.events.clone(), self.in_force());
-        let statics = self.statics.clone();
+        let statics = self.sources.statics.clone();
         spawn_blocking(move || {
             let mut by_service = assignments::statics(&clients, &statics);
             for (service, (_, mut assignments)) in in_force {
@@ -79,15 +80,13 @@ impl Daemon {
     }
 
     pub fn opened(&mut self, tried: Tried, now: Instant) {
-        self.opening = false;
+        self.clients.opening = false;
         let Tried { clients, opened, by_service } = tried;
-        let mut unstarted = self.unstarted.clone();
+        let mut unstarted = self.clients.unstarted.clone();
         for client in clients {
             // A reload may have changed or dropped it meanwhile.
             let Some(at) = unstarted.iter().position(|(other, _)| *other == client) else { continue };
-            let Some(client_task) =
-                self.client_tasks.iter_mut().find(|client_task| client_task.client.name == client.name)
-            else {
+            let Some(client_task) = self.clients.task_mut(&client.name) else {
                 continue;
             };
             if !client_task.is_unpinned() && client_task.reconfigure(client.clone(), now).is_ok() {
@@ -116,9 +115,7 @@ impl Daemon {
     /// Gives one client the lists that are in force: at first those for which its part was computed, then those that have
     /// come since.
     pub fn deliver_to(&mut self, client: &str, by_service: &AssignmentsByService, now: Instant) {
-        let Some(client_task) =
-            self.client_tasks.iter_mut().find(|client_task| client_task.client.name == client)
-        else {
+        let Some(client_task) = self.clients.task_mut(client) else {
             return;
         };
         if let Err(refused) = client_task.deliver_static(by_service, now) {
@@ -127,7 +124,7 @@ impl Daemon {
         let mut later = Vec::new();
         let names = client_task.client.services.iter().map(|configured| configured.service.name.clone());
         for (position, service) in names.collect::<Vec<_>>().into_iter().enumerate() {
-            let Some(file) = self.files.get_mut(&service) else { continue };
+            let Some(file) = self.sources.files.get_mut(&service) else { continue };
             if let Some(assignments) = by_service.get(&service) {
                 if let Err(refused) = client_task.deliver(position, assignments, now) {
                     warn!(client, service, error = %refused, "endpoint list refused");

@@ -99,7 +99,7 @@ impl Daemon {
 
     fn spawn_look_at_config(&self, is_due: bool) {
         let (path, events) = (self.reload.file.clone(), self.events.clone());
-        let (io, watcher) = (self.lists.io.clone(), self.watch.watcher());
+        let (io, watcher) = (self.sources.lists.io.clone(), self.watching.watch.watcher());
         tokio::spawn(async move {
             let file = path.clone();
             let result = io.run(&path, PATIENCE, move || Look::at(&file, watcher.as_ref())).await;
@@ -147,18 +147,18 @@ impl Daemon {
         if self.is_ready {
             self.notifier.reloading();
         }
-        self.readings += 1;
+        self.sources.readings += 1;
         let loader = Loader {
             file: self.reload.file.clone(),
             reread: self.reload.reread.clone(),
-            lists: self.lists.clone(),
-            begun: self.readings,
+            lists: self.sources.lists.clone(),
+            begun: self.sources.readings,
             running: self.config.clone(),
             asked: self.reload.asked,
             opener: self.opener(now),
             there: self.there(),
             before: self.in_force(),
-            statics: self.statics.clone(),
+            statics: self.sources.statics.clone(),
         };
         let events = self.events.clone();
         tokio::spawn(async move {
@@ -182,13 +182,13 @@ impl Daemon {
                 self.reload.unchangeable.clear();
             }
             Ok(config) => {
-                self.statics = loaded.statics;
+                self.sources.statics = loaded.statics;
                 let changed = (!is_first).then(|| changes(&self.config, &config));
                 self.take_on(config, loaded.begun, loaded.files, loaded.opened, now);
                 if let Some(changed) = changed {
                     self.reload.taken_on += 1;
                     self.reload.in_force_since = SystemTime::now();
-                    let (clients, files) = (self.config.clients.len(), self.files.len());
+                    let (clients, files) = (self.config.clients.len(), self.sources.files.len());
                     info!(clients, files, changed, "configuration taken on");
                 }
             }
@@ -241,8 +241,7 @@ impl Daemon {
         let gone = self.drop_clients(&config);
         let mut unstarted = Vec::new();
         for client in &config.clients {
-            if let Some(client_task) =
-                self.client_tasks.iter_mut().find(|client_task| client_task.client.name == client.name)
+            if let Some(client_task) = self.clients.task_mut(&client.name)
                 && let Err(error) = client_task.reconfigure(client.clone(), now)
             {
                 unstarted.push((client.clone(), crate::error::chain(&error)));
@@ -250,7 +249,8 @@ impl Daemon {
         }
         // A client that was dropped and has come back while this was read is not among them: it is tried again.
         for client in &config.clients {
-            let is_there = self.client_tasks.iter().any(|client_task| client_task.client.name == client.name);
+            let is_there =
+                self.clients.tasks.iter().any(|client_task| client_task.client.name == client.name);
             if !is_there && !opened.iter().any(|opened| opened.client.name == client.name) {
                 unstarted.push((client.clone(), "it is being started".to_owned()));
             }
@@ -270,7 +270,7 @@ impl Daemon {
         self.look_at_config();
         // Those that leave are still attached: where a client only got another name, or two changed places, their cgroups
         // are balanced all the time.
-        self.leaving.extend(gone);
+        self.clients.leaving.extend(gone);
         self.follow_cgroups(now);
         self.leave_other_cgroups(now);
         self.start_unstarted(now);
@@ -281,17 +281,17 @@ impl Daemon {
         let newest = |(service, file): (&String, &WatchedFile)| {
             Some((service.clone(), (file.source.clone(), file.newest()?.assignments.clone())))
         };
-        self.files.iter().filter_map(newest).collect()
+        self.sources.files.iter().filter_map(newest).collect()
     }
 
     /// Gives every client the lists of its services, as at a start.
     fn deliver_all(&mut self, begun: u64, read: Vec<Reading>, now: Instant) {
-        for client_task in &mut self.client_tasks {
-            if let Err(refused) = client_task.deliver_static(&self.statics, now) {
+        for client_task in &mut self.clients.tasks {
+            if let Err(refused) = client_task.deliver_static(&self.sources.statics, now) {
                 warn!(client = %client_task.client.name, error = %refused, "endpoint list refused");
             }
         }
-        let mut before = std::mem::take(&mut self.files);
+        let mut before = std::mem::take(&mut self.sources.files);
         for Reading { service, source, mut first, in_force } in read {
             let same = before.remove(&service).filter(|before| before.source.service == source.service);
             // The same file may have been read again meanwhile, and then says something newer.
@@ -305,7 +305,7 @@ impl Daemon {
             }
             match same {
                 Some(same) if is_old => {
-                    self.files.insert(service.clone(), same.carried_over());
+                    self.sources.files.insert(service.clone(), same.carried_over());
                 }
                 same => self.take_first(&service, source, begun, first, same.as_ref(), now),
             }

@@ -112,8 +112,8 @@ pub async fn stop(daemon: Daemon, listeners: Listeners, mut inbox: mpsc::Receive
     daemon.stopping.store(true, Ordering::Relaxed);
     daemon.notifier.stopping();
     listeners.close().await;
-    let Daemon { client_tasks, leaving, notifier, events, .. } = daemon;
-    drop((client_tasks, leaving, events));
+    let Daemon { clients, notifier, events, .. } = daemon;
+    drop((clients, events));
     // What is being opened comes in with its locks. Nothing more comes when everybody who could send has ended.
     let emptied = async { while inbox.recv().await.is_some() {} };
     let _ = tokio::time::timeout(PATIENCE, emptied).await;
