@@ -1,14 +1,17 @@
-//! The mind of one client task: facts come in by one door, a complete plan comes out.
+//! The controller of one client task: facts come in by one door, a complete plan comes out.
 //!
-//! It remembers the last good list of every service and which slots backends hold. It decides nothing about time: the
-//! datapath tells it when a slot that it no longer needs has lost its last reference.
+//! It remembers the last good list of every service, which slots backends hold, and since when a backend may not be
+//! chosen. It reads no clock: each fact comes with its time. The datapath reports when a slot that is no longer needed
+//! has lost its last reference.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Instant;
 
 use lb_common::abi::{BackendState, MAX_SERVICES, NO_SLOT};
 use thiserror::Error;
 
+use crate::availability::{Availability, Cause};
 use crate::endpoint::EndpointList;
 use crate::limits::Limits;
 use crate::membership::{self, Membership};
@@ -20,10 +23,10 @@ use crate::slots::{Identity, Slot, Slots, SlotsExhausted};
 
 /// A fact.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Event {
+pub enum Fact {
     /// A source has a new list for the service at this position of the configuration, of which the task uses these: what
     /// [`Membership::of`] gives for the service, the task and the list.
-    Endpoints(usize, EndpointList, Membership),
+    Endpoints(usize, Arc<EndpointList>, Arc<Membership>),
     /// Nothing in the kernel refers to these slots any more: no table, no fallback, no flow.
     Idle(Vec<u32>),
 }
@@ -61,29 +64,39 @@ struct ServiceState {
 /// A list in use.
 #[derive(Clone, Debug)]
 struct ListInUse {
-    endpoints: EndpointList,
-    membership: Membership,
+    endpoints: Arc<EndpointList>,
+    membership: Arc<Membership>,
     schedule: Arc<[u16]>,
     fallback: u32,
 }
 
-/// The mind of one client task.
+/// What the list in use, or else the kernel, says of a backend.
+#[derive(Clone, Copy, Debug)]
+struct Report {
+    weight: u16,
+    state: BackendState,
+    is_listed: bool,
+}
+
+/// The controller of one client task, by any clock.
 #[derive(Clone, Debug)]
-pub struct Balancer {
+pub struct Balancer<T = Instant> {
     limits: Limits,
     services: Vec<ServiceState>,
     slots: Slots,
+    /// Of every backend that has a slot.
+    availability: BTreeMap<Identity, Availability<T>>,
     /// What the kernel held when the daemon started: kept for services whose source has not delivered yet, for services
     /// that were removed, and for the flows of both.
     adopted: Plan,
 }
 
-impl Balancer {
+impl<T: Copy + Ord> Balancer<T> {
     /// A balancer that takes over what the kernel holds already (nothing, on a first start).
     ///
     /// # Errors
     /// If there are more services than indexes.
-    pub fn new(services: Vec<Service>, limits: Limits, adopted: Plan) -> Result<Self, Refused> {
+    pub fn new(services: Vec<Service>, limits: Limits, adopted: Plan, now: T) -> Result<Self, Refused> {
         let mut slots = Slots::new(limits.slots);
         for (&number, backend) in &adopted.backends {
             let identity = Identity { service: backend.service, address: backend.address };
@@ -99,8 +112,10 @@ impl Balancer {
             taken.insert(index);
             states.push(ServiceState { service, index, list: None });
         }
-        let mut balancer = Self { limits, services: states, slots, adopted };
+        let availability = BTreeMap::new();
+        let mut balancer = Self { limits, services: states, slots, availability, adopted };
         balancer.drop_empty_services();
+        balancer.note_availability(None, now);
         Ok(balancer)
     }
 
@@ -119,34 +134,38 @@ impl Balancer {
         self.adopted.services.retain(|index, _| in_use.contains(index) || configured.contains(index));
     }
 
-    /// Takes a fact in.
+    /// Takes in a fact that came at `now`. Returns whether it changed anything: a list that says the same again does not,
+    /// and costs nothing.
     ///
     /// # Errors
     /// If a list does not fit; nothing has changed then.
     ///
     /// # Panics
     /// If a list is for a service past the end.
-    pub fn handle(&mut self, event: Event) -> Result<(), Refused> {
-        match event {
-            Event::Endpoints(position, endpoints, membership) => self.take(position, endpoints, membership),
-            Event::Idle(numbers) => {
-                self.forget(&numbers);
-                Ok(())
+    pub fn handle(&mut self, now: T, fact: Fact) -> Result<bool, Refused> {
+        match fact {
+            Fact::Endpoints(position, endpoints, membership) => {
+                self.take(now, position, endpoints, membership)
             }
+            Fact::Idle(numbers) => Ok(self.forget(&numbers)),
         }
     }
 
     fn take(
         &mut self,
+        now: T,
         position: usize,
-        endpoints: EndpointList,
-        membership: Membership,
-    ) -> Result<(), Refused> {
+        endpoints: Arc<EndpointList>,
+        membership: Arc<Membership>,
+    ) -> Result<bool, Refused> {
         let state = &self.services[position];
+        if state.list.as_ref().is_some_and(|in_use| in_use.says(&endpoints, &membership)) {
+            return Ok(false);
+        }
         let log2 = schedule::length_log2(u32::try_from(membership.members.len()).unwrap_or(u32::MAX));
         let length = if membership.members.is_empty() { 0 } else { 1u32 << log2 };
         self.check_schedules(position, length)?;
-        // A copy, so that a list that does not fit leaves no slot held.
+        // A copy, so that a list that does not fit leaves no slot in use.
         let mut slots = self.slots.clone();
         let mut members = Vec::with_capacity(membership.members.len());
         for member in &membership.members {
@@ -161,9 +180,10 @@ impl Balancer {
         let state = &mut self.services[position];
         state.list = Some(ListInUse { endpoints, membership, schedule, fallback });
         let index = state.index;
-        // From here on the list says what there is, not what was found at the start.
+        // From here on the list says what there is, not what the kernel held at the start.
         self.adopted.services.remove(&index);
-        Ok(())
+        self.note_availability(Some(position), now);
+        Ok(true)
     }
 
     fn check_schedules(&self, position: usize, length: u32) -> Result<(), Refused> {
@@ -180,19 +200,21 @@ impl Balancer {
         if wanted > u64::from(allowed) { Err(Refused::Schedule { wanted, allowed }) } else { Ok(()) }
     }
 
-    fn forget(&mut self, numbers: &[u32]) {
+    fn forget(&mut self, numbers: &[u32]) -> bool {
         let numbers: BTreeSet<u32> = numbers.iter().copied().collect();
-        let needed = self.needed();
+        let members = self.members(&self.services);
         let idle: Vec<(Identity, Slot)> = self
             .slots
             .iter()
-            .filter(|(identity, slot)| numbers.contains(&slot.number) && !needed.contains(identity))
+            .filter(|(identity, slot)| numbers.contains(&slot.number) && !members.contains(identity))
             .collect();
-        for (identity, slot) in idle {
-            self.slots.free(identity);
+        for (identity, slot) in &idle {
+            self.slots.free(*identity);
+            self.availability.remove(identity);
             self.adopted.backends.remove(&slot.number);
         }
         self.drop_empty_services();
+        !idle.is_empty()
     }
 
     fn is_configured(&self, index: u16) -> bool {
@@ -201,20 +223,21 @@ impl Balancer {
 
     /// Slots that the plan keeps only because something may still refer to them.
     pub fn unneeded(&self) -> Vec<u32> {
-        let needed: BTreeSet<Identity> = self.needed();
+        let members = self.members(&self.services);
         self.slots
             .iter()
-            .filter(|(identity, _)| !needed.contains(identity))
+            .filter(|(identity, _)| !members.contains(identity))
             .map(|(_, slot)| slot.number)
             .collect()
     }
 
-    /// Backends that a table or a fallback of the plan names.
-    fn needed(&self) -> BTreeSet<Identity> {
-        let mut needed = BTreeSet::new();
-        for state in &self.services {
+    /// Backends of these services that a table or a fallback of the plan names: they keep their slots. Whether one of them
+    /// may be chosen is another question, see [`Balancer::usable`].
+    fn members(&self, services: &[ServiceState]) -> BTreeSet<Identity> {
+        let mut members = BTreeSet::new();
+        for state in services {
             match (&state.list, self.adopted.services.get(&state.index)) {
-                (Some(in_use), _) => needed.extend(
+                (Some(in_use), _) => members.extend(
                     in_use
                         .membership
                         .members
@@ -226,16 +249,56 @@ impl Balancer {
                         adopted.schedule.iter().map(|slot| u32::from(*slot)).collect();
                     named.insert(adopted.fallback);
                     let backends = self.slots.iter().filter(|(_, slot)| named.contains(&slot.number));
-                    needed.extend(backends.map(|(identity, _)| identity));
+                    members.extend(backends.map(|(identity, _)| identity));
                 }
                 (None, None) => {}
             }
         }
-        needed
+        members
     }
 
-    /// The complete state that the kernel shall hold.
-    pub fn plan(&self) -> Plan {
+    /// Whether a backend that has a slot may be chosen, as far as that depends on itself.
+    pub fn availability(&self, identity: Identity, now: T) -> Option<Availability<T>> {
+        self.availability.get(&identity).map(|availability| availability.at(now))
+    }
+
+    /// The backends that connect may choose. Here alone membership and availability meet: members that are available, and
+    /// of a service that has none such, those that serve as a last resort.
+    fn usable(&self, members: &BTreeSet<Identity>, now: T) -> BTreeSet<Identity> {
+        let available = |identity: &Identity| self.availability[identity].at(now);
+        let is_available = |identity: &&Identity| available(identity) == Availability::Available;
+        let served: BTreeSet<u16> =
+            members.iter().filter(is_available).map(|identity| identity.service).collect();
+        let is_usable = |identity: &&Identity| match available(identity) {
+            Availability::Available => true,
+            Availability::Unavailable { cause, .. } => {
+                cause.is_last_resort() && !served.contains(&identity.service)
+            }
+        };
+        members.iter().filter(is_usable).copied().collect()
+    }
+
+    /// Brings what is remembered of the availability of one service's backends, or of all, up to date with the lists in
+    /// use.
+    fn note_availability(&mut self, position: Option<usize>, now: T) {
+        let (services, index) = match position {
+            Some(position) => (&self.services[position..=position], Some(self.services[position].index)),
+            None => (&self.services[..], None),
+        };
+        let (members, listed) = (self.members(services), listed(services));
+        let mut noted = Vec::new();
+        for (identity, slot) in self.slots.iter() {
+            if index.is_none_or(|index| index == identity.service) {
+                let cause = cause(self.report(identity, slot, &listed), members.contains(&identity));
+                let before = self.availability.get(&identity).copied();
+                noted.push((identity, Availability::next(before, cause, now)));
+            }
+        }
+        self.availability.extend(noted);
+    }
+
+    /// The complete state that the kernel shall hold at `now`.
+    pub fn plan(&self, now: T) -> Plan {
         let mut plan = Plan::default();
         for (&index, adopted) in &self.adopted.services {
             if !self.is_configured(index) {
@@ -251,10 +314,20 @@ impl Balancer {
         for state in &self.services {
             plan.services.insert(state.index, self.service_plan(state));
         }
-        let needed = self.needed();
-        let listed = self.listed();
+        let (members, listed) = (self.members(&self.services), listed(&self.services));
+        let usable = self.usable(&members, now);
         for (identity, slot) in self.slots.iter() {
-            let backend = self.backend_plan(identity, slot, &listed, needed.contains(&identity));
+            let report = self.report(identity, slot, &listed);
+            // A healthy endpoint that the subset passed over is on its way out like one that the source dropped.
+            let is_leaving = report.state == BackendState::Healthy && !members.contains(&identity);
+            let backend = BackendPlan {
+                service: identity.service,
+                address: identity.address,
+                generation: slot.generation,
+                weight: report.weight,
+                state: if is_leaving { BackendState::Leaving } else { report.state },
+                usable: usable.contains(&identity),
+            };
             plan.backends.insert(slot.number, backend);
         }
         plan
@@ -279,41 +352,14 @@ impl Balancer {
         }
     }
 
-    /// Weight and state of every listed endpoint.
-    fn listed(&self) -> BTreeMap<Identity, (u16, BackendState)> {
-        let mut listed = BTreeMap::new();
-        for state in &self.services {
-            let endpoints = state.list.iter().flat_map(|in_use| in_use.endpoints.as_slice());
-            listed.extend(endpoints.map(|endpoint| {
-                let identity = Identity { service: state.index, address: endpoint.address };
-                (identity, (endpoint.weight, membership::state(endpoint)))
-            }));
-        }
-        listed
-    }
-
-    fn backend_plan(
-        &self,
-        identity: Identity,
-        slot: Slot,
-        listed: &BTreeMap<Identity, (u16, BackendState)>,
-        needed: bool,
-    ) -> BackendPlan {
+    fn report(&self, identity: Identity, slot: Slot, listed: &BTreeMap<Identity, Report>) -> Report {
         let adopted = self.adopted.backends.get(&slot.number).filter(|a| a.generation == slot.generation);
-        let (weight, state) = match (listed.get(&identity), adopted) {
-            (Some((weight, state)), _) => (*weight, *state),
-            (None, Some(adopted)) => (adopted.weight, adopted.state),
-            (None, None) => (0, BackendState::Leaving),
-        };
-        // A healthy endpoint that the subset passed over is on its way out like one that the source dropped.
-        let state = if !needed && state == BackendState::Healthy { BackendState::Leaving } else { state };
-        BackendPlan {
-            service: identity.service,
-            address: identity.address,
-            generation: slot.generation,
-            weight,
-            state,
-            usable: needed,
+        match (listed.get(&identity), adopted) {
+            (Some(report), _) => *report,
+            (None, Some(BackendPlan { weight, state, .. })) => {
+                Report { weight: *weight, state: *state, is_listed: false }
+            }
+            (None, None) => Report { weight: 0, state: BackendState::Leaving, is_listed: false },
         }
     }
 
@@ -322,9 +368,48 @@ impl Balancer {
         &self,
     ) -> impl Iterator<Item = (&Service, u16, Option<(&EndpointList, &Membership)>)> + '_ {
         self.services.iter().map(|state| {
-            let in_use = state.list.as_ref().map(|in_use| (&in_use.endpoints, &in_use.membership));
+            let in_use = state.list.as_ref().map(|in_use| (&*in_use.endpoints, &*in_use.membership));
             (&state.service, state.index, in_use)
         })
+    }
+}
+
+impl ListInUse {
+    fn says(&self, endpoints: &Arc<EndpointList>, membership: &Arc<Membership>) -> bool {
+        fn same<V: PartialEq>(a: &Arc<V>, b: &Arc<V>) -> bool {
+            Arc::ptr_eq(a, b) || a == b
+        }
+        same(&self.membership, membership) && same(&self.endpoints, endpoints)
+    }
+}
+
+/// What the lists in use say of every endpoint in them.
+fn listed(services: &[ServiceState]) -> BTreeMap<Identity, Report> {
+    let mut listed = BTreeMap::new();
+    for state in services {
+        let endpoints = state.list.iter().flat_map(|in_use| in_use.endpoints.as_slice());
+        listed.extend(endpoints.map(|endpoint| {
+            let identity = Identity { service: state.index, address: endpoint.address };
+            let state = membership::state(endpoint);
+            (identity, Report { weight: endpoint.weight, state, is_listed: true })
+        }));
+    }
+    listed
+}
+
+/// Why a backend may not be chosen, as far as that depends on itself.
+fn cause(report: Report, is_member: bool) -> Option<Cause> {
+    // What the kernel held goes on being used as it was until there is a list.
+    if is_member && !report.is_listed {
+        return None;
+    }
+    match report.state {
+        BackendState::Unweighted => Some(Cause::Unweighted),
+        BackendState::LameDuck => Some(Cause::LameDuck),
+        BackendState::Healthy | BackendState::Leaving | BackendState::Free => {
+            let elsewhere = if report.is_listed { Cause::OutsideSubset } else { Cause::Removed };
+            (!is_member).then_some(elsewhere)
+        }
     }
 }
 

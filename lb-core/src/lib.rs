@@ -1,9 +1,11 @@
 //! socklb's decisions, as pure functions of facts: no I/O, no clock, no randomness, no async, no unsafe.
 //!
 //! In reading order: what the operator asked for ([`service`]) and what sources report ([`endpoint`]); which endpoints
-//! this client task uses ([`subset`], [`membership`]) and how much it sends to each ([`weights`]); where they live in the kernel ([`slots`]); in which order connect
-//! takes them ([`schedule`]) and by which rules ([`rules`]); all of it as one value and the ordered steps towards it ([`plan`]), with where in the kernel each table
-//! lies ([`arena`]); and the one door through which facts come in ([`balancer`]).
+//! this client task uses ([`subset`], [`membership`]) and how much it sends to each ([`weights`]); where they live in the
+//! kernel ([`slots`]); whether they may be chosen ([`availability`]); in which order connect takes them ([`schedule`]) and
+//! by which rules ([`rules`]); all of it as one value and the ordered steps towards it ([`plan`]), with where
+//! each table lies ([`arena`]); and the one door
+//! through which facts come in ([`balancer`]).
 #![forbid(unsafe_code)]
 
 pub mod service;
@@ -19,6 +21,8 @@ pub mod weights;
 pub mod membership;
 
 pub mod slots;
+
+pub mod availability;
 
 pub mod schedule;
 

@@ -1,6 +1,6 @@
 //! The complete desired state of a client task's maps as one value, and the ordered steps from one to the next.
 //!
-//! A plan leaves no choice to whoever carries it out. The steps are ordered so that a connect at any moment between two
+//! A plan leaves no choice to what carries it out. The steps are ordered so that a connect at any moment between two
 //! of them finds a whole table whose every slot holds its backend, and a fallback that is right. Carrying a step out
 //! twice is harmless.
 
@@ -156,13 +156,13 @@ impl Plan {
 ///
 /// In this order, so that a daemon that is killed between any two of them leaves maps that work and that the next one
 /// can take over:
-/// 1. Slots that nothing refers to are cleared, before anybody moves in.
+/// 1. Slots that nothing refers to are cleared, before another backend gets them.
 /// 2. New backends, then new services, whose fallback may name them.
 /// 3. Services that were not open are brought up to date and opened. Where one takes over another's address, it
 ///    goes from the one to the other with a single store: no connect falls between them.
 /// 4. Services that are gone are closed, before they are emptied.
 /// 5. All other services are brought up to date.
-/// 6. Places that nothing refers to are cleared.
+/// 6. Service indexes that nothing refers to are cleared.
 ///
 /// # Panics
 /// If the new plan is not consistent, or gives an index to a service that another one still has open.
@@ -247,7 +247,7 @@ fn set_states(old: &Plan, new: &Plan, index: u16, steps: &mut Vec<Step>) {
         }
         if (before.usable, before.state) != (backend.usable, backend.state) {
             let step = Step::SetState(slot, backend.usable, backend.state);
-            // Who comes back does so before others leave: fewer picks meet an unusable backend.
+            // Backends come back before others leave: fewer picks meet an unusable backend.
             if backend.usable { steps.push(step) } else { unusable.push(step) }
         }
     }

@@ -1,28 +1,28 @@
 //! Where each backend lives in the kernel's arrays: a slot, and the generation of that slot.
 //!
 //! A backend is known by its service and address. It keeps its slot as long as anything may refer to it: a table, a
-//! fallback, a flow. Only the datapath can know when the last reference is gone, so slots are freed by its word alone.
+//! fallback, a flow. Only the datapath can know when the last reference is gone, so slots are freed only when it says so.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
 use thiserror::Error;
 
-/// What a backend is known by: its service's place and its address.
+/// What a backend is known by: its service's index and its address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Identity {
-    /// The service's place in the kernel's arrays.
+    /// The service's index in the kernel's arrays.
     pub service: u16,
     /// The backend's address.
     pub address: SocketAddr,
 }
 
-/// A backend's place.
+/// Where a backend lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slot {
     /// Index in the kernel's arrays.
     pub number: u32,
-    /// How many backends held it before, wrapping.
+    /// How many backends had it before, wrapping.
     pub generation: u32,
 }
 
@@ -39,7 +39,7 @@ pub struct SlotsExhausted {
 /// The slots of one client task.
 #[derive(Clone, Debug)]
 pub struct Slots {
-    held: BTreeMap<Identity, Slot>,
+    in_use: BTreeMap<Identity, Slot>,
     free: BTreeSet<u32>,
     /// The next generation of each slot.
     generations: Vec<u32>,
@@ -48,7 +48,11 @@ pub struct Slots {
 impl Slots {
     /// `capacity` free slots.
     pub fn new(capacity: u32) -> Self {
-        Self { held: BTreeMap::new(), free: (0..capacity).collect(), generations: vec![0; capacity as usize] }
+        Self {
+            in_use: BTreeMap::new(),
+            free: (0..capacity).collect(),
+            generations: vec![0; capacity as usize],
+        }
     }
 
     /// The slot of a backend: the one it has, or the lowest free one.
@@ -56,7 +60,7 @@ impl Slots {
     /// # Errors
     /// If it has none and none is free.
     pub fn hold(&mut self, identity: Identity) -> Result<Slot, SlotsExhausted> {
-        if let Some(slot) = self.held.get(&identity) {
+        if let Some(slot) = self.in_use.get(&identity) {
             return Ok(*slot);
         }
         let capacity = u32::try_from(self.generations.len()).unwrap_or(u32::MAX);
@@ -64,7 +68,7 @@ impl Slots {
         let next = &mut self.generations[number as usize];
         let slot = Slot { number, generation: *next };
         *next = next.wrapping_add(1);
-        self.held.insert(identity, slot);
+        self.in_use.insert(identity, slot);
         Ok(slot)
     }
 
@@ -75,11 +79,11 @@ impl Slots {
     pub fn adopt(&mut self, identity: Identity, slot: Slot) {
         assert!(self.free.remove(&slot.number), "slot {} is not free", slot.number);
         self.generations[slot.number as usize] = slot.generation.wrapping_add(1);
-        let before = self.held.insert(identity, slot);
+        let before = self.in_use.insert(identity, slot);
         assert!(before.is_none(), "{identity:?} has two slots");
     }
 
-    /// Tells the next generation of a slot; of one that is held, or past the end, it stays as it is.
+    /// Sets the next generation of a slot; of one that is in use, or past the end, it stays as it is.
     pub fn set_generation(&mut self, slot: u32, next: u32) {
         if self.free.contains(&slot) {
             self.generations[slot as usize] = next;
@@ -88,17 +92,17 @@ impl Slots {
 
     /// The slot of a backend, if it has one.
     pub fn get(&self, identity: Identity) -> Option<Slot> {
-        self.held.get(&identity).copied()
+        self.in_use.get(&identity).copied()
     }
 
     /// Every backend that has a slot.
     pub fn iter(&self) -> impl Iterator<Item = (Identity, Slot)> + '_ {
-        self.held.iter().map(|(identity, slot)| (*identity, *slot))
+        self.in_use.iter().map(|(identity, slot)| (*identity, *slot))
     }
 
     /// Frees the slot of a backend that nothing refers to any more.
     pub fn free(&mut self, identity: Identity) {
-        if let Some(slot) = self.held.remove(&identity) {
+        if let Some(slot) = self.in_use.remove(&identity) {
             self.free.insert(slot.number);
         }
     }
@@ -144,7 +148,7 @@ mod tests {
         slots.set_generation(0, 9);
         slots.set_generation(1, 5);
         slots.set_generation(2, 7);
-        assert_eq!(slots.hold(identity(1)), Ok(Slot { number: 0, generation: 3 }), "it is held");
+        assert_eq!(slots.hold(identity(1)), Ok(Slot { number: 0, generation: 3 }), "it is in use");
         assert_eq!(slots.hold(identity(2)), Ok(Slot { number: 1, generation: 5 }));
     }
 }

@@ -2,18 +2,24 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use lb_common::abi::{
     BackendState, MAX_SCHEDULE_LOG2, MIN_SCHEDULE_LOG2, NO_SLOT, RecentErrors, StateWord, TableRef,
 };
 use lb_common::pick::{How, Pick, Tables, choose};
-use lb_core::balancer::{Balancer, Event};
+use lb_core::availability::{Availability, Cause};
+use lb_core::balancer::{self, Fact};
 use lb_core::endpoint::{Endpoint, EndpointList, EndpointState};
 use lb_core::limits::Limits;
 use lb_core::membership::Membership;
 use lb_core::plan::{Plan, Step, diff};
 use lb_core::service::{Overflow, Policy, Protocol, Service, Subset, Task, UNANSWERED_AFTER};
+use lb_core::slots::Identity;
 use proptest::prelude::*;
+
+/// By a clock that the tests set.
+type Balancer = balancer::Balancer<u32>;
 
 const LIMITS: Limits = Limits { schedule_entries: 8192, flow_records: 64, slots: 24 };
 
@@ -36,9 +42,9 @@ fn service(name: &str, last: u8) -> Service {
 }
 
 /// A list of the service at this position, and what a task that is alone uses of it.
-fn delivered(services: &[Service], position: usize, list: EndpointList) -> Event {
+fn delivered(services: &[Service], position: usize, list: EndpointList) -> Fact {
     let membership = Membership::of(&services[position], Task { index: 0, count: 1 }, &list);
-    Event::Endpoints(position, list, membership)
+    Fact::Endpoints(position, Arc::new(list), Arc::new(membership))
 }
 
 /// Endpoints of a service by their numbers: weight 1 to 3, or a lame duck.
@@ -57,7 +63,7 @@ fn list(service: u8, members: &BTreeMap<u8, u8>) -> EndpointList {
 /// A service's tables as connect sees them.
 struct View<'a> {
     plan: &'a Plan,
-    place: u16,
+    index: u16,
 }
 
 impl Tables for View<'_> {
@@ -66,7 +72,7 @@ impl Tables for View<'_> {
     type Position = usize;
 
     fn entry(&self, entry: u32) -> Option<u32> {
-        self.plan.services[&self.place].schedule.get(entry as usize).map(|slot| u32::from(*slot))
+        self.plan.services[&self.index].schedule.get(entry as usize).map(|slot| u32::from(*slot))
     }
 
     fn backend(&self, slot: u32) -> Option<u32> {
@@ -99,40 +105,40 @@ impl Tables for View<'_> {
         Some((u32::try_from(self.listed().len()).expect("few"), 0))
     }
 
-    fn member(&self, place: usize) -> (u32, usize) {
-        (self.listed().into_iter().nth(place).expect("a member"), place + 1)
+    fn member(&self, position: usize) -> (u32, usize) {
+        (self.listed().into_iter().nth(position).expect("a member"), position + 1)
     }
 
     fn fallback(&self) -> u32 {
-        self.plan.services[&self.place].fallback
+        self.plan.services[&self.index].fallback
     }
 }
 
 impl View<'_> {
     fn listed(&self) -> BTreeSet<u32> {
-        self.plan.services[&self.place].schedule.iter().map(|slot| u32::from(*slot)).collect()
+        self.plan.services[&self.index].schedule.iter().map(|slot| u32::from(*slot)).collect()
     }
 }
 
 /// Where a connect to `address` goes at this moment: `None` if it is not balanced.
 fn connect(plan: &Plan, keys: &BTreeMap<SocketAddr, u16>, address: SocketAddr, sample: u32) -> Option<Pick> {
-    let &place = keys.get(&address)?;
-    let len = plan.services[&place].schedule.len();
+    let &index = keys.get(&address)?;
+    let len = plan.services[&index].schedule.len();
     let length_log2 = if len == 0 { 0 } else { u8::try_from(len.ilog2()).expect("it fits") };
     assert!(len == 0 || (MIN_SCHEDULE_LOG2..=MAX_SCHEDULE_LOG2).contains(&length_log2));
     let table = TableRef { base: 0, generation: 0, length_log2, members: 0 };
-    Some(choose(&View { plan, place }, table, plan.services[&place].rules, sample, 0))
+    Some(choose(&View { plan, index }, table, plan.services[&index].rules, sample, 0))
 }
 
-/// Carries a step out on the keys: which place an address leads to.
+/// Carries a step out on the keys: which service index an address leads to.
 fn record_key(keys: &mut BTreeMap<SocketAddr, u16>, plan: &Plan, step: &Step) {
     match step {
-        Step::Open(place) => {
-            keys.insert(plan.services[place].address, *place);
+        Step::Open(index) => {
+            keys.insert(plan.services[index].address, *index);
         }
-        Step::Close(place) => {
-            let address = plan.services[place].address;
-            if keys.get(&address) == Some(place) {
+        Step::Close(index) => {
+            let address = plan.services[index].address;
+            if keys.get(&address) == Some(index) {
                 keys.remove(&address);
             }
         }
@@ -146,11 +152,11 @@ fn walk(old: &Plan, new: &Plan, keys: &mut BTreeMap<SocketAddr, u16>, always: &[
     for step in diff(old, new) {
         now.record(&step);
         record_key(keys, &now, &step);
-        // Somebody may be killed here: what the maps hold can be taken over.
+        // The daemon may be killed here: what the maps hold can be taken over.
         now.assert_consistent();
         for address in always {
-            for phase in [0, 1, 7, 500, 1023] {
-                let picked = connect(&now, keys, *address, phase);
+            for sample in [0, 1, 7, 500, 1023] {
+                let picked = connect(&now, keys, *address, sample);
                 let slot = match picked {
                     Some(Pick { how: How::Picked | How::Fallback, slot }) => slot,
                     other => panic!("{address} after {step:?}: {other:?}"),
@@ -177,36 +183,36 @@ proptest! {
     ) {
         let services = vec![service("a", 0), service("b", 1)];
         let addresses: Vec<SocketAddr> = services.iter().map(|service| service.address).collect();
-            let mut balancer = Balancer::new(services.clone(), LIMITS, Plan::default()).expect("it fits");
+        let mut balancer = Balancer::new(services.clone(), LIMITS, Plan::default(), 0).expect("it fits");
         let mut lists = [BTreeMap::from([(1, 1)]), BTreeMap::from([(1, 1)])];
         for (position, members) in lists.iter().enumerate() {
             let list = list(u8::try_from(position).expect("it fits"), members);
-            balancer.handle(delivered(&services, position, list)).expect("it fits");
+            balancer.handle(0, delivered(&services, position, list)).expect("it fits");
         }
         let mut keys = BTreeMap::new();
-        let mut kernel = walk(&Plan::default(), &balancer.plan(), &mut keys, &[]);
+        let mut kernel = walk(&Plan::default(), &balancer.plan(0), &mut keys, &[]);
         for (position, members, killed, at) in changes {
             lists[position] = members;
             let changed = list(u8::try_from(position).expect("it fits"), &lists[position]);
-            if balancer.handle(delivered(&services, position, changed)).is_err() {
+            if balancer.handle(0, delivered(&services, position, changed)).is_err() {
                 // No slot was free; nothing changed.
-                prop_assert_eq!(&kernel, &balancer.plan());
+                prop_assert_eq!(&kernel, &balancer.plan(0));
                 continue;
             }
             if killed {
-                for step in diff(&kernel, &balancer.plan()).into_iter().take(at) {
+                for step in diff(&kernel, &balancer.plan(0)).into_iter().take(at) {
                     kernel.record(&step);
                     record_key(&mut keys, &kernel, &step);
                 }
-                balancer = Balancer::new(services.clone(), LIMITS, kernel.clone()).expect("it fits");
+                balancer = Balancer::new(services.clone(), LIMITS, kernel.clone(), 0).expect("it fits");
                 for (position, members) in lists.iter().enumerate() {
                     let list = list(u8::try_from(position).expect("it fits"), members);
-                    balancer.handle(delivered(&services, position, list)).expect("it fits");
+                    balancer.handle(0, delivered(&services, position, list)).expect("it fits");
                 }
             }
-            kernel = walk(&kernel, &balancer.plan(), &mut keys, &addresses);
-            balancer.handle(Event::Idle(balancer.unneeded())).expect("it fits");
-            kernel = walk(&kernel, &balancer.plan(), &mut keys, &addresses);
+            kernel = walk(&kernel, &balancer.plan(0), &mut keys, &addresses);
+            balancer.handle(0, Fact::Idle(balancer.unneeded())).expect("it fits");
+            kernel = walk(&kernel, &balancer.plan(0), &mut keys, &addresses);
             let held: BTreeSet<u32> = kernel.backends.keys().copied().collect();
             let wanted: usize = lists.iter().map(|list| {
                 let healthy = list.values().filter(|kind| **kind > 0).count();
@@ -217,15 +223,15 @@ proptest! {
     }
 }
 
-/// Nothing refers to any flow: what the balancer calls unneeded is idle.
+/// A balancer that has taken in a list of two endpoints for every service, and its plan.
 fn settled(services: &[Service], adopted: Plan) -> (Balancer, Plan) {
-    let mut balancer = Balancer::new(services.to_vec(), LIMITS, adopted).expect("it fits");
+    let mut balancer = Balancer::new(services.to_vec(), LIMITS, adopted, 0).expect("it fits");
     for position in 0..services.len() {
         let members = BTreeMap::from([(1, 1), (2, 1)]);
         let list = list(u8::try_from(position).expect("it fits"), &members);
-        balancer.handle(delivered(services, position, list)).expect("it fits");
+        balancer.handle(0, delivered(services, position, list)).expect("it fits");
     }
-    let plan = balancer.plan();
+    let plan = balancer.plan(0);
     (balancer, plan)
 }
 
@@ -238,18 +244,18 @@ fn a_renamed_service_is_balanced_all_the_way() {
     let address = SocketAddr::from(([10, 96, 0, 0], 80));
     let kernel = walk(&kernel, &after, &mut keys, &[address]);
     assert_eq!(kernel.services.len(), 2, "the old one waits for its flows");
-    balancer.handle(Event::Idle(balancer.unneeded())).expect("it fits");
-    let kernel = walk(&kernel, &balancer.plan(), &mut keys, &[address]);
+    balancer.handle(0, Fact::Idle(balancer.unneeded())).expect("it fits");
+    let kernel = walk(&kernel, &balancer.plan(0), &mut keys, &[address]);
     assert_eq!(kernel.services.values().map(|service| service.name.as_str()).collect::<Vec<_>>(), ["new"]);
 }
 
 #[test]
-fn a_removed_service_without_a_backend_keeps_no_place() {
+fn a_removed_service_without_a_backend_keeps_no_index() {
     let mut keys = BTreeMap::new();
-    let empty = Balancer::new(vec![service("empty", 0)], LIMITS, Plan::default()).expect("it fits");
-    let kernel = walk(&Plan::default(), &empty.plan(), &mut keys, &[]);
-    let next = Balancer::new(vec![service("next", 1)], LIMITS, kernel.clone()).expect("it fits");
-    let kernel = walk(&kernel, &next.plan(), &mut keys, &[]);
+    let empty = Balancer::new(vec![service("empty", 0)], LIMITS, Plan::default(), 0).expect("it fits");
+    let kernel = walk(&Plan::default(), &empty.plan(0), &mut keys, &[]);
+    let next = Balancer::new(vec![service("next", 1)], LIMITS, kernel.clone(), 0).expect("it fits");
+    let kernel = walk(&kernel, &next.plan(0), &mut keys, &[]);
     assert_eq!(kernel.services.values().map(|service| service.name.as_str()).collect::<Vec<_>>(), ["next"]);
     assert_eq!(keys.len(), 1);
 }
@@ -272,4 +278,42 @@ fn a_closed_service_refuses_nobody_on_its_way_out() {
         }
     }
     assert_eq!(now.services.values().filter(|service| service.fallback == NO_SLOT).count(), 1);
+}
+
+#[test]
+fn a_backend_that_may_not_be_chosen_says_why_and_since_when() {
+    let services = [service("a", 0)];
+    let mut balancer = Balancer::new(services.to_vec(), LIMITS, Plan::default(), 0).expect("it fits");
+    let unavailable = |cause, since| Availability::Unavailable { cause, since, until: None };
+    let both = |kind| BTreeMap::from([(1, 1), (2, kind)]);
+    // By the time of a list and the members in it: whether the second backend is available, and usable.
+    let cases = [
+        (10, both(1), Availability::Available, true),
+        (20, both(0), unavailable(Cause::LameDuck, 20), false),
+        (30, both(0), unavailable(Cause::LameDuck, 20), false),
+        (40, BTreeMap::from([(1, 1)]), unavailable(Cause::Removed, 40), false),
+        (50, both(1), Availability::Available, true),
+        // Nothing better is left: it serves, and is as unavailable as it was.
+        (60, BTreeMap::from([(2, 0)]), unavailable(Cause::LameDuck, 60), true),
+        (70, BTreeMap::from([(2, 0), (3, 1)]), unavailable(Cause::LameDuck, 60), false),
+    ];
+    let second = Identity { service: 0, address: SocketAddr::from(([10, 0, 0, 2], 80)) };
+    for (now, members, availability, usable) in cases {
+        balancer.handle(now, delivered(&services, 0, list(0, &members))).expect("it fits");
+        assert_eq!(balancer.availability(second, now + 5), Some(availability), "at {now}");
+        let plan = balancer.plan(now + 5);
+        let backend = plan.backends.values().find(|backend| backend.address == second.address);
+        assert_eq!(backend.map(|backend| backend.usable), Some(usable), "at {now}");
+    }
+}
+
+#[test]
+fn a_list_that_says_the_same_again_changes_nothing() {
+    let services = [service("a", 0)];
+    let (mut balancer, before) = settled(&services, Plan::default());
+    let same = list(0, &BTreeMap::from([(1, 1), (2, 1)]));
+    assert_eq!(balancer.handle(9, delivered(&services, 0, same)), Ok(false));
+    assert_eq!(balancer.plan(9), before);
+    let another = list(0, &BTreeMap::from([(1, 1), (2, 2)]));
+    assert_eq!(balancer.handle(9, delivered(&services, 0, another)), Ok(true));
 }

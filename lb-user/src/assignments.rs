@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use lb_core::balancer::Fact;
 use lb_core::endpoint::EndpointList;
 use lb_core::membership::{Membership, Memberships};
 use lb_core::service::{Service, Task};
@@ -22,8 +23,8 @@ pub struct Consumer {
     pub service: Service,
 }
 
-/// A list and what one task uses of it. Cheap to clone, and to compare with one that says the same again.
-#[derive(Clone, Debug)]
+/// A list and what one task uses of it. Cheap to clone.
+#[derive(Clone, Debug, PartialEq)]
 pub struct Assignment {
     list: Arc<EndpointList>,
     membership: Arc<Membership>,
@@ -39,14 +40,10 @@ impl Assignment {
     pub fn membership(&self) -> &Membership {
         &self.membership
     }
-}
 
-impl PartialEq for Assignment {
-    fn eq(&self, other: &Self) -> bool {
-        fn same<T: PartialEq>(a: &Arc<T>, b: &Arc<T>) -> bool {
-            Arc::ptr_eq(a, b) || a == b
-        }
-        same(&self.membership, &other.membership) && same(&self.list, &other.list)
+    /// What the task's balancer is told, of the service at this position of the task's configuration.
+    pub fn fact(self, position: usize) -> Fact {
+        Fact::Endpoints(position, self.list, self.membership)
     }
 }
 
@@ -67,7 +64,7 @@ pub struct Assignments {
     memberships: Vec<(Consumer, Arc<Membership>)>,
 }
 
-/// AssignmentsByService by service name.
+/// By service name.
 pub type AssignmentsByService = BTreeMap<String, Assignments>;
 
 impl Assignments {
@@ -150,8 +147,8 @@ impl Assignments {
     }
 }
 
-/// AssignmentsByService of the lists that the configuration itself holds, for the tasks of these clients; what earlier ones of equal
-/// lists know is not computed again.
+/// The assignments of the lists that the configuration itself holds, for the tasks of these clients; what earlier ones
+/// of equal lists know is not computed again.
 pub fn statics(clients: &[Client], before: &AssignmentsByService) -> AssignmentsByService {
     let mut by_service = AssignmentsByService::new();
     for configured in clients.iter().flat_map(|client| &client.services) {

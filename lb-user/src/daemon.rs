@@ -2,14 +2,15 @@
 //!
 //! The only place that reads the clock, spawns tasks and handles signals. Between events it sleeps; nothing it does or
 //! fails to do can fail a connect. In reading order: what wakes it (this file), its start, which is its first reload, and
-//! its end (`start`), files that may not answer (`file_io`), endpoint files (`files`), how their lists are read (`lists`) and
-//! kept (`keeping`), another configuration (`reload`) and what it cannot change (`fixed`), clients on their way out
-//! (`leaving`), flow records whose end nobody saw (`flow_records`), what it answers (`report`), and what it knows that the
-//! maps do not hold (`facts`).
-
-mod client_task;
+//! its end (`start`), directories that change (`watching`), files that may not answer (`file_io`), endpoint files (`files`),
+//! how their lists are read (`lists`) and kept (`keeping`), another configuration (`reload`), how it is read (`loader`) and
+//! what it cannot change (`fixed`), one client (`client_task`), all of them (`clients`), how they are opened (`opening`) and
+//! leave (`leaving`), flow records whose end nobody saw (`flow_records`), what it answers (`report`), and what it knows
+//! that the maps do not hold (`facts`).
 
 mod start;
+
+mod watching;
 
 mod file_io;
 
@@ -21,9 +22,17 @@ mod keeping;
 
 mod reload;
 
+mod loader;
+
 mod fixed;
 
 mod changes;
+
+mod client_task;
+
+mod clients;
+
+mod opening;
 
 mod leaving;
 
@@ -33,9 +42,9 @@ mod facts;
 
 mod report;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::ops::ControlFlow;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant, SystemTime};
@@ -45,26 +54,27 @@ use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::time::MissedTickBehavior;
-use tracing::{error, info, warn};
+use tracing::{info, warn};
 
+use self::client_task::ClientTask;
+use self::clients::Clients;
+use self::file_io::MAX_THREADS;
 pub use self::file_io::NoAnswer;
-use self::file_io::{FileIo, MAX_THREADS};
-use self::files::{Look, WatchedFile};
+use self::files::{Look, Sources};
 use self::flow_records::ReclaimPasses;
-use self::keeping::{Keeping, Kept};
-use self::leaving::{HeldBack, Leaving};
-use self::lists::ListReader;
-pub use self::reload::Unusable;
-use self::reload::{Loaded, Reload, Tried};
+use self::keeping::Kept;
+use self::loader::Loaded;
+pub use self::loader::Unusable;
+use self::opening::Tried;
+use self::reload::Reload;
 use self::report::{Notifier, Waiter};
 use self::start::Listeners;
+use self::watching::Watching;
 use crate::api::Query;
-use crate::assignments::{Assignments, AssignmentsByService};
-use crate::backoff::Backoff;
-use crate::config::{Client, Config};
-use crate::daemon::client_task::{ClientTask, Followed};
+use crate::assignments::Assignments;
+use crate::config::Config;
 use crate::source::watch::Watch;
-use crate::source::{Contents, FileSource, SourceError, Stamp, directory_of};
+use crate::source::{Contents, FileSource, SourceError, Stamp};
 use lb_kernel::{DatapathError, Features, Pass, Suspects};
 
 /// Files and cgroups are looked at, and idle slots freed, this often: a watch can be lost without a word.
@@ -133,28 +143,10 @@ struct Daemon {
     /// What is in force.
     config: Config,
     features: Features,
-    client_tasks: Vec<ClientTask>,
-    /// Clients that could not be started when the configuration was reloaded, and why. Tried again now and then.
-    unstarted: Vec<(Client, String)>,
-    opening: bool,
-    leaving: Vec<Leaving>,
-    /// Taking up what an earlier daemon had begun to remove.
-    resuming: Backoff,
-    /// Lists that the configuration holds.
-    statics: AssignmentsByService,
-    /// By service name.
-    files: BTreeMap<String, WatchedFile>,
-    /// How many readings of files were begun.
-    readings: u64,
-    lists: ListReader,
-    keeping: Keeping,
+    clients: Clients,
+    sources: Sources,
     reload: Reload,
-    watch: Watch,
-    /// Directories of which it was said that they cannot be watched.
-    unwatched: BTreeSet<PathBuf>,
-    waiting_for_readers: bool,
-    /// Why the last wait for readers failed, if it did.
-    readers_error: Option<String>,
+    watching: Watching,
     passes: ReclaimPasses,
     waiters: Vec<Waiter>,
     notifier: Notifier,
@@ -233,7 +225,7 @@ async fn turn(config: Config, stamp: Option<Stamp>, reread: Reread) -> Result<()
             _ = hangup.recv() => Event::Hangup,
             Some(event) = inbox.recv() => event,
             Some(query) = asked.recv() => Event::Asked(query),
-            changes = daemon.watch.changed() => Event::Changed(changes),
+            changes = daemon.watching.watch.changed() => Event::Changed(changes),
             () = tokio::time::sleep_until(due.into()) => Event::Due,
             _ = tick.tick() => Event::Tick,
             () = next(&mut watchdog) => Event::Watchdog,
@@ -291,66 +283,15 @@ impl Daemon {
             stopping: Arc::default(),
             config: Config { clients: Vec::new(), ..config.clone() },
             features,
-            client_tasks: Vec::new(),
-            unstarted: Vec::new(),
-            opening: false,
-            leaving: Vec::new(),
-            resuming: Backoff::default(),
-            statics: AssignmentsByService::new(),
-            files: BTreeMap::new(),
-            readings: 0,
-            lists: ListReader::new(FileIo::new()),
-            keeping: Keeping::default(),
+            clients: Clients::default(),
+            sources: Sources::new(),
             reload,
-            watch,
-            unwatched: BTreeSet::new(),
-            waiting_for_readers: false,
-            readers_error: None,
+            watching: Watching::new(watch),
             passes: ReclaimPasses::new(),
             waiters: Vec::new(),
             notifier: Notifier::new(),
             ticks: 0,
             events,
-        }
-    }
-
-    /// Watches for cgroups to appear, and gives back the watches that nobody wants any more. Directories of files are
-    /// watched when their files are looked at; what cannot be watched is looked at once a second all the same.
-    fn watch_cgroups(&mut self) {
-        let Some(watcher) = self.watch.watcher() else { return };
-        let files = self.files.values().map(|file| &file.source.path).chain([&self.config.path]);
-        let mut wanted: BTreeSet<PathBuf> = files.map(|path| directory_of(path)).collect();
-        let mut failed = Vec::new();
-        for client_task in &self.client_tasks {
-            match watcher.add_nearest(client_task.path()) {
-                Ok(directory) => wanted.extend(directory),
-                Err(error) => failed.push((client_task.path().to_owned(), error.to_string())),
-            }
-        }
-        self.unwatched.retain(|path| wanted.contains(path) || failed.iter().any(|(other, _)| other == path));
-        for (path, error) in failed {
-            self.tell_unwatched(&path, Some(error));
-        }
-        // A directory may have to be asked for, and need not answer.
-        tokio::task::spawn_blocking(move || watcher.keep_only(&wanted));
-    }
-
-    /// Tries again to watch anything at all.
-    fn watch_again(&mut self) {
-        if self.watch.watcher().is_none()
-            && let Ok(watch) = Watch::new()
-        {
-            info!("directories are watched");
-            self.watch = watch;
-        }
-    }
-
-    /// Says once that a directory cannot be watched.
-    fn tell_unwatched(&mut self, path: &Path, error: Option<String>) {
-        if let Some(error) = error
-            && self.unwatched.insert(path.to_owned())
-        {
-            warn!(path = %path.display(), error, "cannot watch; looking once a second instead");
         }
     }
 
@@ -367,12 +308,12 @@ impl Daemon {
             Event::Kept(kept) => self.kept(kept, now),
             Event::Read { service, source, begun, stamp, result } => {
                 // A reload may have changed where the service's endpoints come from.
-                if self.files.get(&service).is_some_and(|file| file.source == source) {
+                if self.sources.files.get(&service).is_some_and(|file| file.source == source) {
                     self.read(&service, begun, stamp, result, now);
-                    self.settle();
+                    self.settle(now);
                 }
             }
-            Event::Computed { service, assignments } => self.computed(&service, &assignments),
+            Event::Computed { service, assignments } => self.computed(&service, &assignments, now),
             Event::Opened(tried) => self.opened(*tried, now),
             Event::Loaded(loaded) if self.is_ready => self.loaded(*loaded, now),
             Event::Loaded(loaded) => {
@@ -380,12 +321,12 @@ impl Daemon {
                     return ControlFlow::Break(Err(error));
                 }
             }
-            Event::ReadersGone(result) => self.readers_gone(result),
+            Event::ReadersGone(result) => self.readers_gone(result, now),
             Event::Reclaimed(pass, suspects) => self.reclaimed(pass, suspects, now),
             Event::Asked(query) => self.answer(query, now),
             Event::Tick => self.tick(now),
             Event::Watchdog => self.notifier.watchdog_fed(),
-            Event::Hangup => self.reload_now(),
+            Event::Hangup => self.reload_now(now),
             Event::Stop => return ControlFlow::Break(Ok(())),
         }
         self.start_keeping(now);
@@ -393,7 +334,7 @@ impl Daemon {
     }
 
     fn next_due(&self) -> Instant {
-        let files = self.files.values().map(|file| &file.progress);
+        let files = self.sources.files.values().map(|file| &file.progress);
         let due = files.chain([self.reload.progress()]).filter_map(crate::source::Progress::due).min();
         // Far enough away to mean "never": the tick comes first.
         due.unwrap_or_else(|| Instant::now() + 10 * TICK)
@@ -406,7 +347,7 @@ impl Daemon {
         let concerns =
             |client_task: &ClientTask| changes.iter().any(|path| client_task.path().starts_with(path));
         let mut any = false;
-        for client_task in self.client_tasks.iter_mut().filter(|client_task| concerns(client_task)) {
+        for client_task in self.clients.tasks.iter_mut().filter(|client_task| concerns(client_task)) {
             client_task.cgroup_changed();
             // What cannot be seen is looked at by the tick.
             any |= !client_task.is_effective().unwrap_or(true);
@@ -416,59 +357,6 @@ impl Daemon {
             self.watch_cgroups();
             self.follow_cgroups(now);
         }
-    }
-
-    fn settle(&mut self) {
-        for client_task in &mut self.client_tasks {
-            let before = client_task.trouble().map(str::to_owned);
-            let result = client_task.settle();
-            // Said once, not once per attempt.
-            if let Err(error) = result
-                && client_task.trouble() != before.as_deref()
-            {
-                error!(client = %client_task.client.name, error = %crate::error::chain(&error), "cannot bring the maps to the plan");
-            }
-        }
-        self.wait_for_readers();
-    }
-
-    /// Starts a wait for readers if anybody needs one and none is under way.
-    fn wait_for_readers(&mut self) {
-        if self.waiting_for_readers || !self.client_tasks.iter().any(ClientTask::wants_wait) {
-            return;
-        }
-        self.waiting_for_readers = true;
-        for client_task in &mut self.client_tasks {
-            client_task.before_wait();
-        }
-        let events = self.events.clone();
-        tokio::task::spawn_blocking(move || {
-            // The loop is gone only when the daemon stops.
-            let _ = events.blocking_send(Event::ReadersGone(lb_kernel::wait_for_readers()));
-        });
-    }
-
-    fn readers_gone(&mut self, result: Result<(), DatapathError>) {
-        self.waiting_for_readers = false;
-        if let Err(error) = result {
-            // Nothing is written again that may be in use: tables stay as they are until a wait succeeds.
-            let error = crate::error::chain(&error);
-            if self.readers_error.as_ref() != Some(&error) {
-                error!(error, "no table can be replaced for now");
-            }
-            self.readers_error = Some(error);
-            return;
-        }
-        self.readers_error = None;
-        let mut freed = false;
-        for client_task in &mut self.client_tasks {
-            client_task.after_wait();
-            freed |= client_task.free_idle();
-        }
-        if freed {
-            self.assign_again();
-        }
-        self.settle();
     }
 
     fn tick(&mut self, now: Instant) {
@@ -481,13 +369,13 @@ impl Daemon {
         self.look_at_files();
         self.look_at_config();
         if self.ticks.is_multiple_of(RETRY_TICKS) {
-            self.start_unstarted();
+            self.start_unstarted(now);
             self.watch_again();
         }
         self.follow_cgroups(now);
         let mut freed = false;
-        for client_task in &mut self.client_tasks {
-            freed |= client_task.free_idle();
+        for client_task in &mut self.clients.tasks {
+            freed |= client_task.free_idle(now);
             if let Err((error, true)) = client_task.sample(now) {
                 warn!(client = %client_task.client.name, error = %crate::error::chain(&error), "cannot read counters");
             }
@@ -495,10 +383,10 @@ impl Daemon {
         self.try_to_resume_leaving(now);
         self.leave_other_cgroups(now);
         if freed {
-            self.assign_again();
+            self.assign_again(now);
         }
-        if freed || self.client_tasks.iter().any(|client_task| client_task.trouble().is_some()) {
-            self.settle();
+        if freed || self.clients.tasks.iter().any(|client_task| client_task.trouble().is_some()) {
+            self.settle(now);
         }
         self.reclaim_flows(now);
         // A wait that failed is tried again.
@@ -507,65 +395,4 @@ impl Daemon {
     }
 
     // ---- cgroups ---------------------------------------------------------------------------------------------------
-
-    /// Attaches where a client's cgroup is another one now, or its links are gone.
-    fn follow_cgroups(&mut self, now: Instant) {
-        let mut moved = false;
-        // No flow begins before the tables are as they should be, unless an earlier daemon let it.
-        for client_task in self
-            .client_tasks
-            .iter_mut()
-            .filter(|client_task| client_task.cgroup().is_some() || !client_task.has_failed())
-        {
-            match client_task.follow_cgroup(now) {
-                Ok(followed) => {
-                    moved |= followed != Followed::Unchanged;
-                    tell(client_task, followed);
-                }
-                // Said once, not once per attempt.
-                Err((error, is_new)) if is_new => {
-                    warn!(client = %client_task.client.name, error = %crate::error::chain(&error), "cannot attach to the cgroup");
-                }
-                Err(_) => {}
-            }
-        }
-        if moved {
-            self.leave_other_cgroups(now);
-        }
-        self.answer_waiters();
-    }
-
-    /// Lets no flow begin where clients were attached before, and detaches there once their flows have ended. Only after
-    /// all of them are attached where they are now: of two that change places, each takes over before the other goes.
-    fn leave_other_cgroups(&mut self, now: Instant) {
-        let held_back: BTreeSet<String> =
-            self.held_back().into_iter().map(|HeldBack { client, .. }| client).collect();
-        for client_task in
-            self.client_tasks.iter_mut().filter(|client_task| !held_back.contains(&client_task.client.name))
-        {
-            if let Err((error, true)) = client_task.leave_other_cgroups(now) {
-                warn!(client = %client_task.client.name, error = %crate::error::chain(&error), "cannot detach from an old cgroup");
-            }
-        }
-        self.retire_leaving(now);
-    }
-}
-
-/// Tells what became of a client's attachment.
-fn tell(client_task: &ClientTask, followed: Followed) {
-    let client = &client_task.client;
-    match (followed, client_task.cgroup()) {
-        (Followed::Attached, Some(cgroup)) => info!(
-            client = %client.name, cgroup = %cgroup.path.display(), id = cgroup.id, index = client.task.index,
-            count = client.task.count, services = client.services.len(), "client attached"
-        ),
-        (Followed::Lost, _) => {
-            info!(client = %client.name, cgroup = %client.cgroup.display(), "the cgroup is gone; waiting for it");
-        }
-        (Followed::Unpinned, _) => warn!(
-            client = %client.name,
-            "its pins were removed, so its connects go unbalanced; SIGHUP or a restart makes them anew and attaches it"
-        ),
-        (Followed::Unchanged | Followed::Attached, _) => {}
-    }
 }

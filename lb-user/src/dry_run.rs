@@ -1,14 +1,15 @@
 //! What a daemon that started now, on an empty kernel, would decide from the files: for `check` and `explain`.
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use anyhow::Context;
-use lb_core::balancer::{Balancer, Event, Refused};
+use lb_core::balancer::{Balancer, Refused};
 use lb_core::plan::Plan;
 use lb_core::service::Service;
 use thiserror::Error;
 
-use crate::assignments::{self, AssignmentsByService, Consumer};
+use crate::assignments::{self, AssignmentsByService};
 use crate::config::{Client, Config, Source};
 use crate::error::Failure;
 use crate::source::FileSource;
@@ -58,21 +59,20 @@ pub struct DoesNotFit {
     pub refused: Refused,
 }
 
-/// The balancer of a client.
+/// The balancer of a client, by a clock that stands still.
 pub fn balancer(
     config: &Config,
     client: &Client,
     by_service: &AssignmentsByService,
-) -> Result<Balancer, Failure> {
+) -> Result<Balancer<Duration>, Failure> {
     let limits = config.limits;
     let services = client.services.iter().map(|service| service.service.clone()).collect();
-    let mut balancer = Balancer::new(services, limits, Plan::default())?;
+    let mut balancer = Balancer::new(services, limits, Plan::default(), Duration::ZERO)?;
     for (position, configured) in client.services.iter().enumerate() {
-        let service = configured.service.clone();
-        let assignments = by_service.get(&service.name).context("every service has a list")?;
-        let consumer = Consumer { service, task: client.task };
-        let membership = assignments.membership(&consumer).context("every client was asked for")?.clone();
-        let delivered = balancer.handle(Event::Endpoints(position, assignments.list().clone(), membership));
+        let assignments = by_service.get(&configured.service.name).context("every service has a list")?;
+        let assignment = assignments.assignment(&configured.service, client.task);
+        let fact = assignment.context("every client was asked for")?.fact(position);
+        let delivered = balancer.handle(Duration::ZERO, fact);
         delivered.map_err(|refused| DoesNotFit {
             client: client.name.clone(),
             service: configured.service.name.clone(),

@@ -21,10 +21,11 @@ pub use absent::{Dials, why_none};
 /// Entries of the schedule that are shown.
 const SHOWN_ENTRIES: usize = 32;
 
-/// Explains every service of a client that `wanted` names (all, if it is `None`) and that has a list.
-pub fn explain(
+/// Explains every service of a client that `wanted` names (all, if it is `None`) and that has a list, at `now`.
+pub fn explain<T: Copy + Ord>(
     client: &Client,
-    balancer: &Balancer,
+    balancer: &Balancer<T>,
+    now: T,
     wanted: Option<&str>,
     from_daemon: bool,
 ) -> Vec<Explanation> {
@@ -33,7 +34,7 @@ pub fn explain(
     if !balancer.services().any(|(service, ..)| is_wanted(service)) {
         return Vec::new();
     }
-    let plan = balancer.plan();
+    let plan = balancer.plan(now);
     let mut explanations = Vec::new();
     for (service, index, in_use) in balancer.services() {
         let Some((endpoints, membership)) = in_use else { continue };

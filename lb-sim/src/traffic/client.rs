@@ -6,12 +6,13 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
+use std::time::Duration;
 
 use lb_common::abi::{
     BackendState, Cursor, MAX_SCHEDULE_LOG2, NO_SLOT, RecentErrors, Rules, StateWord, TableRef,
 };
 use lb_common::pick::{Pick, Tables, choose, position};
-use lb_core::balancer::{Balancer, Event};
+use lb_core::balancer::{Balancer, Fact};
 use lb_core::endpoint::EndpointList;
 use lb_core::limits::Limits;
 use lb_core::membership::Membership;
@@ -77,7 +78,8 @@ pub struct Client {
     pub version: u64,
     /// Samples its arrivals and their lives.
     pub rng: SplitMix64,
-    balancer: Balancer,
+    /// By the scenario's clock.
+    balancer: Balancer<Duration>,
     schedule: Arc<[u16]>,
     fallback: u32,
     rules: Rules,
@@ -162,7 +164,7 @@ impl Client {
         let limits =
             Limits { schedule_entries: 1 << MAX_SCHEDULE_LOG2, slots: most_backends, ..Limits::default() };
         let start = walk::start(&format!("{}/{index}", job.1), &service.name, 0, 1);
-        let balancer = Balancer::new(vec![service], limits, Plan::default());
+        let balancer = Balancer::new(vec![service], limits, Plan::default(), Duration::ZERO);
         Self {
             job: job.0,
             index,
@@ -184,14 +186,14 @@ impl Client {
     ///
     /// # Panics
     /// If a backend's address is not [`address`] of its index.
-    pub fn learn(&mut self, version: u64, list: EndpointList, membership: Membership) {
+    pub fn learn(&mut self, now: Duration, version: u64, list: EndpointList, membership: Membership) {
         self.version = version;
         let idle = self.balancer.unneeded().into_iter();
         let idle = idle.filter(|slot| self.links[*slot as usize].is_none()).collect();
-        self.balancer.handle(Event::Idle(idle)).expect("slots can always be given back");
-        let fits = self.balancer.handle(Event::Endpoints(0, list, membership));
+        self.balancer.handle(now, Fact::Idle(idle)).expect("slots can always be given back");
+        let fits = self.balancer.handle(now, Fact::Endpoints(0, Arc::new(list), Arc::new(membership)));
         fits.expect("there are slots for all backends, and entries for all members");
-        let plan = self.balancer.plan();
+        let plan = self.balancer.plan(now);
         let service = plan.services.values().next().expect("the plan has the service");
         self.schedule = Arc::clone(&service.schedule);
         self.fallback = service.fallback;

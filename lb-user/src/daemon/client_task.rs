@@ -1,23 +1,29 @@
-//! One client task: the mind that plans for it and the kernel side that carries the plan out, kept in step.
+//! One client task: the controller that plans for it and the kernel side that carries the plan out, kept in step.
 //!
 //! Facts change the plan; [`ClientTask::settle`] brings the maps to it. What cannot be done at once (a region that may still
-//! be read, a slot with open flows) is left for the next time. It reads no clock and spawns nothing.
+//! be read, a slot with open flows) is left for the next time. It reads no clock and spawns nothing. In reading order: its
+//! plan and its maps (this file), its cgroup (`attachment`), and what its programs count (`counts`).
+
+mod attachment;
+
+mod counts;
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Instant;
 
-use lb_core::balancer::{Balancer, Event, Refused};
+use lb_core::balancer::{Balancer, Fact, Refused};
 use lb_core::limits::Limits;
 use lb_core::service::Policy;
 use lb_kernel::{Cgroup, CursorSeed, Datapath, DatapathError, Features, Lock, Pins, Purpose};
 use thiserror::Error;
 
-use crate::assignments::{Assignment, Assignments, AssignmentsByService};
+pub use self::attachment::Followed;
+use crate::assignments::{Assignments, AssignmentsByService};
 use crate::backoff::Backoff;
 use crate::config::{Client, Source};
-use crate::window::{Sample, Window};
+use crate::window::Window;
 
 /// Why a client task cannot be started.
 #[derive(Debug, Error)]
@@ -28,19 +34,6 @@ pub enum ClientTaskError {
     Refused(#[from] Refused),
     #[error("cannot tell how many CPUs the kernel may run on")]
     Cpus(#[source] std::io::Error),
-}
-
-/// What became of a client's attachment when its cgroup was looked at.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Followed {
-    /// The programs are where they were.
-    Unchanged,
-    /// They are attached to a cgroup to which they were not, or again.
-    Attached,
-    /// The cgroup is gone.
-    Lost,
-    /// Somebody has removed the client's pins.
-    Unpinned,
 }
 
 /// One client task.
@@ -67,8 +60,6 @@ pub struct ClientTask {
     limits: Limits,
     features: Features,
     balancer: Balancer,
-    /// By service: what the balancer has taken in last.
-    taken: Vec<Option<Assignment>>,
     datapath: Datapath,
     /// Once the maps are as planned, the slots that nothing in either names; `None` while there may be anything to do.
     settled: Option<BTreeSet<u32>>,
@@ -97,6 +88,7 @@ impl ClientTask {
         pins: Pins,
         limits: Limits,
         features: Features,
+        now: Instant,
     ) -> Result<Self, ClientTaskError> {
         let path = lb_kernel::cgroup2_mount()?.join(&client.cgroup);
         // A path that can never be a cgroup is found out now; one that is not there yet is waited for.
@@ -106,11 +98,10 @@ impl ClientTask {
         }
         let lock = pins.lock()?;
         let datapath = Datapath::open(pins.clone(), &limits, features, purpose(&client))?;
-        let balancer = balancer(&client, limits, &datapath)?;
+        let balancer = balancer(&client, limits, &datapath, now)?;
         let cpus = lb_kernel::possible_cpus().map_err(ClientTaskError::Cpus)?;
         Ok(Self {
             cursor_seed: cursor_seed(&client, cpus),
-            taken: vec![None; client.services.len()],
             client,
             pins,
             lock,
@@ -143,19 +134,18 @@ impl ClientTask {
     ///
     /// # Errors
     /// If its services do not fit; everything stays as it was then.
-    pub fn reconfigure(&mut self, client: Client) -> Result<(), ClientTaskError> {
+    pub fn reconfigure(&mut self, client: Client, now: Instant) -> Result<(), ClientTaskError> {
         // Of many clients most stay as they are, and a balancer is not made for nothing.
         if client == self.client {
             return Ok(());
         }
         let path = lb_kernel::cgroup2_mount()?.join(&client.cgroup);
-        let mind = balancer(&client, self.limits, &self.datapath)?;
+        let balancer = balancer(&client, self.limits, &self.datapath, now)?;
         let needs_other_programs = purpose(&client) != purpose(&self.client);
         if needs_other_programs {
             self.datapath.reload(&self.limits, self.features, purpose(&client))?;
         }
-        self.balancer = mind;
-        self.taken = vec![None; client.services.len()];
+        self.balancer = balancer;
         self.settled = None;
         self.cursor_seed = cursor_seed(&client, self.cursor_seed.cpus);
         self.client = client;
@@ -169,7 +159,7 @@ impl ClientTask {
     ///
     /// # Errors
     /// The first that does not fit; the others are taken in all the same.
-    pub fn deliver_static(&mut self, by_service: &AssignmentsByService) -> Result<(), Refused> {
+    pub fn deliver_static(&mut self, by_service: &AssignmentsByService, now: Instant) -> Result<(), Refused> {
         self.refused_static.clear();
         let mut result = Ok(());
         for position in 0..self.client.services.len() {
@@ -181,7 +171,7 @@ impl ClientTask {
             else {
                 continue;
             };
-            if let Err(refused) = self.deliver(position, assignments) {
+            if let Err(refused) = self.deliver(position, assignments, now) {
                 self.refused_static.insert(name, refused.to_string());
                 result = result.and(Err(refused));
             }
@@ -204,17 +194,18 @@ impl ClientTask {
     ///
     /// # Errors
     /// If it does not fit; the one before stays in force.
-    pub fn deliver(&mut self, position: usize, assignments: &Assignments) -> Result<bool, Refused> {
+    pub fn deliver(
+        &mut self,
+        position: usize,
+        assignments: &Assignments,
+        now: Instant,
+    ) -> Result<bool, Refused> {
         let Some(assignment) =
             assignments.assignment(&self.client.services[position].service, self.client.task)
         else {
             return Ok(false);
         };
-        if self.taken[position].as_ref() != Some(&assignment) {
-            let event =
-                Event::Endpoints(position, assignment.list().clone(), assignment.membership().clone());
-            self.balancer.handle(event)?;
-            self.taken[position] = Some(assignment);
+        if self.balancer.handle(now, assignment.fact(position))? {
             self.settled = None;
         }
         Ok(true)
@@ -224,11 +215,11 @@ impl ClientTask {
     ///
     /// # Errors
     /// If the kernel refuses a step.
-    pub fn settle(&mut self) -> Result<(), DatapathError> {
+    pub fn settle(&mut self, now: Instant) -> Result<(), DatapathError> {
         if self.settled.is_some() {
             return Ok(());
         }
-        let result = self.datapath.apply(&self.balancer.plan(), &self.cursor_seed);
+        let result = self.datapath.apply(&self.balancer.plan(now), &self.cursor_seed);
         for (slot, counts) in self.datapath.returned() {
             self.window.begin(slot, &counts);
         }
@@ -261,145 +252,6 @@ impl ClientTask {
         unneeded.into_iter().filter(|slot| !named.contains(slot)).collect()
     }
 
-    /// Puts this build's programs in place of those that are attached, or attaches them: from now on the cgroup's connects
-    /// are balanced. Without a cgroup there is nothing to attach to yet. Where else they are attached they stay, until
-    /// [`ClientTask::leave_other_cgroups`].
-    ///
-    /// # Errors
-    /// If the kernel refuses.
-    pub fn attach(&mut self) -> Result<Followed, DatapathError> {
-        let result = match Cgroup::open(&self.path) {
-            Ok(now) => self.datapath.attach(&now).map(|()| {
-                self.cgroup = Some(now);
-                self.has_moved = true;
-                Followed::Attached
-            }),
-            Err(DatapathError::NoCgroup(_)) => {
-                Ok(if self.cgroup.take().is_some() { Followed::Lost } else { Followed::Unchanged })
-            }
-            Err(error) => Err(error),
-        };
-        self.attach_error = result.as_ref().err().map(|error| crate::error::chain(error));
-        result
-    }
-
-    /// Attaches again if the programs are not attached to the cgroup that the configured path names now: a service that
-    /// was restarted has a new cgroup at its old path, links can be removed by hand, and an attachment may have been cut
-    /// off. After a failure nothing is done until it is time to try again.
-    ///
-    /// # Errors
-    /// If the kernel refuses, or what is attached cannot be seen: everything stays as it was then. The error comes with
-    /// whether it is another one than before.
-    pub fn follow_cgroup(&mut self, now: Instant) -> Result<Followed, (DatapathError, bool)> {
-        if self.is_unpinned || !self.attaching.is_due(now) {
-            return Ok(Followed::Unchanged);
-        }
-        match self.attach_if_needed() {
-            Ok(followed) => {
-                self.attaching.succeeded();
-                Ok(followed)
-            }
-            Err(error) => {
-                let is_new = self.attaching.failed(now, &crate::error::chain(&error));
-                Err((error, is_new))
-            }
-        }
-    }
-
-    fn attach_if_needed(&mut self) -> Result<Followed, DatapathError> {
-        // What an earlier daemon has attached gets our programs, too.
-        if self.is_effective()? {
-            self.attach_error = None;
-            if self.cgroup.is_some() {
-                return Ok(Followed::Unchanged);
-            }
-        }
-        if self.look_for_pins()? { self.attach() } else { Ok(Followed::Unpinned) }
-    }
-
-    /// Something has changed at the client's cgroup: it is looked at again at once.
-    pub fn cgroup_changed(&mut self) {
-        self.attaching.retry_now();
-    }
-
-    /// Looks whether the client's pins are still those that this client task works on. Where the whole directory was removed,
-    /// somebody wants the client gone: it stays so until another one is opened for it.
-    ///
-    /// # Errors
-    /// If that cannot be seen.
-    pub fn look_for_pins(&mut self) -> Result<bool, DatapathError> {
-        if !self.is_unpinned && !self.pins.are_locked_by(&self.lock)? {
-            self.is_unpinned = true;
-            self.cgroup = None;
-            self.attach_error = None;
-        }
-        Ok(!self.is_unpinned)
-    }
-
-    /// Whether somebody has removed the client's pins.
-    pub fn is_unpinned(&self) -> bool {
-        self.is_unpinned
-    }
-
-    /// Leaves cgroups that are not the client's any more: lets no flow begin there, and detaches once no flow is open that
-    /// may have begun there. Only once whoever takes a cgroup over is attached there. After a failure nothing is done until
-    /// it is time to try again.
-    ///
-    /// # Errors
-    /// If a link cannot be looked at or removed; with whether it is another error than before.
-    pub fn leave_other_cgroups(&mut self, now: Instant) -> Result<(), (DatapathError, bool)> {
-        if !self.leaving.is_due(now) {
-            return Ok(());
-        }
-        let result = if self.has_moved { self.retire_other_links() } else { Ok(()) };
-        match result.and_then(|()| self.remove_other_links()) {
-            Ok(()) => {
-                self.has_moved = false;
-                self.leaving.succeeded();
-                Ok(())
-            }
-            Err(error) => {
-                let is_new = self.leaving.failed(now, &crate::error::chain(&error));
-                Err((error, is_new))
-            }
-        }
-    }
-
-    /// Whether flows may still begin in cgroups that the client has left.
-    pub fn has_moved(&self) -> bool {
-        self.has_moved
-    }
-
-    /// Cgroups other than the client's at which its flows still begin.
-    ///
-    /// # Errors
-    /// If the links cannot be read.
-    pub fn begins_elsewhere(&self) -> Result<Vec<u64>, DatapathError> {
-        let mut cgroups = lb_kernel::begins_at(&self.pins)?;
-        cgroups.retain(|cgroup| self.cgroup.as_ref().is_none_or(|ours| ours.id != *cgroup));
-        Ok(cgroups)
-    }
-
-    /// While there is no cgroup at the client's path, one that was removed there is left alone: sockets that were made in
-    /// it may still dial. One that lives elsewhere is not the client's any more.
-    fn retire_other_links(&self) -> Result<(), DatapathError> {
-        if let Some(cgroup) = &self.cgroup {
-            return self.datapath.leave_other_cgroups(cgroup);
-        }
-        match lb_kernel::attachment(&self.pins)?.and_then(lb_kernel::cgroup_of_id) {
-            Some(other) if other != self.path => lb_kernel::retire(&self.pins),
-            _ => Ok(()),
-        }
-    }
-
-    fn remove_other_links(&self) -> Result<(), DatapathError> {
-        let Some(cgroup) = &self.cgroup else { return Ok(()) };
-        if !self.datapath.has_old_links(cgroup)? || self.open_flows() > 0 {
-            return Ok(());
-        }
-        self.datapath.remove_old_links(cgroup)
-    }
-
     /// Whether anything can be done only after readers are gone.
     pub fn wants_wait(&self) -> bool {
         self.datapath.is_waiting_for_readers()
@@ -420,7 +272,7 @@ impl ClientTask {
     }
 
     /// Frees slots that nothing refers to any more. Returns whether there were any.
-    pub fn free_idle(&mut self) -> bool {
+    pub fn free_idle(&mut self, now: Instant) -> bool {
         if self.quiet.is_empty() {
             return false;
         }
@@ -431,7 +283,7 @@ impl ClientTask {
         }
         self.quiet.retain(|slot| !idle.contains(slot));
         self.settled = None;
-        self.balancer.handle(Event::Idle(idle)).expect("freeing takes no room");
+        self.balancer.handle(now, Fact::Idle(idle)).expect("freeing takes no room");
         true
     }
 
@@ -453,60 +305,7 @@ impl ClientTask {
         (self.pins, self.lock)
     }
 
-    /// Remembers the counts of every slot now and then, for what was counted in the last minute.
-    ///
-    /// # Errors
-    /// If the kernel refuses a look-up; with whether it is another error than before.
-    pub fn sample(&mut self, now: Instant) -> Result<(), (DatapathError, bool)> {
-        if !self.window.is_due(now) || !self.counting.is_due(now) {
-            return Ok(());
-        }
-        match self.take_sample(now) {
-            Ok(()) => {
-                self.counting.succeeded();
-                Ok(())
-            }
-            Err(error) => {
-                let is_new = self.counting.failed(now, &crate::error::chain(&error));
-                Err((error, is_new))
-            }
-        }
-    }
-
-    fn take_sample(&mut self, now: Instant) -> Result<(), DatapathError> {
-        let (tables, backends) = (self.datapath.tables(), &self.datapath.applied().backends);
-        let slots: Vec<u32> = backends.keys().copied().collect();
-        let mut samples = Vec::with_capacity(slots.len());
-        let mut unequal = Vec::new();
-        tables.visit_counts(&slots, |slot, counts| {
-            if !counts.add_up() {
-                unequal.push(samples.len());
-            }
-            samples.push(Sample::of((slot, backends[&slot].generation), &counts.sums));
-        })?;
-        for at in unequal {
-            let sample: &mut Sample = &mut samples[at];
-            sample.is_off = tables.imbalance(sample.slot.0)? != 0;
-        }
-        let limited = self.limited()?;
-        self.window.push(now, samples, limited);
-        Ok(())
-    }
-
-    /// How many connects were refused because all backends were at their limit, of the services that have one.
-    fn limited(&self) -> Result<Vec<(u16, u64)>, DatapathError> {
-        let services = self.datapath.applied().services.iter();
-        let limited = services.filter(|(_, service)| service.rules.active_limit != 0);
-        let count = |index: u16| Ok((index, self.datapath.tables().outcomes(index)?.limited));
-        limited.map(|(index, _)| count(*index)).collect()
-    }
-
-    /// What was counted of late.
-    pub fn window(&self) -> &Window {
-        &self.window
-    }
-
-    /// The mind.
+    /// The controller.
     pub fn balancer(&self) -> &Balancer {
         &self.balancer
     }
@@ -525,46 +324,11 @@ impl ClientTask {
     pub fn has_failed(&self) -> bool {
         self.has_failed
     }
-
-    /// Whether the programs of this client task are attached to the cgroup that the configured path names now.
-    ///
-    /// # Errors
-    /// If that cannot be seen, which says nothing of what is attached.
-    pub fn is_effective(&self) -> Result<bool, DatapathError> {
-        match Cgroup::open(&self.path) {
-            Ok(now) => self.datapath.is_in_force(now.id),
-            Err(DatapathError::NoCgroup(_)) => Ok(false),
-            Err(error) => Err(error),
-        }
-    }
-
-    /// Whether the client's connects are balanced in the cgroup with this id.
-    ///
-    /// # Errors
-    /// If that cannot be seen.
-    pub fn covers(&self, cgroup: u64) -> Result<bool, DatapathError> {
-        lb_kernel::is_attached(&self.pins, cgroup)
-    }
-
-    /// Full path of its cgroup, whether or not it exists.
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-
-    /// Why the programs are not attached, if the kernel refused.
-    pub fn attach_error(&self) -> Option<&str> {
-        self.attach_error.as_deref()
-    }
-
-    /// The cgroup that the programs were attached to when it was last looked at.
-    pub fn cgroup(&self) -> Option<&Cgroup> {
-        self.cgroup.as_ref()
-    }
 }
 
-fn balancer(client: &Client, limits: Limits, datapath: &Datapath) -> Result<Balancer, Refused> {
+fn balancer(client: &Client, limits: Limits, datapath: &Datapath, now: Instant) -> Result<Balancer, Refused> {
     let services = client.services.iter().map(|service| service.service.clone()).collect();
-    let mut balancer = Balancer::new(services, limits, datapath.applied().clone())?;
+    let mut balancer = Balancer::new(services, limits, datapath.applied().clone(), now)?;
     balancer.set_generations(datapath.tables().next_generations());
     Ok(balancer)
 }

@@ -19,8 +19,8 @@ impl Daemon {
     /// A few system calls per client.
     pub fn facts(&self, now: Instant) -> Facts {
         // One that runs and cannot be changed is among them as well.
-        let runs = |name: &str| self.client_tasks.iter().any(|client_task| client_task.client.name == name);
-        let unstarted = self.unstarted.iter().filter(|(client, _)| !runs(&client.name));
+        let runs = |name: &str| self.clients.tasks.iter().any(|client_task| client_task.client.name == name);
+        let unstarted = self.clients.unstarted.iter().filter(|(client, _)| !runs(&client.name));
         Facts {
             daemon: lb_view::status::Daemon {
                 pid: std::process::id(),
@@ -38,12 +38,13 @@ impl Daemon {
             },
             faults: self.faults(),
             clients: self
-                .client_tasks
+                .clients
+                .tasks
                 .iter()
                 .map(|client_task| self.client_facts(client_task, now))
                 .collect(),
             unstarted: unstarted.map(|(client, _)| client.name.clone()).collect(),
-            leaving: self.leaving.iter().map(|leaving| leaving.pins.clone()).collect(),
+            leaving: self.clients.leaving.iter().map(|leaving| leaving.pins.clone()).collect(),
         }
     }
 
@@ -68,7 +69,7 @@ impl Daemon {
     /// What is wrong that the maps do not show.
     fn faults(&self) -> Vec<Fault> {
         let mut faults = Vec::new();
-        for client_task in &self.client_tasks {
+        for client_task in &self.clients.tasks {
             let mut add = |code, text| faults.push(Fault::of_client(code, &client_task.client.name, text));
             if let Some(text) = detachment(client_task) {
                 add(FaultCode::NotAttached, text);
@@ -77,14 +78,14 @@ impl Daemon {
                 add(FaultCode::TablesBehind, text.to_owned());
             }
         }
-        for (client, error) in &self.unstarted {
+        for (client, error) in &self.clients.unstarted {
             faults.push(Fault::of_client(FaultCode::NotStarted, &client.name, error));
         }
         for HeldBack { client, why, .. } in self.held_back() {
             let text = format!("it is to leave a cgroup, and {why}");
             faults.push(Fault::of_client(FaultCode::CannotLeave, &client, text));
         }
-        for leaving in &self.leaving {
+        for leaving in &self.clients.leaving {
             let (Pins { client, version, .. }, detach) = (&leaving.pins, leaving.pins.detach_command());
             if let Some(error) = leaving.error() {
                 let text = format!(
@@ -118,7 +119,7 @@ impl Daemon {
 
     pub fn sources(&self, client_task: &ClientTask, now: Instant) -> BTreeMap<String, Source> {
         let services = client_task.client.services.iter();
-        let source = |name: &String| match self.files.get(name) {
+        let source = |name: &String| match self.sources.files.get(name) {
             None => {
                 let error = client_task.refused_static().get(name).cloned();
                 Source { file: None, good_for_s: None, failures: error.is_some().into(), error }

@@ -9,13 +9,41 @@ use std::time::Instant;
 
 use tracing::{info, warn};
 
-use super::file_io::{NoAnswer, PATIENCE};
-use super::lists::{FirstRead, Purpose};
+use super::file_io::{FileIo, NoAnswer, PATIENCE};
+use super::keeping::Keeping;
+use super::lists::{FirstRead, ListReader, Purpose};
 use super::{Daemon, Event};
-use crate::assignments::{self, Assignments, Consumer};
+use crate::assignments::{self, Assignments, AssignmentsByService, Consumer};
 use crate::config::{Client, Config, Source};
 use crate::source::watch::Watcher;
 use crate::source::{Contents, FileSource, Progress, SourceError, Stamp, directory_of};
+
+/// Where the endpoints of all services come from.
+pub struct Sources {
+    /// Lists that the configuration holds.
+    pub statics: AssignmentsByService,
+    /// By service name.
+    pub files: BTreeMap<String, WatchedFile>,
+    /// How many readings of files were begun.
+    pub readings: u64,
+    /// What files are read with.
+    pub lists: ListReader,
+    /// Lists that are kept for later starts.
+    pub keeping: Keeping,
+}
+
+impl Sources {
+    /// None yet.
+    pub fn new() -> Self {
+        Self {
+            statics: AssignmentsByService::new(),
+            files: BTreeMap::new(),
+            readings: 0,
+            lists: ListReader::new(FileIo::new()),
+            keeping: Keeping::default(),
+        }
+    }
+}
 
 /// A file that endpoints come from, and how it fares.
 pub struct WatchedFile {
@@ -101,7 +129,7 @@ impl WatchedFile {
 impl Look {
     /// Looks at a file and watches its directory. May take as long as its file system likes.
     pub fn at(path: &Path, watcher: Option<&Watcher>) -> Self {
-        // WatchedFile first: what changes from here on is an event of its own.
+        // Watched first: what changes from here on is an event of its own.
         let watched = watcher.map_or(Ok(()), |watcher| watcher.add(&directory_of(path)));
         Self { stamp: Stamp::at(path), unwatched: watched.err().map(|error| error.to_string()) }
     }
@@ -148,13 +176,13 @@ impl Daemon {
             failures: before.map_or(0, |before| before.failures),
             is_silent: false,
         };
-        self.files.insert(service.to_owned(), watched);
+        self.sources.files.insert(service.to_owned(), watched);
         self.read(service, begun, first.stamp, Some(first.result), now);
         match first.instead {
             None => {}
             Some(Ok(contents)) => {
                 warn!(service, "using the last good endpoint list of an earlier run");
-                self.deliver(service, contents);
+                self.deliver(service, contents, now);
             }
             Some(Err(error)) => {
                 warn!(service, error = %crate::error::chain(&error), "the last good list cannot be used either");
@@ -163,7 +191,7 @@ impl Daemon {
     }
 
     pub fn files_changed(&mut self, changes: &BTreeSet<PathBuf>, now: Instant) {
-        for file in self.files.values_mut() {
+        for file in self.sources.files.values_mut() {
             // Whatever changes beside it: the file may be a link to something there.
             let directory = directory_of(&file.source.path);
             if changes.iter().any(|path| *path == directory || path.parent() == Some(&directory)) {
@@ -174,12 +202,12 @@ impl Daemon {
 
     /// Looks at every file, and watches its directory: beside the loop, for either may not answer.
     pub fn look_at_files(&mut self) {
-        for (service, file) in &mut self.files {
+        for (service, file) in &mut self.sources.files {
             if !file.progress.begin_look() {
                 continue;
             }
             let (service, source, events) = (service.clone(), file.source.clone(), self.events.clone());
-            let (io, watcher) = (self.lists.io.clone(), self.watch.watcher());
+            let (io, watcher) = (self.sources.lists.io.clone(), self.watching.watch.watcher());
             tokio::spawn(async move {
                 let path = source.path.clone();
                 let look = move || Look::at(&path, watcher.as_ref());
@@ -198,7 +226,9 @@ impl Daemon {
         now: Instant,
     ) {
         // A reload may have changed where the service's endpoints come from.
-        let Some(file) = self.files.get_mut(service).filter(|file| file.source == *source) else { return };
+        let Some(file) = self.sources.files.get_mut(service).filter(|file| file.source == *source) else {
+            return;
+        };
         match result {
             Ok(look) => {
                 file.is_silent = false;
@@ -213,17 +243,18 @@ impl Daemon {
 
     /// Starts reading every file that has settled.
     pub fn start_reading(&mut self, now: Instant) {
-        let clients: Vec<&Client> = self.client_tasks.iter().map(|client_task| &client_task.client).collect();
-        for (service, file) in &mut self.files {
+        let clients: Vec<&Client> =
+            self.clients.tasks.iter().map(|client_task| &client_task.client).collect();
+        for (service, file) in &mut self.sources.files {
             let Some(known) = file.progress.begin(now) else { continue };
-            self.readings += 1;
-            let begun = self.readings;
+            self.sources.readings += 1;
+            let begun = self.sources.readings;
             let (service, source, events) = (service.clone(), file.source.clone(), self.events.clone());
             let consumers = assignments::consumers(clients.iter().copied(), &service);
             // A file that says the same again costs nothing.
             let purpose =
                 Purpose { consumers, before: file.newest().map(|contents| contents.assignments.clone()) };
-            let lists = self.lists.clone();
+            let lists = self.sources.lists.clone();
             tokio::spawn(async move {
                 let (stamp, result) = lists.read(&source, known, purpose).await;
                 let _ = events.send(Event::Read { service, source, begun, stamp, result }).await;
@@ -240,7 +271,7 @@ impl Daemon {
         result: Option<Result<Contents, SourceError>>,
         now: Instant,
     ) {
-        let file = self.files.get_mut(service).expect("it was read for its file");
+        let file = self.sources.files.get_mut(service).expect("it was read for its file");
         if begun < file.reading {
             return;
         }
@@ -260,7 +291,7 @@ impl Daemon {
                         endpoints = contents.assignments.list().as_slice().len(),
                         "endpoint list read"
                     );
-                    self.deliver(service, contents);
+                    self.deliver(service, contents, now);
                 } else if was_bad {
                     info!(service, path = %file.source.path.display(), "endpoint file is good again");
                 }
@@ -286,12 +317,13 @@ impl Daemon {
     }
 
     /// Gives a list to every client that uses the service. It is kept for later starts once all of them took it.
-    pub fn deliver(&mut self, service: &str, mut contents: Contents) {
-        let Delivered { is_complete, refused_by } = self.deliver_assignments(service, &contents.assignments);
+    pub fn deliver(&mut self, service: &str, mut contents: Contents, now: Instant) {
+        let Delivered { is_complete, refused_by } =
+            self.deliver_assignments(service, &contents.assignments, now);
         if !is_complete {
             self.compute(service, contents.assignments.clone());
         }
-        let file = self.files.get_mut(service).expect("delivered from its file");
+        let file = self.sources.files.get_mut(service).expect("delivered from its file");
         match refused_by.first_key_value() {
             // Whether it is in force is decided when it comes back.
             _ if !is_complete => {
@@ -304,7 +336,7 @@ impl Daemon {
                 file.newer = None;
                 // Nothing is left of it if it was kept before.
                 if !text.is_empty() {
-                    self.keeping.add(path, text);
+                    self.sources.keeping.add(path, text);
                 }
             }
             Some((client, refused)) => {
@@ -317,15 +349,20 @@ impl Daemon {
     }
 
     /// Gives a list to every client that uses the service and whose part of it is known.
-    pub fn deliver_assignments(&mut self, service: &str, assignments: &Assignments) -> Delivered {
+    pub fn deliver_assignments(
+        &mut self,
+        service: &str,
+        assignments: &Assignments,
+        now: Instant,
+    ) -> Delivered {
         let mut delivered = Delivered { is_complete: true, refused_by: BTreeMap::new() };
-        for client_task in &mut self.client_tasks {
+        for client_task in &mut self.clients.tasks {
             let Some(position) = client_task.position(service) else { continue };
             // One that keeps an earlier configuration may have the list in it.
             if !matches!(client_task.client.services[position].source, Source::File(_)) {
                 continue;
             }
-            match client_task.deliver(position, assignments) {
+            match client_task.deliver(position, assignments, now) {
                 Ok(taken) => delivered.is_complete &= taken,
                 Err(refused) => {
                     warn!(client = %client_task.client.name, service, error = %refused, "endpoint list refused");
@@ -339,7 +376,7 @@ impl Daemon {
     /// Computes beside the loop what the clients that there are now use of a list.
     fn compute(&self, service: &str, mut assignments: Assignments) {
         let consumers =
-            assignments::consumers(self.client_tasks.iter().map(|client_task| &client_task.client), service);
+            assignments::consumers(self.clients.tasks.iter().map(|client_task| &client_task.client), service);
         let (service, events) = (service.to_owned(), self.events.clone());
         tokio::task::spawn_blocking(move || {
             assignments.complete(&consumers);
@@ -349,43 +386,43 @@ impl Daemon {
 
     /// What was computed has come back. It counts if it is of the reading that waits for it: another list may have come
     /// since. Clients that have changed again make another turn.
-    pub fn computed(&mut self, service: &str, assignments: &Assignments) {
-        let Some(file) = self.files.get_mut(service) else { return };
+    pub fn computed(&mut self, service: &str, assignments: &Assignments, now: Instant) {
+        let Some(file) = self.sources.files.get_mut(service) else { return };
         if let Some(Newer::Computing(contents, was_refused)) = &file.newer
             && contents.assignments.is_of_the_same_reading(assignments)
         {
             let (mut contents, was_refused) = (contents.clone(), *was_refused);
             contents.assignments.take_over(assignments);
-            self.deliver(service, contents);
+            self.deliver(service, contents, now);
             if was_refused {
                 self.end_of_refusal(service);
             }
-            self.settle();
+            self.settle(now);
         }
     }
 
-    /// AssignmentsByService lists again that found no room, now that there is some.
-    pub fn assign_again(&mut self) {
+    /// Delivers lists again that found no room, now that there is some.
+    pub fn assign_again(&mut self, now: Instant) {
         for client_task in
-            self.client_tasks.iter_mut().filter(|client_task| !client_task.refused_static().is_empty())
+            self.clients.tasks.iter_mut().filter(|client_task| !client_task.refused_static().is_empty())
         {
-            if client_task.deliver_static(&self.statics).is_ok() {
+            if client_task.deliver_static(&self.sources.statics, now).is_ok() {
                 info!(client = %client_task.client.name, "endpoint list that was refused is in force");
             }
         }
-        let refused = self.files.iter().filter_map(|(service, file)| match &file.newer {
+        let refused = self.sources.files.iter().filter_map(|(service, file)| match &file.newer {
             Some(Newer::Refused(contents)) => Some((service.clone(), contents.clone())),
             Some(Newer::Computing(..)) | None => None,
         });
         for (service, contents) in refused.collect::<Vec<_>>() {
-            self.deliver(&service, contents);
+            self.deliver(&service, contents, now);
             self.end_of_refusal(&service);
         }
     }
 
     /// Says so if a list that was refused is in force now.
     fn end_of_refusal(&mut self, service: &str) {
-        if let Some(file) = self.files.get_mut(service)
+        if let Some(file) = self.sources.files.get_mut(service)
             && file.newer.is_none()
         {
             file.error = None;

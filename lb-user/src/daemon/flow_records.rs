@@ -70,12 +70,14 @@ impl Daemon {
             return;
         }
         let tick = ticks::tick(lb_kernel::monotonic_ns());
-        self.client_tasks
+        self.clients
+            .tasks
             .iter()
             .filter(|client_task| !client_task.is_unpinned())
             .for_each(|client_task| client_task.forget_errors(tick));
         let open = self
-            .client_tasks
+            .clients
+            .tasks
             .iter()
             .filter(|client_task| !client_task.is_unpinned() && client_task.open_flows() > 0);
         let target = |client_task: &ClientTask| ReclaimTarget {
@@ -84,12 +86,12 @@ impl Daemon {
         };
         let mut targets: Vec<ReclaimTarget> = open.map(target).collect();
         // Those that leave wait for nothing else. Of another version we do not know the records.
-        let leaving = self.leaving.iter().filter(|leaving| leaving.pins.is_of_this_version());
+        let leaving = self.clients.leaving.iter().filter(|leaving| leaving.pins.is_of_this_version());
         targets.extend(leaving.map(|leaving| ReclaimTarget { pins: leaving.pins.clone(), cgroup: None }));
         // One that takes longer than the interval is waited for.
         let Some(mut suspects) = self.passes.suspects.take() else { return };
         self.passes.last = Some(now);
-        self.passes.nothing_open(&self.client_tasks, &targets, now);
+        self.passes.nothing_open(&self.clients.tasks, &targets, now);
         if targets.is_empty() {
             self.passes.suspects = Some(suspects);
             return;
@@ -105,7 +107,7 @@ impl Daemon {
         self.passes.suspects = Some(suspects);
         self.passes.holders = pass.holders.err().map(|error| crate::error::chain(&error));
         for (client, result) in pass.clients {
-            let seen = self.client_tasks.iter().find(|client_task| client_task.client.name == client);
+            let seen = self.clients.task(&client);
             let seen = seen.map_or(0, |client_task| client_task.window().ended());
             let reclaim = self.passes.clients.entry(client.clone()).or_default();
             match result {

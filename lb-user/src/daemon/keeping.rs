@@ -41,12 +41,15 @@ impl Keeping {
 impl Daemon {
     /// Starts to keep what is to be kept.
     pub fn start_keeping(&mut self, now: Instant) {
-        if self.keeping.is_busy || self.keeping.lists.is_empty() || !self.keeping.retry.is_due(now) {
+        if self.sources.keeping.is_busy
+            || self.sources.keeping.lists.is_empty()
+            || !self.sources.keeping.retry.is_due(now)
+        {
             return;
         }
-        self.keeping.is_busy = true;
-        let lists = std::mem::take(&mut self.keeping.lists);
-        let (io, events) = (self.lists.io.clone(), self.events.clone());
+        self.sources.keeping.is_busy = true;
+        let lists = std::mem::take(&mut self.sources.keeping.lists);
+        let (io, events) = (self.sources.lists.io.clone(), self.events.clone());
         let directory = self.config.paths.state.join("last-good");
         let all = lists.clone();
         tokio::spawn(async move {
@@ -60,7 +63,7 @@ impl Daemon {
 
     /// Lists were kept, or not.
     pub fn kept(&mut self, Kept { mut left, error }: Kept, now: Instant) {
-        let keeping = &mut self.keeping;
+        let keeping = &mut self.sources.keeping;
         keeping.is_busy = false;
         left.append(&mut keeping.lists);
         keeping.lists = left;

@@ -68,10 +68,10 @@ impl Daemon {
     /// but not unnoticed: another socklb may have them in its configuration.
     pub fn resume_leaving(&mut self, config: &Config, now: Instant) {
         match self.find_leaving(config) {
-            Ok(()) => self.resuming.succeeded(),
+            Ok(()) => self.clients.resuming.succeeded(),
             Err(error) => {
                 let error = crate::error::chain(&error);
-                if self.resuming.failed(now, &error) {
+                if self.clients.resuming.failed(now, &error) {
                     warn!(
                         error,
                         "cannot see which clients an earlier daemon had begun to remove; trying again"
@@ -83,7 +83,7 @@ impl Daemon {
 
     /// The same again, if it failed.
     pub fn try_to_resume_leaving(&mut self, now: Instant) {
-        if self.resuming.error().is_some() && self.resuming.is_due(now) {
+        if self.clients.resuming.error().is_some() && self.clients.resuming.is_due(now) {
             self.resume_leaving(&self.config.clone(), now);
         }
     }
@@ -92,7 +92,7 @@ impl Daemon {
         let mut result = Ok(());
         for pins in self.strangers_to(config)? {
             let found = match lb_kernel::is_retired(&pins) {
-                Ok(true) => Leaving::new(pins).map(|leaving| self.leaving.push(leaving)),
+                Ok(true) => Leaving::new(pins).map(|leaving| self.clients.leaving.push(leaving)),
                 Ok(false) => {
                     // Told at the start alone; `status` goes on to say it.
                     if !self.is_ready {
@@ -121,7 +121,7 @@ impl Daemon {
         let mut pinned = Pins::all_versions(&config.paths.pins)?;
         pinned.retain(|pins| {
             !config.clients.iter().any(|client| client.name == pins.client)
-                && !self.leaving.iter().any(|leaving| leaving.pins == *pins)
+                && !self.clients.leaving.iter().any(|leaving| leaving.pins == *pins)
         });
         Ok(pinned)
     }
@@ -133,7 +133,7 @@ impl Daemon {
         let is_held_back = |pins: &Pins| {
             held_back.iter().any(|held| (&held.client, held.version) == (&pins.client, pins.version))
         };
-        self.leaving.retain_mut(|leaving| {
+        self.clients.leaving.retain_mut(|leaving| {
             if !leaving.removing.is_due(now) || (!leaving.retired && is_held_back(&leaving.pins)) {
                 return true;
             }
@@ -171,10 +171,10 @@ impl Daemon {
             };
             held_back.push(HeldBack { client: pins.client.clone(), version: pins.version, why });
         };
-        for Leaving { pins, .. } in self.leaving.iter().filter(|leaving| !leaving.retired) {
+        for Leaving { pins, .. } in self.clients.leaving.iter().filter(|leaving| !leaving.retired) {
             add(pins, lb_kernel::begins_at(pins).and_then(|cgroups| self.missing_successor(&cgroups, None)));
         }
-        for client_task in self.client_tasks.iter().filter(|client_task| client_task.has_moved()) {
+        for client_task in self.clients.tasks.iter().filter(|client_task| client_task.has_moved()) {
             let name = &client_task.client.name;
             let missing = |cgroups: Vec<u64>| self.missing_successor(&cgroups, Some(name));
             add(&client_task.pins, client_task.begins_elsewhere().and_then(missing));
@@ -205,7 +205,7 @@ impl Daemon {
             }
             let mut is_covered = false;
             for client_task in
-                self.client_tasks.iter().filter(|client_task| is_other(&client_task.client.name))
+                self.clients.tasks.iter().filter(|client_task| is_other(&client_task.client.name))
             {
                 is_covered |= client_task.covers(cgroup)?;
             }

@@ -125,11 +125,12 @@ impl Daemon {
     /// One line on how it goes, from what is at hand.
     fn summary(&self) -> String {
         let clients = self.config.clients.len();
-        let attached = self.client_tasks.iter().filter(|client_task| client_task.cgroup().is_some()).count();
+        let attached = self.clients.tasks.iter().filter(|client_task| client_task.cgroup().is_some()).count();
         let mut summary = format!("{attached} of {clients} clients attached");
-        let bad = self.files.values().filter(|file| file.error.is_some()).count();
+        let bad = self.sources.files.values().filter(|file| file.error.is_some()).count();
         if bad > 0 {
-            summary.push_str(&format!("; {bad} of {} endpoint files cannot be used", self.files.len()));
+            summary
+                .push_str(&format!("; {bad} of {} endpoint files cannot be used", self.sources.files.len()));
         }
         if self.reload.error.is_some() {
             summary.push_str("; the configuration file cannot be used");
@@ -144,14 +145,13 @@ impl Daemon {
             }
             Query::Clients(answer) => {
                 let _ = answer.send(
-                    self.client_tasks.iter().map(|client_task| client_task.client.name.clone()).collect(),
+                    self.clients.tasks.iter().map(|client_task| client_task.client.name.clone()).collect(),
                 );
             }
             Query::Explain { service, client, answer } => {
-                let client_task =
-                    self.client_tasks.iter().find(|client_task| client_task.client.name == client);
+                let client_task = self.clients.task(&client);
                 let explain = |client_task: &ClientTask| {
-                    explain::explain(&client_task.client, client_task.balancer(), Some(&service), true)
+                    explain::explain(&client_task.client, client_task.balancer(), now, Some(&service), true)
                 };
                 let _ = answer.send(client_task.map(explain).unwrap_or_default());
             }
@@ -169,16 +169,15 @@ impl Daemon {
     pub fn answer_waiters(&mut self) {
         for waiter in std::mem::take(&mut self.waiters) {
             let Waiter { client, cgroups, answer } = waiter;
-            let Some(client_task) =
-                self.client_tasks.iter().find(|client_task| client_task.client.name == client)
-            else {
+            let Some(client_task) = self.clients.task(&client) else {
                 // One that could not be started is tried again.
-                if self.unstarted.iter().any(|(other, _)| other.name == client) && !answer.is_closed() {
+                if self.clients.unstarted.iter().any(|(other, _)| other.name == client) && !answer.is_closed()
+                {
                     self.waiters.push(Waiter { client, cgroups, answer });
                     continue;
                 }
                 let clients =
-                    self.client_tasks.iter().map(|client_task| client_task.client.name.clone()).collect();
+                    self.clients.tasks.iter().map(|client_task| client_task.client.name.clone()).collect();
                 let _ = answer.send(Coverage::UnknownClient { clients });
                 continue;
             };

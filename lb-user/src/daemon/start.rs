@@ -15,7 +15,8 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tracing::{info, warn};
 
-use super::reload::{Load, Loaded, Opened};
+use super::loader::{Load, Loaded};
+use super::opening::Opened;
 use super::{Daemon, Event, fixed};
 use crate::api::{self, Query};
 use crate::config::Config;
@@ -111,8 +112,8 @@ pub async fn stop(daemon: Daemon, listeners: Listeners, mut inbox: mpsc::Receive
     daemon.stopping.store(true, Ordering::Relaxed);
     daemon.notifier.stopping();
     listeners.close().await;
-    let Daemon { client_tasks, leaving, notifier, events, .. } = daemon;
-    drop((client_tasks, leaving, events));
+    let Daemon { clients, notifier, events, .. } = daemon;
+    drop((clients, events));
     // What is being opened comes in with its locks. Nothing more comes when everybody who could send has ended.
     let emptied = async { while inbox.recv().await.is_some() {} };
     let _ = tokio::time::timeout(PATIENCE, emptied).await;
@@ -124,7 +125,7 @@ impl Daemon {
     /// Begins the start with the configuration that was read for it.
     pub fn begin(&mut self, config: Config, now: Instant) {
         self.resume_leaving(&config, now);
-        self.load(Load::Given(Box::new(config)));
+        self.load(Load::Given(Box::new(config)), now);
     }
 
     /// Takes the first configuration on.

@@ -3,6 +3,8 @@
 //! A client is taken out of the list of clients while something happens to it, so that it and the backends can both
 //! change. Must not know when backends stop and start.
 
+use std::time::Duration;
+
 use lb_common::pick::How;
 use lb_core::subset::random::{SplitMix64, mix64};
 
@@ -82,7 +84,7 @@ impl World<'_> {
             if client.version < version {
                 let job = &world.jobs[client.job];
                 let (list, membership) = assignments.task(client.index, &job.service);
-                client.learn(version, list, membership);
+                client.learn(Duration::from_micros(world.now), version, list, membership);
                 if job.holds_links() {
                     world.hold_links(id, client);
                 }

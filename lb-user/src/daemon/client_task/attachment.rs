@@ -1,0 +1,200 @@
+//! Where a client task is attached: at the cgroup that its path names now, and nowhere else for longer than it takes.
+//!
+//! A cgroup may be made anew at the same path, and a client may be configured for another one. The programs attach there
+//! first; old links go once no flow is open that may have begun at them. It reads no clock.
+
+use std::path::Path;
+use std::time::Instant;
+
+use lb_kernel::{Cgroup, DatapathError};
+
+use super::ClientTask;
+
+/// What became of a client's attachment when its cgroup was looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Followed {
+    /// The programs are where they were.
+    Unchanged,
+    /// They are attached to a cgroup to which they were not, or again.
+    Attached,
+    /// The cgroup is gone.
+    Lost,
+    /// Somebody has removed the client's pins.
+    Unpinned,
+}
+
+impl ClientTask {
+    /// Puts this build's programs in place of those that are attached, or attaches them: from now on the cgroup's connects
+    /// are balanced. Without a cgroup there is nothing to attach to yet. Where else they are attached they stay, until
+    /// [`ClientTask::leave_other_cgroups`].
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn attach(&mut self) -> Result<Followed, DatapathError> {
+        let result = match Cgroup::open(&self.path) {
+            Ok(now) => self.datapath.attach(&now).map(|()| {
+                self.cgroup = Some(now);
+                self.has_moved = true;
+                Followed::Attached
+            }),
+            Err(DatapathError::NoCgroup(_)) => {
+                Ok(if self.cgroup.take().is_some() { Followed::Lost } else { Followed::Unchanged })
+            }
+            Err(error) => Err(error),
+        };
+        self.attach_error = result.as_ref().err().map(|error| crate::error::chain(error));
+        result
+    }
+
+    /// Attaches again if the programs are not attached to the cgroup that the configured path names now: a service that
+    /// was restarted has a new cgroup at its old path, links can be removed by hand, and an attachment may have been cut
+    /// off. After a failure nothing is done until it is time to try again.
+    ///
+    /// # Errors
+    /// If the kernel refuses, or what is attached cannot be seen: everything stays as it was then. The error comes with
+    /// whether it is another one than before.
+    pub fn follow_cgroup(&mut self, now: Instant) -> Result<Followed, (DatapathError, bool)> {
+        if self.is_unpinned || !self.attaching.is_due(now) {
+            return Ok(Followed::Unchanged);
+        }
+        match self.attach_if_needed() {
+            Ok(followed) => {
+                self.attaching.succeeded();
+                Ok(followed)
+            }
+            Err(error) => {
+                let is_new = self.attaching.failed(now, &crate::error::chain(&error));
+                Err((error, is_new))
+            }
+        }
+    }
+
+    fn attach_if_needed(&mut self) -> Result<Followed, DatapathError> {
+        // What an earlier daemon has attached gets our programs, too.
+        if self.is_effective()? {
+            self.attach_error = None;
+            if self.cgroup.is_some() {
+                return Ok(Followed::Unchanged);
+            }
+        }
+        if self.look_for_pins()? { self.attach() } else { Ok(Followed::Unpinned) }
+    }
+
+    /// Something has changed at the client's cgroup: it is looked at again at once.
+    pub fn cgroup_changed(&mut self) {
+        self.attaching.retry_now();
+    }
+
+    /// Looks whether the client's pins are still those that this client task works on. Where the whole directory was removed,
+    /// somebody wants the client gone: it stays so until another one is opened for it.
+    ///
+    /// # Errors
+    /// If that cannot be seen.
+    pub fn look_for_pins(&mut self) -> Result<bool, DatapathError> {
+        if !self.is_unpinned && !self.pins.are_locked_by(&self.lock)? {
+            self.is_unpinned = true;
+            self.cgroup = None;
+            self.attach_error = None;
+        }
+        Ok(!self.is_unpinned)
+    }
+
+    /// Whether somebody has removed the client's pins.
+    pub fn is_unpinned(&self) -> bool {
+        self.is_unpinned
+    }
+
+    /// Leaves cgroups that are not the client's any more: lets no flow begin there, and detaches once no flow is open that
+    /// may have begun there. Only once whoever takes a cgroup over is attached there. After a failure nothing is done until
+    /// it is time to try again.
+    ///
+    /// # Errors
+    /// If a link cannot be looked at or removed; with whether it is another error than before.
+    pub fn leave_other_cgroups(&mut self, now: Instant) -> Result<(), (DatapathError, bool)> {
+        if !self.leaving.is_due(now) {
+            return Ok(());
+        }
+        let result = if self.has_moved { self.retire_other_links() } else { Ok(()) };
+        match result.and_then(|()| self.remove_other_links()) {
+            Ok(()) => {
+                self.has_moved = false;
+                self.leaving.succeeded();
+                Ok(())
+            }
+            Err(error) => {
+                let is_new = self.leaving.failed(now, &crate::error::chain(&error));
+                Err((error, is_new))
+            }
+        }
+    }
+
+    /// Whether flows may still begin in cgroups that the client has left.
+    pub fn has_moved(&self) -> bool {
+        self.has_moved
+    }
+
+    /// Cgroups other than the client's at which its flows still begin.
+    ///
+    /// # Errors
+    /// If the links cannot be read.
+    pub fn begins_elsewhere(&self) -> Result<Vec<u64>, DatapathError> {
+        let mut cgroups = lb_kernel::begins_at(&self.pins)?;
+        cgroups.retain(|cgroup| self.cgroup.as_ref().is_none_or(|ours| ours.id != *cgroup));
+        Ok(cgroups)
+    }
+
+    /// While there is no cgroup at the client's path, one that was removed there is left alone: sockets that were made in
+    /// it may still dial. One that lives elsewhere is not the client's any more.
+    fn retire_other_links(&self) -> Result<(), DatapathError> {
+        if let Some(cgroup) = &self.cgroup {
+            return self.datapath.leave_other_cgroups(cgroup);
+        }
+        match lb_kernel::attachment(&self.pins)?.and_then(lb_kernel::cgroup_of_id) {
+            Some(other) if other != self.path => lb_kernel::retire(&self.pins),
+            _ => Ok(()),
+        }
+    }
+
+    fn remove_other_links(&self) -> Result<(), DatapathError> {
+        let Some(cgroup) = &self.cgroup else { return Ok(()) };
+        if !self.datapath.has_old_links(cgroup)? || self.open_flows() > 0 {
+            return Ok(());
+        }
+        self.datapath.remove_old_links(cgroup)
+    }
+
+    /// Whether the programs of this client task are attached to the cgroup that the configured path names now.
+    ///
+    /// # Errors
+    /// If that cannot be seen, which says nothing of what is attached.
+    pub fn is_effective(&self) -> Result<bool, DatapathError> {
+        match Cgroup::open(&self.path) {
+            Ok(now) => self.datapath.is_in_force(now.id),
+            Err(DatapathError::NoCgroup(_)) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Whether the client's connects are balanced in the cgroup with this id.
+    ///
+    /// # Errors
+    /// If that cannot be seen.
+    pub fn covers(&self, cgroup: u64) -> Result<bool, DatapathError> {
+        lb_kernel::is_attached(&self.pins, cgroup)
+    }
+
+    /// Full path of its cgroup, whether or not it exists.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Why the programs are not attached, if the kernel refused.
+    pub fn attach_error(&self) -> Option<&str> {
+        self.attach_error.as_deref()
+    }
+
+    /// The cgroup that the programs were attached to when it was last looked at.
+    pub fn cgroup(&self) -> Option<&Cgroup> {
+        self.cgroup.as_ref()
+    }
+}

@@ -1,0 +1,65 @@
+//! What the programs of a client task have counted of late: samples of its counters, taken now and then.
+//!
+//! Counters only grow; what happened in the last minute is the difference of two samples. It reads no clock.
+
+use std::time::Instant;
+
+use lb_kernel::DatapathError;
+
+use super::ClientTask;
+use crate::window::{Sample, Window};
+
+impl ClientTask {
+    /// Remembers the counts of every slot now and then, for what was counted in the last minute.
+    ///
+    /// # Errors
+    /// If the kernel refuses a look-up; with whether it is another error than before.
+    pub fn sample(&mut self, now: Instant) -> Result<(), (DatapathError, bool)> {
+        if !self.window.is_due(now) || !self.counting.is_due(now) {
+            return Ok(());
+        }
+        match self.take_sample(now) {
+            Ok(()) => {
+                self.counting.succeeded();
+                Ok(())
+            }
+            Err(error) => {
+                let is_new = self.counting.failed(now, &crate::error::chain(&error));
+                Err((error, is_new))
+            }
+        }
+    }
+
+    fn take_sample(&mut self, now: Instant) -> Result<(), DatapathError> {
+        let (tables, backends) = (self.datapath.tables(), &self.datapath.applied().backends);
+        let slots: Vec<u32> = backends.keys().copied().collect();
+        let mut samples = Vec::with_capacity(slots.len());
+        let mut unequal = Vec::new();
+        tables.visit_counts(&slots, |slot, counts| {
+            if !counts.add_up() {
+                unequal.push(samples.len());
+            }
+            samples.push(Sample::of((slot, backends[&slot].generation), &counts.sums));
+        })?;
+        for at in unequal {
+            let sample: &mut Sample = &mut samples[at];
+            sample.is_off = tables.imbalance(sample.slot.0)? != 0;
+        }
+        let limited = self.limited()?;
+        self.window.push(now, samples, limited);
+        Ok(())
+    }
+
+    /// How many connects were refused because all backends were at their limit, of the services that have one.
+    fn limited(&self) -> Result<Vec<(u16, u64)>, DatapathError> {
+        let services = self.datapath.applied().services.iter();
+        let limited = services.filter(|(_, service)| service.rules.active_limit != 0);
+        let count = |index: u16| Ok((index, self.datapath.tables().outcomes(index)?.limited));
+        limited.map(|(index, _)| count(*index)).collect()
+    }
+
+    /// What was counted of late.
+    pub fn window(&self) -> &Window {
+        &self.window
+    }
+}

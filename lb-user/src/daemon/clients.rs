@@ -1,0 +1,221 @@
+//! The clients of the daemon: they come and go with the configuration, follow their cgroups, and are brought to their plans.
+//!
+//! What one client lacks is that client's: it is reported once and tried again, and all others go on.
+
+use std::collections::BTreeSet;
+use std::time::Instant;
+
+use lb_kernel::DatapathError;
+use tracing::{error, info, warn};
+
+use super::client_task::{ClientTask, Followed};
+use super::leaving::{HeldBack, Leaving};
+use super::{Daemon, Event};
+use crate::backoff::Backoff;
+use crate::config::{Client, Config};
+
+/// The clients of the daemon.
+#[derive(Default)]
+pub struct Clients {
+    /// Those that run.
+    pub tasks: Vec<ClientTask>,
+    /// Those that could not be started when the configuration was reloaded, and why. Tried again now and then.
+    pub unstarted: Vec<(Client, String)>,
+    /// Whether some are being opened beside the loop.
+    pub opening: bool,
+    /// Those on their way out.
+    pub leaving: Vec<Leaving>,
+    /// Taking up what an earlier daemon had begun to remove.
+    pub resuming: Backoff,
+    /// Whether a wait for readers is under way.
+    waiting_for_readers: bool,
+    /// Why the last wait for readers failed, if it did.
+    readers_error: Option<String>,
+}
+
+impl Clients {
+    /// The client of this name, if it runs.
+    pub fn task(&self, name: &str) -> Option<&ClientTask> {
+        self.tasks.iter().find(|task| task.client.name == name)
+    }
+
+    /// The same, to change it.
+    pub fn task_mut(&mut self, name: &str) -> Option<&mut ClientTask> {
+        self.tasks.iter_mut().find(|task| task.client.name == name)
+    }
+}
+
+impl Daemon {
+    /// Takes in a client that was opened, in place of one whose pins were removed if there is such a one.
+    pub fn take_in(&mut self, mut client_task: ClientTask, others: Vec<Leaving>, now: Instant) {
+        // What connects count from here on is of the last minute.
+        if let Err((error, _)) = client_task.sample(now) {
+            warn!(client = %client_task.client.name, error = %crate::error::chain(&error), "cannot read counters");
+        }
+        if !client_task.path().exists() {
+            // A path that is mistyped looks the same.
+            warn!(client = %client_task.client.name, cgroup = %client_task.client.cgroup.display(), "there is no such cgroup; waiting for it");
+        }
+        match self.clients.tasks.iter_mut().find(|before| before.client.name == client_task.client.name) {
+            Some(before) => *before = client_task,
+            None => self.clients.tasks.push(client_task),
+        }
+        self.clients.leaving.extend(others);
+    }
+
+    /// The clients that need not be opened: those whose pins were removed by hand are opened anew.
+    pub fn there(&mut self) -> BTreeSet<String> {
+        let mut there = BTreeSet::new();
+        for client_task in &mut self.clients.tasks {
+            let was_unpinned = client_task.is_unpinned();
+            // What cannot be seen is left alone.
+            if client_task.look_for_pins().unwrap_or(true) {
+                there.insert(client_task.client.name.clone());
+            } else if !was_unpinned {
+                tell(client_task, Followed::Unpinned);
+            }
+        }
+        there
+    }
+
+    pub fn names(&self) -> Vec<&str> {
+        self.clients.tasks.iter().map(|client_task| client_task.client.name.as_str()).collect()
+    }
+
+    /// Remembers which clients could not be started; each error is said once.
+    pub fn set_unstarted(&mut self, unstarted: Vec<(Client, String)>) {
+        for (client, error) in &unstarted {
+            let known = |(other, before): &(Client, String)| other.name == client.name && before == error;
+            if !self.clients.unstarted.iter().any(known) {
+                warn!(client = %client.name, %error, "cannot start the client, or change it");
+            }
+        }
+        self.clients.unstarted = unstarted;
+    }
+
+    /// Takes out the clients that the configuration no longer has. They are still attached.
+    pub fn drop_clients(&mut self, config: &Config) -> Vec<Leaving> {
+        let stays = |client_task: &ClientTask| {
+            config.clients.iter().any(|client| client.name == client_task.client.name)
+        };
+        let (stay, gone): (Vec<ClientTask>, Vec<ClientTask>) =
+            std::mem::take(&mut self.clients.tasks).into_iter().partition(stays);
+        self.clients.tasks = stay;
+        gone.into_iter().map(Leaving::of).collect()
+    }
+
+    pub fn settle(&mut self, now: Instant) {
+        for client_task in &mut self.clients.tasks {
+            let before = client_task.trouble().map(str::to_owned);
+            let result = client_task.settle(now);
+            // Said once, not once per attempt.
+            if let Err(error) = result
+                && client_task.trouble() != before.as_deref()
+            {
+                error!(client = %client_task.client.name, error = %crate::error::chain(&error), "cannot bring the maps to the plan");
+            }
+        }
+        self.wait_for_readers();
+    }
+
+    /// Starts a wait for readers if anybody needs one and none is under way.
+    pub fn wait_for_readers(&mut self) {
+        if self.clients.waiting_for_readers || !self.clients.tasks.iter().any(ClientTask::wants_wait) {
+            return;
+        }
+        self.clients.waiting_for_readers = true;
+        for client_task in &mut self.clients.tasks {
+            client_task.before_wait();
+        }
+        let events = self.events.clone();
+        tokio::task::spawn_blocking(move || {
+            // The loop is gone only when the daemon stops.
+            let _ = events.blocking_send(Event::ReadersGone(lb_kernel::wait_for_readers()));
+        });
+    }
+
+    pub fn readers_gone(&mut self, result: Result<(), DatapathError>, now: Instant) {
+        self.clients.waiting_for_readers = false;
+        if let Err(error) = result {
+            // Nothing is written again that may be in use: tables stay as they are until a wait succeeds.
+            let error = crate::error::chain(&error);
+            if self.clients.readers_error.as_ref() != Some(&error) {
+                error!(error, "no table can be replaced for now");
+            }
+            self.clients.readers_error = Some(error);
+            return;
+        }
+        self.clients.readers_error = None;
+        let mut freed = false;
+        for client_task in &mut self.clients.tasks {
+            client_task.after_wait();
+            freed |= client_task.free_idle(now);
+        }
+        if freed {
+            self.assign_again(now);
+        }
+        self.settle(now);
+    }
+
+    /// Attaches where a client's cgroup is another one now, or its links are gone.
+    pub fn follow_cgroups(&mut self, now: Instant) {
+        let mut moved = false;
+        // No flow begins before the tables are as they should be, unless an earlier daemon let it.
+        for client_task in self
+            .clients
+            .tasks
+            .iter_mut()
+            .filter(|client_task| client_task.cgroup().is_some() || !client_task.has_failed())
+        {
+            match client_task.follow_cgroup(now) {
+                Ok(followed) => {
+                    moved |= followed != Followed::Unchanged;
+                    tell(client_task, followed);
+                }
+                // Said once, not once per attempt.
+                Err((error, is_new)) if is_new => {
+                    warn!(client = %client_task.client.name, error = %crate::error::chain(&error), "cannot attach to the cgroup");
+                }
+                Err(_) => {}
+            }
+        }
+        if moved {
+            self.leave_other_cgroups(now);
+        }
+        self.answer_waiters();
+    }
+
+    /// Lets no flow begin where clients were attached before, and detaches there once their flows have ended. Only after
+    /// all of them are attached where they are now: of two that change places, each takes over before the other goes.
+    pub fn leave_other_cgroups(&mut self, now: Instant) {
+        let held_back: BTreeSet<String> =
+            self.held_back().into_iter().map(|HeldBack { client, .. }| client).collect();
+        for client_task in
+            self.clients.tasks.iter_mut().filter(|client_task| !held_back.contains(&client_task.client.name))
+        {
+            if let Err((error, true)) = client_task.leave_other_cgroups(now) {
+                warn!(client = %client_task.client.name, error = %crate::error::chain(&error), "cannot detach from an old cgroup");
+            }
+        }
+        self.retire_leaving(now);
+    }
+}
+
+/// Tells what became of a client's attachment.
+pub fn tell(client_task: &ClientTask, followed: Followed) {
+    let client = &client_task.client;
+    match (followed, client_task.cgroup()) {
+        (Followed::Attached, Some(cgroup)) => info!(
+            client = %client.name, cgroup = %cgroup.path.display(), id = cgroup.id, index = client.task.index,
+            count = client.task.count, services = client.services.len(), "client attached"
+        ),
+        (Followed::Lost, _) => {
+            info!(client = %client.name, cgroup = %client.cgroup.display(), "the cgroup is gone; waiting for it");
+        }
+        (Followed::Unpinned, _) => warn!(
+            client = %client.name,
+            "its pins were removed, so its connects go unbalanced; SIGHUP or a restart makes them anew and attaches it"
+        ),
+        (Followed::Unchanged | Followed::Attached, _) => {}
+    }
+}

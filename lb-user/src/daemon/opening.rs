@@ -1,0 +1,210 @@
+//! Clients that are opened beside the loop: at a reload, and again while they could not be started.
+//!
+//! To open one takes its lock and loads its programs, tens of milliseconds each; several wait for readers together.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use anyhow::{Result, anyhow, ensure};
+use lb_core::limits::Limits;
+use lb_kernel::{Features, Pins};
+use tokio::task::spawn_blocking;
+use tracing::warn;
+
+use super::client_task::{ClientTask, ClientTaskError};
+use super::leaving::{self, Leaving};
+use super::{Daemon, Event};
+use crate::assignments::{self, AssignmentsByService};
+use crate::config::Client;
+
+/// Clients that could not be started, tried again.
+pub struct Tried {
+    /// All that were tried.
+    pub clients: Vec<Client>,
+    /// Those of them that were not there, opened.
+    pub opened: Vec<Opened>,
+    /// The lists that were in force when it began, for all of them.
+    pub by_service: AssignmentsByService,
+}
+
+/// A client that was opened beside the loop, with what other versions have of it; or why it could not be.
+pub struct Opened {
+    /// As it is configured.
+    pub client: Client,
+    /// What came of it.
+    pub result: Result<(ClientTask, Vec<Leaving>)>,
+}
+
+impl Daemon {
+    /// What it takes to open clients beside the loop.
+    pub fn opener(&self, now: Instant) -> Opener {
+        Opener {
+            pins: self.config.paths.pins.clone(),
+            limits: self.config.limits,
+            features: self.features,
+            leaving: self.clients.leaving.iter().map(|leaving| leaving.pins.clone()).collect(),
+            stopping: self.stopping.clone(),
+            now,
+        }
+    }
+
+    /// Tries clients again that could not be started.
+    pub fn start_unstarted(&mut self, now: Instant) {
+        if self.clients.unstarted.is_empty() || self.clients.opening || self.reload.reading {
+            return;
+        }
+        // One that was to leave has come back: its lock is ours to give up.
+        let clients: Vec<Client> = self.clients.unstarted.iter().map(|(client, _)| client.clone()).collect();
+        let names: BTreeSet<String> = clients.iter().map(|client| client.name.clone()).collect();
+        self.clients
+            .leaving
+            .retain(|leaving| !leaving.pins.is_of_this_version() || !names.contains(&leaving.pins.client));
+        // Those that are there run with an earlier configuration.
+        let there = self.there();
+        self.clients.opening = true;
+        let (opener, events, in_force) = (self.opener(now), self.events.clone(), self.in_force());
+        let statics = self.sources.statics.clone();
+        spawn_blocking(move || {
+            let mut by_service = assignments::statics(&clients, &statics);
+            for (service, (_, mut assignments)) in in_force {
+                assignments.complete(&assignments::consumers(&clients, &service));
+                by_service.entry(service).or_insert(assignments);
+            }
+            let absent = clients.iter().filter(|client| !there.contains(&client.name));
+            let opened = opener.open_all(absent.cloned());
+            let _ = events.blocking_send(Event::Opened(Box::new(Tried { clients, opened, by_service })));
+        });
+    }
+
+    pub fn opened(&mut self, tried: Tried, now: Instant) {
+        self.clients.opening = false;
+        let Tried { clients, opened, by_service } = tried;
+        let mut unstarted = self.clients.unstarted.clone();
+        for client in clients {
+            // A reload may have changed or dropped it meanwhile.
+            let Some(at) = unstarted.iter().position(|(other, _)| *other == client) else { continue };
+            let Some(client_task) = self.clients.task_mut(&client.name) else {
+                continue;
+            };
+            if !client_task.is_unpinned() && client_task.reconfigure(client.clone(), now).is_ok() {
+                unstarted.remove(at);
+                self.deliver_to(&client.name, &by_service, now);
+            }
+        }
+        for Opened { client, result } in opened {
+            let Some(at) = unstarted.iter().position(|(other, _)| *other == client) else { continue };
+            match result {
+                Ok((client_task, others)) => {
+                    unstarted.remove(at);
+                    self.take_in(client_task, others, now);
+                    self.deliver_to(&client.name, &by_service, now);
+                }
+                Err(error) => unstarted[at].1 = format!("{error:#}"),
+            }
+        }
+        self.set_unstarted(unstarted);
+        self.settle(now);
+        self.watch_cgroups();
+        self.follow_cgroups(now);
+        self.leave_other_cgroups(now);
+    }
+
+    /// Gives one client the lists that are in force: at first those for which its part was computed, then those that have
+    /// come since.
+    pub fn deliver_to(&mut self, client: &str, by_service: &AssignmentsByService, now: Instant) {
+        let Some(client_task) = self.clients.task_mut(client) else {
+            return;
+        };
+        if let Err(refused) = client_task.deliver_static(by_service, now) {
+            warn!(client, error = %refused, "endpoint list refused");
+        }
+        let mut later = Vec::new();
+        let names = client_task.client.services.iter().map(|configured| configured.service.name.clone());
+        for (position, service) in names.collect::<Vec<_>>().into_iter().enumerate() {
+            let Some(file) = self.sources.files.get_mut(&service) else { continue };
+            if let Some(assignments) = by_service.get(&service) {
+                if let Err(refused) = client_task.deliver(position, assignments, now) {
+                    warn!(client, service, error = %refused, "endpoint list refused");
+                }
+                file.take_over(assignments);
+            }
+            let newest = file.newest().filter(|newest| {
+                by_service
+                    .get(&service)
+                    .is_none_or(|assignments| assignments.list() != newest.assignments.list())
+            });
+            later.extend(newest.map(|newest| (service, newest.clone())));
+        }
+        for (service, newest) in later {
+            self.deliver(&service, newest, now);
+        }
+    }
+}
+
+/// Opens clients, on whatever thread.
+pub struct Opener {
+    pub pins: PathBuf,
+    pub limits: Limits,
+    pub features: Features,
+    /// What leaves already is locked by us.
+    pub leaving: Vec<Pins>,
+    /// Whether nobody waits for them any more.
+    pub stopping: Arc<AtomicBool>,
+    /// When it began.
+    pub now: Instant,
+}
+
+impl Opener {
+    /// Opens a client, and locks what other versions have of it.
+    fn open(&self, client: Client) -> Result<(ClientTask, Vec<Leaving>)> {
+        // The locks of those that are open already are wanted by somebody else.
+        ensure!(!self.stopping.load(Ordering::Relaxed), "the daemon is stopping");
+        // Locked before anything is changed: another socklb of another version may be running.
+        let others = leaving::lock_other_versions(&self.pins, &client.name, &self.leaving)?;
+        let pins = Pins::of(&self.pins, &client.name);
+        match ClientTask::open(client, pins, self.limits, self.features, self.now) {
+            Ok(client_task) => Ok((client_task, others)),
+            // Its kind tells what to do about it.
+            Err(ClientTaskError::Datapath(error)) => Err(error.into()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Opens several; may block for tens of milliseconds each.
+    pub fn open_all(&self, clients: impl IntoIterator<Item = Client>) -> Vec<Opened> {
+        let open = |client: Client| Opened { result: self.open(client.clone()), client };
+        let mut opened: Vec<Opened> = clients.into_iter().map(open).collect();
+        let mut adopted = Vec::new();
+        for Opened { client, result } in &mut opened {
+            if let Ok((client_task, _)) = result
+                && !client_task.datapath().applied().services.is_empty()
+            {
+                client_task.before_wait();
+                adopted.push(client.name.clone());
+            }
+        }
+        if adopted.is_empty() {
+            return opened;
+        }
+        // A daemon that was killed may have replaced tables just now: what it left must not be written over while a program
+        // reads it.
+        let waited = lb_kernel::wait_for_readers().map_err(|error| crate::error::chain(&error));
+        for Opened { client, result } in &mut opened {
+            let (true, Ok((client_task, _))) = (adopted.contains(&client.name), &mut *result) else {
+                continue;
+            };
+            match &waited {
+                Ok(()) => {
+                    client_task.after_wait();
+                    // Before lists come in: they may need the slots of backends whose last flow ended meanwhile.
+                    client_task.free_idle(self.now);
+                }
+                Err(error) => *result = Err(anyhow!(error.clone())),
+            }
+        }
+        opened
+    }
+}

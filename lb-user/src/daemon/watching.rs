@@ -1,0 +1,70 @@
+//! What the kernel tells of directories that change: where cgroups appear, and where files lie.
+//!
+//! A watch can fail, and can be lost without a word: everything is looked at once a second all the same.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use tracing::{info, warn};
+
+use super::Daemon;
+use crate::source::directory_of;
+use crate::source::watch::Watch;
+
+/// The directories that are watched.
+pub struct Watching {
+    pub watch: Watch,
+    /// Directories of which it was reported that they cannot be watched.
+    unwatched: BTreeSet<PathBuf>,
+}
+
+impl Watching {
+    /// Watches with this.
+    pub fn new(watch: Watch) -> Self {
+        Self { watch, unwatched: BTreeSet::new() }
+    }
+}
+
+impl Daemon {
+    /// Watches for cgroups to appear, and gives back the watches that nobody wants any more. Directories of files are
+    /// watched when their files are looked at; what cannot be watched is looked at once a second all the same.
+    pub fn watch_cgroups(&mut self) {
+        let Some(watcher) = self.watching.watch.watcher() else { return };
+        let files = self.sources.files.values().map(|file| &file.source.path).chain([&self.config.path]);
+        let mut wanted: BTreeSet<PathBuf> = files.map(|path| directory_of(path)).collect();
+        let mut failed = Vec::new();
+        for client_task in &self.clients.tasks {
+            match watcher.add_nearest(client_task.path()) {
+                Ok(directory) => wanted.extend(directory),
+                Err(error) => failed.push((client_task.path().to_owned(), error.to_string())),
+            }
+        }
+        self.watching
+            .unwatched
+            .retain(|path| wanted.contains(path) || failed.iter().any(|(other, _)| other == path));
+        for (path, error) in failed {
+            self.tell_unwatched(&path, Some(error));
+        }
+        // A directory may have to be asked for, and need not answer.
+        tokio::task::spawn_blocking(move || watcher.keep_only(&wanted));
+    }
+
+    /// Tries again to watch anything at all.
+    pub fn watch_again(&mut self) {
+        if self.watching.watch.watcher().is_none()
+            && let Ok(watch) = Watch::new()
+        {
+            info!("directories are watched");
+            self.watching.watch = watch;
+        }
+    }
+
+    /// Says once that a directory cannot be watched.
+    pub fn tell_unwatched(&mut self, path: &Path, error: Option<String>) {
+        if let Some(error) = error
+            && self.watching.unwatched.insert(path.to_owned())
+        {
+            warn!(path = %path.display(), error, "cannot watch; looking once a second instead");
+        }
+    }
+}
