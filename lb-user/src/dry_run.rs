@@ -24,7 +24,7 @@ pub fn file_sources(config: &Config) -> Vec<FileSource> {
         if sources.iter().any(|source| source.service == service.address && source.path == *path) {
             continue;
         }
-        sources.push(FileSource::new(service, path.clone(), config));
+        sources.push(FileSource::new(service, path.clone(), &config.addresses, &config.paths.state));
     }
     sources
 }

@@ -23,7 +23,6 @@ use lb_kernel::trust::Untrusted;
 use thiserror::Error;
 
 use crate::assignments::Assignments;
-use crate::config::Config;
 use crate::daemon::NoAnswer;
 use crate::diagnostic::Faults;
 
@@ -193,8 +192,9 @@ pub struct FileSource {
 }
 
 impl FileSource {
-    /// The source of a service, keeping its last good list in the state directory.
-    pub fn new(service: &Service, path: PathBuf, config: &Config) -> Self {
+    /// The source of a service, keeping its last good list in the directory `state`. No endpoint may have one of the
+    /// addresses `services`, which are those of all services.
+    pub fn new(service: &Service, path: PathBuf, services: &[SocketAddr], state: &Path) -> Self {
         // The ending tells the format, and keeps the names of two services apart.
         let format =
             if path.extension().is_some_and(|extension| extension == "json") { "json" } else { "toml" };
@@ -202,8 +202,8 @@ impl FileSource {
         Self {
             path,
             service: service.address,
-            services: config.addresses.clone(),
-            last_good: config.paths.state.join("last-good").join(file),
+            services: services.to_vec(),
+            last_good: state.join("last-good").join(file),
         }
     }
 

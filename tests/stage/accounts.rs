@@ -73,7 +73,7 @@ impl Counted {
         for (name, flows) in &ledger.services {
             let sums = self.sums(&client, name, &mut differences);
             if sums.chosen != flows.chosen {
-                differences.push(format!("{name}: chosen: counted {}, seen {}", sums.chosen, flows.chosen));
+                differences.push(format!("{name}: started: counted {}, seen {}", sums.chosen, flows.chosen));
             }
             let mut at_most = |what: &str, counted: u64, seen: u64| {
                 if counted > seen {
@@ -109,10 +109,10 @@ impl Counted {
         let ended: u64 = ENDINGS.iter().map(|ending| sums.flows.ended(*ending)).sum();
         let Sums { chosen, active, reclaimed, untracked, .. } = *sums;
         match self {
-            Self::Active => (active > chosen).then(|| format!("chosen {chosen} < active {active}")),
+            Self::Active => (active > chosen).then(|| format!("started {chosen} < active {active}")),
             Self::Full => (chosen != ended + active + reclaimed + untracked).then(|| {
                 format!(
-                    "chosen {chosen} != ended {ended} + active {active} + reclaimed {reclaimed} + untracked {untracked}"
+                    "started {chosen} != ended {ended} + active {active} + reclaimed {reclaimed} + untracked {untracked}"
                 )
             }),
         }
@@ -251,7 +251,7 @@ mod tests {
         assert_eq!(Counted::Full.imbalance(&Sums::of(&backend, Counted::Full)), None);
         backend["started"] = 6.into();
         let told = Counted::Full.imbalance(&Sums::of(&backend, Counted::Full)).unwrap();
-        assert_eq!(told, "chosen 6 != ended 3 + active 1 + reclaimed 0 + untracked 1");
+        assert_eq!(told, "started 6 != ended 3 + active 1 + reclaimed 0 + untracked 1");
     }
 
     #[test]
@@ -264,7 +264,7 @@ mod tests {
             }
         }
         // Those without a record.
-        let chosen = "users: chosen: counted 10, seen 8";
+        let chosen = "users: started: counted 10, seen 8";
         let untracked = "users: untracked: counted 2, seen 0";
         let calls = "users: calls without a record: counted 2, seen 0";
         assert_eq!(Counted::Full.differences_of(&client(), &ledger), [chosen, calls, untracked]);

@@ -141,7 +141,9 @@ pub fn sources(config: &Config) -> BTreeMap<String, FileSource> {
     for configured in config.clients.iter().flat_map(|client| &client.services) {
         let Source::File(path) = &configured.source else { continue };
         let name = configured.service.name.clone();
-        sources.entry(name).or_insert_with(|| FileSource::new(&configured.service, path.clone(), config));
+        sources.entry(name).or_insert_with(|| {
+            FileSource::new(&configured.service, path.clone(), &config.addresses, &config.paths.state)
+        });
     }
     sources
 }

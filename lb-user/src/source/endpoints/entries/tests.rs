@@ -1,0 +1,94 @@
+//! Long and odd TOML files by example.
+
+use std::path::Path;
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// A tree without what is inside of values that no entry can have.
+fn pruned(table: &DeTable<'_>, is_root: bool) -> String {
+    let value = |value: &Spanned<DeValue<'_>>| match value.get_ref() {
+        DeValue::Array(list) if is_root => {
+            let entry = |entry: &Spanned<DeValue<'_>>| match entry.get_ref() {
+                DeValue::Table(table) => format!("{:?}{}", entry.span(), pruned(table, false)),
+                other => format!("{:?}{}", entry.span(), other.type_str()),
+            };
+            format!("{:?}", list.iter().map(entry).collect::<Vec<_>>())
+        }
+        DeValue::Table(_) => "a table".to_owned(),
+        DeValue::Array(_) => "a list".to_owned(),
+        other => format!("{:?} {other:?}", value.span()),
+    };
+    let pairs = table.iter().map(|(key, of)| format!("{}={}", key.get_ref(), value(of)));
+    format!("{{{}}}", pairs.collect::<Vec<_>>().join(","))
+}
+
+fn both(text: &str) -> [(String, String); 2] {
+    let path = Path::new("e.toml");
+    let of = |read: &dyn Fn(&mut Report<'_>) -> String| {
+        let mut report = Report::new(path, text);
+        let tree = read(&mut report);
+        let faults = report.finish(Some(())).map_or_else(|faults| faults.to_string(), |()| String::new());
+        // Of a faulty file only what is told of it counts.
+        (if faults.is_empty() { tree } else { String::new() }, faults)
+    };
+    [
+        of(&|report| pruned(&read(text, 1000, report), true)),
+        of(&|report| pruned(&document::read(text, report), true)),
+    ]
+}
+
+const GOOD: [&str; 6] = [
+    "[[endpoint]]\naddress = '10.0.0.1:80'\nindex = 0x7\nweight = 1_000\n[[endpoint]]\n\"address\" = \"10.0.0.2:80\"\n",
+    "endpoint = [ { address = '1', zone = \"\\u0061\" }, { address = '2', index = 1 }, ]\n",
+    "x = 1\n[[endpoint]]\na = [1, [2, {b = 3}]]\nb = { c = 1, d = [] }\nd.e = 1.5\nd.f = true\n[y]\nz = 1979-05-27\n",
+    "endpoint = []\nother = 'x'\n",
+    "[endpoint]\naddress = 'x'\n",
+    "endpoint = [1, 'x', [2], { a = 1 }]\n# the end",
+];
+
+#[test]
+fn what_is_kept_is_what_the_whole_tree_says() {
+    for text in GOOD {
+        let [ours, whole] = both(text);
+        assert_eq!(ours, whole, "{text}");
+        assert_eq!(ours.1, "", "{text}");
+    }
+}
+
+#[test]
+fn a_table_that_is_there_twice_is_a_fault() {
+    for text in [
+        "[[endpoint]]\na = 1\na = 2\n",
+        "endpoint = [{ a = 1, a = 2 }]\n",
+        "endpoint = []\n[[endpoint]]\n",
+        "x = 1\nx = 2\n",
+    ] {
+        let [ours, whole] = both(text);
+        assert!(ours.1.contains("duplicate key"), "{text}: {ours:?}");
+        assert_eq!(ours, whole, "{text}");
+    }
+}
+
+#[test]
+fn a_file_of_words_and_signs_without_end_is_refused_before_it_is_parsed() {
+    let mut report = Report::new(Path::new("e.toml"), "");
+    read(&"[".repeat(MAX_TOKENS + 1), 7, &mut report);
+    let faults = report.finish(Some(())).unwrap_err().to_string();
+    assert!(faults.contains("more than 1048576 words and signs"), "{faults}");
+}
+
+proptest! {
+    /// Whether a text is faulty, and where, does not depend on who reads it.
+    #[test]
+    fn a_mutation_is_faulty_for_both_readers_or_for_none(
+        which in 0..GOOD.len(), at in 0_usize..120, length in 0_usize..8, put in "[\\[\\]{}=\"',.0-9a-z\n ]{0,4}",
+    ) {
+        let mut text = GOOD[which].to_owned();
+        let at = at.min(text.len());
+        text.replace_range(at..(at + length).min(text.len()), &put);
+        let [ours, whole] = both(&text);
+        prop_assert_eq!(ours.1.is_empty(), whole.1.is_empty(), "{}: {:?} {:?}", text, ours, whole);
+    }
+}
