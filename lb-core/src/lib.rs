@@ -4,7 +4,7 @@
 //! this client task uses ([`subset`], [`membership`]) and how much it sends to each ([`weights`]); where they live in the
 //! kernel ([`slots`]); whether they may be chosen ([`availability`]); in which order connect takes them ([`schedule`]) and
 //! by which rules ([`rules`]); all of it as one value and the ordered steps towards it ([`plan`]); and the one door
-//! through which facts come in ([`balancer`]).
+//! through which facts come in ([`balancer`]); and, for the lists of the daemon, how each comes into force ([`feed`]).
 #![forbid(unsafe_code)]
 
 pub mod service;
@@ -30,6 +30,8 @@ pub mod rules;
 pub mod plan;
 
 pub mod balancer;
+
+pub mod feed;
 
 pub mod region;
 
