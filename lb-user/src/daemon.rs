@@ -50,6 +50,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result, anyhow};
+use lb_core::feed::Progress;
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
@@ -71,7 +72,6 @@ use self::report::{Notifier, Waiter};
 use self::start::Listeners;
 use self::watching::Watching;
 use crate::api::Query;
-use crate::assignments::Assignments;
 use crate::config::Config;
 use crate::source::watch::Watch;
 use crate::source::{Contents, FileSource, SourceError, Stamp};
@@ -113,7 +113,7 @@ enum Event {
     /// Lists were kept for later starts.
     Kept(Kept),
     /// What client tasks use of the service's list was computed.
-    Computed { service: String, assignments: Assignments },
+    Computed { service: String, contents: Contents },
     /// The configuration and all its files were read.
     Loaded(Box<Loaded>),
     /// Clients that could not be started were tried again.
@@ -313,7 +313,7 @@ impl Daemon {
                     self.settle(now);
                 }
             }
-            Event::Computed { service, assignments } => self.computed(&service, &assignments, now),
+            Event::Computed { service, contents } => self.computed(&service, &contents, now),
             Event::Opened(tried) => self.opened(*tried, now),
             Event::Loaded(loaded) if self.is_ready => self.loaded(*loaded, now),
             Event::Loaded(loaded) => {
@@ -334,8 +334,8 @@ impl Daemon {
     }
 
     fn next_due(&self) -> Instant {
-        let files = self.sources.files.values().map(|file| &file.progress);
-        let due = files.chain([self.reload.progress()]).filter_map(crate::source::Progress::due).min();
+        let files = self.sources.files.values().map(|file| &file.feed.progress);
+        let due = files.chain([self.reload.progress()]).filter_map(Progress::due).min();
         // Far enough away to mean "never": the tick comes first.
         due.unwrap_or_else(|| Instant::now() + 10 * TICK)
     }

@@ -15,9 +15,10 @@ use std::net::SocketAddr;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 use lb_core::endpoint::EndpointList;
+use lb_core::feed::{Fault, List, Version};
 use lb_core::service::Service;
 use lb_kernel::trust::Untrusted;
 use thiserror::Error;
@@ -25,9 +26,6 @@ use thiserror::Error;
 use crate::assignments::Assignments;
 use crate::daemon::NoAnswer;
 use crate::diagnostic::Faults;
-
-/// A file is read this long after the first change of a burst.
-const SETTLE: Duration = Duration::from_millis(200);
 
 /// The largest file that is read.
 const MAX_BYTES: u64 = endpoints::MAX_FILE_BYTES as u64;
@@ -60,10 +58,20 @@ pub enum SourceError {
 }
 
 impl SourceError {
-    /// Whether the same version of the file may be read later: that a descriptor or memory was wanting says nothing of
-    /// it. What is missing is seen when it appears.
-    pub fn may_pass(&self) -> bool {
-        matches!(self, Self::Read { source, .. } if source.kind() != io::ErrorKind::NotFound)
+    /// What it means for the feed. The same version of the file may be read later: that a descriptor or memory was wanting
+    /// says nothing of it. What is missing is seen when it appears.
+    pub fn into_fault(self) -> Fault {
+        let text = crate::error::chain(&self);
+        match self {
+            Self::NoAnswer(silent) => Fault::Silent(silent.to_string()),
+            Self::Read { source, .. } if source.kind() != io::ErrorKind::NotFound => Fault::Unread(text),
+            Self::Read { .. }
+            | Self::TooLarge(_)
+            | Self::KeptChanging(_)
+            | Self::CutOff(_)
+            | Self::Untrusted(_)
+            | Self::Invalid(_) => Fault::Faulty(text),
+        }
     }
 }
 
@@ -100,6 +108,11 @@ impl Stamp {
         now.checked_sub(changed).is_none_or(|age| age >= TICKS)
     }
 
+    /// The version of a file that has this stamp now.
+    pub fn version(stamp: Option<Self>) -> Version<Self> {
+        Version { stamp, is_settled: stamp.is_none_or(Self::is_settled) }
+    }
+
     /// The stamp of what lies at a path now; `None` if nothing can be found there.
     pub fn at(path: &Path) -> Option<Self> {
         fs::metadata(path).ok().as_ref().map(Self::of)
@@ -112,70 +125,6 @@ pub fn answers(path: &Path) -> Option<Stamp> {
     // A pipe would keep us waiting for a writer.
     drop(File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path));
     stamp
-}
-
-/// How far a file that may change has been read.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Progress {
-    /// The version that was read last, if it could be found, and whether its stamp tells it from a later one.
-    seen: Option<Stamp>,
-    settled: bool,
-    /// When it is to be read.
-    due: Option<Instant>,
-    /// Whether somebody looks at it, or reads it, now.
-    busy: bool,
-}
-
-impl Progress {
-    /// A file of which `stamp` was read.
-    pub fn of(stamp: Option<Stamp>) -> Self {
-        Self { seen: stamp, settled: stamp.is_none_or(Stamp::is_settled), due: None, busy: false }
-    }
-
-    /// Something changed. The first change of a burst sets the time of reading; later ones do not move it.
-    pub fn changed(&mut self, now: Instant) {
-        self.due.get_or_insert(now + SETTLE);
-    }
-
-    /// Whether to look now which version it is: a watch can be lost without a word. What was seen is for
-    /// [`Progress::looked`].
-    pub fn begin_look(&mut self) -> bool {
-        !std::mem::replace(&mut self.busy, true)
-    }
-
-    /// A look has found this version. Returns whether it is another one than was read.
-    pub fn looked(&mut self, stamp: Option<Stamp>) -> bool {
-        self.busy = false;
-        !self.settled || stamp != self.seen
-    }
-
-    /// A look has found nothing out. Whatever is found next is another version.
-    pub fn found_nothing(&mut self) {
-        *self = Self { due: self.due, ..Self::default() };
-    }
-
-    /// When it is to be read next.
-    pub fn due(&self) -> Option<Instant> {
-        self.due.filter(|_| !self.busy)
-    }
-
-    /// Begins to read if it is time, and returns the version that need not be read again, if it can be told. What changes
-    /// from here on starts the next period.
-    pub fn begin(&mut self, now: Instant) -> Option<Option<Option<Stamp>>> {
-        if self.busy || self.due.is_none_or(|due| due > now) {
-            return None;
-        }
-        self.due = None;
-        self.busy = true;
-        Some(self.settled.then_some(self.seen))
-    }
-
-    /// Reading of a version has ended. Returns whether it is another one than was read before.
-    pub fn done(&mut self, stamp: Option<Stamp>) -> bool {
-        let is_another = stamp != self.seen;
-        *self = Self { due: self.due, ..Self::of(stamp) };
-        is_another
-    }
 }
 
 /// What a file is read for.
@@ -235,6 +184,20 @@ pub struct Contents {
     pub assignments: Assignments,
     /// Until it is kept.
     pub text: Arc<[u8]>,
+}
+
+impl List for Contents {
+    fn says_the_same(&self, other: &Self) -> bool {
+        self.assignments.list() == other.assignments.list()
+    }
+
+    fn is_of_the_same_reading(&self, other: &Self) -> bool {
+        self.assignments.is_of_the_same_reading(&other.assignments)
+    }
+
+    fn take_over(&mut self, other: &Self) {
+        self.assignments.take_over(&other.assignments);
+    }
 }
 
 /// Reads the list at `path` and the text that it was read from. `service` is dialled at that address, if it is known;

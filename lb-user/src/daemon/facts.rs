@@ -126,9 +126,9 @@ impl Daemon {
             }
             Some(file) => Source {
                 file: Some(file.source.path.clone()),
-                good_for_s: file.good_since.map(|since| now.duration_since(since).as_secs()),
-                error: file.error_of(&client_task.client.name),
-                failures: file.failures,
+                good_for_s: file.feed.good_since().map(|since| now.duration_since(since).as_secs()),
+                error: file.feed.error_of(&client_task.client.name).map(str::to_owned),
+                failures: file.feed.failures(),
             },
         };
         services.map(|configured| &configured.service.name).map(|name| (name.clone(), source(name))).collect()

@@ -1,22 +1,25 @@
 //! Endpoint files: when each is read, and what becomes of the list that it holds.
 //!
-//! A list is read, and what each client task uses of it computed, beside the loop; the loop takes both in together. If
+//! What happens in which order is decided by [`Feed`]; here it is carried out. A list is read, and what each client task
+//! uses of it computed, beside the loop; the loop takes both in together. If
 //! clients have changed meanwhile, what they miss is computed in another turn, and until then they keep what they have.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use lb_core::feed::{Delivered, Effect, Feed, Next};
 use tracing::{info, warn};
 
 use super::file_io::{FileIo, NoAnswer, PATIENCE};
 use super::keeping::Keeping;
 use super::lists::{FirstRead, ListReader, Purpose};
+use super::loader::Reading;
 use super::{Daemon, Event};
 use crate::assignments::{self, Assignments, AssignmentsByService, Consumer};
 use crate::config::{Client, Config, Source};
 use crate::source::watch::Watcher;
-use crate::source::{Contents, FileSource, Progress, SourceError, Stamp, directory_of};
+use crate::source::{Contents, FileSource, SourceError, Stamp, directory_of};
 
 /// Where the endpoints of all services come from.
 pub struct Sources {
@@ -45,25 +48,10 @@ impl Sources {
     }
 }
 
-/// A file that endpoints come from, and how it fares.
+/// A file that endpoints come from, and how its list fares.
 pub struct WatchedFile {
     pub source: FileSource,
-    pub progress: Progress,
-    /// The number of the last reading that was taken in. One that was begun before it says what the file said earlier: what
-    /// tasks use of a list may take long to compute, and a reload reads all files for itself.
-    reading: u64,
-    /// What is in force.
-    contents: Option<Contents>,
-    /// What the file said last, if that is not in force.
-    newer: Option<Newer>,
-    pub good_since: Option<Instant>,
-    /// Why what it says is not in force everywhere; [`WatchedFile::error_of`] tells it to a client.
-    pub error: Option<String>,
-    /// If that is because clients have no room for it: which, and what each of them lacks. Others took it.
-    refused_by: BTreeMap<String, String>,
-    pub failures: u64,
-    /// Whether its file system does not answer. Once it does, the file is read whatever its version.
-    is_silent: bool,
+    pub feed: Feed<Stamp, Contents>,
 }
 
 /// What a look at a file has found: the version of what lies there, and why its directory cannot be watched, if so.
@@ -72,55 +60,10 @@ pub struct Look {
     pub unwatched: Option<String>,
 }
 
-/// A list that is not in force everywhere.
-enum Newer {
-    /// It was refused for want of room, and is offered again when something gets free.
-    Refused(Contents),
-    /// What some client task uses of it is being computed. The flag tells whether it was refused before.
-    Computing(Contents, bool),
-}
-
 impl WatchedFile {
-    /// Why what the file says is not in force at a client, if it is not.
-    pub fn error_of(&self, client: &str) -> Option<String> {
-        if self.refused_by.is_empty() { self.error.clone() } else { self.refused_by.get(client).cloned() }
-    }
-
-    /// The newest list that is in force, or will be once it is computed.
-    pub fn newest(&self) -> Option<&Contents> {
-        match &self.newer {
-            Some(Newer::Computing(contents, _)) => Some(contents),
-            Some(Newer::Refused(_)) | None => self.contents.as_ref(),
-        }
-    }
-
-    /// Whether a reading was taken in that was begun after this one.
-    pub fn was_read_after(&self, begun: u64) -> bool {
-        self.reading > begun
-    }
-
-    /// What was read is of no configuration: it stays, and its list is delivered anew.
-    pub fn carried_over(self) -> Self {
-        Self { contents: None, newer: None, ..self }
-    }
-
-    /// Its file system does not answer. Said once.
-    fn fell_silent(&mut self, service: &str, silent: &NoAnswer) {
-        self.progress.found_nothing();
-        if !std::mem::replace(&mut self.is_silent, true) {
-            warn!(service, error = %silent, "endpoint file cannot be used; what was in force stays");
-            self.failures += 1;
-            self.error = Some(silent.to_string());
-            self.refused_by.clear();
-        }
-    }
-
     /// Takes over what assignments of an equal list know.
     pub fn take_over(&mut self, assignments: &Assignments) {
-        let newer = self.newer.as_mut().map(|newer| match newer {
-            Newer::Refused(contents) | Newer::Computing(contents, _) => contents,
-        });
-        for contents in self.contents.iter_mut().chain(newer) {
+        for contents in self.feed.lists() {
             contents.assignments.take_over(assignments);
         }
     }
@@ -149,42 +92,34 @@ pub fn sources(config: &Config) -> BTreeMap<String, FileSource> {
 }
 
 impl Daemon {
-    /// Takes in the first reading of a file, completed, which happens before anything is attached. A file that cannot be used is
-    /// replaced by the last good one; without that, whatever the kernel holds stays, and on a first start connects get
-    /// the service's errno.
+    /// Takes in the reading of a file that a configuration names, completed; at a start, before anything is attached. A file
+    /// that cannot be used leaves what is in force, or is replaced by the last good one; without that, whatever the kernel
+    /// holds stays, and on a first start connects get the service's errno.
     ///
     /// How the service's file has fared until now stays, if it had one.
-    pub fn take_first(
-        &mut self,
-        service: &str,
-        source: FileSource,
-        begun: u64,
-        first: FirstRead,
-        before: Option<&WatchedFile>,
-        now: Instant,
-    ) {
-        // A version that cannot be used is one failure, however often the configuration is read.
-        let known = before.filter(|before| before.source == source).map(|before| before.progress);
-        let watched = WatchedFile {
-            source,
-            progress: known.unwrap_or_default(),
-            reading: 0,
-            contents: None,
-            newer: None,
-            good_since: before.and_then(|before| before.good_since),
-            // Said once per fault, not once per reload.
-            error: before.and_then(|before| before.error.clone()),
-            refused_by: before.map(|before| before.refused_by.clone()).unwrap_or_default(),
-            failures: before.map_or(0, |before| before.failures),
-            is_silent: false,
-        };
-        self.sources.files.insert(service.to_owned(), watched);
-        self.read(service, begun, first.stamp, Some(first.result), now);
-        match first.instead {
+    pub fn take_reloaded(&mut self, reading: Reading, begun: u64, before: Option<WatchedFile>, now: Instant) {
+        let Reading { service, source, first: FirstRead { stamp, result, instead }, in_force } = reading;
+        let before = before.filter(|before| before.source.service == source.service);
+        let is_same_file = before.as_ref().is_some_and(|before| before.source == source);
+        let (result, version) = (result.map_err(SourceError::into_fault), Stamp::version(stamp));
+        let before = before.map(|before| before.feed);
+        let (feed, reloaded) = Feed::reload(before, is_same_file, now, begun, version, result);
+        self.sources.files.insert(service.clone(), WatchedFile { source, feed });
+        self.carry_out(&service, reloaded.effect, now);
+        if let Some(mut contents) = reloaded.kept {
+            if let Some(computed) = &in_force {
+                contents.assignments.take_over(computed);
+                // Another list may have come while the configuration was read. Clients that are new begin with the one
+                // before, rather than with none.
+                self.deliver_assignments(&service, computed, now);
+            }
+            self.deliver(&service, contents, now);
+        }
+        match instead.filter(|_| reloaded.wants_last_good) {
             None => {}
             Some(Ok(contents)) => {
                 warn!(service, "using the last good endpoint list of an earlier run");
-                self.deliver(service, contents, now);
+                self.deliver(&service, contents, now);
             }
             Some(Err(error)) => {
                 warn!(service, error = %crate::error::chain(&error), "the last good list cannot be used either");
@@ -197,7 +132,7 @@ impl Daemon {
             // Whatever changes beside it: the file may be a link to something there.
             let directory = directory_of(&file.source.path);
             if changes.iter().any(|path| *path == directory || path.parent() == Some(&directory)) {
-                file.progress.changed(now);
+                file.feed.progress.changed(now);
             }
         }
     }
@@ -205,7 +140,7 @@ impl Daemon {
     /// Looks at every file, and watches its directory: beside the loop, for either may not answer.
     pub fn look_at_files(&mut self) {
         for (service, file) in &mut self.sources.files {
-            if !file.progress.begin_look() {
+            if !file.feed.progress.begin_look() {
                 continue;
             }
             let (service, source, events) = (service.clone(), file.source.clone(), self.events.clone());
@@ -233,13 +168,15 @@ impl Daemon {
         };
         match result {
             Ok(look) => {
-                file.is_silent = false;
-                if file.progress.looked(look.stamp) {
-                    file.progress.changed(now);
+                if file.feed.progress.looked(look.stamp) {
+                    file.feed.progress.changed(now);
                 }
-                self.tell_unwatched(&directory_of(&source.path), look.unwatched);
+                self.report_unwatched(&directory_of(&source.path), look.unwatched);
             }
-            Err(silent) => file.fell_silent(service, &silent),
+            Err(silent) => {
+                let effect = file.feed.fell_silent(silent.to_string());
+                self.carry_out(service, effect, now);
+            }
         }
     }
 
@@ -248,14 +185,16 @@ impl Daemon {
         let clients: Vec<&Client> =
             self.clients.tasks.iter().map(|client_task| &client_task.client).collect();
         for (service, file) in &mut self.sources.files {
-            let Some(known) = file.progress.begin(now) else { continue };
+            let Some(known) = file.feed.progress.begin(now) else { continue };
             self.sources.readings += 1;
             let begun = self.sources.readings;
             let (service, source, events) = (service.clone(), file.source.clone(), self.events.clone());
             let consumers = assignments::consumers(clients.iter().copied(), &service);
             // A file that says the same again costs nothing.
-            let purpose =
-                Purpose { consumers, before: file.newest().map(|contents| contents.assignments.clone()) };
+            let purpose = Purpose {
+                consumers,
+                before: file.feed.newest().map(|contents| contents.assignments.clone()),
+            };
             let lists = self.sources.lists.clone();
             tokio::spawn(async move {
                 let (stamp, result) = lists.read(&source, known, purpose).await;
@@ -274,78 +213,50 @@ impl Daemon {
         now: Instant,
     ) {
         let file = self.sources.files.get_mut(service).expect("it was read for its file");
-        if begun < file.reading {
-            return;
-        }
-        file.reading = begun;
-        let is_another = file.progress.done(stamp);
-        match result {
+        let result = result.map(|result| result.map_err(SourceError::into_fault));
+        let effect = file.feed.read(now, begun, Stamp::version(stamp), result);
+        self.carry_out(service, effect, now);
+    }
+
+    fn carry_out(&mut self, service: &str, effect: Option<Effect<Contents>>, now: Instant) {
+        match effect {
             None => {}
-            Some(Ok(contents)) => {
-                let was_bad = file.error.take().is_some();
-                file.refused_by.clear();
-                file.good_since = Some(now);
-                let in_force = file.contents.as_ref().map(|before| before.assignments.list());
-                // What is in force may be what the file has gone back to.
-                if file.newer.is_some() || in_force != Some(contents.assignments.list()) {
-                    info!(
-                        service,
-                        endpoints = contents.assignments.list().as_slice().len(),
-                        "endpoint list read"
-                    );
-                    self.deliver(service, contents, now);
-                } else if was_bad {
-                    info!(service, path = %file.source.path.display(), "endpoint file is good again");
-                }
+            Some(Effect::Deliver(contents)) => {
+                let endpoints = contents.assignments.list().as_slice().len();
+                info!(service, endpoints, "endpoint list read");
+                self.deliver(service, contents, now);
             }
-            Some(Err(SourceError::NoAnswer(silent))) => file.fell_silent(service, &silent),
-            Some(Err(error)) => {
-                let may_pass = error.may_pass();
-                let error = crate::error::chain(&error);
-                let is_new = file.error.as_ref() != Some(&error);
-                // Said once per version of the file, not once per look.
-                if is_new {
-                    warn!(service, %error, "endpoint file cannot be used; what was in force stays");
-                }
-                if may_pass {
-                    file.progress.found_nothing();
-                }
-                // One fault, however often it is tried again, or a version read that had only just been written.
-                file.failures += u64::from(is_new || is_another && !may_pass);
-                file.error = Some(error);
-                file.refused_by.clear();
+            Some(Effect::GoodAgain) => {
+                let path = self.sources.files.get(service).map(|file| file.source.path.display().to_string());
+                info!(service, path, "endpoint file is good again");
+            }
+            Some(Effect::Unusable(error)) => {
+                warn!(service, error, "endpoint file cannot be used; what was in force stays");
             }
         }
     }
 
     /// Gives a list to every client that uses the service. It is kept for later starts once all of them took it.
-    pub fn deliver(&mut self, service: &str, mut contents: Contents, now: Instant) {
-        let Delivered { is_complete, refused_by } =
-            self.deliver_assignments(service, &contents.assignments, now);
-        if !is_complete {
-            self.compute(service, contents.assignments.clone());
-        }
-        let file = self.sources.files.get_mut(service).expect("delivered from its file");
-        match refused_by.first_key_value() {
-            // Whether it is in force is decided when it comes back.
-            _ if !is_complete => {
-                let was_refused = matches!(file.newer, Some(Newer::Refused(_) | Newer::Computing(_, true)));
-                file.newer = Some(Newer::Computing(contents, was_refused));
-            }
-            None => {
-                let (path, text) = (file.source.last_good.clone(), std::mem::take(&mut contents.text));
-                file.contents = Some(contents);
-                file.newer = None;
-                // Nothing is left of it if it was kept before.
-                if !text.is_empty() {
-                    self.sources.keeping.add(path, text);
+    pub fn deliver(&mut self, service: &str, contents: Contents, now: Instant) {
+        let mut next = Some(contents);
+        // Bound: after a list that is in force at most one follows, which had been refused.
+        while let Some(contents) = next.take() {
+            let delivered = self.deliver_assignments(service, &contents.assignments, now);
+            let file = self.sources.files.get_mut(service).expect("delivered from its file");
+            match file.feed.delivered(contents, delivered) {
+                Next::Compute(contents) => self.compute(service, contents),
+                Next::Wait => {}
+                Next::Keep { was_refused, refused } => {
+                    if was_refused {
+                        info!(service, "endpoint list that was refused is in force");
+                    }
+                    let text = file.feed.in_force().map(|contents| std::mem::take(&mut contents.text));
+                    // Nothing is left of it if it was kept before.
+                    if let Some(text) = text.filter(|text| !text.is_empty()) {
+                        self.sources.keeping.add(file.source.last_good.clone(), text);
+                    }
+                    next = refused;
                 }
-            }
-            Some((client, refused)) => {
-                file.error = Some(format!("client {client}: {refused}"));
-                file.refused_by = refused_by;
-                file.failures += 1;
-                file.newer = Some(Newer::Refused(contents));
             }
         }
     }
@@ -357,7 +268,7 @@ impl Daemon {
         assignments: &Assignments,
         now: Instant,
     ) -> Delivered {
-        let mut delivered = Delivered { is_complete: true, refused_by: BTreeMap::new() };
+        let mut delivered = Delivered::default();
         for client_task in &mut self.clients.tasks {
             let Some(position) = client_task.position(service) else { continue };
             // One that keeps an earlier configuration may have the list in it.
@@ -365,7 +276,7 @@ impl Daemon {
                 continue;
             }
             match client_task.deliver(position, assignments, now) {
-                Ok(taken) => delivered.is_complete &= taken,
+                Ok(is_known) => delivered.is_incomplete |= !is_known,
                 Err(refused) => {
                     warn!(client = %client_task.client.name, service, error = %refused, "endpoint list refused");
                     delivered.refused_by.insert(client_task.client.name.clone(), refused.to_string());
@@ -376,29 +287,21 @@ impl Daemon {
     }
 
     /// Computes beside the loop what the clients that there are now use of a list.
-    fn compute(&self, service: &str, mut assignments: Assignments) {
-        let consumers =
-            assignments::consumers(self.clients.tasks.iter().map(|client_task| &client_task.client), service);
+    fn compute(&self, service: &str, mut contents: Contents) {
+        let clients = self.clients.tasks.iter().map(|client_task| &client_task.client);
+        let consumers = assignments::consumers(clients, service);
         let (service, events) = (service.to_owned(), self.events.clone());
         tokio::task::spawn_blocking(move || {
-            assignments.complete(&consumers);
-            let _ = events.blocking_send(Event::Computed { service, assignments });
+            contents.assignments.complete(&consumers);
+            let _ = events.blocking_send(Event::Computed { service, contents });
         });
     }
 
-    /// What was computed has come back. It counts if it is of the reading that waits for it: another list may have come
-    /// since. Clients that have changed again make another turn.
-    pub fn computed(&mut self, service: &str, assignments: &Assignments, now: Instant) {
+    /// What was computed has come back. Clients that have changed again make another turn.
+    pub fn computed(&mut self, service: &str, contents: &Contents, now: Instant) {
         let Some(file) = self.sources.files.get_mut(service) else { return };
-        if let Some(Newer::Computing(contents, was_refused)) = &file.newer
-            && contents.assignments.is_of_the_same_reading(assignments)
-        {
-            let (mut contents, was_refused) = (contents.clone(), *was_refused);
-            contents.assignments.take_over(assignments);
+        if let Some(contents) = file.feed.computed(contents) {
             self.deliver(service, contents, now);
-            if was_refused {
-                self.end_of_refusal(service);
-            }
             self.settle(now);
         }
     }
@@ -412,34 +315,12 @@ impl Daemon {
                 info!(client = %client_task.client.name, "endpoint list that was refused is in force");
             }
         }
-        let refused = self.sources.files.iter().filter_map(|(service, file)| match &file.newer {
-            Some(Newer::Refused(contents)) => Some((service.clone(), contents.clone())),
-            Some(Newer::Computing(..)) | None => None,
-        });
+        let files = self.sources.files.iter();
+        let refused = files.filter_map(|(service, file)| Some((service.clone(), file.feed.room_appeared()?)));
         for (service, contents) in refused.collect::<Vec<_>>() {
             self.deliver(&service, contents, now);
-            self.end_of_refusal(&service);
         }
     }
-
-    /// Says so if a list that was refused is in force now.
-    fn end_of_refusal(&mut self, service: &str) {
-        if let Some(file) = self.sources.files.get_mut(service)
-            && file.newer.is_none()
-        {
-            file.error = None;
-            file.refused_by.clear();
-            info!(service, "endpoint list that was refused is in force");
-        }
-    }
-}
-
-/// What became of a list that was given to clients.
-pub struct Delivered {
-    /// Whether everybody's part was known.
-    pub is_complete: bool,
-    /// Which clients did not take it, and why not.
-    refused_by: BTreeMap<String, String>,
 }
 
 /// Completes assignments, with what earlier ones of an equal list know already.

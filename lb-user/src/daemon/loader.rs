@@ -68,8 +68,8 @@ pub struct Loader {
     pub running: Config,
     pub before: BTreeMap<String, (FileSource, Assignments)>,
     pub statics: AssignmentsByService,
-    /// Whether somebody asked for it.
-    pub asked: bool,
+    /// Whether an operator asked for it.
+    pub is_asked: bool,
     pub opener: Opener,
     /// Clients that need not be opened.
     pub there: BTreeSet<String>,
@@ -80,7 +80,7 @@ impl Loader {
         /// At a start a file is waited for so long before the list of an earlier run is used.
         const AT_A_START: Duration = Duration::from_secs(2);
         let patience = if matches!(load, Load::Given(_)) { AT_A_START } else { PATIENCE };
-        let is_wanted = self.asked || matches!(load, Load::Given(_));
+        let is_wanted = self.is_asked || matches!(load, Load::Given(_));
         let (stamp, config) = match load {
             Load::Given(config) => (None, Ok(*config)),
             Load::File => self.reread().await,

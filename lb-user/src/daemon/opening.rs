@@ -53,7 +53,7 @@ impl Daemon {
 
     /// Tries clients again that could not be started.
     pub fn start_unstarted(&mut self, now: Instant) {
-        if self.clients.unstarted.is_empty() || self.clients.opening || self.reload.reading {
+        if self.clients.unstarted.is_empty() || self.clients.opening || self.reload.turn.is_reading() {
             return;
         }
         // One that was to leave has come back: its lock is ours to give up.
@@ -131,7 +131,7 @@ impl Daemon {
                 }
                 file.take_over(assignments);
             }
-            let newest = file.newest().filter(|newest| {
+            let newest = file.feed.newest().filter(|newest| {
                 by_service
                     .get(&service)
                     .is_none_or(|assignments| assignments.list() != newest.assignments.list())

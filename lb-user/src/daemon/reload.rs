@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::{Instant, SystemTime};
 
+use lb_core::feed::{Progress, ReadTurn};
 use tracing::{info, warn};
 
 use super::changes::changes;
@@ -17,21 +18,15 @@ use super::opening::Opened;
 use super::{Daemon, Event, Reread, fixed};
 use crate::assignments::Assignments;
 use crate::config::Config;
-use crate::source::{FileSource, Progress, Stamp, directory_of};
+use crate::source::{FileSource, Stamp, directory_of};
 
 /// How the configuration file fares.
 pub struct Reload {
     file: PathBuf,
-    progress: Progress,
-    /// Whether its file system does not answer. Once it does, the file is read whatever its version.
-    is_silent: bool,
+    progress: Progress<Stamp>,
     reread: Reread,
-    pub reading: bool,
-    /// Somebody asked by SIGHUP for what is being read.
-    asked: bool,
-    /// It is to be read once more; ... and somebody asked for that.
-    again: bool,
-    asked_again: bool,
+    /// Whether it is being read, and whether an operator asked for that by SIGHUP.
+    pub turn: ReadTurn,
     /// How often a configuration was taken on, and could not be used, since the start.
     pub taken_on: u64,
     pub refused: u64,
@@ -48,13 +43,9 @@ impl Reload {
     pub fn new(file: &Path, stamp: Option<Stamp>, reread: Reread, now: SystemTime) -> Self {
         Self {
             file: file.to_owned(),
-            progress: Progress::of(stamp),
-            is_silent: false,
+            progress: Progress::of(Stamp::version(stamp)),
             reread,
-            reading: false,
-            asked: false,
-            again: false,
-            asked_again: false,
+            turn: ReadTurn::Idle,
             taken_on: 0,
             refused: 0,
             in_force_since: now,
@@ -63,7 +54,7 @@ impl Reload {
         }
     }
 
-    pub fn progress(&self) -> &Progress {
+    pub fn progress(&self) -> &Progress<Stamp> {
         &self.progress
     }
 
@@ -79,8 +70,14 @@ impl Reload {
 impl Daemon {
     /// SIGHUP: at once, and whether or not the file has changed, for the files that it names may have.
     pub fn reload_now(&mut self, now: Instant) {
-        self.reload.asked_again = true;
-        self.load(Load::File, now);
+        self.request(true, now);
+    }
+
+    /// Has the file read: at once, or after the reading that is under way.
+    fn request(&mut self, is_asked: bool, now: Instant) {
+        if self.reload.turn.request(is_asked) {
+            self.load(Load::File, is_asked, now);
+        }
     }
 
     /// Looks whether the configuration file is another one: beside the loop, for it may not answer.
@@ -111,39 +108,38 @@ impl Daemon {
     pub fn looked_at_config(&mut self, is_due: bool, result: Result<Look, NoAnswer>, now: Instant) {
         match result {
             Ok(look) => {
-                self.reload.is_silent = false;
                 let directory = directory_of(&self.reload.file);
-                self.tell_unwatched(&directory, look.unwatched);
+                self.report_unwatched(&directory, look.unwatched);
                 let is_another = self.reload.progress.looked(look.stamp);
                 if is_another && is_due {
                     // Nobody has to look while it is read.
                     self.reload.progress.begin_look();
-                    self.load(Load::File, now);
+                    self.request(false, now);
                 } else if is_another {
                     self.reload.progress.changed(now);
                 }
             }
-            Err(silent) => self.config_fell_silent(&silent),
+            Err(silent) => self.config_fell_silent(&silent, false),
         }
     }
 
-    fn config_fell_silent(&mut self, silent: &NoAnswer) {
-        self.reload.progress.found_nothing();
-        if self.reload.asked || !self.reload.is_silent {
+    fn config_fell_silent(&mut self, silent: &NoAnswer, is_asked: bool) {
+        let is_new = self.reload.progress.fell_silent();
+        if is_asked || is_new {
             warn!(error = %silent, "the configuration cannot be used; what was in force stays");
         }
-        self.reload.is_silent = true;
         self.reload.error = Some(silent.to_string());
     }
 
-    /// Reads a configuration, and the files that it names, and opens its clients, all beside the loop.
-    pub fn load(&mut self, load: Load, now: Instant) {
-        if self.reload.reading {
-            self.reload.again = true;
-            return;
+    /// Begins the start with the configuration that it was given.
+    pub fn load_given(&mut self, config: Config, now: Instant) {
+        if self.reload.turn.request(false) {
+            self.load(Load::Given(Box::new(config)), false, now);
         }
-        self.reload.reading = true;
-        self.reload.asked = std::mem::take(&mut self.reload.asked_again);
+    }
+
+    /// Reads a configuration, and the files that it names, and opens its clients, all beside the loop.
+    fn load(&mut self, load: Load, is_asked: bool, now: Instant) {
         if self.is_ready {
             self.notifier.reloading();
         }
@@ -154,7 +150,7 @@ impl Daemon {
             lists: self.sources.lists.clone(),
             begun: self.sources.readings,
             running: self.config.clone(),
-            asked: self.reload.asked,
+            is_asked,
             opener: self.opener(now),
             there: self.there(),
             before: self.in_force(),
@@ -168,14 +164,14 @@ impl Daemon {
     }
 
     pub fn loaded(&mut self, loaded: Loaded, now: Instant) {
-        self.reload.reading = false;
+        let (is_asked, again) = self.reload.turn.ended();
         let is_first = loaded.stamp.is_none();
         if let Some(stamp) = loaded.stamp {
-            self.reload.progress.done(stamp);
+            self.reload.progress.done(Stamp::version(stamp));
         }
         match loaded.config {
             // A file that was only touched, or read before its stamp could tell versions apart, or put right as it was.
-            Ok(config) if config == self.config && !self.reload.asked && !is_first => {
+            Ok(config) if config == self.config && !is_asked && !is_first => {
                 if self.reload.error.take().is_some() {
                     info!("the configuration is good again, and as it was");
                 }
@@ -194,7 +190,7 @@ impl Daemon {
             }
             Err(Unusable::Silent(silent)) => {
                 self.reload.refused += 1;
-                self.config_fell_silent(&silent);
+                self.config_fell_silent(&silent, is_asked);
             }
             Err(Unusable::Unread(error)) => {
                 self.reload.progress.found_nothing();
@@ -207,8 +203,8 @@ impl Daemon {
             }
             Err(Unusable::Faulty(error)) => {
                 self.reload.refused += 1;
-                // Said once per fault, not once per look; but who asks gets an answer.
-                if self.reload.asked || self.reload.error.as_ref() != Some(&error) {
+                // Logged once per fault, not once per look; but an operator who asks gets an answer.
+                if is_asked || self.reload.error.as_ref() != Some(&error) {
                     warn!(%error, "the configuration cannot be used; what was in force stays");
                 }
                 self.reload.error = Some(error);
@@ -218,8 +214,8 @@ impl Daemon {
         if !is_first {
             self.notify_ready();
         }
-        if std::mem::take(&mut self.reload.again) {
-            self.load(Load::File, now);
+        if let Some(is_asked) = again {
+            self.request(is_asked, now);
         }
     }
 
@@ -279,7 +275,7 @@ impl Daemon {
     /// The newest lists of all files, with what is known of them.
     pub fn in_force(&self) -> BTreeMap<String, (FileSource, Assignments)> {
         let newest = |(service, file): (&String, &WatchedFile)| {
-            Some((service.clone(), (file.source.clone(), file.newest()?.assignments.clone())))
+            Some((service.clone(), (file.source.clone(), file.feed.newest()?.assignments.clone())))
         };
         self.sources.files.iter().filter_map(newest).collect()
     }
@@ -292,32 +288,9 @@ impl Daemon {
             }
         }
         let mut before = std::mem::take(&mut self.sources.files);
-        for Reading { service, source, mut first, in_force } in read {
-            let same = before.remove(&service).filter(|before| before.source.service == source.service);
-            // The same file may have been read again meanwhile, and then says something newer.
-            let is_old =
-                same.as_ref().is_some_and(|same| same.source == source && same.was_read_after(begun));
-            let newest = same.as_ref().and_then(WatchedFile::newest);
-            let kept = newest.filter(|_| is_old || first.result.is_err()).cloned();
-            if kept.is_some() {
-                // A list that is in force is better than one of an earlier run.
-                first.instead = None;
-            }
-            match same {
-                Some(same) if is_old => {
-                    self.sources.files.insert(service.clone(), same.carried_over());
-                }
-                same => self.take_first(&service, source, begun, first, same.as_ref(), now),
-            }
-            if let Some(mut contents) = kept {
-                if let Some(computed) = &in_force {
-                    contents.assignments.take_over(computed);
-                    // Another list may have come while the configuration was read. Clients that are new begin with the one
-                    // before, rather than with none.
-                    self.deliver_assignments(&service, computed, now);
-                }
-                self.deliver(&service, contents, now);
-            }
+        for reading in read {
+            let same = before.remove(&reading.service);
+            self.take_reloaded(reading, begun, same, now);
         }
     }
 }

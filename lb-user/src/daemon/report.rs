@@ -127,7 +127,7 @@ impl Daemon {
         let clients = self.config.clients.len();
         let attached = self.clients.tasks.iter().filter(|client_task| client_task.cgroup().is_some()).count();
         let mut summary = format!("{attached} of {clients} clients attached");
-        let bad = self.sources.files.values().filter(|file| file.error.is_some()).count();
+        let bad = self.sources.files.values().filter(|file| file.feed.error().is_some()).count();
         if bad > 0 {
             summary
                 .push_str(&format!("; {bad} of {} endpoint files cannot be used", self.sources.files.len()));

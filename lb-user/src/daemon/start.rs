@@ -15,7 +15,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tracing::{info, warn};
 
-use super::loader::{Load, Loaded};
+use super::loader::Loaded;
 use super::opening::Opened;
 use super::{Daemon, Event, fixed};
 use crate::api::{self, Query};
@@ -125,7 +125,7 @@ impl Daemon {
     /// Begins the start with the configuration that was read for it.
     pub fn begin(&mut self, config: Config, now: Instant) {
         self.resume_leaving(&config, now);
-        self.load(Load::Given(Box::new(config)), now);
+        self.load_given(config, now);
     }
 
     /// Takes the first configuration on.

@@ -43,7 +43,7 @@ impl Daemon {
             .unwatched
             .retain(|path| wanted.contains(path) || failed.iter().any(|(other, _)| other == path));
         for (path, error) in failed {
-            self.tell_unwatched(&path, Some(error));
+            self.report_unwatched(&path, Some(error));
         }
         // A directory may have to be asked for, and need not answer.
         tokio::task::spawn_blocking(move || watcher.keep_only(&wanted));
@@ -60,7 +60,7 @@ impl Daemon {
     }
 
     /// Says once that a directory cannot be watched.
-    pub fn tell_unwatched(&mut self, path: &Path, error: Option<String>) {
+    pub fn report_unwatched(&mut self, path: &Path, error: Option<String>) {
         if let Some(error) = error
             && self.watching.unwatched.insert(path.to_owned())
         {

@@ -1,0 +1,430 @@
+//! How a list comes into force, in virtual time: cases that happened, and what holds in whatever order things end.
+//!
+//! The world around a feed is a file, a client that has room or not, and readings, reloads and computations under way. Must
+//! not know how a feed remembers any of it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use lb_core::feed::{Delivered, Effect, Fault, Feed, List, Next, ReadTurn, Version};
+use proptest::prelude::*;
+
+/// A list: what it says, the reading that it comes of, and whether it is known what the client uses of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Listed {
+    says: u32,
+    reading: u64,
+    is_known: bool,
+}
+
+impl List for Listed {
+    fn says_the_same(&self, other: &Self) -> bool {
+        self.says == other.says
+    }
+
+    fn is_of_the_same_reading(&self, other: &Self) -> bool {
+        self.reading == other.reading
+    }
+
+    fn take_over(&mut self, other: &Self) {
+        self.is_known |= other.is_known;
+    }
+}
+
+type Tested = Feed<u32, Listed, Duration>;
+
+const fn list(says: u32, reading: u64) -> Listed {
+    Listed { says, reading, is_known: true }
+}
+
+fn version(stamp: u32) -> Version<u32> {
+    Version { stamp: Some(stamp), is_settled: true }
+}
+
+fn faulty(text: &str) -> Fault {
+    Fault::Faulty(text.to_owned())
+}
+
+fn refused() -> Delivered {
+    Delivered {
+        is_incomplete: false,
+        refused_by: BTreeMap::from([("web/0".to_owned(), "no slot".to_owned())]),
+    }
+}
+
+/// A feed with list 1 in force, of reading 1 and version 1.
+fn in_force() -> Tested {
+    let mut feed = Tested::default();
+    let effect = feed.read(at(1), 1, version(1), Some(Ok(list(1, 1))));
+    assert_eq!(effect, Some(Effect::Deliver(list(1, 1))));
+    let next = feed.delivered(list(1, 1), Delivered::default());
+    assert_eq!(next, Next::Keep { was_refused: false, refused: None });
+    feed
+}
+
+fn at(seconds: u64) -> Duration {
+    Duration::from_secs(seconds)
+}
+
+#[test]
+fn a_reading_has_the_effect_that_its_result_calls_for() {
+    let unusable = |text: &str| Some(Effect::Unusable(text.to_owned()));
+    // By the version and the result of one reading after another: the effect, and the failures until then.
+    let readings = [
+        (1, None, None, 0),
+        (2, Some(Ok(list(1, 2))), None, 0),
+        (3, Some(Err(faulty("line 1"))), unusable("line 1"), 1),
+        (3, Some(Err(faulty("line 1"))), None, 1),
+        (4, Some(Err(faulty("line 1"))), None, 2),
+        (4, Some(Err(Fault::Unread("EMFILE".to_owned()))), unusable("EMFILE"), 3),
+        (4, Some(Err(Fault::Unread("EMFILE".to_owned()))), None, 3),
+        (5, Some(Err(Fault::Silent("hangs".to_owned()))), unusable("hangs"), 4),
+        (5, Some(Err(Fault::Silent("hangs".to_owned()))), None, 4),
+        (6, Some(Ok(list(1, 10))), Some(Effect::GoodAgain), 4),
+        (7, Some(Ok(list(2, 11))), Some(Effect::Deliver(list(2, 11))), 4),
+    ];
+    let mut feed = in_force();
+    for (number, (stamp, result, effect, failures)) in (2..).zip(readings) {
+        assert_eq!(feed.read(at(number), number, version(stamp), result), effect, "reading {number}");
+        assert_eq!(feed.failures(), failures, "reading {number}");
+        assert_eq!(feed.newest(), Some(&list(1, 1)), "what was in force stays");
+    }
+}
+
+#[test]
+fn a_reading_that_ends_late_changes_nothing() {
+    let mut feed = in_force();
+    assert!(feed.read(at(2), 3, version(2), Some(Err(faulty("cut off")))).is_some());
+    assert_eq!(feed.read(at(3), 2, version(1), Some(Ok(list(9, 2)))), None);
+    assert_eq!((feed.error().as_deref(), feed.newest()), (Some("cut off"), Some(&list(1, 1))));
+    let (feed, reloaded) = Tested::reload(Some(feed), true, at(4), 2, version(1), Ok(list(9, 2)));
+    assert_eq!((reloaded.effect, reloaded.kept), (None, Some(list(1, 1))), "delivered anew");
+    assert_eq!((feed.error().as_deref(), feed.failures()), (Some("cut off"), 1));
+}
+
+#[test]
+fn a_refused_list_waits_for_room_and_counts_once() {
+    let mut feed = in_force();
+    feed.read(at(2), 2, version(2), Some(Ok(list(2, 2))));
+    for _ in 0..3 {
+        assert_eq!(feed.delivered(list(2, 2), refused()), Next::Wait);
+        assert_eq!((feed.failures(), feed.newest()), (1, Some(&list(1, 1))));
+        assert_eq!((feed.error_of("web/0"), feed.error_of("web/1")), (Some("no slot"), None));
+        assert_eq!(feed.room_appeared(), Some(list(2, 2)));
+    }
+    // A file that is faulty by then does not keep the good list out.
+    feed.read(at(3), 3, version(3), Some(Err(faulty("line 1"))));
+    let next = feed.delivered(list(2, 2), Delivered::default());
+    assert_eq!(next, Next::Keep { was_refused: true, refused: None });
+    assert_eq!((feed.error().as_deref(), feed.failures()), (Some("line 1"), 2));
+    assert_eq!((feed.room_appeared(), feed.newest()), (None, Some(&list(2, 2))));
+}
+
+#[test]
+fn a_reload_delivers_anew_what_the_file_says_or_else_what_is_in_force() {
+    let (feed, reloaded) = Tested::reload(Some(in_force()), true, at(2), 2, version(1), Ok(list(1, 2)));
+    assert_eq!(reloaded.effect, Some(Effect::Deliver(list(1, 2))));
+    let (feed, reloaded) = Tested::reload(Some(feed), true, at(3), 3, version(2), Err(faulty("gone")));
+    assert_eq!((reloaded.kept, reloaded.wants_last_good), (Some(list(1, 1)), false));
+    // One failure, however often the configuration is read.
+    let (feed, reloaded) = Tested::reload(Some(feed), true, at(4), 4, version(2), Err(faulty("gone")));
+    assert_eq!((reloaded.effect, feed.failures()), (None, 1));
+    let (_, reloaded) = Tested::reload(None, false, at(5), 5, version(2), Err(faulty("gone")));
+    assert_eq!((reloaded.kept, reloaded.wants_last_good), (None, true));
+}
+
+#[test]
+fn what_is_computed_for_a_list_that_another_has_replaced_is_dropped() {
+    let mut feed = in_force();
+    let unknown = |says, reading| Listed { is_known: false, ..list(says, reading) };
+    let incomplete = Delivered { is_incomplete: true, ..Delivered::default() };
+    feed.read(at(2), 2, version(2), Some(Ok(unknown(2, 2))));
+    assert_eq!(feed.delivered(unknown(2, 2), incomplete.clone()), Next::Compute(unknown(2, 2)));
+    feed.read(at(3), 3, version(3), Some(Ok(unknown(3, 3))));
+    assert_eq!(feed.delivered(unknown(3, 3), incomplete), Next::Compute(unknown(3, 3)));
+    assert_eq!(feed.computed(&list(2, 2)), None);
+    assert_eq!(feed.computed(&list(3, 3)), Some(list(3, 3)));
+}
+
+/// What lies in the file: a list of so many endpoints, or a fault.
+#[derive(Clone, Copy, Debug)]
+enum Content {
+    Endpoints(u32),
+    Faulty,
+}
+
+#[derive(Clone, Debug)]
+enum Act {
+    Write(Content),
+    /// A look at the file, and a reading if it is time.
+    Look,
+    BeginReload,
+    /// One of the readings, reloads or computations that are under way ends.
+    EndReading(usize),
+    EndReload(usize),
+    EndComputing(usize),
+    /// So many endpoints have room from now on.
+    Room(u32),
+    /// What the client uses of a list is another question from now on.
+    ClientChanged,
+}
+
+fn acts() -> impl Strategy<Value = Vec<Act>> {
+    let content = prop_oneof![3 => (1..6_u32).prop_map(Content::Endpoints), 1 => Just(Content::Faulty)];
+    let act = prop_oneof![
+        4 => content.prop_map(Act::Write),
+        4 => Just(Act::Look),
+        1 => Just(Act::BeginReload),
+        3 => (0..4_usize).prop_map(Act::EndReading),
+        2 => (0..4_usize).prop_map(Act::EndReload),
+        2 => (0..4_usize).prop_map(Act::EndComputing),
+        2 => (1..6_u32).prop_map(Act::Room),
+        1 => Just(Act::ClientChanged),
+    ];
+    prop::collection::vec(act, 1..80)
+}
+
+/// A reading under way: its number, the version of the file, and what lay in it.
+type Reading = (u64, u32, Content);
+
+struct World {
+    feed: Tested,
+    now: Duration,
+    stamp: u32,
+    content: Content,
+    readings: u64,
+    reading: Vec<Reading>,
+    reloading: Vec<Reading>,
+    computing: Vec<Listed>,
+    room: u32,
+    /// Whether what the client uses of lists that are read now is known at once.
+    is_known: bool,
+    /// The reading of the list that the client took last, and all that it ever took.
+    taken: Option<u64>,
+    /// Versions that could not be used, and were taken in.
+    bad: BTreeSet<u32>,
+    /// The version of every list.
+    versions: BTreeMap<u64, u32>,
+}
+
+impl World {
+    fn new(is_known: bool) -> Self {
+        let first = (1, 1, Content::Endpoints(1));
+        let mut world = Self {
+            feed: Tested::default(),
+            now: at(1),
+            stamp: 1,
+            content: Content::Endpoints(1),
+            readings: 1,
+            reading: Vec::new(),
+            reloading: Vec::new(),
+            computing: Vec::new(),
+            room: 2,
+            is_known: true,
+            taken: None,
+            bad: BTreeSet::new(),
+            versions: BTreeMap::new(),
+        };
+        world.end_reload(first);
+        world.is_known = is_known;
+        world
+    }
+
+    fn result(&mut self, (number, stamp, content): Reading) -> Result<Listed, Fault> {
+        self.versions.insert(number, stamp);
+        match content {
+            Content::Endpoints(says) => Ok(Listed { says, reading: number, is_known: self.is_known }),
+            Content::Faulty => Err(faulty(&format!("version {stamp}"))),
+        }
+    }
+
+    fn step(&mut self, act: &Act) {
+        self.now += Duration::from_millis(300);
+        match act {
+            Act::Write(content) => (self.stamp, self.content) = (self.stamp + 1, *content),
+            Act::Look => {
+                if self.feed.progress.begin_look() && self.feed.progress.looked(Some(self.stamp)) {
+                    self.feed.progress.changed(self.now);
+                }
+                if self.feed.progress.begin(self.now + Duration::from_millis(200)).is_some() {
+                    self.readings += 1;
+                    self.reading.push((self.readings, self.stamp, self.content));
+                }
+            }
+            Act::BeginReload => {
+                self.readings += 1;
+                self.reloading.push((self.readings, self.stamp, self.content));
+            }
+            Act::EndReading(nth) if *nth < self.reading.len() => {
+                let reading = self.reading.remove(*nth);
+                self.end_reading(reading);
+            }
+            Act::EndReload(nth) if *nth < self.reloading.len() => {
+                let reading = self.reloading.remove(*nth);
+                self.end_reload(reading);
+            }
+            Act::EndComputing(nth) if *nth < self.computing.len() => {
+                let computed = Listed { is_known: true, ..self.computing.remove(*nth) };
+                if let Some(list) = self.feed.computed(&computed) {
+                    self.deliver(list);
+                }
+            }
+            Act::EndReading(_) | Act::EndReload(_) | Act::EndComputing(_) => {}
+            Act::Room(room) => {
+                self.room = *room;
+                if let Some(list) = self.feed.room_appeared() {
+                    self.deliver(list);
+                }
+            }
+            Act::ClientChanged => self.is_known = !self.is_known,
+        }
+    }
+
+    fn end_reading(&mut self, reading: Reading) {
+        let result = self.result(reading);
+        let effect = self.feed.read(self.now, reading.0, version(reading.1), Some(result));
+        self.carry_out(reading, effect);
+    }
+
+    fn end_reload(&mut self, reading: Reading) {
+        let result = self.result(reading);
+        let before = Some(std::mem::take(&mut self.feed));
+        let (feed, reloaded) = Tested::reload(before, true, self.now, reading.0, version(reading.1), result);
+        self.feed = feed;
+        self.carry_out(reading, reloaded.effect);
+        if let Some(list) = reloaded.kept {
+            self.deliver(list);
+        }
+    }
+
+    fn carry_out(&mut self, (_, stamp, _): Reading, effect: Option<Effect<Listed>>) {
+        match effect {
+            Some(Effect::Deliver(list)) => self.deliver(list),
+            Some(Effect::Unusable(_)) => {
+                self.bad.insert(stamp);
+            }
+            Some(Effect::GoodAgain) | None => {}
+        }
+    }
+
+    fn deliver(&mut self, list: Listed) {
+        let mut next = Some(list);
+        while let Some(list) = next.take() {
+            // What the client has already takes no room.
+            let fits = list.says <= self.room || self.taken == Some(list.reading);
+            let delivered = match (list.is_known, fits) {
+                (false, _) => Delivered { is_incomplete: true, ..Delivered::default() },
+                (true, true) => Delivered::default(),
+                (true, false) => refused(),
+            };
+            let number = list.reading;
+            match self.feed.delivered(list, delivered) {
+                Next::Compute(list) => self.computing.push(list),
+                Next::Wait => {
+                    self.bad.insert(self.versions[&number]);
+                }
+                Next::Keep { refused, .. } => {
+                    self.taken = Some(number);
+                    next = refused;
+                }
+            }
+        }
+    }
+
+    /// Lets all that is under way end, with room for everything.
+    fn settle(&mut self) {
+        self.is_known = true;
+        for _ in 0..8 {
+            while let Some(reading) = self.reading.pop() {
+                self.end_reading(reading);
+            }
+            while let Some(reading) = self.reloading.pop() {
+                self.end_reload(reading);
+            }
+            while !self.computing.is_empty() {
+                self.step(&Act::EndComputing(0));
+            }
+            self.step(&Act::Room(u32::MAX));
+            self.step(&Act::Look);
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn an_older_list_never_replaces_a_newer_one_and_what_is_in_force_is_never_lost(
+        acts in acts(), is_known: bool,
+    ) {
+        let mut world = World::new(is_known);
+        let mut taken = world.taken;
+        prop_assert_eq!(taken, Some(1));
+        for act in acts {
+            world.step(&act);
+            prop_assert!(world.taken >= taken, "{:?} after {:?}, by {:?}", world.taken, taken, act);
+            taken = world.taken;
+            prop_assert_eq!(world.feed.in_force().map(|list| list.reading), taken);
+        }
+    }
+
+    #[test]
+    fn what_the_file_says_is_in_force_in_the_end(acts in acts(), is_known: bool) {
+        let mut world = World::new(is_known);
+        let mut good = (1, 1);
+        for act in acts {
+            world.step(&act);
+            if let Content::Endpoints(says) = world.content {
+                good = (world.stamp, says);
+            }
+        }
+        world.settle();
+        let in_force = world.feed.in_force().map(|list| list.says);
+        if let Content::Endpoints(says) = world.content {
+            prop_assert_eq!(in_force, Some(says));
+            prop_assert_eq!(world.feed.error(), None);
+        } else {
+            prop_assert!(in_force.is_some() && world.feed.error().is_some(), "{:?}", good);
+        }
+        prop_assert_eq!(world.feed.room_appeared(), None, "nothing is left that was refused");
+    }
+
+    #[test]
+    fn every_version_that_cannot_be_used_is_one_failure(acts in acts()) {
+        let mut world = World::new(true);
+        for act in acts {
+            // What is not known at once may be refused after the next version was read.
+            if !matches!(act, Act::ClientChanged) {
+                world.step(&act);
+            }
+            prop_assert_eq!(world.feed.failures(), world.bad.len() as u64);
+        }
+    }
+
+    #[test]
+    fn every_request_of_an_operator_is_answered_by_a_reading_that_began_after_it(
+        acts in prop::collection::vec(prop_oneof![Just(None), any::<bool>().prop_map(Some)], 1..40),
+    ) {
+        let mut turn = ReadTurn::default();
+        // When the reading began that is under way; the times of requests that wait for an answer.
+        let (mut began, mut waiting) = (None, Vec::new());
+        let end = (0..4).map(|_| None);
+        for (now, act) in acts.into_iter().chain(end).enumerate() {
+            if let Some(is_asked) = act {
+                if is_asked {
+                    waiting.push(now);
+                }
+                if turn.request(is_asked) {
+                    prop_assert_eq!(began.replace(now), None, "one reading at a time");
+                }
+            } else if let Some(start) = began.take() {
+                let (is_answer, next) = turn.ended();
+                prop_assert_eq!(is_answer, waiting.iter().any(|asked| *asked <= start));
+                waiting.retain(|asked| *asked > start);
+                if let Some(is_asked) = next {
+                    prop_assert!(turn.request(is_asked));
+                    began = Some(now);
+                }
+            }
+        }
+        prop_assert_eq!(waiting, Vec::<usize>::new());
+    }
+}
