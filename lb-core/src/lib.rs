@@ -36,4 +36,4 @@ pub mod arena;
 
 pub mod feed;
 
-pub mod walk;
+pub mod cursor;

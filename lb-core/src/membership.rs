@@ -1,6 +1,6 @@
 //! Which of a service's endpoints this client task uses, why not the others, and how much it sends to each.
 //!
-//! The subset's order is walked from its best; holes and endpoints that the shared source does not want count as lost
+//! The subset's order is looked at from its best; holes and endpoints that the shared source does not want count as lost
 //! and are replaced by the next of the order, so that one loss is one change. Only if nothing wanted remains do lame
 //! ducks serve; weight 0 never does. Shares come from the subsets of the whole job, which costs as much as the job is
 //! large: not for an event loop. Under a policy that ignores weights all members have the same. Knows nothing of slots or
@@ -65,8 +65,8 @@ pub struct Member {
 pub struct Membership {
     /// The members, best first.
     pub members: Vec<Member>,
-    /// The walk that found them: each index looked at, and what became of it.
-    pub walk: Vec<(u32, Verdict)>,
+    /// The order of the algorithm, as far as it was looked at: each index looked at, and what became of it.
+    pub order: Vec<(u32, Verdict)>,
     /// The size that was asked for, by the operator or by `auto`; `None` without a subset.
     pub size: Option<u32>,
     /// The sizes that `auto` looked at, see [`weights::Choice::tried`].
@@ -134,9 +134,9 @@ impl<'a> Memberships<'a> {
             return self.pool.everything(self.clients);
         };
         let position = Position { client: index, ..position };
-        let walk = self.pool.walk(algorithm, position);
+        let order = self.pool.order(algorithm, position);
         let members = match &self.shares {
-            Shares::Weights => self.pool.by_weight(&walk, self.clients),
+            Shares::Weights => self.pool.by_weight(&order, self.clients),
             Shares::Own(job) => {
                 let (row, shares) = self.pool.own(algorithm, position);
                 self.pool.members(&row, &shares, job)
@@ -146,7 +146,7 @@ impl<'a> Memberships<'a> {
                 self.pool.members(row, solution.weights(graph, index), job)
             }
         };
-        Membership { members, walk, size: Some(position.size), tried: self.tried.clone() }
+        Membership { members, order, size: Some(position.size), tried: self.tried.clone() }
     }
 }
 
@@ -206,7 +206,7 @@ mod tests {
         let membership = Membership::of(&service(subset), task, &endpoints(pattern));
         let indexes: Vec<_> = membership.members.iter().map(|member| member.endpoint.index).collect();
         assert_eq!(indexes, members, "{pattern}");
-        let walked = membership.walk.iter().filter(|(_, verdict)| *verdict == Verdict::Member);
+        let walked = membership.order.iter().filter(|(_, verdict)| *verdict == Verdict::Member);
         assert_eq!(walked.map(|(index, _)| *index).collect::<Vec<_>>(), members);
     }
 

@@ -147,7 +147,7 @@ fn record_key(keys: &mut BTreeMap<SocketAddr, u16>, plan: &Plan, step: &Step) {
 }
 
 /// Goes from `old` to `new` and checks every moment on the way.
-fn walk(old: &Plan, new: &Plan, keys: &mut BTreeMap<SocketAddr, u16>, always: &[SocketAddr]) -> Plan {
+fn carry_out(old: &Plan, new: &Plan, keys: &mut BTreeMap<SocketAddr, u16>, always: &[SocketAddr]) -> Plan {
     let mut now = old.clone();
     for step in diff(old, new) {
         now.record(&step);
@@ -190,7 +190,7 @@ proptest! {
             balancer.handle(0, delivered(&services, position, list)).expect("it fits");
         }
         let mut keys = BTreeMap::new();
-        let mut kernel = walk(&Plan::default(), &balancer.plan(0), &mut keys, &[]);
+        let mut kernel = carry_out(&Plan::default(), &balancer.plan(0), &mut keys, &[]);
         for (position, members, killed, at) in changes {
             lists[position] = members;
             let changed = list(u8::try_from(position).expect("it fits"), &lists[position]);
@@ -210,9 +210,9 @@ proptest! {
                     balancer.handle(0, delivered(&services, position, list)).expect("it fits");
                 }
             }
-            kernel = walk(&kernel, &balancer.plan(0), &mut keys, &addresses);
+            kernel = carry_out(&kernel, &balancer.plan(0), &mut keys, &addresses);
             balancer.handle(0, Fact::Idle(balancer.unneeded())).expect("it fits");
-            kernel = walk(&kernel, &balancer.plan(0), &mut keys, &addresses);
+            kernel = carry_out(&kernel, &balancer.plan(0), &mut keys, &addresses);
             let held: BTreeSet<u32> = kernel.backends.keys().copied().collect();
             let wanted: usize = lists.iter().map(|list| {
                 let healthy = list.values().filter(|kind| **kind > 0).count();
@@ -239,13 +239,13 @@ fn settled(services: &[Service], adopted: Plan) -> (Balancer, Plan) {
 fn a_renamed_service_is_balanced_all_the_way() {
     let mut keys = BTreeMap::new();
     let (_, before) = settled(&[service("old", 0)], Plan::default());
-    let kernel = walk(&Plan::default(), &before, &mut keys, &[]);
+    let kernel = carry_out(&Plan::default(), &before, &mut keys, &[]);
     let (mut balancer, after) = settled(&[service("new", 0)], kernel.clone());
     let address = SocketAddr::from(([10, 96, 0, 0], 80));
-    let kernel = walk(&kernel, &after, &mut keys, &[address]);
+    let kernel = carry_out(&kernel, &after, &mut keys, &[address]);
     assert_eq!(kernel.services.len(), 2, "the old one waits for its flows");
     balancer.handle(0, Fact::Idle(balancer.unneeded())).expect("it fits");
-    let kernel = walk(&kernel, &balancer.plan(0), &mut keys, &[address]);
+    let kernel = carry_out(&kernel, &balancer.plan(0), &mut keys, &[address]);
     assert_eq!(kernel.services.values().map(|service| service.name.as_str()).collect::<Vec<_>>(), ["new"]);
 }
 
@@ -253,9 +253,9 @@ fn a_renamed_service_is_balanced_all_the_way() {
 fn a_removed_service_without_a_backend_keeps_no_index() {
     let mut keys = BTreeMap::new();
     let empty = Balancer::new(vec![service("empty", 0)], LIMITS, Plan::default(), 0).expect("it fits");
-    let kernel = walk(&Plan::default(), &empty.plan(0), &mut keys, &[]);
+    let kernel = carry_out(&Plan::default(), &empty.plan(0), &mut keys, &[]);
     let next = Balancer::new(vec![service("next", 1)], LIMITS, kernel.clone(), 0).expect("it fits");
-    let kernel = walk(&kernel, &next.plan(0), &mut keys, &[]);
+    let kernel = carry_out(&kernel, &next.plan(0), &mut keys, &[]);
     assert_eq!(kernel.services.values().map(|service| service.name.as_str()).collect::<Vec<_>>(), ["next"]);
     assert_eq!(keys.len(), 1);
 }
@@ -264,7 +264,7 @@ fn a_removed_service_without_a_backend_keeps_no_index() {
 fn a_closed_service_refuses_nobody_on_its_way_out() {
     let mut keys = BTreeMap::new();
     let (_, both) = settled(&[service("stays", 0), service("goes", 1)], Plan::default());
-    let kernel = walk(&Plan::default(), &both, &mut keys, &[]);
+    let kernel = carry_out(&Plan::default(), &both, &mut keys, &[]);
     let (_, one) = settled(&[service("stays", 0)], kernel.clone());
     let gone = SocketAddr::from(([10, 96, 0, 1], 80));
     let mut now = kernel.clone();

@@ -23,6 +23,24 @@ pub struct Offsets {
     pub sk_kern_sock_mask: u32,
 }
 
+impl Offsets {
+    /// Each by its name.
+    pub fn named(&self) -> [(&'static str, u32); 10] {
+        [
+            ("sk_err", self.sk_err),
+            ("sk_err_soft", self.sk_err_soft),
+            ("srtt_us", self.srtt_us),
+            ("total_retrans", self.total_retrans),
+            ("bytes_received", self.bytes_received),
+            ("bytes_acked", self.bytes_acked),
+            ("icsk_syn_retries", self.icsk_syn_retries),
+            ("bpf_sock_ops_cb_flags", self.bpf_sock_ops_cb_flags),
+            ("sk_kern_sock", self.sk_kern_sock),
+            ("sk_kern_sock_mask", self.sk_kern_sock_mask),
+        ]
+    }
+}
+
 /// Where the kernel describes its types.
 pub const VMLINUX: &str = "/sys/kernel/btf/vmlinux";
 

@@ -79,6 +79,7 @@ mod reclaim;
 
 mod snapshot;
 
+pub use btf::Offsets;
 pub use cgroup::{Cgroup, cgroup2_mount, namespace_warning, ours_and_above, path_of as cgroup_of_id};
 pub use cgroup_tree::CgroupTree;
 pub use client::Datapath;

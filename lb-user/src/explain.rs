@@ -45,7 +45,7 @@ pub fn explain<T: Copy + Ord>(
             let list = endpoints.as_slice();
             list.binary_search_by_key(&index, |endpoint| endpoint.index).ok().map(|at| list[at].address)
         };
-        let order = membership.walk.iter().map(|&(index, verdict): &(u32, Verdict)| Candidate {
+        let order = membership.order.iter().map(|&(index, verdict): &(u32, Verdict)| Candidate {
             index,
             verdict: verdict.name().to_owned(),
             address: address(index),

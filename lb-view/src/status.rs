@@ -67,6 +67,9 @@ pub struct Daemon {
     pub pins: Option<PathBuf>,
     /// Optional features of the kernel, by name: whether it has them.
     pub features: BTreeMap<String, bool>,
+    /// Offsets of the fields of kernel structures that the programs read, in bytes, by name (`sk_kern_sock_mask` is a mask);
+    /// empty if the kernel does not describe its types.
+    pub offsets: BTreeMap<String, u32>,
 }
 
 /// One client task.

@@ -131,7 +131,7 @@ fn counts_that_do_not_add_up_are_a_fault() {
     row.flows += 2;
     active.set(slot, Raw(row), 0).expect("two flows that never were");
     let expected =
-        "service users: the counts of 127.0.0.1:8002 do not add up: 2 flows too many ended or open";
+        "service users, backend 127.0.0.1:8002: its counts do not add up: 2 flows too many ended or active";
     assert!(said(&fixture).contains(expected), "{}", said(&fixture));
     assert_eq!(backend(&fixture, "127.0.0.1:8002")["unaccounted"], -2);
     // Under way all the time, and nothing is wrong.

@@ -209,7 +209,7 @@ fn flows_of_a_namespace_that_may_not_be_entered_are_kept_and_counted() {
     let is_told = !kernel::SPECULATION_BARRIERS.is_here();
     let status = setup.status();
     assert_eq!(status["clients"][0]["reclaim"]["kept_elsewhere"], u64::from(!is_told), "{status}");
-    let fault = "client web: 1 open flows are in network namespaces that cannot be looked into";
+    let fault = "client web: 1 active flows are in network namespaces that cannot be looked into";
     assert_eq!(stage::faults_of(&status).join("\n").contains(fault), !is_told, "{status}");
     assert_eq!(setup.active(), 1);
     drop(elsewhere);

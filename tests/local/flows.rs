@@ -208,8 +208,9 @@ fn clients_of_another_version_are_told_with_the_number_of_their_flows() {
         .expect("rename in bpffs");
     let output = fixture.setup.run(&["flows"]);
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    let told =
-        |how: &str| format!("client web of another version (ABI {}) is {how}: 1 open flows", ABI_VERSION + 1);
+    let told = |how: &str| {
+        format!("client web of another version (ABI {}) is {how}: 1 active flows", ABI_VERSION + 1)
+    };
     assert!(output.status.code() == Some(0) && text.contains(&told("in force")), "{text}");
     // A daemon of another version first detaches what begins flows.
     for link in std::fs::read_dir(fixture.setup.pins.join(&theirs).join("web/links")).expect("links") {

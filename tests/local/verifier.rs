@@ -78,11 +78,12 @@ fn no_program_costs_the_verifier_much_more_than_recorded() {
 /// Instructions of each program that this kernel can load, with maps of these sizes.
 fn verified([schedule_entries, slots, flow_records]: [u32; 3]) -> Vec<(String, u64)> {
     // What the daemon tells its programs of this kernel.
-    let features = Fixture::new().setup.status()["daemon"]["features"].clone();
+    let daemon = Fixture::new().setup.status()["daemon"].clone();
+    let (features, offsets) = (&daemon["features"], &daemon["offsets"]);
     let is_on =
         |name: &str| u32::from(features[name].as_bool().unwrap_or_else(|| panic!("{name} in {features}")));
     let offset = |name: &str| {
-        let offset = features["offsets"][name].as_u64().unwrap_or_else(|| panic!("{name} in {features}"));
+        let offset = offsets[name].as_u64().unwrap_or_else(|| panic!("{name} in {offsets}"));
         u32::try_from(offset).expect("an offset")
     };
     assert_eq!(

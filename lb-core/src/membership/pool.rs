@@ -47,15 +47,15 @@ impl<'a> Pool<'a> {
     /// All that may be members, by index, for every one of `clients` tasks.
     pub fn everything(&self, clients: u32) -> Membership {
         let indexes = self.endpoints.iter().map(|endpoint| endpoint.index);
-        let walk: Vec<_> = indexes.map(|index| (index, self.verdict(index))).collect();
-        let members = self.by_weight(&walk, clients);
-        Membership { members, walk, size: None, tried: Vec::new() }
+        let order: Vec<_> = indexes.map(|index| (index, self.verdict(index))).collect();
+        let members = self.by_weight(&order, clients);
+        Membership { members, order, size: None, tried: Vec::new() }
     }
 
     /// Goes along one client's order until it has its members or there are no more.
-    pub fn walk(&self, algorithm: Algorithm, position: Position) -> Vec<(u32, Verdict)> {
+    pub fn order(&self, algorithm: Algorithm, position: Position) -> Vec<(u32, Verdict)> {
         let mut left = subset::length(algorithm, position);
-        let mut walk = Vec::new();
+        let mut order = Vec::new();
         // Bound: the order is a permutation of the indexes.
         for index in subset::order(algorithm, position) {
             if left == 0 {
@@ -63,9 +63,9 @@ impl<'a> Pool<'a> {
             }
             let verdict = self.verdict(index);
             left -= u32::from(verdict == Verdict::Member);
-            walk.push((index, verdict));
+            order.push((index, verdict));
         }
-        walk
+        order
     }
 
     /// What decides the shares of all tasks.
@@ -95,9 +95,9 @@ impl<'a> Pool<'a> {
         &self.endpoints[self.by_index[index as usize].expect("a member has an endpoint")]
     }
 
-    /// Members of a walk whose shares are those of their weights, or equal, in every one of `clients` tasks.
-    pub fn by_weight(&self, walk: &[(u32, Verdict)], clients: u32) -> Vec<Member> {
-        let members = walk.iter().filter(|(_, verdict)| *verdict == Verdict::Member);
+    /// Members of an order whose shares are those of their weights, or equal, in every one of `clients` tasks.
+    pub fn by_weight(&self, order: &[(u32, Verdict)], clients: u32) -> Vec<Member> {
+        let members = order.iter().filter(|(_, verdict)| *verdict == Verdict::Member);
         let endpoints: Vec<&Endpoint> = members.map(|&(index, _)| self.endpoint(index)).collect();
         let sum: f64 = endpoints.iter().map(|endpoint| f64::from(endpoint.weight)).sum();
         let equal = part(endpoints.len());

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 
 use lb_common::abi::{NO_SLOT, Policy};
 use lb_common::pick::{How, pick};
+use lb_core::cursor::start;
 use lb_core::schedule::apportion;
-use lb_core::walk::start;
 
 use crate::host::{Cpu, Host, NOW, rules};
 use crate::weighted;

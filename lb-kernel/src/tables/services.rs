@@ -12,9 +12,9 @@ use lb_common::abi::{
     map,
 };
 use lb_common::net::{Address, Be16, socket_addr};
+use lb_core::cursor;
 use lb_core::plan::ServicePlan;
 use lb_core::service::Protocol;
-use lb_core::walk;
 
 use super::{Tables, raw_values};
 use crate::counters::sum;
@@ -38,7 +38,7 @@ pub struct ServiceView {
 /// What the starts of a client's cursors are computed from.
 #[derive(Clone, Debug)]
 pub struct CursorSeed {
-    /// Tells client tasks apart, see [`lb_core::walk::start`].
+    /// Tells client tasks apart, see [`lb_core::cursor::start`].
     pub task: String,
     /// CPUs that the kernel may ever run on.
     pub cpus: u32,
@@ -118,7 +118,7 @@ impl Tables {
         // Counters and cursors of whatever had the index before end here.
         let start = |cpu| Cursor {
             phase: 0,
-            start: walk::start(&cursor_seed.task, &service.name, cpu, cursor_seed.cpus),
+            start: cursor::start(&cursor_seed.task, &service.name, cpu, cursor_seed.cpus),
         };
         let index = u32::from(index);
         let values = |error| self.fail_io(map::WALKS, "write", error);

@@ -13,13 +13,13 @@ use lb_common::abi::{
 };
 use lb_common::pick::{Pick, Tables, choose, position};
 use lb_core::balancer::{Balancer, Fact};
+use lb_core::cursor;
 use lb_core::endpoint::EndpointList;
 use lb_core::limits::Limits;
 use lb_core::membership::Membership;
 use lb_core::plan::Plan;
 use lb_core::service::{Overflow, Policy, Protocol, Service, Subset, UNANSWERED_AFTER};
 use lb_core::subset::random::SplitMix64;
-use lb_core::walk;
 
 /// A client's connections to the backend in one slot: the one that it keeps for requests, or those that each arrival
 /// opened.
@@ -163,7 +163,7 @@ impl Client {
         // One table of the longest kind, and a slot for every backend that it can ever hear of.
         let limits =
             Limits { schedule_entries: 1 << MAX_SCHEDULE_LOG2, slots: most_backends, ..Limits::default() };
-        let start = walk::start(&format!("{}/{index}", job.1), &service.name, 0, 1);
+        let start = cursor::start(&format!("{}/{index}", job.1), &service.name, 0, 1);
         let balancer = Balancer::new(vec![service], limits, Plan::default(), Duration::ZERO);
         Self {
             job: job.0,

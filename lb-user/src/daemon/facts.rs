@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use lb_kernel::Pins;
+use lb_kernel::{Offsets, Pins};
 use lb_view::fault::{Fault, FaultCode};
 use lb_view::status::Source;
 
@@ -28,6 +28,7 @@ impl Daemon {
                 config: self.config.path.clone(),
                 pins: Some(self.config.paths.pins.clone()),
                 features: self.features.named().map(|(name, has)| (name.to_owned(), has)).collect(),
+                offsets: self.offsets(),
             },
             started: self.started,
             reloads: Reloads {
@@ -46,6 +47,12 @@ impl Daemon {
             unstarted: unstarted.map(|(client, _)| client.name.clone()).collect(),
             leaving: self.clients.leaving.iter().map(|leaving| leaving.pins.clone()).collect(),
         }
+    }
+
+    /// The offsets that the programs are told, by name.
+    fn offsets(&self) -> BTreeMap<String, u32> {
+        let offsets = self.features.offsets.iter().flat_map(Offsets::named);
+        offsets.map(|(name, offset)| (name.to_owned(), offset)).collect()
     }
 
     fn client_facts(&self, client_task: &ClientTask, now: Instant) -> ClientFacts {

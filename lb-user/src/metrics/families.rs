@@ -87,7 +87,7 @@ families! {
     ANOMALIES = counter("socklb_anomalies", &["client", "kind"],
         "What the kernel programs should not have seen, but for close-without-record: a socket that dialled elsewhere since.");
     RECORDS_RECLAIMED = counter("socklb_records_reclaimed", CLIENT,
-        "Flow records that were removed since the daemon started, because their sockets were gone.");
+        "Flow records that were reclaimed since the daemon started, because their sockets were gone.");
     RECORDS_KEPT = gauge("socklb_records_kept", &["client", "reason"],
         "Open flows that the last pass over the records kept although no list of the kernel showed their sockets.");
     PROGRAM_RUN = of(Kind::Counter, "socklb_program_run_seconds", S, &["client", "program"],
@@ -122,14 +122,14 @@ families! {
     SHARE_WANTED = gauge("socklb_backend_share_wanted", BACKEND, "The backend's part of the service's table, from 0 to 1.");
     ACTIVE = gauge("socklb_flows_active", BACKEND, "Open flows.");
     STARTED = counter("socklb_flows_started", BACKEND,
-        "Flows sent to the backend: all that ended, are open, were swept or are untracked.");
+        "Flows started to the backend: all that ended, are active, were reclaimed or are untracked.");
     UNTRACKED = counter("socklb_flows_untracked", BACKEND,
         "Flows whose end is not seen: the flow table was full, or they are paths of MPTCP sockets.");
     CONNECTING = counter("socklb_flows_connecting", BACKEND, "Flows whose first SYN was sent.");
     ESTABLISHED = counter("socklb_flows_established", BACKEND, "Flows that were established.");
     DIVERTED = counter("socklb_flows_diverted", BACKEND,
         "Flows that went to another address: another program rewrote it after the choice.");
-    RECLAIMED = counter("socklb_flows_reclaimed", BACKEND, "Flows whose records were removed, because their sockets were gone.");
+    RECLAIMED = counter("socklb_flows_reclaimed", BACKEND, "Flows whose records were reclaimed, because their sockets were gone.");
     ENDED = counter("socklb_flows_ended", &["client", "service", "backend", "ending"], "Flows that ended, by how.");
     RTT = of(Kind::Histogram, "socklb_rtt_seconds", S, BACKEND, "Round-trip time of the handshake.");
     CONNECT = of(Kind::Histogram, "socklb_connect_seconds", S, BACKEND,

@@ -26,6 +26,7 @@ fn facts() -> Facts {
             config: "/etc/socklb.toml".into(),
             pins: None,
             features: BTreeMap::new(),
+            offsets: BTreeMap::new(),
         },
         started: at(1_700_000_000),
         faults: Vec::new(),

@@ -1,9 +1,9 @@
-//! Where walks over a schedule start.
+//! Where the cursors of CPUs over a schedule start.
 //!
-//! Every connect takes the next entry of its CPU's walk. If all walks started at the first entry, a fleet that is
+//! Every connect takes the next entry of its CPU's cursor. If all cursors started at the first entry, a fleet that is
 //! restarted at once would meet on one backend, and so would the CPUs of one host.
 
-/// The start of a CPU's walk, as a fraction of the table in units of 2^-32: a hash of the client task and the service,
+/// The start of a CPU's cursor, as a fraction of the table in units of 2^-32: a hash of the client task and the service,
 /// plus `cpu / cpus`.
 ///
 /// `task` tells client tasks apart, also those of different hosts that share a job and an index by mistake.
