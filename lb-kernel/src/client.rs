@@ -70,12 +70,13 @@ impl Datapath {
         Ok(())
     }
 
-    /// Whether exactly these programs are attached to the cgroup with this id, all of them.
+    /// Whether exactly these programs are attached to the cgroup with this id, all of them, and nothing is left of another
+    /// kind of accounting.
     ///
     /// # Errors
     /// If that cannot be seen.
-    pub fn is_in_force(&self, cgroup: u64) -> Result<bool, DatapathError> {
-        links::are_in_force(&self.programs, &self.pins, cgroup)
+    pub fn is_fully_attached(&self, cgroup: u64) -> Result<bool, DatapathError> {
+        links::are_fully_attached(&self.programs, &self.pins, cgroup)
     }
 
     /// How often the programs ran and how long, by hook, as far as the kernel has counted it.

@@ -143,7 +143,7 @@ pub enum DatapathError {
         source: io::Error,
     },
     #[error("client {client}: cannot compare its flow records with the kernel's lists of sockets")]
-    ReclaimCounts {
+    Reclaim {
         client: String,
         #[source]
         source: io::Error,

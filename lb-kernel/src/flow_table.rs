@@ -1,4 +1,4 @@
-//! The flow table as the daemon and the commands see it: who holds each bucket, and the flow that lies there.
+//! The flow table as the daemon and the commands see it: which socket has each bucket, and the flow that lies there.
 
 use std::mem::offset_of;
 
@@ -34,12 +34,12 @@ impl FlowTable {
         self.buckets.len()
     }
 
-    /// Who holds a bucket: a socket, 0, or [`RECLAIMING`].
+    /// What a bucket is in use by: a socket's cookie, 0 for none, or [`RECLAIMING`].
     pub fn cookie(&self, index: usize) -> u64 {
         self.buckets.load64(index, COOKIE)
     }
 
-    /// The socket that holds a bucket, if one does.
+    /// The cookie of the socket that has a bucket, if one does.
     pub fn socket(&self, index: usize) -> Option<u64> {
         Some(self.cookie(index)).filter(|cookie| *cookie != 0 && *cookie != RECLAIMING)
     }
@@ -49,12 +49,12 @@ impl FlowTable {
         self.buckets.load64(index, ELSEWHERE)
     }
 
-    /// The flow that lies at a bucket; an old one if nobody holds it.
+    /// The flow that lies at a bucket; an old one if the bucket is free.
     pub fn flow(&self, index: usize) -> Flow {
         self.flows.get(index)
     }
 
-    /// Gives a bucket from one holder to another; returns whether it was his.
+    /// Puts the cookie `to` into a bucket in place of `from`; returns whether `from` was there.
     pub fn pass_on(&self, index: usize, from: u64, to: u64) -> bool {
         self.buckets.replace64(index, COOKIE, from, to)
     }

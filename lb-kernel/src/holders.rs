@@ -1,8 +1,8 @@
-//! Which sockets are held by some process, as the kernel itself counts open files (`iter/task_file`).
+//! Which sockets are in use by some process, as the kernel itself counts open files (`iter/task_file`).
 //!
 //! Kernel facts: the iterator is there since Linux 5.8 and takes CAP_BPF and CAP_PERFMON. It shows the processes of the
 //! PID namespace in which it is opened, so where that is not the host's, nothing is said. A socket that is on its way in a
-//! message (SCM_RIGHTS), or registered with io_uring alone, is held by no process.
+//! message (SCM_RIGHTS), or registered with io_uring alone, is in use by no process.
 
 use std::collections::BTreeSet;
 use std::io::{self, Read};
@@ -24,19 +24,19 @@ pub const PROGRAM: &str = "socklb_holders";
 /// What it iterates over.
 const ITERATOR: &str = "task_file";
 
-/// Whether it can be told here which sockets processes hold.
+/// Whether it can be told here which sockets processes use.
 ///
 /// # Errors
 /// If it cannot, with the reason.
 pub fn can_look() -> Result<(), DatapathError> {
-    held(&BTreeSet::new()).map(drop)
+    in_use(&BTreeSet::new()).map(drop)
 }
 
-/// Those of `wanted`, by cookie, that some process holds.
+/// Those of `wanted`, by cookie, that some process has open.
 ///
 /// # Errors
 /// If the kernel does not tell, or not of all processes of the host.
-pub fn held(wanted: &BTreeSet<u64>) -> Result<BTreeSet<u64>, DatapathError> {
+pub fn in_use(wanted: &BTreeSet<u64>) -> Result<BTreeSet<u64>, DatapathError> {
     sees_all_processes().map_err(DatapathError::Holders)?;
     let mut found = BTreeSet::new();
     let see = |cookie: u64| {

@@ -6,7 +6,7 @@
 //! In reading order: system calls (`sys`) and errors ([`DatapathError`]); what the host is and allows ([`features`](Features),
 //! [`privileges`](host), [`cpus`](possible_cpus), [`clock`](monotonic_ns), [`process`], [`trust`], [`cgroup`](Cgroup)); where a
 //! client's objects are pinned ([`Pins`]) and how they go ([`detach`]); the object and its programs ([`Purpose`]), their links
-//! ([`attachment`]) and those of others ([`neighbours`](neighbours())); the maps ([`Tables`]) and one client task of all that
+//! ([`is_balanced`]) and those of others ([`neighbours`](neighbours())); the maps ([`Tables`]) and one client task of all that
 //! ([`Datapath`]); the open flows ([`flows`](flows())) and how those are reclaimed whose socket is gone
 //! ([`reclaim`](reclaim())); and what all of it is shown from ([`Snapshot`], [`FlowSnapshot`]).
 #![expect(missing_docs, reason = "an error's text is its documentation")]
@@ -90,7 +90,7 @@ pub use error::DatapathError;
 pub use features::{FEATURES, Features};
 pub use flows::{OpenFlow, flows};
 pub use holders::can_look as try_holders;
-pub use links::{attachment, begins_at, is_attached, linked_to};
+pub use links::{balanced_cgroup, begins_at, is_balanced, linked_to};
 pub use maps::open_flows;
 pub use neighbours::{Neighbour, Pinned, neighbours};
 pub use object::{Purpose, check_pins, memory_of_client, try_load as try_programs};

@@ -158,7 +158,7 @@ fn rename(from: &Path, to: &Path) -> Result<(), DatapathError> {
 ///
 /// # Errors
 /// If that cannot be seen.
-pub fn are_in_force(programs: &Programs, pins: &Pins, cgroup: u64) -> Result<bool, DatapathError> {
+pub fn are_fully_attached(programs: &Programs, pins: &Pins, cgroup: u64) -> Result<bool, DatapathError> {
     for (hook, program) in programs.hooks() {
         let pinned = look(&pins.links().join(link_name(hook, cgroup)))?;
         let is_ours =
@@ -204,25 +204,27 @@ pub fn programs_of(pins: &Pins) -> Result<Vec<u32>, DatapathError> {
     Ok(programs)
 }
 
-/// The one cgroup that all hooks of a client are attached to, if they are.
+/// The one cgroup whose connects a client's programs balance, if there is one. See [`is_balanced`].
 ///
 /// # Errors
 /// If that cannot be seen.
-pub fn attachment(pins: &Pins) -> Result<Option<u64>, DatapathError> {
+pub fn balanced_cgroup(pins: &Pins) -> Result<Option<u64>, DatapathError> {
     // Only where flows begin are all hooks attached.
     for cgroup in begins_at(pins)?.into_iter().collect::<BTreeSet<u64>>() {
-        if is_attached(pins, cgroup)? {
+        if is_balanced(pins, cgroup)? {
             return Ok(Some(cgroup));
         }
     }
     Ok(None)
 }
 
-/// Whether all hooks of a client are attached to a cgroup, but for the one that only some clients have.
+/// Whether the connects of a cgroup are balanced by a client's programs: every hook is attached there but for the one that
+/// follows connections, which only some kinds of accounting have. Of any daemon's programs; whether they are exactly ours
+/// is told by [`are_fully_attached`].
 ///
 /// # Errors
 /// If that cannot be seen.
-pub fn is_attached(pins: &Pins, cgroup: u64) -> Result<bool, DatapathError> {
+pub fn is_balanced(pins: &Pins, cgroup: u64) -> Result<bool, DatapathError> {
     for hook in HOOKS.iter().filter(|hook| hook.name != FOLLOWS) {
         let pinned = look(&pins.links().join(link_name(hook, cgroup)))?;
         if pinned.is_none_or(|pinned| pinned.info.cgroup_id != cgroup) {

@@ -1,7 +1,7 @@
 //! Network namespaces, also of other processes: what can be asked of the kernel from inside them.
 //!
-//! Each is opened, listed and closed again: how many there are is in the hands of others, and must cost neither
-//! descriptors nor memory.
+//! Each is opened, asked for its lists of sockets and closed again: others decide how many there are, so that they must
+//! cost neither descriptors nor memory.
 
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -65,7 +65,7 @@ pub struct SocketSnapshot {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sight {
     /// A list shows it.
-    Listed { is_mptcp: bool },
+    Seen { is_mptcp: bool },
     /// The list that would have to show it is complete, and does not.
     Missed,
     /// That list could not be had; `is_nowhere` if no other one shows it, and these are all that there are.
@@ -77,9 +77,9 @@ impl SocketSnapshot {
     pub fn of(&self, list: &List, cookie: u64) -> Sight {
         match self.lists.get(list) {
             Some(found) => {
-                found.get(&cookie).map_or(Sight::Missed, |is_mptcp| Sight::Listed { is_mptcp: *is_mptcp })
+                found.get(&cookie).map_or(Sight::Missed, |is_mptcp| Sight::Seen { is_mptcp: *is_mptcp })
             }
-            None if self.anywhere.contains(&cookie) => Sight::Listed { is_mptcp: false },
+            None if self.anywhere.contains(&cookie) => Sight::Seen { is_mptcp: false },
             None => Sight::Unknown { is_nowhere: self.is_everywhere },
         }
     }
@@ -143,7 +143,7 @@ fn others(cgroup: &Path, turn: usize) -> Vec<Vec<u32>> {
     let ours = inode("self").ok();
     let mut found: BTreeMap<u64, Vec<u32>> = BTreeMap::new();
     for pid in cgroup::processes(cgroup) {
-        // It has ended, or we may not know.
+        // It has ended, or this process may not see its namespace.
         let Ok(inode) = inode(&pid.to_string()) else { continue };
         let ways = found.entry(inode).or_default();
         if Some(inode) != ours && ways.len() < WAYS {

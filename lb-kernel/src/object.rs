@@ -297,7 +297,7 @@ impl Programs {
         let mut all = Vec::with_capacity(self.loaded.len());
         for (hook, program) in &self.loaded {
             let runs = sys::runs::runs(program.fd.as_fd())?;
-            // Whoever measures may have turned them on for itself alone, which that file does not tell.
+            // A process that measures may have turned them on for itself alone, which that file does not tell.
             if on.trim() == "1" || runs.count > 0 {
                 all.push((hook.name, runs));
             }

@@ -1,7 +1,7 @@
 //! Whether sockets that are made now know their cgroup of version 2.
 //!
 //! Kernel fact: below Linux 5.15 a socket has room for one of two things, its cgroup of version 2 or what the controllers
-//! net_cls and net_prio of version 1 say of it. Once anybody has used one of these, sockets that are made get the latter until
+//! net_cls and net_prio of version 1 say of it. Once any process has used one of these, sockets that are made get the latter until
 //! the next boot, and programs see them in the root cgroup only.
 
 use std::net::TcpListener;
@@ -12,12 +12,12 @@ use super::sys::diag::SocketLists;
 /// Whether a socket that is made now is in the cgroup of this process; `None` if that cannot be told, as in the root cgroup.
 pub fn sockets_have_theirs() -> Option<bool> {
     let cgroups = ours_and_above().ok()?;
-    // Found by its port in the kernel's list. It is bound to loopback, and nobody is accepted.
+    // Found by its port in the kernel's list. It is bound to loopback, and accepts no connection.
     let socket = TcpListener::bind("127.0.0.1:0").ok()?;
     let port = socket.local_addr().ok()?.port();
     let list = SocketLists::open().and_then(|lists| lists.tcp()).ok()?;
-    let listed = list.iter().find(|listed| listed.listens && listed.port == port)?;
-    theirs(&cgroups, listed.cgroup?)
+    let seen = list.iter().find(|seen| seen.listens && seen.port == port)?;
+    theirs(&cgroups, seen.cgroup?)
 }
 
 /// `cgroups` are that of the process and those above it.

@@ -1,4 +1,4 @@
-//! Waiting for readers: a place of the schedule map may be written again once every program that was running has ended.
+//! Waiting for readers: a region of the schedule map may be written again once every program that was running has ended.
 
 use std::io;
 

@@ -3,9 +3,9 @@
 //! The kernel programs end every flow that they see end. What they do not see (a link that was lost for a while, a program
 //! of others that clears callback flags, a path of an MPTCP socket on kernels that do not tell) leaves a record, and an
 //! active count that never returns to zero. A record is in doubt while its socket is neither in a complete list of its
-//! network namespace nor held by any process; it is taken out if a second pass, an interval later, finds the same.
+//! network namespace nor in use by any process; it is reclaimed if a second pass, an interval later, finds the same.
 //!
-//! Two passes, because a socket may be on its way between two processes (SCM_RIGHTS), or held by io_uring alone, and what
+//! Two passes, because a socket may be on its way between two processes (SCM_RIGHTS), or in use by io_uring alone, and what
 //! moves while a list is read can be missed.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 mod suspect;
 
-use suspect::{InUse, Seen, Suspect, Verdict};
+use suspect::{InUse, Observation, Suspect, Verdict};
 
 use super::cgroup;
 use super::error::DatapathError;
@@ -28,15 +28,15 @@ use super::sys::diag::SocketLists;
 /// What a pass over a client's flow records found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReclaimCounts {
-    /// Flows whose records were taken out: they are over.
+    /// Flows whose records were reclaimed: they are over.
     pub removed: u64,
     /// Of these: paths of MPTCP sockets, as far as a list has shown them.
     pub removed_mptcp: u64,
-    /// In doubt: to be taken out by the next pass if that finds the same.
+    /// In doubt: to be reclaimed by the next pass if that finds the same.
     pub suspected: u64,
-    /// Kept: in no list, but a process holds their sockets, which are not connected.
+    /// Kept: in no list, but a process uses their sockets, which are not connected.
     pub kept_open: u64,
-    /// Kept: in network namespaces that could not be looked into, and not known to be held by a process.
+    /// Kept: in network namespaces that could not be looked into, and not known to be in use by a process.
     pub kept_elsewhere: u64,
 }
 
@@ -55,7 +55,7 @@ pub struct Suspects {
     clients: BTreeMap<String, Remembered>,
     /// Passes so far.
     turn: usize,
-    /// Whether it could once be told which sockets processes hold: if it cannot now, it can again.
+    /// Whether it could once be told which sockets processes use: if it cannot now, it can again.
     knows_holders: bool,
 }
 
@@ -66,7 +66,7 @@ struct Remembered {
     mptcp: BTreeSet<Key>,
 }
 
-/// What a pass found, by client; and why it is not known which sockets processes hold, if that was asked and is not.
+/// What a pass found, by client; and why it is not known which sockets processes use, if that was asked and is not.
 pub struct Pass {
     pub clients: Vec<(String, Result<ReclaimCounts, DatapathError>)>,
     pub holders: Result<(), DatapathError>,
@@ -103,7 +103,7 @@ pub fn reclaim(
     let asked: BTreeSet<u64> = cases.iter().flat_map(Case::asked).collect();
     let mut holders = Holders::NotAsked;
     if !asked.is_empty() {
-        holders = match holders::held(&asked) {
+        holders = match holders::in_use(&asked) {
             Ok(found) => {
                 suspects.knows_holders = true;
                 Holders::Known(found)
@@ -131,7 +131,7 @@ pub fn reclaim(
 impl Failed {
     fn of(self, client: &str) -> DatapathError {
         match self {
-            Self::Io(source) => DatapathError::ReclaimCounts { client: client.to_owned(), source },
+            Self::Io(source) => DatapathError::Reclaim { client: client.to_owned(), source },
             Self::Readers(error) => error,
         }
     }
@@ -154,36 +154,36 @@ struct Case<'p> {
 impl<'p> Case<'p> {
     fn examine(target: &'p ReclaimTarget, turn: usize, remembered: &mut Remembered) -> Result<Self, Failed> {
         let records = Records::open(&target.pins)?;
-        let reclaim = ReclaimCounts { removed: records.finish_what_was_begun()?, ..ReclaimCounts::default() };
+        let reclaim = ReclaimCounts { removed: records.finish_claimed()?, ..ReclaimCounts::default() };
         // Of a client that leaves only its links tell.
         let linked = || links::linked_to(&target.pins).ok()?.into_iter().find_map(cgroup::path_of);
         let namespaces = Namespaces::of(target.cgroup.clone().or_else(linked), turn);
-        let (mut suspects, mut unlisted, mut keys) = (Vec::new(), Vec::new(), BTreeSet::new());
+        let (mut suspects, mut missed, mut keys) = (Vec::new(), Vec::new(), BTreeSet::new());
         let all = records.read()?;
         let shown = namespaces.look(&wanted(&all));
         for record in all {
             keys.insert(record.key());
             match shown.of(&record.list(), record.cookie) {
-                Sight::Listed { is_mptcp } => {
+                Sight::Seen { is_mptcp } => {
                     remembered.suspects.remove(&record.key());
                     if is_mptcp {
                         remembered.mptcp.insert(record.key());
                     }
                 }
-                Sight::Missed => unlisted.push(record),
+                Sight::Missed => missed.push(record),
                 sight @ Sight::Unknown { .. } => suspects.push((record, sight)),
             }
         }
         // A list is handed out in parts, and what moves between two parts can be missed. Most of these flows have ended
         // meanwhile.
         let mut still = Vec::new();
-        for record in unlisted {
+        for record in missed {
             still.extend(records.again(&record)?);
         }
         let shown = namespaces.look(&wanted(&still));
         for record in still {
             match shown.of(&record.list(), record.cookie) {
-                Sight::Listed { .. } => drop(remembered.suspects.remove(&record.key())),
+                Sight::Seen { .. } => drop(remembered.suspects.remove(&record.key())),
                 sight @ (Sight::Missed | Sight::Unknown { .. }) => suspects.push((record, sight)),
             }
         }
@@ -192,7 +192,7 @@ impl<'p> Case<'p> {
         Ok(Self { target, namespaces, reclaim, suspects })
     }
 
-    /// Sockets of which it matters whether a process holds them.
+    /// Sockets of which it matters whether a process uses them.
     fn asked(&self) -> impl Iterator<Item = u64> {
         let matters =
             |(record, sight): &&(Record, Sight)| !(*sight == Sight::Missed && record.is_connection());
@@ -213,15 +213,15 @@ impl<'p> Case<'p> {
             let before = remembered.suspects.remove(&key).filter(|doubt| doubt.version == record.version());
             let mut doubt = before.unwrap_or_else(|| Suspect::of(&record));
             let is_missed = sight == Sight::Missed;
-            let seen = Seen {
+            let observation = Observation {
                 is_missed,
                 is_connection: record.is_connection(),
-                held: holders.of(record.cookie),
+                in_use: holders.of(record.cookie),
                 may_be_mptcp: !knows_mptcp
                     && !record.list().datagrams
                     && sight == Sight::Unknown { is_nowhere: false },
             };
-            let verdict = doubt.judge(seen, now, interval);
+            let verdict = doubt.judge(observation, now, interval);
             let count = match verdict {
                 Verdict::Gone => {
                     gone.push((record, is_missed));
@@ -233,33 +233,33 @@ impl<'p> Case<'p> {
                 Verdict::InUse => continue,
             };
             *count += record.flows();
-            if doubt.missed_since.is_some() || doubt.unheld_since.is_some() {
+            if doubt.missed_since.is_some() || doubt.unused_since.is_some() {
                 suspects.insert(key, doubt);
             }
         }
         remembered.suspects = suspects;
         if !gone.is_empty() {
-            let taken = self.take_out(gone)?;
-            self.reclaim.removed += taken.values().sum::<u64>();
-            let mptcp = taken.iter().filter(|(key, _)| remembered.mptcp.contains(key));
+            let reclaimed = self.reclaim_gone(gone)?;
+            self.reclaim.removed += reclaimed.values().sum::<u64>();
+            let mptcp = reclaimed.iter().filter(|(key, _)| remembered.mptcp.contains(key));
             self.reclaim.removed_mptcp += mptcp.map(|(_, flows)| flows).sum::<u64>();
         }
         Ok(self.reclaim)
     }
 
-    fn take_out(&self, gone: Vec<(Record, bool)>) -> Result<BTreeMap<Key, u64>, Failed> {
+    fn reclaim_gone(&self, gone: Vec<(Record, bool)>) -> Result<BTreeMap<Key, u64>, Failed> {
         let records = Records::open(&self.target.pins)?;
-        // Those that no list could be had for are known by their holders alone.
+        // Of a socket whose list could not be had, only the processes that use it are known.
         let missed: BTreeSet<Key> =
             gone.iter().filter(|(_, is_missed)| *is_missed).map(|(record, _)| record.key()).collect();
-        records.take_out(gone.into_iter().map(|(record, _)| record).collect(), |held| {
-            let shown = self.namespaces.look(&wanted(held.iter().copied()));
+        records.reclaim(gone.into_iter().map(|(record, _)| record).collect(), |claimed| {
+            let shown = self.namespaces.look(&wanted(claimed.iter().copied()));
             let lives = |record: &&Record| match shown.of(&record.list(), record.cookie) {
-                Sight::Listed { .. } => true,
+                Sight::Seen { .. } => true,
                 Sight::Missed => false,
                 Sight::Unknown { .. } => missed.contains(&record.key()),
             };
-            held.iter().map(lives).collect()
+            claimed.iter().map(lives).collect()
         })
     }
 }
@@ -276,9 +276,9 @@ fn wanted<'r>(records: impl IntoIterator<Item = &'r Record>) -> SocketsByList {
 enum Holders {
     /// Nothing was to be asked.
     NotAsked,
-    /// Those of the sockets that were asked for which some process holds.
+    /// Those of the sockets that were asked for which some process uses.
     Known(BTreeSet<u64>),
-    /// The kernel does not tell, or not us.
+    /// The kernel does not tell, or does not tell this process.
     NeverTold,
     /// It could not be told this time.
     NotNow,
@@ -287,7 +287,7 @@ enum Holders {
 impl Holders {
     fn of(&self, cookie: u64) -> InUse {
         match self {
-            Self::Known(held) if held.contains(&cookie) => InUse::Yes,
+            Self::Known(in_use) if in_use.contains(&cookie) => InUse::Yes,
             Self::Known(_) => InUse::No,
             Self::NeverTold => InUse::NeverTold,
             Self::NotAsked | Self::NotNow => InUse::NotNow,

@@ -1,6 +1,6 @@
-//! The flow records of one client task: read, looked at again, and taken out as the kernel programs do it.
+//! The flow records of one client task: read, read again, and reclaimed in the way in which the kernel programs end flows.
 //!
-//! It knows where records lie and how they are shared with the programs, and nothing of why one is to be taken out.
+//! It knows where records lie and how they are shared with the programs, and nothing of why one is to be reclaimed.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -67,7 +67,7 @@ impl Record {
         Version { start_ns, slot, generation, chosen }
     }
 
-    /// How many flows it is.
+    /// How many flows it stands for.
     pub fn flows(&self) -> u64 {
         match &self.location {
             Location::Table(_) | Location::Overflow => 1,
@@ -156,65 +156,67 @@ impl Records {
         Ok(now.filter(|now| (now.key(), now.version()) == (record.key(), record.version())))
     }
 
-    /// Ends flows as the kernel programs do: whoever takes a record out gives its count back. Returns the cookies of those
-    /// that were taken out, each with how many flows it had.
+    /// Ends flows as the kernel programs do: removing a record and taking its flows from the active count belong together.
+    /// Returns the records that were reclaimed, each with how many flows it had.
     ///
     /// A socket may dial again at any moment, and a program that does that for it may have found the record just now. So
-    /// records in the table are held first, under a cookie that is nobody's; once readers are gone, `lives` tells which of
-    /// them are to be left alone after all, and what is in the others is what counts. The hashes offer no such thing: there
-    /// a record is deleted if it is still the same, which leaves an instant.
+    /// records in the table are claimed first, under a cookie that no socket has. Once readers are gone, `lives` tells
+    /// which of them are to be left alone after all; of the others, the flow that is in the bucket then is ended. The
+    /// hashes offer no such thing: there a record is deleted if it is still the same, and a program that changes it
+    /// between the comparison and the deletion is not seen.
     ///
     /// # Errors
     /// If the kernel refuses to read or change a map.
-    pub fn take_out(
+    pub fn reclaim(
         &self,
         gone: Vec<Record>,
         lives: impl FnOnce(&[&Record]) -> Vec<bool>,
     ) -> Result<BTreeMap<Key, u64>, Failed> {
-        let mut taken = BTreeMap::new();
-        let mut held = Vec::new();
+        let mut reclaimed = BTreeMap::new();
+        let mut claimed = Vec::new();
         for record in gone {
             match &record.location {
                 Location::Table(index) => {
                     if self.table.pass_on(*index, record.cookie, RECLAIMING) {
-                        held.push((*index, record));
+                        claimed.push((*index, record));
                     }
                 }
                 Location::Overflow => {
-                    if self.take_out_overflowed(&record)? {
-                        taken.insert(record.key(), 1);
+                    if self.reclaim_overflowed(&record)? {
+                        reclaimed.insert(record.key(), 1);
                     }
                 }
                 Location::Datagrams(entry) => {
-                    if self.take_out_entry(record.cookie, entry)? {
-                        taken.insert(record.key(), record.flows());
+                    if self.reclaim_entry(record.cookie, entry)? {
+                        reclaimed.insert(record.key(), record.flows());
                     }
                 }
             }
         }
-        if held.is_empty() {
-            return Ok(taken);
+        if claimed.is_empty() {
+            return Ok(reclaimed);
         }
         wait_for_readers().map_err(Failed::Readers)?;
-        let lives = lives(&held.iter().map(|(_, record)| record).collect::<Vec<_>>());
-        for ((index, record), lives) in held.into_iter().zip(lives) {
+        let lives = lives(&claimed.iter().map(|(_, record)| record).collect::<Vec<_>>());
+        for ((index, record), lives) in claimed.into_iter().zip(lives) {
             let now = self.table.flow(index);
             let lives = lives || now != record.flow;
             if lives && elements::get::<u64, Flow>(self.overflow.as_fd(), &record.cookie)?.is_none() {
                 self.table.pass_on(index, RECLAIMING, record.cookie);
                 continue;
             }
-            // Gone; or it has dialled meanwhile, found no record of its own, and made one in the overflow table.
+            // The socket is gone; or it has dialled meanwhile, found no record of its own, and made one in the overflow
+            // table.
             self.give_back(now);
             self.table.pass_on(index, RECLAIMING, 0);
             if !lives {
-                taken.insert(record.key(), 1);
+                reclaimed.insert(record.key(), 1);
             }
         }
-        Ok(taken)
+        Ok(reclaimed)
     }
 
-    fn take_out_overflowed(&self, &Record { cookie, flow, .. }: &Record) -> io::Result<bool> {
+    fn reclaim_overflowed(&self, &Record { cookie, flow, .. }: &Record) -> io::Result<bool> {
         let is_same = elements::get(self.overflow.as_fd(), &cookie)? == Some(flow);
         if !is_same || !elements::remove(self.overflow.as_fd(), &cookie)? {
             return Ok(false);
@@ -224,7 +226,7 @@ impl Records {
         Ok(true)
     }
 
-    fn take_out_entry(&self, cookie: u64, entry: &Datagrams) -> io::Result<bool> {
+    fn reclaim_entry(&self, cookie: u64, entry: &Datagrams) -> io::Result<bool> {
         let is_same = elements::get(self.datagrams.as_fd(), &cookie)? == Some(*entry);
         if !is_same || !elements::remove(self.datagrams.as_fd(), &cookie)? {
             return Ok(false);
@@ -234,23 +236,23 @@ impl Records {
         Ok(true)
     }
 
-    /// Ends the flows of records that a daemon held when it was killed: whose they were is not known any more. Returns how
-    /// many they were.
+    /// Ends the flows of records that a daemon had claimed when it was killed: which sockets they were of is not known any
+    /// more. Returns how many they were.
     ///
     /// # Errors
     /// If it cannot be waited until no program reads them.
-    pub fn finish_what_was_begun(&self) -> Result<u64, DatapathError> {
-        let held: Vec<usize> =
+    pub fn finish_claimed(&self) -> Result<u64, DatapathError> {
+        let claimed: Vec<usize> =
             (0..self.table.len()).filter(|index| self.table.cookie(*index) == RECLAIMING).collect();
-        if held.is_empty() {
+        if claimed.is_empty() {
             return Ok(0);
         }
         wait_for_readers()?;
-        for index in &held {
+        for index in &claimed {
             self.give_back(self.table.flow(*index));
             self.table.pass_on(*index, RECLAIMING, 0);
         }
-        Ok(held.len() as u64)
+        Ok(claimed.len() as u64)
     }
 
     fn give_back(&self, flow: Flow) {

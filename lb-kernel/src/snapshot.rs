@@ -83,7 +83,7 @@ impl Snapshot {
                 counts,
             });
         }
-        Ok(Self { not_a_service: tables.passed_by()?, anomalies: tables.anomalies()?, services })
+        Ok(Self { not_a_service: tables.not_a_service()?, anomalies: tables.anomalies()?, services })
     }
 }
 

@@ -66,23 +66,23 @@ fn bpf<A: bytemuck::Pod>(command: i64, attr: &mut A) -> io::Result<i64> {
 /// as soon as a signal is pending: a request to reload or to stop would make a start fail.
 pub fn without_signals<T>(act: impl FnOnce() -> T) -> T {
     /// Restores on every way out.
-    struct Held(libc::sigset_t);
-    impl Drop for Held {
+    struct SignalMask(libc::sigset_t);
+    impl Drop for SignalMask {
         fn drop(&mut self) {
             // SAFETY: the set was filled in by the kernel; the former one is not asked for.
             unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.0, std::ptr::null_mut()) };
         }
     }
     // SAFETY: sets of plain numbers, written by the calls; with these arguments they cannot fail.
-    let held = unsafe {
+    let mask = unsafe {
         let mut all: libc::sigset_t = std::mem::zeroed();
         let mut before: libc::sigset_t = std::mem::zeroed();
         libc::sigfillset(&raw mut all);
         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
-        Held(before)
+        SignalMask(before)
     };
     let result = act();
-    drop(held);
+    drop(mask);
     result
 }
 

@@ -1,4 +1,4 @@
-//! Sockets that a client's processes hold and that its programs never see: made in another cgroup, and handed over by
+//! Sockets that a client's processes use and that its programs never see: made in another cgroup, and handed over by
 //! socket activation, by passing a descriptor, or by moving the process.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,7 +15,7 @@ use crate::process;
 /// A socket whose connects are not balanced.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Uncovered {
-    /// A process that holds it.
+    /// A process that has it open.
     pub pid: u32,
     /// The name of that process.
     pub process: String,
@@ -23,7 +23,7 @@ pub struct Uncovered {
     pub inode: u32,
     /// The cgroup that it was made in, if that still exists.
     pub made_in: Option<PathBuf>,
-    /// Whether it only listens: such a socket dials nobody, and what it accepts was dialled by others.
+    /// Whether it only listens: such a socket does not connect, and what it accepts others have connected.
     pub listens: bool,
     /// Its peer, if it is connected.
     pub peer: Option<SocketAddr>,
@@ -39,7 +39,7 @@ pub struct Sockets {
 }
 
 /// The TCP sockets of a cgroup's processes that were made outside of it. Only those that are connected, connecting or
-/// listening: the kernel lists no others. Those that were accepted dial nobody, and are left out.
+/// listening: the kernel lists no others. Those that were accepted do not connect, and are left out.
 pub fn uncovered(cgroup: &Cgroup) -> Sockets {
     let covered: BTreeSet<u64> = cgroup::ids_below(&cgroup.path).into_iter().chain([cgroup.id]).collect();
     let mut lists: BTreeMap<u64, Option<Vec<SocketEntry>>> = BTreeMap::new();
@@ -60,7 +60,7 @@ pub fn uncovered(cgroup: &Cgroup) -> Sockets {
         let ports: BTreeSet<u16> =
             list.iter().filter(|socket| socket.listens).map(|socket| socket.port).collect();
         for socket in list.iter().filter(|socket| inodes.contains(&socket.inode)) {
-            // Others have dialled it: it was accepted from a socket that listens, whose cgroup it has.
+            // It was accepted from a socket that listens, whose cgroup it has.
             if !socket.listens && ports.contains(&socket.port) {
                 continue;
             }
@@ -85,7 +85,7 @@ fn list_of(pid: u32, namespace: u64) -> Option<Vec<SocketEntry>> {
     lists.and_then(|lists| lists.tcp()).ok()
 }
 
-/// Inodes of the sockets that a process holds; `None` if that cannot be seen.
+/// Inodes of the sockets that a process has open; `None` if that cannot be seen.
 fn socket_inodes(pid: u32) -> Option<BTreeSet<u32>> {
     let mut inodes = BTreeSet::new();
     for entry in fs::read_dir(format!("/proc/{pid}/fd")).ok()?.flatten() {

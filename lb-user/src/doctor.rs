@@ -331,7 +331,7 @@ fn one_client(diagnosis: &mut Diagnosis, paths: &Paths, client: &KnownClient, fe
         }
     };
     let pins = Pins::of(&paths.pins, name);
-    match lb_kernel::is_attached(&pins, cgroup.id) {
+    match lb_kernel::is_balanced(&pins, cgroup.id) {
         Ok(true) => {
             diagnosis
                 .ok("attachment", format!("client {name}: {} (id {})", cgroup.path.display(), cgroup.id));

@@ -171,7 +171,7 @@ fn neighbour(other: lb_kernel::Neighbour) -> Neighbour {
 /// Of what the maps have of a slot, and what was counted lately if somebody has watched. Shares are for whoever knows
 /// the others.
 fn backend(slot: &SlotView, counts: &Counts, recent: Option<&Recent>) -> Backend {
-    let Counts { sums, active, swept } = counts;
+    let Counts { sums, active, reclaimed } = counts;
     Backend {
         address: slot.address,
         slot: slot.slot,
@@ -185,7 +185,7 @@ fn backend(slot: &SlotView, counts: &Counts, recent: Option<&Recent>) -> Backend
         started: sums.chosen,
         untracked: sums.untracked,
         active: *active,
-        reclaimed: *swept,
+        reclaimed: *reclaimed,
         connecting: sums.connecting,
         established: sums.established,
         endings: by_name(|ending| sums.endings[ending as usize]),
@@ -287,7 +287,7 @@ pub fn from_pins(directory: &Path, why: String) -> Result<Status, DatapathError>
 
 fn from_maps(pins: &Pins) -> Result<Client, DatapathError> {
     let maps = Maps::read(&Tables::open(pins, false)?, None)?;
-    let attached = lb_kernel::attachment(pins)?.and_then(|id| Some((id, lb_kernel::cgroup_of_id(id)?)));
+    let attached = lb_kernel::balanced_cgroup(pins)?.and_then(|id| Some((id, lb_kernel::cgroup_of_id(id)?)));
     let (cgroup_id, cgroup) = attached.unzip();
     Ok(Client { cgroup, cgroup_id, ..client_of(pins, maps) })
 }

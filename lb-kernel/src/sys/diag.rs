@@ -15,7 +15,7 @@ pub struct SocketEntry {
     pub cookie: u64,
     /// Its inode, as `/proc/<pid>/fd` names it.
     pub inode: u32,
-    /// Whether it listens: such a socket dials nobody.
+    /// Whether it listens: such a socket does not connect.
     pub listens: bool,
     /// Its own port.
     pub port: u16,
@@ -30,7 +30,7 @@ pub struct SocketEntry {
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
 /// `NLM_F_REQUEST | NLM_F_DUMP`.
 const DUMP: u16 = 0x301;
-/// `NLM_F_DUMP_INTR`: the list changed in a way that made the kernel lose its place.
+/// `NLM_F_DUMP_INTR`: the list changed in a way that made the kernel lose its position.
 const INTERRUPTED: u16 = 0x10;
 const NLMSG_ERROR: u16 = 2;
 const NLMSG_DONE: u16 = 3;
@@ -39,8 +39,8 @@ const INET_DIAG_CGROUP_ID: u16 = 21;
 const INET_DIAG_ULP_INFO: u16 = 19;
 const INET_ULP_INFO_NAME: u16 = 1;
 const TCP_LISTEN: u8 = 10;
-/// Established, both handshakes' first states, and everything that ends with the socket still in somebody's hands. Not
-/// the states of sockets that nobody holds: time wait (6) and requests (12).
+/// Established, both handshakes' first states, and everything that ends while a process has the socket still open. Not
+/// the states of sockets that no process has: time wait (6) and requests (12).
 const STATES: u32 = 1 << 1 | 1 << 2 | 1 << 3 | 1 << 4 | 1 << 5 | 1 << 8 | 1 << 9 | 1 << TCP_LISTEN | 1 << 11;
 
 /// `struct inet_diag_sockid`, whose ports and addresses are in network order.
@@ -305,12 +305,12 @@ mod tests {
             rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).expect("a socket in no list");
         let sockets = SocketLists::open().unwrap().tcp().unwrap();
         let find = |cookie: u64| sockets.iter().find(|socket| socket.cookie == cookie);
-        let listed = find(cookie(&stream)).expect("connected");
-        assert_eq!(listed.peer, listener.local_addr().unwrap());
-        assert!(!listed.listens && find(cookie(&listener)).expect("listening").listens);
+        let seen = find(cookie(&stream)).expect("connected");
+        assert_eq!(seen.peer, listener.local_addr().unwrap());
+        assert!(!seen.listens && find(cookie(&listener)).expect("listening").listens);
         assert_eq!(find(cookie(&idle)), None);
         let path = format!("/proc/self/fd/{}", stream.as_fd().as_raw_fd());
-        assert_eq!(u64::from(listed.inode), std::fs::metadata(path).unwrap().ino());
+        assert_eq!(u64::from(seen.inode), std::fs::metadata(path).unwrap().ino());
     }
 
     #[test]
@@ -321,9 +321,9 @@ mod tests {
         let idle = rustix::net::socket(AddressFamily::INET, SocketType::DGRAM, None).unwrap();
         let mut sockets = Vec::new();
         SocketLists::open().unwrap().each_udp(|socket| sockets.push(socket)).unwrap();
-        let is_listed = |cookie: u64| sockets.iter().any(|socket| socket.cookie == cookie);
-        assert!(is_listed(cookie(&bound)) && is_listed(cookie(&connected)));
-        assert!(!is_listed(cookie(&idle)) && !is_listed(cookie(&stream)));
+        let is_seen = |cookie: u64| sockets.iter().any(|socket| socket.cookie == cookie);
+        assert!(is_seen(cookie(&bound)) && is_seen(cookie(&connected)));
+        assert!(!is_seen(cookie(&idle)) && !is_seen(cookie(&stream)));
     }
 
     #[test]

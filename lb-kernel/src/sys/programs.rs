@@ -149,7 +149,7 @@ struct ProgTestRun {
     cpu: u32,
 }
 
-/// A program of a few instructions that needs no place to be attached.
+/// A program of a few instructions that is attached to no hook.
 pub struct TestRun(OwnedFd);
 
 impl TestRun {

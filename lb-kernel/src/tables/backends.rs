@@ -122,10 +122,10 @@ impl Tables {
     /// If the kernel refuses.
     pub(crate) fn free_backend(&mut self, slot: u32) -> Result<(), DatapathError> {
         if let Some(view) = self.slot(slot) {
-            let Counts { sums, active: _, swept } = self.counts(slot)?;
+            let Counts { sums, active: _, reclaimed } = self.counts(slot)?;
             let service = name_of(&self.maps.services.get(usize::from(view.service)));
             let name = retired::name(&service, view.address);
-            let kept = self.maps.retired.keep(&name, sums, swept);
+            let kept = self.maps.retired.keep(&name, sums, reclaimed);
             kept.map_err(|error| self.fail_io(map::DEPARTED, "write", error))?;
         }
         // A free row keeps the generation that the slot's next backend gets.

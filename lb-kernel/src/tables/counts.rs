@@ -14,15 +14,15 @@ pub struct Counts {
     pub sums: abi::SlotCounters,
     /// Open flows.
     pub active: u64,
-    /// Flows whose records were taken out, because their sockets were gone.
-    pub swept: u64,
+    /// Flows whose records were reclaimed, because their sockets were gone.
+    pub reclaimed: u64,
 }
 
 impl Counts {
     /// Flows that are over, or are in no active count.
     pub fn over(&self) -> u64 {
         let endings = self.sums.endings.iter().fold(0, |sum: u64, count| sum.wrapping_add(*count));
-        endings.wrapping_add(self.swept).wrapping_add(self.sums.untracked)
+        endings.wrapping_add(self.reclaimed).wrapping_add(self.sums.untracked)
     }
 
     /// Whether every flow that was begun is over or open. Not for sure while flows begin and end.
@@ -57,8 +57,8 @@ impl Tables {
     fn with_active(&self, slot: u32, sums: abi::SlotCounters) -> Counts {
         let load = |at| self.maps.backends.load64(slot as usize, at);
         // An end is counted before the open flow is taken away, and so is read.
-        let swept = load(offset_of!(Backend, swept));
-        Counts { sums, active: load(offset_of!(Backend, flows)), swept }
+        let reclaimed = load(offset_of!(Backend, swept));
+        Counts { sums, active: load(offset_of!(Backend, flows)), reclaimed }
     }
 
     /// By how many flows the counts of a slot do not add up, whatever begins and ends meanwhile: 0 unless something is
@@ -71,7 +71,7 @@ impl Tables {
     /// # Errors
     /// If the kernel refuses a look-up.
     pub fn imbalance(&self, slot: u32) -> Result<i64, DatapathError> {
-        /// A program may be kept from its CPU between two counts. Whoever looks lets it go on.
+        /// A program may be kept from its CPU between two counts: this thread lets it go on and looks again.
         const LOOKS: usize = 8;
         let mut off = 0;
         for _ in 0..LOOKS {

@@ -83,7 +83,7 @@ impl Tables {
     ///
     /// # Errors
     /// If the kernel refuses the look-up.
-    pub fn passed_by(&self) -> Result<u64, DatapathError> {
+    pub fn not_a_service(&self) -> Result<u64, DatapathError> {
         Ok(self.outcome_row(NOT_A_SERVICE)?.not_a_service)
     }
 
@@ -174,7 +174,7 @@ impl Tables {
     fn set_service_state(&mut self, index: u16, state: u8) {
         let mut row = self.maps.services.get(usize::from(index));
         row.state = state;
-        // The rest of the word is what is dialled: it does not change.
+        // The rest of the word is port and protocol of the service: they do not change.
         let word = bytemuck::bytes_of(&row);
         let at = offset_of!(Service, state) & !3;
         let word = u32::from_ne_bytes(word[at..at + 4].try_into().expect("four bytes"));

@@ -76,7 +76,7 @@ impl Waiting<'_> {
         loop {
             pause.tick().await;
             // Whatever a daemon says, or if none says anything: programs that are attached cover.
-            if cgroups.iter().any(|cgroup| lb_kernel::is_attached(&pins, *cgroup).unwrap_or(false)) {
+            if cgroups.iter().any(|cgroup| lb_kernel::is_balanced(&pins, *cgroup).unwrap_or(false)) {
                 return Ok(());
             }
             match tokio::time::timeout(look, api::fetch::<Coverage>(paths, &question)).await {
@@ -138,7 +138,8 @@ impl Waiting<'_> {
 
     /// The cgroup that the client's programs are attached to, as far as that can be seen.
     fn attached(&self) -> Option<PathBuf> {
-        let attached = lb_kernel::attachment(&Pins::of(&self.paths.pins, self.client)).unwrap_or_default();
+        let attached =
+            lb_kernel::balanced_cgroup(&Pins::of(&self.paths.pins, self.client)).unwrap_or_default();
         attached.and_then(lb_kernel::cgroup_of_id)
     }
 

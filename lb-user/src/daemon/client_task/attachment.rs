@@ -149,7 +149,7 @@ impl ClientTask {
         if let Some(cgroup) = &self.cgroup {
             return self.datapath.leave_other_cgroups(cgroup);
         }
-        match lb_kernel::attachment(&self.pins)?.and_then(lb_kernel::cgroup_of_id) {
+        match lb_kernel::balanced_cgroup(&self.pins)?.and_then(lb_kernel::cgroup_of_id) {
             Some(other) if other != self.path => lb_kernel::retire(&self.pins),
             _ => Ok(()),
         }
@@ -169,7 +169,7 @@ impl ClientTask {
     /// If that cannot be seen, which says nothing of what is attached.
     pub fn is_effective(&self) -> Result<bool, DatapathError> {
         match Cgroup::open(&self.path) {
-            Ok(now) => self.datapath.is_in_force(now.id),
+            Ok(now) => self.datapath.is_fully_attached(now.id),
             Err(DatapathError::NoCgroup(_)) => Ok(false),
             Err(error) => Err(error),
         }
@@ -180,7 +180,7 @@ impl ClientTask {
     /// # Errors
     /// If that cannot be seen.
     pub fn covers(&self, cgroup: u64) -> Result<bool, DatapathError> {
-        lb_kernel::is_attached(&self.pins, cgroup)
+        lb_kernel::is_balanced(&self.pins, cgroup)
     }
 
     /// Full path of its cgroup, whether or not it exists.

@@ -140,7 +140,7 @@ impl Page {
         sheet.family(&f::CONNECTING, self.of_backends(|b| Value::Whole(b.counts.sums.connecting)))?;
         sheet.family(&f::ESTABLISHED, self.of_backends(|b| Value::Whole(b.counts.sums.established)))?;
         sheet.family(&f::DIVERTED, self.of_backends(|b| Value::Whole(b.counts.sums.diverted)))?;
-        sheet.family(&f::RECLAIMED, self.of_backends(|b| Value::Whole(b.counts.swept)))?;
+        sheet.family(&f::RECLAIMED, self.of_backends(|b| Value::Whole(b.counts.reclaimed)))?;
         sheet.family(
             &f::ENDED,
             self.backends().flat_map(|([client, service, address], backend)| {

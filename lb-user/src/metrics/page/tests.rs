@@ -57,7 +57,7 @@ fn backend() -> BackendSnapshot {
         },
         address: "[2001:db8::1]:80".to_owned(),
         share_wanted: 0.25,
-        counts: Counts { sums, active: 4, swept: 0 },
+        counts: Counts { sums, active: 4, reclaimed: 0 },
     }
 }
 
