@@ -39,7 +39,7 @@ pub trait List: Clone {
 /// What to do about a reading.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect<L> {
-    /// Deliver the list to every client that uses the service; what comes of it is told to [`Feed::delivered`].
+    /// Deliver the list to every client that uses the service; what comes of it is for [`Feed::delivered`].
     Deliver(L),
     /// Log that the file is good again, and says what is in force.
     GoodAgain,
@@ -59,7 +59,7 @@ pub struct Delivered {
 /// What to do about a list that was delivered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Next<L> {
-    /// Compute what clients use of it; the result is told to [`Feed::computed`].
+    /// Compute what clients use of it; the result is for [`Feed::computed`].
     Compute(L),
     /// It is in force, and may be kept for later starts.
     Keep {

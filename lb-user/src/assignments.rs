@@ -17,7 +17,7 @@ use crate::config::{Client, Source};
 /// A client task that dials a service: all that its membership depends on, besides the list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Consumer {
-    /// The task. First, for it tells most of them apart.
+    /// The task. First, for most of them differ in it.
     pub task: Task,
     /// The service as the task sees it.
     pub service: Service,
@@ -41,7 +41,7 @@ impl Assignment {
         &self.membership
     }
 
-    /// What the task's balancer is told, of the service at this position of the task's configuration.
+    /// The fact for the task's balancer, of the service at this position of the task's configuration.
     pub fn fact(self, position: usize) -> Fact {
         Fact::Endpoints(position, self.list, self.membership)
     }
@@ -97,8 +97,8 @@ impl Assignments {
         memberships.find(|(other, _)| other == consumer).map(|(_, membership)| &**membership)
     }
 
-    /// Goes on from the assignments before, if the list that was read now says the same: it becomes the same, so that nobody
-    /// has to compare them again.
+    /// Goes on from the assignments before, if the list that was read now says the same: it becomes the same, so that they
+    /// need not be compared again.
     pub fn follow(&mut self, before: &Self) {
         if self.list == before.list {
             self.list = before.list.clone();
@@ -132,7 +132,7 @@ impl Assignments {
         while let Some(first) = missing.first().copied() {
             let is_of_the_same_job =
                 |other: &&Consumer| other.service == first.service && other.task.count == first.task.count;
-            // A task that is alone asks nobody else's subset, and waits for nobody.
+            // A task that is alone needs no other subset, and waits for no other job.
             let is_large = first.task.count > 1;
             let _turn = is_large.then(|| TURN.lock().unwrap_or_else(PoisonError::into_inner));
             let job = Memberships::new(&first.service, first.task.count, &self.list);
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_known_is_kept_and_what_nobody_asks_for_is_forgotten() {
+    fn what_is_known_is_kept_and_what_is_not_asked_for_is_forgotten() {
         let mut before = Assignments::new(list(7));
         before.complete(&[consumer(0, 5, 7), consumer(1, 5, 7)]);
         let mut after = Assignments::new(list(7));

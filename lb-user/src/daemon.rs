@@ -5,7 +5,7 @@
 //! its end (`start`), directories that change (`watching`), files that may not answer (`file_io`), endpoint files (`files`),
 //! how their lists are read (`lists`) and kept (`keeping`), another configuration (`reload`), how it is read (`loader`) and
 //! what it cannot change (`fixed`), one client (`client_task`), all of them (`clients`), how they are opened (`opening`) and
-//! leave (`leaving`), flow records whose end nobody saw (`flow_records`), what it answers (`report`), and what it knows
+//! leave (`leaving`), flow records whose end no program saw (`flow_records`), what it answers (`report`), and what it knows
 //! that the maps do not hold (`facts`).
 
 mod start;
@@ -122,7 +122,7 @@ enum Event {
     ReadersGone(Result<(), DatapathError>),
     /// Flow records were compared with the kernel's lists of sockets.
     Reclaimed(Pass, Suspects),
-    /// Somebody asks.
+    /// A process asks on the socket or the port for metrics.
     Asked(Query),
     /// Time passes.
     Tick,
@@ -136,9 +136,9 @@ enum Event {
 
 struct Daemon {
     started: SystemTime,
-    /// Whether the first configuration was taken on. Before that there is no client, and nobody can ask.
+    /// Whether the first configuration was taken on. Before that there is no client, and no answer.
     is_ready: bool,
-    /// Tells threads beside the loop that nobody waits for them any more.
+    /// Says to threads beside the loop that the daemon does not wait for them any more.
     stopping: Arc<AtomicBool>,
     /// What is in force.
     config: Config,
@@ -175,7 +175,7 @@ pub fn run(config: Config, stamp: Option<Stamp>, reread: Reread) -> Result<()> {
     result
 }
 
-/// The loop runs in this thread, and one other serves who asks. What may block runs on further ones.
+/// The loop runs in this thread, and one other serves the socket and the port for metrics. What may block runs on further ones.
 ///
 /// # Errors
 /// If the kernel refuses a descriptor, or a thread. tokio panics there in part, at what it does once in a process.

@@ -144,7 +144,7 @@ impl FileSource {
     /// The source of a service, keeping its last good list in the directory `state`. No endpoint may have one of the
     /// addresses `services`, which are those of all services.
     pub fn new(service: &Service, path: PathBuf, services: &[SocketAddr], state: &Path) -> Self {
-        // The ending tells the format, and keeps the names of two services apart.
+        // The ending gives the format, and keeps the names of two services apart.
         let format =
             if path.extension().is_some_and(|extension| extension == "json") { "json" } else { "toml" };
         let file = format!("{}.{format}", service.name);
@@ -177,7 +177,7 @@ impl FileSource {
     }
 }
 
-/// A valid file: its list, of which nobody's part is known yet, and the text that it was read from.
+/// A valid file: its list, of which no task's assignment is known yet, and the text that it was read from.
 #[derive(Clone, Debug)]
 pub struct Contents {
     /// The list.
@@ -214,7 +214,7 @@ pub fn read_list(
     Ok((endpoints::parse(&text, path, service, services)?, text))
 }
 
-/// Reads a file that nobody changed meanwhile.
+/// Reads a file that was not changed meanwhile.
 ///
 /// # Errors
 /// If it cannot be read, is too large, or is no regular file.

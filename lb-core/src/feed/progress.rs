@@ -1,6 +1,6 @@
 //! How far a file has been looked at and read, and whose turn it is to read: both without overlap, and nothing is missed.
 //!
-//! A watch tells that something has changed, not what; a stamp tells one version of a file from the next, if the clock that
+//! A watch says that something has changed, not what; a stamp distinguishes one version of a file from the next, if the clock that
 //! it was made by is fine enough. It reads no clock and no file.
 
 use std::ops::Add;
@@ -14,7 +14,7 @@ pub const SETTLE: Duration = Duration::from_millis(200);
 pub struct Version<S> {
     /// Its stamp; `None` if no file could be found.
     pub stamp: Option<S>,
-    /// Whether the stamp tells it from a later version.
+    /// Whether the stamp distinguishes it from a later version.
     pub is_settled: bool,
 }
 
@@ -83,7 +83,7 @@ impl<S: Copy + PartialEq, T: Copy + Ord + Add<Duration, Output = T>> Progress<S,
         self.due.filter(|_| !self.is_busy)
     }
 
-    /// Begins to read if it is time, and returns the version that need not be read again, if it can be told. What changes
+    /// Begins to read if it is time, and returns the version that need not be read again, if that is certain. What changes
     /// from here on starts the next period.
     pub fn begin(&mut self, now: T) -> Option<Option<Option<S>>> {
         if self.is_busy || self.due.is_none_or(|due| due > now) {
@@ -119,7 +119,7 @@ pub enum ReadTurn {
 }
 
 impl ReadTurn {
-    /// Somebody wants it read. Returns whether to begin at once.
+    /// It is to be read. Returns whether to begin at once.
     pub fn request(&mut self, is_asked: bool) -> bool {
         match self {
             Self::Idle => {

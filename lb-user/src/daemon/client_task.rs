@@ -44,7 +44,7 @@ pub struct ClientTask {
     pub pins: Pins,
     /// Held as long as we write.
     lock: Lock,
-    /// Whether the directory of the pins was removed, and all in it: somebody wanted the client gone.
+    /// Whether the directory of the pins was removed, and all in it: an operator wanted the client gone.
     is_unpinned: bool,
     /// Full path of its cgroup.
     path: PathBuf,
@@ -82,7 +82,7 @@ impl ClientTask {
     /// Takes over or makes the client's maps. Nothing is attached yet.
     ///
     /// # Errors
-    /// If what is pinned does not fit, somebody else works on it, or the kernel refuses.
+    /// If what is pinned does not fit, another process works on it, or the kernel refuses.
     pub fn open(
         client: Client,
         pins: Pins,
@@ -300,7 +300,7 @@ impl ClientTask {
         self.datapath.applied().backends.keys().for_each(|slot| tables.forget_errors(*slot, now));
     }
 
-    /// What remains of it for who removes it.
+    /// What remains of it for its removal.
     pub fn into_lock(self) -> (Pins, Lock) {
         (self.pins, self.lock)
     }

@@ -72,7 +72,7 @@ impl Daemon {
             if client_task.look_for_pins().unwrap_or(true) {
                 there.insert(client_task.client.name.clone());
             } else if !was_unpinned {
-                tell(client_task, Followed::Unpinned);
+                log_attachment(client_task, Followed::Unpinned);
             }
         }
         there
@@ -82,7 +82,7 @@ impl Daemon {
         self.clients.tasks.iter().map(|client_task| client_task.client.name.as_str()).collect()
     }
 
-    /// Remembers which clients could not be started; each error is said once.
+    /// Remembers which clients could not be started; each error is logged once.
     pub fn set_unstarted(&mut self, unstarted: Vec<(Client, String)>) {
         for (client, error) in &unstarted {
             let known = |(other, before): &(Client, String)| other.name == client.name && before == error;
@@ -108,7 +108,7 @@ impl Daemon {
         for client_task in &mut self.clients.tasks {
             let before = client_task.trouble().map(str::to_owned);
             let result = client_task.settle(now);
-            // Said once, not once per attempt.
+            // Logged once, not once per attempt.
             if let Err(error) = result
                 && client_task.trouble() != before.as_deref()
             {
@@ -118,7 +118,7 @@ impl Daemon {
         self.wait_for_readers();
     }
 
-    /// Starts a wait for readers if anybody needs one and none is under way.
+    /// Starts a wait for readers if any client needs one and none is under way.
     pub fn wait_for_readers(&mut self) {
         if self.clients.waiting_for_readers || !self.clients.tasks.iter().any(ClientTask::wants_wait) {
             return;
@@ -170,9 +170,9 @@ impl Daemon {
             match client_task.follow_cgroup(now) {
                 Ok(followed) => {
                     moved |= followed != Followed::Unchanged;
-                    tell(client_task, followed);
+                    log_attachment(client_task, followed);
                 }
-                // Said once, not once per attempt.
+                // Logged once, not once per attempt.
                 Err((error, is_new)) if is_new => {
                     warn!(client = %client_task.client.name, error = %crate::error::chain(&error), "cannot attach to the cgroup");
                 }
@@ -201,8 +201,8 @@ impl Daemon {
     }
 }
 
-/// Tells what became of a client's attachment.
-pub fn tell(client_task: &ClientTask, followed: Followed) {
+/// Logs what became of a client's attachment.
+fn log_attachment(client_task: &ClientTask, followed: Followed) {
     let client = &client_task.client;
     match (followed, client_task.cgroup()) {
         (Followed::Attached, Some(cgroup)) => info!(

@@ -93,7 +93,7 @@ impl Loader {
             statics: AssignmentsByService::new(),
             opened: Vec::new(),
         };
-        // What says the same again is not taken on, and opens nobody who was wanted gone.
+        // What says the same again is not taken on, and opens no client that was removed by hand.
         if let Ok(config) = &loaded.config
             && (is_wanted || *config != self.running)
         {
@@ -129,7 +129,7 @@ impl Loader {
         (Some(stamp.ok().flatten()), config)
     }
 
-    /// Reads the files that a configuration names, all at the same time: one that does not answer holds up nobody.
+    /// Reads the files that a configuration names, all at the same time: one that does not answer delays no other.
     async fn read_files(&self, config: &Config, patience: Duration) -> Vec<Reading> {
         let mut readings = JoinSet::new();
         for (service, source) in files::sources(config) {

@@ -151,7 +151,7 @@ pub struct Opener {
     pub features: Features,
     /// What leaves already is locked by us.
     pub leaving: Vec<Pins>,
-    /// Whether nobody waits for them any more.
+    /// Whether the daemon is stopping, and does not wait for them any more.
     pub stopping: Arc<AtomicBool>,
     /// When it began.
     pub now: Instant,
@@ -160,14 +160,14 @@ pub struct Opener {
 impl Opener {
     /// Opens a client, and locks what other versions have of it.
     fn open(&self, client: Client) -> Result<(ClientTask, Vec<Leaving>)> {
-        // The locks of those that are open already are wanted by somebody else.
+        // A successor waits for the locks of those that are open already.
         ensure!(!self.stopping.load(Ordering::Relaxed), "the daemon is stopping");
         // Locked before anything is changed: another socklb of another version may be running.
         let others = leaving::lock_other_versions(&self.pins, &client.name, &self.leaving)?;
         let pins = Pins::of(&self.pins, &client.name);
         match ClientTask::open(client, pins, self.limits, self.features, self.now) {
             Ok(client_task) => Ok((client_task, others)),
-            // Its kind tells what to do about it.
+            // What to do about it depends on its kind.
             Err(ClientTaskError::Datapath(error)) => Err(error.into()),
             Err(error) => Err(error.into()),
         }

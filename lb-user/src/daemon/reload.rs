@@ -112,7 +112,7 @@ impl Daemon {
                 self.report_unwatched(&directory, look.unwatched);
                 let is_another = self.reload.progress.looked(look.stamp);
                 if is_another && is_due {
-                    // Nobody has to look while it is read.
+                    // No look is due while it is read.
                     self.reload.progress.begin_look();
                     self.request(false, now);
                 } else if is_another {
@@ -170,7 +170,7 @@ impl Daemon {
             self.reload.progress.done(Stamp::version(stamp));
         }
         match loaded.config {
-            // A file that was only touched, or read before its stamp could tell versions apart, or put right as it was.
+            // A file that was only touched, or read before its stamp could tell versions apart, or corrected to what it was.
             Ok(config) if config == self.config && !is_asked && !is_first => {
                 if self.reload.error.take().is_some() {
                     info!("the configuration is good again, and as it was");

@@ -1,4 +1,4 @@
-//! What the kernel tells of directories that change: where cgroups appear, and where files lie.
+//! Directories that are watched for changes: where cgroups appear, and where files lie.
 //!
 //! A watch can fail, and can be lost without a word: everything is looked at once a second all the same.
 
@@ -26,7 +26,7 @@ impl Watching {
 }
 
 impl Daemon {
-    /// Watches for cgroups to appear, and gives back the watches that nobody wants any more. Directories of files are
+    /// Watches for cgroups to appear, and gives back the watches that are needed no more. Directories of files are
     /// watched when their files are looked at; what cannot be watched is looked at once a second all the same.
     pub fn watch_cgroups(&mut self) {
         let Some(watcher) = self.watching.watch.watcher() else { return };

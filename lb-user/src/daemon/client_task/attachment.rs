@@ -19,7 +19,7 @@ pub enum Followed {
     Attached,
     /// The cgroup is gone.
     Lost,
-    /// Somebody has removed the client's pins.
+    /// An operator has removed the client's pins.
     Unpinned,
 }
 
@@ -86,7 +86,7 @@ impl ClientTask {
     }
 
     /// Looks whether the client's pins are still those that this client task works on. Where the whole directory was removed,
-    /// somebody wants the client gone: it stays so until another one is opened for it.
+    /// an operator wants the client gone: it stays so until another one is opened for it.
     ///
     /// # Errors
     /// If that cannot be seen.
@@ -99,13 +99,13 @@ impl ClientTask {
         Ok(!self.is_unpinned)
     }
 
-    /// Whether somebody has removed the client's pins.
+    /// Whether an operator has removed the client's pins.
     pub fn is_unpinned(&self) -> bool {
         self.is_unpinned
     }
 
     /// Leaves cgroups that are not the client's any more: lets no flow begin there, and detaches once no flow is open that
-    /// may have begun there. Only once whoever takes a cgroup over is attached there. After a failure nothing is done until
+    /// may have begun there. Only once the client that takes a cgroup over is attached there. After a failure nothing is done until
     /// it is time to try again.
     ///
     /// # Errors
