@@ -121,6 +121,17 @@ fn a_refused_list_waits_for_room_and_counts_once() {
 }
 
 #[test]
+fn a_list_that_was_refused_while_a_reload_was_under_way_is_tried_again() {
+    let mut feed = in_force();
+    feed.read(at(3), 3, version(2), Some(Ok(list(2, 3))));
+    assert_eq!(feed.delivered(list(2, 3), refused()), Next::Wait);
+    let (mut feed, reloaded) = Tested::reload(Some(feed), true, at(4), 2, version(1), Ok(list(1, 2)));
+    assert_eq!((reloaded.effect, reloaded.kept), (None, Some(list(1, 1))));
+    let next = feed.delivered(list(1, 1), Delivered::default());
+    assert_eq!(next, Next::Keep { was_refused: false, refused: Some(list(2, 3)) });
+}
+
+#[test]
 fn a_reload_delivers_anew_what_the_file_says_or_else_what_is_in_force() {
     let (feed, reloaded) = Tested::reload(Some(in_force()), true, at(2), 2, version(1), Ok(list(1, 2)));
     assert_eq!(reloaded.effect, Some(Effect::Deliver(list(1, 2))));
