@@ -206,8 +206,8 @@ mod tests {
         let membership = Membership::of(&service(subset), task, &endpoints(pattern));
         let indexes: Vec<_> = membership.members.iter().map(|member| member.endpoint.index).collect();
         assert_eq!(indexes, members, "{pattern}");
-        let walked = membership.order.iter().filter(|(_, verdict)| *verdict == Verdict::Member);
-        assert_eq!(walked.map(|(index, _)| *index).collect::<Vec<_>>(), members);
+        let taken = membership.order.iter().filter(|(_, verdict)| *verdict == Verdict::Member);
+        assert_eq!(taken.map(|(index, _)| *index).collect::<Vec<_>>(), members);
     }
 
     #[test]

@@ -371,10 +371,10 @@ fn the_static_stride_scheduler_picks_these_and_our_table_has_its_shares() {
         assert_eq!(stride_picks(&scaled, picks.len()), picks, "{row}");
         // In 65,535 generations everyone is picked as often as its weight says.
         let all: u32 = scaled.iter().map(|&weight| u32::from(weight)).sum();
-        let whole_walk = stride_picks(&scaled, all as usize);
+        let whole_round = stride_picks(&scaled, all as usize);
         let counts = apportion(&scaled.iter().map(|&weight| weight.into()).collect::<Vec<u64>>(), 65_536);
         for (backend, &count) in (0..).zip(&counts) {
-            let picked = whole_walk.iter().filter(|&&pick| pick == backend).count();
+            let picked = whole_round.iter().filter(|&&pick| pick == backend).count();
             let (stride, ours) = (picked as f64 / f64::from(all), f64::from(count) / 65_536.0);
             // Our table has whole entries.
             assert!((stride - ours).abs() <= 1.0 / 65_536.0, "{stride} and {ours} in {row}");

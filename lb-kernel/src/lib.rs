@@ -5,7 +5,7 @@
 //!
 //! In reading order: system calls (`sys`) and errors ([`DatapathError`]); what the host is and allows ([`features`](Features),
 //! [`privileges`](host), [`cpus`](possible_cpus), [`clock`](monotonic_ns), [`process`], [`trust`], [`cgroup`](Cgroup)); where a
-//! client's objects are pinned ([`Pins`]) and how they go ([`detach`]); the object and its programs ([`Purpose`]), their links
+//! client's objects are pinned ([`Pins`]) and how they go ([`detach`](detach())); the object and its programs ([`Purpose`]), their links
 //! ([`is_balanced`]) and those of others ([`neighbours`](neighbours())); the maps ([`Tables`]) and one client task of all that
 //! ([`Datapath`]); the open flows ([`flows`](flows())) and how those are reclaimed whose socket is gone
 //! ([`reclaim`](reclaim())); and what all of it is shown from ([`Snapshot`], [`FlowSnapshot`]).

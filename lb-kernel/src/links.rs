@@ -220,7 +220,7 @@ pub fn balanced_cgroup(pins: &Pins) -> Result<Option<u64>, DatapathError> {
 
 /// Whether the connects of a cgroup are balanced by a client's programs: every hook is attached there but for the one that
 /// follows connections, which only some kinds of accounting have. Of any daemon's programs; whether they are exactly ours
-/// is told by [`are_fully_attached`].
+/// is told by `are_fully_attached`.
 ///
 /// # Errors
 /// If that cannot be seen.

@@ -2,7 +2,7 @@
 //!
 //! The kernel programs end every flow that they see end. What they do not see (a link that was lost for a while, a program
 //! of others that clears callback flags, a path of an MPTCP socket on kernels that do not tell) leaves a record, and an
-//! active count that never returns to zero. A record is in doubt while its socket is neither in a complete list of its
+//! active count that never returns to zero. A record is suspected while its socket is neither in a complete list of its
 //! network namespace nor in use by any process; it is reclaimed if a second pass, an interval later, finds the same.
 //!
 //! Two passes, because a socket may be on its way between two processes (SCM_RIGHTS), or in use by io_uring alone, and what
@@ -32,7 +32,7 @@ pub struct ReclaimCounts {
     pub removed: u64,
     /// Of these: paths of MPTCP sockets, as far as a list has shown them.
     pub removed_mptcp: u64,
-    /// In doubt: to be reclaimed by the next pass if that finds the same.
+    /// Suspected: to be reclaimed by the next pass if that finds the same.
     pub suspected: u64,
     /// Kept: in no list, but a process uses their sockets, which are not connected.
     pub kept_open: u64,
@@ -210,8 +210,9 @@ impl<'p> Case<'p> {
         let (mut gone, mut suspects) = (Vec::new(), BTreeMap::new());
         for (record, sight) in std::mem::take(&mut self.suspects) {
             let key = record.key();
-            let before = remembered.suspects.remove(&key).filter(|doubt| doubt.version == record.version());
-            let mut doubt = before.unwrap_or_else(|| Suspect::of(&record));
+            let before =
+                remembered.suspects.remove(&key).filter(|suspect| suspect.version == record.version());
+            let mut suspect = before.unwrap_or_else(|| Suspect::of(&record));
             let is_missed = sight == Sight::Missed;
             let observation = Observation {
                 is_missed,
@@ -221,20 +222,20 @@ impl<'p> Case<'p> {
                     && !record.list().datagrams
                     && sight == Sight::Unknown { is_nowhere: false },
             };
-            let verdict = doubt.judge(observation, now, interval);
+            let verdict = suspect.judge(observation, now, interval);
             let count = match verdict {
                 Verdict::Gone => {
                     gone.push((record, is_missed));
                     continue;
                 }
-                Verdict::InDoubt => &mut self.reclaim.suspected,
+                Verdict::Suspected => &mut self.reclaim.suspected,
                 Verdict::Open => &mut self.reclaim.kept_open,
                 Verdict::Elsewhere => &mut self.reclaim.kept_elsewhere,
                 Verdict::InUse => continue,
             };
             *count += record.flows();
-            if doubt.missed_since.is_some() || doubt.unused_since.is_some() {
-                suspects.insert(key, doubt);
+            if suspect.missed_since.is_some() || suspect.unused_since.is_some() {
+                suspects.insert(key, suspect);
             }
         }
         remembered.suspects = suspects;

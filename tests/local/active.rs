@@ -48,7 +48,7 @@ fn it_makes_no_difference_who_closes_and_how() {
     fixture.backends = vec![
         Backend::with_manner("closes", "127.0.0.1:8001", Manner::ClosesFirst),
         Backend::with_manner("resets", "127.0.0.1:8002", Manner::Resets),
-        Backend::with_manner("waits", "127.0.0.1:8003", Manner::Patient),
+        Backend::with_manner("waits", "127.0.0.1:8003", Manner::Quiet),
     ];
     fixture.start();
     let mut probe = fixture.probe();

@@ -234,7 +234,7 @@ fn status_reads_the_pins_that_it_is_given() {
 }
 
 #[test]
-fn explain_gives_inputs_walk_and_formula() {
+fn explain_gives_inputs_order_and_formula() {
     let mut fixture = Fixture::without_daemon();
     let text = std::fs::read_to_string(fixture.setup.folder.join("socklb.toml")).expect("read");
     let text = text.replace("job = \"web\"", "job = \"web\"\nindex = 3\ncount = 10");

@@ -107,7 +107,7 @@ fn r14_active_counts_return_to_zero_however_connections_end() {
     let mut fixture = Fixture::without_daemon();
     fixture.backends.clear();
     fixture.backends = vec![
-        Backend::start("patient", "127.0.0.1:8001"),
+        Backend::start("quiet", "127.0.0.1:8001"),
         Backend::with_manner("closes", "127.0.0.1:8002", Manner::ClosesFirst),
         Backend::with_manner("resets", "127.0.0.1:8003", Manner::Resets),
     ];

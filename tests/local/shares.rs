@@ -98,7 +98,7 @@ fn every_cpu_walks_on_its_own() {
 }
 
 #[test]
-fn the_walk_goes_on_over_a_new_table() {
+fn the_cursor_goes_on_over_a_new_table() {
     let fixture = Fixture::new();
     let mut probe = fixture.probe();
     // A cursor that restarted at every table would give the first entries' backends everything.

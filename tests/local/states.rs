@@ -75,7 +75,7 @@ fn when_the_fallback_says_refuse_connects_are_refused() {
 }
 
 #[test]
-fn four_unusable_picks_are_walked_past() {
+fn four_unusable_picks_are_skipped() {
     let mut fixture = fixture();
     let addresses: Vec<String> = (1..=5).map(|n| format!("127.0.0.1:800{n}")).collect();
     let more: Vec<_> =

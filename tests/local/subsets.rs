@@ -263,9 +263,9 @@ fn a_lost_backend_is_replaced_by_the_next_of_the_order_and_open_flows_stay() {
     eventually("one member is replaced", members, |members| *members == wanted);
     let explanation = explain(&job.setup, &["--client", &format!("task-{task}"), "users"]);
     let looked = |looked: &Value| (format!("b{}", looked["index"]), looked["verdict"] == "member");
-    let walk: Vec<_> = list(&explanation["order"]).iter().map(looked).collect();
+    let looked_at: Vec<_> = list(&explanation["order"]).iter().map(looked).collect();
     let expected: Vec<_> = order[..4].iter().map(|name| (name.clone(), name != lost)).collect();
-    assert_eq!(walk, expected, "the hole is passed over");
+    assert_eq!(looked_at, expected, "the hole is passed over");
     let had: BTreeSet<String> = probe.dial_many(SERVICE, 64).into_keys().collect();
     assert_eq!(had, wanted);
     for dialled in &open {

@@ -11,7 +11,7 @@ use std::thread::JoinHandle;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Manner {
     /// Waits for the client to close.
-    Patient,
+    Quiet,
     /// Closes first.
     ClosesFirst,
     /// Resets the connection once the client has said something: before, a slow client might still be in connect.
@@ -53,7 +53,7 @@ impl Backend {
 
     /// A patient backend.
     pub fn start(name: &str, address: &str) -> Self {
-        Self::with_manner(name, address, Manner::Patient)
+        Self::with_manner(name, address, Manner::Quiet)
     }
 
     /// A backend with a manner of its own.
@@ -72,7 +72,7 @@ impl Backend {
                 match manner {
                     // It does not wait for the client, so it needs no thread of its own.
                     Manner::ClosesFirst => serve(stream, &said, manner),
-                    Manner::Patient | Manner::Resets => {
+                    Manner::Quiet | Manner::Resets => {
                         std::thread::Builder::new()
                             .stack_size(64 << 10)
                             .spawn(move || serve(stream, &said, manner))
@@ -105,7 +105,7 @@ fn serve(mut stream: TcpStream, name: &str, manner: Manner) {
         return;
     }
     match manner {
-        Manner::Patient => {
+        Manner::Quiet => {
             let _ = stream.read(&mut [0; 1]);
         }
         Manner::ClosesFirst => {}

@@ -1,7 +1,9 @@
 //! House rules that no existing tool can lock: edges between crates, the freshness of the kernel object, file heads,
-//! idioms, and what pages lead to. Each says what to do instead.
+//! idioms, words, and what pages lead to. Each says what to do instead.
 
 mod pages;
+
+mod words;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -93,6 +95,10 @@ pub fn run() -> Result<()> {
         files.into_iter().partition(|(name, _)| name.ends_with(".rs"));
     for (name, text) in &sources {
         file(name, text, &mut faults);
+    }
+    let synonyms = words::synonyms(&others);
+    for (name, text) in &sources {
+        words::file(name, text, &synonyms, &mut faults);
     }
     for (name, text) in sources.iter().chain(&others) {
         pages::file(&root, name, text, &sources, &mut faults);

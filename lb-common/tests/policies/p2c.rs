@@ -83,7 +83,7 @@ fn errors_of_late_count_as_flows_until_they_are_forgotten() {
 }
 
 #[test]
-fn who_may_not_be_chosen_loses_and_two_of_them_are_walked_past() {
+fn who_may_not_be_chosen_loses_and_two_of_them_are_skipped() {
     check(&Host::in_turn(10).with_flows(&[0, 9]).without(&[0]), 0, 1, 1);
     check(&Host::in_turn(10).with_flows(&[9, 0]).without(&[1]), 0, 1, 0);
     // From the second point on, and as far as the others go: five entries in all.

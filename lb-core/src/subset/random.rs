@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shuffle_of_nothing_draws_nothing() {
+    fn a_shuffle_of_nothing_samples_nothing() {
         let mut rng = SplitMix64::new(5);
         shuffle::<u32>(&mut [], &mut rng);
         shuffle(&mut [1], &mut rng);

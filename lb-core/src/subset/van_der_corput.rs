@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn the_walk_begins_with_a_number_exactly_at_its_start() {
+    fn the_order_begins_with_a_number_exactly_at_its_start() {
         assert!(clockwise(4, vdc(3)).eq([3, 0, 2, 1]));
         assert!(clockwise(4, vdc(3) + 1).eq([0, 2, 1, 3]));
     }

@@ -79,14 +79,14 @@ fn p2c_compares_each_backend_with_all_others_alike() {
     /// Chi-square, upper 0.001, by degrees of freedom from 1 on.
     const BOUNDS: [f64; 11] =
         [10.828, 13.816, 16.266, 18.467, 20.515, 22.458, 24.322, 26.124, 27.877, 29.588, 31.264];
-    const DRAWS: u32 = 100_000;
+    const SAMPLES: u32 = 100_000;
     for backends in 3..=12_u32 {
         let mut host = weighted(&vec![1; backends as usize]);
         host.backends[0].flows = 1_000_000;
         for seed in seeds() {
             let cpu = Cpu::new(seed);
             let mut partners = vec![0; backends as usize];
-            for _ in 0..DRAWS {
+            for _ in 0..SAMPLES {
                 let (picked, sample) = pick(&host, &cpu, host.table(), rules(Policy::P2c), NOW);
                 if host.entries[(sample & 0xffff) as usize % host.entries.len()] == 0 {
                     partners[picked.slot as usize] += 1;
@@ -105,7 +105,7 @@ fn p2c_compares_each_backend_with_all_others_alike() {
 /// Of any number of picks in a row, each backend has its part to within two: less than one for the walk's order and one for
 /// where the window begins.
 #[test]
-fn any_window_of_a_walk_is_even() {
+fn any_window_of_a_cursor_is_even() {
     for (policy, host) in [
         (Policy::RoundRobin, weighted(&[1; 10])),
         (Policy::WeightedRoundRobin, weighted(&WEIGHTS)),

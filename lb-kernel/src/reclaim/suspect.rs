@@ -1,4 +1,4 @@
-//! When a flow record in doubt is over: what passes have seen of it, as one value that is judged.
+//! When a suspected flow record is over: what passes have seen of it, as one value that is judged.
 //!
 //! It knows neither maps nor lists of sockets, and no clock: a pass tells it what it has seen and when.
 
@@ -32,7 +32,7 @@ pub enum InUse {
     NotNow,
 }
 
-/// Since when a record is in doubt, by any clock.
+/// Since when a record is suspected, by any clock.
 #[derive(Debug)]
 pub struct Suspect<T = Instant> {
     /// Of this flow, not of a later one of the same socket.
@@ -49,7 +49,7 @@ pub enum Verdict {
     /// Its flow is over.
     Gone,
     /// Its flow is over if the next pass sees the same.
-    InDoubt,
+    Suspected,
     /// Its socket is open and not connected.
     Open,
     /// A process uses its socket, which may be connected.
@@ -77,12 +77,12 @@ impl<T: Copy + Sub<Output = Duration>> Suspect<T> {
                     self.missed_since = None;
                     return Verdict::Open;
                 }
-                InUse::NotNow if !observation.is_connection => return Verdict::InDoubt,
+                InUse::NotNow if !observation.is_connection => return Verdict::Suspected,
                 // Where it is never told which sockets are in use, a list alone decides: such a socket has no connection.
                 InUse::Yes | InUse::No | InUse::NeverTold | InUse::NotNow => {}
             }
             let since = *self.missed_since.get_or_insert(now);
-            return if now - since >= interval { Verdict::Gone } else { Verdict::InDoubt };
+            return if now - since >= interval { Verdict::Gone } else { Verdict::Suspected };
         }
         match (observation.in_use, self.unused_since) {
             (InUse::Yes, _) => Verdict::InUse,
@@ -104,12 +104,12 @@ mod tests {
 
     /// What becomes of a record that each pass sees so, a pass a minute.
     fn verdicts<const PASSES: usize>(seen: [(bool, bool, InUse); PASSES]) -> [Verdict; PASSES] {
-        let mut doubt =
+        let mut suspect =
             Suspect::<Duration> { version: Version::default(), missed_since: None, unused_since: None };
         let mut now = Duration::from_secs(1000);
         seen.map(|(is_missed, is_connection, held)| {
             now += INTERVAL;
-            doubt.judge(
+            suspect.judge(
                 Observation { is_missed, is_connection, in_use: held, may_be_mptcp: false },
                 now,
                 INTERVAL,
@@ -120,22 +120,22 @@ mod tests {
     #[test]
     fn what_two_passes_find_neither_seen_nor_in_use_is_gone() {
         use InUse::{NeverTold, No, NotNow, Yes};
-        use Verdict::{Gone, InDoubt, Open};
-        assert_eq!(verdicts([(true, false, No), (true, false, No)]), [InDoubt, Gone]);
+        use Verdict::{Gone, Open, Suspected};
+        assert_eq!(verdicts([(true, false, No), (true, false, No)]), [Suspected, Gone]);
         assert_eq!(
             verdicts([(true, false, No), (true, false, Yes), (true, false, No)]),
-            [InDoubt, Open, InDoubt]
+            [Suspected, Open, Suspected]
         );
         assert_eq!(verdicts([(true, false, Yes), (true, false, Yes)]), [Open, Open]);
         // An error says nothing, and where nothing is ever told a list is enough.
         assert_eq!(
             verdicts([(true, false, No), (true, false, NotNow), (true, false, No)]),
-            [InDoubt, InDoubt, Gone]
+            [Suspected, Suspected, Gone]
         );
-        assert_eq!(verdicts([(true, false, NeverTold), (true, false, NeverTold)]), [InDoubt, Gone]);
+        assert_eq!(verdicts([(true, false, NeverTold), (true, false, NeverTold)]), [Suspected, Gone]);
         // A connection that no list shows is over, whatever process has its socket.
         for held in [Yes, No, NeverTold, NotNow] {
-            assert_eq!(verdicts([(true, true, held), (true, true, held)]), [InDoubt, Gone], "{held:?}");
+            assert_eq!(verdicts([(true, true, held), (true, true, held)]), [Suspected, Gone], "{held:?}");
         }
     }
 
@@ -159,25 +159,25 @@ mod tests {
     /// A process uses the MPTCP socket and none of its paths: that no process uses a path says nothing.
     #[test]
     fn what_may_be_a_path_of_mptcp_is_given_back_by_lists_only() {
-        let mut doubt =
+        let mut suspect =
             Suspect::<Duration> { version: Version::default(), missed_since: None, unused_since: None };
         let mut pass = |minute: u32, is_missed| {
             let observation =
                 Observation { is_missed, is_connection: false, in_use: InUse::No, may_be_mptcp: !is_missed };
-            doubt.judge(observation, minute * INTERVAL, INTERVAL)
+            suspect.judge(observation, minute * INTERVAL, INTERVAL)
         };
         assert!((1..100).all(|minute| pass(minute, false) == Verdict::Elsewhere));
-        assert_eq!([pass(100, true), pass(101, true)], [Verdict::InDoubt, Verdict::Gone]);
+        assert_eq!([pass(100, true), pass(101, true)], [Verdict::Suspected, Verdict::Gone]);
     }
 
     #[test]
     fn passes_that_are_closer_than_the_interval_count_as_one() {
-        let mut doubt =
+        let mut suspect =
             Suspect::<Duration> { version: Version::default(), missed_since: None, unused_since: None };
         let observation =
             Observation { is_missed: true, is_connection: false, in_use: InUse::No, may_be_mptcp: false };
         let verdicts =
-            [0, 30, 59, 60].map(|second| doubt.judge(observation, Duration::from_secs(second), INTERVAL));
-        assert_eq!(verdicts, [Verdict::InDoubt, Verdict::InDoubt, Verdict::InDoubt, Verdict::Gone]);
+            [0, 30, 59, 60].map(|second| suspect.judge(observation, Duration::from_secs(second), INTERVAL));
+        assert_eq!(verdicts, [Verdict::Suspected, Verdict::Suspected, Verdict::Suspected, Verdict::Gone]);
     }
 }

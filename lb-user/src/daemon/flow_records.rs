@@ -111,9 +111,9 @@ impl Daemon {
             let seen = seen.map_or(0, |client_task| client_task.window().ended());
             let reclaim = self.passes.clients.entry(client.clone()).or_default();
             match result {
-                Ok(repair) => {
+                Ok(counts) => {
                     let ReclaimCounts { removed, removed_mptcp, suspected, kept_open, kept_elsewhere } =
-                        repair;
+                        counts;
                     if removed > 0 {
                         warn!(
                             client,
@@ -125,7 +125,7 @@ impl Daemon {
                             "flow records of sockets that are gone were removed"
                         );
                     }
-                    reclaim.last = repair;
+                    reclaim.last = counts;
                     reclaim.passes += 1;
                     reclaim.removed += removed;
                     reclaim.error = None;

@@ -1,0 +1,132 @@
+//! One word per idea: no name is made of a synonym that the glossary lists.
+//!
+//! Looks at identifiers, and at strings that are names themselves (keys, metrics, columns, log targets), word by word;
+//! prose in comments and messages is free.
+
+use std::collections::BTreeMap;
+
+/// The page that has the words.
+const GLOSSARY: &str = "docs/reference/glossary.md";
+
+/// Where a synonym is another idea's word, or the name of a map or of a field that outlives this version.
+const EXCEPT: [(&str, &str); 12] = [
+    ("departed", "lb-common/src/abi.rs"),
+    ("departed", "lb-ebpf/src/maps.rs"),
+    ("departed", "lb-kernel/src"),
+    ("departed", "tests"),
+    ("swept", "lb-common/src/abi"),
+    ("swept", "lb-kernel/src"),
+    // A sweep over parameters is the field's word for what the planner does.
+    ("sweep", "lb-sim"),
+    ("sweep", "lb-user/benches"),
+    // A figure is drawn.
+    ("draws", "lb-sim"),
+    // A stack is walked by its unwinding tables.
+    ("walk", "tests/inject"),
+    // This table, and its test.
+    ("", "xtask/src/tidy/words.rs"),
+    ("", "target"),
+];
+
+/// The synonyms, each with the word that stands for it.
+pub fn synonyms(files: &BTreeMap<String, String>) -> BTreeMap<String, String> {
+    let mut synonyms = BTreeMap::new();
+    for line in files.get(GLOSSARY).map_or("", String::as_str).lines() {
+        let cells: Vec<&str> = line.split('|').map(str::trim).collect();
+        let [_, word, _, not, _] = &cells[..] else { continue };
+        for synonym in not.split('`').skip(1).step_by(2) {
+            synonyms.insert(synonym.to_owned(), word.replace('*', ""));
+        }
+    }
+    synonyms
+}
+
+/// Looks at the names in a source.
+pub fn file(name: &str, text: &str, synonyms: &BTreeMap<String, String>, faults: &mut Vec<String>) {
+    for (number, line) in text.lines().enumerate() {
+        for named in names(line) {
+            let words = words(named);
+            let Some((synonym, word)) = words.iter().find_map(|word| synonyms.get_key_value(word)) else {
+                continue;
+            };
+            let is_excepted =
+                |(of, below): &(&str, &str)| (of.is_empty() || of == synonym) && name.starts_with(below);
+            if !EXCEPT.iter().any(is_excepted) {
+                faults.push(format!(
+                    "{name}:{}: `{named}` is made of `{synonym}`: {GLOSSARY} says {word}",
+                    number + 1
+                ));
+            }
+        }
+    }
+}
+
+/// The identifiers of a line, and its strings that are names: without blanks, and of more than one letter.
+fn names(line: &str) -> Vec<&str> {
+    let mut names = Vec::new();
+    // Strings are every second piece, as far as one line tells.
+    for (number, piece) in line.split('"').enumerate() {
+        let is_string = number % 2 == 1;
+        if is_string && piece.contains(' ') {
+            continue;
+        }
+        let code = if is_string { piece } else { piece.split("//").next().unwrap_or("") };
+        names.extend(code.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_' || c == '-')));
+        if !is_string && code.len() < piece.len() {
+            break;
+        }
+    }
+    names.retain(|name| name.len() > 1);
+    names
+}
+
+/// The words that a name is made of, in small letters.
+fn words(name: &str) -> Vec<String> {
+    let mut words: Vec<String> = Vec::new();
+    let mut before = '_';
+    for letter in name.chars() {
+        if !letter.is_ascii_alphanumeric() {
+            before = '_';
+            continue;
+        }
+        let begins = before == '_' || letter.is_ascii_uppercase() && before.is_ascii_lowercase();
+        match words.last_mut().filter(|_| !begins) {
+            Some(word) => word.push(letter.to_ascii_lowercase()),
+            None => words.push(letter.to_ascii_lowercase().to_string()),
+        }
+        before = letter;
+    }
+    words
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_that_is_made_of_a_synonym_is_named_with_the_word_for_it() {
+        let glossary = "| word | meaning | not |\n|---|---|---|\n| *reclaim*, *suspected* | m | `repair`, `swept` |\n| *flow* | m | |\n";
+        let files = BTreeMap::from([(GLOSSARY.to_owned(), glossary.to_owned())]);
+        let synonyms = synonyms(&files);
+        let check = |name: &str, line: &str, expected: &[&str]| {
+            let mut faults = Vec::new();
+            file(name, line, &synonyms, &mut faults);
+            assert_eq!(faults, expected, "{line}");
+        };
+        let says = "docs/reference/glossary.md says reclaim, suspected";
+        let fault = |named: &str, synonym: &str| format!("a.rs:1: `{named}` is made of `{synonym}`: {says}");
+        for (line, named, synonym) in [
+            ("struct RepairCounts;", "RepairCounts", "repair"),
+            ("let can_repair = 1;", "can_repair", "repair"),
+            (r#"json["swept"]"#, "swept", "swept"),
+            (r#"gauge("socklb_repair_kept")"#, "socklb_repair_kept", "repair"),
+            ("const REPAIR: u8 = 1; // fine", "REPAIR", "repair"),
+        ] {
+            check("a.rs", line, &[&fault(named, synonym)]);
+        }
+        check("a.rs", "// a repair", &[]);
+        check("a.rs", r#"say("nobody can repair it") // repair"#, &[]);
+        check("a.rs", "irreparable(unswept)", &[]);
+        check("lb-kernel/src/a.rs", "row.swept", &[]);
+    }
+}
