@@ -31,17 +31,17 @@ use lb_view::explanation::Explanation;
 /// A query to the event loop.
 #[derive(Debug)]
 pub enum Query {
-    /// What do you know that the maps do not hold?
+    /// What the loop knows that the maps do not hold.
     Facts(oneshot::Sender<Facts>),
-    /// Which client tasks run?
+    /// The names of the client tasks that run.
     Clients(oneshot::Sender<Vec<String>>),
-    /// Why these backends? Of one service of one client: what takes long for one is asked for one by one.
+    /// Why these backends: of one service of one client, because each may take long.
     Explain { service: String, client: String, answer: oneshot::Sender<Vec<Explanation>> },
-    /// Tell me when a client's programs are attached to one of these cgroups.
+    /// To be answered when a client's programs are attached to one of these cgroups.
     Cover { client: String, cgroups: Vec<u64>, answer: oneshot::Sender<Coverage> },
 }
 
-/// Cgroups of which one query may tell: the asker's own and those above it, each of which costs the loop a system call
+/// Cgroups that one query may name: that of the process and those above it, each of which costs the loop a system call
 /// whenever it looks. Nobody nests cgroups as deep as this.
 const CGROUPS: usize = 64;
 
@@ -50,7 +50,7 @@ pub fn socket(run: &Path) -> PathBuf {
     run.join("socklb.sock")
 }
 
-/// Those who may wait for a cgroup to be covered at a time: half of the socket's places, so that others find one.
+/// Requests that may wait for a cgroup to be covered at a time: half of the socket's connections, so that others get one.
 const WAITERS: usize = 32;
 
 /// For how long one waits. Our own commands ask anew every second.

@@ -13,9 +13,9 @@ pub const OF_CLIENT: u64 = 20;
 pub const OF_DAEMON: u64 = 448;
 /// Connections of each listener.
 pub const CONNECTIONS: u64 = 64;
-/// As few as it may be, where there is no room for more.
+/// The fewest connections of each listener, where there are too few descriptors for more.
 const FEWEST_CONNECTIONS: u64 = 4;
-/// The socket and the port for metrics. Each accepts one more than it has connections_limit, for a moment.
+/// The socket and the port for metrics. Each accepts one more than its limit of connections, for a moment.
 const LISTENERS: u64 = 2;
 
 /// Descriptors that the daemon has at most with so many clients, connections included.
@@ -28,7 +28,7 @@ const fn own(clients: u64) -> u64 {
     OF_DAEMON + 2 * OF_CLIENT * clients
 }
 
-/// Places of each listener where so many descriptors are allowed.
+/// Connections at a time of each listener, where so many descriptors are allowed.
 pub fn connections_limit(limit: u64, clients: u64) -> usize {
     let left = limit.saturating_sub(own(clients)) / LISTENERS;
     let connections_limit = left.saturating_sub(1).clamp(FEWEST_CONNECTIONS, CONNECTIONS);

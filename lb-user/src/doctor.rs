@@ -100,7 +100,7 @@ fn privileges(diagnosis: &mut Diagnosis, host: &Host, features: Option<Features>
     let missing = || host.capabilities.iter().filter(|capability| !capability.held);
     for capability in &host.capabilities {
         let text = format!("{}: {}", capability.name, capability.why);
-        // Said once, for all: who lacks one cannot give himself any.
+        // Once, for all of them: a user who lacks one cannot give himself any.
         let is_last = missing().next_back().is_some_and(|last| last == capability);
         let help = is_last.then_some(GIVE_ALL);
         if capability.held {

@@ -41,7 +41,7 @@ impl<E: Into<anyhow::Error>> From<E> for Failure {
     }
 }
 
-/// Whether more privilege is what it would take.
+/// Whether a privilege is missing.
 pub fn is_permission(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| {
         cause.downcast_ref::<DatapathError>().is_some_and(DatapathError::is_permission)

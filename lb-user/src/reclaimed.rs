@@ -17,7 +17,7 @@ const ONE_IN: u64 = 100;
 pub struct Ends {
     /// Whose end a program saw, since the daemon started.
     pub seen: u64,
-    /// Whose records that pass took out.
+    /// Whose records that pass reclaimed.
     pub reclaimed: u64,
     /// Of these: paths of MPTCP sockets, which kernels that do not tell them apart never show the end of.
     pub reclaimed_mptcp: u64,
@@ -39,7 +39,7 @@ impl<T: Copy + Sub<Output = Duration>> Reclaimed<T> {
     /// Takes a pass in.
     pub fn push(&mut self, now: T, ends: Ends) {
         self.passes.push_back((now, ends));
-        // The oldest one that is kept is the beginning: what it took out was before.
+        // The oldest one that is kept is the beginning: what it reclaimed had ended before.
         while self.passes.get(1).is_some_and(|(time, _)| now - *time >= WINDOW) {
             self.passes.pop_front();
         }
@@ -49,7 +49,7 @@ impl<T: Copy + Sub<Output = Duration>> Reclaimed<T> {
     pub fn fault(&self) -> Option<String> {
         let (_, first) = self.passes.front()?;
         let (_, last) = self.passes.back()?;
-        // What the first pass since the start took out has ended before it, and nobody saw it.
+        // What the first pass since the start reclaimed had ended before the start.
         let passes = self.passes.iter().skip(usize::from(self.is_full()));
         let (reclaimed, mptcp) = passes
             .fold((0, 0), |(all, mptcp), (_, ends)| (all + ends.reclaimed, mptcp + ends.reclaimed_mptcp));

@@ -1,9 +1,9 @@
-//! The one HTTP server, for the daemon's socket and the port of metrics: whoever asks costs a bounded number of
-//! descriptors, bytes and seconds, whatever it does.
+//! The one HTTP server, for the daemon's socket and the port of metrics: a connection costs a bounded number of
+//! descriptors, bytes and seconds, whatever its other side does.
 //!
-//! A listener has a number of limit, and each connection carries one request. Where all limit are taken, whoever comes
-//! next gets that of the connection that has done nothing for the longest: a reader that asks and reads is never the one,
-//! however many others open connections and stay silent. It knows nothing of what is asked.
+//! A listener serves a limited number of connections, and each carries one request. At the limit the next one takes the
+//! place of the connection that has done nothing for the longest: never of one whose other side asks and reads, however
+//! many others are open and silent. It knows nothing of what is asked.
 
 mod connection;
 
@@ -27,7 +27,7 @@ pub use connection::answer;
 pub use document::{Document, Form, Writer, accepts_gzip, pending, respond};
 pub use rounds::Rounds;
 
-use self::connection::Permit;
+use self::connection::Activity;
 
 /// Where connections come from.
 pub trait Listener: Send + Sync {
@@ -54,7 +54,7 @@ impl Listener for TcpListener {
     }
 }
 
-/// Serves a listener until the task is aborted, to as many connections at a time as there are `limit`.
+/// Serves a listener until the task is aborted, to at most `limit` connections at a time.
 pub async fn serve(listener: impl Listener, router: Router, limit: usize) {
     /// After an error that concerns no single connection, as when no descriptor is free: twice as long each time.
     const FIRST_PAUSE: Duration = Duration::from_millis(10);
@@ -66,7 +66,7 @@ pub async fn serve(listener: impl Listener, router: Router, limit: usize) {
     loop {
         tokio::select! {
             Some(ended) = hall.tasks.join_next_with_id() => hall.left(ended.map_or_else(|error| error.id(), |(id, ())| id)),
-            // Whether somebody has to go is looked at again.
+            // Whether a connection has to be cut off is looked at again.
             () = hall.moved.notified(), if !hall.has_room() => {}
             accepted = listener.next(), if hall.has_room() => match accepted {
                 Ok(stream) => {
@@ -89,7 +89,7 @@ pub async fn serve(listener: impl Listener, router: Router, limit: usize) {
     }
 }
 
-/// Whether only the connection is lost that was about to be accepted: accept(2) hands on what has happened to it.
+/// Whether the error is that of the connection that was about to be accepted, which accept(2) hands on.
 fn is_of_one_connection(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset, Interrupted};
     matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset | Interrupted)
@@ -99,15 +99,15 @@ fn is_of_one_connection(error: &io::Error) -> bool {
 struct Connections {
     limit: usize,
     router: Router,
-    taken: HashMap<Id, (AbortHandle, Arc<Permit>)>,
-    /// Those, and what was cut off and has not ended yet.
+    taken: HashMap<Id, (AbortHandle, Arc<Activity>)>,
+    /// The tasks that serve them, and those that were cut off and have not ended yet.
     tasks: JoinSet<()>,
-    /// Told when a connection may be one that can be cut off.
+    /// Notified when a connection may have become one that can be cut off.
     moved: Arc<Notify>,
 }
 
 impl Connections {
-    /// Whether one more can be taken in, if need be in the permit of another: one more than there are limit, for a moment.
+    /// Whether one more can be accepted, if need be in place of another: for a moment there is one more than the limit.
     fn has_room(&self) -> bool {
         self.tasks.len() < self.limit || (self.tasks.len() == self.limit && self.idlest().is_some())
     }
@@ -119,9 +119,9 @@ impl Connections {
         {
             task.abort();
         }
-        let permit = Arc::new(Permit::new(Arc::clone(&self.moved)));
-        let task = self.tasks.spawn(connection::serve(stream, self.router.clone(), Arc::clone(&permit)));
-        self.taken.insert(task.id(), (task, permit));
+        let activity = Arc::new(Activity::new(Arc::clone(&self.moved)));
+        let task = self.tasks.spawn(connection::serve(stream, self.router.clone(), Arc::clone(&activity)));
+        self.taken.insert(task.id(), (task, activity));
     }
 
     fn left(&mut self, id: Id) {
@@ -131,7 +131,7 @@ impl Connections {
     /// The connection that has done nothing for the longest of those that the daemon itself keeps waiting for nothing:
     /// first of those that have not asked yet.
     fn idlest(&self) -> Option<Id> {
-        let idle = self.taken.iter().filter_map(|(id, (_, permit))| Some((permit.idleness()?, *id)));
+        let idle = self.taken.iter().filter_map(|(id, (_, activity))| Some((activity.idleness()?, *id)));
         idle.min_by_key(|(idleness, _)| *idleness).map(|(_, id)| id)
     }
 }

@@ -168,8 +168,8 @@ fn neighbour(other: lb_kernel::Neighbour) -> Neighbour {
     Neighbour { cgroup, hook, program, name, is_socklb, runs_after_ours }
 }
 
-/// Of what the maps have of a slot, and what was counted lately if somebody has watched. Shares are for whoever knows
-/// the others.
+/// A backend, from its slot in the maps and, if a daemon has sampled them, what was counted lately. Shares are filled in by
+/// the caller, which knows the other backends.
 fn backend(slot: &SlotView, counts: &Counts, recent: Option<&Recent>) -> Backend {
     let Counts { sums, active, reclaimed } = counts;
     Backend {

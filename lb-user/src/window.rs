@@ -16,13 +16,13 @@ use lb_common::ending::Ending;
 pub const WINDOW: Duration = Duration::from_secs(60);
 /// Samples are this far apart: of 10,000 backends each takes 1.7 MB, and there are at most five of them.
 pub const DISTANCE: Duration = Duration::from_secs(15);
-/// What was counted in a shorter time is taken for this: of a daemon that has just started, rates mean nothing yet.
+/// The least time that rates are computed over: those of a daemon that has just started mean nothing yet.
 const SHORTEST: Duration = Duration::from_millis(100);
 
 /// Fewer connects that fail within the window say nothing of a backend.
 const FEWEST_FAILURES: u64 = 5;
 
-/// Endings that there are.
+/// How many endings there are.
 const ENDINGS: usize = Ending::ALL.len();
 
 /// Counts of one slot at one time. What is counted is far less than 2^32 in a minute, so the low halves will do.
@@ -160,7 +160,7 @@ impl<T: Copy + Sub<Output = Duration>> Window<T> {
 
     /// Takes in what a backend's counts were when it took its slot.
     pub fn begin(&mut self, slot: (u32, u32), counts: &SlotCounters) {
-        // Whoever had the slot before has left it.
+        // The backend that had the slot before has left it.
         let beginnings = Arc::make_mut(&mut self.beginnings);
         beginnings.retain(|other, _| other.0 != slot.0);
         beginnings.insert(slot, Sample::of(slot, counts));
@@ -190,7 +190,8 @@ impl<T: Copy + Sub<Output = Duration>> Window<T> {
     /// limit; `count` is how many there are by now. Nothing before there is a sample.
     pub fn limited(&self, index: u16, count: u64) -> Option<u64> {
         self.limited.front()?;
-        // One that is in no sample has a limit since the last, and begins with none; so does another at the same index.
+        // A service that is in no sample was given its limit since the last one and begins at 0, as does another service
+        // that has taken the index.
         let mut samples = self.limited.iter();
         let before = samples.find_map(|sample| sample.iter().find(|(other, _)| *other == index));
         Some(before.and_then(|(_, before)| count.checked_sub(*before)).unwrap_or(count))

@@ -1,4 +1,4 @@
-//! The socket's place: taken at a start, without waiting for whoever may be there.
+//! The socket's path: taken at a start, without waiting for a process that may listen there.
 
 use std::io;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
@@ -11,7 +11,7 @@ use tokio::net::UnixListener;
 
 use super::socket;
 
-/// A socket that is bound, but not at its place yet.
+/// A socket that is bound, but does not have its path yet.
 pub struct Bound {
     listener: Option<UnixListener>,
     hidden: PathBuf,
@@ -62,7 +62,7 @@ fn is_answered(path: &Path) -> io::Result<bool> {
 }
 
 impl Bound {
-    /// Puts the socket at its place.
+    /// Gives the socket its path.
     ///
     /// # Errors
     /// If it cannot be renamed.

@@ -1,4 +1,4 @@
-//! `socklb flows`: the flows that are open.
+//! `socklb flows`: the active flows.
 
 use std::process::ExitCode;
 

@@ -62,7 +62,7 @@ pub enum Command {
         /// The configuration, instead of the one that --config names
         file: Option<PathBuf>,
     },
-    /// Show clients, services and backends: states, shares wanted and had, open flows, rates, latency, failures
+    /// Show clients, services and backends: states, shares wanted and real, active flows, rates, latency, failures
     Status {
         /// Only this client
         client: Option<String>,
@@ -73,7 +73,7 @@ pub enum Command {
         #[arg(short, long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1")]
         watch: Option<u32>,
     },
-    /// Show the flows that are open: whose, since when, where they go, and why there
+    /// Show the active flows: whose, since when, where they go, and why there
     ///
     /// Reads the pinned maps; no daemon is needed. The oldest come first.
     Flows {

@@ -29,7 +29,7 @@ pub fn run(files: &Files) -> Result<ExitCode, Failure> {
             print::message(format_args!("{} does not answer yet; waiting for it", name.display()));
         }
     };
-    // Without a thread nobody is told.
+    // If no thread can be started the message is left out.
     let _ = std::thread::Builder::new().name("waiting".to_owned()).spawn(tell);
     let stamp = Stamp::at(files.file());
     let config = read_config(files)?;
@@ -44,8 +44,8 @@ pub fn run(files: &Files) -> Result<ExitCode, Failure> {
     let reread = move || read_config(&again).map_err(|failure| unusable(&failure));
     match daemon::run(config, stamp, Arc::new(reread)) {
         Ok(()) => Ok(ExitCode::SUCCESS),
-        // Who starts the daemon does not try again where a privilege is missing: of anything else that was refused, such as a
-        // hook or a directory that somebody else has, that must not be said.
+        // A service manager does not try again after the exit code of a missing privilege. Other refusals (a hook or a
+        // directory that another process has) may pass, so they must not end with it.
         Err(error) if is_permission(&error) && !lb_kernel::lacks_privilege() => {
             Err(anyhow::anyhow!("{error:#}").into())
         }
@@ -53,7 +53,7 @@ pub fn run(files: &Files) -> Result<ExitCode, Failure> {
     }
 }
 
-/// What a daemon that runs makes of it that its configuration cannot be read again.
+/// How a running daemon treats it that its configuration cannot be read again.
 fn unusable(failure: &Failure) -> Unusable {
     let is_missing = |error: &(dyn std::error::Error + 'static)| {
         error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::NotFound)

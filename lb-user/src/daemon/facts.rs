@@ -18,7 +18,7 @@ use crate::window::Lately;
 impl Daemon {
     /// A few system calls per client.
     pub fn facts(&self, now: Instant) -> Facts {
-        // One that runs and cannot be changed is among them as well.
+        // A client that runs and could not take on a new configuration is among the unstarted ones as well.
         let runs = |name: &str| self.clients.tasks.iter().any(|client_task| client_task.client.name == name);
         let unstarted = self.clients.unstarted.iter().filter(|(client, _)| !runs(&client.name));
         Facts {
@@ -56,7 +56,7 @@ impl Daemon {
     }
 
     fn client_facts(&self, client_task: &ClientTask, now: Instant) -> ClientFacts {
-        // What cannot be seen now is as it was.
+        // If it cannot be seen now, it is taken to be as before.
         let attached = client_task.cgroup().filter(|cgroup| client_task.covers(cgroup.id).unwrap_or(true));
         ClientFacts {
             pins: client_task.pins.clone(),
@@ -67,7 +67,7 @@ impl Daemon {
             is_attached: client_task.is_effective().unwrap_or(client_task.cgroup().is_some()),
             reclaim: self.reclaim(client_task),
             sources: self.sources(client_task, now),
-            // A cost that cannot be told is left out; what it is the cost of goes on.
+            // Where the costs of programs cannot be read they are left out, and all else is still told.
             runs: client_task.datapath().runs().unwrap_or_default(),
             lately: Some(Lately { window: client_task.window().clone(), now }),
         }

@@ -1,4 +1,4 @@
-//! ReclaimPasses over the flow records: records whose socket is gone, and whose end no program saw, are given back.
+//! Passes over the flow records: records whose socket is gone, and whose end no program saw, are reclaimed.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -42,7 +42,7 @@ impl ReclaimPasses {
         Self { suspects: Some(Suspects::default()), ..Self::default() }
     }
 
-    /// Of clients without an open flow there is nothing to find.
+    /// Clients without an active flow have no records that could be found.
     fn nothing_open(&mut self, client_tasks: &[ClientTask], targets: &[ReclaimTarget], now: Instant) {
         let is_target = |name: &str| targets.iter().any(|target| target.pins.client == name);
         let client_task =
@@ -85,10 +85,10 @@ impl Daemon {
             cgroup: Some(client_task.path().to_owned()),
         };
         let mut targets: Vec<ReclaimTarget> = open.map(target).collect();
-        // Those that leave wait for nothing else. Of another version we do not know the records.
+        // Clients that leave are held up by their last flows alone. The records of another version are not known here.
         let leaving = self.clients.leaving.iter().filter(|leaving| leaving.pins.is_of_this_version());
         targets.extend(leaving.map(|leaving| ReclaimTarget { pins: leaving.pins.clone(), cgroup: None }));
-        // One that takes longer than the interval is waited for.
+        // A pass that takes longer than the interval is waited for.
         let Some(mut suspects) = self.passes.suspects.take() else { return };
         self.passes.last = Some(now);
         self.passes.nothing_open(&self.clients.tasks, &targets, now);

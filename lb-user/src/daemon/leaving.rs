@@ -18,7 +18,7 @@ use crate::daemon::client_task::ClientTask;
 /// One client that leaves.
 pub struct Leaving {
     pub pins: Pins,
-    /// Whether no flow begins there any more. Not before whoever takes its cgroup over is attached.
+    /// Whether no flow begins there any more. Flows go on to begin until the client that takes its cgroup over is attached.
     retired: bool,
     /// When what failed is tried again.
     removing: Backoff,
@@ -42,7 +42,7 @@ impl Leaving {
         Ok(Self { retired: lb_kernel::is_retired(&pins)?, pins, removing: Backoff::default(), _lock: lock })
     }
 
-    /// A client of this daemon, whose lock goes on: nothing that can be missing is needed for that.
+    /// A client of this daemon. Its lock is taken over, so that no step is left that could fail for want of a descriptor.
     pub fn of(client_task: ClientTask) -> Self {
         let (pins, lock) = client_task.into_lock();
         Self { retired: false, pins, removing: Backoff::default(), _lock: lock }
@@ -64,8 +64,8 @@ pub fn lock_other_versions(pins: &Path, client: &str, leaving: &[Pins]) -> Resul
 }
 
 impl Daemon {
-    /// Takes up what an earlier daemon had begun to remove. Clients that are attached and not configured stay as they are,
-    /// but not unnoticed: another socklb may have them in its configuration.
+    /// Takes up what an earlier daemon had begun to remove. Clients that are attached and not configured stay as they are
+    /// and are reported: another socklb may have them in its configuration.
     pub fn resume_leaving(&mut self, config: &Config, now: Instant) {
         match self.find_leaving(config) {
             Ok(()) => self.clients.resuming.succeeded(),
@@ -81,7 +81,7 @@ impl Daemon {
         }
     }
 
-    /// The same again, if it failed.
+    /// Repeats [`Daemon::resume_leaving`] if it failed.
     pub fn try_to_resume_leaving(&mut self, now: Instant) {
         if self.clients.resuming.error().is_some() && self.clients.resuming.is_due(now) {
             self.resume_leaving(&self.config.clone(), now);
@@ -103,7 +103,7 @@ impl Daemon {
                 }
                 Err(error) => Err(error),
             };
-            // What is wrong with one keeps no other from being removed.
+            // A fault of one client keeps no other from being removed.
             result = result.and(found);
         }
         result
@@ -233,8 +233,8 @@ impl Leaving {
         }
         let open = match lb_kernel::open_flows(&self.pins) {
             Ok(open) => open,
-            // A start that was cut off has left no count, and no flow. Where links are pinned there were both: what counts
-            // them was removed, or has a name in that version which is not known here.
+            // A start that was cut off has left no map of counts, and so no flow. Where links are pinned there were both:
+            // then that map was removed, or has a name in that version which is not known here.
             Err(error) if error.is_missing() && !lb_kernel::has_links(&self.pins)? => 0,
             Err(error) => return Err(error),
         };

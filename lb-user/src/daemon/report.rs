@@ -15,7 +15,7 @@ use crate::api::Query;
 use crate::daemon::client_task::ClientTask;
 use crate::explain;
 
-/// Somebody who waits until a client's programs cover a cgroup.
+/// A request that waits until a client's programs cover a cgroup.
 pub struct Waiter {
     client: String,
     cgroups: Vec<u64>,
@@ -34,7 +34,7 @@ pub struct Notifier {
 
 impl Notifier {
     pub fn new() -> Self {
-        /// What is not taken by then is dropped: a later message says how it is by then.
+        /// Messages beyond this are dropped: a later one reports the state at its time.
         const WAITING: usize = 16;
         let (ended, said) = mpsc::channel();
         let messages = std::env::var_os("NOTIFY_SOCKET").and_then(|_| {
@@ -48,7 +48,7 @@ impl Notifier {
         Self { messages, said, status: String::new() }
     }
 
-    /// How often it wants a sign of life: twice as often as it demands.
+    /// How often to send it a sign of life: twice as often as it demands.
     pub fn watchdog(&self) -> Option<Duration> {
         sd_notify::watchdog_enabled().map(|limit| limit / 2).filter(|interval| !interval.is_zero())
     }
@@ -156,21 +156,21 @@ impl Daemon {
                 let _ = answer.send(client_task.map(explain).unwrap_or_default());
             }
             Query::Cover { client, cgroups, answer } => {
-                // Those who have given up leave room.
+                // Requests whose sender has given up are dropped.
                 self.waiters.retain(|waiter| !waiter.answer.is_closed());
                 self.waiters.push(Waiter { client, cgroups, answer });
-                // Who asks has just made its cgroup, most likely: attach now, not when the watch tells.
+                // The sender has most likely just made its cgroup: attach now, not when the watch reports it.
                 self.follow_cgroups(now);
             }
         }
     }
 
-    /// Answers those whose cgroup is covered, and those who wait for a client that there is not.
+    /// Answers the requests whose cgroup is covered, and those for a client that does not exist.
     pub fn answer_waiters(&mut self) {
         for waiter in std::mem::take(&mut self.waiters) {
             let Waiter { client, cgroups, answer } = waiter;
             let Some(client_task) = self.clients.task(&client) else {
-                // One that could not be started is tried again.
+                // A client that could not be started is tried again, so the request waits.
                 if self.clients.unstarted.iter().any(|(other, _)| other.name == client) && !answer.is_closed()
                 {
                     self.waiters.push(Waiter { client, cgroups, answer });
@@ -181,9 +181,9 @@ impl Daemon {
                 let _ = answer.send(Coverage::UnknownClient { clients });
                 continue;
             };
-            // What the path names now. Where nothing is, the asker's cgroup may have been removed under it.
+            // The cgroup that the path names now. If there is none, the one of the sender may have been removed.
             let now = Cgroup::open(client_task.path()).ok();
-            // Who waits goes on waiting while it cannot be seen.
+            // While that cannot be seen the request goes on waiting.
             if cgroups.iter().any(|cgroup| client_task.covers(*cgroup).unwrap_or(false)) {
                 let _ = answer.send(Coverage::Covered);
             } else if let Some(now) = now.filter(|now| !cgroups.contains(&now.id)) {

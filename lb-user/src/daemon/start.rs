@@ -40,14 +40,14 @@ pub fn check_host(config: &Config) -> Result<Features> {
     Ok(features)
 }
 
-/// Where others ask: the socket, and the port for metrics if one is configured. Both are bound before the kernel is
-/// touched, so that what can go wrong shows by then, and answer once there is something to tell.
+/// The socket, and the port for metrics if one is configured. Both are bound before anything is changed in the kernel, so
+/// that a failure to bind changes nothing, and they accept once the daemon can answer.
 pub struct Listeners {
     path: PathBuf,
     queries: mpsc::Sender<Query>,
     bound: Option<(api::Bound, Option<TcpListener>)>,
     servers: Vec<JoinHandle<()>>,
-    /// Connections at a time, of each.
+    /// Connections at a time, for each of the two.
     connections: usize,
 }
 
@@ -72,10 +72,10 @@ impl Listeners {
         Ok(Self { path, queries, bound: Some((bound, port.transpose()?)), servers: Vec::new(), connections })
     }
 
-    /// Lets others in. Returns whether it had to: once is enough.
+    /// Begins to accept. Returns whether it had not before.
     ///
     /// # Errors
-    /// If the socket cannot be put at its place.
+    /// If the socket cannot be given its path.
     pub fn open(&mut self) -> Result<bool> {
         let Some((bound, port)) = self.bound.take() else { return Ok(false) };
         let listener = bound.show().with_context(|| format!("create the socket {}", self.path.display()))?;
@@ -88,9 +88,9 @@ impl Listeners {
         Ok(true)
     }
 
-    /// Nobody can ask any more, and a successor can listen there.
+    /// Stops accepting, and frees the socket and the port for a successor.
     async fn close(self) {
-        // While nobody else can have put its own socket there.
+        // Before the listener is gone: until then no other daemon can have put its socket at the path.
         if self.bound.is_none() {
             let _ = std::fs::remove_file(&self.path);
         }

@@ -1,4 +1,4 @@
-//! Who gets a page: whoever asks for `/metrics` on the daemon's socket, or on a loopback port if one is configured.
+//! Answers requests for `/metrics` on the daemon's socket, or on a loopback port if one is configured.
 //!
 //! A page is made whole, one at a time in each of the two forms, and then read by as many as wanted it: a reader that is
 //! slow or stops holds up nobody.

@@ -54,8 +54,8 @@ impl State {
     }
 }
 
-/// How a connection fares, for whoever has to choose one that must go.
-pub struct Permit {
+/// What a connection is doing, by which the one to be cut off is chosen.
+pub struct Activity {
     phase: watch::Sender<State>,
     /// When something was last read or written, by [`now`].
     progress: AtomicU64,
@@ -68,7 +68,7 @@ fn now() -> u64 {
     MOMENTS.fetch_add(1, Ordering::Relaxed)
 }
 
-impl Permit {
+impl Activity {
     /// Of a connection that was just accepted.
     pub fn new(moved: Arc<Notify>) -> Self {
         Self { phase: watch::Sender::new(State::Asking), progress: AtomicU64::new(now()), moved }
@@ -107,47 +107,47 @@ impl Permit {
 
 /// Serves one connection that is not one of many.
 pub async fn answer(stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static, router: Router) {
-    serve(stream, router, Arc::new(Permit::new(Arc::default()))).await;
+    serve(stream, router, Arc::new(Activity::new(Arc::default()))).await;
 }
 
 /// Serves one connection to its end. What goes wrong on it is the other side's.
 pub async fn serve(
     stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
     router: Router,
-    permit: Arc<Permit>,
+    activity: Arc<Activity>,
 ) {
-    let stream = TimedStream { stream, permit: Arc::clone(&permit) };
-    let service = service_fn(|request| respond(request, router.clone(), Arc::clone(&permit)));
+    let stream = TimedStream { stream, activity: Arc::clone(&activity) };
+    let service = service_fn(|request| respond(request, router.clone(), Arc::clone(&activity)));
     let mut http = http1::Builder::new();
     // One request: so nobody can ask again before it has read, and an idle connection is one that has not asked.
     http.max_buf_size(HEAD_BYTES).keep_alive(false);
     tokio::select! {
         _ = http.serve_connection(TokioIo::new(stream), service) => {}
-        () = permit.overdue() => {}
+        () = activity.overdue() => {}
     }
 }
 
 async fn respond(
     request: Request<Incoming>,
     router: Router,
-    permit: Arc<Permit>,
+    activity: Arc<Activity>,
 ) -> Result<Response<Observed>, Infallible> {
-    permit.enter(State::Answering);
+    activity.enter(State::Answering);
     let response = if request.body().is_end_stream() {
         TowerToHyperService::new(router).call(request).await?
     } else {
         (StatusCode::PAYLOAD_TOO_LARGE, "a request has no body here").into_response()
     };
     if response.body().is_end_stream() {
-        permit.enter(State::Reading);
+        activity.enter(State::Reading);
     }
-    Ok(response.map(|body| Observed { body, permit }))
+    Ok(response.map(|body| Observed { body, activity }))
 }
 
 /// The body of an answer: from its first part on it has to be read.
 struct Observed {
     body: Body,
-    permit: Arc<Permit>,
+    activity: Arc<Activity>,
 }
 
 impl hyper::body::Body for Observed {
@@ -159,7 +159,7 @@ impl hyper::body::Body for Observed {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
         let frame = ready!(Pin::new(&mut self.body).poll_frame(context));
-        self.permit.enter(State::Reading);
+        self.activity.enter(State::Reading);
         Poll::Ready(frame)
     }
 
@@ -175,13 +175,13 @@ impl hyper::body::Body for Observed {
 /// A stream that tells when something is read or written.
 struct TimedStream<S> {
     stream: S,
-    permit: Arc<Permit>,
+    activity: Arc<Activity>,
 }
 
 impl<S> TimedStream<S> {
     fn seen<T>(&self, result: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if matches!(result, Poll::Ready(Ok(_))) {
-            self.permit.has_moved();
+            self.activity.has_moved();
         }
         result
     }

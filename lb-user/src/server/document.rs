@@ -1,8 +1,8 @@
 //! A long answer: made whole, kept packed, and given to as many readers as want it.
 //!
 //! A page of metrics for ten thousand backends has 70 MB, and a slow reader may take ten seconds for it. While it does, it
-//! holds nothing but its permit in a document that takes a fortieth of that: no thread, no copy, no turn that somebody else
-//! waits for. Whoever takes no gzip gets it unpacked piece by piece.
+//! holds nothing but its position in a document that takes a fortieth of that: no thread, no copy, no lock that others
+//! wait for. A reader that takes no gzip gets it unpacked piece by piece.
 
 use std::fmt;
 use std::io::{self, BufRead, Read, Write};
@@ -202,7 +202,7 @@ impl Unpacked {
     }
 }
 
-/// A permit in a document.
+/// A position in a document.
 struct Cursor {
     document: Arc<Document>,
     part: usize,

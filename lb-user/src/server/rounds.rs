@@ -11,7 +11,7 @@ use super::Document;
 use crate::api::{Query, ask};
 use crate::facts::Facts;
 
-/// Who may wait for a turn to be taken in. As many as there are connections at most; others wait to wait.
+/// Requests that may wait for the next round: more than there are connections would not come.
 const WAITING: usize = 64;
 
 /// A kind of document. When the last copy is gone, so is the task that makes it.
@@ -57,7 +57,7 @@ async fn go(
             Ok(Ok(document)) => {
                 let document = Arc::new(document);
                 for reader in readers {
-                    // One that has gone away does not care.
+                    // A requester may have gone away.
                     let _ = reader.send(Arc::clone(&document));
                 }
             }
