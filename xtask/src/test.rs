@@ -71,7 +71,20 @@ fn of_guests(which: &[&str], record: bool) -> Result<vm::Options> {
 
 fn run_tier(tier: Tier, filter: Option<&str>) -> Result<()> {
     let what: &[&str] = match tier {
-        Tier::Pure => &["-p", "lb-common", "-p", "lb-core", "-p", "lb-sim", "-p", "lb-svg", "-p", "xtask"],
+        Tier::Pure => &[
+            "-p",
+            "lb-common",
+            "-p",
+            "lb-core",
+            "-p",
+            "lb-sim",
+            "-p",
+            "lb-svg",
+            "-p",
+            "lb-view",
+            "-p",
+            "xtask",
+        ],
         // With the readers of text from outside, fed with what fuzzers have found.
         Tier::Product => &["--package", "lb-kernel", "--package", "lb-user", "--package", "lb-fuzz"],
         Tier::Object => return object::rebuild_and_compare(),
