@@ -13,9 +13,9 @@ pub use self::progress::{Progress, ReadTurn, SETTLE, Version};
 
 mod progress;
 
-/// Why a reading gave nothing to use, in words.
+/// Why a reading of a file gave nothing to use, in words: of an endpoint file, or of the configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Fault {
+pub enum Unusable {
     /// What was read is wrong, or nothing is there: that stays so until the file changes.
     Faulty(String),
     /// It cannot be read now, for want of a descriptor or of memory: that may change while the file does not.
@@ -131,7 +131,7 @@ impl<S: Copy + PartialEq, L: List, T: Copy + Ord + Add<Duration, Output = T>> Fe
         now: T,
         number: u64,
         version: Version<S>,
-        result: Option<Result<L, Fault>>,
+        result: Option<Result<L, Unusable>>,
     ) -> Option<Effect<L>> {
         if number < self.reading {
             return None;
@@ -172,15 +172,15 @@ impl<S: Copy + PartialEq, L: List, T: Copy + Ord + Add<Duration, Output = T>> Fe
     }
 
     /// The file cannot be used: reported once per fault, counted once per fault and version.
-    fn fail(&mut self, fault: Fault, is_another: bool) -> Option<Effect<L>> {
+    fn fail(&mut self, fault: Unusable, is_another: bool) -> Option<Effect<L>> {
         let (fault, is_another) = match fault {
-            Fault::Silent(fault) => return self.fell_silent(fault),
+            Unusable::Silent(fault) => return self.fell_silent(fault),
             // One fault, however often it is tried again.
-            Fault::Unread(fault) => {
+            Unusable::Unread(fault) => {
                 self.progress.found_nothing();
                 (fault, false)
             }
-            Fault::Faulty(fault) => (fault, is_another),
+            Unusable::Faulty(fault) => (fault, is_another),
         };
         let is_new = self.fault.as_ref() != Some(&fault);
         self.failures += u64::from(is_new || is_another);
@@ -237,7 +237,7 @@ impl<S: Copy + PartialEq, L: List, T: Copy + Ord + Add<Duration, Output = T>> Fe
         now: T,
         number: u64,
         version: Version<S>,
-        result: Result<L, Fault>,
+        result: Result<L, Unusable>,
     ) -> (Self, Reloaded<L>) {
         let mut feed = before.unwrap_or_default();
         let newest = feed.newest().cloned();

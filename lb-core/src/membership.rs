@@ -162,28 +162,14 @@ pub fn state(endpoint: &Endpoint) -> BackendState {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::service::{Overflow, Policy, Protocol, UNANSWERED_AFTER};
+    use crate::service::Policy;
 
     fn service(subset: Subset) -> Service {
         service_by(Policy::WeightedRoundRobin, subset)
     }
 
     fn service_by(policy: Policy, subset: Subset) -> Service {
-        Service {
-            name: "users".into(),
-            address: "10.96.0.10:80".parse().unwrap(),
-            protocol: Protocol::Tcp,
-            policy,
-            active_limit: None,
-            overflow: Overflow::LeastLoaded,
-            error_decay: None,
-            connect_timeout: None,
-            unanswered_after: UNANSWERED_AFTER,
-            rebind: None,
-            subset,
-            seed: 7,
-            errno: 113,
-        }
+        Service { policy, ..Service::new("users", "10.96.0.10:80".parse().unwrap(), subset, 7) }
     }
 
     /// Endpoints by index: `h` healthy, `l` lame duck, `0` weight 0, `.` hole.

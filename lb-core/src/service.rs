@@ -121,6 +121,28 @@ pub struct Service {
     pub errno: u16,
 }
 
+impl Service {
+    /// A service over TCP as a configuration has it that says no more than this: weighted round robin, no limit, and
+    /// EHOSTUNREACH (113) where no backend is usable.
+    pub fn new(name: &str, address: SocketAddr, subset: Subset, seed: u64) -> Self {
+        Self {
+            name: name.to_owned(),
+            address,
+            protocol: Protocol::Tcp,
+            policy: Policy::WeightedRoundRobin,
+            active_limit: None,
+            overflow: Overflow::LeastLoaded,
+            error_decay: None,
+            connect_timeout: None,
+            unanswered_after: UNANSWERED_AFTER,
+            rebind: None,
+            subset,
+            seed,
+            errno: 113,
+        }
+    }
+}
+
 /// After how long a SYN counts as unanswered where nothing is said: longer than handshakes within a region take, shorter than
 /// the connect timeouts that clients have.
 pub const UNANSWERED_AFTER: Duration = Duration::from_millis(200);

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use lb_core::feed::{Delivered, Effect, Fault, Feed, List, Next, ReadTurn, Version};
+use lb_core::feed::{Delivered, Effect, Feed, List, Next, ReadTurn, Unusable, Version};
 use proptest::prelude::*;
 
 /// A list: what it says, the reading that it comes of, and whether it is known what the client uses of it.
@@ -41,8 +41,8 @@ fn version(stamp: u32) -> Version<u32> {
     Version { stamp: Some(stamp), is_settled: true }
 }
 
-fn faulty(text: &str) -> Fault {
-    Fault::Faulty(text.to_owned())
+fn faulty(text: &str) -> Unusable {
+    Unusable::Faulty(text.to_owned())
 }
 
 fn refused() -> Delivered {
@@ -76,10 +76,10 @@ fn a_reading_has_the_effect_that_its_result_calls_for() {
         (3, Some(Err(faulty("line 1"))), unusable("line 1"), 1),
         (3, Some(Err(faulty("line 1"))), None, 1),
         (4, Some(Err(faulty("line 1"))), None, 2),
-        (4, Some(Err(Fault::Unread("EMFILE".to_owned()))), unusable("EMFILE"), 3),
-        (4, Some(Err(Fault::Unread("EMFILE".to_owned()))), None, 3),
-        (5, Some(Err(Fault::Silent("hangs".to_owned()))), unusable("hangs"), 4),
-        (5, Some(Err(Fault::Silent("hangs".to_owned()))), None, 4),
+        (4, Some(Err(Unusable::Unread("EMFILE".to_owned()))), unusable("EMFILE"), 3),
+        (4, Some(Err(Unusable::Unread("EMFILE".to_owned()))), None, 3),
+        (5, Some(Err(Unusable::Silent("hangs".to_owned()))), unusable("hangs"), 4),
+        (5, Some(Err(Unusable::Silent("hangs".to_owned()))), None, 4),
         (6, Some(Ok(list(1, 10))), Some(Effect::GoodAgain), 4),
         (7, Some(Ok(list(2, 11))), Some(Effect::Deliver(list(2, 11))), 4),
     ];
@@ -241,7 +241,7 @@ impl World {
         world
     }
 
-    fn result(&mut self, (number, stamp, content): Reading) -> Result<Listed, Fault> {
+    fn result(&mut self, (number, stamp, content): Reading) -> Result<Listed, Unusable> {
         self.versions.insert(number, stamp);
         match content {
             Content::Endpoints(says) => Ok(Listed { says, reading: number, is_known: self.is_known }),

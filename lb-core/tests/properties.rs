@@ -8,7 +8,7 @@ use std::collections::{HashMap, HashSet};
 use lb_core::endpoint::{Endpoint, EndpointList, EndpointState};
 use lb_core::membership::Membership;
 use lb_core::schedule::{apportion, interleave};
-use lb_core::service::{Overflow, Policy, Protocol, Service, Size, Subset, Task, UNANSWERED_AFTER};
+use lb_core::service::{Service, Size, Subset, Task};
 use lb_core::subset::{self, Algorithm, Position, length, order, overlaps};
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -46,20 +46,9 @@ fn subset(algorithm: Algorithm, position: Position) -> Vec<u32> {
 
 /// A service with endpoints at those indexes that `weights` gives one, and what a task uses of it. Weight 0 is a hole.
 fn members(algorithm: Algorithm, position: Position, weights: &[u16]) -> Membership {
-    let service = Service {
-        name: "users".into(),
-        address: "10.96.0.10:80".parse().expect("an address"),
-        protocol: Protocol::Tcp,
-        policy: Policy::WeightedRoundRobin,
-        active_limit: None,
-        overflow: Overflow::LeastLoaded,
-        error_decay: None,
-        connect_timeout: None,
-        unanswered_after: UNANSWERED_AFTER,
-        rebind: None,
-        subset: Subset::Sized { algorithm, size: Size::Fixed(position.size) },
-        seed: position.seed,
-        errno: 113,
+    let service = {
+        let subset = Subset::Sized { algorithm, size: Size::Fixed(position.size) };
+        Service::new("users", "10.96.0.10:80".parse().expect("an address"), subset, position.seed)
     };
     let endpoints =
         (0_u32..).zip(weights).filter(|(_, weight)| **weight > 0).map(|(index, &weight)| Endpoint {

@@ -14,7 +14,7 @@ use lb_core::endpoint::{Endpoint, EndpointList, EndpointState};
 use lb_core::limits::Limits;
 use lb_core::membership::Membership;
 use lb_core::plan::{Plan, Step, diff};
-use lb_core::service::{Overflow, Policy, Protocol, Service, Subset, Task, UNANSWERED_AFTER};
+use lb_core::service::{Service, Subset, Task};
 use lb_core::slots::Identity;
 use proptest::prelude::*;
 
@@ -24,21 +24,7 @@ type Balancer = balancer::Balancer<u32>;
 const LIMITS: Limits = Limits { schedule_entries: 8192, flow_records: 64, slots: 24 };
 
 fn service(name: &str, last: u8) -> Service {
-    Service {
-        name: name.to_owned(),
-        address: SocketAddr::from(([10, 96, 0, last], 80)),
-        protocol: Protocol::Tcp,
-        policy: Policy::WeightedRoundRobin,
-        active_limit: None,
-        overflow: Overflow::LeastLoaded,
-        error_decay: None,
-        connect_timeout: None,
-        unanswered_after: UNANSWERED_AFTER,
-        rebind: None,
-        subset: Subset::All,
-        seed: 0,
-        errno: 113,
-    }
+    Service::new(name, SocketAddr::from(([10, 96, 0, last], 80)), Subset::All, 0)
 }
 
 /// A list of the service at this position, and what a task that is alone uses of it.

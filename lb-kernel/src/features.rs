@@ -195,11 +195,7 @@ impl Features {
 
     /// The names of those that there are, or of those that there are not.
     pub fn names(self, there: bool) -> String {
-        let names: Vec<_> = FEATURES
-            .iter()
-            .filter(|feature| feature.is_in(self) == there)
-            .map(|feature| feature.name)
-            .collect();
+        let names: Vec<_> = self.named().filter(|(_, has)| *has == there).map(|(name, _)| name).collect();
         names.join(" ")
     }
 }

@@ -171,24 +171,13 @@ pub fn statics(clients: &[Client], before: &AssignmentsByService) -> Assignments
 mod tests {
     use super::*;
     use lb_core::endpoint::{Endpoint, EndpointState};
-    use lb_core::service::{Overflow, Policy, Protocol, Size, Subset, UNANSWERED_AFTER};
+    use lb_core::service::{Size, Subset};
     use lb_core::subset::Algorithm;
 
     fn consumer(index: u32, count: u32, seed: u64) -> Consumer {
-        let service = Service {
-            name: "users".to_owned(),
-            address: "10.96.0.10:80".parse().unwrap(),
-            protocol: Protocol::Tcp,
-            policy: Policy::WeightedRoundRobin,
-            active_limit: None,
-            overflow: Overflow::LeastLoaded,
-            error_decay: None,
-            connect_timeout: None,
-            unanswered_after: UNANSWERED_AFTER,
-            rebind: None,
-            subset: Subset::Sized { algorithm: Algorithm::Rocksteadier, size: Size::Fixed(3) },
-            seed,
-            errno: 113,
+        let service = {
+            let subset = Subset::Sized { algorithm: Algorithm::Rocksteadier, size: Size::Fixed(3) };
+            Service::new("users", "10.96.0.10:80".parse().unwrap(), subset, seed)
         };
         Consumer { task: Task { index, count }, service }
     }

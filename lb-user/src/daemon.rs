@@ -50,7 +50,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result, anyhow};
-use lb_core::feed::Progress;
+use lb_core::feed::{Progress, Unusable};
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
@@ -65,7 +65,6 @@ use self::files::{Look, Sources};
 use self::flow_records::ReclaimPasses;
 use self::keeping::Kept;
 use self::loader::Loaded;
-pub use self::loader::Unusable;
 use self::opening::Tried;
 use self::reload::Reload;
 use self::report::{Notifier, Waiter};

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use lb_core::endpoint::EndpointList;
-use lb_core::feed::{Fault, List, Version};
+use lb_core::feed::{List, Unusable, Version};
 use lb_core::service::Service;
 use lb_kernel::trust::Untrusted;
 use thiserror::Error;
@@ -60,17 +60,17 @@ pub enum SourceError {
 impl SourceError {
     /// What it means for the feed. The same version of the file may be read later: that a descriptor or memory was wanting
     /// says nothing of it. What is missing is seen when it appears.
-    pub fn into_fault(self) -> Fault {
+    pub fn into_unusable(self) -> Unusable {
         let text = crate::error::chain(&self);
         match self {
-            Self::NoAnswer(silent) => Fault::Silent(silent.to_string()),
-            Self::Read { source, .. } if source.kind() != io::ErrorKind::NotFound => Fault::Unread(text),
+            Self::NoAnswer(silent) => Unusable::Silent(silent.to_string()),
+            Self::Read { source, .. } if source.kind() != io::ErrorKind::NotFound => Unusable::Unread(text),
             Self::Read { .. }
             | Self::TooLarge(_)
             | Self::KeptChanging(_)
             | Self::CutOff(_)
             | Self::Untrusted(_)
-            | Self::Invalid(_) => Fault::Faulty(text),
+            | Self::Invalid(_) => Unusable::Faulty(text),
         }
     }
 }

@@ -193,7 +193,7 @@ fn backend(slot: &SlotView, counts: &Counts, recent: Option<&Recent>) -> Backend
         diverted: sums.diverted,
         diverted_60s: recent.map(|recent| recent.diverted),
         failed_60s: recent.map(Recent::failed),
-        failing: slot.usable && recent.is_some_and(Recent::is_failing),
+        failing: Recent::is_failing_backend(slot.usable, recent),
         rtt: (&sums.rtt).into(),
         connect: (&sums.connect).into(),
         latency: Latency::of(&sums.connect),

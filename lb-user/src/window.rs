@@ -99,6 +99,11 @@ impl Recent {
         Ending::ALL.into_iter().filter(|ending| is_failure(*ending)).map(|e| self.endings[e as usize]).sum()
     }
 
+    /// Whether connects are sent to a backend, which `usable` says, and nothing but failures came of them lately.
+    pub fn is_failing_backend(usable: bool, recent: Option<&Self>) -> bool {
+        usable && recent.is_some_and(Self::is_failing)
+    }
+
     /// Whether nothing but failures came of connects: none was established, and so many failed that it is no chance. Where
     /// flows are known to be established at their end only, more must have failed than may still be open.
     pub fn is_failing(&self) -> bool {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
-use lb_common::abi::{self, BackendState, FIRST_BUCKET_LOG2, TIME_BUCKETS};
+use lb_common::abi::{self, FIRST_BUCKET_LOG2, TIME_BUCKETS};
 use serde::{Deserialize, Serialize};
 
 /// One backend.
@@ -73,6 +73,7 @@ pub struct Backend {
     pub retransmits: u64,
 }
 
+#[cfg(test)]
 impl Backend {
     /// A healthy one of which nothing was counted.
     pub fn unused(address: SocketAddr, slot: u32) -> Self {
@@ -81,7 +82,7 @@ impl Backend {
             address,
             slot,
             generation: 0,
-            state: BackendState::Healthy.name().to_owned(),
+            state: abi::BackendState::Healthy.name().to_owned(),
             usable: true,
             weight: 1,
             share_wanted: 0.0,

@@ -160,8 +160,9 @@ pub struct Service {
     pub backends: Vec<Backend>,
 }
 
+#[cfg(test)]
 impl Service {
-    /// A service over TCP that is open and of which nothing is known but its backends, for tests.
+    /// A service over TCP that is open and of which nothing is known but its backends.
     pub fn with_backends(backends: Vec<Backend>) -> Self {
         Self {
             name: "users".to_owned(),

@@ -108,11 +108,11 @@ mod tests {
     use lb_core::service::{Size, Subset, Task};
     use lb_core::subset::Algorithm;
 
-    use super::super::client;
+    use super::super::client::{self, SERVICE};
     use super::*;
 
     fn service(algorithm: Algorithm, size: u32) -> Service {
-        client::service("users", Subset::Sized { algorithm, size: Size::Fixed(size) }, 7)
+        Service::new("users", SERVICE, Subset::Sized { algorithm, size: Size::Fixed(size) }, 7)
     }
 
     /// Endpoints by their weights, lame ducks without one.
@@ -125,7 +125,7 @@ mod tests {
             zone: None,
         };
         let endpoints = (0..).zip(weights).map(endpoint).collect();
-        EndpointList::new(endpoints, client::SERVICE, &[]).unwrap()
+        EndpointList::new(endpoints, SERVICE, &[]).unwrap()
     }
 
     #[test]

@@ -18,7 +18,7 @@ use lb_core::endpoint::EndpointList;
 use lb_core::limits::Limits;
 use lb_core::membership::Membership;
 use lb_core::plan::Plan;
-use lb_core::service::{Overflow, Policy, Protocol, Service, Subset, UNANSWERED_AFTER};
+use lb_core::service::Service;
 use lb_core::subset::random::SplitMix64;
 
 /// A client's connections to the backend in one slot: the one that it keeps for requests, or those that each arrival
@@ -232,25 +232,6 @@ impl Client {
 
 /// The address of the service. Made up: nothing is ever sent.
 pub const SERVICE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), 80);
-
-/// The service of a scenario, as a configuration that gives no more than this has it.
-pub fn service(name: &str, subset: Subset, seed: u64) -> Service {
-    Service {
-        name: name.to_owned(),
-        address: SERVICE,
-        protocol: Protocol::Tcp,
-        policy: Policy::WeightedRoundRobin,
-        active_limit: None,
-        overflow: Overflow::LeastLoaded,
-        error_decay: None,
-        connect_timeout: None,
-        unanswered_after: UNANSWERED_AFTER,
-        rebind: None,
-        subset,
-        seed,
-        errno: 113,
-    }
-}
 
 /// The first backend's address as a number: 10.0.0.0.
 const FIRST: u32 = 0x0a00_0000;

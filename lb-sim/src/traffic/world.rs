@@ -17,7 +17,7 @@ use lb_core::endpoint::EndpointState;
 use lb_core::service::{Service, Subset};
 
 use super::assignments::{Assignments, Shares};
-use super::client::{Client, service};
+use super::client::{Client, SERVICE};
 use super::document::{JobTable, Traffic};
 use super::queue::Queue;
 use super::scenario::{NewSize, Run, Scenario};
@@ -144,7 +144,7 @@ impl<'a> World<'a> {
             let seed = table.seed.map(|seed| seed.0);
             let size = run.size.unwrap_or(table.size.0);
             let seed = seed.unwrap_or_else(|| lb_core::service::seed(&table.name.0, &scenario.service));
-            let service = service(&scenario.service, Subset::Sized { algorithm, size }, seed);
+            let service = Service::new(&scenario.service, SERVICE, Subset::Sized { algorithm, size }, seed);
             let shares = run.shares.unwrap_or(table.shares);
             Job { table: table.clone(), shares, service, clients: Vec::new() }
         });

@@ -6,10 +6,11 @@ use std::process::ExitCode;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
+use lb_core::feed::Unusable;
 use lb_kernel::trust::{self, Untrusted};
 
 use super::{Files, read_config};
-use crate::daemon::{self, Unusable};
+use crate::daemon;
 use crate::error::{Failure, is_permission};
 use crate::print;
 use crate::source::Stamp;

@@ -56,7 +56,7 @@ impl Daemon {
             // A path that is mistyped looks the same.
             warn!(client = %client_task.client.name, cgroup = %client_task.client.cgroup.display(), "there is no such cgroup; waiting for it");
         }
-        match self.clients.tasks.iter_mut().find(|before| before.client.name == client_task.client.name) {
+        match self.clients.task_mut(&client_task.client.name) {
             Some(before) => *before = client_task,
             None => self.clients.tasks.push(client_task),
         }

@@ -19,7 +19,7 @@ impl Daemon {
     /// A few system calls per client.
     pub fn facts(&self, now: Instant) -> Facts {
         // A client that runs and could not take on a new configuration is among the unstarted ones as well.
-        let runs = |name: &str| self.clients.tasks.iter().any(|client_task| client_task.client.name == name);
+        let runs = |name: &str| self.clients.task(name).is_some();
         let unstarted = self.clients.unstarted.iter().filter(|(client, _)| !runs(&client.name));
         Facts {
             daemon: lb_view::status::Daemon {

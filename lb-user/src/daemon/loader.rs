@@ -6,9 +6,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use lb_core::feed::Unusable;
 use tokio::task::{JoinSet, spawn_blocking};
 
-use super::file_io::{NoAnswer, PATIENCE};
+use super::file_io::PATIENCE;
 use super::lists::{FirstRead, ListReader, Purpose};
 use super::opening::{Opened, Opener};
 use super::{Reread, files};
@@ -36,17 +37,6 @@ pub struct Loaded {
     pub statics: AssignmentsByService,
     /// Clients that were not there, opened.
     pub opened: Vec<Opened>,
-}
-
-/// Why a configuration cannot be used.
-#[derive(Debug)]
-pub enum Unusable {
-    /// It is wrong, or gone: nothing changes before the file does.
-    Faulty(String),
-    /// It cannot be read now, for want of a descriptor or of memory: that may change while the file does not.
-    Unread(String),
-    /// Its file system does not answer.
-    Silent(NoAnswer),
 }
 
 /// A file that a configuration names, as it was read.
@@ -124,7 +114,7 @@ impl Loader {
         };
         let config = match config {
             Ok(config) => config,
-            Err(silent) => Err(Unusable::Silent(silent)),
+            Err(silent) => Err(Unusable::Silent(silent.to_string())),
         };
         (Some(stamp.ok().flatten()), config)
     }

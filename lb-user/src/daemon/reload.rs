@@ -7,13 +7,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::{Instant, SystemTime};
 
-use lb_core::feed::{Progress, ReadTurn};
+use lb_core::feed::{Progress, ReadTurn, Unusable};
 use tracing::{info, warn};
 
 use super::changes::changes;
 use super::file_io::{NoAnswer, PATIENCE};
 use super::files::{Look, WatchedFile};
-use super::loader::{Load, Loaded, Loader, Reading, Unusable};
+use super::loader::{Load, Loaded, Loader, Reading};
 use super::opening::Opened;
 use super::{Daemon, Event, Reread, fixed};
 use crate::assignments::Assignments;
@@ -119,16 +119,16 @@ impl Daemon {
                     self.reload.progress.changed(now);
                 }
             }
-            Err(silent) => self.config_fell_silent(&silent, false),
+            Err(silent) => self.config_fell_silent(silent.to_string(), false),
         }
     }
 
-    fn config_fell_silent(&mut self, silent: &NoAnswer, is_asked: bool) {
+    fn config_fell_silent(&mut self, error: String, is_asked: bool) {
         let is_new = self.reload.progress.fell_silent();
         if is_asked || is_new {
-            warn!(error = %silent, "the configuration cannot be used; what was in force stays");
+            warn!(%error, "the configuration cannot be used; what was in force stays");
         }
-        self.reload.error = Some(silent.to_string());
+        self.reload.error = Some(error);
     }
 
     /// Begins the start with the configuration that it was given.
@@ -190,7 +190,7 @@ impl Daemon {
             }
             Err(Unusable::Silent(silent)) => {
                 self.reload.refused += 1;
-                self.config_fell_silent(&silent, is_asked);
+                self.config_fell_silent(silent, is_asked);
             }
             Err(Unusable::Unread(error)) => {
                 self.reload.progress.found_nothing();
@@ -245,8 +245,7 @@ impl Daemon {
         }
         // A client that was dropped and has come back while this was read is not among them: it is tried again.
         for client in &config.clients {
-            let is_there =
-                self.clients.tasks.iter().any(|client_task| client_task.client.name == client.name);
+            let is_there = self.clients.task(&client.name).is_some();
             if !is_there && !opened.iter().any(|opened| opened.client.name == client.name) {
                 unstarted.push((client.clone(), "it is being started".to_owned()));
             }

@@ -47,9 +47,9 @@ fn read_maps(tables: &Tables, lately: Option<&Lately>) -> Result<MapMetrics, Dat
     Ok(MapMetrics { fullness: tables.fullness()?, snapshot, failing })
 }
 
-/// Whether connects are sent to a backend, and nothing but failures came of them lately.
+/// Whether a backend fails, as `status` tells it.
 fn is_failing(backend: &BackendSnapshot, lately: &Lately) -> bool {
     let BackendSnapshot { slot, counts, .. } = backend;
     let recent = lately.recent((slot.slot, slot.generation), &counts.sums);
-    slot.usable && recent.as_ref().is_some_and(Recent::is_failing)
+    Recent::is_failing_backend(slot.usable, recent.as_ref())
 }

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 const GLOSSARY: &str = "docs/reference/glossary.md";
 
 /// Where a synonym is another idea's word, or the name of a map or of a field that outlives this version.
-const EXCEPT: [(&str, &str); 12] = [
+const EXCEPT: [(&str, &str); 10] = [
     ("departed", "lb-common/src/abi.rs"),
     ("departed", "lb-ebpf/src/maps.rs"),
     ("departed", "lb-kernel/src"),
@@ -18,14 +18,12 @@ const EXCEPT: [(&str, &str); 12] = [
     ("swept", "lb-kernel/src"),
     // A sweep over parameters is the field's word for what the planner does.
     ("sweep", "lb-sim"),
-    ("sweep", "lb-user/benches"),
     // A figure is drawn.
     ("draws", "lb-sim"),
     // A stack is walked by its unwinding tables.
     ("walk", "tests/inject"),
     // This table, and its test.
     ("", "xtask/src/tidy/words.rs"),
-    ("", "target"),
 ];
 
 /// The synonyms, each with the word that stands for it.
