@@ -12,6 +12,7 @@ use std::collections::BTreeMap;
 use lb_common::abi::{MAX_SUBSET, NO_MEMBERS, TableRef};
 use thiserror::Error;
 
+use crate::ids::ServiceIndex;
 use region::{Region, first_fit, make_room};
 
 /// A service without a table, of which none was ever published.
@@ -23,7 +24,7 @@ pub struct Arena {
     /// Size of the map: twice the entries that current tables may have together.
     entries: u32,
     /// The current tables by service index, empty ones included: they count the service's publications.
-    tables: BTreeMap<u16, TableRef>,
+    tables: BTreeMap<ServiceIndex, TableRef>,
     /// Tables that were replaced since the last wait for readers began.
     retired: Vec<RetiredTable>,
     /// Tables that were replaced before it began; also after a wait that failed.
@@ -50,7 +51,7 @@ pub struct NoRoom {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Move {
     /// The service's index.
-    pub service: u16,
+    pub service: ServiceIndex,
     /// Where it lies.
     pub from: TableRef,
     /// Where it goes: the same table with the same members.
@@ -62,10 +63,10 @@ pub struct Move {
 pub enum AdoptError {
     /// Two tables share entries.
     #[error("the tables of the services at indexes {0} and {1} overlap")]
-    Overlap(u16, u16),
+    Overlap(ServiceIndex, ServiceIndex),
     /// A table reaches past the end of the map.
     #[error("the table of the service at index {0} reaches past the end of the schedule map")]
-    Outside(u16),
+    Outside(ServiceIndex),
 }
 
 impl Arena {
@@ -76,9 +77,9 @@ impl Arena {
     /// If tables overlap or reach past the end.
     pub fn adopt(
         entries: u32,
-        tables: impl IntoIterator<Item = (u16, TableRef)>,
+        tables: impl IntoIterator<Item = (ServiceIndex, TableRef)>,
     ) -> Result<Self, AdoptError> {
-        let tables: BTreeMap<u16, TableRef> = tables.into_iter().collect();
+        let tables: BTreeMap<ServiceIndex, TableRef> = tables.into_iter().collect();
         let mut regions = Vec::new();
         for (&service, &table) in tables.iter().filter(|(_, table)| !table.is_empty()) {
             let length = 1u32.checked_shl(table.length_log2.into());
@@ -96,7 +97,7 @@ impl Arena {
     }
 
     /// The current table of a service.
-    pub fn table(&self, service: u16) -> TableRef {
+    pub fn table(&self, service: ServiceIndex) -> TableRef {
         self.tables.get(&service).copied().unwrap_or(NO_TABLE)
     }
 
@@ -111,7 +112,12 @@ impl Arena {
     ///
     /// # Panics
     /// If the length is not such a number.
-    pub fn publish(&mut self, service: u16, length: u32, members: usize) -> Result<TableRef, NoRoom> {
+    pub fn publish(
+        &mut self,
+        service: ServiceIndex,
+        length: u32,
+        members: usize,
+    ) -> Result<TableRef, NoRoom> {
         let old = self.table(service);
         let mut new = TableRef { generation: old.generation.wrapping_add(1), ..NO_TABLE };
         if length != 0 {
@@ -131,11 +137,11 @@ impl Arena {
     }
 
     /// Takes away the table of a service whose reference has been overwritten with that of no table.
-    pub fn retire(&mut self, service: u16) {
+    pub fn retire(&mut self, service: ServiceIndex) {
         let old = self.table(service);
         self.tables.remove(&service);
         if !old.is_empty() {
-            let members = old.members_of(service.into());
+            let members = old.members_of(service.number());
             self.retired.push(RetiredTable { region: region_of(old), members });
         }
     }
@@ -170,12 +176,12 @@ impl Arena {
 
     /// The half of a service's members that neither its current table nor a program that is still running refers to, as
     /// [`TableRef::members`] has it.
-    fn free_half(&self, service: u16) -> Option<u8> {
+    fn free_half(&self, service: ServiceIndex) -> Option<u8> {
         let current = self.table(service);
-        let position = |half| TableRef { members: half, ..NO_TABLE }.members_of(service.into());
+        let position = |half| TableRef { members: half, ..NO_TABLE }.members_of(service.number());
         (NO_MEMBERS + 1..=NO_MEMBERS + 2).find(|&half| {
             let is_of = |members: Option<u32>| members.is_some() && members == position(half);
-            !is_of(current.members_of(service.into())) && !self.replaced().any(|table| is_of(table.members))
+            !is_of(current.members_of(service.number())) && !self.replaced().any(|table| is_of(table.members))
         })
     }
 
@@ -228,96 +234,96 @@ mod tests {
     #[test]
     fn halves_of_members_alternate_and_are_written_again_only_after_a_wait() {
         let mut arena = arena(64);
-        assert_eq!(arena.publish(5, 8, 3), Ok(table(0, 1, 3, 1)));
-        assert_eq!(arena.publish(5, 8, 3), Ok(table(8, 2, 3, 2)));
+        assert_eq!(arena.publish(ServiceIndex(5), 8, 3), Ok(table(0, 1, 3, 1)));
+        assert_eq!(arena.publish(ServiceIndex(5), 8, 3), Ok(table(8, 2, 3, 2)));
         // There is room for the entries, and none for the members.
-        assert_eq!(arena.publish(5, 8, 3), Err(NO_MOVES));
-        assert_eq!(arena.table(5), table(8, 2, 3, 2));
+        assert_eq!(arena.publish(ServiceIndex(5), 8, 3), Err(NO_MOVES));
+        assert_eq!(arena.table(ServiceIndex(5)), table(8, 2, 3, 2));
         // Another service has halves of its own.
-        assert_eq!(arena.publish(6, 8, 3), Ok(table(16, 1, 3, 1)));
+        assert_eq!(arena.publish(ServiceIndex(6), 8, 3), Ok(table(16, 1, 3, 1)));
         wait(&mut arena);
-        assert_eq!(arena.publish(5, 8, 3), Ok(table(0, 3, 3, 1)));
+        assert_eq!(arena.publish(ServiceIndex(5), 8, 3), Ok(table(0, 3, 3, 1)));
     }
 
     #[test]
     fn members_that_are_too_many_to_be_listed_take_no_half() {
         let mut arena = arena(4096);
         let many = MAX_SUBSET as usize + 1;
-        assert_eq!(arena.publish(0, 512, many - 1), Ok(table(0, 1, 9, 1)));
-        assert_eq!(arena.publish(0, 512, many), Ok(table(512, 2, 9, NO_MEMBERS)));
-        assert_eq!(arena.publish(0, 512, many), Ok(table(1024, 3, 9, NO_MEMBERS)));
+        assert_eq!(arena.publish(ServiceIndex(0), 512, many - 1), Ok(table(0, 1, 9, 1)));
+        assert_eq!(arena.publish(ServiceIndex(0), 512, many), Ok(table(512, 2, 9, NO_MEMBERS)));
+        assert_eq!(arena.publish(ServiceIndex(0), 512, many), Ok(table(1024, 3, 9, NO_MEMBERS)));
         // The first table's half may still be read.
-        assert_eq!(arena.publish(0, 512, many - 1), Ok(table(1536, 4, 9, 2)));
+        assert_eq!(arena.publish(ServiceIndex(0), 512, many - 1), Ok(table(1536, 4, 9, 2)));
     }
 
     #[test]
     fn no_table_takes_no_room_and_still_counts_as_a_publication() {
         let mut arena = arena(16);
-        assert_eq!(arena.publish(0, 16, 1), Ok(table(0, 1, 4, 1)));
-        assert_eq!(arena.publish(0, 0, 0), Ok(table(0, 2, 0, NO_MEMBERS)));
-        assert_eq!(arena.publish(0, 16, 1), Err(NO_MOVES));
+        assert_eq!(arena.publish(ServiceIndex(0), 16, 1), Ok(table(0, 1, 4, 1)));
+        assert_eq!(arena.publish(ServiceIndex(0), 0, 0), Ok(table(0, 2, 0, NO_MEMBERS)));
+        assert_eq!(arena.publish(ServiceIndex(0), 16, 1), Err(NO_MOVES));
         wait(&mut arena);
         assert!(!arena.is_waiting());
-        assert_eq!(arena.publish(0, 16, 1), Ok(table(0, 3, 4, 1)));
+        assert_eq!(arena.publish(ServiceIndex(0), 16, 1), Ok(table(0, 3, 4, 1)));
     }
 
     #[test]
     fn a_wait_frees_what_was_replaced_before_it_began() {
         let mut arena = arena(32);
-        arena.publish(0, 8, 1).unwrap();
-        arena.publish(0, 8, 1).unwrap();
+        arena.publish(ServiceIndex(0), 8, 1).unwrap();
+        arena.publish(ServiceIndex(0), 8, 1).unwrap();
         arena.before_wait();
         // Replaced during the wait: a program that began after the wait did may be reading it.
-        arena.publish(0, 0, 0).unwrap();
+        arena.publish(ServiceIndex(0), 0, 0).unwrap();
         arena.after_wait();
         assert!(arena.is_waiting());
-        assert_eq!(arena.publish(1, 8, 1), Ok(table(0, 1, 3, 1)));
-        assert_eq!(arena.publish(2, 16, 1), Ok(table(16, 1, 4, 1)));
-        assert_eq!(arena.publish(3, 8, 1), Err(NO_MOVES));
+        assert_eq!(arena.publish(ServiceIndex(1), 8, 1), Ok(table(0, 1, 3, 1)));
+        assert_eq!(arena.publish(ServiceIndex(2), 16, 1), Ok(table(16, 1, 4, 1)));
+        assert_eq!(arena.publish(ServiceIndex(3), 8, 1), Err(NO_MOVES));
         wait(&mut arena);
-        assert_eq!(arena.publish(3, 8, 1), Ok(table(8, 1, 3, 1)));
+        assert_eq!(arena.publish(ServiceIndex(3), 8, 1), Ok(table(8, 1, 3, 1)));
     }
 
     #[test]
     fn a_wait_that_fails_frees_nothing_and_the_next_one_all() {
         let mut arena = arena(16);
-        arena.publish(0, 8, 1).unwrap();
-        arena.publish(0, 8, 1).unwrap();
+        arena.publish(ServiceIndex(0), 8, 1).unwrap();
+        arena.publish(ServiceIndex(0), 8, 1).unwrap();
         arena.before_wait();
         // It fails.
         assert!(arena.is_waiting());
-        assert_eq!(arena.publish(1, 8, 1), Err(NO_MOVES));
-        arena.retire(0);
+        assert_eq!(arena.publish(ServiceIndex(1), 8, 1), Err(NO_MOVES));
+        arena.retire(ServiceIndex(0));
         wait(&mut arena);
         assert!(!arena.is_waiting());
-        assert_eq!(arena.publish(1, 16, 1), Ok(table(0, 1, 4, 1)));
+        assert_eq!(arena.publish(ServiceIndex(1), 16, 1), Ok(table(0, 1, 4, 1)));
     }
 
     #[test]
     fn an_index_that_gets_another_service_keeps_the_table_before_for_its_readers() {
         let mut arena = arena(32);
-        arena.publish(7, 8, 1).unwrap();
-        arena.retire(7);
+        arena.publish(ServiceIndex(7), 8, 1).unwrap();
+        arena.retire(ServiceIndex(7));
         // A step that failed after it is repeated.
-        arena.retire(7);
-        assert_eq!(arena.table(7), table(0, 0, 0, NO_MEMBERS));
-        assert_eq!(arena.publish(7, 8, 1), Ok(table(8, 1, 3, 2)));
+        arena.retire(ServiceIndex(7));
+        assert_eq!(arena.table(ServiceIndex(7)), table(0, 0, 0, NO_MEMBERS));
+        assert_eq!(arena.publish(ServiceIndex(7), 8, 1), Ok(table(8, 1, 3, 2)));
     }
 
     #[test]
     fn a_table_that_moves_stays_the_same_table() {
-        let tables = [(3, table(0, 7, 2, 2)), (4, table(16, 9, 2, 1))];
+        let tables = [(ServiceIndex(3), table(0, 7, 2, 2)), (ServiceIndex(4), table(16, 9, 2, 1))];
         let mut arena = Arena::adopt(32, tables).unwrap();
         let moved = table(20, 7, 2, 2);
-        let moves = vec![Move { service: 3, from: table(0, 7, 2, 2), to: moved }];
-        assert_eq!(arena.publish(5, 16, 1), Err(NoRoom { moves }));
-        assert_eq!(arena.table(3), moved);
+        let moves = vec![Move { service: ServiceIndex(3), from: table(0, 7, 2, 2), to: moved }];
+        assert_eq!(arena.publish(ServiceIndex(5), 16, 1), Err(NoRoom { moves }));
+        assert_eq!(arena.table(ServiceIndex(3)), moved);
         // Nothing more is moved before readers of the old region are gone.
-        assert_eq!(arena.publish(5, 16, 1), Err(NO_MOVES));
+        assert_eq!(arena.publish(ServiceIndex(5), 16, 1), Err(NO_MOVES));
         wait(&mut arena);
-        assert_eq!(arena.publish(5, 16, 1), Ok(table(0, 1, 4, 1)));
+        assert_eq!(arena.publish(ServiceIndex(5), 16, 1), Ok(table(0, 1, 4, 1)));
         // Its half moved on with it: the other one is free.
-        assert_eq!(arena.publish(3, 4, 1), Ok(table(24, 8, 2, 1)));
+        assert_eq!(arena.publish(ServiceIndex(3), 4, 1), Ok(table(24, 8, 2, 1)));
     }
 
     /// No region of 32 entries is free, and a table of 8 stands in each; no region of 8 is free either, so none of these
@@ -326,10 +332,11 @@ mod tests {
     fn one_compaction_is_not_always_enough() {
         let windows = (0..16).map(|window| window * 32);
         let bases = windows.flat_map(|base| [(base, 3), (base + 8, 1), (base + 16, 1), (base + 24, 1)]);
-        let tables = (0..).zip(bases).map(|(service, (base, log2))| (service, table(base, 1, log2, 1)));
+        let tables =
+            (0..).zip(bases).map(|(service, (base, log2))| (ServiceIndex(service), table(base, 1, log2, 1)));
         let mut arena = Arena::adopt(512, tables).unwrap();
         let mut compactions = 0;
-        while let Err(NoRoom { moves }) = arena.publish(100, 32, 1) {
+        while let Err(NoRoom { moves }) = arena.publish(ServiceIndex(100), 32, 1) {
             assert!(!moves.is_empty());
             compactions += 1;
             wait(&mut arena);
@@ -339,13 +346,15 @@ mod tests {
 
     #[test]
     fn tables_that_contradict_each_other_are_not_adopted() {
-        let adopt = |tables: &[(u16, TableRef)]| Arena::adopt(64, tables.iter().copied()).err();
+        let adopt = |tables: &[(u16, TableRef)]| {
+            Arena::adopt(64, tables.iter().map(|(index, table)| (ServiceIndex(*index), *table))).err()
+        };
         assert_eq!(adopt(&[(1, table(0, 1, 3, 1)), (2, table(8, 1, 3, 1)), (3, NO_TABLE)]), None);
-        let overlap = AdoptError::Overlap(2, 1);
+        let overlap = AdoptError::Overlap(ServiceIndex(2), ServiceIndex(1));
         assert_eq!(adopt(&[(1, table(8, 1, 2, 1)), (2, table(0, 1, 4, 1))]), Some(overlap));
         for past in [table(64, 1, 1, 0), table(32, 1, 6, 0), table(u32::MAX - 1, 1, 1, 0), table(0, 1, 77, 0)]
         {
-            assert_eq!(adopt(&[(9, past)]), Some(AdoptError::Outside(9)), "{past:?}");
+            assert_eq!(adopt(&[(9, past)]), Some(AdoptError::Outside(ServiceIndex(9))), "{past:?}");
         }
     }
 }

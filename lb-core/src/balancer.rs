@@ -8,18 +8,19 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
 
-use lb_common::abi::{BackendState, MAX_SERVICES, NO_SLOT};
+use lb_common::abi::{BackendState, MAX_SERVICES};
 use thiserror::Error;
 
 use crate::availability::{Availability, Cause};
 use crate::endpoint::EndpointList;
+use crate::ids::{BackendRef, ServiceIndex, Slot};
 use crate::limits::Limits;
 use crate::membership::{self, Membership};
 use crate::plan::{BackendPlan, Plan, ServicePlan};
 use crate::rules;
 use crate::schedule;
 use crate::service::Service;
-use crate::slots::{Identity, Slot, Slots, SlotsExhausted};
+use crate::slots::{Identity, Slots, SlotsExhausted};
 
 /// A fact.
 #[derive(Clone, Debug, PartialEq)]
@@ -28,7 +29,7 @@ pub enum Fact {
     /// [`Membership::of`] gives for the service, the task and the list.
     Endpoints(usize, Arc<EndpointList>, Arc<Membership>),
     /// Nothing in the kernel refers to these slots any more: no table, no fallback, no flow.
-    Idle(Vec<u32>),
+    Idle(Vec<Slot>),
 }
 
 /// Why a list cannot be used. The list before it stays in force.
@@ -56,7 +57,7 @@ pub enum Refused {
 #[derive(Clone, Debug)]
 struct ServiceState {
     service: Service,
-    index: u16,
+    index: ServiceIndex,
     /// `None` until a source has delivered.
     list: Option<ListInUse>,
 }
@@ -66,8 +67,8 @@ struct ServiceState {
 struct ListInUse {
     endpoints: Arc<EndpointList>,
     membership: Arc<Membership>,
-    schedule: Arc<[u16]>,
-    fallback: u32,
+    schedule: Arc<[Slot]>,
+    fallback: Option<Slot>,
 }
 
 /// What the list in use, or else the kernel, says of a backend.
@@ -98,11 +99,11 @@ impl<T: Copy + Ord> Balancer<T> {
     /// If there are more services than indexes.
     pub fn new(services: Vec<Service>, limits: Limits, adopted: Plan, now: T) -> Result<Self, Refused> {
         let mut slots = Slots::new(limits.slots);
-        for (&number, backend) in &adopted.backends {
+        for (&slot, backend) in &adopted.backends {
             let identity = Identity { service: backend.service, address: backend.address };
-            slots.adopt(identity, Slot { number, generation: backend.generation });
+            slots.adopt(identity, BackendRef { slot, generation: backend.generation });
         }
-        let mut taken: BTreeSet<u16> = adopted.services.keys().copied().collect();
+        let mut taken: BTreeSet<ServiceIndex> = adopted.services.keys().copied().collect();
         let mut states = Vec::with_capacity(services.len());
         for service in services {
             let index = match index_of(&adopted, &service) {
@@ -119,18 +120,19 @@ impl<T: Copy + Ord> Balancer<T> {
         Ok(balancer)
     }
 
-    /// Goes on with the generations of slots that are free now, as (slot, next generation): what an earlier balancer has
-    /// given to a slot must not be given to it again.
-    pub fn set_generations(&mut self, next: impl IntoIterator<Item = (u32, u32)>) {
-        for (slot, generation) in next {
+    /// Goes on with the generations of slots that are free now, given for the next backend of each: what an earlier
+    /// balancer has given to a slot must not be given to it again.
+    pub fn set_generations(&mut self, next: impl IntoIterator<Item = BackendRef>) {
+        for BackendRef { slot, generation } in next {
             self.slots.set_generation(slot, generation);
         }
     }
 
     /// A removed service keeps its index for its flows; without a slot it has none.
     fn drop_empty_services(&mut self) {
-        let in_use: BTreeSet<u16> = self.slots.iter().map(|(identity, _)| identity.service).collect();
-        let configured: BTreeSet<u16> = self.services.iter().map(|state| state.index).collect();
+        let in_use: BTreeSet<ServiceIndex> =
+            self.slots.iter().map(|(identity, _)| identity.service).collect();
+        let configured: BTreeSet<ServiceIndex> = self.services.iter().map(|state| state.index).collect();
         self.adopted.services.retain(|index, _| in_use.contains(index) || configured.contains(index));
     }
 
@@ -169,9 +171,8 @@ impl<T: Copy + Ord> Balancer<T> {
         let mut slots = self.slots.clone();
         let mut members = Vec::with_capacity(membership.members.len());
         for member in &membership.members {
-            members.push(
-                slots.hold(Identity { service: state.index, address: member.endpoint.address })?.number,
-            );
+            let identity = Identity { service: state.index, address: member.endpoint.address };
+            members.push(slots.hold(identity)?.slot);
         }
         self.slots = slots;
         let weights: Vec<u64> = membership.members.iter().map(|member| member.weight).collect();
@@ -200,34 +201,34 @@ impl<T: Copy + Ord> Balancer<T> {
         if wanted > u64::from(allowed) { Err(Refused::Schedule { wanted, allowed }) } else { Ok(()) }
     }
 
-    fn forget(&mut self, numbers: &[u32]) -> bool {
-        let numbers: BTreeSet<u32> = numbers.iter().copied().collect();
+    fn forget(&mut self, slots: &[Slot]) -> bool {
+        let slots: BTreeSet<Slot> = slots.iter().copied().collect();
         let members = self.members(&self.services);
-        let idle: Vec<(Identity, Slot)> = self
+        let idle: Vec<(Identity, BackendRef)> = self
             .slots
             .iter()
-            .filter(|(identity, slot)| numbers.contains(&slot.number) && !members.contains(identity))
+            .filter(|(identity, backend)| slots.contains(&backend.slot) && !members.contains(identity))
             .collect();
-        for (identity, slot) in &idle {
+        for (identity, backend) in &idle {
             self.slots.free(*identity);
             self.availability.remove(identity);
-            self.adopted.backends.remove(&slot.number);
+            self.adopted.backends.remove(&backend.slot);
         }
         self.drop_empty_services();
         !idle.is_empty()
     }
 
-    fn is_configured(&self, index: u16) -> bool {
+    fn is_configured(&self, index: ServiceIndex) -> bool {
         self.services.iter().any(|state| state.index == index)
     }
 
     /// Slots that the plan keeps only because something may still refer to them.
-    pub fn unneeded(&self) -> Vec<u32> {
+    pub fn unneeded(&self) -> Vec<Slot> {
         let members = self.members(&self.services);
         self.slots
             .iter()
             .filter(|(identity, _)| !members.contains(identity))
-            .map(|(_, slot)| slot.number)
+            .map(|(_, backend)| backend.slot)
             .collect()
     }
 
@@ -245,10 +246,9 @@ impl<T: Copy + Ord> Balancer<T> {
                         .map(|member| Identity { service: state.index, address: member.endpoint.address }),
                 ),
                 (None, Some(adopted)) => {
-                    let mut named: BTreeSet<u32> =
-                        adopted.schedule.iter().map(|slot| u32::from(*slot)).collect();
-                    named.insert(adopted.fallback);
-                    let backends = self.slots.iter().filter(|(_, slot)| named.contains(&slot.number));
+                    let named: BTreeSet<Slot> =
+                        adopted.schedule.iter().copied().chain(adopted.fallback).collect();
+                    let backends = self.slots.iter().filter(|(_, backend)| named.contains(&backend.slot));
                     members.extend(backends.map(|(identity, _)| identity));
                 }
                 (None, None) => {}
@@ -267,7 +267,7 @@ impl<T: Copy + Ord> Balancer<T> {
     fn usable(&self, members: &BTreeSet<Identity>, now: T) -> BTreeSet<Identity> {
         let available = |identity: &Identity| self.availability[identity].at(now);
         let is_available = |identity: &&Identity| available(identity) == Availability::Available;
-        let served: BTreeSet<u16> =
+        let served: BTreeSet<ServiceIndex> =
             members.iter().filter(is_available).map(|identity| identity.service).collect();
         let is_usable = |identity: &&Identity| match available(identity) {
             Availability::Available => true,
@@ -287,9 +287,9 @@ impl<T: Copy + Ord> Balancer<T> {
         };
         let (members, listed) = (self.members(services), listed(services));
         let mut noted = Vec::new();
-        for (identity, slot) in self.slots.iter() {
+        for (identity, at) in self.slots.iter() {
             if index.is_none_or(|index| index == identity.service) {
-                let cause = cause(self.report(identity, slot, &listed), members.contains(&identity));
+                let cause = cause(self.report(identity, at, &listed), members.contains(&identity));
                 let before = self.availability.get(&identity).copied();
                 noted.push((identity, Availability::next(before, cause, now)));
             }
@@ -302,12 +302,8 @@ impl<T: Copy + Ord> Balancer<T> {
         let mut plan = Plan::default();
         for (&index, adopted) in &self.adopted.services {
             if !self.is_configured(index) {
-                let closed = ServicePlan {
-                    open: false,
-                    fallback: NO_SLOT,
-                    schedule: Arc::from([]),
-                    ..adopted.clone()
-                };
+                let closed =
+                    ServicePlan { open: false, fallback: None, schedule: Arc::from([]), ..adopted.clone() };
                 plan.services.insert(index, closed);
             }
         }
@@ -316,19 +312,19 @@ impl<T: Copy + Ord> Balancer<T> {
         }
         let (members, listed) = (self.members(&self.services), listed(&self.services));
         let usable = self.usable(&members, now);
-        for (identity, slot) in self.slots.iter() {
-            let report = self.report(identity, slot, &listed);
+        for (identity, at) in self.slots.iter() {
+            let report = self.report(identity, at, &listed);
             // A healthy endpoint that the subset passed over is on its way out like one that the source dropped.
             let is_leaving = report.state == BackendState::Healthy && !members.contains(&identity);
             let backend = BackendPlan {
                 service: identity.service,
                 address: identity.address,
-                generation: slot.generation,
+                generation: at.generation,
                 weight: report.weight,
                 state: if is_leaving { BackendState::Leaving } else { report.state },
                 usable: usable.contains(&identity),
             };
-            plan.backends.insert(slot.number, backend);
+            plan.backends.insert(at.slot, backend);
         }
         plan
     }
@@ -338,7 +334,7 @@ impl<T: Copy + Ord> Balancer<T> {
         let (fallback, schedule) = match (&state.list, self.adopted.services.get(&state.index)) {
             (Some(in_use), _) => (in_use.fallback, Arc::clone(&in_use.schedule)),
             (None, Some(adopted)) => (adopted.fallback, Arc::clone(&adopted.schedule)),
-            (None, None) => (NO_SLOT, Arc::from([])),
+            (None, None) => (None, Arc::from([])),
         };
         ServicePlan {
             name: service.name.clone(),
@@ -352,8 +348,8 @@ impl<T: Copy + Ord> Balancer<T> {
         }
     }
 
-    fn report(&self, identity: Identity, slot: Slot, listed: &BTreeMap<Identity, Report>) -> Report {
-        let adopted = self.adopted.backends.get(&slot.number).filter(|a| a.generation == slot.generation);
+    fn report(&self, identity: Identity, at: BackendRef, listed: &BTreeMap<Identity, Report>) -> Report {
+        let adopted = self.adopted.backends.get(&at.slot).filter(|a| a.generation == at.generation);
         match (listed.get(&identity), adopted) {
             (Some(report), _) => *report,
             (None, Some(BackendPlan { weight, state, .. })) => {
@@ -366,7 +362,7 @@ impl<T: Copy + Ord> Balancer<T> {
     /// Per service, in the order of the configuration: its index, and the list and membership in use.
     pub fn services(
         &self,
-    ) -> impl Iterator<Item = (&Service, u16, Option<(&EndpointList, &Membership)>)> + '_ {
+    ) -> impl Iterator<Item = (&Service, ServiceIndex, Option<(&EndpointList, &Membership)>)> + '_ {
         self.services.iter().map(|state| {
             let in_use = state.list.as_ref().map(|in_use| (&*in_use.endpoints, &*in_use.membership));
             (&state.service, state.index, in_use)
@@ -413,25 +409,24 @@ fn cause(report: Report, is_member: bool) -> Option<Cause> {
     }
 }
 
-fn index_of(adopted: &Plan, service: &Service) -> Option<u16> {
+fn index_of(adopted: &Plan, service: &Service) -> Option<ServiceIndex> {
     let same = |plan: &ServicePlan| {
         plan.name == service.name && plan.address == service.address && plan.protocol == service.protocol
     };
     adopted.services.iter().find(|(_, plan)| same(plan)).map(|(index, _)| *index)
 }
 
-fn free_index(taken: &BTreeSet<u16>) -> Option<u16> {
-    (0..u16::try_from(MAX_SERVICES).unwrap_or(u16::MAX)).find(|index| !taken.contains(index))
+fn free_index(taken: &BTreeSet<ServiceIndex>) -> Option<ServiceIndex> {
+    ServiceIndex::all().find(|index| !taken.contains(index))
 }
 
 /// The member with the largest weight; of several, the one in the lowest slot.
-fn fallback(weights: &[u64], slots: &[u32]) -> u32 {
+fn fallback(weights: &[u64], slots: &[Slot]) -> Option<Slot> {
     let best = weights.iter().zip(slots).min_by_key(|(weight, slot)| (std::cmp::Reverse(**weight), **slot));
-    best.map_or(NO_SLOT, |(_, slot)| *slot)
+    best.map(|(_, slot)| *slot)
 }
 
-fn table(weights: &[u64], slots: &[u32], length: u32) -> Arc<[u16]> {
+fn table(weights: &[u64], slots: &[Slot], length: u32) -> Arc<[Slot]> {
     let counts = schedule::apportion(weights, length);
-    let slot = |member: u32| u16::try_from(slots[member as usize]).expect("a slot is below MAX_SLOTS");
-    schedule::interleave(&counts).into_iter().map(slot).collect()
+    schedule::interleave(&counts).into_iter().map(|member| slots[member as usize]).collect()
 }

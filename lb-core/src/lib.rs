@@ -2,7 +2,7 @@
 //!
 //! In reading order: what the operator asked for ([`service`]) and what sources report ([`endpoint`]); which endpoints
 //! this client task uses ([`subset`], [`membership`]) and how much it sends to each ([`weights`]); where they live in the
-//! kernel ([`slots`]); whether they may be chosen ([`availability`]); in which order connect takes them ([`schedule`]) and
+//! kernel ([`ids`], [`slots`]); whether they may be chosen ([`availability`]); in which order connect takes them ([`schedule`]) and
 //! by which rules ([`rules`]); all of it as one value and the ordered steps towards it ([`plan`]), and where each table lies
 //! ([`arena`]); the one door through which facts come in ([`balancer`]); and how the daemon's lists come into force
 //! ([`feed`]).
@@ -11,6 +11,8 @@
 pub mod service;
 
 pub mod limits;
+
+pub mod ids;
 
 pub mod endpoint;
 

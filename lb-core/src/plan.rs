@@ -8,17 +8,18 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use lb_common::abi::{BackendState, NO_SLOT, Rules};
+use lb_common::abi::{BackendState, MAX_SLOTS, Rules};
 
+use crate::ids::{Generation, ServiceIndex, Slot};
 use crate::service::Protocol;
 
 /// What the kernel shall hold for one client task.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
     /// By index in the kernel's arrays.
-    pub services: BTreeMap<u16, ServicePlan>,
+    pub services: BTreeMap<ServiceIndex, ServicePlan>,
     /// By slot.
-    pub backends: BTreeMap<u32, BackendPlan>,
+    pub backends: BTreeMap<Slot, BackendPlan>,
 }
 
 /// What the kernel shall hold for one service.
@@ -37,21 +38,21 @@ pub struct ServicePlan {
     pub errno: u16,
     /// How a backend is picked, and what bounds that.
     pub rules: Rules,
-    /// The slot that is taken when every pick is unusable; [`NO_SLOT`] refuses the connect.
-    pub fallback: u32,
+    /// The slot that is taken when every pick is unusable; without one the connect is refused.
+    pub fallback: Option<Slot>,
     /// Slots in the order in which connect takes them; a power of two of them, or none.
-    pub schedule: Arc<[u16]>,
+    pub schedule: Arc<[Slot]>,
 }
 
 /// What the kernel shall hold for one backend.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BackendPlan {
     /// The index of the service that owns it.
-    pub service: u16,
+    pub service: ServiceIndex,
     /// Where it listens.
     pub address: SocketAddr,
     /// The generation of its slot.
-    pub generation: u32,
+    pub generation: Generation,
     /// Its capacity.
     pub weight: u16,
     /// What is known of it.
@@ -60,33 +61,42 @@ pub struct BackendPlan {
     pub usable: bool,
 }
 
+/// How many entries of a schedule each slot in it has.
+pub fn entries_by_slot(schedule: &[Slot]) -> BTreeMap<Slot, u32> {
+    let mut entries = BTreeMap::new();
+    for slot in schedule {
+        *entries.entry(*slot).or_insert(0) += 1;
+    }
+    entries
+}
+
 /// One ordered change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
     /// Stop balancing connects to the service's address, unless another service has taken it over; its flows stay.
-    Close(u16),
+    Close(ServiceIndex),
     /// Write a service that is not open.
-    WriteService(u16, ServicePlan),
+    WriteService(ServiceIndex, ServicePlan),
     /// Fill a slot that nothing refers to.
-    WriteBackend(u32, BackendPlan),
+    WriteBackend(Slot, BackendPlan),
     /// Store the errno of refused connects.
-    SetErrno(u16, u16),
+    SetErrno(ServiceIndex, u16),
     /// Store the rules, by which the next connect picks; flows that there are stay where they are.
-    SetRules(u16, Rules),
-    /// Store the fallback word.
-    SetFallback(u16, u32),
+    SetRules(ServiceIndex, Rules),
+    /// Store the fallback.
+    SetFallback(ServiceIndex, Option<Slot>),
     /// Store a backend's state word: usable, and why or why not.
-    SetState(u32, bool, BackendState),
+    SetState(Slot, bool, BackendState),
     /// Store the weight that readers of the maps are shown.
-    SetWeight(u32, u16),
+    SetWeight(Slot, u16),
     /// Write a whole new table beside the current one and switch to it.
-    Publish(u16, Arc<[u16]>),
+    Publish(ServiceIndex, Arc<[Slot]>),
     /// Start balancing connects to the service's address.
-    Open(u16),
+    Open(ServiceIndex),
     /// Clear a slot that nothing refers to any more.
-    FreeBackend(u32),
+    FreeBackend(Slot),
     /// Clear a closed service that nothing refers to any more.
-    FreeService(u16),
+    FreeService(ServiceIndex),
 }
 
 impl Plan {
@@ -96,20 +106,20 @@ impl Plan {
     /// If a schedule or a fallback names a slot that is not one of its service's, or a schedule's length is no power
     /// of two.
     pub fn assert_consistent(&self) {
-        let mut owners = vec![None; NO_SLOT as usize + 1];
+        // By slot, for schedules may have as many entries as the map: a look-up in a tree for each would be felt.
+        let mut owners = vec![None; MAX_SLOTS as usize];
         for (slot, backend) in &self.backends {
-            owners[*slot as usize] = Some(backend.service);
+            owners[slot.index()] = Some(backend.service);
         }
         for (index, service) in &self.services {
             let len = service.schedule.len();
             assert!(len == 0 || len.is_power_of_two(), "service {index}: schedule of {len} entries");
             for slot in service.schedule.iter() {
-                let owner = owners[usize::from(*slot)];
-                assert!(owner == Some(*index), "service {index}: schedule names slot {slot}");
+                assert!(owners[slot.index()] == Some(*index), "service {index}: schedule names slot {slot}");
             }
-            let fallback = service.fallback;
-            let right = fallback == NO_SLOT || owners[fallback as usize] == Some(*index);
-            assert!(right, "service {index}: fallback names slot {fallback}");
+            if let Some(slot) = service.fallback {
+                assert!(owners[slot.index()] == Some(*index), "service {index}: fallback names slot {slot}");
+            }
         }
     }
 
@@ -143,11 +153,11 @@ impl Plan {
         }
     }
 
-    fn service(&mut self, index: u16) -> &mut ServicePlan {
+    fn service(&mut self, index: ServiceIndex) -> &mut ServicePlan {
         self.services.get_mut(&index).expect("a step is for a service that was written")
     }
 
-    fn backend(&mut self, slot: u32) -> &mut BackendPlan {
+    fn backend(&mut self, slot: Slot) -> &mut BackendPlan {
         self.backends.get_mut(&slot).expect("a step is for a backend that was written")
     }
 }
@@ -173,12 +183,12 @@ pub fn diff(old: &Plan, new: &Plan) -> Vec<Step> {
         old.backends.keys().filter(|slot| !new.backends.contains_key(slot)).map(|&s| Step::FreeBackend(s)),
     );
     write(old, new, &mut steps);
-    let was_open = |index: u16| old.services.get(&index).is_some_and(|before| before.open);
+    let was_open = |index: ServiceIndex| old.services.get(&index).is_some_and(|before| before.open);
     for (&index, _) in new.services.iter().filter(|(index, service)| service.open && !was_open(**index)) {
         update(old, new, index, &mut steps);
         steps.push(Step::Open(index));
     }
-    let stays_open = |index: u16| new.services.get(&index).is_some_and(|service| service.open);
+    let stays_open = |index: ServiceIndex| new.services.get(&index).is_some_and(|service| service.open);
     steps.extend(old.services.keys().filter(|i| was_open(**i) && !stays_open(**i)).map(|&i| Step::Close(i)));
     for &index in new.services.keys().filter(|index| was_open(**index) || !stays_open(**index)) {
         update(old, new, index, &mut steps);
@@ -212,7 +222,7 @@ fn same_service(a: &ServicePlan, b: &ServicePlan) -> bool {
 }
 
 /// What changes of one service and its backends, apart from whether it is open.
-fn update(old: &Plan, new: &Plan, index: u16, steps: &mut Vec<Step>) {
+fn update(old: &Plan, new: &Plan, index: ServiceIndex, steps: &mut Vec<Step>) {
     let service = &new.services[&index];
     let before = old.services.get(&index).filter(|before| same_service(before, service));
     // A service that is written in this change gets its errno, its rules and its fallback with that.
@@ -236,7 +246,7 @@ fn update(old: &Plan, new: &Plan, index: u16, steps: &mut Vec<Step>) {
     }
 }
 
-fn set_states(old: &Plan, new: &Plan, index: u16, steps: &mut Vec<Step>) {
+fn set_states(old: &Plan, new: &Plan, index: ServiceIndex, steps: &mut Vec<Step>) {
     let mut unusable = Vec::new();
     for (&slot, backend) in new.backends.iter().filter(|(_, backend)| backend.service == index) {
         let Some(before) = old.backends.get(&slot).filter(|b| b.generation == backend.generation) else {

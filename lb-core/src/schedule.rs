@@ -16,18 +16,18 @@ pub fn length_log2(backends: u32) -> u8 {
     (MIN_SCHEDULE_LOG2..MAX_SCHEDULE_LOG2).find(|&log2| 1_u64 << log2 >= wanted).unwrap_or(MAX_SCHEDULE_LOG2)
 }
 
-/// How many of `slots` entries each weight gets: proportional, by largest remainder, and at least one for every
+/// How many of `entries` entries each weight gets: proportional, by largest remainder, and at least one for every
 /// positive weight.
 ///
-/// A weight of 0 gets none. The counts sum to `slots`, or to 0 if no weight is positive. A weight whose fair share is
+/// A weight of 0 gets none. The counts sum to `entries`, or to 0 if no weight is positive. A weight whose fair share is
 /// below one entry gets exactly one, and the others share the rest; ties go to the lower position. Panics if there are
-/// more positive weights than slots, which the limits of a service and the length of its table rule out.
-pub fn apportion(weights: &[u64], slots: u32) -> Vec<u32> {
+/// more positive weights than entries, which the limits of a service and the length of its table rule out.
+pub fn apportion(weights: &[u64], entries: u32) -> Vec<u32> {
     let mut counts = vec![0; weights.len()];
     let mut rising: Vec<usize> = (0..weights.len()).filter(|&i| weights[i] > 0).collect();
     assert!(
-        rising.len() <= slots as usize,
-        "{} positive weights do not fit in {slots} entries",
+        rising.len() <= entries as usize,
+        "{} positive weights do not fit in {entries} entries",
         rising.len()
     );
     if rising.is_empty() {
@@ -35,41 +35,41 @@ pub fn apportion(weights: &[u64], slots: u32) -> Vec<u32> {
     }
     rising.sort_by_key(|&i| weights[i]);
 
-    // 128 bits hold the sum of any weights in memory and the product of any weight and the slots.
+    // 128 bits hold the sum of any weights in memory and the product of any weight and the entries.
     let mut weights_left: u128 = rising.iter().map(|&i| u128::from(weights[i])).sum();
-    let mut slots_left = u128::from(slots);
+    let mut entries_left = u128::from(entries);
     let mut small = 0;
     // A weight that takes a whole entry for less leaves fewer entries per weight to the others. So one pass from the
     // lightest up finds all whose share is or comes below one. It ends before the heaviest: there are always at least
     // as many entries left as weights.
     for &i in &rising {
         let weight = u128::from(weights[i]);
-        if weight * slots_left >= weights_left {
+        if weight * entries_left >= weights_left {
             break;
         }
         counts[i] = 1;
         weights_left -= weight;
-        slots_left -= 1;
+        entries_left -= 1;
         small += 1;
     }
-    share(weights, &rising[small..], weights_left, slots_left, &mut counts);
+    share(weights, &rising[small..], weights_left, entries_left, &mut counts);
     counts
 }
 
-/// Divides `slots` among the weights at `members`, which sum to `sum`, by largest remainder.
-fn share(weights: &[u64], members: &[usize], sum: u128, slots: u128, counts: &mut [u32]) {
+/// Divides `entries` among the weights at `members`, which sum to `sum`, by largest remainder.
+fn share(weights: &[u64], members: &[usize], sum: u128, entries: u128, counts: &mut [u32]) {
     let mut remainders = Vec::with_capacity(members.len());
-    let mut slots_left = slots;
+    let mut entries_left = entries;
     for &i in members {
-        let product = u128::from(weights[i]) * slots;
+        let product = u128::from(weights[i]) * entries;
         let whole = product / sum;
-        counts[i] = u32::try_from(whole).expect("a part of the slots, whose number is a u32");
-        slots_left -= whole;
+        counts[i] = u32::try_from(whole).expect("a part of the entries, whose number is a u32");
+        entries_left -= whole;
         remainders.push((product % sum, i));
     }
     remainders.sort_unstable_by(|(a, i), (b, j)| b.cmp(a).then(i.cmp(j)));
     let rounded_up =
-        usize::try_from(slots_left).expect("fewer than members, since each remainder is below one");
+        usize::try_from(entries_left).expect("fewer than members, since each remainder is below one");
     for &(_, i) in &remainders[..rounded_up] {
         counts[i] += 1;
     }
@@ -136,12 +136,12 @@ mod tests {
     }
 
     #[test]
-    fn as_many_weights_as_slots_get_one_each() {
+    fn as_many_weights_as_entries_get_one_each() {
         assert_eq!(apportion(&[1, 1_000, u64::MAX], 3), [1, 1, 1]);
     }
 
     #[test]
-    fn more_weights_than_slots_are_refused() {
+    fn more_weights_than_entries_are_refused() {
         check_panics(|| apportion(&[1, 1, 1, 1], 3), "4 positive weights do not fit in 3 entries");
     }
 

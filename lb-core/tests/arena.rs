@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use lb_common::abi::{MAX_SUBSET, NO_MEMBERS, TableRef};
 use lb_core::arena::{Arena, NoRoom};
+use lb_core::ids::ServiceIndex;
 use proptest::prelude::*;
 
 const SERVICES: u16 = 12;
@@ -19,7 +20,7 @@ struct Kernel {
     members: BTreeMap<u32, u32>,
     publications: u32,
     /// The current tables, each with its publication.
-    current: BTreeMap<u16, (TableRef, u32)>,
+    current: BTreeMap<ServiceIndex, (TableRef, u32)>,
     /// Tables that were replaced since the last wait began, and those that it waits for.
     replaced: Vec<Readable>,
     waited_for: Option<Vec<Readable>>,
@@ -28,13 +29,13 @@ struct Kernel {
 /// A table that a program may be reading.
 #[derive(Clone, Copy, Debug)]
 struct Readable {
-    service: u16,
+    service: ServiceIndex,
     table: TableRef,
     publication: u32,
 }
 
 impl Kernel {
-    fn adopt(entries: u32, tables: &BTreeMap<u16, TableRef>) -> Self {
+    fn adopt(entries: u32, tables: &BTreeMap<ServiceIndex, TableRef>) -> Self {
         let arena = Arena::adopt(entries, tables.clone()).expect("tables that are apart");
         let mut kernel = Self {
             arena,
@@ -56,31 +57,31 @@ impl Kernel {
     }
 
     /// Whether a table of a service fits the limit together with the current tables of the others.
-    fn is_within_limit(&self, service: u16, length: u32) -> bool {
+    fn is_within_limit(&self, service: ServiceIndex, length: u32) -> bool {
         let others = self.current.iter().filter(|(other, _)| **other != service);
         let others: u32 = others.map(|(_, (table, _))| table.len()).sum();
         (others + length) as usize <= self.limit()
     }
 
     /// What the daemon does with a new table: entries and members first, the reference last.
-    fn write(&mut self, service: u16, table: TableRef) {
+    fn write(&mut self, service: ServiceIndex, table: TableRef) {
         self.publications += 1;
         let range = table.base as usize..(table.base + table.len()) as usize;
         self.entries[range].fill(self.publications);
-        if let Some(position) = table.members_of(service.into()) {
+        if let Some(position) = table.members_of(service.number()) {
             self.members.insert(position, self.publications);
         }
         self.switch(service, table, self.publications);
     }
 
-    fn switch(&mut self, service: u16, table: TableRef, publication: u32) {
+    fn switch(&mut self, service: ServiceIndex, table: TableRef, publication: u32) {
         if let Some((table, publication)) = self.current.insert(service, (table, publication)) {
             self.replaced.push(Readable { service, table, publication });
         }
     }
 
     /// Publishes a table, or carries out the moves that are to make room for it, and returns how many.
-    fn publish(&mut self, service: u16, length: u32, members: usize) -> Result<(), usize> {
+    fn publish(&mut self, service: ServiceIndex, length: u32, members: usize) -> Result<(), usize> {
         let before = self.arena.table(service);
         match self.arena.publish(service, length, members) {
             Ok(table) => {
@@ -113,7 +114,7 @@ impl Kernel {
     }
 
     /// Another service is written at the index.
-    fn overwrite(&mut self, service: u16) {
+    fn overwrite(&mut self, service: ServiceIndex) {
         self.arena.retire(service);
         if let Some((table, publication)) = self.current.remove(&service) {
             self.replaced.push(Readable { service, table, publication });
@@ -160,7 +161,7 @@ impl Kernel {
             let Readable { service, table, publication } = readable;
             let range = table.base as usize..(table.base + table.len()) as usize;
             assert!(self.entries[range].iter().all(|entry| *entry == publication), "entries of {readable:?}");
-            if let Some(position) = table.members_of(service.into()) {
+            if let Some(position) = table.members_of(service.number()) {
                 assert_eq!(self.members[&position], publication, "members of {readable:?}");
             }
         }
@@ -170,7 +171,7 @@ impl Kernel {
     }
 
     /// Publishes a table that fits the limit, with as many waits as it takes; returns how many compactions those were.
-    fn settle(&mut self, service: u16, length: u32, members: usize) -> u32 {
+    fn settle(&mut self, service: ServiceIndex, length: u32, members: usize) -> u32 {
         let lengths = self.current.values().map(|(table, _)| table.len()).filter(|length| *length != 0);
         let shortest = lengths.min().unwrap_or(length);
         let at_most = length.max(shortest).ilog2() - shortest.ilog2();
@@ -193,21 +194,25 @@ impl Kernel {
 
 #[derive(Clone, Copy, Debug)]
 enum Event {
-    Publish(u16, u8, usize),
-    Empty(u16),
-    Overwrite(u16),
+    Publish(ServiceIndex, u8, usize),
+    Empty(ServiceIndex),
+    Overwrite(ServiceIndex),
     BeginWait,
     EndWait,
     FailWait,
     Restart,
 }
 
+fn service() -> impl Strategy<Value = ServiceIndex> {
+    (0..SERVICES).prop_map(ServiceIndex)
+}
+
 fn event() -> impl Strategy<Value = Event> {
     let members = prop_oneof![4 => Just(FEW), 1 => Just(MAX_SUBSET as usize + 1)];
     prop_oneof![
-        12 => (0..SERVICES, 2..=7u8, members).prop_map(|(service, log2, members)| Event::Publish(service, log2, members)),
-        2 => (0..SERVICES).prop_map(Event::Empty),
-        1 => (0..SERVICES).prop_map(Event::Overwrite),
+        12 => (service(), 2..=7u8, members).prop_map(|(service, log2, members)| Event::Publish(service, log2, members)),
+        2 => service().prop_map(Event::Empty),
+        1 => service().prop_map(Event::Overwrite),
         3 => Just(Event::BeginWait),
         3 => Just(Event::EndWait),
         1 => Just(Event::FailWait),
@@ -216,16 +221,16 @@ fn event() -> impl Strategy<Value = Event> {
 }
 
 /// Tables that are apart, lie at multiples of their lengths, and come to at most so many entries together.
-fn consistent(entries: u32, at_most: u32, wishes: &[(u8, u32)]) -> BTreeMap<u16, TableRef> {
-    let mut tables: BTreeMap<u16, TableRef> = BTreeMap::new();
-    for ((log2, position), service) in wishes.iter().zip(0u16..) {
+fn consistent(entries: u32, at_most: u32, wishes: &[(u8, u32)]) -> BTreeMap<ServiceIndex, TableRef> {
+    let mut tables: BTreeMap<ServiceIndex, TableRef> = BTreeMap::new();
+    for ((log2, position), service) in wishes.iter().zip((0..).map(ServiceIndex)) {
         let length = 1u32 << log2;
         let base = position % (entries / length) * length;
         let is_apart = |table: &TableRef| base + length <= table.base || table.base + table.len() <= base;
         let sum: u32 = tables.values().map(|table| table.len()).sum();
         if sum + length <= at_most && tables.values().all(is_apart) {
             let members = u8::try_from(position % 3).expect("a half, or none");
-            let table = TableRef { base, generation: service, length_log2: *log2, members };
+            let table = TableRef { base, generation: service.0, length_log2: *log2, members };
             tables.insert(service, table);
         }
     }
@@ -262,7 +267,7 @@ proptest! {
     #[test]
     fn a_table_within_the_limit_is_published_whatever_happened_before(
         entries_log2 in 7u32..=11,
-        events in prop::collection::vec((0..SERVICES, 2..=9u8, any::<bool>()), 1..120),
+        events in prop::collection::vec((service(), 2..=9u8, any::<bool>()), 1..120),
     ) {
         let mut kernel = Kernel::adopt(1 << entries_log2, &BTreeMap::new());
         for (service, log2, is_in_need) in events {
@@ -287,12 +292,13 @@ proptest! {
         let length = entries >> part_log2 >> 1;
         let mut kernel = Kernel::adopt(entries, &consistent(entries, entries / 2 - length, &wishes));
         kernel.check();
-        let new = u16::try_from(wishes.len()).expect("a few hundred");
+        let new = ServiceIndex(u16::try_from(wishes.len()).expect("a few hundred"));
+        let first = ServiceIndex(0);
         kernel.settle(new, length, FEW);
         // In place of one of them, as long as it was and as long as it may be.
-        for length in [kernel.current.get(&0).map_or(2, |(table, _)| table.len().max(2)), length] {
-            if kernel.is_within_limit(0, length) {
-                kernel.settle(0, length, FEW);
+        for length in [kernel.current.get(&first).map_or(2, |(table, _)| table.len().max(2)), length] {
+            if kernel.is_within_limit(first, length) {
+                kernel.settle(first, length, FEW);
             }
         }
     }

@@ -4,13 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use lb_common::abi::{
-    BackendState, MAX_SCHEDULE_LOG2, MIN_SCHEDULE_LOG2, NO_SLOT, RecentErrors, StateWord, TableRef,
-};
+use lb_common::abi::{BackendState, MAX_SCHEDULE_LOG2, MIN_SCHEDULE_LOG2, RecentErrors, StateWord, TableRef};
 use lb_common::pick::{How, Pick, Tables, choose};
 use lb_core::availability::{Availability, Cause};
 use lb_core::balancer::{self, Fact};
 use lb_core::endpoint::{Endpoint, EndpointList, EndpointState};
+use lb_core::ids::{ServiceIndex, Slot};
 use lb_core::limits::Limits;
 use lb_core::membership::Membership;
 use lb_core::plan::{Plan, Step, diff};
@@ -49,7 +48,7 @@ fn list(service: u8, members: &BTreeMap<u8, u8>) -> EndpointList {
 /// A service's tables as connect sees them.
 struct View<'a> {
     plan: &'a Plan,
-    index: u16,
+    index: ServiceIndex,
 }
 
 impl Tables for View<'_> {
@@ -58,7 +57,7 @@ impl Tables for View<'_> {
     type Position = usize;
 
     fn entry(&self, entry: u32) -> Option<u32> {
-        self.plan.services[&self.index].schedule.get(entry as usize).map(|slot| u32::from(*slot))
+        self.plan.services[&self.index].schedule.get(entry as usize).map(|slot| slot.number())
     }
 
     fn backend(&self, slot: u32) -> Option<u32> {
@@ -66,7 +65,8 @@ impl Tables for View<'_> {
     }
 
     fn state(&self, slot: u32) -> StateWord {
-        let usable = self.plan.backends.get(&slot).is_some_and(|backend| backend.usable);
+        let backend = Slot::new(slot).and_then(|slot| self.plan.backends.get(&slot));
+        let usable = backend.is_some_and(|backend| backend.usable);
         StateWord::new(usable, BackendState::Healthy)
     }
 
@@ -96,18 +96,23 @@ impl Tables for View<'_> {
     }
 
     fn fallback(&self) -> u32 {
-        self.plan.services[&self.index].fallback
+        Slot::number_or_none(self.plan.services[&self.index].fallback)
     }
 }
 
 impl View<'_> {
     fn listed(&self) -> BTreeSet<u32> {
-        self.plan.services[&self.index].schedule.iter().map(|slot| u32::from(*slot)).collect()
+        self.plan.services[&self.index].schedule.iter().map(|slot| slot.number()).collect()
     }
 }
 
 /// Where a connect to `address` goes at this moment: `None` if it is not balanced.
-fn connect(plan: &Plan, keys: &BTreeMap<SocketAddr, u16>, address: SocketAddr, sample: u32) -> Option<Pick> {
+fn connect(
+    plan: &Plan,
+    keys: &BTreeMap<SocketAddr, ServiceIndex>,
+    address: SocketAddr,
+    sample: u32,
+) -> Option<Pick> {
     let &index = keys.get(&address)?;
     let len = plan.services[&index].schedule.len();
     let length_log2 = if len == 0 { 0 } else { u8::try_from(len.ilog2()).expect("it fits") };
@@ -117,7 +122,7 @@ fn connect(plan: &Plan, keys: &BTreeMap<SocketAddr, u16>, address: SocketAddr, s
 }
 
 /// Carries a step out on the keys: which service index an address leads to.
-fn record_key(keys: &mut BTreeMap<SocketAddr, u16>, plan: &Plan, step: &Step) {
+fn record_key(keys: &mut BTreeMap<SocketAddr, ServiceIndex>, plan: &Plan, step: &Step) {
     match step {
         Step::Open(index) => {
             keys.insert(plan.services[index].address, *index);
@@ -133,7 +138,12 @@ fn record_key(keys: &mut BTreeMap<SocketAddr, u16>, plan: &Plan, step: &Step) {
 }
 
 /// Goes from `old` to `new` and checks every moment on the way.
-fn carry_out(old: &Plan, new: &Plan, keys: &mut BTreeMap<SocketAddr, u16>, always: &[SocketAddr]) -> Plan {
+fn carry_out(
+    old: &Plan,
+    new: &Plan,
+    keys: &mut BTreeMap<SocketAddr, ServiceIndex>,
+    always: &[SocketAddr],
+) -> Plan {
     let mut now = old.clone();
     for step in diff(old, new) {
         now.record(&step);
@@ -144,7 +154,7 @@ fn carry_out(old: &Plan, new: &Plan, keys: &mut BTreeMap<SocketAddr, u16>, alway
             for sample in [0, 1, 7, 500, 1023] {
                 let picked = connect(&now, keys, *address, sample);
                 let slot = match picked {
-                    Some(Pick { how: How::Picked | How::Fallback, slot }) => slot,
+                    Some(Pick { how: How::Picked | How::Fallback, slot }) => Slot::new(slot).expect("a slot"),
                     other => panic!("{address} after {step:?}: {other:?}"),
                 };
                 let backend = &now.backends[&slot];
@@ -199,12 +209,12 @@ proptest! {
             kernel = carry_out(&kernel, &balancer.plan(0), &mut keys, &addresses);
             balancer.handle(0, Fact::Idle(balancer.unneeded())).expect("it fits");
             kernel = carry_out(&kernel, &balancer.plan(0), &mut keys, &addresses);
-            let held: BTreeSet<u32> = kernel.backends.keys().copied().collect();
+            let taken: BTreeSet<Slot> = kernel.backends.keys().copied().collect();
             let wanted: usize = lists.iter().map(|list| {
                 let healthy = list.values().filter(|kind| **kind > 0).count();
                 if healthy > 0 { healthy } else { list.len() }
             }).sum();
-            prop_assert_eq!(held.len(), wanted, "idle slots are freed");
+            prop_assert_eq!(taken.len(), wanted, "idle slots are freed");
         }
     }
 }
@@ -263,7 +273,7 @@ fn a_closed_service_refuses_nobody_on_its_way_out() {
             other => panic!("after {step:?}: {other:?}"),
         }
     }
-    assert_eq!(now.services.values().filter(|service| service.fallback == NO_SLOT).count(), 1);
+    assert_eq!(now.services.values().filter(|service| service.fallback.is_none()).count(), 1);
 }
 
 #[test]
@@ -283,7 +293,7 @@ fn a_backend_that_may_not_be_chosen_says_why_and_since_when() {
         (60, BTreeMap::from([(2, 0)]), unavailable(Cause::LameDuck, 60), true),
         (70, BTreeMap::from([(2, 0), (3, 1)]), unavailable(Cause::LameDuck, 60), false),
     ];
-    let second = Identity { service: 0, address: SocketAddr::from(([10, 0, 0, 2], 80)) };
+    let second = Identity { service: ServiceIndex(0), address: SocketAddr::from(([10, 0, 0, 2], 80)) };
     for (now, members, availability, usable) in cases {
         balancer.handle(now, delivered(&services, 0, list(0, &members))).expect("it fits");
         assert_eq!(balancer.availability(second, now + 5), Some(availability), "at {now}");

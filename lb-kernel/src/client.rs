@@ -9,6 +9,7 @@ use std::collections::BTreeSet;
 
 use lb_common::abi::SlotCounters;
 use lb_core::arena::Arena;
+use lb_core::ids::{BackendRef, Slot};
 use lb_core::limits::Limits;
 use lb_core::plan::{Plan, diff};
 
@@ -30,8 +31,8 @@ pub struct Datapath {
     arena: Arena,
     /// What the maps hold: every step that was carried out is in it.
     applied: Plan,
-    /// Backends that have returned: slot and generation, and the counts that they go on with.
-    returned: Vec<((u32, u32), SlotCounters)>,
+    /// Backends that have returned, and the counts that they go on with.
+    returned: Vec<(BackendRef, SlotCounters)>,
 }
 
 impl Datapath {
@@ -114,22 +115,22 @@ impl Datapath {
         Ok(complete)
     }
 
-    /// Backends that have returned since this was last asked: slot and generation, and the counts that they go on with.
-    pub fn returned(&mut self) -> Vec<((u32, u32), SlotCounters)> {
+    /// Backends that have returned since this was last asked, and the counts that they go on with.
+    pub fn returned(&mut self) -> Vec<(BackendRef, SlotCounters)> {
         std::mem::take(&mut self.returned)
     }
 
     /// Whether a table or a fallback in the maps names each of these slots. What the plan no longer needs may still be
     /// named by a table whose successor waits for room.
-    pub fn named(&self, slots: &[u32]) -> BTreeSet<u32> {
+    pub fn named(&self, slots: &[Slot]) -> BTreeSet<Slot> {
         let mut named = BTreeSet::new();
         if slots.is_empty() {
             return named;
         }
-        let asked: BTreeSet<u32> = slots.iter().copied().collect();
+        let asked: BTreeSet<Slot> = slots.iter().copied().collect();
         for service in self.applied.services.values() {
-            let entries = service.schedule.iter().map(|slot| u32::from(*slot));
-            named.extend(entries.chain([service.fallback]).filter(|slot| asked.contains(slot)));
+            let entries = service.schedule.iter().copied();
+            named.extend(entries.chain(service.fallback).filter(|slot| asked.contains(slot)));
         }
         named
     }

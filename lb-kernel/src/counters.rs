@@ -10,6 +10,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use lb_common::abi::{SlotCounters, map};
+use lb_core::ids::Slot;
 
 use super::error::DatapathError;
 use super::sys;
@@ -52,16 +53,16 @@ impl Counters {
     ///
     /// # Errors
     /// If the kernel refuses the look-up.
-    pub fn get(&self, slot: u32) -> io::Result<SlotCounters> {
+    pub fn get(&self, slot: Slot) -> io::Result<SlotCounters> {
         // In this order: what has ended was chosen.
         let mut counts: SlotCounters = sum(&self.values(&self.map, slot)?);
         counts.chosen = sum(&self.values::<u64>(&self.chosen, slot)?);
         Ok(counts)
     }
 
-    fn values<V: bytemuck::Pod>(&self, map: &OwnedFd, slot: u32) -> io::Result<Vec<V>> {
+    fn values<V: bytemuck::Pod>(&self, map: &OwnedFd, slot: Slot) -> io::Result<Vec<V>> {
         let mut values = vec![V::zeroed(); self.cpus];
-        if !elements::get_into(map.as_fd(), &slot, &mut values)? {
+        if !elements::get_into(map.as_fd(), &slot.number(), &mut values)? {
             return Err(io::Error::new(io::ErrorKind::NotFound, format!("there is no slot {slot}")));
         }
         Ok(values)
@@ -71,7 +72,7 @@ impl Counters {
     ///
     /// # Errors
     /// If the kernel refuses a look-up.
-    pub fn visit(&self, slots: &[u32], mut each: impl FnMut(u32, SlotCounters)) -> io::Result<()> {
+    pub fn visit(&self, slots: &[Slot], mut each: impl FnMut(Slot, SlotCounters)) -> io::Result<()> {
         let at_once = (BATCH_BYTES / (size_of::<SlotCounters>() * self.cpus)).max(1);
         let (mut values, mut chosen): (Vec<SlotCounters>, Vec<u64>) = (Vec::new(), Vec::new());
         let mut rest = slots;
@@ -81,19 +82,19 @@ impl Counters {
                 break;
             }
             // Backends get the lowest free slots, so that few between two wanted ones are read for nothing.
-            let reached = rest.partition_point(|slot| ((*slot - first) as usize) < at_once);
+            let reached = rest.partition_point(|slot| slot.index() - first.index() < at_once);
             let (batch, later) = rest.split_at(reached);
-            let length = batch.last().map_or(0, |last| (last - first) as usize + 1);
+            let length = batch.last().map_or(0, |last| last.index() - first.index() + 1);
             values.resize(length * self.cpus, bytemuck::Zeroable::zeroed());
             chosen.resize(length * self.cpus, 0);
-            if elements::read_array(self.map.as_fd(), first, length, &mut values)?.is_break()
-                || elements::read_array(self.chosen.as_fd(), first, length, &mut chosen)?.is_break()
+            if elements::read_array(self.map.as_fd(), first.number(), length, &mut values)?.is_break()
+                || elements::read_array(self.chosen.as_fd(), first.number(), length, &mut chosen)?.is_break()
             {
                 self.has_batches.store(false, Ordering::Relaxed);
                 break;
             }
             for slot in batch {
-                let at = (slot - first) as usize * self.cpus;
+                let at = (slot.index() - first.index()) * self.cpus;
                 let at = at..at + self.cpus;
                 each(*slot, SlotCounters { chosen: sum(&chosen[at.clone()]), ..sum(&values[at]) });
             }
@@ -109,12 +110,12 @@ impl Counters {
     ///
     /// # Errors
     /// If the kernel refuses.
-    pub fn set(&self, slot: u32, counts: &SlotCounters) -> io::Result<()> {
+    pub fn set(&self, slot: Slot, counts: &SlotCounters) -> io::Result<()> {
         let (mut values, mut chosen) = (vec![SlotCounters::default(); self.cpus], vec![0; self.cpus]);
         // What counts is the sum.
         (values[0], chosen[0]) = (SlotCounters { chosen: 0, ..*counts }, counts.chosen);
-        elements::set(self.map.as_fd(), &slot, &values)?;
-        elements::set(self.chosen.as_fd(), &slot, &chosen)
+        elements::set(self.map.as_fd(), &slot.number(), &values)?;
+        elements::set(self.chosen.as_fd(), &slot.number(), &chosen)
     }
 }
 

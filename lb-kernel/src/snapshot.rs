@@ -10,6 +10,8 @@ pub use flows::FlowSnapshot;
 
 use lb_common::abi::{Anomalies, NO_SLOT, Outcomes};
 
+use lb_core::ids::Slot;
+
 use super::error::DatapathError;
 use super::tables::{Counts, ServiceView, SlotView, Tables};
 
@@ -70,9 +72,9 @@ impl Snapshot {
             |slot: &SlotView| services.binary_search_by_key(&slot.service, |other| other.view.index).ok();
         let slots: Vec<(usize, SlotView)> =
             tables.slots().into_iter().filter_map(|slot| Some((position_of(&slot)?, slot))).collect();
-        let numbers: Vec<u32> = slots.iter().map(|(_, slot)| slot.slot).collect();
+        let occupied: Vec<Slot> = slots.iter().map(|(_, slot)| slot.at.slot).collect();
         let mut counted = Vec::with_capacity(slots.len());
-        tables.visit_counts(&numbers, |_, counts| counted.push(counts))?;
+        tables.visit_counts(&occupied, |_, counts| counted.push(counts))?;
         let same = of_the_same_generation(slots.into_iter().zip(counted), |slot| tables.slot(slot));
         for ((position, slot), counts) in same {
             let service = &mut services[position];
@@ -91,11 +93,9 @@ impl Snapshot {
 /// be the next backend's.
 fn of_the_same_generation(
     read: impl Iterator<Item = ((usize, SlotView), Counts)>,
-    now: impl Fn(u32) -> Option<SlotView>,
+    now: impl Fn(Slot) -> Option<SlotView>,
 ) -> impl Iterator<Item = ((usize, SlotView), Counts)> {
-    read.filter(move |((_, before), _)| {
-        now(before.slot).is_some_and(|now| now.generation == before.generation)
-    })
+    read.filter(move |((_, before), _)| now(before.at.slot).is_some_and(|now| now.at == before.at))
 }
 
 fn share(entries: u32, length: u32) -> f64 {
@@ -105,15 +105,15 @@ fn share(entries: u32, length: u32) -> f64 {
 #[cfg(test)]
 mod tests {
     use lb_common::abi::BackendState;
+    use lb_core::ids::{BackendRef, Generation, ServiceIndex};
 
     use super::*;
 
     #[test]
     fn counts_of_a_slot_that_got_another_backend_meanwhile_are_left_out() {
         let view = |slot, generation| SlotView {
-            slot,
-            generation,
-            service: 0,
+            at: BackendRef { slot: Slot::new(slot).unwrap(), generation: Generation(generation) },
+            service: ServiceIndex(0),
             address: "192.0.2.1:80".parse().unwrap(),
             weight: 1,
             state: BackendState::Healthy,
@@ -123,9 +123,10 @@ mod tests {
         let before = [view(0, 1), view(1, 1), view(2, 7)];
         let read = before.map(|slot| ((0, slot), Counts::default()));
         // The second slot has another backend now, the third is free.
-        let now = |slot| [Some(view(0, 1)), Some(view(1, 2)), None][slot as usize];
-        let kept: Vec<u32> =
-            of_the_same_generation(read.into_iter(), now).map(|((_, slot), _)| slot.slot).collect();
+        let now = |slot: Slot| [Some(view(0, 1)), Some(view(1, 2)), None][slot.index()];
+        let kept: Vec<u32> = of_the_same_generation(read.into_iter(), now)
+            .map(|((_, slot), _)| slot.at.slot.number())
+            .collect();
         assert_eq!(kept, [0]);
     }
 

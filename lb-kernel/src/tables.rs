@@ -27,6 +27,7 @@ use std::sync::Arc;
 
 use aya::maps::MapError;
 use lb_common::abi::{Anomalies, NO_SLOT, map};
+use lb_core::ids::Slot;
 use lb_core::plan::{BackendPlan, Plan, ServicePlan};
 
 use super::counters::sum;
@@ -69,16 +70,17 @@ impl Tables {
         let mut plan = Plan::default();
         let mut seen = BTreeMap::new();
         for view in self.slots() {
-            if let Some(other) = seen.insert((view.service, view.address), view.slot) {
-                let what = format!("slots {other} and {} hold the same backend {}", view.slot, view.address);
+            if let Some(other) = seen.insert((view.service, view.address), view.at.slot) {
+                let what =
+                    format!("slots {other} and {} hold the same backend {}", view.at.slot, view.address);
                 return Err(contradiction(what));
             }
             plan.backends.insert(
-                view.slot,
+                view.at.slot,
                 BackendPlan {
                     service: view.service,
                     address: view.address,
-                    generation: view.generation,
+                    generation: view.at.generation,
                     weight: u16::try_from(view.weight).unwrap_or(u16::MAX),
                     state: view.state,
                     usable: view.usable,
@@ -86,18 +88,21 @@ impl Tables {
             );
         }
         for view in self.services() {
-            let schedule: Arc<[u16]> = self.schedule(view.table).into();
-            let owned = |slot: u32| plan.backends.get(&slot).is_some_and(|b| b.service == view.index);
-            if schedule.len() != view.table.len() as usize {
+            let owned = |number: u32| {
+                let slot = Slot::new(number)?;
+                plan.backends.get(&slot).is_some_and(|b| b.service == view.index).then_some(slot)
+            };
+            let entries = self.schedule(view.table);
+            if entries.len() != view.table.len() as usize {
                 return Err(contradiction(format!("service {} points past the schedule map", view.name)));
             }
-            if let Some(slot) = schedule.iter().find(|slot| !owned(u32::from(**slot))) {
-                return Err(contradiction(format!(
-                    "the schedule of service {} names slot {slot}",
-                    view.name
-                )));
-            }
-            if view.fallback != NO_SLOT && !owned(view.fallback) {
+            let schedule: Result<Arc<[Slot]>, u16> =
+                entries.into_iter().map(|entry| owned(entry.into()).ok_or(entry)).collect();
+            let schedule = schedule.map_err(|entry| {
+                contradiction(format!("the schedule of service {} names slot {entry}", view.name))
+            })?;
+            let fallback = owned(view.fallback);
+            if view.fallback != NO_SLOT && fallback.is_none() {
                 return Err(contradiction(format!(
                     "the fallback of service {} is slot {}",
                     view.name, view.fallback
@@ -112,7 +117,7 @@ impl Tables {
                     open: view.open,
                     errno: view.errno,
                     rules: view.rules,
-                    fallback: view.fallback,
+                    fallback,
                     schedule,
                 },
             );

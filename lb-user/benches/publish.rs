@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use lb_common::abi::{BackendState, Rules};
+use lb_core::ids::{Generation, ServiceIndex, Slot};
 use lb_core::limits::Limits;
 use lb_core::plan::{BackendPlan, Plan, ServicePlan};
 use lb_core::schedule::{apportion, interleave};
@@ -97,8 +98,8 @@ fn measure(folder: &Path, cgroup: &Path) {
 /// A plan whose backends are 127.0.`net`.x in slots from `first` on.
 fn plan(net: u8, first: u32) -> Plan {
     let counts = apportion(&vec![1; BACKENDS as usize], ENTRIES);
-    let slot = |member: u32| u16::try_from(first + member).expect("a slot");
-    let schedule: Arc<[u16]> = interleave(&counts).into_iter().map(slot).collect();
+    let slot = |i: u32| Slot::new(first + i).expect("few slots");
+    let schedule: Arc<[Slot]> = interleave(&counts).into_iter().map(slot).collect();
     let service = ServicePlan {
         name: "bench".to_owned(),
         address: SERVICE.parse().expect("an address"),
@@ -106,20 +107,20 @@ fn plan(net: u8, first: u32) -> Plan {
         open: true,
         errno: 113,
         rules: Rules::default(),
-        fallback: first,
+        fallback: Slot::new(first),
         schedule,
     };
     let backend = |i: u32| BackendPlan {
-        service: 0,
+        service: ServiceIndex(0),
         address: SocketAddr::from((Ipv4Addr::new(127, 0, net, u8::try_from(i + 1).expect("small")), PORT)),
-        generation: 0,
+        generation: Generation(0),
         weight: 1,
         state: BackendState::Healthy,
         usable: true,
     };
     Plan {
-        services: BTreeMap::from([(0, service)]),
-        backends: (0..BACKENDS).map(|i| (first + i, backend(i))).collect(),
+        services: BTreeMap::from([(ServiceIndex(0), service)]),
+        backends: (0..BACKENDS).map(|i| (slot(i), backend(i))).collect(),
     }
 }
 

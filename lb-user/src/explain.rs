@@ -5,8 +5,9 @@ use std::net::SocketAddr;
 
 use lb_core::balancer::Balancer;
 use lb_core::endpoint::EndpointList;
+use lb_core::ids::{ServiceIndex, Slot};
 use lb_core::membership::{self, Membership, Verdict};
-use lb_core::plan::Plan;
+use lb_core::plan::{Plan, entries_by_slot};
 use lb_core::service::{Service, Size, Subset};
 use lb_core::subset::{Algorithm, Position};
 use lb_core::weights;
@@ -50,7 +51,7 @@ pub fn explain<T: Copy + Ord>(
             verdict: verdict.name().to_owned(),
             address: address(index),
         });
-        let addresses: BTreeMap<u32, SocketAddr> =
+        let addresses: BTreeMap<Slot, SocketAddr> =
             plan.backends.iter().map(|(slot, backend)| (*slot, backend.address)).collect();
         let schedule = &plan.services[&index].schedule;
         let fallback = plan.services[&index].fallback;
@@ -63,8 +64,8 @@ pub fn explain<T: Copy + Ord>(
             order: order.collect(),
             members: members(&plan, index, &membership.members),
             entries: schedule.len(),
-            first: schedule.iter().take(SHOWN_ENTRIES).map(|slot| addresses[&u32::from(*slot)]).collect(),
-            fallback: addresses.get(&fallback).copied(),
+            first: schedule.iter().take(SHOWN_ENTRIES).map(|slot| addresses[slot]).collect(),
+            fallback: fallback.and_then(|slot| addresses.get(&slot).copied()),
         });
     }
     explanations
@@ -139,29 +140,26 @@ fn auto(algorithm: Algorithm, position: Position, min: u32, membership: &Members
     Auto { min, least, tried, why }
 }
 
-fn members(plan: &Plan, index: u16, members: &[membership::Member]) -> Vec<Member> {
+fn members(plan: &Plan, index: ServiceIndex, members: &[membership::Member]) -> Vec<Member> {
     let schedule = &plan.services[&index].schedule;
-    let mut counts: BTreeMap<u16, usize> = BTreeMap::new();
-    for slot in schedule.iter() {
-        *counts.entry(*slot).or_default() += 1;
-    }
+    let entries = entries_by_slot(schedule);
     let backends = plan.backends.iter().filter(|(_, backend)| backend.service == index);
-    let slots: BTreeMap<SocketAddr, u32> = backends.map(|(slot, backend)| (backend.address, *slot)).collect();
+    let slots: BTreeMap<SocketAddr, Slot> =
+        backends.map(|(slot, backend)| (backend.address, *slot)).collect();
     let member = |member: &membership::Member| {
         let slot = *slots.get(&member.endpoint.address)?;
-        let entries = u16::try_from(slot).ok().and_then(|slot| counts.get(&slot)).copied().unwrap_or(0);
         #[expect(clippy::cast_precision_loss, reason = "schedules are far below 2^53 entries")]
         let quota = member.share * schedule.len() as f64;
         Some(Member {
             index: member.endpoint.index,
             address: member.endpoint.address,
-            slot,
+            slot: slot.number(),
             connections: member.connections,
             weight: member.endpoint.weight,
             share: member.share,
             // Whoever is used has a weight, and so a target.
             load: member.load / member.target,
-            entries,
+            entries: entries.get(&slot).copied().unwrap_or(0),
             quota,
         })
     };

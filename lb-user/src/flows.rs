@@ -14,6 +14,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use lb_common::abi::{Phase, Policy, Reason};
+use lb_core::ids::ServiceIndex;
 use lb_kernel::process::{self, Process};
 use lb_kernel::{DatapathError, FlowSnapshot, OpenFlow, Pins};
 use lb_view::flows::{Flow, FlowFilter, SCHEMA};
@@ -78,7 +79,7 @@ pub fn find(directory: &Path, filter: &FlowFilter) -> Result<FlowReport, FlowsEr
 }
 
 /// Whether the service at an index is that of a name, if one is asked for.
-fn is_of(client: &FlowSnapshot, index: u16, service: Option<&str>) -> bool {
+fn is_of(client: &FlowSnapshot, index: ServiceIndex, service: Option<&str>) -> bool {
     service.is_none_or(|name| client.services.get(&index).is_some_and(|service| service.name == name))
 }
 
@@ -87,7 +88,7 @@ fn keep(client: &mut FlowSnapshot, filter: &FlowFilter) {
     let mut flows = std::mem::take(&mut client.flows);
     let goes_to = |open: &OpenFlow, backend| client.slot(open).is_some_and(|slot| slot.address == backend);
     flows.retain(|open| {
-        is_of(client, open.flow.service, filter.service.as_deref())
+        is_of(client, ServiceIndex(open.flow.service), filter.service.as_deref())
             && filter.backend.is_none_or(|backend| goes_to(open, backend))
     });
     client.flows = flows;
@@ -130,7 +131,7 @@ impl FlowReport {
         let client = &self.clients[client as usize];
         let open = &client.flows[flow as usize];
         let flow = &open.flow;
-        let service = client.services.get(&flow.service);
+        let service = client.services.get(&ServiceIndex(flow.service));
         let slot = client.slot(open);
         let table = service.map(|service| service.table);
         let table = table.filter(|table| table.generation == flow.table_generation && !table.is_empty());
@@ -202,6 +203,7 @@ mod tests {
     use std::net::SocketAddr;
 
     use lb_common::abi::{self, BackendState};
+    use lb_core::ids::{BackendRef, Generation, Slot};
     use lb_kernel::SlotView;
 
     use super::*;
@@ -219,17 +221,17 @@ mod tests {
     }
 
     fn of(name: &str, flows: Vec<OpenFlow>) -> FlowSnapshot {
-        let slot = |slot| SlotView {
-            slot,
-            generation: 1,
-            service: 0,
+        let at = BackendRef { slot: Slot::new(4).unwrap(), generation: Generation(1) };
+        let view = SlotView {
+            at,
+            service: ServiceIndex(0),
             address: ([10, 0, 0, 1], 80).into(),
             weight: 1,
             entries: 0,
             state: BackendState::Leaving,
             usable: false,
         };
-        let slots = [(4, slot(4))].into();
+        let slots = [(at.slot, view)].into();
         FlowSnapshot { client: name.to_owned(), services: BTreeMap::new(), slots, flows }
     }
 

@@ -119,12 +119,11 @@ fn of_service(
     let mut backends = Vec::with_capacity(read.len());
     let mut recent = Vec::with_capacity(read.len());
     for BackendSnapshot { slot, address: _, share_wanted, counts } in &read {
-        let backend_ref = (slot.slot, slot.generation);
-        let of_late = lately.and_then(|lately| lately.recent(backend_ref, &counts.sums));
+        let of_late = lately.and_then(|lately| lately.recent(slot.at, &counts.sums));
         let mut shown = backend(slot, counts, of_late.as_ref());
         shown.share_wanted = *share_wanted;
-        if !counts.add_up() && lately.is_none_or(|lately| lately.window.is_off(backend_ref)) {
-            shown.unaccounted = tables.imbalance(slot.slot)?;
+        if !counts.add_up() && lately.is_none_or(|lately| lately.window.is_off(slot.at)) {
+            shown.unaccounted = tables.imbalance(slot.at.slot)?;
         }
         backends.push(shown);
         recent.push(of_late);
@@ -174,8 +173,8 @@ fn backend(slot: &SlotView, counts: &Counts, recent: Option<&Recent>) -> Backend
     let Counts { sums, active, reclaimed } = counts;
     Backend {
         address: slot.address,
-        slot: slot.slot,
-        generation: slot.generation,
+        slot: slot.at.slot.number(),
+        generation: slot.at.generation.0,
         state: slot.state.name().to_owned(),
         usable: slot.usable,
         weight: slot.weight,

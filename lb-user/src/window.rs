@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use lb_common::abi::{Histogram, SlotCounters, TIME_BUCKETS};
 use lb_common::ending::Ending;
+use lb_core::ids::{BackendRef, ServiceIndex};
 
 /// What was counted is shown over this time, or a little more.
 pub const WINDOW: Duration = Duration::from_secs(60);
@@ -28,8 +29,8 @@ const ENDINGS: usize = Ending::ALL.len();
 /// Counts of one slot at one time. What is counted is far less than 2^32 in a minute, so the low halves will do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sample {
-    /// The slot and its generation: another generation is another backend.
-    pub slot: (u32, u32),
+    /// Whose they are.
+    pub backend: BackendRef,
     /// Flows sent to it.
     chosen: u32,
     /// Flows that went elsewhere.
@@ -44,9 +45,9 @@ pub struct Sample {
 
 impl Sample {
     /// Of a slot's counts.
-    pub fn of(slot: (u32, u32), counts: &SlotCounters) -> Self {
+    pub fn of(backend: BackendRef, counts: &SlotCounters) -> Self {
         Self {
-            slot,
+            backend,
             chosen: low(counts.chosen),
             diverted: low(counts.diverted),
             established: low(counts.established),
@@ -118,10 +119,10 @@ pub struct Window<T = Instant> {
     /// Each in the order of slots.
     samples: VecDeque<(T, Arc<[Sample]>)>,
     /// Of backends that took their slots with counts of earlier: what they began with.
-    beginnings: Arc<BTreeMap<(u32, u32), Sample>>,
+    beginnings: Arc<BTreeMap<BackendRef, Sample>>,
     /// How many connects had been refused because all backends were at their limit, by the indexes of services that have
     /// one; as old as `samples`.
-    limited: VecDeque<Arc<[(u16, u64)]>>,
+    limited: VecDeque<Arc<[(ServiceIndex, u64)]>>,
     /// Flows that ended from the first sample to the last.
     ended: u64,
 }
@@ -139,10 +140,11 @@ impl<T: Copy + Sub<Output = Duration>> Window<T> {
     }
 
     /// Takes samples in, which are in the order of slots, and counts of refused connects by the indexes of services.
-    pub fn push(&mut self, now: T, samples: Vec<Sample>, limited: Vec<(u16, u64)>) {
+    pub fn push(&mut self, now: T, samples: Vec<Sample>, limited: Vec<(ServiceIndex, u64)>) {
         if let Some((_, before)) = self.samples.back() {
-            let since =
-                |sample: &Sample| find(before, sample.slot).map_or(0, |before| sample.ended_since(&before));
+            let since = |sample: &Sample| {
+                find(before, sample.backend).map_or(0, |before| sample.ended_since(&before))
+            };
             self.ended = self.ended.wrapping_add(samples.iter().map(since).sum());
         }
         self.samples.push_back((now, samples.into()));
@@ -154,7 +156,7 @@ impl<T: Copy + Sub<Output = Duration>> Window<T> {
         }
         let Self { samples, beginnings, .. } = self;
         if let Some((_, oldest)) = samples.front().filter(|_| !beginnings.is_empty()) {
-            Arc::make_mut(beginnings).retain(|slot, _| find(oldest, *slot).is_none());
+            Arc::make_mut(beginnings).retain(|backend, _| find(oldest, *backend).is_none());
         }
     }
 
@@ -164,19 +166,20 @@ impl<T: Copy + Sub<Output = Duration>> Window<T> {
     }
 
     /// Takes in what a backend's counts were when it took its slot.
-    pub fn begin(&mut self, slot: (u32, u32), counts: &SlotCounters) {
+    pub fn begin(&mut self, backend: BackendRef, counts: &SlotCounters) {
         // The backend that had the slot before has left it.
         let beginnings = Arc::make_mut(&mut self.beginnings);
-        beginnings.retain(|other, _| other.0 != slot.0);
-        beginnings.insert(slot, Sample::of(slot, counts));
+        beginnings.retain(|other, _| other.slot != backend.slot);
+        beginnings.insert(backend, Sample::of(backend, counts));
     }
 
     /// What was counted since the oldest sample; nothing before there is one.
-    pub fn recent(&self, now: T, slot: (u32, u32), counts: &SlotCounters) -> Option<Recent> {
+    pub fn recent(&self, now: T, backend: BackendRef, counts: &SlotCounters) -> Option<Recent> {
         let (time, oldest) = self.samples.front()?;
         let seconds = (now - *time).max(SHORTEST).as_secs_f64();
-        let fresh = || Sample::of(slot, &SlotCounters::default());
-        let before = find(oldest, slot).or_else(|| self.beginnings.get(&slot).copied()).unwrap_or_else(fresh);
+        let fresh = || Sample::of(backend, &SlotCounters::default());
+        let before =
+            find(oldest, backend).or_else(|| self.beginnings.get(&backend).copied()).unwrap_or_else(fresh);
         let since = |now: u64, before: u32| u64::from(low(now).wrapping_sub(before));
         Some(Recent {
             seconds,
@@ -193,7 +196,7 @@ impl<T: Copy + Sub<Output = Duration>> Window<T> {
 
     /// Connects to the service at an index that were refused since the oldest sample, because all backends were at their
     /// limit; `count` is how many there are by now. Nothing before there is a sample.
-    pub fn limited(&self, index: u16, count: u64) -> Option<u64> {
+    pub fn limited(&self, index: ServiceIndex, count: u64) -> Option<u64> {
         self.limited.front()?;
         // A service that is in no sample was given its limit since the last one and begins at 0, as does another service
         // that has taken the index.
@@ -202,10 +205,10 @@ impl<T: Copy + Sub<Output = Duration>> Window<T> {
         Some(before.and_then(|(_, before)| count.checked_sub(*before)).unwrap_or(count))
     }
 
-    /// Whether a slot's counts did not add up in the last two samples: not for a moment only.
-    pub fn is_off(&self, slot: (u32, u32)) -> bool {
+    /// Whether a backend's counts did not add up in the last two samples: not for a moment only.
+    pub fn is_off(&self, backend: BackendRef) -> bool {
         let mut last = self.samples.iter().rev().take(2);
-        let is_off = |samples: &[Sample]| find(samples, slot).is_some_and(|sample| sample.is_off);
+        let is_off = |samples: &[Sample]| find(samples, backend).is_some_and(|sample| sample.is_off);
         last.len() == 2 && last.all(|(_, samples)| is_off(samples))
     }
 }
@@ -221,27 +224,34 @@ pub struct Lately {
 
 impl Lately {
     /// As [`Window::recent`].
-    pub fn recent(&self, slot: (u32, u32), counts: &SlotCounters) -> Option<Recent> {
-        self.window.recent(self.now, slot, counts)
+    pub fn recent(&self, backend: BackendRef, counts: &SlotCounters) -> Option<Recent> {
+        self.window.recent(self.now, backend, counts)
     }
 }
 
-fn find(samples: &[Sample], slot: (u32, u32)) -> Option<Sample> {
-    samples.binary_search_by_key(&slot, |sample| sample.slot).ok().map(|at| samples[at])
+fn find(samples: &[Sample], backend: BackendRef) -> Option<Sample> {
+    samples.binary_search_by_key(&backend, |sample| sample.backend).ok().map(|at| samples[at])
 }
 
 #[cfg(test)]
 mod tests {
+    use lb_core::ids::{Generation, Slot};
+
     use super::*;
 
-    const SLOT: (u32, u32) = (3, 1);
+    const BACKEND: BackendRef = backend(1);
+
+    /// The backend of that generation in slot 3.
+    const fn backend(generation: u32) -> BackendRef {
+        BackendRef { slot: Slot::new(3).unwrap(), generation: Generation(generation) }
+    }
 
     fn chosen(count: u64) -> SlotCounters {
         SlotCounters { chosen: count, ..SlotCounters::default() }
     }
 
     fn recent(window: &Window<Duration>, now: Duration, count: u64) -> Option<(u64, f64)> {
-        window.recent(now, SLOT, &chosen(count)).map(|recent| (recent.chosen, recent.seconds))
+        window.recent(now, BACKEND, &chosen(count)).map(|recent| (recent.chosen, recent.seconds))
     }
 
     #[test]
@@ -253,7 +263,7 @@ mod tests {
         for second in 0..300 {
             let now = start + Duration::from_secs(second);
             if window.is_due(now) {
-                window.push(now, vec![Sample::of(SLOT, &chosen(10 * second))], Vec::new());
+                window.push(now, vec![Sample::of(BACKEND, &chosen(10 * second))], Vec::new());
             }
             longest = longest.max(window.samples.len());
             let over = recent(&window, now, 10 * second);
@@ -291,20 +301,22 @@ mod tests {
 
     #[test]
     fn refusals_are_those_since_the_oldest_sample() {
+        const THREE: ServiceIndex = ServiceIndex(3);
+        const FOUR: ServiceIndex = ServiceIndex(4);
         let mut window = Window::<Duration>::default();
-        assert_eq!(window.limited(3, 5), None);
-        let samples = [vec![(3, 100)], vec![(3, 130), (4, 7)], vec![(3, 150), (4, 7)]];
+        assert_eq!(window.limited(THREE, 5), None);
+        let samples = [vec![(THREE, 100)], vec![(THREE, 130), (FOUR, 7)], vec![(THREE, 150), (FOUR, 7)]];
         for (second, limited) in (0..).zip(samples) {
             window.push(Duration::from_secs(1000 + 15 * second), Vec::new(), limited);
         }
         assert_eq!(
-            [window.limited(3, 160), window.limited(4, 9), window.limited(5, 9)],
+            [window.limited(THREE, 160), window.limited(FOUR, 9), window.limited(ServiceIndex(5), 9)],
             [Some(60), Some(2), Some(9)]
         );
-        assert_eq!(window.limited(3, 6), Some(6), "another service has the index");
+        assert_eq!(window.limited(THREE, 6), Some(6), "another service has the index");
         // A minute later the first sample is too old.
-        window.push(Duration::from_secs(1075), Vec::new(), vec![(3, 150)]);
-        assert_eq!(window.limited(3, 150), Some(20));
+        window.push(Duration::from_secs(1075), Vec::new(), vec![(THREE, 150)]);
+        assert_eq!(window.limited(THREE, 150), Some(20));
     }
 
     #[test]
@@ -312,14 +324,14 @@ mod tests {
         let start = Duration::from_secs(1000);
         let later = start + Duration::from_secs(10);
         let mut window = Window::<Duration>::default();
-        window.push(start, vec![Sample::of((3, 0), &chosen(100))], Vec::new());
+        window.push(start, vec![Sample::of(backend(0), &chosen(100))], Vec::new());
         assert_eq!(recent(&window, later, 7), Some((7, 10.0)));
-        window.begin(SLOT, &chosen(1 << 40));
+        window.begin(BACKEND, &chosen(1 << 40));
         assert_eq!(recent(&window, later, (1 << 40) + 7), Some((7, 10.0)));
         // Once it is in the oldest sample, that is what counts.
         for minute in 1..4 {
             let now = start + minute * WINDOW;
-            window.push(now, vec![Sample::of(SLOT, &chosen((1 << 40) + 50))], Vec::new());
+            window.push(now, vec![Sample::of(BACKEND, &chosen((1 << 40) + 50))], Vec::new());
         }
         assert_eq!(window.beginnings.len(), 0);
         assert_eq!(recent(&window, start + 4 * WINDOW, (1 << 40) + 60).map(|(count, _)| count), Some(10));
@@ -336,7 +348,7 @@ mod tests {
             // Another backend in the slot begins anew.
             let generation = u32::from(sample >= 10);
             let now = start + u32::try_from(sample).unwrap() * DISTANCE;
-            window.push(now, vec![Sample::of((3, generation), &counts)], Vec::new());
+            window.push(now, vec![Sample::of(backend(generation), &counts)], Vec::new());
         }
         assert_eq!(window.ended(), 18 * 11);
     }
@@ -346,9 +358,9 @@ mod tests {
         let start = Duration::from_secs(1000);
         let mut window = Window::<Duration>::default();
         let mut push = |seconds, is_off| {
-            let sample = Sample { is_off, ..Sample::of(SLOT, &chosen(1)) };
+            let sample = Sample { is_off, ..Sample::of(BACKEND, &chosen(1)) };
             window.push(start + Duration::from_secs(seconds), vec![sample], Vec::new());
-            window.is_off(SLOT)
+            window.is_off(BACKEND)
         };
         assert_eq!(
             [push(0, true), push(15, false), push(30, true), push(45, true)],

@@ -124,7 +124,7 @@ pub struct Member {
     /// What it gets of all tasks of the job, relative to what its weight entitles it to: 1 is even.
     pub load: f64,
     /// Its entries of the schedule.
-    pub entries: usize,
+    pub entries: u32,
     /// Entries it would have if they could be divided: share * entries.
     pub quota: f64,
 }

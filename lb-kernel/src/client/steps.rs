@@ -7,7 +7,8 @@ use std::collections::BTreeMap;
 
 use lb_common::abi::StateWord;
 use lb_core::arena::NoRoom;
-use lb_core::plan::{ServicePlan, Step};
+use lb_core::ids::{BackendRef, ServiceIndex, Slot};
+use lb_core::plan::{ServicePlan, Step, entries_by_slot};
 
 use super::Datapath;
 use crate::error::DatapathError;
@@ -22,7 +23,7 @@ impl Datapath {
     pub(super) fn carry_out(
         &mut self,
         step: &Step,
-        services: &BTreeMap<u16, ServicePlan>,
+        services: &BTreeMap<ServiceIndex, ServicePlan>,
         cursor_seed: &CursorSeed,
     ) -> Result<bool, DatapathError> {
         match step {
@@ -35,7 +36,8 @@ impl Datapath {
             Step::WriteBackend(slot, backend) => {
                 let service = services.get(&backend.service).expect("a backend is of a service of the plan");
                 let counts = self.tables.write_backend(*slot, backend, &service.name)?;
-                self.returned.extend(counts.map(|counts| ((*slot, backend.generation), counts)));
+                let at = BackendRef { slot: *slot, generation: backend.generation };
+                self.returned.extend(counts.map(|counts| (at, counts)));
             }
             Step::SetErrno(index, errno) => self.tables.set_errno(*index, *errno),
             Step::SetRules(index, rules) => self.tables.set_rules(*index, *rules),
@@ -52,9 +54,9 @@ impl Datapath {
         Ok(true)
     }
 
-    fn publish(&mut self, index: u16, schedule: &[u16]) -> bool {
+    fn publish(&mut self, index: ServiceIndex, schedule: &[Slot]) -> bool {
         let length = u32::try_from(schedule.len()).expect("the planner bounds schedules");
-        let entries_of = entries_of(schedule);
+        let entries_of = entries_by_slot(schedule);
         match self.arena.publish(index, length, entries_of.len()) {
             Ok(new) => {
                 self.tables.switch_schedule(index, new, schedule, &entries_of);
@@ -66,13 +68,4 @@ impl Datapath {
             }
         }
     }
-}
-
-/// How many entries each slot has.
-fn entries_of(schedule: &[u16]) -> BTreeMap<u16, u32> {
-    let mut entries = BTreeMap::new();
-    for slot in schedule {
-        *entries.entry(*slot).or_insert(0) += 1;
-    }
-    entries
 }

@@ -6,6 +6,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use lb_core::ids::{Generation, ServiceIndex, Slot};
+
 use crate::error::DatapathError;
 use crate::flows::{self, OpenFlow};
 use crate::pins::Pins;
@@ -17,9 +19,9 @@ pub struct FlowSnapshot {
     /// The client's name.
     pub client: String,
     /// By service index.
-    pub services: BTreeMap<u16, ServiceView>,
+    pub services: BTreeMap<ServiceIndex, ServiceView>,
     /// By slot.
-    pub slots: BTreeMap<u32, SlotView>,
+    pub slots: BTreeMap<Slot, SlotView>,
     /// In no order.
     pub flows: Vec<OpenFlow>,
 }
@@ -35,7 +37,7 @@ impl FlowSnapshot {
         let mut snapshot = Self {
             client: pins.client.clone(),
             services: tables.services().into_iter().map(|service| (service.index, service)).collect(),
-            slots: tables.slots().into_iter().map(|slot| (slot.slot, slot)).collect(),
+            slots: tables.slots().into_iter().map(|slot| (slot.at.slot, slot)).collect(),
             flows,
         };
         if snapshot.flows.iter().any(|open| snapshot.slot(open).is_none()) {
@@ -58,8 +60,9 @@ impl FlowSnapshot {
     }
 }
 
-fn slot_of<'a>(slots: &'a BTreeMap<u32, SlotView>, open: &OpenFlow) -> Option<&'a SlotView> {
-    slots.get(&open.flow.slot).filter(|slot| slot.generation == open.flow.generation)
+fn slot_of<'a>(slots: &'a BTreeMap<Slot, SlotView>, open: &OpenFlow) -> Option<&'a SlotView> {
+    let slot = slots.get(&Slot::new(open.flow.slot)?)?;
+    (slot.at.generation == Generation(open.flow.generation)).then_some(slot)
 }
 
 /// What tells a flow from a later one of the same socket.
@@ -70,6 +73,7 @@ fn identity(open: &OpenFlow) -> (u64, u64) {
 #[cfg(test)]
 mod tests {
     use lb_common::abi::{BackendState, Flow};
+    use lb_core::ids::BackendRef;
 
     use super::*;
 
@@ -80,10 +84,10 @@ mod tests {
 
     #[test]
     fn a_flow_to_another_backend_is_kept_only_if_it_is_still_open() {
+        let at = BackendRef { slot: Slot::new(4).unwrap(), generation: Generation(1) };
         let slot = SlotView {
-            slot: 4,
-            generation: 1,
-            service: 0,
+            at,
+            service: ServiceIndex(0),
             address: ([10, 0, 0, 1], 80).into(),
             weight: 1,
             state: BackendState::Healthy,
@@ -93,7 +97,7 @@ mod tests {
         let mut snapshot = FlowSnapshot {
             client: "web".to_owned(),
             services: BTreeMap::new(),
-            slots: [(4, slot)].into(),
+            slots: [(at.slot, slot)].into(),
             // To the slot's backend; to the backend before it, twice; to a slot that is free.
             flows: vec![open(1, 10, 4, 1), open(2, 20, 4, 0), open(3, 30, 4, 0), open(4, 40, 5, 0)],
         };

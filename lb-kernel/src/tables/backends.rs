@@ -10,6 +10,7 @@ use bytemuck::Zeroable;
 use lb_common::abi::{Backend, BackendAddress, BackendState, RetiredCounters, SlotCounters, StateWord, map};
 use lb_common::load;
 use lb_common::net::{Address, Be16, socket_addr};
+use lb_core::ids::{BackendRef, Generation, ServiceIndex, Slot};
 use lb_core::plan::BackendPlan;
 
 use super::services::name_of;
@@ -20,9 +21,8 @@ use crate::retired;
 /// A slot as the maps show it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlotView {
-    pub slot: u32,
-    pub generation: u32,
-    pub service: u16,
+    pub at: BackendRef,
+    pub service: ServiceIndex,
     pub address: SocketAddr,
     pub weight: u32,
     pub state: BackendState,
@@ -34,18 +34,20 @@ pub struct SlotView {
 impl Tables {
     /// The occupied slots.
     pub fn slots(&self) -> Vec<SlotView> {
-        let slots = 0..u32::try_from(self.maps.backends.len()).unwrap_or(u32::MAX);
-        slots.filter_map(|slot| self.slot(slot)).collect()
+        self.all_slots().filter_map(|slot| self.slot(slot)).collect()
+    }
+
+    fn all_slots(&self) -> impl Iterator<Item = Slot> {
+        Slot::below(u32::try_from(self.maps.backends.len()).unwrap_or(u32::MAX))
     }
 
     /// A slot, if it is occupied.
-    pub fn slot(&self, slot: u32) -> Option<SlotView> {
-        let Backend { state, share, endpoint, .. } = self.maps.backends.get(slot as usize);
+    pub fn slot(&self, slot: Slot) -> Option<SlotView> {
+        let Backend { state, share, endpoint, .. } = self.maps.backends.get(slot.index());
         let known = BackendState::from_u8(state.state).filter(|state| *state != BackendState::Free)?;
         Some(SlotView {
-            slot,
-            generation: endpoint.generation,
-            service: endpoint.service,
+            at: BackendRef { slot, generation: Generation(endpoint.generation) },
+            service: ServiceIndex(endpoint.service),
             address: socket_addr(endpoint.address, endpoint.port),
             weight: endpoint.weight,
             state: known,
@@ -55,22 +57,23 @@ impl Tables {
     }
 
     /// The generation that the next backend of each free slot gets, where it is not the first.
-    pub fn next_generations(&self) -> Vec<(u32, u32)> {
-        let slots = 0..u32::try_from(self.maps.backends.len()).unwrap_or(u32::MAX);
-        let free = slots
-            .filter(|slot| self.maps.backends.get(*slot as usize).state.state == BackendState::Free as u8);
-        let generations = free.map(|slot| (slot, self.maps.backends.get(slot as usize).endpoint.generation));
-        generations.filter(|(_, generation)| *generation != 0).collect()
+    pub fn next_generations(&self) -> Vec<BackendRef> {
+        let next = |slot: Slot| {
+            let Backend { state, endpoint, .. } = self.maps.backends.get(slot.index());
+            let is_free = state.state == BackendState::Free as u8 && endpoint.generation != 0;
+            is_free.then_some(BackendRef { slot, generation: Generation(endpoint.generation) })
+        };
+        self.all_slots().filter_map(next).collect()
     }
 
     /// Open flows of a slot's backend.
-    pub fn active(&self, slot: u32) -> u64 {
-        self.maps.backends.get(slot as usize).flows
+    pub fn active(&self, slot: Slot) -> u64 {
+        self.maps.backends.get(slot.index()).flows
     }
 
     /// Takes a slot's errors away if they are long past, at the programs' tick `now`. One that is added meanwhile stays.
-    pub fn forget_errors(&self, slot: u32, now: u32) {
-        let (slot, errors) = (slot as usize, offset_of!(Backend, errors));
+    pub fn forget_errors(&self, slot: Slot, now: u32) {
+        let (slot, errors) = (slot.index(), offset_of!(Backend, errors));
         let word = self.maps.backends.load64(slot, errors);
         if load::are_stale(bytemuck::cast(word), now) {
             self.maps.backends.replace64(slot, errors, word, 0);
@@ -84,7 +87,7 @@ impl Tables {
     /// If the kernel refuses.
     pub(crate) fn write_backend(
         &mut self,
-        slot: u32,
+        slot: Slot,
         backend: &BackendPlan,
         service: &str,
     ) -> Result<Option<SlotCounters>, DatapathError> {
@@ -94,20 +97,20 @@ impl Tables {
         let RetiredCounters { counts, swept: reclaimed, .. } = retired.unwrap_or_else(Zeroable::zeroed);
         self.maps.counts.set(slot, &counts).map_err(|error| self.fail_io(map::COUNTS, "write", error))?;
         self.maps.backends.set_part(
-            slot as usize,
+            slot.index(),
             offset_of!(Backend, endpoint),
             &BackendAddress {
                 address: Address::from(backend.address.ip()),
                 port: Be16::from_host(backend.address.port()),
-                service: backend.service,
+                service: backend.service.0,
                 _reserved: 0,
-                generation: backend.generation,
+                generation: backend.generation.0,
                 weight: u32::from(backend.weight),
             },
         );
         // No flow is open, so nobody else writes.
-        self.maps.backends.store64(slot as usize, offset_of!(Backend, errors), 0);
-        self.maps.backends.store64(slot as usize, offset_of!(Backend, swept), reclaimed);
+        self.maps.backends.store64(slot.index(), offset_of!(Backend, errors), 0);
+        self.maps.backends.store64(slot.index(), offset_of!(Backend, swept), reclaimed);
         self.set_entries(slot, 0);
         self.set_state(slot, StateWord::new(backend.usable, backend.state));
         if retired.is_some() {
@@ -120,33 +123,33 @@ impl Tables {
     ///
     /// # Errors
     /// If the kernel refuses.
-    pub(crate) fn free_backend(&mut self, slot: u32) -> Result<(), DatapathError> {
+    pub(crate) fn free_backend(&mut self, slot: Slot) -> Result<(), DatapathError> {
         if let Some(view) = self.slot(slot) {
             let Counts { sums, active: _, reclaimed } = self.counts(slot)?;
-            let service = name_of(&self.maps.services.get(usize::from(view.service)));
+            let service = name_of(&self.maps.services.get(view.service.index()));
             let name = retired::name(&service, view.address);
             let kept = self.maps.retired.keep(&name, sums, reclaimed);
             kept.map_err(|error| self.fail_io(map::DEPARTED, "write", error))?;
         }
         // A free row keeps the generation that the slot's next backend gets.
         let mut row = BackendAddress::zeroed();
-        row.generation = self.maps.backends.get(slot as usize).endpoint.generation.wrapping_add(1);
+        row.generation = Generation(self.maps.backends.get(slot.index()).endpoint.generation).next().0;
         self.set_state(slot, StateWord::new(false, BackendState::Free));
-        self.maps.backends.set_part(slot as usize, offset_of!(Backend, endpoint), &row);
+        self.maps.backends.set_part(slot.index(), offset_of!(Backend, endpoint), &row);
         Ok(())
     }
 
-    pub(crate) fn set_weight(&mut self, slot: u32, weight: u16) {
+    pub(crate) fn set_weight(&mut self, slot: Slot, weight: u16) {
         let at = offset_of!(Backend, endpoint.weight);
-        self.maps.backends.store32(slot as usize, at, u32::from(weight));
+        self.maps.backends.store32(slot.index(), at, u32::from(weight));
     }
 
-    pub(crate) fn set_state(&mut self, slot: u32, state: StateWord) {
-        self.maps.backends.store32(slot as usize, offset_of!(Backend, state), state.to_word());
+    pub(crate) fn set_state(&mut self, slot: Slot, state: StateWord) {
+        self.maps.backends.store32(slot.index(), offset_of!(Backend, state), state.to_word());
     }
 
     /// Stores how many entries a slot has in its service's table, for readers of the maps.
-    pub(super) fn set_entries(&mut self, slot: u32, entries: u32) {
-        self.maps.backends.store32(slot as usize, offset_of!(Backend, share), entries);
+    pub(super) fn set_entries(&mut self, slot: Slot, entries: u32) {
+        self.maps.backends.store32(slot.index(), offset_of!(Backend, share), entries);
     }
 }

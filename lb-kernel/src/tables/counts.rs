@@ -3,6 +3,7 @@
 use std::mem::offset_of;
 
 use lb_common::abi::{self, Backend, map};
+use lb_core::ids::Slot;
 
 use super::Tables;
 use crate::error::DatapathError;
@@ -36,7 +37,7 @@ impl Tables {
     ///
     /// # Errors
     /// If the kernel refuses the look-up.
-    pub fn counts(&self, slot: u32) -> Result<Counts, DatapathError> {
+    pub fn counts(&self, slot: Slot) -> Result<Counts, DatapathError> {
         let sums = self.maps.counts.get(slot).map_err(|error| self.fail_io(map::COUNTS, "read", error))?;
         Ok(self.with_active(slot, sums))
     }
@@ -47,15 +48,15 @@ impl Tables {
     /// If the kernel refuses a look-up.
     pub fn visit_counts(
         &self,
-        slots: &[u32],
-        mut each: impl FnMut(u32, Counts),
+        slots: &[Slot],
+        mut each: impl FnMut(Slot, Counts),
     ) -> Result<(), DatapathError> {
         let each = |slot, sums| each(slot, self.with_active(slot, sums));
         self.maps.counts.visit(slots, each).map_err(|error| self.fail_io(map::COUNTS, "read", error))
     }
 
-    fn with_active(&self, slot: u32, sums: abi::SlotCounters) -> Counts {
-        let load = |at| self.maps.backends.load64(slot as usize, at);
+    fn with_active(&self, slot: Slot, sums: abi::SlotCounters) -> Counts {
+        let load = |at| self.maps.backends.load64(slot.index(), at);
         // An end is counted before the open flow is taken away, and so is read.
         let reclaimed = load(offset_of!(Backend, swept));
         Counts { sums, active: load(offset_of!(Backend, flows)), reclaimed }
@@ -70,7 +71,7 @@ impl Tables {
     ///
     /// # Errors
     /// If the kernel refuses a look-up.
-    pub fn imbalance(&self, slot: u32) -> Result<i64, DatapathError> {
+    pub fn imbalance(&self, slot: Slot) -> Result<i64, DatapathError> {
         /// A program may be kept from its CPU between two counts: this thread lets it go on and looks again.
         const LOOKS: usize = 8;
         let mut off = 0;

@@ -4,16 +4,17 @@
 //! Where a table lies is the arena's decision ([`lb_core::arena`]). Here a table is written where no service points, and
 //! then becomes current with a single store of its reference.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::mem::offset_of;
 
 use lb_common::abi::{ENTRIES_PER_CELL, Members, ScheduleCell, Service, TableRef};
 use lb_core::arena::Move;
+use lb_core::ids::{ServiceIndex, Slot};
 
 use super::Tables;
 
 impl Tables {
-    /// The entries of a table, one slot each.
+    /// The entries of a table, each the number of a slot.
     pub fn schedule(&self, table: TableRef) -> Vec<u16> {
         let cells = table.base / ENTRIES_PER_CELL..(table.base + table.len()) / ENTRIES_PER_CELL;
         let cells = cells.filter(|cell| (*cell as usize) < self.maps.schedule.len());
@@ -26,37 +27,37 @@ impl Tables {
     }
 
     /// The references of all rows of services, free rows included.
-    pub(crate) fn table_refs(&self) -> impl Iterator<Item = (u16, TableRef)> {
-        let rows = 0..u16::try_from(self.maps.services.len()).expect("MAX_SERVICES fits in 16 bits");
-        rows.map(|index| (index, self.table_ref(index)))
+    pub(crate) fn table_refs(&self) -> impl Iterator<Item = (ServiceIndex, TableRef)> {
+        self.all_indexes().map(|index| (index, self.table_ref(index)))
     }
 
     /// The reference of a service's table, read in one piece: the daemon may be switching tables meanwhile.
-    pub(super) fn table_ref(&self, index: u16) -> TableRef {
-        TableRef::from_word(self.maps.services.load64(usize::from(index), offset_of!(Service, table)))
+    pub(super) fn table_ref(&self, index: ServiceIndex) -> TableRef {
+        TableRef::from_word(self.maps.services.load64(index.index(), offset_of!(Service, table)))
     }
 
     /// Writes a service's new table and makes it current. `entries_of` tells how many entries each slot has in it.
     pub(crate) fn switch_schedule(
         &mut self,
-        index: u16,
+        index: ServiceIndex,
         new: TableRef,
-        schedule: &[u16],
-        entries_of: &BTreeMap<u16, u32>,
+        schedule: &[Slot],
+        entries_of: &BTreeMap<Slot, u32>,
     ) {
         let old = self.table_ref(index);
-        if let Some(position) = new.members_of(u32::from(index)) {
+        if let Some(position) = new.members_of(index.number()) {
             self.write_members(position, entries_of.keys().copied());
         }
-        self.write_entries(new.base, schedule);
-        let mut dropped = self.schedule(old);
-        dropped.retain(|slot| !entries_of.contains_key(slot));
+        let entries: Vec<u16> = schedule.iter().map(|slot| slot.entry()).collect();
+        self.write_entries(new.base, &entries);
+        let before = self.schedule(old).into_iter().filter_map(|entry| Slot::new(entry.into()));
+        let dropped: BTreeSet<Slot> = before.filter(|slot| !entries_of.contains_key(slot)).collect();
         for (slot, entries) in entries_of {
-            self.set_entries(u32::from(*slot), *entries);
+            self.set_entries(*slot, *entries);
         }
         self.store_table_ref(index, new);
         for slot in dropped {
-            self.set_entries(u32::from(slot), 0);
+            self.set_entries(slot, 0);
         }
     }
 
@@ -67,21 +68,21 @@ impl Tables {
         self.store_table_ref(service, to);
     }
 
-    fn store_table_ref(&mut self, index: u16, table: TableRef) {
-        self.maps.services.store64(usize::from(index), offset_of!(Service, table), table.to_word());
+    fn store_table_ref(&mut self, index: ServiceIndex, table: TableRef) {
+        self.maps.services.store64(index.index(), offset_of!(Service, table), table.to_word());
     }
 
-    fn write_members(&mut self, position: u32, slots: impl ExactSizeIterator<Item = u16>) {
+    fn write_members(&mut self, position: u32, slots: impl ExactSizeIterator<Item = Slot>) {
         let count = u32::try_from(slots.len()).expect("at most MAX_SUBSET");
         let mut members = Members { count, ..bytemuck::Zeroable::zeroed() };
         for (member, slot) in members.slots.iter_mut().zip(slots) {
-            *member = slot;
+            *member = slot.entry();
         }
         self.maps.members.set(position as usize, &members);
     }
 
-    fn write_entries(&mut self, base: u32, schedule: &[u16]) {
-        for (cell, slots) in schedule.chunks_exact(ENTRIES_PER_CELL as usize).enumerate() {
+    fn write_entries(&mut self, base: u32, entries: &[u16]) {
+        for (cell, slots) in entries.chunks_exact(ENTRIES_PER_CELL as usize).enumerate() {
             let slots: [u16; 4] = slots.try_into().expect("chunks of four");
             let cell = (base / ENTRIES_PER_CELL) as usize + cell;
             self.maps.schedule.set(cell, &ScheduleCell { slots });

@@ -13,6 +13,7 @@ use lb_common::abi::{
 };
 use lb_common::net::{Address, Be16, socket_addr};
 use lb_core::cursor;
+use lb_core::ids::{ServiceIndex, Slot};
 use lb_core::plan::ServicePlan;
 use lb_core::service::Protocol;
 
@@ -24,12 +25,13 @@ use crate::maps::{PerCpu, Raw, on_every_cpu};
 /// A service as the maps show it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServiceView {
-    pub index: u16,
+    pub index: ServiceIndex,
     pub name: String,
     pub address: SocketAddr,
     pub protocol: Protocol,
     pub open: bool,
     pub errno: u16,
+    /// The number of a slot, or [`NO_SLOT`](lb_common::abi::NO_SLOT).
     pub fallback: u32,
     pub rules: Rules,
     pub table: TableRef,
@@ -48,12 +50,11 @@ impl Tables {
     /// The services in the maps, closed ones included.
     pub fn services(&self) -> Vec<ServiceView> {
         let mut views = Vec::new();
-        for index in 0..self.maps.services.len() {
-            let row = self.maps.services.get(index);
+        for index in self.all_indexes() {
+            let row = self.maps.services.get(index.index());
             if row.state == SERVICE_FREE {
                 continue;
             }
-            let index = u16::try_from(index).expect("MAX_SERVICES fits in 16 bits");
             let address = socket_addr(row.address, row.port);
             let protocol = protocol_of(&row);
             views.push(ServiceView {
@@ -71,12 +72,16 @@ impl Tables {
         views
     }
 
+    pub(super) fn all_indexes(&self) -> impl Iterator<Item = ServiceIndex> {
+        ServiceIndex::all().take(self.maps.services.len())
+    }
+
     /// How connects to a service ended, over all CPUs.
     ///
     /// # Errors
     /// If the kernel refuses the look-up.
-    pub fn outcomes(&self, index: u16) -> Result<Outcomes, DatapathError> {
-        self.outcome_row(u32::from(index))
+    pub fn outcomes(&self, index: ServiceIndex) -> Result<Outcomes, DatapathError> {
+        self.outcome_row(index.number())
     }
 
     /// Connects to addresses that are no service, over all CPUs.
@@ -99,12 +104,12 @@ impl Tables {
     /// If the kernel refuses. The row is written by then, and what failed is written by the next attempt.
     pub(crate) fn write_service(
         &mut self,
-        index: u16,
+        index: ServiceIndex,
         service: &ServicePlan,
         cursor_seed: &CursorSeed,
     ) -> Result<(), DatapathError> {
         let mut row: Service = bytemuck::Zeroable::zeroed();
-        row.fallback = service.fallback;
+        row.fallback = Slot::number_or_none(service.fallback);
         row.errno = u32::from(service.errno);
         row.rules = service.rules;
         row.address = Address::from(service.address.ip());
@@ -114,13 +119,13 @@ impl Tables {
         let name = service.name.as_bytes();
         assert!(name.len() < row.name.len(), "the configuration bounds names");
         row.name[..name.len()].copy_from_slice(name);
-        self.maps.services.set(usize::from(index), &row);
+        self.maps.services.set(index.index(), &row);
         // Counters and cursors of whatever had the index before end here.
         let start = |cpu| Cursor {
             phase: 0,
             start: cursor::start(&cursor_seed.task, &service.name, cpu, cursor_seed.cpus),
         };
-        let index = u32::from(index);
+        let index = index.number();
         let values = |error| self.fail_io(map::WALKS, "write", error);
         let cursors = on_every_cpu(start, cursor_seed.cpus).map_err(values)?;
         let zero = on_every_cpu(|_| Outcomes::default(), cursor_seed.cpus).map_err(values)?;
@@ -128,19 +133,19 @@ impl Tables {
         set(&mut self.maps.outcomes, index, zero).map_err(|error| self.fail(map::OUTCOMES, "write", error))
     }
 
-    pub(crate) fn set_errno(&mut self, index: u16, errno: u16) {
-        self.maps.services.store32(usize::from(index), offset_of!(Service, errno), u32::from(errno));
+    pub(crate) fn set_errno(&mut self, index: ServiceIndex, errno: u16) {
+        self.maps.services.store32(index.index(), offset_of!(Service, errno), u32::from(errno));
     }
 
-    pub(crate) fn set_fallback(&mut self, index: u16, slot: u32) {
-        self.maps.services.store32(usize::from(index), offset_of!(Service, fallback), slot);
+    pub(crate) fn set_fallback(&mut self, index: ServiceIndex, slot: Option<Slot>) {
+        self.maps.services.store32(index.index(), offset_of!(Service, fallback), Slot::number_or_none(slot));
     }
 
     /// Each word by itself: connect may read between two of them, and finds rules that it can follow.
-    pub(crate) fn set_rules(&mut self, index: u16, rules: Rules) {
+    pub(crate) fn set_rules(&mut self, index: ServiceIndex, rules: Rules) {
         for (i, word) in bytemuck::cast_ref::<Rules, [u32; size_of::<Rules>() / 4]>(&rules).iter().enumerate()
         {
-            self.maps.services.store32(usize::from(index), offset_of!(Service, rules) + 4 * i, *word);
+            self.maps.services.store32(index.index(), offset_of!(Service, rules) + 4 * i, *word);
         }
     }
 
@@ -148,16 +153,16 @@ impl Tables {
     ///
     /// # Errors
     /// If the VIP table has no room.
-    pub(crate) fn open_service(&mut self, index: u16) -> Result<(), DatapathError> {
-        let row = self.maps.services.get(usize::from(index));
+    pub(crate) fn open_service(&mut self, index: ServiceIndex) -> Result<(), DatapathError> {
+        let row = self.maps.services.get(index.index());
         self.direct(socket_addr(row.address, row.port), protocol_of(&row), index)?;
         self.set_service_state(index, SERVICE_LIVE);
         Ok(())
     }
 
     /// Has connects to the service's address not balanced any more, unless another service has taken it over.
-    pub(crate) fn close_service(&mut self, index: u16) {
-        let row = self.maps.services.get(usize::from(index));
+    pub(crate) fn close_service(&mut self, index: ServiceIndex) {
+        let row = self.maps.services.get(index.index());
         let (address, protocol) = (socket_addr(row.address, row.port), protocol_of(&row));
         if self.open_at(address, protocol) == Some(index) {
             self.undirect(address, protocol);
@@ -167,18 +172,18 @@ impl Tables {
 
     /// Clears a closed service. Nothing else of its row changes: a program may have found the service just before its
     /// address was another's, and what it reads is a closed service still. What gets the index next writes all of it.
-    pub(crate) fn free_service(&mut self, index: u16) {
+    pub(crate) fn free_service(&mut self, index: ServiceIndex) {
         self.set_service_state(index, SERVICE_FREE);
     }
 
-    fn set_service_state(&mut self, index: u16, state: u8) {
-        let mut row = self.maps.services.get(usize::from(index));
+    fn set_service_state(&mut self, index: ServiceIndex, state: u8) {
+        let mut row = self.maps.services.get(index.index());
         row.state = state;
         // The rest of the word is port and protocol of the service: they do not change.
         let word = bytemuck::bytes_of(&row);
         let at = offset_of!(Service, state) & !3;
         let word = u32::from_ne_bytes(word[at..at + 4].try_into().expect("four bytes"));
-        self.maps.services.store32(usize::from(index), at, word);
+        self.maps.services.store32(index.index(), at, word);
     }
 }
 

@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use lb_common::abi::{Service, VipCell, map};
 use lb_common::net::{Address, Be16};
 use lb_common::vip_table::{Destination, Store, VipTable, find, insert, remove};
+use lb_core::ids::ServiceIndex;
 use lb_core::service::Protocol;
 
 use super::Tables;
@@ -13,8 +14,9 @@ use crate::error::DatapathError;
 
 impl Tables {
     /// The index of the service that connects to `address` are balanced over, if any.
-    pub(super) fn open_at(&self, address: SocketAddr, protocol: Protocol) -> Option<u16> {
-        find(self, destination(address, protocol)).and_then(|index| u16::try_from(index).ok())
+    pub(super) fn open_at(&self, address: SocketAddr, protocol: Protocol) -> Option<ServiceIndex> {
+        let index = find(self, destination(address, protocol))?;
+        u16::try_from(index).ok().map(ServiceIndex)
     }
 
     /// Has connects to `address` balanced over the service at an index, in place of another one if there is.
@@ -22,9 +24,9 @@ impl Tables {
         &mut self,
         address: SocketAddr,
         protocol: Protocol,
-        index: u16,
+        index: ServiceIndex,
     ) -> Result<(), DatapathError> {
-        let store = insert(self, destination(address, protocol), index.into()).ok_or_else(|| {
+        let store = insert(self, destination(address, protocol), index.number()).ok_or_else(|| {
             let source = io::Error::other(format!("no room for {address}: too many others hash alike"));
             DatapathError::Map { path: self.pins.maps().join(map::DIALLED), operation: "write", source }
         })?;

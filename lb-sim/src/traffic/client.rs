@@ -15,6 +15,7 @@ use lb_common::pick::{Pick, Tables, choose, position};
 use lb_core::balancer::{Balancer, Fact};
 use lb_core::cursor;
 use lb_core::endpoint::EndpointList;
+use lb_core::ids::Slot;
 use lb_core::limits::Limits;
 use lb_core::membership::Membership;
 use lb_core::plan::Plan;
@@ -80,7 +81,7 @@ pub struct Client {
     pub rng: SplitMix64,
     /// By the scenario's clock.
     balancer: Balancer<Duration>,
-    schedule: Arc<[u16]>,
+    schedule: Arc<[Slot]>,
     fallback: u32,
     rules: Rules,
     cursor: Cursor,
@@ -102,7 +103,7 @@ impl Tables for ClientTables<'_> {
     type Position = ();
 
     fn entry(&self, entry: u32) -> Option<u32> {
-        self.0.schedule.get(entry as usize).map(|slot| u32::from(*slot))
+        self.0.schedule.get(entry as usize).map(|slot| slot.number())
     }
 
     fn backend(&self, slot: u32) -> Option<u32> {
@@ -126,7 +127,7 @@ impl Tables for ClientTables<'_> {
     }
 
     fn entries(&self, slot: u32) -> u32 {
-        let entries = self.0.schedule.iter().filter(|entry| u32::from(**entry) == slot).count();
+        let entries = self.0.schedule.iter().filter(|entry| entry.number() == slot).count();
         u32::try_from(entries).unwrap_or(u32::MAX)
     }
 
@@ -189,20 +190,20 @@ impl Client {
     pub fn learn(&mut self, now: Duration, version: u64, list: EndpointList, membership: Membership) {
         self.version = version;
         let idle = self.balancer.unneeded().into_iter();
-        let idle = idle.filter(|slot| self.links[*slot as usize].is_none()).collect();
+        let idle = idle.filter(|slot| self.links[slot.index()].is_none()).collect();
         self.balancer.handle(now, Fact::Idle(idle)).expect("slots can always be given back");
         let fits = self.balancer.handle(now, Fact::Endpoints(0, Arc::new(list), Arc::new(membership)));
         fits.expect("there are slots for all backends, and entries for all members");
         let plan = self.balancer.plan(now);
         let service = plan.services.values().next().expect("the plan has the service");
         self.schedule = Arc::clone(&service.schedule);
-        self.fallback = service.fallback;
+        self.fallback = Slot::number_or_none(service.fallback);
         self.rules = service.rules;
-        let slots = plan.backends.last_key_value().map_or(0, |(slot, _)| *slot as usize + 1);
+        let slots = plan.backends.last_key_value().map_or(0, |(slot, _)| slot.index() + 1);
         self.slots = vec![None; slots];
         for (slot, backend) in &plan.backends {
             let (backend, usable) = (index_of(backend.address), backend.usable);
-            self.slots[*slot as usize] = Some(SlotBackend { backend, usable });
+            self.slots[slot.index()] = Some(SlotBackend { backend, usable });
         }
         self.links.resize(slots, None);
     }

@@ -14,6 +14,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use lb_core::balancer::{Balancer, Fact, Refused};
+use lb_core::ids::Slot;
 use lb_core::limits::Limits;
 use lb_core::service::Policy;
 use lb_kernel::{Cgroup, CursorSeed, Datapath, DatapathError, Features, Lock, Pins, Purpose};
@@ -62,12 +63,12 @@ pub struct ClientTask {
     balancer: Balancer,
     datapath: Datapath,
     /// Once the maps are as planned, the slots that nothing in either names; `None` while there may be anything to do.
-    settled: Option<BTreeSet<u32>>,
+    settled: Option<BTreeSet<Slot>>,
     cursor_seed: CursorSeed,
     /// Slots that no table had named when the wait for readers that is under way began.
-    candidates: Vec<u32>,
+    candidates: Vec<Slot>,
     /// Slots that no running program can name any more.
-    quiet: BTreeSet<u32>,
+    quiet: BTreeSet<Slot>,
     window: Window,
     /// When counters that could not be read are read again.
     counting: Backoff,
@@ -220,8 +221,8 @@ impl ClientTask {
             return Ok(());
         }
         let result = self.datapath.apply(&self.balancer.plan(now), &self.cursor_seed);
-        for (slot, counts) in self.datapath.returned() {
-            self.window.begin(slot, &counts);
+        for (backend, counts) in self.datapath.returned() {
+            self.window.begin(backend, &counts);
         }
         // A backend that came back is not on its way out, and if it leaves again its time starts anew.
         let unneeded = self.find_unneeded();
@@ -239,14 +240,14 @@ impl ClientTask {
 
     /// Slots that neither the plan nor anything in the maps names. What the plan has dropped may still be named by a
     /// table whose successor waits for room.
-    fn unneeded(&self) -> Cow<'_, BTreeSet<u32>> {
+    fn unneeded(&self) -> Cow<'_, BTreeSet<Slot>> {
         match &self.settled {
             Some(unneeded) => Cow::Borrowed(unneeded),
             None => Cow::Owned(self.find_unneeded()),
         }
     }
 
-    fn find_unneeded(&self) -> BTreeSet<u32> {
+    fn find_unneeded(&self) -> BTreeSet<Slot> {
         let unneeded = self.balancer.unneeded();
         let named = self.datapath.named(&unneeded);
         unneeded.into_iter().filter(|slot| !named.contains(slot)).collect()
@@ -277,7 +278,7 @@ impl ClientTask {
             return false;
         }
         let tables = self.datapath.tables();
-        let idle: Vec<u32> = self.quiet.iter().copied().filter(|slot| tables.active(*slot) == 0).collect();
+        let idle: Vec<Slot> = self.quiet.iter().copied().filter(|slot| tables.active(*slot) == 0).collect();
         if idle.is_empty() {
             return false;
         }

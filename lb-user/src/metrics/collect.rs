@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use lb_core::ids::BackendRef;
 use lb_kernel::{BackendSnapshot, DatapathError, Fullness, Snapshot, Tables};
 
 use crate::facts::ClientFacts;
@@ -22,7 +23,7 @@ pub struct MapMetrics {
     /// With each service name once.
     pub snapshot: Snapshot,
     /// Slots of backends to which every connect of the last minute failed.
-    pub failing: BTreeSet<u32>,
+    pub failing: BTreeSet<BackendRef>,
 }
 
 /// Collects what is told of a client task.
@@ -43,13 +44,13 @@ fn read_maps(tables: &Tables, lately: Option<&Lately>) -> Result<MapMetrics, Dat
     snapshot.services.dedup_by(|one, before| one.view.name == before.view.name);
     let backends = snapshot.services.iter().flat_map(|service| &service.backends);
     let failing = backends.filter(|backend| lately.is_some_and(|lately| is_failing(backend, lately)));
-    let failing = failing.map(|backend| backend.slot.slot).collect();
+    let failing = failing.map(|backend| backend.slot.at).collect();
     Ok(MapMetrics { fullness: tables.fullness()?, snapshot, failing })
 }
 
 /// Whether a backend fails, as `status` tells it.
 fn is_failing(backend: &BackendSnapshot, lately: &Lately) -> bool {
     let BackendSnapshot { slot, counts, .. } = backend;
-    let recent = lately.recent((slot.slot, slot.generation), &counts.sums);
+    let recent = lately.recent(slot.at, &counts.sums);
     Recent::is_failing_backend(slot.usable, recent.as_ref())
 }

@@ -4,6 +4,7 @@
 
 use std::time::Instant;
 
+use lb_core::ids::{BackendRef, ServiceIndex, Slot};
 use lb_kernel::DatapathError;
 
 use super::ClientTask;
@@ -32,18 +33,19 @@ impl ClientTask {
 
     fn take_sample(&mut self, now: Instant) -> Result<(), DatapathError> {
         let (tables, backends) = (self.datapath.tables(), &self.datapath.applied().backends);
-        let slots: Vec<u32> = backends.keys().copied().collect();
+        let slots: Vec<Slot> = backends.keys().copied().collect();
         let mut samples = Vec::with_capacity(slots.len());
         let mut unequal = Vec::new();
         tables.visit_counts(&slots, |slot, counts| {
             if !counts.add_up() {
                 unequal.push(samples.len());
             }
-            samples.push(Sample::of((slot, backends[&slot].generation), &counts.sums));
+            let backend = BackendRef { slot, generation: backends[&slot].generation };
+            samples.push(Sample::of(backend, &counts.sums));
         })?;
         for at in unequal {
             let sample: &mut Sample = &mut samples[at];
-            sample.is_off = tables.imbalance(sample.slot.0)? != 0;
+            sample.is_off = tables.imbalance(sample.backend.slot)? != 0;
         }
         let limited = self.limited()?;
         self.window.push(now, samples, limited);
@@ -51,10 +53,10 @@ impl ClientTask {
     }
 
     /// How many connects were refused because all backends were at their limit, of the services that have one.
-    fn limited(&self) -> Result<Vec<(u16, u64)>, DatapathError> {
+    fn limited(&self) -> Result<Vec<(ServiceIndex, u64)>, DatapathError> {
         let services = self.datapath.applied().services.iter();
         let limited = services.filter(|(_, service)| service.rules.active_limit != 0);
-        let count = |index: u16| Ok((index, self.datapath.tables().outcomes(index)?.limited));
+        let count = |index: ServiceIndex| Ok((index, self.datapath.tables().outcomes(index)?.limited));
         limited.map(|(index, _)| count(*index)).collect()
     }
 

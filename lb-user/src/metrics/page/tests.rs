@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use lb_common::abi::{ABI_VERSION, Anomalies, BackendState, Outcomes, Rules, TableRef};
 use lb_common::ending::Ending;
+use lb_core::ids::{BackendRef, Generation, ServiceIndex, Slot};
 use lb_core::service::Protocol;
 use lb_kernel::{
     BackendSnapshot, Counts, Fullness, Pins, Runs, ServiceSnapshot, ServiceView, SlotView, Snapshot,
@@ -37,6 +38,10 @@ fn facts() -> Facts {
     }
 }
 
+fn at(generation: u32) -> BackendRef {
+    BackendRef { slot: Slot::new(0).unwrap(), generation: Generation(generation) }
+}
+
 fn backend() -> BackendSnapshot {
     let mut sums: lb_common::abi::SlotCounters = bytemuck::Zeroable::zeroed();
     sums.chosen = 7;
@@ -46,9 +51,8 @@ fn backend() -> BackendSnapshot {
     sums.lifetime_ns = 2_500_000_000;
     BackendSnapshot {
         slot: SlotView {
-            slot: 0,
-            generation: 1,
-            service: 0,
+            at: at(1),
+            service: ServiceIndex(0),
             address: "[2001:db8::1]:80".parse().unwrap(),
             weight: 3,
             state: BackendState::LameDuck,
@@ -65,7 +69,7 @@ fn client() -> ClientMetrics {
     let source = Source { file: None, good_for_s: Some(5), error: None, failures: 0 };
     let service = ServiceSnapshot {
         view: ServiceView {
-            index: 0,
+            index: ServiceIndex(0),
             name: "users".to_owned(),
             address: "10.96.0.10:80".parse().unwrap(),
             protocol: Protocol::Tcp,
@@ -120,7 +124,7 @@ fn lines<'p>(page: &'p str, name: &str) -> Vec<&'p str> {
 
 #[test]
 fn a_backend_that_fails_every_connect_is_told() {
-    for (failing, expected) in [(BTreeSet::from([0]), 1), (BTreeSet::from([1]), 0)] {
+    for (failing, expected) in [(BTreeSet::from([at(1)]), 1), (BTreeSet::from([at(0)]), 0)] {
         let mut client = client();
         client.maps.as_mut().expect("they were read").failing = failing;
         let page = page(Form::Text, vec![client]);

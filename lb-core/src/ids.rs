@@ -1,0 +1,124 @@
+//! The numbers by which the kernel's arrays are addressed, each a type of its own, so that none is taken for another.
+//!
+//! Values of maps hold them as plain integers; whoever reads or writes a map converts them there. JSON shows them as
+//! plain integers too.
+
+use std::fmt;
+
+use lb_common::abi::{MAX_SERVICES, NO_SLOT};
+
+/// Where a backend lives in the kernel's arrays: an index below [`MAX_SLOTS`](lb_common::abi::MAX_SLOTS), so never
+/// [`NO_SLOT`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Slot(u16);
+
+impl Slot {
+    /// The slot at an index; `None` if there can be none, as for [`NO_SLOT`].
+    pub const fn new(index: u32) -> Option<Self> {
+        #[expect(clippy::cast_possible_truncation, reason = "below NO_SLOT, which has 16 bits")]
+        if index < NO_SLOT { Some(Self(index as u16)) } else { None }
+    }
+
+    /// The slots below an index.
+    pub fn below(end: u32) -> impl Iterator<Item = Self> {
+        (0..end).map_while(Self::new)
+    }
+
+    /// The index, as entries of schedules hold it.
+    pub const fn entry(self) -> u16 {
+        self.0
+    }
+
+    /// The index, as keys of maps and the other values hold it.
+    pub const fn number(self) -> u32 {
+        self.0 as u32
+    }
+
+    /// The index, to look into a slice.
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+
+    /// The number for a slot that may be missing: [`NO_SLOT`] then.
+    pub const fn number_or_none(slot: Option<Self>) -> u32 {
+        match slot {
+            Some(slot) => slot.number(),
+            None => NO_SLOT,
+        }
+    }
+}
+
+impl fmt::Display for Slot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// Tells the backends apart that hold a slot one after the other: how many held it before, wrapping.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Generation(pub u32);
+
+impl Generation {
+    /// That of the slot's next backend.
+    pub const fn next(self) -> Self {
+        Self(self.0.wrapping_add(1))
+    }
+}
+
+/// A backend in its slot: another generation of the same slot is another backend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct BackendRef {
+    /// Its slot.
+    pub slot: Slot,
+    /// The slot's generation.
+    pub generation: Generation,
+}
+
+/// A service's index in the kernel's arrays. Not its position in the configuration: a service that was removed keeps its
+/// index until its last flow has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ServiceIndex(pub u16);
+
+impl ServiceIndex {
+    /// All that a client task can have.
+    pub fn all() -> impl Iterator<Item = Self> {
+        (0..u16::MAX).take(MAX_SERVICES as usize).map(Self)
+    }
+
+    /// The index, as keys of maps hold it.
+    pub const fn number(self) -> u32 {
+        self.0 as u32
+    }
+
+    /// The index, to look into a slice.
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+impl fmt::Display for ServiceIndex {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lb_common::abi::MAX_SLOTS;
+
+    use super::*;
+
+    #[test]
+    fn every_slot_that_a_client_task_can_have_is_one_and_no_slot_is_none() {
+        let last = Slot::new(MAX_SLOTS - 1).unwrap();
+        assert_eq!((last.number(), last.entry(), last.index()), (65_534, 65_534, 65_534));
+        assert_eq!([NO_SLOT, NO_SLOT + 1, u32::MAX].map(Slot::new), [None; 3]);
+        assert_eq!([Some(last), None].map(Slot::number_or_none), [65_534, NO_SLOT]);
+        assert_eq!(Slot::below(u32::MAX).count(), MAX_SLOTS as usize);
+    }
+
+    #[test]
+    fn generations_wrap() {
+        assert_eq!([0, 7, u32::MAX].map(|n| Generation(n).next().0), [1, 8, 0]);
+    }
+}
