@@ -31,6 +31,13 @@ pub struct Status {
     pub leaving: Vec<Leaving>,
 }
 
+impl Status {
+    /// The client of a name.
+    pub fn client(&self, name: &str) -> Option<&Client> {
+        self.clients.iter().find(|client| client.name == name)
+    }
+}
+
 /// A client on its way out, or one of another version of socklb: its maps cannot be read here.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Leaving {
@@ -93,6 +100,13 @@ pub struct Client {
     pub anomalies: Anomalies,
     /// Services in the order of their indexes.
     pub services: Vec<Service>,
+}
+
+impl Client {
+    /// The service of a name.
+    pub fn service(&self, name: &str) -> Option<&Service> {
+        self.services.iter().find(|service| service.name == name)
+    }
 }
 
 /// What became of open flows whose sockets are in no list of the kernel, as the last pass over the records found it.

@@ -10,9 +10,8 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 
 use anyhow::{Context, Result, bail, ensure};
+use lb_view::status::{Service, Status};
 use rustix::process::Signal;
-use serde_json::Value;
-use stage::daemon::find;
 use stage::fixture::{SERVICE, endpoints};
 use stage::sys::{link_ids, remove_link};
 use stage::{Backend, Cgroup, Daemon, Probe, Setup, Stage, patience, replace, within};
@@ -230,7 +229,7 @@ impl Scene {
         let failed: Vec<_> = counts.iter().filter(|(name, _)| !name.starts_with('b')).collect();
         ensure!(failed.is_empty(), "connects failed or went elsewhere: {failed:?}");
         let made = self.made;
-        let counted = |status: &Value| (chosen(status), active(status));
+        let counted = |status: &Status| (chosen(status), active(status));
         let result = self.until("every connect is counted once, and none is open", counted, &(made, 0));
         self.load.start_dialling(SERVICE);
         result
@@ -279,13 +278,13 @@ impl Scene {
     fn until<T: PartialEq + Debug>(
         &self,
         what: &str,
-        look: impl Fn(&Value) -> T,
+        look: impl Fn(&Status) -> T,
         expected: &T,
     ) -> Result<()> {
         // One that ends while it answers has told nothing.
-        let status =
-            || serde_json::from_slice(&self.setup.run(&["status", "--json"]).stdout).unwrap_or(Value::Null);
-        within(3 * patience(), || look(&status()), |seen| seen == expected).map(drop).map_err(|seen| {
+        let status = || serde_json::from_slice(&self.setup.run(&["status", "--json"]).stdout).ok();
+        let look = || status().map(|status| look(&status));
+        within(3 * patience(), look, |seen| seen.as_ref() == Some(expected)).map(drop).map_err(|seen| {
             anyhow::anyhow!("it did not come true that {what}: expected {expected:?}, saw {seen:?}")
         })
     }
@@ -299,40 +298,35 @@ impl Scene {
 }
 
 /// The service that the load dials.
-fn users(status: &Value) -> Option<&Value> {
-    find(&status["clients"], "web").and_then(|client| find(&client["services"], "users"))
+fn users(status: &Status) -> Option<&Service> {
+    status.client("web")?.service("users")
 }
 
 /// Backends of its table.
-fn backends(status: &Value) -> BTreeSet<String> {
-    let all = users(status).and_then(|service| service["backends"].as_array()).into_iter().flatten();
-    let wanted = all.filter(|backend| backend["share_wanted"].as_f64().is_some_and(|share| share > 0.0));
-    wanted.filter_map(|backend| Some(backend["address"].as_str()?.to_owned())).collect()
+fn backends(status: &Status) -> BTreeSet<String> {
+    let all = users(status).into_iter().flat_map(|service| &service.backends);
+    all.filter(|backend| backend.share_wanted > 0.0).map(|backend| backend.address.to_string()).collect()
 }
 
 /// Open flows of the service, over all backends.
-fn active(status: &Value) -> u64 {
-    let all = users(status).and_then(|service| service["backends"].as_array()).into_iter().flatten();
-    all.filter_map(|backend| backend["active"].as_u64()).sum()
+fn active(status: &Status) -> u64 {
+    users(status).into_iter().flat_map(|service| &service.backends).map(|backend| backend.active).sum()
 }
 
 /// Connects of the service, whatever became of its backends.
-fn chosen(status: &Value) -> u64 {
-    let outcomes = users(status).and_then(|service| service["outcomes"].as_object());
-    outcomes.into_iter().flat_map(|outcomes| outcomes.values()).filter_map(Value::as_u64).sum()
+fn chosen(status: &Status) -> u64 {
+    users(status).into_iter().flat_map(|service| service.outcomes.values()).sum()
 }
 
 /// The id of the cgroup that a client is attached to.
-fn attached(status: &Value, client: &str) -> Option<u64> {
-    find(&status["clients"], client)?["cgroup_id"].as_u64()
+fn attached(status: &Status, client: &str) -> Option<u64> {
+    status.client(client)?.cgroup_id
 }
 
-fn clients(status: &Value) -> Vec<String> {
-    let names = |key: &str, name: &str| -> Vec<String> {
-        let list = status[key].as_array().into_iter().flatten();
-        list.filter_map(|element| Some(element[name].as_str()?.to_owned())).collect()
-    };
-    [names("clients", "name"), names("leaving", "client")].concat()
+/// Clients, and those on their way out.
+fn clients(status: &Status) -> Vec<String> {
+    let there = status.clients.iter().map(|client| &client.name);
+    there.chain(status.leaving.iter().map(|leaving| &leaving.client)).cloned().collect()
 }
 
 /// The metrics that are told on the port.

@@ -32,7 +32,7 @@ fn a_socket_counts_from_connect_to_close() {
     let fixture = Fixture::new();
     let mut probe = fixture.probe();
     let open: Vec<_> = (0..9).map(|_| probe.dial(SERVICE)).collect();
-    let active = |backend: &serde_json::Value| backend["active"].as_u64().expect("a count");
+    let active = |backend: &lb_view::backend::Backend| backend.active;
     let counts: Vec<u64> = fixture.setup.backends("web", "users").iter().map(active).collect();
     assert_eq!(counts, [3, 3, 3]);
     for dialled in &open {
@@ -95,13 +95,13 @@ fn refused_and_retried_sockets_are_counted_once() {
     }
     assert_eq!(fixture.setup.active(), 0, "a connection that was refused is over");
     let backend = fixture.setup.backends("web", "users")[0].clone();
-    assert_eq!((&backend["started"], &backend["endings"]["refused"]), (&80.into(), &80.into()), "calls");
+    assert_eq!((backend.started, backend.endings["refused"]), (80, 80), "calls");
     for socket in sockets {
         probe.close(socket);
     }
     all_gone(&fixture);
     let after = fixture.setup.backends("web", "users")[0].clone();
-    let counts = |backend: &serde_json::Value| (backend["started"].clone(), backend["endings"].clone());
+    let counts = |backend: &lb_view::backend::Backend| (backend.started, backend.endings.clone());
     assert_eq!(counts(&after), counts(&backend), "closing the sockets ends nothing twice");
 }
 
@@ -116,10 +116,10 @@ fn a_socket_that_goes_elsewhere_is_no_flow_of_the_service() {
     let direct = probe.try_redial(socket, "127.0.0.1:8001").expect("b1 listens");
     assert_eq!((direct.name.as_str(), direct.peer), ("b1", address("127.0.0.1:8001")));
     assert_eq!(fixture.setup.active(), 0);
-    let endings = fixture.setup.backends("web", "users")[0]["endings"].clone();
+    let endings = fixture.setup.backends("web", "users")[0].endings.clone();
     probe.close(socket);
     all_gone(&fixture);
-    let after = fixture.setup.backends("web", "users")[0]["endings"].clone();
+    let after = fixture.setup.backends("web", "users")[0].endings.clone();
     assert_eq!(endings["refused"], 1);
     assert_eq!(after, endings, "the direct connection counts nowhere");
 }
@@ -180,19 +180,15 @@ fn a_connection_of_an_mptcp_socket_is_balanced_and_not_counted() {
     let enabled = std::fs::read_to_string("/proc/sys/net/mptcp/enabled");
     assert_eq!(enabled.expect("this kernel has MPTCP (CONFIG_MPTCP)").trim(), "1");
     let fixture = Fixture::new();
-    let status = fixture.setup.status();
-    assert_eq!(
-        status["daemon"]["features"]["knows_mptcp"], true,
-        "root has CAP_PERFMON, and Linux 6.0 the helper"
-    );
+    assert!(fixture.setup.daemon().features["knows_mptcp"], "root has CAP_PERFMON, and Linux 6.0 the helper");
     let mut probe = fixture.probe();
     for _ in 0..6 {
         let dialled = probe.dial_mptcp(SERVICE);
         assert!(dialled.name.starts_with('b'), "{dialled:?}");
         probe.close(dialled.socket);
     }
-    let outcomes = fixture.setup.status()["clients"][0]["services"][0]["outcomes"].clone();
-    assert_eq!((&outcomes["untracked"], &outcomes["forwarded"]), (&6.into(), &0.into()));
+    let outcomes = fixture.setup.service().outcomes;
+    assert_eq!((outcomes["untracked"], outcomes["forwarded"]), (6, 0));
     all_gone(&fixture);
 }
 
@@ -245,12 +241,10 @@ fn a_full_flow_table_refuses_nobody() {
     for _ in 0..300 {
         probe.dial(SERVICE);
     }
-    let outcomes = || fixture.setup.status()["clients"][0]["services"][0]["outcomes"].clone();
-    let count = |outcomes: &serde_json::Value, name: &str| outcomes[name].as_u64().expect("a count");
-    let seen = outcomes();
-    let untracked = count(&seen, "untracked");
-    assert!(untracked >= 300 - 128, "{seen}");
-    assert_eq!(count(&seen, "forwarded") + untracked, 300);
+    let seen = fixture.setup.service().outcomes;
+    let untracked = seen["untracked"];
+    assert!(untracked >= 300 - 128, "{seen:?}");
+    assert_eq!(seen["forwarded"] + untracked, 300);
     assert_eq!(fixture.setup.active(), 300 - untracked, "chosen = active + untracked");
     probe.kill();
     all_gone(&fixture);
@@ -273,8 +267,8 @@ fn outcomes_add_up_to_the_calls() {
         assert_eq!(counts.values().sum::<u32>(), 500, "{counts:?}");
         assert_eq!(counts.len(), 3, "{counts:?}");
     }
-    let client = fixture.setup.status()["clients"][0].clone();
-    assert_eq!(client["services"][0]["outcomes"]["forwarded"], 2000);
-    assert_eq!(client["not_a_service"], 0);
+    let client = fixture.setup.client();
+    assert_eq!(client.services[0].outcomes["forwarded"], 2000);
+    assert_eq!(client.not_a_service, 0);
     all_gone(&fixture);
 }

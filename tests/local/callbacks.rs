@@ -1,15 +1,9 @@
 //! The callbacks that the programs ask for of a flow's socket: who else has a say in them, and how long they last.
 
+use lb_view::status::Anomalies;
 use stage::fixture::{Fixture, SERVICE, config};
 use stage::foreign::Foreign;
-use stage::{Backend, Cgroup, Daemon, Probe, Setup, Stage, accounts, eventually};
-
-/// Anomalies that were counted, by name.
-fn anomalies(setup: &Setup) -> Vec<(String, u64)> {
-    let mut anomalies = accounts::anomalies(setup);
-    anomalies.retain(|(_, count)| *count != 0);
-    anomalies
-}
+use stage::{Backend, Cgroup, Daemon, Probe, Setup, Stage, eventually};
 
 /// A program that tunes TCP sets its own callback flags, which takes away ours: the ends of connections went unseen, and at
 /// `active_limit` a service refused everything though nothing was open.
@@ -28,17 +22,14 @@ fn a_program_that_takes_our_callbacks_away_costs_no_count() {
     assert_eq!(probe.dial_many(SERVICE, 100), [("b1".to_owned(), 100)].into());
     let backend = || setup.backends("web", "users").remove(0);
     let found = backend();
-    assert_eq!(
-        (&found["active"], &found["endings"]["closed"], &found["established"], &found["reclaimed"]),
-        (&0.into(), &100.into(), &100.into(), &0.into()),
-        "{found}"
-    );
-    assert_eq!(anomalies(&setup), []);
+    let counts = (found.active, found.endings["closed"], found.established, found.reclaimed);
+    assert_eq!(counts, (0, 100, 100, 0), "{found:?}");
+    assert_eq!(setup.client().anomalies, Anomalies::default());
     drop(foreign);
     let socket = probe.dial(SERVICE).socket;
     probe.close(socket);
     eventually("a connection that is announced ends as before", backend, |found| {
-        (&found["active"], &found["endings"]["closed"]) == (&0.into(), &101.into())
+        (found.active, found.endings["closed"]) == (0, 101)
     });
 }
 
@@ -60,5 +51,5 @@ fn a_socket_that_was_a_flow_is_none_of_ours_afterwards() {
     drop(caller);
     probe.kill();
     eventually("all have ended", || fixture.setup.active(), |active| *active == 0);
-    assert_eq!(anomalies(&fixture.setup), []);
+    assert_eq!(fixture.setup.client().anomalies, Anomalies::default());
 }

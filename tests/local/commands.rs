@@ -1,5 +1,7 @@
 //! The commands as an operator uses them: what they print, what they exit with.
 
+use lb_view::explanation::Explanation;
+use lb_view::status::Status;
 use serde_json::Value;
 use stage::daemon::failure;
 
@@ -226,8 +228,8 @@ fn status_reads_the_pins_that_it_is_given() {
     let mut command = std::process::Command::new(stage::program("socklb"));
     command.arg("--run").arg(&run).arg("--pins").arg(&elsewhere).args(["status", "--json"]);
     let output = stage::daemon::finish(&mut command);
-    let status: Value = serde_json::from_slice(&output.stdout).expect("JSON");
-    assert_eq!((output.status.code(), &status["clients"]), (Some(3), &Value::Array(Vec::new())));
+    let status: Status = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert_eq!((output.status.code(), status.clients.len()), (Some(3), 0));
     let said = stage::faults_of(&status).join("\n");
     assert!(said.contains(&format!("has its pins in {}", fixture.setup.pins.display())), "{said}");
     assert!(said.contains(&format!("what lies in {}", elsewhere.display())), "{said}");
@@ -246,26 +248,18 @@ fn explain_gives_inputs_order_and_formula() {
         ("127.0.0.1:8003", ""),
     ]);
     let path = fixture.setup.folder.join("socklb.toml");
-    let json = ["explain", "users", "--json", "--config", path.to_str().expect("UTF-8")];
-    let offline: Value = serde_json::from_slice(&fixture.setup.run(&json).stdout).expect("JSON");
+    let command = ["explain", "users", "--config", path.to_str().expect("UTF-8")];
+    let offline: Vec<Explanation> = fixture.setup.document(&command);
     fixture.start();
-    let mut online: Value = serde_json::from_slice(&fixture.setup.run(&json).stdout).expect("JSON");
-    assert_eq!((&offline[0]["from_daemon"], &online[0]["from_daemon"]), (&false.into(), &true.into()));
-    online[0]["from_daemon"] = false.into();
+    let mut online: Vec<Explanation> = fixture.setup.document(&command);
+    assert_eq!((offline[0].from_daemon, online[0].from_daemon), (false, true));
+    online[0].from_daemon = false;
     assert_eq!(offline, online, "the configuration alone explains the same");
-    let inputs = &online[0]["inputs"];
-    assert_eq!(
-        (&inputs["index"], &inputs["count"], &inputs["backends"], &inputs["size"]),
-        (&3.into(), &10.into(), &3.into(), &2.into())
-    );
-    let members: Vec<&str> = online[0]["members"]
-        .as_array()
-        .expect("members")
-        .iter()
-        .map(|m| m["address"].as_str().expect("text"))
-        .collect();
+    let inputs = &online[0].inputs;
+    assert_eq!((inputs.index, inputs.count, inputs.backends, inputs.size), (3, 10, 3, Some(2)));
+    let members: Vec<String> = online[0].members.iter().map(|member| member.address.to_string()).collect();
     assert_eq!(members.len(), 2);
-    assert!(!members.contains(&"127.0.0.1:8002"), "a lame duck is passed over");
+    assert!(!members.contains(&"127.0.0.1:8002".to_owned()), "a lame duck is passed over");
     let text = fixture.setup.run(&["explain", "users"]);
     let text = String::from_utf8_lossy(&text.stdout).into_owned();
     for part in ["task 3 of 10 of job web", "seed", "quota", "(2j + 1) / 2c", "fallback"] {
@@ -315,7 +309,7 @@ fn status_is_a_table_for_people_and_json_for_programs() {
     }
     assert!(!text.contains('\x1b'), "no escape sequences in a pipe");
     let status = fixture.setup.status();
-    assert_eq!((&status["schema"], &status["faults"]), (&3.into(), &Value::Array(Vec::new())));
+    assert_eq!((status.schema, status.faults), (3, Vec::new()));
     let (code, text) = failure(&fixture.setup.run(&["status", "nobody"]));
     assert_eq!((code, text.contains("no client nobody")), (Some(1), true), "{text}");
 }
@@ -333,13 +327,11 @@ fn tcp_and_udp_at_one_address_are_two_services() {
     for part in ["service users 10.96.0.10:80/tcp", "service datagrams 10.96.0.10:80/udp"] {
         assert!(text.contains(part), "{part:?} is not in:\n{text}");
     }
-    let status = fixture.setup.status();
-    let services = status["clients"][0]["services"].as_array().expect("services");
-    let protocols: Vec<_> = services.iter().map(|service| service["protocol"].as_str()).collect();
-    assert_eq!(protocols, [Some("tcp"), Some("udp")]);
-    let explained = fixture.setup.run(&["explain", "datagrams", "--json"]);
-    let explained: Value = serde_json::from_slice(&explained.stdout).expect("JSON");
-    assert_eq!(explained[0]["members"][0]["address"], "127.0.0.1:8001");
+    let protocols: Vec<String> =
+        fixture.setup.client().services.into_iter().map(|service| service.protocol).collect();
+    assert_eq!(protocols, ["tcp", "udp"]);
+    let explained: Vec<Explanation> = fixture.setup.document(&["explain", "datagrams"]);
+    assert_eq!(explained[0].members[0].address.to_string(), "127.0.0.1:8001");
     assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3, "TCP goes by its own list");
 }
 

@@ -46,8 +46,8 @@ fn a_backend_whose_every_connect_fails_is_marked_until_one_succeeds() {
     assert!(text.contains("\n! 127.0.0.1:8009 ") && text.contains(fault), "{text}");
     assert!(text.contains("\n  127.0.0.1:8001 ") && !text.contains('\x1b'), "{text}");
     let backends = fixture.setup.backends("web", "users");
-    let failing = backends.iter().filter(|backend| backend["failing"] == true);
-    assert_eq!(failing.map(|backend| &backend["failed_60s"]).collect::<Vec<_>>(), [5]);
+    let failing = backends.iter().filter(|backend| backend.failing);
+    assert_eq!(failing.map(|backend| backend.failed_60s).collect::<Vec<_>>(), [Some(5)]);
     // A backend that answers once does not fail every connect.
     let _back = Backend::start("back", "127.0.0.1:8009");
     assert_eq!(probe.dial_many(SERVICE, 3).len(), 3);
@@ -63,7 +63,7 @@ fn refusals_at_the_limit_are_told() {
     let _daemon = stage::Daemon::start(&fixture.setup, &text);
     let mut probe = fixture.probe();
     let first = probe.dial(SERVICE);
-    assert_eq!(fixture.setup.status()["faults"], serde_json::json!([]));
+    assert_eq!(fixture.setup.status().faults, []);
     for _ in 0..3 {
         assert!(probe.try_dial(SERVICE).is_err());
     }
@@ -72,5 +72,5 @@ fn refusals_at_the_limit_are_told() {
     let fault = "client web, service users: 3 connects of the last minute were refused: every backend was at its \
                  active_limit";
     assert_eq!(stage::faults_of(&status), [fault]);
-    assert_eq!(status["clients"][0]["services"][0]["limited_60s"], 3);
+    assert_eq!(status.clients[0].services[0].limited_60s, Some(3));
 }

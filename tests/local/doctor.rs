@@ -1,29 +1,25 @@
 //! `socklb doctor`: a healthy host is said to be one, and each thing that is wrong is named with what mends it.
 
-use serde_json::Value;
+use lb_view::diagnosis::{Diagnosis, Finding, State};
 use stage::{Cgroup, Daemon, Setup, Stage};
 
 use stage::fixture::{Fixture, config};
 
 /// Exit code and findings.
-fn doctor(setup: &Setup) -> (Option<i32>, Vec<Value>) {
+fn doctor(setup: &Setup) -> (Option<i32>, Vec<Finding>) {
     let config = setup.folder.join("socklb.toml");
     let output = setup.run(&["doctor", "--json", "--config", config.to_str().expect("UTF-8")]);
-    let diagnosis: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|error| {
+    let Diagnosis { schema, findings } = serde_json::from_slice(&output.stdout).unwrap_or_else(|error| {
         panic!("doctor --json: {error}: {}", String::from_utf8_lossy(&output.stderr));
     });
-    assert_eq!(diagnosis["schema"], 1);
-    (output.status.code(), diagnosis["findings"].as_array().expect("findings").clone())
+    assert_eq!(schema, 1);
+    (output.status.code(), findings)
 }
 
 /// The findings of one check, as state, text and help.
-fn of<'a>(findings: &'a [Value], check: &str) -> Vec<(&'a str, &'a str, Option<&'a str>)> {
-    let of = findings.iter().filter(|finding| finding["check"] == check);
-    of.map(|finding| {
-        let text = |key: &str| finding[key].as_str();
-        (text("state").expect("a state"), text("text").expect("a text"), text("help"))
-    })
-    .collect()
+fn of<'a>(findings: &'a [Finding], check: &str) -> Vec<(State, &'a str, Option<&'a str>)> {
+    let of = findings.iter().filter(|finding| finding.check == check);
+    of.map(|finding| (finding.state, finding.text.as_str(), finding.help.as_deref())).collect()
 }
 
 #[test]
@@ -51,7 +47,7 @@ fn a_healthy_host_is_said_to_be_one() {
     ] {
         let found = of(&findings, check);
         assert!(!found.is_empty(), "{check} is not looked at");
-        assert!(found.iter().all(|(state, _, _)| *state == "ok" || *state == "note"), "{found:?}");
+        assert!(found.iter().all(|(state, _, _)| *state == State::Ok || *state == State::Note), "{found:?}");
     }
     let text = fixture.setup.run(&["doctor", "--config", "socklb.toml"]);
     let text = String::from_utf8_lossy(&text.stdout).into_owned();
@@ -62,39 +58,51 @@ fn a_healthy_host_is_said_to_be_one() {
 fn what_is_wrong_is_named_with_what_mends_it() {
     let mut fixture = Fixture::new();
     fixture.stop();
-    let check = |setup: &Setup, check: &str, state: &str, text: &str, help: &str| {
+    let check = |setup: &Setup, check: &str, state: State, text: &str, help: &str| {
         let (code, findings) = doctor(setup);
         let found = of(&findings, check);
-        let matches = |(s, t, h): &(&str, &str, Option<&str>)| {
+        let matches = |(s, t, h): &(State, &str, Option<&str>)| {
             *s == state && t.contains(text) && h.unwrap_or_default().contains(help)
         };
         assert!(found.iter().any(matches), "{check}: {text:?} {help:?} is not in {found:?}");
         assert_eq!(code, Some(3));
     };
-    check(&fixture.setup, "daemon", "warning", "no daemon answers", "systemctl start socklb");
+    check(&fixture.setup, "daemon", State::Warning, "no daemon answers", "systemctl start socklb");
     fixture.setup.write(
         "socklb.toml",
         &config(&fixture.cgroup, r#"{ file = "users.toml" }"#, "")
             .replace("job = \"web\"", "job = \"other\""),
     );
-    check(&fixture.setup, "pins", "warning", "client web is pinned and not configured", "socklb detach web");
+    check(
+        &fixture.setup,
+        "pins",
+        State::Warning,
+        "client web is pinned and not configured",
+        "socklb detach web",
+    );
     check(
         &fixture.setup,
         "attachment",
-        "problem",
+        State::Problem,
         "client other: no programs are attached",
         "start the daemon",
     );
     fixture.setup.write("socklb.toml", "polcy = 1\n");
-    check(&fixture.setup, "configuration", "warning", "socklb.toml:1:", "socklb check");
+    check(&fixture.setup, "configuration", State::Warning, "socklb.toml:1:", "socklb check");
     fixture.setup.write("socklb.toml", &config(&fixture.cgroup, r#"{ file = "users.toml" }"#, ""));
     std::fs::create_dir_all(fixture.setup.pins.join("v1/web/links")).expect("another version's pins");
-    check(&fixture.setup, "pins", "warning", "client web has pins of ABI version 1", "socklb detach web");
+    check(
+        &fixture.setup,
+        "pins",
+        State::Warning,
+        "client web has pins of ABI version 1",
+        "socklb detach web",
+    );
     fixture.cgroup.remove();
-    check(&fixture.setup, "attachment", "warning", "does not exist", "");
+    check(&fixture.setup, "attachment", State::Warning, "does not exist", "");
     let elsewhere = fixture.setup.folder.join("pins");
     fixture.setup.pins = elsewhere;
-    check(&fixture.setup, "bpffs", "problem", "is not on a bpf file system", "mount -t bpf");
+    check(&fixture.setup, "bpffs", State::Problem, "is not on a bpf file system", "mount -t bpf");
 }
 
 /// Each missing privilege with the command that gives it, by a user who has none.
@@ -107,11 +115,11 @@ fn missing_privileges_are_named() {
     let mut command = crate::faults::as_nobody(&stage, &setup, &[]);
     let output = stage::daemon::finish(command.args(["doctor", "--json", "--config"]).arg(path));
     assert_eq!(output.status.code(), Some(3));
-    let diagnosis: Value = serde_json::from_slice(&output.stdout).expect("JSON");
-    let findings = diagnosis["findings"].as_array().expect("findings");
-    let found = of(findings, "privileges");
-    for (state, capability) in [("problem", "CAP_BPF"), ("problem", "CAP_NET_ADMIN"), ("note", "CAP_PERFMON")]
-    {
+    let Diagnosis { findings, .. } = serde_json::from_slice(&output.stdout).expect("JSON");
+    let found = of(&findings, "privileges");
+    let missing =
+        [(State::Problem, "CAP_BPF"), (State::Problem, "CAP_NET_ADMIN"), (State::Note, "CAP_PERFMON")];
+    for (state, capability) in missing {
         let named = found.iter().any(|(s, text, help)| {
             *s == state && text.starts_with(capability) && help.is_some() == (capability == "CAP_PERFMON")
         });
@@ -120,7 +128,7 @@ fn missing_privileges_are_named() {
     // One line for all of them, which the one who can give them can use.
     let given = found.iter().find_map(|(_, _, help)| *help).expect("a help");
     assert!(given.contains("as root") && given.contains("+bpf,+net_admin,+perfmon"), "{given}");
-    assert_eq!(of(findings, "programs")[0].0, "problem");
+    assert_eq!(of(&findings, "programs")[0].0, State::Problem);
 }
 
 /// Two daemons with pins of their own, on one cgroup: whoever looks at either learns of the other, also where the kernel tells
@@ -138,8 +146,8 @@ fn another_socklb_on_the_cgroup_is_named_by_both() {
     let _second = stage::daemon::Kept::of(command.spawn().expect("start it"));
     let faults = |setup: &Setup| {
         let status = setup.status();
-        let neighbours = status["clients"][0]["neighbours"].as_array().map_or(0, Vec::len);
-        (status["daemon"].is_object(), stage::faults_of(&status).join("\n"), neighbours)
+        let neighbours = status.clients[0].neighbours.as_ref().map_or(0, Vec::len);
+        (status.daemon.is_some(), stage::faults_of(&status).join("\n"), neighbours)
     };
     let here = cgroup.path().display();
     for (setup, order) in [(&first, "runs after ours"), (&second, "runs before ours")] {
@@ -153,8 +161,8 @@ fn another_socklb_on_the_cgroup_is_named_by_both() {
     // The doctor is root's, who is told names.
     let (code, findings) = doctor(&first);
     let programs = of(&findings, "other programs");
-    let ours = |(state, text, help): &&(&str, &str, Option<&str>)| {
-        *state == "warning"
+    let ours = |(state, text, help): &&(State, &str, Option<&str>)| {
+        *state == State::Warning
             && text.contains("program socklb_")
             && text.contains("It is socklb's, and no pin below")
             && help.is_some_and(|help| help.contains("socklb detach --all --pins"))
@@ -171,12 +179,13 @@ fn programs_of_pins_that_were_moved_are_named() {
     std::fs::rename(&version, version.with_file_name("x1")).expect("move the pins");
     let (code, findings) = doctor(&fixture.setup);
     let programs = of(&findings, "other programs");
-    let named =
-        programs.iter().filter(|(state, text, _)| *state == "warning" && text.contains("socklb_connect4"));
+    let named = programs
+        .iter()
+        .filter(|(state, text, _)| *state == State::Warning && text.contains("socklb_connect4"));
     assert_eq!((code, named.count()), (Some(3), 1), "{programs:?}");
     std::fs::rename(version.with_file_name("x1"), &version).expect("move them back");
     let (_, findings) = doctor(&fixture.setup);
-    assert_eq!(of(&findings, "other programs")[0].0, "ok");
+    assert_eq!(of(&findings, "other programs")[0].0, State::Ok);
 }
 
 /// A process may call itself anything, a line of the doctor's too.
@@ -210,11 +219,11 @@ fn limits_that_are_nearly_reached_are_named() {
     // As many again fit in the table of those whose bucket is taken, unless all of them are there.
     let looks = if stage::kernel::FETCHING_ATOMICS.is_here() {
         [
-            (60, "ok", "128 flow_records (64, and as many again on collisions)"),
-            (118, "warning", "128 flow_records"),
+            (60, State::Ok, "128 flow_records (64, and as many again on collisions)"),
+            (118, State::Warning, "128 flow_records"),
         ]
     } else {
-        [(50, "ok", "64 flow_records"), (60, "warning", "64 flow_records")]
+        [(50, State::Ok, "64 flow_records"), (60, State::Warning, "64 flow_records")]
     };
     for (flows, expected, room) in looks {
         for _ in fixture.setup.active()..flows {

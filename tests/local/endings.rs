@@ -1,6 +1,6 @@
 //! Flows end in every way there is, at random, and are counted as whoever had the socket saw it.
 
-use stage::accounts::COUNTED;
+use stage::accounts::differences;
 use stage::stress::{all, config};
 use stage::workers::{Play, Worker, server};
 use stage::{Cgroup, Daemon, Setup, Stage, eventually};
@@ -13,17 +13,16 @@ fn every_ending_is_counted_as_the_client_saw_it() {
     let stage = Stage::new();
     let cgroup = Cgroup::new();
     let setup = Setup::new(&stage, "a");
-    let services = all().filter(|service| COUNTED.has_datagrams() || !service.is_datagram());
     let _server = server();
-    let _daemon = Daemon::start(&setup, &config(&cgroup, services, COUNTED.client(), ""));
-    let play = Play { seed: 5, threads: 4, batch: 8, held: 20, datagrams: COUNTED.has_datagrams() };
+    let _daemon = Daemon::start(&setup, &config(&cgroup, all(), ""));
+    let play = Play { seed: 5, threads: 4, batch: 8, held: 20 };
     let mut worker = Worker::start(&cgroup, play);
     for _ in 0..ROUNDS {
         let ledger = worker.play(flows);
-        eventually("it counts what was seen", || COUNTED.differences(&setup, &ledger), Vec::is_empty);
+        eventually("it counts what was seen", || differences(&setup, &ledger), Vec::is_empty);
     }
     let ledger = worker.rest();
-    eventually("it counts what was seen", || COUNTED.differences(&setup, &ledger), Vec::is_empty);
+    eventually("it counts what was seen", || differences(&setup, &ledger), Vec::is_empty);
     assert_eq!((ledger.held(), setup.active()), (0, 0));
     assert!(ledger.chosen() >= ROUNDS * flows, "{}", ledger.chosen());
 }

@@ -74,7 +74,7 @@ fn a_reweighted_endpoint_gets_its_new_share() {
     fixture.write_endpoints(&[("127.0.0.1:8001", "weight = 3"), ("127.0.0.1:8002", "")]);
     let wanted = |fixture: &Fixture| -> Vec<f64> {
         let backends = fixture.setup.backends("web", "users");
-        backends.iter().map(|backend| backend["share_wanted"].as_f64().expect("a share")).collect()
+        backends.iter().map(|backend| backend.share_wanted).collect()
     };
     eventually("the new shares are in the table", || wanted(&fixture), |shares| *shares == [0.75, 0.25]);
 }
@@ -89,13 +89,8 @@ fn a_lame_duck_gets_no_new_connects_and_keeps_its_open_ones() {
     let lame = [("127.0.0.1:8001", ""), ("127.0.0.1:8002", "state = \"lame-duck\""), ("127.0.0.1:8003", "")];
     fixture.write_endpoints(&lame);
     expect(&fixture, &["b1", "b3"]);
-    let backends = fixture.setup.backends("web", "users");
-    let b2 =
-        backends.iter().find(|backend| backend["address"] == "127.0.0.1:8002").expect("it keeps its slot");
-    assert_eq!(
-        (&b2["state"], &b2["usable"], &b2["active"]),
-        (&"lame-duck".into(), &false.into(), &10.into())
-    );
+    let b2 = fixture.setup.backend("127.0.0.1:8002").expect("it keeps its slot");
+    assert_eq!((b2.state.as_str(), b2.usable, b2.active), ("lame-duck", false, 10));
     // Its sockets still report the address they dialled.
     let duck = open.iter().find(|dialled| dialled.name == "b2").expect("one of ten");
     assert_eq!(probe.peer(duck.socket), address(SERVICE));
@@ -129,9 +124,8 @@ fn a_removed_backend_keeps_its_slot_until_its_last_flow_ends() {
     let open: Vec<_> = (0..3).map(|_| probe.dial(SERVICE)).collect();
     fixture.write_endpoints(&[("127.0.0.1:8001", ""), ("127.0.0.1:8002", "")]);
     expect(&fixture, &["b1", "b2"]);
-    let mut backends = fixture.setup.backends("web", "users").into_iter();
-    let leaving = backends.find(|backend| backend["address"] == "127.0.0.1:8003").expect("it keeps its slot");
-    assert_eq!((&leaving["state"], &leaving["active"]), (&"leaving".into(), &1.into()));
+    let leaving = fixture.setup.backend("127.0.0.1:8003").expect("it keeps its slot");
+    assert_eq!((leaving.state.as_str(), leaving.active), ("leaving", 1));
     // Another backend must not get the slot, or the flow would be counted as its own.
     let _added = Backend::start("b4", "127.0.0.1:8004");
     fixture.write_endpoints(&[("127.0.0.1:8001", ""), ("127.0.0.1:8002", ""), ("127.0.0.1:8004", "")]);
@@ -159,11 +153,11 @@ fn a_file_that_cannot_be_used_changes_nothing_and_is_reported() {
     let mut failures = 0;
     for (what, text, message) in cases {
         stage::replace(&fixture.file, text);
-        let source = || fixture.setup.status()["clients"][0]["services"][0]["source"].clone();
-        let source = eventually(what, source, |source| source["failures"].as_u64() > Some(failures));
+        let source = || fixture.setup.source();
+        let source = eventually(what, source, |source| source.failures > failures);
         failures += 1;
-        assert_eq!(source["failures"], failures, "{what} is counted once");
-        let error = source["error"].as_str().expect("an error");
+        assert_eq!(source.failures, failures, "{what} is counted once");
+        let error = source.error.expect("an error");
         assert!(error.contains(message), "{what}: {error}");
         assert_eq!(answering(&fixture).len(), 3, "{what}");
         assert_eq!(fixture.setup.run(&["status"]).status.code(), Some(3), "{what} is degraded");
@@ -178,9 +172,8 @@ fn a_file_that_cannot_be_used_changes_nothing_and_is_reported() {
 fn a_file_that_is_missing_changes_nothing_and_is_reported() {
     let fixture = Fixture::new();
     fs::remove_file(&fixture.file).expect("remove the file");
-    let error = || fixture.setup.status()["clients"][0]["services"][0]["source"]["error"].clone();
-    let is_gone =
-        |error: &serde_json::Value| error.as_str().is_some_and(|error| error.contains("No such file"));
+    let error = || fixture.setup.source().error;
+    let is_gone = |error: &Option<String>| error.as_ref().is_some_and(|error| error.contains("No such file"));
     eventually("a missing file is reported", error, is_gone);
     assert_eq!(answering(&fixture).len(), 3);
     // Good again, all is well.
@@ -223,7 +216,7 @@ fn a_pipe_in_place_of_the_file_hangs_nobody() {
     fs::remove_file(&fixture.file).expect("remove the file");
     let made = std::process::Command::new("mkfifo").arg(&fixture.file).status().expect("mkfifo");
     assert!(made.success());
-    let error = || fixture.setup.status()["clients"][0]["services"][0]["source"]["error"].to_string();
+    let error = || fixture.setup.source().error.unwrap_or_default();
     eventually("it is reported", error, |error| error.contains("not a regular file"));
     assert_eq!(answering(&fixture).len(), 3);
 }
@@ -244,12 +237,12 @@ fn a_list_that_finds_no_slot_is_taken_once_there_is_one() {
     let mut probe = fixture.probe();
     let held = probe.dial(SERVICE);
     let slot_of_held =
-        |fixture: &Fixture| fixture.setup.backends("web", "users").iter().any(|b| b["active"] == 1);
+        |fixture: &Fixture| fixture.setup.backends("web", "users").iter().any(|b| b.active == 1);
     assert!(slot_of_held(&fixture));
     // 64 others at once: there is no slot for them beside the old ones, so the old ones stay.
     let new: Vec<String> = (1..=64).map(|n| format!("127.0.1.{n}:8001")).collect();
     stage::replace(&fixture.file, &list(&new));
-    let error = || fixture.setup.status()["clients"][0]["services"][0]["source"]["error"].to_string();
+    let error = || fixture.setup.source().error.unwrap_or_default();
     eventually("the refusal is reported", error, |error| error.contains("all 64 slots"));
     assert_eq!(probe.dial_many(SERVICE, 10), [("everywhere".to_owned(), 10)].into());
     // Half of them first: the old ones' slots are freed, all but the one that is held.
@@ -269,7 +262,7 @@ fn a_relative_configuration_path_is_followed_as_fast() {
     stage::probe::die_with_us(&mut command);
     let log = fs::File::create(fixture.setup.folder.join("log")).expect("open the log");
     let mut child = command.current_dir(&fixture.setup.folder).stderr(log).spawn().expect("start");
-    let status = || fixture.setup.status()["daemon"].is_object();
+    let status = || fixture.setup.status().daemon.is_some();
     eventually("the daemon answers", status, |answers| *answers);
     let watched = stage::daemon::read(&fixture.setup.folder.join("log"));
     assert!(!watched.contains("cannot watch"), "{watched}");
@@ -384,8 +377,9 @@ fn ten_faulty_files_at_once_take_little_memory() {
     ];
     let failures = |at_least: u64| {
         let status = fixture.setup.status();
-        let services = status["clients"][0]["services"].as_array().cloned().unwrap_or_default();
-        services.iter().filter(|service| service["source"]["failures"].as_u64() >= Some(at_least)).count()
+        let services = status.clients.iter().flat_map(|client| &client.services);
+        let failures = services.filter_map(|service| service.source.as_ref()).map(|source| source.failures);
+        failures.filter(|failures| *failures >= at_least).count()
     };
     for (round, (toml, json)) in (1..).zip(shapes) {
         for service in 0..10_usize {

@@ -31,10 +31,8 @@ fn status(fixture: &Fixture) -> (Option<i32>, String) {
 
 fn addresses(fixture: &Fixture) -> Vec<String> {
     let backends = fixture.setup.backends("web", "users");
-    let used =
-        backends.iter().filter(|backend| backend["share_wanted"].as_f64().is_some_and(|share| share > 0.0));
-    let mut addresses: Vec<String> =
-        used.map(|backend| backend["address"].as_str().expect("text").to_owned()).collect();
+    let used = backends.iter().filter(|backend| backend.share_wanted > 0.0);
+    let mut addresses: Vec<String> = used.map(|backend| backend.address.to_string()).collect();
     addresses.sort();
     addresses
 }
@@ -244,8 +242,8 @@ fn a_daemon_without_watches_looks_once_a_second() {
     eventually("the list is taken on", || addresses(&fixture), |found| *found == ["127.0.0.1:8002"]);
     fixture.cgroup.remove();
     fixture.cgroup.create();
-    let attached = || fixture.setup.status()["clients"][0]["cgroup_id"].clone();
-    eventually("the new cgroup is attached", attached, |id| *id == fixture.cgroup.id());
+    let attached = || fixture.setup.client().cgroup_id;
+    eventually("the new cgroup is attached", attached, |id| *id == Some(fixture.cgroup.id()));
     assert_eq!(Probe::start(&fixture.cgroup).dial(SERVICE).name, "b2");
     assert_eq!(daemon.stop(), Some(0));
 }

@@ -62,10 +62,10 @@ fn what_is_not_ours_is_untouched() {
     let datagrams = [probe.open_datagram(Family::V4), probe.open_datagram(Family::V4)];
     assert_eq!(probe.try_connect_datagram(datagrams[0], "10.96.0.10:80"), Err(libc::ENETUNREACH));
     probe.connect_datagram(datagrams[1], "127.0.0.1:9000");
-    let client = fixture.setup.status()["clients"][0].clone();
+    let client = fixture.setup.client();
     // Four dials, one failed dial and two datagram sockets.
-    assert_eq!(client["not_a_service"], 7);
-    assert_eq!(client["services"][0]["outcomes"]["forwarded"], 0);
+    assert_eq!(client.not_a_service, 7);
+    assert_eq!(client.services[0].outcomes["forwarded"], 0);
     assert_eq!(fixture.setup.active(), 0);
 }
 

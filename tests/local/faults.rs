@@ -148,7 +148,7 @@ fn two_capabilities_are_enough_or_the_third_is_named() {
     assert_eq!(setup.active(), 0);
     // What needs more is off, and said to be.
     let knows_mptcp = !enough && kernel::SKC_TO_MPTCP_SOCK.is_here();
-    assert_eq!(setup.status()["daemon"]["features"]["knows_mptcp"], knows_mptcp);
+    assert_eq!(setup.daemon().features["knows_mptcp"], knows_mptcp);
     stage::daemon::signal(&daemon, rustix::process::Signal::TERM);
     assert!(daemon.wait().expect("reap the daemon").success());
 }
@@ -168,7 +168,7 @@ fn start_as_nobody(stage: &Stage, setup: &Setup, prepare: impl FnOnce(&mut Comma
     let daemon = stage::daemon::Kept::of(command.spawn().expect("start socklb"));
     stage::eventually(
         "the daemon answers",
-        || (setup.status()["daemon"].is_object(), stage::daemon::read(&setup.folder.join("log"))),
+        || (setup.status().daemon.is_some(), stage::daemon::read(&setup.folder.join("log"))),
         |(answers, _)| *answers,
     );
     daemon
@@ -203,14 +203,15 @@ fn flows_of_a_namespace_that_may_not_be_entered_are_kept_and_counted() {
     let mut daemon = start_as_nobody(&stage, &setup, |_| {});
     let mut elsewhere = stage::Probe::start_with(&cgroup, stage::namespace::in_a_network_of_its_own);
     assert!(elsewhere.try_dial(SERVICE).is_err(), "nobody is there");
-    let passes = || setup.status()["clients"][0]["reclaim"]["passes"].as_u64();
+    let passes = || setup.client().reclaim.map(|reclaim| reclaim.passes);
     stage::eventually("passes have seen it", passes, |passes| *passes >= Some(3));
     // Where it is told that a process holds it, all is known that has to be.
     let is_told = !kernel::SPECULATION_BARRIERS.is_here();
     let status = setup.status();
-    assert_eq!(status["clients"][0]["reclaim"]["kept_elsewhere"], u64::from(!is_told), "{status}");
+    let reclaim = status.clients[0].reclaim.expect("the daemon answers");
+    assert_eq!(reclaim.kept_elsewhere, u64::from(!is_told), "{reclaim:?}");
     let fault = "client web: 1 active flows are in network namespaces that cannot be looked into";
-    assert_eq!(stage::faults_of(&status).join("\n").contains(fault), !is_told, "{status}");
+    assert_eq!(stage::faults_of(&status).join("\n").contains(fault), !is_told, "{status:?}");
     assert_eq!(setup.active(), 1);
     drop(elsewhere);
     assert_eq!(setup.active(), 0);
@@ -237,7 +238,7 @@ fn a_connection_of_an_mptcp_socket_that_cannot_be_told_apart_is_given_back() {
     let dialled = probe.dial_mptcp(SERVICE);
     assert_eq!(dialled.name, "b");
     assert_eq!(setup.active(), 1);
-    let passes = || setup.status()["clients"][0]["reclaim"]["passes"].as_u64();
+    let passes = || setup.client().reclaim.map(|reclaim| reclaim.passes);
     stage::eventually("a pass has seen it", passes, |passes| *passes >= Some(2));
     probe.close(dialled.socket);
     stage::eventually("it is given back", || setup.active(), |active| *active == 0);
@@ -307,7 +308,7 @@ fn a_second_daemon_with_the_same_socket_is_refused() {
     let path = fixture.setup.folder.join("socklb.toml");
     let output = other.run(&["run", "--config", path.to_str().expect("UTF-8")]);
     check(&output, 1, &["run/socklb.sock", "another socklb answers there"]);
-    assert!(fixture.setup.status()["daemon"].is_object(), "the first one still answers");
+    assert!(fixture.setup.status().daemon.is_some(), "the first one still answers");
 }
 
 #[test]

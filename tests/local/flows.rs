@@ -2,35 +2,30 @@
 
 use std::collections::BTreeSet;
 
-use lb_common::abi::{ABI_VERSION, Flow, FlowBucket, Phase, Policy, map};
-use serde_json::Value;
+use lb_common::abi::{self, ABI_VERSION, FlowBucket, Phase, Policy, map};
+use lb_view::flows::{Flow, Flows};
 use stage::daemon::failure;
 use stage::maps::{set_all, values};
-use stage::{Daemon, Probe, eventually};
+use stage::{Daemon, Probe, address, eventually};
 
 use stage::fixture::{Fixture, SERVICE, config};
 
 /// What `flows --json` lists.
 #[track_caller]
-fn flows(fixture: &Fixture, arguments: &[&str]) -> Vec<Value> {
+fn flows(fixture: &Fixture, arguments: &[&str]) -> Vec<Flow<'static>> {
     let output = fixture.setup.run(&[&["flows", "--json"], arguments].concat());
-    let document: Value = serde_json::from_slice(&output.stdout)
+    let Flows { schema, flows, .. } = serde_json::from_slice(&output.stdout)
         .unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&output.stderr)));
-    assert_eq!((output.status.code(), &document["schema"]), (Some(0), &2.into()));
-    document["flows"].as_array().expect("a list").clone()
+    assert_eq!((output.status.code(), schema), (Some(0), 2));
+    flows
 }
 
-/// A field of each flow.
-fn field<'a>(flows: &'a [Value], name: &str) -> Vec<&'a str> {
-    flows.iter().map(|flow| flow[name].as_str().expect("text")).collect()
+fn count(flows: &[Flow<'_>], is_counted: impl Fn(&Flow<'_>) -> bool) -> usize {
+    flows.iter().filter(|flow| is_counted(flow)).count()
 }
 
-fn count(flows: &[Value], name: &str, value: &str) -> usize {
-    field(flows, name).into_iter().filter(|other| *other == value).count()
-}
-
-fn cookies(flows: &[Value]) -> BTreeSet<u64> {
-    flows.iter().map(|flow| flow["cookie"].as_u64().expect("a cookie")).collect()
+fn cookies(flows: &[Flow<'_>]) -> BTreeSet<u64> {
+    flows.iter().map(|flow| flow.cookie).collect()
 }
 
 #[test]
@@ -46,23 +41,23 @@ fn each_open_socket_is_shown_once_with_its_process_and_the_reason() {
     let shown = flows(&fixture, &[]);
     assert_eq!((shown.len(), cookies(&shown).len()), (9, 9));
     for backend in &fixture.backends {
-        assert_eq!(count(&shown, "backend", &backend.address().to_string()), 3);
+        assert_eq!(count(&shown, |flow| flow.backend == Some(backend.address())), 3);
     }
     for flow in &shown {
         assert_eq!(
-            (&flow["client"], &flow["service"], &flow["address"]),
-            (&"web".into(), &"users".into(), &SERVICE.into())
+            (&*flow.client, flow.service.as_deref(), flow.address),
+            ("web", Some("users"), Some(address(SERVICE)))
         );
-        assert_eq!((&flow["process"], &flow["process_name"]), (&probe.pid().into(), &"probe".into()));
-        assert_eq!((&flow["phase"], &flow["state"]), (&"established".into(), &"healthy".into()));
-        assert_eq!((&flow["policy"], &flow["reason"]), (&"weighted-round-robin".into(), &"picked".into()));
-        assert_eq!(flow["table_generation"], 1);
-        let share = flow["table_share"].as_f64().expect("a share of the current table");
-        assert!((share - 1.0 / 3.0).abs() < 1e-3, "{flow}");
+        assert_eq!((flow.process, flow.process_name.as_deref()), (probe.pid(), Some("probe")));
+        assert_eq!((&*flow.phase, &*flow.state), ("established", "healthy"));
+        assert_eq!((&*flow.policy, &*flow.reason), ("weighted-round-robin", "picked"));
+        assert_eq!(flow.table_generation, 1);
+        let share = flow.table_share.expect("a share of the current table");
+        assert!((share - 1.0 / 3.0).abs() < 1e-3, "{flow:?}");
     }
-    let ages: Vec<f64> = shown.iter().map(|flow| flow["age_s"].as_f64().expect("an age")).collect();
+    let ages: Vec<f64> = shown.iter().map(|flow| flow.age_s).collect();
     assert!(ages.is_sorted_by(|older, younger| older >= younger), "the oldest first: {ages:?}");
-    let grown = || flows(&fixture, &[]).iter().map(|flow| flow["age_s"].as_f64().expect("an age")).collect();
+    let grown = || flows(&fixture, &[]).iter().map(|flow| flow.age_s).collect();
     eventually("ages grow", grown, |now: &Vec<f64>| now.iter().zip(&ages).all(|(now, then)| now > then));
     let text = String::from_utf8_lossy(&fixture.setup.run(&["flows"]).stdout).into_owned();
     let process = format!("probe ({})", probe.pid());
@@ -104,8 +99,10 @@ fn a_socket_that_waits_for_its_backend_is_connecting() {
     }
     // Those for which there is room in the queue are established at once.
     let look = || flows(&fixture, &[]);
-    let phases =
-        |shown: &Vec<Value>| (count(shown, "phase", "established"), count(shown, "phase", "connecting"));
+    let phases = |shown: &Vec<Flow<'static>>| {
+        let of_phase = |phase| count(shown, |flow| flow.phase == phase);
+        (of_phase("established"), of_phase("connecting"))
+    };
     let shown = eventually("they have their phases", look, |shown| phases(shown).0 + phases(shown).1 == 10);
     assert!(phases(&shown).0 >= 1 && phases(&shown).1 >= 5, "{:?}", phases(&shown));
     drop(full);
@@ -160,15 +157,13 @@ fn flows_are_shown_without_a_daemon_and_after_its_restart_and_of_processes_that_
     }
     let before = flows(&fixture, &[]);
     fixture.stop();
-    let of = |shown: &[Value]| {
-        (cookies(shown), shown.iter().map(|flow| flow["backend"].clone()).collect::<Vec<_>>())
-    };
+    let of = |shown: &[Flow<'_>]| (cookies(shown), shown.iter().map(|flow| flow.backend).collect::<Vec<_>>());
     assert_eq!(of(&flows(&fixture, &[])), of(&before), "no daemon");
     // The next one publishes nothing new: the table is the one that they were chosen by.
     fixture.start();
     let after = flows(&fixture, &[]);
     assert_eq!(of(&after), of(&before));
-    assert_eq!(field(&after, "process_name"), ["probe"; 3]);
+    assert_eq!(count(&after, |flow| flow.process_name.as_deref() == Some("probe")), 3);
     probe.kill();
     eventually("they end with the process", || flows(&fixture, &[]), Vec::is_empty);
 }
@@ -182,12 +177,13 @@ fn a_flow_to_a_backend_that_has_left_the_list_is_shown_as_that() {
     let left = || flows(&fixture, &["--backend", "127.0.0.1:8003"]);
     // The state changes first, the table after it. A record tells how many entries its backend had in the table that it was
     // chosen by; how long that table was is known of the current one only, so that no share is told.
-    let has_left = |shown: &Vec<Value>| {
-        count(shown, "state", "leaving") == 1 && shown.iter().all(|flow| flow["table_share"].is_null())
+    let has_left = |shown: &Vec<Flow<'static>>| {
+        count(shown, |flow| flow.state == "leaving") == 1
+            && shown.iter().all(|flow| flow.table_share.is_none())
     };
     let shown = eventually("it leaves", left, has_left);
-    assert_eq!((shown.len(), &shown[0]["table_generation"]), (1, &1.into()));
-    assert!(shown[0]["table_entries"].as_u64() >= Some(341), "{shown:?}");
+    assert_eq!((shown.len(), shown[0].table_generation), (1, 1));
+    assert!(shown[0].table_entries >= 341, "{shown:?}");
     assert_eq!(flows(&fixture, &[]).len(), 3);
     let leaver = open.iter().find(|dialled| dialled.name == "b3").expect("one each");
     probe.close(leaver.socket);
@@ -238,7 +234,7 @@ fn several_clients_have_a_column() {
     mail.dial(SERVICE);
     mail.dial(SERVICE);
     let shown = flows(&fixture, &[]);
-    assert_eq!((count(&shown, "client", "web"), count(&shown, "client", "mail")), (1, 2));
+    assert_eq!(["web", "mail"].map(|client| count(&shown, |flow| flow.client == client)), [1, 2]);
     let text = String::from_utf8_lossy(&fixture.setup.run(&["flows"]).stdout).into_owned();
     assert!(text.lines().next().is_some_and(|header| header.contains("client")), "{text}");
     assert_eq!(flows(&fixture, &["--client", "mail"]).len(), 2);
@@ -251,10 +247,10 @@ fn a_hundred_thousand_flows_are_shown_each_once() {
     let many = if stage::in_a_guest() { 10_000 } else { 100_000 };
     fixture.stop();
     let pins = [map::FLOW_PLACES, map::FLOWS].map(|name| fixture.setup.map("web", name));
-    let (mut buckets, mut records) = (values::<FlowBucket>(&pins[0]), values::<Flow>(&pins[1]));
+    let (mut buckets, mut records) = (values::<FlowBucket>(&pins[0]), values::<abi::Flow>(&pins[1]));
     for (number, (bucket, flow)) in (1u32..).zip(buckets.iter_mut().zip(&mut records).take(many)) {
         bucket.cookie = (1 << 32) + u64::from(number);
-        *flow = Flow {
+        *flow = abi::Flow {
             start_ns: 1_000 * u64::from(number * 7919 % 1_000_003),
             slot: number % 3,
             generation: 0,
@@ -272,10 +268,10 @@ fn a_hundred_thousand_flows_are_shown_each_once() {
     set_all(&pins[0], &mut buckets);
     let shown = flows(&fixture, &[]);
     assert_eq!((shown.len(), cookies(&shown).len()), (many, many));
-    assert!(shown.is_sorted_by_key(|flow| std::cmp::Reverse(flow["age_s"].as_f64().map(f64::to_bits))));
+    assert!(shown.is_sorted_by(|older, younger| older.age_s >= younger.age_s));
     assert!(flows(&fixture, &["--backend", "127.0.0.1:8001"]).len().abs_diff(many / 3) <= 1);
     // This process is younger than those that dialled when the host was booted.
-    assert_eq!(shown[0]["process_name"], Value::Null);
+    assert_eq!(shown[0].process_name, None);
     let text = String::from_utf8_lossy(&fixture.setup.run(&["flows"]).stdout).into_owned();
     assert_eq!(text.lines().count(), many + 1);
 }

@@ -34,13 +34,13 @@ fn two_client_tasks_share_nothing() {
     // The other's service is nothing here.
     assert_eq!(in_one.try_dial("10.96.0.11:80").map(|d| d.name), Err(libc::ENETUNREACH));
     assert_eq!(in_two.try_dial(SERVICE).map(|d| d.name), Err(libc::ENETUNREACH));
-    let clients = setup.status()["clients"].clone();
+    let clients = setup.status().clients;
     for (client, service) in [(&clients[0], "first"), (&clients[1], "second")] {
-        let services = client["services"].as_array().expect("a list");
-        let names: Vec<&str> = services.iter().map(|s| s["name"].as_str().expect("a name")).collect();
+        let services = &client.services;
+        let names: Vec<&str> = services.iter().map(|service| service.name.as_str()).collect();
         assert_eq!(names, [service]);
-        assert_eq!(services[0]["outcomes"]["forwarded"], 1);
-        assert_eq!(client["not_a_service"], 1);
+        assert_eq!(services[0].outcomes["forwarded"], 1);
+        assert_eq!(client.not_a_service, 1);
     }
 }
 
@@ -64,8 +64,8 @@ fn a_second_program_on_the_parent_cgroup_works_beside_ours() {
     let theirs = probe.dial("10.96.0.11:80");
     assert_eq!((theirs.name.as_str(), theirs.peer), ("deep", address("10.96.0.11:80")));
     // ... and counts the other's as none of its own.
-    assert_eq!(lower.status()["clients"][0]["not_a_service"], 1);
-    assert_eq!(upper.status()["clients"][0]["not_a_service"], 1);
+    assert_eq!(lower.client().not_a_service, 1);
+    assert_eq!(upper.client().not_a_service, 1);
     assert_eq!((lower.active(), upper.active()), (1, 1));
     // A process of the parent itself is only the upper one's.
     let mut outside = Probe::start(&parent);

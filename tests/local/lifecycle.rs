@@ -28,7 +28,7 @@ fn some_connects(fixture: &Fixture) {
 fn some_connects_of(fixture: &Fixture, service: &str) {
     let connects = || -> u64 {
         let backends = fixture.setup.backends("web", service);
-        backends.iter().map(|backend| backend["started"].as_u64().expect("a count")).sum()
+        backends.iter().map(|backend| backend.started).sum()
     };
     let before = connects();
     eventually("the client gets on", connects, |now| *now > before + 200);
@@ -88,24 +88,21 @@ fn status_works_from_the_pins_when_the_daemon_is_dead() {
     let before = fixture.setup.status();
     fixture.stop();
     let after = fixture.setup.status();
-    assert!(before["daemon"].is_object() && after["daemon"].is_null());
+    assert!(before.daemon.is_some() && after.daemon.is_none());
     assert_eq!(fixture.setup.run(&["status"]).status.code(), Some(3), "a dead daemon is degraded");
-    let (mut before, mut after) = (before["clients"].clone(), after["clients"].clone());
-    for backend in after[0]["services"][0]["backends"].as_array().expect("backends") {
-        assert!(backend["share_60s"].is_null() && !backend["share"].is_null(), "{backend}");
+    let (mut before, mut after) = (before.clients, after.clients);
+    for backend in &after[0].services[0].backends {
+        assert!(backend.share_60s.is_none() && backend.share.is_some(), "{backend:?}");
     }
     // Names, addresses, weights, tables and counts are the same; shares of the last minute and sources are gone.
     for clients in [&mut before, &mut after] {
-        for what in ["configured_cgroup", "neighbours", "reclaim"] {
-            clients[0][what].take();
-        }
-        for lately in ["source", "handshake_60s"] {
-            clients[0]["services"][0][lately].take();
-        }
-        for backend in clients[0]["services"][0]["backends"].as_array_mut().expect("backends") {
-            for lately in ["share_60s", "diverted_60s", "failed_60s", "latency_60s", "rates_60s"] {
-                backend[lately].take();
-            }
+        let client = &mut clients[0];
+        (client.configured_cgroup, client.neighbours, client.reclaim) = (None, None, None);
+        let service = &mut client.services[0];
+        (service.source, service.handshake_60s) = (None, None);
+        for backend in &mut service.backends {
+            (backend.share_60s, backend.diverted_60s, backend.failed_60s) = (None, None, None);
+            (backend.latency_60s, backend.rates_60s) = (None, None);
         }
     }
     assert_eq!(before, after);
@@ -152,7 +149,7 @@ fn a_service_that_was_removed_keeps_its_flows_and_then_goes() {
     assert_eq!(probe.peer(open.socket), address("10.96.0.11:80"));
     assert_eq!(fixture.setup.active(), 1);
     probe.close(open.socket);
-    let services = || fixture.setup.status()["clients"][0]["services"].as_array().expect("a list").len();
+    let services = || fixture.setup.client().services.len();
     eventually("the removed service's index is free", services, |services| *services == 1);
     assert_eq!(probe.dial_many(SERVICE, 30).len(), 3);
 }
@@ -208,7 +205,7 @@ fn a_service_that_is_renamed_is_balanced_all_the_time() {
         some_connects_of(&fixture, name);
     }
     no_failure(&probe.stop_dialling());
-    assert_eq!(fixture.setup.status()["clients"][0]["not_a_service"], 0);
+    assert_eq!(fixture.setup.client().not_a_service, 0);
 }
 
 #[test]
@@ -275,7 +272,7 @@ fn tables_are_replaced_where_membarrier_is_refused() {
     stage::probe::die_with_us(&mut command);
     stage::daemon::refuse_membarrier(&mut command);
     let mut daemon = command.stderr(log).spawn().expect("start socklb");
-    eventually("the daemon answers", || fixture.setup.status()["daemon"].is_object(), |answers| *answers);
+    eventually("the daemon answers", || fixture.setup.status().daemon.is_some(), |answers| *answers);
     for round in 0..6 {
         let backend = ["127.0.0.1:8001", "127.0.0.1:8002"][round % 2];
         fixture.write_endpoints(&[(backend, "")]);
@@ -359,10 +356,8 @@ fn tables_of_many_lengths_always_find_room() {
         );
         let usable = || {
             let backends = fixture.setup.backends("web", names[service]);
-            let of_version = |b: &&serde_json::Value| {
-                let address = b["address"].as_str().expect("an address");
-                b["share_wanted"].as_f64() > Some(0.0)
-                    && address.split('.').nth(2) == Some(&version.to_string())
+            let of_version = |b: &&lb_view::backend::Backend| {
+                b.share_wanted > 0.0 && b.address.to_string().split('.').nth(2) == Some(&version.to_string())
             };
             backends.iter().filter(of_version).count()
         };
@@ -388,7 +383,7 @@ fn a_second_daemon_on_the_same_pins_is_refused() {
     assert!(log.contains("another socklb works on"), "{log}");
     // The first one goes on as before.
     let after = fixture.setup.status();
-    assert_eq!(before["daemon"], after["daemon"]);
+    assert_eq!(before.daemon, after.daemon);
     assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3);
 }
 
@@ -402,5 +397,5 @@ fn an_idle_daemon_reads_nothing_anew() {
     fixture.write_endpoints(&[("127.0.0.1:8001", "")]);
     let log = || fixture.daemon().log().matches("endpoint list read").count();
     eventually("the change is read", log, |reads| *reads == 2);
-    assert_eq!(fixture.setup.backends("web", "users").iter().filter(|b| b["usable"] == true).count(), 1);
+    assert_eq!(fixture.setup.backends("web", "users").iter().filter(|b| b.usable).count(), 1);
 }

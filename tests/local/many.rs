@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 use std::os::fd::AsRawFd;
 
 use lb_common::abi::map;
+use lb_view::diagnosis::Diagnosis;
 use stage::{Backend, Cgroup, Daemon, Probe, Setup, Stage};
 
 use stage::fixture::{SERVICE, config};
@@ -45,11 +46,10 @@ fn sixty_four_client_tasks_are_balanced_each_on_its_own() {
         probe.pin(0);
         assert_eq!(probe.dial_many(SERVICE, 3).len(), 3);
     }
-    let status = setup.status();
-    let clients = status["clients"].as_array().expect("clients");
+    let clients = setup.status().clients;
     assert_eq!(clients.len(), cgroups.len());
     for client in clients {
-        assert_eq!(client["services"][0]["outcomes"]["forwarded"], 3, "{}", client["name"]);
+        assert_eq!(client.services[0].outcomes["forwarded"], 3, "{}", client.name);
     }
     assert_eq!(daemon.stop(), Some(0));
     assert!(setup.run(&["detach", "--all"]).status.success());
@@ -72,17 +72,10 @@ fn a_client_task_takes_the_kernel_memory_that_is_documented() {
         let line = info.lines().find_map(|line| line.strip_prefix("memlock:")).expect("its memory");
         bytes += line.trim().parse::<u64>().expect("a number");
     }
-    let output = setup.run(&[
-        "doctor",
-        "--json",
-        "--config",
-        setup.folder.join("socklb.toml").to_str().expect("UTF-8"),
-    ]);
-    let findings: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
-    let findings = findings["findings"].as_array().expect("findings").clone();
-    let memory = findings.iter().find(|finding| finding["check"] == "memory").expect("memory");
-    let kib: u64 =
-        memory["text"].as_str().and_then(|text| text.split(' ').next()?.parse().ok()).expect("KiB");
+    let config = setup.folder.join("socklb.toml");
+    let Diagnosis { findings, .. } = setup.document(&["doctor", "--config", config.to_str().expect("UTF-8")]);
+    let memory = findings.iter().find(|finding| finding.check == "memory").expect("memory");
+    let kib: u64 = memory.text.split(' ').next().and_then(|text| text.parse().ok()).expect("KiB");
     let (documented, what) = (kib << 10, format!("doctor says {kib} KiB, the kernel accounts {bytes} bytes"));
     if stage::kernel::MAPS_TELL_THEIR_MEMORY.is_here() {
         assert!(documented.abs_diff(bytes) * 50 < bytes, "{what}");

@@ -1,18 +1,19 @@
 //! Sockets' odd ways to dial: each is balanced, and each is accounted for.
 
-use serde_json::Value;
+use lb_view::backend::Backend;
+use lb_view::flows::Flows;
 use stage::{SocketId, address, eventually, kernel};
 
 use stage::fixture::{Fixture, SERVICE, config};
 
 /// Sum of a count over the backends of the one service.
-fn sum(fixture: &Fixture, count: impl Fn(&Value) -> &Value) -> u64 {
+fn sum(fixture: &Fixture, count: impl Fn(&Backend) -> u64) -> u64 {
     let backends = fixture.setup.backends("web", "users");
-    backends.iter().map(|backend| count(backend).as_u64().expect("a count")).sum()
+    backends.iter().map(count).sum()
 }
 
 fn ended(fixture: &Fixture, ending: &str) -> u64 {
-    sum(fixture, |backend| &backend["endings"][ending])
+    sum(fixture, |backend| backend.endings[ending])
 }
 
 /// A process mounts a file system of the network: the kernel dials for it, in its cgroup, and is no client of the service.
@@ -32,18 +33,18 @@ fn a_socket_that_the_kernel_itself_opens_is_left_alone() {
     }
     assert!(has_cifs, "guests load it: {file_systems}");
     let fixture = Fixture::new();
-    assert_eq!(fixture.setup.status()["daemon"]["features"]["knows_kernel_sockets"], true);
+    assert!(fixture.setup.daemon().features["knows_kernel_sockets"]);
     let mut probe = fixture.probe();
     let folder = fixture.setup.folder.join("mounted");
     std::fs::create_dir(&folder).expect("a folder to mount at");
     // The address has no route: a connect that is left alone fails at once, one that is balanced would meet a backend.
     assert_eq!(probe.mount_share(SERVICE, &folder), Err(libc::ENETUNREACH));
     let status = fixture.setup.status();
-    assert_eq!(status["clients"][0]["not_a_service"], 1);
-    assert_eq!(sum(&fixture, |backend| &backend["started"]), 0);
+    assert_eq!(status.clients[0].not_a_service, 1);
+    assert_eq!(sum(&fixture, |backend| backend.started), 0);
     // The process's own sockets are balanced.
     probe.dial(SERVICE);
-    assert_eq!((fixture.setup.active(), sum(&fixture, |backend| &backend["started"])), (1, 1));
+    assert_eq!((fixture.setup.active(), sum(&fixture, |backend| backend.started)), (1, 1));
 }
 
 #[test]
@@ -55,12 +56,10 @@ fn connects_through_io_uring_are_balanced_in_the_name_of_their_process() {
         assert!(probe.read_name(*socket).starts_with('b'));
         assert_eq!(probe.peer(*socket), address(SERVICE));
     }
-    assert_eq!((fixture.setup.active(), sum(&fixture, |backend| &backend["established"])), (6, 6));
-    let flows = fixture.setup.run(&["flows", "--json"]);
-    let flows: Value = serde_json::from_slice(&flows.stdout).expect("JSON");
-    let processes = flows["flows"].as_array().expect("flows").iter().map(|flow| flow["process"].as_u64());
-    assert!(processes.clone().all(|process| process == Some(u64::from(probe.pid()))), "{flows}");
-    assert_eq!(processes.count(), 6);
+    assert_eq!((fixture.setup.active(), sum(&fixture, |backend| backend.established)), (6, 6));
+    let Flows { flows, .. } = fixture.setup.document(&["flows"]);
+    assert!(flows.iter().all(|flow| flow.process == probe.pid()), "{flows:?}");
+    assert_eq!(flows.len(), 6);
     for socket in sockets {
         probe.close(socket);
     }
@@ -88,9 +87,9 @@ fn a_connect_that_is_a_write_is_balanced_and_counted_once() {
         probe.close(socket);
     }
     eventually("they end", || fixture.setup.active(), |active| *active == 0);
-    let counts =
-        ["started", "connecting", "established"].map(|count| sum(&fixture, |backend| &backend[count]));
-    assert_eq!(counts, [9, 9, 9]);
+    assert_eq!(sum(&fixture, |backend| backend.started), 9);
+    assert_eq!(sum(&fixture, |backend| backend.connecting), 9);
+    assert_eq!(sum(&fixture, |backend| backend.established), 9);
     assert_eq!(ended(&fixture, "closed") + ended(&fixture, "aborted"), 9);
 }
 
@@ -109,13 +108,13 @@ fn a_connect_that_is_put_off_counts_from_the_choice_and_ends_with_its_socket() {
     let spoken = probe.dial_deferred(SERVICE);
     let silent = probe.dial_deferred(SERVICE);
     assert_eq!(
-        (fixture.setup.active(), sum(&fixture, |backend| &backend["connecting"])),
+        (fixture.setup.active(), sum(&fixture, |backend| backend.connecting)),
         (2, 3),
         "no SYN was sent"
     );
     probe.write(spoken);
     assert!(probe.read_name(spoken).starts_with('b'));
-    assert_eq!(sum(&fixture, |backend| &backend["established"]), 4);
+    assert_eq!(sum(&fixture, |backend| backend.established), 4);
     probe.close(silent);
     assert_eq!((fixture.setup.active(), ended(&fixture, "not-sent")), (1, 1));
     probe.close(spoken);
@@ -131,8 +130,7 @@ fn a_timeout_of_connects_is_set_where_the_application_has_set_none() {
     let text = config(&fixture.cgroup, r#"{ static = ["127.0.0.1:8010"] }"#, "connect_timeout = \"7s\"");
     fixture.setup.write("socklb.toml", &text);
     fixture.start();
-    let status = fixture.setup.status();
-    assert_eq!(status["daemon"]["features"]["connect_timeouts"], true, "root may, and every kernel here can");
+    assert!(fixture.setup.daemon().features["connect_timeouts"], "root may, and every kernel here can");
     let mut probe = fixture.probe();
     let direct = probe.start_connect("127.0.0.1:8010");
     let usual = probe.syn_retries(direct);

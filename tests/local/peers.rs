@@ -4,6 +4,9 @@
 //! R9: a cgroup that is made anew, R10: cgroup namespaces, R24: daemons that come and go, R25: the verifier, R29: services
 //! that restart, are told at greater length elsewhere; what is here is the bug itself.
 
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
 use lb_common::abi::{Service, map};
 use stage::maps::array;
 use stage::{Backend, Cgroup, Daemon, Probe, Setup, Stage, address, eventually, replace};
@@ -28,14 +31,14 @@ fn r6_full_maps_refuse_no_connect_and_are_reported() {
     for _ in 0..300 {
         probe.dial(SERVICE);
     }
-    let outcomes = fixture.setup.status()["clients"][0]["services"][0]["outcomes"].clone();
-    assert!(outcomes["untracked"].as_u64() > Some(0), "flow table and overflow are full: {outcomes}");
+    let outcomes = fixture.setup.service().outcomes;
+    assert!(outcomes["untracked"] > 0, "flow table and overflow are full: {outcomes:?}");
     // A list for which there is no slot left: refused, counted, and in force is the one before.
     let more: Vec<String> = (0..70).map(|n| format!("127.0.2.{n}:9")).collect();
     let more: Vec<(&str, &str)> = more.iter().map(|address| (address.as_str(), "")).collect();
     fixture.write_endpoints(&more);
-    let source = || fixture.setup.status()["clients"][0]["services"][0]["source"].clone();
-    eventually("it is counted", source, |source| source["failures"] == 1 && source["error"].is_string());
+    let source = || fixture.setup.source();
+    eventually("it is counted", source, |source| source.failures == 1 && source.error.is_some());
     assert_eq!(fixture.setup.run(&["status"]).status.code(), Some(3));
     assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3);
 }
@@ -65,7 +68,7 @@ fn r9_a_cgroup_made_anew_is_covered_and_never_said_to_be_before_it_is() {
     let mut old = fixture.probe();
     // A socket keeps the removed cgroup alive.
     let held = old.dial(SERVICE);
-    let ids = |fixture: &Fixture| fixture.setup.status()["clients"][0]["cgroup_id"].as_u64();
+    let ids = |fixture: &Fixture| fixture.setup.client().cgroup_id;
     let before = ids(&fixture);
     assert_eq!(before, Some(fixture.cgroup.id()));
     // The process leaves for another cgroup, as nothing but a test can make it; its socket stays what it was.
@@ -108,18 +111,13 @@ fn r11_programs_beside_and_above_are_listed_and_a_rewrite_after_ours_is_detected
     for service in ["10.96.0.11:80", "10.96.0.12:80", "10.96.0.13:80"] {
         assert_eq!(probe.dial(service).name, "theirs");
     }
-    let neighbours = setup.status()["clients"][0]["neighbours"].clone();
-    let listed: Vec<(String, bool)> = neighbours
-        .as_array()
-        .expect("a list")
+    let neighbours = setup.client().neighbours.expect("the daemon answers");
+    let listed: Vec<(PathBuf, bool)> = neighbours
         .iter()
-        .filter(|neighbour| neighbour["hook"] == "connect4")
-        .map(|neighbour| {
-            let cgroup = neighbour["cgroup"].as_str().expect("a path").to_owned();
-            (cgroup, neighbour["runs_after_ours"].as_bool().expect("a flag"))
-        })
+        .filter(|neighbour| neighbour.hook == "connect4")
+        .map(|neighbour| (neighbour.cgroup.clone(), neighbour.runs_after_ours))
         .collect();
-    let (here, there) = (cgroup.path().display().to_string(), parent.path().display().to_string());
+    let (here, there) = (cgroup.path().to_owned(), parent.path().to_owned());
     assert_eq!(listed, [(here.clone(), false), (here, true), (there, true)]);
     drop((daemon, _after, _above));
     // One that takes our backend for its service: after ours it has the last word.
@@ -132,7 +130,7 @@ fn r11_programs_beside_and_above_are_listed_and_a_rewrite_after_ours_is_detected
     assert_eq!(dialled.name, "theirs");
     probe.close(dialled.socket);
     let backend = setup.backends("web", "users")[0].clone();
-    assert_eq!(backend["diverted"], 1, "{backend}");
+    assert_eq!(backend.diverted, 1, "{backend:?}");
     let degraded = stage::faults_of(&setup.status()).join("\n");
     assert!(degraded.contains("another program rewrites after ours"), "{degraded}");
     // A flow that goes where ours sends it is not counted as diverted.
@@ -143,7 +141,7 @@ fn r11_programs_beside_and_above_are_listed_and_a_rewrite_after_ours_is_detected
     let dialled = probe.dial(SERVICE);
     assert_eq!(dialled.name, "ours");
     probe.close(dialled.socket);
-    assert_eq!(setup.backends("web", "users")[0]["diverted"], 1);
+    assert_eq!(setup.backends("web", "users")[0].diverted, 1);
 }
 
 /// A source that came back empty, or a daemon that started without one, took all backends away.
@@ -170,8 +168,8 @@ fn r13_no_broken_source_takes_backends_away_and_a_valid_shorter_list_does() {
     std::fs::remove_file(&fixture.file).expect("remove the file");
     eventually("it is reported", || degraded(&fixture), |degraded| *degraded);
     assert_eq!(serves(&fixture), 3);
-    let failures = &fixture.setup.status()["clients"][0]["services"][0]["source"]["failures"];
-    assert!(failures.as_u64() > Some(0), "{failures}");
+    let failures = fixture.setup.source().failures;
+    assert!(failures > 0);
     fixture.stop();
     // The same where the kernel holds nothing any more: it starts from the last good list.
     assert!(fixture.setup.run(&["detach", "--all"]).status.success());
@@ -189,13 +187,9 @@ fn r15_counts_are_a_backends_own_through_rebuilt_tables_and_restarts() {
     let mut fixture = Fixture::new();
     let mut probe = fixture.probe();
     let open: Vec<_> = (0..9).map(|_| probe.dial(SERVICE)).collect();
-    let of = |fixture: &Fixture| -> std::collections::BTreeMap<String, (u64, u64)> {
+    let of = |fixture: &Fixture| -> BTreeMap<String, (u64, u64)> {
         let backends = fixture.setup.backends("web", "users").into_iter();
-        let count = |backend: &serde_json::Value, name: &str| backend[name].as_u64().expect("a count");
-        let address = |backend: &serde_json::Value| backend["address"].as_str().expect("text").to_owned();
-        backends
-            .map(|backend| (address(&backend), (count(&backend, "started"), count(&backend, "active"))))
-            .collect()
+        backends.map(|backend| (backend.address.to_string(), (backend.started, backend.active))).collect()
     };
     let before = of(&fixture);
     assert_eq!(before.values().collect::<Vec<_>>(), [&(3, 3); 3]);
@@ -204,14 +198,10 @@ fn r15_counts_are_a_backends_own_through_rebuilt_tables_and_restarts() {
     let added = added.iter().map(|address| (address.as_str(), "weight = 0"));
     let known = [("127.0.0.1:8003", "weight = 5"), ("127.0.0.1:8002", "weight = 2"), ("127.0.0.1:8001", "")];
     fixture.write_endpoints(&added.chain(known).collect::<Vec<_>>());
-    let weight =
-        || fixture.setup.backends("web", "users").iter().find(|b| b["address"] == "127.0.0.1:8003").cloned();
-    eventually("there is another table", weight, |backend| {
-        backend.as_ref().is_some_and(|b| b["weight"] == 5)
-    });
-    let unchanged = |now: &std::collections::BTreeMap<String, (u64, u64)>| {
-        before.iter().all(|(name, counts)| now[name] == *counts)
-    };
+    let weight = || fixture.setup.backend("127.0.0.1:8003");
+    eventually("there is another table", weight, |backend| backend.as_ref().is_some_and(|b| b.weight == 5));
+    let unchanged =
+        |now: &BTreeMap<String, (u64, u64)>| before.iter().all(|(name, counts)| now[name] == *counts);
     assert!(unchanged(&of(&fixture)), "{:?}", of(&fixture));
     fixture.stop();
     fixture.start();
@@ -248,7 +238,7 @@ fn r24_a_kill_under_load_leaks_no_connect() {
         let counts = probe.stop_dialling();
         assert!(counts.keys().all(|name| name.starts_with('b')), "{counts:?}");
     }
-    assert_eq!(fixture.setup.status()["clients"][0]["not_a_service"], 0);
+    assert_eq!(fixture.setup.client().not_a_service, 0);
     assert_eq!(fixture.setup.active(), 0);
 }
 
@@ -275,7 +265,7 @@ fn r29_a_restarted_service_leaks_no_connect() {
         assert_eq!(probe.socklb(&fixture.setup, &["wait", "web"]), 0);
         let counts = probe.dial_many(SERVICE, 60);
         assert!(counts.keys().all(|name| name.starts_with('b')), "{counts:?}");
-        assert_eq!(fixture.setup.status()["clients"][0]["cgroup_id"], fixture.cgroup.id());
+        assert_eq!(fixture.setup.client().cgroup_id, Some(fixture.cgroup.id()));
     }
-    assert_eq!(fixture.setup.status()["clients"][0]["not_a_service"], 0);
+    assert_eq!(fixture.setup.client().not_a_service, 0);
 }

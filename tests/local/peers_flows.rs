@@ -1,9 +1,8 @@
 //! Bugs of other balancers that concern flows, as tests: each is named after what happened, and its
 //! number in docs/design/bugs-of-others.md, which tells where the others are.
 
-use serde_json::Value;
+use lb_view::flows::Flows;
 use stage::backend::with_a_full_queue;
-use stage::daemon::find;
 use stage::{Backend, Daemon, Manner, Probe, SocketId, address, eventually};
 
 use stage::fixture::{Fixture, SERVICE, config};
@@ -11,17 +10,17 @@ use stage::fixture::{Fixture, SERVICE, config};
 const OTHER: &str = "10.96.0.11:80";
 
 /// A count of a service's backends together.
-fn sum(fixture: &Fixture, service: &str, count: impl Fn(&Value) -> &Value) -> u64 {
+fn sum(fixture: &Fixture, service: &str, count: impl Fn(&lb_view::backend::Backend) -> u64) -> u64 {
     let backends = fixture.setup.backends("web", service);
-    backends.iter().map(|backend| count(backend).as_u64().expect("a count")).sum()
+    backends.iter().map(count).sum()
 }
 
 fn active(fixture: &Fixture, service: &str) -> u64 {
-    sum(fixture, service, |backend| &backend["active"])
+    sum(fixture, service, |backend| backend.active)
 }
 
 fn ended(fixture: &Fixture, service: &str, ending: &str) -> u64 {
-    sum(fixture, service, |backend| &backend["endings"][ending])
+    sum(fixture, service, |backend| backend.endings[ending])
 }
 
 /// Two services, each with one backend of the three.
@@ -46,13 +45,11 @@ fn r3_a_direct_connection_of_a_socket_that_dialled_the_service_before_is_nobodys
     let direct = probe.try_redial(socket, "127.0.0.1:8001").expect("the backend listens");
     assert_eq!(direct.peer, address("127.0.0.1:8001"), "it dialled that");
     assert_eq!(active(&fixture, "users"), 0);
-    let flows = fixture.setup.run(&["flows", "--json"]);
-    let flows: Value = serde_json::from_slice(&flows.stdout).expect("JSON");
-    assert_eq!(flows["flows"], Value::Array(Vec::new()), "no flow is open");
+    let Flows { flows, .. } = fixture.setup.document(&["flows"]);
+    assert_eq!(flows, [], "no flow is open");
     probe.close(socket);
-    let sums =
-        ["started", "diverted", "reclaimed"].map(|count| sum(&fixture, "users", |backend| &backend[count]));
-    assert_eq!(sums, [1, 0, 0]);
+    let users = &fixture.setup.backends("web", "users")[0];
+    assert_eq!((users.started, users.diverted, users.reclaimed), (1, 0, 0));
 }
 
 /// A v4-mapped socket was told its backend's address, and was not treated as an IPv4 one when its backend died.
@@ -139,14 +136,12 @@ fn r14_active_counts_return_to_zero_however_connections_end() {
     }
     let counts = || -> Vec<u64> {
         let backends = fixture.setup.backends("web", "users");
-        backends.iter().map(|backend| backend["active"].as_u64().expect("a count")).collect()
+        backends.iter().map(|backend| backend.active).collect()
     };
     eventually("every count returns to zero", counts, |counts| counts.iter().all(|count| *count == 0));
     let backends = fixture.setup.backends("web", "users");
     for backend in &backends {
-        let endings = backend["endings"].as_object().expect("endings").values();
-        let endings: u64 = endings.map(|count| count.as_u64().expect("a count")).sum();
-        assert_eq!(backend["started"].as_u64(), Some(endings), "{backend}");
+        assert_eq!(backend.started, backend.endings.values().sum::<u64>(), "{backend:?}");
     }
 }
 
@@ -175,16 +170,10 @@ fn r19_refused_unanswered_and_reset_are_three_causes() {
     assert_eq!(probe.try_dial("10.96.0.12:80").map(|dialled| dialled.name), Err(libc::ETIMEDOUT));
     let reset = probe.dial("10.96.0.13:80").socket;
     assert_eq!(probe.provoke(reset), Err(libc::ECONNRESET));
-    let status = fixture.setup.status();
-    let services = &status["clients"][0]["services"];
+    let client = fixture.setup.client();
     for (name, ending) in [("refuses", "refused"), ("silent", "timed-out"), ("resets", "reset")] {
-        let service = find(services, name).expect("the service");
-        let endings = service["backends"][0]["endings"].as_object().expect("endings");
-        let happened: Vec<_> = endings
-            .iter()
-            .filter(|(_, count)| **count != 0)
-            .map(|(name, count)| (name.as_str(), count))
-            .collect();
-        assert_eq!(happened, [(ending, &Value::from(1))], "{name}");
+        let mut endings = client.service(name).expect("the service").backends[0].endings.clone();
+        endings.retain(|_, count| *count != 0);
+        assert_eq!(endings, [(ending.to_owned(), 1)].into(), "{name}");
     }
 }

@@ -6,7 +6,6 @@ use std::collections::BTreeMap;
 use lb_common::abi::{Backend, Overflow, Policy, RecentErrors, Service, map};
 use lb_common::ticks::{TICK_LOG2, tick};
 use rustix::time::{ClockId, clock_gettime};
-use serde_json::Value;
 use stage::maps::array;
 use stage::{Probe, SocketId, address, eventually, replace};
 
@@ -63,8 +62,8 @@ fn until_active(fixture: &Fixture, count: u64) {
     eventually("those that were closed are over", || fixture.setup.active(), |active| *active == count);
 }
 
-fn outcomes(fixture: &Fixture) -> Value {
-    fixture.setup.status()["clients"][0]["services"][0]["outcomes"].clone()
+fn outcomes(fixture: &Fixture) -> BTreeMap<String, u64> {
+    fixture.setup.service().outcomes
 }
 
 #[test]
@@ -136,7 +135,7 @@ fn a_backend_that_refuses_is_no_sinkhole() {
             assert_eq!(refused, 20, "a third");
         }
         let backends = fixture.setup.backends("web", "users");
-        let counted: u64 = backends.iter().map(|b| b["endings"]["refused"].as_u64().expect("a count")).sum();
+        let counted: u64 = backends.iter().map(|b| b.endings["refused"]).sum();
         assert_eq!(counted, refused as u64);
     }
 }
@@ -166,7 +165,7 @@ fn at_the_limit_the_rule_of_the_service_decides_and_is_counted() {
         assert_eq!(by_name(&open(&mut probe, 6)), [("b1", 2), ("b2", 2), ("b3", 2)].into(), "{policy:?}");
         overflowed += 6;
         let outcomes = outcomes(&fixture);
-        assert_eq!((&outcomes["limited"], &outcomes["overflowed"]), (&limited.into(), &overflowed.into()));
+        assert_eq!((outcomes["limited"], outcomes["overflowed"]), (limited, overflowed));
         assert_eq!(outcomes["fallback"], 0);
         probe.kill();
         until_active(&fixture, 0);
@@ -181,7 +180,8 @@ fn every_policy_may_be_switched_to_with_flows_open() {
     let before = fixture.setup.backends("web", "users");
     for policy in (0..).map_while(Policy::from_u8).chain([Policy::WeightedRoundRobin]) {
         change(&fixture, policy, "", 0);
-        let active = |backends: &[Value]| backends.iter().map(|b| b["active"].clone()).collect::<Vec<_>>();
+        let active =
+            |backends: &[lb_view::backend::Backend]| backends.iter().map(|b| b.active).collect::<Vec<_>>();
         assert_eq!(active(&fixture.setup.backends("web", "users")), active(&before), "{policy:?}");
         for (socket, _) in &sockets {
             assert_eq!(probe.peer(*socket), address(SERVICE));

@@ -6,10 +6,10 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use lb_view::status::Status;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::Signal;
-use serde_json::Value;
 use stage::daemon::failure;
 use stage::fixture::Fixture;
 use stage::{Cgroup, Daemon, Setup, Stage, eventually};
@@ -60,12 +60,12 @@ fn a_status_of_many_services_is_made_while_the_loop_goes_on() {
     };
     let _daemon = Daemon::start(&setup, &text(2));
     stage::replace(&setup.folder.join("socklb.toml"), &text(3));
-    let replaced = |status: &Value| {
-        let clients = status["clients"].as_array().expect("clients");
-        let services = clients.iter().flat_map(|client| client["services"].as_array().expect("services"));
-        let backends = services.flat_map(|service| service["backends"].as_array().expect("backends"));
-        let slots: Vec<u64> = backends.map(|backend| backend["slot"].as_u64().expect("a slot")).collect();
-        slots.len() == 2 * SERVICES * clients.len() && slots.iter().any(|slot| *slot >= 2 * SERVICES as u64)
+    let replaced = |status: &Status| {
+        let services = status.clients.iter().flat_map(|client| &client.services);
+        let backends = services.flat_map(|service| &service.backends);
+        let slots: Vec<u32> = backends.map(|backend| backend.slot).collect();
+        slots.len() == 2 * SERVICES * status.clients.len()
+            && slots.iter().any(|slot| *slot as usize >= 2 * SERVICES)
     };
     eventually("one backend of each service is another", || setup.status(), replaced);
     // What else runs on the host may hold one answer up, and not all of them.
@@ -155,8 +155,8 @@ fn a_daemon_that_is_stopped_with_a_full_queue_holds_nobody_up() {
     let (code, text) = failure(&fixture.setup.run(&["run", "--config", config.to_str().expect("UTF-8")]));
     assert!(code == Some(1) && text.contains("another socklb answers there"), "{code:?} {text}");
     let status = fixture.setup.status();
-    assert!(stage::faults_of(&status)[0].contains("does not answer"), "{status}");
+    assert!(stage::faults_of(&status)[0].contains("does not answer"), "{status:?}");
     drop(queue);
     fixture.daemon().signal(Signal::CONT);
-    eventually("it answers again", || fixture.setup.status(), |status| status["daemon"].is_object());
+    eventually("it answers again", || fixture.setup.status(), |status| status.daemon.is_some());
 }

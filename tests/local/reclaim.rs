@@ -9,14 +9,13 @@ use stage::fixture::{Fixture, SERVICE, config, with_active_accounting, with_pass
 
 /// What the last pass over the records has found: removed since the start, in doubt, open, elsewhere.
 fn passes_found(fixture: &Fixture) -> [u64; 4] {
-    let found = fixture.setup.status()["clients"][0]["reclaim"].clone();
-    ["reclaimed", "suspected", "kept_open", "kept_elsewhere"]
-        .map(|count| found[count].as_u64().expect("a count"))
+    let found = fixture.setup.client().reclaim.expect("the daemon answers");
+    [found.reclaimed, found.suspected, found.kept_open, found.kept_elsewhere]
 }
 
 fn reclaimed(fixture: &Fixture) -> u64 {
     let backends = fixture.setup.backends("web", "users");
-    backends.iter().map(|backend| backend["reclaimed"].as_u64().expect("a count")).sum()
+    backends.iter().map(|backend| backend.reclaimed).sum()
 }
 
 /// A set-up in which passes over the records are a second apart.
@@ -85,7 +84,7 @@ fn flows_that_were_followed_are_ended_as_well() {
     fixture.start();
     four_of_six_end_unseen(&mut fixture);
     let backends = fixture.setup.backends("web", "users");
-    let closed = |backend: &serde_json::Value| backend["endings"]["closed"].as_u64().expect("a count");
+    let closed = |backend: &lb_view::backend::Backend| backend.endings["closed"];
     assert_eq!(backends.iter().map(closed).sum::<u64>(), 2, "chosen = ended + active + reclaimed");
 }
 
@@ -129,12 +128,11 @@ fn a_flow_whose_end_was_missed_ends_with_its_socket() {
     probe.close(socket);
     assert_eq!(fixture.setup.active(), 0);
     let status = fixture.setup.status();
-    assert_eq!(status["clients"][0]["anomalies"]["release_out_of_turn"], 1, "{status}");
+    assert_eq!(status.clients[0].anomalies.release_out_of_turn, 1, "{status:?}");
     let backend = fixture.setup.backends("web", "users")[0].clone();
-    let endings = backend["endings"].as_object().expect("endings").values();
-    let ended: u64 = endings.map(|count| count.as_u64().expect("a count")).sum();
-    assert_eq!([&backend["started"], &backend["established"], &backend["reclaimed"]], [1, 1, 0]);
-    assert_eq!(ended, 1, "{backend}");
+    let ended: u64 = backend.endings.values().sum();
+    assert_eq!([backend.started, backend.established, backend.reclaimed], [1, 1, 0]);
+    assert_eq!(ended, 1, "{backend:?}");
 }
 
 /// The same where every record lies in the overflow table or competes for its bucket.
@@ -178,7 +176,7 @@ fn a_socket_that_is_open_and_not_connected_is_kept() {
     assert_eq!(probe.try_redial(socket, SERVICE), Err(libc::ECONNREFUSED));
     // Where namespaces do not tell their cookies nobody knows which list would have to show it, and only that it is held.
     let kept = if kernel::NAMESPACE_COOKIES.is_here() { [0, 0, 1, 0] } else { [0; 4] };
-    let passes = |fixture: &Fixture| fixture.setup.status()["clients"][0]["reclaim"]["passes"].as_u64();
+    let passes = |fixture: &Fixture| fixture.setup.client().reclaim.map(|reclaim| reclaim.passes);
     eventually("passes have seen it", || passes(&fixture), |passes| *passes >= Some(4));
     assert_eq!(passes_found(&fixture), kept);
     assert_eq!(fixture.setup.active(), 1);
@@ -270,7 +268,7 @@ fn sockets_that_dial_again_meanwhile_are_counted_exactly() {
     for probe in &mut probes {
         probe.start_redialling(SERVICE);
     }
-    let passes = || fixture.setup.status()["clients"][0]["reclaim"]["passes"].as_u64().expect("a count");
+    let passes = || fixture.setup.client().reclaim.expect("the daemon answers").passes;
     let before = passes();
     eventually("they were looked at", passes, |passes| *passes >= before + 4);
     for probe in &mut probes {
@@ -278,7 +276,7 @@ fn sockets_that_dial_again_meanwhile_are_counted_exactly() {
     }
     let counts = || -> Vec<u64> {
         let backends = fixture.setup.backends("web", "users");
-        backends.iter().map(|backend| backend["active"].as_u64().expect("a count")).collect()
+        backends.iter().map(|backend| backend.active).collect()
     };
     assert_eq!(counts().iter().sum::<u64>(), 21, "{:?}", counts());
     assert_eq!(passes_found(&fixture)[0], 0, "none was reclaimed");

@@ -24,10 +24,15 @@ pub fn write(setup: &Setup, text: &str) {
     replace(&setup.folder.join("socklb.toml"), text);
 }
 
+/// The clients that are in force, by their names.
+pub fn clients(setup: &Setup) -> Vec<String> {
+    setup.status().clients.into_iter().map(|client| client.name).collect()
+}
+
 pub fn services(setup: &Setup) -> Vec<String> {
     let status = setup.status();
-    let services = status["clients"][0]["services"].as_array().cloned().unwrap_or_default();
-    services.iter().map(|service| service["name"].as_str().expect("a name").to_owned()).collect()
+    let services = status.clients.into_iter().next().map_or_else(Vec::new, |client| client.services);
+    services.into_iter().map(|service| service.name).collect()
 }
 
 pub fn unreachable(probe: &mut Probe, address: &str) -> bool {
@@ -103,7 +108,7 @@ fn what_may_change_does_and_no_connect_fails() {
     let counts = busy.stop_dialling();
     assert!(counts.keys().all(|name| name.starts_with('b')), "{counts:?}");
     let status = fixture.setup.status();
-    assert_eq!(status["clients"][0]["not_a_service"], 0);
+    assert_eq!(status.clients[0].not_a_service, 0);
     for dialled in open {
         assert_eq!(held.peer(dialled.socket), address(SERVICE));
         held.close(dialled.socket);
@@ -156,15 +161,15 @@ fn a_reload_keeps_the_list_in_force_where_the_file_is_bad() {
 #[test]
 fn failures_of_a_source_are_counted_on_over_a_reload() {
     let fixture = Fixture::new();
-    let failures = || fixture.setup.status()["clients"][0]["services"][0]["source"]["failures"].as_u64();
+    let failures = || fixture.setup.source().failures;
     replace(&fixture.file, "[[endpoint]]\naddress = 5\n");
-    eventually("it is counted", failures, |failures| *failures == Some(1));
+    eventually("it is counted", failures, |failures| *failures == 1);
     fixture.daemon().signal(Signal::HUP);
     let taken_on = || fixture.daemon().log().contains("configuration taken on");
     eventually("it is taken on", taken_on, |taken_on| *taken_on);
-    assert_eq!(failures(), Some(1), "one version of the file");
+    assert_eq!(failures(), 1, "one version of the file");
     replace(&fixture.file, "[[endpoint]]\naddress = 6\n");
-    eventually("it is counted on", failures, |failures| *failures == Some(2));
+    eventually("it is counted on", failures, |failures| *failures == 2);
 }
 
 /// Each configuration names a file in another directory.

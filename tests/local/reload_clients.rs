@@ -6,7 +6,7 @@ use stage::{Cgroup, Daemon, Probe, address, eventually, replace};
 
 use stage::fixture::{Fixture, SERVICE, config};
 
-use crate::reload::{second_service, services, text, unreachable, write};
+use crate::reload::{clients, second_service, services, text, unreachable, write};
 
 /// One client with its job and its cgroup.
 fn one_client(fixture: &Fixture, job: &str, cgroup: &Cgroup) -> String {
@@ -56,12 +56,12 @@ fn a_client_that_is_removed_begins_no_flow_and_goes_with_its_last() {
     write(&fixture.setup, &one_client(&fixture, "two", &other));
     eventually("the first client is gone", || reaches_backends(&mut first), |reaches| !*reaches);
     assert_eq!(first.peer(open.socket), address(SERVICE));
-    assert_eq!(fixture.setup.status()["leaving"][0]["active"], 1);
+    assert_eq!(fixture.setup.status().leaving[0].active, Some(1));
     assert!(reaches_backends(&mut second), "the second did not notice");
     first.close(open.socket);
     let pins = fixture.setup.pins_of("one");
     eventually("nothing of it is left", || pins.exists(), |exists| !exists);
-    assert_eq!(fixture.setup.status()["leaving"].as_array().map(Vec::len), Some(0));
+    assert_eq!(fixture.setup.status().leaving.len(), 0);
     assert_eq!(fixture.setup.faults(), Vec::<String>::new());
 }
 
@@ -87,8 +87,7 @@ fn a_client_that_gets_another_name_is_balanced_all_the_time() {
     busy.start_dialling(SERVICE);
     for name in ["other", "web", "third"] {
         write(&fixture.setup, &text(&fixture, &format!("name = \"{name}\""), "", ""));
-        let named = || fixture.setup.status()["clients"][0]["name"].clone();
-        eventually("it is taken on", named, |found| found == name);
+        eventually("it is taken on", || clients(&fixture.setup), |clients| *clients == [name]);
     }
     let counts = busy.stop_dialling();
     assert!(counts.keys().all(|name| name.starts_with('b')), "{counts:?}");
@@ -108,11 +107,11 @@ fn a_client_that_was_leaving_when_the_daemon_died_still_goes() {
     let moved = text(&fixture, "name = \"other\"", "", "")
         .replace(&fixture.cgroup.relative().display().to_string(), &other.relative().display().to_string());
     write(&fixture.setup, &moved);
-    let leaving = || fixture.setup.status()["leaving"].as_array().map(Vec::len);
-    eventually("it leaves", leaving, |count| *count == Some(1));
+    let leaving = || fixture.setup.status().leaving.len();
+    eventually("it leaves", leaving, |count| *count == 1);
     fixture.daemon.take().expect("a daemon runs").kill();
     fixture.start();
-    assert_eq!(fixture.setup.status()["leaving"][0]["client"], "web");
+    assert_eq!(fixture.setup.status().leaving[0].client, "web");
     assert_eq!(probe.peer(open.socket), address(SERVICE));
     probe.close(open.socket);
     let pins = fixture.setup.pins_of("web");
@@ -134,7 +133,7 @@ fn clients_that_change_places_are_balanced_all_the_time() {
     for round in 0..6 {
         write(&fixture.setup, &if round % 2 == 0 { back(&fixture) } else { there(&fixture) });
         let first = if round % 2 == 0 { other.id() } else { fixture.cgroup.id() };
-        let attached = || fixture.setup.status()["clients"][0]["cgroup_id"].as_u64();
+        let attached = || fixture.setup.status().clients.first().and_then(|client| client.cgroup_id);
         eventually("they have changed places", attached, |id| *id == Some(first));
     }
     for probe in &mut busy {
@@ -159,8 +158,7 @@ fn a_client_stays_until_the_one_that_takes_over_is_attached() {
     assert!(faults.iter().any(|fault| fault.contains("client web: it is to leave")), "{faults:?}");
     std::fs::remove_file(foreign).expect("remove the pin");
     fixture.daemon().signal(Signal::HUP);
-    let names = || fixture.setup.status()["clients"][0]["name"].clone();
-    eventually("the heir takes over", names, |name| name == "heir");
+    eventually("the heir takes over", || clients(&fixture.setup), |clients| *clients == ["heir"]);
     let old = fixture.setup.pins_of("web");
     let counts = busy.stop_dialling();
     assert!(counts.keys().all(|name| name.starts_with('b')), "{counts:?}");
@@ -256,7 +254,7 @@ fn a_reload_that_adds_many_clients_does_not_keep_the_daemon_from_answering() {
     manager.expect("RELOADING=1");
     let fed = manager.count_until("READY=1", "WATCHDOG=1");
     assert!(fed >= 3, "the loop has turned {fed} times while {more} clients were started");
-    let attached = || fixture.setup.status()["clients"].as_array().map(Vec::len);
-    eventually("all are there", attached, |count| *count == Some(more + 1));
+    let attached = || fixture.setup.status().clients.len();
+    eventually("all are there", attached, |count| *count == more + 1);
     assert_eq!(fixture.setup.faults(), Vec::<String>::new());
 }

@@ -122,8 +122,8 @@ fn recorded_picks_replay_to_the_same_backends() {
         // Who listens at 127.0.0.1:8001 is b1.
         let name = |slot: u32| {
             let backend =
-                backends.iter().find(|backend| backend["slot"] == slot).expect("a backend has the slot");
-            backend["address"].as_str().expect("an address").replace("127.0.0.1:800", "b")
+                backends.iter().find(|backend| backend.slot == slot).expect("a backend has the slot");
+            backend.address.to_string().replace("127.0.0.1:800", "b")
         };
         let mut maps = Maps::read(&fixture);
         assert!(maps.backends.iter().all(|backend| backend.state.state == BackendState::Healthy as u8));

@@ -2,6 +2,7 @@
 
 use std::os::fd::AsRawFd;
 
+use lb_view::diagnosis::{Diagnosis, State};
 use stage::{Cgroup, Daemon, Probe, Setup, Stage, eventually};
 
 use stage::fixture::{Fixture, SERVICE, config};
@@ -24,7 +25,7 @@ fn a_cgroup_that_appears_later_is_attached_at_once() {
     assert_eq!(stage::faults_of(&status), [fault], "one fault, one line");
     cgroup.create();
     eventually("it is attached", || degraded(&setup), |code| *code == Some(0));
-    assert_eq!(setup.status()["clients"][0]["cgroup_id"], cgroup.id());
+    assert_eq!(setup.client().cgroup_id, Some(cgroup.id()));
     assert_eq!(Probe::start(&cgroup).dial(SERVICE).name, "b1");
 }
 
@@ -131,7 +132,7 @@ fn exec_starts_a_command_in_a_covered_cgroup() {
     command.arg(probe).arg(&inner);
     let mut probe = Probe::of(&mut command);
     assert_eq!(probe.dial_many(SERVICE, 30).len(), 3);
-    assert_eq!(fixture.setup.status()["clients"][0]["not_a_service"], 0);
+    assert_eq!(fixture.setup.client().not_a_service, 0);
 }
 
 #[test]
@@ -225,13 +226,10 @@ fn a_socket_that_was_made_elsewhere_is_named_as_uncovered() {
     }
     let mut probe = fixture.probe();
     probe.dial(SERVICE);
-    let sockets = || -> Vec<(String, String)> {
-        let output = fixture.setup.run(&["doctor", "--json", "--config", "socklb.toml"]);
-        let findings: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
-        let findings = findings["findings"].as_array().expect("findings").clone();
-        let of = |finding: &serde_json::Value, key: &str| finding[key].as_str().expect("text").to_owned();
-        let sockets = findings.iter().filter(|finding| finding["check"] == "sockets");
-        sockets.map(|finding| (of(finding, "state"), of(finding, "text"))).collect()
+    let sockets = || -> Vec<(State, String)> {
+        let Diagnosis { findings, .. } = fixture.setup.document(&["doctor", "--config", "socklb.toml"]);
+        let sockets = findings.into_iter().filter(|finding| finding.check == "sockets");
+        sockets.map(|finding| (finding.state, finding.text)).collect()
     };
     let found = sockets();
     let uncovered: Vec<&String> =
@@ -253,5 +251,5 @@ fn a_socket_that_was_made_elsewhere_is_named_as_uncovered() {
     drop((direct, listener));
     let _probe = fixture.probe();
     let found = sockets();
-    assert!(found.iter().all(|(state, _)| state == "ok"), "{found:?}");
+    assert!(found.iter().all(|(state, _)| *state == State::Ok), "{found:?}");
 }

@@ -1,29 +1,25 @@
 //! Shares are exact: a CPU's cursor that goes once round a table gives every backend exactly its entries.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 
-use serde_json::Value;
+use lb_view::explanation::{Explanation, Member};
 use stage::{address, eventually, replace};
 
 use stage::fixture::{Fixture, SERVICE, config};
 
-fn explanation(fixture: &Fixture) -> Value {
-    let output = fixture.setup.run(&["explain", "users", "--json"]);
-    let explanations: Value = serde_json::from_slice(&output.stdout).expect("JSON");
-    explanations[0].clone()
+fn explanation(fixture: &Fixture) -> Explanation {
+    fixture.setup.document::<Vec<_>>(&["explain", "users"]).remove(0)
 }
 
 /// Connects to each backend in `explain`'s count of entries.
 fn entries(fixture: &Fixture) -> BTreeMap<String, u32> {
-    let members = explanation(fixture)["members"].as_array().expect("members").clone();
-    let name = |address: &str| {
-        let backend = fixture.backends.iter().find(|backend| backend.address().to_string() == address);
+    let members = explanation(fixture).members;
+    let name = |address: SocketAddr| {
+        let backend = fixture.backends.iter().find(|backend| backend.address() == address);
         backend.expect("a backend of the test").name().to_owned()
     };
-    let entry = |member: &Value| {
-        let count = u32::try_from(member["entries"].as_u64().expect("a count")).expect("a small one");
-        (name(member["address"].as_str().expect("an address")), count)
-    };
+    let entry = |member: &Member| (name(member.address), member.entries);
     members.iter().map(entry).collect()
 }
 
@@ -66,11 +62,7 @@ fn round_robin_ignores_weights_and_may_be_switched_to_with_flows_open() {
     let policy = |name: &str| {
         let text = config(&fixture.cgroup, r#"{ file = "users.toml" }"#, &format!("policy = \"{name}\""));
         replace(&path, &text);
-        eventually(
-            "the policy is another",
-            || explanation(&fixture)["inputs"]["policy"].clone(),
-            |now| now == name,
-        );
+        eventually("the policy is another", || explanation(&fixture).inputs.policy, |now| now == name);
     };
     policy("round-robin");
     let expected = BTreeMap::from([("b1".to_owned(), 512), ("b2".to_owned(), 512)]);
@@ -114,7 +106,7 @@ fn the_cursor_goes_on_over_a_new_table() {
         eventually(
             "the weights are in the kernel",
             || fixture.setup.backends("web", "users"),
-            |backends| backends.iter().all(|backend| backend["weight"] == wanted),
+            |backends| backends.iter().all(|backend| backend.weight == wanted),
         );
         for (name, count) in probe.dial_many(SERVICE, 1) {
             *total.entry(name).or_insert(0) += count;
@@ -129,15 +121,13 @@ fn status_shows_the_shares_that_were_had() {
     let mut probe = fixture.probe();
     probe.dial_many(SERVICE, 1024);
     let backends = fixture.setup.backends("web", "users");
-    let connects: Vec<u64> =
-        backends.iter().map(|backend| backend["started"].as_u64().expect("a count")).collect();
+    let connects: Vec<u64> = backends.iter().map(|backend| backend.started).collect();
     assert_eq!(connects, [342, 341, 341]);
     for backend in &backends {
-        assert_eq!(backend["share"], backend["share_wanted"]);
-        assert_eq!(backend["share_60s"], backend["share_wanted"]);
+        assert_eq!(backend.share, Some(backend.share_wanted));
+        assert_eq!(backend.share_60s, Some(backend.share_wanted));
     }
-    let status = fixture.setup.status();
-    let service = &status["clients"][0]["services"][0];
-    assert_eq!(service["skew"], 1.0);
-    assert_eq!(service["outcomes"]["forwarded"], 1024);
+    let service = fixture.setup.service();
+    assert_eq!(service.skew, Some(1.0));
+    assert_eq!(service.outcomes["forwarded"], 1024);
 }

@@ -92,8 +92,8 @@ fn forty_of_64_slots() -> (Fixture, Probe) {
 
 fn addresses(fixture: &Fixture, prefix: &str) -> usize {
     let backends = fixture.setup.backends("web", "users");
-    let of = |backend: &&serde_json::Value| {
-        backend["usable"] == true && backend["address"].as_str().is_some_and(|a| a.starts_with(prefix))
+    let of = |backend: &&lb_view::backend::Backend| {
+        backend.usable && backend.address.to_string().starts_with(prefix)
     };
     backends.iter().filter(of).count()
 }

@@ -56,8 +56,8 @@ fn when_five_picks_in_a_row_are_unusable_the_fallback_is_taken() {
     set_fallback(&fixture, 2);
     let counts = fixture.probe().dial_many(SERVICE, 100);
     assert_eq!(counts, [("b3".to_owned(), 100)].into());
-    let outcomes = fixture.setup.status()["clients"][0]["services"][0]["outcomes"].clone();
-    assert_eq!((&outcomes["forwarded"], &outcomes["fallback"]), (&0.into(), &100.into()));
+    let outcomes = fixture.setup.service().outcomes;
+    assert_eq!((outcomes["forwarded"], outcomes["fallback"]), (0, 100));
 }
 
 #[test]

@@ -2,8 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
+use std::net::SocketAddr;
 
-use serde_json::Value;
+use lb_view::explanation::{Candidate, Explanation, Inputs, Member, Shares};
 use stage::fixture::{Fixture, SERVICE, endpoints};
 use stage::{Backend, Cgroup, Daemon, Probe, Setup, Stage, address, eventually};
 
@@ -51,15 +52,14 @@ impl Job {
     }
 
     /// The members of a task by the names of their backends, as `explain` shows them.
-    fn members(&self, task: usize) -> BTreeMap<String, Value> {
+    fn members(&self, task: usize) -> BTreeMap<String, Member> {
         let client = format!("task-{task}");
         let explanation = explain(&self.setup, &["--client", &client, "users"]);
-        let name = |member: &Value| {
-            let mut backends = self.backends.iter();
-            let backend = backends.find(|backend| member["address"] == backend.address().to_string());
+        let name = |member: &Member| {
+            let backend = self.backends.iter().find(|backend| member.address == backend.address());
             backend.expect("a backend of the test").name().to_owned()
         };
-        list(&explanation["members"]).into_iter().map(|member| (name(&member), member)).collect()
+        explanation.members.into_iter().map(|member| (name(&member), member)).collect()
     }
 
     /// Of each backend: entries in the tables of all tasks, and how many tasks use it.
@@ -68,7 +68,7 @@ impl Job {
         for task in 0..self.cgroups.len() {
             for (name, member) in self.members(task) {
                 let (entries, tasks) = sum.entry(name).or_default();
-                *entries += number(&member["entries"]);
+                *entries += member.entries;
                 *tasks += 1;
             }
         }
@@ -93,19 +93,9 @@ fn service(name: &str, address: &str, subset: &str, backends: &str) -> String {
 
 /// The first explanation.
 #[track_caller]
-fn explain(setup: &Setup, arguments: &[&str]) -> Value {
-    let output = setup.run(&[&["explain", "--json"], arguments].concat());
-    let explanations: Value = serde_json::from_slice(&output.stdout)
-        .unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&output.stderr)));
-    explanations[0].clone()
-}
-
-fn list(value: &Value) -> Vec<Value> {
-    value.as_array().expect("a list").clone()
-}
-
-fn number(value: &Value) -> u32 {
-    u32::try_from(value.as_u64().expect("a whole number")).expect("a small one")
+fn explain(setup: &Setup, arguments: &[&str]) -> Explanation {
+    let explanations: Vec<Explanation> = setup.document(&[&["explain"], arguments].concat());
+    explanations.into_iter().next().expect("an explanation")
 }
 
 /// 15 connections cannot be spread over 7 backends: one has three, or as many as two have, and with whole connections
@@ -132,7 +122,7 @@ fn five_tasks_together_load_seven_backends_evenly() {
         let members = job.members(task);
         assert_eq!(members.len(), 3);
         for member in members.values() {
-            assert!((member["load"].as_f64().expect("a load") - 1.0).abs() < 5e-4, "{member}");
+            assert!((member.load - 1.0).abs() < 5e-4, "{member:?}");
         }
         for (name, count) in job.probe(task).dial_many(SERVICE, DIALLED) {
             assert!(members.contains_key(&name), "{name} is no member of task {task}");
@@ -141,12 +131,12 @@ fn five_tasks_together_load_seven_backends_evenly() {
         // What status calls wanted is the table's.
         for backend in job.setup.backends(&format!("task-{task}"), "users") {
             let mut members = members.values();
-            let member = members.find(|member| member["address"] == backend["address"]).expect("a member");
-            let wanted = f64::from(number(&member["entries"])) / 1024.0;
-            assert_eq!(backend["share_wanted"].as_f64(), Some(wanted), "{backend}");
+            let member = members.find(|member| member.address == backend.address).expect("a member");
+            let wanted = f64::from(member.entries) / 1024.0;
+            assert_eq!(backend.share_wanted, wanted, "{backend:?}");
         }
-        let client = job.setup.status()["clients"][task]["services"][0].clone();
-        let skew = client["skew"].as_f64().expect("more than ten connects per backend");
+        let skew =
+            job.setup.status().clients[task].services[0].skew.expect("more than ten connects per backend");
         // Two entries more than its part, of at least a sixth of what was dialled.
         assert!((1.0..1.0 + 2.0 / (f64::from(DIALLED) / 6.0)).contains(&skew), "{skew}");
     }
@@ -165,7 +155,7 @@ fn five_tasks_together_load_seven_backends_evenly() {
 fn the_edges_of_an_arc_show_in_the_shares() {
     let job = Job::new(5, 7, "{ algorithm = \"aperture\", size = 3 }");
     let shares: BTreeMap<String, u32> =
-        job.members(0).into_iter().map(|(name, member)| (name, number(&member["entries"]))).collect();
+        job.members(0).into_iter().map(|(name, member)| (name, member.entries)).collect();
     // 5, 5, 5, 5 and 1 of 21 in 1,024 whole entries.
     let expected = [("b0", 244), ("b1", 244), ("b2", 244), ("b3", 244), ("b4", 48)];
     let expected: BTreeMap<String, u32> = expected.map(|(name, count)| (name.to_owned(), count)).into();
@@ -217,11 +207,11 @@ fn every_algorithm_sends_to_the_members_that_explain_shows() {
     let mut probe = Probe::start(&cgroup);
     for (number, algorithm) in ALGORITHMS.iter().enumerate() {
         let explanation = explain(&setup, &[algorithm]);
-        assert_eq!(explanation["inputs"]["algorithm"], *algorithm);
-        let members = list(&explanation["members"]);
-        let of = |wanted: &dyn Fn(&Value) -> bool| -> BTreeSet<String> {
+        assert_eq!(explanation.inputs.algorithm, *algorithm);
+        let members = explanation.members;
+        let of = |wanted: &dyn Fn(&Member) -> bool| -> BTreeSet<String> {
             let members = members.iter().filter(|member| wanted(member));
-            members.map(|member| format!("b{}", member["index"])).collect()
+            members.map(|member| format!("b{}", member.index)).collect()
         };
         let least = if algorithm.starts_with("aperture") { members.len().max(3) } else { 3 };
         assert_eq!(members.len(), least, "{algorithm}");
@@ -229,7 +219,7 @@ fn every_algorithm_sends_to_the_members_that_explain_shows() {
             probe.dial_many(&format!("10.96.1.{number}:80"), 64).into_keys().collect();
         assert!(had.is_subset(&of(&|_| true)), "{algorithm}: {had:?}");
         // A backend with one entry of twenty comes at least twice in 64.
-        let large = of(&|member| member["share"].as_f64().is_some_and(|share| share >= 0.05));
+        let large = of(&|member| member.share >= 0.05);
         assert!(large.is_subset(&had), "{algorithm}: {had:?}, not all of {large:?}");
     }
 }
@@ -248,7 +238,7 @@ fn a_lost_backend_is_replaced_by_the_next_of_the_order_and_open_flows_stay() {
         let client = format!("task-{task}");
         let path = path.to_str().expect("UTF-8");
         let explanation = explain(&other, &["--config", path, "--client", &client, "users"]);
-        list(&explanation["members"]).iter().map(|member| format!("b{}", member["index"])).collect::<Vec<_>>()
+        explanation.members.iter().map(|member| format!("b{}", member.index)).collect::<Vec<_>>()
     };
     let before: BTreeSet<String> = job.members(task).into_keys().collect();
     assert_eq!(before, order[..3].iter().cloned().collect());
@@ -262,8 +252,8 @@ fn a_lost_backend_is_replaced_by_the_next_of_the_order_and_open_flows_stay() {
     let members = || job.members(task).into_keys().collect::<BTreeSet<_>>();
     eventually("one member is replaced", members, |members| *members == wanted);
     let explanation = explain(&job.setup, &["--client", &format!("task-{task}"), "users"]);
-    let looked = |looked: &Value| (format!("b{}", looked["index"]), looked["verdict"] == "member");
-    let looked_at: Vec<_> = list(&explanation["order"]).iter().map(looked).collect();
+    let looked = |looked: &Candidate| (format!("b{}", looked.index), looked.verdict == "member");
+    let looked_at: Vec<_> = explanation.order.iter().map(looked).collect();
     let expected: Vec<_> = order[..4].iter().map(|name| (name.clone(), name != lost)).collect();
     assert_eq!(looked_at, expected, "the hole is passed over");
     let had: BTreeSet<String> = probe.dial_many(SERVICE, 64).into_keys().collect();
@@ -286,14 +276,15 @@ fn a_task_that_is_alone_uses_three_hundred_backends() {
     let list: Vec<(&str, &str)> = addresses.iter().map(|address| (address.as_str(), "")).collect();
     fixture.setup.write("users.toml", &endpoints(&list));
     fixture.start();
-    let inputs = explain(&fixture.setup, &["users"])["inputs"].clone();
-    let found = (&inputs["algorithm"], &inputs["size"], &inputs["auto"]["min"], &inputs["shares"]);
-    assert_eq!(found, (&"rocksteadier".into(), &300.into(), &12.into(), &"weights".into()));
-    assert!(inputs["auto"]["why"].as_str().is_some_and(|why| why.contains("alone")), "{inputs}");
+    let inputs = explain(&fixture.setup, &["users"]).inputs;
+    let auto = inputs.auto.expect("the size is auto");
+    let found = (inputs.algorithm.as_str(), inputs.size, auto.min, inputs.shares);
+    assert_eq!(found, ("rocksteadier", Some(300), 12, Shares::Weights));
+    assert!(auto.why.contains("alone"), "{auto:?}");
     // A table of 16,384 entries: the first 300 from where a cursor starts name each backend once.
     assert_eq!(fixture.probe().dial_many(SERVICE, 300), [("everywhere".to_owned(), 300)].into());
     let backends = fixture.setup.backends("web", "users");
-    let once = backends.iter().filter(|backend| backend["started"] == 1).count();
+    let once = backends.iter().filter(|backend| backend.started == 1).count();
     assert_eq!((backends.len(), once), (300, 300));
 }
 
@@ -308,8 +299,8 @@ fn a_list_that_needs_too_many_entries_is_refused_with_both_numbers() {
     let long: Vec<(&str, &str)> = addresses.iter().map(|address| (address.as_str(), "")).collect();
     fixture.write_endpoints(&long);
     let both = "would have 2048 entries, limits.schedule_entries allows 1024";
-    let error = || fixture.setup.status()["clients"][0]["services"][0]["source"]["error"].clone();
-    eventually("it is refused", error, |error| error.as_str().is_some_and(|error| error.contains(both)));
+    let error = || fixture.setup.source().error;
+    eventually("it is refused", error, |error| error.as_ref().is_some_and(|error| error.contains(both)));
     let names = |counts: BTreeMap<String, u32>| counts.into_keys().collect::<Vec<_>>();
     assert_eq!(names(fixture.probe().dial_many(SERVICE, 30)), ["b1", "b2", "b3"], "the old one is in force");
     let path = fixture.setup.folder.join("socklb.toml");
@@ -317,7 +308,7 @@ fn a_list_that_needs_too_many_entries_is_refused_with_both_numbers() {
     assert!(code == Some(1) && said.contains(both), "{said}");
     // Back to what is in force: nothing is wrong any more.
     stage::replace(&fixture.file, &good);
-    eventually("it is good again", error, Value::is_null);
+    eventually("it is good again", error, Option::is_none);
 }
 
 #[test]
@@ -342,8 +333,8 @@ fn a_size_that_only_a_computation_tells_is_refused_with_both_numbers() {
     // Two tasks that choose at random leave out some of 60 backends unless both take all.
     stage::replace(&setup.folder.join("socklb.toml"), &text(60));
     let both = "would have 2048 entries, limits.schedule_entries allows 1024";
-    let error = || setup.status()["clients"][0]["services"][0]["source"]["error"].clone();
-    eventually("it is refused", error, |error| error.as_str().is_some_and(|error| error.contains(both)));
+    let error = || setup.source().error;
+    eventually("it is refused", error, |error| error.as_ref().is_some_and(|error| error.contains(both)));
     assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3, "what is in the kernel stays");
     assert_eq!(daemon.stop(), Some(0));
     let path = setup.folder.join("socklb.toml");
@@ -380,14 +371,12 @@ fn a_reload_while_a_list_is_computed_ends_with_both_new() {
         // The file is read at a time of its own; the configuration at once.
         fixture.setup.write("socklb.toml", &text);
         fixture.daemon().signal(rustix::process::Signal::HUP);
-        let look = || explain(&fixture.setup, &["users"])["inputs"].clone();
-        let both = |inputs: &Value| inputs["index"] == 7 * round && inputs["backends"] == count;
+        let look = || explain(&fixture.setup, &["users"]).inputs;
+        let both = |inputs: &Inputs| inputs.index == 7 * round && inputs.backends == count;
         eventually("task and list are the new ones", look, both);
-        let members = |explanation: Value| -> Vec<(Value, Value, Value)> {
-            let member = |member: Value| {
-                (member["address"].clone(), member["share"].clone(), member["connections"].clone())
-            };
-            list(&explanation["members"]).into_iter().map(member).collect()
+        let members = |explanation: Explanation| -> Vec<(SocketAddr, f64, u32)> {
+            let member = |member: Member| (member.address, member.share, member.connections);
+            explanation.members.into_iter().map(member).collect()
         };
         let path = path.to_str().expect("UTF-8");
         let anew = explain(&nobody, &["--config", path, "users"]);

@@ -7,7 +7,7 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::Output;
 
-use serde_json::Value;
+use lb_view::status::Status;
 use stage::daemon::{failure, finish};
 use stage::fixture::{Fixture, config};
 use stage::{Cgroup, Daemon, Setup, Stage};
@@ -39,20 +39,24 @@ fn lies(socket: &Path, user: u32, answer: String) {
     });
 }
 
+fn json(status: &Status) -> String {
+    serde_json::to_string(status).expect("JSON")
+}
+
 /// A set-up whose daemon has been replaced by somebody else's, who says that the client's cgroup is at `path`.
 fn taken_over(fixture: &mut Fixture, path: &Path) {
     let mut status = fixture.setup.status();
     if fixture.daemon.is_some() {
         fixture.stop();
     }
-    status["clients"][0]["configured_cgroup"] = Value::from(path.to_str().expect("UTF-8"));
+    status.clients[0].configured_cgroup = Some(path.to_owned());
     let run = fixture.setup.folder.join("run");
     fs::remove_dir_all(&run).expect("remove the daemon's directory");
     fs::create_dir(&run).expect("make another");
     for directory in [fixture.setup.folder.parent().expect("the stage's"), &fixture.setup.folder, &run] {
         chown(directory, Some(NOBODY), Some(NOBODY)).expect("give it away");
     }
-    lies(&run.join("socklb.sock"), NOBODY, status.to_string());
+    lies(&run.join("socklb.sock"), NOBODY, json(&status));
 }
 
 fn exec(setup: &Setup) -> Output {
@@ -83,10 +87,10 @@ fn exec_enters_and_makes_nothing_outside_of_cgroup2_whatever_the_daemon_says() {
             chown(&fixture.setup.pins, Some(NOBODY), Some(NOBODY)).expect("give the pins away");
         } else {
             let mut status = status.clone();
-            status["clients"][0]["configured_cgroup"] = Value::from(path.to_str().expect("UTF-8"));
+            status.clients[0].configured_cgroup = Some(path.clone());
             let socket = fixture.setup.folder.join("run/socklb.sock");
             fs::remove_file(&socket).expect("remove the socket before");
-            lies(&socket, NOBODY, status.to_string());
+            lies(&socket, NOBODY, json(&status));
         }
         let (code, text) = failure(&exec(&fixture.setup));
         assert_eq!(code, Some(1), "{}: {text}", path.display());
@@ -228,7 +232,7 @@ fn directories_of_others_are_refused_with_the_command_that_mends_it() {
     }
     // All that is pinned is still there, and everything works once the directories are ours.
     let daemon = Daemon::start_again(&setup);
-    assert_eq!(setup.status()["faults"], serde_json::json!([]));
+    assert_eq!(setup.status().faults, []);
     assert_eq!(daemon.stop(), Some(0));
 }
 

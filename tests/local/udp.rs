@@ -54,7 +54,7 @@ fn datagrams_of_a_socket_go_to_one_backend() {
         probe.close(socket);
     }
     scene.all_gone();
-    assert_eq!(scene.sum(|backend| backend["endings"]["closed"].as_u64().expect("a count")), 6);
+    assert_eq!(scene.sum(|backend| backend.endings["closed"]), 6);
 }
 
 #[test]
@@ -185,9 +185,9 @@ impl Concerned {
         let list: Vec<_> = list.iter().map(|(n, more)| (backend_of(0, *n), *more)).collect();
         let list: Vec<_> = list.iter().map(|(address, more)| (address.as_str(), *more)).collect();
         self.scene.list(&list);
-        let seen = || states.iter().map(|(n, _)| self.scene.backend(0, *n)["state"].clone()).collect();
-        let expected: Vec<serde_json::Value> = states.iter().map(|(_, state)| (*state).into()).collect();
-        eventually("the list is in force", seen, |seen: &Vec<serde_json::Value>| *seen == expected);
+        let seen = || states.iter().map(|(n, _)| self.scene.backend(0, *n).state).collect();
+        let expected: Vec<&str> = states.iter().map(|(_, state)| *state).collect();
+        eventually("the list is in force", seen, |seen: &Vec<String>| *seen == expected);
     }
 
     #[track_caller]
@@ -195,7 +195,7 @@ impl Concerned {
         let address = backend_of(0, n);
         let backends = || self.scene.setup.backends("web", "s0");
         eventually("its slot is free", backends, |all| {
-            all.iter().all(|backend| backend["address"] != *address)
+            all.iter().all(|backend| backend.address.to_string() != *address)
         });
     }
 
@@ -224,7 +224,7 @@ fn r2_a_flow_is_chosen_anew_when_its_backend_may_not_be_chosen() {
     concerned.list(&list, &[(own, "lame-duck"), (beside, "unweighted")]);
     assert_eq!(concerned.probe.query(concerned.socket, SERVICE), format!("s0b{third}"));
     let left = concerned.scene.backend(0, own);
-    assert_eq!((&left["endings"]["closed"], &left["active"]), (&1.into(), &1.into()));
+    assert_eq!((left.endings["closed"], left.active), (1, 1));
     concerned.hears_late_answer();
     concerned.probe.close(keeper);
     // The bystander has sent nothing meanwhile.
@@ -254,7 +254,7 @@ fn r2_a_flow_is_chosen_anew_when_its_backend_has_left() {
 fn make_both_lame_ducks(scene: &Scene) {
     let all = [backend_of(0, 1), backend_of(0, 2)];
     scene.list(&[(&all[0], "state = \"lame-duck\""), (&all[1], "state = \"lame-duck\"")]);
-    let states = || [1, 2].map(|n| scene.backend(0, n)["state"].clone());
+    let states = || [1, 2].map(|n| scene.backend(0, n).state);
     eventually("both are lame ducks", states, |states| *states == ["lame-duck", "lame-duck"]);
 }
 
@@ -267,7 +267,7 @@ fn a_flow_stays_where_nobody_is_better() {
     probe.query(socket, SERVICE);
     make_both_lame_ducks(&scene);
     let name = probe.query(socket, SERVICE);
-    let chosen = || scene.sum(|backend| backend["started"].as_u64().expect("a count"));
+    let chosen = || scene.sum(|backend| backend.started);
     let before = (chosen(), scene.outcome(0, "reused"));
     for _ in 0..5 {
         assert_eq!(probe.query(socket, SERVICE), name);
@@ -391,7 +391,7 @@ fn what_is_no_service_is_untouched() {
     assert_eq!(scene.setup.active(), 0);
     // The service's address with another port is not the service.
     assert_eq!(probe.send_datagram(four, "10.96.0.10:54"), Err(libc::ENETUNREACH));
-    assert_eq!(scene.setup.status()["clients"][0]["not_a_service"], 5);
+    assert_eq!(scene.setup.client().not_a_service, 5);
     assert_eq!(scene.entries(), 0);
     drop(other);
 }

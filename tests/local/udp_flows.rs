@@ -37,9 +37,9 @@ fn a_ninth_service_replaces_the_one_that_was_chosen_first() {
     for service in 0..9 {
         probe.query(socket, &address_of(service));
     }
-    let active = |service| scene.backend(service, 1)["active"].as_u64().expect("a count");
+    let active = |service| scene.backend(service, 1).active;
     assert_eq!((active(0), active(1), active(8)), (0, 1, 1));
-    assert_eq!(scene.backend(0, 1)["endings"]["closed"], 1);
+    assert_eq!(scene.backend(0, 1).endings["closed"], 1);
     // The first one again, which is a new flow: now the second was chosen first.
     probe.query(socket, SERVICE);
     assert_eq!((active(0), active(1), active(2)), (1, 0, 1));
@@ -179,7 +179,7 @@ fn flows_whose_end_was_not_seen_are_ended() {
     scene.daemon = Some(Daemon::start_again(&scene.setup));
     // Two that were connected as well, and one that was not.
     eventually("their flows are ended", || scene.setup.active(), |active| *active == 8);
-    let reclaimed = scene.sum(|backend| backend["reclaimed"].as_u64().expect("a count"));
+    let reclaimed = scene.sum(|backend| backend.reclaimed);
     assert_eq!((reclaimed, scene.entries()), (8, 3));
     for socket in [sockets[0], sockets[1], sockets[5]] {
         probe.close(socket);

@@ -1,7 +1,8 @@
 //! Connects that the application gives up: whether they count against the backend, by what had become of the SYN until
 //! then.
 
-use serde_json::Value;
+use lb_view::backend::Backend;
+use lb_view::flows::Flows;
 use stage::eventually;
 use stage::fixture::{Fixture, SERVICE, config, with_active_accounting};
 use stage::router::{NOWHERE, Router};
@@ -25,19 +26,17 @@ fn silent() -> std::net::TcpListener {
     listener
 }
 
-fn backend(fixture: &Fixture) -> Value {
+fn backend(fixture: &Fixture) -> Backend {
     fixture.setup.backends("web", "users").remove(0)
 }
 
 fn ended(fixture: &Fixture, ending: &str) -> u64 {
-    backend(fixture)["endings"][ending].as_u64().expect("a count")
+    backend(fixture).endings[ending]
 }
 
 /// Seconds since the one open flow was chosen.
 fn age(fixture: &Fixture) -> f64 {
-    let output = fixture.setup.run(&["flows", "--json"]);
-    let document: Value = serde_json::from_slice(&output.stdout).expect("JSON");
-    document["flows"][0]["age_s"].as_f64().expect("the age of a flow")
+    fixture.setup.document::<Flows>(&["flows"]).flows[0].age_s
 }
 
 #[test]
@@ -51,12 +50,8 @@ fn a_connect_that_is_given_up_counts_against_the_backend_once_an_answer_was_due(
         eventually("an answer was due", || age(&fixture), |age| *age > 0.030);
         probe.close(socket);
         let backend = backend(&fixture);
-        assert_eq!(
-            (&backend["active"], &backend["endings"]["unanswered"]),
-            (&0.into(), &1.into()),
-            "{accounting}"
-        );
-        let errors = || self::backend(&fixture)["rates_60s"]["errors"].as_f64().unwrap_or_default();
+        assert_eq!((backend.active, backend.endings["unanswered"]), (0, 1), "{accounting}");
+        let errors = || self::backend(&fixture).rates_60s.map_or(0.0, |rates| rates.errors);
         eventually("it counts as an error", errors, |errors| *errors > 0.0);
     });
 }
@@ -74,7 +69,7 @@ fn a_connect_that_is_given_up_before_is_the_applications_own_doing() {
             ended(&fixture, "gave-up")
         };
         eventually("one is closed before anything happens", give_up, |gave_up| *gave_up > 0);
-        assert_eq!(backend(&fixture)["active"], 0);
+        assert_eq!(backend(&fixture).active, 0);
     });
 }
 
@@ -115,7 +110,7 @@ fn an_icmp_error_during_connect_is_told_unless_the_application_has_taken_it_off(
             has_taken && given_up() > before
         };
         eventually("one has taken the error off and gives up", give_up, |gave_up| *gave_up);
-        assert_eq!(backend(&fixture)["active"], 0);
+        assert_eq!(backend(&fixture).active, 0);
     }
 }
 

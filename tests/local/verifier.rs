@@ -78,14 +78,9 @@ fn no_program_costs_the_verifier_much_more_than_recorded() {
 /// Instructions of each program that this kernel can load, with maps of these sizes.
 fn verified([schedule_entries, slots, flow_records]: [u32; 3]) -> Vec<(String, u64)> {
     // What the daemon tells its programs of this kernel.
-    let daemon = Fixture::new().setup.status()["daemon"].clone();
-    let (features, offsets) = (&daemon["features"], &daemon["offsets"]);
-    let is_on =
-        |name: &str| u32::from(features[name].as_bool().unwrap_or_else(|| panic!("{name} in {features}")));
-    let offset = |name: &str| {
-        let offset = offsets[name].as_u64().unwrap_or_else(|| panic!("{name} in {offsets}"));
-        u32::try_from(offset).expect("an offset")
-    };
+    let daemon = Fixture::new().setup.daemon();
+    let is_on = |name: &str| u32::from(daemon.features[name]);
+    let offset = |name: &str| daemon.offsets[name];
     assert_eq!(
         is_on("socket_errors") * is_on("outcomes_at_release"),
         1,

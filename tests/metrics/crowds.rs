@@ -106,7 +106,7 @@ fn readers_that_stop_hold_up_nobody() {
         let backends = page.body.lines().filter(|line| line.starts_with("socklb_flows_active{"));
         assert_eq!(backends.count(), MANY);
     }
-    assert_eq!(fixture.setup.status()["daemon"]["pid"], daemon.pid(), "the daemon itself answers");
+    assert_eq!(fixture.setup.daemon().pid, daemon.pid(), "the daemon itself answers");
     assert!(peak(daemon.pid()) < 200 << 20, "{} bytes", peak(daemon.pid()));
     // No connection is kept for ever, whether others wait or not.
     for mut stream in stopped {

@@ -2,7 +2,7 @@
 
 use lb_common::abi::{SlotCounters, map};
 use lb_common::ending::Ending;
-use serde_json::Value;
+use lb_view::backend::Backend;
 use stage::eventually;
 use stage::fixture::{Fixture, SERVICE};
 use stage::maps::{Raw, per_cpu};
@@ -27,43 +27,45 @@ fn of_backend(prometheus: &Prometheus, name: &str, labels: &str, address: &str) 
     prometheus.query(&query).into_iter().map(|(_, value)| value).collect()
 }
 
-/// The fields of a backend in `status`, and its series.
-const FIELDS: [(&str, &str); 9] = [
-    ("started", "socklb_flows_started_total"),
-    ("untracked", "socklb_flows_untracked_total"),
-    ("active", "socklb_flows_active"),
-    ("reclaimed", "socklb_flows_reclaimed_total"),
-    ("connecting", "socklb_flows_connecting_total"),
-    ("established", "socklb_flows_established_total"),
-    ("diverted", "socklb_flows_diverted_total"),
-    ("weight", "socklb_backend_weight"),
-    ("share_wanted", "socklb_backend_share_wanted"),
-];
+/// What `status` says of a backend, by its series.
+#[expect(clippy::cast_precision_loss, reason = "small counts")]
+fn series(backend: &Backend) -> [(&'static str, f64); 9] {
+    [
+        ("socklb_flows_started_total", backend.started as f64),
+        ("socklb_flows_untracked_total", backend.untracked as f64),
+        ("socklb_flows_active", backend.active as f64),
+        ("socklb_flows_reclaimed_total", backend.reclaimed as f64),
+        ("socklb_flows_connecting_total", backend.connecting as f64),
+        ("socklb_flows_established_total", backend.established as f64),
+        ("socklb_flows_diverted_total", backend.diverted as f64),
+        ("socklb_backend_weight", backend.weight.into()),
+        ("socklb_backend_share_wanted", backend.share_wanted),
+    ]
+}
 
 /// Waits until Prometheus has what `status` has of every backend, and of the service.
 #[track_caller]
+#[expect(clippy::cast_precision_loss, reason = "small counts")]
 fn agrees(prometheus: &Prometheus, fixture: &Fixture) {
-    let status = fixture.setup.status();
-    let service = &status["clients"][0]["services"][0];
-    for backend in service["backends"].as_array().expect("backends") {
-        let address = backend["address"].as_str().expect("an address");
-        let same = |name: &str, labels: &str, value: &Value| {
-            let value = value.as_f64().unwrap_or_else(|| panic!("{name} of {backend} is no number"));
-            let look = || of_backend(prometheus, name, labels, address);
+    let service = fixture.setup.service();
+    for backend in &service.backends {
+        let address = backend.address.to_string();
+        let same = |name: &str, labels: &str, value: f64| {
+            let look = || of_backend(prometheus, name, labels, &address);
             eventually(&format!("{name} of {address}{labels} is {value}"), look, |seen| *seen == [value; 2]);
         };
-        for (field, name) in FIELDS {
-            same(name, "", &backend[field]);
+        for (name, value) in series(backend) {
+            same(name, "", value);
         }
         for ending in Ending::ALL.map(Ending::name) {
             let labels = format!(r#",ending="{ending}""#);
-            same("socklb_flows_ended_total", &labels, &backend["endings"][ending]);
+            same("socklb_flows_ended_total", &labels, backend.endings[ending] as f64);
         }
     }
-    for (outcome, count) in service["outcomes"].as_object().expect("outcomes") {
+    for (outcome, count) in &service.outcomes {
         let query = format!(r#"socklb_outcomes_total{{client="web",service="users",outcome="{outcome}"}}"#);
         let look = || prometheus.query(&query).into_iter().map(|(_, value)| value).collect::<Vec<_>>();
-        eventually(&query, look, |seen| *seen == [count.as_f64().expect("a count"); 2]);
+        eventually(&query, look, |seen| *seen == [*count as f64; 2]);
     }
 }
 
@@ -74,7 +76,11 @@ fn no_fault(prometheus: &Prometheus) {
     let active = targets["activeTargets"].as_array().expect("targets");
     assert_eq!(active.len(), 2, "{targets}");
     for target in active {
-        assert_eq!((&target["health"], &target["lastError"]), (&"up".into(), &"".into()), "{target}");
+        assert_eq!(
+            (target["health"].as_str(), target["lastError"].as_str()),
+            (Some("up"), Some("")),
+            "{target}"
+        );
     }
     assert_eq!(prometheus.value("sum(up)"), 2.0);
     assert_eq!(prometheus.value("min(min_over_time(up[10m]))"), 1.0, "every scrape succeeded");
@@ -136,11 +142,9 @@ fn a_quantile_of_the_handshakes_lies_in_the_bucket_of_the_maps() {
     assert_eq!(fixture.probe().dial_many(SERVICE, 90).len(), 3);
     // All backends and CPUs together, as the kernel has them.
     let counts = per_cpu::<SlotCounters>(&fixture.setup.map("web", map::COUNTS));
-    let slots = fixture.setup.backends("web", "users");
     let mut buckets = [0; lb_common::abi::TIME_BUCKETS];
-    for slot in &slots {
-        let slot = slot["slot"].as_u64().and_then(|slot| u32::try_from(slot).ok()).expect("a slot");
-        for Raw(cpu) in counts.get(&slot, 0).expect("counts of the slot").iter() {
+    for backend in fixture.setup.backends("web", "users") {
+        for Raw(cpu) in counts.get(&backend.slot, 0).expect("counts of the slot").iter() {
             for (sum, count) in buckets.iter_mut().zip(cpu.rtt.buckets) {
                 *sum += count;
             }

@@ -1,7 +1,7 @@
 //! Two hundred thousand flows that end in every way, and a hundred and sixty thousand that are open at once: what is
 //! counted is what their owners saw, also while the flow tables are too small.
 
-use stage::accounts::{COUNTED, calls_without_a_record};
+use stage::accounts::{calls_without_a_record, differences, differences_of_full_tables};
 use stage::ledger::Ledger;
 use stage::rpc::Process;
 use stage::stress::{all, config};
@@ -29,10 +29,8 @@ impl Scene {
         let stage = Stage::new();
         let cgroup = Cgroup::new();
         let setup = Setup::new(&stage, "a");
-        let services = all().filter(|service| COUNTED.has_datagrams() || !service.is_datagram());
         let server = server();
-        let daemon = Daemon::start(&setup, &config(&cgroup, services, COUNTED.client(), limits));
-        let play = Play { datagrams: COUNTED.has_datagrams(), ..play };
+        let daemon = Daemon::start(&setup, &config(&cgroup, all(), limits));
         let worker = Worker::start(&cgroup, play);
         Self { worker, _daemon: daemon, _server: server, setup, _cgroup: cgroup, _stage: stage }
     }
@@ -50,12 +48,12 @@ impl Scene {
     }
 }
 
-const PLAY: Play = Play { seed: 20, threads: 8, batch: 64, held: 500, datagrams: false };
+const PLAY: Play = Play { seed: 20, threads: 8, batch: 64, held: 500 };
 
 #[test]
 fn two_hundred_thousand_flows_end_as_their_owners_saw() {
     let mut scene = Scene::new(PLAY, "");
-    let ledger = scene.play(FLOWS, |setup, ledger| COUNTED.differences(setup, ledger));
+    let ledger = scene.play(FLOWS, differences);
     assert!(ledger.chosen() >= FLOWS, "{}", ledger.chosen());
     println!("{ledger:?}");
 }
@@ -65,7 +63,7 @@ fn two_hundred_thousand_flows_end_as_their_owners_saw() {
 fn the_smallest_flow_table_counts_as_exactly() {
     let play = Play { threads: 4, batch: 8, held: 24, ..PLAY };
     let mut scene = Scene::new(play, "[limits]\nflow_records = 64\n");
-    let ledger = scene.play(FLOWS, |setup, ledger| COUNTED.differences(setup, ledger));
+    let ledger = scene.play(FLOWS, differences);
     assert!(ledger.chosen() >= FLOWS, "{}", ledger.chosen());
 }
 
@@ -73,8 +71,8 @@ fn the_smallest_flow_table_counts_as_exactly() {
 #[test]
 fn a_flow_without_room_is_counted_as_such() {
     let mut scene = Scene::new(PLAY, "[limits]\nflow_records = 64\n");
-    let ledger = scene.play(FLOWS / 4, |setup, ledger| COUNTED.differences_of_full_tables(setup, ledger));
-    let client = scene.setup.status()["clients"][0].clone();
+    let ledger = scene.play(FLOWS / 4, differences_of_full_tables);
+    let client = scene.setup.client();
     let untracked =
         ledger.services.keys().map(|service| calls_without_a_record(&client, service)).sum::<u64>();
     assert!(untracked > 0 && untracked < ledger.chosen(), "{untracked} of {}", ledger.chosen());

@@ -1,6 +1,6 @@
 //! A hundred and sixty thousand sockets that are open at once, more than the flow table has buckets.
 
-use stage::accounts::{COUNTED, imbalances, totals};
+use stage::accounts::{imbalances, totals};
 use stage::stress::{Service, config};
 use stage::workers::{Change, Crowd, another_server, server};
 use stage::{Cgroup, Daemon, Setup, Stage, eventually};
@@ -37,7 +37,7 @@ fn a_hundred_and_sixty_thousand_open_sockets_are_counted() {
     let setup = Setup::new(&stage, "a");
     let mut servers = vec![server()];
     servers.extend((1..CROWDS + 2).map(|_| another_server()));
-    let text = config(&cgroup, [Service::of("crowd")].into_iter(), COUNTED.client(), "");
+    let text = config(&cgroup, [Service::of("crowd")].into_iter(), "");
     let _daemon = Daemon::start(&setup, &text);
     let mut crowds: Vec<Crowd> = (0..CROWDS).map(|seed| Crowd::start(&cgroup, seed)).collect();
     assert_eq!(all_do(&mut crowds, Change::Open(EACH)), ALL);

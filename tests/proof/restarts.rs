@@ -6,7 +6,7 @@ use stage::fixture::{Fixture, SERVICE};
 
 /// Connects that any program of the client has seen to an address that is no service.
 pub fn elsewhere(setup: &Setup) -> u64 {
-    setup.status()["clients"][0]["not_a_service"].as_u64().expect("a count")
+    setup.client().not_a_service
 }
 
 /// A process that connects without pause.
@@ -30,7 +30,7 @@ pub fn all_reached(probe: &mut Probe) -> u64 {
 /// Connects that were counted, over all backends.
 pub fn connects(setup: &Setup) -> u64 {
     let backends = setup.backends("web", "users");
-    backends.iter().map(|backend| backend["started"].as_u64().expect("a count")).sum()
+    backends.iter().map(|backend| backend.started).sum()
 }
 
 /// Waits until some more connects were counted.
@@ -54,7 +54,7 @@ fn a_hundred_restarts_of_the_service_leak_no_connect() {
         if round % 2 == 0 {
             made += all_reached(&mut probe);
         }
-        assert_eq!(fixture.setup.status()["clients"][0]["cgroup_id"], fixture.cgroup.id());
+        assert_eq!(fixture.setup.client().cgroup_id, Some(fixture.cgroup.id()));
     }
     assert!(made > 0);
     assert_eq!(elsewhere(&fixture.setup), 0);

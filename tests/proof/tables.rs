@@ -73,9 +73,9 @@ fn a_full_flow_table_fails_no_connect_whatever_the_daemon_does() {
         fixture.start();
     }
     let made: u64 = clients.iter_mut().map(all_reached).sum();
-    let outcomes = fixture.setup.status()["clients"][0]["services"][0]["outcomes"].clone();
-    let count = |name: &str| outcomes[name].as_u64().expect("a count");
-    assert_eq!(count("forwarded") + count("untracked"), made + 300, "{outcomes}");
+    let outcomes = fixture.setup.service().outcomes;
+    let count = |name: &str| outcomes[name];
+    assert_eq!(count("forwarded") + count("untracked"), made + 300, "{outcomes:?}");
     assert_eq!(connects(&fixture.setup), made + 300);
     assert!(count("untracked") > 0);
     assert_eq!(fixture.setup.active(), full, "what was held is counted as it was");

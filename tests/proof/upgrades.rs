@@ -58,8 +58,8 @@ fn twenty_upgrades_to_another_abi_and_back_fail_no_connect_and_lose_no_flow() {
         some_connects(&fixture.setup);
         upgrade(&mut fixture, [NEXT, "socklb"][round % 2], round % 3 == 0);
         // Flows of both versions are open, and each still shows what was dialled.
-        let leaving = fixture.setup.status()["leaving"].clone();
-        assert!(leaving[0]["active"].as_u64() >= Some(1), "round {round}: {leaving}");
+        let leaving = fixture.setup.status().leaving;
+        assert!(leaving[0].active >= Some(1), "round {round}: {leaving:?}");
         open.push(held.dial(SERVICE));
         for dialled in &open {
             assert_eq!(held.peer(dialled.socket), address(SERVICE), "round {round}");
@@ -71,15 +71,15 @@ fn twenty_upgrades_to_another_abi_and_back_fail_no_connect_and_lose_no_flow() {
     // By now the busy clients' flows have ended: what is open is what is held, in two tables together.
     let counted = || {
         let status = fixture.setup.status();
-        fixture.setup.active() + status["leaving"][0]["active"].as_u64().unwrap_or(0)
+        fixture.setup.active() + status.leaving.first().and_then(|leaving| leaving.active).unwrap_or(0)
     };
     assert_eq!(counted(), 21);
     for dialled in &open {
         held.close(dialled.socket);
     }
     assert_eq!(fixture.setup.active(), 0);
-    let leaving = || fixture.setup.status()["leaving"].as_array().map(Vec::len);
-    eventually("the other version is removed", leaving, |count| *count == Some(0));
+    let leaving = || fixture.setup.status().leaving.len();
+    eventually("the other version is removed", leaving, |count| *count == 0);
     let versions = std::fs::read_dir(&fixture.setup.pins).expect("pins");
     let clients: usize = versions
         .map(|version| std::fs::read_dir(version.expect("a version").path()).expect("clients").count())
@@ -100,10 +100,10 @@ fn twenty_upgrades_to_another_abi_and_back_fail_no_connect_and_lose_no_flow() {
     for text in [&other, &whole] {
         stage::replace(&file, text);
         let name = if *text == other { "other" } else { "web" };
-        let named = || fixture.setup.status()["clients"][0]["name"].clone();
-        eventually("it is taken on", named, |found| found == name);
+        let named = || fixture.setup.status().clients.into_iter().map(|client| client.name).collect();
+        eventually("it is taken on", named, |found: &Vec<String>| *found == [name]);
     }
-    assert_eq!(fixture.setup.status()["faults"].as_array().map(Vec::len), Some(0));
+    assert_eq!(fixture.setup.status().faults, []);
     assert_eq!(held.peer(held_here.socket), address(SERVICE));
     upgrade(&mut fixture, "socklb", false);
     held.close(held_here.socket);

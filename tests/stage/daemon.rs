@@ -2,12 +2,14 @@
 
 use std::fs;
 use std::io::Read;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 
 use lb_common::abi::ABI_VERSION;
-use lb_view::fault::Fault;
-use serde_json::Value;
+use lb_view::backend::Backend;
+use lb_view::status::{self, Client, Service, Source, Status};
+use serde::de::DeserializeOwned;
 
 use crate::probe::die_with_us;
 use crate::{Stage, eventually, patience, program};
@@ -62,37 +64,69 @@ impl Setup {
     }
 
     /// `status --json`, whatever its exit code.
-    pub fn status(&self) -> Value {
-        let output = self.run(&["status", "--json"]);
+    #[track_caller]
+    pub fn status(&self) -> Status {
+        self.document(&["status"])
+    }
+
+    /// What a command prints with `--json`, whatever its exit code.
+    #[track_caller]
+    pub fn document<D: DeserializeOwned>(&self, arguments: &[&str]) -> D {
+        let output = self.run(&[arguments, &["--json"]].concat());
         serde_json::from_slice(&output.stdout).unwrap_or_else(|error| {
-            panic!("status --json: {error}: {}", String::from_utf8_lossy(&output.stderr));
+            panic!("{arguments:?} --json: {error}: {}", String::from_utf8_lossy(&output.stderr));
         })
     }
 
     /// What the daemon says is wrong.
     pub fn faults(&self) -> Vec<String> {
         let status = self.status();
-        assert!(status["daemon"].is_object(), "the daemon answers: {status}");
+        assert!(status.daemon.is_some(), "the daemon answers: {status:?}");
         faults_of(&status)
     }
 
-    /// The backends of a service as (address, field) pairs.
-    pub fn backends(&self, client: &str, service: &str) -> Vec<Value> {
+    /// The first client.
+    #[track_caller]
+    pub fn client(&self) -> Client {
+        self.status().clients.into_iter().next().expect("a client")
+    }
+
+    /// The first service of the first client.
+    #[track_caller]
+    pub fn service(&self) -> Service {
+        self.client().services.into_iter().next().expect("a service")
+    }
+
+    /// Where the endpoints of that service come from, as the daemon tells.
+    #[track_caller]
+    pub fn source(&self) -> Source {
+        self.service().source.expect("the daemon answers")
+    }
+
+    /// The backends of a service; none of one that is not there.
+    pub fn backends(&self, client: &str, service: &str) -> Vec<Backend> {
         let status = self.status();
-        let service = find(&status["clients"], client).and_then(|client| find(&client["services"], service));
-        service.map_or_else(Vec::new, |service| service["backends"].as_array().expect("a list").clone())
+        let service = status.client(client).and_then(|client| client.service(service));
+        service.map_or_else(Vec::new, |service| service.backends.clone())
+    }
+
+    /// The backend at an address, of the service that most tests have.
+    pub fn backend(&self, address: &str) -> Option<Backend> {
+        let address: SocketAddr = address.parse().expect("an address");
+        self.backends("web", "users").into_iter().find(|backend| backend.address == address)
+    }
+
+    /// What the daemon tells of itself.
+    #[track_caller]
+    pub fn daemon(&self) -> status::Daemon {
+        self.status().daemon.expect("the daemon answers")
     }
 
     /// Open flows of all backends of all clients together.
     pub fn active(&self) -> u64 {
         let status = self.status();
-        let backends = status["clients"]
-            .as_array()
-            .into_iter()
-            .flatten()
-            .flat_map(|client| client["services"].as_array().into_iter().flatten())
-            .flat_map(|service| service["backends"].as_array().into_iter().flatten());
-        backends.map(|backend| backend["active"].as_u64().expect("a count")).sum()
+        let services = status.clients.iter().flat_map(|client| &client.services);
+        services.flat_map(|service| &service.backends).map(|backend| backend.active).sum()
     }
 }
 
@@ -115,11 +149,6 @@ pub fn finish(command: &mut Command) -> Output {
     drop(done);
     assert!(!watcher.join().expect("the watcher ends"), "{command:?} did not end: {output:?}");
     output
-}
-
-/// The element of a list that has this name.
-pub fn find<'a>(list: &'a Value, name: &str) -> Option<&'a Value> {
-    list.as_array()?.iter().find(|element| element["name"] == name)
 }
 
 /// A running daemon. Killed when it is dropped.
@@ -371,8 +400,6 @@ pub fn read(path: &Path) -> String {
 }
 
 /// The faults of a status, as people read them.
-#[track_caller]
-pub fn faults_of(status: &Value) -> Vec<String> {
-    let faults: Vec<Fault> = serde_json::from_value(status["faults"].clone()).expect("faults");
-    faults.iter().map(ToString::to_string).collect()
+pub fn faults_of(status: &Status) -> Vec<String> {
+    status.faults.iter().map(ToString::to_string).collect()
 }

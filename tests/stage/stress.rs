@@ -130,10 +130,10 @@ pub fn all() -> impl Iterator<Item = Service> {
     SERVICES.iter().zip(1..).map(|((name, behind), number)| Service { name, number, behind: *behind })
 }
 
-/// A configuration with one client and some of the services. `client` and `end` are further lines.
-pub fn config(cgroup: &Cgroup, services: impl Iterator<Item = Service>, client: &str, end: &str) -> String {
+/// A configuration with one client and some of the services. `end` are further lines.
+pub fn config(cgroup: &Cgroup, services: impl Iterator<Item = Service>, end: &str) -> String {
     let path = cgroup.relative();
-    let mut text = format!("[[client]]\njob = \"web\"\ncgroup = \"{}\"\n{client}\n", path.display());
+    let mut text = format!("[[client]]\njob = \"web\"\ncgroup = \"{}\"\n", path.display());
     for service in services {
         let protocol = if service.is_datagram() { "udp" } else { "tcp" };
         let backends: Vec<String> =

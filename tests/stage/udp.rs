@@ -1,9 +1,8 @@
 //! Clients with services over UDP, and what their processes hear.
 
 use lb_common::abi::{Datagrams, map};
-use serde_json::Value;
+use lb_view::backend::Backend;
 
-use crate::daemon::find;
 use crate::fixture::endpoints;
 use crate::maps::hash;
 use crate::{Cgroup, Daemon, DatagramBackend, Probe, Setup, Stage, eventually, replace};
@@ -78,24 +77,21 @@ impl Scene {
 
     /// How often calls to a service had an outcome.
     pub fn outcome(&self, service: u16, name: &str) -> u64 {
-        let status = self.setup.status();
-        let service = find(&status["clients"][0]["services"], &format!("s{service}")).expect("a service");
-        service["outcomes"][name].as_u64().unwrap_or_else(|| panic!("{name} in {service}"))
+        let client = self.setup.client();
+        client.service(&format!("s{service}")).expect("a service").outcomes[name]
     }
 
     /// What is told of a service's backend with this number.
-    pub fn backend(&self, service: u16, n: u16) -> Value {
+    pub fn backend(&self, service: u16, n: u16) -> Backend {
         let (service, address) = (format!("s{service}"), backend_of(service, n));
         let backends = self.setup.backends("web", &service);
-        let found = backends.iter().find(|backend| backend["address"] == address.as_str());
+        let found = backends.iter().find(|backend| backend.address.to_string() == address);
         found.cloned().unwrap_or_else(|| panic!("{address} in {backends:?}"))
     }
 
     /// Sum of a count over all backends of all services.
-    pub fn sum(&self, count: impl Fn(&Value) -> u64) -> u64 {
-        let status = self.setup.status();
-        let services = status["clients"][0]["services"].as_array().expect("a list").iter();
-        services.flat_map(|service| service["backends"].as_array().expect("a list")).map(count).sum()
+    pub fn sum(&self, count: impl Fn(&Backend) -> u64) -> u64 {
+        self.setup.client().services.iter().flat_map(|service| &service.backends).map(count).sum()
     }
 
     /// Sockets with flows of addressed datagrams.
@@ -109,16 +105,10 @@ impl Scene {
     pub fn all_gone(&self) {
         eventually("active counts return to 0", || self.setup.active(), |active| *active == 0);
         assert_eq!(self.entries(), 0, "entries of sockets that are closed");
-        let number = |value: &Value| value.as_u64().expect("a count");
-        let ended =
-            |backend: &Value| backend["endings"].as_object().expect("a table").values().map(number).sum();
-        let chosen = self.sum(|backend| number(&backend["started"]));
+        let chosen = self.sum(|backend| backend.started);
         assert!(chosen > 0, "something was chosen");
-        assert_eq!(
-            chosen,
-            self.sum(ended)
-                + self.sum(|backend| number(&backend["reclaimed"]) + number(&backend["untracked"]))
-        );
+        let ended = |backend: &Backend| backend.endings.values().sum::<u64>();
+        assert_eq!(chosen, self.sum(|backend| ended(backend) + backend.reclaimed + backend.untracked));
     }
 }
 

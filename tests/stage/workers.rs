@@ -134,8 +134,6 @@ pub struct Play {
     pub batch: u32,
     /// Connections that stay open between rounds.
     pub held: u32,
-    /// Whether there are services for datagrams.
-    pub datagrams: bool,
 }
 
 /// A worker.
@@ -153,9 +151,6 @@ impl Worker {
             ("--held", play.held.into()),
         ] {
             command.arg(name).arg(value.to_string());
-        }
-        if play.datagrams {
-            command.arg("--datagrams");
         }
         cgroup.enter(&mut command);
         Self(start(command))

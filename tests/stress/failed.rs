@@ -18,15 +18,15 @@ use crate::socket::{
 
 /// All of them. Those that wait for the kernel's timers are rare.
 pub const SCENARIOS: [Scenario; 9] = [
-    Scenario { name: "refused", weight: 1000, play: refused, datagrams: false },
-    Scenario { name: "refused, IPv6", weight: 300, play: refused_6, datagrams: false },
-    Scenario { name: "no route", weight: 500, play: no_route, datagrams: false },
-    Scenario { name: "no port", weight: 200, play: no_port, datagrams: false },
-    Scenario { name: "cancelled", weight: 600, play: cancelled, datagrams: false },
-    Scenario { name: "doubled", weight: 200, play: doubled, datagrams: false },
-    Scenario { name: "destroyed early", weight: 100, play: destroyed_early, datagrams: false },
-    Scenario { name: "timed out", weight: 4, play: timed_out, datagrams: false },
-    Scenario { name: "rejected by ICMP", weight: 10, play: rejected, datagrams: false },
+    Scenario { name: "refused", weight: 1000, play: refused },
+    Scenario { name: "refused, IPv6", weight: 300, play: refused_6 },
+    Scenario { name: "no route", weight: 500, play: no_route },
+    Scenario { name: "no port", weight: 200, play: no_port },
+    Scenario { name: "cancelled", weight: 600, play: cancelled },
+    Scenario { name: "doubled", weight: 200, play: doubled },
+    Scenario { name: "destroyed early", weight: 100, play: destroyed_early },
+    Scenario { name: "timed out", weight: 4, play: timed_out },
+    Scenario { name: "rejected by ICMP", weight: 10, play: rejected },
 ];
 
 /// What the routes of [`stage::stress::UNROUTED`] fail with.

@@ -17,12 +17,12 @@ use crate::socket::{dial, direct, exchange, fails, linger_not, reach, tcp};
 
 /// All of them. Those that start processes are rare.
 pub const SCENARIOS: [Scenario; 6] = [
-    Scenario { name: "retried", weight: 500, play: retried, datagrams: false },
-    Scenario { name: "moved", weight: 400, play: moved, datagrams: false },
-    Scenario { name: "copied", weight: 300, play: copied, datagrams: false },
-    Scenario { name: "inherited", weight: 6, play: inherited, datagrams: false },
-    Scenario { name: "killed", weight: 6, play: killed, datagrams: false },
-    Scenario { name: "datagram", weight: 700, play: datagram, datagrams: true },
+    Scenario { name: "retried", weight: 500, play: retried },
+    Scenario { name: "moved", weight: 400, play: moved },
+    Scenario { name: "copied", weight: 300, play: copied },
+    Scenario { name: "inherited", weight: 6, play: inherited },
+    Scenario { name: "killed", weight: 6, play: killed },
+    Scenario { name: "datagram", weight: 700, play: datagram },
 ];
 
 /// Fails some times in one way or another. Each is a choice.

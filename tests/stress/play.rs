@@ -28,9 +28,6 @@ pub struct Options {
     /// Connections that stay open between rounds
     #[arg(long)]
     held: u32,
-    /// There are services for datagrams
-    #[arg(long)]
-    datagrams: bool,
     /// Only scenarios whose name contains this, to find out which one is counted wrongly
     #[arg(long, default_value = "")]
     only: String,
@@ -54,8 +51,6 @@ pub struct Scenario {
     pub weight: u32,
     /// How.
     pub play: fn(&mut Player) -> Result<()>,
-    /// Whether it needs services for datagrams.
-    pub datagrams: bool,
 }
 
 /// `stress play`.
@@ -73,11 +68,10 @@ pub fn run(options: &Options) -> Result<()> {
     })
 }
 
-/// The scenarios for which there are services.
+/// The scenarios that are asked for.
 fn scenarios(options: &Options) -> Vec<&'static Scenario> {
     let all = reached::SCENARIOS.iter().chain(&failed::SCENARIOS).chain(&odd::SCENARIOS);
-    let all = all.filter(|scenario| scenario.name.contains(&options.only));
-    all.filter(|scenario| options.datagrams || !scenario.datagrams).collect()
+    all.filter(|scenario| scenario.name.contains(&options.only)).collect()
 }
 
 struct Worker {

@@ -18,22 +18,17 @@ use crate::socket::{
 
 /// All of them. Those that wait for the kernel's timers are rare.
 pub const SCENARIOS: [Scenario; 11] = [
-    Scenario { name: "closed", weight: 2000, play: |player| closed(player, "closed"), datagrams: false },
-    Scenario {
-        name: "closed, IPv6",
-        weight: 400,
-        play: |player| closed(player, "closed-6"),
-        datagrams: false,
-    },
-    Scenario { name: "closed by the server", weight: 900, play: closed_by_server, datagrams: false },
-    Scenario { name: "reset", weight: 800, play: reset, datagrams: false },
-    Scenario { name: "lingered", weight: 1000, play: lingered, datagrams: false },
-    Scenario { name: "unread", weight: 700, play: unread, datagrams: false },
-    Scenario { name: "shut", weight: 600, play: shut, datagrams: false },
-    Scenario { name: "disconnected", weight: 400, play: disconnected, datagrams: false },
-    Scenario { name: "doubled, late", weight: 200, play: doubled_late, datagrams: false },
-    Scenario { name: "destroyed", weight: 200, play: destroyed, datagrams: false },
-    Scenario { name: "data timeout", weight: 6, play: data_timeout, datagrams: false },
+    Scenario { name: "closed", weight: 2000, play: |player| closed(player, "closed") },
+    Scenario { name: "closed, IPv6", weight: 400, play: |player| closed(player, "closed-6") },
+    Scenario { name: "closed by the server", weight: 900, play: closed_by_server },
+    Scenario { name: "reset", weight: 800, play: reset },
+    Scenario { name: "lingered", weight: 1000, play: lingered },
+    Scenario { name: "unread", weight: 700, play: unread },
+    Scenario { name: "shut", weight: 600, play: shut },
+    Scenario { name: "disconnected", weight: 400, play: disconnected },
+    Scenario { name: "doubled, late", weight: 200, play: doubled_late },
+    Scenario { name: "destroyed", weight: 200, play: destroyed },
+    Scenario { name: "data timeout", weight: 6, play: data_timeout },
 ];
 
 /// By the client, after a word or without one.

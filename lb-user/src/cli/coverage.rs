@@ -173,8 +173,8 @@ fn is_final(error: &anyhow::Error) -> bool {
 
 /// The cgroup of a client: as configured, or where a dead daemon has left its programs.
 fn cgroup_of(client: &str, status: &Status) -> Result<PathBuf> {
-    let found = status.clients.iter().find(|other| other.name == client);
     let names: Vec<&str> = status.clients.iter().map(|client| client.name.as_str()).collect();
+    let found = status.client(client);
     let found = found.with_context(|| format!("client {client} is not running; {}", clients_here(&names)))?;
     let cgroup = found.configured_cgroup.clone().or_else(|| found.cgroup.clone());
     cgroup.with_context(|| format!("client {client} is attached to no cgroup, and no daemon is running"))
