@@ -1,0 +1,57 @@
+//! The JSON forms, key by key, as programs of others read them. Where a test fails because a key has another name, is gone
+//! or is new, its document changes here, the schema's number rises, and the CHANGELOG says so.
+
+use lb_view::diagnosis::Diagnosis;
+use lb_view::explanation::Explanation;
+use lb_view::flows::Flows;
+use lb_view::status::Status;
+use lb_view::{diagnosis, explanation, flows, status};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+fn document<D: DeserializeOwned>(text: &str) -> D {
+    serde_json::from_str(text).expect("the document is one of these")
+}
+
+/// Whether what is written again is what was read.
+#[track_caller]
+fn assert_same(text: &str, written: &impl Serialize) {
+    let written = serde_json::to_value(written).expect("it has a form");
+    assert_eq!(document::<Value>(text), written);
+}
+
+#[test]
+fn the_status_has_these_keys() {
+    let text = include_str!("documents/status.json");
+    let read: Status = document(text);
+    assert_eq!(read.schema, status::SCHEMA);
+    assert_same(text, &read);
+}
+
+#[test]
+fn explanations_have_these_keys() {
+    let text = include_str!("documents/explain.json");
+    let read: Vec<Explanation> = document(text);
+    assert_eq!(read[0].schema, explanation::SCHEMA);
+    assert_same(text, &read);
+}
+
+#[test]
+fn a_diagnosis_has_these_keys() {
+    let text = include_str!("documents/doctor.json");
+    let read: Diagnosis = document(text);
+    assert_eq!(read.schema, diagnosis::SCHEMA);
+    assert_same(text, &read);
+}
+
+/// The list itself is written flow by flow.
+#[test]
+fn flows_have_these_keys() {
+    let text = include_str!("documents/flows.json");
+    let read: Flows = document(text);
+    assert_eq!(read.schema, flows::SCHEMA);
+    let whole: Value = document(text);
+    assert_eq!(whole["flows"], serde_json::to_value(&read.flows).expect("they have a form"));
+    assert_eq!(whole["leaving"], serde_json::to_value(&read.leaving).expect("they have a form"));
+}
