@@ -60,6 +60,9 @@ pub struct Options {
     /// Only this group; may be given several times
     #[arg(long = "group")]
     groups: Vec<Name>,
+    /// Another build of socklb, a program: what is compared then is this build, this build again, and the other
+    #[arg(long, value_name = "PROGRAM", conflicts_with = "report")]
+    other: Option<PathBuf>,
     /// Write the results into the documents of this folder
     #[arg(long, conflicts_with = "groups")]
     report: Option<PathBuf>,
@@ -88,8 +91,11 @@ pub fn run(options: &Options) -> Result<()> {
 }
 
 fn measure(name: Name, stage: &Stage, options: &Options) -> Result<Outcome> {
-    let group = groups::group(name);
-    let place = Place::of(&group, stage, &options.floor)?;
+    let mut group = groups::group(name);
+    if options.other.is_some() {
+        group = group.of_two_builds();
+    }
+    let place = Place::of(&group, stage, &options.floor, options.other.as_deref())?;
     let mut players = Vec::new();
     let mut measured = Vec::new();
     for (arm, value) in group.arms.iter().enumerate() {

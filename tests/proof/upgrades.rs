@@ -18,7 +18,7 @@ fn upgrade(fixture: &mut Fixture, build: &'static str, kill: bool) {
     } else {
         assert_eq!(daemon.stop(), Some(0));
     }
-    fixture.setup.build = build;
+    fixture.setup.build = stage::program(build);
     fixture.daemon = Some(Daemon::start_again(&fixture.setup));
 }
 

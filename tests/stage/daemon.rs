@@ -22,7 +22,7 @@ pub struct Setup {
     /// Below a bpffs.
     pub pins: PathBuf,
     /// The program: this build, or another one.
-    pub build: &'static str,
+    pub build: PathBuf,
 }
 
 impl Setup {
@@ -30,7 +30,7 @@ impl Setup {
     pub fn new(stage: &Stage, name: &str) -> Self {
         let folder = stage.folder().join(name);
         fs::create_dir_all(&folder).expect("make the folder");
-        Self { folder, pins: stage.bpffs().join(name), build: "socklb" }
+        Self { folder, pins: stage.bpffs().join(name), build: program("socklb") }
     }
 
     /// Writes a file beside the configuration and returns its path.
@@ -42,7 +42,7 @@ impl Setup {
 
     /// A command of socklb with this set-up's paths.
     pub fn socklb(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(program(self.build));
+        let mut command = Command::new(&self.build);
         command.arg("--pins").arg(&self.pins).arg("--run").arg(self.folder.join("run"));
         command.arg("--state").arg(self.folder.join("state")).args(arguments);
         command

@@ -1,5 +1,7 @@
 //! Benchmarks: built in release, with the arms that they are compared against.
 
+use std::path::PathBuf;
+
 use anyhow::{Result, bail};
 
 use crate::command::{cargo, root, run as run_command};
@@ -19,6 +21,9 @@ pub struct Options {
     /// Of connect: only this group of arms; may be given several times
     #[arg(long = "group")]
     groups: Vec<String>,
+    /// Of connect: another build of socklb, a program; what is compared then is this build, this build again, and the other
+    #[arg(long, value_name = "PROGRAM", conflicts_with = "report")]
+    other: Option<PathBuf>,
     /// Of connect: write the results into docs/design/performance.md, with a picture
     #[arg(long, conflicts_with = "groups")]
     report: bool,
@@ -49,6 +54,9 @@ pub fn run(options: &Options) -> Result<()> {
         bench.arg("--rounds").arg(options.rounds.to_string()).arg("--chunk").arg(options.chunk.to_string());
         for group in &options.groups {
             bench.args(["--group", group]);
+        }
+        if let Some(program) = &options.other {
+            bench.arg("--other").arg(program);
         }
         if options.report {
             bench.arg("--report").arg(root().join("docs/design"));

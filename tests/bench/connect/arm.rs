@@ -35,9 +35,20 @@ impl Addresses {
     }
 }
 
+/// Which socklb it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Build {
+    /// Of this tree.
+    This,
+    /// The program that the command line names.
+    Other,
+}
+
 /// A client of socklb and the one service that it dials.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Client {
+    /// Whose client.
+    pub build: Build,
     /// `active` or `full`.
     pub accounting: &'static str,
     /// The service's policy.
@@ -54,7 +65,11 @@ impl Client {
 
     /// As a reader knows it.
     pub fn title(self) -> String {
-        format!("socklb {}, {}", self.accounting, self.policy)
+        let build = match self.build {
+            Build::This => "",
+            Build::Other => ", other build",
+        };
+        format!("socklb {}, {}{build}", self.accounting, self.policy)
     }
 }
 
@@ -190,6 +205,24 @@ impl Group {
             }
         }
         clients
+    }
+
+    /// The group that compares two builds: of its arms the direct ones, and those that dial a service of socklb three times
+    /// each, with this build, with this build again (the noise), and with the other.
+    pub fn of_two_builds(mut self) -> Self {
+        let served = self.arms.split_off(2);
+        for arm in served {
+            let Between::Socklb(client) = arm.between else { continue };
+            let baseline = self.arms.len();
+            let other = Client { build: Build::Other, ..client };
+            let this = Arm { targets: Vec::new(), ..arm };
+            self.arms.extend([
+                this.clone(),
+                Arm { name: format!("{} again (A/A)", this.name), baseline, ..this.clone() },
+                Arm { name: other.title(), between: Between::Socklb(other), baseline, ..this },
+            ]);
+        }
+        self
     }
 
     /// Whether an arm needs this.

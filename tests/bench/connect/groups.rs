@@ -2,7 +2,7 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use super::arm::{Addresses, Arm, Between, Bound, Client, Group, Measure, Target};
+use super::arm::{Addresses, Arm, Between, Bound, Build, Client, Group, Measure, Target};
 use super::serve::Manner;
 use super::work::Work;
 
@@ -77,11 +77,11 @@ fn direct() -> Vec<Arm> {
 }
 
 fn tcp(accounting: &'static str, policy: &'static str) -> Client {
-    Client { accounting, policy, protocol: "tcp" }
+    Client { build: Build::This, accounting, policy, protocol: "tcp" }
 }
 
 fn udp(accounting: &'static str, policy: &'static str) -> Client {
-    Client { accounting, policy, protocol: "udp" }
+    Client { build: Build::This, accounting, policy, protocol: "udp" }
 }
 
 /// An arm that dials the service of a client.
@@ -261,8 +261,10 @@ mod tests {
 
     #[test]
     fn every_group_begins_with_a_baseline_and_its_copy() {
-        for name in Name::value_variants() {
-            let group = group(*name);
+        let groups = Name::value_variants().iter().map(|name| (name, group(*name)));
+        for (name, group) in
+            groups.flat_map(|(name, group)| [(name, group.clone()), (name, group.of_two_builds())])
+        {
             let [first, second, rest @ ..] = group.arms.as_slice() else { panic!("{name:?}") };
             assert_eq!((first.between, second.between), (Between::Nothing, Between::Nothing), "{name:?}");
             assert!(!group.title.is_empty() && !group.remark.is_empty(), "{name:?}");

@@ -10,7 +10,7 @@ use aya::programs::links::{FdLink, PinnedLink};
 use lb_common::abi::SLOTS;
 use stage::{Cgroup, Daemon, Setup, Stage};
 
-use super::arm::{Addresses, Arm, Between, Client, Group};
+use super::arm::{Addresses, Arm, Between, Build, Client, Group};
 use super::floor;
 use super::peers::{HAPROXY_SERVICE, Haproxy, NFT_SERVICE, Nft};
 use super::worker::{Backends, Worker, cpu_time};
@@ -27,7 +27,7 @@ struct Attached {
 impl Attached {
     /// The lines of a configuration that are this client's.
     fn text(&self, backends: &str) -> String {
-        let Client { accounting, policy, protocol } = self.client;
+        let Client { accounting, policy, protocol, build: _ } = self.client;
         let (name, cgroup, service) = (self.client.name(), self.cgroup.relative(), self.service);
         let cgroup = cgroup.display();
         format!(
@@ -41,7 +41,7 @@ impl Attached {
 /// The place of a group.
 pub struct Place {
     // In the order in which they end: programs and daemon before the cgroups that they are on.
-    daemon: Option<Daemon>,
+    daemons: Vec<(Build, Daemon)>,
     programs: Vec<(Between, floor::Attached)>,
     haproxy: Option<Haproxy>,
     nft: Option<Nft>,
@@ -65,7 +65,7 @@ fn service(number: usize, is_ipv4: bool) -> Result<SocketAddr> {
 
 impl Place {
     /// Sets it up. A client whose configuration this build refuses is left out.
-    pub fn of(group: &Group, stage: &Stage, floor_object: &Path) -> Result<Self> {
+    pub fn of(group: &Group, stage: &Stage, floor_object: &Path, other: Option<&Path>) -> Result<Self> {
         let list = group.backends.list();
         let nft = group.has(Between::Nft).then(|| Nft::start(&list)).transpose()?;
         let network = nft.as_ref().map(Nft::network);
@@ -92,7 +92,7 @@ impl Place {
             cgroups.push((arm.between, cgroup));
         }
         let mut place = Self {
-            daemon: None,
+            daemons: Vec::new(),
             programs,
             haproxy,
             nft,
@@ -101,12 +101,16 @@ impl Place {
             cgroups,
             addresses: group.backends,
         };
-        place.start_socklb(group, stage)?;
+        place.start_socklb(group, Build::This, &Setup::new(stage, "bench"))?;
+        if let Some(program) = other {
+            let setup = Setup { build: program.to_owned(), ..Setup::new(stage, "other") };
+            place.start_socklb(group, Build::Other, &setup)?;
+        }
         Ok(place)
     }
 
-    fn start_socklb(&mut self, group: &Group, stage: &Stage) -> Result<()> {
-        let setup = Setup::new(stage, "bench");
+    /// Starts a build's daemon with its clients of the group, if there are any.
+    fn start_socklb(&mut self, group: &Group, build: Build, setup: &Setup) -> Result<()> {
         let backends: Vec<String> =
             group.backends.list().iter().map(|backend| format!("\"{backend}\"")).collect();
         // Room for every group's backends to be replaced, as limits.md advises; the default is too few for the largest.
@@ -114,17 +118,20 @@ impl Place {
         let backends = backends.join(", ");
         let mut text = String::new();
         for (number, client) in group.clients().into_iter().enumerate() {
+            if client.build != build {
+                continue;
+            }
             let service = service(number, group.backends.first.is_ipv4())?;
             let mut attached = Attached { client, cgroup: Cgroup::new(), service, refused: None };
             let lines = attached.text(&backends);
-            attached.refused = check(&setup, &format!("{lines}{limits}"));
+            attached.refused = check(setup, &format!("{lines}{limits}"));
             if attached.refused.is_none() {
                 write!(text, "{lines}")?;
             }
             self.clients.push(attached);
         }
         if !text.is_empty() {
-            self.daemon = Some(Daemon::start(&setup, &(text + &limits)));
+            self.daemons.push((build, Daemon::start(setup, &(text + &limits))));
         }
         Ok(())
     }
@@ -162,10 +169,12 @@ impl Place {
 
     /// Ids of the programs on the cgroup of an arm.
     pub fn programs(&self, arm: &Arm) -> Result<Vec<u32>> {
-        let Some((client, daemon)) = arm.between.client().zip(self.daemon.as_ref()) else {
+        let Some(client) = arm.between.client() else {
             let attached = self.programs.iter().filter(|(between, _)| *between == arm.between);
             return Ok(attached.map(|(_, attached)| attached.id).collect());
         };
+        let (_, daemon) =
+            self.daemons.iter().find(|(build, _)| *build == client.build).context("the build's daemon")?;
         let links = std::fs::read_dir(daemon.setup.pins_of(&client.name()).join("links"))?;
         let id = |link: std::io::Result<std::fs::DirEntry>| {
             Ok(FdLink::from(PinnedLink::from_pin(link?.path())?).info()?.program_id())
@@ -195,7 +204,7 @@ fn check(setup: &Setup, text: &str) -> Option<String> {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        if let Some(daemon) = self.daemon.take() {
+        for (_, daemon) in self.daemons.drain(..) {
             let setup = daemon.setup.clone();
             drop(daemon);
             // Its maps shall not be in the memory of the next group.

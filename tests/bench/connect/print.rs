@@ -61,12 +61,13 @@ pub fn terminal(outcome: &Outcome) -> String {
     text
 }
 
-/// An arm's name, with what it is compared to if that is not the first.
+/// An arm's name, with what it is compared to if that is neither the first nor told by the name.
 pub fn name(outcome: &Outcome, row: &Row) -> String {
-    match row.arm.baseline {
-        0 => row.arm.name.clone(),
-        baseline => format!("{} (to: {})", row.arm.name, outcome.group.arms[baseline].name),
+    let (name, baseline) = (&row.arm.name, &outcome.group.arms[row.arm.baseline].name);
+    if row.arm.baseline == 0 || name.starts_with(baseline) {
+        return name.clone();
     }
+    format!("{name} (to: {baseline})")
 }
 
 fn with_programs(outcome: &Outcome) -> impl Iterator<Item = (&Row, &Figures)> {
