@@ -17,7 +17,7 @@ fn check(more: &str, errno: i32) {
         assert_eq!(refused, Err(refusal(errno)), "{address}");
     }
     let status = setup.status();
-    assert_eq!(status.clients[0].services[0].outcomes["refused"], 2);
+    assert_eq!(status.clients[0].services[0].outcomes["no-backend"], 2);
     assert_eq!(setup.run(&["status"]).status.code(), Some(3), "no backend is degraded");
     assert_eq!(daemon.stop(), Some(0));
 }

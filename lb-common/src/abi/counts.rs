@@ -56,8 +56,9 @@ pub enum Outcome {
     Reused,
     /// [`Outcomes::untracked`]
     Untracked,
-    /// [`Outcomes::refused`]
-    Refused,
+    /// [`Outcomes::refused`]. Not called that: with `refused` it is the peer that refuses, see
+    /// [`Ending`](crate::ending::Ending).
+    NoBackend,
     /// [`Outcomes::limited`]
     Limited,
     /// [`Outcomes::passed`]
@@ -74,7 +75,7 @@ impl Outcome {
         Self::Overflowed,
         Self::Reused,
         Self::Untracked,
-        Self::Refused,
+        Self::NoBackend,
         Self::Limited,
         Self::Passed,
     ];
@@ -87,7 +88,7 @@ impl Outcome {
             Self::Overflowed => "overflowed",
             Self::Reused => "reused",
             Self::Untracked => "untracked",
-            Self::Refused => "refused",
+            Self::NoBackend => "no-backend",
             Self::Limited => "limited",
             Self::Passed => "passed",
             Self::NotAService => "not_a_service",
@@ -102,7 +103,7 @@ impl Outcome {
             Self::Overflowed => Some("of them over the limit, to the least loaded"),
             Self::Reused => Some("of them datagrams of flows that there were"),
             Self::Untracked => Some("of them not in the active count (untracked)"),
-            Self::Refused => Some("refused"),
+            Self::NoBackend => Some("refused, no usable backend"),
             Self::Limited => Some("refused, all at their limit"),
             Self::Passed => Some("passed unchanged"),
         }
@@ -123,7 +124,7 @@ impl Outcomes {
             Outcome::Overflowed => self.overflowed,
             Outcome::Reused => self.reused,
             Outcome::Untracked => self.untracked,
-            Outcome::Refused => self.refused,
+            Outcome::NoBackend => self.refused,
             Outcome::Limited => self.limited,
             Outcome::Passed => self.passed,
             Outcome::NotAService => self.not_a_service,

@@ -1,4 +1,5 @@
-//! The status as text: of each service a table of its backends that fits a terminal, and below a backend what it fails with.
+//! The status as text: for each service a table of its backends that fits a terminal, and below a backend how its
+//! connects fail.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -79,7 +80,7 @@ fn one_service(text: &mut String, service: &Service, style: Style) {
     text.push_str(&table_of_rows(&columns(is_watched), all.len(), row, style));
 }
 
-/// The columns. Where nobody has watched, counts take the place of rates.
+/// The columns. Without a daemon, which alone measures rates, counts take their place.
 fn columns(is_watched: bool) -> Vec<(&'static str, Side)> {
     let flows = if is_watched { "flows/s" } else { "started" };
     Side::first_left(&[
@@ -110,8 +111,8 @@ fn row(backend: &Backend, is_watched: bool) -> Row {
     Row { cells, is_bad: backend.failing, note: failures(backend, is_watched) }
 }
 
-/// What connects fail with, if any do: by the second, or since the backend was first seen where nobody has watched. What
-/// the application or this host did is told as well, and after what the backend did.
+/// How connects failed, if any did: per second, or, without a daemon, since the backend was first seen. Errors of the
+/// backend come first, then endings that the application or this host caused.
 fn failures(backend: &Backend, is_watched: bool) -> Option<String> {
     let failed = |ending: &Ending| !matches!(ending, Ending::Closed | Ending::Unknown);
     let (errors, others): (Vec<Ending>, Vec<Ending>) =
@@ -131,7 +132,7 @@ fn failures(backend: &Backend, is_watched: bool) -> Option<String> {
     (!told.is_empty()).then(|| told.join(", "))
 }
 
-/// A number by the second.
+/// A rate per second.
 fn rate(rate: f64) -> String {
     match rate {
         rate if rate <= 0.0 => "0".to_owned(),
@@ -152,7 +153,7 @@ fn time(us: f64) -> String {
     }
 }
 
-/// How connects ended, if some did not as usual. Each has one outcome.
+/// The outcomes of connects, if some need a remark. Each connect has one outcome.
 fn odd(outcomes: &BTreeMap<String, u64>) -> Option<String> {
     let of = |outcome: Outcome| outcomes.get(outcome.name()).copied().unwrap_or(0);
     let balanced = Outcome::OF_A_SERVICE.into_iter().filter(|outcome| outcome.is_balanced());
@@ -173,12 +174,12 @@ mod tests {
     #[test]
     fn connects_that_end_oddly_are_told_with_all_that_were_balanced() {
         let check = |counts: [u64; 5], expected: Option<&str>| {
-            let [forwarded, fallback, untracked, refused, passed] = counts;
+            let [forwarded, fallback, untracked, no_backend, passed] = counts;
             let outcomes = [
                 (Outcome::Forwarded, forwarded),
                 (Outcome::Fallback, fallback),
                 (Outcome::Untracked, untracked),
-                (Outcome::Refused, refused),
+                (Outcome::NoBackend, no_backend),
                 (Outcome::Passed, passed),
             ];
             let outcomes = outcomes.map(|(outcome, count)| (outcome.name().to_owned(), count)).into();
@@ -191,7 +192,9 @@ mod tests {
         );
         check(
             [1, 2, 0, 3, 4],
-            Some("connects: 3 balanced; 2 of them to the fallback; 3 refused; 4 passed unchanged"),
+            Some(
+                "connects: 3 balanced; 2 of them to the fallback; 3 refused, no usable backend; 4 passed unchanged",
+            ),
         );
     }
 
