@@ -1,9 +1,9 @@
 //! Which backend a call goes to: one function, run by the kernel programs, by replays and by tests on the host.
 //!
 //! A choice depends on the tables, on the service's rules and on one number, the *sample*: where a cursor stands, or a random
-//! number. Whoever has the three gets the same backend again. What all policies have in common is here: whoever may not be
-//! chosen, or has reached the limit of open flows, is skipped; if nobody is left, the service's rules and its fallback
-//! decide. It knows nothing of how weights become a schedule, and reads no clock.
+//! number. Whoever has the three gets the same backend again. What all policies have in common is here: a backend is
+//! *eligible* if it may be chosen (its state says so) and is below the limit of open flows; others are skipped, and if none
+//! is eligible, the service's rules and its fallback decide. It knows nothing of how weights become a schedule, and reads no clock.
 
 mod least_loaded;
 mod p2c;
@@ -13,7 +13,7 @@ mod view;
 
 pub use least_loaded::{Scan, least};
 pub use p2c::other_than;
-pub use schedule::first_free_of_many;
+pub use schedule::first_eligible_of_many;
 
 use crate::abi::{Cursor, NO_SLOT, Policy, RecentErrors, Rules, StateWord, TableRef};
 use view::View;
@@ -63,10 +63,10 @@ pub trait Tables: Sized {
         least(self, members, scan)
     }
 
-    /// The first of many entries whose backend may be chosen and is below the limit, or what stands in place of it.
+    /// The first of many entries whose backend is eligible, or what stands in place of it.
     #[inline(always)]
-    fn first_free(&self, table: TableRef, from: u32, active_limit: u32) -> u32 {
-        first_free_of_many(self, table, from, active_limit)
+    fn first_eligible(&self, table: TableRef, from: u32, active_limit: u32) -> u32 {
+        first_eligible_of_many(self, table, from, active_limit)
     }
 
     /// Another slot than `first`, for a sample whose two positions both name that one.
@@ -128,7 +128,7 @@ impl Pick {
     }
 }
 
-/// In place of a slot, where [`NO_SLOT`] means that nobody is free: the tables contradict each other.
+/// In place of a slot, where [`NO_SLOT`] means that no backend is eligible: the tables contradict each other.
 const CORRUPT: u32 = u32::MAX;
 /// In place of a slot: nobody may be chosen at all.
 const NONE_USABLE: u32 = u32::MAX - 1;

@@ -1,7 +1,7 @@
 //! What the loader tells the programs before they are loaded: read-only data, so that the verifier knows each value and
 //! skips what it makes unreachable.
 //!
-//! Each is set by name: `globals` in `lb-kernel/src/object.rs`, `holders.rs` for those of the iterator.
+//! Each is set by name: in `lb-kernel/src/object.rs`, and in `holders.rs` for those of the iterator.
 
 use aya_ebpf::Global;
 use lb_common::abi::FLOW_RECORDS;
@@ -15,13 +15,13 @@ pub static FLOW_MASK: Global<u32> = Global::new(FLOW_RECORDS - 1);
 #[unsafe(no_mangle)]
 pub static KNOWS_MPTCP: Global<u32> = Global::new(0);
 
-/// Whether the kernel has `bpf_set_retval` (5.18). Set by the loader from a probe: where the helper is unknown, the call
-/// is dead code, which the verifier skips. (Without CAP_PERFMON it follows dead code as well, as a processor might, and
-/// then refuses a helper that it does not know.)
+/// Whether the kernel has `bpf_set_retval` (5.18). Set by the loader from a probe: where the helper is unknown, the
+/// call is dead code, which the verifier skips. (Without CAP_PERFMON it follows dead code as well, as a processor
+/// might, and then refuses an unknown helper.)
 #[unsafe(no_mangle)]
 pub static HAS_SET_RETVAL: Global<u32> = Global::new(0);
 
-/// Whether the TCP program is attached as well: flows then end where their connections do, with a cause.
+/// Whether the TCP program is attached as well: flows then end when their connections do, with a cause.
 #[unsafe(no_mangle)]
 pub static FULL_ACCOUNTING: Global<u32> = Global::new(0);
 
@@ -38,8 +38,8 @@ pub static JIFFY_NS: Global<u64> = Global::new(0);
 #[unsafe(no_mangle)]
 pub static FIRST_JIFFY_NS: Global<u64> = Global::new(0);
 
-/// Where a socket keeps its error (`sock.sk_err`), from the kernel's own description of its types; 0 if the programs may
-/// not read it.
+/// Where a socket keeps its error (`sock.sk_err`), from the kernel's own description of its types; 0 if the programs
+/// may not read it.
 #[unsafe(no_mangle)]
 pub static SK_ERR: Global<u32> = Global::new(0);
 
@@ -79,8 +79,8 @@ pub static RELEASED_BYTES_SENT: Global<u32> = Global::new(0);
 #[unsafe(no_mangle)]
 pub static SYN_RETRIES: Global<u32> = Global::new(0);
 
-/// The byte of a socket that tells whether the kernel itself opened it (`sock.sk_kern_sock`), 0 if the programs may not read
-/// it.
+/// The byte of a socket that tells whether the kernel itself opened it (`sock.sk_kern_sock`), 0 if the programs may not
+/// read it.
 #[unsafe(no_mangle)]
 pub static KERNEL_SOCKET: Global<u32> = Global::new(0);
 
@@ -88,7 +88,8 @@ pub static KERNEL_SOCKET: Global<u32> = Global::new(0);
 #[unsafe(no_mangle)]
 pub static KERNEL_SOCKET_MASK: Global<u32> = Global::new(0);
 
-/// Where the iterator over open files finds fields of the kernel's structures. Set by the loader from the kernel's description of its types.
+/// Where the iterator over open files finds fields of the kernel's structures. Set by the loader from the kernel's
+/// description of its types.
 #[unsafe(no_mangle)]
 pub static FILE_INODE: Global<u32> = Global::new(0);
 #[unsafe(no_mangle)]

@@ -1,8 +1,8 @@
 //! The kernel programs of socklb: the list of hooks, one function each.
 //!
 //! Each hook reads its context, calls one function and returns its verdict. Hooks that use instructions which Linux
-//! 5.10 lacks exist twice; the loader takes the `_5_10` ones where a probe finds the newer ones refused. The kernel keeps 15
-//! characters of a name, by which lists of programs tell these from those of others: all begin with `socklb_`.
+//! 5.10 lacks exist twice; the loader takes the `_5_10` ones where a probe finds the newer ones refused. All names
+//! begin with `socklb_`, by which lists of programs tell them apart; the kernel keeps 15 characters of a name.
 #![no_std]
 #![no_main]
 // The bpfel target has no read-modify-write atomics in `core::sync::atomic`; the intrinsics behind them work.
@@ -128,7 +128,7 @@ pub fn socklb_release_5_10(ctx: SockContext) -> i32 {
     PROCEED
 }
 
-// Only its place in the object tells the loader what it is for: aya has no macro for iterators.
+// Its section tells the loader what it is for: aya has no macro for iterators.
 #[unsafe(link_section = "iter/task_file")]
 #[unsafe(no_mangle)]
 pub extern "C" fn socklb_holders(context: holders::OpenFile) -> i32 {
@@ -142,6 +142,6 @@ static LICENSE: [u8; 13] = *b"Dual MIT/GPL\0";
 
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
-    // Unreachable: nothing in this crate can panic. A loop is what the verifier would reject if it were not.
+    // Unreachable: nothing in this crate can panic. The verifier would reject an endless loop that can be reached.
     loop {}
 }

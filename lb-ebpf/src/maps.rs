@@ -12,7 +12,7 @@ use lb_common::abi::{
 
 /// `BPF_F_MMAPABLE`: the daemon writes these arrays through a mapping, a whole table in microseconds.
 const MAPPED: usize = 1 << 10;
-/// `BPF_F_NO_PREALLOC`: collisions are rare, so memory is taken when one happens.
+/// `BPF_F_NO_PREALLOC`: these hashes have few entries as a rule, so memory is taken with each entry.
 const ON_DEMAND: usize = 1;
 
 #[btf_map(name = "dialled")]

@@ -58,8 +58,8 @@ pub fn address(slot: u32) -> Option<*const BackendAddress> {
     backend(slot).map(address_of)
 }
 
-/// Whether a socket that was sent to the backend in a slot goes there. Programs that run after ours, on a cgroup above or
-/// beside, see the backend as the destination and may write another one.
+/// Whether a socket that was sent to the backend in a slot goes there. Programs that run after ours, on a cgroup above
+/// or beside, see the backend as the destination and may write another one.
 #[inline(always)]
 pub fn is_backend(slot: u32, (ip, port): (Address, Be16)) -> bool {
     match address(slot) {

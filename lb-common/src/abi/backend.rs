@@ -134,3 +134,17 @@ pub struct RecentErrors {
     pub since: u32,
 }
 const _: () = assert!(size_of::<RecentErrors>() == 8);
+
+impl RecentErrors {
+    /// The word that is stored and loaded in one piece.
+    #[inline(always)]
+    pub fn to_word(self) -> u64 {
+        bytemuck::cast(self)
+    }
+
+    /// From the word.
+    #[inline(always)]
+    pub fn from_word(word: u64) -> Self {
+        bytemuck::cast(word)
+    }
+}

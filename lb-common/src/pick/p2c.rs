@@ -21,7 +21,7 @@ const _: () = assert!(MAX_SCHEDULE_LOG2 <= 16);
 /// schedule name another one unless a single backend has more than four fifths of it.
 const BESIDE: u32 = 4;
 
-/// Of the backends at the two positions of a sample that may be chosen and are below the limit, the one with the lower load
+/// Of the backends at the two positions of a sample that are eligible, the one with the lower load
 /// for its weight; of equals the first. If both positions name one backend, the second of the pair is looked for elsewhere.
 #[inline(always)]
 pub fn better<T: Tables>(view: &View<'_, T>, sample: u32) -> u32 {
@@ -31,7 +31,7 @@ pub fn better<T: Tables>(view: &View<'_, T>, sample: u32) -> u32 {
     if second == first {
         second = view.tables.other_entry(view.table, first, sample);
     }
-    let (one, other) = (view.if_free(first), view.if_free(second));
+    let (one, other) = (view.if_eligible(first), view.if_eligible(second));
     if one == NO_SLOT || other == CORRUPT {
         return other;
     }

@@ -42,7 +42,7 @@ impl<T: Tables> View<'_, T> {
             let (_, second) = p2c::points(sample);
             (from, looks) = (second.wrapping_add(1), MAX_SKIPS - 1);
         }
-        schedule::first_free(self, from, looks)
+        schedule::first_eligible(self, from, looks)
     }
 
     /// Looks at all members. Returns as well by how many of them the round robin moves on.
@@ -64,7 +64,7 @@ impl<T: Tables> View<'_, T> {
     /// In place of [`View::scan`] where members are too many to be listed.
     #[inline(always)]
     fn by_long_schedule(&self, from: u32) -> Pick {
-        let slot = self.tables.first_free(self.table, from, self.rules.active_limit);
+        let slot = self.tables.first_eligible(self.table, from, self.rules.active_limit);
         if slot == NONE_USABLE {
             self.fallback()
         } else if slot != NO_SLOT {

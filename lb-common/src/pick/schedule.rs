@@ -7,16 +7,16 @@ use super::view::{View, at_limit, slot_at};
 use super::{CORRUPT, NONE_USABLE, Tables};
 use crate::abi::{MAX_SKIPS, MAX_SUBSET, NO_SLOT, TableRef};
 
-/// The first of `looks` entries, at most 1 + [`MAX_SKIPS`], whose backend may be chosen and is below the limit.
+/// The first of `looks` entries, at most 1 + [`MAX_SKIPS`], whose backend is eligible.
 #[inline(always)]
-pub fn first_free<T: Tables>(view: &View<'_, T>, from: u32, looks: u32) -> u32 {
+pub fn first_eligible<T: Tables>(view: &View<'_, T>, from: u32, looks: u32) -> u32 {
     // Bound: 1 + MAX_SKIPS entries. An inclusive range keeps a flag besides its counter, on which the verifier sees a
     // path that never ends; it minds only for those without CAP_PERFMON.
     for skipped in 0..MAX_SKIPS + 1 {
         if skipped >= looks {
             break;
         }
-        let slot = view.free_at(from.wrapping_add(skipped));
+        let slot = view.eligible_at(from.wrapping_add(skipped));
         if slot != NO_SLOT {
             return slot;
         }
@@ -24,9 +24,9 @@ pub fn first_free<T: Tables>(view: &View<'_, T>, from: u32, looks: u32) -> u32 {
     NO_SLOT
 }
 
-/// The first of [`MAX_SUBSET`] entries whose backend may be chosen and is below the limit. An entry that names nobody ends it.
+/// The first of [`MAX_SUBSET`] entries whose backend is eligible. An entry that names nobody ends it.
 #[inline(always)]
-pub fn first_free_of_many<T: Tables>(tables: &T, table: TableRef, from: u32, active_limit: u32) -> u32 {
+pub fn first_eligible_of_many<T: Tables>(tables: &T, table: TableRef, from: u32, active_limit: u32) -> u32 {
     let mut any_usable = 0;
     // Bound: as many entries as a scan has members.
     for skipped in 0..MAX_SUBSET {

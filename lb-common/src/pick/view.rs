@@ -15,26 +15,26 @@ pub struct View<'t, T> {
 }
 
 impl<T: Tables> View<'_, T> {
-    /// The slot at a position, if its backend may be chosen and is below the limit.
+    /// The slot at a position, if its backend is eligible.
     #[inline(always)]
-    pub fn free_at(&self, position: u32) -> u32 {
+    pub fn eligible_at(&self, position: u32) -> u32 {
         let Some(slot) = slot_at(self.tables, self.table, position) else { return CORRUPT };
-        self.if_free(slot)
+        self.if_eligible(slot)
     }
 
-    /// The slot itself, if its backend may be chosen and is below the limit; [`NO_SLOT`] if not.
+    /// The slot itself, if its backend is eligible; [`NO_SLOT`] if not.
     #[inline(always)]
-    pub fn if_free(&self, slot: u32) -> u32 {
+    pub fn if_eligible(&self, slot: u32) -> u32 {
         if slot == NO_SLOT {
             return NO_SLOT;
         }
         let Some(backend) = self.tables.backend(slot) else { return CORRUPT };
-        if self.is_free(backend) { slot } else { NO_SLOT }
+        if self.is_eligible(backend) { slot } else { NO_SLOT }
     }
 
-    /// Whether a backend may be chosen and is below the limit.
+    /// Whether a backend is eligible: it may be chosen, and is below the limit.
     #[inline(always)]
-    fn is_free(&self, backend: T::Backend) -> bool {
+    fn is_eligible(&self, backend: T::Backend) -> bool {
         let at_limit = at_limit(self.tables, backend, self.rules.active_limit);
         self.tables.state(backend).is_usable() && at_limit == 0
     }

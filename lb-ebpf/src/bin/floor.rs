@@ -1,7 +1,7 @@
 //! Arms of the connect benchmark: the least that a program on this hook can do. Not shipped.
 //!
-//! `empty4` does nothing. `floor4` looks one service up in a hash of the kernel's and one backend in an array, and rewrites
-//! the destination: what a balancer does at least that keeps its tables in the usual maps.
+//! `empty4` does nothing. `floor4` looks one service up in a hash of the kernel's and one backend in an array, and
+//! rewrites the destination: the least that a balancer with its tables in the usual maps does.
 #![no_std]
 #![no_main]
 

@@ -1,7 +1,7 @@
-//! What not every kernel can do, a program each: the kernel has an ability if its verifier accepts the program of that name.
+//! A program for each optional ability of the kernel, which has it if its verifier accepts the program of that name.
 //!
-//! They do what the programs that ship do with it, and are never attached. The loader tells them where fields lie, as it
-//! tells those (`globals.rs`). `lb-kernel/src/features.rs` has the table of abilities.
+//! They use the abilities as the programs that ship do, and are never attached. The loader tells both where fields lie
+//! (`globals.rs`). `lb-kernel/src/features.rs` has the table of abilities.
 #![no_std]
 #![no_main]
 #![feature(core_intrinsics)]
@@ -64,8 +64,8 @@ pub fn knows_mptcp(ctx: SockAddrContext) -> i32 {
 /// The error of a socket that closes, read as a TCP event reads it.
 #[sock_ops]
 pub fn socket_errors(ctx: SockOpsContext) -> u32 {
-    // SAFETY: the context is valid while the program runs. The helper returns the kernel's own structure or null, and the
-    // verifier checks the read against the description of its type, from which the offset is.
+    // SAFETY: the context is valid while the program runs. The helper returns the kernel's own structure or null, and
+    // the verifier checks the read against the description of its type, from which the offset is.
     unsafe {
         let socket = (&raw const (*ctx.ops).__bindgen_anon_2.sk).read_volatile();
         if !socket.is_null() {

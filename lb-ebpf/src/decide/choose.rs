@@ -1,5 +1,5 @@
-//! The choice: where it stands in the hooks of connect, and as a function of its own, visible from outside, for those of
-//! sendmsg, whose programs are long: so the verifier follows it once, for any arguments.
+//! The choice of a backend: inlined in the hooks of connect; for those of sendmsg, whose programs are long, a global
+//! function, which the verifier follows once, for any arguments.
 
 use lb_common::abi::{NO_SLOT, Service, TableRef};
 use lb_common::pick::{How, Pick, pick};
@@ -25,7 +25,7 @@ pub fn here<I: Instructions>(
     pick(&tables, &KernelCursor::<I>::new(cursor), table, rules(service, policy), now)
 }
 
-/// As [`here`], by a function of its own.
+/// As [`here`], by a global function.
 #[inline(always)]
 pub fn by_call<I: Instructions>(index: u32, table: TableRef, policy: u8, now: u32) -> (Pick, u32) {
     let (table, policy) = (table.to_word(), u32::from(policy));

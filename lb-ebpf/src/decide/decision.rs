@@ -1,5 +1,5 @@
-//! The decision about one call to a service: made once from what is read once, so that the choice, the flow's record and
-//! the counters agree.
+//! The decision about one call to a service: made once from what is read once, so that the choice, the flow's record
+//! and the counters agree.
 
 use lb_common::abi::{Backend, Flow, Phase, Reason, Service, TableRef};
 use lb_common::pick::{How, Pick};
@@ -14,13 +14,13 @@ use crate::kernel::clock;
 use crate::kernel::context::{Dial, TCP};
 use crate::rows;
 
-/// What was decided. All of it is written whatever it is: what one path alone has written must not be
-/// copied on another, which the verifier refuses to those without CAP_PERFMON.
+/// What was decided. Every field is written on every path: without CAP_PERFMON the verifier refuses to copy what only
+/// some paths have written.
 pub struct Decision {
     index: u32,
     service: *const Service,
     how: How,
-    /// Past the end of all maps if nobody was chosen.
+    /// Past the end of all maps if no backend was chosen.
     pub slot: u32,
     sample: u32,
     table_generation: u16,
@@ -31,13 +31,13 @@ pub struct Decision {
 }
 
 impl Decision {
-    /// Decides where it stands: saves the call of a function, some ten nanoseconds. `None` if there is no such service.
+    /// Decides inline, which saves the call of a function, some ten nanoseconds. `None` if there is no such service.
     #[inline(always)]
     pub fn inline<I: Instructions>(index: u32) -> Option<Self> {
         Self::make::<I, true>(index)
     }
 
-    /// Decides by a function of its own, which the verifier follows once. `None` if there is no such service.
+    /// Decides by a global function, which the verifier follows once. `None` if there is no such service.
     #[inline(always)]
     pub fn by_call<I: Instructions>(index: u32) -> Option<Self> {
         Self::make::<I, false>(index)
@@ -106,8 +106,8 @@ impl Decision {
     /// Counts the one outcome of a call that goes to the backend.
     #[inline(always)]
     pub fn count(&self, tracked: bool) {
-        // One call per field: a field that is chosen before the addition makes it arithmetic with another offset on each
-        // path, which the verifier allows with CAP_PERFMON only.
+        // One call per field: a field that is chosen before the addition makes it arithmetic with another offset on
+        // each path, which the verifier allows with CAP_PERFMON only.
         if !tracked {
             tally::count(self.slot, |counts| &raw mut counts.untracked);
             tally::outcome(self.index, |outcomes| &raw mut outcomes.untracked);
@@ -120,7 +120,8 @@ impl Decision {
         }
     }
 
-    /// Ends a call for which nobody was chosen, and counts its one outcome.
+    /// Refuses a call for which no backend was chosen, or lets it pass if the tables are broken; counts the one
+    /// outcome.
     #[inline(always)]
     pub fn refuse(&self, dial: &Dial) -> Verdict {
         match self.how {

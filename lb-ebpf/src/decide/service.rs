@@ -14,7 +14,6 @@ pub fn service_at(dial: &Dial, address: Address) -> Option<u32> {
     find(&Services, Destination { address, port: dial.port(), protocol: dial.protocol()? })
 }
 
-/// The services and their addresses.
 struct Services;
 
 impl VipTable for Services {

@@ -20,11 +20,11 @@ pub struct KernelTables {
     pub service: *const Service,
 }
 
-/// The tables for what reads only those that services share.
+/// For functions that read only what all services share.
 const OF_NO_SERVICE: KernelTables = KernelTables { index: 0, service: core::ptr::null() };
 
-/// What a choice needs of a service's rules, by a policy that was read already. The daemon stores each field by itself, at any
-/// time.
+/// What a choice needs of a service's rules, with a policy that was read already. The daemon stores each field by
+/// itself, at any time.
 #[inline(always)]
 pub fn rules(service: *const Service, policy: u8) -> Rules {
     // SAFETY: a live map value.
@@ -81,8 +81,7 @@ impl Tables for KernelTables {
     #[inline(always)]
     fn errors(&self, backend: *const Backend) -> RecentErrors {
         // SAFETY: a live map value; the errors are one word.
-        let word = unsafe { (&raw const (*backend).errors).cast::<u64>().read_volatile() };
-        RecentErrors { count: word as u32, since: (word >> 32) as u32 }
+        RecentErrors::from_word(unsafe { (&raw const (*backend).errors).cast::<u64>().read_volatile() })
     }
 
     #[inline(always)]
@@ -102,8 +101,8 @@ impl Tables for KernelTables {
     #[inline(always)]
     fn list(&self, members: u32) -> Option<(u32, *const u16)> {
         let members: *const Members = MEMBERS.get_ptr(members)?;
-        // Before the first slot, so that the steps end at the last and not behind it: without CAP_PERFMON no pointer may leave
-        // its map's value.
+        // Before the first slot, so that the steps end at the last and not behind it: without CAP_PERFMON no pointer
+        // may leave its map's value.
         // SAFETY: a live map value; the slots follow the field.
         unsafe {
             let count = (&raw const (*members).count).read_volatile();
@@ -114,7 +113,7 @@ impl Tables for KernelTables {
     #[inline(always)]
     fn member(&self, before: *const u16) -> (u32, *const u16) {
         let mut position = before;
-        // The compiler is not to see the pointers of two turns together: it would make an index of them.
+        // In assembly, because the compiler would make an index of the pointers of two turns.
         // SAFETY: within the slots of a live map value, because no more are asked for than there are; the instruction
         // adds the size of a slot.
         unsafe {
@@ -129,8 +128,8 @@ impl Tables for KernelTables {
     }
 
     #[inline(always)]
-    fn first_free(&self, table: TableRef, from: u32, active_limit: u32) -> u32 {
-        first_free_entry(table.base, u32::from(table.length_log2), from, active_limit)
+    fn first_eligible(&self, table: TableRef, from: u32, active_limit: u32) -> u32 {
+        first_eligible_entry(table.base, u32::from(table.length_log2), from, active_limit)
     }
 
     #[inline(always)]
@@ -145,8 +144,7 @@ impl Tables for KernelTables {
     }
 }
 
-/// A scan as a function of its own, visible from outside: so the verifier follows it once, for any arguments, and takes its
-/// result for any number.
+/// A scan as a global function: the verifier follows it once, for any arguments, and takes its result for any number.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn least_of_members(
@@ -162,13 +160,13 @@ extern "C" fn least_of_members(
 /// As [`least_of_members`]: a long look at the schedule.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn first_free_entry(base: u32, length_log2: u32, from: u32, active_limit: u32) -> u32 {
+extern "C" fn first_eligible_entry(base: u32, length_log2: u32, from: u32, active_limit: u32) -> u32 {
     let table = TableRef { base, generation: 0, length_log2: length_log2 as u8, members: 0 };
-    pick::first_free_of_many(&OF_NO_SERVICE, table, from, active_limit)
+    pick::first_eligible_of_many(&OF_NO_SERVICE, table, from, active_limit)
 }
 
-/// As [`least_of_members`]: the second backend of a pair, where both points of a sample name one. Inlined, what it needs would not fit
-/// on the stack of the hooks (512 bytes, those of all callees included).
+/// As [`least_of_members`]: the second backend of a pair, where both points of a sample name one. Inlined, what it
+/// needs would not fit on the stack of the hooks (512 bytes, those of all callees included).
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn other_scheduled_slot(base: u32, length_log2: u32, first: u32, sample: u32) -> u32 {

@@ -16,7 +16,7 @@ pub enum Verdict {
 }
 
 impl Verdict {
-    /// Carries it out in a hook of IPv4, and is what that returns.
+    /// Carries it out in an IPv4 hook; returns what the hook returns.
     #[inline(always)]
     pub fn apply_v4(self, dial: &Dial) -> i32 {
         match self {
@@ -33,7 +33,7 @@ impl Verdict {
         }
     }
 
-    /// Carries it out in a hook of IPv6, and is what that returns.
+    /// Carries it out in an IPv6 hook; returns what the hook returns.
     #[inline(always)]
     pub fn apply_v6(self, dial: &Dial) -> i32 {
         match self {

@@ -1,8 +1,9 @@
-//! Which backends the services of a datagram socket's addressed datagrams were last sent to: one entry per socket, with a
-//! position per service.
+//! Which backends the services of a datagram socket's addressed datagrams were last sent to: one entry per socket, with
+//! a position per service.
 //!
-//! Kernel fact: sendmsg and recvmsg run their programs under the socket lock, as connect does, and release comes last. So
-//! nobody else changes a socket's entry meanwhile, and whoever takes the entry out counts the ends of all its flows.
+//! Kernel fact: sendmsg and recvmsg run their programs under the socket lock, as connect does, and release comes last.
+//! So no other program changes a socket's entry meanwhile, and the program that takes the entry out counts the ends of
+//! all its flows.
 
 use lb_common::abi::{Datagrams, Flow, FlowBucket, MAX_DATAGRAM_FLOWS, Peer};
 use lb_common::ending::Ending;
@@ -41,8 +42,8 @@ pub fn of(cookie: u64, service: u32) -> Option<*const Flow> {
     None
 }
 
-/// The same position, which the verifier cannot tell any more: it would follow the rest of the program once for each that it
-/// knows, and arithmetic with another offset on each path it allows with CAP_PERFMON only.
+/// The same position, as a number that the verifier does not know: it would follow the rest of the program once for
+/// each known number, and without CAP_PERFMON it refuses arithmetic whose offset differs by path.
 ///
 /// # Safety
 /// `entry` is a live map value.
@@ -64,8 +65,8 @@ unsafe fn flow_at(entry: *const Datagrams, position: usize) -> *mut Flow {
     unsafe { (&raw const (*entry).flows).cast::<Flow>().cast_mut().add(position) }
 }
 
-/// Records that a socket's datagrams to `flow`'s service go there, in place of wherever they went before. Returns whether
-/// there was room.
+/// Records that a socket's datagrams to `flow`'s service go there, in place of wherever they went before. Returns
+/// whether there was room.
 #[inline(always)]
 pub fn begin(cookie: u64, flow: &Flow) -> bool {
     let entry = match entry(cookie) {

@@ -1,8 +1,8 @@
 //! Which backend each open socket was last sent to: one record per socket, from the choice to the end.
 //!
 //! A record lies in the flow table at the socket's cookie modulo the table's length; if another socket holds that
-//! bucket, in the overflow table. Whoever takes a record out (one compare-and-swap, or one delete) counts its end, so no
-//! end is counted twice. Nothing here fails a call: a flow that finds no room is simply not tracked.
+//! bucket, in the overflow table. The program that takes a record out (by one compare-and-swap, or one delete) counts
+//! its end, so no end is counted twice. Nothing here fails a call: a flow that finds no room is simply not tracked.
 
 use lb_common::abi::{Anomalies, Flow, FlowBucket, Phase};
 use lb_common::ending::{Attempt, Ending};
@@ -17,7 +17,7 @@ use crate::rows;
 /// `BPF_NOEXIST`.
 pub const NEW: u64 = 1;
 
-/// A socket's record. It is the socket's own until somebody takes it out.
+/// A socket's record. It is the socket's own until it is taken out.
 #[derive(Clone, Copy)]
 pub struct RecordRef {
     /// The bucket of the cookie.
@@ -56,7 +56,7 @@ impl RecordRef {
         unsafe { (&raw const (*self.flow).start_ns).read_volatile() }
     }
 
-    /// It has come so far.
+    /// Sets how far it has come.
     #[inline(always)]
     pub fn set_phase(&self, phase: Phase) {
         // SAFETY: as above.
@@ -73,7 +73,8 @@ fn index(cookie: u64) -> u32 {
 #[inline(always)]
 fn find(bucket: *mut FlowBucket, cookie: u64) -> Option<RecordRef> {
     // SAFETY: `bucket` is a live map value. Another socket may claim or free it meanwhile, hence volatile; only this
-    // socket's own calls, which the socket lock puts in order, can make it equal to `cookie`.
+    // socket's own calls, which the socket lock puts in order, and the daemon, which gives a claimed record back, can
+    // make it equal to `cookie`.
     unsafe {
         if (&raw const (*bucket).cookie).read_volatile() == cookie {
             let flow = FLOWS.get_ptr_mut(index(cookie))?;
@@ -94,8 +95,8 @@ pub fn of(cookie: u64) -> Option<RecordRef> {
     find(FLOW_PLACES.get_ptr_mut(index(cookie))?, cookie)
 }
 
-/// Whether some socket at this one's bucket has an entry of datagrams: to look for one that is not there takes as long as all
-/// the rest of what is done for a socket.
+/// Whether some socket at this one's bucket has an entry of datagrams: a look into the hash for one that is not there
+/// takes as long as all the rest of what is done for a socket.
 #[inline(always)]
 pub fn may_have_datagrams(cookie: u64) -> bool {
     // SAFETY: a live map value, to which others add.
@@ -116,9 +117,9 @@ pub fn note_datagrams(cookie: u64, change: u64) {
 /// Where a new flow is recorded.
 #[derive(Clone, Copy)]
 pub enum Recorded {
-    /// In the flow table. It is to be written yet.
+    /// In the flow table, where it is still to be written.
     Table(*mut Flow),
-    /// Where it belongs, and it is written.
+    /// In place of the socket's former flow, or in the overflow table. It is written.
     Written,
     /// There was no room.
     Nowhere,
@@ -126,13 +127,14 @@ pub enum Recorded {
 
 /// Makes a record for a socket that is sent to a slot, in place of wherever it was sent before.
 ///
-/// `flow` makes it, for a socket whose namespace is known already or is to be asked for.
+/// `flow` makes the flow, from the cookie of the socket's namespace if that is known already.
 #[inline(always)]
 pub fn begin<I: Instructions>(cookie: u64, slot: u32, flow: impl Fn(Option<u64>) -> Flow) -> Recorded {
     let Some(bucket) = FLOW_PLACES.get_ptr_mut(index(cookie)) else { return Recorded::Nowhere };
     let recorded = if let Some(record) = find(bucket, cookie) {
         let before = record.flow();
-        // At once, so that nobody takes the record for what it was: its end is counted here. A socket stays in its namespace.
+        // Written at once, so that no program finds the flow whose end is counted here. A socket stays in its
+        // namespace.
         // SAFETY: a live map value that belongs to the socket.
         unsafe { record.flow.write(flow(Some(before.namespace))) };
         tally::ended(&before, ending_of_abandoned(before.phase), TrafficTotals::NONE);
@@ -171,7 +173,7 @@ fn ending_of_abandoned(phase: u8) -> Ending {
     if phase == Phase::Datagrams as u8 {
         Ending::Closed
     } else if phase == Phase::Chosen as u8 && FULL_ACCOUNTING.load() != 0 {
-        // Whatever sends a SYN ends at its closing.
+        // A flow whose SYN left has another phase, and ends when its connection is closed.
         Ending::NotSent
     } else {
         Ending::Unknown
@@ -194,7 +196,8 @@ pub fn leave<I: Instructions>(cookie: u64) {
     }
 }
 
-/// Takes a socket's record out and counts the end of its flow, as it was read before.
+/// Takes a socket's record out and counts the end of `flow`, which was read before: the bucket may be reused after
+/// that.
 #[inline(always)]
 pub fn end<I: Instructions>(
     cookie: u64,
@@ -222,8 +225,8 @@ pub fn end<I: Instructions>(
     }
 }
 
-/// Removes from a hash, and says whether it was there. Kernel fact: from 5.11 to 6.0 a hash refuses a change (EBUSY) while
-/// this CPU is inside another change of the same bucket, which it is for an instant only.
+/// Removes from a hash, and says whether it was there. Kernel fact: from 5.11 to 6.0 a hash refuses a change (EBUSY)
+/// while this CPU is inside another change of the same bucket, which it is for an instant only.
 #[inline(always)]
 pub fn is_removed(remove: impl Fn() -> Result<(), i32>) -> bool {
     const EBUSY: i32 = -16;

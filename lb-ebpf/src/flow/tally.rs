@@ -3,7 +3,9 @@
 //! Everything that a flow's end counts is counted before its active count is given back: after that the slot may get
 //! another backend, with counters of its own.
 
-use lb_common::abi::{ENDING_ROWS, Flow, Histogram, Outcomes, Service, SlotCounters, TIME_BUCKETS, bucket};
+use lb_common::abi::{
+    ENDING_ROWS, Flow, Histogram, Outcomes, RecentErrors, Service, SlotCounters, TIME_BUCKETS, bucket,
+};
 use lb_common::ending::Ending;
 use lb_common::load::{self, HalfLife};
 use lb_common::ticks::tick;
@@ -52,9 +54,9 @@ pub fn chosen(slot: u32) {
     }
 }
 
-/// The same number, which the verifier cannot tell any more. A number that it can tell is arithmetic with another offset on
-/// each path, which it allows with CAP_PERFMON only. The last row of endings is nobody's and always 0, and what is read
-/// from a map may be anything to the verifier.
+/// The same number, as one that the verifier does not know: without CAP_PERFMON it refuses arithmetic whose offset
+/// differs by path. The last row of endings is unused and always 0, and what is read from a map may be anything to the
+/// verifier.
 ///
 /// # Safety
 /// `counts` is a live map value.
@@ -92,7 +94,7 @@ pub fn active(slot: u32, change: i64) {
     }
 }
 
-/// Counts the end of a flow and gives its active count back. To be called by whoever has taken its record out.
+/// Counts the end of a flow and gives its active count back. To be called once its record is taken out or overwritten.
 #[inline(always)]
 pub fn ended(flow: &Flow, ending: Ending, totals: TrafficTotals) {
     let now = clock::now_ns();
@@ -128,8 +130,9 @@ fn error(flow: &Flow, now: u32) {
     if let Some(backend) = BACKENDS.get_ptr_mut(flow.slot) {
         // SAFETY: a live map value; the errors are one word.
         unsafe {
-            let errors = &raw mut (*backend).errors;
-            errors.write_volatile(load::with_another(errors.read_volatile(), now, HalfLife::new(half_life)));
+            let word = (&raw mut (*backend).errors).cast::<u64>();
+            let before = RecentErrors::from_word(word.read_volatile());
+            word.write_volatile(load::with_another(before, now, HalfLife::new(half_life)).to_word());
         }
     }
 }

@@ -1,7 +1,7 @@
 //! connect(2): look the address up, decide for a backend, remember the flow, rewrite the destination.
 //!
 //! Each call counts exactly one outcome. Whatever is unknown or contradictory lets the call through unchanged; only a
-//! known service without a usable backend is refused.
+//! call to a known service is refused, if it has no usable backend or all of them are at the limit.
 
 use lb_common::abi::NOT_A_SERVICE;
 use lb_common::net::Address;
@@ -20,7 +20,7 @@ pub fn connect4<I: Instructions>(dial: &Dial) -> i32 {
     balance::<I>(dial, service_at(dial, Address::mapped(dial.ip4()))).apply_v4(dial)
 }
 
-/// Also of a v4-mapped address, which dials an IPv4 service, whose backends are IPv4, which are kept v4-mapped.
+/// Also for a v4-mapped address: it dials an IPv4 service, whose backends are kept v4-mapped.
 #[inline(always)]
 pub fn connect6<I: Instructions>(dial: &Dial) -> i32 {
     balance::<I>(dial, service_at(dial, dial.ip6())).apply_v6(dial)
@@ -57,7 +57,7 @@ fn balance<I: Instructions>(dial: &Dial, service: Option<u32>) -> Verdict {
     if is_tcp {
         dial.set_syn_retries(decision.syn_retries);
     }
-    // Counted before it is open, as an end is counted before it is not: what is open is always part of what was chosen.
+    // Counted before the flow is open, so that open flows are always part of those that were chosen.
     tally::chosen(decision.slot);
     let flow = |namespace: Option<u64>| {
         let namespace = match namespace {
@@ -66,14 +66,15 @@ fn balance<I: Instructions>(dial: &Dial, service: Option<u32>) -> Verdict {
         };
         decision.flow(dial, backend, namespace)
     };
-    // The flow table may be full, or the end of the flow be invisible.
+    // Not tracked if the tables of flows are full, or the end of the flow cannot be seen.
     let recorded = if opener == Opener::Mptcp {
         Recorded::Nowhere
     } else {
         record::begin::<I>(dial.cookie(), decision.slot, flow)
     };
     decision.count(!matches!(recorded, Recorded::Nowhere));
-    // Last, because it is the one line of memory that nobody has used lately: whatever is atomic waits for it.
+    // Last: nothing has used this line of memory lately, and every atomic instruction after the store would wait for
+    // it.
     if let Recorded::Table(record) = recorded {
         // SAFETY: a live map value that belongs to the socket.
         unsafe { record.write(flow(None)) };

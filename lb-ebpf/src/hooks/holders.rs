@@ -1,22 +1,22 @@
 //! Which sockets processes hold: runs for every open file of every process, and writes out the cookie of each that is a
 //! socket. A flow whose socket is in no list of the kernel's and is held by no process is over.
 //!
-//! An iterator (`iter/task_file`, Linux 5.8), which the daemon loads and reads while it doubts a record; it uses no map.
+//! An iterator (`iter/task_file`, Linux 5.8), loaded and read while a record is suspected; it uses no map.
 
 use aya_ebpf::bindings;
 use aya_ebpf::helpers::{bpf_probe_read_kernel as probe, generated as helper};
 
 use crate::globals::{FILE_INODE, FILE_PRIVATE_DATA, INODE_MODE, SOCK_COOKIE, SOCKET_SOCK};
 
-/// `struct bpf_iter__task_file`, which the kernel keeps for its programs as it is: four words, of which the first leads to
-/// where output goes and the last to the file.
+/// `struct bpf_iter__task_file`, whose layout the kernel keeps: four words, of which the first points to the
+/// description of the output and the last to the file.
 pub type OpenFile = *const *const u8;
 
 /// Writes the cookie of a file that is a socket, if it has one yet.
 #[inline(always)]
 pub fn tell_socket(context: OpenFile) {
-    // SAFETY: the context and what it points to are valid while the program runs; at the end of the iteration there is no
-    // file. What lies behind the file is read by a helper that checks each address.
+    // SAFETY: the context and what it points to are valid while the program runs; at the end of the iteration there is
+    // no file. What lies behind the file is read by a helper that checks each address.
     unsafe {
         let file = context.add(3).read_volatile();
         if file.is_null() {
@@ -27,8 +27,8 @@ pub fn tell_socket(context: OpenFile) {
         if !is_socket(mode) {
             return;
         }
-        // Kernel fact: of a file that is a socket it is the `struct socket`; one that was only opened as a path
-        // (O_PATH) has none.
+        // Kernel fact: the private data of a file that is a socket is the `struct socket`; a file that was only opened
+        // as a path (O_PATH) has none.
         let Ok(socket) = probe::<*const u8>(file.add(FILE_PRIVATE_DATA.load() as usize).cast()) else {
             return;
         };
@@ -36,11 +36,11 @@ pub fn tell_socket(context: OpenFile) {
             return;
         };
         let Ok(cookie) = probe::<u64>(sock.wrapping_add(SOCK_COOKIE.load() as usize).cast()) else { return };
-        // Nobody has asked for it: the socket has no record.
+        // A cookie is 0 until something asks for it: such a socket has no record.
         if cookie == 0 {
             return;
         }
-        // The first word of a `struct bpf_iter_meta` is a `struct seq_file`.
+        // The first word of a `struct bpf_iter_meta` points to its `struct seq_file`.
         let output = context.read_volatile().cast::<*mut bindings::seq_file>().read_volatile();
         helper::bpf_seq_write(output, (&raw const cookie).cast(), 8);
     }

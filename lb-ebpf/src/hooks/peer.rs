@@ -1,8 +1,7 @@
-//! Who a socket's peer is: getpeername(2), and the source of a datagram, tell the process the address it dialled, and the
-//! peer may be another than the backend that was chosen.
+//! getpeername(2) and the source of a datagram: a process is told the address that it dialled, not the backend's.
 //!
-//! The kernel is about to report the backend. Only if that really is the backend of one of the socket's flows is it
-//! replaced: a socket may have been connected elsewhere since, and accepted sockets pass here too.
+//! The kernel is about to report the peer, which is replaced only if it is, or for datagrams was, the backend of one of
+//! the socket's flows: a socket may have been connected elsewhere since, and accepted sockets pass here too.
 
 use lb_common::abi::Service;
 use lb_common::net::{Address, Be16};
@@ -27,7 +26,7 @@ pub fn recvmsg4(dial: &Dial) {
     show4(dial, asked(dial, Address::mapped(dial.ip4()), dial.port()));
 }
 
-/// Also of what a socket of this family sent to a v4-mapped address, by the other hook.
+/// Also for answers to what an IPv6 socket has sent to a v4-mapped address, which passed `sendmsg4`.
 #[inline(always)]
 pub fn recvmsg6(dial: &Dial) {
     show6(dial, asked(dial, dial.ip6(), dial.port()));

@@ -1,5 +1,5 @@
-//! The last close(2) of a socket. What no other program sees the end of, ends here: datagram flows, connections of which no
-//! SYN left, and, where connections are not followed, all of them.
+//! The last close(2) of a socket. Flows whose end no other program sees end here: those of datagrams, connections of
+//! which no SYN left, and connections that are not followed.
 
 use lb_common::abi::{Flow, Phase};
 use lb_common::ending::{Ending, SocketSnapshot, at_release};
@@ -22,9 +22,9 @@ pub fn release<I: Instructions>(socket: &Socket) {
     let flow = record.flow();
     let is_datagram = flow.phase == Phase::Datagrams as u8;
     if FULL_ACCOUNTING.load() != 0 && !is_datagram && flow.phase != Phase::Chosen as u8 {
-        // It ends when the connection does, which may be long after this; but not where a program of somebody else has
-        // taken our request for that away: its end would never be seen. Kernel fact: a change of state is announced before
-        // it is made, so a socket that is closed already has had its end.
+        // The flow ends when the connection does, which may be long after this; but if another program has taken our
+        // request for changes of state away, that would never be seen. Kernel fact: a change of state is announced
+        // before it is made, so a socket that is closed already has had its end.
         let is_closed = socket.is_closed();
         if !is_closed && socket.announces_states() {
             return;
@@ -58,8 +58,8 @@ pub fn release<I: Instructions>(socket: &Socket) {
 #[inline(always)]
 fn ending_of(socket: &Socket, flow: &Flow, snapshot: SocketSnapshot) -> Ending {
     let ending = at_release(snapshot);
-    // Where connections are followed, one of which no SYN was seen did not begin: the first packet of one that is put off
-    // (`TCP_FASTOPEN_CONNECT`) leaves with its data.
+    // Where connections are followed, a connection of which no SYN was seen did not begin: the first packet of a
+    // connect that is put off (`TCP_FASTOPEN_CONNECT`) leaves with its data.
     let is_unsent = FULL_ACCOUNTING.load() != 0 && flow.phase == Phase::Chosen as u8;
     match ending {
         Ending::GaveUp | Ending::Other | Ending::Unknown if is_unsent => Ending::NotSent,

@@ -1,5 +1,5 @@
-//! sendmsg(2) of a datagram that names its destination: a flow that there is goes on; otherwise one is chosen as connect
-//! does it, recorded, and goes on for as long as the socket is open and its backend may be chosen.
+//! sendmsg(2) of a datagram that names its destination: an existing flow goes on until its backend may not be chosen
+//! any more, or until it is due to be chosen anew (`rebind`); otherwise one is chosen as connect does it, and recorded.
 //!
 //! Each call counts exactly one outcome.
 
@@ -33,8 +33,8 @@ fn balance<I: Instructions>(dial: &Dial, service: Option<u32>) -> Verdict {
         return Verdict::Proceed;
     };
     let cookie = dial.cookie();
-    // Nothing but what its peer sends reaches a connected socket: the service that it is connected to answers from there
-    // only, however its backend stands.
+    // A connected socket receives only what its peer sends: answers of the service that it is connected to can come
+    // from that backend only, whatever its state.
     if dial.is_connected()
         && let Some(backend) = connected_to(cookie, index)
     {
@@ -55,8 +55,8 @@ fn balance<I: Instructions>(dial: &Dial, service: Option<u32>) -> Verdict {
         return Verdict::Proceed;
     };
     let Some(backend) = decision.backend() else {
-        // A flow that there was stays: the socket was last directed there, and answers may be on their way. One that was to
-        // go elsewhere only because of its age goes on.
+        // An existing flow stays: the socket was last directed there, and answers may be on their way. One that was
+        // only due to be chosen anew goes on.
         if let Some(flow) = before
             && is_due
             && let Some(backend) = usable(flow)
@@ -66,7 +66,7 @@ fn balance<I: Instructions>(dial: &Dial, service: Option<u32>) -> Verdict {
         }
         return decision.refuse(dial);
     };
-    // Where no backend may be chosen the fallback is, again and again.
+    // Where no backend may be chosen, the fallback is chosen each time: the flow to it goes on.
     if let Some(flow) = before
         && !is_due
         && goes_to(flow, decision.slot, rows::address_of(backend))
@@ -90,7 +90,7 @@ fn connected_to(cookie: u64, index: u32) -> Option<*const BackendAddress> {
     rows::address(flow.slot)
 }
 
-/// Whether the service's datagrams are to be sent elsewhere after a while, and that while is over.
+/// Whether the service's flows of datagrams are chosen anew after a while, and that while is over.
 #[inline(always)]
 fn is_rebind_due(flow: *const Flow, index: u32) -> bool {
     let rebind = rows::rebind(index);
@@ -98,7 +98,7 @@ fn is_rebind_due(flow: *const Flow, index: u32) -> bool {
     rebind != 0 && clock::is_past(unsafe { (*flow).start_ns }, rebind)
 }
 
-/// The backend of a flow, if it is still the one that was chosen, and still may be.
+/// The backend of a flow, if the slot still has it and it may be chosen.
 #[inline(always)]
 fn usable(flow: *const Flow) -> Option<*const BackendAddress> {
     // SAFETY: the socket's own entry.
@@ -111,7 +111,7 @@ fn usable(flow: *const Flow) -> Option<*const BackendAddress> {
     if is_usable { Some(address) } else { None }
 }
 
-/// Whether the choice fell on the backend of the flow that there is.
+/// Whether the choice fell on the backend of the existing flow.
 #[inline(always)]
 fn goes_to(flow: *const Flow, slot: u32, backend: *const BackendAddress) -> bool {
     // SAFETY: the socket's own entry, and a live map value.

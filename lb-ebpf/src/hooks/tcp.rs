@@ -1,5 +1,5 @@
-//! A connection's way: connecting, established, closed. Runs for every TCP socket of the cgroup, and looks only at those
-//! that are flows.
+//! Follows connections: connecting, established, closed. Runs for every TCP socket of the cgroup, and looks only at
+//! those that are flows.
 
 use lb_common::abi::Phase;
 use lb_common::ending::{Ending, TCP_CLOSE, TCP_ESTABLISHED, at_close};

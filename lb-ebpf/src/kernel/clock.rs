@@ -5,8 +5,8 @@ use lb_common::ticks::have_passed;
 
 use crate::globals::{FIRST_JIFFY_NS, JIFFY_NS};
 
-/// Nanoseconds, to the kernel's tick (a few milliseconds). The kernel puts its count of ticks in place of this helper: a
-/// load and a multiplication, where even the coarse clock is a call of some twenty nanoseconds.
+/// Nanoseconds, to the kernel's tick (a few milliseconds). The kernel puts its count of ticks in place of this helper:
+/// a load and a multiplication, where even the coarse clock is a call of some twenty nanoseconds.
 #[inline(always)]
 pub fn now_ns() -> u64 {
     // SAFETY: the helper takes nothing.

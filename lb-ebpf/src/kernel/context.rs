@@ -23,7 +23,7 @@ pub const UDP: u8 = 17;
 /// protocol is TCP; see [`Dial::opener`].
 const MPTCP: u32 = 262;
 
-/// The address of a call on a socket: connect's destination, or the peer that getpeername is about to report.
+/// The address of a call on a socket: its destination, or the peer that getpeername or recvmsg is about to report.
 pub struct Dial {
     ctx: *mut bpf_sock_addr,
 }
@@ -86,8 +86,8 @@ impl Dial {
     /// Whether the socket is connected already.
     #[inline(always)]
     pub fn is_connected(&self) -> bool {
-        // SAFETY: the context is valid while the program runs, and its socket with it. Kernel fact: a datagram socket that is
-        // connected has the state that TCP calls established.
+        // SAFETY: the context is valid while the program runs, and its socket with it. Kernel fact: a datagram socket
+        // that is connected has the state that TCP calls established.
         unsafe {
             let socket = (&raw const (*self.ctx).__bindgen_anon_1.sk).read_volatile();
             (&raw const (*socket).state).read_volatile() == TCP_ESTABLISHED
@@ -101,8 +101,8 @@ impl Dial {
         (unsafe { helper::bpf_get_current_pid_tgid() } >> 32) as u32
     }
 
-    /// Lets the SYN be sent again so many times at most, if the application has not said how often. Only where the kernel
-    /// lets programs see that.
+    /// Lets the SYN be sent again so many times at most, if the application has not said how often. Only where the
+    /// kernel lets programs see that.
     #[inline(always)]
     pub fn set_syn_retries(&self, retries: u8) {
         /// `SOL_TCP`
@@ -113,9 +113,9 @@ impl Dial {
         if offset == 0 || retries == 0 {
             return;
         }
-        // SAFETY: the context is valid while the program runs. The helper returns the kernel's own structure or null, and
-        // the verifier checks the read against the description of its type, from which the offset is. The other helper
-        // reads the four bytes of the value.
+        // SAFETY: the context is valid while the program runs. The helper returns the kernel's own structure or null,
+        // and the verifier checks the read against the description of its type, from which the offset is. The other
+        // helper reads the four bytes of the value.
         unsafe {
             let socket = (&raw const (*self.ctx).__bindgen_anon_1.sk).read_volatile();
             let tcp = helper::bpf_skc_to_tcp_sock(socket.cast());
@@ -131,9 +131,9 @@ impl Dial {
     #[inline(always)]
     pub fn opener(&self) -> Opener {
         let offset = KERNEL_SOCKET.load();
-        // SAFETY: the context is valid while the program runs, and its socket with it. The helpers return the kernel's own
-        // structures or null, and the verifier checks the read against the description of its type, from which the offset
-        // is.
+        // SAFETY: the context is valid while the program runs, and its socket with it. The helpers return the kernel's
+        // own structures or null, and the verifier checks the read against the description of its type, from which the
+        // offset is.
         unsafe {
             let socket = (&raw const (*self.ctx).__bindgen_anon_1.sk).read_volatile();
             if offset != 0 {
@@ -202,11 +202,11 @@ impl Dial {
 pub enum Opener {
     /// A process's.
     Process,
-    /// The kernel's, for an MPTCP socket of a process. Its end cannot be seen: release runs for the MPTCP socket alone, which
-    /// has another cookie.
+    /// The kernel's, for an MPTCP socket of a process. Its end cannot be seen: release runs for the MPTCP socket alone,
+    /// which has another cookie.
     Mptcp,
-    /// The kernel's own, as for a file system that a process mounts: it cannot handle a refused connect as a process can,
-    /// and what it dials is not the process's business.
+    /// The kernel's own, as for a file system that a process mounts: it cannot handle a refused connect as a process
+    /// can, and what it dials is not the process's business.
     Kernel,
 }
 
@@ -254,9 +254,9 @@ impl Socket {
         unsafe { (&raw const (*self.ctx).state).read_volatile() }
     }
 
-    /// What a TCP socket shows of how it ended, if the programs may read it. Each read of the kernel's memory is a call of
-    /// some thirty nanoseconds, so what the state tells is not read: a socket with an error is closed, and one that is
-    /// closed tells whether it was established by its smoothed round-trip time only.
+    /// What a TCP socket shows of how it ended, if the programs may read it. Each read of the kernel's memory is a call
+    /// of some thirty nanoseconds, so what the state tells is not read: a socket with an error is closed, and one that
+    /// is closed tells whether it was established by its smoothed round-trip time only.
     #[inline(always)]
     pub fn snapshot(&self) -> SocketSnapshot {
         let state = self.state();
@@ -270,9 +270,9 @@ impl Socket {
         snapshot
     }
 
-    /// Whether its changes of state are still announced, as was asked for when its SYN left. Kernel fact: a socket has one
-    /// set of such requests, and any program for TCP events that sets its own takes away those of the others. Where it
-    /// cannot be read, they are believed to be.
+    /// Whether its changes of state are still announced, as was asked for when its SYN left. Kernel fact: a socket has
+    /// one set of such requests, and any program for TCP events that sets its own takes away those of the others.
+    /// Assumed where it cannot be read.
     #[inline(always)]
     pub fn announces_states(&self) -> bool {
         let offset = RELEASED_CALLBACKS.load();
@@ -293,7 +293,7 @@ impl Socket {
         if offset == 0 { 0 } else { self.read(offset) }
     }
 
-    /// Bytes received in order. Only of a socket that is readable, as [`Socket::snapshot`] tells; so is what follows.
+    /// Bytes received in order. This and [`Socket::bytes_sent`] only of a readable socket, see [`Socket::snapshot`].
     #[inline(always)]
     pub fn bytes_received(&self) -> u64 {
         self.read(RELEASED_BYTES_RECEIVED.load())
@@ -325,8 +325,8 @@ impl Socket {
     pub fn peer(&self) -> (Address, Be16) {
         /// `AF_INET`
         const INET: u32 = 2;
-        // All words are loaded on one path: two loads of which only one is done become one load of a chosen field, which
-        // the verifier refuses. The words of the other family are some words.
+        // All words are loaded on one path: of two loads of which only one is done the compiler makes one load of a
+        // chosen field, which the verifier refuses. The words of the other family mean nothing.
         // SAFETY: the context is valid while the program runs. The port is 16 bits wide.
         unsafe {
             let port = Be16::from_network((&raw const (*self.ctx).dst_port).read_volatile());

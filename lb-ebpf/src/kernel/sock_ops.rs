@@ -64,8 +64,8 @@ impl Ops {
         }
     }
 
-    /// Asks for the socket's changes of state no more. The request belongs to the socket, not to its flow: it would outlive
-    /// the flow where the socket dials elsewhere, and sockets that it accepts would inherit it.
+    /// Asks for the socket's changes of state no more. The request belongs to the socket, not to its flow: it would
+    /// outlive the flow where the socket dials elsewhere, and sockets that it accepts would inherit it.
     #[inline(always)]
     pub fn decline_states(&self) {
         // SAFETY: the context is valid while the program runs, and the helper takes it.
@@ -121,8 +121,8 @@ impl Ops {
         if offset == 0 {
             return None;
         }
-        // SAFETY: the context is valid while the program runs. The helper returns the kernel's own structure or null, and
-        // the verifier checks the read against the description of its type, from which the offset is.
+        // SAFETY: the context is valid while the program runs. The helper returns the kernel's own structure or null,
+        // and the verifier checks the read against the description of its type, from which the offset is.
         unsafe {
             let socket = (&raw const (*self.ctx).__bindgen_anon_2.sk).read_volatile();
             if socket.is_null() {
