@@ -1,7 +1,7 @@
 //! Where fields lie in the kernel's structures, from its own description of its types (BTF, `/sys/kernel/btf/vmlinux`).
 //!
-//! The layout is that of `Documentation/bpf/btf.rst`. Own code, because the parsers that there are keep their types to
-//! themselves, or are under a licence that this program's does not go with.
+//! The layout is that of `Documentation/bpf/btf.rst`. Parsed here, because the existing parsers keep their types to
+//! themselves, or have a licence that is incompatible with this program's.
 
 use std::io;
 use std::path::Path;
@@ -63,7 +63,7 @@ pub fn offsets(path: &Path) -> io::Result<Offsets> {
         bits if bits % 8 == 0 => Ok(bits / 8),
         _ => Err(invalid(&format!("has a field {field} within a byte of a structure {structure}"))),
     };
-    // Bit fields count from the lowest bit where bytes do, which is so on every processor that runs these programs.
+    // On little-endian processors, the only ones that run these programs, bit fields count from the lowest bit.
     let kernels = bits("sock", "sk_kern_sock")?;
     Ok(Offsets {
         sk_err: field("sock", "sk_err")?,

@@ -74,7 +74,7 @@ pub fn processes(cgroup: &Path) -> Vec<u32> {
     let mut pending = vec![cgroup.to_owned()];
     // Bound: cgroups below this one, each looked at once.
     while let Some(directory) = pending.pop() {
-        // One that is removed meanwhile has none.
+        // A cgroup that is removed meanwhile has no processes.
         let procs = std::fs::read_to_string(directory.join("cgroup.procs")).unwrap_or_default();
         processes.extend(procs.lines().filter_map(|pid| pid.parse::<u32>().ok()));
         pending.extend(children(&directory));
@@ -140,7 +140,7 @@ pub fn cgroup2_mount() -> Result<PathBuf, DatapathError> {
     mounts.into_iter().next().map(|mount| mount.at).ok_or(DatapathError::NoCgroup2)
 }
 
-/// What to know about paths of cgroups, if they begin at the root of a cgroup namespace: none of the host's can be seen.
+/// A warning if paths of cgroups begin at the root of a cgroup namespace, which hides the host's other cgroups.
 pub fn namespace_warning() -> Option<String> {
     let mount = cgroup2_mount().ok()?;
     (!is_whole(&mount)).then(|| {

@@ -1,7 +1,7 @@
-//! Makes and enters a cgroup that somebody else has named: below the cgroup2 mount only, by descriptor, through no link.
+//! Makes and enters a cgroup that another process names: below the cgroup2 mount, by descriptor, through no symlink.
 //!
-//! `socklb exec` may run as root, and which cgroup a client has it is told by a daemon that may not. So a path is never
-//! opened as text: what the kernel resolves below the mount's own descriptor can be a cgroup and nothing else.
+//! `socklb exec` may run as root, while the daemon that tells it a client's cgroup may run as another user. So a path
+//! is never opened as text: what the kernel resolves below the mount's own descriptor can be a cgroup and nothing else.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -72,7 +72,7 @@ impl CgroupTree {
         let cgroup = self.directory(path)?;
         let flags = OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let processes = rustix::fs::openat2(&cgroup, "cgroup.procs", flags, Mode::empty(), BELOW);
-        // Zero is whoever writes it.
+        // Zero stands for the process that writes it.
         let written = processes.and_then(|processes| rustix::io::write(processes, b"0"));
         match written {
             Ok(_) => {}

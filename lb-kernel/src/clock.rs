@@ -1,4 +1,4 @@
-//! The clock of the kernel programs, which are the only ones whose times are compared with it.
+//! The kernel's clocks in nanoseconds, among them that of the kernel programs.
 
 use rustix::time::{ClockId, Timespec, clock_gettime};
 

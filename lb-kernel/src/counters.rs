@@ -1,8 +1,8 @@
-//! The counters of slots, which the kernel programs keep for each CPU: read many at a time, and set when a backend takes
-//! its slot.
+//! The counters of slots, which the kernel programs keep for each CPU: read many at a time, and set when a backend
+//! takes its slot.
 //!
-//! A value lies on every CPU that the kernel may ever run on, so reading a thousand slots moves half a megabyte for each
-//! CPU. One call per slot would cost more than that: the kernel is asked for as many as fit a bounded buffer.
+//! A value lies on every CPU that the kernel may ever run on, so reading a thousand slots moves half a megabyte for
+//! each CPU. One call per slot would cost more than that: the kernel is asked for as many as fit a bounded buffer.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -16,14 +16,14 @@ use super::error::DatapathError;
 use super::sys;
 use super::sys::elements;
 
-/// What one batch may take.
+/// Bytes that one batch may take.
 const BATCH_BYTES: usize = 512 << 10;
 
 /// The counters of all slots.
 pub struct Counters {
-    /// What was counted of flows once they were chosen.
+    /// Map `counts`: what was counted of flows once they were chosen.
     map: OwnedFd,
-    /// What was chosen.
+    /// Map `chosen`: how many flows were chosen.
     chosen: OwnedFd,
     cpus: usize,
     /// Whether the kernel reads many elements of a per-CPU array at a time. Found by trying.
@@ -54,7 +54,7 @@ impl Counters {
     /// # Errors
     /// If the kernel refuses the look-up.
     pub fn get(&self, slot: Slot) -> io::Result<SlotCounters> {
-        // In this order: what has ended was chosen.
+        // The chosen ones last: a flow is counted there first, so no end is read without its choice.
         let mut counts: SlotCounters = sum(&self.values(&self.map, slot)?);
         counts.chosen = sum(&self.values::<u64>(&self.chosen, slot)?);
         Ok(counts)
@@ -68,7 +68,7 @@ impl Counters {
         Ok(values)
     }
 
-    /// Shows the counts of slots, over all CPUs. They are given in ascending order.
+    /// Shows the counts of slots, over all CPUs. The slots are given in ascending order.
     ///
     /// # Errors
     /// If the kernel refuses a look-up.
@@ -106,13 +106,13 @@ impl Counters {
         Ok(())
     }
 
-    /// Sets the counts of a slot that nobody counts in.
+    /// Sets the counts of a slot in which no program counts.
     ///
     /// # Errors
     /// If the kernel refuses.
     pub fn set(&self, slot: Slot, counts: &SlotCounters) -> io::Result<()> {
         let (mut values, mut chosen) = (vec![SlotCounters::default(); self.cpus], vec![0; self.cpus]);
-        // What counts is the sum.
+        // Only the sum over all CPUs matters.
         (values[0], chosen[0]) = (SlotCounters { chosen: 0, ..*counts }, counts.chosen);
         elements::set(self.map.as_fd(), &slot.number(), &values)?;
         elements::set(self.chosen.as_fd(), &slot.number(), &chosen)

@@ -6,12 +6,12 @@ use crate::error::DatapathError;
 use crate::links;
 use crate::pins::Pins;
 
-/// Removes a client from the kernel: connects of its cgroup go where they say from now on.
+/// Removes a client from the kernel: from now on connects of its cgroup go to the addresses that they name.
 ///
 /// # Errors
 /// If a pin cannot be removed.
 pub fn detach(pins: &Pins) -> Result<(), DatapathError> {
-    // The names of another version's maps are not known here; what lies in its directory is its own.
+    // The names of another version's maps are not known here, so all of its directory is removed.
     let is_ours = |name: &str| abi::map::ALL.contains(&name) || links::is_link(name);
     pins.remove(|name| !pins.is_of_this_version() || is_ours(name), links::detaches_first)
 }
@@ -24,7 +24,7 @@ pub fn retire(pins: &Pins) -> Result<(), DatapathError> {
     pins.remove_links(links::detaches_first)
 }
 
-/// Whether a client was retired: its flows still end, and none begins. (One that was never attached has no links at all.)
+/// Whether a client was retired: its flows still end, and none begins. (Before any attach there are no links at all.)
 ///
 /// # Errors
 /// If the pins cannot be read.
@@ -33,7 +33,7 @@ pub fn is_retired(pins: &Pins) -> Result<bool, DatapathError> {
     Ok(!links.is_empty() && !links.iter().any(|name| links::detaches_first(name)))
 }
 
-/// Whether any link of a client is pinned: its flows are seen to end, and may begin.
+/// Whether any link of a client is pinned: only then are its flows seen to end, and may new ones begin.
 ///
 /// # Errors
 /// If the pins cannot be read.

@@ -157,12 +157,12 @@ pub enum DatapathError {
 }
 
 impl DatapathError {
-    /// Whether more privilege is what it would take.
+    /// Whether it failed for want of a privilege.
     pub fn is_permission(&self) -> bool {
         matches!(self, Self::Privilege(_)) || self.is_caused_by(io::ErrorKind::PermissionDenied)
     }
 
-    /// The same, if it is a load that was refused for want of a privilege, with what to do about it.
+    /// A failed load as one that lacks a privilege, which says what to do about it; any other error unchanged.
     pub fn into_denied(self) -> Self {
         match self {
             Self::Load(source) => Self::LoadDenied(source),
@@ -180,7 +180,7 @@ impl DatapathError {
         self.is_caused_by(io::ErrorKind::NotFound)
     }
 
-    /// Whether something was used up that others may give back: descriptors, memory.
+    /// Whether a resource was used up that may be free again later: descriptors, memory.
     pub fn is_shortage(&self) -> bool {
         const SHORTAGES: [i32; 5] = [libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::EAGAIN, libc::ENOSPC];
         self.has_cause(|error| error.raw_os_error().is_some_and(|errno| SHORTAGES.contains(&errno)))

@@ -1,5 +1,5 @@
-//! What this kernel can do, found out by trying, never by its version number: one table of what not every kernel can, and a
-//! program for each (`lb-ebpf/src/bin/probes.rs`), which the verifier accepts or not.
+//! What this kernel can do, found out by trying, never by its version number: one table of abilities that not every
+//! kernel has, and for each a probe program (`lb-ebpf/src/bin/probes.rs`), which the verifier accepts or not.
 //!
 //! What the daemon logs, `doctor` says, the documentation lists and the programs are told of it comes from the table.
 
@@ -18,7 +18,7 @@ use super::sys;
 /// The programs that are tried, as they are committed beside their source.
 static PROBES: &[u8] = aya::include_bytes_aligned!("../../lb-ebpf/object/probes.o");
 
-/// Which of [`FEATURES`] the kernel has. Without them socklb works, as told there.
+/// Which of [`FEATURES`] the kernel has. socklb works without them, with the losses told there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Features {
     pub fetching_atomics: bool,
@@ -36,18 +36,18 @@ pub struct Features {
 pub struct Feature {
     /// The name of its probe, also in the log and in JSON.
     pub name: &'static str,
-    /// What it is.
+    /// The name of the ability, in words.
     pub title: &'static str,
-    /// What it takes.
+    /// The kernel, options and capabilities that it takes.
     pub takes: &'static str,
     /// What is lost without it, as sentences.
     pub without: &'static str,
-    /// What the programs are told: 0 of what the kernel has not.
+    /// The globals by which the programs are told of it; 0 if the kernel lacks it.
     globals: &'static [(&'static str, Value)],
     field: fn(&mut Features) -> &mut bool,
 }
 
-/// What a program is told of a feature that there is.
+/// The value of a global if the kernel has the ability.
 enum Value {
     One,
     /// Where a field lies.
@@ -160,10 +160,10 @@ impl Features {
     /// Asks the kernel.
     ///
     /// # Errors
-    /// If it lets us load no program at all (no privilege, most likely), or was too short of something to tell.
+    /// If this process may load no program at all (no privilege, most likely), or lacks memory or descriptors to probe.
     pub fn probe() -> Result<Self, DatapathError> {
-        // If even a program that does nothing is refused, the answers below would mean nothing. By a call of its own:
-        // without privilege aya finds the kernel unable to do anything, and says so in place of EPERM.
+        // If even a program that does nothing is refused, the answers below would mean nothing. Tried without aya:
+        // without privilege aya finds the kernel unable to do anything, and reports that in place of EPERM.
         if !sys::accepts_nothing().map_err(probe_error)? {
             return Err(DatapathError::Unsupported(io::Error::new(
                 io::ErrorKind::Unsupported,
@@ -171,14 +171,14 @@ impl Features {
             )));
         }
         check_loader(false).map_err(probe_error)?;
-        // A kernel that does not describe its types, or others than we know, cannot be read.
+        // Fields cannot be read if the kernel does not describe its types, or describes others than expected.
         let offsets = btf::offsets(Path::new(btf::VMLINUX)).ok();
         let mut probes = load_probes(offsets)?;
         let mut found = Self { offsets, ..Self::default() };
         for feature in FEATURES.iter().filter(|feature| offsets.is_some() || !feature.reads()) {
             *(feature.field)(&mut found) = is_accepted(&mut probes, feature.name).map_err(probe_error)?;
         }
-        // What MPTCP dials with is the kernel's as well, and is to be balanced.
+        // The kernel's sockets for paths of MPTCP have to be balanced: only `knows_mptcp` tells them from its own.
         found.knows_kernel_sockets &= found.knows_mptcp;
         check_loader(found.outcomes_at_release).map_err(probe_error)?;
         Ok(found)
@@ -204,17 +204,16 @@ fn load_probes(offsets: Option<Offsets>) -> Result<Ebpf, DatapathError> {
     let globals: Vec<_> = FEATURES.iter().flat_map(|feature| feature.globals(offsets)).collect();
     let mut loader = EbpfLoader::new();
     for (name, value) in &globals {
-        // Probes read one field each, whatever the programs read.
+        // The probes have only some of these globals: each reads one field, whatever the programs read.
         loader.override_global(name, value, false);
     }
     sys::without_signals(|| loader.load(PROBES)).map_err(load_error)
 }
 
-/// Whether the verifier accepts a probe.
 fn is_accepted(probes: &mut Ebpf, name: &str) -> io::Result<bool> {
     match load_program(probes, name) {
         Ok(_) => Ok(true),
-        // It answers EINVAL to what it does not know and EACCES to what it does not allow.
+        // The verifier answers EINVAL to what it does not know and EACCES to what it does not allow.
         Err(ProgramError::LoadError { io_error, .. })
             if matches!(io_error.raw_os_error(), Some(libc::EINVAL | libc::EACCES)) =>
         {
@@ -225,9 +224,9 @@ fn is_accepted(probes: &mut Ebpf, name: &str) -> io::Result<bool> {
     }
 }
 
-/// Checks that aya has found out rightly what the kernel takes. It tries once in the life of a process, and an attempt that
-/// fails for a passing reason is an ability that the kernel lacks, to aya: maps would be refused ever after. Only another
-/// process can try again. Tracing programs, with which it tries some, take CAP_PERFMON.
+/// Checks that aya has found out rightly what the kernel takes. aya tries once in the life of a process, and takes a
+/// probe that fails for a passing reason for a missing ability: maps would be refused ever after, and only another
+/// process can try again. Some of its probes are tracing programs, which take CAP_PERFMON (`may_trace`).
 fn check_loader(may_trace: bool) -> io::Result<()> {
     let found = sys::without_signals(aya::features);
     let types = found.btf().is_some_and(|btf| btf.btf_func() && btf.btf_func_global() && btf.btf_datasec());

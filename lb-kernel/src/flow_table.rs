@@ -34,7 +34,7 @@ impl FlowTable {
         self.buckets.len()
     }
 
-    /// What a bucket is in use by: a socket's cookie, 0 for none, or [`RECLAIMING`].
+    /// The cookie in a bucket: of the socket that holds it, 0 if it is free, or [`RECLAIMING`].
     pub fn cookie(&self, index: usize) -> u64 {
         self.buckets.load64(index, COOKIE)
     }
@@ -59,7 +59,7 @@ impl FlowTable {
         self.buckets.replace64(index, COOKIE, from, to)
     }
 
-    /// One thing of this socket is not elsewhere any more, [`FlowBucket::IN_OVERFLOW`] or [`FlowBucket::IN_DATAGRAMS`].
+    /// Takes one [`FlowBucket::IN_OVERFLOW`] or [`FlowBucket::IN_DATAGRAMS`] of this socket back.
     pub fn take_back(&self, cookie: u64, what: u64) {
         let index = usize::try_from(cookie).unwrap_or(usize::MAX) & (self.len() - 1);
         self.buckets.add64(index, ELSEWHERE, what.wrapping_neg());

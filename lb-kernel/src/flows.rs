@@ -1,7 +1,7 @@
 //! The flows that are open now, as a client's pinned maps have them. No daemon is asked, and nothing is changed.
 //!
-//! Programs begin and end flows meanwhile: what is shown was there at some moment of the reading, and a flow that lives
-//! from its beginning to its end is shown once.
+//! Programs begin and end flows meanwhile: what is shown was there at some moment of the reading, and a flow that is
+//! open all the while is shown once.
 
 use std::os::fd::AsFd;
 
@@ -31,7 +31,7 @@ pub fn flows(pins: &Pins) -> Result<Vec<OpenFlow>, DatapathError> {
     visit(pins, map::FLOW_OVERFLOW, |cookie: &u64, flow: &Flow| {
         found.push(OpenFlow { cookie: *cookie, flow: *flow });
     })?;
-    // A socket that dialled again while we read may have been met in both tables.
+    // A socket that dialled again during the reading may have been met in both tables.
     found.sort_unstable_by_key(|open| (open.cookie, std::cmp::Reverse(open.flow.start_ns)));
     found.dedup_by_key(|open| open.cookie);
     visit(pins, map::DATAGRAMS, |cookie: &u64, datagrams: &Datagrams| {
@@ -49,13 +49,12 @@ fn in_table(pins: &Pins) -> Result<Vec<OpenFlow>, DatapathError> {
     let mut found = Vec::new();
     for index in 0..table.len() {
         for _ in 0..LOOKS {
-            // Most places are free.
             let Some(cookie) = table.socket(index) else { break };
             let flow = table.flow(index);
             if table.cookie(index) != cookie || table.flow(index) != flow {
                 continue;
             }
-            // One that has its socket already, but not its flow yet, is of the phase of no flow, or of the flow before.
+            // A bucket that was claimed just now may hold no flow yet (phase 0), or still that of the socket before.
             if flow.phase != 0 {
                 found.push(OpenFlow { cookie, flow });
             }
@@ -65,7 +64,6 @@ fn in_table(pins: &Pins) -> Result<Vec<OpenFlow>, DatapathError> {
     Ok(found)
 }
 
-/// Shows the entries of a hash.
 fn visit<K: bytemuck::Pod, V: bytemuck::Pod>(
     pins: &Pins,
     name: &str,

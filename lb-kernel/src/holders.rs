@@ -1,7 +1,7 @@
-//! Which sockets are in use by some process, as the kernel itself counts open files (`iter/task_file`).
+//! Which sockets are in use by some process, found by the kernel's own iterator over open files (`iter/task_file`).
 //!
 //! Kernel facts: the iterator is there since Linux 5.8 and takes CAP_BPF and CAP_PERFMON. It shows the processes of the
-//! PID namespace in which it is opened, so where that is not the host's, nothing is said. A socket that is on its way in a
+//! PID namespace in which it is opened, so nothing is said unless that is the host's. A socket that is on its way in a
 //! message (SCM_RIGHTS), or registered with io_uring alone, is in use by no process.
 
 use std::collections::BTreeSet;
@@ -48,7 +48,7 @@ pub fn in_use(wanted: &BTreeSet<u64>) -> Result<BTreeSet<u64>, DatapathError> {
     Ok(found)
 }
 
-/// Kernel fact: the inode of the first PID namespace is always the same.
+/// Kernel fact: the inode of the initial PID namespace is always the same.
 fn sees_all_processes() -> io::Result<()> {
     /// `PROC_PID_INIT_INO`
     const FIRST: u64 = 0xefff_fffc;
@@ -69,7 +69,7 @@ fn open() -> Result<std::fs::File, DatapathError> {
     let btf::FileOffsets { inode, private_data, mode, sock, cookie } =
         btf::file_offsets(Path::new(btf::VMLINUX)).map_err(DatapathError::Holders)?;
     let types = Btf::from_sys_fs().map_err(|error| unsupported(error.into()))?;
-    // The maps of the object are made as well, and let go of at once: as small as can be.
+    // The maps of the object are made as well, and closed at the end of this function: as small as can be.
     let limits = Limits { schedule_entries: 1 << abi::MIN_SCHEDULE_LOG2, flow_records: 64, slots: 64 };
     let mut loader = EbpfLoader::new();
     loader.btf(Some(&types));
@@ -99,7 +99,6 @@ fn open() -> Result<std::fs::File, DatapathError> {
     link.into_file().map_err(|error| unsupported(error.into()))
 }
 
-/// Reads cookies until there are no more.
 fn read(mut iteration: impl Read, mut each: impl FnMut(u64)) -> io::Result<()> {
     const COOKIE: usize = size_of::<u64>();
     let mut buffer = vec![0u8; 32 << 10];
@@ -110,8 +109,8 @@ fn read(mut iteration: impl Read, mut each: impl FnMut(u64)) -> io::Result<()> {
             Ok(0) if kept == 0 => return Ok(()),
             Ok(0) => return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "half a cookie")),
             Ok(length) => kept + length,
-            // Kernel fact: after a million files without a socket among them a read returns with this, and goes on where it
-            // was with the next.
+            // Kernel fact: after a million files without a socket among them a read returns with this; the next one
+            // goes on where it was.
             Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
                 continue;
             }

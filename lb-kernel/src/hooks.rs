@@ -1,7 +1,7 @@
-//! The hooks that a client task's programs are attached to, in the order in which they are.
+//! The hooks of a client task's programs, in the order in which these are attached.
 //!
-//! Which program a hook has is told here and nowhere else. It knows neither how programs are loaded (see `object`) nor how
-//! they are attached (see `links`).
+//! Which program a hook has is told here and nowhere else. This module knows neither how programs are loaded (see
+//! `object`) nor how they are attached (see `links`).
 
 use super::sys::AttachType;
 
@@ -29,7 +29,7 @@ const fn hook(
 /// The hook that follows connections.
 pub const FOLLOWS: &str = "tcp_events";
 
-/// In the order in which they are attached: a flow must not begin before its end can be seen, and its answers be translated.
+/// In the order in which they are attached: no flow may begin before its end can be seen and its answers translated.
 pub static HOOKS: [Hook; 10] = [
     hook("sock_release", "socklb_release", "socklb_release_5_10", AttachType::SockRelease),
     hook(FOLLOWS, "socklb_tcp", "socklb_tcp_5_10", AttachType::SockOps),

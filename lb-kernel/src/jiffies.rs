@@ -1,8 +1,8 @@
 //! How the kernel's count of ticks, by which its programs tell the time, relates to `CLOCK_MONOTONIC`.
 //!
-//! Kernel fact: jiffies are counted up when a whole tick of `CLOCK_MONOTONIC` is over (`tick_do_update_jiffies64`), so the
-//! two do not drift apart, and stop together while the host is suspended. (A kernel that has neither high resolution timers
-//! nor idle ticks off counts timer interrupts instead.) What is reckoned here may be a few ticks early.
+//! Kernel fact: jiffies are counted up when a whole tick of `CLOCK_MONOTONIC` is over (`tick_do_update_jiffies64`), so
+//! the two do not drift apart, and stop together while the host is suspended. (A kernel with neither high resolution
+//! timers nor tickless idle counts timer interrupts instead.) Computed times may be a few ticks early.
 
 use std::io;
 
@@ -31,7 +31,7 @@ impl Jiffies {
     /// # Errors
     /// If it lets us run no program: no privilege, most likely.
     pub fn read() -> io::Result<Self> {
-        /// One that no tick interrupts is enough, and each takes microseconds of the milliseconds of a tick.
+        /// One reading that no tick interrupts is enough; a reading takes microseconds, and a tick milliseconds.
         const READINGS: usize = 16;
         // Kernel fact: the resolution of this clock is the tick.
         let length_ns = nanoseconds(clock_getres(ClockId::MonotonicCoarse));
@@ -47,9 +47,9 @@ impl Jiffies {
 
 /// The time of the jiffy with the number 0, from readings of the coarse clock and then of the count.
 ///
-/// Kernel fact: a tick is counted first and added to the coarse clock then (`tick_do_update_jiffies64`). So ticks that fall
-/// into a reading make what follows from it too early, never too late, however long the reading takes on a busy host: the
-/// latest of several is the best.
+/// Kernel fact: a tick is counted first and added to the coarse clock then (`tick_do_update_jiffies64`). So ticks that
+/// fall into a reading make its result too early, never too late, however long the reading takes on a busy host: the
+/// latest of several results is the best.
 fn first_ns<const N: usize>(length_ns: u64, readings: [(u64, u64); N]) -> u64 {
     let firsts = readings.map(|(ns, jiffies)| ns.wrapping_sub(jiffies.wrapping_mul(length_ns)));
     // Kernel fact: the count begins five minutes before 2^32, so most of them are "negative", modulo 2^64.

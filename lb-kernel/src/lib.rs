@@ -1,14 +1,14 @@
 //! The kernel side of client tasks: their maps, programs and links, and the steps that change them.
 //!
-//! It carries out plans and reports counts, and decides nothing. It is the only crate of the program that knows of bpf and
-//! of aya.
+//! It carries out plans and reports counts, and decides nothing. Only this crate of the program uses aya or bpf(2).
 //!
-//! In reading order: system calls (`sys`) and errors ([`DatapathError`]); what the host is and allows ([`features`](Features),
-//! [`privileges`](host), [`cpus`](possible_cpus), [`clock`](monotonic_ns), [`process`], [`trust`], [`cgroup`](Cgroup)); where a
-//! client's objects are pinned ([`Pins`]) and how they go ([`detach`](detach())); the object and its programs ([`Purpose`]), their links
-//! ([`is_balanced`]) and those of others ([`neighbours`](neighbours())); the maps ([`Tables`]) and one client task of all that
-//! ([`Datapath`]); the open flows ([`flows`](flows())) and how those are reclaimed whose socket is gone
-//! ([`reclaim`](reclaim())); and what all of it is shown from ([`Snapshot`], [`FlowSnapshot`]).
+//! In reading order: system calls (`sys`) and errors ([`DatapathError`]); what the host is and allows
+//! ([`features`](Features), [`privileges`](host), [`cpus`](possible_cpus), [`clock`](monotonic_ns), [`process`],
+//! [`trust`], [`cgroup`](Cgroup)); where a client's objects are pinned ([`Pins`]) and how they are removed
+//! ([`detach`](detach())); the object and its programs ([`Purpose`]), their links ([`is_balanced`]), and programs of
+//! others on the same cgroups ([`neighbours`](neighbours())); the maps ([`Tables`]) and one client task ([`Datapath`]);
+//! the open flows ([`flows`](flows())) and the reclaiming of those whose socket is gone ([`reclaim`](reclaim())); and
+//! what all of it is shown from ([`Snapshot`], [`FlowSnapshot`]).
 #![expect(missing_docs, reason = "an error's text is its documentation")]
 
 mod sys;

@@ -1,8 +1,8 @@
 //! The links of a client task: which program is attached to which cgroup, as the pins below `links/` hold it.
 //!
-//! A link is taken away only when its successor is attached, or when the kernel has said that it leads to another cgroup or
-//! to none. Every other error (no descriptor, no memory, no privilege) means that nothing is known: nothing is changed then,
-//! and the caller tries again.
+//! While programs are attached, a link is removed only when its successor is attached, when its hook is not needed any
+//! more, or when the kernel has said that it leads to another cgroup or to none. Every other error (no descriptor, no
+//! memory, no privilege) means that nothing is known: nothing is changed then, and the caller tries again.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -19,8 +19,8 @@ use super::sys::{self, LinkInfo};
 /// What follows the name of a link that is about to take the place of another. (The kernel reserves names with dots.)
 const SUCCESSOR: &str = "+new";
 
-/// The name under which a hook's link to a cgroup is pinned. The id is in it because a client may change its cgroup, and
-/// sockets that were made in the old one must still be seen to end.
+/// The name under which a hook's link to a cgroup is pinned. The id is in it because a client may change its cgroup,
+/// and sockets that were made in the old one must still be seen to end.
 fn link_name(hook: &Hook, cgroup: u64) -> String {
     format!("{}@{cgroup}", hook.name)
 }
@@ -31,12 +31,12 @@ fn of_link(name: &str) -> Option<(&'static Hook, u64)> {
     Some((HOOKS.iter().find(|known| known.name == hook)?, cgroup.parse().ok()?))
 }
 
-/// Whether a pin may be a link of ours by its name, also one that a daemon was killed over before it had its final name.
+/// Whether a pin may be a link of ours by its name, also under the temporary name that a killed daemon has left.
 pub fn is_link(name: &str) -> bool {
     of_link(name.strip_suffix(SUCCESSOR).unwrap_or(name)).is_some()
 }
 
-/// Whether a link begins flows: it is detached before those that see them end. Of any version's links.
+/// Whether a link begins flows: it is detached before those that see them end. Holds for links of any version.
 pub fn detaches_first(name: &str) -> bool {
     name.starts_with("connect") || name.starts_with("sendmsg")
 }
@@ -71,14 +71,14 @@ pub fn attach(programs: &Programs, pins: &Pins, cgroup: &Cgroup) -> Result<(), D
     for name in pins.link_names()? {
         let path = pins.links().join(&name);
         let Some((hook, of)) = of_link(&name) else {
-            // A daemon was killed between a link and its final name; the one of that name was attached above.
+            // A daemon was killed before it had renamed this link; the link of the final name was attached above.
             if is_link(&name) {
                 pins::detach(&path)?;
             }
             continue;
         };
         let Some(program) = programs.of(hook) else {
-            // The other kind of accounting was left. Only now: the programs above do without it from here on.
+            // The accounting has changed and needs this hook no more; the programs attached above do not rely on it.
             pins::detach(&path)?;
             continue;
         };
@@ -118,7 +118,6 @@ fn attach_one(
     }
     match pinned {
         Some(Pinned { link, info }) if info.cgroup_id == cgroup.id => {
-            // In one step: every call runs the old program or the new one.
             if info.program_id != program.id {
                 sys::link_update(link.as_fd(), program.fd.as_fd()).map_err(fail)?;
             }
@@ -132,11 +131,11 @@ fn attach_one(
                     .map_err(|source| DatapathError::Pin { path: path.to_owned(), source })
             };
             let Some(Pinned { link: other, .. }) = pinned else { return pin(&path) };
-            // What is pinned there leads to another cgroup, or to none: somebody has detached or moved it.
+            // What is pinned there leads to another cgroup, or to none: it was detached or moved.
             pins::unlink(&successor)?;
             pin(&successor)?;
             rename(&successor, &path)?;
-            // It has lost its name, so should this fail the kernel does it in a moment.
+            // The old link has no pin any more: if this fails, the kernel detaches it in a moment.
             let _ = sys::link_detach(other.as_fd());
             Ok(())
         }
@@ -154,7 +153,7 @@ fn rename(from: &Path, to: &Path) -> Result<(), DatapathError> {
 }
 
 /// Whether every program is attached to a cgroup, and nothing is left of another kind of accounting: whether there is
-/// nothing for [`attach`] to do there. An attachment that was cut off by an error is found by that.
+/// nothing for [`attach`] to do there. So an attachment that an error cut off is found.
 ///
 /// # Errors
 /// If that cannot be seen.
@@ -195,7 +194,7 @@ pub fn leave(pins: &Pins, cgroup: u64) -> Result<(), DatapathError> {
 /// Ids of the programs of a client's pinned links.
 ///
 /// # Errors
-/// If that cannot be seen: a program of ours would be taken for somebody else's.
+/// If that cannot be seen: a program of ours would be taken for another's.
 pub fn programs_of(pins: &Pins) -> Result<Vec<u32>, DatapathError> {
     let mut programs = Vec::new();
     for name in pins.link_names()? {
@@ -218,9 +217,9 @@ pub fn balanced_cgroup(pins: &Pins) -> Result<Option<u64>, DatapathError> {
     Ok(None)
 }
 
-/// Whether the connects of a cgroup are balanced by a client's programs: every hook is attached there but for the one that
-/// follows connections, which only some kinds of accounting have. Of any daemon's programs; whether they are exactly ours
-/// is told by `are_fully_attached`.
+/// Whether the connects of a cgroup are balanced by a client's programs: every hook is attached there but for the one
+/// that follows connections, which only some kinds of accounting have. Whether the programs are exactly ours is told by
+/// `are_fully_attached`.
 ///
 /// # Errors
 /// If that cannot be seen.
@@ -234,7 +233,7 @@ pub fn is_balanced(pins: &Pins, cgroup: u64) -> Result<bool, DatapathError> {
     Ok(cgroup != 0)
 }
 
-/// The cgroups at which a client's flows begin, by the names of its links. Of any version's links.
+/// The cgroups at which a client's flows begin, by the names of its links, which may be of any version.
 ///
 /// # Errors
 /// If the pins cannot be read.

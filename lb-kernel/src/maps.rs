@@ -1,7 +1,7 @@
-//! A client task's maps, opened by their pins: typed hashes and per-CPU arrays, and memory-mapped arrays.
+//! A client task's maps, opened by their pins: memory-mapped arrays, per-CPU arrays, and the hash of retired counters.
 //!
-//! A memory-mapped array is shared with the kernel programs, which read it at any moment: every access is one volatile
-//! load or store of a whole word, in the order in which the code has them.
+//! A memory-mapped array is shared with the kernel programs, which read and write it at any moment: every access is a
+//! volatile load or store of a whole word, or an atomic instruction, in the order in which the code has them.
 
 use std::io;
 use std::marker::PhantomData;
@@ -39,7 +39,7 @@ pub struct Mapped<T> {
     value: PhantomData<T>,
 }
 
-// SAFETY: the memory is shared with the kernel in any case; all access is volatile, and writes go through `&mut self`.
+// SAFETY: the memory is shared with the kernel anyway; access is volatile or atomic, plain stores take `&mut self`.
 unsafe impl<T> Send for Mapped<T> {}
 
 impl<T: bytemuck::Pod> Mapped<T> {
@@ -75,7 +75,7 @@ impl<T: bytemuck::Pod> Mapped<T> {
         unsafe { self.memory.as_ptr().add(index * size_of::<T>() + offset).cast() }
     }
 
-    /// Reads an element. Only words that nobody writes meanwhile are sure to belong together.
+    /// Reads an element by words of 32 bits. Words that are written meanwhile need not belong together.
     pub fn get(&self, index: usize) -> T {
         let mut value = T::zeroed();
         let words = bytemuck::bytes_of_mut(&mut value);
@@ -95,12 +95,12 @@ impl<T: bytemuck::Pod> Mapped<T> {
 
     fn atomic64(&self, index: usize, offset: usize) -> &AtomicU64 {
         assert!(self.writable, "opened for reading");
-        // SAFETY: `word` checks bounds and alignment; the mapping lives as long as `self`, and everybody who writes such
-        // a word, the kernel programs included, does it with atomic operations.
+        // SAFETY: `word` checks bounds and alignment; the mapping lives as long as `self`. All other accesses to such a
+        // word, by this process or by the kernel programs, are volatile or atomic.
         unsafe { AtomicU64::from_ptr(self.word(index, offset)) }
     }
 
-    /// Puts `new` in place of `old`; returns whether `old` was there. As the kernel programs do it, and against them.
+    /// Compare-and-swap, also against the kernel programs. Returns whether `old` was there.
     pub fn replace64(&self, index: usize, offset: usize, old: u64, new: u64) -> bool {
         self.atomic64(index, offset).compare_exchange(old, new, Ordering::SeqCst, Ordering::SeqCst).is_ok()
     }
@@ -151,12 +151,12 @@ impl<T> Drop for Mapped<T> {
     }
 }
 
-/// Open flows of a client, of any version: every one keeps them in a mapped array whose values begin with the number.
+/// Open flows of a client of any ABI version: each keeps them in a mapped array whose values begin with the number.
 ///
 /// # Errors
 /// If the map cannot be opened or mapped.
 pub fn open_flows(pins: &Pins) -> Result<u64, DatapathError> {
-    /// The name up to version 3.
+    /// The name of that map up to version 3.
     const BEFORE: &str = "active";
     let dir = pins.maps();
     let before = dir.join(BEFORE);
@@ -186,7 +186,7 @@ pub struct Maps {
 }
 
 impl Maps {
-    /// Opens the maps pinned in `dir`, whose shapes have been checked.
+    /// Opens the maps pinned in `dir`. Their shapes are not checked (see `object::check_pins`).
     ///
     /// # Errors
     /// If one is missing or may not be opened.
@@ -217,7 +217,7 @@ fn typed<M: TryFrom<Map, Error = MapError>>(path: &Path) -> Result<M, DatapathEr
     M::try_from(Map::from_map_data(data).map_err(fail)?).map_err(fail)
 }
 
-/// The same value for every CPU.
+/// The values of a per-CPU element: `value` of each CPU's number.
 pub fn on_every_cpu<T: bytemuck::Pod>(
     value: impl Fn(u32) -> T,
     cpus: u32,

@@ -1,6 +1,6 @@
 //! Network namespaces, also of other processes: what can be asked of the kernel from inside them.
 //!
-//! Each is opened, asked for its lists of sockets and closed again: others decide how many there are, so that they must
+//! Each is opened, asked for its lists of sockets and closed again: processes may make any number of them, so they must
 //! cost neither descriptors nor memory.
 
 use std::cell::OnceCell;
@@ -18,7 +18,7 @@ use super::sys::diag::{SocketEntry, SocketLists};
 
 /// Namespaces that one look goes into. A process may make as many as it likes, and each takes some 0.2 ms.
 pub const MOST: usize = 1024;
-/// Processes by which a namespace may be entered: the first of them may end meanwhile.
+/// Processes that are remembered as ways into a namespace: the first of them may end meanwhile.
 const WAYS: usize = 4;
 
 /// Opens a way to the lists of sockets of a process's network namespace, which takes CAP_SYS_ADMIN.
@@ -26,7 +26,7 @@ const WAYS: usize = 4;
 /// # Errors
 /// If the process is gone or its namespace may not be entered.
 pub fn open_in_namespace_of(pid: u32) -> io::Result<SocketLists> {
-    // A thread stays in the namespace that it has entered, so one is spent.
+    // A thread stays in the namespace that it has entered, so another one does it.
     let thread = std::thread::Builder::new().name("namespace".to_owned()).spawn(move || enter(pid))?;
     thread.join().map_err(|_| io::Error::other("the thread that entered a network namespace panicked"))?
 }
@@ -51,13 +51,13 @@ pub type SocketsByList = BTreeMap<List, BTreeSet<u64>>;
 /// What lists have shown.
 #[derive(Debug, Default)]
 pub struct SocketSnapshot {
-    /// Of each wanted list that could be had completely: which of the wanted sockets it shows, and whether these are paths
-    /// of an MPTCP socket.
+    /// Of each wanted list that could be had completely: which of the wanted sockets it shows, and whether these are
+    /// paths of an MPTCP socket.
     pub lists: BTreeMap<List, BTreeMap<u64, bool>>,
-    /// Where namespaces do not tell their cookies (before Linux 5.14), so that it is not known which list would have to
-    /// show a socket: those that some list shows.
+    /// Of the wanted sockets, those that some list shows, where namespaces do not tell their cookies (before Linux
+    /// 5.14) and so not which list has to show a socket.
     pub anywhere: BTreeSet<u64>,
-    /// Whether these are the lists of all namespaces that there are.
+    /// Whether cookies are not told, and `anywhere` is from complete lists of all namespaces that are looked into.
     pub is_everywhere: bool,
 }
 
@@ -68,7 +68,7 @@ pub enum Sight {
     Seen { is_mptcp: bool },
     /// The list that would have to show it is complete, and does not.
     Missed,
-    /// That list could not be had; `is_nowhere` if no other one shows it, and these are all that there are.
+    /// That list could not be had; `is_nowhere` if complete lists of all these namespaces do not show it.
     Unknown { is_nowhere: bool },
 }
 
@@ -88,7 +88,7 @@ impl SocketSnapshot {
 /// Our own namespace, and those of a cgroup's processes.
 pub struct Namespaces {
     cgroup: Option<PathBuf>,
-    /// How many looks there were before: where there are more namespaces than one look goes into, each begins elsewhere.
+    /// Looks so far: where there are more namespaces than one look goes into, each look begins elsewhere.
     turn: usize,
     /// Processes of each namespace other than our own, found when they are needed.
     others: OnceCell<Vec<Vec<u32>>>,
@@ -110,7 +110,7 @@ impl Namespaces {
             return look.end();
         }
         let others = self.others();
-        // A thread stays in the namespace that it has entered, so one is spent; without it the lists are not complete.
+        // A thread stays in the namespace that it has entered, so another one does it; without it no list is complete.
         let visit = || {
             for ways in others {
                 match ways.iter().find_map(|pid| enter(*pid).ok()) {
@@ -143,7 +143,7 @@ fn others(cgroup: &Path, turn: usize) -> Vec<Vec<u32>> {
     let ours = inode("self").ok();
     let mut found: BTreeMap<u64, Vec<u32>> = BTreeMap::new();
     for pid in cgroup::processes(cgroup) {
-        // It has ended, or this process may not see its namespace.
+        // The process has ended, or its namespace may not be seen.
         let Ok(inode) = inode(&pid.to_string()) else { continue };
         let ways = found.entry(inode).or_default();
         if Some(inode) != ours && ways.len() < WAYS {
@@ -162,11 +162,11 @@ fn others(cgroup: &Path, turn: usize) -> Vec<Vec<u32>> {
 /// A look at namespaces, one after the other.
 struct Look<'w> {
     wanted: &'w SocketsByList,
-    /// Namespaces that were not seen yet.
+    /// Wanted namespaces that were not seen yet.
     missing: BTreeSet<u64>,
-    /// Whether namespaces tell which they are.
+    /// Whether all namespaces so far told their cookies.
     are_told: bool,
-    /// Whether every list so far was complete.
+    /// Whether nothing is missing from `anywhere` so far.
     is_whole: bool,
     shown: SocketSnapshot,
 }
@@ -200,7 +200,7 @@ impl<'w> Look<'w> {
                 }
             };
             let result = if list.datagrams { lists.each_udp(each) } else { lists.each_tcp(each) };
-            // One that is not complete says nothing.
+            // A list that is not complete proves nothing.
             if result.is_ok() {
                 self.shown.lists.insert(*list, found);
             }

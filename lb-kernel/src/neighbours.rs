@@ -19,7 +19,7 @@ use super::sys::{self, AttachType};
 /// How the names of socklb's programs begin.
 pub const NAME_PREFIX: &str = "socklb_";
 
-/// A program of somebody else.
+/// A program that no client with pins in the same directory has attached.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Neighbour {
     /// Where it is attached.
@@ -30,14 +30,14 @@ pub struct Neighbour {
     pub program: u32,
     /// Its name, as far as privileges tell (CAP_SYS_ADMIN).
     pub name: Option<String>,
-    /// Whether it is socklb's: by its name, or, where names are not told, because programs of others are on every hook that
-    /// a socklb takes.
+    /// Whether it is another socklb's: by its name or, where names are not told, because nameless programs are on every
+    /// hook that a socklb needs.
     pub is_socklb: bool,
-    /// Whether it sees what ours has written, and may write something else.
+    /// Whether it runs after ours: it sees the destination that ours has written, and may write another.
     pub runs_after_ours: bool,
 }
 
-/// The programs of every client that has pins in one directory, of any version: read once, and only if somebody asks.
+/// The programs of every client that has pins in one directory, of any version: read once, when they are first needed.
 pub struct Pinned<'p> {
     pins: &'p Path,
     programs: OnceCell<BTreeSet<u32>>,
@@ -52,16 +52,16 @@ impl<'p> Pinned<'p> {
     fn has(&self, program: u32) -> bool {
         let read = || {
             let clients = Pins::all_versions(self.pins).unwrap_or_default();
-            // One that cannot be read is being removed, or has links that are nobody's.
+            // A client whose links cannot be read has none here: its programs are reported as those of others.
             clients.iter().filter_map(|pins| links::programs_of(pins).ok()).flatten().collect()
         };
         self.programs.get_or_init(read).contains(&program)
     }
 }
 
-/// The programs of others on a cgroup and above it: cgroup by cgroup outwards, of each hook in the order in which they run.
-/// Clients with pins in the same directory are no others: what one leaves behind, or its predecessor of another version,
-/// lets flows end.
+/// The programs of others on a cgroup and above it: cgroup by cgroup outwards, of each hook in the order in which they
+/// run. Clients with pins in the same directory do not count as others: what one of them leaves behind, or a
+/// predecessor of another version, only lets flows end.
 ///
 /// # Errors
 /// If the kernel does not tell: that takes CAP_NET_ADMIN.
@@ -95,7 +95,7 @@ pub fn neighbours(pins: &Pins, pinned: &Pinned<'_>, cgroup: &Path) -> Result<Vec
     Ok(neighbours)
 }
 
-/// Our hooks, by the names that other tools have for them too.
+/// Our hooks, by the names that other tools use.
 fn hooks() -> impl Iterator<Item = (&'static str, AttachType)> {
     HOOKS.iter().map(|hook| (if hook.name == FOLLOWS { SOCK_OPS } else { hook.name }, hook.attach_type))
 }
@@ -105,9 +105,9 @@ fn name_of(program: u32) -> Option<String> {
     sys::program_name(program).ok().filter(|name| !name.is_empty())
 }
 
-/// Takes programs without names on one cgroup for another socklb's if all its hooks have one. No other product takes all of
-/// them, and without CAP_SYS_ADMIN the kernel tells nothing else of a program that is attached. Its link for
-/// connections may be missing: it need not follow any.
+/// Takes nameless programs on one cgroup for another socklb's if there is one on every hook that socklb needs
+/// (`sock_ops` only for some kinds of accounting): no other product uses all of these, and without CAP_SYS_ADMIN the
+/// kernel tells nothing else of an attached program.
 fn recognise(neighbours: &mut [Neighbour], hooks: &[&str]) {
     let unnamed = |neighbour: &Neighbour| neighbour.name.is_none();
     let has = |hook: &&str| neighbours.iter().any(|other| other.hook == *hook && unnamed(other));
@@ -118,7 +118,7 @@ fn recognise(neighbours: &mut [Neighbour], hooks: &[&str]) {
     }
 }
 
-/// What the hook that follows connections is called elsewhere.
+/// The name that other tools use for the hook that follows connections.
 pub const SOCK_OPS: &str = "sock_ops";
 
 #[cfg(test)]

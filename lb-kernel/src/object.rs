@@ -1,7 +1,6 @@
 //! The kernel object: which maps it declares, and its programs, loaded for this kernel.
 //!
-//! Programs are loaded anew at every start and take the place of those that are attached already (see `links`): an upgrade
-//! is nothing special.
+//! Programs are loaded anew at every start and replace those that are attached (see `links`): an upgrade is a start.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -33,8 +32,8 @@ pub static OBJECT: &[u8] = aya::include_bytes_aligned!("../../lb-ebpf/object/soc
 pub struct Purpose {
     /// What is to be known of flows.
     pub accounting: Accounting,
-    /// Whether some service may have its backends scanned. To prove the scans takes the verifier many times as long as all
-    /// the rest.
+    /// Whether some service may have its backends scanned. The verifier needs many times as long for the scans as for
+    /// everything else.
     pub scans: bool,
 }
 
@@ -49,8 +48,8 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// Kernel memory that a map takes as soon as it is made. A hash that takes memory on demand has its buckets; the
-    /// elements come to as much as docs/reference/limits.md says.
+    /// Kernel memory that a map takes as soon as it is made. Of a hash that takes memory on demand these are the
+    /// buckets; docs/reference/limits.md says what its elements take.
     pub fn bytes(self, cpus: u64) -> u64 {
         const HASH: u32 = 1;
         const PER_CPU_ARRAY: u32 = 6;
@@ -123,8 +122,8 @@ pub fn memory_of_client(limits: &Limits) -> u64 {
     shapes(limits).values().map(|shape| shape.bytes(cpus)).sum()
 }
 
-/// Checks what is pinned before it is adopted: the kernel itself would accept a map of another shape, and the programs
-/// would then read and write beside their data.
+/// Checks what is pinned before it is adopted: the kernel itself would load the programs with maps of another shape,
+/// and they would then read and write the wrong data.
 ///
 /// # Errors
 /// If something there is not ours, not of this shape, or missing under attached programs.
@@ -161,7 +160,7 @@ pub fn check_pins(pins: &Pins, limits: &Limits) -> Result<(), DatapathError> {
             });
         }
     }
-    // A first start that was cut off may have made some of the maps; with links, it was finished.
+    // A first start that was cut off may have made some of the maps only. Links are made after all maps.
     let missing = shapes.keys().find(|name| !maps.contains(name));
     match missing {
         Some(name) if !links.is_empty() => {
@@ -180,7 +179,7 @@ pub struct Programs {
 /// A program in the kernel.
 pub struct LoadedProgram {
     pub fd: OwnedFd,
-    /// The kernel's id of it, which its links tell as well.
+    /// The kernel's id of the program; the info of its links names it, too.
     pub id: u32,
 }
 
@@ -197,8 +196,7 @@ pub fn load(
     load_with(Some(pins), limits, features, purpose)
 }
 
-/// Loads the programs for maps that nobody else has, and lets go of both: whether the verifier accepts them for this
-/// process.
+/// Loads the programs with small maps of their own and closes them: whether the verifier accepts them for this process.
 ///
 /// # Errors
 /// If the kernel refuses, most likely for want of privilege.
@@ -241,7 +239,7 @@ fn load_with(
             loader.map_pin_path(name, Cow::Owned(directory.join(name)));
         }
     }
-    // It tries what the kernel can do, and an attempt that a signal cuts off looks like something that it cannot.
+    // aya probes the kernel on the way, and takes a probe that a signal interrupts for a missing ability.
     let mut object = sys::without_signals(|| loader.load(OBJECT)).map_err(load_error)?;
     let mut loaded = Vec::with_capacity(HOOKS.len());
     let follows = purpose.accounting == Accounting::Full;
@@ -282,13 +280,13 @@ impl Programs {
         self.loaded.iter().map(|(hook, program)| (*hook, program))
     }
 
-    /// The program for a hook; none if its kind of accounting does without.
+    /// The program for a hook; `None` if this kind of accounting does not need it.
     pub fn of(&self, hook: &Hook) -> Option<&LoadedProgram> {
         self.hooks().find(|(known, _)| known.name == hook.name).map(|(_, program)| program)
     }
 
-    /// How often the programs ran and how long, by hook, as far as the kernel has counted it. It does so while its statistics
-    /// are on, which cost every run a look at the clock.
+    /// How often the programs ran and how long, by hook. The kernel counts it only while its statistics are on, because
+    /// they cost every run a look at the clock.
     ///
     /// # Errors
     /// If the kernel does not tell.
@@ -297,7 +295,7 @@ impl Programs {
         let mut all = Vec::with_capacity(self.loaded.len());
         for (hook, program) in &self.loaded {
             let runs = sys::runs::runs(program.fd.as_fd())?;
-            // A process that measures may have turned them on for itself alone, which that file does not tell.
+            // A process may also have turned them on with `BPF_ENABLE_STATS`, which that file does not show.
             if on.trim() == "1" || runs.count > 0 {
                 all.push((hook.name, runs));
             }
@@ -316,7 +314,6 @@ pub fn load_error(error: EbpfError) -> DatapathError {
 mod tests {
     use super::*;
 
-    /// The object and the ABI module agree on every map: names, sizes, capacities.
     #[test]
     fn the_object_declares_the_maps_of_the_abi() {
         let limits = Limits::default();

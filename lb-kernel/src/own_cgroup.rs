@@ -1,15 +1,15 @@
 //! Whether sockets that are made now know their cgroup of version 2.
 //!
-//! Kernel fact: below Linux 5.15 a socket has room for one of two things, its cgroup of version 2 or what the controllers
-//! net_cls and net_prio of version 1 say of it. Once any process has used one of these, sockets that are made get the latter until
-//! the next boot, and programs see them in the root cgroup only.
+//! Kernel fact: below Linux 5.15 a socket has room for one of two things, its cgroup of version 2 or what the
+//! controllers net_cls and net_prio of version 1 say of it. Once any process has used one of these, sockets that are
+//! made get the latter until the next boot, and programs see them in the root cgroup only.
 
 use std::net::TcpListener;
 
 use super::cgroup::ours_and_above;
 use super::sys::diag::SocketLists;
 
-/// Whether a socket that is made now is in the cgroup of this process; `None` if that cannot be told, as in the root cgroup.
+/// Whether a socket that is made now is in this process's cgroup; `None` if that cannot be told, as in the root cgroup.
 pub fn sockets_have_theirs() -> Option<bool> {
     let cgroups = ours_and_above().ok()?;
     // Found by its port in the kernel's list. It is bound to loopback, and accepts no connection.
@@ -39,7 +39,7 @@ mod tests {
         assert_eq!(theirs(&[7, 1], 1), Some(false));
     }
 
-    /// Wherever this runs: kernels that this fails on are said to be so, and the developer's is not one.
+    /// No kernel on which the tests run has this fault.
     #[test]
     fn a_socket_of_this_process_has_its_cgroup() {
         assert_ne!(sockets_have_theirs(), Some(false));

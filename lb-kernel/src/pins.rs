@@ -1,8 +1,8 @@
 //! The directory in bpffs that holds a client task's maps and links, and its lock, which keeps a second writer out.
 //!
 //! `<pins>/v<ABI>/<client>/maps/<map>` and `.../links/<hook>@<cgroup id>`. What lies there *is* the state: programs and
-//! tables go on working while no daemon runs. Directories of other ABI versions lie beside: what an upgrade has left to
-//! its last flows, or what another build of socklb made.
+//! tables go on working while no daemon runs. Directories of other ABI versions lie beside it: an upgrade has left them
+//! until their last flows end, or another build of socklb made them.
 
 use std::fs::{self, File};
 use std::io;
@@ -39,30 +39,30 @@ fn versions(pins: &Path) -> Result<Vec<u32>, DatapathError> {
     Ok(names(pins)?.iter().filter_map(of).collect())
 }
 
-/// Removes the directories of all clients if nothing is left in them; that something is, is no failure.
+/// Removes the directories of all ABI versions, and `pins` itself, if they are empty; those that are not stay.
 pub fn remove_roots(pins: &Path) {
     for version in versions(pins).unwrap_or_default() {
         let _ = fs::remove_dir(root(pins, version));
     }
-    // It may be the mount itself.
+    // `pins` may be the mount point, which cannot be removed.
     let _ = fs::remove_dir(pins);
 }
 
 /// Creates a directory on bpffs that is ours alone.
 fn create(directory: &Path) -> Result<(), DatapathError> {
-    // The nearest ancestor that exists tells the file system; without this check the directories would be made on
-    // whatever lies there, and pinning would fail with an error that names neither.
+    // The nearest existing ancestor shows the file system. Without this check the directories would be made on any
+    // other, and pinning would fail with an error that does not say so.
     let existing = directory.ancestors().find(|ancestor| ancestor.exists()).unwrap_or(Path::new("/"));
     if !on_bpffs(existing) {
         return Err(DatapathError::NoBpffs(directory.to_owned()));
     }
-    // Not for everybody: whoever can open the directory can hold its lock.
+    // Not open to all users: a process that can open the directory can hold its lock.
     fs::DirBuilder::new()
         .recursive(true)
         .mode(0o750)
         .create(directory)
         .map_err(|source| DatapathError::PinDirectory { path: directory.to_owned(), source })?;
-    // Made or found: what others may put there would be taken for what we have left.
+    // Also if it existed: what other users put there would be taken for our own pins.
     Ok(trust::check_pins(directory)?)
 }
 
@@ -123,7 +123,7 @@ impl Pins {
         detach_command(&self.client, &self.base)
     }
 
-    /// Whether we know the maps and links in it.
+    /// Whether they are of this socklb's ABI version.
     pub fn is_of_this_version(&self) -> bool {
         self.version == ABI_VERSION
     }
@@ -131,7 +131,7 @@ impl Pins {
     /// Creates the client's directory and locks it against other writers.
     ///
     /// # Errors
-    /// If it is not on bpffs, cannot be made, belongs to somebody else, or is locked.
+    /// If it is not on bpffs, cannot be made, may be written by another user, or is locked.
     pub fn lock(&self) -> Result<Lock, DatapathError> {
         create(&self.directory)?;
         let fail = |source| DatapathError::PinDirectory { path: self.directory.clone(), source };
@@ -143,7 +143,7 @@ impl Pins {
         }
     }
 
-    /// Locks the client's directory, whoever's it is, to remove what is in it; `None` if there is none.
+    /// Locks the client's directory, whatever user owns it, to remove what is in it; `None` if there is none.
     ///
     /// # Errors
     /// If it cannot be opened, or is locked.
@@ -156,22 +156,21 @@ impl Pins {
         }
     }
 
-    /// The directory that the client's is in, and the client's; `None` if there is none.
+    /// The directory that contains the client's directory, and the latter; `None` if one is missing.
     fn open(&self) -> Result<Option<(Directory, Directory)>, DatapathError> {
         let Some(base) = Directory::open(self.base())? else { return Ok(None) };
         let Some(above) = base.within(&format!("v{}", self.version))? else { return Ok(None) };
         Ok(above.within(&self.client)?.map(|client| (above, client)))
     }
 
-    /// The directory of all versions.
     fn base(&self) -> &Path {
         &self.base
     }
 
-    /// Creates the directories.
+    /// Creates the directories of maps and links.
     ///
     /// # Errors
-    /// If they are not on bpffs, cannot be made, or belong to somebody else.
+    /// If they are not on bpffs, cannot be made, or may be written by another user.
     pub fn create(&self) -> Result<(), DatapathError> {
         create(&self.maps())?;
         create(&self.links())
@@ -259,11 +258,10 @@ impl Pins {
 
 /// Detaches a link and removes its pin; that it is gone already is no failure.
 ///
-/// Detached first: when its last name goes, the kernel detaches a link some milliseconds later, in the background. Until
-/// then connects would go on being balanced, and links would go in any order.
+/// Detached first, as by [`Directory::detach`].
 ///
 /// # Errors
-/// If it cannot be opened or detached: it stays pinned then, and attached.
+/// If it cannot be opened or detached (it stays pinned then, and attached), or its pin cannot be removed.
 pub fn detach(path: &Path) -> Result<(), DatapathError> {
     let fail = |source| DatapathError::Unpin { path: path.to_owned(), source };
     match sys::open_pin(path) {
@@ -298,12 +296,12 @@ fn names(directory: &Path) -> Result<Vec<String>, DatapathError> {
     Ok(names)
 }
 
-/// The option that names this directory of pins to a command, with a blank before it; nothing if it is the usual one.
+/// The option that names this directory of pins to a command, with a blank before it; empty for the default directory.
 pub fn pins_option(pins: &Path) -> String {
     if pins == Path::new(DEFAULT_PINS) {
         return String::new();
     }
-    // It is for a shell, and a path may hold anything.
+    // Quoted for a shell, because a path may hold any character.
     format!(" --pins '{}'", pins.display().to_string().replace('\'', r"'\''"))
 }
 
@@ -316,7 +314,6 @@ pub fn detach_command(client: &str, pins: &Path) -> String {
 mod tests {
     use super::*;
 
-    /// Whoever follows the documentation finds the maps.
     #[test]
     fn the_documentation_speaks_of_this_version() {
         let pages = [

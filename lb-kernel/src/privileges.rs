@@ -1,4 +1,4 @@
-//! What this process may do and what this host offers. Nothing that is tried for it leaves a trace.
+//! What this process may do and what this host offers. Trying it changes nothing but this process's RLIMIT_MEMLOCK.
 
 use std::fs;
 use std::io;
@@ -17,7 +17,7 @@ use super::pins::on_bpffs;
 pub struct Capability {
     /// Its name.
     pub name: &'static str,
-    /// What for.
+    /// What socklb uses it for.
     pub why: &'static str,
     /// Whether socklb cannot do without it.
     pub needed: bool,
@@ -36,7 +36,7 @@ pub struct Host {
     pub bpffs: bool,
     /// Capabilities.
     pub capabilities: Vec<Capability>,
-    /// Bytes that this process may lock; `None` is unlimited. Counts below Linux 5.11 only.
+    /// Bytes that this process may lock; `None` is unlimited. Matters below Linux 5.11 only.
     pub memlock: Option<u64>,
 }
 
@@ -50,7 +50,7 @@ pub fn open_files_of(pid: u32) -> Option<u64> {
 /// Looks at the host.
 pub fn host(pins: &Path) -> Host {
     let held = rustix::thread::capabilities(None).map_or(CapabilitySet::empty(), |sets| sets.effective);
-    // Who may administer the system may do what these two allow.
+    // CAP_SYS_ADMIN implies CAP_BPF and CAP_PERFMON.
     let administrator = held.contains(CapabilitySet::SYS_ADMIN);
     let capability = |name, why, needed, set, implied: bool| Capability {
         name,

@@ -1,7 +1,7 @@
-//! The names of processes that the kernel programs have seen, as far as these are still there.
+//! The names of processes that the kernel programs have seen, as far as these still run.
 //!
-//! Numbers of processes are used again: a name is told only of a process that is old enough. And the programs have the
-//! numbers of the first process namespace; in another one they would be read as other processes.
+//! PIDs are reused: a name is told only of a process that is old enough. And the programs see PIDs of the initial PID
+//! namespace; in another namespace the same PIDs are other processes.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -15,24 +15,24 @@ use crate::clock::{monotonic_ns, now_ns};
 pub struct Process {
     /// Its name, as [`name`] has it.
     name: String,
-    /// Not before this, by `CLOCK_MONOTONIC`.
+    /// When it began at the earliest, by `CLOCK_MONOTONIC`.
     started_ns: u64,
 }
 
-/// The process of this number, if it runs and is to be seen from here.
+/// The process of this PID, if it runs and can be seen from here.
 pub fn process(pid: u32) -> Option<Process> {
     let name = name(pid)?;
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let ticks = rustix::param::clock_ticks_per_second().max(1);
     let started = u128::from(started(&stat)?) * 1_000_000_000 / u128::from(ticks);
-    // Kernel fact: it counts from the boot on, suspended time included.
+    // Kernel fact: the start counts from the boot on, suspended time included.
     let suspended = now_ns(ClockId::Boottime).saturating_sub(monotonic_ns());
     let started_ns = u64::try_from(started).ok()?.saturating_sub(suspended);
     Some(Process { name, started_ns })
 }
 
-/// The name of the process that has this number now, if there is one. Anybody may give a process any bytes for a name: what
-/// a terminal would obey, a line break too, is written out.
+/// The name of the process that has this PID now, if there is one. A name may hold any bytes: what a terminal would
+/// obey, a line break too, is escaped.
 pub fn name(pid: u32) -> Option<String> {
     Some(printable(&fs::read(format!("/proc/{pid}/comm")).ok()?))
 }
@@ -45,20 +45,20 @@ fn printable(comm: &[u8]) -> String {
 impl Process {
     /// Its name, unless it began after `ns`.
     pub fn name_at(&self, ns: u64) -> Option<&str> {
-        /// Both are told to a tick of the kernel's clock, which is 10 ms at most.
+        /// Both times are exact to a tick of the kernel's clock, which is 10 ms at most.
         const TICKS_NS: u64 = 20_000_000;
         (self.started_ns <= ns.saturating_add(TICKS_NS)).then_some(self.name.as_str())
     }
 }
 
-/// Whether the numbers that the kernel programs see are those of `/proc`.
+/// Whether the PIDs that the kernel programs see are those of `/proc`.
 pub fn numbers_are_ours() -> bool {
-    /// The kernel's number of the first process namespace: `PROC_PID_INIT_INO`.
+    /// The inode of the initial PID namespace: `PROC_PID_INIT_INO`.
     const FIRST: u64 = 0xeffffffc;
     fs::metadata("/proc/self/ns/pid").is_ok_and(|namespace| namespace.ino() == FIRST)
 }
 
-/// When a process began, in clock ticks: the 22nd field. The second is its name in brackets, with anything in it.
+/// When a process began, in clock ticks: the 22nd field. The second is its name in brackets, with any characters.
 fn started(stat: &str) -> Option<u64> {
     let (_, rest) = stat.rsplit_once(") ")?;
     rest.split(' ').nth(22 - 3)?.parse().ok()

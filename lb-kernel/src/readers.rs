@@ -1,4 +1,4 @@
-//! Waiting for readers: a region of the schedule map may be written again once every program that was running has ended.
+//! Waiting for readers: a region of the schedule map may be written again once all programs that ran have ended.
 
 use std::io;
 
@@ -20,7 +20,7 @@ pub fn wait_for_readers() -> Result<(), DatapathError> {
 }
 
 fn membarrier() -> io::Result<()> {
-    /// `MEMBARRIER_CMD_GLOBAL`. Not its expedited sister: that one waits for no grace period.
+    /// `MEMBARRIER_CMD_GLOBAL`. Not the expedited command, which waits for no grace period.
     const GLOBAL: libc::c_int = 1;
     // SAFETY: the call takes no pointers.
     let result = unsafe { libc::syscall(libc::SYS_membarrier, GLOBAL, 0, 0) };

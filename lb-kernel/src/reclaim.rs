@@ -1,12 +1,13 @@
 //! Flow records that are to be given back: those whose socket is gone and whose end no program saw.
 //!
-//! The kernel programs end every flow that they see end. What they do not see (a link that was lost for a while, a program
-//! of others that clears callback flags, a path of an MPTCP socket on kernels that do not tell) leaves a record, and an
-//! active count that never returns to zero. A record is suspected while its socket is neither in a complete list of its
-//! network namespace nor in use by any process; it is reclaimed if a second pass, an interval later, finds the same.
+//! The kernel programs end every flow whose end they see. Where they miss it (a lost link, callback flags that another
+//! program cleared, a path of MPTCP on a kernel that does not tell it apart), a record is left, and an active count
+//! that never returns to zero. A record is suspected while its socket is neither in a complete list of its network
+//! namespace nor in use by any process; it is reclaimed if a second pass, an interval later, finds the same. (For
+//! connections, and for sockets without a list, see `suspect`.)
 //!
-//! Two passes, because a socket may be on its way between two processes (SCM_RIGHTS), or in use by io_uring alone, and what
-//! moves while a list is read can be missed.
+//! Two passes, because a socket may be on its way between two processes (SCM_RIGHTS), in use by io_uring alone, or
+//! missed by a list that changes while it is read.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -49,13 +50,13 @@ pub struct ReclaimTarget {
     pub cgroup: Option<PathBuf>,
 }
 
-/// What passes have to remember.
+/// What is remembered from one pass to the next.
 #[derive(Debug, Default)]
 pub struct Suspects {
     clients: BTreeMap<String, Remembered>,
     /// Passes so far.
     turn: usize,
-    /// Whether it could once be told which sockets processes use: if it cannot now, it can again.
+    /// Whether it was known once which sockets processes use: a failure after that is taken for a passing one.
     knows_holders: bool,
 }
 
@@ -66,7 +67,7 @@ struct Remembered {
     mptcp: BTreeSet<Key>,
 }
 
-/// What a pass found, by client; and why it is not known which sockets processes use, if that was asked and is not.
+/// What a pass found, by client; and why it is not known which sockets processes use, if asking failed.
 pub struct Pass {
     pub clients: Vec<(String, Result<ReclaimCounts, DatapathError>)>,
     pub holders: Result<(), DatapathError>,
@@ -79,9 +80,9 @@ pub fn can_reclaim() -> bool {
         .is_ok()
 }
 
-/// Looks at the flow records of clients. Reads lists of sockets and of open files, and may enter network namespaces on
-/// threads of its own, so it is not for the event loop. `knows_mptcp` says whether paths of MPTCP sockets have no records,
-/// because the kernel tells them apart.
+/// Looks at the flow records of clients and reclaims those that are over. Reads lists of sockets and of open files, and
+/// may enter network namespaces on threads of its own, so it is not for the event loop. `knows_mptcp` says whether
+/// paths of MPTCP sockets have no records, because the kernel tells them apart.
 pub fn reclaim(
     targets: &[ReclaimTarget],
     suspects: &mut Suspects,
@@ -99,7 +100,7 @@ pub fn reclaim(
             Err(failed) => pass.clients.push((client.clone(), Err(failed.of(client)))),
         }
     }
-    // Only now, and only if there is anything to ask: it goes through all open files of the host.
+    // Once for all clients, and only if there is anything to ask: the kernel goes through all open files of the host.
     let asked: BTreeSet<u64> = cases.iter().flat_map(Case::asked).collect();
     let mut holders = Holders::NotAsked;
     if !asked.is_empty() {
@@ -122,7 +123,6 @@ pub fn reclaim(
         let result = result.map_err(|failed| failed.of(&client));
         pass.clients.push((client, result));
     }
-    // Clients that are gone leave nothing behind.
     let is_here = |client: &String| targets.iter().any(|target| target.pins.client == *client);
     suspects.clients.retain(|client, remembered| is_here(client) && !remembered.is_empty());
     pass
@@ -155,7 +155,7 @@ impl<'p> Case<'p> {
     fn examine(target: &'p ReclaimTarget, turn: usize, remembered: &mut Remembered) -> Result<Self, Failed> {
         let records = Records::open(&target.pins)?;
         let reclaim = ReclaimCounts { removed: records.finish_claimed()?, ..ReclaimCounts::default() };
-        // Of a client that leaves only its links tell.
+        // The cgroup of a client that is leaving is known from its links only.
         let linked = || links::linked_to(&target.pins).ok()?.into_iter().find_map(cgroup::path_of);
         let namespaces = Namespaces::of(target.cgroup.clone().or_else(linked), turn);
         let (mut suspects, mut missed, mut keys) = (Vec::new(), Vec::new(), BTreeSet::new());
@@ -174,8 +174,8 @@ impl<'p> Case<'p> {
                 sight @ Sight::Unknown { .. } => suspects.push((record, sight)),
             }
         }
-        // A list is handed out in parts, and what moves between two parts can be missed. Most of these flows have ended
-        // meanwhile.
+        // The kernel hands out a list in parts and can miss a socket that moves meanwhile: missed ones are looked for
+        // again. Most of these flows have ended by now.
         let mut still = Vec::new();
         for record in missed {
             still.extend(records.again(&record)?);
@@ -250,7 +250,8 @@ impl<'p> Case<'p> {
 
     fn reclaim_gone(&self, gone: Vec<(Record, bool)>) -> Result<BTreeMap<Key, u64>, Failed> {
         let records = Records::open(&self.target.pins)?;
-        // Of a socket whose list could not be had, only the processes that use it are known.
+        // A record that a list has missed must be missing from it again; one without a list was judged by processes
+        // alone.
         let missed: BTreeSet<Key> =
             gone.iter().filter(|(_, is_missed)| *is_missed).map(|(record, _)| record.key()).collect();
         records.reclaim(gone.into_iter().map(|(record, _)| record).collect(), |claimed| {
@@ -273,11 +274,11 @@ fn wanted<'r>(records: impl IntoIterator<Item = &'r Record>) -> SocketsByList {
     wanted
 }
 
-/// What is known of all processes of the host.
+/// Which sockets the processes of the host use.
 enum Holders {
     /// Nothing was to be asked.
     NotAsked,
-    /// Those of the sockets that were asked for which some process uses.
+    /// Of the sockets that were asked for, those that some process uses.
     Known(BTreeSet<u64>),
     /// The kernel does not tell, or does not tell this process.
     NeverTold,

@@ -1,6 +1,6 @@
-//! The flow records of one client task: read, read again, and reclaimed in the way in which the kernel programs end flows.
+//! The flow records of one client task: read, read again, and reclaimed as the kernel programs end flows.
 //!
-//! It knows where records lie and how they are shared with the programs, and nothing of why one is to be reclaimed.
+//! This module knows where records lie and how programs share them, and nothing of why one is to be reclaimed.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -17,7 +17,6 @@ use super::pins::Pins;
 use super::readers::wait_for_readers;
 use super::sys::{self, elements};
 
-/// Where a record lies.
 #[derive(Clone, Debug)]
 enum Location {
     Table(usize),
@@ -32,7 +31,7 @@ pub struct Record {
     /// The cookie of its socket.
     pub cookie: u64,
     location: Location,
-    /// Its flow; of an entry, one of them.
+    /// Its flow; of an entry of datagrams, the first.
     flow: Flow,
 }
 
@@ -49,7 +48,7 @@ pub struct Version {
     start_ns: u64,
     slot: u32,
     generation: u32,
-    /// Of an entry: how many flows were chosen for it so far.
+    /// Of an entry of datagrams: how many flows were chosen for it so far.
     chosen: u32,
 }
 
@@ -75,7 +74,8 @@ impl Record {
         }
     }
 
-    /// Whether a program has seen the flow's SYN leave. Such a flow ends with its connection; any other with its socket.
+    /// Whether a program has seen the flow's SYN leave: such a flow ends with its connection, any other with its
+    /// socket.
     pub fn is_connection(&self) -> bool {
         [Phase::Connecting as u8, Phase::Established as u8].contains(&self.flow.phase)
     }
@@ -156,14 +156,14 @@ impl Records {
         Ok(now.filter(|now| (now.key(), now.version()) == (record.key(), record.version())))
     }
 
-    /// Ends flows as the kernel programs do: removing a record and taking its flows from the active count belong together.
-    /// Returns the records that were reclaimed, each with how many flows it had.
+    /// Ends flows as the kernel programs do: removing a record and taking its flows from the active count belong
+    /// together. Returns the records that were reclaimed, each with how many flows it had.
     ///
-    /// A socket may dial again at any moment, and a program that does that for it may have found the record just now. So
-    /// records in the table are claimed first, under a cookie that no socket has. Once readers are gone, `lives` tells
-    /// which of them are to be left alone after all; of the others, the flow that is in the bucket then is ended. The
-    /// hashes offer no such thing: there a record is deleted if it is still the same, and a program that changes it
-    /// between the comparison and the deletion is not seen.
+    /// A socket may dial again at any moment, and a program that runs for that call may have found the record just now.
+    /// So records in the table are claimed first, under a cookie that no socket has. Once readers are gone, `lives`
+    /// tells which of them are to be left alone after all; of the others, the flow that is in the bucket by then is
+    /// ended. The hashes offer no such thing: there a record is deleted if it is still the same, and a program that
+    /// changes it between the comparison and the deletion is not seen.
     ///
     /// # Errors
     /// If the kernel refuses to read or change a map.
@@ -236,11 +236,11 @@ impl Records {
         Ok(true)
     }
 
-    /// Ends the flows of records that a daemon had claimed when it was killed: which sockets they were of is not known any
-    /// more. Returns how many they were.
+    /// Ends the flows of records that a killed daemon had claimed: their sockets are not known any more. Returns how
+    /// many they were.
     ///
     /// # Errors
-    /// If it cannot be waited until no program reads them.
+    /// If the wait for readers fails.
     pub fn finish_claimed(&self) -> Result<u64, DatapathError> {
         let claimed: Vec<usize> =
             (0..self.table.len()).filter(|index| self.table.cookie(*index) == RECLAIMING).collect();

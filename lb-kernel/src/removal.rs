@@ -1,7 +1,7 @@
-//! Removes what a client has in bpffs: by descriptor, through no link, and nothing that is not a pin.
+//! Removes a client's pins and then empty directories from bpffs: by descriptor, through no symlink within bpffs.
 //!
-//! `socklb detach` runs as root over a directory that belongs to the daemon's user. Whatever that user puts there, only
-//! names of pins in this very directory may go: what is a link may lead anywhere.
+//! `socklb detach` runs as root on a directory that may belong to the daemon's user. Whatever that user puts there,
+//! only names in this very directory may be removed: a symbolic link may lead anywhere.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -33,8 +33,8 @@ impl Directory {
         let fd = match rustix::fs::open(path, FLAGS, Mode::empty()) {
             Ok(fd) => fd,
             Err(Errno::NOENT) => return Ok(None),
-            // A link of the administrator's, outside of bpffs, is as good as the name that it stands for.
-            Err(Errno::NOTDIR | Errno::LOOP) if !is_link_on_bpffs(path) => {
+            // A symbolic link outside of bpffs was made by the administrator, so it is followed.
+            Err(Errno::NOTDIR | Errno::LOOP) if !may_be_on_bpffs(path) => {
                 rustix::fs::open(path, FLAGS.difference(OFlags::NOFOLLOW), Mode::empty())
                     .map_err(|error| fail(path, error))?
             }
@@ -59,7 +59,7 @@ impl Directory {
         }
     }
 
-    /// Locks it against other writers; false if another has it.
+    /// Locks the directory against other writers; false if another process holds the lock.
     ///
     /// # Errors
     /// If the kernel refuses.
@@ -89,14 +89,15 @@ impl Directory {
 
     /// Detaches a link and removes its pin; that it is gone already is no failure.
     ///
-    /// Detached first: when its last name goes, the kernel detaches a link some milliseconds later, in the background. Until
-    /// then connects would go on being balanced, and links would go in any order.
+    /// Detached first: if only the last name is removed, the kernel detaches the link some milliseconds later, in the
+    /// background. Until then connects would still be balanced, and links would be detached in any order.
     ///
     /// # Errors
     /// If it is not a pin, or cannot be removed.
     pub fn detach(&self, name: &str) -> Result<(), DatapathError> {
         let Some(pin) = self.pin(name)? else { return Ok(()) };
-        // By descriptor: the name may be another object's by now. Should it fail, the kernel does it with the pin.
+        // By descriptor: the name may stand for another object by now. If this fails, removing the pin detaches the
+        // link.
         let path = PathBuf::from(format!("/proc/self/fd/{}", pin.as_raw_fd()));
         if let Ok(link) = sys::open_pin(&path) {
             let _ = sys::link_detach(link.as_fd());
@@ -120,7 +121,7 @@ impl Directory {
         self.remove(name, AtFlags::REMOVEDIR)
     }
 
-    /// The pin of this name, not what it may lead to; `None` if there is none.
+    /// The pin of this name, never the target of a symbolic link; `None` if there is none.
     fn pin(&self, name: &str) -> Result<Option<OwnedFd>, DatapathError> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let fd = match rustix::fs::openat(&self.fd, name, flags, Mode::empty()) {
@@ -149,10 +150,11 @@ impl From<Directory> for File {
     }
 }
 
-/// Whether a path cannot be shown to be a link outside of bpffs.
-fn is_link_on_bpffs(path: &Path) -> bool {
+/// Whether a path, not followed if it is a symbolic link, is on bpffs; also if that cannot be seen, because such a link is
+/// not to be followed.
+fn may_be_on_bpffs(path: &Path) -> bool {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    rustix::fs::open(path, flags, Mode::empty()).is_ok_and(|link| is_bpffs(&link))
+    rustix::fs::open(path, flags, Mode::empty()).map_or(true, |link| is_bpffs(&link))
 }
 
 const FLAGS: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);

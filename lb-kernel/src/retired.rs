@@ -71,7 +71,7 @@ impl RetiredBackends {
         }
     }
 
-    /// Removes what is kept of a backend, which has returned.
+    /// Removes what is kept of a backend.
     ///
     /// # Errors
     /// If the kernel refuses.

@@ -1,8 +1,8 @@
 //! What the maps of one client task hold, as one value: the reader of maps for everything that shows them.
 //!
 //! A snapshot is read by maps that are opened for it, so that the event loop goes on with its own. Programs and the
-//! daemon write meanwhile: what was counted in a slot that got another backend during the reading is left out. It knows
-//! nothing of what was counted before, nor of how it is shown.
+//! daemon write meanwhile: what was counted in a slot that got another backend during the reading is left out. This
+//! module knows nothing of earlier counts, nor of how a snapshot is shown.
 
 mod flows;
 
@@ -18,9 +18,9 @@ use super::tables::{Counts, ServiceView, SlotView, Tables};
 /// What the maps of one client task hold.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
-    /// Connects of the cgroup to addresses that are no service.
+    /// Calls of the cgroup to addresses that are no service, or of the kernel's own sockets.
     pub not_a_service: u64,
-    /// What should not happen, over all CPUs.
+    /// The anomalies, over all CPUs.
     pub anomalies: Anomalies,
     /// Services in the order of their indexes, removed ones with open flows included.
     pub services: Vec<ServiceSnapshot>,
@@ -33,7 +33,7 @@ pub struct ServiceSnapshot {
     pub view: ServiceView,
     /// Whether some backend may be chosen.
     pub is_usable: bool,
-    /// How connects ended, over all CPUs.
+    /// How calls ended, over all CPUs.
     pub outcomes: Outcomes,
     /// Backends in the order of their slots.
     pub backends: Vec<BackendSnapshot>,
@@ -55,9 +55,8 @@ pub struct BackendSnapshot {
 impl Snapshot {
     /// Reads a client task's maps.
     ///
-    /// Counts of all slots are read together and handed out to services afterwards: reading them service by service
-    /// would read the slots of others as often as there are services, because the slots of one lie between those of
-    /// others.
+    /// Counts of all slots are read together and handed out to services afterwards: reading service by service would
+    /// read each slot as often as there are services, whose slots lie between each other.
     ///
     /// # Errors
     /// If the kernel refuses a look-up.

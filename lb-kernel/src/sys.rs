@@ -1,7 +1,7 @@
-//! The kernel calls that aya does not offer, as `bpf(2)` itself: [`links`], [`maps`] and what lies in them ([`elements`]),
-//! [`programs`] and how often they ran ([`runs`]), pins; and beside it the lists of sockets ([`diag`]).
+//! The kernel calls that aya does not offer, as `bpf(2)` itself: [`links`], [`maps`] and what lies in them
+//! ([`elements`]), [`programs`] and how often they ran ([`runs`]), pins; and beside it the lists of sockets ([`diag`]).
 //!
-//! Each function is one system call. The structures are the parts of the kernel's `union bpf_attr` (`linux/bpf.h`)
+//! Most functions are one system call. The structures are the parts of the kernel's `union bpf_attr` (`linux/bpf.h`)
 //! that the call reads; the kernel takes the rest as zero.
 
 mod links;
@@ -28,8 +28,8 @@ use std::path::Path;
 
 use rustix::fs::ResolveFlags;
 
-/// How a name that somebody else has chosen is opened below a descriptor: no `..`, no link, no other mount. openat2(2),
-/// since Linux 5.6.
+/// How a name that another process has chosen is opened below a descriptor: no way out by `..`, no symbolic link, no
+/// other mount. openat2(2), since Linux 5.6.
 pub const BELOW: ResolveFlags =
     ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS).union(ResolveFlags::NO_XDEV);
 
@@ -53,8 +53,8 @@ pub enum AttachType {
     SockRelease = 34,
 }
 
-/// The call itself. Kernels refuse what they do not know unless it is zero, so no byte of `attr` may be left unwritten: a
-/// type that is `Pod` has no padding.
+/// The call itself. Kernels refuse fields that they do not know unless these are zero, so no byte of `attr` may be left
+/// unwritten: a type that is `Pod` has no padding.
 fn bpf<A: bytemuck::Pod>(command: i64, attr: &mut A) -> io::Result<i64> {
     // SAFETY: `attr` is a prefix of the kernel's `bpf_attr` for this command, valid for reads and writes of its size;
     // pointers in it are valid for the duration of the call by the callers below.
@@ -62,8 +62,8 @@ fn bpf<A: bytemuck::Pod>(command: i64, attr: &mut A) -> io::Result<i64> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
-/// Does something with this thread's signals held back, and delivers them afterwards. The verifier gives up with EAGAIN
-/// as soon as a signal is pending: a request to reload or to stop would make a start fail.
+/// Calls `act` with this thread's signals blocked, and delivers them afterwards. The verifier gives up with EAGAIN as
+/// soon as a signal is pending: a request to reload or to stop would make a start fail.
 pub fn without_signals<T>(act: impl FnOnce() -> T) -> T {
     /// Restores on every way out.
     struct SignalMask(libc::sigset_t);

@@ -1,8 +1,8 @@
 //! The tables of one client task as they lie in its maps: plans are read from them, steps written into them, and counts
 //! read back.
 //!
-//! It knows how each value is laid out and in which order its words are written. What is written, and when, is decided by
-//! plans and by the arena.
+//! It knows how each value is laid out and in which order its words are written. What is written, and when, is decided
+//! by plans and by the arena.
 
 mod services;
 
@@ -51,7 +51,7 @@ impl Tables {
         Ok(Self { maps, pins: pins.clone() })
     }
 
-    /// What should not have happened, over all CPUs.
+    /// The anomalies, over all CPUs.
     ///
     /// # Errors
     /// If the kernel refuses the look-up.
@@ -125,7 +125,7 @@ impl Tables {
         Ok(plan)
     }
 
-    /// What the maps hold cannot be.
+    /// The error for maps that contradict themselves.
     pub(crate) fn contradiction(&self, what: String) -> DatapathError {
         let client = self.pins.client.clone();
         DatapathError::Contradiction { client, detach: self.pins.detach_command(), what }

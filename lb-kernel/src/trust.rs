@@ -1,7 +1,7 @@
 //! Whom socklb believes: directories and daemons that belong to root, to its own user or to the owner of the pins.
 //!
-//! Whoever may write to a directory decides what is found there, and whoever answers on the socket decides what `exec`
-//! and `wait` do. Looks at owners and modes only; what lies in a directory is for its readers.
+//! A user who may write to a directory decides what is found there, and a daemon that answers on the socket what `exec`
+//! and `wait` do. Only owners and modes are checked here, not what lies in a directory.
 
 use std::fs;
 use std::io;
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
-/// Write permission of the group and of everybody else.
+/// Write permission of the group and of all other users.
 const WRITABLE_BY_OTHERS: u32 = 0o022;
 /// In a directory with this bit only the owner of a name may remove or rename it.
 const STICKY: u32 = 0o1000;
@@ -18,7 +18,7 @@ const STICKY: u32 = 0o1000;
 /// Why a directory or a daemon is not used.
 #[derive(Debug, Error)]
 pub enum Untrusted {
-    /// Somebody else could replace what lies there.
+    /// Another user could replace what lies there.
     #[error(
         "{} belongs to user {owner}, who could replace what socklb keeps there: `chown {user} {}`, or name another \
          directory with {flag}",
@@ -47,10 +47,10 @@ pub enum Untrusted {
         /// The option that names another.
         flag: &'static str,
     },
-    /// A link that somebody could point elsewhere.
+    /// A symbolic link, which could be pointed elsewhere.
     #[error("{} is a symbolic link within a bpf file system: remove it, or name another directory with --pins", .0.display())]
     Link(PathBuf),
-    /// A daemon of somebody else.
+    /// A daemon of another user.
     #[error(
         "the daemon at {} runs as user {user}, which is neither root nor the owner of {}: it is not believed",
         socket.display(), pins.display()
@@ -63,7 +63,7 @@ pub enum Untrusted {
         /// The directory of the pins.
         pins: PathBuf,
     },
-    /// It cannot be seen whose it is.
+    /// Its owner and mode cannot be seen.
     #[error("cannot tell whose {} is", path.display())]
     Unseen {
         /// The directory.
@@ -81,8 +81,8 @@ pub fn make_directory(path: &Path) -> io::Result<()> {
     fs::DirBuilder::new().recursive(true).mode(0o755).create(path)
 }
 
-/// Checks that only this process's user or root may write to a directory. What lies above it is for whoever names it to
-/// choose well. `flag` is the option that names another.
+/// Checks that only this process's user or root may write to a directory. Those above it are the operator's choice.
+/// `flag` is the option that names another.
 ///
 /// # Errors
 /// If others may, or that cannot be seen.
@@ -91,8 +91,8 @@ pub fn check_directory(path: &Path, flag: &'static str) -> Result<(), Untrusted>
     check(path, &metadata, user(), 0, flag)
 }
 
-/// Checks a directory of pins that exists, and all above it on the same file system: nobody else can have put something
-/// else in its place, or can do so later.
+/// Checks a directory of pins that exists, and all above it on the same file system: no other user can have replaced
+/// them, or can do so later.
 ///
 /// # Errors
 /// If others can, or that cannot be seen.
@@ -112,7 +112,8 @@ pub fn check_pins(directory: &Path) -> Result<(), Untrusted> {
         if metadata.dev() != device {
             break;
         }
-        // The root of the file system is everybody's by default (mode 1777), and nobody can take our names there.
+        // By default every user may write to the root of bpffs (mode 1777), but its sticky bit protects our names
+        // there.
         let is_root = level
             .parent()
             .is_none_or(|above| fs::metadata(above).is_ok_and(|metadata| metadata.dev() != device));
@@ -121,11 +122,11 @@ pub fn check_pins(directory: &Path) -> Result<(), Untrusted> {
     Ok(())
 }
 
-/// Checks that root may do what the daemon says that runs as `peer`. Others may ask whom they like: what they do then they
-/// do with their own rights.
+/// Checks that root may trust a daemon that runs as `peer`. Other users may ask any daemon: they act with their own
+/// rights.
 ///
 /// # Errors
-/// If it is neither root's nor the owner's of the pins.
+/// If this process runs as root, and the daemon neither as root nor as the owner of the pins.
 pub fn check_daemon(peer: u32, socket: &Path, pins: &Path) -> Result<(), Untrusted> {
     let owner = || fs::metadata(pins).ok().map(|metadata| metadata.uid());
     if user() != 0 || peer == 0 || owner() == Some(peer) {
@@ -192,7 +193,7 @@ mod tests {
         let of = |user| check(folder.path(), &metadata, user, 0, "--run").map_err(|error| error.to_string());
         assert_eq!(of(owner), Ok(()));
         let other = of(owner + 1);
-        // What is root's is good for everybody.
+        // A directory that belongs to root is good for every user.
         assert_eq!(other.is_ok(), owner == 0, "{other:?}");
     }
 

@@ -46,7 +46,7 @@ pub fn uncovered(cgroup: &Cgroup) -> Sockets {
     let mut found = Sockets::default();
     for pid in cgroup::processes(&cgroup.path) {
         let Some(namespace) = fs::metadata(format!("/proc/{pid}/ns/net")).ok().map(|m| m.ino()) else {
-            // It has ended, or is hidden.
+            // The process has ended, or its namespace may not be seen.
             if Path::new("/proc").join(pid.to_string()).exists() {
                 found.unseen.push(pid);
             }

@@ -15,7 +15,7 @@ pub struct Backend {
     pub slot: u32,
     /// The slot's generation.
     pub generation: u32,
-    /// What is known of it.
+    /// Its state, by [`BackendState::name`](abi::BackendState::name).
     pub state: String,
     /// Whether connect may choose it.
     pub usable: bool,
@@ -27,9 +27,9 @@ pub struct Backend {
     pub share_60s: Option<f64>,
     /// Its share of the flows since it was first seen; `None` without flows.
     pub share: Option<f64>,
-    /// Flows that were started to it; as all counts since it was first seen, but for those of the last minute.
+    /// Flows that were started to it. Counts are since it was first seen, except those of the last minute.
     pub started: u64,
-    /// Those of them that are in no active count.
+    /// Of these: flows that are in no active count.
     pub untracked: u64,
     /// Active flows.
     pub active: u64,
@@ -41,16 +41,17 @@ pub struct Backend {
     pub established: u64,
     /// How flows ended, by [`Ending::name`](lb_common::ending::Ending::name).
     pub endings: BTreeMap<String, u64>,
-    /// By how many flows the counts do not add up, for longer than calls take; 0 unless something is wrong.
+    /// By how many flows the counts do not add up, also after what running calls explain; 0 unless something is wrong.
     pub unaccounted: i64,
-    /// Flows that went to another address: somebody else's program rewrote it after ours.
+    /// Flows that went to another address, because another program rewrote the destination after ours.
     pub diverted: u64,
-    /// Those of the last minute; `None` without a daemon.
+    /// Diverted flows of the last minute; `None` without a daemon.
     pub diverted_60s: Option<u64>,
-    /// Connects that failed in the last minute, for whatever cause; `None` without a daemon.
+    /// Connects that failed in the last minute, except those that the application gave up or that this host did not
+    /// send; `None` without a daemon.
     #[serde(default)]
     pub failed_60s: Option<u64>,
-    /// Whether it may be chosen, and every connect of the last minute failed, of enough to say so.
+    /// Whether it may be chosen, no connect of the last minute was established, and enough of them failed to say so.
     #[serde(default)]
     pub failing: bool,
     /// Round-trip time of the handshake.
@@ -63,7 +64,7 @@ pub struct Backend {
     pub latency_60s: Option<Latency>,
     /// Of the last minute; `None` without a daemon.
     pub rates_60s: Option<Rates>,
-    /// How long ended flows lasted, together.
+    /// Sum of the lifetimes of ended flows, in seconds.
     pub lifetime_s: f64,
     /// Bytes that ended flows received.
     pub bytes_received: u64,
@@ -75,7 +76,7 @@ pub struct Backend {
 
 #[cfg(test)]
 impl Backend {
-    /// A healthy one of which nothing was counted.
+    /// A healthy backend of which nothing was counted.
     pub fn unused(address: SocketAddr, slot: u32) -> Self {
         let none = Times::from(&abi::Histogram::default());
         Self {
@@ -113,14 +114,14 @@ impl Backend {
     }
 }
 
-/// A histogram. The upper bound of bucket `i` is 16 x 2^i microseconds; the last has none.
+/// A histogram of times. The upper bound of bucket `i` is 16 x 2^i microseconds; the last bucket has none.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Times {
-    /// How many.
+    /// Number of times.
     pub count: u64,
-    /// Microseconds, together.
+    /// Their sum in microseconds.
     pub sum_us: u64,
-    /// How many in each bucket.
+    /// Number of times in each bucket.
     pub buckets: Vec<u64>,
 }
 
@@ -146,7 +147,7 @@ pub struct Latency {
 }
 
 impl Latency {
-    /// Of a histogram; nothing of an empty one.
+    /// The latency of a histogram; `None` if that is empty.
     #[expect(clippy::cast_precision_loss, reason = "times for people")]
     pub fn of(times: &abi::Histogram) -> Option<Self> {
         let count = count(times);
@@ -159,7 +160,7 @@ impl Latency {
 }
 
 impl Latency {
-    /// Of several histograms together.
+    /// The latency of several histograms together.
     pub fn of_all<'t>(all: impl Iterator<Item = &'t abi::Histogram>) -> Option<Self> {
         let mut sum = abi::Histogram::default();
         for times in all {
@@ -189,19 +190,19 @@ fn quantile(times: &abi::Histogram, part: f64) -> f64 {
     LONGEST_US
 }
 
-/// The last bound of a histogram: what is estimated longer is at least this.
+/// The highest bound of a histogram, in microseconds: the estimate for every time that is longer.
 pub const LONGEST_US: f64 = (1u32 << (FIRST_BUCKET_LOG2 as usize + TIME_BUCKETS - 2)) as f64;
 
-/// What happened each second, on average over about a minute.
+/// Rates per second, averaged over about a minute.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Rates {
     /// Over how many seconds: fewer than 60 for a daemon that has just started.
     pub over_s: f64,
     /// Flows that were started to it.
     pub started: f64,
-    /// Flows that failed by its fault.
+    /// Flows that ended with an error of the backend.
     pub errors: f64,
-    /// How flows ended, by [`Ending::name`](lb_common::ending::Ending::name); those that none ended by are left out.
+    /// How flows ended, by [`Ending::name`](lb_common::ending::Ending::name); endings that did not occur are left out.
     pub endings: BTreeMap<String, f64>,
 }
 

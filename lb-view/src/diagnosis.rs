@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 /// Version of the JSON form.
 pub const SCHEMA: u32 = 1;
 
-/// How something is.
+/// The severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum State {
@@ -24,7 +24,7 @@ pub enum State {
 pub struct Finding {
     /// The thing that was looked at.
     pub check: String,
-    /// How it is.
+    /// The severity.
     pub state: State,
     /// In words.
     pub text: String,
@@ -42,7 +42,7 @@ pub struct Diagnosis {
 }
 
 impl Diagnosis {
-    /// Whether somebody should do something.
+    /// Whether an operator should act: there is a warning or a problem.
     pub fn is_degraded(&self) -> bool {
         self.findings.iter().any(|finding| finding.state >= State::Warning)
     }

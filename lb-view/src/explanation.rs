@@ -16,7 +16,7 @@ pub struct Explanation {
     pub client: String,
     /// The service.
     pub service: String,
-    /// Whether a running daemon answered, or the configuration was read anew.
+    /// Whether a running daemon answered; if not, the configuration was read anew.
     pub from_daemon: bool,
     /// What the subset was computed from.
     pub inputs: Inputs,
@@ -49,7 +49,7 @@ pub struct Inputs {
     pub algorithm: String,
     /// k, unless all are taken.
     pub size: Option<u32>,
-    /// Why it is that, if it was chosen.
+    /// How the size was chosen, if it is `auto`.
     pub auto: Option<Auto>,
     /// Where shares come from.
     pub shares: Shares,
@@ -64,15 +64,15 @@ pub struct Inputs {
 pub struct Auto {
     /// The least that was asked for.
     pub min: u32,
-    /// The least that was looked at: `min`, or as many as each task must use so that every backend has one.
+    /// The smallest size to try: `min`, or as many as each task must use so that every backend has a task.
     pub least: u32,
-    /// Sizes that were looked at.
+    /// Sizes that were tried.
     pub tried: Vec<Tried>,
     /// The reason in words.
     pub why: String,
 }
 
-/// A size that was looked at.
+/// A size that was tried.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Tried {
     /// The size.

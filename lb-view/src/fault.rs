@@ -1,6 +1,6 @@
 //! What an operator should look at: a code that programs compare, what it is about, and a sentence for people.
 //!
-//! Also the faults that the status of a client shows by itself, whoever made it.
+//! Also derives the faults that follow from a client's status alone, whether the daemon or a command made that status.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -64,7 +64,7 @@ pub enum FaultCode {
     AllAtLimit,
     /// Every connect to a backend failed.
     BackendFailing,
-    /// Handshakes take nearly as long as an answer may take.
+    /// Handshakes take more than half of the time after which an answer is due.
     SlowHandshakes,
     /// Another program rewrites destinations after ours.
     Diverted,
@@ -190,7 +190,7 @@ fn of_service(client: &str, service: &Service) -> Vec<Fault> {
     faults
 }
 
-/// Handshakes that take so long that a backend which answers all of them may look as if it did not.
+/// The text of a fault if handshakes take so long that a backend which answers all of them may look as if it did not.
 fn slow_handshakes(service: &Service) -> Option<String> {
     let (Some(due_ms), Some(took)) = (service.unanswered_after_ms, service.handshake_60s) else {
         return None;
@@ -211,7 +211,7 @@ fn slow_handshakes(service: &Service) -> Option<String> {
 fn another_socklb(client: &Client) -> Option<Fault> {
     let others = client.neighbours.iter().flatten().filter(|neighbour| neighbour.is_socklb);
     let others: Vec<_> = others.filter(|neighbour| neighbour.hook.starts_with("connect")).collect();
-    // Whoever runs before ours is what matters most.
+    // A program that runs before ours matters more.
     let other = others.iter().find(|other| !other.runs_after_ours).or(others.first())?;
     let what_happens = if other.runs_after_ours {
         "runs after ours: its services see nothing"

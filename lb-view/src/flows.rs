@@ -19,31 +19,31 @@ pub struct Flow<'a> {
     pub service: Option<Cow<'a, str>>,
     /// The address that was dialled.
     pub address: Option<SocketAddr>,
-    /// Where it goes; `None` if its slot has another backend by now, which cannot be.
+    /// Where it goes; `None` if its slot has another backend by now, which must not happen.
     pub backend: Option<SocketAddr>,
     /// The backend's slot.
     pub slot: u32,
     /// The slot's generation when the backend was chosen.
     pub generation: u32,
-    /// What is known of the backend now.
+    /// The state of the backend now.
     pub state: Cow<'a, str>,
     /// How far the flow has come.
     pub phase: Cow<'a, str>,
     /// The process that dialled.
     pub process: u32,
-    /// Its name; `None` if it has ended.
+    /// The name of that process; `None` if it has ended.
     pub process_name: Option<Cow<'a, str>>,
     /// Seconds since the backend was chosen.
     pub age_s: f64,
     /// The policy that chose it.
     pub policy: Cow<'a, str>,
-    /// Whether it is the policy's choice.
+    /// Why this backend, by [`Reason::name`](lb_common::abi::Reason::name).
     pub reason: Cow<'a, str>,
-    /// Publications of the service's table then, modulo 65,536.
+    /// How often the service's table had been published then, modulo 65,536.
     pub table_generation: u16,
     /// Entries of that table that named the backend; 65,535 stands for more.
     pub table_entries: u16,
-    /// Their share of that table, while it is the current one: how long an earlier one was is not kept.
+    /// The share of those entries in the table; `None` if a newer table is in force: its length is not kept.
     pub table_share: Option<f64>,
     /// The random number, or the number of the pick, by which the policy chose.
     pub sample: u32,

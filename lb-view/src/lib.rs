@@ -1,8 +1,10 @@
-//! What socklb shows, as types with a form in JSON and one as text: for its commands, its socket, its metrics and its tests.
+//! What socklb shows, as types with a form in JSON and one as text: for its commands, its socket, its metrics and its
+//! tests.
 //!
-//! In reading order: the status ([`status`]) with its backends ([`backend`]) and faults ([`fault`]), active flows ([`flows`]),
-//! why a subset is as it is ([`explanation`]), what may be wrong with a host ([`diagnosis`]), whether a process is covered
-//! ([`coverage`]); and all of it for people ([`text`]). It reads no map, no file and no clock: who has the facts fills it in.
+//! In reading order: the status ([`status`]) with its backends ([`backend`]) and faults ([`fault`]), active flows
+//! ([`flows`]), why a subset is as it is ([`explanation`]), what may be wrong with a host ([`diagnosis`]), whether a
+//! process is covered ([`coverage`]); and all of it for people ([`text`]). It reads no map, no file and no clock: its
+//! callers fill the values in.
 
 pub mod backend;
 

@@ -1,7 +1,7 @@
 //! What the balancer is doing, as one value: client tasks, their services and what is wrong.
 //!
-//! The daemon makes it of the maps and of what it knows itself; without one the commands make it of the maps alone, which
-//! hold names, addresses, weights and counts. It knows neither of them.
+//! The daemon makes it from the maps and its own state; without a daemon the commands make it from the maps alone,
+//! which hold names, addresses, weights and counts.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -16,7 +16,7 @@ use crate::fault::Fault;
 /// Version of the JSON form.
 pub const SCHEMA: u32 = 3;
 
-/// Everything.
+/// The status of the balancer on this host.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Status {
     /// [`SCHEMA`].
@@ -45,7 +45,7 @@ pub struct Leaving {
     pub client: String,
     /// The version of the kernel ABI that its maps are of.
     pub abi: u32,
-    /// Whether flows still begin there: the version that made it is in force.
+    /// Whether flows still begin there, because the version that made it is still in force.
     pub in_force: bool,
     /// Active flows; `None` if they cannot be counted.
     pub active: Option<u64>,
@@ -69,13 +69,13 @@ pub struct Daemon {
     pub version: String,
     /// The configuration file.
     pub config: PathBuf,
-    /// Where its pins are; `None` from a daemon that does not tell.
+    /// Where its pins are; `None` from an older daemon, which does not tell.
     #[serde(default)]
     pub pins: Option<PathBuf>,
     /// Optional features of the kernel, by name: whether it has them.
     pub features: BTreeMap<String, bool>,
-    /// Offsets of the fields of kernel structures that the programs read, in bytes, by name (`sk_kern_sock_mask` is a mask);
-    /// empty if the kernel does not describe its types.
+    /// Offsets of the fields of kernel structures that the programs read, in bytes, by name (`sk_kern_sock_mask` is a
+    /// mask); empty if the kernel does not describe its types.
     pub offsets: BTreeMap<String, u32>,
 }
 
@@ -90,7 +90,7 @@ pub struct Client {
     pub cgroup: Option<PathBuf>,
     /// The kernel's id of that cgroup: another one each time the cgroup is made.
     pub cgroup_id: Option<u64>,
-    /// Programs of others that run for the same sockets, in the order in which they run; only from the daemon.
+    /// Other programs that run for the same sockets, in the order in which they run; only from the daemon.
     pub neighbours: Option<Vec<Neighbour>>,
     /// Flow records that were compared with the kernel's lists of sockets; only from the daemon.
     pub reclaim: Option<Reclaim>,
@@ -112,9 +112,9 @@ impl Client {
 /// What became of open flows whose sockets are in no list of the kernel, as the last pass over the records found it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reclaim {
-    /// Passes over the records since the daemon started, of which there is none while no flow is open.
+    /// Passes over the records since the daemon started; none is made while no flow is open.
     pub passes: u64,
-    /// Reclaimed since the daemon started: they were over, and no program had seen it.
+    /// Reclaimed since the daemon started: the flows had ended, and no program had seen it.
     pub reclaimed: u64,
     /// Suspected: reclaimed by the next pass if that finds the same.
     pub suspected: u64,
@@ -124,10 +124,10 @@ pub struct Reclaim {
     pub kept_elsewhere: u64,
 }
 
-/// What should not happen, counted since the client's maps were made so that it is seen if it does.
+/// Counts of what should not happen, since the client's maps were made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Anomalies {
-    /// Sockets that closed as a flow's and had no record.
+    /// Sockets of flows that closed and had no record. A socket that dialled elsewhere since counts, too.
     pub close_without_record: u64,
     /// Flows that were established before a SYN was seen.
     pub established_out_of_turn: u64,
@@ -156,8 +156,8 @@ pub struct Service {
     pub fallback: Option<SocketAddr>,
     /// How connects and addressed datagrams ended, by [`Outcome::name`](abi::Outcome::name): each counts once.
     pub outcomes: BTreeMap<String, u64>,
-    /// Connects of the last minute that were refused because all backends were at their limit; only from the daemon, and of
-    /// a service that refuses them.
+    /// Connects of the last minute that were refused because all backends were at their limit; only from the daemon,
+    /// and of a service with an `active_limit`.
     #[serde(default)]
     pub limited_60s: Option<u64>,
     /// How long handshakes with its backends took in the last minute; only from the daemon, and of a service over TCP.
@@ -222,7 +222,7 @@ impl From<abi::Anomalies> for Anomalies {
     }
 }
 
-/// A program of somebody else that runs for a client's sockets.
+/// A program that is not this client's and runs for its sockets.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Neighbour {
     /// Where it is attached.
@@ -233,10 +233,10 @@ pub struct Neighbour {
     pub program: u32,
     /// Its name, as far as privileges tell (CAP_SYS_ADMIN).
     pub name: Option<String>,
-    /// Whether it is socklb's: by its name, or, where names are not told, because programs of others are on every hook that
-    /// a socklb takes.
+    /// Whether it is socklb's: by its name, or, where names are not told, because unnamed programs are on every hook
+    /// that a socklb takes.
     #[serde(default)]
     pub is_socklb: bool,
-    /// Whether it sees what ours has written, and may write something else.
+    /// Whether it sees the destination that our program has written, and may write another.
     pub runs_after_ours: bool,
 }

@@ -21,12 +21,12 @@ use crate::diagnosis::{Diagnosis, State};
 /// How a table may look.
 #[derive(Clone, Copy, Debug)]
 pub struct Style {
-    /// Whether escape sequences are welcome.
+    /// Whether to use escape sequences.
     pub colour: bool,
 }
 
 impl Style {
-    /// For standard output: colour on a terminal, unless `NO_COLOR` is set to anything.
+    /// For standard output: colour on a terminal, unless `NO_COLOR` is set and not empty.
     pub fn for_stdout() -> Self {
         Self::of(&std::io::stdout())
     }

@@ -1,7 +1,7 @@
 //! A plan's steps, carried out on the maps.
 //!
-//! Each step may fail and be repeated. One that has failed leaves the arena right: it is told of a table that goes before
-//! the row is overwritten, and of one that comes only where no write can fail.
+//! Each step may fail and be repeated. A step that has failed leaves the arena right: a table is retired there before
+//! its row is overwritten, and published there only where no write can fail.
 
 use std::collections::BTreeMap;
 

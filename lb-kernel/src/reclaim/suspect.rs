@@ -1,25 +1,25 @@
-//! When a suspected flow record is over: what passes have seen of it, as one value that is judged.
+//! Whether the flow of a suspected record is over: what passes have seen of it, as one value that is judged.
 //!
-//! It knows neither maps nor lists of sockets, and no clock: a pass tells it what it has seen and when.
+//! This module knows neither maps nor lists of sockets, and no clock: a pass tells it what was seen and when.
 
 use std::ops::Sub;
 use std::time::{Duration, Instant};
 
 use crate::records::{Record, Version};
 
-/// Intervals for which no process may have used a socket whose namespace cannot be looked into: connections that no
-/// process uses are closed by the kernel, which gives up within two minutes.
+/// Intervals for which no process may have used a socket whose namespace cannot be looked into, before its flow is
+/// over: the kernel closes connections that no process uses, and gives up within two minutes.
 const WITHOUT_LIST: u32 = 10;
 
 /// What a pass has seen of a record whose socket no list has shown.
 #[derive(Clone, Copy, Debug)]
 pub struct Observation {
-    /// Whether a complete list of its namespace misses it; otherwise there was none.
+    /// Whether a complete list of its namespace misses it; if not, no such list could be had.
     pub is_missed: bool,
     /// Whether a program has seen its SYN leave: its flow ends with the connection, whatever process has the socket.
     pub is_connection: bool,
     pub in_use: InUse,
-    /// Whether it may be a path of an MPTCP socket: a process uses that, and not its paths.
+    /// Whether it may be a path of an MPTCP socket: processes use the MPTCP socket, and none of its paths.
     pub may_be_mptcp: bool,
 }
 
@@ -35,7 +35,7 @@ pub enum InUse {
 /// Since when a record is suspected, by any clock.
 #[derive(Debug)]
 pub struct Suspect<T = Instant> {
-    /// Of this flow, not of a later one of the same socket.
+    /// The flow that is suspected, not a later one of the same socket.
     pub version: Version,
     /// Since when lists miss it and no process is known to use it.
     pub missed_since: Option<T>,
@@ -48,7 +48,7 @@ pub struct Suspect<T = Instant> {
 pub enum Verdict {
     /// Its flow is over.
     Gone,
-    /// Its flow is over if the next pass sees the same.
+    /// Its flow is over if a later pass, an interval after the first, sees the same.
     Suspected,
     /// Its socket is open and not connected.
     Open,
@@ -78,7 +78,7 @@ impl<T: Copy + Sub<Output = Duration>> Suspect<T> {
                     return Verdict::Open;
                 }
                 InUse::NotNow if !observation.is_connection => return Verdict::Suspected,
-                // Where it is never told which sockets are in use, a list alone decides: such a socket has no connection.
+                // Where the use of sockets is never told, the list alone decides: what it misses has no connection.
                 InUse::Yes | InUse::No | InUse::NeverTold | InUse::NotNow => {}
             }
             let since = *self.missed_since.get_or_insert(now);
@@ -102,7 +102,7 @@ mod tests {
 
     const INTERVAL: Duration = Duration::from_secs(60);
 
-    /// What becomes of a record that each pass sees so, a pass a minute.
+    /// The verdicts on a record of which passes, one a minute, see this.
     fn verdicts<const PASSES: usize>(seen: [(bool, bool, InUse); PASSES]) -> [Verdict; PASSES] {
         let mut suspect =
             Suspect::<Duration> { version: Version::default(), missed_since: None, unused_since: None };

@@ -1,8 +1,8 @@
 //! The open flows of one client task, with the services and slots that their numbers stand for.
 //!
 //! Flows are read before services and slots, so that what a flow names was there when the flow was. A slot whose last
-//! flow ends during the reading may get another backend before it is read: such a flow is told from one that goes to a
-//! backend that is not there, which should not happen, by a second look at the flows.
+//! flow ends during the reading may get another backend before the slot is read: a second look at the flows tells such
+//! a flow from one whose backend is missing by a fault.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -52,7 +52,7 @@ impl FlowSnapshot {
     }
 
     /// Leaves out the flows whose slot has another backend and that are not open any more: they ended during the
-    /// reading. One that is open still shows a fault, and stays.
+    /// reading. A flow that is still open shows a fault, and stays.
     fn drop_ended(&mut self, open_now: &[OpenFlow]) {
         let open_now: BTreeSet<(u64, u64)> = open_now.iter().map(identity).collect();
         let Self { slots, flows, .. } = self;

@@ -35,12 +35,12 @@ const INTERRUPTED: u16 = 0x10;
 const NLMSG_ERROR: u16 = 2;
 const NLMSG_DONE: u16 = 3;
 const INET_DIAG_CGROUP_ID: u16 = 21;
-/// What a connection is a part of; a list of attributes itself.
+/// The upper-layer protocol of a connection; itself a list of attributes.
 const INET_DIAG_ULP_INFO: u16 = 19;
 const INET_ULP_INFO_NAME: u16 = 1;
 const TCP_LISTEN: u8 = 10;
-/// Established, both handshakes' first states, and everything that ends while a process has the socket still open. Not
-/// the states of sockets that no process has: time wait (6) and requests (12).
+/// Listening, established, both handshakes' first states, and every state of a connection that is closing. Not the
+/// states of what is no full socket: time wait (6) and requests (12).
 const STATES: u32 = 1 << 1 | 1 << 2 | 1 << 3 | 1 << 4 | 1 << 5 | 1 << 8 | 1 << 9 | 1 << TCP_LISTEN | 1 << 11;
 
 /// `struct inet_diag_sockid`, whose ports and addresses are in network order.

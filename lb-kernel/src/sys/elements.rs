@@ -85,8 +85,8 @@ pub fn entries<K: bytemuck::Pod, V: bytemuck::Pod>(map: BorrowedFd<'_>) -> io::R
     Ok(entries)
 }
 
-/// Reads consecutive elements of an array from `first` on into `values`, which has as many values for each element as
-/// that has CPUs. Breaks if the kernel has no batches for such a map.
+/// Reads consecutive elements of a per-CPU array from `first` on into `values`, which has as many values for each
+/// element as there are CPUs. Breaks if the kernel has no batches for such a map.
 pub fn read_array<V: bytemuck::Pod>(
     map: BorrowedFd<'_>,
     first: u32,
@@ -115,7 +115,7 @@ pub fn read_array<V: bytemuck::Pod>(
     Err(io::Error::other(format!("the kernel gave {} elements of {elements}", attr.count)))
 }
 
-/// Removes entries of a hash that nobody else removes.
+/// Removes entries of a hash that nothing else removes meanwhile.
 pub fn remove_all<K: bytemuck::Pod>(map: BorrowedFd<'_>, mut keys: Vec<K>) -> io::Result<()> {
     if keys.is_empty() {
         return Ok(());
@@ -146,7 +146,7 @@ pub fn get<K: bytemuck::Pod, V: bytemuck::Pod>(map: BorrowedFd<'_>, key: &K) -> 
     Ok(get_into(map, key, std::slice::from_mut(&mut value))?.then_some(value))
 }
 
-/// Reads one element into `values`, of which there are as many as it has CPUs. Returns whether it is there.
+/// Reads one element into `values`: one value, or one for each CPU. Returns whether it is there.
 pub fn get_into<K: bytemuck::Pod, V: bytemuck::Pod>(
     map: BorrowedFd<'_>,
     key: &K,
@@ -157,7 +157,7 @@ pub fn get_into<K: bytemuck::Pod, V: bytemuck::Pod>(
     present(bpf(BPF_MAP_LOOKUP_ELEM, &mut attr))
 }
 
-/// Writes one element: as many values as it has CPUs.
+/// Writes one element: one value, or one for each CPU.
 pub fn set<K: bytemuck::Pod, V: bytemuck::Pod>(map: BorrowedFd<'_>, key: &K, values: &[V]) -> io::Result<()> {
     let mut attr = Element::of(map, key);
     attr.value = values.as_ptr().addr() as u64;

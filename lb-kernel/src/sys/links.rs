@@ -1,7 +1,7 @@
 //! Links: a program attached to a cgroup, by bpf(2).
 //!
-//! aya makes links as well, but does not put another program in place of a link's to a cgroup, nor detach one that stays
-//! pinned. It knows nothing of names and of which link is whose.
+//! aya makes links as well, but can neither replace the program of a link to a cgroup nor detach a link that stays
+//! pinned. This module knows nothing of the names of links, nor of whose they are.
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};

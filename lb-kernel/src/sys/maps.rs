@@ -1,6 +1,6 @@
 //! Maps: what one looks like, and the map of maps whose update waits for readers, by bpf(2).
 //!
-//! aya opens maps without telling whether what is pinned is one. It knows nothing of what a map is for.
+//! aya opens a pin without telling whether it is a map. This module knows nothing of what a map is for.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -26,7 +26,7 @@ pub struct MapInfo {
 
 /// What a map looks like. Fails with EINVAL if `map` is not a map.
 pub fn map_info(map: BorrowedFd<'_>) -> io::Result<MapInfo> {
-    // A program's or link's info would be taken for a map's: only maps name themselves so.
+    // A program's or link's info would be taken for a map's: only the name of the descriptor tells which it is.
     let target = std::fs::read_link(format!("/proc/self/fd/{}", raw(map)))?;
     if target != Path::new("anon_inode:bpf-map") {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a map"));

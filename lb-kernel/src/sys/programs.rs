@@ -1,7 +1,7 @@
-//! Programs: identities, those of a cgroup, and small ones by which is tried what the kernel can do, by bpf(2).
+//! Programs, by bpf(2): their ids and names, those of a cgroup, and small ones that try what the kernel can do.
 //!
-//! Programs of the object are loaded by aya. The small ones here are given as instructions, and are gone as soon as it is
-//! known whether the verifier accepts them, or what they return.
+//! Programs of the object are loaded by aya. The small ones here are given as instructions, and are gone as soon as it
+//! is known whether the verifier accepts them, or what they return.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -1,6 +1,6 @@
 //! The backends of a client task as its maps hold them, by slot: read into views, and written step by step.
 //!
-//! A slot whose backend leaves keeps its generation for the next one, and what was counted of the backend is kept under
+//! A free slot keeps the generation that its next backend gets. What was counted of a backend that leaves is kept under
 //! its name (see `retired`), for when it returns.
 
 use std::mem::offset_of;
@@ -71,7 +71,7 @@ impl Tables {
         self.maps.backends.get(slot.index()).flows
     }
 
-    /// Takes a slot's errors away if they are long past, at the programs' tick `now`. One that is added meanwhile stays.
+    /// Clears a slot's errors if they are stale at the programs' tick `now`. An error that is added meanwhile stays.
     pub fn forget_errors(&self, slot: Slot, now: u32) {
         let (slot, errors) = (slot.index(), offset_of!(Backend, errors));
         let word = self.maps.backends.load64(slot, errors);
@@ -80,8 +80,8 @@ impl Tables {
         }
     }
 
-    /// Fills a slot that nothing refers to. A backend that was here before goes on with the counts that were retired with
-    /// it, which are returned: they are written first, and forgotten elsewhere last.
+    /// Fills a slot that nothing refers to. A backend that has returned goes on with its retired counters, which are
+    /// returned: they are written to the slot first, and removed from the retired ones last.
     ///
     /// # Errors
     /// If the kernel refuses.
@@ -108,7 +108,7 @@ impl Tables {
                 weight: u32::from(backend.weight),
             },
         );
-        // No flow is open, so nobody else writes.
+        // No flow is open, so no program writes these words.
         self.maps.backends.store64(slot.index(), offset_of!(Backend, errors), 0);
         self.maps.backends.store64(slot.index(), offset_of!(Backend, swept), reclaimed);
         self.set_entries(slot, 0);

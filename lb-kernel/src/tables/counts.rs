@@ -26,7 +26,7 @@ impl Counts {
         endings.wrapping_add(self.reclaimed).wrapping_add(self.sums.untracked)
     }
 
-    /// Whether every flow that was begun is over or open. Not for sure while flows begin and end.
+    /// Whether every flow that was started is over or open. May be false while flows begin and end.
     pub fn add_up(&self) -> bool {
         self.sums.chosen == self.over().wrapping_add(self.active)
     }
@@ -57,7 +57,7 @@ impl Tables {
 
     fn with_active(&self, slot: Slot, sums: abi::SlotCounters) -> Counts {
         let load = |at| self.maps.backends.load64(slot.index(), at);
-        // An end is counted before the open flow is taken away, and so is read.
+        // The active count is read last, because a flow's end is counted before the flow is taken from there.
         let reclaimed = load(offset_of!(Backend, swept));
         Counts { sums, active: load(offset_of!(Backend, flows)), reclaimed }
     }
@@ -65,20 +65,20 @@ impl Tables {
     /// By how many flows the counts of a slot do not add up, whatever begins and ends meanwhile: 0 unless something is
     /// wrong.
     ///
-    /// A call that begins a flow counts it as chosen first and as open later, and what ends one counts the end first.
-    /// Counts that are read before the open flows are therefore too small and those that are read after them too large;
-    /// what lies between them is what flows that begin and end meanwhile explain.
+    /// A flow is counted as chosen before it is counted as open, and its end before it is taken from the open flows. So
+    /// counts that are read before the open flows may be too small, and counts that are read after them too large; what
+    /// lies between the two is explained by flows that begin and end meanwhile.
     ///
     /// # Errors
     /// If the kernel refuses a look-up.
     pub fn imbalance(&self, slot: Slot) -> Result<i64, DatapathError> {
-        /// A program may be kept from its CPU between two counts: this thread lets it go on and looks again.
+        /// A program may be preempted between two counts: this thread yields and looks again.
         const LOOKS: usize = 8;
         let mut off = 0;
         for _ in 0..LOOKS {
             let before = self.counts(slot)?;
             let after = self.counts(slot)?;
-            // The active count of the first lies between the sums of both.
+            // The active count of `before` was read after its sums and before those of `after`.
             let open = before.active.cast_signed();
             let at_most = after.sums.chosen.wrapping_sub(before.over()).cast_signed().wrapping_sub(open);
             let at_least = before.sums.chosen.wrapping_sub(after.over()).cast_signed().wrapping_sub(open);

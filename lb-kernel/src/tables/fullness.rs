@@ -6,7 +6,7 @@ use super::Tables;
 use crate::error::DatapathError;
 use crate::flow_table::FlowTable;
 
-/// How full something is.
+/// How full a map is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fullness {
     /// Its name; where a limit of the configuration sets its size, that of the limit.
@@ -18,8 +18,8 @@ pub struct Fullness {
 }
 
 impl Tables {
-    /// How full the maps are whose sizes limit a client task. Looks at every flow record, which takes about a
-    /// millisecond for the default number: not for the event loop.
+    /// How full the maps are whose sizes limit a client task. Looks at every bucket of the flow table, which takes
+    /// about a millisecond for the default number: not for the event loop.
     ///
     /// # Errors
     /// If a map cannot be read.

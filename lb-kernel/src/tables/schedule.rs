@@ -1,8 +1,8 @@
 //! The schedules of a client task's services, as they lie in one map of entries that all tables share, and the members
 //! that some tables list.
 //!
-//! Where a table lies is the arena's decision ([`lb_core::arena`]). Here a table is written where no service points, and
-//! then becomes current with a single store of its reference.
+//! Where a table lies is the arena's decision ([`lb_core::arena`]). Here a table is written to a region that no service
+//! points to, and then becomes current with a single store of its reference.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem::offset_of;

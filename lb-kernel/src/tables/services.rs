@@ -1,7 +1,7 @@
 //! The services of a client task as its maps hold them: read into views, and written step by step.
 //!
-//! A service's row lies in the map beside its counters and cursors, which begin anew with it. Kernel programs read the row
-//! at any moment, so each word of it is right by itself.
+//! A service's counters and cursors, in maps of their own, begin anew when its row is written. Kernel programs read the
+//! row at any moment, so each word of it is right by itself.
 
 use std::mem::offset_of;
 use std::net::SocketAddr;
@@ -76,7 +76,7 @@ impl Tables {
         ServiceIndex::all().take(self.maps.services.len())
     }
 
-    /// How connects to a service ended, over all CPUs.
+    /// How calls to a service ended, over all CPUs.
     ///
     /// # Errors
     /// If the kernel refuses the look-up.
@@ -84,7 +84,7 @@ impl Tables {
         self.outcome_row(index.number())
     }
 
-    /// Connects to addresses that are no service, over all CPUs.
+    /// Calls to addresses that are no service, or of the kernel's own sockets, over all CPUs.
     ///
     /// # Errors
     /// If the kernel refuses the look-up.
@@ -120,7 +120,7 @@ impl Tables {
         assert!(name.len() < row.name.len(), "the configuration bounds names");
         row.name[..name.len()].copy_from_slice(name);
         self.maps.services.set(index.index(), &row);
-        // Counters and cursors of whatever had the index before end here.
+        // Counters and cursors of the service that had the index before end here.
         let start = |cpu| Cursor {
             phase: 0,
             start: cursor::start(&cursor_seed.task, &service.name, cpu, cursor_seed.cpus),
@@ -141,7 +141,7 @@ impl Tables {
         self.maps.services.store32(index.index(), offset_of!(Service, fallback), Slot::number_or_none(slot));
     }
 
-    /// Each word by itself: connect may read between two of them, and finds rules that it can follow.
+    /// Stores each word by itself: a connect that reads between two stores still finds rules that it can follow.
     pub(crate) fn set_rules(&mut self, index: ServiceIndex, rules: Rules) {
         for (i, word) in bytemuck::cast_ref::<Rules, [u32; size_of::<Rules>() / 4]>(&rules).iter().enumerate()
         {
@@ -149,7 +149,7 @@ impl Tables {
         }
     }
 
-    /// Has connects to the service's address balanced over it.
+    /// Starts to balance connects to the service's address.
     ///
     /// # Errors
     /// If the VIP table has no room.
@@ -160,7 +160,7 @@ impl Tables {
         Ok(())
     }
 
-    /// Has connects to the service's address not balanced any more, unless another service has taken it over.
+    /// Stops balancing connects to the service's address, unless another service has taken it over.
     pub(crate) fn close_service(&mut self, index: ServiceIndex) {
         let row = self.maps.services.get(index.index());
         let (address, protocol) = (socket_addr(row.address, row.port), protocol_of(&row));
@@ -171,7 +171,7 @@ impl Tables {
     }
 
     /// Clears a closed service. Nothing else of its row changes: a program may have found the service just before its
-    /// address was another's, and what it reads is a closed service still. What gets the index next writes all of it.
+    /// address went to another, and must still read a whole row. The next service with the index writes all of it.
     pub(crate) fn free_service(&mut self, index: ServiceIndex) {
         self.set_service_state(index, SERVICE_FREE);
     }
@@ -187,7 +187,7 @@ impl Tables {
     }
 }
 
-/// The protocol of a service in the maps. None but ours are written.
+/// The protocol of a service in the maps, where only known ones are written.
 fn protocol_of(row: &Service) -> Protocol {
     Protocol::of_number(row.protocol).unwrap_or(Protocol::Tcp)
 }

@@ -19,7 +19,7 @@ impl Tables {
         u16::try_from(index).ok().map(ServiceIndex)
     }
 
-    /// Has connects to `address` balanced over the service at an index, in place of another one if there is.
+    /// Directs connects to `address` to the service at an index, in place of another one if there is.
     pub(super) fn direct(
         &mut self,
         address: SocketAddr,
@@ -34,7 +34,7 @@ impl Tables {
         Ok(())
     }
 
-    /// Has connects to `address` not balanced any more.
+    /// Stops directing connects to `address` to a service.
     pub(super) fn undirect(&mut self, address: SocketAddr, protocol: Protocol) {
         let stores: Vec<Store> = remove(self, destination(address, protocol)).collect();
         stores.into_iter().for_each(|store| self.store(store));

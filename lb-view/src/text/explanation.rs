@@ -59,7 +59,7 @@ pub fn explanation(explanation: &Explanation, style: Style) -> String {
     text
 }
 
-/// What a connect makes of the schedule under the policy of this name; of one that this version does not know, nothing.
+/// How a connect uses the schedule under the policy of this name. A newer daemon may name one that is unknown here.
 fn use_of_schedule(policy: &str) -> &'static str {
     match Policy::ALL.into_iter().find(|known| known.name() == policy) {
         Some(Policy::RoundRobin | Policy::WeightedRoundRobin) => {
@@ -83,7 +83,7 @@ fn the_subset(text: &mut String, explanation: &Explanation) {
         let _ = writeln!(text, "   all that take connections: {all} of {} endpoints", inputs.endpoints);
         return;
     };
-    // An arc has its own length, also that of a task that is alone.
+    // An arc may overlap more backends than the size, also that of a task that is alone.
     let is_arc = inputs.algorithm.parse().is_ok_and(Algorithm::is_aperture);
     let length = if is_arc { members.len() } else { size as usize };
     let _ = writeln!(

@@ -1,4 +1,4 @@
-//! Open flows as text: one a line, the oldest first.
+//! Active flows as text: one a line, the oldest first.
 
 use std::fmt::Write as _;
 
@@ -9,7 +9,7 @@ use super::table::{Side, table};
 use crate::flows::{Flow, FlowFilter};
 use crate::status::Leaving;
 
-/// The flows that were found, one made when it is shown: there may be a hundred thousand.
+/// The flows that were found. Each is made only when it is shown, for there may be a hundred thousand.
 pub struct Listing<'l, F> {
     /// How many there are.
     pub count: usize,
@@ -98,7 +98,7 @@ fn row(flow: &Flow<'_>, has_clients: bool) -> Vec<String> {
     row
 }
 
-/// The policy, and what the backend was to it.
+/// Why the flow goes to this backend: the policy, the reason, and the backend's part of the table.
 fn why(flow: &Flow<'_>) -> String {
     let entries = match (flow.table_share, flow.table_entries) {
         (Some(share), _) => format!("{:.1} %", 100.0 * share),

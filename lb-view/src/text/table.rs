@@ -14,7 +14,7 @@ pub enum Side {
 }
 
 impl Side {
-    /// Columns of which the first has the names of things, and the others what there is to say of them.
+    /// Columns of which the first, which has names, goes to the left, and the others to the right.
     pub fn first_left<'a>(titles: &[&'a str]) -> Vec<(&'a str, Self)> {
         let side = |number| if number == 0 { Self::Left } else { Self::Right };
         titles.iter().enumerate().map(|(number, title)| (*title, side(number))).collect()
@@ -36,9 +36,9 @@ pub fn table(
 pub struct Row {
     /// One for each column.
     pub cells: Vec<String>,
-    /// Whether something is wrong with what it tells of: it begins with a mark, and is red where colours are.
+    /// Whether something is wrong with what the row shows: it then begins with `!`, and is red where colour is used.
     pub is_bad: bool,
-    /// Stands on a line of its own below it.
+    /// Printed on a line of its own below the row.
     pub note: Option<String>,
 }
 
@@ -73,7 +73,7 @@ pub fn table_of_rows(
         let mut this = String::new();
         line(&mut this, &mut cells.iter().map(String::as_str));
         if is_bad {
-            // In the place of the first blank: columns stay where they are.
+            // In place of the first blank, so that columns stay where they are.
             this.replace_range(..1, "!");
             this = style.paint("31", &this);
         }
