@@ -29,7 +29,7 @@ pub enum Fact {
     /// [`Membership::of`] gives for the service, the task and the list.
     Endpoints(usize, Arc<EndpointList>, Arc<Membership>),
     /// Nothing in the kernel refers to these slots any more: no table, no fallback, no flow.
-    Idle(Vec<Slot>),
+    Idle(BTreeSet<Slot>),
 }
 
 /// Why a list cannot be used. The list before it stays in force.
@@ -51,6 +51,22 @@ pub enum Refused {
     /// All service indexes are taken.
     #[error("a client task has at most {MAX_SERVICES} services, removed ones with open connections included")]
     Services,
+}
+
+/// What a balancer takes over from the kernel; nothing, on a first start.
+#[derive(Clone, Debug, Default)]
+pub struct Adopted {
+    /// What the maps hold.
+    pub plan: Plan,
+    /// The generations that the next backends of free slots get, where they are not the first: what an earlier balancer has
+    /// given to a slot must not be given to it again.
+    pub next_generations: Vec<BackendRef>,
+}
+
+impl From<Plan> for Adopted {
+    fn from(plan: Plan) -> Self {
+        Self { plan, next_generations: Vec::new() }
+    }
 }
 
 /// One service and what is known of its endpoints.
@@ -93,15 +109,24 @@ pub struct Balancer<T = Instant> {
 }
 
 impl<T: Copy + Ord> Balancer<T> {
-    /// A balancer that takes over what the kernel holds already (nothing, on a first start).
+    /// A balancer that takes over what the kernel holds already.
     ///
     /// # Errors
     /// If there are more services than indexes.
-    pub fn new(services: Vec<Service>, limits: Limits, adopted: Plan, now: T) -> Result<Self, Refused> {
+    pub fn new(
+        services: Vec<Service>,
+        limits: Limits,
+        adopted: impl Into<Adopted>,
+        now: T,
+    ) -> Result<Self, Refused> {
+        let Adopted { plan: adopted, next_generations } = adopted.into();
         let mut slots = Slots::new(limits.slots);
         for (&slot, backend) in &adopted.backends {
             let identity = Identity { service: backend.service, address: backend.address };
             slots.adopt(identity, BackendRef { slot, generation: backend.generation });
+        }
+        for BackendRef { slot, generation } in next_generations {
+            slots.set_generation(slot, generation);
         }
         let mut taken: BTreeSet<ServiceIndex> = adopted.services.keys().copied().collect();
         let mut states = Vec::with_capacity(services.len());
@@ -118,14 +143,6 @@ impl<T: Copy + Ord> Balancer<T> {
         balancer.drop_empty_services();
         balancer.note_availability(None, now);
         Ok(balancer)
-    }
-
-    /// Goes on with the generations of slots that are free now, given for the next backend of each: what an earlier
-    /// balancer has given to a slot must not be given to it again.
-    pub fn set_generations(&mut self, next: impl IntoIterator<Item = BackendRef>) {
-        for BackendRef { slot, generation } in next {
-            self.slots.set_generation(slot, generation);
-        }
     }
 
     /// A removed service keeps its index for its flows; without a slot it has none.
@@ -201,8 +218,7 @@ impl<T: Copy + Ord> Balancer<T> {
         if wanted > u64::from(allowed) { Err(Refused::Schedule { wanted, allowed }) } else { Ok(()) }
     }
 
-    fn forget(&mut self, slots: &[Slot]) -> bool {
-        let slots: BTreeSet<Slot> = slots.iter().copied().collect();
+    fn forget(&mut self, slots: &BTreeSet<Slot>) -> bool {
         let members = self.members(&self.services);
         let idle: Vec<(Identity, BackendRef)> = self
             .slots
@@ -223,7 +239,7 @@ impl<T: Copy + Ord> Balancer<T> {
     }
 
     /// Slots that the plan keeps only because something may still refer to them.
-    pub fn unneeded(&self) -> Vec<Slot> {
+    pub fn unneeded(&self) -> BTreeSet<Slot> {
         let members = self.members(&self.services);
         self.slots
             .iter()

@@ -1,7 +1,7 @@
 //! One client task in the kernel: its maps, its programs, and the steps that bring them to a plan.
 //!
-//! It remembers what the maps hold, so that a step that failed is found again by comparing plans, and where tables lie.
-//! It decides neither: plans come from the core, and the arena places tables.
+//! It remembers what the maps hold, so that comparing plans finds a failed step again, and where tables lie. It decides
+//! neither: plans come from the core, and the arena places tables.
 
 mod steps;
 
@@ -71,8 +71,8 @@ impl Datapath {
         Ok(())
     }
 
-    /// Whether exactly these programs are attached to the cgroup with this id, all of them, and nothing is left of another
-    /// kind of accounting.
+    /// Whether exactly these programs are attached to the cgroup with this id, all of them, and nothing is left of
+    /// another kind of accounting.
     ///
     /// # Errors
     /// If that cannot be seen.
@@ -120,22 +120,21 @@ impl Datapath {
         std::mem::take(&mut self.returned)
     }
 
-    /// Whether a table or a fallback in the maps names each of these slots. What the plan no longer needs may still be
+    /// Those of these slots that a table or a fallback in the maps names. What the plan no longer needs may still be
     /// named by a table whose successor waits for room.
-    pub fn named(&self, slots: &[Slot]) -> BTreeSet<Slot> {
+    pub fn named(&self, slots: &BTreeSet<Slot>) -> BTreeSet<Slot> {
         let mut named = BTreeSet::new();
         if slots.is_empty() {
             return named;
         }
-        let asked: BTreeSet<Slot> = slots.iter().copied().collect();
         for service in self.applied.services.values() {
             let entries = service.schedule.iter().copied();
-            named.extend(entries.chain(service.fallback).filter(|slot| asked.contains(slot)));
+            named.extend(entries.chain(service.fallback).filter(|slot| slots.contains(slot)));
         }
         named
     }
 
-    /// Whether the region of some table that was replaced is not free before readers are gone; also after a wait that failed.
+    /// Whether the region of some replaced table is not free before readers are gone; also after a wait that failed.
     pub fn is_waiting_for_readers(&self) -> bool {
         self.arena.is_waiting()
     }
@@ -150,12 +149,12 @@ impl Datapath {
         self.arena.after_wait();
     }
 
-    /// Attaches the programs to the cgroup, in place of older ones. In cgroups that the client has left they stay as well.
+    /// Attaches the programs to the cgroup in place of older ones, also to cgroups that the client has left.
     ///
     /// # Errors
     /// If the kernel refuses.
     pub fn attach(&self, cgroup: &Cgroup) -> Result<(), DatapathError> {
-        // Somebody may have removed the directory of the links with the links.
+        // The directory of the links may have been removed together with them.
         self.pins.create()?;
         links::attach(&self.programs, &self.pins, cgroup)
     }
@@ -176,7 +175,8 @@ impl Datapath {
         Ok(!links::old_links(&self.pins, cgroup.id)?.is_empty())
     }
 
-    /// Detaches from cgroups that the client has left. Only once no flow is open: theirs could not end any more.
+    /// Detaches from cgroups that the client has left. To be called once no flow is open: later ends are not seen
+    /// there.
     ///
     /// # Errors
     /// If a pin cannot be removed.

@@ -1,7 +1,7 @@
 //! The daemon's Unix socket: HTTP/1.1 with JSON, so that `curl --unix-socket` reads what the commands read.
 //!
-//! Handlers know nothing: they pass a query to the event loop and its answer back. In reading order: how the socket is
-//! bound (`bind`), what is answered there (this file), and how the commands ask (`client`).
+//! Handlers hold no facts: they ask the event loop, and for the status read the maps beside it. In reading order: how
+//! the socket is bound (`bind`), what is answered there (this file), and how the commands ask (`client`).
 
 mod bind;
 
@@ -35,14 +35,14 @@ pub enum Query {
     Facts(oneshot::Sender<Facts>),
     /// The names of the client tasks that run.
     Clients(oneshot::Sender<Vec<String>>),
-    /// Why these backends: of one service of one client, because each may take long.
+    /// Why a client uses its backends: of one service of one client, because each may take long.
     Explain { service: String, client: String, answer: oneshot::Sender<Vec<Explanation>> },
     /// To be answered when a client's programs are attached to one of these cgroups.
     Cover { client: String, cgroups: Vec<u64>, answer: oneshot::Sender<Coverage> },
 }
 
-/// Cgroups that one query may name: that of the process and those above it, each of which costs the loop a system call
-/// whenever it looks. Nobody nests cgroups as deep as this.
+/// Most cgroups that one query may name: that of the process and those above it. Each costs the loop a system call
+/// whenever it looks, and no host nests cgroups this deep.
 const CGROUPS: usize = 64;
 
 /// Where the socket is.
@@ -50,10 +50,11 @@ pub fn socket(run: &Path) -> PathBuf {
     run.join("socklb.sock")
 }
 
-/// Requests that may wait for a cgroup to be covered at a time: half of the socket's connections, so that others get one.
+/// Requests that may wait for a cgroup to be covered at a time: half of the socket's connections, so that other
+/// requests get one.
 const WAITERS: usize = 32;
 
-/// For how long one waits. Our own commands ask anew every second.
+/// How long such a request waits. Our own commands ask anew every second.
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
 
 /// What queries are answered with.
@@ -89,8 +90,8 @@ fn json(value: &impl Serialize) -> std::io::Result<Document> {
     writer.finish()
 }
 
-/// The answer begins as soon as the loop has shown that it lives: a status of many clients takes a second to make, and
-/// who asks must not take that for a daemon that hangs.
+/// The answer begins as soon as the loop has shown that it lives: a status of many clients takes a second to make,
+/// which a command must not take for a daemon that hangs.
 async fn status(State(desk): State<Queries>, headers: HeaderMap) -> Response {
     match ask(&desk.queries, Query::Clients).await {
         Some(_) => pending(desk.status.next().await, accepts_gzip(&headers), JSON),
@@ -119,7 +120,7 @@ async fn explain(
     }
 }
 
-/// Client by client: the loop turns to other things in between.
+/// Asks client by client, so that the loop handles other events in between.
 async fn explanations(
     queries: &mpsc::Sender<Query>,
     service: &str,
@@ -144,7 +145,7 @@ struct Cgroups {
     cgroups: String,
 }
 
-/// Answers when it is so, or that it is not yet.
+/// Answers once the client's programs cover one of the cgroups, or after [`LONGEST_WAIT`] that they do not yet.
 async fn cover(
     State(desk): State<Queries>,
     UrlPath(client): UrlPath<String>,

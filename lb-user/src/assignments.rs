@@ -1,6 +1,6 @@
 //! An endpoint list with what each client task here uses of it.
 //!
-//! Shares come from the subsets of the whole job, which costs as much as the job is large: so assignments are completed beside
+//! Shares come from the subsets of the whole job, which takes long for a large job: so assignments are completed beside
 //! the event loop, which only takes them in. What a task uses is found by the service and the task that it was computed
 //! for, so that an answer that comes late cannot be applied to another configuration. Starts no thread, reads no file.
 
@@ -78,8 +78,8 @@ impl Assignments {
         &self.list
     }
 
-    /// Whether the list is not only equal to that of the other assignments but the same: it was read once for both, or one follows the
-    /// other.
+    /// Whether the list is the same object as that of the other assignments, not only equal: it was read once for both,
+    /// or one took it from the other (see [`Self::follow`]).
     pub fn is_of_the_same_reading(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.list, &other.list)
     }
@@ -97,8 +97,8 @@ impl Assignments {
         memberships.find(|(other, _)| other == consumer).map(|(_, membership)| &**membership)
     }
 
-    /// Goes on from the assignments before, if the list that was read now says the same: it becomes the same, so that they
-    /// need not be compared again.
+    /// Takes the list and the memberships of the assignments before, if the list that was read now is equal: from then
+    /// on both share one list, and need not be compared again.
     pub fn follow(&mut self, before: &Self) {
         if self.list == before.list {
             self.list = before.list.clone();
@@ -119,7 +119,7 @@ impl Assignments {
     /// Computes what is missing for these tasks, and forgets all others. May take seconds for the largest jobs; what
     /// tasks of one job have in common is computed once.
     pub fn complete(&mut self, consumers: &[Consumer]) {
-        /// One job at a time, in whatever threads: each may take two hundred megabytes and a whole CPU.
+        /// One job at a time, over all threads: each may take two hundred megabytes and a whole CPU.
         static TURN: Mutex<()> = Mutex::new(());
         self.memberships.retain(|(consumer, _)| consumers.contains(consumer));
         let mut missing: Vec<&Consumer> = Vec::new();
@@ -132,7 +132,7 @@ impl Assignments {
         while let Some(first) = missing.first().copied() {
             let is_of_the_same_job =
                 |other: &&Consumer| other.service == first.service && other.task.count == first.task.count;
-            // A task that is alone needs no other subset, and waits for no other job.
+            // A task that is alone needs no subset of another task, and waits for no other job.
             let is_large = first.task.count > 1;
             let _turn = is_large.then(|| TURN.lock().unwrap_or_else(PoisonError::into_inner));
             let job = Memberships::new(&first.service, first.task.count, &self.list);
@@ -147,8 +147,8 @@ impl Assignments {
     }
 }
 
-/// The assignments of the lists that the configuration itself holds, for the tasks of these clients; what earlier ones
-/// of equal lists know is not computed again.
+/// The assignments of the lists that the configuration itself holds, for the tasks of these clients. What earlier
+/// assignments of equal lists know is not computed again.
 pub fn statics(clients: &[Client], before: &AssignmentsByService) -> AssignmentsByService {
     let mut by_service = AssignmentsByService::new();
     for configured in clients.iter().flat_map(|client| &client.services) {

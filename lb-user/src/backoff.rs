@@ -11,7 +11,7 @@ const SHORTEST: Duration = Duration::from_secs(1);
 /// The longest pause: how long after the end of a fault it may take until it has healed.
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// One act that is tried until it succeeds, by any clock.
+/// One act that is tried until it succeeds; `T` is a time of any clock.
 #[derive(Debug)]
 pub struct Backoff<T = Instant> {
     /// The next attempt, and the pause before it; `None` after a success.
@@ -32,7 +32,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Backoff<T> {
         self.next.is_none_or(|(due, _)| due <= now)
     }
 
-    /// It succeeded.
+    /// The act succeeded.
     pub fn succeeded(&mut self) {
         *self = Self::default();
     }
@@ -47,7 +47,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Backoff<T> {
         self.reported.as_deref()
     }
 
-    /// It failed. Returns whether to report it: not if it failed in the same way before.
+    /// The act failed. Returns whether to report that: not if the last error was the same.
     pub fn failed(&mut self, now: T, error: &str) -> bool {
         let pause = self.next.map_or(SHORTEST, |(_, pause)| (2 * pause).min(LONGEST));
         self.next = Some((now + pause, pause));

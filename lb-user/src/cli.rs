@@ -32,7 +32,7 @@ use crate::error::Failure;
 use lb_view::flows::FlowFilter;
 pub use options::{Cli, Command, Files};
 
-/// Degraded: something works, and somebody should look.
+/// The exit code for degraded: something works, and an operator should look.
 const DEGRADED: u8 = 3;
 
 /// Runs a command.
@@ -58,7 +58,7 @@ fn seconds(seconds: u32) -> Duration {
 }
 
 fn read_config(files: &Files) -> Result<Config, Failure> {
-    // Paths in it are relative to it, and are compared with what the kernel reports, which is absolute.
+    // Paths in the file are relative to it, and are compared with paths that the kernel reports, which are absolute.
     let mut config = config::read(&std::path::absolute(files.file())?, &Host)?;
     config.paths = files.over(config.paths)?;
     Ok(config)
@@ -68,7 +68,7 @@ fn read_config(files: &Files) -> Result<Config, Failure> {
 fn paths_of(files: &Files) -> Result<Paths, Failure> {
     let paths = match &files.config {
         Some(file) => config::read_paths(&std::path::absolute(file)?)?,
-        // There may be none, or none for this user: then everything has its usual files.
+        // The default file may be missing, or not readable for this user: then the default paths hold.
         None => config::read_paths(files.file()).unwrap_or_default(),
     };
     Ok(files.over(paths)?)

@@ -54,7 +54,7 @@ pub use paths::Paths;
 /// What the operator configured.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// The file that says so.
+    /// The configuration file.
     pub path: PathBuf,
     /// The client tasks, in the order of the file; at least one.
     pub clients: Vec<Client>,
@@ -83,7 +83,7 @@ pub struct Client {
     pub task: Task,
     /// The services that it dials, at least one.
     pub services: Vec<ClientService>,
-    /// What is known of its flows.
+    /// How much is recorded of its flows.
     pub accounting: Accounting,
 }
 
@@ -129,7 +129,7 @@ pub struct Host;
 
 impl Environment for Host {
     fn variable(&self, name: &str) -> Option<String> {
-        // `var_os` panics on no name but these.
+        // No variable has such a name, but getenv(3) of `A=B` would find a variable `A` whose value begins with `B=`.
         let is_name = !name.is_empty() && !name.contains(['=', '\0']);
         is_name.then(|| std::env::var_os(name)).flatten().map(|value| value.to_string_lossy().into_owned())
     }

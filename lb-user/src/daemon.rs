@@ -1,12 +1,14 @@
-//! The one event loop: everything that can wake the daemon, and what it does then.
+//! The daemon: every event that can wake it, and what it does then.
 //!
-//! The only place that reads the clock, spawns tasks and handles signals. Between events it sleeps; nothing it does or
-//! fails to do can fail a connect. In reading order: what wakes it (this file), its start, which is its first reload, and
-//! its end (`start`), directories that change (`watching`), files that may not answer (`file_io`), endpoint files (`files`),
-//! how their lists are read (`lists`) and kept (`keeping`), another configuration (`reload`), how it is read (`loader`) and
-//! what it cannot change (`fixed`), one client (`client_task`), all of them (`clients`), how they are opened (`opening`) and
-//! leave (`leaving`), flow records whose end no program saw (`flow_records`), what it answers (`report`), and what it knows
-//! that the maps do not hold (`facts`).
+//! Events come with their time. Between them the daemon sleeps; nothing that it does or fails to do can fail a connect.
+//! In reading order: the events (this file), the loop that waits for them (`event_loop`), the start, which is the first
+//! reload, and the end (`start`), directories that change (`watching`), files that may not answer (`file_io`), endpoint files
+//! (`files`), their lists as they are given to clients (`delivering`), how these are read (`lists`) and kept (`keeping`), another configuration (`reload`), how it is read
+//! (`loader`), what it changes (`changes`) and cannot change (`fixed`), one client (`client_task`), all of them
+//! (`clients`), how they are opened (`opening`) and leave (`leaving`), flow records whose end no program saw
+//! (`flow_records`), what the daemon answers (`report`), and what it knows that the maps do not hold (`facts`).
+
+mod event_loop;
 
 mod start;
 
@@ -15,6 +17,8 @@ mod watching;
 mod file_io;
 
 mod files;
+
+mod delivering;
 
 mod lists;
 
@@ -49,17 +53,14 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant, SystemTime};
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::Result;
 use lb_core::feed::{Progress, Unusable};
-use tokio::runtime::Runtime;
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
-use tokio::time::MissedTickBehavior;
-use tracing::{info, warn};
+use tracing::warn;
 
 use self::client_task::ClientTask;
 use self::clients::Clients;
-use self::file_io::MAX_THREADS;
+pub use self::event_loop::run;
 pub use self::file_io::NoAnswer;
 use self::files::{Look, Sources};
 use self::flow_records::ReclaimPasses;
@@ -68,7 +69,6 @@ use self::loader::Loaded;
 use self::opening::Tried;
 use self::reload::Reload;
 use self::report::{Notifier, Waiter};
-use self::start::Listeners;
 use self::watching::Watching;
 use crate::api::Query;
 use crate::config::Config;
@@ -76,16 +76,11 @@ use crate::source::watch::Watch;
 use crate::source::{Contents, FileSource, SourceError, Stamp};
 use lb_kernel::{DatapathError, Features, Pass, Suspects};
 
-/// Files and cgroups are looked at, and idle slots freed, this often: a watch can be lost without a word.
+/// Files and cgroups are looked at, and idle slots freed, this often: a watch can be lost without notice.
 const TICK: Duration = Duration::from_secs(1);
 
 /// Every how many ticks clients that could not be started are tried again.
 const RETRY_TICKS: u32 = 10;
-
-/// Threads for what may block beside the loop. Each use has a limit of its own, and this is their sum, so that none waits
-/// for another: files that may not answer; what client tasks use of a list, one thread for each of 256 services; and 64 for
-/// a wait for readers, a look at flow records, clients that are opened, and pages and answers that are written.
-const BLOCKING_THREADS: usize = MAX_THREADS + 256 + 64;
 
 /// Reads the configuration again as the command line said to read it.
 pub type Reread = Arc<dyn Fn() -> Result<Config, Unusable> + Send + Sync>;
@@ -100,8 +95,8 @@ enum Event {
     Looked { service: String, source: FileSource, result: Result<Look, NoAnswer> },
     /// The configuration file was looked at, to take it on if it has settled.
     LookedAtConfig { is_due: bool, result: Result<Look, NoAnswer> },
-    /// An endpoint file was read, for the service. Readings are numbered in the order in which they were begun. Without a
-    /// result the file was as it is known.
+    /// An endpoint file was read, for the service. Readings are numbered in the order in which they were begun.
+    /// `result` is `None` if the file is the version that is known.
     Read {
         service: String,
         source: FileSource,
@@ -117,13 +112,13 @@ enum Event {
     Loaded(Box<Loaded>),
     /// Clients that could not be started were tried again.
     Opened(Box<Tried>),
-    /// Every program that was running when the wait began has ended.
+    /// A wait for readers has ended: every program that was running when it began is done, unless the wait failed.
     ReadersGone(Result<(), DatapathError>),
     /// Flow records were compared with the kernel's lists of sockets.
     Reclaimed(Pass, Suspects),
     /// A process asks on the socket or the port for metrics.
     Asked(Query),
-    /// Time passes.
+    /// [`TICK`] has passed.
     Tick,
     /// The service manager wants a sign of life.
     Watchdog,
@@ -137,9 +132,9 @@ struct Daemon {
     started: SystemTime,
     /// Whether the first configuration was taken on. Before that there is no client, and no answer.
     is_ready: bool,
-    /// Says to threads beside the loop that the daemon does not wait for them any more.
+    /// Tells threads beside the loop that the daemon does not wait for them any more.
     stopping: Arc<AtomicBool>,
-    /// What is in force.
+    /// The configuration in force.
     config: Config,
     features: Features,
     clients: Clients,
@@ -151,120 +146,6 @@ struct Daemon {
     notifier: Notifier,
     ticks: u32,
     events: mpsc::Sender<Event>,
-}
-
-/// Runs until SIGTERM or SIGINT, with a configuration of which `stamp` was read. What it has put into the kernel stays
-/// there.
-///
-/// # Errors
-/// If it cannot start; once it runs, it runs.
-pub fn run(config: Config, stamp: Option<Stamp>, reread: Reread) -> Result<()> {
-    crate::memory::give_back_what_is_freed();
-    let runtime = runtime()?;
-    // What panics in a thread beside the loop would never report back, and the loop would wait for it: better to start
-    // anew, which no connect notices.
-    let tell_panic = std::panic::take_hook();
-    std::panic::set_hook(Box::new(move |panic| {
-        tell_panic(panic);
-        std::process::abort();
-    }));
-    let result = runtime.block_on(turn(config, stamp, reread));
-    // A file system that does not answer must not keep the daemon from ending.
-    runtime.shutdown_timeout(TICK);
-    result
-}
-
-/// The loop runs in this thread, and one other serves the socket and the port for metrics. What may block runs on further ones.
-///
-/// # Errors
-/// If the kernel refuses a descriptor, or a thread. tokio panics there in part, at what it does once in a process.
-fn runtime() -> Result<Runtime> {
-    let build = || {
-        tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(1)
-            .max_blocking_threads(BLOCKING_THREADS)
-            .enable_all()
-            .build()
-    };
-    let tell_panic = std::panic::take_hook();
-    // What it says becomes an error.
-    std::panic::set_hook(Box::new(|_| {}));
-    let built = std::panic::catch_unwind(build);
-    std::panic::set_hook(tell_panic);
-    let built = built.map_err(|panic| {
-        let said = panic.downcast_ref::<String>().map_or("no reason is known", String::as_str);
-        anyhow!("{said}")
-    });
-    built.and_then(|built| Ok(built?)).context("start the event loop")
-}
-
-async fn turn(config: Config, stamp: Option<Stamp>, reread: Reread) -> Result<()> {
-    // Before anything is changed: a signal during the start must not leave it half done.
-    let mut stop =
-        Stop { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? };
-    let mut hangup = signal(SignalKind::hangup())?;
-    let (queries, mut asked) = mpsc::channel(8);
-    let (events, mut inbox) = mpsc::channel(64);
-    let features = start::check_host(&config)?;
-    let mut listeners = Listeners::bind(&config, queries)?;
-    let watch = Watch::new().unwrap_or_else(|error| {
-        warn!(%error, "directories cannot be watched (inotify); looking once a second instead");
-        Watch::none()
-    });
-    let reload = Reload::new(&config.path, stamp, reread, SystemTime::now());
-    let mut daemon = Daemon::new(&config, features, watch, reload, events);
-    daemon.begin(config, Instant::now());
-    let mut tick = tokio::time::interval(TICK);
-    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut watchdog = daemon.notifier.watchdog().map(tokio::time::interval);
-    let result = loop {
-        let due = daemon.next_due();
-        let event = tokio::select! {
-            () = stop.asked() => Event::Stop,
-            _ = hangup.recv() => Event::Hangup,
-            Some(event) = inbox.recv() => event,
-            Some(query) = asked.recv() => Event::Asked(query),
-            changes = daemon.watching.watch.changed() => Event::Changed(changes),
-            () = tokio::time::sleep_until(due.into()) => Event::Due,
-            _ = tick.tick() => Event::Tick,
-            () = next(&mut watchdog) => Event::Watchdog,
-        };
-        if let ControlFlow::Break(result) = daemon.handle(event, Instant::now()) {
-            break result;
-        }
-        match if daemon.is_ready { listeners.open() } else { Ok(false) } {
-            Ok(true) => daemon.notify_ready(),
-            Ok(false) => {}
-            Err(error) => break Err(error),
-        }
-    };
-    start::stop(daemon, listeners, inbox).await;
-    if result.is_ok() {
-        info!("stopped; connects go on with the tables as they are");
-    }
-    result
-}
-
-/// The next turn of an interval; never, if there is none.
-async fn next(interval: &mut Option<tokio::time::Interval>) {
-    match interval {
-        Some(interval) => drop(interval.tick().await),
-        None => std::future::pending().await,
-    }
-}
-
-struct Stop {
-    terminate: Signal,
-    interrupt: Signal,
-}
-
-impl Stop {
-    async fn asked(&mut self) {
-        tokio::select! {
-            _ = self.terminate.recv() => {}
-            _ = self.interrupt.recv() => {}
-        }
-    }
 }
 
 impl Daemon {
@@ -332,34 +213,33 @@ impl Daemon {
         ControlFlow::Continue(())
     }
 
-    fn next_due(&self) -> Instant {
+    /// When a file that changed is to be read, if one is waiting for that.
+    fn next_due(&self) -> Option<Instant> {
         let files = self.sources.files.values().map(|file| &file.feed.progress);
-        let due = files.chain([self.reload.progress()]).filter_map(Progress::due).min();
-        // Far enough away to mean "never": the tick comes first.
-        due.unwrap_or_else(|| Instant::now() + 10 * TICK)
+        files.chain([self.reload.progress()]).filter_map(Progress::due).min()
     }
 
     fn changed(&mut self, changes: &BTreeSet<PathBuf>, now: Instant) {
         self.files_changed(changes, now);
         self.reload.changed(changes, now);
-        // Also of a directory above, which may be new with all below it.
+        // A directory above counts, too: it may be new, with all that is below it.
         let concerns =
             |client_task: &ClientTask| changes.iter().any(|path| client_task.path().starts_with(path));
         let mut any = false;
         for client_task in self.clients.tasks.iter_mut().filter(|client_task| concerns(client_task)) {
             client_task.cgroup_changed();
-            // What cannot be seen is looked at by the tick.
+            // Where that cannot be seen, the next tick looks.
             any |= !client_task.is_effective().unwrap_or(true);
         }
         if any {
-            // Before it is looked at: what appears from here on is an event of its own.
+            // Watched before it is looked at, so that what appears from here on is an event of its own.
             self.watch_cgroups();
             self.follow_cgroups(now);
         }
     }
 
     fn tick(&mut self, now: Instant) {
-        // There is nothing yet to look at.
+        // Before the first configuration is taken on there is nothing to look at.
         if !self.is_ready {
             return;
         }
@@ -392,6 +272,4 @@ impl Daemon {
         self.wait_for_readers();
         self.notify_status();
     }
-
-    // ---- cgroups ---------------------------------------------------------------------------------------------------
 }

@@ -1,8 +1,8 @@
-//! How many descriptors the daemon may have, and what for: others get what its own work leaves, and its own work never
-//! waits for theirs.
+//! How many descriptors the daemon may have, and what for: connections get what its own work leaves, so that its own
+//! work never lacks any.
 //!
-//! Everything that somebody else can make the daemon open has a number: connections on each of two listeners. The rest is
-//! its own: what it always has, and what each client takes. `docs/reference/limits.md` has the arithmetic for operators.
+//! What other processes can make the daemon open is limited: connections on each of two listeners. The rest is its own:
+//! what it always has, and what each client takes. `docs/reference/limits.md` has the arithmetic for operators.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
@@ -23,7 +23,7 @@ pub const fn wanted(clients: u64) -> u64 {
     own(clients) + LISTENERS * (CONNECTIONS + 1)
 }
 
-/// What it takes for its own work: no connection may have any of these.
+/// Descriptors for the daemon's own work: connections may have none of these.
 const fn own(clients: u64) -> u64 {
     OF_DAEMON + 2 * OF_CLIENT * clients
 }
@@ -46,10 +46,10 @@ pub fn shortage(limit: u64, clients: u64) -> Option<String> {
     })
 }
 
-/// Raises this process's own limit as far as it may, and tells it.
+/// Raises this process's own limit as far as it may, and returns the limit.
 pub fn raise() -> u64 {
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
-    // To the maximum that it has anybody may; what is refused all the same is seen by the next line.
+    // Any process may raise its limit to its maximum; the next line shows if that was refused.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
     limit()
 }

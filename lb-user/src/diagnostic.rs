@@ -1,7 +1,7 @@
 //! What is wrong with a file, where, and what would be right.
 //!
-//! An operator who repairs a file wants all of its faults at once, each with line and column: as one line for a log, or with
-//! the source line and a caret for a terminal. Knows nothing of what the files mean; their readers do.
+//! An operator who repairs a file wants all of its faults at once, each with line and column: as one line for a log, or
+//! with the source line and a caret for a terminal. Knows nothing of what the files mean; their readers do.
 
 use std::collections::BTreeSet;
 use std::error::Error;
@@ -143,7 +143,7 @@ fn is_obeyed(character: char) -> bool {
         || matches!(character, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
-/// A message with whatever a file may have put into it: names and keys are quoted nowhere else.
+/// A message without what a terminal would obey: names and keys of a file are put into messages as they are.
 fn escaped(text: String) -> String {
     if !text.contains(is_obeyed) {
         return text;
@@ -173,7 +173,7 @@ pub struct Report<'t> {
     path: &'t Path,
     text: &'t str,
     line_starts: Vec<usize>,
-    /// Lines that could not be parsed, so that what they seem to say is worth nothing.
+    /// Lines that could not be parsed: other faults in them are dropped.
     broken: BTreeSet<usize>,
     faults: Vec<Fault>,
     left_off: usize,
@@ -191,13 +191,13 @@ impl<'t> Report<'t> {
         self.line_starts.partition_point(|start| *start <= span.start)
     }
 
-    /// The text could not be parsed here.
+    /// Reports that the text could not be parsed here.
     pub fn add_syntax(&mut self, span: Range<usize>, message: impl Into<String>, help: Option<String>) {
         self.broken.insert(self.line(&span));
         self.push(span, message.into(), help);
     }
 
-    /// A value is wrong. Dropped if it stands in a line that could not be parsed.
+    /// Reports that a value is wrong. Dropped if it stands in a line that could not be parsed.
     pub fn add(&mut self, span: Range<usize>, message: impl Into<String>, help: impl Into<Option<String>>) {
         // The parser puts an empty span where it made up a value to go on.
         if self.broken.contains(&self.line(&span)) || (span.is_empty() && !self.broken.is_empty()) {
@@ -206,7 +206,7 @@ impl<'t> Report<'t> {
         self.push(span, message.into(), help.into());
     }
 
-    /// Something is missing. Dropped if any line could not be parsed, because it may be there.
+    /// Reports that something is missing. Dropped if any line could not be parsed, because it may be there.
     pub fn add_absent(
         &mut self,
         span: Range<usize>,
@@ -218,7 +218,7 @@ impl<'t> Report<'t> {
         }
     }
 
-    /// So many faults more were found, and are only counted.
+    /// Counts faults that were found and are not kept.
     pub fn leave_off(&mut self, faults: usize) {
         self.left_off += faults;
     }

@@ -1,6 +1,8 @@
-//! `socklb doctor`: what may be wrong with this host, each with the command that mends it.
+//! `socklb doctor`: what may be wrong with this host, with the command that mends it where there is one.
 //!
-//! It looks for itself, whether or not a daemon runs, with the privileges of whoever calls it; what it may not see it says.
+//! It looks for itself, whether or not a daemon runs, with the privileges of its caller; it says what it may not see.
+
+mod host;
 
 mod maps;
 
@@ -11,7 +13,7 @@ mod sockets;
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use lb_kernel::{Cgroup, FEATURES, Features, Host, Pins};
+use lb_kernel::{Cgroup, Features, Pins};
 use lb_view::diagnosis::{Diagnosis, SCHEMA, State};
 use lb_view::status::Reclaim;
 
@@ -23,22 +25,10 @@ use lb_view::status::Status;
 /// What to do about what may not be seen.
 const AS_ROOT: &str = "run socklb doctor as root";
 
-/// What gives the daemon what it needs; only root can.
-const GIVE_ALL: &str = "run it as root, or as root give USER all three: `setpriv --reuid USER --regid GROUP --init-groups \
-                        --inh-caps +bpf,+net_admin,+perfmon --ambient-caps +bpf,+net_admin,+perfmon socklb run` (in a \
-                        unit AmbientCapabilities=CAP_BPF CAP_NET_ADMIN CAP_PERFMON)";
-
 /// Looks at everything. `config` is the configuration, or why there is none.
 pub fn examine(paths: &Paths, file: &Path, config: Result<&Config, &String>) -> Diagnosis {
     let mut diagnosis = Diagnosis { schema: SCHEMA, findings: Vec::new() };
-    let host = lb_kernel::host(&paths.pins);
-    let features = kernel(&mut diagnosis, &host);
-    cgroup2(&mut diagnosis);
-    bpffs(&mut diagnosis, &host, paths);
-    privileges(&mut diagnosis, &host, features);
-    if let Some(features) = features {
-        optional(&mut diagnosis, features);
-    }
+    let features = host::examine(&mut diagnosis, paths);
     match &config {
         Ok(config) => configuration(&mut diagnosis, config),
         Err(error) => diagnosis.add(
@@ -55,119 +45,6 @@ pub fn examine(paths: &Paths, file: &Path, config: Result<&Config, &String>) -> 
         one_client(&mut diagnosis, paths, &client, features);
     }
     diagnosis
-}
-
-fn kernel(diagnosis: &mut Diagnosis, host: &Host) -> Option<Features> {
-    if host.btf {
-        diagnosis.ok("kernel", format!("Linux {}, describes its types (BTF)", host.release));
-    } else {
-        let text = format!("Linux {} does not describe its types (no /sys/kernel/btf/vmlinux)", host.release);
-        let help = "boot a kernel with CONFIG_DEBUG_INFO_BTF=y: maps are declared with types";
-        diagnosis.add("kernel", State::Problem, text, Some(help));
-    }
-    lb_kernel::probe().ok()
-}
-
-fn cgroup2(diagnosis: &mut Diagnosis) {
-    match lb_kernel::cgroup2_mount() {
-        Ok(mount) => {
-            diagnosis.ok("cgroup2", format!("mounted at {}", mount.display()));
-            if let Some(warning) = lb_kernel::namespace_warning() {
-                diagnosis.add("cgroup2", State::Note, warning, None);
-            }
-            if lb_kernel::sockets_have_their_cgroup() == Some(false) {
-                let text = "sockets that are made now do not know their cgroup, so nothing is balanced: below Linux 5.15 \
-                            they lose it once the controller net_cls or net_prio of cgroup version 1 is used";
-                let help = "boot with cgroup_no_v1=net_cls,net_prio, or a newer kernel";
-                diagnosis.add("cgroup2", State::Problem, text, Some(help));
-            }
-        }
-        Err(error) => diagnosis.add("cgroup2", State::Problem, error.to_string(), None),
-    }
-}
-
-fn bpffs(diagnosis: &mut Diagnosis, host: &Host, paths: &Paths) {
-    let pins = paths.pins.display();
-    if host.bpffs {
-        diagnosis.ok("bpffs", format!("{pins} is on a bpf file system"));
-    } else {
-        let text = format!("{pins} is not on a bpf file system");
-        diagnosis.add("bpffs", State::Problem, text, Some("mount -t bpf -o mode=0700 bpf /sys/fs/bpf"));
-    }
-}
-
-fn privileges(diagnosis: &mut Diagnosis, host: &Host, features: Option<Features>) {
-    let missing = || host.capabilities.iter().filter(|capability| !capability.held);
-    for capability in &host.capabilities {
-        let text = format!("{}: {}", capability.name, capability.why);
-        // Once, for all of them: a user who lacks one cannot give himself any.
-        let is_last = missing().next_back().is_some_and(|last| last == capability);
-        let help = is_last.then_some(GIVE_ALL);
-        if capability.held {
-            diagnosis.ok("privileges", text);
-        } else {
-            let state = if capability.needed { State::Problem } else { State::Note };
-            diagnosis.add("privileges", state, format!("{text}; missing"), help);
-        }
-    }
-    match features.map(lb_kernel::try_programs) {
-        Some(Ok(())) => diagnosis.ok("programs", "the kernel's verifier accepts every program"),
-        Some(Err(error)) => diagnosis.add(
-            "programs",
-            State::Problem,
-            crate::error::chain(&error),
-            Some("with CAP_PERFMON the verifier follows fewer paths that a processor might take by mistake"),
-        ),
-        None => diagnosis.add(
-            "programs",
-            State::Problem,
-            match lb_kernel::probe() {
-                Ok(_) => "could not be tried".to_owned(),
-                Err(error) => crate::error::chain(&error),
-            },
-            Some("run socklb doctor as root, or with the capabilities above"),
-        ),
-    }
-    match host.memlock {
-        None => diagnosis.ok("locked memory", "unlimited"),
-        Some(bytes) => diagnosis.add(
-            "locked memory",
-            State::Note,
-            format!("{bytes} bytes; counts below Linux 5.11 only, where root's daemon raises it itself"),
-            Some("ulimit -l unlimited (in a unit LimitMEMLOCK=infinity)"),
-        ),
-    }
-}
-
-fn optional(diagnosis: &mut Diagnosis, features: Features) {
-    let mut feature = |name: &str, on: bool, off: &str| {
-        let (state, text) = if on {
-            (State::Ok, format!("{name}: on"))
-        } else {
-            (State::Note, format!("{name}: off; {off}"))
-        };
-        diagnosis.add("features", state, text, None);
-    };
-    for of_kernel in &FEATURES {
-        let off = format!("it takes {}. {}", of_kernel.takes, of_kernel.without);
-        feature(of_kernel.title, of_kernel.is_in(features), &off);
-    }
-    feature(
-        "reclaiming flow records",
-        lb_kernel::can_reclaim(),
-        "it takes lists of TCP and UDP sockets (sock_diag) and namespaces that tell their cookie (Linux 5.14). A flow whose end was \
-         not seen stays counted until no process has held its socket for ten minutes",
-    );
-    let holders = lb_kernel::try_holders();
-    feature(
-        "telling which sockets processes hold",
-        holders.is_ok(),
-        &format!(
-            "{}. A socket that is open and not connected counts no more once two lists of sockets have missed it; a flow \
-             whose end was not seen, in a network namespace that cannot be looked into, is counted for ever",
-            holders.as_ref().err().map_or_else(String::new, |error| crate::error::chain(error))
-        ),
-    );
 }
 
 fn configuration(diagnosis: &mut Diagnosis, config: &Config) {

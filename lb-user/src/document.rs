@@ -28,7 +28,7 @@ pub use near::did_you_mean;
 use key::Section;
 use kind::Refusal;
 
-/// A longer text is reported up to its first syntax fault only: something else may give a fault per byte.
+/// Of a longer text only the first syntax fault is reported: a file that is not TOML may give a fault per byte.
 pub const MAX_RECOVERED_BYTES: usize = 1 << 20;
 
 /// Parses a document. Faults of syntax are reported, and as much as could be read is returned.

@@ -54,7 +54,7 @@ pub struct DoesNotFit {
     service: String,
     /// The service's address.
     pub address: SocketAddr,
-    /// What it lacks.
+    /// What the client task lacks.
     #[source]
     pub refused: Refused,
 }

@@ -74,7 +74,7 @@ pub fn explain<T: Copy + Ord>(
 fn inputs(client: &Client, service: &Service, endpoints: &EndpointList, membership: &Membership) -> Inputs {
     let count = client.task.count;
     let backends = endpoints.index_space();
-    // What auto chooses may be more than there are.
+    // The size that `auto` chooses may be larger than the number of backends.
     let size = membership.size.map(|size| size.min(backends));
     let everybody_has_all = membership.members.iter().all(|member| member.connections == count);
     let (algorithm, by_weight) = match service.subset {
@@ -157,7 +157,7 @@ fn members(plan: &Plan, index: ServiceIndex, members: &[membership::Member]) -> 
             connections: member.connections,
             weight: member.endpoint.weight,
             share: member.share,
-            // Whoever is used has a weight, and so a target.
+            // Every member has a weight, and so a target above 0.
             load: member.load / member.target,
             entries: entries.get(&slot).copied().unwrap_or(0),
             quota,

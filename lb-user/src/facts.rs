@@ -1,4 +1,5 @@
-//! What only the event loop knows: how the configuration fares, what is wrong with clients, what was counted of late.
+//! What only the event loop knows: the state of the configuration, what is wrong with clients, what was counted of
+//! late.
 //!
 //! The loop gives it away as a value of its own and goes on; status and metrics are made of it and of the maps, by a
 //! thread beside the loop, because the maps of many clients take a second to read. It reads no map and no clock.
@@ -21,7 +22,7 @@ pub struct Facts {
     pub daemon: Daemon,
     /// When it started.
     pub started: SystemTime,
-    /// How the configuration fares.
+    /// The configurations that were read.
     pub reloads: Reloads,
     /// What is wrong that the maps do not show.
     pub faults: Vec<Fault>,
@@ -33,14 +34,14 @@ pub struct Facts {
     pub leaving: Vec<Pins>,
 }
 
-/// How the configuration fares.
+/// The configurations that were read since the daemon started.
 #[derive(Clone, Copy, Debug)]
 pub struct Reloads {
-    /// How often one was taken on while running.
+    /// How often a configuration was taken on while running.
     pub taken_on: u64,
     /// How often one could not be used.
     pub refused: u64,
-    /// Since when the one in force is.
+    /// Since when the configuration in force is.
     pub in_force_since: SystemTime,
     /// Whether the file cannot be used as it is now.
     pub is_faulty: bool,
@@ -51,13 +52,13 @@ pub struct Reloads {
 pub struct ClientFacts {
     /// Where its maps are.
     pub pins: Pins,
-    /// Whether its pins were removed: its maps cannot be opened then, which is said in [`Facts::faults`].
+    /// Whether its pins were removed. Its maps cannot be opened then; [`Facts::faults`] says so.
     pub is_unpinned: bool,
     /// The cgroup that it is configured for.
     pub configured: PathBuf,
     /// The cgroup at that path when it was last looked at.
     pub cgroup: Option<PathBuf>,
-    /// The same and the kernel's id of it, if the programs are attached to it.
+    /// The kernel's id of that cgroup, and its path, if the programs are attached to it.
     pub attached: Option<(u64, PathBuf)>,
     /// Whether the programs are attached to the cgroup that the configured path names now.
     pub is_attached: bool,
@@ -67,6 +68,6 @@ pub struct ClientFacts {
     pub sources: BTreeMap<String, Source>,
     /// Runs of its programs by hook, where the kernel has counted them.
     pub runs: Vec<(&'static str, Runs)>,
-    /// What was counted of late; `None` before anything was.
+    /// Samples of its counters; `None` only where no daemon has taken any.
     pub lately: Option<Lately>,
 }

@@ -1,4 +1,4 @@
-//! The flows that are open now, one by one: whose they are, where they go, how far they have come, and why they go there.
+//! The active flows, one by one: whose they are, where they go, how far they have come, and why they go there.
 //!
 //! Made from the pinned maps and `/proc` alone, so it needs no daemon. A hundred thousand flows are as few bytes as the
 //! kernel keeps of each; names are looked up when one is shown.
@@ -51,7 +51,8 @@ pub struct FlowReport {
 /// Looks for flows below a directory of pins.
 ///
 /// # Errors
-/// If a map cannot be read, or there is nothing of a name that is asked for.
+/// If the directory cannot be read, a permission is missing, or there is nothing of a name that is asked for. Other
+/// clients whose maps cannot be read are named in the report.
 pub fn find(directory: &Path, filter: &FlowFilter) -> Result<FlowReport, FlowsError> {
     let all = Pins::all_versions(directory)?;
     let names: BTreeSet<&str> = all.iter().map(|pins| pins.client.as_str()).collect();
@@ -163,7 +164,7 @@ impl FlowReport {
         }
     }
 
-    /// They, for whoever shows them as text.
+    /// The flows, to be shown as text.
     pub fn listing<'r>(&'r self) -> Listing<'r, impl Fn(usize) -> Flow<'r>> {
         Listing {
             count: self.len(),

@@ -1,12 +1,12 @@
 //! socklb's daemon and commands, as a library for its own binary and benchmark. It is no interface for others.
 //!
-//! In reading order: errors as people read them ([`error`]) and the configuration ([`config`]); where endpoints come from
-//! ([`source`]) and what client tasks use of them ([`assignments`]); what was counted of late ([`window`]), which ends no program
-//! saw ([`reclaimed`]), what is tried again ([`backoff`]) and what only the event loop knows
-//! ([`facts`]); the event loop ([`daemon`]), the HTTP server ([`server`]) of its socket
-//! ([`api`]) and metrics ([`metrics`]), how many descriptors all that may take ([`descriptors`]) and what freed memory is kept
-//! ([`memory`]); what people are shown ([`status`], [`flows`], [`explain`], [`print`](mod@print)), what a daemon
-//! would decide ([`dry_run`]) and what may be wrong with the host ([`doctor`]); and the commands ([`cli`]).
+//! In reading order: errors as people read them ([`error`], [`diagnostic`]), TOML ([`document`]) and the configuration
+//! ([`config`]); where endpoints come from ([`source`]) and what client tasks use of them ([`assignments`]); what was
+//! counted of late ([`window`]), how many ends no program saw ([`reclaimed`]), when to try again ([`backoff`]) and what
+//! only the event loop knows ([`facts`]); the event loop ([`daemon`]), the HTTP server ([`server`]) of its socket
+//! ([`api`]) and metrics ([`metrics`]), how many descriptors all that may take ([`descriptors`]) and how freed memory
+//! is given back ([`memory`]); what people are shown ([`status`], [`flows`], [`explain`], [`print`](mod@print)), what a
+//! daemon would decide ([`dry_run`]) and what may be wrong with the host ([`doctor`]); and the commands ([`cli`]).
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 #![expect(missing_docs, reason = "an error's or an option's text is its documentation")]
 
@@ -73,7 +73,7 @@ pub fn main() -> ExitCode {
         }
         Err(Failure::Other(error)) => {
             print::message(format_args!("{error:#}"));
-            // A missing privilege is told apart: what to do about it is not in the configuration.
+            // A missing privilege has an exit code of its own: no change of the configuration would help.
             if is_permission(&error) { ExitCode::from(4) } else { ExitCode::FAILURE }
         }
     }

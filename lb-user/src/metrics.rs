@@ -1,7 +1,7 @@
 //! Counters for Prometheus: what the kernel maps hold, read anew for each scrape and written in one pass.
 //!
-//! In reading order: what there is and what it means (`families`); what is collected for them (`collect`); how both become
-//! a page (`page`); and who gets it (`serve`). The event loop gives what only it knows, as
+//! In reading order: what there is and what it means (`families`); what is collected for them (`collect`); how both
+//! become a page (`page`); and how it is served (`serve`). The event loop gives what only it knows, as
 //! [`Facts`](crate::facts::Facts), and is not held up by more than that: a page for ten thousand backends is half a
 //! million lines.
 

@@ -1,5 +1,5 @@
 //! What commands print, to streams that may not take it: a full disk is a failure with a message, never a panic, and a
-//! reader that has gone wants no more.
+//! reader that is gone is no failure.
 
 use std::fmt;
 use std::io::{self, Write};
@@ -10,7 +10,7 @@ use serde::Serialize;
 use crate::diagnostic::Faults;
 use lb_view::text::Style;
 
-/// Prints a text to standard output, whole. Returns whether anybody reads it.
+/// Prints a text to standard output, whole. Returns `false` if its reader is gone.
 ///
 /// # Errors
 /// If it cannot be written.
@@ -23,8 +23,8 @@ pub fn text(text: &str) -> Result<bool> {
     }
 }
 
-/// Prints a value as JSON to standard output, piece by piece: it may be longer than what one wants to hold. Returns
-/// whether anybody reads it.
+/// Prints a value as JSON to standard output, piece by piece: it may be too long to be held in memory. Returns `false`
+/// if its reader is gone.
 ///
 /// # Errors
 /// If it cannot be written.
@@ -38,7 +38,7 @@ pub fn json(value: &impl Serialize) -> Result<bool> {
     }
 }
 
-/// Tells something on standard error. If that takes nothing, nobody can be told.
+/// Prints a message to standard error. A failure is ignored: there is no other place to report it.
 pub fn message(message: impl fmt::Display) {
     let _ = writeln!(io::stderr().lock(), "socklb: {message}");
 }

@@ -1,25 +1,25 @@
-//! How many of the flows that ended lately ended without a program seeing it. More than a few mean that something is wrong
-//! with the host: links are lost, or a program of others clears callback flags. It reads no clock.
+//! How many of the flows that ended lately ended without a program seeing it. More than a few mean that something is
+//! wrong with the host: links are lost, or another program clears callback flags. It reads no clock.
 
 use std::collections::VecDeque;
 use std::ops::Sub;
 use std::time::{Duration, Instant};
 
-/// What is looked back on.
+/// How far to look back.
 const WINDOW: Duration = Duration::from_secs(600);
-/// Fewer may be chance, however few flows end.
+/// Fewer unseen ends may be chance, however few flows end.
 const LEAST: u64 = 10;
-/// One in so many may be.
+/// One unseen end in so many may be chance.
 const ONE_IN: u64 = 100;
 
-/// Flows that ended until a pass over the flow records.
+/// Flows that had ended at a pass over the flow records.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ends {
-    /// Whose end a program saw, since the daemon started.
+    /// Flows whose end a program saw, since the daemon started.
     pub seen: u64,
-    /// Whose records that pass reclaimed.
+    /// Flows whose records that pass reclaimed.
     pub reclaimed: u64,
-    /// Of these: paths of MPTCP sockets, which kernels that do not tell them apart never show the end of.
+    /// Of these: paths of MPTCP sockets. A kernel that does not distinguish them never shows their end.
     pub reclaimed_mptcp: u64,
 }
 
@@ -39,7 +39,7 @@ impl<T: Copy + Sub<Output = Duration>> Reclaimed<T> {
     /// Takes a pass in.
     pub fn push(&mut self, now: T, ends: Ends) {
         self.passes.push_back((now, ends));
-        // The oldest one that is kept is the beginning: what it reclaimed had ended before.
+        // The oldest pass that is kept is the beginning of the window: what it reclaimed had ended before.
         while self.passes.get(1).is_some_and(|(time, _)| now - *time >= WINDOW) {
             self.passes.pop_front();
         }
@@ -49,7 +49,8 @@ impl<T: Copy + Sub<Output = Duration>> Reclaimed<T> {
     pub fn fault(&self) -> Option<String> {
         let (_, first) = self.passes.front()?;
         let (_, last) = self.passes.back()?;
-        // What the first pass since the start reclaimed had ended before the start.
+        // Once the window is full, the first pass is only its beginning. Until then that pass counts, too: it is the
+        // first since the start, and what it reclaimed ended unseen under an earlier daemon.
         let passes = self.passes.iter().skip(usize::from(self.is_full()));
         let (reclaimed, mptcp) = passes
             .fold((0, 0), |(all, mptcp), (_, ends)| (all + ends.reclaimed, mptcp + ends.reclaimed_mptcp));
@@ -70,7 +71,7 @@ impl<T: Copy + Sub<Output = Duration>> Reclaimed<T> {
         ))
     }
 
-    /// Whether passes before the first that is kept were dropped.
+    /// Whether the passes that are kept span the window.
     fn is_full(&self) -> bool {
         let ends = self.passes.front().zip(self.passes.back());
         ends.is_some_and(|((first, _), (last, _))| *last - *first >= WINDOW)

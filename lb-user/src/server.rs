@@ -3,7 +3,7 @@
 //!
 //! A listener serves a limited number of connections, and each carries one request. At the limit the next one takes the
 //! place of the connection that has done nothing for the longest: never of one whose other side asks and reads, however
-//! many others are open and silent. It knows nothing of what is asked.
+//! many others are open and silent. The server knows nothing of what is asked.
 
 mod connection;
 
@@ -56,7 +56,7 @@ impl Listener for TcpListener {
 
 /// Serves a listener until the task is aborted, to at most `limit` connections at a time.
 pub async fn serve(listener: impl Listener, router: Router, limit: usize) {
-    /// After an error that concerns no single connection, as when no descriptor is free: twice as long each time.
+    /// The pause after an error that concerns no single connection, as when no descriptor is free; doubles each time.
     const FIRST_PAUSE: Duration = Duration::from_millis(10);
     const LONGEST_PAUSE: Duration = Duration::from_secs(1);
     let mut hall =
@@ -66,7 +66,7 @@ pub async fn serve(listener: impl Listener, router: Router, limit: usize) {
     loop {
         tokio::select! {
             Some(ended) = hall.tasks.join_next_with_id() => hall.left(ended.map_or_else(|error| error.id(), |(id, ())| id)),
-            // Whether a connection has to be cut off is looked at again.
+            // Looks again whether a connection can be cut off.
             () = hall.moved.notified(), if !hall.has_room() => {}
             accepted = listener.next(), if hall.has_room() => match accepted {
                 Ok(stream) => {
@@ -128,8 +128,8 @@ impl Connections {
         self.taken.remove(&id);
     }
 
-    /// The connection that has done nothing for the longest of those that the daemon itself keeps waiting for nothing:
-    /// first of those that have not asked yet.
+    /// The connection that has done nothing for the longest, of those that do not wait for the daemon: first of those
+    /// that have not asked yet.
     fn idlest(&self) -> Option<Id> {
         let idle = self.taken.iter().filter_map(|(id, (_, activity))| Some((activity.idleness()?, *id)));
         idle.min_by_key(|(idleness, _)| *idleness).map(|(_, id)| id)

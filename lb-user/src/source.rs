@@ -58,8 +58,8 @@ pub enum SourceError {
 }
 
 impl SourceError {
-    /// What it means for the feed. The same version of the file may be read later: that a descriptor or memory was wanting
-    /// says nothing of it. What is missing is seen when it appears.
+    /// What it means for the feed. After an error of reading, as for want of a descriptor or of memory, the same
+    /// version of the file is tried again. A file that is missing is seen when it appears.
     pub fn into_unusable(self) -> Unusable {
         let text = crate::error::chain(&self);
         match self {
@@ -119,7 +119,7 @@ impl Stamp {
     }
 }
 
-/// Whether the file system of a file answers, as far as opening it: the version of what lies there now.
+/// Opens a file, to find out whether its file system answers, and returns the version of what lies there now.
 pub fn answers(path: &Path) -> Option<Stamp> {
     let stamp = Stamp::at(path);
     // A pipe would keep us waiting for a writer.
@@ -127,7 +127,7 @@ pub fn answers(path: &Path) -> Option<Stamp> {
     stamp
 }
 
-/// What a file is read for.
+/// A file, and the service whose endpoints it holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileSource {
     /// The file.
@@ -182,7 +182,7 @@ impl FileSource {
 pub struct Contents {
     /// The list.
     pub assignments: Assignments,
-    /// Until it is kept.
+    /// The text of the file; empty once it is kept.
     pub text: Arc<[u8]>,
 }
 
@@ -217,7 +217,7 @@ pub fn read_list(
 /// Reads a file that was not changed meanwhile.
 ///
 /// # Errors
-/// If it cannot be read, is too large, or is no regular file.
+/// If it cannot be read, is too large, keeps changing, or is no regular file.
 pub fn read_whole(path: &Path) -> Result<Vec<u8>, SourceError> {
     /// A writer that needs longer than this many readings does not rename into place.
     const ATTEMPTS: usize = 3;

@@ -42,7 +42,7 @@ pub fn of(facts: Facts) -> Status {
         let maps = Tables::open(&facts.pins, false)
             .and_then(|tables| Maps::read(&tables, facts.lately.as_ref()))
             .map_err(|error| {
-                // That its pins were removed is said already.
+                // That the client's pins were removed is a fault already.
                 if !facts.is_unpinned {
                     faults.push(unreadable(&facts.pins.client, &error));
                 }
@@ -67,7 +67,7 @@ pub fn of(facts: Facts) -> Status {
 }
 
 impl ClientFacts {
-    /// Programs of others that run for the same sockets.
+    /// Other programs that run for the same sockets.
     fn neighbours(&self, pinned: &Pinned<'_>) -> Result<Vec<Neighbour>, DatapathError> {
         self.cgroup
             .as_ref()
@@ -85,7 +85,7 @@ struct Maps {
 }
 
 impl Maps {
-    /// Reads them; with what was counted of late, if somebody has watched.
+    /// Reads them; with what was counted of late, if a daemon has sampled the counters.
     fn read(tables: &Tables, lately: Option<&Lately>) -> Result<Self, DatapathError> {
         let Snapshot { not_a_service, anomalies, services } = Snapshot::read(tables)?;
         let services: Result<_, _> =
@@ -254,7 +254,8 @@ fn skew(backends: &[Backend]) -> Option<f64> {
 /// The status of everything that is pinned, without a daemon; `why` it does not come from one.
 ///
 /// # Errors
-/// If the pins cannot be read.
+/// If the directory of pins cannot be read, or a permission is missing. Other clients whose maps cannot be read are
+/// faults.
 pub fn from_pins(directory: &Path, why: String) -> Result<Status, DatapathError> {
     let mut clients = Vec::new();
     let mut faults = vec![Fault::of_host(FaultCode::NoDaemon, why)];
@@ -271,7 +272,7 @@ pub fn from_pins(directory: &Path, why: String) -> Result<Status, DatapathError>
             Err(error) => faults.push(unreadable(&pins.client, &error)),
         }
     }
-    // A daemon that runs knows why.
+    // Without the reason, which only a daemon knows.
     let detached = clients.iter().filter(|client| client.cgroup.is_none());
     faults.extend(detached.map(|client| {
         Fault::of_client(FaultCode::NotAttached, &client.name, "not attached to a cgroup that exists")

@@ -39,12 +39,12 @@ pub struct Sample {
     endings: [u32; ENDINGS],
     connect: [u32; TIME_BUCKETS],
     connect_us: u64,
-    /// Whether its counts did not add up, whatever happened meanwhile.
+    /// Whether its counts did not add up, apart from flows that began and ended while they were read.
     pub is_off: bool,
 }
 
 impl Sample {
-    /// Of a slot's counts.
+    /// The sample of a slot's counts.
     pub fn of(backend: BackendRef, counts: &SlotCounters) -> Self {
         Self {
             backend,
@@ -74,7 +74,7 @@ fn low(count: u64) -> u32 {
 /// What was counted of a backend lately.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Recent {
-    /// In how many seconds.
+    /// Seconds since the sample that this is compared with.
     pub seconds: f64,
     /// Flows sent to it.
     pub chosen: u64,
@@ -93,20 +93,21 @@ impl Recent {
     pub fn failed(&self) -> u64 {
         let is_failure = |ending: Ending| match ending {
             Ending::Reset | Ending::DataTimeout => false,
-            // What accounting without causes has for every connect that failed.
+            // With accounting "active", which knows no causes, every connect that failed ends so.
             Ending::Other => true,
             ending => ending.is_error(),
         };
         Ending::ALL.into_iter().filter(|ending| is_failure(*ending)).map(|e| self.endings[e as usize]).sum()
     }
 
-    /// Whether connects are sent to a backend, which `usable` says, and nothing but failures came of them lately.
+    /// Whether a backend may be chosen (`usable`), and nothing but failures came of its connects lately.
     pub fn is_failing_backend(usable: bool, recent: Option<&Self>) -> bool {
         usable && recent.is_some_and(Self::is_failing)
     }
 
-    /// Whether nothing but failures came of connects: none was established, and so many failed that it is no chance. Where
-    /// flows are known to be established at their end only, more must have failed than may still be open.
+    /// Whether nothing but failures came of connects: none was established, and so many failed that it is no chance.
+    /// Where it is seen only at the end of a flow that it was established, this takes failures of at least half of all
+    /// flows.
     pub fn is_failing(&self) -> bool {
         let failed = self.failed();
         failed >= FEWEST_FAILURES && self.established == 0 && failed.saturating_mul(2) >= self.chosen
@@ -118,12 +119,12 @@ impl Recent {
 pub struct Window<T = Instant> {
     /// Each in the order of slots.
     samples: VecDeque<(T, Arc<[Sample]>)>,
-    /// Of backends that took their slots with counts of earlier: what they began with.
+    /// The counts that backends took their slots with, if they had counts of earlier.
     beginnings: Arc<BTreeMap<BackendRef, Sample>>,
-    /// How many connects had been refused because all backends were at their limit, by the indexes of services that have
-    /// one; as old as `samples`.
+    /// How many connects had been refused because all backends were at their limit, by the indexes of services that
+    /// have a limit; as old as `samples`.
     limited: VecDeque<Arc<[(ServiceIndex, u64)]>>,
-    /// Flows that ended from the first sample to the last.
+    /// Flows that ended from the first sample ever to the last.
     ended: u64,
 }
 
@@ -149,7 +150,7 @@ impl<T: Copy + Sub<Output = Duration>> Window<T> {
         }
         self.samples.push_back((now, samples.into()));
         self.limited.push_back(limited.into());
-        // The oldest one kept is the newest that is at least a window old.
+        // The oldest sample that is kept is the newest that is at least a window old.
         while self.samples.get(1).is_some_and(|(time, _)| now - *time >= WINDOW) {
             self.samples.pop_front();
             self.limited.pop_front();
@@ -160,7 +161,7 @@ impl<T: Copy + Sub<Output = Duration>> Window<T> {
         }
     }
 
-    /// Flows whose end a program saw, from the first sample to the last: also those that are not looked back on any more.
+    /// Flows whose end a program saw, from the first sample ever to the last: also those before the window.
     pub fn ended(&self) -> u64 {
         self.ended
     }
@@ -198,14 +199,14 @@ impl<T: Copy + Sub<Output = Duration>> Window<T> {
     /// limit; `count` is how many there are by now. Nothing before there is a sample.
     pub fn limited(&self, index: ServiceIndex, count: u64) -> Option<u64> {
         self.limited.front()?;
-        // A service that is in no sample was given its limit since the last one and begins at 0, as does another service
-        // that has taken the index.
+        // A service that is in no sample was given its limit after the last one and begins at 0. Another service that
+        // has taken the index begins at 0, too.
         let mut samples = self.limited.iter();
         let before = samples.find_map(|sample| sample.iter().find(|(other, _)| *other == index));
         Some(before.and_then(|(_, before)| count.checked_sub(*before)).unwrap_or(count))
     }
 
-    /// Whether a backend's counts did not add up in the last two samples: not for a moment only.
+    /// Whether a backend's counts did not add up in the last two samples, so not for a moment only.
     pub fn is_off(&self, backend: BackendRef) -> bool {
         let mut last = self.samples.iter().rev().take(2);
         let is_off = |samples: &[Sample]| find(samples, backend).is_some_and(|sample| sample.is_off);
@@ -213,7 +214,7 @@ impl<T: Copy + Sub<Output = Duration>> Window<T> {
     }
 }
 
-/// A window, and the moment from which one looks back.
+/// A window, and the moment from which to look back.
 #[derive(Clone, Debug)]
 pub struct Lately {
     /// The samples.
@@ -294,7 +295,7 @@ mod tests {
         // Known to be established when they end, and most are open.
         check(100, 0, &[(Ending::Refused, 5)], false);
         check(6, 0, &[(Ending::Other, 6)], true);
-        // That flows of earlier break says nothing of connects, nor does what the application does.
+        // Earlier flows that break say nothing of connects, nor does what the application does.
         check(5, 0, &[(Ending::Reset, 9), (Ending::DataTimeout, 9)], false);
         check(9, 0, &[(Ending::GaveUp, 9), (Ending::NotSent, 9)], false);
     }

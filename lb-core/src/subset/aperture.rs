@@ -39,13 +39,13 @@ impl Arc {
         Self { first: small(first), length: small(length), units: Some((begin, end)) }
     }
 
-    /// The overlap with the `place`-th backend from the first on, in units of 1 / M of a backend.
-    fn overlap(self, position: Position, place: u32) -> u64 {
+    /// The overlap with the `offset`-th backend from the first on, in units of 1 / M of a backend.
+    fn overlap(self, position: Position, offset: u32) -> u64 {
         let (m, n) = (u64::from(position.clients), u64::from(position.backends));
         let Some((begin, end)) = self.units else { return m };
         // A backend's part, and the same part a turn later.
         let part = |turn: u64| {
-            let from = (u64::from(self.first) + u64::from(place) + turn * n) * m;
+            let from = (u64::from(self.first) + u64::from(offset) + turn * n) * m;
             (from + m).min(end).saturating_sub(from.max(begin))
         };
         part(0) + part(1)
@@ -61,7 +61,7 @@ pub(super) fn length(position: Position) -> u32 {
 /// weight of the edge is the overlap divided by `position.clients`.
 pub(super) fn overlaps(position: Position) -> impl Iterator<Item = u64> {
     let arc = Arc::of(position);
-    (0..arc.length).map(move |place| arc.overlap(position, place))
+    (0..arc.length).map(move |offset| arc.overlap(position, offset))
 }
 
 /// `aperture`: the arc, then clockwise on.
@@ -75,5 +75,5 @@ pub(super) fn aperture(position: Position) -> impl Iterator<Item = u32> {
 pub(super) fn shuffled(position: Position) -> impl Iterator<Item = u32> {
     let mut permuted: Vec<u32> = (0..position.backends).collect();
     shuffle(&mut permuted, &mut SplitMix64::new(mix64(&[position.seed, PERMUTATION])));
-    aperture(position).map(move |place| permuted[place as usize])
+    aperture(position).map(move |offset| permuted[offset as usize])
 }

@@ -6,7 +6,7 @@ use std::collections::BinaryHeap;
 use super::Position;
 use super::random::mix64;
 
-/// Sets the places of backends apart from those of clients.
+/// Sets the points of backends apart from those of clients.
 const BACKEND: u64 = 0xB0;
 const CLIENT: u64 = 0xF0;
 
@@ -17,7 +17,7 @@ pub(super) fn rendezvous(position: Position) -> impl Iterator<Item = u32> {
     ascending(position.backends, move |backend| mix64(&[own, backend]))
 }
 
-/// `consistent` (consistent hashing): clients and backends at hashed places of one ring, clockwise from the client.
+/// `consistent` (consistent hashing): clients and backends at hashed points of one ring, clockwise from the client.
 pub(super) fn consistent(position: Position) -> impl Iterator<Item = u32> {
     let seed = position.seed;
     let from = mix64(&[seed, CLIENT, position.client.into()]);

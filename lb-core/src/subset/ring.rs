@@ -20,8 +20,8 @@ pub(super) fn ring(position: Position) -> impl Iterator<Item = u32> {
     consecutive(backends, scale(client, clients, backends))
 }
 
-/// `ringsteady` (the article's "Ringsteady" before any scaling): clients and backends at their places of the same van der
-/// Corput sequence. One more backend takes one place and moves nobody else.
+/// `ringsteady` (the article's "Ringsteady" before any scaling): clients and backends at their points of the same van der
+/// Corput sequence. One more backend takes one point and moves no other.
 pub(super) fn ringsteady(position: Position) -> impl Iterator<Item = u32> {
     clockwise(position.backends, vdc(position.client.into()))
 }
@@ -29,7 +29,7 @@ pub(super) fn ringsteady(position: Position) -> impl Iterator<Item = u32> {
 /// `ringsteady-scaled`: the same order of backends, evenly spaced on the ring. More even, and every added backend moves
 /// all the others a little.
 pub(super) fn scaled(position: Position) -> impl Iterator<Item = u32> {
-    from_scaled_place(position.backends, vdc(position.client.into()))
+    from_scaled_point(position.backends, vdc(position.client.into()))
 }
 
 /// `ringsteady-both-scaled`: clients evenly spaced as well. Ideally even, and every client moves when M changes.
@@ -39,14 +39,14 @@ pub(super) fn both_scaled(position: Position) -> impl Iterator<Item = u32> {
     ranked(backends, start)
 }
 
-/// The numbers below `n` in van der Corput order, evenly spaced on a ring, from the first at or after `place` (in units of
+/// The numbers below `n` in van der Corput order, evenly spaced on a ring, from the first at or after `point` (in units of
 /// 2^-64 of the ring) on.
-pub(super) fn from_scaled_place(n: u32, place: u64) -> impl Iterator<Item = u32> {
-    let start = (u128::from(place) * u128::from(n)).div_ceil(1 << 64);
+pub(super) fn from_scaled_point(n: u32, point: u64) -> impl Iterator<Item = u32> {
+    let start = (u128::from(point) * u128::from(n)).div_ceil(1 << 64);
     ranked(n, u64::try_from(start).expect("at most n"))
 }
 
-/// ceil(`part` * `n` / `whole`): the first of `n` evenly spaced places at or after the `part`-th of `whole`.
+/// ceil(`part` * `n` / `whole`): the first of `n` evenly spaced points at or after the `part`-th of `whole`.
 fn scale(part: u32, whole: u32, n: u32) -> u64 {
     (u64::from(part) * u64::from(n)).div_ceil(u64::from(whole.max(1)))
 }

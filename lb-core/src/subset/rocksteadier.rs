@@ -2,7 +2,7 @@
 //!
 //! Clients and backends are cut into lots of ten by their numbers. A lot of clients walks over the lots of backends in
 //! an order of its own, and within each pair of lots a shuffle deals the ten backends to the ten clients, one to each:
-//! balance comes from the dealing, and a new backend enters an order at one place without moving the rest. Must not
+//! balance comes from the dealing, and a new backend enters an order at one position without moving the rest. Must not
 //! know the number of clients or the size of a subset: both may change without anybody reconnecting.
 
 use super::Position;
@@ -28,7 +28,7 @@ pub(super) fn order(position: Position) -> impl Iterator<Item = u32> {
 /// As the article has it: no rotation, and the lots of backends evenly spaced on the ring.
 pub(super) fn scaled(position: Position) -> impl Iterator<Item = u32> {
     let client_lot = lot_of(position);
-    read(position, move |lots| super::ring::from_scaled_place(lots, vdc(client_lot.into())))
+    read(position, move |lots| super::ring::from_scaled_point(lots, vdc(client_lot.into())))
 }
 
 const fn lot_of(position: Position) -> u32 {

@@ -1,4 +1,5 @@
-//! Algorithms that deal shuffled backends: a shuffle of its own for every client, or one for every round of clients.
+//! Deterministic subsetting of the SRE book ("Site Reliability Engineering", chapter 20) and what came before it: shuffled
+//! backends are dealt, with a shuffle of its own for every client, or one for every round of clients.
 
 use super::Position;
 use super::random::{SplitMix64, mix64, shuffle};
@@ -12,24 +13,24 @@ pub(super) fn random(position: Position) -> impl Iterator<Item = u32> {
 /// `deterministic-book` (the book's listing): clients are cut into rounds; a round shuffles the backends and each of its
 /// clients takes a slice. What is left over when N is no multiple of k is used by nobody in that round.
 pub(super) fn deterministic_book(position: Position) -> impl Iterator<Item = u32> {
-    let Some(place) = Place::of(position) else { return Vec::new().into_iter() };
-    let shuffled = shuffled((0..position.backends).collect(), position.seed, place.round);
-    let (slices, leftover) = shuffled.split_at(place.in_slices as usize);
-    place.order(slices, leftover)
+    let Some(slice) = Slice::of(position) else { return Vec::new().into_iter() };
+    let shuffled = shuffled((0..position.backends).collect(), position.seed, slice.round);
+    let (slices, leftover) = shuffled.split_at(slice.in_slices as usize);
+    slice.order(slices, leftover)
 }
 
 /// `deterministic` (the article's "deterministic with leftovers"): as the book's, but each round sets other backends aside,
 /// so that over the rounds everyone serves equally often.
 pub(super) fn deterministic(position: Position) -> impl Iterator<Item = u32> {
-    let Some(place) = Place::of(position) else { return Vec::new().into_iter() };
+    let Some(slice) = Slice::of(position) else { return Vec::new().into_iter() };
     let n = position.backends;
-    let leftovers = n - place.in_slices;
-    let first = u64::from(place.round) * u64::from(leftovers) % u64::from(n);
+    let leftovers = n - slice.in_slices;
+    let first = u64::from(slice.round) * u64::from(leftovers) % u64::from(n);
     let first = u32::try_from(first).expect("below n");
     let aside: Vec<u32> = (first..n).chain(0..first).take(leftovers as usize).collect();
     // Those set aside are one run of the ring of indexes.
     let rest = (0..n).filter(|&backend| (backend + n - first) % n >= leftovers).collect();
-    place.order(&shuffled(rest, position.seed, place.round), &aside)
+    slice.order(&shuffled(rest, position.seed, slice.round), &aside)
 }
 
 fn shuffled(mut backends: Vec<u32>, seed: u64, number: u32) -> Vec<u32> {
@@ -37,16 +38,16 @@ fn shuffled(mut backends: Vec<u32>, seed: u64, number: u32) -> Vec<u32> {
     backends
 }
 
-/// Where a client stands in its round.
-struct Place {
+/// A client's slice of its round.
+struct Slice {
     round: u32,
-    /// First entry of its slice.
+    /// Where it begins among the shuffled backends.
     start: usize,
     /// Backends that are in some slice of a round.
     in_slices: u32,
 }
 
-impl Place {
+impl Slice {
     /// `None` if there are no backends to deal.
     fn of(position: Position) -> Option<Self> {
         let wanted = position.wanted();

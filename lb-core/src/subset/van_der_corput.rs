@@ -1,11 +1,11 @@
-//! The van der Corput sequence: places on a ring of circumference 1 such that the first n of them are nearly evenly
+//! The van der Corput sequence: points on a ring of circumference 1 such that the first n of them are nearly evenly
 //! spaced, for every n.
 //!
-//! This is what lets a task or backend be added without moving any other: place i never depends on how many there are.
-//! The sequence is base 2, so that place i is the number i with its bits reversed, exactly, in one instruction. Must
-//! not know what the places hold.
+//! This is what lets a task or backend be added without moving any other: point i never depends on how many there are.
+//! The sequence is base 2, so that point i is the number i with its bits reversed, exactly, in one instruction. Must
+//! not know what the points hold.
 
-/// The place of `i`, as a fraction in units of 2^-64: its bits reversed. Its own inverse.
+/// The point of `i`, as a fraction in units of 2^-64: its bits reversed. Its own inverse.
 pub const fn vdc(i: u64) -> u64 {
     i.reverse_bits()
 }
@@ -51,10 +51,10 @@ pub fn from_rank(n: u32, start: u32) -> impl Iterator<Item = u32> {
 }
 
 /// The numbers below `n` in the order of their indexes, beginning with the first that is at or after `from` and going
-/// once around the ring. Lazy; a number costs at most two steps on average, because no more than half of the places on
+/// once around the ring. Lazy; a number costs at most two steps on average, because no more than half of the points on
 /// the grid are empty.
 pub fn clockwise(n: u32, from: u64) -> impl Iterator<Item = u32> {
-    // All places are on the grid of the next power of two. At least one bit: a whole turn does not fit in 64 bits.
+    // All points are on the grid of the next power of two. At least one bit: a whole turn does not fit in 64 bits.
     let bits = u64::from(n).next_power_of_two().trailing_zeros().max(1);
     let step = 1_u64 << (64 - bits);
     // Past the last point of the grid the ring begins again, hence the wrapping.
@@ -76,12 +76,12 @@ mod tests {
     }
 
     #[test]
-    fn walking_the_grid_is_sorting_by_place() {
+    fn the_grid_in_its_order_is_sorted_by_point() {
         for n in 0..=70 {
             assert!(order(n).eq(clockwise_by_sorting(n, 0)), "n = {n}");
             for i in 0..=n {
-                let place = vdc(i.into());
-                for from in [place.wrapping_sub(1), place, place + 1, u64::MAX] {
+                let point = vdc(i.into());
+                for from in [point.wrapping_sub(1), point, point + 1, u64::MAX] {
                     assert!(clockwise(n, from).eq(clockwise_by_sorting(n, from)), "n = {n}, from = {from}");
                 }
             }
@@ -95,10 +95,10 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_is_the_place_in_the_order() {
+    fn a_rank_is_the_position_in_the_order() {
         for n in (1..70).chain([1000, 65_536]) {
             assert!(order(n).map(|i| rank(i, n)).eq(0..n), "n = {n}");
-            assert!((0..n).map(|place| nth(place, n)).eq(order(n)), "n = {n}");
+            assert!((0..n).map(|point| nth(point, n)).eq(order(n)), "n = {n}");
         }
     }
 

@@ -18,11 +18,12 @@ pub struct Bound {
     path: PathBuf,
 }
 
-/// Binds the socket under another name: what can go wrong shows before the kernel is touched, and nobody can connect
-/// before there is something to tell. A socket that nobody answers is a dead daemon's and is replaced.
+/// Binds the socket under another name, so that errors show before the kernel is touched, and no client can connect
+/// before the daemon can answer. A socket at which no process listens is left from a dead daemon and is replaced.
 ///
 /// # Errors
-/// If the directory cannot be made or is somebody else's, or something else than a socket lies there.
+/// If the directory cannot be made or is not trusted, another daemon answers there, or something else than a socket
+/// lies there.
 pub fn bind(run: &Path) -> io::Result<Bound> {
     trust::make_directory(run)?;
     trust::check_directory(run, "--run").map_err(io::Error::other)?;
@@ -49,8 +50,8 @@ pub fn bind(run: &Path) -> io::Result<Bound> {
     Ok(Bound { listener: Some(listener), hidden, path })
 }
 
-/// Whether a process listens on a socket. Does not wait: a daemon that is stopped, with as many in its queue as there
-/// may be, listens all the same.
+/// Whether a process listens on a socket. Does not wait: where the queue is full, as of a stopped daemon, connect(2)
+/// gives EAGAIN, and the daemon still listens.
 fn is_answered(path: &Path) -> io::Result<bool> {
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;

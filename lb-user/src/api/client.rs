@@ -1,4 +1,4 @@
-//! What the commands ask of a running daemon, and how long they wait: a daemon that hangs holds up nobody.
+//! What the commands ask of a running daemon, and how long they wait: a daemon that hangs must not hold up a command.
 
 use std::io;
 use std::path::Path;
@@ -28,21 +28,22 @@ pub fn quoted(name: &str) -> PercentEncode<'_> {
 pub enum Answer<T> {
     /// What it said.
     Given(T),
-    /// None runs with this directory.
+    /// No daemon runs with this directory.
     NotRunning,
-    /// One runs, and said nothing in time: it is stopped, or hangs.
+    /// A daemon runs, and said nothing in time: it is stopped, or hangs.
     Silent,
 }
 
-/// Asks the daemon that runs with this directory, and does not wait long for a sign of life: whoever asks can do without
-/// it.
+/// Asks the daemon that runs with this directory, and does not wait long for its answer to begin: the commands that ask
+/// can do without a daemon.
 ///
 /// # Errors
-/// If one runs that is not to be believed, or that answers otherwise than it should.
+/// If the daemon is not trusted, or does not answer as it should.
 pub fn ask_daemon<T: DeserializeOwned>(paths: &Paths, path: &str) -> Result<Answer<T>> {
-    /// An answer begins between two events of the daemon's loop, which take milliseconds.
+    /// A status begins between two events of the daemon's loop, which take milliseconds. An explanation begins when it
+    /// is made.
     const TO_BEGIN: Duration = Duration::from_secs(2);
-    /// It is whole after a second or two, with clients and services at their limits.
+    /// An answer is whole after a second or two, with clients and services at their limits.
     const TO_END: Duration = Duration::from_secs(30);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
@@ -65,7 +66,7 @@ pub fn silent(run: &Path) -> String {
     format!("the daemon at {} does not answer", socket(run).display())
 }
 
-/// Whether the socket takes nobody any more: so many wait for a daemon that hangs.
+/// Whether the socket's queue is full, because the daemon hangs.
 fn is_full(error: &anyhow::Error) -> bool {
     error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::WouldBlock)
 }
@@ -73,7 +74,7 @@ fn is_full(error: &anyhow::Error) -> bool {
 /// As [`ask_daemon`], without a limit of time of its own; `None` if no daemon runs.
 ///
 /// # Errors
-/// If one runs that is not to be believed, or that does not answer as it should.
+/// If the daemon is not trusted, or does not answer as it should.
 pub async fn fetch<T: DeserializeOwned>(paths: &Paths, path: &str) -> Result<Option<T>> {
     match begin(paths, path).await? {
         Some(response) => end(response, path).await.map(Some),
@@ -99,7 +100,7 @@ async fn begin(paths: &Paths, path: &str) -> Result<Option<Response<Incoming>>> 
 }
 
 async fn end<T: DeserializeOwned>(response: Response<Incoming>, path: &str) -> Result<T> {
-    /// A status of 64 clients with 16,384 backends each, of which each takes about a kilobyte, is far below this.
+    /// A status of 64 clients with 16,384 backends each, of about a kilobyte per backend, is far below this.
     const MAX_BYTES: usize = 1 << 32;
     let status = response.status();
     let body = Limited::new(response.into_body(), MAX_BYTES).collect().await;

@@ -29,10 +29,11 @@ pub fn run(file: &Path) -> Result<ExitCode, Failure> {
             named.extend(service.map(|service| (service, report.line(span))));
             match source::read_list(path, *service, services) {
                 Ok(_) => {}
-                // Of a file that several services name, as TCP and UDP at one address do, what they have in common once.
+                // Several services may name one file, as TCP and UDP at one address do: equal faults are told once.
                 Err(SourceError::Invalid(faults)) if faulty.contains(&faults) => {}
                 Err(SourceError::Invalid(faults)) => faulty.push(faults),
-                // One that cannot be read has no line of its own: that of the configuration which names it is reported.
+                // A file that cannot be read has no line to report: the line of the configuration that names it is
+                // reported.
                 Err(error) => report.add(span.clone(), crate::error::chain(&error), None),
             }
         }
@@ -73,10 +74,10 @@ fn located(failure: Failure, path: &Path, named: &[(SocketAddr, usize)]) -> Fail
     Failure::Other(anyhow::anyhow!(text))
 }
 
-/// What is right, and may not be what was meant.
+/// Notes on what is valid, and may not be what was meant.
 fn notes(config: &Config, by_service: &AssignmentsByService) -> Vec<String> {
     let mut notes = Vec::new();
-    // Where there is no cgroup2 at all, another host's configuration is looked at.
+    // Where there is no cgroup2 at all, the configuration is that of another host.
     if let Ok(mount) = lb_kernel::cgroup2_mount() {
         let absent = config.clients.iter().filter(|client| !mount.join(&client.cgroup).exists());
         notes.extend(absent.map(|client| {

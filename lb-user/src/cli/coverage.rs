@@ -1,7 +1,7 @@
 //! Waiting until a client's programs cover this process, for `wait` and `exec`.
 //!
-//! The cgroup in which a socket is made decides for its whole life. A service that restarts gets a new cgroup; if it
-//! dialled before the programs are attached to that, it would dial the service address itself.
+//! The cgroup in which a socket is made decides for its whole life. A service that restarts gets a new cgroup; what it
+//! dials before the programs are attached to that cgroup is not balanced.
 
 use std::borrow::Borrow;
 use std::path::{Path, PathBuf};
@@ -22,18 +22,18 @@ use lb_view::status::Status;
 
 /// How long between two queries while no daemon answers.
 const PAUSE: Duration = Duration::from_millis(100);
-/// How long an answer is waited for before what is attached is looked at again.
+/// How long to wait for an answer before looking again at what is attached.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Whose programs shall cover this process, and where they are told of.
+/// The client whose programs shall cover this process, and where to ask for it.
 pub struct Waiting<'a> {
     client: &'a str,
     paths: &'a Paths,
-    /// How long one answer is waited for.
+    /// How long to wait for one answer.
     look: Duration,
 }
 
-/// Does something that waits for a client's programs. The limit of time covers all of it, why it failed included.
+/// Does `work`, which waits for a client's programs. `timeout` includes the time to find out why they do not cover.
 pub fn in_time(
     client: &str,
     paths: &Paths,
@@ -75,7 +75,7 @@ impl Waiting<'_> {
         // Bound: the caller's limit of time.
         loop {
             pause.tick().await;
-            // Whatever a daemon says, or if none says anything: programs that are attached cover.
+            // Programs that are attached cover, whatever a daemon says, and if none answers.
             if cgroups.iter().any(|cgroup| lb_kernel::is_balanced(&pins, *cgroup).unwrap_or(false)) {
                 return Ok(());
             }
@@ -88,7 +88,7 @@ impl Waiting<'_> {
                     bail!("client {client} is not configured; {}", clients_here(&clients))
                 }
                 Ok(Err(error)) if is_final(&error) => return Err(error),
-                // It does not run, or is stopping, or takes its time: it is asked again.
+                // The daemon does not run, is stopping, or takes longer: it is asked again.
                 Ok(Ok(None) | Err(_)) | Err(_) => {}
             }
         }
@@ -143,14 +143,14 @@ impl Waiting<'_> {
         attached.and_then(lb_kernel::cgroup_of_id)
     }
 
-    /// Makes the client's cgroup if it does not exist, as after its service was stopped, and says so: a path that was
-    /// mistyped in the configuration becomes real by it.
+    /// Makes the client's cgroup if it does not exist, as after its service was stopped, and says so, because a path
+    /// that was mistyped in the configuration would become a cgroup, too.
     pub fn make(&self, tree: &CgroupTree, cgroup: &Path) -> Result<()> {
         let (client, path) = (self.client, cgroup.display());
         if tree.has(cgroup)? {
             return Ok(());
         }
-        // Also links that only let flows end there: the daemon takes the others away as soon as it is told to move.
+        // Links that only let flows end count, too: the daemon removes the others as soon as the client is to move.
         let linked = lb_kernel::linked_to(&Pins::of(&self.paths.pins, client)).unwrap_or_default();
         if let Some(other) = linked.into_iter().find_map(lb_kernel::cgroup_of_id) {
             bail!(
@@ -166,7 +166,7 @@ impl Waiting<'_> {
     }
 }
 
-/// Whether asking again would not help: for want of permission, or because the daemon is not one to believe.
+/// Whether asking again would not help: a permission is missing, or the daemon is not trusted.
 fn is_final(error: &anyhow::Error) -> bool {
     crate::error::is_permission(error) || error.is::<Untrusted>()
 }

@@ -14,7 +14,7 @@ use crate::print;
 /// If there is no such client, another socklb writes to it, or the kernel refuses.
 pub fn run(client: Option<&str>, files: &Files) -> Result<ExitCode, Failure> {
     let directory = paths_of(files)?.pins;
-    // Of every version: what an upgrade has left to its last flows goes as well.
+    // Of every version: clients that an upgrade has left until their last flow ends are removed as well.
     let mut clients = Pins::all_versions(&directory)?;
     if let Some(client) = client {
         clients.retain(|pins| pins.client == client);
@@ -31,7 +31,7 @@ pub fn run(client: Option<&str>, files: &Files) -> Result<ExitCode, Failure> {
         lb_kernel::detach(pins)?;
         print::text(&format!("client {}: detached, its maps and pins are removed\n", pins.client))?;
     }
-    // As far as nothing is left in them.
+    // Removes only directories that are empty now.
     lb_kernel::remove_roots(&directory);
     Ok(ExitCode::SUCCESS)
 }

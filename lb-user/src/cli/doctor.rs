@@ -13,7 +13,7 @@ use lb_view::text::{self, Style};
 /// Examines the host.
 ///
 /// # Errors
-/// If a path cannot be told.
+/// If a path cannot be made absolute, or the output cannot be written.
 pub fn run(json: bool, files: &Files) -> Result<ExitCode, Failure> {
     let mut files = files.clone();
     // The daemon that runs knows which configuration is its own.
@@ -25,7 +25,7 @@ pub fn run(json: bool, files: &Files) -> Result<ExitCode, Failure> {
     let config = read_config(&files).map_err(|failure| failure.to_string());
     let paths = match &config {
         Ok(config) => config.paths.clone(),
-        // What is wrong with it is told below.
+        // The diagnosis tells what is wrong with the configuration.
         Err(_) => paths_of(&files).or_else(|_| files.over(Paths::default()))?,
     };
     let diagnosis = doctor::examine(&paths, files.file(), config.as_ref());

@@ -14,7 +14,7 @@ use super::{Files, paths_of};
 use crate::error::Failure;
 use crate::print;
 
-/// Shells say these of a command that is not there, and of one that cannot be started.
+/// Exit codes of shells for a command that is not there, and for one that cannot be started.
 const NOT_FOUND: u8 = 127;
 const NOT_STARTED: u8 = 126;
 

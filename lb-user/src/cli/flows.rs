@@ -10,10 +10,10 @@ use crate::flows;
 use crate::print;
 use lb_view::text::{self, Style};
 
-/// Shows them.
+/// Shows them. Clients whose maps cannot be read make the exit code "degraded".
 ///
 /// # Errors
-/// If no client can be read.
+/// If a permission is missing, or the filter names something that does not exist.
 pub fn run(filter: &FlowFilter, json: bool, files: &Files) -> Result<ExitCode, Failure> {
     let report = flows::find(&paths_of(files)?.pins, filter)?;
     if json {

@@ -156,12 +156,12 @@ impl Files {
     /// These paths, but for those that are overridden.
     ///
     /// # Errors
-    /// If a path is relative, and to what cannot be told.
+    /// If a path is relative and the current directory cannot be found.
     pub fn over(&self, mut paths: Paths) -> io::Result<Paths> {
         let Self { pins, run, state, config: _ } = self;
         for (path, wanted) in [(&mut paths.pins, pins), (&mut paths.run, run), (&mut paths.state, state)] {
             if let Some(wanted) = wanted {
-                // It is compared with what the kernel reports, which is absolute.
+                // It is compared with paths that the kernel reports, which are absolute.
                 *path = std::path::absolute(wanted)?;
             }
         }

@@ -21,10 +21,9 @@ use lb_view::text::Style;
 /// # Errors
 /// If it cannot start.
 pub fn run(files: &Files) -> Result<ExitCode, Failure> {
-    // Before it is read: what changes from here on is seen as a change.
     let (read, waiting) = mpsc::channel::<()>();
     let name = files.file().to_owned();
-    // It may be on a file system that does not answer. Without a configuration there is nothing else to do.
+    // The file may be on a file system that does not answer. Without a configuration there is nothing else to do.
     let tell = move || {
         if waiting.recv_timeout(Duration::from_secs(2)) == Err(mpsc::RecvTimeoutError::Timeout) {
             print::message(format_args!("{} does not answer yet; waiting for it", name.display()));
@@ -32,6 +31,7 @@ pub fn run(files: &Files) -> Result<ExitCode, Failure> {
     };
     // If no thread can be started the message is left out.
     let _ = std::thread::Builder::new().name("waiting".to_owned()).spawn(tell);
+    // Taken before the file is read, so that a change from here on is seen as a change.
     let stamp = Stamp::at(files.file());
     let config = read_config(files)?;
     drop(read);
@@ -46,7 +46,7 @@ pub fn run(files: &Files) -> Result<ExitCode, Failure> {
     match daemon::run(config, stamp, Arc::new(reread)) {
         Ok(()) => Ok(ExitCode::SUCCESS),
         // A service manager does not try again after the exit code of a missing privilege. Other refusals (a hook or a
-        // directory that another process has) may pass, so they must not end with it.
+        // directory that another process has) may pass, so they must not end with that code.
         Err(error) if is_permission(&error) && !lb_kernel::lacks_privilege() => {
             Err(anyhow::anyhow!("{error:#}").into())
         }
@@ -54,7 +54,7 @@ pub fn run(files: &Files) -> Result<ExitCode, Failure> {
     }
 }
 
-/// How a running daemon treats it that its configuration cannot be read again.
+/// How a running daemon classes a failure to read its configuration again.
 fn unusable(failure: &Failure) -> Unusable {
     let is_missing = |error: &(dyn std::error::Error + 'static)| {
         error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::NotFound)
@@ -65,8 +65,8 @@ fn unusable(failure: &Failure) -> Unusable {
     }
 }
 
-/// What lies in the directory of the state is served where a file cannot be used: it must be ours. That it cannot be made
-/// is told when something is to be kept there; and one that does not answer has nothing to serve.
+/// Lists in the state directory are used where an endpoint file cannot be, so the directory must be trusted. That it
+/// cannot be made is told when a list is to be kept there; from a directory that does not answer no list is used.
 fn check_state(directory: &Path) -> Result<(), Untrusted> {
     fn look(path: &Path) -> Result<(), Untrusted> {
         match trust::make_directory(path) {

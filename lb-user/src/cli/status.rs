@@ -17,7 +17,7 @@ use lb_view::text::{self, Style};
 /// Shows the status.
 ///
 /// # Errors
-/// If there is none, or the client is not running here.
+/// If the daemon is not trusted, the pins cannot be read, or the client is not running here.
 pub fn run(client: Option<&str>, json: bool, watch: Option<u32>, files: &Files) -> Result<ExitCode, Failure> {
     let once = || -> Result<Status, Failure> {
         let mut status = read(files)?;
@@ -43,7 +43,7 @@ pub fn run(client: Option<&str>, json: bool, watch: Option<u32>, files: &Files) 
     let mut tick =
         runtime.block_on(async { tokio::time::interval(Duration::from_secs(seconds.max(1).into())) });
     let style = Style::for_stdout();
-    // Ends with the process: by ^C, or when nobody reads any more.
+    // Ends with the process: by ^C, or when the reader of the output is gone.
     loop {
         runtime.block_on(tick.tick());
         let text = text::status(&once()?, style);

@@ -8,7 +8,7 @@ use std::path::{Component, Path, PathBuf};
 use crate::diagnostic::{Report, quote};
 use crate::document::kind::Refusal;
 
-/// Where a hybrid host has the hierarchies of version 1: none of them has cgroups that programs can be attached to.
+/// Hierarchies of cgroup version 1 on a hybrid host. Programs cannot be attached to their cgroups.
 const CONTROLLERS_V1: &str = "blkio cpu cpuacct cpuset devices freezer hugetlb memory misc net_cls net_prio perf_event pids rdma systemd";
 
 /// Reads the path of a cgroup below the mount, written in one way.
@@ -46,7 +46,7 @@ fn below_mount(text: &str) -> Result<String, (&'static str, String)> {
     if components().any(|component| component == Component::ParentDir) {
         return Err(("contains \"..\"", example()));
     }
-    // A "." says nothing, and two ways to write a path would hide that it is the same.
+    // A "." changes nothing, and two spellings of one path would hide that it is the same.
     let names = components().filter(|component| *component != Component::CurDir);
     let cgroup = names.collect::<PathBuf>().to_string_lossy().into_owned();
     if cgroup.is_empty() {
@@ -60,8 +60,8 @@ fn below_mount(text: &str) -> Result<String, (&'static str, String)> {
 pub struct ClientCgroups(Vec<(PathBuf, String, Range<usize>)>);
 
 impl ClientCgroups {
-    /// Refuses one that lies in another or holds it. The programs of both would run for the inner one, and each would balance
-    /// what the other had rewritten.
+    /// Refuses a cgroup that lies in another client's or holds it. The programs of both would run for the inner one,
+    /// and each would balance what the other had rewritten.
     pub fn add(&mut self, cgroup: &str, client: &str, span: &Range<usize>, report: &mut Report<'_>) {
         let path = Path::new(cgroup);
         for (other, others, others_span) in &self.0 {

@@ -91,7 +91,7 @@ fn read_services<'s>(
         let Some(declared) = find(services.as_slice(), name) else {
             let known: Vec<_> = services.as_slice().iter().filter_map(|declared| declared.name).collect();
             let help = format!("{}services: {}", did_you_mean(name, &known), known.join(", "));
-            // Its table may be what could not be parsed.
+            // The table of that service may be what could not be parsed.
             report.add_absent(item.span(), format!("no service is named {}", quote(name)), help);
             continue;
         };

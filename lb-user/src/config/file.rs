@@ -32,7 +32,7 @@ pub enum ConfigError {
         /// Why not.
         source: io::Error,
     },
-    /// Nobody has written one yet.
+    /// There is no file at the default path.
     #[error(
         "there is no configuration at {DEFAULT_PATH}, and --config names no other: the package has an example, \
          /usr/share/doc/socklb/examples/socklb.toml, which is packaging/examples/socklb.toml in the repository"
@@ -57,11 +57,11 @@ pub fn read(path: &Path, env: &dyn Environment) -> Result<Config, ConfigError> {
     read_with(path, env, |_, _, _| ())
 }
 
-/// Reads `[paths]` of the configuration file at `path`, whatever else is wrong with it: commands that only look need no more.
+/// Reads `[paths]` of the configuration file at `path`, whatever else is wrong with it, for commands that need no more.
 ///
 /// # Errors
-/// The file cannot be read, or the faults of that table. If there is none, and the text cannot be parsed, the faults of the
-/// text.
+/// The file cannot be read, or the faults of that table. If there is none, and the text cannot be parsed, the faults of
+/// the text.
 pub fn read_paths(path: &Path) -> Result<Paths, ConfigError> {
     let bytes = read_file(path)?;
     let text = utf8(&bytes, path)?;
@@ -76,8 +76,8 @@ pub fn read_paths(path: &Path) -> Result<Paths, ConfigError> {
     Ok(report.finish(Some(paths))?)
 }
 
-/// As [`read`], and shows the endpoint files that the text names, whatever else is wrong with it, and the addresses of
-/// all services to `look`. What that reports is a fault of the configuration.
+/// As [`read`], and shows to `look` the endpoint files that the text names, whatever else is wrong with it, and the
+/// addresses of all services. What `look` reports is a fault of the configuration.
 ///
 /// # Errors
 /// The file cannot be read, or all its faults.
@@ -93,7 +93,7 @@ pub fn read_with(
 fn read_file(path: &Path) -> Result<Vec<u8>, ConfigError> {
     let cannot = |source| ConfigError::Read { path: path.to_owned(), source };
     let mut bytes = Vec::new();
-    // A pipe would keep us waiting for a writer.
+    // Without O_NONBLOCK the open of a pipe would wait for a writer.
     let file = match File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path) {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound && path == Path::new(DEFAULT_PATH) => {

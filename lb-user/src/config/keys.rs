@@ -1,6 +1,6 @@
 //! Every key of the configuration: what it may be, what it is if it is not written, and what it decides.
 //!
-//! Of these rows come the checks of each value alone, the messages about them, docs/reference/configuration.md and
+//! These rows give the checks of each value alone, the messages about them, docs/reference/configuration.md and
 //! socklb.toml(5). What keys mean together is for the readers beside this file.
 
 use std::borrow::Cow;
@@ -20,7 +20,7 @@ use crate::document::key::Unset::{Is, Means, Required};
 use crate::document::key::{Key, Section, section};
 use crate::document::kind::{Form, Number, PowerOfTwo, Refusal, Text, Time, TimeOrOff, Words};
 
-/// All sections, each with those that are values in it.
+/// All top-level sections, each followed by the sections that are values in it.
 pub static SECTIONS: [&[&Section]; 6] = [
     &[&client::SECTION, &index::SECTION],
     &[&service::SECTION, &udp::SECTION, &subset::SECTION, &size::SECTION, &backends::SECTION],
@@ -30,7 +30,7 @@ pub static SECTIONS: [&[&Section]; 6] = [
     &[&accounting::SECTION],
 ];
 
-/// The keys whose tables they are.
+/// The names of the top-level sections.
 pub fn names() -> [&'static str; 6] {
     SECTIONS.map(|sections| sections[0].name())
 }
@@ -46,7 +46,7 @@ section! {
         "relative to the cgroup2 mount; clients may not nest";
     INDEX "index": Form(&["13", "{ env = \"TASK\" }", "{ hostname = true }"]), Means("`0`"),
         "this task's number among its job's, below 65,536";
-    // As many as endpoint indexes: subsets number both alike.
+    // As many tasks as endpoint indexes: the subset algorithms number both alike.
     COUNT "count": Number(1..=MAX_INDEXES), Is(1), "how many tasks the job has; `index` is below it";
     SERVICES "services": Form(&["[\"users\"]"]), Means("all"), "the services it dials";
     ACCOUNTING "accounting": Words<Accounting>(&Accounting::ALL, Accounting::name), Is(Accounting::Full),
@@ -78,18 +78,18 @@ section! {
     OVERFLOW "overflow": Words<Overflow>(&Overflow::ALL, Overflow::name), Is(Overflow::LeastLoaded),
         "when every backend is at its `active_limit`: `least-loaded` takes the one with the fewest all the same, `refuse` \
          fails the connect with `on_no_backend`";
-    // The clock of the decay has whole seconds, and an error that counts for hours says nothing of now. The default keeps most
-    // new connections away from a backend that refuses them all, and gives one that is back its part within a minute.
+    // An error that counts for hours says nothing of now. The default keeps most new connections away from a backend
+    // that refuses them all, and gives a backend that is back its part within a minute.
     ERROR_DECAY "error_decay": TimeOrOff(Duration::from_secs(1)..=Duration::from_hours(1)),
         Is(Some(Duration::from_secs(10))),
         "half-life of an error, which counts as an open flow for `least-loaded` and `p2c`, so that a backend that fails fast \
          does not look idle; `off`: errors do not count, which is the default with `accounting = \"active\"`";
-    // The kernel's steps begin at about a second, and without a limit it gives up after 127.
+    // The kernel's steps begin at about a second, and without a limit the kernel gives up after 127.
     CONNECT_TIMEOUT "connect_timeout": Time(Duration::from_secs(1)..=Duration::from_secs(127)),
         Means("the kernel's, about 127 s"),
         "`tcp` only: about how long a connect waits for a backend that does not answer, by the steps in which the kernel \
          repeats itself. Never over what the application has set";
-    // The programs' clock has ticks of up to 10 ms; after a minute nobody waits for an answer any more.
+    // The programs' clock moves in steps of up to 10 ms; after a minute no application waits for an answer any more.
     UNANSWERED_AFTER "unanswered_after": Time(Duration::from_millis(10)..=Duration::from_secs(60)),
         Is(lb_core::service::UNANSWERED_AFTER),
         "`tcp` only: when an answer to a SYN is due. If the application gives up after that, or after a SYN was sent again, \
@@ -109,7 +109,7 @@ section! {
 section! {
     udp, "udp", "udp", "";
 
-    // Shorter would be a choice per datagram, longer never.
+    // A shorter time would make a choice for nearly each datagram, a longer one hardly ever another choice.
     REBIND "rebind": Time(Duration::from_secs(1)..=Duration::from_hours(24)), Means("never"),
         "after how long a flow chooses again";
 }
@@ -159,7 +159,8 @@ section! {
     SCHEDULE_ENTRIES "schedule_entries":
         PowerOfTwo(1 << abi::MIN_SCHEDULE_LOG2..=8 * abi::SCHEDULE_ENTRIES), Is(abi::SCHEDULE_ENTRIES),
         "entries of the schedules of all services together";
-    // At most 352 MiB of kernel memory, 88 bytes for each, before anything is in the tables of collisions and of datagrams.
+    // At most 352 MiB of kernel memory, 88 bytes for each, before anything is in the tables of collisions and of
+    // datagrams.
     FLOW_RECORDS "flow_records": PowerOfTwo(64..=1 << 22), Is(abi::FLOW_RECORDS),
         "sockets that are remembered, and as many again on collisions";
     // At most what a schedule entry can name.
@@ -179,8 +180,8 @@ section! {
 section! {
     accounting, "[accounting]", "[accounting]", "how flows are counted";
 
-    // A pass reads all flow records and lists of sockets. A socket that no list and no process has may be on its way between
-    // two processes, for moments.
+    // A pass reads all flow records and lists of sockets, so it is made seldom. Two passes lie at least a second apart,
+    // because a socket that is being passed from one process to another is for a moment in no list and in no process.
     RECLAIM_INTERVAL "reclaim_interval": Time(Duration::from_secs(1)..=Duration::from_hours(1)),
         Is(Duration::from_secs(60)),
         "how far apart two passes over the flow records are. A flow whose end no program saw is reclaimed once two of them \
@@ -192,8 +193,8 @@ pub type Errno = (&'static str, i32);
 
 const EHOSTUNREACH: Errno = ("EHOSTUNREACH", libc::EHOSTUNREACH);
 
-/// What connect(2) gives by itself, so that callers handle it. EPERM is not among them: it is what a refusing hook gives
-/// when the kernel cannot say better, and callers take it for a firewall.
+/// Errors that connect(2) gives by itself, so that callers handle them. EPERM is not among them: a hook that refuses
+/// gives it where the kernel has no `bpf_set_retval` (before 5.18), and callers take it for a firewall.
 pub const ERRNOS: [Errno; 11] = [
     ("ECONNREFUSED", libc::ECONNREFUSED),
     EHOSTUNREACH,
@@ -215,7 +216,7 @@ fn job_name(text: &str) -> Result<String, Refusal> {
     name(text, |byte| !byte.is_ascii_control(), "printable characters")
 }
 
-/// Reads what can name a client.
+/// Reads the name of a client.
 pub fn client_name(text: &str) -> Result<String, Refusal> {
     name(text, |byte| byte.is_ascii_alphanumeric() || b"_-".contains(&byte), "letters, digits, _ and -")
 }

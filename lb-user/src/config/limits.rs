@@ -106,7 +106,7 @@ mod tests {
         let expected = format!("1:1: client \"j0\" needs 68 slots, and 64 are allowed {}", help("slots"));
         check(&text(4, &file(17), "slots = 64"), &[&expected]);
 
-        // A file may be empty of what `all` would take, but a schedule has its shortest length even so.
+        // A file may have nothing that `all` would take, but a schedule has its shortest length even then.
         let all = "backends = { file = 'f' }";
         good(&text(2, all, "schedule_entries = 2048"));
         let expected = format!(

@@ -1,6 +1,6 @@
 //! The `[metrics]` table: where metrics are read besides the daemon's own socket.
 //!
-//! Whoever may open a Unix socket is decided by its file; a TCP port has no such thing, so it stays on the host.
+//! The mode of its file decides which users may open a Unix socket; a TCP port has no mode, so it is on loopback only.
 
 use std::net::SocketAddr;
 

@@ -26,7 +26,7 @@ impl Default for Paths {
     }
 }
 
-/// Reads the table, if there is one; what is relative is so to `directory`.
+/// Reads the table, if there is one; relative paths are relative to `directory`.
 pub fn read(root: &Table<'_>, directory: &Path, report: &mut Report<'_>) -> Paths {
     let table = root.table(&SECTION, report);
     let [pins, run, state] =

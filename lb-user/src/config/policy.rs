@@ -23,20 +23,20 @@ pub struct Choice {
     pub policy: Policy,
     /// The limit of open flows of a backend.
     pub active_limit: Option<u32>,
-    /// What happens when all are at it.
+    /// What happens when all backends are at the limit.
     pub overflow: Overflow,
-    /// If it is written: where, and how fast errors are forgotten, or that they do not count.
+    /// If `error_decay` is written: where, and the half-life of errors, or `None` if they do not count.
     pub error_decay: Option<(Range<usize>, Option<Duration>)>,
     /// After how long a connect gives up.
     pub connect_timeout: Option<Duration>,
     /// After how long a SYN counts as unanswered if the application gives up.
     pub unanswered_after: Duration,
-    /// After how long an unconnected flow chooses anew.
+    /// After how long a flow of an unconnected socket chooses anew.
     pub rebind: Option<Duration>,
 }
 
-/// Reads what a service's table says of it; `None` if anything of that is wrong. `protocol` is the service's, if that can
-/// be read.
+/// Reads these keys of a service's table; `None` if any of them is wrong. `protocol` is the service's, if that can be
+/// read.
 pub fn read(table: &Table<'_>, protocol: Option<Protocol>, report: &mut Report<'_>) -> Option<Choice> {
     let policy = POLICY.take(table, report);
     let active_limit = ACTIVE_LIMIT.take_written(table, report);
@@ -66,7 +66,7 @@ pub fn read(table: &Table<'_>, protocol: Option<Protocol>, report: &mut Report<'
     })
 }
 
-/// Refuses what to do at a limit that there is not.
+/// Refuses `overflow` without `active_limit`.
 fn check_overflow(table: &Table<'_>, report: &mut Report<'_>) {
     let Some(item) = OVERFLOW.item(table, report) else { return };
     if table.get(ACTIVE_LIMIT.name).is_none() {
@@ -75,7 +75,7 @@ fn check_overflow(table: &Table<'_>, report: &mut Report<'_>) {
     }
 }
 
-/// Refuses what means something for another protocol only.
+/// Refuses a key that has a meaning for another protocol only.
 fn check_protocol(
     table: &Table<'_>,
     key: &'static str,

@@ -20,7 +20,7 @@ pub struct Services<'t>(Vec<Declared<'t>>);
 
 /// A service as the file has it; what could not be read is `None`.
 pub struct Declared<'t> {
-    /// Its name as written, right or wrong: a client that names it is not at fault as well.
+    /// Its name as written, right or wrong, so that a client that names it is not reported as well.
     pub name: Option<&'t str>,
     address: Option<SocketAddr>,
     protocol: Option<Protocol>,
@@ -82,7 +82,7 @@ fn read_identity<'t>(
     Declared { name, address, protocol, file: None, template: None }
 }
 
-/// Reads the address of a service. That of an endpoint is checked in the core, and has other faults.
+/// Reads the address of a service. Addresses of endpoints are checked in the core, and have other faults.
 pub fn service_address(text: &str) -> Result<SocketAddr, Refusal> {
     let address = address(text)?;
     let mapped = match address {

@@ -25,7 +25,7 @@ pub fn read(
     directory: &Path,
     report: &mut Report<'_>,
 ) -> Option<Source> {
-    // What was meant is plain in both.
+    // Both show what was meant, so the help can spell it out.
     let instead = match item.value() {
         DeValue::String(file) => Some(format!("write {{ file = {} }}", quote(file))),
         DeValue::Array(_) => Some("write { static = [..] }".to_owned()),

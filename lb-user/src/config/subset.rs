@@ -12,7 +12,7 @@ use crate::diagnostic::{Report, quote};
 use crate::document::kind::{Kind as _, write};
 use crate::document::{Item, Table};
 
-/// The size where nothing else is said: see docs/reference/subsets.md for why.
+/// The default size; docs/reference/subsets.md tells why.
 const AUTO: Size = Size::Auto { min: MIN_AUTO_SIZE };
 
 /// The subset of a service that does not mention it.

@@ -1,6 +1,7 @@
 //! A service before a client's job gives it its seed, and the client's accounting says whether errors are known.
 //!
-//! It also tells what a client task needs for it, as far as the text of the configuration does: endpoint files are not read.
+//! It also tells what a client task needs for the service, as far as the text of the configuration tells that: endpoint
+//! files are not read.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -17,9 +18,9 @@ use super::{Accounting, ClientService, Source};
 pub struct ServiceTemplate {
     /// With neither seed nor decay of errors.
     pub service: Service,
-    /// If it is written.
+    /// The seed, if it is written.
     pub seed: Option<u64>,
-    /// If it is written: where, and what.
+    /// If `error_decay` is written: where, and what.
     pub error_decay: Option<(Range<usize>, Option<Duration>)>,
     /// Where its endpoints come from.
     pub source: Source,
@@ -49,9 +50,8 @@ impl ServiceTemplate {
         written.filter(|_| self.service.policy.counts_errors()).map(|_| span)
     }
 
-    /// The least backends that a client task takes of it, as far as the text alone tells. What a file will say is not known:
-    /// as many as were asked for, and at least one. Which size `auto` chooses among those that it may choose is computed
-    /// only once there is a list.
+    /// The fewest backends that a client task takes of it, as far as the text tells. Of a file, which is not read: as
+    /// many as were asked for, and at least one. The size that `auto` chooses is computed only once there is a list.
     pub fn backends(&self, task: Task) -> u32 {
         let count = match &self.source {
             Source::Static(list) => Some(list.index_space()),
@@ -121,7 +121,7 @@ mod tests {
         check_least("{}", Some(300), (2, 5), 60, 2048);
         check_least("{}", Some(300), (2, 100), 12, 1024);
         check_least("{ size = { min = 40 } }", Some(300), (2, 100), 40, 2048);
-        // An arc is as long as it is.
+        // An arc may overlap more backends than its size.
         check_least("{ algorithm = 'aperture', size = 20 }", Some(300), (0, 1), 300, 16_384);
         check_least("{ algorithm = 'aperture', size = 20 }", Some(300), (1, 7), 44, 2048);
     }

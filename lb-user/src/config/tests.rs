@@ -1,4 +1,4 @@
-//! What of a configuration is tested as a whole, and what the tests of its parts share.
+//! Tests of whole configurations, and what the tests of the parts share.
 
 use std::time::Duration;
 
@@ -212,7 +212,7 @@ fn a_good_file_is_read_whole() {
     assert_eq!(good(GOOD), expected);
 }
 
-/// Whoever takes away the mark before a key of the packaged example gets what stands there.
+/// An operator who removes the `# ` before a key of the packaged example gets what that key says.
 #[test]
 fn the_packaged_example_is_right_with_all_that_it_suggests() {
     let text = include_str!("../../../packaging/examples/socklb.toml");

@@ -18,7 +18,7 @@ pub fn changes(before: &Config, after: &Config) -> String {
     if told.is_empty() { "nothing".to_owned() } else { told.join("; ") }
 }
 
-/// The clients without what their services are, of which they have the names.
+/// The clients, with the names of their services in place of these.
 fn clients(config: &Config) -> BTreeMap<&str, (Client, Vec<&str>)> {
     let bare = |client: &Client| Client { services: Vec::new(), ..client.clone() };
     config
@@ -31,7 +31,7 @@ fn clients(config: &Config) -> BTreeMap<&str, (Client, Vec<&str>)> {
         .collect()
 }
 
-/// The services as the first client that dials them sees them, but for the seed, which is of its job.
+/// The services as the first client that dials them sees them, without the seed, which is that of a job.
 fn services(config: &Config) -> BTreeMap<&str, (Service, &Source)> {
     let mut services = BTreeMap::new();
     for ClientService { service, source } in config.clients.iter().flat_map(|client| &client.services) {

@@ -1,8 +1,11 @@
 //! One client task: the controller that plans for it and the kernel side that carries the plan out, kept in step.
 //!
-//! Facts change the plan; [`ClientTask::settle`] brings the maps to it. What cannot be done at once (a region that may still
-//! be read, a slot with open flows) is left for the next time. It reads no clock and spawns nothing. In reading order: its
-//! plan and its maps (this file), its cgroup (`attachment`), and what its programs count (`counts`).
+//! Facts change the plan; [`ClientTask::settle`] brings the maps to it. What cannot be done at once (a region that may
+//! still be read, a slot with open flows) is left for the next time. It reads no clock and spawns nothing. In reading
+//! order: its plan and its maps (this file), the lists that change the plan (`lists`), its cgroup (`attachment`), and
+//! what its programs count (`counts`).
+
+mod lists;
 
 mod attachment;
 
@@ -13,7 +16,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::Instant;
 
-use lb_core::balancer::{Balancer, Fact, Refused};
+use lb_core::balancer::{Adopted, Balancer, Fact, Refused};
+use lb_core::grace_period::GracePeriods;
 use lb_core::ids::Slot;
 use lb_core::limits::Limits;
 use lb_core::service::Policy;
@@ -21,9 +25,8 @@ use lb_kernel::{Cgroup, CursorSeed, Datapath, DatapathError, Features, Lock, Pin
 use thiserror::Error;
 
 pub use self::attachment::Followed;
-use crate::assignments::{Assignments, AssignmentsByService};
 use crate::backoff::Backoff;
-use crate::config::{Client, Source};
+use crate::config::Client;
 use crate::window::Window;
 
 /// Why a client task cannot be started.
@@ -43,7 +46,7 @@ pub struct ClientTask {
     pub client: Client,
     /// Its pins.
     pub pins: Pins,
-    /// Held as long as we write.
+    /// Held as long as this client task may write to the maps.
     lock: Lock,
     /// Whether the directory of the pins was removed, and all in it: an operator wanted the client gone.
     is_unpinned: bool,
@@ -51,9 +54,9 @@ pub struct ClientTask {
     path: PathBuf,
     /// The cgroup that the programs are attached to; `None` while there is none at the client's path.
     cgroup: Option<Cgroup>,
-    /// Why they are not, if the kernel refused.
+    /// Why the programs are not attached, if the kernel refused.
     attach_error: Option<String>,
-    /// When that is looked at and tried again.
+    /// When attaching is tried again.
     attaching: Backoff,
     /// Whether flows may still begin in cgroups that the client has left, and when it is tried again to end that.
     has_moved: bool,
@@ -62,13 +65,11 @@ pub struct ClientTask {
     features: Features,
     balancer: Balancer,
     datapath: Datapath,
-    /// Once the maps are as planned, the slots that nothing in either names; `None` while there may be anything to do.
+    /// Once the maps are as planned: the slots that neither the plan nor the maps name. `None` while steps may be left.
     settled: Option<BTreeSet<Slot>>,
     cursor_seed: CursorSeed,
-    /// Slots that no table had named when the wait for readers that is under way began.
-    candidates: Vec<Slot>,
-    /// Slots that no running program can name any more.
-    quiet: BTreeSet<Slot>,
+    /// How far slots that nothing names have come on their way to be freed.
+    grace_periods: GracePeriods,
     window: Window,
     /// When counters that could not be read are read again.
     counting: Backoff,
@@ -118,8 +119,7 @@ impl ClientTask {
             balancer,
             datapath,
             settled: None,
-            candidates: Vec::new(),
-            quiet: BTreeSet::new(),
+            grace_periods: GracePeriods::default(),
             window: Window::default(),
             counting: Backoff::default(),
             trouble: None,
@@ -129,14 +129,14 @@ impl ClientTask {
     }
 
     /// Takes on another configuration of the same client, as a start would: what the kernel holds goes on until lists
-    /// are delivered anew, and what is no longer wanted leaves once its last flow has ended. The same configuration again
-    /// changes nothing. Programs that are loaded for it take the place of those before with the next look at the cgroup
-    /// ([`ClientTask::follow_cgroup`]), which is tried again until it succeeds.
+    /// are delivered anew, and what is no longer wanted leaves once its last flow has ended. The same configuration
+    /// again changes nothing. Programs that are loaded for it take the place of those before with the next look at the
+    /// cgroup ([`ClientTask::follow_cgroup`]), which is tried again until it succeeds.
     ///
     /// # Errors
-    /// If its services do not fit; everything stays as it was then.
+    /// If its services do not fit, or the kernel refuses the programs; everything stays as it was then.
     pub fn reconfigure(&mut self, client: Client, now: Instant) -> Result<(), ClientTaskError> {
-        // Of many clients most stay as they are, and a balancer is not made for nothing.
+        // At a reload most clients stay as they are, and making a balancer takes time.
         if client == self.client {
             return Ok(());
         }
@@ -156,63 +156,7 @@ impl ClientTask {
         Ok(())
     }
 
-    /// Takes in the lists that the configuration itself holds.
-    ///
-    /// # Errors
-    /// The first that does not fit; the others are taken in all the same.
-    pub fn deliver_static(&mut self, by_service: &AssignmentsByService, now: Instant) -> Result<(), Refused> {
-        self.refused_static.clear();
-        let mut result = Ok(());
-        for position in 0..self.client.services.len() {
-            let configured = &self.client.services[position];
-            let name = configured.service.name.clone();
-            // A client that keeps an earlier configuration, because it cannot have this one, keeps its lists as well.
-            let Some(assignments) =
-                by_service.get(&name).filter(|_| matches!(configured.source, Source::Static(_)))
-            else {
-                continue;
-            };
-            if let Err(refused) = self.deliver(position, assignments, now) {
-                self.refused_static.insert(name, refused.to_string());
-                result = result.and(Err(refused));
-            }
-        }
-        result
-    }
-
-    /// By service: why the list that the configuration holds was refused, if it was.
-    pub fn refused_static(&self) -> &BTreeMap<String, String> {
-        &self.refused_static
-    }
-
-    /// Where the service of this name stands among this client's.
-    pub fn position(&self, service: &str) -> Option<usize> {
-        self.client.services.iter().position(|configured| configured.service.name == service)
-    }
-
-    /// Takes in a new list for the service at `position` of this client's services. Returns whether there was anything to
-    /// take in: what this task uses of the list may not be computed yet. One that says the same again costs nothing.
-    ///
-    /// # Errors
-    /// If it does not fit; the one before stays in force.
-    pub fn deliver(
-        &mut self,
-        position: usize,
-        assignments: &Assignments,
-        now: Instant,
-    ) -> Result<bool, Refused> {
-        let Some(assignment) =
-            assignments.assignment(&self.client.services[position].service, self.client.task)
-        else {
-            return Ok(false);
-        };
-        if self.balancer.handle(now, assignment.fact(position))? {
-            self.settled = None;
-        }
-        Ok(true)
-    }
-
-    /// Brings the maps to the plan as far as it goes now.
+    /// Brings the maps to the plan, as far as is possible now.
     ///
     /// # Errors
     /// If the kernel refuses a step.
@@ -224,10 +168,8 @@ impl ClientTask {
         for (backend, counts) in self.datapath.returned() {
             self.window.begin(backend, &counts);
         }
-        // A backend that came back is not on its way out, and if it leaves again its time starts anew.
         let unneeded = self.find_unneeded();
-        self.quiet.retain(|slot| unneeded.contains(slot));
-        self.candidates.retain(|slot| unneeded.contains(slot));
+        self.grace_periods.retain(&unneeded);
         self.trouble = match &result {
             Ok(true) => None,
             Ok(false) => Some("a new table waits for room in the schedule map".to_owned()),
@@ -249,46 +191,40 @@ impl ClientTask {
 
     fn find_unneeded(&self) -> BTreeSet<Slot> {
         let unneeded = self.balancer.unneeded();
-        let named = self.datapath.named(&unneeded);
-        unneeded.into_iter().filter(|slot| !named.contains(slot)).collect()
+        &unneeded - &self.datapath.named(&unneeded)
     }
 
     /// Whether anything can be done only after readers are gone.
     pub fn wants_wait(&self) -> bool {
-        self.datapath.is_waiting_for_readers()
-            || self.unneeded().iter().any(|slot| !self.quiet.contains(slot))
+        self.datapath.is_waiting_for_readers() || self.grace_periods.wants_wait(&self.unneeded())
     }
 
     /// To be called before a wait for readers starts.
     pub fn before_wait(&mut self) {
         self.datapath.before_wait();
-        let unneeded = self.unneeded();
-        self.candidates = unneeded.iter().copied().filter(|slot| !self.quiet.contains(slot)).collect();
+        let unneeded = self.unneeded().into_owned();
+        self.grace_periods.before_wait(&unneeded);
     }
 
     /// To be called after a wait for readers that began with [`ClientTask::before_wait`].
     pub fn after_wait(&mut self) {
         self.datapath.readers_are_gone();
-        self.quiet.extend(self.candidates.drain(..));
+        self.grace_periods.after_wait();
     }
 
     /// Frees slots that nothing refers to any more. Returns whether there were any.
     pub fn free_idle(&mut self, now: Instant) -> bool {
-        if self.quiet.is_empty() {
-            return false;
-        }
         let tables = self.datapath.tables();
-        let idle: Vec<Slot> = self.quiet.iter().copied().filter(|slot| tables.active(*slot) == 0).collect();
+        let idle = self.grace_periods.take_idle(|slot| tables.active(slot) != 0);
         if idle.is_empty() {
             return false;
         }
-        self.quiet.retain(|slot| !idle.contains(slot));
         self.settled = None;
         self.balancer.handle(now, Fact::Idle(idle)).expect("freeing takes no room");
         true
     }
 
-    /// Open flows of all backends.
+    /// Active flows of all backends.
     pub fn open_flows(&self) -> u64 {
         let tables = self.datapath.tables();
         let slots = self.datapath.applied().backends.keys();
@@ -301,7 +237,7 @@ impl ClientTask {
         self.datapath.applied().backends.keys().for_each(|slot| tables.forget_errors(*slot, now));
     }
 
-    /// What remains of it for its removal.
+    /// Gives up all but what its removal needs.
     pub fn into_lock(self) -> (Pins, Lock) {
         (self.pins, self.lock)
     }
@@ -329,9 +265,9 @@ impl ClientTask {
 
 fn balancer(client: &Client, limits: Limits, datapath: &Datapath, now: Instant) -> Result<Balancer, Refused> {
     let services = client.services.iter().map(|service| service.service.clone()).collect();
-    let mut balancer = Balancer::new(services, limits, datapath.applied().clone(), now)?;
-    balancer.set_generations(datapath.tables().next_generations());
-    Ok(balancer)
+    let plan = datapath.applied().clone();
+    let adopted = Adopted { plan, next_generations: datapath.tables().next_generations() };
+    Balancer::new(services, limits, adopted, now)
 }
 
 /// What the programs of a client are made for.
@@ -342,8 +278,8 @@ fn purpose(client: &Client) -> Purpose {
     Purpose { accounting: client.accounting, scans }
 }
 
-/// Cursors of a client start at a hash of its task and its host: two hosts that were given the same index by mistake, or
-/// none at all, still start elsewhere.
+/// Cursors of a client start at a hash of its task and its host, so that two hosts that were given the same index by
+/// mistake, or none at all, still start at different entries.
 fn cursor_seed(client: &Client, cpus: u32) -> CursorSeed {
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
     CursorSeed { task: format!("{}/{}@{host}", client.job, client.task.index), cpus }

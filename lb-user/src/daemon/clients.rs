@@ -1,6 +1,7 @@
-//! The clients of the daemon: they come and go with the configuration, follow their cgroups, and are brought to their plans.
+//! The clients of the daemon: they come and go with the configuration, follow their cgroups, and are brought to their
+//! plans.
 //!
-//! What one client lacks is that client's: it is reported once and tried again, and all others go on.
+//! What is wrong with one client is reported once and tried again, and all others go on.
 
 use std::collections::BTreeSet;
 use std::time::Instant;
@@ -25,7 +26,7 @@ pub struct Clients {
     pub opening: bool,
     /// Those on their way out.
     pub leaving: Vec<Leaving>,
-    /// Taking up what an earlier daemon had begun to remove.
+    /// When to try again to take up what an earlier daemon had begun to remove.
     pub resuming: Backoff,
     /// Whether a wait for readers is under way.
     waiting_for_readers: bool,
@@ -48,12 +49,12 @@ impl Clients {
 impl Daemon {
     /// Takes in a client that was opened, in place of one whose pins were removed if there is such a one.
     pub fn take_in(&mut self, mut client_task: ClientTask, others: Vec<Leaving>, now: Instant) {
-        // What connects count from here on is of the last minute.
+        // The first sample, so that what is counted from here on shows in the last minute.
         if let Err((error, _)) = client_task.sample(now) {
             warn!(client = %client_task.client.name, error = %crate::error::chain(&error), "cannot read counters");
         }
         if !client_task.path().exists() {
-            // A path that is mistyped looks the same.
+            // Logged, because a path that is mistyped looks the same.
             warn!(client = %client_task.client.name, cgroup = %client_task.client.cgroup.display(), "there is no such cgroup; waiting for it");
         }
         match self.clients.task_mut(&client_task.client.name) {
@@ -68,7 +69,7 @@ impl Daemon {
         let mut there = BTreeSet::new();
         for client_task in &mut self.clients.tasks {
             let was_unpinned = client_task.is_unpinned();
-            // What cannot be seen is left alone.
+            // A client whose pins cannot be seen is left alone.
             if client_task.look_for_pins().unwrap_or(true) {
                 there.insert(client_task.client.name.clone());
             } else if !was_unpinned {
@@ -137,7 +138,7 @@ impl Daemon {
     pub fn readers_gone(&mut self, result: Result<(), DatapathError>, now: Instant) {
         self.clients.waiting_for_readers = false;
         if let Err(error) = result {
-            // Nothing is written again that may be in use: tables stay as they are until a wait succeeds.
+            // What programs may still read is not written to: tables stay as they are until a wait succeeds.
             let error = crate::error::chain(&error);
             if self.clients.readers_error.as_ref() != Some(&error) {
                 error!(error, "no table can be replaced for now");
@@ -160,7 +161,8 @@ impl Daemon {
     /// Attaches where a client's cgroup is another one now, or its links are gone.
     pub fn follow_cgroups(&mut self, now: Instant) {
         let mut moved = false;
-        // No flow begins before the tables are as they should be, unless an earlier daemon let it.
+        // A client that is not attached yet is attached only if the kernel refused no step, so that no flow begins
+        // before the tables are as they should be. (Links of an earlier daemon are attached all the time.)
         for client_task in self
             .clients
             .tasks
@@ -185,8 +187,9 @@ impl Daemon {
         self.answer_waiters();
     }
 
-    /// Lets no flow begin where clients were attached before, and detaches there once their flows have ended. Only after
-    /// all of them are attached where they are now: of two that change places, each takes over before the other goes.
+    /// Lets no flow begin where clients were attached before, and detaches there once their flows have ended. To be
+    /// called after all clients are attached where they are now, so that of two that change places each takes over
+    /// before the other goes.
     pub fn leave_other_cgroups(&mut self, now: Instant) {
         let held_back: BTreeSet<String> =
             self.held_back().into_iter().map(|HeldBack { client, .. }| client).collect();

@@ -1,4 +1,4 @@
-//! What the loop tells those who ask, as a value: status and metrics are made of it beside the loop.
+//! What the loop knows, as a value: status and metrics are made of it beside the loop.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -16,7 +16,7 @@ use crate::facts::{ClientFacts, Facts, Reloads};
 use crate::window::Lately;
 
 impl Daemon {
-    /// A few system calls per client.
+    /// What status and metrics need of the loop; takes a few system calls per client.
     pub fn facts(&self, now: Instant) -> Facts {
         // A client that runs and could not take on a new configuration is among the unstarted ones as well.
         let runs = |name: &str| self.clients.task(name).is_some();
@@ -56,7 +56,7 @@ impl Daemon {
     }
 
     fn client_facts(&self, client_task: &ClientTask, now: Instant) -> ClientFacts {
-        // If it cannot be seen now, it is taken to be as before.
+        // If that cannot be seen now, the client is taken to be attached as before.
         let attached = client_task.cgroup().filter(|cgroup| client_task.covers(cgroup.id).unwrap_or(true));
         ClientFacts {
             pins: client_task.pins.clone(),
@@ -67,7 +67,7 @@ impl Daemon {
             is_attached: client_task.is_effective().unwrap_or(client_task.cgroup().is_some()),
             reclaim: self.reclaim(client_task),
             sources: self.sources(client_task, now),
-            // Where the costs of programs cannot be read they are left out, and all else is still told.
+            // Where the run times of programs cannot be read they are left out, and all else is still told.
             runs: client_task.datapath().runs().unwrap_or_default(),
             lately: Some(Lately { window: client_task.window().clone(), now }),
         }

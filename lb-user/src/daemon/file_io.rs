@@ -1,8 +1,8 @@
 //! System calls on files whose file system may not answer, on threads beside the loop.
 //!
-//! A server of NFS or FUSE that is gone holds a thread for as long as it likes, also in stat(2), and nothing can take the
-//! thread back. So there is at most one for each file, and so many in all; who waits for a file gives up after a
-//! while, and all others go on.
+//! A server of NFS or FUSE that is gone holds a thread for as long as it likes, also in stat(2), and nothing can take
+//! the thread back. So there is at most one thread for each file, and [`MAX_THREADS`] in all; a caller gives up after a
+//! while, and other files are not held up.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -12,8 +12,8 @@ use std::time::Duration;
 use thiserror::Error;
 use tokio::sync::{Mutex as Turn, OwnedMutexGuard, Semaphore};
 
-/// Threads that files may hold at the same time: one for each service of the largest configuration, and as many again as
-/// files of an earlier one, the configuration itself, and what is kept may need.
+/// Threads that files may hold at the same time: one for each of 256 services, and 64 for files of an earlier
+/// configuration, the configuration itself, and lists that are kept.
 pub const MAX_THREADS: usize = 320;
 
 /// How long a file is waited for.
@@ -25,7 +25,7 @@ pub enum NoAnswer {
     /// Its file system holds a thread.
     #[error("{} does not answer: its file system hangs or is very slow; looked at again as soon as it answers", .0.display())]
     Silent(PathBuf),
-    /// Others hold all threads.
+    /// Other files hold all threads.
     #[error("{} is not looked at: {MAX_THREADS} other files do not answer", .0.display())]
     NoThread(PathBuf),
 }
@@ -34,21 +34,21 @@ pub enum NoAnswer {
 #[derive(Clone)]
 pub struct FileIo {
     threads: Arc<Semaphore>,
-    /// By file: whose turn it is.
+    /// By file: the lock that the thread which works on it holds.
     turns: Arc<Mutex<BTreeMap<PathBuf, Arc<Turn<()>>>>>,
 }
 
 impl FileIo {
-    /// No thread is held.
+    /// With no thread held.
     pub fn new() -> Self {
         Self { threads: Arc::new(Semaphore::new(MAX_THREADS)), turns: Arc::default() }
     }
 
-    /// Does something to a file that may not answer, and waits for it, but not for long. It goes on where it hangs, and until
-    /// it ends nothing else is done to the file.
+    /// Does `work` on a file that may not answer, and waits for it as long as `patience`. Work that hangs goes on, and
+    /// until it ends no other work is done on the file.
     ///
     /// # Errors
-    /// If it takes longer than that.
+    /// If it takes longer.
     pub async fn run<T: Send + 'static>(
         &self,
         file: &Path,
@@ -68,7 +68,7 @@ impl FileIo {
         };
         match tokio::time::timeout(patience, done).await {
             Ok(result) => Ok(result),
-            // Nobody is at it.
+            // No thread works on this file: what it lacked was a free thread.
             Err(_) if turn.try_lock().is_ok() && self.threads.available_permits() == 0 => {
                 Err(NoAnswer::NoThread(file.to_owned()))
             }
@@ -78,7 +78,7 @@ impl FileIo {
 
     fn turn(&self, file: &Path) -> Arc<Turn<()>> {
         let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
-        // Those that nobody waits for and nobody has.
+        // Locks that no caller holds or waits for are removed.
         turns.retain(|_, turn| Arc::strong_count(turn) > 1);
         turns.entry(file.to_owned()).or_default().clone()
     }
@@ -103,7 +103,7 @@ mod tests {
         assert_eq!(io.run(hung, short, || true).await, Err(NoAnswer::Silent(hung.to_owned())));
         answer.send(()).unwrap();
         assert_eq!(io.run(hung, PATIENCE, || 2).await, Ok(2));
-        // The thread that was held lets others in a moment before it lets go of the file.
+        // The thread that was held unlocks the file a moment before it drops its reference to the lock.
         let gone = async {
             while io.turns.lock().unwrap().contains_key(hung) {
                 io.turn(other);

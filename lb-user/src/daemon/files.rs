@@ -1,14 +1,13 @@
-//! Endpoint files: when each is read, and what becomes of the list that it holds.
+//! Endpoint files: when each is looked at and read, and what the feed makes of it.
 //!
-//! What happens in which order is decided by [`Feed`]; here it is carried out. A list is read, and what each client task
-//! uses of it computed, beside the loop; the loop takes both in together. If
-//! clients have changed meanwhile, what they miss is computed in another turn, and until then they keep what they have.
+//! What happens in which order is decided by [`Feed`]; here it is carried out. A list is read, and what each client
+//! task uses of it computed, beside the loop; the loop takes both in together (`delivering`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use lb_core::feed::{Delivered, Effect, Feed, Next};
+use lb_core::feed::{Effect, Feed};
 use tracing::{info, warn};
 
 use super::file_io::{FileIo, NoAnswer, PATIENCE};
@@ -48,13 +47,14 @@ impl Sources {
     }
 }
 
-/// A file that endpoints come from, and how its list fares.
+/// A file that endpoints come from, and the state of its list.
 pub struct WatchedFile {
     pub source: FileSource,
     pub feed: Feed<Stamp, Contents>,
 }
 
-/// What a look at a file has found: the version of what lies there, and why its directory cannot be watched, if so.
+/// What a look at a file has found: the version of what lies there, and why its directory cannot be watched, if it
+/// cannot.
 pub struct Look {
     pub stamp: Option<Stamp>,
     pub unwatched: Option<String>,
@@ -72,7 +72,7 @@ impl WatchedFile {
 impl Look {
     /// Looks at a file and watches its directory. May take as long as its file system likes.
     pub fn at(path: &Path, watcher: Option<&Watcher>) -> Self {
-        // Watched first: what changes from here on is an event of its own.
+        // Watched first, so that what changes from here on is an event of its own.
         let watched = watcher.map_or(Ok(()), |watcher| watcher.add(&directory_of(path)));
         Self { stamp: Stamp::at(path), unwatched: watched.err().map(|error| error.to_string()) }
     }
@@ -92,11 +92,11 @@ pub fn sources(config: &Config) -> BTreeMap<String, FileSource> {
 }
 
 impl Daemon {
-    /// Takes in the reading of a file that a configuration names, completed; at a start, before anything is attached. A file
-    /// that cannot be used leaves what is in force, or is replaced by the last good one; without that, whatever the kernel
-    /// holds stays, and on a first start connects get the service's errno.
+    /// Takes in the reading of a file that a configuration names, completed; at a start, before anything is attached. A
+    /// file that cannot be used leaves what is in force, or is replaced by the last good one; without that, whatever
+    /// the kernel holds stays, and on a first start connects get the service's errno.
     ///
-    /// How the service's file has fared until now stays, if it had one.
+    /// The failures and times of the service's file until now stay, if it had one.
     pub fn take_reloaded(&mut self, reading: Reading, begun: u64, before: Option<WatchedFile>, now: Instant) {
         let Reading { service, source, first: FirstRead { stamp, result, instead }, in_force } = reading;
         let before = before.filter(|before| before.source.service == source.service);
@@ -129,7 +129,7 @@ impl Daemon {
 
     pub fn files_changed(&mut self, changes: &BTreeSet<PathBuf>, now: Instant) {
         for file in self.sources.files.values_mut() {
-            // Whatever changes beside it: the file may be a link to something there.
+            // Any change in its directory counts: the file may be a link to another name there.
             let directory = directory_of(&file.source.path);
             if changes.iter().any(|path| *path == directory || path.parent() == Some(&directory)) {
                 file.feed.progress.changed(now);
@@ -190,7 +190,7 @@ impl Daemon {
             let begun = self.sources.readings;
             let (service, source, events) = (service.clone(), file.source.clone(), self.events.clone());
             let consumers = assignments::consumers(clients.iter().copied(), &service);
-            // A file that says the same again costs nothing.
+            // With the assignments before, so that an equal list costs nothing.
             let purpose = Purpose {
                 consumers,
                 before: file.feed.newest().map(|contents| contents.assignments.clone()),
@@ -203,7 +203,7 @@ impl Daemon {
         }
     }
 
-    /// A reading has ended; without a result the file was as it is known.
+    /// A reading has ended; `result` is `None` if the file is the version that is known.
     pub fn read(
         &mut self,
         service: &str,
@@ -233,92 +233,6 @@ impl Daemon {
             Some(Effect::Unusable(error)) => {
                 warn!(service, error, "endpoint file cannot be used; what was in force stays");
             }
-        }
-    }
-
-    /// Gives a list to every client that uses the service. It is kept for later starts once all of them took it.
-    pub fn deliver(&mut self, service: &str, contents: Contents, now: Instant) {
-        let mut next = Some(contents);
-        // Bound: after a list that is in force at most one follows, which had been refused.
-        while let Some(contents) = next.take() {
-            let delivered = self.deliver_assignments(service, &contents.assignments, now);
-            let file = self.sources.files.get_mut(service).expect("delivered from its file");
-            match file.feed.delivered(contents, delivered) {
-                Next::Compute(contents) => self.compute(service, contents),
-                Next::Wait => {}
-                Next::Keep { was_refused, refused } => {
-                    if was_refused {
-                        info!(service, "endpoint list that was refused is in force");
-                    }
-                    let text = file.feed.in_force().map(|contents| std::mem::take(&mut contents.text));
-                    // Nothing is left of it if it was kept before.
-                    if let Some(text) = text.filter(|text| !text.is_empty()) {
-                        self.sources.keeping.add(file.source.last_good.clone(), text);
-                    }
-                    next = refused;
-                }
-            }
-        }
-    }
-
-    /// Gives a list to every client that uses the service and whose part of it is known.
-    pub fn deliver_assignments(
-        &mut self,
-        service: &str,
-        assignments: &Assignments,
-        now: Instant,
-    ) -> Delivered {
-        let mut delivered = Delivered::default();
-        for client_task in &mut self.clients.tasks {
-            let Some(position) = client_task.position(service) else { continue };
-            // One that keeps an earlier configuration may have the list in it.
-            if !matches!(client_task.client.services[position].source, Source::File(_)) {
-                continue;
-            }
-            match client_task.deliver(position, assignments, now) {
-                Ok(is_known) => delivered.is_incomplete |= !is_known,
-                Err(refused) => {
-                    warn!(client = %client_task.client.name, service, error = %refused, "endpoint list refused");
-                    delivered.refused_by.insert(client_task.client.name.clone(), refused.to_string());
-                }
-            }
-        }
-        delivered
-    }
-
-    /// Computes beside the loop what the clients that there are now use of a list.
-    fn compute(&self, service: &str, mut contents: Contents) {
-        let clients = self.clients.tasks.iter().map(|client_task| &client_task.client);
-        let consumers = assignments::consumers(clients, service);
-        let (service, events) = (service.to_owned(), self.events.clone());
-        tokio::task::spawn_blocking(move || {
-            contents.assignments.complete(&consumers);
-            let _ = events.blocking_send(Event::Computed { service, contents });
-        });
-    }
-
-    /// What was computed has come back. Clients that have changed again make another turn.
-    pub fn computed(&mut self, service: &str, contents: &Contents, now: Instant) {
-        let Some(file) = self.sources.files.get_mut(service) else { return };
-        if let Some(contents) = file.feed.computed(contents) {
-            self.deliver(service, contents, now);
-            self.settle(now);
-        }
-    }
-
-    /// Delivers lists again that found no room, now that there is some.
-    pub fn assign_again(&mut self, now: Instant) {
-        for client_task in
-            self.clients.tasks.iter_mut().filter(|client_task| !client_task.refused_static().is_empty())
-        {
-            if client_task.deliver_static(&self.sources.statics, now).is_ok() {
-                info!(client = %client_task.client.name, "endpoint list that was refused is in force");
-            }
-        }
-        let files = self.sources.files.iter();
-        let refused = files.filter_map(|(service, file)| Some((service.clone(), file.feed.room_appeared()?)));
-        for (service, contents) in refused.collect::<Vec<_>>() {
-            self.deliver(&service, contents, now);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! What is fixed when the daemon starts: the directories that it works in, the sizes of the maps, and where it listens.
 //!
 //! Maps are made once and outlive the daemon: a start over maps of other sizes is refused rather than losing what is in
-//! them. What has to be done for a change is told before somebody restarts in vain.
+//! them. What has to be done for a change is told before an operator restarts in vain.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use lb_kernel::pins_option;
 
 use crate::config::{Config, Paths};
 
-/// What a configuration wants otherwise and cannot have while the daemon runs with `clients`, and how to get it.
+/// Settings that `wanted` changes and that cannot change while the daemon runs with `clients`, and how to change them.
 pub fn unchangeable(running: &Config, wanted: &Config, clients: &[&str]) -> Vec<String> {
     let Paths { pins, run, state } = &wanted.paths;
     let Limits { schedule_entries, flow_records, slots } = wanted.limits;
@@ -50,7 +50,7 @@ pub fn remove_all(clients: &[&str], pins: &Path) -> String {
     }
 }
 
-/// Makes a configuration say what is in force of it while a daemon with another one runs.
+/// Puts the fixed settings of the running daemon in place of those of another configuration.
 pub fn keep(running: &Config, wanted: &mut Config) {
     wanted.paths = running.paths.clone();
     wanted.limits = running.limits;

@@ -16,12 +16,12 @@ use crate::reclaimed::{Ends, Reclaimed};
 /// What the daemon knows of the passes.
 #[derive(Default)]
 pub struct ReclaimPasses {
-    /// What they have to remember; `None` while one is under way.
+    /// What one pass remembers for the next; `None` while one is under way.
     suspects: Option<Suspects>,
     /// When the last one began.
     last: Option<Instant>,
     clients: BTreeMap<String, ClientReclaim>,
-    /// Why it is not known which sockets processes hold, if that was asked and is not.
+    /// Why the last pass could not tell which sockets processes hold, if it had to and could not.
     holders: Option<String>,
 }
 
@@ -42,7 +42,7 @@ impl ReclaimPasses {
         Self { suspects: Some(Suspects::default()), ..Self::default() }
     }
 
-    /// Clients without an active flow have no records that could be found.
+    /// Notes for clients without an active flow that a pass would find nothing: they have no records.
     fn nothing_open(&mut self, client_tasks: &[ClientTask], targets: &[ReclaimTarget], now: Instant) {
         let is_target = |name: &str| targets.iter().any(|target| target.pins.client == name);
         let client_task =
@@ -56,7 +56,7 @@ impl ReclaimPasses {
         }
     }
 
-    /// Whether it is time for the next one.
+    /// Whether it is time for the next pass.
     fn is_due(&self, now: Instant, interval: Duration) -> bool {
         self.last.is_none_or(|last| now.duration_since(last) >= interval)
     }
@@ -85,7 +85,7 @@ impl Daemon {
             cgroup: Some(client_task.path().to_owned()),
         };
         let mut targets: Vec<ReclaimTarget> = open.map(target).collect();
-        // Clients that leave are held up by their last flows alone. The records of another version are not known here.
+        // Clients that leave wait for their last flows only. The layout of another version's records is not known here.
         let leaving = self.clients.leaving.iter().filter(|leaving| leaving.pins.is_of_this_version());
         targets.extend(leaving.map(|leaving| ReclaimTarget { pins: leaving.pins.clone(), cgroup: None }));
         // A pass that takes longer than the interval is waited for.

@@ -1,6 +1,6 @@
 //! Keeps the lists that are in force for later starts: beside the loop, all in one turn, and again later if that fails.
 //!
-//! The directory may be full or may not answer. Connects do not need it, so that is said once and nothing else happens.
+//! The directory may be full or may not answer. Connects do not need it, so a failure is logged once and tried again.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

@@ -33,23 +33,24 @@ pub struct HeldBack {
 }
 
 impl Leaving {
-    /// Locks the client, so that nobody else writes it.
+    /// Locks the client, so that no other process writes to it.
     ///
     /// # Errors
-    /// If somebody does.
+    /// If another process has the lock, or the pins cannot be read.
     fn new(pins: Pins) -> Result<Self, DatapathError> {
         let lock = pins.lock()?;
         Ok(Self { retired: lb_kernel::is_retired(&pins)?, pins, removing: Backoff::default(), _lock: lock })
     }
 
-    /// A client of this daemon. Its lock is taken over, so that no step is left that could fail for want of a descriptor.
+    /// A client of this daemon. Its lock is taken over, so that no step is left that could fail for want of a
+    /// descriptor.
     pub fn of(client_task: ClientTask) -> Self {
         let (pins, lock) = client_task.into_lock();
         Self { retired: false, pins, removing: Backoff::default(), _lock: lock }
     }
 }
 
-/// Locks what other versions have of a client, apart from what leaves already.
+/// Locks the pins that other versions have of a client, except those that are leaving already.
 ///
 /// # Errors
 /// If another socklb has it.
@@ -94,7 +95,7 @@ impl Daemon {
             let found = match lb_kernel::is_retired(&pins) {
                 Ok(true) => Leaving::new(pins).map(|leaving| self.clients.leaving.push(leaving)),
                 Ok(false) => {
-                    // Told at the start alone; `status` goes on to say it.
+                    // Logged only at the start; `status` shows it all the time.
                     if !self.is_ready {
                         let detach = pins.detach_command();
                         warn!(client = %pins.client, "attached, but not configured; remove it with `{detach}`");
@@ -233,8 +234,8 @@ impl Leaving {
         }
         let open = match lb_kernel::open_flows(&self.pins) {
             Ok(open) => open,
-            // A start that was cut off has left no map of counts, and so no flow. Where links are pinned there were both:
-            // then that map was removed, or has a name in that version which is not known here.
+            // A start that was cut off has left no map of counts, and so no flow. Where links are pinned there was such
+            // a map: it was removed, or that version has another name for it, so its flows cannot be counted.
             Err(error) if error.is_missing() && !lb_kernel::has_links(&self.pins)? => 0,
             Err(error) => return Err(error),
         };

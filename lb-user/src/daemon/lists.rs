@@ -86,7 +86,7 @@ impl ListReader {
         FirstRead { stamp, result, instead: Some(instead).filter(|instead| !is_absent(instead)) }
     }
 
-    /// The version of the file. It is opened as well: some file systems answer from what they remember until then.
+    /// The version of the file. It is opened as well, because some file systems answer stat(2) from a cache.
     async fn stamp(&self, path: &Path, patience: Duration) -> Result<Option<Stamp>, NoAnswer> {
         let file = path.to_owned();
         self.io.run(path, patience, move || source::answers(&file)).await
@@ -102,7 +102,7 @@ impl ListReader {
         let permit = self.texts.clone().acquire_owned().await.expect("it is never closed");
         let (file, is_kept) = (path.to_owned(), path == source.last_good);
         let read = move || if is_kept { last_good::read(&file) } else { source::read_whole(&file) };
-        // A file that stops answering here gives its place back.
+        // If the file stops answering here, the permit is given back.
         let text = self.io.run(path, patience, read).await??;
         let (source, path, parsing) = (source.clone(), path.to_owned(), self.parsing.clone());
         let parse = move || {

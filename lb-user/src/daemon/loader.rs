@@ -1,6 +1,8 @@
-//! Reads a configuration and all that it names, and opens its clients: beside the loop, which takes all of it on in one turn.
+//! Reads a configuration and all that it names, and opens its clients: beside the loop, which takes all of it on in one
+//! turn.
 //!
-//! What does not answer is given up after a while; what cannot be used is reported, and what was in force goes on.
+//! A file that does not answer is given up after a while. A file that cannot be used is reported, and what was in force
+//! goes on.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -31,11 +33,11 @@ pub struct Loaded {
     pub stamp: Option<Option<Stamp>>,
     pub config: Result<Config, Unusable>,
     pub files: Vec<Reading>,
-    /// The number of the reading of all of them.
+    /// The number of this reading, the same for all of the files.
     pub begun: u64,
-    /// The lists in it.
+    /// The lists that the configuration holds.
     pub statics: AssignmentsByService,
-    /// Clients that were not there, opened.
+    /// Clients that did not run yet, opened.
     pub opened: Vec<Opened>,
 }
 
@@ -54,7 +56,7 @@ pub struct Loader {
     pub reread: Reread,
     pub lists: ListReader,
     pub begun: u64,
-    /// What was in force when it began.
+    /// The configuration that was in force when the reading began.
     pub running: Config,
     pub before: BTreeMap<String, (FileSource, Assignments)>,
     pub statics: AssignmentsByService,
@@ -83,7 +85,7 @@ impl Loader {
             statics: AssignmentsByService::new(),
             opened: Vec::new(),
         };
-        // What says the same again is not taken on, and opens no client that was removed by hand.
+        // An equal configuration is not taken on, and opens no client whose pins were removed by hand.
         if let Ok(config) = &loaded.config
             && (is_wanted || *config != self.running)
         {
@@ -106,7 +108,7 @@ impl Loader {
         /// A large configuration takes longer to be understood than to be read.
         const TO_READ: Duration = Duration::from_secs(10);
         let (file, reread) = (self.file.clone(), self.reread.clone());
-        // Before it is read: what changes from here on is seen as a change.
+        // Taken before the file is read, so that a change from here on is seen as a change.
         let stamp = self.lists.io.run(&self.file, PATIENCE, move || source::answers(&file)).await;
         let config = match &stamp {
             Ok(_) => self.lists.io.run(&self.file, TO_READ, move || reread()).await,

@@ -1,6 +1,7 @@
 //! Clients that are opened beside the loop: at a reload, and again while they could not be started.
 //!
-//! To open one takes its lock and loads its programs, tens of milliseconds each; several wait for readers together.
+//! To open a client takes its lock and loads its programs, tens of milliseconds each; several wait for readers
+//! together.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -24,13 +25,14 @@ use crate::config::Client;
 pub struct Tried {
     /// All that were tried.
     pub clients: Vec<Client>,
-    /// Those of them that were not there, opened.
+    /// Those of them that did not run, opened.
     pub opened: Vec<Opened>,
     /// The lists that were in force when it began, for all of them.
     pub by_service: AssignmentsByService,
 }
 
-/// A client that was opened beside the loop, with what other versions have of it; or why it could not be.
+/// A client that was opened beside the loop, with the locked pins that other versions have of it; or why it could not
+/// be.
 pub struct Opened {
     /// As it is configured.
     pub client: Client,
@@ -56,7 +58,7 @@ impl Daemon {
         if self.clients.unstarted.is_empty() || self.clients.opening || self.reload.turn.is_reading() {
             return;
         }
-        // One that was to leave has come back: its lock is ours to give up.
+        // A client that was leaving and is configured again is opened anew, which needs the lock that is held for it.
         let clients: Vec<Client> = self.clients.unstarted.iter().map(|(client, _)| client.clone()).collect();
         let names: BTreeSet<String> = clients.iter().map(|client| client.name.clone()).collect();
         self.clients
@@ -112,8 +114,8 @@ impl Daemon {
         self.leave_other_cgroups(now);
     }
 
-    /// Gives one client the lists that are in force: at first those for which its part was computed, then those that have
-    /// come since.
+    /// Gives one client the lists that are in force: at first those of which its part was computed, then those that
+    /// have come since.
     pub fn deliver_to(&mut self, client: &str, by_service: &AssignmentsByService, now: Instant) {
         let Some(client_task) = self.clients.task_mut(client) else {
             return;
@@ -144,16 +146,16 @@ impl Daemon {
     }
 }
 
-/// Opens clients, on whatever thread.
+/// Opens clients, on any thread.
 pub struct Opener {
     pub pins: PathBuf,
     pub limits: Limits,
     pub features: Features,
-    /// What leaves already is locked by us.
+    /// Pins of leaving clients, which this daemon has locked already.
     pub leaving: Vec<Pins>,
-    /// Whether the daemon is stopping, and does not wait for them any more.
+    /// Whether the daemon is stopping, and does not wait for opened clients any more.
     pub stopping: Arc<AtomicBool>,
-    /// When it began.
+    /// When the opening began.
     pub now: Instant,
 }
 
@@ -167,7 +169,7 @@ impl Opener {
         let pins = Pins::of(&self.pins, &client.name);
         match ClientTask::open(client, pins, self.limits, self.features, self.now) {
             Ok(client_task) => Ok((client_task, others)),
-            // What to do about it depends on its kind.
+            // Unwrapped, so that its kind is found among the causes: what to do about it depends on that.
             Err(ClientTaskError::Datapath(error)) => Err(error.into()),
             Err(error) => Err(error.into()),
         }

@@ -20,14 +20,14 @@ use crate::assignments::Assignments;
 use crate::config::Config;
 use crate::source::{FileSource, Stamp, directory_of};
 
-/// How the configuration file fares.
+/// The state of the configuration file.
 pub struct Reload {
     file: PathBuf,
     progress: Progress<Stamp>,
     reread: Reread,
     /// Whether it is being read, and whether an operator asked for that by SIGHUP.
     pub turn: ReadTurn,
-    /// How often a configuration was taken on, and could not be used, since the start.
+    /// How often, since the start, a configuration was taken on, and how often one could not be used.
     pub taken_on: u64,
     pub refused: u64,
     /// Since when the configuration in force is.
@@ -39,7 +39,7 @@ pub struct Reload {
 }
 
 impl Reload {
-    /// Of a file of which `stamp` was read, and which is in force since then.
+    /// Of a file that had `stamp` when it was read, and that is in force since `now`.
     pub fn new(file: &Path, stamp: Option<Stamp>, reread: Reread, now: SystemTime) -> Self {
         Self {
             file: file.to_owned(),
@@ -59,8 +59,8 @@ impl Reload {
     }
 
     pub fn changed(&mut self, changes: &BTreeSet<PathBuf>, now: Instant) {
-        // Endpoint files lie beside it and change often: only the file itself counts, or its directory. Links on the way to
-        // it are seen by the tick.
+        // Endpoint files lie beside it and change often: only the file itself counts, or its directory. A changed link
+        // on the way to it is seen by the tick.
         if changes.contains(&self.file) || changes.contains(&directory_of(&self.file)) {
             self.progress.changed(now);
         }
@@ -68,7 +68,7 @@ impl Reload {
 }
 
 impl Daemon {
-    /// SIGHUP: at once, and whether or not the file has changed, for the files that it names may have.
+    /// SIGHUP: reads at once, whether or not the file has changed, because the files that it names may have.
     pub fn reload_now(&mut self, now: Instant) {
         self.request(true, now);
     }
@@ -170,7 +170,8 @@ impl Daemon {
             self.reload.progress.done(Stamp::version(stamp));
         }
         match loaded.config {
-            // A file that was only touched, or read before its stamp could tell versions apart, or corrected to what it was.
+            // A file that was only touched, or read before its stamp could tell versions apart, or corrected to what it
+            // was.
             Ok(config) if config == self.config && !is_asked && !is_first => {
                 if self.reload.error.take().is_some() {
                     info!("the configuration is good again, and as it was");
@@ -194,7 +195,7 @@ impl Daemon {
             }
             Err(Unusable::Unread(error)) => {
                 self.reload.progress.found_nothing();
-                // One fault, however often it is tried again.
+                // Counted and logged once, however often it is tried again.
                 if self.reload.error.as_ref() != Some(&error) {
                     self.reload.refused += 1;
                     warn!(%error, "the configuration cannot be read; trying again");
@@ -210,7 +211,7 @@ impl Daemon {
                 self.reload.error = Some(error);
             }
         }
-        // At the start only once others can ask.
+        // At the start readiness is told later, once the socket accepts.
         if !is_first {
             self.notify_ready();
         }
@@ -243,7 +244,7 @@ impl Daemon {
                 unstarted.push((client.clone(), crate::error::chain(&error)));
             }
         }
-        // A client that was dropped and has come back while this was read is not among them: it is tried again.
+        // A client that was dropped and has come back while this was read is not in `opened`: it is tried again.
         for client in &config.clients {
             let is_there = self.clients.task(&client.name).is_some();
             if !is_there && !opened.iter().any(|opened| opened.client.name == client.name) {

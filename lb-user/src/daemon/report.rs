@@ -24,10 +24,10 @@ pub struct Waiter {
 
 /// The service manager that started the daemon, if one did.
 ///
-/// A thread of its own speaks to it: a manager that does not read lets a sender wait, and the loop must not.
+/// A thread of its own speaks to it: a manager that does not read blocks the sender, and the loop must not block.
 pub struct Notifier {
     messages: Option<mpsc::SyncSender<String>>,
-    /// Closed when the thread has said everything.
+    /// Closed when the thread has sent everything.
     said: mpsc::Receiver<()>,
     status: String,
 }
@@ -81,7 +81,7 @@ impl Notifier {
         self.tell(&[NotifyState::Stopping]);
     }
 
-    /// Waits until everything is said, but not for a manager that does not listen.
+    /// Waits until everything is sent, but not long for a manager that does not read.
     pub fn finish(mut self) {
         const PATIENCE: Duration = Duration::from_secs(1);
         if self.messages.take().is_some() {
@@ -102,7 +102,7 @@ fn speak(inbox: &mpsc::Receiver<String>) {
     let mut before = None;
     for message in inbox {
         let error = sd_notify::notify(&[NotifyState::Custom(&message)]).err().map(|error| error.to_string());
-        // Said once, not once per sign of life.
+        // Logged once, not once per sign of life.
         if let Some(error) = error.as_ref().filter(|error| before.as_ref() != Some(*error)) {
             warn!(%error, "cannot notify the service manager");
         }
@@ -111,7 +111,7 @@ fn speak(inbox: &mpsc::Receiver<String>) {
 }
 
 impl Daemon {
-    /// The tables are in the kernel.
+    /// Tells the service manager that the daemon is ready: the tables are in the kernel, and the socket accepts.
     pub fn notify_ready(&mut self) {
         let status = self.summary();
         self.notifier.ready(status);
@@ -122,7 +122,7 @@ impl Daemon {
         self.notifier.status(status);
     }
 
-    /// One line on how it goes, from what is at hand.
+    /// One line on the state of the daemon. Makes no system call.
     fn summary(&self) -> String {
         let clients = self.config.clients.len();
         let attached = self.clients.tasks.iter().filter(|client_task| client_task.cgroup().is_some()).count();
@@ -183,7 +183,7 @@ impl Daemon {
             };
             // The cgroup that the path names now. If there is none, the one of the sender may have been removed.
             let now = Cgroup::open(client_task.path()).ok();
-            // While that cannot be seen the request goes on waiting.
+            // While it cannot be seen whether a cgroup is covered, the request goes on waiting.
             if cgroups.iter().any(|cgroup| client_task.covers(*cgroup).unwrap_or(false)) {
                 let _ = answer.send(Coverage::Covered);
             } else if let Some(now) = now.filter(|now| !cgroups.contains(&now.id)) {

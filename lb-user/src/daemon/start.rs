@@ -1,8 +1,8 @@
 //! How the daemon starts and ends.
 //!
-//! A start is the first reload, of a daemon that has no client yet: what is wrong with one client is that client's, and is
-//! tried again. It fails only for what is the host's, or if no client can be started. At its end the daemon gives up what
-//! a successor needs before it waits for anything.
+//! A start is the first reload, of a daemon that has no client yet. What is wrong with one client does not fail the
+//! start and is tried again; it fails only for what is wrong with the host, or if no client can be started. At its end
+//! the daemon gives up what a successor needs before it waits for anything.
 
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
@@ -24,7 +24,7 @@ use crate::descriptors;
 use crate::metrics;
 use crate::server;
 
-/// What the host has to offer, whatever is configured.
+/// Checks what the host has, independent of the clients: the kernel's features, cgroup2 and the bpffs.
 ///
 /// # Errors
 /// If socklb cannot run here, or not as this user.
@@ -55,7 +55,8 @@ impl Listeners {
     /// Binds them.
     ///
     /// # Errors
-    /// If somebody else has them, or the directory of the socket cannot be written.
+    /// If another process has the socket or the port, or the directory of the socket cannot be written or is not
+    /// trusted.
     pub fn bind(config: &Config, queries: mpsc::Sender<Query>) -> Result<Self> {
         let (limit, clients) = (descriptors::raise(), config.clients.len() as u64);
         if let Some(shortage) = descriptors::shortage(limit, clients) {
@@ -90,7 +91,7 @@ impl Listeners {
 
     /// Stops accepting, and frees the socket and the port for a successor.
     async fn close(self) {
-        // Before the listener is gone: until then no other daemon can have put its socket at the path.
+        // Removed before the listener is closed: until then no other daemon can have put its socket at the path.
         if self.bound.is_none() {
             let _ = std::fs::remove_file(&self.path);
         }
@@ -103,18 +104,18 @@ impl Listeners {
     }
 }
 
-/// Gives up, within moments and whatever hangs, all that a successor needs: the sockets, the locks of all clients, and what
-/// the service manager was told. Threads that a file system holds keep the process, and its descriptors, for longer than
-/// anybody should wait.
+/// Gives up, within seconds and whatever hangs, all that a successor needs: the sockets, the locks of all clients, and
+/// what the service manager was told. Threads that a hanging file system holds may keep the process and its descriptors
+/// for longer.
 pub async fn stop(daemon: Daemon, listeners: Listeners, mut inbox: mpsc::Receiver<Event>) {
-    /// Clients are opened one by one in tens of milliseconds each, with their locks.
+    /// A client that is being opened holds its lock, for tens of milliseconds.
     const PATIENCE: Duration = Duration::from_secs(1);
     daemon.stopping.store(true, Ordering::Relaxed);
     daemon.notifier.stopping();
     listeners.close().await;
     let Daemon { clients, notifier, events, .. } = daemon;
     drop((clients, events));
-    // What is being opened comes in with its locks. Nothing more comes when everybody who could send has ended.
+    // Clients that are being opened come in, and their locks are dropped. The channel ends when all senders are gone.
     let emptied = async { while inbox.recv().await.is_some() {} };
     let _ = tokio::time::timeout(PATIENCE, emptied).await;
     drop(inbox);
@@ -147,7 +148,7 @@ impl Daemon {
     }
 }
 
-/// Why no client at all can be started: all that is in the way is told at once.
+/// Why no client at all can be started: the errors of all clients at once.
 fn why_none(opened: Vec<Opened>, config: &Config) -> anyhow::Error {
     let mut faults: Vec<(String, anyhow::Error)> =
         opened.into_iter().filter_map(|opened| Some((opened.client.name, opened.result.err()?))).collect();

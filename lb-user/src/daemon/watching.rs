@@ -1,6 +1,6 @@
 //! Directories that are watched for changes: where cgroups appear, and where files lie.
 //!
-//! A watch can fail, and can be lost without a word: everything is looked at once a second all the same.
+//! A watch can fail, and can be lost without notice: everything is looked at once a second all the same.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ pub struct Watching {
 }
 
 impl Watching {
-    /// Watches with this.
+    /// Directories of `watch`, none of which was reported yet.
     pub fn new(watch: Watch) -> Self {
         Self { watch, unwatched: BTreeSet::new() }
     }
@@ -45,11 +45,11 @@ impl Daemon {
         for (path, error) in failed {
             self.report_unwatched(&path, Some(error));
         }
-        // A directory may have to be asked for, and need not answer.
+        // Beside the loop: a file system that does not answer may hold up the removal of a watch.
         tokio::task::spawn_blocking(move || watcher.keep_only(&wanted));
     }
 
-    /// Tries again to watch anything at all.
+    /// Tries again to make an inotify instance, if there is none.
     pub fn watch_again(&mut self) {
         if self.watching.watch.watcher().is_none()
             && let Ok(watch) = Watch::new()

@@ -21,13 +21,13 @@ pub fn usage(diagnosis: &mut Diagnosis, name: &str, pins: &Pins, has_two_tables:
     let (limit, places) = (records.map, records.capacity);
     let flows = records.used + overflow.used;
     if has_two_tables {
-        // As many again fit in the table of those whose place is taken.
+        // As many flows again fit in the table of collisions, for flows whose place is taken.
         let what = format!("{limit} ({places}, and as many again on collisions)");
         full(limit, flows, places.saturating_mul(2), &what);
     } else {
         full(limit, flows, places, limit);
     }
-    // Past these a flow is balanced all the same, and in no active count.
+    // A flow that finds one of these full is balanced all the same, and in no active count.
     let collisions = "flow_overflow: flows whose place in the flow table is another's";
     full(limit, overflow.used, overflow.capacity, collisions);
     let datagrams_of = "datagrams: sockets that address their datagrams";
@@ -52,7 +52,7 @@ fn full(
     }
 }
 
-/// What should not happen and did. The counts are right all the same, so nothing is to be done but to tell us.
+/// What should not happen and did. The counts are right all the same, so there is nothing to do.
 pub fn anomalies(diagnosis: &mut Diagnosis, name: &str, pins: &Pins) {
     let Ok(anomalies) = Tables::open(pins, false).and_then(|tables| tables.anomalies()) else { return };
     let Anomalies { close_without_record, established_out_of_turn, ended_twice, release_out_of_turn } =

@@ -1,4 +1,4 @@
-//! Programs of others on a client's cgroup or above it, as the doctor tells of them.
+//! Other programs on a client's cgroup or above it, as the doctor tells of them.
 
 use lb_kernel::{Cgroup, Neighbour, Pinned, Pins};
 use lb_view::diagnosis::{Diagnosis, State};
@@ -6,7 +6,7 @@ use lb_view::diagnosis::{Diagnosis, State};
 use super::AS_ROOT;
 use crate::config::Paths;
 
-/// The programs of others that run for a client's sockets.
+/// The other programs that run for a client's sockets.
 pub fn others(diagnosis: &mut Diagnosis, name: &str, paths: &Paths, pins: &Pins, cgroup: &Cgroup) {
     let neighbours = match lb_kernel::neighbours(pins, &Pinned::below(&paths.pins), &cgroup.path) {
         Ok(neighbours) => neighbours,
@@ -61,7 +61,7 @@ fn order(neighbour: &Neighbour) -> &'static str {
     }
 }
 
-/// How to find the pins that hold a program of socklb, which only they can tell how to remove.
+/// How to find the pins that hold a program of socklb: without the pins it cannot be removed.
 fn where_it_may_be_pinned(neighbour: &Neighbour) -> String {
     format!(
         "another socklb with other --pins has it, or its pins were moved: find them with `find / -name \

@@ -7,7 +7,7 @@ use lb_view::diagnosis::{Diagnosis, State};
 
 use super::AS_ROOT;
 
-/// Sockets that are told one by one, of one client: a process that was handed thousands is one fault, not thousands.
+/// Sockets of one client that are told one by one: a process that was handed thousands is one fault, not thousands.
 const SHOWN: usize = 20;
 
 /// The sockets of a client that are not covered.
@@ -18,7 +18,7 @@ pub fn uncovered(diagnosis: &mut Diagnosis, name: &str, sockets: &Sockets) {
     for socket in uncovered {
         found.entry(socket.inode).or_default().push(socket);
     }
-    // What matters comes first: one that only listens dials nobody.
+    // Connected sockets come first: a socket that only listens dials nothing.
     let (dialling, listening): (Vec<_>, Vec<_>) =
         found.into_values().partition(|holders| holders.iter().any(|socket| socket.peer.is_some()));
     for holders in dialling.iter().chain(&listening).take(SHOWN) {
@@ -50,7 +50,7 @@ pub fn uncovered(diagnosis: &mut Diagnosis, name: &str, sockets: &Sockets) {
 fn one(diagnosis: &mut Diagnosis, name: &str, holders: &[&Uncovered]) {
     let Some(socket) = holders.first() else { return };
     let made_in = match &socket.made_in {
-        // Its name is somebody's own choice, as that of a process is.
+        // Escaped: the process that makes a cgroup chooses its name.
         Some(path) => format!("made in {}", path.to_string_lossy().escape_debug()),
         None => "made in a cgroup that is gone".to_owned(),
     };
@@ -70,7 +70,7 @@ fn one(diagnosis: &mut Diagnosis, name: &str, holders: &[&Uncovered]) {
     diagnosis.add("sockets", state, text, help);
 }
 
-/// Who holds a socket.
+/// The processes that hold a socket.
 fn holders_text(holders: &[&Uncovered]) -> String {
     /// A server may have forked hundreds.
     const NAMED: usize = 5;

@@ -1,4 +1,4 @@
-//! Keys of a document: one row for each, of which come what is accepted, what is refused, and what the pages say.
+//! Keys of a document: one row for each, which gives what is accepted, what is refused, and what the pages say.
 //!
 //! The rows of the configuration are in `config/keys.rs`, those of endpoint files beside their reader. What a value decides
 //! is not known here.
@@ -32,7 +32,7 @@ pub struct Key<K: Kind> {
 }
 
 impl<K: Kind> Key<K> {
-    /// What is written, if something is. It is reported if that must be.
+    /// The item, if the key is written. If it is not and is required, that is reported.
     pub fn item<'t>(&self, table: &Table<'t>, report: &mut Report<'_>) -> Option<Item<'t>> {
         let item = table.get(self.name);
         if item.is_none() && matches!(self.unset, Unset::Required) {
@@ -84,7 +84,7 @@ impl<K: Kind> Key<K> {
 pub trait Row: Sync {
     /// As it is written.
     fn name(&self) -> &'static str;
-    /// In Markdown: what may be written, what it means that nothing is, and what it decides.
+    /// In Markdown: what may be written, what is the default, and what the key decides.
     fn cells(&self) -> [String; 3];
 }
 

@@ -32,7 +32,8 @@ pub fn did_you_mean(word: &str, known: &[&str]) -> String {
     best.map_or_else(String::new, |best| format!("did you mean {best}? "))
 }
 
-/// The letters to insert, delete, replace or swap with their neighbour; none of our words is as long as what is not compared.
+/// The letters to insert, delete, replace or swap with their neighbour. A word of more than 64 bytes is not compared:
+/// no known word is that long.
 fn distance(left: &str, right: &str) -> usize {
     if left.len() > 64 { usize::MAX } else { strsim::osa_distance(left, right) }
 }

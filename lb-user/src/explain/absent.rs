@@ -1,4 +1,4 @@
-//! Why there is nothing to explain: nobody dials the service, others do, or there is no such client.
+//! Why there is nothing to explain: no client dials the service, only other clients do, or there is no such client.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! Which flows are asked for, and whether there is anything of these names: a slip of the pen is an error, not an empty
+//! Which flows are asked for, and whether there is anything of these names: a misspelt name is an error, not an empty
 //! list.
 
 use std::collections::BTreeSet;
@@ -42,7 +42,7 @@ pub(super) fn check(clients: &[FlowSnapshot], filter: &FlowFilter) -> Result<(),
     }
 }
 
-/// Says what there is.
+/// The error for a name that does not exist, with the names that do.
 pub(super) fn unknown<'a>(
     what: &str,
     asked: Option<&str>,
@@ -52,7 +52,7 @@ pub(super) fn unknown<'a>(
     /// A service may have thousands of backends.
     const NAMED: usize = 20;
     let known: Vec<&str> = known.into_iter().collect();
-    // Addresses are all near each other.
+    // Not for addresses, which are all near each other.
     let near = asked.map_or_else(String::new, |asked| did_you_mean(asked, &known));
     let names = if known.is_empty() { "none".to_owned() } else { known[..known.len().min(NAMED)].join(", ") };
     let more = known.len().saturating_sub(NAMED);

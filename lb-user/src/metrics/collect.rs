@@ -30,7 +30,7 @@ pub struct MapMetrics {
 pub fn collect(facts: ClientFacts) -> ClientMetrics {
     let maps = Tables::open(&facts.pins, false).and_then(|tables| read_maps(&tables, facts.lately.as_ref()));
     let maps = maps.inspect_err(|error| {
-        // No warning: whoever scrapes sees it, and this comes once per scrape.
+        // No warning: the page shows it (`socklb_client_readable`), and this comes once per scrape.
         tracing::debug!(client = %facts.pins.client, error = %crate::error::chain(error), "maps cannot be read for metrics");
     });
     ClientMetrics { maps: maps.ok(), facts }
@@ -48,7 +48,7 @@ fn read_maps(tables: &Tables, lately: Option<&Lately>) -> Result<MapMetrics, Dat
     Ok(MapMetrics { fullness: tables.fullness()?, snapshot, failing })
 }
 
-/// Whether a backend fails, as `status` tells it.
+/// Whether a backend is failing, by the same rule as in `status`.
 fn is_failing(backend: &BackendSnapshot, lately: &Lately) -> bool {
     let BackendSnapshot { slot, counts, .. } = backend;
     let recent = lately.recent(slot.at, &counts.sums);

@@ -1,6 +1,7 @@
-//! Every metric: its name, type, unit and labels, and what it means. `docs/reference/metrics.md` has the same table; a test compares.
+//! Every metric: its name, type, unit and labels, and what it means. `docs/reference/metrics.md` has the same table; a
+//! test compares.
 //!
-//! Names are part of what operators build on: they change as configuration keys do, with a line in the changelog.
+//! Operators build on the names: they change as configuration keys do, with a line in the changelog.
 
 /// A metric with all its series.
 #[derive(Debug)]

@@ -26,7 +26,7 @@ pub enum Form {
 }
 
 impl Form {
-    /// What a reader accepts, by its `Accept` header.
+    /// The form that a reader accepts, by its `Accept` header.
     pub fn accepted(header: Option<&str>) -> Self {
         let open = |range: &str| range.trim_start().starts_with("application/openmetrics-text");
         if header.unwrap_or_default().split(',').any(open) { Self::OpenMetrics } else { Self::Text }
@@ -127,7 +127,7 @@ fn put(series: &mut MetricEncoder<'_>, form: Form, kind: Kind, value: &Value<'_>
         (Value::Real(x), Form::OpenMetrics, Kind::Counter) => {
             series.encode_counter::<NoLabelSet, _, f64>(x, None)
         }
-        // The name has its suffix already.
+        // The text form writes counters as gauges do: their name has its suffix already.
         (Value::Whole(n), ..) => series.encode_gauge(n),
         (Value::Real(x), ..) => series.encode_gauge(x),
         (Value::Times(times), ..) => {

@@ -1,7 +1,7 @@
 //! Answers requests for `/metrics` on the daemon's socket, or on a loopback port if one is configured.
 //!
-//! A page is made whole, one at a time in each of the two forms, and then read by as many as wanted it: a reader that is
-//! slow or stops holds up nobody.
+//! A page is made whole, one at a time in each of the two forms, and then read by as many as wanted it: a reader that
+//! is slow or stops holds up no other.
 
 use std::io;
 use std::net::SocketAddr;
@@ -27,7 +27,7 @@ struct Pages {
     text: Rounds,
 }
 
-/// Binds the port: what can go wrong shows before the kernel is touched.
+/// Binds the port, so that errors show before the kernel is touched.
 ///
 /// # Errors
 /// If it cannot be listened on.

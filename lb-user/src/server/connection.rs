@@ -1,7 +1,7 @@
 //! One connection, which carries one request: what it may take of memory and of time.
 //!
-//! A request has a head of at most 8 KiB and no body. It has to be there in five seconds, the daemon works on its answer
-//! for a minute at most, and the answer has to be read in ten seconds.
+//! A request has a head of at most 8 KiB and no body. It has to be there in five seconds, the daemon works on its
+//! answer for a minute at most, and the answer has to be read in ten seconds.
 
 use std::convert::Infallible;
 use std::io;
@@ -27,10 +27,10 @@ use tokio::sync::{Notify, watch};
 const HEAD_BYTES: usize = 8 << 10;
 /// For a request to be there.
 const ASKING: Duration = Duration::from_secs(5);
-/// For its answer to be made: who waits for a cgroup to be covered is answered after half of it, everything else takes
-/// seconds.
+/// For its answer to be made: a request that waits for a cgroup to be covered is answered after half of this,
+/// everything else takes seconds.
 const ANSWERING: Duration = Duration::from_secs(60);
-/// For its answer to be read. Prometheus gives a scrape as long unless it is told otherwise.
+/// For its answer to be read. Prometheus' default timeout of a scrape is the same.
 const READING: Duration = Duration::from_secs(10);
 
 /// What a connection waits for.
@@ -38,9 +38,9 @@ const READING: Duration = Duration::from_secs(10);
 enum State {
     /// For a request: the other side has to do something.
     Asking,
-    /// For an answer to be made: the daemon has.
+    /// For an answer to be made: the daemon has to do something.
     Answering,
-    /// For the answer to be read: the other side has.
+    /// For the answer to be read: the other side has to do something.
     Reading,
 }
 
@@ -74,8 +74,8 @@ impl Activity {
         Self { phase: watch::Sender::new(State::Asking), progress: AtomicU64::new(now()), moved }
     }
 
-    /// The less, the longer it has done nothing: those that have not asked come first. Nothing while it waits for the
-    /// daemon.
+    /// Orders connections by how long they have done nothing, the longest first; those that have not asked come before
+    /// the others. `None` while it waits for the daemon.
     pub fn idleness(&self) -> Option<impl Copy + Ord + use<>> {
         let phase = *self.phase.borrow();
         (phase != State::Answering).then(|| (phase, self.progress.load(Ordering::Relaxed)))
@@ -110,7 +110,7 @@ pub async fn answer(stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static
     serve(stream, router, Arc::new(Activity::new(Arc::default()))).await;
 }
 
-/// Serves one connection to its end. What goes wrong on it is the other side's.
+/// Serves one connection to its end. Its errors are the other side's, and are ignored.
 pub async fn serve(
     stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
     router: Router,
@@ -119,7 +119,7 @@ pub async fn serve(
     let stream = TimedStream { stream, activity: Arc::clone(&activity) };
     let service = service_fn(|request| respond(request, router.clone(), Arc::clone(&activity)));
     let mut http = http1::Builder::new();
-    // One request: so nobody can ask again before it has read, and an idle connection is one that has not asked.
+    // One request: no client can ask again before it has read, and an idle connection is one that has not asked.
     http.max_buf_size(HEAD_BYTES).keep_alive(false);
     tokio::select! {
         _ = http.serve_connection(TokioIo::new(stream), service) => {}

@@ -1,8 +1,8 @@
 //! A long answer: made whole, kept packed, and given to as many readers as want it.
 //!
-//! A page of metrics for ten thousand backends has 70 MB, and a slow reader may take ten seconds for it. While it does, it
-//! holds nothing but its position in a document that takes a fortieth of that: no thread, no copy, no lock that others
-//! wait for. A reader that takes no gzip gets it unpacked piece by piece.
+//! A page of metrics for ten thousand backends has 70 MB, and a slow reader may take ten seconds for it. Meanwhile the
+//! reader holds nothing but its position in a document that takes a fortieth of that: no thread, no copy, no lock that
+//! others wait for. For a reader that takes no gzip the document is unpacked piece by piece.
 
 use std::fmt;
 use std::io::{self, BufRead, Read, Write};
@@ -31,7 +31,7 @@ pub struct Document {
     plain: u64,
 }
 
-/// Writes a document. Small writes are gathered before they are packed, and what that gives before it is kept.
+/// Writes a document. Small writes are gathered before they are packed, and packed bytes before they are kept.
 pub struct Writer {
     encoder: io::BufWriter<GzEncoder<io::BufWriter<Parts>>>,
     plain: u64,
@@ -96,16 +96,16 @@ impl fmt::Write for Writer {
     }
 }
 
-/// In what a document is given away.
+/// The form in which a document is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
-    /// As it lies there.
+    /// As it is kept: gzip.
     Packed,
     /// Unpacked.
     Plain,
 }
 
-/// In what the reader wants it: packed, if its `Accept-Encoding` names gzip and does not forbid it.
+/// The form that a reader wants: packed, if its `Accept-Encoding` names gzip and does not forbid it.
 pub fn accepts_gzip(headers: &HeaderMap) -> Form {
     let mut values = headers.get_all(ACCEPT_ENCODING).iter().filter_map(|value| value.to_str().ok());
     let names_gzip = |coding: &str| {
@@ -116,7 +116,7 @@ pub fn accepts_gzip(headers: &HeaderMap) -> Form {
     if values.any(|value| value.split(',').any(names_gzip)) { Form::Packed } else { Form::Plain }
 }
 
-/// An answer whose length is told: one that is cut off cannot be taken for whole.
+/// An answer with its length, so that one that is cut off cannot be taken for whole.
 pub fn respond(document: Arc<Document>, form: Form, content_type: &'static str) -> Response {
     let length = match form {
         Form::Packed => document.packed,
@@ -127,7 +127,7 @@ pub fn respond(document: Arc<Document>, form: Form, content_type: &'static str) 
     response
 }
 
-/// An answer that begins before the document is made. One that will not be is cut off.
+/// An answer that begins before the document is made. If the document cannot be made, the answer is cut off.
 pub fn pending(
     document: oneshot::Receiver<Arc<Document>>,
     form: Form,

@@ -1,7 +1,7 @@
-//! Documents that many may want at once: one is made at a time, and who asks meanwhile shares the next.
+//! Documents that many readers may want at once: one is made at a time, and readers that ask meanwhile share the next.
 //!
-//! So the number of readers does not matter to what making costs: one thread, and one look at the maps. What a reader gets
-//! was read after it asked.
+//! So the cost does not depend on the number of readers: one thread, and one look at the maps. What a reader gets was
+//! read after it asked.
 
 use std::sync::Arc;
 
@@ -11,10 +11,10 @@ use super::Document;
 use crate::api::{Query, ask};
 use crate::facts::Facts;
 
-/// Requests that may wait for the next round: more than there are connections would not come.
+/// Requests that may queue for the next round; further ones wait until there is room in the queue.
 const WAITING: usize = 64;
 
-/// A kind of document. When the last copy is gone, so is the task that makes it.
+/// A kind of document. The task that makes it ends with the last copy of this.
 #[derive(Clone, Debug)]
 pub struct Rounds {
     waiting: mpsc::Sender<oneshot::Sender<Arc<Document>>>,
@@ -28,10 +28,10 @@ impl Rounds {
         Self { waiting }
     }
 
-    /// The next that is begun. Its sender is dropped if none can be made.
+    /// The next document that is begun. Its sender is dropped if the document cannot be made.
     pub async fn next(&self) -> oneshot::Receiver<Arc<Document>> {
         let (turn, document) = oneshot::channel();
-        // Gone only with the runtime.
+        // The task that receives ends only with the runtime.
         let _ = self.waiting.send(turn).await;
         document
     }
@@ -44,7 +44,7 @@ async fn go(
 ) {
     while let Some(first) = turns.recv().await {
         let mut readers = vec![first];
-        // Bound: the room of the queue.
+        // Bound: the connections of the two listeners.
         while let Ok(reader) = turns.try_recv() {
             readers.push(reader);
         }

@@ -1,7 +1,7 @@
 //! Reads the endpoints of one service from a file: TOML, or the JSON that Prometheus calls `file_sd`.
 //!
-//! A file is complete or refused: whoever wrote it half must not take backends away from the service. Reads text only;
-//! when to read it, and that the last good list stays when this refuses, is for the caller.
+//! A file is complete or refused: a file that is half written must not take backends away from the service. Reads text
+//! only; when to read it, and that the last good list stays when this refuses, is for the caller.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -89,8 +89,8 @@ fn read_toml(text: &str, report: &mut Report<'_>) -> Vec<Entry> {
     tables.iter().filter_map(|table| read_table(table, report)).collect()
 }
 
-// What is wrong in an entry hides nothing else of it: all that can be read goes on to be checked. One that is cut off
-// before it says anything is not blamed for what it does not say.
+// One fault of an entry hides no other: all that can be read goes on to be checked. An entry with neither address nor
+// index, as at the end of a file that is cut off, gives no further fault.
 fn read_table(table: &Table<'_>, report: &mut Report<'_>) -> Option<Entry> {
     let address = keys::ADDRESS.item(table, report);
     let is_cut = address.is_none() && table.get(keys::INDEX.name).is_none();
@@ -156,8 +156,8 @@ impl Entry {
     }
 }
 
-/// Checks the entries of a file or a static list together. `None` if they cannot stand together; what is reported of one
-/// alone is in the report. Without the address of the service nothing is said of families.
+/// Checks the entries of a file or a static list together. `None` if they make no valid list, which is reported.
+/// Without the address of the service families are not checked.
 pub fn check(
     entries: Vec<Entry>,
     service: Option<SocketAddr>,
@@ -179,7 +179,7 @@ pub fn check(
         Index::Absent | Index::Wrong(_) => None,
     });
     let given: BTreeSet<u32> = given.collect();
-    // An entry whose fault is reported needs some index for the rest to be checked: one that nobody else has.
+    // An entry whose fault is reported needs some index for the rest to be checked: one that no other entry has.
     let mut free = (0..MAX_INDEXES).filter(|index| !given.contains(index));
     let mut spans = Vec::with_capacity(entries.len());
     let mut endpoints = Vec::with_capacity(entries.len());
@@ -202,8 +202,8 @@ pub fn check(
     }
 }
 
-// An entry whose address cannot be read comes into no list, but its index may be another's all the same. What the list
-// finds by itself is left to it.
+// An entry whose address cannot be read comes into no list, but another entry may have its index all the same. Two
+// entries with addresses and one index are found by the list.
 fn check_indexes_without_address(entries: &[Entry], report: &mut Report<'_>) {
     // By index: where it stood first, and whether an entry with an address had it.
     let mut seen: BTreeMap<u32, (&Range<usize>, bool)> = BTreeMap::new();
@@ -230,8 +230,8 @@ fn new_list(
     if let Some(service) = service {
         return EndpointList::new(endpoints, service, services);
     }
-    // Of an address of another family than its service nothing else is said: so each family is looked at as if the
-    // service were of it. What concerns both is told once.
+    // An address of another family than its service's is not checked further, so each family is checked as if the
+    // service were of it. Faults that do not depend on the family are told once.
     let v4 = EndpointList::new(endpoints.clone(), (Ipv4Addr::LOCALHOST, 0).into(), services);
     let v6 = EndpointList::new(endpoints, (Ipv6Addr::LOCALHOST, 0).into(), services);
     let (mut faults, of_v6) = match (v4, v6) {
@@ -253,7 +253,7 @@ fn new_list(
     Err(faults)
 }
 
-// A position in the list says little to who reads a file: name the line instead.
+// A position in the list says little to an operator: name the line instead.
 fn add_fault(
     position: usize,
     fault: &EndpointFault,

@@ -1,7 +1,7 @@
 //! The last lists that could be used, kept on disk for a start without their files.
 //!
-//! A list that was cut off is a shorter list, and a start that took it would drop backends. So one is renamed into place once
-//! all of it is on the disk, and is used only if it ends as it was written.
+//! A list that was cut off is a shorter list, and a start that took it would drop backends. So a list is renamed into
+//! place once all of it is on the disk, and is used only if it ends as it was written.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -34,8 +34,8 @@ pub fn read(path: &Path) -> Result<Vec<u8>, SourceError> {
     source::read_whole(path)
 }
 
-/// Whoever may write to the directory of the state decides what a start without a file uses. Looked at each time: at the
-/// start it may not have answered.
+/// Checks that no other user may write to the directory of the state and so decide what a start without a file uses.
+/// Checked each time, because the directory may not have answered at the start.
 fn check(path: &Path) -> Result<(), Untrusted> {
     match path.parent().and_then(Path::parent) {
         Some(state) if state.exists() => trust::check_directory(state, "--state"),
@@ -43,8 +43,8 @@ fn check(path: &Path) -> Result<(), Untrusted> {
     }
 }
 
-/// Keeps a list: writes it to another name, waits until it is on the disk, and renames it into place. Two processes that
-/// have one directory keep their lists one after the other.
+/// Keeps a list: writes it to another name, waits until it is on the disk, and renames it into place. If another
+/// process is keeping a list in the directory, this fails, to be tried again.
 ///
 /// # Errors
 /// If it cannot be written; what was kept before stays.
@@ -70,11 +70,11 @@ pub fn keep(path: &Path, text: &[u8]) -> io::Result<()> {
     new.push(".new");
     let written = write(Path::new(&new), &[text, end]).and_then(|()| fs::rename(&new, path));
     if written.is_err() {
-        // A cut list takes room that may be what is missing.
+        // What was written takes room on a disk that may be full.
         let _ = fs::remove_file(&new);
         return written;
     }
-    // The name, too.
+    // The new name must be on the disk, too.
     lock.sync_all()
 }
 
@@ -146,7 +146,7 @@ mod tests {
                 });
             }
         });
-        // Whoever is second changes nothing.
+        // The second process changes nothing.
         let lock = File::open(path.parent().unwrap()).unwrap();
         rustix::fs::flock(&lock, FlockOperation::LockExclusive).unwrap();
         let before = fs::read(&path).unwrap();

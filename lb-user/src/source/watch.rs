@@ -1,8 +1,8 @@
 //! Tells what changes in directories, by inotify(7).
 //!
-//! A path is walked when a watch is added, and a file system that does not answer holds up the thread that does so: watches
-//! can be added from any thread, and nothing is locked meanwhile. That is why this is no library's watcher, whose one thread
-//! adds watches and reads changes in turn. Without it everything is still looked at once a second.
+//! A path is resolved when a watch is added, and a file system that does not answer holds up the thread that does so:
+//! watches can be added from any thread, and nothing is locked meanwhile. A library's watcher does not serve here: its
+//! one thread adds watches and reads changes in turn. Without watches everything is still looked at once a second.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
@@ -32,7 +32,7 @@ const CHANGES: WatchFlags = WatchFlags::CREATE
 /// More changes than this at once are not all told: what is watched is looked at once a second in any case.
 const MAX_CHANGES: usize = 256;
 
-/// Tells what changes.
+/// Tells what changes in watched directories.
 pub struct Watch {
     watcher: Option<(mpsc::Receiver<PathBuf>, Watcher)>,
 }
@@ -47,7 +47,8 @@ pub struct Watcher {
 /// Which directories are watched.
 #[derive(Default)]
 struct WatchedDirectory {
-    /// Device and inode of each, by which one that was removed and made again is told apart: its watch is gone.
+    /// By path: device and inode, because a directory that was removed and made again has lost its watch; and the
+    /// watch.
     directories: BTreeMap<PathBuf, (Identity, i32)>,
 }
 
@@ -138,7 +139,7 @@ impl Watcher {
     fn drop_watch(&self, watch: Option<i32>) {
         let is_used = |watch: &i32| self.watched().directories.values().any(|(_, used)| used == watch);
         if let Some(watch) = watch.filter(|watch| !is_used(watch)) {
-            // The kernel may have dropped it with its directory.
+            // The kernel may have dropped the watch with its directory.
             let _ = inotify::remove_watch(&self.inotify, watch);
         }
     }
@@ -224,7 +225,7 @@ mod tests {
         assert_eq!(watch.changed().await, [link.join("a")].into());
         watcher.keep_only(&[folder.path().to_owned()].into());
         assert_eq!(watched(&watcher), [""; 0].map(PathBuf::from));
-        // What is watched no more is said to be so by the kernel.
+        // The kernel tells when a watch is gone (IN_IGNORED).
         watcher.add(folder.path()).unwrap();
         watcher.add(&one).unwrap();
         fs::remove_dir_all(&one).unwrap();

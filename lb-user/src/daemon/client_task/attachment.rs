@@ -1,4 +1,4 @@
-//! Where a client task is attached: at the cgroup that its path names now, and nowhere else for longer than it takes.
+//! Where a client task is attached: at the cgroup that its path names now, and at earlier ones until their flows ended.
 //!
 //! A cgroup may be made anew at the same path, and a client may be configured for another one. The programs attach there
 //! first; old links go once no flow is open that may have begun at them. It reads no clock.
@@ -15,7 +15,7 @@ use super::ClientTask;
 pub enum Followed {
     /// The programs are where they were.
     Unchanged,
-    /// They are attached to a cgroup to which they were not, or again.
+    /// The programs were attached, to another cgroup or again.
     Attached,
     /// The cgroup is gone.
     Lost,
@@ -24,8 +24,8 @@ pub enum Followed {
 }
 
 impl ClientTask {
-    /// Puts this build's programs in place of those that are attached, or attaches them: from now on the cgroup's connects
-    /// are balanced. Without a cgroup there is nothing to attach to yet. Where else they are attached they stay, until
+    /// Puts this build's programs in place of those that are attached, or attaches them: from now on the cgroup's
+    /// connects are balanced. Without a cgroup there is nothing to attach to yet. On other cgroups they stay until
     /// [`ClientTask::leave_other_cgroups`].
     ///
     /// # Errors
@@ -70,7 +70,7 @@ impl ClientTask {
     }
 
     fn attach_if_needed(&mut self) -> Result<Followed, DatapathError> {
-        // What an earlier daemon has attached gets our programs, too.
+        // Links of an earlier daemon get the programs of this one, too.
         if self.is_effective()? {
             self.attach_error = None;
             if self.cgroup.is_some() {
@@ -80,13 +80,13 @@ impl ClientTask {
         if self.look_for_pins()? { self.attach() } else { Ok(Followed::Unpinned) }
     }
 
-    /// Something has changed at the client's cgroup: it is looked at again at once.
+    /// Something has changed at the client's cgroup: the next look at it need not wait for its pause.
     pub fn cgroup_changed(&mut self) {
         self.attaching.retry_now();
     }
 
-    /// Looks whether the client's pins are still those that this client task works on. Where the whole directory was removed,
-    /// an operator wants the client gone: it stays so until another one is opened for it.
+    /// Looks whether the client's pins are still those that this client task works on. Where the whole directory was
+    /// removed, an operator wants the client gone: it stays gone until another client task is opened for it.
     ///
     /// # Errors
     /// If that cannot be seen.
@@ -104,12 +104,12 @@ impl ClientTask {
         self.is_unpinned
     }
 
-    /// Leaves cgroups that are not the client's any more: lets no flow begin there, and detaches once no flow is open that
-    /// may have begun there. Only once the client that takes a cgroup over is attached there. After a failure nothing is done until
-    /// it is time to try again.
+    /// Leaves cgroups that are not the client's any more: lets no flow begin there, and detaches once no flow is open
+    /// that may have begun there. To be called only once the client that takes a cgroup over is attached there. After a
+    /// failure nothing is done until it is time to try again.
     ///
     /// # Errors
-    /// If a link cannot be looked at or removed; with whether it is another error than before.
+    /// If a link cannot be looked at or removed. The error comes with whether it is another one than before.
     pub fn leave_other_cgroups(&mut self, now: Instant) -> Result<(), (DatapathError, bool)> {
         if !self.leaving.is_due(now) {
             return Ok(());
@@ -143,8 +143,8 @@ impl ClientTask {
         Ok(cgroups)
     }
 
-    /// While there is no cgroup at the client's path, one that was removed there is left alone: sockets that were made in
-    /// it may still dial. One that lives elsewhere is not the client's any more.
+    /// While there is no cgroup at the client's path, links to a cgroup that was removed there stay: sockets that were
+    /// made in it may still dial. A cgroup at another path is not the client's any more, and its links go.
     fn retire_other_links(&self) -> Result<(), DatapathError> {
         if let Some(cgroup) = &self.cgroup {
             return self.datapath.leave_other_cgroups(cgroup);

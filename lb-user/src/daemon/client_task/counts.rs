@@ -14,7 +14,7 @@ impl ClientTask {
     /// Remembers the counts of every slot now and then, for what was counted in the last minute.
     ///
     /// # Errors
-    /// If the kernel refuses a look-up; with whether it is another error than before.
+    /// If the kernel refuses a look-up. The error comes with whether it is another one than before.
     pub fn sample(&mut self, now: Instant) -> Result<(), (DatapathError, bool)> {
         if !self.window.is_due(now) || !self.counting.is_due(now) {
             return Ok(());
@@ -52,7 +52,7 @@ impl ClientTask {
         Ok(())
     }
 
-    /// How many connects were refused because all backends were at their limit, of the services that have one.
+    /// How many connects were refused because all backends were at their limit, of the services that have a limit.
     fn limited(&self) -> Result<Vec<(ServiceIndex, u64)>, DatapathError> {
         let services = self.datapath.applied().services.iter();
         let limited = services.filter(|(_, service)| service.rules.active_limit != 0);

@@ -27,7 +27,7 @@ impl Page {
         let of_started = |value: fn(&ClientMetrics) -> bool| {
             self.clients.iter().map(move |client| ([client.name()], value(client).into()))
         };
-        // Nothing is attached of what could not be started.
+        // A client that could not be started is not attached.
         let unstarted = self.facts.unstarted.iter().map(|name| ([name.as_str()], false.into()));
         sheet.family(&f::ATTACHED, of_started(|client| client.facts.is_attached).chain(unstarted))?;
         sheet.family(&f::READABLE, of_started(|client| client.maps.is_some()))
@@ -161,7 +161,7 @@ impl Page {
         sheet.family(&f::RETRANSMITS, self.of_backends(|b| Value::Whole(b.counts.sums.retransmits)))
     }
 
-    // ---- walks over clients, services and backends -----------------------------------------------------------------
+    // ---- iterators over clients, services and backends -------------------------------------------------------------
 
     /// Clients whose maps could be read.
     fn maps(&self) -> impl Iterator<Item = (&str, &MapMetrics)> {

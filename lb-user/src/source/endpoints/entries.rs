@@ -1,8 +1,8 @@
 //! Reads an endpoint file in TOML as events, into no more than its entries need.
 //!
-//! A tree of a whole file takes a hundred bytes for each of its bytes, whatever is in it. So only values of entries are kept,
-//! at most one entry more than a service may have, and of what no entry can hold only that it is there. What keys and values
-//! mean is not known here.
+//! A tree of a whole file takes a hundred bytes for each of its bytes, whatever is in it. So only values of entries are
+//! kept, at most one entry more than a service may have, and of what no entry can hold only that it is there. What keys
+//! and values mean is not known here.
 
 use std::ops::Range;
 
@@ -27,8 +27,8 @@ const MAX_KEYS: usize = 32;
 /// Nested lists and tables that are followed, as the library does for whole trees.
 const MAX_DEPTH: u32 = 80;
 
-/// Parses a file, of which at most `limit` entries and one more are kept. Faults of syntax are reported, and as much as could
-/// be read is returned.
+/// Parses a file, of which at most `limit` entries and one more are kept. Faults of syntax are reported, and as much as
+/// could be read is returned.
 pub fn read<'t>(text: &'t str, limit: usize, report: &mut Report<'_>) -> DeTable<'t> {
     let source = Source::new(text);
     let mut tokens = Vec::new();
@@ -50,7 +50,7 @@ pub fn read<'t>(text: &'t str, limit: usize, report: &mut Report<'_>) -> DeTable
     }
     drop(tokens);
     let root = reader.finish();
-    // Something else than an endpoint file may give a fault per byte.
+    // A file that is no endpoint file may give a fault per byte.
     let is_long = text.len() > document::MAX_RECOVERED_BYTES && !errors.list.is_empty();
     if is_long {
         errors.list.truncate(1);
@@ -125,7 +125,7 @@ enum Section<'t> {
     Root,
     /// An entry with this header.
     Entry(Range<usize>, DeTable<'t>),
-    /// A table that no entry is.
+    /// A table that is not an entry.
     Other,
 }
 
@@ -186,7 +186,7 @@ impl<'t> Reader<'t> {
 
     fn add_entry(&mut self, entry: Spanned<DeValue<'t>>) {
         let (_, entries) = self.entries.get_or_insert_with(|| (entry.span(), DeArray::new()));
-        // One more, for its place.
+        // One more than the limit, to report where it stands.
         if entries.len() <= self.limit {
             entries.push(entry);
         }
@@ -209,7 +209,7 @@ impl<'t> Reader<'t> {
             [_] if is_entries && is_list && !self.is_value && !self.root.contains_key(ENTRIES) => {
                 self.section = Section::Entry(range(span), DeTable::new());
             }
-            // Within the entry before: a value that none can have.
+            // Within the entry before: a value that no entry can have.
             [_, second, ..] if is_entries && self.entries.is_some() => {
                 let entries = self.entries.as_mut().and_then(|(_, entries)| entries.last_mut());
                 if let Some(DeValue::Table(table)) = entries.map(Spanned::get_mut) {
@@ -360,7 +360,7 @@ impl EventReceiver for Reader<'_> {
         if !is_dotted {
             path.clear();
         }
-        // Only that there are more of them matters.
+        // Of a longer path it matters only that it is longer.
         if path.len() < 3 {
             path.push(Spanned::new(range(span), name.into_owned()));
         }
@@ -375,7 +375,7 @@ impl EventReceiver for Reader<'_> {
         let Some(raw) = self.source.get(span) else { return };
         let written = raw.as_str();
         let kind = toml_parser::Raw::new_unchecked(written, encoding, span).decode_scalar(&mut text, error);
-        // A number that is none was reported.
+        // Text that is not a number was reported by the decoder.
         let parsed = || DeValue::parse(written).map(Spanned::into_inner);
         let value = match kind {
             ScalarKind::String => DeValue::String(text),

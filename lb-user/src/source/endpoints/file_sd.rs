@@ -1,7 +1,7 @@
 //! Reads the JSON that Prometheus calls `file_sd`: groups of targets with labels.
 //!
-//! Who already writes such files for Prometheus need not write another. Labels that are not ours are ignored, as the
-//! format wants it.
+//! An operator who already writes such files for Prometheus need not write another. Labels that socklb does not know
+//! are ignored, as the format wants it.
 
 use std::ops::Range;
 
@@ -36,7 +36,7 @@ pub fn read(text: &str, report: &mut Report<'_>) -> Vec<Entry> {
             return entries;
         }
     }
-    // Groups may be empty.
+    // Groups may be empty, so their number is limited as well.
     if let Some(group) = groups.get(MAX_BACKENDS as usize) {
         let message = format!("group {} is one too many", MAX_BACKENDS + 1);
         report.add(group.span(), message, format!("at most {MAX_BACKENDS}"));

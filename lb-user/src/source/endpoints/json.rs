@@ -109,7 +109,7 @@ impl<'t> Value<'t> {
     }
 }
 
-/// Keys of one object: labels that are not ours are allowed, and a service discovery may give some dozens.
+/// Keys of one object: labels that socklb does not know are allowed, and a service discovery may give some dozens.
 pub const MAX_MEMBERS: usize = 1024;
 
 /// The elements of a list as slices of the text: as many as matter, and one more for its position.

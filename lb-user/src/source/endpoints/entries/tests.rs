@@ -30,7 +30,7 @@ fn both(text: &str) -> [(String, String); 2] {
         let mut report = Report::new(path, text);
         let tree = read(&mut report);
         let faults = report.finish(Some(())).map_or_else(|faults| faults.to_string(), |()| String::new());
-        // Of a faulty file only what is told of it counts.
+        // Of a faulty file only the faults are compared.
         (if faults.is_empty() { tree } else { String::new() }, faults)
     };
     [
@@ -80,7 +80,7 @@ fn a_file_of_words_and_signs_without_end_is_refused_before_it_is_parsed() {
 }
 
 proptest! {
-    /// Whether a text is faulty, and where, does not depend on who reads it.
+    /// Both readers agree whether a text is faulty.
     #[test]
     fn a_mutation_is_faulty_for_both_readers_or_for_none(
         which in 0..GOOD.len(), at in 0_usize..120, length in 0_usize..8, put in "[\\[\\]{}=\"',.0-9a-z\n ]{0,4}",

@@ -1,0 +1,172 @@
+//! Slots on their way to be freed: each waits until no running program can still have read it from a table, a grace period
+//! as in RCU, and then until its last flow has ended.
+//!
+//! A program that began before a slot was dropped from the last table may still choose it. So a slot is free of readers
+//! once a wait for readers has begun and ended while nothing named the slot. Whoever waits tells when a wait begins and
+//! ends; this decides which slots it covers. It knows no table and no flow.
+
+use std::collections::BTreeSet;
+
+use crate::ids::Slot;
+
+/// The slots that nothing names any more, by how far they have come.
+#[derive(Clone, Debug, Default)]
+pub struct GracePeriods {
+    /// Not named when the wait that is under way began.
+    waiting: BTreeSet<Slot>,
+    /// Not named since before a wait that has ended.
+    over: BTreeSet<Slot>,
+}
+
+impl GracePeriods {
+    /// Forgets every slot that is named again: should it be dropped once more, its time starts anew. `unneeded` are all
+    /// slots that nothing names now.
+    pub fn retain(&mut self, unneeded: &BTreeSet<Slot>) {
+        self.waiting.retain(|slot| unneeded.contains(slot));
+        self.over.retain(|slot| unneeded.contains(slot));
+    }
+
+    /// Whether one of these slots needs a wait that has not begun yet, or has not ended.
+    pub fn wants_wait(&self, unneeded: &BTreeSet<Slot>) -> bool {
+        !unneeded.is_subset(&self.over)
+    }
+
+    /// A wait for readers begins; nothing names these slots now. One that was under way has failed.
+    pub fn before_wait(&mut self, unneeded: &BTreeSet<Slot>) {
+        self.waiting = unneeded - &self.over;
+    }
+
+    /// The wait that began last has ended.
+    pub fn after_wait(&mut self) {
+        self.over.append(&mut self.waiting);
+    }
+
+    /// Takes out the slots that no reader can name and that have no open flow.
+    pub fn take_idle(&mut self, has_flows: impl Fn(Slot) -> bool) -> BTreeSet<Slot> {
+        let idle: BTreeSet<Slot> = self.over.iter().copied().filter(|slot| !has_flows(*slot)).collect();
+        self.over = &self.over - &idle;
+        idle
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn slots(numbers: impl IntoIterator<Item = u32>) -> BTreeSet<Slot> {
+        numbers.into_iter().filter_map(Slot::new).collect()
+    }
+
+    fn idle(periods: &mut GracePeriods) -> BTreeSet<Slot> {
+        periods.take_idle(|_| false)
+    }
+
+    #[test]
+    fn a_slot_is_free_after_a_wait_that_began_when_nothing_named_it() {
+        let mut periods = GracePeriods::default();
+        assert!(!periods.wants_wait(&slots([])));
+        assert!(periods.wants_wait(&slots([1])));
+        periods.before_wait(&slots([1]));
+        // Dropped while the wait was under way: a program that began after it did may have read the slot.
+        assert!(periods.wants_wait(&slots([1, 2])));
+        periods.after_wait();
+        assert_eq!(idle(&mut periods), slots([1]));
+        assert!(periods.wants_wait(&slots([2])));
+        periods.before_wait(&slots([2]));
+        periods.after_wait();
+        assert_eq!(idle(&mut periods), slots([2]));
+    }
+
+    #[test]
+    fn a_slot_with_flows_stays_until_they_have_ended() {
+        let mut periods = GracePeriods::default();
+        periods.before_wait(&slots([1, 2]));
+        periods.after_wait();
+        assert!(!periods.wants_wait(&slots([1, 2])), "nothing more is waited for but the flows");
+        assert_eq!(periods.take_idle(|slot| slot.number() == 1), slots([2]));
+        assert_eq!(idle(&mut periods), slots([1]));
+        assert_eq!(idle(&mut periods), slots([]));
+    }
+
+    #[test]
+    fn a_slot_that_is_named_again_begins_anew() {
+        let mut periods = GracePeriods::default();
+        periods.before_wait(&slots([1, 2]));
+        periods.retain(&slots([2]));
+        periods.after_wait();
+        assert_eq!(idle(&mut periods), slots([2]), "during the wait");
+        periods.before_wait(&slots([1, 3]));
+        periods.after_wait();
+        periods.retain(&slots([3]));
+        assert_eq!(idle(&mut periods), slots([3]), "after it");
+        assert!(periods.wants_wait(&slots([1])));
+    }
+
+    #[test]
+    fn a_wait_that_fails_frees_nothing_and_the_next_one_all() {
+        let mut periods = GracePeriods::default();
+        periods.before_wait(&slots([1]));
+        assert_eq!(idle(&mut periods), slots([]));
+        periods.before_wait(&slots([1, 2]));
+        periods.after_wait();
+        assert_eq!(idle(&mut periods), slots([1, 2]));
+    }
+
+    #[derive(Clone, Debug)]
+    enum Event {
+        Name(u32),
+        Drop(u32),
+        Begin,
+        End,
+    }
+
+    fn event() -> impl Strategy<Value = Event> {
+        prop_oneof![
+            2 => (0..4u32).prop_map(Event::Name),
+            4 => (0..4u32).prop_map(Event::Drop),
+            2 => Just(Event::Begin),
+            2 => Just(Event::End),
+        ]
+    }
+
+    proptest! {
+        /// A model that remembers when: a slot is free once a wait began after it was last named, and has ended.
+        #[test]
+        fn no_slot_is_freed_that_a_reader_may_have(events in prop::collection::vec(event(), 0..80)) {
+            let mut periods = GracePeriods::default();
+            let mut unneeded = BTreeSet::new();
+            let mut named_at = [Some(0); 4];
+            let (mut begun, mut ended) = (None, None);
+            for (time, event) in events.into_iter().enumerate() {
+                match event {
+                    Event::Name(number) => {
+                        unneeded.remove(&Slot::new(number).unwrap());
+                        named_at[number as usize] = None;
+                    }
+                    Event::Drop(number) => {
+                        if unneeded.insert(Slot::new(number).unwrap()) {
+                            named_at[number as usize] = Some(time);
+                        }
+                    }
+                    Event::Begin => {
+                        periods.before_wait(&unneeded);
+                        begun = Some(time);
+                    }
+                    Event::End => {
+                        periods.after_wait();
+                        ended = ended.max(begun.take());
+                    }
+                }
+                periods.retain(&unneeded);
+                let is_over = |slot: &Slot| {
+                    named_at[slot.index()].zip(ended).is_some_and(|(named, began): (usize, usize)| named < began)
+                };
+                let expected: BTreeSet<Slot> = unneeded.iter().copied().filter(is_over).collect();
+                let mut copy = periods.clone();
+                prop_assert_eq!(idle(&mut copy), expected);
+            }
+        }
+    }
+}

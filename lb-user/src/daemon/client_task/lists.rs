@@ -1,0 +1,69 @@
+//! The endpoint lists of a client task's services, as they are taken in: what the task uses of each becomes a fact for its
+//! controller.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use lb_core::balancer::Refused;
+
+use super::ClientTask;
+use crate::assignments::{Assignments, AssignmentsByService};
+use crate::config::Source;
+
+impl ClientTask {
+    /// Takes in the lists that the configuration itself holds.
+    ///
+    /// # Errors
+    /// The first that does not fit; the others are taken in all the same.
+    pub fn deliver_static(&mut self, by_service: &AssignmentsByService, now: Instant) -> Result<(), Refused> {
+        self.refused_static.clear();
+        let mut result = Ok(());
+        for position in 0..self.client.services.len() {
+            let configured = &self.client.services[position];
+            let name = configured.service.name.clone();
+            // A client that keeps an earlier configuration, because it cannot have this one, keeps its lists as well.
+            let Some(assignments) =
+                by_service.get(&name).filter(|_| matches!(configured.source, Source::Static(_)))
+            else {
+                continue;
+            };
+            if let Err(refused) = self.deliver(position, assignments, now) {
+                self.refused_static.insert(name, refused.to_string());
+                result = result.and(Err(refused));
+            }
+        }
+        result
+    }
+
+    /// By service: why the list that the configuration holds was refused, if it was.
+    pub fn refused_static(&self) -> &BTreeMap<String, String> {
+        &self.refused_static
+    }
+
+    /// Where the service of this name stands among this client's.
+    pub fn position(&self, service: &str) -> Option<usize> {
+        self.client.services.iter().position(|configured| configured.service.name == service)
+    }
+
+    /// Takes in a new list for the service at `position` of this client's services. Returns `false` if what this task
+    /// uses of the list is not computed yet. A list that is equal to the one before costs nothing.
+    ///
+    /// # Errors
+    /// If it does not fit; the one before stays in force.
+    pub fn deliver(
+        &mut self,
+        position: usize,
+        assignments: &Assignments,
+        now: Instant,
+    ) -> Result<bool, Refused> {
+        let Some(assignment) =
+            assignments.assignment(&self.client.services[position].service, self.client.task)
+        else {
+            return Ok(false);
+        };
+        if self.balancer.handle(now, assignment.fact(position))? {
+            self.settled = None;
+        }
+        Ok(true)
+    }
+}

@@ -1,0 +1,102 @@
+//! Endpoint lists on their way to the client tasks that use them.
+//!
+//! What each client task uses of a list is computed beside the loop. If clients have changed meanwhile, what they miss is
+//! computed in another turn, and until then they keep what they have.
+
+use std::time::Instant;
+
+use lb_core::feed::{Delivered, Next};
+use tracing::{info, warn};
+
+use super::{Daemon, Event};
+use crate::assignments::{self, Assignments};
+use crate::config::Source;
+use crate::source::Contents;
+
+impl Daemon {
+    /// Gives a list to every client that uses the service. It is kept for later starts once all of them took it.
+    pub fn deliver(&mut self, service: &str, contents: Contents, now: Instant) {
+        let mut next = Some(contents);
+        // Bound: after a list that is in force at most one follows, which had been refused.
+        while let Some(contents) = next.take() {
+            let delivered = self.deliver_assignments(service, &contents.assignments, now);
+            let file = self.sources.files.get_mut(service).expect("delivered from its file");
+            match file.feed.delivered(contents, delivered) {
+                Next::Compute(contents) => self.compute(service, contents),
+                Next::Wait => {}
+                Next::Keep { was_refused, refused } => {
+                    if was_refused {
+                        info!(service, "endpoint list that was refused is in force");
+                    }
+                    let text = file.feed.in_force().map(|contents| std::mem::take(&mut contents.text));
+                    // It is empty if it was kept before.
+                    if let Some(text) = text.filter(|text| !text.is_empty()) {
+                        self.sources.keeping.add(file.source.last_good.clone(), text);
+                    }
+                    next = refused;
+                }
+            }
+        }
+    }
+
+    /// Gives a list to every client that uses the service and whose part of it is known.
+    pub fn deliver_assignments(
+        &mut self,
+        service: &str,
+        assignments: &Assignments,
+        now: Instant,
+    ) -> Delivered {
+        let mut delivered = Delivered::default();
+        for client_task in &mut self.clients.tasks {
+            let Some(position) = client_task.position(service) else { continue };
+            // A client that keeps an earlier configuration may have the list in that.
+            if !matches!(client_task.client.services[position].source, Source::File(_)) {
+                continue;
+            }
+            match client_task.deliver(position, assignments, now) {
+                Ok(is_known) => delivered.is_incomplete |= !is_known,
+                Err(refused) => {
+                    warn!(client = %client_task.client.name, service, error = %refused, "endpoint list refused");
+                    delivered.refused_by.insert(client_task.client.name.clone(), refused.to_string());
+                }
+            }
+        }
+        delivered
+    }
+
+    /// Computes beside the loop what the clients that there are now use of a list.
+    fn compute(&self, service: &str, mut contents: Contents) {
+        let clients = self.clients.tasks.iter().map(|client_task| &client_task.client);
+        let consumers = assignments::consumers(clients, service);
+        let (service, events) = (service.to_owned(), self.events.clone());
+        tokio::task::spawn_blocking(move || {
+            contents.assignments.complete(&consumers);
+            let _ = events.blocking_send(Event::Computed { service, contents });
+        });
+    }
+
+    /// What was computed has come back. If clients have changed again, what they miss is computed in another turn.
+    pub fn computed(&mut self, service: &str, contents: &Contents, now: Instant) {
+        let Some(file) = self.sources.files.get_mut(service) else { return };
+        if let Some(contents) = file.feed.computed(contents) {
+            self.deliver(service, contents, now);
+            self.settle(now);
+        }
+    }
+
+    /// Delivers lists again that found no room, now that slots are free.
+    pub fn assign_again(&mut self, now: Instant) {
+        for client_task in
+            self.clients.tasks.iter_mut().filter(|client_task| !client_task.refused_static().is_empty())
+        {
+            if client_task.deliver_static(&self.sources.statics, now).is_ok() {
+                info!(client = %client_task.client.name, "endpoint list that was refused is in force");
+            }
+        }
+        let files = self.sources.files.iter();
+        let refused = files.filter_map(|(service, file)| Some((service.clone(), file.feed.room_appeared()?)));
+        for (service, contents) in refused.collect::<Vec<_>>() {
+            self.deliver(&service, contents, now);
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! The one event loop: its threads, the signals, and the wait for the next event. Only here the clock of the events
+//! (`Instant::now`) is read.
+
+use std::ops::ControlFlow;
+use std::time::{Instant, SystemTime};
+
+use anyhow::{Context, Result, anyhow};
+use tokio::runtime::Runtime;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::mpsc;
+use tokio::time::MissedTickBehavior;
+use tracing::{info, warn};
+
+use super::file_io::MAX_THREADS;
+use super::reload::Reload;
+use super::start::{self, Listeners};
+use super::{Daemon, Event, Reread, TICK};
+use crate::config::Config;
+use crate::source::Stamp;
+use crate::source::watch::Watch;
+
+/// Threads for what may block beside the loop. Each use has a limit of its own, and this is the sum of the limits, so
+/// that no use waits for another: files that may not answer; what client tasks use of a list, one thread for each of
+/// 256 services; and 64 for a wait for readers, a pass over flow records, clients that are opened, and pages and
+/// answers that are written.
+const BLOCKING_THREADS: usize = MAX_THREADS + 256 + 64;
+
+/// Runs until SIGTERM or SIGINT, with a configuration whose file had `stamp` when it was read. What the daemon has put
+/// into the kernel stays there.
+///
+/// # Errors
+/// If the daemon cannot start. Once it is ready, it returns no error.
+pub fn run(config: Config, stamp: Option<Stamp>, reread: Reread) -> Result<()> {
+    crate::memory::give_back_what_is_freed();
+    let runtime = runtime()?;
+    // A thread that panics beside the loop would never report back, and the loop would wait for it: better to end and
+    // be started anew, which no connect notices.
+    let tell_panic = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        tell_panic(panic);
+        std::process::abort();
+    }));
+    let result = runtime.block_on(turn(config, stamp, reread));
+    // A file system that does not answer must not keep the daemon from ending.
+    runtime.shutdown_timeout(TICK);
+    result
+}
+
+/// The loop runs in this thread, and one other thread serves the socket and the port for metrics. What may block runs
+/// on further threads.
+///
+/// # Errors
+/// If the kernel refuses a descriptor, or a thread. For some of these tokio panics: at what it sets up once in a
+/// process.
+fn runtime() -> Result<Runtime> {
+    let build = || {
+        tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .max_blocking_threads(BLOCKING_THREADS)
+            .enable_all()
+            .build()
+    };
+    let tell_panic = std::panic::take_hook();
+    // The message of the panic becomes an error.
+    std::panic::set_hook(Box::new(|_| {}));
+    let built = std::panic::catch_unwind(build);
+    std::panic::set_hook(tell_panic);
+    let built = built.map_err(|panic| {
+        let said = panic.downcast_ref::<String>().map_or("no reason is known", String::as_str);
+        anyhow!("{said}")
+    });
+    built.and_then(|built| Ok(built?)).context("start the event loop")
+}
+
+async fn turn(config: Config, stamp: Option<Stamp>, reread: Reread) -> Result<()> {
+    // Before anything is changed: a signal during the start must not leave it half done.
+    let mut stop =
+        Stop { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? };
+    let mut hangup = signal(SignalKind::hangup())?;
+    let (queries, mut asked) = mpsc::channel(8);
+    let (events, mut inbox) = mpsc::channel(64);
+    let features = start::check_host(&config)?;
+    let mut listeners = Listeners::bind(&config, queries)?;
+    let watch = Watch::new().unwrap_or_else(|error| {
+        warn!(%error, "directories cannot be watched (inotify); looking once a second instead");
+        Watch::none()
+    });
+    let reload = Reload::new(&config.path, stamp, reread, SystemTime::now());
+    let mut daemon = Daemon::new(&config, features, watch, reload, events);
+    daemon.begin(config, Instant::now());
+    let mut tick = tokio::time::interval(TICK);
+    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut watchdog = daemon.notifier.watchdog().map(tokio::time::interval);
+    let result = loop {
+        let due = daemon.next_due();
+        let event = tokio::select! {
+            () = stop.asked() => Event::Stop,
+            _ = hangup.recv() => Event::Hangup,
+            Some(event) = inbox.recv() => event,
+            Some(query) = asked.recv() => Event::Asked(query),
+            changes = daemon.watching.watch.changed() => Event::Changed(changes),
+            () = until(due) => Event::Due,
+            _ = tick.tick() => Event::Tick,
+            () = next(&mut watchdog) => Event::Watchdog,
+        };
+        if let ControlFlow::Break(result) = daemon.handle(event, Instant::now()) {
+            break result;
+        }
+        match if daemon.is_ready { listeners.open() } else { Ok(false) } {
+            Ok(true) => daemon.notify_ready(),
+            Ok(false) => {}
+            Err(error) => break Err(error),
+        }
+    };
+    start::stop(daemon, listeners, inbox).await;
+    if result.is_ok() {
+        info!("stopped; connects go on with the tables as they are");
+    }
+    result
+}
+
+/// Waits until a moment; for ever, if there is none.
+async fn until(due: Option<Instant>) {
+    match due {
+        Some(due) => tokio::time::sleep_until(due.into()).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Waits for the next tick of an interval; for ever, if there is none.
+async fn next(interval: &mut Option<tokio::time::Interval>) {
+    match interval {
+        Some(interval) => drop(interval.tick().await),
+        None => std::future::pending().await,
+    }
+}
+
+struct Stop {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Stop {
+    async fn asked(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+}
