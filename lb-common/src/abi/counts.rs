@@ -56,8 +56,7 @@ pub enum Outcome {
     Reused,
     /// [`Outcomes::untracked`]
     Untracked,
-    /// [`Outcomes::refused`]. Not called that: with `refused` it is the peer that refuses, see
-    /// [`Ending`](crate::ending::Ending).
+    /// [`Outcomes::refused`]. Not called that, because the ending `refused` is a connect that the peer refused.
     NoBackend,
     /// [`Outcomes::limited`]
     Limited,
