@@ -168,17 +168,17 @@ struct Look<'w> {
     are_told: bool,
     /// Whether nothing is missing from `anywhere` so far.
     is_whole: bool,
-    shown: SocketSnapshot,
+    sockets: SocketSnapshot,
 }
 
 impl<'w> Look<'w> {
     fn new(wanted: &'w SocketsByList) -> Self {
         let missing = wanted.keys().map(|list| list.namespace).collect();
-        Self { wanted, missing, are_told: true, is_whole: true, shown: SocketSnapshot::default() }
+        Self { wanted, missing, are_told: true, is_whole: true, sockets: SocketSnapshot::default() }
     }
 
     fn end(self) -> SocketSnapshot {
-        SocketSnapshot { is_everywhere: self.is_whole && !self.are_told, ..self.shown }
+        SocketSnapshot { is_everywhere: self.is_whole && !self.are_told, ..self.sockets }
     }
 
     /// Whether nothing more can be found.
@@ -202,7 +202,7 @@ impl<'w> Look<'w> {
             let result = if list.datagrams { lists.each_udp(each) } else { lists.each_tcp(each) };
             // A list that is not complete proves nothing.
             if result.is_ok() {
-                self.shown.lists.insert(*list, found);
+                self.sockets.lists.insert(*list, found);
             }
         }
     }
@@ -212,7 +212,7 @@ impl<'w> Look<'w> {
         let wanted = self.wanted;
         let is_wanted =
             |socket: &SocketEntry| wanted.values().any(|cookies| cookies.contains(&socket.cookie));
-        let found = &mut self.shown.anywhere;
+        let found = &mut self.sockets.anywhere;
         let mut each = |socket: SocketEntry| {
             if is_wanted(&socket) {
                 found.insert(socket.cookie);

@@ -160,10 +160,10 @@ impl<'p> Case<'p> {
         let namespaces = Namespaces::of(target.cgroup.clone().or_else(linked), turn);
         let (mut suspects, mut missed, mut keys) = (Vec::new(), Vec::new(), BTreeSet::new());
         let all = records.read()?;
-        let shown = namespaces.look(&wanted(&all));
+        let sockets = namespaces.look(&wanted(&all));
         for record in all {
             keys.insert(record.key());
-            match shown.of(&record.list(), record.cookie) {
+            match sockets.of(&record.list(), record.cookie) {
                 Sight::Seen { is_mptcp } => {
                     remembered.suspects.remove(&record.key());
                     if is_mptcp {
@@ -180,9 +180,9 @@ impl<'p> Case<'p> {
         for record in missed {
             still.extend(records.again(&record)?);
         }
-        let shown = namespaces.look(&wanted(&still));
+        let sockets = namespaces.look(&wanted(&still));
         for record in still {
-            match shown.of(&record.list(), record.cookie) {
+            match sockets.of(&record.list(), record.cookie) {
                 Sight::Seen { .. } => drop(remembered.suspects.remove(&record.key())),
                 sight @ (Sight::Missed | Sight::Unknown { .. }) => suspects.push((record, sight)),
             }
@@ -255,8 +255,8 @@ impl<'p> Case<'p> {
         let missed: BTreeSet<Key> =
             gone.iter().filter(|(_, is_missed)| *is_missed).map(|(record, _)| record.key()).collect();
         records.reclaim(gone.into_iter().map(|(record, _)| record).collect(), |claimed| {
-            let shown = self.namespaces.look(&wanted(claimed.iter().copied()));
-            let lives = |record: &&Record| match shown.of(&record.list(), record.cookie) {
+            let sockets = self.namespaces.look(&wanted(claimed.iter().copied()));
+            let lives = |record: &&Record| match sockets.of(&record.list(), record.cookie) {
                 Sight::Seen { .. } => true,
                 Sight::Missed => false,
                 Sight::Unknown { .. } => missed.contains(&record.key()),

@@ -57,9 +57,7 @@ impl Sample {
             is_off: false,
         }
     }
-}
 
-impl Sample {
     fn ended_since(&self, before: &Self) -> u64 {
         let endings = self.endings.iter().zip(&before.endings);
         endings.map(|(now, before)| u64::from(now.wrapping_sub(*before))).sum()

@@ -157,9 +157,7 @@ impl Latency {
             p99_us: quantile(times, 0.99),
         })
     }
-}
 
-impl Latency {
     /// The latency of several histograms together.
     pub fn of_all<'t>(all: impl Iterator<Item = &'t abi::Histogram>) -> Option<Self> {
         let mut sum = abi::Histogram::default();
