@@ -4,15 +4,18 @@
 
 use std::fmt;
 
+use lb_view::text::{Side, Style, table};
+
 /// A table, row by row.
 pub struct TextTable {
+    headings: Vec<&'static str>,
     rows: Vec<Vec<String>>,
 }
 
 impl TextTable {
     /// A table with these headings and no row.
-    pub fn new<const N: usize>(headings: [&str; N]) -> Self {
-        Self { rows: vec![headings.map(str::to_owned).to_vec()] }
+    pub fn new<const N: usize>(headings: [&'static str; N]) -> Self {
+        Self { headings: headings.to_vec(), rows: Vec::new() }
     }
 
     /// Adds a row, of as many cells as there are headings.
@@ -23,22 +26,10 @@ impl TextTable {
 
 impl fmt::Display for TextTable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
-        let width = |column: usize| {
-            self.rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max()
-        };
-        let widths: Vec<usize> = (0..columns).filter_map(width).collect();
-        for row in &self.rows {
-            let mut cells = row.iter().zip(&widths);
-            if let Some((first, &width)) = cells.next() {
-                write!(f, "{first:width$}")?;
-            }
-            for (cell, &width) in cells {
-                write!(f, "  {cell:>width$}")?;
-            }
-            writeln!(f)?;
-        }
-        Ok(())
+        let columns = Side::first_left(&self.headings);
+        let text = table(&columns, self.rows.len(), |row| self.rows[row].clone(), Style { colour: false });
+        // Its lines begin with two blanks, where `status` marks a row; no row is marked here.
+        text.lines().try_for_each(|line| writeln!(f, "{}", line.strip_prefix("  ").unwrap_or(line)))
     }
 }
 

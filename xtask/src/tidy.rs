@@ -22,7 +22,7 @@ const EDGES: [(&str, Allowed); 10] = [
     // It draws what others have computed.
     ("lb-svg", Allowed::Exactly(&[])),
     // The planner decides as the daemon does and picks as the kernel does, and knows neither of them.
-    ("lb-sim", Allowed::Ours(&["lb-common", "lb-core", "lb-svg"])),
+    ("lb-sim", Allowed::Ours(&["lb-common", "lb-core", "lb-svg", "lb-view"])),
     ("lb-kernel", Allowed::Ours(&["lb-common", "lb-core"])),
     ("lb-user", Allowed::Ours(&["lb-common", "lb-core", "lb-kernel", "lb-view"])),
     ("lb-view", Allowed::Ours(&["lb-common", "lb-core"])),
