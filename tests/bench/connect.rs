@@ -86,7 +86,7 @@ pub fn run(options: &Options) -> Result<()> {
     let rows = outcomes.iter().flat_map(|outcome| &outcome.rows);
     match rows.filter(|row| row.figures.is_err()).count() {
         0 => Ok(()),
-        arms => bail!("{arms} arms were not run: this build refuses their configuration"),
+        arms => bail!("{arms} arms were not run: their build refuses the configuration"),
     }
 }
 

@@ -56,7 +56,7 @@ pub fn run(options: &Options) -> Result<()> {
             bench.args(["--group", group]);
         }
         if let Some(program) = &options.other {
-            bench.arg("--other").arg(program);
+            bench.arg("--other").arg(std::path::absolute(program)?);
         }
         if options.report {
             bench.arg("--report").arg(root().join("docs/design"));

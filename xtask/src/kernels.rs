@@ -31,7 +31,7 @@ const FRESH: Duration = Duration::from_secs(24 * 3600);
 
 /// What `tests/vm/kernels.toml` says of a kernel.
 #[derive(Clone, Debug, Deserialize)]
-struct Wanted {
+struct Kernel {
     name: String,
     suite: String,
     /// The series: the first is that of the image. Each has one `*`, for what changes with a version.
@@ -49,7 +49,7 @@ struct Pin {
 
 #[derive(Debug, Deserialize)]
 struct Kernels {
-    kernel: Vec<Wanted>,
+    kernel: Vec<Kernel>,
 }
 
 /// What lies in the cache beside a kernel.
@@ -72,7 +72,7 @@ pub fn run(options: &Options) -> Result<()> {
 /// The folders of all kernels, or of one by its name; fetched where they are not cached. The newest may be missing,
 /// which is said.
 pub fn all(name: Option<&str>) -> Result<Vec<PathBuf>> {
-    let mut kernels = wanted()?;
+    let mut kernels = listed()?;
     if let Some(name) = name {
         let names: Vec<String> = kernels.iter().map(|kernel| kernel.name.clone()).collect();
         kernels.retain(|kernel| kernel.name == name);
@@ -102,7 +102,7 @@ fn path() -> PathBuf {
     root().join("tests/vm/kernels.toml")
 }
 
-fn wanted() -> Result<Vec<Wanted>> {
+fn listed() -> Result<Vec<Kernel>> {
     let text = fs::read_to_string(path()).context("read tests/vm/kernels.toml")?;
     let kernels: Kernels = toml::from_str(&text).context("read tests/vm/kernels.toml")?;
     Ok(kernels.kernel)
@@ -112,12 +112,12 @@ fn cache() -> PathBuf {
     target().join("kernels")
 }
 
-fn folder(kernel: &Wanted) -> PathBuf {
+fn folder(kernel: &Kernel) -> PathBuf {
     cache().join(&kernel.name)
 }
 
 /// Makes sure that a kernel is in the cache.
-fn obtain(kernel: &Wanted, folder: &Path) -> Result<()> {
+fn obtain(kernel: &Kernel, folder: &Path) -> Result<()> {
     let kept = match kept(folder) {
         Ok(kept) => kept,
         Err(error) => {
@@ -145,7 +145,7 @@ fn obtain(kernel: &Wanted, folder: &Path) -> Result<()> {
 }
 
 /// Fetches what should be there in place of what is; without a mirror, what is there serves.
-fn renew(kernel: &Wanted, folder: &Path, kept: &Kept) -> Result<()> {
+fn renew(kernel: &Kernel, folder: &Path, kept: &Kept) -> Result<()> {
     match reach(kernel) {
         Ok(apt) => fetch(kernel, folder, &apt),
         Err(error) => {
@@ -155,7 +155,7 @@ fn renew(kernel: &Wanted, folder: &Path, kept: &Kept) -> Result<()> {
     }
 }
 
-fn reach(kernel: &Wanted) -> Result<Apt> {
+fn reach(kernel: &Kernel) -> Result<Apt> {
     Apt::of_suite(&kernel.suite, "amd64", &cache().join("apt").join(&kernel.suite))
 }
 
@@ -179,7 +179,7 @@ fn kept(folder: &Path) -> Result<Kept> {
 }
 
 /// Downloads a kernel and takes out what is needed.
-fn fetch(kernel: &Wanted, folder: &Path, apt: &Apt) -> Result<()> {
+fn fetch(kernel: &Kernel, folder: &Path, apt: &Apt) -> Result<()> {
     let (package, pinned) = choose(kernel, apt.packages(&kernel.packages[0])?)?;
     if !pinned && kernel.pin.is_some() {
         println!(
@@ -221,7 +221,7 @@ fn fetch(kernel: &Wanted, folder: &Path, apt: &Apt) -> Result<()> {
 }
 
 /// The recorded package, or else the newest of its series; and whether it is the recorded one.
-fn choose(kernel: &Wanted, packages: Vec<Package>) -> Result<(Package, bool)> {
+fn choose(kernel: &Kernel, packages: Vec<Package>) -> Result<(Package, bool)> {
     if let Some(pin) = &kernel.pin
         && let Some(package) = packages.iter().find(|package| package.version == pin.version)
     {
@@ -348,11 +348,11 @@ fn files(folder: &Path) -> Result<Vec<PathBuf>> {
 /// Writes the newest of every pinned series into the record.
 fn record() -> Result<()> {
     let mut text = fs::read_to_string(path()).context("read tests/vm/kernels.toml")?;
-    for kernel in wanted()? {
+    for kernel in listed()? {
         let Some(pin) = kernel.pin.clone() else { continue };
         let apt = reach(&kernel)?;
         let (newest, _) =
-            choose(&Wanted { pin: None, ..kernel.clone() }, apt.packages(&kernel.packages[0])?)?;
+            choose(&Kernel { pin: None, ..kernel.clone() }, apt.packages(&kernel.packages[0])?)?;
         println!("kernels: {}: {} is the newest, {} was recorded", kernel.name, newest.version, pin.version);
         text = text.replace(&pin.version, &newest.version).replace(&pin.sha256, &newest.sha256);
     }
@@ -367,15 +367,15 @@ mod tests {
         Package { name: format!("linux-{version}"), version: version.to_owned(), sha256: sha256.to_owned() }
     }
 
-    fn pinned(version: &str, sha256: &str) -> Wanted {
+    fn pinned(version: &str, sha256: &str) -> Kernel {
         let pin = Pin { version: version.to_owned(), sha256: sha256.to_owned() };
         let packages = vec!["linux-*".to_owned()];
-        Wanted { name: "6.1".to_owned(), suite: "sid".to_owned(), packages, pin: Some(pin) }
+        Kernel { name: "6.1".to_owned(), suite: "sid".to_owned(), packages, pin: Some(pin) }
     }
 
     #[test]
     fn the_recorded_kernels_can_be_read() {
-        let kernels = wanted().unwrap();
+        let kernels = listed().unwrap();
         let names: Vec<&str> = kernels.iter().map(|kernel| kernel.name.as_str()).collect();
         assert_eq!(names, ["5.10", "6.1", "6.12", "newest"]);
         assert!(kernels.iter().all(|kernel| kernel.pin.is_some() == (kernel.name != "newest")));

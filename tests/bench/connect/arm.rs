@@ -215,7 +215,7 @@ impl Group {
             let Between::Socklb(client) = arm.between else { continue };
             let baseline = self.arms.len();
             let other = Client { build: Build::Other, ..client };
-            let this = Arm { targets: Vec::new(), ..arm };
+            let this = Arm { targets: Vec::new(), baseline: 0, ..arm };
             self.arms.extend([
                 this.clone(),
                 Arm { name: format!("{} again (A/A)", this.name), baseline, ..this.clone() },

@@ -268,6 +268,17 @@ mod tests {
             let [first, second, rest @ ..] = group.arms.as_slice() else { panic!("{name:?}") };
             assert_eq!((first.between, second.between), (Between::Nothing, Between::Nothing), "{name:?}");
             assert!(!group.title.is_empty() && !group.remark.is_empty(), "{name:?}");
+            for arm in rest
+                .iter()
+                .filter(|arm| arm.between.client().is_some_and(|client| client.build == Build::Other))
+            {
+                let this = group.arms[arm.baseline].between.client().expect("an arm of this build");
+                assert_eq!(
+                    Client { build: Build::Other, ..this },
+                    arm.between.client().expect("a client"),
+                    "{name:?}"
+                );
+            }
             for (number, arm) in rest.iter().enumerate() {
                 assert!(arm.baseline < number + 2, "{name:?}: {} is compared with a later arm", arm.name);
             }

@@ -64,7 +64,7 @@ fn service(number: usize, is_ipv4: bool) -> Result<SocketAddr> {
 }
 
 impl Place {
-    /// Sets it up. A client whose configuration this build refuses is left out.
+    /// Sets it up. A client whose configuration its build refuses is left out.
     pub fn of(group: &Group, stage: &Stage, floor_object: &Path, other: Option<&Path>) -> Result<Self> {
         let list = group.backends.list();
         let nft = group.has(Between::Nft).then(|| Nft::start(&list)).transpose()?;
@@ -175,7 +175,11 @@ impl Place {
         };
         let (_, daemon) =
             self.daemons.iter().find(|(build, _)| *build == client.build).context("the build's daemon")?;
-        let links = std::fs::read_dir(daemon.setup.pins_of(&client.name()).join("links"))?;
+        // Below the version of its ABI, which may be another build's.
+        let versions = std::fs::read_dir(&daemon.setup.pins)?.flatten();
+        let mut links = versions.map(|version| version.path().join(client.name()).join("links"));
+        let links = links.find(|links| links.exists()).context("the client's links")?;
+        let links = std::fs::read_dir(links)?;
         let id = |link: std::io::Result<std::fs::DirEntry>| {
             Ok(FdLink::from(PinnedLink::from_pin(link?.path())?).info()?.program_id())
         };

@@ -112,7 +112,7 @@ pub fn markdown(outcome: &Outcome) -> String {
     let mut text = String::new();
     let Outcome { group, rounds, operations, rows } = outcome;
     let mut write = |line: std::fmt::Arguments<'_>| writeln!(text, "{line}").expect("a string takes all");
-    write(format_args!("]# {}\n\n{} {rounds} rounds of {operations}.\n", group.title, group.remark));
+    write(format_args!("### {}\n\n{} {rounds} rounds of {operations}.\n", group.title, group.remark));
     write(format_args!(
         "| arm | p50, us | p50 ratio | p99 ratio | rate ratio | CPU ratio | p99 of all, us | targets |"
     ));
