@@ -9,7 +9,7 @@ use stage::fixture::{Fixture, SERVICE, config, with_active_accounting, with_pass
 
 /// What the last pass over the records has found: removed since the start, in doubt, open, elsewhere.
 fn passes_found(fixture: &Fixture) -> [u64; 4] {
-    let found = fixture.setup.client().reclaim.expect("the daemon answers");
+    let found = fixture.setup.reclaim();
     [found.reclaimed, found.suspected, found.kept_open, found.kept_elsewhere]
 }
 
@@ -268,7 +268,7 @@ fn sockets_that_dial_again_meanwhile_are_counted_exactly() {
     for probe in &mut probes {
         probe.start_redialling(SERVICE);
     }
-    let passes = || fixture.setup.client().reclaim.expect("the daemon answers").passes;
+    let passes = || fixture.setup.reclaim().passes;
     let before = passes();
     eventually("they were looked at", passes, |passes| *passes >= before + 4);
     for probe in &mut probes {

@@ -97,10 +97,10 @@ impl Setup {
         self.client().services.into_iter().next().expect("a service")
     }
 
-    /// Where the endpoints of that service come from, as the daemon tells.
+    /// Where the endpoints of that service come from. Only the daemon tells, which may take longer than `status` waits.
     #[track_caller]
     pub fn source(&self) -> Source {
-        self.service().source.expect("the daemon answers")
+        eventually("the daemon answers", || self.service().source, Option::is_some).expect("it does")
     }
 
     /// The backends of a service; none of one that is not there.
@@ -116,10 +116,16 @@ impl Setup {
         self.backends("web", "users").into_iter().find(|backend| backend.address == address)
     }
 
-    /// What the daemon tells of itself.
+    /// What the daemon tells of itself, once it answers.
     #[track_caller]
     pub fn daemon(&self) -> status::Daemon {
-        self.status().daemon.expect("the daemon answers")
+        eventually("the daemon answers", || self.status().daemon, Option::is_some).expect("it does")
+    }
+
+    /// The last pass over flow records of the first client, once the daemon answers.
+    #[track_caller]
+    pub fn reclaim(&self) -> status::Reclaim {
+        eventually("the daemon answers", || self.client().reclaim, Option::is_some).expect("it does")
     }
 
     /// Open flows of all backends of all clients together.
