@@ -1,9 +1,10 @@
 //! Which backend a call goes to: one function, run by the kernel programs, by replays and by tests on the host.
 //!
-//! A choice depends on the tables, on the service's rules and on one number, the *sample*: where a cursor stands, or a random
-//! number. Whoever has the three gets the same backend again. What all policies have in common is here: a backend is
-//! *eligible* if it may be chosen (its state says so) and is below the limit of open flows; others are skipped, and if none
-//! is eligible, the service's rules and its fallback decide. It knows nothing of how weights become a schedule, and reads no clock.
+//! A choice depends on the tables, on the service's rules and on one number, the *sample*: where a cursor stands, or a
+//! random number. The three give the same backend again. What all policies have in common is here: a backend is
+//! *eligible* if it may be chosen (its state says so) and is below the limit of open flows; others are skipped, and if
+//! none is eligible, the service's rules and its fallback decide. It knows nothing of how weights become a schedule, and
+//! reads no clock.
 
 mod least_loaded;
 mod p2c;

@@ -63,12 +63,6 @@ pub struct Adopted {
     pub next_generations: Vec<BackendRef>,
 }
 
-impl From<Plan> for Adopted {
-    fn from(plan: Plan) -> Self {
-        Self { plan, next_generations: Vec::new() }
-    }
-}
-
 /// One service and what is known of its endpoints.
 #[derive(Clone, Debug)]
 struct ServiceState {
@@ -116,10 +110,9 @@ impl<T: Copy + Ord> Balancer<T> {
     pub fn new(
         services: Vec<Service>,
         limits: Limits,
-        adopted: impl Into<Adopted>,
+        Adopted { plan: adopted, next_generations }: Adopted,
         now: T,
     ) -> Result<Self, Refused> {
-        let Adopted { plan: adopted, next_generations } = adopted.into();
         let mut slots = Slots::new(limits.slots);
         for (&slot, backend) in &adopted.backends {
             let identity = Identity { service: backend.service, address: backend.address };

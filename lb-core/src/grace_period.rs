@@ -164,6 +164,7 @@ mod tests {
                     named_at[slot.index()].zip(ended).is_some_and(|(named, began): (usize, usize)| named < began)
                 };
                 let expected: BTreeSet<Slot> = unneeded.iter().copied().filter(is_over).collect();
+                prop_assert_eq!(periods.wants_wait(&unneeded), expected != unneeded);
                 let mut copy = periods.clone();
                 prop_assert_eq!(idle(&mut copy), expected);
             }

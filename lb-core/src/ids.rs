@@ -82,7 +82,7 @@ pub struct ServiceIndex(pub u16);
 impl ServiceIndex {
     /// All that a client task can have.
     pub fn all() -> impl Iterator<Item = Self> {
-        (0..u16::MAX).take(MAX_SERVICES as usize).map(Self)
+        (0..MAX_SERVICES).map_while(|index| u16::try_from(index).ok()).map(Self)
     }
 
     /// The index, as keys of maps hold it.

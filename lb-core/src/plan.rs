@@ -106,7 +106,7 @@ impl Plan {
     /// If a schedule or a fallback names a slot that is not one of its service's, or a schedule's length is no power
     /// of two.
     pub fn assert_consistent(&self) {
-        // By slot, for schedules may have as many entries as the map: a look-up in a tree for each would be felt.
+        // An array, because a schedule may be as long as the map: a look-up in a tree for each entry would be slow.
         let mut owners = vec![None; MAX_SLOTS as usize];
         for (slot, backend) in &self.backends {
             owners[slot.index()] = Some(backend.service);

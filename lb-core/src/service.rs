@@ -149,14 +149,14 @@ pub const UNANSWERED_AFTER: Duration = Duration::from_millis(200);
 
 /// Why one choice may look at every member of a subset, which then has at most [`MAX_SCAN`] of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Scan {
+pub enum ScanCause {
     /// The policy always does.
     Policy,
     /// It does when all members are at their limit.
     Overflow,
 }
 
-impl Scan {
+impl ScanCause {
     /// Of a service with these.
     pub const fn of(policy: Policy, active_limit: Option<u32>, overflow: Overflow) -> Option<Self> {
         match (policy, active_limit, overflow) {
@@ -216,13 +216,17 @@ mod tests {
     #[test]
     fn what_may_look_at_every_member_is_known() {
         for policy in Policy::ALL {
-            let always = (policy == Policy::LeastLoaded).then_some(Scan::Policy);
+            let always = (policy == Policy::LeastLoaded).then_some(ScanCause::Policy);
             for overflow in Overflow::ALL {
-                assert_eq!(Scan::of(policy, None, overflow), always, "{policy:?}");
+                assert_eq!(ScanCause::of(policy, None, overflow), always, "{policy:?}");
             }
-            assert_eq!(Scan::of(policy, Some(1), Overflow::Refuse), always, "{policy:?}");
-            let at_the_limit = always.unwrap_or(Scan::Overflow);
-            assert_eq!(Scan::of(policy, Some(1), Overflow::LeastLoaded), Some(at_the_limit), "{policy:?}");
+            assert_eq!(ScanCause::of(policy, Some(1), Overflow::Refuse), always, "{policy:?}");
+            let at_the_limit = always.unwrap_or(ScanCause::Overflow);
+            assert_eq!(
+                ScanCause::of(policy, Some(1), Overflow::LeastLoaded),
+                Some(at_the_limit),
+                "{policy:?}"
+            );
         }
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use lb_common::abi::{BackendState, MAX_SCHEDULE_LOG2, MIN_SCHEDULE_LOG2, RecentErrors, StateWord, TableRef};
 use lb_common::pick::{How, Pick, Tables, choose};
 use lb_core::availability::{Availability, Cause};
-use lb_core::balancer::{self, Fact};
+use lb_core::balancer::{self, Adopted, Fact};
 use lb_core::endpoint::{Endpoint, EndpointList, EndpointState};
 use lb_core::ids::{ServiceIndex, Slot};
 use lb_core::limits::Limits;
@@ -24,6 +24,11 @@ const LIMITS: Limits = Limits { schedule_entries: 8192, flow_records: 64, slots:
 
 fn service(name: &str, last: u8) -> Service {
     Service::new(name, SocketAddr::from(([10, 96, 0, last], 80)), Subset::All, 0)
+}
+
+/// What a balancer takes over from a kernel that holds this.
+fn adopt(plan: &Plan) -> Adopted {
+    Adopted { plan: plan.clone(), ..Adopted::default() }
 }
 
 /// A list of the service at this position, and what a task that is alone uses of it.
@@ -179,7 +184,7 @@ proptest! {
     ) {
         let services = vec![service("a", 0), service("b", 1)];
         let addresses: Vec<SocketAddr> = services.iter().map(|service| service.address).collect();
-        let mut balancer = Balancer::new(services.clone(), LIMITS, Plan::default(), 0).expect("it fits");
+        let mut balancer = Balancer::new(services.clone(), LIMITS, Adopted::default(), 0).expect("it fits");
         let mut lists = [BTreeMap::from([(1, 1)]), BTreeMap::from([(1, 1)])];
         for (position, members) in lists.iter().enumerate() {
             let list = list(u8::try_from(position).expect("it fits"), members);
@@ -200,7 +205,7 @@ proptest! {
                     kernel.record(&step);
                     record_key(&mut keys, &kernel, &step);
                 }
-                balancer = Balancer::new(services.clone(), LIMITS, kernel.clone(), 0).expect("it fits");
+                balancer = Balancer::new(services.clone(), LIMITS, adopt(&kernel), 0).expect("it fits");
                 for (position, members) in lists.iter().enumerate() {
                     let list = list(u8::try_from(position).expect("it fits"), members);
                     balancer.handle(0, delivered(&services, position, list)).expect("it fits");
@@ -220,8 +225,8 @@ proptest! {
 }
 
 /// A balancer that has taken in a list of two endpoints for every service, and its plan.
-fn settled(services: &[Service], adopted: Plan) -> (Balancer, Plan) {
-    let mut balancer = Balancer::new(services.to_vec(), LIMITS, adopted, 0).expect("it fits");
+fn settled(services: &[Service], adopted: &Plan) -> (Balancer, Plan) {
+    let mut balancer = Balancer::new(services.to_vec(), LIMITS, adopt(adopted), 0).expect("it fits");
     for position in 0..services.len() {
         let members = BTreeMap::from([(1, 1), (2, 1)]);
         let list = list(u8::try_from(position).expect("it fits"), &members);
@@ -234,9 +239,9 @@ fn settled(services: &[Service], adopted: Plan) -> (Balancer, Plan) {
 #[test]
 fn a_renamed_service_is_balanced_all_the_way() {
     let mut keys = BTreeMap::new();
-    let (_, before) = settled(&[service("old", 0)], Plan::default());
+    let (_, before) = settled(&[service("old", 0)], &Plan::default());
     let kernel = carry_out(&Plan::default(), &before, &mut keys, &[]);
-    let (mut balancer, after) = settled(&[service("new", 0)], kernel.clone());
+    let (mut balancer, after) = settled(&[service("new", 0)], &kernel);
     let address = SocketAddr::from(([10, 96, 0, 0], 80));
     let kernel = carry_out(&kernel, &after, &mut keys, &[address]);
     assert_eq!(kernel.services.len(), 2, "the old one waits for its flows");
@@ -248,9 +253,9 @@ fn a_renamed_service_is_balanced_all_the_way() {
 #[test]
 fn a_removed_service_without_a_backend_keeps_no_index() {
     let mut keys = BTreeMap::new();
-    let empty = Balancer::new(vec![service("empty", 0)], LIMITS, Plan::default(), 0).expect("it fits");
+    let empty = Balancer::new(vec![service("empty", 0)], LIMITS, Adopted::default(), 0).expect("it fits");
     let kernel = carry_out(&Plan::default(), &empty.plan(0), &mut keys, &[]);
-    let next = Balancer::new(vec![service("next", 1)], LIMITS, kernel.clone(), 0).expect("it fits");
+    let next = Balancer::new(vec![service("next", 1)], LIMITS, adopt(&kernel), 0).expect("it fits");
     let kernel = carry_out(&kernel, &next.plan(0), &mut keys, &[]);
     assert_eq!(kernel.services.values().map(|service| service.name.as_str()).collect::<Vec<_>>(), ["next"]);
     assert_eq!(keys.len(), 1);
@@ -259,9 +264,9 @@ fn a_removed_service_without_a_backend_keeps_no_index() {
 #[test]
 fn a_closed_service_refuses_nobody_on_its_way_out() {
     let mut keys = BTreeMap::new();
-    let (_, both) = settled(&[service("stays", 0), service("goes", 1)], Plan::default());
+    let (_, both) = settled(&[service("stays", 0), service("goes", 1)], &Plan::default());
     let kernel = carry_out(&Plan::default(), &both, &mut keys, &[]);
-    let (_, one) = settled(&[service("stays", 0)], kernel.clone());
+    let (_, one) = settled(&[service("stays", 0)], &kernel);
     let gone = SocketAddr::from(([10, 96, 0, 1], 80));
     let mut now = kernel.clone();
     for step in diff(&kernel, &one) {
@@ -279,7 +284,7 @@ fn a_closed_service_refuses_nobody_on_its_way_out() {
 #[test]
 fn a_backend_that_may_not_be_chosen_says_why_and_since_when() {
     let services = [service("a", 0)];
-    let mut balancer = Balancer::new(services.to_vec(), LIMITS, Plan::default(), 0).expect("it fits");
+    let mut balancer = Balancer::new(services.to_vec(), LIMITS, Adopted::default(), 0).expect("it fits");
     let unavailable = |cause, since| Availability::Unavailable { cause, since, until: None };
     let both = |kind| BTreeMap::from([(1, 1), (2, kind)]);
     // By the time of a list and the members in it: whether the second backend is available, and usable.
@@ -306,7 +311,7 @@ fn a_backend_that_may_not_be_chosen_says_why_and_since_when() {
 #[test]
 fn a_list_that_says_the_same_again_changes_nothing() {
     let services = [service("a", 0)];
-    let (mut balancer, before) = settled(&services, Plan::default());
+    let (mut balancer, before) = settled(&services, &Plan::default());
     let same = list(0, &BTreeMap::from([(1, 1), (2, 1)]));
     assert_eq!(balancer.handle(9, delivered(&services, 0, same)), Ok(false));
     assert_eq!(balancer.plan(9), before);

@@ -149,7 +149,8 @@ impl Datapath {
         self.arena.after_wait();
     }
 
-    /// Attaches the programs to the cgroup in place of older ones, also to cgroups that the client has left.
+    /// Attaches the programs to the cgroup in place of older ones. Links to cgroups that the client has left get the
+    /// programs, too.
     ///
     /// # Errors
     /// If the kernel refuses.

@@ -2,11 +2,12 @@
 //!
 //! Events come with their time. Between them the daemon sleeps; nothing that it does or fails to do can fail a connect.
 //! In reading order: the events (this file), the loop that waits for them (`event_loop`), the start, which is the first
-//! reload, and the end (`start`), directories that change (`watching`), files that may not answer (`file_io`), endpoint files
-//! (`files`), their lists as they are given to clients (`delivering`), how these are read (`lists`) and kept (`keeping`), another configuration (`reload`), how it is read
-//! (`loader`), what it changes (`changes`) and cannot change (`fixed`), one client (`client_task`), all of them
-//! (`clients`), how they are opened (`opening`) and leave (`leaving`), flow records whose end no program saw
-//! (`flow_records`), what the daemon answers (`report`), and what it knows that the maps do not hold (`facts`).
+//! reload, and the end (`start`), directories that change (`watching`), files that may not answer (`file_io`), endpoint
+//! files (`files`), how lists are read (`lists`), given to clients (`delivering`) and kept (`keeping`), another
+//! configuration (`reload`), how it is read (`loader`), what it changes (`changes`) and cannot change (`fixed`), one client
+//! (`client_task`), all of them (`clients`), how they are opened (`opening`) and leave (`leaving`), flow records whose end
+//! no program saw (`flow_records`), what the daemon answers (`report`), and what it knows that the maps do not hold
+//! (`facts`).
 
 mod event_loop;
 

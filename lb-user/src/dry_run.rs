@@ -4,8 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::Context;
-use lb_core::balancer::{Balancer, Refused};
-use lb_core::plan::Plan;
+use lb_core::balancer::{Adopted, Balancer, Refused};
 use lb_core::service::Service;
 use thiserror::Error;
 
@@ -67,7 +66,7 @@ pub fn balancer(
 ) -> Result<Balancer<Duration>, Failure> {
     let limits = config.limits;
     let services = client.services.iter().map(|service| service.service.clone()).collect();
-    let mut balancer = Balancer::new(services, limits, Plan::default(), Duration::ZERO)?;
+    let mut balancer = Balancer::new(services, limits, Adopted::default(), Duration::ZERO)?;
     for (position, configured) in client.services.iter().enumerate() {
         let assignments = by_service.get(&configured.service.name).context("every service has a list")?;
         let assignment = assignments.assignment(&configured.service, client.task);

@@ -206,6 +206,7 @@ mod tests {
     use lb_common::abi::{self, BackendState};
     use lb_core::ids::{BackendRef, Generation, Slot};
     use lb_kernel::SlotView;
+    use lb_view::flows::Flows;
 
     use super::*;
 
@@ -246,6 +247,17 @@ mod tests {
         // The last began while the clock was read.
         let expected = [("web", 2, 30.0), ("mail", 3, 20.0), ("web", 1, 10.0), ("mail", 4, 0.0)];
         assert_eq!(seen, expected.map(|(client, cookie, age)| (client.to_owned(), cookie, age)));
+    }
+
+    /// They are written one by one, and read back whole.
+    #[test]
+    fn the_document_is_what_readers_take_it_for() {
+        let found = FlowReport::of(vec![of("web", vec![open(1, 30, 4, 1), open(2, 10, 4, 1)])], 0);
+        let written = serde_json::to_value(&found).unwrap();
+        let keys: Vec<&str> = written.as_object().unwrap().keys().map(String::as_str).collect();
+        assert_eq!(keys, ["flows", "leaving", "schema", "unreadable"]);
+        let read: Flows = serde_json::from_value(written).unwrap();
+        assert_eq!((read.schema, read.flows.len(), read.flows[0].cookie), (SCHEMA, 2, 2));
     }
 
     #[test]

@@ -1,6 +1,10 @@
-//! The JSON forms, key by key, as programs of others read them. Where a test fails because a key has another name, is gone
+//! The JSON forms, key by key, as programs of others read them; of maps also the keys that come from one table. Where a test fails because a key has another name, is gone
 //! or is new, its document changes here, the schema's number rises, and the CHANGELOG says so.
 
+use std::collections::BTreeSet;
+
+use lb_common::abi::Outcome;
+use lb_common::ending::Ending;
 use lb_view::diagnosis::Diagnosis;
 use lb_view::explanation::Explanation;
 use lb_view::flows::Flows;
@@ -27,6 +31,11 @@ fn the_status_has_these_keys() {
     let read: Status = document(text);
     assert_eq!(read.schema, status::SCHEMA);
     assert_same(text, &read);
+    let service = &read.clients[0].services[0];
+    let outcomes: BTreeSet<&str> = Outcome::OF_A_SERVICE.iter().map(|outcome| outcome.name()).collect();
+    assert_eq!(service.outcomes.keys().map(String::as_str).collect::<BTreeSet<_>>(), outcomes);
+    let endings: BTreeSet<&str> = Ending::ALL.iter().map(|ending| ending.name()).collect();
+    assert_eq!(service.backends[0].endings.keys().map(String::as_str).collect::<BTreeSet<_>>(), endings);
 }
 
 #[test]

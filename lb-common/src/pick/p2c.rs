@@ -21,8 +21,8 @@ const _: () = assert!(MAX_SCHEDULE_LOG2 <= 16);
 /// schedule name another one unless a single backend has more than four fifths of it.
 const BESIDE: u32 = 4;
 
-/// Of the backends at the two positions of a sample that are eligible, the one with the lower load
-/// for its weight; of equals the first. If both positions name one backend, the second of the pair is looked for elsewhere.
+/// Of the backends at the two positions of a sample that are eligible, the one with the lower load for its weight; of
+/// equals the first. If both positions name one backend, the second of the pair is looked for elsewhere.
 #[inline(always)]
 pub fn better<T: Tables>(view: &View<'_, T>, sample: u32) -> u32 {
     let (first, second) = points(sample);

@@ -98,7 +98,7 @@ mod tests {
     fn a_rank_is_the_position_in_the_order() {
         for n in (1..70).chain([1000, 65_536]) {
             assert!(order(n).map(|i| rank(i, n)).eq(0..n), "n = {n}");
-            assert!((0..n).map(|point| nth(point, n)).eq(order(n)), "n = {n}");
+            assert!((0..n).map(|position| nth(position, n)).eq(order(n)), "n = {n}");
         }
     }
 

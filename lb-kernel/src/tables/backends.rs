@@ -7,7 +7,9 @@ use std::mem::offset_of;
 use std::net::SocketAddr;
 
 use bytemuck::Zeroable;
-use lb_common::abi::{Backend, BackendAddress, BackendState, RetiredCounters, SlotCounters, StateWord, map};
+use lb_common::abi::{
+    Backend, BackendAddress, BackendState, RecentErrors, RetiredCounters, SlotCounters, StateWord, map,
+};
 use lb_common::load;
 use lb_common::net::{Address, Be16, socket_addr};
 use lb_core::ids::{BackendRef, Generation, ServiceIndex, Slot};
@@ -75,7 +77,7 @@ impl Tables {
     pub fn forget_errors(&self, slot: Slot, now: u32) {
         let (slot, errors) = (slot.index(), offset_of!(Backend, errors));
         let word = self.maps.backends.load64(slot, errors);
-        if load::are_stale(bytemuck::cast(word), now) {
+        if load::are_stale(RecentErrors::from_word(word), now) {
             self.maps.backends.replace64(slot, errors, word, 0);
         }
     }

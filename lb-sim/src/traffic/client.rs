@@ -12,13 +12,12 @@ use lb_common::abi::{
     BackendState, Cursor, MAX_SCHEDULE_LOG2, NO_SLOT, RecentErrors, Rules, StateWord, TableRef,
 };
 use lb_common::pick::{Pick, Tables, choose, position};
-use lb_core::balancer::{Balancer, Fact};
+use lb_core::balancer::{Adopted, Balancer, Fact};
 use lb_core::cursor;
 use lb_core::endpoint::EndpointList;
 use lb_core::ids::Slot;
 use lb_core::limits::Limits;
 use lb_core::membership::Membership;
-use lb_core::plan::Plan;
 use lb_core::service::Service;
 use lb_core::subset::random::SplitMix64;
 
@@ -165,7 +164,7 @@ impl Client {
         let limits =
             Limits { schedule_entries: 1 << MAX_SCHEDULE_LOG2, slots: most_backends, ..Limits::default() };
         let start = cursor::start(&format!("{}/{index}", job.1), &service.name, 0, 1);
-        let balancer = Balancer::new(vec![service], limits, Plan::default(), Duration::ZERO);
+        let balancer = Balancer::new(vec![service], limits, Adopted::default(), Duration::ZERO);
         Self {
             job: job.0,
             index,

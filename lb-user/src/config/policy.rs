@@ -6,7 +6,7 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use lb_core::service::{MAX_SCAN, Overflow, Policy, Protocol, Scan, Size, Subset};
+use lb_core::service::{MAX_SCAN, Overflow, Policy, Protocol, ScanCause, Size, Subset};
 
 use super::Source;
 use super::keys::service::{
@@ -100,7 +100,7 @@ pub fn check_scan(
     source: &Source,
     report: &mut Report<'_>,
 ) {
-    let Some(scan) = Scan::of(choice.policy, choice.active_limit, choice.overflow) else { return };
+    let Some(scan) = ScanCause::of(choice.policy, choice.active_limit, choice.overflow) else { return };
     let endpoints = match source {
         Source::Static(list) => u32::try_from(list.as_slice().len()).unwrap_or(u32::MAX),
         Source::File(_) => u32::MAX,
@@ -118,9 +118,11 @@ pub fn check_scan(
         }
     };
     let (key, who, or) = match (scan, table.get("overflow")) {
-        (Scan::Policy, _) => ("policy", "policy \"least-loaded\"", ""),
-        (Scan::Overflow, Some(_)) => ("overflow", "overflow \"least-loaded\"", ", or overflow = \"refuse\""),
-        (Scan::Overflow, None) => {
+        (ScanCause::Policy, _) => ("policy", "policy \"least-loaded\"", ""),
+        (ScanCause::Overflow, Some(_)) => {
+            ("overflow", "overflow \"least-loaded\"", ", or overflow = \"refuse\"")
+        }
+        (ScanCause::Overflow, None) => {
             ("active_limit", "overflow \"least-loaded\", the default,", ", or overflow = \"refuse\"")
         }
     };

@@ -10,7 +10,7 @@ use lb_kernel::DatapathError;
 use tracing::{error, info, warn};
 
 use super::client_task::{ClientTask, Followed};
-use super::leaving::{HeldBack, Leaving};
+use super::leaving::{CannotLeave, Leaving};
 use super::{Daemon, Event};
 use crate::backoff::Backoff;
 use crate::config::{Client, Config};
@@ -191,10 +191,13 @@ impl Daemon {
     /// called after all clients are attached where they are now, so that of two that change places each takes over
     /// before the other goes.
     pub fn leave_other_cgroups(&mut self, now: Instant) {
-        let held_back: BTreeSet<String> =
-            self.held_back().into_iter().map(|HeldBack { client, .. }| client).collect();
-        for client_task in
-            self.clients.tasks.iter_mut().filter(|client_task| !held_back.contains(&client_task.client.name))
+        let unable_to_leave: BTreeSet<String> =
+            self.unable_to_leave().into_iter().map(|CannotLeave { client, .. }| client).collect();
+        for client_task in self
+            .clients
+            .tasks
+            .iter_mut()
+            .filter(|client_task| !unable_to_leave.contains(&client_task.client.name))
         {
             if let Err((error, true)) = client_task.leave_other_cgroups(now) {
                 warn!(client = %client_task.client.name, error = %crate::error::chain(&error), "cannot detach from an old cgroup");

@@ -8,7 +8,7 @@ use lb_view::fault::{Fault, FaultCode};
 use lb_view::status::Source;
 
 use super::Daemon;
-use super::leaving::HeldBack;
+use super::leaving::CannotLeave;
 use crate::daemon::client_task::ClientTask;
 use crate::descriptors;
 use crate::error::chain;
@@ -88,7 +88,7 @@ impl Daemon {
         for (client, error) in &self.clients.unstarted {
             faults.push(Fault::of_client(FaultCode::NotStarted, &client.name, error));
         }
-        for HeldBack { client, why, .. } in self.held_back() {
+        for CannotLeave { client, why, .. } in self.unable_to_leave() {
             let text = format!("it is to leave a cgroup, and {why}");
             faults.push(Fault::of_client(FaultCode::CannotLeave, &client, text));
         }

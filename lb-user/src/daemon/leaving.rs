@@ -26,7 +26,7 @@ pub struct Leaving {
 }
 
 /// A client whose connects go on being balanced in a cgroup that it is to leave, and why.
-pub struct HeldBack {
+pub struct CannotLeave {
     pub client: String,
     version: u32,
     pub why: String,
@@ -130,9 +130,9 @@ impl Daemon {
     /// Lets no flow begin at leaving clients, and removes those whose last flow has ended. One whose cgroup another client
     /// is to take over goes on until that is attached. What fails is tried again after a growing pause.
     pub fn retire_leaving(&mut self, now: Instant) {
-        let held_back = self.held_back();
+        let unable_to_leave = self.unable_to_leave();
         let is_held_back = |pins: &Pins| {
-            held_back.iter().any(|held| (&held.client, held.version) == (&pins.client, pins.version))
+            unable_to_leave.iter().any(|held| (&held.client, held.version) == (&pins.client, pins.version))
         };
         self.clients.leaving.retain_mut(|leaving| {
             if !leaving.removing.is_due(now) || (!leaving.retired && is_held_back(&leaving.pins)) {
@@ -157,8 +157,8 @@ impl Daemon {
 
     /// Clients that are to leave a cgroup, or altogether, and go on there because the client that takes the cgroup over is
     /// not attached to it, or because that cannot be seen.
-    pub fn held_back(&self) -> Vec<HeldBack> {
-        let mut held_back = Vec::new();
+    pub fn unable_to_leave(&self) -> Vec<CannotLeave> {
+        let mut unable_to_leave = Vec::new();
         let mut add = |pins: &Pins, missing: Result<Option<String>, DatapathError>| {
             let why = match missing {
                 Ok(None) => return,
@@ -170,7 +170,7 @@ impl Daemon {
                     crate::error::chain(&error)
                 ),
             };
-            held_back.push(HeldBack { client: pins.client.clone(), version: pins.version, why });
+            unable_to_leave.push(CannotLeave { client: pins.client.clone(), version: pins.version, why });
         };
         for Leaving { pins, .. } in self.clients.leaving.iter().filter(|leaving| !leaving.retired) {
             add(pins, lb_kernel::begins_at(pins).and_then(|cgroups| self.missing_successor(&cgroups, None)));
@@ -180,7 +180,7 @@ impl Daemon {
             let missing = |cgroups: Vec<u64>| self.missing_successor(&cgroups, Some(name));
             add(&client_task.pins, client_task.begins_elsewhere().and_then(missing));
         }
-        held_back
+        unable_to_leave
     }
 
     /// The client that is to be attached to one of these cgroups and is not, if there is one; apart from the one that

@@ -22,7 +22,7 @@ pub struct MapMetrics {
     pub fullness: [Fullness; 5],
     /// With each service name once.
     pub snapshot: Snapshot,
-    /// Slots of backends to which every connect of the last minute failed.
+    /// Backends to which every connect of the last minute failed.
     pub failing: BTreeSet<BackendRef>,
 }
 
