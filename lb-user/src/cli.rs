@@ -27,9 +27,10 @@ mod detach;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use self::status::Shown;
 use crate::config::{self, Config, Host, Paths};
 use crate::error::Failure;
-use lb_view::flows::FlowFilter;
+use lb_view::filter::Filter;
 pub use options::{Cli, Command, Files};
 
 /// The exit code for degraded: something works, and an operator should look.
@@ -41,9 +42,12 @@ pub fn run(cli: Cli) -> Result<ExitCode, Failure> {
     match cli.command {
         Command::Run => run::run(&files),
         Command::Check { file } => check::run(file.as_deref().unwrap_or(files.file())),
-        Command::Status { client, json, watch } => status::run(client.as_deref(), json, watch, &files),
+        Command::Status { client, service, backend, failing, sort, json, watch } => {
+            let shown = Shown { filter: Filter { client, service, backend }, only_failing: failing, sort };
+            status::run(&shown, json, watch, &files)
+        }
         Command::Flows { client, service, backend, json } => {
-            flows::run(&FlowFilter { client, service, backend }, json, &files)
+            flows::run(&Filter { client, service, backend }, json, &files)
         }
         Command::Explain { service, client, json } => explain::run(&service, client.as_deref(), json, &files),
         Command::Wait { client, timeout } => wait::run(&client, seconds(timeout), &files),

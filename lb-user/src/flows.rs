@@ -3,13 +3,8 @@
 //! Made from the pinned maps and `/proc` alone, so it needs no daemon. A hundred thousand flows are as few bytes as the
 //! kernel keeps of each; names are looked up when one is shown.
 
-mod filter;
-
-use filter::{check, unknown};
-
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
-
 use std::path::Path;
 use std::time::Duration;
 
@@ -17,13 +12,15 @@ use lb_common::abi::{Phase, Policy, Reason};
 use lb_core::ids::ServiceIndex;
 use lb_kernel::process::{self, Process};
 use lb_kernel::{DatapathError, FlowSnapshot, OpenFlow, Pins};
-use lb_view::flows::{Flow, FlowFilter, SCHEMA};
+use lb_view::filter::Filter;
+use lb_view::flows::{Flow, SCHEMA};
 use lb_view::status::Leaving;
 use lb_view::text::Listing;
 use serde::ser::SerializeStruct;
 use serde::{Serialize, Serializer};
 use thiserror::Error;
 
+use crate::names::{self, Known};
 use crate::status;
 
 /// Why flows cannot be shown.
@@ -53,15 +50,13 @@ pub struct FlowReport {
 /// # Errors
 /// If the directory cannot be read, a permission is missing, or there is nothing of a name that is asked for. Other
 /// clients whose maps cannot be read are named in the report.
-pub fn find(directory: &Path, filter: &FlowFilter) -> Result<FlowReport, FlowsError> {
+pub fn find(directory: &Path, filter: &Filter) -> Result<FlowReport, FlowsError> {
     let all = Pins::all_versions(directory)?;
-    let names: BTreeSet<&str> = all.iter().map(|pins| pins.client.as_str()).collect();
-    if let Some(client) = filter.client.as_ref().filter(|client| !names.contains(client.as_str())) {
-        let what = format!("there is no client {client} below {}", directory.display());
-        return Err(unknown(&what, Some(client), "clients", names));
-    }
+    let place = format!("below {}", directory.display());
+    names::check_client(filter, all.iter().map(|pins| pins.client.as_str()), &place)
+        .map_err(FlowsError::Unknown)?;
     let (mut clients, mut leaving, mut unreadable) = (Vec::new(), Vec::new(), Vec::new());
-    for pins in all.iter().filter(|pins| filter.client.as_ref().is_none_or(|client| *client == pins.client)) {
+    for pins in all.iter().filter(|pins| filter.has_client(&pins.client)) {
         if !pins.is_of_this_version() {
             leaving.push(status::leaving(pins));
             continue;
@@ -72,25 +67,34 @@ pub fn find(directory: &Path, filter: &FlowFilter) -> Result<FlowReport, FlowsEr
             Err(error) => unreadable.push(format!("client {}: {}", pins.client, crate::error::chain(&error))),
         }
     }
-    check(&clients, filter)?;
+    names::check(filter, &known(&clients)).map_err(FlowsError::Unknown)?;
     for client in &mut clients {
         keep(client, filter);
     }
     Ok(FlowReport { leaving, unreadable, ..FlowReport::of(clients, lb_kernel::monotonic_ns()) })
 }
 
-/// Whether the service at an index is that of a name, if one is asked for.
-fn is_of(client: &FlowSnapshot, index: ServiceIndex, service: Option<&str>) -> bool {
-    service.is_none_or(|name| client.services.get(&index).is_some_and(|service| service.name == name))
+/// The services and backends of clients, by their names.
+fn known(clients: &[FlowSnapshot]) -> Known<'_> {
+    let mut known = Known::new();
+    for client in clients {
+        let services = known.entry(&client.client).or_default();
+        for (index, service) in &client.services {
+            let slots = client.slots.values().filter(|slot| slot.service == *index);
+            services.entry(&service.name).or_default().extend(slots.map(|slot| slot.address));
+        }
+    }
+    known
 }
 
 /// Leaves the flows that are asked for.
-fn keep(client: &mut FlowSnapshot, filter: &FlowFilter) {
+fn keep(client: &mut FlowSnapshot, filter: &Filter) {
     let mut flows = std::mem::take(&mut client.flows);
-    let goes_to = |open: &OpenFlow, backend| client.slot(open).is_some_and(|slot| slot.address == backend);
+    // A flow of which the service or the backend is not known is shown only if none is asked for.
+    let service = |open: &OpenFlow| client.services.get(&ServiceIndex(open.flow.service));
     flows.retain(|open| {
-        is_of(client, ServiceIndex(open.flow.service), filter.service.as_deref())
-            && filter.backend.is_none_or(|backend| goes_to(open, backend))
+        service(open).map_or(filter.service.is_none(), |service| filter.has_service(&service.name))
+            && client.slot(open).map_or(filter.backend.is_none(), |slot| filter.has_backend(slot.address))
     });
     client.flows = flows;
 }

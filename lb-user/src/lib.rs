@@ -44,6 +44,8 @@ pub mod metrics;
 
 pub mod status;
 
+pub mod names;
+
 pub mod flows;
 
 pub mod explain;

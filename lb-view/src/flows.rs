@@ -53,17 +53,6 @@ pub struct Flow<'a> {
     pub namespace: u64,
 }
 
-/// Which flows are asked for.
-#[derive(Clone, Debug, Default)]
-pub struct FlowFilter {
-    /// Of this client.
-    pub client: Option<String>,
-    /// To this service.
-    pub service: Option<String>,
-    /// To this backend.
-    pub backend: Option<SocketAddr>,
-}
-
 /// The document that `flows --json` prints, as it is read back. (It is written flow by flow, for there may be a hundred
 /// thousand.)
 #[derive(Clone, Debug, PartialEq, Deserialize)]

@@ -12,6 +12,8 @@ pub mod fault;
 
 pub mod status;
 
+pub mod filter;
+
 pub mod flows;
 
 pub mod explanation;

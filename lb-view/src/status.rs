@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::backend::{Backend, Latency};
 use crate::fault::Fault;
+use crate::filter::Filter;
 
 /// Version of the JSON form.
 pub const SCHEMA: u32 = 3;
@@ -31,7 +32,90 @@ pub struct Status {
     pub leaving: Vec<Leaving>,
 }
 
+/// In which order backends are shown, those that fail always first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SortBy {
+    /// By address.
+    Address,
+    /// The largest share of the flows of the last minute first; without a daemon, of all flows.
+    Share,
+    /// The most flows of the last minute first; without a daemon, of all flows.
+    Flows,
+    /// The most active flows first.
+    Active,
+    /// The most failed connects of the last minute first.
+    Failed,
+    /// The slowest median of connects first.
+    Latency,
+}
+
+impl SortBy {
+    /// All of them.
+    pub const ALL: [Self; 6] =
+        [Self::Address, Self::Share, Self::Flows, Self::Active, Self::Failed, Self::Latency];
+
+    /// The word for it on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Address => "address",
+            Self::Share => "share",
+            Self::Flows => "flows",
+            Self::Active => "active",
+            Self::Failed => "failed",
+            Self::Latency => "latency",
+        }
+    }
+
+    /// What is large of a backend that comes early.
+    fn weight(self, backend: &Backend) -> f64 {
+        #[expect(clippy::cast_precision_loss, reason = "an order for people")]
+        let number = |count: u64| count as f64;
+        match self {
+            Self::Address => 0.0,
+            Self::Share => backend.share_60s.or(backend.share).unwrap_or(0.0),
+            Self::Flows => backend.rates_60s.as_ref().map_or(number(backend.started), |rates| rates.started),
+            Self::Active => number(backend.active),
+            Self::Failed => number(backend.failed_60s.unwrap_or(0)),
+            Self::Latency => backend.latency_60s.or(backend.latency).map_or(0.0, |latency| latency.p50_us),
+        }
+    }
+}
+
 impl Status {
+    /// Leaves what is asked for, and of backends only those that fail if `only_failing`: then also only the services and
+    /// clients that have such. Faults stay that concern it.
+    pub fn retain(&mut self, filter: &Filter, only_failing: bool) {
+        let names_backends = filter.backend.is_some() || only_failing;
+        for client in &mut self.clients {
+            for service in &mut client.services {
+                service.backends.retain(|backend| {
+                    filter.has_backend(backend.address) && (backend.failing || !only_failing)
+                });
+            }
+            client.services.retain(|service| {
+                filter.has_service(&service.name) && !(names_backends && service.backends.is_empty())
+            });
+        }
+        let names_services = filter.service.is_some() || names_backends;
+        self.clients.retain(|client| {
+            filter.has_client(&client.name) && !(names_services && client.services.is_empty())
+        });
+        self.leaving.retain(|leaving| filter.has_client(&leaving.client));
+        self.faults.retain(|fault| filter.concerns(&fault.subject));
+    }
+
+    /// Brings the backends of each service into an order.
+    pub fn sort(&mut self, by: SortBy) {
+        let services = self.clients.iter_mut().flat_map(|client| &mut client.services);
+        for service in services {
+            service.backends.sort_by(|a, b| {
+                let most_first = by.weight(b).total_cmp(&by.weight(a));
+                let failing_first = b.failing.cmp(&a.failing);
+                failing_first.then(most_first).then((a.address, a.slot).cmp(&(b.address, b.slot)))
+            });
+        }
+    }
+
     /// The client of a name.
     pub fn client(&self, name: &str) -> Option<&Client> {
         self.clients.iter().find(|client| client.name == name)
@@ -239,4 +323,90 @@ pub struct Neighbour {
     pub is_socklb: bool,
     /// Whether it sees the destination that our program has written, and may write another.
     pub runs_after_ours: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fault::{FaultCode, Subject};
+
+    fn backend(last: u8) -> Backend {
+        Backend::unused(([10, 0, 0, last], 80).into(), last.into())
+    }
+
+    fn status(services: Vec<Service>) -> Status {
+        let client = Client {
+            name: "web".to_owned(),
+            configured_cgroup: None,
+            cgroup: None,
+            cgroup_id: None,
+            neighbours: None,
+            reclaim: None,
+            not_a_service: 0,
+            anomalies: Anomalies::default(),
+            services,
+        };
+        let other = Client { name: "batch".to_owned(), services: Vec::new(), ..client.clone() };
+        let of = |subject: Subject| Fault { code: FaultCode::Source, subject, text: String::new() };
+        let faults = vec![
+            Fault::of_host(FaultCode::OpenFiles, ""),
+            Fault::of_client(FaultCode::NotAttached, "batch", ""),
+            of(Subject::service("web", "users")),
+            of(Subject::service("web", "mail")),
+        ];
+        Status { schema: SCHEMA, daemon: None, faults, clients: vec![client, other], leaving: Vec::new() }
+    }
+
+    /// What is left: backends by client and service, and how many faults.
+    #[track_caller]
+    fn check(filter: &Filter, only_failing: bool, expected: &[(&str, &str, &[u32])], faults: usize) {
+        let failing = Backend { failing: true, ..backend(2) };
+        let mail = Service { name: "mail".to_owned(), ..Service::with_backends(vec![backend(1)]) };
+        let mut status = status(vec![Service::with_backends(vec![backend(1), failing]), mail]);
+        status.retain(filter, only_failing);
+        let left: Vec<(&str, &str, Vec<u32>)> = status
+            .clients
+            .iter()
+            .flat_map(|client| client.services.iter().map(move |service| (client, service)))
+            .map(|(client, service)| {
+                let slots = service.backends.iter().map(|backend| backend.slot).collect();
+                (client.name.as_str(), service.name.as_str(), slots)
+            })
+            .collect();
+        let expected: Vec<(&str, &str, Vec<u32>)> =
+            expected.iter().map(|(client, service, slots)| (*client, *service, slots.to_vec())).collect();
+        assert_eq!((left, status.faults.len()), (expected, faults), "{filter:?}");
+    }
+
+    #[test]
+    fn what_is_asked_for_stays_with_its_faults_and_those_of_the_host() {
+        let all = Filter::default();
+        check(&all, false, &[("web", "users", &[1, 2]), ("web", "mail", &[1])], 4);
+        let users = Filter { service: Some("users".to_owned()), ..Filter::default() };
+        check(&users, false, &[("web", "users", &[1, 2])], 3);
+        let web = Filter { client: Some("web".to_owned()), ..Filter::default() };
+        check(&web, false, &[("web", "users", &[1, 2]), ("web", "mail", &[1])], 3);
+        let first = Filter { backend: Some(([10, 0, 0, 1], 80).into()), ..Filter::default() };
+        check(&first, false, &[("web", "users", &[1]), ("web", "mail", &[1])], 4);
+        check(&all, true, &[("web", "users", &[2])], 4);
+        check(&first, true, &[], 4);
+    }
+
+    #[test]
+    fn backends_that_fail_come_first_in_every_order() {
+        let failing = Backend { failing: true, ..backend(9) };
+        let busy = Backend { active: 7, share: Some(0.1), ..backend(5) };
+        let slow = Backend { share: Some(0.9), started: 3, failed_60s: Some(1), ..backend(3) };
+        let mut status = status(vec![Service::with_backends(vec![backend(1), slow, busy, failing])]);
+        let mut order = |by| {
+            status.sort(by);
+            status.clients[0].services[0].backends.iter().map(|backend| backend.slot).collect::<Vec<_>>()
+        };
+        assert_eq!(order(SortBy::Address), [9, 1, 3, 5]);
+        assert_eq!(order(SortBy::Active), [9, 5, 1, 3]);
+        assert_eq!(order(SortBy::Share), [9, 3, 5, 1]);
+        assert_eq!(order(SortBy::Flows), [9, 3, 1, 5]);
+        assert_eq!(order(SortBy::Failed), [9, 3, 1, 5]);
+        assert_eq!(order(SortBy::Latency), [9, 1, 3, 5]);
+    }
 }

@@ -315,6 +315,41 @@ fn status_is_a_table_for_people_and_json_for_programs() {
 }
 
 #[test]
+fn status_shows_what_is_asked_for_in_the_order_that_is() {
+    let fixture = Fixture::new();
+    let mut probe = fixture.probe();
+    let busy = format!("127.0.0.1:800{}", &probe.dial(SERVICE).name[1..]);
+    let shown = |arguments: &[&str]| -> Vec<String> {
+        let status: Status = fixture.setup.document(&[&["status"], arguments].concat());
+        let services = status.clients.iter().flat_map(|client| &client.services);
+        services.flat_map(|service| &service.backends).map(|backend| backend.address.to_string()).collect()
+    };
+    assert_eq!(shown(&["--backend", "127.0.0.1:8002"]), ["127.0.0.1:8002"]);
+    assert_eq!(
+        shown(&["web", "-s", "users", "--sort", "address"]),
+        ["127.0.0.1:8001", "127.0.0.1:8002", "127.0.0.1:8003"]
+    );
+    assert_eq!(shown(&["--sort", "active"])[0], busy);
+    assert_eq!(shown(&["--failing"]), Vec::<String>::new());
+    for (arguments, expected) in [
+        (
+            &["--service", "user"],
+            "no client here dials a service user; did you mean users? services here are: users",
+        ),
+        (
+            &["--backend", "127.0.0.1:9"],
+            "there is no backend 127.0.0.1:9; backends here are: 127.0.0.1:8001, ",
+        ),
+        (&["nobody", "--failing"], "there is no client nobody here; clients here are: web"),
+    ] {
+        let (code, said) = failure(&fixture.setup.run(&[&["status"][..], arguments].concat()));
+        assert!(code == Some(1) && said.contains(expected), "{said}");
+    }
+    let (code, said) = failure(&fixture.setup.run(&["status", "--sort", "size"]));
+    assert!(code == Some(2) && said.contains("address, share, flows, active, failed, latency"), "{said}");
+}
+
+#[test]
 fn tcp_and_udp_at_one_address_are_two_services() {
     let mut fixture = Fixture::without_daemon();
     let path = fixture.setup.folder.join("socklb.toml");

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use super::{DEGRADED, Files, paths_of};
 use crate::error::Failure;
-use lb_view::flows::FlowFilter;
+use lb_view::filter::Filter;
 
 use crate::flows;
 use crate::print;
@@ -14,7 +14,7 @@ use lb_view::text::{self, Style};
 ///
 /// # Errors
 /// If a permission is missing, or the filter names something that does not exist.
-pub fn run(filter: &FlowFilter, json: bool, files: &Files) -> Result<ExitCode, Failure> {
+pub fn run(filter: &Filter, json: bool, files: &Files) -> Result<ExitCode, Failure> {
     let report = flows::find(&paths_of(files)?.pins, filter)?;
     if json {
         print::json(&report)?;

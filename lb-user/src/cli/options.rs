@@ -5,7 +5,9 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
+use lb_view::status::SortBy;
 
 use crate::config::{DEFAULT_PATH, Paths};
 
@@ -66,6 +68,18 @@ pub enum Command {
     Status {
         /// Only this client
         client: Option<String>,
+        /// Only this service
+        #[arg(short, long)]
+        service: Option<String>,
+        /// Only this backend, by its address and port
+        #[arg(long, value_name = "ADDRESS")]
+        backend: Option<SocketAddr>,
+        /// Only backends that fail, and the services and clients that have such
+        #[arg(long)]
+        failing: bool,
+        /// In which order backends come, those that fail always first: by address, unless JSON is asked for
+        #[arg(long, value_name = "BY", value_parser = sort_by())]
+        sort: Option<SortBy>,
         /// Print JSON
         #[arg(long, conflicts_with = "watch")]
         json: bool,
@@ -167,4 +181,9 @@ impl Files {
         }
         Ok(paths)
     }
+}
+
+fn sort_by() -> impl TypedValueParser<Value = SortBy> {
+    let of = |name: String| SortBy::ALL.into_iter().find(|by| by.name() == name).expect("a possible value");
+    PossibleValuesParser::new(SortBy::ALL.map(SortBy::name)).map(of)
 }

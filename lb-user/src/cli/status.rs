@@ -9,23 +9,49 @@ use anyhow::Context;
 use super::{DEGRADED, Files, paths_of};
 use crate::api::{self, Answer};
 use crate::error::Failure;
+use crate::names::{self, Known};
 use crate::print;
 use crate::status;
-use lb_view::status::Status;
+use lb_view::filter::Filter;
+use lb_view::status::{SortBy, Status};
 use lb_view::text::{self, Style};
+
+/// What is shown of the status, and in which order.
+pub struct Shown {
+    pub filter: Filter,
+    pub only_failing: bool,
+    /// As it comes, which for people is by address.
+    pub sort: Option<SortBy>,
+}
+
+impl Shown {
+    /// Whether there is what the filter names.
+    fn check(&self, status: &Status) -> Result<(), String> {
+        let names = status.clients.iter().map(|client| client.name.as_str());
+        names::check_client(&self.filter, names, "here")?;
+        let mut known = Known::new();
+        for client in status.clients.iter().filter(|client| self.filter.has_client(&client.name)) {
+            let services = known.entry(&client.name).or_default();
+            for service in &client.services {
+                let backends = service.backends.iter().map(|backend| backend.address);
+                services.entry(&service.name).or_default().extend(backends);
+            }
+        }
+        names::check(&self.filter, &known)
+    }
+}
 
 /// Shows the status.
 ///
 /// # Errors
 /// If the daemon is not trusted, the pins cannot be read, or the client is not running here.
-pub fn run(client: Option<&str>, json: bool, watch: Option<u32>, files: &Files) -> Result<ExitCode, Failure> {
+pub fn run(shown: &Shown, json: bool, watch: Option<u32>, files: &Files) -> Result<ExitCode, Failure> {
     let once = || -> Result<Status, Failure> {
         let mut status = read(files)?;
-        if let Some(client) = client {
-            status.clients.retain(|other| other.name == client);
-            if status.clients.is_empty() {
-                return Err(anyhow::anyhow!("no client {client} is running here").into());
-            }
+        shown.check(&status).map_err(anyhow::Error::msg)?;
+        status.retain(&shown.filter, shown.only_failing);
+        if let Some(by) = shown.sort.or((!json).then_some(SortBy::Address)) {
+            status.sort(by);
         }
         Ok(status)
     };

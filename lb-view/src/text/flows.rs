@@ -6,7 +6,8 @@ use lb_common::abi::Reason;
 
 use super::Style;
 use super::table::{Side, table};
-use crate::flows::{Flow, FlowFilter};
+use crate::filter::Filter;
+use crate::flows::Flow;
 use crate::status::Leaving;
 
 /// The flows that were found. Each is made only when it is shown, for there may be a hundred thousand.
@@ -26,7 +27,7 @@ pub struct Listing<'l, F> {
 /// The flows that were asked for.
 pub fn flows<'f, F: Fn(usize) -> Flow<'f>>(
     listing: &Listing<'_, F>,
-    filter: &FlowFilter,
+    filter: &Filter,
     style: Style,
 ) -> String {
     let mut text = String::new();
@@ -51,8 +52,8 @@ pub fn flows<'f, F: Fn(usize) -> Flow<'f>>(
     text
 }
 
-fn asked(filter: &FlowFilter) -> String {
-    let FlowFilter { client, service, backend } = filter;
+fn asked(filter: &Filter) -> String {
+    let Filter { client, service, backend } = filter;
     let mut text = String::new();
     let of = [
         ("client", client.clone()),
@@ -187,7 +188,7 @@ mod tests {
 
     #[test]
     fn what_was_asked_for_is_said_when_there_is_nothing() {
-        let mut filter = FlowFilter::default();
+        let mut filter = Filter::default();
         assert_eq!(asked(&filter), "");
         filter.service = Some("users".to_owned());
         assert_eq!(asked(&filter), " of service users");

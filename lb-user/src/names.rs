@@ -1,0 +1,125 @@
+//! Whether there is anything of the names that a command is asked for: a misspelt name is an error, not an empty list.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+
+use lb_view::filter::Filter;
+
+use crate::document::did_you_mean;
+
+/// The backends that there are, by client and service.
+pub type Known<'a> = BTreeMap<&'a str, BTreeMap<&'a str, BTreeSet<SocketAddr>>>;
+
+/// Whether the client that is asked for is one of these.
+///
+/// # Errors
+/// The message names those that there are.
+pub fn check_client<'a>(
+    filter: &Filter,
+    clients: impl IntoIterator<Item = &'a str>,
+    place: &str,
+) -> Result<(), String> {
+    let clients: BTreeSet<&str> = clients.into_iter().collect();
+    match &filter.client {
+        Some(client) if !clients.contains(client.as_str()) => {
+            Err(unknown(&format!("there is no client {client} {place}"), Some(client), "clients", clients))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Whether the service and the backend that are asked for are among these, which are those of the clients that are asked
+/// for.
+///
+/// # Errors
+/// The message names those that there are.
+pub fn check(filter: &Filter, known: &Known<'_>) -> Result<(), String> {
+    let services = || known.values().flatten();
+    if let Some(service) = &filter.service
+        && !services().any(|(name, _)| name == service)
+    {
+        let what = match &filter.client {
+            Some(client) => format!("client {client} does not dial service {service}"),
+            None => format!("no client here dials a service {service}"),
+        };
+        let names: BTreeSet<&str> = services().map(|(name, _)| *name).collect();
+        return Err(unknown(&what, Some(service), "services", names));
+    }
+    let of_services = services().filter(|(name, _)| filter.has_service(name));
+    let backends: BTreeSet<SocketAddr> = of_services.flat_map(|(_, backends)| backends).copied().collect();
+    match filter.backend {
+        Some(backend) if !backends.contains(&backend) => {
+            let of =
+                filter.service.as_ref().map_or_else(String::new, |service| format!(" of service {service}"));
+            let names: Vec<String> = backends.iter().map(ToString::to_string).collect();
+            let what = format!("there is no backend {backend}{of}");
+            Err(unknown(&what, None, "backends", names.iter().map(String::as_str)))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The error for a name that does not exist, with the names that do.
+fn unknown<'a>(
+    what: &str,
+    asked: Option<&str>,
+    kind: &str,
+    known: impl IntoIterator<Item = &'a str>,
+) -> String {
+    /// A service may have thousands of backends.
+    const NAMED: usize = 20;
+    let known: Vec<&str> = known.into_iter().collect();
+    // Not for addresses, which are all near each other.
+    let near = asked.map_or_else(String::new, |asked| did_you_mean(asked, &known));
+    let names = if known.is_empty() { "none".to_owned() } else { known[..known.len().min(NAMED)].join(", ") };
+    let more = known.len().saturating_sub(NAMED);
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    format!("{what}; {near}{kind} here are: {names}{more}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn not_all_of_thousands_of_names_are_told() {
+        let names: Vec<String> = (1..=25).map(|n| format!("b{n:02}")).collect();
+        let text = unknown("there is no backend x", None, "backends", names.iter().map(String::as_str));
+        let expected = "there is no backend x; backends here are: b01, b02, ";
+        assert!(text.starts_with(expected) && text.ends_with(", b20 and 5 more"), "{text}");
+        let none = unknown("there is no client x", Some("x"), "clients", []);
+        assert_eq!(none, "there is no client x; clients here are: none");
+    }
+
+    #[test]
+    fn a_name_that_is_not_there_is_told_with_those_that_are() {
+        let known: Known<'_> = [
+            ("web", [("users", [([10, 0, 0, 1], 80).into()].into()), ("mail", [].into())].into()),
+            ("batch", [("users", [([10, 0, 0, 2], 80).into()].into())].into()),
+        ]
+        .into();
+        #[track_caller]
+        fn told(
+            known: &Known<'_>,
+            client: Option<&str>,
+            service: Option<&str>,
+            backend: Option<&str>,
+        ) -> String {
+            let filter = Filter {
+                client: client.map(str::to_owned),
+                service: service.map(str::to_owned),
+                backend: backend.map(|backend| backend.parse().unwrap()),
+            };
+            check(&filter, known).err().unwrap_or_default()
+        }
+        assert_eq!(told(&known, None, Some("users"), Some("10.0.0.2:80")), "");
+        assert_eq!(
+            told(&known, None, Some("user"), None),
+            "no client here dials a service user; did you mean users? services here are: mail, users"
+        );
+        let expected = "client web does not dial service queue; services here are: mail, users";
+        assert_eq!(told(&known, Some("web"), Some("queue"), None), expected);
+        let expected = "there is no backend 10.0.0.9:80 of service mail; backends here are: none";
+        assert_eq!(told(&known, None, Some("mail"), Some("10.0.0.9:80")), expected);
+    }
+}
