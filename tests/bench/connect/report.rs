@@ -85,6 +85,6 @@ mod tests {
         let text = section(&[outcome(Name::LeastLoaded, |_| Some(1.0)), outcome(Name::Echo, |_| Some(1.0))]);
         assert!(text.starts_with("In this run, targets: 5 reached, 0 not.\n"), "{text}");
         assert!(text.contains("### TCP connect(), least-loaded over 100\n"), "{text}");
-        assert!(text.contains("]# Requests and responses of 64 bytes\n"), "{text}");
+        assert!(text.contains("### Requests and responses of 64 bytes\n"), "{text}");
     }
 }
