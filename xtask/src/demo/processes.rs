@@ -1,0 +1,94 @@
+//! The processes of the demo: a backend that answers with its name, and a client that dials the service.
+
+use std::fs;
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use rustix::process::Signal;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+
+/// A backend of the demo.
+#[derive(Debug, clap::Args)]
+pub struct BackendOptions {
+    /// Its name, which it answers with
+    name: String,
+    /// Where it listens
+    address: SocketAddr,
+}
+
+/// The client of the demo.
+#[derive(Debug, clap::Args)]
+pub struct ClientOptions {
+    /// The cgroup it enters
+    cgroup: PathBuf,
+    /// What it dials
+    address: SocketAddr,
+}
+
+/// Connects per second of the client.
+const RATE: u32 = 200;
+/// Connections that the client keeps open, so that there are active flows to see.
+const KEPT: usize = 24;
+
+/// Ends with the demo, however that ends.
+fn end_with_parent() -> Result<()> {
+    rustix::process::set_parent_process_death_signal(Some(Signal::TERM))?;
+    Ok(())
+}
+
+/// A backend: answers every connection with its name and closes when the client does.
+pub fn backend(options: &BackendOptions) -> Result<()> {
+    end_with_parent()?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let listener = TcpListener::bind(options.address)
+            .await
+            .with_context(|| format!("backend {} cannot listen on {}", options.name, options.address))?;
+        loop {
+            let (mut stream, _) = listener.accept().await?;
+            let name = options.name.clone();
+            tokio::spawn(async move {
+                let _ = stream.write_all(name.as_bytes()).await;
+                let _ = stream.read(&mut [0; 1]).await;
+            });
+        }
+    })
+}
+
+/// The client: connects to the service again and again, and reads who answers.
+pub fn client(options: &ClientOptions) -> Result<()> {
+    end_with_parent()?;
+    // Before the first socket: the cgroup that a socket is made in is the one that counts.
+    let procs = options.cgroup.join("cgroup.procs");
+    fs::write(&procs, std::process::id().to_string())
+        .with_context(|| format!("enter {}", procs.display()))?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let mut kept = std::collections::VecDeque::new();
+        let mut pace = tokio::time::interval(Duration::from_secs(1) / RATE);
+        loop {
+            pace.tick().await;
+            match dial(options.address).await {
+                Ok(stream) => kept.push_back(stream),
+                // Backends come and go while somebody edits the file.
+                Err(error) => eprintln!("client: {}: {error}", options.address),
+            }
+            if kept.len() > KEPT {
+                kept.pop_front();
+            }
+        }
+    })
+}
+
+async fn dial(address: SocketAddr) -> io::Result<TcpStream> {
+    let mut stream = TcpStream::connect(address).await?;
+    let mut name = [0; 16];
+    if stream.read(&mut name).await? == 0 {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    Ok(stream)
+}
