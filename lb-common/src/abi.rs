@@ -7,6 +7,27 @@
 //! id>`, and [`map::BACKENDS`] (`active` up to version 3) is an array whose values begin with the open flows of a slot as a
 //! 64-bit number. By these one version takes the hooks that begin flows away from another, and sees when the last of its flows has ended.
 
+/// A value that fits in one word, so that it changes with a single store and is read whole.
+macro_rules! one_word {
+    ($value:ty, $word:ty) => {
+        const _: () = assert!(size_of::<$value>() == size_of::<$word>());
+
+        impl $value {
+            /// The word that is stored and loaded in one piece.
+            #[inline(always)]
+            pub fn to_word(self) -> $word {
+                bytemuck::cast(self)
+            }
+
+            /// From the word.
+            #[inline(always)]
+            pub fn from_word(word: $word) -> Self {
+                bytemuck::cast(word)
+            }
+        }
+    };
+}
+
 mod service;
 
 mod backend;
@@ -60,7 +81,7 @@ pub const FLOW_RECORDS: u32 = 131_072;
 /// Services that one datagram socket can talk to by addressed datagrams at the same time; a further one takes the place
 /// of the one that was chosen first. Each is compared with the source of every datagram that the socket receives.
 pub const MAX_DATAGRAM_FLOWS: usize = 8;
-/// Unusable picks that connect walks past before it takes the service's fallback.
+/// Entries that a connect skips, because their backends are not eligible, before it takes the service's fallback.
 pub const MAX_SKIPS: u32 = 4;
 /// Bytes of a service's or client's name in the kernel, padded with zeros. One is kept free, so names are at most 63.
 pub const NAME_BYTES: usize = 64;

@@ -15,7 +15,7 @@ mod progress;
 
 /// Why a reading of a file gave nothing to use, in words: of an endpoint file, or of the configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Unusable {
+pub enum ReadFailure {
     /// What was read is wrong, or nothing is there: that stays so until the file changes.
     Faulty(String),
     /// It cannot be read now, for want of a descriptor or of memory: that may change while the file does not.
@@ -44,7 +44,7 @@ pub enum Effect<L> {
     /// Log that the file is good again, and says what is in force.
     GoodAgain,
     /// Log that the file cannot be used, and why.
-    Unusable(String),
+    Failed(String),
 }
 
 /// What clients made of a list that was delivered to them.
@@ -131,7 +131,7 @@ impl<S: Copy + PartialEq, L: List, T: Copy + Ord + Add<Duration, Output = T>> Fe
         now: T,
         number: u64,
         version: Version<S>,
-        result: Option<Result<L, Unusable>>,
+        result: Option<Result<L, ReadFailure>>,
     ) -> Option<Effect<L>> {
         if number < self.reading {
             return None;
@@ -167,26 +167,26 @@ impl<S: Copy + PartialEq, L: List, T: Copy + Ord + Add<Duration, Output = T>> Fe
             self.failures += 1;
             self.refused_by.clear();
             self.fault = Some(fault.clone());
-            Effect::Unusable(fault)
+            Effect::Failed(fault)
         })
     }
 
     /// The file cannot be used: reported once per fault, counted once per fault and version.
-    fn fail(&mut self, fault: Unusable, is_another: bool) -> Option<Effect<L>> {
+    fn fail(&mut self, fault: ReadFailure, is_another: bool) -> Option<Effect<L>> {
         let (fault, is_another) = match fault {
-            Unusable::Silent(fault) => return self.fell_silent(fault),
+            ReadFailure::Silent(fault) => return self.fell_silent(fault),
             // One fault, however often it is tried again.
-            Unusable::Unread(fault) => {
+            ReadFailure::Unread(fault) => {
                 self.progress.found_nothing();
                 (fault, false)
             }
-            Unusable::Faulty(fault) => (fault, is_another),
+            ReadFailure::Faulty(fault) => (fault, is_another),
         };
         let is_new = self.fault.as_ref() != Some(&fault);
         self.failures += u64::from(is_new || is_another);
         self.refused_by.clear();
         self.fault = Some(fault.clone());
-        is_new.then_some(Effect::Unusable(fault))
+        is_new.then_some(Effect::Failed(fault))
     }
 
     /// The list was delivered. It is in force once every client took it; until then the one before is.
@@ -237,7 +237,7 @@ impl<S: Copy + PartialEq, L: List, T: Copy + Ord + Add<Duration, Output = T>> Fe
         now: T,
         number: u64,
         version: Version<S>,
-        result: Result<L, Unusable>,
+        result: Result<L, ReadFailure>,
     ) -> (Self, Reloaded<L>) {
         let mut feed = before.unwrap_or_default();
         let newest = feed.newest().cloned();

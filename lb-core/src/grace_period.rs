@@ -43,9 +43,7 @@ impl GracePeriods {
 
     /// Takes out the slots that no reader can name and that have no open flow.
     pub fn take_idle(&mut self, has_flows: impl Fn(Slot) -> bool) -> BTreeSet<Slot> {
-        let idle: BTreeSet<Slot> = self.over.iter().copied().filter(|slot| !has_flows(*slot)).collect();
-        self.over = &self.over - &idle;
-        idle
+        self.over.extract_if(.., |slot| !has_flows(*slot)).collect()
     }
 }
 
@@ -137,17 +135,17 @@ mod tests {
         fn no_slot_is_freed_that_a_reader_may_have(events in prop::collection::vec(event(), 0..80)) {
             let mut periods = GracePeriods::default();
             let mut unneeded = BTreeSet::new();
-            let mut named_at = [Some(0); 4];
+            let mut dropped_at = [Some(0); 4];
             let (mut begun, mut ended) = (None, None);
             for (time, event) in events.into_iter().enumerate() {
                 match event {
                     Event::Name(number) => {
                         unneeded.remove(&Slot::new(number).unwrap());
-                        named_at[number as usize] = None;
+                        dropped_at[number as usize] = None;
                     }
                     Event::Drop(number) => {
                         if unneeded.insert(Slot::new(number).unwrap()) {
-                            named_at[number as usize] = Some(time);
+                            dropped_at[number as usize] = Some(time);
                         }
                     }
                     Event::Begin => {
@@ -161,7 +159,7 @@ mod tests {
                 }
                 periods.retain(&unneeded);
                 let is_over = |slot: &Slot| {
-                    named_at[slot.index()].zip(ended).is_some_and(|(named, began): (usize, usize)| named < began)
+                    dropped_at[slot.index()].zip(ended).is_some_and(|(dropped, began): (usize, usize)| dropped < began)
                 };
                 let expected: BTreeSet<Slot> = unneeded.iter().copied().filter(is_over).collect();
                 prop_assert_eq!(periods.wants_wait(&unneeded), expected != unneeded);

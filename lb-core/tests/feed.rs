@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use lb_core::feed::{Delivered, Effect, Feed, List, Next, ReadTurn, Unusable, Version};
+use lb_core::feed::{Delivered, Effect, Feed, List, Next, ReadFailure, ReadTurn, Version};
 use proptest::prelude::*;
 
 /// A list: what it says, the reading that it comes of, and whether it is known what the client uses of it.
@@ -41,8 +41,8 @@ fn version(stamp: u32) -> Version<u32> {
     Version { stamp: Some(stamp), is_settled: true }
 }
 
-fn faulty(text: &str) -> Unusable {
-    Unusable::Faulty(text.to_owned())
+fn faulty(text: &str) -> ReadFailure {
+    ReadFailure::Faulty(text.to_owned())
 }
 
 fn refused() -> Delivered {
@@ -68,18 +68,18 @@ fn at(seconds: u64) -> Duration {
 
 #[test]
 fn a_reading_has_the_effect_that_its_result_calls_for() {
-    let unusable = |text: &str| Some(Effect::Unusable(text.to_owned()));
+    let failed = |text: &str| Some(Effect::Failed(text.to_owned()));
     // By the version and the result of one reading after another: the effect, and the failures until then.
     let readings = [
         (1, None, None, 0),
         (2, Some(Ok(list(1, 2))), None, 0),
-        (3, Some(Err(faulty("line 1"))), unusable("line 1"), 1),
+        (3, Some(Err(faulty("line 1"))), failed("line 1"), 1),
         (3, Some(Err(faulty("line 1"))), None, 1),
         (4, Some(Err(faulty("line 1"))), None, 2),
-        (4, Some(Err(Unusable::Unread("EMFILE".to_owned()))), unusable("EMFILE"), 3),
-        (4, Some(Err(Unusable::Unread("EMFILE".to_owned()))), None, 3),
-        (5, Some(Err(Unusable::Silent("hangs".to_owned()))), unusable("hangs"), 4),
-        (5, Some(Err(Unusable::Silent("hangs".to_owned()))), None, 4),
+        (4, Some(Err(ReadFailure::Unread("EMFILE".to_owned()))), failed("EMFILE"), 3),
+        (4, Some(Err(ReadFailure::Unread("EMFILE".to_owned()))), None, 3),
+        (5, Some(Err(ReadFailure::Silent("hangs".to_owned()))), failed("hangs"), 4),
+        (5, Some(Err(ReadFailure::Silent("hangs".to_owned()))), None, 4),
         (6, Some(Ok(list(1, 10))), Some(Effect::GoodAgain), 4),
         (7, Some(Ok(list(2, 11))), Some(Effect::Deliver(list(2, 11))), 4),
     ];
@@ -241,7 +241,7 @@ impl World {
         world
     }
 
-    fn result(&mut self, (number, stamp, content): Reading) -> Result<Listed, Unusable> {
+    fn result(&mut self, (number, stamp, content): Reading) -> Result<Listed, ReadFailure> {
         self.versions.insert(number, stamp);
         match content {
             Content::Endpoints(says) => Ok(Listed { says, reading: number, is_known: self.is_known }),
@@ -311,7 +311,7 @@ impl World {
     fn carry_out(&mut self, (_, stamp, _): Reading, effect: Option<Effect<Listed>>) {
         match effect {
             Some(Effect::Deliver(list)) => self.deliver(list),
-            Some(Effect::Unusable(_)) => {
+            Some(Effect::Failed(_)) => {
                 self.bad.insert(stamp);
             }
             Some(Effect::GoodAgain) | None => {}

@@ -55,7 +55,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::Result;
-use lb_core::feed::{Progress, Unusable};
+use lb_core::feed::{Progress, ReadFailure};
 use tokio::sync::mpsc;
 use tracing::warn;
 
@@ -84,7 +84,7 @@ const TICK: Duration = Duration::from_secs(1);
 const RETRY_TICKS: u32 = 10;
 
 /// Reads the configuration again as the command line said to read it.
-pub type Reread = Arc<dyn Fn() -> Result<Config, Unusable> + Send + Sync>;
+pub type Reread = Arc<dyn Fn() -> Result<Config, ReadFailure> + Send + Sync>;
 
 /// Everything that can wake the daemon.
 enum Event {

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use lb_core::endpoint::EndpointList;
-use lb_core::feed::{List, Unusable, Version};
+use lb_core::feed::{List, ReadFailure, Version};
 use lb_core::service::Service;
 use lb_kernel::trust::Untrusted;
 use thiserror::Error;
@@ -60,17 +60,19 @@ pub enum SourceError {
 impl SourceError {
     /// What it means for the feed. After an error of reading, as for want of a descriptor or of memory, the same
     /// version of the file is tried again. A file that is missing is seen when it appears.
-    pub fn into_unusable(self) -> Unusable {
+    pub fn into_failure(self) -> ReadFailure {
         let text = crate::error::chain(&self);
         match self {
-            Self::NoAnswer(silent) => Unusable::Silent(silent.to_string()),
-            Self::Read { source, .. } if source.kind() != io::ErrorKind::NotFound => Unusable::Unread(text),
+            Self::NoAnswer(silent) => ReadFailure::Silent(silent.to_string()),
+            Self::Read { source, .. } if source.kind() != io::ErrorKind::NotFound => {
+                ReadFailure::Unread(text)
+            }
             Self::Read { .. }
             | Self::TooLarge(_)
             | Self::KeptChanging(_)
             | Self::CutOff(_)
             | Self::Untrusted(_)
-            | Self::Invalid(_) => Unusable::Faulty(text),
+            | Self::Invalid(_) => ReadFailure::Faulty(text),
         }
     }
 }

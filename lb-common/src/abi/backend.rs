@@ -15,24 +15,12 @@ pub struct StateWord {
     /// Zero.
     pub _reserved: u16,
 }
-const _: () = assert!(size_of::<StateWord>() == 4);
+one_word!(StateWord, u32);
 
 impl StateWord {
     /// The word of a backend in `state`.
     pub const fn new(usable: bool, state: BackendState) -> Self {
         Self { usable: usable as u8, state: state as u8, _reserved: 0 }
-    }
-
-    /// The word that is stored and loaded in one piece.
-    #[inline(always)]
-    pub fn to_word(self) -> u32 {
-        bytemuck::cast(self)
-    }
-
-    /// From the word.
-    #[inline(always)]
-    pub fn from_word(word: u32) -> Self {
-        bytemuck::cast(word)
     }
 
     /// Whether it says that the backend may be chosen.
@@ -133,18 +121,4 @@ pub struct RecentErrors {
     /// The tick at which they were this many.
     pub since: u32,
 }
-const _: () = assert!(size_of::<RecentErrors>() == 8);
-
-impl RecentErrors {
-    /// The word that is stored and loaded in one piece.
-    #[inline(always)]
-    pub fn to_word(self) -> u64 {
-        bytemuck::cast(self)
-    }
-
-    /// From the word.
-    #[inline(always)]
-    pub fn from_word(word: u64) -> Self {
-        bytemuck::cast(word)
-    }
-}
+one_word!(RecentErrors, u64);

@@ -15,25 +15,13 @@ pub struct VipCell {
     /// The service index plus one; 0 if the cell is free.
     pub service: u32,
 }
-const _: () = assert!(size_of::<VipCell>() == 8);
+one_word!(VipCell, u64);
 
 impl VipCell {
     /// Empty: a look-up ends here.
     pub const FREE: Self = Self { mark: 0, service: 0 };
     /// Its service was removed; a look-up goes on.
     pub const TOMBSTONE: Self = Self { mark: 0, service: u32::MAX };
-
-    /// The word that is stored and loaded in one piece.
-    #[inline(always)]
-    pub fn to_word(self) -> u64 {
-        bytemuck::cast(self)
-    }
-
-    /// From the word.
-    #[inline(always)]
-    pub fn from_word(word: u64) -> Self {
-        bytemuck::cast(word)
-    }
 }
 
 /// Where a service's current table lies: one word, so that it switches whole with a single store.
@@ -49,21 +37,9 @@ pub struct TableRef {
     /// Where the [`Members`] of the same table lie: [`NO_MEMBERS`], or the half of the service's pair, plus one.
     pub members: u8,
 }
-const _: () = assert!(size_of::<TableRef>() == 8);
+one_word!(TableRef, u64);
 
 impl TableRef {
-    /// The word that is stored and loaded in one piece.
-    #[inline(always)]
-    pub fn to_word(self) -> u64 {
-        bytemuck::cast(self)
-    }
-
-    /// From the word.
-    #[inline(always)]
-    pub fn from_word(word: u64) -> Self {
-        bytemuck::cast(word)
-    }
-
     /// Where in [`map::MEMBERS`](super::map::MEMBERS) the members of the table lie, if they are listed.
     #[inline(always)]
     pub fn members_of(self, service: u32) -> Option<u32> {

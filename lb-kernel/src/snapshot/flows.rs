@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use lb_core::ids::{Generation, ServiceIndex, Slot};
+use lb_core::ids::{BackendRef, Generation, ServiceIndex, Slot};
 
 use crate::error::DatapathError;
 use crate::flows::{self, OpenFlow};
@@ -61,8 +61,8 @@ impl FlowSnapshot {
 }
 
 fn slot_of<'a>(slots: &'a BTreeMap<Slot, SlotView>, open: &OpenFlow) -> Option<&'a SlotView> {
-    let slot = slots.get(&Slot::new(open.flow.slot)?)?;
-    (slot.at.generation == Generation(open.flow.generation)).then_some(slot)
+    let at = BackendRef { slot: Slot::new(open.flow.slot)?, generation: Generation(open.flow.generation) };
+    slots.get(&at.slot).filter(|slot| slot.at == at)
 }
 
 /// What tells a flow from a later one of the same socket.
@@ -73,7 +73,6 @@ fn identity(open: &OpenFlow) -> (u64, u64) {
 #[cfg(test)]
 mod tests {
     use lb_common::abi::{BackendState, Flow};
-    use lb_core::ids::BackendRef;
 
     use super::*;
 

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use lb_core::feed::Unusable;
+use lb_core::feed::ReadFailure;
 use lb_kernel::trust::{self, Untrusted};
 
 use super::{Files, read_config};
@@ -42,7 +42,7 @@ pub fn run(files: &Files) -> Result<ExitCode, Failure> {
     let style = Style::for_stderr();
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_ansi(style.colour).init();
     let again = files.clone();
-    let reread = move || read_config(&again).map_err(|failure| unusable(&failure));
+    let reread = move || read_config(&again).map_err(|failure| failure_of(&failure));
     match daemon::run(config, stamp, Arc::new(reread)) {
         Ok(()) => Ok(ExitCode::SUCCESS),
         // A service manager does not try again after the exit code of a missing privilege. Other refusals (a hook or a
@@ -55,13 +55,13 @@ pub fn run(files: &Files) -> Result<ExitCode, Failure> {
 }
 
 /// How a running daemon classes a failure to read its configuration again.
-fn unusable(failure: &Failure) -> Unusable {
+fn failure_of(failure: &Failure) -> ReadFailure {
     let is_missing = |error: &(dyn std::error::Error + 'static)| {
         error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::NotFound)
     };
     match failure {
-        Failure::Other(error) if !error.chain().any(is_missing) => Unusable::Unread(failure.to_string()),
-        Failure::Other(_) | Failure::Faults(_) => Unusable::Faulty(failure.to_string()),
+        Failure::Other(error) if !error.chain().any(is_missing) => ReadFailure::Unread(failure.to_string()),
+        Failure::Other(_) | Failure::Faults(_) => ReadFailure::Faulty(failure.to_string()),
     }
 }
 

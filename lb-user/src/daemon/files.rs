@@ -101,7 +101,7 @@ impl Daemon {
         let Reading { service, source, first: FirstRead { stamp, result, instead }, in_force } = reading;
         let before = before.filter(|before| before.source.service == source.service);
         let is_same_file = before.as_ref().is_some_and(|before| before.source == source);
-        let (result, version) = (result.map_err(SourceError::into_unusable), Stamp::version(stamp));
+        let (result, version) = (result.map_err(SourceError::into_failure), Stamp::version(stamp));
         let before = before.map(|before| before.feed);
         let (feed, reloaded) = Feed::reload(before, is_same_file, now, begun, version, result);
         self.sources.files.insert(service.clone(), WatchedFile { source, feed });
@@ -213,7 +213,7 @@ impl Daemon {
         now: Instant,
     ) {
         let file = self.sources.files.get_mut(service).expect("it was read for its file");
-        let result = result.map(|result| result.map_err(SourceError::into_unusable));
+        let result = result.map(|result| result.map_err(SourceError::into_failure));
         let effect = file.feed.read(now, begun, Stamp::version(stamp), result);
         self.carry_out(service, effect, now);
     }
@@ -230,7 +230,7 @@ impl Daemon {
                 let path = self.sources.files.get(service).map(|file| file.source.path.display().to_string());
                 info!(service, path, "endpoint file is good again");
             }
-            Some(Effect::Unusable(error)) => {
+            Some(Effect::Failed(error)) => {
                 warn!(service, error, "endpoint file cannot be used; what was in force stays");
             }
         }

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use lb_core::feed::Unusable;
+use lb_core::feed::ReadFailure;
 use tokio::task::{JoinSet, spawn_blocking};
 
 use super::file_io::PATIENCE;
@@ -31,7 +31,7 @@ pub enum Load {
 pub struct Loaded {
     /// The version of the configuration file, if it was read.
     pub stamp: Option<Option<Stamp>>,
-    pub config: Result<Config, Unusable>,
+    pub config: Result<Config, ReadFailure>,
     pub files: Vec<Reading>,
     /// The number of this reading, the same for all of the files.
     pub begun: u64,
@@ -104,7 +104,7 @@ impl Loader {
         loaded
     }
 
-    async fn reread(&self) -> (Option<Option<Stamp>>, Result<Config, Unusable>) {
+    async fn reread(&self) -> (Option<Option<Stamp>>, Result<Config, ReadFailure>) {
         /// A large configuration takes longer to be understood than to be read.
         const TO_READ: Duration = Duration::from_secs(10);
         let (file, reread) = (self.file.clone(), self.reread.clone());
@@ -116,7 +116,7 @@ impl Loader {
         };
         let config = match config {
             Ok(config) => config,
-            Err(silent) => Err(Unusable::Silent(silent.to_string())),
+            Err(silent) => Err(ReadFailure::Silent(silent.to_string())),
         };
         (Some(stamp.ok().flatten()), config)
     }

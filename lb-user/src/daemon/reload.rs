@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::{Instant, SystemTime};
 
-use lb_core::feed::{Progress, ReadTurn, Unusable};
+use lb_core::feed::{Progress, ReadFailure, ReadTurn};
 use tracing::{info, warn};
 
 use super::changes::changes;
@@ -189,11 +189,11 @@ impl Daemon {
                     info!(clients, files, changed, "configuration taken on");
                 }
             }
-            Err(Unusable::Silent(silent)) => {
+            Err(ReadFailure::Silent(silent)) => {
                 self.reload.refused += 1;
                 self.config_fell_silent(silent, is_asked);
             }
-            Err(Unusable::Unread(error)) => {
+            Err(ReadFailure::Unread(error)) => {
                 self.reload.progress.found_nothing();
                 // Counted and logged once, however often it is tried again.
                 if self.reload.error.as_ref() != Some(&error) {
@@ -202,7 +202,7 @@ impl Daemon {
                 }
                 self.reload.error = Some(error);
             }
-            Err(Unusable::Faulty(error)) => {
+            Err(ReadFailure::Faulty(error)) => {
                 self.reload.refused += 1;
                 // Logged once per fault, not once per look; but an operator who asks gets an answer.
                 if is_asked || self.reload.error.as_ref() != Some(&error) {
