@@ -20,7 +20,7 @@ use serde::ser::SerializeStruct;
 use serde::{Serialize, Serializer};
 use thiserror::Error;
 
-use crate::names::{self, Known};
+use crate::names::{self, BackendsByService};
 use crate::status;
 
 /// Why flows cannot be shown.
@@ -67,24 +67,22 @@ pub fn find(directory: &Path, filter: &Filter) -> Result<FlowReport, FlowsError>
             Err(error) => unreadable.push(format!("client {}: {}", pins.client, crate::error::chain(&error))),
         }
     }
-    names::check(filter, &known(&clients)).map_err(FlowsError::Unknown)?;
+    names::check(filter, || backends_by_service(&clients)).map_err(FlowsError::Unknown)?;
     for client in &mut clients {
         keep(client, filter);
     }
     Ok(FlowReport { leaving, unreadable, ..FlowReport::of(clients, lb_kernel::monotonic_ns()) })
 }
 
-/// The services and backends of clients, by their names.
-fn known(clients: &[FlowSnapshot]) -> Known<'_> {
-    let mut known = Known::new();
+fn backends_by_service(clients: &[FlowSnapshot]) -> BackendsByService<'_> {
+    let mut backends = BackendsByService::new();
     for client in clients {
-        let services = known.entry(&client.client).or_default();
         for (index, service) in &client.services {
             let slots = client.slots.values().filter(|slot| slot.service == *index);
-            services.entry(&service.name).or_default().extend(slots.map(|slot| slot.address));
+            backends.entry(&service.name).or_default().extend(slots.map(|slot| slot.address));
         }
     }
-    known
+    backends
 }
 
 /// Leaves the flows that are asked for.

@@ -7,8 +7,8 @@ use lb_view::filter::Filter;
 
 use crate::document::did_you_mean;
 
-/// The backends that there are, by client and service.
-pub type Known<'a> = BTreeMap<&'a str, BTreeMap<&'a str, BTreeSet<SocketAddr>>>;
+/// The backends of services, those of several clients together.
+pub type BackendsByService<'a> = BTreeMap<&'a str, BTreeSet<SocketAddr>>;
 
 /// Whether the client that is asked for is one of these.
 ///
@@ -28,25 +28,25 @@ pub fn check_client<'a>(
     }
 }
 
-/// Whether the service and the backend that are asked for are among these, which are those of the clients that are asked
-/// for.
+/// Whether the service and the backend that are asked for, if any are, are among these of the clients that are asked for.
 ///
 /// # Errors
 /// The message names those that there are.
-pub fn check(filter: &Filter, known: &Known<'_>) -> Result<(), String> {
-    let services = || known.values().flatten();
-    if let Some(service) = &filter.service
-        && !services().any(|(name, _)| name == service)
+pub fn check<'a>(filter: &Filter, services: impl FnOnce() -> BackendsByService<'a>) -> Result<(), String> {
+    if filter.service.is_none() && filter.backend.is_none() {
+        return Ok(());
+    }
+    let services = services();
+    if let Some(service) = filter.service.as_ref().filter(|service| !services.contains_key(service.as_str()))
     {
         let what = match &filter.client {
             Some(client) => format!("client {client} does not dial service {service}"),
             None => format!("no client here dials a service {service}"),
         };
-        let names: BTreeSet<&str> = services().map(|(name, _)| *name).collect();
-        return Err(unknown(&what, Some(service), "services", names));
+        return Err(unknown(&what, Some(service), "services", services.into_keys()));
     }
-    let of_services = services().filter(|(name, _)| filter.has_service(name));
-    let backends: BTreeSet<SocketAddr> = of_services.flat_map(|(_, backends)| backends).copied().collect();
+    let of_services = services.into_iter().filter(|(name, _)| filter.has_service(name));
+    let backends: BTreeSet<SocketAddr> = of_services.flat_map(|(_, backends)| backends).collect();
     match filter.backend {
         Some(backend) if !backends.contains(&backend) => {
             let of =
@@ -93,14 +93,12 @@ mod tests {
 
     #[test]
     fn a_name_that_is_not_there_is_told_with_those_that_are() {
-        let known: Known<'_> = [
-            ("web", [("users", [([10, 0, 0, 1], 80).into()].into()), ("mail", [].into())].into()),
-            ("batch", [("users", [([10, 0, 0, 2], 80).into()].into())].into()),
-        ]
-        .into();
+        let known: BackendsByService<'_> =
+            [("users", [([10, 0, 0, 1], 80).into(), ([10, 0, 0, 2], 80).into()].into()), ("mail", [].into())]
+                .into();
         #[track_caller]
         fn told(
-            known: &Known<'_>,
+            known: &BackendsByService<'_>,
             client: Option<&str>,
             service: Option<&str>,
             backend: Option<&str>,
@@ -110,7 +108,7 @@ mod tests {
                 service: service.map(str::to_owned),
                 backend: backend.map(|backend| backend.parse().unwrap()),
             };
-            check(&filter, known).err().unwrap_or_default()
+            check(&filter, || known.clone()).err().unwrap_or_default()
         }
         assert_eq!(told(&known, None, Some("users"), Some("10.0.0.2:80")), "");
         assert_eq!(

@@ -66,8 +66,8 @@ impl SortBy {
         }
     }
 
-    /// What is large of a backend that comes early.
-    fn weight(self, backend: &Backend) -> f64 {
+    /// The number by which backends are in descending order.
+    fn number_of(self, backend: &Backend) -> f64 {
         #[expect(clippy::cast_precision_loss, reason = "an order for people")]
         let number = |count: u64| count as f64;
         match self {
@@ -109,7 +109,7 @@ impl Status {
         let services = self.clients.iter_mut().flat_map(|client| &mut client.services);
         for service in services {
             service.backends.sort_by(|a, b| {
-                let most_first = by.weight(b).total_cmp(&by.weight(a));
+                let most_first = by.number_of(b).total_cmp(&by.number_of(a));
                 let failing_first = b.failing.cmp(&a.failing);
                 failing_first.then(most_first).then((a.address, a.slot).cmp(&(b.address, b.slot)))
             });

@@ -9,7 +9,7 @@ use anyhow::Context;
 use super::{DEGRADED, Files, paths_of};
 use crate::api::{self, Answer};
 use crate::error::Failure;
-use crate::names::{self, Known};
+use crate::names::{self, BackendsByService};
 use crate::print;
 use crate::status;
 use lb_view::filter::Filter;
@@ -29,22 +29,22 @@ impl Shown {
     fn check(&self, status: &Status) -> Result<(), String> {
         let names = status.clients.iter().map(|client| client.name.as_str());
         names::check_client(&self.filter, names, "here")?;
-        let mut known = Known::new();
-        for client in status.clients.iter().filter(|client| self.filter.has_client(&client.name)) {
-            let services = known.entry(&client.name).or_default();
-            for service in &client.services {
-                let backends = service.backends.iter().map(|backend| backend.address);
-                services.entry(&service.name).or_default().extend(backends);
+        names::check(&self.filter, || {
+            let clients = status.clients.iter().filter(|client| self.filter.has_client(&client.name));
+            let mut backends = BackendsByService::new();
+            for service in clients.flat_map(|client| &client.services) {
+                let addresses = service.backends.iter().map(|backend| backend.address);
+                backends.entry(&service.name).or_default().extend(addresses);
             }
-        }
-        names::check(&self.filter, &known)
+            backends
+        })
     }
 }
 
 /// Shows the status.
 ///
 /// # Errors
-/// If the daemon is not trusted, the pins cannot be read, or the client is not running here.
+/// If the daemon is not trusted, the pins cannot be read, or there is nothing of a name that is asked for.
 pub fn run(shown: &Shown, json: bool, watch: Option<u32>, files: &Files) -> Result<ExitCode, Failure> {
     let once = || -> Result<Status, Failure> {
         let mut status = read(files)?;
