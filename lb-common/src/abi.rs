@@ -45,7 +45,7 @@ pub use retired_counters::*;
 pub use service::*;
 
 /// The version of everything in this module; a part of the pin path.
-pub const ABI_VERSION: u32 = 5;
+pub const ABI_VERSION: u32 = 6;
 
 // ---- limits, each with its reason ----------------------------------------------------------------------------------
 
@@ -60,6 +60,8 @@ pub const MAX_PROBES: u32 = 32;
 pub const MAX_CLIENTS: usize = 64;
 /// The largest fixed subset size: the largest set that a scan inside one program run can afford.
 pub const MAX_SUBSET: u32 = 256;
+/// Backends that are listed of one table: a whole subset, and as many again as half of it, which may have been replaced.
+pub const MAX_LISTED: u32 = MAX_SUBSET + MAX_SUBSET / 2;
 /// Backends of one service that takes all of them.
 pub const MAX_BACKENDS: u32 = 16_384;
 /// The shortest schedule: at 1,024 entries the rounding of weights costs 0.7 % of utilization, at 256 it costs 2.8 %.
@@ -81,8 +83,8 @@ pub const FLOW_RECORDS: u32 = 131_072;
 /// Services that one datagram socket can talk to by addressed datagrams at the same time; a further one takes the place
 /// of the one that was chosen first. Each is compared with the source of every datagram that the socket receives.
 pub const MAX_DATAGRAM_FLOWS: usize = 8;
-/// Entries that a connect skips, because their backends are not eligible, before it takes the service's fallback.
-pub const MAX_SKIPS: u32 = 4;
+/// Entries that a connect draws again, because their backends are not eligible, before all are asked that there are.
+pub const MAX_REDRAWS: u32 = 4;
 /// Bytes of a service's or client's name in the kernel, padded with zeros. One is kept free, so names are at most 63.
 pub const NAME_BYTES: usize = 64;
 
@@ -94,7 +96,7 @@ pub const NO_SLOT: u32 = 0xffff;
 /// Names of the maps as the object declares them and as they are pinned.
 pub mod map {
     /// Array, memory-mapped: the hash of an address, modulo its length, or a few further, to [`VipCell`](super::VipCell).
-    pub const DIALLED: &str = "dialled";
+    pub const VIP_TABLE: &str = "vip_table";
     /// Array, memory-mapped: service index to [`Service`](super::Service).
     pub const SERVICES: &str = "services";
     /// Array, memory-mapped: slot to [`Backend`](super::Backend).
@@ -104,7 +106,7 @@ pub mod map {
     /// Array, memory-mapped: twice the service index, plus the half, to [`Members`](super::Members).
     pub const MEMBERS: &str = "members";
     /// Per-CPU array: service index to [`Cursor`](super::Cursor).
-    pub const WALKS: &str = "walks";
+    pub const CURSORS: &str = "cursors";
     /// Per-CPU array: service index, or [`NOT_A_SERVICE`](super::NOT_A_SERVICE), to [`Outcomes`](super::Outcomes).
     pub const OUTCOMES: &str = "outcomes";
     /// Per-CPU array: slot to [`SlotCounters`](super::SlotCounters).
@@ -113,34 +115,38 @@ pub mod map {
     /// choice counts: those of eight slots lie in one cache line.
     pub const CHOSEN: &str = "chosen";
     /// Array, memory-mapped: socket cookie modulo its length to [`FlowBucket`](super::FlowBucket).
-    pub const FLOW_PLACES: &str = "flow_places";
-    /// Array, memory-mapped: as [`FLOW_PLACES`] to the [`Flow`](super::Flow) of the socket that holds the bucket.
+    pub const FLOW_BUCKETS: &str = "flow_buckets";
+    /// Array, memory-mapped: as [`FLOW_BUCKETS`] to the [`Flow`](super::Flow) of the socket that holds the bucket.
     pub const FLOWS: &str = "flows";
-    /// Hash: socket cookie to [`Flow`](super::Flow), for sockets whose bucket in `flow_places` is taken.
+    /// Hash: socket cookie to [`Flow`](super::Flow), for sockets whose bucket in `flow_buckets` is taken.
     pub const FLOW_OVERFLOW: &str = "flow_overflow";
     /// Hash: socket cookie to [`Datagrams`](super::Datagrams), for datagram sockets that are not connected.
     pub const DATAGRAMS: &str = "datagrams";
     /// Per-CPU array of one [`Anomalies`](super::Anomalies).
     pub const ANOMALIES: &str = "anomalies";
+    /// Array, memory-mapped: slot to the flows whose records the daemon has taken out, because their sockets were gone. The
+    /// daemon's own: no program uses it.
+    pub const RECLAIMED: &str = "reclaimed";
     /// Hash: [`BackendName`](super::BackendName) to [`RetiredCounters`](super::RetiredCounters).
-    pub const DEPARTED: &str = "departed";
+    pub const RETIRED: &str = "retired";
 
     /// All of them, in the order in which they are described.
-    pub const ALL: [&str; 15] = [
-        DIALLED,
+    pub const ALL: [&str; 16] = [
+        VIP_TABLE,
         SERVICES,
         BACKENDS,
         SCHEDULE,
         MEMBERS,
-        WALKS,
+        CURSORS,
         OUTCOMES,
         COUNTS,
         CHOSEN,
-        FLOW_PLACES,
+        FLOW_BUCKETS,
         FLOWS,
         FLOW_OVERFLOW,
         DATAGRAMS,
         ANOMALIES,
-        DEPARTED,
+        RECLAIMED,
+        RETIRED,
     ];
 }

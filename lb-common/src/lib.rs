@@ -16,6 +16,8 @@ pub mod ending;
 
 pub mod load;
 
+pub mod ejection;
+
 pub mod pick;
 
 pub mod ticks;

@@ -97,6 +97,27 @@ pub fn sign_mask_in_register(difference: u64) -> u64 {
     mask
 }
 
+/// The same value, as one of which the verifier knows nothing, for `any` value that was read from a map. A sum that grows in a
+/// loop has other bounds in each turn; without CAP_PERFMON the verifier then takes no turn for one that it has followed already.
+#[cfg(not(target_arch = "bpf"))]
+#[inline(always)]
+pub fn without_bounds(value: u64, any: u64) -> u64 {
+    let _ = any;
+    value
+}
+
+/// As on the host.
+#[cfg(target_arch = "bpf")]
+#[inline(always)]
+pub fn without_bounds(value: u64, any: u64) -> u64 {
+    let mut value = value;
+    // SAFETY: changes a register, twice, which makes no change.
+    unsafe {
+        core::arch::asm!("{0} ^= {1}", "{0} ^= {1}", inout(reg) value, in(reg) any, options(pure, nomem, nostack, preserves_flags));
+    }
+    value
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;

@@ -2,21 +2,24 @@
 //!
 //! A choice depends on the tables, on the service's rules and on one number, the *sample*: where a cursor stands, or a
 //! random number. The three give the same backend again. What all policies have in common is here: a backend is
-//! *eligible* if it may be chosen (its state says so) and is below the limit of open flows; others are skipped, and if
-//! none is eligible, the service's rules and its fallback decide. It knows nothing of how weights become a schedule, and
+//! *eligible* if it may be chosen (its state says so) and is below the limit of open flows; in place of others one is
+//! drawn again at scattered places of the table, so that theirs goes to all others by their shares; and if none is eligible,
+//! the service's rules and its fallback decide. It knows nothing of how weights become a schedule, and
 //! reads no clock.
 
 mod least_loaded;
 mod p2c;
 mod policy;
 mod schedule;
+mod survey;
 mod view;
 
 pub use least_loaded::{Scan, least};
 pub use p2c::other_than;
-pub use schedule::first_eligible_of_many;
+pub use schedule::{redraw, usable_member};
+pub use survey::{Survey, survey, survey_entries};
 
-use crate::abi::{Cursor, NO_SLOT, Policy, RecentErrors, Rules, StateWord, TableRef};
+use crate::abi::{Cursor, EjectionState, NO_SLOT, Policy, RecentErrors, Rules, StateWord, TableRef};
 use view::View;
 
 /// The tables as one side sees them.
@@ -43,16 +46,26 @@ pub trait Tables: Sized {
     /// Its errors of late.
     fn errors(&self, backend: Self::Backend) -> RecentErrors;
 
+    /// How it has done of late, and until when it is ejected.
+    fn ejection(&self, backend: Self::Backend) -> EjectionState;
+
     /// Entries that it has in the service's table.
     fn entries(&self, backend: Self::Backend) -> u32;
 
     /// The members of a table, if they are listed.
     fn members(&self, table: TableRef) -> Option<Self::Members>;
 
-    /// How many there are, at most [`MAX_SUBSET`](crate::abi::MAX_SUBSET), and the position before the first.
-    fn list(&self, members: Self::Members) -> Option<(u32, Self::Position)>;
+    /// The members of a table, if they are listed and may be scanned for the least loaded one.
+    #[inline(always)]
+    fn scanned(&self, table: TableRef) -> Option<Self::Members> {
+        self.members(table)
+    }
 
-    /// The slot at the position after this one, and that position. To be asked [`MAX_SUBSET`](crate::abi::MAX_SUBSET) times at most. (Steps in
+    /// How many there are, at most [`MAX_SUBSET`](crate::abi::MAX_SUBSET); how many with those that were replaced, at most
+    /// [`MAX_LISTED`](crate::abi::MAX_LISTED); and the position before the first.
+    fn list(&self, members: Self::Members) -> Option<(u32, u32, Self::Position)>;
+
+    /// The slot at the position after this one, and that position. To be asked [`MAX_LISTED`](crate::abi::MAX_LISTED) times at most. (Steps in
     /// place of an index: the verifier allows a sum of a pointer and a number that is another one in each turn only with
     /// CAP_PERFMON.)
     fn member(&self, position: Self::Position) -> (u32, Self::Position);
@@ -64,10 +77,24 @@ pub trait Tables: Sized {
         least(self, members, scan)
     }
 
-    /// The first of many entries whose backend is eligible, or what stands in place of it.
+    /// The first of so many scattered entries whose backend is eligible, or what stands in place of it.
     #[inline(always)]
-    fn first_eligible(&self, table: TableRef, from: u32, active_limit: u32) -> u32 {
-        first_eligible_of_many(self, table, from, active_limit)
+    fn redraw(&self, table: TableRef, sample: u32, looks: u32, active_limit: u32) -> u32 {
+        redraw(self, table, sample, looks, active_limit)
+    }
+
+    /// A member that may be chosen, or what stands in place of it.
+    #[inline(always)]
+    fn usable_member(&self, members: Self::Members, sample: u32) -> u32 {
+        usable_member(self, members, sample)
+    }
+
+    /// Whether this choice is the trial of the ejected backend in a slot. Asked where members are not listed; where they are,
+    /// the service says when a trial is due.
+    #[inline(always)]
+    fn begin_trial(&self, slot: u32, now: u32) -> bool {
+        let _ = (slot, now);
+        false
     }
 
     /// Another slot than `first`, for a sample whose two positions both name that one.
@@ -97,6 +124,8 @@ pub trait CpuCursor {
 pub enum How {
     /// The policy picked a slot.
     Picked,
+    /// The slot is that of an ejected backend, to find out whether it is well again.
+    Trial,
     /// Every backend is at the limit; the slot is that of the least loaded one.
     Overflowed,
     /// Nobody who was looked at may be chosen; the slot is the service's fallback.
@@ -172,7 +201,7 @@ pub fn pick<T: Tables>(
     let Some(policy) = Policy::from_u8(rules.policy) else { return (Pick::BROKEN, 0) };
     let view = View { tables, table, rules, now };
     if matches!(policy, Policy::LeastLoaded)
-        && let Some(members) = tables.members(table)
+        && let Some(members) = tables.scanned(table)
     {
         let at = cursor.load();
         let sample = position(at, table.length_log2);
@@ -201,7 +230,7 @@ pub fn choose<T: Tables>(tables: &T, table: TableRef, rules: Rules, sample: u32,
     let view = View { tables, table, rules, now };
     match Policy::from_u8(rules.policy) {
         None => Pick::BROKEN,
-        Some(Policy::LeastLoaded) => match tables.members(table) {
+        Some(Policy::LeastLoaded) => match tables.scanned(table) {
             Some(members) => view.scan(members, sample).0,
             None => view.by_schedule(sample),
         },

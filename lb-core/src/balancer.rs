@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
 
-use lb_common::abi::{BackendState, MAX_SERVICES};
+use lb_common::abi::{BackendState, MAX_SERVICES, Usable};
 use thiserror::Error;
 
 use crate::availability::{Availability, Cause};
@@ -331,7 +331,7 @@ impl<T: Copy + Ord> Balancer<T> {
                 generation: at.generation,
                 weight: report.weight,
                 state: if is_leaving { BackendState::Leaving } else { report.state },
-                usable: usable.contains(&identity),
+                usable: Usable::from(usable.contains(&identity)),
             };
             plan.backends.insert(at.slot, backend);
         }
@@ -352,6 +352,7 @@ impl<T: Copy + Ord> Balancer<T> {
             open: true,
             errno: service.errno,
             rules: rules::of(service),
+            ejection: rules::of_ejection(service),
             fallback,
             schedule,
         }

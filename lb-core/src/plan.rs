@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use lb_common::abi::{BackendState, MAX_SLOTS, Rules};
+use lb_common::abi::{BackendState, EjectionRules, MAX_SLOTS, Rules, Usable};
 
 use crate::ids::{Generation, ServiceIndex, Slot};
 use crate::service::Protocol;
@@ -38,6 +38,8 @@ pub struct ServicePlan {
     pub errno: u16,
     /// How a backend is picked, and what bounds that.
     pub rules: Rules,
+    /// When a backend is ejected.
+    pub ejection: EjectionRules,
     /// The slot that is taken when every pick is unusable; without one the connect is refused.
     pub fallback: Option<Slot>,
     /// Slots in the order in which connect takes them; a power of two of them, or none.
@@ -57,8 +59,8 @@ pub struct BackendPlan {
     pub weight: u16,
     /// What is known of it.
     pub state: BackendState,
-    /// Whether connect may choose it.
-    pub usable: bool,
+    /// Whether connect may choose it, unless it is ejected.
+    pub usable: Usable,
 }
 
 /// How many entries of a schedule each slot in it has.
@@ -83,10 +85,12 @@ pub enum Step {
     SetErrno(ServiceIndex, u16),
     /// Store the rules, by which the next connect picks; flows that there are stay where they are.
     SetRules(ServiceIndex, Rules),
+    /// Store when backends are ejected. Where that is turned off, those that are ejected are taken back.
+    SetEjection(ServiceIndex, EjectionRules),
     /// Store the fallback.
     SetFallback(ServiceIndex, Option<Slot>),
-    /// Store a backend's state word: usable, and why or why not.
-    SetState(Slot, bool, BackendState),
+    /// Store the daemon's half of a backend's state word: whether it is usable, and why or why not.
+    SetState(Slot, Usable, BackendState),
     /// Store the weight that readers of the maps are shown.
     SetWeight(Slot, u16),
     /// Write a whole new table beside the current one and switch to it.
@@ -136,6 +140,7 @@ impl Plan {
             }
             Step::SetErrno(index, errno) => self.service(*index).errno = *errno,
             Step::SetRules(index, rules) => self.service(*index).rules = *rules,
+            Step::SetEjection(index, rules) => self.service(*index).ejection = *rules,
             Step::SetFallback(index, slot) => self.service(*index).fallback = *slot,
             Step::SetState(slot, usable, state) => {
                 let backend = self.backend(*slot);
@@ -234,6 +239,9 @@ fn update(old: &Plan, new: &Plan, index: ServiceIndex, steps: &mut Vec<Step>) {
         if before.rules != service.rules {
             steps.push(Step::SetRules(index, service.rules));
         }
+        if before.ejection != service.ejection {
+            steps.push(Step::SetEjection(index, service.ejection));
+        }
         // The fallback goes before the state words: a connect that sees the new word of its pick must not then take an
         // old fallback that the same change has made wrong.
         if before.fallback != service.fallback {
@@ -258,7 +266,7 @@ fn set_states(old: &Plan, new: &Plan, index: ServiceIndex, steps: &mut Vec<Step>
         if (before.usable, before.state) != (backend.usable, backend.state) {
             let step = Step::SetState(slot, backend.usable, backend.state);
             // Backends come back before others leave: fewer picks meet an unusable backend.
-            if backend.usable { steps.push(step) } else { unusable.push(step) }
+            if backend.usable.is_usable() { steps.push(step) } else { unusable.push(step) }
         }
     }
     steps.append(&mut unusable);

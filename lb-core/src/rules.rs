@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use lb_common::abi::Rules;
+use lb_common::abi::{EjectionRules, Rules};
 use lb_common::ticks::TICK_LOG2;
 
 use crate::service::Service;
@@ -22,6 +22,17 @@ pub fn of(service: &Service) -> Rules {
         unanswered_after: ticks(service.unanswered_after),
         ..Rules::default()
     }
+}
+
+/// When backends of a service are ejected.
+pub fn of_ejection(service: &Service) -> EjectionRules {
+    service.ejection.map_or_else(EjectionRules::default, |ejection| EjectionRules {
+        base: ticks(ejection.base),
+        max: ticks(ejection.max),
+        failures: ejection.failures,
+        max_share: ejection.max_share,
+        _reserved: 0,
+    })
 }
 
 /// At least one: 0 has another meaning.

@@ -111,6 +111,8 @@ pub struct Service {
     pub connect_timeout: Option<Duration>,
     /// After how long a SYN counts as unanswered if the application gives up.
     pub unanswered_after: Duration,
+    /// When a backend is ejected; `None` if none ever is.
+    pub ejection: Option<Ejection>,
     /// After how long an unconnected UDP flow chooses anew; `None` for never.
     pub rebind: Option<Duration>,
     /// Which endpoints may be used.
@@ -135,11 +137,31 @@ impl Service {
             error_decay: None,
             connect_timeout: None,
             unanswered_after: UNANSWERED_AFTER,
+            ejection: None,
             rebind: None,
             subset,
             seed,
             errno: 113,
         }
+    }
+}
+
+/// When a backend is ejected for failures in a row, and for how long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ejection {
+    /// How many failures, 1 to 255.
+    pub failures: u8,
+    /// How long the first time.
+    pub base: Duration,
+    /// How long at most.
+    pub max: Duration,
+    /// How many of the members may be ejected at a time, 1 to 100 percent.
+    pub max_share: u8,
+}
+
+impl Default for Ejection {
+    fn default() -> Self {
+        Self { failures: 5, base: Duration::from_secs(5), max: Duration::from_mins(5), max_share: 50 }
     }
 }
 

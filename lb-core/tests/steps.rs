@@ -4,7 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use lb_common::abi::{BackendState, MAX_SCHEDULE_LOG2, MIN_SCHEDULE_LOG2, RecentErrors, StateWord, TableRef};
+use lb_common::abi::{
+    BackendState, EjectionState, MAX_SCHEDULE_LOG2, MIN_SCHEDULE_LOG2, RecentErrors, StateWord, TableRef,
+    Usable,
+};
 use lb_common::pick::{How, Pick, Tables, choose};
 use lb_core::availability::{Availability, Cause};
 use lb_core::balancer::{self, Adopted, Fact};
@@ -71,7 +74,7 @@ impl Tables for View<'_> {
 
     fn state(&self, slot: u32) -> StateWord {
         let backend = Slot::new(slot).and_then(|slot| self.plan.backends.get(&slot));
-        let usable = backend.is_some_and(|backend| backend.usable);
+        let usable = backend.map_or(Usable::No, |backend| backend.usable);
         StateWord::new(usable, BackendState::Healthy)
     }
 
@@ -83,6 +86,10 @@ impl Tables for View<'_> {
         RecentErrors::default()
     }
 
+    fn ejection(&self, _: u32) -> EjectionState {
+        EjectionState::default()
+    }
+
     fn entries(&self, _: u32) -> u32 {
         1
     }
@@ -92,8 +99,9 @@ impl Tables for View<'_> {
         (!self.listed().is_empty()).then_some(())
     }
 
-    fn list(&self, (): ()) -> Option<(u32, usize)> {
-        Some((u32::try_from(self.listed().len()).expect("few"), 0))
+    fn list(&self, (): ()) -> Option<(u32, u32, usize)> {
+        let count = u32::try_from(self.listed().len()).expect("few");
+        Some((count, count, 0))
     }
 
     fn member(&self, position: usize) -> (u32, usize) {
@@ -304,7 +312,7 @@ fn a_backend_that_may_not_be_chosen_says_why_and_since_when() {
         assert_eq!(balancer.availability(second, now + 5), Some(availability), "at {now}");
         let plan = balancer.plan(now + 5);
         let backend = plan.backends.values().find(|backend| backend.address == second.address);
-        assert_eq!(backend.map(|backend| backend.usable), Some(usable), "at {now}");
+        assert_eq!(backend.map(|backend| backend.usable), Some(Usable::from(usable)), "at {now}");
     }
 }
 

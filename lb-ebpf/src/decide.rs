@@ -10,4 +10,4 @@ pub mod decision;
 
 mod choose;
 
-mod tables;
+pub mod tables;

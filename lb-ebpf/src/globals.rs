@@ -6,7 +6,7 @@
 use aya_ebpf::Global;
 use lb_common::abi::FLOW_RECORDS;
 
-/// Length of `flow_places` and of `flows` minus one.
+/// Length of `flow_buckets` and of `flows` minus one.
 #[unsafe(no_mangle)]
 pub static FLOW_MASK: Global<u32> = Global::new(FLOW_RECORDS - 1);
 

@@ -23,6 +23,8 @@ mod flow;
 
 mod decide;
 
+mod ejection;
+
 mod hooks;
 
 use aya_ebpf::macros::{cgroup_sock, cgroup_sock_addr, sock_ops};

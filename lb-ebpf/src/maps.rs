@@ -15,8 +15,8 @@ const MAPPED: usize = 1 << 10;
 /// `BPF_F_NO_PREALLOC`: these hashes have few entries as a rule, so memory is taken with each entry.
 const ON_DEMAND: usize = 1;
 
-#[btf_map(name = "dialled")]
-pub static DIALLED: Array<VipCell, { VIP_CELLS as usize }, MAPPED> = Array::new();
+#[btf_map(name = "vip_table")]
+pub static VIP_TABLE: Array<VipCell, { VIP_CELLS as usize }, MAPPED> = Array::new();
 
 #[btf_map(name = "services")]
 pub static SERVICES: Array<Service, { MAX_SERVICES as usize }, MAPPED> = Array::new();
@@ -33,8 +33,8 @@ pub static SCHEDULE: Array<ScheduleCell, { (2 * SCHEDULE_ENTRIES / ENTRIES_PER_C
 #[btf_map(name = "members")]
 pub static MEMBERS: Array<Members, { 2 * MAX_SERVICES as usize }, MAPPED> = Array::new();
 
-#[btf_map(name = "walks")]
-pub static WALKS: PerCpuArray<Cursor, { MAX_SERVICES as usize }> = PerCpuArray::new();
+#[btf_map(name = "cursors")]
+pub static CURSORS: PerCpuArray<Cursor, { MAX_SERVICES as usize }> = PerCpuArray::new();
 
 #[btf_map(name = "outcomes")]
 pub static OUTCOMES: PerCpuArray<Outcomes, { MAX_SERVICES as usize + 1 }> = PerCpuArray::new();
@@ -45,8 +45,8 @@ pub static COUNTS: PerCpuArray<SlotCounters, { SLOTS as usize }> = PerCpuArray::
 #[btf_map(name = "chosen")]
 pub static CHOSEN: PerCpuArray<u64, { SLOTS as usize }> = PerCpuArray::new();
 
-#[btf_map(name = "flow_places")]
-pub static FLOW_PLACES: Array<FlowBucket, { FLOW_RECORDS as usize }, MAPPED> = Array::new();
+#[btf_map(name = "flow_buckets")]
+pub static FLOW_BUCKETS: Array<FlowBucket, { FLOW_RECORDS as usize }, MAPPED> = Array::new();
 
 #[btf_map(name = "flows")]
 pub static FLOWS: Array<Flow, { FLOW_RECORDS as usize }, MAPPED> = Array::new();
@@ -64,6 +64,9 @@ pub static EMPTY: Datagrams = Datagrams::EMPTY;
 #[btf_map(name = "anomalies")]
 pub static ANOMALIES: PerCpuArray<Anomalies, 1> = PerCpuArray::new();
 
-/// The daemon's own: no program uses it.
-#[btf_map(name = "departed")]
-pub static DEPARTED: HashMap<BackendName, RetiredCounters, { SLOTS as usize }, ON_DEMAND> = HashMap::new();
+/// The daemon's own, as `retired`: no program uses them.
+#[btf_map(name = "reclaimed")]
+pub static RECLAIMED: Array<u64, { SLOTS as usize }, MAPPED> = Array::new();
+
+#[btf_map(name = "retired")]
+pub static RETIRED: HashMap<BackendName, RetiredCounters, { SLOTS as usize }, ON_DEMAND> = HashMap::new();

@@ -24,7 +24,7 @@ impl FlowTable {
     /// If one is missing or may not be opened.
     pub fn open(pins: &Pins, writable: bool) -> Result<Self, DatapathError> {
         Ok(Self {
-            buckets: Mapped::open(&pins.maps().join(map::FLOW_PLACES), writable)?,
+            buckets: Mapped::open(&pins.maps().join(map::FLOW_BUCKETS), writable)?,
             flows: Mapped::open(&pins.maps().join(map::FLOWS), false)?,
         })
     }

@@ -125,22 +125,32 @@ impl<T: bytemuck::Pod> Mapped<T> {
         }
     }
 
-    /// Writes one 32-bit word of an element in one piece, after everything written before.
-    pub fn store32(&mut self, index: usize, offset: usize, word: u32) {
+    fn store<W>(&mut self, index: usize, offset: usize, word: W) {
         assert!(self.writable, "opened for reading");
         fence(Ordering::SeqCst);
         // SAFETY: `word` checks bounds and alignment.
-        unsafe { self.word::<u32>(index, offset).write_volatile(word) };
+        unsafe { self.word::<W>(index, offset).write_volatile(word) };
         fence(Ordering::SeqCst);
+    }
+
+    /// Writes one byte of an element, after everything written before.
+    pub fn store8(&mut self, index: usize, offset: usize, byte: u8) {
+        self.store(index, offset, byte);
+    }
+
+    /// Writes one 16-bit word of an element in one piece, after everything written before.
+    pub fn store16(&mut self, index: usize, offset: usize, word: u16) {
+        self.store(index, offset, word);
+    }
+
+    /// Writes one 32-bit word of an element in one piece, after everything written before.
+    pub fn store32(&mut self, index: usize, offset: usize, word: u32) {
+        self.store(index, offset, word);
     }
 
     /// Writes one 64-bit word of an element in one piece, after everything written before.
     pub fn store64(&mut self, index: usize, offset: usize, word: u64) {
-        assert!(self.writable, "opened for reading");
-        fence(Ordering::SeqCst);
-        // SAFETY: `word` checks bounds and alignment.
-        unsafe { self.word::<u64>(index, offset).write_volatile(word) };
-        fence(Ordering::SeqCst);
+        self.store(index, offset, word);
     }
 }
 
@@ -182,6 +192,8 @@ pub struct Maps {
     pub outcomes: PerCpu<Outcomes>,
     pub counts: Counters,
     pub anomalies: PerCpu<Anomalies>,
+    /// By slot, how many flows were reclaimed.
+    pub reclaimed: Mapped<u64>,
     pub retired: RetiredBackends,
 }
 
@@ -193,16 +205,17 @@ impl Maps {
     pub fn open(dir: &Path, writable: bool) -> Result<Self, DatapathError> {
         let path = |name: &str| dir.join(name);
         Ok(Self {
-            vip_table: Mapped::open(&path(map::DIALLED), writable)?,
+            vip_table: Mapped::open(&path(map::VIP_TABLE), writable)?,
             services: Mapped::open(&path(map::SERVICES), writable)?,
             backends: Mapped::open(&path(map::BACKENDS), writable)?,
             schedule: Mapped::open(&path(map::SCHEDULE), writable)?,
             members: Mapped::open(&path(map::MEMBERS), writable)?,
-            cursors: typed(&path(map::WALKS))?,
+            cursors: typed(&path(map::CURSORS))?,
             outcomes: typed(&path(map::OUTCOMES))?,
             counts: Counters::open(dir)?,
             anomalies: typed(&path(map::ANOMALIES))?,
-            retired: RetiredBackends::open(&path(map::DEPARTED))?,
+            reclaimed: Mapped::open(&path(map::RECLAIMED), writable)?,
+            retired: RetiredBackends::open(&path(map::RETIRED))?,
         })
     }
 }

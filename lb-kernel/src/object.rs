@@ -79,18 +79,19 @@ impl Shape {
 }
 
 /// The capacities that the configuration sets.
-pub fn capacities(limits: &Limits) -> [(&'static str, u32); 9] {
+pub fn capacities(limits: &Limits) -> [(&'static str, u32); 10] {
     [
         // Twice: a new table is written beside the one it replaces.
         (map::SCHEDULE, 2 * limits.schedule_entries / ENTRIES_PER_CELL),
         (map::BACKENDS, limits.slots),
         (map::CHOSEN, limits.slots),
         (map::COUNTS, limits.slots),
-        (map::FLOW_PLACES, limits.flow_records),
+        (map::FLOW_BUCKETS, limits.flow_records),
         (map::FLOWS, limits.flow_records),
         (map::FLOW_OVERFLOW, limits.flow_records),
         (map::DATAGRAMS, limits.flow_records),
-        (map::DEPARTED, limits.slots),
+        (map::RECLAIMED, limits.slots),
+        (map::RETIRED, limits.slots),
     ]
 }
 
@@ -325,22 +326,23 @@ mod tests {
         assert_eq!(names, all);
         let sizes = |key: usize, value: usize, entries: u32| (key, value, entries);
         let expected = [
-            (map::DIALLED, sizes(4, size_of::<abi::VipCell>(), abi::VIP_CELLS)),
+            (map::VIP_TABLE, sizes(4, size_of::<abi::VipCell>(), abi::VIP_CELLS)),
             (map::SERVICES, sizes(4, size_of::<abi::Service>(), abi::MAX_SERVICES)),
             (map::BACKENDS, sizes(4, size_of::<abi::Backend>(), abi::SLOTS)),
             (map::SCHEDULE, sizes(4, size_of::<abi::ScheduleCell>(), abi::SCHEDULE_ENTRIES / 2)),
-            (map::WALKS, sizes(4, size_of::<abi::Cursor>(), abi::MAX_SERVICES)),
+            (map::CURSORS, sizes(4, size_of::<abi::Cursor>(), abi::MAX_SERVICES)),
             (map::OUTCOMES, sizes(4, size_of::<abi::Outcomes>(), abi::MAX_SERVICES + 1)),
             (map::MEMBERS, sizes(4, size_of::<abi::Members>(), 2 * abi::MAX_SERVICES)),
             (map::COUNTS, sizes(4, size_of::<abi::SlotCounters>(), abi::SLOTS)),
             (map::ANOMALIES, sizes(4, size_of::<abi::Anomalies>(), 1)),
             (map::DATAGRAMS, sizes(8, size_of::<abi::Datagrams>(), abi::FLOW_RECORDS)),
             (map::CHOSEN, sizes(4, size_of::<u64>(), abi::SLOTS)),
+            (map::RECLAIMED, sizes(4, size_of::<u64>(), abi::SLOTS)),
             (
-                map::DEPARTED,
+                map::RETIRED,
                 sizes(size_of::<abi::BackendName>(), size_of::<abi::RetiredCounters>(), abi::SLOTS),
             ),
-            (map::FLOW_PLACES, sizes(4, size_of::<abi::FlowBucket>(), abi::FLOW_RECORDS)),
+            (map::FLOW_BUCKETS, sizes(4, size_of::<abi::FlowBucket>(), abi::FLOW_RECORDS)),
             (map::FLOWS, sizes(4, size_of::<abi::Flow>(), abi::FLOW_RECORDS)),
             (map::FLOW_OVERFLOW, sizes(8, size_of::<abi::Flow>(), abi::FLOW_RECORDS)),
         ];

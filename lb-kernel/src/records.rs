@@ -90,6 +90,7 @@ impl Record {
 pub struct Records {
     table: FlowTable,
     backends: Mapped<Backend>,
+    reclaimed: Mapped<u64>,
     overflow: OwnedFd,
     datagrams: OwnedFd,
 }
@@ -108,6 +109,7 @@ impl Records {
         Ok(Self {
             table: FlowTable::open(pins, true)?,
             backends: Mapped::open(&path(map::BACKENDS), true)?,
+            reclaimed: Mapped::open(&path(map::RECLAIMED), true)?,
             overflow: open(map::FLOW_OVERFLOW)?,
             datagrams: open(map::DATAGRAMS)?,
         })
@@ -256,7 +258,7 @@ impl Records {
     }
 
     fn give_back(&self, flow: Flow) {
-        self.backends.add64(flow.slot as usize, offset_of!(Backend, swept), 1);
+        self.reclaimed.add64(flow.slot as usize, 0, 1);
         self.backends.add64(flow.slot as usize, offset_of!(Backend, flows), u64::MAX);
     }
 }

@@ -61,7 +61,7 @@ impl RetiredBackends {
         if counts == SlotCounters::default() {
             return self.remove(name);
         }
-        let retired = [RetiredCounters { counts, swept: reclaimed, left_ns: monotonic_ns() }];
+        let retired = [RetiredCounters { counts, reclaimed, left_ns: monotonic_ns() }];
         match elements::set(self.map.as_fd(), name, &retired) {
             Err(error) if error.raw_os_error() == Some(libc::E2BIG) => {
                 self.make_room()?;

@@ -103,7 +103,7 @@ fn share(entries: u32, length: u32) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use lb_common::abi::BackendState;
+    use lb_common::abi::{BackendState, EjectionState, Usable};
     use lb_core::ids::{BackendRef, Generation, ServiceIndex};
 
     use super::*;
@@ -116,7 +116,9 @@ mod tests {
             address: "192.0.2.1:80".parse().unwrap(),
             weight: 1,
             state: BackendState::Healthy,
-            usable: true,
+            usable: Usable::UnlessEjected,
+            is_ejected: false,
+            ejection: EjectionState::default(),
             entries: 4,
         };
         let before = [view(0, 1), view(1, 1), view(2, 7)];

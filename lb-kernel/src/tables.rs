@@ -117,6 +117,7 @@ impl Tables {
                     open: view.open,
                     errno: view.errno,
                     rules: view.rules,
+                    ejection: view.ejection,
                     fallback,
                     schedule,
                 },

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-use lb_common::abi::{BackendState, Rules};
+use lb_common::abi::{BackendState, EjectionRules, Rules, Usable};
 use lb_core::ids::{Generation, ServiceIndex, Slot};
 use lb_core::limits::Limits;
 use lb_core::plan::{BackendPlan, Plan, ServicePlan};
@@ -107,6 +107,7 @@ fn plan(net: u8, first: u32) -> Plan {
         open: true,
         errno: 113,
         rules: Rules::default(),
+        ejection: EjectionRules::default(),
         fallback: Slot::new(first),
         schedule,
     };
@@ -116,7 +117,7 @@ fn plan(net: u8, first: u32) -> Plan {
         generation: Generation(0),
         weight: 1,
         state: BackendState::Healthy,
-        usable: true,
+        usable: Usable::UnlessEjected,
     };
     Plan {
         services: BTreeMap::from([(ServiceIndex(0), service)]),

@@ -39,6 +39,8 @@ mod subset;
 
 mod policy;
 
+mod ejection;
+
 mod client;
 
 mod cgroup;

@@ -18,7 +18,7 @@ pub mod kind;
 
 mod address;
 
-mod duration;
+pub mod duration;
 
 mod near;
 

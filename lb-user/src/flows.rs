@@ -158,9 +158,9 @@ impl FlowReport {
             policy: Policy::from_u8(flow.why & 15).map_or("unknown", Policy::name).into(),
             reason: Reason::from_u8(flow.why >> 4).map_or("unknown", Reason::name).into(),
             table_generation: flow.table_generation,
-            table_entries: flow.share,
-            table_share: table.map(|table| f64::from(flow.share) / f64::from(table.len())),
-            sample: flow.draw,
+            table_entries: flow.entries,
+            table_share: table.map(|table| f64::from(flow.entries) / f64::from(table.len())),
+            sample: flow.sample,
             cookie: open.cookie,
             namespace: flow.namespace,
         }
@@ -205,7 +205,7 @@ impl Serialize for FlowReport {
 mod tests {
     use std::net::SocketAddr;
 
-    use lb_common::abi::{self, BackendState};
+    use lb_common::abi::{self, BackendState, EjectionState, Usable};
     use lb_core::ids::{BackendRef, Generation, Slot};
     use lb_kernel::SlotView;
     use lb_view::flows::Flows;
@@ -233,7 +233,9 @@ mod tests {
             weight: 1,
             entries: 0,
             state: BackendState::Leaving,
-            usable: false,
+            usable: Usable::No,
+            is_ejected: false,
+            ejection: EjectionState::default(),
         };
         let slots = [(at.slot, view)].into();
         FlowSnapshot { client: name.to_owned(), services: BTreeMap::new(), slots, flows }

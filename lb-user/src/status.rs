@@ -6,14 +6,15 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use lb_common::abi::{NO_SLOT, Outcome};
+use lb_common::abi::{EjectionPhase, EjectionRules, EjectionState, NO_SLOT, Outcome};
+use lb_common::ejection;
 use lb_common::ending::Ending;
-use lb_common::ticks::TICK_LOG2;
+use lb_common::ticks::{self, TICK_LOG2};
 use lb_core::service::Protocol;
 use lb_kernel::{
     BackendSnapshot, Counts, DatapathError, Pinned, Pins, ServiceSnapshot, SlotView, Snapshot, Tables,
 };
-use lb_view::backend::{Backend, Latency, Rates};
+use lb_view::backend::{Backend, EJECTED, Ejection, Latency, Rates};
 use lb_view::fault::{self, Fault, FaultCode};
 use lb_view::status::{Anomalies, Client, Leaving, Neighbour, SCHEMA, Service, Status};
 
@@ -120,7 +121,7 @@ fn of_service(
     let mut recent = Vec::with_capacity(read.len());
     for BackendSnapshot { slot, address: _, share_wanted, counts } in &read {
         let of_late = lately.and_then(|lately| lately.recent(slot.at, &counts.sums));
-        let mut shown = backend(slot, counts, of_late.as_ref());
+        let mut shown = backend(slot, view.ejection, counts, of_late.as_ref());
         shown.share_wanted = *share_wanted;
         if !counts.add_up() && lately.is_none_or(|lately| lately.window.is_off(slot.at)) {
             shown.unaccounted = tables.imbalance(slot.at.slot)?;
@@ -167,16 +168,17 @@ fn neighbour(other: lb_kernel::Neighbour) -> Neighbour {
     Neighbour { cgroup, hook, program, name, is_socklb, runs_after_ours }
 }
 
-/// A backend, from its slot in the maps and, if a daemon has sampled them, what was counted lately. Shares are filled in by
+/// A backend, from its slot in the maps, its service's rules and, if a daemon has sampled them, what was counted lately. Shares are filled in by
 /// the caller, which knows the other backends.
-fn backend(slot: &SlotView, counts: &Counts, recent: Option<&Recent>) -> Backend {
+fn backend(slot: &SlotView, rules: EjectionRules, counts: &Counts, recent: Option<&Recent>) -> Backend {
     let Counts { sums, active, reclaimed } = counts;
     Backend {
         address: slot.address,
         slot: slot.at.slot.number(),
         generation: slot.at.generation.0,
-        state: slot.state.name().to_owned(),
-        usable: slot.usable,
+        state: if slot.is_ejected { EJECTED } else { slot.state.name() }.to_owned(),
+        ejection: slot.is_ejected.then(|| ejection_of(slot, rules)),
+        usable: slot.may_be_chosen(),
         weight: slot.weight,
         share_wanted: 0.0,
         share_60s: None,
@@ -192,7 +194,7 @@ fn backend(slot: &SlotView, counts: &Counts, recent: Option<&Recent>) -> Backend
         diverted: sums.diverted,
         diverted_60s: recent.map(|recent| recent.diverted),
         failed_60s: recent.map(Recent::failed),
-        failing: Recent::is_failing_backend(slot.usable, recent),
+        failing: Recent::is_failing_backend(slot.usable.is_usable(), recent),
         rtt: (&sums.rtt).into(),
         connect: (&sums.connect).into(),
         latency: Latency::of(&sums.connect),
@@ -202,6 +204,24 @@ fn backend(slot: &SlotView, counts: &Counts, recent: Option<&Recent>) -> Backend
         bytes_received: sums.bytes_received,
         bytes_sent: sums.bytes_sent,
         retransmits: sums.retransmits,
+        ejections: sums.ejections,
+        trials: sums.trials,
+        readmissions: sums.readmissions,
+        withheld: sums.withheld,
+    }
+}
+
+/// Why and until when a backend is ejected.
+fn ejection_of(slot: &SlotView, rules: EjectionRules) -> Ejection {
+    let EjectionState { at, run, level, phase, ending } = slot.ejection;
+    let now = ticks::tick(lb_kernel::monotonic_ns());
+    let is_tried = EjectionPhase::from_u8(phase) == EjectionPhase::Trial;
+    let cause = Ending::ALL.into_iter().find(|known| *known as u8 == ending).unwrap_or(Ending::Unknown);
+    Ejection {
+        failures: run.into(),
+        cause: cause.name().to_owned(),
+        times: level.into(),
+        trial_in_s: (!is_tried).then(|| seconds(u64::from(ejection::left(at, rules, now)) << TICK_LOG2)),
     }
 }
 

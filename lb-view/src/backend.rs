@@ -1,6 +1,7 @@
 //! One backend as `status` has it: what it gets, what became of its flows, how long connects take.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::net::SocketAddr;
 
 use lb_common::abi::{self, FIRST_BUCKET_LOG2, TIME_BUCKETS};
@@ -15,8 +16,11 @@ pub struct Backend {
     pub slot: u32,
     /// The slot's generation.
     pub generation: u32,
-    /// Its state, by [`BackendState::name`](abi::BackendState::name).
+    /// Its state, by [`BackendState::name`](abi::BackendState::name); or [`EJECTED`].
     pub state: String,
+    /// Why and until when it is ejected; `None` if it is not.
+    #[serde(default)]
+    pub ejection: Option<Ejection>,
     /// Whether connect may choose it.
     pub usable: bool,
     /// Its capacity.
@@ -72,6 +76,52 @@ pub struct Backend {
     pub bytes_sent: u64,
     /// Segments of ended flows that were sent again.
     pub retransmits: u64,
+    /// How often it was ejected.
+    pub ejections: u64,
+    /// Flows that were trials.
+    pub trials: u64,
+    /// How often it was taken back because a trial was established.
+    pub readmissions: u64,
+    /// Failures after which it was not ejected, because too many others were or it was the last.
+    pub withheld: u64,
+}
+
+impl Backend {
+    /// Whether it is to be looked at first: connects to it fail, or it is ejected because they did.
+    pub const fn is_failing(&self) -> bool {
+        self.failing || self.ejection.is_some()
+    }
+}
+
+/// The state of a backend that is ejected.
+pub const EJECTED: &str = "ejected";
+
+/// Why and until when a backend is ejected.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Ejection {
+    /// How many flows failed in a row.
+    pub failures: u32,
+    /// How the last of them ended, by [`Ending::name`](lb_common::ending::Ending::name).
+    pub cause: String,
+    /// How often it was ejected without having recovered since.
+    pub times: u32,
+    /// In how many seconds it is tried again: 0 if by the next connect, `None` while a trial is under way.
+    pub trial_in_s: Option<f64>,
+}
+
+impl fmt::Display for Ejection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { failures, cause, times, trial_in_s } = self;
+        write!(f, "ejected: {failures} {cause} in a row")?;
+        if *times > 1 {
+            write!(f, ", {times} times without recovery")?;
+        }
+        match trial_in_s {
+            None => write!(f, ", trial under way"),
+            Some(seconds) if *seconds <= 0.0 => write!(f, ", trial by the next connect"),
+            Some(seconds) => write!(f, ", trial in {:.0} s", seconds.ceil()),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -84,6 +134,7 @@ impl Backend {
             slot,
             generation: 0,
             state: abi::BackendState::Healthy.name().to_owned(),
+            ejection: None,
             usable: true,
             weight: 1,
             share_wanted: 0.0,
@@ -110,6 +161,10 @@ impl Backend {
             bytes_received: 0,
             bytes_sent: 0,
             retransmits: 0,
+            ejections: 0,
+            trials: 0,
+            readmissions: 0,
+            withheld: 0,
         }
     }
 }
@@ -216,6 +271,19 @@ mod tests {
         }
         let latency = Latency::of(&times);
         assert_eq!(latency.map(|latency| [latency.mean_us, latency.p50_us, latency.p99_us]), expected);
+    }
+
+    #[test]
+    fn an_ejection_is_told_with_its_cause_and_what_comes() {
+        let ejection = Ejection { failures: 5, cause: "refused".to_owned(), times: 1, trial_in_s: Some(2.1) };
+        assert_eq!(ejection.to_string(), "ejected: 5 refused in a row, trial in 3 s");
+        let again = Ejection { times: 3, trial_in_s: None, ..ejection.clone() };
+        assert_eq!(
+            again.to_string(),
+            "ejected: 5 refused in a row, 3 times without recovery, trial under way"
+        );
+        let due = Ejection { trial_in_s: Some(0.0), ..ejection };
+        assert_eq!(due.to_string(), "ejected: 5 refused in a row, trial by the next connect");
     }
 
     #[test]

@@ -15,7 +15,7 @@ use crate::fault::Fault;
 use crate::filter::Filter;
 
 /// Version of the JSON form.
-pub const SCHEMA: u32 = 3;
+pub const SCHEMA: u32 = 4;
 
 /// The status of the balancer on this host.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -89,7 +89,7 @@ impl Status {
         for client in &mut self.clients {
             for service in &mut client.services {
                 service.backends.retain(|backend| {
-                    filter.has_backend(backend.address) && (backend.failing || !only_failing)
+                    filter.has_backend(backend.address) && (backend.is_failing() || !only_failing)
                 });
             }
             client.services.retain(|service| {
@@ -110,7 +110,7 @@ impl Status {
         for service in services {
             service.backends.sort_by(|a, b| {
                 let most_first = by.number_of(b).total_cmp(&by.number_of(a));
-                let failing_first = b.failing.cmp(&a.failing);
+                let failing_first = b.is_failing().cmp(&a.is_failing());
                 failing_first.then(most_first).then((a.address, a.slot).cmp(&(b.address, b.slot)))
             });
         }

@@ -17,7 +17,7 @@ fn all_gone(fixture: &Fixture) {
 
 /// Records in the flow table and in the overflow table.
 fn records(fixture: &Fixture) -> (usize, usize) {
-    let buckets = values::<FlowBucket>(&fixture.setup.map("web", map::FLOW_PLACES));
+    let buckets = values::<FlowBucket>(&fixture.setup.map("web", map::FLOW_BUCKETS));
     assert!(buckets.len() >= 64, "the whole table");
     let overflow = hash::<u64, Flow>(&fixture.setup.map("web", map::FLOW_OVERFLOW));
     let taken = buckets.iter().filter(|bucket| bucket.cookie != 0).count();

@@ -26,7 +26,7 @@ fn assert_adds_up(backend: &Backend) {
 
 #[test]
 fn what_flows_end_of_and_how_long_they_took_is_told() {
-    let mut fixture = Fixture::without_daemon();
+    let mut fixture = Fixture::without_ejection();
     fixture.write_endpoints(&[("127.0.0.1:8001", ""), ("127.0.0.1:8009", "")]);
     fixture.start();
     let mut probe = fixture.probe();
@@ -71,7 +71,8 @@ fn what_flows_end_of_and_how_long_they_took_is_told() {
 /// Another backend has its slot by then.
 #[test]
 fn a_backend_that_leaves_and_returns_goes_on_with_its_counts() {
-    let mut fixture = Fixture::new();
+    let mut fixture = Fixture::without_ejection();
+    fixture.start();
     let mut probe = fixture.probe();
     probe.dial_many(SERVICE, 300);
     let before = backend(&fixture, "127.0.0.1:8003");

@@ -22,7 +22,7 @@ fn seen(fixture: &Fixture, metric: &str) -> (Option<i32>, String, String) {
 
 #[test]
 fn a_backend_whose_every_connect_fails_is_marked_until_one_succeeds() {
-    let mut fixture = Fixture::without_daemon();
+    let mut fixture = Fixture::without_ejection();
     fixture.write_endpoints(&[("127.0.0.1:8001", ""), ("127.0.0.1:8002", ""), ("127.0.0.1:8009", "")]);
     fixture.start();
     let mut probe = fixture.probe();

@@ -276,13 +276,13 @@ fn maps_of_another_shape_are_not_adopted() {
     check(&output, 1, &["datagrams", "131072 entries", "1024 entries", "socklb detach web"]);
     // A map of another kind under one of our names.
     let maps = fixture.setup.pins_of("web").join("maps");
-    fs::remove_file(maps.join(map::WALKS)).expect("remove the pin");
-    fs::rename(maps.join(map::OUTCOMES), maps.join(map::WALKS)).expect("put another map there");
+    fs::remove_file(maps.join(map::CURSORS)).expect("remove the pin");
+    fs::rename(maps.join(map::OUTCOMES), maps.join(map::CURSORS)).expect("put another map there");
     let text = config(&fixture.cgroup, r#"{ file = "users.toml" }"#, "");
     check(
         &start(&fixture.setup, &text),
         1,
-        &["maps/walks", &format!("this socklb (ABI {ABI_VERSION}) needs")],
+        &["maps/cursors", &format!("this socklb (ABI {ABI_VERSION}) needs")],
     );
     assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3, "connects go on");
 }

@@ -246,7 +246,7 @@ fn a_hundred_thousand_flows_are_shown_each_once() {
     let mut fixture = Fixture::new();
     let many = if stage::in_a_guest() { 10_000 } else { 100_000 };
     fixture.stop();
-    let pins = [map::FLOW_PLACES, map::FLOWS].map(|name| fixture.setup.map("web", name));
+    let pins = [map::FLOW_BUCKETS, map::FLOWS].map(|name| fixture.setup.map("web", name));
     let (mut buckets, mut records) = (values::<FlowBucket>(&pins[0]), values::<abi::Flow>(&pins[1]));
     for (number, (bucket, flow)) in (1u32..).zip(buckets.iter_mut().zip(&mut records).take(many)) {
         bucket.cookie = (1 << 32) + u64::from(number);
@@ -255,9 +255,9 @@ fn a_hundred_thousand_flows_are_shown_each_once() {
             slot: number % 3,
             generation: 0,
             process: std::process::id(),
-            draw: number,
+            sample: number,
             table_generation: 1,
-            share: 341,
+            entries: 341,
             service: 0,
             why: Policy::WeightedRoundRobin as u8,
             phase: Phase::Established as u8,

@@ -25,6 +25,7 @@ mod active;
 mod endings;
 
 mod degraded;
+mod ejection;
 
 mod flows;
 

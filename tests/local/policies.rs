@@ -122,7 +122,7 @@ fn a_backend_that_refuses_is_no_sinkhole() {
     for decay in ["60s", "off"] {
         let mut fixture = Fixture::without_daemon();
         fixture.write_endpoints(&[("127.0.0.1:8001", ""), ("127.0.0.1:8002", ""), ("127.0.0.1:8009", "")]);
-        let lines = format!("policy = \"least-loaded\"\nerror_decay = \"{decay}\"");
+        let lines = format!("policy = \"least-loaded\"\nerror_decay = \"{decay}\"\nejection = \"off\"");
         replace(&fixture.setup.folder.join("socklb.toml"), &text(&fixture, &lines));
         fixture.start();
         let mut probe = fixture.probe();

@@ -151,7 +151,7 @@ fn a_client_stays_until_the_one_that_takes_over_is_attached() {
     let pins = fixture.setup.pins_of("heir").join("maps");
     std::fs::create_dir_all(&pins).expect("the heir's pins");
     let foreign = pins.join("theirs");
-    std::fs::hard_link(fixture.setup.map("web", "walks"), &foreign).expect("somebody else's pin");
+    std::fs::hard_link(fixture.setup.map("web", "cursors"), &foreign).expect("somebody else's pin");
     write(&fixture.setup, &text(&fixture, "name = \"heir\"", "", ""));
     let faults = eventually("it is told", || fixture.setup.faults(), |faults| faults.len() >= 2);
     assert!(faults.iter().any(|fault| fault.contains("maps/theirs")), "{faults:?}");

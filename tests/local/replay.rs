@@ -2,8 +2,8 @@
 //! chooses the same backends.
 
 use lb_common::abi::{
-    Backend, BackendState, ENTRIES_PER_CELL, Flow, FlowBucket, MAX_SERVICES, Members, Policy, Reason,
-    RecentErrors, ScheduleCell, Service, StateWord, TableRef, map,
+    Backend, BackendState, ENTRIES_PER_CELL, EjectionState, Flow, FlowBucket, MAX_SERVICES, Members, Policy,
+    Reason, RecentErrors, ScheduleCell, Service, StateWord, TableRef, map,
 };
 use lb_common::pick::{How, Tables, choose};
 use stage::maps::{array, hash, values};
@@ -68,16 +68,21 @@ impl Tables for Maps {
         self.backends[backend].errors
     }
 
+    fn ejection(&self, backend: usize) -> EjectionState {
+        self.backends[backend].ejection
+    }
+
     fn entries(&self, backend: usize) -> u32 {
-        self.backends[backend].share
+        self.backends[backend].entries
     }
 
     fn members(&self, _: TableRef) -> Option<()> {
         Some(())
     }
 
-    fn list(&self, (): ()) -> Option<(u32, usize)> {
-        Some((u32::try_from(self.members.len()).expect("three"), 0))
+    fn list(&self, (): ()) -> Option<(u32, u32, usize)> {
+        let count = u32::try_from(self.members.len()).expect("three");
+        Some((count, count, 0))
     }
 
     fn member(&self, place: usize) -> (u32, usize) {
@@ -91,7 +96,7 @@ impl Tables for Maps {
 
 /// The flows of open sockets in the order in which these were made: cookies are counted up on each CPU.
 fn recorded(fixture: &Fixture) -> Vec<Flow> {
-    let buckets = values::<FlowBucket>(&fixture.setup.map("web", map::FLOW_PLACES));
+    let buckets = values::<FlowBucket>(&fixture.setup.map("web", map::FLOW_BUCKETS));
     let table = values::<Flow>(&fixture.setup.map("web", map::FLOWS));
     let overflow = hash::<u64, Flow>(&fixture.setup.map("web", map::FLOW_OVERFLOW));
     let mut flows: Vec<(u64, Flow)> =
@@ -135,12 +140,12 @@ fn recorded_picks_replay_to_the_same_backends() {
             let reason = if i < 30 { Reason::Picked } else { Reason::Overflow };
             assert_eq!(Reason::from_u8(flow.why >> 4), Some(reason), "{policy:?}, socket {i}");
             assert_eq!(flow.process, probe.pid());
-            let picked = choose(&maps, maps.service.table, maps.service.rules, flow.draw, 0);
-            assert_eq!(picked.slot, flow.slot, "{policy:?}, socket {i}: {picked:?}, sampled {}", flow.draw);
+            let picked = choose(&maps, maps.service.table, maps.service.rules, flow.sample, 0);
+            assert_eq!(picked.slot, flow.slot, "{policy:?}, socket {i}: {picked:?}, sampled {}", flow.sample);
             assert_eq!(picked.how, if i < 30 { How::Picked } else { How::Overflowed });
             assert_eq!(names[i], name(flow.slot), "{policy:?}, socket {i}");
             maps.flows[flow.slot as usize] += 1;
-            samples.insert(flow.draw);
+            samples.insert(flow.sample);
         }
         // Samples differ: random ones nearly always, a cursor's always, the round robin's as it goes round.
         assert!(samples.len() >= 38, "{policy:?}: {} samples", samples.len());

@@ -102,7 +102,7 @@ fn explain(setup: &Setup, arguments: &[&str]) -> Explanation {
 /// would get half as much again as another.
 #[test]
 fn five_tasks_together_load_seven_backends_evenly() {
-    const DIALLED: u32 = 128;
+    const VIP_TABLE: u32 = 128;
     let job = Job::new(5, 7, "{ size = 3 }");
     let entries = job.entries();
     assert_eq!(entries.len(), 7, "every backend has a task");
@@ -124,7 +124,7 @@ fn five_tasks_together_load_seven_backends_evenly() {
         for member in members.values() {
             assert!((member.load - 1.0).abs() < 5e-4, "{member:?}");
         }
-        for (name, count) in job.probe(task).dial_many(SERVICE, DIALLED) {
+        for (name, count) in job.probe(task).dial_many(SERVICE, VIP_TABLE) {
             assert!(members.contains_key(&name), "{name} is no member of task {task}");
             *had.entry(name).or_default() += count;
         }
@@ -138,11 +138,11 @@ fn five_tasks_together_load_seven_backends_evenly() {
         let skew =
             job.setup.status().clients[task].services[0].skew.expect("more than ten connects per backend");
         // Two entries more than its part, of at least a sixth of what was dialled.
-        assert!((1.0..1.0 + 2.0 / (f64::from(DIALLED) / 6.0)).contains(&skew), "{skew}");
+        assert!((1.0..1.0 + 2.0 / (f64::from(VIP_TABLE) / 6.0)).contains(&skew), "{skew}");
     }
     for (name, (_, tasks)) in entries {
         // A run of entries holds of every member its part of it, give or take two entries.
-        let (had, even) = (f64::from(had[&name]), f64::from(5 * DIALLED) / 7.0);
+        let (had, even) = (f64::from(had[&name]), f64::from(5 * VIP_TABLE) / 7.0);
         assert!(
             (had - even).abs() < f64::from(2 * tasks),
             "{name} had {had} connects of {tasks} tasks, even is {even}"

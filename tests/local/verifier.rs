@@ -8,9 +8,9 @@ use std::collections::HashMap;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 use aya::maps::{Map, MapData};
-use aya_obj::btf::{Btf, BtfKind};
+use aya_obj::btf::{Btf, BtfFeatures, BtfKind};
 use aya_obj::generated::{bpf_attach_type, bpf_cmd, bpf_prog_type};
-use aya_obj::{Object, ProgramSection};
+use aya_obj::{Function, Object, ProgramSection};
 use lb_common::abi::{self, ENTRIES_PER_CELL, map};
 use stage::fixture::Fixture;
 use stage::kernel::{FETCHING_ATOMICS, Version, say};
@@ -91,7 +91,7 @@ fn verified([schedule_entries, slots, flow_records]: [u32; 3]) -> Vec<(String, u
         (map::BACKENDS, slots),
         (map::CHOSEN, slots),
         (map::COUNTS, slots),
-        (map::FLOW_PLACES, flow_records),
+        (map::FLOW_BUCKETS, flow_records),
         (map::FLOWS, flow_records),
         (map::FLOW_OVERFLOW, flow_records),
         (map::DATAGRAMS, flow_records),
@@ -133,6 +133,8 @@ fn verified([schedule_entries, slots, flow_records]: [u32; 3]) -> Vec<(String, u
     let relocated = declared.iter().map(|(name, map)| (name.as_str(), fds[name.as_str()], map));
     object.relocate_maps(relocated, &text).expect("relocate maps");
     object.relocate_calls(&text).expect("relocate calls");
+    // Which functions are global is in the types: such are followed once, for any arguments, and not for each call.
+    let types = load_types(&mut object);
     let mut programs: Vec<_> = object.programs.iter().collect();
     programs.sort_by_key(|(name, _)| *name);
     // Where the kernel has no fetching atomics, the variants without them are loaded instead.
@@ -141,8 +143,8 @@ fn verified([schedule_entries, slots, flow_records]: [u32; 3]) -> Vec<(String, u
     programs
         .into_iter()
         .map(|(name, program)| {
-            let instructions = &object.functions[&program.function_key()].instructions;
-            let (log, _loaded) = load(&program.section, instructions, &object.license)
+            let function = &object.functions[&program.function_key()];
+            let (log, _loaded) = load(&program.section, function, &types, &object.license)
                 .unwrap_or_else(|(error, log)| panic!("{name} is refused: {error}\n{log}"));
             (name.clone(), processed(&log).unwrap_or_else(|| panic!("no count in the log: {log}")))
         })
@@ -163,10 +165,25 @@ fn data(map: &Map) -> &MapData {
     }
 }
 
+/// Loads the description of the object's types, without what Linux 5.10 does not know.
+fn load_types(object: &mut Object) -> OwnedFd {
+    let features = BtfFeatures::new(true, true, true, true, false, false, false, false);
+    let types = object.fixup_and_sanitize_btf(&features).expect("types").expect("the object has types");
+    let bytes = types.to_bytes();
+    let mut attr = attributes();
+    // SAFETY: this member is the one that the command below reads; nothing else was written.
+    let load = unsafe { &mut attr.__bindgen_anon_7 };
+    load.btf = bytes.as_ptr() as u64;
+    load.btf_size = u32::try_from(bytes.len()).expect("a small description");
+    // SAFETY: what the attributes point to outlives the call; the kernel has made the descriptor for us.
+    unsafe { OwnedFd::from_raw_fd(bpf(bpf_cmd::BPF_BTF_LOAD, &mut attr).expect("load the types")) }
+}
+
 /// Loads a program and returns what the verifier says of its work.
 fn load(
     section: &ProgramSection,
-    instructions: &[aya_obj::generated::bpf_insn],
+    function: &Function,
+    types: &OwnedFd,
     license: &std::ffi::CStr,
 ) -> Result<(String, OwnedFd), (std::io::Error, String)> {
     let (kind, attach_type): (bpf_prog_type, bpf_attach_type) = match section {
@@ -196,8 +213,14 @@ fn load(
         let function = types.id_by_type_name_kind("bpf_iter_task_file", BtfKind::Func);
         load.attach_btf_id = function.expect("an iterator over open files (Linux 5.8)");
     }
+    let instructions = &function.instructions;
     load.insns = instructions.as_ptr() as u64;
     load.insn_cnt = u32::try_from(instructions.len()).expect("a program of that size");
+    let functions = function.func_info.func_info_bytes();
+    load.prog_btf_fd = u32::try_from(types.as_raw_fd()).expect("a descriptor");
+    load.func_info = functions.as_ptr() as u64;
+    load.func_info_cnt = u32::try_from(function.func_info.len()).expect("few functions");
+    load.func_info_rec_size = u32::try_from(function.func_info_rec_size).expect("a small record");
     load.license = license.as_ptr() as u64;
     load.log_buf = log.as_mut_ptr() as u64;
     load.log_size = u32::try_from(log.len()).expect("a small buffer");

@@ -16,6 +16,8 @@ pub enum Manner {
     ClosesFirst,
     /// Resets the connection once the client has said something: before, a slow client might still be in connect.
     Resets,
+    /// Resets the connection at once, without a word.
+    ResetsAtOnce,
 }
 
 /// A listener that accepts nobody and whose queue takes one: connects to it stay in the handshake from the second on.
@@ -71,7 +73,7 @@ impl Backend {
                 let said = said.clone();
                 match manner {
                     // It does not wait for the client, so it needs no thread of its own.
-                    Manner::ClosesFirst => serve(stream, &said, manner),
+                    Manner::ClosesFirst | Manner::ResetsAtOnce => serve(stream, &said, manner),
                     Manner::Quiet | Manner::Resets => {
                         std::thread::Builder::new()
                             .stack_size(64 << 10)
@@ -101,6 +103,12 @@ impl Backend {
 }
 
 fn serve(mut stream: TcpStream, name: &str, manner: Manner) {
+    let reset = |stream: &TcpStream| {
+        let _ = rustix::net::sockopt::set_socket_linger(stream, Some(std::time::Duration::ZERO));
+    };
+    if manner == Manner::ResetsAtOnce {
+        return reset(&stream);
+    }
     if stream.write_all(format!("{name}\n").as_bytes()).is_err() {
         return;
     }
@@ -111,8 +119,9 @@ fn serve(mut stream: TcpStream, name: &str, manner: Manner) {
         Manner::ClosesFirst => {}
         Manner::Resets => {
             let _ = stream.read(&mut [0; 1]);
-            let _ = rustix::net::sockopt::set_socket_linger(&stream, Some(std::time::Duration::ZERO));
+            reset(&stream);
         }
+        Manner::ResetsAtOnce => unreachable!("it has returned"),
     }
 }
 

@@ -55,6 +55,14 @@ impl Fixture {
         fixture
     }
 
+    /// As [`Fixture::without_daemon`], where backends that fail go on being chosen.
+    pub fn without_ejection() -> Self {
+        let fixture = Self::without_daemon();
+        let text = config(&fixture.cgroup, r#"{ file = "users.toml" }"#, "ejection = \"off\"");
+        fixture.setup.write("socklb.toml", &text);
+        fixture
+    }
+
     /// Starts the daemon.
     pub fn start(&mut self) {
         self.daemon = Some(Daemon::start_again(&self.setup));

@@ -4,29 +4,102 @@ use bytemuck::{Pod, Zeroable};
 
 use crate::net::{Address, Be16};
 
-/// Whether a backend may be chosen, and why not: one word, so that it changes with a single store.
+/// Whether a backend may be chosen, and why not: one word, which a choice reads with a single load.
 #[repr(C, align(4))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct StateWord {
-    /// 1 if the backend may be chosen, else 0. The only part the kernel reads.
+    /// A [`Usable`]. Written by the daemon, together with the state: it stores this half and nothing else of the word, so that
+    /// no store of its own undoes what a program has found meanwhile.
     pub usable: u8,
     /// A [`BackendState`], for readers of the map.
     pub state: u8,
+    /// 1 while the backend is ejected. Set by the kernel programs, and cleared by them; the daemon clears it, too: for an
+    /// operator who wants the backend back, where ejection is turned off, and before a slot gets another backend.
+    pub ejected: u8,
     /// Zero.
-    pub _reserved: u16,
+    pub _reserved: u8,
 }
 one_word!(StateWord, u32);
 
+/// What the daemon says of a backend, the first half of a [`StateWord`]: it changes with a single store.
+#[repr(C, align(2))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+pub struct DaemonState {
+    /// A [`Usable`].
+    pub usable: u8,
+    /// A [`BackendState`], for readers of the map.
+    pub state: u8,
+}
+one_word!(DaemonState, u16);
+
+/// Whether the daemon lets a backend be chosen. Numbers are part of the ABI: bit 0 is whether, bit 1 is whether also while
+/// the backend is ejected.
+#[repr(u8)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Usable {
+    /// It may not be chosen.
+    No = 0,
+    /// It may be chosen unless it is ejected.
+    UnlessEjected = 1,
+    /// It may be chosen although it is ejected: too few others are available.
+    EvenEjected = 3,
+}
+
+impl Usable {
+    /// The value with this number; numbers that mean nothing are read as a choice reads them.
+    pub const fn from_u8(number: u8) -> Self {
+        match number & 3 {
+            1 => Self::UnlessEjected,
+            3 => Self::EvenEjected,
+            _ => Self::No,
+        }
+    }
+
+    /// Whether it may be chosen at all.
+    pub const fn is_usable(self) -> bool {
+        !matches!(self, Self::No)
+    }
+}
+
+impl From<bool> for Usable {
+    /// Of a backend that may be chosen or not, unless it is ejected.
+    fn from(may_be_chosen: bool) -> Self {
+        if may_be_chosen { Self::UnlessEjected } else { Self::No }
+    }
+}
+
+impl DaemonState {
+    /// The half word of a backend in `state`.
+    pub const fn new(usable: Usable, state: BackendState) -> Self {
+        Self { usable: usable as u8, state: state as u8 }
+    }
+}
+
 impl StateWord {
-    /// The word of a backend in `state`.
-    pub const fn new(usable: bool, state: BackendState) -> Self {
-        Self { usable: usable as u8, state: state as u8, _reserved: 0 }
+    /// The word of a backend in `state`, which is not ejected.
+    pub const fn new(usable: Usable, state: BackendState) -> Self {
+        Self { usable: usable as u8, state: state as u8, ejected: 0, _reserved: 0 }
+    }
+
+    /// 1 if the backend may be chosen, else 0. A number, because loops over many backends do without branches.
+    #[inline(always)]
+    pub const fn may_be_chosen(self) -> u32 {
+        let usable = self.usable as u32;
+        // Usable, and either not ejected or usable all the same.
+        usable & ((self.ejected as u32 ^ 1) | usable >> 1) & 1
     }
 
     /// Whether it says that the backend may be chosen.
     #[inline(always)]
-    pub fn is_usable(self) -> bool {
-        self.usable != 0
+    pub const fn is_usable(self) -> bool {
+        self.may_be_chosen() != 0
+    }
+
+    /// 1 if the daemon lets the backend be chosen and it is ejected, and this decides; else 0.
+    #[inline(always)]
+    pub const fn is_held_back(self) -> u32 {
+        let usable = self.usable as u32;
+        usable & self.ejected as u32 & (usable >> 1 ^ 1) & 1
     }
 }
 
@@ -98,14 +171,15 @@ pub struct Backend {
     /// Open flows: sockets that were last directed to the slot. Written by the kernel programs, and by the daemon for
     /// records whose socket is gone, with atomic adds on both sides.
     pub flows: u64,
-    /// May it be chosen? Written by the daemon at any time.
+    /// May it be chosen? Half of it is written by the daemon at any time, half by the kernel programs.
     pub state: StateWord,
     /// Entries that the slot has in its service's current table. Written by the daemon with the table.
-    pub share: u32,
+    pub entries: u32,
     /// Errors of its connections lately. Written by the kernel programs.
     pub errors: RecentErrors,
-    /// Flows whose records the daemon has taken out, because their sockets were gone. Written by the daemon.
-    pub swept: u64,
+    /// Failures in a row, and until when it is ejected. Written by the kernel programs; cleared by the daemon with
+    /// [`StateWord::ejected`].
+    pub ejection: EjectionState,
     /// Who it is.
     pub endpoint: BackendAddress,
 }
@@ -122,3 +196,44 @@ pub struct RecentErrors {
     pub since: u32,
 }
 one_word!(RecentErrors, u64);
+
+/// How a backend has done of late, as [`ejection`](crate::ejection) decides by it: one word, so that it changes with a single
+/// compare-and-swap. All zero for a backend of which nothing bad is known.
+#[repr(C, align(8))]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+pub struct EjectionState {
+    /// A tick: of the last failure; until when it is ejected; or until when the trial is to be decided.
+    pub at: u32,
+    /// Failures in a row, a leaky count: a connection that is established takes one away.
+    pub run: u8,
+    /// How often it was ejected without having recovered: what the next ejection lasts.
+    pub level: u8,
+    /// An [`EjectionPhase`].
+    pub phase: u8,
+    /// The [`Ending`](crate::ending::Ending) of the last failure.
+    pub ending: u8,
+}
+one_word!(EjectionState, u64);
+
+/// What [`EjectionState::at`] tells, and what is to come. Numbers are part of the ABI.
+#[repr(u8)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum EjectionPhase {
+    /// Failures are counted.
+    Counting = 0,
+    /// It is ejected; when the time is over, one connect is let through.
+    Ejected = 1,
+    /// That connect is under way.
+    Trial = 2,
+}
+
+impl EjectionPhase {
+    /// The phase with this number; an unknown one counts.
+    pub const fn from_u8(number: u8) -> Self {
+        match number {
+            1 => Self::Ejected,
+            2 => Self::Trial,
+            _ => Self::Counting,
+        }
+    }
+}

@@ -32,8 +32,10 @@ pub struct Outcomes {
     /// Sent to a backend, but the flow is not in any active count: the flow table was full, or the socket is a path of
     /// an MPTCP socket, whose end the programs cannot see.
     pub untracked: u64,
+    /// Sent to an ejected backend, to find out whether it is well again.
+    pub trial: u64,
     /// No usable backend: refused with the service's errno.
-    pub refused: u64,
+    pub no_backend: u64,
     /// Every backend was at its limit: refused with the service's errno.
     pub limited: u64,
     /// The maps contradicted each other; the call went through unchanged.
@@ -41,7 +43,7 @@ pub struct Outcomes {
     /// The address is not a service, or the socket is the kernel's own; the call went through unchanged.
     pub not_a_service: u64,
 }
-const _: () = assert!(size_of::<Outcomes>() == 72);
+const _: () = assert!(size_of::<Outcomes>() == 80);
 
 /// How one call ended: a field of [`Outcomes`] for each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,7 +58,9 @@ pub enum Outcome {
     Reused,
     /// [`Outcomes::untracked`]
     Untracked,
-    /// [`Outcomes::refused`]. Not called that, because the ending `refused` is a connect that the peer refused.
+    /// [`Outcomes::trial`]
+    Trial,
+    /// [`Outcomes::no_backend`]
     NoBackend,
     /// [`Outcomes::limited`]
     Limited,
@@ -68,12 +72,13 @@ pub enum Outcome {
 
 impl Outcome {
     /// Those of calls to a service, in the order of their fields.
-    pub const OF_A_SERVICE: [Self; 8] = [
+    pub const OF_A_SERVICE: [Self; 9] = [
         Self::Forwarded,
         Self::Fallback,
         Self::Overflowed,
         Self::Reused,
         Self::Untracked,
+        Self::Trial,
         Self::NoBackend,
         Self::Limited,
         Self::Passed,
@@ -87,6 +92,7 @@ impl Outcome {
             Self::Overflowed => "overflowed",
             Self::Reused => "reused",
             Self::Untracked => "untracked",
+            Self::Trial => "trial",
             Self::NoBackend => "no-backend",
             Self::Limited => "limited",
             Self::Passed => "passed",
@@ -102,6 +108,7 @@ impl Outcome {
             Self::Overflowed => Some("of them over the limit, to the least loaded"),
             Self::Reused => Some("of them datagrams of flows that there were"),
             Self::Untracked => Some("of them not in the active count (untracked)"),
+            Self::Trial => Some("of them trials of ejected backends"),
             Self::NoBackend => Some("refused, no usable backend"),
             Self::Limited => Some("refused, all at their limit"),
             Self::Passed => Some("passed unchanged"),
@@ -110,7 +117,15 @@ impl Outcome {
 
     /// Whether the call was sent to a backend.
     pub const fn is_balanced(self) -> bool {
-        matches!(self, Self::Forwarded | Self::Fallback | Self::Overflowed | Self::Reused | Self::Untracked)
+        matches!(
+            self,
+            Self::Forwarded
+                | Self::Fallback
+                | Self::Overflowed
+                | Self::Reused
+                | Self::Untracked
+                | Self::Trial
+        )
     }
 }
 
@@ -123,7 +138,8 @@ impl Outcomes {
             Outcome::Overflowed => self.overflowed,
             Outcome::Reused => self.reused,
             Outcome::Untracked => self.untracked,
-            Outcome::NoBackend => self.refused,
+            Outcome::Trial => self.trial,
+            Outcome::NoBackend => self.no_backend,
             Outcome::Limited => self.limited,
             Outcome::Passed => self.passed,
             Outcome::NotAService => self.not_a_service,
@@ -139,8 +155,8 @@ pub const ENDING_ROWS: usize = 16;
 const _: () = assert!(Ending::ALL.len() < ENDING_ROWS);
 
 /// What became of a slot's backend since it took the slot, on one CPU. Written by the kernel programs, zeroed by the daemon
-/// before reuse. The sum over CPUs obeys: chosen = all endings + [`Backend::flows`](super::Backend::flows) +
-/// [`Backend::swept`](super::Backend::swept) + untracked.
+/// before reuse. The sum over CPUs obeys: chosen = all endings + [`Backend::flows`](super::Backend::flows) + those that were
+/// reclaimed ([`map::RECLAIMED`](super::map::RECLAIMED)) + untracked.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub struct SlotCounters {
@@ -168,8 +184,16 @@ pub struct SlotCounters {
     pub bytes_sent: u64,
     /// Segments of ended flows that were sent again.
     pub retransmits: u64,
+    /// How often the backend was ejected, also anew after a trial that failed.
+    pub ejections: u64,
+    /// Flows that were sent to it while it was ejected, to find out whether it is well again.
+    pub trials: u64,
+    /// How often it was taken back because a trial was established.
+    pub readmissions: u64,
+    /// Failures after which it was not ejected, because too many others were or it was the last.
+    pub withheld: u64,
 }
-const _: () = assert!(size_of::<SlotCounters>() == 536);
+const _: () = assert!(size_of::<SlotCounters>() == 568);
 
 /// Buckets of a [`Histogram`].
 pub const TIME_BUCKETS: usize = 20;

@@ -22,11 +22,11 @@ pub struct Flow {
     pub process: u32,
     /// The policy's sample: where in the table the cursor stood, its start included, or a random number. With the table and
     /// the loads of that time it gives the same choice again, see [`choose`](crate::pick::choose).
-    pub draw: u32,
+    pub sample: u32,
     /// The generation of the service's table at that time.
     pub table_generation: u16,
     /// Entries of that table that named the slot; 65,535 stands for more.
-    pub share: u16,
+    pub entries: u16,
     /// The service index.
     pub service: u16,
     /// The [`Policy`](super::Policy) in the low four bits, and a [`Reason`] in the others.
@@ -44,9 +44,9 @@ impl Flow {
         slot: 0,
         generation: 0,
         process: 0,
-        draw: 0,
+        sample: 0,
         table_generation: 0,
-        share: 0,
+        entries: 0,
         service: 0,
         why: 0,
         phase: 0,
@@ -100,6 +100,8 @@ pub enum Reason {
     Fallback = 1,
     /// Every backend was at its limit; it is the least loaded one.
     Overflow = 2,
+    /// It is ejected, and the flow finds out whether it is well again.
+    Trial = 3,
 }
 
 impl Reason {
@@ -109,6 +111,7 @@ impl Reason {
             0 => Self::Picked,
             1 => Self::Fallback,
             2 => Self::Overflow,
+            3 => Self::Trial,
             _ => return None,
         })
     }
@@ -119,6 +122,7 @@ impl Reason {
             Self::Picked => "picked",
             Self::Fallback => "fallback",
             Self::Overflow => "overflow",
+            Self::Trial => "trial",
         }
     }
 }

@@ -27,9 +27,9 @@ const _: () = assert!(size_of::<BackendName>() == 84);
 pub struct RetiredCounters {
     /// Over all CPUs.
     pub counts: SlotCounters,
-    /// [`Backend::swept`](super::Backend::swept).
-    pub swept: u64,
+    /// Flows that were reclaimed.
+    pub reclaimed: u64,
     /// When it left, by `CLOCK_MONOTONIC`: where there is no room, those that left first are forgotten.
     pub left_ns: u64,
 }
-const _: () = assert!(size_of::<RetiredCounters>() == 552);
+const _: () = assert!(size_of::<RetiredCounters>() == 584);

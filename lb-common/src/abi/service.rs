@@ -2,7 +2,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::{MAX_SUBSET, NAME_BYTES};
+use super::{MAX_LISTED, NAME_BYTES};
 use crate::net::{Address, Be16};
 
 /// A cell of the table that tells which service has an address, see [`vip_table`](crate::vip_table). Written by the
@@ -63,6 +63,9 @@ impl TableRef {
 pub struct Service {
     /// The current table; stored as one word after the table itself is complete.
     pub table: TableRef,
+    /// When an ejected backend is next tried. Written by the kernel programs, and zeroed by the daemon where ejection is
+    /// turned off.
+    pub next_trial: NextTrial,
     /// The slot taken when every pick was unusable, or [`NO_SLOT`](super::NO_SLOT) to refuse. Stored before any state word that would
     /// make it wrong, hence read after them.
     pub fallback: u32,
@@ -76,14 +79,47 @@ pub struct Service {
     pub protocol: u8,
     /// [`SERVICE_FREE`], [`SERVICE_LIVE`] or [`SERVICE_LEAVING`].
     pub state: u8,
-    /// Name, padded with zeros.
-    pub name: [u8; NAME_BYTES],
     /// How a backend is picked, and what bounds that.
     pub rules: Rules,
+    /// When a backend is ejected, and for how long.
+    pub ejection: EjectionRules,
+    /// Name, padded with zeros.
+    pub name: [u8; NAME_BYTES],
     /// Zero.
-    pub _reserved: [u32; 2],
+    pub _reserved: [u32; 13],
 }
-const _: () = assert!(size_of::<Service>() == 128);
+const _: () = assert!(size_of::<Service>() == 192);
+// All that a connect reads lies in one cache line, if rows begin with one.
+const _: () =
+    assert!(core::mem::offset_of!(Service, ejection) <= 64 && size_of::<Service>().is_multiple_of(64));
+
+/// When a backend of a service that is ejected is next tried: one word, so that it changes with a single store.
+#[repr(C, align(8))]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+pub struct NextTrial {
+    /// The tick.
+    pub at: u32,
+    /// The slot plus one; 0 if no trial is due.
+    pub slot: u32,
+}
+one_word!(NextTrial, u64);
+
+/// When a backend is ejected, and for how long. Written by the daemon at any time, word by word.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+pub struct EjectionRules {
+    /// Ticks that the first ejection lasts; each that follows lasts twice as long.
+    pub base: u32,
+    /// Ticks that an ejection lasts at most.
+    pub max: u32,
+    /// Failures in a row that eject; 0 if nobody is ejected.
+    pub failures: u8,
+    /// How many of the usable members may be ejected at a time, in percent.
+    pub max_share: u8,
+    /// Zero.
+    pub _reserved: u16,
+}
+const _: () = assert!(size_of::<EjectionRules>() == 12);
 
 /// How a service picks. Written by the daemon at any time, each field by itself.
 #[repr(C)]
@@ -187,18 +223,19 @@ impl Overflow {
     }
 }
 
-/// The backends of a table, each once, where a scan may be needed. Written by the daemon, only while no table refers to it.
+/// The backends of a table, each once, and behind them those that others stand in for while they are ejected: they are in no
+/// table, and get trials. Written by the daemon, only while no table refers to it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 pub struct Members {
-    /// How many there are.
+    /// How many are in the table.
     pub count: u32,
-    /// Zero.
-    pub _reserved: u32,
+    /// How many there are with those that were replaced.
+    pub listed: u32,
     /// Their slots.
-    pub slots: [u16; MAX_SUBSET as usize],
+    pub slots: [u16; MAX_LISTED as usize],
 }
-const _: () = assert!(size_of::<Members>() == 520);
+const _: () = assert!(size_of::<Members>() == 776);
 
 /// A table whose members are not listed: they are too many, or nothing asks for them.
 pub const NO_MEMBERS: u8 = 0;

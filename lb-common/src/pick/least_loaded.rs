@@ -36,7 +36,7 @@ const _: () = assert!(NO_SLOT < 1 << SLOT_BITS && MAX_SUBSET == 1 << DISTANCE_BI
 /// Looks at the members and returns the smallest number, as a word of `Least`.
 #[inline(always)]
 pub fn least<T: Tables>(tables: &T, members: T::Members, scan: Scan) -> u64 {
-    let Some((count, mut position)) = tables.list(members) else { return CORRUPT };
+    let Some((count, _, mut position)) = tables.list(members) else { return CORRUPT };
     if count == 0 || count > MAX_SUBSET {
         return CORRUPT;
     }
@@ -55,7 +55,7 @@ pub fn least<T: Tables>(tables: &T, members: T::Members, scan: Scan) -> u64 {
         let load = u64::from(tables.flows(backend)) + u64::from(errors);
         // Whoever stands before it comes after everybody behind it.
         let distance = index.wrapping_sub(start) & (MAX_SUBSET - 1);
-        let theirs = u64::from(!tables.state(backend).usable & 1) << UNUSABLE_BIT
+        let theirs = u64::from(tables.state(backend).may_be_chosen() ^ 1) << UNUSABLE_BIT
             | at_limit(tables, backend, scan.active_limit) << AT_LIMIT_BIT
             | load << (DISTANCE_BITS + SLOT_BITS)
             | u64::from(distance) << SLOT_BITS

@@ -1,13 +1,20 @@
-//! What all policies have in common: whoever may not be chosen or is at the limit is skipped, and if nobody is left the
-//! service's rules and its fallback decide.
+//! What all policies have in common: in place of whoever may not be chosen or is at the limit another one is drawn, and if
+//! nobody is left the service's rules and its fallback decide.
 
 use super::least_loaded::{Least, Scan, Standing};
-use super::view::View;
-use super::{CORRUPT, How, NONE_USABLE, Pick, Tables, p2c, schedule};
-use crate::abi::{MAX_SCHEDULE_LOG2, MAX_SKIPS, MIN_SCHEDULE_LOG2, NO_SLOT, Overflow, Policy, Rules};
+use super::schedule::MAX_LOOKS;
+use super::view::{View, slot_at};
+use super::{CORRUPT, How, NONE_USABLE, Pick, Tables, p2c};
+use crate::abi::{
+    MAX_REDRAWS, MAX_SCHEDULE_LOG2, MIN_SCHEDULE_LOG2, NO_MEMBERS, NO_SLOT, Overflow, Policy, Rules,
+};
+
+/// Scattered entries that are looked at before the members are: if a tenth of the table may be chosen, one choice in a thousand
+/// comes to the members.
+const LOOKS_BEFORE_MEMBERS: u32 = 64;
 
 impl<T: Tables> View<'_, T> {
-    /// Looks at a few entries of the schedule from the sample on, and at everybody only if these are at the limit.
+    /// Looks at the sample's entry of the schedule, at the two of `p2c`; if nobody there is eligible, at scattered ones.
     #[inline(always)]
     pub fn by_schedule(&self, sample: u32) -> Pick {
         if self.table.is_empty() {
@@ -16,33 +23,54 @@ impl<T: Tables> View<'_, T> {
         if self.table.length_log2 < MIN_SCHEDULE_LOG2 || self.table.length_log2 > MAX_SCHEDULE_LOG2 {
             return Pick::BROKEN;
         }
-        let slot = self.look(sample);
-        if slot != NO_SLOT {
-            return picked(slot);
+        if self.table.members == NO_MEMBERS
+            && let Some(slot) = self.trial_at(sample)
+        {
+            return Pick { how: How::Trial, slot };
         }
-        // Without a limit whoever was skipped is not usable, and what the fallback is for.
-        if self.rules.active_limit == 0 {
-            return self.fallback();
-        }
-        match self.tables.members(self.table) {
-            Some(members) => self.scan(members, sample).0,
-            None => self.by_long_schedule(sample.wrapping_add(MAX_SKIPS + 1)),
-        }
+        let slot = if self.rules.policy == Policy::P2c as u8 {
+            p2c::better(self, sample)
+        } else {
+            self.eligible_at(sample)
+        };
+        if slot == NO_SLOT { self.elsewhere(sample) } else { picked(slot) }
     }
 
-    /// At most 1 + [`MAX_SKIPS`] entries are looked at.
+    /// The slot at the sample, if its backend is ejected and this choice is its trial.
     #[inline(always)]
-    fn look(&self, sample: u32) -> u32 {
-        let (mut from, mut looks) = (sample, MAX_SKIPS + 1);
-        if self.rules.policy == Policy::P2c as u8 {
-            let slot = p2c::better(self, sample);
-            if slot != NO_SLOT {
-                return slot;
-            }
-            let (_, second) = p2c::points(sample);
-            (from, looks) = (second.wrapping_add(1), MAX_SKIPS - 1);
+    fn trial_at(&self, sample: u32) -> Option<u32> {
+        let slot = slot_at(self.tables, self.table, sample)?;
+        let state = self.tables.state(self.tables.backend(slot)?);
+        if state.is_held_back() != 0 && self.tables.begin_trial(slot, self.now) { Some(slot) } else { None }
+    }
+
+    /// What is picked where nobody at the sample is eligible. With a limit a few scattered entries are looked at, and then
+    /// everybody, for who has the least; without one as many as it takes to meet one that may be chosen, and if these are
+    /// very few, the members.
+    #[inline(always)]
+    fn elsewhere(&self, sample: u32) -> Pick {
+        let has_limit = self.rules.active_limit != 0;
+        let members = self.tables.members(self.table);
+        let looks = match (has_limit, members.is_some()) {
+            (true, _) => MAX_REDRAWS,
+            (false, true) => LOOKS_BEFORE_MEMBERS,
+            (false, false) => MAX_LOOKS,
+        };
+        let slot = self.tables.redraw(self.table, sample, looks, self.rules.active_limit);
+        if slot != NO_SLOT && slot != NONE_USABLE {
+            return picked(slot);
         }
-        schedule::first_eligible(self, from, looks)
+        if has_limit {
+            return match self.tables.scanned(self.table) {
+                Some(members) => self.scan(members, sample).0,
+                None => self.by_long_schedule(sample),
+            };
+        }
+        let slot = match members {
+            Some(members) => self.tables.usable_member(members, sample),
+            None => NONE_USABLE,
+        };
+        if slot == NONE_USABLE || slot == NO_SLOT { self.fallback() } else { picked(slot) }
     }
 
     /// Looks at all members. Returns as well by how many of them the round robin moves on.
@@ -63,8 +91,9 @@ impl<T: Tables> View<'_, T> {
 
     /// In place of [`View::scan`] where members are too many to be listed.
     #[inline(always)]
-    fn by_long_schedule(&self, from: u32) -> Pick {
-        let slot = self.tables.first_eligible(self.table, from, self.rules.active_limit);
+    fn by_long_schedule(&self, sample: u32) -> Pick {
+        let from = sample.wrapping_add(MAX_REDRAWS);
+        let slot = self.tables.redraw(self.table, from, MAX_LOOKS, self.rules.active_limit);
         if slot == NONE_USABLE {
             self.fallback()
         } else if slot != NO_SLOT {

@@ -1,40 +1,36 @@
-//! `round-robin`, `weighted-round-robin`, `random`: the schedule's entry at the sample, or one of the next.
+//! `round-robin`, `weighted-round-robin`, `random`: the schedule's entry at the sample, and for all policies what is taken in
+//! place of an entry whose backend is not eligible.
 //!
 //! Whether all backends have as many entries or each its part by weight is a matter of the schedule, and whether the sample
 //! is the next number or a random one a matter of where it comes from.
 
-use super::view::{View, at_limit, slot_at};
-use super::{CORRUPT, NONE_USABLE, Tables};
-use crate::abi::{MAX_SKIPS, MAX_SUBSET, NO_SLOT, TableRef};
+use super::view::{at_limit, slot_at};
+use super::{CORRUPT, NONE_USABLE, Tables, mixed};
+use crate::abi::{MAX_SUBSET, NO_SLOT, TableRef};
+use crate::load::sign_mask_in_register;
 
-/// The first of `looks` entries, at most 1 + [`MAX_SKIPS`], whose backend is eligible.
+/// The most entries that are drawn again.
+pub(super) const MAX_LOOKS: u32 = MAX_SUBSET;
+
+/// The first of `looks` entries, at most 256, whose backend is eligible.
+///
+/// They are scattered over the table. Schedules are interleaved, so that behind an entry of one backend there are mostly those
+/// of one other, which would get all that is taken from it.
 #[inline(always)]
-pub fn first_eligible<T: Tables>(view: &View<'_, T>, from: u32, looks: u32) -> u32 {
-    // Bound: 1 + MAX_SKIPS entries. An inclusive range keeps a flag besides its counter, on which the verifier sees a
-    // path that never ends; it minds only for those without CAP_PERFMON.
-    for skipped in 0..MAX_SKIPS + 1 {
-        if skipped >= looks {
+pub fn redraw<T: Tables>(tables: &T, table: TableRef, sample: u32, looks: u32, active_limit: u32) -> u32 {
+    let mut any_usable = 0;
+    let mut place = sample;
+    // Bound: MAX_LOOKS entries.
+    for look in 0..MAX_LOOKS {
+        if look >= looks {
             break;
         }
-        let slot = view.eligible_at(from.wrapping_add(skipped));
-        if slot != NO_SLOT {
-            return slot;
-        }
-    }
-    NO_SLOT
-}
-
-/// The first of [`MAX_SUBSET`] entries whose backend is eligible. An entry that names nobody ends it.
-#[inline(always)]
-pub fn first_eligible_of_many<T: Tables>(tables: &T, table: TableRef, from: u32, active_limit: u32) -> u32 {
-    let mut any_usable = 0;
-    // Bound: as many entries as a scan has members.
-    for skipped in 0..MAX_SUBSET {
-        let Some(slot) = slot_at(tables, table, from.wrapping_add(skipped)) else { return CORRUPT };
+        place = mixed(place.wrapping_add(look));
+        let Some(slot) = slot_at(tables, table, place) else { return CORRUPT };
         let Some(backend) = tables.backend(slot) else {
             return if slot == NO_SLOT { NO_SLOT } else { CORRUPT };
         };
-        let usable = u64::from(tables.state(backend).usable & 1);
+        let usable = u64::from(tables.state(backend).may_be_chosen());
         // One number in place of two questions, so that the verifier has one way through a turn.
         if usable & !at_limit(tables, backend, active_limit) != 0 {
             return slot;
@@ -42,4 +38,39 @@ pub fn first_eligible_of_many<T: Tables>(tables: &T, table: TableRef, from: u32,
         any_usable |= usable;
     }
     if any_usable == 0 { NONE_USABLE } else { NO_SLOT }
+}
+
+const SLOT_BITS: u32 = 16;
+const UNUSABLE_BIT: u32 = 62;
+/// More than any.
+const NO_MEMBER: u64 = u64::MAX >> 1;
+
+/// The first member from a random one on that may be chosen: where so few may be that scattered entries have not met one.
+#[inline(always)]
+pub fn usable_member<T: Tables>(tables: &T, members: T::Members, sample: u32) -> u32 {
+    let Some((count, _, mut position)) = tables.list(members) else { return CORRUPT };
+    if count == 0 || count > MAX_SUBSET {
+        return CORRUPT;
+    }
+    let start = mixed(sample) % count;
+    let mut first = NO_MEMBER;
+    // Bound: MAX_SUBSET members. Arithmetic in place of branches: the verifier follows each way through each turn.
+    for index in 0..MAX_SUBSET {
+        if index >= count {
+            break;
+        }
+        let (slot, following) = tables.member(position);
+        position = following;
+        let Some(backend) = tables.backend(slot) else { return CORRUPT };
+        // Whoever stands before it comes after everybody behind it.
+        let distance = index.wrapping_sub(start) & (MAX_SUBSET - 1);
+        let theirs = u64::from(tables.state(backend).may_be_chosen() ^ 1) << UNUSABLE_BIT
+            | u64::from(distance) << SLOT_BITS
+            | u64::from(slot);
+        // The smaller one.
+        first ^= (first ^ theirs) & sign_mask_in_register(theirs.wrapping_sub(first));
+    }
+    #[expect(clippy::cast_possible_truncation, reason = "the low bits are the slot")]
+    let slot = first as u32 & NO_SLOT;
+    if first >> UNUSABLE_BIT == 0 { slot } else { NONE_USABLE }
 }

@@ -3,7 +3,8 @@
 use std::cell::Cell;
 
 use lb_common::abi::{
-    BackendState, Cursor, MIN_SCHEDULE_LOG2, NO_SLOT, Policy, RecentErrors, Rules, StateWord, TableRef,
+    BackendState, Cursor, EjectionState, MIN_SCHEDULE_LOG2, NO_SLOT, Policy, RecentErrors, Rules, StateWord,
+    TableRef,
 };
 use lb_common::pick::{CpuCursor, How, Pick, Tables, pick};
 
@@ -11,8 +12,10 @@ use lb_common::pick::{CpuCursor, How, Pick, Tables, pick};
 #[derive(Clone, Copy, Debug)]
 pub struct Backend {
     pub usable: bool,
+    pub is_ejected: bool,
     pub flows: u32,
     pub errors: RecentErrors,
+    pub ejection: EjectionState,
 }
 
 /// The tables of one service. The backend of a slot is at that place of the list.
@@ -30,7 +33,13 @@ pub struct Host {
 impl Host {
     /// Idle backends that can all be chosen, behind a schedule.
     pub fn new(entries: Vec<u32>, backends: usize) -> Self {
-        let idle = Backend { usable: true, flows: 0, errors: RecentErrors::default() };
+        let idle = Backend {
+            usable: true,
+            is_ejected: false,
+            flows: 0,
+            errors: RecentErrors::default(),
+            ejection: EjectionState::default(),
+        };
         let mut shares = vec![0; backends];
         for slot in &entries {
             if let Some(share) = shares.get_mut(*slot as usize) {
@@ -114,7 +123,8 @@ impl Tables for Host {
     }
 
     fn state(&self, backend: usize) -> StateWord {
-        StateWord::new(self.backends[backend].usable, BackendState::Healthy)
+        let Backend { usable, is_ejected, .. } = self.backends[backend];
+        StateWord { ejected: is_ejected.into(), ..StateWord::new(usable.into(), BackendState::Healthy) }
     }
 
     fn flows(&self, backend: usize) -> u32 {
@@ -125,6 +135,10 @@ impl Tables for Host {
         self.backends[backend].errors
     }
 
+    fn ejection(&self, backend: usize) -> EjectionState {
+        self.backends[backend].ejection
+    }
+
     fn entries(&self, backend: usize) -> u32 {
         self.shares[backend]
     }
@@ -133,8 +147,9 @@ impl Tables for Host {
         self.listed.then_some(())
     }
 
-    fn list(&self, (): ()) -> Option<(u32, usize)> {
-        Some((u32::try_from(self.members.len()).expect("few"), 0))
+    fn list(&self, (): ()) -> Option<(u32, u32, usize)> {
+        let count = u32::try_from(self.members.len()).expect("few");
+        Some((count, count, 0))
     }
 
     fn member(&self, place: usize) -> (u32, usize) {

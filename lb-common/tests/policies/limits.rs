@@ -35,22 +35,31 @@ fn all_fill_up_to_the_limit_and_no_further() {
 }
 
 #[test]
-fn too_many_to_be_listed_are_looked_for_among_256_entries_more() {
+fn too_many_to_be_listed_are_looked_for_among_256_scattered_entries() {
     for policy in Policy::ALL {
         let mut host = Host { listed: false, fallback: 1, ..Host::in_turn(LENGTH) };
         for backend in &mut host.backends {
             backend.flows = 1;
         }
-        // Behind the five that every policy looks at.
-        let sample = if policy == Policy::P2c { 100 << 16 | 100 } else { 100 };
-        host.backends[100 + 5 + 255].flows = 0;
         let rules = limited(policy, 1, Overflow::Refuse);
-        assert_eq!(choose(&host, host.table(), rules, sample, NOW), picked(100 + 5 + 255), "{policy:?}");
-        host.backends[100 + 5 + 255].flows = 1;
-        assert_eq!(
-            choose(&host, host.table(), rules, sample, NOW),
-            Pick { how: How::Limited, slot: NO_SLOT }
-        );
+        let none = Pick { how: How::Limited, slot: NO_SLOT };
+        let found = |host: &Host| {
+            let samples = (0..1000u32).map(|sample| sample.wrapping_mul(0x9e37_79b9));
+            let choices = samples.map(|sample| choose(host, host.table(), rules, sample, NOW));
+            let found: Vec<Pick> = choices.filter(|choice| *choice != none).collect();
+            assert!(found.iter().all(|choice| host.backends[choice.slot as usize].flows == 0), "{policy:?}");
+            found.len()
+        };
+        assert_eq!(found(&host), 0);
+        // Of 1,024 that are equal, 260 looks meet one of 16 with a chance of 98 %.
+        for free in (0..LENGTH as usize).step_by(64) {
+            host.backends[free].flows = 0;
+        }
+        assert!(found(&host) >= 960, "{policy:?}: {}", found(&host));
+        for free in (0..LENGTH as usize).step_by(64) {
+            host.backends[free].flows = 1;
+        }
+        let sample = 100;
         // What takes the least loaded instead has no list to find it in.
         let rules = limited(policy, 1, Overflow::LeastLoaded);
         assert_eq!(choose(&host, host.table(), rules, sample, NOW), Pick { how: How::Fallback, slot: 1 });

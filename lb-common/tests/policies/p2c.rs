@@ -83,16 +83,18 @@ fn errors_of_late_count_as_flows_until_they_are_forgotten() {
 }
 
 #[test]
-fn who_may_not_be_chosen_loses_and_two_of_them_are_skipped() {
+fn who_may_not_be_chosen_loses_and_in_place_of_two_of_them_another_is_drawn() {
     check(&Host::in_turn(10).with_flows(&[0, 9]).without(&[0]), 0, 1, 1);
     check(&Host::in_turn(10).with_flows(&[9, 0]).without(&[1]), 0, 1, 0);
-    // From the second point on, and as far as the others go: five entries in all.
     let host = Host { fallback: 9, ..Host::in_turn(10).without(&[2, 5]) };
-    check(&host, 2, 5, 6);
-    check(&host.clone().without(&[6, 7]), 2, 5, 8);
-    let rules = rules(Policy::P2c);
-    let far = host.without(&[6, 7, 8]);
-    assert_eq!(choose(&far, far.table(), rules, points(2, 5), NOW).how, How::Fallback);
+    let mut counts = [0; 10];
+    for round in 0..100 {
+        let choice = choose(&host, host.table(), rules(Policy::P2c), points(2 + 10 * round, 5), NOW);
+        assert_eq!(choice.how, How::Picked);
+        counts[choice.slot as usize] += 1;
+    }
+    assert!([0, 1, 3, 4, 6, 7, 8, 9].iter().all(|slot| counts[*slot] > 0), "{counts:?}");
+    assert_eq!([counts[2], counts[5]], [0, 0]);
 }
 
 proptest! {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use lb_common::abi::{MAX_SCHEDULE_LOG2, MAX_SKIPS, MIN_SCHEDULE_LOG2, NO_SLOT, Policy, TableRef};
+use lb_common::abi::{MAX_SCHEDULE_LOG2, MIN_SCHEDULE_LOG2, NO_SLOT, Policy, TableRef};
 use lb_common::pick::{How, Pick, choose, pick};
 use proptest::prelude::*;
 
@@ -18,21 +18,62 @@ fn nobody(how: How) -> Pick {
     Pick { how, slot: NO_SLOT }
 }
 
-#[track_caller]
-fn check(unusable: &[usize], fallback: u32, sample: u32, expected: Pick) {
-    let host = Host { fallback, ..Host::in_turn(10).without(unusable) };
-    assert_eq!(choose(&host, host.table(), rules(SCHEDULED), sample, NOW), expected);
+#[test]
+fn one_that_may_be_chosen_is_found_among_all_others_and_the_fallback_is_last() {
+    for policy in [Policy::RoundRobin, SCHEDULED, Policy::Random, Policy::P2c] {
+        for only in [0, 4, 255] {
+            let others: Vec<usize> = (0..256).filter(|slot| *slot != only).collect();
+            let host = Host { fallback: 9, ..Host::in_turn(256).without(&others) };
+            for sample in 0..LENGTH {
+                let choice = choose(&host, host.table(), rules(policy), sample * 4_099, NOW);
+                assert_eq!(choice, picked(u32::try_from(only).unwrap()), "{policy:?}, {sample}");
+            }
+        }
+        let all: Vec<usize> = (0..256).collect();
+        let mut host = Host { fallback: 9, ..Host::in_turn(256).without(&all) };
+        // The fallback's own state word is not asked: the daemon stores the fallback first.
+        assert_eq!(choose(&host, host.table(), rules(policy), 0, NOW), fallback(9));
+        host.fallback = NO_SLOT;
+        assert_eq!(choose(&host, host.table(), rules(policy), 0, NOW), nobody(How::Refused));
+    }
 }
 
+/// Neighbours in a schedule are always the same: "the next entry" would give all of a dead backend's part to one of them.
 #[test]
-fn at_most_four_unusable_entries_are_skipped() {
-    check(&[], 9, 0, picked(0));
-    check(&[0], 9, 0, picked(1));
-    check(&[0, 1, 2, 3], 9, 0, picked(4));
-    check(&[0, 1, 2, 3, 4], 9, 0, fallback(9));
-    // The fallback's own state word is not asked: the daemon stores the fallback first.
-    check(&[0, 1, 2, 3, 4, 9], 9, 0, fallback(9));
-    check(&[0, 1, 2, 3, 4], NO_SLOT, 0, nobody(How::Refused));
+fn what_is_taken_from_some_goes_to_all_others_by_their_shares() {
+    let weights = [4, 1, 2, 1, 2, 4, 1, 1];
+    let entries: Vec<u32> =
+        (0..).zip(weights).flat_map(|(slot, weight)| vec![slot; weight * LENGTH as usize / 16]).collect();
+    // As in a schedule each backend lies among others, in an order that is always the same.
+    let entries = (0..LENGTH as usize).map(|place| entries[place * 389 % LENGTH as usize]).collect();
+    for dead in [&[0][..], &[1, 2], &[0, 5], &[0, 1, 2, 3]] {
+        for policy in [Policy::RoundRobin, SCHEDULED, Policy::Random] {
+            for listed in [true, false] {
+                let mut host = Host { listed, ..Host::new(Vec::clone(&entries), 8).without(dead) };
+                // Ejected or unusable is all the same to a choice.
+                host.backends[dead[0]].usable = true;
+                host.backends[dead[0]].is_ejected = true;
+                let cpu = Cpu::new(7);
+                let mut counts = [0.0; 8];
+                let picks = 100 * LENGTH;
+                for _ in 0..picks {
+                    let (pick, _) = pick(&host, &cpu, host.table(), rules(policy), NOW);
+                    assert_eq!(pick.how, How::Picked);
+                    counts[pick.slot as usize] += 1.0;
+                }
+                let left: usize = (0..8).filter(|slot| !dead.contains(slot)).map(|slot| weights[slot]).sum();
+                for slot in 0..8 {
+                    let part = if dead.contains(&slot) { 0 } else { weights[slot] };
+                    let expected = f64::from(picks) * part as f64 / left as f64;
+                    let most = expected * 0.04;
+                    assert!(
+                        (counts[slot] - expected).abs() <= most,
+                        "{policy:?} without {dead:?}: {counts:?}"
+                    );
+                }
+            }
+        }
+    }
 }
 
 #[test]
@@ -46,8 +87,15 @@ fn a_schedule_wraps_at_the_end_of_its_table_and_stays_in_it() {
     let table = TableRef { base: LENGTH, generation: 0, length_log2: MIN_SCHEDULE_LOG2, members: 1 };
     for sample in [0, LENGTH - 1, LENGTH, u32::MAX] {
         let slot = (sample % LENGTH) % 10;
-        let slot = if slot == 0 { 1 } else { slot };
-        assert_eq!(choose(&host, table, rules(SCHEDULED), sample, NOW), picked(slot), "sample {sample}");
+        let choice = choose(&host, table, rules(SCHEDULED), sample, NOW);
+        if slot == 0 {
+            assert!(
+                choice.how == How::Picked && (1..9).contains(&choice.slot),
+                "sample {sample}: {choice:?}"
+            );
+        } else {
+            assert_eq!(choice, picked(slot), "sample {sample}");
+        }
     }
 }
 
@@ -103,7 +151,8 @@ proptest! {
         }
     }
 
-    /// Nothing unusable is ever taken from the schedule, and the fallback only if five in a row were unusable.
+    /// Nothing unusable is ever taken from the schedule, what is usable at the sample always is, and the fallback only if
+    /// nobody is.
     #[test]
     fn unusable_backends_are_never_scheduled(
         entries in prop::collection::vec(0u32..10, LENGTH as usize),
@@ -114,11 +163,17 @@ proptest! {
         for (backend, usable) in host.backends.iter_mut().zip(&usable) {
             backend.usable = *usable;
         }
-        let at = |skipped: u32| host.entries[(sample.wrapping_add(skipped) & (LENGTH - 1)) as usize];
-        let first = (0..=MAX_SKIPS).map(at).find(|slot| usable[*slot as usize]);
-        let expected = first.map_or(fallback(0), picked);
+        let first = host.entries[(sample & (LENGTH - 1)) as usize];
+        let any = host.members.iter().any(|slot| usable[*slot as usize]);
         for policy in [Policy::RoundRobin, SCHEDULED, Policy::Random] {
-            prop_assert_eq!(choose(&host, host.table(), rules(policy), sample, NOW), expected);
+            let choice = choose(&host, host.table(), rules(policy), sample, NOW);
+            if usable[first as usize] {
+                prop_assert_eq!(choice, picked(first));
+            } else if any {
+                prop_assert!(choice.how == How::Picked && usable[choice.slot as usize], "{:?}", choice);
+            } else {
+                prop_assert_eq!(choice, fallback(0));
+            }
         }
     }
 

@@ -6,7 +6,7 @@ use lb_common::pick::{How, Pick, pick};
 
 use super::tables::{KernelCursor, KernelTables, rules};
 use crate::kernel::atomic::{Instructions, Linux5_10, Linux5_12};
-use crate::maps::WALKS;
+use crate::maps::CURSORS;
 use crate::rows;
 
 const BROKEN: Pick = Pick { how: How::Broken, slot: NO_SLOT };
@@ -20,8 +20,8 @@ pub fn here<I: Instructions>(
     policy: u8,
     now: u32,
 ) -> (Pick, u32) {
-    let Some(cursor) = WALKS.get_ptr_mut(index) else { return (BROKEN, 0) };
-    let tables = KernelTables { index, service };
+    let Some(cursor) = CURSORS.get_ptr_mut(index) else { return (BROKEN, 0) };
+    let tables = KernelTables::<I>::new(index, service);
     pick(&tables, &KernelCursor::<I>::new(cursor), table, rules(service, policy), now)
 }
 
@@ -66,12 +66,14 @@ fn as_word<I: Instructions>(index: u32, table: u64, policy: u32, now: u32) -> u6
 #[inline(always)]
 fn from_word(word: u64) -> (Pick, u32) {
     const PICKED: u16 = How::Picked as u16;
+    const TRIAL: u16 = How::Trial as u16;
     const OVERFLOWED: u16 = How::Overflowed as u16;
     const FALLBACK: u16 = How::Fallback as u16;
     const LIMITED: u16 = How::Limited as u16;
     const REFUSED: u16 = How::Refused as u16;
     let how = match (word >> HOW_BIT) as u16 {
         PICKED => How::Picked,
+        TRIAL => How::Trial,
         OVERFLOWED => How::Overflowed,
         FALLBACK => How::Fallback,
         LIMITED => How::Limited,

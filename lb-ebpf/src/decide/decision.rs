@@ -1,12 +1,14 @@
 //! The decision about one call to a service: made once from what is read once, so that the choice, the flow's record
 //! and the counters agree.
 
-use lb_common::abi::{Backend, Flow, Phase, Reason, Service, TableRef};
+use lb_common::abi::{Backend, Flow, Phase, Reason, Service};
 use lb_common::pick::{How, Pick};
 use lb_common::ticks::tick;
 
 use super::choose;
+use super::tables::table_of;
 use super::verdict::Verdict;
+use crate::ejection;
 use crate::flow::tally;
 use crate::globals::HAS_SET_RETVAL;
 use crate::kernel::atomic::Instructions;
@@ -46,9 +48,7 @@ impl Decision {
     #[inline(always)]
     fn make<I: Instructions, const INLINE: bool>(index: u32) -> Option<Self> {
         let service = rows::service(index)?;
-        // SAFETY: a live map value. The table is one word and is loaded in one piece.
-        let table =
-            TableRef::from_word(unsafe { (&raw const (*service).table).cast::<u64>().read_volatile() });
+        let table = table_of(service);
         // One look at the clock serves the choice and the flow.
         let now_ns = clock::now_ns();
         // SAFETY: as above. The daemon stores each rule by itself, at any time.
@@ -57,7 +57,11 @@ impl Decision {
             ((&raw const (*rules).policy).read_volatile(), (&raw const (*rules).syn_retries).read_volatile())
         };
         let now = tick(now_ns);
-        let (Pick { how, slot }, sample) = if INLINE {
+        // Datagrams eject nobody.
+        let trial = if INLINE { ejection::due_trial::<I>(index, service, now) } else { None };
+        let (Pick { how, slot }, sample) = if let Some(slot) = trial {
+            (Pick { how: How::Trial, slot }, 0)
+        } else if INLINE {
             choose::here::<I>(index, service, table, policy, now)
         } else {
             choose::by_call::<I>(index, table, policy, now)
@@ -76,6 +80,7 @@ impl Decision {
     fn reason(&self) -> Reason {
         match self.how {
             How::Overflowed => Reason::Overflow,
+            How::Trial => Reason::Trial,
             How::Fallback => Reason::Fallback,
             How::Picked | How::Limited | How::Refused | How::Broken => Reason::Picked,
         }
@@ -85,8 +90,8 @@ impl Decision {
     #[inline(always)]
     pub fn flow(&self, dial: &Dial, backend: *const Backend, namespace: u64) -> Flow {
         // SAFETY: a live map value.
-        let (share, generation) = unsafe {
-            ((&raw const (*backend).share).read_volatile(), (*rows::address_of(backend)).generation)
+        let (entries, generation) = unsafe {
+            ((&raw const (*backend).entries).read_volatile(), (*rows::address_of(backend)).generation)
         };
         Flow {
             start_ns: self.now_ns,
@@ -94,9 +99,9 @@ impl Decision {
             slot: self.slot,
             generation,
             process: dial.process(),
-            draw: self.sample,
+            sample: self.sample,
             table_generation: self.table_generation,
-            share: if share > 0xffff { 0xffff } else { share as u16 },
+            entries: if entries > 0xffff { 0xffff } else { entries as u16 },
             service: self.index as u16,
             why: self.policy | (self.reason() as u8) << 4,
             phase: if dial.protocol() == Some(TCP) { Phase::Chosen } else { Phase::Datagrams } as u8,
@@ -115,6 +120,7 @@ impl Decision {
         }
         match self.reason() {
             Reason::Picked => tally::outcome(self.index, |outcomes| &raw mut outcomes.forwarded),
+            Reason::Trial => tally::outcome(self.index, |outcomes| &raw mut outcomes.trial),
             Reason::Overflow => tally::outcome(self.index, |outcomes| &raw mut outcomes.overflowed),
             Reason::Fallback => tally::outcome(self.index, |outcomes| &raw mut outcomes.fallback),
         }
@@ -126,8 +132,8 @@ impl Decision {
     pub fn refuse(&self, dial: &Dial) -> Verdict {
         match self.how {
             How::Limited => tally::outcome(self.index, |outcomes| &raw mut outcomes.limited),
-            How::Refused => tally::outcome(self.index, |outcomes| &raw mut outcomes.refused),
-            How::Picked | How::Overflowed | How::Fallback | How::Broken => {
+            How::Refused => tally::outcome(self.index, |outcomes| &raw mut outcomes.no_backend),
+            How::Picked | How::Trial | How::Overflowed | How::Fallback | How::Broken => {
                 tally::outcome(self.index, |outcomes| &raw mut outcomes.passed);
                 return Verdict::Proceed;
             }

@@ -5,7 +5,7 @@ use lb_common::net::Address;
 use lb_common::vip_table::{Destination, VipTable, find};
 
 use crate::kernel::context::Dial;
-use crate::maps::DIALLED;
+use crate::maps::VIP_TABLE;
 use crate::rows;
 
 /// The index of the service at an address, if there is one.
@@ -19,7 +19,7 @@ struct Services;
 impl VipTable for Services {
     #[inline(always)]
     fn cell(&self, position: u32) -> Option<VipCell> {
-        let cell: *const VipCell = DIALLED.get_ptr(position)?;
+        let cell: *const VipCell = VIP_TABLE.get_ptr(position)?;
         // SAFETY: a live map value, which changes at any time, hence one volatile load.
         Some(VipCell::from_word(unsafe { cell.cast::<u64>().read_volatile() }))
     }

@@ -4,24 +4,51 @@ use core::arch::asm;
 use core::marker::PhantomData;
 
 use lb_common::abi::{
-    Backend, Cursor, ENTRIES_PER_CELL, Members, RecentErrors, Rules, ScheduleCell, Service, StateWord,
-    TableRef,
+    Backend, Cursor, ENTRIES_PER_CELL, EjectionState, Members, NO_SLOT, RecentErrors, Rules, ScheduleCell,
+    Service, StateWord, TableRef,
 };
 use lb_common::pick::{self, CpuCursor, Scan, Tables};
 
+use crate::ejection;
 use crate::globals::SCANS;
-use crate::kernel::atomic::Instructions;
-use crate::maps::{MEMBERS, SCHEDULE};
+use crate::kernel::atomic::{Instructions, Linux5_10};
+use crate::maps::{CURSORS, MEMBERS, SCHEDULE};
 use crate::rows;
 
 /// The tables of one service.
-pub struct KernelTables {
+pub struct KernelTables<I> {
     pub index: u32,
     pub service: *const Service,
+    instructions: PhantomData<I>,
 }
 
-/// For functions that read only what all services share.
-const OF_NO_SERVICE: KernelTables = KernelTables { index: 0, service: core::ptr::null() };
+impl<I> KernelTables<I> {
+    /// Those of the service at an index, whose row is given.
+    #[inline(always)]
+    pub const fn new(index: u32, service: *const Service) -> Self {
+        Self { index, service, instructions: PhantomData }
+    }
+}
+
+/// For functions that read only what all services share, and write nothing.
+const OF_NO_SERVICE: KernelTables<Linux5_10> = KernelTables::new(0, core::ptr::null());
+
+/// Where a service's table lies. One word, loaded in one piece.
+#[inline(always)]
+pub fn table_of(service: *const Service) -> TableRef {
+    // SAFETY: a live map value.
+    TableRef::from_word(unsafe { (&raw const (*service).table).cast::<u64>().read_volatile() })
+}
+
+/// A number that looks random, of where this CPU's cursor over a service stands.
+#[inline(always)]
+pub fn cursor_number(index: u32) -> u32 {
+    match CURSORS.get_ptr(index) {
+        // SAFETY: this CPU's map value.
+        Some(cursor) => pick::scattered(unsafe { cursor.read_volatile() }),
+        None => 0,
+    }
+}
 
 /// What a choice needs of a service's rules, with a policy that was read already. The daemon stores each field by
 /// itself, at any time.
@@ -47,7 +74,7 @@ pub fn rules(service: *const Service, policy: u8) -> Rules {
     }
 }
 
-impl Tables for KernelTables {
+impl<I: Instructions> Tables for KernelTables<I> {
     type Backend = *const Backend;
     type Members = u32;
     type Position = *const u16;
@@ -85,28 +112,37 @@ impl Tables for KernelTables {
     }
 
     #[inline(always)]
+    fn ejection(&self, backend: *const Backend) -> EjectionState {
+        // SAFETY: a live map value; one word.
+        EjectionState::from_word(unsafe { (&raw const (*backend).ejection).cast::<u64>().read_volatile() })
+    }
+
+    #[inline(always)]
     fn entries(&self, backend: *const Backend) -> u32 {
         // SAFETY: a live map value.
-        unsafe { (&raw const (*backend).share).read_volatile() }
+        unsafe { (&raw const (*backend).entries).read_volatile() }
     }
 
     #[inline(always)]
     fn members(&self, table: TableRef) -> Option<u32> {
-        if SCANS.load() == 0 {
-            return None;
-        }
         table.members_of(self.index)
     }
 
     #[inline(always)]
-    fn list(&self, members: u32) -> Option<(u32, *const u16)> {
+    fn scanned(&self, table: TableRef) -> Option<u32> {
+        if SCANS.load() == 0 { None } else { self.members(table) }
+    }
+
+    #[inline(always)]
+    fn list(&self, members: u32) -> Option<(u32, u32, *const u16)> {
         let members: *const Members = MEMBERS.get_ptr(members)?;
         // Before the first slot, so that the steps end at the last and not behind it: without CAP_PERFMON no pointer
         // may leave its map's value.
         // SAFETY: a live map value; the slots follow the field.
         unsafe {
             let count = (&raw const (*members).count).read_volatile();
-            Some((count, (&raw const (*members)._reserved).cast::<u16>().add(1)))
+            let listed = (&raw const (*members).listed).read_volatile();
+            Some((count, listed, (&raw const (*members).listed).cast::<u16>().add(1)))
         }
     }
 
@@ -128,8 +164,18 @@ impl Tables for KernelTables {
     }
 
     #[inline(always)]
-    fn first_eligible(&self, table: TableRef, from: u32, active_limit: u32) -> u32 {
-        first_eligible_entry(table.base, u32::from(table.length_log2), from, active_limit)
+    fn redraw(&self, table: TableRef, sample: u32, looks: u32, active_limit: u32) -> u32 {
+        redraw_entry(table.base, u32::from(table.length_log2), sample, looks, active_limit)
+    }
+
+    #[inline(always)]
+    fn usable_member(&self, _: u32, sample: u32) -> u32 {
+        usable_member_of(self.index, sample)
+    }
+
+    #[inline(always)]
+    fn begin_trial(&self, slot: u32, now: u32) -> bool {
+        ejection::begin_trial::<I>(self.index, slot, now) != NO_SLOT
     }
 
     #[inline(always)]
@@ -160,9 +206,22 @@ extern "C" fn least_of_members(
 /// As [`least_of_members`]: a long look at the schedule.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn first_eligible_entry(base: u32, length_log2: u32, from: u32, active_limit: u32) -> u32 {
+extern "C" fn redraw_entry(base: u32, length_log2: u32, sample: u32, looks: u32, active_limit: u32) -> u32 {
     let table = TableRef { base, generation: 0, length_log2: length_log2 as u8, members: 0 };
-    pick::first_eligible_of_many(&OF_NO_SERVICE, table, from, active_limit)
+    pick::redraw(&OF_NO_SERVICE, table, sample, looks, active_limit)
+}
+
+/// As [`least_of_members`]: a look at a service's members for one that may be chosen. (It is given the service and not the
+/// members, because not every way leads to those, and without CAP_PERFMON the verifier follows also ways that no processor
+/// goes to the end; if there it meets a call with an argument that was never written, it refuses all calls of the function.)
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn usable_member_of(index: u32, sample: u32) -> u32 {
+    let Some(service) = rows::service(index) else { return NO_SLOT };
+    match table_of(service).members_of(index) {
+        Some(members) => pick::usable_member(&OF_NO_SERVICE, members, sample),
+        None => NO_SLOT,
+    }
 }
 
 /// As [`least_of_members`]: the second backend of a pair, where both points of a sample name one. Inlined, what it

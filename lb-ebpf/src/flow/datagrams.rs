@@ -175,7 +175,15 @@ pub fn service_at(cookie: u64, peer: Address, port: Be16) -> Option<u16> {
 /// Takes a socket's entry out, if it has one, and counts the ends of all its flows.
 #[inline(always)]
 pub fn end(cookie: u64) {
-    let Some(entry) = entry(cookie) else { return };
+    end_datagrams(cookie);
+}
+
+/// A global function, so that what it remembers of all flows does not lie on the stack (512 bytes, those of callees included)
+/// while others are called. Returns 0.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn end_datagrams(cookie: u64) -> u32 {
+    let Some(entry) = entry(cookie) else { return 0 };
     // What an end counts of a flow is read before the entry is given up: its memory may be another socket's after that.
     let mut ended = [(0, 0, 0); MAX_DATAGRAM_FLOWS];
     for (position, ended) in ended.iter_mut().enumerate() {
@@ -186,7 +194,7 @@ pub fn end(cookie: u64) {
     }
     if !record::is_removed(|| DATAGRAMS.remove(cookie)) {
         record::anomaly(|anomalies| &raw mut anomalies.ended_twice);
-        return;
+        return 0;
     }
     record::note_datagrams(cookie, FlowBucket::IN_DATAGRAMS.wrapping_neg());
     for (start_ns, slot, phase) in ended {
@@ -195,4 +203,5 @@ pub fn end(cookie: u64) {
         }
         tally::ended(&Flow { start_ns, slot, ..Flow::NONE }, Ending::Closed, TrafficTotals::NONE);
     }
+    0
 }

@@ -7,11 +7,12 @@
 use lb_common::abi::{Anomalies, Flow, FlowBucket, Phase};
 use lb_common::ending::{Attempt, Ending};
 
+use crate::ejection;
 use crate::flow::tally::{self, TrafficTotals};
 use crate::globals::{FLOW_MASK, FULL_ACCOUNTING};
-use crate::kernel::atomic::{self, Instructions};
+use crate::kernel::atomic::{self, Instructions, Linux5_10, Linux5_12};
 use crate::kernel::clock;
-use crate::maps::{ANOMALIES, FLOW_OVERFLOW, FLOW_PLACES, FLOWS};
+use crate::maps::{ANOMALIES, FLOW_BUCKETS, FLOW_OVERFLOW, FLOWS};
 use crate::rows;
 
 /// `BPF_NOEXIST`.
@@ -47,6 +48,20 @@ impl RecordRef {
     pub fn phase(&self) -> u8 {
         // SAFETY: as above.
         unsafe { (&raw const (*self.flow).phase).read_volatile() }
+    }
+
+    /// The service that was dialled.
+    #[inline(always)]
+    pub fn service(&self) -> u32 {
+        // SAFETY: as above.
+        u32::from(unsafe { (&raw const (*self.flow).service).read_volatile() })
+    }
+
+    /// Why the backend was taken, as [`Flow::why`].
+    #[inline(always)]
+    pub fn why(&self) -> u8 {
+        // SAFETY: as above.
+        unsafe { (&raw const (*self.flow).why).read_volatile() }
     }
 
     /// When it was chosen.
@@ -92,7 +107,7 @@ fn find(bucket: *mut FlowBucket, cookie: u64) -> Option<RecordRef> {
 /// The record of a socket, if it has one.
 #[inline(always)]
 pub fn of(cookie: u64) -> Option<RecordRef> {
-    find(FLOW_PLACES.get_ptr_mut(index(cookie))?, cookie)
+    find(FLOW_BUCKETS.get_ptr_mut(index(cookie))?, cookie)
 }
 
 /// Whether some socket at this one's bucket has an entry of datagrams: a look into the hash for one that is not there
@@ -100,7 +115,7 @@ pub fn of(cookie: u64) -> Option<RecordRef> {
 #[inline(always)]
 pub fn may_have_datagrams(cookie: u64) -> bool {
     // SAFETY: a live map value, to which others add.
-    FLOW_PLACES.get_ptr(index(cookie)).is_some_and(|bucket| unsafe {
+    FLOW_BUCKETS.get_ptr(index(cookie)).is_some_and(|bucket| unsafe {
         FlowBucket::in_datagrams((&raw const (*bucket).elsewhere).read_volatile()) != 0
     })
 }
@@ -108,7 +123,7 @@ pub fn may_have_datagrams(cookie: u64) -> bool {
 /// Counts a socket's entry of datagrams at its bucket, or takes it back.
 #[inline(always)]
 pub fn note_datagrams(cookie: u64, change: u64) {
-    if let Some(bucket) = FLOW_PLACES.get_ptr_mut(index(cookie)) {
+    if let Some(bucket) = FLOW_BUCKETS.get_ptr_mut(index(cookie)) {
         // SAFETY: a live map value.
         unsafe { atomic::add(&raw mut (*bucket).elsewhere, change) };
     }
@@ -130,13 +145,14 @@ pub enum Recorded {
 /// `flow` makes the flow, from the cookie of the socket's namespace if that is known already.
 #[inline(always)]
 pub fn begin<I: Instructions>(cookie: u64, slot: u32, flow: impl Fn(Option<u64>) -> Flow) -> Recorded {
-    let Some(bucket) = FLOW_PLACES.get_ptr_mut(index(cookie)) else { return Recorded::Nowhere };
+    let Some(bucket) = FLOW_BUCKETS.get_ptr_mut(index(cookie)) else { return Recorded::Nowhere };
     let recorded = if let Some(record) = find(bucket, cookie) {
         let before = record.flow();
         // Written at once, so that no program finds the flow whose end is counted here. A socket stays in its
         // namespace.
         // SAFETY: a live map value that belongs to the socket.
         unsafe { record.flow.write(flow(Some(before.namespace))) };
+        ejection::abandoned::<I>(&before);
         tally::ended(&before, ending_of_abandoned(before.phase), TrafficTotals::NONE);
         Recorded::Written
     } else {
@@ -190,22 +206,45 @@ pub fn given_up(flow: &Flow, soft_error: u32, retransmits: u32) -> Ending {
 /// The socket goes to no backend any more: a flow that it has is over.
 #[inline(always)]
 pub fn leave<I: Instructions>(cookie: u64) {
-    if let Some(record) = of(cookie) {
-        let flow = record.flow();
-        end::<I>(cookie, record, &flow, ending_of_abandoned(flow.phase), TrafficTotals::NONE);
+    if of(cookie).is_some() {
+        // Known when this is compiled.
+        if I::CAN_FETCH {
+            leave_backend(cookie)
+        } else {
+            leave_backend_5_10(cookie)
+        };
     }
 }
 
-/// Takes a socket's record out and counts the end of `flow`, which was read before: the bucket may be reused after
-/// that.
+/// A global function, because it is rare and the hooks of connect need their stack for what is not. Returns 0.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn leave_backend(cookie: u64) -> u32 {
+    end_abandoned::<Linux5_12>(cookie)
+}
+
+/// As [`leave_backend`].
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn leave_backend_5_10(cookie: u64) -> u32 {
+    end_abandoned::<Linux5_10>(cookie)
+}
+
 #[inline(always)]
-pub fn end<I: Instructions>(
-    cookie: u64,
-    record: RecordRef,
-    flow: &Flow,
-    ending: Ending,
-    totals: TrafficTotals,
-) {
+fn end_abandoned<I: Instructions>(cookie: u64) -> u32 {
+    let Some(record) = of(cookie) else { return 0 };
+    let flow = record.flow();
+    if take_out::<I>(cookie, record) {
+        ejection::abandoned::<I>(&flow);
+        tally::ended(&flow, ending_of_abandoned(flow.phase), TrafficTotals::NONE);
+    }
+    0
+}
+
+/// Takes a socket's record out. What is known of its flow is read before: the bucket may be reused after that. Returns whether
+/// it was still there; whoever has taken it out counts the end.
+#[inline(always)]
+fn take_out<I: Instructions>(cookie: u64, record: RecordRef) -> bool {
     // SAFETY: `record` is of live map values.
     let taken = unsafe {
         if record.is_in_table {
@@ -218,10 +257,25 @@ pub fn end<I: Instructions>(
             taken
         }
     };
-    if taken {
-        tally::ended(flow, ending, totals);
-    } else {
+    if !taken {
         anomaly(|anomalies| &raw mut anomalies.ended_twice);
+    }
+    taken
+}
+
+/// Takes a socket's record out and counts the end of `flow`, which was read before. What it shows of its backend is taken in
+/// first: once the active count is given back, the slot may get another backend.
+#[inline(always)]
+pub fn end<I: Instructions>(
+    cookie: u64,
+    record: RecordRef,
+    flow: &Flow,
+    ending: Ending,
+    totals: TrafficTotals,
+) {
+    if take_out::<I>(cookie, record) {
+        ejection::report_end::<I>(flow, ending, totals.bytes_received);
+        tally::ended(flow, ending, totals);
     }
 }
 

@@ -4,6 +4,7 @@
 use lb_common::abi::{Flow, Phase};
 use lb_common::ending::{Ending, SocketSnapshot, at_release};
 
+use crate::ejection;
 use crate::flow::datagrams;
 use crate::flow::record;
 use crate::flow::tally::{self, TrafficTotals};
@@ -19,7 +20,7 @@ pub fn release<I: Instructions>(socket: &Socket) {
         datagrams::end(cookie);
     }
     let Some(record) = record::of(cookie) else { return };
-    let flow = record.flow();
+    let mut flow = record.flow();
     let is_datagram = flow.phase == Phase::Datagrams as u8;
     if FULL_ACCOUNTING.load() != 0 && !is_datagram && flow.phase != Phase::Chosen as u8 {
         // The flow ends when the connection does, which may be long after this; but if another program has taken our
@@ -43,6 +44,8 @@ pub fn release<I: Instructions>(socket: &Socket) {
         if snapshot.is_readable && snapshot.was_established {
             if flow.phase != Phase::Established as u8 {
                 tally::count(flow.slot, |counts| &raw mut counts.established);
+                flow.phase = Phase::Established as u8;
+                ejection::report_established::<I>(flow.slot, u32::from(flow.service), flow.why);
             }
             totals = TrafficTotals {
                 bytes_received: socket.bytes_received(),

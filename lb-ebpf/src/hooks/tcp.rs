@@ -4,6 +4,7 @@
 use lb_common::abi::Phase;
 use lb_common::ending::{Ending, TCP_CLOSE, TCP_ESTABLISHED, at_close};
 
+use crate::ejection;
 use crate::flow::record;
 use crate::flow::tally::{self, TrafficTotals};
 use crate::kernel::atomic::Instructions;
@@ -15,7 +16,7 @@ use crate::rows;
 pub fn tcp<I: Instructions>(ops: &Ops) {
     match ops.event() {
         Event::Connect => connecting(ops),
-        Event::State { to: TCP_ESTABLISHED, .. } => established(ops),
+        Event::State { to: TCP_ESTABLISHED, .. } => established::<I>(ops),
         Event::State { from, to: TCP_CLOSE } => closed::<I>(ops, from),
         Event::State { .. } | Event::Other => {}
     }
@@ -35,7 +36,7 @@ fn connecting(ops: &Ops) {
 }
 
 #[inline(always)]
-fn established(ops: &Ops) {
+fn established<I: Instructions>(ops: &Ops) {
     let Some(record) = record::of(ops.cookie()) else { return };
     if record.phase() != Phase::Connecting as u8 {
         record::anomaly(|anomalies| &raw mut anomalies.established_out_of_turn);
@@ -49,6 +50,7 @@ fn established(ops: &Ops) {
     // already. Otherwise it took seconds, of which the kernel's ticks tell enough.
     let took = if ops.retransmits() == 0 { rtt } else { micros(clock::now_ns().wrapping_sub(start_ns)) };
     tally::time(slot, took, |counts| &mut counts.connect);
+    ejection::report_established::<I>(slot, record.service(), record.why());
 }
 
 #[inline(always)]

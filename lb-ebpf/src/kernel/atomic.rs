@@ -26,6 +26,13 @@ pub trait Instructions {
     /// # Safety
     /// `word` points into a map value and is aligned.
     unsafe fn replace(word: *mut u64, old: u64, new: u64) -> bool;
+
+    /// As [`Instructions::replace`], for a word where it does little harm if two CPUs write at the same moment and one of them
+    /// is lost: without a compare-and-swap it is a store.
+    ///
+    /// # Safety
+    /// `word` points into a map value and is aligned.
+    unsafe fn update(word: *mut u64, old: u64, new: u64) -> bool;
 }
 
 /// Fetching adds and compare-and-swap.
@@ -54,6 +61,12 @@ impl Instructions for Linux5_12 {
             atomic_cxchg::<u64, { AtomicOrdering::AcqRel }, { AtomicOrdering::Acquire }>(word, old, new).1
         }
     }
+
+    #[inline(always)]
+    unsafe fn update(word: *mut u64, old: u64, new: u64) -> bool {
+        // SAFETY: the caller's.
+        unsafe { Self::replace(word, old, new) }
+    }
 }
 
 /// Neither fetching adds nor compare-and-swap.
@@ -80,6 +93,13 @@ impl Instructions for Linux5_10 {
         // the overflow table, whose insert and delete are atomic. Exact, and dearer: a hash of the kernel's in place
         // of an array.
         false
+    }
+
+    #[inline(always)]
+    unsafe fn update(word: *mut u64, _old: u64, new: u64) -> bool {
+        // SAFETY: the caller's pointer is to an aligned word of a map value.
+        unsafe { word.write_volatile(new) };
+        true
     }
 }
 

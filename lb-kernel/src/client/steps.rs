@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use lb_common::abi::StateWord;
+use lb_common::abi::DaemonState;
 use lb_core::arena::NoRoom;
 use lb_core::ids::{BackendRef, ServiceIndex, Slot};
 use lb_core::plan::{ServicePlan, Step, entries_by_slot};
@@ -41,9 +41,10 @@ impl Datapath {
             }
             Step::SetErrno(index, errno) => self.tables.set_errno(*index, *errno),
             Step::SetRules(index, rules) => self.tables.set_rules(*index, *rules),
+            Step::SetEjection(index, rules) => self.tables.set_ejection(*index, *rules),
             Step::SetFallback(index, slot) => self.tables.set_fallback(*index, *slot),
             Step::SetState(slot, usable, state) => {
-                self.tables.set_state(*slot, StateWord::new(*usable, *state));
+                self.tables.set_state(*slot, DaemonState::new(*usable, *state));
             }
             Step::SetWeight(slot, weight) => self.tables.set_weight(*slot, *weight),
             Step::Publish(index, schedule) => return Ok(self.publish(*index, schedule)),

@@ -72,7 +72,7 @@ fn identity(open: &OpenFlow) -> (u64, u64) {
 
 #[cfg(test)]
 mod tests {
-    use lb_common::abi::{BackendState, Flow};
+    use lb_common::abi::{BackendState, EjectionState, Flow, Usable};
 
     use super::*;
 
@@ -90,7 +90,9 @@ mod tests {
             address: ([10, 0, 0, 1], 80).into(),
             weight: 1,
             state: BackendState::Healthy,
-            usable: true,
+            usable: Usable::UnlessEjected,
+            is_ejected: false,
+            ejection: EjectionState::default(),
             entries: 4,
         };
         let mut snapshot = FlowSnapshot {

@@ -8,7 +8,8 @@ use std::net::SocketAddr;
 
 use bytemuck::Zeroable;
 use lb_common::abi::{
-    Backend, BackendAddress, BackendState, RecentErrors, RetiredCounters, SlotCounters, StateWord, map,
+    Backend, BackendAddress, BackendState, DaemonState, EjectionState, RecentErrors, RetiredCounters,
+    SlotCounters, StateWord, Usable, map,
 };
 use lb_common::load;
 use lb_common::net::{Address, Be16, socket_addr};
@@ -28,9 +29,25 @@ pub struct SlotView {
     pub address: SocketAddr,
     pub weight: u32,
     pub state: BackendState,
-    pub usable: bool,
+    /// What the daemon says of whether it may be chosen.
+    pub usable: Usable,
+    /// Whether it is ejected.
+    pub is_ejected: bool,
+    /// How it has done of late, and until when it is ejected.
+    pub ejection: EjectionState,
     /// Entries that it has in its service's table.
     pub entries: u32,
+}
+
+impl SlotView {
+    /// Whether a choice may fall on its backend.
+    pub fn may_be_chosen(&self) -> bool {
+        match self.usable {
+            Usable::No => false,
+            Usable::UnlessEjected => !self.is_ejected,
+            Usable::EvenEjected => true,
+        }
+    }
 }
 
 impl Tables {
@@ -45,7 +62,7 @@ impl Tables {
 
     /// A slot, if it is occupied.
     pub fn slot(&self, slot: Slot) -> Option<SlotView> {
-        let Backend { state, share, endpoint, .. } = self.maps.backends.get(slot.index());
+        let Backend { state, entries, ejection, endpoint, .. } = self.maps.backends.get(slot.index());
         let known = BackendState::from_u8(state.state).filter(|state| *state != BackendState::Free)?;
         Some(SlotView {
             at: BackendRef { slot, generation: Generation(endpoint.generation) },
@@ -53,8 +70,10 @@ impl Tables {
             address: socket_addr(endpoint.address, endpoint.port),
             weight: endpoint.weight,
             state: known,
-            usable: state.is_usable(),
-            entries: share,
+            usable: Usable::from_u8(state.usable),
+            is_ejected: state.ejected != 0,
+            ejection,
+            entries,
         })
     }
 
@@ -94,9 +113,9 @@ impl Tables {
         service: &str,
     ) -> Result<Option<SlotCounters>, DatapathError> {
         let name = retired::name(service, backend.address);
-        let fail = |error| self.fail_io(map::DEPARTED, "read", error);
+        let fail = |error| self.fail_io(map::RETIRED, "read", error);
         let retired = self.maps.retired.get(&name).map_err(fail)?;
-        let RetiredCounters { counts, swept: reclaimed, .. } = retired.unwrap_or_else(Zeroable::zeroed);
+        let RetiredCounters { counts, reclaimed, .. } = retired.unwrap_or_else(Zeroable::zeroed);
         self.maps.counts.set(slot, &counts).map_err(|error| self.fail_io(map::COUNTS, "write", error))?;
         self.maps.backends.set_part(
             slot.index(),
@@ -112,11 +131,12 @@ impl Tables {
         );
         // No flow is open, so no program writes these words.
         self.maps.backends.store64(slot.index(), offset_of!(Backend, errors), 0);
-        self.maps.backends.store64(slot.index(), offset_of!(Backend, swept), reclaimed);
+        self.maps.reclaimed.store64(slot.index(), 0, reclaimed);
         self.set_entries(slot, 0);
-        self.set_state(slot, StateWord::new(backend.usable, backend.state));
+        self.readmit(slot);
+        self.set_state(slot, DaemonState::new(backend.usable, backend.state));
         if retired.is_some() {
-            self.maps.retired.remove(&name).map_err(|error| self.fail_io(map::DEPARTED, "write", error))?;
+            self.maps.retired.remove(&name).map_err(|error| self.fail_io(map::RETIRED, "write", error))?;
         }
         Ok(retired.map(|_| counts))
     }
@@ -131,12 +151,12 @@ impl Tables {
             let service = name_of(&self.maps.services.get(view.service.index()));
             let name = retired::name(&service, view.address);
             let kept = self.maps.retired.keep(&name, sums, reclaimed);
-            kept.map_err(|error| self.fail_io(map::DEPARTED, "write", error))?;
+            kept.map_err(|error| self.fail_io(map::RETIRED, "write", error))?;
         }
         // A free row keeps the generation that the slot's next backend gets.
         let mut row = BackendAddress::zeroed();
         row.generation = Generation(self.maps.backends.get(slot.index()).endpoint.generation).next().0;
-        self.set_state(slot, StateWord::new(false, BackendState::Free));
+        self.set_state(slot, DaemonState::new(Usable::No, BackendState::Free));
         self.maps.backends.set_part(slot.index(), offset_of!(Backend, endpoint), &row);
         Ok(())
     }
@@ -146,12 +166,22 @@ impl Tables {
         self.maps.backends.store32(slot.index(), at, u32::from(weight));
     }
 
-    pub(crate) fn set_state(&mut self, slot: Slot, state: StateWord) {
-        self.maps.backends.store32(slot.index(), offset_of!(Backend, state), state.to_word());
+    /// Stores the daemon's half of a slot's state word. The other half is the kernel programs'.
+    pub(crate) fn set_state(&mut self, slot: Slot, state: DaemonState) {
+        self.maps.backends.store16(slot.index(), offset_of!(Backend, state), state.to_word());
+    }
+
+    /// Takes a slot's backend back that is ejected, and forgets what failed. A program that is about to eject it may do so
+    /// all the same.
+    pub(crate) fn readmit(&mut self, slot: Slot) {
+        let none = EjectionState::default().to_word();
+        self.maps.backends.store64(slot.index(), offset_of!(Backend, ejection), none);
+        let ejected = offset_of!(Backend, state) + offset_of!(StateWord, ejected);
+        self.maps.backends.store8(slot.index(), ejected, 0);
     }
 
     /// Stores how many entries a slot has in its service's table, for readers of the maps.
     pub(super) fn set_entries(&mut self, slot: Slot, entries: u32) {
-        self.maps.backends.store32(slot.index(), offset_of!(Backend, share), entries);
+        self.maps.backends.store32(slot.index(), offset_of!(Backend, entries), entries);
     }
 }

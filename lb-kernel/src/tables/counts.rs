@@ -56,10 +56,10 @@ impl Tables {
     }
 
     fn with_active(&self, slot: Slot, sums: abi::SlotCounters) -> Counts {
-        let load = |at| self.maps.backends.load64(slot.index(), at);
         // The active count is read last, because a flow's end is counted before the flow is taken from there.
-        let reclaimed = load(offset_of!(Backend, swept));
-        Counts { sums, active: load(offset_of!(Backend, flows)), reclaimed }
+        let reclaimed = self.maps.reclaimed.load64(slot.index(), 0);
+        let active = self.maps.backends.load64(slot.index(), offset_of!(Backend, flows));
+        Counts { sums, active, reclaimed }
     }
 
     /// By how many flows the counts of a slot do not add up, whatever begins and ends meanwhile: 0 unless something is

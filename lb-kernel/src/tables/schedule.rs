@@ -74,7 +74,7 @@ impl Tables {
 
     fn write_members(&mut self, position: u32, slots: impl ExactSizeIterator<Item = Slot>) {
         let count = u32::try_from(slots.len()).expect("at most MAX_SUBSET");
-        let mut members = Members { count, ..bytemuck::Zeroable::zeroed() };
+        let mut members = Members { count, listed: count, ..bytemuck::Zeroable::zeroed() };
         for (member, slot) in members.slots.iter_mut().zip(slots) {
             *member = slot.entry();
         }

@@ -8,8 +8,8 @@ use std::net::SocketAddr;
 
 use aya::maps::MapError;
 use lb_common::abi::{
-    Cursor, NOT_A_SERVICE, Outcomes, Rules, SERVICE_FREE, SERVICE_LEAVING, SERVICE_LIVE, Service, TableRef,
-    map,
+    Cursor, EjectionRules, NOT_A_SERVICE, NextTrial, Outcomes, Rules, SERVICE_FREE, SERVICE_LEAVING,
+    SERVICE_LIVE, Service, TableRef, map,
 };
 use lb_common::net::{Address, Be16, socket_addr};
 use lb_core::cursor;
@@ -34,6 +34,7 @@ pub struct ServiceView {
     /// The number of a slot, or [`NO_SLOT`](lb_common::abi::NO_SLOT).
     pub fallback: u32,
     pub rules: Rules,
+    pub ejection: EjectionRules,
     pub table: TableRef,
 }
 
@@ -66,6 +67,7 @@ impl Tables {
                 errno: u16::try_from(row.errno).unwrap_or(u16::MAX),
                 fallback: row.fallback,
                 rules: row.rules,
+                ejection: row.ejection,
                 table: self.table_ref(index),
             });
         }
@@ -112,6 +114,7 @@ impl Tables {
         row.fallback = Slot::number_or_none(service.fallback);
         row.errno = u32::from(service.errno);
         row.rules = service.rules;
+        row.ejection = service.ejection;
         row.address = Address::from(service.address.ip());
         row.port = Be16::from_host(service.address.port());
         row.protocol = service.protocol.number();
@@ -126,10 +129,11 @@ impl Tables {
             start: cursor::start(&cursor_seed.task, &service.name, cpu, cursor_seed.cpus),
         };
         let index = index.number();
-        let values = |error| self.fail_io(map::WALKS, "write", error);
+        let values = |error| self.fail_io(map::CURSORS, "write", error);
         let cursors = on_every_cpu(start, cursor_seed.cpus).map_err(values)?;
         let zero = on_every_cpu(|_| Outcomes::default(), cursor_seed.cpus).map_err(values)?;
-        set(&mut self.maps.cursors, index, cursors).map_err(|error| self.fail(map::WALKS, "write", error))?;
+        set(&mut self.maps.cursors, index, cursors)
+            .map_err(|error| self.fail(map::CURSORS, "write", error))?;
         set(&mut self.maps.outcomes, index, zero).map_err(|error| self.fail(map::OUTCOMES, "write", error))
     }
 
@@ -146,6 +150,23 @@ impl Tables {
         for (i, word) in bytemuck::cast_ref::<Rules, [u32; size_of::<Rules>() / 4]>(&rules).iter().enumerate()
         {
             self.maps.services.store32(index.index(), offset_of!(Service, rules) + 4 * i, *word);
+        }
+    }
+
+    /// Stores when backends are ejected, word by word. If nobody is any more, all that are come back.
+    pub(crate) fn set_ejection(&mut self, index: ServiceIndex, rules: EjectionRules) {
+        for (i, word) in bytemuck::cast_ref::<EjectionRules, [u32; size_of::<EjectionRules>() / 4]>(&rules)
+            .iter()
+            .enumerate()
+        {
+            self.maps.services.store32(index.index(), offset_of!(Service, ejection) + 4 * i, *word);
+        }
+        if rules.failures == 0 {
+            for view in self.slots().into_iter().filter(|view| view.service == index) {
+                self.readmit(view.at.slot);
+            }
+            let none = NextTrial::default().to_word();
+            self.maps.services.store64(index.index(), offset_of!(Service, next_trial), none);
         }
     }
 

@@ -28,7 +28,7 @@ impl Tables {
     ) -> Result<(), DatapathError> {
         let store = insert(self, destination(address, protocol), index.number()).ok_or_else(|| {
             let source = io::Error::other(format!("no room for {address}: too many others hash alike"));
-            DatapathError::Map { path: self.pins.maps().join(map::DIALLED), operation: "write", source }
+            DatapathError::Map { path: self.pins.maps().join(map::VIP_TABLE), operation: "write", source }
         })?;
         self.store(store);
         Ok(())

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lb_common::abi::{
-    BackendState, Cursor, MAX_SCHEDULE_LOG2, NO_SLOT, RecentErrors, Rules, StateWord, TableRef,
+    BackendState, Cursor, EjectionState, MAX_SCHEDULE_LOG2, NO_SLOT, RecentErrors, Rules, StateWord, TableRef,
 };
 use lb_common::pick::{Pick, Tables, choose, position};
 use lb_core::balancer::{Adopted, Balancer, Fact};
@@ -113,7 +113,7 @@ impl Tables for ClientTables<'_> {
         let at = slot as usize;
         let is_ready = self.0.links[at].is_some_and(|link| link.state == LinkState::Ready);
         let usable = self.0.slots[at].is_some_and(|slot| slot.usable) && (is_ready || !self.0.needs_links);
-        StateWord::new(usable, BackendState::Healthy)
+        StateWord::new(usable.into(), BackendState::Healthy)
     }
 
     fn flows(&self, slot: u32) -> u32 {
@@ -123,6 +123,10 @@ impl Tables for ClientTables<'_> {
     /// Nothing fails in a scenario in a way that a policy would count.
     fn errors(&self, _: u32) -> RecentErrors {
         RecentErrors::default()
+    }
+
+    fn ejection(&self, _: u32) -> EjectionState {
+        EjectionState::default()
     }
 
     fn entries(&self, slot: u32) -> u32 {
@@ -135,7 +139,7 @@ impl Tables for ClientTables<'_> {
         None
     }
 
-    fn list(&self, (): ()) -> Option<(u32, ())> {
+    fn list(&self, (): ()) -> Option<(u32, u32, ())> {
         None
     }
 
@@ -201,7 +205,7 @@ impl Client {
         let slots = plan.backends.last_key_value().map_or(0, |(slot, _)| slot.index() + 1);
         self.slots = vec![None; slots];
         for (slot, backend) in &plan.backends {
-            let (backend, usable) = (index_of(backend.address), backend.usable);
+            let (backend, usable) = (index_of(backend.address), backend.usable.is_usable());
             self.slots[slot.index()] = Some(SlotBackend { backend, usable });
         }
         self.links.resize(slots, None);

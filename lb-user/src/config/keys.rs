@@ -23,7 +23,14 @@ use crate::document::kind::{Form, Number, PowerOfTwo, Refusal, Text, Time, TimeO
 /// All top-level sections, each followed by the sections that are values in it.
 pub static SECTIONS: [&[&Section]; 6] = [
     &[&client::SECTION, &index::SECTION],
-    &[&service::SECTION, &udp::SECTION, &subset::SECTION, &size::SECTION, &backends::SECTION],
+    &[
+        &service::SECTION,
+        &ejection::SECTION,
+        &udp::SECTION,
+        &subset::SECTION,
+        &size::SECTION,
+        &backends::SECTION,
+    ],
     &[&paths::SECTION],
     &[&limits::SECTION],
     &[&metrics::SECTION],
@@ -95,6 +102,10 @@ section! {
         "`tcp` only: when an answer to a SYN is due. If the application gives up after that, or after a SYN was sent again, \
          the flow ends as `unanswered` and counts against the backend; before, as `gave-up`, which does not. At least twice \
          the usual handshake, which `status` checks";
+    EJECTION "ejection": Form(&["{ failures = 5 }", "\"off\""]),
+        Means("`{}` with `accounting = \"full\"`, `\"off\"` with `\"active\"`"),
+        "`tcp` only: a backend that fails so often in a row gets no connects for a while: see \
+         [ejection.md](ejection.md)";
     UDP "udp": Form(&["{ rebind = \"30s\" }"]), Means("`{}`"),
         "`udp` only: what becomes of flows of sockets that are not connected";
     SUBSET "subset": Form(&["\"all\"", "{ size = 20 }"]),
@@ -104,6 +115,21 @@ section! {
         "the errno of a connect when no backend is usable";
     BACKENDS "backends": Form(&["{ file = \"users.toml\" }", "{ static = [\"10.0.0.1:8080\"] }"]), Required,
         "where endpoints come from";
+}
+
+section! {
+    ejection, "ejection", "ejection", "";
+
+    FAILURES "failures": Number(1..=255), Is(5),
+        "failures in a row that eject; each connection that is established takes one away";
+    // Shorter than the kernel's clock can tell well, or longer than anybody waits for a backend that is well again.
+    BASE "base": Time(Duration::from_millis(100)..=Duration::from_hours(1)), Is(Duration::from_secs(5)),
+        "how long the first ejection lasts; each that follows without recovery lasts twice as long";
+    MAX "max": Time(Duration::from_millis(100)..=Duration::from_hours(1)), Is(Duration::from_mins(5)),
+        "how long an ejection lasts at most";
+    MAX_SHARE "max_share": Number(1..=100), Is(50),
+        "how many of the usable members may be ejected at a time, in percent; one where that is less than one, and never the \
+         last";
 }
 
 section! {

@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use lb_core::service::{MAX_SCAN, Overflow, Policy, Protocol, ScanCause, Size, Subset};
 
-use super::Source;
 use super::keys::service::{
-    ACTIVE_LIMIT, CONNECT_TIMEOUT, ERROR_DECAY, OVERFLOW, POLICY, UDP, UNANSWERED_AFTER,
+    ACTIVE_LIMIT, CONNECT_TIMEOUT, EJECTION, ERROR_DECAY, OVERFLOW, POLICY, UDP, UNANSWERED_AFTER,
 };
 use super::keys::udp::{REBIND, SECTION};
+use super::{Source, ejection};
 use crate::diagnostic::Report;
 use crate::document::Table;
 use crate::document::kind::Kind as _;
@@ -27,6 +27,8 @@ pub struct Choice {
     pub overflow: Overflow,
     /// If `error_decay` is written: where, and the half-life of errors, or `None` if they do not count.
     pub error_decay: Option<(Range<usize>, Option<Duration>)>,
+    /// When a backend is ejected, if that is written.
+    pub ejection: Option<ejection::Asked>,
     /// After how long a connect gives up.
     pub connect_timeout: Option<Duration>,
     /// After how long a SYN counts as unanswered if the application gives up.
@@ -46,6 +48,8 @@ pub fn read(table: &Table<'_>, protocol: Option<Protocol>, report: &mut Report<'
         Some(item) => ERROR_DECAY.kind.read(&item, report).map(|decay| Some((item.span(), decay))),
         None => Some(None),
     };
+    check_protocol(table, EJECTION.name, Protocol::Tcp, protocol, report);
+    let ejection = ejection::read(table, report);
     check_protocol(table, CONNECT_TIMEOUT.name, Protocol::Tcp, protocol, report);
     let connect_timeout = CONNECT_TIMEOUT.take_written(table, report);
     check_protocol(table, UNANSWERED_AFTER.name, Protocol::Tcp, protocol, report);
@@ -60,6 +64,7 @@ pub fn read(table: &Table<'_>, protocol: Option<Protocol>, report: &mut Report<'
         active_limit: active_limit?,
         overflow: overflow?,
         error_decay: error_decay?,
+        ejection: ejection?,
         connect_timeout: connect_timeout?,
         unanswered_after: unanswered_after?,
         rebind: rebind?,

@@ -139,6 +139,7 @@ fn read_template(
         active_limit: choice.active_limit,
         overflow: choice.overflow,
         error_decay: None,
+        ejection: None,
         connect_timeout: choice.connect_timeout,
         unanswered_after: choice.unanswered_after,
         rebind: choice.rebind,
@@ -146,7 +147,8 @@ fn read_template(
         seed: 0,
         errno: errno?,
     };
-    Some(ServiceTemplate { service, seed, error_decay: choice.error_decay, source: source? })
+    let ejection = choice.ejection.map(|asked| asked.ejection);
+    Some(ServiceTemplate { service, seed, error_decay: choice.error_decay, ejection, source: source? })
 }
 
 fn read_errno(table: &Table<'_>, report: &mut Report<'_>) -> Option<u16> {
@@ -167,7 +169,7 @@ mod tests {
     use super::super::tests::{check, services, with_line, with_service};
     use super::super::{ClientService, Source};
     use super::*;
-    use lb_core::service::{Overflow, Policy, Size, Subset, UNANSWERED_AFTER, seed};
+    use lb_core::service::{Ejection, Overflow, Policy, Size, Subset, UNANSWERED_AFTER, seed};
     use lb_core::subset::Algorithm;
     use std::time::Duration;
 
@@ -181,6 +183,7 @@ mod tests {
             active_limit: None,
             overflow: Overflow::LeastLoaded,
             error_decay: Some(Duration::from_secs(10)),
+            ejection: Some(Ejection::default()),
             connect_timeout: None,
             unanswered_after: UNANSWERED_AFTER,
             rebind: None,

@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use lb_common::abi::{MAX_SCHEDULE_LOG2, MIN_SCHEDULE_LOG2, SCHEDULE_ENTRIES_PER_BACKEND};
-use lb_core::service::{Service, Size, Subset, Task, seed};
+use lb_core::service::{Ejection, Protocol, Service, Size, Subset, Task, seed};
 use lb_core::subset::{Position, length};
 use lb_core::weights;
 
@@ -16,12 +16,14 @@ use super::{Accounting, ClientService, Source};
 
 /// A service before a client's job gives it its seed, and the client's accounting says whether errors are known.
 pub struct ServiceTemplate {
-    /// With neither seed nor decay of errors.
+    /// With neither seed, decay of errors nor ejection.
     pub service: Service,
     /// The seed, if it is written.
     pub seed: Option<u64>,
     /// If `error_decay` is written: where, and what.
     pub error_decay: Option<(Range<usize>, Option<Duration>)>,
+    /// If `ejection` is written: what, `None` for `"off"`.
+    pub ejection: Option<Option<Ejection>>,
     /// Where its endpoints come from.
     pub source: Source,
 }
@@ -35,7 +37,13 @@ impl ServiceTemplate {
             (None, Accounting::Full) => ERROR_DECAY.default(),
             (None, Accounting::Active) => None,
         };
-        let service = Service { seed, error_decay, ..self.service.clone() };
+        let ejection = match (self.ejection, accounting, self.service.protocol) {
+            (Some(written), _, _) => written,
+            (None, Accounting::Full, Protocol::Tcp) => Some(Ejection::default()),
+            // Most causes are not known with the one; of the other nothing is.
+            (None, Accounting::Active, _) | (None, _, Protocol::Udp) => None,
+        };
+        let service = Service { seed, error_decay, ejection, ..self.service.clone() };
         ClientService { service, source: self.source.clone() }
     }
 
@@ -100,7 +108,7 @@ mod tests {
         };
         let text = format!("name = 's'\naddress = '10.96.0.10:80'\nbackends = {source}\nsubset = {subset}");
         let ClientService { service, source } = services(&with_service(&text)).remove(0);
-        let entry = ServiceTemplate { service, seed: None, error_decay: None, source };
+        let entry = ServiceTemplate { service, seed: None, error_decay: None, ejection: None, source };
         let task = Task { index, count };
         assert_eq!((entry.backends(task), entry.schedule_entries(task)), (backends, entries), "{text}");
     }

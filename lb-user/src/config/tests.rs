@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::*;
-use lb_core::service::{Overflow, Policy, Protocol, Size, Subset, UNANSWERED_AFTER, seed};
+use lb_core::service::{Ejection, Overflow, Policy, Protocol, Size, Subset, UNANSWERED_AFTER, seed};
 use lb_core::subset::Algorithm;
 use proptest::prelude::*;
 
@@ -109,6 +109,7 @@ overflow = "refuse"
 error_decay = "1m"
 connect_timeout = "7s"
 unanswered_after = "50ms"
+ejection = { failures = 3 }
 subset   = { algorithm = "rocksteadier", size = 20 }
 on_no_backend = "ECONNREFUSED"
 backends = { file = "users.toml" }
@@ -146,6 +147,7 @@ fn users(job: &str) -> ClientService {
             active_limit: Some(100),
             overflow: Overflow::Refuse,
             error_decay: Some(Duration::from_secs(60)),
+            ejection: Some(Ejection { failures: 3, ..Ejection::default() }),
             connect_timeout: Some(Duration::from_secs(7)),
             unanswered_after: Duration::from_millis(50),
             rebind: None,
@@ -167,6 +169,7 @@ fn mail(job: &str) -> ClientService {
             active_limit: None,
             overflow: Overflow::LeastLoaded,
             error_decay: Some(Duration::from_secs(10)),
+            ejection: None,
             connect_timeout: None,
             unanswered_after: UNANSWERED_AFTER,
             rebind: Some(Duration::from_secs(30)),

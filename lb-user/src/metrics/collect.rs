@@ -52,5 +52,5 @@ fn read_maps(tables: &Tables, lately: Option<&Lately>) -> Result<MapMetrics, Dat
 fn is_failing(backend: &BackendSnapshot, lately: &Lately) -> bool {
     let BackendSnapshot { slot, counts, .. } = backend;
     let recent = lately.recent(slot.at, &counts.sums);
-    Recent::is_failing_backend(slot.usable, recent.as_ref())
+    Recent::is_failing_backend(slot.usable.is_usable(), recent.as_ref())
 }

@@ -49,7 +49,7 @@ pub fn explanation(explanation: &Explanation, style: Style) -> String {
     }
     match explanation.fallback {
         Some(fallback) => {
-            let _ = writeln!(text, "\n4. The fallback, if five entries in a row are unusable: {fallback}");
+            let _ = writeln!(text, "\n4. The fallback, if nobody may be chosen: {fallback}");
         }
         None => {
             let _ =

@@ -107,7 +107,9 @@ fn row(backend: &Backend, is_watched: bool) -> Row {
         time(|latency| latency.p50_us),
         time(|latency| latency.p99_us),
     ];
-    Row { cells, is_bad: backend.failing, note: failures(backend, is_watched) }
+    let ejection = backend.ejection.as_ref().map(ToString::to_string);
+    let notes: Vec<String> = ejection.into_iter().chain(failures(backend, is_watched)).collect();
+    Row { cells, is_bad: backend.is_failing(), note: (!notes.is_empty()).then(|| notes.join("; ")) }
 }
 
 /// How connects failed, if any did: per second, or, without a daemon, since the backend was first seen. Errors of the

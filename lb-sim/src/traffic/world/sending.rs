@@ -228,7 +228,9 @@ impl World<'_> {
             world.counts.arrivals += 1;
             let picked = client.pick();
             match picked.how {
-                How::Picked | How::Overflowed | How::Fallback => world.send(id, client, picked.slot, life),
+                How::Picked | How::Trial | How::Overflowed | How::Fallback => {
+                    world.send(id, client, picked.slot, life);
+                }
                 How::Limited | How::Refused => world.counts.errors.refused += 1,
                 How::Broken => unreachable!("a plan's tables agree with each other"),
             }

@@ -123,7 +123,7 @@ impl Page {
                 })
             }),
         )?;
-        sheet.family(&f::USABLE, self.of_backends(|b| b.slot.usable.into()))?;
+        sheet.family(&f::USABLE, self.of_backends(|b| b.slot.may_be_chosen().into()))?;
         let failing = self.maps().flat_map(|(client, maps)| {
             let failing = |b: &BackendSnapshot| maps.failing.contains(&b.slot.at);
             backends_of(client, &maps.snapshot).map(move |(labels, b)| (labels, failing(b).into()))

@@ -4,7 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::time::Duration;
 
-use lb_common::abi::{ABI_VERSION, Anomalies, BackendState, Outcomes, Rules, TableRef};
+use lb_common::abi::{
+    ABI_VERSION, Anomalies, BackendState, EjectionRules, EjectionState, Outcomes, Rules, TableRef, Usable,
+};
 use lb_common::ending::Ending;
 use lb_core::ids::{BackendRef, Generation, ServiceIndex, Slot};
 use lb_core::service::Protocol;
@@ -56,7 +58,9 @@ fn backend() -> BackendSnapshot {
             address: "[2001:db8::1]:80".parse().unwrap(),
             weight: 3,
             state: BackendState::LameDuck,
-            usable: false,
+            usable: Usable::No,
+            is_ejected: false,
+            ejection: EjectionState::default(),
             entries: 256,
         },
         address: "[2001:db8::1]:80".to_owned(),
@@ -77,6 +81,7 @@ fn client() -> ClientMetrics {
             errno: 113,
             fallback: 0,
             rules: Rules::default(),
+            ejection: EjectionRules::default(),
             table: TableRef { base: 0, generation: 9, length_log2: 10, members: 1 },
         },
         is_usable: true,

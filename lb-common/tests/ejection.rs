@@ -1,0 +1,374 @@
+//! When a backend is ejected and taken back: each rule by itself, over times that begin anew.
+
+use lb_common::abi::{EjectionPhase, EjectionRules, EjectionState};
+use lb_common::ejection::{
+    Evidence, EvidenceKind, Verdict, duration, is_over, left, next, on_trial, withheld,
+};
+use lb_common::ending::Ending;
+use lb_common::ticks::tick;
+use proptest::prelude::*;
+
+const BASE: u32 = 5_000;
+const MAX: u32 = 300_000;
+const RULES: EjectionRules = EjectionRules { base: BASE, max: MAX, failures: 5, max_share: 50, _reserved: 0 };
+/// In the middle of a jitter's range there is none.
+const NO_JITTER: u32 = 1 << 31;
+const NEW: EjectionState = EjectionState { at: 0, run: 0, level: 0, phase: 0, ending: 0 };
+
+const REFUSED: Evidence =
+    Evidence { kind: EvidenceKind::Failure, is_trial: false, ending: Ending::Refused as u8 };
+const SINKHOLE: Evidence =
+    Evidence { kind: EvidenceKind::FailureAfterEstablished, is_trial: false, ending: Ending::Reset as u8 };
+const ESTABLISHED: Evidence = Evidence::established(false);
+
+/// A backend as its word goes on.
+#[derive(Clone, Copy)]
+struct Backend {
+    state: EjectionState,
+    now: u32,
+}
+
+impl Backend {
+    fn new(now: u32) -> Self {
+        Self { state: NEW, now }
+    }
+
+    fn see(&mut self, evidence: Evidence) -> Verdict {
+        let (state, verdict) = next(self.state, RULES, evidence, false, self.now, NO_JITTER);
+        self.state = state;
+        verdict
+    }
+
+    fn ejected(now: u32) -> Self {
+        let mut backend = Self::new(now);
+        let verdicts = [(); 5].map(|()| backend.see(REFUSED));
+        assert_eq!(verdicts[4], Verdict::Eject);
+        assert!(verdicts[..4].iter().all(|verdict| *verdict == Verdict::Remembered));
+        backend
+    }
+
+    fn try_it(&mut self) {
+        assert!(is_over(self.state.at, RULES, self.now));
+        self.state = on_trial(self.state, RULES, self.now);
+    }
+
+    fn phase(&self) -> EjectionPhase {
+        EjectionPhase::from_u8(self.state.phase)
+    }
+}
+
+fn of_trial(evidence: Evidence) -> Evidence {
+    Evidence { is_trial: true, ..evidence }
+}
+
+#[test]
+fn each_end_of_a_flow_counts_as_the_table_says() {
+    use EvidenceKind::{Failure, FailureAfterEstablished, None};
+    for ending in Ending::ALL {
+        let kind = |was_established, lasted_ms: u64, received| {
+            Evidence::of_end(ending, was_established, false, lasted_ms * 1_000_000, received).kind
+        };
+        let before = match ending {
+            Ending::Refused
+            | Ending::TimedOut
+            | Ending::Unreachable
+            | Ending::Unanswered
+            | Ending::DataTimeout => Failure,
+            _ => None,
+        };
+        assert_eq!(kind(false, 0, 0), before, "{ending:?} before it was established");
+        assert_eq!(kind(false, 200_000, 0), before, "{ending:?}");
+        let (at_once, later) = match ending {
+            Ending::Reset => (FailureAfterEstablished, None),
+            Ending::DataTimeout => (Failure, Failure),
+            _ => (None, None),
+        };
+        assert_eq!([kind(true, 0, 0), kind(true, 2_999, 0)], [at_once; 2], "{ending:?} at once");
+        assert_eq!(
+            [kind(true, 3_000, 0), kind(true, 60_000, 0), kind(true, 0, 1)],
+            [later; 3],
+            "{ending:?} later"
+        );
+        // What was established has decided already.
+        assert!(!Evidence::of_end(ending, true, true, 0, 0).is_trial);
+        assert!(Evidence::of_end(ending, false, true, 0, 0).is_trial);
+    }
+}
+
+#[test]
+fn evidence_survives_as_a_number() {
+    for kind in [
+        EvidenceKind::None,
+        EvidenceKind::Failure,
+        EvidenceKind::FailureAfterEstablished,
+        EvidenceKind::Established,
+    ] {
+        for is_trial in [false, true] {
+            for ending in [0, 12, 255] {
+                let evidence = Evidence { kind, is_trial, ending };
+                assert_eq!(Evidence::from_word(evidence.to_word()), evidence);
+            }
+        }
+    }
+}
+
+#[test]
+fn five_failures_in_a_row_eject_and_say_of_what_kind_the_last_was() {
+    let backend = Backend::ejected(77);
+    let expected = EjectionState {
+        at: 77 + BASE,
+        run: 5,
+        level: 1,
+        phase: EjectionPhase::Ejected as u8,
+        ending: Ending::Refused as u8,
+    };
+    assert_eq!(backend.state, expected);
+}
+
+#[test]
+fn a_sinkhole_is_ejected_after_four_connects_in_turn_and_three_at_once() {
+    let mut backend = Backend::new(9);
+    let turns = (1..).find(|_| {
+        backend.see(ESTABLISHED);
+        backend.see(SINKHOLE) == Verdict::Eject
+    });
+    assert_eq!(turns, Some(4));
+    let mut backend = Backend::new(9);
+    for _ in 0..3 {
+        backend.see(ESTABLISHED);
+    }
+    assert_eq!([(); 3].map(|()| backend.see(SINKHOLE))[2], Verdict::Eject);
+}
+
+#[test]
+fn one_failure_in_a_thousand_never_ejects() {
+    let mut backend = Backend::new(9);
+    for round in 0..10_000u32 {
+        for _ in 0..999 {
+            assert_ne!(backend.see(ESTABLISHED), Verdict::Eject);
+        }
+        backend.now += 10;
+        assert_eq!(backend.see(REFUSED), Verdict::Remembered, "{round}");
+        assert_eq!(backend.state.run, 1);
+    }
+}
+
+#[test]
+fn a_run_whose_last_failure_is_older_than_the_longest_ejection_begins_anew() {
+    let mut backend = Backend::new(9);
+    for _ in 0..100 {
+        assert_eq!(backend.see(REFUSED), Verdict::Remembered);
+        assert_eq!(backend.state.run, 1, "one connect an hour ejects nobody");
+        backend.now = backend.now.wrapping_add(MAX + 1);
+    }
+    let mut backend = Backend::new(9);
+    for expected in [1, 2, 3, 4] {
+        backend.see(REFUSED);
+        assert_eq!(backend.state.run, expected);
+        backend.now += MAX;
+    }
+    assert_eq!(backend.see(REFUSED), Verdict::Eject);
+    // But not while it is ejected or on trial.
+    backend.now = backend.state.at.wrapping_add(10 * MAX);
+    backend.try_it();
+    assert_eq!(backend.see(of_trial(REFUSED)), Verdict::EjectLonger);
+    assert_eq!((backend.state.run, backend.state.level), (5, 2));
+}
+
+#[test]
+fn each_ejection_lasts_twice_as_long_until_the_run_was_back_at_nothing() {
+    let mut backend = Backend::ejected(0);
+    let mut times = vec![backend.state.at - backend.now];
+    for _ in 0..8 {
+        backend.now = backend.state.at;
+        backend.try_it();
+        assert_eq!(backend.see(of_trial(REFUSED)), Verdict::EjectLonger);
+        times.push(backend.state.at - backend.now);
+    }
+    assert_eq!(times, [1, 2, 4, 8, 16, 32, 60, 60, 60].map(|factor| factor * BASE));
+    // Taken back, it needs two failures more, and then goes on where it was.
+    backend.now = backend.state.at;
+    backend.try_it();
+    assert_eq!(backend.see(of_trial(ESTABLISHED)), Verdict::Readmit);
+    assert_eq!((backend.phase(), backend.state.run), (EjectionPhase::Counting, 3));
+    let mut again = backend;
+    assert_eq!([(); 2].map(|()| again.see(REFUSED)), [Verdict::Remembered, Verdict::Eject]);
+    assert_eq!(again.state.at - again.now, MAX);
+    // After three connections more nothing is left of it.
+    for left in [2, 1, 0] {
+        backend.see(ESTABLISHED);
+        assert_eq!(backend.state.run, left);
+    }
+    assert_eq!(backend.state, NEW);
+}
+
+#[test]
+fn small_numbers_of_failures_double_as_well() {
+    for failures in [1, 2] {
+        let rules = EjectionRules { failures, ..RULES };
+        let see = |state, evidence, now| next(state, rules, evidence, false, now, NO_JITTER);
+        let mut state = NEW;
+        for _ in 0..failures {
+            state = see(state, REFUSED, 0).0;
+        }
+        assert_eq!(state.at, BASE);
+        let (state, verdict) = see(on_trial(state, rules, BASE), of_trial(ESTABLISHED), BASE);
+        assert_eq!((verdict, state.run), (Verdict::Readmit, 0));
+        let mut again = state;
+        for _ in 0..failures {
+            again = see(again, REFUSED, BASE).0;
+        }
+        assert_eq!(again.at - BASE, 2 * BASE, "it had not recovered");
+        assert_eq!(see(state, ESTABLISHED, BASE).0, NEW, "now it has");
+    }
+}
+
+#[test]
+fn a_trial_that_decides_nothing_passes_to_the_next_connect() {
+    let mut backend = Backend::ejected(0);
+    backend.now = backend.state.at;
+    backend.try_it();
+    assert!(!is_over(backend.state.at, RULES, backend.now + BASE - 1), "it has that long to decide");
+    assert!(is_over(backend.state.at, RULES, backend.now + BASE));
+    let undecided = Evidence::of_end(Ending::GaveUp, false, true, 0, 0);
+    backend.now += 3;
+    assert_eq!(backend.see(undecided), Verdict::Remembered);
+    assert!(backend.phase() == EjectionPhase::Ejected && is_over(backend.state.at, RULES, backend.now));
+    assert_eq!(backend.state.level, 1);
+    // What ends then that was no trial changes nothing.
+    assert_eq!(backend.see(undecided), Verdict::Unchanged);
+}
+
+#[test]
+fn only_the_trial_decides() {
+    let mut backend = Backend::ejected(0);
+    let before = backend.state;
+    for _ in 0..100 {
+        assert_eq!(backend.see(REFUSED), Verdict::Unchanged, "those that were under way");
+        assert_eq!(backend.see(ESTABLISHED), Verdict::Unchanged);
+    }
+    backend.now = backend.state.at;
+    assert_eq!(backend.see(REFUSED), Verdict::Unchanged, "its time is over, and nobody has tried it");
+    backend.try_it();
+    let on_trial = backend.state;
+    assert_eq!(backend.see(REFUSED), Verdict::Unchanged);
+    assert_eq!(backend.see(ESTABLISHED), Verdict::Unchanged);
+    assert_eq!(backend.state, on_trial);
+    // A trial that was given up on and is established after all.
+    backend.state = before;
+    assert_eq!(backend.see(of_trial(ESTABLISHED)), Verdict::Readmit);
+}
+
+#[test]
+fn where_ejection_is_overruled_any_flow_decides_once_the_time_is_over() {
+    let ejected = Backend::ejected(0);
+    let see = |evidence, now| next(ejected.state, RULES, evidence, true, now, NO_JITTER);
+    for evidence in [REFUSED, ESTABLISHED] {
+        assert_eq!(see(evidence, BASE - 1), (ejected.state, Verdict::Unchanged));
+    }
+    assert_eq!(see(REFUSED, BASE).1, Verdict::EjectLonger);
+    assert_eq!(see(ESTABLISHED, BASE).1, Verdict::Readmit);
+}
+
+#[test]
+fn what_finds_no_room_goes_on_counting_and_asks_again() {
+    let mut backend = Backend::new(9);
+    for _ in 0..4 {
+        backend.see(REFUSED);
+    }
+    for _ in 0..10 {
+        let before = backend.state;
+        backend.now += 1;
+        let (after, verdict) = next(before, RULES, REFUSED, false, backend.now, NO_JITTER);
+        assert_eq!(verdict, Verdict::Eject);
+        backend.state = withheld(after, before, backend.now);
+        assert_eq!(
+            (backend.phase(), backend.state.run, backend.state.level),
+            (EjectionPhase::Counting, 5, 0)
+        );
+        assert_eq!(backend.state.at, backend.now);
+    }
+    backend.see(ESTABLISHED);
+    assert_eq!(backend.state.run, 4);
+}
+
+#[test]
+fn without_a_number_of_failures_nothing_is_remembered() {
+    let rules = EjectionRules::default();
+    for evidence in [REFUSED, SINKHOLE, ESTABLISHED, of_trial(REFUSED)] {
+        assert_eq!(next(NEW, rules, evidence, false, 9, 9), (NEW, Verdict::Unchanged));
+    }
+}
+
+#[test]
+fn silence_ejects_nobody_and_holds_nobody() {
+    const DAY_NS: u64 = 86_400_000_000_000;
+    for start in [9, u32::MAX - 100, 1 << 31] {
+        for days in [1, 20, 26, 30, 50, 60, 400] {
+            let later = start.wrapping_add(tick(days * DAY_NS));
+            let mut backend = Backend::ejected(start);
+            assert!(is_over(backend.state.at, RULES, later), "{days} days: it is tried at once");
+            backend.now = later;
+            backend.try_it();
+            backend.see(of_trial(ESTABLISHED));
+            assert_eq!(backend.state.run, 3);
+            let mut backend = Backend::new(start);
+            for _ in 0..4 {
+                backend.see(REFUSED);
+            }
+            backend.now = later;
+            assert_eq!(backend.see(REFUSED), Verdict::Remembered, "{days} days: the run begins anew");
+            assert_eq!(backend.state.run, 1);
+        }
+    }
+    // The clock may be a tick behind that of the programs before an upgrade.
+    let mut backend = Backend::new(9);
+    for _ in 0..4 {
+        backend.see(REFUSED);
+    }
+    backend.now -= 1;
+    assert_eq!(backend.see(REFUSED), Verdict::Eject);
+}
+
+proptest! {
+    /// Times begin anew after 52 days: whatever the tick, an ejection lasts as long.
+    #[test]
+    fn an_ejection_lasts_as_long_at_any_tick(now: u32, level in 0u8..40, random: u32, base in 1u32..1_000_000, factor in 1u32..1000) {
+        let rules = EjectionRules { base, max: base.saturating_mul(factor).min(4_000_000).max(base), ..RULES };
+        let whole = (u64::from(base) << level.min(31)).min(u64::from(rules.max)) as f64;
+        let lasts = duration(level.min(31), rules, random);
+        prop_assert!((f64::from(lasts) - whole).abs() <= whole / 10.0 + 1.0, "{} of {}", lasts, whole);
+        let until = now.wrapping_add(lasts);
+        prop_assert_eq!(left(until, rules, now), lasts);
+        prop_assert!(lasts == 0 || !is_over(until, rules, until.wrapping_sub(1)));
+        prop_assert!(is_over(until, rules, until));
+        prop_assert!(is_over(until, rules, until.wrapping_add(rules.max)));
+    }
+
+    /// Whatever comes in whatever order, the run is never above the number of failures, and what is well is all zero in the end.
+    #[test]
+    fn no_history_breaks_the_word(kinds in prop::collection::vec((0u32..4, any::<bool>(), 0u32..20_000, any::<bool>(), any::<u32>()), 0..200)) {
+        let mut backend = Backend::new(5);
+        for (kind, is_trial, later, overruled, random) in kinds {
+            backend.now = backend.now.wrapping_add(later);
+            if backend.phase() != EjectionPhase::Counting && is_over(backend.state.at, RULES, backend.now) {
+                backend.state = on_trial(backend.state, RULES, backend.now);
+            }
+            let evidence = Evidence { is_trial, ..Evidence::from_word(kind) };
+            let (state, verdict) = next(backend.state, RULES, evidence, overruled, backend.now, random);
+            prop_assert!(state.run <= RULES.failures);
+            prop_assert!(verdict != Verdict::Unchanged || state == backend.state);
+            if verdict == Verdict::Eject || verdict == Verdict::EjectLonger {
+                prop_assert_eq!(EjectionPhase::from_u8(state.phase), EjectionPhase::Ejected);
+            }
+            backend.state = state;
+        }
+        if backend.phase() != EjectionPhase::Counting {
+            backend.see(of_trial(ESTABLISHED));
+        }
+        for _ in 0..6 {
+            backend.see(ESTABLISHED);
+        }
+        prop_assert_eq!(backend.state, NEW);
+    }
+}

@@ -1,0 +1,354 @@
+//! Ejection: what flows show of their backends is remembered, backends that fail are ejected, and one connect at a time tries
+//! whether they are well again. `lb_common::ejection` decides; here lie the words that it decides by.
+//!
+//! It works without the daemon. Each step is a compare-and-swap of the backend's word, then a store of its state byte, and
+//! then a look at all members, which says when the next trial is due. Linux before 5.12 has no compare-and-swap: two CPUs that
+//! judge the same backend at the same moment may there lose a failure, or let two trials through.
+
+use lb_common::abi::{
+    Backend, EjectionPhase, EjectionRules, EjectionState, Flow, NO_MEMBERS, NO_SLOT, NextTrial, Phase,
+    Reason, Service, Usable,
+};
+use lb_common::ejection::{self, Evidence, EvidenceKind, Verdict};
+use lb_common::ending::Ending;
+use lb_common::pick::{self, Survey, Tables as _};
+use lb_common::ticks::tick;
+
+use crate::decide::tables::{KernelTables, cursor_number, table_of};
+use crate::flow::tally;
+use crate::kernel::atomic::{Instructions, Linux5_10, Linux5_12};
+use crate::kernel::clock;
+use crate::maps::{BACKENDS, SERVICES};
+use crate::rows;
+
+/// Attempts to change a word that others change at the same moment.
+const ATTEMPTS: u32 = 4;
+
+/// Takes in that a flow was established, of which its service and why its backend was taken are known.
+#[inline(always)]
+pub fn report_established<I: Instructions>(slot: u32, service: u32, why: u8) {
+    report::<I>(slot, service, Evidence::established(is_trial(why)));
+}
+
+/// Takes in how a flow ended. Its phase tells whether it was established. Datagrams show nothing: an ICMP error is mostly taken
+/// by the application.
+#[inline(always)]
+pub fn report_end<I: Instructions>(flow: &Flow, ending: Ending, bytes_received: u64) {
+    if flow.phase == Phase::Datagrams as u8 {
+        return;
+    }
+    let was_established = flow.phase == Phase::Established as u8;
+    let lasted_ns = clock::now_ns().wrapping_sub(flow.start_ns);
+    let evidence = Evidence::of_end(ending, was_established, is_trial(flow.why), lasted_ns, bytes_received);
+    report::<I>(flow.slot, u32::from(flow.service), evidence);
+}
+
+/// Takes in that a socket goes elsewhere whose flow has not ended otherwise. That shows nothing of its backend; but if it was a
+/// trial, the next connect is one.
+#[inline(always)]
+pub fn abandoned<I: Instructions>(flow: &Flow) {
+    if is_trial(flow.why) && flow.phase != Phase::Established as u8 {
+        // Known when this is compiled.
+        if I::CAN_FETCH {
+            pass_trial_on(flow.slot)
+        } else {
+            pass_trial_on_5_10(flow.slot)
+        };
+    }
+}
+
+/// Whether a flow is a trial.
+#[inline(always)]
+fn is_trial(why: u8) -> bool {
+    why >> 4 == Reason::Trial as u8
+}
+
+/// Most flows show nothing new of their backends, and cost one load.
+#[inline(always)]
+fn report<I: Instructions>(slot: u32, service: u32, evidence: Evidence) {
+    let Some(backend) = BACKENDS.get_ptr_mut(slot) else { return };
+    if !evidence.matters(load(backend)) {
+        return;
+    }
+    if matches!(evidence.kind, EvidenceKind::None) {
+        // Known when this is compiled.
+        if I::CAN_FETCH {
+            pass_trial_on(slot)
+        } else {
+            pass_trial_on_5_10(slot)
+        };
+        return;
+    }
+    let (now, evidence) = (tick(clock::now_ns()), evidence.to_word());
+    // Bound: ATTEMPTS.
+    for _ in 0..ATTEMPTS {
+        // Known when this is compiled.
+        let again = if I::CAN_FETCH {
+            judge_backend(slot, service, evidence, now)
+        } else {
+            judge_backend_5_10(slot, service, evidence, now)
+        };
+        if again == 0 {
+            return;
+        }
+    }
+}
+
+/// The slot of an ejected backend that this connect is to try, if a trial is due.
+#[inline(always)]
+pub fn due_trial<I: Instructions>(index: u32, service: *const Service, now: u32) -> Option<u32> {
+    // SAFETY: a live map value; one word.
+    let next =
+        NextTrial::from_word(unsafe { (&raw const (*service).next_trial).cast::<u64>().read_volatile() });
+    if next.slot == 0 || !ejection::is_over(next.at, rules(service), now) {
+        return None;
+    }
+    let slot = begin_trial::<I>(index, next.slot - 1, now);
+    if slot == NO_SLOT {
+        schedule_trial(index, NOT_TRIED, now);
+        return None;
+    }
+    schedule_trial(index, TRIED, now);
+    Some(slot)
+}
+
+/// Begins the trial of the backend in a slot, if it is due. Returns the slot, or [`NO_SLOT`] if there is no trial.
+#[inline(always)]
+pub fn begin_trial<I: Instructions>(index: u32, slot: u32, now: u32) -> u32 {
+    // Known when this is compiled.
+    if I::CAN_FETCH { claim_trial(index, slot, now) } else { claim_trial_5_10(index, slot, now) }
+}
+
+// Global functions: the verifier follows each once, for any arguments, and not for each way that leads to it.
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn judge_backend(slot: u32, service: u32, evidence: u32, now: u32) -> u32 {
+    judge::<Linux5_12>(slot, service, evidence, now)
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn judge_backend_5_10(slot: u32, service: u32, evidence: u32, now: u32) -> u32 {
+    judge::<Linux5_10>(slot, service, evidence, now)
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn pass_trial_on(slot: u32) -> u32 {
+    give_trial_up::<Linux5_12>(slot)
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn pass_trial_on_5_10(slot: u32) -> u32 {
+    give_trial_up::<Linux5_10>(slot)
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn claim_trial(index: u32, slot: u32, now: u32) -> u32 {
+    claim::<Linux5_12>(index, slot, now)
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn claim_trial_5_10(index: u32, slot: u32, now: u32) -> u32 {
+    claim::<Linux5_10>(index, slot, now)
+}
+
+/// The word of a [`Survey`] of a service's members, if they are listed.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn survey_members(index: u32, now: u32) -> u64 {
+    let Some(service) = rows::service(index) else { return Survey::NOBODY.to_word() };
+    let tables = KernelTables::<Linux5_10>::new(index, service);
+    match tables.members(table_of(service)) {
+        Some(members) => pick::survey(&tables, members, rules(service), now),
+        None => Survey::NOBODY.to_word(),
+    }
+}
+
+/// The word of a [`Survey`] of a service's table.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn survey_table(index: u32, now: u32) -> u64 {
+    let Some(service) = rows::service(index) else { return Survey::NOBODY.to_word() };
+    let tables = KernelTables::<Linux5_10>::new(index, service);
+    pick::survey_entries(&tables, table_of(service), rules(service), now)
+}
+
+/// Whether one more backend of a service may be ejected.
+#[inline(always)]
+fn has_room(index: u32, service: *const Service, now: u32) -> bool {
+    let is_listed = table_of(service).members != NO_MEMBERS;
+    let word = if is_listed { survey_members(index, now) } else { survey_table(index, now) };
+    Survey::from_word(word).has_room(rules(service).max_share)
+}
+
+/// Why the next trial of a service is looked for: a backend was judged, one is being tried, or one was due and could not be.
+const JUDGED: u32 = 0;
+const TRIED: u32 = 1;
+const NOT_TRIED: u32 = 2;
+
+/// Stores when the next trial of a service is due, if its members are listed. Returns 0.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn schedule_trial(index: u32, why: u32, now: u32) -> u32 {
+    let Some(service) = SERVICES.get_ptr_mut(index) else { return 0 };
+    let rules = rules(service);
+    // SAFETY: a live map value; one word.
+    let word = unsafe { (&raw mut (*service).next_trial).cast::<u64>() };
+    // Twice: another CPU may have ejected somebody between the look and the store, and have stored before. Whoever looks
+    // after its own store sees what the other one has done, or the other one stores last.
+    for _ in 0..2 {
+        let seen = Survey::from_word(survey_members(index, now));
+        let slot = seen.next_slot();
+        let mut left = seen.ticks_left();
+        if !seen.any_is_well() {
+            // Nobody is well, so whoever recovers first is to be found soon.
+            if left > rules.base {
+                left = rules.base;
+            }
+            // SAFETY: as above.
+            let before = NextTrial::from_word(unsafe { word.read_volatile() });
+            let kept = ejection::left(before.at, rules, now);
+            if why == JUDGED && before.slot != 0 && kept < left {
+                left = kept;
+            }
+        }
+        // Not at each connect anew.
+        if why == NOT_TRIED && left == 0 {
+            left = rules.base;
+        }
+        let next = NextTrial { at: now.wrapping_add(left), slot: slot + 1 };
+        // SAFETY: as above.
+        unsafe { word.write_volatile(if slot == NO_SLOT { 0 } else { next.to_word() }) };
+    }
+    0
+}
+
+/// Judges a backend by some evidence. Returns 1 if another CPU was quicker and it is to be judged again, else 0. (The attempts
+/// are counted by the caller: without CAP_PERFMON the verifier has too many ways to follow through a loop of all this.)
+#[inline(always)]
+fn judge<I: Instructions>(slot: u32, index: u32, evidence: u32, now: u32) -> u32 {
+    let Some(backend) = BACKENDS.get_ptr_mut(slot) else { return 0 };
+    let Some(service) = rows::service(index) else { return 0 };
+    let (rules, evidence) = (rules(service), Evidence::from_word(evidence));
+    let before = load(backend);
+    let is_overruled = rows::state(backend).usable == Usable::EvenEjected as u8;
+    let (mut after, verdict) =
+        ejection::next(before, rules, evidence, is_overruled, now, cursor_number(index));
+    if matches!(verdict, Verdict::Unchanged) {
+        return 0;
+    }
+    let is_withheld = matches!(verdict, Verdict::Eject) && !has_room(index, service, now);
+    if is_withheld {
+        after = ejection::withheld(after, before, now);
+    }
+    if !replace::<I>(backend, before, after) {
+        return 1;
+    }
+    match verdict {
+        Verdict::Remembered | Verdict::Unchanged => return 0,
+        Verdict::Eject if is_withheld => tally::count(slot, |counts| &raw mut counts.withheld),
+        Verdict::Eject | Verdict::EjectLonger => {
+            set_ejected(backend, 1);
+            tally::count(slot, |counts| &raw mut counts.ejections);
+        }
+        Verdict::Readmit => {
+            // It begins with a clean record: what failed before says nothing of what it is now.
+            // SAFETY: a live map value; the errors are one word.
+            unsafe { (&raw mut (*backend).errors).cast::<u64>().write_volatile(0) };
+            set_ejected(backend, 0);
+            tally::count(slot, |counts| &raw mut counts.readmissions);
+        }
+    }
+    schedule_trial(index, JUDGED, now);
+    0
+}
+
+/// A trial has decided nothing: the backend's next connect is the next trial. Returns 0.
+#[inline(always)]
+fn give_trial_up<I: Instructions>(slot: u32) -> u32 {
+    let Some(backend) = BACKENDS.get_ptr_mut(slot) else { return 0 };
+    let before = load(backend);
+    // SAFETY: a live map value; while flows refer to the slot its service stays.
+    let index = unsafe { (&raw const (*backend).endpoint.service).read_volatile() };
+    let Some(service) = SERVICES.get_ptr_mut(u32::from(index)) else { return 0 };
+    let now = tick(clock::now_ns());
+    let after = ejection::undecided(before, now);
+    if after != before && replace::<I>(backend, before, after) {
+        let next = NextTrial { at: now, slot: slot + 1 };
+        // SAFETY: a live map value; one word.
+        unsafe { (&raw mut (*service).next_trial).cast::<u64>().write_volatile(next.to_word()) };
+    }
+    0
+}
+
+/// Begins a trial, as [`begin_trial`] says.
+#[inline(always)]
+fn claim<I: Instructions>(index: u32, slot: u32, now: u32) -> u32 {
+    let Some(service) = rows::service(index) else { return NO_SLOT };
+    let Some(backend) = BACKENDS.get_ptr_mut(slot) else { return NO_SLOT };
+    let (rules, before) = (rules(service), load(backend));
+    // Of a service whose members are listed, the trial may be due before its time is over: where nobody is well. But one that is
+    // under way is left alone.
+    let waits = before.phase == EjectionPhase::Trial as u8 || table_of(service).members == NO_MEMBERS;
+    if rows::state(backend).is_held_back() == 0
+        || waits && !ejection::is_over(before.at, rules, now)
+        || is_at_limit(backend, service)
+        || !replace::<I>(backend, before, ejection::on_trial(before, rules, now))
+    {
+        return NO_SLOT;
+    }
+    tally::count(slot, |counts| &raw mut counts.trials);
+    slot
+}
+
+/// Whether a backend has as many open flows as the service allows: not even a trial may exceed that.
+#[inline(always)]
+fn is_at_limit(backend: *const Backend, service: *const Service) -> bool {
+    // SAFETY: live map values.
+    let (limit, flows) = unsafe {
+        (
+            (&raw const (*service).rules.active_limit).read_volatile(),
+            (&raw const (*backend).flows).read_volatile(),
+        )
+    };
+    limit != 0 && flows >= u64::from(limit)
+}
+
+#[inline(always)]
+fn load(backend: *const Backend) -> EjectionState {
+    // SAFETY: a live map value; one word.
+    EjectionState::from_word(unsafe { (&raw const (*backend).ejection).cast::<u64>().read_volatile() })
+}
+
+#[inline(always)]
+fn replace<I: Instructions>(backend: *mut Backend, before: EjectionState, after: EjectionState) -> bool {
+    // SAFETY: a live map value; one aligned word.
+    unsafe { I::update((&raw mut (*backend).ejection).cast(), before.to_word(), after.to_word()) }
+}
+
+#[inline(always)]
+fn set_ejected(backend: *mut Backend, ejected: u8) {
+    // SAFETY: a live map value; the byte is the programs'.
+    unsafe { (&raw mut (*backend).state.ejected).write_volatile(ejected) };
+}
+
+/// The service's rules. The daemon stores each word by itself, at any time.
+#[inline(always)]
+fn rules(service: *const Service) -> EjectionRules {
+    // SAFETY: a live map value.
+    unsafe {
+        let rules = &raw const (*service).ejection;
+        EjectionRules {
+            base: (&raw const (*rules).base).read_volatile(),
+            max: (&raw const (*rules).max).read_volatile(),
+            failures: (&raw const (*rules).failures).read_volatile(),
+            max_share: (&raw const (*rules).max_share).read_volatile(),
+            _reserved: 0,
+        }
+    }
+}

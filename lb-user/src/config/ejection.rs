@@ -1,0 +1,149 @@
+//! The `ejection` of a `[[service]]`: when a backend is ejected for failures in a row, and for how long.
+
+use std::ops::Range;
+use std::time::Duration;
+
+use lb_core::service::Ejection;
+
+use super::keys::ejection::{BASE, FAILURES, MAX, MAX_SHARE, SECTION};
+use super::keys::service::EJECTION;
+use crate::diagnostic::Report;
+use crate::document::Table;
+use crate::document::duration::in_units;
+
+/// The word that turns ejection off.
+const OFF: &str = "off";
+
+/// What is written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Asked {
+    /// When a backend is ejected; `None` if none ever is.
+    pub ejection: Option<Ejection>,
+    /// Where it is written.
+    pub span: Range<usize>,
+}
+
+/// Reads the key of a service's table: the inner `None` if it is not written, the outer one if it is wrong.
+pub fn read(table: &Table<'_>, report: &mut Report<'_>) -> Option<Option<Asked>> {
+    let Some(item) = EJECTION.item(table, report) else { return Some(None) };
+    let span = item.span();
+    match item.as_str() {
+        Some(OFF) => return Some(Some(Asked { ejection: None, span })),
+        Some(other) => {
+            let message = format!("unknown ejection {}", crate::diagnostic::quote(other));
+            report.add(
+                span,
+                message,
+                "write \"off\", or { failures = 5 } and what else is wanted".to_owned(),
+            );
+            return None;
+        }
+        None => {}
+    }
+    let keys = item.table(&SECTION, report)?;
+    let failures = FAILURES.take(&keys, report);
+    let max_share = MAX_SHARE.take(&keys, report);
+    let (base, max) = (BASE.take(&keys, report), MAX.take(&keys, report));
+    check_order(&keys, base?, max?, report);
+    // The rows bound both to a byte.
+    let byte = |number: u32| u8::try_from(number).unwrap_or(u8::MAX);
+    let ejection =
+        Ejection { failures: byte(failures?), base: base?, max: max?, max_share: byte(max_share?) };
+    Some(Some(Asked { ejection: Some(ejection), span }))
+}
+
+/// Refuses a first ejection that is longer than the longest, at the one of the two that is written.
+fn check_order(table: &Table<'_>, base: Duration, max: Duration, report: &mut Report<'_>) {
+    if base <= max {
+        return;
+    }
+    let (base, max) = (in_units(base), in_units(max));
+    match BASE.item(table, report) {
+        Some(item) => report.add(
+            item.span(),
+            format!("base is \"{base}\", and no ejection is longer than max, which is \"{max}\""),
+            format!("write at most \"{max}\", or max = \"{base}\" or more"),
+        ),
+        None => {
+            let Some(item) = MAX.item(table, report) else { return };
+            report.add(
+                item.span(),
+                format!("max is \"{max}\", and the first ejection lasts base, which is \"{base}\""),
+                format!("write at least \"{base}\", or base = \"{max}\" or less"),
+            );
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{check, faults, services, with_line};
+    use super::*;
+
+    fn ejection(line: &str) -> Option<Ejection> {
+        services(&with_line(line)).remove(0).service.ejection
+    }
+
+    #[test]
+    fn backends_are_ejected_unless_it_is_turned_off() {
+        let default = Ejection::default();
+        assert_eq!(ejection(""), Some(default));
+        assert_eq!(ejection("ejection = {}"), Some(default));
+        assert_eq!(ejection("ejection = 'off'"), None);
+        assert_eq!(ejection("protocol = 'udp'"), None, "an ICMP error is mostly taken by the application");
+        assert_eq!(
+            ejection("ejection = { failures = 255, base = '1h', max = '1h', max_share = 100 }"),
+            Some(Ejection {
+                failures: 255,
+                base: Duration::from_hours(1),
+                max: Duration::from_hours(1),
+                max_share: 100
+            })
+        );
+        assert_eq!(
+            ejection("ejection = { base = '100ms' }"),
+            Some(Ejection { base: Duration::from_millis(100), ..default })
+        );
+    }
+
+    #[test]
+    fn a_wrong_value_names_itself_and_what_is_right() {
+        let times = "(write \"100ms\" to \"1h\")";
+        let cases = [
+            ("ejection = { failures = 0 }", "8:25: failures is 0 (write 1 to 255)".to_owned()),
+            ("ejection = { failures = 256 }", "8:25: failures is 256 (write 1 to 255)".to_owned()),
+            ("ejection = { max_share = 0 }", "8:26: max_share is 0 (write 1 to 100)".to_owned()),
+            ("ejection = { max_share = 101 }", "8:26: max_share is 101 (write 1 to 100)".to_owned()),
+            ("ejection = { base = '0s' }", format!("8:21: base is \"0s\" {times}")),
+            ("ejection = { max = '2h' }", format!("8:20: max is \"2h\" {times}")),
+            (
+                "ejection = { base = '10m' }",
+                "8:21: base is \"10m\", and no ejection is longer than max, which is \"5m\" (write at most \"5m\", or max = \
+                 \"10m\" or more)"
+                    .to_owned(),
+            ),
+            (
+                "ejection = { max = '1s' }",
+                "8:20: max is \"1s\", and the first ejection lasts base, which is \"5s\" (write at least \"5s\", or base = \
+                 \"1s\" or less)"
+                    .to_owned(),
+            ),
+            (
+                "ejection = { base = '9s', max = '8s' }",
+                "8:21: base is \"9s\", and no ejection is longer than max, which is \"8s\" (write at most \"8s\", or max = \
+                 \"9s\" or more)"
+                    .to_owned(),
+            ),
+            (
+                "ejection = 'on'",
+                "8:12: unknown ejection \"on\" (write \"off\", or { failures = 5 } and what else is wanted)".to_owned(),
+            ),
+            ("ejection = { fails = 1 }", "8:14: unknown key \"fails\" in ejection (known keys: failures, base, max, max_share)".to_owned()),
+            ("ejection = true", "8:12: ejection must be a table, not true or false".to_owned()),
+        ];
+        for (line, expected) in cases {
+            check(&with_line(line), &[&expected]);
+        }
+        assert_eq!(faults(&with_line("ejection = { failures = 0, max_share = 0, base = 'x' }")).len(), 3);
+    }
+}

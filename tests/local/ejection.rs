@@ -1,0 +1,357 @@
+//! Ejection: what a dead backend costs, who is tried when, and that none of it needs a daemon.
+
+use std::collections::BTreeMap;
+
+use lb_common::abi::{Policy, Service, map};
+use lb_view::backend;
+use stage::backend::Manner;
+use stage::fixture::{Fixture, SERVICE, config, with_active_accounting};
+use stage::maps::array;
+use stage::{Backend, Probe, eventually, replace};
+
+/// A daemon whose service has these lines, before endpoints at these addresses.
+fn start(endpoints: &[&str], lines: &str) -> Fixture {
+    let mut fixture = Fixture::without_daemon();
+    write(&fixture, endpoints);
+    replace(&fixture.setup.folder.join("socklb.toml"), &text(&fixture, lines));
+    fixture.start();
+    fixture
+}
+
+fn write(fixture: &Fixture, endpoints: &[&str]) {
+    let list: Vec<(&str, &str)> = endpoints.iter().map(|address| (*address, "")).collect();
+    fixture.write_endpoints(&list);
+}
+
+fn text(fixture: &Fixture, lines: &str) -> String {
+    config(&fixture.cgroup, r#"{ file = "users.toml" }"#, &format!("subset = {{ size = 20 }}\n{lines}"))
+}
+
+const THREE: [&str; 3] = ["127.0.0.1:8001", "127.0.0.1:8002", "127.0.0.1:8003"];
+/// Nobody listens there.
+const DEAD: [&str; 3] = ["127.0.0.1:9001", "127.0.0.1:9002", "127.0.0.1:9003"];
+/// Nobody is tried again while a test runs.
+const FOR_LONG: &str = "ejection = { base = \"1h\", max = \"1h\" }";
+/// Somebody is tried again before a test is over.
+const BRIEFLY: &str = "ejection = { base = \"200ms\", max = \"400ms\" }";
+
+/// Who answered how often; the errors by their numbers.
+fn dial(probe: &mut Probe, count: u32) -> BTreeMap<String, u32> {
+    let mut counts = BTreeMap::new();
+    for _ in 0..count {
+        let name = match probe.try_dial(SERVICE) {
+            Ok(dialled) => {
+                probe.close(dialled.socket);
+                dialled.name
+            }
+            Err(errno) => errno.to_string(),
+        };
+        *counts.entry(name).or_insert(0) += 1;
+    }
+    counts
+}
+
+fn failed(counts: &BTreeMap<String, u32>) -> u32 {
+    counts.get(&libc::ECONNREFUSED.to_string()).copied().unwrap_or(0)
+}
+
+fn at(fixture: &Fixture, address: &str) -> backend::Backend {
+    fixture.setup.backend(address).expect("the backend")
+}
+
+fn is_ejected(fixture: &Fixture, address: &str) -> bool {
+    at(fixture, address).state == backend::EJECTED
+}
+
+#[test]
+fn a_dead_backend_costs_five_connects_whether_a_daemon_runs_or_not() {
+    for policy in Policy::ALL {
+        for daemon in [true, false] {
+            // Errors that count as load would let a dead backend seem busy, and be chosen less often than five times.
+            let lines = format!("policy = \"{}\"\nerror_decay = \"off\"\n{FOR_LONG}", policy.name());
+            let mut fixture = start(&[DEAD[0], THREE[0], THREE[1], THREE[2]], &lines);
+            if !daemon {
+                fixture.stop();
+            }
+            let mut probe = fixture.probe();
+            let counts = dial(&mut probe, 400);
+            assert_eq!(failed(&counts), 5, "{policy:?}, daemon {daemon}: {counts:?}");
+            // What it does not get goes to all others.
+            for name in ["b1", "b2", "b3"] {
+                assert!(counts[name].abs_diff(131) <= 26, "{policy:?}, daemon {daemon}: {counts:?}");
+            }
+            let dead = at(&fixture, DEAD[0]);
+            let ejection = dead.ejection.clone().expect("it is ejected");
+            assert_eq!((dead.state.as_str(), dead.usable), (backend::EJECTED, false));
+            assert_eq!((ejection.failures, ejection.cause.as_str(), ejection.times), (5, "refused", 1));
+            assert!(ejection.trial_in_s.is_some_and(|seconds| (3000.0..4000.0).contains(&seconds)));
+            assert_eq!((dead.ejections, dead.trials, dead.readmissions, dead.withheld), (1, 0, 0, 0));
+        }
+    }
+}
+
+#[test]
+fn connects_that_are_under_way_fail_and_no_more() {
+    let fixture = start(&[DEAD[0], THREE[0], THREE[1], THREE[2]], FOR_LONG);
+    let mut probes: Vec<Probe> = (0..4).map(|_| Probe::start(&fixture.cgroup)).collect();
+    for probe in &mut probes {
+        probe.start_dialling(SERVICE);
+    }
+    eventually("it is ejected", || is_ejected(&fixture, DEAD[0]), |ejected| *ejected);
+    let before = at(&fixture, DEAD[0]).started;
+    eventually("others go on", || at(&fixture, THREE[0]).started, |started| *started > 2_000);
+    for probe in &mut probes {
+        probe.stop_dialling();
+    }
+    let dead = at(&fixture, DEAD[0]);
+    assert_eq!(dead.started, before, "nobody was sent there since");
+    assert!(dead.started <= 5 + 4, "{dead:?}");
+}
+
+#[test]
+fn who_accepts_and_resets_at_once_is_ejected_after_four_connects() {
+    let fixture = start(&["127.0.0.1:8010", THREE[0], THREE[1], THREE[2]], FOR_LONG);
+    let sinkhole = Backend::with_manner("sink", "127.0.0.1:8010", Manner::ResetsAtOnce);
+    let counts = dial(&mut fixture.probe(), 200);
+    assert_eq!(sinkhole.accepted(), 4, "{counts:?}");
+    let backend = at(&fixture, "127.0.0.1:8010");
+    assert_eq!(backend.ejection.map(|ejection| ejection.cause), Some("reset".to_owned()));
+}
+
+/// Resets later, or after an answer, are the client's or a middlebox's doing.
+#[test]
+fn who_answers_and_resets_then_is_not_ejected() {
+    let fixture = start(&["127.0.0.1:8010", THREE[0]], FOR_LONG);
+    let resetting = Backend::with_manner("b0", "127.0.0.1:8010", Manner::Resets);
+    let mut probe = fixture.probe();
+    for _ in 0..60 {
+        let dialled = probe.dial(SERVICE);
+        if dialled.name == "b0" {
+            let _ = probe.provoke(dialled.socket);
+        }
+        probe.close(dialled.socket);
+    }
+    assert!(resetting.accepted() >= 25);
+    let backend = at(&fixture, "127.0.0.1:8010");
+    assert_eq!((backend.ejections, backend.state.as_str()), (0, "healthy"), "{backend:?}");
+}
+
+#[test]
+fn who_is_well_again_is_found_by_one_trial_and_has_its_share_at_once() {
+    for daemon in [true, false] {
+        let mut fixture = start(&[DEAD[0], THREE[0], THREE[1]], BRIEFLY);
+        if !daemon {
+            fixture.stop();
+        }
+        let mut probe = fixture.probe();
+        eventually("it is ejected", || dial(&mut probe, 10), |_| is_ejected(&fixture, DEAD[0]));
+        let back = Backend::start("back", DEAD[0]);
+        let is_back = |fixture: &Fixture| !is_ejected(fixture, DEAD[0]);
+        eventually("a trial takes it back", || dial(&mut probe, 1), |_| is_back(&fixture));
+        let counts = dial(&mut probe, 300);
+        assert!(["b1", "b2", "back"].iter().all(|name| counts[*name].abs_diff(100) <= 2), "{counts:?}");
+        let backend = at(&fixture, DEAD[0]);
+        assert_eq!(backend.readmissions, 1, "{backend:?}");
+        // Each connect that it failed was one of the first five or a trial.
+        let trials_failed = backend.trials - 1;
+        assert_eq!(backend.endings["refused"], 5 + trials_failed, "{backend:?}");
+        assert_eq!(backend.ejections, 1 + trials_failed);
+        let service = fixture.setup.service();
+        assert_eq!(service.outcomes["trial"], backend.trials);
+        drop(back);
+    }
+}
+
+#[test]
+fn each_trial_that_fails_makes_the_next_ejection_twice_as_long() {
+    let fixture = start(&[DEAD[0], THREE[0], THREE[1]], "ejection = { base = \"100ms\", max = \"1h\" }");
+    let mut probe = fixture.probe();
+    for times in 2..=4 {
+        eventually(
+            "another trial fails",
+            || {
+                dial(&mut probe, 1);
+                at(&fixture, DEAD[0]).ejection.map_or(0, |ejection| ejection.times)
+            },
+            |seen| *seen == times,
+        );
+        let trial_in_s = at(&fixture, DEAD[0]).ejection.and_then(|ejection| ejection.trial_in_s);
+        let most = 0.1 * f64::from(1 << (times - 1)) * 1.1 + 0.01;
+        assert!(trial_in_s.is_some_and(|seconds| seconds <= most), "{times}: {trial_in_s:?}");
+    }
+    let dead = at(&fixture, DEAD[0]);
+    assert_eq!((dead.trials, dead.ejections), (3, 4));
+    assert_eq!(dead.started, 5 + 3);
+}
+
+#[test]
+fn no_more_are_ejected_than_max_share_allows_and_never_the_last() {
+    // (dead, alive, max_share) and how many are ejected.
+    let cases = [
+        (1, 0, 50, 0),
+        (1, 0, 100, 0),
+        (1, 1, 50, 1),
+        (2, 1, 50, 1),
+        (2, 1, 100, 2),
+        (3, 0, 50, 1),
+        (3, 0, 100, 2),
+        (3, 2, 50, 2),
+        (3, 2, 20, 1),
+        (3, 2, 1, 1),
+    ];
+    for (dead, alive, max_share, expected) in cases {
+        let endpoints = [&DEAD[..dead], &THREE[..alive]].concat();
+        let lines = format!("ejection = {{ base = \"1h\", max = \"1h\", max_share = {max_share} }}");
+        let fixture = start(&endpoints, &lines);
+        let counts = dial(&mut fixture.probe(), 100);
+        let backends = fixture.setup.backends("web", "users");
+        let ejected = backends.iter().filter(|backend| backend.state == backend::EJECTED).count();
+        assert_eq!(ejected, expected, "{dead} dead, {alive} alive, {max_share} %: {counts:?}");
+        let withheld: u64 = backends.iter().map(|backend| backend.withheld).sum();
+        assert_eq!(withheld > 0, dead > expected, "{dead} dead, {alive} alive, {max_share} %: {withheld}");
+    }
+}
+
+/// Where nobody is well, whoever recovers first is found within the shortest time, whatever it was ejected for.
+#[test]
+fn where_nobody_is_well_trials_come_at_the_shortest_time() {
+    let fixture = start(&DEAD, "ejection = { base = \"100ms\", max = \"1h\", max_share = 100 }");
+    let mut probe = fixture.probe();
+    let ejected =
+        || fixture.setup.backends("web", "users").into_iter().filter_map(|backend| backend.ejection);
+    eventually(
+        "two are ejected for a minute or more",
+        || {
+            dial(&mut probe, 20);
+            ejected().map(|ejection| ejection.times).collect::<Vec<_>>()
+        },
+        |times| times.len() == 2 && times.iter().all(|times| *times >= 6),
+    );
+    let names: Vec<String> = fixture
+        .setup
+        .backends("web", "users")
+        .into_iter()
+        .filter(|backend| backend.ejection.is_some())
+        .map(|backend| backend.address.to_string())
+        .collect();
+    let back = Backend::start("back", &names[0]);
+    let trials = || at(&fixture, &names[0]).trials + at(&fixture, &names[1]).trials;
+    let before = trials();
+    eventually("it is found", || dial(&mut probe, 1), |counts| counts.contains_key("back"));
+    // It stood at 3.2 s and more.
+    assert!(trials() - before <= 40, "{}", trials() - before);
+    drop(back);
+}
+
+#[test]
+fn half_of_a_hundred_dead_that_are_neighbours_cost_five_each_and_no_connect_more() {
+    let mut fixture = Fixture::without_daemon();
+    // One listener at many addresses of loopback.
+    let _many = Backend::start("many", "0.0.0.0:8100");
+    let addresses: Vec<String> =
+        (1..=100).map(|n| format!("127.0.1.{n}:{}", if n <= 50 { 9100 } else { 8100 })).collect();
+    let list: Vec<(&str, &str)> = addresses.iter().map(|address| (address.as_str(), "")).collect();
+    fixture.write_endpoints(&list);
+    let lines = format!("policy = \"round-robin\"\nsubset = {{ size = 256 }}\n{FOR_LONG}");
+    let text = config(&fixture.cgroup, r#"{ file = "users.toml" }"#, &lines);
+    replace(&fixture.setup.folder.join("socklb.toml"), &text);
+    fixture.start();
+    fixture.stop();
+    let mut probe = fixture.probe();
+    let counts = dial(&mut probe, 1_200);
+    assert_eq!(failed(&counts), 250, "{counts:?}");
+    assert_eq!(failed(&dial(&mut probe, 200)), 0);
+    let backends = fixture.setup.backends("web", "users");
+    assert!(backends.iter().all(|backend| backend.withheld == 0));
+    assert_eq!(fixture.setup.service().outcomes["fallback"], 0);
+}
+
+#[test]
+fn of_more_than_can_be_listed_the_dead_are_ejected_and_found_again() {
+    let mut fixture = Fixture::without_daemon();
+    let _many = Backend::start("many", "0.0.0.0:8100");
+    let addresses: Vec<String> = (0..300)
+        .map(|n| format!("127.0.{}.{}:{}", 1 + n / 200, 1 + n % 200, if n % 30 == 0 { 9100 } else { 8100 }))
+        .collect();
+    let list: Vec<(&str, &str)> = addresses.iter().map(|address| (address.as_str(), "")).collect();
+    fixture.write_endpoints(&list);
+    let lines =
+        "policy = \"random\"\nsubset = \"all\"\nejection = { failures = 1, base = \"1s\", max = \"1s\" }";
+    replace(
+        &fixture.setup.folder.join("socklb.toml"),
+        &config(&fixture.cgroup, r#"{ file = "users.toml" }"#, lines),
+    );
+    fixture.start();
+    fixture.stop();
+    let mut probe = fixture.probe();
+    let dead = || {
+        let backends = fixture.setup.backends("web", "users");
+        backends.into_iter().filter(|backend| backend.address.port() == 9100).collect::<Vec<_>>()
+    };
+    eventually(
+        "all ten are ejected",
+        || {
+            dial(&mut probe, 50);
+            dead().iter().filter(|backend| backend.ejections > 0).count()
+        },
+        |ejected| *ejected == 10,
+    );
+    let _back = Backend::start("back", "0.0.0.0:9100");
+    eventually(
+        "all ten are taken back",
+        || {
+            dial(&mut probe, 50);
+            dead().iter().filter(|backend| backend.ejection.is_some()).count()
+        },
+        |ejected| *ejected == 0,
+    );
+}
+
+#[test]
+fn what_the_programs_found_outlives_lists_restarts_and_kills() {
+    let mut fixture = start(&[DEAD[0], THREE[0], THREE[1]], FOR_LONG);
+    let mut probe = fixture.probe();
+    assert_eq!(failed(&dial(&mut probe, 60)), 5);
+    // Other endpoints come, weights change, and then the policy.
+    write(&fixture, &[DEAD[0], THREE[0], THREE[1], THREE[2]]);
+    eventually("the list is in force", || fixture.setup.backend(THREE[2]), Option::is_some);
+    fixture.write_endpoints(&[(DEAD[0], "weight = 3"), (THREE[0], "weight = 2"), (THREE[1], "")]);
+    eventually("the weights are in force", || at(&fixture, DEAD[0]).weight, |weight| *weight == 3);
+    let policy = format!("policy = \"random\"\n{FOR_LONG}");
+    replace(&fixture.setup.folder.join("socklb.toml"), &text(&fixture, &policy));
+    let rules = || {
+        array::<Service>(&fixture.setup.map("web", map::SERVICES)).get(&0, 0).expect("the service").0.rules
+    };
+    eventually("the kernel has the policy", rules, |rules| rules.policy == Policy::Random as u8);
+    assert!(is_ejected(&fixture, DEAD[0]));
+    fixture.stop();
+    fixture.start();
+    assert!(is_ejected(&fixture, DEAD[0]));
+    fixture.daemon.take().expect("a daemon runs").kill();
+    fixture.start();
+    assert!(is_ejected(&fixture, DEAD[0]));
+    assert_eq!(failed(&dial(&mut probe, 60)), 0);
+}
+
+#[test]
+fn ejection_that_is_turned_off_takes_everybody_back() {
+    let fixture = start(&[DEAD[0], THREE[0], THREE[1]], FOR_LONG);
+    let mut probe = fixture.probe();
+    assert_eq!(failed(&dial(&mut probe, 60)), 5);
+    replace(&fixture.setup.folder.join("socklb.toml"), &text(&fixture, "ejection = \"off\""));
+    eventually("it is back", || is_ejected(&fixture, DEAD[0]), |ejected| !ejected);
+    assert_eq!(failed(&dial(&mut probe, 60)), 20);
+}
+
+#[test]
+fn with_active_accounting_nobody_is_ejected_unless_that_is_asked_for() {
+    for (lines, expected) in [("", 20), (FOR_LONG, 20)] {
+        let mut fixture = Fixture::without_daemon();
+        write(&fixture, &[DEAD[0], THREE[0], THREE[1]]);
+        let text = with_active_accounting(&text(&fixture, lines));
+        replace(&fixture.setup.folder.join("socklb.toml"), &text);
+        fixture.start();
+        // A blocking connect that fails has cleared its error: it is no failure that can be told.
+        assert_eq!(failed(&dial(&mut fixture.probe(), 60)), expected, "{lines}");
+    }
+}
