@@ -5,8 +5,8 @@ use std::fmt::Write as _;
 use lb_core::service::Policy;
 use lb_core::subset::Algorithm;
 
-use super::table::{Side, table};
-use super::{Style, percent};
+use super::table::{ALWAYS, Column, Row, left_out, table};
+use super::{Style, percent, wrap};
 use crate::explanation::{Explanation, Member, Shares};
 
 /// An explanation as text.
@@ -56,7 +56,7 @@ pub fn explanation(explanation: &Explanation, style: Style) -> String {
                 writeln!(text, "\n4. No backend is usable: connects are refused with the service's errno");
         }
     }
-    text
+    wrap(text, style.width)
 }
 
 /// How a connect uses the schedule under the policy of this name. A newer daemon may name one that is unknown here.
@@ -112,6 +112,19 @@ fn the_subset(text: &mut String, explanation: &Explanation) {
     }
 }
 
+/// The columns of the members: the result stays longest, then what it is made of.
+const COLUMNS: [Column<'_>; 9] = [
+    Column::left("backend", ALWAYS),
+    Column::right("index", 3),
+    Column::right("slot", 1),
+    Column::right("connections", 4),
+    Column::right("weight", 7),
+    Column::right("share", ALWAYS),
+    Column::right("load", 6),
+    Column::right("quota", 2),
+    Column::right("entries", 5),
+];
+
 fn the_shares(text: &mut String, explanation: &Explanation, style: Style) {
     let Explanation { inputs, members, entries, .. } = explanation;
     let _ = writeln!(text, "\n2. The shares");
@@ -131,7 +144,7 @@ fn the_shares(text: &mut String, explanation: &Explanation, style: Style) {
          share x {entries} entries; whole entries by largest remainder\n"
     );
     let row = |member: &Member| {
-        vec![
+        Row::of(vec![
             member.address.to_string(),
             member.index.to_string(),
             member.slot.to_string(),
@@ -141,8 +154,9 @@ fn the_shares(text: &mut String, explanation: &Explanation, style: Style) {
             format!("{:.2}", member.load),
             format!("{:.2}", member.quota),
             member.entries.to_string(),
-        ]
+        ])
     };
-    let header = ["backend", "index", "slot", "connections", "weight", "share", "load", "quota", "entries"];
-    text.push_str(&table(&Side::first_left(&header), members.len(), |number| row(&members[number]), style));
+    let table = table(&COLUMNS, members.len(), |number| row(&members[number]), style);
+    text.push_str(&table.text);
+    text.extend(left_out(&table.left_out));
 }

@@ -4,8 +4,8 @@ use std::fmt::Write as _;
 
 use lb_common::abi::Reason;
 
-use super::Style;
-use super::table::{Side, table};
+use super::table::{ALWAYS, Column, Row, left_out, table};
+use super::{Style, wrap};
 use crate::filter::Filter;
 use crate::flows::Flow;
 use crate::status::Leaving;
@@ -34,8 +34,10 @@ pub fn flows<'f, F: Fn(usize) -> Flow<'f>>(
     if listing.count == 0 {
         let _ = writeln!(text, "no active flows{}", asked(filter));
     } else {
-        let row = |number| row(&(listing.flow)(number), listing.has_many_clients);
-        text = table(&columns(listing.has_many_clients), listing.count, row, style);
+        let row = |number| Row::of(row(&(listing.flow)(number), listing.has_many_clients));
+        let table = table(&columns(listing.has_many_clients), listing.count, row, style);
+        text = table.text;
+        text.extend(left_out(&table.left_out));
     }
     for leaving in listing.leaving {
         let _ = writeln!(
@@ -49,7 +51,7 @@ pub fn flows<'f, F: Fn(usize) -> Flow<'f>>(
     for problem in listing.unreadable {
         let _ = writeln!(text, "{} {problem}", style.paint("33", "degraded:"));
     }
-    text
+    wrap(text, style.width)
 }
 
 fn asked(filter: &Filter) -> String {
@@ -68,18 +70,19 @@ fn asked(filter: &Filter) -> String {
     text
 }
 
-fn columns(has_clients: bool) -> Vec<(&'static str, Side)> {
+/// The columns. How far a flow has come goes first, then the reason, which is the longest.
+fn columns(has_clients: bool) -> Vec<Column<'static>> {
     let mut columns = vec![
-        ("age", Side::Right),
-        ("process", Side::Left),
-        ("client", Side::Left),
-        ("service", Side::Left),
-        ("backend", Side::Left),
-        ("state", Side::Left),
-        ("phase", Side::Left),
-        ("why", Side::Left),
+        Column::right("age", 5),
+        Column::left("process", 6),
+        Column::left("client", 3),
+        Column::left("service", 4),
+        Column::left("backend", ALWAYS),
+        Column::left("state", ALWAYS),
+        Column::left("phase", 1),
+        Column::left("why", 2),
     ];
-    columns.retain(|(title, _)| has_clients || *title != "client");
+    columns.retain(|column| has_clients || column.title != "client");
     columns
 }
 
@@ -184,6 +187,40 @@ mod tests {
         );
         assert_eq!(row(&flow(), true)[2], "web");
         assert_eq!(row(&flow(), true).len(), columns(true).len());
+    }
+
+    #[test]
+    fn the_list_is_no_wider_than_its_terminal() {
+        #[track_caller]
+        fn check(width: usize, expected: &str) {
+            let flow = |_| Flow { service: Some("a-service-with-a-name".into()), ..flow() };
+            let listing = Listing { count: 1, flow, has_many_clients: true, leaving: &[], unreadable: &[] };
+            let style = Style { colour: false, width: Some(width) };
+            assert_eq!(flows(&listing, &Filter::default(), style), expected);
+        }
+        check(
+            200,
+            "    age  process       client  service                backend        state    phase        why\n  \
+               1m02s  nginx (4711)  web     a-service-with-a-name  10.0.0.1:8080  healthy  established  p2c, 50.0 % of table 7\n",
+        );
+        check(
+            120,
+            "    age  process       client  service                backend        state    phase        why\n  \
+               1m02s  nginx (4711)  web     a-service-with-a-name  10.0.0.1:8080  healthy  established  p2c, 50.0 % of table 7\n",
+        );
+        check(
+            80,
+            "    age  process       client  service                backend        state\n  \
+               1m02s  nginx (4711)  web     a-service-with-a-name  10.0.0.1:8080  healthy\n\
+             (narrow terminal: phase, why left out)\n",
+        );
+        check(
+            40,
+            "  process       backend        state\n  \
+               nginx (4711)  10.0.0.1:8080  healthy\n\
+             (narrow terminal: age, client, service,\n  \
+               phase, why left out)\n",
+        );
     }
 
     #[test]

@@ -7,8 +7,8 @@ use std::fmt::Write as _;
 use lb_common::abi::Outcome;
 use lb_common::ending::Ending;
 
-use super::table::{Row, Side, table_of_rows};
-use super::{Style, percent};
+use super::table::{ALWAYS, Column, Row, left_out, table};
+use super::{Style, percent, wrap};
 use crate::backend::{Backend, LONGEST_US, Latency};
 use crate::status::{Client, Service, Status};
 
@@ -24,9 +24,12 @@ pub fn status(status: &Status, style: Style) -> String {
             let _ = writeln!(text, "this is what the kernel holds, not what a daemon says");
         }
     }
+    let mut missing = Vec::new();
     for client in &status.clients {
-        one_client(&mut text, client, style);
+        one_client(&mut text, client, style, &mut missing);
     }
+    // Once for all tables.
+    text.extend(left_out(&missing));
     for leaving in &status.leaving {
         let _ = writeln!(
             text,
@@ -42,19 +45,25 @@ pub fn status(status: &Status, style: Style) -> String {
             let _ = writeln!(text, "{} {fault}", style.paint("33", "degraded:"));
         }
     }
-    text
+    wrap(text, style.width)
 }
 
-fn one_client(text: &mut String, client: &Client, style: Style) {
+/// One client. Adds to `missing` the columns that there is no room for.
+fn one_client(text: &mut String, client: &Client, style: Style, missing: &mut Vec<&'static str>) {
     let cgroup =
         client.cgroup.as_ref().map_or_else(|| "no cgroup".to_owned(), |path| path.display().to_string());
     let _ = writeln!(text, "\nclient {}  {cgroup}", style.paint("1", &client.name));
     for service in &client.services {
-        one_service(text, service, style);
+        for title in one_service(text, service, style) {
+            if !missing.contains(&title) {
+                missing.push(title);
+            }
+        }
     }
 }
 
-fn one_service(text: &mut String, service: &Service, style: Style) {
+/// One service. Returns the columns that there is no room for.
+fn one_service(text: &mut String, service: &Service, style: Style) -> Vec<&'static str> {
     let skew = service.skew.map_or_else(String::new, |skew| format!(", skew {skew:.3}"));
     let closed = if service.open { "" } else { " (removed; waiting for its last connection to end)" };
     let _ = writeln!(
@@ -76,15 +85,27 @@ fn one_service(text: &mut String, service: &Service, style: Style) {
     let all = &service.backends;
     let is_watched = all.iter().any(|backend| backend.rates_60s.is_some());
     let row = |number: usize| row(&all[number], is_watched);
-    text.push_str(&table_of_rows(&columns(is_watched), all.len(), row, style));
+    let table = table(&columns(is_watched), all.len(), row, style);
+    text.push_str(&table.text);
+    table.left_out
 }
 
-/// The columns. Without a daemon, which alone measures rates, counts take their place.
-fn columns(is_watched: bool) -> Vec<(&'static str, Side)> {
+/// The columns. Without a daemon, which alone measures rates, counts take their place. What the daemon wants and what
+/// connects get is told longest, how long they take is left out first, for it is shown three times.
+fn columns(is_watched: bool) -> [Column<'static>; 10] {
     let flows = if is_watched { "flows/s" } else { "started" };
-    Side::first_left(&[
-        "backend", "state", "weight", "wanted", "share", "active", flows, "mean", "p50", "p99",
-    ])
+    [
+        Column::left("backend", ALWAYS),
+        Column::right("state", ALWAYS),
+        Column::right("weight", 3),
+        Column::right("wanted", 5),
+        Column::right("share", 6),
+        Column::right("active", 7),
+        Column::right(flows, 8),
+        Column::right("mean", 1),
+        Column::right("p50", 2),
+        Column::right("p99", 4),
+    ]
 }
 
 fn row(backend: &Backend, is_watched: bool) -> Row {
@@ -171,6 +192,8 @@ mod tests {
 
     use super::*;
     use crate::backend::Rates;
+    use crate::fault::{Fault, FaultCode};
+    use crate::status::Anomalies;
 
     #[test]
     fn connects_that_end_oddly_are_told_with_all_that_were_balanced() {
@@ -234,7 +257,7 @@ mod tests {
     #[track_caller]
     fn check_table(service: &Service, expected: &str) {
         let mut text = String::new();
-        one_service(&mut text, service, Style { colour: false });
+        assert_eq!(one_service(&mut text, service, Style::default()), [""; 0]);
         assert_eq!(text, expected);
         let widest = text.lines().map(|line| line.chars().count()).max();
         assert!(widest <= Some(100), "it fits a terminal of 100 columns: {widest:?}");
@@ -257,7 +280,7 @@ mod tests {
         let mut service = service();
         service.backends[1].failing = true;
         let mut text = String::new();
-        one_service(&mut text, &service, Style { colour: false });
+        one_service(&mut text, &service, Style::default());
         let rows: Vec<&str> = text.lines().filter_map(|line| line.get(..16)).collect();
         assert_eq!(rows[2..], ["  255.255.255.25", "    refused 12.0", "! 255.255.255.25"]);
     }
@@ -275,6 +298,100 @@ mod tests {
                backend                     state  weight  wanted   share  active    started   mean    p50    p99\n  \
                255.255.255.250:65535  unweighted   65535  75.0 %  75.0 %  131072  123456789  1.3ms  773us  197ms\n    \
                  refused 7, not-sent 2\n",
+        );
+    }
+
+    /// A client whose second service has shorter addresses: its table has other columns.
+    fn client() -> Client {
+        let mut other = service();
+        other.backends.truncate(1);
+        other.backends[0].address = ([10, 0, 0, 1], 80).into();
+        Client {
+            name: "web".to_owned(),
+            configured_cgroup: None,
+            cgroup: Some("/sys/fs/cgroup/websites.slice/web".into()),
+            cgroup_id: None,
+            neighbours: None,
+            reclaim: None,
+            not_a_service: 0,
+            anomalies: Anomalies::default(),
+            services: vec![service(), other],
+        }
+    }
+
+    #[test]
+    fn a_status_is_no_wider_than_its_terminal() {
+        #[track_caller]
+        fn check(width: usize, expected: &str) {
+            let faults =
+                vec![Fault::of_client(FaultCode::NotAttached, "web", "run `socklb detach web` twice")];
+            let clients = vec![client()];
+            let whole = Status { schema: 0, daemon: None, faults, clients, leaving: Vec::new() };
+            let text = status(&whole, Style { colour: false, width: Some(width) });
+            assert_eq!(text.trim_start_matches(|letter| letter != '\n'), expected, "{width}");
+            assert!(text.lines().all(|line| line.chars().count() <= width));
+        }
+        for width in [120, 200] {
+            check(
+                width,
+                "\n\
+                 \n\
+                 client web  /sys/fs/cgroup/websites.slice/web\n\
+                 service users 10.96.0.10:80/tcp  table 1 of 1024 entries\n  \
+                 backend                     state  weight  wanted   share  active  flows/s   mean    p50    p99\n  \
+                 255.255.255.250:65535  unweighted   65535  75.0 %  75.1 %  131072    12346  1.3ms  773us  197ms\n    \
+                 refused 12.0/s, gave-up 0.05/s\n  \
+                 255.255.255.251:65535     healthy       1   0.0 %       -       0        0      -      -      -\n\
+                 service users 10.96.0.10:80/tcp  table 1 of 1024 entries\n  \
+                 backend           state  weight  wanted   share  active  flows/s   mean    p50    p99\n  \
+                 10.0.0.1:80  unweighted   65535  75.0 %  75.1 %  131072    12346  1.3ms  773us  197ms\n    \
+                 refused 12.0/s, gave-up 0.05/s\n\
+                 \n\
+                 degraded: client web: run `socklb detach web` twice\n",
+            );
+        }
+        check(
+            80,
+            "\n\
+                 \n\
+                 client web  /sys/fs/cgroup/websites.slice/web\n\
+                 service users 10.96.0.10:80/tcp  table 1 of 1024 entries\n  \
+                 backend                     state  wanted   share  active  flows/s    p99\n  \
+                 255.255.255.250:65535  unweighted  75.0 %  75.1 %  131072    12346  197ms\n    \
+                 refused 12.0/s, gave-up 0.05/s\n  \
+                 255.255.255.251:65535     healthy   0.0 %       -       0        0      -\n\
+                 service users 10.96.0.10:80/tcp  table 1 of 1024 entries\n  \
+                 backend           state  weight  wanted   share  active  flows/s    p50    p99\n  \
+                 10.0.0.1:80  unweighted   65535  75.0 %  75.1 %  131072    12346  773us  197ms\n    \
+                 refused 12.0/s, gave-up 0.05/s\n\
+                 (narrow terminal: weight, mean, p50 left out)\n\
+                 \n\
+                 degraded: client web: run `socklb detach web` twice\n",
+        );
+        check(
+            40,
+            "\n  \
+                 a daemon says\n\
+                 \n\
+                 client web\n  \
+                 /sys/fs/cgroup/websites.slice/web\n\
+                 service users 10.96.0.10:80/tcp  table 1\n  \
+                 of 1024 entries\n  \
+                 backend                     state\n  \
+                 255.255.255.250:65535  unweighted\n    \
+                 refused 12.0/s, gave-up 0.05/s\n  \
+                 255.255.255.251:65535     healthy\n\
+                 service users 10.96.0.10:80/tcp  table 1\n  \
+                 of 1024 entries\n  \
+                 backend           state  flows/s\n  \
+                 10.0.0.1:80  unweighted    12346\n    \
+                 refused 12.0/s, gave-up 0.05/s\n\
+                 (narrow terminal: weight, wanted, share,\n  \
+                 active, flows/s, mean, p50, p99 left\n  \
+                 out)\n\
+                 \n\
+                 degraded: client web: run\n  \
+                 `socklb detach web` twice\n",
         );
     }
 

@@ -1,4 +1,7 @@
 //! A table of columns that line up, written row by row: rows are made when they are wanted and not kept.
+//!
+//! Where it is wider than the terminal, columns are left out, the least important first: a row that goes on in the next
+//! line cannot be read.
 
 use std::fmt::Write as _;
 
@@ -13,22 +16,39 @@ pub enum Side {
     Right,
 }
 
-impl Side {
-    /// Columns of which the first, which has names, goes to the left, and the others to the right.
-    pub fn first_left<'a>(titles: &[&'a str]) -> Vec<(&'a str, Self)> {
-        let side = |number| if number == 0 { Self::Left } else { Self::Right };
-        titles.iter().enumerate().map(|(number, title)| (*title, side(number))).collect()
-    }
+/// A column.
+#[derive(Clone, Copy, Debug)]
+pub struct Column<'t> {
+    /// What stands above it.
+    pub title: &'t str,
+    /// To which side its cells go.
+    pub side: Side,
+    /// The higher, the longer it stays when the table is too wide; among equals the leftmost stays.
+    pub importance: u8,
 }
 
-/// A table of so many rows. Each is asked for twice: the first time for the widths.
-pub fn table(
-    columns: &[(&str, Side)],
-    count: usize,
-    row: impl Fn(usize) -> Vec<String>,
-    style: Style,
-) -> String {
-    table_of_rows(columns, count, |number| Row { cells: row(number), ..Row::default() }, style)
+/// The importance of a column that is never left out: without it, nobody could tell what a row is about.
+pub const ALWAYS: u8 = u8::MAX;
+
+impl<'t> Column<'t> {
+    /// A column to the left.
+    pub const fn left(title: &'t str, importance: u8) -> Self {
+        Self { title, side: Side::Left, importance }
+    }
+
+    /// A column to the right.
+    pub const fn right(title: &'t str, importance: u8) -> Self {
+        Self { title, side: Side::Right, importance }
+    }
+
+    /// Columns of which the first has names and always stays, and the others have numbers of equal importance.
+    pub fn first_left(titles: &[&'t str]) -> Vec<Self> {
+        let column = |(number, title): (usize, &&'t str)| match number {
+            0 => Self::left(title, ALWAYS),
+            _ => Self::right(title, 0),
+        };
+        titles.iter().enumerate().map(column).collect()
+    }
 }
 
 /// A row of a table.
@@ -42,22 +62,40 @@ pub struct Row {
     pub note: Option<String>,
 }
 
-/// As [`table`], with rows that are marked or have notes.
-pub fn table_of_rows(
-    columns: &[(&str, Side)],
+impl Row {
+    /// A row with nothing but cells.
+    pub fn of(cells: Vec<String>) -> Self {
+        Self { cells, ..Self::default() }
+    }
+}
+
+/// A table as text.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Table<'t> {
+    /// Its lines.
+    pub text: String,
+    /// The titles of columns that the terminal has no room for, from left to right.
+    pub left_out: Vec<&'t str>,
+}
+
+/// A table of so many rows. Each is asked for twice: the first time for the widths.
+pub fn table<'t>(
+    columns: &[Column<'t>],
     count: usize,
     row: impl Fn(usize) -> Row,
     style: Style,
-) -> String {
-    let mut widths: Vec<usize> = columns.iter().map(|(title, _)| title.chars().count()).collect();
+) -> Table<'t> {
+    let mut widths: Vec<usize> = columns.iter().map(|column| column.title.chars().count()).collect();
     for number in 0..count {
         for (width, cell) in widths.iter_mut().zip(row(number).cells) {
             *width = (*width).max(cell.chars().count());
         }
     }
+    let shown = fitting(columns, &widths, style.width);
     let line = |text: &mut String, cells: &mut dyn Iterator<Item = &str>| {
-        for ((cell, &width), (_, side)) in cells.zip(&widths).zip(columns) {
-            let _ = match side {
+        let cells = cells.zip(&widths).zip(columns).zip(&shown);
+        for (((cell, &width), column), _) in cells.filter(|(_, shown)| **shown) {
+            let _ = match column.side {
                 Side::Left => write!(text, "  {cell:<width$}"),
                 Side::Right => write!(text, "  {cell:>width$}"),
             };
@@ -65,7 +103,7 @@ pub fn table_of_rows(
         text.truncate(text.trim_end_matches(' ').len());
     };
     let mut header = String::new();
-    line(&mut header, &mut columns.iter().map(|(title, _)| *title));
+    line(&mut header, &mut columns.iter().map(|column| column.title));
     let mut text = style.paint("1", &header);
     text.push('\n');
     for number in 0..count {
@@ -83,7 +121,28 @@ pub fn table_of_rows(
             let _ = writeln!(text, "    {}", style.paint("33", &note));
         }
     }
-    text
+    let left_out = columns.iter().zip(&shown).filter(|(_, shown)| !**shown);
+    Table { text, left_out: left_out.map(|(column, _)| column.title).collect() }
+}
+
+/// Which columns are shown: all that fit, by their importance.
+fn fitting(columns: &[Column<'_>], widths: &[usize], limit: Option<usize>) -> Vec<bool> {
+    let mut shown = vec![true; columns.len()];
+    let mut together: usize = widths.iter().map(|width| width + 2).sum();
+    // Bound: each turn leaves a column out.
+    while limit.is_some_and(|limit| together > limit) {
+        let candidates = columns.iter().enumerate().rev();
+        let candidates = candidates.filter(|(number, column)| shown[*number] && column.importance < ALWAYS);
+        let Some((least, _)) = candidates.min_by_key(|(_, column)| column.importance) else { break };
+        shown[least] = false;
+        together -= widths[least] + 2;
+    }
+    shown
+}
+
+/// The line that says which columns were left out.
+pub fn left_out(titles: &[&str]) -> Option<String> {
+    (!titles.is_empty()).then(|| format!("(narrow terminal: {} left out)\n", titles.join(", ")))
 }
 
 #[cfg(test)]
@@ -101,11 +160,43 @@ mod tests {
                 note: (number == 0).then(|| "refused 12.0/s, reset 1.0/s".to_owned()),
             }
         };
-        let table = |colour| table_of_rows(&Side::first_left(&["name", "n"]), 2, row, Style { colour });
+        let table =
+            |colour| table(&Column::first_left(&["name", "n"]), 2, row, Style { colour, width: None }).text;
         assert_eq!(
             table(false),
             "  name     n\n  a     1000\n    refused 12.0/s, reset 1.0/s\n! long     1\n"
         );
         assert!(table(true).ends_with("\x1b[31m! long     1\x1b[0m\n"));
+    }
+
+    #[test]
+    fn the_least_important_columns_are_left_out_until_the_table_fits() {
+        let columns = [
+            Column::left("name", ALWAYS),
+            Column::right("b", 1),
+            Column::right("c", 2),
+            Column::left("state", ALWAYS),
+            Column::right("d", 1),
+        ];
+        let cells = ["backend", "10", "200", "healthy", "3000"].map(str::to_owned);
+        let check = |width: usize, text: &str, left_out: &[&str]| {
+            let style = Style { colour: false, width: Some(width) };
+            let table = table(&columns, 1, |_| Row::of(cells.to_vec()), style);
+            assert_eq!((table.text.as_str(), table.left_out.as_slice()), (text, left_out), "{width}");
+        };
+        check(33, "  name      b    c  state       d\n  backend  10  200  healthy  3000\n", &[]);
+        // Among equals the rightmost goes first.
+        check(32, "  name      b    c  state\n  backend  10  200  healthy\n", &["d"]);
+        check(26, "  name       c  state\n  backend  200  healthy\n", &["b", "d"]);
+        let least = "  name     state\n  backend  healthy\n";
+        check(18, least, &["b", "c", "d"]);
+        // What makes a row tell anything stays, however narrow it is.
+        check(1, least, &["b", "c", "d"]);
+    }
+
+    #[test]
+    fn what_is_left_out_is_said() {
+        assert_eq!(left_out(&[]), None);
+        assert_eq!(left_out(&["mean", "p50"]).as_deref(), Some("(narrow terminal: mean, p50 left out)\n"));
     }
 }

@@ -1,0 +1,60 @@
+//! How a text may look on the stream that it goes to: whether in colour, and how wide.
+
+use std::io::IsTerminal;
+use std::os::fd::AsFd;
+
+/// How a text may look.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Style {
+    /// Whether to use escape sequences.
+    pub colour: bool,
+    /// Columns of the terminal that it goes to; `None` if that is none, or does not say: then nothing is left out.
+    pub width: Option<usize>,
+}
+
+impl Style {
+    /// For standard output. On a terminal with colour, unless `NO_COLOR` is set and not empty, and as wide as that is or as
+    /// `COLUMNS` says.
+    pub fn for_stdout() -> Self {
+        Self::of(&std::io::stdout())
+    }
+
+    /// For standard error, by the same rule.
+    pub fn for_stderr() -> Self {
+        Self::of(&std::io::stderr())
+    }
+
+    fn of(stream: &(impl IsTerminal + AsFd)) -> Self {
+        if !stream.is_terminal() {
+            return Self::default();
+        }
+        let colour = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+        let columns = rustix::termios::tcgetwinsize(stream).map_or(0, |size| size.ws_col);
+        Self { colour, width: width(std::env::var("COLUMNS").ok().as_deref(), columns) }
+    }
+
+    pub(super) fn paint(self, code: &str, text: &str) -> String {
+        if self.colour { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
+    }
+}
+
+/// The width of a terminal, by `COLUMNS` and by its own word. A terminal that does not know it says 0.
+fn width(variable: Option<&str>, columns: u16) -> Option<usize> {
+    let said = variable.and_then(|value| value.trim().parse().ok());
+    said.filter(|&width| width > 0).or(Some(columns.into()).filter(|&width| width > 0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_width_is_what_columns_says_or_the_terminal() {
+        assert_eq!(width(None, 80), Some(80));
+        assert_eq!(width(Some("120"), 80), Some(120));
+        for nothing in ["", "0", "wide", "-1"] {
+            assert_eq!(width(Some(nothing), 80), Some(80), "{nothing}");
+        }
+        assert_eq!(width(None, 0), None);
+    }
+}
