@@ -10,6 +10,8 @@ mod check;
 
 mod status;
 
+mod watch;
+
 mod flows;
 
 mod explain;
@@ -44,7 +46,7 @@ pub fn run(cli: Cli) -> Result<ExitCode, Failure> {
         Command::Check { file } => check::run(file.as_deref().unwrap_or(files.file())),
         Command::Status { client, service, backend, failing, sort, json, watch } => {
             let shown = Shown { filter: Filter { client, service, backend }, only_failing: failing, sort };
-            status::run(&shown, json, watch, &files)
+            status::run(shown, json, watch, &files)
         }
         Command::Flows { client, service, backend, json } => {
             flows::run(&Filter { client, service, backend }, json, &files)

@@ -12,8 +12,11 @@ mod flows;
 
 mod explanation;
 
+mod screen;
+
 pub use explanation::explanation;
 pub use flows::{Listing, flows};
+pub use screen::{Screen, Size};
 pub use status::status;
 pub use style::Style;
 pub use table::{ALWAYS, Column, Row, Side, Table, table};

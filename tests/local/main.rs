@@ -51,6 +51,8 @@ mod hung;
 
 mod commands;
 
+mod watch;
+
 mod service;
 
 mod reload;

@@ -30,6 +30,8 @@ pub mod probe;
 
 pub mod daemon;
 
+pub mod terminal;
+
 pub mod manager;
 
 pub mod sys;

@@ -83,7 +83,7 @@ pub enum Command {
         /// Print JSON
         #[arg(long, conflicts_with = "watch")]
         json: bool,
-        /// Show it again and again, every so many seconds
+        /// Show it again and again, every so many seconds; on a terminal until q is pressed
         #[arg(short, long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1")]
         watch: Option<u32>,
     },

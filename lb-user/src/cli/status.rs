@@ -2,11 +2,12 @@
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
 
-use super::{DEGRADED, Files, paths_of};
+use super::{DEGRADED, Files, paths_of, watch};
 use crate::api::{self, Answer};
 use crate::error::Failure;
 use crate::names::{self, BackendsByService};
@@ -45,9 +46,10 @@ impl Shown {
 ///
 /// # Errors
 /// If the daemon is not trusted, the pins cannot be read, or there is nothing of a name that is asked for.
-pub fn run(shown: &Shown, json: bool, watch: Option<u32>, files: &Files) -> Result<ExitCode, Failure> {
-    let once = || -> Result<Status, Failure> {
-        let mut status = read(files)?;
+pub fn run(shown: Shown, json: bool, watch: Option<u32>, files: &Files) -> Result<ExitCode, Failure> {
+    let files = files.clone();
+    let look = move || -> Result<Status, Failure> {
+        let mut status = read(&files)?;
         shown.check(&status).map_err(anyhow::Error::msg)?;
         status.retain(&shown.filter, shown.only_failing);
         if let Some(by) = shown.sort.or((!json).then_some(SortBy::Address)) {
@@ -55,31 +57,17 @@ pub fn run(shown: &Shown, json: bool, watch: Option<u32>, files: &Files) -> Resu
         }
         Ok(status)
     };
-    let Some(seconds) = watch else {
-        let status = once()?;
-        if json {
-            print::text(&(serde_json::to_string_pretty(&status)? + "\n"))?;
-        } else {
-            print::text(&text::status(&status, Style::for_stdout()))?;
-        }
-        let degraded = !status.faults.is_empty();
-        return Ok(if degraded { ExitCode::from(DEGRADED) } else { ExitCode::SUCCESS });
-    };
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let mut tick =
-        runtime.block_on(async { tokio::time::interval(Duration::from_secs(seconds.max(1).into())) });
-    let style = Style::for_stdout();
-    // Ends with the process: by ^C, or when the reader of the output is gone.
-    loop {
-        runtime.block_on(tick.tick());
-        let text = text::status(&once()?, style);
-        // Home and clear to the end, rather than clear and redraw: that would flicker.
-        let frame =
-            if style.colour { format!("\x1b[H{}\x1b[J", text.replace('\n', "\x1b[K\n")) } else { text };
-        if !print::text(&frame)? {
-            return Ok(ExitCode::SUCCESS);
-        }
+    if let Some(seconds) = watch {
+        return watch::run(Arc::new(look), Duration::from_secs(seconds.max(1).into()));
     }
+    let status = look()?;
+    if json {
+        print::text(&(serde_json::to_string_pretty(&status)? + "\n"))?;
+    } else {
+        print::text(&text::status(&status, Style::for_stdout()))?;
+    }
+    let degraded = !status.faults.is_empty();
+    Ok(if degraded { ExitCode::from(DEGRADED) } else { ExitCode::SUCCESS })
 }
 
 /// The status, from the daemon if one runs and answers, else from the pins.

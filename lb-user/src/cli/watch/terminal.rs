@@ -1,0 +1,143 @@
+//! The terminal as a screen needs it: the other buffer, no cursor, no line that wraps, and keys as they are typed. All of
+//! it is given back.
+
+use std::io::{self, IsTerminal};
+
+use anyhow::{Result, bail};
+use lb_view::text::Size;
+use rustix::io::Errno;
+use rustix::termios::{LocalModes, OptionalActions, SpecialCodeIndex, Termios};
+use tokio::sync::mpsc;
+
+use super::keys::{Key, keys};
+use crate::print;
+
+/// The alternate screen, no cursor, and no line that goes on in the next: a letter that is wider than others would else
+/// make the screen scroll.
+const ENTER: &str = "\x1b[?1049h\x1b[?25l\x1b[?7l";
+/// All of that the other way round.
+const LEAVE: &str = "\x1b[?7h\x1b[?25h\x1b[?1049l";
+
+/// The terminal of standard output while a screen is on it.
+pub struct Terminal {
+    /// How the terminal of standard input was.
+    before: Option<Termios>,
+    is_left: bool,
+}
+
+impl Terminal {
+    /// Takes the screen.
+    ///
+    /// # Errors
+    /// If the terminal cannot be written to.
+    pub fn enter() -> Result<Self> {
+        // If keys do not come from a terminal, there are none.
+        let before = rustix::termios::tcgetattr(io::stdin()).ok();
+        let terminal = Self { before, is_left: false };
+        if let Some(mut modes) = terminal.before.clone() {
+            // Signals stay with the terminal: ^C is SIGINT.
+            modes.local_modes -= LocalModes::ICANON | LocalModes::ECHO;
+            modes.special_codes[SpecialCodeIndex::VMIN] = 1;
+            modes.special_codes[SpecialCodeIndex::VTIME] = 0;
+            rustix::termios::tcsetattr(io::stdin(), OptionalActions::Now, &modes)?;
+        }
+        write(ENTER)?;
+        Ok(terminal)
+    }
+
+    /// Shows these rows, and nothing else.
+    ///
+    /// # Errors
+    /// If the terminal cannot be written to.
+    pub fn show(&self, rows: &[String]) -> Result<()> {
+        // Each row is cleared before it is written, and what is below at the end: to clear all first would flicker. From a
+        // full row the end could not be cleared, for the cursor stands on its last letter.
+        let mut frame = "\x1b[H".to_owned();
+        for (number, row) in rows.iter().enumerate() {
+            frame.push_str(if number == 0 { "\x1b[2K" } else { "\r\n\x1b[2K" });
+            frame.push_str(row);
+        }
+        if rows.is_empty() {
+            frame.push_str("\x1b[J");
+        } else if rows.len() < size().rows {
+            frame.push_str("\r\n\x1b[J");
+        }
+        write(&frame)
+    }
+
+    /// Gives it back. A failure is ignored: then the terminal is gone.
+    pub fn leave(&mut self) {
+        if !std::mem::replace(&mut self.is_left, true) {
+            let _ = print::text(LEAVE);
+            if let Some(before) = &self.before {
+                // Keys that were typed for the screen are not for the shell.
+                let _ = rustix::termios::tcsetattr(io::stdin(), OptionalActions::Flush, before);
+            }
+        }
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        self.leave();
+    }
+}
+
+fn write(text: &str) -> Result<()> {
+    if !print::text(text)? {
+        bail!("the terminal is gone");
+    }
+    Ok(())
+}
+
+/// How large the terminal of standard output is; as large as the first ones were, if it does not say.
+pub fn size() -> Size {
+    let size = rustix::termios::tcgetwinsize(io::stdout());
+    let (columns, rows) = size.map_or((0, 0), |size| (size.ws_col, size.ws_row));
+    let or = |count: u16, usual: usize| if count == 0 { usual } else { count.into() };
+    Size { columns: or(columns, 80), rows: or(rows, 24) }
+}
+
+/// Keys of standard input.
+pub struct Keyboard {
+    typed: mpsc::Receiver<Vec<Key>>,
+}
+
+impl Keyboard {
+    /// The keys from now on; none, if standard input is no terminal.
+    ///
+    /// # Errors
+    /// If no thread can be started to read them.
+    pub fn open() -> io::Result<Self> {
+        let (keys, typed) = mpsc::channel(1);
+        if io::stdin().is_terminal() {
+            // Ends with the process: nothing else ends a read of a terminal.
+            std::thread::Builder::new().name("keys".to_owned()).spawn(move || read(&keys))?;
+        }
+        Ok(Self { typed })
+    }
+
+    /// What is typed next.
+    pub async fn keys(&mut self) -> Vec<Key> {
+        match self.typed.recv().await {
+            Some(keys) => keys,
+            None => std::future::pending().await,
+        }
+    }
+}
+
+/// Reads keys, until nobody wants them or nothing can be typed any more, which is to quit.
+fn read(wanted: &mpsc::Sender<Vec<Key>>) {
+    let mut typed = [0; 256];
+    // Bound: the process.
+    loop {
+        let (keys, is_last) = match rustix::io::read(io::stdin(), &mut typed) {
+            Ok(count) if count > 0 => (keys(&typed[..count]), false),
+            Err(Errno::INTR) => continue,
+            Ok(_) | Err(_) => (vec![Key::Quit], true),
+        };
+        if wanted.blocking_send(keys).is_err() || is_last {
+            return;
+        }
+    }
+}

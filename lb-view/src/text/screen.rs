@@ -1,0 +1,165 @@
+//! What a terminal shows of a text that may be longer and wider: as many lines as fit, from one of them on, and what is
+//! not seen. It never has more rows than the terminal, so that nothing scrolls.
+
+use super::wrap::{is_escape, pieces};
+
+/// How large a terminal is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Size {
+    /// Characters in a row.
+    pub columns: usize,
+    /// Rows.
+    pub rows: usize,
+}
+
+/// A text on a terminal.
+#[derive(Clone, Debug)]
+pub struct Screen {
+    lines: Vec<String>,
+    remark: Option<String>,
+    rows: usize,
+    /// The first line that is shown.
+    top: usize,
+}
+
+impl Screen {
+    /// A text, and below it a remark, which is always seen: as much of it as one row holds. `top` is the first line that is
+    /// shown, if so many are above those that fit.
+    pub fn new(text: &str, remark: Option<&str>, size: Size, top: usize) -> Self {
+        let columns = size.columns.max(1);
+        let mut lines = Vec::new();
+        text.lines().for_each(|line| cut(line, columns, &mut lines));
+        let mut remarks = Vec::new();
+        cut(remark.unwrap_or(""), columns, &mut remarks);
+        let remark = remark.and_then(|_| remarks.into_iter().next());
+        let mut screen = Self { lines, remark, rows: size.rows.max(1), top: 0 };
+        screen.top = top.min(screen.last_top());
+        screen
+    }
+
+    /// The first line that is shown.
+    pub fn top(&self) -> usize {
+        self.top
+    }
+
+    /// The first line that is shown at the end of the text.
+    pub fn last_top(&self) -> usize {
+        // Without room for a line there is nothing to scroll.
+        match self.room() {
+            0 => 0,
+            room => self.lines.len().saturating_sub(room),
+        }
+    }
+
+    /// How many lines of the text are seen at once. One row says how many are not seen, if any.
+    pub fn room(&self) -> usize {
+        let rows = self.rows_of_text();
+        if self.lines.len() > rows { rows.saturating_sub(1) } else { rows }
+    }
+
+    fn rows_of_text(&self) -> usize {
+        self.rows - usize::from(self.remark.is_some())
+    }
+
+    /// The rows, from the top down.
+    pub fn rows(&self) -> Vec<String> {
+        let room = self.room();
+        let mut rows: Vec<String> = self.lines.iter().skip(self.top).take(room).cloned().collect();
+        if self.lines.len() > room && self.rows_of_text() > 0 {
+            rows.push(match (self.lines.len() - self.top - room, self.top) {
+                (0, above) => format!("... the end, {}", count(above, "above")),
+                (below, 0) => format!("... {}", count(below, "")),
+                (below, above) => format!("... {}, {}", count(below, ""), count(above, "above")),
+            });
+        }
+        rows.extend(self.remark.clone());
+        rows
+    }
+}
+
+fn count(lines: usize, place: &str) -> String {
+    match (lines, place) {
+        (1, "") => "1 more line".to_owned(),
+        (_, "") => format!("{lines} more lines"),
+        (_, place) => format!("{lines} {place}"),
+    }
+}
+
+/// Adds a line as so many pieces of at most `columns` characters as it takes. Each begins in the colour in which the one
+/// before it ended, for it may be the first that is shown.
+fn cut(line: &str, columns: usize, lines: &mut Vec<String>) {
+    let (mut row, mut at, mut colour) = (String::new(), 0, "");
+    for piece in pieces(line) {
+        if is_escape(piece) {
+            row.push_str(piece);
+            colour = if piece == "\x1b[0m" { "" } else { piece };
+            continue;
+        }
+        // What a terminal would obey is not a letter.
+        for letter in piece.chars().map(|letter| if letter.is_control() { ' ' } else { letter }) {
+            if at == columns {
+                row.push_str(if colour.is_empty() { "" } else { "\x1b[0m" });
+                lines.push(std::mem::replace(&mut row, colour.to_owned()));
+                at = 0;
+            }
+            row.push(letter);
+            at += 1;
+        }
+    }
+    lines.push(row);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(screen: (&str, Option<&str>), (columns, rows): (usize, usize), top: usize, expected: &[&str]) {
+        let screen = Screen::new(screen.0, screen.1, Size { columns, rows }, top);
+        assert_eq!(screen.rows(), expected);
+        assert!(screen.rows().len() <= rows);
+    }
+
+    #[test]
+    fn what_does_not_fit_is_counted() {
+        let text = "a\nb\nc\nd\ne\n";
+        check((text, None), (80, 5), 0, &["a", "b", "c", "d", "e"]);
+        check((text, None), (80, 4), 0, &["a", "b", "c", "... 2 more lines"]);
+        check((text, None), (80, 4), 1, &["b", "c", "d", "... 1 more line, 1 above"]);
+        check((text, None), (80, 4), 2, &["c", "d", "e", "... the end, 2 above"]);
+        check((text, None), (80, 1), 0, &["... 5 more lines"]);
+        check(("", None), (80, 1), 0, &[]);
+    }
+
+    #[test]
+    fn nothing_is_above_what_fits_and_nothing_below_the_end() {
+        let text = "a\nb\nc\nd\ne\n";
+        check((text, None), (80, 5), 3, &["a", "b", "c", "d", "e"]);
+        check((text, None), (80, 4), 99, &["c", "d", "e", "... the end, 2 above"]);
+        let screen = Screen::new(text, None, Size { columns: 80, rows: 4 }, 99);
+        assert_eq!((screen.top(), screen.last_top(), screen.room()), (2, 2, 3));
+    }
+
+    #[test]
+    fn a_remark_is_always_seen() {
+        check(("a\nb\n", Some("wrong")), (80, 3), 0, &["a", "b", "wrong"]);
+        check(("a\nb\n", Some("wrong")), (80, 2), 0, &["... 2 more lines", "wrong"]);
+        check(("a\nb\n", Some("wrong again")), (5, 9), 0, &["a", "b", "wrong"]);
+        check(("", Some("wrong")), (80, 1), 0, &["wrong"]);
+    }
+
+    #[test]
+    fn a_line_that_is_too_wide_takes_several_rows() {
+        check(("abcdefg\nh\n", None), (3, 9), 0, &["abc", "def", "g", "h"]);
+        check(("abcdef\n", None), (3, 9), 0, &["abc", "def"]);
+        check(("a\x1b[31mbcde\x1b[0mf", None), (3, 9), 0, &["a\x1b[31mbc\x1b[0m", "\x1b[31mde\x1b[0mf"]);
+        check(("a\tb\rc\x7f", None), (9, 9), 0, &["a b c "]);
+    }
+
+    #[test]
+    fn no_terminal_is_too_small() {
+        check(("ab\n", Some("wrong")), (0, 1), 0, &["w"]);
+        check(("ab\n", None), (0, 1), 7, &["... 2 more lines"]);
+        assert_eq!(Screen::new("ab\n", None, Size { columns: 0, rows: 0 }, 7).rows().len(), 1);
+    }
+}

@@ -1,0 +1,114 @@
+//! `status --watch` on a terminal: what is seen fits, keys and signals are obeyed, and the terminal is given back.
+
+use std::os::unix::process::ExitStatusExt;
+
+use rustix::process::Signal;
+use stage::daemon::signal;
+use stage::eventually;
+use stage::fixture::Fixture;
+use stage::terminal::Terminal;
+
+/// `status --watch` of a set-up, once it is seen.
+fn watching(fixture: &Fixture, columns: u16, rows: u16) -> Terminal {
+    let command = fixture.setup.socklb(&["status", "web", "--watch"]);
+    let terminal = Terminal::start(command, columns, rows);
+    terminal.shows("the status is shown", |rows| rows.iter().any(|row| row.starts_with("socklb ")));
+    assert!(terminal.is_taken() && terminal.is_raw());
+    terminal
+}
+
+#[test]
+fn the_terminal_is_given_back_however_it_ends() {
+    let fixture = Fixture::new();
+    let check = |end: &dyn Fn(&mut Terminal), code: i32| {
+        let mut terminal = watching(&fixture, 100, 24);
+        end(&mut terminal);
+        let ended = terminal.ended();
+        assert_eq!((ended.code(), ended.signal()), (Some(code), None));
+        eventually("the screen is given back", || terminal.is_taken(), |is_taken| !is_taken);
+        assert!(!terminal.is_raw());
+    };
+    check(&|terminal| terminal.types("q"), 0);
+    // ^C and ^\ on the terminal are signals.
+    check(&|terminal| terminal.types("\x03"), 128 + Signal::INT.as_raw());
+    check(&|terminal| terminal.types("\x1c"), 128 + Signal::QUIT.as_raw());
+    for end in [Signal::TERM, Signal::HUP] {
+        check(&|terminal| signal(terminal.program(), end), 128 + end.as_raw());
+    }
+}
+
+#[test]
+fn what_is_seen_fits_whatever_size_the_terminal_gets() {
+    let fixture = Fixture::new();
+    let mut terminal = watching(&fixture, 120, 24);
+    let whole =
+        terminal.shows("all of it is shown", |rows| rows.iter().any(|row| row.contains("127.0.0.1:8003")));
+    assert!(whole[4].ends_with("p99"), "{whole:#?}");
+    terminal.resize(60, 24);
+    let narrow = terminal
+        .shows("columns are left out", |rows| rows.iter().any(|row| row.starts_with("(narrow terminal: ")));
+    assert!(narrow.iter().all(|row| row.chars().count() <= 60), "{narrow:#?}");
+    terminal.resize(120, 4);
+    let expected = [&whole[..3], &[format!("... {} more lines", whole.len() - 3)]].concat();
+    terminal.shows("the first three rows", |rows| rows == expected);
+    terminal.types("\x1b[B");
+    let last = format!("... {} more lines, 1 above", whole.len() - 4);
+    let expected = [&whole[1..4], &[last]].concat();
+    terminal.shows("a row further", |rows| rows == expected);
+    terminal.types("G");
+    let last = format!("... the end, {} above", whole.len() - 3);
+    terminal.shows("the end", |rows| rows.last() == Some(&last));
+    terminal.resize(120, 24);
+    terminal.shows("all of it again", |rows| rows.len() == whole.len());
+    terminal.types("q");
+    assert_eq!(terminal.ended().code(), Some(0));
+}
+
+#[test]
+fn what_cannot_be_read_is_said_and_read_again() {
+    let mut fixture = Fixture::new();
+    let mut terminal = watching(&fixture, 100, 24);
+    fixture.stop();
+    terminal.shows("that there is no daemon", |rows| rows[0].starts_with("this is what the kernel holds"));
+    assert!(fixture.setup.run(&["detach", "web"]).status.success());
+    let error = "not up to date, trying again: there is no client web here";
+    let rows = terminal
+        .shows("why it is not up to date", |rows| rows.last().is_some_and(|row| row.starts_with(error)));
+    assert!(rows.iter().any(|row| row.contains("127.0.0.1:8001")), "what was seen stays: {rows:#?}");
+    fixture.start();
+    terminal.shows("the daemon is there again", |rows| {
+        rows[0].starts_with("socklb ") && !rows.iter().any(|row| row.contains("not up to date"))
+    });
+    terminal.types("q");
+    assert_eq!(terminal.ended().code(), Some(0));
+}
+
+/// It gives the terminal back while it is stopped.
+#[test]
+fn it_can_be_stopped_and_continued() {
+    let fixture = Fixture::new();
+    let mut terminal = watching(&fixture, 100, 24);
+    let is_stopped = |terminal: &Terminal| {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", terminal.program().id())).expect("read");
+        stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
+    };
+    terminal.types("\x1a");
+    eventually("it stops", || is_stopped(&terminal), |is_stopped| *is_stopped);
+    eventually("the screen is given back", || terminal.is_taken(), |is_taken| !is_taken);
+    assert!(!terminal.is_raw());
+    signal(terminal.program(), Signal::CONT);
+    eventually("the screen is taken again", || terminal.is_taken(), |is_taken| *is_taken);
+    terminal.types("q");
+    assert_eq!(terminal.ended().code(), Some(0));
+    eventually("the screen is given back", || terminal.is_taken(), |is_taken| !is_taken);
+    assert!(!terminal.is_raw());
+}
+
+/// A name that is misspelt is told where it was typed, and no screen is taken.
+#[test]
+fn what_cannot_be_read_at_first_is_a_failure() {
+    let fixture = Fixture::new();
+    let mut terminal = Terminal::start(fixture.setup.socklb(&["status", "wep", "--watch"]), 100, 24);
+    assert_eq!(terminal.ended().code(), Some(1));
+    assert_eq!(terminal.written(), "");
+}
