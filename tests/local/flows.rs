@@ -123,7 +123,7 @@ fn flows_are_asked_for_by_client_service_and_backend() {
     probe.dial("10.96.0.11:25");
     let number = |arguments: &[&str]| flows(&fixture, arguments).len();
     assert_eq!((number(&[]), number(&["--client", "web"])), (7, 7));
-    assert_eq!((number(&["--service", "users"]), number(&["--service", "mail"])), (6, 1));
+    assert_eq!((number(&["-s", "users"]), number(&["--service", "mail"])), (6, 1));
     assert_eq!((number(&["--backend", "127.0.0.1:8001"]), number(&["--backend", "127.0.0.1:8002"])), (3, 2));
     assert_eq!(number(&["--service", "mail", "--backend", "127.0.0.1:8001"]), 1);
     for (arguments, expected) in [

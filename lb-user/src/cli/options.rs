@@ -95,7 +95,7 @@ pub enum Command {
         #[arg(long)]
         client: Option<String>,
         /// Only to this service
-        #[arg(long)]
+        #[arg(short, long)]
         service: Option<String>,
         /// Only to this backend, by its address and port
         #[arg(long, value_name = "ADDRESS")]
@@ -186,4 +186,34 @@ impl Files {
 fn sort_by() -> impl TypedValueParser<Value = SortBy> {
     let of = |name: String| SortBy::ALL.into_iter().find(|by| by.name() == name).expect("a possible value");
     PossibleValuesParser::new(SortBy::ALL.map(SortBy::name)).map(of)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn a_short_option_is_the_same_with_every_command() {
+        let whole = Cli::command();
+        whole.clone().debug_assert();
+        let options = whole.get_subcommands().chain([&whole]).flat_map(clap::Command::get_arguments);
+        let mut longs: BTreeMap<char, &str> = BTreeMap::new();
+        let mut without = Vec::new();
+        for option in options {
+            match (option.get_short(), option.get_long()) {
+                (Some(short), Some(long)) => {
+                    assert_eq!(*longs.entry(short).or_insert(long), long, "-{short}");
+                }
+                (None, Some(long)) => without.push(long),
+                (_, None) => {}
+            }
+        }
+        assert_eq!(longs, [('c', "config"), ('s', "service"), ('w', "watch")].into());
+        let is_short = |long: &&str| longs.values().any(|other| other == long);
+        assert_eq!(without.into_iter().find(is_short), None, "it is short with other commands");
+    }
 }
