@@ -109,16 +109,31 @@ fn children(directory: &Path) -> Vec<PathBuf> {
 /// If there is no cgroup2, or this process is outside of what is mounted of it.
 pub fn ours_and_above() -> Result<Vec<u64>, DatapathError> {
     let text = std::fs::read_to_string("/proc/self/cgroup").map_err(DatapathError::OwnCgroup)?;
-    let relative = of_version_2(&text).ok_or(DatapathError::NoCgroup2)?;
+    Ok(and_above(&text)?.into_iter().map(|(_, id)| id).collect())
+}
+
+/// The cgroup of a process and those above it, innermost first: their paths and ids.
+///
+/// # Errors
+/// If there is no such process or no cgroup2, or the process is outside of what is mounted of it.
+pub fn of_process_and_above(pid: u32) -> Result<Vec<(PathBuf, u64)>, DatapathError> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/cgroup"));
+    and_above(&text.map_err(|source| DatapathError::CgroupOfProcess { pid, source })?)
+}
+
+/// The cgroup of a process, by the text of its `cgroup` file, and those above it.
+fn and_above(text: &str) -> Result<Vec<(PathBuf, u64)>, DatapathError> {
+    let relative = of_version_2(text).ok_or(DatapathError::NoCgroup2)?;
     // The path is relative to the root of our cgroup namespace: only a mount of that root shows it so.
     let table = std::fs::read_to_string("/proc/self/mountinfo").map_err(DatapathError::MountInfo)?;
     let mount = mounts_of_type(&table, "cgroup2").into_iter().find(|mount| mount.root == "/");
     let mount = mount.ok_or(DatapathError::NoOwnCgroup2)?.at;
-    let path = mount.join(relative.trim_start_matches('/'));
+    // By its components, for the root's path would end in a slash.
+    let path: PathBuf = mount.join(relative.trim_start_matches('/')).components().collect();
     let ancestors = path.ancestors().take_while(|ancestor| ancestor.starts_with(&mount));
-    let ids: Result<Vec<u64>, _> =
-        ancestors.map(|ancestor| std::fs::metadata(ancestor).map(|metadata| metadata.ino())).collect();
-    ids.map_err(|source| DatapathError::OpenCgroup { path, source })
+    let with_id = |path: &Path| std::fs::metadata(path).map(|metadata| (path.to_owned(), metadata.ino()));
+    let all: Result<Vec<_>, _> = ancestors.map(with_id).collect();
+    all.map_err(|source| DatapathError::OpenCgroup { path, source })
 }
 
 /// The path of a process's cgroup of the second version in the text of its `cgroup` file (cgroups(7)).

@@ -21,6 +21,12 @@ pub enum DatapathError {
     NoOwnCgroup2,
     #[error("cannot read /proc/self/cgroup")]
     OwnCgroup(#[source] io::Error),
+    #[error("cannot read the cgroup of process {pid}")]
+    CgroupOfProcess {
+        pid: u32,
+        #[source]
+        source: io::Error,
+    },
     #[error("cgroup {} does not exist: start the service first, or create it with `mkdir`", .0.display())]
     NoCgroup(PathBuf),
     #[error("{} leads out of the cgroup2 mount", .0.display())]

@@ -80,7 +80,10 @@ mod reclaim;
 mod snapshot;
 
 pub use btf::Offsets;
-pub use cgroup::{Cgroup, cgroup2_mount, namespace_warning, ours_and_above, path_of as cgroup_of_id};
+pub use cgroup::{
+    Cgroup, cgroup2_mount, ids_below as cgroups_below, namespace_warning, of_process_and_above,
+    ours_and_above, path_of as cgroup_of_id,
+};
 pub use cgroup_tree::CgroupTree;
 pub use client::Datapath;
 pub use clock::monotonic_ns;
@@ -102,4 +105,4 @@ pub use reclaim::{Pass, ReclaimCounts, ReclaimTarget, Suspects, can_reclaim, rec
 pub use snapshot::{BackendSnapshot, FlowSnapshot, ServiceSnapshot, Snapshot};
 pub use sys::runs::Runs;
 pub use tables::{Counts, CursorSeed, Fullness, ServiceView, SlotView, Tables};
-pub use uncovered::{Sockets, Uncovered, uncovered};
+pub use uncovered::{Sockets, Uncovered, made_elsewhere, uncovered};

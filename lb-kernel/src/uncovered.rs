@@ -42,47 +42,78 @@ pub struct Sockets {
 /// listening: the kernel lists no others. Those that were accepted do not connect, and are left out.
 pub fn uncovered(cgroup: &Cgroup) -> Sockets {
     let covered: BTreeSet<u64> = cgroup::ids_below(&cgroup.path).into_iter().chain([cgroup.id]).collect();
-    let mut lists: BTreeMap<u64, Option<Vec<SocketEntry>>> = BTreeMap::new();
+    let mut lists = Lists::default();
     let mut found = Sockets::default();
     for pid in cgroup::processes(&cgroup.path) {
-        let Some(namespace) = fs::metadata(format!("/proc/{pid}/ns/net")).ok().map(|m| m.ino()) else {
-            // The process has ended, or its namespace may not be seen.
-            if Path::new("/proc").join(pid.to_string()).exists() {
-                found.unseen.push(pid);
-            }
-            continue;
-        };
-        let list = lists.entry(namespace).or_insert_with(|| list_of(pid, namespace));
-        let (Some(list), Some(inodes)) = (list, socket_inodes(pid)) else {
-            found.unseen.push(pid);
-            continue;
-        };
-        let ports: BTreeSet<u16> =
-            list.iter().filter(|socket| socket.listens).map(|socket| socket.port).collect();
-        for socket in list.iter().filter(|socket| inodes.contains(&socket.inode)) {
-            // It was accepted from a socket that listens, whose cgroup it has.
-            if !socket.listens && ports.contains(&socket.port) {
-                continue;
-            }
-            // Where the kernel does not tell the cgroup, nothing can be said.
-            let Some(made_in) = socket.cgroup.filter(|made_in| !covered.contains(made_in)) else { continue };
-            found.uncovered.push(Uncovered {
-                pid,
-                process: process::name(pid).unwrap_or_else(|| "?".to_owned()),
-                inode: socket.inode,
-                made_in: cgroup::path_of(made_in),
-                listens: socket.listens,
-                peer: (!socket.listens).then_some(socket.peer),
-            });
-        }
+        look(pid, &covered, &mut lists, &mut found);
     }
     found
 }
 
-fn list_of(pid: u32, namespace: u64) -> Option<Vec<SocketEntry>> {
+/// The sockets of one process that were made outside of these cgroups: as [`uncovered`], and UDP sockets that have a port.
+pub fn made_elsewhere(pid: u32, cgroups: &BTreeSet<u64>) -> Sockets {
+    let mut found = Sockets::default();
+    look(pid, cgroups, &mut Lists { with_datagrams: true, ..Lists::default() }, &mut found);
+    found
+}
+
+/// The lists of sockets of network namespaces, by their inodes; `None` of one that cannot be seen.
+#[derive(Default)]
+struct Lists {
+    by_namespace: BTreeMap<u64, Option<Vec<(SocketEntry, bool)>>>,
+    /// Whether UDP sockets are looked for.
+    with_datagrams: bool,
+}
+
+/// Adds the sockets of a process that were made outside of these cgroups.
+fn look(pid: u32, cgroups: &BTreeSet<u64>, lists: &mut Lists, found: &mut Sockets) {
+    let Some(namespace) = fs::metadata(format!("/proc/{pid}/ns/net")).ok().map(|m| m.ino()) else {
+        // The process has ended, or its namespace may not be seen.
+        if Path::new("/proc").join(pid.to_string()).exists() {
+            found.unseen.push(pid);
+        }
+        return;
+    };
+    let with_datagrams = lists.with_datagrams;
+    let list = lists.by_namespace.entry(namespace);
+    let list = list.or_insert_with(|| list_of(pid, namespace, with_datagrams));
+    let (Some(list), Some(inodes)) = (list, socket_inodes(pid)) else {
+        found.unseen.push(pid);
+        return;
+    };
+    let ports: BTreeSet<u16> =
+        list.iter().filter(|(socket, _)| socket.listens).map(|(socket, _)| socket.port).collect();
+    for (socket, is_datagram) in list.iter().filter(|(socket, _)| inodes.contains(&socket.inode)) {
+        // It was accepted from a socket that listens, whose cgroup it has.
+        if !socket.listens && !is_datagram && ports.contains(&socket.port) {
+            continue;
+        }
+        // Where the kernel does not tell the cgroup, nothing can be said.
+        let Some(made_in) = socket.cgroup.filter(|made_in| !cgroups.contains(made_in)) else { continue };
+        found.uncovered.push(Uncovered {
+            pid,
+            process: process::name(pid).unwrap_or_else(|| "?".to_owned()),
+            inode: socket.inode,
+            made_in: cgroup::path_of(made_in),
+            listens: socket.listens,
+            // A UDP socket need not be connected.
+            peer: (!socket.listens && socket.peer.port() != 0).then_some(socket.peer),
+        });
+    }
+}
+
+/// The TCP sockets of a process's network namespace, and with them its UDP sockets if these are wanted; each with whether
+/// it is one of these.
+fn list_of(pid: u32, namespace: u64, with_datagrams: bool) -> Option<Vec<(SocketEntry, bool)>> {
     let ours = fs::metadata("/proc/thread-self/ns/net").is_ok_and(|metadata| metadata.ino() == namespace);
-    let lists = if ours { SocketLists::open() } else { open_in_namespace_of(pid) };
-    lists.and_then(|lists| lists.tcp()).ok()
+    let lists = if ours { SocketLists::open() } else { open_in_namespace_of(pid) }.ok()?;
+    let mut sockets = Vec::new();
+    lists.each_tcp(|socket| sockets.push((socket, false))).ok()?;
+    if with_datagrams {
+        // Not every kernel lists them.
+        let _ = lists.each_udp(|socket| sockets.push((socket, true)));
+    }
+    Some(sockets)
 }
 
 /// Inodes of the sockets that a process has open; `None` if that cannot be seen.

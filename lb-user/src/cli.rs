@@ -54,7 +54,7 @@ pub fn run(cli: Cli) -> Result<ExitCode, Failure> {
         Command::Explain { service, client, json } => explain::run(&service, client.as_deref(), json, &files),
         Command::Wait { client, timeout } => wait::run(&client, seconds(timeout), &files),
         Command::Exec { client, timeout, command } => exec::run(&client, &command, seconds(timeout), &files),
-        Command::Doctor { json } => doctor::run(json, &files),
+        Command::Doctor { pid, json } => doctor::run(pid, json, &files),
         Command::Detach { client, all: _ } => detach::run(client.as_deref(), &files),
     }
 }

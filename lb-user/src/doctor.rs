@@ -10,12 +10,16 @@ mod programs;
 
 mod sockets;
 
+mod process;
+
 use std::collections::BTreeSet;
 use std::path::Path;
 
 use lb_kernel::{Cgroup, Features, Pins};
 use lb_view::diagnosis::{Diagnosis, SCHEMA, State};
 use lb_view::status::Reclaim;
+
+pub use process::examine as examine_process;
 
 use crate::api::{self, Answer};
 use crate::config::{Config, Paths};

@@ -188,6 +188,90 @@ fn programs_of_pins_that_were_moved_are_named() {
     assert_eq!(of(&findings, "other programs")[0].0, State::Ok);
 }
 
+/// Exit code and findings about one process.
+fn doctor_of(setup: &Setup, pid: u32) -> (Option<i32>, Vec<Finding>) {
+    let config = setup.folder.join("socklb.toml");
+    let (config, pid) = (config.to_str().expect("UTF-8"), pid.to_string());
+    let output = setup.run(&["doctor", "--json", "--config", config, "--pid", &pid]);
+    let diagnosis: Diagnosis = serde_json::from_slice(&output.stdout).unwrap_or_else(|error| {
+        panic!("doctor --pid: {error}: {}", String::from_utf8_lossy(&output.stderr));
+    });
+    (output.status.code(), diagnosis.findings)
+}
+
+#[test]
+fn whether_a_process_is_covered_is_told() {
+    let mut fixture = Fixture::new();
+    let sleep_in = |cgroup: &Cgroup| {
+        let mut command = std::process::Command::new("/usr/bin/sleep");
+        cgroup.enter(&mut command);
+        stage::daemon::Kept::of(command.arg("60").spawn().expect("start a process"))
+    };
+    let here = fixture.cgroup.path().display().to_string();
+    let below = fixture.cgroup.child("below");
+    let (inside, further) = (sleep_in(&fixture.cgroup), sleep_in(&below));
+    for (process, place) in [(&inside, "its cgroup"), (&further, "a cgroup above it")] {
+        let (code, findings) = doctor_of(&fixture.setup, process.id());
+        let text = format!("client web covers it: programs are attached to {place}, {here}");
+        assert_eq!(of(&findings, "coverage"), [(State::Ok, text.as_str(), None)]);
+        assert_eq!((code, of(&findings, "sockets")[0].0), (Some(0), State::Ok), "{findings:#?}");
+    }
+    // Not by the client of a cgroup beside it.
+    let beside = Cgroup::new();
+    let outside = sleep_in(&beside);
+    let (code, findings) = doctor_of(&fixture.setup, outside.id());
+    let (state, text, help) = of(&findings, "coverage")[0];
+    assert_eq!((code, state), (Some(3), State::Problem));
+    let expected = format!(
+        "no client covers {} or a cgroup above it; clients here are: web ({here})",
+        beside.path().display()
+    );
+    assert_eq!(text, expected);
+    assert!(help.is_some_and(|help| help.contains("`socklb exec web -- COMMAND`")), "{help:?}");
+    // Programs cover without a daemon, until they are gone.
+    fixture.stop();
+    assert_eq!(doctor_of(&fixture.setup, inside.id()).0, Some(0));
+    assert!(fixture.setup.run(&["detach", "web"]).status.success());
+    let (code, findings) = doctor_of(&fixture.setup, inside.id());
+    let (state, text, _) = of(&findings, "coverage")[0];
+    assert_eq!((code, state), (Some(3), State::Problem));
+    assert_eq!(text, format!("client web is configured for {here}, and its programs are not attached there"));
+    let none = fixture.setup.run(&["doctor", "--pid", "2147483647"]);
+    let (code, text) = stage::daemon::failure(&none);
+    assert_eq!(
+        (code, text.as_str()),
+        (Some(1), "socklb: there is no process 2147483647, or it may not be seen")
+    );
+}
+
+#[test]
+fn sockets_of_a_process_that_were_made_elsewhere_are_told() {
+    let fixture = Fixture::new();
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("listen");
+    let connected =
+        std::net::TcpStream::connect(listener.local_addr().expect("its address")).expect("connect");
+    let datagrams = std::net::UdpSocket::bind("127.0.0.1:0").expect("bind");
+    let inherit = |fd: std::os::fd::BorrowedFd<'_>| {
+        rustix::io::fcntl_setfd(fd, rustix::io::FdFlags::empty()).expect("let it be inherited");
+    };
+    use std::os::fd::AsFd as _;
+    inherit(connected.as_fd());
+    inherit(datagrams.as_fd());
+    let mut command = std::process::Command::new("/usr/bin/sleep");
+    fixture.cgroup.enter(&mut command);
+    let process = stage::daemon::Kept::of(command.arg("60").spawn().expect("start a process"));
+    let (code, findings) = doctor_of(&fixture.setup, process.id());
+    assert_eq!((code, of(&findings, "coverage")[0].0), (Some(3), State::Ok));
+    let sockets = of(&findings, "sockets");
+    let peer = listener.local_addr().expect("its address");
+    for what in [format!("it is connected to {peer}"), "it sends datagrams".to_owned()] {
+        let told = |(state, text, help): &&(State, &str, Option<&str>)| {
+            *state == State::Warning && text.ends_with(&what) && help.is_some()
+        };
+        assert_eq!(sockets.iter().filter(told).count(), 1, "{what}: {sockets:#?}");
+    }
+}
+
 /// A process may call itself anything, a line of the doctor's too.
 #[test]
 fn names_that_a_terminal_would_obey_are_written_out() {

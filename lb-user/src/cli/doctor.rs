@@ -10,17 +10,27 @@ use crate::{doctor, print};
 use lb_view::status::Status;
 use lb_view::text::{self, Style};
 
-/// Examines the host.
+/// Examines the host, or whether one process is covered.
 ///
 /// # Errors
-/// If a path cannot be made absolute, or the output cannot be written.
-pub fn run(json: bool, files: &Files) -> Result<ExitCode, Failure> {
+/// If a path cannot be made absolute, the output cannot be written, there is no such process, or it cannot be seen what
+/// is attached to its cgroup.
+pub fn run(pid: Option<u32>, json: bool, files: &Files) -> Result<ExitCode, Failure> {
     let mut files = files.clone();
+    // The whole examination asks the daemon for itself.
+    let is_asked = files.config.is_none() || pid.is_some();
+    let status = match paths_of(&files).ok().filter(|_| is_asked) {
+        Some(paths) => match api::ask_daemon::<Status>(&paths, "/v1/status") {
+            Ok(Answer::Given(status)) => Some(status),
+            Ok(Answer::NotRunning | Answer::Silent) | Err(_) => None,
+        },
+        None => None,
+    };
     // The daemon that runs knows which configuration is its own.
     if files.config.is_none()
-        && let Ok(Answer::Given(status)) = api::ask_daemon::<Status>(&paths_of(&files)?, "/v1/status")
+        && let Some(status) = &status
     {
-        files.config = status.daemon.map(|daemon| daemon.config);
+        files.config = status.daemon.as_ref().map(|daemon| daemon.config.clone());
     }
     let config = read_config(&files).map_err(|failure| failure.to_string());
     let paths = match &config {
@@ -28,7 +38,10 @@ pub fn run(json: bool, files: &Files) -> Result<ExitCode, Failure> {
         // The diagnosis tells what is wrong with the configuration.
         Err(_) => paths_of(&files).or_else(|_| files.over(Paths::default()))?,
     };
-    let diagnosis = doctor::examine(&paths, files.file(), config.as_ref());
+    let diagnosis = match pid {
+        Some(pid) => doctor::examine_process(&paths, pid, config.as_ref().ok(), status.as_ref())?,
+        None => doctor::examine(&paths, files.file(), config.as_ref()),
+    };
     if json {
         print::text(&(serde_json::to_string_pretty(&diagnosis)? + "\n"))?;
     } else {

@@ -144,8 +144,14 @@ pub enum Command {
         #[arg(last = true, required = true)]
         command: Vec<OsString>,
     },
-    /// Check this host: kernel, privileges, mounts, other programs, sockets that are not covered
+    /// Check this host: kernel, privileges, mounts, other programs, sockets that are not covered; or whether a process is
+    ///
+    /// Exit codes: 0 nothing is wrong, or the process is covered; 3 otherwise; with --pid 1 if there is no such process, 4 if
+    /// it cannot be seen what is attached.
     Doctor {
+        /// Tell whether this process is covered, by which client, and if not, why
+        #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+        pid: Option<u32>,
         /// Print JSON
         #[arg(long)]
         json: bool,

@@ -10,8 +10,20 @@ use super::AS_ROOT;
 /// Sockets of one client that are told one by one: a process that was handed thousands is one fault, not thousands.
 const SHOWN: usize = 20;
 
+/// What to do about a socket that was handed to a service.
+const HELP: &str = "have the process make its sockets itself, in its own cgroup";
+
 /// The sockets of a client that are not covered.
 pub fn uncovered(diagnosis: &mut Diagnosis, name: &str, sockets: &Sockets) {
+    let good = format!(
+        "client {name}: every TCP socket of its processes that is connected or listens is covered; the kernel lists \
+         no others, so one that was made elsewhere and has not dialled yet is not seen"
+    );
+    told(diagnosis, &format!("client {name}"), sockets, &good, HELP);
+}
+
+/// The sockets of a client or a process that are not covered, with what to do about it; or `good`, if there is none.
+pub fn told(diagnosis: &mut Diagnosis, subject: &str, sockets: &Sockets, good: &str, help: &str) {
     let Sockets { uncovered, unseen } = sockets;
     // Processes that were forked hold the same sockets.
     let mut found: BTreeMap<u32, Vec<&Uncovered>> = BTreeMap::new();
@@ -20,9 +32,9 @@ pub fn uncovered(diagnosis: &mut Diagnosis, name: &str, sockets: &Sockets) {
     }
     // Connected sockets come first: a socket that only listens dials nothing.
     let (dialling, listening): (Vec<_>, Vec<_>) =
-        found.into_values().partition(|holders| holders.iter().any(|socket| socket.peer.is_some()));
+        found.into_values().partition(|holders| holders.iter().any(|socket| !socket.listens));
     for holders in dialling.iter().chain(&listening).take(SHOWN) {
-        one(diagnosis, name, holders);
+        one(diagnosis, subject, holders, help);
     }
     let more_listening = listening.len().saturating_sub(SHOWN.saturating_sub(dialling.len()));
     for (state, more, what) in [
@@ -30,24 +42,20 @@ pub fn uncovered(diagnosis: &mut Diagnosis, name: &str, sockets: &Sockets) {
         (State::Note, more_listening, "only listen"),
     ] {
         if more > 0 {
-            let text = format!("client {name}: {more} more sockets that {what} are not covered");
+            let text = format!("{subject}: {more} more sockets that {what} are not covered");
             diagnosis.add("sockets", state, text, None);
         }
     }
     if !unseen.is_empty() {
-        let text = format!("client {name}: the sockets of {} processes cannot be seen", unseen.len());
+        let text = format!("{subject}: the sockets of {} processes cannot be seen", unseen.len());
         diagnosis.add("sockets", State::Note, text, Some(AS_ROOT));
     } else if uncovered.is_empty() {
-        let text = format!(
-            "client {name}: every TCP socket of its processes that is connected or listens is covered; the kernel lists \
-             no others, so one that was made elsewhere and has not dialled yet is not seen"
-        );
-        diagnosis.ok("sockets", text);
+        diagnosis.ok("sockets", good);
     }
 }
 
 /// One socket, which all of these hold.
-fn one(diagnosis: &mut Diagnosis, name: &str, holders: &[&Uncovered]) {
+fn one(diagnosis: &mut Diagnosis, subject: &str, holders: &[&Uncovered], help: &str) {
     let Some(socket) = holders.first() else { return };
     let made_in = match &socket.made_in {
         // Escaped: the process that makes a cgroup chooses its name.
@@ -55,15 +63,12 @@ fn one(diagnosis: &mut Diagnosis, name: &str, holders: &[&Uncovered]) {
         None => "made in a cgroup that is gone".to_owned(),
     };
     let (state, what, help) = match socket.peer {
-        None => (State::Note, "it listens, so it dials nobody".to_owned(), None),
-        Some(peer) => (
-            State::Warning,
-            format!("it is connected to {peer}"),
-            Some("have the process make its sockets itself, in its own cgroup"),
-        ),
+        _ if socket.listens => (State::Note, "it listens, so it dials nobody".to_owned(), None),
+        Some(peer) => (State::Warning, format!("it is connected to {peer}"), Some(help)),
+        None => (State::Warning, "it sends datagrams".to_owned(), Some(help)),
     };
     let text = format!(
-        "client {name}: socket {} of {} is not covered: {made_in}; {what}",
+        "{subject}: socket {} of {} is not covered: {made_in}; {what}",
         socket.inode,
         holders_text(holders)
     );

@@ -1,0 +1,128 @@
+//! `socklb doctor --pid`: whether the connects of one process are balanced, and if not, why and what to do.
+//!
+//! A process is covered by the clients whose programs are attached to its cgroup or one above. Each of its sockets is
+//! covered by the cgroup in which it was made, which need not be the one that the process is in now.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail};
+use lb_kernel::{DatapathError, Pins, process};
+use lb_view::diagnosis::{Diagnosis, SCHEMA, State};
+use lb_view::status::Status;
+
+use super::{KnownClient, clients, sockets};
+use crate::config::{Config, Paths};
+
+/// Looks at a process. `status` is what the daemon says, if one answers.
+///
+/// # Errors
+/// If there is no such process, or it cannot be seen where it is or what is attached there.
+pub fn examine(
+    paths: &Paths,
+    pid: u32,
+    config: Option<&Config>,
+    status: Option<&Status>,
+) -> Result<Diagnosis> {
+    let mut diagnosis = Diagnosis { schema: SCHEMA, findings: Vec::new() };
+    let Some(name) = process::name(pid) else {
+        bail!("there is no process {pid}, or it may not be seen");
+    };
+    let cgroups = lb_kernel::of_process_and_above(pid)?;
+    let (own, _) = cgroups.first().context("every process has a cgroup")?;
+    diagnosis.ok("process", format!("{name} (pid {pid}) is in cgroup {}", own.display()));
+    let covering = covering(paths, &cgroups)?;
+    for (number, Covering { client, cgroup, abi, .. }) in covering.iter().enumerate() {
+        let place = if cgroup == own { "its cgroup" } else { "a cgroup above it" };
+        let version = abi.map_or_else(String::new, |abi| format!(" of another socklb (ABI version {abi})"));
+        let text = format!(
+            "client {client}{version} covers it: programs are attached to {place}, {}",
+            cgroup.display()
+        );
+        // Programs of the inner cgroup run first; what they have sent to a backend is no service for the outer ones.
+        diagnosis.add("coverage", if number == 0 { State::Ok } else { State::Note }, text, None);
+    }
+    if let Some(first) = covering.first() {
+        let ids: BTreeSet<u64> = covering.iter().flat_map(Covering::ids).collect();
+        let subject = format!("pid {pid}");
+        let good = "every TCP socket that is connected or listens, and every UDP socket that has a port, was made in a \
+                    covered cgroup; the kernel lists no others";
+        let elsewhere = lb_kernel::made_elsewhere(pid, &ids);
+        sockets::told(&mut diagnosis, &subject, &elsewhere, &format!("{subject}: {good}"), &first.start());
+    } else {
+        uncovered(&mut diagnosis, own, &clients(config, status));
+    }
+    Ok(diagnosis)
+}
+
+/// A client whose programs see what a process does.
+struct Covering {
+    client: String,
+    cgroup: PathBuf,
+    id: u64,
+    /// The version of its maps, if it is not ours.
+    abi: Option<u32>,
+}
+
+impl Covering {
+    /// The cgroups that it covers.
+    fn ids(&self) -> Vec<u64> {
+        [vec![self.id], lb_kernel::cgroups_below(&self.cgroup)].concat()
+    }
+
+    /// How to have a process make its sockets there.
+    fn start(&self) -> String {
+        format!("restart it in its cgroup: in its unit, or with `socklb exec {} -- COMMAND`", self.client)
+    }
+}
+
+/// The clients that cover one of these cgroups, the innermost first.
+fn covering(paths: &Paths, cgroups: &[(PathBuf, u64)]) -> Result<Vec<Covering>, DatapathError> {
+    let all = Pins::all_versions(&paths.pins)?;
+    let mut covering = Vec::new();
+    for (cgroup, id) in cgroups {
+        for pins in &all {
+            let (covers, abi) = if pins.is_of_this_version() {
+                (lb_kernel::is_balanced(pins, *id)?, None)
+            } else {
+                // Which hooks another version has is not known here: where flows begin, it covers.
+                (lb_kernel::begins_at(pins)?.contains(id), Some(pins.version))
+            };
+            if covers {
+                let client = pins.client.clone();
+                covering.push(Covering { client, cgroup: cgroup.clone(), id: *id, abi });
+            }
+        }
+    }
+    Ok(covering)
+}
+
+/// Why nothing covers a process of this cgroup.
+fn uncovered(diagnosis: &mut Diagnosis, own: &std::path::Path, known: &[KnownClient]) {
+    let mount = lb_kernel::cgroup2_mount().unwrap_or_default();
+    let full: Vec<(&str, PathBuf)> =
+        known.iter().map(|client| (client.name.as_str(), mount.join(&client.cgroup))).collect();
+    let configured: Vec<_> = full.iter().filter(|(_, cgroup)| own.starts_with(cgroup)).collect();
+    for (name, cgroup) in &configured {
+        let text = format!(
+            "client {name} is configured for {}, and its programs are not attached there",
+            cgroup.display()
+        );
+        let help =
+            "start the daemon, or see its log; what the process has open then stays uncovered: restart it";
+        diagnosis.add("coverage", State::Problem, text, Some(help));
+    }
+    if configured.is_empty() {
+        let clients: Vec<String> =
+            full.iter().map(|(name, cgroup)| format!("{name} ({})", cgroup.display())).collect();
+        let here = if clients.is_empty() { "none".to_owned() } else { clients.join(", ") };
+        let text =
+            format!("no client covers {} or a cgroup above it; clients here are: {here}", own.display());
+        let client = full.first().map_or("CLIENT", |(name, _)| name);
+        let help = format!(
+            "restart it in a client's cgroup: as a unit whose cgroup a [[client]] names, or with `socklb exec {client} -- \
+             COMMAND`. To move it is not enough: its sockets stay where they were made"
+        );
+        diagnosis.add("coverage", State::Problem, text, Some(&help));
+    }
+}
