@@ -23,6 +23,7 @@ pub mod duration;
 mod near;
 
 pub use address::{NotAnAddress, address, parse_address};
+pub use duration::in_units;
 pub use near::did_you_mean;
 
 use key::Section;

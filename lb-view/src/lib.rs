@@ -3,7 +3,8 @@
 //!
 //! In reading order: the status ([`status`]) with its backends ([`backend`]) and faults ([`fault`]), active flows
 //! ([`flows`]), why a subset is as it is ([`explanation`]), what may be wrong with a host ([`diagnosis`]), whether a
-//! process is covered ([`coverage`]); and all of it for people ([`text`]). It reads no map, no file and no clock: its
+//! process is covered ([`coverage`]), what is configured ([`configured`]) and what another configuration would change
+//! ([`comparison`]); and all of it for people ([`text`]). It reads no map, no file and no clock: its
 //! callers fill the values in.
 
 pub mod backend;
@@ -21,5 +22,9 @@ pub mod explanation;
 pub mod diagnosis;
 
 pub mod coverage;
+
+pub mod configured;
+
+pub mod comparison;
 
 pub mod text;

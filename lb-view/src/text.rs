@@ -12,8 +12,11 @@ mod flows;
 
 mod explanation;
 
+mod comparison;
+
 mod screen;
 
+pub use comparison::{changes_in_a_line, comparison};
 pub use explanation::explanation;
 pub use flows::{Listing, flows};
 pub use screen::{Screen, Size};

@@ -6,11 +6,13 @@ use std::collections::BTreeSet;
 
 use lb_common::abi::Outcome;
 use lb_common::ending::Ending;
+use lb_view::comparison::Comparison;
+use lb_view::configured::Configured;
 use lb_view::diagnosis::Diagnosis;
 use lb_view::explanation::Explanation;
 use lb_view::flows::Flows;
 use lb_view::status::Status;
-use lb_view::{diagnosis, explanation, flows, status};
+use lb_view::{comparison, configured, diagnosis, explanation, flows, status};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -45,6 +47,18 @@ fn explanations_have_these_keys() {
 fn a_diagnosis_has_these_keys() {
     let read: Diagnosis = document(include_str!("documents/doctor.json"));
     assert_eq!(read.schema, diagnosis::SCHEMA);
+}
+
+#[test]
+fn a_comparison_has_these_keys() {
+    let read: Comparison = document(include_str!("documents/check.json"));
+    assert_eq!(read.schema, comparison::SCHEMA);
+}
+
+#[test]
+fn a_configuration_has_these_keys() {
+    let read: Configured = document(include_str!("documents/configuration.json"));
+    assert_eq!(read.schema, configured::SCHEMA);
 }
 
 /// The list itself is written flow by flow.

@@ -1,70 +1,26 @@
-//! What another configuration changes, in words for the log: clients and services by name. How their endpoint files change
-//! is told when these are read.
+//! What another configuration changes, in words for the log: clients, services and keys by name. How their endpoint files
+//! change is told when these are read.
 
-use std::collections::BTreeMap;
+use lb_view::comparison;
+use lb_view::configured::Configured;
+use lb_view::text::changes_in_a_line;
 
-use lb_core::service::Service;
-
-use crate::config::{Client, ClientService, Config, Source};
+/// Names of each kind that a line has: a log is read by people, and `socklb check --against-running` tells them all.
+const MOST: usize = 8;
 
 /// What `after` changes of `before`.
-pub fn changes(before: &Config, after: &Config) -> String {
-    let mut told = Vec::new();
-    tell("clients", &clients(before), &clients(after), &mut told);
-    tell("services", &services(before), &services(after), &mut told);
-    if before.limits != after.limits || before.paths != after.paths || before.metrics != after.metrics {
-        told.push("what takes a restart".to_owned());
-    }
-    if told.is_empty() { "nothing".to_owned() } else { told.join("; ") }
-}
-
-/// The clients, with the names of their services in place of these.
-fn clients(config: &Config) -> BTreeMap<&str, (Client, Vec<&str>)> {
-    let bare = |client: &Client| Client { services: Vec::new(), ..client.clone() };
-    config
-        .clients
-        .iter()
-        .map(|client| {
-            let dialled = client.services.iter().map(|service| service.service.name.as_str()).collect();
-            (client.name.as_str(), (bare(client), dialled))
-        })
-        .collect()
-}
-
-/// The services as the first client that dials them sees them, without the seed, which is that of a job.
-fn services(config: &Config) -> BTreeMap<&str, (Service, &Source)> {
-    let mut services = BTreeMap::new();
-    for ClientService { service, source } in config.clients.iter().flat_map(|client| &client.services) {
-        let name = service.name.as_str();
-        services.entry(name).or_insert_with(|| (Service { seed: 0, ..service.clone() }, source));
-    }
-    services
-}
-
-fn tell<T: PartialEq>(
-    what: &str,
-    before: &BTreeMap<&str, T>,
-    after: &BTreeMap<&str, T>,
-    told: &mut Vec<String>,
-) {
-    let only = |of: &BTreeMap<&str, T>, not: &BTreeMap<&str, T>| -> Vec<String> {
-        of.keys().filter(|name| !not.contains_key(*name)).map(ToString::to_string).collect()
-    };
-    let changed = after.iter().filter(|(name, value)| before.get(*name).is_some_and(|old| old != *value));
-    let kinds = [
-        ("added", only(after, before)),
-        ("removed", only(before, after)),
-        ("changed", changed.map(|(name, _)| (*name).to_owned()).collect()),
-    ];
-    for (kind, names) in kinds.into_iter().filter(|(_, names)| !names.is_empty()) {
-        told.push(format!("{what} {kind}: {}", names.join(", ")));
-    }
+pub fn changes(before: &Configured, after: &Configured) -> String {
+    let clients = comparison::changes(&before.clients, &after.clients);
+    let services = comparison::changes(&before.services, &after.services);
+    changes_in_a_line(&clients, &services, &comparison::keys(&before.host, &after.host), MOST)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Config;
     use crate::config::tests::good;
+    use crate::configured::configured;
 
     fn config(clients: &[&str], services: &[(&str, &str)], more: &str) -> Config {
         let client = |name: &&str| format!("[[client]]\njob = '{name}'\ncgroup = '{name}'\n");
@@ -82,15 +38,17 @@ mod tests {
     #[test]
     fn what_changed_is_named() {
         let before = config(&["a"], &[("users", "")], "");
-        let check = |after: &Config, expected: &str| assert_eq!(changes(&before, after), expected);
+        let check = |after: &Config, expected: &str| {
+            assert_eq!(changes(&configured(&before), &configured(after)), expected);
+        };
         check(&before, "nothing");
         check(&config(&["a", "b"], &[("users", "")], ""), "clients added: b");
         check(&config(&["b"], &[("users", "")], ""), "clients added: b; clients removed: a");
-        check(&config(&["a"], &[("users", "policy = 'p2c'")], ""), "services changed: users");
+        check(&config(&["a"], &[("users", "policy = 'p2c'")], ""), "services changed: users (policy)");
         check(
             &config(&["a"], &[("users", ""), ("mail", "")], ""),
-            "clients changed: a; services added: mail",
+            "clients changed: a (services); services added: mail",
         );
-        check(&config(&["a"], &[("users", "")], "[limits]\nslots = 64\n"), "what takes a restart");
+        check(&config(&["a"], &[("users", "")], "[limits]\nslots = 64\n"), "changed: limits.slots");
     }
 }

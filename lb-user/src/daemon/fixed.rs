@@ -5,38 +5,32 @@
 
 use std::path::Path;
 
-use lb_core::limits::Limits;
 use lb_kernel::pins_option;
+use lb_view::comparison;
+use lb_view::configured::Keys;
 
-use crate::config::{Config, Paths};
+use crate::config::Config;
 
-/// Settings that `wanted` changes and that cannot change while the daemon runs with `clients`, and how to change them.
-pub fn unchangeable(running: &Config, wanted: &Config, clients: &[&str]) -> Vec<String> {
-    let Paths { pins, run, state } = &wanted.paths;
-    let Limits { schedule_entries, flow_records, slots } = wanted.limits;
-    let remade = [
-        ("paths.pins", *pins != running.paths.pins),
-        ("limits.schedule_entries", schedule_entries != running.limits.schedule_entries),
-        ("limits.flow_records", flow_records != running.limits.flow_records),
-        ("limits.slots", slots != running.limits.slots),
-    ];
-    let restarted = [
-        ("paths.run", *run != running.paths.run),
-        ("paths.state", *state != running.paths.state),
-        ("metrics.listen", wanted.metrics.listen != running.metrics.listen),
-    ];
-    let changed = |names: &[(&'static str, bool)]| -> Vec<&'static str> {
-        names.iter().filter(|(_, changed)| *changed).map(|(name, _)| *name).collect()
-    };
-    let remade = changed(&remade).into_iter().map(|name| {
-        let remove = remove_all(clients, &running.paths.pins);
+/// Keys that the maps are made with.
+const REMADE: [&str; 4] = ["paths.pins", "limits.schedule_entries", "limits.flow_records", "limits.slots"];
+/// Keys that a daemon reads when it starts.
+const RESTARTED: [&str; 3] = ["paths.run", "paths.state", "metrics.listen"];
+
+/// Keys of the host that `wanted` changes and that cannot change while the daemon runs with `clients`, pinned below
+/// `pins`, and how to change them.
+pub fn unchangeable(running: &Keys, wanted: &Keys, pins: &Path, clients: &[&str]) -> Vec<String> {
+    let changed = comparison::keys(running, wanted);
+    let is_changed = |name: &&str| changed.iter().any(|change| change.key == *name);
+    let remade = REMADE.into_iter().filter(is_changed).map(|name| {
+        let remove = remove_all(clients, pins);
         format!(
             "{name} cannot change while running, nor by a restart alone, for the clients' maps outlive it: stop socklb, run \
              {remove} (connects then go unbalanced), and start it again"
         )
     });
-    let restarted = changed(&restarted)
+    let restarted = RESTARTED
         .into_iter()
+        .filter(is_changed)
         .map(|name| format!("{name} cannot change while running; restart socklb to apply it"));
     remade.chain(restarted).collect()
 }
@@ -60,7 +54,14 @@ pub fn keep(running: &Config, wanted: &mut Config) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Paths;
     use crate::config::tests::{LEAST, good};
+    use crate::configured::configured;
+
+    fn told(running: &Config, wanted: &Config) -> Vec<String> {
+        let (running_keys, wanted) = (configured(running).host, configured(wanted).host);
+        unchangeable(&running_keys, &wanted, &running.paths.pins, &["j"])
+    }
 
     #[test]
     fn what_a_restart_alone_changes_is_named_and_what_is_in_force_stays() {
@@ -78,9 +79,9 @@ mod tests {
         ];
         for (running, wanted, expected) in cases {
             let (running, mut wanted) = (with(running), with(wanted));
-            assert_eq!(unchangeable(&running, &wanted, &["j"]), expected);
+            assert_eq!(told(&running, &wanted), expected);
             keep(&running, &mut wanted);
-            assert_eq!(unchangeable(&running, &wanted, &["j"]), [""; 0], "what is kept is as it was");
+            assert_eq!(told(&running, &wanted), [""; 0], "what is kept is as it was");
         }
     }
 

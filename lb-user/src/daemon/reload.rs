@@ -18,6 +18,7 @@ use super::opening::Opened;
 use super::{Daemon, Event, Reread, fixed};
 use crate::assignments::Assignments;
 use crate::config::Config;
+use crate::configured::configured;
 use crate::source::{FileSource, Stamp, directory_of};
 
 /// The state of the configuration file.
@@ -180,7 +181,7 @@ impl Daemon {
             }
             Ok(config) => {
                 self.sources.statics = loaded.statics;
-                let changed = (!is_first).then(|| changes(&self.config, &config));
+                let changed = (!is_first).then(|| changes(&configured(&self.config), &configured(&config)));
                 self.take_on(config, loaded.begun, loaded.files, loaded.opened, now);
                 if let Some(changed) = changed {
                     self.reload.taken_on += 1;
@@ -229,7 +230,9 @@ impl Daemon {
         now: Instant,
     ) {
         self.reload.error = None;
-        let unchangeable = fixed::unchangeable(&self.config, &config, &self.names());
+        let (running, wanted) = (configured(&self.config).host, configured(&config).host);
+        let pins = &self.config.paths.pins;
+        let unchangeable = fixed::unchangeable(&running, &wanted, pins, &self.names());
         for what in unchangeable.iter().filter(|what| !self.reload.unchangeable.contains(what)) {
             warn!("{what}");
         }

@@ -14,7 +14,7 @@ pub fn parse_duration(text: &str) -> Option<Duration> {
     number.checked_mul(ms).map(Duration::from_millis)
 }
 
-/// A time as [`parse_duration`] reads it, in the longest unit of which it is a whole number.
+/// A time as configurations have it, in the longest unit of which it is a whole number.
 pub fn in_units(duration: Duration) -> String {
     let ms = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
     let whole = UNITS.into_iter().filter(|(_, unit)| ms >= *unit && ms.is_multiple_of(*unit));

@@ -1,0 +1,265 @@
+//! What a configuration would change of one that is in force: clients and services by name and key, and what each client
+//! task gives to each backend.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use crate::configured::Keys;
+
+/// Version of the JSON form.
+pub const SCHEMA: u32 = 1;
+
+/// What a file would change of what runs.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Comparison {
+    /// [`SCHEMA`].
+    pub schema: u32,
+    /// The file.
+    pub file: PathBuf,
+    /// Whether a running daemon said what is in force; if not, the pinned maps did, which do not have all keys.
+    pub from_daemon: bool,
+    /// Clients that change.
+    pub clients: Vec<Change>,
+    /// Services that change.
+    pub services: Vec<Change>,
+    /// Other keys that change.
+    pub host: Vec<KeyChange>,
+    /// Shares that change.
+    pub shares: Vec<ShareChanges>,
+    /// What cannot change while the daemon runs, and what it takes.
+    pub unchangeable: Vec<String>,
+}
+
+impl Comparison {
+    /// Whether nothing would change.
+    pub fn is_empty(&self) -> bool {
+        let Self { schema: _, file: _, from_daemon: _, clients, services, host, shares, unchangeable } = self;
+        clients.is_empty()
+            && services.is_empty()
+            && host.is_empty()
+            && shares.is_empty()
+            && unchangeable.is_empty()
+    }
+}
+
+/// What becomes of something that has a name or an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Kind {
+    /// It is new.
+    Added,
+    /// It is no longer there.
+    Removed,
+    /// It is there before and after, and not the same.
+    Changed,
+}
+
+impl Kind {
+    /// All of them, in the order in which they are told.
+    pub const ALL: [Self; 3] = [Self::Added, Self::Removed, Self::Changed];
+
+    /// The word for it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Added => "added",
+            Self::Removed => "removed",
+            Self::Changed => "changed",
+        }
+    }
+}
+
+/// A client or service that changes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Change {
+    /// Its name.
+    pub name: String,
+    /// What becomes of it.
+    pub kind: Kind,
+    /// Of one that is changed: which keys.
+    pub keys: Vec<KeyChange>,
+    /// Of one that is removed: its open flows, which stay until they end.
+    pub active: Option<u64>,
+}
+
+/// A key that changes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeyChange {
+    /// The key.
+    pub key: String,
+    /// What it was.
+    pub before: String,
+    /// What it will be.
+    pub after: String,
+}
+
+/// How a client task's shares of a service change.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ShareChanges {
+    /// The client task.
+    pub client: String,
+    /// The service.
+    pub service: String,
+    /// Its backends that change, by address.
+    pub backends: Vec<BackendChange>,
+    /// How many stay as they are.
+    pub unchanged: usize,
+}
+
+/// A backend that changes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct BackendChange {
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// What becomes of it.
+    pub kind: Kind,
+    /// Its share of the table, if it is there before.
+    pub before: Option<f64>,
+    /// Its share of the table, if it is there after.
+    pub after: Option<f64>,
+    /// Its weight, if it is there before.
+    pub weight_before: Option<u32>,
+    /// Its weight, if it is there after.
+    pub weight_after: Option<u32>,
+    /// Its open flows; they stay until they end, whatever becomes of it.
+    pub active: u64,
+}
+
+/// The keys that differ. A key that only one side knows is passed over: the other does not say.
+pub fn keys(before: &Keys, after: &Keys) -> Vec<KeyChange> {
+    let change = |(key, before): (&String, &String)| {
+        let after = after.get(key).filter(|after| *after != before)?;
+        Some(KeyChange { key: key.clone(), before: before.clone(), after: after.clone() })
+    };
+    before.iter().filter_map(change).collect()
+}
+
+/// What differs between clients or services by name, in the order of the names.
+pub fn changes(before: &BTreeMap<String, Keys>, after: &BTreeMap<String, Keys>) -> Vec<Change> {
+    let names: BTreeSet<&String> = before.keys().chain(after.keys()).collect();
+    let change = |name: &String| {
+        let (kind, keys) = match (before.get(name), after.get(name)) {
+            (Some(before), Some(after)) => (Kind::Changed, keys(before, after)),
+            (None, _) => (Kind::Added, Vec::new()),
+            (_, None) => (Kind::Removed, Vec::new()),
+        };
+        let is_any = kind != Kind::Changed || !keys.is_empty();
+        is_any.then(|| Change { name: name.clone(), kind, keys, active: None })
+    };
+    names.into_iter().filter_map(change).collect()
+}
+
+/// What a client task gives to a backend.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Part {
+    /// Its share of the table.
+    pub share: f64,
+    /// Its weight.
+    pub weight: u32,
+    /// Its open flows.
+    pub active: u64,
+}
+
+/// What a client task gives to the backends of a service.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Parts {
+    /// Entries of the table.
+    pub entries: u32,
+    /// By address.
+    pub backends: BTreeMap<SocketAddr, Part>,
+}
+
+/// The backends that differ, and how many do not. Backends of equal weight may have an entry more or less, by the order in
+/// which they came: that is no difference.
+pub fn backends(before: &Parts, after: &Parts) -> (Vec<BackendChange>, usize) {
+    let entry = 1.0 / f64::from(before.entries.min(after.entries).max(1)) + 1e-9;
+    let addresses: BTreeSet<SocketAddr> =
+        before.backends.keys().chain(after.backends.keys()).copied().collect();
+    let all = addresses.len();
+    let change = |address: SocketAddr| {
+        let (before, after) = (before.backends.get(&address), after.backends.get(&address));
+        let kind = match (before, after) {
+            (Some(before), Some(after)) => {
+                let is_same = before.weight == after.weight && (before.share - after.share).abs() <= entry;
+                (!is_same).then_some(Kind::Changed)?
+            }
+            (None, _) => Kind::Added,
+            (_, None) => Kind::Removed,
+        };
+        Some(BackendChange {
+            address,
+            kind,
+            before: before.map(|part| part.share),
+            after: after.map(|part| part.share),
+            weight_before: before.map(|part| part.weight),
+            weight_after: after.map(|part| part.weight),
+            active: before.map_or(0, |part| part.active),
+        })
+    };
+    let changed: Vec<BackendChange> = addresses.into_iter().filter_map(change).collect();
+    let unchanged = all - changed.len();
+    (changed, unchanged)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn named(all: &[(&str, &[(&str, &str)])]) -> BTreeMap<String, Keys> {
+        let keys = |keys: &[(&str, &str)]| {
+            keys.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
+        };
+        all.iter().map(|(name, of)| ((*name).to_owned(), keys(of))).collect()
+    }
+
+    #[test]
+    fn what_differs_is_told_by_name_and_key() {
+        let before =
+            named(&[("a", &[("policy", "p2c"), ("subset", "all")]), ("b", &[]), ("c", &[("x", "1")])]);
+        let after =
+            named(&[("a", &[("policy", "random"), ("subset", "all")]), ("c", &[("y", "2")]), ("d", &[])]);
+        let change = |name: &str, kind, keys| Change { name: name.to_owned(), kind, keys, active: None };
+        let policy =
+            KeyChange { key: "policy".to_owned(), before: "p2c".to_owned(), after: "random".to_owned() };
+        let expected = [
+            change("a", Kind::Changed, vec![policy]),
+            change("b", Kind::Removed, Vec::new()),
+            change("d", Kind::Added, Vec::new()),
+        ];
+        assert_eq!(changes(&before, &after), expected);
+        assert_eq!(changes(&after, &after), []);
+    }
+
+    #[test]
+    fn an_entry_more_or_less_is_no_difference() {
+        let parts = |entries: u32, parts: &[(u16, u32, u32)]| Parts {
+            entries,
+            backends: parts
+                .iter()
+                .map(|&(port, weight, part)| {
+                    let share = f64::from(part) / f64::from(entries);
+                    (([10, 0, 0, 1], port).into(), Part { share, weight, active: u64::from(port) })
+                })
+                .collect(),
+        };
+        let check = |before: &Parts, after: &Parts, expected: &[(u16, Kind, u64)], unchanged: usize| {
+            let (changed, same) = backends(before, after);
+            let seen: Vec<_> =
+                changed.iter().map(|change| (change.address.port(), change.kind, change.active)).collect();
+            assert_eq!((seen.as_slice(), same), (expected, unchanged));
+        };
+        let thirds = parts(1024, &[(1, 1, 342), (2, 1, 341), (3, 1, 341)]);
+        check(&thirds, &thirds, &[], 3);
+        check(&thirds, &parts(1024, &[(1, 1, 341), (2, 1, 341), (3, 1, 342)]), &[], 3);
+        let halves = parts(1024, &[(1, 1, 512), (4, 1, 512)]);
+        let expected =
+            [(1, Kind::Changed, 1), (2, Kind::Removed, 2), (3, Kind::Removed, 3), (4, Kind::Added, 0)];
+        check(&thirds, &halves, &expected, 0);
+        // All weights doubled give the same shares, and are not the same.
+        let doubled = parts(1024, &[(1, 2, 512), (4, 2, 512)]);
+        check(&halves, &doubled, &[(1, Kind::Changed, 1), (4, Kind::Changed, 4)], 0);
+        check(&Parts::default(), &Parts::default(), &[], 0);
+    }
+}

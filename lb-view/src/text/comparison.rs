@@ -1,0 +1,233 @@
+//! What a configuration would change, as text.
+
+use std::fmt::Write as _;
+
+use super::table::{ALWAYS, Column, Row, left_out, table};
+use super::{Style, percent, wrap};
+use crate::comparison::{BackendChange, Change, Comparison, KeyChange, Kind, ShareChanges};
+
+/// Letters of a value that are shown. A list of endpoints may have thousands.
+const LONGEST: usize = 60;
+
+/// What a file would change of what runs.
+pub fn comparison(comparison: &Comparison, style: Style) -> String {
+    let Comparison { file, from_daemon, clients, services, host, shares, unchangeable, .. } = comparison;
+    let mut text = String::new();
+    let with =
+        if *from_daemon { "the running daemon" } else { "the pinned maps, which do not have all keys" };
+    let _ = writeln!(text, "{} compared with {with}", file.display());
+    if comparison.is_empty() {
+        text.push_str("nothing would change\n");
+    }
+    for change in clients {
+        one(&mut text, "client", change, style);
+    }
+    for change in services {
+        one(&mut text, "service", change, style);
+    }
+    for change in host {
+        let _ = writeln!(text, "{}", key(change));
+    }
+    for change in shares {
+        the_shares(&mut text, change, style);
+    }
+    for what in unchangeable {
+        let _ = writeln!(text, "{} {what}", style.paint("33", "not while running:"));
+    }
+    wrap(text, style.width)
+}
+
+fn one(text: &mut String, what: &str, change: &Change, style: Style) {
+    let Change { name, kind, keys, active } = change;
+    let flows = match active {
+        Some(1) => "; 1 open flow, which stays until it ends".to_owned(),
+        Some(active @ 2..) => format!("; {active} open flows, which stay until they end"),
+        Some(0) | None => String::new(),
+    };
+    let _ = writeln!(text, "{what} {} {}{flows}", style.paint("1", name), kind.name());
+    for change in keys {
+        let _ = writeln!(text, "  {}", key(change));
+    }
+}
+
+fn key(change: &KeyChange) -> String {
+    let KeyChange { key, before, after } = change;
+    format!("{key}: {} -> {}", short(before), short(after))
+}
+
+fn short(value: &str) -> String {
+    match value.char_indices().nth(LONGEST) {
+        Some((end, _)) => format!("{} ...", &value[..end]),
+        None => value.to_owned(),
+    }
+}
+
+fn the_shares(text: &mut String, change: &ShareChanges, style: Style) {
+    let ShareChanges { client, service, backends, unchanged } = change;
+    let _ =
+        writeln!(text, "client {}, service {}: shares", style.paint("1", client), style.paint("1", service));
+    let table = table(&COLUMNS, backends.len(), |number| row(&backends[number]), style);
+    text.push_str(&table.text);
+    text.extend(left_out(&table.left_out));
+    if *unchanged > 0 {
+        let _ = writeln!(text, "  {unchanged} more as before");
+    }
+}
+
+const COLUMNS: [Column<'_>; 6] = [
+    Column::left("backend", ALWAYS),
+    Column::left("change", ALWAYS),
+    Column::right("before", 3),
+    Column::right("after", 4),
+    Column::right("weight", 1),
+    Column::right("active", 2),
+];
+
+fn row(change: &BackendChange) -> Row {
+    let weight = match (change.weight_before, change.weight_after) {
+        (Some(before), Some(after)) if before != after => format!("{before} -> {after}"),
+        (Some(weight), _) | (None, Some(weight)) => weight.to_string(),
+        (None, None) => "-".to_owned(),
+    };
+    let active = if change.kind == Kind::Added { "-".to_owned() } else { change.active.to_string() };
+    Row::of(vec![
+        change.address.to_string(),
+        change.kind.name().to_owned(),
+        percent(change.before),
+        percent(change.after),
+        weight,
+        active,
+    ])
+}
+
+/// What changes in one line for a log: by kind the names, those of what is changed with their keys, as many as are `most`.
+pub fn changes_in_a_line(clients: &[Change], services: &[Change], host: &[KeyChange], most: usize) -> String {
+    let mut told = Vec::new();
+    for (what, changes) in [("clients", clients), ("services", services)] {
+        for kind in Kind::ALL {
+            let of_kind: Vec<&Change> = changes.iter().filter(|change| change.kind == kind).collect();
+            let name = |change: &&Change| match change.keys.as_slice() {
+                [] => change.name.clone(),
+                keys => {
+                    format!("{} ({})", change.name, names(keys.iter().map(|change| change.key.clone()), most))
+                }
+            };
+            if !of_kind.is_empty() {
+                told.push(format!("{what} {}: {}", kind.name(), names(of_kind.iter().map(name), most)));
+            }
+        }
+    }
+    if !host.is_empty() {
+        told.push(format!("changed: {}", names(host.iter().map(|change| change.key.clone()), most)));
+    }
+    if told.is_empty() { "nothing".to_owned() } else { told.join("; ") }
+}
+
+/// The first names, and how many there are more.
+fn names(names: impl ExactSizeIterator<Item = String>, most: usize) -> String {
+    let more = names.len().saturating_sub(most);
+    let mut text = names.take(most).collect::<Vec<_>>().join(", ");
+    if more > 0 {
+        let _ = write!(text, " and {more} more");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn change(name: &str, kind: Kind, keys: &[(&str, &str, &str)], active: Option<u64>) -> Change {
+        let keys = keys.iter().map(|(key, before, after)| KeyChange {
+            key: (*key).to_owned(),
+            before: (*before).to_owned(),
+            after: (*after).to_owned(),
+        });
+        Change { name: name.to_owned(), kind, keys: keys.collect(), active }
+    }
+
+    fn empty() -> Comparison {
+        Comparison {
+            schema: 1,
+            file: "new.toml".into(),
+            from_daemon: true,
+            clients: Vec::new(),
+            services: Vec::new(),
+            host: Vec::new(),
+            shares: Vec::new(),
+            unchangeable: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_file_that_changes_nothing_is_said_to() {
+        let text = comparison(&empty(), Style::default());
+        assert_eq!(text, "new.toml compared with the running daemon\nnothing would change\n");
+    }
+
+    #[test]
+    fn what_changes_is_told_from_the_configuration_to_the_backends() {
+        let long = "a".repeat(61);
+        let backend = |port: u16, kind, before, after, weights: (Option<u32>, Option<u32>)| BackendChange {
+            address: ([10, 0, 0, 1], port).into(),
+            kind,
+            before,
+            after,
+            weight_before: weights.0,
+            weight_after: weights.1,
+            active: 7,
+        };
+        let whole = Comparison {
+            from_daemon: false,
+            clients: vec![change("web", Kind::Changed, &[("index", "0", "1")], None)],
+            services: vec![
+                change("mail", Kind::Removed, &[], Some(3)),
+                change("users", Kind::Changed, &[("backends", &long, "file /x")], None),
+            ],
+            host: change("", Kind::Changed, &[("limits.slots", "64", "128")], None).keys,
+            shares: vec![ShareChanges {
+                client: "web".to_owned(),
+                service: "users".to_owned(),
+                backends: vec![
+                    backend(1, Kind::Changed, Some(0.5), Some(0.25), (Some(1), Some(1))),
+                    backend(2, Kind::Removed, Some(0.5), None, (Some(1), None)),
+                    backend(3, Kind::Added, None, Some(0.75), (None, Some(3))),
+                    backend(4, Kind::Changed, Some(0.5), Some(0.5), (Some(1), Some(2))),
+                ],
+                unchanged: 2,
+            }],
+            unchangeable: vec!["limits.slots cannot change while running".to_owned()],
+            ..empty()
+        };
+        let expected = format!(
+            "new.toml compared with the pinned maps, which do not have all keys\n\
+             client web changed\n  \
+               index: 0 -> 1\n\
+             service mail removed; 3 open flows, which stay until they end\n\
+             service users changed\n  \
+               backends: {} ... -> file /x\n\
+             limits.slots: 64 -> 128\n\
+             client web, service users: shares\n  \
+               backend     change   before   after  weight  active\n  \
+               10.0.0.1:1  changed  50.0 %  25.0 %       1       7\n  \
+               10.0.0.1:2  removed  50.0 %       -       1       7\n  \
+               10.0.0.1:3  added         -  75.0 %       3       -\n  \
+               10.0.0.1:4  changed  50.0 %  50.0 %  1 -> 2       7\n  \
+               2 more as before\n\
+             not while running: limits.slots cannot change while running\n",
+            &long[..60]
+        );
+        assert_eq!(comparison(&whole, Style::default()), expected);
+    }
+
+    #[test]
+    fn a_line_of_the_log_is_bounded() {
+        let many: Vec<Change> = (0..12).map(|n| change(&format!("s{n}"), Kind::Added, &[], None)).collect();
+        let changed = [change("web", Kind::Changed, &[("a", "", ""), ("b", "", ""), ("c", "", "")], None)];
+        assert_eq!(
+            changes_in_a_line(&changed, &many, &changed[0].keys, 2),
+            "clients changed: web (a, b and 1 more); services added: s0, s1 and 10 more; changed: a, b and 1 more"
+        );
+        assert_eq!(changes_in_a_line(&[], &[], &[], 2), "nothing");
+    }
+}
