@@ -25,6 +25,7 @@ pub use client::{Answer, ask_daemon, fetch, quoted, silent};
 use crate::facts::Facts;
 use crate::server::{Document, Rounds, Writer, accepts_gzip, pending, respond};
 use crate::status;
+use lb_view::configured::Configured;
 use lb_view::coverage::Coverage;
 use lb_view::explanation::Explanation;
 
@@ -35,6 +36,8 @@ pub enum Query {
     Facts(oneshot::Sender<Facts>),
     /// The names of the client tasks that run.
     Clients(oneshot::Sender<Vec<String>>),
+    /// The configuration in force.
+    Configured(oneshot::Sender<Configured>),
     /// Why a client uses its backends: of one service of one client, because each may take long.
     Explain { service: String, client: String, answer: oneshot::Sender<Vec<Explanation>> },
     /// To be answered when a client's programs are attached to one of these cgroups.
@@ -77,6 +80,7 @@ pub fn router(queries: &mpsc::Sender<Query>) -> Router {
     };
     Router::new()
         .route("/v1/status", get(status))
+        .route("/v1/configuration", get(configuration))
         .route("/v1/explain/{service}", get(explain))
         .route("/v1/cover/{client}", get(cover))
         .with_state(desk)
@@ -95,6 +99,13 @@ fn json(value: &impl Serialize) -> std::io::Result<Document> {
 async fn status(State(desk): State<Queries>, headers: HeaderMap) -> Response {
     match ask(&desk.queries, Query::Clients).await {
         Some(_) => pending(desk.status.next().await, accepts_gzip(&headers), JSON),
+        None => stopping(),
+    }
+}
+
+async fn configuration(State(desk): State<Queries>) -> Response {
+    match ask(&desk.queries, Query::Configured).await {
+        Some(configured) => Json(configured).into_response(),
         None => stopping(),
     }
 }

@@ -29,7 +29,7 @@ mod reload;
 
 mod loader;
 
-mod fixed;
+pub mod fixed;
 
 mod changes;
 

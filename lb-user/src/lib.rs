@@ -6,7 +6,7 @@
 //! only the event loop knows ([`facts`]); the event loop ([`daemon`]), the HTTP server ([`server`]) of its socket
 //! ([`api`]) and metrics ([`metrics`]), how many descriptors all that may take ([`descriptors`]) and how freed memory
 //! is given back ([`memory`]); what people are shown ([`status`], [`flows`], [`explain`], [`print`](mod@print)), what a
-//! daemon would decide ([`dry_run`]), what is configured ([`configured`]) and what may be wrong with the host ([`doctor`]); and the commands ([`cli`]).
+//! daemon would decide ([`dry_run`]), what is configured ([`configured`]) and what that changes ([`comparison`]), and what may be wrong with the host ([`doctor`]); and the commands ([`cli`]).
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 #![expect(missing_docs, reason = "an error's or an option's text is its documentation")]
 
@@ -57,6 +57,8 @@ pub mod doctor;
 pub mod dry_run;
 
 pub mod configured;
+
+pub mod comparison;
 
 pub mod cli;
 

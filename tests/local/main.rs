@@ -53,6 +53,8 @@ mod commands;
 
 mod watch;
 
+mod comparison;
+
 mod service;
 
 mod reload;

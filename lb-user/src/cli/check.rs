@@ -8,19 +8,33 @@ use std::process::ExitCode;
 
 use lb_core::balancer::Refused;
 
+use super::{Files, paths_of};
 use crate::assignments::AssignmentsByService;
+use crate::comparison;
 use crate::config::{self, Config, ConfigError, Host, NamedFile};
 use crate::diagnostic::{Faults, Report};
 use crate::dry_run::{self, DoesNotFit, file_sources};
 use crate::error::Failure;
 use crate::print;
 use crate::source::{self, SourceError};
+use lb_view::text::{self, Style};
 
-/// Checks the configuration at `file`, and prints all faults at once, or notes on what is right and may still surprise.
+/// How a comparison is printed.
+pub enum Form {
+    /// For people, below what is said of the file.
+    Text,
+    /// JSON, and nothing else.
+    Json,
+}
+
+/// Checks the configuration at `file`, or the one that `files` names, and prints all faults at once, or notes on what is
+/// right and may still surprise. With `compared` also what it would change of what runs.
 ///
 /// # Errors
-/// If it cannot be read, or does not fit its limits.
-pub fn run(file: &Path) -> Result<ExitCode, Failure> {
+/// If it cannot be read, does not fit its limits, or there is nothing to compare it with.
+pub fn run(file: Option<&Path>, compared: Option<Form>, files: &Files) -> Result<ExitCode, Failure> {
+    let is_named = file.is_some();
+    let file = file.unwrap_or(files.file());
     let path = std::path::absolute(file)?;
     let mut faulty: Vec<Faults> = Vec::new();
     let mut named = Vec::new();
@@ -53,8 +67,22 @@ pub fn run(file: &Path) -> Result<ExitCode, Failure> {
     for client in &config.clients {
         dry_run::balancer(&config, client, &by_service).map_err(|failure| located(failure, &path, &named))?;
     }
-    let notes: String = notes(&config, &by_service).iter().map(|note| format!("note: {note}\n")).collect();
-    print::text(&format!("{notes}{}: ok\n", file.display()))?;
+    let mut text: String = notes(&config, &by_service).iter().map(|note| format!("note: {note}\n")).collect();
+    text.push_str(&format!("{}: ok\n", file.display()));
+    if let Some(form) = compared {
+        let paths = match (&files.config, is_named) {
+            (None, true) => files.over(config.paths.clone())?,
+            _ => paths_of(files)?,
+        };
+        // The options are those that the daemon would be started with, which hold over the file.
+        let config = Config { paths: files.over(config.paths.clone())?, ..config };
+        let comparison = comparison::compare(&config, &by_service, &paths)?;
+        match form {
+            Form::Json => return print::json(&comparison).map(|_| ExitCode::SUCCESS).map_err(Failure::from),
+            Form::Text => text.push_str(&text::comparison(&comparison, Style::for_stdout())),
+        }
+    }
+    print::text(&text)?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -59,10 +59,19 @@ pub enum Command {
     /// refused are combinations that cannot work, such as the policy least-loaded over a subset that can have more than 256
     /// backends, and values that would have no effect.
     ///
-    /// Exit codes: 0 good, 1 faulty.
+    /// Exit codes: 0 good, whether or not it would change anything; 1 faulty, or nothing runs to compare with.
     Check {
         /// The configuration, instead of the one that --config names
         file: Option<PathBuf>,
+        /// Also show what it would change of what runs: clients, services, shares, and what takes a restart
+        ///
+        /// What runs is asked of the daemon that --config names, else of the one in the file's own `[paths]`; if none answers,
+        /// it is read from the pinned maps, which takes root and does not have all keys.
+        #[arg(long)]
+        against_running: bool,
+        /// Print what it would change as JSON
+        #[arg(long, requires = "against_running")]
+        json: bool,
     },
     /// Show clients, services and backends: states, shares wanted and real, active flows, rates, latency, failures
     Status {

@@ -12,6 +12,7 @@ use super::Daemon;
 use lb_view::coverage::Coverage;
 
 use crate::api::Query;
+use crate::configured::configured;
 use crate::daemon::client_task::ClientTask;
 use crate::explain;
 
@@ -147,6 +148,9 @@ impl Daemon {
                 let _ = answer.send(
                     self.clients.tasks.iter().map(|client_task| client_task.client.name.clone()).collect(),
                 );
+            }
+            Query::Configured(answer) => {
+                let _ = answer.send(configured(&self.config));
             }
             Query::Explain { service, client, answer } => {
                 let client_task = self.clients.task(&client);

@@ -1,0 +1,174 @@
+//! What a configuration would change of what runs: the one side as the daemon or the pinned maps tell it, the other as a
+//! daemon that took the file on would decide. Changes nothing.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use lb_core::plan::entries_by_slot;
+use lb_kernel::Pins;
+use lb_view::comparison::{self, Comparison, Kind, Part, Parts, SCHEMA, ShareChanges};
+use lb_view::configured::Configured;
+use lb_view::status::Status;
+
+use crate::api::{self, Answer};
+use crate::assignments::AssignmentsByService;
+use crate::config::{Client, Config, Paths};
+use crate::configured::{configured, from_pins};
+use crate::daemon::fixed;
+use crate::error::{Failure, chain};
+use crate::{dry_run, status};
+
+/// What runs, as far as it can be known.
+struct Running {
+    configured: Configured,
+    status: Status,
+}
+
+impl Running {
+    fn find(paths: &Paths) -> Result<Self, Failure> {
+        let why = match api::ask_daemon::<Status>(paths, "/v1/status")? {
+            Answer::Given(status) => match api::ask_daemon(paths, "/v1/configuration")? {
+                Answer::Given(configured) => return Ok(Self { configured, status }),
+                Answer::NotRunning | Answer::Silent => api::silent(&paths.run),
+            },
+            Answer::NotRunning => format!("no daemon answers at {}", api::socket(&paths.run).display()),
+            Answer::Silent => api::silent(&paths.run),
+        };
+        let status = status::from_pins(&paths.pins, String::new())?;
+        if status.clients.is_empty() {
+            let error = anyhow::anyhow!(
+                "nothing to compare with: {why}, and no client has pins below {}",
+                paths.pins.display()
+            );
+            return Err(error.into());
+        }
+        Ok(Self { configured: from_pins(&paths.pins)?, status })
+    }
+
+    /// What a client task gives to the backends of a service; nothing, if it does not dial it.
+    fn parts(&self, client: &str, service: &str) -> Parts {
+        let service = self.status.client(client).and_then(|client| client.service(service));
+        let Some(service) = service.filter(|service| service.open) else { return Parts::default() };
+        // What leaves already gets nothing, and will get nothing.
+        let stays = service.backends.iter().filter(|backend| backend.state != LEAVING);
+        let part = |backend: &lb_view::backend::Backend| {
+            let (share, weight, active) = (backend.share_wanted, backend.weight, backend.active);
+            (backend.address, Part { share, weight, active })
+        };
+        Parts { entries: service.table_entries, backends: stays.map(part).collect() }
+    }
+
+    /// The open flows of all that `is_meant`, by client and service.
+    fn active(&self, is_meant: impl Fn(&str, &str) -> bool) -> u64 {
+        let services =
+            self.status.clients.iter().flat_map(|client| {
+                client.services.iter().map(move |service| (client.name.as_str(), service))
+            });
+        let meant = services.filter(|(client, service)| is_meant(client, &service.name));
+        meant.flat_map(|(_, service)| &service.backends).map(|backend| backend.active).sum()
+    }
+
+    /// What cannot change while it runs. Without a daemon only what the maps do not allow is known.
+    fn unchangeable(&self, config: &Config, paths: &Paths) -> Vec<String> {
+        if self.status.daemon.is_some() {
+            let clients: Vec<&str> = self.configured.clients.keys().map(String::as_str).collect();
+            return fixed::unchangeable(
+                &self.configured.host,
+                &configured(config).host,
+                &paths.pins,
+                &clients,
+            );
+        }
+        let pinned = config.clients.iter().filter(|client| self.status.client(&client.name).is_some());
+        let misfit =
+            |client: &Client| lb_kernel::check_pins(&Pins::of(&paths.pins, &client.name), &config.limits);
+        pinned.filter_map(|client| misfit(client).err()).map(|error| chain(&error)).collect()
+    }
+}
+
+const LEAVING: &str = lb_common::abi::BackendState::Leaving.name();
+
+/// Compares a configuration with what runs where `paths` say. `by_service` are its lists.
+///
+/// # Errors
+/// If nothing runs there, or it cannot be read.
+pub fn compare(
+    config: &Config,
+    by_service: &AssignmentsByService,
+    paths: &Paths,
+) -> Result<Comparison, Failure> {
+    let running = Running::find(paths)?;
+    let wanted = configured(config);
+    let mut clients = comparison::changes(&running.configured.clients, &wanted.clients);
+    let mut services = comparison::changes(&running.configured.services, &wanted.services);
+    for change in clients.iter_mut().filter(|change| change.kind == Kind::Removed) {
+        change.active = Some(running.active(|client, _| client == change.name));
+    }
+    for change in services.iter_mut().filter(|change| change.kind == Kind::Removed) {
+        change.active = Some(running.active(|_, service| service == change.name));
+    }
+    Ok(Comparison {
+        schema: SCHEMA,
+        file: config.path.clone(),
+        from_daemon: running.status.daemon.is_some(),
+        clients,
+        services,
+        host: comparison::keys(&running.configured.host, &wanted.host),
+        shares: shares(&running, config, by_service)?,
+        unchangeable: running.unchangeable(config, paths),
+    })
+}
+
+/// The shares that change, by client and service.
+fn shares(
+    running: &Running,
+    config: &Config,
+    by_service: &AssignmentsByService,
+) -> Result<Vec<ShareChanges>, Failure> {
+    let mut changes = Vec::new();
+    let mut told = BTreeSet::new();
+    let mut tell = |client: &str, service: &str, after: &Parts| {
+        if told.insert((client.to_owned(), service.to_owned())) {
+            let (backends, unchanged) = comparison::backends(&running.parts(client, service), after);
+            if !backends.is_empty() {
+                let (client, service) = (client.to_owned(), service.to_owned());
+                changes.push(ShareChanges { client, service, backends, unchanged });
+            }
+        }
+    };
+    for client in &config.clients {
+        for (service, after) in parts(config, client, by_service)? {
+            tell(&client.name, &service, &after);
+        }
+    }
+    // What only runs.
+    for client in &running.status.clients {
+        for service in &client.services {
+            tell(&client.name, &service.name, &Parts::default());
+        }
+    }
+    Ok(changes)
+}
+
+/// What a client task would give to the backends of each of its services.
+fn parts(
+    config: &Config,
+    client: &Client,
+    by_service: &AssignmentsByService,
+) -> Result<Vec<(String, Parts)>, Failure> {
+    let balancer = dry_run::balancer(config, client, by_service)?;
+    let plan = balancer.plan(Duration::ZERO);
+    let mut all = Vec::new();
+    for (service, index, _) in balancer.services() {
+        let planned = &plan.services[&index];
+        let entries = u32::try_from(planned.schedule.len()).unwrap_or(u32::MAX);
+        let by_slot = entries_by_slot(&planned.schedule);
+        let backends = plan.backends.iter().filter(|(_, backend)| backend.service == index);
+        let part = |(slot, backend): (&lb_core::ids::Slot, &lb_core::plan::BackendPlan)| {
+            let share = f64::from(by_slot.get(slot).copied().unwrap_or(0)) / f64::from(entries.max(1));
+            (backend.address, Part { share, weight: backend.weight.into(), active: 0 })
+        };
+        all.push((service.name.clone(), Parts { entries, backends: backends.map(part).collect() }));
+    }
+    Ok(all)
+}

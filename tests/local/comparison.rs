@@ -1,0 +1,134 @@
+//! `socklb check --against-running`: what a file would change is what it changes.
+
+use std::collections::BTreeMap;
+
+use lb_view::comparison::{Comparison, Kind};
+use stage::daemon::failure;
+use stage::fixture::{Fixture, SERVICE, config, endpoints};
+
+/// Another configuration beside the one in force: another policy, another list, and a client more.
+fn another(fixture: &Fixture) -> String {
+    let list = [("127.0.0.1:8001", "weight = 3"), ("127.0.0.1:8002", ""), ("127.0.0.1:8004", "")];
+    fixture.setup.write("other.toml", &endpoints(&list));
+    let text = config(&fixture.cgroup, r#"{ file = "other.toml" }"#, "policy = \"p2c\"");
+    let batch = "[[client]]\njob = \"batch\"\ncgroup = \"socklb-test-nowhere\"\n";
+    fixture.setup.write("new.toml", &(text.clone() + batch));
+    text + batch
+}
+
+/// What `check` says of a file beside the configuration.
+fn compared(fixture: &Fixture, file: &str) -> Comparison {
+    let path = fixture.setup.folder.join(file);
+    fixture.setup.document(&["check", path.to_str().expect("UTF-8"), "--against-running"])
+}
+
+/// A comparison as lines: clients, services and their keys, backends with their open flows.
+fn told(comparison: &Comparison) -> Vec<String> {
+    let mut lines = Vec::new();
+    for change in comparison.clients.iter().chain(&comparison.services) {
+        let keys: Vec<&str> = change.keys.iter().map(|change| change.key.as_str()).collect();
+        lines
+            .push(format!("{} {} {}", change.name, change.kind.name(), keys.join(" ")).trim_end().to_owned());
+    }
+    for shares in comparison.shares.iter().filter(|shares| shares.client == "web") {
+        for backend in &shares.backends {
+            lines.push(format!("{} {} {}", backend.address, backend.kind.name(), backend.active));
+        }
+    }
+    lines
+}
+
+#[test]
+fn what_a_file_would_change_is_what_it_changes() {
+    let fixture = Fixture::new();
+    let text = another(&fixture);
+    let mut probe = fixture.probe();
+    for _ in 0..3 {
+        probe.dial(SERVICE);
+    }
+    let comparison = compared(&fixture, "new.toml");
+    assert!(comparison.from_daemon && comparison.unchangeable.is_empty() && comparison.host.is_empty());
+    let expected = [
+        "batch added",
+        "users changed backends policy",
+        "127.0.0.1:8001 changed 1",
+        "127.0.0.1:8003 removed 1",
+        "127.0.0.1:8004 added 0",
+    ];
+    let mut seen = told(&comparison);
+    // Its weight stays, and its share does not.
+    seen.retain(|line| !line.starts_with("127.0.0.1:8002 changed"));
+    assert_eq!(seen, expected);
+    // The shares that it foretold are those that it brings.
+    let foretold: BTreeMap<_, _> = comparison
+        .shares
+        .iter()
+        .filter(|shares| shares.client == "web")
+        .flat_map(|shares| &shares.backends)
+        .filter(|backend| backend.kind != Kind::Removed)
+        .map(|backend| (backend.address, backend.after.expect("it is there after")))
+        .collect();
+    fixture.setup.write("socklb.toml", &text);
+    let shares = || -> BTreeMap<_, _> {
+        let backends = fixture.setup.backends("web", "users").into_iter();
+        backends.filter(|b| b.state != "leaving").map(|b| (b.address, b.share_wanted)).collect()
+    };
+    stage::eventually("the file is in force", shares, |shares| *shares == foretold);
+    let log = || fixture.daemon().log();
+    let line = "changed=\"clients added: batch; services changed: users (backends, policy)\"";
+    stage::eventually("the log says what has changed", log, |log| log.contains(line));
+    let after = compared(&fixture, "new.toml");
+    assert!(after.is_empty(), "{after:#?}");
+}
+
+/// Without a daemon the maps tell, which know fewer keys.
+#[test]
+fn a_file_is_compared_with_the_maps_where_no_daemon_runs() {
+    let mut fixture = Fixture::new();
+    another(&fixture);
+    fixture.stop();
+    let comparison = compared(&fixture, "new.toml");
+    assert!(!comparison.from_daemon);
+    let expected = ["batch added", "users changed policy", "127.0.0.1:8001 changed 0"];
+    assert_eq!(told(&comparison)[..3], expected);
+    let same = compared(&fixture, "socklb.toml");
+    assert!(same.is_empty(), "{same:#?}");
+    // Maps of other sizes would have to be made anew.
+    let text = stage::daemon::read(&fixture.setup.folder.join("socklb.toml"));
+    fixture.setup.write("new.toml", &(text + "[limits]\nslots = 64\n"));
+    let unchangeable = compared(&fixture, "new.toml").unchangeable;
+    assert!(unchangeable.len() == 1 && unchangeable[0].contains("4096 entries"), "{unchangeable:?}");
+    assert!(fixture.setup.run(&["detach", "--all"]).status.success());
+    let path = fixture.setup.folder.join("new.toml");
+    let path = path.to_str().expect("UTF-8");
+    let (code, text) = failure(&fixture.setup.run(&["check", path, "--against-running"]));
+    assert!(code == Some(1) && text.contains("nothing to compare with: no daemon answers at"), "{text}");
+}
+
+#[test]
+fn what_takes_a_restart_is_told_before_it_is_tried() {
+    let fixture = Fixture::new();
+    let path = fixture.setup.folder.join("socklb.toml");
+    let text = stage::daemon::read(&path);
+    let check = |file: &str| {
+        let path = fixture.setup.folder.join(file);
+        let output = fixture.setup.run(&["check", path.to_str().expect("UTF-8"), "--against-running"]);
+        (output.status.code(), String::from_utf8_lossy(&output.stdout).into_owned())
+    };
+    let (code, same) = check("socklb.toml");
+    assert!(
+        code == Some(0) && same.ends_with("compared with the running daemon\nnothing would change\n"),
+        "{same}"
+    );
+    fixture.setup.write("new.toml", &(text.clone() + "[metrics]\nlisten = \"127.0.0.1:9464\"\n"));
+    let (code, other) = check("new.toml");
+    assert_eq!(code, Some(0));
+    for line in [
+        "metrics.listen: none -> 127.0.0.1:9464",
+        "not while running: metrics.listen cannot change while running; restart socklb to apply it",
+    ] {
+        assert!(other.lines().any(|other| other == line), "{other}");
+    }
+    fixture.setup.write("new.toml", &(text + "polcy = 1\n"));
+    assert_eq!(check("new.toml"), (Some(1), String::new()));
+}
