@@ -1,0 +1,52 @@
+//! What is shown as text is no wider than the terminal, and all of it is there where no terminal limits it.
+
+use lb_view::comparison::Comparison;
+use lb_view::diagnosis::Diagnosis;
+use lb_view::explanation::Explanation;
+use lb_view::status::Status;
+use lb_view::text::{self, Style};
+use serde::de::DeserializeOwned;
+
+fn document<D: DeserializeOwned>(text: &str) -> D {
+    serde_json::from_str(text).expect("the document is one of these")
+}
+
+/// Looks at a text at several widths. What is to be copied is left whole: the command of a help, a word.
+#[track_caller]
+fn check(show: impl Fn(Style) -> String) {
+    let words = |text: &str| text.split_whitespace().count();
+    let whole = show(Style::default());
+    for width in [40, 80, 120, 200] {
+        let text = show(Style { colour: false, width: Some(width) });
+        let is_whole = |line: &str| line.contains("-> ") || !line.trim().contains(' ');
+        let long = text.lines().find(|line| line.chars().count() > width && !is_whole(line));
+        assert_eq!(long, None, "{width}:\n{text}");
+        let is_cut = text.contains("(narrow terminal: ");
+        assert!(is_cut || words(&text) == words(&whole), "{width}:\n{text}");
+        assert!(!is_cut || width < 120, "{width}:\n{text}");
+    }
+}
+
+#[test]
+fn a_status_fits() {
+    let status: Status = document(include_str!("documents/status.json"));
+    check(|style| text::status(&status, style));
+}
+
+#[test]
+fn explanations_fit() {
+    let all: Vec<Explanation> = document(include_str!("documents/explain.json"));
+    check(|style| all.iter().map(|one| text::explanation(one, style)).collect());
+}
+
+#[test]
+fn a_diagnosis_fits() {
+    let diagnosis: Diagnosis = document(include_str!("documents/doctor.json"));
+    check(|style| text::diagnosis(&diagnosis, style));
+}
+
+#[test]
+fn a_comparison_fits() {
+    let comparison: Comparison = document(include_str!("documents/check.json"));
+    check(|style| text::comparison(&comparison, style));
+}
