@@ -18,7 +18,7 @@ pub mod kind;
 
 mod address;
 
-pub mod duration;
+mod duration;
 
 mod near;
 

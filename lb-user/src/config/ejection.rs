@@ -9,7 +9,7 @@ use super::keys::ejection::{BASE, FAILURES, MAX, MAX_SHARE, SECTION};
 use super::keys::service::EJECTION;
 use crate::diagnostic::Report;
 use crate::document::Table;
-use crate::document::duration::in_units;
+use crate::document::in_units;
 
 /// The word that turns ejection off.
 const OFF: &str = "off";
