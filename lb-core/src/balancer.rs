@@ -4,15 +4,19 @@
 //! chosen. It reads no clock: each fact comes with its time. The datapath reports when a slot that is no longer needed
 //! has lost its last reference.
 
+mod row;
+
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::ops::Add;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use lb_common::abi::{BackendState, MAX_SERVICES, Usable};
 use thiserror::Error;
 
-use crate::availability::{Availability, Cause};
 use crate::endpoint::EndpointList;
+use crate::health::{self, Health, Said, Standing, Who, Why};
 use crate::ids::{BackendRef, ServiceIndex, Slot};
 use crate::limits::Limits;
 use crate::membership::{self, Membership};
@@ -22,12 +26,27 @@ use crate::schedule;
 use crate::service::Service;
 use crate::slots::{Identity, Slots, SlotsExhausted};
 
+pub use row::Row;
+
+/// What the kernel programs have found of a backend.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KernelVerdict {
+    /// Whether it is ejected.
+    pub is_ejected: bool,
+    /// How often it failed in a row.
+    pub failures: u8,
+}
+
 /// A fact.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Fact {
     /// A source has a new list for the service at this position of the configuration, of which the task uses these: what
     /// [`Membership::of`] gives for the service, the task and the list.
     Endpoints(usize, Arc<EndpointList>, Arc<Membership>),
+    /// What the kernel programs have found, of every slot of which they have found anything bad.
+    Kernel(BTreeMap<Slot, KernelVerdict>),
+    /// Time has passed, and nothing else has happened.
+    Time,
     /// Nothing in the kernel refers to these slots any more: no table, no fallback, no flow.
     Idle(BTreeSet<Slot>),
 }
@@ -77,6 +96,7 @@ struct ServiceState {
 struct ListInUse {
     endpoints: Arc<EndpointList>,
     membership: Arc<Membership>,
+    row: Row,
     schedule: Arc<[Slot]>,
     fallback: Option<Slot>,
 }
@@ -86,7 +106,6 @@ struct ListInUse {
 struct Report {
     weight: u16,
     state: BackendState,
-    is_listed: bool,
 }
 
 /// The controller of one client task, by any clock.
@@ -96,13 +115,15 @@ pub struct Balancer<T = Instant> {
     services: Vec<ServiceState>,
     slots: Slots,
     /// Of every backend that has a slot.
-    availability: BTreeMap<Identity, Availability<T>>,
+    standings: BTreeMap<Identity, Standing<T>>,
+    /// What the kernel programs had found when it was last told.
+    verdicts: BTreeMap<Slot, KernelVerdict>,
     /// What the kernel held when the daemon started: kept for services whose source has not delivered yet, for services
     /// that were removed, and for the flows of both.
     adopted: Plan,
 }
 
-impl<T: Copy + Ord> Balancer<T> {
+impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
     /// A balancer that takes over what the kernel holds already.
     ///
     /// # Errors
@@ -131,10 +152,10 @@ impl<T: Copy + Ord> Balancer<T> {
             taken.insert(index);
             states.push(ServiceState { service, index, list: None });
         }
-        let availability = BTreeMap::new();
-        let mut balancer = Self { limits, services: states, slots, availability, adopted };
+        let (standings, verdicts) = (BTreeMap::new(), BTreeMap::new());
+        let mut balancer = Self { limits, services: states, slots, standings, verdicts, adopted };
         balancer.drop_empty_services();
-        balancer.note_availability(None, now);
+        balancer.hear_sources(now);
         Ok(balancer)
     }
 
@@ -159,6 +180,17 @@ impl<T: Copy + Ord> Balancer<T> {
             Fact::Endpoints(position, endpoints, membership) => {
                 self.take(now, position, endpoints, membership)
             }
+            Fact::Kernel(verdicts) => {
+                if verdicts == self.verdicts {
+                    return Ok(false);
+                }
+                self.hear_kernel(verdicts, now);
+                Ok(self.arrange_all(now, |_| true))
+            }
+            Fact::Time => {
+                self.standings.values_mut().for_each(|standing| standing.pass(now));
+                Ok(self.arrange_all(now, Row::is_unsettled))
+            }
             Fact::Idle(numbers) => Ok(self.forget(&numbers)),
         }
     }
@@ -174,27 +206,117 @@ impl<T: Copy + Ord> Balancer<T> {
         if state.list.as_ref().is_some_and(|in_use| in_use.says(&endpoints, &membership)) {
             return Ok(false);
         }
-        let log2 = schedule::length_log2(u32::try_from(membership.members.len()).unwrap_or(u32::MAX));
-        let length = if membership.members.is_empty() { 0 } else { 1u32 << log2 };
-        self.check_schedules(position, length)?;
-        // A copy, so that a list that does not fit leaves no slot in use.
-        let mut slots = self.slots.clone();
-        let mut members = Vec::with_capacity(membership.members.len());
-        for member in &membership.members {
-            let identity = Identity { service: state.index, address: member.endpoint.address };
-            members.push(slots.hold(identity)?.slot);
-        }
-        self.slots = slots;
-        let weights: Vec<u64> = membership.members.iter().map(|member| member.weight).collect();
-        let fallback = fallback(&weights, &members);
-        let schedule = table(&weights, &members, length);
-        let state = &mut self.services[position];
-        state.list = Some(ListInUse { endpoints, membership, schedule, fallback });
-        let index = state.index;
+        let state = &self.services[position];
+        let (index, rules) = (state.index, state.service.health);
+        let heard = self.heard(index, &endpoints, now);
+        let standing = |address| heard.get(&Identity { service: index, address });
+        let replaced = self.replaced(state);
+        let row = row::row(&membership, rules, &replaced, standing, now);
+        // Whoever stands in for others may find no room; what the list itself asks for has to.
+        let (row, built) = match self.build(position, &row) {
+            Ok(built) => (row, built),
+            Err(_) => {
+                let plain = Membership { next: Vec::new(), lame_ducks: Vec::new(), ..(*membership).clone() };
+                let plain = row::row(&plain, rules, &BTreeSet::new(), standing, now);
+                let built = self.build(position, &plain)?;
+                (plain, built)
+            }
+        };
+        self.use_row(position, built, |schedule, fallback| ListInUse {
+            endpoints,
+            membership,
+            row,
+            schedule,
+            fallback,
+        });
         // From here on the list says what there is, not what the kernel held at the start.
         self.adopted.services.remove(&index);
-        self.note_availability(Some(position), now);
+        self.hear_sources(now);
         Ok(true)
+    }
+
+    /// Backends of a service that others stand in for; of a service that has no list yet, in the table that was taken over.
+    fn replaced(&self, state: &ServiceState) -> BTreeSet<SocketAddr> {
+        match (&state.list, self.adopted.services.get(&state.index)) {
+            (Some(in_use), _) => in_use.row.replaced.clone(),
+            (None, Some(adopted)) => {
+                let backends = adopted.replaced.iter().filter_map(|slot| self.adopted.backends.get(slot));
+                backends.map(|backend| backend.address).collect()
+            }
+            (None, None) => BTreeSet::new(),
+        }
+    }
+
+    /// The slots of a row's backends, and the table over them.
+    ///
+    /// # Errors
+    /// If it does not fit; nothing has changed then.
+    fn build(&self, position: usize, row: &Row) -> Result<Built, Refused> {
+        let log2 = schedule::length_log2(u32::try_from(row.members.len()).unwrap_or(u32::MAX));
+        let length = if row.members.is_empty() { 0 } else { 1u32 << log2 };
+        self.check_schedules(position, length)?;
+        let index = self.services[position].index;
+        // A copy, so that a row that does not fit leaves no slot in use.
+        let mut slots = self.slots.clone();
+        let mut members = Vec::with_capacity(row.members.len());
+        for (address, _) in &row.members {
+            members.push(slots.hold(Identity { service: index, address: *address })?.slot);
+        }
+        for address in &row.replaced {
+            slots.hold(Identity { service: index, address: *address })?;
+        }
+        let weights: Vec<u64> = row.members.iter().map(|(_, weight)| *weight).collect();
+        let fallback = row.fallback().map(|at| members[at]);
+        Ok(Built { slots, fallback, schedule: table(&weights, &members, length) })
+    }
+
+    fn use_row(
+        &mut self,
+        position: usize,
+        Built { slots, schedule, fallback }: Built,
+        list: impl FnOnce(Arc<[Slot]>, Option<Slot>) -> ListInUse,
+    ) {
+        self.slots = slots;
+        self.services[position].list = Some(list(schedule, fallback));
+    }
+
+    /// Brings all rows up to date with how backends stand. Returns whether any has changed, or who may be chosen.
+    fn arrange_all(&mut self, now: T, concerns: impl Fn(&Row) -> bool) -> bool {
+        let mut changed = false;
+        for position in 0..self.services.len() {
+            if self.row(position).is_some_and(&concerns) {
+                changed |= self.arrange(position, now);
+            }
+        }
+        changed
+    }
+
+    fn arrange(&mut self, position: usize, now: T) -> bool {
+        let state = &self.services[position];
+        let Some(in_use) = &state.list else { return false };
+        let standing = |address| self.standings.get(&Identity { service: state.index, address });
+        let row = row::row(&in_use.membership, state.service.health, &in_use.row.replaced, standing, now);
+        if row == in_use.row {
+            return false;
+        }
+        if row.members == in_use.row.members && row.replaced == in_use.row.replaced {
+            // Only who of them serves.
+            let slot = |at: usize| {
+                let identity = Identity { service: state.index, address: row.members[at].0 };
+                self.slots.get(identity).map(|backend| backend.slot)
+            };
+            let fallback = row.fallback().and_then(slot);
+            if let Some(in_use) = &mut self.services[position].list {
+                (in_use.row, in_use.fallback) = (row, fallback);
+            }
+            return true;
+        }
+        // Where there is no room for whoever would stand in, things stay as they are.
+        let Ok(built) = self.build(position, &row) else { return false };
+        let in_use = in_use.clone();
+        self.use_row(position, built, |schedule, fallback| ListInUse { row, schedule, fallback, ..in_use });
+        self.hear_sources(now);
+        true
     }
 
     fn check_schedules(&self, position: usize, length: u32) -> Result<(), Refused> {
@@ -220,7 +342,8 @@ impl<T: Copy + Ord> Balancer<T> {
             .collect();
         for (identity, backend) in &idle {
             self.slots.free(*identity);
-            self.availability.remove(identity);
+            self.standings.remove(identity);
+            self.verdicts.remove(&backend.slot);
             self.adopted.backends.remove(&backend.slot);
         }
         self.drop_empty_services();
@@ -247,16 +370,18 @@ impl<T: Copy + Ord> Balancer<T> {
         let mut members = BTreeSet::new();
         for state in services {
             match (&state.list, self.adopted.services.get(&state.index)) {
-                (Some(in_use), _) => members.extend(
-                    in_use
-                        .membership
-                        .members
-                        .iter()
-                        .map(|member| Identity { service: state.index, address: member.endpoint.address }),
-                ),
+                (Some(in_use), _) => {
+                    let row = in_use.row.usable.keys();
+                    members.extend(row.map(|address| Identity { service: state.index, address: *address }));
+                }
                 (None, Some(adopted)) => {
-                    let named: BTreeSet<Slot> =
-                        adopted.schedule.iter().copied().chain(adopted.fallback).collect();
+                    let named: BTreeSet<Slot> = adopted
+                        .schedule
+                        .iter()
+                        .chain(&adopted.replaced)
+                        .copied()
+                        .chain(adopted.fallback)
+                        .collect();
                     let backends = self.slots.iter().filter(|(_, backend)| named.contains(&backend.slot));
                     members.extend(backends.map(|(identity, _)| identity));
                 }
@@ -266,53 +391,83 @@ impl<T: Copy + Ord> Balancer<T> {
         members
     }
 
-    /// Whether a backend that has a slot may be chosen, as far as that depends on itself.
-    pub fn availability(&self, identity: Identity, now: T) -> Option<Availability<T>> {
-        self.availability.get(&identity).map(|availability| availability.at(now))
+    /// What is said of a backend that has a slot.
+    pub fn standing(&self, identity: Identity) -> Option<&Standing<T>> {
+        self.standings.get(&identity)
     }
 
-    /// The backends that connect may choose. Here alone membership and availability meet: members that are available, and
-    /// of a service that has none such, those that serve as a last resort.
-    fn usable(&self, members: &BTreeSet<Identity>, now: T) -> BTreeSet<Identity> {
-        let available = |identity: &Identity| self.availability[identity].at(now);
-        let is_available = |identity: &&Identity| available(identity) == Availability::Available;
-        let served: BTreeSet<ServiceIndex> =
-            members.iter().filter(is_available).map(|identity| identity.service).collect();
-        let is_usable = |identity: &&Identity| match available(identity) {
-            Availability::Available => true,
-            Availability::Unavailable { cause, .. } => {
-                cause.is_last_resort() && !served.contains(&identity.service)
+    /// Whether connect may choose a backend, as far as the daemon decides that.
+    fn usable(&self, identity: Identity, at: BackendRef) -> Usable {
+        let state = self.services.iter().find(|state| state.index == identity.service);
+        let adopted = || {
+            let adopted = self.adopted.backends.get(&at.slot).filter(|a| a.generation == at.generation);
+            adopted.map_or(Usable::No, |adopted| adopted.usable)
+        };
+        match state {
+            Some(ServiceState { list: Some(in_use), .. }) => {
+                in_use.row.usable.get(&identity.address).map_or(Usable::No, |(usable, _)| *usable)
             }
-        };
-        members.iter().filter(is_usable).copied().collect()
+            // What the kernel held goes on being used as it was until there is a list.
+            Some(_) => adopted(),
+            None => Usable::No,
+        }
     }
 
-    /// Brings what is remembered of the availability of one service's backends, or of all, up to date with the lists in
-    /// use.
-    fn note_availability(&mut self, position: Option<usize>, now: T) {
-        let (services, index) = match position {
-            Some(position) => (&self.services[position..=position], Some(self.services[position].index)),
-            None => (&self.services[..], None),
+    /// What the sources say of every backend that has a slot.
+    fn hear_sources(&mut self, now: T) {
+        for state in &self.services {
+            let Some(in_use) = &state.list else { continue };
+            let heard = self.heard(state.index, &in_use.endpoints, now);
+            self.standings.extend(heard);
+        }
+        for (identity, _) in self.slots.iter() {
+            self.standings.entry(identity).or_insert_with(|| Standing::new(now));
+        }
+    }
+
+    /// How a service's backends stand once this list is heard: those that have a slot, and those that will.
+    fn heard(&self, service: ServiceIndex, list: &EndpointList, now: T) -> BTreeMap<Identity, Standing<T>> {
+        let said: BTreeMap<SocketAddr, Option<Said<T>>> =
+            list.as_slice().iter().map(|endpoint| (endpoint.address, health::said_of(endpoint))).collect();
+        let of_service = self.slots.iter().filter(|(identity, _)| identity.service == service);
+        let hear = |(identity, _): (Identity, BackendRef)| {
+            let known = self.standings.get(&identity).cloned();
+            let mut standing = known.unwrap_or_else(|| Standing::new(now));
+            standing.hear(Who::Source, said.get(&identity.address).copied().flatten(), now);
+            (identity, standing)
         };
-        let (members, listed) = (self.members(services), listed(services));
-        let mut noted = Vec::new();
+        of_service.map(hear).collect()
+    }
+
+    /// Takes in what the kernel programs have found.
+    fn hear_kernel(&mut self, verdicts: BTreeMap<Slot, KernelVerdict>, now: T) {
         for (identity, at) in self.slots.iter() {
-            if index.is_none_or(|index| index == identity.service) {
-                let cause = cause(self.report(identity, at, &listed), members.contains(&identity));
-                let before = self.availability.get(&identity).copied();
-                noted.push((identity, Availability::next(before, cause, now)));
+            let of = |verdicts: &BTreeMap<Slot, KernelVerdict>| {
+                verdicts.get(&at.slot).copied().unwrap_or_default()
+            };
+            let (before, after) = (of(&self.verdicts), of(&verdicts));
+            let standing = self.standings.entry(identity).or_insert_with(|| Standing::new(now));
+            let said = Said { health: Health::Ejected, why: Why::Failures(after.failures), until: None };
+            standing.hear(Who::Kernel, after.is_ejected.then_some(said), now);
+            if after.failures > before.failures {
+                standing.note_failure(now);
             }
         }
-        self.availability.extend(noted);
+        self.verdicts = verdicts;
     }
 
-    /// The complete state that the kernel shall hold at `now`.
-    pub fn plan(&self, now: T) -> Plan {
+    /// The complete state that the kernel shall hold.
+    pub fn plan(&self) -> Plan {
         let mut plan = Plan::default();
         for (&index, adopted) in &self.adopted.services {
             if !self.is_configured(index) {
-                let closed =
-                    ServicePlan { open: false, fallback: None, schedule: Arc::from([]), ..adopted.clone() };
+                let closed = ServicePlan {
+                    open: false,
+                    fallback: None,
+                    schedule: Arc::from([]),
+                    replaced: Vec::new(),
+                    ..adopted.clone()
+                };
                 plan.services.insert(index, closed);
             }
         }
@@ -320,7 +475,6 @@ impl<T: Copy + Ord> Balancer<T> {
             plan.services.insert(state.index, self.service_plan(state));
         }
         let (members, listed) = (self.members(&self.services), listed(&self.services));
-        let usable = self.usable(&members, now);
         for (identity, at) in self.slots.iter() {
             let report = self.report(identity, at, &listed);
             // A healthy endpoint that the subset passed over is on its way out like one that the source dropped.
@@ -330,8 +484,12 @@ impl<T: Copy + Ord> Balancer<T> {
                 address: identity.address,
                 generation: at.generation,
                 weight: report.weight,
-                state: if is_leaving { BackendState::Leaving } else { report.state },
-                usable: Usable::from(usable.contains(&identity)),
+                state: match report.state {
+                    BackendState::Healthy if is_leaving => BackendState::Leaving,
+                    BackendState::Healthy if self.is_replaced(identity) => BackendState::Replaced,
+                    state => state,
+                },
+                usable: self.usable(identity, at),
             };
             plan.backends.insert(at.slot, backend);
         }
@@ -340,10 +498,19 @@ impl<T: Copy + Ord> Balancer<T> {
 
     fn service_plan(&self, state: &ServiceState) -> ServicePlan {
         let service = &state.service;
-        let (fallback, schedule) = match (&state.list, self.adopted.services.get(&state.index)) {
-            (Some(in_use), _) => (in_use.fallback, Arc::clone(&in_use.schedule)),
-            (None, Some(adopted)) => (adopted.fallback, Arc::clone(&adopted.schedule)),
-            (None, None) => (None, Arc::from([])),
+        let slot = |address: &SocketAddr| {
+            let identity = Identity { service: state.index, address: *address };
+            self.slots.get(identity).map(|backend| backend.slot)
+        };
+        let (fallback, schedule, replaced) = match (&state.list, self.adopted.services.get(&state.index)) {
+            (Some(in_use), _) => {
+                let replaced = in_use.row.replaced.iter().filter_map(slot).collect();
+                (in_use.fallback, Arc::clone(&in_use.schedule), replaced)
+            }
+            (None, Some(adopted)) => {
+                (adopted.fallback, Arc::clone(&adopted.schedule), adopted.replaced.clone())
+            }
+            (None, None) => (None, Arc::from([]), Vec::new()),
         };
         ServicePlan {
             name: service.name.clone(),
@@ -355,6 +522,7 @@ impl<T: Copy + Ord> Balancer<T> {
             ejection: rules::of_ejection(service),
             fallback,
             schedule,
+            replaced,
         }
     }
 
@@ -362,11 +530,20 @@ impl<T: Copy + Ord> Balancer<T> {
         let adopted = self.adopted.backends.get(&at.slot).filter(|a| a.generation == at.generation);
         match (listed.get(&identity), adopted) {
             (Some(report), _) => *report,
-            (None, Some(BackendPlan { weight, state, .. })) => {
-                Report { weight: *weight, state: *state, is_listed: false }
-            }
-            (None, None) => Report { weight: 0, state: BackendState::Leaving, is_listed: false },
+            (None, Some(BackendPlan { weight, state, .. })) => Report { weight: *weight, state: *state },
+            (None, None) => Report { weight: 0, state: BackendState::Leaving },
         }
+    }
+
+    fn is_replaced(&self, identity: Identity) -> bool {
+        let state = self.services.iter().find(|state| state.index == identity.service);
+        let in_use = state.and_then(|state| state.list.as_ref());
+        in_use.is_some_and(|in_use| in_use.row.replaced.contains(&identity.address))
+    }
+
+    /// The row in use of the service at this position of the configuration.
+    pub fn row(&self, position: usize) -> Option<&Row> {
+        self.services[position].list.as_ref().map(|in_use| &in_use.row)
     }
 
     /// Per service, in the order of the configuration: its index, and the list and membership in use.
@@ -378,6 +555,13 @@ impl<T: Copy + Ord> Balancer<T> {
             (&state.service, state.index, in_use)
         })
     }
+}
+
+/// What a row makes.
+struct Built {
+    slots: Slots,
+    schedule: Arc<[Slot]>,
+    fallback: Option<Slot>,
 }
 
 impl ListInUse {
@@ -397,26 +581,10 @@ fn listed(services: &[ServiceState]) -> BTreeMap<Identity, Report> {
         listed.extend(endpoints.map(|endpoint| {
             let identity = Identity { service: state.index, address: endpoint.address };
             let state = membership::state(endpoint);
-            (identity, Report { weight: endpoint.weight, state, is_listed: true })
+            (identity, Report { weight: endpoint.weight, state })
         }));
     }
     listed
-}
-
-/// Why a backend may not be chosen, as far as that depends on itself.
-fn cause(report: Report, is_member: bool) -> Option<Cause> {
-    // What the kernel held goes on being used as it was until there is a list.
-    if is_member && !report.is_listed {
-        return None;
-    }
-    match report.state {
-        BackendState::Unweighted => Some(Cause::Unweighted),
-        BackendState::LameDuck => Some(Cause::LameDuck),
-        BackendState::Healthy | BackendState::Leaving | BackendState::Free => {
-            let elsewhere = if report.is_listed { Cause::OutsideSubset } else { Cause::Removed };
-            (!is_member).then_some(elsewhere)
-        }
-    }
 }
 
 fn index_of(adopted: &Plan, service: &Service) -> Option<ServiceIndex> {
@@ -428,12 +596,6 @@ fn index_of(adopted: &Plan, service: &Service) -> Option<ServiceIndex> {
 
 fn free_index(taken: &BTreeSet<ServiceIndex>) -> Option<ServiceIndex> {
     ServiceIndex::all().find(|index| !taken.contains(index))
-}
-
-/// The member with the largest weight; of several, the one in the lowest slot.
-fn fallback(weights: &[u64], slots: &[Slot]) -> Option<Slot> {
-    let best = weights.iter().zip(slots).min_by_key(|(weight, slot)| (std::cmp::Reverse(**weight), **slot));
-    best.map(|(_, slot)| *slot)
 }
 
 fn table(weights: &[u64], slots: &[Slot], length: u32) -> Arc<[Slot]> {

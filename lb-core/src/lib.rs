@@ -3,7 +3,7 @@
 //! In reading order: what the operator asked for ([`service`]) and what sources report ([`endpoint`]); which endpoints
 //! this client task uses ([`subset`], [`membership`]) and how much it sends to each ([`weights`]); where they live in the
 //! kernel ([`ids`], [`slots`]) and when a slot is free again ([`grace_period`]); whether they may be chosen
-//! ([`availability`]); in which order connect takes them ([`schedule`]) and by which rules ([`rules`]); all of it as one
+//! ([`health`]); in which order connect takes them ([`schedule`]) and by which rules ([`rules`]); all of it as one
 //! value and the ordered steps towards it ([`plan`]), and where each table lies ([`arena`]); the one door through which
 //! facts come in ([`balancer`]); and how the daemon's lists come into force ([`feed`]).
 #![forbid(unsafe_code)]
@@ -26,7 +26,7 @@ pub mod slots;
 
 pub mod grace_period;
 
-pub mod availability;
+pub mod health;
 
 pub mod schedule;
 

@@ -12,10 +12,10 @@ use lb_common::abi::BackendState;
 
 use crate::endpoint::{Endpoint, EndpointList, EndpointState};
 use crate::service::{Service, Size, Subset, Task};
-use crate::subset::{Algorithm, Position};
+use crate::subset::{self, Algorithm, Position};
 use crate::weights;
 
-use self::pool::{Pool, Shares};
+use self::pool::{Pool, Shares, Standby};
 
 /// Why an index of the order was taken or not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,6 +65,10 @@ pub struct Member {
 pub struct Membership {
     /// The members, best first.
     pub members: Vec<Member>,
+    /// Who stands in for members that are lost to this task alone: the next of the order, with the weight they get then.
+    pub next: Vec<Member>,
+    /// Lame ducks, the best of the order first, with the weight they get if they serve because no member does.
+    pub lame_ducks: Vec<Member>,
     /// The order of the algorithm, as far as it was looked at: each index looked at, and what became of it.
     pub order: Vec<(u32, Verdict)>,
     /// The size that was asked for, by the operator or by `auto`; `None` without a subset.
@@ -131,7 +135,10 @@ impl<'a> Memberships<'a> {
     pub fn of(&self, index: u32) -> Membership {
         assert!(index < self.clients, "task {index} is one of {}", self.clients);
         let Some((algorithm, position)) = self.subset else {
-            return self.pool.everything(self.clients);
+            let membership = self.pool.everything(self.clients);
+            let order = membership.order.iter().map(|(index, _)| *index).collect::<Vec<_>>();
+            let Standby { next, lame_ducks } = self.pool.standby(&membership.members, order, false);
+            return Membership { next, lame_ducks, ..membership };
         };
         let position = Position { client: index, ..position };
         let order = self.pool.order(algorithm, position);
@@ -146,7 +153,10 @@ impl<'a> Memberships<'a> {
                 self.pool.members(row, solution.weights(graph, index), job)
             }
         };
-        Membership { members, order, size: Some(position.size), tried: self.tried.clone() }
+        let whole = subset::order(algorithm, position);
+        let Standby { next, lame_ducks } = self.pool.standby(&members, whole, algorithm.is_aperture());
+        let size = Some(position.size);
+        Membership { members, next, lame_ducks, order, size, tried: self.tried.clone() }
     }
 }
 

@@ -44,6 +44,8 @@ pub struct ServicePlan {
     pub fallback: Option<Slot>,
     /// Slots in the order in which connect takes them; a power of two of them, or none.
     pub schedule: Arc<[Slot]>,
+    /// Slots that others stand in for in the schedule. They get trials.
+    pub replaced: Vec<Slot>,
 }
 
 /// What the kernel shall hold for one backend.
@@ -93,8 +95,8 @@ pub enum Step {
     SetState(Slot, Usable, BackendState),
     /// Store the weight that readers of the maps are shown.
     SetWeight(Slot, u16),
-    /// Write a whole new table beside the current one and switch to it.
-    Publish(ServiceIndex, Arc<[Slot]>),
+    /// Write a whole new table beside the current one, with the slots that others stand in for, and switch to it.
+    Publish(ServiceIndex, Arc<[Slot]>, Vec<Slot>),
     /// Start balancing connects to the service's address.
     Open(ServiceIndex),
     /// Clear a slot that nothing refers to any more.
@@ -121,6 +123,9 @@ impl Plan {
             for slot in service.schedule.iter() {
                 assert!(owners[slot.index()] == Some(*index), "service {index}: schedule names slot {slot}");
             }
+            for slot in &service.replaced {
+                assert!(owners[slot.index()] == Some(*index), "service {index}: replaced is slot {slot}");
+            }
             if let Some(slot) = service.fallback {
                 assert!(owners[slot.index()] == Some(*index), "service {index}: fallback names slot {slot}");
             }
@@ -132,7 +137,12 @@ impl Plan {
         match step {
             Step::Close(index) => self.service(*index).open = false,
             Step::WriteService(index, service) => {
-                let empty = ServicePlan { open: false, schedule: Arc::from([]), ..service.clone() };
+                let empty = ServicePlan {
+                    open: false,
+                    schedule: Arc::from([]),
+                    replaced: Vec::new(),
+                    ..service.clone()
+                };
                 self.services.insert(*index, empty);
             }
             Step::WriteBackend(slot, backend) => {
@@ -147,7 +157,10 @@ impl Plan {
                 (backend.usable, backend.state) = (*usable, *state);
             }
             Step::SetWeight(slot, weight) => self.backend(*slot).weight = *weight,
-            Step::Publish(index, schedule) => self.service(*index).schedule = Arc::clone(schedule),
+            Step::Publish(index, schedule, replaced) => {
+                let service = self.service(*index);
+                (service.schedule, service.replaced) = (Arc::clone(schedule), replaced.clone());
+            }
             Step::Open(index) => self.service(*index).open = true,
             Step::FreeBackend(slot) => {
                 self.backends.remove(slot);
@@ -249,8 +262,10 @@ fn update(old: &Plan, new: &Plan, index: ServiceIndex, steps: &mut Vec<Step>) {
         }
     }
     set_states(old, new, index, steps);
-    if before.map_or(!service.schedule.is_empty(), |before| before.schedule != service.schedule) {
-        steps.push(Step::Publish(index, Arc::clone(&service.schedule)));
+    let is_same =
+        |before: &ServicePlan| before.schedule == service.schedule && before.replaced == service.replaced;
+    if !before.map_or(service.schedule.is_empty(), is_same) {
+        steps.push(Step::Publish(index, Arc::clone(&service.schedule), service.replaced.clone()));
     }
 }
 

@@ -113,6 +113,8 @@ pub struct Service {
     pub unanswered_after: Duration,
     /// When a backend is ejected; `None` if none ever is.
     pub ejection: Option<Ejection>,
+    /// What follows when backends are unavailable.
+    pub health: HealthRules,
     /// After how long an unconnected UDP flow chooses anew; `None` for never.
     pub rebind: Option<Duration>,
     /// Which endpoints may be used.
@@ -138,11 +140,27 @@ impl Service {
             connect_timeout: None,
             unanswered_after: UNANSWERED_AFTER,
             ejection: None,
+            health: HealthRules::default(),
             rebind: None,
             subset,
             seed,
             errno: 113,
         }
+    }
+}
+
+/// What follows when backends are unavailable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HealthRules {
+    /// Percent of a task's first members: if fewer are available, ejected and refusing ones are chosen as well; 0 for never.
+    pub panic_threshold: u8,
+    /// After how long a member that is unavailable is replaced.
+    pub replace_after: Duration,
+}
+
+impl Default for HealthRules {
+    fn default() -> Self {
+        Self { panic_threshold: 50, replace_after: Duration::from_secs(10) }
     }
 }
 

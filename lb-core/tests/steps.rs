@@ -3,15 +3,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use lb_common::abi::{
     BackendState, EjectionState, MAX_SCHEDULE_LOG2, MIN_SCHEDULE_LOG2, RecentErrors, StateWord, TableRef,
     Usable,
 };
 use lb_common::pick::{How, Pick, Tables, choose};
-use lb_core::availability::{Availability, Cause};
 use lb_core::balancer::{self, Adopted, Fact};
 use lb_core::endpoint::{Endpoint, EndpointList, EndpointState};
+use lb_core::health::{Health, Verdict, Who, Why};
 use lb_core::ids::{ServiceIndex, Slot};
 use lb_core::limits::Limits;
 use lb_core::membership::Membership;
@@ -21,7 +22,13 @@ use lb_core::slots::Identity;
 use proptest::prelude::*;
 
 /// By a clock that the tests set.
-type Balancer = balancer::Balancer<u32>;
+type Balancer = balancer::Balancer<Duration>;
+
+const START: Duration = Duration::ZERO;
+
+const fn at(seconds: u64) -> Duration {
+    Duration::from_secs(seconds)
+}
 
 const LIMITS: Limits = Limits { schedule_entries: 8192, flow_records: 64, slots: 24 };
 
@@ -192,36 +199,36 @@ proptest! {
     ) {
         let services = vec![service("a", 0), service("b", 1)];
         let addresses: Vec<SocketAddr> = services.iter().map(|service| service.address).collect();
-        let mut balancer = Balancer::new(services.clone(), LIMITS, Adopted::default(), 0).expect("it fits");
+        let mut balancer = Balancer::new(services.clone(), LIMITS, Adopted::default(), START).expect("it fits");
         let mut lists = [BTreeMap::from([(1, 1)]), BTreeMap::from([(1, 1)])];
         for (position, members) in lists.iter().enumerate() {
             let list = list(u8::try_from(position).expect("it fits"), members);
-            balancer.handle(0, delivered(&services, position, list)).expect("it fits");
+            balancer.handle(START, delivered(&services, position, list)).expect("it fits");
         }
         let mut keys = BTreeMap::new();
-        let mut kernel = carry_out(&Plan::default(), &balancer.plan(0), &mut keys, &[]);
+        let mut kernel = carry_out(&Plan::default(), &balancer.plan(), &mut keys, &[]);
         for (position, members, killed, at) in changes {
             lists[position] = members;
             let changed = list(u8::try_from(position).expect("it fits"), &lists[position]);
-            if balancer.handle(0, delivered(&services, position, changed)).is_err() {
+            if balancer.handle(START, delivered(&services, position, changed)).is_err() {
                 // No slot was free; nothing changed.
-                prop_assert_eq!(&kernel, &balancer.plan(0));
+                prop_assert_eq!(&kernel, &balancer.plan());
                 continue;
             }
             if killed {
-                for step in diff(&kernel, &balancer.plan(0)).into_iter().take(at) {
+                for step in diff(&kernel, &balancer.plan()).into_iter().take(at) {
                     kernel.record(&step);
                     record_key(&mut keys, &kernel, &step);
                 }
-                balancer = Balancer::new(services.clone(), LIMITS, adopt(&kernel), 0).expect("it fits");
+                balancer = Balancer::new(services.clone(), LIMITS, adopt(&kernel), START).expect("it fits");
                 for (position, members) in lists.iter().enumerate() {
                     let list = list(u8::try_from(position).expect("it fits"), members);
-                    balancer.handle(0, delivered(&services, position, list)).expect("it fits");
+                    balancer.handle(START, delivered(&services, position, list)).expect("it fits");
                 }
             }
-            kernel = carry_out(&kernel, &balancer.plan(0), &mut keys, &addresses);
-            balancer.handle(0, Fact::Idle(balancer.unneeded())).expect("it fits");
-            kernel = carry_out(&kernel, &balancer.plan(0), &mut keys, &addresses);
+            kernel = carry_out(&kernel, &balancer.plan(), &mut keys, &addresses);
+            balancer.handle(START, Fact::Idle(balancer.unneeded())).expect("it fits");
+            kernel = carry_out(&kernel, &balancer.plan(), &mut keys, &addresses);
             let taken: BTreeSet<Slot> = kernel.backends.keys().copied().collect();
             let wanted: usize = lists.iter().map(|list| {
                 let healthy = list.values().filter(|kind| **kind > 0).count();
@@ -234,13 +241,13 @@ proptest! {
 
 /// A balancer that has taken in a list of two endpoints for every service, and its plan.
 fn settled(services: &[Service], adopted: &Plan) -> (Balancer, Plan) {
-    let mut balancer = Balancer::new(services.to_vec(), LIMITS, adopt(adopted), 0).expect("it fits");
+    let mut balancer = Balancer::new(services.to_vec(), LIMITS, adopt(adopted), START).expect("it fits");
     for position in 0..services.len() {
         let members = BTreeMap::from([(1, 1), (2, 1)]);
         let list = list(u8::try_from(position).expect("it fits"), &members);
-        balancer.handle(0, delivered(services, position, list)).expect("it fits");
+        balancer.handle(START, delivered(services, position, list)).expect("it fits");
     }
-    let plan = balancer.plan(0);
+    let plan = balancer.plan();
     (balancer, plan)
 }
 
@@ -253,18 +260,18 @@ fn a_renamed_service_is_balanced_all_the_way() {
     let address = SocketAddr::from(([10, 96, 0, 0], 80));
     let kernel = carry_out(&kernel, &after, &mut keys, &[address]);
     assert_eq!(kernel.services.len(), 2, "the old one waits for its flows");
-    balancer.handle(0, Fact::Idle(balancer.unneeded())).expect("it fits");
-    let kernel = carry_out(&kernel, &balancer.plan(0), &mut keys, &[address]);
+    balancer.handle(START, Fact::Idle(balancer.unneeded())).expect("it fits");
+    let kernel = carry_out(&kernel, &balancer.plan(), &mut keys, &[address]);
     assert_eq!(kernel.services.values().map(|service| service.name.as_str()).collect::<Vec<_>>(), ["new"]);
 }
 
 #[test]
 fn a_removed_service_without_a_backend_keeps_no_index() {
     let mut keys = BTreeMap::new();
-    let empty = Balancer::new(vec![service("empty", 0)], LIMITS, Adopted::default(), 0).expect("it fits");
-    let kernel = carry_out(&Plan::default(), &empty.plan(0), &mut keys, &[]);
-    let next = Balancer::new(vec![service("next", 1)], LIMITS, adopt(&kernel), 0).expect("it fits");
-    let kernel = carry_out(&kernel, &next.plan(0), &mut keys, &[]);
+    let empty = Balancer::new(vec![service("empty", 0)], LIMITS, Adopted::default(), START).expect("it fits");
+    let kernel = carry_out(&Plan::default(), &empty.plan(), &mut keys, &[]);
+    let next = Balancer::new(vec![service("next", 1)], LIMITS, adopt(&kernel), START).expect("it fits");
+    let kernel = carry_out(&kernel, &next.plan(), &mut keys, &[]);
     assert_eq!(kernel.services.values().map(|service| service.name.as_str()).collect::<Vec<_>>(), ["next"]);
     assert_eq!(keys.len(), 1);
 }
@@ -292,25 +299,32 @@ fn a_closed_service_refuses_nobody_on_its_way_out() {
 #[test]
 fn a_backend_that_may_not_be_chosen_says_why_and_since_when() {
     let services = [service("a", 0)];
-    let mut balancer = Balancer::new(services.to_vec(), LIMITS, Adopted::default(), 0).expect("it fits");
-    let unavailable = |cause, since| Availability::Unavailable { cause, since, until: None };
+    let mut balancer = Balancer::new(services.to_vec(), LIMITS, Adopted::default(), START).expect("it fits");
     let both = |kind| BTreeMap::from([(1, 1), (2, kind)]);
-    // By the time of a list and the members in it: whether the second backend is available, and usable.
+    // By the time of a list and the members in it: since when the second backend is a lame duck, and whether it is usable.
     let cases = [
-        (10, both(1), Availability::Available, true),
-        (20, both(0), unavailable(Cause::LameDuck, 20), false),
-        (30, both(0), unavailable(Cause::LameDuck, 20), false),
-        (40, BTreeMap::from([(1, 1)]), unavailable(Cause::Removed, 40), false),
-        (50, both(1), Availability::Available, true),
+        (10, both(1), None, true),
+        (20, both(0), Some(20), false),
+        (30, both(0), Some(20), false),
+        (40, BTreeMap::from([(1, 1)]), None, false),
+        (50, both(1), None, true),
         // Nothing better is left: it serves, and is as unavailable as it was.
-        (60, BTreeMap::from([(2, 0)]), unavailable(Cause::LameDuck, 60), true),
-        (70, BTreeMap::from([(2, 0), (3, 1)]), unavailable(Cause::LameDuck, 60), false),
+        (60, BTreeMap::from([(2, 0)]), Some(60), true),
+        (70, BTreeMap::from([(2, 0), (3, 1)]), Some(60), false),
     ];
     let second = Identity { service: ServiceIndex(0), address: SocketAddr::from(([10, 0, 0, 2], 80)) };
-    for (now, members, availability, usable) in cases {
-        balancer.handle(now, delivered(&services, 0, list(0, &members))).expect("it fits");
-        assert_eq!(balancer.availability(second, now + 5), Some(availability), "at {now}");
-        let plan = balancer.plan(now + 5);
+    for (now, members, since, usable) in cases {
+        balancer.handle(at(now), delivered(&services, 0, list(0, &members))).expect("it fits");
+        let verdict = balancer.standing(second).and_then(|standing| standing.worst().copied());
+        let expected = since.map(|since| Verdict {
+            health: Health::LameDuck,
+            who: Who::Source,
+            why: Why::State,
+            since: at(since),
+            until: None,
+        });
+        assert_eq!(verdict, expected, "at {now}");
+        let plan = balancer.plan();
         let backend = plan.backends.values().find(|backend| backend.address == second.address);
         assert_eq!(backend.map(|backend| backend.usable), Some(Usable::from(usable)), "at {now}");
     }
@@ -321,8 +335,8 @@ fn a_list_that_says_the_same_again_changes_nothing() {
     let services = [service("a", 0)];
     let (mut balancer, before) = settled(&services, &Plan::default());
     let same = list(0, &BTreeMap::from([(1, 1), (2, 1)]));
-    assert_eq!(balancer.handle(9, delivered(&services, 0, same)), Ok(false));
-    assert_eq!(balancer.plan(9), before);
+    assert_eq!(balancer.handle(at(9), delivered(&services, 0, same)), Ok(false));
+    assert_eq!(balancer.plan(), before);
     let another = list(0, &BTreeMap::from([(1, 1), (2, 2)]));
-    assert_eq!(balancer.handle(9, delivered(&services, 0, another)), Ok(true));
+    assert_eq!(balancer.handle(at(9), delivered(&services, 0, another)), Ok(true));
 }

@@ -128,7 +128,7 @@ impl Datapath {
             return named;
         }
         for service in self.applied.services.values() {
-            let entries = service.schedule.iter().copied();
+            let entries = service.schedule.iter().chain(&service.replaced).copied();
             named.extend(entries.chain(service.fallback).filter(|slot| slots.contains(slot)));
         }
         named

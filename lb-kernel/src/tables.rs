@@ -101,6 +101,12 @@ impl Tables {
             let schedule = schedule.map_err(|entry| {
                 contradiction(format!("the schedule of service {} names slot {entry}", view.name))
             })?;
+            let replaced = self.replaced(view.index, view.table);
+            let replaced: Result<Vec<Slot>, u16> =
+                replaced.into_iter().map(|slot| owned(slot.into()).ok_or(slot)).collect();
+            let replaced = replaced.map_err(|slot| {
+                contradiction(format!("the members of service {} name slot {slot}", view.name))
+            })?;
             let fallback = owned(view.fallback);
             if view.fallback != NO_SLOT && fallback.is_none() {
                 return Err(contradiction(format!(
@@ -120,6 +126,7 @@ impl Tables {
                     ejection: view.ejection,
                     fallback,
                     schedule,
+                    replaced,
                 },
             );
         }

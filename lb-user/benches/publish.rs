@@ -110,6 +110,7 @@ fn plan(net: u8, first: u32) -> Plan {
         ejection: EjectionRules::default(),
         fallback: Slot::new(first),
         schedule,
+        replaced: Vec::new(),
     };
     let backend = |i: u32| BackendPlan {
         service: ServiceIndex(0),

@@ -2,7 +2,6 @@
 //! daemon that took the file on would decide. Changes nothing.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
 
 use lb_core::plan::entries_by_slot;
 use lb_kernel::Pins;
@@ -157,7 +156,7 @@ fn parts(
     by_service: &AssignmentsByService,
 ) -> Result<Vec<(String, Parts)>, Failure> {
     let balancer = dry_run::balancer(config, client, by_service)?;
-    let plan = balancer.plan(Duration::ZERO);
+    let plan = balancer.plan();
     let mut all = Vec::new();
     for (service, index, _) in balancer.services() {
         let planned = &plan.services[&index];

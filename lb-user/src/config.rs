@@ -41,6 +41,8 @@ mod policy;
 
 mod ejection;
 
+mod health;
+
 mod client;
 
 mod cgroup;

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use lb_common::abi::{Overflow, Policy};
 use lb_core::endpoint::{Endpoint, EndpointState};
-use lb_core::service::{Ejection, Protocol, Service, Size, Subset};
+use lb_core::service::{Ejection, HealthRules, Protocol, Service, Size, Subset};
 use lb_kernel::{DatapathError, Pins, ServiceView, Tables};
 use lb_view::configured::{Configured, Keys, SCHEMA};
 
@@ -61,6 +61,7 @@ fn of_service(configured: &ClientService) -> Keys {
         connect_timeout,
         unanswered_after,
         ejection,
+        health,
         rebind,
         subset,
         seed: _,
@@ -73,6 +74,7 @@ fn of_service(configured: &ClientService) -> Keys {
         ("active_limit", or_none(*active_limit)),
         ("overflow", overflow.name().to_owned()),
         ("error_decay", error_decay.map_or_else(|| "off".to_owned(), in_units)),
+        ("health", health_text(*health)),
         ("subset", subset_text(*subset)),
         ("on_no_backend", errno_text(*errno)),
         ("backends", source(&configured.source)),
@@ -92,6 +94,11 @@ fn of_service(configured: &ClientService) -> Keys {
 fn ejection_text(ejection: Ejection) -> String {
     let Ejection { failures, base, max, max_share } = ejection;
     format!("failures {failures}, base {}, max {}, max_share {max_share}", in_units(base), in_units(max))
+}
+
+fn health_text(health: HealthRules) -> String {
+    let HealthRules { panic_threshold, replace_after } = health;
+    format!("panic_threshold {panic_threshold}, replace_after {}", in_units(replace_after))
 }
 
 fn subset_text(subset: Subset) -> String {
@@ -217,6 +224,7 @@ mod tests {
                 "connect_timeout = none",
                 "ejection = failures 5, base 5s, max 5m, max_share 50",
                 "error_decay = 10s",
+                "health = panic_threshold 50, replace_after 10s",
                 "on_no_backend = EHOSTUNREACH",
                 "overflow = least-loaded",
                 "policy = weighted-round-robin",

@@ -254,7 +254,13 @@ impl Daemon {
         }
         self.follow_cgroups(now);
         let mut freed = false;
+        let mut unsettled = false;
         for client_task in &mut self.clients.tasks {
+            client_task.hear_kernel(now);
+            unsettled |= !client_task.is_settled();
+            if let Err(error) = client_task.tell_health() {
+                warn!(client = %client_task.client.name, error = %crate::error::chain(&error), "cannot read counters");
+            }
             freed |= client_task.free_idle(now);
             if let Err((error, true)) = client_task.sample(now) {
                 warn!(client = %client_task.client.name, error = %crate::error::chain(&error), "cannot read counters");
@@ -265,7 +271,8 @@ impl Daemon {
         if freed {
             self.assign_again(now);
         }
-        if freed || self.clients.tasks.iter().any(|client_task| client_task.trouble().is_some()) {
+        let mut tasks = self.clients.tasks.iter();
+        if freed || unsettled || tasks.any(|client_task| client_task.trouble().is_some()) {
             self.settle(now);
         }
         self.reclaim_flows(now);

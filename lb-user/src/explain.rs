@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::ops::Add;
+use std::time::Duration;
 
 use lb_core::balancer::Balancer;
 use lb_core::endpoint::EndpointList;
@@ -22,11 +24,10 @@ pub use absent::{Dials, why_none};
 /// Entries of the schedule that are shown.
 const SHOWN_ENTRIES: usize = 32;
 
-/// Explains every service of a client that `wanted` names (all, if it is `None`) and that has a list, at `now`.
-pub fn explain<T: Copy + Ord>(
+/// Explains every service of a client that `wanted` names (all, if it is `None`) and that has a list.
+pub fn explain<T: Copy + Ord + Add<Duration, Output = T>>(
     client: &Client,
     balancer: &Balancer<T>,
-    now: T,
     wanted: Option<&str>,
     from_daemon: bool,
 ) -> Vec<Explanation> {
@@ -35,7 +36,7 @@ pub fn explain<T: Copy + Ord>(
     if !balancer.services().any(|(service, ..)| is_wanted(service)) {
         return Vec::new();
     }
-    let plan = balancer.plan(now);
+    let plan = balancer.plan();
     let mut explanations = Vec::new();
     for (service, index, in_use) in balancer.services() {
         let Some((endpoints, membership)) = in_use else { continue };

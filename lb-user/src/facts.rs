@@ -5,8 +5,9 @@
 //! thread beside the loop, because the maps of many clients take a second to read. It reads no map and no clock.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use lb_kernel::{Pins, Runs};
 
@@ -66,6 +67,10 @@ pub struct ClientFacts {
     pub reclaim: Reclaim,
     /// Sources of endpoints by service name.
     pub sources: BTreeMap<String, Source>,
+    /// After how long a member that is unavailable is replaced, by service name.
+    pub replace_after: BTreeMap<String, Duration>,
+    /// For how long backends have not been available, by service name and address.
+    pub unavailable: BTreeMap<(String, SocketAddr), Duration>,
     /// Runs of its programs by hook, where the kernel has counted them.
     pub runs: Vec<(&'static str, Runs)>,
     /// Samples of its counters; `None` only where no daemon has taken any.

@@ -5,8 +5,9 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::time::Duration;
 
-use lb_common::abi::{EjectionPhase, EjectionRules, EjectionState, NO_SLOT, Outcome};
+use lb_common::abi::{EjectionPhase, EjectionRules, EjectionState, NO_SLOT, Outcome, Usable};
 use lb_common::ejection;
 use lb_common::ending::Ending;
 use lb_common::ticks::{self, TICK_LOG2};
@@ -59,6 +60,11 @@ pub fn of(facts: Facts) -> Status {
         };
         for service in &mut client.services {
             service.source = facts.sources.get(&service.name).cloned();
+            service.replace_after_s = facts.replace_after.get(&service.name).map(Duration::as_secs_f64);
+            for backend in &mut service.backends {
+                let key = (service.name.clone(), backend.address);
+                backend.unavailable_s = facts.unavailable.get(&key).map(Duration::as_secs_f64);
+            }
         }
         clients.push(client);
     }
@@ -144,6 +150,8 @@ fn of_service(
         open: view.open,
         table_generation: view.table.generation,
         table_entries: view.table.len(),
+        is_panic: read.iter().any(|backend| backend.slot.usable == Usable::EvenEjected),
+        replace_after_s: None,
         fallback: fallback.map(|backend| backend.address),
         outcomes: Outcome::OF_A_SERVICE
             .map(|outcome| (outcome.name().to_owned(), outcomes.of(outcome)))
@@ -178,6 +186,8 @@ fn backend(slot: &SlotView, rules: EjectionRules, counts: &Counts, recent: Optio
         generation: slot.at.generation.0,
         state: if slot.is_ejected { EJECTED } else { slot.state.name() }.to_owned(),
         ejection: slot.is_ejected.then(|| ejection_of(slot, rules)),
+        is_withheld: rules.failures > 0 && !slot.is_ejected && slot.ejection.run >= rules.failures,
+        unavailable_s: None,
         usable: slot.may_be_chosen(),
         weight: slot.weight,
         share_wanted: 0.0,

@@ -21,6 +21,12 @@ pub struct Backend {
     /// Why and until when it is ejected; `None` if it is not.
     #[serde(default)]
     pub ejection: Option<Ejection>,
+    /// Whether it failed as often in a row as ejects and is not ejected, because too many others are or it is the last.
+    #[serde(default)]
+    pub is_withheld: bool,
+    /// For how many seconds it has not been available; `None` if it is, or without a daemon.
+    #[serde(default)]
+    pub unavailable_s: Option<f64>,
     /// Whether connect may choose it.
     pub usable: bool,
     /// Its capacity.
@@ -135,6 +141,8 @@ impl Backend {
             generation: 0,
             state: abi::BackendState::Healthy.name().to_owned(),
             ejection: None,
+            is_withheld: false,
+            unavailable_s: None,
             usable: true,
             weight: 1,
             share_wanted: 0.0,

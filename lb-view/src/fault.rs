@@ -64,6 +64,12 @@ pub enum FaultCode {
     AllAtLimit,
     /// Every connect to a backend failed.
     BackendFailing,
+    /// A backend has been ejected for longer than it takes to replace it.
+    BackendEjected,
+    /// A backend fails and is not ejected, because too many others are or it is the last.
+    EjectionWithheld,
+    /// So few backends are available that ejected ones are chosen as well.
+    Panic,
     /// Handshakes take more than half of the time after which an answer is due.
     SlowHandshakes,
     /// Another program rewrites destinations after ours.
@@ -164,7 +170,36 @@ fn of_service(client: &str, service: &Service) -> Vec<Fault> {
         );
         faults.push(fault(FaultCode::AllAtLimit, text));
     }
-    for backend in service.backends.iter().filter(|backend| backend.failing) {
+    if service.is_panic {
+        let ejected = service.backends.iter().filter(|backend| backend.ejection.is_some()).count();
+        let text = format!(
+            "panic: too few backends are available ({ejected} are ejected), so ejected ones are chosen as well; look first at \
+             what they have in common: the network, this host, what they all depend on"
+        );
+        faults.push(fault(FaultCode::Panic, text));
+    }
+    for backend in service.backends.iter().filter(|backend| backend.is_withheld) {
+        let text = format!(
+            "its connects fail, and it is not ejected: too many others are, or it is the last; {} failures so far",
+            backend.withheld
+        );
+        faults.push(of_backend(FaultCode::EjectionWithheld, backend, text));
+    }
+    for backend in &service.backends {
+        let Some(ejection) = &backend.ejection else { continue };
+        let (Some(seconds), Some(replace_after)) = (backend.unavailable_s, service.replace_after_s) else {
+            continue;
+        };
+        if seconds >= replace_after {
+            faults.push(of_backend(
+                FaultCode::BackendEjected,
+                backend,
+                format!("{ejection}; for {seconds:.0} s now"),
+            ));
+        }
+    }
+    let failing = |backend: &&Backend| backend.failing && backend.ejection.is_none() && !backend.is_withheld;
+    for backend in service.backends.iter().filter(failing) {
         let failed = backend.failed_60s.unwrap_or(0);
         let text = format!("every connect of the last minute failed, {failed} of them");
         faults.push(of_backend(FaultCode::BackendFailing, backend, text));

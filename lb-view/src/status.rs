@@ -250,6 +250,12 @@ pub struct Service {
     /// After how many milliseconds an answer to a SYN is due, to a tick of 1.05 ms; `None` of a service over UDP.
     #[serde(default)]
     pub unanswered_after_ms: Option<u64>,
+    /// Whether so few backends are available that ejected ones are chosen as well.
+    #[serde(default)]
+    pub is_panic: bool,
+    /// After how many seconds a backend that is unavailable is replaced; only from the daemon.
+    #[serde(default)]
+    pub replace_after_s: Option<f64>,
     /// The largest ratio of share to share wanted; only above ten connects per backend.
     pub skew: Option<f64>,
     /// Where its endpoints come from; only from the daemon.
@@ -269,6 +275,8 @@ impl Service {
             open: true,
             table_generation: 1,
             table_entries: 1024,
+            is_panic: false,
+            replace_after_s: None,
             fallback: None,
             outcomes: BTreeMap::new(),
             limited_60s: None,

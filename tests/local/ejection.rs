@@ -202,7 +202,9 @@ fn no_more_are_ejected_than_max_share_allows_and_never_the_last() {
     for (dead, alive, max_share, expected) in cases {
         let endpoints = [&DEAD[..dead], &THREE[..alive]].concat();
         let lines = format!("ejection = {{ base = \"1h\", max = \"1h\", max_share = {max_share} }}");
-        let fixture = start(&endpoints, &lines);
+        let mut fixture = start(&endpoints, &lines);
+        // It might see panic meanwhile.
+        fixture.stop();
         let counts = dial(&mut fixture.probe(), 100);
         let backends = fixture.setup.backends("web", "users");
         let ejected = backends.iter().filter(|backend| backend.state == backend::EJECTED).count();
@@ -215,7 +217,9 @@ fn no_more_are_ejected_than_max_share_allows_and_never_the_last() {
 /// Where nobody is well, whoever recovers first is found within the shortest time, whatever it was ejected for.
 #[test]
 fn where_nobody_is_well_trials_come_at_the_shortest_time() {
-    let fixture = start(&DEAD, "ejection = { base = \"100ms\", max = \"1h\", max_share = 100 }");
+    let mut fixture = start(&DEAD, "ejection = { base = \"100ms\", max = \"1h\", max_share = 100 }");
+    // It would see panic, and let all of them be chosen.
+    fixture.stop();
     let mut probe = fixture.probe();
     let ejected =
         || fixture.setup.backends("web", "users").into_iter().filter_map(|backend| backend.ejection);
@@ -354,4 +358,87 @@ fn with_active_accounting_nobody_is_ejected_unless_that_is_asked_for() {
         // A blocking connect that fails has cleared its error: it is no failure that can be told.
         assert_eq!(failed(&dial(&mut fixture.probe(), 60)), expected, "{lines}");
     }
+}
+
+/// Of ten endpoints a subset of four: one that stays ejected is replaced, keeps its trials, and comes back to its place.
+#[test]
+fn a_member_that_stays_ejected_is_replaced_and_tried_on() {
+    let mut fixture = Fixture::without_daemon();
+    let _many = Backend::start("many", "0.0.0.0:8100");
+    let addresses: Vec<String> = (1..=10).map(|n| format!("127.0.1.{n}:8100")).collect();
+    let list = |dead: &str| {
+        let port = |address: &str| address.replace(":8100", if address == dead { ":9100" } else { ":8100" });
+        addresses.iter().map(|address| port(address)).collect::<Vec<_>>()
+    };
+    let lines = "subset = { size = 4 }\nejection = { failures = 2, base = \"500ms\", max = \"500ms\" }\n\
+                 health = { replace_after = \"1s\" }";
+    let text = config(&fixture.cgroup, r#"{ file = "users.toml" }"#, lines)
+        .replace("[[client]]\n", "[[client]]\nindex = 1\ncount = 3\n");
+    replace(&fixture.setup.folder.join("socklb.toml"), &text);
+    let all = list("");
+    write(&fixture, &all.iter().map(String::as_str).collect::<Vec<_>>());
+    fixture.start();
+    let setup = fixture.setup.clone();
+    let members = || {
+        let backends = setup.backends("web", "users");
+        let members = backends.into_iter().filter(|backend| backend.share_wanted > 0.0);
+        members.map(|backend| backend.address.to_string()).collect::<Vec<_>>()
+    };
+    let before = members();
+    assert_eq!(before.len(), 4);
+    // Its address stays the same, and nobody listens there any more: another list with another port.
+    let lost = before[0].replace(":8100", ":9100");
+    let with_dead = list(&before[0]);
+    write(&fixture, &with_dead.iter().map(String::as_str).collect::<Vec<_>>());
+    eventually("the list is in force", || members().contains(&lost), |there| *there);
+    let mut probe = fixture.probe();
+    eventually(
+        "another one stands in",
+        || {
+            dial(&mut probe, 8);
+            (members(), at(&fixture, &lost).state)
+        },
+        |(members, _)| members.len() == 4 && !members.contains(&lost),
+    );
+    let others: Vec<&String> = before.iter().filter(|address| **address != before[0]).collect();
+    assert!(others.iter().all(|address| members().contains(address)), "one loss is one change");
+    let faults = || fixture.setup.faults().join("\n");
+    eventually("it is told", faults, |faults| faults.contains("ejected: ") && faults.contains(&lost));
+    // It is in no table, and is tried.
+    let trials = at(&fixture, &lost).trials;
+    eventually(
+        "it is tried",
+        || {
+            dial(&mut probe, 2);
+            at(&fixture, &lost).trials
+        },
+        |now| *now > trials,
+    );
+    // The same without a daemon, and found again.
+    fixture.daemon.take().expect("a daemon runs").kill();
+    let _back = Backend::start("back", &lost);
+    eventually("it is found again", || dial(&mut probe, 1), |counts| counts.contains_key("back"));
+    assert_eq!(at(&fixture, &lost).state, "replaced");
+    // A daemon that starts goes on from there.
+    fixture.start();
+    assert!(!members().contains(&lost), "{:?}", members());
+}
+
+/// Three of four are dead, and one more than half may be ejected: that is panic, and everybody is tried.
+#[test]
+fn in_panic_ejected_ones_are_chosen_as_well_and_it_is_said() {
+    let lines = "ejection = { base = \"1h\", max = \"1h\", max_share = 100 }";
+    let fixture = start(&[DEAD[0], DEAD[1], DEAD[2], THREE[0]], lines);
+    let mut probe = fixture.probe();
+    assert_eq!(failed(&dial(&mut probe, 80)), 15);
+    let panics = || fixture.setup.service().is_panic;
+    eventually("panic", panics, |panics| *panics);
+    let counts = dial(&mut probe, 80);
+    assert_eq!((failed(&counts), counts["b1"]), (60, 20), "{counts:?}");
+    let said = fixture.setup.faults().join("\n");
+    assert!(said.contains("service users: panic: too few backends are available (3 are ejected)"), "{said}");
+    // Two that are back are no panic any more.
+    let _back = [Backend::start("c1", DEAD[0]), Backend::start("c2", DEAD[1])];
+    write(&fixture, &[THREE[0], THREE[1], THREE[2], DEAD[0]]);
+    eventually("others serve", panics, |panics| !panics);
 }

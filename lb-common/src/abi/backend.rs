@@ -117,6 +117,8 @@ pub enum BackendState {
     Unweighted = 3,
     /// Not in the subset any more; the slot is kept until its last flow ends.
     Leaving = 4,
+    /// Unavailable for long: others stand in for it, and it is in no table until it is back.
+    Replaced = 5,
 }
 
 impl BackendState {
@@ -128,6 +130,7 @@ impl BackendState {
             2 => Self::LameDuck,
             3 => Self::Unweighted,
             4 => Self::Leaving,
+            5 => Self::Replaced,
             _ => return None,
         })
     }
@@ -140,6 +143,7 @@ impl BackendState {
             Self::LameDuck => "lame-duck",
             Self::Unweighted => "unweighted",
             Self::Leaving => "leaving",
+            Self::Replaced => "replaced",
         }
     }
 }

@@ -1,6 +1,10 @@
 //! The endpoints that may be members, and the shares of those that are: by weight, equal, by arcs, or by the subsets of the
 //! whole job. Knows nothing of policies but whether weights count.
 
+use std::collections::BTreeSet;
+
+use lb_common::abi::MAX_SUBSET;
+
 use super::{Member, Membership, Verdict};
 use crate::endpoint::{Endpoint, EndpointList};
 use crate::subset::{self, Algorithm, Position};
@@ -49,7 +53,7 @@ impl<'a> Pool<'a> {
         let indexes = self.endpoints.iter().map(|endpoint| endpoint.index);
         let order: Vec<_> = indexes.map(|index| (index, self.verdict(index))).collect();
         let members = self.by_weight(&order, clients);
-        Membership { members, order, size: None, tried: Vec::new() }
+        Membership { members, order, ..Membership::default() }
     }
 
     /// Goes along one client's order until it has its members or there are no more.
@@ -177,6 +181,41 @@ impl<'a> Pool<'a> {
         (row, weighted.into_iter().map(|weight| weight / sum).collect())
     }
 
+    /// Who stands in for these members, which are some of this order. Nobody does where members are too many to be listed in the
+    /// kernel, and for lame ducks nobody need.
+    ///
+    /// Whoever stands in enters at the mean weight of the row; in an arc, where weights are overlaps times capacity, at the
+    /// mean overlap times its own.
+    pub fn standby(&self, members: &[Member], order: impl IntoIterator<Item = u32>, is_arc: bool) -> Standby {
+        let mut standby = Standby::default();
+        let room = (MAX_SUBSET as usize).saturating_sub(members.len());
+        if members.is_empty() || room == 0 || !members[0].endpoint.is_wanted() {
+            return standby;
+        }
+        let taken: BTreeSet<u32> = members.iter().map(|member| member.endpoint.index).collect();
+        let mean = MeanWeight::of(members, is_arc);
+        let (most_next, most_lame_ducks) = (members.len() / 2 + SPARE, members.len().min(room));
+        // Bound: the order is a permutation of the indexes.
+        for index in order {
+            if standby.next.len() == most_next && standby.lame_ducks.len() == most_lame_ducks {
+                break;
+            }
+            let Ok(at) = self.endpoints.binary_search_by_key(&index, |endpoint| endpoint.index) else {
+                continue;
+            };
+            let endpoint = &self.endpoints[at];
+            let (list, most) = match self.verdict(index) {
+                Verdict::Member => (&mut standby.next, most_next),
+                Verdict::LameDuck => (&mut standby.lame_ducks, most_lame_ducks),
+                Verdict::Hole | Verdict::Unweighted => continue,
+            };
+            if list.len() < most && !taken.contains(&index) {
+                list.push(mean.member(endpoint));
+            }
+        }
+        standby
+    }
+
     /// By index; 0 where nobody may be a member.
     fn capacities(&self) -> Vec<u16> {
         let found = self.by_index.iter().map(|found| found.map_or(0, |at| self.endpoints[at].weight));
@@ -196,6 +235,51 @@ impl<'a> Pool<'a> {
             }
         };
         row.iter().zip(shares).map(member).collect()
+    }
+}
+
+/// Who stands in for members, best first.
+#[derive(Debug, Default)]
+pub struct Standby {
+    /// For one each.
+    pub next: Vec<Member>,
+    /// If none of them is available.
+    pub lame_ducks: Vec<Member>,
+}
+
+/// Endpoints beyond those that may be needed at a time, because some of them may be unavailable, too.
+const SPARE: usize = 8;
+
+/// What whoever stands in gets: the mean weight of a row, or that for each unit of capacity.
+struct MeanWeight {
+    weight: f64,
+    share: f64,
+    is_by_capacity: bool,
+}
+
+impl MeanWeight {
+    #[expect(clippy::cast_precision_loss, reason = "weights are below 2^33")]
+    fn of(members: &[Member], is_by_capacity: bool) -> Self {
+        let unit =
+            |member: &Member| if is_by_capacity { f64::from(member.endpoint.weight.max(1)) } else { 1.0 };
+        let count = members.len() as f64;
+        let weight = members.iter().map(|member| member.weight as f64 / unit(member)).sum::<f64>() / count;
+        let share = members.iter().map(|member| member.share / unit(member)).sum::<f64>() / count;
+        Self { weight, share, is_by_capacity }
+    }
+
+    fn member(&self, endpoint: &Endpoint) -> Member {
+        let unit = if self.is_by_capacity { f64::from(endpoint.weight) } else { 1.0 };
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a mean of whole numbers"
+        )]
+        let weight = (self.weight * unit).round() as u64;
+        let share = self.share * unit;
+        let endpoint = endpoint.clone();
+        // It is counted in no job: others do not know of it.
+        Member { endpoint, weight: weight.max(1), share, connections: 0, load: 0.0, target: 0.0 }
     }
 }
 

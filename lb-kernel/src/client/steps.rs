@@ -47,7 +47,7 @@ impl Datapath {
                 self.tables.set_state(*slot, DaemonState::new(*usable, *state));
             }
             Step::SetWeight(slot, weight) => self.tables.set_weight(*slot, *weight),
-            Step::Publish(index, schedule) => return Ok(self.publish(*index, schedule)),
+            Step::Publish(index, schedule, replaced) => return Ok(self.publish(*index, schedule, replaced)),
             Step::Open(index) => self.tables.open_service(*index)?,
             Step::FreeBackend(slot) => self.tables.free_backend(*slot)?,
             Step::FreeService(index) => self.tables.free_service(*index),
@@ -55,12 +55,12 @@ impl Datapath {
         Ok(true)
     }
 
-    fn publish(&mut self, index: ServiceIndex, schedule: &[Slot]) -> bool {
+    fn publish(&mut self, index: ServiceIndex, schedule: &[Slot], replaced: &[Slot]) -> bool {
         let length = u32::try_from(schedule.len()).expect("the planner bounds schedules");
         let entries_of = entries_by_slot(schedule);
         match self.arena.publish(index, length, entries_of.len()) {
             Ok(new) => {
-                self.tables.switch_schedule(index, new, schedule, &entries_of);
+                self.tables.switch_schedule(index, new, schedule, &entries_of, replaced);
                 true
             }
             Err(NoRoom { moves }) => {

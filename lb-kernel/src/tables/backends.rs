@@ -3,6 +3,7 @@
 //! A free slot keeps the generation that its next backend gets. What was counted of a backend that leaves is kept under
 //! its name (see `retired`), for when it returns.
 
+use std::collections::BTreeMap;
 use std::mem::offset_of;
 use std::net::SocketAddr;
 
@@ -13,6 +14,7 @@ use lb_common::abi::{
 };
 use lb_common::load;
 use lb_common::net::{Address, Be16, socket_addr};
+use lb_core::balancer::KernelVerdict;
 use lb_core::ids::{BackendRef, Generation, ServiceIndex, Slot};
 use lb_core::plan::BackendPlan;
 
@@ -85,6 +87,23 @@ impl Tables {
             is_free.then_some(BackendRef { slot, generation: Generation(endpoint.generation) })
         };
         self.all_slots().filter_map(next).collect()
+    }
+
+    /// What the programs have found of these slots' backends, where that is anything bad.
+    pub fn kernel_verdicts<'s>(
+        &self,
+        slots: impl IntoIterator<Item = &'s Slot>,
+    ) -> BTreeMap<Slot, KernelVerdict> {
+        let verdict = |slot: &Slot| {
+            let word = self.maps.backends.load64(slot.index(), offset_of!(Backend, ejection));
+            let state = self.maps.backends.get(slot.index()).state;
+            let found = KernelVerdict {
+                is_ejected: state.ejected != 0,
+                failures: EjectionState::from_word(word).run,
+            };
+            (found != KernelVerdict::default()).then_some((*slot, found))
+        };
+        slots.into_iter().filter_map(verdict).collect()
     }
 
     /// Open flows of a slot's backend.

@@ -36,17 +36,26 @@ impl Tables {
         TableRef::from_word(self.maps.services.load64(index.index(), offset_of!(Service, table)))
     }
 
-    /// Writes a service's new table and makes it current. `entries_of` tells how many entries each slot has in it.
+    /// The slots that others stand in for in a table whose members are listed.
+    pub(super) fn replaced(&self, index: ServiceIndex, table: TableRef) -> Vec<u16> {
+        let Some(position) = table.members_of(index.number()) else { return Vec::new() };
+        let Members { count, listed, slots } = self.maps.members.get(position as usize);
+        slots.get(count as usize..listed as usize).map_or_else(Vec::new, <[u16]>::to_vec)
+    }
+
+    /// Writes a service's new table and makes it current. `entries_of` tells how many entries each slot has in it; others stand
+    /// in for those that are `replaced`.
     pub(crate) fn switch_schedule(
         &mut self,
         index: ServiceIndex,
         new: TableRef,
         schedule: &[Slot],
         entries_of: &BTreeMap<Slot, u32>,
+        replaced: &[Slot],
     ) {
         let old = self.table_ref(index);
         if let Some(position) = new.members_of(index.number()) {
-            self.write_members(position, entries_of.keys().copied());
+            self.write_members(position, entries_of.keys().copied(), replaced);
         }
         let entries: Vec<u16> = schedule.iter().map(|slot| slot.entry()).collect();
         self.write_entries(new.base, &entries);
@@ -72,10 +81,16 @@ impl Tables {
         self.maps.services.store64(index.index(), offset_of!(Service, table), table.to_word());
     }
 
-    fn write_members(&mut self, position: u32, slots: impl ExactSizeIterator<Item = Slot>) {
-        let count = u32::try_from(slots.len()).expect("at most MAX_SUBSET");
-        let mut members = Members { count, listed: count, ..bytemuck::Zeroable::zeroed() };
-        for (member, slot) in members.slots.iter_mut().zip(slots) {
+    fn write_members(
+        &mut self,
+        position: u32,
+        slots: impl ExactSizeIterator<Item = Slot>,
+        replaced: &[Slot],
+    ) {
+        let number = |count: usize| u32::try_from(count).expect("at most MAX_LISTED");
+        let (count, listed) = (number(slots.len()), number(slots.len() + replaced.len()));
+        let mut members = Members { count, listed, ..bytemuck::Zeroable::zeroed() };
+        for (member, slot) in members.slots.iter_mut().zip(slots.chain(replaced.iter().copied())) {
             *member = slot.entry();
         }
         self.maps.members.set(position as usize, &members);

@@ -92,7 +92,7 @@ impl Assignments {
         let members: Vec<Member> = self.edges[start..self.ends[task]].iter().map(member).collect();
         let used = members.iter().map(|member| member.endpoint.clone()).collect();
         let used = EndpointList::new(used, service.address, &[]).expect("a part of a list is a list");
-        (used, Membership { members, order: Vec::new(), size: self.size, tried: Vec::new() })
+        (used, Membership { members, size: self.size, ..Membership::default() })
     }
 
     fn endpoint(&self, index: u32) -> &Endpoint {
@@ -137,7 +137,11 @@ mod tests {
             for index in 0..9 {
                 let theirs = Membership::of(&service, Task { index, count: 9 }, &list);
                 let (used, ours) = job.task(index, &service);
-                assert_eq!(ours, Membership { order: Vec::new(), ..theirs }, "{algorithm}");
+                assert_eq!(
+                    ours,
+                    Membership { order: Vec::new(), next: Vec::new(), lame_ducks: Vec::new(), ..theirs },
+                    "{algorithm}"
+                );
                 let mut indexes: Vec<_> = ours.members.iter().map(|member| member.endpoint.index).collect();
                 indexes.sort_unstable();
                 let used: Vec<_> = used.as_slice().iter().map(|endpoint| endpoint.index).collect();

@@ -197,7 +197,7 @@ impl Client {
         self.balancer.handle(now, Fact::Idle(idle)).expect("slots can always be given back");
         let fits = self.balancer.handle(now, Fact::Endpoints(0, Arc::new(list), Arc::new(membership)));
         fits.expect("there are slots for all backends, and entries for all members");
-        let plan = self.balancer.plan(now);
+        let plan = self.balancer.plan();
         let service = plan.services.values().next().expect("the plan has the service");
         self.schedule = Arc::clone(&service.schedule);
         self.fallback = Slot::number_or_none(service.fallback);

@@ -1,7 +1,6 @@
 //! `socklb explain`: why a client has this subset, these shares and this schedule; from the daemon, or from the files.
 
 use std::process::ExitCode;
-use std::time::Duration;
 
 use super::{Files, paths_of, read_config, status};
 use crate::api::{self, Answer};
@@ -64,7 +63,7 @@ fn explain_from_config(
     let mut explanations = Vec::new();
     for configured in &clients {
         let balancer = dry_run::balancer(config, configured, &by_service)?;
-        explanations.extend(explain::explain(configured, &balancer, Duration::ZERO, Some(service), false));
+        explanations.extend(explain::explain(configured, &balancer, Some(service), false));
     }
     Ok(explanations)
 }

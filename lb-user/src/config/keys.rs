@@ -26,6 +26,7 @@ pub static SECTIONS: [&[&Section]; 6] = [
     &[
         &service::SECTION,
         &ejection::SECTION,
+        &health::SECTION,
         &udp::SECTION,
         &subset::SECTION,
         &size::SECTION,
@@ -106,6 +107,8 @@ section! {
         Means("`{}` with `accounting = \"full\"`, `\"off\"` with `\"active\"`"),
         "`tcp` only: a backend that fails so often in a row gets no connects for a while: see \
          [ejection.md](ejection.md)";
+    HEALTH "health": Form(&["{ panic_threshold = 50 }"]), Means("`{}`"),
+        "what follows when backends are unavailable: see [health.md](../design/health.md)";
     UDP "udp": Form(&["{ rebind = \"30s\" }"]), Means("`{}`"),
         "`udp` only: what becomes of flows of sockets that are not connected";
     SUBSET "subset": Form(&["\"all\"", "{ size = 20 }"]),
@@ -130,6 +133,18 @@ section! {
     MAX_SHARE "max_share": Number(1..=100), Is(50),
         "how many of the usable members may be ejected at a time, in percent; one where that is less than one, and never the \
          last";
+}
+
+section! {
+    health, "health", "health", "";
+
+    PANIC_THRESHOLD "panic_threshold": Number(0..=100), Is(50),
+        "percent of a task's members: if fewer are available, ejected ones are chosen as well, because so many failures at \
+         once are rarely each backend's own; `0`: never";
+    // Below a second every hiccup would change tables; after a day nobody waits for a backend.
+    REPLACE_AFTER "replace_after": Time(Duration::from_secs(1)..=Duration::from_hours(24)),
+        Is(Duration::from_secs(10)),
+        "after how long the next endpoint of the task's order stands in for a member that is unavailable";
 }
 
 section! {

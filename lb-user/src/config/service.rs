@@ -140,6 +140,7 @@ fn read_template(
         overflow: choice.overflow,
         error_decay: None,
         ejection: None,
+        health: choice.health,
         connect_timeout: choice.connect_timeout,
         unanswered_after: choice.unanswered_after,
         rebind: choice.rebind,
@@ -169,7 +170,7 @@ mod tests {
     use super::super::tests::{check, services, with_line, with_service};
     use super::super::{ClientService, Source};
     use super::*;
-    use lb_core::service::{Ejection, Overflow, Policy, Size, Subset, UNANSWERED_AFTER, seed};
+    use lb_core::service::{Ejection, HealthRules, Overflow, Policy, Size, Subset, UNANSWERED_AFTER, seed};
     use lb_core::subset::Algorithm;
     use std::time::Duration;
 
@@ -184,6 +185,7 @@ mod tests {
             overflow: Overflow::LeastLoaded,
             error_decay: Some(Duration::from_secs(10)),
             ejection: Some(Ejection::default()),
+            health: HealthRules::default(),
             connect_timeout: None,
             unanswered_after: UNANSWERED_AFTER,
             rebind: None,

@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use super::*;
-use lb_core::service::{Ejection, Overflow, Policy, Protocol, Size, Subset, UNANSWERED_AFTER, seed};
+use lb_core::service::{
+    Ejection, HealthRules, Overflow, Policy, Protocol, Size, Subset, UNANSWERED_AFTER, seed,
+};
 use lb_core::subset::Algorithm;
 use proptest::prelude::*;
 
@@ -110,6 +112,7 @@ error_decay = "1m"
 connect_timeout = "7s"
 unanswered_after = "50ms"
 ejection = { failures = 3 }
+health = { panic_threshold = 30 }
 subset   = { algorithm = "rocksteadier", size = 20 }
 on_no_backend = "ECONNREFUSED"
 backends = { file = "users.toml" }
@@ -148,6 +151,7 @@ fn users(job: &str) -> ClientService {
             overflow: Overflow::Refuse,
             error_decay: Some(Duration::from_secs(60)),
             ejection: Some(Ejection { failures: 3, ..Ejection::default() }),
+            health: HealthRules { panic_threshold: 30, ..HealthRules::default() },
             connect_timeout: Some(Duration::from_secs(7)),
             unanswered_after: Duration::from_millis(50),
             rebind: None,
@@ -170,6 +174,7 @@ fn mail(job: &str) -> ClientService {
             overflow: Overflow::LeastLoaded,
             error_decay: Some(Duration::from_secs(10)),
             ejection: None,
+            health: HealthRules::default(),
             connect_timeout: None,
             unanswered_after: UNANSWERED_AFTER,
             rebind: Some(Duration::from_secs(30)),

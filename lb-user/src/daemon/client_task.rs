@@ -2,14 +2,16 @@
 //!
 //! Facts change the plan; [`ClientTask::settle`] brings the maps to it. What cannot be done at once (a region that may
 //! still be read, a slot with open flows) is left for the next time. It reads no clock and spawns nothing. In reading
-//! order: its plan and its maps (this file), the lists that change the plan (`lists`), its cgroup (`attachment`), and
-//! what its programs count (`counts`).
+//! order: its plan and its maps (this file), the lists that change the plan (`lists`), its cgroup (`attachment`), what
+//! its programs find of backends (`health`), and what they count (`counts`).
 
 mod lists;
 
 mod attachment;
 
 mod counts;
+
+mod health;
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -71,6 +73,8 @@ pub struct ClientTask {
     /// How far slots that nothing names have come on their way to be freed.
     grace_periods: GracePeriods,
     window: Window,
+    /// What was said of ejections.
+    told: health::Told,
     /// When counters that could not be read are read again.
     counting: Backoff,
     /// Why the maps are not as planned, if they are not, and whether the kernel has refused a step.
@@ -121,6 +125,7 @@ impl ClientTask {
             settled: None,
             grace_periods: GracePeriods::default(),
             window: Window::default(),
+            told: health::Told::default(),
             counting: Backoff::default(),
             trouble: None,
             has_failed: false,
@@ -161,10 +166,11 @@ impl ClientTask {
     /// # Errors
     /// If the kernel refuses a step.
     pub fn settle(&mut self, now: Instant) -> Result<(), DatapathError> {
+        self.hear_kernel(now);
         if self.settled.is_some() {
             return Ok(());
         }
-        let result = self.datapath.apply(&self.balancer.plan(now), &self.cursor_seed);
+        let result = self.datapath.apply(&self.balancer.plan(), &self.cursor_seed);
         for (backend, counts) in self.datapath.returned() {
             self.window.begin(backend, &counts);
         }

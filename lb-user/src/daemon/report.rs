@@ -155,7 +155,7 @@ impl Daemon {
             Query::Explain { service, client, answer } => {
                 let client_task = self.clients.task(&client);
                 let explain = |client_task: &ClientTask| {
-                    explain::explain(&client_task.client, client_task.balancer(), now, Some(&service), true)
+                    explain::explain(&client_task.client, client_task.balancer(), Some(&service), true)
                 };
                 let _ = answer.send(client_task.map(explain).unwrap_or_default());
             }

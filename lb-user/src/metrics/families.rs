@@ -101,6 +101,8 @@ families! {
         "1 if connects to the service are balanced, 0 if it was removed and waits for its last flow to end.");
     SERVICE_USABLE = gauge("socklb_service_usable", SERVICE,
         "1 if some backend of the service may be chosen, else 0: connects are refused.");
+    PANIC = gauge("socklb_service_panic", SERVICE,
+        "1 if so few backends of the service are available that ejected ones are chosen as well, else 0.");
     OUTCOMES = counter("socklb_outcomes", &["client", "service", "outcome"],
         "Connects and addressed datagrams to the service by how the choice ended; each counts once.");
     TABLE_GENERATION = gauge("socklb_table_generation", SERVICE,
@@ -119,6 +121,12 @@ families! {
     USABLE = gauge("socklb_backend_usable", BACKEND, "1 if the backend may be chosen, else 0.");
     FAILING = gauge("socklb_backend_failing", BACKEND,
         "1 if every connect to the backend of the last minute failed, at least 5, else 0.");
+    EJECTED = gauge("socklb_backend_ejected", BACKEND, "1 if the kernel programs have ejected the backend, else 0.");
+    EJECTIONS = counter("socklb_backend_ejections", BACKEND, "How often the backend was ejected, also anew after a trial that failed.");
+    TRIALS = counter("socklb_backend_trials", BACKEND, "Flows that were sent to the ejected backend to find out whether it is well.");
+    READMISSIONS = counter("socklb_backend_readmissions", BACKEND, "How often the backend was taken back because a trial was established.");
+    WITHHELD = counter("socklb_backend_ejections_withheld", BACKEND,
+        "Failures after which the backend was not ejected, because too many others were or it was the last.");
     WEIGHT = gauge("socklb_backend_weight", BACKEND, "Configured weight of the backend.");
     SHARE_WANTED = gauge("socklb_backend_share_wanted", BACKEND, "The backend's part of the service's table, from 0 to 1.");
     ACTIVE = gauge("socklb_flows_active", BACKEND, "Open flows.");

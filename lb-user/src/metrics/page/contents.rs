@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use lb_common::abi::{ABI_VERSION, Anomalies, BackendState, Outcome};
+use lb_common::abi::{ABI_VERSION, Anomalies, BackendState, Outcome, Usable};
 use lb_common::ending::Ending;
 use lb_kernel::{BackendSnapshot, ServiceSnapshot, Snapshot};
 
@@ -83,6 +83,7 @@ impl Page {
     pub fn each_service(&self, sheet: &mut Sheet<'_>) -> fmt::Result {
         sheet.family(&f::SERVICE_OPEN, self.of_services(|service| service.view.open.into()))?;
         sheet.family(&f::SERVICE_USABLE, self.of_services(|service| service.is_usable.into()))?;
+        sheet.family(&f::PANIC, self.of_services(|service| is_panic(service).into()))?;
         sheet.family(
             &f::OUTCOMES,
             self.services().flat_map(|(client, service)| {
@@ -113,8 +114,13 @@ impl Page {
     }
 
     pub fn each_backend(&self, sheet: &mut Sheet<'_>) -> fmt::Result {
-        const STATES: [BackendState; 4] =
-            [BackendState::Healthy, BackendState::LameDuck, BackendState::Unweighted, BackendState::Leaving];
+        const STATES: [BackendState; 5] = [
+            BackendState::Healthy,
+            BackendState::LameDuck,
+            BackendState::Unweighted,
+            BackendState::Leaving,
+            BackendState::Replaced,
+        ];
         sheet.family(
             &f::STATE,
             self.backends().flat_map(|([client, service, address], backend)| {
@@ -129,6 +135,11 @@ impl Page {
             backends_of(client, &maps.snapshot).map(move |(labels, b)| (labels, failing(b).into()))
         });
         sheet.family(&f::FAILING, failing)?;
+        sheet.family(&f::EJECTED, self.of_backends(|b| b.slot.is_ejected.into()))?;
+        sheet.family(&f::EJECTIONS, self.of_backends(|b| Value::Whole(b.counts.sums.ejections)))?;
+        sheet.family(&f::TRIALS, self.of_backends(|b| Value::Whole(b.counts.sums.trials)))?;
+        sheet.family(&f::READMISSIONS, self.of_backends(|b| Value::Whole(b.counts.sums.readmissions)))?;
+        sheet.family(&f::WITHHELD, self.of_backends(|b| Value::Whole(b.counts.sums.withheld)))?;
         sheet.family(&f::WEIGHT, self.of_backends(|b| Value::Whole(b.slot.weight.into())))?;
         sheet.family(&f::SHARE_WANTED, self.of_backends(|b| Value::Real(b.share_wanted)))?;
         sheet.family(&f::ACTIVE, self.of_backends(|b| Value::Whole(b.counts.active)))
@@ -199,6 +210,10 @@ impl ClientMetrics {
 }
 
 /// All backends of a client, with the labels of their series.
+fn is_panic(service: &ServiceSnapshot) -> bool {
+    service.backends.iter().any(|backend| backend.slot.usable == Usable::EvenEjected)
+}
+
 fn backends_of<'p>(
     client: &'p str,
     snapshot: &'p Snapshot,

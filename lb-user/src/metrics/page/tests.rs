@@ -98,6 +98,8 @@ fn client() -> ClientMetrics {
             attached: None,
             is_attached: true,
             reclaim: Reclaim::default(),
+            replace_after: BTreeMap::new(),
+            unavailable: BTreeMap::new(),
             sources: BTreeMap::from([("users".to_owned(), source)]),
             runs: vec![("connect4", Runs { time_ns: 1_000, count: 2 })],
             lately: None,
@@ -230,7 +232,7 @@ fn a_backend_has_one_state_and_every_ending() {
     let page = page(Form::OpenMetrics, vec![client()]);
     let value = |line: &&str| line.ends_with(" 1");
     let states = lines(&page, "socklb_backend_state{");
-    assert_eq!(states.len(), 4);
+    assert_eq!(states.len(), 5);
     let [one] = states.iter().filter(|line| value(line)).collect::<Vec<_>>()[..] else {
         panic!("{states:?}")
     };

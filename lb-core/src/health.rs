@@ -1,0 +1,251 @@
+//! What is said of a backend, by whom and since when: verdicts, of which the worst counts.
+//!
+//! Sources of verdicts do not know each other. What follows from them for a service is decided beside: who may be chosen
+//! ([`tiers`]), and who stands in for whom ([`replacement`]). docs/design/health.md has the truth table. Knows no slot, no
+//! table and no clock.
+
+pub mod tiers;
+
+pub mod replacement;
+
+use crate::endpoint::{Endpoint, EndpointState};
+
+/// How a backend is, from the best to the worst.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Health {
+    /// Takes connections.
+    Healthy,
+    /// Serves, asks for no new connections.
+    LameDuck,
+    /// Does not accept connections.
+    Refusing,
+    /// Failed too often in a row.
+    Ejected,
+    /// Gets no new connections, whatever happens.
+    Drained,
+}
+
+impl Health {
+    /// All of them, the best first.
+    pub const ALL: [Self; 5] = [Self::Healthy, Self::LameDuck, Self::Refusing, Self::Ejected, Self::Drained];
+
+    /// The word for it in tables and JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Healthy => "healthy",
+            Self::LameDuck => "lame-duck",
+            Self::Refusing => "refusing",
+            Self::Ejected => "ejected",
+            Self::Drained => "drained",
+        }
+    }
+}
+
+/// Who says so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Who {
+    /// The source of the endpoint list.
+    Source,
+    /// The kernel programs, by what becomes of flows.
+    Kernel,
+    /// The daemon, by probes of its own.
+    Daemon,
+}
+
+impl Who {
+    /// The word for it in tables and JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Source => "source",
+            Self::Kernel => "kernel",
+            Self::Daemon => "daemon",
+        }
+    }
+}
+
+/// Why somebody says so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Why {
+    /// The list says `state = "lame-duck"`.
+    State,
+    /// The list says `weight = 0`.
+    Weight,
+    /// So many flows failed in a row.
+    Failures(u8),
+    /// A probe was not answered.
+    Probe,
+}
+
+/// One verdict, by any clock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Verdict<T> {
+    /// How the backend is.
+    pub health: Health,
+    /// Who says so.
+    pub who: Who,
+    /// Why.
+    pub why: Why,
+    /// Since when it is said to be like that.
+    pub since: T,
+    /// When that ends by itself; `None` if it takes another word.
+    pub until: Option<T>,
+}
+
+/// What somebody says at a moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Said<T> {
+    /// How the backend is.
+    pub health: Health,
+    /// Why.
+    pub why: Why,
+    /// When that ends by itself.
+    pub until: Option<T>,
+}
+
+/// What the list says of an endpoint, if that is not that all is well.
+pub fn said_of<T>(endpoint: &Endpoint) -> Option<Said<T>> {
+    match (endpoint.weight, endpoint.state) {
+        (0, _) => Some(Said { health: Health::Drained, why: Why::Weight, until: None }),
+        (_, EndpointState::LameDuck) => Some(Said { health: Health::LameDuck, why: Why::State, until: None }),
+        (_, EndpointState::Healthy) => None,
+    }
+}
+
+/// All that is said of a backend.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Standing<T> {
+    /// At most one of each who says something.
+    verdicts: Vec<Verdict<T>>,
+    /// Since when it is as available as it is, or as unavailable.
+    since: T,
+    is_available: bool,
+}
+
+impl<T: Copy + Ord> Standing<T> {
+    /// A backend of which nothing is said.
+    pub const fn new(now: T) -> Self {
+        Self { verdicts: Vec::new(), since: now, is_available: true }
+    }
+
+    /// Takes in what somebody says now, in place of what they said before; `None` if they have nothing to say. The same word
+    /// again keeps its time. Returns whether anything has changed.
+    pub fn hear(&mut self, who: Who, said: Option<Said<T>>, now: T) -> bool {
+        let before = self.verdicts.clone();
+        let at = self.verdicts.iter().position(|verdict| verdict.who == who);
+        let known = at.map(|at| self.verdicts.remove(at));
+        if let Some(Said { health, why, until }) = said {
+            let since = match known {
+                Some(known) if known.health == health && !is_over(known.until, now) => known.since,
+                _ => now,
+            };
+            self.verdicts.push(Verdict { health, who, why, since, until });
+            self.verdicts.sort_by_key(|verdict| verdict.who);
+        }
+        self.pass(now);
+        self.verdicts != before
+    }
+
+    /// Lets time pass: verdicts that end by themselves go.
+    pub fn pass(&mut self, now: T) {
+        self.verdicts.retain(|verdict| !is_over(verdict.until, now));
+        let is_available = self.health() == Health::Healthy;
+        if is_available != self.is_available {
+            (self.is_available, self.since) = (is_available, now);
+        }
+    }
+
+    /// A failure that changes nothing else: the time for which it has been available begins anew.
+    pub fn note_failure(&mut self, now: T) {
+        if self.is_available {
+            self.since = now;
+        }
+    }
+
+    /// The verdict that counts: the worst, and of equal ones the oldest. `None` if all is well.
+    pub fn worst(&self) -> Option<&Verdict<T>> {
+        self.verdicts.iter().max_by(|a, b| a.health.cmp(&b.health).then(b.since.cmp(&a.since)))
+    }
+
+    /// How it is, all in all.
+    pub fn health(&self) -> Health {
+        self.worst().map_or(Health::Healthy, |verdict| verdict.health)
+    }
+
+    /// Whether anybody says that it is a lame duck, whatever else is said.
+    pub fn is_lame_duck(&self) -> bool {
+        self.verdicts.iter().any(|verdict| verdict.health == Health::LameDuck)
+    }
+
+    /// Since when it has not been available; `None` if it is.
+    pub fn unavailable_since(&self) -> Option<T> {
+        (!self.is_available).then_some(self.since)
+    }
+
+    /// Since when it has been available without a failure; `None` if it is not.
+    pub fn available_since(&self) -> Option<T> {
+        self.is_available.then_some(self.since)
+    }
+
+    /// Everything that is said.
+    pub fn verdicts(&self) -> &[Verdict<T>] {
+        &self.verdicts
+    }
+
+    /// When the next verdict ends by itself.
+    pub fn next_end(&self) -> Option<T> {
+        self.verdicts.iter().filter_map(|verdict| verdict.until).min()
+    }
+}
+
+fn is_over<T: Copy + Ord>(until: Option<T>, now: T) -> bool {
+    until.is_some_and(|until| until <= now)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn said(health: Health) -> Option<Said<u32>> {
+        Some(Said { health, why: Why::Probe, until: None })
+    }
+
+    #[test]
+    fn the_worst_verdict_counts_whoever_says_it() {
+        for (a, b) in Health::ALL.into_iter().flat_map(|a| Health::ALL.map(|b| (a, b))) {
+            let mut standing = Standing::new(0);
+            standing.hear(Who::Source, said(a), 1);
+            standing.hear(Who::Kernel, said(b), 2);
+            assert_eq!(standing.health(), a.max(b));
+            assert_eq!(standing.is_lame_duck(), a == Health::LameDuck || b == Health::LameDuck);
+        }
+    }
+
+    #[test]
+    fn the_same_word_keeps_its_time_and_another_begins_anew() {
+        let mut standing = Standing::new(0);
+        assert!(standing.hear(Who::Source, said(Health::LameDuck), 5));
+        assert!(!standing.hear(Who::Source, said(Health::LameDuck), 9));
+        assert_eq!(standing.worst().map(|verdict| verdict.since), Some(5));
+        assert!(standing.hear(Who::Source, said(Health::Drained), 11));
+        assert_eq!(standing.worst().map(|verdict| verdict.since), Some(11));
+        // It has been unavailable all the time.
+        assert_eq!((standing.unavailable_since(), standing.available_since()), (Some(5), None));
+        assert!(standing.hear(Who::Source, None, 13));
+        assert_eq!((standing.unavailable_since(), standing.available_since()), (None, Some(13)));
+        assert!(!standing.hear(Who::Source, None, 15));
+        standing.note_failure(17);
+        assert_eq!(standing.available_since(), Some(17));
+    }
+
+    #[test]
+    fn what_ends_by_itself_ends_at_its_time() {
+        let mut standing = Standing::new(0);
+        let ejected = Said { health: Health::Ejected, why: Why::Failures(5), until: Some(8) };
+        standing.hear(Who::Kernel, Some(ejected), 2);
+        assert_eq!(standing.next_end(), Some(8));
+        standing.pass(7);
+        assert_eq!(standing.health(), Health::Ejected);
+        standing.pass(8);
+        assert_eq!((standing.health(), standing.available_since()), (Health::Healthy, Some(8)));
+    }
+}

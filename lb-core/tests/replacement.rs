@@ -1,0 +1,191 @@
+//! How a client task's plan follows what its backends are like: who is replaced, who serves in panic, and that both go back.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use lb_common::abi::{BackendState, Usable};
+use lb_core::balancer::{self, Adopted, Fact, KernelVerdict};
+use lb_core::endpoint::{Endpoint, EndpointList, EndpointState};
+use lb_core::health::tiers::Tier;
+use lb_core::ids::Slot;
+use lb_core::limits::Limits;
+use lb_core::membership::Membership;
+use lb_core::plan::{BackendPlan, Plan, diff};
+use lb_core::service::{Service, Size, Subset, Task};
+use lb_core::subset::Algorithm;
+
+type Balancer = balancer::Balancer<Duration>;
+
+const LIMITS: Limits = Limits { schedule_entries: 8192, flow_records: 64, slots: 64 };
+const TASK: Task = Task { index: 3, count: 10 };
+
+const fn at(seconds: u64) -> Duration {
+    Duration::from_secs(seconds)
+}
+
+fn service(size: u32) -> Service {
+    let subset = Subset::Sized { algorithm: Algorithm::Rocksteadier, size: Size::Fixed(size) };
+    Service::new("users", "10.96.0.10:80".parse().expect("an address"), subset, 7)
+}
+
+/// Endpoints by index: `h` healthy, `l` lame duck.
+fn list(pattern: &str) -> EndpointList {
+    let endpoints = pattern.chars().zip(0..).map(|(kind, index)| Endpoint {
+        address: SocketAddr::from(([10, 0, 0, u8::try_from(index + 1).expect("few")], 80)),
+        index,
+        weight: 1,
+        state: if kind == 'l' { EndpointState::LameDuck } else { EndpointState::Healthy },
+        zone: None,
+    });
+    EndpointList::new(endpoints.collect(), "10.96.0.10:80".parse().expect("an address"), &[])
+        .expect("it fits")
+}
+
+fn delivered(size: u32, pattern: &str) -> Fact {
+    let list = list(pattern);
+    let membership = Membership::of(&service(size), TASK, &list);
+    Fact::Endpoints(0, Arc::new(list), Arc::new(membership))
+}
+
+fn balancer(size: u32, pattern: &str) -> Balancer {
+    let mut balancer =
+        Balancer::new(vec![service(size)], LIMITS, Adopted::default(), at(0)).expect("it fits");
+    balancer.handle(at(0), delivered(size, pattern)).expect("it fits");
+    balancer
+}
+
+fn ejected(slots: &[Slot]) -> Fact {
+    Fact::Kernel(slots.iter().map(|slot| (*slot, KernelVerdict { is_ejected: true, failures: 5 })).collect())
+}
+
+fn in_table(plan: &Plan) -> BTreeSet<Slot> {
+    plan.services.values().flat_map(|service| service.schedule.iter().copied()).collect()
+}
+
+fn replaced(plan: &Plan) -> Vec<Slot> {
+    let replaced: BTreeSet<Slot> =
+        plan.services.values().flat_map(|service| service.replaced.clone()).collect();
+    replaced.into_iter().collect()
+}
+
+fn backend(plan: &Plan, slot: Slot) -> &BackendPlan {
+    &plan.backends[&slot]
+}
+
+#[test]
+fn a_member_that_stays_ejected_is_replaced_and_takes_its_place_back() {
+    let mut balancer = balancer(4, &"h".repeat(20));
+    let before = balancer.plan();
+    let members = in_table(&before);
+    assert_eq!(members.len(), 4);
+    let lost = *members.first().expect("four");
+    // It is ejected: nothing changes but that the kernel keeps it back, until it has been so for ten seconds.
+    assert_eq!(balancer.handle(at(100), ejected(&[lost])), Ok(true));
+    for seconds in [100, 109] {
+        balancer.handle(at(seconds), Fact::Time).expect("it takes no room");
+        let plan = balancer.plan();
+        assert_eq!((in_table(&plan), replaced(&plan)), (members.clone(), vec![]), "at {seconds}");
+        assert_eq!(backend(&plan, lost).usable, Usable::UnlessEjected);
+    }
+    assert_eq!(balancer.handle(at(110), Fact::Time), Ok(true));
+    let during = balancer.plan();
+    assert_eq!(replaced(&during), [lost]);
+    let now = in_table(&during);
+    assert_eq!((now.len(), now.intersection(&members).count()), (4, 3), "one loss is one change");
+    assert!(!now.contains(&lost));
+    // It keeps its slot and its trials, and whoever stands in gets as much as the others.
+    assert_eq!(
+        (backend(&during, lost).usable, backend(&during, lost).state),
+        (Usable::UnlessEjected, BackendState::Replaced)
+    );
+    let substitute = *now.difference(&members).next().expect("one");
+    let entries = during.services.values().next().expect("one").schedule.iter();
+    assert_eq!(entries.filter(|slot| **slot == substitute).count(), 256);
+    assert!(!balancer.unneeded().contains(&lost));
+    // A trial takes it back; half a minute without a failure later it has its place again.
+    assert_eq!(balancer.handle(at(200), Fact::Kernel(BTreeMap::new())), Ok(true));
+    let failed = KernelVerdict { is_ejected: false, failures: 4 };
+    balancer.handle(at(220), Fact::Kernel([(lost, failed)].into())).expect("it takes no room");
+    assert_eq!(balancer.handle(at(249), Fact::Time), Ok(false), "it has failed once more");
+    assert_eq!(replaced(&balancer.plan()), [lost]);
+    assert_eq!(balancer.handle(at(250), Fact::Time), Ok(true));
+    let after = balancer.plan();
+    assert_eq!((in_table(&after), replaced(&after)), (members, vec![]));
+    assert_eq!(backend(&after, substitute).state, BackendState::Leaving);
+    assert!(balancer.unneeded().contains(&substitute));
+    assert_eq!(balancer.handle(at(300), Fact::Time), Ok(false), "and that is all");
+}
+
+#[test]
+fn at_most_half_of_a_subset_is_replaced_and_nobody_in_panic() {
+    let mut balancer = balancer(6, &"h".repeat(30));
+    let members: Vec<Slot> = in_table(&balancer.plan()).into_iter().collect();
+    // Three of six: half are available, which is no panic.
+    balancer.handle(at(100), ejected(&members[..3])).expect("it takes no room");
+    balancer.handle(at(110), Fact::Time).expect("it takes no room");
+    assert_eq!(replaced(&balancer.plan()), members[..3]);
+    // A fourth: panic. Those who were replaced stay so, and everybody else may be chosen.
+    balancer.handle(at(120), ejected(&members[..4])).expect("it takes no room");
+    balancer.handle(at(140), Fact::Time).expect("it takes no room");
+    let row = balancer.row(0).expect("a row").clone();
+    assert_eq!((row.is_panic, row.available, row.tier), (true, (2, 6), Tier::Panic));
+    let plan = balancer.plan();
+    assert_eq!(replaced(&plan), members[..3]);
+    for slot in in_table(&plan) {
+        assert_eq!(backend(&plan, slot).usable, Usable::EvenEjected);
+    }
+    // It ends when half are available again.
+    balancer.handle(at(150), ejected(&members[1..4])).expect("it takes no room");
+    assert!(!balancer.row(0).expect("a row").is_panic);
+    assert_eq!(backend(&balancer.plan(), members[5]).usable, Usable::UnlessEjected);
+}
+
+#[test]
+fn lame_ducks_serve_where_nobody_is_available_and_go_when_somebody_is() {
+    let mut balancer = balancer(2, "hhll");
+    let members: Vec<Slot> = in_table(&balancer.plan()).into_iter().collect();
+    assert_eq!(members.len(), 2);
+    balancer.handle(at(100), ejected(&members)).expect("it takes no room");
+    let plan = balancer.plan();
+    assert_eq!(balancer.row(0).map(|row| row.tier), Some(Tier::LameDucks));
+    assert_eq!(in_table(&plan).len(), 4, "both lame ducks are in the table");
+    for slot in in_table(&plan) {
+        // The kernel keeps those back that it has ejected, and tries them.
+        assert_eq!(backend(&plan, slot).usable, Usable::UnlessEjected);
+    }
+    let fallback = plan.services.values().next().and_then(|service| service.fallback).expect("somebody");
+    assert_eq!(backend(&plan, fallback).state, BackendState::LameDuck);
+    balancer.handle(at(200), ejected(&members[..1])).expect("it takes no room");
+    assert_eq!(in_table(&balancer.plan()), members.iter().copied().collect());
+}
+
+#[test]
+fn without_anybody_else_ejected_ones_serve() {
+    let mut balancer = balancer(2, "hh");
+    let members: Vec<Slot> = in_table(&balancer.plan()).into_iter().collect();
+    balancer.handle(at(100), ejected(&members)).expect("it takes no room");
+    assert_eq!(balancer.row(0).map(|row| row.tier), Some(Tier::LastResort));
+    let plan = balancer.plan();
+    for slot in members {
+        assert_eq!(backend(&plan, slot).usable, Usable::EvenEjected);
+    }
+    assert!(plan.services.values().all(|service| service.fallback.is_some()));
+}
+
+/// A daemon that starts finds in the maps who was replaced, and does not begin anew.
+#[test]
+fn replacement_outlives_the_daemon() {
+    let mut first = balancer(4, &"h".repeat(20));
+    let lost = *in_table(&first.plan()).first().expect("four");
+    first.handle(at(100), ejected(&[lost])).expect("it takes no room");
+    first.handle(at(110), Fact::Time).expect("it takes no room");
+    let kernel = first.plan();
+    let adopted = Adopted { plan: kernel.clone(), next_generations: Vec::new() };
+    let mut second = Balancer::new(vec![service(4)], LIMITS, adopted, at(0)).expect("it fits");
+    assert_eq!(diff(&kernel, &second.plan()), [], "before it has a list");
+    second.handle(at(0), ejected(&[lost])).expect("it takes no room");
+    second.handle(at(1), delivered(4, &"h".repeat(20))).expect("it fits");
+    assert_eq!(diff(&kernel, &second.plan()), []);
+}

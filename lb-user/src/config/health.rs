@@ -1,0 +1,67 @@
+//! The `health` of a `[[service]]`: what follows when backends are unavailable.
+
+use lb_core::service::HealthRules;
+
+use super::keys::health::{PANIC_THRESHOLD, REPLACE_AFTER, SECTION};
+use super::keys::service::HEALTH;
+use crate::diagnostic::Report;
+use crate::document::Table;
+
+/// Reads the key of a service's table, if it is written; `None` if it is wrong.
+pub fn read(table: &Table<'_>, report: &mut Report<'_>) -> Option<HealthRules> {
+    let Some(item) = HEALTH.item(table, report) else { return Some(HealthRules::default()) };
+    let keys = item.table(&SECTION, report)?;
+    let panic_threshold = PANIC_THRESHOLD.take(&keys, report);
+    let replace_after = REPLACE_AFTER.take(&keys, report);
+    // The row bounds it to a byte.
+    let panic_threshold = u8::try_from(panic_threshold?).unwrap_or(u8::MAX);
+    Some(HealthRules { panic_threshold, replace_after: replace_after? })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::super::tests::{check, faults, services, with_line};
+    use super::*;
+
+    fn health(line: &str) -> HealthRules {
+        services(&with_line(line)).remove(0).service.health
+    }
+
+    #[test]
+    fn what_is_not_written_is_the_default() {
+        let default = HealthRules { panic_threshold: 50, replace_after: Duration::from_secs(10) };
+        assert_eq!([health(""), health("health = {}")], [default; 2]);
+        assert_eq!(
+            health("health = { panic_threshold = 0, replace_after = '1m' }"),
+            HealthRules { panic_threshold: 0, replace_after: Duration::from_mins(1) }
+        );
+        assert_eq!(
+            health("health = { panic_threshold = 100 }"),
+            HealthRules { panic_threshold: 100, ..default }
+        );
+        assert_eq!(health("protocol = 'udp'\nhealth = { panic_threshold = 30 }").panic_threshold, 30);
+    }
+
+    #[test]
+    fn a_wrong_value_names_itself_and_what_is_right() {
+        let cases = [
+            ("health = { panic_threshold = 101 }", "8:30: panic_threshold is 101 (write 0 to 100)"),
+            ("health = { replace_after = '0s' }", "8:28: replace_after is \"0s\" (write \"1s\" to \"24h\")"),
+            (
+                "health = { replace_after = 'never' }",
+                "8:28: replace_after is \"never\" (write \"1s\" to \"24h\")",
+            ),
+            (
+                "health = { panic = 5 }",
+                "8:12: unknown key \"panic\" in health (known keys: panic_threshold, replace_after)",
+            ),
+        ];
+        for (line, expected) in cases {
+            check(&with_line(line), &[expected]);
+        }
+        let both = "health = { panic_threshold = -1, replace_after = 3 }";
+        assert_eq!(faults(&with_line(both)).len(), 2, "one fault hides no other");
+    }
+}

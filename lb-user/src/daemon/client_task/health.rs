@@ -1,0 +1,141 @@
+//! What the kernel programs of a client task find of its backends, as it is taken in, and what is said of that.
+//!
+//! The programs eject and take back by themselves. Here the controller hears of it, for what follows in the tables, and the
+//! log gets a line for each: from the counters, so that nothing is missed that came and went between two looks.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use lb_core::balancer::Fact;
+use lb_core::health::Standing;
+use lb_core::ids::BackendRef;
+use lb_core::slots::Identity;
+use lb_kernel::DatapathError;
+use tracing::{info, warn};
+
+use super::ClientTask;
+
+/// Lines of one client task at a time; what is beyond is told in one.
+const MOST_LINES: usize = 8;
+
+/// Of each backend what has been said: how often it was ejected and taken back, and of services whether they were in panic.
+#[derive(Debug, Default)]
+pub struct Told {
+    backends: BTreeMap<BackendRef, (u64, u64)>,
+    panics: BTreeMap<String, bool>,
+}
+
+/// A line of the log.
+struct Line {
+    service: String,
+    backend: SocketAddr,
+    ejections: u64,
+    readmissions: u64,
+    is_ejected: bool,
+}
+
+impl ClientTask {
+    /// Takes in what the programs have verdicts, and that time has passed. The next [`ClientTask::settle`] carries out what
+    /// follows.
+    pub fn hear_kernel(&mut self, now: Instant) {
+        let verdicts = self.datapath.tables().kernel_verdicts(self.datapath.applied().backends.keys());
+        for fact in [Fact::Kernel(verdicts), Fact::Time] {
+            if self.balancer.handle(now, fact).expect("it takes no room") {
+                self.settled = None;
+            }
+        }
+    }
+
+    /// Whether anything is to be carried out.
+    pub fn is_settled(&self) -> bool {
+        self.settled.is_some()
+    }
+
+    /// Says in the log what has been ejected and taken back since this was last done, and where panic has begun or ended.
+    ///
+    /// # Errors
+    /// If the kernel refuses a look-up.
+    pub fn tell_health(&mut self) -> Result<(), DatapathError> {
+        let lines = self.new_lines()?;
+        for line in lines.iter().take(MOST_LINES) {
+            let (client, service, backend) = (&self.client.name, &line.service, line.backend);
+            let (ejections, readmissions) = (line.ejections, line.readmissions);
+            if line.is_ejected {
+                warn!(%client, %service, %backend, ejections, readmissions, "backend ejected: its connects fail");
+            } else {
+                info!(%client, %service, %backend, ejections, readmissions, "backend taken back");
+            }
+        }
+        if lines.len() > MOST_LINES {
+            warn!(client = %self.client.name, backends = lines.len() - MOST_LINES, "more backends were ejected or taken back");
+        }
+        for position in 0..self.client.services.len() {
+            let Some(row) = self.balancer.row(position) else { continue };
+            let service = &self.client.services[position].service.name;
+            let was = self.told.panics.insert(service.clone(), row.is_panic).unwrap_or(false);
+            let (available, members) = row.available;
+            if row.is_panic && !was {
+                warn!(client = %self.client.name, %service, available, members, "panic: too few backends are available, so ejected ones are chosen as well");
+            } else if was && !row.is_panic {
+                info!(client = %self.client.name, %service, available, members, "panic is over");
+            }
+        }
+        Ok(())
+    }
+
+    /// After how long a member that is unavailable is replaced, by service name.
+    pub fn replace_after(&self) -> BTreeMap<String, Duration> {
+        let services = self.client.services.iter().map(|configured| &configured.service);
+        services.map(|service| (service.name.clone(), service.health.replace_after)).collect()
+    }
+
+    /// For how long backends have not been available, by service name and address.
+    pub fn unavailable(&self, now: Instant) -> BTreeMap<(String, SocketAddr), Duration> {
+        let mut unavailable = BTreeMap::new();
+        for (service, index, _) in self.balancer.services() {
+            let backends = self.datapath.applied().backends.values().filter(|one| one.service == index);
+            for backend in backends {
+                let standing = self.balancer.standing(Identity { service: index, address: backend.address });
+                if let Some(since) = standing.and_then(Standing::unavailable_since) {
+                    let time = now.saturating_duration_since(since);
+                    unavailable.insert((service.name.clone(), backend.address), time);
+                }
+            }
+        }
+        unavailable
+    }
+
+    fn new_lines(&mut self) -> Result<Vec<Line>, DatapathError> {
+        let (tables, applied) = (self.datapath.tables(), self.datapath.applied());
+        let verdicts = tables.kernel_verdicts(applied.backends.keys());
+        let mut told = BTreeMap::new();
+        let mut lines = Vec::new();
+        for (&slot, backend) in &applied.backends {
+            let at = BackendRef { slot, generation: backend.generation };
+            let known = self.told.backends.get(&at).copied();
+            // Counters are read only of those of which something bad is or was known.
+            if known.is_none() && !verdicts.contains_key(&slot) {
+                continue;
+            }
+            let counts = tables.counts(slot)?.sums;
+            let now = (counts.ejections, counts.readmissions);
+            let is_ejected = verdicts.get(&slot).is_some_and(|verdicts| verdicts.is_ejected);
+            let (ejections, readmissions) =
+                known.unwrap_or((now.0 - u64::from(is_ejected && now.0 > 0), now.1));
+            if now != (ejections, readmissions) {
+                let service = applied.services.get(&backend.service).map(|service| service.name.clone());
+                lines.push(Line {
+                    service: service.unwrap_or_default(),
+                    backend: backend.address,
+                    ejections: now.0 - ejections.min(now.0),
+                    readmissions: now.1 - readmissions.min(now.1),
+                    is_ejected,
+                });
+            }
+            told.insert(at, now);
+        }
+        self.told.backends = told;
+        Ok(lines)
+    }
+}
