@@ -16,8 +16,8 @@ mod view;
 
 pub use least_loaded::{Scan, least};
 pub use p2c::other_than;
-pub use schedule::{redraw, usable_member};
-pub use survey::{Survey, survey, survey_entries};
+pub use schedule::{redraw, usable_member, usable_part};
+pub use survey::{Survey, survey, survey_entries, survey_members};
 
 use crate::abi::{Cursor, EjectionState, NO_SLOT, Policy, RecentErrors, Rules, StateWord, TableRef};
 use view::View;
@@ -65,6 +65,10 @@ pub trait Tables: Sized {
     /// [`MAX_LISTED`](crate::abi::MAX_LISTED); and the position before the first.
     fn list(&self, members: Self::Members) -> Option<(u32, u32, Self::Position)>;
 
+    /// The position before the member with this number, which is a multiple of [`PART`](survey::PART) and below
+    /// [`MAX_LISTED`](crate::abi::MAX_LISTED).
+    fn position(&self, members: Self::Members, number: u32) -> Option<Self::Position>;
+
     /// The slot at the position after this one, and that position. To be asked [`MAX_LISTED`](crate::abi::MAX_LISTED) times at most. (Steps in
     /// place of an index: the verifier allows a sum of a pointer and a number that is another one in each turn only with
     /// CAP_PERFMON.)
@@ -86,7 +90,9 @@ pub trait Tables: Sized {
     /// A member that may be chosen, or what stands in place of it.
     #[inline(always)]
     fn usable_member(&self, members: Self::Members, sample: u32) -> u32 {
-        usable_member(self, members, sample)
+        usable_member(self.list(members).map_or(0, |(count, ..)| count), |part| {
+            usable_part(self, members, part, sample)
+        })
     }
 
     /// Whether this choice is the trial of the ejected backend in a slot. Asked where members are not listed; where they are,

@@ -111,6 +111,10 @@ impl Tables for View<'_> {
         Some((count, count, 0))
     }
 
+    fn position(&self, (): (), number: u32) -> Option<usize> {
+        Some(number as usize)
+    }
+
     fn member(&self, position: usize) -> (u32, usize) {
         (self.listed().into_iter().nth(position).expect("a member"), position + 1)
     }

@@ -26,21 +26,21 @@ const ATTEMPTS: u32 = 4;
 
 /// Takes in that a flow was established, of which its service and why its backend was taken are known.
 #[inline(always)]
-pub fn report_established<I: Instructions>(slot: u32, service: u32, why: u8) {
-    report::<I>(slot, service, Evidence::established(is_trial(why)));
+pub fn report_established<I: Instructions>(slot: u32, service: u32, why: u8, judges: bool) {
+    report::<I>(slot, service, Evidence::established(is_trial(why)), judges);
 }
 
 /// Takes in how a flow ended. Its phase tells whether it was established. Datagrams show nothing: an ICMP error is mostly taken
 /// by the application.
 #[inline(always)]
-pub fn report_end<I: Instructions>(flow: &Flow, ending: Ending, bytes_received: u64) {
+pub fn report_end<I: Instructions>(flow: &Flow, ending: Ending, bytes_received: u64, judges: bool) {
     if flow.phase == Phase::Datagrams as u8 {
         return;
     }
     let was_established = flow.phase == Phase::Established as u8;
     let lasted_ns = clock::now_ns().wrapping_sub(flow.start_ns);
     let evidence = Evidence::of_end(ending, was_established, is_trial(flow.why), lasted_ns, bytes_received);
-    report::<I>(flow.slot, u32::from(flow.service), evidence);
+    report::<I>(flow.slot, u32::from(flow.service), evidence, judges);
 }
 
 /// Takes in that a socket goes elsewhere whose flow has not ended otherwise. That shows nothing of its backend; but if it was a
@@ -65,7 +65,7 @@ fn is_trial(why: u8) -> bool {
 
 /// Most flows show nothing new of their backends, and cost one load.
 #[inline(always)]
-fn report<I: Instructions>(slot: u32, service: u32, evidence: Evidence) {
+fn report<I: Instructions>(slot: u32, service: u32, evidence: Evidence, judges: bool) {
     let Some(backend) = BACKENDS.get_ptr_mut(slot) else { return };
     if !evidence.matters(load(backend)) {
         return;
@@ -77,6 +77,10 @@ fn report<I: Instructions>(slot: u32, service: u32, evidence: Evidence) {
         } else {
             pass_trial_on_5_10(slot)
         };
+        return;
+    }
+    // Known when the program is loaded: what cannot be reached costs the verifier nothing.
+    if !judges {
         return;
     }
     let (now, evidence) = (tick(clock::now_ns()), evidence.to_word());
@@ -95,21 +99,34 @@ fn report<I: Instructions>(slot: u32, service: u32, evidence: Evidence) {
 }
 
 /// The slot of an ejected backend that this connect is to try, if a trial is due.
+///
+/// Whoever else is to be tried is looked for once the SYN leaves ([`trial_begun`]): the look at all members would cost the
+/// verifier of each connect program as much as all the rest.
 #[inline(always)]
 pub fn due_trial<I: Instructions>(index: u32, service: *const Service, now: u32) -> Option<u32> {
     // SAFETY: a live map value; one word.
     let next =
         NextTrial::from_word(unsafe { (&raw const (*service).next_trial).cast::<u64>().read_volatile() });
-    if next.slot == 0 || !ejection::is_over(next.at, rules(service), now) {
+    let rules = rules(service);
+    if next.slot == 0 || !ejection::is_over(next.at, rules, now) {
         return None;
     }
     let slot = begin_trial::<I>(index, next.slot - 1, now);
-    if slot == NO_SLOT {
-        schedule_trial(index, NOT_TRIED, now);
-        return None;
+    if let Some(service) = SERVICES.get_ptr_mut(index) {
+        // Until it is decided; and if it could not be tried, not at each connect anew.
+        let later = NextTrial { at: now.wrapping_add(rules.base), ..next };
+        // SAFETY: as above.
+        unsafe { (&raw mut (*service).next_trial).cast::<u64>().write_volatile(later.to_word()) };
     }
-    schedule_trial(index, TRIED, now);
-    Some(slot)
+    if slot == NO_SLOT { None } else { Some(slot) }
+}
+
+/// The SYN of a flow leaves: if it is a trial, the next one is looked for.
+#[inline(always)]
+pub fn trial_begun(service: u32, why: u8) {
+    if is_trial(why) {
+        schedule_trial(service, TRIED, tick(clock::now_ns()));
+    }
 }
 
 /// Begins the trial of the backend in a slot, if it is due. Returns the slot, or [`NO_SLOT`] if there is no trial.
@@ -157,52 +174,59 @@ extern "C" fn claim_trial_5_10(index: u32, slot: u32, now: u32) -> u32 {
     claim::<Linux5_10>(index, slot, now)
 }
 
-/// The word of a [`Survey`] of a service's members, if they are listed.
-#[unsafe(no_mangle)]
-#[inline(never)]
-extern "C" fn survey_members(index: u32, now: u32) -> u64 {
-    let Some(service) = rows::service(index) else { return Survey::NOBODY.to_word() };
-    let tables = KernelTables::<Linux5_10>::new(index, service);
-    match tables.members(table_of(service)) {
-        Some(members) => pick::survey(&tables, members, rules(service), now),
-        None => Survey::NOBODY.to_word(),
-    }
-}
-
 /// The word of a [`Survey`] of a service's table.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn survey_table(index: u32, now: u32) -> u64 {
+extern "C" fn survey_service(index: u32, now: u32) -> u64 {
     let Some(service) = rows::service(index) else { return Survey::NOBODY.to_word() };
     let tables = KernelTables::<Linux5_10>::new(index, service);
-    pick::survey_entries(&tables, table_of(service), rules(service), now)
+    let listed = match tables.members(table_of(service)) {
+        Some(members) => match tables.list(members) {
+            Some((_, listed, _)) => Some(listed),
+            None => return Survey::NOBODY.to_word(),
+        },
+        None => None,
+    };
+    pick::survey(listed, |part| survey_part(index, part, now)).to_word()
+}
+
+/// The word of a [`Survey`] of a part of it.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn survey_part(index: u32, part: u32, now: u32) -> u64 {
+    let Some(service) = rows::service(index) else { return Survey::NOBODY.to_word() };
+    let (tables, table) = (KernelTables::<Linux5_10>::new(index, service), table_of(service));
+    match tables.members(table) {
+        Some(members) => pick::survey_members(&tables, members, part, rules(service), now),
+        None => pick::survey_entries(&tables, table, part, rules(service), now),
+    }
 }
 
 /// Whether one more backend of a service may be ejected.
 #[inline(always)]
 fn has_room(index: u32, service: *const Service, now: u32) -> bool {
-    let is_listed = table_of(service).members != NO_MEMBERS;
-    let word = if is_listed { survey_members(index, now) } else { survey_table(index, now) };
-    Survey::from_word(word).has_room(rules(service).max_share)
+    Survey::from_word(survey_service(index, now)).has_room(rules(service).max_share)
 }
 
-/// Why the next trial of a service is looked for: a backend was judged, one is being tried, or one was due and could not be.
+/// Why the next trial of a service is looked for: a backend was judged, or one is being tried.
 const JUDGED: u32 = 0;
 const TRIED: u32 = 1;
-const NOT_TRIED: u32 = 2;
 
 /// Stores when the next trial of a service is due, if its members are listed. Returns 0.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn schedule_trial(index: u32, why: u32, now: u32) -> u32 {
     let Some(service) = SERVICES.get_ptr_mut(index) else { return 0 };
+    if table_of(service).members == NO_MEMBERS {
+        return 0;
+    }
     let rules = rules(service);
     // SAFETY: a live map value; one word.
     let word = unsafe { (&raw mut (*service).next_trial).cast::<u64>() };
     // Twice: another CPU may have ejected somebody between the look and the store, and have stored before. Whoever looks
     // after its own store sees what the other one has done, or the other one stores last.
     for _ in 0..2 {
-        let seen = Survey::from_word(survey_members(index, now));
+        let seen = Survey::from_word(survey_service(index, now));
         let slot = seen.next_slot();
         let mut left = seen.ticks_left();
         if !seen.any_is_well() {
@@ -216,10 +240,6 @@ extern "C" fn schedule_trial(index: u32, why: u32, now: u32) -> u32 {
             if why == JUDGED && before.slot != 0 && kept < left {
                 left = kept;
             }
-        }
-        // Not at each connect anew.
-        if why == NOT_TRIED && left == 0 {
-            left = rules.base;
         }
         let next = NextTrial { at: now.wrapping_add(left), slot: slot + 1 };
         // SAFETY: as above.

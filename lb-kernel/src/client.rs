@@ -8,12 +8,14 @@ mod steps;
 use std::collections::BTreeSet;
 
 use lb_common::abi::SlotCounters;
+use lb_common::ticks::tick;
 use lb_core::arena::Arena;
 use lb_core::ids::{BackendRef, Slot};
 use lb_core::limits::Limits;
 use lb_core::plan::{Plan, diff};
 
 use crate::cgroup::Cgroup;
+use crate::clock::monotonic_ns;
 use crate::error::DatapathError;
 use crate::features::Features;
 use crate::object::Purpose;
@@ -113,6 +115,13 @@ impl Datapath {
             }
         }
         Ok(complete)
+    }
+
+    /// Sees to it that one of these ejected backends is named for the next trial of each of their services.
+    pub fn renew_trials(&mut self, ejected: &[Slot]) {
+        if !ejected.is_empty() {
+            self.tables.renew_trials(ejected, tick(monotonic_ns()));
+        }
     }
 
     /// Backends that have returned since this was last asked, and the counts that they go on with.

@@ -99,10 +99,10 @@ fn status_works_from_the_pins_when_the_daemon_is_dead() {
         let client = &mut clients[0];
         (client.configured_cgroup, client.neighbours, client.reclaim) = (None, None, None);
         let service = &mut client.services[0];
-        (service.source, service.handshake_60s) = (None, None);
+        (service.source, service.handshake_60s, service.replace_after_s) = (None, None, None);
         for backend in &mut service.backends {
             (backend.share_60s, backend.diverted_60s, backend.failed_60s) = (None, None, None);
-            (backend.latency_60s, backend.rates_60s) = (None, None);
+            (backend.latency_60s, backend.rates_60s, backend.unavailable_s) = (None, None, None);
         }
     }
     assert_eq!(before, after);

@@ -85,6 +85,10 @@ impl Tables for Maps {
         Some((count, count, 0))
     }
 
+    fn position(&self, (): (), number: u32) -> Option<usize> {
+        Some(number as usize)
+    }
+
     fn member(&self, place: usize) -> (u32, usize) {
         (u32::from(self.members[place]), place + 1)
     }

@@ -4,14 +4,11 @@
 use super::least_loaded::{Least, Scan, Standing};
 use super::schedule::MAX_LOOKS;
 use super::view::{View, slot_at};
-use super::{CORRUPT, How, NONE_USABLE, Pick, Tables, p2c};
+use super::{CORRUPT, How, NONE_USABLE, Pick, Tables, mixed, p2c};
 use crate::abi::{
-    MAX_REDRAWS, MAX_SCHEDULE_LOG2, MIN_SCHEDULE_LOG2, NO_MEMBERS, NO_SLOT, Overflow, Policy, Rules,
+    MAX_REDRAWS, MAX_SCHEDULE_LOG2, MAX_SUBSET, MIN_SCHEDULE_LOG2, NO_MEMBERS, NO_SLOT, Overflow, Policy,
+    Rules,
 };
-
-/// Scattered entries that are looked at before the members are: if a tenth of the table may be chosen, one choice in a thousand
-/// comes to the members.
-const LOOKS_BEFORE_MEMBERS: u32 = 64;
 
 impl<T: Tables> View<'_, T> {
     /// Looks at the sample's entry of the schedule, at the two of `p2c`; if nobody there is eligible, at scattered ones.
@@ -45,17 +42,13 @@ impl<T: Tables> View<'_, T> {
     }
 
     /// What is picked where nobody at the sample is eligible. With a limit a few scattered entries are looked at, and then
-    /// everybody, for who has the least; without one as many as it takes to meet one that may be chosen, and if these are
-    /// very few, the members.
+    /// everybody, for who has the least; without one as many as it mostly takes to meet one that may be chosen, and then the
+    /// members.
     #[inline(always)]
     fn elsewhere(&self, sample: u32) -> Pick {
         let has_limit = self.rules.active_limit != 0;
         let members = self.tables.members(self.table);
-        let looks = match (has_limit, members.is_some()) {
-            (true, _) => MAX_REDRAWS,
-            (false, true) => LOOKS_BEFORE_MEMBERS,
-            (false, false) => MAX_LOOKS,
-        };
+        let looks = if has_limit { MAX_REDRAWS } else { MAX_LOOKS };
         let slot = self.tables.redraw(self.table, sample, looks, self.rules.active_limit);
         if slot != NO_SLOT && slot != NONE_USABLE {
             return picked(slot);
@@ -68,7 +61,7 @@ impl<T: Tables> View<'_, T> {
         }
         let slot = match members {
             Some(members) => self.tables.usable_member(members, sample),
-            None => NONE_USABLE,
+            None => self.far_away(sample),
         };
         if slot == NONE_USABLE || slot == NO_SLOT { self.fallback() } else { picked(slot) }
     }
@@ -92,8 +85,7 @@ impl<T: Tables> View<'_, T> {
     /// In place of [`View::scan`] where members are too many to be listed.
     #[inline(always)]
     fn by_long_schedule(&self, sample: u32) -> Pick {
-        let from = sample.wrapping_add(MAX_REDRAWS);
-        let slot = self.tables.redraw(self.table, from, MAX_LOOKS, self.rules.active_limit);
+        let slot = self.far_away(sample);
         if slot == NONE_USABLE {
             self.fallback()
         } else if slot != NO_SLOT {
@@ -103,6 +95,24 @@ impl<T: Tables> View<'_, T> {
         } else {
             self.fallback()
         }
+    }
+
+    /// The slot of a backend that is eligible among [`MAX_SUBSET`] scattered entries more, or what stands in place of it.
+    #[inline(always)]
+    fn far_away(&self, sample: u32) -> u32 {
+        let mut found = NONE_USABLE;
+        for round in 1..=MAX_SUBSET / MAX_LOOKS {
+            let sample = mixed(sample.wrapping_add(round));
+            let slot = self.tables.redraw(self.table, sample, MAX_LOOKS, self.rules.active_limit);
+            if slot != NO_SLOT && slot != NONE_USABLE {
+                return slot;
+            }
+            // That some may be chosen and are at the limit outweighs that others may not.
+            if slot == NO_SLOT {
+                found = NO_SLOT;
+            }
+        }
+        found
     }
 
     #[inline(always)]

@@ -4,15 +4,16 @@
 //! Whether all backends have as many entries or each its part by weight is a matter of the schedule, and whether the sample
 //! is the next number or a random one a matter of where it comes from.
 
+use super::survey::{PART, PARTS};
 use super::view::{at_limit, slot_at};
 use super::{CORRUPT, NONE_USABLE, Tables, mixed};
 use crate::abi::{MAX_SUBSET, NO_SLOT, TableRef};
 use crate::load::sign_mask_in_register;
 
-/// The most entries that are drawn again.
-pub(super) const MAX_LOOKS: u32 = MAX_SUBSET;
+/// The most entries that are drawn again at a time.
+pub(super) const MAX_LOOKS: u32 = 64;
 
-/// The first of `looks` entries, at most 256, whose backend is eligible.
+/// The first of `looks` entries, at most 64, whose backend is eligible.
 ///
 /// They are scattered over the table. Schedules are interleaved, so that behind an entry of one backend there are mostly those
 /// of one other, which would get all that is taken from it.
@@ -45,23 +46,45 @@ const UNUSABLE_BIT: u32 = 62;
 /// More than any.
 const NO_MEMBER: u64 = u64::MAX >> 1;
 
-/// The first member from a random one on that may be chosen: where so few may be that scattered entries have not met one.
+/// The first of `count` members from a random one on that may be chosen: where so few may be that scattered entries have not met
+/// one. `part` gives what [`usable_part`] does.
 #[inline(always)]
-pub fn usable_member<T: Tables>(tables: &T, members: T::Members, sample: u32) -> u32 {
-    let Some((count, _, mut position)) = tables.list(members) else { return CORRUPT };
+pub fn usable_member(count: u32, part: impl Fn(u32) -> u64) -> u32 {
+    let mut first = NO_MEMBER;
+    for number in 0..PARTS {
+        if number * PART >= count {
+            break;
+        }
+        let theirs = part(number);
+        // The smaller one.
+        first ^= (first ^ theirs) & sign_mask_in_register(theirs.wrapping_sub(first));
+    }
+    #[expect(clippy::cast_possible_truncation, reason = "the low bits are the slot")]
+    let slot = first as u32 & NO_SLOT;
+    if first >> UNUSABLE_BIT == 0 { slot } else { NONE_USABLE }
+}
+
+/// Looks at one part of the members for [`usable_member`]: who comes first, as a number with the slot in its low bits. The smaller
+/// it is, the sooner.
+#[inline(always)]
+pub fn usable_part<T: Tables>(tables: &T, members: T::Members, part: u32, sample: u32) -> u64 {
+    let Some((count, ..)) = tables.list(members) else { return NO_MEMBER };
     if count == 0 || count > MAX_SUBSET {
-        return CORRUPT;
+        return NO_MEMBER;
     }
     let start = mixed(sample) % count;
+    let begin = (part & (PARTS - 1)) * PART;
+    let Some(mut position) = tables.position(members, begin) else { return NO_MEMBER };
     let mut first = NO_MEMBER;
-    // Bound: MAX_SUBSET members. Arithmetic in place of branches: the verifier follows each way through each turn.
-    for index in 0..MAX_SUBSET {
+    // Bound: PART members. Arithmetic in place of branches: the verifier follows each way through each turn.
+    for offset in 0..PART {
+        let index = begin + offset;
         if index >= count {
             break;
         }
         let (slot, following) = tables.member(position);
         position = following;
-        let Some(backend) = tables.backend(slot) else { return CORRUPT };
+        let Some(backend) = tables.backend(slot) else { break };
         // Whoever stands before it comes after everybody behind it.
         let distance = index.wrapping_sub(start) & (MAX_SUBSET - 1);
         let theirs = u64::from(tables.state(backend).may_be_chosen() ^ 1) << UNUSABLE_BIT
@@ -70,7 +93,5 @@ pub fn usable_member<T: Tables>(tables: &T, members: T::Members, sample: u32) ->
         // The smaller one.
         first ^= (first ^ theirs) & sign_mask_in_register(theirs.wrapping_sub(first));
     }
-    #[expect(clippy::cast_possible_truncation, reason = "the low bits are the slot")]
-    let slot = first as u32 & NO_SLOT;
-    if first >> UNUSABLE_BIT == 0 { slot } else { NONE_USABLE }
+    first
 }

@@ -17,15 +17,24 @@ pub struct Survey {
     word: u64,
 }
 
-// From low to high: members that may be chosen, members that are ejected, whether any that may be chosen is well, whether nobody
-// is to be tried; then who is, and in how many ticks.
+// From low to high: members that may be chosen, members that are ejected, whether any that may be chosen is well; then who is to be
+// tried, in how many ticks, and whether nobody is: the smaller these together, the sooner.
 const COUNT_BITS: u32 = 9;
 const EJECTED_BIT: u32 = COUNT_BITS;
 const WELL_BIT: u32 = 2 * COUNT_BITS;
-const NOBODY_BIT: u32 = WELL_BIT + 1;
-const SLOT_BIT: u32 = NOBODY_BIT + 1;
+const SLOT_BIT: u32 = WELL_BIT + 1;
 const LEFT_BIT: u32 = SLOT_BIT + 16;
-const _: () = assert!(MAX_SUBSET < 1 << COUNT_BITS && LEFT_BIT + EJECTION_BITS <= u64::BITS);
+const NOBODY_BIT: u32 = LEFT_BIT + EJECTION_BITS;
+const _: () = assert!(MAX_LISTED < 1 << COUNT_BITS && NOBODY_BIT < u64::BITS - 1);
+
+/// Members that are looked at together. A look at all is as many looks at parts, each of which is a function of a kernel program
+/// that the verifier follows once: through a loop over all it would go turn by turn.
+pub const PART: u32 = 48;
+/// Parts of all members that may be listed; of a table whose members are not listed nearly as many entries are looked at as a
+/// subset can have members.
+pub const PARTS: u32 = MAX_LISTED / PART;
+const PARTS_OF_ENTRIES: u32 = 6;
+const _: () = assert!(PART * PARTS == MAX_LISTED && PART * PARTS_OF_ENTRIES >= MAX_SUBSET && PARTS == 8);
 
 impl Survey {
     /// Nothing was seen.
@@ -41,6 +50,18 @@ impl Survey {
     #[inline(always)]
     pub const fn from_word(word: u64) -> Self {
         Self { word }
+    }
+
+    /// What was seen in two parts.
+    #[inline(always)]
+    fn with(self, other: Self) -> Self {
+        const COUNTS: u64 = (1 << WELL_BIT) - 1;
+        const WELL: u64 = 1 << WELL_BIT;
+        let counts = (self.word & COUNTS) + (other.word & COUNTS) | (self.word | other.word) & WELL;
+        let (ours, theirs) = (self.word >> SLOT_BIT, other.word >> SLOT_BIT);
+        // The smaller one.
+        let next = ours ^ (ours ^ theirs) & sign_mask_in_register(theirs.wrapping_sub(ours));
+        Self { word: counts | next << SLOT_BIT }
     }
 
     #[inline(always)]
@@ -78,13 +99,40 @@ impl Survey {
     }
 }
 
-/// Looks at the members of a table, and at those that others stand in for. Returns the word of a [`Survey`].
+/// Puts together what is seen in the parts of a table's members: of `listed`, or, where they are not listed, of scattered entries.
+/// `part` gives the word of each.
 #[inline(always)]
-pub fn survey<T: Tables>(tables: &T, members: T::Members, rules: EjectionRules, now: u32) -> u64 {
+pub fn survey(listed: Option<u32>, part: impl Fn(u32) -> u64) -> Survey {
+    let parts = match listed {
+        Some(listed) => listed.div_ceil(PART),
+        None => PARTS_OF_ENTRIES,
+    };
+    let mut seen = Survey::NOBODY;
+    for number in 0..PARTS {
+        if number >= parts {
+            break;
+        }
+        seen = seen.with(Survey::from_word(part(number)));
+    }
+    seen
+}
+
+/// Looks at one part of the members of a table, and of those that others stand in for. Returns the word of a [`Survey`].
+#[inline(always)]
+pub fn survey_members<T: Tables>(
+    tables: &T,
+    members: T::Members,
+    part: u32,
+    rules: EjectionRules,
+    now: u32,
+) -> u64 {
     let mut seen = Seen::NOTHING;
-    let Some((count, listed, mut position)) = tables.list(members) else { return seen.word() };
-    // Bound: MAX_LISTED members.
-    for index in 0..MAX_LISTED {
+    let Some((count, listed, _)) = tables.list(members) else { return seen.word() };
+    let first = (part & (PARTS - 1)) * PART;
+    let Some(mut position) = tables.position(members, first) else { return seen.word() };
+    // Bound: PART members.
+    for offset in 0..PART {
+        let index = first + offset;
         if index >= listed {
             break;
         }
@@ -97,13 +145,20 @@ pub fn survey<T: Tables>(tables: &T, members: T::Members, rules: EjectionRules, 
     seen.word()
 }
 
-/// As [`survey`], of a table whose members are not listed: looks at [`MAX_SUBSET`] scattered entries, as if each were a member.
+/// As [`survey_members`], of a table whose members are not listed: looks at scattered entries, as if each were a member.
 #[inline(always)]
-pub fn survey_entries<T: Tables>(tables: &T, table: TableRef, rules: EjectionRules, now: u32) -> u64 {
+pub fn survey_entries<T: Tables>(
+    tables: &T,
+    table: TableRef,
+    part: u32,
+    rules: EjectionRules,
+    now: u32,
+) -> u64 {
     let mut seen = Seen::NOTHING;
-    // Bound: MAX_SUBSET entries.
-    for index in 0..MAX_SUBSET {
-        let Some(slot) = slot_at(tables, table, mixed(now.wrapping_add(index))) else { break };
+    // Bound: PART entries.
+    for offset in 0..PART {
+        let place = mixed(now.wrapping_add(part.wrapping_mul(PART)).wrapping_add(offset));
+        let Some(slot) = slot_at(tables, table, place) else { break };
         let Some(backend) = tables.backend(slot) else { break };
         seen.look(tables, backend, slot, 1, rules, now);
     }
@@ -118,7 +173,7 @@ struct Seen {
 }
 
 impl Seen {
-    const NOTHING: Self = Self { counts: 0, next: NOBODY_LAST };
+    const NOTHING: Self = Self { counts: 0, next: 1 << NOBODY_BIT };
 
     /// Looks at one backend. Arithmetic in place of branches: the verifier follows each way through each turn.
     #[inline(always)]
@@ -142,7 +197,7 @@ impl Seen {
         let is_over = sign_mask_in_register(u64::from(ejection::longest(rules)).wrapping_sub(ahead));
         let knows = sign_mask_in_register(0u64.wrapping_sub(u64::from(standing.phase)));
         let left = ahead & !is_over & knows;
-        let theirs = (is_held_back ^ 1) << NOT_A_CANDIDATE_BIT
+        let theirs = (is_held_back ^ 1) << NOBODY_BIT
             | (left & ((1 << EJECTION_BITS) - 1)) << LEFT_BIT
             | u64::from(slot) << SLOT_BIT;
         // The smaller one.
@@ -153,11 +208,6 @@ impl Seen {
 
     #[inline(always)]
     fn word(&self) -> u64 {
-        let nobody = self.next >> NOT_A_CANDIDATE_BIT & 1;
-        self.counts & ((1 << NOBODY_BIT) - 1) | nobody << NOBODY_BIT | self.next & !(1 << NOT_A_CANDIDATE_BIT)
+        self.counts | self.next
     }
 }
-
-const NOT_A_CANDIDATE_BIT: u32 = 62;
-/// More than any candidate.
-const NOBODY_LAST: u64 = 1 << NOT_A_CANDIDATE_BIT;

@@ -152,6 +152,10 @@ impl Tables for Host {
         Some((count, count, 0))
     }
 
+    fn position(&self, (): (), number: u32) -> Option<usize> {
+        Some(number as usize)
+    }
+
     fn member(&self, place: usize) -> (u32, usize) {
         (self.members[place], place + 1)
     }

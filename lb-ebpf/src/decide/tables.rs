@@ -147,6 +147,14 @@ impl<I: Instructions> Tables for KernelTables<I> {
     }
 
     #[inline(always)]
+    fn position(&self, members: u32, number: u32) -> Option<*const u16> {
+        let members: *const Members = MEMBERS.get_ptr(members)?;
+        // As in `list`. The number is bounded by a mask, which the verifier sees.
+        // SAFETY: a live map value; the number is that of a member that may be listed.
+        unsafe { Some((&raw const (*members).listed).cast::<u16>().add(1).add(number as usize)) }
+    }
+
+    #[inline(always)]
     fn member(&self, before: *const u16) -> (u32, *const u16) {
         let mut position = before;
         // In assembly, because the compiler would make an index of the pointers of two turns.
@@ -217,11 +225,27 @@ extern "C" fn redraw_entry(base: u32, length_log2: u32, sample: u32, looks: u32,
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn usable_member_of(index: u32, sample: u32) -> u32 {
-    let Some(service) = rows::service(index) else { return NO_SLOT };
-    match table_of(service).members_of(index) {
-        Some(members) => pick::usable_member(&OF_NO_SERVICE, members, sample),
-        None => NO_SLOT,
+    let count = match members_of(index).and_then(|members| OF_NO_SERVICE.list(members)) {
+        Some((count, ..)) => count,
+        None => return NO_SLOT,
+    };
+    pick::usable_member(count, |part| usable_part(index, part, sample))
+}
+
+/// As [`usable_member_of`]: a look at some of the members.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn usable_part(index: u32, part: u32, sample: u32) -> u64 {
+    match members_of(index) {
+        Some(members) => pick::usable_part(&OF_NO_SERVICE, members, part, sample),
+        None => u64::MAX >> 1,
     }
+}
+
+/// Where the members of a service's table are listed.
+#[inline(always)]
+fn members_of(index: u32) -> Option<u32> {
+    table_of(rows::service(index)?).members_of(index)
 }
 
 /// As [`least_of_members`]: the second backend of a pair, where both points of a sample name one. Inlined, what it

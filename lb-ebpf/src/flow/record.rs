@@ -264,7 +264,7 @@ fn take_out<I: Instructions>(cookie: u64, record: RecordRef) -> bool {
 }
 
 /// Takes a socket's record out and counts the end of `flow`, which was read before. What it shows of its backend is taken in
-/// first: once the active count is given back, the slot may get another backend.
+/// first, by a program that `judges`: once the active count is given back, the slot may get another backend.
 #[inline(always)]
 pub fn end<I: Instructions>(
     cookie: u64,
@@ -272,9 +272,10 @@ pub fn end<I: Instructions>(
     flow: &Flow,
     ending: Ending,
     totals: TrafficTotals,
+    judges: bool,
 ) {
     if take_out::<I>(cookie, record) {
-        ejection::report_end::<I>(flow, ending, totals.bytes_received);
+        ejection::report_end::<I>(flow, ending, totals.bytes_received, judges);
         tally::ended(flow, ending, totals);
     }
 }

@@ -45,7 +45,7 @@ pub fn release<I: Instructions>(socket: &Socket) {
             if flow.phase != Phase::Established as u8 {
                 tally::count(flow.slot, |counts| &raw mut counts.established);
                 flow.phase = Phase::Established as u8;
-                ejection::report_established::<I>(flow.slot, u32::from(flow.service), flow.why);
+                ejection::report_established::<I>(flow.slot, u32::from(flow.service), flow.why, judges());
             }
             totals = TrafficTotals {
                 bytes_received: socket.bytes_received(),
@@ -55,7 +55,14 @@ pub fn release<I: Instructions>(socket: &Socket) {
             };
         }
     }
-    record::end::<I>(cookie, record, &flow, ending, totals);
+    record::end::<I>(cookie, record, &flow, ending, totals, judges());
+}
+
+/// Whether backends are judged here: only where connections are not followed. Where they are, what ends here was not followed to
+/// its end, and says little.
+#[inline(always)]
+fn judges() -> bool {
+    FULL_ACCOUNTING.load() == 0
 }
 
 #[inline(always)]

@@ -33,6 +33,7 @@ fn connecting(ops: &Ops) {
         tally::count(slot, |counts| &raw mut counts.diverted);
     }
     ops.ask_for_states();
+    ejection::trial_begun(record.service(), record.why());
 }
 
 #[inline(always)]
@@ -50,7 +51,7 @@ fn established<I: Instructions>(ops: &Ops) {
     // already. Otherwise it took seconds, of which the kernel's ticks tell enough.
     let took = if ops.retransmits() == 0 { rtt } else { micros(clock::now_ns().wrapping_sub(start_ns)) };
     tally::time(slot, took, |counts| &mut counts.connect);
-    ejection::report_established::<I>(slot, record.service(), record.why());
+    ejection::report_established::<I>(slot, record.service(), record.why(), true);
 }
 
 #[inline(always)]
@@ -78,5 +79,5 @@ fn closed<I: Instructions>(ops: &Ops, from: u32) {
     if ending == Ending::GaveUp {
         ending = record::given_up(&flow, ops.soft_error(), totals.retransmits);
     }
-    record::end::<I>(cookie, record, &flow, ending, totals);
+    record::end::<I>(cookie, record, &flow, ending, totals, true);
 }

@@ -3,15 +3,16 @@
 //! A free slot keeps the generation that its next backend gets. What was counted of a backend that leaves is kept under
 //! its name (see `retired`), for when it returns.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::mem::offset_of;
 use std::net::SocketAddr;
 
 use bytemuck::Zeroable;
 use lb_common::abi::{
-    Backend, BackendAddress, BackendState, DaemonState, EjectionState, RecentErrors, RetiredCounters,
-    SlotCounters, StateWord, Usable, map,
+    Backend, BackendAddress, BackendState, DaemonState, EjectionState, NextTrial, RecentErrors,
+    RetiredCounters, SlotCounters, StateWord, Usable, map,
 };
+use lb_common::ejection;
 use lb_common::load;
 use lb_common::net::{Address, Be16, socket_addr};
 use lb_core::balancer::KernelVerdict;
@@ -104,6 +105,32 @@ impl Tables {
             (found != KernelVerdict::default()).then_some((*slot, found))
         };
         slots.into_iter().filter_map(verdict).collect()
+    }
+
+    /// Names an ejected backend for the next trial of each service that has one and names nobody who is: a backend that has left,
+    /// or that an operator has taken back. Of several the one whose time is over first. The programs do it by themselves whenever
+    /// they judge.
+    pub(crate) fn renew_trials(&mut self, ejected: &[Slot], now: u32) {
+        let mut first: BTreeMap<ServiceIndex, (u32, Slot)> = BTreeMap::new();
+        let mut named = BTreeSet::new();
+        for view in ejected.iter().filter_map(|slot| self.slot(*slot)).filter(|view| view.is_ejected) {
+            let row = self.maps.services.get(view.service.index());
+            let left = ejection::left(view.ejection.at, row.ejection, now);
+            let of_service = first.entry(view.service).or_insert((left, view.at.slot));
+            *of_service = (*of_service).min((left, view.at.slot));
+            let next = self.next_trial(view.service);
+            if next.slot == view.at.slot.number() + 1 {
+                named.insert(view.service);
+            }
+        }
+        for (service, (left, slot)) in first {
+            if !named.contains(&service) {
+                self.set_next_trial(
+                    service,
+                    NextTrial { at: now.wrapping_add(left), slot: slot.number() + 1 },
+                );
+            }
+        }
     }
 
     /// Open flows of a slot's backend.

@@ -165,9 +165,16 @@ impl Tables {
             for view in self.slots().into_iter().filter(|view| view.service == index) {
                 self.readmit(view.at.slot);
             }
-            let none = NextTrial::default().to_word();
-            self.maps.services.store64(index.index(), offset_of!(Service, next_trial), none);
+            self.set_next_trial(index, NextTrial::default());
         }
+    }
+
+    pub(super) fn next_trial(&self, index: ServiceIndex) -> NextTrial {
+        NextTrial::from_word(self.maps.services.load64(index.index(), offset_of!(Service, next_trial)))
+    }
+
+    pub(super) fn set_next_trial(&mut self, index: ServiceIndex, next: NextTrial) {
+        self.maps.services.store64(index.index(), offset_of!(Service, next_trial), next.to_word());
     }
 
     /// Starts to balance connects to the service's address.

@@ -143,6 +143,10 @@ impl Tables for ClientTables<'_> {
         None
     }
 
+    fn position(&self, (): (), _: u32) -> Option<()> {
+        None
+    }
+
     fn member(&self, (): ()) -> (u32, ()) {
         (NO_SLOT, ())
     }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use lb_core::balancer::Fact;
 use lb_core::health::Standing;
-use lb_core::ids::BackendRef;
+use lb_core::ids::{BackendRef, Slot};
 use lb_core::slots::Identity;
 use lb_kernel::DatapathError;
 use tracing::{info, warn};
@@ -40,6 +40,9 @@ impl ClientTask {
     /// follows.
     pub fn hear_kernel(&mut self, now: Instant) {
         let verdicts = self.datapath.tables().kernel_verdicts(self.datapath.applied().backends.keys());
+        let ejected = verdicts.iter().filter(|(_, verdict)| verdict.is_ejected);
+        let ejected: Vec<Slot> = ejected.map(|(slot, _)| *slot).collect();
+        self.datapath.renew_trials(&ejected);
         for fact in [Fact::Kernel(verdicts), Fact::Time] {
             if self.balancer.handle(now, fact).expect("it takes no room") {
                 self.settled = None;
