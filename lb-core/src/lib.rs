@@ -5,7 +5,8 @@
 //! kernel ([`ids`], [`slots`]) and when a slot is free again ([`grace_period`]); whether they may be chosen
 //! ([`health`]); in which order connect takes them ([`schedule`]) and by which rules ([`rules`]); all of it as one
 //! value and the ordered steps towards it ([`plan`]), and where each table lies ([`arena`]); the one door through which
-//! facts come in ([`balancer`]); and how the daemon's lists come into force ([`feed`]).
+//! facts come in ([`balancer`]); how the daemon's lists come into force ([`feed`]); and, for the planner and for tests, what
+//! the kernel programs do with backends that fail ([`ejection`]).
 #![forbid(unsafe_code)]
 
 pub mod service;
@@ -41,3 +42,5 @@ pub mod arena;
 pub mod feed;
 
 pub mod cursor;
+
+pub mod ejection;

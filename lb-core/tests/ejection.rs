@@ -1,0 +1,239 @@
+//! Ejection in the steps of the kernel programs: what evidence of many backends makes of a service.
+
+use std::sync::Arc;
+
+use lb_common::abi::{
+    BackendState, DaemonState, EjectionPhase, EjectionRules, EjectionState, NextTrial, Usable,
+};
+use lb_common::ejection::{Evidence, EvidenceKind, Verdict, is_over, next, on_trial, undecided, withheld};
+use lb_common::ending::Ending;
+use lb_core::ejection::{Ejector, Judgement};
+use lb_core::ids::Slot;
+use proptest::prelude::*;
+
+const BASE: u32 = 5_000;
+const RULES: EjectionRules =
+    EjectionRules { base: BASE, max: 300_000, failures: 5, max_share: 50, _reserved: 0 };
+/// In the middle of a jitter's range there is none.
+const NO_JITTER: u32 = 1 << 31;
+const REFUSED: Evidence =
+    Evidence { kind: EvidenceKind::Failure, is_trial: false, ending: Ending::Refused as u8 };
+const ESTABLISHED: Evidence = Evidence::established(false);
+const UNDECIDED: Evidence =
+    Evidence { kind: EvidenceKind::None, is_trial: true, ending: Ending::GaveUp as u8 };
+
+fn of_trial(evidence: Evidence) -> Evidence {
+    Evidence { is_trial: true, ..evidence }
+}
+
+fn service(rules: EjectionRules, backends: u32) -> Ejector {
+    let mut service = Ejector::new(rules);
+    let slots: Vec<Slot> = Slot::below(backends).collect();
+    let length = backends.next_power_of_two().max(64) as usize;
+    service.publish(slots.iter().copied().cycle().take(length).collect::<Arc<[Slot]>>());
+    for slot in slots {
+        service.set_state(slot.number(), DaemonState::new(Usable::UnlessEjected, BackendState::Healthy));
+    }
+    service
+}
+
+fn fail(service: &mut Ejector, slot: u32, now: u32) -> Vec<Judgement> {
+    (0..RULES.failures).map(|_| service.report(slot, REFUSED, now, NO_JITTER)).collect()
+}
+
+fn ejected(service: &Ejector, backends: u32) -> u32 {
+    (0..backends).map(|slot| u32::from(service.state(slot).ejected)).sum()
+}
+
+fn never(_: u32) -> bool {
+    false
+}
+
+#[test]
+fn a_backend_goes_from_counting_over_its_trials_back() {
+    use Judgement::{Ejected, EjectedLonger, Readmitted, Remembered, Unchanged};
+    let mut service = service(RULES, 4);
+    assert_eq!(fail(&mut service, 1, 7), [Remembered, Remembered, Remembered, Remembered, Ejected]);
+    assert_eq!(service.next_trial(), NextTrial { at: 7 + BASE, slot: 2 });
+    assert_eq!(service.report(1, REFUSED, 8, NO_JITTER), Unchanged, "one that was under way");
+    assert_eq!(service.due_trial(6 + BASE, never), None);
+    assert_eq!(service.due_trial(7 + BASE, never), Some(1));
+    assert_eq!(service.due_trial(7 + BASE, never), None, "one connect is the trial");
+    assert_eq!(service.report(1, of_trial(REFUSED), 8 + BASE, NO_JITTER), EjectedLonger);
+    let now = 8 + 3 * BASE;
+    assert_eq!(service.next_trial(), NextTrial { at: now, slot: 2 });
+    assert_eq!(service.due_trial(now, never), Some(1));
+    assert_eq!(service.report(1, of_trial(ESTABLISHED), now, NO_JITTER), Readmitted);
+    assert_eq!((service.state(1).ejected, service.next_trial()), (0, NextTrial::default()));
+    assert_eq!([(); 2].map(|()| service.report(1, REFUSED, now, NO_JITTER)), [Remembered, Ejected]);
+    // The slot gets another backend.
+    service.clear(1);
+    assert_eq!((service.state(1).ejected, service.standing(1)), (0, EjectionState::default()));
+}
+
+#[test]
+fn a_trial_that_decides_nothing_is_the_next_connects() {
+    let mut service = service(RULES, 4);
+    fail(&mut service, 1, 0);
+    assert_eq!(service.due_trial(BASE, never), Some(1));
+    assert_eq!(service.report(1, UNDECIDED, BASE + 9, NO_JITTER), Judgement::Remembered);
+    assert_eq!(service.due_trial(BASE + 9, never), Some(1));
+    // Nor may it take longer than the first ejection does.
+    assert_eq!(service.due_trial(2 * BASE + 8, never), None);
+    assert_eq!(service.due_trial(2 * BASE + 9, never), Some(1));
+}
+
+#[test]
+fn a_trial_waits_while_its_backend_is_at_the_limit() {
+    let mut service = service(RULES, 4);
+    fail(&mut service, 1, 0);
+    assert_eq!(service.due_trial(BASE, |slot| slot == 1), None);
+    assert_eq!(service.due_trial(BASE, never), None, "it is not asked at each connect anew");
+    assert_eq!(service.due_trial(2 * BASE, never), Some(1));
+}
+
+#[test]
+fn never_too_many_and_never_the_last_are_ejected() {
+    // Members and percent: how many may be ejected.
+    for (backends, max_share, most) in [
+        (1, 100, 0),
+        (2, 1, 1),
+        (2, 100, 1),
+        (3, 50, 1),
+        (4, 50, 2),
+        (10, 9, 1),
+        (10, 100, 9),
+        (256, 50, 128),
+    ] {
+        let mut service = service(EjectionRules { max_share, ..RULES }, backends);
+        for slot in 0..backends {
+            let last = fail(&mut service, slot, 0).pop();
+            let expected = if slot < most { Judgement::Ejected } else { Judgement::Withheld };
+            assert_eq!(last, Some(expected), "slot {slot} of {backends}, {max_share} %");
+        }
+        assert_eq!(ejected(&service, backends), most);
+    }
+}
+
+#[test]
+fn where_nobody_is_well_a_trial_comes_at_least_every_first_ejection() {
+    let mut service = service(RULES, 4);
+    (0..4).for_each(|slot| drop(fail(&mut service, slot, 0)));
+    let mut trials = Vec::new();
+    for now in 0..40 * BASE {
+        if let Some(slot) = service.due_trial(now, never) {
+            trials.push((now, slot));
+            service.report(slot, of_trial(REFUSED), now, NO_JITTER);
+        }
+    }
+    assert!(trials.iter().zip(&trials[1..]).all(|(one, next)| next.0 - one.0 <= BASE), "{trials:?}");
+    for slot in [0, 1] {
+        assert!(trials.iter().filter(|(_, tried)| *tried == slot).count() > 10, "{trials:?}");
+    }
+    // One is well again: the trials come when the ejections are over.
+    service.report(2, ESTABLISHED, 40 * BASE, NO_JITTER);
+    let (first, slot) =
+        (40 * BASE..).find_map(|now| Some((now, service.due_trial(now, never)?))).expect("it is due");
+    assert!(first <= 41 * BASE);
+    service.report(slot, of_trial(REFUSED), first, NO_JITTER);
+    let left = service.next_trial().at - first;
+    assert!(left > 20 * BASE, "{left}");
+}
+
+#[test]
+fn above_256_members_a_backend_is_tried_when_its_turn_comes() {
+    let mut service = service(RULES, 257);
+    assert_eq!(fail(&mut service, 256, 0).pop(), Some(Judgement::Ejected));
+    assert_eq!(service.next_trial(), NextTrial::default());
+    assert!(!service.may_be_tried(256, BASE - 1) && service.may_be_tried(256, BASE));
+    service.begin_trial(256, BASE);
+    assert!(!service.may_be_tried(256, BASE + 1), "one connect is the trial");
+    assert_eq!(service.report(256, of_trial(ESTABLISHED), BASE, NO_JITTER), Judgement::Readmitted);
+}
+
+/// A service as the rules alone make it: each word by itself, and everything counted anew.
+struct Model {
+    words: Vec<EjectionState>,
+    ejected: Vec<bool>,
+}
+
+impl Model {
+    fn report(&mut self, slot: usize, evidence: Evidence, now: u32, random: u32) -> Judgement {
+        let before = self.words[slot];
+        if evidence.kind == EvidenceKind::None {
+            self.words[slot] = if evidence.is_trial { undecided(before, now) } else { before };
+            let changed = self.words[slot] != before;
+            return if changed { Judgement::Remembered } else { Judgement::Unchanged };
+        }
+        let (after, verdict) = next(before, RULES, evidence, false, now, random);
+        self.words[slot] = after;
+        let count = self.ejected.iter().filter(|ejected| **ejected).count();
+        let (all, allowed) = (self.ejected.len(), self.ejected.len() * usize::from(RULES.max_share) / 100);
+        match verdict {
+            Verdict::Unchanged => Judgement::Unchanged,
+            Verdict::Remembered => Judgement::Remembered,
+            Verdict::Eject if all - count < 2 || count >= allowed.max(1) => {
+                self.words[slot] = withheld(after, before, now);
+                Judgement::Withheld
+            }
+            Verdict::Eject => {
+                self.ejected[slot] = true;
+                Judgement::Ejected
+            }
+            Verdict::EjectLonger => Judgement::EjectedLonger,
+            Verdict::Readmit => {
+                self.ejected[slot] = false;
+                Judgement::Readmitted
+            }
+        }
+    }
+}
+
+proptest! {
+    /// Whatever happens, each backend goes through the states that the rules give it, never too many are ejected, and as long as
+    /// any is, a trial is due at the latest when the first of their times is over.
+    #[test]
+    fn a_service_is_the_sum_of_its_words(
+        backends in 1u32..8,
+        steps in prop::collection::vec((0u32..8, 0u32..4, any::<bool>(), 0u32..3_000, any::<u32>()), 0..300),
+        start: u32,
+    ) {
+        let mut service = service(RULES, backends);
+        let mut model = Model {
+            words: vec![EjectionState::default(); backends as usize],
+            ejected: vec![false; backends as usize],
+        };
+        let mut now = start;
+        for (slot, kind, fails, later, random) in steps {
+            now = now.wrapping_add(later);
+            if let Some(tried) = service.due_trial(now, never) {
+                let word = &mut model.words[tried as usize];
+                // Before its time is over where nobody is well, but never beside another trial.
+                prop_assert!(word.phase == EjectionPhase::Ejected as u8 || is_over(word.at, RULES, now));
+                *word = on_trial(*word, RULES, now);
+                prop_assert_eq!(*word, service.standing(tried));
+                let evidence = of_trial(if fails { REFUSED } else { ESTABLISHED });
+                prop_assert_eq!(
+                    service.report(tried, evidence, now, random),
+                    model.report(tried as usize, evidence, now, random)
+                );
+            }
+            let (slot, evidence) = (slot % backends, Evidence { is_trial: false, ..Evidence::from_word(kind) });
+            prop_assert_eq!(
+                service.report(slot, evidence, now, random),
+                model.report(slot as usize, evidence, now, random)
+            );
+            for slot in 0..backends {
+                prop_assert_eq!(service.standing(slot), model.words[slot as usize]);
+                prop_assert_eq!(service.state(slot).ejected == 1, model.ejected[slot as usize]);
+            }
+            let count = ejected(&service, backends);
+            prop_assert!(count < backends && count <= (backends / 2).max(1) || count == 0);
+            let next = service.next_trial();
+            prop_assert_eq!(next.slot == 0, count == 0);
+            if count > 0 {
+                prop_assert!(service.state(next.slot - 1).ejected == 1);
+            }
+        }
+    }
+}
