@@ -102,6 +102,55 @@ fn values_must_make_sense_together() {
 }
 
 #[test]
+fn a_failure_says_of_whom_how_long_and_how_often() {
+    let fail = |lines: &str, expected: &str| {
+        check_job(&format!("[[fail]]\nat = \"1s\"\nfor = \"2s\"\n{lines}"), expected);
+    };
+    fail("", "9:1: a failure is of some backends: write share or backends");
+    fail("share = 1\nbackends = 1", "9:1: a failure is of some backends: write share or backends");
+    fail("share = 0", "12:9: 0 is not a whole number from 1 to 100");
+    fail("share = 101", "12:9: 101 is not a whole number from 1 to 100");
+    fail(
+        "share = 1\nmode = \"slow\"",
+        "13:8: unknown variant `slow`, expected one of `refuse`, `silent`, `reset`",
+    );
+    fail("share = 1\ntimeout = \"1s\"", "9:1: only connects that nobody answers have a timeout");
+    fail("share = 1\nevery = \"3s\"", "9:1: a failure that comes again has both: write every and times");
+    fail("share = 1\ntimes = 3", "9:1: a failure that comes again has both: write every and times");
+    fail(
+        "share = 1\nevery = \"2s\"\ntimes = 2",
+        "9:1: every 2s begins before the 2s before it are over: write more than 2s",
+    );
+    fail("share = 1\nduring = 1", "13:1: unknown field `during`, expected one of `at`, `for`, `share`, ");
+    let at = |at, lines: &str| format!("[[fail]]\nat = \"{at}s\"\nfor = \"1s\"\nshare = 1\n{lines}");
+    check_job(&at(0, "").replace("\"1s\"", "\"0s\""), "9:1: a failure for \"0s\" is none");
+    check_job(&at(10, ""), "9:1: at = \"10s\" is not before the end: write less than 10s");
+    let again = "every = \"2s\"\ntimes = 3\n";
+    check_job(
+        &(at(1, again) + &at(5, "")),
+        "15:1: the failure at 5s begins before the one before it has ended: write at least \"6s\" there",
+    );
+    assert!(read(&format!("{START}{JOB}{}{}", at(6, ""), at(1, again))).is_ok());
+    let often = |times: u32| format!("{START}{JOB}{}", at(1, &format!("every = \"2s\"\ntimes = {times}\n")));
+    let many =
+        |times: u32| often(times).replace("count = 4", "count = 10_000").replace("share = 1", "share = 100");
+    assert!(read(&many(100)).is_ok());
+    check(
+        &many(101),
+        "x.toml:9:1: there would be 1010000 times that a backend fails, in all runs: at most 1000000 are possible",
+    );
+    assert!(read(&often(10_000)).is_ok());
+    check(&often(10_001), "x.toml:14:9: 10001 is not a whole number from 1 to 10000");
+    // What nobody answers is alive until it is given up.
+    let silent = |timeout: u32| {
+        let lines = format!("mode = \"silent\"\ntimeout = \"{timeout}s\"\n");
+        format!("{START}{JOB}interval = \"1ms\"\n{}", at(1, &lines))
+    };
+    assert!(read(&silent(1_000)).is_ok());
+    check(&silent(1_001), "x.toml:5:1: there would be 2002000 requests and connections alive at a time");
+}
+
+#[test]
 fn what_would_cost_too_much_is_refused_before_it_costs_anything() {
     let copies = |tasks: u32| {
         format!("{START}{JOB}copies = 10_000\n").replace("tasks = 2", &format!("tasks = {tasks}"))

@@ -88,6 +88,8 @@ pub struct Client {
     pub slots: Vec<Option<SlotBackend>>,
     /// The connections to the backend in each slot.
     pub links: Vec<Option<Link>>,
+    /// Connects to the backend in each slot that nobody has answered yet.
+    pub pending: Vec<u32>,
     serial: u32,
     /// Whether it keeps a connection to every member: then only members whose connection is up can be chosen.
     needs_links: bool,
@@ -185,6 +187,7 @@ impl Client {
             cursor: Cursor { phase: 0, start },
             slots: Vec::new(),
             links: Vec::new(),
+            pending: Vec::new(),
             serial: 0,
             needs_links,
         }
@@ -197,7 +200,8 @@ impl Client {
     pub fn learn(&mut self, now: Duration, version: u64, list: EndpointList, membership: Membership) {
         self.version = version;
         let idle = self.balancer.unneeded().into_iter();
-        let idle = idle.filter(|slot| self.links[slot.index()].is_none()).collect();
+        let is_idle = |slot: &Slot| self.links[slot.index()].is_none() && self.pending[slot.index()] == 0;
+        let idle = idle.filter(is_idle).collect();
         self.balancer.handle(now, Fact::Idle(idle)).expect("slots can always be given back");
         let fits = self.balancer.handle(now, Fact::Endpoints(0, Arc::new(list), Arc::new(membership)));
         fits.expect("there are slots for all backends, and entries for all members");
@@ -213,6 +217,7 @@ impl Client {
             self.slots[slot.index()] = Some(SlotBackend { backend, usable });
         }
         self.links.resize(slots, None);
+        self.pending.resize(slots, 0);
     }
 
     /// Where the next connect or request goes.

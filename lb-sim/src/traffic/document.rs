@@ -49,6 +49,9 @@ pub struct ScenarioDocument {
     /// Rolling restarts of all backends.
     #[serde(default)]
     pub restart: Vec<Spanned<RestartTable>>,
+    /// Backends that fail while they are reported.
+    #[serde(default)]
+    pub fail: Vec<Spanned<FailTable>>,
     /// The variants that are compared; without any, the scenario is played as it is.
     #[serde(default)]
     pub run: Vec<Spanned<RunTable>>,
@@ -183,6 +186,43 @@ pub struct RestartTable {
     /// How long after a batch is up the next one begins.
     #[serde(default)]
     pub pause: Span,
+}
+
+/// Backends that fail while their source goes on reporting them as healthy, once or again and again.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FailTable {
+    /// When the first time.
+    pub at: Span,
+    /// How long each time.
+    #[serde(rename = "for")]
+    pub lasts: Span,
+    /// How many of the backends, in percent.
+    pub share: Option<Within<1, 100>>,
+    /// How many backends, in place of a share.
+    pub backends: Option<Backends>,
+    /// What connects to them meet.
+    #[serde(default)]
+    pub mode: FailMode,
+    /// After how long a client gives up a connect that nobody answers.
+    pub timeout: Option<Span>,
+    /// From the beginning of one time to that of the next.
+    pub every: Option<Span>,
+    /// How often.
+    pub times: Option<Within<1, 10_000>>,
+}
+
+/// What connects to a backend that fails meet.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum FailMode {
+    /// They are refused at once.
+    #[default]
+    Refuse,
+    /// Nobody answers; the client gives up after a while.
+    Silent,
+    /// They are established, and reset at once.
+    Reset,
 }
 
 /// One variant: what differs from the scenario's jobs and restarts.

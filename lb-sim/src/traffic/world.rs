@@ -18,7 +18,7 @@ use lb_core::service::{Service, Subset};
 
 use super::assignments::{Assignments, Shares};
 use super::client::{Client, SERVICE};
-use super::document::{JobTable, Traffic};
+use super::document::{FailMode, JobTable, Traffic};
 use super::queue::Queue;
 use super::scenario::{NewSize, Run, Scenario};
 use super::tally::{Counts, Row, Total};
@@ -54,6 +54,10 @@ enum Event {
     Resize(usize),
     /// A batch of the restart at this position enters a stage.
     Restart { restart: usize, batch: Range<u32>, last: u32, stage: RestartStage },
+    /// Backends begin to fail, as the table at this position says, for so many times more.
+    Fail { fail: usize, times: u32 },
+    /// The backends that fail are well again.
+    Recover,
     /// Backends of these indexes that are no longer reported stop.
     Stop(Range<u32>),
     /// A client hears of a list.
@@ -64,6 +68,8 @@ enum Event {
     Arrive(u32),
     /// A connect or request ends.
     Finish { client: u32, slot: u32, serial: u32 },
+    /// A client gives up a connect that nobody answers.
+    GiveUp { client: u32, slot: u32 },
 }
 
 /// What a batch of a restart does next.
@@ -82,6 +88,8 @@ struct Backend {
     /// The state that the source reports, if it reports the backend at all.
     reported: Option<EndpointState>,
     running: bool,
+    /// How it fails, if it does although it runs.
+    failing: Option<FailMode>,
     /// When it stops, if it is no longer reported.
     stops_at: Option<u64>,
     /// Since when the service has it.
@@ -119,6 +127,10 @@ struct World<'a> {
     /// Every client there ever was; those that are gone are empty.
     clients: Vec<Option<Box<Client>>>,
     version: u64,
+    /// The backends that fail now.
+    failing: Vec<u32>,
+    /// After how long a connect to them is given up, if they are silent.
+    timeout_us: u64,
     counts: Counts,
     at_last_row: (u64, Counts),
     connections_at_start: u64,
@@ -131,6 +143,7 @@ impl<'a> World<'a> {
             exists: false,
             reported: None,
             running: false,
+            failing: None,
             stops_at: None,
             exists_since: 0,
             wanted_since: None,
@@ -159,6 +172,8 @@ impl<'a> World<'a> {
             jobs: jobs.collect(),
             clients: Vec::new(),
             version: 0,
+            failing: Vec::new(),
+            timeout_us: 0,
             counts: Counts::default(),
             at_last_row: (0, Counts::default()),
             connections_at_start: 0,
@@ -182,6 +197,9 @@ impl<'a> World<'a> {
             };
             world.queue.push(restart.at.us, event);
         }
+        for (position, fail) in scenario.fails.iter().enumerate() {
+            world.queue.push(fail.at.us, Event::Fail { fail: position, times: fail.times });
+        }
         world
     }
 
@@ -195,6 +213,8 @@ impl<'a> World<'a> {
                 NewSize::Tasks(jobs, tasks) => jobs.for_each(|job| self.set_tasks(job, tasks)),
             },
             Event::Restart { restart, batch, last, stage } => self.restart(restart, batch, last, stage),
+            Event::Fail { fail, times } => self.fail(fail, times),
+            Event::Recover => self.recover(),
             Event::Stop(indexes) => {
                 for index in indexes {
                     if self.backends[index as usize].stops_at == Some(self.now) {
@@ -206,6 +226,7 @@ impl<'a> World<'a> {
             Event::Ready { client, slot, serial } => self.ready(client, slot, serial),
             Event::Arrive(client) => self.arrive(client),
             Event::Finish { client, slot, serial } => self.finish(client, slot, serial),
+            Event::GiveUp { client, slot } => self.give_up(client, slot),
         }
     }
 }
@@ -214,6 +235,11 @@ impl Backend {
     /// Whether the source asks for traffic to it.
     fn is_wanted(&self) -> bool {
         self.weight > 0 && self.reported == Some(EndpointState::Healthy)
+    }
+
+    /// Whether it serves.
+    const fn is_up(&self) -> bool {
+        self.running && self.failing.is_none()
     }
 
     fn per_weight(&self, load: u64) -> f64 {

@@ -9,7 +9,7 @@ use lb_core::service::Size;
 use toml::Spanned;
 
 use super::{NewSize, Run, Scenario, SpannedFault};
-use crate::traffic::document::{JobTable, MAX_CLIENTS, ScenarioDocument};
+use crate::traffic::document::{FailMode, JobTable, MAX_CLIENTS, ScenarioDocument};
 
 /// Most tables of one kind.
 const MAX_TABLES: u64 = 1_000;
@@ -32,11 +32,15 @@ const MAX_LISTED: u64 = 5_000_000;
 /// Most steps of computing subsets: changes times clients times backends, in all runs together.
 const MAX_ORDERED: u64 = 2_000_000_000;
 
+/// Most times that a backend fails, in all runs together.
+const MAX_FAILURES: u64 = 1_000_000;
+
 /// Checks that there are not too many tables.
 pub(super) fn check_tables(document: &ScenarioDocument) -> Result<(), SpannedFault> {
-    let ScenarioDocument { run, resize, restart, job, .. } = document;
-    let tables = [run.len(), resize.len(), restart.len(), job.len()];
-    for (name, count) in ["[[run]]", "[[resize]]", "[[restart]]", "[[job]]"].into_iter().zip(tables) {
+    let ScenarioDocument { run, resize, restart, fail, job, .. } = document;
+    let tables = [run.len(), resize.len(), restart.len(), fail.len(), job.len()];
+    let names = ["[[run]]", "[[resize]]", "[[restart]]", "[[fail]]", "[[job]]"];
+    for (name, count) in names.into_iter().zip(tables) {
         limit(&(0..0), &format!("tables {name}"), count as u64, MAX_TABLES)?;
     }
     Ok(())
@@ -56,6 +60,8 @@ pub(super) fn check(scenario: &Scenario, document: &ScenarioDocument) -> Result<
     let rows = scenario.duration.us.div_ceil(scenario.step.us);
     limit(&document.step.span(), "rows of all runs", rows.saturating_mul(runs), MAX_ROWS)?;
     let (mut most, mut started, mut arrivals, mut alive, mut members) = (0u64, 0u64, 0u64, 0u64, 0u64);
+    let silent = scenario.fails.iter().filter(|fail| fail.how == FailMode::Silent);
+    let timeout_us = silent.map(|fail| fail.timeout.us).max().unwrap_or(0);
     let mut first = 0;
     for spanned in &document.job {
         let (span, job) = (spanned.span(), spanned.get_ref());
@@ -73,7 +79,9 @@ pub(super) fn check(scenario: &Scenario, document: &ScenarioDocument) -> Result<
             let each = scenario.duration.us.div_ceil(interval.us);
             arrivals = arrivals.saturating_add((clients.most * each).saturating_mul(runs));
             limit(&span, "arrivals of all runs", arrivals, MAX_ARRIVALS)?;
-            alive = alive.saturating_add(clients.most * job.lasts.us.div_ceil(interval.us));
+            // Connects that nobody answers are alive until they are given up.
+            let lasts = job.lasts.us.max(timeout_us);
+            alive = alive.saturating_add(clients.most * lasts.div_ceil(interval.us));
             limit(&span, "requests and connections alive at a time", alive, MAX_ALIVE)?;
         }
         let tasks = clients.most / u64::from(copies);
@@ -83,6 +91,13 @@ pub(super) fn check(scenario: &Scenario, document: &ScenarioDocument) -> Result<
     }
     let backends = u64::from(scenario.most_backends());
     limit(&(0..0), "clients times backends", started.saturating_mul(backends), MAX_SLOTS)?;
+    let failures = scenario
+        .fails
+        .iter()
+        .map(|fail| u64::from(fail.times) * u64::from(fail.part.of(scenario.most_backends())));
+    let span = document.fail.first().map_or(0..0, Spanned::span);
+    let failures = failures.sum::<u64>().saturating_mul(runs);
+    limit(&span, "times that a backend fails, in all runs", failures, MAX_FAILURES)?;
     let restarts: u64 = scenario.restarts.iter().map(|restart| 3 * scenario.batches(restart)).sum();
     let changes = restarts + scenario.resizes.len() as u64;
     let spans = [document.restart.first().map(Spanned::span), document.resize.first().map(Spanned::span)];

@@ -80,6 +80,33 @@ impl World<'_> {
         }
     }
 
+    /// Some backends begin to fail, and nobody is told.
+    pub(super) fn fail(&mut self, position: usize, times: u32) {
+        let fail = self.scenario.fails[position];
+        // Which ones depends on the seed alone: the same each time, in each run, and of a larger part all of a smaller one.
+        let mut indexes: Vec<u32> = (0..self.count).collect();
+        indexes.sort_by_cached_key(|&index| mix64(&[self.seed, 2, index.into()]));
+        indexes.truncate(fail.part.of(self.count) as usize);
+        for &index in &indexes {
+            self.backends[index as usize].failing = Some(fail.how);
+            self.end_connections(index);
+        }
+        self.failing = indexes;
+        self.timeout_us = fail.timeout.us;
+        self.queue.push(self.now + fail.lasts.us, Event::Recover);
+        if times > 1 {
+            self.queue.push(self.now + fail.every.us, Event::Fail { fail: position, times: times - 1 });
+        }
+    }
+
+    /// The backends that fail are well again.
+    pub(super) fn recover(&mut self) {
+        for index in std::mem::take(&mut self.failing) {
+            self.backends[index as usize].failing = None;
+            self.take_up(index);
+        }
+    }
+
     /// The source reports this of a backend from now on.
     fn set_reported(&mut self, index: u32, state: Option<EndpointState>) {
         self.backends[index as usize].reported = state;
@@ -88,7 +115,7 @@ impl World<'_> {
 
     pub(super) fn note_wanted(&mut self, index: u32) {
         let backend = &mut self.backends[index as usize];
-        let is_wanted = backend.running && backend.is_wanted();
+        let is_wanted = backend.is_up() && backend.is_wanted();
         backend.wanted_since = is_wanted.then(|| backend.wanted_since.unwrap_or(self.now));
     }
 

@@ -24,7 +24,7 @@ impl World<'_> {
         let loads = self.backends.iter().filter(steady).map(|backend| backend.per_weight(backend.step_load));
         let loads: Vec<f64> = loads.collect();
         self.backends.iter_mut().for_each(|backend| backend.step_load = 0);
-        let running = self.backends.iter().filter(|backend| backend.running).count();
+        let running = self.backends.iter().filter(|backend| backend.is_up()).count();
         let clients = self.clients.iter().flatten().count();
         Row {
             run: self.run.name.clone(),
@@ -60,6 +60,8 @@ impl World<'_> {
         };
         let flows = self.clients.iter().flatten().flat_map(|client| client.links.iter().flatten());
         let flows: u64 = flows.map(|link| u64::from(link.flows)).sum();
+        let pending = self.clients.iter().flatten().flat_map(|client| &client.pending);
+        let flows = flows + pending.map(|pending| u64::from(*pending)).sum::<u64>();
         assert_eq!(total.under_way, flows, "every arrival is counted once");
         let ever = self.connections_at_start + counts.opened;
         let ended = counts.closed + counts.dropped;

@@ -8,10 +8,10 @@ use std::time::Duration;
 use lb_common::pick::How;
 use lb_core::subset::random::{SplitMix64, mix64};
 
-use super::{Event, World};
+use super::{Backend, Event, World};
 use crate::traffic::assignments::Assignments;
 use crate::traffic::client::{Client, Link, LinkState, SlotBackend};
-use crate::traffic::document::{Closing, Traffic};
+use crate::traffic::document::{Closing, FailMode, Traffic};
 use crate::traffic::sampling::{self, Distribution};
 
 impl World<'_> {
@@ -53,6 +53,7 @@ impl World<'_> {
 
     fn leave(&mut self, id: u32) {
         let Some(mut client) = self.clients[id as usize].take() else { return };
+        self.counts.abandoned += client.pending.iter().map(|pending| u64::from(*pending)).sum::<u64>();
         for slot in 0..client.links.len() {
             let Some(link) = client.links[slot].as_mut() else { continue };
             self.counts.abandoned += u64::from(link.flows);
@@ -130,7 +131,7 @@ impl World<'_> {
     /// Sets up a connection; returns whether it can be used.
     fn establish(&mut self, id: u32, job: usize, slot: usize, backend: u32, serial: u32) -> LinkState {
         let to = &mut self.backends[backend as usize];
-        if !to.running {
+        if !to.is_up() {
             return LinkState::Lost;
         }
         to.connections += 1;
@@ -172,11 +173,17 @@ impl World<'_> {
 
     // ---- backends that stop and start ----------------------------------------------------------------------------------
 
-    /// A backend stops: its connections end, and what is under way on them fails.
+    /// A backend stops.
     pub(super) fn stop(&mut self, index: u32) {
         let backend = &mut self.backends[index as usize];
         backend.running = false;
         backend.stops_at = None;
+        self.end_connections(index);
+    }
+
+    /// The connections of a backend end, and what is under way on them fails.
+    pub(super) fn end_connections(&mut self, index: u32) {
+        let backend = &mut self.backends[index as usize];
         self.counts.dropped += backend.connections;
         backend.connections = 0;
         let holders: Vec<(u32, u32)> = backend.holders.iter().copied().collect();
@@ -197,13 +204,21 @@ impl World<'_> {
         }
     }
 
-    /// A backend runs from now on: clients that lost their connection to it set it up again.
+    /// A backend runs from now on.
     pub(super) fn start(&mut self, index: u32) {
         let backend = &mut self.backends[index as usize];
-        if backend.running {
+        if !backend.running {
+            backend.running = true;
+            self.take_up(index);
+        }
+    }
+
+    /// A backend serves from now on: clients that lost their connection to it set it up again.
+    pub(super) fn take_up(&mut self, index: u32) {
+        let backend = &self.backends[index as usize];
+        if !backend.is_up() {
             return;
         }
-        backend.running = true;
         let holders: Vec<(u32, u32)> = backend.holders.iter().copied().collect();
         self.note_wanted(index);
         for (id, slot) in holders {
@@ -250,8 +265,8 @@ impl World<'_> {
                 }
             }
             Traffic::Connections => {
-                if !to.running {
-                    self.counts.errors.down += 1;
+                if !to.is_up() {
+                    self.fail_to_connect(id, client, slot, backend);
                     return;
                 }
                 if client.links[at].is_none() {
@@ -269,6 +284,34 @@ impl World<'_> {
         link.flows += 1;
         let event = Event::Finish { client: id, slot, serial: link.serial };
         self.queue.push(self.now + life_us, event);
+    }
+
+    /// A connect to a backend that is stopped or fails.
+    fn fail_to_connect(&mut self, id: u32, client: &mut Client, slot: u32, backend: u32) {
+        let how = match &self.backends[backend as usize] {
+            Backend { running: true, failing: Some(how), .. } => *how,
+            Backend { .. } => FailMode::Refuse,
+        };
+        match how {
+            FailMode::Refuse => self.counts.errors.down += 1,
+            FailMode::Silent => {
+                client.pending[slot as usize] += 1;
+                self.queue.push(self.now + self.timeout_us, Event::GiveUp { client: id, slot });
+            }
+            FailMode::Reset => {
+                self.counts.opened += 1;
+                self.counts.dropped += 1;
+                self.counts.errors.cut += 1;
+            }
+        }
+    }
+
+    /// A client gives up a connect that nobody has answered, also if somebody would by now.
+    pub(super) fn give_up(&mut self, id: u32, slot: u32) {
+        self.with_client(id, |world, client| {
+            client.pending[slot as usize] -= 1;
+            world.counts.errors.down += 1;
+        });
     }
 
     pub(super) fn finish(&mut self, id: u32, slot: u32, serial: u32) {

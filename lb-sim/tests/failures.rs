@@ -1,0 +1,110 @@
+//! Backends that fail while they are reported: what connects meet, compared with arithmetic by hand.
+
+use lb_sim::traffic::scenario::Scenario;
+use lb_sim::traffic::tally::{Counts, Errors};
+use lb_sim::traffic::{Report, play};
+
+fn played(text: &str) -> Report {
+    let scenario =
+        Scenario::read("test", "test.toml", text).unwrap_or_else(|fault| panic!("{fault}\n{text}"));
+    play(&scenario, 1)
+}
+
+/// One client connects once a second to two backends by turns, for 12 seconds; each connection lives for two.
+fn one_client(lines: &str) -> String {
+    format!(
+        "title = \"one client\"\nduration = \"12s\"\nstep = \"4s\"\nbackends = {{ count = 2 }}\n\
+         [[job]]\nname = \"one\"\ntasks = 1\nsize = 2\ntraffic = \"connections\"\ninterval = \"1s\"\narrivals = \"even\"\n\
+         lasts = \"2s\"\nlives = \"even\"\n{lines}"
+    )
+}
+
+fn steps(report: &Report) -> Vec<(u32, Counts)> {
+    report.steps.iter().map(|row| (row.backends, row.counts)).collect()
+}
+
+/// As long as all is well.
+const WELL: Counts = Counts {
+    arrivals: 4,
+    served: 4,
+    abandoned: 0,
+    errors: Errors { refused: 0, unready: 0, down: 0, cut: 0 },
+    opened: 4,
+    closed: 4,
+    moved: 0,
+    dropped: 0,
+};
+
+#[test]
+fn a_backend_that_refuses_takes_half_of_the_connects() {
+    let report = played(&one_client("[[fail]]\nat = \"4s\"\nfor = \"4s\"\nshare = 1\n"));
+    // Two are open when it begins, one to each backend, of which one is cut. Of four connects two fail; one of those that do
+    // not, and the one that was open, end in time, and so does the first of the two.
+    let first = Counts { served: 2, closed: 2, ..WELL };
+    let second = Counts {
+        served: 2,
+        errors: Errors { cut: 1, down: 2, ..Errors::default() },
+        opened: 2,
+        closed: 2,
+        dropped: 1,
+        ..WELL
+    };
+    let third = Counts { served: 3, closed: 3, ..WELL };
+    assert_eq!(steps(&report), [(2, first), (1, second), (2, third)]);
+    // Nobody is told: nothing moves.
+    assert_eq!(report.summary.runs[0].counts.moved, 0);
+}
+
+#[test]
+fn a_backend_that_is_silent_keeps_its_connects_until_they_are_given_up() {
+    let report = played(&one_client(
+        "[[fail]]\nat = \"4s\"\nfor = \"4s\"\nbackends = 1\nmode = \"silent\"\ntimeout = \"2s\"\n",
+    ));
+    let errors: Vec<Errors> = report.steps.iter().map(|row| row.counts.errors).collect();
+    // Of the two connects that nobody answers one is given up before the backend is well, and one after it.
+    let cut = Errors { cut: 1, ..Errors::default() };
+    assert_eq!(
+        errors,
+        [Errors::default(), Errors { down: 1, ..cut }, Errors { down: 1, ..Errors::default() }]
+    );
+}
+
+#[test]
+fn a_backend_that_resets_is_connected_to_each_time() {
+    let report = played(&one_client("[[fail]]\nat = \"4s\"\nfor = \"4s\"\nbackends = 1\nmode = \"reset\"\n"));
+    let counts = report.steps[1].counts;
+    assert_eq!((counts.opened, counts.dropped, counts.errors.cut, counts.errors.down), (4, 3, 3, 0));
+}
+
+#[test]
+fn a_failure_comes_again_as_often_as_is_written_and_to_the_same_backend() {
+    let report =
+        played(&one_client("[[fail]]\nat = \"1s\"\nfor = \"2s\"\nbackends = 1\nevery = \"4s\"\ntimes = 3\n"));
+    let down: Vec<u64> = report.steps.iter().map(|row| row.counts.errors.down).collect();
+    assert_eq!(down, [1, 1, 1]);
+    assert_eq!(report.steps.iter().map(|row| row.backends).collect::<Vec<_>>(), [2, 2, 2]);
+}
+
+#[test]
+fn connections_that_are_kept_come_back_with_their_backend() {
+    let report = played(
+        &one_client("[[fail]]\nat = \"4s\"\nfor = \"4s\"\nbackends = 1\n").replace("connections", "requests"),
+    );
+    let opened: Vec<(u64, u64)> =
+        report.steps.iter().map(|row| (row.counts.opened, row.counts.dropped)).collect();
+    assert_eq!(opened, [(0, 0), (0, 1), (1, 0)]);
+    let errors: u64 = report.steps.iter().map(|row| row.counts.errors.sum()).sum();
+    assert_eq!(errors, 1, "the request that was under way");
+}
+
+#[test]
+fn a_restart_does_not_make_a_backend_well_that_fails() {
+    let text = one_client(
+        "[[fail]]\nat = \"3s\"\nfor = \"6s\"\nbackends = 2\n[[restart]]\nat = \"4s\"\nbatch = 2\ndown = \"1s\"\n",
+    );
+    let report = played(&text);
+    assert_eq!(report.steps.iter().map(|row| row.backends).collect::<Vec<_>>(), [0, 0, 2]);
+    let total = &report.summary.runs[0];
+    // From the third second on to the ninth: while they are restarted there is nobody to choose.
+    assert_eq!(total.counts.errors.down + total.counts.errors.refused, 6);
+}
