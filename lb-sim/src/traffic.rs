@@ -2,7 +2,8 @@
 //!
 //! In reading order: what a scenario file says ([`values`], [`document`]) and means ([`scenario`], [`shipped`]); random
 //! times ([`sampling`]) and the order of events ([`queue`]); what all tasks of a job decide ([`assignments`]), what one
-//! of them does with it ([`client`]); what happens ([`world`]) and what is counted of it ([`tally`]). A run is a pure
+//! of them does with it ([`client`]); what happens ([`world`]) and what is counted of it ([`tally`],
+//! [`ejections`]). A run is a pure
 //! function of a scenario and a seed: virtual time is whole microseconds, and no floating point decides in which order
 //! things happen.
 
@@ -26,8 +27,11 @@ pub mod world;
 
 pub mod tally;
 
+pub mod ejections;
+
 use serde::Serialize;
 
+use ejections::Ejections;
 use scenario::Scenario;
 use tally::{Row, Total};
 
@@ -44,6 +48,9 @@ pub struct Report {
     pub steps: Vec<Row>,
     /// What was counted over whole runs.
     pub summary: Totals,
+    /// Ejections, if any run ejects backends.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ejection: Option<Ejections>,
 }
 
 /// What was counted over whole runs.
@@ -57,10 +64,13 @@ pub struct Totals {
 pub fn play(scenario: &Scenario, seed: u64) -> Report {
     let mut steps = Vec::new();
     let mut runs = Vec::new();
+    let mut ejections = Ejections { steps: Vec::new(), runs: Vec::new() };
     for run in &scenario.runs {
-        let (rows, total) = world::play(scenario, run, seed);
-        steps.extend(rows);
-        runs.push(total);
+        let played = world::play(scenario, run, seed);
+        steps.extend(played.rows);
+        runs.push(played.total);
+        ejections.steps.extend(played.ejections.0);
+        ejections.runs.push(played.ejections.1);
     }
     Report {
         schema: crate::output::SCHEMA,
@@ -68,5 +78,6 @@ pub fn play(scenario: &Scenario, seed: u64) -> Report {
         seed: seed.to_string(),
         steps,
         summary: Totals { runs },
+        ejection: scenario.ejects().then_some(ejections),
     }
 }

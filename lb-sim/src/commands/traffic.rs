@@ -10,6 +10,8 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 
 use crate::output;
+use crate::table::{TextTable, percent};
+use crate::traffic::ejections::{EjectionCounts, EjectionRow, EjectionTotal};
 use crate::traffic::scenario::Scenario;
 use crate::traffic::tally::{Row, Total};
 use crate::traffic::{Report, play, shipped};
@@ -67,14 +69,74 @@ fn text(scenario: &Scenario, report: &Report) -> String {
             scenario.name, report.seed, scenario.duration, scenario.step
         ),
     ];
+    let ejections = report.ejection.as_ref();
     for total in &report.summary.runs {
         lines.push(format!("\n{}", total.run));
-        lines.extend(HEAD.map(str::to_owned));
-        lines.extend(report.steps.iter().filter(|row| row.run == total.run).map(line));
+        let more = if ejections.is_some() { EJECTION_HEAD } else { [""; 2] };
+        lines.extend(HEAD.iter().zip(more).map(|(head, more)| format!("{head}{more}")));
+        let rows = report.steps.iter().enumerate().filter(|(_, row)| row.run == total.run);
+        lines.extend(rows.map(|(number, row)| {
+            line(row) + &ejections.map_or(String::new(), |ejections| cells(&ejections.steps[number]))
+        }));
     }
     lines.push("\nsummary".into());
     lines.extend(report.summary.runs.iter().map(summary));
-    lines.join("\n") + "\n"
+    let ejections = ejections.map_or(String::new(), |ejections| comparison(report, &ejections.runs));
+    lines.join("\n") + "\n" + &ejections
+}
+
+/// What is behind the columns if backends are ejected.
+const EJECTION_HEAD: [&str; 2] = [" | ejected ejections  trials withheld", "                         |"];
+
+fn cells(row: &EjectionRow) -> String {
+    let EjectionCounts { ejections, trials, withheld, .. } = row.counts;
+    format!(" | {:>7} {ejections:>9} {trials:>7} {withheld:>8}", row.ejected)
+}
+
+/// A length of time in tenths of a second, rounded up.
+fn seconds(us: u64) -> String {
+    let tenths = us.div_ceil(100_000);
+    format!("{}.{} s", tenths / 10, tenths % 10)
+}
+
+/// All runs side by side: what failed, and what clients did about it.
+fn comparison(report: &Report, runs: &[EjectionTotal]) -> String {
+    let mut table = TextTable::new([
+        "run",
+        "failed",
+        "of all",
+        "at most",
+        "ejections",
+        "trials",
+        "readmitted",
+        "withheld",
+        "ejected",
+        "left",
+        "well after",
+    ]);
+    for (total, run) in report.summary.runs.iter().zip(runs) {
+        let EjectionTotal { counts, most, .. } = run;
+        #[expect(clippy::cast_precision_loss, reason = "counts far below 2^53")]
+        let part = counts.failed as f64 / total.counts.arrivals.max(1) as f64;
+        let none = || "-".to_owned();
+        table.row([
+            run.run.clone(),
+            counts.failed.to_string(),
+            percent(part),
+            most.failed.max(most.failed_withheld).to_string(),
+            counts.ejections.to_string(),
+            counts.trials.to_string(),
+            counts.readmissions.to_string(),
+            counts.withheld.to_string(),
+            run.fewest_left.map_or_else(none, |_| percent(run.most_ejected)),
+            run.fewest_left.map_or_else(none, |left| left.to_string()),
+            run.well_after_us.filter(|_| run.fewest_left.is_some()).map_or_else(none, seconds),
+        ]);
+    }
+    format!(
+        "\nfailed connects, and at most those of one client to one backend but for trials; the largest part of a client's\n\
+         members that was ejected, the fewest that were left, and when after the last failure nobody was ejected\n{table}"
+    )
 }
 
 fn line(row: &Row) -> String {
@@ -200,6 +262,58 @@ summary
         assert_eq!(json["steps"][0]["errors"]["cut"], 0);
         assert_eq!(json["summary"]["runs"][0]["connections_at_start"], 4);
         assert_eq!(json["summary"]["runs"][0]["arrivals"], 12);
+    }
+
+    #[test]
+    fn a_report_of_ejections_has_columns_for_them_and_compares_runs() {
+        let text = r#"
+            title = "One client, two backends, of which one refuses from 2 s to 9 s"
+            duration = "20s"
+            step = "10s"
+            backends = { count = 2 }
+            [[job]]
+            name = "one"
+            tasks = 1
+            traffic = "connections"
+            interval = "100ms"
+            arrivals = "even"
+            [[fail]]
+            at = "2s"
+            for = "7s"
+            backends = 1
+            [[run]]
+            name = "on"
+            ejection = {}
+            [[run]]
+            name = "off"
+        "#;
+        let scenario = Scenario::read("two", "two.toml", text).unwrap();
+        let report = play(&scenario, 5);
+        let shown = super::text(&scenario, &report);
+        let (rows, compared) = shown.split_once("\nfailed connects").unwrap();
+        let lines: Vec<&str> = rows.lines().filter(|line| line.contains("0:00:")).collect();
+        let tails = lines.iter().map(|line| line.rsplit_once('|').unwrap().1).collect::<Vec<_>>();
+        // Five failures within a second, a trial after five seconds that fails, and one after ten that does not.
+        let expected = [
+            "       1         2       1        0",
+            "       0         0       1        0",
+            "       0         0       0        0",
+            "       0         0       0        0",
+        ];
+        assert_eq!(tails, expected, "{shown}");
+        let table: Vec<&str> = compared.lines().skip(2).collect();
+        let expected = [
+            "run  failed  of all  at most  ejections  trials  readmitted  withheld  ejected  left  well after",
+            "on        6   3.0 %        5          2       2           1         0   50.0 %     1       9.6 s",
+            "off      35  17.5 %       35          0       0           0         0        -     -           -",
+        ];
+        assert_eq!(table, expected, "{shown}");
+        let json = serde_json::to_value(&report).unwrap();
+        assert_eq!(json["ejection"]["steps"][0]["ejected"], 1);
+        assert_eq!(json["ejection"]["runs"][1]["most"]["failed"], 35);
+        let without =
+            serde_json::to_value(play(&Scenario::read("two", "two.toml", TEXT).unwrap(), 5)).unwrap();
+        assert!(without.get("ejection").is_none(), "only if a run ejects backends");
     }
 
     #[test]

@@ -1,25 +1,33 @@
 //! One client task: the daemon's controller, the tables that it would write for the kernel, and its connections.
 //!
 //! The controller is a real [`Balancer`], and a connect is decided by the kernel's own [`choose`], for the policies
-//! that follow a schedule. When anything happens is decided by its caller. Must not know more of backends than their
-//! indexes.
+//! that follow a schedule. Backends that fail are ejected by an [`Ejector`]. When anything happens is decided by its
+//! caller. Must not know more of backends than their indexes.
 
+use std::cell::Cell;
+use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
 use lb_common::abi::{
-    BackendState, Cursor, EjectionState, MAX_SCHEDULE_LOG2, NO_SLOT, RecentErrors, Rules, StateWord, TableRef,
+    BackendState, Cursor, DaemonState, EjectionRules, EjectionState, MAX_SCHEDULE_LOG2, NO_MEMBERS, NO_SLOT,
+    RecentErrors, Rules, StateWord, TableRef, Usable,
 };
-use lb_common::pick::{Pick, Tables, choose, position};
+use lb_common::ejection::{self, Evidence};
+use lb_common::pick::{How, Pick, Tables, choose, position, scattered};
 use lb_core::balancer::{Adopted, Balancer, Fact};
 use lb_core::cursor;
+use lb_core::ejection::{Ejector, Judgement};
 use lb_core::endpoint::EndpointList;
 use lb_core::ids::Slot;
 use lb_core::limits::Limits;
 use lb_core::membership::Membership;
+use lb_core::rules;
 use lb_core::service::Service;
 use lb_core::subset::random::SplitMix64;
+
+use super::ejections::PairCounts;
 
 /// A client's connections to the backend in one slot: the one that it keeps for requests, or those that each arrival
 /// opened.
@@ -90,71 +98,98 @@ pub struct Client {
     pub links: Vec<Option<Link>>,
     /// Connects to the backend in each slot that nobody has answered yet.
     pub pending: Vec<u32>,
+    /// What happened to the backend in each slot that failed.
+    pub pairs: Vec<PairCounts>,
+    /// The same of backends that have lost their slots, until somebody takes them.
+    pub freed: Vec<PairCounts>,
+    /// How many of its members were ejected when somebody last looked.
+    pub ejected: u32,
+    /// Of a service that ejects backends.
+    ejector: Option<Ejector>,
+    ejection_rules: EjectionRules,
     serial: u32,
     /// Whether it keeps a connection to every member: then only members whose connection is up can be chosen.
     needs_links: bool,
 }
 
 /// What a pick reads.
-struct ClientTables<'a>(&'a Client);
+struct ClientTables<'a> {
+    client: &'a Client,
+    /// The slot whose backend this pick tries, if members are not listed.
+    tried: Cell<u32>,
+}
 
 impl Tables for ClientTables<'_> {
     type Backend = u32;
+    /// The members are for picks of a service that ejects: listed are those of its ejector.
     type Members = ();
-    type Position = ();
+    type Position = usize;
 
     fn entry(&self, entry: u32) -> Option<u32> {
-        self.0.schedule.get(entry as usize).map(|slot| slot.number())
+        self.client.schedule.get(entry as usize).map(|slot| slot.number())
     }
 
     fn backend(&self, slot: u32) -> Option<u32> {
-        self.0.slots.get(slot as usize)?.map(|_| slot)
+        self.client.slots.get(slot as usize)?.map(|_| slot)
     }
 
     fn state(&self, slot: u32) -> StateWord {
-        let at = slot as usize;
-        let is_ready = self.0.links[at].is_some_and(|link| link.state == LinkState::Ready);
-        let usable = self.0.slots[at].is_some_and(|slot| slot.usable) && (is_ready || !self.0.needs_links);
+        let (client, at) = (self.client, slot as usize);
+        if let Some(ejector) = &client.ejector {
+            return ejector.state(slot);
+        }
+        let is_ready = client.links[at].is_some_and(|link| link.state == LinkState::Ready);
+        let usable = client.slots[at].is_some_and(|slot| slot.usable) && (is_ready || !client.needs_links);
         StateWord::new(usable.into(), BackendState::Healthy)
     }
 
     fn flows(&self, slot: u32) -> u32 {
-        self.0.links[slot as usize].map_or(0, |link| link.flows)
+        self.client.links[slot as usize].map_or(0, |link| link.flows)
     }
 
-    /// Nothing fails in a scenario in a way that a policy would count.
+    /// A scenario has no policy that would count them.
     fn errors(&self, _: u32) -> RecentErrors {
         RecentErrors::default()
     }
 
-    fn ejection(&self, _: u32) -> EjectionState {
-        EjectionState::default()
+    fn ejection(&self, slot: u32) -> EjectionState {
+        self.client.ejector.as_ref().map_or_else(EjectionState::default, |ejector| ejector.standing(slot))
     }
 
     fn entries(&self, slot: u32) -> u32 {
-        let entries = self.0.schedule.iter().filter(|entry| entry.number() == slot).count();
+        let entries = self.client.schedule.iter().filter(|entry| entry.number() == slot).count();
         u32::try_from(entries).unwrap_or(u32::MAX)
     }
 
-    /// Members are for policies that scan. A schedule is scanned only where a limit is set, and scenarios set none.
     fn members(&self, _: TableRef) -> Option<()> {
-        None
+        self.client.ejector.as_ref()?.members().map(|_| ())
     }
 
-    fn list(&self, (): ()) -> Option<(u32, u32, ())> {
-        None
+    fn list(&self, (): ()) -> Option<(u32, u32, usize)> {
+        let count = u32::try_from(self.client.ejector.as_ref()?.members()?.len());
+        let count = count.expect("at most MAX_SUBSET are listed");
+        Some((count, count, 0))
     }
 
-    fn position(&self, (): (), _: u32) -> Option<()> {
-        None
+    fn position(&self, (): (), number: u32) -> Option<usize> {
+        Some(number as usize)
     }
 
-    fn member(&self, (): ()) -> (u32, ()) {
-        (NO_SLOT, ())
+    fn member(&self, position: usize) -> (u32, usize) {
+        let members = self.client.ejector.as_ref().and_then(Ejector::members);
+        (members.expect("members that are asked for are listed")[position], position + 1)
+    }
+
+    fn begin_trial(&self, slot: u32, now: u32) -> bool {
+        let may = self.client.ejector.as_ref().is_some_and(|ejector| ejector.may_be_tried(slot, now));
+        if may {
+            self.tried.set(slot);
+        }
+        may
     }
 
     fn fallback(&self) -> u32 {
-        self.0.fallback
+        self.client.fallback
     }
 }
 
@@ -174,6 +209,8 @@ impl Client {
         let limits =
             Limits { schedule_entries: 1 << MAX_SCHEDULE_LOG2, slots: most_backends, ..Limits::default() };
         let start = cursor::start(&format!("{}/{index}", job.1), &service.name, 0, 1);
+        let ejection_rules = rules::of_ejection(&service);
+        let ejector = service.ejection.map(|_| Ejector::new(ejection_rules));
         let balancer = Balancer::new(vec![service], limits, Adopted::default(), Duration::ZERO);
         Self {
             job: job.0,
@@ -188,6 +225,11 @@ impl Client {
             slots: Vec::new(),
             links: Vec::new(),
             pending: Vec::new(),
+            pairs: Vec::new(),
+            freed: Vec::new(),
+            ejected: 0,
+            ejector,
+            ejection_rules,
             serial: 0,
             needs_links,
         }
@@ -201,7 +243,11 @@ impl Client {
         self.version = version;
         let idle = self.balancer.unneeded().into_iter();
         let is_idle = |slot: &Slot| self.links[slot.index()].is_none() && self.pending[slot.index()] == 0;
-        let idle = idle.filter(is_idle).collect();
+        let idle: BTreeSet<Slot> = idle.filter(is_idle).collect();
+        for slot in &idle {
+            self.freed.push(std::mem::take(&mut self.pairs[slot.index()]));
+            self.ejector.iter_mut().for_each(|ejector| ejector.clear(slot.number()));
+        }
         self.balancer.handle(now, Fact::Idle(idle)).expect("slots can always be given back");
         let fits = self.balancer.handle(now, Fact::Endpoints(0, Arc::new(list), Arc::new(membership)));
         fits.expect("there are slots for all backends, and entries for all members");
@@ -218,17 +264,60 @@ impl Client {
         }
         self.links.resize(slots, None);
         self.pending.resize(slots, 0);
+        self.pairs.resize(slots, PairCounts::default());
+        if let Some(ejector) = &mut self.ejector {
+            ejector.publish(Arc::clone(&self.schedule));
+            for (slot, backend) in &plan.backends {
+                ejector.set_state(slot.number(), DaemonState::new(backend.usable, backend.state));
+            }
+        }
     }
 
     /// Where the next connect or request goes.
-    pub fn pick(&mut self) -> Pick {
+    pub fn pick(&mut self, now: u32) -> Pick {
+        // Scenarios set no limit of open flows that could hold a trial back.
+        if let Some(slot) = self.ejector.as_mut().and_then(|ejector| ejector.due_trial(now, |_| false)) {
+            return Pick { how: How::Trial, slot };
+        }
         let length = self.schedule.len();
         let length_log2 = length.checked_ilog2().map_or(0, |log2| u8::try_from(log2).unwrap_or(u8::MAX));
-        let table = TableRef { base: 0, generation: 0, length_log2, members: 0 };
+        let is_listed = self.ejector.as_ref().is_some_and(|ejector| ejector.members().is_some());
+        let members = if is_listed { NO_MEMBERS + 1 } else { NO_MEMBERS };
+        let table = TableRef { base: 0, generation: 0, length_log2, members };
         let sample = position(self.cursor, length_log2);
-        let picked = choose(&ClientTables(self), table, self.rules, sample, 0);
+        let tables = ClientTables { client: self, tried: Cell::new(NO_SLOT) };
+        let picked = choose(&tables, table, self.rules, sample, now);
+        let tried = tables.tried.get();
+        if let Some(ejector) = self.ejector.as_mut().filter(|_| tried != NO_SLOT) {
+            ejector.begin_trial(tried, now);
+        }
         self.cursor.phase = self.cursor.phase.wrapping_add(1);
         picked
+    }
+
+    /// Takes in what became of a connect to the backend in a slot.
+    pub fn report(&mut self, slot: u32, evidence: Evidence, now: u32) -> Judgement {
+        let random = scattered(self.cursor);
+        let ejector = self.ejector.as_mut();
+        ejector.map_or(Judgement::Unchanged, |ejector| ejector.report(slot, evidence, now, random))
+    }
+
+    /// How many members may be chosen or are ejected, and how many of them are ejected.
+    pub fn count_ejected(&self) -> (u32, u32) {
+        let Some(ejector) = &self.ejector else { return (0, 0) };
+        let states = (0..).zip(&self.slots).map(|(slot, _)| ejector.state(slot));
+        states.fold((0, 0), |(members, ejected), state| {
+            (members + u32::from(Usable::from_u8(state.usable).is_usable()), ejected + state.is_held_back())
+        })
+    }
+
+    /// Ticks until the last of its ejections is over.
+    pub fn longest_left(&self, now: u32) -> u32 {
+        let Some(ejector) = &self.ejector else { return 0 };
+        let held_back = (0..).zip(&self.slots).map(|(slot, _)| slot);
+        let held_back = held_back.filter(|&slot| ejector.state(slot).is_held_back() != 0);
+        let left = held_back.map(|slot| ejection::left(ejector.standing(slot).at, self.ejection_rules, now));
+        left.max().unwrap_or(0)
     }
 
     /// A number for the next link.

@@ -9,7 +9,7 @@ use toml::Spanned;
 
 use super::assignments::Shares;
 use super::sampling::Distribution;
-use super::values::{AlgorithmName, Name, Seed, Span, SubsetSize, Within};
+use super::values::{AlgorithmName, EjectionChoice, Name, Seed, Span, SubsetSize, Within};
 
 /// How many backends there may be.
 pub type Backends = Within<1, MAX_BACKENDS>;
@@ -151,6 +151,8 @@ pub struct JobTable {
     /// What becomes of connections of `requests` to backends that leave the subset.
     #[serde(default)]
     pub closing: Closing,
+    /// When its tasks eject a backend; if left out, never.
+    pub ejection: Option<EjectionChoice>,
 }
 
 /// Another size of the service or of a job.
@@ -239,6 +241,8 @@ pub struct RunTable {
     pub shares: Option<Shares>,
     /// The time as a lame duck of all restarts and resizes.
     pub lame_duck: Option<Span>,
+    /// When a backend is ejected, in all jobs whose traffic is connections.
+    pub ejection: Option<EjectionChoice>,
 }
 
 const fn seed_0() -> Seed {

@@ -16,9 +16,9 @@ use toml::Spanned;
 use super::assignments::Shares;
 use super::document::{
     Backends, FailMode, FailTable, JobTable, Notice, ResizeTable, RestartTable, RunTable, ScenarioDocument,
-    WeightTable,
+    Traffic, WeightTable,
 };
-use super::values::Span;
+use super::values::{EjectionChoice, Span};
 
 /// A scenario that can be played.
 #[derive(Debug)]
@@ -129,6 +129,8 @@ pub struct Run {
     pub shares: Option<Shares>,
     /// The time as a lame duck of all restarts and resizes.
     pub lame_duck: Option<Span>,
+    /// When a backend is ejected, in all jobs whose traffic is connections.
+    pub ejection: Option<EjectionChoice>,
 }
 
 /// Why a file is no scenario.
@@ -199,10 +201,18 @@ impl Scenario {
             runs,
         };
         scenario.check_restarts(&document.restart)?;
+        check_ejection(&document)?;
         cost::check(&scenario, &document)?;
         let weights = scenario.weights_of(&document.backends.weights)?;
         let jobs = document.job.into_iter().flat_map(|job| written_out(job.into_inner())).collect();
         Ok(Self { weights, jobs, ..scenario })
+    }
+
+    /// Whether a job ejects backends in any run.
+    pub fn ejects(&self) -> bool {
+        let choices =
+            self.jobs.iter().map(|job| job.ejection).chain(self.runs.iter().map(|run| run.ejection));
+        choices.flatten().any(|choice| choice.0.is_some())
     }
 
     /// The most backends that there are at any time.
@@ -267,6 +277,24 @@ impl Scenario {
             }
         }
         Ok(())
+    }
+}
+
+/// Refuses ejection where it would have nothing to judge.
+fn check_ejection(document: &ScenarioDocument) -> Result<(), SpannedFault> {
+    let of_requests = |job: &&Spanned<JobTable>| job.get_ref().traffic == Traffic::Requests;
+    let is_asked_for = |job: &&Spanned<JobTable>| job.get_ref().ejection.is_some();
+    if let Some(job) = document.job.iter().filter(of_requests).find(is_asked_for) {
+        let message = "connects are judged, and requests make none: leave ejection out, or write traffic = \"connections\"";
+        return Err((job.span(), message.into()));
+    }
+    let run = document.run.iter().find(|run| run.get_ref().ejection.is_some());
+    match run.filter(|_| document.job.iter().all(|job| of_requests(&job))) {
+        Some(run) => {
+            let message = "connects are judged, and no job makes any: leave ejection out, or write traffic = \"connections\"";
+            Err((run.span(), message.into()))
+        }
+        None => Ok(()),
     }
 }
 
@@ -431,7 +459,8 @@ fn runs(tables: &[Spanned<RunTable>]) -> Result<Vec<Run>, SpannedFault> {
             return Err((spanned.span(), format!("a run {name:?} is there already: write another name")));
         }
         let size = table.size.map(|size| size.0);
-        runs.push(Run { name, algorithm, size, shares: table.shares, lame_duck: table.lame_duck });
+        let RunTable { shares, lame_duck, ejection, .. } = *table;
+        runs.push(Run { name, algorithm, size, shares, lame_duck, ejection });
     }
     if runs.is_empty() {
         runs.push(Run { name: "as written".into(), ..Run::default() });

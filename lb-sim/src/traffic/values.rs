@@ -5,12 +5,15 @@
 
 use std::fmt;
 use std::marker::PhantomData;
+use std::ops::RangeInclusive;
 use std::str::FromStr;
+use std::time::Duration;
 
 use lb_common::abi::MAX_SUBSET;
-use lb_core::service::Size;
+use lb_core::service::{Ejection, Size};
 use lb_core::subset::Algorithm;
-use serde::de::{Error, Visitor};
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{Error, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
 /// Reads a text into a value. What it expects is part of the message if there is no text at all.
@@ -192,6 +195,81 @@ impl<'de> Deserialize<'de> for SubsetSize {
             }
         }
         deserializer.deserialize_any(SizeVisitor)
+    }
+}
+
+/// When a backend is ejected: a table of what is not as usual, or `"off"`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EjectionChoice(pub Option<Ejection>);
+
+/// The table, with what is usual.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct EjectionTable {
+    failures: Within<1, 255>,
+    base: Span,
+    max: Span,
+    max_share: Within<1, 100>,
+}
+
+impl Default for EjectionTable {
+    fn default() -> Self {
+        let Ejection { failures, base, max, max_share } = Ejection::default();
+        let span = |time: Duration| Span { us: u64::try_from(time.as_micros()).expect("minutes") };
+        let (failures, max_share) = (Within(failures.into()), Within(max_share.into()));
+        Self { failures, base: span(base), max: span(max), max_share }
+    }
+}
+
+/// The shortest and the longest time of an ejection, as in the configuration.
+const EJECTION_US: RangeInclusive<u64> = 100_000..=3_600_000_000;
+
+impl TryFrom<EjectionTable> for EjectionChoice {
+    type Error = String;
+
+    fn try_from(table: EjectionTable) -> Result<Self, String> {
+        let EjectionTable { failures, base, max, max_share } = table;
+        for (key, time) in [("base", base), ("max", max)] {
+            if !EJECTION_US.contains(&time.us) {
+                return Err(format!("{key} is \"{time}\": write \"100ms\" to \"1h\""));
+            }
+        }
+        if base > max {
+            return Err(format!(
+                "base is \"{base}\", and no ejection is longer than max, which is \"{max}\": write at most that"
+            ));
+        }
+        let byte = |number: u32| u8::try_from(number).expect("its bounds are within those of u8");
+        let (base, max) = (Duration::from_micros(base.us), Duration::from_micros(max.us));
+        Ok(Self(Some(Ejection { failures: byte(failures.0), base, max, max_share: byte(max_share.0) })))
+    }
+}
+
+impl<'de> Deserialize<'de> for EjectionChoice {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct EjectionVisitor;
+        impl<'de> Visitor<'de> for EjectionVisitor {
+            type Value = EjectionChoice;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("\"off\", or a table as in { failures = 5 }")
+            }
+
+            fn visit_str<E: Error>(self, word: &str) -> Result<EjectionChoice, E> {
+                if word == "off" {
+                    return Ok(EjectionChoice(None));
+                }
+                Err(E::custom(format!(
+                    "{word:?} is no ejection: write \"off\", or {{ failures = 5 }} and what else is wanted"
+                )))
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<EjectionChoice, A::Error> {
+                let table = EjectionTable::deserialize(MapAccessDeserializer::new(map))?;
+                EjectionChoice::try_from(table).map_err(A::Error::custom)
+            }
+        }
+        deserializer.deserialize_any(EjectionVisitor)
     }
 }
 

@@ -1,11 +1,13 @@
 //! What happens in virtual time: backends come, go and restart, clients hear of it later, and connect all the while.
 //!
-//! In reading order: the whole state, here; what becomes of the `backends`; what clients do, `sending`; and the rows
-//! and totals of it, `measures`. Must not choose a backend: the [`Client`] does.
+//! In reading order: the whole state, here; what becomes of the `backends`; what clients do, `sending`, and
+//! what they make of failures, `judging`; and the rows and totals of it, `measures`. Must not choose a backend: the [`Client`] does.
 
 mod backends;
 
 mod sending;
+
+mod judging;
 
 mod measures;
 
@@ -19,20 +21,34 @@ use lb_core::service::{Service, Subset};
 use super::assignments::{Assignments, Shares};
 use super::client::{Client, SERVICE};
 use super::document::{FailMode, JobTable, Traffic};
+use super::ejections::{EjectionRow, EjectionTotal};
 use super::queue::Queue;
 use super::scenario::{NewSize, Run, Scenario};
 use super::tally::{Counts, Row, Total};
+use judging::Judged;
+
+/// What was counted of one run.
+#[derive(Debug)]
+pub struct Played {
+    /// A row for every step.
+    pub rows: Vec<Row>,
+    /// The whole.
+    pub total: Total,
+    /// What was counted of ejections, likewise.
+    pub ejections: (Vec<EjectionRow>, EjectionTotal),
+}
 
 /// Plays one run of a scenario.
-pub fn play(scenario: &Scenario, run: &Run, seed: u64) -> (Vec<Row>, Total) {
+pub fn play(scenario: &Scenario, run: &Run, seed: u64) -> Played {
     let mut world = World::new(scenario, run, seed);
     let end = scenario.duration.us;
-    let mut rows = Vec::new();
+    let (mut rows, mut ejections) = (Vec::new(), Vec::new());
     let mut row_end = scenario.step.us;
     // Bound: arrivals, notices and restarts were counted when the scenario was read.
     while let Some((at_us, event)) = world.queue.pop_before(end) {
         while row_end <= at_us {
             rows.push(world.row(row_end));
+            ejections.push(world.ejection_row(row_end));
             row_end += scenario.step.us;
         }
         world.now = at_us;
@@ -40,11 +56,13 @@ pub fn play(scenario: &Scenario, run: &Run, seed: u64) -> (Vec<Row>, Total) {
     }
     while row_end < end {
         rows.push(world.row(row_end));
+        ejections.push(world.ejection_row(row_end));
         row_end += scenario.step.us;
     }
     rows.push(world.row(end));
+    ejections.push(world.ejection_row(end));
     let total = world.total(&rows);
-    (rows, total)
+    Played { rows, total, ejections: (ejections, world.ejection_total()) }
 }
 
 /// Something that happens at a time.
@@ -69,7 +87,7 @@ enum Event {
     /// A connect or request ends.
     Finish { client: u32, slot: u32, serial: u32 },
     /// A client gives up a connect that nobody answers.
-    GiveUp { client: u32, slot: u32 },
+    GiveUp { client: u32, slot: u32, is_trial: bool },
 }
 
 /// What a batch of a restart does next.
@@ -131,6 +149,7 @@ struct World<'a> {
     failing: Vec<u32>,
     /// After how long a connect to them is given up, if they are silent.
     timeout_us: u64,
+    judged: Judged,
     counts: Counts,
     at_last_row: (u64, Counts),
     connections_at_start: u64,
@@ -158,6 +177,10 @@ impl<'a> World<'a> {
             let size = run.size.unwrap_or(table.size.0);
             let seed = seed.unwrap_or_else(|| lb_core::service::seed(&table.name.0, &scenario.service));
             let service = Service::new(&scenario.service, SERVICE, Subset::Sized { algorithm, size }, seed);
+            let ejection = run.ejection.or(table.ejection).and_then(|choice| choice.0);
+            // Connections that are kept are made whoever fails: nothing is chosen that could be judged.
+            let ejection = ejection.filter(|_| table.traffic == Traffic::Connections);
+            let service = Service { ejection, ..service };
             let shares = run.shares.unwrap_or(table.shares);
             Job { table: table.clone(), shares, service, clients: Vec::new() }
         });
@@ -174,6 +197,7 @@ impl<'a> World<'a> {
             version: 0,
             failing: Vec::new(),
             timeout_us: 0,
+            judged: Judged::default(),
             counts: Counts::default(),
             at_last_row: (0, Counts::default()),
             connections_at_start: 0,
@@ -226,7 +250,7 @@ impl<'a> World<'a> {
             Event::Ready { client, slot, serial } => self.ready(client, slot, serial),
             Event::Arrive(client) => self.arrive(client),
             Event::Finish { client, slot, serial } => self.finish(client, slot, serial),
-            Event::GiveUp { client, slot } => self.give_up(client, slot),
+            Event::GiveUp { client, slot, is_trial } => self.give_up(client, slot, is_trial),
         }
     }
 }

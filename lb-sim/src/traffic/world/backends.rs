@@ -105,6 +105,7 @@ impl World<'_> {
             self.backends[index as usize].failing = None;
             self.take_up(index);
         }
+        self.note_recovery();
     }
 
     /// The source reports this of a backend from now on.

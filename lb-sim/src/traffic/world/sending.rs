@@ -5,7 +5,8 @@
 
 use std::time::Duration;
 
-use lb_common::pick::How;
+use lb_common::ending::Ending;
+use lb_common::pick::{How, Pick};
 use lb_core::subset::random::{SplitMix64, mix64};
 
 use super::{Backend, Event, World};
@@ -53,6 +54,7 @@ impl World<'_> {
 
     fn leave(&mut self, id: u32) {
         let Some(mut client) = self.clients[id as usize].take() else { return };
+        self.forget_ejected(&client);
         self.counts.abandoned += client.pending.iter().map(|pending| u64::from(*pending)).sum::<u64>();
         for slot in 0..client.links.len() {
             let Some(link) = client.links[slot].as_mut() else { continue };
@@ -86,7 +88,9 @@ impl World<'_> {
                 let job = &world.jobs[client.job];
                 let (list, membership) = assignments.task(client.index, &job.service);
                 client.learn(Duration::from_micros(world.now), version, list, membership);
-                if job.holds_links() {
+                world.forget_pairs(client);
+                world.note_ejected(client);
+                if world.jobs[client.job].holds_links() {
                     world.hold_links(id, client);
                 }
             }
@@ -241,10 +245,13 @@ impl World<'_> {
             let life = sampling::sample(table.lives, table.lasts.us, &mut client.rng);
             world.queue.push(world.now + gap.max(1), Event::Arrive(id));
             world.counts.arrivals += 1;
-            let picked = client.pick();
+            let picked = client.pick(world.tick());
+            if picked.how == How::Trial {
+                world.try_backend(client, picked.slot);
+            }
             match picked.how {
                 How::Picked | How::Trial | How::Overflowed | How::Fallback => {
-                    world.send(id, client, picked.slot, life);
+                    world.send(id, client, picked, life);
                 }
                 How::Limited | How::Refused => world.counts.errors.refused += 1,
                 How::Broken => unreachable!("a plan's tables agree with each other"),
@@ -253,8 +260,8 @@ impl World<'_> {
     }
 
     /// A connect or request goes to the backend in a slot.
-    fn send(&mut self, id: u32, client: &mut Client, slot: u32, life_us: u64) {
-        let at = slot as usize;
+    fn send(&mut self, id: u32, client: &mut Client, Pick { how, slot }: Pick, life_us: u64) {
+        let (at, is_trial) = (slot as usize, how == How::Trial);
         let backend = client.slots[at].expect("a pick is of a slot that has a backend").backend;
         let to = &mut self.backends[backend as usize];
         match self.jobs[client.job].table.traffic {
@@ -266,7 +273,7 @@ impl World<'_> {
             }
             Traffic::Connections => {
                 if !to.is_up() {
-                    self.fail_to_connect(id, client, slot, backend);
+                    self.fail_to_connect(id, client, slot, is_trial);
                     return;
                 }
                 if client.links[at].is_none() {
@@ -276,8 +283,10 @@ impl World<'_> {
                 }
                 to.connections += 1;
                 self.counts.opened += 1;
+                self.succeed(client, slot, is_trial);
             }
         }
+        let to = &mut self.backends[backend as usize];
         to.step_load += 1;
         to.load += 1;
         let link = client.links[at].as_mut().expect("there is one, or it was made");
@@ -287,30 +296,36 @@ impl World<'_> {
     }
 
     /// A connect to a backend that is stopped or fails.
-    fn fail_to_connect(&mut self, id: u32, client: &mut Client, slot: u32, backend: u32) {
+    fn fail_to_connect(&mut self, id: u32, client: &mut Client, slot: u32, is_trial: bool) {
+        let SlotBackend { backend, .. } = client.slots[slot as usize].expect("as above");
         let how = match &self.backends[backend as usize] {
             Backend { running: true, failing: Some(how), .. } => *how,
             Backend { .. } => FailMode::Refuse,
         };
         match how {
-            FailMode::Refuse => self.counts.errors.down += 1,
+            FailMode::Refuse => {
+                self.counts.errors.down += 1;
+                self.blame(client, slot, is_trial, Ending::Refused);
+            }
             FailMode::Silent => {
                 client.pending[slot as usize] += 1;
-                self.queue.push(self.now + self.timeout_us, Event::GiveUp { client: id, slot });
+                self.queue.push(self.now + self.timeout_us, Event::GiveUp { client: id, slot, is_trial });
             }
             FailMode::Reset => {
                 self.counts.opened += 1;
                 self.counts.dropped += 1;
                 self.counts.errors.cut += 1;
+                self.blame(client, slot, is_trial, Ending::Reset);
             }
         }
     }
 
     /// A client gives up a connect that nobody has answered, also if somebody would by now.
-    pub(super) fn give_up(&mut self, id: u32, slot: u32) {
+    pub(super) fn give_up(&mut self, id: u32, slot: u32, is_trial: bool) {
         self.with_client(id, |world, client| {
             client.pending[slot as usize] -= 1;
             world.counts.errors.down += 1;
+            world.blame(client, slot, is_trial, Ending::TimedOut);
         });
     }
 

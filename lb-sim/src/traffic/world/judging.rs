@@ -1,0 +1,140 @@
+//! What connects show of their backends, what clients make of it, and what is counted of that.
+//!
+//! Must not know when backends fail, nor decide who is ejected: the [`Client`]'s ejector does.
+
+use lb_common::ejection::Evidence;
+use lb_common::ending::Ending;
+use lb_common::ticks::{TICK_LOG2, tick};
+use lb_core::ejection::Judgement;
+
+use super::World;
+use crate::traffic::client::Client;
+use crate::traffic::ejections::{EjectionCounts, EjectionRow, EjectionTotal, Most};
+
+/// What was counted of ejections.
+#[derive(Debug, Default)]
+pub(super) struct Judged {
+    counts: EjectionCounts,
+    at_last_row: EjectionCounts,
+    /// Members that are ejected now, over all clients.
+    ejected: u64,
+    most_ejected: f64,
+    fewest_left: Option<u32>,
+    most: Most,
+    /// When the last failure was over, and the longest ejection that was left then.
+    over: Option<(u64, u64)>,
+    /// Since when nobody is ejected.
+    well_since: u64,
+}
+
+impl World<'_> {
+    /// The tick of the kernel programs' clock.
+    pub(super) const fn tick(&self) -> u32 {
+        tick(self.now * 1_000)
+    }
+
+    /// A connect begins that is a trial.
+    pub(super) fn try_backend(&mut self, client: &mut Client, slot: u32) {
+        client.pairs[slot as usize].trials += 1;
+        self.judged.counts.trials += 1;
+    }
+
+    /// A connect was established.
+    pub(super) fn succeed(&mut self, client: &mut Client, slot: u32, is_trial: bool) {
+        self.judge(client, slot, Evidence::established(is_trial));
+    }
+
+    /// A connect has failed, with this ending, or was reset as soon as it was established.
+    pub(super) fn blame(&mut self, client: &mut Client, slot: u32, is_trial: bool, ending: Ending) {
+        self.judged.counts.failed += 1;
+        client.pairs[slot as usize].failed += u32::from(!is_trial);
+        let was_established = ending == Ending::Reset;
+        if was_established {
+            self.succeed(client, slot, is_trial);
+        }
+        self.judge(client, slot, Evidence::of_end(ending, was_established, is_trial, 0, 0));
+    }
+
+    fn judge(&mut self, client: &mut Client, slot: u32, evidence: Evidence) {
+        let judgement = client.report(slot, evidence, self.tick());
+        let (counts, pair) = (&mut self.judged.counts, &mut client.pairs[slot as usize]);
+        match judgement {
+            Judgement::Unchanged | Judgement::Remembered => return,
+            Judgement::Withheld => {
+                counts.withheld += 1;
+                pair.withheld += 1;
+            }
+            Judgement::Ejected | Judgement::EjectedLonger => {
+                counts.ejections += 1;
+                pair.ejections += 1;
+            }
+            Judgement::Readmitted => counts.readmissions += 1,
+        }
+        self.note_ejected(client);
+    }
+
+    /// Brings the number of ejected members up to date with one client's.
+    pub(super) fn note_ejected(&mut self, client: &mut Client) {
+        let before = u64::from(client.ejected);
+        let (members, ejected) = client.count_ejected();
+        client.ejected = ejected;
+        let judged = &mut self.judged;
+        judged.ejected = judged.ejected + u64::from(ejected) - before;
+        if ejected > 0 {
+            judged.most_ejected = judged.most_ejected.max(f64::from(ejected) / f64::from(members));
+            let left = members - ejected;
+            judged.fewest_left = Some(judged.fewest_left.map_or(left, |fewest| fewest.min(left)));
+        }
+        if before > 0 && judged.ejected == 0 {
+            judged.well_since = self.now;
+        }
+    }
+
+    /// A client is gone, and its ejections with it.
+    pub(super) fn forget_ejected(&mut self, client: &Client) {
+        client.pairs.iter().for_each(|pair| self.judged.most.add(*pair));
+        self.judged.ejected -= u64::from(client.ejected);
+    }
+
+    /// The backend in a slot has left for good: what happened to it is done.
+    pub(super) fn forget_pairs(&mut self, client: &mut Client) {
+        client.freed.drain(..).for_each(|pair| self.judged.most.add(pair));
+    }
+
+    /// Backends are well again. If none fails after them, what is left of ejections is measured.
+    pub(super) fn note_recovery(&mut self) {
+        if self.scenario.fails.iter().all(|fail| fail.end_us() <= self.now) {
+            let left = self.clients.iter().flatten().map(|client| client.longest_left(self.tick()));
+            let left_us = (u64::from(left.max().unwrap_or(0)) << TICK_LOG2) / 1_000;
+            self.judged.over = Some((self.now, left_us));
+        }
+    }
+
+    pub(super) fn ejection_row(&mut self, end_us: u64) -> EjectionRow {
+        let judged = &mut self.judged;
+        let before = std::mem::replace(&mut judged.at_last_row, judged.counts);
+        let counts = judged.counts.since(before);
+        EjectionRow { run: self.run.name.clone(), at_us: end_us, ejected: judged.ejected, counts }
+    }
+
+    pub(super) fn ejection_total(&self) -> EjectionTotal {
+        let Judged { counts, ejected, most_ejected, fewest_left, mut most, over, well_since, .. } =
+            self.judged;
+        let pairs = self.clients.iter().flatten().flat_map(|client| &client.pairs);
+        pairs.for_each(|pair| most.add(*pair));
+        let well_after_us =
+            over.filter(|_| ejected == 0).map(|(over_us, _)| well_since.saturating_sub(over_us));
+        let longest_left_us = over.map_or(0, |(_, left_us)| left_us);
+        assert!(counts.readmissions <= counts.trials, "only a trial takes a backend back");
+        assert!(counts.trials <= self.counts.arrivals, "a trial is a connect");
+        EjectionTotal {
+            run: self.run.name.clone(),
+            counts,
+            most_ejected,
+            fewest_left,
+            most,
+            longest_left_us,
+            well_after_us,
+        }
+    }
+}

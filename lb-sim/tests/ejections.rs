@@ -1,0 +1,188 @@
+//! Clients that eject backends: files that ask for it, and what must hold whatever fails.
+
+use lb_sim::traffic::scenario::Scenario;
+use lb_sim::traffic::tally::Counts;
+use lb_sim::traffic::{Report, play};
+use proptest::prelude::*;
+
+const START: &str = "title = \"t\"\nduration = \"10s\"\nstep = \"1s\"\nbackends = { count = 4 }\n";
+const JOB: &str = "[[job]]\nname = \"a\"\ntasks = 2\ntraffic = \"connections\"\n";
+
+fn read(text: &str) -> Result<Scenario, String> {
+    Scenario::read("x", "x.toml", text).map_err(|fault| fault.to_string())
+}
+
+fn played(text: &str, seed: u64) -> Report {
+    play(&read(text).unwrap_or_else(|fault| panic!("{fault}\n{text}")), seed)
+}
+
+#[test]
+fn ejection_is_asked_for_as_in_the_configuration() {
+    let ejects = |lines: &str| read(&format!("{START}{JOB}{lines}\n")).map(|scenario| scenario.ejects());
+    for (lines, expected) in [
+        ("", false),
+        ("ejection = \"off\"", false),
+        ("ejection = {}", true),
+        ("ejection = { failures = 255, base = \"1h\", max = \"1h\", max_share = 100 }", true),
+        ("ejection = { failures = 1, base = \"100ms\", max = \"100ms\", max_share = 1 }", true),
+        ("[[run]]\nname = \"a\"\nejection = { failures = 3 }", true),
+    ] {
+        assert_eq!(ejects(lines), Ok(expected), "{lines}");
+    }
+    let check = |lines: &str, expected: &str| match ejects(lines) {
+        Ok(_) => panic!("this is a scenario: {lines}"),
+        Err(fault) => {
+            assert!(fault.starts_with(&format!("x.toml:{expected}")), "{fault}\ninstead of\n{expected}");
+        }
+    };
+    check(
+        "ejection = \"on\"",
+        "9:12: \"on\" is no ejection: write \"off\", or { failures = 5 } and what else is wanted",
+    );
+    check(
+        "ejection = true",
+        "9:12: invalid type: boolean `true`, expected \"off\", or a table as in { failures = 5 }",
+    );
+    check(
+        "ejection = { fails = 5 }",
+        "9:14: unknown field `fails`, expected one of `failures`, `base`, `max`, ",
+    );
+    check("ejection = { failures = 0 }", "9:25: 0 is not a whole number from 1 to 255");
+    check("ejection = { failures = 256 }", "9:25: 256 is not a whole number from 1 to 255");
+    check("ejection = { max_share = 0 }", "9:26: 0 is not a whole number from 1 to 100");
+    check("ejection = { max_share = 101 }", "9:26: 101 is not a whole number from 1 to 100");
+    check("ejection = { base = \"99ms\" }", "9:12: base is \"99ms\": write \"100ms\" to \"1h\"");
+    check("ejection = { max = \"2h\" }", "9:12: max is \"2h\": write \"100ms\" to \"1h\"");
+    check(
+        "ejection = { base = \"10m\" }",
+        "9:12: base is \"10m\", and no ejection is longer than max, which is \"5m\"",
+    );
+    let requests = |text: String| read(&text.replace("connections", "requests")).map(|_| ());
+    let fault = requests(format!("{START}{JOB}ejection = {{}}\n")).unwrap_err();
+    assert!(fault.starts_with("x.toml:5:1: connects are judged, and requests make none"), "{fault}");
+    let fault = requests(format!("{START}{JOB}[[run]]\nname = \"a\"\nejection = {{}}\n")).unwrap_err();
+    assert!(fault.starts_with("x.toml:9:1: connects are judged, and no job makes any"), "{fault}");
+}
+
+/// One client, two backends of which one fails from the first to the last second, a connect every tenth of a second.
+fn failing(mode: &str, ejection: &str) -> String {
+    format!(
+        "title = \"one\"\nduration = \"60s\"\nstep = \"60s\"\nbackends = {{ count = 2 }}\n[[job]]\nname = \"one\"\ntasks = 1\n\
+         traffic = \"connections\"\ninterval = \"100ms\"\narrivals = \"even\"\nejection = {ejection}\n\
+         [[fail]]\nat = \"1s\"\nfor = \"59s\"\nbackends = 1\nmode = \"{mode}\"\n"
+    )
+}
+
+#[test]
+fn each_way_to_fail_is_ejected_after_what_it_weighs() {
+    for seed in 0..4 {
+        let run = |mode, ejection| {
+            let report = played(&failing(mode, ejection), seed);
+            report.ejection.expect("it ejects").runs.remove(0)
+        };
+        // 5, 10 and 20 seconds: three trials that fail.
+        let refused = run("refuse", "{}");
+        assert_eq!((refused.most.failed, refused.counts.failed, refused.counts.trials), (5, 8, 3));
+        // A connect that nobody answers is given up after three seconds, and five a second begin meanwhile: fifteen are under
+        // way when the first five have failed, but for one or two at the edges. Each trial takes three seconds, too.
+        let silent = run("silent", "{}");
+        assert!((18..=22).contains(&silent.most.failed), "{silent:?}");
+        assert_eq!(silent.counts.trials, 3);
+        // Established takes one failure away, and the reset at once counts two: four connects. Each trial takes the backend
+        // back for a moment.
+        let reset = run("reset", "{}");
+        assert_eq!((reset.most.failed, reset.counts.trials, reset.counts.readmissions), (4, 3, 3));
+        // What is asked for is what is done.
+        let sooner = run("refuse", "{ failures = 2, base = \"1s\", max = \"1s\" }");
+        assert_eq!(sooner.most.failed, 2);
+        assert!((50..=62).contains(&sooner.counts.trials), "{sooner:?}");
+    }
+}
+
+#[test]
+fn above_256_members_ejection_works_without_their_list() {
+    let text = "title = \"many\"\nduration = \"3m\"\nstep = \"30s\"\nbackends = { count = 300 }\n[[job]]\nname = \"one\"\n\
+                tasks = 1\nsize = \"auto\"\ntraffic = \"connections\"\ninterval = \"2ms\"\nejection = {}\n\
+                [[fail]]\nat = \"30s\"\nfor = \"1m\"\nshare = 10\n";
+    let report = played(text, 1);
+    let run = &report.ejection.expect("it ejects").runs[0];
+    assert_eq!((run.most.failed, run.counts.readmissions), (5, 30), "{run:?}");
+    assert!(run.most.trials <= 5 && run.well_after_us.is_some(), "{run:?}");
+}
+
+/// Backends that fail in some way, of clients that eject them by some rules, and whatever else happens.
+fn busy(changes: bool) -> impl Strategy<Value = String> {
+    let rules = (1u32..8, 1u32..4, 0u32..20, 1u32..=100).prop_map(|(failures, base, more, max_share)| {
+        format!(
+            "{{ failures = {failures}, base = \"{base}s\", max = \"{}s\", max_share = {max_share} }}",
+            base + more
+        )
+    });
+    let fail =
+        (0u32..8, 1u32..5, 1u32..=100, prop::sample::select(vec!["refuse", "silent", "reset"]), 1u32..4);
+    let fail = fail.prop_map(|(at, lasts, share, mode, times)| {
+        let every = lasts + 1;
+        let text = format!("at = \"{at}s\"\nfor = \"{lasts}s\"\nshare = {share}\nmode = \"{mode}\"\nevery = \"{every}s\"\ntimes = {times}");
+        if mode == "silent" { format!("{text}\ntimeout = \"1500ms\"") } else { text }
+    });
+    let change = prop::sample::select(if changes {
+        vec![
+            "[[resize]]\nat = \"6s\"\nbackends = 3\n",
+            "[[resize]]\nat = \"9s\"\nbackends = 30\nlame_duck = \"1s\"\n",
+            "[[resize]]\nat = \"7s\"\njob = \"job\"\ntasks = 2\n",
+            "[[restart]]\nat = \"4s\"\nbatch = 5\ndown = \"1s\"\n",
+        ]
+    } else {
+        vec![""]
+    });
+    (1u32..24, 1u32..6, 1u32..12, rules, fail, change).prop_map(|(count, tasks, size, rules, fail, change)| {
+        format!(
+            "title = \"busy\"\nduration = \"30s\"\nstep = \"5s\"\nbackends = {{ count = {count} }}\n[[job]]\nname = \"job\"\n\
+             tasks = {tasks}\nsize = {size}\ntraffic = \"connections\"\ninterval = \"50ms\"\nlasts = \"300ms\"\nejection = {rules}\n\
+             [[fail]]\n{fail}\n{change}"
+        )
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Every arrival and connection is counted once, and the steps are the whole, whatever fails and changes.
+    #[test]
+    fn nothing_is_lost_while_backends_are_ejected(text in busy(true), seed in any::<u64>()) {
+        let report = played(&text, seed);
+        let total = &report.summary.runs[0];
+        let Counts { arrivals, served, abandoned, errors, opened, closed, dropped, .. } = total.counts;
+        prop_assert_eq!(arrivals, served + abandoned + errors.sum() + total.under_way);
+        prop_assert_eq!(opened, closed + dropped + total.connections_at_end);
+        let ejections = report.ejection.as_ref().expect("it ejects");
+        let sum = |of: fn(&lb_sim::traffic::ejections::EjectionCounts) -> u64| -> u64 {
+            ejections.steps.iter().map(|row| of(&row.counts)).sum()
+        };
+        let whole = ejections.runs[0].counts;
+        prop_assert_eq!(sum(|counts| counts.failed), whole.failed);
+        prop_assert_eq!(sum(|counts| counts.trials), whole.trials);
+        prop_assert_eq!(sum(|counts| counts.ejections), whole.ejections);
+        prop_assert!(whole.failed <= errors.sum() && whole.readmissions <= whole.trials);
+        prop_assert_eq!(
+            serde_json::to_string(&report).expect("a document"),
+            serde_json::to_string(&played(&text, seed)).expect("a document")
+        );
+    }
+
+    /// While members are the same, never more than the share are ejected, and never the last.
+    #[test]
+    fn never_too_many_and_never_the_last(text in busy(false), seed in any::<u64>()) {
+        let report = played(&text, seed);
+        let run = &report.ejection.as_ref().expect("it ejects").runs[0];
+        if let Some(left) = run.fewest_left {
+            prop_assert!(left >= 1, "{:?}", run);
+            let share = text.split("max_share = ").nth(1).and_then(|rest| rest.split(' ').next());
+            let share = share.and_then(|share| share.parse::<f64>().ok()).expect("it is written") / 100.0;
+            // One may always be, of two members or more.
+            let members = f64::from(left) / (1.0 - run.most_ejected);
+            prop_assert!(run.most_ejected <= share.max(1.0 / members) + 1e-9, "{:?}", run);
+        }
+        prop_assert_eq!(report.summary.runs[0].counts.errors.refused, 0, "somebody can always be chosen");
+    }
+}
