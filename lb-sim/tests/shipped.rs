@@ -1,5 +1,6 @@
 //! The scenarios that come with the program, compared with the figures that they are about.
 
+use lb_sim::traffic::ejections::{EjectionRow, EjectionTotal};
 use lb_sim::traffic::scenario::Scenario;
 use lb_sim::traffic::tally::{Row, Total};
 use lb_sim::traffic::{Report, play, shipped};
@@ -119,4 +120,133 @@ fn small_jobs_leave_no_backend_unused_with_rocksteadier() {
     // The first frontend lot of every job reads the same 20 of 25 lots: the other 50 backends have no client.
     assert_eq!((letter.unused, letter.connections.min), (50, 0.0));
     assert!(letter.connections.rsd > 2.0 * rotated.connections.rsd);
+}
+
+/// A scenario in which backends fail, played with ejection and without.
+struct Failures {
+    scenario: Scenario,
+    report: Report,
+}
+
+impl Failures {
+    fn play(name: &str, seed: u64) -> Self {
+        let text = shipped::text(name).expect("it comes with the program");
+        let scenario = Scenario::read(name, name, text).unwrap_or_else(|fault| panic!("{fault}"));
+        let report = play(&scenario, seed);
+        Self { scenario, report }
+    }
+
+    fn total(&self, run: &str) -> &EjectionTotal {
+        let runs = &self.report.ejection.as_ref().expect("a run ejects").runs;
+        runs.iter().find(|total| total.run == run).expect("a run of the scenario")
+    }
+
+    /// The rows of the run that ejects.
+    fn rows(&self) -> impl Iterator<Item = (&Row, &EjectionRow)> {
+        let ejections = &self.report.ejection.as_ref().expect("a run ejects").steps;
+        self.report.steps.iter().zip(ejections).filter(|(row, _)| row.run == "ejection")
+    }
+
+    /// What must hold of each of them, whatever fails. Returns both runs.
+    #[track_caller]
+    fn check(&self) -> (&EjectionTotal, &EjectionTotal) {
+        let (with, without) = (self.total("ejection"), self.total("no-ejection"));
+        let arrivals = |run| total(&self.report, run).counts.arrivals;
+        assert_eq!(arrivals("ejection"), arrivals("no-ejection"), "the same connects");
+        // Never more than max_share are ejected, and never the last.
+        assert!(with.most_ejected <= 0.5 && with.fewest_left >= Some(10), "{with:?}");
+        // Nothing is lost: each ejection is a failure in a row, or that of a trial.
+        assert_eq!(
+            with.counts.trials - with.counts.readmissions + self.first_ejections(),
+            with.counts.ejections
+        );
+        // When the last failure is over nothing fails any more, and nobody is ejected again.
+        let fail = self.scenario.fails[0];
+        let over_us = fail.end_us();
+        for (row, ejections) in self.rows().filter(|(row, _)| row.at_us >= over_us + self.scenario.step.us) {
+            assert_eq!((row.counts.errors.sum(), ejections.counts.ejections), (0, 0), "{ejections:?}");
+        }
+        // The last backend is back when its ejection is over: one connect is its trial, and there may be a connect for each other
+        // that is due at the same moment. A client connects every 100 ms on average, and has at most 20.
+        let well_after_us = with.well_after_us.expect("nobody is ejected at the end");
+        assert!(well_after_us <= with.longest_left_us + 2_000_000, "{with:?}");
+        // From then on every client has its full shares: the load is as even as where nobody is ejected.
+        let after_us = over_us + well_after_us + self.scenario.step.us;
+        let mut after = self.rows().filter(|(row, _)| row.at_us >= after_us).peekable();
+        assert!(after.peek().is_some());
+        for (row, ejections) in after {
+            let same = rows(&self.report, "no-ejection").into_iter().find(|theirs| theirs.at_us == row.at_us);
+            assert!(row.load.rsd < 1.5 * same.expect("both have all rows").load.rsd, "{row:?}");
+            assert_eq!((ejections.ejected, ejections.counts.trials), (0, 0), "{ejections:?}");
+        }
+        assert_eq!(without.counts.trials + without.counts.ejections + without.counts.withheld, 0);
+        (with, without)
+    }
+
+    /// Ejections that were no trial's: those of backends that were taken back in the end.
+    fn first_ejections(&self) -> u64 {
+        self.total("ejection").counts.readmissions
+    }
+}
+
+/// The seed decides who fails and when clients connect: what is promised must not depend on it.
+const SEEDS: std::ops::Range<u64> = 0..5;
+
+#[test]
+fn a_tenth_that_dies_costs_five_connects_each_and_the_trials() {
+    for seed in SEEDS {
+        let played = Failures::play("ejection-tenth", seed);
+        let (with, without) = played.check();
+        assert_eq!((with.most.failed, with.counts.withheld), (5, 0), "{with:?}");
+        // 5 + 10 + 20 + 40 seconds, each a tenth shorter at most: after the fourth trial the next is later than the failure.
+        assert!(with.most.ejections <= 5 && with.most.trials <= 5, "{with:?}");
+        let trials_failed = with.counts.trials - with.counts.readmissions;
+        assert_eq!(with.counts.failed, 5 * with.counts.readmissions + trials_failed, "{with:?}");
+        // Without ejection a client connects to each of its dead backends every two seconds, for two minutes.
+        assert!(without.counts.failed > 6 * with.counts.failed, "{with:?}\n{without:?}");
+        assert!(without.most.failed > 10 * with.most.failed, "{without:?}");
+    }
+}
+
+#[test]
+fn half_of_the_fleet_may_die_at_once() {
+    for seed in SEEDS {
+        let played = Failures::play("ejection-half", seed);
+        let (with, without) = played.check();
+        // Some clients have more than ten dead backends of twenty: they eject ten.
+        assert_eq!((with.most_ejected, with.fewest_left), (0.5, Some(10)), "{with:?}");
+        assert!(with.counts.withheld > 0 && with.most.failed <= 5, "{with:?}");
+        assert!(with.most.ejections <= 5 && with.most.trials <= 5, "{with:?}");
+        assert!(without.counts.failed > 2 * with.counts.failed, "{with:?}\n{without:?}");
+        // Who had too many dead sends what it has to fewer: to some of the dead ones twice as much as without ejection.
+        assert!(with.most.failed_withheld < 3 * without.most.failed, "{with:?}\n{without:?}");
+    }
+}
+
+#[test]
+fn flapping_backends_are_ejected_once_each_time_and_taken_back() {
+    for seed in SEEDS {
+        let played = Failures::play("ejection-flapping", seed);
+        let (with, without) = played.check();
+        // 15 times five failures, and hardly a trial that fails: an ejection begins with the fifth failure, after half of the
+        // seven seconds, and five seconds later the backend is well.
+        assert!(with.most.failed <= 75 && with.most.ejections <= 20 && with.most.trials <= 20, "{with:?}");
+        assert!(with.counts.ejections <= with.counts.failed / 4, "{with:?}");
+        assert!(10 * with.counts.failed < 7 * without.counts.failed, "{with:?}\n{without:?}");
+        assert_eq!(with.counts.withheld, 0);
+    }
+}
+
+#[test]
+fn a_fleet_that_dies_and_returns_is_found_at_once_and_taken_back() {
+    for seed in SEEDS {
+        let played = Failures::play("ejection-all", seed);
+        let (with, without) = played.check();
+        // Nothing is spared and nothing is lost: each connect fails while all are dead, and none fails afterwards.
+        assert_eq!(with.counts.failed, without.counts.failed);
+        assert_eq!((with.most_ejected, with.counts.readmissions), (0.5, 1_000), "{with:?}");
+        // Trials come at least every five seconds, also before their time, but not at each connect: 10 ejected backends per
+        // client have 60 of its 600 connects at most.
+        assert!(with.most.failed <= 5 && with.most.trials <= 6 && with.counts.trials <= 100 * 60, "{with:?}");
+    }
 }

@@ -19,7 +19,8 @@ use crate::traffic::{Report, play, shipped};
 /// A scenario, and how to show it.
 #[derive(Debug, Args)]
 pub struct Options {
-    /// A scenario that comes with the program (figure-5, rolling-update, aperture, small-jobs), or the path of a file
+    /// A scenario that comes with the program (figure-5, rolling-update, aperture, small-jobs, ejection-tenth,
+    /// ejection-half, ejection-flapping, ejection-all), or the path of a file
     #[arg(long, value_name = "NAME|FILE")]
     scenario: String,
     /// Decides when requests arrive and how long they live, instead of the scenario's seed
@@ -319,7 +320,8 @@ summary
     #[test]
     fn what_is_no_scenario_is_named() {
         let error = format!("{:#}", read("figure-6").unwrap_err());
-        let expected = "read scenario \"figure-6\": neither a file nor one of figure-5, rolling-update, aperture, small-jobs: ";
+        let expected = "read scenario \"figure-6\": neither a file nor one of figure-5, rolling-update, aperture, small-jobs, \
+                        ejection-tenth, ejection-half, ejection-flapping, ejection-all: ";
         assert!(error.starts_with(expected), "{error}");
         assert_eq!(read("figure-5").unwrap().name, "figure-5");
     }

@@ -3,11 +3,15 @@
 //! They are compiled in, so that the program needs no files. Must not know what they mean.
 
 /// Names and texts, in the order of the documentation.
-pub const SHIPPED: [(&str, &str); 4] = [
+pub const SHIPPED: [(&str, &str); 8] = [
     ("figure-5", include_str!("../../scenarios/figure-5.toml")),
     ("rolling-update", include_str!("../../scenarios/rolling-update.toml")),
     ("aperture", include_str!("../../scenarios/aperture.toml")),
     ("small-jobs", include_str!("../../scenarios/small-jobs.toml")),
+    ("ejection-tenth", include_str!("../../scenarios/ejection-tenth.toml")),
+    ("ejection-half", include_str!("../../scenarios/ejection-half.toml")),
+    ("ejection-flapping", include_str!("../../scenarios/ejection-flapping.toml")),
+    ("ejection-all", include_str!("../../scenarios/ejection-all.toml")),
 ];
 
 /// The text of a shipped scenario.
