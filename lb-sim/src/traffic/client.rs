@@ -4,6 +4,8 @@
 //! that follow a schedule. Backends that fail are ejected by an [`Ejector`]. When anything happens is decided by its
 //! caller. Must not know more of backends than their indexes.
 
+mod tables;
+
 use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -11,11 +13,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lb_common::abi::{
-    BackendState, Cursor, DaemonState, EjectionRules, EjectionState, MAX_SCHEDULE_LOG2, NO_MEMBERS, NO_SLOT,
-    RecentErrors, Rules, StateWord, TableRef, Usable,
+    Cursor, DaemonState, EjectionRules, MAX_SCHEDULE_LOG2, NO_MEMBERS, NO_SLOT, Rules, TableRef, Usable,
 };
 use lb_common::ejection::{self, Evidence};
-use lb_common::pick::{How, Pick, Tables, choose, position, scattered};
+use lb_common::pick::{How, Pick, choose, position, scattered};
 use lb_core::balancer::{Adopted, Balancer, Fact};
 use lb_core::cursor;
 use lb_core::ejection::{Ejector, Judgement};
@@ -28,6 +29,7 @@ use lb_core::service::Service;
 use lb_core::subset::random::SplitMix64;
 
 use super::ejections::PairCounts;
+use tables::ClientTables;
 
 /// A client's connections to the backend in one slot: the one that it keeps for requests, or those that each arrival
 /// opened.
@@ -110,87 +112,6 @@ pub struct Client {
     serial: u32,
     /// Whether it keeps a connection to every member: then only members whose connection is up can be chosen.
     needs_links: bool,
-}
-
-/// What a pick reads.
-struct ClientTables<'a> {
-    client: &'a Client,
-    /// The slot whose backend this pick tries, if members are not listed.
-    tried: Cell<u32>,
-}
-
-impl Tables for ClientTables<'_> {
-    type Backend = u32;
-    /// The members are for picks of a service that ejects: listed are those of its ejector.
-    type Members = ();
-    type Position = usize;
-
-    fn entry(&self, entry: u32) -> Option<u32> {
-        self.client.schedule.get(entry as usize).map(|slot| slot.number())
-    }
-
-    fn backend(&self, slot: u32) -> Option<u32> {
-        self.client.slots.get(slot as usize)?.map(|_| slot)
-    }
-
-    fn state(&self, slot: u32) -> StateWord {
-        let (client, at) = (self.client, slot as usize);
-        if let Some(ejector) = &client.ejector {
-            return ejector.state(slot);
-        }
-        let is_ready = client.links[at].is_some_and(|link| link.state == LinkState::Ready);
-        let usable = client.slots[at].is_some_and(|slot| slot.usable) && (is_ready || !client.needs_links);
-        StateWord::new(usable.into(), BackendState::Healthy)
-    }
-
-    fn flows(&self, slot: u32) -> u32 {
-        self.client.links[slot as usize].map_or(0, |link| link.flows)
-    }
-
-    /// A scenario has no policy that would count them.
-    fn errors(&self, _: u32) -> RecentErrors {
-        RecentErrors::default()
-    }
-
-    fn ejection(&self, slot: u32) -> EjectionState {
-        self.client.ejector.as_ref().map_or_else(EjectionState::default, |ejector| ejector.standing(slot))
-    }
-
-    fn entries(&self, slot: u32) -> u32 {
-        let entries = self.client.schedule.iter().filter(|entry| entry.number() == slot).count();
-        u32::try_from(entries).unwrap_or(u32::MAX)
-    }
-
-    fn members(&self, _: TableRef) -> Option<()> {
-        self.client.ejector.as_ref()?.members().map(|_| ())
-    }
-
-    fn list(&self, (): ()) -> Option<(u32, u32, usize)> {
-        let count = u32::try_from(self.client.ejector.as_ref()?.members()?.len());
-        let count = count.expect("at most MAX_SUBSET are listed");
-        Some((count, count, 0))
-    }
-
-    fn position(&self, (): (), number: u32) -> Option<usize> {
-        Some(number as usize)
-    }
-
-    fn member(&self, position: usize) -> (u32, usize) {
-        let members = self.client.ejector.as_ref().and_then(Ejector::members);
-        (members.expect("members that are asked for are listed")[position], position + 1)
-    }
-
-    fn begin_trial(&self, slot: u32, now: u32) -> bool {
-        let may = self.client.ejector.as_ref().is_some_and(|ejector| ejector.may_be_tried(slot, now));
-        if may {
-            self.tried.set(slot);
-        }
-        may
-    }
-
-    fn fallback(&self) -> u32 {
-        self.client.fallback
-    }
 }
 
 impl Client {

@@ -1,9 +1,11 @@
 //! A scenario that can be played: its values make sense together, and it fits into memory and a minute or two.
 //!
-//! What it costs to play is checked by `cost` before anything is allocated for it. A fault names the file, the line,
-//! the value and what would be right.
+//! What it costs to play is checked by `cost` before anything is allocated for it; which backends fail when is read by
+//! `fails`. A fault names the file, the line, the value and what would be right.
 
 mod cost;
+
+mod fails;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -15,10 +17,10 @@ use toml::Spanned;
 
 use super::assignments::Shares;
 use super::document::{
-    Backends, FailMode, FailTable, JobTable, Notice, ResizeTable, RestartTable, RunTable, ScenarioDocument,
-    Traffic, WeightTable,
+    Backends, JobTable, Notice, ResizeTable, RestartTable, RunTable, ScenarioDocument, Traffic, WeightTable,
 };
 use super::values::{EjectionChoice, Span};
+pub use fails::{Fail, FailPart};
 
 /// A scenario that can be played.
 #[derive(Debug)]
@@ -69,51 +71,6 @@ pub enum NewSize {
     Backends(u32, Span),
     /// Jobs, by their positions: how many tasks each.
     Tasks(Range<usize>, u32),
-}
-
-/// Backends that fail while they are reported, once or again and again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Fail {
-    /// When the first time.
-    pub at: Span,
-    /// How long each time.
-    pub lasts: Span,
-    /// Which part of the backends.
-    pub part: FailPart,
-    /// What connects to them meet.
-    pub how: FailMode,
-    /// After how long a client gives up a connect that nobody answers.
-    pub timeout: Span,
-    /// From the beginning of one time to that of the next.
-    pub every: Span,
-    /// How often.
-    pub times: u32,
-}
-
-/// How many backends fail.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FailPart {
-    /// So many percent, rounded up.
-    Share(u32),
-    /// So many.
-    Count(u32),
-}
-
-impl FailPart {
-    /// How many of `count` backends.
-    pub fn of(self, count: u32) -> u32 {
-        match self {
-            Self::Share(percent) => (count * percent).div_ceil(100),
-            Self::Count(backends) => backends.min(count),
-        }
-    }
-}
-
-impl Fail {
-    /// When the last time is over.
-    pub const fn end_us(self) -> u64 {
-        self.at.us + (self.times as u64 - 1) * self.every.us + self.lasts.us
-    }
 }
 
 /// One variant of a scenario: what it overrides.
@@ -197,7 +154,7 @@ impl Scenario {
             jobs: Vec::new(),
             resizes: resizes(&document.resize, &copies, end.1)?,
             restarts: sorted(&document.restart, end.1, |restart| restart.at)?,
-            fails: fails(&document.fail, end.1)?,
+            fails: fails::fails(&document.fail, end.1)?,
             runs,
         };
         scenario.check_restarts(&document.restart)?;
@@ -389,60 +346,6 @@ fn resizes(
         Resize { at: table.at, to }
     };
     Ok(sorted(tables, end, |table| table.at)?.into_iter().map(resize).collect())
-}
-
-/// After how long a client gives up a connect that nobody answers, if nothing is written.
-const TIMEOUT: Span = Span { us: 3_000_000 };
-
-fn fails(tables: &[Spanned<FailTable>], end: Span) -> Result<Vec<Fail>, SpannedFault> {
-    let mut by_time: Vec<&Spanned<FailTable>> = tables.iter().collect();
-    by_time.sort_by_key(|table| table.get_ref().at);
-    sorted(tables, end, |table| table.at)?;
-    let mut fails: Vec<Fail> = Vec::with_capacity(tables.len());
-    for spanned in by_time {
-        let fail = fail(spanned.get_ref()).map_err(|message| (spanned.span(), message))?;
-        // Two at once: each would bring up what the other has taken down.
-        let free = fails.last().map_or(0, |before| before.end_us());
-        if fail.at.us < free {
-            let message = format!(
-                "the failure at {} begins before the one before it has ended: write at least {:?} there",
-                fail.at,
-                Span { us: free }.to_string()
-            );
-            return Err((spanned.span(), message));
-        }
-        fails.push(fail);
-    }
-    Ok(fails)
-}
-
-fn fail(table: &FailTable) -> Result<Fail, String> {
-    let FailTable { at, lasts, share, backends, mode: how, timeout, every, times } = *table;
-    let part = match (share, backends) {
-        (Some(share), None) => FailPart::Share(share.0),
-        (None, Some(backends)) => FailPart::Count(backends.0),
-        _ => return Err("a failure is of some backends: write share or backends".into()),
-    };
-    if lasts.us == 0 {
-        return Err("a failure for \"0s\" is none: write at least \"1us\"".into());
-    }
-    let (every, times) = match (every, times) {
-        (None, None) => (lasts, 1),
-        (Some(every), Some(times)) if every > lasts => (every, times.0),
-        (Some(every), Some(_)) => {
-            return Err(format!(
-                "every {every} begins before the {lasts} before it are over: write more than {lasts}"
-            ));
-        }
-        _ => return Err("a failure that comes again has both: write every and times, or neither".into()),
-    };
-    if timeout.is_some() && how != FailMode::Silent {
-        return Err(
-            "only connects that nobody answers have a timeout: leave it out, or write mode = \"silent\""
-                .into(),
-        );
-    }
-    Ok(Fail { at, lasts, part, how, timeout: timeout.unwrap_or(TIMEOUT), every, times })
 }
 
 fn runs(tables: &[Spanned<RunTable>]) -> Result<Vec<Run>, SpannedFault> {

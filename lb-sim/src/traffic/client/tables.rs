@@ -1,0 +1,93 @@
+//! What a client's picks read: its tables as the kernel would have them.
+//!
+//! Where a service ejects backends, state words and members are those of the [`Ejector`]; where connections are kept, only a
+//! backend whose connection is up can be chosen. Must not change anything.
+
+use std::cell::Cell;
+
+use lb_common::abi::{BackendState, EjectionState, RecentErrors, StateWord, TableRef};
+use lb_common::pick::Tables;
+use lb_core::ejection::Ejector;
+
+use super::{Client, LinkState};
+
+/// What a pick reads.
+pub(super) struct ClientTables<'a> {
+    pub(super) client: &'a Client,
+    /// The slot whose backend this pick tries, if members are not listed.
+    pub(super) tried: Cell<u32>,
+}
+
+impl Tables for ClientTables<'_> {
+    type Backend = u32;
+    type Members = ();
+    type Position = usize;
+
+    fn entry(&self, entry: u32) -> Option<u32> {
+        self.client.schedule.get(entry as usize).map(|slot| slot.number())
+    }
+
+    fn backend(&self, slot: u32) -> Option<u32> {
+        self.client.slots.get(slot as usize)?.map(|_| slot)
+    }
+
+    fn state(&self, slot: u32) -> StateWord {
+        let (client, at) = (self.client, slot as usize);
+        if let Some(ejector) = &client.ejector {
+            return ejector.state(slot);
+        }
+        let is_ready = client.links[at].is_some_and(|link| link.state == LinkState::Ready);
+        let usable = client.slots[at].is_some_and(|slot| slot.usable) && (is_ready || !client.needs_links);
+        StateWord::new(usable.into(), BackendState::Healthy)
+    }
+
+    fn flows(&self, slot: u32) -> u32 {
+        self.client.links[slot as usize].map_or(0, |link| link.flows)
+    }
+
+    /// A scenario has no policy that would count them.
+    fn errors(&self, _: u32) -> RecentErrors {
+        RecentErrors::default()
+    }
+
+    fn ejection(&self, slot: u32) -> EjectionState {
+        self.client.ejector.as_ref().map_or_else(EjectionState::default, |ejector| ejector.standing(slot))
+    }
+
+    fn entries(&self, slot: u32) -> u32 {
+        let entries = self.client.schedule.iter().filter(|entry| entry.number() == slot).count();
+        u32::try_from(entries).unwrap_or(u32::MAX)
+    }
+
+    /// Of a service that ejects. The picks of others look at the schedule alone: scenarios set no limit of open flows.
+    fn members(&self, _: TableRef) -> Option<()> {
+        self.client.ejector.as_ref()?.members().map(|_| ())
+    }
+
+    fn list(&self, (): ()) -> Option<(u32, u32, usize)> {
+        let count = u32::try_from(self.client.ejector.as_ref()?.members()?.len());
+        let count = count.expect("at most MAX_SUBSET are listed");
+        Some((count, count, 0))
+    }
+
+    fn position(&self, (): (), number: u32) -> Option<usize> {
+        Some(number as usize)
+    }
+
+    fn member(&self, position: usize) -> (u32, usize) {
+        let members = self.client.ejector.as_ref().and_then(Ejector::members);
+        (members.expect("members that are asked for are listed")[position], position + 1)
+    }
+
+    fn begin_trial(&self, slot: u32, now: u32) -> bool {
+        let may = self.client.ejector.as_ref().is_some_and(|ejector| ejector.may_be_tried(slot, now));
+        if may {
+            self.tried.set(slot);
+        }
+        may
+    }
+
+    fn fallback(&self) -> u32 {
+        self.client.fallback
+    }
+}
