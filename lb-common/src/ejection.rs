@@ -10,8 +10,9 @@
 //! It knows no map and no clock: times are ticks, which begin anew after 52 days, so they are compared by their distance. One
 //! that is further ahead than an ejection can last is over.
 
-use crate::abi::{EjectionPhase, EjectionRules, EjectionState};
+use crate::abi::{EjectionPhase, EjectionRules, EjectionState, NO_SLOT, NextTrial};
 use crate::ending::Ending;
+use crate::pick::Survey;
 
 /// What became of a flow, as its backend is judged by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -210,7 +211,7 @@ fn ejected(before: EjectionState, rules: EjectionRules, now: u32, random: u32) -
     EjectionState {
         at: now.wrapping_add(duration(before.level, rules, random)),
         run: rules.failures,
-        level: if before.level < MOST_LEVELS { before.level + 1 } else { before.level },
+        level: raised(before.level),
         phase: EjectionPhase::Ejected as u8,
         ending: before.ending,
     }
@@ -218,6 +219,14 @@ fn ejected(before: EjectionState, rules: EjectionRules, now: u32, random: u32) -
 
 /// Doublings after which any time is longer than the longest that can be asked for.
 const MOST_LEVELS: u8 = 31;
+
+#[inline(always)]
+const fn raised(level: u8) -> u8 {
+    if level < MOST_LEVELS { level + 1 } else { level }
+}
+
+/// In the middle of a jitter's range there is none.
+const NO_JITTER: u32 = 1 << 31;
 
 /// Ticks of an ejection: twice as many for each level, within a tenth more or less, so that ejected backends of many clients are
 /// not all tried at the same moment.
@@ -262,8 +271,74 @@ const fn is_long_ago(at: u32, rules: EjectionRules, now: u32) -> bool {
     since > rules.max && since < 0u32.wrapping_sub(longest(rules))
 }
 
-/// How a backend stands while a connect that begins now is its trial; `None` if it is not ejected.
+/// How an ejected backend stands while a connect that begins now is its trial.
+///
+/// The trial has as long to decide as the last ejection lasted. One that has not decided by then is as good as a failure, so
+/// that the connects of a client whose timeout is long are not lost one after another to a backend that is silent. One that
+/// comes before its time, where nobody is well, makes nothing longer by failing.
 #[inline(always)]
 pub fn on_trial(before: EjectionState, rules: EjectionRules, now: u32) -> EjectionState {
-    EjectionState { at: now.wrapping_add(rules.base), phase: EjectionPhase::Trial as u8, ..before }
+    let level = if before.phase == EjectionPhase::Trial as u8 {
+        raised(before.level)
+    } else if is_over(before.at, rules, now) {
+        before.level
+    } else {
+        before.level.saturating_sub(1)
+    };
+    let time = duration(level.saturating_sub(1), rules, NO_JITTER);
+    EjectionState { at: now.wrapping_add(time), level, phase: EjectionPhase::Trial as u8, ..before }
+}
+
+/// After what the next trial of a service is looked for. Numbers are those that a function of a kernel program is given.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// A backend was ejected or taken back, or that it be ejected was withheld.
+    Judged = 0,
+    /// A trial has failed.
+    TrialFailed = 1,
+    /// A trial has begun.
+    TrialBegan = 2,
+}
+
+impl Event {
+    /// From its number.
+    #[inline(always)]
+    pub const fn from_u32(number: u32) -> Self {
+        match number {
+            1 => Self::TrialFailed,
+            2 => Self::TrialBegan,
+            _ => Self::Judged,
+        }
+    }
+}
+
+/// When the next trial of a service is due, and of whom, after a look at all of its members. `before`: what was decided last.
+///
+/// Where nobody is well, trials come at least every `base`, so that whoever recovers first is found soon. But a trial that has
+/// failed is followed by a connect to whoever is available: a client that connects rarely would begin one trial after another
+/// otherwise, and never see that a backend that could not be ejected is well again.
+#[inline(always)]
+pub fn next_trial(
+    seen: Survey,
+    rules: EjectionRules,
+    event: Event,
+    before: NextTrial,
+    now: u32,
+) -> NextTrial {
+    let mut ticks = seen.ticks_left();
+    let others_first = matches!(event, Event::TrialFailed) && seen.any_is_available();
+    if !seen.any_is_well() && !others_first {
+        if ticks > rules.base {
+            ticks = rules.base;
+        }
+        let decided = left(before.at, rules, now);
+        if matches!(event, Event::Judged) && before.slot != 0 && decided < ticks {
+            ticks = decided;
+        }
+    }
+    match seen.next_slot() {
+        NO_SLOT => NextTrial::default(),
+        slot => NextTrial { at: now.wrapping_add(ticks), slot: slot + 1 },
+    }
 }

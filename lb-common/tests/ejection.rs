@@ -240,6 +240,36 @@ fn a_trial_that_decides_nothing_passes_to_the_next_connect() {
 }
 
 #[test]
+fn a_trial_that_takes_too_long_is_as_good_as_one_that_failed() {
+    let mut backend = Backend::ejected(0);
+    let mut time = BASE;
+    for trial in 1..=8 {
+        backend.now = backend.state.at;
+        backend.state = on_trial(backend.state, RULES, backend.now);
+        assert_eq!(backend.state.at - backend.now, time.min(RULES.max), "trial {trial}");
+        assert_eq!(backend.state.level, trial);
+        time *= 2;
+    }
+    // The first of them is established after all.
+    assert_eq!(backend.see(of_trial(ESTABLISHED)), Verdict::Readmit);
+}
+
+#[test]
+fn a_trial_before_its_time_makes_nothing_longer() {
+    let mut backend = Backend::ejected(0);
+    for _ in 0..10 {
+        backend.now += 1;
+        backend.state = on_trial(backend.state, RULES, backend.now);
+        assert_eq!(backend.see(of_trial(REFUSED)), Verdict::EjectLonger);
+        assert_eq!((backend.state.at - backend.now, backend.state.level), (BASE, 1));
+    }
+    backend.now = backend.state.at;
+    backend.try_it();
+    assert_eq!(backend.see(of_trial(REFUSED)), Verdict::EjectLonger);
+    assert_eq!((backend.state.at - backend.now, backend.state.level), (2 * BASE, 2));
+}
+
+#[test]
 fn only_the_trial_decides() {
     let mut backend = Backend::ejected(0);
     let before = backend.state;

@@ -11,7 +11,7 @@ use lb_common::abi::{
     BackendState, DaemonState, EjectionPhase, EjectionRules, EjectionState, MAX_SUBSET, NO_SLOT, NextTrial,
     RecentErrors, StateWord, TableRef, Usable,
 };
-use lb_common::ejection::{self, Evidence, EvidenceKind, Verdict};
+use lb_common::ejection::{self, Event, Evidence, EvidenceKind, Verdict};
 use lb_common::pick::{self, Survey, Tables};
 
 use crate::ids::Slot;
@@ -55,17 +55,6 @@ pub struct Ejector {
     /// The slots of the schedule, each once, if they are few enough to be listed.
     members: Option<Vec<u32>>,
     next_trial: NextTrial,
-}
-
-/// Why the next trial is looked for.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Why {
-    /// A backend was judged.
-    Judged,
-    /// One is being tried.
-    Tried,
-    /// One was due and could not be tried.
-    NotTried,
 }
 
 impl Ejector {
@@ -129,10 +118,11 @@ impl Ejector {
         let slot = next.slot - 1;
         if self.may_be_tried(slot, now) && !is_at_limit(slot) {
             self.begin_trial(slot, now);
-            self.schedule_trial(Why::Tried, now);
+            self.schedule_trial(Event::TrialBegan, now);
             return Some(slot);
         }
-        self.schedule_trial(Why::NotTried, now);
+        // Not at each connect anew.
+        self.next_trial.at = now.wrapping_add(self.rules.base);
         None
     }
 
@@ -183,7 +173,8 @@ impl Ejector {
             Judgement::Ejected | Judgement::EjectedLonger => row.state.ejected = 1,
             Judgement::Readmitted => row.state.ejected = 0,
         }
-        self.schedule_trial(Why::Judged, now);
+        let event = if judgement == Judgement::EjectedLonger { Event::TrialFailed } else { Event::Judged };
+        self.schedule_trial(event, now);
         judgement
     }
 
@@ -218,26 +209,8 @@ impl Ejector {
     }
 
     /// Decides when the next trial is due, if members are listed. (The kernel programs do so twice, because of other CPUs.)
-    fn schedule_trial(&mut self, why: Why, now: u32) {
-        let seen = self.survey(now);
-        let mut left = seen.ticks_left();
-        if !seen.any_is_well() {
-            // Nobody is well, so whoever recovers first is to be found soon.
-            left = left.min(self.rules.base);
-            let before = self.next_trial;
-            let kept = ejection::left(before.at, self.rules, now);
-            if why == Why::Judged && before.slot != 0 && kept < left {
-                left = kept;
-            }
-        }
-        // Not at each connect anew.
-        if why == Why::NotTried && left == 0 {
-            left = self.rules.base;
-        }
-        self.next_trial = match seen.next_slot() {
-            NO_SLOT => NextTrial::default(),
-            slot => NextTrial { at: now.wrapping_add(left), slot: slot + 1 },
-        };
+    fn schedule_trial(&mut self, event: Event, now: u32) {
+        self.next_trial = ejection::next_trial(self.survey(now), self.rules, event, self.next_trial, now);
     }
 
     fn row(&self, slot: u32) -> Row {

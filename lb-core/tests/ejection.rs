@@ -81,6 +81,9 @@ fn a_trial_that_decides_nothing_is_the_next_connects() {
     // Nor may it take longer than the first ejection does.
     assert_eq!(service.due_trial(2 * BASE + 8, never), None);
     assert_eq!(service.due_trial(2 * BASE + 9, never), Some(1));
+    // And then each has as long as the last ejection of one whose trials fail.
+    assert_eq!(service.due_trial(4 * BASE + 8, never), None);
+    assert_eq!(service.due_trial(4 * BASE + 9, never), Some(1));
 }
 
 #[test]
@@ -120,13 +123,16 @@ fn where_nobody_is_well_a_trial_comes_at_least_every_first_ejection() {
     let mut service = service(RULES, 4);
     (0..4).for_each(|slot| drop(fail(&mut service, slot, 0)));
     let mut trials = Vec::new();
+    // A connect each tick: a trial, or to a backend that could not be ejected.
     for now in 0..40 * BASE {
         if let Some(slot) = service.due_trial(now, never) {
             trials.push((now, slot));
             service.report(slot, of_trial(REFUSED), now, NO_JITTER);
+        } else {
+            service.report(2 + now % 2, REFUSED, now, NO_JITTER);
         }
     }
-    assert!(trials.iter().zip(&trials[1..]).all(|(one, next)| next.0 - one.0 <= BASE), "{trials:?}");
+    assert!(trials.iter().zip(&trials[1..]).all(|(one, next)| next.0 - one.0 <= BASE + 1), "{trials:?}");
     for slot in [0, 1] {
         assert!(trials.iter().filter(|(_, tried)| *tried == slot).count() > 10, "{trials:?}");
     }
@@ -137,7 +143,29 @@ fn where_nobody_is_well_a_trial_comes_at_least_every_first_ejection() {
     assert!(first <= 41 * BASE);
     service.report(slot, of_trial(REFUSED), first, NO_JITTER);
     let left = service.next_trial().at - first;
-    assert!(left > 20 * BASE, "{left}");
+    assert!(left > BASE, "{left}");
+}
+
+#[test]
+fn a_client_that_connects_rarely_sees_that_a_withheld_backend_is_well_again() {
+    let mut service = service(RULES, 2);
+    let mut now = 0;
+    let mut connect = |service: &mut Ejector, is_well: bool| {
+        now += BASE + 1;
+        let tried = service.due_trial(now, never);
+        // The one that is not ejected, and is the one to recover.
+        let slot =
+            tried.unwrap_or_else(|| (0..2).find(|slot| service.state(*slot).ejected == 0).expect("one"));
+        let evidence = if slot == 1 && is_well { ESTABLISHED } else { REFUSED };
+        let evidence = Evidence { is_trial: tried.is_some(), ..evidence };
+        service.report(slot, evidence, now, NO_JITTER);
+        evidence.kind == EvidenceKind::Established
+    };
+    fail(&mut service, 0, 0);
+    (0..100).for_each(|_| drop(connect(&mut service, false)));
+    assert!(service.state(0).ejected == 1 && service.standing(1).run == RULES.failures);
+    let passed = (0..100).filter(|_| connect(&mut service, true)).count();
+    assert!(passed > 90, "{passed}");
 }
 
 #[test]

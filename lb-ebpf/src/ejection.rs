@@ -9,7 +9,7 @@ use lb_common::abi::{
     Backend, EjectionPhase, EjectionRules, EjectionState, Flow, NO_MEMBERS, NO_SLOT, NextTrial, Phase,
     Reason, Service, Usable,
 };
-use lb_common::ejection::{self, Evidence, EvidenceKind, Verdict};
+use lb_common::ejection::{self, Event, Evidence, EvidenceKind, Verdict};
 use lb_common::ending::Ending;
 use lb_common::pick::{self, Survey, Tables as _};
 use lb_common::ticks::tick;
@@ -125,7 +125,7 @@ pub fn due_trial<I: Instructions>(index: u32, service: *const Service, now: u32)
 #[inline(always)]
 pub fn trial_begun(service: u32, why: u8) {
     if is_trial(why) {
-        schedule_trial(service, TRIED, tick(clock::now_ns()));
+        schedule_trial(service, Event::TrialBegan as u32, tick(clock::now_ns()));
     }
 }
 
@@ -208,14 +208,10 @@ fn has_room(index: u32, service: *const Service, now: u32) -> bool {
     Survey::from_word(survey_service(index, now)).has_room(rules(service).max_share)
 }
 
-/// Why the next trial of a service is looked for: a backend was judged, or one is being tried.
-const JUDGED: u32 = 0;
-const TRIED: u32 = 1;
-
-/// Stores when the next trial of a service is due, if its members are listed. Returns 0.
+/// Stores when the next trial of a service is due, if its members are listed. `event`: the number of an [`Event`]. Returns 0.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn schedule_trial(index: u32, why: u32, now: u32) -> u32 {
+extern "C" fn schedule_trial(index: u32, event: u32, now: u32) -> u32 {
     let Some(service) = SERVICES.get_ptr_mut(index) else { return 0 };
     if table_of(service).members == NO_MEMBERS {
         return 0;
@@ -227,23 +223,11 @@ extern "C" fn schedule_trial(index: u32, why: u32, now: u32) -> u32 {
     // after its own store sees what the other one has done, or the other one stores last.
     for _ in 0..2 {
         let seen = Survey::from_word(survey_service(index, now));
-        let slot = seen.next_slot();
-        let mut left = seen.ticks_left();
-        if !seen.any_is_well() {
-            // Nobody is well, so whoever recovers first is to be found soon.
-            if left > rules.base {
-                left = rules.base;
-            }
-            // SAFETY: as above.
-            let before = NextTrial::from_word(unsafe { word.read_volatile() });
-            let kept = ejection::left(before.at, rules, now);
-            if why == JUDGED && before.slot != 0 && kept < left {
-                left = kept;
-            }
-        }
-        let next = NextTrial { at: now.wrapping_add(left), slot: slot + 1 };
         // SAFETY: as above.
-        unsafe { word.write_volatile(if slot == NO_SLOT { 0 } else { next.to_word() }) };
+        let before = NextTrial::from_word(unsafe { word.read_volatile() });
+        let next = ejection::next_trial(seen, rules, Event::from_u32(event), before, now);
+        // SAFETY: as above.
+        unsafe { word.write_volatile(next.to_word()) };
     }
     0
 }
@@ -284,7 +268,8 @@ fn judge<I: Instructions>(slot: u32, index: u32, evidence: u32, now: u32) -> u32
             tally::count(slot, |counts| &raw mut counts.readmissions);
         }
     }
-    schedule_trial(index, JUDGED, now);
+    let event = if matches!(verdict, Verdict::EjectLonger) { Event::TrialFailed } else { Event::Judged };
+    schedule_trial(index, event as u32, now);
     0
 }
 

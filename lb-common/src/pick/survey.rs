@@ -80,6 +80,12 @@ impl Survey {
         available >= 2 && (ejected < allowed || ejected == 0)
     }
 
+    /// Whether any member is available: it may be chosen, and is not ejected.
+    #[inline(always)]
+    pub const fn any_is_available(self) -> bool {
+        self.bits(0, COUNT_BITS) != 0
+    }
+
     /// Whether any available member is well: it has not failed as often in a row as ejects.
     #[inline(always)]
     pub const fn any_is_well(self) -> bool {
