@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, AsRawFd};
 
 use libc::{
     BPF_ABS, BPF_ALU, BPF_AND, BPF_B, BPF_H, BPF_IND, BPF_JEQ, BPF_JGE, BPF_JGT, BPF_JMP, BPF_JSET, BPF_K,
-    BPF_LD, BPF_LDX, BPF_MSH, BPF_RET, sock_filter,
+    BPF_LD, BPF_LDX, BPF_MSH, BPF_RET, BPF_W, SKF_AD_OFF, SKF_AD_RANDOM, sock_filter,
 };
 
 const SYN: u32 = 0x02;
@@ -40,6 +40,50 @@ pub fn drop_data(socket: impl AsFd) -> io::Result<()> {
         instruction(BPF_RET | BPF_K, 0, 0, DROP),
     ];
     attach(socket, &filter)
+}
+
+/// Lets a listener drop so many in a million of the SYNs that it is sent, which ones by chance. The connections that it makes
+/// take the filter over, which drops nothing of theirs.
+///
+/// # Errors
+/// What the kernel says.
+pub fn drop_syns(listener: impl AsFd, in_a_million: u32) -> io::Result<()> {
+    let filter = [
+        instruction(BPF_LD | BPF_B | BPF_ABS, 0, 0, 13),
+        instruction(BPF_ALU | BPF_AND | BPF_K, 0, 0, SYN | ACK),
+        instruction(BPF_JMP | BPF_JEQ | BPF_K, 0, 2, SYN),
+        random(),
+        instruction(BPF_JMP | BPF_JGE | BPF_K, 0, 1, share_of_numbers(in_a_million)),
+        instruction(BPF_RET | BPF_K, 0, 0, ACCEPT),
+        instruction(BPF_RET | BPF_K, 0, 0, DROP),
+    ];
+    attach(listener, &filter)
+}
+
+/// Lets a socket drop so many in a million of the packets that it is sent, which ones by chance; a listener's connections
+/// do as it does.
+///
+/// # Errors
+/// What the kernel says.
+pub fn drop_some(socket: impl AsFd, in_a_million: u32) -> io::Result<()> {
+    let filter = [
+        random(),
+        instruction(BPF_JMP | BPF_JGE | BPF_K, 0, 1, share_of_numbers(in_a_million)),
+        instruction(BPF_RET | BPF_K, 0, 0, ACCEPT),
+        instruction(BPF_RET | BPF_K, 0, 0, DROP),
+    ];
+    attach(socket, &filter)
+}
+
+/// Loads a random number of 32 bits.
+fn random() -> sock_filter {
+    instruction(BPF_LD | BPF_W | BPF_ABS, 0, 0, (SKF_AD_OFF + SKF_AD_RANDOM).cast_unsigned())
+}
+
+/// Below which number a random one lies so many times in a million.
+fn share_of_numbers(in_a_million: u32) -> u32 {
+    let numbers = (u64::from(in_a_million) << 32) / 1_000_000;
+    u32::try_from(numbers).expect("fewer than a million in a million")
 }
 
 /// Lets a raw socket see only what asks for a connection to one of these ports.
