@@ -4,6 +4,8 @@ mod connect;
 
 mod daemon;
 
+mod failover;
+
 mod statistics;
 
 use anyhow::Result;
@@ -21,12 +23,17 @@ enum Command {
     Connect(connect::Options),
     /// Start-up time and idle CPU of the daemon
     Daemon,
+    /// What a dead backend costs a client, with and without ejection
+    Failover(failover::Options),
     /// The backends of a benchmark
     #[command(hide = true)]
     Serve(connect::serve::Options),
     /// One arm of a benchmark
     #[command(hide = true)]
     Work(connect::work::Options),
+    /// The client of a benchmark of dead backends
+    #[command(hide = true)]
+    Call,
 }
 
 fn main() -> Result<()> {
@@ -35,7 +42,9 @@ fn main() -> Result<()> {
     match Cli::parse().command {
         Command::Connect(options) => connect::run(&options),
         Command::Daemon => daemon::run(),
+        Command::Failover(options) => failover::run(&options),
         Command::Serve(options) => connect::serve::run(&options),
         Command::Work(options) => connect::work::run(&options),
+        Command::Call => failover::caller::run(),
     }
 }

@@ -1,0 +1,131 @@
+//! What a dead backend costs a client, with and without ejection; whether backends are ejected that are well; and how soon one
+//! that recovers has its share again.
+//!
+//! A benchmark and no test: it takes real seconds, and what it shows depends on them. The program is driven as an operator
+//! drives it; the client's connects are those of a process in the client's cgroup, and what failed is what that has seen.
+
+mod cell;
+
+pub mod caller;
+
+mod link;
+
+mod listener;
+
+mod slow;
+
+mod place;
+
+mod outcome;
+
+mod play;
+
+mod mistake;
+
+mod recovery;
+
+mod print;
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail};
+use lb_common::abi::Policy;
+use serde::Serialize;
+use stage::Stage;
+
+/// `bench failover`
+#[derive(Debug, clap::Args)]
+pub struct Options {
+    /// Only this policy; may be given several times
+    #[arg(long = "policy", value_parser = policy)]
+    policies: Vec<Policy>,
+    /// Only this fault: `refuse`, `blackhole`, `reset`, `slow-accept`
+    #[arg(long)]
+    fault: Option<cell::Fault>,
+    /// Every fault in every fleet under every policy
+    #[arg(long, conflicts_with_all = ["mistakes", "recovery"])]
+    all: bool,
+    /// Whether backends are ejected that are well
+    #[arg(long = "false", conflicts_with = "recovery")]
+    mistakes: bool,
+    /// Of that: connects of which one in a thousand fails; a tenth as many where packets are lost
+    #[arg(long, default_value_t = 1_000_000)]
+    connects: u64,
+    /// How soon a backend that recovers has its share again
+    #[arg(long)]
+    recovery: bool,
+    /// Write what was measured to this file, as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Fail if what is needed is missed
+    #[arg(long)]
+    check: bool,
+}
+
+fn policy(name: &str) -> Result<Policy, String> {
+    let names = Policy::ALL.map(Policy::name).join(", ");
+    let found = Policy::ALL.into_iter().find(|policy| policy.name() == name);
+    found.ok_or_else(|| format!("one of {names}"))
+}
+
+/// A cell with what it has shown, in a document.
+#[derive(Serialize)]
+struct Row<'m> {
+    #[serde(flatten)]
+    cell: cell::Described,
+    #[serde(flatten)]
+    figures: &'m outcome::Figures,
+}
+
+/// `bench failover`.
+pub fn run(options: &Options) -> Result<()> {
+    let stage = Stage::new();
+    let or = |otherwise: &[Policy]| match options.policies.as_slice() {
+        [] => otherwise.to_vec(),
+        named => named.to_vec(),
+    };
+    let missed: Vec<String> = if options.mistakes {
+        let wanted =
+            mistake::Options { connects: options.connects, policies: or(&[Policy::WeightedRoundRobin]) };
+        let seen = mistake::run(&stage, &wanted)?;
+        println!("{}", mistake::print(&seen));
+        write(options, &seen)?;
+        seen.iter().filter_map(mistake::Seen::missed).collect()
+    } else if options.recovery {
+        let seen = recovery::run(&stage, &or(&Policy::ALL))?;
+        println!("{}", recovery::print(&seen));
+        write(options, &seen)?;
+        seen.iter().filter_map(recovery::Seen::missed).collect()
+    } else {
+        let mut cells = cell::matrix(&or(&Policy::ALL), options.all);
+        cells.retain(|cell| options.fault.is_none_or(|fault| cell.fault == fault));
+        let measured = play::play(&stage, &cells)?;
+        println!("{}", print::cells(&measured));
+        let aborted: u64 = measured.iter().map(|(_, figures)| figures.taken_for_aborted).sum();
+        if aborted > 0 {
+            println!("resets that were counted as aborted: {aborted}");
+        }
+        let rows = measured.iter().map(|(cell, figures)| Row { cell: cell.describe(), figures });
+        write(options, &rows.collect::<Vec<_>>())?;
+        let named = |(cell, figures): &(cell::Cell, outcome::Figures)| {
+            let named = format!("{:?}", cell.describe());
+            outcome::missed(*cell, figures).into_iter().map(move |missed| format!("{named}: {missed}"))
+        };
+        measured.iter().flat_map(|measured| named(measured).collect::<Vec<_>>()).collect()
+    };
+    for missed in &missed {
+        println!("missed: {missed}");
+    }
+    match missed.len() {
+        0 => println!("all that is needed is reached"),
+        missed if options.check => bail!("{missed} needs are missed"),
+        _ => {}
+    }
+    Ok(())
+}
+
+fn write(options: &Options, measured: &impl Serialize) -> Result<()> {
+    let Some(path) = &options.json else { return Ok(()) };
+    let text = serde_json::to_string_pretty(measured)?;
+    std::fs::write(path, text + "\n").with_context(|| format!("write {}", path.display()))
+}

@@ -1,0 +1,320 @@
+//! The process that connects, inside the client's cgroup: it does as it is told and says what has failed, and when.
+//!
+//! Must not know what it dials, or what is expected of it.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::net::SocketAddr;
+use std::process::Command;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fd::OwnedFd;
+use rustix::io::Errno;
+use rustix::net::sockopt::{set_socket_linger, socket_error};
+use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, recv};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use serde::{Deserialize, Serialize};
+use stage::Cgroup;
+use stage::probe::die_with_us;
+use stage::rpc::{self, Process};
+
+/// What the application waits for a connection, and for the first byte.
+pub const PATIENCE: Duration = Duration::from_millis(300);
+
+/// What a caller is asked; answered with what it has [`Made`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Calls {
+    /// One connect after the other, each with a first byte.
+    InTurn {
+        /// Where to.
+        service: SocketAddr,
+        /// How many at most.
+        connects: u64,
+        /// How far apart they begin at least.
+        apart: Duration,
+        /// No further one begins after this.
+        within: Duration,
+    },
+    /// The same by several threads, without pause.
+    AtOnce {
+        /// Where to.
+        service: SocketAddr,
+        /// How many at most.
+        connects: u64,
+        /// How many at a time.
+        threads: u32,
+        /// No further one begins after this.
+        within: Duration,
+    },
+    /// Connects that begin so many a second, whatever becomes of those before, without a first byte.
+    Paced {
+        /// Where to.
+        service: SocketAddr,
+        /// How many.
+        connects: u64,
+        /// In a second.
+        rate: u32,
+        /// Packets in a million that are lost on their way to the client.
+        lost: u32,
+    },
+    /// So many connections that are kept; one that ends is made again.
+    Pool {
+        /// Where to.
+        service: SocketAddr,
+        /// How many are kept.
+        kept: u32,
+        /// For how long.
+        within: Duration,
+    },
+}
+
+/// A connect that failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Failed {
+    /// When it began, since the calls did.
+    pub began: Duration,
+    /// When it had failed.
+    pub ended: Duration,
+}
+
+/// What has become of calls.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Made {
+    /// Connects.
+    pub connects: u64,
+    /// Those that failed, in the order in which they did.
+    pub failed: Vec<Failed>,
+    /// How often they failed with which error.
+    pub errors: BTreeMap<String, u64>,
+    /// How long all of it took.
+    pub took: Duration,
+}
+
+/// A caller.
+pub struct Caller(Process);
+
+impl Caller {
+    /// Starts one in a cgroup.
+    pub fn start(cgroup: &Cgroup) -> Result<Self> {
+        let mut command = Command::new(std::env::current_exe()?);
+        command.arg("call");
+        cgroup.enter(&mut command);
+        die_with_us(&mut command);
+        Ok(Self(Process::start(&mut command)))
+    }
+
+    /// Lets it call, and does not wait.
+    pub fn tell(&mut self, calls: Calls) {
+        self.0.send(&calls);
+    }
+
+    /// Waits until it has done so.
+    pub fn made(&mut self) -> Made {
+        self.0.receive()
+    }
+}
+
+/// `bench call`.
+pub fn run() -> Result<()> {
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).context("many files")?;
+    rpc::serve(|calls| match *calls {
+        Calls::InTurn { service, connects, apart, within } => in_turn(service, connects, apart, within),
+        Calls::AtOnce { service, connects, threads, within } => at_once(service, connects, threads, within),
+        Calls::Paced { service, connects, rate, lost } => paced(service, connects, rate, lost),
+        Calls::Pool { service, kept, within } => pool(service, kept, within),
+    })
+}
+
+impl Made {
+    fn count(&mut self, began: Duration, ended: Duration, outcome: Result<(), Errno>) {
+        self.connects += 1;
+        if let Err(errno) = outcome {
+            self.failed.push(Failed { began, ended });
+            *self.errors.entry(format!("{errno:?}")).or_insert(0) += 1;
+        }
+    }
+
+    fn add(&mut self, other: Self) {
+        self.connects += other.connects;
+        self.failed.extend(other.failed);
+        for (error, count) in other.errors {
+            *self.errors.entry(error).or_insert(0) += count;
+        }
+    }
+}
+
+fn in_turn(service: SocketAddr, connects: u64, apart: Duration, within: Duration) -> Result<Made> {
+    let (mut made, started, mut due) = (Made::default(), Instant::now(), Duration::ZERO);
+    while made.connects < connects && started.elapsed() < within {
+        wait_until(started + due);
+        let began = started.elapsed();
+        let outcome = call(service)?;
+        let ended = started.elapsed();
+        made.count(began, ended, outcome);
+        // Never hurrying to make up for one that took long.
+        due = (due + apart).max(ended);
+    }
+    made.took = started.elapsed();
+    Ok(made)
+}
+
+fn at_once(service: SocketAddr, connects: u64, threads: u32, within: Duration) -> Result<Made> {
+    let (left, started) = (AtomicU64::new(connects), Instant::now());
+    let work = || -> Result<Made> {
+        let mut made = Made::default();
+        let take_one = || left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
+        while started.elapsed() < within && take_one().is_ok() {
+            let began = started.elapsed();
+            let outcome = call(service)?;
+            made.count(began, started.elapsed(), outcome);
+        }
+        Ok(made)
+    };
+    let mut made = Made::default();
+    std::thread::scope(|scope| -> Result<()> {
+        let start = |_| std::thread::Builder::new().stack_size(64 << 10).spawn_scoped(scope, work);
+        let workers = (0..threads).map(start).collect::<std::io::Result<Vec<_>>>()?;
+        for worker in workers {
+            made.add(worker.join().expect("it does not panic")?);
+        }
+        Ok(())
+    })?;
+    made.failed.sort_by_key(|failed| failed.ended);
+    made.took = started.elapsed();
+    Ok(made)
+}
+
+/// A connect that has not been answered yet.
+struct Pending {
+    socket: OwnedFd,
+    began: Duration,
+}
+
+/// How far behind its rate it may be and still catch up.
+const CATCH_UP: Duration = Duration::from_millis(3);
+
+/// What is due first is done first, and what this process could not begin, having no CPU for a while, is not made up for: the
+/// timeouts of connects that begin together end together, a burst of failures in a row that no network made.
+fn paced(service: SocketAddr, connects: u64, rate: u32, lost: u32) -> Result<Made> {
+    let (mut made, started, mut begun) = (Made::default(), Instant::now(), 0);
+    let mut late = Duration::ZERO;
+    let mut pending: VecDeque<Pending> = VecDeque::new();
+    while begun < connects || !pending.is_empty() {
+        let next = (begun < connects).then(|| late + Duration::from_secs(begun) / rate);
+        let over = pending.front().map(|pending| pending.began + PATIENCE);
+        let begins = next.is_some_and(|next| over.is_none_or(|over| next < over));
+        let due = if begins { next } else { over }.context("something is due")?;
+        wait_until(started + due);
+        if begins {
+            let behind = started.elapsed().saturating_sub(due);
+            late += if behind > CATCH_UP { behind } else { Duration::ZERO };
+            begun += 1;
+            let socket = socket()?;
+            if lost > 0 {
+                stage::filter::drop_some(&socket, lost).context("lose packets")?;
+            }
+            let began = started.elapsed();
+            match begin(&socket, service).and_then(|()| answer(&socket, Duration::ZERO)) {
+                Err(Errno::TIMEDOUT) => pending.push_back(Pending { socket, began }),
+                outcome => {
+                    made.count(began, started.elapsed(), outcome);
+                    leave(&socket, outcome);
+                }
+            }
+        } else if let Some(Pending { socket, began }) = pending.pop_front() {
+            let outcome = answer(&socket, Duration::ZERO);
+            leave(&socket, outcome);
+            drop(socket);
+            made.count(began, started.elapsed(), outcome);
+        }
+    }
+    made.took = started.elapsed();
+    Ok(made)
+}
+
+fn pool(service: SocketAddr, kept: u32, within: Duration) -> Result<Made> {
+    let (mut made, started) = (Made::default(), Instant::now());
+    let mut open: Vec<OwnedFd> = Vec::new();
+    while started.elapsed() < within {
+        // Not all of them at the same moment.
+        let missing = (usize::try_from(kept)? - open.len()).min(2);
+        for _ in 0..missing {
+            let (socket, began) = (socket()?, started.elapsed());
+            let outcome = begin(&socket, service).and_then(|()| answer(&socket, PATIENCE));
+            made.count(began, started.elapsed(), outcome);
+            open.extend(outcome.is_ok().then_some(socket));
+        }
+        let mut polled: Vec<PollFd<'_>> =
+            open.iter().map(|socket| PollFd::new(socket, PollFlags::IN)).collect();
+        poll(&mut polled, Some(&timespec(Duration::from_millis(10))))?;
+        let ended: Vec<bool> = polled.iter().map(|polled| !polled.revents().is_empty()).collect();
+        let mut ended = ended.into_iter();
+        open.retain(|_| !ended.next().unwrap_or(false));
+    }
+    made.took = started.elapsed();
+    Ok(made)
+}
+
+fn wait_until(due: Instant) {
+    while let Some(left) = due.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) {
+        std::thread::park_timeout(left);
+    }
+}
+
+/// One connect, and the first byte of whoever is there. The outer error is this machine's fault.
+fn call(service: SocketAddr) -> Result<Result<(), Errno>> {
+    let socket = socket()?;
+    let deadline = Instant::now() + PATIENCE;
+    let outcome = begin(&socket, service)
+        .and_then(|()| answer(&socket, PATIENCE))
+        .and_then(|()| first_byte(&socket, deadline.saturating_duration_since(Instant::now())));
+    leave(&socket, outcome);
+    Ok(outcome)
+}
+
+fn socket() -> Result<OwnedFd> {
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    Ok(rustix::net::socket_with(AddressFamily::INET, SocketType::STREAM, flags, None)?)
+}
+
+fn begin(socket: &OwnedFd, service: SocketAddr) -> Result<(), Errno> {
+    match rustix::net::connect(socket, &service) {
+        Ok(()) | Err(Errno::INPROGRESS) => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+/// Whether it is established, after at most so long. As runtimes do, it takes the error off the socket.
+fn answer(socket: &OwnedFd, patience: Duration) -> Result<(), Errno> {
+    wait(socket, PollFlags::OUT, patience)?;
+    socket_error(socket)?
+}
+
+fn first_byte(socket: &OwnedFd, patience: Duration) -> Result<(), Errno> {
+    wait(socket, PollFlags::IN, patience)?;
+    match recv(socket, &mut [0; 1], RecvFlags::empty())? {
+        (_, 0) => Err(Errno::PIPE),
+        _ => Ok(()),
+    }
+}
+
+fn wait(socket: &OwnedFd, what: PollFlags, patience: Duration) -> Result<(), Errno> {
+    match poll(&mut [PollFd::new(socket, what)], Some(&timespec(patience)))? {
+        0 => Err(Errno::TIMEDOUT),
+        _ => Ok(()),
+    }
+}
+
+fn timespec(time: Duration) -> Timespec {
+    Timespec::try_from(time).expect("a short time")
+}
+
+/// A connection that was made ends with a reset, so that no port waits. One that was not is closed as any application does.
+fn leave(socket: &OwnedFd, outcome: Result<(), Errno>) {
+    if outcome.is_ok() {
+        let _ = set_socket_linger(socket, Some(Duration::ZERO));
+    }
+}

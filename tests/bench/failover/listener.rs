@@ -1,0 +1,130 @@
+//! Who is behind the addresses of backends: one listener for all that have the same port, each with its manner.
+//!
+//! Must not know what is dialled, or by whom.
+
+use std::collections::VecDeque;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::sockopt::{set_socket_linger, set_socket_reuseaddr};
+use rustix::net::{AddressFamily, SendFlags, SocketType, send};
+
+/// What a listener does with a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Manner {
+    /// Accepts it, says one byte, and closes it late.
+    Greets,
+    /// Accepts it and resets it.
+    Resets,
+    /// Accepts it, says nothing, and resets it after five seconds, as a middlebox does that forgets connections.
+    ResetsLater,
+}
+
+/// Connections that wait to be accepted: as many as the kernel allows by default.
+pub const QUEUE: i32 = 4096;
+/// Connections that are greeted and not closed yet.
+const OPEN: usize = 256;
+/// How long a connection lives before it is reset later.
+const LATER: Duration = Duration::from_secs(5);
+/// How long a listener waits before it looks what else is to be done.
+const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
+
+/// Whom a listener has accepted.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Accepted {
+    /// How many.
+    pub count: u64,
+    /// When the first one was.
+    pub first: Option<Instant>,
+}
+
+/// A listener. Stops when it is dropped, and then refuses.
+pub struct Listener {
+    ends: Arc<AtomicBool>,
+    accepted: Arc<Mutex<Accepted>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Listener {
+    /// Starts to listen in the calling thread's network.
+    pub fn start(address: SocketAddr, manner: Manner) -> Result<Self> {
+        Self::with(&bound(address, QUEUE)?, manner)
+    }
+
+    /// Lets a listener do so.
+    pub fn with(listener: &TcpListener, manner: Manner) -> Result<Self> {
+        let (ends, accepted) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(Accepted::default())));
+        let (listener, until, counts) = (listener.try_clone()?, Arc::clone(&ends), Arc::clone(&accepted));
+        let thread = std::thread::spawn(move || accept(&listener, manner, &until, &counts));
+        Ok(Self { ends, accepted, thread: Some(thread) })
+    }
+
+    /// Whom it has accepted.
+    pub fn accepted(&self) -> Accepted {
+        *self.accepted.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        self.ends.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// A socket that listens, and lets so many wait; nobody accepts yet.
+pub fn bound(address: SocketAddr, queue: i32) -> Result<TcpListener> {
+    let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None)?;
+    set_socket_reuseaddr(&socket, true)?;
+    rustix::net::bind(&socket, &address).with_context(|| format!("bind {address}"))?;
+    rustix::net::listen(&socket, queue).with_context(|| format!("listen on {address}"))?;
+    let listener = TcpListener::from(socket);
+    listener.set_nonblocking(true)?;
+    Ok(listener)
+}
+
+/// Accepts until it is to end.
+fn accept(listener: &TcpListener, manner: Manner, ends: &AtomicBool, accepted: &Mutex<Accepted>) {
+    let mut open: VecDeque<(Instant, TcpStream)> = VecDeque::new();
+    while !ends.load(Ordering::Relaxed) {
+        let mut ready = [PollFd::new(listener, PollFlags::IN)];
+        let _ = poll(&mut ready, Some(&LOOK));
+        // Bound: whoever connects is slower than this.
+        while let Ok((stream, _)) = listener.accept() {
+            let now = Instant::now();
+            let mut accepted = accepted.lock().unwrap_or_else(PoisonError::into_inner);
+            *accepted = Accepted { count: accepted.count + 1, first: accepted.first.or(Some(now)) };
+            drop(accepted);
+            match manner {
+                // It may have been reset; whoever did that does not wait for this.
+                Manner::Greets => drop(send(&stream, &[1], SendFlags::NOSIGNAL)),
+                Manner::Resets => {
+                    reset(stream);
+                    continue;
+                }
+                Manner::ResetsLater => {}
+            }
+            open.push_back((now, stream));
+            if manner == Manner::Greets && open.len() > OPEN {
+                open.pop_front();
+            }
+        }
+        while manner == Manner::ResetsLater
+            && let Some((_, stream)) = open.pop_front_if(|(since, _)| since.elapsed() >= LATER)
+        {
+            reset(stream);
+        }
+    }
+}
+
+fn reset(stream: TcpStream) {
+    let _ = set_socket_linger(&stream, Some(Duration::ZERO));
+    drop(stream);
+}

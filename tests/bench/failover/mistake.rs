@@ -1,0 +1,175 @@
+//! Ejections that are none of the backend's fault: few connects fail by chance, a pool of connections is kept that somebody
+//! resets, packets are lost. Nobody, or hardly anybody, is to be ejected.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use lb_common::abi::Policy;
+use serde::Serialize;
+use stage::Stage;
+
+use super::caller::Calls;
+use super::listener::{Listener, Manner, QUEUE, bound};
+use super::place::{Client, Place, Wanted};
+use super::print::table;
+
+/// Who listens: one port for each trouble.
+const SYNS_ARE_LOST: u16 = 8500;
+const RESETS_LATER: u16 = 8600;
+const PACKETS_ARE_LOST: u16 = 8700;
+
+/// One connect in a thousand fails.
+const RARELY: u32 = 1_000;
+/// One packet in twenty is lost, each way.
+const OFTEN: u32 = 50_000;
+/// Connects a second: as many as two CPUs make with some room, so that they are made one after the other.
+const FAST: u32 = 12_000;
+/// Connects a second of which many wait for their timeouts.
+const SLOWLY: u32 = 2_000;
+/// Connections that are kept.
+const KEPT: u32 = 500;
+/// For how long, at least.
+const POOL: Duration = Duration::from_secs(50);
+
+/// What is asked for.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Connects of which one in a thousand fails; a tenth as many where packets are lost.
+    pub connects: u64,
+    /// How backends are picked.
+    pub policies: Vec<Policy>,
+}
+
+/// What was seen under one policy.
+#[derive(Clone, Debug, Serialize)]
+pub struct Seen {
+    trouble: &'static str,
+    policy: &'static str,
+    connects: u64,
+    failed: u64,
+    ejections: u64,
+    trials: u64,
+    most: u64,
+    took_s: f64,
+    contradiction: Option<String>,
+}
+
+impl Seen {
+    /// What is needed and missed.
+    pub fn missed(&self) -> Option<String> {
+        let Self { trouble, policy, ejections, most, .. } = self;
+        let many =
+            (ejections > most).then(|| format!("{trouble}, {policy}: {ejections} ejections, {most} may be"));
+        many.or_else(|| self.contradiction.as_ref().map(|why| format!("{trouble}, {policy}: {why}")))
+    }
+}
+
+/// Something that goes wrong without a backend's being dead.
+struct Trouble {
+    name: &'static str,
+    port: u16,
+    calls: fn(SocketAddr, u64) -> Calls,
+    most_ejections: u64,
+}
+
+const TROUBLES: [Trouble; 3] = [
+    Trouble {
+        name: "1 connect in 1,000 fails",
+        port: SYNS_ARE_LOST,
+        calls: |service, connects| Calls::Paced { service, connects, rate: FAST, lost: 0 },
+        most_ejections: 0,
+    },
+    Trouble {
+        name: "a pool of connections that are reset after 5 s",
+        port: RESETS_LATER,
+        calls: |service, _| Calls::Pool { service, kept: KEPT, within: POOL },
+        most_ejections: 0,
+    },
+    Trouble {
+        name: "5 % of packets are lost each way",
+        port: PACKETS_ARE_LOST,
+        calls: |service, connects| Calls::Paced {
+            service,
+            connects: connects / 10,
+            rate: SLOWLY,
+            lost: OFTEN,
+        },
+        most_ejections: 10,
+    },
+];
+
+/// Looks at every trouble.
+pub fn run(stage: &Stage, options: &Options) -> Result<Vec<Seen>> {
+    let _listeners = listen()?;
+    let mut seen = Vec::new();
+    for trouble in &TROUBLES {
+        for &policy in &options.policies {
+            seen.push(meet(stage, trouble, policy, options.connects)?);
+            eprintln!("{}, {}: done", trouble.name, policy.name());
+        }
+    }
+    Ok(seen)
+}
+
+fn listen() -> Result<Vec<Listener>> {
+    let any = |port| bound(SocketAddr::from((Ipv4Addr::UNSPECIFIED, port)), QUEUE);
+    let (first, second, third) = (any(SYNS_ARE_LOST)?, any(RESETS_LATER)?, any(PACKETS_ARE_LOST)?);
+    stage::filter::drop_syns(&first, RARELY).context("lose SYNs")?;
+    stage::filter::drop_syns(&second, RARELY).context("lose SYNs")?;
+    stage::filter::drop_some(&third, OFTEN).context("lose packets")?;
+    Ok(vec![
+        Listener::with(&first, Manner::Greets)?,
+        Listener::with(&second, Manner::ResetsLater)?,
+        Listener::with(&third, Manner::Greets)?,
+    ])
+}
+
+fn meet(stage: &Stage, trouble: &Trouble, policy: Policy, connects: u64) -> Result<Seen> {
+    let backends = (1..=5).map(|host| SocketAddr::from(([127, 100, 0, host], trouble.port))).collect();
+    let place = Place::start(stage, "mistakes", &[Wanted { policy, ejects: true, backends }], true)?;
+    let client: &Client = &place.clients[0];
+    let mut caller = client.caller()?;
+    caller.tell((trouble.calls)(client.service, connects));
+    let made = caller.made();
+    let service = client.of(&place.status())?;
+    let sum = |of: fn(&lb_view::backend::Backend) -> u64| service.backends.iter().map(of).sum::<u64>();
+    let failed = u64::try_from(made.failed.len())?;
+    let unanswered = sum(|backend| backend.endings.get("unanswered").copied().unwrap_or(0));
+    let started = sum(|backend| backend.started);
+    let agree = unanswered == failed && started == made.connects;
+    Ok(Seen {
+        trouble: trouble.name,
+        policy: policy.name(),
+        connects: made.connects,
+        failed,
+        ejections: sum(|backend| backend.ejections),
+        trials: sum(|backend| backend.trials),
+        most: trouble.most_ejections,
+        took_s: made.took.as_secs_f64(),
+        contradiction: (!agree).then(|| {
+            format!(
+                "{started} started and {unanswered} unanswered, seen {} and {:?}",
+                made.connects, made.errors
+            )
+        }),
+    })
+}
+
+/// As a table.
+pub fn print(seen: &[Seen]) -> String {
+    let titles = ["trouble", "policy", "connects", "failed", "ejections", "at most", "trials", "took"];
+    let row = |seen: &Seen| {
+        vec![
+            seen.trouble.to_owned(),
+            seen.policy.to_owned(),
+            seen.connects.to_string(),
+            seen.failed.to_string(),
+            seen.ejections.to_string(),
+            seen.most.to_string(),
+            seen.trials.to_string(),
+            format!("{:.0} s", seen.took_s),
+        ]
+    };
+    table(&titles, &seen.iter().map(row).collect::<Vec<_>>())
+}

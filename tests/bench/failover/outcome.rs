@@ -1,0 +1,184 @@
+//! What a cell has shown, and whether that is what is needed. Values only; must not know how they are printed.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use anyhow::Result;
+use lb_common::ending::Ending;
+use lb_view::backend::Backend;
+use lb_view::status::Service;
+use serde::Serialize;
+
+use super::caller::Made;
+use super::cell::{Cell, Fault, Fleet, Manner};
+use super::place::backend;
+
+/// What a cell has shown.
+#[derive(Clone, Debug, Serialize)]
+pub struct Figures {
+    /// Connects.
+    pub connects: u64,
+    /// Those that failed.
+    pub failed: u64,
+    /// Of all connects those that were trials.
+    pub trials: u64,
+    /// Of the trials those that failed.
+    pub trials_failed: u64,
+    /// Dead backends that were ejected in the end.
+    pub ejected: usize,
+    /// Failures after which nobody was ejected, because too many were.
+    pub withheld: u64,
+    /// From the beginning of the first connect that failed until the end of the last that was no trial, in milliseconds; none
+    /// where a dead backend is not ejected in the end, so that connects go on failing.
+    pub over_after_ms: Option<f64>,
+    /// How far the live backend that is furthest from its share of the live ones' connects is from it, as a part of that share;
+    /// none where there are too few connects.
+    pub share_off: Option<f64>,
+    /// Connects of each live backend, by which that is judged.
+    pub live: Vec<u64>,
+    /// Resets by dead backends that the kernel programs took for the client's doing.
+    pub taken_for_aborted: u64,
+    /// Errors that the client has seen.
+    pub errors: BTreeMap<String, u64>,
+    /// What the client has seen and the kernel has counted otherwise.
+    pub contradictions: Vec<String>,
+}
+
+/// Where the backends of a cell are.
+pub struct Backends {
+    /// The dead ones.
+    pub dead: Vec<SocketAddr>,
+    /// The live ones.
+    pub live: Vec<SocketAddr>,
+}
+
+/// Fewer connects of each live backend tell nothing of its share.
+const LEAST_SAMPLE: f64 = 100.0;
+
+impl Figures {
+    /// The figures of a cell: what the client has seen, and its service after that.
+    pub fn of(cell: Cell, backends: &Backends, made: &Made, service: &Service) -> Result<Self> {
+        let dead: Vec<&Backend> =
+            backends.dead.iter().map(|address| backend(service, *address)).collect::<Result<_>>()?;
+        let sum = |of: fn(&Backend) -> u64| dead.iter().map(|backend| of(backend)).sum::<u64>();
+        let trials = sum(|backend| backend.trials);
+        // Whoever accepts and resets is taken back by a trial and fails it all the same.
+        let trials_failed = match cell.fault {
+            Fault::Refuse | Fault::Blackhole | Fault::Reset => trials,
+            Fault::SlowAccept => trials - sum(|backend| backend.readmissions),
+        };
+        let ejected = dead.iter().filter(|backend| backend.ejection.is_some()).count();
+        let failed = u64::try_from(made.failed.len())?;
+        Ok(Self {
+            connects: made.connects,
+            failed,
+            trials,
+            trials_failed,
+            ejected,
+            withheld: sum(|backend| backend.withheld),
+            over_after_ms: (ejected == dead.len()).then(|| over_after(made, trials_failed)).flatten(),
+            share_off: None,
+            live: Vec::new(),
+            taken_for_aborted: match cell.fault {
+                Fault::Reset => sum(|backend| backend.endings.get("aborted").copied().unwrap_or(0)),
+                Fault::Refuse | Fault::Blackhole | Fault::SlowAccept => 0,
+            },
+            errors: made.errors.clone(),
+            contradictions: contradictions(cell.fault, &dead, made, service),
+        })
+    }
+
+    /// Adds the shares of the live backends, from connects between two looks at the service.
+    #[expect(clippy::cast_precision_loss, reason = "counts of connects")]
+    pub fn compare_shares(
+        &mut self,
+        live: &[SocketAddr],
+        before: Option<&Service>,
+        after: &Service,
+    ) -> Result<()> {
+        for address in live {
+            let until = before.map_or(Ok(0), |before| anyhow::Ok(backend(before, *address)?.established))?;
+            self.live.push(backend(after, *address)?.established - until);
+        }
+        let mean = self.mean_of_live();
+        if mean >= LEAST_SAMPLE {
+            let off = self.live.iter().map(|count| (*count as f64 / mean - 1.0).abs());
+            self.share_off = off.max_by(f64::total_cmp);
+        }
+        Ok(())
+    }
+
+    /// How many connects each live backend has had, on the average.
+    #[expect(clippy::cast_precision_loss, reason = "counts of connects")]
+    pub fn mean_of_live(&self) -> f64 {
+        self.live.iter().sum::<u64>() as f64 / self.live.len().max(1) as f64
+    }
+}
+
+/// Trials come long after the failures that eject, so they are the last to fail.
+fn over_after(made: &Made, trials_failed: u64) -> Option<f64> {
+    let others = made.failed.len().checked_sub(usize::try_from(trials_failed).ok()?)?;
+    let (first, last) = (made.failed.first()?, made.failed.get(others.checked_sub(1)?)?);
+    Some(last.ended.saturating_sub(first.began).as_secs_f64() * 1000.0)
+}
+
+/// What each connect of the client has been counted as.
+fn contradictions(fault: Fault, dead: &[&Backend], made: &Made, service: &Service) -> Vec<String> {
+    let mut found = Vec::new();
+    let ended = |ending: &str| -> u64 { dead.iter().filter_map(|backend| backend.endings.get(ending)).sum() };
+    let mut compare = |what: &str, counted: u64, seen: u64| {
+        if counted != seen {
+            let endings = Ending::ALL.map(|ending| format!("{} {}", ending.name(), ended(ending.name())));
+            let (endings, errors) = (endings.join(", "), &made.errors);
+            found.push(format!(
+                "{what}: counted {counted}, seen {seen}; errors {errors:?}; endings {endings}"
+            ));
+        }
+    };
+    let started: u64 = service.backends.iter().map(|backend| backend.started).sum();
+    compare("started", started, made.connects);
+    let failed = made.failed.len() as u64;
+    match fault {
+        Fault::Refuse => compare("refused", ended("refused"), failed),
+        Fault::Blackhole => compare("unanswered", ended("unanswered"), failed),
+        // Where the application takes the error off the socket before the program has read it, an end seems to be its own doing.
+        Fault::Reset => compare("reset or aborted", ended("reset") + ended("aborted"), failed),
+        // Whoever gets through to the queue is established, and gives up waiting for the first byte or not.
+        Fault::SlowAccept => {}
+    }
+    let trials: u64 = service.backends.iter().map(|backend| backend.trials).sum();
+    compare("trials", service.outcomes.get("trial").copied().unwrap_or(0), trials);
+    found
+}
+
+/// Connects of a cell of which so many at most may fail.
+pub const IN_TURN: u64 = 1_000;
+/// How long they may take.
+pub const IN_TURN_WITHIN: Duration = Duration::from_millis(5_500);
+const MOST_FAILED_IN_TURN: u64 = 8;
+/// Five that eject it, and those that are under way then.
+const MOST_FAILED_OF_FIFTY: u64 = 5 + 50;
+const MOST_SHARE_OFF: f64 = 0.1;
+
+/// What is needed of a cell and missed; nothing is asked of most cells.
+pub fn missed(cell: Cell, figures: &Figures) -> Vec<String> {
+    let mut missed = figures.contradictions.clone();
+    if !cell.ejects || cell.fault != Fault::Refuse || cell.fleet != Fleet::ONE_OF_FIVE {
+        return missed;
+    }
+    let most = match cell.manner {
+        Manner::InTurn => MOST_FAILED_IN_TURN,
+        Manner::Fifty => MOST_FAILED_OF_FIFTY,
+    };
+    if figures.failed > most {
+        missed.push(format!("{} failed, {most} may", figures.failed));
+    }
+    if cell.manner == Manner::InTurn && figures.connects < IN_TURN {
+        missed.push(format!("only {} connects in {IN_TURN_WITHIN:?}", figures.connects));
+    }
+    if figures.share_off.is_none_or(|off| off > MOST_SHARE_OFF) {
+        missed.push(format!("shares are {:?} off, {MOST_SHARE_OFF} may be", figures.share_off));
+    }
+    missed
+}

@@ -1,0 +1,117 @@
+//! The daemon and its clients: each in a cgroup of its own, with one service that only it dials.
+
+use std::fmt::Write as _;
+use std::net::SocketAddr;
+
+use anyhow::{Context, Result, ensure};
+use lb_common::abi::Policy;
+use lb_view::backend::Backend;
+use lb_view::status::{Service, Status};
+use stage::{Cgroup, Daemon, Setup, Stage};
+
+use super::caller::Caller;
+
+/// As many as a daemon may have.
+pub const MOST_CLIENTS: usize = 64;
+
+/// What a client's service is to be.
+#[derive(Clone, Debug)]
+pub struct Wanted {
+    /// How backends are picked.
+    pub policy: Policy,
+    /// Whether dead ones are ejected.
+    pub ejects: bool,
+    /// Where the backends are.
+    pub backends: Vec<SocketAddr>,
+}
+
+/// A client in its place.
+pub struct Client {
+    name: String,
+    cgroup: Cgroup,
+    /// What it dials.
+    pub service: SocketAddr,
+}
+
+impl Client {
+    /// Starts a process that dials.
+    pub fn caller(&self) -> Result<Caller> {
+        Caller::start(&self.cgroup)
+    }
+
+    /// Its service, as status shows it.
+    pub fn of(&self, status: &Status) -> Result<Service> {
+        let client = status.client(&self.name).with_context(|| format!("status shows {}", self.name))?;
+        client.services.first().cloned().context("it has a service")
+    }
+}
+
+/// A daemon with its clients.
+pub struct Place {
+    // Before the cgroups that its programs are on.
+    daemon: Option<Daemon>,
+    setup: Setup,
+    /// The clients, as they were wanted.
+    pub clients: Vec<Client>,
+}
+
+impl Place {
+    /// Starts the daemon, and stops it again if it is not to run.
+    pub fn start(stage: &Stage, name: &str, wanted: &[Wanted], daemon: bool) -> Result<Self> {
+        ensure!(wanted.len() <= MOST_CLIENTS, "{} clients, {MOST_CLIENTS} at most", wanted.len());
+        let setup = Setup::new(stage, name);
+        // Small maps, of which there are many.
+        let mut text = "[limits]\nflow_records = 16384\nslots = 256\nschedule_entries = 32768\n".to_owned();
+        let mut clients = Vec::new();
+        for (number, wanted) in wanted.iter().enumerate() {
+            let client = Client {
+                name: format!("client-{number}"),
+                cgroup: Cgroup::new(),
+                // Nothing has it: a connect that is not rewritten fails.
+                service: SocketAddr::from(([10, 96, 0, u8::try_from(number + 1)?], 80)),
+            };
+            write!(text, "{}", lines(&client, wanted))?;
+            clients.push(client);
+        }
+        let started = Daemon::start(&setup, &text);
+        let mut place = Self { daemon: Some(started), setup, clients };
+        if !daemon {
+            let code = place.daemon.take().and_then(Daemon::stop);
+            ensure!(code == Some(0), "the daemon stops: {code:?}");
+        }
+        Ok(place)
+    }
+
+    /// `status --json`.
+    pub fn status(&self) -> Status {
+        self.setup.status()
+    }
+}
+
+/// The lines of a configuration that are one client's.
+fn lines(client: &Client, wanted: &Wanted) -> String {
+    let Client { name, cgroup, service } = client;
+    let (cgroup, policy) = (cgroup.relative(), wanted.policy.name());
+    let cgroup = cgroup.display();
+    let ejection = if wanted.ejects { "" } else { "ejection = \"off\"\n" };
+    let backends: Vec<String> = wanted.backends.iter().map(|backend| format!("\"{backend}\"")).collect();
+    let backends = backends.join(", ");
+    format!(
+        "[[client]]\njob = \"{name}\"\ncgroup = \"{cgroup}\"\nservices = [\"{name}\"]\n[[service]]\nname = \"{name}\"\n\
+         address = \"{service}\"\npolicy = \"{policy}\"\nsubset = \"all\"\n{ejection}\
+         backends = {{ static = [{backends}] }}\n"
+    )
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        drop(self.daemon.take());
+        self.setup.run(&["detach", "--all"]);
+    }
+}
+
+/// A service's backend at an address.
+pub fn backend(service: &Service, address: SocketAddr) -> Result<&Backend> {
+    let mut backends = service.backends.iter();
+    backends.find(|backend| backend.address == address).with_context(|| format!("a backend at {address}"))
+}

@@ -1,0 +1,163 @@
+//! Plays cells: up to as many at a time as a daemon may have clients, those that connect in turn all together, since they sleep
+//! most of the time, and those that connect fifty at a time one after the other.
+
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use stage::Stage;
+
+use super::caller::{Caller, Calls, Made};
+use super::cell::{Cell, Fault, Manner};
+use super::link::Link;
+use super::listener::{Listener, Manner as Does, QUEUE, bound};
+use super::outcome::{Backends, Figures, IN_TURN, IN_TURN_WITHIN};
+use super::place::{Client, MOST_CLIENTS, Place, Wanted};
+use super::slow::Slow;
+
+const LIVE: u16 = 8100;
+const RESETS: u16 = 8200;
+const BLACKHOLE: u16 = 8300;
+const SLOW: u16 = 8400;
+/// Nobody listens there.
+const REFUSES: u16 = 9100;
+
+/// How far apart connects in turn begin: all of them take as long as the shortest ejection, so that trials are among them.
+const APART: Duration = Duration::from_millis(5);
+/// Connects of fifty at a time, and how long they may take.
+const AT_ONCE: u64 = 6_000;
+const AT_ONCE_WITHIN: Duration = Duration::from_secs(3);
+const FIFTY: u32 = 50;
+/// Connects for each backend by which shares are judged: so many that chance is far below a tenth.
+const FOR_SHARES: u64 = 1_500;
+/// How long these may take.
+const SHARES_WITHIN: Duration = Duration::from_secs(10);
+
+/// Those who listen for all cells.
+struct Listeners {
+    _live: Listener,
+    _resets: Listener,
+    _blackhole: TcpListener,
+}
+
+impl Listeners {
+    fn start() -> Result<Self> {
+        let any = |port| SocketAddr::from((Ipv4Addr::UNSPECIFIED, port));
+        let blackhole = bound(any(BLACKHOLE), QUEUE)?;
+        stage::filter::drop_all(&blackhole).context("drop what comes")?;
+        Ok(Self {
+            _live: Listener::start(any(LIVE), Does::Greets)?,
+            _resets: Listener::start(any(RESETS), Does::Resets)?,
+            _blackhole: blackhole,
+        })
+    }
+}
+
+/// Plays all of them, and tells how far it has come.
+pub fn play(stage: &Stage, cells: &[Cell]) -> Result<Vec<(Cell, Figures)>> {
+    let _here = Listeners::start()?;
+    let (_link, _there) = Link::start(Listeners::start)?;
+    let mut measured = Vec::new();
+    for daemon in [true, false] {
+        let of: Vec<Cell> = cells.iter().copied().filter(|cell| cell.daemon == daemon).collect();
+        for batch in of.chunks(MOST_CLIENTS) {
+            measured.extend(play_together(stage, batch, daemon)?);
+            eprintln!("{} of {} measured", measured.len(), cells.len());
+        }
+    }
+    // In the order in which they were asked for.
+    let place = |cell: &Cell| cells.iter().position(|other| other == cell);
+    measured.sort_by_key(|(cell, _)| place(cell));
+    Ok(measured)
+}
+
+/// Where the backends of a cell are: at addresses that are only its.
+fn backends(number: usize, cell: Cell) -> Result<Backends> {
+    let number = u8::try_from(number)?;
+    let port = match cell.fault {
+        Fault::Refuse => REFUSES,
+        Fault::Blackhole => BLACKHOLE,
+        Fault::Reset => RESETS,
+        Fault::SlowAccept => SLOW,
+    };
+    let network = match cell.manner {
+        Manner::InTurn => [127, number + 1, 0],
+        Manner::Fifty => [10, 78, number],
+    };
+    let at = |host: usize| -> Result<SocketAddr> {
+        let port = if host < cell.fleet.dead { port } else { LIVE };
+        let [first, second, third] = network;
+        Ok(([first, second, third, u8::try_from(host + 1)?], port).into())
+    };
+    let mut dead = (0..cell.fleet.of).map(at).collect::<Result<Vec<_>>>()?;
+    let live = dead.split_off(cell.fleet.dead);
+    Ok(Backends { dead, live })
+}
+
+/// Plays cells that are all with a daemon, or all without.
+fn play_together(stage: &Stage, cells: &[Cell], daemon: bool) -> Result<Vec<(Cell, Figures)>> {
+    let backends =
+        cells.iter().enumerate().map(|(number, cell)| backends(number, *cell)).collect::<Result<Vec<_>>>()?;
+    let both = || cells.iter().zip(&backends);
+    let slow = both().filter(|(cell, _)| cell.fault == Fault::SlowAccept);
+    let slow: Vec<SocketAddr> = slow.flat_map(|(_, backends)| backends.dead.iter().copied()).collect();
+    let _slow = Slow::start(&slow)?;
+    let wanted = both().map(|(cell, backends)| Wanted {
+        policy: cell.policy,
+        ejects: cell.ejects,
+        backends: backends.dead.iter().chain(&backends.live).copied().collect(),
+    });
+    let place = Place::start(stage, "failover", &wanted.collect::<Vec<_>>(), daemon)?;
+    let mut callers = place.clients.iter().map(Client::caller).collect::<Result<Vec<_>>>()?;
+    let made = call(cells, &place, &mut callers)?;
+    let first = place.status();
+    let mut figures = Vec::new();
+    for (number, (cell, backends)) in both().enumerate() {
+        figures.push(Figures::of(*cell, backends, &made[number], &place.clients[number].of(&first)?)?);
+    }
+    let in_turn = (0..cells.len()).filter(|number| cells[*number].manner == Manner::InTurn);
+    let judged: Vec<usize> =
+        in_turn.filter(|number| shows_shares(cells[*number], &figures[*number])).collect();
+    for &number in &judged {
+        let connects = FOR_SHARES * u64::try_from(cells[number].fleet.of)?;
+        let (service, apart, within) = (place.clients[number].service, Duration::ZERO, SHARES_WITHIN);
+        callers[number].tell(Calls::InTurn { service, connects, apart, within });
+    }
+    for &number in &judged {
+        callers[number].made();
+    }
+    let second = place.status();
+    for (number, (cell, backends)) in both().enumerate() {
+        let client = &place.clients[number];
+        let (first, second) = (client.of(&first)?, client.of(&second)?);
+        let before = (cell.manner == Manner::InTurn).then_some(&first);
+        figures[number].compare_shares(&backends.live, before, &second)?;
+    }
+    Ok(cells.iter().copied().zip(figures).collect())
+}
+
+/// Lets every client connect as its cell says.
+fn call(cells: &[Cell], place: &Place, callers: &mut [Caller]) -> Result<Vec<Made>> {
+    let (in_turn, fifty): (Vec<usize>, Vec<usize>) =
+        (0..cells.len()).partition(|number| cells[*number].manner == Manner::InTurn);
+    let mut made = vec![Made::default(); cells.len()];
+    for &number in &in_turn {
+        let (service, apart, within) = (place.clients[number].service, APART, IN_TURN_WITHIN);
+        callers[number].tell(Calls::InTurn { service, connects: IN_TURN, apart, within });
+    }
+    for &number in &in_turn {
+        made[number] = callers[number].made();
+    }
+    for &number in &fifty {
+        let (service, threads, within) = (place.clients[number].service, FIFTY, AT_ONCE_WITHIN);
+        callers[number].tell(Calls::AtOnce { service, connects: AT_ONCE, threads, within });
+        made[number] = callers[number].made();
+    }
+    Ok(made)
+}
+
+/// Whether connects of a cell can be so many that they tell of shares: some do not fail, and none waits for its timeout.
+fn shows_shares(cell: Cell, figures: &Figures) -> bool {
+    let waits = cell.fault.is_silent() && figures.ejected < cell.fleet.dead;
+    cell.fleet.dead < cell.fleet.of && !waits
+}

@@ -1,0 +1,88 @@
+//! Outcomes as text: tables that a terminal and a document show alike.
+
+use std::fmt::Write as _;
+
+use super::cell::{Cell, daemon_name};
+use super::outcome::Figures;
+
+/// A table: what each column is, then the rows.
+pub fn table(titles: &[&str], rows: &[Vec<String>]) -> String {
+    let width = |column: usize| {
+        let cells = rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count());
+        cells.chain([titles[column].chars().count()]).max().unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..titles.len()).map(width).collect();
+    let mut text = String::new();
+    let mut line = |cells: &mut dyn Iterator<Item = String>| {
+        for (cell, width) in cells.zip(&widths) {
+            write!(text, "| {cell:<width$} ").expect("a string takes all");
+        }
+        text.push_str("|\n");
+    };
+    line(&mut titles.iter().map(|title| (*title).to_owned()));
+    line(&mut widths.iter().map(|width| "-".repeat(*width)));
+    for row in rows {
+        line(&mut row.iter().cloned());
+    }
+    text
+}
+
+/// The table of all cells: a row for each two that differ only in ejection.
+pub fn cells(measured: &[(Cell, Figures)]) -> String {
+    let titles = [
+        "policy",
+        "fault",
+        "dead",
+        "connects",
+        "daemon",
+        "without: failed",
+        "with: failed",
+        "trials",
+        "ejected",
+        "withheld",
+        "over after",
+        "shares off, without",
+        "shares off, with",
+    ];
+    let of = |cell: Cell| measured.iter().find(|(other, _)| *other == cell).map(|(_, figures)| figures);
+    let row = |(cell, with): &(Cell, Figures)| {
+        let without = of(Cell { ejects: false, ..*cell });
+        let failed = |figures: &Figures| format!("{} of {}", figures.failed, figures.connects);
+        let off = |figures: &Figures| match figures.share_off {
+            Some(off) => format!("{:.1} % of {:.0}", off * 100.0, figures.mean_of_live()),
+            None => "-".to_owned(),
+        };
+        vec![
+            cell.policy.name().to_owned(),
+            cell.fault.name().to_owned(),
+            cell.fleet.to_string(),
+            cell.manner.name().to_owned(),
+            daemon_name(cell.daemon).to_owned(),
+            without.map_or("-".to_owned(), failed),
+            failed(with),
+            with.trials.to_string(),
+            format!("{} of {}", with.ejected, cell.fleet.dead),
+            with.withheld.to_string(),
+            with.over_after_ms.map_or("-".to_owned(), milliseconds),
+            without.map_or("-".to_owned(), off),
+            off(with),
+        ]
+    };
+    let rows: Vec<Vec<String>> = measured.iter().filter(|(cell, _)| cell.ejects).map(row).collect();
+    table(&titles, &rows)
+}
+
+fn milliseconds(time: f64) -> String {
+    if time < 10.0 { format!("{time:.1} ms") } else { format!("{time:.0} ms") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_line_up() {
+        let text = table(&["a", "long"], &[vec!["wide".to_owned(), "b".to_owned()]]);
+        assert_eq!(text, "| a    | long |\n| ---- | ---- |\n| wide | b    |\n");
+    }
+}

@@ -1,0 +1,201 @@
+//! How soon a backend that was dead for a while has its whole share again, at ten connects a second: after an outage that is
+//! shorter than the first ejection, and after one in which trials have failed.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use lb_common::abi::Policy;
+use serde::Serialize;
+use stage::Stage;
+
+use super::caller::{Caller, Calls, Made};
+use super::cell::daemon_name;
+use super::listener::{Listener, Manner};
+use super::place::{Client, MOST_CLIENTS, Place, Wanted, backend};
+use super::print::table;
+
+/// Where the others listen, and where the one that dies does.
+const LIVE: u16 = 8100;
+const DIES: u16 = 8800;
+
+/// Ten connects a second.
+const APART: Duration = Duration::from_millis(100);
+/// How long all is well before the outage.
+const BEFORE: Duration = Duration::from_secs(2);
+/// How long the shortest ejection is.
+const BASE: Duration = Duration::from_secs(5);
+/// How long the backend is dead: less than that, and so long that two trials fail.
+const OUTAGES: [Duration; 2] = [Duration::from_secs(3), Duration::from_secs(20)];
+/// What a connect at its turn may come later than it should: until the next turn, and what a busy machine takes.
+const LATE: Duration = Duration::from_millis(300);
+/// Connects after that, by which the share is judged.
+const FOR_SHARES: u64 = 7_500;
+/// How far it may be off, as a part of it.
+const MOST_SHARE_OFF: f64 = 0.1;
+
+/// What one client has seen of one outage.
+#[derive(Clone, Debug, Serialize)]
+pub struct Seen {
+    policy: &'static str,
+    daemon: &'static str,
+    outage_s: f64,
+    failed: usize,
+    trials: u64,
+    /// From its being well until its first connect.
+    back_after_s: Option<f64>,
+    /// What that may be; nothing is asked after a long outage of a backend that is not ejected: errors that count as load keep
+    /// connects from it, and are forgotten with `error_decay`.
+    at_most_s: Option<f64>,
+    /// Of the connects that follow, as a part of the share that it should have.
+    share_off: f64,
+}
+
+impl Seen {
+    /// What is needed and missed.
+    pub fn missed(&self) -> Option<String> {
+        let Self { policy, daemon, outage_s, back_after_s, share_off, .. } = self;
+        let at_most_s = self.at_most_s?;
+        let is_late = back_after_s.is_none_or(|after| after > at_most_s);
+        (is_late || *share_off > MOST_SHARE_OFF).then(|| {
+            format!(
+                "{policy}, daemon {daemon}, outage of {outage_s} s: back after {back_after_s:?} s, {at_most_s:.1} s may be; \
+                 share {:.0} % off",
+                share_off * 100.0
+            )
+        })
+    }
+}
+
+/// A client whose first backend dies.
+struct Dialled<'p> {
+    place: &'p Place,
+    client: &'p Client,
+    dying: SocketAddr,
+    caller: Caller,
+}
+
+/// Looks at outages of both lengths, with a daemon and without, all policies together.
+pub fn run(stage: &Stage, policies: &[Policy]) -> Result<Vec<Seen>> {
+    let _live = Listener::start((Ipv4Addr::UNSPECIFIED, LIVE).into(), Manner::Greets)?;
+    let mut seen = Vec::new();
+    for outage in OUTAGES {
+        seen.extend(outage_of(stage, policies, outage)?);
+        eprintln!("an outage of {outage:?}: done");
+    }
+    Ok(seen)
+}
+
+fn outage_of(stage: &Stage, policies: &[Policy], outage: Duration) -> Result<Vec<Seen>> {
+    let at = |network: usize, host, port| -> Result<SocketAddr> {
+        Ok(([127, u8::try_from(network + 1)?, 0, host], port).into())
+    };
+    let mut places = Vec::new();
+    for (half, daemon) in [true, false].into_iter().enumerate() {
+        let wanted = |(number, policy): (usize, &Policy)| {
+            let network = half * MOST_CLIENTS + number;
+            let live = (2..=5).map(|host| at(network, host, LIVE));
+            let backends = std::iter::once(at(network, 1, DIES)).chain(live).collect::<Result<_>>()?;
+            Ok(Wanted { policy: *policy, ejects: true, backends })
+        };
+        let wanted = policies.iter().enumerate().map(wanted).collect::<Result<Vec<_>>>()?;
+        let dying: Vec<SocketAddr> = wanted.iter().map(|wanted| wanted.backends[0]).collect();
+        places.push((Place::start(stage, daemon_name(daemon), &wanted, daemon)?, dying));
+    }
+    let mut dialled = Vec::new();
+    for (place, dying) in &places {
+        for (client, dying) in place.clients.iter().zip(dying) {
+            dialled.push(Dialled { place, client, dying: *dying, caller: client.caller()? });
+        }
+    }
+    let start = |dialled: &Dialled<'_>| Listener::start(dialled.dying, Manner::Greets);
+    let before = dialled.iter().map(start).collect::<Result<Vec<_>>>()?;
+    // Whoever fails twice is out for at most twice as long as the outage so far.
+    let within = BEFORE + outage + (outage * 3 / 2).max(BASE) + Duration::from_secs(6);
+    for Dialled { client, caller, .. } in &mut dialled {
+        caller.tell(Calls::InTurn { service: client.service, connects: u64::MAX, apart: APART, within });
+    }
+    pause(BEFORE);
+    drop(before);
+    pause(outage);
+    let limits = dialled.iter().map(|dialled| limit(dialled, outage)).collect::<Result<Vec<_>>>()?;
+    let again = Instant::now();
+    let after = dialled.iter().map(start).collect::<Result<Vec<_>>>()?;
+    let made: Vec<Made> = dialled.iter_mut().map(|dialled| dialled.caller.made()).collect();
+    let first: Vec<Option<Instant>> = after.iter().map(|listener| listener.accepted().first).collect();
+    let shares = shares(&mut dialled)?;
+    let mut seen = Vec::new();
+    for (number, Dialled { place, client, dying, .. }) in dialled.iter().enumerate() {
+        let service = client.of(&place.status())?;
+        let is_daemon = std::ptr::eq(*place, &raw const places[0].0);
+        seen.push(Seen {
+            policy: policies[number % policies.len()].name(),
+            daemon: daemon_name(is_daemon),
+            outage_s: outage.as_secs_f64(),
+            failed: made[number].failed.len(),
+            trials: backend(&service, *dying)?.trials,
+            back_after_s: first[number].map(|first| (first - again).as_secs_f64()),
+            at_most_s: limits[number].map(|limit| limit.as_secs_f64()),
+            share_off: shares[number],
+        });
+    }
+    Ok(seen)
+}
+
+/// How soon it may be back: after a short outage within `base` and a second; after a long one at the time of the ejection that
+/// runs when it is well again, which status tells. No trial is under way then, for one of these is refused at once.
+fn limit(dialled: &Dialled<'_>, outage: Duration) -> Result<Option<Duration>> {
+    if outage < BASE {
+        return Ok(Some(BASE + Duration::from_secs(1)));
+    }
+    let service = dialled.client.of(&dialled.place.status())?;
+    let Some(ejection) = &backend(&service, dialled.dying)?.ejection else { return Ok(None) };
+    let left_s = ejection.trial_in_s.unwrap_or(0.0);
+    Ok(Some(Duration::from_secs_f64(left_s) + APART + LATE))
+}
+
+/// How far each is from its share of many connects, as a part of it.
+#[expect(clippy::cast_precision_loss, reason = "counts of connects")]
+fn shares(dialled: &mut [Dialled<'_>]) -> Result<Vec<f64>> {
+    let count = |dialled: &Dialled<'_>| -> Result<u64> {
+        let service = dialled.client.of(&dialled.place.status())?;
+        Ok(backend(&service, dialled.dying)?.established)
+    };
+    let before = dialled.iter().map(count).collect::<Result<Vec<_>>>()?;
+    for Dialled { client, caller, .. } in dialled.iter_mut() {
+        let (service, within) = (client.service, Duration::from_secs(30));
+        caller.tell(Calls::InTurn { service, connects: FOR_SHARES, apart: Duration::ZERO, within });
+    }
+    let made: Vec<Made> = dialled.iter_mut().map(|dialled| dialled.caller.made()).collect();
+    let after = dialled.iter().map(count).collect::<Result<Vec<_>>>()?;
+    let off = made.iter().zip(before.iter().zip(&after)).map(|(made, (before, after))| {
+        let share = (after - before) as f64 / made.connects as f64;
+        (share * 5.0 - 1.0).abs()
+    });
+    Ok(off.collect())
+}
+
+fn pause(time: Duration) {
+    let until = Instant::now() + time;
+    while let Some(left) = until.checked_duration_since(Instant::now()) {
+        std::thread::park_timeout(left);
+    }
+}
+
+/// As a table.
+pub fn print(seen: &[Seen]) -> String {
+    let titles = ["outage", "policy", "daemon", "failed", "trials", "back after", "at most", "share off"];
+    let row = |seen: &Seen| {
+        vec![
+            format!("{} s", seen.outage_s),
+            seen.policy.to_owned(),
+            seen.daemon.to_owned(),
+            seen.failed.to_string(),
+            seen.trials.to_string(),
+            seen.back_after_s.map_or("never".to_owned(), |after| format!("{after:.2} s")),
+            seen.at_most_s.map_or("-".to_owned(), |most| format!("{most:.2} s")),
+            format!("{:.1} %", seen.share_off * 100.0),
+        ]
+    };
+    table(&titles, &seen.iter().map(row).collect::<Vec<_>>())
+}
