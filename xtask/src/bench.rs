@@ -27,6 +27,30 @@ pub struct Options {
     /// Of connect: write the results into docs/design/performance.md, with a picture
     #[arg(long, conflicts_with = "groups")]
     report: bool,
+    /// Of failover: only this policy; may be given several times
+    #[arg(long = "policy")]
+    policies: Vec<String>,
+    /// Of failover: only this fault: `refuse`, `blackhole`, `reset`, `slow-accept`
+    #[arg(long)]
+    fault: Option<String>,
+    /// Of failover: every fault in every fleet under every policy
+    #[arg(long)]
+    all: bool,
+    /// Of failover: whether backends are ejected that are well
+    #[arg(long = "false")]
+    mistakes: bool,
+    /// Of failover --false: connects of which one in a thousand fails; a tenth as many where packets are lost
+    #[arg(long)]
+    connects: Option<u64>,
+    /// Of failover: how soon a backend that recovers has its share again
+    #[arg(long)]
+    recovery: bool,
+    /// Of failover: write what was measured to this file, as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Of failover: fail if what is needed is missed
+    #[arg(long)]
+    check: bool,
 }
 
 /// What is measured.
@@ -38,6 +62,8 @@ enum What {
     Publish,
     /// Start of the demo's daemon, CPU of an idle one
     Daemon,
+    /// What a dead backend costs a client, with and without ejection
+    Failover,
 }
 
 /// `cargo xtask bench`.
@@ -69,7 +95,34 @@ pub fn run(options: &Options) -> Result<()> {
     if wanted(What::Daemon) {
         run_command(&mut kernel_bench("daemon"))?;
     }
+    if wanted(What::Failover) {
+        run_command(&mut failover(options)?)?;
+    }
     Ok(())
+}
+
+fn failover(options: &Options) -> Result<std::process::Command> {
+    let mut bench = kernel_bench("failover");
+    for policy in &options.policies {
+        bench.args(["--policy", policy]);
+    }
+    if let Some(fault) = &options.fault {
+        bench.args(["--fault", fault]);
+    }
+    if let Some(connects) = options.connects {
+        bench.args(["--connects", &connects.to_string()]);
+    }
+    if let Some(file) = &options.json {
+        bench.arg("--json").arg(std::path::absolute(file)?);
+    }
+    let flags = [
+        ("--all", options.all),
+        ("--false", options.mistakes),
+        ("--recovery", options.recovery),
+        ("--check", options.check),
+    ];
+    bench.args(flags.iter().filter(|(_, is_wanted)| *is_wanted).map(|(flag, _)| flag));
+    Ok(bench)
 }
 
 /// A benchmark of the kernel tests' crate.
