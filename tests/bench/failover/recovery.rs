@@ -58,8 +58,9 @@ impl Seen {
         let at_most_s = self.at_most_s?;
         let is_late = back_after_s.is_none_or(|after| after > at_most_s);
         (is_late || *share_off > MOST_SHARE_OFF).then(|| {
+            let back = after(*back_after_s);
             format!(
-                "{policy}, daemon {daemon}, outage of {outage_s} s: back after {back_after_s:?} s, {at_most_s:.1} s may be; \
+                "{policy}, daemon {daemon}, outage of {outage_s} s: back after {back}, {at_most_s:.2} s may be; \
                  share {:.0} % off",
                 share_off * 100.0
             )
@@ -182,6 +183,10 @@ fn pause(time: Duration) {
     }
 }
 
+fn after(time_s: Option<f64>) -> String {
+    time_s.map_or("never".to_owned(), |time_s| format!("{time_s:.2} s"))
+}
+
 /// As a table.
 pub fn print(seen: &[Seen]) -> String {
     let titles = ["outage", "policy", "daemon", "failed", "trials", "back after", "at most", "share off"];
@@ -192,7 +197,7 @@ pub fn print(seen: &[Seen]) -> String {
             seen.daemon.to_owned(),
             seen.failed.to_string(),
             seen.trials.to_string(),
-            seen.back_after_s.map_or("never".to_owned(), |after| format!("{after:.2} s")),
+            after(seen.back_after_s),
             seen.at_most_s.map_or("-".to_owned(), |most| format!("{most:.2} s")),
             format!("{:.1} %", seen.share_off * 100.0),
         ]
