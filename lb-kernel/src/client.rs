@@ -124,6 +124,15 @@ impl Datapath {
         }
     }
 
+    /// Takes back the backend in a slot, if it is ejected, and forgets what failed. Returns whether it was ejected.
+    pub fn readmit(&mut self, slot: Slot) -> bool {
+        let was_ejected = self.tables.slot(slot).is_some_and(|view| view.is_ejected);
+        if was_ejected {
+            self.tables.readmit(slot);
+        }
+        was_ejected
+    }
+
     /// Backends that have returned since this was last asked, and the counts that they go on with.
     pub fn returned(&mut self) -> Vec<(BackendRef, SlotCounters)> {
         std::mem::take(&mut self.returned)

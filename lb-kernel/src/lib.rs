@@ -27,6 +27,8 @@ mod privileges;
 
 pub mod process;
 
+pub mod peer;
+
 pub mod trust;
 
 mod cgroup;

@@ -7,20 +7,24 @@ mod bind;
 
 mod client;
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::Extension;
 use axum::extract::{Path as UrlPath, Query as UrlQuery, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
+use axum::routing::{get, post};
 use axum::{Json, Router};
+use lb_kernel::peer::Peer;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{Semaphore, mpsc, oneshot};
+use tracing::warn;
 
 pub use bind::{Bound, bind};
-pub use client::{Answer, ask_daemon, fetch, quoted, silent};
+pub use client::{Answer, ask_daemon, fetch, quoted, silent, tell_daemon};
 
 use crate::facts::Facts;
 use crate::server::{Document, Rounds, Writer, accepts_gzip, pending, respond};
@@ -28,6 +32,7 @@ use crate::status;
 use lb_view::configured::Configured;
 use lb_view::coverage::Coverage;
 use lb_view::explanation::Explanation;
+use lb_view::readmission::Readmission;
 
 /// A query to the event loop.
 #[derive(Debug)]
@@ -40,6 +45,14 @@ pub enum Query {
     Configured(oneshot::Sender<Configured>),
     /// Why a client uses its backends: of one service of one client, because each may take long.
     Explain { service: String, client: String, answer: oneshot::Sender<Vec<Explanation>> },
+    /// Lifts the ejection of a backend, for one client task or all that have it. The other side may do that.
+    Readmit {
+        service: String,
+        backend: SocketAddr,
+        client: Option<String>,
+        who: Peer,
+        answer: oneshot::Sender<Readmission>,
+    },
     /// To be answered when a client's programs are attached to one of these cgroups.
     Cover { client: String, cgroups: Vec<u64>, answer: oneshot::Sender<Coverage> },
 }
@@ -68,21 +81,25 @@ struct Queries {
     /// One explanation is made at a time: that of a large service may take some hundred megabytes.
     explaining: Arc<Semaphore>,
     waiting: Arc<Semaphore>,
+    /// The group whose members may write, besides root and the daemon's own user.
+    admins: Option<u32>,
 }
 
 /// Answers queries.
-pub fn router(queries: &mpsc::Sender<Query>) -> Router {
+pub fn router(queries: &mpsc::Sender<Query>, admins: Option<u32>) -> Router {
     let desk = Queries {
         queries: queries.clone(),
         status: Rounds::of(queries.clone(), |facts| json(&status::of(facts))),
         explaining: Arc::new(Semaphore::new(1)),
         waiting: Arc::new(Semaphore::new(WAITERS)),
+        admins,
     };
     Router::new()
         .route("/v1/status", get(status))
         .route("/v1/configuration", get(configuration))
         .route("/v1/explain/{service}", get(explain))
         .route("/v1/cover/{client}", get(cover))
+        .route("/v1/readmit/{service}", post(readmit))
         .with_state(desk)
 }
 
@@ -148,6 +165,50 @@ async fn explanations(
         explanations.extend(ask(queries, |answer| Query::Explain { service, client, answer }).await?);
     }
     Some(explanations)
+}
+
+#[derive(Deserialize)]
+struct Ejected {
+    backend: SocketAddr,
+    client: Option<String>,
+}
+
+/// Lifts an ejection. Who may read may not write: that is for root, the daemon's own user, and the members of one group.
+async fn readmit(
+    State(desk): State<Queries>,
+    peer: Option<Extension<Peer>>,
+    UrlPath(service): UrlPath<String>,
+    UrlQuery(Ejected { backend, client }): UrlQuery<Ejected>,
+) -> Response {
+    let Some(Extension(who)) = peer else {
+        return (StatusCode::FORBIDDEN, "it cannot be told who asks").into_response();
+    };
+    if !may_write(&who, desk.admins) {
+        warn!(user = who.user, process = who.process, %service, %backend, "refused to lift an ejection");
+        let text = match desk.admins {
+            Some(group) => format!(
+                "user {} may not: root may, user {} (the daemon's), and the members of group {group} ([admin] group)",
+                who.user,
+                rustix::process::geteuid().as_raw()
+            ),
+            None => format!(
+                "user {} may not: root may, and user {} (the daemon's); [admin] group names a group whose members may as well",
+                who.user,
+                rustix::process::geteuid().as_raw()
+            ),
+        };
+        return (StatusCode::FORBIDDEN, text).into_response();
+    }
+    match ask(&desk.queries, |answer| Query::Readmit { service, backend, client, who, answer }).await {
+        Some(readmission) => Json(readmission).into_response(),
+        None => stopping(),
+    }
+}
+
+fn may_write(who: &Peer, admins: Option<u32>) -> bool {
+    who.user == 0
+        || who.user == rustix::process::geteuid().as_raw()
+        || admins.is_some_and(|group| who.groups.contains(&group))
 }
 
 #[derive(Deserialize)]

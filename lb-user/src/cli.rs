@@ -26,6 +26,8 @@ mod doctor;
 
 mod detach;
 
+mod readmit;
+
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -58,6 +60,9 @@ pub fn run(cli: Cli) -> Result<ExitCode, Failure> {
         Command::Wait { client, timeout } => wait::run(&client, seconds(timeout), &files),
         Command::Exec { client, timeout, command } => exec::run(&client, &command, seconds(timeout), &files),
         Command::Doctor { pid, json } => doctor::run(pid, json, &files),
+        Command::Readmit { service, backend, client, json } => {
+            readmit::run(&service, backend, client.as_deref(), json, &files)
+        }
         Command::Detach { client, all: _ } => detach::run(client.as_deref(), &files),
     }
 }

@@ -27,6 +27,8 @@ mod limits;
 
 mod metrics;
 
+mod admin;
+
 mod reclaim;
 
 mod service;
@@ -70,6 +72,8 @@ pub struct Config {
     pub limits: Limits,
     /// Where metrics are read.
     pub metrics: Metrics,
+    /// The group whose members may change what the daemon does, by name or number.
+    pub admins: Option<String>,
     /// How far apart two passes over the flow records are.
     pub reclaim_interval: Duration,
 }
@@ -188,12 +192,21 @@ fn read_root(
     let paths = paths::read(root, directory, report);
     let limits = limits::read(root, report);
     let metrics = metrics::read(root, report);
+    let admins = admin::read(root, report);
     let reclaim_interval = reclaim::read(root, report);
     let services = service::read(&services, directory, report);
     let clients = client::read(&clients, &services, limits, env, report);
     let addresses = services.addresses();
-    let config =
-        Config { path: path.to_owned(), clients, addresses, paths, limits, metrics, reclaim_interval };
+    let config = Config {
+        path: path.to_owned(),
+        clients,
+        addresses,
+        paths,
+        limits,
+        metrics,
+        admins,
+        reclaim_interval,
+    };
     (config, services.into_files())
 }
 

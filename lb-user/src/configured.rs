@@ -138,7 +138,8 @@ fn endpoint(endpoint: &Endpoint) -> String {
 }
 
 fn host(config: &Config) -> Keys {
-    let Config { path: _, clients: _, addresses: _, paths, limits, metrics, reclaim_interval } = config;
+    let Config { path: _, clients: _, addresses: _, paths, limits, metrics, admins, reclaim_interval } =
+        config;
     keys([
         ("paths.pins", paths.pins.display().to_string()),
         ("paths.run", paths.run.display().to_string()),
@@ -147,6 +148,7 @@ fn host(config: &Config) -> Keys {
         ("limits.flow_records", limits.flow_records.to_string()),
         ("limits.slots", limits.slots.to_string()),
         ("metrics.listen", or_none(metrics.listen)),
+        ("admin.group", or_none(admins.as_ref())),
         ("accounting.reclaim_interval", in_units(*reclaim_interval)),
     ])
 }

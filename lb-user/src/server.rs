@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
+use lb_kernel::peer::Peer;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::Notify;
@@ -36,6 +37,12 @@ pub trait Listener: Send + Sync {
 
     /// The next one.
     fn next(&self) -> impl Future<Output = io::Result<Self::Stream>> + Send;
+
+    /// Who is at its other end, if that can be known.
+    fn peer(stream: &Self::Stream) -> Option<Peer> {
+        let _ = stream;
+        None
+    }
 }
 
 impl Listener for UnixListener {
@@ -43,6 +50,10 @@ impl Listener for UnixListener {
 
     async fn next(&self) -> io::Result<UnixStream> {
         Ok(self.accept().await?.0)
+    }
+
+    fn peer(stream: &UnixStream) -> Option<Peer> {
+        Peer::of(stream).ok()
     }
 }
 
@@ -55,7 +66,7 @@ impl Listener for TcpListener {
 }
 
 /// Serves a listener until the task is aborted, to at most `limit` connections at a time.
-pub async fn serve(listener: impl Listener, router: Router, limit: usize) {
+pub async fn serve<L: Listener>(listener: L, router: Router, limit: usize) {
     /// The pause after an error that concerns no single connection, as when no descriptor is free; doubles each time.
     const FIRST_PAUSE: Duration = Duration::from_millis(10);
     const LONGEST_PAUSE: Duration = Duration::from_secs(1);
@@ -73,7 +84,8 @@ pub async fn serve(listener: impl Listener, router: Router, limit: usize) {
                     if pause.take().is_some() {
                         info!("connections are accepted again");
                     }
-                    hall.admit(stream);
+                    let peer = L::peer(&stream);
+                    hall.admit(stream, peer);
                 }
                 Err(error) if is_of_one_connection(&error) => {}
                 Err(error) => {
@@ -112,7 +124,7 @@ impl Connections {
         self.tasks.len() < self.limit || (self.tasks.len() == self.limit && self.idlest().is_some())
     }
 
-    fn admit(&mut self, stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static) {
+    fn admit(&mut self, stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static, peer: Option<Peer>) {
         if self.tasks.len() >= self.limit
             && let Some(id) = self.idlest()
             && let Some((task, _)) = self.taken.remove(&id)
@@ -120,7 +132,8 @@ impl Connections {
             task.abort();
         }
         let activity = Arc::new(Activity::new(Arc::clone(&self.moved)));
-        let task = self.tasks.spawn(connection::serve(stream, self.router.clone(), Arc::clone(&activity)));
+        let serving = connection::serve(stream, self.router.clone(), Arc::clone(&activity), peer);
+        let task = self.tasks.spawn(serving);
         self.taken.insert(task.id(), (task, activity));
     }
 

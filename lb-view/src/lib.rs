@@ -11,6 +11,8 @@ pub mod backend;
 
 pub mod fault;
 
+pub mod readmission;
+
 pub mod status;
 
 pub mod filter;

@@ -442,3 +442,54 @@ fn in_panic_ejected_ones_are_chosen_as_well_and_it_is_said() {
     write(&fixture, &[THREE[0], THREE[1], THREE[2], DEAD[0]]);
     eventually("others serve", panics, |panics| !panics);
 }
+
+/// `socklb readmit`: the backend is taken back at once and with a clean record, here or everywhere; what cannot be done is
+/// said, and changes nothing.
+#[test]
+fn an_ejection_is_lifted_before_its_time() {
+    let mut fixture = start(&[DEAD[0], THREE[0], THREE[1]], FOR_LONG);
+    let mut probe = fixture.probe();
+    dial(&mut probe, 40);
+    assert!(is_ejected(&fixture, DEAD[0]));
+    let readmit = |arguments: &[&str]| {
+        let mut all = vec!["readmit"];
+        all.extend(arguments);
+        let output = fixture.setup.run(&all);
+        let text =
+            String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+        (output.status.code(), text)
+    };
+    for (arguments, expected) in [
+        (&["users", THREE[0]][..], "client web, service users: 127.0.0.1:8001 was not ejected"),
+        (&["users", "127.0.0.1:1"], "no client here has a backend 127.0.0.1:1 of a service users"),
+        (&["orders", DEAD[0]], "of a service orders: see `socklb status`"),
+        (&["users", DEAD[0], "--client", "batch"], "no client batch here has a backend"),
+    ] {
+        let (code, text) = readmit(arguments);
+        assert!(code == Some(1) && text.contains(expected), "{arguments:?}: {code:?} {text}");
+    }
+    let (code, text) = readmit(&["users", "nonsense"]);
+    assert!(code == Some(2) && text.contains("nonsense"), "{code:?} {text}");
+    assert!(is_ejected(&fixture, DEAD[0]), "what failed changed nothing");
+    let back = Backend::start("back", DEAD[0]);
+    let expected = format!("client web, service users: {} is taken back\n", DEAD[0]);
+    assert_eq!(readmit(&["users", DEAD[0], "--client", "web"]), (Some(0), expected));
+    let after = at(&fixture, DEAD[0]);
+    assert!(after.ejection.is_none() && after.trials == 0, "{after:?}");
+    let counts = dial(&mut probe, 30);
+    assert_eq!((failed(&counts), counts.get("back")), (0, Some(&10)), "its whole share: {counts:?}");
+    // Its record is clean: four failures do not eject it, the fifth does, for as long as at first.
+    drop(back);
+    dial(&mut probe, 40);
+    let again = at(&fixture, DEAD[0]).ejection.expect("it is ejected again");
+    assert_eq!(again.times, 1, "{again:?}");
+    // Without a daemon there is nobody to ask.
+    fixture.stop();
+    let output = fixture.setup.run(&["readmit", "users", DEAD[0]]);
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        output.status.code() == Some(1) && text.contains("the daemon is not running, so nothing is lifted"),
+        "{text}"
+    );
+    assert!(is_ejected(&fixture, DEAD[0]));
+}

@@ -122,6 +122,11 @@ fn root_asks_no_daemon_of_somebody_who_does_not_own_the_pins() {
 
 /// socklb as a user of this group, to whom nothing belongs.
 fn as_member_of(group: u32, fixture: &Fixture, arguments: &[&str]) -> Output {
+    as_user(&["--regid", &group.to_string(), "--clear-groups"], fixture, arguments)
+}
+
+/// socklb as a user of the groups that these options of setpriv(1) give it.
+fn as_user(groups: &[&str], fixture: &Fixture, arguments: &[&str]) -> Output {
     let setup = &fixture.setup;
     let stage = setup.folder.parent().expect("the stage's");
     for directory in [stage, &setup.folder] {
@@ -134,15 +139,7 @@ fn as_member_of(group: u32, fixture: &Fixture, arguments: &[&str]) -> Output {
         stage::until_nobody_writes(&program);
     }
     let mut command = std::process::Command::new("setpriv");
-    command.args([
-        "--reuid",
-        "65533",
-        "--regid",
-        &group.to_string(),
-        "--clear-groups",
-        "--bounding-set",
-        "-all",
-    ]);
+    command.args(["--reuid", "65533"]).args(groups).args(["--bounding-set", "-all"]);
     command.arg(program).arg("--pins").arg(&setup.pins).arg("--run").arg(setup.folder.join("run"));
     finish(command.args(arguments))
 }
@@ -181,6 +178,59 @@ fn members_of_the_sockets_group_may_ask_and_change_nothing() {
         stream.read_to_string(&mut answer).expect("an answer");
         assert!(answer.starts_with("HTTP/1.1 405"), "{method}: {answer}");
     }
+    // The one verb that writes is for others.
+    let (code, text) = failure(&as_member_of(NOBODY, &fixture, &["readmit", "users", "127.0.0.1:8001"]));
+    let expected = "user 65533 may not: root may, and user 0 (the daemon's); [admin] group names a group";
+    assert!(code == Some(4) && text.contains(expected), "{code:?} {text}");
+}
+
+/// `[admin] group`: its members may lift ejections, whether it is their first group or a further one, and nobody else may who
+/// reaches the socket. Each call is in the log with who asked.
+#[test]
+fn ejections_are_lifted_by_the_members_of_one_group() {
+    const OTHERS: &str = "65532";
+    let mut fixture = Fixture::without_daemon();
+    let path = fixture.setup.folder.join("socklb.toml");
+    let text = fs::read_to_string(&path).expect("a configuration");
+    fs::write(&path, format!("{text}\n[admin]\ngroup = \"{NOBODY}\"\n")).expect("name a group");
+    fixture.start();
+    let nobody = NOBODY.to_string();
+    let readmit = ["readmit", "users", "127.0.0.1:8001"];
+    for groups in [&["--regid", &nobody, "--clear-groups"][..], &["--regid", OTHERS, "--groups", &nobody]] {
+        let output = as_user(groups, &fixture, &readmit);
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        let expected = "client web, service users: 127.0.0.1:8001 was not ejected\n";
+        assert_eq!(String::from_utf8_lossy(&output.stdout), expected);
+    }
+    let calls = || fixture.daemon().log().lines().filter(|line| line.contains("lift an ejection")).count();
+    assert_eq!(calls(), 2, "{}", fixture.daemon().log());
+    assert!(fixture.daemon().log().contains("user=65533"), "{}", fixture.daemon().log());
+    // Who is of another group does not reach the socket; nor would that be enough.
+    let others = ["--regid", OTHERS, "--clear-groups"];
+    let (code, text) = failure(&as_user(&others, &fixture, &readmit));
+    assert!(code == Some(4) && text.contains("ermission denied"), "{code:?} {text}");
+    let socket = fixture.setup.folder.join("run/socklb.sock");
+    fs::set_permissions(&socket, fs::Permissions::from_mode(0o666)).expect("open it to all");
+    let (code, text) = failure(&as_user(&others, &fixture, &readmit));
+    assert!(
+        code == Some(4) && text.contains("user 65533 may not: root may, user 0 (the daemon's), and"),
+        "{text}"
+    );
+    let log = fixture.daemon().log();
+    assert!(log.contains("refused to lift an ejection") && log.contains("user=65533"), "{log}");
+}
+
+#[test]
+fn a_group_that_does_not_exist_keeps_the_daemon_from_starting_and_is_named() {
+    let fixture = Fixture::without_daemon();
+    let path = fixture.setup.folder.join("socklb.toml");
+    let text = fs::read_to_string(&path).expect("a configuration");
+    fs::write(&path, format!("{text}\n[admin]\ngroup = \"no-such-group\"\n")).expect("name a group");
+    let (code, text) = start(&fixture.setup);
+    assert!(
+        code == Some(1) && text.contains("no-such-group, and there is none (groupadd no-such-group"),
+        "{text}"
+    );
 }
 
 /// A start with these directories: its exit code and message.

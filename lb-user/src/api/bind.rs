@@ -24,7 +24,7 @@ pub struct Bound {
 /// # Errors
 /// If the directory cannot be made or is not trusted, another daemon answers there, or something else than a socket
 /// lies there.
-pub fn bind(run: &Path) -> io::Result<Bound> {
+pub fn bind(run: &Path, admins: Option<u32>) -> io::Result<Bound> {
     trust::make_directory(run)?;
     trust::check_directory(run, "--run").map_err(io::Error::other)?;
     let path = socket(run);
@@ -46,6 +46,10 @@ pub fn bind(run: &Path) -> io::Result<Bound> {
         }
     }
     let listener = UnixListener::bind(&hidden)?;
+    // Another user than root may give a file to its own groups only: there who may ask is up to the service manager.
+    if admins.is_some() && rustix::process::geteuid().is_root() {
+        std::os::unix::fs::chown(&hidden, None, admins)?;
+    }
     std::fs::set_permissions(&hidden, std::fs::Permissions::from_mode(0o660))?;
     Ok(Bound { listener: Some(listener), hidden, path })
 }

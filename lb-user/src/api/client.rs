@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use axum::http::StatusCode;
+use axum::http::{Method, StatusCode};
 use http_body_util::{BodyExt, Empty, Limited};
 use hyper::Response;
 use hyper::body::{Bytes, Incoming};
@@ -40,6 +40,18 @@ pub enum Answer<T> {
 /// # Errors
 /// If the daemon is not trusted, or does not answer as it should.
 pub fn ask_daemon<T: DeserializeOwned>(paths: &Paths, path: &str) -> Result<Answer<T>> {
+    request(paths, Method::GET, path)
+}
+
+/// As [`ask_daemon`], for what changes something.
+///
+/// # Errors
+/// If the daemon is not trusted, or does not do it; of kind `PermissionDenied` if this user may not.
+pub fn tell_daemon<T: DeserializeOwned>(paths: &Paths, path: &str) -> Result<Answer<T>> {
+    request(paths, Method::POST, path)
+}
+
+fn request<T: DeserializeOwned>(paths: &Paths, method: Method, path: &str) -> Result<Answer<T>> {
     /// A status begins between two events of the daemon's loop, which take milliseconds. An explanation begins when it
     /// is made.
     const TO_BEGIN: Duration = Duration::from_secs(2);
@@ -47,7 +59,7 @@ pub fn ask_daemon<T: DeserializeOwned>(paths: &Paths, path: &str) -> Result<Answ
     const TO_END: Duration = Duration::from_secs(30);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
-        let response = match tokio::time::timeout(TO_BEGIN, begin(paths, path)).await {
+        let response = match tokio::time::timeout(TO_BEGIN, begin(paths, method, path)).await {
             Ok(Ok(Some(response))) => response,
             Ok(Ok(None)) => return Ok(Answer::NotRunning),
             Ok(Err(error)) if is_full(&error) => return Ok(Answer::Silent),
@@ -76,13 +88,13 @@ fn is_full(error: &anyhow::Error) -> bool {
 /// # Errors
 /// If the daemon is not trusted, or does not answer as it should.
 pub async fn fetch<T: DeserializeOwned>(paths: &Paths, path: &str) -> Result<Option<T>> {
-    match begin(paths, path).await? {
+    match begin(paths, Method::GET, path).await? {
         Some(response) => end(response, path).await.map(Some),
         None => Ok(None),
     }
 }
 
-async fn begin(paths: &Paths, path: &str) -> Result<Option<Response<Incoming>>> {
+async fn begin(paths: &Paths, method: Method, path: &str) -> Result<Option<Response<Incoming>>> {
     let socket = socket(&paths.run);
     let stream = match UnixStream::connect(&socket).await {
         Ok(stream) => stream,
@@ -94,7 +106,8 @@ async fn begin(paths: &Paths, path: &str) -> Result<Option<Response<Incoming>>> 
     trust::check_daemon(stream.peer_cred()?.uid(), &socket, &paths.pins)?;
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
     tokio::spawn(connection);
-    let request = hyper::Request::get(path).header("host", "localhost").body(Empty::<Bytes>::new())?;
+    let request = hyper::Request::builder().method(method).uri(path);
+    let request = request.header("host", "localhost").body(Empty::<Bytes>::new())?;
     let response = sender.send_request(request).await;
     response.map(Some).with_context(|| format!("ask {}", socket.display()))
 }
@@ -105,6 +118,10 @@ async fn end<T: DeserializeOwned>(response: Response<Incoming>, path: &str) -> R
     let status = response.status();
     let body = Limited::new(response.into_body(), MAX_BYTES).collect().await;
     let body = body.map_err(|error| anyhow::anyhow!(error))?.to_bytes();
+    if status == StatusCode::FORBIDDEN {
+        let text = String::from_utf8_lossy(&body).into_owned();
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, text).into());
+    }
     if status != StatusCode::OK {
         bail!("the daemon answers {status} to {path}: {}", String::from_utf8_lossy(&body));
     }

@@ -165,6 +165,25 @@ pub enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Take a backend back that is ejected, before its trial
+    ///
+    /// Asks the daemon, which does it for root, its own user, and the members of the group that `[admin]` names.
+    ///
+    /// Exit codes: 0 taken back by one client at least; 1 it was not ejected, or nothing was done: the message says why;
+    /// 4 permission.
+    Readmit {
+        /// The service
+        service: String,
+        /// The backend, by its address and port
+        #[arg(value_name = "BACKEND")]
+        backend: SocketAddr,
+        /// Only for this client, and not for all that have it
+        #[arg(long)]
+        client: Option<String>,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
     /// Remove a client, or all, from the kernel: programs, maps, pins
     #[command(group = clap::ArgGroup::new("which").required(true).args(["client", "all"]))]
     Detach {

@@ -12,6 +12,7 @@ use lb_core::endpoint::MAX_INDEXES;
 use lb_core::service::{Overflow, Policy, Protocol};
 use lb_core::subset::Algorithm;
 
+use super::admin::group;
 use super::metrics::loopback;
 use super::service::service_address;
 use super::{Accounting, cgroup};
@@ -21,7 +22,7 @@ use crate::document::key::{Key, Section, section};
 use crate::document::kind::{Form, Number, PowerOfTwo, Refusal, Text, Time, TimeOrOff, Words};
 
 /// All top-level sections, each followed by the sections that are values in it.
-pub static SECTIONS: [&[&Section]; 6] = [
+pub static SECTIONS: [&[&Section]; 7] = [
     &[&client::SECTION, &index::SECTION],
     &[
         &service::SECTION,
@@ -36,10 +37,11 @@ pub static SECTIONS: [&[&Section]; 6] = [
     &[&limits::SECTION],
     &[&metrics::SECTION],
     &[&accounting::SECTION],
+    &[&admin::SECTION],
 ];
 
 /// The names of the top-level sections.
-pub fn names() -> [&'static str; 6] {
+pub fn names() -> [&'static str; 7] {
     SECTIONS.map(|sections| sections[0].name())
 }
 
@@ -227,6 +229,15 @@ section! {
         Is(Duration::from_secs(60)),
         "how far apart two passes over the flow records are. A flow whose end no program saw is reclaimed once two of them \
          find its socket neither in the kernel's lists nor in use by a process";
+}
+
+section! {
+    admin, "[admin]", "[admin]", "who may change what the daemon does, by its socket";
+
+    GROUP "group": Text<String>(&["socklb-admin", "4711"], group), Means("none"),
+        "a group whose members may lift ejections (`socklb readmit`), besides root and the daemon's user. A daemon that \
+         root runs gives its socket to this group; with the package its members must be in the group `socklb` as well, \
+         which may ask. Fixed while the daemon runs";
 }
 
 /// An errno by its name.

@@ -215,6 +215,7 @@ fn a_good_file_is_read_whole() {
         },
         limits: Limits { schedule_entries: 1_048_576, flow_records: 64, slots: 65_535 },
         metrics: Metrics { listen: Some("127.0.0.1:9464".parse().unwrap()) },
+        admins: None,
         reclaim_interval: Duration::from_secs(90),
     };
     assert_eq!(good(GOOD), expected);
@@ -249,6 +250,7 @@ fn the_packaged_example_is_right_with_all_that_it_suggests() {
     assert_eq!(users.connect_timeout, Some(Duration::from_secs(7)));
     assert_eq!((dns.protocol, dns.rebind), (Protocol::Udp, Some(Duration::from_secs(30))));
     assert!(all.metrics.listen.is_some() && plain.metrics.listen.is_none());
+    assert_eq!((all.admins.as_deref(), plain.admins), (Some("socklb-admin"), None));
 }
 
 #[test]
@@ -281,7 +283,7 @@ fn wrong_tables_are_refused() {
         (
             "[[clients]]",
             "8:3: unknown key \"clients\" in a configuration (did you mean client? known keys: client, service, \
-             paths, limits, metrics, accounting)",
+             paths, limits, metrics, accounting, admin)",
         ),
         ("[[paths]]", "8:1: paths must be a table, not a list"),
         ("[paths]\npins = ''", "9:8: pins is empty"),
@@ -323,7 +325,7 @@ fn all_faults_of_a_file_are_reported_in_its_order_and_none_twice() {
              digits, _, - and .)",
             "8:11: address \"10.0.0.1\" has no port (write \"10.0.0.1:8080\", with the right port)",
             "10:2: unknown key \"other\" in a configuration (known keys: client, service, paths, limits, \
-             metrics, accounting)",
+             metrics, accounting, admin)",
         ],
     );
 }

@@ -14,7 +14,7 @@ use crate::config::Config;
 /// Keys that the maps are made with.
 const REMADE: [&str; 4] = ["paths.pins", "limits.schedule_entries", "limits.flow_records", "limits.slots"];
 /// Keys that a daemon reads when it starts.
-const RESTARTED: [&str; 3] = ["paths.run", "paths.state", "metrics.listen"];
+const RESTARTED: [&str; 4] = ["paths.run", "paths.state", "metrics.listen", "admin.group"];
 
 /// Keys of the host that `wanted` changes and that cannot change while the daemon runs with `clients`, pinned below
 /// `pins`, and how to change them.
@@ -49,6 +49,7 @@ pub fn keep(running: &Config, wanted: &mut Config) {
     wanted.paths = running.paths.clone();
     wanted.limits = running.limits;
     wanted.metrics = running.metrics;
+    wanted.admins.clone_from(&running.admins);
 }
 
 #[cfg(test)]
@@ -70,12 +71,14 @@ mod tests {
         let other = "[metrics]\nlisten = '[::1]:9464'\n[paths]\nrun = 'r'\nstate = 's'\n";
         let named = |key: &str| format!("{key} cannot change while running; restart socklb to apply it");
         let (run, state, listen) = (named("paths.run"), named("paths.state"), named("metrics.listen"));
-        let cases: [(&str, &str, &[String]); 5] = [
+        let group = "[admin]\ngroup = 'ops'\n";
+        let cases: [(&str, &str, &[String]); 6] = [
             ("", "", &[]),
             (metrics, metrics, &[]),
             ("", metrics, std::slice::from_ref(&listen)),
             (metrics, "", std::slice::from_ref(&listen)),
             (metrics, other, &[run, state, listen.clone()]),
+            ("", group, &[named("admin.group")]),
         ];
         for (running, wanted, expected) in cases {
             let (running, mut wanted) = (with(running), with(wanted));

@@ -1,15 +1,18 @@
 //! What the daemon tells: answers on its socket, and the service manager's notifications (sd_notify(3)).
 
+use std::net::SocketAddr;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use lb_kernel::Cgroup;
+use lb_kernel::peer::Peer;
 use sd_notify::NotifyState;
 use tokio::sync::oneshot;
-use tracing::warn;
+use tracing::{info, warn};
 
 use super::Daemon;
 use lb_view::coverage::Coverage;
+use lb_view::readmission::{self, Readmission, Readmitted};
 
 use crate::api::Query;
 use crate::configured::configured;
@@ -159,6 +162,10 @@ impl Daemon {
                 };
                 let _ = answer.send(client_task.map(explain).unwrap_or_default());
             }
+            Query::Readmit { service, backend, client, who, answer } => {
+                let readmission = self.readmit(&service, backend, client.as_deref(), &who);
+                let _ = answer.send(readmission);
+            }
             Query::Cover { client, cgroups, answer } => {
                 // Requests whose sender has given up are dropped.
                 self.waiters.retain(|waiter| !waiter.answer.is_closed());
@@ -167,6 +174,29 @@ impl Daemon {
                 self.follow_cgroups(now);
             }
         }
+    }
+
+    /// Lifts the ejection of a backend, for one client task or all that have it.
+    fn readmit(
+        &mut self,
+        service: &str,
+        backend: SocketAddr,
+        client: Option<&str>,
+        who: &Peer,
+    ) -> Readmission {
+        let (user, process) = (who.user, who.process);
+        let mut clients = Vec::new();
+        let tasks = self.clients.tasks.iter_mut();
+        for client_task in tasks.filter(|task| client.is_none_or(|client| client == task.client.name)) {
+            let Some(was_ejected) = client_task.readmit(service, backend) else { continue };
+            let client = client_task.client.name.clone();
+            info!(%client, %service, %backend, was_ejected, user, process, "asked to lift an ejection");
+            clients.push(Readmitted { client, was_ejected });
+        }
+        if clients.is_empty() {
+            info!(%service, %backend, user, process, "asked to lift an ejection of what no client has");
+        }
+        Readmission { schema: readmission::SCHEMA, service: service.to_owned(), backend, clients }
     }
 
     /// Answers the requests whose cgroup is covered, and those for a client that does not exist.

@@ -18,6 +18,8 @@ use tracing::{info, warn};
 use super::loader::Loaded;
 use super::opening::Opened;
 use super::{Daemon, Event, fixed};
+use lb_kernel::peer;
+
 use crate::api::{self, Query};
 use crate::config::Config;
 use crate::descriptors;
@@ -45,6 +47,8 @@ pub fn check_host(config: &Config) -> Result<Features> {
 pub struct Listeners {
     path: PathBuf,
     queries: mpsc::Sender<Query>,
+    /// The group whose members may write.
+    admins: Option<u32>,
     bound: Option<(api::Bound, Option<TcpListener>)>,
     servers: Vec<JoinHandle<()>>,
     /// Connections at a time, for each of the two.
@@ -64,13 +68,15 @@ impl Listeners {
         }
         let connections = descriptors::connections_limit(limit, clients);
         let path = api::socket(&config.paths.run);
-        let bound =
-            api::bind(&config.paths.run).with_context(|| format!("create the socket {}", path.display()))?;
+        let admins = config.admins.as_deref().map(group_number).transpose()?;
+        let bound = api::bind(&config.paths.run, admins)
+            .with_context(|| format!("create the socket {}", path.display()))?;
         let port = config.metrics.listen.map(|port| {
             metrics::bind(port)
                 .with_context(|| format!("listen on {port}, which [metrics] in the configuration names"))
         });
-        Ok(Self { path, queries, bound: Some((bound, port.transpose()?)), servers: Vec::new(), connections })
+        let bound = Some((bound, port.transpose()?));
+        Ok(Self { path, queries, admins, bound, servers: Vec::new(), connections })
     }
 
     /// Begins to accept. Returns whether it had not before.
@@ -84,7 +90,7 @@ impl Listeners {
         if let Some(port) = port {
             self.servers.push(tokio::spawn(server::serve(port, metrics.clone(), self.connections)));
         }
-        let router = api::router(&self.queries).merge(metrics);
+        let router = api::router(&self.queries, self.admins).merge(metrics);
         self.servers.push(tokio::spawn(server::serve(listener, router, self.connections)));
         Ok(true)
     }
@@ -102,6 +108,14 @@ impl Listeners {
             let _ = server.await;
         }
     }
+}
+
+/// The number of the group that `[admin]` names.
+fn group_number(name: &str) -> Result<u32> {
+    let number = peer::group_number(name).with_context(|| format!("look up the group {name} of [admin]"))?;
+    number.with_context(|| {
+        format!("[admin] names the group {name}, and there is none (groupadd {name}, or leave it out)")
+    })
 }
 
 /// Gives up, within seconds and whatever hangs, all that a successor needs: the sockets, the locks of all clients, and

@@ -20,6 +20,7 @@ use hyper::server::conn::http1;
 use hyper::service::{Service, service_fn};
 use hyper_util::rt::TokioIo;
 use hyper_util::service::TowerToHyperService;
+use lb_kernel::peer::Peer;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::{Notify, watch};
 
@@ -107,17 +108,24 @@ impl Activity {
 
 /// Serves one connection that is not one of many.
 pub async fn answer(stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static, router: Router) {
-    serve(stream, router, Arc::new(Activity::new(Arc::default()))).await;
+    serve(stream, router, Arc::new(Activity::new(Arc::default())), None).await;
 }
 
-/// Serves one connection to its end. Its errors are the other side's, and are ignored.
+/// Serves one connection to its end. Its errors are the other side's, and are ignored. Handlers find the peer among the
+/// request's extensions, if it is known.
 pub async fn serve(
     stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
     router: Router,
     activity: Arc<Activity>,
+    peer: Option<Peer>,
 ) {
     let stream = TimedStream { stream, activity: Arc::clone(&activity) };
-    let service = service_fn(|request| respond(request, router.clone(), Arc::clone(&activity)));
+    let service = service_fn(|mut request: Request<Incoming>| {
+        if let Some(peer) = &peer {
+            request.extensions_mut().insert(peer.clone());
+        }
+        respond(request, router.clone(), Arc::clone(&activity))
+    });
     let mut http = http1::Builder::new();
     // One request: no client can ask again before it has read, and an idle connection is one that has not asked.
     http.max_buf_size(HEAD_BYTES).keep_alive(false);

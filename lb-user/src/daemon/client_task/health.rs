@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use lb_core::balancer::Fact;
 use lb_core::health::Standing;
 use lb_core::ids::{BackendRef, Slot};
+use lb_core::plan::BackendPlan;
 use lb_core::slots::Identity;
 use lb_kernel::DatapathError;
 use tracing::{info, warn};
@@ -48,6 +49,16 @@ impl ClientTask {
                 self.settled = None;
             }
         }
+    }
+
+    /// Takes a service's backend back, if it is ejected, and says whether it was; `None` if there is no such backend here.
+    pub fn readmit(&mut self, service: &str, address: SocketAddr) -> Option<bool> {
+        let plan = self.datapath.applied();
+        let (index, _) = plan.services.iter().find(|(_, known)| known.open && known.name == service)?;
+        let is_it = |backend: &BackendPlan| backend.service == *index && backend.address == address;
+        let (slot, _) = plan.backends.iter().find(|(_, backend)| is_it(backend))?;
+        let slot = *slot;
+        Some(self.datapath.readmit(slot))
     }
 
     /// Whether anything is to be carried out.

@@ -1,0 +1,50 @@
+//! `socklb readmit`: lifts an ejection before its trial.
+
+use std::net::SocketAddr;
+use std::process::ExitCode;
+
+use anyhow::anyhow;
+use lb_view::readmission::Readmission;
+
+use super::{Files, paths_of};
+use crate::api::{self, Answer, quoted};
+use crate::error::Failure;
+use crate::print;
+
+/// Lifts the ejection of a service's backend, for one client task or all that have it.
+///
+/// # Errors
+/// If no daemon answers, it does not do it for this user, or nobody has the backend.
+pub fn run(
+    service: &str,
+    backend: SocketAddr,
+    client: Option<&str>,
+    json: bool,
+    files: &Files,
+) -> Result<ExitCode, Failure> {
+    let paths = paths_of(files)?;
+    let of_client = client.map(|client| format!("&client={}", quoted(client))).unwrap_or_default();
+    let path = format!("/v1/readmit/{}?backend={}{of_client}", quoted(service), quoted(&backend.to_string()));
+    let readmission = match api::tell_daemon::<Readmission>(&paths, &path)? {
+        Answer::Given(readmission) => readmission,
+        Answer::NotRunning => {
+            let text = "the daemon is not running, so nothing is lifted: the kernel programs try the backend by themselves \
+                        when its time is over (`socklb status`)";
+            return Err(anyhow!(text).into());
+        }
+        Answer::Silent => return Err(anyhow!("{}: nothing is lifted", api::silent(&paths.run)).into()),
+    };
+    if readmission.clients.is_empty() {
+        let who =
+            client.map_or_else(|| "no client here".to_owned(), |client| format!("no client {client} here"));
+        return Err(
+            anyhow!("{who} has a backend {backend} of a service {service}: see `socklb status`").into()
+        );
+    }
+    if json {
+        print::text(&(serde_json::to_string_pretty(&readmission)? + "\n"))?;
+    } else {
+        print::text(&readmission.describe())?;
+    }
+    Ok(if readmission.has_effect() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}

@@ -1,0 +1,50 @@
+//! The `[admin]` table: who may change what the daemon does, besides root and its own user.
+
+use super::keys::admin::{GROUP, SECTION};
+use crate::diagnostic::Report;
+use crate::document::Table;
+use crate::document::kind::Refusal;
+
+/// Reads the group, if one is named. Whether the host has it is looked up when the daemon starts.
+pub fn read(root: &Table<'_>, report: &mut Report<'_>) -> Option<String> {
+    let table = root.table(&SECTION, report);
+    GROUP.take_written(&table, report).flatten()
+}
+
+/// Reads a group's name or number.
+pub fn group(text: &str) -> Result<String, Refusal> {
+    // What useradd(8) and its likes allow, and no more than 32 of them.
+    let is_name = !text.is_empty()
+        && text.len() <= 32
+        && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte));
+    if is_name {
+        return Ok(text.to_owned());
+    }
+    let help = "write the name of a group, or its number, in quotes".to_owned();
+    Err((format!("{} is no name of a group", crate::diagnostic::quote(text)), Some(help)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{LEAST, faults, good};
+
+    #[test]
+    fn nobody_else_may_unless_a_group_is_named() {
+        let of = |lines: &str| good(&format!("{LEAST}{lines}")).admins;
+        assert_eq!([of(""), of("[admin]")], [None, None]);
+        assert_eq!(of("[admin]\ngroup = 'ops'").as_deref(), Some("ops"));
+        assert_eq!(of("[admin]\ngroup = '27'").as_deref(), Some("27"));
+    }
+
+    #[test]
+    fn a_wrong_value_names_itself_and_what_is_right() {
+        let help = "(write the name of a group, or its number, in quotes)";
+        for (line, expected) in [
+            ("group = ''", format!("9:9: group \"\" is no name of a group {help}")),
+            ("group = 'a b'", format!("9:9: group \"a b\" is no name of a group {help}")),
+        ] {
+            assert_eq!(faults(&format!("{LEAST}[admin]\n{line}")), [expected], "{line}");
+        }
+        assert_eq!(faults(&format!("{LEAST}[admin]\ngroup = 27")).len(), 1);
+    }
+}

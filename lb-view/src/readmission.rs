@@ -1,0 +1,69 @@
+//! What came of lifting an ejection.
+
+use std::net::SocketAddr;
+
+use serde::{Deserialize, Serialize};
+
+/// Version of the JSON form.
+pub const SCHEMA: u32 = 1;
+
+/// What came of it, for each client task that has the backend.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Readmission {
+    /// [`SCHEMA`].
+    pub schema: u32,
+    /// The service.
+    pub service: String,
+    /// The backend.
+    pub backend: SocketAddr,
+    /// By client task: whether the backend was ejected, and so was taken back.
+    pub clients: Vec<Readmitted>,
+}
+
+/// What came of it for one client task.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Readmitted {
+    /// The client task.
+    pub client: String,
+    /// Whether the backend was ejected; else nothing has changed.
+    pub was_ejected: bool,
+}
+
+impl Readmission {
+    /// Whether anything has changed.
+    pub fn has_effect(&self) -> bool {
+        self.clients.iter().any(|client| client.was_ejected)
+    }
+
+    /// For people: a line for each client task.
+    pub fn describe(&self) -> String {
+        let Self { service, backend, clients, .. } = self;
+        let line = |Readmitted { client, was_ejected }: &Readmitted| {
+            let what = if *was_ejected { "is taken back" } else { "was not ejected" };
+            format!("client {client}, service {service}: {backend} {what}\n")
+        };
+        clients.iter().map(line).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_client_is_told_of() {
+        let client = |client: &str, was_ejected| Readmitted { client: client.to_owned(), was_ejected };
+        let told = Readmission {
+            schema: SCHEMA,
+            service: "users".to_owned(),
+            backend: "10.0.0.1:80".parse().unwrap(),
+            clients: vec![client("web", true), client("batch", false)],
+        };
+        assert!(told.has_effect());
+        assert_eq!(
+            told.describe(),
+            "client web, service users: 10.0.0.1:80 is taken back\n\
+             client batch, service users: 10.0.0.1:80 was not ejected\n"
+        );
+    }
+}
