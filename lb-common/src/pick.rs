@@ -65,7 +65,7 @@ pub trait Tables: Sized {
     /// [`MAX_LISTED`](crate::abi::MAX_LISTED); and the position before the first.
     fn list(&self, members: Self::Members) -> Option<(u32, u32, Self::Position)>;
 
-    /// The position before the member with this number, which is a multiple of [`PART`](survey::PART) and below
+    /// The position before the member with this number, which is a multiple of `survey::PART` and below
     /// [`MAX_LISTED`](crate::abi::MAX_LISTED).
     fn position(&self, members: Self::Members, number: u32) -> Option<Self::Position>;
 
@@ -90,9 +90,7 @@ pub trait Tables: Sized {
     /// A member that may be chosen, or what stands in place of it.
     #[inline(always)]
     fn usable_member(&self, members: Self::Members, sample: u32) -> u32 {
-        usable_member(self.list(members).map_or(0, |(count, ..)| count), |part| {
-            usable_part(self, members, part, sample)
-        })
+        usable_member(|part| usable_part(self, members, part, sample))
     }
 
     /// Whether this choice is the trial of the ejected backend in a slot. Asked where members are not listed; where they are,

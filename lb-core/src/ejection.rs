@@ -196,7 +196,7 @@ impl Ejector {
             Some(_) => self.survey(now),
             None => {
                 let (rows, table) = (Rows(self), self.table());
-                pick::survey(None, |part| pick::survey_entries(&rows, table, part, self.rules, now))
+                pick::survey(|part| pick::survey_entries(&rows, table, part, self.rules, now))
             }
         };
         seen.has_room(self.rules.max_share)
@@ -204,8 +204,10 @@ impl Ejector {
 
     /// A look at all members, if they are listed.
     pub fn survey(&self, now: u32) -> Survey {
-        let Some((_, listed, _)) = Rows(self).list(()) else { return Survey::NOBODY };
-        pick::survey(Some(listed), |part| pick::survey_members(&Rows(self), (), part, self.rules, now))
+        if self.members.is_none() {
+            return Survey::NOBODY;
+        }
+        pick::survey(|part| pick::survey_members(&Rows(self), (), part, self.rules, now))
     }
 
     /// Decides when the next trial is due, if members are listed. (The kernel programs do so twice, because of other CPUs.)

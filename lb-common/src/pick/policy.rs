@@ -100,19 +100,18 @@ impl<T: Tables> View<'_, T> {
     /// The slot of a backend that is eligible among [`MAX_SUBSET`] scattered entries more, or what stands in place of it.
     #[inline(always)]
     fn far_away(&self, sample: u32) -> u32 {
-        let mut found = NONE_USABLE;
-        for round in 1..=MAX_SUBSET / MAX_LOOKS {
+        const { assert!(MAX_SUBSET / MAX_LOOKS == 4) };
+        // That some may be chosen and are at the limit outweighs that others may not.
+        let look = |found, round| {
+            if found != NO_SLOT && found != NONE_USABLE {
+                return found;
+            }
             let sample = mixed(sample.wrapping_add(round));
             let slot = self.tables.redraw(self.table, sample, MAX_LOOKS, self.rules.active_limit);
-            if slot != NO_SLOT && slot != NONE_USABLE {
-                return slot;
-            }
-            // That some may be chosen and are at the limit outweighs that others may not.
-            if slot == NO_SLOT {
-                found = NO_SLOT;
-            }
-        }
-        found
+            if slot == NONE_USABLE { found } else { slot }
+        };
+        // Without a loop, as in `of_parts`.
+        look(look(look(look(NONE_USABLE, 1), 2), 3), 4)
     }
 
     #[inline(always)]

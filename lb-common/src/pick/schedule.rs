@@ -4,7 +4,7 @@
 //! Whether all backends have as many entries or each its part by weight is a matter of the schedule, and whether the sample
 //! is the next number or a random one a matter of where it comes from.
 
-use super::survey::{PART, PARTS};
+use super::survey::{PART, PARTS, of_parts};
 use super::view::{at_limit, slot_at};
 use super::{CORRUPT, NONE_USABLE, Tables, mixed};
 use crate::abi::{MAX_SUBSET, NO_SLOT, TableRef};
@@ -46,19 +46,14 @@ const UNUSABLE_BIT: u32 = 62;
 /// More than any.
 const NO_MEMBER: u64 = u64::MAX >> 1;
 
-/// The first of `count` members from a random one on that may be chosen: where so few may be that scattered entries have not met
-/// one. `part` gives what [`usable_part`] does.
+/// The first member from a random one on that may be chosen: where so few may be that scattered entries have not met one. `part`
+/// gives what [`usable_part`] does.
 #[inline(always)]
-pub fn usable_member(count: u32, part: impl Fn(u32) -> u64) -> u32 {
-    let mut first = NO_MEMBER;
-    for number in 0..PARTS {
-        if number * PART >= count {
-            break;
-        }
-        let theirs = part(number);
-        // The smaller one.
-        first ^= (first ^ theirs) & sign_mask_in_register(theirs.wrapping_sub(first));
-    }
+pub fn usable_member(part: impl Fn(u32) -> u64) -> u32 {
+    // The smaller one.
+    let first = of_parts(&part, |one: u64, other| {
+        one ^ (one ^ other) & sign_mask_in_register(other.wrapping_sub(one))
+    });
     #[expect(clippy::cast_possible_truncation, reason = "the low bits are the slot")]
     let slot = first as u32 & NO_SLOT;
     if first >> UNUSABLE_BIT == 0 { slot } else { NONE_USABLE }

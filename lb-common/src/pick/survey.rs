@@ -7,7 +7,7 @@
 use super::Tables;
 use super::mixed;
 use super::view::slot_at;
-use crate::abi::{EjectionRules, MAX_LISTED, MAX_SUBSET, NO_SLOT, TableRef};
+use crate::abi::{EjectionRules, MAX_LISTED, NO_SLOT, TableRef};
 use crate::ejection::{self, EJECTION_BITS};
 use crate::load::{sign_mask_in_register, without_bounds};
 
@@ -30,11 +30,9 @@ const _: () = assert!(MAX_LISTED < 1 << COUNT_BITS && NOBODY_BIT < u64::BITS - 1
 /// Members that are looked at together. A look at all is as many looks at parts, each of which is a function of a kernel program
 /// that the verifier follows once: through a loop over all it would go turn by turn.
 pub const PART: u32 = 48;
-/// Parts of all members that may be listed; of a table whose members are not listed nearly as many entries are looked at as a
-/// subset can have members.
-pub const PARTS: u32 = MAX_LISTED / PART;
-const PARTS_OF_ENTRIES: u32 = 6;
-const _: () = assert!(PART * PARTS == MAX_LISTED && PART * PARTS_OF_ENTRIES >= MAX_SUBSET && PARTS == 8);
+/// Parts of all members that may be listed. Of a table whose members are not listed as many entries are looked at.
+pub const PARTS: u32 = 8;
+const _: () = assert!(PART * PARTS == MAX_LISTED);
 
 impl Survey {
     /// Nothing was seen.
@@ -57,7 +55,7 @@ impl Survey {
     fn with(self, other: Self) -> Self {
         const COUNTS: u64 = (1 << WELL_BIT) - 1;
         const WELL: u64 = 1 << WELL_BIT;
-        let counts = (self.word & COUNTS) + (other.word & COUNTS) | (self.word | other.word) & WELL;
+        let counts = ((self.word & COUNTS) + (other.word & COUNTS)) | ((self.word | other.word) & WELL);
         let (ours, theirs) = (self.word >> SLOT_BIT, other.word >> SLOT_BIT);
         // The smaller one.
         let next = ours ^ (ours ^ theirs) & sign_mask_in_register(theirs.wrapping_sub(ours));
@@ -105,22 +103,25 @@ impl Survey {
     }
 }
 
-/// Puts together what is seen in the parts of a table's members: of `listed`, or, where they are not listed, of scattered entries.
-/// `part` gives the word of each.
+/// Puts together what is seen in the parts of a table's members, or, where they are not listed, of scattered entries. `part`
+/// gives the word of each.
 #[inline(always)]
-pub fn survey(listed: Option<u32>, part: impl Fn(u32) -> u64) -> Survey {
-    let parts = match listed {
-        Some(listed) => listed.div_ceil(PART),
-        None => PARTS_OF_ENTRIES,
-    };
-    let mut seen = Survey::NOBODY;
-    for number in 0..PARTS {
-        if number >= parts {
-            break;
-        }
-        seen = seen.with(Survey::from_word(part(number)));
-    }
-    seen
+pub fn survey(part: impl Fn(u32) -> u64) -> Survey {
+    of_parts(&|number| Survey::from_word(part(number)), Survey::with)
+}
+
+/// Puts all parts together. (Without a loop: the verifier finds none to end that has a call in it, without CAP_PERFMON. And one
+/// after another: what waits meanwhile lies on the stack, which the kernel's functions share.)
+#[inline(always)]
+pub(super) fn of_parts<P>(part: &impl Fn(u32) -> P, with: impl Fn(P, P) -> P) -> P {
+    const { assert!(PARTS == 8) };
+    let seen = with(part(0), part(1));
+    let seen = with(seen, part(2));
+    let seen = with(seen, part(3));
+    let seen = with(seen, part(4));
+    let seen = with(seen, part(5));
+    let seen = with(seen, part(6));
+    with(seen, part(7))
 }
 
 /// Looks at one part of the members of a table, and of those that others stand in for. Returns the word of a [`Survey`].

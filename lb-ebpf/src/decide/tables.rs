@@ -225,11 +225,7 @@ extern "C" fn redraw_entry(base: u32, length_log2: u32, sample: u32, looks: u32,
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn usable_member_of(index: u32, sample: u32) -> u32 {
-    let count = match members_of(index).and_then(|members| OF_NO_SERVICE.list(members)) {
-        Some((count, ..)) => count,
-        None => return NO_SLOT,
-    };
-    pick::usable_member(count, |part| usable_part(index, part, sample))
+    pick::usable_member(|part| usable_part(index, part, sample))
 }
 
 /// As [`usable_member_of`]: a look at some of the members.
