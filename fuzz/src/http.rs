@@ -21,7 +21,7 @@ pub fn requests(text: &[u8]) {
 
 async fn exchange(text: &[u8]) -> Vec<u8> {
     let (queries, mut asked) = mpsc::channel(8);
-    let router = api::router(&queries).merge(metrics::router(&queries));
+    let router = api::router(&queries, None).merge(metrics::router(&queries));
     drop(queries);
     let (mut client, connection) = tokio::io::duplex(256 << 10);
     let daemon = async {
