@@ -4,7 +4,7 @@
 //! chosen. It reads no clock: each fact comes with its time. The datapath reports when a slot that is no longer needed
 //! has lost its last reference.
 
-mod row;
+pub mod row;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;

@@ -1,19 +1,23 @@
 //! Why a client task uses these backends with these shares: the inputs, the order and the formulas, step by step.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::ops::Add;
 use std::time::Duration;
 
+use lb_common::abi::Usable;
 use lb_core::balancer::Balancer;
+use lb_core::balancer::row::Row;
 use lb_core::endpoint::EndpointList;
+use lb_core::health::{Health, Standing, Who};
 use lb_core::ids::{ServiceIndex, Slot};
 use lb_core::membership::{self, Membership, Verdict};
 use lb_core::plan::{Plan, entries_by_slot};
 use lb_core::service::{Service, Size, Subset};
+use lb_core::slots::Identity;
 use lb_core::subset::{Algorithm, Position};
 use lb_core::weights;
-use lb_view::explanation::{Auto, Candidate, Explanation, Inputs, Member, SCHEMA, Shares, Tried};
+use lb_view::explanation::{Auto, Candidate, Explanation, Inputs, Member, SCHEMA, Shares, Tried, Unhealthy};
 
 use crate::config::Client;
 
@@ -38,8 +42,8 @@ pub fn explain<T: Copy + Ord + Add<Duration, Output = T>>(
     }
     let plan = balancer.plan();
     let mut explanations = Vec::new();
-    for (service, index, in_use) in balancer.services() {
-        let Some((endpoints, membership)) = in_use else { continue };
+    for (position, (service, index, in_use)) in balancer.services().enumerate() {
+        let (Some((endpoints, membership)), Some(row)) = (in_use, balancer.row(position)) else { continue };
         if !is_wanted(service) {
             continue;
         }
@@ -64,6 +68,9 @@ pub fn explain<T: Copy + Ord + Add<Duration, Output = T>>(
             inputs: inputs(client, service, endpoints, membership),
             order: order.collect(),
             members: members(&plan, index, &membership.members),
+            unhealthy: unhealthy(balancer, index, row),
+            substitutes: substitutes(row, membership),
+            is_panic: row.is_panic,
             entries: schedule.len(),
             first: schedule.iter().take(SHOWN_ENTRIES).map(|slot| addresses[slot]).collect(),
             fallback: fallback.and_then(|slot| addresses.get(&slot).copied()),
@@ -139,6 +146,38 @@ fn auto(algorithm: Algorithm, position: Position, min: u32, membership: &Members
         "; all, for with fewer the tasks together cannot use 99 % of the backends"
     });
     Auto { min, least, tried, why }
+}
+
+/// Of a row, who is not healthy.
+fn unhealthy<T: Copy + Ord + Add<Duration, Output = T>>(
+    balancer: &Balancer<T>,
+    service: ServiceIndex,
+    row: &Row,
+) -> Vec<Unhealthy> {
+    let of = |(address, (usable, health)): (&SocketAddr, &(Usable, Health))| {
+        let (address, is_replaced) = (*address, row.replaced.contains(address));
+        let verdict = balancer.standing(Identity { service, address }).and_then(Standing::worst);
+        let may_be_chosen = match usable {
+            Usable::No => false,
+            Usable::UnlessEjected => *health != Health::Ejected,
+            Usable::EvenEjected => true,
+        };
+        (is_replaced || *health != Health::Healthy).then(|| Unhealthy {
+            address,
+            health: health.name().to_owned(),
+            // Of a backend that has no slot yet only the list is known.
+            who: verdict.map_or(Who::Source, |verdict| verdict.who).name().to_owned(),
+            is_replaced,
+            may_be_chosen,
+        })
+    };
+    row.usable.iter().filter_map(of).collect()
+}
+
+/// Who is in the table without being a member.
+fn substitutes(row: &Row, membership: &Membership) -> Vec<SocketAddr> {
+    let members: BTreeSet<SocketAddr> = membership.members.iter().map(|one| one.endpoint.address).collect();
+    row.members.iter().map(|(address, _)| *address).filter(|address| !members.contains(address)).collect()
 }
 
 fn members(plan: &Plan, index: ServiceIndex, members: &[membership::Member]) -> Vec<Member> {

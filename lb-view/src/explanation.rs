@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use serde::{Deserialize, Serialize};
 
 /// Version of the JSON form.
-pub const SCHEMA: u32 = 2;
+pub const SCHEMA: u32 = 3;
 
 /// The explanation of one service of one client task.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -24,6 +24,12 @@ pub struct Explanation {
     pub order: Vec<Candidate>,
     /// The members in the order in which they were taken.
     pub members: Vec<Member>,
+    /// Members and others of the table that are not healthy, as addresses in their order.
+    pub unhealthy: Vec<Unhealthy>,
+    /// Who is in the table without being a member: in place of those that are replaced, or because nobody is healthy.
+    pub substitutes: Vec<SocketAddr>,
+    /// Whether so few are available that ejected ones are chosen as well, and nobody is replaced.
+    pub is_panic: bool,
     /// Entries of the schedule.
     pub entries: usize,
     /// Its first entries, as addresses.
@@ -104,6 +110,21 @@ pub struct Candidate {
     pub verdict: String,
     /// Its endpoint, if it has one.
     pub address: Option<SocketAddr>,
+}
+
+/// One that is not healthy.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Unhealthy {
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// How it is: "lame-duck", "refusing", "ejected" or "drained".
+    pub health: String,
+    /// Who says so: "source", "kernel" or "daemon".
+    pub who: String,
+    /// Whether another backend stands in for it, so that it is not in the table.
+    pub is_replaced: bool,
+    /// Whether a connect may choose it all the same.
+    pub may_be_chosen: bool,
 }
 
 /// One member.

@@ -404,6 +404,14 @@ fn a_member_that_stays_ejected_is_replaced_and_tried_on() {
     assert!(others.iter().all(|address| members().contains(address)), "one loss is one change");
     let faults = || fixture.setup.faults().join("\n");
     eventually("it is told", faults, |faults| faults.contains("ejected: ") && faults.contains(&lost));
+    let explained = String::from_utf8_lossy(&fixture.setup.run(&["explain", "users"]).stdout).into_owned();
+    // A terminal's width may have broken its lines.
+    let explained = explained.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(
+        explained
+            .contains(&format!("replaced, and tried until they are well: {lost} (ejected, says the kernel)"))
+    );
+    assert!(explained.contains("the next of the order in their place: 127."), "{explained}");
     // It is in no table, and is tried.
     let trials = at(&fixture, &lost).trials;
     eventually(

@@ -7,7 +7,7 @@ use lb_core::subset::Algorithm;
 
 use super::table::{ALWAYS, Column, Row, left_out, table};
 use super::{Style, percent, wrap};
-use crate::explanation::{Explanation, Member, Shares};
+use crate::explanation::{Explanation, Member, Shares, Unhealthy};
 
 /// An explanation as text.
 pub fn explanation(explanation: &Explanation, style: Style) -> String {
@@ -35,6 +35,7 @@ pub fn explanation(explanation: &Explanation, style: Style) -> String {
     if !passed.is_empty() {
         let _ = writeln!(text, "   passed over: {}", passed.join(", "));
     }
+    who_is_unhealthy(&mut text, explanation);
     the_shares(&mut text, explanation, style);
     let _ = writeln!(
         text,
@@ -109,6 +110,31 @@ fn the_subset(text: &mut String, explanation: &Explanation) {
         if !tried.is_empty() {
             let _ = writeln!(text, "   they can use {}", tried.join(", "));
         }
+    }
+}
+
+/// Who of the subset is not in the table or not chosen now, and who is in their place.
+fn who_is_unhealthy(text: &mut String, explanation: &Explanation) {
+    let mut list = |title: &str, is_listed: &dyn Fn(&Unhealthy) -> bool| {
+        let listed = explanation.unhealthy.iter().filter(|one| is_listed(one));
+        let listed: Vec<String> =
+            listed.map(|one| format!("{} ({}, says the {})", one.address, one.health, one.who)).collect();
+        if !listed.is_empty() {
+            let _ = writeln!(text, "   {title}: {}", listed.join(", "));
+        }
+    };
+    list("replaced, and tried until they are well", &|one| one.is_replaced);
+    list("not chosen now", &|one| !one.is_replaced && !one.may_be_chosen);
+    list("not healthy, and chosen all the same", &|one| !one.is_replaced && one.may_be_chosen);
+    if !explanation.substitutes.is_empty() {
+        let substitutes: Vec<String> = explanation.substitutes.iter().map(ToString::to_string).collect();
+        let _ = writeln!(text, "   the next of the order in their place: {}", substitutes.join(", "));
+    }
+    if explanation.is_panic {
+        let _ = writeln!(
+            text,
+            "   panic: too few are available, so nobody is replaced and ejected ones are chosen"
+        );
     }
 }
 
