@@ -78,7 +78,7 @@ pub static FEATURES: [Feature; 7] = [
         name: "socket_errors",
         title: "causes of failure",
         takes: BTF_AND_PERFMON,
-        without: "With accounting = \"full\" flows that fail end as \"unknown\"",
+        without: "With accounting = \"full\" flows that fail end as \"unknown\". Ejection off: causes unknown",
         globals: &[
             ("SK_ERR", Value::Offset(|offsets| offsets.sk_err)),
             ("SK_ERR_SOFT", Value::Offset(|offsets| offsets.sk_err_soft)),
@@ -89,7 +89,7 @@ pub static FEATURES: [Feature; 7] = [
         name: "outcomes_at_release",
         title: "outcomes at release",
         takes: BTF_AND_PERFMON,
-        without: "With accounting = \"active\" it is not known whether a flow was established",
+        without: "With accounting = \"active\" it is not known whether a flow was established. Ejection off: causes unknown",
         globals: &[
             ("RELEASED_SK_ERR", Value::Offset(|offsets| offsets.sk_err)),
             ("RELEASED_SK_ERR_SOFT", Value::Offset(|offsets| offsets.sk_err_soft)),

@@ -4,7 +4,7 @@
 //! The loop gives it away as a value of its own and goes on; status and metrics are made of it and of the maps, by a
 //! thread beside the loop, because the maps of many clients take a second to read. It reads no map and no clock.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
@@ -67,6 +67,8 @@ pub struct ClientFacts {
     pub reclaim: Reclaim,
     /// Sources of endpoints by service name.
     pub sources: BTreeMap<String, Source>,
+    /// Services of which no backend is ejected although that is configured, because it is not known why flows fail.
+    pub without_causes: BTreeSet<String>,
     /// After how long a member that is unavailable is replaced, by service name.
     pub replace_after: BTreeMap<String, Duration>,
     /// For how long backends have not been available, by service name and address.

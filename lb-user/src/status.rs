@@ -17,7 +17,7 @@ use lb_kernel::{
 };
 use lb_view::backend::{Backend, EJECTED, Ejection, Latency, Rates};
 use lb_view::fault::{self, Fault, FaultCode};
-use lb_view::status::{Anomalies, Client, Leaving, Neighbour, SCHEMA, Service, Status};
+use lb_view::status::{Anomalies, Client, EjectionMode, Leaving, Neighbour, SCHEMA, Service, Status};
 
 use crate::error::chain;
 use crate::facts::{ClientFacts, Facts};
@@ -60,6 +60,9 @@ pub fn of(facts: Facts) -> Status {
         };
         for service in &mut client.services {
             service.source = facts.sources.get(&service.name).cloned();
+            if facts.without_causes.contains(&service.name) {
+                service.ejection = EjectionMode::CausesUnknown;
+            }
             service.replace_after_s = facts.replace_after.get(&service.name).map(Duration::as_secs_f64);
             for backend in &mut service.backends {
                 let key = (service.name.clone(), backend.address);
@@ -151,6 +154,7 @@ fn of_service(
         table_generation: view.table.generation,
         table_entries: view.table.len(),
         is_panic: read.iter().any(|backend| backend.slot.usable == Usable::EvenEjected),
+        ejection: if view.ejection.failures > 0 { EjectionMode::On } else { EjectionMode::Off },
         replace_after_s: None,
         fallback: fallback.map(|backend| backend.address),
         outcomes: Outcome::OF_A_SERVICE

@@ -253,6 +253,9 @@ pub struct Service {
     /// Whether so few backends are available that ejected ones are chosen as well.
     #[serde(default)]
     pub is_panic: bool,
+    /// Whether backends that fail are ejected.
+    #[serde(default)]
+    pub ejection: EjectionMode,
     /// After how many seconds a backend that is unavailable is replaced; only from the daemon.
     #[serde(default)]
     pub replace_after_s: Option<f64>,
@@ -276,6 +279,7 @@ impl Service {
             table_generation: 1,
             table_entries: 1024,
             is_panic: false,
+            ejection: EjectionMode::On,
             replace_after_s: None,
             fallback: None,
             outcomes: BTreeMap::new(),
@@ -287,6 +291,19 @@ impl Service {
             backends,
         }
     }
+}
+
+/// Whether backends that fail are ejected.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum EjectionMode {
+    /// They are.
+    On,
+    /// Nobody asked for it.
+    #[default]
+    Off,
+    /// It is configured, and they are not: the kernel does not tell the programs why flows fail. Only from the daemon.
+    CausesUnknown,
 }
 
 /// A source of endpoints.

@@ -5,7 +5,7 @@ use lb_view::status::Status;
 use serde_json::Value;
 use stage::daemon::failure;
 
-use stage::fixture::{Fixture, SERVICE, endpoints};
+use stage::fixture::{Fixture, SERVICE, config, endpoints, with_active_accounting};
 
 #[test]
 fn check_reports_on_the_configuration_and_its_files() {
@@ -60,6 +60,12 @@ fn check_notes_what_has_no_effect_now() {
     );
     assert_eq!(check(), (Some(0), notes + &ok));
     fixture.cgroup.create();
+    fixture.write_endpoints(&[("127.0.0.1:8001", "")]);
+    let text = config(&fixture.cgroup, r#"{ file = "users.toml" }"#, "ejection = {}");
+    std::fs::write(&path, with_active_accounting(&text)).expect("write");
+    let note = "note: client web, service users: with accounting = \"active\" ejection sees `unanswered` connects and";
+    let (code, text) = check();
+    assert!(code == Some(0) && text.starts_with(note) && text.ends_with(&ok), "{text}");
 }
 
 /// Directories that the configuration names need not be given again; what is given goes before.

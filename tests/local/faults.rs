@@ -5,6 +5,7 @@ use std::fs;
 use std::process::{Command, Output};
 
 use lb_common::abi::{self, ABI_VERSION, map};
+use lb_view::status::EjectionMode;
 use stage::daemon::failure;
 use stage::kernel;
 use stage::maps::array;
@@ -149,6 +150,12 @@ fn two_capabilities_are_enough_or_the_third_is_named() {
     // What needs more is off, and said to be.
     let knows_mptcp = !enough && kernel::SKC_TO_MPTCP_SOCK.is_here();
     assert_eq!(setup.daemon().features["knows_mptcp"], knows_mptcp);
+    let knows_causes = setup.daemon().features["socket_errors"];
+    assert_eq!(knows_causes, !enough, "it takes the third one");
+    let expected = if knows_causes { EjectionMode::On } else { EjectionMode::CausesUnknown };
+    assert_eq!(setup.service().ejection, expected);
+    let text = String::from_utf8_lossy(&setup.run(&["status"]).stdout).into_owned();
+    assert_eq!(text.contains("ejection off: causes unknown"), !knows_causes, "{text}");
     stage::daemon::signal(&daemon, rustix::process::Signal::TERM);
     assert!(daemon.wait().expect("reap the daemon").success());
 }

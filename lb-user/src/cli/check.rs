@@ -7,6 +7,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use lb_core::balancer::Refused;
+use lb_core::service::Accounting;
 
 use super::{Files, paths_of};
 use crate::assignments::AssignmentsByService;
@@ -113,6 +114,16 @@ fn notes(config: &Config, by_service: &AssignmentsByService) -> Vec<String> {
                 "client {}: there is no cgroup {} now; it is attached when it appears",
                 client.name,
                 client.cgroup.display()
+            )
+        }));
+    }
+    for client in config.clients.iter().filter(|client| client.accounting == Accounting::Active) {
+        let ejecting = client.services.iter().filter(|configured| configured.service.ejection.is_some());
+        notes.extend(ejecting.map(|configured| {
+            format!(
+                "client {}, service {}: with accounting = \"active\" ejection sees `unanswered` connects and errors that are \
+                 pending at a close, and no blocking connect that fails; with \"full\" it sees all",
+                client.name, configured.service.name
             )
         }));
     }

@@ -22,7 +22,7 @@ use lb_core::balancer::{Adopted, Balancer, Fact, Refused};
 use lb_core::grace_period::GracePeriods;
 use lb_core::ids::Slot;
 use lb_core::limits::Limits;
-use lb_core::service::Policy;
+use lb_core::service::{Policy, Service};
 use lb_kernel::{Cgroup, CursorSeed, Datapath, DatapathError, Features, Lock, Pins, Purpose};
 use thiserror::Error;
 
@@ -104,7 +104,7 @@ impl ClientTask {
         }
         let lock = pins.lock()?;
         let datapath = Datapath::open(pins.clone(), &limits, features, purpose(&client))?;
-        let balancer = balancer(&client, limits, &datapath, now)?;
+        let balancer = balancer(&client, features, limits, &datapath, now)?;
         let cpus = lb_kernel::possible_cpus().map_err(ClientTaskError::Cpus)?;
         Ok(Self {
             cursor_seed: cursor_seed(&client, cpus),
@@ -146,7 +146,7 @@ impl ClientTask {
             return Ok(());
         }
         let path = lb_kernel::cgroup2_mount()?.join(&client.cgroup);
-        let balancer = balancer(&client, self.limits, &self.datapath, now)?;
+        let balancer = balancer(&client, self.features, self.limits, &self.datapath, now)?;
         let needs_other_programs = purpose(&client) != purpose(&self.client);
         if needs_other_programs {
             self.datapath.reload(&self.limits, self.features, purpose(&client))?;
@@ -269,8 +269,19 @@ impl ClientTask {
     }
 }
 
-fn balancer(client: &Client, limits: Limits, datapath: &Datapath, now: Instant) -> Result<Balancer, Refused> {
-    let services = client.services.iter().map(|service| service.service.clone()).collect();
+fn balancer(
+    client: &Client,
+    features: Features,
+    limits: Limits,
+    datapath: &Datapath,
+    now: Instant,
+) -> Result<Balancer, Refused> {
+    let knows_causes = health::knows_causes(client.accounting, features);
+    let services = client.services.iter().map(|configured| {
+        let service = configured.service.clone();
+        Service { ejection: service.ejection.filter(|_| knows_causes), ..service }
+    });
+    let services = services.collect();
     let plan = datapath.applied().clone();
     let adopted = Adopted { plan, next_generations: datapath.tables().next_generations() };
     Balancer::new(services, limits, adopted, now)

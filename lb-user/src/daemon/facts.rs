@@ -67,6 +67,7 @@ impl Daemon {
             is_attached: client_task.is_effective().unwrap_or(client_task.cgroup().is_some()),
             reclaim: self.reclaim(client_task),
             sources: self.sources(client_task, now),
+            without_causes: client_task.without_causes(),
             replace_after: client_task.replace_after(),
             unavailable: client_task.unavailable(now),
             // Where the run times of programs cannot be read they are left out, and all else is still told.

@@ -10,7 +10,7 @@ use lb_common::ending::Ending;
 use super::table::{ALWAYS, Column, Row, left_out, table};
 use super::{Style, percent, wrap};
 use crate::backend::{Backend, LONGEST_US, Latency};
-use crate::status::{Client, Service, Status};
+use crate::status::{Client, EjectionMode, Service, Status};
 
 /// The status as text.
 pub fn status(status: &Status, style: Style) -> String {
@@ -77,6 +77,9 @@ fn one_service(text: &mut String, service: &Service, style: Style) -> Vec<&'stat
     );
     if let Some(odd) = odd(&service.outcomes) {
         let _ = writeln!(text, "  {odd}");
+    }
+    if service.ejection == EjectionMode::CausesUnknown {
+        let _ = writeln!(text, "  ejection off: causes unknown (`socklb doctor`)");
     }
     let diverted: u64 = service.backends.iter().map(|backend| backend.diverted).sum();
     if diverted > 0 {

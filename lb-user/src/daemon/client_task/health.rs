@@ -3,7 +3,7 @@
 //! The programs eject and take back by themselves. Here the controller hears of it, for what follows in the tables, and the
 //! log gets a line for each: from the counters, so that nothing is missed that came and went between two looks.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
@@ -11,8 +11,9 @@ use lb_core::balancer::Fact;
 use lb_core::health::Standing;
 use lb_core::ids::{BackendRef, Slot};
 use lb_core::plan::BackendPlan;
+use lb_core::service::Accounting;
 use lb_core::slots::Identity;
-use lb_kernel::DatapathError;
+use lb_kernel::{DatapathError, Features};
 use tracing::{info, warn};
 
 use super::ClientTask;
@@ -34,6 +35,14 @@ struct Line {
     ejections: u64,
     readmissions: u64,
     is_ejected: bool,
+}
+
+/// Whether the programs see why flows fail, without which nothing is known of backends.
+pub fn knows_causes(accounting: Accounting, features: Features) -> bool {
+    match accounting {
+        Accounting::Full => features.socket_errors,
+        Accounting::Active => features.outcomes_at_release,
+    }
 }
 
 impl ClientTask {
@@ -102,6 +111,14 @@ impl ClientTask {
     pub fn replace_after(&self) -> BTreeMap<String, Duration> {
         let services = self.client.services.iter().map(|configured| &configured.service);
         services.map(|service| (service.name.clone(), service.health.replace_after)).collect()
+    }
+
+    /// Services of which no backend is ejected although that is configured, because it is not known why flows fail.
+    pub fn without_causes(&self) -> BTreeSet<String> {
+        let services = self.client.services.iter().map(|configured| &configured.service);
+        let asked = services.filter(|service| service.ejection.is_some());
+        let names = asked.map(|service| service.name.clone());
+        if knows_causes(self.client.accounting, self.features) { BTreeSet::new() } else { names.collect() }
     }
 
     /// For how long backends have not been available, by service name and address.

@@ -98,6 +98,7 @@ fn client() -> ClientMetrics {
             attached: None,
             is_attached: true,
             reclaim: Reclaim::default(),
+            without_causes: BTreeSet::new(),
             replace_after: BTreeMap::new(),
             unavailable: BTreeMap::new(),
             sources: BTreeMap::from([("users".to_owned(), source)]),
