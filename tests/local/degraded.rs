@@ -7,7 +7,7 @@ use stage::Backend;
 use stage::fixture::{Fixture, SERVICE, config};
 
 /// Exit code of `status`, its text, and the line of the metrics page that begins so.
-fn seen(fixture: &Fixture, metric: &str) -> (Option<i32>, String, String) {
+pub fn seen(fixture: &Fixture, metric: &str) -> (Option<i32>, String, String) {
     let output = fixture.setup.run(&["status"]);
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let mut stream = UnixStream::connect(fixture.setup.folder.join("run/socklb.sock")).expect("connect");

@@ -10,7 +10,7 @@ use stage::maps::array;
 use stage::{Backend, Probe, eventually, replace};
 
 /// A daemon whose service has these lines, before endpoints at these addresses.
-fn start(endpoints: &[&str], lines: &str) -> Fixture {
+pub fn start(endpoints: &[&str], lines: &str) -> Fixture {
     let mut fixture = Fixture::without_daemon();
     write(&fixture, endpoints);
     replace(&fixture.setup.folder.join("socklb.toml"), &text(&fixture, lines));
@@ -18,25 +18,25 @@ fn start(endpoints: &[&str], lines: &str) -> Fixture {
     fixture
 }
 
-fn write(fixture: &Fixture, endpoints: &[&str]) {
+pub fn write(fixture: &Fixture, endpoints: &[&str]) {
     let list: Vec<(&str, &str)> = endpoints.iter().map(|address| (*address, "")).collect();
     fixture.write_endpoints(&list);
 }
 
-fn text(fixture: &Fixture, lines: &str) -> String {
+pub fn text(fixture: &Fixture, lines: &str) -> String {
     config(&fixture.cgroup, r#"{ file = "users.toml" }"#, &format!("subset = {{ size = 20 }}\n{lines}"))
 }
 
-const THREE: [&str; 3] = ["127.0.0.1:8001", "127.0.0.1:8002", "127.0.0.1:8003"];
+pub const THREE: [&str; 3] = ["127.0.0.1:8001", "127.0.0.1:8002", "127.0.0.1:8003"];
 /// Nobody listens there.
-const DEAD: [&str; 3] = ["127.0.0.1:9001", "127.0.0.1:9002", "127.0.0.1:9003"];
+pub const DEAD: [&str; 3] = ["127.0.0.1:9001", "127.0.0.1:9002", "127.0.0.1:9003"];
 /// Nobody is tried again while a test runs.
 const FOR_LONG: &str = "ejection = { base = \"1h\", max = \"1h\" }";
 /// Somebody is tried again before a test is over.
 const BRIEFLY: &str = "ejection = { base = \"200ms\", max = \"400ms\" }";
 
 /// Who answered how often; the errors by their numbers.
-fn dial(probe: &mut Probe, count: u32) -> BTreeMap<String, u32> {
+pub fn dial(probe: &mut Probe, count: u32) -> BTreeMap<String, u32> {
     let mut counts = BTreeMap::new();
     for _ in 0..count {
         let name = match probe.try_dial(SERVICE) {
@@ -51,11 +51,11 @@ fn dial(probe: &mut Probe, count: u32) -> BTreeMap<String, u32> {
     counts
 }
 
-fn failed(counts: &BTreeMap<String, u32>) -> u32 {
+pub fn failed(counts: &BTreeMap<String, u32>) -> u32 {
     counts.get(&libc::ECONNREFUSED.to_string()).copied().unwrap_or(0)
 }
 
-fn at(fixture: &Fixture, address: &str) -> backend::Backend {
+pub fn at(fixture: &Fixture, address: &str) -> backend::Backend {
     fixture.setup.backend(address).expect("the backend")
 }
 
@@ -430,25 +430,6 @@ fn a_member_that_stays_ejected_is_replaced_and_tried_on() {
     // A daemon that starts goes on from there.
     fixture.start();
     assert!(!members().contains(&lost), "{:?}", members());
-}
-
-/// Three of four are dead, and one more than half may be ejected: that is panic, and everybody is tried.
-#[test]
-fn in_panic_ejected_ones_are_chosen_as_well_and_it_is_said() {
-    let lines = "ejection = { base = \"1h\", max = \"1h\", max_share = 100 }";
-    let fixture = start(&[DEAD[0], DEAD[1], DEAD[2], THREE[0]], lines);
-    let mut probe = fixture.probe();
-    assert_eq!(failed(&dial(&mut probe, 80)), 15);
-    let panics = || fixture.setup.service().is_panic;
-    eventually("panic", panics, |panics| *panics);
-    let counts = dial(&mut probe, 80);
-    assert_eq!((failed(&counts), counts["b1"]), (60, 20), "{counts:?}");
-    let said = fixture.setup.faults().join("\n");
-    assert!(said.contains("service users: panic: too few backends are available (3 are ejected)"), "{said}");
-    // Two that are back are no panic any more.
-    let _back = [Backend::start("c1", DEAD[0]), Backend::start("c2", DEAD[1])];
-    write(&fixture, &[THREE[0], THREE[1], THREE[2], DEAD[0]]);
-    eventually("others serve", panics, |panics| !panics);
 }
 
 /// `socklb readmit`: the backend is taken back at once and with a clean record, here or everywhere; what cannot be done is

@@ -25,6 +25,7 @@ mod active;
 mod endings;
 
 mod degraded;
+
 mod ejection;
 
 mod flows;
@@ -78,6 +79,8 @@ mod many;
 mod peers;
 
 mod peers_flows;
+
+mod peers_backends;
 
 mod unanswered;
 

@@ -1,0 +1,262 @@
+//! Bugs of other balancers with backends that fail, return or leave, as tests: each is named after what happened, and its
+//! number in docs/design/bugs-of-others.md, which tells where the others are.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+
+use lb_common::abi::map;
+use lb_view::backend::{self, Backend as Seen};
+use lb_view::flows::{Flow, Flows};
+use stage::{Backend, Cgroup, Probe, SocketId, address, eventually, replace};
+
+use stage::fixture::{Fixture, SERVICE, config};
+
+use crate::degraded::seen;
+use crate::ejection::{DEAD, THREE, at, dial, failed, start, text, write};
+
+/// After all backends had been restarted one after another, load stayed uneven for long: whoever was restarted first kept
+/// what the others had lost meanwhile.
+#[test]
+fn r17_after_a_rolling_restart_under_load_shares_are_even_at_once() {
+    let mut fixture = start(&THREE, "ejection = { base = \"1s\", max = \"1s\" }");
+    let mut clients: Vec<Probe> = (0..3).map(|_| Probe::start(&fixture.cgroup)).collect();
+    for client in &mut clients {
+        client.start_dialling(SERVICE);
+    }
+    let is_ejected = |fixture: &Fixture, place: usize| at(fixture, THREE[place]).state == backend::EJECTED;
+    for (place, address) in THREE.into_iter().enumerate() {
+        let stopped = fixture.backends.remove(place);
+        let name = stopped.name().to_owned();
+        drop(stopped);
+        let heard = || at(&fixture, address).unavailable_s;
+        eventually("it is ejected, and the daemon has heard of it", heard, Option::is_some);
+        fixture.backends.insert(place, Backend::start(&name, address));
+        eventually("it is taken back", || is_ejected(&fixture, place), |ejected| !ejected);
+    }
+    let started = || THREE.map(|address| at(&fixture, address).started);
+    let before = started();
+    let since = || -> Vec<u64> { started().into_iter().zip(before).map(|(now, then)| now - then).collect() };
+    let counts = eventually("connects go on", since, |counts| counts.iter().sum::<u64>() >= 3_000);
+    let even = counts.iter().sum::<u64>() / 3;
+    assert!(counts.iter().all(|count| count.abs_diff(even) <= even / 10), "{counts:?}");
+    for client in &mut clients {
+        client.stop_dialling();
+    }
+    for address in THREE {
+        let backend = at(&fixture, address);
+        assert_eq!((backend.state.as_str(), backend.withheld), ("healthy", 0), "{backend:?}");
+        assert!(backend.readmissions >= 1, "{backend:?}");
+    }
+}
+
+/// Panic, in which everybody is as good as anybody, sent connects to hosts that were being drained.
+#[test]
+fn r18_in_panic_neither_lame_ducks_nor_drained_backends_are_chosen_and_panic_is_said() {
+    const METRIC: &str = r#"socklb_service_panic{client="web",service="users"}"#;
+    let lines = "ejection = { base = \"1h\", max = \"1h\", max_share = 100 }";
+    let mut fixture = Fixture::without_daemon();
+    let (lame, drained) = ((THREE[1], "state = \"lame-duck\""), (THREE[2], "weight = 0"));
+    // Three of the four that the list wants are dead.
+    let list = [(DEAD[0], ""), (DEAD[1], ""), (DEAD[2], ""), (THREE[0], ""), lame, drained];
+    fixture.write_endpoints(&list);
+    replace(&fixture.setup.folder.join("socklb.toml"), &text(&fixture, lines));
+    fixture.start();
+    assert_eq!(seen(&fixture, METRIC).2, format!("{METRIC} 0"));
+    // The daemon might see panic before the last of them is ejected.
+    fixture.stop();
+    let mut probe = fixture.probe();
+    let counts = dial(&mut probe, 80);
+    assert_eq!((failed(&counts), counts["b1"]), (15, 65), "{counts:?}");
+    fixture.start();
+    let panics = |fixture: &Fixture| fixture.setup.service().is_panic;
+    eventually("panic", || panics(&fixture), |panics| *panics);
+    // Those that fail have their shares again, and nobody else has any.
+    let counts = dial(&mut probe, 80);
+    assert_eq!((failed(&counts), counts["b1"], counts.len()), (60, 20, 2), "{counts:?}");
+    let (code, said, metric) = seen(&fixture, METRIC);
+    let fault = "service users: panic: too few backends are available (3 are ejected)";
+    assert!(code == Some(3) && said.contains(fault), "{said}");
+    assert_eq!(metric, format!("{METRIC} 1"));
+    // Nor does it take a daemon.
+    fixture.stop();
+    assert_eq!(dial(&mut probe, 80), counts);
+    fixture.start();
+    assert!(panics(&fixture));
+    // Of another list most are available.
+    write(&fixture, &[THREE[0], THREE[1], THREE[2], DEAD[0]]);
+    eventually("others serve", || panics(&fixture), |panics| !panics);
+    // Without an ordinary one the lame duck serves, and without that nobody: never one that is drained.
+    fixture.write_endpoints(&[lame, drained]);
+    let now = |probe: &mut Probe| dial(probe, 20);
+    let only = |who: String| BTreeMap::from([(who, 20)]);
+    eventually("the lame duck serves", || now(&mut probe), |counts| *counts == only("b2".to_owned()));
+    fixture.write_endpoints(&[drained]);
+    let refused = stage::kernel::refusal(libc::EHOSTUNREACH).to_string();
+    eventually("nobody serves", || now(&mut probe), |counts| *counts == only(refused.clone()));
+}
+
+/// Client tasks, each in a cgroup of its own.
+const CLIENTS: [&str; 3] = ["web", "api", "batch"];
+
+/// Three client tasks of one daemon, each with flows that stay open.
+struct Crowd {
+    fixture: Fixture,
+    cgroups: Vec<Cgroup>,
+}
+
+impl Crowd {
+    fn new(endpoints: &[&str]) -> Self {
+        let fixture = Fixture::without_daemon();
+        write(&fixture, endpoints);
+        let cgroups = CLIENTS[1..].iter().map(|_| Cgroup::new()).collect();
+        let mut crowd = Self { fixture, cgroups };
+        crowd.configure("1h");
+        crowd.fixture.start();
+        crowd
+    }
+
+    /// Writes the configuration, with so much time between two passes over the flow records.
+    fn configure(&self, reclaim_interval: &str) {
+        let mut text = String::new();
+        for (name, cgroup) in CLIENTS[1..].iter().zip(&self.cgroups) {
+            let cgroup = cgroup.relative().display().to_string();
+            text += &format!("[[client]]\njob = \"{name}\"\ncgroup = \"{cgroup}\"\n\n");
+        }
+        let lines = "policy = \"round-robin\"\nejection = { base = \"1h\", max = \"1h\" }";
+        text += &config(&self.fixture.cgroup, r#"{ file = "users.toml" }"#, lines);
+        text += &format!("[accounting]\nreclaim_interval = \"{reclaim_interval}\"\n");
+        replace(&self.fixture.setup.folder.join("socklb.toml"), &text);
+    }
+
+    /// Opens so many flows in each client task, by two probes: a process may have few descriptors.
+    fn open(&self, flows: usize) -> Vec<(Probe, Vec<SocketId>)> {
+        let cgroups = [&self.fixture.cgroup].into_iter().chain(&self.cgroups);
+        let open = |cgroup: &Cgroup| {
+            let mut probe = Probe::start(cgroup);
+            let sockets = (0..flows / 2).map(|_| probe.start_connect(SERVICE)).collect();
+            (probe, sockets)
+        };
+        cgroups.flat_map(|cgroup| [cgroup; 2]).map(open).collect()
+    }
+
+    /// What each open flow is: its socket, where it goes, and how far it has come.
+    fn flows(&self) -> BTreeSet<(String, u64, Option<SocketAddr>, u32, String)> {
+        let Flows { flows, .. } = self.fixture.setup.document(&["flows"]);
+        let of = |flow: Flow<'_>| {
+            (flow.client.into_owned(), flow.cookie, flow.backend, flow.generation, flow.phase.into_owned())
+        };
+        flows.into_iter().map(of).collect()
+    }
+
+    /// A backend as each client task has it; fewer where one has no slot for it.
+    fn at(&self, address: &str) -> Vec<Seen> {
+        let status = self.fixture.setup.status();
+        let services = status.clients.iter().filter_map(|client| client.service("users"));
+        let backends = services.flat_map(|service| &service.backends);
+        backends.filter(|backend| backend.address == stage::address(address)).cloned().collect()
+    }
+
+    /// Open flows by client task and backend.
+    fn active(&self) -> BTreeMap<(String, SocketAddr), u64> {
+        let mut active = BTreeMap::new();
+        for client in self.fixture.setup.status().clients {
+            for backend in client.service("users").into_iter().flat_map(|service| &service.backends) {
+                active.insert((client.name.clone(), backend.address), backend.active);
+            }
+        }
+        active
+    }
+
+    /// Takes the names of the maps with flow records away, so that nobody can look at one; or gives them back.
+    fn hide_records(&self, hide: bool) {
+        for client in CLIENTS {
+            for name in [map::FLOW_BUCKETS, map::FLOWS, map::FLOW_OVERFLOW, map::DATAGRAMS] {
+                let shown = self.fixture.setup.map(client, name);
+                let hidden = shown.with_file_name(format!("hidden-{name}"));
+                let (from, to) = if hide { (shown, hidden) } else { (hidden, shown) };
+                std::fs::rename(from, to).expect("rename the pin");
+            }
+        }
+    }
+}
+
+/// Each backend that left had all sockets of the host looked at: seconds of CPU time, and connects that waited. Here a change
+/// looks at no flow, however many are open, and changes none.
+#[test]
+fn r22_backends_that_leave_cost_nothing_for_each_open_flow_and_change_no_other() {
+    const FAILS: &str = "127.0.1.9:8101";
+    let flows = if stage::in_a_guest() { 90 } else { 900 };
+    let mut list: Vec<String> = (1..=8).map(|n| format!("127.0.1.{n}:8100")).collect();
+    list.push(FAILS.to_owned());
+    let crowd = Crowd::new(&list.iter().map(String::as_str).collect::<Vec<_>>());
+    // At all addresses of loopback. It accepts nobody: connections wait in its queue, which is as long as the kernel allows.
+    let listener = std::net::TcpListener::bind("0.0.0.0:8100").expect("listen");
+    rustix::net::listen(&listener, 4_096).expect("lengthen the queue");
+    let failing = Backend::start("fails", FAILS);
+    let mut probes = crowd.open(flows);
+    let is_open = |flow: &(String, u64, Option<SocketAddr>, u32, String)| flow.4 == "established";
+    let all = CLIENTS.len() * flows;
+    let before = eventually(
+        "all are established",
+        || crowd.flows(),
+        |flows| flows.len() == all && flows.iter().all(is_open),
+    );
+    let active = crowd.active();
+    assert_eq!(active.values().sum::<u64>(), all as u64);
+    let taken: u64 = crowd.at(FAILS).iter().map(|backend| backend.active).sum();
+    eventually("its connections are accepted", || failing.accepted(), |accepted| *accepted == taken);
+    crowd.hide_records(true);
+    // From here on whoever looks at a flow record fails.
+    let mut lines: BTreeMap<String, &str> = list.iter().map(|address| (address.clone(), "")).collect();
+    let mut change = |address: &str, line: Option<&'static str>, state: &str| {
+        match line {
+            Some(line) => lines.insert(address.to_owned(), line),
+            None => lines.remove(address),
+        };
+        let list: Vec<(&str, &str)> = lines.iter().map(|(address, line)| (address.as_str(), *line)).collect();
+        crowd.fixture.write_endpoints(&list);
+        let states = || crowd.at(address).into_iter().map(|backend| backend.state).collect::<Vec<_>>();
+        eventually("each client task has the change", states, |states| *states == [state; 3]);
+        assert_eq!(crowd.active(), active, "{address} is {state}");
+    };
+    for (address, (line, state)) in list.iter().zip([
+        (None, "leaving"),
+        (Some("state = \"lame-duck\""), "lame-duck"),
+        (Some("weight = 0"), "unweighted"),
+        (None, "leaving"),
+        (Some("state = \"lame-duck\""), "lame-duck"),
+    ]) {
+        change(address, line, state);
+    }
+    // One stops listening while its connections are open: the programs eject it.
+    drop(failing);
+    for (probe, _) in &mut probes {
+        for _ in 0..50 {
+            if let Ok(socket) = probe.try_start_connect(SERVICE) {
+                probe.close(socket);
+            }
+        }
+    }
+    eventually(
+        "each client task has ejected it, and connects are over",
+        || (crowd.at(FAILS).into_iter().map(|backend| backend.state).collect::<Vec<_>>(), crowd.active()),
+        |(states, now)| *states == [backend::EJECTED; 3] && *now == active,
+    );
+    // One that had left returns.
+    change(&list[0], Some(""), "healthy");
+    assert_eq!(crowd.fixture.setup.faults(), [""; 0], "nobody has missed the records");
+    // Who does look at them is a pass over the records, which comes with the time.
+    crowd.configure("1s");
+    let faults = || crowd.fixture.setup.faults().join("\n");
+    eventually("a pass has missed them", faults, |faults| faults.contains("flow records were not checked"));
+    crowd.hide_records(false);
+    assert_eq!(crowd.flows(), before, "each flow is as it was");
+    let service = address(SERVICE);
+    for (probe, sockets) in &mut probes {
+        assert!(sockets.iter().all(|socket| probe.peer(*socket) == service));
+        sockets.drain(..).for_each(|socket| probe.close(socket));
+    }
+    eventually("all end", || crowd.fixture.setup.active(), |active| *active == 0);
+    let slots = || crowd.at(&list[3]).len();
+    eventually("the slot of one that left is free", slots, |slots| *slots == 0);
+}
