@@ -10,7 +10,7 @@
 //! It knows no map and no clock: times are ticks, which begin anew after 52 days, so they are compared by their distance. One
 //! that is further ahead than an ejection can last is over.
 
-use crate::abi::{EjectionPhase, EjectionRules, EjectionState, NO_SLOT, NextTrial};
+use crate::abi::{EjectionPhase, EjectionRules, EjectionState, NO_SLOT, NextTrial, StateWord, Usable};
 use crate::ending::Ending;
 use crate::pick::Survey;
 
@@ -123,14 +123,16 @@ pub enum Verdict {
 
 /// How a backend stands after some evidence at the tick `now`, and what follows.
 ///
-/// `is_overruled`: whether it is chosen although it is ejected ([`Usable::EvenEjected`](crate::abi::Usable)). Then any flow that
-/// decides after the time of the ejection is as good as a trial. `random`: decides the jitter.
+/// `state`: its state word. If it is chosen although it is ejected ([`Usable::EvenEjected`]), any flow that decides after the time of
+/// the ejection is as good as a trial. And if the word does not say that it is ejected once that time is over, it is not: two CPUs
+/// that judge at the same moment may leave that behind, for each stores the state word after its compare-and-swap. `random`:
+/// decides the jitter.
 #[inline(always)]
 pub fn next(
     before: EjectionState,
     rules: EjectionRules,
     evidence: Evidence,
-    is_overruled: bool,
+    state: StateWord,
     now: u32,
     random: u32,
 ) -> (EjectionState, Verdict) {
@@ -138,17 +140,24 @@ pub fn next(
     if rules.failures == 0 {
         return unchanged;
     }
-    let phase = EjectionPhase::from_u8(before.phase);
+    let is_overruled = state.usable == Usable::EvenEjected as u8;
+    let is_time_over = is_over(before.at, rules, now);
+    let phase = match EjectionPhase::from_u8(before.phase) {
+        _ if state.ejected == 0 && is_time_over => EjectionPhase::Counting,
+        phase => phase,
+    };
     let decides = match phase {
         EjectionPhase::Counting => false,
-        EjectionPhase::Ejected => is_overruled && is_over(before.at, rules, now),
+        EjectionPhase::Ejected => is_overruled && is_time_over,
         EjectionPhase::Trial => evidence.is_trial || is_overruled,
     };
     match evidence.kind {
         EvidenceKind::Established => {
             if matches!(phase, EjectionPhase::Counting) {
                 let run = before.run.saturating_sub(1);
-                let after = if run == 0 { EjectionState::default() } else { EjectionState { run, ..before } };
+                let counting = EjectionPhase::Counting as u8;
+                let after = EjectionState { run, phase: counting, ..before };
+                let after = if run == 0 { EjectionState::default() } else { after };
                 return if after.to_word() == before.to_word() {
                     unchanged
                 } else {
@@ -181,7 +190,7 @@ pub fn next(
                 if is_long_ago(before.at, rules, now) { (0, 0) } else { (before.run, before.level) };
             let weight = if matches!(evidence.kind, EvidenceKind::FailureAfterEstablished) { 2 } else { 1 };
             let run = run.saturating_add(weight);
-            let before = EjectionState { at: now, level, ..before };
+            let before = EjectionState { at: now, level, phase: EjectionPhase::Counting as u8, ..before };
             if run < rules.failures {
                 return (EjectionState { run, ..before }, Verdict::Remembered);
             }

@@ -1,6 +1,6 @@
 //! When a backend is ejected and taken back: each rule by itself, over times that begin anew.
 
-use lb_common::abi::{EjectionPhase, EjectionRules, EjectionState};
+use lb_common::abi::{BackendState, EjectionPhase, EjectionRules, EjectionState, StateWord, Usable};
 use lb_common::ejection::{
     Evidence, EvidenceKind, Verdict, duration, is_over, left, next, on_trial, withheld,
 };
@@ -28,13 +28,23 @@ struct Backend {
     now: u32,
 }
 
+/// The state word that goes with this standing.
+fn word(standing: EjectionState, usable: Usable) -> StateWord {
+    let ejected = u8::from(standing.phase != EjectionPhase::Counting as u8);
+    StateWord { ejected, ..StateWord::new(usable, BackendState::Healthy) }
+}
+
 impl Backend {
+    fn word(&self) -> StateWord {
+        word(self.state, Usable::UnlessEjected)
+    }
+
     fn new(now: u32) -> Self {
         Self { state: NEW, now }
     }
 
     fn see(&mut self, evidence: Evidence) -> Verdict {
-        let (state, verdict) = next(self.state, RULES, evidence, false, self.now, NO_JITTER);
+        let (state, verdict) = next(self.state, RULES, evidence, self.word(), self.now, NO_JITTER);
         self.state = state;
         verdict
     }
@@ -206,7 +216,9 @@ fn each_ejection_lasts_twice_as_long_until_the_run_was_back_at_nothing() {
 fn small_numbers_of_failures_double_as_well() {
     for failures in [1, 2] {
         let rules = EjectionRules { failures, ..RULES };
-        let see = |state, evidence, now| next(state, rules, evidence, false, now, NO_JITTER);
+        let see = |state, evidence, now| {
+            next(state, rules, evidence, word(state, Usable::UnlessEjected), now, NO_JITTER)
+        };
         let mut state = NEW;
         for _ in 0..failures {
             state = see(state, REFUSED, 0).0;
@@ -292,7 +304,9 @@ fn only_the_trial_decides() {
 #[test]
 fn where_ejection_is_overruled_any_flow_decides_once_the_time_is_over() {
     let ejected = Backend::ejected(0);
-    let see = |evidence, now| next(ejected.state, RULES, evidence, true, now, NO_JITTER);
+    let see = |evidence, now| {
+        next(ejected.state, RULES, evidence, word(ejected.state, Usable::EvenEjected), now, NO_JITTER)
+    };
     for evidence in [REFUSED, ESTABLISHED] {
         assert_eq!(see(evidence, BASE - 1), (ejected.state, Verdict::Unchanged));
     }
@@ -309,7 +323,8 @@ fn what_finds_no_room_goes_on_counting_and_asks_again() {
     for _ in 0..10 {
         let before = backend.state;
         backend.now += 1;
-        let (after, verdict) = next(before, RULES, REFUSED, false, backend.now, NO_JITTER);
+        let (after, verdict) =
+            next(before, RULES, REFUSED, word(before, Usable::UnlessEjected), backend.now, NO_JITTER);
         assert_eq!(verdict, Verdict::Eject);
         backend.state = withheld(after, before, backend.now);
         assert_eq!(
@@ -323,10 +338,38 @@ fn what_finds_no_room_goes_on_counting_and_asks_again() {
 }
 
 #[test]
+fn who_is_not_ejected_by_its_state_word_is_counted_again_when_the_time_is_over() {
+    let not_ejected = word(NEW, Usable::UnlessEjected);
+    let over = MAX + MAX / 10 + 2;
+    for trial in [false, true] {
+        let mut backend = Backend::ejected(9);
+        if trial {
+            backend.now = backend.state.at;
+            backend.try_it();
+        }
+        let see = |evidence, now| next(backend.state, RULES, evidence, not_ejected, now, NO_JITTER);
+        // The other CPU's store may be about to come.
+        assert_eq!(see(REFUSED, backend.now), (backend.state, Verdict::Unchanged));
+        let later = backend.now + over;
+        let (state, verdict) = see(REFUSED, later);
+        assert_eq!((verdict, state.run, state.level), (Verdict::Remembered, 1, 0));
+        assert_eq!(state.phase, EjectionPhase::Counting as u8);
+        let (state, verdict) = see(ESTABLISHED, later);
+        assert_eq!((verdict, state.run), (Verdict::Remembered, 4));
+        assert_eq!(state.phase, EjectionPhase::Counting as u8);
+        // Soon after, the run is where it was.
+        assert_eq!(see(REFUSED, backend.state.at).1, Verdict::Eject);
+    }
+}
+
+#[test]
 fn without_a_number_of_failures_nothing_is_remembered() {
     let rules = EjectionRules::default();
     for evidence in [REFUSED, SINKHOLE, ESTABLISHED, of_trial(REFUSED)] {
-        assert_eq!(next(NEW, rules, evidence, false, 9, 9), (NEW, Verdict::Unchanged));
+        assert_eq!(
+            next(NEW, rules, evidence, word(NEW, Usable::UnlessEjected), 9, 9),
+            (NEW, Verdict::Unchanged)
+        );
     }
 }
 
@@ -377,15 +420,17 @@ proptest! {
 
     /// Whatever comes in whatever order, the run is never above the number of failures, and what is well is all zero in the end.
     #[test]
-    fn no_history_breaks_the_word(kinds in prop::collection::vec((0u32..4, any::<bool>(), 0u32..20_000, any::<bool>(), any::<u32>()), 0..200)) {
+    fn no_history_breaks_the_word(kinds in prop::collection::vec((0u32..4, any::<bool>(), 0u32..20_000, any::<bool>(), any::<bool>(), any::<u32>()), 0..200)) {
         let mut backend = Backend::new(5);
-        for (kind, is_trial, later, overruled, random) in kinds {
+        for (kind, is_trial, later, overruled, says, random) in kinds {
             backend.now = backend.now.wrapping_add(later);
             if backend.phase() != EjectionPhase::Counting && is_over(backend.state.at, RULES, backend.now) {
                 backend.state = on_trial(backend.state, RULES, backend.now);
             }
             let evidence = Evidence { is_trial, ..Evidence::from_word(kind) };
-            let (state, verdict) = next(backend.state, RULES, evidence, overruled, backend.now, random);
+            let usable = if overruled { Usable::EvenEjected } else { Usable::UnlessEjected };
+            let word = StateWord { ejected: u8::from(says), ..StateWord::new(usable, BackendState::Healthy) };
+            let (state, verdict) = next(backend.state, RULES, evidence, word, backend.now, random);
             prop_assert!(state.run <= RULES.failures);
             prop_assert!(verdict != Verdict::Unchanged || state == backend.state);
             if verdict == Verdict::Eject || verdict == Verdict::EjectLonger {

@@ -153,8 +153,7 @@ impl Ejector {
         if evidence.kind == EvidenceKind::None {
             return self.pass_trial_on(slot, now);
         }
-        let is_overruled = state.usable == Usable::EvenEjected as u8;
-        let (after, verdict) = ejection::next(before, self.rules, evidence, is_overruled, now, random);
+        let (after, verdict) = ejection::next(before, self.rules, evidence, state, now, random);
         let (after, judgement) = match verdict {
             Verdict::Unchanged => return Judgement::Unchanged,
             Verdict::Remembered => (after, Judgement::Remembered),

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use lb_common::abi::{
-    BackendState, DaemonState, EjectionPhase, EjectionRules, EjectionState, NextTrial, Usable,
+    BackendState, DaemonState, EjectionPhase, EjectionRules, EjectionState, NextTrial, StateWord, Usable,
 };
 use lb_common::ejection::{Evidence, EvidenceKind, Verdict, is_over, next, on_trial, undecided, withheld};
 use lb_common::ending::Ending;
@@ -195,7 +195,11 @@ impl Model {
             let changed = self.words[slot] != before;
             return if changed { Judgement::Remembered } else { Judgement::Unchanged };
         }
-        let (after, verdict) = next(before, RULES, evidence, false, now, random);
+        let word = StateWord {
+            ejected: u8::from(self.ejected[slot]),
+            ..StateWord::new(Usable::UnlessEjected, BackendState::Healthy)
+        };
+        let (after, verdict) = next(before, RULES, evidence, word, now, random);
         self.words[slot] = after;
         let count = self.ejected.iter().filter(|ejected| **ejected).count();
         let (all, allowed) = (self.ejected.len(), self.ejected.len() * usize::from(RULES.max_share) / 100);

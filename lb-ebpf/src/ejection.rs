@@ -7,7 +7,7 @@
 
 use lb_common::abi::{
     Backend, EjectionPhase, EjectionRules, EjectionState, Flow, NO_MEMBERS, NO_SLOT, NextTrial, Phase,
-    Reason, Service, Usable,
+    Reason, Service,
 };
 use lb_common::ejection::{self, Event, Evidence, EvidenceKind, Verdict};
 use lb_common::ending::Ending;
@@ -109,18 +109,19 @@ fn report<I: Instructions>(slot: u32, service: u32, evidence: Evidence, judges: 
 #[inline(always)]
 pub fn due_trial<I: Instructions>(index: u32, service: *const Service, now: u32) -> Option<u32> {
     // SAFETY: a live map value; one word.
-    let next =
-        NextTrial::from_word(unsafe { (&raw const (*service).next_trial).cast::<u64>().read_volatile() });
+    let seen = unsafe { (&raw const (*service).next_trial).cast::<u64>().read_volatile() };
+    let next = NextTrial::from_word(seen);
     let rules = rules(service);
     if next.slot == 0 || !ejection::is_over(next.at, rules, now) {
         return None;
     }
     let slot = begin_trial::<I>(index, next.slot - 1, now);
     if let Some(service) = SERVICES.get_ptr_mut(index) {
-        // Until it is decided; and if it could not be tried, not at each connect anew.
+        // Until it is decided; and if it could not be tried, not at each connect anew. If another CPU has said something else
+        // meanwhile, that is newer.
         let later = NextTrial { at: now.wrapping_add(rules.base), ..next };
         // SAFETY: as above.
-        unsafe { (&raw mut (*service).next_trial).cast::<u64>().write_volatile(later.to_word()) };
+        unsafe { I::update((&raw mut (*service).next_trial).cast(), seen, later.to_word()) };
     }
     if slot == NO_SLOT { None } else { Some(slot) }
 }
@@ -248,9 +249,8 @@ fn judge<I: Instructions>(slot: u32, index: u32, evidence: u32, now: u32) -> u32
     let Some(service) = rows::service(index) else { return DONE };
     let (rules, evidence) = (rules(service), Evidence::from_word(evidence));
     let before = load(backend);
-    let is_overruled = rows::state(backend).usable == Usable::EvenEjected as u8;
-    let (mut after, verdict) =
-        ejection::next(before, rules, evidence, is_overruled, now, cursor_number(index));
+    let state = rows::state(backend);
+    let (mut after, verdict) = ejection::next(before, rules, evidence, state, now, cursor_number(index));
     if matches!(verdict, Verdict::Unchanged) {
         return DONE;
     }
@@ -303,6 +303,10 @@ fn give_trial_up<I: Instructions>(slot: u32) -> u32 {
 fn claim<I: Instructions>(index: u32, slot: u32, now: u32) -> u32 {
     let Some(service) = rows::service(index) else { return NO_SLOT };
     let Some(backend) = BACKENDS.get_ptr_mut(slot) else { return NO_SLOT };
+    // SAFETY: a live map value. The slot may have been given to another service's backend since it was named.
+    if u32::from(unsafe { (&raw const (*backend).endpoint.service).read_volatile() }) != index {
+        return NO_SLOT;
+    }
     let (rules, before) = (rules(service), load(backend));
     // Of a service whose members are listed, the trial may be due before its time is over: where nobody is well. But one that is
     // under way is left alone.

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use lb_common::abi::{Policy, Service, map};
+use lb_common::abi::{self, EjectionRules, NextTrial, Policy, Service, map};
 use lb_view::backend;
 use stage::backend::Manner;
 use stage::fixture::{Fixture, SERVICE, config, with_active_accounting};
-use stage::maps::array;
+use stage::maps::{Raw, array};
 use stage::{Backend, Probe, eventually, replace};
 
 /// A daemon whose service has these lines, before endpoints at these addresses.
@@ -345,6 +345,57 @@ fn ejection_that_is_turned_off_takes_everybody_back() {
     replace(&fixture.setup.folder.join("socklb.toml"), &text(&fixture, "ejection = \"off\""));
     eventually("it is back", || is_ejected(&fixture, DEAD[0]), |ejected| !ejected);
     assert_eq!(failed(&dial(&mut probe, 60)), 20);
+}
+
+/// A daemon that was killed while it turned ejection off has stored the rules, and has taken nobody back yet.
+#[test]
+fn who_is_still_ejected_where_ejection_is_off_comes_back() {
+    let mut fixture = start(&[DEAD[0], THREE[0], THREE[1]], FOR_LONG);
+    assert_eq!(failed(&dial(&mut fixture.probe(), 60)), 5);
+    fixture.stop();
+    let mut services = array::<Service>(&fixture.setup.map("web", map::SERVICES));
+    let mut row = services.get(&0, 0).expect("the service").0;
+    row.ejection = EjectionRules::default();
+    services.set(0, Raw(row), 0).expect("store the rules");
+    replace(&fixture.setup.folder.join("socklb.toml"), &text(&fixture, "ejection = \"off\""));
+    fixture.start();
+    eventually("it is back", || is_ejected(&fixture, DEAD[0]), |ejected| !ejected);
+}
+
+/// What is named for the next trial may have left since, and its slot may be another service's.
+#[test]
+fn a_trial_never_goes_to_a_backend_of_another_service() {
+    let mut fixture = Fixture::without_daemon();
+    let others = format!(
+        "{}\n[[service]]\nname = \"orders\"\naddress = \"10.96.0.11:80\"\nbackends = {{ static = [\"{}\", \"{}\"] }}\n{BRIEFLY}\n",
+        text(&fixture, ""),
+        DEAD[1],
+        THREE[1],
+    );
+    write(&fixture, &[DEAD[0], THREE[0]]);
+    replace(&fixture.setup.folder.join("socklb.toml"), &others);
+    fixture.start();
+    let mut probe = fixture.probe();
+    let orders = (0..20).filter(|_| probe.try_dial("10.96.0.11:80").is_err()).count();
+    assert!(orders >= 5, "{orders}");
+    fixture.stop();
+    let mut services = array::<Service>(&fixture.setup.map("web", map::SERVICES));
+    let of = |name: &str| {
+        (0..2).find(|index| services.get(index, 0).expect("a row").0.name.starts_with(name.as_bytes()))
+    };
+    let (users, orders) = (of("users").expect("users"), of("orders").expect("orders"));
+    let backends = array::<abi::Backend>(&fixture.setup.map("web", map::BACKENDS));
+    let ejected = (0..4).find(|slot| backends.get(slot, 0).expect("a row").0.state.ejected != 0);
+    let slot = ejected.expect("an ejected backend");
+    assert_eq!(u32::from(backends.get(&slot, 0).expect("its row").0.endpoint.service), orders);
+    let mut row = services.get(&users, 0).expect("the service").0;
+    row.next_trial = NextTrial { at: 0, slot: slot + 1 };
+    services.set(users, Raw(row), 0).expect("store the next trial");
+    // Its backend listens meanwhile: a connect that is sent there succeeds.
+    let _stranger = Backend::start("stranger", DEAD[1]);
+    let counts = dial(&mut probe, 20);
+    assert_eq!(counts.get("stranger"), None, "{counts:?}");
+    assert_eq!(failed(&counts), 5, "{counts:?}");
 }
 
 #[test]

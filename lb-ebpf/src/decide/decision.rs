@@ -51,7 +51,7 @@ impl Decision {
         let table = table_of(service);
         // One look at the clock serves the choice and the flow.
         let now_ns = clock::now_ns();
-        // SAFETY: as above. The daemon stores each rule by itself, at any time.
+        // SAFETY: a live map value. The daemon stores each rule by itself, at any time.
         let (policy, syn_retries) = unsafe {
             let rules = &raw const (*service).rules;
             ((&raw const (*rules).policy).read_volatile(), (&raw const (*rules).syn_retries).read_volatile())

@@ -109,12 +109,20 @@ impl Tables {
 
     /// Names an ejected backend for the next trial of each service that has one and names nobody who is: a backend that has left,
     /// or that an operator has taken back. Of several the one whose time is over first. The programs do it by themselves whenever
-    /// they judge.
+    /// they judge. Where nobody is ejected any more, as the rules say, whoever still is comes back.
     pub(crate) fn renew_trials(&mut self, ejected: &[Slot], now: u32) {
         let mut first: BTreeMap<ServiceIndex, (u32, Slot)> = BTreeMap::new();
         let mut named = BTreeSet::new();
-        for view in ejected.iter().filter_map(|slot| self.slot(*slot)).filter(|view| view.is_ejected) {
+        for slot in ejected {
+            let Some(view) = self.slot(*slot).filter(|view| view.is_ejected) else { continue };
             let row = self.maps.services.get(view.service.index());
+            if row.ejection.failures == 0 {
+                self.readmit(view.at.slot);
+                continue;
+            }
+            if view.usable != Usable::UnlessEjected {
+                continue;
+            }
             let left = ejection::left(view.ejection.at, row.ejection, now);
             let of_service = first.entry(view.service).or_insert((left, view.at.slot));
             *of_service = (*of_service).min((left, view.at.slot));
@@ -199,6 +207,11 @@ impl Tables {
             let kept = self.maps.retired.keep(&name, sums, reclaimed);
             kept.map_err(|error| self.fail_io(map::RETIRED, "write", error))?;
         }
+        if let Some(view) = self.slot(slot)
+            && self.next_trial(view.service).slot == slot.number() + 1
+        {
+            self.set_next_trial(view.service, NextTrial::default());
+        }
         // A free row keeps the generation that the slot's next backend gets.
         let mut row = BackendAddress::zeroed();
         row.generation = Generation(self.maps.backends.get(slot.index()).endpoint.generation).next().0;
@@ -220,10 +233,11 @@ impl Tables {
     /// Takes a slot's backend back that is ejected, and forgets what failed. A program that is about to eject it may do so
     /// all the same.
     pub(crate) fn readmit(&mut self, slot: Slot) {
-        let none = EjectionState::default().to_word();
-        self.maps.backends.store64(slot.index(), offset_of!(Backend, ejection), none);
+        // In this order: of a backend that is not ejected no trial begins, so none is left without the state that goes with it.
         let ejected = offset_of!(Backend, state) + offset_of!(StateWord, ejected);
         self.maps.backends.store8(slot.index(), ejected, 0);
+        let none = EjectionState::default().to_word();
+        self.maps.backends.store64(slot.index(), offset_of!(Backend, ejection), none);
     }
 
     /// Stores how many entries a slot has in its service's table, for readers of the maps.
