@@ -21,12 +21,28 @@ impl Peer {
     /// # Errors
     /// If the kernel does not tell.
     pub fn of(socket: impl AsFd) -> io::Result<Self> {
-        let credentials = rustix::net::sockopt::socket_peercred(&socket)?;
-        let mut groups = vec![credentials.gid.as_raw()];
+        let libc::ucred { pid, uid, gid } = credentials(&socket)?;
+        let mut groups = vec![gid];
         groups.extend(further_groups(&socket)?);
-        let process = u32::try_from(credentials.pid.as_raw_nonzero().get()).unwrap_or(0);
-        Ok(Self { user: credentials.uid.as_raw(), groups, process })
+        Ok(Self { user: uid, groups, process: u32::try_from(pid).unwrap_or(0) })
     }
+}
+
+/// `SO_PEERCRED`. (Not by rustix, whose process numbers are never 0: the kernel's are, of a process in another PID namespace.)
+fn credentials(socket: &impl AsFd) -> io::Result<libc::ucred> {
+    let mut credentials = libc::ucred { pid: 0, uid: libc::uid_t::MAX, gid: libc::gid_t::MAX };
+    let mut bytes = libc::socklen_t::try_from(size_of::<libc::ucred>()).expect("a few bytes");
+    // SAFETY: the kernel writes at most `bytes` to the structure, which is as long.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut credentials).cast(),
+            &raw mut bytes,
+        )
+    };
+    if result == 0 { Ok(credentials) } else { Err(io::Error::last_os_error()) }
 }
 
 /// `SO_PEERGROUPS`, since Linux 4.13.
