@@ -184,7 +184,7 @@ async fn readmit(
         return (StatusCode::FORBIDDEN, "it cannot be told who asks").into_response();
     };
     if !may_write(&who, desk.admins) {
-        warn!(user = who.user, process = who.process, %service, %backend, "refused to lift an ejection");
+        warn!(user = who.user, process = who.process, ?service, %backend, "refused to lift an ejection");
         let text = match desk.admins {
             Some(group) => format!(
                 "user {} may not: root may, user {} (the daemon's), and the members of group {group} ([admin] group)",

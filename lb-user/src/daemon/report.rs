@@ -163,8 +163,11 @@ impl Daemon {
                 let _ = answer.send(client_task.map(explain).unwrap_or_default());
             }
             Query::Readmit { service, backend, client, who, answer } => {
-                let readmission = self.readmit(&service, backend, client.as_deref(), &who);
-                let _ = answer.send(readmission);
+                // Who has given up was told that it is not done.
+                if !answer.is_closed() {
+                    let readmission = self.readmit(&service, backend, client.as_deref(), &who);
+                    let _ = answer.send(readmission);
+                }
             }
             Query::Cover { client, cgroups, answer } => {
                 // Requests whose sender has given up are dropped.
@@ -194,7 +197,7 @@ impl Daemon {
             clients.push(Readmitted { client, was_ejected });
         }
         if clients.is_empty() {
-            info!(%service, %backend, user, process, "asked to lift an ejection of what no client has");
+            info!(?service, %backend, user, process, "asked to lift an ejection of what no client has");
         }
         Readmission { schema: readmission::SCHEMA, service: service.to_owned(), backend, clients }
     }

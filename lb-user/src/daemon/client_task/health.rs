@@ -1,7 +1,8 @@
 //! What the kernel programs of a client task find of its backends, as it is taken in, and what is said of that.
 //!
 //! The programs eject and take back by themselves. Here the controller hears of it, for what follows in the tables, and the
-//! log gets a line for each: from the counters, so that nothing is missed that came and went between two looks.
+//! log gets a line for each change: from the counters, so that of a backend that is not quite well nothing is missed that came
+//! and went between two looks.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -21,11 +22,19 @@ use super::ClientTask;
 /// Lines of one client task at a time; what is beyond is told in one.
 const MOST_LINES: usize = 8;
 
-/// Of each backend what has been said: how often it was ejected and taken back, and of services whether they were in panic.
+/// What the log has of backends, and of services whether they were in panic.
 #[derive(Debug, Default)]
 pub struct Told {
-    backends: BTreeMap<BackendRef, (u64, u64)>,
+    backends: BTreeMap<BackendRef, ToldOfBackend>,
     panics: BTreeMap<String, bool>,
+}
+
+/// Of a backend how often it was ejected and taken back, and whether it was ejected then.
+#[derive(Clone, Copy, Debug)]
+struct ToldOfBackend {
+    ejections: u64,
+    readmissions: u64,
+    is_ejected: bool,
 }
 
 /// A line of the log.
@@ -46,7 +55,7 @@ pub fn knows_causes(accounting: Accounting, features: Features) -> bool {
 }
 
 impl ClientTask {
-    /// Takes in what the programs have verdicts, and that time has passed. The next [`ClientTask::settle`] carries out what
+    /// Takes in the programs' verdicts, and that time has passed. The next [`ClientTask::settle`] carries out what
     /// follows.
     pub fn hear_kernel(&mut self, now: Instant) {
         let verdicts = self.datapath.tables().kernel_verdicts(self.datapath.applied().backends.keys());
@@ -150,21 +159,34 @@ impl ClientTask {
                 continue;
             }
             let counts = tables.counts(slot)?.sums;
-            let now = (counts.ejections, counts.readmissions);
-            let is_ejected = verdicts.get(&slot).is_some_and(|verdicts| verdicts.is_ejected);
-            let (ejections, readmissions) =
-                known.unwrap_or((now.0 - u64::from(is_ejected && now.0 > 0), now.1));
-            if now != (ejections, readmissions) {
+            let is_ejected = verdicts.get(&slot).is_some_and(|verdict| verdict.is_ejected);
+            let now =
+                ToldOfBackend { ejections: counts.ejections, readmissions: counts.readmissions, is_ejected };
+            let before = known.unwrap_or(ToldOfBackend {
+                ejections: now.ejections.saturating_sub(u64::from(is_ejected)),
+                is_ejected: false,
+                ..now
+            });
+            // That it stays ejected after a trial that failed is no news.
+            let is_news = is_ejected != before.is_ejected
+                || now.readmissions != before.readmissions
+                || now.ejections != before.ejections && !before.is_ejected;
+            if is_news {
                 let service = applied.services.get(&backend.service).map(|service| service.name.clone());
                 lines.push(Line {
                     service: service.unwrap_or_default(),
                     backend: backend.address,
-                    ejections: now.0 - ejections.min(now.0),
-                    readmissions: now.1 - readmissions.min(now.1),
+                    ejections: now.ejections.saturating_sub(before.ejections),
+                    readmissions: now.readmissions.saturating_sub(before.readmissions),
                     is_ejected,
                 });
             }
-            told.insert(at, now);
+            // Trials that fail meanwhile are counted in the line that says that it is back.
+            let ejections = if is_news { now.ejections } else { before.ejections };
+            // Whoever is well again is not looked at any more.
+            if verdicts.contains_key(&slot) {
+                told.insert(at, ToldOfBackend { ejections, ..now });
+            }
         }
         self.told.backends = told;
         Ok(lines)
