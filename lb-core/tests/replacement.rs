@@ -119,6 +119,38 @@ fn a_member_that_stays_ejected_is_replaced_and_takes_its_place_back() {
 }
 
 #[test]
+fn a_substitute_that_fails_is_kept_and_tried_and_the_next_one_stands_in() {
+    let mut balancer = balancer(4, &"h".repeat(20));
+    let members = in_table(&balancer.plan());
+    let lost = *members.first().expect("four");
+    let stands_in = |plan: &Plan| *in_table(plan).difference(&members).next().expect("one stands in");
+    balancer.handle(at(100), ejected(&[lost])).expect("it takes no room");
+    balancer.handle(at(110), Fact::Time).expect("it takes no room");
+    let first = stands_in(&balancer.plan());
+    balancer.handle(at(120), ejected(&[lost, first])).expect("it takes no room");
+    assert_eq!(balancer.handle(at(130), Fact::Time), Ok(true));
+    let plan = balancer.plan();
+    let second = stands_in(&plan);
+    assert_ne!(first, second);
+    assert_eq!(replaced(&plan).into_iter().collect::<BTreeSet<_>>(), [lost, first].into());
+    let BackendPlan { usable, state, .. } = backend(&plan, first);
+    assert_eq!((*usable, *state), (Usable::UnlessEjected, BackendState::Replaced));
+    assert!(!balancer.unneeded().contains(&first));
+    // However long both are dead, nothing changes any more.
+    for seconds in 131..600 {
+        assert_eq!(balancer.handle(at(seconds), Fact::Time), Ok(false), "at {seconds}");
+    }
+    // Both are back, each after half a minute without a failure.
+    balancer.handle(at(600), ejected(&[lost])).expect("it takes no room");
+    assert_eq!(balancer.handle(at(630), Fact::Time), Ok(true));
+    assert_eq!(stands_in(&balancer.plan()), first);
+    balancer.handle(at(700), Fact::Kernel(BTreeMap::new())).expect("it takes no room");
+    assert_eq!(balancer.handle(at(730), Fact::Time), Ok(true));
+    let plan = balancer.plan();
+    assert_eq!((in_table(&plan), replaced(&plan)), (members, vec![]));
+}
+
+#[test]
 fn at_most_half_of_a_subset_is_replaced_and_nobody_in_panic() {
     let mut balancer = balancer(6, &"h".repeat(30));
     let members: Vec<Slot> = in_table(&balancer.plan()).into_iter().collect();

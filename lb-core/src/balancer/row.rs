@@ -20,7 +20,7 @@ use crate::service::HealthRules;
 pub struct Row {
     /// Who is in the table, with the weight that they have there.
     pub members: Vec<(SocketAddr, u64)>,
-    /// Members that others stand in for.
+    /// Those whom others stand in for: members, and who had stood in for them and failed.
     pub replaced: BTreeSet<SocketAddr>,
     /// Whether each of these, in the table or replaced, may be chosen, and how it is.
     pub usable: BTreeMap<SocketAddr, (Usable, Health)>,
@@ -66,7 +66,8 @@ pub fn row<'s, T: Copy + Ord + Add<Duration, Output = T> + 's>(
         used.extend(membership.lame_ducks.iter().take(room));
     }
     let tier = tiers::tier(used.iter().map(|member| candidate(member)), is_panic);
-    let replaced: Vec<&Member> = changed.replaced.iter().map(|at| &members[*at]).collect();
+    let mut replaced: Vec<&Member> = changed.replaced.iter().map(|at| &members[*at]).collect();
+    replaced.extend(changed.failed.iter().map(|at| &membership.next[at - members.len()]));
     let usable = used.iter().chain(&replaced).map(|member| {
         let candidate = candidate(member);
         (member.endpoint.address, (tiers::usable(candidate, tier), candidate.health))

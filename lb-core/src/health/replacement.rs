@@ -6,6 +6,8 @@
 use std::ops::Add;
 use std::time::Duration;
 
+use lb_common::abi::MAX_LISTED;
+
 /// For how long a replaced member has to be available without a failure before it takes its place back.
 pub const PROBATION: Duration = Duration::from_secs(30);
 
@@ -16,7 +18,7 @@ pub struct InOrder<T> {
     pub unavailable_since: Option<T>,
     /// Since when it has been available without a failure; `None` if it is not.
     pub available_since: Option<T>,
-    /// Whether somebody stands in for it, if it is a member.
+    /// Whether somebody stands in for it: for a member, or for one that had stood in itself.
     pub is_replaced: bool,
 }
 
@@ -27,6 +29,9 @@ pub struct Replacement {
     pub replaced: Vec<usize>,
     /// As many of those behind them, best first.
     pub substitutes: Vec<usize>,
+    /// Of those behind them who would stand in and are unavailable, best first: as long as anybody is replaced they keep their
+    /// slots and are tried, for who forgets them takes them again.
+    pub failed: Vec<usize>,
 }
 
 /// Who of the first `members` of an order is replaced by whom from `now` on. At most half of them are replaced; in panic nobody
@@ -52,11 +57,14 @@ pub fn replacement<T: Copy + Ord + Add<Duration, Output = T>>(
         replaced.extend(new);
     }
     replaced.truncate(most);
-    let can_stand_in = |at: &usize| !is_out(&order[*at]);
-    let substitutes: Vec<usize> = (members..order.len()).filter(can_stand_in).take(replaced.len()).collect();
+    let has_failed = |at: &usize| is_out(&order[*at]) || stays_out(at);
+    let behind = members..order.len();
+    let substitutes: Vec<usize> = behind.clone().filter(|at| !has_failed(at)).take(replaced.len()).collect();
     replaced.truncate(substitutes.len());
     replaced.sort_unstable();
-    Replacement { replaced, substitutes }
+    let room = if replaced.is_empty() { 0 } else { (MAX_LISTED as usize).saturating_sub(members + most) };
+    let failed = behind.filter(has_failed).take(room).collect();
+    Replacement { replaced, substitutes, failed }
 }
 
 #[cfg(test)]
@@ -91,8 +99,23 @@ mod tests {
 
     #[track_caller]
     fn check(pattern: &str, members: usize, is_panic: bool, replaced: &[usize], substitutes: &[usize]) {
-        let expected = Replacement { replaced: replaced.to_vec(), substitutes: substitutes.to_vec() };
-        assert_eq!(replacement(&order(pattern), members, AFTER, is_panic, NOW), expected, "{pattern}");
+        let is = replacement(&order(pattern), members, AFTER, is_panic, NOW);
+        assert_eq!((&*is.replaced, &*is.substitutes), (replaced, substitutes), "{pattern}");
+    }
+
+    #[test]
+    fn who_stood_in_and_failed_is_kept_and_waits_for_its_place_as_a_member_does() {
+        for (pattern, substitutes, failed) in [
+            ("hUhhuh", &[5][..], &[4][..]),
+            ("hUhhUh", &[5], &[4]),
+            ("hUhhBh", &[5], &[4]),
+            ("hUhhHh", &[4], &[]),
+            ("hUhhnh", &[4], &[]),
+            ("hhhhUh", &[], &[]),
+        ] {
+            let is = replacement(&order(pattern), 4, AFTER, false, NOW);
+            assert_eq!((&*is.substitutes, &*is.failed), (substitutes, failed), "{pattern}");
+        }
     }
 
     #[test]
