@@ -181,15 +181,12 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
                 self.take(now, position, endpoints, membership)
             }
             Fact::Kernel(verdicts) => {
-                if verdicts == self.verdicts {
-                    return Ok(false);
-                }
-                self.hear_kernel(verdicts, now);
-                Ok(self.arrange_all(now, |_| true))
+                let concerned = self.hear_kernel(verdicts, now);
+                Ok(self.arrange_all(now, |state, _| concerned.contains(&state.index)))
             }
             Fact::Time => {
                 self.standings.values_mut().for_each(|standing| standing.pass(now));
-                Ok(self.arrange_all(now, Row::is_unsettled))
+                Ok(self.arrange_all(now, |_, row| row.is_unsettled()))
             }
             Fact::Idle(numbers) => Ok(self.forget(&numbers)),
         }
@@ -280,11 +277,12 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         self.services[position].list = Some(list(schedule, fallback));
     }
 
-    /// Brings all rows up to date with how backends stand. Returns whether any has changed, or who may be chosen.
-    fn arrange_all(&mut self, now: T, concerns: impl Fn(&Row) -> bool) -> bool {
+    /// Brings rows up to date with how backends stand. Returns whether any has changed, or who may be chosen.
+    fn arrange_all(&mut self, now: T, concerns: impl Fn(&ServiceState, &Row) -> bool) -> bool {
         let mut changed = false;
         for position in 0..self.services.len() {
-            if self.row(position).is_some_and(&concerns) {
+            let state = &self.services[position];
+            if state.list.as_ref().is_some_and(|in_use| concerns(state, &in_use.row)) {
                 changed |= self.arrange(position, now);
             }
         }
@@ -439,13 +437,21 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         of_service.map(hear).collect()
     }
 
-    /// Takes in what the kernel programs have found.
-    fn hear_kernel(&mut self, verdicts: BTreeMap<Slot, KernelVerdict>, now: T) {
+    /// Takes in what the kernel programs have found. Returns the services of whose backends that is news.
+    fn hear_kernel(&mut self, verdicts: BTreeMap<Slot, KernelVerdict>, now: T) -> BTreeSet<ServiceIndex> {
+        let mut concerned = BTreeSet::new();
+        if verdicts == self.verdicts {
+            return concerned;
+        }
         for (identity, at) in self.slots.iter() {
             let of = |verdicts: &BTreeMap<Slot, KernelVerdict>| {
                 verdicts.get(&at.slot).copied().unwrap_or_default()
             };
             let (before, after) = (of(&self.verdicts), of(&verdicts));
+            if before == after {
+                continue;
+            }
+            concerned.insert(identity.service);
             let standing = self.standings.entry(identity).or_insert_with(|| Standing::new(now));
             let said = Said { health: Health::Ejected, why: Why::Failures(after.failures), until: None };
             standing.hear(Who::Kernel, after.is_ejected.then_some(said), now);
@@ -454,6 +460,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
             }
         }
         self.verdicts = verdicts;
+        concerned
     }
 
     /// The complete state that the kernel shall hold.

@@ -69,6 +69,8 @@ pub struct ClientFacts {
     pub sources: BTreeMap<String, Source>,
     /// Services of which no backend is ejected although that is configured, because it is not known why flows fail.
     pub without_causes: BTreeSet<String>,
+    /// Services that are in panic.
+    pub panics: BTreeSet<String>,
     /// After how long a member that is unavailable is replaced, by service name.
     pub replace_after: BTreeMap<String, Duration>,
     /// For how long backends have not been available, by service name and address.

@@ -63,6 +63,7 @@ pub fn of(facts: Facts) -> Status {
             if facts.without_causes.contains(&service.name) {
                 service.ejection = EjectionMode::CausesUnknown;
             }
+            service.is_panic = facts.panics.contains(&service.name);
             service.replace_after_s = facts.replace_after.get(&service.name).map(Duration::as_secs_f64);
             for backend in &mut service.backends {
                 let key = (service.name.clone(), backend.address);

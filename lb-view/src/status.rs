@@ -250,7 +250,8 @@ pub struct Service {
     /// After how many milliseconds an answer to a SYN is due, to a tick of 1.05 ms; `None` of a service over UDP.
     #[serde(default)]
     pub unanswered_after_ms: Option<u64>,
-    /// Whether so few backends are available that ejected ones are chosen as well.
+    /// Whether so few backends are available that ejected ones are chosen as well; without a daemon, whether they are chosen for
+    /// whatever reason.
     #[serde(default)]
     pub is_panic: bool,
     /// Whether backends that fail are ejected.

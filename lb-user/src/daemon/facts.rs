@@ -68,6 +68,7 @@ impl Daemon {
             reclaim: self.reclaim(client_task),
             sources: self.sources(client_task, now),
             without_causes: client_task.without_causes(),
+            panics: client_task.panics(),
             replace_after: client_task.replace_after(),
             unavailable: client_task.unavailable(now),
             // Where the run times of programs cannot be read they are left out, and all else is still told.

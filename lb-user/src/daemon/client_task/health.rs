@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use lb_core::balancer::Fact;
 use lb_core::health::Standing;
-use lb_core::ids::{BackendRef, Slot};
+use lb_core::ids::{BackendRef, ServiceIndex, Slot};
 use lb_core::plan::BackendPlan;
 use lb_core::service::Accounting;
 use lb_core::slots::Identity;
@@ -130,17 +130,25 @@ impl ClientTask {
         if knows_causes(self.client.accounting, self.features) { BTreeSet::new() } else { names.collect() }
     }
 
+    /// Services that are in panic.
+    pub fn panics(&self) -> BTreeSet<String> {
+        let services = self.balancer.services().enumerate();
+        let panics =
+            services.filter(|(position, _)| self.balancer.row(*position).is_some_and(|row| row.is_panic));
+        panics.map(|(_, (service, ..))| service.name.clone()).collect()
+    }
+
     /// For how long backends have not been available, by service name and address.
     pub fn unavailable(&self, now: Instant) -> BTreeMap<(String, SocketAddr), Duration> {
+        let names: BTreeMap<ServiceIndex, &str> =
+            self.balancer.services().map(|(service, index, _)| (index, service.name.as_str())).collect();
         let mut unavailable = BTreeMap::new();
-        for (service, index, _) in self.balancer.services() {
-            let backends = self.datapath.applied().backends.values().filter(|one| one.service == index);
-            for backend in backends {
-                let standing = self.balancer.standing(Identity { service: index, address: backend.address });
-                if let Some(since) = standing.and_then(Standing::unavailable_since) {
-                    let time = now.saturating_duration_since(since);
-                    unavailable.insert((service.name.clone(), backend.address), time);
-                }
+        for backend in self.datapath.applied().backends.values() {
+            let Some(name) = names.get(&backend.service) else { continue };
+            let identity = Identity { service: backend.service, address: backend.address };
+            if let Some(since) = self.balancer.standing(identity).and_then(Standing::unavailable_since) {
+                let time = now.saturating_duration_since(since);
+                unavailable.insert(((*name).to_owned(), backend.address), time);
             }
         }
         unavailable

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use lb_common::abi::{ABI_VERSION, Anomalies, BackendState, Outcome, Usable};
+use lb_common::abi::{ABI_VERSION, Anomalies, BackendState, Outcome};
 use lb_common::ending::Ending;
 use lb_kernel::{BackendSnapshot, ServiceSnapshot, Snapshot};
 
@@ -83,7 +83,14 @@ impl Page {
     pub fn each_service(&self, sheet: &mut Sheet<'_>) -> fmt::Result {
         sheet.family(&f::SERVICE_OPEN, self.of_services(|service| service.view.open.into()))?;
         sheet.family(&f::SERVICE_USABLE, self.of_services(|service| service.is_usable.into()))?;
-        sheet.family(&f::PANIC, self.of_services(|service| is_panic(service).into()))?;
+        let panics = self.clients.iter().flat_map(|client| {
+            let services = client.maps.iter().flat_map(|maps| &maps.snapshot.services);
+            services.map(|service| {
+                let name = service.view.name.as_str();
+                ([client.name(), name], client.facts.panics.contains(name).into())
+            })
+        });
+        sheet.family(&f::PANIC, panics)?;
         sheet.family(
             &f::OUTCOMES,
             self.services().flat_map(|(client, service)| {
@@ -210,10 +217,6 @@ impl ClientMetrics {
 }
 
 /// All backends of a client, with the labels of their series.
-fn is_panic(service: &ServiceSnapshot) -> bool {
-    service.backends.iter().any(|backend| backend.slot.usable == Usable::EvenEjected)
-}
-
 fn backends_of<'p>(
     client: &'p str,
     snapshot: &'p Snapshot,

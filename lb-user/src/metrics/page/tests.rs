@@ -99,6 +99,7 @@ fn client() -> ClientMetrics {
             is_attached: true,
             reclaim: Reclaim::default(),
             without_causes: BTreeSet::new(),
+            panics: BTreeSet::new(),
             replace_after: BTreeMap::new(),
             unavailable: BTreeMap::new(),
             sources: BTreeMap::from([("users".to_owned(), source)]),
