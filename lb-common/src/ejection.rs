@@ -302,12 +302,14 @@ pub fn on_trial(before: EjectionState, rules: EjectionRules, now: u32) -> Ejecti
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A backend was ejected or taken back, or that it be ejected was withheld.
+    /// A backend was ejected, or that it be ejected was withheld.
     Judged = 0,
     /// A trial has failed.
     TrialFailed = 1,
     /// A trial has begun.
     TrialBegan = 2,
+    /// A backend was taken back.
+    Readmitted = 3,
 }
 
 impl Event {
@@ -317,6 +319,7 @@ impl Event {
         match number {
             1 => Self::TrialFailed,
             2 => Self::TrialBegan,
+            3 => Self::Readmitted,
             _ => Self::Judged,
         }
     }
@@ -324,9 +327,11 @@ impl Event {
 
 /// When the next trial of a service is due, and of whom, after a look at all of its members. `before`: what was decided last.
 ///
-/// Where nobody is well, trials come at least every `base`, so that whoever recovers first is found soon. But a trial that has
-/// failed is followed by a connect to whoever is available: a client that connects rarely would begin one trial after another
-/// otherwise, and never see that a backend that could not be ejected is well again.
+/// Where nobody is well, trials come at least every `base`, so that whoever recovers first is found soon.
+///
+/// Between two trials come as many connects as backends are available, unless the first has taken its backend back: a client
+/// that connects rarely, or whose trials decide nothing, would begin one trial after another otherwise. So it never sends more
+/// of its connects to backends that are ill than if nobody were ejected.
 #[inline(always)]
 pub fn next_trial(
     seen: Survey,
@@ -336,18 +341,22 @@ pub fn next_trial(
     now: u32,
 ) -> NextTrial {
     let mut ticks = seen.ticks_left();
-    let others_first = matches!(event, Event::TrialFailed) && seen.any_is_available();
-    if !seen.any_is_well() && !others_first {
+    if !seen.any_is_well() {
         if ticks > rules.base {
             ticks = rules.base;
         }
         let decided = left(before.at, rules, now);
-        if matches!(event, Event::Judged) && before.slot != 0 && decided < ticks {
+        if matches!(event, Event::Judged | Event::Readmitted) && before.slot != 0 && decided < ticks {
             ticks = decided;
         }
     }
+    let others = match event {
+        Event::TrialBegan | Event::TrialFailed => seen.available(),
+        Event::Judged => before.others,
+        Event::Readmitted => 0,
+    };
     match seen.next_slot() {
         NO_SLOT => NextTrial::default(),
-        slot => NextTrial { at: now.wrapping_add(ticks), slot: slot + 1 },
+        slot => NextTrial::of(slot, now.wrapping_add(ticks), others),
     }
 }

@@ -97,6 +97,12 @@ pub fn sign_mask_in_register(difference: u64) -> u64 {
     mask
 }
 
+/// The smaller of two numbers below 2^63, without a branch.
+#[inline(always)]
+pub fn smaller(one: u64, other: u64) -> u64 {
+    one ^ ((one ^ other) & sign_mask_in_register(other.wrapping_sub(one)))
+}
+
 /// The same value, as one of which the verifier knows nothing, for `any` value that was read from a map. A sum that grows in a
 /// loop has other bounds in each turn; without CAP_PERFMON the verifier then takes no turn for one that it has followed already.
 #[cfg(not(target_arch = "bpf"))]

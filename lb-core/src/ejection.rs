@@ -112,10 +112,17 @@ impl Ejector {
     /// trial goes to a backend that has as many open flows as the service allows.
     pub fn due_trial(&mut self, now: u32, is_at_limit: impl Fn(u32) -> bool) -> Option<u32> {
         let next = self.next_trial;
-        if next.slot == 0 || !ejection::is_over(next.at, self.rules, now) {
+        if next.slot == 0 {
             return None;
         }
-        let slot = next.slot - 1;
+        if next.others != 0 {
+            self.next_trial.others -= 1;
+            return None;
+        }
+        if !ejection::is_over(next.at, self.rules, now) {
+            return None;
+        }
+        let slot = next.slot();
         if self.may_be_tried(slot, now) && !is_at_limit(slot) {
             self.begin_trial(slot, now);
             self.schedule_trial(Event::TrialBegan, now);
@@ -172,12 +179,16 @@ impl Ejector {
             Judgement::Ejected | Judgement::EjectedLonger => row.state.ejected = 1,
             Judgement::Readmitted => row.state.ejected = 0,
         }
-        let event = if judgement == Judgement::EjectedLonger { Event::TrialFailed } else { Event::Judged };
+        let event = match judgement {
+            Judgement::EjectedLonger => Event::TrialFailed,
+            Judgement::Readmitted => Event::Readmitted,
+            _ => Event::Judged,
+        };
         self.schedule_trial(event, now);
         judgement
     }
 
-    /// A trial has decided nothing: the backend's next connect is the next trial.
+    /// A trial has decided nothing: it is soon the next one's turn.
     fn pass_trial_on(&mut self, slot: u32, now: u32) -> Judgement {
         let row = self.row_mut(slot);
         let after = ejection::undecided(row.standing, now);
@@ -185,7 +196,7 @@ impl Ejector {
             return Judgement::Unchanged;
         }
         row.standing = after;
-        self.next_trial = NextTrial { at: now, slot: slot + 1 };
+        self.next_trial = NextTrial::of(slot, now, self.next_trial.others);
         Judgement::Remembered
     }
 

@@ -49,19 +49,30 @@ fn never(_: u32) -> bool {
     false
 }
 
+/// As many connects as others are available come between two trials.
+#[track_caller]
+fn let_others_go_first(service: &mut Ejector, others: u16, now: u32) {
+    assert_eq!(service.next_trial().others, others);
+    for _ in 0..others {
+        assert_eq!(service.due_trial(now, never), None);
+    }
+}
+
 #[test]
 fn a_backend_goes_from_counting_over_its_trials_back() {
     use Judgement::{Ejected, EjectedLonger, Readmitted, Remembered, Unchanged};
     let mut service = service(RULES, 4);
     assert_eq!(fail(&mut service, 1, 7), [Remembered, Remembered, Remembered, Remembered, Ejected]);
-    assert_eq!(service.next_trial(), NextTrial { at: 7 + BASE, slot: 2 });
+    assert_eq!(service.next_trial(), NextTrial::of(1, 7 + BASE, 0));
     assert_eq!(service.report(1, REFUSED, 8, NO_JITTER), Unchanged, "one that was under way");
     assert_eq!(service.due_trial(6 + BASE, never), None);
     assert_eq!(service.due_trial(7 + BASE, never), Some(1));
     assert_eq!(service.due_trial(7 + BASE, never), None, "one connect is the trial");
     assert_eq!(service.report(1, of_trial(REFUSED), 8 + BASE, NO_JITTER), EjectedLonger);
     let now = 8 + 3 * BASE;
-    assert_eq!(service.next_trial(), NextTrial { at: now, slot: 2 });
+    assert_eq!(service.next_trial(), NextTrial::of(1, now, 3));
+    let_others_go_first(&mut service, 3, 9 + BASE);
+    assert_eq!(service.due_trial(now - 1, never), None);
     assert_eq!(service.due_trial(now, never), Some(1));
     assert_eq!(service.report(1, of_trial(ESTABLISHED), now, NO_JITTER), Readmitted);
     assert_eq!((service.state(1).ejected, service.next_trial()), (0, NextTrial::default()));
@@ -72,15 +83,18 @@ fn a_backend_goes_from_counting_over_its_trials_back() {
 }
 
 #[test]
-fn a_trial_that_decides_nothing_is_the_next_connects() {
+fn a_trial_that_decides_nothing_is_soon_another_connects() {
     let mut service = service(RULES, 4);
     fail(&mut service, 1, 0);
     assert_eq!(service.due_trial(BASE, never), Some(1));
     assert_eq!(service.report(1, UNDECIDED, BASE + 9, NO_JITTER), Judgement::Remembered);
+    let_others_go_first(&mut service, 3, BASE + 9);
     assert_eq!(service.due_trial(BASE + 9, never), Some(1));
+    let_others_go_first(&mut service, 3, BASE + 9);
     // Nor may it take longer than the first ejection does.
     assert_eq!(service.due_trial(2 * BASE + 8, never), None);
     assert_eq!(service.due_trial(2 * BASE + 9, never), Some(1));
+    let_others_go_first(&mut service, 3, 2 * BASE + 9);
     // And then each has as long as the last ejection of one whose trials fail.
     assert_eq!(service.due_trial(4 * BASE + 8, never), None);
     assert_eq!(service.due_trial(4 * BASE + 9, never), Some(1));
@@ -168,6 +182,52 @@ fn a_client_that_connects_rarely_sees_that_a_withheld_backend_is_well_again() {
     assert!(service.state(0).ejected == 1 && service.standing(1).run == RULES.failures);
     let passed = (0..100).filter(|_| connect(&mut service, true)).count();
     assert!(passed > 90, "{passed}");
+}
+
+/// However rarely it connects, whatever its trials show, and however many are dead.
+#[test]
+fn a_client_sends_no_more_to_dead_backends_than_if_nobody_were_ejected() {
+    for (backends, dead, evidence) in
+        [(5, 1, REFUSED), (5, 1, UNDECIDED), (10, 5, REFUSED), (10, 5, UNDECIDED), (2, 1, REFUSED)]
+    {
+        let evidence = of_trial(evidence);
+        for pause in [1, BASE / 2, BASE + 1, 2 * RULES.max] {
+            let mut service = service(RULES, backends);
+            // They were ejected while the client was busy, and for as long as any is.
+            (0..dead).for_each(|slot| drop(fail(&mut service, slot, 0)));
+            assert_eq!(ejected(&service, backends), dead);
+            let mut now = 0;
+            while service.standing(0).level < 8 {
+                now += 1;
+                if let Some(slot) = service.due_trial(now, never) {
+                    service.report(slot, of_trial(REFUSED), now, NO_JITTER);
+                }
+            }
+            const CONNECTS: u32 = 300;
+            let mut to_dead = 0;
+            for _ in 0..CONNECTS {
+                now += pause;
+                if let Some(slot) = service.due_trial(now, never) {
+                    to_dead += 1;
+                    service.report(slot, evidence, now, NO_JITTER);
+                }
+            }
+            let most = CONNECTS * dead / backends + 1;
+            assert!(to_dead <= most, "{to_dead} of {CONNECTS}: {dead} of {backends}, {evidence:?}, {pause}");
+        }
+    }
+}
+
+/// Whoever recovers together is found together: a trial that takes a backend back is followed by the next one at once.
+#[test]
+fn backends_that_recover_together_are_taken_back_one_after_another() {
+    let mut service = service(RULES, 10);
+    (0..5).for_each(|slot| drop(fail(&mut service, slot, 0)));
+    for _ in 0..5 {
+        let slot = service.due_trial(BASE, never).expect("it is due");
+        assert_eq!(service.report(slot, of_trial(ESTABLISHED), BASE, NO_JITTER), Judgement::Readmitted);
+    }
+    assert_eq!(ejected(&service, 10), 0);
 }
 
 #[test]
@@ -266,7 +326,7 @@ proptest! {
             let next = service.next_trial();
             prop_assert_eq!(next.slot == 0, count == 0);
             if count > 0 {
-                prop_assert!(service.state(next.slot - 1).ejected == 1);
+                prop_assert!(service.state(next.slot()).ejected == 1);
             }
         }
     }

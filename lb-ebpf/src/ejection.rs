@@ -111,11 +111,21 @@ pub fn due_trial<I: Instructions>(index: u32, service: *const Service, now: u32)
     // SAFETY: a live map value; one word.
     let seen = unsafe { (&raw const (*service).next_trial).cast::<u64>().read_volatile() };
     let next = NextTrial::from_word(seen);
-    let rules = rules(service);
-    if next.slot == 0 || !ejection::is_over(next.at, rules, now) {
+    if next.slot == 0 {
         return None;
     }
-    let slot = begin_trial::<I>(index, next.slot - 1, now);
+    if next.others != 0 {
+        if let Some(service) = SERVICES.get_ptr_mut(index) {
+            // SAFETY: a live map value. A store that comes late lets a few connects more or less go first.
+            unsafe { (&raw mut (*service).next_trial.others).write_volatile(next.others - 1) };
+        }
+        return None;
+    }
+    let rules = rules(service);
+    if !ejection::is_over(next.at, rules, now) {
+        return None;
+    }
+    let slot = begin_trial::<I>(index, next.slot(), now);
     if let Some(service) = SERVICES.get_ptr_mut(index) {
         // Until it is decided; and if it could not be tried, not at each connect anew. If another CPU has said something else
         // meanwhile, that is newer.
@@ -276,11 +286,15 @@ fn judge<I: Instructions>(slot: u32, index: u32, evidence: u32, now: u32) -> u32
             tally::count(slot, |counts| &raw mut counts.readmissions);
         }
     }
-    let event = if matches!(verdict, Verdict::EjectLonger) { Event::TrialFailed } else { Event::Judged };
+    let event = match verdict {
+        Verdict::EjectLonger => Event::TrialFailed,
+        Verdict::Readmit => Event::Readmitted,
+        _ => Event::Judged,
+    };
     SCHEDULE + event as u32
 }
 
-/// A trial has decided nothing: the backend's next connect is the next trial. Returns 0.
+/// A trial has decided nothing: it is soon the next one's turn. Returns 0.
 #[inline(always)]
 fn give_trial_up<I: Instructions>(slot: u32) -> u32 {
     let Some(backend) = BACKENDS.get_ptr_mut(slot) else { return 0 };
@@ -291,9 +305,12 @@ fn give_trial_up<I: Instructions>(slot: u32) -> u32 {
     let now = tick(clock::now_ns());
     let after = ejection::undecided(before, now);
     if after != before && replace::<I>(backend, before, after) {
-        let next = NextTrial { at: now, slot: slot + 1 };
         // SAFETY: a live map value; one word.
-        unsafe { (&raw mut (*service).next_trial).cast::<u64>().write_volatile(next.to_word()) };
+        let word = unsafe { (&raw mut (*service).next_trial).cast::<u64>() };
+        // SAFETY: as above.
+        let NextTrial { others, .. } = NextTrial::from_word(unsafe { word.read_volatile() });
+        // SAFETY: as above.
+        unsafe { word.write_volatile(NextTrial::of(slot, now, others).to_word()) };
     }
     0
 }

@@ -389,7 +389,7 @@ fn a_trial_never_goes_to_a_backend_of_another_service() {
     let slot = ejected.expect("an ejected backend");
     assert_eq!(u32::from(backends.get(&slot, 0).expect("its row").0.endpoint.service), orders);
     let mut row = services.get(&users, 0).expect("the service").0;
-    row.next_trial = NextTrial { at: 0, slot: slot + 1 };
+    row.next_trial = NextTrial::of(slot, 0, 0);
     services.set(users, Raw(row), 0).expect("store the next trial");
     // Its backend listens meanwhile: a connect that is sent there succeeds.
     let _stranger = Backend::start("stranger", DEAD[1]);

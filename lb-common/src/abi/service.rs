@@ -100,9 +100,30 @@ pub struct NextTrial {
     /// The tick.
     pub at: u32,
     /// The slot plus one; 0 if no trial is due.
-    pub slot: u32,
+    pub slot: u16,
+    /// Connects that come before it. (Programs count them down by a store of this half word alone.)
+    pub others: u16,
 }
 one_word!(NextTrial, u64);
+
+impl NextTrial {
+    /// Of the backend in a slot, at a tick, after so many connects.
+    #[inline(always)]
+    pub const fn of(slot: u32, at: u32, others: u16) -> Self {
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "no slot is above NO_SLOT - 1, which has 16 bits"
+        )]
+        let slot = slot as u16 + 1;
+        Self { at, slot, others }
+    }
+
+    /// The slot, or [`NO_SLOT`](super::NO_SLOT) if no trial is due.
+    #[inline(always)]
+    pub const fn slot(self) -> u32 {
+        (self.slot as u32).wrapping_sub(1) & super::NO_SLOT
+    }
+}
 
 /// When a backend is ejected, and for how long. Written by the daemon at any time, word by word.
 #[repr(C)]

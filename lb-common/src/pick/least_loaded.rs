@@ -8,7 +8,7 @@
 use super::Tables;
 use super::view::at_limit;
 use crate::abi::{MAX_SUBSET, NO_SLOT};
-use crate::load::{self, HalfLife, sign_mask_in_register};
+use crate::load::{self, HalfLife, smaller};
 
 /// What a scan must know besides the tables: plain numbers, as many as a function of a kernel program can be given.
 #[derive(Clone, Copy)]
@@ -61,7 +61,7 @@ pub fn least<T: Tables>(tables: &T, members: T::Members, scan: Scan) -> u64 {
             | u64::from(distance) << SLOT_BITS
             | u64::from(slot);
         // The smaller one.
-        number ^= (number ^ theirs) & sign_mask_in_register(theirs.wrapping_sub(number));
+        number = smaller(number, theirs);
     }
     // Beyond MAX_SUBSET the way went around: from the last member to the first it is one step, not what is left of MAX_SUBSET.
     let distance = Least::from_word(number).distance();

@@ -8,7 +8,7 @@ use super::survey::{PART, PARTS, of_parts};
 use super::view::{at_limit, slot_at};
 use super::{CORRUPT, NONE_USABLE, Tables, mixed};
 use crate::abi::{MAX_SUBSET, NO_SLOT, TableRef};
-use crate::load::sign_mask_in_register;
+use crate::load::smaller;
 
 /// The most entries that are drawn again at a time.
 pub(super) const MAX_LOOKS: u32 = 64;
@@ -50,10 +50,7 @@ const NO_MEMBER: u64 = u64::MAX >> 1;
 /// gives what [`usable_part`] does.
 #[inline(always)]
 pub fn usable_member(part: impl Fn(u32) -> u64) -> u32 {
-    // The smaller one.
-    let first = of_parts(&part, |one: u64, other| {
-        one ^ (one ^ other) & sign_mask_in_register(other.wrapping_sub(one))
-    });
+    let first = of_parts(&part, smaller);
     #[expect(clippy::cast_possible_truncation, reason = "the low bits are the slot")]
     let slot = first as u32 & NO_SLOT;
     if first >> UNUSABLE_BIT == 0 { slot } else { NONE_USABLE }
@@ -85,8 +82,7 @@ pub fn usable_part<T: Tables>(tables: &T, members: T::Members, part: u32, sample
         let theirs = u64::from(tables.state(backend).may_be_chosen() ^ 1) << UNUSABLE_BIT
             | u64::from(distance) << SLOT_BITS
             | u64::from(slot);
-        // The smaller one.
-        first ^= (first ^ theirs) & sign_mask_in_register(theirs.wrapping_sub(first));
+        first = smaller(first, theirs);
     }
     first
 }

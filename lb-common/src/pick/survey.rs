@@ -9,7 +9,7 @@ use super::mixed;
 use super::view::slot_at;
 use crate::abi::{EjectionRules, MAX_LISTED, NO_SLOT, TableRef};
 use crate::ejection::{self, EJECTION_BITS};
-use crate::load::{sign_mask_in_register, without_bounds};
+use crate::load::{sign_mask_in_register, smaller, without_bounds};
 
 /// What was seen, as one word, which is what a function of a kernel program can return.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,8 +57,7 @@ impl Survey {
         const WELL: u64 = 1 << WELL_BIT;
         let counts = ((self.word & COUNTS) + (other.word & COUNTS)) | ((self.word | other.word) & WELL);
         let (ours, theirs) = (self.word >> SLOT_BIT, other.word >> SLOT_BIT);
-        // The smaller one.
-        let next = ours ^ (ours ^ theirs) & sign_mask_in_register(theirs.wrapping_sub(ours));
+        let next = smaller(ours, theirs);
         Self { word: counts | next << SLOT_BIT }
     }
 
@@ -78,10 +77,12 @@ impl Survey {
         available >= 2 && (ejected < allowed || ejected == 0)
     }
 
-    /// Whether any member is available: it may be chosen, and is not ejected.
+    /// Members that are available: they may be chosen, and are not ejected.
     #[inline(always)]
-    pub const fn any_is_available(self) -> bool {
-        self.bits(0, COUNT_BITS) != 0
+    pub const fn available(self) -> u16 {
+        #[expect(clippy::cast_possible_truncation, reason = "9 bits")]
+        let available = self.bits(0, COUNT_BITS) as u16;
+        available
     }
 
     /// Whether any available member is well: it has not failed as often in a row as ejects.
@@ -207,8 +208,7 @@ impl Seen {
         let theirs = (is_held_back ^ 1) << NOBODY_BIT
             | (left & ((1 << EJECTION_BITS) - 1)) << LEFT_BIT
             | u64::from(slot) << SLOT_BIT;
-        // The smaller one.
-        let next = self.next ^ (self.next ^ theirs) & sign_mask_in_register(theirs.wrapping_sub(self.next));
+        let next = smaller(self.next, theirs);
         let any = standing.to_word();
         (self.counts, self.next) = (without_bounds(counts, any), without_bounds(next, any));
     }

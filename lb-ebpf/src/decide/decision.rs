@@ -34,19 +34,21 @@ pub struct Decision {
 
 impl Decision {
     /// Decides inline, which saves the call of a function, some ten nanoseconds. `None` if there is no such service.
+    /// `may_try`: whether the call may be the trial of an ejected backend.
     #[inline(always)]
-    pub fn inline<I: Instructions>(index: u32) -> Option<Self> {
-        Self::make::<I, true>(index)
+    pub fn inline<I: Instructions>(index: u32, may_try: bool) -> Option<Self> {
+        Self::make::<I, true>(index, may_try)
     }
 
     /// Decides by a global function, which the verifier follows once. `None` if there is no such service.
     #[inline(always)]
     pub fn by_call<I: Instructions>(index: u32) -> Option<Self> {
-        Self::make::<I, false>(index)
+        // Datagrams eject nobody.
+        Self::make::<I, false>(index, false)
     }
 
     #[inline(always)]
-    fn make<I: Instructions, const INLINE: bool>(index: u32) -> Option<Self> {
+    fn make<I: Instructions, const INLINE: bool>(index: u32, may_try: bool) -> Option<Self> {
         let service = rows::service(index)?;
         let table = table_of(service);
         // One look at the clock serves the choice and the flow.
@@ -57,8 +59,7 @@ impl Decision {
             ((&raw const (*rules).policy).read_volatile(), (&raw const (*rules).syn_retries).read_volatile())
         };
         let now = tick(now_ns);
-        // Datagrams eject nobody.
-        let trial = if INLINE { ejection::due_trial::<I>(index, service, now) } else { None };
+        let trial = if may_try { ejection::due_trial::<I>(index, service, now) } else { None };
         let (Pick { how, slot }, sample) = if let Some(slot) = trial {
             (Pick { how: How::Trial, slot }, 0)
         } else if INLINE {

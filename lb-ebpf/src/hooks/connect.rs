@@ -43,7 +43,8 @@ fn balance<I: Instructions>(dial: &Dial, service: Option<u32>) -> Verdict {
         tally::outcome(NOT_A_SERVICE, |outcomes| &raw mut outcomes.not_a_service);
         return Verdict::Proceed;
     }
-    let Some(decision) = Decision::inline::<I>(index) else {
+    // Of a flow that cannot be followed nobody would hear what its trial has shown.
+    let Some(decision) = Decision::inline::<I>(index, opener != Opener::Mptcp) else {
         tally::outcome(index, |outcomes| &raw mut outcomes.passed);
         return Verdict::Proceed;
     };

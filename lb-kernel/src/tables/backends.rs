@@ -3,14 +3,14 @@
 //! A free slot keeps the generation that its next backend gets. What was counted of a backend that leaves is kept under
 //! its name (see `retired`), for when it returns.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::mem::offset_of;
 use std::net::SocketAddr;
 
 use bytemuck::Zeroable;
 use lb_common::abi::{
-    Backend, BackendAddress, BackendState, DaemonState, EjectionState, NextTrial, RecentErrors,
-    RetiredCounters, SlotCounters, StateWord, Usable, map,
+    Backend, BackendAddress, BackendState, DaemonState, EjectionPhase, EjectionState, NextTrial,
+    RecentErrors, RetiredCounters, SlotCounters, StateWord, Usable, map,
 };
 use lb_common::ejection;
 use lb_common::load;
@@ -108,35 +108,54 @@ impl Tables {
     }
 
     /// Names an ejected backend for the next trial of each service that has one and names nobody who is: a backend that has left,
-    /// or that an operator has taken back. Of several the one whose time is over first. The programs do it by themselves whenever
-    /// they judge. Where nobody is ejected any more, as the rules say, whoever still is comes back.
+    /// or that an operator has taken back. Of several the one whose time is over first. Also where the one that is named cannot
+    /// be tried now, and the time of another is over. The programs do it by themselves whenever they judge, but that may be long
+    /// from now. Where nobody is ejected any more, as the rules say, whoever still is comes back.
     pub(crate) fn renew_trials(&mut self, ejected: &[Slot], now: u32) {
-        let mut first: BTreeMap<ServiceIndex, (u32, Slot)> = BTreeMap::new();
-        let mut named = BTreeSet::new();
+        #[derive(Default)]
+        struct Trials {
+            is_named: bool,
+            /// The backend that is named is on trial, or has as many open flows as it may have.
+            named_waits: bool,
+            /// Ticks until the time of the first is over.
+            first: Option<(u32, Slot)>,
+            first_at_hand: Option<(u32, Slot)>,
+        }
+        let mut services: BTreeMap<ServiceIndex, Trials> = BTreeMap::new();
         for slot in ejected {
             let Some(view) = self.slot(*slot).filter(|view| view.is_ejected) else { continue };
             let row = self.maps.services.get(view.service.index());
             if row.ejection.failures == 0 {
-                self.readmit(view.at.slot);
+                self.readmit(*slot);
                 continue;
             }
             if view.usable != Usable::UnlessEjected {
                 continue;
             }
             let left = ejection::left(view.ejection.at, row.ejection, now);
-            let of_service = first.entry(view.service).or_insert((left, view.at.slot));
-            *of_service = (*of_service).min((left, view.at.slot));
-            let next = self.next_trial(view.service);
-            if next.slot == view.at.slot.number() + 1 {
-                named.insert(view.service);
+            let limit = u64::from(row.rules.active_limit);
+            let waits = view.ejection.phase == EjectionPhase::Trial as u8 && left > 0
+                || limit != 0 && self.active(*slot) >= limit;
+            let trials = services.entry(view.service).or_default();
+            let candidate = Some((left, *slot));
+            let earlier = |known: Option<(u32, Slot)>| known.into_iter().chain(candidate).min();
+            trials.first = earlier(trials.first);
+            if !waits {
+                trials.first_at_hand = earlier(trials.first_at_hand);
+            }
+            if self.next_trial(view.service).slot() == slot.number() {
+                (trials.is_named, trials.named_waits) = (true, waits);
             }
         }
-        for (service, (left, slot)) in first {
-            if !named.contains(&service) {
-                self.set_next_trial(
-                    service,
-                    NextTrial { at: now.wrapping_add(left), slot: slot.number() + 1 },
-                );
+        for (service, trials) in services {
+            let due = trials.first_at_hand.filter(|(left, _)| *left == 0);
+            let next = match (trials.is_named, trials.named_waits) {
+                (true, false) => None,
+                (true, true) => due,
+                (false, _) => due.or(trials.first),
+            };
+            if let Some((left, slot)) = next {
+                self.set_next_trial(service, NextTrial::of(slot.number(), now.wrapping_add(left), 0));
             }
         }
     }
@@ -208,7 +227,7 @@ impl Tables {
             kept.map_err(|error| self.fail_io(map::RETIRED, "write", error))?;
         }
         if let Some(view) = self.slot(slot)
-            && self.next_trial(view.service).slot == slot.number() + 1
+            && self.next_trial(view.service).slot() == slot.number()
         {
             self.set_next_trial(view.service, NextTrial::default());
         }
