@@ -302,7 +302,7 @@ fn of_more_than_can_be_listed_the_dead_are_ejected_and_found_again() {
     eventually(
         "all ten are ejected",
         || {
-            dial(&mut probe, 50);
+            dial(&mut probe, 500);
             dead().iter().filter(|backend| backend.ejections > 0).count()
         },
         |ejected| *ejected == 10,
@@ -311,7 +311,7 @@ fn of_more_than_can_be_listed_the_dead_are_ejected_and_found_again() {
     eventually(
         "all ten are taken back",
         || {
-            dial(&mut probe, 50);
+            dial(&mut probe, 500);
             dead().iter().filter(|backend| backend.ejection.is_some()).count()
         },
         |ejected| *ejected == 0,
