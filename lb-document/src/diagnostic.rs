@@ -1,0 +1,404 @@
+//! What is wrong with a file, where, and what would be right.
+//!
+//! An operator who repairs a file wants all of its faults at once, each with line and column: as one line for a log, or
+//! with the source line and a caret for a terminal. Knows nothing of what the files mean; their readers do.
+
+use std::collections::BTreeSet;
+use std::error::Error;
+use std::fmt::{self, Display, Formatter};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+/// Faults of one file that are kept. A file with more of them is not what its reader expects at all.
+pub const MAX_FAULTS: usize = 100;
+
+/// One fault of a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// The file.
+    pub path: PathBuf,
+    /// From 1.
+    pub line: usize,
+    /// In characters, from 1.
+    pub column: usize,
+    /// Bytes of the file.
+    pub span: Range<usize>,
+    /// What is wrong, naming the value.
+    pub message: String,
+    /// What would be right.
+    pub help: Option<String>,
+    excerpt: Excerpt,
+}
+
+/// All faults of a file, in its order. Never empty; more than [`MAX_FAULTS`] are counted only.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Faults {
+    list: Vec<Fault>,
+    left_off: usize,
+}
+
+impl Faults {
+    /// The faults for a terminal: several lines each, with the source line and a caret.
+    pub fn terminal(&self, colour: bool) -> impl Display {
+        fmt::from_fn(move |f| {
+            for fault in &self.list {
+                fault.write_terminal(f, colour)?;
+            }
+            if self.left_off > 0 {
+                writeln!(f, "and {} more", self.left_off)?;
+            }
+            Ok(())
+        })
+    }
+}
+
+/// One line per fault, for logs.
+impl Display for Faults {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        for (position, fault) in self.list.iter().enumerate() {
+            let separator = if position == 0 { "" } else { "\n" };
+            write!(f, "{separator}{fault}")?;
+        }
+        if self.left_off > 0 {
+            write!(f, "\nand {} more", self.left_off)?;
+        }
+        Ok(())
+    }
+}
+
+impl Error for Faults {}
+
+impl Display for Fault {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}:{}: {}", self.shown_path(), self.line, self.column, self.message)?;
+        match &self.help {
+            Some(help) => write!(f, " ({help})"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Fault {
+    fn shown_path(&self) -> String {
+        escaped(self.path.to_string_lossy().into_owned())
+    }
+
+    // Written here because `annotate-snippets` (0.12) needs the whole source line to tell the column, which takes 40 ms a
+    // fault where a JSON file is one line of 4 MiB, and lets U+009B pass, which begins an escape sequence.
+    fn write_terminal(&self, f: &mut Formatter<'_>, colour: bool) -> fmt::Result {
+        let (red, blue, bold, plain) =
+            if colour { ("\x1b[1;31m", "\x1b[34m", "\x1b[1m", "\x1b[0m") } else { ("", "", "", "") };
+        let line = self.line.to_string();
+        let gutter = " ".repeat(line.len());
+        let before = " ".repeat(self.excerpt.before);
+        let caret = "^".repeat(self.excerpt.width);
+        writeln!(f, "{red}error{plain}: {bold}{}{plain}", self.message)?;
+        writeln!(f, "{gutter}{blue}-->{plain} {}:{}:{}", self.shown_path(), self.line, self.column)?;
+        writeln!(f, "{gutter} {blue}|{plain}")?;
+        writeln!(f, "{blue}{line} |{plain} {}", self.excerpt.text)?;
+        writeln!(f, "{gutter} {blue}|{plain} {before}{red}{caret}{plain}")?;
+        if let Some(help) = &self.help {
+            writeln!(f, "{gutter} {blue}={plain} help: {help}")?;
+        }
+        writeln!(f)
+    }
+}
+
+/// The part of a source line that is shown, safe for a terminal.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Excerpt {
+    text: String,
+    before: usize,
+    width: usize,
+}
+
+/// Bytes of a line that are shown before and after the start of a fault: a JSON file may be a single line.
+const EXCERPT_BYTES: Range<usize> = 60..100;
+
+impl Excerpt {
+    fn new(line: &str, span: Range<usize>) -> Self {
+        let from = line.floor_char_boundary(span.start.saturating_sub(EXCERPT_BYTES.start));
+        let to = line.ceil_char_boundary((span.start + EXCERPT_BYTES.end).min(line.len()));
+        let mark = |cut| if cut { "…" } else { "" };
+        let shown: String = line[from..to].chars().map(printable).collect();
+        let text = format!("{}{shown}{}", mark(from > 0), mark(to < line.len()));
+        let before = line[from..span.start].chars().count() + usize::from(from > 0);
+        let width = line[span.start..span.end.clamp(span.start, to)].chars().count().max(1);
+        Self { text, before, width }
+    }
+}
+
+// An escape sequence in a file must not reach the terminal, and a tab would move the caret.
+fn printable(character: char) -> char {
+    match character {
+        '\t' => ' ',
+        character if is_obeyed(character) => '\u{fffd}',
+        character => character,
+    }
+}
+
+/// Whether a terminal does something else than show the character: controls, and what changes the direction of writing.
+fn is_obeyed(character: char) -> bool {
+    character.is_control()
+        || matches!(character, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+/// A message without what a terminal would obey: names and keys of a file are put into messages as they are.
+fn escaped(text: String) -> String {
+    if !text.contains(is_obeyed) {
+        return text;
+    }
+    let mut escaped = String::with_capacity(text.len() + 8);
+    for character in text.chars() {
+        if is_obeyed(character) {
+            escaped.extend(character.escape_unicode());
+        } else {
+            escaped.push(character);
+        }
+    }
+    escaped
+}
+
+/// A value of a file as a message quotes it: escaped, and cut if it is long.
+pub fn quote(text: &str) -> String {
+    const LONGEST: usize = 80;
+    if text.len() <= LONGEST {
+        return format!("{text:?}");
+    }
+    format!("{:?}…", &text[..text.floor_char_boundary(LONGEST)])
+}
+
+/// Collects the faults of one file while it is read.
+pub struct Report<'t> {
+    path: &'t Path,
+    text: &'t str,
+    line_starts: Vec<usize>,
+    /// Lines that could not be parsed: other faults in them are dropped.
+    broken: BTreeSet<usize>,
+    faults: Vec<Fault>,
+    left_off: usize,
+}
+
+impl<'t> Report<'t> {
+    /// No fault yet of the file at `path` with the content `text`.
+    pub fn new(path: &'t Path, text: &'t str) -> Self {
+        let line_starts = std::iter::once(0).chain(text.match_indices('\n').map(|(at, _)| at + 1)).collect();
+        Self { path, text, line_starts, broken: BTreeSet::new(), faults: Vec::new(), left_off: 0 }
+    }
+
+    /// The line in which a span begins, from 1.
+    pub fn line(&self, span: &Range<usize>) -> usize {
+        self.line_starts.partition_point(|start| *start <= span.start)
+    }
+
+    /// Reports that the text could not be parsed here.
+    pub fn add_syntax(&mut self, span: Range<usize>, message: impl Into<String>, help: Option<String>) {
+        self.broken.insert(self.line(&span));
+        self.push(span, message.into(), help);
+    }
+
+    /// Reports that a value is wrong. Dropped if it stands in a line that could not be parsed.
+    pub fn add(&mut self, span: Range<usize>, message: impl Into<String>, help: impl Into<Option<String>>) {
+        // The parser puts an empty span where it made up a value to go on.
+        if self.broken.contains(&self.line(&span)) || (span.is_empty() && !self.broken.is_empty()) {
+            return;
+        }
+        self.push(span, message.into(), help.into());
+    }
+
+    /// Reports that something is missing. Dropped if any line could not be parsed, because it may be there.
+    pub fn add_absent(
+        &mut self,
+        span: Range<usize>,
+        message: impl Into<String>,
+        help: impl Into<Option<String>>,
+    ) {
+        if self.broken.is_empty() {
+            self.push(span, message.into(), help.into());
+        }
+    }
+
+    /// Counts faults that were found and are not kept.
+    pub fn leave_off(&mut self, faults: usize) {
+        self.left_off += faults;
+    }
+
+    /// Whether no fault was found so far.
+    pub fn is_clean(&self) -> bool {
+        self.faults.is_empty()
+    }
+
+    /// `value` if no fault was found.
+    ///
+    /// # Errors
+    /// All faults, in the order of the file.
+    pub fn finish<T>(mut self, value: Option<T>) -> Result<T, Faults> {
+        if self.faults.is_empty() {
+            return Ok(value.expect("a reader that returns nothing has reported why"));
+        }
+        self.faults.sort_by_key(|fault| fault.span.start);
+        Err(Faults { list: self.faults, left_off: self.left_off })
+    }
+
+    fn push(&mut self, span: Range<usize>, message: String, help: Option<String>) {
+        if self.faults.len() == MAX_FAULTS {
+            self.left_off += 1;
+            return;
+        }
+        let start = self.text.floor_char_boundary(span.start);
+        let span = start..self.text.ceil_char_boundary(span.end.min(self.text.len())).max(start);
+        let line = self.line(&span);
+        let line_start = self.line_starts[line - 1];
+        let content = self.text[line_start..].split('\n').next().unwrap_or_default();
+        let column = self.text[line_start..start].chars().count() + 1;
+        let excerpt = Excerpt::new(content, start - line_start..span.end - line_start);
+        let (message, help) = (escaped(message), help.map(escaped));
+        self.faults.push(Fault { path: self.path.to_owned(), line, column, span, message, help, excerpt });
+    }
+}
+
+/// The bytes of a file as text.
+///
+/// # Errors
+/// The first byte that is not UTF-8.
+pub fn utf8<'t>(bytes: &'t [u8], path: &Path) -> Result<&'t str, Faults> {
+    let error = match str::from_utf8(bytes) {
+        Ok(text) => return Ok(text),
+        Err(error) => error,
+    };
+    let (good, bad) = bytes.split_at(error.valid_up_to());
+    let text = str::from_utf8(good).unwrap_or_default();
+    let mut report = Report::new(path, text);
+    let byte = bad.first().copied().unwrap_or_default();
+    report.add_syntax(text.len()..text.len(), format!("byte {byte:#04x} is not UTF-8 text"), None);
+    report.finish(None)
+}
+
+/// An error with its causes on one line.
+pub fn chain(error: &(dyn Error + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    // Bound: error chains are a handful of links.
+    while let Some(cause) = source {
+        let cause_text = cause.to_string();
+        // Some libraries repeat their cause in their own text.
+        if !text.ends_with(&cause_text) {
+            text.push_str(": ");
+            text.push_str(&cause_text);
+        }
+        source = cause.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn two_faults() -> Faults {
+        let text = "a = 1\nfür\t= \"ü\u{1b}\"\n";
+        let mut report = Report::new(Path::new("x.toml"), text);
+        report.add(11..16, "second", Some("do that".to_owned()));
+        report.add(0..1, "first", None);
+        report.finish(None::<()>).unwrap_err()
+    }
+
+    #[test]
+    fn a_log_gets_one_line_per_fault_in_the_order_of_the_file() {
+        assert_eq!(two_faults().to_string(), "x.toml:1:1: first\nx.toml:2:5: second (do that)");
+    }
+
+    #[test]
+    fn a_terminal_gets_the_source_line_with_a_caret() {
+        let expected = "\
+error: first
+ --> x.toml:1:1
+  |
+1 | a = 1
+  | ^
+
+error: second
+ --> x.toml:2:5
+  |
+2 | für = \"ü\u{fffd}\"
+  |     ^^^^
+  = help: do that
+
+";
+        assert_eq!(two_faults().terminal(false).to_string(), expected);
+        assert!(
+            two_faults()
+                .terminal(true)
+                .to_string()
+                .starts_with("\x1b[1;31merror\x1b[0m: \x1b[1mfirst\x1b[0m\n")
+        );
+    }
+
+    #[test]
+    fn a_name_of_the_file_moves_no_cursor() {
+        let path = Path::new("x\u{1b}[2J");
+        let mut report = Report::new(path, "a\u{202e}b = 1\n");
+        report.add(0..1, "unknown key a\u{202e}b\u{1b}[31m", Some("not \r\n".to_owned()));
+        let faults = report.finish(None::<()>).unwrap_err();
+        let expected = r"x\u{1b}[2J:1:1: unknown key a\u{202e}b\u{1b}[31m (not \u{d}\u{a})";
+        assert_eq!(faults.to_string(), expected);
+        assert!(faults.terminal(false).to_string().contains("1 | a\u{fffd}b = 1"));
+    }
+
+    #[test]
+    fn a_long_line_is_cut_around_the_fault() {
+        let text = "x".repeat(1_000);
+        let mut report = Report::new(Path::new("x"), &text);
+        report.add(500..503, "here", None);
+        let faults = report.finish(None::<()>).unwrap_err();
+        let expected = Excerpt { text: format!("…{}…", "x".repeat(160)), before: 61, width: 3 };
+        assert_eq!(faults.list[0].excerpt, expected);
+    }
+
+    #[test]
+    fn a_long_value_is_quoted_in_part() {
+        assert_eq!(quote(&"y".repeat(80)), format!("{:?}", "y".repeat(80)));
+        assert_eq!(quote(&"y".repeat(81)), format!("{:?}…", "y".repeat(80)));
+    }
+
+    #[test]
+    fn faults_past_the_limit_are_counted_only() {
+        let faults = |count: usize| {
+            let mut report = Report::new(Path::new("x"), "text");
+            (0..count).for_each(|_| report.add(0..4, "wrong", None));
+            report.finish(None::<()>).unwrap_err().to_string()
+        };
+        assert_eq!(faults(MAX_FAULTS).lines().count(), 100);
+        assert_eq!(faults(MAX_FAULTS + 2).lines().count(), 101);
+        assert_eq!(faults(MAX_FAULTS + 2).lines().last(), Some("and 2 more"));
+    }
+
+    #[test]
+    fn a_broken_line_hides_what_it_seems_to_say_and_what_seems_to_be_missing() {
+        let mut report = Report::new(Path::new("x"), "a b\nc\n");
+        report.add_syntax(2..3, "no", None);
+        report.add(0..1, "hidden", None);
+        report.add(4..5, "shown", None);
+        report.add_absent(4..5, "hidden", None);
+        assert_eq!(report.finish(None::<()>).unwrap_err().to_string(), "x:1:3: no\nx:2:1: shown");
+    }
+
+    #[test]
+    fn a_file_that_is_not_text_names_the_byte() {
+        assert_eq!(
+            utf8(b"a\nb\xff", Path::new("x")).unwrap_err().to_string(),
+            "x:2:2: byte 0xff is not UTF-8 text"
+        );
+        assert_eq!(utf8("ü".as_bytes(), Path::new("x")).unwrap(), "ü");
+    }
+
+    proptest! {
+        #[test]
+        fn no_span_of_no_text_panics(text in "(?s).{0,40}", start in 0_usize..60, length in 0_usize..60) {
+            let mut report = Report::new(Path::new("x"), &text);
+            report.add(start..start + length, "wrong", None);
+            prop_assert!(!report.finish(None::<()>).unwrap_err().terminal(false).to_string().is_empty());
+        }
+    }
+}

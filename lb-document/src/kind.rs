@@ -1,0 +1,214 @@
+//! What the value of a key may be: its kind with what limits it, and how it is read.
+//!
+//! A kind tells readers what to refuse and pages what may be written, so that neither can say something else. A value that
+//! takes more than one kind is a [`Form`], which the reader of its key looks at by itself.
+
+use std::fmt::Display;
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+use toml::de::DeValue;
+
+use super::Item;
+use super::duration::{in_units, parse_duration};
+use super::near::did_you_mean;
+use crate::diagnostic::{Report, quote};
+
+/// A kind of value.
+pub trait Kind: Sync {
+    /// What it is read as.
+    type Value: Clone + Sync;
+    /// What may be written: examples, or all of it.
+    fn values(&self) -> Vec<String>;
+    /// A value as a file has it.
+    fn written(&self, value: &Self::Value) -> String;
+    /// The value, if there is nothing wrong with it.
+    fn read(&self, item: &Item<'_>, report: &mut Report<'_>) -> Option<Self::Value>;
+}
+
+/// The help for a value that is not of its kind.
+pub fn write<K: Kind>(kind: &K) -> String {
+    format!("write {}", kind.values().join(" or "))
+}
+
+/// A whole number within a range.
+pub struct Number(pub RangeInclusive<u32>);
+
+impl Kind for Number {
+    type Value = u32;
+
+    fn values(&self) -> Vec<String> {
+        vec![format!("{} to {}", self.0.start(), self.0.end())]
+    }
+
+    fn written(&self, value: &u32) -> String {
+        value.to_string()
+    }
+
+    fn read(&self, item: &Item<'_>, report: &mut Report<'_>) -> Option<u32> {
+        let DeValue::Integer(integer) = item.value() else {
+            item.wrong_kind("a whole number", report);
+            return None;
+        };
+        let number = u32::from_str_radix(integer.as_str(), integer.radix()).ok();
+        let number = number.filter(|number| self.0.contains(number));
+        if number.is_none() {
+            report.add(item.span(), format!("{} is {integer:.40}", item.name()), write(self));
+        }
+        number
+    }
+}
+
+/// A power of two within a range.
+pub struct PowerOfTwo(pub RangeInclusive<u32>);
+
+impl Kind for PowerOfTwo {
+    type Value = u32;
+
+    fn values(&self) -> Vec<String> {
+        let Self(range) = self;
+        vec![format!("{} to {}, a power of two", range.start(), range.end())]
+    }
+
+    fn written(&self, value: &u32) -> String {
+        value.to_string()
+    }
+
+    fn read(&self, item: &Item<'_>, report: &mut Report<'_>) -> Option<u32> {
+        let number = Number(self.0.clone()).read(item, report)?;
+        if !number.is_power_of_two() {
+            let (above, below) = (number.next_power_of_two(), number.next_power_of_two() / 2);
+            let message = format!("{} is {number}, which is not a power of two", item.name());
+            report.add(item.span(), message, format!("write {below} or {above}"));
+        }
+        Some(number)
+    }
+}
+
+/// A time within a range: a whole number with its unit, as in `10s`.
+pub struct Time(pub RangeInclusive<Duration>);
+
+impl Kind for Time {
+    type Value = Duration;
+
+    fn values(&self) -> Vec<String> {
+        vec![format!("\"{}\" to \"{}\"", in_units(*self.0.start()), in_units(*self.0.end()))]
+    }
+
+    fn written(&self, value: &Duration) -> String {
+        format!("\"{}\"", in_units(*value))
+    }
+
+    fn read(&self, item: &Item<'_>, report: &mut Report<'_>) -> Option<Duration> {
+        read_time(item, &self.0, write(self), report)
+    }
+}
+
+/// A time within a range, or `"off"`.
+pub struct TimeOrOff(pub RangeInclusive<Duration>);
+
+const OFF: &str = "off";
+
+impl Kind for TimeOrOff {
+    type Value = Option<Duration>;
+
+    fn values(&self) -> Vec<String> {
+        [vec![format!("{OFF:?}")], Time(self.0.clone()).values()].concat()
+    }
+
+    fn written(&self, value: &Option<Duration>) -> String {
+        format!("\"{}\"", value.map_or_else(|| OFF.to_owned(), in_units))
+    }
+
+    fn read(&self, item: &Item<'_>, report: &mut Report<'_>) -> Option<Option<Duration>> {
+        if item.as_str() == Some(OFF) {
+            return Some(None);
+        }
+        read_time(item, &self.0, write(self), report).map(Some)
+    }
+}
+
+fn read_time(
+    item: &Item<'_>,
+    range: &RangeInclusive<Duration>,
+    help: String,
+    report: &mut Report<'_>,
+) -> Option<Duration> {
+    let Some(text) = item.as_str() else {
+        item.wrong_kind_but("a string", help, report);
+        return None;
+    };
+    let duration = parse_duration(text).filter(|duration| range.contains(duration));
+    if duration.is_none() {
+        report.add(item.span(), format!("{} is {}", item.name(), quote(text)), help);
+    }
+    duration
+}
+
+/// One of some words: what they stand for, and how to name each.
+pub struct Words<T: 'static>(pub &'static [T], pub fn(T) -> &'static str);
+
+impl<T: Copy + Sync> Kind for Words<T> {
+    type Value = T;
+
+    fn values(&self) -> Vec<String> {
+        self.0.iter().map(|value| self.written(value)).collect()
+    }
+
+    fn written(&self, value: &T) -> String {
+        format!("{:?}", (self.1)(*value))
+    }
+
+    fn read(&self, item: &Item<'_>, report: &mut Report<'_>) -> Option<T> {
+        let Self(all, name) = self;
+        let text = item.text(report)?;
+        let value = all.iter().find(|value| name(**value) == text);
+        if value.is_none() {
+            let words: Vec<_> = all.iter().map(|value| name(*value)).collect();
+            let help = format!("{}{}", did_you_mean(text, &words), write(self));
+            report.add(item.span(), format!("unknown {} {}", item.name(), quote(text)), help);
+        }
+        value.copied()
+    }
+}
+
+/// A string that is read by a function of it alone, as in these examples.
+pub struct Text<T>(pub &'static [&'static str], pub fn(&str) -> Result<T, Refusal>);
+
+/// What is wrong with a text, after the name of its key; and what would be right.
+pub type Refusal = (String, Option<String>);
+
+impl<T: Clone + Sync + Display> Kind for Text<T> {
+    type Value = T;
+
+    fn values(&self) -> Vec<String> {
+        self.0.iter().map(|example| format!("{example:?}")).collect()
+    }
+
+    fn written(&self, value: &T) -> String {
+        format!("\"{value}\"")
+    }
+
+    fn read(&self, item: &Item<'_>, report: &mut Report<'_>) -> Option<T> {
+        item.parse(self.1, report)
+    }
+}
+
+/// Something that the reader of its key looks at by itself, as in these examples.
+pub struct Form(pub &'static [&'static str]);
+
+impl Kind for Form {
+    type Value = ();
+
+    fn values(&self) -> Vec<String> {
+        self.0.iter().map(|&example| example.to_owned()).collect()
+    }
+
+    fn written(&self, (): &()) -> String {
+        String::new()
+    }
+
+    fn read(&self, _: &Item<'_>, _: &mut Report<'_>) -> Option<()> {
+        Some(())
+    }
+}

@@ -1,0 +1,388 @@
+//! Documents: TOML as a tree of values that know where they stand, and every fault of a file at once.
+//!
+//! A derived reader would stop at its first fault, and an operator would repair a file by one fault per attempt. What
+//! keys and values mean is for the callers to know; here are only tables of keys, and kinds of values.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+use crate::diagnostic::{Report, quote};
+
+pub mod diagnostic;
+
+pub mod key;
+
+pub mod kind;
+
+mod address;
+
+mod duration;
+
+mod near;
+
+pub use address::{NotAnAddress, address, parse_address};
+pub use duration::{in_units, parse_duration};
+pub use near::did_you_mean;
+
+use key::Section;
+use kind::Refusal;
+
+/// Of a longer text only the first syntax fault is reported: a file that is not TOML may give a fault per byte.
+pub const MAX_RECOVERED_BYTES: usize = 1 << 20;
+
+/// Parses a document. Faults of syntax are reported, and as much as could be read is returned.
+pub fn read<'t>(text: &'t str, report: &mut Report<'_>) -> DeTable<'t> {
+    let first = match DeTable::parse(text) {
+        Ok(root) => return root.into_inner(),
+        Err(error) => error,
+    };
+    let (root, errors) = if text.len() <= MAX_RECOVERED_BYTES {
+        let (root, errors) = DeTable::parse_recoverable(text);
+        (root.into_inner(), errors)
+    } else {
+        (DeTable::new(), vec![first])
+    };
+    for error in errors {
+        add_syntax(error.span().unwrap_or(text.len()..text.len()), error.message(), report);
+    }
+    root
+}
+
+/// Reports a fault of syntax in the words of the library, with help where there is some.
+pub fn add_syntax(span: Range<usize>, message: &str, report: &mut Report<'_>) {
+    let message = message.strip_suffix(", expected nothing").unwrap_or(message);
+    // An address without quotes begins like a number.
+    let numeric = ["invalid float", "invalid integer", "invalid datetime"];
+    let help = numeric.iter().any(|kind| message.starts_with(kind));
+    let help = help.then(|| "text, such as an address, is written in quotes".to_owned());
+    report.add_syntax(span, message, help);
+}
+
+/// A table of a document, or none.
+#[derive(Clone)]
+pub struct Table<'t> {
+    what: &'static str,
+    span: Range<usize>,
+    entries: Option<&'t DeTable<'t>>,
+}
+
+impl<'t> Table<'t> {
+    /// The document itself; `what` names it in messages.
+    pub fn root(what: &'static str, entries: &'t DeTable<'t>) -> Self {
+        Self { what, span: 0..0, entries: Some(entries) }
+    }
+
+    /// Where it begins.
+    pub fn span(&self) -> Range<usize> {
+        self.span.clone()
+    }
+
+    /// Refuses every key that is not `known`.
+    pub fn check_keys(&self, known: &[&str], report: &mut Report<'_>) {
+        let keys = self.entries.iter().flat_map(|entries| entries.keys());
+        for key in keys.filter(|key| !known.contains(&key.get_ref().as_ref())) {
+            let name = key.get_ref();
+            let help = format!("{}known keys: {}", did_you_mean(name, known), known.join(", "));
+            report.add(key.span(), format!("unknown key {} in {}", quote(name), self.what), help);
+        }
+    }
+
+    /// The value of a key, if there is one.
+    pub fn get(&self, key: &'static str) -> Option<Item<'t>> {
+        self.entries?.get(key).map(|value| Item { name: Cow::Borrowed(key), value })
+    }
+
+    /// The table headed `[name]`; one without keys if there is none.
+    pub fn table(&self, section: &Section, report: &mut Report<'_>) -> Self {
+        let table = self.get(section.name()).and_then(|item| item.table(section, report));
+        table.unwrap_or(Self { what: section.what, span: 0..0, entries: None })
+    }
+
+    /// The tables headed `[[name]]`, at most `limit` of them.
+    pub fn tables(&self, section: &Section, limit: usize, report: &mut Report<'_>) -> Vec<Self> {
+        let key = section.name();
+        let Some(item) = self.get(key) else { return Vec::new() };
+        let DeValue::Array(elements) = item.value.get_ref() else {
+            item.wrong_kind_but("a list of tables", format!("write the header [[{key}]]"), report);
+            return Vec::new();
+        };
+        if let Some(beyond) = elements.get(limit) {
+            let message = format!("{key} {} is one too many", limit + 1);
+            report.add(beyond.span(), message, format!("at most {limit}"));
+        }
+        item.elements(elements).take(limit).filter_map(|item| item.table(section, report)).collect()
+    }
+}
+
+/// A value of a document, with the name that messages call it by.
+pub struct Item<'t> {
+    name: Cow<'t, str>,
+    value: &'t Spanned<DeValue<'t>>,
+}
+
+impl<'t> Item<'t> {
+    /// Where it stands.
+    pub fn span(&self) -> Range<usize> {
+        self.value.span()
+    }
+
+    /// What messages call it.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Whether it is a list without entries.
+    pub fn is_empty_list(&self) -> bool {
+        matches!(self.value(), DeValue::Array(elements) if elements.is_empty())
+    }
+
+    /// The string, if it is one.
+    pub fn as_str(&self) -> Option<&'t str> {
+        self.value().as_str()
+    }
+
+    /// The value itself, for keys that take more than one kind.
+    pub fn value(&self) -> &'t DeValue<'t> {
+        self.value.get_ref()
+    }
+
+    /// Reports that the value is not `expected`.
+    pub fn wrong_kind(&self, expected: &str, report: &mut Report<'_>) {
+        self.wrong_kind_but(expected, None, report);
+    }
+
+    /// As [`Item::wrong_kind`], with what to write instead.
+    pub fn wrong_kind_but(&self, expected: &str, help: impl Into<Option<String>>, report: &mut Report<'_>) {
+        let message = format!("{} must be {expected}, not {}", self.name, kind(self.value()));
+        report.add(self.span(), message, help);
+    }
+
+    /// A string.
+    pub fn text(&self, report: &mut Report<'_>) -> Option<&'t str> {
+        let DeValue::String(text) = self.value() else {
+            self.wrong_kind("a string", report);
+            return None;
+        };
+        Some(text)
+    }
+
+    /// A list.
+    pub fn list(&self, report: &mut Report<'_>) -> Option<Vec<Self>> {
+        let DeValue::Array(elements) = self.value() else {
+            self.wrong_kind("a list", report);
+            return None;
+        };
+        Some(self.elements(elements).collect())
+    }
+
+    fn elements(&self, elements: &'t [Spanned<DeValue<'t>>]) -> impl Iterator<Item = Self> {
+        elements.iter().map(|value| Self { name: Cow::Owned(format!("an entry of {}", self.name)), value })
+    }
+
+    /// A table with the keys of a section.
+    pub fn table(&self, section: &Section, report: &mut Report<'_>) -> Option<Table<'t>> {
+        let DeValue::Table(entries) = self.value() else {
+            self.wrong_kind("a table", report);
+            return None;
+        };
+        let table = Table { what: section.what, span: self.span(), entries: Some(entries) };
+        table.check_keys(&section.keys(), report);
+        Some(table)
+    }
+
+    /// What a function makes of the string.
+    pub fn parse<T>(&self, parse: fn(&str) -> Result<T, Refusal>, report: &mut Report<'_>) -> Option<T> {
+        match parse(self.text(report)?) {
+            Ok(value) => Some(value),
+            Err((why, help)) => {
+                report.add(self.span(), format!("{} {why}", self.name), help);
+                None
+            }
+        }
+    }
+}
+
+fn kind(value: &DeValue<'_>) -> &'static str {
+    match value {
+        DeValue::String(_) => "a string",
+        DeValue::Integer(_) => "a whole number",
+        DeValue::Float(_) => "a decimal fraction",
+        DeValue::Boolean(_) => "true or false",
+        DeValue::Datetime(_) => "a date or time",
+        DeValue::Array(_) => "a list",
+        DeValue::Table(_) => "a table",
+    }
+}
+
+/// Where values that may occur once stand already.
+pub struct Unique<K>(BTreeMap<K, Range<usize>>);
+
+impl<K> Default for Unique<K> {
+    fn default() -> Self {
+        Self(BTreeMap::new())
+    }
+}
+
+impl<K: Ord> Unique<K> {
+    /// Refuses `key` at `span` if it was seen before; `what` names it.
+    pub fn claim(&mut self, key: K, span: Range<usize>, what: &str, report: &mut Report<'_>) -> bool {
+        if let Some(first) = self.0.get(&key) {
+            report.add(span, format!("{what} is already on line {}", report.line(first)), None);
+            return false;
+        }
+        self.0.insert(key, span);
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddr;
+    use std::path::Path;
+    use std::time::Duration;
+
+    use super::duration::parse_duration;
+    use super::key::Key;
+    use super::key::Unset::Means;
+    use super::kind::{Form, Number, Text, Time, TimeOrOff, Words};
+    use super::*;
+    use crate::section;
+
+    section! {
+        keys, "[test]", "the test", "";
+
+        NUMBER "number": Number(1..=256), Means("none"), "";
+        S "s": Text<String>(&[], |text| Ok(text.to_owned())), Means("none"), "";
+        L "l": Form(&[]), Means("none"), "";
+        T "t": Form(&[]), Means("none"), "";
+        A "a": Text<SocketAddr>(&[], address), Means("none"), "";
+        C "c": Words<&'static str>(&["first", "second"], |word| word), Means("none"), "";
+        D "d": Time(Duration::from_secs(1)..=Duration::from_hours(24)), Means("none"), "";
+        O "o": TimeOrOff(Duration::from_secs(1)..=Duration::from_hours(24)), Means("none"), "";
+        TABLES "tables": Form(&[]), Means("none"), "";
+    }
+
+    section! { inner, "[[tables]]", "an inner table", ""; }
+
+    fn faults(text: &str) -> String {
+        let mut report = Report::new(Path::new("x"), text);
+        let root = read(text, &mut report);
+        let table = Table::root("the test", &root);
+        table.check_keys(&keys::SECTION.keys(), &mut report);
+        keys::NUMBER.take_written(&table, &mut report);
+        keys::S.take_written(&table, &mut report);
+        keys::L.item(&table, &mut report).map(|item| item.list(&mut report).is_some());
+        keys::T.item(&table, &mut report).map(|item| item.table(&inner::SECTION, &mut report).is_some());
+        keys::A.take_written(&table, &mut report);
+        keys::C.take_written(&table, &mut report);
+        keys::D.take_written(&table, &mut report);
+        keys::O.take_written(&table, &mut report);
+        table.tables(&inner::SECTION, 2, &mut report);
+        report.finish(Some(())).map_or_else(|faults| faults.to_string(), |()| String::new())
+    }
+
+    #[track_caller]
+    fn check(text: &str, expected: &str) {
+        assert_eq!(faults(text), expected, "{text}");
+    }
+
+    #[test]
+    fn right_values_give_no_fault() {
+        for text in ["", "number = 1", "number = 0x1_00", "s = ''", "l = []", "t = {}", "[t]", "c = 'second'"]
+        {
+            check(text, "");
+        }
+        check("a = '[::1]:1'", "");
+        check("[[tables]]\n[[tables]]", "");
+    }
+
+    #[test]
+    fn wrong_kinds_and_ranges_name_what_is_there_and_what_is_right() {
+        check("number = 'x'", "x:1:10: number must be a whole number, not a string");
+        check("number = 1.5", "x:1:10: number must be a whole number, not a decimal fraction");
+        check("number = 0", "x:1:10: number is 0 (write 1 to 256)");
+        check("number = 257", "x:1:10: number is 257 (write 1 to 256)");
+        check("number = -1", "x:1:10: number is -1 (write 1 to 256)");
+        check(
+            "number = 99999999999999999999999",
+            "x:1:10: number is 99999999999999999999999 (write 1 to 256)",
+        );
+        check("s = true", "x:1:5: s must be a string, not true or false");
+        check("s = 1979-05-27", "x:1:5: s must be a string, not a date or time");
+        check("l = 1", "x:1:5: l must be a list, not a whole number");
+        check("t = []", "x:1:5: t must be a table, not a list");
+        check(
+            "c = 'frist'",
+            "x:1:5: unknown c \"frist\" (did you mean first? write \"first\" or \"second\")",
+        );
+        check("c = 'x'", "x:1:5: unknown c \"x\" (write \"first\" or \"second\")");
+        check(
+            "[tables]",
+            "x:1:1: tables must be a list of tables, not a table (write the header [[tables]])",
+        );
+        check("tables = [1]", "x:1:11: an entry of tables must be a table, not a whole number");
+        check("[[tables]]\n[[tables]]\n[[tables]]", "x:3:1: tables 3 is one too many (at most 2)");
+        check(
+            "nunber = 1",
+            "x:1:1: unknown key \"nunber\" in the test (did you mean number? known keys: number, s, l, \
+             t, a, c, d, o, tables)",
+        );
+    }
+
+    #[test]
+    fn a_time_is_a_whole_number_of_units() {
+        for (text, seconds) in [("1s", 1), ("007s", 7), ("90s", 90), ("2m", 120), ("24h", 86_400)] {
+            check(&format!("d = '{text}'"), "");
+            assert_eq!(parse_duration(text), Some(Duration::from_secs(seconds)), "{text}");
+        }
+        let wrong =
+            ["", "s", "10", "0s", "25h", "86401s", "1.5s", "1 s", "+1s", "-1s", "1ms", "1d", "1S", "off"];
+        for text in wrong.into_iter().chain(["18446744073709551615h", "99999999999999999999s", "1s1s"]) {
+            check(&format!("d = '{text}'"), &format!("x:1:5: d is {text:?} (write \"1s\" to \"24h\")"));
+        }
+        check("o = 'of'", "x:1:5: o is \"of\" (write \"off\" or \"1s\" to \"24h\")");
+        check("d = 10", "x:1:5: d must be a string, not a whole number (write \"1s\" to \"24h\")");
+    }
+
+    #[test]
+    fn a_text_that_is_no_address_says_why() {
+        let example = "write an IP address and a port, as in \"10.0.0.1:8080\" or \"[2001:db8::1]:8080\"";
+        let cases = [
+            ("10.0.0.1", "has no port", "write \"10.0.0.1:8080\", with the right port"),
+            ("::1", "has no port", "write \"[::1]:8080\", with the right address and port"),
+            ("10.0.0.1:65536", "has a wrong port", "write 1 to 65535"),
+            ("[::1]:99999", "has a wrong port", "write 1 to 65535"),
+            ("users.internal:80", "is a host name, and names are not resolved", example),
+            ("localhost", "is a host name, and names are not resolved", example),
+            ("10.0.0:80", "is not an address", example),
+            ("10.0.0.1:http", "is not an address", example),
+            ("", "is not an address", example),
+            ("[fe80::1%eth0]:80", "is not an address", example),
+        ];
+        for (text, why, help) in cases {
+            let expected = format!("x:1:5: a {text:?} {why} ({help})");
+            check(&format!("a = '{text}'"), &expected);
+        }
+    }
+
+    #[test]
+    fn all_faults_of_syntax_and_of_meaning_are_reported_together() {
+        check(
+            "number = \ns = 1\nl = [\n",
+            "x:1:10: string values must be quoted, expected literal string\n\
+             x:2:5: s must be a string, not a whole number\n\
+             x:3:6: unclosed array, expected `]`",
+        );
+    }
+
+    #[test]
+    fn a_long_text_is_reported_up_to_its_first_syntax_fault() {
+        let text = "= 1\n".repeat(MAX_RECOVERED_BYTES / 4);
+        assert_eq!(faults(&text).lines().count(), 101);
+        assert_eq!(faults(&format!("{text}\n")).lines().count(), 1);
+    }
+}

@@ -1,0 +1,48 @@
+//! Files that are read whole: regular ones only, and no longer than their reader expects.
+
+use std::fs::{File, Metadata};
+use std::io::{self, Read as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
+
+/// Opens a regular file for reading.
+///
+/// # Errors
+/// If it cannot be opened, or is a directory, a pipe or a device.
+pub fn open(path: &Path) -> io::Result<(File, Metadata)> {
+    // Without O_NONBLOCK the open of a pipe would wait for a writer.
+    let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+    let metadata = file.metadata()?;
+    if !metadata.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file"));
+    }
+    Ok((file, metadata))
+}
+
+/// What is in a file; `None` if that is more than `most` bytes. Bounds memory and time where the wrong file is named.
+///
+/// # Errors
+/// If it cannot be read.
+pub fn read(file: &File, most: u64) -> io::Result<Option<Vec<u8>>> {
+    let mut bytes = Vec::new();
+    // One byte more than allowed, so that a longer file is noticed, not cut.
+    let length = file.take(most + 1).read_to_end(&mut bytes)?;
+    Ok((length as u64 <= most).then_some(bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_regular_file_is_read_up_to_a_limit_and_nothing_else_is() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        std::fs::write(&path, "12345").unwrap();
+        let (file, metadata) = open(&path).unwrap();
+        assert_eq!((metadata.len(), read(&file, 5).unwrap().as_deref()), (5, Some(&b"12345"[..])));
+        assert_eq!(read(&open(&path).unwrap().0, 4).unwrap(), None);
+        assert_eq!(open(folder.path()).unwrap_err().to_string(), "it is not a regular file");
+        assert_eq!(open(&folder.path().join("none")).unwrap_err().kind(), io::ErrorKind::NotFound);
+    }
+}

@@ -1,0 +1,87 @@
+//! The path of a Unix socket: taken at a start, without waiting for a process that may listen there.
+
+use std::io;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use tokio::net::UnixListener;
+
+use crate::trust;
+
+/// A socket that is bound, but does not have its path yet.
+pub struct Bound {
+    listener: Option<UnixListener>,
+    hidden: PathBuf,
+    path: PathBuf,
+}
+
+/// Binds the socket under another name, so that errors show before the kernel is touched, and no client can connect
+/// before the program can answer. A socket at which no process listens is left from a dead one and is replaced. `admins` is the
+/// group whose members may open it, besides its owner.
+///
+/// # Errors
+/// If the directory cannot be made or is not trusted, another process answers there, or something else than a socket
+/// lies there.
+pub fn bind(run: &Path, name: &str, admins: Option<u32>) -> io::Result<Bound> {
+    trust::make_directory(run)?;
+    trust::check_directory(run, "--run").map_err(io::Error::other)?;
+    let path = run.join(name);
+    let hidden = run.join(format!("{name}.new"));
+    for path in [&path, &hidden] {
+        match std::fs::symlink_metadata(path) {
+            Ok(metadata) if metadata.file_type().is_socket() => {
+                if is_answered(path)? {
+                    let text = "another socklb answers there: stop it, or name another directory with --run";
+                    return Err(io::Error::new(io::ErrorKind::AddrInUse, text));
+                }
+                std::fs::remove_file(path)?;
+            }
+            Ok(_) => {
+                return Err(io::Error::new(io::ErrorKind::AlreadyExists, "what lies there is not a socket"));
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+    }
+    let listener = UnixListener::bind(&hidden)?;
+    // Another user than root may give a file to its own groups only: there who may ask is up to the service manager.
+    if admins.is_some() && rustix::process::geteuid().is_root() {
+        std::os::unix::fs::chown(&hidden, None, admins)?;
+    }
+    std::fs::set_permissions(&hidden, std::fs::Permissions::from_mode(0o660))?;
+    Ok(Bound { listener: Some(listener), hidden, path })
+}
+
+/// Whether a process listens on a socket. Does not wait: where the queue is full, as of a stopped daemon, connect(2)
+/// gives EAGAIN, and the daemon still listens.
+fn is_answered(path: &Path) -> io::Result<bool> {
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    match rustix::net::connect(&socket, &SocketAddrUnix::new(path)?) {
+        Ok(()) | Err(Errno::AGAIN) => Ok(true),
+        Err(Errno::CONNREFUSED) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+impl Bound {
+    /// Gives the socket its path.
+    ///
+    /// # Errors
+    /// If it cannot be renamed.
+    pub fn show(mut self) -> io::Result<UnixListener> {
+        std::fs::rename(&self.hidden, &self.path)?;
+        Ok(self.listener.take().expect("shown once"))
+    }
+}
+
+impl Drop for Bound {
+    fn drop(&mut self) {
+        // A start that failed leaves no socket behind.
+        if self.listener.is_some() {
+            let _ = std::fs::remove_file(&self.hidden);
+        }
+    }
+}

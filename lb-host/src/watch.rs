@@ -1,0 +1,240 @@
+//! Tells what changes in directories, by inotify(7).
+//!
+//! A path is resolved when a watch is added, and a file system that does not answer holds up the thread that does so:
+//! watches can be added from any thread, and nothing is locked meanwhile. A library's watcher does not serve here: its
+//! one thread adds watches and reads changes in turn. Without watches everything is still looked at once a second.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsStr;
+use std::fs;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
+use tokio::sync::mpsc;
+
+/// What counts as a change. That a file is read does not.
+const CHANGES: WatchFlags = WatchFlags::CREATE
+    .union(WatchFlags::DELETE)
+    .union(WatchFlags::MODIFY)
+    .union(WatchFlags::ATTRIB)
+    .union(WatchFlags::CLOSE_WRITE)
+    .union(WatchFlags::MOVE)
+    .union(WatchFlags::DELETE_SELF)
+    .union(WatchFlags::MOVE_SELF)
+    .union(WatchFlags::ONLYDIR);
+
+/// More changes than this at once are not all told: what is watched is looked at once a second in any case.
+const MAX_CHANGES: usize = 256;
+
+/// Tells what changes in watched directories.
+pub struct Watch {
+    watcher: Option<(mpsc::Receiver<PathBuf>, Watcher)>,
+}
+
+/// Adds and removes watches, from any thread.
+#[derive(Clone)]
+pub struct Watcher {
+    inotify: Arc<OwnedFd>,
+    watched: Arc<Mutex<WatchedDirectory>>,
+}
+
+/// Which directories are watched.
+#[derive(Default)]
+struct WatchedDirectory {
+    /// By path: device and inode, because a directory that was removed and made again has lost its watch; and the
+    /// watch.
+    directories: BTreeMap<PathBuf, (Identity, i32)>,
+}
+
+type Identity = (u64, u64);
+
+impl Watch {
+    /// A watch of nothing.
+    pub fn none() -> Self {
+        Self { watcher: None }
+    }
+
+    /// A watch of no directory yet.
+    ///
+    /// # Errors
+    /// If the kernel has no inotify instance left for this user.
+    pub fn new() -> io::Result<Self> {
+        let watcher =
+            Watcher { inotify: Arc::new(inotify::init(CreateFlags::CLOEXEC)?), watched: Arc::default() };
+        let (sender, changes) = mpsc::channel(MAX_CHANGES);
+        let reader = watcher.clone();
+        // Ends with the process.
+        std::thread::Builder::new().name("watch".to_owned()).spawn(move || reader.read(&sender))?;
+        Ok(Self { watcher: Some((changes, watcher)) })
+    }
+
+    /// What adds watches, if there can be any.
+    pub fn watcher(&self) -> Option<Watcher> {
+        self.watcher.as_ref().map(|(_, watcher)| watcher.clone())
+    }
+
+    /// Waits for changes and returns what changed since the last call, each once: directories that are watched, or
+    /// something in them. A burst is one answer. Never returns without a watcher.
+    pub async fn changed(&mut self) -> BTreeSet<PathBuf> {
+        let mut changes = Vec::new();
+        if let Some((changed, _)) = &mut self.watcher
+            && changed.recv_many(&mut changes, MAX_CHANGES).await > 0
+        {
+            return changes.into_iter().collect();
+        }
+        std::future::pending().await
+    }
+}
+
+impl Watcher {
+    /// Watches the directory, if it is not watched yet. May take as long as its file system likes.
+    ///
+    /// # Errors
+    /// If the directory does not exist or no watch is left.
+    pub fn add(&self, directory: &Path) -> io::Result<()> {
+        let metadata = fs::metadata(directory)?;
+        let identity = (metadata.dev(), metadata.ino());
+        if self.watched().directories.get(directory).is_some_and(|(known, _)| *known == identity) {
+            return Ok(());
+        }
+        let watch = inotify::add_watch(&self.inotify, directory, CHANGES)?;
+        let before = self.watched().directories.insert(directory.to_owned(), (identity, watch));
+        // The directory before may still exist, under another name.
+        self.drop_watch(before.map(|(_, watch)| watch));
+        Ok(())
+    }
+
+    /// Watches for something to appear at `path`: the nearest directory above that exists. To be called again after
+    /// each change on the way. Returns the directory.
+    ///
+    /// # Errors
+    /// If no watch is left.
+    pub fn add_nearest(&self, path: &Path) -> io::Result<Option<PathBuf>> {
+        match path.ancestors().skip(1).find(|ancestor| ancestor.is_dir()) {
+            Some(above) => self.add(above).map(|()| Some(above.to_owned())),
+            None => Ok(None),
+        }
+    }
+
+    /// Gives back the watches of all other directories.
+    pub fn keep_only(&self, wanted: &BTreeSet<PathBuf>) {
+        let unwanted: Vec<i32> = self
+            .watched()
+            .directories
+            .extract_if(.., |directory, _| !wanted.contains(directory))
+            .map(|(_, (_, watch))| watch)
+            .collect();
+        for watch in unwanted {
+            self.drop_watch(Some(watch));
+        }
+    }
+
+    /// Gives a watch back, unless another path leads to the same directory, which has the same watch.
+    fn drop_watch(&self, watch: Option<i32>) {
+        let is_used = |watch: &i32| self.watched().directories.values().any(|(_, used)| used == watch);
+        if let Some(watch) = watch.filter(|watch| !is_used(watch)) {
+            // The kernel may have dropped the watch with its directory.
+            let _ = inotify::remove_watch(&self.inotify, watch);
+        }
+    }
+
+    /// Reads what changes, as long as the kernel tells.
+    fn read(&self, sender: &mpsc::Sender<PathBuf>) {
+        let mut buffer = [MaybeUninit::uninit(); 16 << 10];
+        let mut reader = Reader::new(&*self.inotify, &mut buffer);
+        // Bound: the life of the process. Each turn waits for an event.
+        loop {
+            let event = match reader.next() {
+                Ok(event) => event,
+                Err(rustix::io::Errno::INTR) => continue,
+                Err(_) => return,
+            };
+            let (kind, watch) = (event.events(), event.wd());
+            let name = event.file_name().map(|name| OsStr::from_bytes(name.to_bytes()));
+            let mut watched = self.watched();
+            let is_changed = |of: i32| of == watch || kind.contains(ReadFlags::QUEUE_OVERFLOW);
+            for (directory, _) in watched.directories.iter().filter(|(_, (_, of))| is_changed(*of)) {
+                let _ = sender.try_send(name.map_or_else(|| directory.clone(), |name| directory.join(name)));
+            }
+            if kind.contains(ReadFlags::IGNORED) {
+                watched.directories.retain(|_, (_, of)| *of != watch);
+            }
+        }
+    }
+
+    fn watched(&self) -> MutexGuard<'_, WatchedDirectory> {
+        self.watched.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn watched(watcher: &Watcher) -> Vec<PathBuf> {
+        watcher.watched().directories.keys().cloned().collect()
+    }
+
+    /// What changed until `last` did.
+    async fn until(watch: &mut Watch, last: &Path) -> BTreeSet<PathBuf> {
+        let mut changes = BTreeSet::new();
+        while !changes.contains(last) {
+            changes.extend(watch.changed().await);
+        }
+        changes
+    }
+
+    #[tokio::test]
+    async fn what_changes_in_a_directory_is_told_and_that_it_is_read_is_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let (one, two) = (folder.path().join("one"), folder.path().join("two"));
+        fs::create_dir(&one).unwrap();
+        fs::create_dir(&two).unwrap();
+        fs::write(one.join("a"), "x").unwrap();
+        let mut watch = Watch::new().unwrap();
+        let watcher = watch.watcher().unwrap();
+        watcher.add(&one).unwrap();
+        watcher.add(&two).unwrap();
+        fs::read(one.join("a")).unwrap();
+        fs::write(two.join("b"), "x").unwrap();
+        assert_eq!(until(&mut watch, &two.join("b")).await, [two.join("b")].into());
+        fs::rename(one.join("a"), two.join("c")).unwrap();
+        let changes = until(&mut watch, &two.join("c")).await;
+        assert!(changes.contains(&one.join("a")), "{changes:?}");
+    }
+
+    #[tokio::test]
+    async fn a_directory_that_is_made_anew_is_watched_anew_and_one_that_nobody_wants_is_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let (one, link) = (folder.path().join("one"), folder.path().join("link"));
+        fs::create_dir(&one).unwrap();
+        std::os::unix::fs::symlink(&one, &link).unwrap();
+        let mut watch = Watch::new().unwrap();
+        let watcher = watch.watcher().unwrap();
+        watcher.add(&one).unwrap();
+        watcher.add(&link).unwrap();
+        // Both paths have one watch, which stays as long as one of them is wanted.
+        watcher.keep_only(&[link.clone()].into());
+        fs::write(one.join("a"), "x").unwrap();
+        assert_eq!(watch.changed().await, [link.join("a")].into());
+        watcher.keep_only(&[folder.path().to_owned()].into());
+        assert_eq!(watched(&watcher), [""; 0].map(PathBuf::from));
+        // The kernel tells when a watch is gone (IN_IGNORED).
+        watcher.add(folder.path()).unwrap();
+        watcher.add(&one).unwrap();
+        fs::remove_dir_all(&one).unwrap();
+        let mut changes = BTreeSet::new();
+        while !changes.contains(&one) || watched(&watcher).len() > 1 {
+            changes.extend(watch.changed().await);
+        }
+        fs::create_dir(&one).unwrap();
+        assert_eq!(watcher.add_nearest(&one.join("x/y")).unwrap(), Some(one.clone()));
+        assert_eq!(watched(&watcher).len(), 2);
+    }
+}

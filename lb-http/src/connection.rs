@@ -1,0 +1,239 @@
+//! One connection, which carries one request: what it may take of memory and of time.
+//!
+//! A request has a head of at most 8 KiB and no body. It has to be there in five seconds, the daemon works on its
+//! answer for a minute at most, and the answer has to be read in ten seconds.
+
+use std::convert::Infallible;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use crate::peer::Peer;
+use axum::Router;
+use axum::body::Body;
+use axum::http::{Request, StatusCode};
+use axum::response::{IntoResponse, Response};
+use hyper::body::{Body as _, Bytes, Frame, Incoming, SizeHint};
+use hyper::server::conn::http1;
+use hyper::service::{Service, service_fn};
+use hyper_util::rt::TokioIo;
+use hyper_util::service::TowerToHyperService;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::sync::{Notify, watch};
+
+/// Bytes of a request's head. The least that the library takes; what our commands and Prometheus send is a tenth.
+const HEAD_BYTES: usize = 8 << 10;
+/// For a request to be there.
+const ASKING: Duration = Duration::from_secs(5);
+/// For its answer to be made: a request that waits for a cgroup to be covered is answered after half of this,
+/// everything else takes seconds.
+const ANSWERING: Duration = Duration::from_secs(60);
+/// For its answer to be read. Prometheus' default timeout of a scrape is the same.
+const READING: Duration = Duration::from_secs(10);
+
+/// What a connection waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum State {
+    /// For a request: the other side has to do something.
+    Asking,
+    /// For an answer to be made: the daemon has to do something.
+    Answering,
+    /// For the answer to be read: the other side has to do something.
+    Reading,
+}
+
+impl State {
+    const fn limit(self) -> Duration {
+        match self {
+            Self::Asking => ASKING,
+            Self::Answering => ANSWERING,
+            Self::Reading => READING,
+        }
+    }
+}
+
+/// What a connection is doing, by which the one to be cut off is chosen.
+pub struct Activity {
+    phase: watch::Sender<State>,
+    /// When something was last read or written, by [`now`].
+    progress: AtomicU64,
+    moved: Arc<Notify>,
+}
+
+/// A clock that counts what is read and written, on all connections together.
+fn now() -> u64 {
+    static MOMENTS: AtomicU64 = AtomicU64::new(0);
+    MOMENTS.fetch_add(1, Ordering::Relaxed)
+}
+
+impl Activity {
+    /// Of a connection that was just accepted.
+    pub fn new(moved: Arc<Notify>) -> Self {
+        Self { phase: watch::Sender::new(State::Asking), progress: AtomicU64::new(now()), moved }
+    }
+
+    /// Orders connections by how long they have done nothing, the longest first; those that have not asked come before
+    /// the others. `None` while it waits for the daemon.
+    pub fn idleness(&self) -> Option<impl Copy + Ord + use<>> {
+        let phase = *self.phase.borrow();
+        (phase != State::Answering).then(|| (phase, self.progress.load(Ordering::Relaxed)))
+    }
+
+    fn enter(&self, phase: State) {
+        let changes = |now: &mut State| std::mem::replace(now, phase) != phase;
+        if self.phase.send_if_modified(changes) {
+            self.moved.notify_one();
+        }
+    }
+
+    fn has_moved(&self) {
+        self.progress.store(now(), Ordering::Relaxed);
+    }
+
+    /// Returns when the other side, or the daemon, has taken too long.
+    async fn overdue(&self) {
+        let mut phases = self.phase.subscribe();
+        // Bound: a connection has three phases.
+        loop {
+            let limit = phases.borrow_and_update().limit();
+            if tokio::time::timeout(limit, phases.changed()).await.is_err() {
+                return;
+            }
+        }
+    }
+}
+
+/// Serves one connection that is not one of many.
+pub async fn answer(stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static, router: Router) {
+    serve(stream, router, Arc::new(Activity::new(Arc::default())), None).await;
+}
+
+/// Serves one connection to its end. Its errors are the other side's, and are ignored. Handlers find the peer among the
+/// request's extensions, if it is known.
+pub async fn serve(
+    stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    router: Router,
+    activity: Arc<Activity>,
+    peer: Option<Peer>,
+) {
+    let stream = TimedStream { stream, activity: Arc::clone(&activity) };
+    let service = service_fn(|mut request: Request<Incoming>| {
+        if let Some(peer) = &peer {
+            request.extensions_mut().insert(peer.clone());
+        }
+        respond(request, router.clone(), Arc::clone(&activity))
+    });
+    let mut http = http1::Builder::new();
+    // One request: no client can ask again before it has read, and an idle connection is one that has not asked.
+    http.max_buf_size(HEAD_BYTES).keep_alive(false);
+    tokio::select! {
+        _ = http.serve_connection(TokioIo::new(stream), service) => {}
+        () = activity.overdue() => {}
+    }
+}
+
+async fn respond(
+    request: Request<Incoming>,
+    router: Router,
+    activity: Arc<Activity>,
+) -> Result<Response<Observed>, Infallible> {
+    activity.enter(State::Answering);
+    let response = if request.body().is_end_stream() {
+        TowerToHyperService::new(router).call(request).await?
+    } else {
+        (StatusCode::PAYLOAD_TOO_LARGE, "a request has no body here").into_response()
+    };
+    if response.body().is_end_stream() {
+        activity.enter(State::Reading);
+    }
+    Ok(response.map(|body| Observed { body, activity }))
+}
+
+/// The body of an answer: from its first part on it has to be read.
+struct Observed {
+    body: Body,
+    activity: Arc<Activity>,
+}
+
+impl hyper::body::Body for Observed {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        let frame = ready!(Pin::new(&mut self.body).poll_frame(context));
+        self.activity.enter(State::Reading);
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// A stream that tells when something is read or written.
+struct TimedStream<S> {
+    stream: S,
+    activity: Arc<Activity>,
+}
+
+impl<S> TimedStream<S> {
+    fn seen<T>(&self, result: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+        if matches!(result, Poll::Ready(Ok(_))) {
+            self.activity.has_moved();
+        }
+        result
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for TimedStream<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let result = Pin::new(&mut self.stream).poll_read(context, buffer);
+        self.seen(result)
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for TimedStream<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let result = Pin::new(&mut self.stream).poll_write(context, bytes);
+        self.seen(result)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        parts: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let result = Pin::new(&mut self.stream).poll_write_vectored(context, parts);
+        self.seen(result)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}

@@ -1,0 +1,295 @@
+//! A long answer: made whole, kept packed, and given to as many readers as want it.
+//!
+//! A page of metrics for ten thousand backends has 70 MB, and a slow reader may take ten seconds for it. Meanwhile the
+//! reader holds nothing but its position in a document that takes a fortieth of that: no thread, no copy, no lock that
+//! others wait for. For a reader that takes no gzip the document is unpacked piece by piece.
+
+use std::fmt;
+use std::io::{self, BufRead, Read, Write};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use axum::body::Body;
+use axum::http::header::{ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE};
+use axum::http::{HeaderMap, HeaderValue};
+use axum::response::Response;
+use flate2::Compression;
+use flate2::bufread::GzDecoder;
+use flate2::write::GzEncoder;
+use hyper::body::{Bytes, Frame};
+use tokio::sync::oneshot;
+
+/// Bytes of a part.
+const PART: usize = 64 << 10;
+
+/// A text, packed by gzip.
+#[derive(Debug, Default)]
+pub struct Document {
+    parts: Vec<Bytes>,
+    packed: u64,
+    plain: u64,
+}
+
+/// Writes a document. Small writes are gathered before they are packed, and packed bytes before they are kept.
+pub struct Writer {
+    encoder: io::BufWriter<GzEncoder<io::BufWriter<Parts>>>,
+    plain: u64,
+}
+
+/// What is packed so far.
+#[derive(Default)]
+struct Parts(Document);
+
+impl Write for Parts {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.packed += bytes.len() as u64;
+        self.0.parts.push(Bytes::copy_from_slice(bytes));
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Writer {
+    /// An empty document.
+    pub fn new() -> Self {
+        let parts = io::BufWriter::with_capacity(PART, Parts::default());
+        let encoder = GzEncoder::new(parts, Compression::fast());
+        Self { encoder: io::BufWriter::with_capacity(PART, encoder), plain: 0 }
+    }
+
+    /// The document with all that was written.
+    ///
+    /// # Errors
+    /// None: it is in memory.
+    pub fn finish(self) -> io::Result<Document> {
+        let encoder = self.encoder.into_inner().map_err(io::IntoInnerError::into_error)?;
+        let parts = encoder.finish()?.into_inner().map_err(io::IntoInnerError::into_error)?;
+        Ok(Document { plain: self.plain, ..parts.0 })
+    }
+}
+
+impl Default for Writer {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Write for Writer {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.encoder.write(bytes)?;
+        self.plain += written as u64;
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl fmt::Write for Writer {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        self.write_all(text.as_bytes()).map_err(|_| fmt::Error)
+    }
+}
+
+/// The form in which a document is sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// As it is kept: gzip.
+    Packed,
+    /// Unpacked.
+    Plain,
+}
+
+/// The form that a reader wants: packed, if its `Accept-Encoding` names gzip and does not forbid it.
+pub fn accepts_gzip(headers: &HeaderMap) -> Form {
+    let mut values = headers.get_all(ACCEPT_ENCODING).iter().filter_map(|value| value.to_str().ok());
+    let names_gzip = |coding: &str| {
+        let (name, weight) = coding.split_once(';').unwrap_or((coding, ""));
+        let weight = weight.trim().strip_prefix("q=").map(|weight| weight.trim().parse::<f32>());
+        name.trim().eq_ignore_ascii_case("gzip") && weight.is_none_or(|weight| weight.is_ok_and(|q| q > 0.0))
+    };
+    if values.any(|value| value.split(',').any(names_gzip)) { Form::Packed } else { Form::Plain }
+}
+
+/// An answer with its length, so that one that is cut off cannot be taken for whole.
+pub fn respond(document: Arc<Document>, form: Form, content_type: &'static str) -> Response {
+    let length = match form {
+        Form::Packed => document.packed,
+        Form::Plain => document.plain,
+    };
+    let mut response = headed(Body::new(Reading::Begun(Unpacked::of(document, form))), form, content_type);
+    response.headers_mut().insert(CONTENT_LENGTH, length.into());
+    response
+}
+
+/// An answer that begins before the document is made. If the document cannot be made, the answer is cut off.
+pub fn pending(
+    document: oneshot::Receiver<Arc<Document>>,
+    form: Form,
+    content_type: &'static str,
+) -> Response {
+    headed(Body::new(Reading::Awaited(document, form)), form, content_type)
+}
+
+fn headed(body: Body, form: Form, content_type: &'static str) -> Response {
+    let mut response = Response::new(body);
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
+    if form == Form::Packed {
+        response.headers_mut().insert(CONTENT_ENCODING, HeaderValue::from_static("gzip"));
+    }
+    response
+}
+
+/// What a reader of a document holds.
+enum Reading {
+    Awaited(oneshot::Receiver<Arc<Document>>, Form),
+    Begun(Unpacked),
+}
+
+impl hyper::body::Body for Reading {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
+        if let Self::Awaited(document, form) = &mut *self {
+            let form = *form;
+            let Ok(document) = ready!(Pin::new(document).poll(context)) else {
+                return Poll::Ready(Some(Err(io::Error::other("the answer could not be made"))));
+            };
+            *self = Self::Begun(Unpacked::of(document, form));
+        }
+        let Self::Begun(document) = &mut *self else { return Poll::Ready(None) };
+        Poll::Ready(document.next_part().transpose().map(|part| part.map(Frame::data)))
+    }
+}
+
+/// A document, part by part, in either form.
+enum Unpacked {
+    Packed(Cursor),
+    Plain(Box<GzDecoder<Cursor>>),
+}
+
+impl Unpacked {
+    fn of(document: Arc<Document>, form: Form) -> Self {
+        let cursor = Cursor { document, part: 0, at: 0 };
+        match form {
+            Form::Packed => Self::Packed(cursor),
+            Form::Plain => Self::Plain(Box::new(GzDecoder::new(cursor))),
+        }
+    }
+
+    fn next_part(&mut self) -> io::Result<Option<Bytes>> {
+        match self {
+            Self::Packed(cursor) => {
+                let part = cursor.document.parts.get(cursor.part).cloned();
+                cursor.part += 1;
+                Ok(part)
+            }
+            Self::Plain(decoder) => {
+                let mut part = Vec::with_capacity(PART);
+                decoder.by_ref().take(PART as u64).read_to_end(&mut part)?;
+                Ok((!part.is_empty()).then(|| part.into()))
+            }
+        }
+    }
+}
+
+/// A position in a document.
+struct Cursor {
+    document: Arc<Document>,
+    part: usize,
+    at: usize,
+}
+
+impl BufRead for Cursor {
+    fn fill_buf(&mut self) -> io::Result<&[u8]> {
+        // Bound: parts of the document.
+        while self.document.parts.get(self.part).is_some_and(|part| self.at >= part.len()) {
+            (self.part, self.at) = (self.part + 1, 0);
+        }
+        Ok(self.document.parts.get(self.part).map_or(&[], |part| &part[self.at..]))
+    }
+
+    fn consume(&mut self, bytes: usize) {
+        self.at += bytes;
+    }
+}
+
+impl Read for Cursor {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.fill_buf()?.read(buffer)?;
+        self.consume(read);
+        Ok(read)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn collect(document: &Arc<Document>, form: Form) -> Vec<u8> {
+        let mut reader = Unpacked::of(Arc::clone(document), form);
+        let mut bytes = Vec::new();
+        while let Some(part) = reader.next_part().unwrap() {
+            assert!(!part.is_empty() && part.len() <= PART, "{}", part.len());
+            bytes.extend_from_slice(&part);
+        }
+        bytes
+    }
+
+    #[track_caller]
+    fn check(text: &str) {
+        let mut writer = Writer::new();
+        for piece in text.as_bytes().chunks(1000) {
+            writer.write_all(piece).unwrap();
+        }
+        let document = Arc::new(writer.finish().unwrap());
+        assert_eq!(collect(&document, Form::Plain), text.as_bytes());
+        let packed = collect(&document, Form::Packed);
+        let mut unpacked = Vec::new();
+        GzDecoder::new(&packed[..]).read_to_end(&mut unpacked).unwrap();
+        assert_eq!(unpacked, text.as_bytes());
+        assert_eq!((document.plain, document.packed), (text.len() as u64, packed.len() as u64));
+    }
+
+    #[test]
+    fn a_document_is_what_was_written_in_either_form() {
+        check("");
+        check("{}");
+        // Parts of both forms are full, and one byte more.
+        let mut text = String::new();
+        let mut number = 1u64;
+        while text.len() < 3 * PART {
+            number = number.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            text.push_str(&number.to_string());
+        }
+        check(&text[..PART]);
+        check(&text[..=PART]);
+        check(&text);
+    }
+
+    #[test]
+    fn gzip_is_given_to_those_who_ask_for_it() {
+        let form = |values: &[&'static str]| {
+            let mut headers = HeaderMap::new();
+            for value in values {
+                headers.append(ACCEPT_ENCODING, HeaderValue::from_static(value));
+            }
+            accepts_gzip(&headers)
+        };
+        for packed in [&["gzip"][..], &["br, GZIP;q=0.5"], &["deflate", "gzip ; q=1.0"]] {
+            assert_eq!(form(packed), Form::Packed, "{packed:?}");
+        }
+        for plain in [&[][..], &[""], &["identity"], &["gzip;q=0"], &["gzip;q=x"], &["gzipped, *"]] {
+            assert_eq!(form(plain), Form::Plain, "{plain:?}");
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! Who is at the other end of a Unix socket, as the kernel knows it, and which number a group's name has.
+
+use std::ffi::CString;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+
+/// The process that connected, as it was then.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// Its effective user.
+    pub user: u32,
+    /// Its groups, the effective one first.
+    pub groups: Vec<u32>,
+    /// Its number; 0 if it is of a PID namespace that this process cannot see.
+    pub process: u32,
+}
+
+impl Peer {
+    /// Of a connected socket (`SO_PEERCRED`, `SO_PEERGROUPS`).
+    ///
+    /// # Errors
+    /// If the kernel does not tell.
+    pub fn of(socket: impl AsFd) -> io::Result<Self> {
+        let libc::ucred { pid, uid, gid } = credentials(&socket)?;
+        let mut groups = vec![gid];
+        groups.extend(further_groups(&socket)?);
+        Ok(Self { user: uid, groups, process: u32::try_from(pid).unwrap_or(0) })
+    }
+}
+
+/// `SO_PEERCRED`. (Not by rustix, whose process numbers are never 0: the kernel's are, of a process in another PID namespace.)
+fn credentials(socket: &impl AsFd) -> io::Result<libc::ucred> {
+    let mut credentials = libc::ucred { pid: 0, uid: libc::uid_t::MAX, gid: libc::gid_t::MAX };
+    let mut bytes = libc::socklen_t::try_from(size_of::<libc::ucred>()).expect("a few bytes");
+    // SAFETY: the kernel writes at most `bytes` to the structure, which is as long.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut credentials).cast(),
+            &raw mut bytes,
+        )
+    };
+    if result == 0 { Ok(credentials) } else { Err(io::Error::last_os_error()) }
+}
+
+/// `SO_PEERGROUPS`, since Linux 4.13.
+fn further_groups(socket: &impl AsFd) -> io::Result<Vec<u32>> {
+    const SO_PEERGROUPS: libc::c_int = 59;
+    // As many as a process can have.
+    const MOST: usize = 65_536;
+    let mut groups: Vec<libc::gid_t> = vec![0; 64];
+    // Bound: one attempt with as much room as the kernel asks for.
+    for _ in 0..2 {
+        let mut bytes = libc::socklen_t::try_from(size_of_val(&groups[..])).unwrap_or(libc::socklen_t::MAX);
+        // SAFETY: the kernel writes at most `bytes` to the buffer, which is as long, and says how many they are.
+        let result = unsafe {
+            libc::getsockopt(
+                socket.as_fd().as_raw_fd(),
+                libc::SOL_SOCKET,
+                SO_PEERGROUPS,
+                groups.as_mut_ptr().cast(),
+                &raw mut bytes,
+            )
+        };
+        let count = bytes as usize / size_of::<libc::gid_t>();
+        if result == 0 {
+            groups.truncate(count);
+            return Ok(groups);
+        }
+        let error = io::Error::last_os_error();
+        if error.raw_os_error() != Some(libc::ERANGE) || count > MOST {
+            return Err(error);
+        }
+        groups.resize(count, 0);
+    }
+    Err(io::Error::from_raw_os_error(libc::ERANGE))
+}
+
+/// The number of a group by its name, or by the number itself; `None` if there is no such group. Asks what the host is
+/// configured to ask, which may be a directory service and may block.
+///
+/// # Errors
+/// If that cannot be asked.
+pub fn group_number(name: &str) -> io::Result<Option<u32>> {
+    if let Ok(number) = name.parse() {
+        return Ok(Some(number));
+    }
+    let Ok(name) = CString::new(name) else { return Ok(None) };
+    // A group's members are read as well, however many they are.
+    const LONGEST: usize = 16 << 20;
+    let mut buffer: Vec<libc::c_char> = vec![0; 16 << 10];
+    loop {
+        let mut found = std::ptr::null_mut();
+        // SAFETY: all zero is a value of this structure of numbers and pointers.
+        let mut group: libc::group = unsafe { std::mem::zeroed() };
+        // SAFETY: the name ends with a zero, the buffer is as long as is said, and the function writes to these alone.
+        let error = unsafe {
+            libc::getgrnam_r(name.as_ptr(), &raw mut group, buffer.as_mut_ptr(), buffer.len(), &raw mut found)
+        };
+        match error {
+            0 if found.is_null() => return Ok(None),
+            0 => return Ok(Some(group.gr_gid)),
+            // What different systems say where there is none.
+            libc::ENOENT | libc::ESRCH | libc::EBADF | libc::EPERM => return Ok(None),
+            libc::ERANGE if buffer.len() < LONGEST => buffer.resize(4 * buffer.len(), 0),
+            error => return Err(io::Error::from_raw_os_error(error)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    #[test]
+    fn the_other_end_is_this_process() {
+        let (here, _there) = UnixStream::pair().unwrap();
+        let peer = Peer::of(&here).unwrap();
+        assert_eq!(peer.user, rustix::process::geteuid().as_raw());
+        assert_eq!(peer.groups[0], rustix::process::getegid().as_raw());
+        assert_eq!(peer.process, std::process::id());
+        let ours = rustix::process::getgroups().unwrap();
+        assert!(ours.iter().all(|group| peer.groups.contains(&group.as_raw())), "{peer:?}");
+    }
+
+    #[test]
+    fn groups_have_names_and_numbers() {
+        assert_eq!(group_number("root").unwrap(), Some(0));
+        assert_eq!(group_number("4711").unwrap(), Some(4711));
+        assert_eq!(group_number("no-such-group-here").unwrap(), None);
+        assert_eq!(group_number("a\0b").unwrap(), None);
+    }
+}
