@@ -1,7 +1,7 @@
 //! Requests of the daemon's socket, as whoever may open it can write them: one connection of the real server over a pipe in
 //! memory, with all that is served there. A daemon that answers nothing stands behind it.
 
-use lb_user::{api, metrics, server};
+use lb_user::{api, metrics};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::mpsc;
 
@@ -40,6 +40,6 @@ async fn exchange(text: &[u8]) -> Vec<u8> {
     };
     tokio::select! {
         () = daemon => unreachable!("it waits for ever"),
-        (answer, ()) = async { tokio::join!(client, server::answer(connection, router)) } => answer,
+        (answer, ()) = async { tokio::join!(client, lb_http::answer(connection, router)) } => answer,
     }
 }

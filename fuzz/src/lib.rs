@@ -1,5 +1,8 @@
-//! What is fuzzed: each reader of text from outside, with what must hold whatever the text is. No reader may panic, loop
-//! or contradict itself, and nothing that it says may hold what a terminal obeys.
+//! What is fuzzed: each reader of text or of datagrams from outside, with what must hold whatever comes. No reader may panic,
+//! loop or contradict itself, and nothing that it says may hold what a terminal obeys. For datagrams a text says what comes in
+//! which order: what matters is not one of them but what many do together.
+//!
+//! Answers to probes by HTTP are no target: what reads them is hyper's, and of ours nothing but a comparison of the status.
 //!
 //! A fuzzer feeds these functions for as long as one likes (`cargo xtask fuzz`); the test `corpora` feeds them what is
 //! committed, and a fixed number of variations of it.
@@ -8,11 +11,20 @@ use std::net::SocketAddr;
 use std::path::Path;
 
 use lb_core::endpoint::EndpointList;
+use lb_core::report_keys::{BackendKey, Keys, ServiceKey};
+use lb_document::diagnostic::{Faults, utf8};
 use lb_user::config::{self, Environment};
-use lb_user::diagnostic::{Faults, utf8};
 use lb_user::source::endpoints;
 
+mod agent;
+
 mod http;
+
+mod keys;
+
+mod operations;
+
+mod reports;
 
 pub mod variation;
 
@@ -25,11 +37,15 @@ pub struct Target {
 }
 
 /// All readers.
-pub const TARGETS: [Target; 4] = [
+pub const TARGETS: [Target; 8] = [
+    Target { name: "agent", read: agent::agent },
+    Target { name: "agent_configuration", read: agent_configuration },
     Target { name: "configuration", read: configuration },
     Target { name: "endpoints_toml", read: |text| endpoint_file(text, Path::new("users.toml")) },
     Target { name: "endpoints_json", read: |text| endpoint_file(text, Path::new("users.json")) },
     Target { name: "http", read: http::requests },
+    Target { name: "keys", read: keys::keys },
+    Target { name: "reports", read: reports::senders },
 ];
 
 /// The reader of this name.
@@ -49,6 +65,10 @@ impl Environment for Nowhere {
     fn host_name(&self) -> Option<String> {
         Some("web-7".to_owned())
     }
+
+    fn service_keys(&self, path: &Path) -> Result<Keys<ServiceKey>, String> {
+        Keys::parse(&path.to_string_lossy().replace('/', "0")).map_err(|error| error.to_string())
+    }
 }
 
 fn configuration(text: &[u8]) {
@@ -58,6 +78,39 @@ fn configuration(text: &[u8]) {
         Ok(config) => {
             assert!(!config.clients.is_empty(), "a configuration has a client");
             assert_eq!(format!("{config:?}"), format!("{:?}", read().expect("it was good")));
+        }
+        Err(faults) => {
+            can_be_shown(&faults);
+            assert_eq!(read().expect_err("it was bad"), faults);
+        }
+    }
+}
+
+fn agent_configuration(text: &[u8]) {
+    let path = Path::new("agent.toml");
+    let key_file = |path: &Path| -> Result<Keys<BackendKey>, String> {
+        // A name of digits is a file of one key; any other is one that cannot be read.
+        let name = path.to_string_lossy();
+        let is_key = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_digit());
+        let line = if is_key { format!("1 {}", "0f".repeat(16)) } else { String::new() };
+        Keys::parse(&line).map_err(|error| error.to_string())
+    };
+    let read =
+        || utf8(text, path).and_then(|text| lb_agent::config::parse(text, path, &mut |path| key_file(path)));
+    match read() {
+        Ok(config) => {
+            assert!(config.backends.len() <= lb_agent::reports::MAX_BACKENDS);
+            let mut names: Vec<_> = config.backends.iter().map(|backend| backend.name).collect();
+            names.sort();
+            assert!(names.windows(2).all(|pair| pair[0] != pair[1]), "a name is one backend's");
+            for backend in &config.backends {
+                // What a client's host follows at most: reports.md.
+                assert!(backend.hold <= lb_core::reports::MAX_HOLD);
+                if let Some(check) = &backend.check {
+                    assert!(check.stale_after() > check.interval, "a check that goes on never grows too old");
+                }
+            }
+            assert_eq!(read().expect("it was good"), config);
         }
         Err(faults) => {
             can_be_shown(&faults);

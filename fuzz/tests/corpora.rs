@@ -56,3 +56,23 @@ fn requests_are_answered_or_refused() {
 fn endpoint_files_in_json_are_read_or_refused() {
     check("endpoints_json", 20_000);
 }
+
+#[test]
+fn agent_files_are_read_or_refused() {
+    check("agent_configuration", 5_000);
+}
+
+#[test]
+fn key_files_are_read_or_refused() {
+    check("keys", 20_000);
+}
+
+#[test]
+fn datagrams_to_an_agent_are_answered_or_refused() {
+    check("agent", 3_000);
+}
+
+#[test]
+fn datagrams_to_a_clients_host_are_believed_or_refused() {
+    check("reports", 3_000);
+}

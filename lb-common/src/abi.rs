@@ -1,7 +1,8 @@
 //! The kernel ABI: every map's name, key, value and capacity, and the limits that both sides keep.
 //!
 //! One set of these maps exists per client task, under `<pins>/v<ABI_VERSION>/<client>/maps/`. Each value says who
-//! writes it. Any change of a layout here is a new [`ABI_VERSION`].
+//! writes it. Any change of a layout here is a new [`ABI_VERSION`]. What all client tasks of a host share is in [`host`] and has a
+//! version of its own.
 //!
 //! Two versions meet in an upgrade, so a little is the same in all of them: links are pinned as `links/<hook>@<cgroup
 //! id>`, and [`map::BACKENDS`] (`active` up to version 3) is an array whose values begin with the open flows of a slot as a
@@ -38,14 +39,16 @@ mod counts;
 
 mod retired_counters;
 
+pub mod host;
+
 pub use backend::*;
 pub use counts::*;
 pub use flow::*;
 pub use retired_counters::*;
 pub use service::*;
 
-/// The version of everything in this module; a part of the pin path.
-pub const ABI_VERSION: u32 = 6;
+/// The version of everything in this module but [`host`]; a part of the pin path.
+pub const ABI_VERSION: u32 = 7;
 
 // ---- limits, each with its reason ----------------------------------------------------------------------------------
 

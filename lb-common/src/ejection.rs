@@ -50,13 +50,14 @@ impl Evidence {
         Self { kind: EvidenceKind::Established, is_trial, ending: 0 }
     }
 
-    /// What the end of a flow says that lasted so long and received so much.
+    /// What the end of a flow says that lasted so long and received so much. (Seldom asked how long: that takes a look at the
+    /// clock.)
     #[inline(always)]
-    pub const fn of_end(
+    pub fn of_end(
         ending: Ending,
         was_established: bool,
         is_trial: bool,
-        lasted_ns: u64,
+        lasted_ns: impl FnOnce() -> u64,
         bytes_received: u64,
     ) -> Self {
         let kind = match ending {
@@ -66,7 +67,7 @@ impl Evidence {
                 EvidenceKind::Failure
             }
             Ending::DataTimeout => EvidenceKind::Failure,
-            Ending::Reset if was_established && lasted_ns < RESET_AT_ONCE_NS && bytes_received == 0 => {
+            Ending::Reset if was_established && bytes_received == 0 && lasted_ns() < RESET_AT_ONCE_NS => {
                 EvidenceKind::FailureAfterEstablished
             }
             _ => EvidenceKind::None,

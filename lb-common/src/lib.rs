@@ -1,7 +1,8 @@
 //! The contract between socklb's kernel programs and its daemon.
 //!
-//! Only what *both* sides lay out or execute lives here: byte order, map keys and values with their limits, and the
-//! one function that picks a backend. It knows nothing of how a table is computed or how a map is written.
+//! Only what *both* sides lay out or execute lives here: byte order, map keys and values with their limits, the one
+//! function that picks a backend, and the datagrams by which backends report. It knows nothing of how a table is computed
+//! or how a map is written.
 #![no_std]
 // Assembly of the kernel programs' target is not stable yet.
 #![cfg_attr(target_arch = "bpf", feature(asm_experimental_arch))]
@@ -21,3 +22,5 @@ pub mod ejection;
 pub mod pick;
 
 pub mod ticks;
+
+pub mod wire;

@@ -8,6 +8,11 @@ use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use bytemuck::{Pod, Zeroable};
 
+/// The number of TCP in the header of IP.
+pub const IPPROTO_TCP: u8 = 6;
+/// The number of UDP.
+pub const IPPROTO_UDP: u8 = 17;
+
 /// A 16-bit integer in network byte order: a port.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Pod, Zeroable)]

@@ -7,6 +7,7 @@
 //! the service's rules and its fallback decide. It knows nothing of how weights become a schedule, and
 //! reads no clock.
 
+mod diversion;
 mod least_loaded;
 mod p2c;
 mod policy;
@@ -14,9 +15,10 @@ mod schedule;
 mod survey;
 mod view;
 
+pub use diversion::{LOOKS as DIVERSION_LOOKS, diverted, limit_of_diversion, other_than_lame};
 pub use least_loaded::{Scan, least};
 pub use p2c::other_than;
-pub use schedule::{redraw, usable_member, usable_part};
+pub use schedule::{NO_MEMBER, redraw, usable_member, usable_part};
 pub use survey::{Survey, survey, survey_entries, survey_members};
 
 use crate::abi::{Cursor, EjectionState, NO_SLOT, Policy, RecentErrors, Rules, StateWord, TableRef};
@@ -134,6 +136,8 @@ pub enum How {
     Overflowed,
     /// Nobody who was looked at may be chosen; the slot is the service's fallback.
     Fallback,
+    /// The slot is another one than that of the lame duck on which the choice fell.
+    Diverted,
     /// Every backend is at the limit, and the service refuses then.
     Limited,
     /// No usable backend.

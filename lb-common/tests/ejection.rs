@@ -76,7 +76,7 @@ fn each_end_of_a_flow_counts_as_the_table_says() {
     use EvidenceKind::{Failure, FailureAfterEstablished, None};
     for ending in Ending::ALL {
         let kind = |was_established, lasted_ms: u64, received| {
-            Evidence::of_end(ending, was_established, false, lasted_ms * 1_000_000, received).kind
+            Evidence::of_end(ending, was_established, false, || lasted_ms * 1_000_000, received).kind
         };
         let before = match ending {
             Ending::Refused
@@ -100,8 +100,8 @@ fn each_end_of_a_flow_counts_as_the_table_says() {
             "{ending:?} later"
         );
         // What was established has decided already.
-        assert!(!Evidence::of_end(ending, true, true, 0, 0).is_trial);
-        assert!(Evidence::of_end(ending, false, true, 0, 0).is_trial);
+        assert!(!Evidence::of_end(ending, true, true, || 0, 0).is_trial);
+        assert!(Evidence::of_end(ending, false, true, || 0, 0).is_trial);
     }
 }
 
@@ -242,7 +242,7 @@ fn a_trial_that_decides_nothing_passes_to_the_next_connect() {
     backend.try_it();
     assert!(!is_over(backend.state.at, RULES, backend.now + BASE - 1), "it has that long to decide");
     assert!(is_over(backend.state.at, RULES, backend.now + BASE));
-    let undecided = Evidence::of_end(Ending::GaveUp, false, true, 0, 0);
+    let undecided = Evidence::of_end(Ending::GaveUp, false, true, || 0, 0);
     backend.now += 3;
     assert_eq!(backend.see(undecided), Verdict::Remembered);
     assert!(backend.phase() == EjectionPhase::Ejected && is_over(backend.state.at, RULES, backend.now));

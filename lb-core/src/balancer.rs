@@ -6,12 +6,14 @@
 
 pub mod row;
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::ops::Add;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use lb_common::abi::host::NO_REPORT;
 use lb_common::abi::{BackendState, MAX_SERVICES, Usable};
 use thiserror::Error;
 
@@ -21,6 +23,7 @@ use crate::ids::{BackendRef, ServiceIndex, Slot};
 use crate::limits::Limits;
 use crate::membership::{self, Membership};
 use crate::plan::{BackendPlan, Plan, ServicePlan};
+use crate::reports::Name;
 use crate::rules;
 use crate::schedule;
 use crate::service::Service;
@@ -37,6 +40,9 @@ pub struct KernelVerdict {
     pub failures: u8,
 }
 
+/// Report ids by the names of backends, the same for all services and client tasks of the host.
+pub type ReportIdMap = Arc<BTreeMap<Name, u32>>;
+
 /// A fact.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Fact {
@@ -45,8 +51,14 @@ pub enum Fact {
     Endpoints(usize, Arc<EndpointList>, Arc<Membership>),
     /// What the kernel programs have found, of every slot of which they have found anything bad.
     Kernel(BTreeMap<Slot, KernelVerdict>),
+    /// All that somebody says of backends of the service at this position, in place of all that they said before: of those that
+    /// are not named all is well by them. Also of backends that have no slot yet, for they may stand in.
+    Said(usize, Who, BTreeMap<SocketAddr, (Health, Why)>),
     /// Time has passed, and nothing else has happened.
     Time,
+    /// The report ids of all backends of which reports are heard, by protocol and address. Until this is first told, backends keep
+    /// the ids that the kernel holds.
+    Reports(ReportIdMap),
     /// Nothing in the kernel refers to these slots any more: no table, no fallback, no flow.
     Idle(BTreeSet<Slot>),
 }
@@ -114,10 +126,12 @@ pub struct Balancer<T = Instant> {
     limits: Limits,
     services: Vec<ServiceState>,
     slots: Slots,
-    /// Of every backend that has a slot.
+    /// Of every backend that has a slot, and of those without one of which something is said.
     standings: BTreeMap<Identity, Standing<T>>,
     /// What the kernel programs had found when it was last told.
     verdicts: BTreeMap<Slot, KernelVerdict>,
+    /// `None` until it is told.
+    reports: Option<ReportIdMap>,
     /// What the kernel held when the daemon started: kept for services whose source has not delivered yet, for services
     /// that were removed, and for the flows of both.
     adopted: Plan,
@@ -153,7 +167,8 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
             states.push(ServiceState { service, index, list: None });
         }
         let (standings, verdicts) = (BTreeMap::new(), BTreeMap::new());
-        let mut balancer = Self { limits, services: states, slots, standings, verdicts, adopted };
+        let mut balancer =
+            Self { limits, services: states, slots, standings, verdicts, reports: None, adopted };
         balancer.drop_empty_services();
         balancer.hear_sources(now);
         Ok(balancer)
@@ -184,9 +199,19 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
                 let concerned = self.hear_kernel(verdicts, now);
                 Ok(self.arrange_all(now, |state, _| concerned.contains(&state.index)))
             }
+            Fact::Said(position, who, said) => {
+                let index = self.services[position].index;
+                let is_news = self.hear(index, who, &said, now);
+                Ok(is_news && self.arrange(position, now))
+            }
             Fact::Time => {
                 self.standings.values_mut().for_each(|standing| standing.pass(now));
                 Ok(self.arrange_all(now, |_, row| row.is_unsettled()))
+            }
+            Fact::Reports(reports) => {
+                let is_news = self.reports.as_ref() != Some(&reports);
+                self.reports = Some(reports);
+                Ok(is_news)
             }
             Fact::Idle(numbers) => Ok(self.forget(&numbers)),
         }
@@ -340,7 +365,12 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
             .collect();
         for (identity, backend) in &idle {
             self.slots.free(*identity);
-            self.standings.remove(identity);
+            // What is said of it without a slot is kept: it may stand in later.
+            if let Entry::Occupied(mut standing) = self.standings.entry(*identity)
+                && !standing.get_mut().keep_words()
+            {
+                standing.remove();
+            }
             self.verdicts.remove(&backend.slot);
             self.adopted.backends.remove(&backend.slot);
         }
@@ -389,7 +419,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         members
     }
 
-    /// What is said of a backend that has a slot.
+    /// What is said of a backend.
     pub fn standing(&self, identity: Identity) -> Option<&Standing<T>> {
         self.standings.get(&identity)
     }
@@ -435,6 +465,30 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
             (identity, standing)
         };
         of_service.map(hear).collect()
+    }
+
+    /// Takes in all that somebody says of a service's backends. Returns whether that is news.
+    fn hear(
+        &mut self,
+        service: ServiceIndex,
+        who: Who,
+        said: &BTreeMap<SocketAddr, (Health, Why)>,
+        now: T,
+    ) -> bool {
+        let mut is_news = false;
+        let identity = |address: &SocketAddr| Identity { service, address: *address };
+        for (address, (health, why)) in said {
+            let standing = self.standings.entry(identity(address)).or_insert_with(|| Standing::new(now));
+            is_news |= standing.hear(who, Some(Said { health: *health, why: *why, until: None }), now);
+        }
+        let slots = &self.slots;
+        self.standings.retain(|known, standing| {
+            if known.service == service && !said.contains_key(&known.address) {
+                is_news |= standing.hear(who, None, now);
+            }
+            known.service != service || slots.get(*known).is_some() || !standing.verdicts().is_empty()
+        });
+        is_news
     }
 
     /// Takes in what the kernel programs have found. Returns the services of whose backends that is news.
@@ -497,6 +551,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
                     state => state,
                 },
                 usable: self.usable(identity, at),
+                report: self.report_id(identity, at),
             };
             plan.backends.insert(at.slot, backend);
         }
@@ -540,6 +595,19 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
             (None, Some(BackendPlan { weight, state, .. })) => Report { weight: *weight, state: *state },
             (None, None) => Report { weight: 0, state: BackendState::Leaving },
         }
+    }
+
+    /// The report id of a backend. Reports are of an endpoint, whichever services have it.
+    fn report_id(&self, identity: Identity, at: BackendRef) -> u32 {
+        let Some(reports) = &self.reports else {
+            let adopted = self.adopted.backends.get(&at.slot).filter(|a| a.generation == at.generation);
+            return adopted.map_or(NO_REPORT, |adopted| adopted.report);
+        };
+        let configured = self.services.iter().find(|state| state.index == identity.service);
+        let adopted = || self.adopted.services.get(&identity.service).map(|service| service.protocol);
+        let protocol = configured.map(|state| state.service.protocol).or_else(adopted);
+        let id = protocol.and_then(|protocol| reports.get(&Name { protocol, address: identity.address }));
+        id.copied().unwrap_or(NO_REPORT)
     }
 
     fn is_replaced(&self, identity: Identity) -> bool {

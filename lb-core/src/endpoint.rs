@@ -35,6 +35,8 @@ pub struct Endpoint {
     pub state: EndpointState,
     /// Where it runs, if the source says so.
     pub zone: Option<String>,
+    /// Where its agent listens, if not where the service's probes go.
+    pub agent: Option<SocketAddr>,
 }
 
 impl Endpoint {
@@ -200,6 +202,7 @@ mod tests {
             weight: 1,
             state: EndpointState::Healthy,
             zone: None,
+            agent: None,
         }
     }
 

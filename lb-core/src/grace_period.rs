@@ -1,5 +1,5 @@
 //! Slots on their way to be freed: each waits until no running program can still have read it from a table, a grace period
-//! as in RCU, and then until its last flow has ended.
+//! as in RCU, and then until its last flow has ended. So do other numbers by which the kernel's maps refer to each other.
 //!
 //! A program that began before a slot was dropped from the last table may still choose it. So a slot is free of readers
 //! once a wait for readers has begun and ended while nothing named the slot. Whoever waits tells when a wait begins and
@@ -10,29 +10,35 @@ use std::collections::BTreeSet;
 use crate::ids::Slot;
 
 /// The slots that nothing names any more, by how far they have come.
-#[derive(Clone, Debug, Default)]
-pub struct GracePeriods {
+#[derive(Clone, Debug)]
+pub struct GracePeriods<N = Slot> {
     /// Not named when the wait that is under way began.
-    waiting: BTreeSet<Slot>,
+    waiting: BTreeSet<N>,
     /// Not named since before a wait that has ended.
-    over: BTreeSet<Slot>,
+    over: BTreeSet<N>,
 }
 
-impl GracePeriods {
+impl<N> Default for GracePeriods<N> {
+    fn default() -> Self {
+        Self { waiting: BTreeSet::new(), over: BTreeSet::new() }
+    }
+}
+
+impl<N: Copy + Ord> GracePeriods<N> {
     /// Forgets every slot that is named again: should it be dropped once more, its time starts anew. `unneeded` are all
     /// slots that nothing names now.
-    pub fn retain(&mut self, unneeded: &BTreeSet<Slot>) {
+    pub fn retain(&mut self, unneeded: &BTreeSet<N>) {
         self.waiting.retain(|slot| unneeded.contains(slot));
         self.over.retain(|slot| unneeded.contains(slot));
     }
 
     /// Whether one of these slots needs a wait that has not begun yet, or has not ended.
-    pub fn wants_wait(&self, unneeded: &BTreeSet<Slot>) -> bool {
+    pub fn wants_wait(&self, unneeded: &BTreeSet<N>) -> bool {
         !unneeded.is_subset(&self.over)
     }
 
     /// A wait for readers begins; nothing names these slots now. One that was under way has failed.
-    pub fn before_wait(&mut self, unneeded: &BTreeSet<Slot>) {
+    pub fn before_wait(&mut self, unneeded: &BTreeSet<N>) {
         self.waiting = unneeded - &self.over;
     }
 
@@ -42,7 +48,7 @@ impl GracePeriods {
     }
 
     /// Takes out the slots that no reader can name and that have no open flow.
-    pub fn take_idle(&mut self, has_flows: impl Fn(Slot) -> bool) -> BTreeSet<Slot> {
+    pub fn take_idle(&mut self, has_flows: impl Fn(N) -> bool) -> BTreeSet<N> {
         self.over.extract_if(.., |slot| !has_flows(*slot)).collect()
     }
 }

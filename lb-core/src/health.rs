@@ -1,12 +1,15 @@
 //! What is said of a backend, by whom and since when: verdicts, of which the worst counts.
 //!
 //! Sources of verdicts do not know each other. What follows from them for a service is decided beside: who may be chosen
-//! ([`tiers`]), and who stands in for whom ([`replacement`]). docs/design/health.md has the truth table. Knows no slot, no
+//! ([`tiers`]), and who stands in for whom ([`replacement`]); what probes make of it
+//! ([`probed`]). docs/design/health.md has the truth table. Knows no slot, no
 //! table and no clock.
 
 pub mod tiers;
 
 pub mod replacement;
+
+pub mod probed;
 
 use crate::endpoint::{Endpoint, EndpointState};
 
@@ -49,7 +52,9 @@ pub enum Who {
     /// The kernel programs, by what becomes of flows.
     Kernel,
     /// The daemon, by probes of its own.
-    Daemon,
+    Probe,
+    /// The backend, by the reports of its agent.
+    Report,
 }
 
 impl Who {
@@ -58,7 +63,8 @@ impl Who {
         match self {
             Self::Source => "source",
             Self::Kernel => "kernel",
-            Self::Daemon => "daemon",
+            Self::Probe => "probe",
+            Self::Report => "report",
         }
     }
 }
@@ -72,8 +78,10 @@ pub enum Why {
     Weight,
     /// So many flows failed in a row.
     Failures(u8),
-    /// A probe was not answered.
+    /// A probe failed.
     Probe,
+    /// It says so itself.
+    Report,
 }
 
 /// One verdict, by any clock.
@@ -174,6 +182,21 @@ impl<T: Copy + Ord> Standing<T> {
     /// Whether anybody says that it is a lame duck, whatever else is said.
     pub fn is_lame_duck(&self) -> bool {
         self.verdicts.iter().any(|verdict| verdict.health == Health::LameDuck)
+    }
+
+    /// How it is by all but its own word that it is a lame duck, and whether it is a lame duck by that. Of its own word connects
+    /// know by themselves, until when it holds: a daemon that dies leaves nothing behind that nobody takes back.
+    pub fn without_own_word(&self) -> (Health, bool) {
+        let is_own = |verdict: &&Verdict<T>| verdict.who == Who::Report && verdict.health == Health::LameDuck;
+        let others = self.verdicts.iter().filter(|verdict| !is_own(verdict)).map(|verdict| verdict.health);
+        let is_lame_duck = others.clone().any(|health| health == Health::LameDuck);
+        (others.max().unwrap_or(Health::Healthy), is_lame_duck)
+    }
+
+    /// Keeps what is said of a backend without a slot: by probes and by itself. Returns whether there is anything.
+    pub fn keep_words(&mut self) -> bool {
+        self.verdicts.retain(|verdict| matches!(verdict.who, Who::Probe | Who::Report));
+        !self.verdicts.is_empty()
     }
 
     /// Since when it has not been available; `None` if it is.

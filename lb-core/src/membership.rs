@@ -190,6 +190,7 @@ mod tests {
             weight: u16::from(kind != '0'),
             state: if kind == 'l' { EndpointState::LameDuck } else { EndpointState::Healthy },
             zone: None,
+            agent: None,
         };
         let list = pattern.chars().enumerate().filter(|(_, kind)| *kind != '.');
         let list = list.map(|(index, kind)| endpoint(index, kind)).collect();

@@ -63,6 +63,8 @@ pub struct BackendPlan {
     pub state: BackendState,
     /// Whether connect may choose it, unless it is ejected.
     pub usable: Usable,
+    /// Its report id; [`NO_REPORT`](lb_common::abi::host::NO_REPORT) if no report of it is heard.
+    pub report: u32,
 }
 
 /// How many entries of a schedule each slot in it has.
@@ -95,6 +97,8 @@ pub enum Step {
     SetState(Slot, Usable, BackendState),
     /// Store the weight that readers of the maps are shown.
     SetWeight(Slot, u16),
+    /// Store the report id: which verdict is about the backend.
+    SetReport(Slot, u32),
     /// Write a whole new table beside the current one, with the slots that others stand in for, and switch to it.
     Publish(ServiceIndex, Arc<[Slot]>, Vec<Slot>),
     /// Start balancing connects to the service's address.
@@ -157,6 +161,7 @@ impl Plan {
                 (backend.usable, backend.state) = (*usable, *state);
             }
             Step::SetWeight(slot, weight) => self.backend(*slot).weight = *weight,
+            Step::SetReport(slot, report) => self.backend(*slot).report = *report,
             Step::Publish(index, schedule, replaced) => {
                 let service = self.service(*index);
                 (service.schedule, service.replaced) = (Arc::clone(schedule), replaced.clone());
@@ -277,6 +282,9 @@ fn set_states(old: &Plan, new: &Plan, index: ServiceIndex, steps: &mut Vec<Step>
         };
         if before.weight != backend.weight {
             steps.push(Step::SetWeight(slot, backend.weight));
+        }
+        if before.report != backend.report {
+            steps.push(Step::SetReport(slot, backend.report));
         }
         if (before.usable, before.state) != (backend.usable, backend.state) {
             let step = Step::SetState(slot, backend.usable, backend.state);

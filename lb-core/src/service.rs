@@ -5,11 +5,12 @@ use std::time::Duration;
 
 use lb_common::abi::{MAX_BACKENDS, MAX_SUBSET};
 pub use lb_common::abi::{Overflow, Policy};
+use lb_common::net::{IPPROTO_TCP, IPPROTO_UDP};
 
 use crate::subset::Algorithm;
 
 /// A transport protocol that a service is dialled with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Protocol {
     /// TCP.
     Tcp,
@@ -24,8 +25,8 @@ impl Protocol {
     /// The IP protocol number.
     pub const fn number(self) -> u8 {
         match self {
-            Self::Tcp => 6,
-            Self::Udp => 17,
+            Self::Tcp => IPPROTO_TCP,
+            Self::Udp => IPPROTO_UDP,
         }
     }
 

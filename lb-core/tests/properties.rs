@@ -57,6 +57,7 @@ fn members(algorithm: Algorithm, position: Position, weights: &[u16]) -> Members
             weight,
             state: EndpointState::Healthy,
             zone: None,
+            agent: None,
         });
     let list = EndpointList::new(endpoints.collect(), service.address, &[]).expect("a list");
     let task = Task { index: position.client, count: position.clients };

@@ -38,6 +38,7 @@ fn list(pattern: &str) -> EndpointList {
         weight: 1,
         state: if kind == 'l' { EndpointState::LameDuck } else { EndpointState::Healthy },
         zone: None,
+        agent: None,
     });
     EndpointList::new(endpoints.collect(), "10.96.0.10:80".parse().expect("an address"), &[])
         .expect("it fits")

@@ -55,6 +55,7 @@ fn list(service: u8, members: &BTreeMap<u8, u8>) -> EndpointList {
         weight: u16::from(kind.max(1)),
         state: if kind == 0 { EndpointState::LameDuck } else { EndpointState::Healthy },
         zone: None,
+        agent: None,
     });
     EndpointList::new(endpoints.collect(), SocketAddr::from(([10, 96, 0, service], 80)), &[])
         .expect("it fits")

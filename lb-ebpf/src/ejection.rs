@@ -43,7 +43,7 @@ pub fn report_end<I: Instructions>(flow: &Flow, ending: Ending, bytes_received: 
         return;
     }
     let was_established = flow.phase == Phase::Established as u8;
-    let lasted_ns = clock::now_ns().wrapping_sub(flow.start_ns);
+    let lasted_ns = || clock::now_ns().wrapping_sub(flow.start_ns);
     let evidence = Evidence::of_end(ending, was_established, is_trial(flow.why), lasted_ns, bytes_received);
     report::<I>(flow.slot, u32::from(flow.service), evidence, judges);
 }
@@ -331,6 +331,8 @@ fn claim<I: Instructions>(index: u32, slot: u32, now: u32) -> u32 {
     if rows::state(backend).is_held_back() == 0
         || waits && !ejection::is_over(before.at, rules, now)
         || is_at_limit(backend, service)
+        // It leaves, and asks for no connects; also for no trial, which is then put off.
+        || rows::is_lame(backend, clock::now_ns())
         || !replace::<I>(backend, before, ejection::on_trial(before, rules, now))
     {
         return NO_SLOT;

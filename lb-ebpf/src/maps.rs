@@ -4,6 +4,7 @@
 
 use aya_ebpf::btf_maps::{Array, HashMap, PerCpuArray};
 use aya_ebpf::macros::btf_map;
+use lb_common::abi::host::{REPORT_IDS, Verdict};
 use lb_common::abi::{
     Anomalies, Backend, BackendName, Cursor, Datagrams, ENTRIES_PER_CELL, FLOW_RECORDS, Flow, FlowBucket,
     MAX_SERVICES, Members, Outcomes, RetiredCounters, SCHEDULE_ENTRIES, SLOTS, ScheduleCell, Service,
@@ -60,6 +61,10 @@ pub static DATAGRAMS: HashMap<u64, Datagrams, { FLOW_RECORDS as usize }, ON_DEMA
 /// What an entry of `datagrams` begins as: too large for the stack.
 #[unsafe(no_mangle)]
 pub static EMPTY: Datagrams = Datagrams::EMPTY;
+
+/// The host's, which all client tasks share.
+#[btf_map(name = "verdicts")]
+pub static VERDICTS: Array<Verdict, { REPORT_IDS as usize }, MAPPED> = Array::new();
 
 #[btf_map(name = "anomalies")]
 pub static ANOMALIES: PerCpuArray<Anomalies, 1> = PerCpuArray::new();

@@ -1,10 +1,11 @@
 //! Rows of the maps as more than one hook reads them. The daemon changes some fields at any time, each with a single
 //! store, so each of these is a single load.
 
+use lb_common::abi::host::Verdict;
 use lb_common::abi::{Backend, BackendAddress, Flow, Service, StateWord};
 use lb_common::net::{Address, Be16};
 
-use crate::maps::{BACKENDS, SERVICES};
+use crate::maps::{BACKENDS, SERVICES, VERDICTS};
 
 /// A service's row.
 #[inline(always)]
@@ -43,6 +44,20 @@ pub fn backend(slot: u32) -> Option<*const Backend> {
 pub fn state(backend: *const Backend) -> StateWord {
     // SAFETY: a live map value.
     StateWord::from_word(unsafe { (&raw const (*backend).state).cast::<u32>().read_volatile() })
+}
+
+/// Whether a backend is a lame duck by its own report. Asked of whom a choice has fallen on, and of nobody else: a look at each
+/// candidate of a scan would not fit on the stack of the hooks.
+#[inline(always)]
+pub fn is_lame(backend: *const Backend, now_ns: u64) -> bool {
+    // SAFETY: a live map value.
+    let report = unsafe { (&raw const (*backend).endpoint.report).read_volatile() };
+    let verdict: Option<*const Verdict> = VERDICTS.get_ptr(report);
+    match verdict {
+        // SAFETY: a live map value; one word.
+        Some(verdict) => unsafe { verdict.read_volatile() }.is_lame(now_ns),
+        None => false,
+    }
 }
 
 /// The address of a backend. It stays while something refers to the slot.

@@ -70,16 +70,23 @@ pub fn is_cgroup2(directory: impl AsFd) -> bool {
 
 /// The processes of a cgroup and of all below it.
 pub fn processes(cgroup: &Path) -> Vec<u32> {
-    let mut processes = Vec::new();
+    each_process(cgroup).collect()
+}
+
+/// The processes of a cgroup and of all below it, looked up as they are asked for.
+pub fn each_process(cgroup: &Path) -> impl Iterator<Item = u32> {
     let mut pending = vec![cgroup.to_owned()];
     // Bound: cgroups below this one, each looked at once.
-    while let Some(directory) = pending.pop() {
+    let directories = std::iter::from_fn(move || {
+        let directory = pending.pop()?;
+        pending.extend(children(&directory));
+        Some(directory)
+    });
+    directories.flat_map(|directory| {
         // A cgroup that is removed meanwhile has no processes.
         let procs = std::fs::read_to_string(directory.join("cgroup.procs")).unwrap_or_default();
-        processes.extend(procs.lines().filter_map(|pid| pid.parse::<u32>().ok()));
-        pending.extend(children(&directory));
-    }
-    processes
+        procs.lines().filter_map(|pid| pid.parse().ok()).collect::<Vec<u32>>()
+    })
 }
 
 /// Ids of the cgroups below one.

@@ -8,7 +8,6 @@ mod steps;
 use std::collections::BTreeSet;
 
 use lb_common::abi::SlotCounters;
-use lb_common::ticks::tick;
 use lb_core::arena::Arena;
 use lb_core::ids::{BackendRef, Slot};
 use lb_core::limits::Limits;
@@ -18,6 +17,7 @@ use crate::cgroup::Cgroup;
 use crate::clock::monotonic_ns;
 use crate::error::DatapathError;
 use crate::features::Features;
+use crate::host_maps::HostMaps;
 use crate::object::Purpose;
 use crate::pins::Pins;
 use crate::sys::runs::Runs;
@@ -50,7 +50,10 @@ impl Datapath {
     ) -> Result<Self, DatapathError> {
         pins.create()?;
         object::check_pins(&pins, limits)?;
+        // Held until the programs have them.
+        let host = HostMaps::open(pins.base())?;
         let programs = object::load(&pins, limits, features, purpose)?;
+        drop(host);
         let tables = Tables::open(&pins, true)?;
         let applied = tables.read_plan()?;
         let arena = Arena::adopt(tables.schedule_entries(), tables.table_refs());
@@ -69,7 +72,9 @@ impl Datapath {
         features: Features,
         purpose: Purpose,
     ) -> Result<(), DatapathError> {
+        let host = HostMaps::open(self.pins.base())?;
         self.programs = object::load(&self.pins, limits, features, purpose)?;
+        drop(host);
         Ok(())
     }
 
@@ -120,7 +125,7 @@ impl Datapath {
     /// Sees to it that one of these ejected backends is named for the next trial of each of their services.
     pub fn renew_trials(&mut self, ejected: &[Slot]) {
         if !ejected.is_empty() {
-            self.tables.renew_trials(ejected, tick(monotonic_ns()));
+            self.tables.renew_trials(ejected, monotonic_ns());
         }
     }
 

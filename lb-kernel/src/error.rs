@@ -4,6 +4,7 @@ use std::io;
 use std::path::PathBuf;
 
 use lb_common::abi::ABI_VERSION;
+use lb_common::abi::host::HOST_ABI_VERSION;
 use thiserror::Error;
 
 use crate::trust::Untrusted;
@@ -82,6 +83,12 @@ pub enum DatapathError {
         path.display()
     )]
     Shape { path: PathBuf, detach: String, found: String, wanted: String },
+    #[error(
+        "{} has {found}, this socklb (host ABI {HOST_ABI_VERSION}) needs {wanted}: it is another program's; remove all clients with \
+         `socklb detach --all`, and then this",
+        path.display()
+    )]
+    HostShape { path: PathBuf, found: String, wanted: String },
     #[error(
         "the pins of client {client} are incomplete: {} is missing while its programs are attached; remove them with \
          `{detach}`",

@@ -76,6 +76,7 @@ fn open() -> Result<std::fs::File, DatapathError> {
     for (name, entries) in object::capacities(&limits) {
         loader.map_max_entries(name, entries);
     }
+    loader.map_max_entries(abi::host::map::VERDICTS, 1);
     let offsets = [
         ("FILE_INODE", inode),
         ("FILE_PRIVATE_DATA", private_data),

@@ -4,8 +4,8 @@
 //!
 //! In reading order: system calls (`sys`) and errors ([`DatapathError`]); what the host is and allows
 //! ([`features`](Features), [`privileges`](host), [`cpus`](possible_cpus), [`clock`](monotonic_ns), [`process`],
-//! [`trust`], [`cgroup`](Cgroup)); where a client's objects are pinned ([`Pins`]) and how they are removed
-//! ([`detach`](detach())); the object and its programs ([`Purpose`]), their links ([`is_balanced`]), and programs of
+//! [`trust`], [`cgroup`](Cgroup), [`network namespaces`](NetworkNamespace)); where a client's objects are pinned ([`Pins`]) and how they are removed
+//! ([`detach`](detach())); what all clients of a host share ([`HostMaps`]); the object and its programs ([`Purpose`]), their links ([`is_balanced`]), and programs of
 //! others on the same cgroups ([`neighbours`](neighbours())); the maps ([`Tables`]) and one client task ([`Datapath`]);
 //! the open flows ([`flows`](flows())) and the reclaiming of those whose socket is gone ([`reclaim`](reclaim())); and
 //! what all of it is shown from ([`Snapshot`], [`FlowSnapshot`]).
@@ -27,9 +27,7 @@ mod privileges;
 
 pub mod process;
 
-pub mod peer;
-
-pub mod trust;
+pub use lb_host::trust;
 
 mod cgroup;
 
@@ -42,6 +40,8 @@ mod pins;
 mod removal;
 
 mod detach;
+
+mod host_maps;
 
 mod hooks;
 
@@ -71,6 +71,8 @@ mod flows;
 
 mod jiffies;
 
+mod network_namespace;
+
 mod namespaces;
 
 mod holders;
@@ -95,9 +97,11 @@ pub use error::DatapathError;
 pub use features::{FEATURES, Features};
 pub use flows::{OpenFlow, flows};
 pub use holders::can_look as try_holders;
+pub use host_maps::{HostMaps, Verdicts};
 pub use links::{balanced_cgroup, begins_at, is_balanced, linked_to};
 pub use maps::open_flows;
 pub use neighbours::{Neighbour, Pinned, neighbours};
+pub use network_namespace::{NamespaceId, NetworkNamespace, of_cgroup as namespace_of_cgroup};
 pub use object::{Purpose, check_pins, memory_of_client, try_load as try_programs};
 pub use own_cgroup::sockets_have_theirs as sockets_have_their_cgroup;
 pub use pins::{DEFAULT_PINS, Lock, Pins, detach_command, pins_option, remove_roots};

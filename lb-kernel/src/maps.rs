@@ -41,6 +41,8 @@ pub struct Mapped<T> {
 
 // SAFETY: the memory is shared with the kernel anyway; access is volatile or atomic, plain stores take `&mut self`.
 unsafe impl<T> Send for Mapped<T> {}
+// SAFETY: as above; all that is written by `&self` is written atomically.
+unsafe impl<T> Sync for Mapped<T> {}
 
 impl<T: bytemuck::Pod> Mapped<T> {
     /// Maps the array that is pinned at `path`.
@@ -103,6 +105,11 @@ impl<T: bytemuck::Pod> Mapped<T> {
     /// Compare-and-swap, also against the kernel programs. Returns whether `old` was there.
     pub fn replace64(&self, index: usize, offset: usize, old: u64, new: u64) -> bool {
         self.atomic64(index, offset).compare_exchange(old, new, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+    }
+
+    /// Writes one 64-bit word in one piece that others write at the same time.
+    pub fn store_atomic64(&self, index: usize, offset: usize, word: u64) {
+        self.atomic64(index, offset).store(word, Ordering::SeqCst);
     }
 
     /// Adds to a number that the kernel programs add to as well; `u64::MAX` takes one away.

@@ -5,16 +5,13 @@
 
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{self, File};
 use std::io;
-use std::os::fd::AsFd;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use rustix::thread::LinkNameSpaceType;
+use lb_diag::{SocketEntry, SocketLists};
 
 use super::cgroup;
-use super::sys::diag::{SocketEntry, SocketLists};
+use super::network_namespace::{NamespaceId, enter};
 
 /// Namespaces that one look goes into. A process may make as many as it likes, and each takes some 0.2 ms.
 pub const MOST: usize = 1024;
@@ -27,14 +24,13 @@ const WAYS: usize = 4;
 /// If the process is gone or its namespace may not be entered.
 pub fn open_in_namespace_of(pid: u32) -> io::Result<SocketLists> {
     // A thread stays in the namespace that it has entered, so another one does it.
-    let thread = std::thread::Builder::new().name("namespace".to_owned()).spawn(move || enter(pid))?;
+    let thread = std::thread::Builder::new().name("namespace".to_owned()).spawn(move || lists_of(pid))?;
     thread.join().map_err(|_| io::Error::other("the thread that entered a network namespace panicked"))?
 }
 
-/// Moves the calling thread into a process's network namespace.
-fn enter(pid: u32) -> io::Result<SocketLists> {
-    let namespace = File::open(format!("/proc/{pid}/ns/net"))?;
-    rustix::thread::move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))?;
+/// Moves the calling thread into a process's network namespace, and opens its lists of sockets.
+fn lists_of(pid: u32) -> io::Result<SocketLists> {
+    enter(pid)?;
     SocketLists::open()
 }
 
@@ -113,7 +109,7 @@ impl Namespaces {
         // A thread stays in the namespace that it has entered, so another one does it; without it no list is complete.
         let visit = || {
             for ways in others {
-                match ways.iter().find_map(|pid| enter(*pid).ok()) {
+                match ways.iter().find_map(|pid| lists_of(*pid).ok()) {
                     Some(lists) => look.read(&lists),
                     None => look.is_whole = false,
                 }
@@ -139,14 +135,13 @@ impl Namespaces {
 
 /// Up to [`MOST`] namespaces of a cgroup's processes, in turn.
 fn others(cgroup: &Path, turn: usize) -> Vec<Vec<u32>> {
-    let inode = |pid: &str| fs::metadata(format!("/proc/{pid}/ns/net")).map(|metadata| metadata.ino());
-    let ours = inode("self").ok();
-    let mut found: BTreeMap<u64, Vec<u32>> = BTreeMap::new();
+    let ours = NamespaceId::ours().ok();
+    let mut found: BTreeMap<NamespaceId, Vec<u32>> = BTreeMap::new();
     for pid in cgroup::processes(cgroup) {
         // The process has ended, or its namespace may not be seen.
-        let Ok(inode) = inode(&pid.to_string()) else { continue };
-        let ways = found.entry(inode).or_default();
-        if Some(inode) != ours && ways.len() < WAYS {
+        let Ok(id) = NamespaceId::of(pid) else { continue };
+        let ways = found.entry(id).or_default();
+        if Some(id) != ours && ways.len() < WAYS {
             ways.push(pid);
         }
     }

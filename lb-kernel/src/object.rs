@@ -6,16 +6,18 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
 use std::sync::LazyLock;
 
 use aya::programs::{Program, ProgramError};
 use aya::{Ebpf, EbpfError, EbpfLoader};
-use lb_common::abi::{self, ENTRIES_PER_CELL, map};
+use lb_common::abi::{self, ENTRIES_PER_CELL, host, map};
 
 use super::cpus::possible_cpus;
 use super::error::DatapathError;
 use super::features::Features;
 use super::hooks::{FOLLOWS, HOOKS, Hook};
+use super::host_maps;
 use super::jiffies::Jiffies;
 use super::links;
 use super::pins::Pins;
@@ -70,7 +72,14 @@ impl Shape {
         }
     }
 
-    fn describe(self) -> String {
+    /// Bytes of key and value, and how many entries.
+    #[cfg(test)]
+    pub fn sizes(self) -> (usize, usize, u32) {
+        (self.key_size as usize, self.value_size as usize, self.max_entries)
+    }
+
+    /// In words of an error.
+    pub fn describe(self) -> String {
         let Self { kind, key_size, value_size, max_entries, flags } = self;
         format!(
             "type {kind}, key {key_size} B, value {value_size} B, {max_entries} entries, flags {flags:#x}"
@@ -95,20 +104,46 @@ pub fn capacities(limits: &Limits) -> [(&'static str, u32); 10] {
     ]
 }
 
-/// The shapes of all maps with the given limits.
+/// The shapes of all maps that an object declares.
+pub fn declared(object: &[u8]) -> BTreeMap<String, Shape> {
+    let object = aya_obj::Object::parse(object).expect("the object is checked by a test");
+    let shape = |map: &aya_obj::Map| Shape {
+        kind: map.map_type(),
+        key_size: map.key_size(),
+        value_size: map.value_size(),
+        max_entries: map.max_entries(),
+        flags: map.map_flags(),
+    };
+    let declared = object.maps.iter().filter(|(name, _)| !name.starts_with('.'));
+    declared.map(|(name, map)| (name.clone(), shape(map))).collect()
+}
+
+/// Opens a pinned map, and says what it looks like.
+///
+/// # Errors
+/// If it cannot be opened, or is no map.
+pub fn pinned(path: &Path) -> Result<(OwnedFd, Shape), DatapathError> {
+    let open = |source| DatapathError::Map { path: path.to_owned(), operation: "open", source };
+    let fd = sys::open_pin(path).map_err(open)?;
+    let Ok(info) = sys::map_info(fd.as_fd()) else { return Err(DatapathError::Foreign(path.to_owned())) };
+    let found = Shape {
+        kind: info.kind,
+        key_size: info.key_size,
+        value_size: info.value_size,
+        max_entries: info.max_entries,
+        flags: info.flags,
+    };
+    Ok((fd, found))
+}
+
+/// The shapes of all maps of a client with the given limits.
 pub fn shapes(limits: &Limits) -> BTreeMap<String, Shape> {
     /// As the object declares them: parsed once, not once per client.
     static DECLARED: LazyLock<BTreeMap<String, Shape>> = LazyLock::new(|| {
-        let object = aya_obj::Object::parse(OBJECT).expect("the object is checked by a test");
-        let shape = |map: &aya_obj::Map| Shape {
-            kind: map.map_type(),
-            key_size: map.key_size(),
-            value_size: map.value_size(),
-            max_entries: map.max_entries(),
-            flags: map.map_flags(),
-        };
-        let declared = object.maps.iter().filter(|(name, _)| !name.starts_with('.'));
-        declared.map(|(name, map)| (name.clone(), shape(map))).collect()
+        let mut declared = declared(OBJECT);
+        // The host's: one that all clients share.
+        declared.retain(|name, _| !host::map::ALL.contains(&name.as_str()));
+        declared
     });
     let mut shapes = DECLARED.clone();
     for (name, entries) in capacities(limits) {
@@ -139,19 +174,7 @@ pub fn check_pins(pins: &Pins, limits: &Limits) -> Result<(), DatapathError> {
     for name in &maps {
         let path = pins.maps().join(name);
         let Some(wanted) = shapes.get(name) else { return Err(DatapathError::Foreign(path)) };
-        let open = |source| DatapathError::Map { path: path.clone(), operation: "open", source };
-        let info = match sys::open_pin(&path).map_err(open).map(|fd| sys::map_info(fd.as_fd())) {
-            Ok(Ok(info)) => info,
-            Ok(Err(_)) => return Err(DatapathError::Foreign(path)),
-            Err(error) => return Err(error),
-        };
-        let found = Shape {
-            kind: info.kind,
-            key_size: info.key_size,
-            value_size: info.value_size,
-            max_entries: info.max_entries,
-            flags: info.flags,
-        };
+        let (_, found) = pinned(&path)?;
         if found != *wanted {
             return Err(DatapathError::Shape {
                 path,
@@ -184,7 +207,7 @@ pub struct LoadedProgram {
     pub id: u32,
 }
 
-/// Makes or adopts the maps and loads the programs.
+/// Makes or adopts the maps and loads the programs. The host's maps are there already.
 ///
 /// # Errors
 /// If the kernel refuses, most likely for want of privilege.
@@ -239,6 +262,9 @@ fn load_with(
         for name in map::ALL {
             loader.map_pin_path(name, Cow::Owned(directory.join(name)));
         }
+        loader.map_pin_path(host::map::VERDICTS, Cow::Owned(host_maps::verdicts_pin(pins.base())));
+    } else {
+        loader.map_max_entries(host::map::VERDICTS, 1);
     }
     // aya probes the kernel on the way, and takes a probe that a signal interrupts for a missing ability.
     let mut object = sys::without_signals(|| loader.load(OBJECT)).map_err(load_error)?;
@@ -347,9 +373,7 @@ mod tests {
             (map::FLOW_OVERFLOW, sizes(8, size_of::<abi::Flow>(), abi::FLOW_RECORDS)),
         ];
         for (name, (key, value, entries)) in expected {
-            let shape = shapes[name];
-            let found = (shape.key_size as usize, shape.value_size as usize, shape.max_entries);
-            assert_eq!(found, (key, value, entries), "{name}");
+            assert_eq!(shapes[name].sizes(), (key, value, entries), "{name}");
         }
     }
 

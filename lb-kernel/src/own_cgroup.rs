@@ -6,8 +6,9 @@
 
 use std::net::TcpListener;
 
+use lb_diag::SocketLists;
+
 use super::cgroup::ours_and_above;
-use super::sys::diag::SocketLists;
 
 /// Whether a socket that is made now is in this process's cgroup; `None` if that cannot be told, as in the root cgroup.
 pub fn sockets_have_theirs() -> Option<bool> {
@@ -16,7 +17,7 @@ pub fn sockets_have_theirs() -> Option<bool> {
     let socket = TcpListener::bind("127.0.0.1:0").ok()?;
     let port = socket.local_addr().ok()?.port();
     let list = SocketLists::open().and_then(|lists| lists.tcp()).ok()?;
-    let seen = list.iter().find(|seen| seen.listens && seen.port == port)?;
+    let seen = list.iter().find(|seen| seen.listens && seen.local.port() == port)?;
     theirs(&cgroups, seen.cgroup?)
 }
 

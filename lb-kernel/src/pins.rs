@@ -14,6 +14,7 @@ use lb_common::abi::ABI_VERSION;
 use rustix::fs::FlockOperation;
 
 use super::error::DatapathError;
+use super::host_maps;
 use super::removal::Directory;
 use super::sys;
 use crate::trust;
@@ -39,17 +40,23 @@ fn versions(pins: &Path) -> Result<Vec<u32>, DatapathError> {
     Ok(names(pins)?.iter().filter_map(of).collect())
 }
 
-/// Removes the directories of all ABI versions, and `pins` itself, if they are empty; those that are not stay.
-pub fn remove_roots(pins: &Path) {
+/// Removes the host's maps if no client is left, and then the directories of all ABI versions and `pins` itself, if they are
+/// empty; those that are not stay.
+///
+/// # Errors
+/// If the host's maps cannot be removed.
+pub fn remove_roots(pins: &Path) -> Result<(), DatapathError> {
+    host_maps::remove(pins)?;
     for version in versions(pins).unwrap_or_default() {
         let _ = fs::remove_dir(root(pins, version));
     }
     // `pins` may be the mount point, which cannot be removed.
     let _ = fs::remove_dir(pins);
+    Ok(())
 }
 
 /// Creates a directory on bpffs that is ours alone.
-fn create(directory: &Path) -> Result<(), DatapathError> {
+pub fn create(directory: &Path) -> Result<(), DatapathError> {
     // The nearest existing ancestor shows the file system. Without this check the directories would be made on any
     // other, and pinning would fail with an error that does not say so.
     let existing = directory.ancestors().find(|ancestor| ancestor.exists()).unwrap_or(Path::new("/"));
@@ -163,7 +170,8 @@ impl Pins {
         Ok(above.within(&self.client)?.map(|client| (above, client)))
     }
 
-    fn base(&self) -> &Path {
+    /// The directory of all pins.
+    pub(crate) fn base(&self) -> &Path {
         &self.base
     }
 

@@ -17,6 +17,8 @@ mod suspect;
 
 use suspect::{InUse, Observation, Suspect, Verdict};
 
+use lb_diag::SocketLists;
+
 use super::cgroup;
 use super::error::DatapathError;
 use super::holders;
@@ -24,7 +26,6 @@ use super::links;
 use super::namespaces::{Namespaces, Sight, SocketsByList};
 use super::pins::Pins;
 use super::records::{Failed, Key, Record, Records};
-use super::sys::diag::SocketLists;
 
 /// What a pass over a client's flow records found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -120,6 +120,8 @@ mod tests {
             is_ejected: false,
             ejection: EjectionState::default(),
             entries: 4,
+            report: 0,
+            lame_until_ns: 0,
         };
         let before = [view(0, 1), view(1, 1), view(2, 7)];
         let read = before.map(|slot| ((0, slot), Counts::default()));

@@ -1,5 +1,5 @@
 //! The kernel calls that aya does not offer, as `bpf(2)` itself: [`links`], [`maps`] and what lies in them
-//! ([`elements`]), [`programs`] and how often they ran ([`runs`]), pins; and beside it the lists of sockets ([`diag`]).
+//! ([`elements`]), [`programs`] and how often they ran ([`runs`]), pins.
 //!
 //! Most functions are one system call. The structures are the parts of the kernel's `union bpf_attr` (`linux/bpf.h`)
 //! that the call reads; the kernel takes the rest as zero.
@@ -9,8 +9,6 @@ mod links;
 mod maps;
 
 mod programs;
-
-pub mod diag;
 
 pub mod elements;
 

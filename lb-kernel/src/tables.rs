@@ -32,12 +32,14 @@ use lb_core::plan::{BackendPlan, Plan, ServicePlan};
 
 use super::counters::sum;
 use super::error::DatapathError;
+use super::host_maps::Verdicts;
 use super::maps::{Maps, Raw};
 use super::pins::Pins;
 
 /// The tables of one client task, by maps that are opened for it.
 pub struct Tables {
     maps: Maps,
+    verdicts: Verdicts,
     pins: Pins,
 }
 
@@ -48,7 +50,7 @@ impl Tables {
     /// If a map is missing or may not be opened.
     pub fn open(pins: &Pins, writable: bool) -> Result<Self, DatapathError> {
         let maps = Maps::open(&pins.maps(), writable)?;
-        Ok(Self { maps, pins: pins.clone() })
+        Ok(Self { maps, verdicts: Verdicts::open(pins.base())?, pins: pins.clone() })
     }
 
     /// The anomalies, over all CPUs.
@@ -84,6 +86,7 @@ impl Tables {
                     weight: u16::try_from(view.weight).unwrap_or(u16::MAX),
                     state: view.state,
                     usable: view.usable,
+                    report: view.report,
                 },
             );
         }

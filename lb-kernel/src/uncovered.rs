@@ -4,12 +4,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::net::SocketAddr;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+
+use lb_diag::{SocketEntry, SocketLists};
 
 use super::cgroup::{self, Cgroup};
 use super::namespaces::open_in_namespace_of;
-use super::sys::diag::{SocketEntry, SocketLists};
+use super::network_namespace::NamespaceId;
 use crate::process;
 
 /// A socket whose connects are not balanced.
@@ -57,17 +58,17 @@ pub fn made_elsewhere(pid: u32, cgroups: &BTreeSet<u64>) -> Sockets {
     found
 }
 
-/// The lists of sockets of network namespaces, by their inodes; `None` of one that cannot be seen.
+/// The lists of sockets of network namespaces, by which; `None` of one that cannot be seen.
 #[derive(Default)]
 struct Lists {
-    by_namespace: BTreeMap<u64, Option<Vec<(SocketEntry, bool)>>>,
+    by_namespace: BTreeMap<NamespaceId, Option<Vec<(SocketEntry, bool)>>>,
     /// Whether UDP sockets are looked for.
     with_datagrams: bool,
 }
 
 /// Adds the sockets of a process that were made outside of these cgroups.
 fn look(pid: u32, cgroups: &BTreeSet<u64>, lists: &mut Lists, found: &mut Sockets) {
-    let Some(namespace) = fs::metadata(format!("/proc/{pid}/ns/net")).ok().map(|m| m.ino()) else {
+    let Ok(namespace) = NamespaceId::of(pid) else {
         // The process has ended, or its namespace may not be seen.
         if Path::new("/proc").join(pid.to_string()).exists() {
             found.unseen.push(pid);
@@ -82,10 +83,10 @@ fn look(pid: u32, cgroups: &BTreeSet<u64>, lists: &mut Lists, found: &mut Socket
         return;
     };
     let ports: BTreeSet<u16> =
-        list.iter().filter(|(socket, _)| socket.listens).map(|(socket, _)| socket.port).collect();
+        list.iter().filter(|(socket, _)| socket.listens).map(|(socket, _)| socket.local.port()).collect();
     for (socket, is_datagram) in list.iter().filter(|(socket, _)| inodes.contains(&socket.inode)) {
         // It was accepted from a socket that listens, whose cgroup it has.
-        if !socket.listens && !is_datagram && ports.contains(&socket.port) {
+        if !socket.listens && !is_datagram && ports.contains(&socket.local.port()) {
             continue;
         }
         // Where the kernel does not tell the cgroup, nothing can be said.
@@ -104,9 +105,9 @@ fn look(pid: u32, cgroups: &BTreeSet<u64>, lists: &mut Lists, found: &mut Socket
 
 /// The TCP sockets of a process's network namespace, and with them its UDP sockets if these are wanted; each with whether
 /// it is one of these.
-fn list_of(pid: u32, namespace: u64, with_datagrams: bool) -> Option<Vec<(SocketEntry, bool)>> {
-    let ours = fs::metadata("/proc/thread-self/ns/net").is_ok_and(|metadata| metadata.ino() == namespace);
-    let lists = if ours { SocketLists::open() } else { open_in_namespace_of(pid) }.ok()?;
+fn list_of(pid: u32, namespace: NamespaceId, with_datagrams: bool) -> Option<Vec<(SocketEntry, bool)>> {
+    let is_ours = NamespaceId::ours().is_ok_and(|ours| ours == namespace);
+    let lists = if is_ours { SocketLists::open() } else { open_in_namespace_of(pid) }.ok()?;
     let mut sockets = Vec::new();
     lists.each_tcp(|socket| sockets.push((socket, false))).ok()?;
     if with_datagrams {

@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
+use lb_common::abi::host::NO_REPORT;
 use lb_common::abi::{BackendState, EjectionRules, Rules, Usable};
 use lb_core::ids::{Generation, ServiceIndex, Slot};
 use lb_core::limits::Limits;
@@ -119,6 +120,7 @@ fn plan(net: u8, first: u32) -> Plan {
         weight: 1,
         state: BackendState::Healthy,
         usable: Usable::UnlessEjected,
+        report: NO_REPORT,
     };
     Plan {
         services: BTreeMap::from([(ServiceIndex(0), service)]),

@@ -11,9 +11,9 @@ use anyhow::{Context, Result};
 use clap::CommandFactory;
 use clap_complete::Shell;
 use clap_mangen::Man;
+use lb_document::key::{Section, entries};
 use lb_user::cli::Cli;
 use lb_user::config::{keys, reference};
-use lb_user::document::key::{Section, entries};
 use lb_user::source::endpoints;
 use roff::{Inline, Roff, bold, roman};
 
@@ -55,12 +55,30 @@ fn main() -> Result<()> {
     let mut names = Vec::new();
     for command in cli.get_subcommands().filter(|command| !command.is_hide_set()) {
         let name = format!("socklb-{}", command.get_name());
-        write(&folder, command.clone(), &name, ".SH SEE ALSO\n.BR socklb (1)\n")?;
+        // A command that has commands of its own leads to their pages.
+        let nested = command.get_subcommands().filter(|nested| nested.get_name() != "help");
+        let mut others = vec![".BR socklb (1)".to_owned()];
+        for nested in nested {
+            let name = format!("{name}-{}", nested.get_name());
+            let more = format!(".SH SEE ALSO\n.BR socklb-{} (1)\n", command.get_name());
+            write(&folder, nested.clone(), &name, &more)?;
+            others.push(format!(".BR {name} (1)"));
+        }
+        write(&folder, command.clone(), &name, &format!(".SH SEE ALSO\n{}\n", others.join(",\n")))?;
         names.push(name);
     }
-    write_file_page(&folder)?;
+    let endpoints: &[&Section] = &[&endpoints::keys::SECTION];
+    write_file_page(
+        &folder,
+        "socklb.toml",
+        reference::INTRODUCTION,
+        keys::SECTIONS.into_iter().chain([endpoints]),
+    )?;
+    let about_agent =
+        "The file of `socklb agent serve`: the backends beside it, and how their health and load are learnt.";
+    write_file_page(&folder, "agent.toml", about_agent, lb_agent::config::SECTIONS.into_iter())?;
     let mut others: Vec<String> = names.iter().map(|name| format!(".BR {name} (1)")).collect();
-    others.push(".BR socklb.toml (5)".to_owned());
+    others.extend([".BR socklb.toml (5)".to_owned(), ".BR agent.toml (5)".to_owned()]);
     write(&folder, cli, "socklb", &format!("{FILES}.SH SEE ALSO\n{}\n", others.join(",\n")))
 }
 
@@ -85,17 +103,23 @@ fn write(folder: &Path, command: clap::Command, name: &str, more: &str) -> Resul
     fs::write(&path, page).with_context(|| format!("write {}", path.display()))
 }
 
-/// Writes the page of the configuration file and of the endpoint files that it names.
-fn write_file_page(folder: &Path) -> Result<()> {
+/// Writes the page of a configuration file, and of what belongs to it.
+fn write_file_page<'s>(
+    folder: &Path,
+    name: &str,
+    introduction: &str,
+    all: impl Iterator<Item = &'s [&'static Section]>,
+) -> Result<()> {
     let version = format!("socklb {}", env!("CARGO_PKG_VERSION"));
+    let program = name.trim_end_matches(".toml");
+    let of = if program == "socklb" { "socklb" } else { "socklb's agent" };
     let mut page = Roff::new();
-    page.control("TH", ["socklb.toml", "5", " ", &version, "socklb"])
+    page.control("TH", [name, "5", " ", &version, "socklb"])
         .control("SH", ["NAME"])
-        .text([roman("socklb.toml - configuration of socklb")])
+        .text([roman(format!("{name} - configuration of {of}"))])
         .control("SH", ["DESCRIPTION"])
-        .text(inlines(reference::INTRODUCTION));
-    let endpoints: &[&Section] = &[&endpoints::keys::SECTION];
-    for sections in keys::SECTIONS.into_iter().chain([endpoints]) {
+        .text(inlines(introduction));
+    for sections in all {
         let Section { header, text, .. } = sections[0];
         page.control("SH", [*header]).text(inlines(text));
         for (key, [values, unset, text]) in entries(sections) {
@@ -105,13 +129,13 @@ fn write_file_page(folder: &Path) -> Result<()> {
         }
     }
     page.control("SH", ["FILES"])
-        .text([roman(
-            "/usr/share/doc/socklb/examples/socklb.toml, an example; /usr/share/doc/socklb/docs, all pages",
-        )])
+        .text([roman(format!(
+            "/usr/share/doc/socklb/examples/{name}, an example; /usr/share/doc/socklb/docs, all pages"
+        ))])
         .control("SH", ["SEE ALSO"])
         .control("BR", ["socklb", "(1),"])
-        .control("BR", ["socklb-check", "(1)"]);
-    let path = folder.join("socklb.toml.5");
+        .control("BR", [if program == "socklb" { "socklb-check" } else { "socklb-agent" }, "(1)"]);
+    let path = folder.join(format!("{name}.5"));
     fs::write(&path, page.render()).with_context(|| format!("write {}", path.display()))
 }
 

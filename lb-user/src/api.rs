@@ -1,11 +1,11 @@
 //! The daemon's Unix socket: HTTP/1.1 with JSON, so that `curl --unix-socket` reads what the commands read.
 //!
-//! Handlers hold no facts: they ask the event loop, and for the status read the maps beside it. In reading order: how
-//! the socket is bound (`bind`), what is answered there (this file), and how the commands ask (`client`).
-
-mod bind;
+//! Handlers hold no facts: they ask the event loop, and for the status read the maps beside it. In reading order: what
+//! is answered there (this file), and how the commands ask (`client`).
 
 mod client;
+
+mod rounds;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -18,17 +18,19 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
-use lb_kernel::peer::Peer;
+use lb_http::peer::Peer;
+use lb_kernel::trust::own_user;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tracing::warn;
 
-pub use bind::{Bound, bind};
 pub use client::{Answer, ask_daemon, fetch, quoted, silent, tell_daemon};
+pub use lb_host::socket::Bound;
+pub use rounds::Rounds;
 
 use crate::facts::Facts;
-use crate::server::{Document, Rounds, Writer, accepts_gzip, pending, respond};
 use crate::status;
+use lb_http::{Document, Writer, accepts_gzip, pending, respond};
 use lb_view::configured::Configured;
 use lb_view::coverage::Coverage;
 use lb_view::explanation::Explanation;
@@ -61,9 +63,20 @@ pub enum Query {
 /// whenever it looks, and no host nests cgroups this deep.
 const CGROUPS: usize = 64;
 
+/// The socket's name in its directory.
+const SOCKET: &str = "socklb.sock";
+
 /// Where the socket is.
 pub fn socket(run: &Path) -> PathBuf {
-    run.join("socklb.sock")
+    run.join(SOCKET)
+}
+
+/// Binds it, under another name until it is shown. See [`lb_host::socket::bind`].
+///
+/// # Errors
+/// If its path cannot be taken.
+pub fn bind(run: &Path, admins: Option<u32>) -> std::io::Result<Bound> {
+    lb_host::socket::bind(run, SOCKET, admins)
 }
 
 /// Requests that may wait for a cgroup to be covered at a time: half of the socket's connections, so that other
@@ -185,18 +198,12 @@ async fn readmit(
     };
     if !may_write(&who, desk.admins) {
         warn!(user = who.user, process = who.process, ?service, %backend, "refused to lift an ejection");
-        let text = match desk.admins {
-            Some(group) => format!(
-                "user {} may not: root may, user {} (the daemon's), and the members of group {group} ([admin] group)",
-                who.user,
-                rustix::process::geteuid().as_raw()
-            ),
-            None => format!(
-                "user {} may not: root may, and user {} (the daemon's); [admin] group names a group whose members may as well",
-                who.user,
-                rustix::process::geteuid().as_raw()
-            ),
+        let group = match desk.admins {
+            Some(group) => format!("the members of group {group} ([admin] group)"),
+            None => "the members of a group that [admin] group names".to_owned(),
         };
+        let (user, own) = (who.user, own_user());
+        let text = format!("user {user} may not: root may, user {own} (the daemon's), and {group}");
         return (StatusCode::FORBIDDEN, text).into_response();
     }
     match ask(&desk.queries, |answer| Query::Readmit { service, backend, client, who, answer }).await {
@@ -206,9 +213,7 @@ async fn readmit(
 }
 
 fn may_write(who: &Peer, admins: Option<u32>) -> bool {
-    who.user == 0
-        || who.user == rustix::process::geteuid().as_raw()
-        || admins.is_some_and(|group| who.groups.contains(&group))
+    who.user == 0 || who.user == own_user() || admins.is_some_and(|group| who.groups.contains(&group))
 }
 
 #[derive(Deserialize)]

@@ -189,6 +189,7 @@ mod tests {
             weight: 1,
             state: EndpointState::Healthy,
             zone: None,
+            agent: None,
         };
         EndpointList::new((0..endpoints).map(endpoint).collect(), "10.96.0.10:80".parse().unwrap(), &[])
             .unwrap()

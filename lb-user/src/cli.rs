@@ -4,6 +4,8 @@
 
 mod options;
 
+mod agent;
+
 mod run;
 
 mod check;
@@ -63,6 +65,7 @@ pub fn run(cli: Cli) -> Result<ExitCode, Failure> {
         Command::Readmit { service, backend, client, json } => {
             readmit::run(&service, backend, client.as_deref(), json, &files)
         }
+        Command::Agent(agent) => agent::run(agent, files),
         Command::Detach { client, all: _ } => detach::run(client.as_deref(), &files),
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Everything that the text alone decides is decided here, and all faults are reported at once, so that nothing behind
 //! it checks again. Must not look at the host: whether a cgroup exists is for the datapath, what an endpoint file says
-//! for its source. Variables and the host name come in through [`Environment`].
+//! for its source. Variables, the host name and files of keys come in through [`Environment`].
 
 use std::net::SocketAddr;
 use std::ops::Range;
@@ -12,10 +12,12 @@ use std::time::Duration;
 use lb_common::abi::{MAX_CLIENTS, MAX_SERVICES};
 use lb_core::endpoint::EndpointList;
 use lb_core::limits::Limits;
+use lb_core::report_keys::{Keys, ServiceKey};
 use lb_core::service::{Accounting, Service, Task};
 
-use crate::diagnostic::{Faults, Report};
-use crate::document::{self, Table};
+use crate::error::chain;
+use lb_document::diagnostic::{Faults, Report};
+use lb_document::{self as document, Table};
 
 pub mod keys;
 
@@ -45,6 +47,10 @@ mod ejection;
 
 mod health;
 
+mod probe;
+
+mod reports;
+
 mod client;
 
 mod cgroup;
@@ -56,6 +62,8 @@ mod file;
 pub use file::{ConfigError, DEFAULT_PATH, MAX_FILE_BYTES, read, read_paths, read_with};
 pub use metrics::Metrics;
 pub use paths::Paths;
+pub use probe::{AGENT_PORT, Probe, ProbeFrom, ProbeKind};
+pub use reports::Reports;
 
 /// What the operator configured.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -76,6 +84,8 @@ pub struct Config {
     pub admins: Option<String>,
     /// How far apart two passes over the flow records are.
     pub reclaim_interval: Duration,
+    /// How backends' agents are asked.
+    pub reports: Reports,
 }
 
 /// One cgroup whose connects are balanced.
@@ -102,6 +112,8 @@ pub struct ClientService {
     pub service: Service,
     /// Where its endpoints come from.
     pub source: Source,
+    /// How its backends are probed, if they are.
+    pub probe: Option<Probe>,
 }
 
 /// Where the endpoints of a service come from.
@@ -130,6 +142,11 @@ pub trait Environment {
     fn variable(&self, name: &str) -> Option<String>;
     /// The name of the host, if the kernel tells it.
     fn host_name(&self) -> Option<String>;
+    /// The keys in a file.
+    ///
+    /// # Errors
+    /// Why there are none, in words that name the file and hold nothing of a key.
+    fn service_keys(&self, path: &Path) -> Result<Keys<ServiceKey>, String>;
 }
 
 /// This process on this host.
@@ -145,6 +162,10 @@ impl Environment for Host {
     fn host_name(&self) -> Option<String> {
         let name = std::fs::read_to_string("/proc/sys/kernel/hostname").ok()?;
         Some(name.trim_end().to_owned())
+    }
+
+    fn service_keys(&self, path: &Path) -> Result<Keys<ServiceKey>, String> {
+        lb_agent::config::read_key_file(path).map_err(|error| chain(&error))
     }
 }
 
@@ -194,7 +215,9 @@ fn read_root(
     let metrics = metrics::read(root, report);
     let admins = admin::read(root, report);
     let reclaim_interval = reclaim::read(root, report);
-    let services = service::read(&services, directory, report);
+    let reports = reports::read(root, directory, env, report);
+    let around = probe::Around { directory, env, reports: &reports };
+    let services = service::read(&services, around, report);
     let clients = client::read(&clients, &services, limits, env, report);
     let addresses = services.addresses();
     let config = Config {
@@ -206,6 +229,7 @@ fn read_root(
         metrics,
         admins,
         reclaim_interval,
+        reports,
     };
     (config, services.into_files())
 }

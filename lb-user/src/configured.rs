@@ -11,8 +11,8 @@ use lb_kernel::{DatapathError, Pins, ServiceView, Tables};
 use lb_view::configured::{Configured, Keys, SCHEMA};
 
 use crate::config::keys::ERRNOS;
-use crate::config::{Client, ClientService, Config, Source};
-use crate::document::in_units;
+use crate::config::{Client, ClientService, Config, Probe, ProbeFrom, ProbeKind, Reports, Source};
+use lb_document::in_units;
 
 /// A value that is not given, of a key that has none by default.
 const NONE: &str = "none";
@@ -74,7 +74,7 @@ fn of_service(configured: &ClientService) -> Keys {
         ("active_limit", or_none(*active_limit)),
         ("overflow", overflow.name().to_owned()),
         ("error_decay", error_decay.map_or_else(|| "off".to_owned(), in_units)),
-        ("health", health_text(*health)),
+        ("health", health_text(*health, configured.probe.as_ref())),
         ("subset", subset_text(*subset)),
         ("on_no_backend", errno_text(*errno)),
         ("backends", source(&configured.source)),
@@ -96,9 +96,31 @@ fn ejection_text(ejection: Ejection) -> String {
     format!("failures {failures}, base {}, max {}, max_share {max_share}", in_units(base), in_units(max))
 }
 
-fn health_text(health: HealthRules) -> String {
+fn health_text(health: HealthRules, probe: Option<&Probe>) -> String {
     let HealthRules { panic_threshold, replace_after } = health;
-    format!("panic_threshold {panic_threshold}, replace_after {}", in_units(replace_after))
+    let probe = probe.map_or_else(String::new, |probe| format!(", {}", probe_text(probe)));
+    format!("panic_threshold {panic_threshold}, replace_after {}{probe}", in_units(replace_after))
+}
+
+fn probe_text(probe: &Probe) -> String {
+    let Probe { kind, from, port, interval } = probe;
+    let port = port.map_or_else(String::new, |port| format!(" port {port}"));
+    let how = match kind {
+        // Of keys only the numbers are told.
+        ProbeKind::Report { keys, idle_interval } => {
+            let ids: Vec<String> = keys.all().iter().map(|key| key.id.to_string()).collect();
+            format!("idle_interval {}, keys {}", in_units(*idle_interval), ids.join(" and "))
+        }
+        ProbeKind::Connect { path, timeout, rise, fall } => {
+            let path = path.as_ref().map_or_else(String::new, |path| format!("path {path}, "));
+            format!("{path}timeout {}, rise {rise}, fall {fall}", in_units(*timeout))
+        }
+    };
+    let from = match from {
+        ProbeFrom::Host => String::new(),
+        ProbeFrom::Client => format!(" from {}", from.name()),
+    };
+    format!("probe {}{port}{from}, interval {}, {how}", probe.name(), in_units(*interval))
 }
 
 fn subset_text(subset: Subset) -> String {
@@ -128,18 +150,28 @@ fn source(source: &Source) -> String {
 }
 
 fn endpoint(endpoint: &Endpoint) -> String {
-    let Endpoint { address, index, weight, state, zone } = endpoint;
+    let Endpoint { address, index, weight, state, zone, agent } = endpoint;
     let state = match state {
         EndpointState::Healthy => "",
         EndpointState::LameDuck => " lame-duck",
     };
     let zone = zone.as_ref().map_or_else(String::new, |zone| format!(" zone {zone}"));
-    format!("{address} index {index} weight {weight}{state}{zone}")
+    let agent = agent.map_or_else(String::new, |agent| format!(" agent {agent}"));
+    format!("{address} index {index} weight {weight}{state}{zone}{agent}")
 }
 
 fn host(config: &Config) -> Keys {
-    let Config { path: _, clients: _, addresses: _, paths, limits, metrics, admins, reclaim_interval } =
-        config;
+    let Config {
+        path: _,
+        clients: _,
+        addresses: _,
+        paths,
+        limits,
+        metrics,
+        admins,
+        reclaim_interval,
+        reports,
+    } = config;
     keys([
         ("paths.pins", paths.pins.display().to_string()),
         ("paths.run", paths.run.display().to_string()),
@@ -148,6 +180,7 @@ fn host(config: &Config) -> Keys {
         ("limits.flow_records", limits.flow_records.to_string()),
         ("limits.slots", limits.slots.to_string()),
         ("metrics.listen", or_none(metrics.listen)),
+        ("reports.listen", reports.listen.unwrap_or(Reports::ANY).to_string()),
         ("admin.group", or_none(admins.as_ref())),
         ("accounting.reclaim_interval", in_units(*reclaim_interval)),
     ])
@@ -225,7 +258,7 @@ mod tests {
                 "backends = static [10.0.0.1:80 index 0 weight 1]",
                 "connect_timeout = none",
                 "ejection = failures 5, base 5s, max 5m, max_share 50",
-                "error_decay = 10s",
+                "error_decay = 5s",
                 "health = panic_threshold 50, replace_after 10s",
                 "on_no_backend = EHOSTUNREACH",
                 "overflow = least-loaded",

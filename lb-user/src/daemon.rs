@@ -6,7 +6,7 @@
 //! files (`files`), how lists are read (`lists`), given to clients (`delivering`) and kept (`keeping`), another
 //! configuration (`reload`), how it is read (`loader`), what it changes (`changes`) and cannot change (`fixed`), one client
 //! (`client_task`), all of them (`clients`), how they are opened (`opening`) and leave (`leaving`), flow records whose end
-//! no program saw (`flow_records`), what the daemon answers (`report`), and what it knows that the maps do not hold
+//! no program saw (`flow_records`), which backends are probed and what is heard of it (`probing`), who of them reports (`register`), what the daemon answers (`report`), and what it knows that the maps do not hold
 //! (`facts`).
 
 mod event_loop;
@@ -43,6 +43,10 @@ mod leaving;
 
 mod flow_records;
 
+mod probing;
+
+mod register;
+
 mod facts;
 
 mod report;
@@ -68,13 +72,15 @@ use self::flow_records::ReclaimPasses;
 use self::keeping::Kept;
 use self::loader::Loaded;
 use self::opening::Tried;
+use self::probing::Probing;
 use self::reload::Reload;
-use self::report::{Notifier, Waiter};
+use self::report::Waiter;
 use self::watching::Watching;
 use crate::api::Query;
 use crate::config::Config;
-use crate::source::watch::Watch;
 use crate::source::{Contents, FileSource, SourceError, Stamp};
+use lb_host::notify::Notifier;
+use lb_host::watch::Watch;
 use lb_kernel::{DatapathError, Features, Pass, Suspects};
 
 /// Files and cgroups are looked at, and idle slots freed, this often: a watch can be lost without notice.
@@ -123,6 +129,8 @@ enum Event {
     Tick,
     /// The service manager wants a sign of life.
     Watchdog,
+    /// Probes or reports have found somebody otherwise than before.
+    Heard,
     /// SIGHUP.
     Hangup,
     /// SIGTERM or SIGINT.
@@ -143,6 +151,7 @@ struct Daemon {
     reload: Reload,
     watching: Watching,
     passes: ReclaimPasses,
+    probing: Probing,
     waiters: Vec<Waiter>,
     notifier: Notifier,
     ticks: u32,
@@ -169,6 +178,7 @@ impl Daemon {
             reload,
             watching: Watching::new(watch),
             passes: ReclaimPasses::new(),
+            probing: Probing::new(),
             waiters: Vec::new(),
             notifier: Notifier::new(),
             ticks: 0,
@@ -192,20 +202,32 @@ impl Daemon {
                 if self.sources.files.get(&service).is_some_and(|file| file.source == source) {
                     self.read(&service, begun, stamp, result, now);
                     self.settle(now);
+                    self.probe_again(now);
                 }
             }
-            Event::Computed { service, contents } => self.computed(&service, &contents, now),
-            Event::Opened(tried) => self.opened(*tried, now),
-            Event::Loaded(loaded) if self.is_ready => self.loaded(*loaded, now),
+            Event::Computed { service, contents } => {
+                self.computed(&service, &contents, now);
+                self.probe_again(now);
+            }
+            Event::Opened(tried) => {
+                self.opened(*tried, now);
+                self.probe_again(now);
+            }
+            Event::Loaded(loaded) if self.is_ready => {
+                self.loaded(*loaded, now);
+                self.probe_again(now);
+            }
             Event::Loaded(loaded) => {
                 if let Err(error) = self.first_loaded(*loaded, now) {
                     return ControlFlow::Break(Err(error));
                 }
+                self.probe_again(now);
             }
             Event::ReadersGone(result) => self.readers_gone(result, now),
             Event::Reclaimed(pass, suspects) => self.reclaimed(pass, suspects, now),
             Event::Asked(query) => self.answer(query, now),
             Event::Tick => self.tick(now),
+            Event::Heard => self.hear_probes(now),
             Event::Watchdog => self.notifier.watchdog_fed(),
             Event::Hangup => self.reload_now(now),
             Event::Stop => return ControlFlow::Break(Ok(())),
@@ -275,6 +297,7 @@ impl Daemon {
         if freed || unsettled || tasks.any(|client_task| client_task.trouble().is_some()) {
             self.settle(now);
         }
+        self.probe_again(now);
         self.reclaim_flows(now);
         // A wait that failed is tried again.
         self.wait_for_readers();

@@ -4,13 +4,17 @@
 //! What other processes can make the daemon open is limited: connections on each of two listeners. The rest is its own:
 //! what it always has, and what each client takes. `docs/reference/limits.md` has the arithmetic for operators.
 
+use crate::probes::MAX_UNDER_WAY;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Of a client: maps, programs, cgroup. Twice as many for moments, while a reload opens what takes its place.
 pub const OF_CLIENT: u64 = 20;
+/// Of a client whose backends are asked for reports from its network namespace: a socket and an event.
+const OF_NAMESPACE: u64 = 2;
 /// Of the daemon itself: sockets, signals, watches (64), the maps of one client for each of the three documents that may
-/// be made at a time (64), and endpoint files that do not answer (320, as many as have threads).
-pub const OF_DAEMON: u64 = 448;
+/// be made at a time (64), endpoint files that do not answer (320, as many as have threads), probes by connection that are
+/// under way (256), and for reports a socket, an event and the host's maps (at most 8).
+pub const OF_DAEMON: u64 = 448 + MAX_UNDER_WAY as u64 + 8;
 /// Connections of each listener.
 pub const CONNECTIONS: u64 = 64;
 /// The fewest connections of each listener, where there are too few descriptors for more.
@@ -25,7 +29,7 @@ pub const fn wanted(clients: u64) -> u64 {
 
 /// Descriptors for the daemon's own work: connections may have none of these.
 const fn own(clients: u64) -> u64 {
-    OF_DAEMON + 2 * OF_CLIENT * clients
+    OF_DAEMON + (2 * OF_CLIENT + OF_NAMESPACE) * clients
 }
 
 /// Connections at a time of each listener, where so many descriptors are allowed.
@@ -70,14 +74,19 @@ mod tests {
             (wanted(1) - 2, 1, 63),
             (wanted(64), 64, 64),
             (u64::MAX, 64, 64),
-            (576, 1, 43),
+            (840, 1, 42),
             (0, 64, 4),
         ] {
             assert_eq!(connections_limit(limit, clients), expected, "{limit} for {clients}");
         }
-        for (limit, clients) in [(wanted(1), 1), (wanted(1) - 2, 1), (wanted(64), 64), (576, 1)] {
+        for (limit, clients) in [(wanted(1), 1), (wanted(1) - 2, 1), (wanted(64), 64), (840, 1)] {
             let connections = LISTENERS * (connections_limit(limit, clients) as u64 + 1);
             assert!(own(clients) + connections <= limit, "{limit} for {clients}");
+        }
+        let limits = include_str!("../../docs/reference/limits.md").replace(',', "");
+        for (clients, row) in [(1, "together with one client"), (64, "together with 64 clients")] {
+            let number = wanted(clients);
+            assert!(limits.contains(&format!("| {row} | {number} |")), "{row}: {number}");
         }
         // The unit allows what clients at their limit take, and says so with the same number.
         let unit = include_str!("../../packaging/systemd/socklb.service");

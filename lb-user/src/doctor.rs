@@ -8,6 +8,8 @@ mod maps;
 
 mod programs;
 
+mod probes;
+
 mod sockets;
 
 mod process;
@@ -44,6 +46,7 @@ pub fn examine(paths: &Paths, file: &Path, config: Result<&Config, &String>) -> 
     }
     let status = daemon(&mut diagnosis, paths);
     pins(&mut diagnosis, paths, config.as_ref().ok().copied(), status.as_ref());
+    probes::examine(&mut diagnosis, config.as_ref().ok().copied(), status.as_ref());
     open_files(&mut diagnosis, config.as_ref().ok().copied(), status.as_ref());
     for client in clients(config.as_ref().ok().copied(), status.as_ref()) {
         one_client(&mut diagnosis, paths, &client, features);

@@ -6,8 +6,9 @@ use std::io;
 use lb_kernel::DatapathError;
 
 use crate::config::ConfigError;
-use crate::diagnostic::Faults;
 use crate::source::SourceError;
+use lb_document::diagnostic::Faults;
+pub use lb_document::diagnostic::chain;
 
 /// Why a command failed.
 pub enum Failure {
@@ -47,21 +48,4 @@ pub fn is_permission(error: &anyhow::Error) -> bool {
         cause.downcast_ref::<DatapathError>().is_some_and(DatapathError::is_permission)
             || cause.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::PermissionDenied)
     })
-}
-
-/// An error with its causes on one line.
-pub fn chain(error: &(dyn std::error::Error + 'static)) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    // Bound: error chains are a handful of links.
-    while let Some(cause) = source {
-        let cause_text = cause.to_string();
-        // Some libraries repeat their cause in their own text.
-        if !text.ends_with(&cause_text) {
-            text.push_str(": ");
-            text.push_str(&cause_text);
-        }
-        source = cause.source();
-    }
-    text
 }

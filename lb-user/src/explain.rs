@@ -9,6 +9,7 @@ use lb_common::abi::Usable;
 use lb_core::balancer::Balancer;
 use lb_core::balancer::row::Row;
 use lb_core::endpoint::EndpointList;
+use lb_core::health::tiers::Tier;
 use lb_core::health::{Health, Standing, Who};
 use lb_core::ids::{ServiceIndex, Slot};
 use lb_core::membership::{self, Membership, Verdict};
@@ -157,7 +158,11 @@ fn unhealthy<T: Copy + Ord + Add<Duration, Output = T>>(
     let of = |(address, (usable, health)): (&SocketAddr, &(Usable, Health))| {
         let (address, is_replaced) = (*address, row.replaced.contains(address));
         let verdict = balancer.standing(Identity { service, address }).and_then(Standing::worst);
+        // Of its own word connects know by themselves, and its state word says nothing of it.
+        let is_lame_by_report =
+            verdict.is_some_and(|verdict| verdict.who == Who::Report && verdict.health == Health::LameDuck);
         let may_be_chosen = match usable {
+            Usable::UnlessEjected | Usable::EvenEjected if is_lame_by_report => row.tier == Tier::LameDucks,
             Usable::No => false,
             Usable::UnlessEjected => *health != Health::Ejected,
             Usable::EvenEjected => true,

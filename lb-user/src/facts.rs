@@ -9,8 +9,11 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
+#[cfg(doc)]
+use lb_core::reports::senders::Refusal;
 use lb_kernel::{Pins, Runs};
 
+use lb_view::backend::Probe;
 use lb_view::fault::Fault;
 use lb_view::status::{Daemon, Reclaim, Source};
 
@@ -25,6 +28,8 @@ pub struct Facts {
     pub started: SystemTime,
     /// The configurations that were read.
     pub reloads: Reloads,
+    /// What has come and gone of reports.
+    pub reports: ReportCounts,
     /// What is wrong that the maps do not show.
     pub faults: Vec<Fault>,
     /// Client tasks that run.
@@ -33,6 +38,17 @@ pub struct Facts {
     pub unstarted: Vec<String>,
     /// Clients on their way out.
     pub leaving: Vec<Pins>,
+}
+
+/// Datagrams since the daemon began to ask for reports; all zero if it has not.
+#[derive(Clone, Debug, Default)]
+pub struct ReportCounts {
+    /// Requests that were sent.
+    pub requests: u64,
+    /// Requests that could not be sent.
+    pub unsent: u64,
+    /// What came, by what became of it; each word of [`Refusal::NAMES`], and `believed`.
+    pub datagrams: Vec<(&'static str, u64)>,
 }
 
 /// The configurations that were read since the daemon started.
@@ -75,6 +91,8 @@ pub struct ClientFacts {
     pub replace_after: BTreeMap<String, Duration>,
     /// For how long backends have not been available, by service name and address.
     pub unavailable: BTreeMap<(String, SocketAddr), Duration>,
+    /// What probes and reports say of its backends, by service name and address.
+    pub probes: BTreeMap<(String, SocketAddr), Probe>,
     /// Runs of its programs by hook, where the kernel has counted them.
     pub runs: Vec<(&'static str, Runs)>,
     /// Samples of its counters; `None` only where no daemon has taken any.

@@ -232,6 +232,8 @@ mod tests {
             address: ([10, 0, 0, 1], 80).into(),
             weight: 1,
             entries: 0,
+            report: 0,
+            lame_until_ns: 0,
             state: BackendState::Leaving,
             usable: Usable::No,
             is_ejected: false,

@@ -1,20 +1,17 @@
 //! socklb's daemon and commands, as a library for its own binary and benchmark. It is no interface for others.
 //!
-//! In reading order: errors as people read them ([`error`], [`diagnostic`]), TOML ([`document`]) and the configuration
-//! ([`config`]); where endpoints come from ([`source`]) and what client tasks use of them ([`assignments`]); what was
-//! counted of late ([`window`]), how many ends no program saw ([`reclaimed`]), when to try again ([`backoff`]) and what
-//! only the event loop knows ([`facts`]); the event loop ([`daemon`]), the HTTP server ([`server`]) of its socket
-//! ([`api`]) and metrics ([`metrics`]), how many descriptors all that may take ([`descriptors`]) and how freed memory
-//! is given back ([`memory`]); what people are shown ([`status`], [`flows`], [`explain`], [`print`](mod@print)), what a
-//! daemon would decide ([`dry_run`]), what is configured ([`configured`]) and what that changes ([`comparison`]), and what may be wrong with the host ([`doctor`]); and the commands ([`cli`]).
+//! In reading order: errors as people read them ([`error`]) and the configuration ([`config`]); where endpoints come from
+//! ([`source`]) and what client tasks use of them ([`assignments`]); what was counted of late ([`window`]), how many ends no
+//! program saw ([`reclaimed`]), what backends report ([`reports`]) and what probes by connection say ([`probes`]), when to try
+//! again ([`backoff`]) and what only the event loop knows ([`facts`]); the event loop ([`daemon`]), its socket ([`api`]) and
+//! metrics ([`metrics`]), how many descriptors all that may take ([`descriptors`]) and how freed memory is given back
+//! ([`memory`]); what people are shown ([`status`], [`flows`], [`explain`], [`print`](mod@print)), what a daemon would decide
+//! ([`dry_run`]) and what its probes would cost ([`probe_cost`]), what is configured ([`configured`]) and what that changes
+//! ([`comparison`]), and what may be wrong with the host ([`doctor`]); and the commands ([`cli`]).
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 #![expect(missing_docs, reason = "an error's or an option's text is its documentation")]
 
 pub mod error;
-
-pub mod diagnostic;
-
-pub mod document;
 
 pub mod config;
 
@@ -26,6 +23,10 @@ pub mod memory;
 
 pub mod window;
 
+pub mod reports;
+
+pub mod probes;
+
 pub mod backoff;
 
 pub mod reclaimed;
@@ -35,8 +36,6 @@ pub mod facts;
 pub mod daemon;
 
 pub mod descriptors;
-
-pub mod server;
 
 pub mod api;
 
@@ -55,6 +54,8 @@ pub mod print;
 pub mod doctor;
 
 pub mod dry_run;
+
+pub mod probe_cost;
 
 pub mod configured;
 

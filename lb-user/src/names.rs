@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use lb_view::filter::Filter;
 
-use crate::document::did_you_mean;
+use lb_document::did_you_mean;
 
 /// The backends of services, those of several clients together.
 pub type BackendsByService<'a> = BTreeMap<&'a str, BTreeSet<SocketAddr>>;

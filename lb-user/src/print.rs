@@ -7,7 +7,7 @@ use std::io::{self, Write};
 use anyhow::{Context, Result};
 use serde::Serialize;
 
-use crate::diagnostic::Faults;
+use lb_document::diagnostic::Faults;
 use lb_view::text::Style;
 
 /// Prints a text to standard output, whole. Returns `false` if its reader is gone.

@@ -7,8 +7,6 @@ pub mod endpoints;
 
 pub mod last_good;
 
-pub mod watch;
-
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::net::SocketAddr;
@@ -20,12 +18,13 @@ use std::time::{Duration, SystemTime};
 use lb_core::endpoint::EndpointList;
 use lb_core::feed::{List, ReadFailure, Version};
 use lb_core::service::Service;
+use lb_host::regular_file;
 use lb_kernel::trust::Untrusted;
 use thiserror::Error;
 
 use crate::assignments::Assignments;
 use crate::daemon::NoAnswer;
-use crate::diagnostic::Faults;
+use lb_document::diagnostic::Faults;
 
 /// The largest file that is read.
 const MAX_BYTES: u64 = endpoints::MAX_FILE_BYTES as u64;
@@ -225,12 +224,7 @@ pub fn read_whole(path: &Path) -> Result<Vec<u8>, SourceError> {
     const ATTEMPTS: usize = 3;
     let fail = |source| SourceError::Read { path: path.to_owned(), source };
     for _ in 0..ATTEMPTS {
-        // A pipe would keep us waiting for a writer.
-        let mut file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path).map_err(fail)?;
-        let before = file.metadata().map_err(fail)?;
-        if !before.is_file() {
-            return Err(fail(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file")));
-        }
+        let (mut file, before) = regular_file::open(path).map_err(fail)?;
         if before.size() > MAX_BYTES {
             return Err(SourceError::TooLarge(path.to_owned()));
         }

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
-use lb_common::abi::{EjectionPhase, EjectionRules, EjectionState, NO_SLOT, Outcome, Usable};
+use lb_common::abi::{BackendState, EjectionPhase, EjectionRules, EjectionState, NO_SLOT, Outcome, Usable};
 use lb_common::ejection;
 use lb_common::ending::Ending;
 use lb_common::ticks::{self, TICK_LOG2};
@@ -68,6 +68,8 @@ pub fn of(facts: Facts) -> Status {
             for backend in &mut service.backends {
                 let key = (service.name.clone(), backend.address);
                 backend.unavailable_s = facts.unavailable.get(&key).map(Duration::as_secs_f64);
+                backend.probe = facts.probes.get(&key).cloned();
+                backend.take_verdict();
             }
         }
         clients.push(client);
@@ -189,10 +191,11 @@ fn backend(slot: &SlotView, rules: EjectionRules, counts: &Counts, recent: Optio
         address: slot.address,
         slot: slot.at.slot.number(),
         generation: slot.at.generation.0,
-        state: if slot.is_ejected { EJECTED } else { slot.state.name() }.to_owned(),
+        state: state_of(slot).to_owned(),
         ejection: slot.is_ejected.then(|| ejection_of(slot, rules)),
         is_withheld: rules.failures > 0 && !slot.is_ejected && slot.ejection.run >= rules.failures,
         unavailable_s: None,
+        probe: None,
         usable: slot.may_be_chosen(),
         weight: slot.weight,
         share_wanted: 0.0,
@@ -223,6 +226,17 @@ fn backend(slot: &SlotView, rules: EjectionRules, counts: &Counts, recent: Optio
         trials: sums.trials,
         readmissions: sums.readmissions,
         withheld: sums.withheld,
+    }
+}
+
+/// The state of a backend, as far as the maps tell it.
+fn state_of(slot: &SlotView) -> &'static str {
+    if slot.is_ejected {
+        EJECTED
+    } else if slot.state == BackendState::Healthy && slot.lame_until_ns > lb_kernel::monotonic_ns() {
+        BackendState::LameDuck.name()
+    } else {
+        slot.state.name()
     }
 }
 

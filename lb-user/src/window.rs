@@ -4,7 +4,7 @@
 //! Reading the counters of ten thousand backends moves megabytes for each CPU, so it is done seldom, and of each value
 //! only what is shown is kept. It reads no clock and no map.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Sub;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -124,11 +124,20 @@ pub struct Window<T = Instant> {
     limited: VecDeque<Arc<[(ServiceIndex, u64)]>>,
     /// Flows that ended from the first sample ever to the last.
     ended: u64,
+    /// Backends that were chosen between the last two samples; of the first sample ever, and of backends that are new in a
+    /// sample, those that were chosen before it.
+    chosen: Arc<BTreeSet<BackendRef>>,
 }
 
 impl<T> Default for Window<T> {
     fn default() -> Self {
-        Self { samples: VecDeque::new(), beginnings: Arc::default(), limited: VecDeque::new(), ended: 0 }
+        Self {
+            samples: VecDeque::new(),
+            beginnings: Arc::default(),
+            limited: VecDeque::new(),
+            ended: 0,
+            chosen: Arc::default(),
+        }
     }
 }
 
@@ -140,12 +149,18 @@ impl<T: Copy + Sub<Output = Duration>> Window<T> {
 
     /// Takes samples in, which are in the order of slots, and counts of refused connects by the indexes of services.
     pub fn push(&mut self, now: T, samples: Vec<Sample>, limited: Vec<(ServiceIndex, u64)>) {
-        if let Some((_, before)) = self.samples.back() {
-            let since = |sample: &Sample| {
-                find(before, sample.backend).map_or(0, |before| sample.ended_since(&before))
-            };
-            self.ended = self.ended.wrapping_add(samples.iter().map(since).sum());
+        let mut chosen = BTreeSet::new();
+        for sample in &samples {
+            let before = self.samples.back().and_then(|(_, before)| find(before, sample.backend));
+            if let Some(before) = &before {
+                self.ended = self.ended.wrapping_add(sample.ended_since(before));
+            }
+            let before = before.or_else(|| self.beginnings.get(&sample.backend).copied());
+            if sample.chosen != before.map_or(0, |before| before.chosen) {
+                chosen.insert(sample.backend);
+            }
         }
+        self.chosen = Arc::new(chosen);
         self.samples.push_back((now, samples.into()));
         self.limited.push_back(limited.into());
         // The oldest sample that is kept is the newest that is at least a window old.
@@ -162,6 +177,11 @@ impl<T: Copy + Sub<Output = Duration>> Window<T> {
     /// Flows whose end a program saw, from the first sample ever to the last: also those before the window.
     pub fn ended(&self) -> u64 {
         self.ended
+    }
+
+    /// Backends that were chosen lately: within the last two distances between samples, or it is not known when.
+    pub fn chosen(&self) -> &BTreeSet<BackendRef> {
+        &self.chosen
     }
 
     /// Takes in what a backend's counts were when it took its slot.
@@ -273,6 +293,24 @@ mod tests {
             }
         }
         assert_eq!((longest, size_of::<Sample>()), (5, 168));
+    }
+
+    #[test]
+    fn a_backend_was_chosen_lately_if_its_count_has_moved_since_the_sample_before() {
+        let mut window = Window::<Duration>::default();
+        let mut is_chosen = |at, backend, count| {
+            window.push(DISTANCE * at, vec![Sample::of(backend, &chosen(count))], Vec::new());
+            window.chosen().contains(&backend)
+        };
+        assert!(is_chosen(0, BACKEND, 5), "it is not known when");
+        assert!(!is_chosen(1, BACKEND, 5));
+        assert!(is_chosen(2, BACKEND, 6));
+        assert!(!is_chosen(3, BACKEND, 6));
+        assert!(is_chosen(4, backend(2), 6), "another one");
+        assert!(!is_chosen(5, backend(3), 0));
+        window.begin(backend(4), &chosen(7));
+        window.push(DISTANCE * 6, vec![Sample::of(backend(4), &chosen(7))], Vec::new());
+        assert!(window.chosen().is_empty(), "it has begun with what it was chosen before");
     }
 
     #[test]

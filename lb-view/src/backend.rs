@@ -27,6 +27,9 @@ pub struct Backend {
     /// For how many seconds it has not been available; `None` if it is, or without a daemon.
     #[serde(default)]
     pub unavailable_s: Option<f64>,
+    /// What its reports or the daemon's probes say; `None` if it is not probed, or without a daemon.
+    #[serde(default)]
+    pub probe: Option<Probe>,
     /// Whether connect may choose it.
     pub usable: bool,
     /// Its capacity.
@@ -93,9 +96,100 @@ pub struct Backend {
 }
 
 impl Backend {
-    /// Whether it is to be looked at first: connects to it fail, or it is ejected because they did.
-    pub const fn is_failing(&self) -> bool {
-        self.failing || self.ejection.is_some()
+    /// Whether it is to be looked at first: connects or probes fail, or it is ejected because they did.
+    pub fn is_failing(&self) -> bool {
+        self.failing || self.ejection.is_some() || self.state == REFUSING
+    }
+
+    /// Shows the verdict of probes or reports as its state, if nobody has said anything worse.
+    pub fn take_verdict(&mut self) {
+        let verdict = self.probe.as_ref().and_then(|probe| probe.verdict.clone());
+        let healthy = abi::BackendState::Healthy.name();
+        let lame_duck = abi::BackendState::LameDuck.name();
+        if let Some(verdict) = verdict
+            && (self.state == healthy || self.state == lame_duck && verdict == REFUSING)
+        {
+            self.state = verdict;
+        }
+    }
+}
+
+/// The state of a backend that is refusing connections.
+pub const REFUSING: &str = "refusing";
+
+/// What reports or probes say of a backend.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Probe {
+    /// `report`, `tcp` or `http`.
+    pub kind: String,
+    /// Of reports `ready`, `lame-duck`, `down`, `unheard`, `silent` or `unknown`; of probes `well` or `failing`; `unprobed` before
+    /// the first.
+    pub state: String,
+    /// What follows for it: `lame-duck`, `refusing`, or nothing.
+    pub verdict: Option<String>,
+    /// Why the last probe failed, or why nothing is known.
+    pub why: Option<String>,
+    /// How many seconds ago the last report came.
+    pub age_s: Option<f64>,
+    /// For how many seconds it is a lame duck if it says nothing more.
+    pub lasts_s: Option<f64>,
+    /// How long the last probe took that was answered, in milliseconds.
+    pub round_trip_ms: Option<f64>,
+    /// Requests a second, as it says.
+    pub qps: Option<f64>,
+    /// Errors a second, as it says.
+    pub eps: Option<f64>,
+    /// How much of what it can do it does, as it says.
+    pub utilization: Option<f64>,
+}
+
+impl Probe {
+    /// Of a backend that was not probed yet, by probes of this kind.
+    pub fn unprobed(kind: &str) -> Self {
+        Self {
+            kind: kind.to_owned(),
+            state: "unprobed".to_owned(),
+            verdict: None,
+            why: None,
+            age_s: None,
+            lasts_s: None,
+            round_trip_ms: None,
+            qps: None,
+            eps: None,
+            utilization: None,
+        }
+    }
+
+    /// What the state of a backend may be by probes of this kind.
+    pub fn states(kind: &str) -> &'static [&'static str] {
+        match kind {
+            "report" => &["ready", "lame-duck", "down", "unheard", "silent", "unknown", "unprobed"],
+            _ => &["well", "failing", "unprobed"],
+        }
+    }
+
+    /// Whether there is something to tell: it is neither ready nor well, nor about to be probed first.
+    pub fn is_remarkable(&self) -> bool {
+        !matches!(self.state.as_str(), "ready" | "well" | "unprobed")
+    }
+}
+
+impl fmt::Display for Probe {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.kind.as_str() {
+            "report" => write!(f, "reports: {}", self.state)?,
+            kind => write!(f, "{kind} probes: {}", self.state)?,
+        }
+        if let Some(why) = &self.why {
+            write!(f, ", {why}")?;
+        }
+        if let Some(seconds) = self.age_s {
+            write!(f, ", heard {seconds:.1} s ago")?;
+        }
+        if let Some(seconds) = self.lasts_s {
+            write!(f, ", for {:.0} s if it is silent", seconds.ceil())?;
+        }
+        Ok(())
     }
 }
 
@@ -143,6 +237,7 @@ impl Backend {
             ejection: None,
             is_withheld: false,
             unavailable_s: None,
+            probe: None,
             usable: true,
             weight: 1,
             share_wanted: 0.0,

@@ -56,6 +56,8 @@ pub enum FaultCode {
     EndsUnseen,
     /// Flow records cannot be compared with the kernel's sockets.
     RecordsUnchecked,
+    /// Backends cannot be probed, or not all of them.
+    Probes,
     /// A service's endpoints cannot be used.
     Source,
     /// No backend of a service is usable.

@@ -144,7 +144,7 @@ fn idle(daemon: &Daemon) -> Result<u64> {
 }
 
 /// User and system time of a process, in ticks (proc_pid_stat(5), fields 14 and 15).
-fn cpu_ticks(pid: u32) -> Result<u64> {
+pub fn cpu_ticks(pid: u32) -> Result<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
     // The second field is the name in parentheses, which may hold blanks.
     let fields: Vec<&str> = stat.rsplit_once(')').context("a stat line")?.1.split_whitespace().collect();

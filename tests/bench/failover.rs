@@ -8,8 +8,6 @@ mod cell;
 
 pub mod caller;
 
-mod link;
-
 mod listener;
 
 mod slow;
@@ -24,11 +22,11 @@ mod mistake;
 
 mod recovery;
 
-mod print;
+pub mod print;
 
 use std::path::PathBuf;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use lb_common::abi::Policy;
 use serde::Serialize;
 use stage::Stage;
@@ -113,15 +111,7 @@ pub fn run(options: &Options) -> Result<()> {
         };
         measured.iter().flat_map(|measured| named(measured).collect::<Vec<_>>()).collect()
     };
-    for missed in &missed {
-        println!("missed: {missed}");
-    }
-    match missed.len() {
-        0 => println!("all that is needed is reached"),
-        missed if options.check => bail!("{missed} needs are missed"),
-        _ => {}
-    }
-    Ok(())
+    crate::conclude(&missed, options.check)
 }
 
 fn write(options: &Options, measured: &impl Serialize) -> Result<()> {

@@ -6,9 +6,15 @@ mod daemon;
 
 mod failover;
 
+mod lame_duck;
+
+mod link;
+
+mod pause;
+
 mod statistics;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::{Parser, Subcommand};
 
 #[derive(Debug, Parser)]
@@ -25,26 +31,53 @@ enum Command {
     Daemon,
     /// What a dead backend costs a client, with and without ejection
     Failover(failover::Options),
+    /// What reports of backends do, and what they cost
+    LameDuck(lame_duck::Options),
     /// The backends of a benchmark
     #[command(hide = true)]
     Serve(connect::serve::Options),
     /// One arm of a benchmark
     #[command(hide = true)]
     Work(connect::work::Options),
+    /// The application of a backend
+    #[command(hide = true)]
+    Application(lame_duck::application::Options),
+    /// The client of a benchmark of reports
+    #[command(hide = true)]
+    Load(lame_duck::load::Options),
     /// The client of a benchmark of dead backends
     #[command(hide = true)]
     Call,
 }
 
 fn main() -> Result<()> {
-    // Without whoever waits for the result it would go on, with both CPUs.
-    rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::TERM))?;
-    match Cli::parse().command {
+    let command = Cli::parse().command;
+    // Without whoever waits for the result it would go on, with both CPUs. An application does go on where nobody runs it any more.
+    if !matches!(command, Command::Application(_)) {
+        rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::TERM))?;
+    }
+    match command {
         Command::Connect(options) => connect::run(&options),
         Command::Daemon => daemon::run(),
         Command::Failover(options) => failover::run(&options),
+        Command::LameDuck(options) => lame_duck::run(&options),
+        Command::Application(options) => lame_duck::application::run(&options),
+        Command::Load(options) => lame_duck::load::run(&options),
         Command::Serve(options) => connect::serve::run(&options),
         Command::Work(options) => connect::work::run(&options),
         Command::Call => failover::caller::run(),
     }
+}
+
+/// Says which needs are missed, if any are; an error if these are to be checked.
+fn conclude(missed: &[String], is_checked: bool) -> Result<()> {
+    for missed in missed {
+        println!("missed: {missed}");
+    }
+    match missed.len() {
+        0 => println!("all that is needed is reached"),
+        missed if is_checked => bail!("{missed} needs are missed"),
+        _ => {}
+    }
+    Ok(())
 }

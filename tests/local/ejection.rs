@@ -2,12 +2,15 @@
 
 use std::collections::BTreeMap;
 
-use lb_common::abi::{self, EjectionRules, NextTrial, Policy, Service, map};
+use aya::maps::{Array, MapData};
+use lb_common::abi::{self, EjectionPhase, EjectionRules, NextTrial, Policy, Service, map};
 use lb_view::backend;
+use rustix::process::Signal;
 use stage::backend::Manner;
+use stage::daemon::failure;
 use stage::fixture::{Fixture, SERVICE, config, with_active_accounting};
 use stage::maps::{Raw, array};
-use stage::{Backend, Probe, eventually, replace};
+use stage::{Backend, Probe, eventually, kernel, replace};
 
 /// A daemon whose service has these lines, before endpoints at these addresses.
 pub fn start(endpoints: &[&str], lines: &str) -> Fixture {
@@ -57,6 +60,16 @@ pub fn failed(counts: &BTreeMap<String, u32>) -> u32 {
 
 pub fn at(fixture: &Fixture, address: &str) -> backend::Backend {
     fixture.setup.backend(address).expect("the backend")
+}
+
+/// The rows of the services, as the maps of the client hold them.
+fn services_of(fixture: &Fixture) -> Array<MapData, Raw<Service>> {
+    array(&fixture.setup.map("web", map::SERVICES))
+}
+
+/// As [`services_of`], of the backends.
+fn backends_of(fixture: &Fixture) -> Array<MapData, Raw<abi::Backend>> {
+    array(&fixture.setup.map("web", map::BACKENDS))
 }
 
 fn is_ejected(fixture: &Fixture, address: &str) -> bool {
@@ -330,9 +343,7 @@ fn what_the_programs_found_outlives_lists_restarts_and_kills() {
     eventually("the weights are in force", || at(&fixture, DEAD[0]).weight, |weight| *weight == 3);
     let policy = format!("policy = \"random\"\n{FOR_LONG}");
     replace(&fixture.setup.folder.join("socklb.toml"), &text(&fixture, &policy));
-    let rules = || {
-        array::<Service>(&fixture.setup.map("web", map::SERVICES)).get(&0, 0).expect("the service").0.rules
-    };
+    let rules = || services_of(&fixture).get(&0, 0).expect("the service").0.rules;
     eventually("the kernel has the policy", rules, |rules| rules.policy == Policy::Random as u8);
     assert!(is_ejected(&fixture, DEAD[0]));
     fixture.stop();
@@ -360,7 +371,7 @@ fn who_is_still_ejected_where_ejection_is_off_comes_back() {
     let mut fixture = start(&[DEAD[0], THREE[0], THREE[1]], FOR_LONG);
     assert_eq!(failed(&dial(&mut fixture.probe(), 60)), 5);
     fixture.stop();
-    let mut services = array::<Service>(&fixture.setup.map("web", map::SERVICES));
+    let mut services = services_of(&fixture);
     let mut row = services.get(&0, 0).expect("the service").0;
     row.ejection = EjectionRules::default();
     services.set(0, Raw(row), 0).expect("store the rules");
@@ -386,12 +397,12 @@ fn a_trial_never_goes_to_a_backend_of_another_service() {
     let orders = (0..20).filter(|_| probe.try_dial("10.96.0.11:80").is_err()).count();
     assert!(orders >= 5, "{orders}");
     fixture.stop();
-    let mut services = array::<Service>(&fixture.setup.map("web", map::SERVICES));
+    let mut services = services_of(&fixture);
     let of = |name: &str| {
         (0..2).find(|index| services.get(index, 0).expect("a row").0.name.starts_with(name.as_bytes()))
     };
     let (users, orders) = (of("users").expect("users"), of("orders").expect("orders"));
-    let backends = array::<abi::Backend>(&fixture.setup.map("web", map::BACKENDS));
+    let backends = backends_of(&fixture);
     let ejected = (0..4).find(|slot| backends.get(slot, 0).expect("a row").0.state.ejected != 0);
     let slot = ejected.expect("an ejected backend");
     assert_eq!(u32::from(backends.get(&slot, 0).expect("its row").0.endpoint.service), orders);
@@ -403,6 +414,70 @@ fn a_trial_never_goes_to_a_backend_of_another_service() {
     let counts = dial(&mut probe, 20);
     assert_eq!(counts.get("stranger"), None, "{counts:?}");
     assert_eq!(failed(&counts), 5, "{counts:?}");
+}
+
+/// Whoever is named for the next trial may be on trial itself, by a connect that is never decided, and no program may judge
+/// anybody meanwhile. The daemon names another whose time is over.
+#[test]
+fn a_trial_that_is_not_decided_holds_nobody_else_up() {
+    let mut fixture = start(&[DEAD[0], DEAD[1], THREE[0], THREE[1], THREE[2]], FOR_LONG);
+    let mut probe = fixture.probe();
+    assert_eq!(failed(&dial(&mut probe, 60)), 10);
+    fixture.stop();
+    let mut services = services_of(&fixture);
+    let mut service = services.get(&0, 0).expect("the service").0;
+    let on_trial = service.next_trial.slot();
+    let mut backends = backends_of(&fixture);
+    for slot in 0..5 {
+        let mut row = backends.get(&slot, 0).expect("a row").0;
+        if row.state.ejected == 0 {
+            continue;
+        }
+        if slot == on_trial {
+            row.ejection.phase = EjectionPhase::Trial as u8;
+            service.next_trial = NextTrial::of(slot, row.ejection.at, 0);
+        } else {
+            row.ejection.at = row.ejection.at.wrapping_sub(2 * service.ejection.base);
+        }
+        backends.set(slot, Raw(row), 0).expect("store the backend");
+    }
+    services.set(0, Raw(service), 0).expect("store the next trial");
+    assert_eq!(failed(&dial(&mut probe, 60)), 0, "no program knows of the other");
+    fixture.start();
+    eventually("the other is tried", || failed(&dial(&mut probe, 1)), |failed| *failed == 1);
+    let trials = DEAD[..2].iter().map(|address| at(&fixture, address).trials);
+    assert_eq!(trials.sum::<u64>(), 1);
+}
+
+#[test]
+fn who_leaves_is_not_named_for_a_trial_any_more() {
+    let fixture = start(&[DEAD[0], THREE[0], THREE[1]], FOR_LONG);
+    assert_eq!(failed(&dial(&mut fixture.probe(), 60)), 5);
+    let services = services_of(&fixture);
+    let next = || services.get(&0, 0).expect("the service").0.next_trial;
+    assert_ne!(next(), NextTrial::default());
+    write(&fixture, &THREE[..2]);
+    eventually("nobody is named", next, |next| *next == NextTrial::default());
+}
+
+/// The end of such a connection is not seen, so a trial by it would never be decided.
+#[test]
+fn a_connect_of_an_mptcp_socket_is_never_a_trial() {
+    if kernel::SKC_TO_MPTCP_SOCK.skips() {
+        return;
+    }
+    let fixture = start(&[DEAD[0], THREE[0], THREE[1]], BRIEFLY);
+    let mut probe = fixture.probe();
+    eventually("it is ejected", || dial(&mut probe, 30), |_| is_ejected(&fixture, DEAD[0]));
+    let trial_in_s = || at(&fixture, DEAD[0]).ejection.and_then(|ejection| ejection.trial_in_s);
+    eventually("a trial is due", trial_in_s, |seconds| *seconds == Some(0.0));
+    let trials = at(&fixture, DEAD[0]).trials;
+    for _ in 0..6 {
+        let dialled = probe.dial_mptcp(SERVICE);
+        probe.close(dialled.socket);
+    }
+    assert_eq!(at(&fixture, DEAD[0]).trials, trials);
+    eventually("a connect of TCP is", || dial(&mut probe, 1), |_| at(&fixture, DEAD[0]).trials > trials);
 }
 
 #[test]
@@ -539,4 +614,16 @@ fn an_ejection_is_lifted_before_its_time() {
         "{text}"
     );
     assert!(is_ejected(&fixture, DEAD[0]));
+}
+
+/// What was asked is in its socket, so it may do it when it goes on, or see that nobody waits for the answer.
+#[test]
+fn a_daemon_that_does_not_answer_may_lift_an_ejection_later() {
+    let fixture = start(&THREE, FOR_LONG);
+    fixture.daemon().signal(Signal::STOP);
+    let (code, text) = failure(&fixture.setup.run(&["readmit", "users", THREE[0]]));
+    let expected = "does not answer: it may lift the ejection when it goes on (`socklb status`)";
+    assert!(code == Some(1) && text.contains(expected), "{code:?} {text}");
+    fixture.daemon().signal(Signal::CONT);
+    eventually("it answers again", || fixture.setup.status(), |status| status.daemon.is_some());
 }

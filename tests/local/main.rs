@@ -28,6 +28,12 @@ mod degraded;
 
 mod ejection;
 
+mod probes;
+
+mod reports;
+
+mod verdicts;
+
 mod flows;
 
 mod counts;

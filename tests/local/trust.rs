@@ -180,7 +180,7 @@ fn members_of_the_sockets_group_may_ask_and_change_nothing() {
     }
     // The one verb that writes is for others.
     let (code, text) = failure(&as_member_of(NOBODY, &fixture, &["readmit", "users", "127.0.0.1:8001"]));
-    let expected = "user 65533 may not: root may, and user 0 (the daemon's); [admin] group names a group";
+    let expected = "user 65533 may not: root may, user 0 (the daemon's), and the members of a group";
     assert!(code == Some(4) && text.contains(expected), "{code:?} {text}");
 }
 

@@ -4,11 +4,13 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
+use lb_view::backend::Backend;
 use serde_json::Value;
-use stage::fixture::SERVICE;
+use stage::eventually;
+use stage::fixture::{Fixture, SERVICE};
 
 use crate::http;
-use crate::page::{COUNTED, LISTEN, listening};
+use crate::page::{COUNTED, LISTEN, with};
 use crate::prometheus::promtool;
 
 fn shipped(name: &str) -> PathBuf {
@@ -30,7 +32,12 @@ fn dashboard_and_rules_are_of_metrics_that_there_are() {
     let _alone = COUNTED.lock();
     // Metrics of program runs are there while the kernel counts them.
     let _counting = stage::sys::count_runs();
-    let fixture = listening();
+    let mut fixture = Fixture::without_daemon();
+    with(&fixture, &format!("health = {{ probe = \"tcp\" }}\n[metrics]\nlisten = \"{LISTEN}\"\n"));
+    fixture.start();
+    let is_probed = |backend: &Backend| backend.probe.as_ref().is_some_and(|probe| probe.state == "well");
+    let backends = || fixture.setup.backends("web", "users");
+    eventually("all are probed", backends, |all| all.len() == 3 && all.iter().all(is_probed));
     assert_eq!(fixture.probe().dial_many(SERVICE, 9).len(), 3);
     let page = http::get(LISTEN, "/metrics", http::OPEN_METRICS).body;
     let series: BTreeSet<&str> = page

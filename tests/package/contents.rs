@@ -10,7 +10,10 @@ use crate::{PACKAGE, install};
 
 /// The commands, as `socklb --help` lists them.
 fn commands(machine: &Machine) -> Vec<String> {
-    let help = machine.good(&["socklb", "--help"]);
+    listed(&machine.good(&["socklb", "--help"]))
+}
+
+fn listed(help: &str) -> Vec<String> {
     let list = help.split("Commands:\n").nth(1).expect("a list of commands");
     let names = list.lines().map_while(|line| line.split_whitespace().next());
     names.filter(|name| *name != "help").map(str::to_owned).collect()
@@ -29,6 +32,7 @@ fn every_file_is_at_its_place_and_roots() {
     install(&machine);
     let mut expected: BTreeSet<String> = [
         "/usr/bin/socklb",
+        "/usr/lib/systemd/system/socklb-agent.service",
         "/usr/lib/systemd/system/socklb.service",
         "/usr/lib/sysusers.d/socklb.conf",
         "/usr/lib/tmpfiles.d/socklb.conf",
@@ -39,6 +43,8 @@ fn every_file_is_at_its_place_and_roots() {
         "/usr/share/doc/socklb/README.md",
         "/usr/share/doc/socklb/changelog.gz",
         "/usr/share/doc/socklb/copyright",
+        "/usr/share/doc/socklb/examples/agent.toml",
+        "/usr/share/doc/socklb/examples/backend-service.conf",
         "/usr/share/doc/socklb/examples/balanced-service.conf",
         "/usr/share/doc/socklb/examples/grafana/socklb.json",
         "/usr/share/doc/socklb/examples/prometheus/socklb.rules.yml",
@@ -46,12 +52,15 @@ fn every_file_is_at_its_place_and_roots() {
         "/usr/share/doc/socklb/examples/users.toml",
         "/usr/share/fish/vendor_completions.d/socklb.fish",
         "/usr/share/man/man1/socklb.1.gz",
+        "/usr/share/man/man5/agent.toml.5.gz",
         "/usr/share/man/man5/socklb.toml.5.gz",
         "/usr/share/zsh/vendor-completions/_socklb",
     ]
     .map(str::to_owned)
     .into();
     expected.extend(commands(&machine).iter().map(|name| format!("/usr/share/man/man1/socklb-{name}.1.gz")));
+    let of_agent = listed(&machine.good(&["socklb", "agent", "--help"]));
+    expected.extend(of_agent.iter().map(|name| format!("/usr/share/man/man1/socklb-agent-{name}.1.gz")));
     for folder in ["docs", "docs/guide", "docs/reference", "docs/design"] {
         let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(folder);
         let names =
@@ -106,6 +115,8 @@ fn user_and_pin_directory_are_made_without_systemd_running() {
     install(&bare);
     let user = bare.good(&["getent", "passwd", "socklb"]);
     assert!(user.ends_with(":socklb connection balancing:/:/usr/sbin/nologin"), "{user}");
+    let user = bare.good(&["getent", "passwd", "socklb-agent"]);
+    assert!(user.ends_with(":socklb agent:/:/usr/sbin/nologin"), "{user}");
     bare.good(&["dpkg", "--purge", "socklb"]);
 }
 
@@ -127,11 +138,20 @@ fn the_example_passes_the_check() {
 fn unit_and_drop_in_are_understood() {
     let machine = Machine::without_systemd();
     install(&machine);
-    machine.write("/etc/systemd/system/frontend.service", "[Service]\nExecStart=/usr/bin/true\n");
-    let drop_in = "/usr/share/doc/socklb/examples/balanced-service.conf";
-    machine.good(&["mkdir", "/etc/systemd/system/frontend.service.d"]);
-    machine.good(&["cp", drop_in, "/etc/systemd/system/frontend.service.d/socklb.conf"]);
-    for unit in ["/usr/lib/systemd/system/socklb.service", "/etc/systemd/system/frontend.service"] {
+    let services = [("frontend", "balanced-service.conf"), ("users", "backend-service.conf")];
+    let units = services.map(|(service, drop_in)| {
+        let unit = format!("/etc/systemd/system/{service}.service");
+        machine.write(&unit, "[Service]\nExecStart=/usr/bin/true\n");
+        machine.good(&["mkdir", &format!("{unit}.d")]);
+        let drop_in = format!("/usr/share/doc/socklb/examples/{drop_in}");
+        machine.good(&["cp", &drop_in, &format!("{unit}.d/socklb.conf")]);
+        unit
+    });
+    for unit in units
+        .iter()
+        .map(String::as_str)
+        .chain(["/usr/lib/systemd/system/socklb.service", "/usr/lib/systemd/system/socklb-agent.service"])
+    {
         // Unknown keys and values, missing programs and manual pages. It says nothing if it finds nothing.
         let output = machine.run(&["systemd-analyze", "verify", "--recursive-errors=one", "--man=yes", unit]);
         let said = String::from_utf8_lossy(&output.stderr);
@@ -139,6 +159,8 @@ fn unit_and_drop_in_are_understood() {
     }
     // Out of ten, in tenths: 20 as it is. What is open is listed at the end of the unit with its reason.
     let unit = "/usr/lib/systemd/system/socklb.service";
+    machine.good(&["systemd-analyze", "security", "--offline=yes", "--threshold=20", "--no-pager", unit]);
+    let unit = "/usr/lib/systemd/system/socklb-agent.service";
     machine.good(&["systemd-analyze", "security", "--offline=yes", "--threshold=20", "--no-pager", unit]);
 }
 

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 
 use lb_common::abi::ABI_VERSION;
+use lb_common::abi::host::HOST_ABI_VERSION;
 use lb_view::backend::Backend;
 use lb_view::status::{self, Client, Service, Source, Status};
 use serde::de::DeserializeOwned;
@@ -63,6 +64,11 @@ impl Setup {
         self.pins_of(client).join("maps").join(name)
     }
 
+    /// A pinned map that all clients share.
+    pub fn host_map(&self, name: &str) -> PathBuf {
+        self.pins.join(format!("host-v{HOST_ABI_VERSION}")).join(name)
+    }
+
     /// `status --json`, whatever its exit code.
     #[track_caller]
     pub fn status(&self) -> Status {
@@ -76,6 +82,17 @@ impl Setup {
         serde_json::from_slice(&output.stdout).unwrap_or_else(|error| {
             panic!("{arguments:?} --json: {error}: {}", String::from_utf8_lossy(&output.stderr));
         })
+    }
+
+    /// The page of metrics, from the daemon's socket.
+    pub fn metrics(&self) -> String {
+        let socket = self.folder.join("run/socklb.sock");
+        let mut stream = std::os::unix::net::UnixStream::connect(socket).expect("the daemon answers");
+        let request = b"GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
+        std::io::Write::write_all(&mut stream, request).expect("ask");
+        let mut page = String::new();
+        stream.read_to_string(&mut page).expect("read the page");
+        page
     }
 
     /// What the daemon says is wrong.

@@ -60,6 +60,8 @@ pub mod workers;
 
 pub mod accounts;
 
+pub mod agent;
+
 pub use backend::{Backend, Manner};
 pub use cgroup::Cgroup;
 pub use daemon::{Daemon, Setup, faults_of};

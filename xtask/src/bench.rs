@@ -12,6 +12,8 @@ use crate::object;
 pub struct Options {
     /// What to measure; everything, if nothing is named
     what: Option<What>,
+    /// Of lame-duck: only these parts: `restart`, `shutdown`, `pushes`, `stored`, `many`, `hostile`
+    parts: Vec<String>,
     /// Of connect: rounds, in each of which every arm has its turn
     #[arg(long, default_value_t = 300)]
     rounds: u32,
@@ -48,7 +50,7 @@ pub struct Options {
     /// Of failover: write what was measured to this file, as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Of failover: fail if what is needed is missed
+    /// Of failover and lame-duck: fail if what is needed is missed
     #[arg(long)]
     check: bool,
 }
@@ -64,12 +66,17 @@ enum What {
     Daemon,
     /// What a dead backend costs a client, with and without ejection
     Failover,
+    /// What reports of backends do and cost: restarts without a failed request, pushes, probes, hostile datagrams
+    LameDuck,
 }
 
 /// `cargo xtask bench`.
 pub fn run(options: &Options) -> Result<()> {
     if !rustix::process::geteuid().is_root() {
         bail!("benchmarks need root: they make cgroups and load kernel programs");
+    }
+    if !options.parts.is_empty() && options.what != Some(What::LameDuck) {
+        bail!("only lame-duck has parts that are named so: {}", options.parts.join(", "));
     }
     let wanted = |what| options.what.is_none_or(|only| only == what);
     run_command(cargo().args(["build", "--release", "--package", "lb-user", "--locked"]))?;
@@ -97,6 +104,11 @@ pub fn run(options: &Options) -> Result<()> {
     }
     if wanted(What::Failover) {
         run_command(&mut failover(options)?)?;
+    }
+    if wanted(What::LameDuck) {
+        let mut bench = kernel_bench("lame-duck");
+        bench.args(&options.parts).args(options.check.then_some("--check"));
+        run_command(&mut bench)?;
     }
     Ok(())
 }

@@ -10,8 +10,8 @@ use sha2::{Digest, Sha256};
 use crate::command::{root, run as run_command, target};
 use crate::toolchain;
 
-/// Those that ship: the programs that are attached, and those that are only tried.
-const NAMES: [&str; 2] = ["socklb", "probes"];
+/// Those that ship: the programs that are attached, those that are only tried, and the maps of the host.
+const NAMES: [&str; 3] = ["socklb", "probes", "host"];
 
 /// The committed copy of the programs that are attached.
 pub fn committed() -> PathBuf {

@@ -86,7 +86,18 @@ fn run_tier(tier: Tier, filter: Option<&str>) -> Result<()> {
             "xtask",
         ],
         // With the readers of text from outside, fed with what fuzzers have found.
-        Tier::Product => &["--package", "lb-kernel", "--package", "lb-user", "--package", "lb-fuzz"],
+        Tier::Product => &[
+            "--package",
+            "lb-agent",
+            "--package",
+            "lb-diag",
+            "--package",
+            "lb-kernel",
+            "--package",
+            "lb-user",
+            "--package",
+            "lb-fuzz",
+        ],
         Tier::Object => return object::rebuild_and_compare(),
         // With the tests of the tests' own parts.
         Tier::Local => &["--package", "lb-tests", "--lib", "--bins", "--test", "local", "--test", "metrics"],

@@ -16,20 +16,43 @@ use crate::command::{cargo, output, root};
 use crate::object::{self, Record};
 
 /// The edges that our crates may have, each a decision: normal and build dependencies only.
-const EDGES: [(&str, Allowed); 10] = [
+const EDGES: [(&str, Allowed); 15] = [
     ("lb-common", Allowed::Exactly(&["bytemuck"])),
-    ("lb-core", Allowed::Exactly(&["lb-common", "thiserror", "xxhash-rust"])),
+    ("lb-core", Allowed::Exactly(&["hkdf", "lb-common", "sha2", "thiserror", "xxhash-rust"])),
     // It draws what others have computed.
     ("lb-svg", Allowed::Exactly(&[])),
     // The planner decides as the daemon does and picks as the kernel does, and knows neither of them.
     ("lb-sim", Allowed::Ours(&["lb-common", "lb-core", "lb-svg", "lb-view"])),
-    ("lb-kernel", Allowed::Ours(&["lb-common", "lb-core"])),
-    ("lb-user", Allowed::Ours(&["lb-common", "lb-core", "lb-kernel", "lb-view"])),
+    // It runs where backends are, which have no kernel programs. Its status is a table as the daemon's are (`lb-view`).
+    (
+        "lb-agent",
+        Allowed::Ours(&["lb-common", "lb-core", "lb-diag", "lb-document", "lb-host", "lb-http", "lb-view"]),
+    ),
+    // What every program of ours reads and serves with, whatever it is about.
+    ("lb-document", Allowed::Ours(&[])),
+    ("lb-http", Allowed::Ours(&[])),
+    ("lb-host", Allowed::Ours(&[])),
+    // One system call, and what it answers.
+    ("lb-diag", Allowed::Exactly(&["bytemuck", "libc", "rustix"])),
+    ("lb-kernel", Allowed::Ours(&["lb-common", "lb-core", "lb-diag", "lb-host"])),
+    (
+        "lb-user",
+        Allowed::Ours(&[
+            "lb-agent",
+            "lb-common",
+            "lb-core",
+            "lb-document",
+            "lb-host",
+            "lb-http",
+            "lb-kernel",
+            "lb-view",
+        ]),
+    ),
     ("lb-view", Allowed::Ours(&["lb-common", "lb-core"])),
     // The tests drive the program as an operator does, never as a library; what it shows they read by its types.
     ("lb-tests", Allowed::Ours(&["lb-common", "lb-svg", "lb-view"])),
-    // A fuzzer calls what reads text, thousands of times a second.
-    ("lb-fuzz", Allowed::Ours(&["lb-core", "lb-user"])),
+    // A fuzzer calls what reads text and datagrams, thousands of times a second.
+    ("lb-fuzz", Allowed::Ours(&["lb-agent", "lb-common", "lb-core", "lb-document", "lb-http", "lb-user"])),
     ("xtask", Allowed::Ours(&[])),
 ];
 
@@ -67,8 +90,14 @@ static IDIOMS: [Idiom; 6] = [
     Idiom {
         pattern: concat!("repr", "(C"),
         inside: "",
-        except: &["lb-common/src/abi", "lb-common/src/net.rs", "lb-kernel/src/sys"],
-        instead: "the kernel ABI has one home, lb-common/src/abi.rs",
+        except: &[
+            "lb-common/src/abi",
+            "lb-common/src/net.rs",
+            "lb-common/src/wire",
+            "lb-diag/src",
+            "lb-kernel/src/sys",
+        ],
+        instead: "the kernel ABI has one home, lb-common/src/abi.rs, and what goes over the wire lb-common/src/wire.rs",
     },
     Idiom {
         pattern: concat!("Instant", "::now"),

@@ -148,8 +148,8 @@ impl BackendState {
     }
 }
 
-/// Who has a slot. Written by the daemon, only while no table, fallback or flow refers to the slot (but the weight, which
-/// only readers of the map want, at any time).
+/// Who has a slot. Written by the daemon, only while no table, fallback or flow refers to the slot; but at any time the weight,
+/// which only readers of the map want, and the report id.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct BackendAddress {
@@ -159,8 +159,8 @@ pub struct BackendAddress {
     pub port: Be16,
     /// The service that owns the slot.
     pub service: u16,
-    /// Zero.
-    pub _reserved: u32,
+    /// Its report id: which [`Verdict`](super::host::Verdict) is about it; [`NO_REPORT`](super::host::NO_REPORT) if none is.
+    pub report: u32,
     /// Counts the backends that have held this slot, wrapping. In a free slot, what the next one gets.
     pub generation: u32,
     /// The configured weight (capacity); for readers of the map.

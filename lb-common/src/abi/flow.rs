@@ -102,6 +102,8 @@ pub enum Reason {
     Overflow = 2,
     /// It is ejected, and the flow finds out whether it is well again.
     Trial = 3,
+    /// The choice fell on a lame duck by its own report; it is another one, from the schedule.
+    Diverted = 4,
 }
 
 impl Reason {
@@ -112,6 +114,7 @@ impl Reason {
             1 => Self::Fallback,
             2 => Self::Overflow,
             3 => Self::Trial,
+            4 => Self::Diverted,
             _ => return None,
         })
     }
@@ -123,6 +126,7 @@ impl Reason {
             Self::Fallback => "fallback",
             Self::Overflow => "overflow",
             Self::Trial => "trial",
+            Self::Diverted => "diverted",
         }
     }
 }

@@ -60,7 +60,6 @@ pub fn least<T: Tables>(tables: &T, members: T::Members, scan: Scan) -> u64 {
             | load << (DISTANCE_BITS + SLOT_BITS)
             | u64::from(distance) << SLOT_BITS
             | u64::from(slot);
-        // The smaller one.
         number = smaller(number, theirs);
     }
     // Beyond MAX_SUBSET the way went around: from the last member to the first it is one step, not what is left of MAX_SUBSET.

@@ -43,14 +43,14 @@ pub fn redraw<T: Tables>(tables: &T, table: TableRef, sample: u32, looks: u32, a
 
 const SLOT_BITS: u32 = 16;
 const UNUSABLE_BIT: u32 = 62;
-/// More than any.
-const NO_MEMBER: u64 = u64::MAX >> 1;
+/// What [`usable_part`] returns of a part without members: more than of any member.
+pub const NO_MEMBER: u64 = u64::MAX >> 1;
 
 /// The first member from a random one on that may be chosen: where so few may be that scattered entries have not met one. `part`
 /// gives what [`usable_part`] does.
 #[inline(always)]
 pub fn usable_member(part: impl Fn(u32) -> u64) -> u32 {
-    let first = of_parts(&part, smaller);
+    let first = of_parts(part, smaller);
     #[expect(clippy::cast_possible_truncation, reason = "the low bits are the slot")]
     let slot = first as u32 & NO_SLOT;
     if first >> UNUSABLE_BIT == 0 { slot } else { NONE_USABLE }

@@ -108,13 +108,13 @@ impl Survey {
 /// gives the word of each.
 #[inline(always)]
 pub fn survey(part: impl Fn(u32) -> u64) -> Survey {
-    of_parts(&|number| Survey::from_word(part(number)), Survey::with)
+    of_parts(|number| Survey::from_word(part(number)), Survey::with)
 }
 
 /// Puts all parts together. (Without a loop: the verifier finds none to end that has a call in it, without CAP_PERFMON. And one
 /// after another: what waits meanwhile lies on the stack, which the kernel's functions share.)
 #[inline(always)]
-pub(super) fn of_parts<P>(part: &impl Fn(u32) -> P, with: impl Fn(P, P) -> P) -> P {
+pub(super) fn of_parts<P>(part: impl Fn(u32) -> P, with: impl Fn(P, P) -> P) -> P {
     const { assert!(PARTS == 8) };
     let seen = with(part(0), part(1));
     let seen = with(seen, part(2));

@@ -9,3 +9,5 @@ mod p2c;
 mod least_loaded;
 
 mod limits;
+
+mod diversion;

@@ -11,7 +11,7 @@ use lb_common::abi::{MAX_SUBSET, Usable};
 
 use crate::health::replacement::{InOrder, replacement};
 use crate::health::tiers::{self, Candidate, Tier};
-use crate::health::{Health, Standing};
+use crate::health::{self, Health, Standing};
 use crate::membership::{Member, Membership};
 use crate::service::HealthRules;
 
@@ -69,8 +69,9 @@ pub fn row<'s, T: Copy + Ord + Add<Duration, Output = T> + 's>(
     let mut replaced: Vec<&Member> = changed.replaced.iter().map(|at| &members[*at]).collect();
     replaced.extend(changed.failed.iter().map(|at| &membership.next[at - members.len()]));
     let usable = used.iter().chain(&replaced).map(|member| {
-        let candidate = candidate(member);
-        (member.endpoint.address, (tiers::usable(candidate, tier), candidate.health))
+        let address = member.endpoint.address;
+        let without = without_own_word(member, standing(address));
+        (address, (tiers::usable(without, tier), candidate(member).health))
     });
     Row {
         tier,
@@ -82,14 +83,28 @@ pub fn row<'s, T: Copy + Ord + Add<Duration, Output = T> + 's>(
     }
 }
 
-/// A member as the tiers see it. Of one that has no slot yet only the list is known.
+/// A member as the tiers see it.
 fn candidate<T: Copy + Ord>(member: &Member, standing: Option<&Standing<T>>) -> Candidate {
-    match standing {
-        Some(standing) => Candidate { health: standing.health(), is_lame_duck: standing.is_lame_duck() },
-        None if member.endpoint.is_wanted() => Candidate { health: Health::Healthy, is_lame_duck: false },
-        None if member.endpoint.weight == 0 => Candidate { health: Health::Drained, is_lame_duck: false },
-        None => Candidate { health: Health::LameDuck, is_lame_duck: true },
+    let listed = listed(member);
+    let Some(standing) = standing else { return listed };
+    Candidate {
+        health: standing.health().max(listed.health),
+        is_lame_duck: standing.is_lame_duck() || listed.is_lame_duck,
     }
+}
+
+/// As [`candidate`], but for its own word that it is a lame duck: what of it goes into its state word.
+fn without_own_word<T: Copy + Ord>(member: &Member, standing: Option<&Standing<T>>) -> Candidate {
+    let listed = listed(member);
+    let Some(standing) = standing else { return listed };
+    let (health, is_lame_duck) = standing.without_own_word();
+    Candidate { health: health.max(listed.health), is_lame_duck: is_lame_duck || listed.is_lame_duck }
+}
+
+/// A member by the list alone. Of one that has no slot yet the standing does not have that.
+fn listed(member: &Member) -> Candidate {
+    let health = health::said_of::<()>(&member.endpoint).map_or(Health::Healthy, |said| said.health);
+    Candidate { health, is_lame_duck: health == Health::LameDuck }
 }
 
 impl Row {

@@ -1,19 +1,20 @@
 //! The decision about one call to a service: made once from what is read once, so that the choice, the flow's record
 //! and the counters agree.
 
-use lb_common::abi::{Backend, Flow, Phase, Reason, Service};
-use lb_common::pick::{How, Pick};
+use lb_common::abi::{Backend, Flow, Phase, Reason, Service, TableRef};
+use lb_common::net::IPPROTO_TCP;
+use lb_common::pick::{self, How, Pick};
 use lb_common::ticks::tick;
 
 use super::choose;
-use super::tables::table_of;
+use super::tables::{other_than_lame, rules, table_of};
 use super::verdict::Verdict;
 use crate::ejection;
 use crate::flow::tally;
 use crate::globals::HAS_SET_RETVAL;
 use crate::kernel::atomic::Instructions;
 use crate::kernel::clock;
-use crate::kernel::context::{Dial, TCP};
+use crate::kernel::context::Dial;
 use crate::rows;
 
 /// What was decided. Every field is written on every path: without CAP_PERFMON the verifier refuses to copy what only
@@ -24,6 +25,8 @@ pub struct Decision {
     how: How,
     /// Past the end of all maps if no backend was chosen.
     pub slot: u32,
+    /// The row of the slot; null if no backend was chosen.
+    backend: *const Backend,
     sample: u32,
     table_generation: u16,
     policy: u8,
@@ -60,21 +63,33 @@ impl Decision {
         };
         let now = tick(now_ns);
         let trial = if may_try { ejection::due_trial::<I>(index, service, now) } else { None };
-        let (Pick { how, slot }, sample) = if let Some(slot) = trial {
+        let (pick, sample) = if let Some(slot) = trial {
             (Pick { how: How::Trial, slot }, 0)
         } else if INLINE {
             choose::here::<I>(index, service, table, policy, now)
         } else {
             choose::by_call::<I>(index, table, policy, now)
         };
+        let (Pick { how, slot }, backend) = unless_lame(service, table, policy, pick, sample, now_ns);
         let table_generation = table.generation;
-        Some(Self { index, service, how, slot, sample, table_generation, policy, syn_retries, now_ns })
+        Some(Self {
+            index,
+            service,
+            how,
+            slot,
+            backend,
+            sample,
+            table_generation,
+            policy,
+            syn_retries,
+            now_ns,
+        })
     }
 
     /// The backend that was chosen, if one was.
     #[inline(always)]
     pub fn backend(&self) -> Option<*const Backend> {
-        rows::backend(self.slot)
+        if self.backend.is_null() { None } else { Some(self.backend) }
     }
 
     #[inline(always)]
@@ -83,6 +98,7 @@ impl Decision {
             How::Overflowed => Reason::Overflow,
             How::Trial => Reason::Trial,
             How::Fallback => Reason::Fallback,
+            How::Diverted => Reason::Diverted,
             How::Picked | How::Limited | How::Refused | How::Broken => Reason::Picked,
         }
     }
@@ -105,7 +121,7 @@ impl Decision {
             entries: if entries > 0xffff { 0xffff } else { entries as u16 },
             service: self.index as u16,
             why: self.policy | (self.reason() as u8) << 4,
-            phase: if dial.protocol() == Some(TCP) { Phase::Chosen } else { Phase::Datagrams } as u8,
+            phase: if dial.protocol() == Some(IPPROTO_TCP) { Phase::Chosen } else { Phase::Datagrams } as u8,
         }
     }
 
@@ -120,7 +136,9 @@ impl Decision {
             return;
         }
         match self.reason() {
-            Reason::Picked => tally::outcome(self.index, |outcomes| &raw mut outcomes.forwarded),
+            Reason::Picked | Reason::Diverted => {
+                tally::outcome(self.index, |outcomes| &raw mut outcomes.forwarded);
+            }
             Reason::Trial => tally::outcome(self.index, |outcomes| &raw mut outcomes.trial),
             Reason::Overflow => tally::outcome(self.index, |outcomes| &raw mut outcomes.overflowed),
             Reason::Fallback => tally::outcome(self.index, |outcomes| &raw mut outcomes.fallback),
@@ -134,7 +152,7 @@ impl Decision {
         match self.how {
             How::Limited => tally::outcome(self.index, |outcomes| &raw mut outcomes.limited),
             How::Refused => tally::outcome(self.index, |outcomes| &raw mut outcomes.no_backend),
-            How::Picked | How::Trial | How::Overflowed | How::Fallback | How::Broken => {
+            How::Picked | How::Trial | How::Overflowed | How::Fallback | How::Diverted | How::Broken => {
                 tally::outcome(self.index, |outcomes| &raw mut outcomes.passed);
                 return Verdict::Proceed;
             }
@@ -145,4 +163,23 @@ impl Decision {
         }
         Verdict::Refuse
     }
+}
+
+/// The pick, or another one if the backend on which it fell is a lame duck by its own report; and its row, null if it is nobody's.
+#[inline(always)]
+fn unless_lame(
+    service: *const Service,
+    table: TableRef,
+    policy: u8,
+    pick: Pick,
+    sample: u32,
+    now_ns: u64,
+) -> (Pick, *const Backend) {
+    let Some(backend) = rows::backend(pick.slot) else { return (pick, core::ptr::null()) };
+    if !rows::is_lame(backend, now_ns) {
+        return (pick, backend);
+    }
+    let limit = pick::limit_of_diversion(pick.how, rules(service, policy));
+    let pick = pick::diverted(pick, other_than_lame(table.to_word(), sample, limit, pick.slot));
+    (pick, rows::backend(pick.slot).unwrap_or(core::ptr::null()))
 }

@@ -12,6 +12,7 @@ use lb_common::pick::{self, CpuCursor, Scan, Tables};
 use crate::ejection;
 use crate::globals::SCANS;
 use crate::kernel::atomic::{Instructions, Linux5_10};
+use crate::kernel::clock;
 use crate::maps::{CURSORS, MEMBERS, SCHEDULE};
 use crate::rows;
 
@@ -234,7 +235,7 @@ extern "C" fn usable_member_of(index: u32, sample: u32) -> u32 {
 extern "C" fn usable_part(index: u32, part: u32, sample: u32) -> u64 {
     match members_of(index) {
         Some(members) => pick::usable_part(&OF_NO_SERVICE, members, part, sample),
-        None => u64::MAX >> 1,
+        None => pick::NO_MEMBER,
     }
 }
 
@@ -251,6 +252,16 @@ fn members_of(index: u32) -> Option<u32> {
 extern "C" fn other_scheduled_slot(base: u32, length_log2: u32, first: u32, sample: u32) -> u32 {
     let table = TableRef { base, generation: 0, length_log2: length_log2 as u8, members: 0 };
     pick::other_than(&OF_NO_SERVICE, table, first, sample)
+}
+
+/// As [`least_of_members`]: a look at the schedule for a backend in place of a lame duck. (Its table is given as one word, so that
+/// the arguments fit into registers.)
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn other_than_lame(table: u64, sample: u32, active_limit: u32, first: u32) -> u32 {
+    let now_ns = clock::now_ns();
+    let is_lame = |backend| rows::is_lame(backend, now_ns);
+    pick::other_than_lame(&OF_NO_SERVICE, TableRef::from_word(table), sample, active_limit, first, is_lame)
 }
 
 /// This CPU's cursor over the service's tables.

@@ -4,7 +4,7 @@
 //! call to a known service is refused, if it has no usable backend or all of them are at the limit.
 
 use lb_common::abi::NOT_A_SERVICE;
-use lb_common::net::Address;
+use lb_common::net::{Address, IPPROTO_TCP, IPPROTO_UDP};
 
 use crate::decide::decision::Decision;
 use crate::decide::service::service_at;
@@ -12,7 +12,7 @@ use crate::decide::verdict::Verdict;
 use crate::flow::record::{self, Recorded};
 use crate::flow::tally;
 use crate::kernel::atomic::Instructions;
-use crate::kernel::context::{Dial, Opener, TCP, UDP};
+use crate::kernel::context::{Dial, Opener};
 use crate::rows;
 
 #[inline(always)]
@@ -29,10 +29,10 @@ pub fn connect6<I: Instructions>(dial: &Dial) -> i32 {
 /// Picks a backend for a call to a service, records the flow, and counts the one outcome.
 #[inline(always)]
 fn balance<I: Instructions>(dial: &Dial, service: Option<u32>) -> Verdict {
-    let is_tcp = dial.protocol() == Some(TCP);
+    let is_tcp = dial.protocol() == Some(IPPROTO_TCP);
     let Some(index) = service else {
         // A socket that failed to reach a service and now dials elsewhere is no flow any more.
-        if is_tcp || dial.protocol() == Some(UDP) {
+        if is_tcp || dial.protocol() == Some(IPPROTO_UDP) {
             record::leave::<I>(dial.cookie());
         }
         tally::outcome(NOT_A_SERVICE, |outcomes| &raw mut outcomes.not_a_service);

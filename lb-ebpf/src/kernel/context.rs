@@ -7,7 +7,7 @@ use aya_ebpf::bindings::{BPF_SOCK_OPS_STATE_CB_FLAG, bpf_sock, bpf_sock_addr};
 use aya_ebpf::helpers::generated as helper;
 use aya_ebpf::programs::{SockAddrContext, SockContext};
 use lb_common::ending::{SocketSnapshot, TCP_CLOSE, TCP_CLOSE_WAIT, TCP_ESTABLISHED, tells_established};
-use lb_common::net::{Address, Be16, Be32};
+use lb_common::net::{Address, Be16, Be32, IPPROTO_TCP, IPPROTO_UDP};
 
 use crate::globals::{
     KERNEL_SOCKET, KERNEL_SOCKET_MASK, KNOWS_MPTCP, RELEASED_BYTES_RECEIVED, RELEASED_BYTES_SENT,
@@ -15,10 +15,6 @@ use crate::globals::{
     SYN_RETRIES,
 };
 
-/// `IPPROTO_TCP`.
-pub const TCP: u8 = 6;
-/// `IPPROTO_UDP`.
-pub const UDP: u8 = 17;
 /// `IPPROTO_MPTCP`: what such a socket dials is a TCP service. Kernels dial for it with a socket of their own, whose
 /// protocol is TCP; see [`Dial::opener`].
 const MPTCP: u32 = 262;
@@ -63,7 +59,7 @@ impl Dial {
     pub fn protocol(&self) -> Option<u8> {
         // SAFETY: the context is valid while the program runs.
         match unsafe { (&raw const (*self.ctx).protocol).read_volatile() } {
-            MPTCP => Some(TCP),
+            MPTCP => Some(IPPROTO_TCP),
             protocol if protocol <= 0xff => Some(protocol as u8),
             _ => None,
         }
@@ -239,7 +235,7 @@ impl Socket {
     #[inline(always)]
     pub fn is_udp(&self) -> bool {
         // SAFETY: the context is valid while the program runs.
-        unsafe { (&raw const (*self.ctx).protocol).read_volatile() == u32::from(UDP) }
+        unsafe { (&raw const (*self.ctx).protocol).read_volatile() == u32::from(IPPROTO_UDP) }
     }
 
     /// Whether its connection is over, or never began.

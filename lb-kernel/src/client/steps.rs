@@ -47,6 +47,7 @@ impl Datapath {
                 self.tables.set_state(*slot, DaemonState::new(*usable, *state));
             }
             Step::SetWeight(slot, weight) => self.tables.set_weight(*slot, *weight),
+            Step::SetReport(slot, report) => self.tables.set_report(*slot, *report),
             Step::Publish(index, schedule, replaced) => return Ok(self.publish(*index, schedule, replaced)),
             Step::Open(index) => self.tables.open_service(*index)?,
             Step::FreeBackend(slot) => self.tables.free_backend(*slot)?,

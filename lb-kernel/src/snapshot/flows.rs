@@ -94,6 +94,8 @@ mod tests {
             is_ejected: false,
             ejection: EjectionState::default(),
             entries: 4,
+            report: 0,
+            lame_until_ns: 0,
         };
         let mut snapshot = FlowSnapshot {
             client: "web".to_owned(),

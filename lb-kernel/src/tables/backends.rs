@@ -15,6 +15,7 @@ use lb_common::abi::{
 use lb_common::ejection;
 use lb_common::load;
 use lb_common::net::{Address, Be16, socket_addr};
+use lb_common::ticks::tick;
 use lb_core::balancer::KernelVerdict;
 use lb_core::ids::{BackendRef, Generation, ServiceIndex, Slot};
 use lb_core::plan::BackendPlan;
@@ -40,6 +41,10 @@ pub struct SlotView {
     pub ejection: EjectionState,
     /// Entries that it has in its service's table.
     pub entries: u32,
+    /// Its report id; [`NO_REPORT`](lb_common::abi::host::NO_REPORT) if no report of it is heard.
+    pub report: u32,
+    /// Until when it is a lame duck by its own report, by `CLOCK_MONOTONIC` in nanoseconds; 0 if it is none.
+    pub lame_until_ns: u64,
 }
 
 impl SlotView {
@@ -77,6 +82,8 @@ impl Tables {
             is_ejected: state.ejected != 0,
             ejection,
             entries,
+            report: endpoint.report,
+            lame_until_ns: self.verdicts.lame_until_ns(endpoint.report),
         })
     }
 
@@ -111,17 +118,11 @@ impl Tables {
     /// or that an operator has taken back. Of several the one whose time is over first. Also where the one that is named cannot
     /// be tried now, and the time of another is over. The programs do it by themselves whenever they judge, but that may be long
     /// from now. Where nobody is ejected any more, as the rules say, whoever still is comes back.
-    pub(crate) fn renew_trials(&mut self, ejected: &[Slot], now: u32) {
-        #[derive(Default)]
-        struct Trials {
-            is_named: bool,
-            /// The backend that is named is on trial, or has as many open flows as it may have.
-            named_waits: bool,
-            /// Ticks until the time of the first is over.
-            first: Option<(u32, Slot)>,
-            first_at_hand: Option<(u32, Slot)>,
-        }
-        let mut services: BTreeMap<ServiceIndex, Trials> = BTreeMap::new();
+    pub(crate) fn renew_trials(&mut self, ejected: &[Slot], now_ns: u64) {
+        let now = tick(now_ns);
+        // Ticks until the time of each is over, its slot, and whether it must wait: it is on trial, at the limit, or a lame
+        // duck.
+        let mut services: BTreeMap<ServiceIndex, Vec<(u32, Slot, bool)>> = BTreeMap::new();
         for slot in ejected {
             let Some(view) = self.slot(*slot).filter(|view| view.is_ejected) else { continue };
             let row = self.maps.services.get(view.service.index());
@@ -135,34 +136,28 @@ impl Tables {
             let left = ejection::left(view.ejection.at, row.ejection, now);
             let limit = u64::from(row.rules.active_limit);
             let waits = view.ejection.phase == EjectionPhase::Trial as u8 && left > 0
-                || limit != 0 && self.active(*slot) >= limit;
-            let trials = services.entry(view.service).or_default();
-            let candidate = Some((left, *slot));
-            let earlier = |known: Option<(u32, Slot)>| known.into_iter().chain(candidate).min();
-            trials.first = earlier(trials.first);
-            if !waits {
-                trials.first_at_hand = earlier(trials.first_at_hand);
-            }
-            if self.next_trial(view.service).slot() == slot.number() {
-                (trials.is_named, trials.named_waits) = (true, waits);
-            }
+                || limit != 0 && self.active(*slot) >= limit
+                || view.lame_until_ns > now_ns;
+            services.entry(view.service).or_default().push((left, *slot, waits));
         }
-        for (service, trials) in services {
-            let due = trials.first_at_hand.filter(|(left, _)| *left == 0);
-            let next = match (trials.is_named, trials.named_waits) {
-                (true, false) => None,
-                (true, true) => due,
-                (false, _) => due.or(trials.first),
+        for (service, mut backends) in services {
+            backends.sort_unstable();
+            let named = self.next_trial(service).slot();
+            let due = backends.iter().find(|(left, _, waits)| *left == 0 && !waits);
+            let next = match backends.iter().find(|(_, slot, _)| slot.number() == named) {
+                Some((_, _, false)) => None,
+                Some((_, _, true)) => due,
+                None => due.or(backends.first()),
             };
-            if let Some((left, slot)) = next {
-                self.set_next_trial(service, NextTrial::of(slot.number(), now.wrapping_add(left), 0));
+            if let Some((left, slot, _)) = next {
+                self.set_next_trial(service, NextTrial::of(slot.number(), now.wrapping_add(*left), 0));
             }
         }
     }
 
     /// Open flows of a slot's backend.
     pub fn active(&self, slot: Slot) -> u64 {
-        self.maps.backends.get(slot.index()).flows
+        self.maps.backends.load64(slot.index(), offset_of!(Backend, flows))
     }
 
     /// Clears a slot's errors if they are stale at the programs' tick `now`. An error that is added meanwhile stays.
@@ -197,7 +192,7 @@ impl Tables {
                 address: Address::from(backend.address.ip()),
                 port: Be16::from_host(backend.address.port()),
                 service: backend.service.0,
-                _reserved: 0,
+                report: backend.report,
                 generation: backend.generation.0,
                 weight: u32::from(backend.weight),
             },
@@ -225,11 +220,9 @@ impl Tables {
             let name = retired::name(&service, view.address);
             let kept = self.maps.retired.keep(&name, sums, reclaimed);
             kept.map_err(|error| self.fail_io(map::RETIRED, "write", error))?;
-        }
-        if let Some(view) = self.slot(slot)
-            && self.next_trial(view.service).slot() == slot.number()
-        {
-            self.set_next_trial(view.service, NextTrial::default());
+            if self.next_trial(view.service).slot() == slot.number() {
+                self.set_next_trial(view.service, NextTrial::default());
+            }
         }
         // A free row keeps the generation that the slot's next backend gets.
         let mut row = BackendAddress::zeroed();
@@ -242,6 +235,11 @@ impl Tables {
     pub(crate) fn set_weight(&mut self, slot: Slot, weight: u16) {
         let at = offset_of!(Backend, endpoint.weight);
         self.maps.backends.store32(slot.index(), at, u32::from(weight));
+    }
+
+    /// Stores a backend's report id: the next connect that chooses it heeds the verdict there.
+    pub(crate) fn set_report(&mut self, slot: Slot, report: u32) {
+        self.maps.backends.store32(slot.index(), offset_of!(Backend, endpoint.report), report);
     }
 
     /// Stores the daemon's half of a slot's state word. The other half is the kernel programs'.

@@ -123,6 +123,7 @@ mod tests {
             weight: weight.max(1),
             state: if weight == 0 { EndpointState::LameDuck } else { EndpointState::Healthy },
             zone: None,
+            agent: None,
         };
         let endpoints = (0..).zip(weights).map(endpoint).collect();
         EndpointList::new(endpoints, SERVICE, &[]).unwrap()

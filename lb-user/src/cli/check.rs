@@ -13,11 +13,12 @@ use super::{Files, paths_of};
 use crate::assignments::AssignmentsByService;
 use crate::comparison;
 use crate::config::{self, Config, ConfigError, Host, NamedFile};
-use crate::diagnostic::{Faults, Report};
 use crate::dry_run::{self, DoesNotFit, file_sources};
 use crate::error::Failure;
 use crate::print;
+use crate::probe_cost;
 use crate::source::{self, SourceError};
+use lb_document::diagnostic::{Faults, Report};
 use lb_view::text::{self, Style};
 
 /// How a comparison is printed.
@@ -65,10 +66,14 @@ pub fn run(file: Option<&Path>, compared: Option<Form>, files: &Files) -> Result
     let Some(config) = config.filter(|_| faulty.is_empty()) else { return Ok(ExitCode::FAILURE) };
     // What the files hold must fit the limits, too.
     let by_service = dry_run::assignments(&config.clients, &file_sources(&config))?;
+    let mut balancers = Vec::new();
     for client in &config.clients {
-        dry_run::balancer(&config, client, &by_service).map_err(|failure| located(failure, &path, &named))?;
+        let balancer = dry_run::balancer(&config, client, &by_service);
+        balancers.push((client, balancer.map_err(|failure| located(failure, &path, &named))?));
     }
-    let mut text: String = notes(&config, &by_service).iter().map(|note| format!("note: {note}\n")).collect();
+    let mut notes = notes(&config, &by_service);
+    notes.extend(probe_cost::notes(&balancers));
+    let mut text: String = notes.iter().map(|note| format!("note: {note}\n")).collect();
     text.push_str(&format!("{}: ok\n", file.display()));
     if let Some(form) = compared {
         let paths = match (&files.config, is_named) {

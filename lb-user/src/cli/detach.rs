@@ -23,6 +23,8 @@ pub fn run(client: Option<&str>, files: &Files) -> Result<ExitCode, Failure> {
         }
     }
     if clients.is_empty() {
+        // A start that was cut off may have left what all clients share.
+        lb_kernel::remove_roots(&directory)?;
         print::text(&format!("nothing is attached below {}\n", directory.display()))?;
         return Ok(ExitCode::SUCCESS);
     }
@@ -31,7 +33,7 @@ pub fn run(client: Option<&str>, files: &Files) -> Result<ExitCode, Failure> {
         lb_kernel::detach(pins)?;
         print::text(&format!("client {}: detached, its maps and pins are removed\n", pins.client))?;
     }
-    // Removes only directories that are empty now.
-    lb_kernel::remove_roots(&directory);
+    // Removes only directories that are empty now, and what all clients shared only if none is left.
+    lb_kernel::remove_roots(&directory)?;
     Ok(ExitCode::SUCCESS)
 }

@@ -184,6 +184,11 @@ pub enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Say how the backends of this host are, to the clients that ask: readiness, lame duck, load
+    ///
+    /// `socklb agent serve` runs beside backends and needs neither root nor the daemon. Its file is /etc/socklb/agent.toml; of the
+    /// options above, --run and --state name its directories.
+    Agent(lb_agent::cli::Agent),
     /// Remove a client, or all, from the kernel: programs, maps, pins
     #[command(group = clap::ArgGroup::new("which").required(true).args(["client", "all"]))]
     Detach {

@@ -32,7 +32,10 @@ pub fn run(
                         when its time is over (`socklb status`)";
             return Err(anyhow!(text).into());
         }
-        Answer::Silent => return Err(anyhow!("{}: nothing is lifted", api::silent(&paths.run)).into()),
+        Answer::Silent => {
+            let text = "it may lift the ejection when it goes on (`socklb status`)";
+            return Err(anyhow!("{}: {text}", api::silent(&paths.run)).into());
+        }
     };
     if readmission.clients.is_empty() {
         let who =

@@ -1,9 +1,9 @@
 //! The `[admin]` table: who may change what the daemon does, besides root and its own user.
 
 use super::keys::admin::{GROUP, SECTION};
-use crate::diagnostic::Report;
-use crate::document::Table;
-use crate::document::kind::Refusal;
+use lb_document::Table;
+use lb_document::diagnostic::Report;
+use lb_document::kind::Refusal;
 
 /// Reads the group, if one is named. Whether the host has it is looked up when the daemon starts.
 pub fn read(root: &Table<'_>, report: &mut Report<'_>) -> Option<String> {
@@ -21,7 +21,7 @@ pub fn group(text: &str) -> Result<String, Refusal> {
         return Ok(text.to_owned());
     }
     let help = "write the name of a group, or its number, in quotes".to_owned();
-    Err((format!("{} is no name of a group", crate::diagnostic::quote(text)), Some(help)))
+    Err((format!("{} is no name of a group", lb_document::diagnostic::quote(text)), Some(help)))
 }
 
 #[cfg(test)]

@@ -5,8 +5,8 @@
 use std::ops::Range;
 use std::path::{Component, Path, PathBuf};
 
-use crate::diagnostic::{Report, quote};
-use crate::document::kind::Refusal;
+use lb_document::diagnostic::{Report, quote};
+use lb_document::kind::Refusal;
 
 /// Hierarchies of cgroup version 1 on a hybrid host. Programs cannot be attached to their cgroups.
 const CONTROLLERS_V1: &str = "blkio cpu cpuacct cpuset devices freezer hugetlb memory misc net_cls net_prio perf_event pids rdma systemd";

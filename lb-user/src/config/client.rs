@@ -12,9 +12,9 @@ use super::keys::{MAX_NAME_BYTES, client_name};
 use super::service::{Declared, Services};
 use super::template::ServiceTemplate;
 use super::{Client, Environment, task};
-use crate::diagnostic::{Report, quote};
-use crate::document::kind::Kind as _;
-use crate::document::{Table, Unique, did_you_mean};
+use lb_document::diagnostic::{Report, quote};
+use lb_document::kind::Kind as _;
+use lb_document::{Table, Unique, did_you_mean};
 
 /// Reads the clients.
 pub fn read(
@@ -223,7 +223,7 @@ mod tests {
             client.services[0].service.error_decay.map(|decay| decay.as_secs())
         };
         for policy in ["policy = 'least-loaded'", "policy = 'p2c'", "policy = 'random'"] {
-            assert_eq!(decay("full", [policy, ""]), Some(10), "{policy}");
+            assert_eq!(decay("full", [policy, ""]), Some(5), "{policy}");
             assert_eq!(decay("active", [policy, ""]), None, "{policy}");
             assert_eq!(decay("full", [policy, "error_decay = '1m'"]), Some(60), "{policy}");
             for accounting in ["full", "active"] {

@@ -7,9 +7,9 @@ use lb_core::service::Ejection;
 
 use super::keys::ejection::{BASE, FAILURES, MAX, MAX_SHARE, SECTION};
 use super::keys::service::EJECTION;
-use crate::diagnostic::Report;
-use crate::document::Table;
-use crate::document::in_units;
+use lb_document::Table;
+use lb_document::diagnostic::Report;
+use lb_document::in_units;
 
 /// The word that turns ejection off.
 const OFF: &str = "off";
@@ -30,7 +30,7 @@ pub fn read(table: &Table<'_>, report: &mut Report<'_>) -> Option<Option<Asked>>
     match item.as_str() {
         Some(OFF) => return Some(Some(Asked { ejection: None, span })),
         Some(other) => {
-            let message = format!("unknown ejection {}", crate::diagnostic::quote(other));
+            let message = format!("unknown ejection {}", lb_document::diagnostic::quote(other));
             report.add(
                 span,
                 message,

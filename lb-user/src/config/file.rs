@@ -2,17 +2,16 @@
 //!
 //! What its text says is for [`parse`](super::parse) to know.
 
-use std::fs::File;
-use std::io::{self, Read as _};
+use std::io;
 use std::net::SocketAddr;
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
+use lb_host::regular_file;
 use thiserror::Error;
 
 use super::{Config, Environment, NamedFile, Paths, parse_with, paths};
-use crate::diagnostic::{Faults, Report, utf8};
-use crate::document::{self, Table};
+use lb_document::diagnostic::{Faults, Report, utf8};
+use lb_document::{self as document, Table};
 
 /// The longest configuration that is read, to bound memory and time when the wrong file is named: every service with
 /// a hundred static endpoints needs less than 1 MiB.
@@ -92,21 +91,13 @@ pub fn read_with(
 
 fn read_file(path: &Path) -> Result<Vec<u8>, ConfigError> {
     let cannot = |source| ConfigError::Read { path: path.to_owned(), source };
-    let mut bytes = Vec::new();
-    // Without O_NONBLOCK the open of a pipe would wait for a writer.
-    let file = match File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path) {
-        Ok(file) => file,
+    let (file, _) = match regular_file::open(path) {
+        Ok(opened) => opened,
         Err(error) if error.kind() == io::ErrorKind::NotFound && path == Path::new(DEFAULT_PATH) => {
             return Err(ConfigError::None);
         }
         Err(error) => return Err(cannot(error)),
     };
-    if !file.metadata().map_err(cannot)?.is_file() {
-        return Err(cannot(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file")));
-    }
-    let length = file.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes).map_err(cannot)?;
-    if length as u64 > MAX_FILE_BYTES {
-        return Err(ConfigError::TooLong { path: path.to_owned() });
-    }
-    Ok(bytes)
+    let bytes = regular_file::read(&file, MAX_FILE_BYTES).map_err(cannot)?;
+    bytes.ok_or_else(|| ConfigError::TooLong { path: path.to_owned() })
 }

@@ -1,21 +1,28 @@
-//! The `health` of a `[[service]]`: what follows when backends are unavailable.
+//! The `health` of a `[[service]]`: how backends are probed, and what follows when they are unavailable.
 
-use lb_core::service::HealthRules;
+use lb_core::service::{HealthRules, Protocol};
+use lb_document::Table;
+use lb_document::diagnostic::Report;
 
 use super::keys::health::{PANIC_THRESHOLD, REPLACE_AFTER, SECTION};
 use super::keys::service::HEALTH;
-use crate::diagnostic::Report;
-use crate::document::Table;
+use super::probe::{self, Around, Probe};
 
 /// Reads the key of a service's table, if it is written; `None` if it is wrong.
-pub fn read(table: &Table<'_>, report: &mut Report<'_>) -> Option<HealthRules> {
-    let Some(item) = HEALTH.item(table, report) else { return Some(HealthRules::default()) };
+pub fn read(
+    table: &Table<'_>,
+    protocol: Option<Protocol>,
+    around: Around<'_>,
+    report: &mut Report<'_>,
+) -> Option<(HealthRules, Option<Probe>)> {
+    let Some(item) = HEALTH.item(table, report) else { return Some((HealthRules::default(), None)) };
     let keys = item.table(&SECTION, report)?;
     let panic_threshold = PANIC_THRESHOLD.take(&keys, report);
     let replace_after = REPLACE_AFTER.take(&keys, report);
+    let probe = probe::read(&keys, protocol, around, report);
     // The row bounds it to a byte.
     let panic_threshold = u8::try_from(panic_threshold?).unwrap_or(u8::MAX);
-    Some(HealthRules { panic_threshold, replace_after: replace_after? })
+    Some((HealthRules { panic_threshold, replace_after: replace_after? }, probe?))
 }
 
 #[cfg(test)]
@@ -55,7 +62,8 @@ mod tests {
             ),
             (
                 "health = { panic = 5 }",
-                "8:12: unknown key \"panic\" in health (known keys: panic_threshold, replace_after)",
+                "8:12: unknown key \"panic\" in health (known keys: panic_threshold, replace_after, probe, port, path, interval, \
+                 idle_interval, timeout, rise, fall, probe_from, key)",
             ),
         ];
         for (line, expected) in cases {

@@ -14,15 +14,20 @@ use lb_core::subset::Algorithm;
 
 use super::admin::group;
 use super::metrics::loopback;
+use super::probe::{ProbeFrom, ProbeWord, request_path};
 use super::service::service_address;
 use super::{Accounting, cgroup};
-use crate::diagnostic::quote;
-use crate::document::key::Unset::{Is, Means, Required};
-use crate::document::key::{Key, Section, section};
-use crate::document::kind::{Form, Number, PowerOfTwo, Refusal, Text, Time, TimeOrOff, Words};
+use lb_document::diagnostic::quote;
+use lb_document::key::Unset::{Is, Means, Required};
+use lb_document::kind::{Form, Number, PowerOfTwo, Refusal, Text, Time, TimeOrOff, Words};
+use lb_document::{
+    address,
+    key::{Key, Section},
+    section,
+};
 
 /// All top-level sections, each followed by the sections that are values in it.
-pub static SECTIONS: [&[&Section]; 7] = [
+pub static SECTIONS: [&[&Section]; 8] = [
     &[&client::SECTION, &index::SECTION],
     &[
         &service::SECTION,
@@ -37,11 +42,12 @@ pub static SECTIONS: [&[&Section]; 7] = [
     &[&limits::SECTION],
     &[&metrics::SECTION],
     &[&accounting::SECTION],
+    &[&reports::SECTION],
     &[&admin::SECTION],
 ];
 
 /// The names of the top-level sections.
-pub fn names() -> [&'static str; 7] {
+pub fn names() -> [&'static str; 8] {
     SECTIONS.map(|sections| sections[0].name())
 }
 
@@ -88,10 +94,10 @@ section! {
     OVERFLOW "overflow": Words<Overflow>(&Overflow::ALL, Overflow::name), Is(Overflow::LeastLoaded),
         "when every backend is at its `active_limit`: `least-loaded` takes the one with the fewest all the same, `refuse` \
          fails the connect with `on_no_backend`";
-    // An error that counts for hours says nothing of now. The default keeps most new connections away from a backend
-    // that refuses them all, and gives a backend that is back its part within a minute.
+    // An error that counts for hours says nothing of now. By default one counts for as long as the first ejection lasts: for
+    // longer it would keep connects from a backend after an outage for which nobody is ejected.
     ERROR_DECAY "error_decay": TimeOrOff(Duration::from_secs(1)..=Duration::from_hours(1)),
-        Is(Some(Duration::from_secs(10))),
+        Is(Some(Duration::from_secs(5))),
         "half-life of an error, which counts as an open flow for `least-loaded` and `p2c`, so that a backend that fails fast \
          does not look idle; `off`: errors do not count, which is the default with `accounting = \"active\"`";
     // The kernel's steps begin at about a second, and without a limit the kernel gives up after 127.
@@ -147,6 +153,28 @@ section! {
     REPLACE_AFTER "replace_after": Time(Duration::from_secs(1)..=Duration::from_hours(24)),
         Is(Duration::from_secs(10)),
         "after how long the next endpoint of the task's order stands in for a member that is unavailable";
+    PROBE "probe": Words<ProbeWord>(&ProbeWord::ALL, ProbeWord::name), Means("none"),
+        "how the daemon finds out how backends are: `report` asks the agent beside each (see [reports.md](reports.md)), `tcp` \
+         connects, `http` asks for `path`. Who fails a `tcp` or `http` probe is refusing connections; without probes only the \
+         connects of this host tell";
+    PORT "port": Number(1..=65_535), Means("9465 for `report`, else the backend's own"),
+        "where probes go; of `report` an endpoint may name another (`agent`)";
+    PATH "path": Text<String>(&["/healthz"], request_path), Means("`\"/\"`"),
+        "`http` only: what is asked for. 2xx is well; redirects are not followed";
+    // Below a tenth of a second probes would be load; above a minute nobody would hear of anything in time.
+    INTERVAL "interval": Time(Duration::from_millis(100)..=Duration::from_mins(1)), Is(Duration::from_secs(2)),
+        "how often a backend is probed, jittered by a tenth";
+    IDLE_INTERVAL "idle_interval": Time(Duration::from_millis(100)..=Duration::from_mins(10)), Is(Duration::from_secs(15)),
+        "`report` only: how often one is asked that no client task has an open flow to or has chosen lately";
+    TIMEOUT "timeout": Time(Duration::from_millis(10)..=Duration::from_mins(1)), Is(Duration::from_secs(1)),
+        "`tcp` and `http`: after how long a probe has failed";
+    RISE "rise": Number(1..=100), Is(2), "`tcp` and `http`: probes in a row that must succeed before it is well again";
+    FALL "fall": Number(1..=100), Is(3), "`tcp` and `http`: probes in a row that must fail before it is refusing connections";
+    PROBE_FROM "probe_from": Words<ProbeFrom>(&ProbeFrom::ALL, ProbeFrom::name), Is(ProbeFrom::Host),
+        "the network namespace that probes come from: `host` is the daemon's, `client` that of the client's processes, for backends that \
+         the host cannot reach (see [reports.md](reports.md#from-a-clients-network-namespace))";
+    KEY "key": Text<Cow<'static, str>>(&["users.key"], path), Means("that of `[reports]`"),
+        "`report` only: the file with the service's keys, lines `ID KEY`, which only its owner may write and only its owner and group may read";
 }
 
 section! {
@@ -229,6 +257,16 @@ section! {
         Is(Duration::from_secs(60)),
         "how far apart two passes over the flow records are. A flow whose end no program saw is reclaimed once two of them \
          find its socket neither in the kernel's lists nor in use by a process";
+}
+
+section! {
+    reports, "[reports]", "[reports]", "how the daemon asks backends' agents: see [reports.md](reports.md)";
+
+    LISTEN "listen": Text<SocketAddr>(&["[::]:9467", "0.0.0.0:9467"], address), Means("`\"[::]:9467\"`"),
+        "the UDP address from which agents are asked, and to which they send; `[::]` is both families. Fixed while the \
+         daemon runs";
+    KEY "key": Text<Cow<'static, str>>(&["reports.key"], path), Means("none"),
+        "the file with the keys of all services that name none of their own; read again at every reload";
 }
 
 section! {

@@ -5,8 +5,8 @@
 use lb_core::limits::Limits;
 
 use super::keys::limits::{FLOW_RECORDS, SCHEDULE_ENTRIES, SECTION, SLOTS};
-use crate::diagnostic::Report;
-use crate::document::Table;
+use lb_document::Table;
+use lb_document::diagnostic::Report;
 
 /// Reads the table, if there is one.
 pub fn read(root: &Table<'_>, report: &mut Report<'_>) -> Limits {

@@ -5,9 +5,9 @@
 use std::net::SocketAddr;
 
 use super::keys::metrics::{LISTEN, SECTION};
-use crate::diagnostic::Report;
-use crate::document::kind::Refusal;
-use crate::document::{Table, address};
+use lb_document::diagnostic::Report;
+use lb_document::kind::Refusal;
+use lb_document::{Table, address};
 
 /// Where metrics are read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

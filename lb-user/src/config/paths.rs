@@ -5,8 +5,8 @@
 use std::path::{Path, PathBuf};
 
 use super::keys::paths::{PINS, RUN, SECTION, STATE};
-use crate::diagnostic::Report;
-use crate::document::Table;
+use lb_document::Table;
+use lb_document::diagnostic::Report;
 
 /// Directories that outlive the daemon.
 #[derive(Clone, Debug, PartialEq, Eq)]

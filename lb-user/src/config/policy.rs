@@ -6,16 +6,16 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use lb_core::service::{HealthRules, MAX_SCAN, Overflow, Policy, Protocol, ScanCause, Size, Subset};
+use lb_core::service::{MAX_SCAN, Overflow, Policy, Protocol, ScanCause, Size, Subset};
 
 use super::keys::service::{
     ACTIVE_LIMIT, CONNECT_TIMEOUT, EJECTION, ERROR_DECAY, OVERFLOW, POLICY, UDP, UNANSWERED_AFTER,
 };
 use super::keys::udp::{REBIND, SECTION};
-use super::{Source, ejection, health};
-use crate::diagnostic::Report;
-use crate::document::Table;
-use crate::document::kind::Kind as _;
+use super::{Source, ejection};
+use lb_document::Table;
+use lb_document::diagnostic::Report;
+use lb_document::kind::Kind as _;
 
 /// How backends are chosen.
 pub struct Choice {
@@ -29,8 +29,6 @@ pub struct Choice {
     pub error_decay: Option<(Range<usize>, Option<Duration>)>,
     /// When a backend is ejected, if that is written.
     pub ejection: Option<ejection::Asked>,
-    /// What follows when backends are unavailable.
-    pub health: HealthRules,
     /// After how long a connect gives up.
     pub connect_timeout: Option<Duration>,
     /// After how long a SYN counts as unanswered if the application gives up.
@@ -52,7 +50,6 @@ pub fn read(table: &Table<'_>, protocol: Option<Protocol>, report: &mut Report<'
     };
     check_protocol(table, EJECTION.name, Protocol::Tcp, protocol, report);
     let ejection = ejection::read(table, report);
-    let health = health::read(table, report);
     check_protocol(table, CONNECT_TIMEOUT.name, Protocol::Tcp, protocol, report);
     let connect_timeout = CONNECT_TIMEOUT.take_written(table, report);
     check_protocol(table, UNANSWERED_AFTER.name, Protocol::Tcp, protocol, report);
@@ -68,7 +65,6 @@ pub fn read(table: &Table<'_>, protocol: Option<Protocol>, report: &mut Report<'
         overflow: overflow?,
         error_decay: error_decay?,
         ejection: ejection?,
-        health: health?,
         connect_timeout: connect_timeout?,
         unanswered_after: unanswered_after?,
         rebind: rebind?,

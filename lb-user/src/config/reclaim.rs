@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::keys::accounting::{RECLAIM_INTERVAL, SECTION};
-use crate::diagnostic::Report;
-use crate::document::Table;
+use lb_document::Table;
+use lb_document::diagnostic::Report;
 
 /// Reads how far apart two passes over the flow records are; there may be no such table.
 pub fn read(root: &Table<'_>, report: &mut Report<'_>) -> Duration {

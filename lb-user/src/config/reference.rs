@@ -3,7 +3,7 @@
 //! socklb.toml(5) is made of them too, by an example that has a writer of manual pages.
 
 use super::keys::SECTIONS;
-use crate::document::key::{Section, markdown};
+use lb_document::key::{Section, markdown};
 
 /// What holds for all keys.
 pub const INTRODUCTION: &str = "TOML. Unknown keys are refused. All faults of a file are reported at once. Paths in it are \

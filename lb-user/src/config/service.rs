@@ -4,16 +4,16 @@
 //! nothing of clients.
 
 use std::net::SocketAddr;
-use std::path::Path;
 
 use lb_core::service::{Protocol, Service};
 
 use super::keys::service::{ADDRESS, BACKENDS, NAME, ON_NO_BACKEND, PROTOCOL, SUBSET};
+use super::probe::Around;
 use super::template::ServiceTemplate;
-use super::{NamedFile, policy, source, subset};
-use crate::diagnostic::Report;
-use crate::document::kind::Refusal;
-use crate::document::{Table, Unique, address};
+use super::{NamedFile, health, policy, source, subset};
+use lb_document::diagnostic::Report;
+use lb_document::kind::Refusal;
+use lb_document::{Table, Unique, address};
 
 /// The services of a configuration, in the order of the file.
 pub struct Services<'t>(Vec<Declared<'t>>);
@@ -48,15 +48,15 @@ impl<'t> Services<'t> {
 }
 
 /// Reads the services. Addresses first: no static endpoint may have that of any service.
-pub fn read<'t>(tables: &[Table<'t>], directory: &Path, report: &mut Report<'_>) -> Services<'t> {
+pub fn read<'t>(tables: &[Table<'t>], around: Around<'_>, report: &mut Report<'_>) -> Services<'t> {
     let mut names = Unique::default();
     let mut listeners = Unique::default();
     let read = |table| read_identity(table, &mut names, &mut listeners, report);
     let mut declared: Vec<_> = tables.iter().map(read).collect();
     let addresses: Vec<SocketAddr> = declared.iter().filter_map(|declared| declared.address).collect();
     for (table, declared) in tables.iter().zip(&mut declared) {
-        declared.template = read_template(table, declared, &addresses, directory, report);
-        declared.file = source::named_file(table, declared.address, directory);
+        declared.template = read_template(table, declared, &addresses, around, report);
+        declared.file = source::named_file(table, declared.address, around.directory);
     }
     Services(declared)
 }
@@ -114,10 +114,11 @@ fn read_template(
     table: &Table<'_>,
     declared: &Declared<'_>,
     addresses: &[SocketAddr],
-    directory: &Path,
+    around: Around<'_>,
     report: &mut Report<'_>,
 ) -> Option<ServiceTemplate> {
     let choice = policy::read(table, declared.protocol, report);
+    let health = health::read(table, declared.protocol, around, report);
     let subset = match SUBSET.item(table, report) {
         Some(item) => subset::read(&item, report),
         None => Some((subset::default(), None)),
@@ -125,12 +126,13 @@ fn read_template(
     let errno = read_errno(table, report);
     let backends = BACKENDS.item(table, report);
     let source =
-        backends.and_then(|item| source::read(&item, declared.address, addresses, directory, report));
+        backends.and_then(|item| source::read(&item, declared.address, addresses, around.directory, report));
     if let (Some(choice), Some((subset, _)), Some(source)) = (&choice, subset, &source) {
         policy::check_scan(table, choice, subset, source, report);
     }
     let (subset, seed) = subset?;
     let choice = choice?;
+    let (health, probe) = health?;
     let service = Service {
         name: declared.name?.to_owned(),
         address: declared.address?,
@@ -140,7 +142,7 @@ fn read_template(
         overflow: choice.overflow,
         error_decay: None,
         ejection: None,
-        health: choice.health,
+        health,
         connect_timeout: choice.connect_timeout,
         unanswered_after: choice.unanswered_after,
         rebind: choice.rebind,
@@ -149,7 +151,7 @@ fn read_template(
         errno: errno?,
     };
     let ejection = choice.ejection.map(|asked| asked.ejection);
-    Some(ServiceTemplate { service, seed, error_decay: choice.error_decay, ejection, source: source? })
+    Some(ServiceTemplate { service, seed, error_decay: choice.error_decay, ejection, source: source?, probe })
 }
 
 fn read_errno(table: &Table<'_>, report: &mut Report<'_>) -> Option<u16> {
@@ -183,7 +185,7 @@ mod tests {
             policy: Policy::WeightedRoundRobin,
             active_limit: None,
             overflow: Overflow::LeastLoaded,
-            error_decay: Some(Duration::from_secs(10)),
+            error_decay: Some(Duration::from_secs(5)),
             ejection: Some(Ejection::default()),
             health: HealthRules::default(),
             connect_timeout: None,
@@ -193,7 +195,7 @@ mod tests {
             seed: seed("j", "s"),
             errno: 113,
         };
-        let expected = [ClientService { service, source: Source::Static(Default::default()) }];
+        let expected = [ClientService { service, source: Source::Static(Default::default()), probe: None }];
         assert_eq!(services(&with_line("")), expected);
         assert_eq!(
             services(&with_line("protocol = 'tcp'\npolicy = 'weighted-round-robin'\nsubset = {}")),

@@ -12,10 +12,10 @@ use super::keys::backends::{FILE, SECTION, STATIC};
 use super::keys::path;
 use super::keys::service::BACKENDS;
 use super::{NamedFile, Source};
-use crate::diagnostic::{Report, quote};
-use crate::document::kind::Kind as _;
-use crate::document::{Item, Table, address};
 use crate::source::endpoints::{self, Entry};
+use lb_document::diagnostic::{Report, quote};
+use lb_document::kind::Kind as _;
+use lb_document::{Item, Table, address};
 
 /// Reads where the endpoints of the service at `service` come from; `services` are the addresses of all.
 pub fn read(

@@ -8,9 +8,9 @@ use toml::de::DeValue;
 
 use super::keys::size::{self, MIN};
 use super::keys::subset::{ALGORITHM, SECTION, SEED, SIZE};
-use crate::diagnostic::{Report, quote};
-use crate::document::kind::{Kind as _, write};
-use crate::document::{Item, Table};
+use lb_document::diagnostic::{Report, quote};
+use lb_document::kind::{Kind as _, write};
+use lb_document::{Item, Table};
 
 /// The default size; docs/reference/subsets.md tells why.
 const AUTO: Size = Size::Auto { min: MIN_AUTO_SIZE };

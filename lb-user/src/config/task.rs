@@ -9,9 +9,9 @@ use toml::de::DeValue;
 use super::Environment;
 use super::keys::client::{COUNT, INDEX};
 use super::keys::index::{ENV, HOSTNAME, SECTION};
-use crate::diagnostic::{Report, quote};
-use crate::document::kind::{Kind as _, Number};
-use crate::document::{Item, Table};
+use lb_document::diagnostic::{Report, quote};
+use lb_document::kind::{Kind as _, Number};
+use lb_document::{Item, Table};
 
 /// The last task that a job can have.
 const LAST: u32 = MAX_INDEXES - 1;

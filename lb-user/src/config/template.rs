@@ -12,7 +12,7 @@ use lb_core::subset::{Position, length};
 use lb_core::weights;
 
 use super::keys::service::ERROR_DECAY;
-use super::{Accounting, ClientService, Source};
+use super::{Accounting, ClientService, Probe, Source};
 
 /// A service before a client's job gives it its seed, and the client's accounting says whether errors are known.
 pub struct ServiceTemplate {
@@ -26,6 +26,8 @@ pub struct ServiceTemplate {
     pub ejection: Option<Option<Ejection>>,
     /// Where its endpoints come from.
     pub source: Source,
+    /// How its backends are probed, if they are.
+    pub probe: Option<Probe>,
 }
 
 impl ServiceTemplate {
@@ -44,7 +46,7 @@ impl ServiceTemplate {
             (None, Accounting::Active, _) | (None, _, Protocol::Udp) => None,
         };
         let service = Service { seed, error_decay, ejection, ..self.service.clone() };
-        ClientService { service, source: self.source.clone() }
+        ClientService { service, source: self.source.clone(), probe: self.probe.clone() }
     }
 
     /// Its name.
@@ -107,8 +109,8 @@ mod tests {
             None => "{ file = 'f' }".to_owned(),
         };
         let text = format!("name = 's'\naddress = '10.96.0.10:80'\nbackends = {source}\nsubset = {subset}");
-        let ClientService { service, source } = services(&with_service(&text)).remove(0);
-        let entry = ServiceTemplate { service, seed: None, error_decay: None, ejection: None, source };
+        let ClientService { service, source, probe } = services(&with_service(&text)).remove(0);
+        let entry = ServiceTemplate { service, seed: None, error_decay: None, ejection: None, source, probe };
         let task = Task { index, count };
         assert_eq!((entry.backends(task), entry.schedule_entries(task)), (backends, entries), "{text}");
     }

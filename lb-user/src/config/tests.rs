@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::*;
+use lb_core::report_keys::Numbered;
 use lb_core::service::{
     Ejection, HealthRules, Overflow, Policy, Protocol, Size, Subset, UNANSWERED_AFTER, seed,
 };
@@ -25,6 +26,16 @@ impl Environment for Fake {
     fn host_name(&self) -> Option<String> {
         self.host_name.map(str::to_owned)
     }
+
+    fn service_keys(&self, path: &Path) -> Result<Keys<ServiceKey>, String> {
+        let id = path.file_stem().and_then(|stem| stem.to_str()?.strip_prefix("key-")?.parse().ok());
+        id.map(key).ok_or_else(|| format!("{}: there is no such file", path.display()))
+    }
+}
+
+/// The keys of a file whose name says the number of its one key.
+pub fn key(id: u16) -> Keys<ServiceKey> {
+    Keys::new(Numbered { id, key: ServiceKey::from_bytes([7; 32]) }, None)
 }
 
 const NOTHING: Fake = Fake { variable: None, host_name: None };
@@ -160,6 +171,7 @@ fn users(job: &str) -> ClientService {
             errno: 111,
         },
         source: Source::File("/etc/socklb/users.toml".into()),
+        probe: None,
     }
 }
 
@@ -172,7 +184,7 @@ fn mail(job: &str) -> ClientService {
             policy: Policy::WeightedRoundRobin,
             active_limit: None,
             overflow: Overflow::LeastLoaded,
-            error_decay: Some(Duration::from_secs(10)),
+            error_decay: Some(Duration::from_secs(5)),
             ejection: None,
             health: HealthRules::default(),
             connect_timeout: None,
@@ -183,6 +195,7 @@ fn mail(job: &str) -> ClientService {
             errno: 113,
         },
         source: Source::Static(EndpointList::default()),
+        probe: None,
     }
 }
 
@@ -217,6 +230,7 @@ fn a_good_file_is_read_whole() {
         metrics: Metrics { listen: Some("127.0.0.1:9464".parse().unwrap()) },
         admins: None,
         reclaim_interval: Duration::from_secs(90),
+        reports: Reports { listen: None, keys: None },
     };
     assert_eq!(good(GOOD), expected);
 }
@@ -283,7 +297,7 @@ fn wrong_tables_are_refused() {
         (
             "[[clients]]",
             "8:3: unknown key \"clients\" in a configuration (did you mean client? known keys: client, service, \
-             paths, limits, metrics, accounting, admin)",
+             paths, limits, metrics, accounting, reports, admin)",
         ),
         ("[[paths]]", "8:1: paths must be a table, not a list"),
         ("[paths]\npins = ''", "9:8: pins is empty"),
@@ -325,7 +339,7 @@ fn all_faults_of_a_file_are_reported_in_its_order_and_none_twice() {
              digits, _, - and .)",
             "8:11: address \"10.0.0.1\" has no port (write \"10.0.0.1:8080\", with the right port)",
             "10:2: unknown key \"other\" in a configuration (known keys: client, service, paths, limits, \
-             metrics, accounting, admin)",
+             metrics, accounting, reports, admin)",
         ],
     );
 }

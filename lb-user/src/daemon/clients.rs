@@ -119,12 +119,14 @@ impl Daemon {
         self.wait_for_readers();
     }
 
-    /// Starts a wait for readers if any client needs one and none is under way.
+    /// Starts a wait for readers if any client, or an id of reports, needs one and none is under way.
     pub fn wait_for_readers(&mut self) {
-        if self.clients.waiting_for_readers || !self.clients.tasks.iter().any(ClientTask::wants_wait) {
+        let wants_wait = self.probing.wants_wait() || self.clients.tasks.iter().any(ClientTask::wants_wait);
+        if self.clients.waiting_for_readers || !wants_wait {
             return;
         }
         self.clients.waiting_for_readers = true;
+        self.probing.before_wait();
         for client_task in &mut self.clients.tasks {
             client_task.before_wait();
         }
@@ -147,6 +149,7 @@ impl Daemon {
             return;
         }
         self.clients.readers_error = None;
+        self.probing.after_wait();
         let mut freed = false;
         for client_task in &mut self.clients.tasks {
             client_task.after_wait();

@@ -2,12 +2,12 @@
 //! (`Instant::now`) is read.
 
 use std::ops::ControlFlow;
-use std::time::{Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result, anyhow};
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 use tokio::time::MissedTickBehavior;
 use tracing::{info, warn};
 
@@ -17,7 +17,7 @@ use super::start::{self, Listeners};
 use super::{Daemon, Event, Reread, TICK};
 use crate::config::Config;
 use crate::source::Stamp;
-use crate::source::watch::Watch;
+use lb_host::watch::Watch;
 
 /// Threads for what may block beside the loop. Each use has a limit of its own, and this is the sum of the limits, so
 /// that no use waits for another: files that may not answer; what client tasks use of a list, one thread for each of
@@ -88,9 +88,11 @@ async fn turn(config: Config, stamp: Option<Stamp>, reread: Reread) -> Result<()
     let reload = Reload::new(&config.path, stamp, reread, SystemTime::now());
     let mut daemon = Daemon::new(&config, features, watch, reload, events);
     daemon.begin(config, Instant::now());
+    let news = daemon.probing.news();
     let mut tick = tokio::time::interval(TICK);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut watchdog = daemon.notifier.watchdog().map(tokio::time::interval);
+    let mut heard_at = None;
     let result = loop {
         let due = daemon.next_due();
         let event = tokio::select! {
@@ -99,11 +101,16 @@ async fn turn(config: Config, stamp: Option<Stamp>, reread: Reread) -> Result<()
             Some(event) = inbox.recv() => event,
             Some(query) = asked.recv() => Event::Asked(query),
             changes = daemon.watching.watch.changed() => Event::Changed(changes),
+            () = heard(&news, heard_at) => Event::Heard,
             () = until(due) => Event::Due,
             _ = tick.tick() => Event::Tick,
             () = next(&mut watchdog) => Event::Watchdog,
         };
-        if let ControlFlow::Break(result) = daemon.handle(event, Instant::now()) {
+        let now = Instant::now();
+        if matches!(event, Event::Heard) {
+            heard_at = Some(now);
+        }
+        if let ControlFlow::Break(result) = daemon.handle(event, now) {
             break result;
         }
         match if daemon.is_ready { listeners.open() } else { Ok(false) } {
@@ -117,6 +124,18 @@ async fn turn(config: Config, stamp: Option<Stamp>, reread: Reread) -> Result<()
         info!("stopped; connects go on with the tables as they are");
     }
     result
+}
+
+/// How far apart the loop takes in what probes and reports say. A backend that says something else all the time, as who has its key
+/// can make it, takes a part of the loop's time and not all of it. Connects heed a lame duck without the loop.
+const HEARD_EVERY: Duration = Duration::from_millis(5);
+
+/// Waits until there is news, and not sooner than some time after the last.
+async fn heard(news: &Notify, last: Option<Instant>) {
+    if let Some(last) = last {
+        tokio::time::sleep_until((last + HEARD_EVERY).into()).await;
+    }
+    news.notified().await;
 }
 
 /// Waits until a moment; for ever, if there is none.
@@ -146,5 +165,30 @@ impl Stop {
             _ = self.terminate.recv() => {}
             _ = self.interrupt.recv() => {}
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::Future;
+    use std::pin::pin;
+    use std::task::{Context as Waker, Poll};
+
+    use super::*;
+
+    fn is_heard(news: &Notify, last: Option<Instant>) -> bool {
+        let poll = pin!(heard(news, last)).poll(&mut Waker::from_waker(std::task::Waker::noop()));
+        poll == Poll::Ready(())
+    }
+
+    #[tokio::test]
+    async fn news_that_comes_too_soon_waits_and_is_not_lost() {
+        let (news, now) = (Notify::new(), Instant::now());
+        assert!(!is_heard(&news, None));
+        news.notify_one();
+        news.notify_one();
+        assert!(!is_heard(&news, Some(now + Duration::from_hours(1))));
+        heard(&news, Some(now)).await;
+        assert!(!is_heard(&news, None), "both were heard at once");
     }
 }

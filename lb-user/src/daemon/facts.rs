@@ -37,6 +37,7 @@ impl Daemon {
                 in_force_since: self.reload.in_force_since,
                 is_faulty: self.reload.error.is_some(),
             },
+            reports: self.probing.counts(),
             faults: self.faults(),
             clients: self
                 .clients
@@ -71,6 +72,7 @@ impl Daemon {
             panics: client_task.panics(),
             replace_after: client_task.replace_after(),
             unavailable: client_task.unavailable(now),
+            probes: self.probe_views(client_task),
             // Where the run times of programs cannot be read they are left out, and all else is still told.
             runs: client_task.datapath().runs().unwrap_or_default(),
             lately: Some(Lately { window: client_task.window().clone(), now }),
@@ -125,6 +127,7 @@ impl Daemon {
             of_host(FaultCode::RestartNeeded, text.clone());
         }
         faults.extend(self.uncertain_counts());
+        faults.extend(self.probing.faults());
         faults
     }
 

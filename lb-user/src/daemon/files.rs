@@ -17,8 +17,8 @@ use super::loader::Reading;
 use super::{Daemon, Event};
 use crate::assignments::{self, Assignments, AssignmentsByService, Consumer};
 use crate::config::{Client, Config, Source};
-use crate::source::watch::Watcher;
 use crate::source::{Contents, FileSource, SourceError, Stamp, directory_of};
+use lb_host::watch::Watcher;
 
 /// Where the endpoints of all services come from.
 pub struct Sources {

@@ -14,7 +14,7 @@ use crate::config::Config;
 /// Keys that the maps are made with.
 const REMADE: [&str; 4] = ["paths.pins", "limits.schedule_entries", "limits.flow_records", "limits.slots"];
 /// Keys that a daemon reads when it starts.
-const RESTARTED: [&str; 4] = ["paths.run", "paths.state", "metrics.listen", "admin.group"];
+const RESTARTED: [&str; 5] = ["paths.run", "paths.state", "metrics.listen", "admin.group", "reports.listen"];
 
 /// Keys of the host that `wanted` changes and that cannot change while the daemon runs with `clients`, pinned below
 /// `pins`, and how to change them.
@@ -50,6 +50,7 @@ pub fn keep(running: &Config, wanted: &mut Config) {
     wanted.limits = running.limits;
     wanted.metrics = running.metrics;
     wanted.admins.clone_from(&running.admins);
+    wanted.reports.listen = running.reports.listen;
 }
 
 #[cfg(test)]

@@ -42,6 +42,11 @@ impl Leaving {
         Ok(Self { retired: lb_kernel::is_retired(&pins)?, pins, removing: Backoff::default(), _lock: lock })
     }
 
+    /// Whether its connects may still be balanced, by the tables that it has.
+    pub const fn begins_flows(&self) -> bool {
+        !self.retired
+    }
+
     /// A client of this daemon. Its lock is taken over, so that no step is left that could fail for want of a
     /// descriptor.
     pub fn of(client_task: ClientTask) -> Self {

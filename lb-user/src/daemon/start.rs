@@ -18,13 +18,12 @@ use tracing::{info, warn};
 use super::loader::Loaded;
 use super::opening::Opened;
 use super::{Daemon, Event, fixed};
-use lb_kernel::peer;
+use lb_http::peer;
 
 use crate::api::{self, Query};
 use crate::config::Config;
 use crate::descriptors;
 use crate::metrics;
-use crate::server;
 
 /// Checks what the host has, independent of the clients: the kernel's features, cgroup2 and the bpffs.
 ///
@@ -88,10 +87,10 @@ impl Listeners {
         let listener = bound.show().with_context(|| format!("create the socket {}", self.path.display()))?;
         let metrics = metrics::router(&self.queries);
         if let Some(port) = port {
-            self.servers.push(tokio::spawn(server::serve(port, metrics.clone(), self.connections)));
+            self.servers.push(tokio::spawn(lb_http::serve(port, metrics.clone(), self.connections)));
         }
         let router = api::router(&self.queries, self.admins).merge(metrics);
-        self.servers.push(tokio::spawn(server::serve(listener, router, self.connections)));
+        self.servers.push(tokio::spawn(lb_http::serve(listener, router, self.connections)));
         Ok(true)
     }
 

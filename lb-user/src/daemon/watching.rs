@@ -9,7 +9,7 @@ use tracing::{info, warn};
 
 use super::Daemon;
 use crate::source::directory_of;
-use crate::source::watch::Watch;
+use lb_host::watch::Watch;
 
 /// The directories that are watched.
 pub struct Watching {

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use crate::config::Client;
-use crate::document::did_you_mean;
+use lb_document::did_you_mean;
 use lb_view::status::Status;
 
 /// What a client dials: to say why there is nothing to explain.

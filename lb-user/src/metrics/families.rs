@@ -76,6 +76,11 @@ families! {
     CONFIG_FAULTY = gauge("socklb_config_faulty", NONE,
         "1 if the configuration file cannot be used and the one before is in force, else 0.");
 
+    REPORT_REQUESTS = counter("socklb_report_requests", &["result"],
+        "Requests for reports of backends that were sent, or could not be (unsent), since the daemon started.");
+    REPORT_DATAGRAMS = counter("socklb_report_datagrams", &["result"],
+        "Datagrams that came to the daemon: reports that were believed, and others by why they were not.");
+
     // ---- a client task ---------------------------------------------------------------------------------------------
     ATTACHED = gauge("socklb_client_attached", CLIENT,
         "1 if the programs are attached to the client's cgroup, else 0: connects go unbalanced.");
@@ -127,6 +132,13 @@ families! {
     READMISSIONS = counter("socklb_backend_readmissions", BACKEND, "How often the backend was taken back because a trial was established.");
     WITHHELD = counter("socklb_backend_ejections_withheld", BACKEND,
         "Failures after which the backend was not ejected, because too many others were or it was the last.");
+    PROBE_STATE = gauge("socklb_backend_probe_state", &["client", "service", "backend", "kind", "state"],
+        "1 for what the last probe of the backend or its reports say, 0 for what they may say else.");
+    PROBE_TIME = of(Kind::Gauge, "socklb_backend_probe_seconds", S, BACKEND,
+        "How long the last probe of the backend took that was answered.");
+    REPORT_AGE = of(Kind::Gauge, "socklb_backend_report_age_seconds", S, BACKEND, "Since the backend's last report came.");
+    UTILIZATION = gauge("socklb_backend_utilization", BACKEND,
+        "How much of what it can do the backend does, as it reports; 1 is all.");
     WEIGHT = gauge("socklb_backend_weight", BACKEND, "Configured weight of the backend.");
     SHARE_WANTED = gauge("socklb_backend_share_wanted", BACKEND, "The backend's part of the service's table, from 0 to 1.");
     ACTIVE = gauge("socklb_flows_active", BACKEND, "Open flows.");

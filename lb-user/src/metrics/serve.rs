@@ -16,9 +16,9 @@ use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 
 use super::page::{self, Form};
-use crate::api::Query;
+use crate::api::{Query, Rounds};
 use crate::facts::Facts;
-use crate::server::{Document, Rounds, Writer, accepts_gzip, respond};
+use lb_http::{Document, Writer, accepts_gzip, respond};
 
 /// Pages in both forms.
 #[derive(Clone)]

@@ -11,11 +11,14 @@ use std::path::Path;
 use lb_common::abi::MAX_BACKENDS;
 use lb_core::endpoint::{Endpoint, EndpointFault, EndpointList, EndpointState, MAX_INDEXES};
 
-use crate::diagnostic::{Faults, Report, utf8};
-use crate::document::key::Unset::{Is, Means, Required};
-use crate::document::key::{Key, Section, section};
-use crate::document::kind::{Kind as _, Number, Text, Words};
-use crate::document::{self, Table, address};
+use lb_document::diagnostic::{Faults, Report, utf8};
+use lb_document::key::Unset::{Is, Means, Required};
+use lb_document::kind::{Kind as _, Number, Text, Words};
+use lb_document::{self, Table, address};
+use lb_document::{
+    key::{Key, Section},
+    section,
+};
 
 mod entries;
 
@@ -41,6 +44,8 @@ section! {
     STATE "state": Words<(&'static str, EndpointState)>(&STATES, |state| state.0), Is(STATES[0]),
         "a lame duck serves, but asks for no new connections";
     ZONE "zone": Text<String>(&["b"], |text| Ok(text.to_owned())), Means("none"), "where it runs; has no effect yet";
+    AGENT "agent": Text<SocketAddr>(&["10.0.0.1:9465"], address), Means("its address, at the `port` of the service's `health`"),
+        "where the agent listens that reports of it";
 }
 
 /// Reads the content of the endpoint file at `path`, which is JSON if its name ends in `.json` and TOML otherwise.
@@ -94,7 +99,7 @@ fn read_toml(text: &str, report: &mut Report<'_>) -> Vec<Entry> {
 fn read_table(table: &Table<'_>, report: &mut Report<'_>) -> Option<Entry> {
     let address = keys::ADDRESS.item(table, report);
     let is_cut = address.is_none() && table.get(keys::INDEX.name).is_none();
-    let span = address.as_ref().map_or(table.span(), document::Item::span);
+    let span = address.as_ref().map_or(table.span(), lb_document::Item::span);
     let address = address.and_then(|item| keys::ADDRESS.kind.read(&item, report));
     let index = match keys::INDEX.item(table, report) {
         Some(item) => Index::read(item.span(), keys::INDEX.kind.read(&item, report)),
@@ -103,7 +108,8 @@ fn read_table(table: &Table<'_>, report: &mut Report<'_>) -> Option<Entry> {
     let weight = u16::try_from(keys::WEIGHT.take_or_default(table, report)).unwrap_or(1);
     let (_, state) = keys::STATE.take_or_default(table, report);
     let zone = keys::ZONE.take_written(table, report).flatten();
-    (!is_cut).then_some(Entry { span, address, index, weight, state, zone })
+    let agent = keys::AGENT.take_written(table, report).flatten();
+    (!is_cut).then_some(Entry { span, address, index, weight, state, zone, agent })
 }
 
 /// What a file says of an endpoint's index.
@@ -147,12 +153,22 @@ pub struct Entry {
     pub state: EndpointState,
     /// Where it runs.
     pub zone: Option<String>,
+    /// Where its agent listens.
+    pub agent: Option<SocketAddr>,
 }
 
 impl Entry {
     /// An endpoint that is known by its address alone.
     pub fn bare(span: Range<usize>, address: Option<SocketAddr>) -> Self {
-        Self { span, address, index: Index::Absent, weight: 1, state: EndpointState::Healthy, zone: None }
+        Self {
+            span,
+            address,
+            index: Index::Absent,
+            weight: 1,
+            state: EndpointState::Healthy,
+            zone: None,
+            agent: None,
+        }
     }
 }
 
@@ -183,14 +199,14 @@ pub fn check(
     let mut free = (0..MAX_INDEXES).filter(|index| !given.contains(index));
     let mut spans = Vec::with_capacity(entries.len());
     let mut endpoints = Vec::with_capacity(entries.len());
-    for (position, Entry { span, address, index, weight, state, zone }) in (0..).zip(entries) {
+    for (position, Entry { span, address, index, weight, state, zone, agent }) in (0..).zip(entries) {
         let Some(address) = address else { continue };
         let (index_span, index) = match index {
             Index::Given(span, index) => (span, index),
             Index::Absent if indexed.is_none() => (span.clone(), position),
             Index::Absent | Index::Wrong(_) => (span.clone(), free.next().unwrap_or(position)),
         };
-        endpoints.push(Endpoint { address, index, weight, state, zone });
+        endpoints.push(Endpoint { address, index, weight, state, zone, agent });
         spans.push((span, index_span));
     }
     match new_list(endpoints, service, services) {

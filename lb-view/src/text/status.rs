@@ -132,7 +132,8 @@ fn row(backend: &Backend, is_watched: bool) -> Row {
         time(|latency| latency.p99_us),
     ];
     let ejection = backend.ejection.as_ref().map(ToString::to_string);
-    let notes: Vec<String> = ejection.into_iter().chain(failures(backend, is_watched)).collect();
+    let probe = backend.probe.as_ref().filter(|probe| probe.is_remarkable()).map(ToString::to_string);
+    let notes: Vec<String> = ejection.into_iter().chain(probe).chain(failures(backend, is_watched)).collect();
     Row { cells, is_bad: backend.is_failing(), note: (!notes.is_empty()).then(|| notes.join("; ")) }
 }
 

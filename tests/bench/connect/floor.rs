@@ -40,7 +40,7 @@ pub fn floor(object: &Path, cgroup: &Cgroup, backend: SocketAddr) -> Result<Atta
         address: Address::from(*backend.ip()),
         port: Be16::from_host(backend.port()),
         service: 0,
-        _reserved: 0,
+        report: 0,
         generation: 0,
         weight: 1,
     };

@@ -9,11 +9,14 @@ use stage::Stage;
 
 use super::caller::{Caller, Calls, Made};
 use super::cell::{Cell, Fault, Manner};
-use super::link::Link;
 use super::listener::{Listener, Manner as Does, QUEUE, bound};
 use super::outcome::{Backends, Figures, IN_TURN, IN_TURN_WITHIN};
 use super::place::{Client, MOST_CLIENTS, Place, Wanted};
 use super::slow::Slow;
+use crate::link::Link;
+
+/// How long a packet takes, one way.
+const DELAY: Duration = Duration::from_millis(2);
 
 const LIVE: u16 = 8100;
 const RESETS: u16 = 8200;
@@ -56,7 +59,7 @@ impl Listeners {
 /// Plays all of them, and tells how far it has come.
 pub fn play(stage: &Stage, cells: &[Cell]) -> Result<Vec<(Cell, Figures)>> {
     let _here = Listeners::start()?;
-    let (_link, _there) = Link::start(Listeners::start)?;
+    let (_link, _there) = Link::start(DELAY, Listeners::start)?;
     let mut measured = Vec::new();
     for daemon in [true, false] {
         let of: Vec<Cell> = cells.iter().copied().filter(|cell| cell.daemon == daemon).collect();

@@ -146,7 +146,14 @@ impl World<'_> {
     fn endpoints(&self) -> EndpointList {
         let endpoint = |(index, backend): (u32, &Backend)| {
             let state = backend.reported?;
-            Some(Endpoint { address: address(index), index, weight: backend.weight, state, zone: None })
+            Some(Endpoint {
+                address: address(index),
+                index,
+                weight: backend.weight,
+                state,
+                zone: None,
+                agent: None,
+            })
         };
         let endpoints = (0..).zip(&self.backends).filter_map(endpoint).collect();
         EndpointList::new(endpoints, SERVICE, &[])

@@ -52,7 +52,7 @@ impl World<'_> {
         if was_established {
             self.succeed(client, slot, is_trial);
         }
-        self.judge(client, slot, Evidence::of_end(ending, was_established, is_trial, 0, 0));
+        self.judge(client, slot, Evidence::of_end(ending, was_established, is_trial, || 0, 0));
     }
 
     fn judge(&mut self, client: &mut Client, slot: u32, evidence: Evidence) {

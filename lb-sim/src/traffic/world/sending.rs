@@ -250,7 +250,7 @@ impl World<'_> {
                 world.try_backend(client, picked.slot);
             }
             match picked.how {
-                How::Picked | How::Trial | How::Overflowed | How::Fallback => {
+                How::Picked | How::Trial | How::Overflowed | How::Fallback | How::Diverted => {
                     world.send(id, client, picked, life);
                 }
                 How::Limited | How::Refused => world.counts.errors.refused += 1,

@@ -4,13 +4,16 @@
 //! log gets a line for each change: from the counters, so that of a backend that is not quite well nothing is missed that came
 //! and went between two looks.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use lb_core::balancer::Fact;
-use lb_core::health::Standing;
+use lb_core::balancer::{Fact, ReportIdMap};
+use lb_core::endpoint::Endpoint;
+use lb_core::health::{Health, Standing, Who, Why};
 use lb_core::ids::{BackendRef, ServiceIndex, Slot};
+use lb_core::membership::Member;
 use lb_core::plan::BackendPlan;
 use lb_core::service::Accounting;
 use lb_core::slots::Identity;
@@ -18,6 +21,8 @@ use lb_kernel::{DatapathError, Features};
 use tracing::{info, warn};
 
 use super::ClientTask;
+use crate::daemon::probing::Candidate;
+use crate::probes::probed;
 
 /// Lines of one client task at a time; what is beyond is told in one.
 const MOST_LINES: usize = 8;
@@ -67,6 +72,60 @@ impl ClientTask {
                 self.settled = None;
             }
         }
+    }
+
+    /// Takes in all that somebody says of the backends of the service at this position.
+    pub fn hear(
+        &mut self,
+        position: usize,
+        who: Who,
+        said: BTreeMap<SocketAddr, (Health, Why)>,
+        now: Instant,
+    ) {
+        let fact = Fact::Said(position, who, said);
+        if self.balancer.handle(now, fact).expect("it takes no room") {
+            self.settled = None;
+        }
+    }
+
+    /// Takes in the ids of all backends that report.
+    pub fn take_report_ids(&mut self, ids: &ReportIdMap, now: Instant) {
+        let fact = Fact::Reports(Arc::clone(ids));
+        if self.balancer.handle(now, fact).expect("it takes no room") {
+            self.settled = None;
+        }
+    }
+
+    /// Backends that the service at this position uses, or would use next.
+    pub fn candidates(&self, position: usize) -> Vec<Candidate> {
+        let Some((_, index, Some((_, membership)))) = self.balancer.services().nth(position) else {
+            return Vec::new();
+        };
+        let tables = self.datapath.tables();
+        let backends = self.datapath.applied().backends.iter();
+        let of_service = backends.filter(|(_, backend)| backend.service == index);
+        let chosen = self.window.chosen();
+        let is_active = |slot: Slot, backend: &BackendPlan| {
+            tables.active(slot) > 0 || chosen.contains(&BackendRef { slot, generation: backend.generation })
+        };
+        let active: HashSet<SocketAddr> = of_service
+            .filter(|(slot, backend)| is_active(**slot, backend))
+            .map(|(_, backend)| backend.address)
+            .collect();
+        let (probed, others) = probed(membership);
+        let of_row = self.balancer.row(position).map(|row| &row.usable);
+        let is_used = |member: &&Member| of_row.is_some_and(|row| row.contains_key(&member.endpoint.address));
+        let others = others.iter().chain(&membership.lame_ducks).filter(is_used);
+        let endpoints = probed.chain(others).map(|member| &member.endpoint);
+        let mut candidates: Vec<Candidate> = endpoints
+            .map(|Endpoint { address, agent, .. }| {
+                let is_active = active.contains(address);
+                Candidate { address: *address, agent: *agent, is_active }
+            })
+            .collect();
+        candidates.sort_by_key(|candidate| candidate.address);
+        candidates.dedup_by_key(|candidate| candidate.address);
+        candidates
     }
 
     /// Takes a service's backend back, if it is ejected, and says whether it was; `None` if there is no such backend here.

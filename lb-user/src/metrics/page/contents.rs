@@ -5,6 +5,7 @@ use std::fmt;
 use lb_common::abi::{ABI_VERSION, Anomalies, BackendState, Outcome};
 use lb_common::ending::Ending;
 use lb_kernel::{BackendSnapshot, ServiceSnapshot, Snapshot};
+use lb_view::backend::Probe;
 
 use super::{Page, Sheet, Value, seconds_of_ns, unix_time};
 use crate::metrics::collect::{ClientMetrics, MapMetrics};
@@ -20,7 +21,12 @@ impl Page {
         let results = [("ok", reloads.taken_on), ("failed", reloads.refused)];
         sheet.family(&f::RELOADS, results.into_iter().map(|(result, n)| ([result], Value::Whole(n))))?;
         sheet.family(&f::RELOAD_TIME, one(Value::Real(unix_time(reloads.in_force_since))))?;
-        sheet.family(&f::CONFIG_FAULTY, one(reloads.is_faulty.into()))
+        sheet.family(&f::CONFIG_FAULTY, one(reloads.is_faulty.into()))?;
+        let reports = &self.facts.reports;
+        let sent = [("sent", reports.requests), ("unsent", reports.unsent)];
+        sheet.family(&f::REPORT_REQUESTS, sent.into_iter().map(|(result, n)| ([result], Value::Whole(n))))?;
+        let datagrams = reports.datagrams.iter().map(|(result, n)| ([*result], Value::Whole(*n)));
+        sheet.family(&f::REPORT_DATAGRAMS, datagrams)
     }
 
     pub fn each_client(&self, sheet: &mut Sheet<'_>) -> fmt::Result {
@@ -147,9 +153,36 @@ impl Page {
         sheet.family(&f::TRIALS, self.of_backends(|b| Value::Whole(b.counts.sums.trials)))?;
         sheet.family(&f::READMISSIONS, self.of_backends(|b| Value::Whole(b.counts.sums.readmissions)))?;
         sheet.family(&f::WITHHELD, self.of_backends(|b| Value::Whole(b.counts.sums.withheld)))?;
+        self.each_probe(sheet)?;
         sheet.family(&f::WEIGHT, self.of_backends(|b| Value::Whole(b.slot.weight.into())))?;
         sheet.family(&f::SHARE_WANTED, self.of_backends(|b| Value::Real(b.share_wanted)))?;
         sheet.family(&f::ACTIVE, self.of_backends(|b| Value::Whole(b.counts.active)))
+    }
+
+    fn each_probe(&self, sheet: &mut Sheet<'_>) -> fmt::Result {
+        let probed = || {
+            self.backends().filter_map(|(labels @ [client, service, _], backend)| {
+                let client = self.clients.iter().find(|known| known.name() == client)?;
+                let key = (service.to_owned(), backend.slot.address);
+                Some((labels, client.facts.probes.get(&key)?))
+            })
+        };
+        sheet.family(
+            &f::PROBE_STATE,
+            probed().flat_map(|([client, service, address], probe)| {
+                let states = Probe::states(&probe.kind).iter();
+                states.map(move |state| {
+                    let labels = [client, service, address, probe.kind.as_str(), *state];
+                    (labels, (probe.state == *state).into())
+                })
+            }),
+        )?;
+        let of = |value: fn(&Probe) -> Option<f64>| {
+            probed().filter_map(move |(labels, probe)| Some((labels, Value::Real(value(probe)?))))
+        };
+        sheet.family(&f::PROBE_TIME, of(|probe| probe.round_trip_ms.map(|time| time / 1e3)))?;
+        sheet.family(&f::REPORT_AGE, of(|probe| probe.age_s))?;
+        sheet.family(&f::UTILIZATION, of(|probe| probe.utilization))
     }
 
     pub fn each_flow_count(&self, sheet: &mut Sheet<'_>) -> fmt::Result {

@@ -17,12 +17,14 @@ use lb_kernel::{
 use super::super::collect::MapMetrics;
 use super::super::families::ALL;
 use super::*;
-use crate::facts::{ClientFacts, Reloads};
+use crate::facts::{ClientFacts, Reloads, ReportCounts};
+use lb_view::backend::Probe;
 use lb_view::status::{Daemon, Reclaim, Source};
 
 fn facts() -> Facts {
     let at = |seconds| UNIX_EPOCH + Duration::from_secs(seconds);
     Facts {
+        reports: ReportCounts { requests: 5, unsent: 0, datagrams: vec![("believed", 4), ("forged", 1)] },
         daemon: Daemon {
             pid: 1,
             version: "1".to_owned(),
@@ -62,11 +64,19 @@ fn backend() -> BackendSnapshot {
             is_ejected: false,
             ejection: EjectionState::default(),
             entries: 256,
+            report: 0,
+            lame_until_ns: 0,
         },
         address: "[2001:db8::1]:80".to_owned(),
         share_wanted: 0.25,
         counts: Counts { sums, active: 4, reclaimed: 0 },
     }
+}
+
+fn probe() -> Probe {
+    let (age_s, round_trip_ms, utilization) = (Some(0.5), Some(2.0), Some(0.25));
+    let state = "ready".to_owned();
+    Probe { state, age_s, round_trip_ms, utilization, ..Probe::unprobed("report") }
 }
 
 fn client() -> ClientMetrics {
@@ -102,6 +112,7 @@ fn client() -> ClientMetrics {
             panics: BTreeSet::new(),
             replace_after: BTreeMap::new(),
             unavailable: BTreeMap::new(),
+            probes: BTreeMap::from([(("users".to_owned(), "[2001:db8::1]:80".parse().unwrap()), probe())]),
             sources: BTreeMap::from([("users".to_owned(), source)]),
             runs: vec![("connect4", Runs { time_ns: 1_000, count: 2 })],
             lately: None,
@@ -167,7 +178,7 @@ fn the_daemon_alone_is_a_page_in_either_form() {
     let described: String = page(Form::OpenMetrics, Vec::new())
         .lines()
         .filter(|line| !line.starts_with("# HELP"))
-        .take(16)
+        .take(22)
         .map(|line| line.to_owned() + "\n")
         .collect();
     let version = env!("CARGO_PKG_VERSION");
@@ -180,6 +191,10 @@ fn the_daemon_alone_is_a_page_in_either_form() {
          # TYPE socklb_config_time_seconds gauge\n# UNIT socklb_config_time_seconds seconds\n\
          socklb_config_time_seconds 1700000060.0\n\
          # TYPE socklb_config_faulty gauge\nsocklb_config_faulty 1\n\
+         # TYPE socklb_report_requests counter\nsocklb_report_requests_total{{result=\"sent\"}} 5\n\
+         socklb_report_requests_total{{result=\"unsent\"}} 0\n\
+         # TYPE socklb_report_datagrams counter\nsocklb_report_datagrams_total{{result=\"believed\"}} 4\n\
+         socklb_report_datagrams_total{{result=\"forged\"}} 1\n\
          # TYPE socklb_client_attached gauge\nsocklb_client_attached{{client=\"late\"}} 0\n\
          # TYPE socklb_client_readable gauge\n"
     );

@@ -12,8 +12,8 @@ use toml_parser::decoder::{Encoding, ScalarKind};
 use toml_parser::parser::{EventReceiver, RecursionGuard, ValidateWhitespace, parse_document};
 use toml_parser::{ErrorSink, Expected, ParseError, Source, Span};
 
-use crate::diagnostic::{MAX_FAULTS, Report};
-use crate::document;
+use lb_document as document;
+use lb_document::diagnostic::{MAX_FAULTS, Report};
 
 /// The key of the list of entries.
 const ENTRIES: &str = "endpoint";

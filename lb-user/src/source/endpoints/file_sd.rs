@@ -3,6 +3,7 @@
 //! An operator who already writes such files for Prometheus need not write another. Labels that socklb does not know
 //! are ignored, as the format wants it.
 
+use std::net::SocketAddr;
 use std::ops::Range;
 
 use lb_common::abi::MAX_BACKENDS;
@@ -11,8 +12,8 @@ use serde_json::value::RawValue;
 
 use super::json::Value;
 use super::{Entry, Index, STATES};
-use crate::diagnostic::{Report, quote};
-use crate::document::did_you_mean;
+use lb_document::diagnostic::{Report, quote};
+use lb_document::did_you_mean;
 
 const KEYS: [&str; 2] = ["targets", "labels"];
 
@@ -79,11 +80,11 @@ fn read_group(group: &Value<'_>, entries: &mut Vec<Entry>, report: &mut Report<'
     }
     for target in targets.iter().take(MAX_BACKENDS as usize + 1) {
         let address = Value { name: "target", ..*target }.address(report);
-        let Labels { index, weight, state, zone } = &labels;
+        let Labels { index, weight, state, zone, agent } = &labels;
         let index = index.clone().map_or(Index::Absent, |(span, index)| Index::read(span, index));
         let state = state.unwrap_or(EndpointState::Healthy);
         let (span, weight, zone) = (target.span(), weight.unwrap_or(1), zone.clone());
-        entries.push(Entry { span, address, index, weight, state, zone });
+        entries.push(Entry { span, address, index, weight, state, zone, agent: *agent });
     }
 }
 
@@ -96,6 +97,7 @@ struct Labels {
     weight: Option<u16>,
     state: Option<EndpointState>,
     zone: Option<String>,
+    agent: Option<SocketAddr>,
 }
 
 impl Labels {
@@ -121,6 +123,7 @@ impl Labels {
                     }
                 }
                 ("zone", text) => read.zone = text,
+                ("agent", Some(_)) => read.agent = Value { name: "agent", ..value }.address(report),
                 // Other labels are for other readers of the file.
                 _ => {}
             }
@@ -162,14 +165,14 @@ mod tests {
 
     const GOOD: &str = r#"[
   { "targets": ["10.0.0.1:8080"],
-    "labels": { "index": "7", "weight": "3", "state": "lame-duck", "zone": "b\u0061", "__meta_x": "y" } },
+    "labels": { "index": "7", "weight": "3", "state": "lame-duck", "zone": "b\u0061", "agent": "10.0.0.9:9465", "__meta_x": "y" } },
   { "labels": { "index": "2" }, "targets": ["10.0.0.2:8080"] }
 ]
 "#;
 
     fn endpoint(address: &str, index: u32) -> Endpoint {
         let address = address.parse().unwrap();
-        Endpoint { address, index, weight: 1, state: EndpointState::Healthy, zone: None }
+        Endpoint { address, index, weight: 1, state: EndpointState::Healthy, zone: None, agent: None }
     }
 
     #[test]
@@ -178,6 +181,7 @@ mod tests {
             weight: 3,
             state: EndpointState::LameDuck,
             zone: Some("ba".to_owned()),
+            agent: "10.0.0.9:9465".parse().ok(),
             ..endpoint("10.0.0.1:8080", 7)
         };
         let expected = [endpoint("10.0.0.2:8080", 2), first];

@@ -9,8 +9,8 @@ use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
-use crate::diagnostic::{Report, quote};
-use crate::document::{NotAnAddress, parse_address};
+use lb_document::diagnostic::{Report, quote};
+use lb_document::{NotAnAddress, parse_address};
 
 /// A value as a slice of the text, not looked into yet.
 #[derive(Clone, Copy)]

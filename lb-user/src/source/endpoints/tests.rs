@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use super::*;
-use crate::document::key::markdown;
+use lb_document::key::markdown;
 use proptest::prelude::*;
 
 const SERVICE: &str = "10.96.0.10:80";
@@ -29,7 +29,7 @@ fn check(text: &str, expected: &str) {
 
 fn endpoint(address: &str, index: u32) -> Endpoint {
     let address = address.parse().unwrap();
-    Endpoint { address, index, weight: 1, state: EndpointState::Healthy, zone: None }
+    Endpoint { address, index, weight: 1, state: EndpointState::Healthy, zone: None, agent: None }
 }
 
 const GOOD: &str = "\
@@ -39,6 +39,7 @@ index = 7
 weight = 3
 state = \"lame-duck\"
 zone = \"b\"
+agent = \"10.0.0.9:9465\"
 
 [[endpoint]]
 address = \"10.0.0.2:8080\"
@@ -53,6 +54,7 @@ fn a_good_file_is_read_whole() {
         weight: 3,
         state: EndpointState::LameDuck,
         zone: Some("b".to_owned()),
+        agent: "10.0.0.9:9465".parse().ok(),
         ..endpoint("10.0.0.1:8080", 7)
     };
     let second = Endpoint { weight: 0, ..endpoint("10.0.0.2:8080", 0) };
@@ -119,9 +121,13 @@ fn a_bad_entry_names_the_value_and_what_is_right() {
         ("state = \"dead\"", "3:9: unknown state \"dead\" (write \"healthy\" or \"lame-duck\")"),
         ("zone = 1", "3:8: zone must be a string, not a whole number"),
         (
+            "agent = \"10.0.0.1\"",
+            "3:9: agent \"10.0.0.1\" has no port (write \"10.0.0.1:8080\", with the right port)",
+        ),
+        (
             "wieght = 1",
             "3:1: unknown key \"wieght\" in an endpoint (did you mean weight? known keys: address, index, weight, \
-             state, zone)",
+             state, zone, agent)",
         ),
     ];
     for (line, expected) in cases {
@@ -205,11 +211,11 @@ fn without_its_service_a_list_is_checked_but_for_families() {
 fn a_truncated_file_is_refused_wherever_it_ends_within_an_entry() {
     check(
         &GOOD[..GOOD.find("080\"\nindex = 0").unwrap()],
-        "e.toml:9:22: invalid basic string, expected `\"`",
+        "e.toml:10:22: invalid basic string, expected `\"`",
     );
     check(
         &GOOD[..GOOD.rfind("address").unwrap()],
-        "e.toml:8:1: address is missing in an endpoint (write address = \"10.0.0.1:8080\")",
+        "e.toml:9:1: address is missing in an endpoint (write address = \"10.0.0.1:8080\")",
     );
 }
 

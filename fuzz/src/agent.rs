@@ -1,0 +1,273 @@
+//! Datagrams as they come to an agent, from several addresses: who asks, and who has no key. The text says what comes in which
+//! order and what becomes of the backends meanwhile.
+
+use std::collections::{HashMap, HashSet};
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use lb_agent::name::Name;
+use lb_agent::reports::entry::{CheckRules, Rules};
+use lb_agent::reports::load::Load;
+use lb_agent::reports::streak::Outcome;
+use lb_agent::reports::{Asker, Reports, Via};
+use lb_common::net::{Be16, Be32};
+use lb_common::wire::{Datagram, Kind, Readiness};
+use lb_core::report_keys::{BackendKey, Keys, Numbered};
+
+use crate::operations::Operations;
+
+/// Addresses that ask.
+const ASKERS: u8 = 8;
+
+/// Datagrams that are kept, to come again.
+const KEPT: usize = 64;
+
+/// How often a push is sent at most until it is acknowledged.
+const TIMES: u32 = 5;
+
+struct World {
+    reports: Reports,
+    now: Instant,
+    datagrams: Vec<Datagram>,
+    /// Cookies that an address was sent of a backend.
+    cookies: HashMap<(SocketAddr, Name), Vec<u64>>,
+    /// Who has returned one to the backend as it is there now.
+    returned: HashSet<(SocketAddr, Name)>,
+    /// How often each was pushed the last change.
+    pushed: HashMap<(SocketAddr, Name), (u16, u32)>,
+    /// The number of the last report of each.
+    numbers: HashMap<Name, (u32, u32)>,
+}
+
+/// Reads a text as what comes to an agent.
+pub fn agent(text: &[u8]) {
+    let mut operations = Operations::new(text);
+    let mut world = World::new();
+    // Bound: each turn takes a byte of the text.
+    while let Some(operation) = operations.next() {
+        match operation % 8 {
+            0 => world.pass(&mut operations),
+            1 => {
+                let from = asker(operations.byte());
+                let bytes = operations.bytes(100);
+                world.answer(bytes, from);
+            }
+            2 | 3 => world.authentic(&mut operations),
+            4 => {
+                let from = asker(operations.byte());
+                if let Some(datagram) = operations.choice(&world.datagrams).copied() {
+                    world.answer(datagram.bytes(), from);
+                }
+            }
+            5 => world.changed(&mut operations),
+            6 => world.set(&mut operations),
+            _ => world.say(&mut operations),
+        }
+        world.check();
+    }
+}
+
+fn names() -> [Name; 3] {
+    ["10.0.0.1:1", "10.0.0.1:1/udp", "[2001:db8::1]:2"].map(|name| name.parse().expect("a name"))
+}
+
+fn key(name: Name, id: u16) -> Numbered<BackendKey> {
+    let byte = name.address().port().wrapping_mul(16).wrapping_add(id + u16::from(name.protocol().number()));
+    let text = format!("{id} {}", format!("{:02x}", byte & 0xff).repeat(16));
+    Keys::parse(&text).expect("a key").current()
+}
+
+fn asker(number: u8) -> Asker {
+    let number = number % ASKERS;
+    let address = match number % 2 {
+        0 => SocketAddr::from(([192, 0, 2, 1], 9_000 + u16::from(number))),
+        _ => SocketAddr::new("2001:db8::7".parse().expect("an address"), 9_000 + u16::from(number)),
+    };
+    Asker { address, via: Via { socket: 0, local: None } }
+}
+
+impl World {
+    fn new() -> Self {
+        let now = Instant::now();
+        let mut world = Self {
+            reports: Reports::new(7, [9; 16], now),
+            now,
+            datagrams: Vec::new(),
+            cookies: HashMap::new(),
+            returned: HashSet::new(),
+            pushed: HashMap::new(),
+            numbers: HashMap::new(),
+        };
+        for name in &names()[..2] {
+            world.have(*name, true);
+        }
+        world
+    }
+
+    fn have(&mut self, name: Name, has_two_keys: bool) {
+        let keys = Keys::new(key(name, 1), has_two_keys.then(|| key(name, 2)));
+        let check = CheckRules { rise: 1, fall: 2, stale_after: Duration::from_secs(9) };
+        let (valid_for, hold) = (Duration::from_secs(45), Duration::from_mins(10));
+        self.reports.set(name, keys, Rules { valid_for, hold, check: Some(check) }, self.now);
+    }
+
+    /// Lets some time pass, up to some months, and sends what is due.
+    fn pass(&mut self, operations: &mut Operations<'_>) {
+        let milliseconds = u64::from(operations.short()) << (operations.byte() % 20);
+        self.now += Duration::from_millis(milliseconds);
+        self.reports.expire(self.now);
+        let mut pushes = Vec::new();
+        self.reports.push(self.now, |to, push| pushes.push((to, *push)));
+        for (to, push) in pushes {
+            self.pushed(to, &push);
+        }
+        let next = self.reports.next_at(self.now);
+        assert!(next.is_none_or(|next| next > self.now), "what was done is not due");
+    }
+
+    fn pushed(&mut self, to: Asker, push: &Datagram) {
+        let name = Name::of(push).expect("a name");
+        assert_eq!(push.kind(), Some(Kind::Push));
+        assert!(self.returned.contains(&(to.address, name)), "it has returned a cookie");
+        let change = self.reports.get(name).expect("it is here").change();
+        let times = self.pushed.entry((to.address, name)).or_default();
+        *times = if times.0 == change { (change, times.1 + 1) } else { (change, 1) };
+        assert!(times.1 <= TIMES, "nobody is told again and again");
+        self.sent(push, name, to);
+    }
+
+    /// What an address is sent.
+    fn sent(&mut self, report: &Datagram, name: Name, to: Asker) {
+        let entry = self.reports.get(name).expect("it is here");
+        let key = entry.key(report.key_id.to_host()).expect("a key of its own");
+        assert!(report.is_authentic(key));
+        assert_eq!(report.readiness(), Some(entry.readiness()));
+        let number = (report.incarnation.to_host(), report.counter.to_host());
+        let before = self.numbers.insert(name, number);
+        assert!(before.is_none_or(|before| before <= number), "{before:?} came before {number:?}");
+        self.cookies.entry((to.address, name)).or_default().push(report.cookie);
+        self.keep(*report);
+    }
+
+    fn keep(&mut self, datagram: Datagram) {
+        self.datagrams.push(datagram);
+        if self.datagrams.len() > KEPT {
+            self.datagrams.remove(0);
+        }
+    }
+
+    /// A request by somebody who has the key, with a cookie of its own, of another's, or none.
+    fn authentic(&mut self, operations: &mut Operations<'_>) {
+        let from = asker(operations.byte());
+        let names = names();
+        let Some(name) = operations.choice(&names).copied() else { return };
+        let [kind, key_id, cookie, other] = [(); 4].map(|()| operations.byte());
+        let kind = [Kind::Request, Kind::Request, Kind::Answer, Kind::Push][usize::from(kind % 4)];
+        let mut datagram = Datagram::about(kind, name.protocol().number(), name.address());
+        let of = |asker: Asker| self.cookies.get(&(asker.address, name));
+        let cookies = if other.is_multiple_of(4) { of(asker(other / 4)) } else { of(from) };
+        datagram.cookie = match cookie {
+            0 => 0,
+            255 => operations.long(),
+            back => {
+                let cookies = cookies.map_or(&[][..], Vec::as_slice);
+                let back = usize::from(back) % cookies.len().max(1);
+                cookies.iter().rev().nth(back).copied().unwrap_or_default()
+            }
+        };
+        datagram.nonce = operations.long();
+        datagram.readiness = operations.byte() % 4;
+        datagram.hold = Be32::from_host(operations.word());
+        let key = key(name, 1 + u16::from(key_id % 3));
+        datagram.key_id = Be16::from_host(key.id);
+        let datagram = datagram.sealed(key.key.wire());
+        self.keep(datagram);
+        self.answer(datagram.bytes(), from);
+    }
+
+    /// One that was there, with another byte.
+    fn changed(&mut self, operations: &mut Operations<'_>) {
+        let from = asker(operations.byte());
+        let Some(datagram) = operations.choice(&self.datagrams) else { return };
+        let mut bytes = datagram.bytes().to_vec();
+        let at = usize::from(operations.byte()) % (bytes.len() + 1);
+        match bytes.get_mut(at) {
+            Some(byte) => *byte ^= operations.byte(),
+            None => bytes.resize(usize::from(operations.byte()), 0),
+        }
+        self.answer(&bytes, from);
+    }
+
+    /// A datagram comes, and what goes back is checked.
+    fn answer(&mut self, bytes: &[u8], from: Asker) {
+        let total = |reports: &Reports| {
+            let counts = reports.counts();
+            counts.answered + counts.refused.values().sum::<u64>()
+        };
+        let before = total(&self.reports);
+        let answer = self.reports.answer(bytes, from, self.now);
+        assert_eq!(total(&self.reports), before + 1, "each is counted");
+        let request = Datagram::parse(bytes).ok().filter(|request| request.kind() == Some(Kind::Request));
+        let name = request.as_ref().and_then(Name::of);
+        let entry = name.and_then(|name| self.reports.get(name));
+        let key = request.zip(entry).and_then(|(request, entry)| entry.key(request.key_id.to_host()));
+        let is_authentic = request.zip(key).is_some_and(|(request, key)| request.is_authentic(key));
+        assert_eq!(answer.is_some(), is_authentic, "an authentic request is answered, and nothing else");
+        let (Some(answer), Some(request), Some(name)) = (answer, request, name) else { return };
+        assert!(answer.bytes().len() <= bytes.len(), "no answer is longer than its request");
+        assert_eq!(answer.kind(), Some(Kind::Answer));
+        assert_eq!((answer.nonce, answer.key_id), (request.nonce, request.key_id));
+        assert_eq!(Name::of(&answer), Some(name));
+        if self.cookies.get(&(from.address, name)).is_some_and(|sent| sent.contains(&request.cookie)) {
+            self.returned.insert((from.address, name));
+        }
+        self.sent(&answer, name, from);
+    }
+
+    /// A backend comes, goes, or has other keys.
+    fn set(&mut self, operations: &mut Operations<'_>) {
+        let names = names();
+        let Some(name) = operations.choice(&names).copied() else { return };
+        match operations.byte() % 4 {
+            0 => {
+                self.reports.remove(name);
+                self.returned.retain(|(_, other)| *other != name);
+                self.pushed.retain(|(_, other), _| *other != name);
+            }
+            what => self.have(name, what != 1),
+        }
+    }
+
+    /// Something is said of a backend.
+    fn say(&mut self, operations: &mut Operations<'_>) {
+        let names = names();
+        let Some(name) = operations.choice(&names).copied() else { return };
+        let now = self.now;
+        let Some(entry) = self.reports.get_mut(name) else { return };
+        match operations.byte() % 10 {
+            0 => entry.operator(true, now),
+            1 => entry.operator(false, now),
+            2 => entry.checked(Outcome::Passed, now),
+            3 => entry.checked(Outcome::Failed("it fails".to_owned()), now),
+            4 => entry.checked(Outcome::Impossible("it cannot be run".to_owned()), now),
+            5 => entry.check_anew(now),
+            6 => entry.runner(Some(Readiness::Ready), now),
+            7 => entry.runner(Some(Readiness::LameDuck), now),
+            8 => entry.runner(None, now),
+            _ => {
+                let number = operations.word();
+                let window = Duration::from_millis(operations.long() >> 16);
+                let load =
+                    Load { qps: Some(number), eps: None, utilization: Some(number), window, measured: now };
+                entry.loaded(load, now + Duration::from_secs(u64::from(operations.short())), now);
+            }
+        }
+    }
+
+    fn check(&self) {
+        for (_, entry) in self.reports.iter() {
+            assert!(entry.subscribers() <= usize::from(ASKERS), "an address subscribes once");
+            assert!(entry.unheard(self.now) <= entry.subscribers());
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! A text read as a sequence of operations: numbers are taken from its front until it is at its end.
+
+/// What is left of a text.
+pub struct Operations<'t>(&'t [u8]);
+
+impl<'t> Operations<'t> {
+    /// All of a text.
+    pub const fn new(text: &'t [u8]) -> Self {
+        Self(text)
+    }
+
+    /// The number of the next operation; nothing at the end of the text.
+    pub fn next(&mut self) -> Option<u8> {
+        let (first, rest) = self.0.split_first()?;
+        self.0 = rest;
+        Some(*first)
+    }
+
+    /// So many bytes; past the end of the text all zero.
+    fn array<const N: usize>(&mut self) -> [u8; N] {
+        let mut bytes = [0; N];
+        let count = N.min(self.0.len());
+        let (taken, rest) = self.0.split_at(count);
+        bytes[..count].copy_from_slice(taken);
+        self.0 = rest;
+        bytes
+    }
+
+    /// A byte.
+    pub fn byte(&mut self) -> u8 {
+        u8::from_be_bytes(self.array())
+    }
+
+    /// Two bytes.
+    pub fn short(&mut self) -> u16 {
+        u16::from_be_bytes(self.array())
+    }
+
+    /// Four bytes.
+    pub fn word(&mut self) -> u32 {
+        u32::from_be_bytes(self.array())
+    }
+
+    /// Eight bytes.
+    pub fn long(&mut self) -> u64 {
+        u64::from_be_bytes(self.array())
+    }
+
+    /// At most so many bytes, of a length that the text names.
+    pub fn bytes(&mut self, most: usize) -> &'t [u8] {
+        let length = usize::from(self.byte()).min(most).min(self.0.len());
+        let (taken, rest) = self.0.split_at(length);
+        self.0 = rest;
+        taken
+    }
+
+    /// One of these.
+    pub fn choice<'c, T>(&mut self, choices: &'c [T]) -> Option<&'c T> {
+        let number = usize::from(self.byte());
+        choices.get(number % choices.len().max(1))
+    }
+}

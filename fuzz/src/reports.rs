@@ -1,0 +1,297 @@
+//! Datagrams as they come to a client's host: what backends' agents say, and what anybody else makes of it. The text says
+//! what comes in which order, and when.
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::SocketAddr;
+use std::sync::LazyLock;
+use std::time::Duration;
+
+use lb_common::net::{Be16, Be32};
+use lb_common::wire::{Datagram, Kind};
+use lb_core::health::Health;
+use lb_core::report_keys::{BackendKey, Keys, Numbered, ServiceKey};
+use lb_core::reports::reported::{Base, Disbelieved, ReportState};
+use lb_core::reports::senders::{Refusal, Senders, Target};
+use lb_core::reports::{MAX_HOLD, MAX_VALID_FOR, Name};
+use lb_core::service::Protocol;
+
+use crate::operations::Operations;
+
+/// Requests of one system call.
+const BATCH: usize = 64;
+
+/// Datagrams that are kept, to come again.
+const KEPT: usize = 64;
+
+/// All that a datagram may change of a backend.
+#[derive(Debug, PartialEq, Eq)]
+struct Shown {
+    base: Option<Base>,
+    lame_until: Option<Duration>,
+    round_trip: Option<Duration>,
+    state: ReportState,
+    unanswered: u32,
+}
+
+struct World {
+    senders: Senders<Duration>,
+    targets: Vec<Target>,
+    now: Duration,
+    nonces: u64,
+    /// The last nonce that was sent for each, until something is believed.
+    outstanding: HashMap<Name, u64>,
+    /// What has come or gone, to come again.
+    datagrams: Vec<Datagram>,
+}
+
+/// Reads a text as what comes to a client's host.
+pub fn senders(text: &[u8]) {
+    let mut operations = Operations::new(text);
+    let mut world = World::new();
+    // Bound: each turn takes a byte of the text.
+    while let Some(operation) = operations.next() {
+        match operation % 8 {
+            0 => world.pass(&mut operations),
+            1 => {
+                let bytes = operations.bytes(100);
+                world.take(bytes);
+            }
+            2 | 3 => world.authentic(&mut operations),
+            4 => {
+                if let Some(datagram) = operations.choice(&world.datagrams).copied() {
+                    world.take(datagram.bytes());
+                }
+            }
+            5 => world.changed(&mut operations),
+            6 => world.retarget(&mut operations),
+            _ => {
+                world.now += Duration::from_millis(operations.byte().into());
+                world.ask();
+            }
+        }
+    }
+    world.now += MAX_HOLD + MAX_VALID_FOR;
+    world.settle();
+    assert!(world.senders.sick().is_empty(), "nothing that is said lasts for ever");
+}
+
+/// All that are ever asked. Their keys take longer to derive than all else that a text does.
+static ALL: LazyLock<Vec<Target>> = LazyLock::new(|| {
+    let names = [
+        (Protocol::Tcp, "10.0.0.1:1"),
+        (Protocol::Tcp, "10.0.0.1:2"),
+        (Protocol::Udp, "10.0.0.1:1"),
+        (Protocol::Tcp, "[2001:db8::1]:1"),
+    ];
+    let target = |(protocol, address): (Protocol, &str)| {
+        let address: SocketAddr = address.parse().expect("an address");
+        let key = |id, byte| Numbered { id, key: ServiceKey::from_bytes([byte; 32]) };
+        Target {
+            name: Name { protocol, address },
+            agent: SocketAddr::new(address.ip(), 9465),
+            keys: Keys::new(
+                key(1, 7).of_backend(protocol, address),
+                Some(key(2, 8).of_backend(protocol, address)),
+            ),
+            interval: Duration::from_secs(2),
+            id: 0,
+        }
+    };
+    names.into_iter().map(target).collect()
+});
+
+impl World {
+    fn new() -> Self {
+        let mut world = Self {
+            senders: Senders::new(1),
+            targets: ALL.clone(),
+            now: Duration::from_secs(1_000),
+            nonces: 0,
+            outstanding: HashMap::new(),
+            datagrams: Vec::new(),
+        };
+        world.targets.pop();
+        let changes = world.senders.set_targets(world.targets.clone(), |_| (None, None), world.now);
+        assert_eq!(changes, [], "nobody has said anything");
+        world
+    }
+
+    fn shown(&self) -> BTreeMap<Name, Shown> {
+        let show = |name| {
+            let (_, reported) = self.senders.get(name)?;
+            let shown = Shown {
+                base: reported.base(),
+                lame_until: reported.lame_until(),
+                round_trip: reported.round_trip(),
+                state: reported.state(self.now),
+                unanswered: reported.unanswered(),
+            };
+            Some((name, shown))
+        };
+        ALL.iter().filter_map(|target| show(target.name)).collect()
+    }
+
+    /// Lets some time pass, up to some months.
+    fn pass(&mut self, operations: &mut Operations<'_>) {
+        let milliseconds = u64::from(operations.short()) << (operations.byte() % 20);
+        self.now += Duration::from_millis(milliseconds);
+        self.settle();
+    }
+
+    /// Tells what time has changed, and asks all that are due: then nothing is due.
+    fn settle(&mut self) {
+        for change in self.senders.pass(self.now) {
+            assert!(self.senders.get(change.name).is_some(), "it is one that is asked");
+        }
+        while self.ask() == BATCH {}
+        let is_later = self.senders.next_due().is_none_or(|due| due > self.now);
+        assert!(is_later || self.targets.is_empty(), "what was done is not due");
+        let said = |target: &Target| {
+            let (_, reported) = self.senders.get(target.name).expect("it is asked");
+            Some((target.name, reported.said(self.now)?.health))
+        };
+        let expected: BTreeMap<Name, Health> = self.targets.iter().filter_map(said).collect();
+        assert_eq!(*self.senders.sick(), expected);
+    }
+
+    fn ask(&mut self) -> usize {
+        let nonces = &mut self.nonces;
+        let nonce = || {
+            *nonces += 1;
+            *nonces
+        };
+        let requests = self.senders.requests(BATCH, nonce, self.now);
+        for (to, request) in &requests {
+            let name = Name::of(request).expect("a name");
+            let target = self.target(name).expect("one that is asked");
+            assert_eq!(*to, target.agent, "requests go to agents alone");
+            assert_eq!(request.kind(), Some(Kind::Request));
+            assert!(request.is_authentic(target.keys.current().key.wire()));
+            self.outstanding.insert(name, request.nonce);
+        }
+        self.datagrams.extend(requests.iter().map(|(_, request)| *request));
+        self.trim();
+        requests.len()
+    }
+
+    fn trim(&mut self) {
+        let excess = self.datagrams.len().saturating_sub(KEPT);
+        self.datagrams.drain(..excess);
+    }
+
+    fn target(&self, name: Name) -> Option<&Target> {
+        self.targets.iter().find(|target| target.name == name)
+    }
+
+    /// A datagram that somebody sends who has a backend's key: its agent, or a client's host.
+    fn authentic(&mut self, operations: &mut Operations<'_>) {
+        let Some(target) = operations.choice(&ALL) else { return };
+        let [kind, readiness, key, nonce] = [(); 4].map(|()| operations.byte());
+        let kind = [Kind::Answer, Kind::Push, Kind::Answer, Kind::Request][usize::from(kind % 4)];
+        let mut datagram = Datagram::about(kind, target.name.protocol.number(), target.name.address);
+        datagram.readiness = readiness % 4;
+        datagram.nonce = match nonce % 4 {
+            0 => operations.long(),
+            1 => self.nonces,
+            _ => self.outstanding.get(&target.name).copied().unwrap_or_default(),
+        };
+        datagram.incarnation = Be32::from_host(u32::from(operations.byte()));
+        datagram.counter = Be32::from_host(u32::from(operations.byte()));
+        datagram.cookie = operations.long();
+        for number in [
+            &mut datagram.valid_for,
+            &mut datagram.hold,
+            &mut datagram.qps,
+            &mut datagram.eps,
+            &mut datagram.utilization,
+        ] {
+            *number = Be32::from_host(operations.word());
+        }
+        let keys: &[Numbered<BackendKey>] = target.keys.all();
+        let key = keys[usize::from(key) % keys.len()];
+        datagram.key_id = Be16::from_host(key.id);
+        let datagram = datagram.sealed(key.key.wire());
+        self.datagrams.push(datagram);
+        self.trim();
+        self.take(datagram.bytes());
+    }
+
+    /// One that was there, with another byte.
+    fn changed(&mut self, operations: &mut Operations<'_>) {
+        let Some(datagram) = operations.choice(&self.datagrams) else { return };
+        let mut bytes = datagram.bytes().to_vec();
+        let at = usize::from(operations.byte()) % (bytes.len() + 1);
+        match bytes.get_mut(at) {
+            Some(byte) => *byte ^= operations.byte(),
+            None => bytes.resize(usize::from(operations.byte()), 0),
+        }
+        self.take(&bytes);
+    }
+
+    /// Others are asked from now on.
+    fn retarget(&mut self, operations: &mut Operations<'_>) {
+        let [which, interval, adopted] = [(); 3].map(|()| operations.byte());
+        let interval = Duration::from_millis(100 + 100 * u64::from(interval));
+        let targets = ALL.iter().enumerate().filter(|(at, _)| which >> at & 1 != 0);
+        self.targets = targets.map(|(_, target)| Target { interval, ..target.clone() }).collect();
+        let before = self.shown();
+        let base = (adopted & 1 != 0).then(|| Base { incarnation: adopted.into(), counter: 0 });
+        let until = (adopted & 2 != 0).then(|| self.now + Duration::from_secs(operations.long() >> 32));
+        self.senders.set_targets(self.targets.clone(), |_| (base, until), self.now);
+        self.outstanding.retain(|name, _| self.targets.iter().any(|target| target.name == *name));
+        let after = self.shown();
+        assert_eq!(after.len(), self.targets.len());
+        for (name, after) in after {
+            match before.get(&name) {
+                Some(before) => assert_eq!(after, *before, "what was said of it is kept"),
+                None => {
+                    assert_eq!(after.base, base);
+                    let latest = self.now + MAX_HOLD;
+                    assert!(after.lame_until.is_none_or(|until| until <= latest), "bounded");
+                }
+            }
+        }
+    }
+
+    /// Takes in a datagram, and checks what has changed.
+    fn take(&mut self, bytes: &[u8]) {
+        let (before, sick, due) = (self.shown(), self.senders.sick().clone(), self.senders.next_due());
+        let result = self.senders.take(bytes, self.now);
+        let after = self.shown();
+        let datagram = Datagram::parse(bytes).ok();
+        let name = datagram.as_ref().and_then(Name::of);
+        let is_authentic = name.zip(datagram).is_some_and(|(name, datagram)| {
+            let key = self.target(name).and_then(|target| target.keys.get(datagram.key_id.to_host()));
+            key.is_some_and(|key| datagram.is_authentic(key.wire()))
+        });
+        let (name, change) = match result {
+            Ok(taken) => taken,
+            Err(refusal) => {
+                assert_eq!(after, before, "what is not believed changes nothing");
+                assert_eq!(*self.senders.sick(), sick);
+                let is_again = refusal == Refusal::Disbelieved(Disbelieved::Replayed) && is_authentic;
+                assert!(is_again || self.senders.next_due() == due, "nor makes it anybody ask");
+                return;
+            }
+        };
+        assert!(is_authentic, "what is believed is authentic");
+        let datagram = datagram.expect("it was parsed");
+        for (other, shown) in &after {
+            assert!(*other == name || Some(shown) == before.get(other), "it is about one backend");
+        }
+        let (before, after) = (&before[&name], &after[&name]);
+        let base = Base { incarnation: datagram.incarnation.to_host(), counter: datagram.counter.to_host() };
+        assert_eq!(after.base, Some(base));
+        let nonce = self.outstanding.remove(&name);
+        match datagram.kind() {
+            Some(Kind::Answer) => assert_eq!(nonce, Some(datagram.nonce), "it was asked for"),
+            Some(Kind::Push) => assert!(before.base.is_some_and(|before| before < base), "it is later"),
+            Some(Kind::Request) | None => panic!("a request is no report"),
+        }
+        let (_, reported) = self.senders.get(name).expect("it is asked");
+        let report = reported.report().expect("it has said something");
+        assert!(report.valid_for <= MAX_VALID_FOR, "bounded");
+        assert!(after.lame_until.is_none_or(|until| until <= self.now + MAX_HOLD), "bounded");
+        assert!(change.is_none_or(|change| change.name == name));
+    }
+}

@@ -1,0 +1,153 @@
+//! Health checks of an application: what can be done, and how one is run within its time.
+//!
+//! A check that cannot be run says nothing of the application; one that the application fails says why.
+
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use lb_document::diagnostic::chain;
+use lb_http::probe::probe;
+use tokio::net::TcpStream;
+
+use crate::name::Name;
+use crate::reports::streak::Outcome;
+
+mod command;
+
+/// What is done to see whether an application is well.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Check {
+    /// Connects, and closes.
+    Tcp(SocketAddr),
+    /// Asks for a page: 200 to 299 is well.
+    Http {
+        /// Whom.
+        at: SocketAddr,
+        /// For which page, with its query.
+        path: String,
+    },
+    /// Runs a command: exit code 0 is well.
+    Command(Vec<String>),
+}
+
+impl Check {
+    /// As the command line has it: `tcp`, `tcp:ADDRESS`, a path of the backend's own as `/healthz`, `http://ADDRESS/healthz`, or
+    /// `exec:COMMAND` with its arguments, between blanks.
+    ///
+    /// # Errors
+    /// If it is none of them: what would be right.
+    pub fn parse(text: &str, backend: Name) -> Result<Self, String> {
+        const HELP: &str = "write tcp, tcp:ADDRESS, /PATH, http://ADDRESS/PATH or exec:COMMAND";
+        let address = |text: &str| {
+            lb_document::parse_address(text).map_err(|no| format!("{text:?} {} ({})", no.why, no.help))
+        };
+        if text == "tcp" {
+            return Ok(Self::Tcp(backend.address()));
+        }
+        if let Some(at) = text.strip_prefix("tcp:") {
+            return Ok(Self::Tcp(address(at)?));
+        }
+        if let Some(command) = text.strip_prefix("exec:") {
+            let words: Vec<String> = command.split_whitespace().map(str::to_owned).collect();
+            return if words.is_empty() {
+                Err(format!("no command: {HELP}"))
+            } else {
+                Ok(Self::Command(words))
+            };
+        }
+        let (at, path) = match text.strip_prefix("http://") {
+            Some(rest) => {
+                let at = rest.find('/').unwrap_or(rest.len());
+                let (at, path) = rest.split_at(at);
+                (address(at)?, if path.is_empty() { "/" } else { path })
+            }
+            None if text.starts_with('/') => (backend.address(), text),
+            None => return Err(format!("{text:?} is no check: {HELP}")),
+        };
+        if path.parse::<hyper::Uri>().is_err() {
+            return Err(format!("{path:?} is not the path of a page: {HELP}"));
+        }
+        Ok(Self::Http { at, path: path.to_owned() })
+    }
+
+    /// Runs it once. Takes no longer than the timeout, but for what it takes to kill a command.
+    pub async fn run(&self, timeout: Duration) -> Outcome {
+        match self {
+            Self::Tcp(at) => within(timeout, "accept a connection", tcp(*at)).await,
+            Self::Http { at, path } => within(timeout, "answer", http(*at, path)).await,
+            Self::Command(words) => command::run(words, timeout).await,
+        }
+    }
+}
+
+impl fmt::Display for Check {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(at) => write!(f, "tcp {at}"),
+            Self::Http { at, path } => write!(f, "http://{at}{path}"),
+            Self::Command(words) => write!(f, "command {}", words.join(" ")),
+        }
+    }
+}
+
+async fn within(timeout: Duration, what: &str, run: impl Future<Output = Outcome>) -> Outcome {
+    let late = || Outcome::Failed(format!("it did not {what} within {}", lb_document::in_units(timeout)));
+    tokio::time::timeout(timeout, run).await.unwrap_or_else(|_| late())
+}
+
+async fn tcp(at: SocketAddr) -> Outcome {
+    match TcpStream::connect(at).await {
+        Ok(_) => Outcome::Passed,
+        Err(error) => unconnected(at, &error),
+    }
+}
+
+async fn http(at: SocketAddr, path: &str) -> Outcome {
+    let stream = match TcpStream::connect(at).await {
+        Ok(stream) => stream,
+        Err(error) => return unconnected(at, &error),
+    };
+    match probe(stream, at, path, "socklb-agent").await {
+        Ok(()) => Outcome::Passed,
+        Err(error) => Outcome::Failed(format!("http://{at}{path}: {}", chain(&error))),
+    }
+}
+
+/// What a failed connect says: of the application, or of this host.
+fn unconnected(at: SocketAddr, error: &io::Error) -> Outcome {
+    use io::ErrorKind::{ConnectionRefused, ConnectionReset, HostUnreachable, NetworkUnreachable, TimedOut};
+    match error.kind() {
+        ConnectionRefused => Outcome::Failed(format!("nobody listens at {at}: connection refused")),
+        ConnectionReset | HostUnreachable | NetworkUnreachable | TimedOut => {
+            Outcome::Failed(format!("connect to {at}: {error}"))
+        }
+        _ => Outcome::Impossible(format!("connect to {at}: {error}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_check_of_the_command_line() {
+        let backend: Name = "10.0.0.1:80".parse().unwrap();
+        let at = |text: &str| text.parse().unwrap();
+        let http = |text, path: &str| Ok(Check::Http { at: at(text), path: path.to_owned() });
+        for (text, expected) in [
+            ("tcp", Ok(Check::Tcp(at("10.0.0.1:80")))),
+            ("tcp:127.0.0.1:8", Ok(Check::Tcp(at("127.0.0.1:8")))),
+            ("/ok?a", http("10.0.0.1:80", "/ok?a")),
+            ("http://[::1]:8/ok", http("[::1]:8", "/ok")),
+            ("http://[::1]:8", http("[::1]:8", "/")),
+            ("exec:a  b", Ok(Check::Command(vec!["a".to_owned(), "b".to_owned()]))),
+        ] {
+            assert_eq!(Check::parse(text, backend), expected, "{text}");
+        }
+        for text in ["", "http", "https://10.0.0.1:80/", "exec: ", "tcp:x", "http://localhost:80/", "/a b"] {
+            assert!(Check::parse(text, backend).is_err(), "{text}");
+        }
+    }
+}

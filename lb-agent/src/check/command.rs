@@ -1,0 +1,67 @@
+//! A health check by a command, which is killed with all that it has started when its time is over.
+
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process_group};
+use tokio::process::{Child, Command};
+
+use crate::reports::streak::Outcome;
+
+/// Runs a command to its end, or for so long.
+pub async fn run(words: &[String], timeout: Duration) -> Outcome {
+    let Some((program, arguments)) = words.split_first() else {
+        return Outcome::Impossible("there is no command".to_owned());
+    };
+    let mut command = Command::new(program);
+    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    let child = match command.process_group(0).spawn() {
+        Ok(child) => child,
+        Err(error) => return Outcome::Impossible(format!("start {program}: {error}")),
+    };
+    let mut running = Running(child);
+    match tokio::time::timeout(timeout, running.0.wait()).await {
+        Ok(Ok(status)) => judge(status),
+        Ok(Err(error)) => Outcome::Impossible(format!("wait for {program}: {error}")),
+        Err(_) => {
+            running.kill();
+            // It is dead; what is awaited here is that its number is free.
+            let _ = running.0.wait().await;
+            Outcome::Failed(format!(
+                "it did not end within {} and was killed",
+                lb_document::in_units(timeout)
+            ))
+        }
+    }
+}
+
+fn judge(status: ExitStatus) -> Outcome {
+    match status.code() {
+        Some(0) => Outcome::Passed,
+        // What shells and env(1) say of a command that they cannot start.
+        Some(code @ (126 | 127)) => {
+            Outcome::Impossible(format!("exit code {code}: the command cannot be run"))
+        }
+        Some(code) => Outcome::Failed(format!("exit code {code}")),
+        None => Outcome::Failed(status.to_string()),
+    }
+}
+
+/// A command that is killed if nobody waits for it any more, as when the check is configured away.
+struct Running(Child);
+
+impl Running {
+    fn kill(&mut self) {
+        // While it has not been waited for its number is its own, and that of its process group.
+        let pid = self.0.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
+        if let Some(pid) = pid {
+            let _ = kill_process_group(pid, Signal::KILL);
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}

@@ -1,0 +1,96 @@
+//! `socklb agent run`: a command run as a backend, with the host's agent, or with one of its own.
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::{Context as _, Result};
+use clap::Args;
+use lb_common::wire::Readiness;
+use tokio::sync::Mutex;
+use tracing::{info, warn};
+
+use super::{Directories, client_directory, init_log};
+use crate::client::ClientError;
+use crate::config::{Backend, Config, read_key_file};
+use crate::name::Name;
+use crate::run::{self, Status};
+use crate::serve::{Role, start};
+use crate::voice::{LocalVoice, RemoteVoice, Voice};
+
+/// What is run, as which backend.
+#[derive(Debug, Args)]
+pub struct Run {
+    /// The backend, as in 10.0.0.1:8080 or 10.0.0.1:53/udp
+    #[arg(long, value_name = "BACKEND")]
+    pub backend: Name,
+    /// The file of the backend's keys, if no agent of the host has it in its configuration
+    #[arg(long, value_name = "FILE")]
+    pub key: Option<PathBuf>,
+    /// Where to answer clients if no agent of the host runs; may be given several times [default: port 9465]
+    #[arg(long, value_name = "ADDRESS", requires = "key")]
+    pub listen: Vec<std::net::SocketAddr>,
+    #[command(flatten)]
+    args: run::Args,
+}
+
+/// Runs it to its end.
+///
+/// # Errors
+/// If nobody can speak for the backend; nothing was started then.
+pub fn run(what: Run, directories: &Directories) -> Result<Status> {
+    init_log();
+    let keys = what.key.as_deref().map(read_key_file).transpose()?;
+    let run_directory = client_directory(directories)?;
+    let Run { backend, listen, args, .. } = what;
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let ended: io::Result<Status> = runtime.block_on(async {
+        let unknown = Readiness::Unknown;
+        match RemoteVoice::register(&run_directory, backend, keys.clone(), None, unknown).await {
+            Ok(voice) => {
+                let voice = Arc::new(Mutex::new(voice));
+                let ended = run_as(args, backend, Shared(Arc::clone(&voice))).await;
+                if let Some(voice) = Arc::into_inner(voice)
+                    && let Err(error) = voice.into_inner().leave().await
+                {
+                    warn!(%backend, %error, "the agent was not told of the end, and takes the backend for dead");
+                }
+                Ok(ended)
+            }
+            Err(ClientError::NotRunning(_)) => {
+                let keys = keys.context(
+                    "no agent runs here, and --key is missing: it names the file of the backend's keys, so that this run \
+                     can answer clients by itself",
+                )?;
+                info!(%backend, "no agent runs here: answering clients by itself");
+                let listen = (!listen.is_empty()).then_some(listen);
+                let backends = vec![Backend::new(backend, keys)];
+                let agent = start(Config { listen, backends, ..Config::default() }, Role::Within, None).await?;
+                let voice = LocalVoice::new(&agent, backend, unknown).await?;
+                let ended = run_as(args, backend, voice).await;
+                agent.stop().await;
+                Ok(ended)
+            }
+            Err(error) => Err(anyhow::Error::new(error)),
+        }
+    })?;
+    runtime.shutdown_timeout(super::STOPPING);
+    ended.context("take signals")
+}
+
+async fn run_as(args: run::Args, backend: Name, voice: impl Voice + 'static) -> io::Result<Status> {
+    run::run(args, backend.protocol(), backend.address(), voice).await
+}
+
+/// A voice that is given back after the run.
+struct Shared(Arc<Mutex<RemoteVoice>>);
+
+impl Voice for Shared {
+    async fn say(&mut self, readiness: Readiness) -> Result<()> {
+        self.0.lock().await.say(readiness).await
+    }
+
+    async fn unheard(&mut self) -> Result<usize> {
+        self.0.lock().await.unheard().await
+    }
+}

@@ -1,0 +1,50 @@
+//! `socklb agent serve`: an agent until it is told to end.
+
+use std::sync::Arc;
+
+use anyhow::{Context as _, Result, bail};
+use tokio::signal::unix::{SignalKind, signal};
+use tracing::info;
+
+use super::{Directories, STOPPING, Serve, init_log};
+use crate::config::Config;
+use crate::serve::{Reread, Role, start};
+
+/// Serves until SIGTERM or SIGINT.
+///
+/// # Errors
+/// If the configuration cannot be used, or the agent cannot be started.
+pub fn run(what: Serve, directories: Directories) -> Result<()> {
+    let config = what.config(&directories)?;
+    // What the command line says holds over the file, also when that is read again.
+    let reread: Option<Reread> = match config.path {
+        Some(_) => Some(Arc::new(move || what.config(&directories))),
+        None => None,
+    };
+    init_log();
+    // The loop is one task; a second thread lets what blocks for a moment, and HTTP, go on beside it.
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let served = runtime.block_on(serve(config, reread));
+    // A thread that waits for a file system does not hold up the end.
+    runtime.shutdown_timeout(STOPPING);
+    served
+}
+
+async fn serve(config: Config, reread: Option<Reread>) -> Result<()> {
+    let listen = |kind| signal(kind).context("listen for signals");
+    let (mut hangup, mut terminate, mut interrupt) =
+        (listen(SignalKind::hangup())?, listen(SignalKind::terminate())?, listen(SignalKind::interrupt())?);
+    let mut agent = start(config, Role::Host, reread).await?;
+    // Until a signal ends it.
+    loop {
+        tokio::select! {
+            _ = hangup.recv() => agent.reload().await,
+            _ = terminate.recv() => break,
+            _ = interrupt.recv() => break,
+            () = agent.ended() => bail!("the agent's loop has ended"),
+        }
+    }
+    info!("stopping: clients go on by the last report of each backend");
+    agent.stop().await;
+    Ok(())
+}

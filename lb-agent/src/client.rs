@@ -1,0 +1,144 @@
+//! How commands and programs that run backends speak to the host's agent, by its control socket.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use axum::http::{Method, StatusCode};
+use http_body_util::{BodyExt as _, Empty, Limited};
+use hyper::body::Bytes;
+use hyper_util::rt::TokioIo;
+use lb_host::trust::{self, Untrusted};
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+use serde::de::DeserializeOwned;
+use thiserror::Error;
+use tokio::net::UnixStream;
+
+use crate::serve::control;
+
+/// For an answer: the agent's loop takes milliseconds between two of them.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Bytes of an answer: a status of all backends has a hundredth.
+const MAX_BYTES: usize = 4 << 20;
+
+/// Why the agent did not answer, or refused.
+#[derive(Debug, Error)]
+pub enum ClientError {
+    /// No agent runs here.
+    #[error("no agent answers at {}: start one (`socklb agent serve`), or name its directory with --run", .0.display())]
+    NotRunning(PathBuf),
+    /// Its socket cannot be opened.
+    #[error("connect to {}", socket.display())]
+    Connect {
+        /// The socket.
+        socket: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// It belongs to somebody who is not believed.
+    #[error(transparent)]
+    Untrusted(#[from] Untrusted),
+    /// It has not answered in time.
+    #[error("the agent at {} does not answer", .0.display())]
+    Silent(PathBuf),
+    /// It breaks off, or answers what cannot be read.
+    #[error("the agent's answer cannot be read: {0}")]
+    Unreadable(String),
+    /// This user may not.
+    #[error(transparent)]
+    Forbidden(io::Error),
+    /// It knows no such backend or registration.
+    #[error("{0}")]
+    Absent(String),
+    /// It refuses.
+    #[error("{0}")]
+    Refused(String),
+}
+
+/// The host's agent.
+#[derive(Clone, Debug)]
+pub struct Client {
+    socket: PathBuf,
+    run: PathBuf,
+}
+
+/// What a request says, by name.
+pub type Said<'s> = [(&'s str, String)];
+
+impl Client {
+    /// The one with this directory.
+    pub fn new(run: &Path) -> Self {
+        Self { socket: control::socket(run), run: run.to_owned() }
+    }
+
+    /// Whether there seems to be an agent: its socket is there.
+    pub fn is_there(&self) -> bool {
+        self.socket.exists()
+    }
+
+    /// Asks for something.
+    ///
+    /// # Errors
+    /// If there is no answer.
+    pub async fn ask<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
+        self.within(Method::GET, path.to_owned()).await
+    }
+
+    /// Says something.
+    ///
+    /// # Errors
+    /// If there is no answer, or it is refused.
+    pub async fn tell<T: DeserializeOwned>(&self, path: &str, said: &Said<'_>) -> Result<T, ClientError> {
+        let said: Vec<String> = said
+            .iter()
+            .map(|(name, value)| format!("{name}={}", utf8_percent_encode(value, NON_ALPHANUMERIC)))
+            .collect();
+        self.within(Method::POST, format!("{path}?{}", said.join("&"))).await
+    }
+
+    async fn within<T: DeserializeOwned>(&self, method: Method, uri: String) -> Result<T, ClientError> {
+        let answer = tokio::time::timeout(PATIENCE, self.request(method, uri));
+        answer.await.unwrap_or_else(|_| Err(ClientError::Silent(self.socket.clone())))
+    }
+
+    async fn request<T: DeserializeOwned>(&self, method: Method, uri: String) -> Result<T, ClientError> {
+        use io::ErrorKind::{ConnectionRefused, NotFound, WouldBlock};
+        let stream = match UnixStream::connect(&self.socket).await {
+            Ok(stream) => stream,
+            Err(error) if matches!(error.kind(), NotFound | ConnectionRefused) => {
+                return Err(ClientError::NotRunning(self.socket.clone()));
+            }
+            Err(error) if error.kind() == WouldBlock => return Err(ClientError::Silent(self.socket.clone())),
+            Err(source) => return Err(ClientError::Connect { socket: self.socket.clone(), source }),
+        };
+        let cannot = |source| ClientError::Connect { socket: self.socket.clone(), source };
+        trust::check_daemon(stream.peer_cred().map_err(cannot)?.uid(), &self.socket, &self.run)?;
+        let (code, body) = exchange(stream, method, uri)
+            .await
+            .map_err(|error| ClientError::Unreadable(format!("{error:#}")))?;
+        let text = || String::from_utf8_lossy(&body).into_owned();
+        match code {
+            StatusCode::OK => {
+                serde_json::from_slice(&body).map_err(|error| ClientError::Unreadable(error.to_string()))
+            }
+            StatusCode::FORBIDDEN => {
+                Err(ClientError::Forbidden(io::Error::new(io::ErrorKind::PermissionDenied, text())))
+            }
+            StatusCode::NOT_FOUND => Err(ClientError::Absent(text())),
+            _ => Err(ClientError::Refused(text())),
+        }
+    }
+}
+
+async fn exchange(stream: UnixStream, method: Method, uri: String) -> anyhow::Result<(StatusCode, Bytes)> {
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
+    // Ends with the answer.
+    tokio::spawn(connection);
+    let request = hyper::Request::builder().method(method).uri(uri).header("host", "localhost");
+    let response = sender.send_request(request.body(Empty::<Bytes>::new())?).await?;
+    let code = response.status();
+    let body = Limited::new(response.into_body(), MAX_BYTES).collect().await;
+    let body = body.map_err(|error| anyhow::anyhow!(error))?;
+    Ok((code, body.to_bytes()))
+}

@@ -1,0 +1,186 @@
+//! One `[[backend]]` of `agent.toml`.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use lb_core::report_keys::{BackendKey, Keys};
+use lb_core::service::Protocol;
+use lb_document::diagnostic::{Report, quote};
+use lb_document::{Item, Table};
+use toml::de::DeValue;
+
+use super::keys::{backend, check, utilization};
+use super::{Backend, HealthCheck, Utilization};
+use crate::check::Check;
+use crate::name::Name;
+
+/// Reads the keys of a file, or says why there are none.
+pub type ReadKeys<'r> = dyn FnMut(&Path) -> Result<Keys<BackendKey>, String> + 'r;
+
+/// Reads a table; `None` if something is wrong with it, which is reported.
+pub fn read(
+    table: &Table<'_>,
+    directory: &Path,
+    keys: &mut ReadKeys<'_>,
+    report: &mut Report<'_>,
+) -> Option<Backend> {
+    let address = backend::ADDRESS.take(table, report);
+    let protocol = backend::PROTOCOL.take(table, report);
+    let name = address.zip(protocol).and_then(|(address, protocol)| name(table, address, protocol, report));
+    let keys = key_file(table, directory, keys, report);
+    let interval = backend::INTERVAL.take(table, report);
+    let timeout = backend::TIMEOUT.take(table, report);
+    let (rise, fall) = (backend::RISE.take(table, report), backend::FALL.take(table, report));
+    let (hold, valid_for) = (backend::HOLD.take(table, report), backend::VALID_FOR.take(table, report));
+    let utilization = utilization(table, report);
+    let check = check(table, name, report);
+    let (name, (key_file, keys)) = (name?, keys?);
+    let (interval, timeout, rise, fall) = (interval?, timeout?, rise?, fall?);
+    let check = check?.map(|check| HealthCheck { check, interval, timeout, rise, fall });
+    Some(Backend {
+        name,
+        keys,
+        key_file: Some(key_file),
+        check,
+        utilization: utilization?,
+        valid_for: valid_for?,
+        hold: hold?,
+    })
+}
+
+fn name(table: &Table<'_>, address: SocketAddr, protocol: Protocol, report: &mut Report<'_>) -> Option<Name> {
+    let refused = |why| {
+        let span = backend::ADDRESS.item(table, report).map_or(table.span(), |item| item.span());
+        report.add(span, format!("address \"{address}\" {why}"), None);
+    };
+    Name::new(protocol, address).map_err(refused).ok()
+}
+
+fn key_file(
+    table: &Table<'_>,
+    directory: &Path,
+    keys: &mut ReadKeys<'_>,
+    report: &mut Report<'_>,
+) -> Option<(PathBuf, Keys<BackendKey>)> {
+    let path = backend::KEY.take(table, report)?;
+    let path = directory.join(&*path);
+    match keys(&path) {
+        Ok(keys) => Some((path, keys)),
+        Err(why) => {
+            let span = backend::KEY.item(table, report)?.span();
+            report.add(span, format!("key: {why}"), None);
+            None
+        }
+    }
+}
+
+/// The outer `None` if it is wrong, the inner one if there is to be none.
+fn check(table: &Table<'_>, name: Option<Name>, report: &mut Report<'_>) -> Option<Option<Check>> {
+    const HELP: &str =
+        "write \"tcp\", \"off\", { http = \"/healthz\" } or { command = [\"/usr/bin/app\", \"check\"] }";
+    let Some(item) = backend::CHECK.item(table, report) else {
+        let name = name?;
+        if name.protocol() == Protocol::Udp {
+            let why = "check is missing in a UDP backend, which no connection can show to be well";
+            report.add_absent(table.span(), why, HELP.to_owned());
+            return None;
+        }
+        return Some(Some(Check::Tcp(name.address())));
+    };
+    match item.as_str() {
+        Some("off") => return Some(None),
+        Some("tcp") => {
+            let name = name?;
+            if name.protocol() == Protocol::Udp {
+                let why = "check is \"tcp\" in a UDP backend, which no connection can show to be well";
+                report.add(item.span(), why, HELP.to_owned());
+                return None;
+            }
+            return Some(Some(Check::Tcp(name.address())));
+        }
+        Some(other) => {
+            report.add(item.span(), format!("unknown check {}", quote(other)), HELP.to_owned());
+            return None;
+        }
+        None => {}
+    }
+    let keys = item.table(&check::SECTION, report)?;
+    let written = [check::TCP.name, check::HTTP.name, check::COMMAND.name];
+    let written: Vec<&str> = written.into_iter().filter(|key| keys.get(key).is_some()).collect();
+    if let [first, second, ..] = written[..] {
+        report.add(
+            item.span(),
+            format!("check has both {first} and {second}"),
+            "write one of them".to_owned(),
+        );
+        return None;
+    }
+    if written.is_empty() {
+        report.add(item.span(), "check says nothing", HELP.to_owned());
+        return None;
+    }
+    if let Some(at) = check::AT.item(&keys, report).filter(|_| written != [check::HTTP.name]) {
+        report.add(at.span(), "at has no effect without http", None);
+        return None;
+    }
+    let at = check::AT.take_written(&keys, report)?;
+    if let Some(address) = check::TCP.take_written(&keys, report)? {
+        return Some(Some(Check::Tcp(address)));
+    }
+    if let Some(path) = check::HTTP.take_written(&keys, report)? {
+        let at = at.or_else(|| name.map(Name::address))?;
+        return Some(Some(Check::Http { at, path: path.into_owned() }));
+    }
+    command(&check::COMMAND.item(&keys, report)?, report).map(|command| Some(Check::Command(command)))
+}
+
+fn command(item: &Item<'_>, report: &mut Report<'_>) -> Option<Vec<String>> {
+    let words = item.list(report)?;
+    if words.is_empty() {
+        report.add(item.span(), "command is empty", "write a program and its arguments".to_owned());
+        return None;
+    }
+    let count = words.len();
+    let words: Vec<String> = words.iter().filter_map(|word| Some(word.text(report)?.to_owned())).collect();
+    (words.len() == count).then_some(words)
+}
+
+fn utilization(table: &Table<'_>, report: &mut Report<'_>) -> Option<Utilization> {
+    let Some(item) = backend::UTILIZATION.item(table, report) else { return Some(Utilization::Application) };
+    match item.as_str() {
+        Some("application") => return Some(Utilization::Application),
+        Some("off") => return Some(Utilization::Off),
+        Some(other) => {
+            let help = "write \"application\", \"off\" or { cgroup = \"system.slice/app.service\" }";
+            report.add(item.span(), format!("unknown utilization {}", quote(other)), help.to_owned());
+            return None;
+        }
+        None => {}
+    }
+    let keys = item.table(&utilization::SECTION, report)?;
+    let cgroup = utilization::CGROUP.take(&keys, report);
+    let cores = utilization::CORES.item(&keys, report).map(|item| cores(&item, report));
+    let cores = match cores {
+        Some(cores) => Some(cores?),
+        None => None,
+    };
+    Some(Utilization::Cgroup { cgroup: PathBuf::from(&*cgroup?), cores })
+}
+
+/// In thousandths.
+fn cores(item: &Item<'_>, report: &mut Report<'_>) -> Option<u32> {
+    let number = match item.value() {
+        DeValue::Integer(integer) => integer.as_str().parse::<f64>().ok(),
+        DeValue::Float(float) => float.as_str().parse().ok(),
+        _ => {
+            item.wrong_kind("a number", report);
+            return None;
+        }
+    };
+    let cores = number.filter(|cores| (0.001..=65_536.0).contains(cores));
+    let thousandths = cores.and_then(|cores| crate::reports::load::thousandths(cores).ok());
+    if thousandths.is_none() {
+        report.add(item.span(), "cores is out of range", "write 0.001 to 65536".to_owned());
+    }
+    thousandths
+}

@@ -1,0 +1,131 @@
+//! Files of keys: whether they are kept as secrets must be, and what is in them.
+
+use std::io;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+
+use lb_core::report_keys::{Keys, KeysError, Secret};
+use lb_host::regular_file;
+use thiserror::Error;
+
+/// Two keys and their comments need a tenth of that.
+const MAX_BYTES: u64 = 64 << 10;
+
+/// What nobody but the owner and its group may do, and the group may only read.
+const TOO_OPEN: u32 = 0o037;
+
+/// Why a file gave no keys. Holds nothing of a key.
+#[derive(Debug, Error)]
+pub enum KeyFileError {
+    /// It cannot be read.
+    #[error("read {}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// More can read or write it than should.
+    #[error("{} is open to others (mode {mode:04o}): `chmod 640 {}`, and make new keys if anybody may have read these", path.display(), path.display())]
+    TooOpen {
+        /// The file.
+        path: PathBuf,
+        /// Its mode.
+        mode: u32,
+    },
+    /// Another user can replace it.
+    #[error("{} belongs to user {owner}, who could replace the keys: `chown root {}`", path.display(), path.display())]
+    Owner {
+        /// The file.
+        path: PathBuf,
+        /// Its owner.
+        owner: u32,
+    },
+    /// It is too long to be one.
+    #[error("{} is longer than {MAX_BYTES} bytes, which no file of keys is", .0.display())]
+    TooLong(PathBuf),
+    /// It is not text.
+    #[error("{} is not text: write lines `ID KEY`", .0.display())]
+    NotText(PathBuf),
+    /// A line is wrong.
+    #[error("{}", path.display())]
+    Faulty {
+        /// The file.
+        path: PathBuf,
+        /// Its line, and why.
+        source: KeysError,
+    },
+}
+
+/// Reads a file of keys.
+///
+/// # Errors
+/// If it cannot be read, is open to others, or a line is wrong.
+pub fn read_key_file<K: Secret>(path: &Path) -> Result<Keys<K>, KeyFileError> {
+    let cannot = |source| KeyFileError::Read { path: path.to_owned(), source };
+    let (file, metadata) = regular_file::open(path).map_err(cannot)?;
+    let (mode, owner) = (metadata.mode() & 0o7777, metadata.uid());
+    if mode & TOO_OPEN != 0 {
+        return Err(KeyFileError::TooOpen { path: path.to_owned(), mode });
+    }
+    if !may_own(owner, lb_host::trust::own_user()) {
+        return Err(KeyFileError::Owner { path: path.to_owned(), owner });
+    }
+    let bytes = regular_file::read(&file, MAX_BYTES).map_err(cannot)?;
+    let bytes = bytes.ok_or_else(|| KeyFileError::TooLong(path.to_owned()))?;
+    let text = String::from_utf8(bytes).map_err(|_| KeyFileError::NotText(path.to_owned()))?;
+    Keys::parse(&text).map_err(|source| KeyFileError::Faulty { path: path.to_owned(), source })
+}
+
+/// Whether a reader believes a file of this owner. Root may read for a daemon of another user, whose file it may be
+/// (`socklb check`).
+fn may_own(owner: u32, reader: u32) -> bool {
+    reader == 0 || [0, reader].contains(&owner)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use lb_core::report_keys::BackendKey;
+    use lb_document::diagnostic::chain;
+
+    use super::*;
+
+    #[test]
+    fn another_users_file_is_for_root_to_read() {
+        for (owner, reader, expected) in
+            [(0, 0, true), (7, 0, true), (0, 7, true), (7, 7, true), (8, 7, false)]
+        {
+            assert_eq!(may_own(owner, reader), expected, "{owner} {reader}");
+        }
+    }
+
+    #[test]
+    fn a_key_file_is_a_secret_and_wrong_lines_are_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("key");
+        let write = |text: &str, mode| {
+            std::fs::write(&path, text).unwrap();
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+            read_key_file::<BackendKey>(&path).map_err(|error| chain(&error))
+        };
+        let good = format!("7 {}\n", "0f".repeat(16));
+        for mode in [0o400, 0o600, 0o640] {
+            assert_eq!(write(&good, mode).unwrap().current().id, 7);
+        }
+        let at = path.display();
+        for mode in [0o644, 0o604, 0o660, 0o610] {
+            let expected = format!(
+                "{at} is open to others (mode {mode:04o}): `chmod 640 {at}`, and make new keys if anybody may have read these"
+            );
+            assert_eq!(write(&good, mode).unwrap_err(), expected);
+        }
+        let expected = format!("{at}: line 2: a backend's key has 32 digits, this has 4");
+        assert_eq!(write("# mine\n7 0f0f\n", 0o600).unwrap_err(), expected);
+        let long = "#".repeat(65_537);
+        assert!(write(&long, 0o600).unwrap_err().ends_with("which no file of keys is"));
+        let error = chain(&read_key_file::<BackendKey>(folder.path()).unwrap_err());
+        assert!(error.ends_with("it is not a regular file"), "{error}");
+    }
+}

@@ -1,0 +1,284 @@
+//! `agent.toml` as a text and as a file.
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use lb_document::diagnostic::{Faults, Report, chain, utf8};
+use lb_document::{self as document};
+use lb_document::{Item, Table, Unique, address};
+use lb_host::regular_file;
+
+use super::backend::{self, ReadKeys};
+use super::keys::agent::{GROUP, LISTEN, RUN, SECTION, STATE};
+use super::keys::backend::{ADDRESS, SECTION as BACKEND};
+use super::{Config, DEFAULT_PATH, read_key_file};
+use crate::reports::MAX_BACKENDS;
+
+/// As many backends as there can be need a hundredth of that.
+const MAX_FILE_BYTES: u64 = 1 << 20;
+
+/// Addresses to listen at.
+const MAX_LISTEN: usize = 16;
+
+/// Why there is no configuration.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("read {}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// There is no file at the default path.
+    #[error(
+        "there is no configuration at {DEFAULT_PATH}, and --config names no other; --backend serves one backend without a file"
+    )]
+    None,
+    /// The file is too long to be a configuration.
+    #[error("read {}: longer than {MAX_FILE_BYTES} bytes, which no configuration is", .0.display())]
+    TooLong(PathBuf),
+    /// The file was read and is wrong.
+    #[error(transparent)]
+    Faulty(#[from] Faults),
+}
+
+/// Reads the configuration file at `path`, and the key files that it names.
+///
+/// # Errors
+/// The file cannot be read, or all its faults.
+pub fn read(path: &Path) -> Result<Config, ConfigError> {
+    let bytes = read_file(path)?;
+    let text = utf8(&bytes, path)?;
+    Ok(parse(text, path, &mut |path| read_key_file(path).map_err(|error| chain(&error)))?)
+}
+
+fn read_file(path: &Path) -> Result<Vec<u8>, ConfigError> {
+    let cannot = |source| ConfigError::Read { path: path.to_owned(), source };
+    let (file, _) = match regular_file::open(path) {
+        Ok(opened) => opened,
+        Err(error) if error.kind() == io::ErrorKind::NotFound && path == Path::new(DEFAULT_PATH) => {
+            return Err(ConfigError::None);
+        }
+        Err(error) => return Err(cannot(error)),
+    };
+    let bytes = regular_file::read(&file, MAX_FILE_BYTES).map_err(cannot)?;
+    bytes.ok_or_else(|| ConfigError::TooLong(path.to_owned()))
+}
+
+/// Reads the text of a configuration file; `keys` reads the files of keys that it names.
+///
+/// # Errors
+/// All its faults.
+pub fn parse(text: &str, path: &Path, keys: &mut ReadKeys<'_>) -> Result<Config, Faults> {
+    let mut report = Report::new(path, text);
+    let root = document::read(text, &mut report);
+    let root = Table::root(SECTION.what, &root);
+    root.check_keys(&SECTION.keys(), &mut report);
+    let directory = path.parent().unwrap_or(Path::new(""));
+    let listen = LISTEN.item(&root, &mut report).map(|item| listen(&item, &mut report));
+    let [state, run] = [&STATE, &RUN].map(|key| directory.join(&*key.take_or_default(&root, &mut report)));
+    let group = GROUP.take_written(&root, &mut report).flatten().map(std::borrow::Cow::into_owned);
+    let mut names = Unique::default();
+    let mut backends = Vec::new();
+    for table in root.tables(&BACKEND, MAX_BACKENDS, &mut report) {
+        let Some(backend) = backend::read(&table, directory, keys, &mut report) else { continue };
+        let span = ADDRESS.item(&table, &mut report).map_or(table.span(), |item| item.span());
+        if names.claim(backend.name, span, &format!("the backend {}", backend.name), &mut report) {
+            backends.push(backend);
+        }
+    }
+    let path = Some(path.to_owned());
+    report.finish(Some(Config { path, listen: listen.flatten(), state, run, group, backends }))
+}
+
+fn listen(item: &Item<'_>, report: &mut Report<'_>) -> Option<Vec<SocketAddr>> {
+    if item.as_str().is_some() {
+        return item.parse(address, report).map(|address| vec![address]);
+    }
+    let entries = item.list(report)?;
+    if entries.is_empty() || entries.len() > MAX_LISTEN {
+        let message = format!("listen has {} addresses", entries.len());
+        report.add(item.span(), message, format!("write 1 to {MAX_LISTEN}, or leave it out"));
+        return None;
+    }
+    let mut seen = Unique::default();
+    let mut addresses = Vec::new();
+    for entry in &entries {
+        let Some(address) = entry.parse(address, report) else { continue };
+        if seen.claim(address, entry.span(), &format!("listen {address}"), report) {
+            addresses.push(address);
+        }
+    }
+    Some(addresses)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use lb_core::report_keys::Keys;
+
+    use super::super::{HealthCheck, Utilization};
+    use super::*;
+    use crate::check::Check;
+
+    const LEAST: &str = "[[backend]]\naddress = '10.0.0.1:80'\nkey = 'k'\n";
+
+    fn parsed(text: &str) -> Result<Config, Faults> {
+        parse(text, Path::new("/x/agent.toml"), &mut |path| match path.to_str() {
+            Some("/x/k") => Ok(Keys::parse(&format!("1 {}", "0f".repeat(16))).unwrap()),
+            _ => Err(format!("read {}: No such file or directory", path.display())),
+        })
+    }
+
+    #[track_caller]
+    fn good(text: &str) -> Config {
+        parsed(text).unwrap_or_else(|faults| panic!("{faults}"))
+    }
+
+    #[track_caller]
+    fn check(text: &str, expected: &[&str]) {
+        let faults = parsed(text).expect_err("faults").to_string();
+        let faults: Vec<_> = faults.lines().map(|line| line.trim_start_matches("/x/agent.toml:")).collect();
+        assert_eq!(faults, expected, "{text}");
+    }
+
+    fn with(line: &str) -> String {
+        format!("{LEAST}{line}\n")
+    }
+
+    #[test]
+    fn what_is_not_written_is_the_default() {
+        let config = good(LEAST);
+        let [backend] = &config.backends[..] else { panic!("{config:?}") };
+        assert_eq!(backend.check, Some(HealthCheck::new(Check::Tcp("10.0.0.1:80".parse().unwrap()))));
+        assert_eq!(backend.check.as_ref().unwrap().stale_after(), Duration::from_secs(9));
+        assert_eq!((backend.hold, backend.valid_for), (Duration::from_mins(10), Duration::from_secs(45)));
+        assert_eq!(backend.utilization, Utilization::Application);
+        assert_eq!((config.listen.as_ref(), config.state.to_str()), (None, Some("/var/lib/socklb-agent")));
+        assert_eq!(
+            Config { backends: Vec::new(), ..config },
+            Config { path: Some("/x/agent.toml".into()), ..Config::default() }
+        );
+        assert_eq!(good("").backends, [], "programs that are run by `socklb agent run` register themselves");
+    }
+
+    #[test]
+    fn everything_that_may_be_written() {
+        let of = |line: &str| good(&with(line)).backends.remove(0);
+        let check = |line: &str| of(line).check.map(|check| check.check);
+        let at = |text: &str| text.parse().unwrap();
+        assert_eq!(check("check = 'off'"), None);
+        assert_eq!(check("check = { tcp = '127.0.0.1:81' }"), Some(Check::Tcp(at("127.0.0.1:81"))));
+        let http = |address| Some(Check::Http { at: at(address), path: "/ok?a=b".to_owned() });
+        assert_eq!(check("check = { http = '/ok?a=b' }"), http("10.0.0.1:80"));
+        assert_eq!(check("check = { http = '/ok?a=b', at = '[::1]:8' }"), http("[::1]:8"));
+        let command = vec!["a".to_owned(), "b".to_owned()];
+        assert_eq!(check("check = { command = ['a', 'b'] }"), Some(Check::Command(command)));
+        assert_eq!(of("protocol = 'udp'\ncheck = 'off'").name.to_string(), "10.0.0.1:80/udp");
+        assert_eq!(of("utilization = 'off'").utilization, Utilization::Off);
+        let cgroup = |cores| Utilization::Cgroup { cgroup: "a/b.service".into(), cores };
+        assert_eq!(of("utilization = { cgroup = '/a/b.service' }").utilization, cgroup(None));
+        assert_eq!(
+            of("utilization = { cgroup = 'a/b.service', cores = 1.5 }").utilization,
+            cgroup(Some(1500))
+        );
+        assert_eq!(of("utilization = { cgroup = 'a/b.service', cores = 2 }").utilization, cgroup(Some(2000)));
+        let listen = |text: &str| good(text).listen.unwrap();
+        assert_eq!(listen("listen = '10.0.0.1:1'"), [at("10.0.0.1:1")]);
+        assert_eq!(listen("listen = ['10.0.0.1:1', '[::1]:2']"), [at("10.0.0.1:1"), at("[::1]:2")]);
+        assert_eq!(good("state = 's'\ngroup = 'deploy'").state, Path::new("/x/s"));
+    }
+
+    #[test]
+    fn a_wrong_value_names_itself_and_what_is_right() {
+        let form = "(write \"tcp\", \"off\", { http = \"/healthz\" } or { command = [\"/usr/bin/app\", \"check\"] })";
+        let cases = [
+            ("check = 'http'", format!("4:9: unknown check \"http\" {form}")),
+            ("check = {}", format!("4:9: check says nothing {form}")),
+            (
+                "check = { http = '/', command = ['a'] }",
+                "4:9: check has both http and command (write one of them)".to_owned(),
+            ),
+            ("check = { tcp = '[::1]:8', at = '[::1]:9' }", "4:33: at has no effect without http".to_owned()),
+            (
+                "check = { http = 'healthz' }",
+                "4:18: http \"healthz\" is not the path of a page (write it as in \"/healthz\")".to_owned(),
+            ),
+            ("check = { command = [] }", "4:21: command is empty (write a program and its arguments)".to_owned()),
+            ("check = { command = [1] }", "4:22: an entry of command must be a string, not a whole number".to_owned()),
+            (
+                "check = { http = '/', https = '/' }",
+                "4:23: unknown key \"https\" in check (did you mean http? known keys: tcp, http, at, command)".to_owned(),
+            ),
+            (
+                "protocol = 'udp'",
+                format!("1:1: check is missing in a UDP backend, which no connection can show to be well {form}"),
+            ),
+            (
+                "protocol = 'udp'\ncheck = 'tcp'",
+                format!("5:9: check is \"tcp\" in a UDP backend, which no connection can show to be well {form}"),
+            ),
+            ("hold = '61m'", "4:8: hold is \"61m\" (write \"1s\" to \"1h\")".to_owned()),
+            ("rise = 0", "4:8: rise is 0 (write 1 to 100)".to_owned()),
+            ("interval = '100ms'", "4:12: interval is \"100ms\" (write \"200ms\" to \"1h\")".to_owned()),
+            (
+                "utilization = 'cgroup'",
+                "4:15: unknown utilization \"cgroup\" (write \"application\", \"off\" or { cgroup = \
+                 \"system.slice/app.service\" })"
+                    .to_owned(),
+            ),
+            ("utilization = { cgroup = 'a', cores = 0 }", "4:39: cores is out of range (write 0.001 to 65536)".to_owned()),
+            ("utilization = { cgroup = 'a', cores = '1' }", "4:39: cores must be a number, not a string".to_owned()),
+            (
+                "utilization = { cgroup = '../a' }",
+                "4:26: cgroup \"../a\" is not the path of a cgroup (write it as in \"system.slice/app.service\")".to_owned(),
+            ),
+        ];
+        for (line, expected) in cases {
+            check(&with(line), &[&expected]);
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_with_names_keys_and_ports_is_told_at_once() {
+        check(
+            "listen = []\n[[backend]]\naddress = '[fe80::1]:80'\nkey = 'none'\n[[backend]]\nkey = 'k'\n",
+            &[
+                "1:10: listen has 0 addresses (write 1 to 16, or leave it out)",
+                "3:11: address \"[fe80::1]:80\" is no backend's name: that is one host's address, not link-local, and a port \
+                 from 1 on",
+                "4:7: key: read /x/none: No such file or directory",
+                "5:1: address is missing in a backend (write address = \"10.0.0.1:8080\" or \"[2001:db8::1]:8080\")",
+            ],
+        );
+        check(&format!("{LEAST}{LEAST}"), &["5:11: the backend 10.0.0.1:80 is already on line 2"]);
+        let both = format!("{LEAST}{LEAST}protocol = 'udp'\ncheck = 'off'\n");
+        assert_eq!(good(&both).backends.len(), 2);
+        check("listen = ['[::]:1', '[::]:1']", &["1:21: listen [::]:1 is already on line 1"]);
+        check(
+            "[[backends]]",
+            &[
+                "1:3: unknown key \"backends\" in agent.toml (did you mean backend? known keys: listen, state, run, group, backend)",
+            ],
+        );
+    }
+
+    #[test]
+    fn there_are_64_backends_at_most() {
+        let backends =
+            |count: usize| (1..=count).map(|n| LEAST.replace(":80'", &format!(":{n}'"))).collect::<String>();
+        assert_eq!(good(&backends(64)).backends.len(), 64);
+        check(&backends(65), &["193:1: backend 65 is one too many (at most 64)"]);
+    }
+
+    #[test]
+    fn what_takes_a_restart_is_named() {
+        let (one, other) = (good(LEAST), good(&format!("listen = '[::]:1'\ngroup = 'g'\n{LEAST}")));
+        assert_eq!(one.fixed(&other), ["listen", "group"]);
+        assert_eq!(one.fixed(&good("")), [""; 0]);
+    }
+}

@@ -1,0 +1,119 @@
+//! Which start of the agent this is: a number that rises, also where the disk was lost or a clock went wrong.
+//!
+//! It is one more than the last that was kept, or the wall clock's seconds if they are more. So a lost disk does no harm while
+//! the clock goes forward, nor a clock that goes back while the disk is there. If both happen at once, clients take the agent's answers
+//! all the same, and its pushes from the first answer on.
+
+use std::fs::{self, File};
+use std::io::{self, Write as _};
+use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context as _, Result};
+use lb_host::trust;
+use tracing::warn;
+
+/// The file in the state directory.
+const FILE: &str = "incarnation";
+
+/// The latest that a clock is believed. A clock that is a century fast leaves room for so many starts after it.
+const LATEST: u32 = u32::MAX - 1_000_000;
+
+/// The number of this start.
+pub fn next(kept: Option<u32>, wall: SystemTime) -> u32 {
+    let seconds = wall.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let seconds = u32::try_from(seconds).unwrap_or(u32::MAX).min(LATEST);
+    // At its end it stays: answers are taken at any incarnation.
+    kept.map_or(seconds, |kept| kept.saturating_add(1).max(seconds))
+}
+
+/// Draws the number of this start, and keeps it in the state directory. A directory that cannot be used is told and does not
+/// stop the agent: reports matter more.
+pub fn draw(state: &Path, wall: SystemTime) -> u32 {
+    let kept = match kept(state) {
+        Ok(kept) => kept,
+        Err(error) => {
+            warn!(
+                error = format!("{error:#}"),
+                "the number of the last start cannot be read; the clock's is taken"
+            );
+            None
+        }
+    };
+    let number = next(kept, wall);
+    if let Err(error) = keep(state, number) {
+        let error = format!("{error:#}");
+        warn!(
+            error,
+            "the number of this start cannot be kept: if the clock goes back, clients do not hear of changes at once"
+        );
+    }
+    number
+}
+
+fn kept(state: &Path) -> Result<Option<u32>> {
+    let path = state.join(FILE);
+    let text = match fs::read_to_string(&path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error).with_context(|| format!("read {}", path.display())),
+    };
+    let number = text.trim().parse().with_context(|| format!("{} has no number", path.display()))?;
+    Ok(Some(number))
+}
+
+/// Written whole to another file, which takes the place of the one before.
+fn keep(state: &Path, number: u32) -> Result<()> {
+    trust::make_directory(state).with_context(|| format!("make {}", state.display()))?;
+    trust::check_directory(state, "--state")?;
+    let (path, new) = (state.join(FILE), state.join(format!("{FILE}.new")));
+    let mut file = File::create(&new).with_context(|| format!("write {}", new.display()))?;
+    writeln!(file, "{number}").with_context(|| format!("write {}", new.display()))?;
+    file.sync_all().with_context(|| format!("write {}", new.display()))?;
+    fs::rename(&new, &path).with_context(|| format!("rename {}", new.display()))?;
+    // The name is on the disk, too. Not every file system can do that.
+    let _ = File::open(state).and_then(|directory| directory.sync_all());
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn at(seconds: u64) -> SystemTime {
+        UNIX_EPOCH + Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn it_rises_with_a_lost_disk_and_with_a_clock_that_went_back() {
+        assert_eq!(next(None, at(1_800_000_000)), 1_800_000_000);
+        assert_eq!(next(Some(1_700_000_000), at(1_800_000_000)), 1_800_000_000);
+        assert_eq!(next(Some(1_900_000_000), at(1_800_000_000)), 1_900_000_001);
+        assert_eq!(next(Some(1_800_000_000), at(1_800_000_000)), 1_800_000_001, "twice in a second");
+        assert_eq!(next(Some(7), UNIX_EPOCH - Duration::from_secs(1)), 8);
+        assert_eq!(next(None, at(u64::from(u32::MAX) + 7)), LATEST);
+        assert_eq!(next(Some(LATEST), at(u64::MAX >> 8)), LATEST + 1);
+        assert_eq!(next(Some(u32::MAX), at(0)), u32::MAX);
+    }
+
+    #[test]
+    fn it_is_kept_from_start_to_start() {
+        let folder = tempfile::tempdir().unwrap();
+        let state = folder.path().join("state");
+        assert_eq!(draw(&state, at(100)), 100);
+        assert_eq!(draw(&state, at(50)), 101);
+        fs::write(state.join(FILE), "12 monkeys").unwrap();
+        assert_eq!(draw(&state, at(102)), 102);
+        assert_eq!(fs::read_to_string(state.join(FILE)).unwrap(), "102\n");
+    }
+
+    #[test]
+    fn a_directory_that_cannot_be_used_stops_nobody() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("file");
+        fs::write(&file, "").unwrap();
+        assert_eq!(draw(&file.join("state"), at(100)), 100);
+    }
+}

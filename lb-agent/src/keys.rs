@@ -1,0 +1,83 @@
+//! Keys as the commands make them: a service's of the kernel's random numbers, a backend's from its service's.
+
+use std::fmt::Write as _;
+use std::path::Path;
+
+use anyhow::{Result, bail};
+use lb_core::report_keys::{BackendKey, Keys, ServiceKey};
+use rustix::rand::{GetRandomFlags, getrandom};
+
+use crate::config::read_key_file;
+use crate::name::Name;
+
+/// Fills bytes with what nobody can guess.
+///
+/// # Errors
+/// If the kernel gives none.
+pub fn fill(bytes: &mut [u8]) -> Result<()> {
+    let count = getrandom(&mut *bytes, GetRandomFlags::empty())?;
+    if count != bytes.len() {
+        bail!("the kernel gives too few random numbers");
+    }
+    Ok(())
+}
+
+/// A new key of a service, as a line of a file.
+///
+/// # Errors
+/// If the kernel gives no random numbers.
+pub fn new_line(id: u16) -> Result<String> {
+    let mut bytes = [0; 32];
+    fill(&mut bytes)?;
+    Ok(line(id, &bytes))
+}
+
+/// The keys of a backend, as lines of a file, from the file of its service's keys.
+///
+/// # Errors
+/// If that cannot be used.
+pub fn derived(service: &Path, backend: Name) -> Result<String> {
+    let keys: Keys<ServiceKey> = read_key_file(service)?;
+    Ok(lines(&keys.of_backend(backend.protocol(), backend.address())))
+}
+
+/// Keys as lines of a file.
+pub fn lines(keys: &Keys<BackendKey>) -> String {
+    keys.all().iter().map(|key| line(key.id, &key.key.bytes())).collect()
+}
+
+fn line(id: u16, bytes: &[u8]) -> String {
+    let mut line = format!("{id} ");
+    for byte in bytes {
+        let _ = write!(line, "{byte:02x}");
+    }
+    line.push('\n');
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    #[test]
+    fn a_new_key_is_one_and_each_is_another() {
+        let (one, other) = (new_line(7).unwrap(), new_line(7).unwrap());
+        assert_ne!(one, other);
+        assert_eq!(Keys::<ServiceKey>::parse(&one).unwrap().current().id, 7);
+    }
+
+    #[test]
+    fn a_backends_file_is_what_its_services_derives() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("service");
+        let text = new_line(7).unwrap() + &new_line(8).unwrap();
+        std::fs::write(&path, &text).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+        let name: Name = "10.0.0.1:53/udp".parse().unwrap();
+        let derived = derived(&path, name).unwrap();
+        let expected = Keys::<ServiceKey>::parse(&text).unwrap().of_backend(name.protocol(), name.address());
+        assert_eq!(Keys::<BackendKey>::parse(&derived).unwrap(), expected);
+    }
+}

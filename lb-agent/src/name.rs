@@ -1,0 +1,114 @@
+//! What a backend is called: its protocol, address and port as the endpoint list has them. Requests ask by it.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::str::FromStr;
+
+use lb_common::wire::Datagram;
+use lb_core::reports;
+use lb_core::service::Protocol;
+use lb_document::parse_address;
+
+/// A backend's name. Written `ADDRESS:PORT`, with `/udp` behind it where that is its protocol.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Name {
+    protocol: Protocol,
+    address: SocketAddr,
+}
+
+impl Name {
+    /// The name of a backend.
+    ///
+    /// # Errors
+    /// If the address is not one host's, or needs a scope: no datagram can ask for it.
+    pub fn new(protocol: Protocol, address: SocketAddr) -> Result<Self, &'static str> {
+        let address = SocketAddr::new(address.ip().to_canonical(), address.port());
+        if !(reports::Name { protocol, address }.can_report()) {
+            return Err(
+                "is no backend's name: that is one host's address, not link-local, and a port from 1 on",
+            );
+        }
+        Ok(Self { protocol, address })
+    }
+
+    /// The name in a datagram.
+    pub fn of(datagram: &Datagram) -> Option<Self> {
+        Self::new(Protocol::of_number(datagram.protocol)?, datagram.backend()).ok()
+    }
+
+    /// Its protocol.
+    pub const fn protocol(self) -> Protocol {
+        self.protocol
+    }
+
+    /// Its address and port.
+    pub const fn address(self) -> SocketAddr {
+        self.address
+    }
+
+    fn order(self) -> (SocketAddr, u8) {
+        (self.address, self.protocol.number())
+    }
+}
+
+impl Ord for Name {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.order().cmp(&other.order())
+    }
+}
+
+impl PartialOrd for Name {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.protocol {
+            Protocol::Tcp => write!(f, "{}", self.address),
+            Protocol::Udp => write!(f, "{}/udp", self.address),
+        }
+    }
+}
+
+impl FromStr for Name {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (address, protocol) = text.split_once('/').unwrap_or((text, Protocol::Tcp.name()));
+        let known = Protocol::ALL.into_iter().find(|known| known.name() == protocol);
+        let Some(protocol) = known else {
+            return Err(format!("unknown protocol {protocol:?} (write /tcp or /udp, or nothing for tcp)"));
+        };
+        let address = parse_address(address).map_err(|no| format!("{address:?} {} ({})", no.why, no.help))?;
+        Self::new(protocol, address).map_err(|why| format!("{address} {why}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_read_as_it_is_written() {
+        for text in ["10.0.0.1:80", "10.0.0.1:53/udp", "[2001:db8::1]:80"] {
+            assert_eq!(text.parse::<Name>().map(|name| name.to_string()).as_deref(), Ok(text));
+        }
+        assert_eq!("[::ffff:10.0.0.1]:80/tcp".parse::<Name>().unwrap().to_string(), "10.0.0.1:80");
+    }
+
+    #[test]
+    fn what_is_no_name_says_why() {
+        for (text, expected) in [
+            ("10.0.0.1", "has no port"),
+            ("10.0.0.1:80/sctp", "unknown protocol \"sctp\""),
+            ("[fe80::1]:80", "is no backend's name"),
+            ("0.0.0.0:80", "is no backend's name"),
+            ("10.0.0.1:0", "is no backend's name"),
+        ] {
+            let error = text.parse::<Name>().unwrap_err();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+}

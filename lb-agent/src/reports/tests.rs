@@ -1,0 +1,343 @@
+//! What holds of reports whatever is sent to the agent.
+
+use lb_common::net::Be16;
+use lb_common::wire::BYTES;
+use lb_core::report_keys::Numbered;
+use proptest::prelude::*;
+
+use super::entry::CheckRules;
+use super::streak::Outcome;
+use super::*;
+
+const MS: Duration = Duration::from_millis(1);
+
+fn name() -> Name {
+    "10.0.0.1:80".parse().unwrap()
+}
+
+fn key(id: u16) -> Numbered<BackendKey> {
+    let text = format!("{id} {}", format!("{id:02x}").repeat(16));
+    Keys::parse(&text).unwrap().current()
+}
+
+fn rules() -> Rules {
+    let check = CheckRules { rise: 1, fall: 1, stale_after: Duration::from_secs(9) };
+    Rules { valid_for: Duration::from_secs(45), hold: Duration::from_mins(10), check: Some(check) }
+}
+
+fn reports(now: Instant) -> Reports {
+    let mut reports = Reports::new(7, [9; 16], now);
+    reports.set(name(), Keys::new(key(1), Some(key(2))), rules(), now);
+    reports
+}
+
+fn asker(n: u8) -> Asker {
+    let address = format!("192.0.2.{n}:9467").parse().unwrap();
+    Asker { address, via: Via { socket: 0, local: None } }
+}
+
+fn request(key: Numbered<BackendKey>, cookie: u64) -> Datagram {
+    let mut request = Datagram::about(Kind::Request, name().protocol().number(), name().address());
+    request.nonce = 0x1234;
+    request.cookie = cookie;
+    request.key_id = Be16::from_host(key.id);
+    request.sealed(key.key.wire())
+}
+
+fn ask(reports: &mut Reports, from: u8, cookie: u64, now: Instant) -> Datagram {
+    reports.answer(request(key(1), cookie).bytes(), asker(from), now).expect("an answer")
+}
+
+/// Makes a subscriber of an asker: it asks twice.
+fn subscribe(reports: &mut Reports, from: u8, now: Instant) -> u64 {
+    let first = ask(reports, from, 0, now);
+    ask(reports, from, first.cookie, now).cookie
+}
+
+fn pushes(reports: &mut Reports, now: Instant) -> Vec<(Asker, Datagram)> {
+    let mut sent = Vec::new();
+    reports.push(now, |asker, push| sent.push((asker, *push)));
+    sent
+}
+
+fn count(reports: &Reports, refused: Refused) -> u64 {
+    reports.counts().refused.get(&refused).copied().unwrap_or(0)
+}
+
+fn checked(reports: &mut Reports, outcome: Outcome, now: Instant) {
+    reports.get_mut(name()).unwrap().checked(outcome, now);
+}
+
+#[test]
+fn an_answer_has_the_nonce_of_its_request_and_what_is_known() {
+    let now = Instant::now();
+    let mut reports = reports(now);
+    checked(&mut reports, Outcome::Passed, now);
+    let load = load::Load {
+        qps: Some(100_000),
+        eps: None,
+        utilization: Some(600),
+        window: Duration::from_secs(2),
+        measured: now,
+    };
+    reports.get_mut(name()).unwrap().loaded(load, now + Duration::from_secs(10), now);
+    let answer = ask(&mut reports, 1, 0, now + MS * 1500);
+    assert!(answer.is_authentic(key(1).key.wire()));
+    assert_eq!((answer.kind(), answer.nonce), (Some(Kind::Answer), 0x1234));
+    assert_eq!(answer.readiness(), Some(Readiness::Ready));
+    assert_eq!((answer.qps.to_host(), answer.utilization.to_host()), (100_000, 600));
+    assert_eq!(answer.eps.to_host(), lb_common::wire::UNKNOWN);
+    assert_eq!((answer.window.to_host(), answer.age.to_host()), (2000, 1500));
+    assert_eq!((answer.valid_for.to_host(), answer.hold.to_host()), (45_000, 600_000));
+    assert_eq!((answer.incarnation.to_host(), answer.backend()), (7, name().address()));
+}
+
+#[test]
+fn the_counter_rises_with_what_is_said_and_not_with_answers() {
+    let now = Instant::now();
+    let mut reports = reports(now);
+    let counter = |reports: &mut Reports| ask(reports, 1, 0, now).counter.to_host();
+    let first = counter(&mut reports);
+    assert_eq!(counter(&mut reports), first);
+    checked(&mut reports, Outcome::Passed, now);
+    assert_eq!(counter(&mut reports), first + 1);
+    checked(&mut reports, Outcome::Passed, now);
+    assert_eq!(counter(&mut reports), first + 2);
+}
+
+/// As one does that `socklb agent run` runs and starts anew. A client may subscribe with a cookie of before, and lose the answer.
+#[test]
+fn a_backend_that_comes_back_goes_on_counting_where_it_was() {
+    let now = Instant::now();
+    let mut reports = reports(now);
+    for _ in 0..9 {
+        checked(&mut reports, Outcome::Passed, now);
+    }
+    let cookie = subscribe(&mut reports, 1, now);
+    let before = ask(&mut reports, 1, cookie, now);
+    reports.remove(name());
+    assert_eq!(reports.answer(request(key(1), cookie).bytes(), asker(1), now), None);
+    reports.set(name(), Keys::new(key(1), None), rules(), now);
+    let lost = ask(&mut reports, 1, before.cookie, now);
+    checked(&mut reports, Outcome::Passed, now);
+    let (_, push) = pushes(&mut reports, now)[0];
+    let number = |report: &Datagram| (report.incarnation.to_host(), report.counter.to_host());
+    assert!(number(&before) < number(&lost) && number(&lost) < number(&push));
+}
+
+#[test]
+fn each_kind_of_refused_datagram_is_counted_and_not_answered() {
+    let now = Instant::now();
+    let mut reports = reports(now);
+    let good = request(key(1), 0);
+    let changed = |change: fn(&mut Datagram)| {
+        let mut datagram = good;
+        change(&mut datagram);
+        datagram.sealed(key(1).key.wire()).bytes().to_vec()
+    };
+    let other = "10.0.0.1:81".parse::<Name>().unwrap();
+    let about = Datagram::about(Kind::Request, other.protocol().number(), other.address());
+    let mut forged = good.bytes().to_vec();
+    forged[BYTES - 1] ^= 1;
+    let answer = ask(&mut reports, 1, 0, now);
+    let cases = [
+        (good.bytes()[1..].to_vec(), Refused::Malformed(Malformed::Length)),
+        ([good.bytes(), &[0]].concat(), Refused::Malformed(Malformed::Length)),
+        (changed(|datagram| datagram.version = 9), Refused::Malformed(Malformed::Version)),
+        (changed(|datagram| datagram.kind = 9), Refused::Malformed(Malformed::Kind)),
+        (changed(|datagram| datagram.readiness = 9), Refused::Malformed(Malformed::Readiness)),
+        (changed(|datagram| datagram.protocol = 9), Refused::Malformed(Malformed::Name)),
+        (about.bytes().to_vec(), Refused::UnknownName),
+        (changed(|datagram| datagram.key_id = Be16::from_host(3)), Refused::UnknownKey),
+        (forged, Refused::Forged),
+        (changed(|datagram| datagram.key_id = Be16::from_host(2)), Refused::Forged),
+        (answer.bytes().to_vec(), Refused::NotARequest),
+    ];
+    for (bytes, expected) in cases {
+        let before = count(&reports, expected);
+        assert_eq!(reports.answer(&bytes, asker(1), now), None, "{expected:?}");
+        assert_eq!(count(&reports, expected), before + 1, "{expected:?}");
+    }
+    assert_eq!(reports.counts().refused.values().sum::<u64>(), 11);
+    assert_eq!(reports.counts().answered, 1);
+    let names: std::collections::BTreeSet<_> = Refused::ALL.map(Refused::name).into();
+    assert_eq!(names.len(), Refused::ALL.len());
+}
+
+#[test]
+fn only_who_returns_a_cookie_from_the_same_address_is_told_of_changes() {
+    let now = Instant::now();
+    let mut reports = reports(now);
+    let answer = ask(&mut reports, 1, 0, now);
+    // The same request again, from its own address and from a victim's: answered, and nobody is subscribed.
+    ask(&mut reports, 1, 0, now);
+    ask(&mut reports, 66, 0, now);
+    // A cookie that was read on the way, sent with the victim's address.
+    ask(&mut reports, 66, answer.cookie, now);
+    assert_eq!(reports.get(name()).unwrap().subscribers(), 0);
+    checked(&mut reports, Outcome::Passed, now);
+    assert_eq!(pushes(&mut reports, now), []);
+    ask(&mut reports, 1, answer.cookie, now);
+    assert_eq!(reports.get(name()).unwrap().subscribers(), 1);
+}
+
+#[test]
+fn a_new_agent_may_not_know_all_who_use_a_backend() {
+    let now = Instant::now();
+    let reports = reports(now);
+    let is_new = |at| reports.get(name()).unwrap().is_new(at);
+    assert_eq!([now, now + MS * 2499, now + MS * 2500].map(is_new), [true, true, false]);
+}
+
+#[test]
+fn a_change_is_pushed_until_its_cookie_comes_back() {
+    let now = Instant::now();
+    let mut reports = reports(now);
+    let before = subscribe(&mut reports, 1, now);
+    checked(&mut reports, Outcome::Passed, now);
+    let entry = |reports: &Reports| reports.get(name()).unwrap().unheard(now);
+    assert_eq!(entry(&reports), 1);
+    let sent = pushes(&mut reports, now);
+    let [(to, push)] = sent[..] else { panic!("{sent:?}") };
+    assert_eq!((to, push.kind(), push.readiness()), (asker(1), Some(Kind::Push), Some(Readiness::Ready)));
+    assert!(push.is_authentic(key(1).key.wire()));
+    // A request that has crossed the push on the way has the cookie from before it, and acknowledges nothing.
+    let answer = ask(&mut reports, 1, before, now + MS);
+    assert_eq!(entry(&reports), 1);
+    assert_eq!(reports.next_at(now + MS), Some(now + MS * 10));
+    assert_eq!(pushes(&mut reports, now + MS * 10).len(), 1);
+    ask(&mut reports, 1, push.cookie, now + MS * 11);
+    assert_eq!(entry(&reports), 0);
+    assert_eq!(pushes(&mut reports, now + MS * 20), []);
+    // The answer has told of the change, too.
+    assert_eq!(answer.cookie, push.cookie);
+    assert_eq!(reports.counts().pushed, 2);
+}
+
+#[test]
+fn the_same_readiness_and_another_load_are_not_pushed() {
+    let now = Instant::now();
+    let mut reports = reports(now);
+    checked(&mut reports, Outcome::Passed, now);
+    subscribe(&mut reports, 1, now);
+    checked(&mut reports, Outcome::Passed, now);
+    let load = load::Load { qps: Some(1), eps: None, utilization: None, window: MS, measured: now };
+    reports.get_mut(name()).unwrap().loaded(load, now + MS * 10, now);
+    assert_eq!(pushes(&mut reports, now), []);
+}
+
+#[test]
+fn a_key_is_replaced_without_a_request_that_fails() {
+    let now = Instant::now();
+    let mut reports = reports(now);
+    let [one, two, three] = [key(1), key(2), key(3)];
+    let ask = |reports: &mut Reports, key: Numbered<BackendKey>| {
+        let answer = reports.answer(request(key, 0).bytes(), asker(1), now);
+        answer.is_some_and(|answer| answer.key_id.to_host() == key.id && answer.is_authentic(key.key.wire()))
+    };
+    assert_eq!([one, two, three].map(|key| ask(&mut reports, key)), [true, true, false]);
+    subscribe(&mut reports, 1, now);
+    reports.set(name(), Keys::new(two, Some(three)), rules(), now);
+    assert_eq!([one, two, three].map(|key| ask(&mut reports, key)), [false, true, true]);
+    // Who has last asked under the key that is gone is told under the one in use.
+    checked(&mut reports, Outcome::Passed, now);
+    let sent = pushes(&mut reports, now);
+    assert!(sent[0].1.key_id.to_host() == 2 && sent[0].1.is_authentic(two.key.wire()));
+}
+
+#[test]
+fn a_check_that_is_not_completed_in_time_makes_the_backend_unknown() {
+    let now = Instant::now();
+    let mut reports = reports(now);
+    checked(&mut reports, Outcome::Passed, now);
+    let at = |seconds| now + Duration::from_secs(seconds);
+    assert_eq!(reports.next_at(now), Some(at(9)));
+    let answer = ask(&mut reports, 1, 0, at(9) - MS);
+    assert_eq!(answer.readiness(), Some(Readiness::Ready));
+    // A request is answered by what holds, also if the loop has not looked yet.
+    let answer = ask(&mut reports, 1, 0, at(9));
+    assert_eq!(answer.readiness(), Some(Readiness::Unknown));
+    checked(&mut reports, Outcome::Passed, at(10));
+    checked(&mut reports, Outcome::Impossible("no such file".to_owned()), at(18));
+    reports.expire(at(18));
+    assert_eq!(reports.get(name()).unwrap().readiness(), Readiness::Ready);
+    reports.expire(at(19));
+    assert_eq!(reports.get(name()).unwrap().readiness(), Readiness::Unknown);
+}
+
+#[test]
+fn one_backend_with_many_subscribers_holds_up_no_other() {
+    let now = Instant::now();
+    let mut reports = reports(now);
+    let other: Name = "10.0.0.1:81".parse().unwrap();
+    reports.set(other, Keys::new(key(1), None), rules(), now);
+    for n in 0..200 {
+        reports.get_mut(name()).unwrap().subscribe(asker(n), 1, 0, now);
+    }
+    reports.get_mut(other).unwrap().subscribe(asker(1), 1, 0, now);
+    for name in [name(), other] {
+        reports.get_mut(name).unwrap().checked(Outcome::Passed, now);
+    }
+    let sent = pushes(&mut reports, now);
+    assert_eq!(sent.len(), 100);
+    assert!(sent.iter().any(|(_, push)| push.backend() == other.address()));
+    assert_eq!(reports.next_at(now), Some(now + MS));
+}
+
+#[test]
+fn a_backend_that_is_removed_is_unknown() {
+    let now = Instant::now();
+    let mut reports = reports(now);
+    reports.remove(name());
+    assert_eq!(reports.answer(request(key(1), 0).bytes(), asker(1), now), None);
+    assert_eq!(count(&reports, Refused::UnknownName), 1);
+}
+
+proptest! {
+    /// Nothing but the authentic request gets an answer, and an answer is as long.
+    #[test]
+    fn what_is_answered_is_a_request_under_the_key_and_gets_as_many_bytes(
+        mut bytes in prop_oneof![
+            proptest::collection::vec(any::<u8>(), 0..200),
+            Just(request(key(1), 0).bytes().to_vec()),
+        ],
+        flips in proptest::collection::vec((0..BYTES, any::<u8>()), 0..3),
+        from: u8,
+    ) {
+        let now = Instant::now();
+        let mut reports = reports(now);
+        for (at, with) in flips {
+            if let Some(byte) = bytes.get_mut(at) {
+                *byte ^= with;
+            }
+        }
+        let answer = reports.answer(&bytes, asker(from), now);
+        let is_request = bytes == request(key(1), 0).bytes();
+        prop_assert_eq!(answer.is_some(), is_request);
+        if let Some(answer) = answer {
+            prop_assert_eq!(answer.bytes().len(), bytes.len());
+        }
+        let counts = reports.counts();
+        prop_assert_eq!(counts.answered + counts.refused.values().sum::<u64>(), 1);
+        prop_assert_eq!(reports.get(name()).unwrap().subscribers(), 0);
+    }
+
+    /// Whatever is replayed, in whatever order: nobody is subscribed who did not ask, and no readiness changes.
+    #[test]
+    fn replayed_requests_do_no_harm(replays in proptest::collection::vec((0..4usize, 1..4u8), 0..40)) {
+        let now = Instant::now();
+        let mut reports = reports(now);
+        let first = ask(&mut reports, 1, 0, now);
+        let seen = [request(key(1), 0), request(key(1), first.cookie), first, request(key(2), 0)];
+        for (which, from) in replays {
+            reports.answer(seen[which].bytes(), asker(from), now);
+        }
+        prop_assert!(reports.get(name()).unwrap().subscribers() <= 1);
+        prop_assert_eq!(reports.get(name()).unwrap().readiness(), Readiness::Unknown);
+        reports.get_mut(name()).unwrap().checked(Outcome::Passed, now);
+        for (to, _) in pushes(&mut reports, now) {
+            prop_assert_eq!(to, asker(1));
+        }
+    }
+
+}

@@ -1,0 +1,74 @@
+//! Runs a backend's command from its start to its end: a lame duck until it is ready, and again before it ends ("Site
+//! Reliability Engineering", chapter 20, clean shutdown).
+//!
+//! In reading order: the options ([`Args`]); how a command ends ([`Status`]); what is done when, which is pure
+//! ([`lifecycle`]); and what carries it out: the processes and their groups, the terminal, the connections, what the agent is told, and the
+//! one loop (`driver`). Nothing else in this process may start children while [`run`] does.
+
+mod options;
+
+pub mod signal;
+
+pub mod status;
+
+pub mod lifecycle;
+
+mod group;
+
+mod terminal;
+
+mod processes;
+
+mod connections;
+
+mod readiness_check;
+
+mod events;
+
+mod speaker;
+
+mod driver;
+
+pub use options::{Args, Check, Telling};
+pub use status::Status;
+
+use std::io;
+use std::net::SocketAddr;
+
+use lb_core::service::Protocol;
+
+use self::connections::Listener;
+use self::driver::Driver;
+use self::processes::Processes;
+use self::terminal::Terminal;
+use crate::voice::Voice;
+
+/// Runs a command as the backend at this address, which the agent is told of by `voice`. Returns how the command ended, for
+/// [`Status::end`].
+///
+/// # Errors
+/// If signals cannot be taken: nothing was started then.
+pub async fn run<V: Voice + 'static>(
+    args: Args,
+    protocol: Protocol,
+    address: SocketAddr,
+    voice: V,
+) -> io::Result<Status> {
+    let port = args.port.unwrap_or(address.port());
+    let address = SocketAddr::new(address.ip(), port);
+    let listener = Listener { protocol, address, is_alone: false };
+    // Signals first: one that comes while the command starts is not lost.
+    let (events, signals) = events::take_signals()?;
+    let terminal = Terminal::in_foreground();
+    let processes = match Processes::start(&args.command, terminal.as_ref()) {
+        Ok(processes) => processes,
+        Err(error) => {
+            tracing::error!(command = ?args.command, %error, "the command was not started");
+            let is_there = error.kind() != io::ErrorKind::NotFound;
+            return Ok(if is_there { Status::NOT_STARTED } else { Status::NOT_FOUND });
+        }
+    };
+    Ok(Driver::new(args, listener, processes, terminal, events.sender, voice)
+        .run(events.receiver, signals)
+        .await)
+}

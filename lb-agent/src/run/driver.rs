@@ -1,0 +1,202 @@
+//! The one loop of a run: takes in what happens, asks the [lifecycle](super::lifecycle) what is to be done, and does it.
+
+mod checks;
+
+mod children;
+
+mod looks;
+
+use tokio::sync::mpsc;
+use tokio::task::{JoinHandle, JoinSet};
+use tokio::time::Instant;
+
+use super::connections::Listener;
+use super::events::Event;
+use super::lifecycle::{Action, Input, Lifecycle, Rules};
+use super::options::{Args, Telling};
+use super::processes::{Processes, Purpose};
+use super::signal::Signal;
+use super::speaker::Speaker;
+use super::status::Status;
+use super::terminal::Terminal;
+use crate::voice::Voice;
+
+/// A run, and all that it has.
+pub struct Driver {
+    args: Args,
+    listener: Listener,
+    processes: Processes,
+    terminal: Option<Terminal>,
+    speaker: Speaker,
+    lifecycle: Lifecycle,
+    events: mpsc::Sender<Event>,
+    began: Instant,
+    /// What finds out whether the application can serve.
+    check: Option<JoinHandle<()>>,
+    /// How many commands that check were started.
+    checks: u64,
+    /// When the next look at the connections is due; `None` while there is one.
+    look_at: Option<Instant>,
+    /// Connections could not be looked at, which has been said.
+    is_blind: bool,
+    ended: Option<Status>,
+}
+
+impl Driver {
+    /// The command was started.
+    pub fn new<V: Voice + 'static>(
+        args: Args,
+        listener: Listener,
+        processes: Processes,
+        terminal: Option<Terminal>,
+        events: mpsc::Sender<Event>,
+        voice: V,
+    ) -> Self {
+        let rules = Rules {
+            grace: args.grace,
+            kill_after: args.kill_after,
+            prewarms: args.prewarm.is_some(),
+            tells_application: args.on_lame_duck.is_some(),
+        };
+        let speaker = Speaker::start(voice, events.clone());
+        let (lifecycle, actions) = Lifecycle::new(rules);
+        let began = Instant::now();
+        let mut driver = Self {
+            args,
+            listener,
+            processes,
+            terminal,
+            speaker,
+            lifecycle,
+            events,
+            began,
+            check: None,
+            checks: 0,
+            look_at: Some(began),
+            is_blind: false,
+            ended: None,
+        };
+        driver.carry_out(actions);
+        driver.start_check();
+        // Whoever ended before SIGCHLD was waited for.
+        driver.reap();
+        driver
+    }
+
+    /// Runs until the command and all that it has left behind have ended. `signals` are taken as long.
+    pub async fn run(mut self, mut events: mpsc::Receiver<Event>, signals: JoinSet<()>) -> Status {
+        let status = loop {
+            if let Some(status) = self.ended {
+                break status;
+            }
+            let deadline = self.deadline();
+            let elapsed = async {
+                match deadline {
+                    Some(deadline) => tokio::time::sleep_until(deadline).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                event = events.recv() => self.event(event.expect("this process has a sender itself")),
+                () = elapsed => self.input(Input::Elapsed),
+            }
+            self.go_on();
+        };
+        drop(signals);
+        self.stop_checking();
+        self.processes.kill_shells(None);
+        if let Some(terminal) = &self.terminal {
+            terminal.take_back(self.processes.group());
+        }
+        self.speaker.finish().await;
+        status
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        let lifecycle = self.lifecycle.deadline().map(|deadline| self.began + deadline);
+        let look = self.look_at.filter(|_| self.lifecycle.is_waiting());
+        lifecycle.into_iter().chain(look).min()
+    }
+
+    fn event(&mut self, event: Event) {
+        match event {
+            Event::Signal(signal) => {
+                // The shell that has this process go on may have given it the terminal.
+                if let Some(terminal) = self.terminal.as_ref().filter(|_| signal == Signal::CONT) {
+                    terminal.give(self.processes.group());
+                }
+                self.input(Input::Signal(signal));
+            }
+            Event::Child => self.reap(),
+            Event::Ready => self.ready(),
+            Event::Check => self.start_check(),
+            Event::CheckOverdue(number) => self.check_overdue(number),
+            Event::Late => self.late(),
+            Event::Unheard(count) => self.input(Input::Unheard(count)),
+            Event::Looked(began, result) => self.looked(began, result),
+        }
+    }
+
+    fn input(&mut self, input: Input) {
+        let now = self.began.elapsed();
+        let actions = self.lifecycle.handle(now, input);
+        self.carry_out(actions);
+    }
+
+    fn carry_out(&mut self, actions: Vec<Action>) {
+        for action in actions {
+            match action {
+                Action::Say(readiness) => {
+                    tracing::info!(?readiness, "the backend's readiness changed");
+                    self.speaker.say(readiness);
+                }
+                Action::Prewarm => {
+                    if let Some(line) = self.args.prewarm.clone()
+                        && !self.start_shell(Purpose::Prewarm, &line)
+                    {
+                        self.input(Input::Prewarmed(false));
+                    }
+                }
+                Action::TellApplication => match self.args.on_lame_duck.clone() {
+                    Some(Telling::Signal(signal)) => self.processes.pass_on(signal),
+                    Some(Telling::Command(line)) => {
+                        self.start_shell(Purpose::LameDuck, &line);
+                    }
+                    None => {}
+                },
+                Action::PassOn(signal) => self.processes.pass_on(signal),
+                Action::Report(wait) => self.report(wait),
+                Action::Stop(signal) => {
+                    tracing::info!(%signal, "passed on to the application");
+                    self.processes.stop(signal);
+                }
+                Action::Kill => {
+                    tracing::warn!(kill_after = ?self.args.kill_after, "the application did not end and is killed");
+                    self.processes.kill();
+                }
+                Action::End(status) => self.ended = Some(status),
+            }
+        }
+    }
+
+    fn start_shell(&mut self, purpose: Purpose, line: &str) -> bool {
+        let started = self.processes.start_shell(purpose, line);
+        if let Err(error) = &started {
+            tracing::warn!(?purpose, %error, "the command was not started");
+        }
+        started.is_ok()
+    }
+
+    /// What the state asks for, whatever led to it.
+    fn go_on(&mut self) {
+        if !self.lifecycle.is_starting() {
+            self.stop_checking();
+        }
+        if !self.lifecycle.is_waiting() {
+            return;
+        }
+        self.processes.kill_shells(Some(Purpose::Prewarm));
+        self.speaker.ask();
+        self.look_if_due();
+    }
+}

@@ -1,0 +1,77 @@
+//! Looks at the connections while they are waited for, and says how that went.
+
+use std::io;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{Driver, Event};
+use crate::run::connections::Connections;
+use crate::run::lifecycle::{Cause, Input, Look, Wait};
+
+/// Between two looks at the connections; more if a look takes long, so that looks are a tenth of the time at most.
+const LOOK: Duration = Duration::from_millis(100);
+const LOOK_SHARE: u32 = 10;
+
+impl Driver {
+    pub(super) fn look_if_due(&mut self) {
+        if self.look_at.is_some_and(|at| at <= Instant::now()) {
+            self.look_at = None;
+            let (listener, idle, events) = (self.listener, self.args.idle, self.events.clone());
+            let began = self.began.elapsed();
+            // A table of a million connections takes its time to read.
+            tokio::task::spawn_blocking(move || {
+                // Nobody waits for it when the run is over.
+                let _ = events.blocking_send(Event::Looked(began, listener.connections(idle)));
+            });
+        }
+    }
+
+    pub(super) fn looked(&mut self, began: Duration, result: io::Result<Connections>) {
+        let took = self.began.elapsed().saturating_sub(began);
+        self.look_at = Some(Instant::now() + LOOK.max(took * (LOOK_SHARE - 1)));
+        match result {
+            Ok(Connections { busy, idle }) => self.input(Input::Looked(Look { began, busy, idle })),
+            // The list changes while it is read; the next look is soon.
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => {
+                if !std::mem::replace(&mut self.is_blind, true) {
+                    tracing::warn!(%error, "connections cannot be seen, so the whole grace is waited for");
+                }
+            }
+        }
+    }
+
+    pub(super) fn report(&self, wait: Wait) {
+        let Wait { cause, waited, unheard, look } = wait;
+        let waited_ms = u64::try_from(waited.as_millis()).unwrap_or(u64::MAX);
+        let (busy, idle) = (look.map(|look| look.busy), look.map(|look| look.idle));
+        let unheard_clients = unheard;
+        match cause {
+            Cause::Quiet => {
+                tracing::info!(waited_ms, unheard_clients, idle, "all connections in use have ended");
+            }
+            Cause::Grace if look.is_none() => {
+                tracing::warn!(
+                    waited_ms,
+                    unheard_clients,
+                    "the grace is over, and connections were not seen"
+                );
+            }
+            Cause::Grace => tracing::warn!(
+                waited_ms,
+                unheard_clients,
+                busy,
+                idle,
+                "the grace is shorter than the connections: it is over, and these are still open"
+            ),
+            Cause::SecondSignal => tracing::warn!(
+                waited_ms,
+                unheard_clients,
+                busy,
+                idle,
+                "a second signal ended the wait, and these connections are still open"
+            ),
+        }
+    }
+}

@@ -1,0 +1,314 @@
+//! Every way of a run, and what holds on all of them.
+
+use proptest::prelude::*;
+
+use super::*;
+
+const RULES: Rules = Rules {
+    grace: Duration::from_secs(30),
+    kill_after: Duration::from_secs(10),
+    prewarms: false,
+    tells_application: false,
+};
+
+const QUIET: Look = Look { began: Duration::ZERO, busy: 0, idle: 0 };
+
+fn s(seconds: u64) -> Duration {
+    Duration::from_secs(seconds)
+}
+
+fn ended(code: u8) -> Input {
+    Input::Ended { is_command: true, status: Status::Exited(code), left: Left::Nobody }
+}
+
+/// A backend that serves since second 1.
+fn serving(rules: Rules) -> Lifecycle {
+    let (mut lifecycle, actions) = Lifecycle::new(rules);
+    assert_eq!(actions, [Action::Say(Readiness::LameDuck)]);
+    lifecycle.handle(s(1), Input::Ready);
+    if rules.prewarms {
+        lifecycle.handle(s(1), Input::Prewarmed(true));
+    }
+    assert_eq!(lifecycle.said, Some(Readiness::Ready));
+    lifecycle
+}
+
+/// One that was asked to end in second 10, and whose clients have heard of it.
+fn waiting() -> Lifecycle {
+    let mut lifecycle = serving(RULES);
+    let actions = lifecycle.handle(s(10), Input::Signal(Signal::TERM));
+    assert_eq!(actions, [Action::Say(Readiness::LameDuck)]);
+    assert_eq!(lifecycle.handle(s(10), Input::Unheard(0)), []);
+    lifecycle
+}
+
+fn report(cause: Cause, seconds: u64, unheard: Option<usize>, look: Option<Look>) -> Action {
+    Action::Report(Wait { cause, waited: s(seconds), unheard, look })
+}
+
+#[test]
+fn it_is_announced_when_it_can_serve() {
+    let (mut lifecycle, first) = Lifecycle::new(RULES);
+    assert_eq!(first, [Action::Say(Readiness::LameDuck)]);
+    assert!(lifecycle.is_starting());
+    assert_eq!(lifecycle.handle(s(1), Input::Ready), [Action::Say(Readiness::Ready)]);
+    assert!(!lifecycle.is_starting());
+}
+
+#[test]
+fn it_is_prewarmed_before_it_is_announced_until_that_ends_well() {
+    let (mut lifecycle, _) = Lifecycle::new(Rules { prewarms: true, ..RULES });
+    assert_eq!(lifecycle.handle(s(1), Input::Ready), [Action::Prewarm]);
+    assert_eq!(lifecycle.handle(s(2), Input::Prewarmed(false)), []);
+    assert_eq!(lifecycle.deadline(), Some(s(7)));
+    assert_eq!(lifecycle.handle(s(6), Input::Elapsed), []);
+    assert_eq!(lifecycle.handle(s(7), Input::Elapsed), [Action::Prewarm]);
+    assert_eq!(lifecycle.handle(s(8), Input::Prewarmed(true)), [Action::Say(Readiness::Ready)]);
+}
+
+#[test]
+fn a_request_to_end_makes_a_lame_duck_and_the_application_hears_of_it() {
+    let mut lifecycle = serving(Rules { tells_application: true, ..RULES });
+    let actions = lifecycle.handle(s(10), Input::Signal(Signal::INT));
+    assert_eq!(actions, [Action::Say(Readiness::LameDuck), Action::TellApplication]);
+    assert!(lifecycle.is_waiting());
+}
+
+#[test]
+fn it_ends_when_all_have_heard_and_a_later_look_shows_no_connection_in_use() {
+    let mut lifecycle = waiting();
+    let busy = Look { began: s(12), busy: 1, idle: 3 };
+    assert_eq!(lifecycle.handle(s(12), Input::Looked(busy)), []);
+    // What began before late connections had their time proves nothing.
+    assert_eq!(lifecycle.handle(s(12), Input::Looked(Look { began: s(11), ..QUIET })), []);
+    let idle = Look { began: s(14), busy: 0, idle: 3 };
+    let actions = lifecycle.handle(s(14), Input::Looked(idle));
+    assert_eq!(actions, [report(Cause::Quiet, 4, Some(0), Some(idle)), Action::Stop(Signal::TERM)]);
+    assert_eq!(lifecycle.handle(s(15), ended(0)), [Action::End(Status::Exited(0))]);
+}
+
+#[test]
+fn clients_that_never_hear_are_waited_for_a_while() {
+    let mut lifecycle = serving(RULES);
+    lifecycle.handle(s(10), Input::Signal(Signal::TERM));
+    lifecycle.handle(s(11), Input::Unheard(2));
+    let early = Look { began: s(16), ..QUIET };
+    assert_eq!(lifecycle.handle(s(16), Input::Looked(early)), []);
+    let late = Look { began: s(17), ..QUIET };
+    let actions = lifecycle.handle(s(17), Input::Looked(late));
+    assert_eq!(actions, [report(Cause::Quiet, 7, Some(2), Some(late)), Action::Stop(Signal::TERM)]);
+}
+
+#[test]
+fn a_grace_that_is_over_ends_it_with_what_is_open() {
+    let mut lifecycle = waiting();
+    let busy = Look { began: s(39), busy: 2, idle: 1 };
+    lifecycle.handle(s(39), Input::Looked(busy));
+    assert_eq!(lifecycle.deadline(), Some(s(40)));
+    assert_eq!(lifecycle.handle(s(39), Input::Elapsed), []);
+    let actions = lifecycle.handle(s(40), Input::Elapsed);
+    assert_eq!(actions, [report(Cause::Grace, 30, Some(0), Some(busy)), Action::Stop(Signal::TERM)]);
+}
+
+#[test]
+fn connections_that_are_not_seen_are_given_the_whole_grace() {
+    let mut lifecycle = waiting();
+    assert_eq!(lifecycle.handle(s(39), Input::Elapsed), []);
+    let actions = lifecycle.handle(s(40), Input::Elapsed);
+    assert_eq!(actions, [report(Cause::Grace, 30, Some(0), None), Action::Stop(Signal::TERM)]);
+}
+
+#[test]
+fn one_that_is_not_announced_yet_ends_in_the_same_way() {
+    for prewarms in [false, true] {
+        let (mut lifecycle, _) = Lifecycle::new(Rules { prewarms, ..RULES });
+        if prewarms {
+            lifecycle.handle(s(1), Input::Ready);
+        }
+        // What clients were told stays as it is.
+        assert_eq!(lifecycle.handle(s(2), Input::Signal(Signal::TERM)), []);
+        assert!(lifecycle.is_waiting() && !lifecycle.is_starting());
+        // A check or a prewarming that ends now announces nobody.
+        assert_eq!(lifecycle.handle(s(3), Input::Ready), []);
+        assert_eq!(lifecycle.handle(s(3), Input::Prewarmed(true)), []);
+    }
+}
+
+#[test]
+fn a_second_request_is_passed_on_at_once_and_every_further_one() {
+    let mut lifecycle = waiting();
+    let actions = lifecycle.handle(s(11), Input::Signal(Signal::INT));
+    assert_eq!(actions, [report(Cause::SecondSignal, 1, Some(0), None), Action::Stop(Signal::INT)]);
+    assert_eq!(lifecycle.handle(s(12), Input::Signal(Signal::TERM)), [Action::Stop(Signal::TERM)]);
+    // That does not give it more time.
+    assert_eq!(lifecycle.deadline(), Some(s(21)));
+}
+
+#[test]
+fn what_does_not_end_is_killed_until_nobody_is_left() {
+    let mut lifecycle = waiting();
+    lifecycle.handle(s(11), Input::Signal(Signal::TERM));
+    assert_eq!(lifecycle.handle(s(21), Input::Elapsed), [Action::Kill]);
+    assert_eq!(lifecycle.handle(s(22), Input::Elapsed), [Action::Kill]);
+    let killed = Status::Killed(Signal::KILL);
+    let ended = |is_command, left| Input::Ended { is_command, status: killed, left };
+    assert_eq!(lifecycle.handle(s(22), ended(true, Left::Others)), [Action::Kill]);
+    assert_eq!(lifecycle.handle(s(22), ended(false, Left::Nobody)), [Action::End(killed)]);
+    assert_eq!(lifecycle.handle(s(23), Input::Signal(Signal::TERM)), []);
+}
+
+#[test]
+fn every_other_signal_is_passed_on() {
+    let (mut lifecycle, _) = Lifecycle::new(RULES);
+    for signal in Signal::taken().filter(|signal| !signal.is_request_to_end()) {
+        assert_eq!(lifecycle.handle(s(0), Input::Signal(signal)), [Action::PassOn(signal)]);
+    }
+}
+
+#[test]
+fn one_that_ends_by_itself_is_down() {
+    let say = Action::Say(Readiness::Down);
+    let (mut lifecycle, _) = Lifecycle::new(RULES);
+    assert_eq!(lifecycle.handle(s(1), ended(3)), [say, Action::End(Status::Exited(3))]);
+    assert_eq!(serving(RULES).handle(s(2), ended(0)), [say, Action::End(Status::Exited(0))]);
+    // One that was asked to end stays a lame duck, however it ends.
+    assert_eq!(waiting().handle(s(11), ended(1)), [Action::End(Status::Exited(1))]);
+}
+
+#[test]
+fn what_a_crash_leaves_behind_is_ended_with_the_crashs_status() {
+    let mut lifecycle = serving(RULES);
+    let crash = Status::Killed(Signal::from_raw(11));
+    let input = Input::Ended { is_command: true, status: crash, left: Left::Serving };
+    let actions = lifecycle.handle(s(2), input);
+    assert_eq!(actions, [Action::Say(Readiness::Down), Action::Stop(Signal::TERM)]);
+    assert_eq!(lifecycle.deadline(), Some(s(12)));
+    let last = Input::Ended { is_command: false, status: Status::Killed(Signal::TERM), left: Left::Nobody };
+    assert_eq!(lifecycle.handle(s(3), last), [Action::End(crash)]);
+}
+
+#[test]
+fn a_command_that_forks_away_is_followed() {
+    let well = |is_command, left| Input::Ended { is_command, status: Status::Exited(0), left };
+    // Before it can serve, and after.
+    let (mut lifecycle, _) = Lifecycle::new(RULES);
+    assert_eq!(lifecycle.handle(s(1), well(true, Left::Others)), []);
+    assert!(lifecycle.has_lost_command());
+    assert_eq!(lifecycle.handle(s(2), Input::Ready), [Action::Say(Readiness::Ready)]);
+    assert_eq!(lifecycle.handle(s(3), well(false, Left::Serving)), []);
+    let mut late = serving(RULES);
+    assert_eq!(late.handle(s(2), well(true, Left::Serving)), []);
+    // Its end is the application's.
+    let crash = Input::Ended { is_command: false, status: Status::Exited(7), left: Left::Nobody };
+    let expected = [Action::Say(Readiness::Down), Action::End(Status::Exited(7))];
+    assert_eq!(lifecycle.handle(s(4), crash), expected);
+    assert_eq!(late.handle(s(4), crash), expected);
+}
+
+#[test]
+fn what_is_left_and_does_not_listen_is_not_the_application() {
+    let mut lifecycle = serving(RULES);
+    let input = Input::Ended { is_command: true, status: Status::Exited(0), left: Left::Others };
+    let actions = lifecycle.handle(s(2), input);
+    assert_eq!(actions, [Action::Say(Readiness::Down), Action::Stop(Signal::TERM)]);
+    let last = Input::Ended { is_command: false, status: Status::Killed(Signal::TERM), left: Left::Nobody };
+    assert_eq!(lifecycle.handle(s(3), last), [Action::End(Status::Exited(0))]);
+}
+
+#[test]
+fn what_the_command_leaves_when_it_ends_as_asked_is_told_as_well() {
+    let mut lifecycle = waiting();
+    lifecycle.handle(s(11), Input::Signal(Signal::TERM));
+    let input = Input::Ended { is_command: true, status: Status::Exited(0), left: Left::Others };
+    assert_eq!(lifecycle.handle(s(12), input), [Action::Stop(Signal::TERM)]);
+    let last = Input::Ended { is_command: false, status: Status::Killed(Signal::TERM), left: Left::Nobody };
+    assert_eq!(lifecycle.handle(s(13), last), [Action::End(Status::Exited(0))]);
+}
+
+#[test]
+fn one_that_is_stopped_is_down_until_it_goes_on() {
+    let mut lifecycle = serving(RULES);
+    assert_eq!(lifecycle.handle(s(2), Input::Stopped), [Action::Say(Readiness::Down)]);
+    assert_eq!(lifecycle.handle(s(3), Input::Continued), [Action::Say(Readiness::Ready)]);
+    let mut lifecycle = waiting();
+    assert_eq!(lifecycle.handle(s(11), Input::Stopped), []);
+}
+
+fn inputs() -> impl Strategy<Value = Input> {
+    let status = prop_oneof![
+        any::<u8>().prop_map(Status::Exited),
+        (1..32).prop_map(|number| Status::Killed(Signal::from_raw(number))),
+    ];
+    let left = prop_oneof![Just(Left::Serving), Just(Left::Others), Just(Left::Nobody)];
+    prop_oneof![
+        4 => Just(Input::Ready),
+        2 => any::<bool>().prop_map(Input::Prewarmed),
+        2 => prop_oneof![Just(Signal::TERM), Just(Signal::INT), Just(Signal::HUP)].prop_map(Input::Signal),
+        1 => prop_oneof![Just(Input::Stopped), Just(Input::Continued)],
+        3 => (0..3usize).prop_map(Input::Unheard),
+        3 => (0..60u64, 0..3usize, 0..3usize)
+            .prop_map(|(began, busy, idle)| Input::Looked(Look { began: s(began), busy, idle })),
+        1 => (any::<bool>(), status, left)
+            .prop_map(|(is_command, status, left)| Input::Ended { is_command, status, left }),
+        4 => Just(Input::Elapsed),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn whatever_happens_order_and_bounds_hold(
+        prewarms: bool,
+        steps in prop::collection::vec((0..20u64, inputs()), 1..60),
+    ) {
+        let (mut lifecycle, first) = Lifecycle::new(Rules { prewarms, ..RULES });
+        let mut said = vec![first[0]];
+        let (mut now, mut asked, mut stopped) = (Duration::ZERO, None, None);
+        let (mut is_over, mut was_ready, mut was_prewarmed) = (false, false, false);
+        for (pause, input) in steps {
+            now += s(pause);
+            was_ready |= matches!(input, Input::Ready);
+            was_prewarmed |= was_ready && matches!(input, Input::Prewarmed(true));
+            // A deadline that has come is told before anything else.
+            for input in [Input::Elapsed, input] {
+                let actions = lifecycle.handle(now, input);
+                if is_over {
+                    prop_assert_eq!(&actions, &[]);
+                }
+                if let Input::Signal(signal) = input && signal.is_request_to_end() {
+                    asked = asked.or(Some(now));
+                }
+                for action in actions {
+                    match action {
+                        Action::Say(readiness) => {
+                            prop_assert_ne!(said.last(), Some(&action), "said twice");
+                            let is_ready = readiness == Readiness::Ready;
+                            prop_assert!(!is_ready || asked.is_none() && was_ready && (!prewarms || was_prewarmed));
+                            prop_assert!(stopped.is_none());
+                            said.push(action);
+                        }
+                        Action::Stop(_) => {
+                            stopped = stopped.or(Some(now));
+                            prop_assert_ne!(said.last(), Some(&Action::Say(Readiness::Ready)), "stopped while ready");
+                        }
+                        Action::Kill => {
+                            let since = stopped.expect("it is asked first");
+                            prop_assert!(now >= since + RULES.kill_after);
+                        }
+                        Action::Report(wait) => {
+                            prop_assert!(asked.is_some() && stopped.is_none());
+                            let is_quiet = wait.look.is_some_and(|look| look.busy == 0);
+                            prop_assert!(wait.cause != Cause::Quiet || is_quiet);
+                            prop_assert!(wait.cause != Cause::Grace || wait.waited >= RULES.grace);
+                        }
+                        Action::End(_) => is_over = true,
+                        Action::Prewarm => prop_assert!(prewarms && was_ready && asked.is_none()),
+                        Action::TellApplication => prop_assert!(false, "nobody asked for it"),
+                        Action::PassOn(signal) => prop_assert!(!signal.is_request_to_end()),
+                    }
+                }
+            }
+            let waits = lifecycle.is_waiting().then_some(asked).flatten();
+            prop_assert!(waits.is_none_or(|since| now < since + RULES.grace), "the grace is over");
+        }
+    }
+}

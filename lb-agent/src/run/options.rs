@@ -1,0 +1,192 @@
+//! The options of `socklb agent run`, and what their texts mean.
+
+use std::ffi::OsString;
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+use lb_document::{in_units, parse_duration};
+
+use super::signal::Signal;
+
+/// The book's range: from 10 to 150 seconds.
+const GRACE: RangeInclusive<Duration> = Duration::from_secs(10)..=Duration::from_secs(150);
+/// As long as the longest grace: a connection that is idle for longer holds nothing anyway.
+const IDLE: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(150);
+/// An hour is more than a service manager waits.
+const KILL_AFTER: RangeInclusive<Duration> = Duration::ZERO..=Duration::from_secs(3600);
+
+/// How a backend's command is run.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Args {
+    /// Run this by /bin/sh when the application can serve, and announce it once that has ended with exit code 0
+    ///
+    /// If it fails, it is run again after 5 s.
+    #[arg(long, value_name = "CMD")]
+    pub prewarm: Option<String>,
+    /// How the application shows that it can serve: tcp:PORT accepts a connection, http:PORT/PATH answers with 2xx, cmd:CMD
+    /// ends with exit code 0 [default: it accepts a connection at its port]
+    #[arg(long, value_name = "CHECK", value_parser = check)]
+    pub ready: Option<Check>,
+    /// How long connections may take to end after SIGTERM (10s to 150s)
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = grace)]
+    pub grace: Duration,
+    /// Connections on which nothing moves for so long are not waited for: longer than the application thinks about a request
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = idle)]
+    pub idle: Duration,
+    /// Tell the application that it is a lame duck: a signal by its name (USR1), or a command, run by /bin/sh with SOCKLB_PID
+    #[arg(long, value_name = "CMD|SIGNAL", value_parser = telling)]
+    pub on_lame_duck: Option<Telling>,
+    /// How long the application may take to end after the signal was passed on, before it is killed
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = kill_after)]
+    pub kill_after: Duration,
+    /// The port that the application listens at here, if clients know it by another one
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
+    pub port: Option<u16>,
+    /// The command and its arguments
+    #[arg(last = true, required = true)]
+    pub command: Vec<OsString>,
+}
+
+/// How an application shows that it can serve.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Check {
+    /// It accepts a TCP connection at this port.
+    Tcp(u16),
+    /// It answers a GET of the path, which begins with a slash, with a status from 200 to 299. Redirects are not followed.
+    Http(u16, String),
+    /// This command of the shell ends with exit code 0.
+    Command(String),
+}
+
+/// How an application is told that it is a lame duck.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Telling {
+    /// By a signal to the command.
+    Signal(Signal),
+    /// By a command of the shell.
+    Command(String),
+}
+
+fn check(text: &str) -> Result<Check, String> {
+    let port = |text: &str| match text.parse() {
+        Ok(0) | Err(_) => Err(format!("`{text}` is no port")),
+        Ok(port) => Ok(port),
+    };
+    match text.split_once(':') {
+        Some(("tcp", rest)) => Ok(Check::Tcp(port(rest)?)),
+        Some(("http", rest)) => {
+            let (number, path) = rest.split_once('/').unwrap_or((rest, ""));
+            // It becomes a line of the request.
+            if path.bytes().any(|byte| !byte.is_ascii_graphic()) {
+                return Err("a path has neither blanks nor control characters".to_owned());
+            }
+            Ok(Check::Http(port(number)?, format!("/{path}")))
+        }
+        Some(("cmd", command)) if !command.trim().is_empty() => Ok(Check::Command(command.to_owned())),
+        _ => Err("it is tcp:PORT, http:PORT/PATH or cmd:CMD".to_owned()),
+    }
+}
+
+fn telling(text: &str) -> Result<Telling, String> {
+    match Signal::from_name(text) {
+        Some(signal) if [Signal::KILL, Signal::STOP, Signal::TERM, Signal::INT].contains(&signal) => {
+            Err(format!("{signal} would end or stop the application before its connections have ended"))
+        }
+        Some(signal) => Ok(Telling::Signal(signal)),
+        None if text.trim().is_empty() => Err("it is the name of a signal, or a command".to_owned()),
+        None => Ok(Telling::Command(text.to_owned())),
+    }
+}
+
+fn grace(text: &str) -> Result<Duration, String> {
+    time(text, &GRACE)
+}
+
+fn idle(text: &str) -> Result<Duration, String> {
+    time(text, &IDLE)
+}
+
+fn kill_after(text: &str) -> Result<Duration, String> {
+    time(text, &KILL_AFTER)
+}
+
+fn time(text: &str, range: &RangeInclusive<Duration>) -> Result<Duration, String> {
+    let time = parse_duration(text).ok_or_else(|| "a time is a number with its unit, as 30s".to_owned())?;
+    if range.contains(&time) {
+        Ok(time)
+    } else {
+        Err(format!("it is from {} to {}", in_units(*range.start()), in_units(*range.end())))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    fn parse(options: &[&str]) -> Result<Args, String> {
+        let all = [&["run"], options, &["--", "app", "--verbose"]].concat();
+        Cli::try_parse_from(all).map(|cli| cli.args).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn what_is_not_given_has_the_documented_default() {
+        let args = parse(&[]).unwrap();
+        let times = [args.grace, args.idle, args.kill_after].map(|time| time.as_secs());
+        assert_eq!(times, [30, 5, 10]);
+        assert_eq!((args.ready, args.prewarm, args.on_lame_duck, args.port), (None, None, None, None));
+        assert_eq!(args.command, ["app", "--verbose"]);
+    }
+
+    #[test]
+    fn times_end_at_their_limits() {
+        for good in [["--grace", "10s"], ["--grace", "150s"], ["--idle", "100ms"], ["--kill-after", "0s"]] {
+            assert!(parse(&good).is_ok(), "{good:?}");
+        }
+        for (bad, says) in [
+            (["--grace", "9999ms"], "from 10s to 150s"),
+            (["--grace", "151s"], "from 10s to 150s"),
+            (["--idle", "99ms"], "from 100ms to 150s"),
+            (["--kill-after", "61m"], "from 0s to 1h"),
+            (["--grace", "30"], "a number with its unit"),
+            (["--port", "0"], "0"),
+        ] {
+            let error = parse(&bad).unwrap_err();
+            assert!(error.contains(says), "{bad:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_check_is_told_by_its_kind() {
+        for (text, expected) in [
+            ("tcp:80", Check::Tcp(80)),
+            ("http:8080/", Check::Http(8080, "/".to_owned())),
+            ("http:8080", Check::Http(8080, "/".to_owned())),
+            ("http:8080/ready?full=1", Check::Http(8080, "/ready?full=1".to_owned())),
+            ("cmd:test -e /run/app: ready", Check::Command("test -e /run/app: ready".to_owned())),
+        ] {
+            assert_eq!(check(text), Ok(expected), "{text}");
+        }
+        for text in ["tcp:0", "tcp:65536", "tcp:", "http:/ready", "http:80/a b", "cmd: ", "udp:80", "80", ""]
+        {
+            assert!(check(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn an_application_is_told_by_a_signal_or_a_command() {
+        assert_eq!(telling("USR1"), Ok(Telling::Signal(Signal::USR1)));
+        assert_eq!(telling("SIGHUP"), Ok(Telling::Signal(Signal::HUP)));
+        assert_eq!(telling("touch /run/lame"), Ok(Telling::Command("touch /run/lame".to_owned())));
+        for text in ["TERM", "SIGKILL", "STOP", "INT", " "] {
+            assert!(telling(text).is_err(), "{text}");
+        }
+    }
+}

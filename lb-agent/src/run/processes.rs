@@ -1,0 +1,238 @@
+//! The command, its descendants, and the commands of the shell that help with them: started, told by signals, reaped.
+//!
+//! Every child of this process is reaped here by waitpid(2), so nothing else in it may start children. What the command
+//! leaves behind becomes a child of this process: it is process 1, or a subreaper. A child's number is nobody else's until it
+//! has been reaped, so only children and their groups are sent signals.
+
+use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
+
+use rustix::io::Errno;
+use rustix::process::{Pid, WaitOptions, getpid, set_child_subreaper, wait};
+
+use super::group::{group_of, own_group};
+use super::signal::{Signal, keep_pipe};
+use super::status::Status;
+use super::terminal::Terminal;
+
+/// What a command of the shell is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// Whether the application can serve.
+    Check,
+    /// Prewarming.
+    Prewarm,
+    /// To tell the application that it is a lame duck.
+    LameDuck,
+}
+
+/// What has become of a child.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// The command has ended.
+    Command(Status),
+    /// A descendant that the command, or a command of the shell, has left behind has ended.
+    Descendant(Status),
+    /// A command of the shell has ended.
+    Shell(Purpose, Status),
+    /// The command was stopped.
+    Stopped,
+    /// The command goes on.
+    Continued,
+}
+
+/// The children of this process.
+#[derive(Debug)]
+pub struct Processes {
+    /// The command's number, which is also that of its process group.
+    command: Pid,
+    has_ended: bool,
+    shells: BTreeMap<i32, Purpose>,
+    /// Whether the last look found no child at all.
+    is_childless: bool,
+}
+
+impl Processes {
+    /// Starts the command in a process group of its own, which gets the terminal, if there is one.
+    ///
+    /// # Errors
+    /// If it is not there, or cannot be started.
+    pub fn start(command: &[OsString], terminal: Option<&Terminal>) -> io::Result<Self> {
+        // Process 1 gets them anyway.
+        set_child_subreaper(Some(getpid()))?;
+        let mut command = prepare(command)?;
+        command.process_group(0);
+        if let Some(terminal) = terminal {
+            terminal.give_to_child(&mut command)?;
+        }
+        let command = pid(command.spawn()?.id());
+        Ok(Self { command, has_ended: false, shells: BTreeMap::new(), is_childless: false })
+    }
+
+    /// The command's process group.
+    pub fn group(&self) -> Pid {
+        self.command
+    }
+
+    /// Starts a command of the shell, which finds the number of the application's process in `SOCKLB_PID`.
+    ///
+    /// # Errors
+    /// If it cannot be started.
+    pub fn start_shell(&mut self, purpose: Purpose, line: &str) -> io::Result<()> {
+        let mut command = Command::new("/bin/sh");
+        // It is not the command that what systemd gives along is meant for.
+        command.args(["-c", line]).stdin(Stdio::null()).process_group(0).env_remove("NOTIFY_SOCKET");
+        command.env("SOCKLB_PID", self.application().as_raw_nonzero().to_string());
+        let id = pid(command.spawn()?.id());
+        self.shells.insert(id.as_raw_nonzero().get(), purpose);
+        Ok(())
+    }
+
+    /// The process that is the application: the command, or the first of what it has left behind.
+    fn application(&self) -> Pid {
+        let first = || self.left().first().copied();
+        Some(self.command).filter(|_| !self.has_ended).or_else(first).unwrap_or(self.command)
+    }
+
+    /// Reaps whoever has ended and hears of whoever was stopped. To be called whenever SIGCHLD has come.
+    pub fn changes(&mut self) -> Vec<Change> {
+        let mut changes = Vec::new();
+        // Bound: each turn takes one change of one child.
+        loop {
+            let options = WaitOptions::NOHANG | WaitOptions::UNTRACED | WaitOptions::CONTINUED;
+            match wait(options) {
+                Ok(Some((id, status))) => changes.extend(self.change(id, status)),
+                Ok(None) => {
+                    self.is_childless = false;
+                    return changes;
+                }
+                Err(Errno::INTR) => {}
+                // There is no other error than that there is no child.
+                Err(_) => {
+                    self.is_childless = true;
+                    return changes;
+                }
+            }
+        }
+    }
+
+    fn change(&mut self, id: Pid, status: rustix::process::WaitStatus) -> Option<Change> {
+        let is_command = id == self.command && !self.has_ended;
+        let Some(ended) = Status::ended(status) else {
+            return is_command.then_some(if status.continued() {
+                Change::Continued
+            } else {
+                Change::Stopped
+            });
+        };
+        if is_command {
+            self.has_ended = true;
+            return Some(Change::Command(ended));
+        }
+        let shell = self.shells.remove(&id.as_raw_nonzero().get());
+        Some(shell.map_or(Change::Descendant(ended), |purpose| Change::Shell(purpose, ended)))
+    }
+
+    /// Whether, when [`changes`](Self::changes) returned last, there was somebody else than the commands of the shell.
+    pub fn is_anybody_left(&self) -> bool {
+        if self.is_childless {
+            return false;
+        }
+        // Where the kernel does not list children, that of a shell is taken for the application's until it has ended.
+        !self.has_ended || self.shells.is_empty() || !self.left().is_empty()
+    }
+
+    /// Children that are no commands of the shell. None if the kernel does not list them (`CONFIG_PROC_CHILDREN`).
+    fn left(&self) -> Vec<Pid> {
+        let mut left = Vec::new();
+        for task in fs::read_dir("/proc/self/task").into_iter().flatten().flatten() {
+            let children = fs::read_to_string(task.path().join("children")).unwrap_or_default();
+            let numbers = children.split_ascii_whitespace().filter_map(|number| number.parse().ok());
+            left.extend(numbers.filter(|id| !self.shells.contains_key(id)).filter_map(Pid::from_raw));
+        }
+        left
+    }
+
+    /// Sends a signal to the command, or if that has ended, to each process that it has left behind. Going on is for the
+    /// whole group, which a terminal stops as a whole.
+    pub fn pass_on(&self, signal: Signal) {
+        if !self.has_ended {
+            if signal == Signal::CONT {
+                return send_to_group_of(self.command, signal);
+            }
+            let _ = signal.send(self.command);
+            return;
+        }
+        for id in self.left() {
+            let _ = signal.send(id);
+        }
+    }
+
+    /// Sends a signal to the command's process group, or if the command has ended, to the groups of what it has left
+    /// behind; then has them go on, since one that is stopped takes no signal but that.
+    pub fn stop(&self, signal: Signal) {
+        let groups = if self.has_ended { self.left() } else { vec![self.command] };
+        for id in groups {
+            for signal in [signal, Signal::CONT] {
+                send_to_group_of(id, signal);
+            }
+        }
+    }
+
+    /// Kills the command's process group and what it has left behind. Children of these become children of this process,
+    /// to be killed next.
+    pub fn kill(&self) {
+        for id in self.left().into_iter().chain((!self.has_ended).then_some(self.command)) {
+            send_to_group_of(id, Signal::KILL);
+        }
+    }
+
+    /// Kills the commands of the shell for one purpose, or for any.
+    pub fn kill_shells(&self, purpose: Option<Purpose>) {
+        for (id, _) in self.shells.iter().filter(|(_, of)| purpose.is_none_or(|purpose| **of == purpose)) {
+            if let Some(id) = Pid::from_raw(*id) {
+                let _ = Signal::KILL.send_to_group(id);
+            }
+        }
+    }
+}
+
+/// To a child's group, but never to this process's own.
+fn send_to_group_of(child: Pid, signal: Signal) {
+    let _ = match group_of(child) {
+        Some(group) if Some(group) != own_group() => signal.send_to_group(group),
+        _ => signal.send(child),
+    };
+}
+
+/// The command as if it had been started directly: what systemd says to the process that it has started, it says to the
+/// command.
+fn prepare(words: &[OsString]) -> io::Result<Command> {
+    let (program, arguments) =
+        words.split_first().ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "no command is given"))?;
+    let own = getpid().as_raw_nonzero().to_string();
+    let is_own = |variable: &str| std::env::var_os(variable).as_deref() == Some(OsStr::new(&own));
+    let mut command = if is_own("LISTEN_PID") {
+        // Sockets are for the process with this number, which the command's is only known to be once it is there.
+        let mut shell = Command::new("/bin/sh");
+        shell.args(["-c", r#"LISTEN_PID=$$ exec "$0" "$@""#]).arg(program);
+        shell
+    } else {
+        Command::new(program)
+    };
+    command.args(arguments);
+    keep_pipe(&mut command);
+    if is_own("WATCHDOG_PID") {
+        // Without it the watchdog is for whoever finds WATCHDOG_USEC.
+        command.env_remove("WATCHDOG_PID");
+    }
+    Ok(command)
+}
+
+fn pid(id: u32) -> Pid {
+    i32::try_from(id).ok().and_then(Pid::from_raw).expect("a process that was started has a number")
+}

@@ -1,0 +1,114 @@
+//! Whether the application can serve: one attempt after the other, until one shows it.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use lb_http::probe::probe;
+use tokio::net::TcpStream;
+
+use super::connections::Listener;
+
+/// Between two attempts: a restart takes little longer than the application does.
+pub const PAUSE: Duration = Duration::from_millis(100);
+
+/// How long an attempt may take.
+pub const TIMEOUT: Duration = Duration::from_secs(1);
+
+/// What shows it.
+#[derive(Clone, Debug)]
+pub enum Attempt {
+    /// A TCP connection to the port is accepted.
+    Tcp(u16),
+    /// A GET of the path is answered with a status from 200 to 299.
+    Http(u16, String),
+    /// Somebody has a socket where the backend listens.
+    Socket,
+}
+
+impl Attempt {
+    /// Makes attempts until one succeeds.
+    pub async fn until_ready(self, mut listener: Listener) {
+        while !self.succeeds(&mut listener).await {
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+
+    async fn succeeds(&self, listener: &mut Listener) -> bool {
+        // Asked each time: the address may be given to this host while the application starts.
+        let address = listener.address_here();
+        let attempt = async {
+            match self {
+                Self::Tcp(port) => TcpStream::connect((address, *port)).await.is_ok(),
+                Self::Http(port, path) => is_served(SocketAddr::new(address, *port), path).await,
+                Self::Socket => listener.find().unwrap_or(false),
+            }
+        };
+        tokio::time::timeout(TIMEOUT, attempt).await.unwrap_or(false)
+    }
+}
+
+/// Whether a page is answered with success.
+async fn is_served(at: SocketAddr, path: &str) -> bool {
+    let Ok(stream) = TcpStream::connect(at).await else { return false };
+    probe(stream, at, path, "socklb-agent").await.is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read as _, Write as _};
+    use std::net::TcpListener;
+
+    use lb_core::service::Protocol;
+
+    use super::*;
+
+    fn here(address: SocketAddr) -> Listener {
+        Listener { protocol: Protocol::Tcp, address, is_alone: false }
+    }
+
+    /// What a server that answers with this makes of the check.
+    async fn check(answer: &'static str) -> (bool, String) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let server = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut request = [0; 1024];
+            let length = stream.read(&mut request).unwrap();
+            stream.write_all(answer.as_bytes()).unwrap();
+            String::from_utf8_lossy(&request[..length]).into_owned()
+        });
+        let attempt = Attempt::Http(address.port(), "/ready?all".to_owned());
+        let is_ready = attempt.succeeds(&mut here(address)).await;
+        (is_ready, server.join().unwrap())
+    }
+
+    #[tokio::test]
+    async fn only_a_status_of_success_is_an_answer() {
+        for (answer, expected) in [
+            ("HTTP/1.1 200 OK\r\n\r\n", true),
+            ("HTTP/1.0 204 No Content\r\n\r\n", true),
+            ("HTTP/1.1 301 Moved Permanently\r\nLocation: /\r\n\r\n", false),
+            ("HTTP/1.1 503 Service Unavailable\r\n\r\n", false),
+            ("HTTP/1.1 2", false),
+            ("SSH-2.0-OpenSSH_9.2\r\n", false),
+        ] {
+            let (is_ready, request) = check(answer).await;
+            assert_eq!(is_ready, expected, "{answer}");
+            assert!(request.starts_with("GET /ready?all HTTP/1.1\r\n"), "{request}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_port_without_a_listener_accepts_nothing() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let attempts = [Attempt::Tcp(address.port()), Attempt::Socket];
+        for attempt in &attempts {
+            assert!(attempt.succeeds(&mut here(address)).await, "{attempt:?}");
+        }
+        drop(listener);
+        for attempt in attempts.into_iter().chain([Attempt::Http(address.port(), "/".to_owned())]) {
+            assert!(!attempt.succeeds(&mut here(address)).await, "{attempt:?}");
+        }
+    }
+}

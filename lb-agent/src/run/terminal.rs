@@ -1,0 +1,78 @@
+//! The controlling terminal, which the command gets: it has a process group of its own, and only the foreground group may
+//! read the terminal and is sent the signals of its keys.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::process::Command;
+
+use rustix::process::{Pid, getpid, getppid};
+use rustix::termios::{tcgetpgrp, tcsetpgrp};
+
+use super::group::{group_of, own_group, session_of};
+use super::signal::{Signal, before_exec, without_ttou};
+
+/// A terminal in whose foreground this process was started.
+#[derive(Debug)]
+pub struct Terminal {
+    file: File,
+    own_group: Pid,
+}
+
+impl Terminal {
+    /// The controlling terminal, if there is one and this process is in its foreground.
+    pub fn in_foreground() -> Option<Self> {
+        let flags = rustix::fs::OFlags::NOCTTY.bits().cast_signed();
+        let file = OpenOptions::new().read(true).write(true).custom_flags(flags).open("/dev/tty").ok()?;
+        let own_group = own_group()?;
+        (tcgetpgrp(&file).ok()? == own_group).then_some(Self { file, own_group })
+    }
+
+    /// Has the process that `command` starts, in a group of its own, take the foreground before it is the command: it may
+    /// read at once.
+    ///
+    /// # Errors
+    /// If there are no more descriptors.
+    pub fn give_to_child(&self, command: &mut Command) -> io::Result<()> {
+        let file = self.file.try_clone()?;
+        let take = move || {
+            // If somebody has taken the terminal meanwhile, the command begins in the background.
+            let _ = without_ttou(|| tcsetpgrp(file.as_fd(), getpid()));
+            Ok(())
+        };
+        // SAFETY: `take` makes system calls and nothing else.
+        unsafe { before_exec(command, take) };
+        Ok(())
+    }
+
+    /// Gives the foreground to the command's group, if this process has it: a shell has just given it (`fg`).
+    pub fn give(&self, group: Pid) {
+        self.hand_over(self.own_group, group);
+    }
+
+    /// Takes the foreground back, if the command's group has it.
+    pub fn take_back(&self, group: Pid) {
+        self.hand_over(group, self.own_group);
+    }
+
+    fn hand_over(&self, from: Pid, to: Pid) {
+        if tcgetpgrp(&self.file) == Ok(from) {
+            let _ = without_ttou(|| tcsetpgrp(&self.file, to));
+        }
+    }
+
+    /// Stops this process and the others of its job, as a shell expects of a job whose command was stopped. Returns when
+    /// the shell has it go on. Returns `false` if there is no shell that would: nothing was stopped then.
+    pub fn stop_job() -> bool {
+        let has_shell = getppid().is_some_and(|parent| {
+            let session = session_of(Some(parent));
+            let group = group_of(parent);
+            session.is_some() && session == session_of(None) && group.is_some() && group != own_group()
+        });
+        if has_shell {
+            let _ = Signal::STOP.send_to_own_group();
+        }
+        has_shell
+    }
+}

@@ -1,0 +1,223 @@
+//! An agent at work: one event loop that owns what is known of the backends, and everything that it hears from.
+//!
+//! In reading order: what it is asked (`query`) and by which programs (`registrations`); what brings it facts (`checks`,
+//! `measuring`, `udp`); what it keeps (`lame_ducks`); the loop (`event_loop`), how it takes things in (`verbs`), another
+//! configuration (`reload`), and what it shows (`showing`); and who asks by HTTP (`pages`, `control`). An agent is started here,
+//! by the command `socklb agent serve` or within a program that runs a backend.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Instant, SystemTime};
+
+use anyhow::{Context as _, Result};
+use lb_host::notify::Notifier;
+use lb_host::watch::Watch;
+use lb_http::peer;
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use tracing::{info, warn};
+
+use crate::config::Config;
+use crate::incarnation;
+use crate::name::Name;
+use crate::reports::Reports;
+use crate::reports::streak::Outcome;
+use crate::utilization::Measured;
+
+pub mod query;
+
+pub mod registrations;
+
+mod checks;
+
+mod measuring;
+
+mod udp;
+
+mod lame_ducks;
+
+mod event_loop;
+
+mod verbs;
+
+mod reload;
+
+mod showing;
+
+mod pages;
+
+pub mod control;
+
+use checks::Checks;
+use event_loop::Server;
+use lame_ducks::Keeper;
+use measuring::Measuring;
+use query::Query;
+use registrations::Registrations;
+use reload::Reload;
+
+/// What comes to the event loop from beside it.
+#[derive(Debug)]
+enum Event {
+    /// A health check has ended.
+    Checked { name: Name, number: u64, outcome: Outcome },
+    /// Cgroups were read.
+    Measured(Vec<(Name, Measured)>),
+    /// The configuration was read.
+    Read(Result<Box<Config>, String>),
+    /// Directories are watched from now on.
+    Watched,
+}
+
+/// Reads the configuration again, as it was read for the start.
+pub type Reread = Arc<dyn Fn() -> Result<Config> + Send + Sync>;
+
+/// What an agent does besides reporting.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// It is the host's: it has a control socket, keeps its state, follows its file, and tells the service manager.
+    Host,
+    /// It serves one program, in that program's process, and does nothing else.
+    Within,
+}
+
+/// An agent that runs. It ends when this is dropped; [`Agent::stop`] lets it clean up.
+pub struct Agent {
+    queries: mpsc::Sender<Query>,
+    addresses: Vec<SocketAddr>,
+    event_loop: JoinHandle<()>,
+    servers: Vec<JoinHandle<()>>,
+    socket: Option<PathBuf>,
+}
+
+/// HTTP connections at a time, of each port and of the control socket.
+const CONNECTIONS: usize = 64;
+
+/// Queries and events that may wait. Whoever has another one waits.
+const WAITING: usize = 256;
+
+/// Starts an agent, in the runtime of the caller. When this returns it answers. With `reread` it follows its file.
+///
+/// # Errors
+/// If an address cannot be listened at, or another agent has the control socket.
+pub async fn start(config: Config, role: Role, reread: Option<Reread>) -> Result<Agent> {
+    let is_host = role == Role::Host;
+    let (sockets, ports) = udp::listen_at(config.listen.as_deref())?;
+    let addresses = sockets.addresses()?;
+    let (queries, asked) = mpsc::channel(WAITING);
+    let (events, inbox) = mpsc::channel(WAITING);
+    let group = config.group.as_deref().map(group_number).transpose()?;
+    let control = is_host.then(|| {
+        let bound = lb_host::socket::bind(&config.run, control::SOCKET, group);
+        bound.with_context(|| format!("create the socket {}", control::socket(&config.run).display()))
+    });
+    let control = control.transpose()?;
+    let wall = SystemTime::now();
+    let incarnation =
+        if is_host { incarnation::draw(&config.state, wall) } else { incarnation::next(None, wall) };
+    let now = Instant::now();
+    let mut server = Server {
+        reports: Reports::new(incarnation, secret()?, now),
+        sockets,
+        addresses: addresses.clone(),
+        registrations: Registrations::default(),
+        checks: Checks::new(events.clone()),
+        measuring: Measuring::new(events.clone()),
+        lame_ducks: if is_host { lame_ducks::kept(&config.state) } else { Default::default() },
+        keeper: if is_host { Keeper::new(&config.state) } else { Keeper::none() },
+        reload: Reload::new(config.path.clone().filter(|_| reread.is_some()), reread, events),
+        watch: if is_host { watch(&config) } else { Watch::none() },
+        notifier: is_host.then(Notifier::new),
+        config: Config { backends: Vec::new(), ..config.clone() },
+    };
+    server.take_on(config.clone(), now);
+    server.follow_files();
+    server.notify_ready();
+    let event_loop = tokio::spawn(server.run(asked, inbox));
+    let mut agent = Agent { queries, addresses, event_loop, servers: Vec::new(), socket: None };
+    for port in ports {
+        agent.servers.push(tokio::spawn(lb_http::serve(port, pages::router(&agent.queries), CONNECTIONS)));
+    }
+    if let Some(control) = control {
+        let path = control::socket(&config.run);
+        let listener = control.show().with_context(|| format!("create the socket {}", path.display()))?;
+        let router = control::router(&agent.queries, group).merge(pages::router(&agent.queries));
+        agent.servers.push(tokio::spawn(lb_http::serve(listener, router, CONNECTIONS)));
+        agent.socket = Some(path);
+    }
+    let listen: Vec<String> = agent.addresses.iter().map(ToString::to_string).collect();
+    let socket = agent.socket.as_ref().map(|socket| socket.display().to_string());
+    info!(listen = listen.join(", "), socket, backends = config.backends.len(), incarnation, "running");
+    Ok(agent)
+}
+
+/// A watch; without one, changes are seen by SIGHUP.
+fn watch(config: &Config) -> Watch {
+    if config.path.is_none() {
+        return Watch::none();
+    }
+    Watch::new().unwrap_or_else(|error| {
+        warn!(%error, "files cannot be watched: changes are taken on by SIGHUP alone");
+        Watch::none()
+    })
+}
+
+fn group_number(name: &str) -> Result<u32> {
+    let number = peer::group_number(name).with_context(|| format!("look up the group {name}"))?;
+    number.with_context(|| {
+        format!("`group` names {name}, and there is no such group (groupadd {name}, or leave it out)")
+    })
+}
+
+/// Sixteen bytes that nobody can guess, of the kernel.
+fn secret() -> Result<[u8; 16]> {
+    let mut secret = [0; 16];
+    crate::keys::fill(&mut secret)?;
+    Ok(secret)
+}
+
+impl Agent {
+    /// Where it is asked.
+    pub const fn queries(&self) -> &mpsc::Sender<Query> {
+        &self.queries
+    }
+
+    /// Where it listens, by UDP and TCP.
+    pub fn addresses(&self) -> &[SocketAddr] {
+        &self.addresses
+    }
+
+    /// Has it read its configuration again.
+    pub async fn reload(&self) {
+        let _ = self.queries.send(Query::Reload).await;
+    }
+
+    /// Ends it, and frees its ports and its socket for a successor. Clients take it from its last report on.
+    pub async fn stop(mut self) {
+        let _ = self.queries.send(Query::Stopping).await;
+        // Removed before the listener is closed: until then no other agent can have put its socket at the path.
+        if let Some(socket) = self.socket.take() {
+            let _ = std::fs::remove_file(socket);
+        }
+        let mut tasks = std::mem::take(&mut self.servers);
+        tasks.iter().for_each(JoinHandle::abort);
+        self.event_loop.abort();
+        let _ = (&mut self.event_loop).await;
+        for task in &mut tasks {
+            let _ = task.await;
+        }
+    }
+
+    /// Returns if the event loop has ended, which is a fault.
+    pub async fn ended(&mut self) {
+        let _ = (&mut self.event_loop).await;
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        self.servers.iter().for_each(JoinHandle::abort);
+        self.event_loop.abort();
+    }
+}

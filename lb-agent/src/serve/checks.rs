@@ -1,0 +1,121 @@
+//! The health checks of all backends, each in a task of its own: none waits for another, and the event loop for none.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use tokio::sync::mpsc;
+use tokio::task::{AbortHandle, JoinSet};
+
+use super::Event;
+use crate::config::HealthCheck;
+use crate::name::Name;
+use crate::reports::streak::Outcome;
+
+/// The checks.
+pub struct Checks {
+    tasks: JoinSet<()>,
+    by_name: BTreeMap<Name, Running>,
+    events: mpsc::Sender<Event>,
+    begun: u64,
+}
+
+struct Running {
+    check: HealthCheck,
+    task: AbortHandle,
+    /// Tells its results from those of a check before it.
+    number: u64,
+    last: Option<(Outcome, Instant)>,
+}
+
+impl Checks {
+    /// None yet; results come as events.
+    pub fn new(events: mpsc::Sender<Event>) -> Self {
+        Self { tasks: JoinSet::new(), by_name: BTreeMap::new(), events, begun: 0 }
+    }
+
+    /// Checks a backend like this from now on. Returns whether that is another check than before.
+    pub fn set(&mut self, name: Name, check: Option<&HealthCheck>) -> bool {
+        // A task that was ended gives its place back.
+        while self.tasks.try_join_next().is_some() {}
+        let before = self.by_name.get(&name);
+        if before.map(|running| &running.check) == check {
+            return false;
+        }
+        let is_another = before.map(|running| &running.check.check) != check.map(|check| &check.check);
+        let last = before.and_then(|running| running.last.clone()).filter(|_| !is_another);
+        self.remove(name);
+        if let Some(check) = check {
+            self.begun += 1;
+            let task = self.tasks.spawn(repeat(name, self.begun, check.clone(), self.events.clone()));
+            self.by_name.insert(name, Running { check: check.clone(), task, number: self.begun, last });
+        }
+        is_another
+    }
+
+    /// Begins anew: what was found before, or is being found now, does not count.
+    pub fn restart(&mut self, name: Name) {
+        if let Some(Running { check, .. }) = self.by_name.get(&name) {
+            let check = check.clone();
+            self.remove(name);
+            self.set(name, Some(&check));
+        }
+    }
+
+    /// Checks a backend no more.
+    pub fn remove(&mut self, name: Name) {
+        if let Some(running) = self.by_name.remove(&name) {
+            running.task.abort();
+        }
+    }
+
+    /// A result has come in. Returns whether it is of a check that there still is.
+    pub fn ended(&mut self, name: Name, number: u64, outcome: &Outcome, now: Instant) -> bool {
+        let Some(running) = self.by_name.get_mut(&name).filter(|running| running.number == number) else {
+            return false;
+        };
+        running.last = Some((outcome.clone(), now));
+        true
+    }
+
+    /// How a backend is checked, and the last result.
+    pub fn get(&self, name: Name) -> Option<(&HealthCheck, Option<&(Outcome, Instant)>)> {
+        self.by_name.get(&name).map(|running| (&running.check, running.last.as_ref()))
+    }
+}
+
+/// Until the task is aborted.
+async fn repeat(name: Name, number: u64, check: HealthCheck, events: mpsc::Sender<Event>) {
+    loop {
+        let next = tokio::time::Instant::now() + jittered(check.interval, random());
+        let outcome = check.check.run(check.timeout).await;
+        if events.send(Event::Checked { name, number, outcome }).await.is_err() {
+            return;
+        }
+        tokio::time::sleep_until(next).await;
+    }
+}
+
+/// A tenth more or less, so that checks of many hosts do not come together.
+fn jittered(interval: Duration, random: u8) -> Duration {
+    interval * (900 + 200 * u32::from(random) / 255) / 1000
+}
+
+/// A random number, of which nothing secret depends.
+fn random() -> u8 {
+    let mut bytes = [127];
+    // Without one the interval is what is configured.
+    let _ = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::NONBLOCK);
+    bytes[0]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_interval_is_a_tenth_longer_or_shorter() {
+        let second = Duration::from_secs(1);
+        let times = [0, 127, 255].map(|random| jittered(second, random).as_millis());
+        assert_eq!(times, [900, 999, 1100]);
+    }
+}

@@ -1,0 +1,222 @@
+//! The control socket: HTTP with JSON, by which the agent's commands, applications and programs that run backends speak to it.
+//!
+//! Whoever may open the socket may ask; what changes something is for root, the agent's own user, and the members of one group. What is
+//! said stands in the query of the address: requests have no body.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use axum::extract::{Query as UrlQuery, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse as _, Response};
+use axum::routing::{get, post};
+use axum::{Extension, Json, Router};
+use lb_core::report_keys::Keys;
+use lb_host::trust::own_user;
+use lb_http::peer::Peer;
+use serde::Deserialize;
+use tokio::sync::mpsc;
+use tracing::warn;
+
+use super::query::{Query, Refusal, SaidLoad, Verb, status, tell};
+use super::registrations::Who;
+use crate::name::Name;
+use crate::reports::load::thousandths;
+use crate::reports::readiness_of;
+
+/// The socket's name in its directory.
+pub const SOCKET: &str = "agent.sock";
+
+/// The longest time for which an application's word is believed.
+const LONGEST_BELIEF: Duration = Duration::from_hours(1);
+
+/// Where the socket is.
+pub fn socket(run: &Path) -> PathBuf {
+    run.join(SOCKET)
+}
+
+#[derive(Clone)]
+struct Desk {
+    queries: mpsc::Sender<Query>,
+    /// The group whose members may change something.
+    group: u32,
+}
+
+/// What is answered there. Without a group, the members of the agent's own may change something.
+pub fn router(queries: &mpsc::Sender<Query>, group: Option<u32>) -> Router {
+    let group = group.unwrap_or_else(|| rustix::process::getegid().as_raw());
+    Router::new()
+        .route("/v1/status", get(show))
+        .route("/v1/lame-duck", post(lame_duck))
+        .route("/v1/ready", post(ready))
+        .route("/v1/report", post(report))
+        .route("/v1/register", post(register))
+        .route("/v1/readiness", post(readiness))
+        .route("/v1/unregister", post(unregister))
+        .with_state(Desk { queries: queries.clone(), group })
+}
+
+async fn show(State(desk): State<Desk>) -> Response {
+    match status(&desk.queries).await {
+        Some(status) => Json(status).into_response(),
+        None => (StatusCode::SERVICE_UNAVAILABLE, "the agent is stopping").into_response(),
+    }
+}
+
+type PeerOfIt = Option<Extension<Peer>>;
+
+#[derive(Deserialize)]
+struct Which {
+    backend: Option<String>,
+}
+
+async fn lame_duck(State(desk): State<Desk>, peer: PeerOfIt, UrlQuery(which): UrlQuery<Which>) -> Response {
+    let verb = optional(which.backend).map(|backend| Verb::Operator { backend, lame_duck: true });
+    desk.take(peer, verb).await
+}
+
+async fn ready(State(desk): State<Desk>, peer: PeerOfIt, UrlQuery(which): UrlQuery<Which>) -> Response {
+    let verb = optional(which.backend).map(|backend| Verb::Operator { backend, lame_duck: false });
+    desk.take(peer, verb).await
+}
+
+#[derive(Deserialize)]
+struct Report {
+    backend: Option<String>,
+    qps: Option<f64>,
+    eps: Option<f64>,
+    utilization: Option<f64>,
+    window_ms: Option<u64>,
+    valid_for_ms: Option<u64>,
+}
+
+async fn report(State(desk): State<Desk>, peer: PeerOfIt, UrlQuery(said): UrlQuery<Report>) -> Response {
+    desk.take(peer, load(said)).await
+}
+
+fn load(said: Report) -> Result<Verb, Refusal> {
+    let number = |what: &str, number: Option<f64>| {
+        number.map(thousandths).transpose().map_err(|why| Refusal::Wrong(format!("{what}: {why}")))
+    };
+    let time = |what: &str, ms: Option<u64>, default: Duration| {
+        let time = ms.map_or(default, Duration::from_millis);
+        if time.is_zero() || time > LONGEST_BELIEF {
+            let longest = lb_document::in_units(LONGEST_BELIEF);
+            return Err(Refusal::Wrong(format!("{what} is out of range: write 1ms to {longest}")));
+        }
+        Ok(time)
+    };
+    let load = SaidLoad {
+        qps: number("qps", said.qps)?,
+        eps: number("eps", said.eps)?,
+        utilization: number("utilization", said.utilization)?,
+        window: time("window", said.window_ms, Duration::from_secs(1))?,
+        valid_for: time("valid-for", said.valid_for_ms, Duration::from_secs(10))?,
+    };
+    if load.qps.is_none() && load.eps.is_none() && load.utilization.is_none() {
+        return Err(Refusal::Wrong("nothing is said: write utilization, qps or eps".to_owned()));
+    }
+    Ok(Verb::Load { backend: optional(said.backend)?, load })
+}
+
+#[derive(Deserialize)]
+struct Registering {
+    backend: String,
+    /// Lines of a key file.
+    keys: Option<String>,
+    readiness: String,
+    hold_ms: Option<u64>,
+}
+
+async fn register(
+    State(desk): State<Desk>,
+    peer: PeerOfIt,
+    UrlQuery(said): UrlQuery<Registering>,
+) -> Response {
+    desk.take(peer, registering(&said)).await
+}
+
+fn registering(said: &Registering) -> Result<Verb, Refusal> {
+    let keys = said.keys.as_deref().map(Keys::parse).transpose();
+    let hold = said.hold_ms.map(Duration::from_millis);
+    if hold.is_some_and(|hold| hold > Duration::from_hours(1)) {
+        return Err(Refusal::Wrong("hold is more than an hour".to_owned()));
+    }
+    Ok(Verb::Register {
+        backend: name(&said.backend)?,
+        keys: keys.map_err(|error| Refusal::Wrong(format!("keys: {error}")))?,
+        readiness: readiness_word(&said.readiness)?,
+        hold,
+        is_leased: true,
+    })
+}
+
+#[derive(Deserialize)]
+struct Saying {
+    registration: u64,
+    readiness: Option<String>,
+}
+
+async fn readiness(State(desk): State<Desk>, peer: PeerOfIt, UrlQuery(said): UrlQuery<Saying>) -> Response {
+    let readiness = said.readiness.as_deref().map(readiness_word).transpose();
+    let verb = readiness.map(|readiness| Verb::Readiness { registration: said.registration, readiness });
+    desk.take(peer, verb).await
+}
+
+async fn unregister(State(desk): State<Desk>, peer: PeerOfIt, UrlQuery(said): UrlQuery<Saying>) -> Response {
+    desk.take(peer, Ok(Verb::Unregister { registration: said.registration })).await
+}
+
+fn name(text: &str) -> Result<Name, Refusal> {
+    text.parse().map_err(|why| Refusal::Wrong(format!("backend: {why}")))
+}
+
+fn optional(text: Option<String>) -> Result<Option<Name>, Refusal> {
+    text.map(|text| name(&text)).transpose()
+}
+
+fn readiness_word(text: &str) -> Result<lb_common::wire::Readiness, Refusal> {
+    let refused =
+        || Refusal::Wrong(format!("{text:?} is no readiness: write ready, lame-duck, down or unknown"));
+    readiness_of(text).ok_or_else(refused)
+}
+
+impl Desk {
+    /// Has the event loop take something in, if this peer may say it.
+    async fn take(&self, peer: PeerOfIt, verb: Result<Verb, Refusal>) -> Response {
+        let Some(Extension(peer)) = peer else {
+            return (StatusCode::FORBIDDEN, "it cannot be told who asks").into_response();
+        };
+        if !self.may(&peer) {
+            warn!(user = peer.user, process = peer.process, "refused what this user may not");
+            let (user, own, group) = (peer.user, own_user(), self.group);
+            let text = format!(
+                "user {user} may not: root may, user {own} (the agent's), and the members of group {group} (`group` in agent.toml)"
+            );
+            return (StatusCode::FORBIDDEN, text).into_response();
+        }
+        let who = Who { user: peer.user, process: peer.process };
+        let verb = match verb {
+            Ok(verb) => verb,
+            Err(refusal) => return refused(&refusal),
+        };
+        match tell(&self.queries, verb, who).await {
+            Ok(Ok(told)) => Json(told).into_response(),
+            Ok(Err(refusal)) => refused(&refusal),
+            Err(error) => (StatusCode::SERVICE_UNAVAILABLE, error.to_string()).into_response(),
+        }
+    }
+
+    fn may(&self, peer: &Peer) -> bool {
+        peer.user == 0 || peer.user == own_user() || peer.groups.contains(&self.group)
+    }
+}
+
+fn refused(refusal: &Refusal) -> Response {
+    let code = match refusal {
+        Refusal::Absent(_) => StatusCode::NOT_FOUND,
+        Refusal::Taken(_) => StatusCode::CONFLICT,
+        Refusal::Wrong(_) => StatusCode::BAD_REQUEST,
+    };
+    (code, refusal.to_string()).into_response()
+}

@@ -1,0 +1,160 @@
+//! The event loop: takes in what comes, sends what is due, and waits for nothing else. Alone here the clock is read for what is reported.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::time::Instant;
+
+use lb_common::wire::Readiness;
+use lb_host::notify::Notifier;
+use lb_host::watch::Watch;
+use tokio::sync::mpsc;
+use tracing::{error, info, warn};
+
+use super::Event;
+use super::checks::Checks;
+use super::lame_ducks::Keeper;
+use super::measuring::Measuring;
+use super::query::Query;
+use super::registrations::{End, Registrations};
+use super::reload::Reload;
+use super::udp::Sockets;
+use crate::config::Config;
+use crate::name::Name;
+use crate::reports::{Reports, word};
+
+/// All that an agent knows.
+pub struct Server {
+    pub reports: Reports,
+    pub sockets: Sockets,
+    pub addresses: Vec<SocketAddr>,
+    pub registrations: Registrations,
+    pub checks: Checks,
+    pub measuring: Measuring,
+    /// Backends that the operator calls lame ducks, those included that are not here now.
+    pub lame_ducks: BTreeSet<Name>,
+    pub keeper: Keeper,
+    pub reload: Reload,
+    pub watch: Watch,
+    pub notifier: Option<Notifier>,
+    pub config: Config,
+}
+
+impl Server {
+    /// Runs until the task is aborted.
+    pub async fn run(mut self, mut queries: mpsc::Receiver<Query>, mut events: mpsc::Receiver<Event>) {
+        let mut watchdog = self.notifier.as_ref().and_then(Notifier::watchdog).map(tokio::time::interval);
+        // Until the agent ends. Each turn takes one batch of packets, one query or one event.
+        loop {
+            let now = Instant::now();
+            self.let_pass(now);
+            let Self { reports, sockets, .. } = &mut self;
+            reports.push(now, |to, push| sockets.send(to, push));
+            let next = self.next_at(now).map(tokio::time::Instant::from_std);
+            let waited = async {
+                match next {
+                    Some(next) => tokio::time::sleep_until(next).await,
+                    None => std::future::pending().await,
+                }
+            };
+            let fed = async {
+                match &mut watchdog {
+                    Some(watchdog) => drop(watchdog.tick().await),
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                readable = self.sockets.readable() => match readable {
+                    Ok(number) => {
+                        let now = Instant::now();
+                        let Self { reports, sockets, .. } = &mut self;
+                        sockets.answer(number, |bytes, asker| reports.answer(bytes, asker, now));
+                    }
+                    Err(failure) => {
+                        error!(error = %failure, "packets cannot be waited for; the agent ends");
+                        return;
+                    }
+                },
+                Some(query) = queries.recv() => self.asked(query, Instant::now()),
+                Some(event) = events.recv() => self.take(event, Instant::now()),
+                _ = self.watch.changed() => self.reload.changed(Instant::now()),
+                () = waited => {}
+                () = fed => self.notifier.iter().for_each(Notifier::watchdog_fed),
+            }
+        }
+    }
+
+    fn asked(&mut self, query: Query, now: Instant) {
+        match query {
+            Query::Status(answer) => drop(answer.send(self.status(now))),
+            Query::Verb { verb, who, answer } => drop(answer.send(self.told(verb, who, now))),
+            Query::Reload => self.reload_now(),
+            Query::Stopping => return self.notifier.iter().for_each(Notifier::stopping),
+        }
+        self.notify_status();
+    }
+
+    fn take(&mut self, event: Event, now: Instant) {
+        match event {
+            Event::Checked { name, number, outcome } => {
+                if self.checks.ended(name, number, &outcome, now)
+                    && let Some(entry) = self.reports.get_mut(name)
+                {
+                    let before = entry.readiness();
+                    entry.checked(outcome, now);
+                    let after = entry.readiness();
+                    if after != before {
+                        let why = entry.why();
+                        info!(backend = %name, readiness = word(after), why, "a backend's readiness has changed");
+                    }
+                }
+            }
+            Event::Measured(measured) => {
+                for (name, measured) in measured {
+                    let load = self.measuring.measured(name, measured);
+                    if let Some(entry) = self.reports.get_mut(name) {
+                        entry.measured(load, now);
+                    }
+                }
+            }
+            Event::Watched => self.reload.changed(now),
+            Event::Read(read) => self.loaded(read.map(|config| *config), now),
+        }
+        self.notify_status();
+    }
+
+    fn let_pass(&mut self, now: Instant) {
+        self.reports.expire(now);
+        for end in self.registrations.expire(now) {
+            match end {
+                End::Died(name) => {
+                    warn!(backend = %name, "the program that runs a backend has not shown itself in time");
+                    self.without_runner(name, now);
+                }
+                End::Gone(name) if !self.is_configured(name) => self.reports.remove(name),
+                End::Gone(_) => {}
+            }
+        }
+        self.reload_if_due(now);
+    }
+
+    /// What is said of a backend whose program is dead: what its health check shows, or that it is not known whether it is
+    /// still ready. One that was leaving or down stays that.
+    fn without_runner(&mut self, name: Name, now: Instant) {
+        let is_configured = self.is_configured(name);
+        let Some(entry) = self.reports.get_mut(name) else { return };
+        match entry.runner_says() {
+            _ if is_configured => entry.runner(None, now),
+            Some(Readiness::Ready) => entry.runner(Some(Readiness::Unknown), now),
+            Some(Readiness::LameDuck | Readiness::Down | Readiness::Unknown) | None => {}
+        }
+    }
+
+    pub fn is_configured(&self, name: Name) -> bool {
+        self.config.backends.iter().any(|backend| backend.name == name)
+    }
+
+    fn next_at(&self, now: Instant) -> Option<Instant> {
+        let times = [self.reports.next_at(now), self.registrations.next_at(), self.reload.due_at()];
+        times.into_iter().flatten().min()
+    }
+}

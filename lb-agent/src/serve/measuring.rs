@@ -1,0 +1,107 @@
+//! What backends' cgroups have used, read every two seconds by a thread beside the event loop.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+
+use super::Event;
+use crate::config::{Backend, Utilization};
+use crate::name::Name;
+use crate::reports::load::Load;
+use crate::utilization::{Measured, Mounts, Usage, measure};
+
+/// From one reading to the next, and so the time over which utilization is told.
+const INTERVAL: Duration = Duration::from_secs(2);
+
+/// The cgroup of a backend, and what it can use, in thousandths of a processor.
+type Cgroup = (Name, PathBuf, Option<u32>);
+
+/// What is measured.
+pub struct Measuring {
+    cgroups: Vec<Cgroup>,
+    task: Option<JoinHandle<()>>,
+    events: mpsc::Sender<Event>,
+    before: BTreeMap<Name, Usage>,
+    /// Why a backend's cgroup cannot be measured.
+    pub errors: BTreeMap<Name, String>,
+}
+
+impl Measuring {
+    /// Nothing yet; readings come as events.
+    pub const fn new(events: mpsc::Sender<Event>) -> Self {
+        Self { cgroups: Vec::new(), task: None, events, before: BTreeMap::new(), errors: BTreeMap::new() }
+    }
+
+    /// Measures the cgroups of these backends from now on.
+    pub fn set(&mut self, backends: &[Backend]) {
+        let cgroup = |backend: &Backend| match &backend.utilization {
+            Utilization::Cgroup { cgroup, cores } => Some((backend.name, cgroup.clone(), *cores)),
+            Utilization::Application | Utilization::Off => None,
+        };
+        let cgroups: Vec<Cgroup> = backends.iter().filter_map(cgroup).collect();
+        if cgroups == self.cgroups {
+            return;
+        }
+        if let Some(task) = self.task.take() {
+            task.abort();
+        }
+        self.before.clear();
+        self.errors.clear();
+        self.cgroups = cgroups;
+        if !self.cgroups.is_empty() {
+            self.task = Some(tokio::spawn(repeat(self.cgroups.clone(), self.events.clone())));
+        }
+    }
+
+    /// A reading has come in: the load that follows, if it is not the first.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub fn measured(&mut self, name: Name, measured: Measured) -> Option<Load> {
+        let usage = match measured {
+            Ok(usage) => usage,
+            Err(why) => {
+                self.before.remove(&name);
+                self.errors.insert(name, why);
+                return None;
+            }
+        };
+        self.errors.remove(&name);
+        let before = self.before.insert(name, usage)?;
+        let (utilization, window) = usage.since(&before)?;
+        Some(Load { qps: None, eps: None, utilization: Some(utilization), window, measured: usage.at })
+    }
+}
+
+impl Drop for Measuring {
+    fn drop(&mut self) {
+        if let Some(task) = &self.task {
+            task.abort();
+        }
+    }
+}
+
+/// Until the task is aborted.
+async fn repeat(cgroups: Vec<Cgroup>, events: mpsc::Sender<Event>) {
+    let mut ticks = tokio::time::interval(INTERVAL);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        let cgroups = cgroups.clone();
+        let read = tokio::task::spawn_blocking(move || {
+            // Looked for each time: they may be mounted later.
+            let mounts = Mounts::read().unwrap_or_default();
+            let measured = cgroups.into_iter();
+            measured
+                .map(|(name, cgroup, cores)| (name, measure(&mounts, &cgroup, cores, Instant::now())))
+                .collect()
+        });
+        let Ok(measured) = read.await else { return };
+        if events.send(Event::Measured(measured)).await.is_err() {
+            return;
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! What everybody may read by HTTP: whether backends are ready, whether they live, and metrics.
+
+use axum::Router;
+use axum::extract::{Query as UrlQuery, State};
+use axum::http::StatusCode;
+use axum::http::header::CONTENT_TYPE;
+use axum::response::{IntoResponse as _, Response};
+use axum::routing::get;
+use serde::Deserialize;
+use tokio::sync::mpsc;
+
+use super::query::{Query, status};
+use crate::metrics;
+use crate::name::Name;
+use crate::status::Backend;
+
+/// The pages.
+pub fn router(queries: &mpsc::Sender<Query>) -> Router {
+    Router::new()
+        .route("/readyz", get(ready))
+        .route("/healthz", get(ready))
+        .route("/livez", get(live))
+        .route("/metrics", get(page))
+        .with_state(queries.clone())
+}
+
+#[derive(Deserialize)]
+struct Which {
+    backend: Option<String>,
+}
+
+async fn ready(State(queries): State<mpsc::Sender<Query>>, UrlQuery(which): UrlQuery<Which>) -> Response {
+    judge(&queries, which, |backend| backend.readiness == "ready").await
+}
+
+/// Only what is known to be down does not live: whoever restarts what is not alive must not do that because nothing is known.
+async fn live(State(queries): State<mpsc::Sender<Query>>, UrlQuery(which): UrlQuery<Which>) -> Response {
+    judge(&queries, which, |backend| backend.readiness != "down").await
+}
+
+/// 200 if all backends that are asked for are good, else 503; a line for each says how it is, and why.
+async fn judge(queries: &mpsc::Sender<Query>, which: Which, is_good: fn(&Backend) -> bool) -> Response {
+    let name = match which.backend.as_deref().map(str::parse::<Name>).transpose() {
+        Ok(name) => name.map(|name| name.to_string()),
+        Err(why) => return (StatusCode::BAD_REQUEST, format!("backend: {why}\n")).into_response(),
+    };
+    let Some(status) = status(queries).await else { return stopping() };
+    let asked = |backend: &&Backend| name.as_ref().is_none_or(|name| backend.backend == *name);
+    let backends: Vec<&Backend> = status.backends.iter().filter(asked).collect();
+    if backends.is_empty() {
+        return match name {
+            Some(name) => {
+                (StatusCode::NOT_FOUND, format!("{name}: there is no such backend here\n")).into_response()
+            }
+            None => (StatusCode::SERVICE_UNAVAILABLE, "there is no backend here\n").into_response(),
+        };
+    }
+    let code = if backends.iter().all(|backend| is_good(backend)) {
+        StatusCode::OK
+    } else {
+        StatusCode::SERVICE_UNAVAILABLE
+    };
+    let line = |backend: &&Backend| format!("{}: {}: {}\n", backend.backend, backend.readiness, backend.why);
+    (code, backends.iter().map(line).collect::<String>()).into_response()
+}
+
+async fn page(State(queries): State<mpsc::Sender<Query>>) -> Response {
+    let Some(status) = status(&queries).await else { return stopping() };
+    match metrics::page(status) {
+        Ok(page) => ([(CONTENT_TYPE, metrics::CONTENT_TYPE)], page).into_response(),
+        Err(_) => stopping(),
+    }
+}
+
+fn stopping() -> Response {
+    (StatusCode::SERVICE_UNAVAILABLE, "the agent is stopping\n").into_response()
+}

@@ -1,0 +1,150 @@
+//! What the event loop is asked: how all is, and to take in what somebody says of a backend.
+
+use std::time::Duration;
+
+use lb_common::wire::Readiness;
+use lb_core::report_keys::{BackendKey, Keys};
+use serde::{Deserialize, Serialize};
+use tokio::sync::{mpsc, oneshot};
+
+use super::registrations::Who;
+use crate::name::Name;
+use crate::status::Status;
+
+/// A query.
+#[derive(Debug)]
+pub enum Query {
+    /// How all backends are.
+    Status(oneshot::Sender<Status>),
+    /// Somebody says something.
+    Verb {
+        /// What.
+        verb: Verb,
+        /// Who.
+        who: Who,
+        /// Whether it was taken in.
+        answer: oneshot::Sender<Result<Told, Refusal>>,
+    },
+    /// To read the configuration again.
+    Reload,
+    /// The end has begun.
+    Stopping,
+}
+
+/// What somebody says.
+#[derive(Debug)]
+pub enum Verb {
+    /// The operator: these backends are lame ducks, or no more.
+    Operator {
+        /// Which; `None` is all.
+        backend: Option<Name>,
+        /// Whether they are.
+        lame_duck: bool,
+    },
+    /// An application: how loaded it is.
+    Load {
+        /// Which; `None` is the only one.
+        backend: Option<Name>,
+        /// How loaded.
+        load: SaidLoad,
+    },
+    /// A program: it runs this backend.
+    Register {
+        /// Which.
+        backend: Name,
+        /// Its keys, where the configuration does not have it.
+        keys: Option<Keys<BackendKey>>,
+        /// How it is.
+        readiness: Readiness,
+        /// For how long a lame duck that falls silent stays one.
+        hold: Option<Duration>,
+        /// Whether the program has to show itself again and again.
+        is_leased: bool,
+    },
+    /// A program shows that it lives.
+    Readiness {
+        /// The number that it was told.
+        registration: u64,
+        /// How the backend is from now on, if that is another than before.
+        readiness: Option<Readiness>,
+    },
+    /// A program gives its backend back.
+    Unregister {
+        /// The number that it was told.
+        registration: u64,
+    },
+}
+
+/// What an application says of its load. Numbers are in thousandths.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SaidLoad {
+    /// Requests a second.
+    pub qps: Option<u32>,
+    /// Errors a second.
+    pub eps: Option<u32>,
+    /// Of what it can do.
+    pub utilization: Option<u32>,
+    /// Over how long it was measured.
+    pub window: Duration,
+    /// How long it is believed.
+    pub valid_for: Duration,
+}
+
+/// What was taken in.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Told {
+    /// The version of this structure.
+    pub schema: u32,
+    /// The backends that it is about.
+    pub backends: Vec<String>,
+    /// The number of the program that runs the backend, for that alone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub registration: Option<u64>,
+    /// Clients that have asked lately and have not acknowledged what was said last, of these backends together.
+    pub unheard: usize,
+    /// Whether there may be more of them: the agent has spoken for one of these backends for a shorter time than clients take to ask.
+    pub is_new: bool,
+}
+
+impl Told {
+    /// How many clients there are to wait for, as far as that is known: one if there may be some.
+    pub fn awaited(&self) -> usize {
+        self.unheard.max(usize::from(self.is_new))
+    }
+}
+
+/// Why something was not taken in.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// There is no such backend or registration here.
+    #[error("{0}")]
+    Absent(String),
+    /// Somebody else has it.
+    #[error("{0}")]
+    Taken(String),
+    /// It makes no sense.
+    #[error("{0}")]
+    Wrong(String),
+}
+
+/// Has the event loop take something in.
+///
+/// # Errors
+/// The refusal; or that the agent is stopping.
+pub async fn tell(
+    queries: &mpsc::Sender<Query>,
+    verb: Verb,
+    who: Who,
+) -> anyhow::Result<Result<Told, Refusal>> {
+    let (answer, told) = oneshot::channel();
+    let stopping = || anyhow::anyhow!("the agent is stopping");
+    queries.send(Query::Verb { verb, who, answer }).await.map_err(|_| stopping())?;
+    told.await.map_err(|_| stopping())
+}
+
+/// How all backends are; nothing if the agent is stopping.
+pub async fn status(queries: &mpsc::Sender<Query>) -> Option<Status> {
+    let (answer, status) = oneshot::channel();
+    queries.send(Query::Status(answer)).await.ok()?;
+    status.await.ok()
+}

@@ -1,0 +1,196 @@
+//! Programs that run a backend and speak for it: one for each backend, for as long as it shows that it lives.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use crate::name::Name;
+
+/// A program that has not shown itself for so long is taken for dead. It shows itself three times in that.
+pub const LEASE: Duration = Duration::from_secs(5);
+
+/// How long a backend is spoken of whose program is dead, if nothing else is known of it: until every client has asked.
+const LINGER: Duration = Duration::from_mins(1);
+
+/// A process that has asked the agent for something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Who {
+    /// Its user.
+    pub user: u32,
+    /// Its number; 0 if it is of another PID namespace.
+    pub process: u32,
+}
+
+impl Who {
+    /// This process.
+    pub fn this() -> Self {
+        Self { user: lb_host::trust::own_user(), process: std::process::id() }
+    }
+}
+
+impl fmt::Display for Who {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "process {} of user {}", self.process, self.user)
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Life {
+    /// For as long as this process lives.
+    Unlimited,
+    /// Until then, unless it shows itself.
+    Until(Instant),
+    /// It is dead; the backend is spoken of until then.
+    Dead(Instant),
+}
+
+/// A program that runs a backend.
+#[derive(Clone, Debug)]
+pub struct Registration {
+    id: u64,
+    /// The process.
+    pub who: Who,
+    life: Life,
+    /// Others that wanted the backend meanwhile: how often, and who was the last.
+    pub refused: Option<(u64, Who)>,
+}
+
+impl Registration {
+    /// Whether the program lives, as far as is known.
+    pub const fn is_alive(&self) -> bool {
+        !matches!(self.life, Life::Dead(_))
+    }
+}
+
+/// What has become of a registration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// The program is dead.
+    Died(Name),
+    /// And the backend need not be spoken of any more.
+    Gone(Name),
+}
+
+/// The registrations of an agent.
+#[derive(Debug, Default)]
+pub struct Registrations(BTreeMap<Name, Registration>);
+
+impl Registrations {
+    /// A program takes a backend, under a number that only it is told.
+    ///
+    /// # Errors
+    /// The one that has the backend already.
+    pub fn register(
+        &mut self,
+        name: Name,
+        id: u64,
+        who: Who,
+        is_leased: bool,
+        now: Instant,
+    ) -> Result<(), Who> {
+        if let Some(first) = self.0.get_mut(&name).filter(|first| first.is_alive()) {
+            first.refused = Some((first.refused.map_or(1, |(times, _)| times + 1), who));
+            return Err(first.who);
+        }
+        let life = if is_leased { Life::Until(now + LEASE) } else { Life::Unlimited };
+        self.0.insert(name, Registration { id, who, life, refused: None });
+        Ok(())
+    }
+
+    /// A program shows that it lives. Returns its backend, if it has one.
+    pub fn refresh(&mut self, id: u64, now: Instant) -> Option<Name> {
+        let (name, registration) = self.0.iter_mut().find(|(_, one)| one.id == id && one.is_alive())?;
+        if let Life::Until(until) = &mut registration.life {
+            *until = now + LEASE;
+        }
+        Some(*name)
+    }
+
+    /// A program gives its backend back.
+    pub fn unregister(&mut self, id: u64) -> Option<Name> {
+        let name = *self.0.iter().find(|(_, one)| one.id == id)?.0;
+        self.0.remove(&name);
+        Some(name)
+    }
+
+    /// The program of a backend.
+    pub fn get(&self, name: Name) -> Option<&Registration> {
+        self.0.get(&name)
+    }
+
+    /// Lets time pass.
+    pub fn expire(&mut self, now: Instant) -> Vec<End> {
+        let mut ends = Vec::new();
+        self.0.retain(|name, registration| match registration.life {
+            Life::Until(until) if until <= now => {
+                registration.life = Life::Dead(now + LINGER);
+                ends.push(End::Died(*name));
+                true
+            }
+            Life::Dead(until) if until <= now => {
+                ends.push(End::Gone(*name));
+                false
+            }
+            Life::Until(_) | Life::Dead(_) | Life::Unlimited => true,
+        });
+        ends
+    }
+
+    /// When [`Registrations::expire`] has something to do.
+    pub fn next_at(&self) -> Option<Instant> {
+        let times = self.0.values().filter_map(|registration| match registration.life {
+            Life::Until(at) | Life::Dead(at) => Some(at),
+            Life::Unlimited => None,
+        });
+        times.min()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn who(process: u32) -> Who {
+        Who { user: 0, process }
+    }
+
+    #[test]
+    fn a_second_program_is_refused_while_the_first_lives() {
+        let now = Instant::now();
+        let name = "10.0.0.1:80".parse().unwrap();
+        let mut all = Registrations::default();
+        assert_eq!(all.register(name, 1, who(1), true, now), Ok(()));
+        assert_eq!(all.register(name, 2, who(2), true, now), Err(who(1)));
+        assert_eq!(all.register(name, 3, who(3), true, now), Err(who(1)));
+        assert_eq!(all.get(name).unwrap().refused, Some((2, who(3))));
+        assert_eq!((all.refresh(2, now), all.refresh(1, now)), (None, Some(name)));
+        assert_eq!(all.unregister(1), Some(name));
+        assert_eq!(all.register(name, 2, who(2), true, now), Ok(()));
+    }
+
+    #[test]
+    fn a_program_that_does_not_show_itself_is_dead_and_its_backend_is_spoken_of_for_a_minute() {
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let name = "10.0.0.1:80".parse().unwrap();
+        let mut all = Registrations::default();
+        all.register(name, 1, who(1), true, start).unwrap();
+        assert_eq!(all.refresh(1, at(4)), Some(name));
+        assert_eq!((all.next_at(), all.expire(at(8))), (Some(at(9)), vec![]));
+        assert_eq!(all.expire(at(9)), [End::Died(name)]);
+        assert_eq!(all.refresh(1, at(9)), None, "it has to register anew");
+        assert_eq!((all.expire(at(68)), all.expire(at(69))), (vec![], vec![End::Gone(name)]));
+        assert_eq!((all.0.len(), all.next_at()), (0, None));
+        all.register(name, 1, who(1), true, start).unwrap();
+        all.expire(at(5));
+        assert_eq!(all.register(name, 2, who(2), true, at(6)), Ok(()), "the dead one has nothing to say");
+    }
+
+    #[test]
+    fn who_shares_the_agents_process_needs_no_lease() {
+        let now = Instant::now();
+        let mut all = Registrations::default();
+        all.register("10.0.0.1:80".parse().unwrap(), 1, who(1), false, now).unwrap();
+        assert_eq!((all.next_at(), all.expire(now + Duration::from_hours(9))), (None, vec![]));
+    }
+}

@@ -1,0 +1,191 @@
+//! Another configuration while running: read and checked beside the loop, then taken on whole. One with a fault changes nothing.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use tokio::sync::mpsc;
+use tracing::{info, warn};
+
+use super::Event;
+use super::Reread;
+use super::event_loop::Server;
+use crate::config::{Backend, Config};
+use crate::name::Name;
+
+/// How long a file has to be left alone: whoever writes several of them is given the time.
+const SETTLED: Duration = Duration::from_millis(200);
+
+/// The state of the configuration file.
+pub struct Reload {
+    /// The file, if one is followed.
+    pub file: Option<PathBuf>,
+    /// Why it cannot be used, if it cannot.
+    pub error: Option<String>,
+    /// What it says and takes a restart.
+    pub fixed: Vec<&'static str>,
+    reread: Option<Reread>,
+    /// The directories that are watched.
+    watched: BTreeSet<PathBuf>,
+    events: mpsc::Sender<Event>,
+    changed_at: Option<Instant>,
+    is_read: bool,
+    is_asked: bool,
+}
+
+impl Reload {
+    /// Of a file that is in force, and how it is read again.
+    pub const fn new(file: Option<PathBuf>, reread: Option<Reread>, events: mpsc::Sender<Event>) -> Self {
+        Self {
+            file,
+            error: None,
+            fixed: Vec::new(),
+            reread,
+            watched: BTreeSet::new(),
+            events,
+            changed_at: None,
+            is_read: false,
+            is_asked: false,
+        }
+    }
+
+    /// Something has changed beside the file, or itself.
+    pub const fn changed(&mut self, now: Instant) {
+        self.changed_at = Some(now);
+    }
+
+    /// When it is to be read.
+    pub fn due_at(&self) -> Option<Instant> {
+        self.changed_at.filter(|_| !self.is_read).map(|at| at + SETTLED)
+    }
+}
+
+impl Server {
+    /// SIGHUP: reads at once, and says what came of it.
+    pub fn reload_now(&mut self) {
+        if self.reload.reread.is_none() {
+            info!("there is no configuration file to read again");
+            return;
+        }
+        self.reload.is_asked = true;
+        if !self.reload.is_read {
+            self.read();
+        }
+    }
+
+    /// Reads a file that has changed, once it is left alone.
+    pub fn reload_if_due(&mut self, now: Instant) {
+        if self.reload.due_at().is_some_and(|at| at <= now) {
+            self.read();
+        }
+    }
+
+    fn read(&mut self) {
+        let Some(reread) = self.reload.reread.clone() else { return };
+        self.reload.changed_at = None;
+        self.reload.is_read = true;
+        self.notifier.iter().for_each(lb_host::notify::Notifier::reloading);
+        let events = self.reload.events.clone();
+        tokio::spawn(async move {
+            let read = tokio::task::spawn_blocking(move || reread()).await;
+            let read = match read {
+                Ok(Ok(config)) => Ok(Box::new(config)),
+                Ok(Err(error)) => Err(format!("{error:#}")),
+                Err(error) => Err(error.to_string()),
+            };
+            let _ = events.send(Event::Read(read)).await;
+        });
+    }
+
+    /// The configuration was read.
+    pub fn loaded(&mut self, read: Result<Config, String>, now: Instant) {
+        let is_asked = std::mem::take(&mut self.reload.is_asked);
+        self.reload.is_read = false;
+        match read {
+            Err(error) => {
+                if is_asked || self.reload.error.as_ref() != Some(&error) {
+                    warn!(error, "the configuration cannot be used; what was in force stays");
+                }
+                self.reload.error = Some(error);
+            }
+            Ok(config) => {
+                let was_faulty = self.reload.error.take().is_some();
+                let fixed = self.config.fixed(&config);
+                if !fixed.is_empty() && (is_asked || fixed != self.reload.fixed) {
+                    warn!(keys = fixed.join(", "), "the configuration says what takes a restart");
+                }
+                let is_another = config.backends != self.config.backends;
+                if is_another {
+                    self.take_on(config, now);
+                }
+                if is_another || is_asked || was_faulty || fixed != self.reload.fixed {
+                    info!(backends = self.config.backends.len(), "configuration taken on");
+                }
+                self.reload.fixed = fixed;
+                self.follow_files();
+            }
+        }
+        self.notify_ready();
+    }
+
+    /// Has the backends of another configuration. What takes a restart stays as it is.
+    pub fn take_on(&mut self, config: Config, now: Instant) {
+        let before: Vec<Name> = self.config.backends.iter().map(|backend| backend.name).collect();
+        self.config.backends = config.backends;
+        for name in before {
+            if self.is_configured(name) {
+                continue;
+            }
+            self.checks.remove(name);
+            // A program that runs it goes on to speak for it.
+            if self.registrations.get(name).is_none_or(|registration| !registration.is_alive()) {
+                self.reports.remove(name);
+            }
+        }
+        for backend in self.config.backends.clone() {
+            self.have(&backend, now);
+        }
+        self.measuring.set(&self.config.backends);
+    }
+
+    /// Has a backend, or has it otherwise than before.
+    pub fn have(&mut self, backend: &Backend, now: Instant) {
+        let name = backend.name;
+        self.reports.set(name, backend.keys.clone(), backend.rules(), now);
+        let is_another = self.checks.set(name, backend.check.as_ref());
+        let lame_duck = self.lame_ducks.contains(&name);
+        let Some(entry) = self.reports.get_mut(name) else { return };
+        if is_another {
+            entry.check_anew(now);
+        }
+        if entry.is_lame_duck() != lame_duck {
+            entry.operator(lame_duck, now);
+        }
+    }
+
+    /// Watches the directories of the file and of the key files, beside the loop: a file system may not answer. What has changed
+    /// before a directory was watched is seen by reading once more.
+    pub fn follow_files(&mut self) {
+        let (Some(watcher), Some(file)) = (self.watch.watcher(), &self.reload.file) else { return };
+        let directory = |path: &Path| path.parent().map(Path::to_owned);
+        let files = self.config.files().chain([file.as_path()]);
+        let directories: BTreeSet<PathBuf> = files.filter_map(directory).collect();
+        if directories == self.reload.watched {
+            return;
+        }
+        self.reload.watched.clone_from(&directories);
+        let events = self.reload.events.clone();
+        tokio::spawn(async move {
+            let watched = tokio::task::spawn_blocking(move || {
+                for directory in &directories {
+                    if let Err(error) = watcher.add(directory) {
+                        warn!(path = %directory.display(), %error, "cannot watch: changes are taken on by SIGHUP alone");
+                    }
+                }
+                watcher.keep_only(&directories);
+            });
+            let _ = watched.await;
+            let _ = events.send(Event::Watched).await;
+        });
+    }
+}

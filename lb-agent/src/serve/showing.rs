@@ -1,0 +1,131 @@
+//! How all is: for who asks, and for the service manager.
+
+use std::time::Instant;
+
+use super::event_loop::Server;
+use crate::name::Name;
+use crate::reports::entry::Entry;
+use crate::reports::load::Load;
+use crate::reports::streak::Outcome;
+use crate::reports::{Refused, word};
+use crate::status::{self, SCHEMA, Status};
+
+impl Server {
+    /// How all is.
+    pub fn status(&self, now: Instant) -> Status {
+        let counts = self.reports.counts();
+        let refused =
+            Refused::ALL.map(|why| (why.name().to_owned(), counts.refused.get(&why).copied().unwrap_or(0)));
+        Status {
+            schema: SCHEMA,
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            incarnation: self.reports.incarnation(),
+            listen: self.addresses.iter().map(ToString::to_string).collect(),
+            faults: self.faults(),
+            configuration: self.reload.file.as_ref().map(|path| status::Configuration {
+                path: path.display().to_string(),
+                error: self.reload.error.clone(),
+                takes_a_restart: self.reload.fixed.iter().map(|key| (*key).to_owned()).collect(),
+            }),
+            backends: self.reports.iter().map(|(name, entry)| self.backend(name, entry, now)).collect(),
+            datagrams: status::Datagrams {
+                answered: counts.answered,
+                refused: refused.into(),
+                pushed: counts.pushed,
+                unsent: self.sockets.unsent,
+                replaced: counts.replaced,
+            },
+        }
+    }
+
+    fn backend(&self, name: Name, entry: &Entry, now: Instant) -> status::Backend {
+        let ago = |at: Instant| now.saturating_duration_since(at).as_secs_f64();
+        let check = self.checks.get(name).map(|(check, last)| status::Check {
+            check: check.check.to_string(),
+            failure: last.and_then(|(outcome, _)| match outcome {
+                Outcome::Passed => None,
+                Outcome::Failed(why) => Some(why.clone()),
+                Outcome::Impossible(why) => Some(format!("it cannot be run: {why}")),
+            }),
+            ago_seconds: last.map(|(_, at)| ago(*at)),
+        });
+        let runner = self.registrations.get(name).map(|registration| status::Runner {
+            process: registration.who.process,
+            user: registration.who.user,
+            alive: registration.is_alive(),
+            others_refused: registration.refused.map_or(0, |(times, _)| times),
+        });
+        let (load, by_application) = entry.load(now);
+        let number = |thousandths: u32| f64::from(thousandths) / 1000.0;
+        let load = load.map(|Load { qps, eps, utilization, measured, .. }| status::Load {
+            qps: qps.map(number),
+            eps: eps.map(number),
+            utilization: utilization.map(number),
+            age_seconds: ago(measured),
+            by_application,
+        });
+        status::Backend {
+            backend: name.to_string(),
+            readiness: word(entry.readiness()).to_owned(),
+            why: entry.why().to_owned(),
+            since_seconds: ago(entry.since()),
+            operator_lame_duck: entry.is_lame_duck(),
+            check,
+            runner,
+            load,
+            subscribers: entry.subscribers(),
+            unheard: entry.unheard(now),
+            keys: entry.keys().all().iter().map(|key| key.id).collect(),
+        }
+    }
+
+    fn faults(&self) -> Vec<String> {
+        let mut faults = Vec::new();
+        if let Some(error) = &self.reload.error {
+            faults.push(format!(
+                "the configuration cannot be used, and what was in force before stays: {error}"
+            ));
+        }
+        if !self.reload.fixed.is_empty() {
+            faults.push(format!(
+                "the configuration says what takes a restart: {}",
+                self.reload.fixed.join(", ")
+            ));
+        }
+        for (name, why) in &self.measuring.errors {
+            faults.push(format!("{name}: its utilization cannot be measured: {why}"));
+        }
+        for (name, _) in self.reports.iter() {
+            let Some(registration) = self.registrations.get(name) else { continue };
+            if let Some((times, last)) = registration.refused {
+                let first = registration.who;
+                faults
+                    .push(format!("{name}: {first} runs it, and {times} others claimed it, the last {last}"));
+            }
+        }
+        faults
+    }
+
+    /// Tells the service manager that the agent answers, or has read its configuration.
+    pub fn notify_ready(&mut self) {
+        let summary = self.summary();
+        if let Some(notifier) = &mut self.notifier {
+            notifier.ready(summary);
+        }
+    }
+
+    /// Tells the service manager how all is, if that has changed.
+    pub fn notify_status(&mut self) {
+        if self.notifier.is_some() {
+            let summary = self.summary();
+            self.notifier.iter_mut().for_each(|notifier| notifier.status(summary.clone()));
+        }
+    }
+
+    fn summary(&self) -> String {
+        let all = self.reports.iter().count();
+        let ready = self.reports.iter().filter(|(_, entry)| word(entry.readiness()) == "ready").count();
+        let faulty = if self.reload.error.is_some() { "; the configuration file cannot be used" } else { "" };
+        format!("{ready} of {all} backends ready{faulty}")
+    }
+}

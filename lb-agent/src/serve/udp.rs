@@ -1,0 +1,231 @@
+//! The sockets that reports are asked of, and the ports for HTTP that have the same numbers.
+
+use std::future::poll_fn;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::task::{Context as Waker, Poll};
+
+use anyhow::Result;
+use lb_common::wire::Datagram;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, ipproto, listen, socket_with, sockopt};
+use tokio::io::Interest;
+use tokio::net::{TcpListener, UdpSocket};
+use tracing::info;
+
+use crate::config::PORT;
+use crate::reports::{Asker, Via};
+
+mod packets;
+
+use packets::{Batch, send, tell_destinations};
+
+/// Bytes that may wait in a socket, if the host allows so many: those of some thousand requests.
+const BUFFER: usize = 4 << 20;
+
+/// Connections that may wait to be accepted.
+const BACKLOG: i32 = 128;
+
+/// The sockets.
+pub struct Sockets {
+    sockets: Vec<Socket>,
+    batch: Batch,
+    /// The socket that is looked at first: each in turn.
+    next: usize,
+    /// Packets that the kernel did not take.
+    pub unsent: u64,
+}
+
+struct Socket {
+    socket: UdpSocket,
+    is_v6: bool,
+    /// Whether it has all addresses of this host.
+    is_wildcard: bool,
+}
+
+/// Binds the sockets and the ports. `None` is all addresses of both families.
+///
+/// # Errors
+/// If an address is not this host's, or its port is taken.
+pub fn listen_at(addresses: Option<&[SocketAddr]>) -> Result<(Sockets, Vec<TcpListener>)> {
+    let bound = match addresses {
+        Some(addresses) => bind_all(addresses)?,
+        None => {
+            let all = |ip: IpAddr| [SocketAddr::new(ip, PORT)];
+            match bind_all(&all(Ipv6Addr::UNSPECIFIED.into())) {
+                Err(error) if is_without_ipv6(&error) => bind_all(&all(Ipv4Addr::UNSPECIFIED.into()))?,
+                bound => bound?,
+            }
+        }
+    };
+    let (sockets, ports) = bound.into_iter().unzip();
+    Ok((Sockets { sockets, batch: Batch::new(), next: 0, unsent: 0 }, ports))
+}
+
+fn is_without_ipv6(error: &anyhow::Error) -> bool {
+    let error = error.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error);
+    matches!(error, Some(libc::EAFNOSUPPORT | libc::EADDRNOTAVAIL))
+}
+
+fn bind_all(addresses: &[SocketAddr]) -> Result<Vec<(Socket, TcpListener)>> {
+    addresses.iter().map(|address| bind_both(*address, addresses)).collect()
+}
+
+/// The socket and the port of an address. Where the number is the kernel's choice, it has to be free for both.
+fn bind_both(address: SocketAddr, all: &[SocketAddr]) -> Result<(Socket, TcpListener)> {
+    const ATTEMPTS: usize = 16;
+    let is_taken = |error: &io::Error| error.kind() == io::ErrorKind::AddrInUse;
+    let is_split = all.iter().any(|other| other.is_ipv4() && other.port() == address.port());
+    let hint = "another agent, or another program, has it: stop that, or name another port with `listen`";
+    let failed = |error: io::Error, what: &str, at: SocketAddr| {
+        let text = if is_taken(&error) {
+            format!("listen at {at} ({what}): {hint}")
+        } else {
+            format!("listen at {at} ({what})")
+        };
+        anyhow::Error::new(error).context(text)
+    };
+    for attempt in 1.. {
+        let udp =
+            bound(address, SocketType::DGRAM, is_split).map_err(|error| failed(error, "UDP", address))?;
+        let socket = Socket::new(udp, address).map_err(|error| failed(error, "UDP", address))?;
+        let at = SocketAddr::new(address.ip(), socket.socket.local_addr()?.port());
+        match bound(at, SocketType::STREAM, is_split).and_then(port) {
+            Ok(port) => return Ok((socket, port)),
+            Err(error) if address.port() == 0 && is_taken(&error) && attempt < ATTEMPTS => {}
+            Err(error) => return Err(failed(error, "TCP", at)),
+        }
+    }
+    unreachable!("the last attempt returns")
+}
+
+fn bound(address: SocketAddr, kind: SocketType, is_split: bool) -> io::Result<OwnedFd> {
+    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let protocol = if kind == SocketType::DGRAM { ipproto::UDP } else { ipproto::TCP };
+    let socket = socket_with(family, kind, flags, Some(protocol))?;
+    if address.is_ipv6() {
+        // What the host is configured to do by default does not matter here.
+        sockopt::set_ipv6_v6only(&socket, is_split || !address.ip().is_unspecified())?;
+    }
+    if kind == SocketType::STREAM {
+        // Connections of an agent before, which are closed and wait, do not keep the port.
+        sockopt::set_socket_reuseaddr(&socket, true)?;
+    }
+    bind(&socket, &address)?;
+    Ok(socket)
+}
+
+fn port(socket: OwnedFd) -> io::Result<TcpListener> {
+    listen(&socket, BACKLOG)?;
+    TcpListener::from_std(socket.into())
+}
+
+impl Socket {
+    fn new(socket: OwnedFd, address: SocketAddr) -> io::Result<Self> {
+        let is_wildcard = address.ip().is_unspecified();
+        if is_wildcard {
+            tell_destinations(socket.as_fd(), address.is_ipv6())?;
+        }
+        // As many as the host allows, if not so many.
+        let _ = sockopt::set_socket_recv_buffer_size(&socket, BUFFER);
+        let socket = UdpSocket::from_std(socket.into())?;
+        Ok(Self { socket, is_v6: address.is_ipv6(), is_wildcard })
+    }
+}
+
+impl Sockets {
+    /// Where they listen.
+    ///
+    /// # Errors
+    /// If the kernel does not say.
+    pub fn addresses(&self) -> io::Result<Vec<SocketAddr>> {
+        self.sockets.iter().map(|socket| socket.socket.local_addr()).collect()
+    }
+
+    /// Waits until one of them has packets. May be dropped at any time.
+    pub async fn readable(&mut self) -> io::Result<usize> {
+        poll_fn(|waker| self.poll_readable(waker)).await
+    }
+
+    fn poll_readable(&mut self, waker: &mut Waker<'_>) -> Poll<io::Result<usize>> {
+        let count = self.sockets.len();
+        for offset in 0..count {
+            let number = (self.next + offset) % count;
+            match self.sockets[number].socket.poll_recv_ready(waker) {
+                Poll::Ready(Ok(())) => {
+                    self.next = number + 1;
+                    return Poll::Ready(Ok(number));
+                }
+                Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
+                Poll::Pending => {}
+            }
+        }
+        Poll::Pending
+    }
+
+    /// Takes the packets of one socket, no more than one batch, and sends what `answer` says to each.
+    pub fn answer(&mut self, number: usize, mut answer: impl FnMut(&[u8], Asker) -> Option<Datagram>) {
+        let Socket { socket, is_wildcard, is_v6 } = &self.sockets[number];
+        let (batch, fd) = (&mut self.batch, socket.as_fd());
+        let received = socket.try_io(Interest::READABLE, || {
+            for packet in batch.receive(fd)? {
+                let local = packet.to.filter(|_| *is_wildcard);
+                let address = SocketAddr::new(packet.from.ip().to_canonical(), packet.from.port());
+                let asker = Asker { address, via: Via { socket: number, local } };
+                let Some(datagram) = answer(packet.bytes, asker) else { continue };
+                let to = of_family(address, *is_v6);
+                self.unsent += u64::from(send(fd, datagram.bytes(), to, local).is_err());
+            }
+            Ok(())
+        });
+        // An ICMP error for an answer comes here, too: it is its client's.
+        if let Err(error) = received
+            && error.kind() != io::ErrorKind::WouldBlock
+        {
+            info!(%error, "a packet could not be received");
+        }
+    }
+
+    /// Sends a datagram to a subscriber, the way that it has asked.
+    pub fn send(&mut self, to: Asker, datagram: &Datagram) {
+        let Some(socket) = self.sockets.get(to.via.socket) else { return };
+        let address = of_family(to.address, socket.is_v6);
+        let sent = send(socket.socket.as_fd(), datagram.bytes(), address, to.via.local);
+        self.unsent += u64::from(sent.is_err());
+    }
+}
+
+/// An address as a socket of this family takes it.
+fn of_family(address: SocketAddr, is_v6: bool) -> SocketAddr {
+    match address.ip() {
+        IpAddr::V4(v4) if is_v6 => SocketAddr::new(v4.to_ipv6_mapped().into(), address.port()),
+        IpAddr::V4(_) | IpAddr::V6(_) => address,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_port_that_is_taken_is_named_with_what_to_do() {
+        let taken = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        let at = taken.local_addr().unwrap();
+        let error = listen_at(Some(&[at])).err().unwrap();
+        let expected = format!(
+            "listen at {at} (UDP): another agent, or another program, has it: stop that, or name another port with `listen`"
+        );
+        assert_eq!(error.to_string(), expected);
+        let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let error = listen_at(Some(&[taken.local_addr().unwrap()])).err().unwrap();
+        assert!(error.to_string().contains("(TCP): another agent"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn both_families_share_a_port_where_both_are_named() {
+        let (sockets, ports) = listen_at(Some(&["127.0.0.1:0".parse().unwrap()])).unwrap();
+        let address = sockets.addresses().unwrap()[0];
+        assert_eq!(ports[0].local_addr().unwrap(), address);
+    }
+}

@@ -1,0 +1,310 @@
+//! Packets as the kernel gives and takes them, with the address of this host that they came to or are to come from.
+//!
+//! The standard library tells no such address. Where an agent listens at all addresses, an answer has to come from the one that was
+//! asked: a client that is connected to it, a firewall and a NAT take no other.
+
+use std::io;
+use std::mem::{self, MaybeUninit};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ptr;
+
+use libc::{
+    c_int, c_void, cmsghdr, in_pktinfo, in6_pktinfo, iovec, mmsghdr, msghdr, sockaddr_in, sockaddr_in6,
+    sockaddr_storage,
+};
+
+/// Packets that one call takes: as much work as one turn of the loop does.
+pub const BATCH: usize = 32;
+
+/// Bytes of a packet that are read: more than a datagram has, so that a longer one shows.
+const BYTES: usize = 128;
+
+/// Words of ancillary data: there is one message in it, of at most 40 bytes.
+const CONTROL_WORDS: usize = 16;
+
+/// What packets are received in.
+pub struct Batch {
+    places: Vec<Place>,
+}
+
+#[derive(Clone)]
+struct Place {
+    bytes: [u8; BYTES],
+    length: usize,
+    from: Option<SocketAddr>,
+    to: Option<IpAddr>,
+}
+
+/// A packet.
+pub struct Packet<'b> {
+    /// What is in it, or as much as shows that it is too long.
+    pub bytes: &'b [u8],
+    /// Where it came from.
+    pub from: SocketAddr,
+    /// Where it came to, if the socket tells.
+    pub to: Option<IpAddr>,
+}
+
+impl Batch {
+    /// Room for packets.
+    pub fn new() -> Self {
+        Self { places: vec![Place { bytes: [0; BYTES], length: 0, from: None, to: None }; BATCH] }
+    }
+
+    /// Takes as many packets as there are, up to [`BATCH`], and waits for none.
+    ///
+    /// # Errors
+    /// Of the kind `WouldBlock` if there is none.
+    pub fn receive(&mut self, socket: BorrowedFd<'_>) -> io::Result<impl Iterator<Item = Packet<'_>>> {
+        let mut names = [const { MaybeUninit::<sockaddr_storage>::zeroed() }; BATCH];
+        let mut controls = [[0u64; CONTROL_WORDS]; BATCH];
+        let mut parts: Vec<iovec> = self
+            .places
+            .iter_mut()
+            .map(|place| iovec { iov_base: place.bytes.as_mut_ptr().cast(), iov_len: BYTES })
+            .collect();
+        let mut headers: Vec<mmsghdr> = Vec::with_capacity(BATCH);
+        for ((name, control), part) in names.iter_mut().zip(&mut controls).zip(&mut parts) {
+            let mut header = empty_header();
+            header.msg_name = name.as_mut_ptr().cast();
+            header.msg_namelen = socklen(size_of::<sockaddr_storage>());
+            header.msg_iov = part;
+            header.msg_iovlen = 1;
+            header.msg_control = control.as_mut_ptr().cast();
+            header.msg_controllen = size_of_val(control);
+            headers.push(mmsghdr { msg_hdr: header, msg_len: 0 });
+        }
+        // SAFETY: each header points to a name, a part and ancillary data that outlive the call and are as long as it says.
+        let count = unsafe {
+            libc::recvmmsg(
+                socket.as_raw_fd(),
+                headers.as_mut_ptr(),
+                libc::c_uint::try_from(BATCH).unwrap_or(1),
+                libc::MSG_DONTWAIT,
+                ptr::null_mut(),
+            )
+        };
+        let count = usize::try_from(count).map_err(|_| io::Error::last_os_error())?;
+        for ((header, name), place) in headers.iter().zip(&names).zip(&mut self.places).take(count) {
+            place.length = usize::try_from(header.msg_len).unwrap_or(BYTES).min(BYTES);
+            // SAFETY: it was all zero, which is a value of it, before the kernel wrote to it.
+            place.from = address(unsafe { name.assume_init_ref() });
+            place.to = destination(&header.msg_hdr);
+        }
+        let received = self.places.iter().take(count);
+        Ok(received.filter_map(|place| {
+            Some(Packet { bytes: &place.bytes[..place.length], from: place.from?, to: place.to })
+        }))
+    }
+}
+
+/// Sends a packet, from an address of this host if one is named, and does not wait.
+///
+/// # Errors
+/// If the kernel does not take it.
+pub fn send(socket: BorrowedFd<'_>, bytes: &[u8], to: SocketAddr, from: Option<IpAddr>) -> io::Result<()> {
+    let mut control = [0u64; CONTROL_WORDS];
+    let mut part = iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+    let mut header = empty_header();
+    header.msg_iov = &raw mut part;
+    header.msg_iovlen = 1;
+    let (mut v4, mut v6);
+    match to {
+        SocketAddr::V4(to) => {
+            v4 = sockaddr_in {
+                sin_family: family(libc::AF_INET),
+                sin_port: to.port().to_be(),
+                sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes(to.ip().octets()) },
+                sin_zero: [0; 8],
+            };
+            header.msg_name = (&raw mut v4).cast();
+            header.msg_namelen = socklen(size_of::<sockaddr_in>());
+        }
+        SocketAddr::V6(to) => {
+            v6 = sockaddr_in6 {
+                sin6_family: family(libc::AF_INET6),
+                sin6_port: to.port().to_be(),
+                sin6_flowinfo: 0,
+                sin6_addr: libc::in6_addr { s6_addr: to.ip().octets() },
+                sin6_scope_id: to.scope_id(),
+            };
+            header.msg_name = (&raw mut v6).cast();
+            header.msg_namelen = socklen(size_of::<sockaddr_in6>());
+        }
+    }
+    match (to, from.map(|from| from.to_canonical())) {
+        (_, None) => {}
+        (SocketAddr::V4(_), Some(IpAddr::V4(from))) => {
+            let s_addr = u32::from_ne_bytes(from.octets());
+            let any = libc::in_addr { s_addr: 0 };
+            let info = in_pktinfo { ipi_ifindex: 0, ipi_spec_dst: libc::in_addr { s_addr }, ipi_addr: any };
+            attach(&mut header, &mut control, libc::IPPROTO_IP, libc::IP_PKTINFO, info);
+        }
+        // An IPv6 socket takes IPv4 addresses in mapped form, here too.
+        (_, Some(from)) => {
+            let octets = match from {
+                IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+                IpAddr::V6(v6) => v6.octets(),
+            };
+            let info = in6_pktinfo { ipi6_addr: libc::in6_addr { s6_addr: octets }, ipi6_ifindex: 0 };
+            attach(&mut header, &mut control, libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, info);
+        }
+    }
+    // SAFETY: the header points to an address, a part and ancillary data that outlive the call and are as long as it says.
+    let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const header, libc::MSG_DONTWAIT) };
+    if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Has the socket tell to which address each packet came.
+///
+/// # Errors
+/// If the kernel does not.
+pub fn tell_destinations(socket: BorrowedFd<'_>, is_v6: bool) -> io::Result<()> {
+    let (level, option) = if is_v6 {
+        (libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO)
+    } else {
+        (libc::IPPROTO_IP, libc::IP_PKTINFO)
+    };
+    let on: c_int = 1;
+    // SAFETY: the value is a number of the size that is said.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            level,
+            option,
+            (&raw const on).cast::<c_void>(),
+            socklen(size_of::<c_int>()),
+        )
+    };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+fn empty_header() -> msghdr {
+    // SAFETY: all zero is a value of this structure of numbers and pointers.
+    unsafe { mem::zeroed() }
+}
+
+fn family(number: c_int) -> libc::sa_family_t {
+    libc::sa_family_t::try_from(number).expect("a small number")
+}
+
+fn socklen(bytes: usize) -> libc::socklen_t {
+    libc::socklen_t::try_from(bytes).expect("a few bytes")
+}
+
+/// Puts one message into the ancillary data of a header.
+fn attach<T>(header: &mut msghdr, control: &mut [u64; CONTROL_WORDS], level: c_int, kind: c_int, value: T) {
+    let bytes = libc::c_uint::try_from(size_of::<T>()).expect("a few bytes");
+    header.msg_control = control.as_mut_ptr().cast();
+    // SAFETY: these two only add numbers.
+    let (space, length) = unsafe { (libc::CMSG_SPACE(bytes), libc::CMSG_LEN(bytes)) };
+    header.msg_controllen = space as usize;
+    assert!(space as usize <= size_of_val(control), "there is room for one message");
+    // SAFETY: the header's ancillary data has room for one message with such a value, and words are aligned as its header is.
+    unsafe {
+        let message: *mut cmsghdr = libc::CMSG_FIRSTHDR(header);
+        (*message).cmsg_level = level;
+        (*message).cmsg_type = kind;
+        (*message).cmsg_len = length as usize;
+        ptr::write_unaligned(libc::CMSG_DATA(message).cast::<T>(), value);
+    }
+}
+
+/// The address that a packet came to, by its ancillary data.
+fn destination(header: &msghdr) -> Option<IpAddr> {
+    // SAFETY: the kernel has written the header's ancillary data, and its length, which the macros keep to. A message of these kinds has a
+    // value of that type.
+    unsafe {
+        let mut message = libc::CMSG_FIRSTHDR(header);
+        // Bound: the messages in a few words.
+        while !message.is_null() {
+            match ((*message).cmsg_level, (*message).cmsg_type) {
+                (libc::IPPROTO_IP, libc::IP_PKTINFO) => {
+                    let info: in_pktinfo = ptr::read_unaligned(libc::CMSG_DATA(message).cast());
+                    // Of a broadcast this is the address of the interface.
+                    return Some(Ipv4Addr::from(info.ipi_spec_dst.s_addr.to_ne_bytes()).into());
+                }
+                (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO) => {
+                    let info: in6_pktinfo = ptr::read_unaligned(libc::CMSG_DATA(message).cast());
+                    return Some(IpAddr::from(info.ipi6_addr.s6_addr).to_canonical());
+                }
+                _ => message = libc::CMSG_NXTHDR(header, message),
+            }
+        }
+    }
+    None
+}
+
+fn address(storage: &sockaddr_storage) -> Option<SocketAddr> {
+    let pointer: *const sockaddr_storage = storage;
+    match c_int::from(storage.ss_family) {
+        libc::AF_INET => {
+            // SAFETY: of this family the storage, which has room for all and is aligned for all, has this type.
+            let v4 = unsafe { &*pointer.cast::<sockaddr_in>() };
+            let ip = Ipv4Addr::from(v4.sin_addr.s_addr.to_ne_bytes());
+            Some(SocketAddr::new(ip.into(), u16::from_be(v4.sin_port)))
+        }
+        libc::AF_INET6 => {
+            // SAFETY: as above.
+            let v6 = unsafe { &*pointer.cast::<sockaddr_in6>() };
+            let ip = Ipv6Addr::from(v6.sin6_addr.s6_addr);
+            Some(SocketAddrV6::new(ip, u16::from_be(v6.sin6_port), 0, v6.sin6_scope_id).into())
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::UdpSocket;
+    use std::os::fd::AsFd as _;
+    use std::time::Duration;
+
+    use super::*;
+
+    /// Waits until there is something to read.
+    fn readable(socket: &UdpSocket) {
+        socket.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        socket.peek_from(&mut [0]).unwrap();
+    }
+
+    #[test]
+    fn an_answer_comes_from_the_address_that_was_asked() {
+        for (listen, asked) in [("0.0.0.0:0", "127.0.0.9"), ("[::]:0", "127.0.0.9"), ("[::]:0", "::1")] {
+            let Ok(socket) = UdpSocket::bind(listen) else { continue };
+            tell_destinations(socket.as_fd(), listen.starts_with('[')).unwrap();
+            let asked = SocketAddr::new(asked.parse().unwrap(), socket.local_addr().unwrap().port());
+            let client = UdpSocket::bind(if asked.is_ipv4() { "127.0.0.1:0" } else { "[::1]:0" }).unwrap();
+            // A connected socket takes packets of that address alone.
+            client.connect(asked).unwrap();
+            client.send(b"request").unwrap();
+            readable(&socket);
+            let mut batch = Batch::new();
+            let mut packets = batch.receive(socket.as_fd()).unwrap();
+            let packet = packets.next().unwrap();
+            assert_eq!((packet.bytes, packet.to), (&b"request"[..], Some(asked.ip())), "{listen}");
+            send(socket.as_fd(), b"answer", packet.from, packet.to).unwrap();
+            client.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+            let mut bytes = [0; 16];
+            assert_eq!(client.recv(&mut bytes).unwrap(), 6, "{listen}");
+        }
+    }
+
+    #[test]
+    fn many_packets_come_at_once_and_a_long_one_shows() {
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let client = UdpSocket::bind("127.0.0.1:0").unwrap();
+        for length in [0, 80, 81, 1000] {
+            client.send_to(&[7; 1000][..length], socket.local_addr().unwrap()).unwrap();
+        }
+        readable(&socket);
+        let mut batch = Batch::new();
+        let packets = batch.receive(socket.as_fd()).unwrap();
+        let lengths: Vec<_> = packets.map(|packet| (packet.bytes.len(), packet.from)).collect();
+        let from = client.local_addr().unwrap();
+        assert_eq!(lengths, [0, 80, 81, BYTES].map(|length| (length, from)));
+        let error = batch.receive(socket.as_fd()).err().unwrap();
+        assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+    }
+}

@@ -1,0 +1,212 @@
+//! How the event loop takes in what somebody says of a backend, or refuses it.
+
+use std::time::Instant;
+
+use lb_common::wire::Readiness;
+use lb_core::report_keys::{BackendKey, Keys};
+use tracing::{info, warn};
+
+use super::event_loop::Server;
+use super::query::{Refusal, SaidLoad, Told, Verb};
+use super::registrations::Who;
+use crate::config::{Backend, Utilization};
+use crate::name::Name;
+use crate::reports::load::Load;
+use crate::reports::{MAX_BACKENDS, word};
+use crate::status::SCHEMA;
+
+impl Server {
+    /// Takes in what somebody says.
+    ///
+    /// # Errors
+    /// Why it is not taken in.
+    pub fn told(&mut self, verb: Verb, who: Who, now: Instant) -> Result<Told, Refusal> {
+        match verb {
+            Verb::Operator { backend, lame_duck } => self.operator(backend, lame_duck, who, now),
+            Verb::Load { backend, load } => self.load(backend, load, now),
+            Verb::Register { backend, keys, readiness, hold, is_leased } => {
+                let mut wanted = keys.map(|keys| Backend::new(backend, keys));
+                if let (Some(wanted), Some(hold)) = (&mut wanted, hold) {
+                    wanted.hold = hold;
+                }
+                self.register(backend, wanted, readiness, who, is_leased, now)
+            }
+            Verb::Readiness { registration, readiness } => self.readiness(registration, readiness, now),
+            Verb::Unregister { registration } => {
+                let name = self.registrations.unregister(registration).ok_or_else(no_registration)?;
+                info!(backend = %name, "a program gives its backend back");
+                if self.is_configured(name) {
+                    // Its check may have passed while the program still ran: that must not make a backend ready that has just ended.
+                    self.checks.restart(name);
+                    self.said(name, |server| {
+                        if let Some(entry) = server.reports.get_mut(name) {
+                            entry.check_anew(now);
+                            entry.runner(None, now);
+                        }
+                    });
+                } else {
+                    self.reports.remove(name);
+                }
+                Ok(self.about(&[name], now))
+            }
+        }
+    }
+
+    fn operator(
+        &mut self,
+        backend: Option<Name>,
+        lame_duck: bool,
+        who: Who,
+        now: Instant,
+    ) -> Result<Told, Refusal> {
+        let names = self.names(backend)?;
+        for name in &names {
+            if lame_duck {
+                self.lame_ducks.insert(*name);
+            } else {
+                self.lame_ducks.remove(name);
+            }
+            self.said(*name, |server| {
+                if let Some(entry) = server.reports.get_mut(*name) {
+                    entry.operator(lame_duck, now);
+                }
+            });
+            info!(backend = %name, lame_duck, user = who.user, process = who.process, "the operator says");
+        }
+        self.keeper.keep(&self.lame_ducks);
+        Ok(self.about(&names, now))
+    }
+
+    fn load(&mut self, backend: Option<Name>, said: SaidLoad, now: Instant) -> Result<Told, Refusal> {
+        let names = self.names(backend)?;
+        let [name] = names[..] else {
+            let text = format!("there are {} backends: name one of {}", names.len(), list(&names));
+            return Err(Refusal::Wrong(text));
+        };
+        let configured = self.config.backends.iter().find(|backend| backend.name == name);
+        if configured.is_some_and(|backend| backend.utilization == Utilization::Off) {
+            return Err(Refusal::Wrong(format!("utilization of {name} is \"off\" in the configuration")));
+        }
+        let SaidLoad { qps, eps, utilization, window, valid_for } = said;
+        if let Some(entry) = self.reports.get_mut(name) {
+            entry.loaded(Load { qps, eps, utilization, window, measured: now }, now + valid_for, now);
+        }
+        Ok(self.about(&[name], now))
+    }
+
+    fn register(
+        &mut self,
+        name: Name,
+        wanted: Option<Backend>,
+        readiness: Readiness,
+        who: Who,
+        is_leased: bool,
+        now: Instant,
+    ) -> Result<Told, Refusal> {
+        let configured = self.config.backends.iter().find(|backend| backend.name == name);
+        match (configured, &wanted) {
+            (None, None) => {
+                let text = format!(
+                    "no backend {name} is configured here, and no key was given: the agent could not report it"
+                );
+                return Err(Refusal::Absent(text));
+            }
+            (Some(configured), Some(wanted)) if !agree(&configured.keys, &wanted.keys) => {
+                let text = format!(
+                    "the configuration has other keys for {name}: leave yours out, or correct one of them"
+                );
+                return Err(Refusal::Wrong(text));
+            }
+            _ => {}
+        }
+        if self.reports.get(name).is_none() && self.reports.iter().count() >= MAX_BACKENDS {
+            return Err(Refusal::Wrong(format!(
+                "this agent has {MAX_BACKENDS} backends already, which is the most"
+            )));
+        }
+        let mut id = [0; 8];
+        crate::keys::fill(&mut id).map_err(|error| Refusal::Wrong(format!("{error:#}")))?;
+        // Numbers in JSON are exact up to 53 bits.
+        let id = u64::from_le_bytes(id) >> 11;
+        if let Err(first) = self.registrations.register(name, id, who, is_leased, now) {
+            warn!(backend = %name, first = %first, refused = %who, "two programs claim one backend; the first keeps it");
+            return Err(Refusal::Taken(format!(
+                "{first} runs {name} already: stop that first, or name another backend"
+            )));
+        }
+        info!(backend = %name, user = who.user, process = who.process, readiness = word(readiness), "a program runs a backend");
+        if let (None, Some(wanted)) = (configured, wanted) {
+            self.have(&wanted, now);
+        }
+        self.said(name, |server| server.runner(name, Some(readiness), now));
+        Ok(Told { registration: Some(id), ..self.about(&[name], now) })
+    }
+
+    fn readiness(&mut self, id: u64, readiness: Option<Readiness>, now: Instant) -> Result<Told, Refusal> {
+        let name = self.registrations.refresh(id, now).ok_or_else(no_registration)?;
+        if let Some(readiness) = readiness {
+            self.said(name, |server| server.runner(name, Some(readiness), now));
+        }
+        Ok(self.about(&[name], now))
+    }
+
+    fn runner(&mut self, name: Name, says: Option<Readiness>, now: Instant) {
+        if let Some(entry) = self.reports.get_mut(name) {
+            entry.runner(says, now);
+        }
+    }
+
+    /// Does something that may change a backend's readiness, and logs that.
+    fn said(&mut self, name: Name, change: impl FnOnce(&mut Self)) {
+        let readiness = |server: &Self| server.reports.get(name).map(crate::reports::entry::Entry::readiness);
+        let before = readiness(self);
+        change(self);
+        if let Some(entry) = self.reports.get(name)
+            && Some(entry.readiness()) != before
+        {
+            let why = entry.why();
+            info!(backend = %name, readiness = word(entry.readiness()), why, "a backend's readiness has changed");
+        }
+    }
+
+    fn names(&self, backend: Option<Name>) -> Result<Vec<Name>, Refusal> {
+        let all: Vec<Name> = self.reports.iter().map(|(name, _)| name).collect();
+        match backend {
+            Some(name) if all.contains(&name) => Ok(vec![name]),
+            Some(name) => {
+                Err(Refusal::Absent(format!("there is no backend {name} here, only {}", list(&all))))
+            }
+            None if all.is_empty() => Err(Refusal::Absent("there is no backend here".to_owned())),
+            None => Ok(all),
+        }
+    }
+
+    fn about(&self, names: &[Name], now: Instant) -> Told {
+        let entries = || names.iter().filter_map(|name| self.reports.get(*name));
+        Told {
+            schema: SCHEMA,
+            unheard: entries().map(|entry| entry.unheard(now)).sum(),
+            is_new: entries().any(|entry| entry.is_new(now)),
+            registration: None,
+            backends: names.iter().map(ToString::to_string).collect(),
+        }
+    }
+}
+
+/// Whether whoever asks with either's keys is understood.
+fn agree(configured: &Keys<BackendKey>, given: &Keys<BackendKey>) -> bool {
+    given.all().iter().all(|key| configured.get(key.id) == Some(key.key))
+}
+
+fn no_registration() -> Refusal {
+    Refusal::Absent(
+        "there is no such registration: the agent was started anew, or took the program for dead".to_owned(),
+    )
+}
+
+fn list(names: &[Name]) -> String {
+    if names.is_empty() {
+        return "none".to_owned();
+    }
+    names.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}

@@ -1,0 +1,82 @@
+//! How much of what it can use a backend uses: of its cgroup, what it has run on processors and how long somebody in it
+//! has waited for one.
+//!
+//! Both together, because use alone does not rise when neighbours take the processors. Here is the arithmetic; what the files
+//! say is for `cgroup` to read.
+
+use std::time::{Duration, Instant};
+
+mod cgroup;
+
+mod mounts;
+
+pub use cgroup::{Measured, measure};
+pub use mounts::Mounts;
+
+/// What a cgroup had used at some time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Usage {
+    /// When it was read.
+    pub at: Instant,
+    /// Time on processors, of all its threads together.
+    pub used: Duration,
+    /// Time in which somebody waited for one, if the kernel counts it.
+    pub waited: Option<Duration>,
+    /// What it can use, in thousandths of a processor.
+    pub cores: u32,
+}
+
+impl Usage {
+    /// The utilization since another reading, in thousandths, and over how long that is; `None` if that cannot be told, as after the
+    /// cgroup was made anew.
+    pub fn since(&self, before: &Self) -> Option<(u32, Duration)> {
+        let window = self.at.checked_duration_since(before.at).filter(|window| !window.is_zero())?;
+        let used = self.used.checked_sub(before.used)?;
+        let cores = u128::from(self.cores.max(1));
+        let of_capacity = used.as_micros() * 1_000_000 / (window.as_micros().max(1) * cores);
+        let waited = match (self.waited, before.waited) {
+            (Some(now), Some(before)) => now.checked_sub(before)?,
+            // It came or went with a change of the kernel's accounting.
+            (None, _) | (_, None) => Duration::ZERO,
+        };
+        // Throttling is counted by processor, and may take longer than the time itself.
+        let share = (waited.as_micros() * 1000 / window.as_micros().max(1)).min(1000);
+        Some((u32::try_from(of_capacity + share).unwrap_or(u32::MAX - 1), window))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn utilization_is_use_of_what_there_is_and_the_share_of_time_that_was_waited() {
+        let start = Instant::now();
+        let usage = |ms: u64, used: u64, waited: Option<u64>, cores| Usage {
+            at: start + Duration::from_millis(ms),
+            used: Duration::from_millis(used),
+            waited: waited.map(Duration::from_millis),
+            cores,
+        };
+        let begin = usage(0, 5000, Some(100), 1500);
+        let cases = [
+            (usage(2000, 5000, Some(100), 1500), Some(0)),
+            (usage(2000, 8000, Some(100), 1500), Some(1000)),
+            (usage(2000, 6500, Some(100), 1500), Some(500)),
+            (usage(2000, 6500, Some(1100), 1500), Some(1000)),
+            (usage(2000, 8000, Some(99_999), 1500), Some(2000)),
+            (usage(2000, 6500, None, 1500), Some(500)),
+            (usage(2000, 4999, Some(100), 1500), None),
+            (usage(2000, 6500, Some(99), 1500), None),
+            (usage(0, 6500, Some(100), 1500), None),
+            (usage(2000, 6000, Some(100), 0), Some(500_000)),
+        ];
+        for (now, expected) in cases {
+            assert_eq!(now.since(&begin).map(|(utilization, _)| utilization), expected, "{now:?}");
+        }
+        assert_eq!(
+            usage(2000, 5000, None, 1).since(&begin).map(|(_, window)| window),
+            Some(Duration::from_secs(2))
+        );
+    }
+}

@@ -1,0 +1,167 @@
+//! What the files of a cgroup say of processors, in both versions of cgroups.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::thread::available_parallelism;
+use std::time::{Duration, Instant};
+
+use super::{Mounts, Usage};
+
+/// What was read, or why nothing.
+pub type Measured = Result<Usage, String>;
+
+/// Reads what a cgroup has used. `cores` is what it can use, in thousandths, where that is configured.
+///
+/// # Errors
+/// If it is not there or says nothing of processors, in words.
+pub fn measure(mounts: &Mounts, cgroup: &Path, cores: Option<u32>, now: Instant) -> Measured {
+    // Where version 1 has the controller, it has the limits as well, whatever version 2 counts.
+    let first = mounts.cpu.as_ref().map(|cpu| (cpu, mounts.cpuacct.as_ref().unwrap_or(cpu)));
+    match (first, &mounts.unified) {
+        (Some((cpu, cpuacct)), _) if cpu.join(cgroup).is_dir() => {
+            version_1(cpu, &cpuacct.join(cgroup), cgroup, cores, now)
+        }
+        (_, Some(unified)) => version_2(unified, cgroup, cores, now),
+        (Some(_), None) => Err(format!("there is no cgroup {}", cgroup.display())),
+        (None, None) => Err("no cgroups are mounted".to_owned()),
+    }
+}
+
+fn version_2(mount: &Path, cgroup: &Path, cores: Option<u32>, now: Instant) -> Measured {
+    let directory = mount.join(cgroup);
+    let stat = read(&directory.join("cpu.stat"))?;
+    let used = field(&stat, "usage_usec").ok_or("its cpu.stat has no usage_usec")?;
+    // Without pressure stall information (psi=0) what a limit has cost is known at least.
+    let pressure = fs::read_to_string(directory.join("cpu.pressure")).ok();
+    let waited = pressure.as_deref().and_then(some_total).or_else(|| field(&stat, "throttled_usec"));
+    let limit = || least(mount, cgroup, |directory| quota_2(&read(&directory.join("cpu.max")).ok()?));
+    Ok(Usage {
+        at: now,
+        used: Duration::from_micros(used),
+        waited: waited.map(Duration::from_micros),
+        cores: cores.or_else(limit).unwrap_or_else(host),
+    })
+}
+
+fn version_1(cpu: &Path, acct: &Path, cgroup: &Path, cores: Option<u32>, now: Instant) -> Measured {
+    let usage = read(&acct.join("cpuacct.usage"))?;
+    let used = usage.trim().parse().map_err(|_| "its cpuacct.usage has no number".to_owned())?;
+    let stat = read(&cpu.join(cgroup).join("cpu.stat"))?;
+    let limit = || {
+        least(cpu, cgroup, |directory| {
+            let number = |file: &str| read(&directory.join(file)).ok()?.trim().parse::<u64>().ok();
+            // No limit is written as -1, which is no such number.
+            ratio(number("cpu.cfs_quota_us")?, number("cpu.cfs_period_us")?)
+        })
+    };
+    Ok(Usage {
+        at: now,
+        used: Duration::from_nanos(used),
+        waited: field(&stat, "throttled_time").map(Duration::from_nanos),
+        cores: cores.or_else(limit).unwrap_or_else(host),
+    })
+}
+
+fn read(path: &Path) -> Result<String, String> {
+    fs::read_to_string(path).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => format!("there is no {}", path.display()),
+        _ => format!("read {}: {error}", path.display()),
+    })
+}
+
+/// The smallest limit of a cgroup and those above it, up to the mount.
+fn least(mount: &Path, cgroup: &Path, limit: impl Fn(&Path) -> Option<u32>) -> Option<u32> {
+    let levels = cgroup.ancestors().take_while(|level| !level.as_os_str().is_empty());
+    let directories = levels.map(|level| -> PathBuf { mount.join(level) });
+    directories.filter_map(|directory| limit(&directory)).min()
+}
+
+/// The number behind a word, in a file of such lines.
+fn field(text: &str, name: &str) -> Option<u64> {
+    let lines = text.lines().filter_map(|line| line.split_once(' '));
+    lines.filter(|(word, _)| *word == name).find_map(|(_, number)| number.trim().parse().ok())
+}
+
+/// Microseconds in which some task waited, of a file of pressure.
+fn some_total(text: &str) -> Option<u64> {
+    let line = text.lines().find(|line| line.starts_with("some "))?;
+    line.split(' ').find_map(|word| word.strip_prefix("total="))?.parse().ok()
+}
+
+/// The limit in `cpu.max`.
+fn quota_2(text: &str) -> Option<u32> {
+    let (quota, period) = text.trim().split_once(' ')?;
+    ratio(quota.parse().ok()?, period.parse().ok()?)
+}
+
+/// In thousandths of a processor.
+fn ratio(quota: u64, period: u64) -> Option<u32> {
+    let thousandths = quota.checked_mul(1000)?.checked_div(period)?;
+    u32::try_from(thousandths.max(1)).ok()
+}
+
+/// The processors of this host that this process may use.
+fn host() -> u32 {
+    let processors = available_parallelism().map_or(1, usize::from);
+    u32::try_from(processors).unwrap_or(1).saturating_mul(1000)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tree(files: &[(&str, &str)]) -> tempfile::TempDir {
+        let folder = tempfile::tempdir().unwrap();
+        for (path, text) in files {
+            let path = folder.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        folder
+    }
+
+    fn usage(mounts: &Mounts, cores: Option<u32>) -> Result<(u64, Option<u64>, u32), String> {
+        let micros = |duration: Duration| u64::try_from(duration.as_micros()).unwrap();
+        let usage = measure(mounts, Path::new("a/b"), cores, Instant::now())?;
+        Ok((micros(usage.used), usage.waited.map(micros), usage.cores))
+    }
+
+    #[test]
+    fn version_2_with_limits_and_pressure() {
+        let pressure = "some avg10=0.00 avg60=0.00 avg300=0.00 total=77\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=5\n";
+        let stat = "usage_usec 1234\nuser_usec 1000\nnr_throttled 1\nthrottled_usec 55\n";
+        let folder = tree(&[
+            ("a/cpu.max", "150000 100000\n"),
+            ("a/b/cpu.max", "max 100000\n"),
+            ("a/b/cpu.stat", stat),
+            ("a/b/cpu.pressure", pressure),
+        ]);
+        let mounts = Mounts { unified: Some(folder.path().to_owned()), ..Mounts::default() };
+        assert_eq!(usage(&mounts, None), Ok((1234, Some(77), 1500)));
+        assert_eq!(usage(&mounts, Some(250)), Ok((1234, Some(77), 250)));
+        fs::remove_file(folder.path().join("a/b/cpu.pressure")).unwrap();
+        fs::write(folder.path().join("a/cpu.max"), "max 100000\n").unwrap();
+        assert_eq!(usage(&mounts, None), Ok((1234, Some(55), host())));
+        fs::write(folder.path().join("a/b/cpu.stat"), "nonsense").unwrap();
+        assert_eq!(usage(&mounts, None), Err("its cpu.stat has no usage_usec".to_owned()));
+        fs::remove_dir_all(folder.path().join("a")).unwrap();
+        assert!(usage(&mounts, None).unwrap_err().starts_with("there is no "));
+        assert_eq!(usage(&Mounts::default(), None), Err("no cgroups are mounted".to_owned()));
+    }
+
+    #[test]
+    fn version_1_with_its_quota() {
+        let folder = tree(&[
+            ("cpu/a/b/cpu.cfs_quota_us", "50000\n"),
+            ("cpu/a/b/cpu.cfs_period_us", "100000\n"),
+            ("cpu/a/cpu.cfs_quota_us", "-1\n"),
+            ("cpu/a/cpu.cfs_period_us", "100000\n"),
+            ("cpu/a/b/cpu.stat", "nr_periods 5\nthrottled_time 9000\n"),
+            ("acct/a/b/cpuacct.usage", "1234000\n"),
+        ]);
+        let at = |name: &str| Some(folder.path().join(name));
+        let mounts = Mounts { cpu: at("cpu"), cpuacct: at("acct"), unified: at("none") };
+        assert_eq!(usage(&mounts, None), Ok((1234, Some(9), 500)));
+    }
+}

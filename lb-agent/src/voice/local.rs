@@ -1,0 +1,45 @@
+//! A voice by an agent within this process.
+
+use lb_common::wire::Readiness;
+use tokio::sync::mpsc;
+
+use super::Voice;
+use crate::name::Name;
+use crate::serve::Agent;
+use crate::serve::query::{Query, Told, Verb, tell};
+use crate::serve::registrations::Who;
+
+/// Speaks for one backend of an agent within this process.
+pub struct LocalVoice {
+    queries: mpsc::Sender<Query>,
+    registration: u64,
+}
+
+impl LocalVoice {
+    /// Speaks for a backend that the agent is configured with, which is like this now.
+    ///
+    /// # Errors
+    /// If the agent does not have the backend.
+    pub async fn new(agent: &Agent, backend: Name, readiness: Readiness) -> anyhow::Result<Self> {
+        let verb = Verb::Register { backend, keys: None, readiness, hold: None, is_leased: false };
+        let queries = agent.queries().clone();
+        let told = tell(&queries, verb, Who::this()).await??;
+        let registration = told.registration.expect("who registers is told its number");
+        Ok(Self { queries, registration })
+    }
+
+    async fn readiness(&self, readiness: Option<Readiness>) -> anyhow::Result<Told> {
+        let verb = Verb::Readiness { registration: self.registration, readiness };
+        Ok(tell(&self.queries, verb, Who::this()).await??)
+    }
+}
+
+impl Voice for LocalVoice {
+    async fn say(&mut self, readiness: Readiness) -> anyhow::Result<()> {
+        self.readiness(Some(readiness)).await.map(drop)
+    }
+
+    async fn unheard(&mut self) -> anyhow::Result<usize> {
+        Ok(self.readiness(None).await?.awaited())
+    }
+}

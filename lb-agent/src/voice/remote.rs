@@ -1,0 +1,137 @@
+//! A voice by the host's agent: a registration, and a task that shows again and again that this program lives.
+//!
+//! An agent that is started anew has forgotten who is registered. The task tells it what was said last, so that a restart of the
+//! agent is no event for the program.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use lb_common::wire::Readiness;
+use lb_core::report_keys::{BackendKey, Keys};
+use tokio::sync::Mutex;
+use tokio::task::JoinHandle;
+use tracing::{info, warn};
+
+use super::Voice;
+use crate::client::{Client, ClientError};
+use crate::keys;
+use crate::name::Name;
+use crate::reports::word;
+use crate::serve::query::Told;
+use crate::serve::registrations::LEASE;
+
+/// Speaks for one backend by the host's agent. Without a farewell ([`RemoteVoice::leave`]) the agent takes the program for dead.
+pub struct RemoteVoice {
+    link: Arc<Mutex<Link>>,
+    showing: JoinHandle<()>,
+}
+
+/// What is known of the registration. One request at a time.
+struct Link {
+    client: Client,
+    backend: Name,
+    keys: Option<Keys<BackendKey>>,
+    hold: Option<Duration>,
+    said: Readiness,
+    registration: Option<u64>,
+}
+
+impl RemoteVoice {
+    /// Registers with the agent that has this directory. The keys are for a backend that the agent's configuration does not have.
+    ///
+    /// # Errors
+    /// If no agent answers there, it refuses, or another program runs the backend.
+    pub async fn register(
+        run: &Path,
+        backend: Name,
+        keys: Option<Keys<BackendKey>>,
+        hold: Option<Duration>,
+        readiness: Readiness,
+    ) -> Result<Self, ClientError> {
+        let client = Client::new(run);
+        let mut link = Link { client, backend, keys, hold, said: readiness, registration: None };
+        link.register().await?;
+        let link = Arc::new(Mutex::new(link));
+        let showing = tokio::spawn(show(Arc::clone(&link)));
+        Ok(Self { link, showing })
+    }
+
+    /// Gives the backend back. What was said last is what clients remember.
+    ///
+    /// # Errors
+    /// If the agent cannot be told; it then takes this program for dead.
+    pub async fn leave(self) -> Result<(), ClientError> {
+        self.showing.abort();
+        let mut link = self.link.lock().await;
+        let Some(registration) = link.registration.take() else { return Ok(()) };
+        let said = [("registration", registration.to_string())];
+        link.client.tell::<Told>("/v1/unregister", &said).await.map(drop)
+    }
+}
+
+impl Drop for RemoteVoice {
+    fn drop(&mut self) {
+        self.showing.abort();
+    }
+}
+
+impl Voice for RemoteVoice {
+    async fn say(&mut self, readiness: Readiness) -> anyhow::Result<()> {
+        let mut link = self.link.lock().await;
+        // Also if it fails now: then the task says it as soon as the agent answers.
+        link.said = readiness;
+        link.tell().await?;
+        Ok(())
+    }
+
+    async fn unheard(&mut self) -> anyhow::Result<usize> {
+        Ok(self.link.lock().await.tell().await?.awaited())
+    }
+}
+
+impl Link {
+    async fn register(&mut self) -> Result<Told, ClientError> {
+        let mut said = vec![("backend", self.backend.to_string()), ("readiness", word(self.said).to_owned())];
+        said.extend(self.keys.as_ref().map(|keys| ("keys", keys::lines(keys))));
+        said.extend(self.hold.map(|hold| ("hold_ms", hold.as_millis().to_string())));
+        let told: Told = self.client.tell("/v1/register", &said).await?;
+        self.registration = told.registration;
+        Ok(told)
+    }
+
+    /// Says what holds, which also shows that this program lives; registers anew where the agent does not know it.
+    async fn tell(&mut self) -> Result<Told, ClientError> {
+        let Some(registration) = self.registration else { return self.register().await };
+        let said = [("registration", registration.to_string()), ("readiness", word(self.said).to_owned())];
+        match self.client.tell("/v1/readiness", &said).await {
+            Err(ClientError::Absent(_)) => {
+                self.registration = None;
+                let told = self.register().await?;
+                info!(backend = %self.backend, "registered anew with the agent");
+                Ok(told)
+            }
+            told => told,
+        }
+    }
+}
+
+/// Until the voice is dropped.
+async fn show(link: Arc<Mutex<Link>>) {
+    let mut ticks = tokio::time::interval(LEASE / 3);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut is_silent = false;
+    loop {
+        ticks.tick().await;
+        let mut link = link.lock().await;
+        match link.tell().await {
+            Ok(_) => is_silent = false,
+            Err(error) => {
+                if !is_silent {
+                    warn!(backend = %link.backend, %error, "the agent is not told how the backend is; trying on");
+                }
+                is_silent = true;
+            }
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! What the tests run: `run` is `socklb agent run` with an agent that writes down what it is told, `serve` is an application
+//! that writes down which signals it gets. Both write lines to the same file, so that it has their order.
+
+use std::fs::OpenOptions;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::thread;
+
+use anyhow::Context;
+use clap::{Parser, Subcommand};
+use lb_agent::run::Args;
+use lb_agent::voice::Voice;
+use lb_common::wire::Readiness;
+use lb_core::service::Protocol;
+use tokio::signal::unix::{SignalKind, signal};
+
+#[derive(Parser)]
+struct Cli {
+    /// Where lines are written to.
+    log: PathBuf,
+    /// Of the backend.
+    address: SocketAddr,
+    #[command(subcommand)]
+    command: Role,
+}
+
+#[derive(Subcommand)]
+enum Role {
+    /// Runs a command as the backend.
+    Run(Args),
+    /// Serves: sends back what it gets.
+    Serve {
+        /// Takes SIGTERM and goes on.
+        #[arg(long)]
+        stubborn: bool,
+        /// Ends, and leaves the server behind in a session of its own.
+        #[arg(long)]
+        fork: bool,
+    },
+}
+
+fn main() -> anyhow::Result<ExitCode> {
+    let Cli { log, address, command } = Cli::parse();
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+    match command {
+        Role::Run(args) => {
+            let status = runtime.block_on(lb_agent::run::run(args, Protocol::Tcp, address, Diary { log }))?;
+            Ok(status.end())
+        }
+        Role::Serve { stubborn, fork } => {
+            if fork {
+                let mut words = std::env::args_os().filter(|word| word != "--fork");
+                let program = words.next().context("its own name")?;
+                Command::new(program).args(words).process_group(0).spawn()?;
+                return Ok(ExitCode::SUCCESS);
+            }
+            serve(&log, address)?;
+            runtime.block_on(take_signals(&log, stubborn))
+        }
+    }
+}
+
+fn write(log: &Path, line: &str) -> anyhow::Result<()> {
+    let mut file = OpenOptions::new().append(true).create(true).open(log)?;
+    // One write: lines of several processes do not mix.
+    file.write_all(format!("{line}\n").as_bytes())?;
+    Ok(())
+}
+
+/// Writes down what it is told. It fails while a file `broken` is beside the log, and somebody has not heard while there is a
+/// file `unheard`.
+struct Diary {
+    log: PathBuf,
+}
+
+impl Voice for Diary {
+    async fn say(&mut self, readiness: Readiness) -> anyhow::Result<()> {
+        anyhow::ensure!(!self.log.with_file_name("broken").exists(), "the agent is broken");
+        write(&self.log, &format!("said {readiness:?}"))
+    }
+
+    async fn unheard(&mut self) -> anyhow::Result<usize> {
+        Ok(usize::from(self.log.with_file_name("unheard").exists()))
+    }
+}
+
+fn serve(log: &Path, address: SocketAddr) -> anyhow::Result<()> {
+    let listener = TcpListener::bind(address).with_context(|| format!("listen at {address}"))?;
+    write(log, &format!("app {}", std::process::id()))?;
+    thread::spawn(move || {
+        for mut stream in listener.incoming().flatten() {
+            thread::spawn(move || {
+                let mut bytes = [0; 1024];
+                while let Ok(length @ 1..) = stream.read(&mut bytes) {
+                    let _ = stream.write_all(&bytes[..length]);
+                }
+            });
+        }
+    });
+    Ok(())
+}
+
+async fn take_signals(log: &Path, stubborn: bool) -> anyhow::Result<ExitCode> {
+    // SIGRTMIN + 3 as libc counts, which systemd uses for itself.
+    const REAL_TIME: i32 = 37;
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut hangup = signal(SignalKind::hangup())?;
+    let mut user1 = signal(SignalKind::user_defined1())?;
+    let mut user2 = signal(SignalKind::user_defined2())?;
+    let mut window = signal(SignalKind::window_change())?;
+    let mut real_time = signal(SignalKind::from_raw(REAL_TIME))?;
+    write(log, "app takes signals")?;
+    loop {
+        let name = tokio::select! {
+            _ = terminate.recv() => "TERM",
+            _ = interrupt.recv() => "INT",
+            _ = hangup.recv() => "HUP",
+            _ = user1.recv() => "USR1",
+            _ = user2.recv() => "USR2",
+            _ = window.recv() => "WINCH",
+            _ = real_time.recv() => "37",
+        };
+        write(log, &format!("app got {name}"))?;
+        if ["TERM", "INT"].contains(&name) && !stubborn {
+            return Ok(ExitCode::SUCCESS);
+        }
+    }
+}

@@ -1,0 +1,274 @@
+//! An agent over real sockets: who is answered, who is told, and what everybody may read.
+
+mod stage;
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::sync::Arc;
+use std::time::Duration;
+
+use lb_agent::check::Check;
+use lb_agent::client::ClientError;
+use lb_agent::config::{self, Backend, HealthCheck};
+use lb_agent::serve::{Role, start};
+use lb_agent::voice::{LocalVoice, RemoteVoice, Voice as _};
+use lb_common::wire::{Kind, Readiness};
+use stage::{Asker, Stage, backend, keys, name};
+
+fn refused(status: &lb_agent::status::Status) -> u64 {
+    status.datagrams.refused.values().sum()
+}
+
+/// Until all have heard: an agent that is new waits for who may not have asked yet.
+async fn all_have_heard(voice: &mut LocalVoice) {
+    let look = async {
+        let mut looks = tokio::time::interval(Duration::from_millis(10));
+        while voice.unheard().await.expect("the agent answers") > 0 {
+            looks.tick().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), look).await.expect("all have heard");
+}
+
+#[tokio::test]
+async fn a_change_is_pushed_to_who_has_asked_twice_and_is_heard_when_it_asks_again() {
+    let stage = Stage::with(vec![backend()]).await;
+    let mut voice = LocalVoice::new(&stage.agent, name(), Readiness::Ready).await.unwrap();
+    let mut asker = Asker::of(&stage.agent).await;
+    let first = asker.ask(0).await;
+    assert_eq!(first.readiness(), Some(Readiness::Ready));
+    assert_eq!((first.valid_for.to_host(), first.hold.to_host()), (45_000, 600_000));
+    asker.ask(first.cookie).await;
+    all_have_heard(&mut voice).await;
+    voice.say(Readiness::LameDuck).await.unwrap();
+    assert_eq!(voice.unheard().await.unwrap(), 1);
+    let push = asker.hear().await;
+    assert_eq!((push.kind(), push.readiness()), (Some(Kind::Push), Some(Readiness::LameDuck)));
+    let newer = |push: u32, base: u32| push > base;
+    assert!(newer(push.counter.to_host(), first.counter.to_host()));
+    asker.ask(push.cookie).await;
+    all_have_heard(&mut voice).await;
+}
+
+#[tokio::test]
+async fn what_is_no_authentic_request_is_counted_and_changes_nothing() {
+    let stage = Stage::with(vec![backend()]).await;
+    let mut asker = Asker::of(&stage.agent).await;
+    let answer = asker.ask(0).await;
+    let mut forged = asker.request(0);
+    forged.nonce ^= 1;
+    let mut elsewhere = asker.request(0);
+    elsewhere.port = lb_common::net::Be16::from_host(81);
+    asker.send(forged.bytes()).await;
+    asker.send(elsewhere.bytes()).await;
+    asker.send(answer.bytes()).await;
+    asker.send(&[0; 79]).await;
+    asker.send(&[0; 1000]).await;
+    let status = stage.until(|status| refused(status) == 5).await;
+    let count = |why: &str| status.datagrams.refused[why];
+    let kinds = ["forged", "unknown-name", "not-a-request", "malformed-length"];
+    assert_eq!(kinds.map(count), [1, 1, 1, 2]);
+    assert_eq!((status.datagrams.answered, status.backends[0].subscribers), (1, 0));
+}
+
+#[tokio::test]
+async fn everybody_may_read_whether_a_backend_is_ready_and_why() {
+    let stage = Stage::with(vec![backend()]).await;
+    let mut voice = LocalVoice::new(&stage.agent, name(), Readiness::Ready).await.unwrap();
+    for (readiness, ready, live) in [
+        (Readiness::Ready, 200, 200),
+        (Readiness::LameDuck, 503, 200),
+        (Readiness::Down, 503, 503),
+        (Readiness::Unknown, 503, 200),
+    ] {
+        voice.say(readiness).await.unwrap();
+        assert_eq!(stage.page("/readyz").await.0, ready, "{readiness:?}");
+        assert_eq!(stage.page("/healthz").await.0, ready, "{readiness:?}");
+        assert_eq!(stage.page("/livez").await.0, live, "{readiness:?}");
+    }
+    let (code, text) = stage.page("/readyz?backend=10.0.0.1:80").await;
+    assert_eq!((code, text.as_str()), (503, "10.0.0.1:80: unknown: the program that runs it says so\n"));
+    assert_eq!(stage.page("/readyz?backend=10.0.0.1:81").await.0, 404);
+    assert_eq!(stage.page("/readyz?backend=x").await.0, 400);
+    let (code, text) = stage.page("/metrics").await;
+    assert_eq!(code, 200);
+    let line = "socklb_agent_backend_readiness{backend=\"10.0.0.1:80\",readiness=\"unknown\"} 1.0";
+    assert!(text.lines().any(|known| known == line) && text.ends_with("# EOF\n"), "{text}");
+    let names: Vec<_> = text.lines().filter(|line| line.starts_with("# TYPE")).collect();
+    assert_eq!(names.iter().collect::<BTreeSet<_>>().len(), names.len());
+}
+
+#[tokio::test]
+async fn an_operator_takes_a_backend_out_also_over_a_restart() {
+    let stage = Stage::with(vec![backend()]).await;
+    let _voice = LocalVoice::new(&stage.agent, name(), Readiness::Ready).await.unwrap();
+    let told = stage.tell("/v1/lame-duck", &[]).await.unwrap();
+    assert_eq!(told.backends, ["10.0.0.1:80"]);
+    let before = stage.until(|status| status.backends[0].readiness == "lame-duck").await;
+    assert_eq!(before.backends[0].why, "the operator says so");
+    let error = stage.tell("/v1/ready", &[("backend", "10.0.0.1:81")]).await.unwrap_err();
+    assert_eq!(error, "there is no backend 10.0.0.1:81 here, only 10.0.0.1:80");
+    // It is kept by a thread of its own.
+    let kept = stage.folder.path().join("state/lame-ducks");
+    let waited = tokio::time::timeout(stage::DEADLINE, async {
+        while fs::read_to_string(&kept).unwrap_or_default() != "10.0.0.1:80\n" {
+            tokio::task::yield_now().await;
+        }
+    });
+    waited.await.expect("it is kept");
+    let Stage { folder, agent } = stage;
+    agent.stop().await;
+    let agent = start(stage::config(folder.path(), vec![backend()]), Role::Host, None).await.unwrap();
+    let stage = Stage { folder, agent };
+    let after = stage.status().await;
+    assert_eq!(after.backends[0].readiness, "lame-duck");
+    assert!(after.incarnation > before.incarnation);
+    stage.tell("/v1/ready", &[("backend", "10.0.0.1:80")]).await.unwrap();
+    assert_eq!(stage.status().await.backends[0].readiness, "unknown", "nobody says more of it");
+}
+
+#[tokio::test]
+async fn an_applications_word_on_its_load_is_believed_or_refused_with_what_would_be_right() {
+    let stage = Stage::with(vec![backend()]).await;
+    let said = [("utilization", "0.6"), ("qps", "100"), ("eps", "0")];
+    stage.tell("/v1/report", &said).await.unwrap();
+    let report = Asker::of(&stage.agent).await.ask(0).await;
+    assert_eq!(
+        [report.utilization, report.qps, report.eps].map(lb_common::net::Be32::to_host),
+        [600, 100_000, 0]
+    );
+    for (what, value, expected) in [
+        ("utilization", "-0.1", "utilization: -0.1 is out of range: write 0 to 4294967"),
+        ("qps", "1e300", "is out of range: write 0 to 4294967"),
+        ("eps", "NaN", "eps: NaN is out of range: write 0 to 4294967"),
+        ("valid_for_ms", "0", "valid-for is out of range: write 1ms to 1h"),
+        ("window_ms", "1", "nothing is said: write utilization, qps or eps"),
+    ] {
+        let error = stage.tell("/v1/report", &[(what, value)]).await.unwrap_err();
+        assert!(error.ends_with(expected), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn a_second_program_that_claims_a_backend_is_refused_and_shown() {
+    let stage = Stage::with(vec![]).await;
+    let run = stage.folder.path().join("run");
+    let register = |keys| RemoteVoice::register(&run, name(), keys, None, Readiness::LameDuck);
+    let error = register(None).await.err().unwrap().to_string();
+    assert!(error.contains("no backend 10.0.0.1:80 is configured here, and no key was given"), "{error}");
+    let mut first = register(Some(keys())).await.unwrap();
+    let error = register(Some(keys())).await.err().unwrap();
+    assert!(
+        matches!(&error, ClientError::Refused(why) if why.contains("runs 10.0.0.1:80 already")),
+        "{error}"
+    );
+    let status = stage.status().await;
+    assert!(status.faults[0].contains("1 others claimed it"), "{:?}", status.faults);
+    first.say(Readiness::Ready).await.unwrap();
+    assert_eq!(Asker::of(&stage.agent).await.ask(0).await.readiness(), Some(Readiness::Ready));
+    first.leave().await.unwrap();
+    assert_eq!(stage.status().await.backends, []);
+}
+
+#[tokio::test]
+async fn a_backend_that_has_ended_is_not_ready_by_a_check_that_passed_before() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let check = Some(HealthCheck::new(Check::Tcp(listener.local_addr().unwrap())));
+    let stage = Stage::with(vec![Backend { check, ..backend() }]).await;
+    stage.until(|status| status.backends[0].readiness == "ready").await;
+    let run = stage.folder.path().join("run");
+    let voice = RemoteVoice::register(&run, name(), None, None, Readiness::LameDuck).await.unwrap();
+    assert_eq!(stage.status().await.backends[0].readiness, "lame-duck");
+    drop(listener);
+    voice.leave().await.unwrap();
+    let after = stage.status().await.backends[0].readiness.clone();
+    assert!(after == "unknown" || after == "down", "{after}");
+    stage.until(|status| status.backends[0].readiness == "down").await;
+}
+
+#[tokio::test]
+async fn a_program_registers_anew_with_an_agent_that_was_started_anew() {
+    let stage = Stage::with(vec![]).await;
+    let run = stage.folder.path().join("run");
+    let mut voice =
+        RemoteVoice::register(&run, name(), Some(keys()), None, Readiness::LameDuck).await.unwrap();
+    voice.say(Readiness::Ready).await.unwrap();
+    let Stage { folder, agent } = stage;
+    agent.stop().await;
+    assert!(voice.say(Readiness::Ready).await.is_err());
+    let agent = start(stage::config(folder.path(), vec![]), Role::Host, None).await.unwrap();
+    let stage = Stage { folder, agent };
+    // By itself: nothing is said anew.
+    stage.until(|status| status.backends.first().is_some_and(|backend| backend.readiness == "ready")).await;
+    drop(voice);
+    let dead =
+        stage.until(|status| status.backends[0].runner.as_ref().is_some_and(|runner| !runner.alive)).await;
+    assert_eq!(dead.backends[0].readiness, "unknown", "it may still serve");
+}
+
+#[tokio::test]
+async fn another_configuration_is_taken_on_whole_or_not_at_all() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    fs::write(at("key"), format!("7 {}\n", "0f".repeat(16))).unwrap();
+    fs::set_permissions(at("key"), fs::Permissions::from_mode(0o600)).unwrap();
+    let text =
+        |more: &str| format!("{more}\n[[backend]]\naddress = '10.0.0.1:80'\nkey = 'key'\ncheck = 'off'\n");
+    let directories = "listen = '127.0.0.1:0'\nstate = 'state'\nrun = 'run'";
+    let write = |text: &str| {
+        fs::write(at("new"), text).unwrap();
+        fs::rename(at("new"), at("agent.toml")).unwrap();
+    };
+    write(&text(directories));
+    let file = at("agent.toml");
+    let reread = {
+        let file = file.clone();
+        Arc::new(move || Ok(config::read(&file)?))
+    };
+    let agent = start(config::read(&file).unwrap(), Role::Host, Some(reread)).await.unwrap();
+    let stage = Stage { folder, agent };
+    let at = |name: &str| stage.folder.path().join(name);
+    let write = |text: &str| {
+        fs::write(at("new"), text).unwrap();
+        fs::rename(at("new"), at("agent.toml")).unwrap();
+    };
+    // A change is seen by itself, also one that comes before its directory is watched.
+    let other = text("").replace(":80'", ":81'");
+    write(&(text(directories) + &other));
+    stage.until(|status| status.backends.len() == 2).await;
+    // A fault changes nothing, and is told.
+    write("listen = 7");
+    stage.agent.reload().await;
+    let error = |status: &lb_agent::status::Status| status.configuration.as_ref().unwrap().error.clone();
+    let status = stage.until(|status| error(status).is_some()).await;
+    assert!(error(&status).unwrap().contains("listen must be a list"), "{status:?}");
+    assert_eq!(status.backends.len(), 2);
+    // What takes a restart is named, and the rest is taken on. Keys are read again.
+    fs::write(at("key"), format!("8 {}\n", "0e".repeat(16))).unwrap();
+    write(&text("listen = '127.0.0.2:0'\nstate = 'state'\nrun = 'run'"));
+    stage.agent.reload().await;
+    let status = stage.until(|status| error(status).is_none() && status.backends.len() == 1).await;
+    assert_eq!(status.backends[0].keys, [8]);
+    assert_eq!(status.configuration.unwrap().takes_a_restart, ["listen"]);
+}
+
+#[tokio::test]
+async fn many_clients_are_told_and_each_is_heard_of() {
+    let stage = Stage::with(vec![backend()]).await;
+    let mut voice = LocalVoice::new(&stage.agent, name(), Readiness::Ready).await.unwrap();
+    let mut askers = Vec::new();
+    for _ in 0..200 {
+        let mut asker = Asker::of(&stage.agent).await;
+        let cookie = asker.ask(0).await.cookie;
+        asker.ask(cookie).await;
+        askers.push(asker);
+    }
+    voice.say(Readiness::LameDuck).await.unwrap();
+    for asker in &mut askers {
+        let push = asker.hear().await;
+        assert_eq!(push.readiness(), Some(Readiness::LameDuck));
+        asker.ask(push.cookie).await;
+    }
+    all_have_heard(&mut voice).await;
+}

@@ -1,0 +1,142 @@
+//! A run ends as its command does.
+
+use std::io::{Read, Write};
+use std::os::unix::process::ExitStatusExt;
+
+use rustix::process::{Signal, kill_process};
+
+use super::stage::{IN_PID_NAMESPACE, Run, Stage, eventually, piped, state};
+
+#[test]
+fn every_exit_code_is_the_commands() {
+    let stage = Stage::new();
+    let codes: Vec<i32> = (0..=255).collect();
+    for codes in codes.chunks(16) {
+        let start = |code: &i32| stage.start(&[], &["/bin/sh", "-c", &format!("exit {code}")]);
+        let runs: Vec<Run> = codes.iter().map(start).collect();
+        let ended: Vec<Option<i32>> = runs.into_iter().map(|mut run| run.end().code()).collect();
+        assert_eq!(ended, codes.iter().copied().map(Some).collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn a_command_that_a_signal_kills_kills_the_run_by_the_same() {
+    for signal in [Signal::TERM, Signal::KILL, Signal::INT, Signal::HUP, Signal::SEGV, Signal::USR1] {
+        let stage = Stage::new();
+        let mut run = stage.start(&[], &["/bin/sh", "-c", &format!("kill -{} $$", signal.as_raw())]);
+        assert_eq!(run.end().signal(), Some(signal.as_raw()), "{signal:?}");
+    }
+}
+
+#[test]
+fn what_cannot_be_started_is_not_announced() {
+    let stage = Stage::new();
+    std::fs::write(stage.file("text"), "no program").unwrap();
+    for (program, code) in [(stage.file("nobody"), 127), (stage.file("text"), 126)] {
+        assert_eq!(stage.start(&[], &[program]).end().code(), Some(code));
+    }
+    assert_eq!(stage.log(), Vec::<String>::new());
+}
+
+#[test]
+fn one_that_crashes_is_down() {
+    let stage = Stage::new();
+    let mut run = stage.serve(&[], &[]);
+    kill_process(stage.application(), Signal::KILL).unwrap();
+    assert_eq!(run.end().signal(), Some(9));
+    assert_eq!(stage.story(), ["said LameDuck", "said Ready", "said Down"]);
+}
+
+#[test]
+fn input_and_output_are_the_commands() {
+    let stage = Stage::new();
+    let mut run = Run::start(piped(&mut stage.command(&[], &["/bin/cat"])));
+    let mut input = run.child.stdin.take().unwrap();
+    input.write_all(b"through").unwrap();
+    drop(input);
+    let mut output = String::new();
+    run.child.stdout.take().unwrap().read_to_string(&mut output).unwrap();
+    assert_eq!((output.as_str(), run.end().code()), ("through", Some(0)));
+}
+
+#[test]
+fn a_command_that_forks_away_is_followed_to_its_end() {
+    let stage = Stage::new();
+    let mut run = stage.serve(&[], &["--fork"]);
+    let application = stage.application();
+    eventually("the first process has ended", || run.descendants(), |left| left == &[application]);
+    run.signal(Signal::HUP);
+    stage.until("app got HUP");
+    run.signal(Signal::TERM);
+    assert_eq!(run.end().code(), Some(0));
+    assert_eq!(
+        stage.story(),
+        ["said LameDuck", "said Ready", "app got HUP", "said LameDuck", "app got TERM"]
+    );
+}
+
+#[test]
+fn the_crash_of_one_that_has_forked_away_is_the_runs() {
+    let stage = Stage::new();
+    let mut run = stage.serve(&[], &["--fork"]);
+    let application = stage.application();
+    eventually("the first process has ended", || run.descendants(), |left| left == &[application]);
+    kill_process(application, Signal::ABORT).unwrap();
+    assert_eq!(run.end().signal(), Some(6));
+    assert_eq!(stage.story(), ["said LameDuck", "said Ready", "said Down"]);
+}
+
+#[test]
+fn orphans_are_reaped_and_what_a_crash_leaves_behind_is_ended() {
+    let stage = Stage::new();
+    let program = stage.program(&["serve"]);
+    let words: Vec<String> = program.iter().map(|word| word.to_string_lossy().into_owned()).collect();
+    // Three that end at once, and one that stays; none of them is waited for by the application.
+    let line = format!(
+        "(exit 1 &) ; (exit 2 &) ; (exit 3 &) ; (setsid /bin/sleep 600 &) ; exec {}",
+        words.join(" ")
+    );
+    let mut run = stage.start(&[], &["/bin/sh", "-c", &line]);
+    stage.until("app takes signals");
+    let left = eventually("only the living are left", || run.descendants(), |left| left.len() == 2);
+    assert!(left.iter().all(|pid| state(*pid) != Some('Z')));
+    kill_process(stage.application(), Signal::KILL).unwrap();
+    assert_eq!(run.end().signal(), Some(9));
+    assert!(left.into_iter().all(|pid| state(pid).is_none()));
+}
+
+#[test]
+fn as_process_1_it_reaps_orphans_and_its_exit_code_tells_of_a_signal() {
+    let stage = Stage::new();
+    for (line, code) in [
+        ("exit 7", 7),
+        // Process 1 is not killed by a signal of its own.
+        ("kill -TERM $$", 143),
+        // The application is what it has left behind, and ends once the command has been reaped.
+        (r#"(setsid /bin/sh -c "while kill -0 $$ 2>/dev/null; do :; done; exit 3" &) ; exit 0"#, 3),
+    ] {
+        let program = stage.program(&["run", "--", "/bin/sh", "-c", line]);
+        let mut command = std::process::Command::new(IN_PID_NAMESPACE[0]);
+        command.args(&IN_PID_NAMESPACE[1..]).args(program);
+        assert_eq!(Run::start(&mut command).end().code(), Some(code), "{line}");
+    }
+}
+
+#[test]
+fn the_application_outlives_a_run_that_is_killed() {
+    /// Nobody else ends it.
+    struct Application(rustix::process::Pid);
+    impl Drop for Application {
+        fn drop(&mut self) {
+            let _ = kill_process(self.0, Signal::KILL);
+        }
+    }
+    let stage = Stage::new();
+    let mut run = stage.serve(&[], &[]);
+    let application = Application(stage.application());
+    run.signal(Signal::KILL);
+    assert_eq!(run.end().signal(), Some(9));
+    stage.dial();
+    kill_process(application.0, Signal::HUP).expect("it runs");
+    stage.until("app got HUP");
+}

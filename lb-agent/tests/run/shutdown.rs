@@ -1,0 +1,84 @@
+//! From SIGTERM to the end.
+
+use std::fs;
+use std::os::unix::process::ExitStatusExt;
+use std::time::Duration;
+
+use rustix::process::Signal;
+
+use super::stage::{Stage, within};
+
+/// Longer than it takes where nobody is waited for.
+const LONG: Duration = Duration::from_millis(2500);
+
+#[test]
+fn a_connection_in_use_is_waited_for() {
+    let stage = Stage::new();
+    let mut run = stage.serve(&["--idle", "150s", "--grace", "150s", "--on-lame-duck", "USR1"], &[]);
+    let client = stage.dial();
+    run.signal(Signal::TERM);
+    stage.until("app got USR1");
+    let is_told = |story: &Vec<String>| story.iter().any(|line| line == "app got TERM");
+    assert!(within(LONG, || stage.story(), is_told).is_err());
+    stage.write("test closes");
+    drop(client);
+    assert_eq!(run.end().code(), Some(0));
+    // The agent is told beside the application.
+    let story = stage.story();
+    assert_eq!(story[..2], ["said LameDuck", "said Ready"]);
+    let mut asked = story[2..4].to_vec();
+    asked.sort();
+    assert_eq!(asked, ["app got USR1", "said LameDuck"]);
+    assert_eq!(story[4..], ["test closes", "app got TERM"]);
+}
+
+#[test]
+fn a_connection_that_is_idle_is_not_waited_for() {
+    let stage = Stage::new();
+    let lame = format!("kill -USR2 $SOCKLB_PID; touch {}", stage.file("lame").display());
+    let mut run = stage.serve(&["--idle", "100ms", "--grace", "150s", "--on-lame-duck", &lame], &[]);
+    let _client = stage.dial();
+    run.signal(Signal::INT);
+    assert_eq!(run.end().code(), Some(0));
+    assert!(stage.file("lame").exists());
+    // What asked it to end is what it gets.
+    assert_eq!(stage.story().last().unwrap(), "app got INT");
+    assert!(stage.story().contains(&"app got USR2".to_owned()));
+}
+
+#[test]
+fn clients_that_have_not_heard_are_waited_for() {
+    let stage = Stage::new();
+    let mut run = stage.serve(&[], &[]);
+    fs::write(stage.file("unheard"), "").unwrap();
+    run.signal(Signal::TERM);
+    let is_told = |story: &Vec<String>| story.iter().any(|line| line == "app got TERM");
+    assert!(within(LONG, || stage.story(), is_told).is_err());
+    fs::remove_file(stage.file("unheard")).unwrap();
+    assert_eq!(run.end().code(), Some(0));
+    assert_eq!(stage.story(), ["said LameDuck", "said Ready", "said LameDuck", "app got TERM"]);
+}
+
+#[test]
+fn a_grace_that_is_over_ends_the_wait_and_one_that_does_not_end_is_killed() {
+    let stage = Stage::new();
+    let options = ["--idle", "150s", "--grace", "10s", "--kill-after", "200ms"];
+    let mut run = stage.serve(&options, &["--stubborn"]);
+    let _client = stage.dial();
+    run.signal(Signal::TERM);
+    assert_eq!(run.end().signal(), Some(9));
+    assert_eq!(stage.story(), ["said LameDuck", "said Ready", "said LameDuck", "app got TERM"]);
+}
+
+#[test]
+fn a_second_signal_is_passed_on_at_once() {
+    let stage = Stage::new();
+    let mut run = stage.serve(&["--idle", "150s", "--grace", "150s"], &[]);
+    let _client = stage.dial();
+    run.signal(Signal::TERM);
+    stage.until("said LameDuck");
+    let twice = |log: &Vec<String>| log.iter().filter(|line| *line == "said LameDuck").count() == 2;
+    super::stage::eventually("it is a lame duck again", || stage.log(), twice);
+    run.signal(Signal::TERM);
+    assert_eq!(run.end().code(), Some(0));
+}

@@ -1,0 +1,209 @@
+//! A run with its command, and what may be asked of both. Whatever a test leaves is ended with it.
+
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::unix::process::CommandExt as _;
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+/// What any fact may take, on a machine that does much else.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Starts what follows as the first process of a PID namespace, as a container does. Its group and its session have no
+/// number there.
+pub const IN_PID_NAMESPACE: [&str; 6] =
+    ["/usr/bin/unshare", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount-proc"];
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_agent-stage");
+
+/// Looks until the fact is there.
+#[track_caller]
+pub fn eventually<T: std::fmt::Debug>(what: &str, look: impl FnMut() -> T, fact: impl Fn(&T) -> bool) -> T {
+    within(PATIENCE, look, fact).unwrap_or_else(|seen| panic!("{what}: {seen:?}"))
+}
+
+/// The same with a time of one's own, and the last look as an error.
+pub fn within<T>(time: Duration, mut look: impl FnMut() -> T, fact: impl Fn(&T) -> bool) -> Result<T, T> {
+    let deadline = Instant::now() + time;
+    loop {
+        let seen = look();
+        if fact(&seen) {
+            return Ok(seen);
+        }
+        if Instant::now() >= deadline {
+            return Err(seen);
+        }
+        std::thread::park_timeout(Duration::from_millis(5));
+    }
+}
+
+/// Where a run takes place: a folder, and an address that nobody else has.
+pub struct Stage {
+    folder: TempDir,
+    pub address: SocketAddr,
+}
+
+impl Stage {
+    pub fn new() -> Self {
+        static NEXT: AtomicU8 = AtomicU8::new(1);
+        let [.., high, low] = std::process::id().to_be_bytes();
+        let ip = [127, high.max(1), low, NEXT.fetch_add(1, Ordering::Relaxed)];
+        let address = TcpListener::bind(SocketAddr::new(ip.into(), 0)).and_then(|socket| socket.local_addr());
+        let address = address.expect("a port of loopback");
+        Self { folder: TempDir::new().expect("a folder"), address }
+    }
+
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    pub fn log(&self) -> Vec<String> {
+        let text = fs::read_to_string(self.file("log")).unwrap_or_default();
+        text.lines().map(str::to_owned).collect()
+    }
+
+    /// Without what only the stage needs to know.
+    pub fn story(&self) -> Vec<String> {
+        let is_told = |line: &String| {
+            line.starts_with("said") || line.starts_with("app got") || line.starts_with("test")
+        };
+        self.log().into_iter().filter(is_told).collect()
+    }
+
+    pub fn write(&self, line: &str) {
+        use std::io::Write;
+        let mut file = fs::OpenOptions::new().append(true).open(self.file("log")).expect("the log");
+        file.write_all(format!("{line}\n").as_bytes()).expect("a line");
+    }
+
+    #[track_caller]
+    pub fn until(&self, line: &str) {
+        eventually(line, || self.log(), |log| log.iter().any(|written| written == line));
+    }
+
+    pub fn dial(&self) -> TcpStream {
+        TcpStream::connect(self.address).expect("the application accepts")
+    }
+
+    /// `agent-stage` with a role.
+    pub fn program(&self, role: &[&str]) -> Vec<OsString> {
+        let first = [PROGRAM.into(), self.file("log").into(), self.address.to_string().into()];
+        first.into_iter().chain(role.iter().map(OsString::from)).collect()
+    }
+
+    /// A run of this command.
+    pub fn command(&self, options: &[&str], words: &[impl AsRef<OsStr>]) -> Command {
+        let program = self.program(&[&["run"], options, &["--"]].concat());
+        let mut command = Command::new(&program[0]);
+        command.args(&program[1..]).args(words);
+        command
+    }
+
+    pub fn start(&self, options: &[&str], words: &[impl AsRef<OsStr>]) -> Run {
+        Run::start(&mut self.command(options, words))
+    }
+
+    /// A run of an application that serves and is announced.
+    pub fn serve(&self, options: &[&str], application: &[&str]) -> Run {
+        let run = self.start(options, &self.program(&[&["serve"], application].concat()));
+        self.until("app takes signals");
+        self.until("said Ready");
+        run
+    }
+
+    /// The application's process.
+    pub fn application(&self) -> Pid {
+        let log = self.log();
+        let number = log.iter().rev().find_map(|line| line.strip_prefix("app ")?.parse().ok());
+        number.and_then(Pid::from_raw).expect("the application has started")
+    }
+}
+
+/// Starts a command with the usual effect of signals: what a shell runs in the background ignores some, and so do all that it starts.
+fn with_usual_signals(command: &mut Command) {
+    // SAFETY: the closure makes system calls only and allocates nothing.
+    unsafe {
+        command.pre_exec(|| {
+            for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT] {
+                libc::signal(signal, libc::SIG_DFL);
+            }
+            Ok(())
+        });
+    }
+}
+
+/// A run that is ended, with what belongs to it, whatever becomes of the test.
+pub struct Run {
+    pub child: Child,
+    has_ended: bool,
+}
+
+impl Run {
+    pub fn start(command: &mut Command) -> Self {
+        with_usual_signals(command);
+        Self { child: command.spawn().expect("a run"), has_ended: false }
+    }
+
+    pub fn pid(&self) -> Pid {
+        Pid::from_child(&self.child)
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        kill_process(self.pid(), signal).expect("it runs");
+    }
+
+    /// How it ends.
+    #[track_caller]
+    pub fn end(&mut self) -> ExitStatus {
+        let look = || self.child.try_wait().expect("its parent may ask");
+        let status = eventually("the run ends", look, Option::is_some);
+        self.has_ended = true;
+        status.expect("it has ended")
+    }
+
+    /// Its children, and theirs.
+    pub fn descendants(&self) -> Vec<Pid> {
+        let mut all = vec![self.pid()];
+        let mut next = 0;
+        // Bound: a process has one parent.
+        while let Some(pid) = all.get(next) {
+            for task in fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten() {
+                let children = fs::read_to_string(task.path().join("children")).unwrap_or_default();
+                all.extend(children.split_whitespace().filter_map(|pid| Pid::from_raw(pid.parse().ok()?)));
+            }
+            next += 1;
+        }
+        all.split_off(1)
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        if self.has_ended {
+            return;
+        }
+        // While it is stopped it reaps nobody, so their numbers stay theirs.
+        let _ = kill_process(self.pid(), Signal::STOP);
+        for pid in self.descendants() {
+            let _ = kill_process(pid, Signal::KILL);
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The letter of a process's state: `T` is stopped, `Z` has not been reaped.
+pub fn state(pid: Pid) -> Option<char> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit_once(") ")?.1.chars().next()
+}
+
+pub fn piped(command: &mut Command) -> &mut Command {
+    command.stdin(Stdio::piped()).stdout(Stdio::piped())
+}

@@ -1,0 +1,124 @@
+//! On a terminal the command is in the foreground, and a shell's job control works as it does without the run.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+
+use super::stage::{IN_PID_NAMESPACE, Run, Stage};
+
+/// A terminal: what is typed, and what it shows.
+struct Terminal {
+    keyboard: File,
+    screen: Receiver<Vec<u8>>,
+    shown: String,
+}
+
+impl Terminal {
+    /// Has the command lead a session on a new terminal, and be started by `starter`.
+    fn start(starter: &[&str], words: &[impl AsRef<std::ffi::OsStr>]) -> (Self, Run) {
+        let keyboard =
+            openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).expect("a terminal");
+        grantpt(&keyboard).expect("its other end");
+        unlockpt(&keyboard).expect("its other end");
+        let name = ptsname(&keyboard, Vec::new()).expect("its name").into_string().expect("in ASCII");
+        let line = || Stdio::from(File::options().read(true).write(true).open(&name).expect("its other end"));
+        let first: Vec<&str> = starter.iter().copied().chain(["/usr/bin/setsid", "--ctty"]).collect();
+        let mut command = Command::new(first[0]);
+        command.args(&first[1..]).args(words).stdin(line()).stdout(line()).stderr(line());
+        let run = Run::start(&mut command);
+        let keyboard = File::from(keyboard);
+        let mut output = keyboard.try_clone().expect("a descriptor");
+        let (lines, screen) = channel();
+        std::thread::spawn(move || {
+            let mut bytes = [0; 4096];
+            // It ends when nobody has the terminal any more.
+            while let Ok(length @ 1..) = output.read(&mut bytes) {
+                if lines.send(bytes[..length].to_vec()).is_err() {
+                    return;
+                }
+            }
+        });
+        (Self { keyboard, screen, shown: String::new() }, run)
+    }
+
+    fn type_in(&mut self, text: &str) {
+        self.keyboard.write_all(text.as_bytes()).expect("keys");
+    }
+
+    /// Waits until it shows this, and forgets what came before.
+    #[track_caller]
+    fn until(&mut self, text: &str) {
+        while !self.shown.contains(text) {
+            let Ok(bytes) = self.screen.recv_timeout(Duration::from_secs(60)) else {
+                panic!("`{text}` is not shown, but {:?}", self.shown);
+            };
+            self.shown += &String::from_utf8_lossy(&bytes);
+        }
+        let (_, rest) = self.shown.split_once(text).expect("it is shown");
+        self.shown = rest.to_owned();
+    }
+}
+
+/// Has a run on a terminal read, be stopped where nobody would have it go on, and be ended by a key.
+fn read_and_end_by_a_key(starter: &[&str]) -> std::process::ExitStatus {
+    let stage = Stage::new();
+    let (mut terminal, mut run) = Terminal::start(starter, &stage.program(&["run", "--", "/bin/cat"]));
+    terminal.type_in("hello\n");
+    // Once by the terminal, once by the command.
+    terminal.until("hello");
+    terminal.until("hello");
+    // Nobody could have it go on: it is not stopped.
+    terminal.type_in("\u{1a}");
+    terminal.type_in("again\n");
+    terminal.until("again");
+    terminal.until("again");
+    terminal.type_in("\u{3}");
+    run.end()
+}
+
+#[test]
+fn the_command_reads_the_terminal_and_gets_its_keys() {
+    assert_eq!(read_and_end_by_a_key(&[]).signal(), Some(2));
+}
+
+/// The session and the group of whoever starts the run have no number in its PID namespace.
+#[test]
+fn in_a_pid_namespace_the_command_gets_the_keys_as_well() {
+    let shell = ["/bin/sh", "-c", r#""$@"; exit $?"#, "sh"];
+    let starter = [&IN_PID_NAMESPACE[..], &shell].concat();
+    assert_eq!(read_and_end_by_a_key(&starter).code(), Some(128 + 2));
+}
+
+#[test]
+fn a_shell_stops_it_and_has_it_go_on() {
+    let stage = Stage::new();
+    let (mut terminal, mut run) = Terminal::start(&[], &["/bin/bash", "--norc", "--noprofile", "-i"]);
+    let run_of: Vec<String> =
+        stage.program(&["run", "--"]).iter().map(|word| word.to_string_lossy().into_owned()).collect();
+    terminal.type_in("PS1='prompt-$? '\n");
+    terminal.until("prompt-0 ");
+    // What is typed before the shell has left the terminal to the command is not echoed. The quotes tell what the command
+    // says from what the terminal echoes.
+    terminal.type_in(&format!("{} /bin/sh -c 'echo be\"\"gun; exec /bin/cat'\n", run_of.join(" ")));
+    terminal.until("begun");
+    terminal.type_in("hello\n");
+    terminal.until("hello");
+    terminal.until("hello");
+    terminal.type_in("\u{1a}");
+    terminal.until("Stopped");
+    terminal.until("prompt");
+    terminal.type_in("fg\n");
+    terminal.until("/bin/cat");
+    terminal.type_in("again\n");
+    terminal.until("again");
+    terminal.until("again");
+    terminal.type_in("\u{4}");
+    terminal.until("prompt-0 ");
+    terminal.type_in("exit 5\n");
+    assert_eq!(run.end().code(), Some(5));
+}

@@ -1,0 +1,182 @@
+//! What the tests of agents share: an agent over real sockets on loopback, a client that asks it, and waiting for facts.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::Duration;
+
+use lb_agent::client::Client;
+use lb_agent::config::{Backend, Config};
+use lb_agent::name::Name;
+use lb_agent::serve::{Agent, Role, start};
+use lb_agent::status::Status;
+use lb_common::net::Be16;
+use lb_common::wire::{BYTES, Datagram, Kind};
+use lb_core::report_keys::{BackendKey, Keys};
+use tempfile::TempDir;
+use tokio::net::UdpSocket;
+
+/// Longer than any fact takes that a test waits for.
+pub const DEADLINE: Duration = Duration::from_secs(20);
+
+/// The backend of most tests. Nobody runs it.
+pub fn name() -> Name {
+    "10.0.0.1:80".parse().expect("a name")
+}
+
+/// Its keys.
+pub fn keys() -> Keys<BackendKey> {
+    Keys::parse(&format!("7 {}", "0f".repeat(16))).expect("a key")
+}
+
+/// A backend without a health check.
+pub fn backend() -> Backend {
+    Backend::new(name(), keys())
+}
+
+/// An agent on a free port, with directories of its own.
+pub struct Stage {
+    /// Its directories.
+    pub folder: TempDir,
+    /// The agent.
+    pub agent: Agent,
+}
+
+impl Stage {
+    /// With these backends.
+    pub async fn with(backends: Vec<Backend>) -> Self {
+        let folder = tempfile::tempdir().expect("loopback and the agent work");
+        let agent = start(config(folder.path(), backends), Role::Host, None)
+            .await
+            .expect("loopback and the agent work");
+        Self { folder, agent }
+    }
+
+    /// The agent's control socket.
+    pub fn client(&self) -> Client {
+        Client::new(&self.folder.path().join("run"))
+    }
+
+    /// How all is.
+    pub async fn status(&self) -> Status {
+        self.client().ask("/v1/status").await.expect("loopback and the agent work")
+    }
+
+    /// Waits until the status is as asked for.
+    pub async fn until(&self, is_so: impl Fn(&Status) -> bool) -> Status {
+        let mut last = None;
+        let waited = tokio::time::timeout(DEADLINE, async {
+            let mut turns = tokio::time::interval(Duration::from_millis(10));
+            loop {
+                turns.tick().await;
+                let status = self.status().await;
+                if is_so(&status) {
+                    return status;
+                }
+                last = Some(status);
+            }
+        });
+        waited.await.unwrap_or_else(|_| panic!("{last:#?}"))
+    }
+
+    /// Says something to the agent.
+    pub async fn tell(
+        &self,
+        path: &str,
+        said: &[(&str, &str)],
+    ) -> Result<lb_agent::serve::query::Told, String> {
+        let said: Vec<_> = said.iter().map(|(name, value)| (*name, (*value).to_owned())).collect();
+        self.client().tell(path, &said).await.map_err(|error| error.to_string())
+    }
+
+    /// A page of the agent's port: its code and text.
+    pub async fn page(&self, path: &str) -> (u16, String) {
+        page(self.agent.addresses()[0], path).await
+    }
+}
+
+/// A configuration with these directories.
+pub fn config(folder: &Path, backends: Vec<Backend>) -> Config {
+    Config {
+        listen: Some(vec!["127.0.0.1:0".parse().expect("an address")]),
+        state: folder.join("state"),
+        run: folder.join("run"),
+        backends,
+        ..Config::default()
+    }
+}
+
+/// A page by HTTP: its code and text.
+pub async fn page(at: SocketAddr, path: &str) -> (u16, String) {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    let mut stream = tokio::net::TcpStream::connect(at).await.expect("loopback and the agent work");
+    stream
+        .write_all(format!("GET {path} HTTP/1.1\r\nhost: a\r\n\r\n").as_bytes())
+        .await
+        .expect("loopback and the agent work");
+    let mut text = String::new();
+    stream.read_to_string(&mut text).await.expect("loopback and the agent work");
+    let (head, body) = text.split_once("\r\n\r\n").expect("loopback and the agent work");
+    (
+        head.split(' ')
+            .nth(1)
+            .expect("loopback and the agent work")
+            .parse()
+            .expect("loopback and the agent work"),
+        body.to_owned(),
+    )
+}
+
+/// A client that asks an agent, as the daemon does.
+pub struct Asker {
+    socket: UdpSocket,
+    nonce: u64,
+}
+
+impl Asker {
+    /// Of this agent.
+    pub async fn of(agent: &Agent) -> Self {
+        let socket = UdpSocket::bind("127.0.0.1:0").await.expect("loopback and the agent work");
+        socket.connect(agent.addresses()[0]).await.expect("loopback and the agent work");
+        Self { socket, nonce: 0 }
+    }
+
+    /// Sends bytes.
+    pub async fn send(&self, bytes: &[u8]) {
+        self.socket.send(bytes).await.expect("loopback and the agent work");
+    }
+
+    /// A request that returns this cookie.
+    pub fn request(&mut self, cookie: u64) -> Datagram {
+        self.nonce += 1;
+        let mut request = Datagram::about(Kind::Request, name().protocol().number(), name().address());
+        request.nonce = self.nonce;
+        request.cookie = cookie;
+        request.key_id = Be16::from_host(7);
+        request.sealed(keys().current().key.wire())
+    }
+
+    /// The next report, which has to be authentic.
+    pub async fn hear(&self) -> Datagram {
+        let mut bytes = [0; 2 * BYTES];
+        let length = tokio::time::timeout(DEADLINE, self.socket.recv(&mut bytes))
+            .await
+            .expect("a report")
+            .expect("loopback and the agent work");
+        let report = Datagram::parse(&bytes[..length]).expect("loopback and the agent work");
+        assert!(report.is_authentic(keys().current().key.wire()));
+        report
+    }
+
+    /// Asks, and hears the answer; what is pushed meanwhile is not heard.
+    pub async fn ask(&mut self, cookie: u64) -> Datagram {
+        let request = self.request(cookie);
+        self.send(request.bytes()).await;
+        // Bound: the pushes of one change, and the answer.
+        loop {
+            let report = self.hear().await;
+            if report.kind() == Some(Kind::Answer) && report.nonce == request.nonce {
+                return report;
+            }
+        }
+    }
+}

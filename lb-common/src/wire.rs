@@ -1,0 +1,21 @@
+//! The datagram by which a backend's agent says how the backend is: 80 bytes, the same in every direction, read by the agent,
+//! by the daemon and by kernel programs.
+//!
+//! A *request* asks for the report of one backend, by its name: protocol, address and port as the endpoint list has them. An
+//! *answer* is as large as its request, so that nobody can make an agent send more than was sent to it. A *push* is a report that
+//! nobody has asked for. Each is authenticated under the backend's key by SipHash-2-4 (Aumasson and Bernstein, 2012).
+
+mod datagram;
+mod siphash;
+
+pub use datagram::{Datagram, Kind, Malformed, Readiness, UNKNOWN};
+pub use siphash::{Key, siphash};
+
+/// Bytes of a datagram, its message authentication code (MAC) included.
+pub const BYTES: usize = 80;
+
+/// Bytes of it that the MAC authenticates: all that come before it.
+pub const AUTHENTICATED_BYTES: usize = BYTES - 8;
+
+/// The version of the layout.
+pub const VERSION: u8 = 1;

@@ -1,0 +1,353 @@
+//! The layout of the datagram, what may stand in it, and its MAC.
+
+use core::net::SocketAddr;
+
+use bytemuck::{Pod, Zeroable};
+
+use super::siphash::{Key, siphash};
+use super::{AUTHENTICATED_BYTES, BYTES, VERSION};
+use crate::net::{Address, Be16, Be32, IPPROTO_TCP, IPPROTO_UDP, socket_addr};
+
+/// What a number of a report says that its backend does not know.
+pub const UNKNOWN: u32 = u32::MAX;
+
+/// What a datagram is. It is authenticated with all else, so that nobody can make a report of a request.
+#[repr(u8)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// Asks for the report of a backend. What is reported is zero in it.
+    Request = 1,
+    /// The report that a request asked for. It has the request's nonce.
+    Answer = 2,
+    /// A report that nobody asked for, to whoever has probed: the state has changed.
+    Push = 3,
+}
+
+/// What a backend says of itself.
+#[repr(u8)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Readiness {
+    /// Its agent does not know, or nothing is reported.
+    Unknown = 0,
+    /// It takes requests.
+    Ready = 1,
+    /// It serves and asks for no new connections ("Site Reliability Engineering", chapter 20).
+    LameDuck = 2,
+    /// It takes none.
+    Down = 3,
+}
+
+/// What is wrong with a datagram that is none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Malformed {
+    /// It has another length than [`BYTES`].
+    Length,
+    /// It has another [`VERSION`].
+    Version,
+    /// Its kind is no [`Kind`].
+    Kind,
+    /// Its readiness is no [`Readiness`].
+    Readiness,
+    /// Its name is nobody's: no protocol, an address that is not one host's or needs a scope, or port 0.
+    Name,
+}
+
+/// A datagram as it lies on the wire. Integers are in network order, times are milliseconds. All zero is none.
+#[repr(C, align(8))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+pub struct Datagram {
+    /// [`VERSION`].
+    pub version: u8,
+    /// A [`Kind`].
+    pub kind: u8,
+    /// A [`Readiness`].
+    pub readiness: u8,
+    /// The backend's name: its protocol as IP numbers it,
+    pub protocol: u8,
+    /// Which of the keys that are valid at a time.
+    pub key_id: Be16,
+    /// its port,
+    pub port: Be16,
+    /// and its address.
+    pub address: Address,
+    /// Rises with each start of the agent.
+    pub incarnation: Be32,
+    /// Rises with each change of the report, within an incarnation.
+    pub counter: Be32,
+    /// Of a request: drawn by whoever asks. Of an answer: the request's. Not a number: nobody asks for its order.
+    pub nonce: u64,
+    /// Of a report: drawn by the agent for the receiver's address. Of a request: that of the answer before, by which the agent knows
+    /// that the address is the asker's. Not a number either.
+    pub cookie: u64,
+    /// Requests a second, in thousandths, or [`UNKNOWN`].
+    pub qps: Be32,
+    /// Errors a second, in thousandths, or [`UNKNOWN`].
+    pub eps: Be32,
+    /// Of what the backend can do, in thousandths, or [`UNKNOWN`].
+    pub utilization: Be32,
+    /// How long the report is valid.
+    pub valid_for: Be32,
+    /// For how long a lame duck that falls silent stays one.
+    pub hold: Be32,
+    /// Over how long the load was measured; the largest number is that or more.
+    pub window: Be16,
+    /// How long ago; the largest number is that or more.
+    pub age: Be16,
+    /// SipHash-2-4 of all that comes before it, its lowest byte first.
+    mac: [u8; 8],
+}
+const _: () = assert!(size_of::<Datagram>() == BYTES);
+const _: () = assert!(core::mem::offset_of!(Datagram, mac) == AUTHENTICATED_BYTES);
+
+impl Datagram {
+    /// A datagram about a backend, of which nothing is said yet.
+    pub fn about(kind: Kind, protocol: u8, backend: SocketAddr) -> Self {
+        Self {
+            version: VERSION,
+            kind: kind as u8,
+            protocol,
+            port: Be16::from_host(backend.port()),
+            address: backend.ip().into(),
+            ..Self::zeroed()
+        }
+    }
+
+    /// From the bytes of a packet. Whether it is authentic is another question.
+    ///
+    /// # Errors
+    /// If they are no datagram.
+    pub fn parse(bytes: &[u8]) -> Result<Self, Malformed> {
+        let datagram: Self = bytemuck::try_pod_read_unaligned(bytes).map_err(|_| Malformed::Length)?;
+        datagram.check()?;
+        Ok(datagram)
+    }
+
+    /// Whether everything in it is something that there is.
+    ///
+    /// # Errors
+    /// What is not.
+    #[inline(always)]
+    pub fn check(&self) -> Result<(), Malformed> {
+        if self.version != VERSION {
+            return Err(Malformed::Version);
+        }
+        if self.kind().is_none() {
+            return Err(Malformed::Kind);
+        }
+        if self.readiness().is_none() {
+            return Err(Malformed::Readiness);
+        }
+        if !matches!(self.protocol, IPPROTO_TCP | IPPROTO_UDP)
+            || self.port.to_host() == 0
+            || !is_of_one_host(self.address)
+        {
+            return Err(Malformed::Name);
+        }
+        Ok(())
+    }
+
+    /// What it is.
+    #[inline(always)]
+    pub const fn kind(&self) -> Option<Kind> {
+        Some(match self.kind {
+            1 => Kind::Request,
+            2 => Kind::Answer,
+            3 => Kind::Push,
+            _ => return None,
+        })
+    }
+
+    /// What the backend says of itself.
+    #[inline(always)]
+    pub const fn readiness(&self) -> Option<Readiness> {
+        Some(match self.readiness {
+            0 => Readiness::Unknown,
+            1 => Readiness::Ready,
+            2 => Readiness::LameDuck,
+            3 => Readiness::Down,
+            _ => return None,
+        })
+    }
+
+    /// The address that the endpoint list has.
+    pub fn backend(&self) -> SocketAddr {
+        socket_addr(self.address, self.port)
+    }
+
+    /// The same with its message authentication code (MAC) under a key.
+    #[must_use]
+    #[inline(always)]
+    pub fn sealed(mut self, key: Key) -> Self {
+        self.mac = self.mac_under(key).to_le_bytes();
+        self
+    }
+
+    /// Whether its MAC is that of a key.
+    #[inline(always)]
+    pub fn is_authentic(&self, key: Key) -> bool {
+        u64::from_le_bytes(self.mac) == self.mac_under(key)
+    }
+
+    #[inline(always)]
+    fn mac_under(&self, key: Key) -> u64 {
+        let [a, b, c, d, e, f, g, h, i, _]: [u64; BYTES / 8] = bytemuck::cast(*self);
+        siphash(key, [a, b, c, d, e, f, g, h, i].map(u64::from_le))
+    }
+
+    /// The bytes to send.
+    pub fn bytes(&self) -> &[u8] {
+        bytemuck::bytes_of(self)
+    }
+}
+
+/// Whether an address can be that of one backend, wherever it is read: not unspecified, of no group, and not link-local, which
+/// would need a scope.
+#[inline(always)]
+fn is_of_one_host(address: Address) -> bool {
+    match address.as_mapped() {
+        Some(v4) => {
+            let bits = v4.to_host();
+            let is_link_local = bits >> 16 == 0xa9fe;
+            // 224.0.0.0 begins the groups, what is reserved, and broadcast.
+            bits != 0 && bits < 0xe000_0000 && !is_link_local
+        }
+        None => {
+            let first = address.words[0].to_host();
+            let is_link_local = first >> 22 == 0xfe80 >> 6;
+            let is_of_group = first >> 24 == 0xff;
+            address != Address::UNSPECIFIED && !is_link_local && !is_of_group
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+
+    use core::net::IpAddr;
+    use std::string::ToString;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const KEY: Key = Key::from_bytes(*b"of sixteen bytes");
+
+    fn backend() -> SocketAddr {
+        "10.1.2.3:8080".parse().expect("an address")
+    }
+
+    fn report() -> Datagram {
+        Datagram {
+            readiness: Readiness::LameDuck as u8,
+            key_id: Be16::from_host(0x0102),
+            incarnation: Be32::from_host(0x0304_0506),
+            counter: Be32::from_host(7),
+            nonce: u64::from_le_bytes(*b"nonceabc"),
+            cookie: u64::from_le_bytes(*b"cookieab"),
+            qps: Be32::from_host(100_000),
+            eps: Be32::from_host(UNKNOWN),
+            utilization: Be32::from_host(600),
+            valid_for: Be32::from_host(10_000),
+            hold: Be32::from_host(600_000),
+            window: Be16::from_host(2_000),
+            age: Be16::from_host(1_000),
+            ..Datagram::about(Kind::Answer, IPPROTO_TCP, backend())
+        }
+    }
+
+    /// Byte by byte; the MAC was computed by another implementation.
+    #[test]
+    fn a_report_lies_on_the_wire_like_this() {
+        let mut expected = std::vec![1, 2, 2, 6, 1, 2, 0x1f, 0x90];
+        expected.extend([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 1, 2, 3]);
+        expected.extend([3, 4, 5, 6, 0, 0, 0, 7]);
+        expected.extend(b"nonceabccookieab");
+        expected.extend([0, 1, 0x86, 0xa0, 0xff, 0xff, 0xff, 0xff, 0, 0, 2, 0x58]);
+        expected.extend([0, 0, 0x27, 0x10, 0, 9, 0x27, 0xc0, 0x07, 0xd0, 0x03, 0xe8]);
+        let sealed = report().sealed(KEY);
+        let (authenticated, mac) = sealed.bytes().split_at(AUTHENTICATED_BYTES);
+        assert_eq!(authenticated, expected);
+        assert_eq!(mac, [0xa4, 0xa8, 0xc4, 0x8b, 0x74, 0x32, 0x12, 0x1c]);
+        let parsed = Datagram::parse(sealed.bytes()).expect("a datagram");
+        assert_eq!(parsed, sealed);
+        assert_eq!((parsed.kind(), parsed.readiness()), (Some(Kind::Answer), Some(Readiness::LameDuck)));
+        assert_eq!(parsed.backend(), backend());
+    }
+
+    #[test]
+    fn what_is_no_datagram_is_told_apart() {
+        let good = report().sealed(KEY);
+        for length in (0..BYTES).chain([BYTES + 1]) {
+            let mut bytes = good.bytes().to_vec();
+            bytes.resize(length, 0);
+            assert_eq!(Datagram::parse(&bytes), Err(Malformed::Length), "{length}");
+        }
+        let with = |change: fn(&mut Datagram)| {
+            let mut datagram = good;
+            change(&mut datagram);
+            Datagram::parse(datagram.bytes())
+        };
+        assert_eq!(with(|datagram| datagram.version = 0), Err(Malformed::Version));
+        assert_eq!(with(|datagram| datagram.version = 2), Err(Malformed::Version));
+        assert_eq!(with(|datagram| datagram.kind = 0), Err(Malformed::Kind));
+        assert_eq!(with(|datagram| datagram.kind = 4), Err(Malformed::Kind));
+        assert_eq!(with(|datagram| datagram.readiness = 4), Err(Malformed::Readiness));
+        assert_eq!(with(|datagram| datagram.protocol = 0), Err(Malformed::Name));
+        assert_eq!(with(|datagram| datagram.port = Be16::from_host(0)), Err(Malformed::Name));
+        assert_eq!(
+            with(|datagram| datagram.protocol = IPPROTO_UDP).map(|datagram| datagram.protocol),
+            Ok(IPPROTO_UDP)
+        );
+    }
+
+    #[test]
+    fn a_name_is_the_address_of_one_host() {
+        for (address, is_one) in [
+            ("10.0.0.1", true),
+            ("127.0.0.1", true),
+            ("169.253.0.1", true),
+            ("169.254.0.1", false),
+            ("0.0.0.0", false),
+            ("223.255.255.255", true),
+            ("224.0.0.1", false),
+            ("255.255.255.255", false),
+            ("::1", true),
+            ("2001:db8::1", true),
+            ("fd00::1", true),
+            ("::", false),
+            ("fe80::1", false),
+            ("febf::1", false),
+            ("fec0::1", true),
+            ("ff02::1", false),
+        ] {
+            let ip: IpAddr = address.parse().expect("an address");
+            let datagram = Datagram::about(Kind::Request, IPPROTO_TCP, SocketAddr::new(ip, 80));
+            let expected = if is_one { Ok(()) } else { Err(Malformed::Name) };
+            assert_eq!(datagram.check(), expected, "{address}");
+            assert_eq!(datagram.backend().ip().to_string(), address);
+        }
+    }
+
+    proptest! {
+        /// Whatever bit is another, of the message or of the MAC, and whatever the key.
+        #[test]
+        fn a_change_of_any_bit_is_noticed(bit in 0..8 * BYTES, key: [u8; 16]) {
+            let key = Key::from_bytes(key);
+            let good = report().sealed(key);
+            prop_assert!(good.is_authentic(key));
+            let mut bytes = good.bytes().to_vec();
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            if let Ok(changed) = Datagram::parse(&bytes) {
+                prop_assert!(!changed.is_authentic(key));
+            }
+        }
+
+        #[test]
+        fn any_bytes_are_a_datagram_or_told_why_not(bytes: [u8; BYTES]) {
+            if let Ok(datagram) = Datagram::parse(&bytes) {
+                prop_assert_eq!(datagram.bytes(), &bytes[..]);
+            }
+        }
+    }
+}

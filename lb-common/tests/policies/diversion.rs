@@ -1,0 +1,120 @@
+//! In place of a lame duck another backend is taken if one is found; if not, the choice stands.
+
+use std::collections::BTreeSet;
+
+use lb_common::abi::{Policy, Rules};
+use lb_common::pick::{DIVERSION_LOOKS, How, Pick, diverted, limit_of_diversion, other_than_lame};
+
+use crate::host::{Host, LENGTH, picked, rules};
+
+fn other(host: &Host, sample: u32, limit: u32, first: u32, lame: &[usize]) -> u32 {
+    other_than_lame(host, host.table(), sample, limit, first, |backend| lame.contains(&backend))
+}
+
+/// Samples as cursors give them, and some as random ones are.
+fn samples() -> impl Iterator<Item = u32> {
+    (0..3 * LENGTH).chain((0..1000).map(|n: u32| n.wrapping_mul(0x9e37_79b9)))
+}
+
+#[test]
+fn the_choice_stands_where_all_are_lame_ducks() {
+    let host = Host::in_turn(20);
+    let all: Vec<usize> = (0..20).collect();
+    for sample in samples() {
+        assert_eq!(other(&host, sample, 0, 7, &all), 7);
+    }
+}
+
+#[test]
+fn one_of_a_few_that_is_no_lame_duck_is_found_for_certain() {
+    for backends in 2..=5 {
+        let host = Host::in_turn(backends);
+        for well in 0..backends {
+            let lame: Vec<usize> = (0..backends as usize).filter(|slot| *slot != well as usize).collect();
+            let first = (well + 1) % backends;
+            // All places of the table, its end included, behind which it goes on at its beginning.
+            for sample in samples() {
+                assert_eq!(other(&host, sample, 0, first, &lame), well, "of {backends}, sample {sample}");
+            }
+        }
+    }
+}
+
+#[test]
+fn one_of_many_is_mostly_found() {
+    let host = Host::in_turn(20);
+    let lame: Vec<usize> = (1..20).collect();
+    let found = samples().filter(|sample| other(&host, *sample, 0, 1, &lame) == 0).count();
+    let share = found as f64 / samples().count() as f64;
+    // (19/20)^8 * 12/20 of them meet nobody.
+    assert!((0.55..0.65).contains(&share), "{share}");
+}
+
+#[test]
+fn what_is_taken_from_a_lame_duck_goes_to_all_others_by_their_shares() {
+    // The first has twice as many entries as each other one.
+    let host = Host::new((0..LENGTH).map(|entry| [0, 1, 0, 2, 3][entry as usize % 5]).collect(), 4);
+    let mut counts = [0u32; 4];
+    for sample in samples() {
+        counts[other(&host, sample, 0, 3, &[3]) as usize] += 1;
+    }
+    let total = f64::from(counts.iter().sum::<u32>());
+    for (slot, share) in [(0, 0.5), (1, 0.25), (2, 0.25), (3, 0.0)] {
+        assert!((f64::from(counts[slot]) / total - share).abs() < 0.03, "{counts:?}");
+    }
+}
+
+#[test]
+fn nobody_is_taken_who_may_not_be_chosen_or_is_at_the_limit() {
+    let mut host = Host::in_turn(6).with_flows(&[0, 3, 0, 2, 0, 0]).without(&[2]);
+    host.backends[4].is_ejected = true;
+    let seen: BTreeSet<u32> = samples().map(|sample| other(&host, sample, 3, 0, &[0])).collect();
+    assert_eq!(seen, [3, 5].into());
+    // Without a limit nobody is at it.
+    let seen: BTreeSet<u32> = samples().map(|sample| other(&host, sample, 0, 0, &[0])).collect();
+    assert_eq!(seen, [1, 3, 5].into());
+    // Nobody else may be chosen.
+    let host = host.without(&[1, 3, 5]);
+    assert!(samples().all(|sample| other(&host, sample, 0, 0, &[0]) == 0));
+}
+
+#[test]
+fn no_more_backends_are_asked_than_are_said() {
+    let host = Host::in_turn(20);
+    let asked = std::cell::Cell::new(0);
+    let first = other_than_lame(&host, host.table(), 5, 0, 9, |_| {
+        asked.set(asked.get() + 1);
+        true
+    });
+    assert_eq!((first, asked.get()), (9, DIVERSION_LOOKS));
+}
+
+#[test]
+fn a_table_that_is_empty_or_broken_leaves_the_choice_as_it_is() {
+    let host = Host::in_turn(4);
+    let empty = lb_common::abi::TableRef { length_log2: 0, ..host.table() };
+    let past_the_end = lb_common::abi::TableRef { base: 1 << 30, ..host.table() };
+    for table in [empty, past_the_end] {
+        assert_eq!(other_than_lame(&host, table, 5, 0, 3, |_| false), 3);
+    }
+    let unknown_backends = Host::new(vec![77; LENGTH as usize], 4);
+    assert_eq!(other(&unknown_backends, 5, 0, 3, &[]), 3);
+}
+
+#[test]
+fn a_limit_that_is_exceeded_anyway_holds_nobody_back() {
+    let limited = Rules { active_limit: 5, ..rules(Policy::LeastLoaded) };
+    let limits = [How::Picked, How::Fallback, How::Overflowed].map(|how| limit_of_diversion(how, limited));
+    assert_eq!(limits, [5, 5, 0]);
+}
+
+#[test]
+fn a_pick_tells_whether_it_was_diverted() {
+    assert_eq!(diverted(picked(3), 3), picked(3));
+    assert_eq!(diverted(picked(3), 4), Pick { how: How::Diverted, slot: 4 });
+    let fallback = Pick { how: How::Fallback, slot: 3 };
+    assert_eq!(diverted(fallback, 3), fallback);
+    assert_eq!(diverted(fallback, 4), Pick { how: How::Diverted, slot: 4 });
+    let overflowed = |slot| Pick { how: How::Overflowed, slot };
+    assert_eq!(diverted(overflowed(3), 4), overflowed(4));
+}

@@ -1,0 +1,314 @@
+//! The keys of reports: a service's, which client hosts have, and each backend's, which its agent has.
+//!
+//! A backend's key is derived from its service's, so that client hosts keep one key, and a backend can lie about itself alone. Two
+//! keys may be valid at a time, told apart by their numbers: a key is replaced without a moment in which nobody agrees.
+
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+
+use hkdf::Hkdf;
+use lb_common::wire;
+use sha2::Sha256;
+
+use crate::service::Protocol;
+
+/// Keys that may be valid at a time: the one in use, and the one before it or after it.
+pub const MAX_KEYS: usize = 2;
+
+/// A key that stands in a file in hexadecimal digits.
+pub trait Secret: Copy + PartialEq {
+    /// Bytes of it.
+    const BYTES: usize;
+    /// What it is called.
+    const WHAT: &'static str;
+
+    /// From so many bytes.
+    fn of_bytes(bytes: &[u8]) -> Option<Self>;
+}
+
+/// The key of a service, from which those of its backends are derived.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct ServiceKey([u8; 32]);
+
+impl ServiceKey {
+    /// From its bytes, which nobody can guess.
+    pub const fn from_bytes(bytes: [u8; 32]) -> Self {
+        Self(bytes)
+    }
+}
+
+// Neither shows what it is.
+impl fmt::Debug for ServiceKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ServiceKey(..)")
+    }
+}
+
+impl Secret for ServiceKey {
+    const BYTES: usize = 32;
+    const WHAT: &'static str = "a service's key";
+
+    fn of_bytes(bytes: &[u8]) -> Option<Self> {
+        bytes.try_into().ok().map(Self)
+    }
+}
+
+/// The key of one backend: SipHash's.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct BackendKey([u8; 16]);
+
+impl BackendKey {
+    /// As datagrams are authenticated with it.
+    pub const fn wire(self) -> wire::Key {
+        wire::Key::from_bytes(self.0)
+    }
+
+    /// Its bytes.
+    pub const fn bytes(self) -> [u8; 16] {
+        self.0
+    }
+}
+
+impl fmt::Debug for BackendKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("BackendKey(..)")
+    }
+}
+
+impl Secret for BackendKey {
+    const BYTES: usize = 16;
+    const WHAT: &'static str = "a backend's key";
+
+    fn of_bytes(bytes: &[u8]) -> Option<Self> {
+        bytes.try_into().ok().map(Self)
+    }
+}
+
+/// A key with its number, which every datagram that is authenticated with it has in the clear.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Numbered<K> {
+    /// From 1 on.
+    pub id: u16,
+    /// The key.
+    pub key: K,
+}
+
+impl Numbered<ServiceKey> {
+    /// The key of a backend of this service: HKDF-SHA256 (RFC 5869) of the service's key without a salt, for the number, protocol,
+    /// address and port as they lie in a datagram.
+    pub fn of_backend(&self, protocol: Protocol, address: SocketAddr) -> Numbered<BackendKey> {
+        let octets = match address.ip() {
+            IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+            IpAddr::V6(v6) => v6.octets(),
+        };
+        let mut info = Vec::with_capacity(21);
+        info.extend(self.id.to_be_bytes());
+        info.push(protocol.number());
+        info.extend(octets);
+        info.extend(address.port().to_be_bytes());
+        let mut key = [0; 16];
+        let derived = Hkdf::<Sha256>::new(None, &self.key.0).expand(&info, &mut key);
+        derived.expect("as many bytes as HKDF has in one block");
+        Numbered { id: self.id, key: BackendKey(key) }
+    }
+}
+
+/// The keys that are valid at a time, at least one. The first is the one to send with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Keys<K>(Vec<Numbered<K>>);
+
+/// What is wrong with a file of keys.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("line {line}: {why}")]
+pub struct KeysError {
+    /// Its line, from 1 on.
+    pub line: usize,
+    /// What is wrong with it, and what would be right. Holds nothing of a key.
+    pub why: String,
+}
+
+impl<K: Secret> Keys<K> {
+    /// Reads a file of keys: one or two lines `ID KEY`, the number decimal, the key hexadecimal. Empty lines, and lines that begin
+    /// with `#`, say nothing.
+    ///
+    /// # Errors
+    /// The first line that is no key, with what would be right; the last if there is none.
+    pub fn parse(text: &str) -> Result<Self, KeysError> {
+        let mut keys: Vec<Numbered<K>> = Vec::new();
+        let mut last = 1;
+        for (line, text) in (1..).zip(text.lines()) {
+            last = line;
+            let text = text.trim();
+            if text.is_empty() || text.starts_with('#') {
+                continue;
+            }
+            let fail = |why: String| KeysError { line, why };
+            let key = numbered(text).map_err(fail)?;
+            if keys.len() == MAX_KEYS {
+                return Err(fail(format!("more than {MAX_KEYS} keys: keep the one in use and the next one")));
+            }
+            if keys.iter().any(|known| known.id == key.id) {
+                return Err(fail(format!("key {} is there twice: give each a number of its own", key.id)));
+            }
+            keys.push(key);
+        }
+        if keys.is_empty() {
+            return Err(KeysError {
+                line: last,
+                why: "no key: write one as `1 KEY` (`socklb agent key` makes one)".to_owned(),
+            });
+        }
+        Ok(Self(keys))
+    }
+}
+
+impl<K: Copy> Keys<K> {
+    /// From one key or two.
+    pub fn new(first: Numbered<K>, second: Option<Numbered<K>>) -> Self {
+        Self([first].into_iter().chain(second).collect())
+    }
+
+    /// The one to send with.
+    pub fn current(&self) -> Numbered<K> {
+        self.0[0]
+    }
+
+    /// The key of this number.
+    pub fn get(&self, id: u16) -> Option<K> {
+        self.0.iter().find(|key| key.id == id).map(|key| key.key)
+    }
+
+    /// All of them, the one to send with first.
+    pub fn all(&self) -> &[Numbered<K>] {
+        &self.0
+    }
+}
+
+impl Keys<ServiceKey> {
+    /// Those of a backend.
+    pub fn of_backend(&self, protocol: Protocol, address: SocketAddr) -> Keys<BackendKey> {
+        Keys(self.0.iter().map(|key| key.of_backend(protocol, address)).collect())
+    }
+}
+
+fn numbered<K: Secret>(text: &str) -> Result<Numbered<K>, String> {
+    let (id, key) = text.split_once(char::is_whitespace).ok_or("no `ID KEY`: a number, a space, a key")?;
+    let id = id.parse().ok().filter(|id| *id != 0).ok_or("the number of a key is 1 to 65535")?;
+    let digits = key.trim();
+    if !digits.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+        return Err("a key is written in hexadecimal digits".to_owned());
+    }
+    let pairs = digits.as_bytes().chunks(2);
+    let byte = |pair: &[u8]| u8::from_str_radix(str::from_utf8(pair).ok()?, 16).ok();
+    let bytes: Vec<u8> = pairs.filter_map(byte).collect();
+    match K::of_bytes(&bytes).filter(|_| digits.len() == 2 * K::BYTES) {
+        Some(_) if bytes.iter().all(|byte| *byte == 0) => {
+            Err("a key of zeros is known to everybody: `socklb agent key` makes one".to_owned())
+        }
+        Some(key) => Ok(Numbered { id, key }),
+        None => {
+            let (expected, is) = (2 * K::BYTES, digits.len());
+            let other = match is {
+                64 => ", which is a service's key: `socklb agent key` derives a backend's from it",
+                32 => ", which is a backend's key",
+                _ => "",
+            };
+            Err(format!("{} has {expected} digits, this has {is}{other}", K::WHAT))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key() -> Numbered<ServiceKey> {
+        Numbered { id: 0x0102, key: ServiceKey(std::array::from_fn(|n| u8::try_from(n).expect("below 32"))) }
+    }
+
+    /// By another implementation: Python's hmac, after RFC 5869.
+    #[test]
+    fn a_backends_key_is_derived_as_others_derive_it() {
+        let backend = key().of_backend(Protocol::Tcp, "10.1.2.3:8080".parse().unwrap());
+        assert_eq!(
+            (backend.id, hex(&backend.key.bytes())),
+            (0x0102, "77723b2bd47a4a8952693dc18ec9fd4e".to_owned())
+        );
+        let backend = key().of_backend(Protocol::Udp, "[2001:db8::1]:53".parse().unwrap());
+        assert_eq!(hex(&backend.key.bytes()), "c1666133cf34abbc02c43fa33aa659f0");
+    }
+
+    fn hex(bytes: &[u8]) -> String {
+        bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    #[test]
+    fn another_number_protocol_address_or_port_is_another_key() {
+        let address = |text: &str| text.parse().unwrap();
+        let derive = |id, protocol, text: &str| {
+            Numbered { id, ..key() }.of_backend(protocol, address(text)).key.bytes()
+        };
+        let all = [
+            derive(1, Protocol::Tcp, "10.1.2.3:8080"),
+            derive(2, Protocol::Tcp, "10.1.2.3:8080"),
+            derive(1, Protocol::Udp, "10.1.2.3:8080"),
+            derive(1, Protocol::Tcp, "10.1.2.4:8080"),
+            derive(1, Protocol::Tcp, "10.1.2.3:8081"),
+        ];
+        for (at, one) in all.iter().enumerate() {
+            assert!(all[..at].iter().all(|other| other != one));
+        }
+        assert_eq!(derive(1, Protocol::Tcp, "[::ffff:10.1.2.3]:8080"), all[0], "it is the same address");
+    }
+
+    #[test]
+    fn a_file_has_one_key_or_two() {
+        let digits = hex(&key().key.0);
+        let text = format!("# since Monday\n\n 7 {digits}  \n8\t{digits}\n");
+        let keys = Keys::<ServiceKey>::parse(&text).unwrap();
+        assert_eq!((keys.current().id, keys.all().len()), (7, 2));
+        assert_eq!((keys.get(8), keys.get(9)), (Some(key().key), None));
+        assert!(!format!("{keys:?}").contains(&digits[..8]), "a key does not show");
+    }
+
+    #[test]
+    fn a_wrong_line_says_what_would_be_right() {
+        let long = "1".repeat(64);
+        let short = "1".repeat(32);
+        #[track_caller]
+        fn check<K: Secret + fmt::Debug>(text: &str, expected: &str) {
+            assert_eq!(Keys::<K>::parse(text).unwrap_err().to_string(), expected);
+        }
+        let none = "no key: write one as `1 KEY` (`socklb agent key` makes one)";
+        check::<ServiceKey>("", &format!("line 1: {none}"));
+        check::<ServiceKey>("# a\n# b\n", &format!("line 2: {none}"));
+        check::<ServiceKey>(&long, "line 1: no `ID KEY`: a number, a space, a key");
+        for id in ["0", "65536", "-1", "a"] {
+            check::<ServiceKey>(&format!("{id} {long}"), "line 1: the number of a key is 1 to 65535");
+        }
+        check::<ServiceKey>(
+            &format!("1 {}", "g".repeat(64)),
+            "line 1: a key is written in hexadecimal digits",
+        );
+        let zeros = "0".repeat(64);
+        check::<ServiceKey>(
+            &format!("1 {zeros}"),
+            "line 1: a key of zeros is known to everybody: `socklb agent key` makes one",
+        );
+        check::<ServiceKey>("1 00", "line 1: a service's key has 64 digits, this has 2");
+        check::<ServiceKey>("1 000", "line 1: a service's key has 64 digits, this has 3");
+        check::<ServiceKey>(
+            &format!("1 {short}"),
+            "line 1: a service's key has 64 digits, this has 32, which is a backend's key",
+        );
+        check::<BackendKey>(
+            &format!("1 {long}"),
+            "line 1: a backend's key has 32 digits, this has 64, which is a service's key: `socklb agent key` derives a \
+             backend's from it",
+        );
+        let three = format!("1 {long}\n2 {long}\n3 {long}");
+        check::<ServiceKey>(&three, "line 3: more than 2 keys: keep the one in use and the next one");
+        let twice = format!("1 {long}\n1 {long}");
+        check::<ServiceKey>(&twice, "line 2: key 1 is there twice: give each a number of its own");
+    }
+}

@@ -1,0 +1,586 @@
+//! What one backend has said: which of its datagrams are believed, and how it is by them.
+
+use std::ops::{Add, Sub};
+use std::time::Duration;
+
+use lb_common::net::Be16;
+use lb_common::wire::{Datagram, Kind, Readiness, UNKNOWN};
+
+use super::{Load, MAX_HOLD, MAX_VALID_FOR, Name};
+use crate::health::{Health, Said, Why};
+use crate::report_keys::{BackendKey, Keys};
+
+/// The number of a report: a later one is larger. Its order is that of its fields.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Base {
+    /// Rises with each start of the agent.
+    pub incarnation: u32,
+    /// Rises with each change of what it says.
+    pub counter: u32,
+}
+
+/// Why a datagram is not believed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Disbelieved {
+    /// It is no report: somebody asks here, or sends back what was asked.
+    NotAReport,
+    /// It is about a backend that is not asked.
+    UnknownName,
+    /// It names a key that is not valid here.
+    UnknownKey,
+    /// Its MAC is not that of its key.
+    Forged,
+    /// It answers nothing that was asked, or what has been answered.
+    Unasked,
+    /// It is a push that is not later than what was believed last.
+    Replayed,
+    /// It is a push of a backend that has answered nothing yet.
+    Premature,
+}
+
+impl Disbelieved {
+    /// All of them, in the order of pages.
+    pub const ALL: [Self; 7] = [
+        Self::NotAReport,
+        Self::UnknownName,
+        Self::UnknownKey,
+        Self::Forged,
+        Self::Unasked,
+        Self::Replayed,
+        Self::Premature,
+    ];
+
+    /// The word for it in metrics and JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::NotAReport => "not-a-report",
+            Self::UnknownName => "unknown-name",
+            Self::UnknownKey => "unknown-key",
+            Self::Forged => "forged",
+            Self::Unasked => "unasked",
+            Self::Replayed => "replayed",
+            Self::Premature => "premature",
+        }
+    }
+}
+
+/// A report that was believed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Report<T> {
+    /// What the backend says of itself.
+    pub readiness: Readiness,
+    /// Its number.
+    pub base: Base,
+    /// When it came.
+    pub received: T,
+    /// How long it is valid.
+    pub valid_for: Duration,
+    /// What it says of its load.
+    pub load: Load,
+}
+
+/// What is asked and not answered yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Outstanding<T> {
+    nonce: u64,
+    asked: T,
+}
+
+/// What a backend has said, by any clock.
+#[derive(Clone, Debug)]
+pub struct Reported<T> {
+    outstanding: Option<Outstanding<T>>,
+    /// What the next request gives back to the agent, so that the agent knows that it can be answered here.
+    cookie: u64,
+    base: Option<Base>,
+    report: Option<Report<T>>,
+    lame_until: Option<T>,
+    down_until: Option<T>,
+    round_trip: Option<Duration>,
+    unanswered: u32,
+    /// When an answer was believed whose number is below that of the report before: the last time, and the one before that.
+    went_back: [Option<T>; 2],
+}
+
+/// An agent's numbers go back once, if it has lost its disk and its clock. If they do twice within this, there are two agents.
+const CONTESTED_WITHIN: Duration = Duration::from_mins(10);
+
+/// How a backend is by its reports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum ReportState {
+    /// It takes requests.
+    Ready,
+    /// It serves and asks for no new connections, or is silent after it did.
+    LameDuck,
+    /// It takes none.
+    Down,
+    /// Its agent has never answered.
+    Unheard,
+    /// Its agent was heard and is silent.
+    Silent,
+    /// Its agent does not know.
+    Unknown,
+}
+
+impl ReportState {
+    /// The word for it in tables and JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Ready => "ready",
+            Self::LameDuck => "lame-duck",
+            Self::Down => "down",
+            Self::Unheard => "unheard",
+            Self::Silent => "silent",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
+impl<T: Copy> Default for Reported<T> {
+    fn default() -> Self {
+        Self {
+            outstanding: None,
+            cookie: 0,
+            base: None,
+            report: None,
+            lame_until: None,
+            down_until: None,
+            round_trip: None,
+            unanswered: 0,
+            went_back: [None; 2],
+        }
+    }
+}
+
+impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Reported<T> {
+    /// What an earlier daemon had believed: the number of the last report, and until when the backend is a lame duck.
+    pub fn adopted(base: Option<Base>, lame_until: Option<T>) -> Self {
+        Self { base, lame_until, ..Self::default() }
+    }
+
+    /// A request for its report. An answer to the one before is not believed any more.
+    pub fn ask(&mut self, name: Name, keys: &Keys<BackendKey>, nonce: u64, now: T) -> Datagram {
+        if self.outstanding.replace(Outstanding { nonce, asked: now }).is_some() {
+            self.unanswered = self.unanswered.saturating_add(1);
+        }
+        self.request(name, keys, nonce)
+    }
+
+    /// The request that is not answered yet, once more, if it is not older than this: its answer is still believed. Whoever makes
+    /// this host ask by sending pushes again keeps no answer from it.
+    pub fn ask_again(
+        &self,
+        name: Name,
+        keys: &Keys<BackendKey>,
+        within: Duration,
+        now: T,
+    ) -> Option<Datagram> {
+        let recent = self.outstanding.filter(|outstanding| outstanding.asked + within > now)?;
+        Some(self.request(name, keys, recent.nonce))
+    }
+
+    fn request(&self, name: Name, keys: &Keys<BackendKey>, nonce: u64) -> Datagram {
+        let key = keys.current();
+        let mut datagram = Datagram::about(Kind::Request, name.protocol.number(), name.address);
+        datagram.key_id = Be16::from_host(key.id);
+        (datagram.nonce, datagram.cookie) = (nonce, self.cookie);
+        datagram.sealed(key.key.wire())
+    }
+
+    /// Takes in a datagram about this backend. An answer is believed if it has the nonce of what was asked last, whatever its
+    /// number: an agent that has lost its disk or its clock begins anew. A push is, if it is later than what was believed last. Any
+    /// report that is believed spends the nonce.
+    ///
+    /// # Errors
+    /// Why it is not believed. Nothing has changed then.
+    pub fn take(&mut self, datagram: &Datagram, keys: &Keys<BackendKey>, now: T) -> Result<(), Disbelieved> {
+        let (Some(kind @ (Kind::Answer | Kind::Push)), Some(readiness)) =
+            (datagram.kind(), datagram.readiness())
+        else {
+            return Err(Disbelieved::NotAReport);
+        };
+        let key = keys.get(datagram.key_id.to_host()).ok_or(Disbelieved::UnknownKey)?;
+        if !datagram.is_authentic(key.wire()) {
+            return Err(Disbelieved::Forged);
+        }
+        let base = Base { incarnation: datagram.incarnation.to_host(), counter: datagram.counter.to_host() };
+        match kind {
+            Kind::Answer => {
+                let asked = self.outstanding.filter(|outstanding| outstanding.nonce == datagram.nonce);
+                let asked = asked.ok_or(Disbelieved::Unasked)?.asked;
+                self.round_trip = Some(now - asked);
+                if self.base.is_some_and(|before| base < before) {
+                    self.went_back = [Some(now), self.went_back[0]];
+                }
+            }
+            _ => {
+                let before = self.base.ok_or(Disbelieved::Premature)?;
+                if base <= before {
+                    return Err(Disbelieved::Replayed);
+                }
+            }
+        }
+        self.outstanding = None;
+        self.unanswered = 0;
+        self.cookie = datagram.cookie;
+        self.base = Some(base);
+        let valid_for = milliseconds(datagram.valid_for.to_host()).min(MAX_VALID_FOR);
+        match readiness {
+            Readiness::Ready => (self.lame_until, self.down_until) = (None, None),
+            Readiness::LameDuck => {
+                let hold = milliseconds(datagram.hold.to_host()).min(MAX_HOLD);
+                (self.lame_until, self.down_until) = (Some(now + hold), None);
+            }
+            // Whoever was a lame duck before stays one meanwhile: it is restarting.
+            Readiness::Down => self.down_until = Some(now + valid_for),
+            Readiness::Unknown => self.down_until = None,
+        }
+        self.report = Some(Report { readiness, base, received: now, valid_for, load: load(datagram) });
+        Ok(())
+    }
+
+    /// How it is.
+    pub fn state(&self, now: T) -> ReportState {
+        let lasts = |until: Option<T>| until.is_some_and(|until| until > now);
+        if lasts(self.down_until) {
+            return ReportState::Down;
+        }
+        if lasts(self.lame_until) {
+            return ReportState::LameDuck;
+        }
+        match &self.report {
+            None => ReportState::Unheard,
+            Some(report) if report.received + report.valid_for <= now => ReportState::Silent,
+            Some(report) if report.readiness == Readiness::Ready => ReportState::Ready,
+            Some(_) => ReportState::Unknown,
+        }
+    }
+
+    /// What is said of it by that: a verdict, if all is not well. That nothing is known is none.
+    pub fn said(&self, now: T) -> Option<Said<T>> {
+        let (health, until) = match self.state(now) {
+            ReportState::Down => (Health::Refusing, self.down_until),
+            ReportState::LameDuck => (Health::LameDuck, self.lame_until),
+            ReportState::Ready | ReportState::Unheard | ReportState::Silent | ReportState::Unknown => {
+                return None;
+            }
+        };
+        Some(Said { health, why: Why::Report, until })
+    }
+
+    /// When what is said of it changes by itself.
+    pub fn next_change(&self, now: T) -> Option<T> {
+        [self.lame_until, self.down_until].into_iter().flatten().filter(|until| *until > now).min()
+    }
+
+    /// Until when it is a lame duck, which connects look up; `None` if it is not.
+    pub fn lame_until(&self) -> Option<T> {
+        self.lame_until
+    }
+
+    /// The number of the report that was believed last.
+    pub fn base(&self) -> Option<Base> {
+        self.base
+    }
+
+    /// The report that was believed last.
+    pub fn report(&self) -> Option<&Report<T>> {
+        self.report.as_ref()
+    }
+
+    /// Whether two agents answer for the backend by turns, each with numbers of its own: whichever answers a request is believed.
+    pub fn is_contested(&self, now: T) -> bool {
+        let [Some(last), Some(before)] = self.went_back else { return false };
+        now < last + CONTESTED_WITHIN && last < before + CONTESTED_WITHIN
+    }
+
+    /// How long the last answer took.
+    pub fn round_trip(&self) -> Option<Duration> {
+        self.round_trip
+    }
+
+    /// How many requests in a row were not answered, but for the last one.
+    pub fn unanswered(&self) -> u32 {
+        self.unanswered
+    }
+}
+
+fn milliseconds(number: u32) -> Duration {
+    Duration::from_millis(number.into())
+}
+
+fn load(datagram: &Datagram) -> Load {
+    let known = |number: u32| (number != UNKNOWN).then_some(number);
+    let short = |number: Be16| Duration::from_millis(number.to_host().into());
+    Load {
+        qps: known(datagram.qps.to_host()),
+        eps: known(datagram.eps.to_host()),
+        utilization: known(datagram.utilization.to_host()),
+        window: short(datagram.window),
+        age: short(datagram.age),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lb_common::net::Be32;
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::report_keys::{Numbered, ServiceKey};
+    use crate::service::Protocol;
+
+    fn name() -> Name {
+        Name { protocol: Protocol::Tcp, address: "10.1.2.3:8080".parse().unwrap() }
+    }
+
+    fn keys_of(id: u16, byte: u8) -> Keys<BackendKey> {
+        let key = Numbered { id, key: ServiceKey::from_bytes([byte; 32]) };
+        Keys::new(key.of_backend(name().protocol, name().address), None)
+    }
+
+    fn keys() -> Keys<BackendKey> {
+        keys_of(1, 7)
+    }
+
+    fn at(milliseconds: u64) -> Duration {
+        Duration::from_millis(milliseconds)
+    }
+
+    /// An agent that answers.
+    #[derive(Clone, Copy)]
+    struct Agent {
+        incarnation: u32,
+        counter: u32,
+        readiness: Readiness,
+    }
+
+    impl Agent {
+        fn of(readiness: Readiness) -> Self {
+            Self { incarnation: 100, counter: 1, readiness }
+        }
+
+        fn report(self, kind: Kind, nonce: u64) -> Datagram {
+            let mut datagram = Datagram::about(kind, 6, name().address);
+            datagram.readiness = self.readiness as u8;
+            datagram.key_id = Be16::from_host(1);
+            datagram.incarnation = Be32::from_host(self.incarnation);
+            datagram.counter = Be32::from_host(self.counter);
+            (datagram.nonce, datagram.cookie) = (nonce, 5);
+            datagram.utilization = Be32::from_host(600);
+            datagram.qps = Be32::from_host(UNKNOWN);
+            datagram.valid_for = Be32::from_host(6_000);
+            datagram.hold = Be32::from_host(60_000);
+            datagram.sealed(keys().current().key.wire())
+        }
+
+        fn answer(self, request: &Datagram) -> Datagram {
+            self.report(Kind::Answer, request.nonce)
+        }
+
+        fn push(self) -> Datagram {
+            self.report(Kind::Push, 0)
+        }
+    }
+
+    /// One that has answered at `now` with this.
+    fn heard(agent: Agent, now: Duration) -> Reported<Duration> {
+        let mut reported = Reported::default();
+        let request = reported.ask(name(), &keys(), 1, now);
+        reported.take(&agent.answer(&request), &keys(), now).unwrap();
+        reported
+    }
+
+    #[test]
+    fn an_answer_is_believed_once_and_gives_the_round_trip() {
+        let mut reported = Reported::default();
+        assert_eq!(reported.state(at(0)), ReportState::Unheard);
+        let request = reported.ask(name(), &keys(), 77, at(0));
+        assert!((request.kind(), request.cookie) == (Some(Kind::Request), 0));
+        assert!(request.is_authentic(keys().current().key.wire()));
+        let answer = Agent::of(Readiness::Ready).answer(&request);
+        reported.take(&answer, &keys(), at(3)).unwrap();
+        assert_eq!((reported.state(at(3)), reported.round_trip()), (ReportState::Ready, Some(at(3))));
+        assert_eq!(reported.report().unwrap().load.utilization, Some(600));
+        assert_eq!(reported.report().unwrap().load.qps, None);
+        assert_eq!(reported.take(&answer, &keys(), at(4)), Err(Disbelieved::Unasked));
+        // The cookie goes back.
+        assert_eq!(reported.ask(name(), &keys(), 78, at(5)).cookie, 5);
+        assert_eq!(reported.take(&answer, &keys(), at(6)), Err(Disbelieved::Unasked), "that nonce is spent");
+    }
+
+    #[test]
+    fn who_is_silent_is_unknown_and_nothing_follows() {
+        let mut reported = heard(Agent::of(Readiness::Ready), at(0));
+        assert_eq!(reported.state(at(5_999)), ReportState::Ready);
+        assert_eq!((reported.state(at(6_000)), reported.said(at(6_000))), (ReportState::Silent, None));
+        for nonce in 0..4 {
+            reported.ask(name(), &keys(), nonce, at(7_000));
+        }
+        assert_eq!(reported.unanswered(), 3);
+    }
+
+    #[test]
+    fn a_lame_duck_that_falls_silent_stays_one_until_it_is_ready_or_hold_is_over() {
+        let lame = heard(Agent::of(Readiness::LameDuck), at(0));
+        let said = lame.said(at(59_999)).unwrap();
+        assert_eq!((said.health, said.until), (Health::LameDuck, Some(at(60_000))));
+        assert_eq!(lame.next_change(at(1)), Some(at(60_000)));
+        assert_eq!((lame.state(at(60_000)), lame.said(at(60_000))), (ReportState::Silent, None));
+        for (readiness, state) in [
+            (Readiness::Ready, ReportState::Ready),
+            (Readiness::Unknown, ReportState::LameDuck),
+            (Readiness::Down, ReportState::Down),
+        ] {
+            let mut then = lame.clone();
+            let push = Agent { counter: 2, ..Agent::of(readiness) }.push();
+            then.take(&push, &keys(), at(10)).unwrap();
+            assert_eq!(then.state(at(20)), state);
+        }
+        // Down for as long as that is valid, and restarting all the while.
+        let mut down = lame;
+        let push = Agent { counter: 2, ..Agent::of(Readiness::Down) }.push();
+        down.take(&push, &keys(), at(10)).unwrap();
+        assert_eq!(down.said(at(6_009)).map(|said| said.health), Some(Health::Refusing));
+        assert_eq!(down.next_change(at(20)), Some(at(6_010)));
+        assert_eq!(down.state(at(6_010)), ReportState::LameDuck);
+        assert_eq!(down.lame_until(), Some(at(60_000)));
+    }
+
+    #[test]
+    fn times_of_a_report_are_bounded() {
+        let mut reported = Reported::default();
+        let request = reported.ask(name(), &keys(), 1, at(0));
+        let mut answer = Agent::of(Readiness::LameDuck).answer(&request);
+        (answer.hold, answer.valid_for) = (Be32::from_host(u32::MAX), Be32::from_host(u32::MAX));
+        reported.take(&answer.sealed(keys().current().key.wire()), &keys(), at(0)).unwrap();
+        assert_eq!(reported.lame_until(), Some(MAX_HOLD));
+        assert_eq!(reported.report().unwrap().valid_for, MAX_VALID_FOR);
+    }
+
+    #[test]
+    fn a_push_has_to_be_later_and_an_answer_need_not() {
+        let lame = Agent::of(Readiness::LameDuck);
+        let mut reported = Reported::default();
+        assert_eq!(reported.take(&lame.push(), &keys(), at(0)), Err(Disbelieved::Premature));
+        let mut reported = heard(Agent { counter: 5, ..Agent::of(Readiness::Ready) }, at(0));
+        for (incarnation, counter, expected) in [
+            (100, 5, Err(Disbelieved::Replayed)),
+            (100, 4, Err(Disbelieved::Replayed)),
+            (99, 9, Err(Disbelieved::Replayed)),
+            (100, 6, Ok(())),
+            (101, 0, Ok(())),
+        ] {
+            let push = Agent { incarnation, counter, ..lame }.push();
+            assert_eq!(reported.take(&push, &keys(), at(1)), expected, "{incarnation} {counter}");
+        }
+        // An agent that has lost its disk, with a clock that is behind.
+        let request = reported.ask(name(), &keys(), 9, at(2));
+        let answer = Agent { incarnation: 3, counter: 0, readiness: Readiness::Ready }.answer(&request);
+        reported.take(&answer, &keys(), at(3)).unwrap();
+        assert_eq!(reported.base(), Some(Base { incarnation: 3, counter: 0 }));
+        assert_eq!(reported.state(at(3)), ReportState::Ready);
+    }
+
+    /// The incarnations of the agents that answer, one after the other, each so long after the one before.
+    fn contested(incarnations: &[u32], step: Duration) -> bool {
+        let mut reported = Reported::default();
+        let mut now = at(0);
+        for (nonce, incarnation) in (1..).zip(incarnations) {
+            now += step;
+            let request = reported.ask(name(), &keys(), nonce, now);
+            let agent = Agent { incarnation: *incarnation, ..Agent::of(Readiness::Ready) };
+            reported.take(&agent.answer(&request), &keys(), now).unwrap();
+        }
+        assert!(!reported.is_contested(now + CONTESTED_WITHIN), "nobody remembers that for long");
+        reported.is_contested(now)
+    }
+
+    #[test]
+    fn two_agents_that_answer_by_turns_are_noticed() {
+        let second = at(1_000);
+        assert!(contested(&[5, 9, 5, 9, 5], second));
+        assert!(!contested(&[5, 9, 5, 9, 5], CONTESTED_WITHIN), "too seldom to be told apart from restarts");
+        // An agent that starts again and again, one that has lost its disk and its clock, and one that does not start.
+        assert!(!contested(&[5, 6, 7, 8, 9], second));
+        assert!(!contested(&[9, 5, 6, 7, 8], second));
+        assert!(!contested(&[5; 5], second));
+    }
+
+    #[test]
+    fn a_push_spends_the_nonce() {
+        let mut reported = heard(Agent::of(Readiness::Ready), at(0));
+        let request = reported.ask(name(), &keys(), 2, at(1));
+        let push = Agent { counter: 2, ..Agent::of(Readiness::LameDuck) }.push();
+        reported.take(&push, &keys(), at(2)).unwrap();
+        let late = Agent::of(Readiness::Ready).answer(&request);
+        assert_eq!(reported.take(&late, &keys(), at(3)), Err(Disbelieved::Unasked));
+        assert_eq!(reported.state(at(3)), ReportState::LameDuck);
+    }
+
+    #[test]
+    fn what_is_not_authentic_changes_nothing() {
+        let mut reported = heard(Agent::of(Readiness::Ready), at(0));
+        let request = reported.ask(name(), &keys(), 2, at(1));
+        // Sent back as it was.
+        assert_eq!(reported.take(&request, &keys(), at(2)), Err(Disbelieved::NotAReport));
+        let mut reflected = request;
+        reflected.kind = Kind::Answer as u8;
+        assert_eq!(reported.take(&reflected, &keys(), at(2)), Err(Disbelieved::Forged));
+        let answer = Agent::of(Readiness::LameDuck).answer(&request);
+        assert_eq!(reported.take(&answer, &keys_of(2, 7), at(2)), Err(Disbelieved::UnknownKey));
+        assert_eq!(reported.take(&answer, &keys_of(1, 8), at(2)), Err(Disbelieved::Forged));
+        assert_eq!((reported.state(at(2)), reported.said(at(2))), (ReportState::Ready, None));
+        // Two keys are valid while one replaces the other.
+        let both = Keys::new(keys_of(2, 8).current(), Some(keys().current()));
+        assert!(reported.ask(name(), &both, 3, at(3)).is_authentic(keys_of(2, 8).current().key.wire()));
+        let request = reported.ask(name(), &both, 4, at(3));
+        reported.take(&Agent::of(Readiness::LameDuck).answer(&request), &both, at(4)).unwrap();
+    }
+
+    proptest! {
+        /// Whatever comes in whatever order, again and changed: only what the agent has said, and in its order, is believed.
+        #[test]
+        fn the_state_is_that_of_some_report_and_pushes_never_go_back(
+            steps in proptest::collection::vec((0_u8..4, 0_usize..20, 0_usize..640), 1..60)
+        ) {
+            let mut reported = Reported::default();
+            let mut sent: Vec<Datagram> = vec![];
+            let (mut counter, mut now) = (0, 0);
+            for (what, which, bit) in steps {
+                now += 1;
+                let before = reported.base();
+                match what {
+                    0 => {
+                        let request = reported.ask(name(), &keys(), now + 1_000, at(now));
+                        counter += 1;
+                        let readiness =
+                            if which % 2 == 0 { Readiness::LameDuck } else { Readiness::Ready };
+                        sent.push(Agent { counter, ..Agent::of(readiness) }.answer(&request));
+                    }
+                    1 => {
+                        counter += 1;
+                        sent.push(Agent { counter, ..Agent::of(Readiness::LameDuck) }.push());
+                    }
+                    _ if sent.is_empty() => {}
+                    2 => {
+                        let datagram = sent[which % sent.len()];
+                        if reported.take(&datagram, &keys(), at(now)).is_ok()
+                            && datagram.kind() == Some(Kind::Push)
+                        {
+                            prop_assert!(reported.base() > before);
+                        }
+                    }
+                    _ => {
+                        let mut bytes = sent[which % sent.len()].bytes().to_vec();
+                        bytes[bit / 8] ^= 1 << (bit % 8);
+                        if let Ok(changed) = Datagram::parse(&bytes) {
+                            prop_assert!(reported.take(&changed, &keys(), at(now)).is_err());
+                            prop_assert_eq!(reported.base(), before);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}

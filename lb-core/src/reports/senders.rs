@@ -1,0 +1,655 @@
+//! Whom to ask for reports and when, and what all of them have said.
+//!
+//! Requests are spread over their interval and jittered, so that neither one host's requests nor those of many hosts come at once.
+//! Each backend is asked once, however many client tasks of the network namespace want to know.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::SocketAddr;
+use std::ops::{Add, Sub};
+use std::time::Duration;
+
+use lb_common::wire::{Datagram, Malformed};
+use xxhash_rust::xxh64::xxh64;
+
+use super::reported::{Base, Disbelieved, Reported};
+use super::{MAX_HOLD, Name};
+use crate::health::{Health, Said};
+use crate::report_keys::{BackendKey, Keys};
+
+/// A backend that is to be asked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Target {
+    /// Its name.
+    pub name: Name,
+    /// Where its agent listens.
+    pub agent: SocketAddr,
+    /// The keys of the backend.
+    pub keys: Keys<BackendKey>,
+    /// How often it is asked.
+    pub interval: Duration,
+    /// Its number in the kernel's array of verdicts; 0 if it has none.
+    pub id: u32,
+}
+
+/// A datagram that has come and is not followed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Refusal {
+    /// It is none.
+    Malformed(Malformed),
+    /// It is not believed.
+    Disbelieved(Disbelieved),
+}
+
+impl Refusal {
+    /// The words for all of them, in the order of pages.
+    pub const NAMES: [&str; 8] = {
+        let mut names = ["malformed"; 8];
+        let mut at = 0;
+        while at < Disbelieved::ALL.len() {
+            names[at + 1] = Disbelieved::ALL[at].name();
+            at += 1;
+        }
+        names
+    };
+
+    /// The word for it in metrics and JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Malformed(_) => Self::NAMES[0],
+            Self::Disbelieved(why) => why.name(),
+        }
+    }
+}
+
+/// What a backend has changed by a report, or by its silence.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Change<T> {
+    /// Whose.
+    pub name: Name,
+    /// What is said of it from now on.
+    pub said: Option<Said<T>>,
+}
+
+/// One that is asked.
+#[derive(Clone, Debug)]
+struct Sender<T> {
+    target: Target,
+    reported: Reported<T>,
+    due: T,
+    /// When what is said of it changes by itself.
+    expiry: Option<T>,
+    /// What was said of it last.
+    told: Option<Health>,
+    /// Another for each host and backend, for the jitter.
+    seed: u64,
+    /// How often it was asked, for the jitter.
+    turns: u64,
+    asked: Option<T>,
+    /// Whether the next request is due because a push has come again.
+    is_again: bool,
+    /// The incarnation of the agent that was shown last that it can tell this host, and when.
+    introduced: Option<(u32, T)>,
+    /// What was stored of it last.
+    stored: Option<Stored<T>>,
+}
+
+/// What is stored of a backend: the number of its last report, and until when it is a lame duck.
+#[derive(Clone, Copy, Debug)]
+struct Stored<T> {
+    base: Option<Base>,
+    lame_until: Option<T>,
+    /// Reports that said the same since.
+    repeated: u8,
+}
+
+/// Where a sender is.
+type Place = u32;
+
+/// Reports that say the same are stored after so many: each costs a system call, and what was stored may have been lost to whoever
+/// made the entry anew.
+const REPEATED: u8 = 15;
+
+/// All that are asked, by any clock.
+#[derive(Clone, Debug)]
+pub struct Senders<T> {
+    /// Of this host, so that hosts do not ask at the same time.
+    seed: u64,
+    senders: Vec<Sender<T>>,
+    places: HashMap<Name, Place>,
+    due: BTreeSet<(T, Place)>,
+    expiries: BTreeSet<(T, Place)>,
+    /// Of whom something is said.
+    sick: BTreeMap<Name, Health>,
+}
+
+/// A push is acknowledged again if it comes again, but not more often than this.
+const ACKNOWLEDGED_FOR: Duration = Duration::from_millis(5);
+
+impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Senders<T> {
+    /// Nobody yet.
+    pub fn new(seed: u64) -> Self {
+        Self {
+            seed,
+            senders: Vec::new(),
+            places: HashMap::new(),
+            due: BTreeSet::new(),
+            expiries: BTreeSet::new(),
+            sick: BTreeMap::new(),
+        }
+    }
+
+    /// Asks these from now on, and nobody else. Of whoever was asked before, all that was said is kept. `adopted` has what an
+    /// earlier daemon had believed of one that is new. Returns of whom something else is said by that.
+    pub fn set_targets(
+        &mut self,
+        targets: impl IntoIterator<Item = Target>,
+        adopted: impl Fn(Name) -> (Option<Base>, Option<T>),
+        now: T,
+    ) -> Vec<Change<T>> {
+        let places = std::mem::take(&mut self.places);
+        let mut before: Vec<Option<Sender<T>>> =
+            std::mem::take(&mut self.senders).into_iter().map(Some).collect();
+        let mut changes = Vec::new();
+        self.due.clear();
+        self.expiries.clear();
+        let mut sick = std::mem::take(&mut self.sick);
+        for target in targets {
+            let name = target.name.on_wire();
+            if self.places.contains_key(&name) {
+                continue;
+            }
+            let known = places.get(&name).and_then(|place| before.get_mut(*place as usize)?.take());
+            let mut sender = match known {
+                Some(known) => {
+                    // Never later than it was, nor than its interval wants it.
+                    let due = known.due.min(now + target.interval);
+                    // Its entry may be made anew, for other keys or under another number.
+                    let stored = known.stored.filter(|_| known.target == target);
+                    Sender { target, due, stored, ..known }
+                }
+                None => {
+                    let (base, lame_until) = adopted(name);
+                    let text = format!("{}/{}", name.protocol.name(), name.address);
+                    let seed = xxh64(text.as_bytes(), self.seed);
+                    let first = target.interval.mul_f64(fraction(seed, 0));
+                    // No report asks for longer, so whatever says more was not made by one.
+                    let lame_until = lame_until.filter(|until| *until > now && *until <= now + MAX_HOLD);
+                    let reported = Reported::adopted(base, lame_until);
+                    let due = now + first;
+                    Sender {
+                        target,
+                        reported,
+                        due,
+                        expiry: None,
+                        told: None,
+                        seed,
+                        turns: 0,
+                        asked: None,
+                        is_again: false,
+                        introduced: None,
+                        stored: None,
+                    }
+                }
+            };
+            if let Some(change) = sender.tell(name, now) {
+                changes.push(change);
+            }
+            self.sick.extend(sender.told.map(|health| (name, health)));
+            self.insert(name, sender);
+            sick.remove(&name);
+        }
+        // Of whoever is not asked any more nothing is said.
+        changes.extend(sick.into_keys().map(|name| Change { name, said: None }));
+        changes
+    }
+
+    fn insert(&mut self, name: Name, sender: Sender<T>) {
+        let place = Place::try_from(self.senders.len()).expect("as many backends as fit into memory");
+        self.due.insert((sender.due, place));
+        self.expiries.extend(sender.expiry.map(|expiry| (expiry, place)));
+        self.places.insert(name, place);
+        self.senders.push(sender);
+    }
+
+    /// When somebody is to be asked, or what is said of somebody ends; `None` if there is nobody.
+    pub fn next_due(&self) -> Option<T> {
+        let first = |of: &BTreeSet<(T, Place)>| of.first().map(|(at, _)| *at);
+        first(&self.due).into_iter().chain(first(&self.expiries)).min()
+    }
+
+    /// The requests that are due, at most so many, each with where it goes. `nonce` draws what nobody can guess.
+    pub fn requests(
+        &mut self,
+        most: usize,
+        mut nonce: impl FnMut() -> u64,
+        now: T,
+    ) -> Vec<(SocketAddr, Datagram)> {
+        let mut requests = Vec::new();
+        while requests.len() < most {
+            let Some((_, place)) = self.due.first().copied().filter(|(at, _)| *at <= now) else { break };
+            self.due.pop_first();
+            let Some(sender) = self.senders.get_mut(place as usize) else { continue };
+            sender.turns += 1;
+            // Nine to eleven tenths.
+            let jitter = 0.9 + 0.2 * fraction(sender.seed, sender.turns);
+            let Target { name: asked, ref keys, interval, .. } = sender.target;
+            let again = std::mem::take(&mut sender.is_again)
+                .then(|| sender.reported.ask_again(asked, keys, interval, now));
+            let request = match again.flatten() {
+                Some(request) => request,
+                None => sender.reported.ask(asked, keys, nonce(), now),
+            };
+            requests.push((sender.target.agent, request));
+            sender.asked = Some(now);
+            sender.due = now + sender.target.interval.mul_f64(jitter);
+            self.due.insert((sender.due, place));
+        }
+        requests
+    }
+
+    /// Takes in what has come. Returns whose report it is and what it changes, if anything. A push is due to be acknowledged by a
+    /// request at once, also if it comes again. An agent that is heard for the first time, or anew after a restart, is asked again at
+    /// once: it tells nobody of changes who has not returned its cookie.
+    ///
+    /// # Errors
+    /// Why it is not followed. Nothing has changed then.
+    pub fn take(&mut self, bytes: &[u8], now: T) -> Result<(Name, Option<Change<T>>), Refusal> {
+        let datagram = Datagram::parse(bytes).map_err(Refusal::Malformed)?;
+        let name = Name::of(&datagram).ok_or(Refusal::Malformed(Malformed::Name))?;
+        let unknown = Refusal::Disbelieved(Disbelieved::UnknownName);
+        let place = self.places.get(&name).copied().ok_or(unknown)?;
+        let sender = self.senders.get_mut(place as usize).ok_or(unknown)?;
+        let is_push = datagram.kind() == Some(lb_common::wire::Kind::Push);
+        let taken = sender.reported.take(&datagram, &sender.target.keys, now);
+        let is_again = taken == Err(Disbelieved::Replayed)
+            && sender.reported.base().is_some_and(|base| {
+                (base.incarnation, base.counter)
+                    == (datagram.incarnation.to_host(), datagram.counter.to_host())
+            })
+            && sender.asked.is_none_or(|asked| asked + ACKNOWLEDGED_FOR <= now);
+        let incarnation = datagram.incarnation.to_host();
+        // Not more often than it is asked anyway, whatever it says.
+        let is_stranger = taken.is_ok()
+            && sender
+                .introduced
+                .is_none_or(|(known, at)| known != incarnation && at + sender.target.interval <= now);
+        if is_stranger {
+            sender.introduced = Some((incarnation, now));
+        }
+        if is_stranger || is_push && (taken.is_ok() || is_again) {
+            self.due.remove(&(sender.due, place));
+            sender.due = now;
+            sender.is_again = is_again;
+            self.due.insert((now, place));
+        }
+        taken.map_err(Refusal::Disbelieved)?;
+        let before = sender.expiry;
+        let change = sender.tell(name, now);
+        note(&mut self.sick, change.as_ref());
+        if before != sender.expiry {
+            before.map(|at| self.expiries.remove(&(at, place)));
+            self.expiries.extend(sender.expiry.map(|expiry| (expiry, place)));
+        }
+        Ok((name, change))
+    }
+
+    /// Lets time pass: returns of whom something else is said by that.
+    pub fn pass(&mut self, now: T) -> Vec<Change<T>> {
+        let mut changes = Vec::new();
+        while let Some((_, place)) = self.expiries.first().copied().filter(|(at, _)| *at <= now) {
+            self.expiries.pop_first();
+            let Some(sender) = self.senders.get_mut(place as usize) else { continue };
+            sender.expiry = None;
+            let change = sender.tell(sender.target.name.on_wire(), now);
+            note(&mut self.sick, change.as_ref());
+            changes.extend(change);
+            self.expiries.extend(sender.expiry.map(|expiry| (expiry, place)));
+        }
+        changes
+    }
+
+    /// Of whom something is said, and what.
+    pub fn sick(&self) -> &BTreeMap<Name, Health> {
+        &self.sick
+    }
+
+    /// One of them, with what it has said.
+    pub fn get(&self, name: Name) -> Option<(&Target, &Reported<T>)> {
+        let place = self.places.get(&name.on_wire())?;
+        self.senders.get(*place as usize).map(|sender| (&sender.target, &sender.reported))
+    }
+
+    /// One of which a report was taken in, if something else is to be stored of it than was before: the number of its report, or
+    /// until when it is a lame duck. The same is due again from time to time.
+    pub fn to_store(&mut self, name: Name) -> Option<(&Target, &Reported<T>)> {
+        let place = self.places.get(&name.on_wire())?;
+        let sender = self.senders.get_mut(*place as usize)?;
+        let (base, lame_until) = (sender.reported.base(), sender.reported.lame_until());
+        if let Some(stored) = &mut sender.stored
+            && (stored.base, stored.lame_until) == (base, lame_until)
+            && stored.repeated < REPEATED
+        {
+            stored.repeated += 1;
+            return None;
+        }
+        sender.stored = Some(Stored { base, lame_until, repeated: 0 });
+        Some((&sender.target, &sender.reported))
+    }
+
+    /// Those for which two agents answer by turns.
+    pub fn contested(&self, now: T) -> BTreeSet<Name> {
+        let contested = self.senders.iter().filter(|sender| sender.reported.is_contested(now));
+        contested.map(|sender| sender.target.name.on_wire()).collect()
+    }
+
+    /// How many are asked.
+    pub fn len(&self) -> usize {
+        self.senders.len()
+    }
+
+    /// Whether nobody is asked.
+    pub fn is_empty(&self) -> bool {
+        self.senders.is_empty()
+    }
+}
+
+/// Between 0 and 1, another for each seed and turn.
+fn fraction(seed: u64, turn: u64) -> f64 {
+    let hash = xxh64(&turn.to_le_bytes(), seed);
+    #[expect(clippy::cast_precision_loss, reason = "53 bits of chance are enough")]
+    let fraction = (hash >> 11) as f64 / (1u64 << 53) as f64;
+    fraction
+}
+
+fn note<T>(sick: &mut BTreeMap<Name, Health>, change: Option<&Change<T>>) {
+    match change {
+        Some(Change { name, said: Some(said) }) => drop(sick.insert(*name, said.health)),
+        Some(Change { name, said: None }) => drop(sick.remove(name)),
+        None => {}
+    }
+}
+
+impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Sender<T> {
+    /// What is said of it, if that is another health than before. It ends when that is told, so its end is not part of it.
+    fn tell(&mut self, name: Name, now: T) -> Option<Change<T>> {
+        let said = self.reported.said(now);
+        self.expiry = self.reported.next_change(now);
+        let health = said.as_ref().map(|said| said.health);
+        let is_news = std::mem::replace(&mut self.told, health) != health;
+        is_news.then(|| Change { name, said: said.map(|said| Said { until: None, ..said }) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lb_common::net::{Be16, Be32};
+    use lb_common::wire::{Kind, Readiness};
+
+    use super::*;
+    use crate::report_keys::{Numbered, ServiceKey};
+    use crate::reports::reported::ReportState;
+    use crate::service::Protocol;
+
+    const INTERVAL: Duration = Duration::from_secs(2);
+
+    fn at(milliseconds: u64) -> Duration {
+        Duration::from_millis(milliseconds)
+    }
+
+    fn target(number: u16) -> Target {
+        let address = SocketAddr::from(([10, 0, 0, 1], number));
+        let key = Numbered { id: 1, key: ServiceKey::from_bytes([7; 32]) };
+        Target {
+            name: Name { protocol: Protocol::Tcp, address },
+            agent: SocketAddr::from(([10, 0, 0, 1], 9465)),
+            keys: Keys::new(key.of_backend(Protocol::Tcp, address), None),
+            interval: INTERVAL,
+            id: 0,
+        }
+    }
+
+    fn of(numbers: impl IntoIterator<Item = u16>) -> Senders<Duration> {
+        let mut senders = Senders::new(1);
+        let changes = senders.set_targets(numbers.into_iter().map(target), |_| (None, None), at(0));
+        assert_eq!(changes, []);
+        senders
+    }
+
+    fn report(number: u16, kind: Kind, readiness: Readiness, counter: u32, nonce: u64) -> Datagram {
+        let target = target(number);
+        let mut datagram = Datagram::about(kind, 6, target.name.address);
+        datagram.readiness = readiness as u8;
+        datagram.key_id = Be16::from_host(1);
+        (datagram.incarnation, datagram.counter) = (Be32::from_host(1), Be32::from_host(counter));
+        datagram.nonce = nonce;
+        datagram.valid_for = Be32::from_host(6_000);
+        datagram.hold = Be32::from_host(60_000);
+        datagram.sealed(target.keys.current().key.wire())
+    }
+
+    fn answer(senders: &mut Senders<Duration>, number: u16, readiness: Readiness, counter: u32) {
+        let request = senders.requests(1, || 9, at(2_000)).remove(0).1;
+        let answer = report(number, Kind::Answer, readiness, counter, request.nonce);
+        senders.take(answer.bytes(), at(2_000)).unwrap();
+        assert_eq!(senders.requests(9, || 10, at(2_000)).len(), 1, "the agent is shown that it can tell us");
+    }
+
+    #[test]
+    fn an_agent_that_is_new_is_asked_again_at_once_but_not_all_the_time() {
+        let mut senders = of([1]);
+        let mut ask = |now, incarnation| {
+            let requests = senders.requests(9, || 9, at(now));
+            let Some((_, request)) = requests.first() else { return 0 };
+            let mut answer = report(1, Kind::Answer, Readiness::Ready, 1, request.nonce);
+            answer.incarnation = Be32::from_host(incarnation);
+            let answer = answer.sealed(target(1).keys.current().key.wire());
+            senders.take(answer.bytes(), at(now)).unwrap();
+            requests.len()
+        };
+        let asked: Vec<usize> = [2_000, 2_000, 2_000].map(|now| ask(now, 1)).to_vec();
+        assert_eq!(asked, [1, 1, 0], "a second time with the cookie");
+        let asked: Vec<usize> = [4_500, 4_500, 4_500].map(|now| ask(now, 2)).to_vec();
+        assert_eq!(asked, [1, 1, 0], "and after a restart");
+        let asked: usize = (4_600..6_400).map(|now| ask(now, u32::try_from(now).unwrap())).sum();
+        assert_eq!(asked, 0, "whatever it says: it was asked at 4,500");
+        let asked: usize = (6_700..16_700).map(|now| ask(now, u32::try_from(now).unwrap())).sum();
+        assert!((8..=12).contains(&asked), "twice in an interval at most: {asked}");
+    }
+
+    #[test]
+    fn everybody_is_asked_once_in_an_interval_and_not_all_at_once() {
+        let mut senders = of(1..=1_000);
+        let mut asked: HashMap<u16, Vec<u64>> = HashMap::new();
+        let mut nonce = 0;
+        for now in (0..20_000).step_by(100) {
+            let mut draw = || {
+                nonce += 1;
+                nonce
+            };
+            let requests = senders.requests(usize::MAX, &mut draw, at(now));
+            assert!(requests.len() <= 100, "{} at {now} ms, 50 on average", requests.len());
+            for (_, request) in requests {
+                asked.entry(request.port.to_host()).or_default().push(now);
+            }
+        }
+        assert_eq!(asked.len(), 1_000);
+        for times in asked.values() {
+            assert!((9..=11).contains(&times.len()), "{times:?}");
+            assert!(times.windows(2).all(|pair| (1_700..=2_300).contains(&(pair[1] - pair[0]))), "{times:?}");
+        }
+        // Another host asks at other times.
+        let mut other = Senders::new(2);
+        other.set_targets((1..=1_000).map(target), |_| (None, None), at(0));
+        assert_ne!(other.next_due(), of(1..=1_000).next_due());
+    }
+
+    #[test]
+    fn no_more_are_asked_at_a_time_than_fit() {
+        let mut senders = of(1..=10);
+        assert_eq!(senders.requests(3, || 1, at(2_000)).len(), 3);
+        assert_eq!(senders.requests(64, || 1, at(2_000)).len(), 7);
+        assert_eq!(senders.requests(64, || 1, at(2_000)).len(), 0);
+    }
+
+    #[test]
+    fn a_change_is_told_once() {
+        let mut senders = of([1]);
+        let request = senders.requests(1, || 9, at(2_000)).remove(0).1;
+        let lame = report(1, Kind::Answer, Readiness::LameDuck, 1, request.nonce);
+        let (name, change) = senders.take(lame.bytes(), at(2_000)).unwrap();
+        assert_eq!(name, target(1).name);
+        let said = change.expect("a change").said.expect("a verdict");
+        assert_eq!((said.health, said.until), (Health::LameDuck, None));
+        let again = report(1, Kind::Push, Readiness::LameDuck, 2, 0);
+        assert_eq!(senders.take(again.bytes(), at(3_000)), Ok((name, None)));
+        assert_eq!(senders.pass(at(62_999)), []);
+        assert_eq!(senders.pass(at(63_000)), [Change { name, said: None }], "hold is over");
+        assert_eq!(senders.pass(at(70_000)), []);
+    }
+
+    #[test]
+    fn a_push_is_acknowledged_at_once_and_again_if_it_comes_again() {
+        let mut senders = of([1]);
+        answer(&mut senders, 1, Readiness::Ready, 1);
+        assert_eq!(senders.requests(1, || 1, at(2_001)).len(), 0);
+        let push = report(1, Kind::Push, Readiness::LameDuck, 2, 0);
+        senders.take(push.bytes(), at(2_001)).unwrap();
+        assert_eq!(senders.requests(9, || 1, at(2_001)).len(), 1);
+        for (now, expected) in [(2_005, 0), (2_006, 1), (2_007, 0), (2_015, 1)] {
+            let replayed = Err(Refusal::Disbelieved(Disbelieved::Replayed));
+            assert_eq!(senders.take(push.bytes(), at(now)), replayed);
+            assert_eq!(senders.requests(9, || 1, at(now)).len(), expected, "at {now} ms");
+        }
+        let older = report(1, Kind::Push, Readiness::Ready, 1, 0);
+        assert!(senders.take(older.bytes(), at(2_100)).is_err());
+        assert_eq!(senders.requests(9, || 1, at(2_100)).len(), 0, "nobody is made to ask by an old one");
+    }
+
+    /// Whoever has seen a push can send it again, for as long as it likes.
+    #[test]
+    fn a_push_that_comes_again_and_again_keeps_no_answer_from_being_believed() {
+        let mut senders = of([1]);
+        answer(&mut senders, 1, Readiness::Ready, 1);
+        let push = report(1, Kind::Push, Readiness::LameDuck, 2, 0);
+        senders.take(push.bytes(), at(2_001)).unwrap();
+        let mut nonces = 100;
+        let mut ask = |senders: &mut Senders<Duration>, now| {
+            let mut nonce = || {
+                nonces += 1;
+                nonces
+            };
+            senders.requests(9, &mut nonce, at(now))
+        };
+        let first = ask(&mut senders, 2_001).remove(0).1;
+        for now in (2_007..2_050).step_by(6) {
+            assert!(senders.take(push.bytes(), at(now)).is_err());
+            assert_eq!(ask(&mut senders, now), [(target(1).agent, first)], "at {now} ms");
+        }
+        let ready = report(1, Kind::Answer, Readiness::Ready, 3, first.nonce);
+        senders.take(ready.bytes(), at(2_051)).unwrap();
+        assert_eq!(senders.get(target(1).name).unwrap().1.unanswered(), 0);
+        // A request that has had no answer for an interval is lost, and is not sent once more.
+        senders.take(report(1, Kind::Push, Readiness::LameDuck, 4, 0).bytes(), at(2_060)).unwrap();
+        let lost = ask(&mut senders, 2_060).remove(0).1;
+        let again = report(1, Kind::Push, Readiness::LameDuck, 4, 0);
+        assert!(senders.take(again.bytes(), at(4_060)).is_err());
+        assert_ne!(ask(&mut senders, 4_060).remove(0).1.nonce, lost.nonce);
+    }
+
+    #[test]
+    fn two_agents_that_answer_by_turns_are_named() {
+        let mut senders = of([1, 2]);
+        let mut now = 0;
+        for counter in [5, 1, 5, 1] {
+            assert!(senders.contested(at(now)).is_empty());
+            now += 4_000;
+            let requests = senders.requests(9, || 9, at(now));
+            assert_eq!(requests.len(), 2);
+            let answer = report(1, Kind::Answer, Readiness::Ready, counter, 9);
+            senders.take(answer.bytes(), at(now)).unwrap();
+        }
+        assert_eq!(senders.contested(at(now)), BTreeSet::from([target(1).name]));
+    }
+
+    #[test]
+    fn who_is_not_asked_any_more_is_forgotten_and_others_are_kept() {
+        let mut senders = of([1, 2]);
+        for _ in 0..2 {
+            let request = senders.requests(1, || 9, at(2_000)).remove(0).1;
+            let number = request.port.to_host();
+            let lame = report(number, Kind::Answer, Readiness::LameDuck, 1, request.nonce);
+            senders.take(lame.bytes(), at(2_000)).unwrap();
+        }
+        let fast = Target { interval: at(100), ..target(2) };
+        let forgotten = Change { name: target(1).name, said: None };
+        assert_eq!(senders.sick().len(), 2);
+        assert_eq!(senders.set_targets([fast, target(3)], |_| (None, None), at(2_000)), [forgotten]);
+        assert_eq!(senders.sick().keys().collect::<Vec<_>>(), [&target(2).name]);
+        assert_eq!(senders.len(), 2);
+        assert!(senders.get(target(1).name).is_none());
+        assert_eq!(senders.get(target(2).name).unwrap().1.state(at(2_000)), ReportState::LameDuck);
+        assert!(senders.next_due() <= Some(at(2_100)), "a shorter interval counts at once");
+        let of_nobody = report(1, Kind::Push, Readiness::Ready, 9, 0);
+        let unknown = Err(Refusal::Disbelieved(Disbelieved::UnknownName));
+        assert_eq!(senders.take(of_nobody.bytes(), at(2_001)), unknown);
+    }
+
+    #[test]
+    fn what_an_earlier_daemon_believed_holds() {
+        let mut senders = Senders::new(1);
+        let base = Base { incarnation: 1, counter: 5 };
+        let changes = senders.set_targets([target(1)], |_| (Some(base), Some(at(500))), at(0));
+        assert_eq!(changes.len(), 1, "it is a lame duck");
+        let old = report(1, Kind::Push, Readiness::Ready, 5, 0);
+        assert!(senders.take(old.bytes(), at(1)).is_err());
+        assert_eq!(senders.pass(at(500)), [Change { name: target(1).name, said: None }]);
+        // No report asks for that long: whatever wrote it was none.
+        let mut senders = Senders::new(1);
+        let late = at(1) + MAX_HOLD;
+        assert_eq!(senders.set_targets([target(1)], |_| (None, Some(late)), at(0)), []);
+    }
+
+    #[test]
+    fn an_address_in_v4_mapped_form_is_the_same_name() {
+        let mapped: SocketAddr = "[::ffff:10.0.0.1]:1".parse().unwrap();
+        let name = Name { protocol: Protocol::Tcp, address: mapped };
+        assert_eq!(name.on_wire(), target(1).name);
+        let mut senders = Senders::new(1);
+        senders.set_targets([target(1), Target { name, ..target(1) }], |_| (None, None), at(0));
+        assert_eq!((senders.len(), senders.requests(9, || 9, at(2_000)).len()), (1, 1), "it is asked once");
+    }
+
+    #[test]
+    fn the_same_is_stored_again_now_and_then_and_what_changes_at_once() {
+        let mut senders = of([1]);
+        let name = target(1).name;
+        let mut now = 0;
+        let mut store = |senders: &mut Senders<Duration>, readiness, counter| {
+            now += 3_000;
+            let request = senders.requests(1, || 9, at(now)).remove(0).1;
+            let mut answer = report(1, Kind::Answer, readiness, counter, request.nonce);
+            // Until the same time.
+            answer.hold = Be32::from_host(600_000 - u32::try_from(now).unwrap());
+            let answer = answer.sealed(target(1).keys.current().key.wire());
+            senders.take(answer.bytes(), at(now)).unwrap();
+            senders.to_store(name).is_some()
+        };
+        let stored = [(); 33].map(|()| store(&mut senders, Readiness::Ready, 1));
+        let turns: Vec<usize> = (0..33).filter(|turn| stored[*turn]).collect();
+        assert_eq!(turns, [0, 16, 32]);
+        assert!(store(&mut senders, Readiness::LameDuck, 2));
+        assert!(!store(&mut senders, Readiness::LameDuck, 2), "it ends at the same time");
+        assert!(store(&mut senders, Readiness::Ready, 3));
+        senders.set_targets([target(1)], |_| (None, None), at(0));
+        assert!(!store(&mut senders, Readiness::Ready, 3));
+        senders.set_targets([Target { id: 5, ..target(1) }], |_| (None, None), at(0));
+        assert!(store(&mut senders, Readiness::Ready, 3), "its entry may be another one");
+        assert!(senders.to_store(Name { address: "10.0.0.9:1".parse().unwrap(), ..name }).is_none());
+    }
+
+    #[test]
+    fn what_is_no_datagram_is_refused() {
+        let mut senders = of([1]);
+        assert_eq!(senders.take(&[0; 79], at(0)), Err(Refusal::Malformed(Malformed::Length)));
+    }
+}

@@ -1,0 +1,143 @@
+//! How a client task's plan follows what backends say of themselves, and what probes find.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use lb_common::abi::Usable;
+use lb_core::balancer::{self, Adopted, Fact};
+use lb_core::endpoint::{Endpoint, EndpointList, EndpointState};
+use lb_core::health::tiers::Tier;
+use lb_core::health::{Health, Who, Why};
+use lb_core::limits::Limits;
+use lb_core::membership::Membership;
+use lb_core::plan::Plan;
+use lb_core::service::{Service, Size, Subset, Task};
+use lb_core::subset::Algorithm;
+
+type Balancer = balancer::Balancer<Duration>;
+
+const fn at(seconds: u64) -> Duration {
+    Duration::from_secs(seconds)
+}
+
+fn address(number: u8) -> SocketAddr {
+    SocketAddr::from(([10, 0, 0, number], 80))
+}
+
+/// A task with four members of eight healthy endpoints.
+fn balancer() -> (Balancer, Arc<Membership>) {
+    let vip: SocketAddr = "10.96.0.10:80".parse().expect("an address");
+    let subset = Subset::Sized { algorithm: Algorithm::Rocksteadier, size: Size::Fixed(4) };
+    let service = Service::new("users", vip, subset, 7);
+    let endpoints = (0..8).map(|index| Endpoint {
+        address: address(index + 1),
+        index: u32::from(index),
+        weight: 1,
+        state: EndpointState::Healthy,
+        zone: None,
+        agent: None,
+    });
+    let list = EndpointList::new(endpoints.collect(), vip, &[]).expect("it fits");
+    let membership = Arc::new(Membership::of(&service, Task { index: 3, count: 10 }, &list));
+    let limits = Limits { schedule_entries: 8192, flow_records: 64, slots: 64 };
+    let mut balancer = Balancer::new(vec![service], limits, Adopted::default(), at(0)).expect("it fits");
+    let delivered = Fact::Endpoints(0, Arc::new(list), Arc::clone(&membership));
+    balancer.handle(at(0), delivered).expect("it fits");
+    (balancer, membership)
+}
+
+fn say(balancer: &mut Balancer, seconds: u64, who: Who, said: &[(SocketAddr, Health)]) -> bool {
+    let why = if who == Who::Report { Why::Report } else { Why::Probe };
+    let said = said.iter().map(|(address, health)| (*address, (*health, why))).collect();
+    balancer.handle(at(seconds), Fact::Said(0, who, said)).expect("it takes no room")
+}
+
+fn pass(balancer: &mut Balancer, seconds: u64) {
+    balancer.handle(at(seconds), Fact::Time).expect("it takes no room");
+}
+
+fn usable(plan: &Plan, address: SocketAddr) -> Usable {
+    plan.backends.values().find(|backend| backend.address == address).expect("it has a slot").usable
+}
+
+fn in_table(balancer: &Balancer) -> BTreeSet<SocketAddr> {
+    balancer.row(0).expect("a row").members.iter().map(|(address, _)| *address).collect()
+}
+
+#[test]
+fn of_its_own_word_connects_know_by_themselves_and_it_is_replaced_as_any_that_is_unavailable() {
+    let (mut balancer, membership) = balancer();
+    let members = in_table(&balancer);
+    let lame = membership.members[0].endpoint.address;
+    assert!(say(&mut balancer, 100, Who::Report, &[(lame, Health::LameDuck)]));
+    assert_eq!(usable(&balancer.plan(), lame), Usable::UnlessEjected, "no word of it is left behind");
+    let row = balancer.row(0).expect("a row");
+    assert_eq!((row.available, row.tier), ((3, 4), Tier::Healthy));
+    assert_eq!(row.usable[&lame].1, Health::LameDuck);
+    pass(&mut balancer, 111);
+    assert_ne!(in_table(&balancer), members, "another stands in");
+    assert!(say(&mut balancer, 120, Who::Report, &[]));
+    pass(&mut balancer, 149);
+    assert_ne!(in_table(&balancer), members);
+    pass(&mut balancer, 150);
+    assert_eq!(in_table(&balancer), members);
+}
+
+#[test]
+fn all_lame_by_their_own_word_serve() {
+    let (mut balancer, membership) = balancer();
+    let all: Vec<_> =
+        membership.members.iter().map(|member| (member.endpoint.address, Health::LameDuck)).collect();
+    say(&mut balancer, 1, Who::Report, &all);
+    let plan = balancer.plan();
+    assert!(all.iter().all(|(address, _)| usable(&plan, *address) == Usable::UnlessEjected));
+    assert_eq!(balancer.row(0).expect("a row").tier, Tier::LameDucks);
+    assert!(plan.services.values().all(|service| service.fallback.is_some()));
+}
+
+#[test]
+fn who_refuses_is_not_chosen_whoever_finds_out() {
+    for who in [Who::Probe, Who::Report] {
+        let (mut balancer, membership) = balancer();
+        let down = membership.members[1].endpoint.address;
+        assert!(say(&mut balancer, 100, who, &[(down, Health::Refusing)]));
+        assert!(!say(&mut balancer, 101, who, &[(down, Health::Refusing)]), "it is no news");
+        assert_eq!(usable(&balancer.plan(), down), Usable::No);
+        let other = if who == Who::Probe { Who::Report } else { Who::Probe };
+        say(&mut balancer, 102, other, &[]);
+        assert_eq!(usable(&balancer.plan(), down), Usable::No, "who says nothing takes nothing back");
+        assert!(say(&mut balancer, 103, who, &[]));
+        assert_eq!(usable(&balancer.plan(), down), Usable::UnlessEjected);
+    }
+}
+
+#[test]
+fn who_would_stand_in_and_refuses_is_passed_over() {
+    let (mut balancer, membership) = balancer();
+    let lost = membership.members[0].endpoint.address;
+    let [first, second] = [0, 1].map(|at: usize| membership.next[at].endpoint.address);
+    say(&mut balancer, 100, Who::Probe, &[(first, Health::Refusing), (lost, Health::Refusing)]);
+    pass(&mut balancer, 111);
+    let table = in_table(&balancer);
+    assert!(table.contains(&second) && !table.contains(&first) && !table.contains(&lost), "{table:?}");
+}
+
+#[test]
+fn what_is_said_of_one_without_a_slot_is_kept_until_it_is_taken_back() {
+    let (mut balancer, membership) = balancer();
+    let next = membership.next[0].endpoint.address;
+    let identity = |balancer: &Balancer| {
+        let (_, index, _) = balancer.services().next().expect("a service");
+        lb_core::slots::Identity { service: index, address: next }
+    };
+    let known = identity(&balancer);
+    say(&mut balancer, 1, Who::Probe, &[(next, Health::Refusing)]);
+    pass(&mut balancer, 2);
+    assert_eq!(balancer.standing(known).map(lb_core::health::Standing::health), Some(Health::Refusing));
+    say(&mut balancer, 3, Who::Probe, &[]);
+    assert!(balancer.standing(known).is_none(), "nothing is kept of it");
+    let said: BTreeMap<_, _> = BTreeMap::new();
+    assert_eq!(balancer.handle(at(4), Fact::Said(0, Who::Probe, said)), Ok(false));
+}

@@ -1,0 +1,136 @@
+//! Report ids on their way into the rows of backends: told once, stored where they are new, taken over after a restart.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use lb_core::balancer::{self, Adopted, Fact};
+use lb_core::endpoint::{Endpoint, EndpointList, EndpointState};
+use lb_core::limits::Limits;
+use lb_core::membership::Membership;
+use lb_core::plan::{Plan, Step, diff};
+use lb_core::reports::Name;
+use lb_core::service::{Protocol, Service, Subset, Task};
+
+type Balancer = balancer::Balancer<Duration>;
+
+const LIMITS: Limits = Limits { schedule_entries: 8192, flow_records: 64, slots: 24 };
+const NOW: Duration = Duration::ZERO;
+
+fn backend(last: u8) -> SocketAddr {
+    ([10, 0, 0, last], 80).into()
+}
+
+/// The same backends by TCP and by UDP.
+fn services() -> Vec<Service> {
+    let service = |name, last, protocol| {
+        let service = Service::new(name, ([10, 96, 0, last], 80).into(), Subset::All, 0);
+        Service { protocol, ..service }
+    };
+    vec![service("stream", 1, Protocol::Tcp), service("datagrams", 2, Protocol::Udp)]
+}
+
+fn delivered(position: usize, backends: &[u8]) -> Fact {
+    let endpoints = backends.iter().zip(0..).map(|(last, index)| Endpoint {
+        address: backend(*last),
+        index,
+        weight: 1,
+        state: EndpointState::Healthy,
+        zone: None,
+        agent: None,
+    });
+    let service = &services()[position];
+    let list = EndpointList::new(endpoints.collect(), service.address, &[]).expect("it fits");
+    let membership = Membership::of(service, Task { index: 0, count: 1 }, &list);
+    Fact::Endpoints(position, Arc::new(list), Arc::new(membership))
+}
+
+fn reports(ids: &[(Protocol, u8, u32)]) -> Fact {
+    let ids: BTreeMap<Name, u32> = ids
+        .iter()
+        .map(|(protocol, last, id)| (Name { protocol: *protocol, address: backend(*last) }, *id))
+        .collect();
+    Fact::Reports(Arc::new(ids))
+}
+
+/// A balancer whose services both have these backends, after what it adopted.
+fn balancer(adopted: &Plan, backends: &[u8]) -> Balancer {
+    let adopted = Adopted { plan: adopted.clone(), ..Adopted::default() };
+    let mut balancer = Balancer::new(services(), LIMITS, adopted, NOW).expect("few services");
+    for position in 0..2 {
+        balancer.handle(NOW, delivered(position, backends)).expect("it fits");
+    }
+    balancer
+}
+
+/// The report ids in a plan: by service and the last number of the address.
+fn ids(plan: &Plan) -> Vec<(u16, u8, u32)> {
+    let last = |address: SocketAddr| match address {
+        SocketAddr::V4(v4) => v4.ip().octets()[3],
+        SocketAddr::V6(_) => unreachable!("all are of IPv4"),
+    };
+    let mut ids: Vec<_> =
+        plan.backends.values().map(|row| (row.service.0, last(row.address), row.report)).collect();
+    ids.sort_unstable();
+    ids
+}
+
+const BOTH: [(Protocol, u8, u32); 3] = [(Protocol::Tcp, 1, 5), (Protocol::Udp, 1, 6), (Protocol::Tcp, 2, 7)];
+
+#[test]
+fn a_backend_gets_the_id_of_its_name_and_no_other_step() {
+    let mut balancer = balancer(&Plan::default(), &[1, 2]);
+    let before = balancer.plan();
+    assert_eq!(ids(&before), [(0, 1, 0), (0, 2, 0), (1, 1, 0), (1, 2, 0)]);
+    assert_eq!(balancer.handle(NOW, reports(&BOTH)), Ok(true));
+    let plan = balancer.plan();
+    assert_eq!(ids(&plan), [(0, 1, 5), (0, 2, 7), (1, 1, 6), (1, 2, 0)]);
+    let steps = diff(&before, &plan);
+    let stored: Vec<u32> = steps
+        .iter()
+        .map(|step| match step {
+            Step::SetReport(_, id) => *id,
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    assert_eq!(stored, [5, 7, 6]);
+    let mut recorded = before;
+    steps.iter().for_each(|step| recorded.record(step));
+    assert_eq!(recorded, plan);
+    // The same again is no news.
+    assert_eq!(balancer.handle(NOW, reports(&BOTH)), Ok(false));
+    // A backend that is new is written with its id.
+    balancer.handle(NOW, reports(&[&BOTH[..], &[(Protocol::Udp, 3, 9)]].concat())).expect("it fits");
+    balancer.handle(NOW, delivered(1, &[1, 2, 3])).expect("it fits");
+    let written = diff(&plan, &balancer.plan());
+    assert!(written.iter().any(|step| matches!(step, Step::WriteBackend(_, row) if row.report == 9)));
+    assert!(!written.iter().any(|step| matches!(step, Step::SetReport(..))), "{written:?}");
+}
+
+#[test]
+fn a_restart_takes_over_the_ids_until_they_are_told() {
+    let mut first = balancer(&Plan::default(), &[1, 2]);
+    first.handle(NOW, reports(&BOTH)).expect("it fits");
+    let held = first.plan();
+    let mut second = balancer(&held, &[1, 2]);
+    assert_eq!(diff(&held, &second.plan()), []);
+    second.handle(NOW, reports(&BOTH)).expect("it fits");
+    assert_eq!(diff(&held, &second.plan()), []);
+    second.handle(NOW, reports(&[])).expect("it fits");
+    let steps = diff(&held, &second.plan());
+    assert!(steps.len() == 3 && steps.iter().all(|step| matches!(step, Step::SetReport(_, 0))), "{steps:?}");
+}
+
+#[test]
+fn a_service_that_is_removed_keeps_the_ids_of_its_backends_right() {
+    let mut before = balancer(&Plan::default(), &[1]);
+    before.handle(NOW, reports(&BOTH)).expect("it fits");
+    let held = before.plan();
+    let adopted = Adopted { plan: held.clone(), ..Adopted::default() };
+    let only = services().into_iter().take(1).collect();
+    let mut after = Balancer::new(only, LIMITS, adopted, NOW).expect("few services");
+    assert_eq!(ids(&after.plan()), [(0, 1, 5), (1, 1, 6)]);
+    after.handle(NOW, reports(&[(Protocol::Udp, 1, 8)])).expect("it fits");
+    assert_eq!(ids(&after.plan()), [(0, 1, 0), (1, 1, 8)]);
+}

@@ -1,0 +1,352 @@
+//! How the daemon finds out how a service's backends are: the keys of `health` that are about probes.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::Duration;
+
+use lb_core::report_keys::{Keys, ServiceKey};
+use lb_core::service::Protocol;
+use lb_document::Table;
+use lb_document::diagnostic::Report;
+use lb_document::in_units;
+use lb_document::kind::Refusal;
+
+use super::Environment;
+use super::keys::health::{FALL, IDLE_INTERVAL, INTERVAL, KEY, PATH, PORT, PROBE, PROBE_FROM, RISE, TIMEOUT};
+use super::reports::{self, Reports};
+
+/// The port of agents, unless another is named.
+pub const AGENT_PORT: u16 = 9465;
+
+/// The kinds of probes, as they are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProbeWord {
+    /// Asks the agent.
+    Report,
+    /// Connects.
+    Tcp,
+    /// Asks for a path.
+    Http,
+}
+
+impl ProbeWord {
+    /// All of them, in the order in which the documentation has them.
+    pub const ALL: [Self; 3] = [Self::Report, Self::Tcp, Self::Http];
+
+    /// The word for it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Report => "report",
+            Self::Tcp => "tcp",
+            Self::Http => "http",
+        }
+    }
+}
+
+/// The network namespace that probes come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProbeFrom {
+    /// The daemon's.
+    Host,
+    /// That of the client's processes.
+    Client,
+}
+
+impl ProbeFrom {
+    /// All that there are.
+    pub const ALL: [Self; 2] = [Self::Host, Self::Client];
+
+    /// The word for it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Host => "host",
+            Self::Client => "client",
+        }
+    }
+}
+
+/// How a service's backends are probed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Probe {
+    /// By what.
+    pub kind: ProbeKind,
+    /// Where probes come from.
+    pub from: ProbeFrom,
+    /// Where probes go; `None` for the backend's own port.
+    pub port: Option<u16>,
+    /// How often.
+    pub interval: Duration,
+}
+
+/// By what backends are probed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ProbeKind {
+    /// By the reports of their agents.
+    Report {
+        /// The keys of the service.
+        keys: Keys<ServiceKey>,
+        /// How often one is asked that no client task has an open flow to, or has chosen lately.
+        idle_interval: Duration,
+    },
+    /// By a connection, and what is asked for over it, if anything.
+    Connect {
+        /// The path that is asked for by HTTP.
+        path: Option<String>,
+        /// After how long it has failed.
+        timeout: Duration,
+        /// Successes in a row before it is well again.
+        rise: u32,
+        /// Failures in a row before it is refusing connections.
+        fall: u32,
+    },
+}
+
+impl Probe {
+    /// Where a backend is probed.
+    pub fn at(&self, backend: SocketAddr) -> SocketAddr {
+        SocketAddr::new(backend.ip(), self.port.unwrap_or(backend.port()))
+    }
+
+    /// The word for it.
+    pub fn name(&self) -> &'static str {
+        match &self.kind {
+            ProbeKind::Report { .. } => "report",
+            ProbeKind::Connect { path: None, .. } => "tcp",
+            ProbeKind::Connect { path: Some(_), .. } => "http",
+        }
+    }
+}
+
+/// What a reader of the keys has beside the table.
+#[derive(Clone, Copy)]
+pub struct Around<'a> {
+    /// What paths are relative to.
+    pub directory: &'a Path,
+    /// The host.
+    pub env: &'a dyn Environment,
+    /// The table `[reports]`.
+    pub reports: &'a Reports,
+}
+
+/// Reads the keys of a `health` table that are about probes: the inner `None` if there are none, the outer one if they are wrong.
+pub fn read(
+    keys: &Table<'_>,
+    protocol: Option<Protocol>,
+    around: Around<'_>,
+    report: &mut Report<'_>,
+) -> Option<Option<Probe>> {
+    let Some(word) = PROBE.take_written(keys, report)? else {
+        check_unused(
+            keys,
+            &[
+                PORT.name,
+                PATH.name,
+                INTERVAL.name,
+                TIMEOUT.name,
+                RISE.name,
+                FALL.name,
+                KEY.name,
+                IDLE_INTERVAL.name,
+                PROBE_FROM.name,
+            ],
+            "without probe it means nothing",
+            report,
+        );
+        return Some(None);
+    };
+    let port = PORT.take_written(keys, report).map(|port| port.and_then(|port| u16::try_from(port).ok()));
+    let interval = INTERVAL.take(keys, report);
+    let from = PROBE_FROM.take(keys, report);
+    let (kind, port) = match word {
+        ProbeWord::Report => {
+            let unused = [PATH.name, TIMEOUT.name, RISE.name, FALL.name];
+            check_unused(keys, &unused, "it is for probe = \"tcp\" or \"http\"", report);
+            let idle_interval = read_idle(keys, interval, report);
+            let own = KEY.item(keys, report);
+            let service_keys = match own {
+                Some(item) => reports::read_keys(&item, around.directory, around.env, report),
+                None if around.reports.keys.is_none() => {
+                    let help =
+                        "write key = \"FILE\" in [reports] or here; `socklb agent key` makes one".to_owned();
+                    let span = PROBE.item(keys, report).map_or_else(|| keys.span(), |item| item.span());
+                    report.add_absent(
+                        span,
+                        "probe = \"report\" needs a key, to tell reports from forgeries",
+                        help,
+                    );
+                    None
+                }
+                None => around.reports.keys.clone(),
+            };
+            let kind = ProbeKind::Report { keys: service_keys?, idle_interval: idle_interval? };
+            (kind, Some(port?.unwrap_or(AGENT_PORT)))
+        }
+        ProbeWord::Tcp | ProbeWord::Http => {
+            let mut unused = vec![KEY.name, IDLE_INTERVAL.name];
+            if word == ProbeWord::Tcp {
+                unused.push(PATH.name);
+            }
+            check_unused(keys, &unused, &format!("probe = \"{}\" does not use it", word.name()), report);
+            let path = PATH.take_written(keys, report);
+            let (timeout, rise, fall) =
+                (TIMEOUT.take(keys, report), RISE.take(keys, report), FALL.take(keys, report));
+            let port = port?;
+            if protocol == Some(Protocol::Udp) && port.is_none() {
+                let span = PROBE.item(keys, report).map_or_else(|| keys.span(), |item| item.span());
+                let message = format!("probe = \"{}\" connects, and the service is over udp", word.name());
+                let help =
+                    "write port = the port where the backends accept connections, or probe = \"report\"";
+                report.add(span, message, help.to_owned());
+                return None;
+            }
+            let path = path?.unwrap_or_else(|| "/".to_owned());
+            let path = (word == ProbeWord::Http).then_some(path);
+            (ProbeKind::Connect { path, timeout: timeout?, rise: rise?, fall: fall? }, port)
+        }
+    };
+    Some(Some(Probe { kind, from: from?, port, interval: interval? }))
+}
+
+/// An idle backend is not asked more often than one in use.
+fn read_idle(keys: &Table<'_>, interval: Option<Duration>, report: &mut Report<'_>) -> Option<Duration> {
+    let (idle, interval) = (IDLE_INTERVAL.take(keys, report)?, interval?);
+    match IDLE_INTERVAL.item(keys, report) {
+        Some(item) if idle < interval => {
+            let (idle, interval) = (in_units(idle), in_units(interval));
+            let message = format!("idle_interval is \"{idle}\", and interval is \"{interval}\"");
+            report.add(item.span(), message, format!("write at least \"{interval}\""));
+            None
+        }
+        // Where only the other is written, it is the longer one of both.
+        _ => Some(idle.max(interval)),
+    }
+}
+
+fn check_unused(keys: &Table<'_>, names: &[&'static str], why: &str, report: &mut Report<'_>) {
+    for name in names {
+        if let Some(item) = keys.get(name) {
+            report.add(item.span(), format!("{name} has no effect"), format!("leave it out: {why}"));
+        }
+    }
+}
+
+/// Reads what an HTTP request asks for.
+pub fn request_path(text: &str) -> Result<String, Refusal> {
+    let is_path = text.starts_with('/')
+        && text.len() <= 1_024
+        && text.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'#');
+    if is_path {
+        return Ok(text.to_owned());
+    }
+    let why = format!("{} is no path of a request", lb_document::diagnostic::quote(text));
+    Err((why, Some("write one as \"/healthz\", without spaces".to_owned())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{check, faults, key, services, with_line};
+    use super::*;
+
+    fn probe(line: &str) -> Option<Probe> {
+        services(&with_line(line)).remove(0).probe
+    }
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn backends_are_probed_if_it_is_asked_for() {
+        assert_eq!([probe(""), probe("health = {}")], [None, None]);
+        let connect = |path: Option<&str>| ProbeKind::Connect {
+            path: path.map(str::to_owned),
+            timeout: SECOND,
+            rise: 2,
+            fall: 3,
+        };
+        let of = |kind, port| Some(Probe { kind, from: ProbeFrom::Host, port, interval: 2 * SECOND });
+        assert_eq!(probe("health = { probe = 'tcp' }"), of(connect(None), None));
+        assert_eq!(probe("health = { probe = 'http', port = 81 }"), of(connect(Some("/")), Some(81)));
+        let line =
+            "health = { probe = 'http', path = '/healthz?x=1', timeout = '100ms', rise = 1, fall = 9 }";
+        let kind = ProbeKind::Connect {
+            path: Some("/healthz?x=1".to_owned()),
+            timeout: SECOND / 10,
+            rise: 1,
+            fall: 9,
+        };
+        assert_eq!(probe(line), of(kind, None));
+        let report = ProbeKind::Report { keys: key(3), idle_interval: 15 * SECOND };
+        assert_eq!(
+            probe("health = { probe = 'report', key = 'key-3.txt' }"),
+            of(report.clone(), Some(AGENT_PORT))
+        );
+        let line = "health = { probe = 'report' }\n[reports]\nkey = '/x/key-3'";
+        assert_eq!(probe(line), of(report, Some(AGENT_PORT)));
+        let own = "health = { probe = 'report', key = 'key-4' }\n[reports]\nkey = 'key-3'";
+        let kind = ProbeKind::Report { keys: key(4), idle_interval: 15 * SECOND };
+        assert_eq!(probe(own), of(kind, Some(AGENT_PORT)));
+        let slow = probe("health = { probe = 'report', key = 'key-3', interval = '30s' }").expect("a probe");
+        let kind = ProbeKind::Report { keys: key(3), idle_interval: 30 * SECOND };
+        assert_eq!((slow.kind, slow.interval), (kind, 30 * SECOND), "never more often than one in use");
+        assert!(probe("protocol = 'udp'\nhealth = { probe = 'tcp', port = 8080 }").is_some());
+        let there = probe("health = { probe = 'tcp', probe_from = 'client' }").expect("a probe");
+        assert_eq!(there.from, ProbeFrom::Client);
+    }
+
+    #[test]
+    fn a_wrong_value_names_itself_and_what_is_right() {
+        let cases = [
+            (
+                "health = { probe = 'grpc' }",
+                "8:20: unknown probe \"grpc\" (write \"report\" or \"tcp\" or \"http\")",
+            ),
+            (
+                "health = { probe = 'report' }",
+                "8:20: probe = \"report\" needs a key, to tell reports from forgeries (write key = \"FILE\" in [reports] or \
+                 here; `socklb agent key` makes one)",
+            ),
+            (
+                "health = { probe = 'report', key = 'none' }",
+                "8:36: /etc/socklb/none: there is no such file (`socklb agent key` makes a key; mode 0640 at most)",
+            ),
+            (
+                "health = { probe = 'tcp', path = '/' }",
+                "8:34: path has no effect (leave it out: probe = \"tcp\" does not use it)",
+            ),
+            (
+                "health = { interval = '1s' }",
+                "8:23: interval has no effect (leave it out: without probe it means nothing)",
+            ),
+            (
+                "health = { probe_from = 'client' }",
+                "8:25: probe_from has no effect (leave it out: without probe it means nothing)",
+            ),
+            (
+                "health = { probe = 'report', key = 'key-1', fall = 3 }",
+                "8:52: fall has no effect (leave it out: it is for probe = \"tcp\" or \"http\")",
+            ),
+            (
+                "health = { probe = 'http', path = 'healthz' }",
+                "8:35: path \"healthz\" is no path of a request (write one as \"/healthz\", without spaces)",
+            ),
+            (
+                "health = { probe = 'report', key = 'key-1', interval = '5s', idle_interval = '1s' }",
+                "8:78: idle_interval is \"1s\", and interval is \"5s\" (write at least \"5s\")",
+            ),
+            (
+                "protocol = 'udp'\nhealth = { probe = 'http' }",
+                "9:20: probe = \"http\" connects, and the service is over udp (write port = the port where the backends accept \
+                 connections, or probe = \"report\")",
+            ),
+            ("health = { probe = 'tcp', port = 0 }", "8:34: port is 0 (write 1 to 65535)"),
+            (
+                "health = { probe = 'tcp', probe_from = 'pod' }",
+                "8:40: unknown probe_from \"pod\" (write \"host\" or \"client\")",
+            ),
+        ];
+        for (line, expected) in cases {
+            check(&with_line(line), &[expected]);
+        }
+        let all = "health = { probe = 'http', port = 0, path = '', timeout = '1h', rise = 0, fall = 0 }";
+        assert_eq!(faults(&with_line(all)).len(), 5);
+    }
+}

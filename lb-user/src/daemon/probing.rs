@@ -1,0 +1,492 @@
+//! Which backends are probed for the clients that there are, and what they hear of it.
+//!
+//! Probes go to the members of each client task and to those that would stand in next, one for each backend, however many client
+//! tasks of a network namespace want to know. Reports come in by a thread of their own for each network namespace that probes come
+//! from, probes by connection by tasks; both only wake the loop when something has changed, and then it takes in how everybody is.
+//!
+//! The register is the host's: a backend that is asked from two namespaces has one entry, and what it says to either counts for all.
+
+mod asking;
+
+mod origins;
+
+mod views;
+
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+use lb_common::abi::host::NO_REPORT;
+use lb_core::balancer::ReportIdMap;
+use lb_core::health::{Health, Who, Why};
+use lb_core::report_keys::{BackendKey, Keys, ServiceKey};
+use lb_core::reports::Name;
+use lb_core::reports::senders::{Refusal, Target};
+use lb_core::service::Protocol;
+use lb_view::fault::{Fault, FaultCode};
+use tokio::sync::Notify;
+use tracing::warn;
+
+use self::asking::Asking;
+use self::origins::Origins;
+use super::Daemon;
+use super::client_task::ClientTask;
+use super::leaving::Leaving;
+use super::register::Register;
+use crate::config::{Client, Probe, ProbeFrom, ProbeKind, Reports};
+use crate::error::chain;
+use crate::facts::ReportCounts;
+use crate::probes::{ConnectTarget, Origin, Probes};
+use crate::reports::{Counts, Listener};
+
+/// The state of probing.
+pub struct Probing {
+    /// Whom the services of all client tasks wanted probed when this was last carried out: the same again costs nothing.
+    wanted: Vec<Wanted>,
+    origins: Origins,
+    /// Whom agents are asked for, by where from. That of the host stays once it is there.
+    asking: BTreeMap<Origin, Asking>,
+    /// What came and went where nobody is asked from any more.
+    ended: Counts,
+    probes: Probes,
+    news: Arc<Notify>,
+    connected: BTreeSet<ConnectTarget>,
+    /// Once somebody is to be asked.
+    register: Option<Register>,
+    /// Why there is none.
+    error: Option<String>,
+    /// Why the register does not have all that are asked.
+    unregistered: Option<String>,
+    /// The ids that rows of backends are to have; `None` before anybody was to be asked, and rows keep those that they have.
+    ids: Option<ReportIdMap>,
+    /// Derived keys, which take microseconds each, of all that are to be asked.
+    keys: BTreeMap<Name, (Keys<ServiceKey>, Keys<BackendKey>)>,
+    /// Backends that two services give different keys.
+    contradicted: BTreeSet<Name>,
+}
+
+/// Who is to be asked for reports, by where from.
+type Targets = BTreeMap<Origin, BTreeMap<Name, Target>>;
+
+impl Probing {
+    /// Of nobody yet.
+    pub fn new() -> Self {
+        let news = Arc::new(Notify::new());
+        Self {
+            wanted: Vec::new(),
+            origins: Origins::default(),
+            asking: BTreeMap::new(),
+            ended: Counts::default(),
+            probes: Probes::new(Arc::clone(&news)),
+            news,
+            connected: BTreeSet::new(),
+            register: None,
+            error: None,
+            unregistered: None,
+            ids: None,
+            keys: BTreeMap::new(),
+            contradicted: BTreeSet::new(),
+        }
+    }
+
+    /// Woken when somebody is otherwise than before.
+    pub fn news(&self) -> Arc<Notify> {
+        Arc::clone(&self.news)
+    }
+
+    /// Who listens to reports now.
+    fn listeners(&self) -> impl Iterator<Item = &Listener> {
+        self.asking.values().filter_map(Asking::listener)
+    }
+
+    /// What has come and gone of reports.
+    pub fn counts(&self) -> ReportCounts {
+        let mut counts = self.ended.clone();
+        self.listeners().for_each(|listener| listener.look(|_, of_listener, _| counts.add(of_listener)));
+        let of = |name: &str| {
+            let refused = counts.refused.iter().filter(|(refusal, _)| refusal.name() == name);
+            refused.map(|(_, count)| count).sum()
+        };
+        let refused = Refusal::NAMES.map(|name| (name, of(name)));
+        let datagrams = [("believed", counts.believed)].into_iter().chain(refused).collect();
+        ReportCounts { requests: counts.requests, unsent: counts.unsent, datagrams }
+    }
+
+    /// What is wrong with it.
+    pub fn faults(&self) -> Vec<Fault> {
+        let errors = self.asking.values().filter_map(Asking::error);
+        let errors = errors.chain(self.error.as_deref()).chain(self.unregistered.as_deref());
+        let mut faults: Vec<Fault> = errors.map(|error| Fault::of_host(FaultCode::Probes, error)).collect();
+        faults.extend(self.origins.faults());
+        let uncovered = self.register.as_ref().map_or(0, Register::uncovered);
+        if uncovered > 0 {
+            let text = format!(
+                "{uncovered} backends report and have no place in the kernel: connects do not heed them"
+            );
+            faults.push(Fault::of_host(FaultCode::Probes, text));
+        }
+        if let Some(name) = self.contradicted.first() {
+            let others = match self.contradicted.len() {
+                1 => String::new(),
+                count => format!(", and {} more", count - 1),
+            };
+            let text = format!(
+                "two services give {} different keys{others}; it is asked under the key of the first. Give both services one key",
+                name.address
+            );
+            faults.push(Fault::of_host(FaultCode::Probes, text));
+        }
+        let contested =
+            self.listeners().flat_map(|listener| listener.look(|senders, _, now| senders.contested(now)));
+        faults.extend(contested_fault(&contested.collect()));
+        faults
+    }
+
+    fn backend_keys(&mut self, name: Name, keys: &Keys<ServiceKey>) -> Keys<BackendKey> {
+        match self.keys.entry(name) {
+            Entry::Occupied(known) if known.get().0 == *keys => known.get().1.clone(),
+            entry => {
+                let derived = keys.of_backend(name.protocol, name.address);
+                entry.insert_entry((keys.clone(), derived.clone()));
+                derived
+            }
+        }
+    }
+
+    /// Opens the register and begins to listen, where somebody is to be asked from and that has not been done.
+    fn open(&mut self, targets: &Targets, address: SocketAddr, pins: &Path) {
+        if targets.is_empty() {
+            self.error = None;
+            return;
+        }
+        let register = match self.register.take().map_or_else(|| Register::open(pins), Ok) {
+            Ok(register) => self.register.insert(register),
+            Err(error) => {
+                let text = format!("reports cannot be kept in the kernel: {}", chain(&error));
+                return warn_of_news(&mut self.error, Some(text));
+            }
+        };
+        self.error = None;
+        for origin in targets.keys() {
+            let asking = self.asking.entry(*origin).or_default();
+            match (origin, self.origins.entered(*origin)) {
+                (Origin::Host, _) => asking.open(address, None, register, &self.news),
+                (Origin::Client(_), Some(namespace)) => {
+                    // The host's addresses are not those of the namespace.
+                    let any = SocketAddr::new(Reports::ANY.ip(), address.port());
+                    let client = self.origins.client_in(*origin).unwrap_or_default();
+                    asking.open(any, Some((&namespace, client)), register, &self.news);
+                }
+                // It is left.
+                (Origin::Client(_), None) => {}
+            }
+        }
+    }
+
+    /// Probes by connection whom they want probed so, and returns who is to be asked for reports.
+    fn aim(&mut self, wanted: Vec<Wanted>) -> Targets {
+        let mut targets = Targets::new();
+        let mut names = BTreeSet::new();
+        let mut connected = BTreeSet::new();
+        let mut contradicted = BTreeSet::new();
+        for Wanted { protocol, probe, origin, candidates } in &wanted {
+            for candidate in candidates {
+                let ProbeKind::Report { keys, idle_interval } = &probe.kind else {
+                    connected.extend(connect_target(probe, *origin, candidate.address));
+                    continue;
+                };
+                let name = name_of(*protocol, candidate.address);
+                if !name.can_report() {
+                    continue;
+                }
+                if names.insert(name) {
+                    self.backend_keys(name, keys);
+                } else if self.keys.get(&name).is_some_and(|(of, _)| of != keys) {
+                    contradicted.insert(name);
+                }
+                let interval = if candidate.is_active { probe.interval } else { *idle_interval };
+                let agent = candidate.agent.unwrap_or(probe.at(candidate.address));
+                let keys = &self.keys[&name].1;
+                let new = || Target { name, agent, keys: keys.clone(), interval, id: NO_REPORT };
+                let known = targets.entry(*origin).or_default().entry(name).or_insert_with(new);
+                known.interval = known.interval.min(interval);
+            }
+        }
+        self.keys.retain(|name, _| names.contains(name));
+        for name in contradicted.difference(&self.contradicted) {
+            warn!(backend = %name.address, "two services give it different keys; it is asked under the key of the first");
+        }
+        self.contradicted = contradicted;
+        if connected != self.connected {
+            self.probes.set_targets(connected.iter().cloned(), |origin| self.origins.entered(origin));
+            self.connected = connected;
+        }
+        self.wanted = wanted;
+        targets
+    }
+
+    /// Asks these backends and nobody else. Returns those whose entries are to go once no row has their id any more.
+    fn ask(&mut self, mut targets: Targets, now: Instant) -> Vec<Name> {
+        let Some(register) = &mut self.register else { return Vec::new() };
+        let mut unregistered = None;
+        for target in targets.values_mut().flat_map(BTreeMap::values_mut) {
+            match register.hold(target.name, &target.keys) {
+                Ok(id) => target.id = id,
+                Err(error) => {
+                    let why = format!(
+                        "{} cannot be registered in the kernel: {}",
+                        target.name.address,
+                        chain(&error)
+                    );
+                    unregistered.get_or_insert(why);
+                }
+            }
+        }
+        warn_of_news(&mut self.unregistered, unregistered);
+        let asked = targets.values().flat_map(BTreeMap::keys).copied().collect();
+        let (ids, gone) = register.renew(&asked, now);
+        self.ids = Some(ids);
+        // What keeps a client's namespace goes with those that are asked from there.
+        let is_wanted = |origin: &Origin| *origin == Origin::Host || targets.contains_key(origin);
+        let asking = std::mem::take(&mut self.asking).into_iter();
+        let (asking, left): (_, BTreeMap<Origin, Asking>) = asking.partition(|(origin, _)| is_wanted(origin));
+        self.asking = asking;
+        for listener in left.values().filter_map(Asking::listener) {
+            listener.look(|_, counts, _| self.ended.add(counts));
+        }
+        for (origin, asking) in &mut self.asking {
+            let targets = targets.remove(origin).unwrap_or_default();
+            asking.ask(targets.into_values().collect(), register);
+        }
+        gone
+    }
+
+    /// Whether all is done that these want, and nothing is to be tried again.
+    fn has_done(&self, wanted: &[Wanted]) -> bool {
+        let is_open = self.error.is_none() && self.asking.values().all(|asking| asking.error().is_none());
+        let nobody_leaves = self.register.as_ref().is_none_or(Register::is_steady);
+        is_open && nobody_leaves && self.unregistered.is_none() && self.wanted == wanted
+    }
+
+    /// Where the probes of a service of this client come from; `None` if they cannot.
+    fn origin(&self, client: &str, probe: &Probe) -> Option<Origin> {
+        match probe.from {
+            ProbeFrom::Host => Some(Origin::Host),
+            ProbeFrom::Client => self.origins.of(client),
+        }
+    }
+
+    /// Whether ids wait for readers.
+    pub fn wants_wait(&self) -> bool {
+        self.register.as_ref().is_some_and(Register::wants_wait)
+    }
+
+    /// A wait for readers begins.
+    pub fn before_wait(&mut self) {
+        self.register.iter_mut().for_each(Register::before_wait);
+    }
+
+    /// The wait has ended.
+    pub fn after_wait(&mut self) {
+        self.register.iter_mut().for_each(Register::after_wait);
+    }
+}
+
+/// Says in the log what is wrong if it was not so before.
+fn warn_of_news(known: &mut Option<String>, error: Option<String>) {
+    if let Some(error) = error.as_ref().filter(|error| known.as_ref() != Some(error)) {
+        warn!("{error}");
+    }
+    *known = error;
+}
+
+/// Whom a service of a client task wants probed, and how.
+#[derive(PartialEq, Eq)]
+struct Wanted {
+    protocol: Protocol,
+    probe: Probe,
+    origin: Origin,
+    candidates: Vec<Candidate>,
+}
+
+/// A backend that a service of a client task may use.
+#[derive(PartialEq, Eq)]
+pub struct Candidate {
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// Where its agent does, if the list says so.
+    pub agent: Option<SocketAddr>,
+    /// Whether the client task has an open flow to it, or has chosen it lately.
+    pub is_active: bool,
+}
+
+/// How a service probes one of its backends by connection.
+pub fn connect_target(probe: &Probe, origin: Origin, address: SocketAddr) -> Option<ConnectTarget> {
+    let ProbeKind::Connect { path, timeout, rise, fall } = &probe.kind else { return None };
+    Some(ConnectTarget {
+        origin,
+        at: probe.at(address),
+        path: path.clone(),
+        interval: probe.interval,
+        timeout: *timeout,
+        rise: *rise,
+        fall: *fall,
+    })
+}
+
+/// The name by which a service asks one of its backends.
+pub fn name_of(protocol: Protocol, address: SocketAddr) -> Name {
+    Name { protocol, address }.on_wire()
+}
+
+/// What is wrong where two agents answer for a backend, if they do for one.
+fn contested_fault(contested: &BTreeSet<Name>) -> Option<Fault> {
+    let others = match contested.len() {
+        0 | 1 => String::new(),
+        count => format!(" and {} more", count - 1),
+    };
+    let text = format!(
+        "two agents answer for {}{others}: each takes back what the other has said, and the one that answers last is believed. \
+         Stop one of them, or give each backend its own address, port and key",
+        contested.first()?.address
+    );
+    Some(Fault::of_host(FaultCode::Probes, text))
+}
+
+impl Daemon {
+    /// Probes whom the clients use now, and gives these clients what is known already.
+    pub fn probe_again(&mut self, now: Instant) {
+        self.aim(now);
+        self.hear_probes(now);
+    }
+
+    /// Probes whom the clients use now.
+    fn aim(&mut self, now: Instant) {
+        let from_there = self.clients.tasks.iter().filter(|task| probes_from_there(&task.client));
+        let clients =
+            from_there.map(|task| (task.client.name.as_str(), task.cgroup().map(|cgroup| &*cgroup.path)));
+        self.probing.origins.look(clients);
+        let wanted: Vec<Wanted> =
+            self.clients.tasks.iter().flat_map(|client_task| wanted_by(client_task, &self.probing)).collect();
+        let gone = if self.probing.has_done(&wanted) {
+            Vec::new()
+        } else {
+            let targets = self.probing.aim(wanted);
+            let address = self.config.reports.listen.unwrap_or(Reports::ANY);
+            self.probing.open(&targets, address, &self.config.paths.pins);
+            self.probing.ask(targets, now)
+        };
+        // Also where nothing is new: a client task that was loaded anew has to be told.
+        self.give_ids(now);
+        self.let_go(gone);
+    }
+
+    /// Gives the client tasks the ids of those that report.
+    fn give_ids(&mut self, now: Instant) {
+        let Some(ids) = &self.probing.ids else { return };
+        for client_task in &mut self.clients.tasks {
+            client_task.take_report_ids(ids, now);
+        }
+        if self.clients.tasks.iter().any(|client_task| !client_task.is_settled()) {
+            self.settle(now);
+        }
+    }
+
+    /// Removes from the register whom no row names any more.
+    fn let_go(&mut self, gone: Vec<Name>) {
+        // A client that does not run may still have rows with these ids, and so may one that leaves and has not been let go yet.
+        let has_rows = !self.clients.unstarted.is_empty()
+            || self.clients.leaving.iter().any(Leaving::begins_flows)
+            || self.clients.tasks.iter().any(|client_task| !client_task.is_settled());
+        if let Some(register) = &mut self.probing.register
+            && !has_rows
+            && let Err(error) = register.remove(gone)
+        {
+            warn!(error = %chain(&error), "cannot remove backends from the register");
+        }
+    }
+
+    /// Takes in how everybody is, as probes and reports have it.
+    pub fn hear_probes(&mut self, now: Instant) {
+        let sick: BTreeMap<Origin, BTreeMap<Name, Health>> =
+            self.probing.asking.iter().map(|(origin, asking)| (*origin, asking.sick())).collect();
+        let refusing: BTreeSet<ConnectTarget> = self.probing.probes.refusing().into_iter().collect();
+        for client_task in &mut self.clients.tasks {
+            for position in 0..client_task.client.services.len() {
+                let configured = &client_task.client.services[position];
+                let Some(probe) = &configured.probe else { continue };
+                let protocol = configured.service.protocol;
+                let origin = self.probing.origin(&client_task.client.name, probe);
+                let sick = origin.and_then(|origin| sick.get(&origin)).filter(|sick| !sick.is_empty());
+                let (who, said) = match (&probe.kind, sick, origin) {
+                    (ProbeKind::Report { .. }, None, _) => (Who::Report, BTreeMap::new()),
+                    (ProbeKind::Report { .. }, Some(sick), _) => {
+                        let said = |address| sick.get(&name_of(protocol, address)).copied();
+                        (Who::Report, said_of(client_task, position, Why::Report, said))
+                    }
+                    (ProbeKind::Connect { .. }, _, None) => (Who::Probe, BTreeMap::new()),
+                    (ProbeKind::Connect { .. }, _, Some(_)) if refusing.is_empty() => {
+                        (Who::Probe, BTreeMap::new())
+                    }
+                    (ProbeKind::Connect { .. }, _, Some(origin)) => {
+                        let is_refusing = |address| {
+                            connect_target(probe, origin, address)
+                                .is_some_and(|target| refusing.contains(&target))
+                        };
+                        let said = |address| is_refusing(address).then_some(Health::Refusing);
+                        (Who::Probe, said_of(client_task, position, Why::Probe, said))
+                    }
+                };
+                client_task.hear(position, who, said, now);
+            }
+        }
+        if self.clients.tasks.iter().any(|client_task| !client_task.is_settled()) {
+            self.settle(now);
+        }
+    }
+}
+
+/// Whom a client task wants probed, as far as that can be done.
+fn wanted_by(client_task: &ClientTask, probing: &Probing) -> impl Iterator<Item = Wanted> {
+    let services = client_task.client.services.iter().enumerate();
+    services.filter_map(|(position, configured)| {
+        let probe = configured.probe.clone()?;
+        let origin = probing.origin(&client_task.client.name, &probe)?;
+        let candidates = client_task.candidates(position);
+        Some(Wanted { protocol: configured.service.protocol, probe, origin, candidates })
+    })
+}
+
+/// Whether a client has a service whose probes come from its own network namespace.
+fn probes_from_there(client: &Client) -> bool {
+    let mut probes = client.services.iter().filter_map(|configured| configured.probe.as_ref());
+    probes.any(|probe| probe.from == ProbeFrom::Client)
+}
+
+fn said_of(
+    client_task: &ClientTask,
+    position: usize,
+    why: Why,
+    said: impl Fn(SocketAddr) -> Option<Health>,
+) -> BTreeMap<SocketAddr, (Health, Why)> {
+    let candidates = client_task.candidates(position).into_iter();
+    candidates.filter_map(|candidate| Some((candidate.address, (said(candidate.address)?, why)))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_backend_for_which_two_agents_answer_is_named() {
+        let name = |port| name_of(Protocol::Tcp, ([10, 0, 0, 1], port).into());
+        assert_eq!(contested_fault(&BTreeSet::new()), None);
+        let one = contested_fault(&[name(80)].into()).unwrap().text;
+        assert!(one.starts_with("two agents answer for 10.0.0.1:80: each takes back"), "{one}");
+        let three = contested_fault(&[80, 81, 82].map(name).into()).unwrap().text;
+        assert!(three.starts_with("two agents answer for 10.0.0.1:80 and 2 more: "), "{three}");
+    }
+}

@@ -1,0 +1,88 @@
+//! Reports that are asked for from one network namespace.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use lb_core::health::Health;
+use lb_core::reports::Name;
+use lb_core::reports::senders::Target;
+use lb_kernel::NetworkNamespace;
+use tokio::sync::Notify;
+use tracing::info;
+
+use super::super::register::Register;
+use super::warn_of_news;
+use crate::reports::{Datagrams, Listener};
+
+/// Who is asked from there, and whoever listens to what they say.
+#[derive(Default)]
+pub struct Asking {
+    listener: Option<Listener>,
+    /// Why nobody listens.
+    error: Option<String>,
+    asked: Vec<Target>,
+}
+
+impl Asking {
+    /// Begins to listen, if that has not been done. `within` is the namespace, of which `place` tells in words; the host's has none.
+    pub fn open(
+        &mut self,
+        address: SocketAddr,
+        within: Option<(&NetworkNamespace, &str)>,
+        register: &Register,
+        news: &Arc<Notify>,
+    ) {
+        if self.listener.is_some() {
+            return;
+        }
+        let socket = match within {
+            None => Datagrams::bind(address),
+            Some((namespace, _)) => namespace.make(move || Datagrams::bind(address)),
+        };
+        let started = socket.and_then(|socket| Listener::start(socket, Arc::clone(news), register.stores()));
+        let place = within
+            .map_or_else(String::new, |(_, client)| format!(" in the network namespace of client {client}"));
+        match started {
+            Ok(listener) => {
+                info!(address = %listener.address(), "asking agents for reports{place}");
+                (self.listener, self.error) = (Some(listener), None);
+            }
+            Err(error) => {
+                let text = format!(
+                    "reports cannot be received at {address}{place} ([reports] listen): {error}; tried again every second"
+                );
+                warn_of_news(&mut self.error, Some(text));
+            }
+        }
+    }
+
+    /// Asks these, and nobody else.
+    pub fn ask(&mut self, targets: Vec<Target>, register: &Register) {
+        if targets.is_empty() {
+            // Nobody misses it.
+            self.error = None;
+        }
+        if let Some(listener) = &self.listener
+            && targets != self.asked
+        {
+            listener.set_targets(targets.iter().cloned(), |name| register.adopted(name));
+            self.asked = targets;
+        }
+    }
+
+    /// Whoever listens; `None` if that could not be begun.
+    pub fn listener(&self) -> Option<&Listener> {
+        self.listener.as_ref()
+    }
+
+    /// Why nobody listens.
+    pub fn error(&self) -> Option<&str> {
+        self.error.as_deref()
+    }
+
+    /// Of whom something is said, and what.
+    pub fn sick(&self) -> BTreeMap<Name, Health> {
+        self.listener.as_ref().map(Listener::sick).unwrap_or_default()
+    }
+}

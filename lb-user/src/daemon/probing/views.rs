@@ -1,0 +1,122 @@
+//! What is shown of backends by their reports, and by probes that connect.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use lb_core::health::Health;
+use lb_core::reports::reported::{ReportState, Reported};
+use lb_view::backend;
+
+use super::super::Daemon;
+use super::super::client_task::ClientTask;
+use super::asking::Asking;
+use super::{connect_target, name_of};
+use crate::config::{Probe, ProbeKind};
+use crate::probes::Findings;
+
+impl Daemon {
+    /// What probes and reports say of the backends of a client task, by service name and address.
+    pub fn probe_views(&self, client_task: &ClientTask) -> BTreeMap<(String, SocketAddr), backend::Probe> {
+        let mut views = BTreeMap::new();
+        for (position, configured) in client_task.client.services.iter().enumerate() {
+            let Some(probe) = &configured.probe else { continue };
+            let service = &configured.service;
+            let addresses: Vec<SocketAddr> =
+                client_task.candidates(position).iter().map(|candidate| candidate.address).collect();
+            let mut add = |address, view| drop(views.insert((service.name.clone(), address), view));
+            let client = &client_task.client.name;
+            let Some(origin) = self.probing.origin(client, probe) else {
+                let why = self.probing.origins.why_none(client);
+                let view = backend::Probe { why, ..unprobed(probe) };
+                addresses.into_iter().for_each(|address| add(address, view.clone()));
+                continue;
+            };
+            let listener = self.probing.asking.get(&origin).and_then(Asking::listener);
+            match (&probe.kind, listener) {
+                (ProbeKind::Report { .. }, Some(listener)) => listener.look(|senders, _, now| {
+                    for address in addresses {
+                        let sender = senders.get(name_of(service.protocol, address));
+                        let view = sender.map(|(_, reported)| report_view(reported, now));
+                        let why = (!name_of(service.protocol, address).can_report())
+                            .then(|| "a link-local address is no name in reports".to_owned());
+                        add(address, view.unwrap_or_else(|| backend::Probe { why, ..unprobed(probe) }));
+                    }
+                }),
+                (ProbeKind::Report { .. }, None) => {
+                    addresses.into_iter().for_each(|address| add(address, unprobed(probe)));
+                }
+                (ProbeKind::Connect { .. }, _) => {
+                    for address in addresses {
+                        let target = connect_target(probe, origin, address);
+                        let findings = target.and_then(|target| self.probing.probes.findings(&target));
+                        add(
+                            address,
+                            findings
+                                .map_or_else(|| unprobed(probe), |findings| connect_view(probe, findings)),
+                        );
+                    }
+                }
+            }
+        }
+        views
+    }
+}
+
+/// What is shown of a backend that was not probed yet.
+fn unprobed(probe: &Probe) -> backend::Probe {
+    backend::Probe::unprobed(probe.name())
+}
+
+/// What is shown of a backend by its reports.
+fn report_view(reported: &Reported<Duration>, now: Duration) -> backend::Probe {
+    let state = reported.state(now);
+    let report = reported.report();
+    let number = |thousandths: Option<u32>| thousandths.map(|number| f64::from(number) / 1e3);
+    let load = report.map(|report| report.load).unwrap_or_default();
+    let why = match state {
+        ReportState::Unheard if reported.unanswered() > 0 => {
+            Some(format!("its agent has answered none of {} requests", reported.unanswered()))
+        }
+        ReportState::Unheard => Some("its agent was not heard yet".to_owned()),
+        ReportState::Silent => Some(match reported.unanswered() {
+            0 => "its agent is silent".to_owned(),
+            count => format!("its agent has not answered the last {count} requests"),
+        }),
+        ReportState::Unknown => Some("its agent does not know".to_owned()),
+        ReportState::Ready | ReportState::LameDuck | ReportState::Down => None,
+    };
+    let until = match state {
+        ReportState::LameDuck => reported.lame_until(),
+        _ => None,
+    };
+    backend::Probe {
+        kind: "report".to_owned(),
+        state: state.name().to_owned(),
+        verdict: reported.said(now).map(|said| said.health.name().to_owned()),
+        why,
+        age_s: report.map(|report| now.saturating_sub(report.received).as_secs_f64()),
+        lasts_s: until.map(|until| until.saturating_sub(now).as_secs_f64()),
+        round_trip_ms: reported.round_trip().map(|time| time.as_secs_f64() * 1e3),
+        qps: number(load.qps),
+        eps: number(load.eps),
+        utilization: number(load.utilization),
+    }
+}
+
+/// What is shown of a backend by probes that connect.
+fn connect_view(probe: &Probe, findings: Findings) -> backend::Probe {
+    let is_refusing = findings.probed.is_refusing();
+    let state = match (&findings.failure, findings.probes) {
+        (_, 0) => return unprobed(probe),
+        (Some(_), _) => "failing",
+        (None, _) => "well",
+    };
+    backend::Probe {
+        state: state.to_owned(),
+        verdict: is_refusing.then(|| Health::Refusing.name().to_owned()),
+        why: findings.failure,
+        round_trip_ms: findings.took.map(|time| time.as_secs_f64() * 1e3),
+        ..unprobed(probe)
+    }
+}

@@ -1,0 +1,253 @@
+//! The register of backends that report, in the kernel: their ids and keys, what was believed of them last, and until when each is
+//! a lame duck.
+//!
+//! It outlives the daemon, and so does what it says. The event loop alone makes and removes entries; the threads that take in
+//! reports store in those that there are ([`Stores`]): one for each network namespace that backends are asked from. Where two hear of
+//! one backend the later store counts, and what was known only to the other comes with the next report.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use lb_common::abi::host::{NO_REPORT, ReportBase, Sender, SenderKey, SenderName};
+use lb_common::net::Be16;
+use lb_core::balancer::ReportIdMap;
+use lb_core::report_ids::ReportIds;
+use lb_core::report_keys::{BackendKey, Keys};
+use lb_core::reports::reported::Base;
+use lb_core::reports::senders::Target;
+use lb_core::reports::{MAX_HOLD, Name};
+use lb_core::service::Protocol;
+use lb_kernel::{DatapathError, HostMaps};
+use tracing::warn;
+
+use crate::error::chain;
+use crate::reports::Kernel;
+
+/// The register.
+pub struct Register {
+    maps: Arc<HostMaps>,
+    ids: ReportIds,
+    /// The keys of the entries, as they were written.
+    written: BTreeMap<Name, Keys<BackendKey>>,
+    /// Since when those that have an entry are not asked.
+    absent: BTreeMap<Name, Instant>,
+}
+
+/// For how long a backend that is not asked keeps its entry: a daemon that starts does not know its lists at once, and whoever comes
+/// back to a subset soon is known.
+const KEPT: Duration = Duration::from_mins(1);
+
+/// For as long as a report can ask at most that its backend is a lame duck.
+#[expect(clippy::cast_possible_truncation, reason = "it is an hour")]
+const MAX_HOLD_NS: u64 = MAX_HOLD.as_nanos() as u64;
+
+impl Register {
+    /// Takes over what lies below these pins, or makes it. Entries that contradict others are removed.
+    ///
+    /// # Errors
+    /// If the maps cannot be made or read.
+    pub fn open(pins: &Path) -> Result<Self, DatapathError> {
+        let maps = HostMaps::open(pins)?;
+        let mut ids = ReportIds::default();
+        let latest = lb_kernel::monotonic_ns().saturating_add(MAX_HOLD_NS);
+        for (key, sender) in maps.senders()? {
+            let name = name_of(&key);
+            let taken = name.map(|name| ids.adopt(name, sender.id));
+            match taken {
+                Some(Ok(())) => {
+                    // No report asks for that long: whatever wrote it was none, and nobody would take it back.
+                    if maps.lame_until_ns(sender.id) > latest {
+                        maps.set_lame_until_ns(sender.id, 0);
+                    }
+                }
+                Some(Err(error)) => {
+                    warn!(%error, "removed from the register of backends that report");
+                    maps.remove_sender(&key)?;
+                }
+                None => drop(maps.remove_sender(&key)?),
+            }
+        }
+        Ok(Self { maps: Arc::new(maps), ids, written: BTreeMap::new(), absent: BTreeMap::new() })
+    }
+
+    /// What a thread that takes in reports stores by.
+    pub fn stores(&self) -> Stores {
+        Stores { maps: Arc::clone(&self.maps), has_failed: false }
+    }
+
+    /// The id of a backend, whose entry is made if there is none, or if its keys are others; [`NO_REPORT`] if none is left.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn hold(&mut self, name: Name, keys: &Keys<BackendKey>) -> Result<u32, DatapathError> {
+        let is_known = self.ids.get(name).is_some();
+        if is_known && self.written.get(&name) == Some(keys) {
+            return Ok(self.ids.hold(name));
+        }
+        let id = self.ids.hold(name);
+        if id == NO_REPORT {
+            return Ok(id);
+        }
+        if !is_known {
+            // An earlier daemon may not have lived to clear it.
+            self.maps.set_lame_until_ns(id, 0);
+        }
+        // What was believed last stays, whichever daemon has stored it.
+        let before = if is_known { self.maps.sender(&key_of(name))? } else { None };
+        let base = before.as_ref().and_then(base_of);
+        self.maps.set_sender(&key_of(name), &sender(id, keys, base))?;
+        self.written.insert(name, keys.clone());
+        Ok(id)
+    }
+
+    /// What was believed of a backend that is asked from now on, by an earlier daemon or by this one when it asked it before: the last
+    /// report, and until when it is a lame duck. Where the kernel does not say, an answer has to come first.
+    pub fn adopted(&self, name: Name) -> (Option<Base>, Option<Duration>) {
+        let until = self.ids.get(name).map(|id| self.maps.lame_until_ns(id)).filter(|ns| *ns != 0);
+        let sender = self.maps.sender(&key_of(name)).unwrap_or_default();
+        (sender.as_ref().and_then(base_of), until.map(Duration::from_nanos))
+    }
+
+    /// The ids that rows of backends are to have, where these are asked; and those whose entries are to go once no row has their
+    /// id any more.
+    pub fn renew(&mut self, asked: &BTreeSet<Name>, now: Instant) -> (ReportIdMap, Vec<Name>) {
+        self.absent.retain(|name, _| !asked.contains(name));
+        for (name, _) in self.ids.iter().filter(|(name, _)| !asked.contains(name)) {
+            self.absent.entry(name).or_insert(now);
+        }
+        let gone = self.absent.iter().filter(|(_, since)| now.duration_since(**since) >= KEPT);
+        let gone: Vec<Name> = gone.map(|(name, _)| *name).collect();
+        let mut ids: BTreeMap<Name, u32> = self.ids.iter().collect();
+        ids.retain(|name, _| !gone.contains(name));
+        (Arc::new(ids), gone)
+    }
+
+    /// Removes entries that no row names any more and in which nobody stores.
+    ///
+    /// # Errors
+    /// If the kernel refuses; the others are removed another time.
+    pub fn remove(&mut self, gone: Vec<Name>) -> Result<(), DatapathError> {
+        for name in gone {
+            self.maps.remove_sender(&key_of(name))?;
+            self.ids.release(name);
+            self.written.remove(&name);
+            self.absent.remove(&name);
+        }
+        Ok(())
+    }
+
+    /// Whether all that have an entry are asked, and all that are asked have one: nothing changes by time.
+    pub fn is_steady(&self) -> bool {
+        self.absent.is_empty() && self.ids.uncovered() == 0
+    }
+
+    /// How many backends have no id, because there are no more.
+    pub fn uncovered(&self) -> usize {
+        self.ids.uncovered()
+    }
+
+    /// Whether something waits for readers.
+    pub fn wants_wait(&self) -> bool {
+        self.ids.wants_wait()
+    }
+
+    /// A wait for readers begins.
+    pub fn before_wait(&mut self) {
+        self.ids.before_wait();
+    }
+
+    /// The wait has ended.
+    pub fn after_wait(&mut self) {
+        let over = self.ids.after_wait();
+        for id in &over {
+            self.maps.set_lame_until_ns(*id, 0);
+        }
+        self.ids.cleared(&over);
+    }
+}
+
+/// Stores what is believed.
+pub struct Stores {
+    maps: Arc<HostMaps>,
+    has_failed: bool,
+}
+
+impl Kernel for Stores {
+    fn store(&mut self, target: &Target, base: Base, lame_until: Option<Duration>) {
+        if target.id == NO_REPORT {
+            return;
+        }
+        let ns = lame_until.map_or(0, |until| u64::try_from(until.as_nanos()).unwrap_or(u64::MAX));
+        self.maps.set_lame_until_ns(target.id, ns);
+        // Only a later daemon needs to know: a failure harms nobody now, and it is stored again later.
+        let result = self.maps.set_sender(&key_of(target.name), &sender(target.id, &target.keys, Some(base)));
+        if let Err(error) = &result
+            && !self.has_failed
+        {
+            warn!(error = %chain(error), "cannot keep which reports were believed");
+        }
+        self.has_failed = result.is_err();
+    }
+}
+
+fn sender(id: u32, keys: &Keys<BackendKey>, base: Option<Base>) -> Sender {
+    let mut sender: Sender = bytemuck::Zeroable::zeroed();
+    sender.id = id;
+    if let Some(Base { incarnation, counter }) = base {
+        sender.base = ReportBase { incarnation, counter };
+    }
+    for (place, key) in sender.keys.iter_mut().zip(keys.all()) {
+        *place = SenderKey { id: key.id, key: key.key.bytes(), ..SenderKey::default() };
+    }
+    sender
+}
+
+/// The last report that an entry knows; `None` if there was none.
+fn base_of(sender: &Sender) -> Option<Base> {
+    let ReportBase { incarnation, counter } = sender.base;
+    (sender.base != ReportBase::default()).then_some(Base { incarnation, counter })
+}
+
+fn key_of(name: Name) -> SenderName {
+    SenderName {
+        address: name.address.ip().into(),
+        port: Be16::from_host(name.address.port()),
+        protocol: name.protocol.number(),
+        _reserved: 0,
+    }
+}
+
+fn name_of(key: &SenderName) -> Option<Name> {
+    let protocol = Protocol::of_number(key.protocol)?;
+    Some(Name { protocol, address: lb_common::net::socket_addr(key.address, key.port) })
+}
+
+#[cfg(test)]
+mod tests {
+    use lb_core::report_keys::{Numbered, ServiceKey};
+
+    use super::*;
+
+    #[test]
+    fn a_name_is_the_same_in_the_kernel() {
+        for (protocol, address) in [(Protocol::Tcp, "10.0.0.1:80"), (Protocol::Udp, "[2001:db8::1]:53")] {
+            let name = Name { protocol, address: address.parse().unwrap() };
+            assert_eq!(name_of(&key_of(name)), Some(name));
+        }
+        assert_eq!(name_of(&SenderName { protocol: 1, ..key_of(any()) }), None);
+    }
+
+    #[test]
+    fn an_entry_gives_back_what_was_believed_last() {
+        let key = Numbered { id: 1, key: ServiceKey::from_bytes([7; 32]) };
+        let keys = Keys::new(key.of_backend(Protocol::Tcp, any().address), None);
+        let base = Some(Base { incarnation: 7, counter: 9 });
+        assert_eq!([base, None].map(|base| base_of(&sender(5, &keys, base))), [base, None]);
+    }
+
+    fn any() -> Name {
+        Name { protocol: Protocol::Tcp, address: "10.0.0.1:80".parse().unwrap() }
+    }
+}

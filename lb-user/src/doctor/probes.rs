@@ -1,0 +1,121 @@
+//! Whether probes and reports come through, as the doctor tells of them: by what a daemon that runs says, else whether one could listen.
+
+use std::collections::BTreeMap;
+use std::net::{SocketAddr, UdpSocket};
+
+use lb_core::reports::reported::ReportState;
+use lb_view::backend::Probe;
+use lb_view::diagnosis::{Diagnosis, State};
+use lb_view::status::Status;
+
+use crate::config::{Config, ProbeKind, Reports};
+
+/// Backends that are named in one finding.
+const NAMED: usize = 3;
+
+/// What to do where agents do not answer.
+const NO_REPORT: &str =
+    "on the backend's host: socklb agent status; its key, and whether UDP to its port is let through";
+
+/// Looks at both.
+pub fn examine(diagnosis: &mut Diagnosis, config: Option<&Config>, status: Option<&Status>) {
+    match (status, config) {
+        (Some(status), _) => of_daemon(diagnosis, status),
+        (None, Some(config)) => port(diagnosis, config),
+        (None, None) => {}
+    }
+}
+
+fn of_daemon(diagnosis: &mut Diagnosis, status: &Status) {
+    for client in &status.clients {
+        for service in &client.services {
+            let subject = format!("client {}, service {}", client.name, service.name);
+            let probed = service.backends.iter();
+            let probed = probed.filter_map(|backend| Some((backend.address, backend.probe.as_ref()?)));
+            of_service(diagnosis, &subject, &probed.collect::<Vec<_>>());
+        }
+    }
+}
+
+/// What of a service's backends is known, by their states; and of whom nothing is.
+fn of_service(diagnosis: &mut Diagnosis, subject: &str, probed: &[(SocketAddr, &Probe)]) {
+    let Some((_, first)) = probed.first() else { return };
+    let mut states: BTreeMap<&str, usize> = BTreeMap::new();
+    for (_, probe) in probed {
+        *states.entry(&probe.state).or_default() += 1;
+    }
+    let states: Vec<String> = states.iter().map(|(state, count)| format!("{count} {state}")).collect();
+    let text =
+        format!("{subject}: {} backends probed by {}: {}", probed.len(), first.kind, states.join(", "));
+    // Of whoever says that it is ill all is known that a probe can find out.
+    let unknown = [ReportState::Unheard, ReportState::Silent, ReportState::Unknown].map(ReportState::name);
+    let is_unknown = |probe: &Probe| unknown.contains(&probe.state.as_str());
+    let mut unknown: Vec<&(SocketAddr, &Probe)> =
+        probed.iter().filter(|(_, probe)| is_unknown(probe)).collect();
+    unknown.sort_by_key(|(address, _)| *address);
+    if unknown.is_empty() {
+        return diagnosis.ok("probes", text);
+    }
+    let named = unknown.iter().take(NAMED).map(|(address, probe)| match &probe.why {
+        Some(why) => format!("{address} ({why})"),
+        None => address.to_string(),
+    });
+    let named: Vec<String> = named.collect();
+    let more = match unknown.len().saturating_sub(NAMED) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    let text = format!("{text}; nothing is known of {}{more}", named.join(", "));
+    diagnosis.add("probes", State::Warning, text, Some(NO_REPORT));
+}
+
+/// Whether a daemon could listen for reports.
+fn port(diagnosis: &mut Diagnosis, config: &Config) {
+    let services = config.clients.iter().flat_map(|client| &client.services);
+    let mut probes = services.filter_map(|service| service.probe.as_ref());
+    if !probes.any(|probe| matches!(probe.kind, ProbeKind::Report { .. })) {
+        return;
+    }
+    let address = config.reports.listen.unwrap_or(Reports::ANY);
+    match UdpSocket::bind(address) {
+        Ok(_) => diagnosis.ok("probes", format!("{address}, where reports are to come in, is free")),
+        Err(error) => diagnosis.add(
+            "probes",
+            State::Warning,
+            format!("reports cannot come in at {address}: {error}"),
+            Some("listen of [reports] names another address or port; ss -ulnp shows who has this one"),
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn finding(states: &[(&str, Option<&str>)]) -> Vec<(State, String)> {
+        let probes = states.iter().map(|(state, why)| Probe {
+            state: (*state).to_owned(),
+            why: why.map(str::to_owned),
+            ..Probe::unprobed("report")
+        });
+        let probes: Vec<Probe> = probes.collect();
+        let addresses = (1..).map(|port| SocketAddr::from(([10, 0, 0, 1], port)));
+        let probed: Vec<(SocketAddr, &Probe)> = addresses.zip(&probes).collect();
+        let mut diagnosis = Diagnosis { schema: 1, findings: Vec::new() };
+        of_service(&mut diagnosis, "client web, service users", &probed);
+        diagnosis.findings.into_iter().map(|finding| (finding.state, finding.text)).collect()
+    }
+
+    #[test]
+    fn backends_that_say_how_they_are_are_counted_and_those_that_do_not_are_named() {
+        assert_eq!(finding(&[]), []);
+        let good = "client web, service users: 2 backends probed by report: 1 lame-duck, 1 ready";
+        assert_eq!(finding(&[("ready", None), ("lame-duck", None)]), [(State::Ok, good.to_owned())]);
+        let silent = ("silent", Some("its agent is silent"));
+        let [(state, text)] = &finding(&[silent; 5])[..] else { panic!("one finding") };
+        assert_eq!(*state, State::Warning);
+        let named = "nothing is known of 10.0.0.1:1 (its agent is silent), 10.0.0.1:2 (its agent is silent), \
+                     10.0.0.1:3 (its agent is silent) and 2 more";
+        assert!(text.ends_with(named), "{text}");
+    }
+}

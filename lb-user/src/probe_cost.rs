@@ -1,0 +1,128 @@
+//! What probes cost: the host that probes, and a backend that many probe. For `check`, before anybody pays it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use lb_core::balancer::Balancer;
+use lb_document::in_units;
+
+use crate::config::{Client, Probe, ProbeKind};
+use crate::probes::probed;
+
+/// Processor time of one probe, its answer included, as `bench lame-duck many` measures it on loopback, rounded up.
+fn time_of(kind: &ProbeKind) -> Duration {
+    match kind {
+        ProbeKind::Report { .. } => Duration::from_micros(25),
+        ProbeKind::Connect { path: None, .. } => Duration::from_micros(150),
+        ProbeKind::Connect { path: Some(_), .. } => Duration::from_micros(230),
+    }
+}
+
+/// What the client tasks of a host make of one service.
+struct Probed<'a> {
+    probe: &'a Probe,
+    /// Each is probed once, however many client tasks of the host use it.
+    backends: BTreeSet<SocketAddr>,
+    /// Of one client task.
+    of_task: usize,
+    /// Backends that are listed.
+    listed: usize,
+    /// Tasks of the job.
+    tasks: u32,
+}
+
+/// A line for each service that is probed, by the balancers of the clients.
+pub fn notes(clients: &[(&Client, Balancer<Duration>)]) -> Vec<String> {
+    let mut services: BTreeMap<&str, Probed<'_>> = BTreeMap::new();
+    for (client, balancer) in clients {
+        for (configured, (_, _, in_use)) in client.services.iter().zip(balancer.services()) {
+            let (Some(probe), Some((list, membership))) = (&configured.probe, in_use) else { continue };
+            let (probed, _) = probed(membership);
+            let backends: BTreeSet<SocketAddr> = probed.map(|member| member.endpoint.address).collect();
+            let (of_task, listed) = (backends.len(), list.as_slice().len());
+            let tasks = client.task.count;
+            let new = Probed { probe, backends: BTreeSet::new(), of_task, listed, tasks };
+            // Services of one name are one service, however many clients use it.
+            services.entry(&configured.service.name).or_insert(new).backends.extend(backends);
+        }
+    }
+    services.iter().map(|(name, probed)| format!("service {name}: {}", probed.text())).collect()
+}
+
+impl Probed<'_> {
+    #[expect(clippy::cast_precision_loss, reason = "far fewer than 2^52")]
+    fn text(&self) -> String {
+        let Self { probe, backends, of_task, listed, tasks } = self;
+        let each = |count: f64| count / probe.interval.as_secs_f64();
+        let rate = each(backends.len() as f64);
+        let share = rate * time_of(&probe.kind).as_secs_f64() * 100.0;
+        let interval = in_units(probe.interval);
+        let idle = match &probe.kind {
+            ProbeKind::Report { idle_interval, .. } => {
+                format!(", those that are not used every {}", in_units(*idle_interval))
+            }
+            ProbeKind::Connect { .. } => String::new(),
+        };
+        let mut text = format!(
+            "{} backends are probed by {} every {interval}{idle}: at most {} a second, some {} % of a processor",
+            backends.len(),
+            probe.name(),
+            rounded(rate),
+            rounded(share),
+        );
+        if *tasks > 1 && *listed > 0 {
+            let askers = f64::from(*tasks) * *of_task as f64 / *listed as f64;
+            text += &format!(
+                "; with {tasks} client tasks on as many hosts a backend is probed {} times a second",
+                rounded(each(askers))
+            );
+        }
+        text
+    }
+}
+
+/// Two digits that count.
+fn rounded(number: f64) -> String {
+    let digits = match number {
+        0.0 => 0,
+        _ if number >= 10.0 => 0,
+        _ if number >= 1.0 => 1,
+        _ if number >= 0.1 => 2,
+        _ => 3,
+    };
+    format!("{number:.digits$}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::ProbeFrom;
+
+    #[test]
+    fn what_an_interval_costs_is_said_of_this_host_and_of_a_backend() {
+        let kind = ProbeKind::Connect { path: None, timeout: Duration::from_secs(1), rise: 2, fall: 3 };
+        let probe = Probe { kind, from: ProbeFrom::Host, port: None, interval: Duration::from_secs(2) };
+        let backends = (1..=24).map(|port| SocketAddr::from(([10, 0, 0, 1], port))).collect();
+        let mut probed = Probed { probe: &probe, backends, of_task: 24, listed: 1000, tasks: 1 };
+        assert_eq!(
+            probed.text(),
+            "24 backends are probed by tcp every 2s: at most 12 a second, some 0.18 % of a processor"
+        );
+        probed.tasks = 10_000;
+        assert!(
+            probed.text().ends_with(
+                "; with 10000 client tasks on as many hosts a backend is probed 120 times a second"
+            ),
+            "{}",
+            probed.text()
+        );
+    }
+
+    #[test]
+    fn numbers_have_two_digits_that_count() {
+        for (number, text) in [(0.0, "0"), (0.0123, "0.012"), (0.5, "0.50"), (1.25, "1.2"), (12.6, "13")] {
+            assert_eq!(rounded(number), text);
+        }
+    }
+}

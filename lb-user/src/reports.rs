@@ -1,0 +1,419 @@
+//! The reports of backends, as the daemon hears them: a thread of its own asks agents and takes in what they say.
+//!
+//! It stores at once where connects look, whatever the event loop does meanwhile; the loop is woken if something has changed and
+//! asks what. Whom to ask and what to believe is decided in `lb_core::reports`.
+
+mod datagrams;
+
+mod pace;
+
+use std::collections::{BTreeMap, HashMap};
+use std::hash::{BuildHasher as _, RandomState};
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use lb_common::wire::BYTES;
+use lb_core::health::Health;
+use lb_core::reports::Name;
+use lb_core::reports::reported::{Base, Reported};
+use lb_core::reports::senders::{Refusal, Senders, Target};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use tokio::sync::Notify;
+use tracing::warn;
+
+pub use self::datagrams::Datagrams;
+use self::datagrams::{BATCH, Received};
+use self::pace::{APART, Pace};
+
+/// Where connects look, and what a later daemon takes over.
+pub trait Kernel: Send {
+    /// What was believed of this backend: the number of its last report, and until when it is a lame duck, by CLOCK_MONOTONIC.
+    fn store(&mut self, target: &Target, base: Base, lame_until: Option<Duration>);
+}
+
+/// What has come and gone.
+#[derive(Clone, Debug, Default)]
+pub struct Counts {
+    /// Requests that were sent.
+    pub requests: u64,
+    /// Requests that could not be sent.
+    pub unsent: u64,
+    /// Reports that were believed.
+    pub believed: u64,
+    /// Datagrams that were not followed, by why.
+    pub refused: HashMap<Refusal, u64>,
+}
+
+impl Counts {
+    /// Adds what has come and gone elsewhere.
+    pub fn add(&mut self, other: &Self) {
+        self.requests += other.requests;
+        self.unsent += other.unsent;
+        self.believed += other.believed;
+        for (refusal, count) in &other.refused {
+            *self.refused.entry(*refusal).or_default() += count;
+        }
+    }
+}
+
+/// What the thread and the loop share. Neither holds it for longer than a batch of datagrams takes.
+struct Shared {
+    senders: Senders<Duration>,
+    counts: Counts,
+    is_stopping: bool,
+}
+
+/// The thread, and what it knows.
+pub struct Listener {
+    shared: Arc<Mutex<Shared>>,
+    /// Wakes the thread.
+    wake: Arc<OwnedFd>,
+    /// Woken when something else is said of somebody.
+    news: Arc<Notify>,
+    address: SocketAddr,
+}
+
+impl Listener {
+    /// Begins to listen. `news` is woken when something else is said of somebody.
+    ///
+    /// # Errors
+    /// If no thread can be made.
+    pub fn start(socket: Datagrams, news: Arc<Notify>, kernel: impl Kernel + 'static) -> io::Result<Self> {
+        let address = socket.address()?;
+        let random = RandomState::new();
+        let senders = Senders::new(random.hash_one("turns"));
+        let shared = Arc::new(Mutex::new(Shared { senders, counts: Counts::default(), is_stopping: false }));
+        let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let thread = Thread {
+            socket,
+            random,
+            nonces: 0,
+            kernel: Box::new(kernel),
+            shared: Arc::clone(&shared),
+            wake: Arc::clone(&wake),
+            news: Arc::clone(&news),
+        };
+        std::thread::Builder::new().name("reports".to_owned()).spawn(move || thread.run())?;
+        Ok(Self { shared, wake, news, address })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Asks these from now on, and nobody else. `adopted`: what an earlier daemon had believed of one that is new.
+    pub fn set_targets(
+        &self,
+        targets: impl IntoIterator<Item = Target>,
+        adopted: impl Fn(Name) -> (Option<Base>, Option<Duration>),
+    ) {
+        let changes = lock(&self.shared).senders.set_targets(targets, adopted, now());
+        if !changes.is_empty() {
+            self.news.notify_one();
+        }
+        self.wake();
+    }
+
+    /// Of whom something is said, and what.
+    pub fn sick(&self) -> BTreeMap<Name, Health> {
+        lock(&self.shared).senders.sick().clone()
+    }
+
+    /// What `look` makes of all that are asked.
+    pub fn look<R>(&self, look: impl FnOnce(&Senders<Duration>, &Counts, Duration) -> R) -> R {
+        let shared = lock(&self.shared);
+        look(&shared.senders, &shared.counts, now())
+    }
+
+    fn wake(&self) {
+        // It is full only if the thread was woken and has not looked yet.
+        let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        lock(&self.shared).is_stopping = true;
+        self.wake();
+    }
+}
+
+fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// CLOCK_MONOTONIC, as the kernel programs have it.
+fn now() -> Duration {
+    Duration::from_nanos(lb_kernel::monotonic_ns())
+}
+
+struct Thread {
+    socket: Datagrams,
+    /// Nobody can guess what it makes of a number.
+    random: RandomState,
+    nonces: u64,
+    kernel: Box<dyn Kernel>,
+    shared: Arc<Mutex<Shared>>,
+    wake: Arc<OwnedFd>,
+    news: Arc<Notify>,
+}
+
+impl Thread {
+    fn run(mut self) {
+        let mut received = Received::default();
+        let mut has_failed = false;
+        let mut pace = Pace::new(now());
+        // Until the daemon ends.
+        loop {
+            let has_rested = self.rest(pace.turn(now()));
+            let Some(next) = self.ask() else { return };
+            // Where somebody is asked in each turn, what has come meanwhile is there without a wait.
+            let is_busy = has_rested && next < APART && !has_failed;
+            let result = if is_busy { Ok(()) } else { self.wait(next, has_failed) };
+            let result = result.and_then(|()| self.take(&mut received));
+            if let Err(error) = &result
+                && !has_failed
+            {
+                warn!(%error, "reports cannot be received; trying again ten times a second");
+            }
+            has_failed = result.is_err();
+        }
+    }
+
+    /// Asks whoever is due. Returns when the next one is, at most an hour from now; `None` if the daemon ends.
+    fn ask(&mut self) -> Option<Duration> {
+        const LONGEST: Duration = Duration::from_hours(1);
+        let (requests, next) = {
+            let mut shared = lock(&self.shared);
+            if shared.is_stopping {
+                return None;
+            }
+            let now = now();
+            if !shared.senders.pass(now).is_empty() {
+                self.news.notify_one();
+            }
+            let (random, nonces) = (&self.random, &mut self.nonces);
+            let mut nonce = || {
+                *nonces += 1;
+                random.hash_one(*nonces)
+            };
+            let requests = shared.senders.requests(BATCH, &mut nonce, now);
+            let next = shared.senders.next_due().map_or(LONGEST, |due| due.saturating_sub(now).min(LONGEST));
+            (requests, next)
+        };
+        if !requests.is_empty() {
+            let datagrams: Vec<(SocketAddr, [u8; BYTES])> = requests
+                .iter()
+                .map(|(to, request)| (*to, request.bytes().try_into().expect("a datagram's bytes")))
+                .collect();
+            let sent = self.socket.send(&datagrams);
+            let mut shared = lock(&self.shared);
+            shared.counts.requests += sent as u64;
+            shared.counts.unsent += (datagrams.len() - sent) as u64;
+        }
+        Some(next)
+    }
+
+    /// Lets datagrams gather, unless the loop wants something. Returns whether it was to.
+    fn rest(&self, time: Duration) -> bool {
+        if time.is_zero() {
+            return false;
+        }
+        let time = Timespec::try_from(time).ok();
+        // A failure is that of the wait that follows.
+        if let Ok(1..) = poll(&mut [PollFd::new(&self.wake, PollFlags::IN)], time.as_ref()) {
+            self.woken();
+        }
+        true
+    }
+
+    /// Has the loop's word that it wants something.
+    fn woken(&self) {
+        // Empty, unless the loop has woken it.
+        let _ = rustix::io::read(&self.wake, &mut [0; 8]);
+    }
+
+    /// Waits until something comes, the loop has something else to ask, or `next` has passed.
+    fn wait(&self, next: Duration, has_failed: bool) -> io::Result<()> {
+        // A socket that cannot be read would be ready all the time.
+        let limit = if has_failed { next.min(Duration::from_millis(100)) } else { next };
+        let limit = Timespec::try_from(limit).map_err(io::Error::other)?;
+        let socket = if has_failed { PollFlags::empty() } else { PollFlags::IN };
+        let mut waiting = [PollFd::new(&self.wake, PollFlags::IN), PollFd::new(&self.socket, socket)];
+        match poll(&mut waiting, Some(&limit)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        self.woken();
+        Ok(())
+    }
+
+    /// Takes in what has come.
+    fn take(&mut self, received: &mut Received) -> io::Result<()> {
+        // Bound: whoever is due is asked after as many batches, however many come.
+        for _ in 0..16 {
+            let count = self.socket.receive(received)?;
+            if count == 0 {
+                break;
+            }
+            let mut shared = lock(&self.shared);
+            let Shared { senders, counts, .. } = &mut *shared;
+            let now = now();
+            let mut is_news = false;
+            for at in 0..count {
+                match senders.take(received.get(at), now) {
+                    Ok((name, change)) => {
+                        counts.believed += 1;
+                        is_news |= change.is_some();
+                        if let Some((target, reported)) = senders.to_store(name) {
+                            store(&mut *self.kernel, target, reported);
+                        }
+                    }
+                    Err(refusal) => *counts.refused.entry(refusal).or_default() += 1,
+                }
+            }
+            drop(shared);
+            if is_news {
+                self.news.notify_one();
+            }
+            if count < BATCH {
+                break;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn store(kernel: &mut dyn Kernel, target: &Target, reported: &Reported<Duration>) {
+    if let Some(base) = reported.base() {
+        kernel.store(target, base, reported.lame_until());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::UdpSocket;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::mpsc::{Receiver, Sender, channel};
+
+    use lb_common::net::Be32;
+    use lb_common::wire::{Datagram, Kind, Readiness};
+    use lb_core::report_keys::{Keys, Numbered, ServiceKey};
+    use lb_core::service::Protocol;
+
+    use super::*;
+
+    struct Told(Sender<(Name, Option<Duration>)>);
+
+    impl Kernel for Told {
+        fn store(&mut self, target: &Target, _: Base, lame_until: Option<Duration>) {
+            self.0.send((target.name, lame_until)).expect("the test listens");
+        }
+    }
+
+    fn start() -> (Listener, Receiver<(Name, Option<Duration>)>) {
+        let (told, stored) = channel();
+        let socket = Datagrams::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        (Listener::start(socket, Arc::default(), Told(told)).expect("it listens"), stored)
+    }
+
+    fn target(agent: &UdpSocket) -> Target {
+        let address = "10.0.0.1:80".parse().unwrap();
+        let key = Numbered { id: 1, key: ServiceKey::from_bytes([7; 32]) };
+        Target {
+            name: Name { protocol: Protocol::Tcp, address },
+            agent: agent.local_addr().unwrap(),
+            keys: Keys::new(key.of_backend(Protocol::Tcp, address), None),
+            interval: Duration::from_millis(100),
+            id: 5,
+        }
+    }
+
+    fn agent() -> UdpSocket {
+        let agent = UdpSocket::bind("127.0.0.1:0").unwrap();
+        agent.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        agent
+    }
+
+    /// Answers the next request.
+    fn answer(agent: &UdpSocket, readiness: Readiness) {
+        let mut bytes = [0; BYTES];
+        let (length, from) = agent.recv_from(&mut bytes).expect("a request");
+        let request = Datagram::parse(&bytes[..length]).expect("a datagram");
+        let mut report = request;
+        report.kind = Kind::Answer as u8;
+        report.readiness = readiness as u8;
+        report.counter = Be32::from_host(1);
+        report.hold = Be32::from_host(60_000);
+        report.valid_for = Be32::from_host(1_000);
+        let report = report.sealed(target(agent).keys.current().key.wire());
+        agent.send_to(report.bytes(), from).unwrap();
+    }
+
+    #[tokio::test]
+    async fn what_a_backend_says_is_stored_at_once_and_the_loop_is_woken() {
+        let (listener, stored) = start();
+        let agent = agent();
+        let target = target(&agent);
+        listener.set_targets([target.clone()], |_| (None, None));
+        answer(&agent, Readiness::LameDuck);
+        let (name, lame_until) = stored.recv_timeout(Duration::from_secs(10)).expect("it is stored");
+        assert_eq!(name, target.name);
+        assert!(lame_until.expect("a lame duck") > now());
+        tokio::time::timeout(Duration::from_secs(10), listener.news.notified()).await.expect("news");
+        assert_eq!(listener.sick(), BTreeMap::from([(target.name, Health::LameDuck)]));
+        answer(&agent, Readiness::Ready);
+        let (_, lame_until) = stored.recv_timeout(Duration::from_secs(10)).expect("it is stored");
+        assert_eq!(lame_until, None);
+        tokio::time::timeout(Duration::from_secs(10), listener.news.notified()).await.expect("news");
+        assert!(listener.sick().is_empty());
+        listener.look(|senders, counts, _| {
+            assert_eq!((senders.len(), counts.believed), (1, 2));
+            assert!(counts.requests >= 2 && counts.refused.is_empty());
+        });
+    }
+
+    #[test]
+    fn a_flood_keeps_no_request_from_being_sent() {
+        let (listener, _stored) = start();
+        let (agent, stranger) = (agent(), agent());
+        let (address, is_over) = (listener.address(), Arc::new(AtomicBool::new(false)));
+        let flood = std::thread::spawn({
+            let is_over = Arc::clone(&is_over);
+            move || {
+                // Until the test says so, as fast as one core can.
+                while !is_over.load(Ordering::Relaxed) {
+                    let _ = stranger.send_to(&[7; BYTES], address);
+                }
+            }
+        });
+        listener.set_targets([target(&agent)], |_| (None, None));
+        let requests = [(); 3].map(|()| agent.recv_from(&mut [0; BYTES]).is_ok());
+        is_over.store(true, Ordering::Relaxed);
+        flood.join().unwrap();
+        assert_eq!(requests, [true; 3]);
+        assert!(listener.look(|_, counts, _| counts.refused.values().sum::<u64>()) > 0);
+    }
+
+    #[test]
+    fn what_is_not_believed_is_counted() {
+        let (listener, _stored) = start();
+        let stranger = agent();
+        for length in [0, 10, BYTES, BYTES + 1] {
+            stranger.send_to(&vec![0; length], listener.address()).unwrap();
+        }
+        // An agent that is asked shows that all before was looked at: the socket is one queue.
+        let agent = agent();
+        listener.set_targets([target(&agent)], |_| (None, None));
+        let refused = || listener.look(|_, counts, _| counts.refused.values().sum::<u64>());
+        // Bound: each turn answers one request, and asks whether all was seen.
+        while refused() < 4 {
+            answer(&agent, Readiness::Ready);
+        }
+        assert_eq!(refused(), 4);
+    }
+}

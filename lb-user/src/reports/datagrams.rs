@@ -1,0 +1,293 @@
+//! A UDP socket that takes and gives many datagrams by one system call: thousands a second would otherwise cost a core.
+
+use std::io;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6, UdpSocket};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+
+use lb_common::wire::BYTES;
+use rustix::net::sockopt::{self, Ipv4PathMtuDiscovery};
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+
+/// Datagrams of one system call.
+pub const BATCH: usize = 64;
+
+/// Bytes of a datagram that are looked at: one more than there are, so that a longer one is seen to be longer.
+const ROOM: usize = BYTES + 1;
+
+/// Bytes that may wait in the socket, some 10,000 datagrams as the kernel counts them.
+const BUFFER: usize = 8 << 20;
+
+/// The socket.
+#[derive(Debug)]
+pub struct Datagrams {
+    socket: UdpSocket,
+    /// Whether IPv4 addresses are written in v4-mapped form.
+    is_v6: bool,
+}
+
+/// What was received by one system call.
+pub struct Received {
+    bytes: Box<[[u8; ROOM]; BATCH]>,
+    lengths: [usize; BATCH],
+}
+
+impl Default for Received {
+    fn default() -> Self {
+        Self { bytes: Box::new([[0; ROOM]; BATCH]), lengths: [0; BATCH] }
+    }
+}
+
+impl Datagrams {
+    /// Binds a socket. One at `[::]` takes both families; where the host has no IPv6, it is one at `0.0.0.0`.
+    ///
+    /// # Errors
+    /// If the address is taken, or not one of this host.
+    pub fn bind(address: SocketAddr) -> io::Result<Self> {
+        let any = IpAddr::V6(Ipv6Addr::UNSPECIFIED);
+        let socket = match bound(address) {
+            Err(error) if address.ip() == any && error.raw_os_error() == Some(libc::EAFNOSUPPORT) => {
+                bound(SocketAddr::new(IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED), address.port()))?
+            }
+            socket => socket?,
+        };
+        let is_v6 = socket.local_addr()?.is_ipv6();
+        Ok(Self { socket, is_v6 })
+    }
+
+    /// Where it is bound.
+    ///
+    /// # Errors
+    /// None that is known.
+    pub fn address(&self) -> io::Result<SocketAddr> {
+        self.socket.local_addr()
+    }
+
+    /// Takes what has come, without waiting, as much as `received` has room for. Returns how many.
+    ///
+    /// # Errors
+    /// If the kernel refuses; that nothing has come is none.
+    pub fn receive(&self, received: &mut Received) -> io::Result<usize> {
+        let mut parts = received
+            .bytes
+            .each_mut()
+            .map(|bytes| libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: ROOM });
+        let mut headers = parts.each_mut().map(|part| header(part, &mut Name::None));
+        // SAFETY: the headers name parts, and these buffers, that outlive the call; no address is asked for.
+        let count = unsafe {
+            libc::recvmmsg(
+                self.socket.as_raw_fd(),
+                headers.as_mut_ptr(),
+                BATCH_C,
+                libc::MSG_DONTWAIT,
+                std::ptr::null_mut(),
+            )
+        };
+        let Ok(count) = usize::try_from(count) else {
+            let error = io::Error::last_os_error();
+            // An error that another datagram of ours met on its way says nothing of those that have come.
+            let is_nothing = matches!(
+                error.raw_os_error(),
+                Some(
+                    libc::EAGAIN | libc::EINTR | libc::ECONNREFUSED | libc::EHOSTUNREACH | libc::ENETUNREACH
+                )
+            );
+            return if is_nothing { Ok(0) } else { Err(error) };
+        };
+        for (length, header) in received.lengths.iter_mut().zip(&headers[..count]) {
+            *length = header.msg_len as usize;
+        }
+        Ok(count)
+    }
+
+    /// Sends datagrams, without waiting. Returns how many went out; of the others the next probe is a new attempt.
+    pub fn send(&self, datagrams: &[(SocketAddr, [u8; BYTES])]) -> usize {
+        datagrams.chunks(BATCH).map(|batch| self.send_batch(batch)).sum()
+    }
+
+    fn send_batch(&self, batch: &[(SocketAddr, [u8; BYTES])]) -> usize {
+        let mut sent = 0;
+        // Bound: each turn gets past at least one.
+        let mut at = 0;
+        while at < batch.len() {
+            let rest = &batch[at..];
+            let mut names: Vec<Name> = rest.iter().map(|(to, _)| Name::of(*to, self.is_v6)).collect();
+            let mut parts: Vec<libc::iovec> = rest
+                .iter()
+                .map(|(_, bytes)| libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: BYTES })
+                .collect();
+            let mut headers: Vec<libc::mmsghdr> =
+                parts.iter_mut().zip(&mut names).map(|(part, name)| header(part, name)).collect();
+            let length = libc::c_uint::try_from(headers.len()).expect("a batch");
+            // SAFETY: the headers name addresses, parts and bytes that outlive the call, which only reads them.
+            let count = unsafe {
+                libc::sendmmsg(self.socket.as_raw_fd(), headers.as_mut_ptr(), length, libc::MSG_DONTWAIT)
+            };
+            match usize::try_from(count) {
+                Ok(count) if count > 0 => {
+                    sent += count;
+                    at += count;
+                }
+                // The first of them cannot be sent: there is no way to it, or no room.
+                _ => at += 1,
+            }
+        }
+        sent
+    }
+}
+
+impl AsFd for Datagrams {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+impl Received {
+    /// The bytes of one; of a longer one the first of them.
+    pub fn get(&self, at: usize) -> &[u8] {
+        &self.bytes[at][..self.lengths[at].min(ROOM)]
+    }
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "it is 64")]
+const BATCH_C: libc::c_uint = BATCH as libc::c_uint;
+
+fn bound(address: SocketAddr) -> io::Result<UdpSocket> {
+    let family = if address.is_ipv6() { AddressFamily::INET6 } else { AddressFamily::INET };
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(family, SocketType::DGRAM, flags, None)?;
+    if let SocketAddr::V6(v6) = address {
+        sockopt::set_ipv6_v6only(&socket, !v6.ip().is_unspecified())?;
+    }
+    // As much as the host allows, where that is less.
+    let _ = sockopt::set_socket_recv_buffer_size(&socket, BUFFER);
+    let _ = sockopt::set_socket_recv_buffer_size_force(&socket, BUFFER);
+    // No way is too narrow for these. A packet that may be cut up gets a number from a counter that all processors share, which is a
+    // twentieth of the cost of sending. Refused, it has that cost.
+    let _ = sockopt::set_ip_mtu_discover(&socket, Ipv4PathMtuDiscovery::DO);
+    rustix::net::bind(&socket, &address)?;
+    Ok(UdpSocket::from(socket))
+}
+
+/// An address as the socket's family has it.
+enum Name {
+    /// Not asked for.
+    None,
+    V4(libc::sockaddr_in),
+    V6(libc::sockaddr_in6),
+}
+
+impl Name {
+    fn of(address: SocketAddr, is_v6: bool) -> Self {
+        match address {
+            SocketAddr::V4(v4) if is_v6 => {
+                Self::v6(SocketAddrV6::new(v4.ip().to_ipv6_mapped(), v4.port(), 0, 0))
+            }
+            SocketAddr::V4(v4) => Self::v4(v4),
+            SocketAddr::V6(v6) => Self::v6(v6),
+        }
+    }
+
+    fn v4(address: SocketAddrV4) -> Self {
+        Self::V4(libc::sockaddr_in {
+            sin_family: FAMILY_V4,
+            sin_port: address.port().to_be(),
+            sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes(address.ip().octets()) },
+            sin_zero: [0; 8],
+        })
+    }
+
+    fn v6(address: SocketAddrV6) -> Self {
+        Self::V6(libc::sockaddr_in6 {
+            sin6_family: FAMILY_V6,
+            sin6_port: address.port().to_be(),
+            sin6_flowinfo: 0,
+            sin6_addr: libc::in6_addr { s6_addr: address.ip().octets() },
+            sin6_scope_id: address.scope_id(),
+        })
+    }
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "families are small numbers")]
+const FAMILY_V4: libc::sa_family_t = libc::AF_INET as libc::sa_family_t;
+#[expect(clippy::cast_possible_truncation, reason = "families are small numbers")]
+const FAMILY_V6: libc::sa_family_t = libc::AF_INET6 as libc::sa_family_t;
+
+fn header(part: &mut libc::iovec, name: &mut Name) -> libc::mmsghdr {
+    // SAFETY: all zero is a header without addresses, parts and control data.
+    let mut header: libc::mmsghdr = unsafe { std::mem::zeroed() };
+    (header.msg_hdr.msg_iov, header.msg_hdr.msg_iovlen) = (part, 1);
+    let (address, length): (*mut libc::c_void, usize) = match name {
+        Name::None => (std::ptr::null_mut(), 0),
+        Name::V4(v4) => (std::ptr::from_mut(v4).cast(), size_of::<libc::sockaddr_in>()),
+        Name::V6(v6) => (std::ptr::from_mut(v6).cast(), size_of::<libc::sockaddr_in6>()),
+    };
+    header.msg_hdr.msg_name = address;
+    header.msg_hdr.msg_namelen = libc::socklen_t::try_from(length).expect("a few bytes");
+    header
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::event::{PollFd, PollFlags, poll};
+
+    use super::*;
+
+    fn wait(socket: &Datagrams) {
+        let mut waiting = [PollFd::new(socket, PollFlags::IN)];
+        let limit = rustix::event::Timespec { tv_sec: 10, tv_nsec: 0 };
+        assert_eq!(poll(&mut waiting, Some(&limit)).unwrap(), 1, "something comes");
+    }
+
+    #[test]
+    fn datagrams_go_to_both_families_and_come_whole() {
+        let here = Datagrams::bind("[::]:0".parse().unwrap()).unwrap();
+        for local in ["127.0.0.1:0", "[::1]:0"] {
+            let there = Datagrams::bind(local.parse().unwrap()).unwrap();
+            let to = there.address().unwrap();
+            let datagrams: Vec<_> = (0..100_u8).map(|n| (to, [n; BYTES])).collect();
+            assert_eq!(here.send(&datagrams), 100);
+            let mut received = Received::default();
+            let mut seen = Vec::new();
+            while seen.len() < 100 {
+                wait(&there);
+                let count = there.receive(&mut received).unwrap();
+                seen.extend((0..count).map(|at| received.get(at).to_vec()));
+            }
+            assert!(seen.iter().zip(0..).all(|(bytes, n)| *bytes == [n; BYTES]), "{local}");
+            assert_eq!(there.receive(&mut received).unwrap(), 0);
+        }
+    }
+
+    #[test]
+    fn what_is_too_long_or_too_short_is_seen_to_be() {
+        let there = Datagrams::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let sender = UdpSocket::bind("127.0.0.1:0").unwrap();
+        for length in [0, 1, BYTES - 1, BYTES, BYTES + 1, 9_000] {
+            sender.send_to(&vec![7; length], there.address().unwrap()).unwrap();
+            wait(&there);
+            let mut received = Received::default();
+            assert_eq!(there.receive(&mut received).unwrap(), 1);
+            assert_eq!(received.get(0).len(), length.min(BYTES + 1));
+        }
+    }
+
+    #[test]
+    fn one_that_cannot_be_sent_holds_no_other_up() {
+        let here = Datagrams::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let there = Datagrams::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let to = there.address().unwrap();
+        let other_family: SocketAddr = "[::1]:9".parse().unwrap();
+        assert_eq!(here.send(&[(to, [1; BYTES]), (other_family, [2; BYTES]), (to, [3; BYTES])]), 2);
+        // Nobody listens: what the kernel says of that later is no fault of the next.
+        drop(there);
+        here.send(&[(to, [4; BYTES])]);
+        assert_eq!(here.receive(&mut Received::default()).unwrap(), 0);
+    }
+
+    #[test]
+    fn a_port_that_is_taken_is_an_error() {
+        let one = Datagrams::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let error = Datagrams::bind(one.address().unwrap()).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
+    }
+}

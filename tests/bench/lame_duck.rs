@@ -1,0 +1,97 @@
+//! What reports of backends do, and what they cost: restarts that lose no request, the time from SIGTERM to the last connect that
+//! chose a lame duck, pushes to many clients, probes of many backends, and datagrams of strangers.
+//!
+//! A benchmark and no test: it takes real seconds, and what it shows depends on them. Daemon, agent and backends are processes that
+//! are driven as an operator drives them. Where thousands are asked, or somebody lies, the benchmark speaks the protocol itself.
+
+mod finding;
+
+mod keys;
+
+mod speaker;
+
+mod host;
+
+mod verdicts;
+
+mod stored;
+
+mod many;
+
+mod hostile;
+
+pub mod application;
+
+pub mod load;
+
+mod fleet;
+
+mod shutdown;
+
+mod restart;
+
+mod pushes;
+
+use anyhow::Result;
+use stage::Stage;
+
+use finding::Finding;
+
+/// `bench lame-duck`
+#[derive(Debug, clap::Args)]
+pub struct Options {
+    /// Only these parts; all of them, if none is named
+    parts: Vec<Part>,
+    /// Fail if what is needed is missed
+    #[arg(long)]
+    check: bool,
+}
+
+/// A part, which can be measured alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Part {
+    /// Backends that are restarted or crash under load
+    Restart,
+    /// From SIGTERM to the last connect that chose the backend
+    Shutdown,
+    /// Pushes to 1,000 and 10,000 clients
+    Pushes,
+    /// From a datagram to the word that connects read
+    Stored,
+    /// 10,000 backends probed by one daemon
+    Many,
+    /// 100,000 datagrams that must change nothing
+    Hostile,
+}
+
+impl Part {
+    const ALL: [Self; 6] =
+        [Self::Restart, Self::Shutdown, Self::Pushes, Self::Stored, Self::Many, Self::Hostile];
+
+    fn measure(self, stage: &Stage) -> Result<Vec<Finding>> {
+        match self {
+            Self::Restart => restart::run(stage),
+            Self::Shutdown => shutdown::run(stage),
+            Self::Pushes => pushes::run(stage),
+            Self::Stored => stored::run(stage),
+            Self::Many => many::run(stage),
+            Self::Hostile => hostile::run(stage),
+        }
+    }
+}
+
+/// `bench lame-duck`.
+pub fn run(options: &Options) -> Result<()> {
+    let mut missed = Vec::new();
+    for part in Part::ALL {
+        if !options.parts.is_empty() && !options.parts.contains(&part) {
+            continue;
+        }
+        // A network of its own, so that no part finds what another has left.
+        let stage = Stage::new();
+        let findings = part.measure(&stage)?;
+        println!("{}", finding::print(&findings));
+        missed.extend(findings.iter().filter_map(Finding::missed));
+    }
+    crate::conclude(&missed, options.check)
+}

@@ -1,0 +1,137 @@
+//! The application of a backend: a small HTTP/1.1 server that answers with its own address. On SIGUSR1 it answers with
+//! `Connection: close` from then on; on SIGTERM it ends once what it has accepted is answered.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::pause;
+
+/// `bench application`
+#[derive(Debug, clap::Args)]
+pub struct Options {
+    /// Where it listens
+    listen: SocketAddr,
+}
+
+/// How long it drains at most.
+const DRAINS: Duration = Duration::from_secs(5);
+
+#[derive(Default)]
+struct State {
+    closes: AtomicBool,
+    drains: AtomicBool,
+    has_drained: AtomicBool,
+    /// Requests that have begun and are not answered.
+    under_way: AtomicU64,
+}
+
+/// `bench application`.
+pub fn run(options: &Options) -> Result<()> {
+    let signals = block()?;
+    let listener = TcpListener::bind(options.listen)?;
+    listener.set_nonblocking(true)?;
+    let name: Arc<str> = options.listen.to_string().into();
+    let state = Arc::new(State::default());
+    let its = Arc::clone(&state);
+    std::thread::spawn(move || accept(&listener, &name, &its));
+    loop {
+        let mut signal = 0;
+        // SAFETY: both live through the call.
+        let result = unsafe { libc::sigwait(&raw const signals, &raw mut signal) };
+        ensure!(result == 0, "wait for a signal: {result}");
+        if signal == libc::SIGTERM {
+            break;
+        }
+        state.closes.store(true, Ordering::SeqCst);
+    }
+    state.closes.store(true, Ordering::SeqCst);
+    state.drains.store(true, Ordering::SeqCst);
+    let until = Instant::now() + DRAINS;
+    let is_done = || state.has_drained.load(Ordering::SeqCst) && state.under_way.load(Ordering::SeqCst) == 0;
+    while !is_done() && Instant::now() < until {
+        pause::pause(Duration::from_millis(5));
+    }
+    Ok(())
+}
+
+/// Blocks the signals that are waited for, in this thread and those that it starts.
+fn block() -> Result<libc::sigset_t> {
+    // SAFETY: a set is plain numbers, and each call gets one that lives through it.
+    unsafe {
+        let mut signals: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&raw mut signals);
+        for signal in [libc::SIGTERM, libc::SIGUSR1] {
+            libc::sigaddset(&raw mut signals, signal);
+        }
+        let result = libc::pthread_sigmask(libc::SIG_BLOCK, &raw const signals, std::ptr::null_mut());
+        ensure!(result == 0, "block signals: {result}");
+        Ok(signals)
+    }
+}
+
+/// Accepts until it drains, and then what is in the queue.
+fn accept(listener: &TcpListener, name: &Arc<str>, state: &Arc<State>) {
+    const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
+    loop {
+        let drains = state.drains.load(Ordering::SeqCst);
+        while let Ok((stream, _)) = listener.accept() {
+            state.under_way.fetch_add(1, Ordering::SeqCst);
+            let (name, its) = (Arc::clone(name), Arc::clone(state));
+            let served = std::thread::Builder::new().stack_size(64 << 10).spawn(move || {
+                serve(stream, &name, &its);
+            });
+            if served.is_err() {
+                state.under_way.fetch_sub(1, Ordering::SeqCst);
+            }
+        }
+        if drains {
+            return state.has_drained.store(true, Ordering::SeqCst);
+        }
+        let _ = poll(&mut [PollFd::new(listener, PollFlags::IN)], Some(&LOOK));
+    }
+}
+
+/// Answers until either side closes. A request is under way from the moment at which the connection is accepted, and later ones from
+/// their first byte.
+fn serve(mut stream: TcpStream, name: &str, state: &State) {
+    let _ = stream.set_nonblocking(false);
+    let _ = stream.set_nodelay(true);
+    let mut is_under_way = true;
+    let mut request = Vec::new();
+    loop {
+        let mut bytes = [0; 1024];
+        let Ok(length @ 1..) = stream.read(&mut bytes) else { break };
+        if !is_under_way {
+            state.under_way.fetch_add(1, Ordering::SeqCst);
+            is_under_way = true;
+        }
+        request.extend_from_slice(&bytes[..length]);
+        // No client sends a request before the answer to the last.
+        if !request.ends_with(b"\r\n\r\n") {
+            continue;
+        }
+        let is_last = request.windows(17).any(|bytes| bytes == b"Connection: close");
+        let closes = is_last || state.closes.load(Ordering::SeqCst);
+        let connection = if closes { "Connection: close\r\n" } else { "" };
+        let answer = format!("HTTP/1.1 200 OK\r\n{connection}Content-Length: {}\r\n\r\n{name}", name.len());
+        let is_sent = stream.write_all(answer.as_bytes()).is_ok();
+        state.under_way.fetch_sub(1, Ordering::SeqCst);
+        is_under_way = false;
+        if closes || !is_sent {
+            // The client reads the end, and closes: nothing that is unread resets the connection.
+            let _ = stream.shutdown(Shutdown::Write);
+            let _ = stream.read(&mut bytes);
+            break;
+        }
+        request.clear();
+    }
+    if is_under_way {
+        state.under_way.fetch_sub(1, Ordering::SeqCst);
+    }
+}

@@ -1,0 +1,152 @@
+//! A host of backends at the far end of a link: an agent, and applications that are run by `socklb agent run`.
+
+use std::fs::File;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context as _, Result};
+use rustix::process::{Pid, Signal, kill_process};
+use stage::daemon::{Kept, signal};
+use stage::probe::die_with_us;
+use stage::{Cgroup, Setup, eventually};
+
+use super::keys::ServiceKey;
+use crate::link::{Link, run};
+
+/// The port of all backends.
+const PORT: u16 = 8080;
+
+/// The addresses of so many backends.
+pub fn addresses(count: u8) -> Vec<SocketAddr> {
+    (1..=count).map(|number| SocketAddr::from(([10, 78, 0, number], PORT))).collect()
+}
+
+/// Gives them to the far end's host, which otherwise only takes what is sent there.
+pub fn add_addresses(backends: &[SocketAddr]) -> Result<()> {
+    backends.iter().try_for_each(|backend| run(&format!("ip address add {}/32 dev lo", backend.ip())))
+}
+
+/// The host. What runs on it ends with it.
+pub struct Fleet<'l> {
+    agent: Option<Kept>,
+    runs: Vec<Option<Kept>>,
+    // After those that are started in it. Applications are not our children.
+    cgroup: Cgroup,
+    backends: Vec<SocketAddr>,
+    folder: PathBuf,
+    build: PathBuf,
+    link: &'l Link,
+}
+
+impl<'l> Fleet<'l> {
+    /// Starts the agent and all backends.
+    pub fn start(setup: &Setup, link: &'l Link, key: &ServiceKey, backends: &[SocketAddr]) -> Result<Self> {
+        let mut text = "listen = [\"0.0.0.0:9465\"]\n".to_owned();
+        for backend in backends {
+            let file = stage::agent::derive_key(setup, &key.path, &backend.to_string());
+            // `socklb agent run` says how they are.
+            text += &format!(
+                "[[backend]]\naddress = \"{backend}\"\nkey = \"{}\"\ncheck = \"off\"\n",
+                file.display()
+            );
+        }
+        setup.write("agent.toml", &text);
+        let mut fleet = Self {
+            agent: None,
+            runs: backends.iter().map(|_| None).collect(),
+            cgroup: Cgroup::new(),
+            backends: backends.to_vec(),
+            folder: setup.folder.clone(),
+            build: setup.build.clone(),
+            link,
+        };
+        fleet.start_agent()?;
+        let socket = fleet.folder.join("agent-run/agent.sock");
+        eventually(
+            "the agent answers",
+            || std::os::unix::net::UnixStream::connect(&socket).is_ok(),
+            |is| *is,
+        );
+        fleet.start_missing()?;
+        Ok(fleet)
+    }
+
+    fn command(&self, name: &str) -> Result<Command> {
+        let log = File::options().create(true).append(true).open(self.folder.join(name))?;
+        let mut command = Command::new(&self.build);
+        command.arg("--run").arg(self.folder.join("agent-run"));
+        command.arg("--state").arg(self.folder.join("agent-state")).arg("agent");
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+        die_with_us(&mut command);
+        self.link.at_the_far_end(&mut command)?;
+        Ok(command)
+    }
+
+    /// Starts the agent.
+    pub fn start_agent(&mut self) -> Result<()> {
+        let mut command = self.command("agent.log")?;
+        command.arg("serve").arg(self.folder.join("agent.toml"));
+        self.agent = Some(Kept::of(command.spawn().context("start the agent")?));
+        Ok(())
+    }
+
+    /// Kills the agent.
+    pub fn kill_agent(&mut self) {
+        drop(self.agent.take());
+    }
+
+    /// Whether it is killed.
+    pub fn is_without_agent(&self) -> bool {
+        self.agent.is_none()
+    }
+
+    /// Starts the backends that do not run. Returns how many.
+    pub fn start_missing(&mut self) -> Result<usize> {
+        let mut started = 0;
+        for number in 0..self.runs.len() {
+            let has_ended = match &mut self.runs[number] {
+                Some(run) => run.try_wait()?.is_some(),
+                None => true,
+            };
+            if has_ended {
+                let mut command = self.command("run.log")?;
+                let backend = self.backends[number].to_string();
+                command.args(["run", "--backend", &backend, "--on-lame-duck", "USR1", "--"]);
+                command.arg(std::env::current_exe()?).args(["application", &backend]);
+                self.cgroup.enter(&mut command);
+                self.runs[number] = Some(Kept::of(command.spawn().context("run a backend")?));
+                started += 1;
+            }
+        }
+        Ok(started)
+    }
+
+    /// Whether a backend's run has not ended.
+    pub fn runs(&mut self, number: usize) -> Result<bool> {
+        Ok(match &mut self.runs[number] {
+            Some(run) => run.try_wait()?.is_none(),
+            None => false,
+        })
+    }
+
+    /// Sends SIGTERM to a backend's run.
+    pub fn terminate(&self, number: usize) -> Result<()> {
+        signal(self.runs[number].as_ref().context("it runs")?, Signal::TERM);
+        Ok(())
+    }
+
+    /// Kills a backend's application.
+    pub fn crash(&self, number: usize) -> Result<()> {
+        let run = self.runs[number].as_ref().context("it runs")?.id();
+        let pids = std::fs::read_to_string(self.cgroup.path().join("cgroup.procs"))?;
+        let is_child = |pid: &i32| {
+            let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+            let parent = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().nth(1));
+            parent == Some(run.to_string().as_str())
+        };
+        let pid = pids.lines().filter_map(|pid| pid.parse().ok()).find(is_child);
+        let pid = pid.and_then(Pid::from_raw).context("it has an application")?;
+        Ok(kill_process(pid, Signal::KILL)?)
+    }
+}

@@ -1,0 +1,100 @@
+//! A host of clients: a daemon that probes the backends of one service, and the client's cgroup.
+
+use std::net::SocketAddr;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use lb_view::status::Service;
+use stage::{Cgroup, Daemon, Setup, Stage};
+
+/// The service that the client dials. Nothing has this address: a connect that is not rewritten fails.
+pub const SERVICE: &str = "10.96.0.10:80";
+
+/// What is particular about a host.
+pub struct Wanted<'w> {
+    /// How it probes: the value of `health`.
+    pub health: &'w str,
+    /// The file of the service's key, if it asks agents.
+    pub key: Option<&'w Path>,
+    /// Where it asks them from.
+    pub listen: &'w str,
+    /// The service's backends.
+    pub backends: &'w [SocketAddr],
+}
+
+/// The host.
+pub struct Host {
+    // Before the cgroup that its programs are on.
+    daemon: Option<Daemon>,
+    /// Where its files are.
+    pub setup: Setup,
+    /// Whoever is in it is the client.
+    pub cgroup: Cgroup,
+}
+
+impl Host {
+    /// Starts the daemon and waits until it serves.
+    pub fn start(stage: &Stage, name: &str, wanted: &Wanted<'_>) -> Self {
+        let setup = Setup::new(stage, name);
+        let cgroup = Cgroup::new();
+        let list = wanted.backends.iter().map(|address| format!("[[endpoint]]\naddress = \"{address}\"\n"));
+        setup.write("users.toml", &list.collect::<String>());
+        let reports = wanted
+            .key
+            .map(|key| format!("[reports]\nlisten = \"{}\"\nkey = \"{}\"\n", wanted.listen, key.display()));
+        let text = format!(
+            "[limits]\nslots = 16384\n[[client]]\njob = \"web\"\ncgroup = \"{}\"\n[[service]]\nname = \"users\"\n\
+             address = \"{SERVICE}\"\nsubset = \"all\"\nbackends = {{ file = \"users.toml\" }}\nhealth = {}\n{}",
+            cgroup.relative().display(),
+            wanted.health,
+            reports.unwrap_or_default(),
+        );
+        let daemon = Some(Daemon::start(&setup, &text));
+        Self { daemon, setup, cgroup }
+    }
+
+    /// The service as status shows it.
+    pub fn service(&self) -> Result<Service> {
+        let status = self.setup.status();
+        let service = status.client("web").and_then(|client| client.service("users")).cloned();
+        service.context("status shows the service")
+    }
+
+    /// The process id of the daemon.
+    pub fn pid(&self) -> Result<u32> {
+        Ok(self.daemon.as_ref().context("it runs")?.pid())
+    }
+
+    /// What the daemon has logged.
+    pub fn log(&self) -> String {
+        self.daemon.as_ref().map(Daemon::log).unwrap_or_default()
+    }
+
+    /// Where it asks agents from.
+    pub fn asks_from(&self) -> Result<SocketAddr> {
+        let log = self.log();
+        let lines = log.lines().filter(|line| line.contains("asking agents"));
+        let at = lines.filter_map(|line| line.split("address=").nth(1)).next_back();
+        Ok(at.context("it says where it asks agents from")?.trim().parse()?)
+    }
+
+    /// How many backends are in a state by their own reports.
+    pub fn reported(&self, state: &str) -> Result<usize> {
+        let service = self.service()?;
+        let probes = service.backends.iter().filter_map(|backend| backend.probe.as_ref());
+        Ok(probes.filter(|probe| probe.state == state).count())
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        drop(self.daemon.take());
+        self.setup.run(&["detach", "--all"]);
+    }
+}
+
+/// A series of a page of metrics; 0 if it has none.
+pub fn metric(page: &str, series: &str) -> u64 {
+    let value = |line: &str| line.strip_prefix(series)?.strip_prefix(' ')?.trim().parse().ok();
+    page.lines().find_map(value).unwrap_or(0)
+}

@@ -1,0 +1,225 @@
+//! 100,000 datagrams of strangers and of those who have listened: forged, replayed, truncated, oversized, reordered, reflected. None
+//! changes anything, and each is counted for what it is.
+//!
+//! The agent is silent meanwhile: otherwise its answers would be among what is counted.
+
+use std::collections::BTreeMap;
+use std::net::{SocketAddr, UdpSocket};
+
+use anyhow::{Context, Result, ensure};
+use lb_common::abi::host::ReportBase;
+use lb_common::net::Be16;
+use lb_common::wire::{BYTES, Datagram, Kind, Readiness};
+use stage::{Setup, Stage, eventually};
+
+use super::finding::Finding;
+use super::host::{Host, Wanted, metric};
+use super::keys::ServiceKey;
+use super::speaker::{Report, Speaker};
+use super::verdicts::{Verdicts, registered};
+
+/// All of them together.
+const DATAGRAMS: usize = 100_000;
+/// As many as surely fit into the daemon's socket at a time.
+const AT_A_TIME: usize = 1_000;
+
+/// What a datagram is, what it has to be counted as, and its bytes.
+type Made = (&'static str, &'static str, Vec<u8>);
+
+/// Sends them.
+pub fn run(stage: &Stage) -> Result<Vec<Finding>> {
+    let scene = Scene::start(stage)?;
+    let datagrams = scene.datagrams()?;
+    ensure!(datagrams.len() == DATAGRAMS, "{} datagrams", datagrams.len());
+    let before = (scene.seen()?, scene.counts());
+    let stranger = UdpSocket::bind("127.0.0.1:0")?;
+    let to = scene.host.asks_from()?;
+    let refused = |counts: &BTreeMap<String, u64>| -> u64 {
+        counts.iter().filter(|(result, _)| *result != "believed").map(|(_, count)| count).sum()
+    };
+    let mut expected = refused(&before.1);
+    for batch in datagrams.chunks(AT_A_TIME) {
+        for (_, _, bytes) in batch {
+            stranger.send_to(bytes, to)?;
+        }
+        expected += batch.len() as u64;
+        eventually("all are counted", || refused(&scene.counts()), |count| *count >= expected);
+    }
+    let after = (scene.seen()?, scene.counts());
+    let mut due: BTreeMap<String, u64> = before.1.clone();
+    let mut kinds: BTreeMap<(&str, &str), usize> = BTreeMap::new();
+    for (kind, result, _) in &datagrams {
+        *due.entry((*result).to_owned()).or_default() += 1;
+        *kinds.entry((result, kind)).or_default() += 1;
+    }
+    let mut findings: Vec<Finding> = kinds
+        .iter()
+        .map(|((result, kind), count)| {
+            Finding::shown(format!("{kind}, counted as {result}"), count.to_string())
+        })
+        .collect();
+    for (result, due) in &due {
+        let (before, after) = (before.1.get(result).unwrap_or(&0), after.1.get(result).unwrap_or(&0));
+        let (counted, due) = (after - before, due - before);
+        findings.push(Finding::judged(
+            format!("counted as {result}"),
+            counted.to_string(),
+            due.to_string(),
+            counted == due,
+        ));
+    }
+    let is_same = before.0 == after.0;
+    if !is_same {
+        eprintln!("before: {:?}\nafter: {:?}", before.0, after.0);
+    }
+    let words = if is_same { "none" } else { "some" };
+    findings.push(Finding::judged("states, words and bases that have changed", words, "none", is_same));
+    Ok(findings)
+}
+
+/// All that must not change.
+#[derive(Debug, PartialEq)]
+struct Seen {
+    words: Vec<(u32, u64)>,
+    bases: Vec<ReportBase>,
+    states: Vec<(SocketAddr, String, Option<String>)>,
+}
+
+struct Scene {
+    host: Host,
+    key: ServiceKey,
+    words: Verdicts,
+    speaker: Speaker,
+    backends: Vec<SocketAddr>,
+    /// The last push of the first of them, which is a lame duck by it.
+    push: Datagram,
+}
+
+impl Scene {
+    /// Three backends that were heard, the first of them a lame duck, and one that was not.
+    fn start(stage: &Stage) -> Result<Self> {
+        let key = ServiceKey::make(&Setup::new(stage, "hostile"))?;
+        let backends = (1..=4).map(|number| SocketAddr::from(([127, 0, 0, 1], 8000 + number)));
+        let backends: Vec<SocketAddr> = backends.collect();
+        let heard = backends[..3].iter().map(|backend| (*backend, key.of_backend(*backend)));
+        let speaker = Speaker::start("127.0.0.1:9465".parse()?, key.id, heard)?;
+        let wanted = Wanted {
+            health: "{ probe = \"report\", interval = \"500ms\", idle_interval = \"500ms\" }",
+            key: Some(&key.path),
+            listen: "127.0.0.1:0",
+            backends: &backends,
+        };
+        let host = Host::start(stage, "hostile", &wanted);
+        eventually("they are heard", || host.reported("ready").unwrap_or(0), |ready| *ready == 3);
+        let lame = Report { readiness: Readiness::LameDuck, counter: 10 };
+        let push = speaker.push(backends[0], lame, || {})?;
+        eventually("it is heard", || host.reported("lame-duck").unwrap_or(0), |lame| *lame == 1);
+        // What it was asked before it fell silent is answered, and the daemon has taken that in when it asks again.
+        let answered = speaker.answered();
+        eventually("they are asked again", || speaker.answered(), |count| *count >= answered + 6);
+        speaker.fall_silent();
+        let words = Verdicts::open(&host.setup)?;
+        let scene = Self { host, key, words, speaker, backends, push };
+        let believed = || scene.counts().get("believed").copied().unwrap_or(0);
+        // One of them is the push.
+        eventually("all answers are taken in", believed, |believed| *believed > scene.speaker.answered());
+        Ok(scene)
+    }
+
+    fn seen(&self) -> Result<Seen> {
+        let bases = self.backends.iter().map(|backend| Ok(registered(&self.host.setup, *backend)?.1));
+        let service = self.host.service()?;
+        let backends = service.backends.iter();
+        let state = |backend: &lb_view::backend::Backend| {
+            let probe = backend.probe.as_ref().map(|probe| probe.state.clone());
+            (backend.address, backend.state.clone(), probe)
+        };
+        Ok(Seen {
+            words: self.words.lame(),
+            bases: bases.collect::<Result<_>>()?,
+            states: backends.map(state).collect(),
+        })
+    }
+
+    fn counts(&self) -> BTreeMap<String, u64> {
+        let page = self.host.setup.metrics();
+        let prefix = "socklb_report_datagrams_total{result=\"";
+        let result = |line: &str| Some(line.strip_prefix(prefix)?.split_once('"')?.0.to_owned());
+        let results = page.lines().filter_map(result);
+        results.map(|result| (result.clone(), metric(&page, &format!("{prefix}{result}\"}}")))).collect()
+    }
+
+    /// All of them, in an order of chance that is the same each time.
+    fn datagrams(&self) -> Result<Vec<Made>> {
+        let mut random = fastrand::Rng::with_seed(14);
+        let [lame, ready, _, unheard] = self.backends[..] else { anyhow::bail!("four backends") };
+        let keys = |backend| (self.key.id, self.key.of_backend(backend));
+        let (id, key) = keys(lame);
+        let (_, other) = keys(ready);
+        let (request, answer) =
+            self.speaker.spoken(lame).and_then(|spoken| spoken.last).context("it was asked")?;
+        // What a forger would like: the lame duck ready, and a ready one lame.
+        let back = Report { readiness: Readiness::Ready, counter: 99 };
+        let mut all: Vec<Made> = Vec::with_capacity(DATAGRAMS);
+        let mut add = |kind, result, count: usize, make: &mut dyn FnMut() -> Vec<u8>| {
+            all.extend((0..count).map(|_| (kind, result, make())));
+        };
+        add("random MAC", "forged", 10_000, &mut || {
+            let mut bytes = back.push(lame, id, key).bytes().to_vec();
+            bytes[BYTES - 8..].copy_from_slice(&random.u64(..).to_ne_bytes());
+            bytes
+        });
+        add("under another backend's key", "forged", 10_000, &mut || {
+            back.push(lame, id, other).bytes().to_vec()
+        });
+        add("one bit of a push changed", "forged", 10_000, &mut || {
+            let mut bytes = self.push.bytes().to_vec();
+            // Behind the name, so that nothing but the MAC shows it.
+            bytes[random.usize(24..BYTES)] ^= 1 << random.u8(0..8);
+            bytes
+        });
+        add("under a key that is not valid", "unknown-key", 10_000, &mut || {
+            back.push(lame, id + random.u16(1..100), key).bytes().to_vec()
+        });
+        add("truncated", "malformed", 10_000, &mut || self.push.bytes()[..random.usize(0..BYTES)].to_vec());
+        add("oversized", "malformed", 10_000, &mut || {
+            let mut bytes = self.push.bytes().to_vec();
+            bytes.resize(random.usize(BYTES + 1..1_400), 0);
+            bytes
+        });
+        add("no version, kind, readiness or name", "malformed", 10_000, &mut || {
+            let mut wrong = back.push(lame, id, key);
+            match random.u8(0..4) {
+                0 => wrong.version = 0,
+                1 => wrong.kind = 7,
+                2 => wrong.readiness = 9,
+                _ => wrong.port = Be16::from_host(0),
+            }
+            wrong.sealed(key).bytes().to_vec()
+        });
+        add("a push replayed", "replayed", 10_000, &mut || self.push.bytes().to_vec());
+        add("an answer replayed", "unasked", 10_000, &mut || answer.bytes().to_vec());
+        add("a push that comes late", "replayed", 2_500, &mut || {
+            let older = Report { readiness: Readiness::Ready, counter: random.u32(0..10) };
+            older.push(lame, id, key).bytes().to_vec()
+        });
+        add("an answer to another request", "unasked", 2_500, &mut || {
+            let mut other = request;
+            other.nonce = random.u64(..);
+            back.answer(&other, key).bytes().to_vec()
+        });
+        add("the request sent back", "not-a-report", 2_500, &mut || request.bytes().to_vec());
+        add("of a backend that nobody asks", "unknown-name", 1_500, &mut || {
+            let stranger = SocketAddr::from(([127, 0, 0, 2], random.u16(1..)));
+            back.push(stranger, id, self.key.of_backend(stranger)).bytes().to_vec()
+        });
+        add("a push of one that has answered nothing", "premature", 1_000, &mut || {
+            let (id, key) = keys(unheard);
+            let push = Report { readiness: Readiness::LameDuck, counter: random.u32(..) };
+            push.push(unheard, id, key).bytes().to_vec()
+        });
+        ensure!(request.kind() == Some(Kind::Request), "a request");
+        random.shuffle(&mut all);
+        Ok(all)
+    }
+}

@@ -1,0 +1,44 @@
+//! The key of a service as `socklb agent key` has made it, and those of its backends, derived here: a command for each of 10,000
+//! would take minutes. It follows the specification and not the product's code, so it checks that as well.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use hkdf::Hkdf;
+use lb_common::wire::Key;
+use sha2::Sha256;
+use stage::Setup;
+
+/// The key of a service.
+pub struct ServiceKey {
+    /// Its file.
+    pub path: PathBuf,
+    /// Its number.
+    pub id: u16,
+    key: Vec<u8>,
+}
+
+impl ServiceKey {
+    /// Has one made.
+    pub fn make(setup: &Setup) -> Result<Self> {
+        let path = stage::agent::make_key(setup, "service.key", 1);
+        let text = std::fs::read_to_string(&path)?;
+        let (id, digits) = text.trim().split_once(' ').context("a line ID KEY")?;
+        let byte = |at: usize| u8::from_str_radix(&digits[at..at + 2], 16);
+        let key = (0..digits.len()).step_by(2).map(byte).collect::<Result<_, _>>()?;
+        Ok(Self { path, id: id.parse()?, key })
+    }
+
+    /// That of a backend over TCP.
+    pub fn of_backend(&self, backend: SocketAddr) -> Key {
+        let address = match backend.ip() {
+            IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+            IpAddr::V6(v6) => v6.octets(),
+        };
+        let name = [&self.id.to_be_bytes()[..], &[6], &address, &backend.port().to_be_bytes()].concat();
+        let mut key = [0; 16];
+        Hkdf::<Sha256>::new(None, &self.key).expand(&name, &mut key).expect("less than HKDF can give");
+        Key::from_bytes(key)
+    }
+}

@@ -1,0 +1,206 @@
+//! The client: threads that ask by HTTP/1.1, some by a connection for each request, some by one that is kept for as long as the
+//! answers allow. No request is repeated. It ends when its standard input does, and writes what became of each request.
+
+use std::fmt::Write as _;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::time::{ClockId, clock_gettime};
+use stage::daemon::Kept;
+use stage::probe::die_with_us;
+
+use super::host::{Host, SERVICE};
+use crate::pause;
+
+/// `bench load`
+#[derive(Debug, clap::Args)]
+pub struct Options {
+    /// What is dialled
+    service: SocketAddr,
+    /// Threads that make a connection for each request
+    #[arg(long)]
+    fresh: u32,
+    /// Threads that keep their connection
+    #[arg(long)]
+    pooled: u32,
+    /// How long a thread pauses after each request, in microseconds
+    #[arg(long)]
+    pause: u64,
+    /// Where to write what became of them
+    #[arg(long)]
+    out: PathBuf,
+}
+
+/// How long a client waits: longer than a SYN that is lost three times.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// CLOCK_MONOTONIC, which all processes share.
+pub fn now_ns() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    Duration::try_from(now).map_or(0, |now| u64::try_from(now.as_nanos()).unwrap_or(u64::MAX))
+}
+
+/// What became of a request.
+#[derive(Clone, Debug)]
+pub struct Asked {
+    /// Whether it went over a connection that is kept.
+    pub pooled: bool,
+    /// When its connect began, or the request if it had a connection.
+    pub began_ns: u64,
+    /// How long its connect took; 0 if it had a connection.
+    pub connect_ns: u64,
+    /// Who answered.
+    pub backend: Option<SocketAddr>,
+    /// Why nobody did.
+    pub failure: Option<String>,
+}
+
+/// `bench load`.
+pub fn run(options: &Options) -> Result<()> {
+    const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+    let (ends, count) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+    let mut threads = Vec::new();
+    for number in 0..options.fresh + options.pooled {
+        let (ends, count) = (Arc::clone(&ends), Arc::clone(&count));
+        let (service, time) = (options.service, Duration::from_micros(options.pause));
+        let pooled = number >= options.fresh;
+        threads.push(std::thread::spawn(move || {
+            let mut all = Vec::new();
+            let mut kept = None;
+            while !ends.load(Ordering::Relaxed) {
+                all.push(ask(service, pooled, &mut kept));
+                count.fetch_add(1, Ordering::Relaxed);
+                pause::pause(time);
+            }
+            all
+        }));
+    }
+    let stdin = std::io::stdin();
+    // Whoever has started it tells that it is enough by closing.
+    while poll(&mut [PollFd::new(&stdin, PollFlags::IN)], Some(&LOOK)).unwrap_or(0) == 0 {
+        println!("{}", count.load(Ordering::Relaxed));
+    }
+    ends.store(true, Ordering::Relaxed);
+    let mut text = String::new();
+    for thread in threads {
+        for asked in thread.join().expect("a client thread ends") {
+            let backend = asked.backend.map_or("-".to_owned(), |backend| backend.to_string());
+            let failure = asked.failure.unwrap_or_default();
+            writeln!(
+                text,
+                "{} {} {} {backend} {failure}",
+                u8::from(asked.pooled),
+                asked.began_ns,
+                asked.connect_ns
+            )?;
+        }
+    }
+    Ok(std::fs::write(&options.out, text)?)
+}
+
+fn ask(service: SocketAddr, pooled: bool, kept: &mut Option<TcpStream>) -> Asked {
+    let began_ns = now_ns();
+    let mut asked = Asked { pooled, began_ns, connect_ns: 0, backend: None, failure: None };
+    let stream = kept.take().map_or_else(
+        || {
+            let stream = TcpStream::connect_timeout(&service, PATIENCE);
+            asked.connect_ns = now_ns() - began_ns;
+            stream
+        },
+        Ok,
+    );
+    let answered = stream.map_err(|error| format!("connect: {error}")).and_then(|mut stream| {
+        let answer = answer(&mut stream, !pooled).map_err(|error| format!("request: {error}"));
+        answer.map(|(backend, closes)| (backend, (!closes).then_some(stream)))
+    });
+    match answered {
+        Ok((backend, stream)) => (asked.backend, *kept) = (Some(backend), stream),
+        Err(failure) => asked.failure = Some(failure),
+    }
+    asked
+}
+
+/// One request and its answer: who gave it, and whether the connection ends with it.
+fn answer(stream: &mut TcpStream, is_last: bool) -> Result<(SocketAddr, bool)> {
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_nodelay(true)?;
+    let connection = if is_last { "Connection: close\r\n" } else { "" };
+    stream.write_all(format!("GET / HTTP/1.1\r\nHost: users\r\n{connection}\r\n").as_bytes())?;
+    let mut bytes = Vec::new();
+    let mut some = [0; 1024];
+    // Until head and body are there.
+    loop {
+        let length = stream.read(&mut some)?;
+        ensure!(length > 0, "closed after {} bytes", bytes.len());
+        bytes.extend_from_slice(&some[..length]);
+        let text = str::from_utf8(&bytes)?;
+        let Some((head, body)) = text.split_once("\r\n\r\n") else { continue };
+        ensure!(head.starts_with("HTTP/1.1 200 "), "{head}");
+        let said = head.lines().find_map(|line| line.strip_prefix("Content-Length: "));
+        if body.len() >= said.context("a length")?.parse()? {
+            return Ok((body.parse()?, head.contains("Connection: close")));
+        }
+    }
+}
+
+/// A running client.
+pub struct Load {
+    child: Kept,
+    out: PathBuf,
+    count: Arc<AtomicU64>,
+}
+
+impl Load {
+    /// Starts so many threads of each kind in the client's cgroup.
+    pub fn start(host: &Host, folder: &Path, fresh: u32, pooled: u32, pause: Duration) -> Result<Self> {
+        let out = folder.join("asked");
+        let mut command = Command::new(std::env::current_exe()?);
+        command.args(["load", SERVICE, "--fresh", &fresh.to_string(), "--pooled", &pooled.to_string()]);
+        command.args(["--pause", &pause.as_micros().to_string(), "--out"]).arg(&out);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        die_with_us(&mut command);
+        host.cgroup.enter(&mut command);
+        let mut child = command.spawn()?;
+        let lines = BufReader::new(child.stdout.take().context("a pipe")?).lines();
+        let count = Arc::new(AtomicU64::new(0));
+        let seen = Arc::clone(&count);
+        std::thread::spawn(move || {
+            for line in lines.map_while(Result::ok) {
+                seen.store(line.parse().unwrap_or(0), Ordering::Relaxed);
+            }
+        });
+        Ok(Self { child: Kept::of(child), out, count })
+    }
+
+    /// How many requests were made, a tenth of a second ago.
+    pub fn count(&self) -> u64 {
+        self.count.load(Ordering::Relaxed)
+    }
+
+    /// Ends it, and returns what became of all requests.
+    pub fn end(mut self) -> Result<Vec<Asked>> {
+        drop(self.child.stdin.take());
+        let status = self.child.wait()?;
+        ensure!(status.success(), "the client: {status}");
+        std::fs::read_to_string(&self.out)?.lines().map(parsed).collect()
+    }
+}
+
+fn parsed(line: &str) -> Result<Asked> {
+    let mut words = line.splitn(5, ' ');
+    let mut word = || words.next().context("a word");
+    Ok(Asked {
+        pooled: word()? == "1",
+        began_ns: word()?.parse()?,
+        connect_ns: word()?.parse()?,
+        backend: word()?.parse().ok(),
+        failure: Some(word()?.to_owned()).filter(|failure| !failure.is_empty()),
+    })
+}

@@ -1,0 +1,209 @@
+//! Backends by the thousand: what it costs a daemon to ask the agents of 10,000 every two seconds, and what a probe by connection
+//! costs.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use stage::{Setup, Stage, eventually};
+
+use super::finding::Finding;
+use super::host::{Host, Wanted};
+use super::keys::ServiceKey;
+use super::speaker::Speaker;
+use crate::daemon::cpu_ticks;
+use crate::link::Link;
+use crate::pause;
+
+/// Backends that are asked for reports.
+const REPORTING: u16 = 10_000;
+/// How long that is watched.
+const WATCHED: Duration = Duration::from_secs(20);
+/// What is needed: of one processor.
+const NEEDED: f64 = 0.05;
+/// Backends that are probed by connection, once a second each.
+const CONNECTED: u16 = 500;
+/// How long that is watched.
+const CONNECTED_WATCHED: Duration = Duration::from_secs(10);
+/// The kernel counts processor time in hundredths of a second.
+const TICKS: f64 = 100.0;
+
+const PORT: u16 = 8001;
+
+/// Measures it.
+pub fn run(stage: &Stage) -> Result<Vec<Finding>> {
+    let mut findings = reports(stage)?;
+    for probe in ["tcp", "http"] {
+        findings.push(connects(stage, probe)?);
+    }
+    Ok(findings)
+}
+
+/// Addresses of loopback, each of which is a backend's.
+const HERE: [u8; 2] = [127, 1];
+/// Addresses at the far end of a link.
+const FAR: [u8; 2] = [10, 78];
+
+/// So many addresses that begin with this, each of which is a backend's.
+fn backends([a, b]: [u8; 2], count: u16) -> Vec<SocketAddr> {
+    let address = |number: u16| [a, b, (number / 250).to_le_bytes()[0], (number % 250 + 1).to_le_bytes()[0]];
+    (0..count).map(|number| SocketAddr::from((address(number), PORT))).collect()
+}
+
+/// Processor time of the daemon while something is watched, and how long that was.
+fn watched(host: &Host, time: Duration) -> Result<(f64, f64)> {
+    let (ticks, since) = (cpu_ticks(host.pid()?)?, Instant::now());
+    pause::pause(time);
+    let used = cpu_ticks(host.pid()?)? - ticks;
+    Ok((used as f64 / TICKS, since.elapsed().as_secs_f64()))
+}
+
+/// What it costs to ask agents: on loopback, where whoever sends does the receiver's work in the kernel, too, and over a link, as to
+/// other hosts; and what the daemon takes for as many backends that it does not ask.
+fn reports(stage: &Stage) -> Result<Vec<Finding>> {
+    let key = ServiceKey::make(&Setup::new(stage, "keys"))?;
+    let speaker = |backends: &[SocketAddr]| {
+        let spoken: Vec<_> = backends.iter().map(|backend| (*backend, key.of_backend(*backend))).collect();
+        Speaker::start("0.0.0.0:9465".parse()?, key.id, spoken)
+    };
+    let here = backends(HERE, REPORTING);
+    let wanted = Wanted { health: "{ panic_threshold = 50 }", key: None, listen: "", backends: &here };
+    let unasked = {
+        let host = Host::start(stage, "unasked", &wanted);
+        let (cpu, wall) = watched(&host, WATCHED)?;
+        cpu / wall
+    };
+    let loopback = {
+        let speaker = speaker(&here)?;
+        asked(stage, "loopback", &key, &here, &speaker)?
+    };
+    let far = backends(FAR, REPORTING);
+    let (_link, speaker) = Link::start(Duration::ZERO, || speaker(&far))?;
+    let link = asked(stage, "link", &key, &far, &speaker)?;
+    Ok(vec![
+        Finding::shown(
+            format!("{REPORTING} backends that are not asked"),
+            format!("{:.1} % of a processor", unasked * 100.0),
+        ),
+        Finding::shown(format!("{REPORTING} backends asked every 2 s, on loopback"), loopback.to_string()),
+        Finding::judged(
+            format!("{REPORTING} backends asked every 2 s, over a link"),
+            link.to_string(),
+            "<= 5 % of a processor",
+            link.share() <= NEEDED,
+        ),
+    ])
+}
+
+/// What asking has taken.
+struct Cost {
+    /// Of a processor, in seconds.
+    cpu: f64,
+    /// In seconds.
+    wall: f64,
+    probes: u64,
+}
+
+impl Cost {
+    fn share(&self) -> f64 {
+        self.cpu / self.wall
+    }
+}
+
+impl std::fmt::Display for Cost {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "{:.1} % of a processor, {:.1} us a probe ({:.0} a second)",
+            self.share() * 100.0,
+            self.cpu / self.probes as f64 * 1e6,
+            self.probes as f64 / self.wall,
+        )
+    }
+}
+
+/// Watches a daemon that asks for all these, once it has heard all of them.
+fn asked(
+    stage: &Stage,
+    name: &str,
+    key: &ServiceKey,
+    backends: &[SocketAddr],
+    speaker: &Speaker,
+) -> Result<Cost> {
+    let wanted = Wanted {
+        health: "{ probe = \"report\", interval = \"2s\", idle_interval = \"2s\" }",
+        key: Some(&key.path),
+        listen: "[::]:9467",
+        backends,
+    };
+    let host = Host::start(stage, name, &wanted);
+    let heard = || host.reported("ready").unwrap_or(0);
+    eventually("all are heard", heard, |heard| *heard == backends.len());
+    let before = speaker.answered();
+    let (cpu, wall) = watched(&host, WATCHED)?;
+    Ok(Cost { cpu, wall, probes: speaker.answered() - before })
+}
+
+/// Listens for all backends, and answers whoever asks by HTTP.
+struct Listener {
+    accepted: Arc<AtomicU64>,
+    ends: Arc<AtomicBool>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Listener {
+    fn start() -> Result<Self> {
+        let listener = TcpListener::bind(("0.0.0.0", PORT))?;
+        let (accepted, ends) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
+        let (counted, ended) = (Arc::clone(&accepted), Arc::clone(&ends));
+        let thread = std::thread::spawn(move || {
+            let mut request = [0; 1024];
+            while let Ok((mut stream, _)) = listener.accept() {
+                if ended.load(Ordering::Relaxed) {
+                    return;
+                }
+                counted.fetch_add(1, Ordering::Relaxed);
+                // One after the other: whoever connects asks at once, or closes.
+                if stream.read(&mut request).is_ok_and(|length| length > 0) {
+                    let _ = stream
+                        .write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
+                }
+            }
+        });
+        Ok(Self { accepted, ends, thread: Some(thread) })
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        self.ends.store(true, Ordering::Relaxed);
+        // Wakes the thread out of accept.
+        let _ = std::net::TcpStream::connect(("127.0.0.1", PORT));
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn connects(stage: &Stage, probe: &str) -> Result<Finding> {
+    let listener = Listener::start()?;
+    let backends = backends(HERE, CONNECTED);
+    let health = format!("{{ probe = \"{probe}\", interval = \"1s\" }}");
+    let wanted = Wanted { health: &health, key: None, listen: "", backends: &backends };
+    let host = Host::start(stage, probe, &wanted);
+    eventually("all are well", || host.reported("well").unwrap_or(0), |well| *well == backends.len());
+    let accepted = || listener.accepted.load(Ordering::Relaxed);
+    let before = accepted();
+    let (cpu, wall) = watched(&host, CONNECTED_WATCHED)?;
+    let probes = accepted() - before;
+    let measured = format!(
+        "{:.0} us a probe, {:.1} % of a processor at {:.0} probes a second",
+        cpu / probes as f64 * 1e6,
+        cpu / wall * 100.0,
+        probes as f64 / wall
+    );
+    Ok(Finding::shown(format!("{CONNECTED} backends probed by {probe} every second"), measured))
+}

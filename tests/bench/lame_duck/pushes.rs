@@ -1,0 +1,153 @@
+//! Pushes to many clients of one agent: how long it takes until the last has heard that the backend is a lame duck. The clients are
+//! sockets of the benchmark, which acknowledge as daemons do.
+
+use std::net::{SocketAddr, TcpListener, UdpSocket};
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use lb_common::net::Be16;
+use lb_common::wire::{BYTES, Datagram, Key, Kind, Readiness};
+use rustix::event::epoll;
+use rustix::process::{Resource, Rlimit, setrlimit};
+use stage::agent::Agent;
+use stage::{Setup, Stage};
+
+use super::finding::Finding;
+use super::keys::ServiceKey;
+
+const CLIENTS: [usize; 2] = [1_000, 10_000];
+/// Changes that each number of clients is told of: lame duck and ready in turn.
+const CHANGES: usize = 6;
+/// A change that somebody has not heard of by then is lost.
+const LOST: Duration = Duration::from_secs(10);
+
+/// Measures it.
+pub fn run(stage: &Stage) -> Result<Vec<Finding>> {
+    let most = Some(CLIENTS[1] as u64 + 1_000);
+    setrlimit(Resource::Nofile, Rlimit { current: most, maximum: most }).context("open so many sockets")?;
+    let setup = Setup::new(stage, "pushes");
+    let key = ServiceKey::make(&setup)?;
+    let backend: SocketAddr = "127.0.0.1:8001".parse()?;
+    // What the agent checks.
+    let _listener = TcpListener::bind(backend)?;
+    let agent = Agent::start(&setup, &key.path, &[&backend.to_string()]);
+    let mut clients = Clients { key_id: key.id, key: key.of_backend(backend), backend, sockets: Vec::new() };
+    let mut findings = Vec::new();
+    for count in CLIENTS {
+        clients.subscribe(count)?;
+        let mut told = Vec::new();
+        for change in 0..CHANGES {
+            let (verb, readiness) = match change % 2 {
+                0 => ("lame-duck", Readiness::LameDuck),
+                _ => ("ready", Readiness::Ready),
+            };
+            told.push(clients.hear(readiness, &agent, verb)?);
+        }
+        let list = |of: fn(&Told) -> Duration| {
+            let mut times: Vec<u128> = told.iter().map(|told| of(told).as_millis()).collect();
+            times.sort_unstable();
+            format!("{} to {} ms", times[0], times[times.len() - 1])
+        };
+        let again: usize = told.iter().map(|told| told.again).sum();
+        findings.push(Finding::shown(
+            format!("{count} clients, of {CHANGES} changes: first client to last"),
+            format!("{}, {again} pushes that came twice", list(|told| told.last - told.first)),
+        ));
+        findings
+            .push(Finding::shown(format!("{count} clients: command to last client"), list(|told| told.last)));
+    }
+    Ok(findings)
+}
+
+/// When clients were told, from the start of the command on.
+struct Told {
+    first: Duration,
+    last: Duration,
+    /// Pushes that came although the client had heard.
+    again: usize,
+}
+
+struct Clients {
+    key_id: u16,
+    key: Key,
+    backend: SocketAddr,
+    sockets: Vec<UdpSocket>,
+}
+
+impl Clients {
+    fn request(&self, cookie: u64) -> Datagram {
+        let mut request = Datagram::about(Kind::Request, 6, self.backend);
+        request.key_id = Be16::from_host(self.key_id);
+        (request.nonce, request.cookie) = (fastrand::u64(1..), cookie);
+        request.sealed(self.key)
+    }
+
+    /// Lets there be so many that return a cookie, and so are told of changes.
+    fn subscribe(&mut self, count: usize) -> Result<()> {
+        while self.sockets.len() < count {
+            let socket = UdpSocket::bind("127.0.0.1:0")?;
+            socket.connect("127.0.0.1:9465")?;
+            socket.set_read_timeout(Some(LOST))?;
+            let mut cookie = 0;
+            for _ in 0..2 {
+                socket.send(self.request(cookie).bytes())?;
+                let mut bytes = [0; BYTES];
+                let length = socket.recv(&mut bytes).context("the agent answers")?;
+                let answer = Datagram::parse(&bytes[..length]).ok().context("a datagram")?;
+                ensure!(answer.is_authentic(self.key), "the agent has the backend's key");
+                cookie = answer.cookie;
+            }
+            socket.set_nonblocking(true)?;
+            self.sockets.push(socket);
+        }
+        Ok(())
+    }
+
+    /// Runs a command of the agent, and waits until all have heard of the change.
+    fn hear(&self, readiness: Readiness, agent: &Agent, verb: &str) -> Result<Told> {
+        let all = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        for (socket, number) in self.sockets.iter().zip(0..) {
+            epoll::add(&all, socket.as_fd(), epoll::EventData::new_u64(number), epoll::EventFlags::IN)?;
+        }
+        let began = Instant::now();
+        std::thread::scope(|scope| {
+            let told = scope.spawn(|| agent.run(&[verb]).status.success());
+            let heard = self.take(&all, readiness, began)?;
+            ensure!(told.join().expect("the command ends"), "socklb agent {verb}");
+            Ok(heard)
+        })
+    }
+
+    fn take(&self, all: &impl AsFd, readiness: Readiness, began: Instant) -> Result<Told> {
+        let mut has_heard = vec![false; self.sockets.len()];
+        let (mut first, mut last, mut heard, mut again) = (None, Duration::ZERO, 0, 0);
+        // As long as pushes may be repeated after the last has heard.
+        while heard < has_heard.len() || began.elapsed() < last + Duration::from_millis(100) {
+            ensure!(began.elapsed() < LOST, "{heard} of {} have heard in {LOST:?}", has_heard.len());
+            let mut events = Vec::with_capacity(256);
+            let wait = rustix::event::Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
+            epoll::wait(all, rustix::buffer::spare_capacity(&mut events), Some(&wait))?;
+            for event in &events {
+                let number = usize::try_from(event.data.u64())?;
+                let mut bytes = [0; BYTES];
+                while let Ok(length) = self.sockets[number].recv(&mut bytes) {
+                    let report = Datagram::parse(&bytes[..length]).ok().context("a datagram")?;
+                    if report.kind() != Some(Kind::Push) || report.readiness() != Some(readiness) {
+                        continue;
+                    }
+                    // Acknowledged each time, as daemons do.
+                    self.sockets[number].send(self.request(report.cookie).bytes())?;
+                    if std::mem::replace(&mut has_heard[number], true) {
+                        again += 1;
+                        continue;
+                    }
+                    heard += 1;
+                    last = began.elapsed();
+                    first.get_or_insert(last);
+                }
+            }
+        }
+        Ok(Told { first: first.context("somebody was told")?, last, again })
+    }
+}

@@ -1,0 +1,195 @@
+//! Restarts under load: backends that are restarted one after the other, the same while the agent is killed, and backends whose
+//! application is killed instead.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use stage::{Setup, Stage, eventually};
+
+use super::finding::Finding;
+use super::fleet::{Fleet, add_addresses, addresses};
+use super::host::{Host, Wanted};
+use super::keys::ServiceKey;
+use super::load::{Asked, Load, now_ns};
+use super::verdicts::{Verdicts, registered};
+use crate::link::{Link, NEAR};
+use crate::pause;
+
+/// How long a packet takes, one way.
+const DELAY: Duration = Duration::from_micros(500);
+const BACKENDS: u8 = 20;
+/// So many are out at a time at most: connects look at 16 entries for one that is not, and then take a lame duck.
+const OUT: usize = 5;
+/// Requests of each run, at least.
+const REQUESTS: u64 = 50_000;
+/// How far restarts are apart.
+const APART: Duration = Duration::from_millis(300);
+/// Connections for one request each, and kept ones, at a time.
+const FRESH: u32 = 8;
+const POOLED: u32 = 16;
+/// How long a client pauses after a request.
+const PAUSE: Duration = Duration::from_millis(4);
+/// Applications that are killed.
+const CRASHES: usize = 10;
+/// What ejection allows for each: failed connects, and those that are under way when the last of these fails.
+const FAILED_CONNECTS: usize = 5;
+
+/// Measures it.
+pub fn run(stage: &Stage) -> Result<Vec<Finding>> {
+    let backends = addresses(BACKENDS);
+    let (link, ()) = Link::start(DELAY, || add_addresses(&backends))?;
+    let setup = Setup::new(stage, "restart");
+    let key = ServiceKey::make(&setup)?;
+    let fleet = Fleet::start(&setup, &link, &key, &backends)?;
+    let wanted = Wanted {
+        health: "{ probe = \"report\" }",
+        key: Some(&key.path),
+        listen: &format!("{NEAR}:9467"),
+        backends: &backends,
+    };
+    let host = Host::start(stage, "client", &wanted);
+    let heard = || host.reported("ready").unwrap_or(0);
+    eventually("all are heard", heard, |heard| *heard == backends.len());
+    let words = Verdicts::open(&host.setup)?;
+    let ids = backends.iter().map(|backend| Ok(registered(&host.setup, *backend)?.0));
+    let ids = ids.collect::<Result<_>>()?;
+    let mut scene = Scene { fleet, words, ids, backends: &backends };
+    let mut findings = Vec::new();
+    for (what, with_agent) in [("restarts", true), ("restarts, agent killed twice", false)] {
+        let load = Load::start(&host, &setup.folder, FRESH, POOLED, PAUSE)?;
+        let restarts = scene.restart(&load, with_agent)?;
+        findings.extend(judged(&format!("{restarts} {what}"), &load.end()?));
+    }
+    let load = Load::start(&host, &setup.folder, FRESH, POOLED, PAUSE)?;
+    let crashes = scene.crash()?;
+    findings.extend(crashed(&crashes, &load.end()?));
+    Ok(findings)
+}
+
+struct Scene<'l> {
+    fleet: Fleet<'l>,
+    words: Verdicts,
+    ids: Vec<u32>,
+    backends: &'l [SocketAddr],
+}
+
+impl Scene<'_> {
+    /// Waits until a backend runs and is ready.
+    fn until_back(&mut self, number: usize) {
+        let Self { fleet, words, ids, .. } = self;
+        let is_back = || {
+            let is_out = |id: &&u32| words.word(**id) > now_ns();
+            fleet.start_missing().is_ok()
+                && ids.iter().filter(is_out).count() < OUT
+                && fleet.runs(number).unwrap_or(false)
+                && words.word(ids[number]) <= now_ns()
+        };
+        eventually("it is back", is_back, |is_back| *is_back);
+    }
+
+    /// Restarts one after the other, until each was restarted and there were enough requests. Returns how often.
+    fn restart(&mut self, load: &Load, with_agent: bool) -> Result<usize> {
+        let mut restarts = 0;
+        while restarts < self.backends.len() || load.count() < REQUESTS {
+            let began = Instant::now();
+            let number = restarts % self.backends.len();
+            // Without an agent nobody comes back; the next one runs all the same.
+            if !self.fleet.is_without_agent() {
+                self.until_back(number);
+            }
+            self.fleet.terminate(number)?;
+            restarts += 1;
+            pause::until(began + APART);
+            // It is dead for three of these turns, and another one starts, as a service manager has it.
+            match restarts {
+                5 | 15 if !with_agent => self.fleet.kill_agent(),
+                8 | 18 if !with_agent => self.fleet.start_agent()?,
+                _ => {}
+            }
+        }
+        for number in 0..self.backends.len() {
+            self.until_back(number);
+        }
+        Ok(restarts)
+    }
+
+    /// Kills applications one after the other. Returns which and when.
+    fn crash(&mut self) -> Result<Vec<(SocketAddr, u64)>> {
+        let mut crashes = Vec::new();
+        for number in 0..CRASHES {
+            self.until_back(number);
+            pause::pause(APART);
+            crashes.push((self.backends[number], now_ns()));
+            self.fleet.crash(number)?;
+            // For so long it is dead, and nothing else happens.
+            pause::pause(Duration::from_secs(1));
+        }
+        Ok(crashes)
+    }
+}
+
+/// Failures by what they were.
+fn kinds<'a>(failed: impl Iterator<Item = &'a Asked>) -> String {
+    let mut kinds: BTreeMap<&str, usize> = BTreeMap::new();
+    for asked in failed {
+        *kinds.entry(asked.failure.as_deref().unwrap_or_default()).or_default() += 1;
+    }
+    kinds.iter().map(|(kind, count)| format!("; {count} {kind}")).collect()
+}
+
+fn judged(what: &str, asked: &[Asked]) -> Vec<Finding> {
+    let of = |pooled: bool| {
+        let of: Vec<&Asked> = asked.iter().filter(|asked| asked.pooled == pooled).collect();
+        let failed = || of.iter().copied().filter(|asked| asked.failure.is_some());
+        let who = if pooled { "kept connections" } else { "a connection each" };
+        let measured = format!("{} of {}{}", failed().count(), of.len(), kinds(failed()));
+        Finding::judged(format!("{what}: failed requests, {who}"), measured, "0", failed().count() == 0)
+    };
+    let count = asked.len().to_string();
+    let is_enough = asked.len() as u64 >= REQUESTS;
+    vec![of(false), of(true), Finding::judged(format!("{what}: requests"), count, ">= 50,000", is_enough)]
+}
+
+fn crashed(crashes: &[(SocketAddr, u64)], asked: &[Asked]) -> Vec<Finding> {
+    let failed: Vec<&Asked> = asked.iter().filter(|asked| asked.failure.is_some()).collect();
+    let is_connect =
+        |asked: &Asked| asked.failure.as_ref().is_some_and(|failure| failure.starts_with("connect"));
+    // Those that began within the second for which it was dead.
+    let after = |at_ns: u64| {
+        let later =
+            failed.iter().filter(move |asked| (at_ns..at_ns + 1_000_000_000).contains(&asked.began_ns));
+        later.filter(|asked| is_connect(asked))
+    };
+    let most = crashes.iter().map(|(_, at_ns)| after(*at_ns).count()).max().unwrap_or(0);
+    // None is to begin once as many as are allowed have failed.
+    let too_late = |at_ns: u64| {
+        let mut ends: Vec<u64> = after(at_ns).map(|asked| asked.began_ns + asked.connect_ns).collect();
+        ends.sort_unstable();
+        let last = ends.get(FAILED_CONNECTS - 1).copied().unwrap_or(u64::MAX);
+        after(at_ns).filter(move |asked| asked.began_ns > last).count()
+    };
+    let too_late: usize = crashes.iter().map(|(_, at_ns)| too_late(*at_ns)).sum();
+    let under_way = failed.iter().filter(|asked| !is_connect(asked)).count();
+    vec![
+        Finding::judged(
+            format!("{} crashes: failed connects that began after five had failed", crashes.len()),
+            too_late.to_string(),
+            "0",
+            too_late == 0,
+        ),
+        Finding::shown(
+            format!("{} crashes: failed connects after one, at most", crashes.len()),
+            most.to_string(),
+        ),
+        Finding::shown(
+            format!("{} crashes: requests under way that failed", crashes.len()),
+            under_way.to_string(),
+        ),
+        Finding::shown(
+            format!("{} crashes: failed of all", crashes.len()),
+            format!("{} of {}{}", failed.len(), asked.len(), kinds(failed.iter().copied())),
+        ),
+    ]
+}

@@ -1,0 +1,185 @@
+//! From SIGTERM to the last connect that chose the backend, over a link of 10 ms each way, with and without loss.
+//!
+//! Two hosts of clients hear of each shutdown. The *active* one connects all the time, so that what it chose shows it; connects are
+//! some milliseconds apart for each backend. The *idle* one connects to nobody. Of both is measured when the word that connects read
+//! was stored: none that begins later chooses the backend.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use stage::{Setup, Stage, eventually};
+
+use super::finding::{Finding, Times};
+use super::fleet::{Fleet, add_addresses, addresses};
+use super::host::{Host, Wanted};
+use super::keys::ServiceKey;
+use super::load::{Asked, Load, now_ns};
+use super::verdicts::{Verdicts, registered};
+use crate::link::{Link, NEAR};
+use crate::pause;
+
+/// How long a packet takes, one way.
+const DELAY: Duration = Duration::from_millis(10);
+/// Two round trips and 10 ms.
+const NEEDED: Duration = Duration::from_millis(50);
+const BACKENDS: u8 = 20;
+/// So many are out at a time at most: connects look at 16 entries for one that is not, and then take a lame duck.
+const OUT: usize = 5;
+/// With and without loss, each.
+const SHUTDOWNS: usize = 200;
+/// How far they are apart: a backend takes some two seconds until it is ready again.
+const APART: Duration = Duration::from_millis(300);
+/// What is lost then, in either direction.
+const LOSS: f64 = 0.05;
+/// Connections that the active client makes at a time.
+const AT_A_TIME: u32 = 40;
+/// Longer than the idle interval, after which the second request shows the agent that the idle host can be told.
+const IDLE_INTERVAL: Duration = Duration::from_secs(17);
+/// A shutdown that nobody has heard of by then is lost.
+const LOST: Duration = Duration::from_secs(3);
+/// The kernel sends a SYN again after a second.
+const RESENT_NS: u64 = 900_000_000;
+
+struct Shutdown {
+    backend: SocketAddr,
+    at_ns: u64,
+    /// When the active host's word was stored, and the idle one's.
+    stored: [Duration; 2],
+}
+
+/// A host with the ids of its backends.
+struct Seen {
+    words: Verdicts,
+    ids: Vec<u32>,
+}
+
+impl Seen {
+    fn open(host: &Host, backends: &[SocketAddr]) -> Result<Self> {
+        let ids = backends.iter().map(|backend| Ok(registered(&host.setup, *backend)?.0));
+        Ok(Self { words: Verdicts::open(&host.setup)?, ids: ids.collect::<Result<_>>()? })
+    }
+
+    fn is_lame(&self, number: usize) -> bool {
+        self.words.word(self.ids[number]) > now_ns()
+    }
+}
+
+/// Measures it.
+pub fn run(stage: &Stage) -> Result<Vec<Finding>> {
+    let backends = addresses(BACKENDS);
+    let (link, ()) = Link::start(DELAY, || add_addresses(&backends))?;
+    let setup = Setup::new(stage, "shutdown");
+    let key = ServiceKey::make(&setup)?;
+    let mut fleet = Fleet::start(&setup, &link, &key, &backends)?;
+    let host = |name: &str, port: u16| {
+        let listen = format!("{NEAR}:{port}");
+        let health = "{ probe = \"report\" }";
+        Host::start(
+            stage,
+            name,
+            &Wanted { health, key: Some(&key.path), listen: &listen, backends: &backends },
+        )
+    };
+    let hosts = [host("active", 9467), host("idle", 9468)];
+    for host in &hosts {
+        let heard = || host.reported("ready").unwrap_or(0);
+        eventually("all are heard", heard, |heard| *heard == backends.len());
+    }
+    pause::pause(IDLE_INTERVAL);
+    let seen = [Seen::open(&hosts[0], &backends)?, Seen::open(&hosts[1], &backends)?];
+    let mut findings = Vec::new();
+    for share in [0.0, LOSS] {
+        link.lose(share);
+        let load = Load::start(&hosts[0], &setup.folder, AT_A_TIME, 0, Duration::ZERO)?;
+        let shutdowns = shut_down(&mut fleet, &seen, &backends);
+        let asked = load.end()?;
+        link.lose(0.0);
+        findings.extend(judged(share, &shutdowns?, &asked));
+    }
+    Ok(findings)
+}
+
+/// Shuts backends down in turn, and starts them again.
+fn shut_down(fleet: &mut Fleet<'_>, seen: &[Seen; 2], backends: &[SocketAddr]) -> Result<Vec<Shutdown>> {
+    let mut shutdowns = Vec::new();
+    for turn in 0..SHUTDOWNS {
+        let began = Instant::now();
+        let number = turn % backends.len();
+        let mut is_back = || {
+            let out = |seen: &Seen| (0..backends.len()).filter(|number| seen.is_lame(*number)).count();
+            fleet.start_missing().is_ok() && !seen.iter().any(|seen| seen.is_lame(number) || out(seen) >= OUT)
+        };
+        eventually("it is back", &mut is_back, |is_back| *is_back);
+        let at_ns = now_ns();
+        fleet.terminate(number)?;
+        let stored = std::thread::scope(|scope| scope.spawn(|| stored(seen, number, at_ns)).join());
+        let stored = stored.expect("somebody looks")?;
+        shutdowns.push(Shutdown { backend: backends[number], at_ns, stored });
+        pause::until(began + APART);
+    }
+    Ok(shutdowns)
+}
+
+/// Looks until both hosts have heard.
+fn stored(seen: &[Seen; 2], number: usize, at_ns: u64) -> Result<[Duration; 2]> {
+    pause::without_slack()?;
+    pause::before_all_others()?;
+    let mut stored = [None; 2];
+    loop {
+        let since = Duration::from_nanos(now_ns() - at_ns);
+        for (stored, seen) in stored.iter_mut().zip(seen) {
+            if stored.is_none() && seen.is_lame(number) {
+                *stored = Some(since);
+            }
+        }
+        if let [Some(active), Some(idle)] = stored {
+            return Ok([active, idle]);
+        }
+        ensure!(since < LOST, "a host has not heard of a shutdown in {LOST:?}: {stored:?}");
+        pause::pause(Duration::from_micros(50));
+    }
+}
+
+fn judged(share: f64, shutdowns: &[Shutdown], asked: &[Asked]) -> Vec<Finding> {
+    let with = format!("{:.0} % lost", share * 100.0);
+    let last = |shutdown: &Shutdown| {
+        let chose_it = asked.iter().filter(|asked| asked.backend == Some(shutdown.backend));
+        let since = chose_it.filter_map(|asked| asked.began_ns.checked_sub(shutdown.at_ns));
+        let since = since.map(Duration::from_nanos).filter(|since| *since < Duration::from_secs(1));
+        since.max().unwrap_or(Duration::ZERO)
+    };
+    let resent = |shutdown: &Shutdown| {
+        let chose_it = asked.iter().filter(|asked| asked.backend == Some(shutdown.backend));
+        let later = chose_it.filter(|asked| {
+            let established = asked.began_ns + asked.connect_ns;
+            asked.connect_ns > RESENT_NS && (asked.began_ns..established).contains(&shutdown.at_ns)
+        });
+        later.count()
+    };
+    let times = |stored: fn(&Shutdown) -> Duration| Times::new(shutdowns.iter().map(stored));
+    let last = Times::new(shutdowns.iter().map(last));
+    let judged = |what: &str, times: &Times| {
+        let is_reached = times.at(0.99) <= NEEDED;
+        Finding::judged(format!("{what}, {with}"), times.to_string(), "p99 <= 50 ms", is_reached)
+    };
+    let failures: Vec<&str> = asked.iter().filter_map(|asked| asked.failure.as_deref()).collect();
+    for failure in failures.iter().take(10) {
+        eprintln!("failed: {failure}");
+    }
+    vec![
+        judged("SIGTERM to the last connect that chose it, active", &last),
+        judged("SIGTERM to the stored word, active", &times(|shutdown| shutdown.stored[0])),
+        judged("SIGTERM to the stored word, idle", &times(|shutdown| shutdown.stored[1])),
+        Finding::shown(
+            format!("connects before SIGTERM whose SYN was sent again after it, {with}"),
+            shutdowns.iter().map(resent).sum::<usize>().to_string(),
+        ),
+        Finding::judged(
+            format!("failed requests, {with}"),
+            format!("{} of {}", failures.len(), asked.len()),
+            "0",
+            failures.is_empty(),
+        ),
+    ]
+}

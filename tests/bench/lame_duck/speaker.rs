@@ -1,0 +1,167 @@
+//! An agent that says what the benchmark wants: it answers for as many backends as are asked, and its datagrams are at hand to be
+//! replayed, reordered and reflected.
+
+use std::collections::HashMap;
+use std::net::{SocketAddr, UdpSocket};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use anyhow::Result;
+use lb_common::net::{Be16, Be32};
+use lb_common::wire::{BYTES, Datagram, Key, Kind, Readiness};
+
+/// For so long a report is valid: longer than any part takes.
+const VALID_FOR_MS: u32 = 300_000;
+/// For so long a lame duck stays one.
+const HOLD_MS: u32 = 600_000;
+
+/// A report of a backend.
+#[derive(Clone, Copy, Debug)]
+pub struct Report {
+    /// How it is.
+    pub readiness: Readiness,
+    /// Its number.
+    pub counter: u32,
+}
+
+impl Report {
+    /// As the answer to a request.
+    pub fn answer(self, request: &Datagram, key: Key) -> Datagram {
+        let mut datagram = *request;
+        datagram.kind = Kind::Answer as u8;
+        self.filled_in(datagram).sealed(key)
+    }
+
+    /// As a push.
+    pub fn push(self, backend: SocketAddr, key_id: u16, key: Key) -> Datagram {
+        let mut datagram = Datagram::about(Kind::Push, 6, backend);
+        datagram.key_id = Be16::from_host(key_id);
+        self.filled_in(datagram).sealed(key)
+    }
+
+    fn filled_in(self, mut datagram: Datagram) -> Datagram {
+        datagram.readiness = self.readiness as u8;
+        datagram.incarnation = Be32::from_host(1_000);
+        datagram.counter = Be32::from_host(self.counter);
+        datagram.valid_for = Be32::from_host(VALID_FOR_MS);
+        datagram.hold = Be32::from_host(HOLD_MS);
+        datagram
+    }
+}
+
+/// A backend that it speaks for.
+#[derive(Clone, Copy)]
+pub struct Spoken {
+    key: Key,
+    key_id: u16,
+    report: Report,
+    /// The last request for it, and the answer to that.
+    pub last: Option<(Datagram, Datagram)>,
+}
+
+struct Shared {
+    socket: UdpSocket,
+    spoken: Mutex<(HashMap<SocketAddr, Spoken>, Option<SocketAddr>)>,
+    answered: AtomicU64,
+    is_silent: AtomicBool,
+    ends: AtomicBool,
+}
+
+/// It, until it is dropped.
+pub struct Speaker {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Speaker {
+    /// Speaks at `address` for these backends, all of them ready.
+    pub fn start(
+        address: SocketAddr,
+        key_id: u16,
+        backends: impl IntoIterator<Item = (SocketAddr, Key)>,
+    ) -> Result<Self> {
+        let socket = UdpSocket::bind(address)?;
+        socket.set_read_timeout(Some(Duration::from_millis(50)))?;
+        let report = Report { readiness: Readiness::Ready, counter: 1 };
+        let spoken = |(backend, key)| (backend, Spoken { key, key_id, report, last: None });
+        let spoken = backends.into_iter().map(spoken).collect();
+        let shared = Arc::new(Shared {
+            socket,
+            spoken: Mutex::new((spoken, None)),
+            answered: AtomicU64::new(0),
+            is_silent: AtomicBool::new(false),
+            ends: AtomicBool::new(false),
+        });
+        let its = Arc::clone(&shared);
+        Ok(Self { shared, thread: Some(std::thread::spawn(move || its.answer())) })
+    }
+
+    /// Requests that were answered.
+    pub fn answered(&self) -> u64 {
+        self.shared.answered.load(Ordering::Relaxed)
+    }
+
+    /// Says no more, and hears on.
+    pub fn fall_silent(&self) {
+        self.shared.is_silent.store(true, Ordering::Relaxed);
+        // The thread holds it while it answers.
+        drop(self.shared.spoken());
+    }
+
+    /// What it says of a backend, and was asked.
+    pub fn spoken(&self, backend: SocketAddr) -> Option<Spoken> {
+        self.shared.spoken().0.get(&backend).copied()
+    }
+
+    /// Has a report of a backend from now on, and pushes it to whoever asked last. Returns what it has sent; `sending` is called
+    /// right before that.
+    pub fn push(&self, backend: SocketAddr, report: Report, sending: impl FnOnce()) -> Result<Datagram> {
+        let mut shared = self.shared.spoken();
+        let (spoken, client) = &mut *shared;
+        let client = client.ok_or_else(|| anyhow::anyhow!("nobody has asked"))?;
+        let spoken = spoken.get_mut(&backend).ok_or_else(|| anyhow::anyhow!("it speaks for {backend}"))?;
+        spoken.report = report;
+        let push = report.push(backend, spoken.key_id, spoken.key);
+        sending();
+        self.shared.socket.send_to(push.bytes(), client)?;
+        Ok(push)
+    }
+}
+
+impl Drop for Speaker {
+    fn drop(&mut self) {
+        self.shared.ends.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    fn spoken(&self) -> MutexGuard<'_, (HashMap<SocketAddr, Spoken>, Option<SocketAddr>)> {
+        self.spoken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn answer(&self) {
+        let mut bytes = [0; BYTES];
+        while !self.ends.load(Ordering::Relaxed) {
+            let Ok((length, from)) = self.socket.recv_from(&mut bytes) else { continue };
+            let Ok(request) = Datagram::parse(&bytes[..length]) else { continue };
+            // Held until it is sent: what is said is in order.
+            let mut shared = self.spoken();
+            let (spoken, client) = &mut *shared;
+            let Some(spoken) = spoken.get_mut(&request.backend()) else { continue };
+            if self.is_silent.load(Ordering::Relaxed) {
+                continue;
+            }
+            *client = Some(from);
+            let answer = spoken.report.answer(&request, spoken.key);
+            spoken.last = Some((request, answer));
+            if self.socket.send_to(answer.bytes(), from).is_ok() {
+                self.answered.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+}

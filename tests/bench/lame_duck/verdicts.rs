@@ -1,0 +1,71 @@
+//! The words that connects read of lame ducks, as the kernel programs see them: the pinned array, mapped.
+
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use anyhow::{Context, Result};
+use aya::maps::MapData;
+use lb_common::abi::host::{REPORT_IDS, ReportBase, Sender, SenderName, map};
+use lb_common::net::Be16;
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use stage::Setup;
+
+const LENGTH: usize = REPORT_IDS as usize * size_of::<u64>();
+
+/// The array.
+pub struct Verdicts {
+    words: NonNull<AtomicU64>,
+    _map: MapData,
+}
+
+// SAFETY: it is only read, by atomic loads.
+unsafe impl Sync for Verdicts {}
+// SAFETY: as above; the mapping belongs to the process.
+unsafe impl Send for Verdicts {}
+
+impl Verdicts {
+    /// Those of a host.
+    pub fn open(setup: &Setup) -> Result<Self> {
+        let map = MapData::from_pin(setup.host_map(map::VERDICTS))?;
+        // SAFETY: a new mapping of the whole array, at an address that the kernel chooses.
+        let words = unsafe {
+            mmap(std::ptr::null_mut(), LENGTH, ProtFlags::READ, MapFlags::SHARED, map.fd().as_fd(), 0)
+        }?;
+        Ok(Self { words: NonNull::new(words.cast()).context("a mapping")?, _map: map })
+    }
+
+    /// The word of an id: until when it is a lame duck, 0 if it is none.
+    pub fn word(&self, id: u32) -> u64 {
+        assert!(id < REPORT_IDS, "an id");
+        // SAFETY: inside the mapping, which lasts as long as this; the words are whole and aligned.
+        unsafe { self.words.add(id as usize).as_ref() }.load(Ordering::Acquire)
+    }
+
+    /// All that are not 0.
+    pub fn lame(&self) -> Vec<(u32, u64)> {
+        (0..REPORT_IDS).map(|id| (id, self.word(id))).filter(|(_, word)| *word != 0).collect()
+    }
+}
+
+impl Drop for Verdicts {
+    fn drop(&mut self) {
+        // SAFETY: made in `open`, and nothing refers to it any more.
+        let _ = unsafe { munmap(self.words.as_ptr().cast(), LENGTH) };
+    }
+}
+
+/// A backend's id and the number of the report that was believed last, as the register of a host has them.
+pub fn registered(setup: &Setup, backend: SocketAddr) -> Result<(u32, ReportBase)> {
+    let name = SenderName {
+        address: backend.ip().into(),
+        port: Be16::from_host(backend.port()),
+        protocol: 6,
+        _reserved: 0,
+    };
+    let senders = stage::maps::hash::<SenderName, Sender>(&setup.host_map(map::SENDERS));
+    let sender =
+        senders.get(&stage::maps::Raw(name), 0).with_context(|| format!("{backend} is registered"))?;
+    Ok((sender.0.id, sender.0.base))
+}

@@ -1,0 +1,164 @@
+//! A way to other hosts that takes its time and may lose packets: two TAP devices, one of them in a network namespace of its own,
+//! and frames that are carried from one to the other some milliseconds later. On loopback an answer comes while the packet is being
+//! sent, so that fifty connects at a time would be no more than there are CPUs. Not every kernel has netem; and what is lost here is
+//! the same in each run.
+//!
+//! Every address of `10.78.0.0/16` is the other end's.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use stage::namespace::another_network;
+
+use crate::pause;
+
+/// How long a carrier waits before it looks whether it is to end.
+const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
+
+/// Longer than any frame: the devices have an MTU of 1,500.
+const FRAME: usize = 2048;
+
+/// Where the near end is.
+pub const NEAR: &str = "10.77.0.1";
+
+/// The way. Gone when it is dropped, with the far namespace.
+pub struct Link {
+    far: File,
+    carried: Arc<Carried>,
+    carriers: Vec<JoinHandle<()>>,
+}
+
+/// What its carriers share.
+struct Carried {
+    delay: Duration,
+    /// Of a million, how many are lost.
+    lost: AtomicU64,
+    ends: AtomicBool,
+}
+
+impl Link {
+    /// Connects the calling thread's network with one of its own, in which `listen` starts those who listen. A packet takes `delay`
+    /// one way.
+    pub fn start<T: Send>(delay: Duration, listen: impl FnOnce() -> Result<T> + Send) -> Result<(Self, T)> {
+        // Neither end asks for the other's hardware address: the question might be lost.
+        let near = tap("near")?;
+        run("ip link set near address 02:00:00:00:00:01 up")?;
+        run("ip address add 10.77.0.1/24 dev near")?;
+        run("ip neigh add 10.77.0.2 lladdr 02:00:00:00:00:02 dev near nud permanent")?;
+        run("ip route add 10.78.0.0/16 via 10.77.0.2")?;
+        let mut started = None;
+        let far_namespace = another_network(|| {
+            started = Some((|| {
+                let far = tap("far")?;
+                run("ip link set far address 02:00:00:00:00:02 up")?;
+                run("ip address add 10.77.0.2/24 dev far")?;
+                run("ip neigh add 10.77.0.1 lladdr 02:00:00:00:00:01 dev far nud permanent")?;
+                run("ip route add local 10.78.0.0/16 dev lo")?;
+                anyhow::Ok((far, listen()?))
+            })());
+        });
+        let (far, listening) = started.context("it was run")??;
+        let carried = Arc::new(Carried { delay, lost: AtomicU64::new(0), ends: AtomicBool::new(false) });
+        let mut carriers = Vec::new();
+        for (seed, from, to) in [(1, &near, &far), (2, &far, &near)] {
+            let (from, to, carried) = (from.try_clone()?, to.try_clone()?, Arc::clone(&carried));
+            let (sent, under_way) = channel();
+            carriers.push(std::thread::spawn(move || take(from, &sent, &carried, seed)));
+            carriers.push(std::thread::spawn(move || bring(to, &under_way)));
+        }
+        Ok((Self { far: far_namespace, carried, carriers }, listening))
+    }
+
+    /// Loses this share of the packets from now on, in either direction.
+    pub fn lose(&self, share: f64) {
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a share of a million")]
+        self.carried.lost.store((share * 1e6) as u64, Ordering::Relaxed);
+    }
+
+    /// Lets a command run at the far end.
+    pub fn at_the_far_end(&self, command: &mut Command) -> Result<()> {
+        let namespace = self.far.try_clone()?;
+        let kind = rustix::thread::LinkNameSpaceType::Network;
+        // SAFETY: the closure makes one system call and allocates nothing.
+        unsafe {
+            command.pre_exec(move || {
+                Ok(rustix::thread::move_into_link_name_space(namespace.as_fd(), Some(kind))?)
+            });
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.carried.ends.store(true, Ordering::Relaxed);
+        for carrier in self.carriers.drain(..) {
+            let _ = carrier.join();
+        }
+    }
+}
+
+/// Takes what is sent, until the link ends.
+fn take(mut from: File, sent: &Sender<(Instant, Vec<u8>)>, carried: &Carried, seed: u64) {
+    let mut random = fastrand::Rng::with_seed(seed);
+    while !carried.ends.load(Ordering::Relaxed) {
+        let mut ready = [PollFd::new(&from, PollFlags::IN)];
+        if poll(&mut ready, Some(&LOOK)).unwrap_or(0) == 0 {
+            continue;
+        }
+        let mut frame = vec![0; FRAME];
+        let Ok(bytes) = from.read(&mut frame) else { continue };
+        frame.truncate(bytes);
+        if random.u64(..1_000_000) < carried.lost.load(Ordering::Relaxed) {
+            continue;
+        }
+        if sent.send((Instant::now() + carried.delay, frame)).is_err() {
+            return;
+        }
+    }
+}
+
+/// Brings it when its time has come, until nobody sends any more.
+fn bring(mut to: File, under_way: &Receiver<(Instant, Vec<u8>)>) {
+    // A refusal costs 50 us a frame, which is no reason to end.
+    let _ = pause::without_slack();
+    for (due, frame) in under_way {
+        pause::until(due);
+        // A device whose queue is full loses the frame, as any link does.
+        let _ = to.write(&frame);
+    }
+}
+
+/// Makes a TAP device of this name in the calling thread's network; it is gone when the last handle is.
+fn tap(name: &str) -> Result<File> {
+    let file = File::options().read(true).write(true).open("/dev/net/tun").context("open /dev/net/tun")?;
+    // SAFETY: a structure of plain numbers.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
+        *to = libc::c_char::try_from(from)?;
+    }
+    request.ifr_ifru.ifru_flags = libc::c_short::try_from(libc::IFF_TAP | libc::IFF_NO_PI)?;
+    // SAFETY: the request is the kernel's own structure and lives through the call.
+    let result = unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETIFF, &raw mut request) };
+    ensure!(result == 0, "make the device {name}: {}", std::io::Error::last_os_error());
+    Ok(file)
+}
+
+/// Runs a command line in the calling thread's network.
+pub fn run(line: &str) -> Result<()> {
+    let mut words = line.split(' ');
+    let mut command = Command::new(words.next().context("a program")?);
+    let status = command.args(words).status().with_context(|| line.to_owned())?;
+    ensure!(status.success(), "{line}: {status}");
+    Ok(())
+}

@@ -1,0 +1,36 @@
+//! Waiting for a moment, to the microsecond: sleeping with the kernel's default slack of 50 us would be what is measured.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use rustix::thread::{ClockId, NanosleepRelativeResult, Timespec, clock_nanosleep_relative};
+
+/// Lets the calling thread be woken when it asks for it.
+pub fn without_slack() -> Result<()> {
+    Ok(rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1))?)
+}
+
+/// Lets the calling thread run whenever it has something to do, whoever else wants to.
+pub fn before_all_others() -> Result<()> {
+    let priority = libc::sched_param { sched_priority: 1 };
+    // SAFETY: the parameters outlive the call, which only reads them.
+    let result = unsafe {
+        libc::sched_setscheduler(0, libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK, &raw const priority)
+    };
+    anyhow::ensure!(result == 0, "raise the priority: {}", std::io::Error::last_os_error());
+    Ok(())
+}
+
+/// Waits for so long.
+pub fn pause(time: Duration) {
+    until(Instant::now() + time);
+}
+
+/// Waits until then.
+pub fn until(moment: Instant) {
+    while let Some(left) = moment.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) {
+        let left = Timespec::try_from(left).expect("a short time");
+        // Interrupted or not, the loop looks again.
+        let _: NanosleepRelativeResult = clock_nanosleep_relative(ClockId::Monotonic, &left);
+    }
+}

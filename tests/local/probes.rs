@@ -1,0 +1,122 @@
+//! Probes by connection: who fails them gets no connects, before any connect has failed.
+
+use std::net::TcpListener;
+
+use lb_view::backend::REFUSING;
+use stage::fixture::{Fixture, SERVICE, config, endpoints};
+use stage::namespace::another_network;
+use stage::{Backend, Probe, eventually, replace};
+
+const FAST: &str = "interval = \"100ms\", rise = 2, fall = 2";
+
+fn start(health: &str) -> Fixture {
+    let mut fixture = Fixture::without_daemon();
+    let lines = format!("policy = \"round-robin\"\nhealth = {{ {health} }}");
+    let text = config(&fixture.cgroup, "{ file = \"users.toml\" }", &lines);
+    fixture.setup.write("socklb.toml", &text);
+    fixture.start();
+    fixture
+}
+
+fn state(fixture: &Fixture, address: &str) -> String {
+    fixture.setup.backend(address).expect("the backend").state
+}
+
+#[test]
+fn who_refuses_connections_is_not_chosen_before_any_connect_has_failed() {
+    let mut fixture = start(&format!("probe = \"tcp\", {FAST}"));
+    let address = fixture.backends[0].address().to_string();
+    drop(fixture.backends.remove(0));
+    eventually("it is found", || state(&fixture, &address), |state| state == REFUSING);
+    let counts = fixture.probe().dial_many(SERVICE, 60);
+    assert_eq!(counts, [("b2".to_owned(), 30), ("b3".to_owned(), 30)].into());
+    let seen = fixture.setup.backend(&address).expect("the backend");
+    let probe = seen.probe.expect("it is probed");
+    assert_eq!((probe.kind.as_str(), probe.state.as_str()), ("tcp", "failing"));
+    assert!(probe.why.expect("a reason").contains("refused"));
+    assert!(!seen.usable);
+    fixture.backends.push(Backend::start("b1", &address));
+    eventually("it is well again", || state(&fixture, &address), |state| state == "healthy");
+    assert_eq!(fixture.probe().dial_many(SERVICE, 60).len(), 3);
+}
+
+#[test]
+fn an_answer_by_http_other_than_2xx_is_refusing() {
+    let fixture = start(&format!("probe = \"http\", port = 9001, path = \"/healthz\", {FAST}"));
+    let all = ["127.0.0.1:8001", "127.0.0.1:8002", "127.0.0.1:8003"];
+    // Nobody answers at that port, so all are refusing, and all serve: it is the last resort.
+    for address in all {
+        eventually("it is found", || state(&fixture, address), |state| state == REFUSING);
+    }
+    assert_eq!(fixture.probe().dial_many(SERVICE, 60).len(), 3);
+    let listener = TcpListener::bind("127.0.0.1:9001").expect("listen");
+    std::thread::spawn(move || {
+        use std::io::{Read as _, Write as _};
+        while let Ok((mut stream, _)) = listener.accept() {
+            let _ = stream.read(&mut [0; 1024]);
+            let _ = stream.write_all(b"HTTP/1.1 204 No Content\r\n\r\n");
+        }
+    });
+    for address in all {
+        eventually("it is well", || state(&fixture, address), |state| state == "healthy");
+    }
+}
+
+#[test]
+fn who_would_stand_in_next_is_probed_and_who_is_listed_no_more_is_not() {
+    let fixture = start(&format!("probe = \"tcp\", {FAST}"));
+    let backends =
+        || fixture.setup.status().clients.remove(0).service("users").expect("users").backends.clone();
+    eventually("all are probed", backends, |all| {
+        all.len() == 3 && all.iter().all(|one| one.probe.as_ref().is_some_and(|probe| probe.state == "well"))
+    });
+    replace(&fixture.file, &endpoints(&[("127.0.0.1:8002", ""), ("127.0.0.1:8003", "")]));
+    eventually(
+        "one is left alone",
+        || fixture.setup.backend("127.0.0.1:8001"),
+        |one| one.as_ref().is_none_or(|one| one.probe.is_none()),
+    );
+    // A configuration without probes ends them, and what they had found.
+    fixture.setup.write("socklb.toml", &config(&fixture.cgroup, "{ file = \"users.toml\" }", ""));
+    eventually("nobody is probed", backends, |all| all.iter().all(|one| one.probe.is_none()));
+}
+
+/// Threads of a process that have entered another network namespace, as the daemon calls them.
+fn entered(pid: u32) -> usize {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).expect("it runs").flatten();
+    let names = threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("comm")).ok());
+    names.filter(|name| name == "namespace\n").count()
+}
+
+#[test]
+fn a_client_in_a_network_of_its_own_is_probed_for_from_there() {
+    let fixture = start(&format!("probe = \"tcp\", probe_from = \"client\", {FAST}"));
+    let probe_of = |address: &str| {
+        fixture.setup.backend(address).expect("the backend").probe.expect("it is to be probed")
+    };
+    let is_nowhere = || {
+        let probe = probe_of("127.0.0.1:8001");
+        probe.state == "unprobed" && probe.why.is_some_and(|why| why.contains("no process"))
+    };
+    eventually("a client without processes is nowhere", is_nowhere, |is_nowhere| *is_nowhere);
+    another_network(|| {
+        // On the host all three accept; the client does not reach the third of them.
+        let there = [("there1", "127.0.0.1:8001"), ("there2", "127.0.0.1:8002")];
+        let _there = there.map(|(name, address)| Backend::start(name, address));
+        let mut client = Probe::start(&fixture.cgroup);
+        client.pin(0);
+        eventually("it is found", || state(&fixture, "127.0.0.1:8003"), |state| state == REFUSING);
+        let counts = client.dial_many(SERVICE, 60);
+        assert_eq!(counts, [("there1".to_owned(), 30), ("there2".to_owned(), 30)].into());
+        assert_eq!(probe_of("127.0.0.1:8001").state, "well");
+        assert_eq!(entered(fixture.daemon().pid()), 1);
+    });
+    // Nothing of the daemon's keeps a namespace whose processes have ended.
+    eventually("the namespace is left", is_nowhere, |is_nowhere| *is_nowhere);
+    eventually("so has its thread", || entered(fixture.daemon().pid()), |entered| *entered == 0);
+    assert_eq!(state(&fixture, "127.0.0.1:8003"), "healthy", "nothing is known of it any more");
+    // A client that is where the host is needs no thread.
+    let _client = fixture.probe();
+    eventually("it is probed", || probe_of("127.0.0.1:8003").state, |state| state == "well");
+    assert_eq!(entered(fixture.daemon().pid()), 0);
+}

@@ -1,0 +1,253 @@
+//! Backends that say of themselves how they are, by a real agent: from the next connect on a lame duck is not chosen, and ready
+//! it is again, whatever becomes of agents and daemons meanwhile.
+
+use std::net::UdpSocket;
+
+use lb_view::backend;
+use lb_view::diagnosis::Diagnosis;
+use rustix::process::Signal;
+use stage::agent::{Agent, make_key};
+use stage::daemon::failure;
+use stage::fixture::{Fixture, SERVICE, config};
+use stage::namespace::another_network;
+use stage::{Backend, Probe, eventually, replace};
+
+const ALL: [&str; 3] = ["127.0.0.1:8001", "127.0.0.1:8002", "127.0.0.1:8003"];
+
+/// Policies, each of which must pass a lame duck over.
+const POLICIES: [&str; 5] = ["round-robin", "weighted-round-robin", "least-loaded", "p2c", "random"];
+
+fn text(fixture: &Fixture, policy: &str, health: &str) -> String {
+    let lines = format!(
+        "policy = \"{policy}\"\nsubset = {{ size = 3 }}\nhealth = {{ probe = \"report\", interval = \"100ms\", idle_interval = \"100ms\"{health} }}"
+    );
+    config(&fixture.cgroup, "{ file = \"users.toml\" }", &lines)
+        + "[reports]\nlisten = \"127.0.0.1:0\"\nkey = \"service.key\"\n"
+}
+
+/// Three backends, an agent that speaks for these, and a daemon that asks it.
+fn start(policy: &str, spoken_for: &[&str]) -> (Fixture, Agent) {
+    let mut fixture = Fixture::without_daemon();
+    let key = make_key(&fixture.setup, "service.key", 1);
+    let agent = Agent::start(&fixture.setup, &key, spoken_for);
+    fixture.setup.write("socklb.toml", &text(&fixture, policy, ""));
+    fixture.start();
+    for backend in spoken_for {
+        eventually("it is heard", || reported(&fixture, backend), |state| state == "ready");
+    }
+    (fixture, agent)
+}
+
+fn seen(fixture: &Fixture, address: &str) -> backend::Backend {
+    fixture.setup.backend(address).expect("the backend")
+}
+
+fn reported(fixture: &Fixture, address: &str) -> String {
+    seen(fixture, address).probe.map(|probe| probe.state).unwrap_or_default()
+}
+
+fn is_lame(fixture: &Fixture, address: &str) -> bool {
+    seen(fixture, address).state == "lame-duck"
+}
+
+#[test]
+fn a_lame_duck_is_passed_over_from_then_on_and_back_when_it_is_ready() {
+    // In slow guests one is enough: what the programs do is tested there for each (`verdicts`).
+    let policies = if stage::in_a_guest() { &POLICIES[..1] } else { &POLICIES[..] };
+    for policy in policies {
+        let (fixture, agent) = start(policy, &ALL);
+        let mut probe = fixture.probe();
+        assert_eq!(probe.dial_many(SERVICE, 60).values().sum::<u32>(), 60);
+        agent.tell(&["lame-duck", ALL[0]]);
+        eventually("it is heard", || is_lame(&fixture, ALL[0]), |is_lame| *is_lame);
+        let counts = probe.dial_many(SERVICE, 300);
+        assert!(!counts.contains_key("b1"), "{policy}: {counts:?}");
+        assert_eq!(counts.values().sum::<u32>(), 300);
+        agent.tell(&["ready", ALL[0]]);
+        eventually("it is back", || is_lame(&fixture, ALL[0]), |is_lame| !*is_lame);
+        let counts = probe.dial_many(SERVICE, 300);
+        assert!(counts.contains_key("b1"), "{policy}: {counts:?}");
+    }
+}
+
+#[test]
+fn a_client_in_a_network_of_its_own_hears_the_agents_that_it_reaches() {
+    let mut fixture = Fixture::without_daemon();
+    let key = make_key(&fixture.setup, "service.key", 1);
+    fixture.setup.write("socklb.toml", &text(&fixture, "round-robin", ", probe_from = \"client\""));
+    fixture.start();
+    another_network(|| {
+        let _there = ALL.map(|address| Backend::start(address, address));
+        let agent = Agent::start(&fixture.setup, &key, &ALL);
+        let mut client = Probe::start(&fixture.cgroup);
+        client.pin(0);
+        for address in ALL {
+            eventually("it is heard", || reported(&fixture, address), |state| state == "ready");
+        }
+        agent.tell(&["lame-duck", ALL[0]]);
+        eventually("it is heard", || is_lame(&fixture, ALL[0]), |is_lame| *is_lame);
+        let counts = client.dial_many(SERVICE, 60);
+        assert_eq!(counts.keys().collect::<Vec<_>>(), ALL[1..].iter().collect::<Vec<_>>());
+        // A client that starts anew is in another namespace, and what was said before is known there.
+        drop(client);
+        another_network(|| {
+            let _client = Probe::start(&fixture.cgroup);
+            eventually("nobody answers there", || reported(&fixture, ALL[1]), |state| state == "unheard");
+            assert!(is_lame(&fixture, ALL[0]), "it has not said that it is back");
+        });
+    });
+}
+
+#[test]
+fn a_lame_duck_stays_one_while_agent_and_daemon_are_dead_and_a_new_daemon_takes_that_over() {
+    let (mut fixture, agent) = start("round-robin", &ALL);
+    agent.tell(&["lame-duck", ALL[1]]);
+    eventually("it is heard", || is_lame(&fixture, ALL[1]), |is_lame| *is_lame);
+    agent.signal(Signal::KILL);
+    drop(agent);
+    fixture.daemon.take().expect("a daemon").kill();
+    let mut probe = fixture.probe();
+    assert!(!probe.dial_many(SERVICE, 100).contains_key("b2"), "connects know by themselves");
+    assert!(is_lame(&fixture, ALL[1]), "and so does status, without a daemon");
+    fixture.start();
+    eventually("the daemon has taken it over", || reported(&fixture, ALL[1]), |state| state == "lame-duck");
+    assert!(!probe.dial_many(SERVICE, 100).contains_key("b2"));
+    // The agent has lost nothing: it was said by the operator, and is said on.
+    let agent = Agent::start_again(&fixture.setup);
+    eventually("it is heard", || reported(&fixture, ALL[0]), |state| state == "ready");
+    assert!(is_lame(&fixture, ALL[1]));
+    agent.tell(&["ready", ALL[1]]);
+    eventually("it is back", || is_lame(&fixture, ALL[1]), |is_lame| !*is_lame);
+    assert!(probe.dial_many(SERVICE, 100).contains_key("b2"));
+}
+
+#[test]
+fn all_lame_serve_and_who_is_not_heard_is_available() {
+    let (fixture, agent) = start("random", &ALL[..2]);
+    let silent = seen(&fixture, ALL[2]);
+    assert_eq!((silent.state.as_str(), reported(&fixture, ALL[2]).as_str()), ("healthy", "unheard"));
+    for address in &ALL[..2] {
+        agent.tell(&["lame-duck", address]);
+        eventually("it is heard", || is_lame(&fixture, address), |is_lame| *is_lame);
+    }
+    assert_eq!(fixture.probe().dial_many(SERVICE, 60), [("b3".to_owned(), 60)].into());
+    let (fixture, agent) = start("random", &ALL);
+    agent.tell(&["lame-duck"]);
+    for address in ALL {
+        eventually("it is heard", || is_lame(&fixture, address), |is_lame| *is_lame);
+    }
+    assert_eq!(fixture.probe().dial_many(SERVICE, 60).values().sum::<u32>(), 60, "nobody is refused");
+}
+
+#[test]
+fn who_is_silent_is_shown_as_that_and_stays_available() {
+    let (fixture, agent) = start("round-robin", &ALL);
+    agent.signal(Signal::STOP);
+    eventually("it is silent", || reported(&fixture, ALL[0]), |state| state == "silent");
+    assert_eq!(fixture.probe().dial_many(SERVICE, 60).len(), 3);
+    let why = seen(&fixture, ALL[0]).probe.and_then(|probe| probe.why).expect("a reason");
+    assert!(why.contains("has not answered the last"), "{why}");
+    let file = fixture.setup.folder.join("socklb.toml").display().to_string();
+    let diagnosis: Diagnosis = fixture.setup.document(&["doctor", "--config", &file]);
+    let mut findings = diagnosis.findings.iter().filter(|finding| finding.check == "probes");
+    let finding = findings.next().expect("it is looked at");
+    assert!(finding.text.contains("nothing is known of 127.0.0.1:8001 (its agent has not"), "{finding:?}");
+    let check = fixture.setup.run(&["check", &file]);
+    let said = String::from_utf8_lossy(&check.stdout).into_owned();
+    assert!(said.contains("service users: 3 backends are probed by report every 100ms"), "{said}");
+    agent.signal(Signal::CONT);
+    eventually("it is heard", || reported(&fixture, ALL[0]), |state| state == "ready");
+}
+
+#[test]
+fn a_key_is_replaced_without_a_gap() {
+    let (fixture, agent) = start("round-robin", &ALL);
+    let old = std::fs::read_to_string(fixture.setup.folder.join("service.key")).expect("the key");
+    let new = std::fs::read_to_string(make_key(&fixture.setup, "new.key", 2)).expect("the key");
+    // Clients know both, then agents send with the new one, then clients forget the old one.
+    for keys in [old.clone() + &new, new.clone() + &old, new] {
+        std::fs::write(fixture.setup.folder.join("service.key"), &keys).expect("write the keys");
+        fixture.daemon().signal(Signal::HUP);
+        let service = fixture.setup.folder.join("service.key");
+        for backend in ALL {
+            stage::agent::derive_key(&fixture.setup, &service, backend);
+        }
+        agent.signal(Signal::HUP);
+        let ages = || ALL.map(|address| seen(&fixture, address).probe.and_then(|probe| probe.age_s));
+        eventually("each is heard lately", ages, |ages| {
+            ages.iter().all(|age| age.is_some_and(|age| age < 2.0))
+        });
+        for address in ALL {
+            eventually("it is ready", || reported(&fixture, address), |state| state == "ready");
+        }
+    }
+}
+
+#[test]
+fn what_strangers_send_changes_nothing_and_is_counted() {
+    let (fixture, _agent) = start("round-robin", &ALL);
+    let log = fixture.daemon().log();
+    let at =
+        log.lines().find_map(|line| line.split("address=").nth(1).filter(|_| line.contains("asking agents")));
+    let daemon: std::net::SocketAddr = at.expect("it says where").trim().parse().expect("an address");
+    let stranger = UdpSocket::bind("127.0.0.1:0").expect("a socket");
+    // A report of ALL[0] that it is a lame duck, with a MAC of zeros; and bytes that are no datagram.
+    let mut forged = [0_u8; 80];
+    (forged[0], forged[1], forged[2], forged[3], forged[5]) = (1, 3, 2, 6, 1);
+    forged[6..8].copy_from_slice(&8001_u16.to_be_bytes());
+    forged[18..24].copy_from_slice(&[0xff, 0xff, 127, 0, 0, 1]);
+    forged[24..28].copy_from_slice(&u32::MAX.to_be_bytes());
+    for _ in 0..1_000 {
+        stranger.send_to(&forged, daemon).expect("send");
+        stranger.send_to(&forged[..40], daemon).expect("send");
+    }
+    let count = |what: &str| {
+        let page = fixture.setup.metrics();
+        let name = format!("socklb_report_datagrams_total{{result=\"{what}\"}} ");
+        let line = page.lines().find_map(|line| line.strip_prefix(&name).map(str::to_owned));
+        line.expect("a series").parse::<u64>().expect("a number")
+    };
+    eventually(
+        "all are counted",
+        || (count("forged"), count("malformed")),
+        |counts| *counts == (1_000, 1_000),
+    );
+    assert!(!is_lame(&fixture, ALL[0]));
+    assert_eq!(fixture.probe().dial_many(SERVICE, 60).len(), 3);
+}
+
+#[test]
+fn a_key_that_everybody_may_read_and_a_port_that_is_taken_are_named() {
+    let (mut fixture, agent) = start("round-robin", &ALL);
+    let key = fixture.setup.folder.join("service.key");
+    let set = |mode| {
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(mode);
+        std::fs::set_permissions(&key, mode).expect("change the mode");
+    };
+    set(0o644);
+    let path = fixture.setup.folder.join("socklb.toml").display().to_string();
+    let (code, said) = failure(&fixture.setup.run(&["check", &path]));
+    assert!(code == Some(1) && said.contains("is open to others (mode 0644)"), "{code:?} {said}");
+    fixture.daemon().signal(Signal::HUP);
+    let faults = || fixture.setup.faults().join("\n");
+    eventually("the daemon says so", faults, |faults| faults.contains("is open to others (mode 0644)"));
+    let ages = || ALL.map(|address| seen(&fixture, address).probe.and_then(|probe| probe.age_s));
+    eventually("the keys before hold", ages, |ages| ages.iter().all(|age| age.is_some_and(|age| age < 2.0)));
+    set(0o600);
+    agent.tell(&["lame-duck", ALL[1]]);
+    eventually("it is heard", || is_lame(&fixture, ALL[1]), |is_lame| *is_lame);
+    fixture.stop();
+    let taken = UdpSocket::bind("127.0.0.1:9467").expect("a socket");
+    let other = text(&fixture, "round-robin", "").replace("127.0.0.1:0", "127.0.0.1:9467");
+    replace(&fixture.setup.folder.join("socklb.toml"), &other);
+    fixture.start();
+    let faults = || fixture.setup.faults().join("\n");
+    eventually("the daemon says so", faults, |faults| {
+        faults.contains("reports cannot be received at 127.0.0.1:9467")
+    });
+    let counts = fixture.probe().dial_many(SERVICE, 60);
+    assert_eq!(counts.len(), 2, "connects go on, and what the daemon before has heard holds: {counts:?}");
+    assert!(!counts.contains_key("b2"), "{counts:?}");
+    drop(taken);
+    eventually("it is tried again", || reported(&fixture, ALL[0]), |state| state == "ready");
+}

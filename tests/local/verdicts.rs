@@ -1,0 +1,368 @@
+//! Verdicts by report: a word in an array that all clients of the host share says until when a backend is a lame duck, and no
+//! connect that has another choice goes there. Here the words, and the report ids in the rows of backends, are stored by hand.
+
+use std::collections::BTreeMap;
+
+use aya::maps::IterableMap as _;
+use lb_common::abi::host::{Sender, SenderName, Verdict};
+use lb_common::abi::{self, Policy, Reason, Service, map};
+use lb_common::net::{Address, Be16, IPPROTO_TCP};
+use rustix::process::Signal;
+use rustix::time::{ClockId, clock_gettime};
+use stage::daemon::finish;
+use stage::fixture::{Fixture, SERVICE, config};
+use stage::maps::{Raw, array, hash};
+use stage::udp::{self, Scene, backend_of};
+use stage::{Backend, Cgroup, Family, Probe, Setup, Stage, eventually, replace};
+
+use crate::ejection::{DEAD, THREE, at, dial, start};
+
+/// Report ids are above those that a daemon gives out to a few backends.
+const IDS: [u32; 3] = [1_000, 65_535, 7];
+
+/// Later than any test is over.
+fn for_an_hour() -> u64 {
+    monotonic_ns() + 3_600_000_000_000
+}
+
+/// Longer ago than the programs' clock is late: a few ticks of the kernel, of 10 ms at most.
+fn just_over() -> u64 {
+    monotonic_ns() - 100_000_000
+}
+
+fn monotonic_ns() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    u64::try_from(now.tv_sec * 1_000_000_000 + now.tv_nsec).expect("after the start")
+}
+
+/// Says which report id the backend at an address has, in all services of a client.
+fn identify(setup: &Setup, client: &str, address: &str, id: u32) {
+    let mut backends = array::<abi::Backend>(&setup.map(client, map::BACKENDS));
+    let address = stage::address(address);
+    let (ip, port) = (Address::from(address.ip()), Be16::from_host(address.port()));
+    let mut found = 0;
+    for slot in 0..64 {
+        let Raw(mut row) = backends.get(&slot, 0).expect("a slot");
+        if (row.endpoint.address, row.endpoint.port) == (ip, port) {
+            row.endpoint.report = id;
+            backends.set(slot, Raw(row), 0).expect("store the row");
+            found += 1;
+        }
+    }
+    assert!(found > 0, "{address} has a slot");
+}
+
+/// Says until when the backend with a report id is a lame duck.
+fn judge(setup: &Setup, id: u32, lame_until_ns: u64) {
+    let mut verdicts = array::<Verdict>(&setup.host_map(abi::host::map::VERDICTS));
+    verdicts.set(id, Raw(Verdict { lame_until_ns }), 0).expect("store the verdict");
+}
+
+/// Three backends with report ids behind a policy that scans, so that programs for all policies are loaded.
+fn three(lines: &str) -> Fixture {
+    let fixture = start(&THREE, &format!("policy = \"least-loaded\"\n{lines}"));
+    for (address, id) in THREE.iter().zip(IDS) {
+        identify(&fixture.setup, "web", address, id);
+    }
+    fixture
+}
+
+/// Lets the next connects be picked by a policy, as the daemon does it when the configuration changes.
+fn set_policy(fixture: &Fixture, policy: Policy) {
+    let mut services = array::<Service>(&fixture.setup.map("web", map::SERVICES));
+    let Raw(mut row) = services.get(&0, 0).expect("the service");
+    row.rules.policy = policy as u8;
+    services.set(0, Raw(row), 0).expect("store the service");
+}
+
+/// Who of the three got anything.
+fn names(counts: &BTreeMap<String, u32>) -> Vec<&str> {
+    counts.keys().map(String::as_str).collect()
+}
+
+#[test]
+fn from_the_next_connect_on_a_lame_duck_is_not_chosen_whatever_the_policy() {
+    for daemon in [true, false] {
+        let mut fixture = three("");
+        if !daemon {
+            fixture.daemon.take().expect("it runs").kill();
+        }
+        let mut probe = fixture.probe();
+        for policy in Policy::ALL {
+            set_policy(&fixture, policy);
+            for (id, others) in IDS.into_iter().zip([["b2", "b3"], ["b1", "b3"], ["b1", "b2"]]) {
+                judge(&fixture.setup, id, for_an_hour());
+                let counts = dial(&mut probe, 60);
+                assert_eq!(names(&counts), others, "{policy:?}, daemon {daemon}: {counts:?}");
+                assert!(counts.values().all(|count| *count >= 12), "{policy:?}, daemon {daemon}: {counts:?}");
+                // Of the other family's sockets, too.
+                for _ in 0..6 {
+                    let dialled = probe.dial("[::ffff:10.96.0.10]:80");
+                    assert!(others.contains(&dialled.name.as_str()), "{policy:?}: {}", dialled.name);
+                    probe.close(dialled.socket);
+                }
+                // It ends by itself.
+                judge(&fixture.setup, id, just_over());
+                let counts = dial(&mut probe, 60);
+                assert_eq!(names(&counts), ["b1", "b2", "b3"], "{policy:?}, daemon {daemon}");
+                judge(&fixture.setup, id, 0);
+            }
+        }
+        let outcomes = fixture.setup.service().outcomes;
+        let total = 5 * 3 * (60 + 6 + 60);
+        assert_eq!((outcomes["forwarded"], outcomes.values().sum::<u64>()), (total, total), "{outcomes:?}");
+    }
+}
+
+#[test]
+fn a_verdict_ends_at_its_time() {
+    let fixture = three("");
+    let mut probe = fixture.probe();
+    let time = if stage::in_a_guest() { 10_000_000_000 } else { 1_500_000_000 };
+    judge(&fixture.setup, IDS[0], monotonic_ns() + time);
+    let counts = dial(&mut probe, 1);
+    assert!(!counts.contains_key("b1"), "{counts:?}");
+    eventually("it is chosen again", || dial(&mut probe, 3), |counts| counts.contains_key("b1"));
+}
+
+#[test]
+fn where_all_are_lame_ducks_they_are_chosen_as_if_none_were() {
+    let mut fixture = three("");
+    IDS.into_iter().for_each(|id| judge(&fixture.setup, id, for_an_hour()));
+    fixture.stop();
+    let mut probe = fixture.probe();
+    for policy in Policy::ALL {
+        set_policy(&fixture, policy);
+        let counts = dial(&mut probe, 90);
+        let most = match policy {
+            Policy::P2c | Policy::Random => 20,
+            // A connection whose end is not counted yet still weighs.
+            Policy::LeastLoaded => 10,
+            Policy::RoundRobin | Policy::WeightedRoundRobin => 1,
+        };
+        assert_eq!(counts.len(), 3, "{policy:?}: {counts:?}");
+        assert!(counts.values().all(|count| count.abs_diff(30) <= most), "{policy:?}: {counts:?}");
+    }
+    assert_eq!(fixture.setup.service().outcomes["forwarded"], 5 * 90);
+}
+
+/// A lame duck serves: it is not in anybody's place that others exceed their limit, or are taken although they may not be chosen.
+#[test]
+fn nobody_is_taken_instead_who_is_at_the_limit_or_may_not_be_chosen() {
+    let fixture = three("active_limit = 2\noverflow = \"refuse\"");
+    let mut probe = fixture.probe();
+    judge(&fixture.setup, IDS[0], for_an_hour());
+    let mut opened = Vec::new();
+    for _ in 0..4 {
+        opened.push(probe.dial(SERVICE).name);
+    }
+    opened.sort();
+    assert_eq!(opened, ["b2", "b2", "b3", "b3"]);
+    let last: Vec<String> = (0..2).map(|_| probe.dial(SERVICE).name).collect();
+    assert_eq!(last, ["b1", "b1"]);
+    assert!(probe.try_dial(SERVICE).is_err(), "all are at the limit");
+}
+
+#[test]
+fn where_all_are_at_the_limit_one_that_is_no_lame_duck_is_overflowed() {
+    let fixture = three("active_limit = 1");
+    let mut probe = fixture.probe();
+    let mut opened: Vec<String> = (0..3).map(|_| probe.dial(SERVICE).name).collect();
+    opened.sort();
+    assert_eq!(opened, ["b1", "b2", "b3"]);
+    judge(&fixture.setup, IDS[0], for_an_hour());
+    judge(&fixture.setup, IDS[1], for_an_hour());
+    for _ in 0..9 {
+        assert_eq!(probe.dial(SERVICE).name, "b3");
+    }
+    assert_eq!(fixture.setup.service().outcomes["overflowed"], 9);
+}
+
+#[test]
+fn a_flow_tells_that_it_was_diverted() {
+    let fixture = three("");
+    let mut probe = fixture.probe();
+    for id in &IDS[..2] {
+        judge(&fixture.setup, *id, for_an_hour());
+    }
+    let flows: Vec<_> = (0..12).map(|_| probe.dial(SERVICE)).collect();
+    assert!(flows.iter().all(|dialled| dialled.name == "b3"));
+    let text = fixture.setup.run(&["flows", "--json"]).stdout;
+    let text = String::from_utf8(text).expect("text");
+    let diverted = text.matches(&format!("\"reason\": \"{}\"", Reason::Diverted.name())).count();
+    // Those that never were to go elsewhere are picked. (Least-loaded meets a lame duck whenever that has fewer flows.)
+    assert!((6..=12).contains(&diverted), "{diverted}: {text}");
+}
+
+#[test]
+fn a_lame_duck_that_is_ejected_is_not_tried() {
+    let endpoints = [DEAD[0], THREE[0], THREE[1]];
+    let mut fixture = start(&endpoints, "ejection = { base = \"200ms\", max = \"400ms\" }");
+    fixture.stop();
+    identify(&fixture.setup, "web", DEAD[0], IDS[0]);
+    let mut probe = fixture.probe();
+    eventually("it is ejected", || dial(&mut probe, 30), |_| at(&fixture, DEAD[0]).ejections > 0);
+    judge(&fixture.setup, IDS[0], for_an_hour());
+    let ticks = |fixture: &Fixture| at(fixture, DEAD[0]).ejection.and_then(|ejection| ejection.trial_in_s);
+    eventually("a trial is due", || ticks(&fixture), |left| left.is_none_or(|left| left <= 0.0));
+    let before = at(&fixture, DEAD[0]);
+    let counts = dial(&mut probe, 200);
+    assert_eq!(names(&counts), ["b1", "b2"]);
+    assert_eq!(at(&fixture, DEAD[0]).trials, before.trials);
+    // It is still due once it is none.
+    let _back = Backend::start("back", DEAD[0]);
+    judge(&fixture.setup, IDS[0], 0);
+    eventually("a trial takes it back", || dial(&mut probe, 5), |counts| counts.contains_key("back"));
+    assert_eq!(at(&fixture, DEAD[0]).readmissions, 1);
+}
+
+#[test]
+fn the_fallback_stands_though_it_is_a_lame_duck_where_nobody_else_may_be_chosen() {
+    let mut fixture = start(&THREE, "policy = \"round-robin\"");
+    // The daemon would repair what follows.
+    fixture.stop();
+    judge(&fixture.setup, IDS[0], for_an_hour());
+    let mut backends = array::<abi::Backend>(&fixture.setup.map("web", map::BACKENDS));
+    let services = array::<Service>(&fixture.setup.map("web", map::SERVICES));
+    let Raw(service) = services.get(&0, 0).expect("the service");
+    for slot in 0..3 {
+        let Raw(mut row) = backends.get(&slot, 0).expect("a slot");
+        row.state.usable = 0;
+        row.endpoint.report = IDS[0];
+        backends.set(slot, Raw(row), 0).expect("store the row");
+    }
+    let Raw(fallback) = backends.get(&service.fallback, 0).expect("the fallback");
+    let name = format!("b{}", fallback.endpoint.port.to_host() - 8000);
+    assert_eq!(dial(&mut fixture.probe(), 20), [(name, 20)].into());
+    assert_eq!(fixture.setup.service().outcomes["fallback"], 20);
+}
+
+#[test]
+fn the_host_s_maps_outlive_the_daemon_and_ids_are_taken_over() {
+    let mut fixture = three("");
+    let id_of_map = |setup: &Setup| {
+        let map = array::<Verdict>(&setup.host_map(abi::host::map::VERDICTS));
+        map.map().info().expect("a map").id()
+    };
+    let name = SenderName {
+        address: Address::from(stage::address(THREE[0]).ip()),
+        port: Be16::from_host(8001),
+        protocol: IPPROTO_TCP,
+        _reserved: 0,
+    };
+    let sender = Sender { id: IDS[0], ..bytemuck::Zeroable::zeroed() };
+    let senders = |setup: &Setup| hash::<SenderName, Sender>(&setup.host_map(abi::host::map::SENDERS));
+    senders(&fixture.setup).insert(Raw(name), Raw(sender), 0).expect("register the name");
+    judge(&fixture.setup, IDS[0], for_an_hour());
+    let before = id_of_map(&fixture.setup);
+    fixture.daemon.take().expect("it runs").kill();
+    fixture.start();
+    assert_eq!(id_of_map(&fixture.setup), before);
+    assert_eq!(senders(&fixture.setup).get(&Raw(name), 0).expect("it is registered").0, sender);
+    let mut probe = fixture.probe();
+    assert_eq!(names(&dial(&mut probe, 30)), ["b2", "b3"]);
+    // A reload, too, leaves the ids as they are.
+    let text = config(
+        &fixture.cgroup,
+        r#"{ file = "users.toml" }"#,
+        "subset = { size = 20 }\non_no_backend = \"ECONNREFUSED\"",
+    );
+    replace(&fixture.setup.folder.join("socklb.toml"), &text);
+    fixture.daemon().signal(Signal::HUP);
+    let errno = || {
+        let services = array::<Service>(&fixture.setup.map("web", map::SERVICES));
+        services.get(&0, 0).expect("the service").0.errno
+    };
+    eventually("the reload is in the kernel", errno, |errno| *errno == 111);
+    assert_eq!(names(&dial(&mut probe, 30)), ["b2", "b3"]);
+}
+
+#[test]
+fn all_clients_of_a_host_share_the_verdicts() {
+    let mut fixture = Fixture::without_daemon();
+    let other = Cgroup::new();
+    let first = config(&fixture.cgroup, r#"{ file = "users.toml" }"#, "");
+    let second = format!("[[client]]\njob = \"mail\"\ncgroup = \"{}\"\n", other.relative().display());
+    replace(&fixture.setup.folder.join("socklb.toml"), &(second + &first));
+    fixture.start();
+    for client in ["web", "mail"] {
+        identify(&fixture.setup, client, THREE[2], IDS[2]);
+    }
+    judge(&fixture.setup, IDS[2], for_an_hour());
+    let mut others = Probe::start(&other);
+    assert_eq!(names(&dial(&mut others, 30)), ["b1", "b2"]);
+    assert_eq!(names(&dial(&mut fixture.probe(), 30)), ["b1", "b2"]);
+}
+
+#[test]
+fn datagrams_are_diverted_where_they_are_sent_anew() {
+    let scene = Scene::new(1, 3);
+    for n in 1..=3 {
+        identify(&scene.setup, "web", &backend_of(0, n), IDS[usize::from(n) - 1]);
+    }
+    judge(&scene.setup, IDS[0], for_an_hour());
+    judge(&scene.setup, IDS[1], for_an_hour());
+    let mut probe = scene.probe();
+    for family in [Family::V4, Family::V6] {
+        let service = if family == Family::V4 { udp::SERVICE } else { udp::MAPPED };
+        for _ in 0..4 {
+            let addressed = probe.open_datagram(family);
+            assert_eq!(probe.query(addressed, service), "s0b3");
+            let connected = probe.open_datagram(family);
+            probe.connect_datagram(connected, service);
+            assert_eq!(probe.query_connected(connected, service), "s0b3");
+            // A flow goes on where it is.
+            judge(&scene.setup, IDS[2], for_an_hour());
+            judge(&scene.setup, IDS[1], 0);
+            assert_eq!(probe.query(addressed, service), "s0b3");
+            assert_eq!(probe.query_connected(connected, service), "s0b3");
+            judge(&scene.setup, IDS[1], for_an_hour());
+            judge(&scene.setup, IDS[2], 0);
+            probe.close(addressed);
+            probe.close(connected);
+        }
+    }
+    scene.all_gone();
+}
+
+#[test]
+fn the_host_s_maps_go_with_the_last_client() {
+    let stage = Stage::new();
+    let (one, other) = (Cgroup::new(), Cgroup::new());
+    let setup = Setup::new(&stage, "a");
+    let client = |job, cgroup: &Cgroup| {
+        format!("[[client]]\njob = \"{job}\"\ncgroup = \"{}\"\n", cgroup.relative().display())
+    };
+    let service = "[[service]]\nname = \"users\"\naddress = \"10.96.0.10:80\"\nbackends = { static = [\"127.0.0.1:8001\"] }\n";
+    let text = client("web", &one) + &client("mail", &other) + service;
+    let daemon = stage::Daemon::start(&setup, &text);
+    let host = setup.host_map(abi::host::map::VERDICTS).parent().expect("a directory").to_owned();
+    assert!(host.is_dir());
+    assert_eq!(daemon.stop(), Some(0));
+    assert!(finish(&mut setup.socklb(&["detach", "web"])).status.success());
+    assert!(host.is_dir(), "the other client needs it");
+    assert!(finish(&mut setup.socklb(&["detach", "--all"])).status.success());
+    assert!(!host.exists() && !setup.pins.exists());
+    // Also where no client was ever attached, and where a start was cut off.
+    std::fs::create_dir_all(&host).expect("make the directory");
+    assert!(finish(&mut setup.socklb(&["detach", "--all"])).status.success());
+    assert!(!setup.pins.exists());
+}
+
+#[test]
+fn what_lies_in_place_of_the_host_s_maps_is_not_used() {
+    let fixture = Fixture::without_daemon();
+    // A map, but another one.
+    let text = config(&fixture.cgroup, r#"{ file = "users.toml" }"#, "");
+    fixture.setup.write("socklb.toml", &text);
+    let mut fixture = fixture;
+    fixture.start();
+    fixture.stop();
+    let verdicts = fixture.setup.host_map(abi::host::map::VERDICTS);
+    std::fs::remove_file(&verdicts).expect("remove the pin");
+    array::<Service>(&fixture.setup.map("web", map::SERVICES)).pin(&verdicts).expect("pin another map");
+    let output =
+        finish(fixture.setup.socklb(&["run", "--config"]).arg(fixture.setup.folder.join("socklb.toml")));
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && text.contains("host ABI 1") && text.contains("verdicts"), "{text}");
+}

@@ -1,0 +1,117 @@
+//! An agent beside backends, as an operator runs it, and the keys of a service and its backends.
+
+use std::fs::{self, File, Permissions};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use crate::daemon::{Kept, finish};
+use crate::probe::die_with_us;
+use crate::{Setup, eventually, program};
+
+/// Writes a file that others may not read.
+fn write_secret(path: &Path, text: &[u8]) {
+    fs::write(path, text).expect("write the key");
+    fs::set_permissions(path, Permissions::from_mode(0o600)).expect("hide the key");
+}
+
+/// What a command of `socklb agent` prints, which ends well.
+fn printed(command: &mut Command) -> Vec<u8> {
+    let output = finish(command);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    output.stdout
+}
+
+/// Makes a key of a service in the folder of a set-up, as an operator does. Returns its file.
+pub fn make_key(setup: &Setup, name: &str, id: u16) -> PathBuf {
+    let path = setup.folder.join(name);
+    let id = id.to_string();
+    write_secret(&path, &printed(Command::new(&setup.build).args(["agent", "key", "--id", &id])));
+    path
+}
+
+/// Derives the key of a backend from its service's.
+pub fn derive_key(setup: &Setup, service: &Path, backend: &str) -> PathBuf {
+    let path = setup.folder.join(format!("{}.key", backend.replace([':', '[', ']', '/'], "-")));
+    let mut command = Command::new(&setup.build);
+    command.args(["agent", "key", "--of"]).arg(service).arg(backend);
+    write_secret(&path, &printed(&mut command));
+    path
+}
+
+/// A running agent. Killed when it is dropped.
+pub struct Agent {
+    child: Kept,
+    folder: PathBuf,
+    build: PathBuf,
+}
+
+impl Agent {
+    /// Starts an agent for these backends, which it checks by connecting to them, and waits until it answers. It listens at
+    /// 127.0.0.1:9465.
+    pub fn start(setup: &Setup, service_key: &Path, backends: &[&str]) -> Self {
+        let mut text = "listen = [\"127.0.0.1:9465\"]\n".to_owned();
+        for backend in backends {
+            let key = derive_key(setup, service_key, backend);
+            text += &format!(
+                "[[backend]]\naddress = \"{backend}\"\nkey = \"{}\"\ninterval = \"200ms\"\nvalid_for = \"5s\"\nhold = \"10m\"\n",
+                key.display()
+            );
+        }
+        setup.write("agent.toml", &text);
+        Self::start_again(setup)
+    }
+
+    /// Starts an agent with the file that lies there.
+    pub fn start_again(setup: &Setup) -> Self {
+        let folder = setup.folder.join("agent");
+        fs::create_dir_all(&folder).expect("make the folder");
+        let log = File::options().create(true).append(true).open(folder.join("log")).expect("open the log");
+        let mut command = Command::new(program("socklb"));
+        command.arg("--run").arg(folder.join("run")).arg("--state").arg(folder.join("state"));
+        command.args(["agent", "serve"]).arg(setup.folder.join("agent.toml"));
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+        die_with_us(&mut command);
+        let child = Kept::of(command.spawn().expect("start the agent"));
+        let agent = Self { child, folder, build: setup.build.clone() };
+        eventually(
+            "the agent answers",
+            || agent.run(&["status"]).status.code(),
+            |code| matches!(code, Some(0 | 3)),
+        );
+        agent
+    }
+
+    /// Runs a command of `socklb agent` for it.
+    pub fn run(&self, arguments: &[&str]) -> Output {
+        let mut command = Command::new(&self.build);
+        command.arg("--run").arg(self.folder.join("run")).arg("agent").args(arguments);
+        finish(&mut command)
+    }
+
+    /// Runs a command that has to end well.
+    #[track_caller]
+    pub fn tell(&self, arguments: &[&str]) {
+        let output = self.run(arguments);
+        assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+
+    /// Sends it a signal.
+    pub fn signal(&self, what: rustix::process::Signal) {
+        let pid = i32::try_from(self.child.id()).ok().and_then(rustix::process::Pid::from_raw);
+        rustix::process::kill_process(pid.expect("a process id"), what).expect("send the signal");
+    }
+
+    /// What it has logged.
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.folder.join("log")).unwrap_or_default()
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("--- the agent's log ---\n{}", self.log());
+        }
+    }
+}
