@@ -105,7 +105,9 @@ pub use network_namespace::{NamespaceId, NetworkNamespace, of_cgroup as namespac
 pub use object::{Purpose, check_pins, memory_of_client, try_load as try_programs};
 pub use own_cgroup::sockets_have_theirs as sockets_have_their_cgroup;
 pub use pins::{DEFAULT_PINS, Lock, Pins, detach_command, pins_option, remove_roots};
-pub use privileges::{Capability, Host, host, lacks_privilege, open_files_of, probe};
+pub use privileges::{
+    Capability, Host, host, lacking_to_enter_namespaces, lacks_privilege, open_files_of, probe,
+};
 pub use readers::wait_for_readers;
 pub use reclaim::{Pass, ReclaimCounts, ReclaimTarget, Suspects, can_reclaim, reclaim};
 pub use snapshot::{BackendSnapshot, FlowSnapshot, ServiceSnapshot, Snapshot};
