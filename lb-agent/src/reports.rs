@@ -104,6 +104,8 @@ pub struct Reports {
     /// Where the reports of a new backend begin: a backend that was removed and comes back goes on where it was, because those that
     /// have heard of it take no push that is not later than what they know.
     version: u64,
+    /// Where the numbers of its changes begin: above those that clients may have acknowledged, whose cookies are valid for minutes.
+    change: u16,
     counts: Counts,
 }
 
@@ -116,6 +118,7 @@ impl Reports {
             pace: Pace::new(now),
             incarnation,
             version: u64::from(incarnation) << 32,
+            change: 0,
             counts: Counts::default(),
         }
     }
@@ -125,7 +128,7 @@ impl Reports {
         match self.entries.get_mut(&name) {
             Some(entry) => entry.set(keys, rules, now),
             None => {
-                let entry = Entry::new(name, keys, rules, self.version, now);
+                let entry = Entry::new(name, keys, rules, (self.version, self.change), now);
                 self.entries.insert(name, entry);
             }
         }
@@ -135,6 +138,7 @@ impl Reports {
     pub fn remove(&mut self, name: Name) {
         if let Some(entry) = self.entries.remove(&name) {
             self.version = self.version.max(entry.version());
+            self.change = self.change.max(entry.change().wrapping_add(1));
         }
     }
 

@@ -188,6 +188,24 @@ async fn a_backend_that_has_ended_is_not_ready_by_a_check_that_passed_before() {
 }
 
 #[tokio::test]
+async fn a_backend_whose_program_dies_while_it_leaves_goes_on_leaving() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let check = Some(HealthCheck::new(Check::Tcp(listener.local_addr().unwrap())));
+    let stage = Stage::with(vec![Backend { check, ..backend() }]).await;
+    stage.until(|status| status.backends[0].readiness == "ready").await;
+    let run = stage.folder.path().join("run");
+    drop(RemoteVoice::register(&run, name(), None, None, Readiness::LameDuck).await.unwrap());
+    let is_dead = |status: &lb_agent::status::Status| {
+        status.backends[0].runner.as_ref().is_some_and(|runner| !runner.alive)
+    };
+    // The check passes all the while.
+    assert_eq!(stage.until(is_dead).await.backends[0].readiness, "lame-duck");
+    // The next program has its say.
+    let _next = RemoteVoice::register(&run, name(), None, None, Readiness::Ready).await.unwrap();
+    assert_eq!(stage.status().await.backends[0].readiness, "ready");
+}
+
+#[tokio::test]
 async fn a_program_registers_anew_with_an_agent_that_was_started_anew() {
     let stage = Stage::with(vec![]).await;
     let run = stage.folder.path().join("run");

@@ -111,6 +111,11 @@ impl ReportIds {
         self.in_use.iter().map(|(name, id)| (*name, *id))
     }
 
+    /// Names without an id that nobody asks for any more are not counted.
+    pub fn retain_uncovered(&mut self, is_asked: impl Fn(&Name) -> bool) {
+        self.uncovered.retain(is_asked);
+    }
+
     /// How many names have no id because none was left.
     pub fn uncovered(&self) -> usize {
         self.uncovered.len()
@@ -215,6 +220,8 @@ mod tests {
         assert_eq!(ids.uncovered(), 2);
         ids.release(name(2));
         assert_eq!((ids.uncovered(), ids.wants_wait()), (1, false));
+        ids.retain_uncovered(|asked| *asked != name(1));
+        assert_eq!(ids.uncovered(), 0);
     }
 
     #[test]

@@ -24,7 +24,7 @@ fn state(fixture: &Fixture, address: &str) -> String {
 
 /// Of 60 connects these two, and nobody else, have got about half each: the next table has them share exactly, but until it is there a
 /// connect that skips the third draws again.
-fn two_share(counts: stage::protocol::Counts, two: [&str; 2]) {
+fn two_share(counts: &stage::protocol::Counts, two: [&str; 2]) {
     assert!(counts.keys().eq(two) && counts.values().all(|count| *count >= 20), "{counts:?}");
 }
 
@@ -34,7 +34,7 @@ fn who_refuses_connections_is_not_chosen_before_any_connect_has_failed() {
     let address = fixture.backends[0].address().to_string();
     drop(fixture.backends.remove(0));
     eventually("it is found", || state(&fixture, &address), |state| state == REFUSING);
-    two_share(fixture.probe().dial_many(SERVICE, 60), ["b2", "b3"]);
+    two_share(&fixture.probe().dial_many(SERVICE, 60), ["b2", "b3"]);
     let seen = fixture.setup.backend(&address).expect("the backend");
     let probe = seen.probe.expect("it is probed");
     assert_eq!((probe.kind.as_str(), probe.state.as_str()), ("tcp", "failing"));
@@ -111,7 +111,7 @@ fn a_client_in_a_network_of_its_own_is_probed_for_from_there() {
         let mut client = Probe::start(&fixture.cgroup);
         client.pin(0);
         eventually("it is found", || state(&fixture, "127.0.0.1:8003"), |state| state == REFUSING);
-        two_share(client.dial_many(SERVICE, 60), ["there1", "there2"]);
+        two_share(&client.dial_many(SERVICE, 60), ["there1", "there2"]);
         assert_eq!(probe_of("127.0.0.1:8001").state, "well");
         assert_eq!(entered(fixture.daemon().pid()), 1);
     });

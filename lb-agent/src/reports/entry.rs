@@ -63,8 +63,14 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// A backend of which nothing is known. Its reports are later than this version.
-    pub fn new(name: Name, keys: Keys<BackendKey>, rules: Rules, version: u64, now: Instant) -> Self {
+    /// A backend of which nothing is known. Its reports are later than this version, and its changes than that of this number.
+    pub fn new(
+        name: Name,
+        keys: Keys<BackendKey>,
+        rules: Rules,
+        (version, change): (u64, u16),
+        now: Instant,
+    ) -> Self {
         let (rise, fall) = rules.check.map_or((1, 1), |check| (check.rise, check.fall));
         let mut entry = Self {
             name,
@@ -79,7 +85,7 @@ impl Entry {
             since: now,
             begun: now,
             version,
-            change: 0,
+            change,
             subscribers: Subscribers::new(MAX_SUBSCRIBERS),
             pushes: Pushes::new(),
         };

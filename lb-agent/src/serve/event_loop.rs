@@ -130,22 +130,26 @@ impl Server {
                     warn!(backend = %name, "the program that runs a backend has not shown itself in time");
                     self.without_runner(name, now);
                 }
-                End::Gone(name) if !self.is_configured(name) => self.reports.remove(name),
-                End::Gone(_) => {}
+                End::Gone(name) if self.is_configured(name) => self.by_check_alone(name, now),
+                End::Gone(name) => self.reports.remove(name),
             }
         }
         self.reload_if_due(now);
     }
 
-    /// What is said of a backend whose program is dead: what its health check shows, or that it is not known whether it is
-    /// still ready. One that was leaving or down stays that.
+    /// What is said of a backend whose program is dead: what its health check shows from now on, or that it is not known whether it
+    /// is still ready. One that was leaving or down stays that for as long as it is spoken of without its program: a check that
+    /// passes may be of an application that is ending.
     fn without_runner(&mut self, name: Name, now: Instant) {
         let is_configured = self.is_configured(name);
         let Some(entry) = self.reports.get_mut(name) else { return };
         match entry.runner_says() {
-            _ if is_configured => entry.runner(None, now),
+            Some(Readiness::LameDuck | Readiness::Down) => {}
+            Some(Readiness::Ready | Readiness::Unknown) | None if is_configured => {
+                self.by_check_alone(name, now);
+            }
             Some(Readiness::Ready) => entry.runner(Some(Readiness::Unknown), now),
-            Some(Readiness::LameDuck | Readiness::Down | Readiness::Unknown) | None => {}
+            Some(Readiness::Unknown) | None => {}
         }
     }
 

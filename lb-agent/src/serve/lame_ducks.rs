@@ -6,6 +6,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
+use std::time::Duration;
 
 use lb_host::trust;
 use tracing::warn;
@@ -29,8 +30,17 @@ pub fn kept(state: &Path) -> BTreeSet<Name> {
     }
 }
 
-/// Keeps names, by a thread of its own: a disk may be slow.
-pub struct Keeper(Option<mpsc::Sender<BTreeSet<Name>>>);
+/// For how long the end of the agent waits for the disk.
+const END_WITHIN: Duration = Duration::from_secs(5);
+
+/// Keeps names, by a thread of its own: a disk may be slow. Its drop waits for what is still to be kept, within bounds.
+pub struct Keeper(Option<Thread>);
+
+struct Thread {
+    names: Option<mpsc::Sender<BTreeSet<Name>>>,
+    /// Closed when the thread ends.
+    end: mpsc::Receiver<()>,
+}
 
 impl Keeper {
     /// Keeps nothing.
@@ -41,8 +51,10 @@ impl Keeper {
     /// Keeps them in the state directory.
     pub fn new(state: &Path) -> Self {
         let (sender, inbox) = mpsc::channel::<BTreeSet<Name>>();
+        let (running, end) = mpsc::channel::<()>();
         let state = state.to_owned();
         let write = move || {
+            let _running = running;
             for mut names in &inbox {
                 // Only the last counts.
                 names = inbox.try_iter().last().unwrap_or(names);
@@ -52,13 +64,24 @@ impl Keeper {
             }
         };
         let thread = std::thread::Builder::new().name("state".to_owned()).spawn(write);
-        Self(thread.ok().map(|_| sender))
+        Self(thread.ok().map(|_| Thread { names: Some(sender), end }))
     }
 
     /// Keeps these from now on.
     pub fn keep(&self, names: &BTreeSet<Name>) {
-        if let Some(sender) = &self.0 {
-            let _ = sender.send(names.clone());
+        if let Some(names_of) = self.0.as_ref().and_then(|thread| thread.names.as_ref()) {
+            let _ = names_of.send(names.clone());
+        }
+    }
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        if let Some(thread) = &mut self.0 {
+            thread.names = None;
+            if thread.end.recv_timeout(END_WITHIN) == Err(mpsc::RecvTimeoutError::Timeout) {
+                warn!("the disk is slow: what the operator said last may be forgotten");
+            }
         }
     }
 }
@@ -71,12 +94,25 @@ fn keep(state: &Path, names: &BTreeSet<Name>) -> io::Result<()> {
     let mut file = fs::File::create(&new)?;
     io::Write::write_all(&mut file, text.as_bytes())?;
     file.sync_all()?;
-    fs::rename(new, path)
+    fs::rename(new, path)?;
+    fs::File::open(state)?.sync_all()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_was_said_last_is_kept_when_the_agent_ends() {
+        let folder = tempfile::tempdir().unwrap();
+        let state = folder.path().join("state");
+        let keeper = Keeper::new(&state);
+        let names: BTreeSet<Name> = ["10.0.0.1:80".parse().unwrap()].into();
+        keeper.keep(&BTreeSet::new());
+        keeper.keep(&names);
+        drop(keeper);
+        assert_eq!(kept(&state), names);
+    }
 
     #[test]
     fn names_are_kept() {

@@ -56,11 +56,20 @@ impl Measuring {
         }
     }
 
+    /// Whether this backend is measured.
+    pub fn has(&self, name: Name) -> bool {
+        self.cgroups.iter().any(|(of, ..)| *of == name)
+    }
+
     /// A reading has come in: the load that follows, if it is not the first.
     ///
     /// # Errors
     /// Why there is none.
     pub fn measured(&mut self, name: Name, measured: Measured) -> Option<Load> {
+        if !self.has(name) {
+            // It was read before the configuration changed.
+            return None;
+        }
         let usage = match measured {
             Ok(usage) => usage,
             Err(why) => {

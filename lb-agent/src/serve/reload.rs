@@ -146,6 +146,11 @@ impl Server {
             self.have(&backend, now);
         }
         self.measuring.set(&self.config.backends);
+        for backend in self.config.backends.iter().filter(|backend| !self.measuring.has(backend.name)) {
+            if let Some(entry) = self.reports.get_mut(backend.name) {
+                entry.measured(None, now);
+            }
+        }
     }
 
     /// Has a backend, or has it otherwise than before.

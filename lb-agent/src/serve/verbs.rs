@@ -36,14 +36,7 @@ impl Server {
                 let name = self.registrations.unregister(registration).ok_or_else(no_registration)?;
                 info!(backend = %name, "a program gives its backend back");
                 if self.is_configured(name) {
-                    // Its check may have passed while the program still ran: that must not make a backend ready that has just ended.
-                    self.checks.restart(name);
-                    self.said(name, |server| {
-                        if let Some(entry) = server.reports.get_mut(name) {
-                            entry.check_anew(now);
-                            entry.runner(None, now);
-                        }
-                    });
+                    self.by_check_alone(name, now);
                 } else {
                     self.reports.remove(name);
                 }
@@ -140,6 +133,18 @@ impl Server {
         }
         self.said(name, |server| server.runner(name, Some(readiness), now));
         Ok(Told { registration: Some(id), ..self.about(&[name], now) })
+    }
+
+    /// A configured backend has no program any more that runs it. Its check may have passed while that still ran, and must not make a
+    /// backend ready that has just ended.
+    pub fn by_check_alone(&mut self, name: Name, now: Instant) {
+        self.checks.restart(name);
+        self.said(name, |server| {
+            if let Some(entry) = server.reports.get_mut(name) {
+                entry.check_anew(now);
+                entry.runner(None, now);
+            }
+        });
     }
 
     fn readiness(&mut self, id: u64, readiness: Option<Readiness>, now: Instant) -> Result<Told, Refusal> {

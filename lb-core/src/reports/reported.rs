@@ -93,6 +93,8 @@ pub struct Reported<T> {
     /// What the next request gives back to the agent, so that the agent knows that it can be answered here.
     cookie: u64,
     base: Option<Base>,
+    /// The highest number that was ever believed. Numbers go back with an agent that has lost its disk or its clock.
+    highest: Option<Base>,
     report: Option<Report<T>>,
     lame_until: Option<T>,
     down_until: Option<T>,
@@ -142,6 +144,7 @@ impl<T: Copy> Default for Reported<T> {
             outstanding: None,
             cookie: 0,
             base: None,
+            highest: None,
             report: None,
             lame_until: None,
             down_until: None,
@@ -155,7 +158,7 @@ impl<T: Copy> Default for Reported<T> {
 impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Reported<T> {
     /// What an earlier daemon had believed: the number of the last report, and until when the backend is a lame duck.
     pub fn adopted(base: Option<Base>, lame_until: Option<T>) -> Self {
-        Self { base, lame_until, ..Self::default() }
+        Self { base, highest: base, lame_until, ..Self::default() }
     }
 
     /// A request for its report. An answer to the one before is not believed any more.
@@ -215,7 +218,9 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Repo
             }
             _ => {
                 let before = self.base.ok_or(Disbelieved::Premature)?;
-                if base <= before {
+                // Where numbers have gone back, pushes from before that are later than what is believed now.
+                let is_of_before = base.incarnation != before.incarnation && Some(base) <= self.highest;
+                if base <= before || is_of_before {
                     return Err(Disbelieved::Replayed);
                 }
             }
@@ -224,11 +229,13 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Repo
         self.unanswered = 0;
         self.cookie = datagram.cookie;
         self.base = Some(base);
+        self.highest = self.highest.max(Some(base));
         let valid_for = milliseconds(datagram.valid_for.to_host()).min(MAX_VALID_FOR);
         match readiness {
             Readiness::Ready => (self.lame_until, self.down_until) = (None, None),
             Readiness::LameDuck => {
-                let hold = milliseconds(datagram.hold.to_host()).min(MAX_HOLD);
+                // While the report is valid it is not silent, however short `hold` is.
+                let hold = milliseconds(datagram.hold.to_host()).min(MAX_HOLD).max(valid_for);
                 (self.lame_until, self.down_until) = (Some(now + hold), None);
             }
             // Whoever was a lame duck before stays one meanwhile: it is restarting.
@@ -407,6 +414,33 @@ mod tests {
         // The cookie goes back.
         assert_eq!(reported.ask(name(), &keys(), 78, at(5)).cookie, 5);
         assert_eq!(reported.take(&answer, &keys(), at(6)), Err(Disbelieved::Unasked), "that nonce is spent");
+    }
+
+    #[test]
+    fn where_numbers_went_back_a_push_from_before_is_no_news() {
+        let now = at(10);
+        let mut reported = heard(Agent { incarnation: 9, ..Agent::of(Readiness::Ready) }, at(0));
+        let before = Agent { incarnation: 9, counter: 5, ..Agent::of(Readiness::LameDuck) }.push();
+        reported.take(&before, &keys(), now).unwrap();
+        let again = Agent { incarnation: 3, ..Agent::of(Readiness::Ready) };
+        let request = reported.ask(name(), &keys(), 2, now);
+        reported.take(&again.answer(&request), &keys(), now).unwrap();
+        assert_eq!(reported.take(&before, &keys(), now), Err(Disbelieved::Replayed));
+        // The agent that is believed now goes on to say what changes, and so does one that is later than all.
+        for (incarnation, counter) in [(3, 20), (10, 0)] {
+            let push = Agent { incarnation, counter, ..Agent::of(Readiness::LameDuck) }.push();
+            assert_eq!(reported.take(&push, &keys(), now), Ok(()));
+        }
+    }
+
+    #[test]
+    fn a_lame_duck_that_lives_is_one_however_short_its_hold() {
+        let mut reported = Reported::default();
+        let request = reported.ask(name(), &keys(), 1, at(0));
+        let mut answer = Agent::of(Readiness::LameDuck).answer(&request);
+        answer.hold = Be32::from_host(0);
+        reported.take(&answer.sealed(keys().current().key.wire()), &keys(), at(0)).unwrap();
+        assert_eq!(reported.lame_until(), Some(at(6_000)), "as long as the report is valid");
     }
 
     #[test]

@@ -113,6 +113,7 @@ impl Register {
     /// The ids that rows of backends are to have, where these are asked; and those whose entries are to go once no row has their
     /// id any more.
     pub fn renew(&mut self, asked: &BTreeSet<Name>, now: Instant) -> (ReportIdMap, Vec<Name>) {
+        self.ids.retain_uncovered(|name| asked.contains(name));
         self.absent.retain(|name, _| !asked.contains(name));
         for (name, _) in self.ids.iter().filter(|(name, _)| !asked.contains(name)) {
             self.absent.entry(name).or_insert(now);
