@@ -51,9 +51,15 @@ pub enum ClientError {
     /// It knows no such backend or registration.
     #[error("{0}")]
     Absent(String),
+    /// Another program has it.
+    #[error("{0}")]
+    Taken(String),
     /// It refuses.
     #[error("{0}")]
     Refused(String),
+    /// There is no number to register by.
+    #[error("draw a number to register by: {0:#}")]
+    Number(anyhow::Error),
 }
 
 /// The host's agent.
@@ -126,6 +132,7 @@ impl Client {
                 Err(ClientError::Forbidden(io::Error::new(io::ErrorKind::PermissionDenied, text())))
             }
             StatusCode::NOT_FOUND => Err(ClientError::Absent(text())),
+            StatusCode::CONFLICT => Err(ClientError::Taken(text())),
             _ => Err(ClientError::Refused(text())),
         }
     }

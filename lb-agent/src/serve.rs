@@ -1,7 +1,7 @@
 //! An agent at work: one event loop that owns what is known of the backends, and everything that it hears from.
 //!
 //! In reading order: what it is asked (`query`) and by which programs (`registrations`); what brings it facts (`checks`,
-//! `measuring`, `udp`); what it keeps (`lame_ducks`); the loop (`event_loop`), how it takes things in (`verbs`), another
+//! `measuring`, `udp`); what it keeps (`kept`); the loop (`event_loop`), how it takes things in (`verbs`), another
 //! configuration (`reload`), and what it shows (`showing`); and who asks by HTTP (`pages`, `control`). An agent is started here,
 //! by the command `socklb agent serve` or within a program that runs a backend.
 
@@ -35,7 +35,7 @@ mod measuring;
 
 mod udp;
 
-mod lame_ducks;
+mod kept;
 
 mod event_loop;
 
@@ -51,7 +51,7 @@ pub mod control;
 
 use checks::Checks;
 use event_loop::Server;
-use lame_ducks::Keeper;
+use kept::{Keeper, Kept};
 use measuring::Measuring;
 use query::Query;
 use registrations::Registrations;
@@ -117,6 +117,7 @@ pub async fn start(config: Config, role: Role, reread: Option<Reread>) -> Result
     let incarnation =
         if is_host { incarnation::draw(&config.state, wall) } else { incarnation::next(None, wall) };
     let now = Instant::now();
+    let kept = if is_host { Kept::read(&config.state) } else { Kept::default() };
     let mut server = Server {
         reports: Reports::new(incarnation, secret()?, now),
         sockets,
@@ -124,14 +125,15 @@ pub async fn start(config: Config, role: Role, reread: Option<Reread>) -> Result
         registrations: Registrations::default(),
         checks: Checks::new(events.clone()),
         measuring: Measuring::new(events.clone()),
-        lame_ducks: if is_host { lame_ducks::kept(&config.state) } else { Default::default() },
-        keeper: if is_host { Keeper::new(&config.state) } else { Keeper::none() },
+        lame_ducks: kept.lame_ducks.clone(),
+        keeper: if is_host { Keeper::new(&config.state, kept.clone()) } else { Keeper::none() },
         reload: Reload::new(config.path.clone().filter(|_| reread.is_some()), reread, events),
         watch: if is_host { watch(&config) } else { Watch::none() },
         notifier: is_host.then(Notifier::new),
         config: Config { backends: Vec::new(), ..config.clone() },
     };
     server.take_on(config.clone(), now);
+    server.remember(&kept.leaving, now);
     server.follow_files();
     server.notify_ready();
     let event_loop = tokio::spawn(server.run(asked, inbox));

@@ -82,13 +82,13 @@ pub struct Check {
 /// A program that runs a backend.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Runner {
-    /// The process.
-    pub process: u32,
+    /// The process; nothing if it has registered with an earlier start of the agent alone.
+    pub process: Option<u32>,
     /// Its user.
-    pub user: u32,
+    pub user: Option<u32>,
     /// Whether it has shown itself in time.
     pub alive: bool,
-    /// How many others wanted the backend.
+    /// How often others wanted the backend.
     pub others_refused: u64,
 }
 

@@ -7,7 +7,7 @@ mod local;
 mod remote;
 
 pub use local::LocalVoice;
-pub use remote::RemoteVoice;
+pub use remote::{CLAIM, RemoteVoice};
 
 /// Who speaks for one backend.
 pub trait Voice: Send {

@@ -12,7 +12,7 @@ use lb_agent::check::Check;
 use lb_agent::client::ClientError;
 use lb_agent::config::{self, Backend, HealthCheck};
 use lb_agent::serve::{Role, start};
-use lb_agent::voice::{LocalVoice, RemoteVoice, Voice as _};
+use lb_agent::voice::{CLAIM, LocalVoice, RemoteVoice, Voice as _};
 use lb_common::wire::{Kind, Readiness};
 use stage::{Asker, Stage, backend, keys, name};
 
@@ -154,21 +154,22 @@ async fn an_applications_word_on_its_load_is_believed_or_refused_with_what_would
 async fn a_second_program_that_claims_a_backend_is_refused_and_shown() {
     let stage = Stage::with(vec![]).await;
     let run = stage.folder.path().join("run");
-    let register = |keys| RemoteVoice::register(&run, name(), keys, None, Readiness::LameDuck);
+    let register = |keys| RemoteVoice::register(&run, name(), keys, Readiness::LameDuck, Duration::ZERO);
     let error = register(None).await.err().unwrap().to_string();
     assert!(error.contains("no backend 10.0.0.1:80 is configured here, and no key was given"), "{error}");
     let mut first = register(Some(keys())).await.unwrap();
     let error = register(Some(keys())).await.err().unwrap();
-    assert!(
-        matches!(&error, ClientError::Refused(why) if why.contains("runs 10.0.0.1:80 already")),
-        "{error}"
-    );
+    assert!(matches!(&error, ClientError::Taken(why) if why.contains("runs 10.0.0.1:80 already")), "{error}");
     let status = stage.status().await;
-    assert!(status.faults[0].contains("1 others claimed it"), "{:?}", status.faults);
+    assert!(status.faults[0].contains("others claimed it 1 times"), "{:?}", status.faults);
     first.say(Readiness::Ready).await.unwrap();
     assert_eq!(Asker::of(&stage.agent).await.ask(0).await.readiness(), Some(Readiness::Ready));
     first.leave().await.unwrap();
     assert_eq!(stage.status().await.backends, []);
+    // A program that is killed has the backend for a while, and the next one waits for that.
+    drop(register(Some(keys())).await.unwrap());
+    let next = RemoteVoice::register(&run, name(), Some(keys()), Readiness::LameDuck, CLAIM).await;
+    next.unwrap().leave().await.unwrap();
 }
 
 #[tokio::test]
@@ -178,7 +179,7 @@ async fn a_backend_that_has_ended_is_not_ready_by_a_check_that_passed_before() {
     let stage = Stage::with(vec![Backend { check, ..backend() }]).await;
     stage.until(|status| status.backends[0].readiness == "ready").await;
     let run = stage.folder.path().join("run");
-    let voice = RemoteVoice::register(&run, name(), None, None, Readiness::LameDuck).await.unwrap();
+    let voice = RemoteVoice::register(&run, name(), None, Readiness::LameDuck, Duration::ZERO).await.unwrap();
     assert_eq!(stage.status().await.backends[0].readiness, "lame-duck");
     drop(listener);
     voice.leave().await.unwrap();
@@ -194,15 +195,51 @@ async fn a_backend_whose_program_dies_while_it_leaves_goes_on_leaving() {
     let stage = Stage::with(vec![Backend { check, ..backend() }]).await;
     stage.until(|status| status.backends[0].readiness == "ready").await;
     let run = stage.folder.path().join("run");
-    drop(RemoteVoice::register(&run, name(), None, None, Readiness::LameDuck).await.unwrap());
+    drop(RemoteVoice::register(&run, name(), None, Readiness::LameDuck, Duration::ZERO).await.unwrap());
     let is_dead = |status: &lb_agent::status::Status| {
         status.backends[0].runner.as_ref().is_some_and(|runner| !runner.alive)
     };
     // The check passes all the while.
     assert_eq!(stage.until(is_dead).await.backends[0].readiness, "lame-duck");
     // The next program has its say.
-    let _next = RemoteVoice::register(&run, name(), None, None, Readiness::Ready).await.unwrap();
+    let _next = RemoteVoice::register(&run, name(), None, Readiness::Ready, Duration::ZERO).await.unwrap();
     assert_eq!(stage.status().await.backends[0].readiness, "ready");
+}
+
+#[tokio::test]
+async fn a_backend_that_leaves_is_not_ready_by_its_check_while_the_agent_is_restarted() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let check = Some(HealthCheck::new(Check::Tcp(listener.local_addr().unwrap())));
+    let backend = || Backend { check: check.clone(), ..backend() };
+    let stage = Stage::with(vec![backend()]).await;
+    let run = stage.folder.path().join("run");
+    let voice = RemoteVoice::register(&run, name(), None, Readiness::LameDuck, Duration::ZERO).await.unwrap();
+    // Its program is killed as well, so that nobody but the agent remembers.
+    drop(voice);
+    let Stage { folder, agent } = stage;
+    agent.stop().await;
+    let agent = start(stage::config(folder.path(), vec![backend()]), Role::Host, None).await.unwrap();
+    let stage = Stage { folder, agent };
+    let has_passed = |status: &lb_agent::status::Status| {
+        let check = status.backends[0].check.as_ref().expect("it has one");
+        check.ago_seconds.is_some() && check.failure.is_none()
+    };
+    let status = stage.until(has_passed).await;
+    assert_eq!(status.backends[0].readiness, "lame-duck", "{status:?}");
+    let runner = status.backends[0].runner.as_ref().expect("it is remembered");
+    assert_eq!((runner.alive, runner.process), (false, None));
+    // The program that comes next has its say, and one that gives the backend back leaves it to the check.
+    let mut voice =
+        RemoteVoice::register(&run, name(), None, Readiness::LameDuck, Duration::ZERO).await.unwrap();
+    voice.say(Readiness::Ready).await.unwrap();
+    assert_eq!(stage.status().await.backends[0].readiness, "ready");
+    let Stage { folder, agent } = stage;
+    agent.stop().await;
+    drop(voice);
+    let agent = start(stage::config(folder.path(), vec![backend()]), Role::Host, None).await.unwrap();
+    let stage = Stage { folder, agent };
+    let status = stage.until(has_passed).await;
+    assert_eq!(status.backends[0].readiness, "ready", "who was ready is judged by its check at once");
 }
 
 #[tokio::test]
@@ -210,7 +247,7 @@ async fn a_program_registers_anew_with_an_agent_that_was_started_anew() {
     let stage = Stage::with(vec![]).await;
     let run = stage.folder.path().join("run");
     let mut voice =
-        RemoteVoice::register(&run, name(), Some(keys()), None, Readiness::LameDuck).await.unwrap();
+        RemoteVoice::register(&run, name(), Some(keys()), Readiness::LameDuck, Duration::ZERO).await.unwrap();
     voice.say(Readiness::Ready).await.unwrap();
     let Stage { folder, agent } = stage;
     agent.stop().await;

@@ -16,7 +16,7 @@ use crate::config::{Backend, Config, read_key_file};
 use crate::name::Name;
 use crate::run::{self, Status};
 use crate::serve::{Role, start};
-use crate::voice::{LocalVoice, RemoteVoice, Voice};
+use crate::voice::{CLAIM, LocalVoice, RemoteVoice, Voice};
 
 /// What is run, as which backend.
 #[derive(Debug, Args)]
@@ -46,7 +46,7 @@ pub fn run(what: Run, directories: &Directories) -> Result<Status> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let ended: io::Result<Status> = runtime.block_on(async {
         let unknown = Readiness::Unknown;
-        match RemoteVoice::register(&run_directory, backend, keys.clone(), None, unknown).await {
+        match RemoteVoice::register(&run_directory, backend, keys.clone(), unknown, CLAIM).await {
             Ok(voice) => {
                 let voice = Arc::new(Mutex::new(voice));
                 let ended = run_as(args, backend, Shared(Arc::clone(&voice))).await;

@@ -122,10 +122,10 @@ fn load(said: Report) -> Result<Verb, Refusal> {
 #[derive(Deserialize)]
 struct Registering {
     backend: String,
+    registration: u64,
     /// Lines of a key file.
     keys: Option<String>,
     readiness: String,
-    hold_ms: Option<u64>,
 }
 
 async fn register(
@@ -138,15 +138,11 @@ async fn register(
 
 fn registering(said: &Registering) -> Result<Verb, Refusal> {
     let keys = said.keys.as_deref().map(Keys::parse).transpose();
-    let hold = said.hold_ms.map(Duration::from_millis);
-    if hold.is_some_and(|hold| hold > Duration::from_hours(1)) {
-        return Err(Refusal::Wrong("hold is more than an hour".to_owned()));
-    }
     Ok(Verb::Register {
         backend: name(&said.backend)?,
+        registration: said.registration,
         keys: keys.map_err(|error| Refusal::Wrong(format!("keys: {error}")))?,
         readiness: readiness_word(&said.readiness)?,
-        hold,
         is_leased: true,
     })
 }

@@ -12,7 +12,7 @@ use tracing::{error, info, warn};
 
 use super::Event;
 use super::checks::Checks;
-use super::lame_ducks::Keeper;
+use super::kept::{Keeper, Kept};
 use super::measuring::Measuring;
 use super::query::Query;
 use super::registrations::{End, Registrations};
@@ -86,7 +86,11 @@ impl Server {
     fn asked(&mut self, query: Query, now: Instant) {
         match query {
             Query::Status(answer) => drop(answer.send(self.status(now))),
-            Query::Verb { verb, who, answer } => drop(answer.send(self.told(verb, who, now))),
+            Query::Verb { verb, who, answer } => {
+                let told = self.told(verb, who, now);
+                self.keep();
+                let _ = answer.send(told);
+            }
             Query::Reload => self.reload_now(),
             Query::Stopping => return self.notifier.iter().for_each(Notifier::stopping),
         }
@@ -133,6 +137,7 @@ impl Server {
                 End::Gone(name) if self.is_configured(name) => self.by_check_alone(name, now),
                 End::Gone(name) => self.reports.remove(name),
             }
+            self.keep();
         }
         self.reload_if_due(now);
     }
@@ -151,6 +156,27 @@ impl Server {
             Some(Readiness::Ready) => entry.runner(Some(Readiness::Unknown), now),
             Some(Readiness::Unknown) | None => {}
         }
+    }
+
+    /// Takes up what an earlier agent knew: these were leaving, or were not ready yet, by a program that has to register anew.
+    /// Without that they stay as they were for a minute, as they do where their program dies.
+    pub fn remember(&mut self, leaving: &BTreeSet<Name>, now: Instant) {
+        let configured = self.config.backends.iter().map(|backend| backend.name);
+        for name in &configured.filter(|name| leaving.contains(name)).collect::<Vec<_>>() {
+            self.registrations.remember(*name, now);
+            if let Some(entry) = self.reports.get_mut(*name) {
+                entry.runner(Some(Readiness::LameDuck), now);
+                info!(backend = %name, "it takes no more by the program that runs it, which has not registered anew yet");
+            }
+        }
+    }
+
+    /// Keeps which backends take no more, if they are others than before.
+    fn keep(&mut self) {
+        let leaving =
+            self.reports.iter().filter(|(_, entry)| entry.runner_says() == Some(Readiness::LameDuck));
+        let leaving = leaving.map(|(name, _)| name).collect();
+        self.keeper.keep(Kept { lame_ducks: self.lame_ducks.clone(), leaving });
     }
 
     pub fn is_configured(&self, name: Name) -> bool {

@@ -52,25 +52,25 @@ pub enum Verb {
     Register {
         /// Which.
         backend: Name,
+        /// A number that the program has drawn, by which it is known from now on ([`draw`](super::registrations::draw)).
+        registration: u64,
         /// Its keys, where the configuration does not have it.
         keys: Option<Keys<BackendKey>>,
         /// How it is.
         readiness: Readiness,
-        /// For how long a lame duck that falls silent stays one.
-        hold: Option<Duration>,
         /// Whether the program has to show itself again and again.
         is_leased: bool,
     },
     /// A program shows that it lives.
     Readiness {
-        /// The number that it was told.
+        /// The number by which it has registered.
         registration: u64,
         /// How the backend is from now on, if that is another than before.
         readiness: Option<Readiness>,
     },
     /// A program gives its backend back.
     Unregister {
-        /// The number that it was told.
+        /// The number by which it has registered.
         registration: u64,
     },
 }
@@ -97,9 +97,6 @@ pub struct Told {
     pub schema: u32,
     /// The backends that it is about.
     pub backends: Vec<String>,
-    /// The number of the program that runs the backend, for that alone.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub registration: Option<u64>,
     /// Clients that have asked lately and have not acknowledged what was said last, of these backends together.
     pub unheard: usize,
     /// Whether there may be more of them: the agent has spoken for one of these backends for a shorter time than clients take to ask.

@@ -12,6 +12,16 @@ pub const LEASE: Duration = Duration::from_secs(5);
 /// How long a backend is spoken of whose program is dead, if nothing else is known of it: until every client has asked.
 const LINGER: Duration = Duration::from_mins(1);
 
+/// A number for a program to register by, that nobody can guess. Those of JSON are exact up to 53 bits.
+///
+/// # Errors
+/// If the kernel gives no random numbers.
+pub fn draw() -> anyhow::Result<u64> {
+    let mut bytes = [0; 8];
+    crate::keys::fill(&mut bytes)?;
+    Ok(u64::from_le_bytes(bytes) >> 11)
+}
+
 /// A process that has asked the agent for something.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Who {
@@ -44,14 +54,20 @@ enum Life {
     Dead(Instant),
 }
 
-/// A program that runs a backend.
+/// A program that runs a backend: the process, and the number that it alone knows.
+#[derive(Clone, Copy, Debug)]
+struct Program {
+    number: u64,
+    who: Who,
+}
+
+/// That a program runs a backend.
 #[derive(Clone, Debug)]
 pub struct Registration {
-    id: u64,
-    /// The process.
-    pub who: Who,
+    /// `None` if an earlier agent knew it, of which that alone is known.
+    program: Option<Program>,
     life: Life,
-    /// Others that wanted the backend meanwhile: how often, and who was the last.
+    /// How often others wanted the backend meanwhile, and who was the last.
     pub refused: Option<(u64, Who)>,
 }
 
@@ -59,6 +75,15 @@ impl Registration {
     /// Whether the program lives, as far as is known.
     pub const fn is_alive(&self) -> bool {
         !matches!(self.life, Life::Dead(_))
+    }
+
+    /// The process; `None` if an earlier agent knew it.
+    pub fn who(&self) -> Option<Who> {
+        self.program.map(|program| program.who)
+    }
+
+    fn is_of(&self, number: u64) -> bool {
+        self.program.is_some_and(|program| program.number == number)
     }
 }
 
@@ -71,35 +96,60 @@ pub enum End {
     Gone(Name),
 }
 
+/// Why a program is not registered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Claimed {
+    /// This process runs the backend.
+    Backend(Who),
+    /// The number is that of whoever runs this other backend.
+    Number(Name),
+}
+
 /// The registrations of an agent.
 #[derive(Debug, Default)]
 pub struct Registrations(BTreeMap<Name, Registration>);
 
 impl Registrations {
-    /// A program takes a backend, under a number that only it is told.
+    /// A program takes a backend, under a number that it has drawn and nobody else knows. It may do so again with the same number:
+    /// it may not have heard the first answer.
     ///
     /// # Errors
-    /// The one that has the backend already.
+    /// Who has the backend already, or the number.
     pub fn register(
         &mut self,
         name: Name,
-        id: u64,
+        number: u64,
         who: Who,
         is_leased: bool,
         now: Instant,
-    ) -> Result<(), Who> {
-        if let Some(first) = self.0.get_mut(&name).filter(|first| first.is_alive()) {
-            first.refused = Some((first.refused.map_or(1, |(times, _)| times + 1), who));
-            return Err(first.who);
+    ) -> Result<(), Claimed> {
+        if let Some((other, _)) = self.0.iter().find(|(other, one)| **other != name && one.is_of(number)) {
+            return Err(Claimed::Number(*other));
+        }
+        let mut refused = None;
+        if let Some(first) = self.0.get_mut(&name).filter(|first| first.is_alive())
+            && let Some(program) = first.program
+        {
+            if program.number != number {
+                first.refused = Some((first.refused.map_or(1, |(times, _)| times + 1), who));
+                return Err(Claimed::Backend(program.who));
+            }
+            refused = first.refused;
         }
         let life = if is_leased { Life::Until(now + LEASE) } else { Life::Unlimited };
-        self.0.insert(name, Registration { id, who, life, refused: None });
+        self.0.insert(name, Registration { program: Some(Program { number, who }), life, refused });
         Ok(())
     }
 
+    /// A backend has a program of which an earlier agent knew, and which has to show itself: until it does it is taken for dead.
+    pub fn remember(&mut self, name: Name, now: Instant) {
+        let life = Life::Dead(now + LINGER);
+        self.0.entry(name).or_insert(Registration { program: None, life, refused: None });
+    }
+
     /// A program shows that it lives. Returns its backend, if it has one.
-    pub fn refresh(&mut self, id: u64, now: Instant) -> Option<Name> {
-        let (name, registration) = self.0.iter_mut().find(|(_, one)| one.id == id && one.is_alive())?;
+    pub fn refresh(&mut self, number: u64, now: Instant) -> Option<Name> {
+        let (name, registration) = self.0.iter_mut().find(|(_, one)| one.is_of(number) && one.is_alive())?;
         if let Life::Until(until) = &mut registration.life {
             *until = now + LEASE;
         }
@@ -107,8 +157,8 @@ impl Registrations {
     }
 
     /// A program gives its backend back.
-    pub fn unregister(&mut self, id: u64) -> Option<Name> {
-        let name = *self.0.iter().find(|(_, one)| one.id == id)?.0;
+    pub fn unregister(&mut self, number: u64) -> Option<Name> {
+        let name = *self.0.iter().find(|(_, one)| one.is_of(number))?.0;
         self.0.remove(&name);
         Some(name)
     }
@@ -160,8 +210,8 @@ mod tests {
         let name = "10.0.0.1:80".parse().unwrap();
         let mut all = Registrations::default();
         assert_eq!(all.register(name, 1, who(1), true, now), Ok(()));
-        assert_eq!(all.register(name, 2, who(2), true, now), Err(who(1)));
-        assert_eq!(all.register(name, 3, who(3), true, now), Err(who(1)));
+        assert_eq!(all.register(name, 2, who(2), true, now), Err(Claimed::Backend(who(1))));
+        assert_eq!(all.register(name, 3, who(3), true, now), Err(Claimed::Backend(who(1))));
         assert_eq!(all.get(name).unwrap().refused, Some((2, who(3))));
         assert_eq!((all.refresh(2, now), all.refresh(1, now)), (None, Some(name)));
         assert_eq!(all.unregister(1), Some(name));
@@ -184,6 +234,38 @@ mod tests {
         all.register(name, 1, who(1), true, start).unwrap();
         all.expire(at(5));
         assert_eq!(all.register(name, 2, who(2), true, at(6)), Ok(()), "the dead one has nothing to say");
+    }
+
+    #[test]
+    fn who_has_not_heard_the_answer_may_register_again() {
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let [name, other] = ["10.0.0.1:80", "10.0.0.1:81"].map(|name| name.parse().unwrap());
+        let mut all = Registrations::default();
+        all.register(name, 1, who(1), true, start).unwrap();
+        all.register(name, 2, who(2), true, start).unwrap_err();
+        assert_eq!(all.register(name, 1, who(1), true, at(4)), Ok(()));
+        assert_eq!((all.next_at(), all.get(name).unwrap().refused), (Some(at(9)), Some((1, who(2)))));
+        // A number stands for one backend.
+        assert_eq!(all.register(other, 1, who(1), true, at(4)), Err(Claimed::Number(name)));
+    }
+
+    #[test]
+    fn whom_an_earlier_agent_knew_is_dead_until_it_shows_itself() {
+        let start = Instant::now();
+        let name = "10.0.0.1:80".parse().unwrap();
+        let mut all = Registrations::default();
+        all.remember(name, start);
+        assert!(!all.get(name).unwrap().is_alive());
+        assert_eq!((all.refresh(0, start), all.unregister(0)), (None, None));
+        assert_eq!(all.register(name, 1, who(1), true, start), Ok(()));
+        assert_eq!(all.get(name).unwrap().who(), Some(who(1)));
+        // Whoever has shown itself is not forgotten for that.
+        all.remember(name, start);
+        assert!(all.get(name).unwrap().is_alive());
+        let mut all = Registrations::default();
+        all.remember(name, start);
+        assert_eq!((all.expire(start + LINGER), all.next_at()), (vec![End::Gone(name)], None));
     }
 
     #[test]

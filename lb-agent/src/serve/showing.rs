@@ -50,8 +50,8 @@ impl Server {
             ago_seconds: last.map(|(_, at)| ago(*at)),
         });
         let runner = self.registrations.get(name).map(|registration| status::Runner {
-            process: registration.who.process,
-            user: registration.who.user,
+            process: registration.who().map(|who| who.process),
+            user: registration.who().map(|who| who.user),
             alive: registration.is_alive(),
             others_refused: registration.refused.map_or(0, |(times, _)| times),
         });
@@ -97,10 +97,10 @@ impl Server {
         }
         for (name, _) in self.reports.iter() {
             let Some(registration) = self.registrations.get(name) else { continue };
-            if let Some((times, last)) = registration.refused {
-                let first = registration.who;
-                faults
-                    .push(format!("{name}: {first} runs it, and {times} others claimed it, the last {last}"));
+            if let (Some(first), Some((times, last))) = (registration.who(), registration.refused) {
+                faults.push(format!(
+                    "{name}: {first} runs it, and others claimed it {times} times, {last} last"
+                ));
             }
         }
         faults

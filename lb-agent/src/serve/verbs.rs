@@ -8,7 +8,7 @@ use tracing::{info, warn};
 
 use super::event_loop::Server;
 use super::query::{Refusal, SaidLoad, Told, Verb};
-use super::registrations::Who;
+use super::registrations::{Claimed, Who};
 use crate::config::{Backend, Utilization};
 use crate::name::Name;
 use crate::reports::load::Load;
@@ -24,12 +24,16 @@ impl Server {
         match verb {
             Verb::Operator { backend, lame_duck } => self.operator(backend, lame_duck, who, now),
             Verb::Load { backend, load } => self.load(backend, load, now),
-            Verb::Register { backend, keys, readiness, hold, is_leased } => {
-                let mut wanted = keys.map(|keys| Backend::new(backend, keys));
-                if let (Some(wanted), Some(hold)) = (&mut wanted, hold) {
-                    wanted.hold = hold;
+            Verb::Register { backend, registration, keys, readiness, is_leased } => {
+                let wanted = keys.map(|keys| Backend::new(backend, keys));
+                self.can_have(backend, wanted.as_ref())?;
+                self.claim(backend, registration, who, is_leased, now)?;
+                if let Some(wanted) = wanted.filter(|_| !self.is_configured(backend)) {
+                    self.have(&wanted, now);
                 }
-                self.register(backend, wanted, readiness, who, is_leased, now)
+                info!(%backend, user = who.user, process = who.process, readiness = word(readiness), "a program runs a backend");
+                self.said(backend, |server| server.runner(backend, Some(readiness), now));
+                Ok(self.about(&[backend], now))
             }
             Verb::Readiness { registration, readiness } => self.readiness(registration, readiness, now),
             Verb::Unregister { registration } => {
@@ -66,7 +70,6 @@ impl Server {
             });
             info!(backend = %name, lame_duck, user = who.user, process = who.process, "the operator says");
         }
-        self.keeper.keep(&self.lame_ducks);
         Ok(self.about(&names, now))
     }
 
@@ -87,17 +90,10 @@ impl Server {
         Ok(self.about(&[name], now))
     }
 
-    fn register(
-        &mut self,
-        name: Name,
-        wanted: Option<Backend>,
-        readiness: Readiness,
-        who: Who,
-        is_leased: bool,
-        now: Instant,
-    ) -> Result<Told, Refusal> {
+    /// Whether there can be this backend, with what a program wants for it.
+    fn can_have(&self, name: Name, wanted: Option<&Backend>) -> Result<(), Refusal> {
         let configured = self.config.backends.iter().find(|backend| backend.name == name);
-        match (configured, &wanted) {
+        match (configured, wanted) {
             (None, None) => {
                 let text = format!(
                     "no backend {name} is configured here, and no key was given: the agent could not report it"
@@ -117,22 +113,30 @@ impl Server {
                 "this agent has {MAX_BACKENDS} backends already, which is the most"
             )));
         }
-        let mut id = [0; 8];
-        crate::keys::fill(&mut id).map_err(|error| Refusal::Wrong(format!("{error:#}")))?;
-        // Numbers in JSON are exact up to 53 bits.
-        let id = u64::from_le_bytes(id) >> 11;
-        if let Err(first) = self.registrations.register(name, id, who, is_leased, now) {
-            warn!(backend = %name, first = %first, refused = %who, "two programs claim one backend; the first keeps it");
-            return Err(Refusal::Taken(format!(
-                "{first} runs {name} already: stop that first, or name another backend"
-            )));
-        }
-        info!(backend = %name, user = who.user, process = who.process, readiness = word(readiness), "a program runs a backend");
-        if let (None, Some(wanted)) = (configured, wanted) {
-            self.have(&wanted, now);
-        }
-        self.said(name, |server| server.runner(name, Some(readiness), now));
-        Ok(Told { registration: Some(id), ..self.about(&[name], now) })
+        Ok(())
+    }
+
+    fn claim(
+        &mut self,
+        name: Name,
+        number: u64,
+        who: Who,
+        is_leased: bool,
+        now: Instant,
+    ) -> Result<(), Refusal> {
+        let refused = self.registrations.get(name).and_then(|registration| registration.refused);
+        self.registrations.register(name, number, who, is_leased, now).map_err(|claimed| match claimed {
+            Claimed::Backend(first) => {
+                // Whoever is refused tries on for a while.
+                if refused.is_none_or(|(_, last)| last != who) {
+                    warn!(backend = %name, first = %first, refused = %who, "two programs claim one backend; the first keeps it");
+                }
+                Refusal::Taken(format!("{first} runs {name} already: stop that first, or name another backend"))
+            }
+            Claimed::Number(other) => {
+                Refusal::Wrong(format!("the registration is that of {other}: draw another number for {name}"))
+            }
+        })
     }
 
     /// A configured backend has no program any more that runs it. Its check may have passed while that still ran, and must not make a
@@ -192,7 +196,6 @@ impl Server {
             schema: SCHEMA,
             unheard: entries().map(|entry| entry.unheard(now)).sum(),
             is_new: entries().any(|entry| entry.is_new(now)),
-            registration: None,
             backends: names.iter().map(ToString::to_string).collect(),
         }
     }

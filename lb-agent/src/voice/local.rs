@@ -7,7 +7,7 @@ use super::Voice;
 use crate::name::Name;
 use crate::serve::Agent;
 use crate::serve::query::{Query, Told, Verb, tell};
-use crate::serve::registrations::Who;
+use crate::serve::registrations::{Who, draw};
 
 /// Speaks for one backend of an agent within this process.
 pub struct LocalVoice {
@@ -21,10 +21,10 @@ impl LocalVoice {
     /// # Errors
     /// If the agent does not have the backend.
     pub async fn new(agent: &Agent, backend: Name, readiness: Readiness) -> anyhow::Result<Self> {
-        let verb = Verb::Register { backend, keys: None, readiness, hold: None, is_leased: false };
+        let registration = draw()?;
+        let verb = Verb::Register { backend, registration, keys: None, readiness, is_leased: false };
         let queries = agent.queries().clone();
-        let told = tell(&queries, verb, Who::this()).await??;
-        let registration = told.registration.expect("who registers is told its number");
+        tell(&queries, verb, Who::this()).await??;
         Ok(Self { queries, registration })
     }
 

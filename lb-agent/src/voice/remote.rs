@@ -11,6 +11,7 @@ use lb_common::wire::Readiness;
 use lb_core::report_keys::{BackendKey, Keys};
 use tokio::sync::Mutex;
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 use tracing::{info, warn};
 
 use super::Voice;
@@ -19,7 +20,7 @@ use crate::keys;
 use crate::name::Name;
 use crate::reports::word;
 use crate::serve::query::Told;
-use crate::serve::registrations::LEASE;
+use crate::serve::registrations::{LEASE, draw};
 
 /// Speaks for one backend by the host's agent. Without a farewell ([`RemoteVoice::leave`]) the agent takes the program for dead.
 pub struct RemoteVoice {
@@ -27,18 +28,27 @@ pub struct RemoteVoice {
     showing: JoinHandle<()>,
 }
 
+/// For how long a program may try to register a backend. One that was killed has it for a lease.
+pub const CLAIM: Duration = Duration::from_secs(LEASE.as_secs() + 1);
+
+/// Between two attempts.
+const PAUSE: Duration = Duration::from_millis(200);
+
 /// What is known of the registration. One request at a time.
 struct Link {
     client: Client,
     backend: Name,
     keys: Option<Keys<BackendKey>>,
-    hold: Option<Duration>,
     said: Readiness,
-    registration: Option<u64>,
+    /// Drawn once: who registers again because an answer was lost is known by it.
+    registration: u64,
+    is_registered: bool,
 }
 
 impl RemoteVoice {
     /// Registers with the agent that has this directory. The keys are for a backend that the agent's configuration does not have.
+    /// While another program has the backend, or the agent does not answer, it is tried on for so long: [`CLAIM`] is longer than
+    /// the agent takes to notice that a program was killed.
     ///
     /// # Errors
     /// If no agent answers there, it refuses, or another program runs the backend.
@@ -46,12 +56,25 @@ impl RemoteVoice {
         run: &Path,
         backend: Name,
         keys: Option<Keys<BackendKey>>,
-        hold: Option<Duration>,
         readiness: Readiness,
+        patience: Duration,
     ) -> Result<Self, ClientError> {
         let client = Client::new(run);
-        let mut link = Link { client, backend, keys, hold, said: readiness, registration: None };
-        link.register().await?;
+        let registration = draw().map_err(ClientError::Number)?;
+        let mut link = Link { client, backend, keys, said: readiness, registration, is_registered: false };
+        let deadline = Instant::now() + patience;
+        let mut has_told = false;
+        // Bound: the deadline.
+        while let Err(error) = link.register().await {
+            if !matches!(error, ClientError::Taken(_) | ClientError::Silent(_)) || Instant::now() >= deadline
+            {
+                return Err(error);
+            }
+            if !std::mem::replace(&mut has_told, true) {
+                warn!(%backend, %error, "not registered yet; trying for {} s", patience.as_secs());
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
         let link = Arc::new(Mutex::new(link));
         let showing = tokio::spawn(show(Arc::clone(&link)));
         Ok(Self { link, showing })
@@ -64,8 +87,10 @@ impl RemoteVoice {
     pub async fn leave(self) -> Result<(), ClientError> {
         self.showing.abort();
         let mut link = self.link.lock().await;
-        let Some(registration) = link.registration.take() else { return Ok(()) };
-        let said = [("registration", registration.to_string())];
+        if !std::mem::take(&mut link.is_registered) {
+            return Ok(());
+        }
+        let said = [("registration", link.registration.to_string())];
         link.client.tell::<Told>("/v1/unregister", &said).await.map(drop)
     }
 }
@@ -92,21 +117,27 @@ impl Voice for RemoteVoice {
 
 impl Link {
     async fn register(&mut self) -> Result<Told, ClientError> {
-        let mut said = vec![("backend", self.backend.to_string()), ("readiness", word(self.said).to_owned())];
+        let mut said = vec![
+            ("backend", self.backend.to_string()),
+            ("registration", self.registration.to_string()),
+            ("readiness", word(self.said).to_owned()),
+        ];
         said.extend(self.keys.as_ref().map(|keys| ("keys", keys::lines(keys))));
-        said.extend(self.hold.map(|hold| ("hold_ms", hold.as_millis().to_string())));
         let told: Told = self.client.tell("/v1/register", &said).await?;
-        self.registration = told.registration;
+        self.is_registered = true;
         Ok(told)
     }
 
     /// Says what holds, which also shows that this program lives; registers anew where the agent does not know it.
     async fn tell(&mut self) -> Result<Told, ClientError> {
-        let Some(registration) = self.registration else { return self.register().await };
-        let said = [("registration", registration.to_string()), ("readiness", word(self.said).to_owned())];
+        if !self.is_registered {
+            return self.register().await;
+        }
+        let said =
+            [("registration", self.registration.to_string()), ("readiness", word(self.said).to_owned())];
         match self.client.tell("/v1/readiness", &said).await {
             Err(ClientError::Absent(_)) => {
-                self.registration = None;
+                self.is_registered = false;
                 let told = self.register().await?;
                 info!(backend = %self.backend, "registered anew with the agent");
                 Ok(told)
