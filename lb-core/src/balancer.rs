@@ -40,7 +40,7 @@ pub struct KernelVerdict {
     pub failures: u8,
 }
 
-/// Report ids by the names of backends, the same for all services and client tasks of the host.
+/// Report ids by the names of backends, of which there is one for the host.
 pub type ReportIdMap = Arc<BTreeMap<Name, u32>>;
 
 /// A fact.
@@ -56,9 +56,9 @@ pub enum Fact {
     Said(usize, Who, BTreeMap<SocketAddr, (Health, Why)>),
     /// Time has passed, and nothing else has happened.
     Time,
-    /// The report ids of all backends of which reports are heard, by protocol and address. Until this is first told, backends keep
-    /// the ids that the kernel holds.
-    Reports(ReportIdMap),
+    /// The report ids of backends whose reports the service at this position heeds, by protocol and address, and of any others.
+    /// Until this is first told, its backends keep the ids that the kernel holds.
+    Reports(usize, ReportIdMap),
     /// Nothing in the kernel refers to these slots any more: no table, no fallback, no flow.
     Idle(BTreeSet<Slot>),
 }
@@ -101,6 +101,8 @@ struct ServiceState {
     index: ServiceIndex,
     /// `None` until a source has delivered.
     list: Option<ListInUse>,
+    /// `None` until it is told.
+    reports: Option<ReportIdMap>,
 }
 
 /// A list in use.
@@ -130,8 +132,6 @@ pub struct Balancer<T = Instant> {
     standings: BTreeMap<Identity, Standing<T>>,
     /// What the kernel programs had found when it was last told.
     verdicts: BTreeMap<Slot, KernelVerdict>,
-    /// `None` until it is told.
-    reports: Option<ReportIdMap>,
     /// What the kernel held when the daemon started: kept for services whose source has not delivered yet, for services
     /// that were removed, and for the flows of both.
     adopted: Plan,
@@ -164,11 +164,10 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
                 None => free_index(&taken).ok_or(Refused::Services)?,
             };
             taken.insert(index);
-            states.push(ServiceState { service, index, list: None });
+            states.push(ServiceState { service, index, list: None, reports: None });
         }
         let (standings, verdicts) = (BTreeMap::new(), BTreeMap::new());
-        let mut balancer =
-            Self { limits, services: states, slots, standings, verdicts, reports: None, adopted };
+        let mut balancer = Self { limits, services: states, slots, standings, verdicts, adopted };
         balancer.drop_empty_services();
         balancer.hear_sources(now);
         Ok(balancer)
@@ -208,9 +207,10 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
                 self.standings.values_mut().for_each(|standing| standing.pass(now));
                 Ok(self.arrange_all(now, |_, row| row.is_unsettled()))
             }
-            Fact::Reports(reports) => {
-                let is_news = self.reports.as_ref() != Some(&reports);
-                self.reports = Some(reports);
+            Fact::Reports(position, reports) => {
+                let state = &mut self.services[position];
+                let is_news = state.reports.as_ref() != Some(&reports);
+                state.reports = Some(reports);
                 Ok(is_news)
             }
             Fact::Idle(numbers) => Ok(self.forget(&numbers)),
@@ -597,17 +597,22 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         }
     }
 
-    /// The report id of a backend. Reports are of an endpoint, whichever services have it.
+    /// The report id of a backend; none of those of a service that was removed, which are not chosen any more.
     fn report_id(&self, identity: Identity, at: BackendRef) -> u32 {
-        let Some(reports) = &self.reports else {
-            let adopted = self.adopted.backends.get(&at.slot).filter(|a| a.generation == at.generation);
-            return adopted.map_or(NO_REPORT, |adopted| adopted.report);
+        let Some(state) = self.services.iter().find(|state| state.index == identity.service) else {
+            return NO_REPORT;
         };
-        let configured = self.services.iter().find(|state| state.index == identity.service);
-        let adopted = || self.adopted.services.get(&identity.service).map(|service| service.protocol);
-        let protocol = configured.map(|state| state.service.protocol).or_else(adopted);
-        let id = protocol.and_then(|protocol| reports.get(&Name { protocol, address: identity.address }));
-        id.copied().unwrap_or(NO_REPORT)
+        let id = match &state.reports {
+            Some(ids) => {
+                let name = Name { protocol: state.service.protocol, address: identity.address };
+                ids.get(&name).copied()
+            }
+            None => {
+                let adopted = self.adopted.backends.get(&at.slot);
+                adopted.filter(|adopted| adopted.generation == at.generation).map(|adopted| adopted.report)
+            }
+        };
+        id.unwrap_or(NO_REPORT)
     }
 
     fn is_replaced(&self, identity: Identity) -> bool {

@@ -46,12 +46,17 @@ fn delivered(position: usize, backends: &[u8]) -> Fact {
     Fact::Endpoints(position, Arc::new(list), Arc::new(membership))
 }
 
-fn reports(ids: &[(Protocol, u8, u32)]) -> Fact {
+/// Tells every one of so many services these ids. Whether that was news for one.
+fn tell(balancer: &mut Balancer, services: usize, ids: &[(Protocol, u8, u32)]) -> bool {
     let ids: BTreeMap<Name, u32> = ids
         .iter()
         .map(|(protocol, last, id)| (Name { protocol: *protocol, address: backend(*last) }, *id))
         .collect();
-    Fact::Reports(Arc::new(ids))
+    let ids = Arc::new(ids);
+    (0..services).fold(false, |is_news, position| {
+        let fact = Fact::Reports(position, Arc::clone(&ids));
+        balancer.handle(NOW, fact).expect("it takes no room") || is_news
+    })
 }
 
 /// A balancer whose services both have these backends, after what it adopted.
@@ -83,7 +88,7 @@ fn a_backend_gets_the_id_of_its_name_and_no_other_step() {
     let mut balancer = balancer(&Plan::default(), &[1, 2]);
     let before = balancer.plan();
     assert_eq!(ids(&before), [(0, 1, 0), (0, 2, 0), (1, 1, 0), (1, 2, 0)]);
-    assert_eq!(balancer.handle(NOW, reports(&BOTH)), Ok(true));
+    assert!(tell(&mut balancer, 2, &BOTH));
     let plan = balancer.plan();
     assert_eq!(ids(&plan), [(0, 1, 5), (0, 2, 7), (1, 1, 6), (1, 2, 0)]);
     let steps = diff(&before, &plan);
@@ -99,9 +104,9 @@ fn a_backend_gets_the_id_of_its_name_and_no_other_step() {
     steps.iter().for_each(|step| recorded.record(step));
     assert_eq!(recorded, plan);
     // The same again is no news.
-    assert_eq!(balancer.handle(NOW, reports(&BOTH)), Ok(false));
+    assert!(!tell(&mut balancer, 2, &BOTH));
     // A backend that is new is written with its id.
-    balancer.handle(NOW, reports(&[&BOTH[..], &[(Protocol::Udp, 3, 9)]].concat())).expect("it fits");
+    tell(&mut balancer, 2, &[&BOTH[..], &[(Protocol::Udp, 3, 9)]].concat());
     balancer.handle(NOW, delivered(1, &[1, 2, 3])).expect("it fits");
     let written = diff(&plan, &balancer.plan());
     assert!(written.iter().any(|step| matches!(step, Step::WriteBackend(_, row) if row.report == 9)));
@@ -111,26 +116,37 @@ fn a_backend_gets_the_id_of_its_name_and_no_other_step() {
 #[test]
 fn a_restart_takes_over_the_ids_until_they_are_told() {
     let mut first = balancer(&Plan::default(), &[1, 2]);
-    first.handle(NOW, reports(&BOTH)).expect("it fits");
+    tell(&mut first, 2, &BOTH);
     let held = first.plan();
     let mut second = balancer(&held, &[1, 2]);
     assert_eq!(diff(&held, &second.plan()), []);
-    second.handle(NOW, reports(&BOTH)).expect("it fits");
+    tell(&mut second, 2, &BOTH);
     assert_eq!(diff(&held, &second.plan()), []);
-    second.handle(NOW, reports(&[])).expect("it fits");
+    tell(&mut second, 2, &[]);
     let steps = diff(&held, &second.plan());
     assert!(steps.len() == 3 && steps.iter().all(|step| matches!(step, Step::SetReport(_, 0))), "{steps:?}");
 }
 
 #[test]
-fn a_service_that_is_removed_keeps_the_ids_of_its_backends_right() {
+fn backends_of_a_service_that_is_removed_have_no_ids() {
     let mut before = balancer(&Plan::default(), &[1]);
-    before.handle(NOW, reports(&BOTH)).expect("it fits");
-    let held = before.plan();
-    let adopted = Adopted { plan: held.clone(), ..Adopted::default() };
+    tell(&mut before, 2, &BOTH);
+    let adopted = Adopted { plan: before.plan(), ..Adopted::default() };
     let only = services().into_iter().take(1).collect();
     let mut after = Balancer::new(only, LIMITS, adopted, NOW).expect("few services");
-    assert_eq!(ids(&after.plan()), [(0, 1, 5), (1, 1, 6)]);
-    after.handle(NOW, reports(&[(Protocol::Udp, 1, 8)])).expect("it fits");
-    assert_eq!(ids(&after.plan()), [(0, 1, 0), (1, 1, 8)]);
+    assert_eq!(ids(&after.plan()), [(0, 1, 5), (1, 1, 0)]);
+    tell(&mut after, 1, &[]);
+    assert_eq!(ids(&after.plan()), [(0, 1, 0), (1, 1, 0)]);
+}
+
+#[test]
+fn a_service_that_heeds_no_reports_has_none_of_the_ids_that_another_has() {
+    let mut services = services();
+    services.iter_mut().for_each(|service| service.protocol = Protocol::Tcp);
+    let mut balancer = Balancer::new(services, LIMITS, Adopted::default(), NOW).expect("few services");
+    for position in 0..2 {
+        balancer.handle(NOW, delivered(position, &[1])).expect("it fits");
+    }
+    assert!(tell(&mut balancer, 1, &BOTH));
+    assert_eq!(ids(&balancer.plan()), [(0, 1, 5), (1, 1, 0)]);
 }

@@ -107,6 +107,11 @@ impl Probe {
         SocketAddr::new(backend.ip(), self.port.unwrap_or(backend.port()))
     }
 
+    /// Whether a backend's agent is asked for reports.
+    pub fn is_by_report(&self) -> bool {
+        matches!(self.kind, ProbeKind::Report { .. })
+    }
+
     /// The word for it.
     pub fn name(&self) -> &'static str {
         match &self.kind {

@@ -8,7 +8,7 @@ use lb_view::backend::Probe;
 use lb_view::diagnosis::{Diagnosis, State};
 use lb_view::status::Status;
 
-use crate::config::{Config, Probe as Configured, ProbeFrom, ProbeKind, Reports};
+use crate::config::{Config, Probe as Configured, ProbeFrom, Reports};
 
 /// Backends that are named in one finding.
 const NAMED: usize = 3;
@@ -100,7 +100,7 @@ fn namespaces(diagnosis: &mut Diagnosis, config: &Config) {
 
 /// Whether a daemon could listen for reports.
 fn port(diagnosis: &mut Diagnosis, config: &Config) {
-    if !probes(config).any(|probe| matches!(probe.kind, ProbeKind::Report { .. })) {
+    if !probes(config).any(Configured::is_by_report) {
         return;
     }
     let address = config.reports.listen.unwrap_or(Reports::ANY);

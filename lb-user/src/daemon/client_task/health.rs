@@ -21,6 +21,7 @@ use lb_kernel::{DatapathError, Features};
 use tracing::{info, warn};
 
 use super::ClientTask;
+use crate::config::Probe;
 use crate::daemon::probing::Candidate;
 use crate::probes::probed;
 
@@ -88,11 +89,15 @@ impl ClientTask {
         }
     }
 
-    /// Takes in the ids of all backends that report.
+    /// Takes in the ids of all backends that report, for the services that ask for reports.
     pub fn take_report_ids(&mut self, ids: &ReportIdMap, now: Instant) {
-        let fact = Fact::Reports(Arc::clone(ids));
-        if self.balancer.handle(now, fact).expect("it takes no room") {
-            self.settled = None;
+        let none = ReportIdMap::default();
+        for (position, configured) in self.client.services.iter().enumerate() {
+            let heeds = configured.probe.as_ref().is_some_and(Probe::is_by_report);
+            let fact = Fact::Reports(position, Arc::clone(if heeds { ids } else { &none }));
+            if self.balancer.handle(now, fact).expect("it takes no room") {
+                self.settled = None;
+            }
         }
     }
 
