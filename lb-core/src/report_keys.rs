@@ -178,6 +178,14 @@ impl<K: Copy> Keys<K> {
         self.0.iter().find(|key| key.id == id).map(|key| key.key)
     }
 
+    /// Whether one of them is among these, too: keys that are replaced one after the other are the same party's.
+    pub fn shares_one_with(&self, others: &Self) -> bool
+    where
+        K: PartialEq,
+    {
+        self.0.iter().any(|key| others.0.contains(key))
+    }
+
     /// All of them, the one to send with first.
     pub fn all(&self) -> &[Numbered<K>] {
         &self.0

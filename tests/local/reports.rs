@@ -8,7 +8,7 @@ use lb_view::diagnosis::Diagnosis;
 use rustix::process::Signal;
 use stage::agent::{Agent, make_key};
 use stage::daemon::failure;
-use stage::fixture::{Fixture, SERVICE, config};
+use stage::fixture::{Fixture, SERVICE, config, endpoints};
 use stage::namespace::another_network;
 use stage::{Backend, Probe, eventually, replace};
 
@@ -214,6 +214,48 @@ fn what_strangers_send_changes_nothing_and_is_counted() {
     );
     assert!(!is_lame(&fixture, ALL[0]));
     assert_eq!(fixture.probe().dial_many(SERVICE, 60).len(), 3);
+}
+
+#[test]
+fn a_service_hears_of_its_backends_by_its_own_key_alone() {
+    const OTHER: &str = "10.96.0.2:80";
+    let (fixture, agent) = start("round-robin", &ALL);
+    make_key(&fixture.setup, "other.key", 1);
+    fixture.setup.write("other.toml", &endpoints(&[(ALL[0], "index = 0")]));
+    let with_other = |lines: &str| {
+        let other = format!(
+            "[[service]]\nname = \"other\"\naddress = \"{OTHER}\"\nbackends = {{ file = \"other.toml\" }}\n{lines}\n"
+        );
+        let path = fixture.setup.folder.join("socklb.toml");
+        replace(&path, &(text(&fixture, "round-robin", "") + &other));
+        fixture.daemon().signal(Signal::HUP);
+    };
+    agent.tell(&["lame-duck", ALL[0]]);
+    eventually("it is heard", || is_lame(&fixture, ALL[0]), |is_lame| *is_lame);
+    // It asks nobody, so it has to do with what the list says, though another service of the client knows more.
+    with_other("");
+    let reaches = || fixture.probe().dial_many(OTHER, 10).contains_key("b1");
+    eventually("the other service serves", reaches, |reaches| *reaches);
+    let counts = fixture.probe().dial_many(SERVICE, 60);
+    assert!(counts.len() == 2 && !counts.contains_key("b1"), "{counts:?}");
+    // Whoever may write a list and has a key of his own could otherwise speak for a backend of `users`.
+    with_other("health = { probe = \"report\", interval = \"100ms\", key = \"other.key\" }");
+    let faults = || fixture.setup.faults().join("\n");
+    eventually("the daemon says so", faults, |faults| {
+        faults.contains("services give 127.0.0.1:8001 different keys: nobody is asked for its reports")
+    });
+    with_other("");
+    eventually("the fault is over", faults, |faults| !faults.contains("different keys"));
+    eventually("it is heard", || is_lame(&fixture, ALL[0]), |is_lame| *is_lame);
+    // Another agent that is named for it is not asked, and that is told.
+    fixture.setup.write("other.toml", &endpoints(&[(ALL[0], "index = 0\nagent = \"127.0.0.1:9\"")]));
+    with_other("health = { probe = \"report\", interval = \"100ms\" }");
+    eventually("the daemon says so", faults, |faults| {
+        faults
+            .contains("services, or their lists, name different agents of 127.0.0.1:8001: the first is asked")
+    });
+    agent.tell(&["ready", ALL[0]]);
+    eventually("it is heard", || reported(&fixture, ALL[0]), |state| state == "ready");
 }
 
 #[test]

@@ -138,8 +138,8 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Send
         }
     }
 
-    /// Asks these from now on, and nobody else. Of whoever was asked before, all that was said is kept. `adopted` has what an
-    /// earlier daemon had believed of one that is new. Returns of whom something else is said by that.
+    /// Asks these from now on, and nobody else. Of whoever was asked before under one of its keys, all that was said is kept.
+    /// `adopted` has what an earlier daemon had believed of one that is new. Returns of whom something else is said by that.
     pub fn set_targets(
         &mut self,
         targets: impl IntoIterator<Item = Target>,
@@ -159,6 +159,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Send
                 continue;
             }
             let known = places.get(&name).and_then(|place| before.get_mut(*place as usize)?.take());
+            let known = known.filter(|known| known.target.keys.shares_one_with(&target.keys));
             let mut sender = match known {
                 Some(known) => {
                     // Never later than it was, nor than its interval wants it.

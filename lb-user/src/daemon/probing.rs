@@ -64,8 +64,16 @@ pub struct Probing {
     ids: Option<ReportIdMap>,
     /// Derived keys, which take microseconds each, of all that are to be asked.
     keys: BTreeMap<Name, (Keys<ServiceKey>, Keys<BackendKey>)>,
-    /// Backends that two services give different keys.
-    contradicted: BTreeSet<Name>,
+    disagreements: Disagreements,
+}
+
+/// Backends of which services, or their lists, say different things.
+#[derive(Default)]
+struct Disagreements {
+    /// Two keys. Nobody can tell whose word counts, so nobody is asked: each key's holder could speak for the other's backend.
+    keys: BTreeSet<Name>,
+    /// Two agents. The first is asked; without the key nothing is believed of it, so a wrong one can but be silent.
+    agents: BTreeSet<Name>,
 }
 
 /// Who is to be asked for reports, by where from.
@@ -88,7 +96,7 @@ impl Probing {
             unregistered: None,
             ids: None,
             keys: BTreeMap::new(),
-            contradicted: BTreeSet::new(),
+            disagreements: Disagreements::default(),
         }
     }
 
@@ -128,17 +136,7 @@ impl Probing {
             );
             faults.push(Fault::of_host(FaultCode::Probes, text));
         }
-        if let Some(name) = self.contradicted.first() {
-            let others = match self.contradicted.len() {
-                1 => String::new(),
-                count => format!(", and {} more", count - 1),
-            };
-            let text = format!(
-                "two services give {} different keys{others}; it is asked under the key of the first. Give both services one key",
-                name.address
-            );
-            faults.push(Fault::of_host(FaultCode::Probes, text));
-        }
+        faults.extend(self.disagreements.faults());
         let contested =
             self.listeners().flat_map(|listener| listener.look(|senders, _, now| senders.contested(now)));
         faults.extend(contested_fault(&contested.collect()));
@@ -191,7 +189,7 @@ impl Probing {
         let mut targets = Targets::new();
         let mut names = BTreeSet::new();
         let mut connected = BTreeSet::new();
-        let mut contradicted = BTreeSet::new();
+        let mut disagreements = Disagreements::default();
         for Wanted { protocol, probe, origin, candidates } in &wanted {
             for candidate in candidates {
                 let ProbeKind::Report { keys, idle_interval } = &probe.kind else {
@@ -205,7 +203,7 @@ impl Probing {
                 if names.insert(name) {
                     self.backend_keys(name, keys);
                 } else if self.keys.get(&name).is_some_and(|(of, _)| of != keys) {
-                    contradicted.insert(name);
+                    disagreements.keys.insert(name);
                 }
                 let interval = if candidate.is_active { probe.interval } else { *idle_interval };
                 let agent = candidate.agent.unwrap_or(probe.at(candidate.address));
@@ -213,13 +211,23 @@ impl Probing {
                 let new = || Target { name, agent, keys: keys.clone(), interval, id: NO_REPORT };
                 let known = targets.entry(*origin).or_default().entry(name).or_insert_with(new);
                 known.interval = known.interval.min(interval);
+                if known.agent != agent {
+                    disagreements.agents.insert(name);
+                }
             }
         }
+        targets
+            .values_mut()
+            .for_each(|of_origin| of_origin.retain(|name, _| !disagreements.keys.contains(name)));
+        targets.retain(|_, of_origin| !of_origin.is_empty());
         self.keys.retain(|name, _| names.contains(name));
-        for name in contradicted.difference(&self.contradicted) {
-            warn!(backend = %name.address, "two services give it different keys; it is asked under the key of the first");
+        for name in disagreements.keys.difference(&self.disagreements.keys) {
+            warn!(backend = %name.address, "services give it different keys: it is not asked for reports");
         }
-        self.contradicted = contradicted;
+        for name in disagreements.agents.difference(&self.disagreements.agents) {
+            warn!(backend = %name.address, "services, or their lists, name different agents of it: the first is asked");
+        }
+        self.disagreements = disagreements;
         if connected != self.connected {
             self.probes.set_targets(connected.iter().cloned(), |origin| self.origins.entered(origin));
             self.connected = connected;
@@ -342,16 +350,38 @@ pub fn name_of(protocol: Protocol, address: SocketAddr) -> Name {
     Name { protocol, address }.on_wire()
 }
 
-/// What is wrong where two agents answer for a backend, if they do for one.
-fn contested_fault(contested: &BTreeSet<Name>) -> Option<Fault> {
-    let others = match contested.len() {
+/// The first of these, and how many more there are; `None` if there are none.
+fn first_of(names: &BTreeSet<Name>) -> Option<String> {
+    let others = match names.len() {
         0 | 1 => String::new(),
         count => format!(" and {} more", count - 1),
     };
+    Some(format!("{}{others}", names.first()?.address))
+}
+
+impl Disagreements {
+    fn faults(&self) -> impl Iterator<Item = Fault> {
+        let keys = first_of(&self.keys).map(|names| {
+            format!(
+                "services give {names} different keys: nobody is asked for its reports, for the holder of each key could speak \
+                 for it. Give these services one key, or take it out of the list that it does not belong to"
+            )
+        });
+        let agents = first_of(&self.agents).map(|names| {
+            format!(
+                "services, or their lists, name different agents of {names}: the first is asked. Give all the same `agent` and `port`"
+            )
+        });
+        keys.into_iter().chain(agents).map(|text| Fault::of_host(FaultCode::Probes, text))
+    }
+}
+
+/// What is wrong where two agents answer for a backend, if they do for one.
+fn contested_fault(contested: &BTreeSet<Name>) -> Option<Fault> {
     let text = format!(
-        "two agents answer for {}{others}: each takes back what the other has said, and the one that answers last is believed. \
+        "two agents answer for {}: each takes back what the other has said, and the one that answers last is believed. \
          Stop one of them, or give each backend its own address, port and key",
-        contested.first()?.address
+        first_of(contested)?
     );
     Some(Fault::of_host(FaultCode::Probes, text))
 }

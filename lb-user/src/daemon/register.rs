@@ -3,7 +3,7 @@
 //!
 //! It outlives the daemon, and so does what it says. The event loop alone makes and removes entries; the threads that take in
 //! reports store in those that there are ([`Stores`]): one for each network namespace that backends are asked from. Where two hear of
-//! one backend the later store counts, and what was known only to the other comes with the next report.
+//! one backend the later report counts.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -90,12 +90,13 @@ impl Register {
         if id == NO_REPORT {
             return Ok(id);
         }
-        if !is_known {
-            // An earlier daemon may not have lived to clear it.
+        // What was believed last stays, whichever daemon has stored it. What was believed under other keys alone was another party's
+        // word, and where the name is new an earlier daemon may not have lived to clear it.
+        let before = if is_known { self.maps.sender(&key_of(name))? } else { None };
+        let before = before.filter(|before| share_a_key(before, &sender(id, keys, None)));
+        if before.is_none() {
             self.maps.set_lame_until_ns(id, 0);
         }
-        // What was believed last stays, whichever daemon has stored it.
-        let before = if is_known { self.maps.sender(&key_of(name))? } else { None };
         let base = before.as_ref().and_then(base_of);
         self.maps.set_sender(&key_of(name), &sender(id, keys, base))?;
         self.written.insert(name, keys.clone());
@@ -181,7 +182,14 @@ impl Kernel for Stores {
             return;
         }
         let ns = lame_until.map_or(0, |until| u64::try_from(until.as_nanos()).unwrap_or(u64::MAX));
-        self.maps.set_lame_until_ns(target.id, ns);
+        if self.maps.lame_until_ns(target.id) != ns {
+            // Another listener may have heard more already.
+            let known = self.maps.sender(&key_of(target.name)).unwrap_or_default();
+            if known.as_ref().and_then(base_of).is_some_and(|known| is_later(known, base)) {
+                return;
+            }
+            self.maps.set_lame_until_ns(target.id, ns);
+        }
         // Only a later daemon needs to know: a failure harms nobody now, and it is stored again later.
         let result = self.maps.set_sender(&key_of(target.name), &sender(target.id, &target.keys, Some(base)));
         if let Err(error) = &result
@@ -203,6 +211,15 @@ fn sender(id: u32, keys: &Keys<BackendKey>, base: Option<Base>) -> Sender {
         *place = SenderKey { id: key.id, key: key.key.bytes(), ..SenderKey::default() };
     }
     sender
+}
+
+fn share_a_key(one: &Sender, other: &Sender) -> bool {
+    one.keys.iter().any(|key| key.id != 0 && other.keys.contains(key))
+}
+
+/// Whether the same life of an agent said this later than that. Of two lives nobody can tell: a clock may have jumped.
+fn is_later(this: Base, that: Base) -> bool {
+    this.incarnation == that.incarnation && this.counter > that.counter
 }
 
 /// The last report that an entry knows; `None` if there was none.
@@ -246,6 +263,26 @@ mod tests {
         let keys = Keys::new(key.of_backend(Protocol::Tcp, any().address), None);
         let base = Some(Base { incarnation: 7, counter: 9 });
         assert_eq!([base, None].map(|base| base_of(&sender(5, &keys, base))), [base, None]);
+    }
+
+    #[test]
+    fn entries_of_keys_that_follow_each_other_are_one_partys() {
+        let numbered = |id, byte| {
+            Numbered { id, key: ServiceKey::from_bytes([byte; 32]) }.of_backend(Protocol::Tcp, any().address)
+        };
+        let [old, new, other] = [numbered(1, 7), numbered(2, 8), numbered(1, 9)];
+        let entry = |first, second| sender(5, &Keys::new(first, second), None);
+        assert!(share_a_key(&entry(old, None), &entry(new, Some(old))));
+        assert!(share_a_key(&entry(new, Some(old)), &entry(new, None)));
+        assert!(!share_a_key(&entry(old, None), &entry(new, None)));
+        assert!(!share_a_key(&entry(old, None), &entry(other, None)));
+    }
+
+    #[test]
+    fn only_the_same_life_of_an_agent_says_what_is_later() {
+        let base = |incarnation, counter| Base { incarnation, counter };
+        assert!(is_later(base(7, 9), base(7, 8)));
+        assert!(!is_later(base(7, 8), base(7, 8)) && !is_later(base(8, 9), base(7, 8)));
     }
 
     fn any() -> Name {
