@@ -173,6 +173,28 @@ async fn a_second_program_that_claims_a_backend_is_refused_and_shown() {
 }
 
 #[tokio::test]
+async fn an_agent_is_waited_for_where_nobody_else_can_speak() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("run");
+    let register = |keys| {
+        let registered =
+            RemoteVoice::register(&run, name(), keys, Readiness::LameDuck, Duration::from_hours(1));
+        tokio::time::timeout(stage::DEADLINE, registered)
+    };
+    // Whoever has the keys can be an agent himself, at once.
+    let error = register(Some(keys())).await.expect("nobody is waited for").err().unwrap();
+    assert!(matches!(error, ClientError::NotRunning(_)), "{error}");
+    // It begins to wait before there is one.
+    let agent = async {
+        tokio::task::yield_now().await;
+        start(stage::config(folder.path(), vec![backend()]), Role::Host, None).await.unwrap()
+    };
+    let (voice, agent) = tokio::join!(register(None), agent);
+    voice.expect("it is waited for").unwrap().leave().await.unwrap();
+    agent.stop().await;
+}
+
+#[tokio::test]
 async fn a_backend_that_has_ended_is_not_ready_by_a_check_that_passed_before() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let check = Some(HealthCheck::new(Check::Tcp(listener.local_addr().unwrap())));

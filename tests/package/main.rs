@@ -7,6 +7,8 @@ mod contents;
 
 mod service;
 
+mod agent;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 

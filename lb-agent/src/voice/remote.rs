@@ -28,7 +28,8 @@ pub struct RemoteVoice {
     showing: JoinHandle<()>,
 }
 
-/// For how long a program may try to register a backend. One that was killed has it for a lease.
+/// For how long a program tries to register a backend: longer than the agent takes to notice that a program was killed, and than a
+/// service manager takes to start an agent again.
 pub const CLAIM: Duration = Duration::from_secs(LEASE.as_secs() + 1);
 
 /// Between two attempts.
@@ -47,8 +48,7 @@ struct Link {
 
 impl RemoteVoice {
     /// Registers with the agent that has this directory. The keys are for a backend that the agent's configuration does not have.
-    /// While another program has the backend, or the agent does not answer, it is tried on for so long: [`CLAIM`] is longer than
-    /// the agent takes to notice that a program was killed.
+    /// Where it may succeed later it is tried on for so long.
     ///
     /// # Errors
     /// If no agent answers there, it refuses, or another program runs the backend.
@@ -66,8 +66,7 @@ impl RemoteVoice {
         let mut has_told = false;
         // Bound: the deadline.
         while let Err(error) = link.register().await {
-            if !matches!(error, ClientError::Taken(_) | ClientError::Silent(_)) || Instant::now() >= deadline
-            {
+            if !link.may_succeed_later(&error) || Instant::now() >= deadline {
                 return Err(error);
             }
             if !std::mem::replace(&mut has_told, true) {
@@ -116,6 +115,22 @@ impl Voice for RemoteVoice {
 }
 
 impl Link {
+    /// Whether what failed may succeed in a moment: a program that was killed has its backend until the agent notices, and an agent
+    /// that has left its socket, or without which nobody can speak for the backend, is perhaps being started.
+    fn may_succeed_later(&self, error: &ClientError) -> bool {
+        match error {
+            ClientError::Taken(_) | ClientError::Silent(_) => true,
+            ClientError::NotRunning(_) => self.keys.is_none() || self.client.is_there(),
+            ClientError::Connect { .. }
+            | ClientError::Untrusted(_)
+            | ClientError::Unreadable(_)
+            | ClientError::Forbidden(_)
+            | ClientError::Absent(_)
+            | ClientError::Refused(_)
+            | ClientError::Number(_) => false,
+        }
+    }
+
     async fn register(&mut self) -> Result<Told, ClientError> {
         let mut said = vec![
             ("backend", self.backend.to_string()),

@@ -1,0 +1,168 @@
+//! The agent's unit under a real systemd, services that it speaks for, and probes from a service's network namespace.
+
+use stage::{Machine, eventually};
+
+use crate::install;
+
+/// The address of the backend, in each machine's own network.
+const BACKEND: &str = "127.0.0.1:8001";
+
+/// A server of one line, from systemd's package: each connection is told `b1`, and closed.
+const SERVER: &str =
+    "/usr/bin/systemd-socket-activate --listen=127.0.0.1:8001 --accept --inetd /usr/bin/echo b1";
+
+/// A machine with the package, keys, and an agent that has this to say of the backend's health.
+fn machine(check: &str) -> Machine {
+    let machine = Machine::with_systemd();
+    install(&machine);
+    // As docs/reference/agent.md has it, with the owner that the unit's user may read.
+    let script = format!(
+        "umask 077 && cd /etc/socklb && socklb agent key > service.key && \
+         socklb agent key --of service.key {BACKEND} > backend.key && \
+         chown root:socklb-agent backend.key && chmod 0640 backend.key"
+    );
+    machine.good(&["sh", "-c", &script]);
+    machine.write(
+        "/etc/socklb/agent.toml",
+        &format!("[[backend]]\naddress = \"{BACKEND}\"\nkey = \"backend.key\"\n{check}\n"),
+    );
+    machine.write("/etc/systemd/system/users.service", &format!("[Service]\nExecStart={SERVER}\n"));
+    machine.good(&["systemctl", "daemon-reload"]);
+    machine
+}
+
+fn property(machine: &Machine, unit: &str, name: &str) -> String {
+    machine.good(&["systemctl", "show", "--value", "--property", name, unit])
+}
+
+/// What the agent says of the backend; null if it does not answer.
+fn backend(machine: &Machine) -> serde_json::Value {
+    let output = machine.run(&["socklb", "agent", "status", "--json"]).stdout;
+    let status: Result<serde_json::Value, _> = serde_json::from_slice(&output);
+    status.ok().and_then(|status| status.pointer("/backends/0").cloned()).unwrap_or_default()
+}
+
+fn readiness(machine: &Machine) -> String {
+    backend(machine)["readiness"].as_str().unwrap_or("nobody says").to_owned()
+}
+
+#[track_caller]
+fn until(machine: &Machine, expected: &str) {
+    eventually("the backend's readiness", || readiness(machine), |seen| seen == expected);
+}
+
+#[test]
+fn the_agent_runs_as_its_own_user_and_keeps_what_the_operator_said() {
+    let machine = machine("interval = \"200ms\"");
+    machine.good(&["systemctl", "start", "users.service", "socklb-agent.service"]);
+    until(&machine, "ready");
+    let pid = property(&machine, "socklb-agent.service", "MainPID");
+    let status = machine.good(&["cat", &format!("/proc/{pid}/status")]);
+    let user = machine.good(&["id", "--user", "socklb-agent"]);
+    assert!(status.contains(&format!("Uid:\t{user}\t{user}\t{user}\t{user}\n")), "{status}");
+    for set in ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"] {
+        assert!(status.contains(&format!("{set}:\t0000000000000000\n")), "{set} in {status}");
+    }
+    assert_eq!(property(&machine, "socklb-agent.service", "StatusText"), "1 of 1 backends ready");
+    let page = || {
+        let script =
+            r"exec 3<>/dev/tcp/127.0.0.1/9465 && printf 'GET /readyz HTTP/1.0\r\n\r\n' >&3 && cat <&3";
+        machine.good(&["bash", "-c", script])
+    };
+    assert!(page().starts_with("HTTP/1.0 200 OK"), "{}", page());
+    // Taken out, it stays that over restarts, killed or not.
+    machine.good(&["socklb", "agent", "lame-duck"]);
+    assert_eq!(readiness(&machine), "lame-duck");
+    assert!(page().starts_with("HTTP/1.0 503 "), "{}", page());
+    machine.good(&["systemctl", "restart", "socklb-agent.service"]);
+    assert_eq!(readiness(&machine), "lame-duck");
+    machine.good(&["systemctl", "kill", "--signal=KILL", "socklb-agent.service"]);
+    let has_died = || property(&machine, "socklb-agent.service", "NRestarts");
+    eventually("systemd starts it again", has_died, |restarts| restarts == "1");
+    until(&machine, "lame-duck");
+    machine.good(&["socklb", "agent", "ready"]);
+    until(&machine, "ready");
+    // A faulty file is refused by the reload, and changes nothing.
+    machine.write("/etc/socklb/agent.toml", "[[backend]]\n");
+    assert!(!machine.run(&["systemctl", "reload", "socklb-agent.service"]).status.success());
+    assert_eq!(readiness(&machine), "ready");
+    // A service that ends without a word is found by the check.
+    machine.good(&["systemctl", "stop", "users.service"]);
+    until(&machine, "down");
+}
+
+/// With the drop-in that the package ships, for which only the address and the command are put in.
+#[test]
+fn a_service_with_the_drop_in_leaves_before_it_ends_and_is_ready_again() {
+    let machine = machine("check = \"off\"");
+    let drop_in = machine.file("/usr/share/doc/socklb/examples/backend-service.conf");
+    let drop_in = std::fs::read_to_string(drop_in).expect("the example is installed");
+    let ours = drop_in.replace("10.0.0.1:8080", BACKEND).replace("/usr/bin/users --listen 8080", SERVER);
+    assert!(ours.contains(SERVER) && !ours.contains("10.0.0.1"), "{drop_in}");
+    machine.write("/etc/systemd/system/users.service.d/socklb.conf", &ours);
+    machine.good(&["systemctl", "daemon-reload"]);
+    machine.good(&["systemctl", "start", "socklb-agent.service", "users.service"]);
+    until(&machine, "ready");
+    // An agent that is started anew hears of it by itself.
+    machine.good(&["systemctl", "restart", "socklb-agent.service"]);
+    until(&machine, "ready");
+    machine.good(&["systemctl", "restart", "users.service"]);
+    until(&machine, "ready");
+    // If the run is killed, systemd starts another one sooner than the agent notices.
+    let main = property(&machine, "users.service", "MainPID");
+    machine.write("/etc/systemd/system/users.service.d/again.conf", "[Service]\nRestart=on-failure\n");
+    machine.good(&["systemctl", "daemon-reload"]);
+    machine.good(&["systemctl", "kill", "--kill-who=main", "--signal=KILL", "users.service"]);
+    let another = || property(&machine, "users.service", "MainPID");
+    eventually("another run", another, |pid| *pid != main && pid != "0");
+    let runner = || backend(&machine)["runner"]["process"].to_string();
+    eventually("which the agent has registered", runner, |process| *process == another());
+    until(&machine, "ready");
+    assert_eq!(property(&machine, "users.service", "NRestarts"), "1");
+    machine.good(&["systemctl", "stop", "users.service"]);
+    assert_eq!(property(&machine, "users.service", "Result"), "success");
+    let journal = machine.good(&["journalctl", "--no-pager", "--output=cat", "--unit=users.service"]);
+    for said in ["passed on to the application signal=SIGTERM", "LameDuck", "Ready"] {
+        assert!(journal.contains(said), "{said:?} is not in {journal}");
+    }
+}
+
+/// With the drop-in of docs/reference/reports.md, without which the daemon says what it lacks.
+#[test]
+fn a_service_in_a_network_of_its_own_is_probed_for_with_the_drop_in_of_the_reference() {
+    let machine = Machine::with_systemd();
+    install(&machine);
+    let unit = format!("[Service]\nPrivateNetwork=yes\nExecStart={SERVER}\n");
+    machine.write("/etc/systemd/system/frontend.service", &unit);
+    let config = format!(
+        "[[client]]\njob = \"frontend\"\ncgroup = \"system.slice/frontend.service\"\n\
+         [[service]]\nname = \"users\"\naddress = \"10.96.0.10:80\"\nbackends = {{ static = [\"{BACKEND}\"] }}\n\
+         health = {{ probe = \"tcp\", probe_from = \"client\", interval = \"100ms\" }}\n"
+    );
+    machine.write("/etc/socklb/socklb.toml", &config);
+    machine.good(&["systemctl", "daemon-reload"]);
+    machine.good(&["systemctl", "start", "frontend.service", "socklb.service"]);
+    let status = || {
+        let output = machine.run(&["socklb", "status", "--json"]).stdout;
+        serde_json::from_slice::<lb_view::status::Status>(&output).expect("JSON")
+    };
+    let faults = || {
+        let faults: Vec<String> = status().faults.into_iter().map(|fault| fault.text).collect();
+        faults.join("\n")
+    };
+    eventually("the privilege is named", faults, |faults| faults.contains("CAP_SYS_ADMIN"));
+    let page = machine.good(&["zcat", "--force", "/usr/share/doc/socklb/docs/reference/reports.md"]);
+    let (_, block) = page.split_once("```ini\n").expect("the reference has a drop-in");
+    let (drop_in, _) = block.split_once("```").expect("which ends");
+    machine.write("/etc/systemd/system/socklb.service.d/probes.conf", drop_in);
+    machine.good(&["systemctl", "daemon-reload"]);
+    machine.good(&["systemctl", "restart", "socklb.service"]);
+    let probe = || {
+        let status = status();
+        let backend = &status.clients[0].service("users").expect("users").backends[0];
+        backend.probe.clone().map(|probe| probe.state)
+    };
+    eventually("it is found well", probe, |state| state.as_deref() == Some("well"));
+    // The host has nobody at that address.
+    assert!(!machine.run(&["bash", "-c", "exec 3<>/dev/tcp/127.0.0.1/8001"]).status.success());
+}
