@@ -65,13 +65,11 @@ pub mod cli;
 
 use std::process::ExitCode;
 
-use clap::Parser;
-
 use crate::error::{Failure, is_permission};
 
 /// Runs the command line.
 pub fn main() -> ExitCode {
-    let cli = cli::Cli::parse();
+    let cli = cli::Cli::of_command_line();
     match cli::run(cli) {
         Ok(code) => code,
         Err(Failure::Faults(faults)) => {

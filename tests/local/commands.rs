@@ -379,9 +379,14 @@ fn tcp_and_udp_at_one_address_are_two_services() {
 #[test]
 fn a_wrong_command_line_exits_with_2() {
     let fixture = Fixture::without_daemon();
-    for arguments in
-        [&["detach"][..], &["frobnicate"], &["status", "--json", "--watch"], &["detach", "a", "--all"]]
-    {
+    for arguments in [
+        &["detach"][..],
+        &["frobnicate"],
+        &["status", "--json", "--watch"],
+        &["detach", "a", "--all"],
+        // It is the daemon's, and the agent would do without it.
+        &["agent", "key", "--config", "agent.toml"],
+    ] {
         assert_eq!(fixture.setup.run(arguments).status.code(), Some(2), "{arguments:?}");
     }
 }

@@ -34,7 +34,7 @@ pub enum ConfigError {
     },
     /// There is no file at the default path.
     #[error(
-        "there is no configuration at {DEFAULT_PATH}, and --config names no other; --backend serves one backend without a file"
+        "there is no configuration at {DEFAULT_PATH}, and none was named (`socklb agent serve FILE`); --backend serves one backend without a file"
     )]
     None,
     /// The file is too long to be a configuration.

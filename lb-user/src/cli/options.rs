@@ -6,7 +6,9 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use clap::{Args, Parser, Subcommand};
+use clap::error::ErrorKind;
+use clap::parser::ValueSource;
+use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use lb_view::status::SortBy;
 
 use crate::config::{DEFAULT_PATH, Paths};
@@ -29,6 +31,21 @@ pub struct Cli {
     /// The files and directories that are meant.
     #[command(flatten)]
     pub files: Files,
+}
+
+impl Cli {
+    /// What the command line says; ends the process where that cannot be understood.
+    pub fn of_command_line() -> Self {
+        let mut command = Self::command();
+        let matches = command.get_matches_mut();
+        // From the environment it may be set for the daemon.
+        let is_given = |name| matches.value_source(name) == Some(ValueSource::CommandLine);
+        if matches.subcommand_name() == Some("agent") && (is_given("config") || is_given("pins")) {
+            let text = "--config and --pins are for the daemon: an agent's file is given as `socklb agent serve FILE`";
+            command.error(ErrorKind::ArgumentConflict, text).exit();
+        }
+        Self::from_arg_matches(&matches).unwrap_or_else(|error| error.format(&mut command).exit())
+    }
 }
 
 /// The configuration, and what overrides its `[paths]`.
@@ -186,8 +203,8 @@ pub enum Command {
     },
     /// Say how the backends of this host are, to the clients that ask: readiness, lame duck, load
     ///
-    /// `socklb agent serve` runs beside backends and needs neither root nor the daemon. Its file is /etc/socklb/agent.toml; of the
-    /// options above, --run and --state name its directories.
+    /// `socklb agent serve` runs beside backends and needs neither root nor the daemon. Its file is /etc/socklb/agent.toml, or the
+    /// one that is given to `serve`; --run and --state name its directories, --config and --pins are for the daemon alone.
     Agent(lb_agent::cli::Agent),
     /// Remove a client, or all, from the kernel: programs, maps, pins
     #[command(group = clap::ArgGroup::new("which").required(true).args(["client", "all"]))]
@@ -230,8 +247,6 @@ fn sort_by() -> impl TypedValueParser<Value = SortBy> {
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
-
-    use clap::CommandFactory;
 
     use super::*;
 
