@@ -178,12 +178,14 @@ impl<K: Copy> Keys<K> {
         self.0.iter().find(|key| key.id == id).map(|key| key.key)
     }
 
-    /// Whether one of them is among these, too: keys that are replaced one after the other are the same party's.
-    pub fn shares_one_with(&self, others: &Self) -> bool
+    /// Those of them that are among the others, too; `None` if there is none. Keys that are replaced one after the other are the
+    /// same party's, and while that is done each of two files may have one that the other has not.
+    pub fn common(&self, others: &Self) -> Option<Self>
     where
         K: PartialEq,
     {
-        self.0.iter().any(|key| others.0.contains(key))
+        let common: Vec<Numbered<K>> = self.0.iter().filter(|key| others.0.contains(key)).copied().collect();
+        (!common.is_empty()).then_some(Self(common))
     }
 
     /// All of them, the one to send with first.

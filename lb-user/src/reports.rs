@@ -18,8 +18,8 @@ use std::time::Duration;
 use lb_common::wire::BYTES;
 use lb_core::health::Health;
 use lb_core::reports::Name;
-use lb_core::reports::reported::{Base, Reported};
-use lb_core::reports::senders::{Refusal, Senders, Target};
+use lb_core::reports::reported::Base;
+use lb_core::reports::senders::{Refusal, Senders, Target, ToStore};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use tokio::sync::Notify;
 use tracing::warn;
@@ -30,8 +30,8 @@ use self::pace::{APART, Pace};
 
 /// Where connects look, and what a later daemon takes over.
 pub trait Kernel: Send {
-    /// What was believed of this backend: the number of its last report, and until when it is a lame duck, by CLOCK_MONOTONIC.
-    fn store(&mut self, target: &Target, base: Base, lame_until: Option<Duration>);
+    /// What was believed of a backend. Times are those of CLOCK_MONOTONIC.
+    fn store(&mut self, what: &ToStore<'_, Duration>);
 }
 
 /// What has come and gone.
@@ -269,8 +269,8 @@ impl Thread {
                     Ok((name, change)) => {
                         counts.believed += 1;
                         is_news |= change.is_some();
-                        if let Some((target, reported)) = senders.to_store(name) {
-                            store(&mut *self.kernel, target, reported);
+                        if let Some(what) = senders.to_store(name) {
+                            self.kernel.store(&what);
                         }
                     }
                     Err(refusal) => *counts.refused.entry(refusal).or_default() += 1,
@@ -285,12 +285,6 @@ impl Thread {
             }
         }
         Ok(())
-    }
-}
-
-fn store(kernel: &mut dyn Kernel, target: &Target, reported: &Reported<Duration>) {
-    if let Some(base) = reported.base() {
-        kernel.store(target, base, reported.lame_until());
     }
 }
 
@@ -310,8 +304,8 @@ mod tests {
     struct Told(Sender<(Name, Option<Duration>)>);
 
     impl Kernel for Told {
-        fn store(&mut self, target: &Target, _: Base, lame_until: Option<Duration>) {
-            self.0.send((target.name, lame_until)).expect("the test listens");
+        fn store(&mut self, what: &ToStore<'_, Duration>) {
+            self.0.send((what.target.name, what.lame_until)).expect("the test listens");
         }
     }
 

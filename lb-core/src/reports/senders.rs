@@ -96,10 +96,30 @@ struct Sender<T> {
 /// What is stored of a backend: the number of its last report, and until when it is a lame duck.
 #[derive(Clone, Copy, Debug)]
 struct Stored<T> {
-    base: Option<Base>,
+    base: Base,
     lame_until: Option<T>,
     /// Reports that said the same since.
     repeated: u8,
+}
+
+impl<T> Stored<T> {
+    /// The same is stored again with the next report.
+    const fn is_due(&mut self) {
+        self.repeated = REPEATED;
+    }
+}
+
+/// What is to be stored of a backend.
+#[derive(Debug)]
+pub struct ToStore<'s, T> {
+    /// Which.
+    pub target: &'s Target,
+    /// The number of its last report.
+    pub base: Base,
+    /// The number of the report that was stored before, or that an earlier daemon had stored.
+    pub before: Option<Base>,
+    /// Until when it is a lame duck.
+    pub lame_until: Option<T>,
 }
 
 /// Where a sender is.
@@ -159,13 +179,14 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Send
                 continue;
             }
             let known = places.get(&name).and_then(|place| before.get_mut(*place as usize)?.take());
-            let known = known.filter(|known| known.target.keys.shares_one_with(&target.keys));
+            let known = known.filter(|known| known.target.keys.common(&target.keys).is_some());
             let mut sender = match known {
                 Some(known) => {
                     // Never later than it was, nor than its interval wants it.
                     let due = known.due.min(now + target.interval);
+                    let mut stored = known.stored;
                     // Its entry may be made anew, for other keys or under another number.
-                    let stored = known.stored.filter(|_| known.target == target);
+                    stored.iter_mut().filter(|_| known.target != target).for_each(Stored::is_due);
                     Sender { target, due, stored, ..known }
                 }
                 None => {
@@ -188,7 +209,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Send
                         asked: None,
                         is_again: false,
                         introduced: None,
-                        stored: None,
+                        stored: base.map(|base| Stored { base, lame_until, repeated: REPEATED }),
                     }
                 }
             };
@@ -320,12 +341,12 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Send
         self.senders.get(*place as usize).map(|sender| (&sender.target, &sender.reported))
     }
 
-    /// One of which a report was taken in, if something else is to be stored of it than was before: the number of its report, or
-    /// until when it is a lame duck. The same is due again from time to time.
-    pub fn to_store(&mut self, name: Name) -> Option<(&Target, &Reported<T>)> {
+    /// What is to be stored of one of which a report was taken in, if that is something else than before. The same is due again
+    /// from time to time.
+    pub fn to_store(&mut self, name: Name) -> Option<ToStore<'_, T>> {
         let place = self.places.get(&name.on_wire())?;
         let sender = self.senders.get_mut(*place as usize)?;
-        let (base, lame_until) = (sender.reported.base(), sender.reported.lame_until());
+        let (base, lame_until) = (sender.reported.base()?, sender.reported.lame_until());
         if let Some(stored) = &mut sender.stored
             && (stored.base, stored.lame_until) == (base, lame_until)
             && stored.repeated < REPEATED
@@ -333,8 +354,8 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Send
             stored.repeated += 1;
             return None;
         }
-        sender.stored = Some(Stored { base, lame_until, repeated: 0 });
-        Some((&sender.target, &sender.reported))
+        let before = sender.stored.replace(Stored { base, lame_until, repeated: 0 });
+        Some(ToStore { target: &sender.target, base, before: before.map(|before| before.base), lame_until })
     }
 
     /// Those for which two agents answer by turns.
@@ -625,6 +646,7 @@ mod tests {
         let mut senders = of([1]);
         let name = target(1).name;
         let mut now = 0;
+        let before = std::cell::Cell::new(None);
         let mut store = |senders: &mut Senders<Duration>, readiness, counter| {
             now += 3_000;
             let request = senders.requests(1, || 9, at(now)).remove(0).1;
@@ -633,7 +655,9 @@ mod tests {
             answer.hold = Be32::from_host(600_000 - u32::try_from(now).unwrap());
             let answer = answer.sealed(target(1).keys.current().key.wire());
             senders.take(answer.bytes(), at(now)).unwrap();
-            senders.to_store(name).is_some()
+            let stored = senders.to_store(name);
+            before.set(stored.as_ref().and_then(|stored| stored.before).map(|base| base.counter));
+            stored.is_some()
         };
         let stored = [(); 33].map(|()| store(&mut senders, Readiness::Ready, 1));
         let turns: Vec<usize> = (0..33).filter(|turn| stored[*turn]).collect();
@@ -645,7 +669,15 @@ mod tests {
         assert!(!store(&mut senders, Readiness::Ready, 3));
         senders.set_targets([Target { id: 5, ..target(1) }], |_| (None, None), at(0));
         assert!(store(&mut senders, Readiness::Ready, 3), "its entry may be another one");
+        assert!(store(&mut senders, Readiness::Ready, 2), "an agent's numbers may go back");
+        assert_eq!(before.get(), Some(3), "and it is known what was stored");
         assert!(senders.to_store(Name { address: "10.0.0.9:1".parse().unwrap(), ..name }).is_none());
+        // What an earlier daemon had stored was stored, too.
+        let base = Base { incarnation: 100, counter: 9 };
+        let mut senders = Senders::new(1);
+        senders.set_targets([target(1)], |_| (Some(base), None), at(0));
+        assert!(store(&mut senders, Readiness::Ready, 8));
+        assert_eq!(before.get(), Some(9));
     }
 
     #[test]

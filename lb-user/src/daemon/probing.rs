@@ -200,14 +200,19 @@ impl Probing {
                 if !name.can_report() {
                     continue;
                 }
-                if names.insert(name) {
-                    self.backend_keys(name, keys);
-                } else if self.keys.get(&name).is_some_and(|(of, _)| of != keys) {
+                let is_first = names.insert(name);
+                let keys = match self.keys.get(&name).filter(|_| !is_first) {
+                    // While keys are replaced, one service may have one that the other has not.
+                    Some((of, _)) => of.common(keys),
+                    None => Some(keys.clone()),
+                };
+                let Some(keys) = keys else {
                     disagreements.keys.insert(name);
-                }
+                    continue;
+                };
+                let keys = self.backend_keys(name, &keys);
                 let interval = if candidate.is_active { probe.interval } else { *idle_interval };
                 let agent = candidate.agent.unwrap_or(probe.at(candidate.address));
-                let keys = &self.keys[&name].1;
                 let new = || Target { name, agent, keys: keys.clone(), interval, id: NO_REPORT };
                 let known = targets.entry(*origin).or_default().entry(name).or_insert_with(new);
                 known.interval = known.interval.min(interval);
@@ -216,9 +221,13 @@ impl Probing {
                 }
             }
         }
-        targets
-            .values_mut()
-            .for_each(|of_origin| of_origin.retain(|name, _| !disagreements.keys.contains(name)));
+        for of_origin in targets.values_mut() {
+            of_origin.retain(|name, _| !disagreements.keys.contains(name));
+            for (name, target) in of_origin {
+                // Whoever came later may not have had all keys of the first.
+                target.keys.clone_from(&self.keys[name].1);
+            }
+        }
         targets.retain(|_, of_origin| !of_origin.is_empty());
         self.keys.retain(|name, _| names.contains(name));
         for name in disagreements.keys.difference(&self.disagreements.keys) {
@@ -416,9 +425,8 @@ impl Daemon {
 
     /// Gives the client tasks the ids of those that report.
     fn give_ids(&mut self, now: Instant) {
-        let Some(ids) = &self.probing.ids else { return };
         for client_task in &mut self.clients.tasks {
-            client_task.take_report_ids(ids, now);
+            client_task.take_report_ids(self.probing.ids.as_ref(), now);
         }
         if self.clients.tasks.iter().any(|client_task| !client_task.is_settled()) {
             self.settle(now);
@@ -508,7 +516,73 @@ fn said_of(
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use lb_core::report_keys::Numbered;
+
     use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    /// A service of a client task that asks agents under the keys of these numbers, of backends of 10.0.0.1 by port.
+    fn wanted(keys: &[u16], candidates: &[(u16, bool)]) -> Wanted {
+        let numbered = |id: u16| Numbered { id, key: ServiceKey::from_bytes([id.to_be_bytes()[1]; 32]) };
+        let keys = Keys::new(numbered(keys[0]), keys.get(1).copied().map(numbered));
+        let kind = ProbeKind::Report { keys, idle_interval: 15 * SECOND };
+        let probe = Probe { kind, from: ProbeFrom::Host, port: Some(9465), interval: 2 * SECOND };
+        let candidates = candidates.iter().map(|(port, is_active)| Candidate {
+            address: ([10, 0, 0, 1], *port).into(),
+            agent: None,
+            is_active: *is_active,
+        });
+        Wanted { protocol: Protocol::Tcp, probe, origin: Origin::Host, candidates: candidates.collect() }
+    }
+
+    /// Who is asked: the port, under which keys, and how often.
+    fn aimed(probing: &mut Probing, wanted: Vec<Wanted>) -> Vec<(u16, Vec<u16>, Duration)> {
+        let targets = probing.aim(wanted).remove(&Origin::Host).unwrap_or_default();
+        let asked = targets.into_values().map(|target| {
+            let keys = target.keys.all().iter().map(|key| key.id).collect();
+            (target.name.address.port(), keys, target.interval)
+        });
+        asked.collect()
+    }
+
+    #[test]
+    fn a_backend_is_asked_once_and_often_if_one_of_its_clients_uses_it() {
+        let mut probing = Probing::new();
+        let idle = wanted(&[1], &[(80, false), (81, false)]);
+        let active = wanted(&[1], &[(81, true), (82, true)]);
+        let expected = [(80, vec![1], 15 * SECOND), (81, vec![1], 2 * SECOND), (82, vec![1], 2 * SECOND)];
+        assert_eq!(aimed(&mut probing, vec![idle, active]), expected);
+        assert_eq!(probing.disagreements.faults().count(), 0);
+    }
+
+    #[test]
+    fn keys_that_are_replaced_in_one_file_after_the_other_leave_no_gap() {
+        let mut probing = Probing::new();
+        // What both services have, by the steps of a replacement.
+        for (first, second, expected) in [
+            (&[1][..], &[1][..], &[1][..]),
+            (&[2, 1], &[1], &[1]),
+            (&[2, 1], &[2, 1], &[2, 1]),
+            (&[2], &[2, 1], &[2]),
+            (&[2], &[2], &[2]),
+        ] {
+            for (first, second) in [(first, second), (second, first)] {
+                let both = vec![wanted(first, &[(80, true)]), wanted(second, &[(80, true)])];
+                assert_eq!(aimed(&mut probing, both), [(80, expected.to_vec(), 2 * SECOND)]);
+                assert_eq!(probing.disagreements.faults().count(), 0);
+            }
+        }
+        let both = vec![wanted(&[1], &[(80, true)]), wanted(&[2], &[(80, true), (81, true)])];
+        assert_eq!(aimed(&mut probing, both), [(81, vec![2], 2 * SECOND)]);
+        let faults: Vec<String> = probing.disagreements.faults().map(|fault| fault.text).collect();
+        assert!(
+            faults.len() == 1 && faults[0].starts_with("services give 10.0.0.1:80 different keys"),
+            "{faults:?}"
+        );
+    }
 
     #[test]
     fn a_backend_for_which_two_agents_answer_is_named() {

@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use lb_common::abi::host::{NO_REPORT, ReportBase, Sender, SenderKey, SenderName};
@@ -16,7 +16,7 @@ use lb_core::balancer::ReportIdMap;
 use lb_core::report_ids::ReportIds;
 use lb_core::report_keys::{BackendKey, Keys};
 use lb_core::reports::reported::Base;
-use lb_core::reports::senders::Target;
+use lb_core::reports::senders::ToStore;
 use lb_core::reports::{MAX_HOLD, Name};
 use lb_core::service::Protocol;
 use lb_kernel::{DatapathError, HostMaps};
@@ -28,6 +28,7 @@ use crate::reports::Kernel;
 /// The register.
 pub struct Register {
     maps: Arc<HostMaps>,
+    storing: Arc<Mutex<()>>,
     ids: ReportIds,
     /// The keys of the entries, as they were written.
     written: BTreeMap<Name, Keys<BackendKey>>,
@@ -69,12 +70,13 @@ impl Register {
                 None => drop(maps.remove_sender(&key)?),
             }
         }
-        Ok(Self { maps: Arc::new(maps), ids, written: BTreeMap::new(), absent: BTreeMap::new() })
+        let (maps, storing) = (Arc::new(maps), Arc::default());
+        Ok(Self { maps, storing, ids, written: BTreeMap::new(), absent: BTreeMap::new() })
     }
 
     /// What a thread that takes in reports stores by.
     pub fn stores(&self) -> Stores {
-        Stores { maps: Arc::clone(&self.maps), has_failed: false }
+        Stores { maps: Arc::clone(&self.maps), storing: Arc::clone(&self.storing), has_failed: false }
     }
 
     /// The id of a backend, whose entry is made if there is none, or if its keys are others; [`NO_REPORT`] if none is left.
@@ -90,6 +92,7 @@ impl Register {
         if id == NO_REPORT {
             return Ok(id);
         }
+        let _storing = self.storing.lock();
         // What was believed last stays, whichever daemon has stored it. What was believed under other keys alone was another party's
         // word, and where the name is new an earlier daemon may not have lived to clear it.
         let before = if is_known { self.maps.sender(&key_of(name))? } else { None };
@@ -106,6 +109,7 @@ impl Register {
     /// What was believed of a backend that is asked from now on, by an earlier daemon or by this one when it asked it before: the last
     /// report, and until when it is a lame duck. Where the kernel does not say, an answer has to come first.
     pub fn adopted(&self, name: Name) -> (Option<Base>, Option<Duration>) {
+        let _storing = self.storing.lock();
         let until = self.ids.get(name).map(|id| self.maps.lame_until_ns(id)).filter(|ns| *ns != 0);
         let sender = self.maps.sender(&key_of(name)).unwrap_or_default();
         (sender.as_ref().and_then(base_of), until.map(Duration::from_nanos))
@@ -173,19 +177,27 @@ impl Register {
 /// Stores what is believed.
 pub struct Stores {
     maps: Arc<HostMaps>,
+    /// Held from a look at an entry until it is written: others store by theirs, and the loop writes other keys.
+    storing: Arc<Mutex<()>>,
     has_failed: bool,
 }
 
 impl Kernel for Stores {
-    fn store(&mut self, target: &Target, base: Base, lame_until: Option<Duration>) {
+    fn store(&mut self, what: &ToStore<'_, Duration>) {
+        let ToStore { target, base, before, lame_until } = *what;
         if target.id == NO_REPORT {
             return;
         }
+        let _storing = self.storing.lock();
         let ns = lame_until.map_or(0, |until| u64::try_from(until.as_nanos()).unwrap_or(u64::MAX));
         if self.maps.lame_until_ns(target.id) != ns {
-            // Another listener may have heard more already.
             let known = self.maps.sender(&key_of(target.name)).unwrap_or_default();
-            if known.as_ref().and_then(base_of).is_some_and(|known| is_later(known, base)) {
+            let ours = sender(target.id, &target.keys, None);
+            // The loop has given it the keys of another party, which this listener is about to hear.
+            if known.as_ref().is_some_and(|known| !share_a_key(known, &ours)) {
+                return;
+            }
+            if is_old(base, known.as_ref().and_then(base_of), before) {
                 return;
             }
             self.maps.set_lame_until_ns(target.id, ns);
@@ -217,9 +229,12 @@ fn share_a_key(one: &Sender, other: &Sender) -> bool {
     one.keys.iter().any(|key| key.id != 0 && other.keys.contains(key))
 }
 
-/// Whether the same life of an agent said this later than that. Of two lives nobody can tell: a clock may have jumped.
-fn is_later(this: Base, that: Base) -> bool {
-    this.incarnation == that.incarnation && this.counter > that.counter
+/// Whether another listener has stored what the same life of an agent said later than this. Of two lives nobody can tell: a clock may
+/// have jumped. What this listener has stored itself `before` is no such thing: the answer to its last request is believed whatever its
+/// number is.
+fn is_old(base: Base, known: Option<Base>, before: Option<Base>) -> bool {
+    let of_another = known.filter(|known| Some(*known) != before);
+    of_another.is_some_and(|known| known.incarnation == base.incarnation && known.counter > base.counter)
 }
 
 /// The last report that an entry knows; `None` if there was none.
@@ -279,10 +294,19 @@ mod tests {
     }
 
     #[test]
-    fn only_the_same_life_of_an_agent_says_what_is_later() {
+    fn what_another_listener_has_heard_later_stays() {
         let base = |incarnation, counter| Base { incarnation, counter };
-        assert!(is_later(base(7, 9), base(7, 8)));
-        assert!(!is_later(base(7, 8), base(7, 8)) && !is_later(base(8, 9), base(7, 8)));
+        for (known, before, expected) in [
+            (Some(base(7, 9)), None, true),
+            (Some(base(7, 9)), Some(base(7, 3)), true),
+            // It was stored by this one, or there is nothing later, or nobody can tell.
+            (Some(base(7, 9)), Some(base(7, 9)), false),
+            (Some(base(7, 8)), None, false),
+            (Some(base(8, 9)), None, false),
+            (None, None, false),
+        ] {
+            assert_eq!(is_old(base(7, 8), known, before), expected, "{known:?} {before:?}");
+        }
     }
 
     fn any() -> Name {

@@ -89,12 +89,14 @@ impl ClientTask {
         }
     }
 
-    /// Takes in the ids of all backends that report, for the services that ask for reports.
-    pub fn take_report_ids(&mut self, ids: &ReportIdMap, now: Instant) {
+    /// Takes in the ids of all backends that report, for the services that ask for reports: those keep what they have while nobody
+    /// was asked yet.
+    pub fn take_report_ids(&mut self, ids: Option<&ReportIdMap>, now: Instant) {
         let none = ReportIdMap::default();
         for (position, configured) in self.client.services.iter().enumerate() {
             let heeds = configured.probe.as_ref().is_some_and(Probe::is_by_report);
-            let fact = Fact::Reports(position, Arc::clone(if heeds { ids } else { &none }));
+            let Some(ids) = (if heeds { ids } else { Some(&none) }) else { continue };
+            let fact = Fact::Reports(position, Arc::clone(ids));
             if self.balancer.handle(now, fact).expect("it takes no room") {
                 self.settled = None;
             }
