@@ -98,14 +98,27 @@ async fn within(timeout: Duration, what: &str, run: impl Future<Output = Outcome
 }
 
 async fn tcp(at: SocketAddr) -> Outcome {
-    match TcpStream::connect(at).await {
+    match connect(at).await {
         Ok(_) => Outcome::Passed,
         Err(error) => unconnected(at, &error),
     }
 }
 
+/// A connection to somebody else: to a port of this host from which connections begin, and at which nobody listens, TCP may connect
+/// a socket with itself.
+///
+/// # Errors
+/// If nobody accepts it.
+pub async fn connect(at: SocketAddr) -> io::Result<TcpStream> {
+    let stream = TcpStream::connect(at).await?;
+    if stream.local_addr()? == stream.peer_addr()? {
+        return Err(io::ErrorKind::ConnectionRefused.into());
+    }
+    Ok(stream)
+}
+
 async fn http(at: SocketAddr, path: &str) -> Outcome {
-    let stream = match TcpStream::connect(at).await {
+    let stream = match connect(at).await {
         Ok(stream) => stream,
         Err(error) => return unconnected(at, &error),
     };

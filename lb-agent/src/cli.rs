@@ -73,8 +73,10 @@ pub enum Command {
     },
     /// Show the backends: readiness and why, load, who is told
     ///
-    /// Exit codes: 0 all are ready and nothing is wrong; 3 otherwise; 1 no agent answers; 4 permission.
+    /// Exit codes: 0 all that are shown are ready and nothing is wrong; 3 otherwise; 1 no agent answers; 4 permission.
     Status {
+        /// Only this backend [default: all of this host]
+        backend: Option<Name>,
         /// Print JSON
         #[arg(long)]
         json: bool,
@@ -187,7 +189,7 @@ pub fn run(agent: Agent, directories: &Directories) -> Result<Ended> {
         Command::Ready { backend, json } => {
             operator("/v1/ready", "as its health check says", backend, json, directories)
         }
-        Command::Status { json } => status(json, directories),
+        Command::Status { backend, json } => status(backend, json, directories),
         Command::Report(report) => say(&report, directories),
         Command::Key { id, of: None, .. } => keys::new_line(id).map(Ended::well),
         Command::Key { of: Some(service), backend, .. } => {
@@ -250,9 +252,17 @@ fn operator(
     Ok(Ended::well(format!("{}: {what}{waiting}\n", told.backends.join(", "))))
 }
 
-fn status(json: bool, directories: &Directories) -> Result<Ended> {
+fn status(backend: Option<Name>, json: bool, directories: &Directories) -> Result<Ended> {
     let client = client(directories)?;
-    let status: status::Status = wait(client.ask("/v1/status"))??;
+    let mut status: status::Status = wait(client.ask("/v1/status"))??;
+    if let Some(name) = backend.map(|name| name.to_string()) {
+        let all: Vec<String> = status.backends.iter().map(|backend| backend.backend.clone()).collect();
+        status.backends.retain(|backend| backend.backend == name);
+        if status.backends.is_empty() {
+            let others = if all.is_empty() { "none".to_owned() } else { all.join(", ") };
+            return Err(anyhow!("there is no backend {name} here, only {others}"));
+        }
+    }
     let text =
         if json { serde_json::to_string_pretty(&status)? + "\n" } else { status.text(Style::for_stdout()) };
     Ok(Ended { code: if status.is_good() { 0 } else { DEGRADED }, ..Ended::well(text) })

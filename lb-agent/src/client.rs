@@ -14,6 +14,7 @@ use serde::de::DeserializeOwned;
 use thiserror::Error;
 use tokio::net::UnixStream;
 
+use crate::config::DEFAULT_PATH;
 use crate::serve::control;
 
 /// For an answer: the agent's loop takes milliseconds between two of them.
@@ -51,6 +52,9 @@ pub enum ClientError {
     /// It knows no such backend or registration.
     #[error("{0}")]
     Absent(String),
+    /// It is about to end.
+    #[error("{0}")]
+    Stopping(String),
     /// Another program has it.
     #[error("{0}")]
     Taken(String),
@@ -78,9 +82,9 @@ impl Client {
         Self { socket: control::socket(run), run: run.to_owned() }
     }
 
-    /// Whether there seems to be an agent: its socket is there.
-    pub fn is_there(&self) -> bool {
-        self.socket.exists()
+    /// Whether there is to be an agent of the host: its directory is there, or its file. Either is, too, while it is started anew.
+    pub fn is_expected(&self) -> bool {
+        self.run.exists() || Path::new(DEFAULT_PATH).exists()
     }
 
     /// Asks for something.
@@ -133,6 +137,7 @@ impl Client {
             }
             StatusCode::NOT_FOUND => Err(ClientError::Absent(text())),
             StatusCode::CONFLICT => Err(ClientError::Taken(text())),
+            StatusCode::SERVICE_UNAVAILABLE => Err(ClientError::Stopping(text())),
             _ => Err(ClientError::Refused(text())),
         }
     }

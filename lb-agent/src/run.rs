@@ -29,6 +29,7 @@ mod speaker;
 
 mod driver;
 
+pub use events::Signals;
 pub use options::{Args, Check, Telling};
 pub use status::Status;
 
@@ -44,31 +45,26 @@ use self::terminal::Terminal;
 use crate::voice::Voice;
 
 /// Runs a command as the backend at this address, which the agent is told of by `voice`. Returns how the command ended, for
-/// [`Status::end`].
-///
-/// # Errors
-/// If signals cannot be taken: nothing was started then.
+/// [`Status::end`]. What has come of signals before is taken in first.
 pub async fn run<V: Voice + 'static>(
     args: Args,
     protocol: Protocol,
     address: SocketAddr,
+    signals: Signals,
     voice: V,
-) -> io::Result<Status> {
+) -> Status {
     let port = args.port.unwrap_or(address.port());
     let address = SocketAddr::new(address.ip(), port);
     let listener = Listener { protocol, address, is_alone: false };
-    // Signals first: one that comes while the command starts is not lost.
-    let (events, signals) = events::take_signals()?;
+    let Signals { events, tasks } = signals;
     let terminal = Terminal::in_foreground();
     let processes = match Processes::start(&args.command, terminal.as_ref()) {
         Ok(processes) => processes,
         Err(error) => {
             tracing::error!(command = ?args.command, %error, "the command was not started");
             let is_there = error.kind() != io::ErrorKind::NotFound;
-            return Ok(if is_there { Status::NOT_STARTED } else { Status::NOT_FOUND });
+            return if is_there { Status::NOT_STARTED } else { Status::NOT_FOUND };
         }
     };
-    Ok(Driver::new(args, listener, processes, terminal, events.sender, voice)
-        .run(events.receiver, signals)
-        .await)
+    Driver::new(args, listener, processes, terminal, events.sender, voice).run(events.receiver, tasks).await
 }

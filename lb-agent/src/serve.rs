@@ -8,7 +8,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context as _, Result};
 use lb_host::notify::Notifier;
@@ -117,7 +117,7 @@ pub async fn start(config: Config, role: Role, reread: Option<Reread>) -> Result
     let incarnation =
         if is_host { incarnation::draw(&config.state, wall) } else { incarnation::next(None, wall) };
     let now = Instant::now();
-    let kept = if is_host { Kept::read(&config.state) } else { Kept::default() };
+    let (kept, keeper) = if is_host { kept_in(&config.state) } else { (Kept::default(), Keeper::none(None)) };
     let mut server = Server {
         reports: Reports::new(incarnation, secret()?, now),
         sockets,
@@ -126,7 +126,7 @@ pub async fn start(config: Config, role: Role, reread: Option<Reread>) -> Result
         checks: Checks::new(events.clone()),
         measuring: Measuring::new(events.clone()),
         lame_ducks: kept.lame_ducks.clone(),
-        keeper: if is_host { Keeper::new(&config.state, kept.clone()) } else { Keeper::none() },
+        keeper,
         reload: Reload::new(config.path.clone().filter(|_| reread.is_some()), reread, events),
         watch: if is_host { watch(&config) } else { Watch::none() },
         notifier: is_host.then(Notifier::new),
@@ -152,6 +152,17 @@ pub async fn start(config: Config, role: Role, reread: Option<Reread>) -> Result
     let socket = agent.socket.as_ref().map(|socket| socket.display().to_string());
     info!(listen = listen.join(", "), socket, backends = config.backends.len(), incarnation, "running");
     Ok(agent)
+}
+
+/// What was kept in the state directory, and who keeps it from now on: nobody, where that cannot be read.
+fn kept_in(state: &std::path::Path) -> (Kept, Keeper) {
+    match Kept::read(state) {
+        Ok(kept) => (kept.clone(), Keeper::new(state, kept)),
+        Err(error) => {
+            warn!(%error, "cannot read which backends take no more; nothing of that is kept until a restart can read it");
+            (Kept::default(), Keeper::none(Some(error.to_string())))
+        }
+    }
 }
 
 /// A watch; without one, changes are seen by SIGHUP.
@@ -193,6 +204,20 @@ impl Agent {
     /// Has it read its configuration again.
     pub async fn reload(&self) {
         let _ = self.queries.send(Query::Reload).await;
+    }
+
+    /// Waits until all clients have acknowledged what was said last, but not for longer than this.
+    pub async fn heard(&self, within: Duration) {
+        let all_have = async {
+            let mut looks = tokio::time::interval(Duration::from_millis(10));
+            // Until there is nobody to wait for; the caller's time bounds it.
+            while let Some(status) = query::status(&self.queries).await
+                && status.backends.iter().any(|backend| backend.unheard > 0)
+            {
+                looks.tick().await;
+            }
+        };
+        let _ = tokio::time::timeout(within, all_have).await;
     }
 
     /// Ends it, and frees its ports and its socket for a successor. Clients take it from its last report on.

@@ -4,14 +4,25 @@
 //! Both together, because use alone does not rise when neighbours take the processors. Here is the arithmetic; what the files
 //! say is for `cgroup` to read.
 
+use std::path::{Component, Path, PathBuf};
 use std::time::{Duration, Instant};
 
 mod cgroup;
 
 mod mounts;
 
+mod own;
+
 pub use cgroup::{Measured, measure};
 pub use mounts::Mounts;
+pub use own::own_cgroup;
+
+/// The path of a cgroup, relative to the mount; `None` if the text is not that of one below it.
+pub fn below_the_mount(text: &str) -> Option<PathBuf> {
+    let path = Path::new(text.trim_matches('/'));
+    let is_below = path.components().all(|component| matches!(component, Component::Normal(_)));
+    (is_below && !path.as_os_str().is_empty()).then(|| path.to_owned())
+}
 
 /// What a cgroup had used at some time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

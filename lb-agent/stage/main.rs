@@ -11,7 +11,7 @@ use std::thread;
 
 use anyhow::Context;
 use clap::{Parser, Subcommand};
-use lb_agent::run::Args;
+use lb_agent::run::{Args, Signals};
 use lb_agent::voice::Voice;
 use lb_common::wire::Readiness;
 use lb_core::service::Protocol;
@@ -47,7 +47,10 @@ fn main() -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     match command {
         Role::Run(args) => {
-            let status = runtime.block_on(lb_agent::run::run(args, Protocol::Tcp, address, Diary { log }))?;
+            let status = runtime.block_on(async {
+                let signals = Signals::take()?;
+                anyhow::Ok(lb_agent::run::run(args, Protocol::Tcp, address, signals, Diary { log }).await)
+            })?;
             Ok(status.end())
         }
         Role::Serve { stubborn, fork } => {

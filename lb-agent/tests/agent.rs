@@ -87,6 +87,9 @@ async fn everybody_may_read_whether_a_backend_is_ready_and_why() {
         assert_eq!(stage.page("/healthz").await.0, ready, "{readiness:?}");
         assert_eq!(stage.page("/livez").await.0, live, "{readiness:?}");
     }
+    // Nobody has registered yet: not ready, and nothing is dead.
+    let nobody = Stage::with(vec![]).await;
+    assert_eq!((nobody.page("/readyz").await.0, nobody.page("/livez").await.0), (503, 200));
     let (code, text) = stage.page("/readyz?backend=10.0.0.1:80").await;
     assert_eq!((code, text.as_str()), (503, "10.0.0.1:80: unknown: the program that runs it says so\n"));
     assert_eq!(stage.page("/readyz?backend=10.0.0.1:81").await.0, 404);
@@ -126,6 +129,16 @@ async fn an_operator_takes_a_backend_out_also_over_a_restart() {
     assert!(after.incarnation > before.incarnation);
     stage.tell("/v1/ready", &[("backend", "10.0.0.1:80")]).await.unwrap();
     assert_eq!(stage.status().await.backends[0].readiness, "unknown", "nobody says more of it");
+    // Of one that has gone, too.
+    let run = stage.folder.path().join("run");
+    let other = "10.0.0.2:80".parse().unwrap();
+    let voice =
+        RemoteVoice::register(&run, other, Some(keys()), Readiness::Ready, Duration::ZERO).await.unwrap();
+    stage.tell("/v1/lame-duck", &[("backend", "10.0.0.2:80")]).await.unwrap();
+    voice.leave().await.unwrap();
+    stage.tell("/v1/ready", &[("backend", "10.0.0.2:80")]).await.unwrap();
+    let error = stage.tell("/v1/ready", &[("backend", "10.0.0.2:80")]).await.unwrap_err();
+    assert!(error.contains("there is no backend 10.0.0.2:80 here"), "{error}");
 }
 
 #[tokio::test]
@@ -155,6 +168,10 @@ async fn a_second_program_that_claims_a_backend_is_refused_and_shown() {
     let stage = Stage::with(vec![]).await;
     let run = stage.folder.path().join("run");
     let register = |keys| RemoteVoice::register(&run, name(), keys, Readiness::LameDuck, Duration::ZERO);
+    let said =
+        [("backend", "10.0.0.1:80"), ("registration", "6"), ("readiness", "ready"), ("cgroup", "/../there")];
+    let error = stage.tell("/v1/register", &said).await.unwrap_err();
+    assert!(error.contains("\"/../there\" is not the path of a cgroup"), "{error}");
     let error = register(None).await.err().unwrap().to_string();
     assert!(error.contains("no backend 10.0.0.1:80 is configured here, and no key was given"), "{error}");
     let mut first = register(Some(keys())).await.unwrap();
@@ -170,6 +187,59 @@ async fn a_second_program_that_claims_a_backend_is_refused_and_shown() {
     drop(register(Some(keys())).await.unwrap());
     let next = RemoteVoice::register(&run, name(), Some(keys()), Readiness::LameDuck, CLAIM).await;
     next.unwrap().leave().await.unwrap();
+}
+
+#[tokio::test]
+async fn who_has_ended_without_being_asked_is_down_until_the_next_program_or_for_a_minute() {
+    for (configured, keys) in [(vec![backend()], None), (vec![], Some(keys()))] {
+        let stage = Stage::with(configured).await;
+        let run = stage.folder.path().join("run");
+        let register = || RemoteVoice::register(&run, name(), keys.clone(), Readiness::Ready, Duration::ZERO);
+        let mut voice = register().await.unwrap();
+        voice.say(Readiness::Down).await.unwrap();
+        voice.leave().await.unwrap();
+        assert_eq!(stage.status().await.backends[0].readiness, "down");
+        assert_eq!(Asker::of(&stage.agent).await.ask(0).await.readiness(), Some(Readiness::Down));
+        let _next = register().await.unwrap();
+        assert_eq!(stage.status().await.backends[0].readiness, "ready");
+    }
+}
+
+#[tokio::test]
+async fn other_keys_of_a_program_are_the_agents() {
+    let stage = Stage::with(vec![]).await;
+    let run = stage.folder.path().join("run");
+    let file = stage.folder.path().join("key");
+    let write = |id: u16| {
+        fs::write(&file, format!("{id} {}\n", "0e".repeat(16))).unwrap();
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();
+    };
+    let voice =
+        RemoteVoice::register(&run, name(), Some(keys()), Readiness::Ready, Duration::ZERO).await.unwrap();
+    write(8);
+    voice.follow(file.clone()).await;
+    stage.until(|status| status.backends[0].keys == [8]).await;
+    // A fault changes nothing, and the next good file does.
+    fs::write(&file, "8 x\n").unwrap();
+    write(9);
+    stage.until(|status| status.backends[0].keys == [9]).await;
+}
+
+/// Where the agent's file has other keys than the program, because only one of both has been changed yet, the agent's count.
+#[tokio::test]
+async fn keys_that_were_replaced_in_one_file_alone_refuse_nobody() {
+    let stage = Stage::with(vec![backend()]).await;
+    let run = stage.folder.path().join("run");
+    let register = |text: String| {
+        let keys = lb_core::report_keys::Keys::parse(&text).unwrap();
+        RemoteVoice::register(&run, name(), Some(keys), Readiness::Ready, Duration::ZERO)
+    };
+    let (same, other) = ("0f".repeat(16), "0e".repeat(16));
+    for text in [format!("6 {other}\n7 {same}\n"), format!("6 {other}\n")] {
+        register(text).await.unwrap().leave().await.unwrap();
+    }
+    let error = register(format!("7 {other}\n")).await.err().unwrap().to_string();
+    assert!(error.contains("the configuration has other keys for 10.0.0.1:80"), "{error}");
 }
 
 #[tokio::test]

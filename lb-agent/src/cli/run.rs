@@ -1,8 +1,8 @@
 //! `socklb agent run`: a command run as a backend, with the host's agent, or with one of its own.
 
-use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use clap::Args;
@@ -14,7 +14,7 @@ use super::{Directories, client_directory, init_log};
 use crate::client::ClientError;
 use crate::config::{Backend, Config, read_key_file};
 use crate::name::Name;
-use crate::run::{self, Status};
+use crate::run::{self, Signals, Status};
 use crate::serve::{Role, start};
 use crate::voice::{CLAIM, LocalVoice, RemoteVoice, Voice};
 
@@ -42,14 +42,25 @@ pub fn run(what: Run, directories: &Directories) -> Result<Status> {
     init_log();
     let keys = what.key.as_deref().map(read_key_file).transpose()?;
     let run_directory = client_directory(directories)?;
-    let Run { backend, listen, args, .. } = what;
+    let Run { backend, key, listen, args } = what;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    let ended: io::Result<Status> = runtime.block_on(async {
+    let ended = runtime.block_on(async {
+        let mut signals = Signals::take().context("take signals")?;
         let unknown = Readiness::Unknown;
-        match RemoteVoice::register(&run_directory, backend, keys.clone(), unknown, CLAIM).await {
+        let registered = tokio::select! {
+            registered = RemoteVoice::register(&run_directory, backend, keys.clone(), unknown, CLAIM) => registered,
+            signal = signals.asked_to_end() => {
+                info!(%backend, %signal, "asked to end before anything was started");
+                return Ok(Status::Killed(signal));
+            }
+        };
+        match registered {
             Ok(voice) => {
+                if let Some(path) = key {
+                    voice.follow(path).await;
+                }
                 let voice = Arc::new(Mutex::new(voice));
-                let ended = run_as(args, backend, Shared(Arc::clone(&voice))).await;
+                let ended = run_as(args, backend, signals, Shared(Arc::clone(&voice))).await;
                 if let Some(voice) = Arc::into_inner(voice)
                     && let Err(error) = voice.into_inner().leave().await
                 {
@@ -67,19 +78,24 @@ pub fn run(what: Run, directories: &Directories) -> Result<Status> {
                 let backends = vec![Backend::new(backend, keys)];
                 let agent = start(Config { listen, backends, ..Config::default() }, Role::Within, None).await?;
                 let voice = LocalVoice::new(&agent, backend, unknown).await?;
-                let ended = run_as(args, backend, voice).await;
+                let ended = run_as(args, backend, signals, voice).await;
+                // Who is being told how it has ended hears of it.
+                agent.heard(LAST_WORD).await;
                 agent.stop().await;
                 Ok(ended)
             }
             Err(error) => Err(anyhow::Error::new(error)),
         }
-    })?;
+    });
     runtime.shutdown_timeout(super::STOPPING);
-    ended.context("take signals")
+    ended
 }
 
-async fn run_as(args: run::Args, backend: Name, voice: impl Voice + 'static) -> io::Result<Status> {
-    run::run(args, backend.protocol(), backend.address(), voice).await
+/// How long clients have to hear how the backend has ended: all pushes of a change are sent within.
+const LAST_WORD: Duration = Duration::from_millis(200);
+
+async fn run_as(args: run::Args, backend: Name, signals: Signals, voice: impl Voice + 'static) -> Status {
+    run::run(args, backend.protocol(), backend.address(), signals, voice).await
 }
 
 /// A voice that is given back after the run.

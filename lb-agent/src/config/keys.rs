@@ -6,6 +6,7 @@ use std::borrow::Cow;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use lb_core::reports::{MAX_HOLD, MAX_VALID_FOR};
 use lb_core::service::Protocol;
 use lb_document::key::Unset::{Is, Means, Required};
 use lb_document::kind::{Form, Number, Refusal, Text, Time, Words};
@@ -29,11 +30,11 @@ section! {
         Means("port 9465 of all addresses"),
         "where it is asked: by UDP for reports, by TCP for HTTP; `[::]` takes IPv4 as well";
     STATE "state": Text<Cow<'static, str>>(&["/var/lib/socklb-agent"], path), Is(Cow::Borrowed("/var/lib/socklb-agent")),
-        "directory of what it keeps between starts: the number of the last one";
+        "directory of what it keeps between starts: the number of the last one, and which backends take no more";
     RUN "run": Text<Cow<'static, str>>(&["/run/socklb-agent"], path), Is(Cow::Borrowed("/run/socklb-agent")),
         "directory of its control socket";
-    GROUP "group": Text<Cow<'static, str>>(&["deploy"], path), Means("the agent's own"),
-        "the group whose members may control it, besides root and the agent's user: a name or a number";
+    GROUP "group": Text<Cow<'static, str>>(&["deploy"], path), Means("the agent's own alone"),
+        "another group whose members may control it: a name or a number. The socket is given to it by an agent that is root";
     BACKEND "backend": Form(&["[[backend]]"]), Means("none"), "the backends, below";
 }
 
@@ -55,13 +56,13 @@ section! {
         "for one check, after which it has failed; what was not checked for three times `interval` and `timeout` is unknown";
     RISE "rise": Number(1..=100), Is(2), "checks that pass in a row until it is up; the first of all counts at once";
     FALL "fall": Number(1..=100), Is(3), "checks that fail in a row until it is down";
-    HOLD "hold": Time(Duration::from_secs(1)..=Duration::from_hours(1)), Is(Duration::from_mins(10)),
+    HOLD "hold": Time(Duration::from_secs(1)..=MAX_HOLD), Is(Duration::from_mins(10)),
         "for how long clients take it for a lame duck that is one and falls silent: longer than a restart takes";
-    VALID_FOR "valid_for": Time(Duration::from_secs(1)..=Duration::from_hours(1)), Is(Duration::from_secs(45)),
+    VALID_FOR "valid_for": Time(Duration::from_secs(1)..=MAX_VALID_FOR), Is(Duration::from_secs(45)),
         "how long a report is valid for a client that hears no other: three times the longest interval at which clients ask";
     UTILIZATION "utilization": Form(&["\"application\"", "{ cgroup = \"system.slice/app.service\" }", "\"off\""]),
         Means("`\"application\"`"),
-        "how its load is learnt: its application says it (`socklb agent report`), which is believed first in any case but `\"off\"`; or by what follows";
+        "how its load is learnt: its application says it (`socklb agent report`), which is believed first in any case but `\"off\"`; else it is measured, of the cgroup of `socklb agent run`, or of the one that follows";
 }
 
 section! {
@@ -103,13 +104,9 @@ fn http_path(text: &str) -> Result<Cow<'static, str>, Refusal> {
 }
 
 fn cgroup(text: &str) -> Result<Cow<'static, str>, Refusal> {
-    let text = text.trim_matches('/');
-    let is_below = std::path::Path::new(text)
-        .components()
-        .all(|component| matches!(component, std::path::Component::Normal(_)));
-    if text.is_empty() || !is_below {
+    if crate::utilization::below_the_mount(text).is_none() {
         let why = format!("{} is not the path of a cgroup", lb_document::diagnostic::quote(text));
         return Err((why, Some("write it as in \"system.slice/app.service\"".to_owned())));
     }
-    path(text)
+    path(text.trim_matches('/'))
 }

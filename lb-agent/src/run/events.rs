@@ -42,12 +42,39 @@ pub struct Events {
     pub receiver: mpsc::Receiver<Event>,
 }
 
-/// Takes the signals of this process from now on, but for those that it was started to ignore, which the command shall ignore
-/// as well.
-///
-/// # Errors
-/// If the kernel refuses.
-pub fn take_signals() -> io::Result<(Events, JoinSet<()>)> {
+/// The signals of this process, which are taken before anything else is done: the first process of a container that does not take
+/// them loses them.
+pub struct Signals {
+    /// Where they come in.
+    pub(super) events: Events,
+    /// Who takes them, for as long as these live.
+    pub(super) tasks: JoinSet<()>,
+}
+
+impl Signals {
+    /// Takes them from now on, but for those that this process was started to ignore, which the command shall ignore as well.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn take() -> io::Result<Self> {
+        let (events, tasks) = take_signals()?;
+        Ok(Self { events, tasks })
+    }
+
+    /// Waits for one that asks to end, before there is a command. Others are nobody's.
+    pub async fn asked_to_end(&mut self) -> Signal {
+        loop {
+            let event = self.events.receiver.recv().await.expect("this process has a sender itself");
+            if let Event::Signal(signal) = event
+                && signal.is_request_to_end()
+            {
+                return signal;
+            }
+        }
+    }
+}
+
+fn take_signals() -> io::Result<(Events, JoinSet<()>)> {
     let (sender, receiver) = mpsc::channel(EVENTS);
     let mut tasks = JoinSet::new();
     let ignored = ignored_signals();

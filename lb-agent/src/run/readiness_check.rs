@@ -4,9 +4,9 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use lb_http::probe::probe;
-use tokio::net::TcpStream;
 
 use super::connections::Listener;
+use crate::check::connect;
 
 /// Between two attempts: a restart takes little longer than the application does.
 pub const PAUSE: Duration = Duration::from_millis(100);
@@ -38,7 +38,7 @@ impl Attempt {
         let address = listener.address_here();
         let attempt = async {
             match self {
-                Self::Tcp(port) => TcpStream::connect((address, *port)).await.is_ok(),
+                Self::Tcp(port) => connect(SocketAddr::new(address, *port)).await.is_ok(),
                 Self::Http(port, path) => is_served(SocketAddr::new(address, *port), path).await,
                 Self::Socket => listener.find().unwrap_or(false),
             }
@@ -49,7 +49,7 @@ impl Attempt {
 
 /// Whether a page is answered with success.
 async fn is_served(at: SocketAddr, path: &str) -> bool {
-    let Ok(stream) = TcpStream::connect(at).await else { return false };
+    let Ok(stream) = connect(at).await else { return false };
     probe(stream, at, path, "socklb-agent").await.is_ok()
 }
 

@@ -19,10 +19,11 @@ use tokio::sync::mpsc;
 use tracing::warn;
 
 use super::query::{Query, Refusal, SaidLoad, Verb, status, tell};
-use super::registrations::Who;
+use super::registrations::{Claim, Who};
 use crate::name::Name;
 use crate::reports::load::thousandths;
 use crate::reports::readiness_of;
+use crate::utilization;
 
 /// The socket's name in its directory.
 pub const SOCKET: &str = "agent.sock";
@@ -38,13 +39,13 @@ pub fn socket(run: &Path) -> PathBuf {
 #[derive(Clone)]
 struct Desk {
     queries: mpsc::Sender<Query>,
-    /// The group whose members may change something.
-    group: u32,
+    /// The groups whose members may change something: the agent's own, and the one that is configured.
+    groups: Vec<u32>,
 }
 
-/// What is answered there. Without a group, the members of the agent's own may change something.
+/// What is answered there. Members of the agent's own group may change something, and those of another one that is named.
 pub fn router(queries: &mpsc::Sender<Query>, group: Option<u32>) -> Router {
-    let group = group.unwrap_or_else(|| rustix::process::getegid().as_raw());
+    let groups = [Some(rustix::process::getegid().as_raw()), group].into_iter().flatten().collect();
     Router::new()
         .route("/v1/status", get(show))
         .route("/v1/lame-duck", post(lame_duck))
@@ -53,7 +54,7 @@ pub fn router(queries: &mpsc::Sender<Query>, group: Option<u32>) -> Router {
         .route("/v1/register", post(register))
         .route("/v1/readiness", post(readiness))
         .route("/v1/unregister", post(unregister))
-        .with_state(Desk { queries: queries.clone(), group })
+        .with_state(Desk { queries: queries.clone(), groups })
 }
 
 async fn show(State(desk): State<Desk>) -> Response {
@@ -123,6 +124,8 @@ fn load(said: Report) -> Result<Verb, Refusal> {
 struct Registering {
     backend: String,
     registration: u64,
+    /// Relative to the mount.
+    cgroup: Option<String>,
     /// Lines of a key file.
     keys: Option<String>,
     readiness: String,
@@ -138,12 +141,15 @@ async fn register(
 
 fn registering(said: &Registering) -> Result<Verb, Refusal> {
     let keys = said.keys.as_deref().map(Keys::parse).transpose();
+    let cgroup = said.cgroup.as_deref().map(|path| {
+        let cgroup = utilization::below_the_mount(path);
+        cgroup.ok_or_else(|| Refusal::Wrong(format!("cgroup: {path:?} is not the path of a cgroup")))
+    });
     Ok(Verb::Register {
         backend: name(&said.backend)?,
-        registration: said.registration,
+        claim: Claim { number: said.registration, is_leased: true, cgroup: cgroup.transpose()? },
         keys: keys.map_err(|error| Refusal::Wrong(format!("keys: {error}")))?,
         readiness: readiness_word(&said.readiness)?,
-        is_leased: true,
     })
 }
 
@@ -185,9 +191,12 @@ impl Desk {
         };
         if !self.may(&peer) {
             warn!(user = peer.user, process = peer.process, "refused what this user may not");
-            let (user, own, group) = (peer.user, own_user(), self.group);
+            let (user, own) = (peer.user, own_user());
+            let groups: Vec<String> = self.groups.iter().map(ToString::to_string).collect();
             let text = format!(
-                "user {user} may not: root may, user {own} (the agent's), and the members of group {group} (`group` in agent.toml)"
+                "user {user} may not: root may, user {own} (the agent's), and members of the groups {} (the agent's own, and `group` \
+                 in agent.toml)",
+                groups.join(" and ")
             );
             return (StatusCode::FORBIDDEN, text).into_response();
         }
@@ -204,7 +213,9 @@ impl Desk {
     }
 
     fn may(&self, peer: &Peer) -> bool {
-        peer.user == 0 || peer.user == own_user() || peer.groups.contains(&self.group)
+        peer.user == 0
+            || peer.user == own_user()
+            || self.groups.iter().any(|group| peer.groups.contains(group))
     }
 }
 

@@ -91,7 +91,7 @@ impl Server {
                 self.keep();
                 let _ = answer.send(told);
             }
-            Query::Reload => self.reload_now(),
+            Query::Reload => self.reload_now(now),
             Query::Stopping => return self.notifier.iter().for_each(Notifier::stopping),
         }
         self.notify_status();
@@ -138,6 +138,7 @@ impl Server {
                 End::Gone(name) => self.reports.remove(name),
             }
             self.keep();
+            self.measure(now);
         }
         self.reload_if_due(now);
     }

@@ -4,8 +4,8 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::io;
-use std::path::Path;
-use std::sync::mpsc;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::Duration;
 
 use lb_host::trust;
@@ -28,28 +28,34 @@ pub struct Kept {
 
 impl Kept {
     /// What was kept. What is no name is left out.
-    pub fn read(state: &Path) -> Self {
-        Self { lame_ducks: names(&state.join(LAME_DUCKS)), leaving: names(&state.join(LEAVING)) }
+    ///
+    /// # Errors
+    /// If a file that is there cannot be read. It must not be written then: nobody knows what would be lost.
+    pub fn read(state: &Path) -> io::Result<Self> {
+        let names = |file: &str| names(&state.join(file));
+        Ok(Self { lame_ducks: names(LAME_DUCKS)?, leaving: names(LEAVING)? })
     }
 }
 
-fn names(path: &Path) -> BTreeSet<Name> {
+fn names(path: &Path) -> io::Result<BTreeSet<Name>> {
     match fs::read_to_string(path) {
-        Ok(text) => text.lines().filter_map(|line| line.trim().parse().ok()).collect(),
-        Err(error) => {
-            if error.kind() != io::ErrorKind::NotFound {
-                warn!(path = %path.display(), %error, "cannot read which backends take no more");
-            }
-            BTreeSet::new()
-        }
+        Ok(text) => Ok(text.lines().filter_map(|line| line.trim().parse().ok()).collect()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(BTreeSet::new()),
+        Err(error) => Err(io::Error::new(error.kind(), format!("{}: {error}", path.display()))),
     }
 }
 
 /// For how long the end of the agent waits for the disk.
 const END_WITHIN: Duration = Duration::from_secs(5);
 
+/// Between two attempts to write what could not be written.
+const AGAIN: Duration = Duration::from_secs(5);
+
 /// Keeps it, by a thread of its own: a disk may be slow. Its drop waits for what is still to be kept, within bounds.
-pub struct Keeper(Option<Thread>);
+pub struct Keeper {
+    thread: Option<Thread>,
+    fault: Arc<Mutex<Option<String>>>,
+}
 
 struct Thread {
     /// What is kept, or is being.
@@ -60,51 +66,89 @@ struct Thread {
 }
 
 impl Keeper {
-    /// Keeps nothing.
-    pub const fn none() -> Self {
-        Self(None)
+    /// Keeps nothing, for this reason if there is one.
+    pub fn none(fault: Option<String>) -> Self {
+        Self { thread: None, fault: Arc::new(Mutex::new(fault)) }
     }
 
     /// Keeps it in the state directory, which has this.
     pub fn new(state: &Path, last: Kept) -> Self {
         let (sender, inbox) = mpsc::channel();
         let (running, end) = mpsc::channel::<()>();
-        let mut written = last.clone();
-        let state = state.to_owned();
+        let fault = Arc::default();
+        let mut writer = Writer { state: state.to_owned(), written: last.clone(), fault: Arc::clone(&fault) };
         let write = move || {
             let _running = running;
-            for mut kept in &inbox {
-                // Only the last counts.
-                kept = inbox.try_iter().last().unwrap_or(kept);
-                match write(&state, &kept, &written) {
-                    Ok(()) => written = kept,
-                    Err(error) => {
-                        warn!(%error, "cannot keep which backends take no more: a restart of the agent forgets them");
-                    }
-                }
-            }
+            writer.run(&inbox);
         };
-        let thread = std::thread::Builder::new().name("state".to_owned()).spawn(write);
-        Self(thread.ok().map(|_| Thread { last, inbox: Some(sender), end }))
+        match std::thread::Builder::new().name("state".to_owned()).spawn(write) {
+            Ok(_) => Self { thread: Some(Thread { last, inbox: Some(sender), end }), fault },
+            Err(error) => Self::none(Some(error.to_string())),
+        }
     }
 
     /// Keeps this from now on.
     pub fn keep(&mut self, kept: Kept) {
-        if let Some(Thread { last, inbox: Some(inbox), .. }) = &mut self.0
+        if let Some(Thread { last, inbox: Some(inbox), .. }) = &mut self.thread
             && *last != kept
         {
             last.clone_from(&kept);
             let _ = inbox.send(kept);
         }
     }
+
+    /// Why a restart of the agent would forget something, if it would.
+    pub fn fault(&self) -> Option<String> {
+        self.fault.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
 }
 
 impl Drop for Keeper {
     fn drop(&mut self) {
-        if let Some(thread) = &mut self.0 {
+        if let Some(thread) = &mut self.thread {
             thread.inbox = None;
             if thread.end.recv_timeout(END_WITHIN) == Err(mpsc::RecvTimeoutError::Timeout) {
-                warn!("the disk is slow: what the operator said last may be forgotten");
+                warn!("the disk is slow: what was said last of who takes no more may be forgotten");
+            }
+        }
+    }
+}
+
+struct Writer {
+    state: PathBuf,
+    written: Kept,
+    fault: Arc<Mutex<Option<String>>>,
+}
+
+impl Writer {
+    /// Until the agent ends. What cannot be written is tried again.
+    fn run(&mut self, inbox: &mpsc::Receiver<Kept>) {
+        let mut unwritten: Option<Kept> = None;
+        loop {
+            let next = match unwritten {
+                None => inbox.recv().map_err(|_| mpsc::RecvTimeoutError::Disconnected),
+                Some(_) => inbox.recv_timeout(AGAIN),
+            };
+            let kept = match (next, unwritten.take()) {
+                (Ok(kept), _) => kept,
+                (Err(mpsc::RecvTimeoutError::Timeout), Some(kept)) => kept,
+                (Err(_), _) => return,
+            };
+            // Only the last counts.
+            let kept = inbox.try_iter().last().unwrap_or(kept);
+            let result = write(&self.state, &kept, &self.written);
+            let fault = result.as_ref().err().map(ToString::to_string);
+            let mut known = self.fault.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(error) = fault.as_ref().filter(|_| *known != fault) {
+                warn!(
+                    error,
+                    "cannot keep which backends take no more: a restart of the agent would forget it; trying on"
+                );
+            }
+            *known = fault;
+            match result {
+                Ok(()) => self.written = kept,
+                Err(_) => unwritten = Some(kept),
             }
         }
     }
@@ -119,7 +163,9 @@ fn write(state: &Path, kept: &Kept, written: &Kept) -> io::Result<()> {
     for (file, names, _) in files.into_iter().filter(|(_, names, written)| names != written) {
         replace(&state.join(file), &state.join(format!("{file}.new")), names)?;
     }
-    fs::File::open(state)?.sync_all()
+    // Not every file system can do that for a directory.
+    let _ = fs::File::open(state).and_then(|state| state.sync_all());
+    Ok(())
 }
 
 fn replace(path: &Path, new: &Path, names: &BTreeSet<Name>) -> io::Result<()> {
@@ -142,7 +188,7 @@ mod tests {
     fn what_was_said_last_is_kept_when_the_agent_ends() {
         let folder = tempfile::tempdir().unwrap();
         let state = folder.path().join("state");
-        assert_eq!(Kept::read(&state), Kept::default());
+        assert_eq!(Kept::read(&state).unwrap(), Kept::default());
         let first = Kept { lame_ducks: of("10.0.0.1:80"), leaving: of("10.0.0.1:53/udp") };
         let last = Kept { lame_ducks: of("10.0.0.2:80"), ..first.clone() };
         let mut keeper = Keeper::new(&state, Kept::default());
@@ -150,18 +196,36 @@ mod tests {
             keeper.keep(kept);
         }
         drop(keeper);
-        assert_eq!(Kept::read(&state), last);
+        assert_eq!(Kept::read(&state).unwrap(), last);
         // The next agent knows what there is, and forgets it.
-        let mut keeper = Keeper::new(&state, Kept::read(&state));
+        let mut keeper = Keeper::new(&state, Kept::read(&state).unwrap());
         keeper.keep(Kept::default());
         drop(keeper);
-        assert_eq!(Kept::read(&state), Kept::default());
+        assert_eq!(Kept::read(&state).unwrap(), Kept::default());
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_not_written_and_what_cannot_be_written_is_a_fault() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::create_dir(folder.path().join(LEAVING)).unwrap();
+        let error = Kept::read(folder.path()).unwrap_err().to_string();
+        assert!(error.contains("/leaving: "), "{error}");
+        let mut keeper = Keeper::new(folder.path(), Kept::default());
+        assert_eq!(keeper.fault(), None);
+        keeper.keep(Kept { leaving: of("10.0.0.1:80"), ..Kept::default() });
+        let fault = Arc::clone(&keeper.fault);
+        // It waits for the thread, which has tried then.
+        drop(keeper);
+        assert!(fault.lock().unwrap().as_ref().is_some_and(|fault| fault.contains("directory")), "{fault:?}");
     }
 
     #[test]
     fn what_is_no_name_is_left_out() {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join(LEAVING), "10.0.0.1:80\nnonsense\n").unwrap();
-        assert_eq!(Kept::read(folder.path()), Kept { leaving: of("10.0.0.1:80"), ..Kept::default() });
+        assert_eq!(
+            Kept::read(folder.path()).unwrap(),
+            Kept { leaving: of("10.0.0.1:80"), ..Kept::default() }
+        );
     }
 }

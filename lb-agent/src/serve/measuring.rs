@@ -1,7 +1,8 @@
-//! What backends' cgroups have used, read every two seconds by a thread beside the event loop.
+//! What backends' cgroups have used, read every two seconds by a thread beside the event loop: of those that are configured, and of
+//! the programs that run backends.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
@@ -22,6 +23,8 @@ type Cgroup = (Name, PathBuf, Option<u32>);
 /// What is measured.
 pub struct Measuring {
     cgroups: Vec<Cgroup>,
+    /// So many of them are configured; they come first.
+    configured: usize,
     task: Option<JoinHandle<()>>,
     events: mpsc::Sender<Event>,
     before: BTreeMap<Name, Usage>,
@@ -31,20 +34,31 @@ pub struct Measuring {
 
 impl Measuring {
     /// Nothing yet; readings come as events.
-    pub const fn new(events: mpsc::Sender<Event>) -> Self {
-        Self { cgroups: Vec::new(), task: None, events, before: BTreeMap::new(), errors: BTreeMap::new() }
+    pub fn new(events: mpsc::Sender<Event>) -> Self {
+        let (before, errors) = (BTreeMap::new(), BTreeMap::new());
+        Self { cgroups: Vec::new(), configured: 0, task: None, events, before, errors }
     }
 
-    /// Measures the cgroups of these backends from now on.
-    pub fn set(&mut self, backends: &[Backend]) {
-        let cgroup = |backend: &Backend| match &backend.utilization {
+    /// Measures the cgroups of these backends from now on, and those in which these are run, unless the configuration says
+    /// otherwise. Returns whether that is something else than before.
+    pub fn set<'r>(&mut self, backends: &[Backend], runs: impl Iterator<Item = (Name, &'r Path)>) -> bool {
+        let configured = |backend: &Backend| match &backend.utilization {
             Utilization::Cgroup { cgroup, cores } => Some((backend.name, cgroup.clone(), *cores)),
             Utilization::Application | Utilization::Off => None,
         };
-        let cgroups: Vec<Cgroup> = backends.iter().filter_map(cgroup).collect();
+        let mut cgroups: Vec<Cgroup> = backends.iter().filter_map(configured).collect();
+        let is_free = |name: Name| {
+            let backend = backends.iter().find(|backend| backend.name == name);
+            backend.is_none_or(|backend| backend.utilization == Utilization::Application)
+        };
+        let configured = cgroups.len();
+        cgroups.extend(
+            runs.filter(|(name, _)| is_free(*name)).map(|(name, cgroup)| (name, cgroup.to_owned(), None)),
+        );
         if cgroups == self.cgroups {
-            return;
+            return false;
         }
+        self.configured = configured;
         if let Some(task) = self.task.take() {
             task.abort();
         }
@@ -54,6 +68,7 @@ impl Measuring {
         if !self.cgroups.is_empty() {
             self.task = Some(tokio::spawn(repeat(self.cgroups.clone(), self.events.clone())));
         }
+        true
     }
 
     /// Whether this backend is measured.
@@ -74,7 +89,10 @@ impl Measuring {
             Ok(usage) => usage,
             Err(why) => {
                 self.before.remove(&name);
-                self.errors.insert(name, why);
+                // Nobody has asked for that of a program.
+                if self.cgroups.iter().take(self.configured).any(|(of, ..)| *of == name) {
+                    self.errors.insert(name, why);
+                }
                 return None;
             }
         };

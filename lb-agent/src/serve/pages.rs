@@ -30,16 +30,22 @@ struct Which {
 }
 
 async fn ready(State(queries): State<mpsc::Sender<Query>>, UrlQuery(which): UrlQuery<Which>) -> Response {
-    judge(&queries, which, |backend| backend.readiness == "ready").await
+    judge(&queries, which, |backend| backend.readiness == "ready", false).await
 }
 
 /// Only what is known to be down does not live: whoever restarts what is not alive must not do that because nothing is known.
 async fn live(State(queries): State<mpsc::Sender<Query>>, UrlQuery(which): UrlQuery<Which>) -> Response {
-    judge(&queries, which, |backend| backend.readiness != "down").await
+    judge(&queries, which, |backend| backend.readiness != "down", true).await
 }
 
-/// 200 if all backends that are asked for are good, else 503; a line for each says how it is, and why.
-async fn judge(queries: &mpsc::Sender<Query>, which: Which, is_good: fn(&Backend) -> bool) -> Response {
+/// 200 if all backends that are asked for are good, else 503; a line for each says how it is, and why. Where there is none at all,
+/// `is_good_without` decides: a host whose backends have not registered yet is not ready, and nothing on it is dead.
+async fn judge(
+    queries: &mpsc::Sender<Query>,
+    which: Which,
+    is_good: fn(&Backend) -> bool,
+    is_good_without: bool,
+) -> Response {
     let name = match which.backend.as_deref().map(str::parse::<Name>).transpose() {
         Ok(name) => name.map(|name| name.to_string()),
         Err(why) => return (StatusCode::BAD_REQUEST, format!("backend: {why}\n")).into_response(),
@@ -52,7 +58,10 @@ async fn judge(queries: &mpsc::Sender<Query>, which: Which, is_good: fn(&Backend
             Some(name) => {
                 (StatusCode::NOT_FOUND, format!("{name}: there is no such backend here\n")).into_response()
             }
-            None => (StatusCode::SERVICE_UNAVAILABLE, "there is no backend here\n").into_response(),
+            None => {
+                let code = if is_good_without { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+                (code, "there is no backend here\n").into_response()
+            }
         };
     }
     let code = if backends.iter().all(|backend| is_good(backend)) {

@@ -7,7 +7,7 @@ use lb_core::report_keys::{BackendKey, Keys};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, oneshot};
 
-use super::registrations::Who;
+use super::registrations::{Claim, Who};
 use crate::name::Name;
 use crate::status::Status;
 
@@ -52,14 +52,12 @@ pub enum Verb {
     Register {
         /// Which.
         backend: Name,
-        /// A number that the program has drawn, by which it is known from now on ([`draw`](super::registrations::draw)).
-        registration: u64,
+        /// What the program says of itself.
+        claim: Claim,
         /// Its keys, where the configuration does not have it.
         keys: Option<Keys<BackendKey>>,
         /// How it is.
         readiness: Readiness,
-        /// Whether the program has to show itself again and again.
-        is_leased: bool,
     },
     /// A program shows that it lives.
     Readiness {

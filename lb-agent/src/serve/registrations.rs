@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crate::name::Name;
@@ -61,12 +62,24 @@ struct Program {
     who: Who,
 }
 
+/// What a program says of itself when it takes a backend.
+#[derive(Clone, Debug)]
+pub struct Claim {
+    /// A number that it has drawn, by which it is known from now on ([`draw`]).
+    pub number: u64,
+    /// Whether it has to show itself again and again.
+    pub is_leased: bool,
+    /// The cgroup that it runs the backend in, relative to the mount.
+    pub cgroup: Option<PathBuf>,
+}
+
 /// That a program runs a backend.
 #[derive(Clone, Debug)]
 pub struct Registration {
     /// `None` if an earlier agent knew it, of which that alone is known.
     program: Option<Program>,
     life: Life,
+    cgroup: Option<PathBuf>,
     /// How often others wanted the backend meanwhile, and who was the last.
     pub refused: Option<(u64, Who)>,
 }
@@ -115,14 +128,8 @@ impl Registrations {
     ///
     /// # Errors
     /// Who has the backend already, or the number.
-    pub fn register(
-        &mut self,
-        name: Name,
-        number: u64,
-        who: Who,
-        is_leased: bool,
-        now: Instant,
-    ) -> Result<(), Claimed> {
+    pub fn register(&mut self, name: Name, claim: Claim, who: Who, now: Instant) -> Result<(), Claimed> {
+        let Claim { number, is_leased, cgroup } = claim;
         if let Some((other, _)) = self.0.iter().find(|(other, one)| **other != name && one.is_of(number)) {
             return Err(Claimed::Number(*other));
         }
@@ -137,14 +144,15 @@ impl Registrations {
             refused = first.refused;
         }
         let life = if is_leased { Life::Until(now + LEASE) } else { Life::Unlimited };
-        self.0.insert(name, Registration { program: Some(Program { number, who }), life, refused });
+        let program = Some(Program { number, who });
+        self.0.insert(name, Registration { program, life, cgroup, refused });
         Ok(())
     }
 
     /// A backend has a program of which an earlier agent knew, and which has to show itself: until it does it is taken for dead.
     pub fn remember(&mut self, name: Name, now: Instant) {
         let life = Life::Dead(now + LINGER);
-        self.0.entry(name).or_insert(Registration { program: None, life, refused: None });
+        self.0.entry(name).or_insert(Registration { program: None, life, cgroup: None, refused: None });
     }
 
     /// A program shows that it lives. Returns its backend, if it has one.
@@ -166,6 +174,12 @@ impl Registrations {
     /// The program of a backend.
     pub fn get(&self, name: Name) -> Option<&Registration> {
         self.0.get(&name)
+    }
+
+    /// The cgroups of those that live.
+    pub fn cgroups(&self) -> impl Iterator<Item = (Name, &Path)> {
+        let alive = self.0.iter().filter(|(_, registration)| registration.is_alive());
+        alive.filter_map(|(name, registration)| Some((*name, registration.cgroup.as_deref()?)))
     }
 
     /// Lets time pass.
@@ -204,18 +218,23 @@ mod tests {
         Who { user: 0, process }
     }
 
+    fn claim(number: u64, is_leased: bool) -> Claim {
+        Claim { number, is_leased, cgroup: Some(number.to_string().into()) }
+    }
+
     #[test]
     fn a_second_program_is_refused_while_the_first_lives() {
         let now = Instant::now();
         let name = "10.0.0.1:80".parse().unwrap();
         let mut all = Registrations::default();
-        assert_eq!(all.register(name, 1, who(1), true, now), Ok(()));
-        assert_eq!(all.register(name, 2, who(2), true, now), Err(Claimed::Backend(who(1))));
-        assert_eq!(all.register(name, 3, who(3), true, now), Err(Claimed::Backend(who(1))));
+        assert_eq!(all.register(name, claim(1, true), who(1), now), Ok(()));
+        assert_eq!(all.register(name, claim(2, true), who(2), now), Err(Claimed::Backend(who(1))));
+        assert_eq!(all.register(name, claim(3, true), who(3), now), Err(Claimed::Backend(who(1))));
         assert_eq!(all.get(name).unwrap().refused, Some((2, who(3))));
         assert_eq!((all.refresh(2, now), all.refresh(1, now)), (None, Some(name)));
+        assert_eq!(all.cgroups().collect::<Vec<_>>(), [(name, Path::new("1"))]);
         assert_eq!(all.unregister(1), Some(name));
-        assert_eq!(all.register(name, 2, who(2), true, now), Ok(()));
+        assert_eq!(all.register(name, claim(2, true), who(2), now), Ok(()));
     }
 
     #[test]
@@ -224,16 +243,20 @@ mod tests {
         let at = |seconds| start + Duration::from_secs(seconds);
         let name = "10.0.0.1:80".parse().unwrap();
         let mut all = Registrations::default();
-        all.register(name, 1, who(1), true, start).unwrap();
+        all.register(name, claim(1, true), who(1), start).unwrap();
         assert_eq!(all.refresh(1, at(4)), Some(name));
         assert_eq!((all.next_at(), all.expire(at(8))), (Some(at(9)), vec![]));
         assert_eq!(all.expire(at(9)), [End::Died(name)]);
         assert_eq!(all.refresh(1, at(9)), None, "it has to register anew");
         assert_eq!((all.expire(at(68)), all.expire(at(69))), (vec![], vec![End::Gone(name)]));
         assert_eq!((all.0.len(), all.next_at()), (0, None));
-        all.register(name, 1, who(1), true, start).unwrap();
+        all.register(name, claim(1, true), who(1), start).unwrap();
         all.expire(at(5));
-        assert_eq!(all.register(name, 2, who(2), true, at(6)), Ok(()), "the dead one has nothing to say");
+        assert_eq!(
+            all.register(name, claim(2, true), who(2), at(6)),
+            Ok(()),
+            "the dead one has nothing to say"
+        );
     }
 
     #[test]
@@ -242,12 +265,12 @@ mod tests {
         let at = |seconds| start + Duration::from_secs(seconds);
         let [name, other] = ["10.0.0.1:80", "10.0.0.1:81"].map(|name| name.parse().unwrap());
         let mut all = Registrations::default();
-        all.register(name, 1, who(1), true, start).unwrap();
-        all.register(name, 2, who(2), true, start).unwrap_err();
-        assert_eq!(all.register(name, 1, who(1), true, at(4)), Ok(()));
+        all.register(name, claim(1, true), who(1), start).unwrap();
+        all.register(name, claim(2, true), who(2), start).unwrap_err();
+        assert_eq!(all.register(name, claim(1, true), who(1), at(4)), Ok(()));
         assert_eq!((all.next_at(), all.get(name).unwrap().refused), (Some(at(9)), Some((1, who(2)))));
         // A number stands for one backend.
-        assert_eq!(all.register(other, 1, who(1), true, at(4)), Err(Claimed::Number(name)));
+        assert_eq!(all.register(other, claim(1, true), who(1), at(4)), Err(Claimed::Number(name)));
     }
 
     #[test]
@@ -258,7 +281,7 @@ mod tests {
         all.remember(name, start);
         assert!(!all.get(name).unwrap().is_alive());
         assert_eq!((all.refresh(0, start), all.unregister(0)), (None, None));
-        assert_eq!(all.register(name, 1, who(1), true, start), Ok(()));
+        assert_eq!(all.register(name, claim(1, true), who(1), start), Ok(()));
         assert_eq!(all.get(name).unwrap().who(), Some(who(1)));
         // Whoever has shown itself is not forgotten for that.
         all.remember(name, start);
@@ -272,7 +295,7 @@ mod tests {
     fn who_shares_the_agents_process_needs_no_lease() {
         let now = Instant::now();
         let mut all = Registrations::default();
-        all.register("10.0.0.1:80".parse().unwrap(), 1, who(1), false, now).unwrap();
+        all.register("10.0.0.1:80".parse().unwrap(), claim(1, false), who(1), now).unwrap();
         assert_eq!((all.next_at(), all.expire(now + Duration::from_hours(9))), (None, vec![]));
     }
 }

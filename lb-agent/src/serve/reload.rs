@@ -62,13 +62,16 @@ impl Reload {
 
 impl Server {
     /// SIGHUP: reads at once, and says what came of it.
-    pub fn reload_now(&mut self) {
+    pub fn reload_now(&mut self, now: Instant) {
         if self.reload.reread.is_none() {
             info!("there is no configuration file to read again");
             return;
         }
         self.reload.is_asked = true;
-        if !self.reload.is_read {
+        if self.reload.is_read {
+            // What is being read may be what was there before.
+            self.reload.changed(now);
+        } else {
             self.read();
         }
     }
@@ -137,17 +140,25 @@ impl Server {
                 continue;
             }
             self.checks.remove(name);
-            // A program that runs it goes on to speak for it.
-            if self.registrations.get(name).is_none_or(|registration| !registration.is_alive()) {
+            // A program that runs it goes on to speak for it, and of one that has died what was said last holds for a while.
+            if self.registrations.get(name).is_none() {
                 self.reports.remove(name);
             }
         }
         for backend in self.config.backends.clone() {
             self.have(&backend, now);
         }
-        self.measuring.set(&self.config.backends);
-        for backend in self.config.backends.iter().filter(|backend| !self.measuring.has(backend.name)) {
-            if let Some(entry) = self.reports.get_mut(backend.name) {
+        self.measure(now);
+    }
+
+    /// Measures what is configured, and the programs that run backends; of others nothing is measured any more.
+    pub fn measure(&mut self, now: Instant) {
+        if !self.measuring.set(&self.config.backends, self.registrations.cgroups()) {
+            return;
+        }
+        let names: Vec<Name> = self.reports.iter().map(|(name, _)| name).collect();
+        for name in names.into_iter().filter(|name| !self.measuring.has(*name)) {
+            if let Some(entry) = self.reports.get_mut(name) {
                 entry.measured(None, now);
             }
         }

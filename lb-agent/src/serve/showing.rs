@@ -92,6 +92,9 @@ impl Server {
                 self.reload.fixed.join(", ")
             ));
         }
+        if let Some(why) = self.keeper.fault() {
+            faults.push(format!("which backends take no more is not kept, and a restart forgets it: {why}"));
+        }
         for (name, why) in &self.measuring.errors {
             faults.push(format!("{name}: its utilization cannot be measured: {why}"));
         }

@@ -171,7 +171,11 @@ impl Sockets {
         let received = socket.try_io(Interest::READABLE, || {
             for packet in batch.receive(fd)? {
                 let local = packet.to.filter(|_| *is_wildcard);
-                let address = SocketAddr::new(packet.from.ip().to_canonical(), packet.from.port());
+                let address = match packet.from {
+                    // Also which link an address of a link is of.
+                    SocketAddr::V6(from) if from.ip().to_ipv4_mapped().is_none() => packet.from,
+                    from => SocketAddr::new(from.ip().to_canonical(), from.port()),
+                };
                 let asker = Asker { address, via: Via { socket: number, local } };
                 let Some(datagram) = answer(packet.bytes, asker) else { continue };
                 let to = of_family(address, *is_v6);

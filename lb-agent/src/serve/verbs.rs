@@ -8,7 +8,7 @@ use tracing::{info, warn};
 
 use super::event_loop::Server;
 use super::query::{Refusal, SaidLoad, Told, Verb};
-use super::registrations::{Claimed, Who};
+use super::registrations::{Claim, Claimed, Who};
 use crate::config::{Backend, Utilization};
 use crate::name::Name;
 use crate::reports::load::Load;
@@ -24,26 +24,32 @@ impl Server {
         match verb {
             Verb::Operator { backend, lame_duck } => self.operator(backend, lame_duck, who, now),
             Verb::Load { backend, load } => self.load(backend, load, now),
-            Verb::Register { backend, registration, keys, readiness, is_leased } => {
+            Verb::Register { backend, claim, keys, readiness } => {
                 let wanted = keys.map(|keys| Backend::new(backend, keys));
                 self.can_have(backend, wanted.as_ref())?;
-                self.claim(backend, registration, who, is_leased, now)?;
+                self.claim(backend, claim, who, now)?;
                 if let Some(wanted) = wanted.filter(|_| !self.is_configured(backend)) {
                     self.have(&wanted, now);
                 }
                 info!(%backend, user = who.user, process = who.process, readiness = word(readiness), "a program runs a backend");
                 self.said(backend, |server| server.runner(backend, Some(readiness), now));
+                self.measure(now);
                 Ok(self.about(&[backend], now))
             }
             Verb::Readiness { registration, readiness } => self.readiness(registration, readiness, now),
             Verb::Unregister { registration } => {
                 let name = self.registrations.unregister(registration).ok_or_else(no_registration)?;
                 info!(backend = %name, "a program gives its backend back");
-                if self.is_configured(name) {
+                let says = self.reports.get(name).and_then(crate::reports::entry::Entry::runner_says);
+                if says == Some(Readiness::Down) && self.checks.get(name).is_none() {
+                    // Nobody else knows that it has ended, and its clients are just being told.
+                    self.registrations.remember(name, now);
+                } else if self.is_configured(name) {
                     self.by_check_alone(name, now);
                 } else {
                     self.reports.remove(name);
                 }
+                self.measure(now);
                 Ok(self.about(&[name], now))
             }
         }
@@ -116,16 +122,9 @@ impl Server {
         Ok(())
     }
 
-    fn claim(
-        &mut self,
-        name: Name,
-        number: u64,
-        who: Who,
-        is_leased: bool,
-        now: Instant,
-    ) -> Result<(), Refusal> {
+    fn claim(&mut self, name: Name, claim: Claim, who: Who, now: Instant) -> Result<(), Refusal> {
         let refused = self.registrations.get(name).and_then(|registration| registration.refused);
-        self.registrations.register(name, number, who, is_leased, now).map_err(|claimed| match claimed {
+        self.registrations.register(name, claim, who, now).map_err(|claimed| match claimed {
             Claimed::Backend(first) => {
                 // Whoever is refused tries on for a while.
                 if refused.is_none_or(|(_, last)| last != who) {
@@ -181,7 +180,8 @@ impl Server {
     fn names(&self, backend: Option<Name>) -> Result<Vec<Name>, Refusal> {
         let all: Vec<Name> = self.reports.iter().map(|(name, _)| name).collect();
         match backend {
-            Some(name) if all.contains(&name) => Ok(vec![name]),
+            // What an operator has said of one that has gone can be taken back.
+            Some(name) if all.contains(&name) || self.lame_ducks.contains(&name) => Ok(vec![name]),
             Some(name) => {
                 Err(Refusal::Absent(format!("there is no backend {name} here, only {}", list(&all))))
             }
@@ -201,9 +201,10 @@ impl Server {
     }
 }
 
-/// Whether whoever asks with either's keys is understood.
+/// Whether no key of these is another one there. One of them may have been replaced in the one file and not yet in the other; what is
+/// configured counts.
 fn agree(configured: &Keys<BackendKey>, given: &Keys<BackendKey>) -> bool {
-    given.all().iter().all(|key| configured.get(key.id) == Some(key.key))
+    given.all().iter().all(|key| configured.get(key.id).is_none_or(|known| known == key.key))
 }
 
 fn no_registration() -> Refusal {

@@ -7,7 +7,8 @@ use super::Voice;
 use crate::name::Name;
 use crate::serve::Agent;
 use crate::serve::query::{Query, Told, Verb, tell};
-use crate::serve::registrations::{Who, draw};
+use crate::serve::registrations::{Claim, Who, draw};
+use crate::utilization::own_cgroup;
 
 /// Speaks for one backend of an agent within this process.
 pub struct LocalVoice {
@@ -22,7 +23,8 @@ impl LocalVoice {
     /// If the agent does not have the backend.
     pub async fn new(agent: &Agent, backend: Name, readiness: Readiness) -> anyhow::Result<Self> {
         let registration = draw()?;
-        let verb = Verb::Register { backend, registration, keys: None, readiness, is_leased: false };
+        let claim = Claim { number: registration, is_leased: false, cgroup: own_cgroup() };
+        let verb = Verb::Register { backend, claim, keys: None, readiness };
         let queries = agent.queries().clone();
         tell(&queries, verb, Who::this()).await??;
         Ok(Self { queries, registration })

@@ -3,12 +3,13 @@
 //! An agent that is started anew has forgotten who is registered. The task tells it what was said last, so that a restart of the
 //! agent is no event for the program.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use lb_common::wire::Readiness;
 use lb_core::report_keys::{BackendKey, Keys};
+use lb_document::diagnostic::chain;
 use tokio::sync::Mutex;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
@@ -16,11 +17,13 @@ use tracing::{info, warn};
 
 use super::Voice;
 use crate::client::{Client, ClientError};
+use crate::config::read_key_file;
 use crate::keys;
 use crate::name::Name;
 use crate::reports::word;
 use crate::serve::query::Told;
 use crate::serve::registrations::{LEASE, draw};
+use crate::utilization::own_cgroup;
 
 /// Speaks for one backend by the host's agent. Without a farewell ([`RemoteVoice::leave`]) the agent takes the program for dead.
 pub struct RemoteVoice {
@@ -40,6 +43,9 @@ struct Link {
     client: Client,
     backend: Name,
     keys: Option<Keys<BackendKey>>,
+    /// The file of the keys, if it is to be followed.
+    key_file: Option<PathBuf>,
+    key_fault: Option<String>,
     said: Readiness,
     /// Drawn once: who registers again because an answer was lost is known by it.
     registration: u64,
@@ -61,7 +67,16 @@ impl RemoteVoice {
     ) -> Result<Self, ClientError> {
         let client = Client::new(run);
         let registration = draw().map_err(ClientError::Number)?;
-        let mut link = Link { client, backend, keys, said: readiness, registration, is_registered: false };
+        let mut link = Link {
+            client,
+            backend,
+            keys,
+            key_file: None,
+            key_fault: None,
+            said: readiness,
+            registration,
+            is_registered: false,
+        };
         let deadline = Instant::now() + patience;
         let mut has_told = false;
         // Bound: the deadline.
@@ -79,6 +94,11 @@ impl RemoteVoice {
         Ok(Self { link, showing })
     }
 
+    /// Gives the agent other keys as soon as the file has others.
+    pub async fn follow(&self, key_file: PathBuf) {
+        self.link.lock().await.key_file = Some(key_file);
+    }
+
     /// Gives the backend back. What was said last is what clients remember.
     ///
     /// # Errors
@@ -86,11 +106,13 @@ impl RemoteVoice {
     pub async fn leave(self) -> Result<(), ClientError> {
         self.showing.abort();
         let mut link = self.link.lock().await;
-        if !std::mem::take(&mut link.is_registered) {
-            return Ok(());
-        }
+        link.is_registered = false;
+        // Also if it is not known to be registered: an answer may have been lost.
         let said = [("registration", link.registration.to_string())];
-        link.client.tell::<Told>("/v1/unregister", &said).await.map(drop)
+        match link.client.tell::<Told>("/v1/unregister", &said).await {
+            Err(ClientError::Absent(_)) => Ok(()),
+            told => told.map(drop),
+        }
     }
 }
 
@@ -116,14 +138,16 @@ impl Voice for RemoteVoice {
 
 impl Link {
     /// Whether what failed may succeed in a moment: a program that was killed has its backend until the agent notices, and an agent
-    /// that has left its socket, or without which nobody can speak for the backend, is perhaps being started.
+    /// that is expected here, or without which nobody can speak for the backend, is perhaps being started.
     fn may_succeed_later(&self, error: &ClientError) -> bool {
         match error {
-            ClientError::Taken(_) | ClientError::Silent(_) => true,
-            ClientError::NotRunning(_) => self.keys.is_none() || self.client.is_there(),
+            ClientError::Taken(_)
+            | ClientError::Silent(_)
+            | ClientError::Stopping(_)
+            | ClientError::Unreadable(_) => true,
+            ClientError::NotRunning(_) => self.keys.is_none() || self.client.is_expected(),
             ClientError::Connect { .. }
             | ClientError::Untrusted(_)
-            | ClientError::Unreadable(_)
             | ClientError::Forbidden(_)
             | ClientError::Absent(_)
             | ClientError::Refused(_)
@@ -137,10 +161,37 @@ impl Link {
             ("registration", self.registration.to_string()),
             ("readiness", word(self.said).to_owned()),
         ];
+        // The root of a container's own tree is another cgroup for the agent.
+        let cgroup = own_cgroup().filter(|cgroup| !cgroup.as_os_str().is_empty());
+        let cgroup = cgroup.and_then(|cgroup| cgroup.into_os_string().into_string().ok());
+        said.extend(cgroup.map(|cgroup| ("cgroup", cgroup)));
         said.extend(self.keys.as_ref().map(|keys| ("keys", keys::lines(keys))));
         let told: Told = self.client.tell("/v1/register", &said).await?;
         self.is_registered = true;
         Ok(told)
+    }
+
+    /// Reads the file of keys again. Others are given to the agent by registering again; a fault of the file changes nothing.
+    async fn read_keys(&mut self) {
+        let Some(path) = self.key_file.clone() else { return };
+        match tokio::task::spawn_blocking(move || read_key_file(&path)).await {
+            Ok(Ok(keys)) => {
+                self.key_fault = None;
+                if self.keys.as_ref() != Some(&keys) {
+                    info!(backend = %self.backend, "its file has other keys");
+                    self.keys = Some(keys);
+                    self.is_registered = false;
+                }
+            }
+            Ok(Err(error)) => {
+                let fault = chain(&error);
+                if self.key_fault.as_ref() != Some(&fault) {
+                    warn!(backend = %self.backend, error = fault, "the keys before stay in force");
+                }
+                self.key_fault = Some(fault);
+            }
+            Err(error) => warn!(%error, "the file of keys cannot be read"),
+        }
     }
 
     /// Says what holds, which also shows that this program lives; registers anew where the agent does not know it.
@@ -170,6 +221,7 @@ async fn show(link: Arc<Mutex<Link>>) {
     loop {
         ticks.tick().await;
         let mut link = link.lock().await;
+        link.read_keys().await;
         match link.tell().await {
             Ok(_) => is_silent = false,
             Err(error) => {

@@ -1,0 +1,54 @@
+//! In which cgroup this process is, for a program that runs a backend: its command is in the same one.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::{Mounts, below_the_mount};
+
+/// The cgroup of this process, relative to the mount, and so empty in a container that sees its own as the root; `None` if it is
+/// in the host's root, whose figure would be the host's.
+pub fn own_cgroup() -> Option<PathBuf> {
+    let text = fs::read_to_string("/proc/self/cgroup").ok()?;
+    let mounts = Mounts::read().ok()?;
+    // Kernel fact: every cgroup of version 2 has this file but the root of the host's tree.
+    let is_below = |mount: &Path| mount.join("cgroup.type").exists();
+    own(&text, mounts.unified.as_deref().is_some_and(is_below))
+}
+
+/// From the text of cgroups(7): of version 1 the one of the controller `cpu`, where the process is below its root, else that of
+/// version 2. `is_rooted_below`: its root here is a cgroup below the host's.
+fn own(text: &str, is_rooted_below: bool) -> Option<PathBuf> {
+    let lines = || text.lines().filter_map(|line| line.split_once(':')?.1.split_once(':'));
+    let of_cpu = lines().find(|(controllers, _)| controllers.split(',').any(|one| one == "cpu"));
+    let version_1 = of_cpu.and_then(|(_, path)| below_the_mount(path));
+    version_1.or_else(|| {
+        let (_, path) = lines().find(|(controllers, _)| controllers.is_empty())?;
+        if path == "/" { is_rooted_below.then(PathBuf::new) } else { below_the_mount(path) }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_cgroup_of_a_process_is_below_the_mount() {
+        let own = |text, is_rooted_below| {
+            own(text, is_rooted_below).map(|path| path.to_string_lossy().into_owned())
+        };
+        let cases = [
+            ("0::/system.slice/users.service\n", false, Some("system.slice/users.service")),
+            ("0::/\n", false, None),
+            ("0::/\n", true, Some("")),
+            // Outside of the namespace's root.
+            ("0::/../other\n", true, None),
+            ("4:cpu,cpuacct:/a/b\n1:name=systemd:/c\n0::/d\n", false, Some("a/b")),
+            ("4:cpu,cpuacct:/\n0::/d\n", false, Some("d")),
+            ("4:cpuset:/a\n", false, None),
+            ("nonsense", true, None),
+        ];
+        for (text, is_rooted_below, expected) in cases {
+            assert_eq!(own(text, is_rooted_below).as_deref(), expected, "{text:?} {is_rooted_below}");
+        }
+    }
+}
