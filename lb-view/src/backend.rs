@@ -186,6 +186,12 @@ impl fmt::Display for Probe {
         if let Some(seconds) = self.age_s {
             write!(f, ", heard {seconds:.1} s ago")?;
         }
+        if let Some(milliseconds) = self.round_trip_ms {
+            write!(f, ", round trip {milliseconds:.1} ms")?;
+        }
+        if let Some(share) = self.utilization {
+            write!(f, ", utilization {:.0} %", share * 100.0)?;
+        }
         if let Some(seconds) = self.lasts_s {
             write!(f, ", for {:.0} s if it is silent", seconds.ceil())?;
         }

@@ -164,6 +164,12 @@ fn a_key_is_replaced_without_a_gap() {
     let (fixture, agent) = start("round-robin", &ALL);
     let old = std::fs::read_to_string(fixture.setup.folder.join("service.key")).expect("the key");
     let new = std::fs::read_to_string(make_key(&fixture.setup, "new.key", 2)).expect("the key");
+    let refused = || {
+        let output = agent.run(&["status", "--json"]).stdout;
+        let status: serde_json::Value = serde_json::from_slice(&output).expect("JSON");
+        let by_agent = ["unknown-key", "forged"].map(|why| status["datagrams"]["refused"][why].to_string());
+        (by_agent, ["unknown-key", "forged"].map(|why| datagrams(&fixture, why)))
+    };
     // Clients know both, then agents send with the new one, then clients forget the old one.
     for keys in [old.clone() + &new, new.clone() + &old, new] {
         std::fs::write(fixture.setup.folder.join("service.key"), &keys).expect("write the keys");
@@ -181,6 +187,82 @@ fn a_key_is_replaced_without_a_gap() {
             eventually("it is ready", || reported(&fixture, address), |state| state == "ready");
         }
     }
+    assert_eq!(refused(), (["0".to_owned(), "0".to_owned()], [0, 0]), "each was under a key that both have");
+}
+
+/// How many datagrams have come to the daemon of which this became.
+fn datagrams(fixture: &Fixture, what: &str) -> u64 {
+    let page = fixture.setup.metrics();
+    let name = format!("socklb_report_datagrams_total{{result=\"{what}\"}} ");
+    let line = page.lines().find_map(|line| line.strip_prefix(&name).map(str::to_owned));
+    line.expect("a series").parse().expect("a number")
+}
+
+#[test]
+fn an_agent_that_has_lost_its_disk_and_had_a_fast_clock_is_believed_again() {
+    let (fixture, agent) = start("round-robin", &ALL);
+    let state = fixture.setup.folder.join("agent/state");
+    drop(agent);
+    // As a clock would have left it that is decades ahead.
+    std::fs::write(state.join("incarnation"), "4000000000\n").expect("write the number");
+    let incarnation = |agent: &Agent| {
+        let output = agent.run(&["status", "--json"]).stdout;
+        let status: serde_json::Value = serde_json::from_slice(&output).expect("JSON");
+        status["incarnation"].as_u64().expect("a number")
+    };
+    let agent = Agent::start_again(&fixture.setup);
+    assert_eq!(incarnation(&agent), 4_000_000_001);
+    agent.tell(&["lame-duck", ALL[0]]);
+    eventually("it is heard", || is_lame(&fixture, ALL[0]), |is_lame| *is_lame);
+    drop(agent);
+    std::fs::remove_dir_all(&state).expect("lose the disk");
+    // Its numbers are below those that were believed, and it does not know that the operator has said something.
+    let agent = Agent::start_again(&fixture.setup);
+    assert!(incarnation(&agent) < 4_000_000_000);
+    eventually("it is ready", || reported(&fixture, ALL[0]), |state| state == "ready");
+    assert!(fixture.probe().dial_many(SERVICE, 60).contains_key("b1"), "connects know as well");
+    agent.tell(&["lame-duck", ALL[0]]);
+    eventually("it is heard", || is_lame(&fixture, ALL[0]), |is_lame| *is_lame);
+}
+
+#[test]
+fn a_run_without_an_agent_answers_by_itself_and_leaves_before_it_ends() {
+    use std::os::unix::process::ExitStatusExt as _;
+    let mut fixture = Fixture::without_daemon();
+    let service = make_key(&fixture.setup, "service.key", 1);
+    let key = stage::agent::derive_key(&fixture.setup, &service, ALL[0]);
+    fixture.setup.write("socklb.toml", &text(&fixture, "round-robin", ""));
+    fixture.start();
+    let run = |more: &[&str]| {
+        let mut command = std::process::Command::new(stage::program("socklb"));
+        command.arg("--run").arg(fixture.setup.folder.join("nobody")).args([
+            "agent",
+            "run",
+            "--backend",
+            ALL[0],
+        ]);
+        command.args(more).args(["--ready", "cmd:true", "--", "/bin/sleep", "120"]);
+        command.stderr(std::fs::File::create(fixture.setup.folder.join("run.log")).expect("open the log"));
+        stage::daemon::Kept::of(command.spawn().expect("start it"))
+    };
+    let log = || std::fs::read_to_string(fixture.setup.folder.join("run.log")).unwrap_or_default();
+    let end = |child: &mut stage::daemon::Kept| {
+        let pid = i32::try_from(child.id()).ok().and_then(rustix::process::Pid::from_raw).expect("a process");
+        rustix::process::kill_process(pid, Signal::TERM).expect("send the signal");
+    };
+    let mut child = run(&["--key", &key.display().to_string(), "--listen", "127.0.0.1:9465"]);
+    eventually("it is ready", || reported(&fixture, ALL[0]), |state| state == "ready");
+    end(&mut child);
+    eventually("it leaves", || is_lame(&fixture, ALL[0]), |is_lame| *is_lame);
+    let status = child.wait().expect("it ends");
+    assert_eq!(status.signal(), Some(15), "as the command did: {}", log());
+    assert!(is_lame(&fixture, ALL[0]), "a restart is to follow");
+    // Nobody can speak for it without keys and an agent. Asked to end meanwhile, it does at once.
+    let mut child = run(&[]);
+    eventually("it waits for an agent", log, |log| log.contains("not registered yet"));
+    end(&mut child);
+    assert_eq!(child.wait().expect("it ends").signal(), Some(15));
+    assert!(log().contains("asked to end before anything was started"), "{}", log());
 }
 
 #[test]
@@ -201,15 +283,9 @@ fn what_strangers_send_changes_nothing_and_is_counted() {
         stranger.send_to(&forged, daemon).expect("send");
         stranger.send_to(&forged[..40], daemon).expect("send");
     }
-    let count = |what: &str| {
-        let page = fixture.setup.metrics();
-        let name = format!("socklb_report_datagrams_total{{result=\"{what}\"}} ");
-        let line = page.lines().find_map(|line| line.strip_prefix(&name).map(str::to_owned));
-        line.expect("a series").parse::<u64>().expect("a number")
-    };
     eventually(
         "all are counted",
-        || (count("forged"), count("malformed")),
+        || (datagrams(&fixture, "forged"), datagrams(&fixture, "malformed")),
         |counts| *counts == (1_000, 1_000),
     );
     assert!(!is_lame(&fixture, ALL[0]));

@@ -15,11 +15,11 @@ const SERVER: &str =
 fn machine(check: &str) -> Machine {
     let machine = Machine::with_systemd();
     install(&machine);
-    // As docs/reference/agent.md has it, with the owner that the unit's user may read.
+    // As docs/reference/agent.md has it: the unit's user may read it, and members of its group may not.
     let script = format!(
         "umask 077 && cd /etc/socklb && socklb agent key > service.key && \
          socklb agent key --of service.key {BACKEND} > backend.key && \
-         chown root:socklb-agent backend.key && chmod 0640 backend.key"
+         chown socklb-agent backend.key"
     );
     machine.good(&["sh", "-c", &script]);
     machine.write(
@@ -91,18 +91,24 @@ fn the_agent_runs_as_its_own_user_and_keeps_what_the_operator_said() {
     until(&machine, "down");
 }
 
-/// With the drop-in that the package ships, for which only the address and the command are put in.
+/// With the drop-in that the package ships, for which only the address and the command are put in, and a user that is nobody.
 #[test]
 fn a_service_with_the_drop_in_leaves_before_it_ends_and_is_ready_again() {
     let machine = machine("check = \"off\"");
     let drop_in = machine.file("/usr/share/doc/socklb/examples/backend-service.conf");
     let drop_in = std::fs::read_to_string(drop_in).expect("the example is installed");
-    let ours = drop_in.replace("10.0.0.1:8080", BACKEND).replace("/usr/bin/users --listen 8080", SERVER);
+    let command = format!("/bin/sh -c 'systemd-notify --ready; exec {SERVER}'");
+    let ours = drop_in.replace("10.0.0.1:8080", BACKEND).replace("/usr/bin/users --listen 8080", &command);
     assert!(ours.contains(SERVER) && !ours.contains("10.0.0.1"), "{drop_in}");
     machine.write("/etc/systemd/system/users.service.d/socklb.conf", &ours);
+    // Its start is over when the command has said so.
+    let unit = "[Service]\nType=notify\nUser=nobody\nExecStart=/usr/bin/true\n";
+    machine.write("/etc/systemd/system/users.service", unit);
     machine.good(&["systemctl", "daemon-reload"]);
     machine.good(&["systemctl", "start", "socklb-agent.service", "users.service"]);
     until(&machine, "ready");
+    let load = || backend(&machine)["load"]["utilization"].as_f64();
+    eventually("its cgroup is measured", load, Option::is_some);
     // An agent that is started anew hears of it by itself.
     machine.good(&["systemctl", "restart", "socklb-agent.service"]);
     until(&machine, "ready");
