@@ -14,9 +14,9 @@ use super::status::Status;
 /// a few round trips; one whose host has died never does.
 pub const HEARING: Duration = Duration::from_secs(5);
 
-/// How long after all have heard a connection of theirs may still arrive: its SYN was under way, or was lost, and is then sent
-/// again after a second.
-pub const SETTLE: Duration = Duration::from_millis(1200);
+/// How long after all have heard a connection of theirs may still arrive: its SYN was under way, or was lost, even twice. Kernel fact:
+/// it is sent again after a second, and after three seconds (after two, since Linux 6.5: tcp_syn_linear_timeouts).
+pub const SETTLE: Duration = Duration::from_millis(3200);
 
 /// Between two attempts of a prewarming that fails.
 pub const PREWARM_PAUSE: Duration = Duration::from_secs(5);

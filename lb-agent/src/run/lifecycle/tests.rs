@@ -80,7 +80,7 @@ fn it_ends_when_all_have_heard_and_a_later_look_shows_no_connection_in_use() {
     let busy = Look { began: s(12), busy: 1, idle: 3 };
     assert_eq!(lifecycle.handle(s(12), Input::Looked(busy)), []);
     // What began before late connections had their time proves nothing.
-    assert_eq!(lifecycle.handle(s(12), Input::Looked(Look { began: s(11), ..QUIET })), []);
+    assert_eq!(lifecycle.handle(s(13), Input::Looked(Look { began: s(13), ..QUIET })), []);
     let idle = Look { began: s(14), busy: 0, idle: 3 };
     let actions = lifecycle.handle(s(14), Input::Looked(idle));
     assert_eq!(actions, [report(Cause::Quiet, 4, Some(0), Some(idle)), Action::Stop(Signal::TERM)]);
@@ -92,11 +92,11 @@ fn clients_that_never_hear_are_waited_for_a_while() {
     let mut lifecycle = serving(RULES);
     lifecycle.handle(s(10), Input::Signal(Signal::TERM));
     lifecycle.handle(s(11), Input::Unheard(2));
-    let early = Look { began: s(16), ..QUIET };
-    assert_eq!(lifecycle.handle(s(16), Input::Looked(early)), []);
-    let late = Look { began: s(17), ..QUIET };
-    let actions = lifecycle.handle(s(17), Input::Looked(late));
-    assert_eq!(actions, [report(Cause::Quiet, 7, Some(2), Some(late)), Action::Stop(Signal::TERM)]);
+    let early = Look { began: s(18), ..QUIET };
+    assert_eq!(lifecycle.handle(s(18), Input::Looked(early)), []);
+    let late = Look { began: s(19), ..QUIET };
+    let actions = lifecycle.handle(s(19), Input::Looked(late));
+    assert_eq!(actions, [report(Cause::Quiet, 9, Some(2), Some(late)), Action::Stop(Signal::TERM)]);
 }
 
 #[test]
