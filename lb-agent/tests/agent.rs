@@ -240,6 +240,14 @@ async fn keys_that_were_replaced_in_one_file_alone_refuse_nobody() {
     }
     let error = register(format!("7 {other}\n")).await.err().unwrap().to_string();
     assert!(error.contains("the configuration has other keys for 10.0.0.1:80"), "{error}");
+    // Nor does a file whose keys the agent refuses take away what the program has.
+    let mut voice = register(format!("7 {same}\n")).await.unwrap();
+    let file = stage.folder.path().join("key");
+    fs::write(&file, format!("7 {other}\n")).unwrap();
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();
+    voice.follow(file).await;
+    voice.say(Readiness::LameDuck).await.unwrap();
+    assert_eq!(stage.status().await.backends[0].readiness, "lame-duck");
 }
 
 #[tokio::test]

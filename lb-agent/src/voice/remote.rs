@@ -94,9 +94,11 @@ impl RemoteVoice {
         Ok(Self { link, showing })
     }
 
-    /// Gives the agent other keys as soon as the file has others.
+    /// Gives the agent other keys as soon as the file has others, from now on.
     pub async fn follow(&self, key_file: PathBuf) {
-        self.link.lock().await.key_file = Some(key_file);
+        let mut link = self.link.lock().await;
+        link.key_file = Some(key_file);
+        link.read_keys().await;
     }
 
     /// Gives the backend back. What was said last is what clients remember.
@@ -171,27 +173,33 @@ impl Link {
         Ok(told)
     }
 
-    /// Reads the file of keys again. Others are given to the agent by registering again; a fault of the file changes nothing.
+    /// Reads the file of keys again. Others are given to the agent by registering again; a fault of the file, or an agent that refuses
+    /// them, changes nothing.
     async fn read_keys(&mut self) {
         let Some(path) = self.key_file.clone() else { return };
-        match tokio::task::spawn_blocking(move || read_key_file(&path)).await {
+        let fault = match tokio::task::spawn_blocking(move || read_key_file(&path)).await {
+            Ok(Ok(keys)) if self.keys.as_ref() == Some(&keys) => None,
             Ok(Ok(keys)) => {
-                self.key_fault = None;
-                if self.keys.as_ref() != Some(&keys) {
-                    info!(backend = %self.backend, "its file has other keys");
-                    self.keys = Some(keys);
-                    self.is_registered = false;
+                let before = self.keys.replace(keys);
+                match self.register().await {
+                    Err(ClientError::Refused(why)) => {
+                        self.keys = before;
+                        Some(why)
+                    }
+                    // Where it does not answer it is told them when it does.
+                    Ok(_) | Err(_) => {
+                        info!(backend = %self.backend, "its file has other keys");
+                        None
+                    }
                 }
             }
-            Ok(Err(error)) => {
-                let fault = chain(&error);
-                if self.key_fault.as_ref() != Some(&fault) {
-                    warn!(backend = %self.backend, error = fault, "the keys before stay in force");
-                }
-                self.key_fault = Some(fault);
-            }
-            Err(error) => warn!(%error, "the file of keys cannot be read"),
+            Ok(Err(error)) => Some(chain(&error)),
+            Err(error) => Some(error.to_string()),
+        };
+        if let Some(error) = fault.as_ref().filter(|_| self.key_fault != fault) {
+            warn!(backend = %self.backend, error, "the keys before stay in force");
         }
+        self.key_fault = fault;
     }
 
     /// Says what holds, which also shows that this program lives; registers anew where the agent does not know it.
