@@ -16,6 +16,9 @@ use crate::name::Name;
 /// How long a file has to be left alone: whoever writes several of them is given the time.
 const SETTLED: Duration = Duration::from_millis(200);
 
+/// But no longer than this: somebody else may write beside it all the time.
+const LONGEST: Duration = Duration::from_secs(2);
+
 /// The state of the configuration file.
 pub struct Reload {
     /// The file, if one is followed.
@@ -28,7 +31,8 @@ pub struct Reload {
     /// The directories that are watched.
     watched: BTreeSet<PathBuf>,
     events: mpsc::Sender<Event>,
-    changed_at: Option<Instant>,
+    /// When something has changed that was not read yet: first, and last.
+    changed_at: Option<(Instant, Instant)>,
     is_read: bool,
     is_asked: bool,
 }
@@ -50,13 +54,15 @@ impl Reload {
     }
 
     /// Something has changed beside the file, or itself.
-    pub const fn changed(&mut self, now: Instant) {
-        self.changed_at = Some(now);
+    pub fn changed(&mut self, now: Instant) {
+        let (first, _) = self.changed_at.unwrap_or((now, now));
+        self.changed_at = Some((first, now));
     }
 
     /// When it is to be read.
     pub fn due_at(&self) -> Option<Instant> {
-        self.changed_at.filter(|_| !self.is_read).map(|at| at + SETTLED)
+        let (first, last) = self.changed_at.filter(|_| !self.is_read)?;
+        Some((last + SETTLED).min(first + LONGEST))
     }
 }
 
@@ -203,5 +209,24 @@ impl Server {
             let _ = watched.await;
             let _ = events.send(Event::Watched).await;
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_read_when_it_is_left_alone_or_after_two_seconds_of_changes_beside_it() {
+        let start = Instant::now();
+        let at = |milliseconds| start + Duration::from_millis(milliseconds);
+        let mut reload = Reload::new(None, None, mpsc::channel(1).0);
+        assert_eq!(reload.due_at(), None);
+        reload.changed(at(0));
+        assert_eq!(reload.due_at(), Some(at(200)));
+        (1..=30).for_each(|turn| reload.changed(at(turn * 100)));
+        assert_eq!(reload.due_at(), Some(at(2_000)));
+        reload.is_read = true;
+        assert_eq!(reload.due_at(), None);
     }
 }
