@@ -15,7 +15,7 @@ mod own;
 
 pub use cgroup::{Measured, measure};
 pub use mounts::Mounts;
-pub use own::own_cgroup;
+pub use own::{own_cgroup, own_tree};
 
 /// The path of a cgroup, relative to the mount; `None` if the text is not that of one below it.
 pub fn below_the_mount(text: &str) -> Option<PathBuf> {

@@ -214,13 +214,15 @@ async fn other_keys_of_a_program_are_the_agents() {
         fs::write(&file, format!("{id} {}\n", "0e".repeat(16))).unwrap();
         fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();
     };
-    let voice =
+    let mut voice =
         RemoteVoice::register(&run, name(), Some(keys()), Readiness::Ready, Duration::ZERO).await.unwrap();
     write(8);
     voice.follow(file.clone()).await;
     stage.until(|status| status.backends[0].keys == [8]).await;
     // A fault changes nothing, and the next good file does.
     fs::write(&file, "8 x\n").unwrap();
+    voice.follow(file.clone()).await;
+    assert_eq!(stage.status().await.backends[0].keys, [8]);
     write(9);
     stage.until(|status| status.backends[0].keys == [9]).await;
 }

@@ -3,12 +3,14 @@
 
 use std::net::UdpSocket;
 
+use lb_common::abi::host::{self, Sender, SenderName};
 use lb_view::backend;
 use lb_view::diagnosis::Diagnosis;
 use rustix::process::Signal;
 use stage::agent::{Agent, make_key};
 use stage::daemon::failure;
 use stage::fixture::{Fixture, SERVICE, config, endpoints};
+use stage::maps::hash;
 use stage::namespace::another_network;
 use stage::{Backend, Probe, eventually, replace};
 
@@ -170,19 +172,31 @@ fn a_key_is_replaced_without_a_gap() {
         let by_agent = ["unknown-key", "forged"].map(|why| status["datagrams"]["refused"][why].to_string());
         (by_agent, ["unknown-key", "forged"].map(|why| datagrams(&fixture, why)))
     };
-    // Clients know both, then agents send with the new one, then clients forget the old one.
-    for keys in [old.clone() + &new, new.clone() + &old, new] {
+    // Under which keys the daemon asks, the first to send with, and which the agent has.
+    let asks = || {
+        let map = hash::<SenderName, Sender>(&fixture.setup.host_map(host::map::SENDERS));
+        let entries = map.iter().map(|entry| entry.expect("an entry").1.0.keys.map(|key| key.id));
+        entries.collect::<Vec<_>>()
+    };
+    let has = || {
+        let output = agent.run(&["status", "--json"]).stdout;
+        let status: serde_json::Value = serde_json::from_slice(&output).expect("JSON");
+        let backends = status["backends"].as_array().expect("a list");
+        backends.iter().map(|backend| backend["keys"].to_string()).collect::<Vec<_>>()
+    };
+    // Agents know both, then clients; then clients send with the new one and forget the old one, then agents forget it.
+    for (keys, ids) in [(old.clone() + &new, [1, 2]), (new.clone() + &old, [2, 1]), (new, [2, 0])] {
         std::fs::write(fixture.setup.folder.join("service.key"), &keys).expect("write the keys");
         fixture.daemon().signal(Signal::HUP);
+        eventually("the daemon asks so", asks, |all| all.len() == 3 && all.iter().all(|of| *of == ids));
         let service = fixture.setup.folder.join("service.key");
         for backend in ALL {
             stage::agent::derive_key(&fixture.setup, &service, backend);
         }
         agent.signal(Signal::HUP);
-        let ages = || ALL.map(|address| seen(&fixture, address).probe.and_then(|probe| probe.age_s));
-        eventually("each is heard lately", ages, |ages| {
-            ages.iter().all(|age| age.is_some_and(|age| age < 2.0))
-        });
+        let known: Vec<String> = ids.iter().filter(|id| **id != 0).map(ToString::to_string).collect();
+        let known = format!("[{}]", known.join(","));
+        eventually("the agent has them", has, |all| all.iter().all(|of| *of == known));
         for address in ALL {
             eventually("it is ready", || reported(&fixture, address), |state| state == "ready");
         }

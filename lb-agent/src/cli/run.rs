@@ -55,7 +55,7 @@ pub fn run(what: Run, directories: &Directories) -> Result<Status> {
             }
         };
         match registered {
-            Ok(voice) => {
+            Ok(mut voice) => {
                 if let Some(path) = key {
                     voice.follow(path).await;
                 }

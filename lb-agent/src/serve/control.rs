@@ -126,6 +126,8 @@ struct Registering {
     registration: u64,
     /// Relative to the mount.
     cgroup: Option<String>,
+    /// Whose cgroup that is: the program's cgroup namespace.
+    cgroup_tree: Option<String>,
     /// Lines of a key file.
     keys: Option<String>,
     readiness: String,
@@ -145,9 +147,14 @@ fn registering(said: &Registering) -> Result<Verb, Refusal> {
         let cgroup = utilization::below_the_mount(path);
         cgroup.ok_or_else(|| Refusal::Wrong(format!("cgroup: {path:?} is not the path of a cgroup")))
     });
+    let is_ours = said.cgroup_tree.is_some() && said.cgroup_tree == utilization::own_tree();
     Ok(Verb::Register {
         backend: name(&said.backend)?,
-        claim: Claim { number: said.registration, is_leased: true, cgroup: cgroup.transpose()? },
+        claim: Claim {
+            number: said.registration,
+            is_leased: true,
+            cgroup: cgroup.transpose()?.filter(|_| is_ours),
+        },
         keys: keys.map_err(|error| Refusal::Wrong(format!("keys: {error}")))?,
         readiness: readiness_word(&said.readiness)?,
     })

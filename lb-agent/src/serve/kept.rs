@@ -136,7 +136,7 @@ impl Writer {
             };
             // Only the last counts.
             let kept = inbox.try_iter().last().unwrap_or(kept);
-            let result = write(&self.state, &kept, &self.written);
+            let result = self.write(&kept);
             let fault = result.as_ref().err().map(ToString::to_string);
             let mut known = self.fault.lock().unwrap_or_else(PoisonError::into_inner);
             if let Some(error) = fault.as_ref().filter(|_| *known != fault) {
@@ -147,25 +147,34 @@ impl Writer {
             }
             *known = fault;
             match result {
-                Ok(()) => self.written = kept,
+                Ok(()) => {}
                 Err(_) => unwritten = Some(kept),
             }
         }
     }
 }
 
-/// Writes what is not written yet.
-fn write(state: &Path, kept: &Kept, written: &Kept) -> io::Result<()> {
-    trust::make_directory(state)?;
-    trust::check_directory(state, "--state").map_err(io::Error::other)?;
-    let files =
-        [(LAME_DUCKS, &kept.lame_ducks, &written.lame_ducks), (LEAVING, &kept.leaving, &written.leaving)];
-    for (file, names, _) in files.into_iter().filter(|(_, names, written)| names != written) {
-        replace(&state.join(file), &state.join(format!("{file}.new")), names)?;
+impl Writer {
+    /// Writes what is not written yet.
+    fn write(&mut self, kept: &Kept) -> io::Result<()> {
+        let Self { state, written, .. } = self;
+        trust::make_directory(state)?;
+        trust::check_directory(state, "--state").map_err(io::Error::other)?;
+        let files = [
+            (LAME_DUCKS, &kept.lame_ducks, &mut written.lame_ducks),
+            (LEAVING, &kept.leaving, &mut written.leaving),
+        ];
+        for (file, names, written) in files {
+            if names != written {
+                replace(&state.join(file), &state.join(format!("{file}.new")), names)?;
+                // Each by itself: the other may fail.
+                written.clone_from(names);
+            }
+        }
+        // Not every file system can do that for a directory.
+        let _ = fs::File::open(&*state).and_then(|state| state.sync_all());
+        Ok(())
     }
-    // Not every file system can do that for a directory.
-    let _ = fs::File::open(state).and_then(|state| state.sync_all());
-    Ok(())
 }
 
 fn replace(path: &Path, new: &Path, names: &BTreeSet<Name>) -> io::Result<()> {

@@ -55,10 +55,10 @@ impl Measuring {
         cgroups.extend(
             runs.filter(|(name, _)| is_free(*name)).map(|(name, cgroup)| (name, cgroup.to_owned(), None)),
         );
+        self.configured = configured;
         if cgroups == self.cgroups {
             return false;
         }
-        self.configured = configured;
         if let Some(task) = self.task.take() {
             task.abort();
         }

@@ -15,6 +15,11 @@ pub fn own_cgroup() -> Option<PathBuf> {
     own(&text, mounts.unified.as_deref().is_some_and(is_below))
 }
 
+/// The tree of cgroups that this process sees: its cgroup namespace. A path means the same to all that see the same.
+pub fn own_tree() -> Option<String> {
+    fs::read_link("/proc/self/ns/cgroup").ok()?.into_os_string().into_string().ok()
+}
+
 /// From the text of cgroups(7): of version 1 the one of the controller `cpu`, where the process is below its root, else that of
 /// version 2. `is_rooted_below`: its root here is a cgroup below the host's.
 fn own(text: &str, is_rooted_below: bool) -> Option<PathBuf> {

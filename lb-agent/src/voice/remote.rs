@@ -23,13 +23,17 @@ use crate::name::Name;
 use crate::reports::word;
 use crate::serve::query::Told;
 use crate::serve::registrations::{LEASE, draw};
-use crate::utilization::own_cgroup;
+use crate::utilization::{own_cgroup, own_tree};
 
 /// Speaks for one backend by the host's agent. Without a farewell ([`RemoteVoice::leave`]) the agent takes the program for dead.
 pub struct RemoteVoice {
     link: Arc<Mutex<Link>>,
     showing: JoinHandle<()>,
+    following: Option<JoinHandle<()>>,
 }
+
+/// How often the program shows that it lives, and looks at its file of keys.
+const SHOWN: Duration = Duration::from_millis(LEASE.as_secs() * 1000 / 3);
 
 /// For how long a program tries to register a backend: longer than the agent takes to notice that a program was killed, and than a
 /// service manager takes to start an agent again.
@@ -43,8 +47,7 @@ struct Link {
     client: Client,
     backend: Name,
     keys: Option<Keys<BackendKey>>,
-    /// The file of the keys, if it is to be followed.
-    key_file: Option<PathBuf>,
+    /// What is wrong with the file of keys, if it is followed.
     key_fault: Option<String>,
     said: Readiness,
     /// Drawn once: who registers again because an answer was lost is known by it.
@@ -71,7 +74,6 @@ impl RemoteVoice {
             client,
             backend,
             keys,
-            key_file: None,
             key_fault: None,
             said: readiness,
             registration,
@@ -91,14 +93,22 @@ impl RemoteVoice {
         }
         let link = Arc::new(Mutex::new(link));
         let showing = tokio::spawn(show(Arc::clone(&link)));
-        Ok(Self { link, showing })
+        Ok(Self { link, showing, following: None })
     }
 
     /// Gives the agent other keys as soon as the file has others, from now on.
-    pub async fn follow(&self, key_file: PathBuf) {
-        let mut link = self.link.lock().await;
-        link.key_file = Some(key_file);
-        link.read_keys().await;
+    pub async fn follow(&mut self, key_file: PathBuf) {
+        let read = keys_in(key_file.clone()).await;
+        self.link.lock().await.take_keys(read).await;
+        let following = tokio::spawn(follow(Arc::clone(&self.link), key_file));
+        if let Some(before) = self.following.replace(following) {
+            before.abort();
+        }
+    }
+
+    fn stop_showing(&self) {
+        self.showing.abort();
+        self.following.iter().for_each(JoinHandle::abort);
     }
 
     /// Gives the backend back. What was said last is what clients remember.
@@ -106,7 +116,7 @@ impl RemoteVoice {
     /// # Errors
     /// If the agent cannot be told; it then takes this program for dead.
     pub async fn leave(self) -> Result<(), ClientError> {
-        self.showing.abort();
+        self.stop_showing();
         let mut link = self.link.lock().await;
         link.is_registered = false;
         // Also if it is not known to be registered: an answer may have been lost.
@@ -120,7 +130,7 @@ impl RemoteVoice {
 
 impl Drop for RemoteVoice {
     fn drop(&mut self) {
-        self.showing.abort();
+        self.stop_showing();
     }
 }
 
@@ -163,38 +173,40 @@ impl Link {
             ("registration", self.registration.to_string()),
             ("readiness", word(self.said).to_owned()),
         ];
-        // The root of a container's own tree is another cgroup for the agent.
+        // The root of a container's own tree is another cgroup for the agent, and so is what has the same path in another tree.
         let cgroup = own_cgroup().filter(|cgroup| !cgroup.as_os_str().is_empty());
         let cgroup = cgroup.and_then(|cgroup| cgroup.into_os_string().into_string().ok());
-        said.extend(cgroup.map(|cgroup| ("cgroup", cgroup)));
+        if let (Some(cgroup), Some(tree)) = (cgroup, own_tree()) {
+            said.extend([("cgroup", cgroup), ("cgroup_tree", tree)]);
+        }
         said.extend(self.keys.as_ref().map(|keys| ("keys", keys::lines(keys))));
         let told: Told = self.client.tell("/v1/register", &said).await?;
         self.is_registered = true;
         Ok(told)
     }
 
-    /// Reads the file of keys again. Others are given to the agent by registering again; a fault of the file, or an agent that refuses
-    /// them, changes nothing.
-    async fn read_keys(&mut self) {
-        let Some(path) = self.key_file.clone() else { return };
-        let fault = match tokio::task::spawn_blocking(move || read_key_file(&path)).await {
-            Ok(Ok(keys)) if self.keys.as_ref() == Some(&keys) => None,
-            Ok(Ok(keys)) => {
+    /// The file of keys was read again. Others are given to the agent by registering again; a fault of the file, or an agent that
+    /// refuses them, changes nothing.
+    async fn take_keys(&mut self, read: Result<Keys<BackendKey>, String>) {
+        let fault = match read {
+            Ok(keys) if self.keys.as_ref() == Some(&keys) => None,
+            Ok(keys) => {
+                info!(backend = %self.backend, "its file has other keys");
                 let before = self.keys.replace(keys);
                 match self.register().await {
+                    Ok(_) => None,
                     Err(ClientError::Refused(why)) => {
                         self.keys = before;
                         Some(why)
                     }
-                    // Where it does not answer it is told them when it does.
-                    Ok(_) | Err(_) => {
-                        info!(backend = %self.backend, "its file has other keys");
+                    Err(_) => {
+                        // It is told them when it answers.
+                        self.is_registered = false;
                         None
                     }
                 }
             }
-            Ok(Err(error)) => Some(chain(&error)),
-            Err(error) => Some(error.to_string()),
+            Err(error) => Some(error),
         };
         if let Some(error) = fault.as_ref().filter(|_| self.key_fault != fault) {
             warn!(backend = %self.backend, error, "the keys before stay in force");
@@ -223,13 +235,12 @@ impl Link {
 
 /// Until the voice is dropped.
 async fn show(link: Arc<Mutex<Link>>) {
-    let mut ticks = tokio::time::interval(LEASE / 3);
+    let mut ticks = tokio::time::interval(SHOWN);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut is_silent = false;
     loop {
         ticks.tick().await;
         let mut link = link.lock().await;
-        link.read_keys().await;
         match link.tell().await {
             Ok(_) => is_silent = false,
             Err(error) => {
@@ -240,4 +251,21 @@ async fn show(link: Arc<Mutex<Link>>) {
             }
         }
     }
+}
+
+/// Until the voice is dropped. A task of its own, which keeps nobody waiting while it reads: a file system may not answer.
+async fn follow(link: Arc<Mutex<Link>>, key_file: PathBuf) {
+    let mut ticks = tokio::time::interval(SHOWN);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        let read = keys_in(key_file.clone()).await;
+        link.lock().await.take_keys(read).await;
+    }
+}
+
+/// The keys in a file, or why there are none.
+async fn keys_in(file: PathBuf) -> Result<Keys<BackendKey>, String> {
+    let read = tokio::task::spawn_blocking(move || read_key_file(&file).map_err(|error| chain(&error)));
+    read.await.unwrap_or_else(|error| Err(error.to_string()))
 }

@@ -189,17 +189,17 @@ impl Kernel for Stores {
             return;
         }
         let _storing = self.storing.lock();
+        let known = self.maps.sender(&key_of(target.name)).unwrap_or_default();
+        let ours = sender(target.id, &target.keys, None);
+        // The loop has given it the keys of another party, which this listener is about to be told.
+        if known.as_ref().is_some_and(|known| !share_a_key(known, &ours)) {
+            return;
+        }
+        if is_old(base, known.as_ref().and_then(base_of), before) {
+            return;
+        }
         let ns = lame_until.map_or(0, |until| u64::try_from(until.as_nanos()).unwrap_or(u64::MAX));
         if self.maps.lame_until_ns(target.id) != ns {
-            let known = self.maps.sender(&key_of(target.name)).unwrap_or_default();
-            let ours = sender(target.id, &target.keys, None);
-            // The loop has given it the keys of another party, which this listener is about to hear.
-            if known.as_ref().is_some_and(|known| !share_a_key(known, &ours)) {
-                return;
-            }
-            if is_old(base, known.as_ref().and_then(base_of), before) {
-                return;
-            }
             self.maps.set_lame_until_ns(target.id, ns);
         }
         // Only a later daemon needs to know: a failure harms nobody now, and it is stored again later.
