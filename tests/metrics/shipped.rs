@@ -6,6 +6,7 @@ use std::process::Stdio;
 
 use lb_view::backend::Backend;
 use serde_json::Value;
+use stage::agent::{Agent, make_key};
 use stage::eventually;
 use stage::fixture::{Fixture, SERVICE};
 
@@ -33,9 +34,16 @@ fn dashboard_and_rules_are_of_metrics_that_there_are() {
     // Metrics of program runs are there while the kernel counts them.
     let _counting = stage::sys::count_runs();
     let mut fixture = Fixture::without_daemon();
-    with(&fixture, &format!("health = {{ probe = \"tcp\" }}\n[metrics]\nlisten = \"{LISTEN}\"\n"));
+    let key = make_key(&fixture.setup, "service.key", 1);
+    let addresses: Vec<String> =
+        fixture.backends.iter().map(|backend| backend.address().to_string()).collect();
+    let addresses: Vec<&str> = addresses.iter().map(String::as_str).collect();
+    let _agent = Agent::start(&fixture.setup, &key, &addresses);
+    // Reports have all metrics that probes by connection have.
+    let reports = "health = { probe = \"report\", interval = \"100ms\", idle_interval = \"100ms\" }\n[reports]\nlisten = \"127.0.0.1:0\"\nkey = \"service.key\"";
+    with(&fixture, &format!("{reports}\n[metrics]\nlisten = \"{LISTEN}\"\n"));
     fixture.start();
-    let is_probed = |backend: &Backend| backend.probe.as_ref().is_some_and(|probe| probe.state == "well");
+    let is_probed = |backend: &Backend| backend.probe.as_ref().is_some_and(|probe| probe.state == "ready");
     let backends = || fixture.setup.backends("web", "users");
     eventually("all are probed", backends, |all| all.len() == 3 && all.iter().all(is_probed));
     assert_eq!(fixture.probe().dial_many(SERVICE, 9).len(), 3);
@@ -75,7 +83,10 @@ fn every_panel_of_the_dashboard_asks_for_something_and_says_what() {
         );
         for target in panel["targets"].as_array().expect("queries") {
             let query = target["expr"].as_str().expect("a query");
-            assert!(query.contains("socklb_") && query.contains("client=~\"$client\""), "{title}: {query}");
+            // What comes to the daemon is no client's.
+            let is_of_client = !query.contains("socklb_report_");
+            assert!(query.contains("socklb_"), "{title}: {query}");
+            assert_eq!(query.contains("client=~\"$client\""), is_of_client, "{title}: {query}");
         }
     }
 }
