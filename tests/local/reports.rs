@@ -255,7 +255,8 @@ fn a_run_without_an_agent_answers_by_itself_and_leaves_before_it_ends() {
             "--backend",
             ALL[0],
         ]);
-        command.args(more).args(["--ready", "cmd:true", "--", "/bin/sleep", "120"]);
+        // The port is served by another process: it is ready at once.
+        command.args(more).args(["--", "/usr/bin/sleep", "120"]);
         command.stderr(std::fs::File::create(fixture.setup.folder.join("run.log")).expect("open the log"));
         stage::daemon::Kept::of(command.spawn().expect("start it"))
     };
