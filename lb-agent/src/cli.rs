@@ -14,6 +14,7 @@ use crate::client::Client;
 use crate::config::{self, Backend, Config, DEFAULT_PATH, HealthCheck};
 use crate::name::Name;
 use crate::run::Status;
+use crate::serve::list;
 use crate::serve::query::Told;
 use crate::status;
 use crate::{config::read_key_file, keys};
@@ -259,8 +260,7 @@ fn status(backend: Option<Name>, json: bool, directories: &Directories) -> Resul
         let all: Vec<String> = status.backends.iter().map(|backend| backend.backend.clone()).collect();
         status.backends.retain(|backend| backend.backend == name);
         if status.backends.is_empty() {
-            let others = if all.is_empty() { "none".to_owned() } else { all.join(", ") };
-            return Err(anyhow!("there is no backend {name} here, only {others}"));
+            return Err(anyhow!("there is no backend {name} here, only {}", list(&all)));
         }
     }
     let text =

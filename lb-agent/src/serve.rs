@@ -41,6 +41,8 @@ mod event_loop;
 
 mod verbs;
 
+pub use verbs::list;
+
 mod reload;
 
 mod showing;

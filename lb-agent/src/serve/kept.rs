@@ -146,15 +146,10 @@ impl Writer {
                 );
             }
             *known = fault;
-            match result {
-                Ok(()) => {}
-                Err(_) => unwritten = Some(kept),
-            }
+            unwritten = result.is_err().then_some(kept);
         }
     }
-}
 
-impl Writer {
     /// Writes what is not written yet.
     fn write(&mut self, kept: &Kept) -> io::Result<()> {
         let Self { state, written, .. } = self;

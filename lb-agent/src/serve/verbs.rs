@@ -213,7 +213,8 @@ fn no_registration() -> Refusal {
     )
 }
 
-fn list(names: &[Name]) -> String {
+/// Names in a sentence.
+pub fn list(names: &[impl ToString]) -> String {
     if names.is_empty() {
         return "none".to_owned();
     }
