@@ -135,7 +135,7 @@ pub async fn start(config: Config, role: Role, reread: Option<Reread>) -> Result
         config: Config { backends: Vec::new(), ..config.clone() },
     };
     server.take_on(config.clone(), now);
-    server.remember(&kept.leaving, now);
+    server.remember(&kept.by_run, now);
     server.follow_files();
     server.notify_ready();
     let event_loop = tokio::spawn(server.run(asked, inbox));

@@ -144,7 +144,7 @@ impl Server {
     }
 
     /// What is said of a backend whose program is dead: what its health check shows from now on, or that it is not known whether it
-    /// is still ready. One that was leaving or down stays that for as long as it is spoken of without its program: a check that
+    /// is still ready. One that was a lame duck or down stays that for as long as it is spoken of without its program: a check that
     /// passes may be of an application that is ending.
     fn without_runner(&mut self, name: Name, now: Instant) {
         let is_configured = self.is_configured(name);
@@ -159,11 +159,11 @@ impl Server {
         }
     }
 
-    /// Takes up what an earlier agent knew: these were leaving, or were not ready yet, by a program that has to register anew.
+    /// Takes up what an earlier agent knew: these were lame ducks by a program that has to register anew.
     /// Without that they stay as they were for a minute, as they do where their program dies.
-    pub fn remember(&mut self, leaving: &BTreeSet<Name>, now: Instant) {
+    pub fn remember(&mut self, by_run: &BTreeSet<Name>, now: Instant) {
         let configured = self.config.backends.iter().map(|backend| backend.name);
-        for name in &configured.filter(|name| leaving.contains(name)).collect::<Vec<_>>() {
+        for name in &configured.filter(|name| by_run.contains(name)).collect::<Vec<_>>() {
             self.registrations.remember(*name, now);
             if let Some(entry) = self.reports.get_mut(*name) {
                 entry.runner(Some(Readiness::LameDuck), now);
@@ -174,10 +174,10 @@ impl Server {
 
     /// Keeps which backends take no more, if they are others than before.
     fn keep(&mut self) {
-        let leaving =
+        let by_run =
             self.reports.iter().filter(|(_, entry)| entry.runner_says() == Some(Readiness::LameDuck));
-        let leaving = leaving.map(|(name, _)| name).collect();
-        self.keeper.keep(Kept { lame_ducks: self.lame_ducks.clone(), leaving });
+        let by_run = by_run.map(|(name, _)| name).collect();
+        self.keeper.keep(Kept { lame_ducks: self.lame_ducks.clone(), by_run });
     }
 
     pub fn is_configured(&self, name: Name) -> bool {

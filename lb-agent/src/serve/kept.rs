@@ -15,7 +15,7 @@ use crate::name::Name;
 
 /// The files in the state directory: a name in each line.
 const LAME_DUCKS: &str = "lame-ducks";
-const LEAVING: &str = "leaving";
+const BY_RUN: &str = "lame-ducks-by-run";
 
 /// Backends that take no more.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -23,7 +23,7 @@ pub struct Kept {
     /// Those that the operator calls lame ducks, also if they are not here now.
     pub lame_ducks: BTreeSet<Name>,
     /// Those that are lame ducks by the program that runs them.
-    pub leaving: BTreeSet<Name>,
+    pub by_run: BTreeSet<Name>,
 }
 
 impl Kept {
@@ -33,7 +33,7 @@ impl Kept {
     /// If a file that is there cannot be read. It must not be written then: nobody knows what would be lost.
     pub fn read(state: &Path) -> io::Result<Self> {
         let names = |file: &str| names(&state.join(file));
-        Ok(Self { lame_ducks: names(LAME_DUCKS)?, leaving: names(LEAVING)? })
+        Ok(Self { lame_ducks: names(LAME_DUCKS)?, by_run: names(BY_RUN)? })
     }
 }
 
@@ -157,7 +157,7 @@ impl Writer {
         trust::check_directory(state, "--state").map_err(io::Error::other)?;
         let files = [
             (LAME_DUCKS, &kept.lame_ducks, &mut written.lame_ducks),
-            (LEAVING, &kept.leaving, &mut written.leaving),
+            (BY_RUN, &kept.by_run, &mut written.by_run),
         ];
         for (file, names, written) in files {
             if names != written {
@@ -193,7 +193,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let state = folder.path().join("state");
         assert_eq!(Kept::read(&state).unwrap(), Kept::default());
-        let first = Kept { lame_ducks: of("10.0.0.1:80"), leaving: of("10.0.0.1:53/udp") };
+        let first = Kept { lame_ducks: of("10.0.0.1:80"), by_run: of("10.0.0.1:53/udp") };
         let last = Kept { lame_ducks: of("10.0.0.2:80"), ..first.clone() };
         let mut keeper = Keeper::new(&state, Kept::default());
         for kept in [first, Kept::default(), last.clone()] {
@@ -211,12 +211,12 @@ mod tests {
     #[test]
     fn what_cannot_be_read_is_not_written_and_what_cannot_be_written_is_a_fault() {
         let folder = tempfile::tempdir().unwrap();
-        fs::create_dir(folder.path().join(LEAVING)).unwrap();
+        fs::create_dir(folder.path().join(BY_RUN)).unwrap();
         let error = Kept::read(folder.path()).unwrap_err().to_string();
-        assert!(error.contains("/leaving: "), "{error}");
+        assert!(error.contains("/lame-ducks-by-run: "), "{error}");
         let mut keeper = Keeper::new(folder.path(), Kept::default());
         assert_eq!(keeper.fault(), None);
-        keeper.keep(Kept { leaving: of("10.0.0.1:80"), ..Kept::default() });
+        keeper.keep(Kept { by_run: of("10.0.0.1:80"), ..Kept::default() });
         let fault = Arc::clone(&keeper.fault);
         // It waits for the thread, which has tried then.
         drop(keeper);
@@ -226,10 +226,7 @@ mod tests {
     #[test]
     fn what_is_no_name_is_left_out() {
         let folder = tempfile::tempdir().unwrap();
-        fs::write(folder.path().join(LEAVING), "10.0.0.1:80\nnonsense\n").unwrap();
-        assert_eq!(
-            Kept::read(folder.path()).unwrap(),
-            Kept { leaving: of("10.0.0.1:80"), ..Kept::default() }
-        );
+        fs::write(folder.path().join(BY_RUN), "10.0.0.1:80\nnonsense\n").unwrap();
+        assert_eq!(Kept::read(folder.path()).unwrap(), Kept { by_run: of("10.0.0.1:80"), ..Kept::default() });
     }
 }
