@@ -11,7 +11,7 @@ use lb_common::wire::{Datagram, Kind};
 use lb_core::health::Health;
 use lb_core::report_keys::{BackendKey, Keys, Numbered, ServiceKey};
 use lb_core::reports::reported::{Base, Disbelieved, ReportState};
-use lb_core::reports::senders::{Refusal, Senders, Target};
+use lb_core::reports::senders::{Refusal, Request, Senders, Target};
 use lb_core::reports::{MAX_HOLD, MAX_VALID_FOR, Name};
 use lb_core::service::Protocol;
 
@@ -161,7 +161,7 @@ impl World {
             *nonces
         };
         let requests = self.senders.requests(BATCH, nonce, self.now);
-        for (to, request) in &requests {
+        for Request { to, id: _, datagram: request } in &requests {
             let name = Name::of(request).expect("a name");
             let target = self.target(name).expect("one that is asked");
             assert_eq!(*to, target.agent, "requests go to agents alone");
@@ -169,7 +169,7 @@ impl World {
             assert!(request.is_authentic(target.keys.current().key.wire()));
             self.outstanding.insert(name, request.nonce);
         }
-        self.datagrams.extend(requests.iter().map(|(_, request)| *request));
+        self.datagrams.extend(requests.iter().map(|request| request.datagram));
         self.trim();
         requests.len()
     }

@@ -24,3 +24,7 @@ pub mod pick;
 pub mod ticks;
 
 pub mod wire;
+
+pub mod frame;
+
+pub mod receive;

@@ -6,7 +6,10 @@
 //! nobody has asked for. Each is authenticated under the backend's key by SipHash-2-4 (Aumasson and Bernstein, 2012).
 
 mod datagram;
+mod judging;
 mod siphash;
+
+pub use judging::{Disbelieved, judge, lame_until_ns};
 
 pub use datagram::{Datagram, Kind, Malformed, Readiness, UNKNOWN};
 pub use siphash::{Key, siphash};
@@ -19,3 +22,12 @@ pub const AUTHENTICATED_BYTES: usize = BYTES - 8;
 
 /// The version of the layout.
 pub const VERSION: u8 = 1;
+
+/// The longest `valid for` of a report that is followed.
+pub const MAX_VALID_FOR_MS: u32 = 300_000;
+
+/// The longest `hold` of a report that is followed: a lame duck that has fallen silent is one for no longer.
+pub const MAX_HOLD_MS: u32 = 3_600_000;
+
+/// A push that comes again is acknowledged again, but not more often than this, in milliseconds.
+pub const ACKNOWLEDGED_FOR_MS: u32 = 5;

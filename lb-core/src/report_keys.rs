@@ -194,6 +194,13 @@ impl<K: Copy> Keys<K> {
     }
 }
 
+impl Keys<BackendKey> {
+    /// Whether a datagram is authentic under the one that it names.
+    pub fn authenticate(&self, datagram: &wire::Datagram) -> bool {
+        self.get(datagram.key_id.to_host()).is_some_and(|key| datagram.is_authentic(key.wire()))
+    }
+}
+
 impl Keys<ServiceKey> {
     /// Those of a backend.
     pub fn of_backend(&self, protocol: Protocol, address: SocketAddr) -> Keys<BackendKey> {

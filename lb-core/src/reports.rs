@@ -12,15 +12,15 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use lb_common::net::Address;
-use lb_common::wire::{Datagram, Kind};
+use lb_common::wire::{Datagram, Kind, MAX_HOLD_MS, MAX_VALID_FOR_MS};
 
 use crate::service::Protocol;
 
 /// The longest `hold` of a report that is followed: a lame duck that has fallen silent is one for no longer.
-pub const MAX_HOLD: Duration = Duration::from_hours(1);
+pub const MAX_HOLD: Duration = Duration::from_millis(MAX_HOLD_MS as u64);
 
 /// The longest `valid for` of a report that is followed.
-pub const MAX_VALID_FOR: Duration = Duration::from_mins(5);
+pub const MAX_VALID_FOR: Duration = Duration::from_millis(MAX_VALID_FOR_MS as u64);
 
 /// What a backend is called: as the endpoint list has it, wherever its agent listens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -131,6 +131,8 @@ pub enum DatapathError {
         #[source]
         source: io::Error,
     },
+    #[error("cannot attach the program that takes reports in to the interface")]
+    AttachInterface(#[source] io::Error),
     #[error("cannot tell which programs are attached to {}", cgroup.display())]
     Query {
         cgroup: PathBuf,

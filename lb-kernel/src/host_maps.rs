@@ -1,34 +1,41 @@
-//! The maps that all client tasks of a host share: until when each backend is a lame duck by its own report, and who reports.
+//! The maps that all client tasks of a host share: until when each backend is a lame duck by its own report, who reports, what was
+//! believed last; and where a program of network interfaces takes reports in, and what became of them.
 //!
 //! They are pinned in `<pins>/host-v<host ABI>/`, beside the directories of the clients, and outlive daemons and the clients' ABI.
 //! Whoever opens them first makes them; programs of clients are loaded with them. They go with the last client. What is stored
 //! in them, and when, is decided by whoever receives reports.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use aya::EbpfLoader;
 use aya::maps::Map;
-use lb_common::abi::host::{self, HOST_ABI_VERSION, Sender, SenderName, Verdict, map};
+use lb_common::abi::host::{
+    self, HOST_ABI_VERSION, LastReport, Listener, MAX_LISTENERS, Receptions, ReportBase, Sender, SenderName,
+    Verdict, map,
+};
+use lb_common::net::Address;
+use lb_common::receive::RECEPTIONS;
 use rustix::fs::FlockOperation;
 
 use super::error::DatapathError;
-use super::maps::Mapped;
+use super::maps::{Mapped, PerCpu, typed};
 use super::object::{self, Shape, load_error};
 use super::pins::{self, Pins};
+use super::receiver::is_link;
 use super::removal::Directory;
 use super::sys::{self, elements};
 
 /// The object as it is committed beside its source.
-static OBJECT: &[u8] = aya::include_bytes_aligned!("../../lb-ebpf/object/host.o");
+pub static OBJECT: &[u8] = aya::include_bytes_aligned!("../../lb-ebpf/object/host.o");
 
 /// What the directories of all host ABI versions are called, before their number.
 const PREFIX: &str = "host-v";
 
-/// Where the maps are pinned.
-fn directory(pins: &Path) -> PathBuf {
+/// Where the maps are pinned, and the links of programs of network interfaces.
+pub fn directory(pins: &Path) -> PathBuf {
     pins.join(format!("{PREFIX}{HOST_ABI_VERSION}"))
 }
 
@@ -40,10 +47,18 @@ pub fn verdicts_pin(pins: &Path) -> PathBuf {
 /// The host's maps. While this is held they are not removed.
 pub struct HostMaps {
     verdicts: Mapped<Verdict>,
+    last_reports: Mapped<LastReport>,
     senders: OwnedFd,
+    listeners: OwnedFd,
+    receptions: PerCpu<Receptions>,
     path: PathBuf,
     _lock: File,
 }
+
+/// Where the words of [`LastReport`] lie.
+const BASE: usize = std::mem::offset_of!(LastReport, base);
+const HIGHEST: usize = std::mem::offset_of!(LastReport, highest);
+const NONCE: usize = std::mem::offset_of!(LastReport, nonce);
 
 impl HostMaps {
     /// Opens the maps below `pins`, and makes what is missing. Several processes may do so at the same time.
@@ -56,12 +71,22 @@ impl HostMaps {
         pins::create(&path)?;
         let lock = lock(&path)?;
         make_missing(&path)?;
+        take_over(pins, &path)?;
         let shapes = object::declared(OBJECT);
         let opened = |name: &str| open_checked(&path.join(name), shapes[name]);
         opened(map::VERDICTS)?;
-        let senders = opened(map::SENDERS)?;
+        opened(map::LAST_REPORTS)?;
+        opened(map::RECEPTIONS)?;
+        let (senders, listeners) = (opened(map::SENDERS)?, opened(map::LISTENERS)?);
         let verdicts = Mapped::open(&path.join(map::VERDICTS), true)?;
-        Ok(Self { verdicts, senders, path, _lock: lock })
+        let last_reports = Mapped::open(&path.join(map::LAST_REPORTS), true)?;
+        let receptions = typed(&path.join(map::RECEPTIONS))?;
+        Ok(Self { verdicts, last_reports, senders, listeners, receptions, path, _lock: lock })
+    }
+
+    /// Where they are pinned.
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
     /// Until when the backend with this report id is a lame duck, by `CLOCK_MONOTONIC` in nanoseconds; 0 if it is none.
@@ -77,8 +102,114 @@ impl HostMaps {
     /// # Panics
     /// If there is no such id, or it is that of backends of which no report is heard.
     pub fn set_lame_until_ns(&self, id: u32, ns: u64) {
-        assert!(id != host::NO_REPORT, "no report is about it");
-        self.verdicts.store_atomic64(id as usize, 0, ns);
+        self.verdicts.store_atomic64(index_of(id), 0, ns);
+    }
+
+    /// As [`HostMaps::set_lame_until_ns`], unless somebody else has said something else than `before` meanwhile.
+    ///
+    /// # Panics
+    /// As there.
+    pub fn replace_lame_until_ns(&self, id: u32, before: u64, ns: u64) {
+        self.verdicts.replace64(index_of(id), 0, before, ns);
+    }
+
+    /// The number of the last report of the backend with this id.
+    ///
+    /// # Panics
+    /// If there is no such id.
+    pub fn base(&self, id: u32) -> ReportBase {
+        ReportBase::from_word(self.last_reports.load64(id as usize, BASE))
+    }
+
+    /// Says which report of a backend was the last, unless somebody else has said so of another one than `before` meanwhile. Returns
+    /// whether it has. What was asked of it is answered.
+    ///
+    /// # Panics
+    /// As [`HostMaps::set_lame_until_ns`].
+    pub fn replace_base(&self, id: u32, before: ReportBase, base: ReportBase) -> bool {
+        let index = index_of(id);
+        let is_replaced = self.last_reports.replace64(index, BASE, before.to_word(), base.to_word());
+        if is_replaced {
+            let highest = self.last_reports.load64(index, HIGHEST);
+            self.last_reports.replace64(index, HIGHEST, highest, highest.max(base.to_word()));
+        }
+        is_replaced
+    }
+
+    /// Forgets what was believed and asked of a backend.
+    ///
+    /// # Panics
+    /// As [`HostMaps::set_lame_until_ns`].
+    pub fn forget(&self, id: u32) {
+        let index = index_of(id);
+        for offset in [NONCE, BASE, HIGHEST] {
+            self.last_reports.store_atomic64(index, offset, 0);
+        }
+        self.set_lame_until_ns(id, 0);
+    }
+
+    /// Says what a backend is asked: by the nonce its answer is known. 0 if an answer is not waited for any more.
+    ///
+    /// # Panics
+    /// As [`HostMaps::set_lame_until_ns`].
+    pub fn set_nonce(&self, id: u32, nonce: u64) {
+        self.last_reports.store_atomic64(index_of(id), NONCE, nonce);
+    }
+
+    /// The nonce that a backend was asked with and has not answered; 0 if there is none.
+    ///
+    /// # Panics
+    /// If there is no such id.
+    pub fn nonce(&self, id: u32) -> u64 {
+        self.last_reports.load64(id as usize, NONCE)
+    }
+
+    /// The addresses at which a program takes in what is sent to the daemon.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn listeners(&self) -> Result<Vec<Address>, DatapathError> {
+        let entries = elements::entries::<Address, Listener>(self.listeners.as_fd());
+        let entries = entries.map_err(|error| self.fail(map::LISTENERS, "read", error))?;
+        Ok(entries.into_iter().map(|(address, _)| address).collect())
+    }
+
+    /// Has programs take in what is sent to the daemon at these addresses, and nothing else. Returns how many there is no room for.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn set_listeners(
+        &self,
+        addresses: &std::collections::BTreeSet<std::net::IpAddr>,
+        listener: Listener,
+    ) -> Result<usize, DatapathError> {
+        let wanted: Vec<Address> =
+            addresses.iter().take(MAX_LISTENERS as usize).map(|ip| Address::from(*ip)).collect();
+        for old in self.listeners()?.iter().filter(|old| !wanted.contains(old)) {
+            let removed = elements::remove(self.listeners.as_fd(), old);
+            removed.map_err(|error| self.fail(map::LISTENERS, "write", error))?;
+        }
+        for address in &wanted {
+            let set = elements::set(self.listeners.as_fd(), address, std::slice::from_ref(&listener));
+            set.map_err(|error| self.fail(map::LISTENERS, "write", error))?;
+        }
+        Ok(addresses.len() - wanted.len())
+    }
+
+    /// How many datagrams programs have taken in, by [`NAMES`](lb_common::receive::Reception::NAMES).
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn receptions(&self) -> Result<[u64; RECEPTIONS], DatapathError> {
+        let values = self.receptions.get(&0, 0);
+        let values = values.map_err(|error| self.fail(map::RECEPTIONS, "read", io::Error::other(error)))?;
+        let mut sums = [0; RECEPTIONS];
+        for value in values.iter() {
+            for (sum, count) in sums.iter_mut().zip(value.0.counts) {
+                *sum += count;
+            }
+        }
+        Ok(sums)
     }
 
     /// Every backend that has a report id.
@@ -86,7 +217,7 @@ impl HostMaps {
     /// # Errors
     /// If the kernel refuses.
     pub fn senders(&self) -> Result<Vec<(SenderName, Sender)>, DatapathError> {
-        elements::entries(self.senders.as_fd()).map_err(|error| self.fail("read", error))
+        elements::entries(self.senders.as_fd()).map_err(|error| self.fail(map::SENDERS, "read", error))
     }
 
     /// What is known of a backend, if it has a report id.
@@ -94,16 +225,16 @@ impl HostMaps {
     /// # Errors
     /// If the kernel refuses.
     pub fn sender(&self, name: &SenderName) -> Result<Option<Sender>, DatapathError> {
-        elements::get(self.senders.as_fd(), name).map_err(|error| self.fail("read", error))
+        elements::get(self.senders.as_fd(), name).map_err(|error| self.fail(map::SENDERS, "read", error))
     }
 
-    /// Registers a backend, or stores all that is known of it anew. What else is stored there meanwhile is lost.
+    /// Registers a backend, or gives it other keys.
     ///
     /// # Errors
     /// If the kernel refuses, most likely because there are [`MAX_SENDERS`](host::MAX_SENDERS) already.
     pub fn set_sender(&self, name: &SenderName, sender: &Sender) -> Result<(), DatapathError> {
         let set = elements::set(self.senders.as_fd(), name, std::slice::from_ref(sender));
-        set.map_err(|error| self.fail("write", error))
+        set.map_err(|error| self.fail(map::SENDERS, "write", error))
     }
 
     /// Removes a backend from the register. Returns whether it was there.
@@ -111,12 +242,17 @@ impl HostMaps {
     /// # Errors
     /// If the kernel refuses.
     pub fn remove_sender(&self, name: &SenderName) -> Result<bool, DatapathError> {
-        elements::remove(self.senders.as_fd(), name).map_err(|error| self.fail("write", error))
+        elements::remove(self.senders.as_fd(), name).map_err(|error| self.fail(map::SENDERS, "write", error))
     }
 
-    fn fail(&self, operation: &'static str, source: io::Error) -> DatapathError {
-        DatapathError::Map { path: self.path.join(map::SENDERS), operation, source }
+    fn fail(&self, map: &str, operation: &'static str, source: io::Error) -> DatapathError {
+        DatapathError::Map { path: self.path.join(map), operation, source }
     }
+}
+
+fn index_of(id: u32) -> usize {
+    assert!(id != host::NO_REPORT, "no report is about it");
+    id as usize
 }
 
 /// The verdicts, for reading. A host whose clients are all of an older ABI has none.
@@ -156,10 +292,37 @@ pub fn remove(pins: &Path) -> Result<(), DatapathError> {
         if !host.lock()? || !Pins::all_versions(pins)?.is_empty() {
             return Ok(());
         }
-        for pin in host.names()? {
+        // Links first: while they are there, packets go through their programs.
+        let (links, maps): (Vec<_>, Vec<_>) = host.names()?.into_iter().partition(|pin| is_link(pin));
+        for link in links {
+            host.detach(&link)?;
+        }
+        for pin in maps {
             host.unlink(&pin)?;
         }
         base.remove_directory(name)?;
+    }
+    Ok(())
+}
+
+/// Takes over what is attached to network interfaces by another version, which then goes. While somebody has that open, it stays.
+fn take_over(pins: &Path, path: &Path) -> Result<(), DatapathError> {
+    let Some(base) = Directory::open(pins)? else { return Ok(()) };
+    let is_other = |name: &String| name.starts_with(PREFIX) && !path.ends_with(name.as_str());
+    for name in base.names()?.into_iter().filter(is_other) {
+        let Some(other) = base.within(&name)? else { continue };
+        if !other.lock()? {
+            continue;
+        }
+        for pin in other.names()? {
+            let (from, to) = (pins.join(&name).join(&pin), path.join(&pin));
+            if is_link(&pin) && !to.exists() {
+                fs::rename(&from, &to).map_err(|source| DatapathError::Pin { path: to, source })?;
+            } else {
+                other.detach(&pin)?;
+            }
+        }
+        base.remove_directory(&name)?;
     }
     Ok(())
 }
@@ -184,7 +347,7 @@ fn make_missing(path: &Path) -> Result<(), DatapathError> {
     let made = sys::without_signals(|| EbpfLoader::new().load(OBJECT)).map_err(load_error)?;
     for name in missing {
         let made = made.map(name).expect("the object's maps are checked by a test");
-        let (Map::Array(data) | Map::HashMap(data)) = made else {
+        let (Map::Array(data) | Map::HashMap(data) | Map::PerCpuArray(data)) = made else {
             unreachable!("the object's maps are checked by a test")
         };
         let pin = path.join(name);
@@ -218,6 +381,9 @@ mod tests {
         let shapes = object::declared(OBJECT);
         let found: Vec<_> = shapes.iter().map(|(name, shape)| (name.as_str(), shape.sizes())).collect();
         let expected = [
+            (map::LAST_REPORTS, (4, size_of::<LastReport>(), REPORT_IDS)),
+            (map::LISTENERS, (size_of::<Address>(), size_of::<Listener>(), MAX_LISTENERS)),
+            (map::RECEPTIONS, (4, size_of::<Receptions>(), 1)),
             (map::SENDERS, (size_of::<SenderName>(), size_of::<Sender>(), MAX_SENDERS)),
             (map::VERDICTS, (4, size_of::<Verdict>(), REPORT_IDS)),
         ];

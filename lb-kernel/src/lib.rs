@@ -5,7 +5,8 @@
 //! In reading order: system calls (`sys`) and errors ([`DatapathError`]); what the host is and allows
 //! ([`features`](Features), [`privileges`](host), [`cpus`](possible_cpus), [`clock`](monotonic_ns), [`process`],
 //! [`trust`], [`cgroup`](Cgroup), [`network namespaces`](NetworkNamespace)); where a client's objects are pinned ([`Pins`]) and how they are removed
-//! ([`detach`](detach())); what all clients of a host share ([`HostMaps`]); the object and its programs ([`Purpose`]), their links ([`is_balanced`]), and programs of
+//! ([`detach`](detach())); what all clients of a host share ([`HostMaps`]), network interfaces ([`interfaces`](interfaces())) and the program that takes reports in there
+//! ([`receiver`]); the object and its programs ([`Purpose`]), their links ([`is_balanced`]), and programs of
 //! others on the same cgroups ([`neighbours`](neighbours())); the maps ([`Tables`]) and one client task ([`Datapath`]);
 //! the open flows ([`flows`](flows())) and the reclaiming of those whose socket is gone ([`reclaim`](reclaim())); and
 //! what all of it is shown from ([`Snapshot`], [`FlowSnapshot`]).
@@ -42,6 +43,10 @@ mod removal;
 mod detach;
 
 mod host_maps;
+
+mod interfaces;
+
+pub mod receiver;
 
 mod hooks;
 
@@ -98,6 +103,7 @@ pub use features::{FEATURES, Features};
 pub use flows::{OpenFlow, flows};
 pub use holders::can_look as try_holders;
 pub use host_maps::{HostMaps, Verdicts};
+pub use interfaces::{Changes, Interface, interfaces};
 pub use links::{balanced_cgroup, begins_at, is_balanced, linked_to};
 pub use maps::open_flows;
 pub use neighbours::{Neighbour, Pinned, neighbours};
@@ -112,5 +118,6 @@ pub use readers::wait_for_readers;
 pub use reclaim::{Pass, ReclaimCounts, ReclaimTarget, Suspects, can_reclaim, reclaim};
 pub use snapshot::{BackendSnapshot, FlowSnapshot, ServiceSnapshot, Snapshot};
 pub use sys::runs::Runs;
+pub use sys::{XdpMode, program_name};
 pub use tables::{Counts, CursorSeed, Fullness, ServiceView, SlotView, Tables};
 pub use uncovered::{Sockets, Uncovered, made_elsewhere, uncovered};

@@ -227,7 +227,8 @@ impl Maps {
     }
 }
 
-fn typed<M: TryFrom<Map, Error = MapError>>(path: &Path) -> Result<M, DatapathError> {
+/// Opens a pinned map as one of aya's.
+pub fn typed<M: TryFrom<Map, Error = MapError>>(path: &Path) -> Result<M, DatapathError> {
     let fail = |error| DatapathError::Map {
         path: path.to_owned(),
         operation: "open",

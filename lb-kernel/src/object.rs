@@ -296,6 +296,10 @@ pub fn load_program(object: &mut Ebpf, name: &str) -> Result<OwnedFd, ProgramErr
             sys::without_signals(|| program.load())?;
             program.fd()?.try_clone()?
         }
+        Program::Xdp(program) => {
+            sys::without_signals(|| program.load())?;
+            program.fd()?.try_clone()?
+        }
         _ => return Err(ProgramError::UnexpectedProgramType),
     };
     Ok(fd.as_fd().try_clone_to_owned()?)

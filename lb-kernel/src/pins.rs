@@ -289,7 +289,8 @@ pub fn unlink(path: &Path) -> Result<(), DatapathError> {
     }
 }
 
-fn names(directory: &Path) -> Result<Vec<String>, DatapathError> {
+/// The names in a directory of pins, in order; none if there is no such directory.
+pub fn names(directory: &Path) -> Result<Vec<String>, DatapathError> {
     let fail = |source| DatapathError::PinDirectory { path: directory.to_owned(), source };
     let entries = match fs::read_dir(directory) {
         Ok(entries) => entries,

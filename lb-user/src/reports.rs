@@ -32,6 +32,9 @@ use self::pace::{APART, Pace};
 pub trait Kernel: Send {
     /// What was believed of a backend. Times are those of CLOCK_MONOTONIC.
     fn store(&mut self, what: &ToStore<'_, Duration>);
+
+    /// What the backend with this report id is asked, by its nonce; 0 once it has answered.
+    fn asked(&mut self, id: u32, nonce: u64);
 }
 
 /// What has come and gone.
@@ -199,16 +202,24 @@ impl Thread {
             let (random, nonces) = (&self.random, &mut self.nonces);
             let mut nonce = || {
                 *nonces += 1;
-                random.hash_one(*nonces)
+                // None is that of no request.
+                random.hash_one(*nonces).max(1)
             };
             let requests = shared.senders.requests(BATCH, &mut nonce, now);
+            // Before they go out: their answers may be there first.
+            for request in &requests {
+                self.kernel.asked(request.id, request.datagram.nonce);
+            }
             let next = shared.senders.next_due().map_or(LONGEST, |due| due.saturating_sub(now).min(LONGEST));
             (requests, next)
         };
         if !requests.is_empty() {
             let datagrams: Vec<(SocketAddr, [u8; BYTES])> = requests
                 .iter()
-                .map(|(to, request)| (*to, request.bytes().try_into().expect("a datagram's bytes")))
+                .map(|request| {
+                    let bytes = request.datagram.bytes().try_into().expect("a datagram's bytes");
+                    (request.to, bytes)
+                })
                 .collect();
             let sent = self.socket.send(&datagrams);
             let mut shared = lock(&self.shared);
@@ -269,6 +280,9 @@ impl Thread {
                     Ok((name, change)) => {
                         counts.believed += 1;
                         is_news |= change.is_some();
+                        if let Some((target, reported)) = senders.get(name) {
+                            self.kernel.asked(target.id, reported.nonce());
+                        }
                         if let Some(what) = senders.to_store(name) {
                             self.kernel.store(&what);
                         }
@@ -306,6 +320,10 @@ mod tests {
     impl Kernel for Told {
         fn store(&mut self, what: &ToStore<'_, Duration>) {
             self.0.send((what.target.name, what.lame_until)).expect("the test listens");
+        }
+
+        fn asked(&mut self, id: u32, _: u64) {
+            assert_eq!(id, 5);
         }
     }
 

@@ -365,5 +365,5 @@ fn what_lies_in_place_of_the_host_s_maps_is_not_used() {
     let output =
         finish(fixture.setup.socklb(&["run", "--config"]).arg(fixture.setup.folder.join("socklb.toml")));
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(!output.status.success() && text.contains("host ABI 1") && text.contains("verdicts"), "{text}");
+    assert!(!output.status.success() && text.contains("host ABI 2") && text.contains("verdicts"), "{text}");
 }

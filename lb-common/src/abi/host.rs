@@ -1,4 +1,5 @@
-//! What all client tasks of a host share in the kernel: until when each backend that reports is a lame duck, and who reports.
+//! What all client tasks of a host share in the kernel: until when each backend that reports is a lame duck, who reports, and what
+//! was believed last; and, where a kernel program takes reports in, where it looks for them and what it has counted.
 //!
 //! An ABI of its own: one set of these maps exists per host, under `<pins>/host-v<HOST_ABI_VERSION>/`, beside the directories of
 //! the clients. Clients of every ABI version that knows reports read the same one. Any change of a layout here is a new
@@ -7,9 +8,10 @@
 use bytemuck::{Pod, Zeroable};
 
 use crate::net::{Address, Be16};
+use crate::receive::RECEPTIONS;
 
 /// The version of everything in this module; a part of the pin path.
-pub const HOST_ABI_VERSION: u32 = 1;
+pub const HOST_ABI_VERSION: u32 = 2;
 
 /// Elements of [`map::VERDICTS`], one for each report id: half a megabyte, which every host can spare.
 pub const REPORT_IDS: u32 = 65_536;
@@ -26,9 +28,15 @@ pub mod map {
     pub const VERDICTS: &str = "verdicts";
     /// Hash: [`SenderName`](super::SenderName) to [`Sender`](super::Sender).
     pub const SENDERS: &str = "senders";
+    /// Array, memory-mapped: report id to [`LastReport`](super::LastReport).
+    pub const LAST_REPORTS: &str = "last_reports";
+    /// Hash: an [`Address`](crate::net::Address) at which the daemon listens to [`Listener`](super::Listener).
+    pub const LISTENERS: &str = "listeners";
+    /// Per-CPU array with one element: [`Receptions`](super::Receptions).
+    pub const RECEPTIONS: &str = "receptions";
 
-    /// Both of them.
-    pub const ALL: [&str; 2] = [VERDICTS, SENDERS];
+    /// All of them.
+    pub const ALL: [&str; 5] = [VERDICTS, SENDERS, LAST_REPORTS, LISTENERS, RECEPTIONS];
 }
 
 /// Until when a backend is a lame duck by its own report. Written by whoever receives its reports, as one word; read by connect,
@@ -64,8 +72,7 @@ pub struct SenderName {
 }
 const _: () = assert!(size_of::<SenderName>() == 20);
 
-/// What is known of a backend that reports. The entry is the register of its name: the report id, keys, base and nonce outlive
-/// the daemon. Written by the daemon; base and nonce also by whoever else receives reports.
+/// A backend that reports: the register of its name. It outlives the daemon. Written by the daemon alone.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct Sender {
@@ -73,16 +80,10 @@ pub struct Sender {
     pub id: u32,
     /// Zero.
     pub _reserved: u32,
-    /// Of the last report that was accepted.
-    pub base: ReportBase,
-    /// The nonce of the request that has no answer yet; 0 if there is none.
-    pub nonce: u64,
     /// Its keys, of which one or two are valid at a time.
     pub keys: [SenderKey; 2],
-    /// Zero.
-    pub _reserved_words: [u64; 7],
 }
-const _: () = assert!(size_of::<Sender>() == 128);
+const _: () = assert!(size_of::<Sender>() == 56);
 
 /// Which report of a backend was the last: one word, so that it changes with a single compare-and-swap. As a number, a later
 /// report is larger than an earlier one. All zero if there was none.
@@ -95,6 +96,43 @@ pub struct ReportBase {
     pub incarnation: u32,
 }
 one_word!(ReportBase, u64);
+
+/// What was believed of a backend last, and what it was asked: by this the next report is judged
+/// ([`wire::judge`](crate::wire::judge)). Four words, each written in one piece by whoever takes reports in; the nonce by whoever asks.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+pub struct LastReport {
+    /// The number of the last report that was believed.
+    pub base: ReportBase,
+    /// The highest number that was ever believed. Numbers go back with an agent that has lost its disk or its clock.
+    pub highest: ReportBase,
+    /// The nonce of the request that has no answer yet; 0 if there is none.
+    pub nonce: u64,
+    /// When a push that had come before was passed on to the daemon for the last time, as nanoseconds of `CLOCK_MONOTONIC`. Written by
+    /// the program alone.
+    pub repeated_ns: u64,
+}
+const _: () = assert!(size_of::<LastReport>() == 32);
+
+/// How many addresses the daemon may listen at for a kernel program to take reports in.
+pub const MAX_LISTENERS: u32 = 1_024;
+
+/// What a kernel program is to do with datagrams to an address at which the daemon listens. Written by the daemon.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+pub struct Listener {
+    /// 1 if there are backends that are asked and have no entry in [`map::SENDERS`]: what is about nobody goes on to the daemon then.
+    pub passes_unknown: u32,
+}
+const _: () = assert!(size_of::<Listener>() == 4);
+
+/// How many datagrams a kernel program took in, of one CPU, by what became of each.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+pub struct Receptions {
+    /// By [`Reception::number`](crate::receive::Reception::number).
+    pub counts: [u64; RECEPTIONS],
+}
 
 /// A key by which reports of a backend are authentic.
 #[repr(C)]

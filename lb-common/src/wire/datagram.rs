@@ -5,7 +5,8 @@ use core::net::SocketAddr;
 use bytemuck::{Pod, Zeroable};
 
 use super::siphash::{Key, siphash};
-use super::{AUTHENTICATED_BYTES, BYTES, VERSION};
+use super::{AUTHENTICATED_BYTES, BYTES, MAX_HOLD_MS, MAX_VALID_FOR_MS, VERSION};
+use crate::abi::host::{ReportBase, SenderName};
 use crate::net::{Address, Be16, Be32, IPPROTO_TCP, IPPROTO_UDP, socket_addr};
 
 /// What a number of a report says that its backend does not know.
@@ -167,6 +168,34 @@ impl Datagram {
             3 => Readiness::Down,
             _ => return None,
         })
+    }
+
+    /// Its number, if it is a report.
+    #[inline(always)]
+    pub const fn base(&self) -> ReportBase {
+        ReportBase { incarnation: self.incarnation.to_host(), counter: self.counter.to_host() }
+    }
+
+    /// How long it is valid, in milliseconds, as far as that is followed.
+    #[inline(always)]
+    pub const fn valid_for_ms(&self) -> u32 {
+        let valid_for = self.valid_for.to_host();
+        if valid_for < MAX_VALID_FOR_MS { valid_for } else { MAX_VALID_FOR_MS }
+    }
+
+    /// For how long a lame duck that falls silent stays one, in milliseconds, as far as that is followed. While the report is valid it
+    /// is not silent, however short `hold` is.
+    #[inline(always)]
+    pub const fn hold_ms(&self) -> u32 {
+        let (hold, valid_for) = (self.hold.to_host(), self.valid_for_ms());
+        let hold = if hold < MAX_HOLD_MS { hold } else { MAX_HOLD_MS };
+        if hold < valid_for { valid_for } else { hold }
+    }
+
+    /// By which name the backend is registered.
+    #[inline(always)]
+    pub const fn name(&self) -> SenderName {
+        SenderName { address: self.address, port: self.port, protocol: self.protocol, _reserved: 0 }
     }
 
     /// The address that the endpoint list has.

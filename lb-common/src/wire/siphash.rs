@@ -12,6 +12,12 @@ impl Key {
         let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p] = bytes;
         Self([u64::from_le_bytes([a, b, c, d, e, f, g, h]), u64::from_le_bytes([i, j, k, l, m, n, o, p])])
     }
+
+    /// From its bytes as two words, of each of which the first byte is lowest.
+    #[inline(always)]
+    pub const fn from_words(words: [u64; 2]) -> Self {
+        Self(words)
+    }
 }
 
 /// The message authentication code of a message of `N` words, each of which is eight of its bytes, the first of them lowest.

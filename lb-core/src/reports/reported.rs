@@ -3,65 +3,22 @@
 use std::ops::{Add, Sub};
 use std::time::Duration;
 
+use lb_common::abi::host::{LastReport, ReportBase};
 use lb_common::net::Be16;
-use lb_common::wire::{Datagram, Kind, Readiness, UNKNOWN};
+pub use lb_common::wire::Disbelieved;
+use lb_common::wire::{Datagram, Kind, Readiness, UNKNOWN, judge};
 
-use super::{Load, MAX_HOLD, MAX_VALID_FOR, Name};
+use super::{Load, Name};
 use crate::health::{Health, Said, Why};
 use crate::report_keys::{BackendKey, Keys};
 
-/// The number of a report: a later one is larger. Its order is that of its fields.
+/// The number of a report that there was: a later one is larger. Its order is that of its fields.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Base {
     /// Rises with each start of the agent.
     pub incarnation: u32,
     /// Rises with each change of what it says.
     pub counter: u32,
-}
-
-/// Why a datagram is not believed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Disbelieved {
-    /// It is no report: somebody asks here, or sends back what was asked.
-    NotAReport,
-    /// It is about a backend that is not asked.
-    UnknownName,
-    /// It names a key that is not valid here.
-    UnknownKey,
-    /// Its MAC is not that of its key.
-    Forged,
-    /// It answers nothing that was asked, or what has been answered.
-    Unasked,
-    /// It is a push that is not later than what was believed last.
-    Replayed,
-    /// It is a push of a backend that has answered nothing yet.
-    Premature,
-}
-
-impl Disbelieved {
-    /// All of them, in the order of pages.
-    pub const ALL: [Self; 7] = [
-        Self::NotAReport,
-        Self::UnknownName,
-        Self::UnknownKey,
-        Self::Forged,
-        Self::Unasked,
-        Self::Replayed,
-        Self::Premature,
-    ];
-
-    /// The word for it in metrics and JSON.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::NotAReport => "not-a-report",
-            Self::UnknownName => "unknown-name",
-            Self::UnknownKey => "unknown-key",
-            Self::Forged => "forged",
-            Self::Unasked => "unasked",
-            Self::Replayed => "replayed",
-            Self::Premature => "premature",
-        }
-    }
 }
 
 /// A report that was believed.
@@ -79,22 +36,31 @@ pub struct Report<T> {
     pub load: Load,
 }
 
-/// What is asked and not answered yet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Outstanding<T> {
-    nonce: u64,
-    asked: T,
+impl Base {
+    /// As kernel maps and datagrams have it; `None` if it is that of no report.
+    pub fn of(number: ReportBase) -> Option<Self> {
+        let ReportBase { incarnation, counter } = number;
+        (number != ReportBase::default()).then_some(Self { incarnation, counter })
+    }
+
+    /// As kernel maps have it.
+    pub fn number(base: Option<Self>) -> ReportBase {
+        base.map_or_else(ReportBase::default, |Self { incarnation, counter }| ReportBase {
+            counter,
+            incarnation,
+        })
+    }
 }
 
 /// What a backend has said, by any clock.
 #[derive(Clone, Debug)]
 pub struct Reported<T> {
-    outstanding: Option<Outstanding<T>>,
+    /// The number of the last report, and the nonce of what is asked and not answered yet.
+    last: LastReport,
+    /// When it was asked; `None` if it was answered.
+    asked: Option<T>,
     /// What the next request gives back to the agent, so that the agent knows that it can be answered here.
     cookie: u64,
-    base: Option<Base>,
-    /// The highest number that was ever believed. Numbers go back with an agent that has lost its disk or its clock.
-    highest: Option<Base>,
     report: Option<Report<T>>,
     lame_until: Option<T>,
     down_until: Option<T>,
@@ -141,10 +107,9 @@ impl ReportState {
 impl<T: Copy> Default for Reported<T> {
     fn default() -> Self {
         Self {
-            outstanding: None,
+            last: LastReport::default(),
+            asked: None,
             cookie: 0,
-            base: None,
-            highest: None,
             report: None,
             lame_until: None,
             down_until: None,
@@ -158,14 +123,17 @@ impl<T: Copy> Default for Reported<T> {
 impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Reported<T> {
     /// What an earlier daemon had believed: the number of the last report, and until when the backend is a lame duck.
     pub fn adopted(base: Option<Base>, lame_until: Option<T>) -> Self {
-        Self { base, highest: base, lame_until, ..Self::default() }
+        let number = Base::number(base);
+        let last = LastReport { base: number, highest: number, ..LastReport::default() };
+        Self { last, lame_until, ..Self::default() }
     }
 
     /// A request for its report. An answer to the one before is not believed any more.
     pub fn ask(&mut self, name: Name, keys: &Keys<BackendKey>, nonce: u64, now: T) -> Datagram {
-        if self.outstanding.replace(Outstanding { nonce, asked: now }).is_some() {
+        if self.asked.replace(now).is_some() {
             self.unanswered = self.unanswered.saturating_add(1);
         }
+        self.last.nonce = nonce;
         self.request(name, keys, nonce)
     }
 
@@ -178,8 +146,8 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Repo
         within: Duration,
         now: T,
     ) -> Option<Datagram> {
-        let recent = self.outstanding.filter(|outstanding| outstanding.asked + within > now)?;
-        Some(self.request(name, keys, recent.nonce))
+        self.asked.filter(|asked| *asked + within > now)?;
+        Some(self.request(name, keys, self.last.nonce))
     }
 
     fn request(&self, name: Name, keys: &Keys<BackendKey>, nonce: u64) -> Datagram {
@@ -190,53 +158,33 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Repo
         datagram.sealed(key.key.wire())
     }
 
-    /// Takes in a datagram about this backend. An answer is believed if it has the nonce of what was asked last, whatever its
-    /// number: an agent that has lost its disk or its clock begins anew. A push is, if it is later than what was believed last. Any
-    /// report that is believed spends the nonce.
+    /// Takes in a datagram about this backend, which is believed or not as [`judge`] says, and by its MAC.
     ///
     /// # Errors
     /// Why it is not believed. Nothing has changed then.
     pub fn take(&mut self, datagram: &Datagram, keys: &Keys<BackendKey>, now: T) -> Result<(), Disbelieved> {
-        let (Some(kind @ (Kind::Answer | Kind::Push)), Some(readiness)) =
-            (datagram.kind(), datagram.readiness())
-        else {
-            return Err(Disbelieved::NotAReport);
-        };
+        let readiness = datagram.readiness().ok_or(Disbelieved::NotAReport)?;
+        let after = judge(self.last, datagram)?;
+        let base = Base::of(after.base).ok_or(Disbelieved::NotAReport)?;
         let key = keys.get(datagram.key_id.to_host()).ok_or(Disbelieved::UnknownKey)?;
         if !datagram.is_authentic(key.wire()) {
             return Err(Disbelieved::Forged);
         }
-        let base = Base { incarnation: datagram.incarnation.to_host(), counter: datagram.counter.to_host() };
-        match kind {
-            Kind::Answer => {
-                let asked = self.outstanding.filter(|outstanding| outstanding.nonce == datagram.nonce);
-                let asked = asked.ok_or(Disbelieved::Unasked)?.asked;
-                self.round_trip = Some(now - asked);
-                if self.base.is_some_and(|before| base < before) {
-                    self.went_back = [Some(now), self.went_back[0]];
-                }
-            }
-            _ => {
-                let before = self.base.ok_or(Disbelieved::Premature)?;
-                // Where numbers have gone back, pushes from before that are later than what is believed now.
-                let is_of_before = base.incarnation != before.incarnation && Some(base) <= self.highest;
-                if base <= before || is_of_before {
-                    return Err(Disbelieved::Replayed);
-                }
+        if datagram.kind() == Some(Kind::Answer) {
+            self.round_trip = self.asked.map(|asked| now - asked);
+            if self.base().is_some_and(|before| base < before) {
+                self.went_back = [Some(now), self.went_back[0]];
             }
         }
-        self.outstanding = None;
-        self.unanswered = 0;
+        self.last = after;
         self.cookie = datagram.cookie;
-        self.base = Some(base);
-        self.highest = self.highest.max(Some(base));
-        let valid_for = milliseconds(datagram.valid_for.to_host()).min(MAX_VALID_FOR);
+        let valid_for = milliseconds(datagram.valid_for_ms());
+        self.asked = None;
+        self.unanswered = 0;
         match readiness {
             Readiness::Ready => (self.lame_until, self.down_until) = (None, None),
             Readiness::LameDuck => {
-                // While the report is valid it is not silent, however short `hold` is.
-                let hold = milliseconds(datagram.hold.to_host()).min(MAX_HOLD).max(valid_for);
-                (self.lame_until, self.down_until) = (Some(now + hold), None);
+                (self.lame_until, self.down_until) = (Some(now + milliseconds(datagram.hold_ms())), None);
             }
             // Whoever was a lame duck before stays one meanwhile: it is restarting.
             Readiness::Down => self.down_until = Some(now + valid_for),
@@ -280,14 +228,20 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Repo
         [self.lame_until, self.down_until].into_iter().flatten().filter(|until| *until > now).min()
     }
 
-    /// Until when it is a lame duck, which connects look up; `None` if it is not.
+    /// Until when it is a lame duck to connects, which look that up; `None` if it is not. Whoever is down is one as well: connects
+    /// heed this at once, and that it is refusing once the daemon has said so.
     pub fn lame_until(&self) -> Option<T> {
-        self.lame_until
+        self.lame_until.max(self.down_until)
+    }
+
+    /// The nonce of what was asked last; 0 once that is answered.
+    pub fn nonce(&self) -> u64 {
+        self.last.nonce
     }
 
     /// The number of the report that was believed last.
     pub fn base(&self) -> Option<Base> {
-        self.base
+        Base::of(self.last.base)
     }
 
     /// The report that was believed last.
@@ -335,6 +289,7 @@ mod tests {
 
     use super::*;
     use crate::report_keys::{Numbered, ServiceKey};
+    use crate::reports::{MAX_HOLD, MAX_VALID_FOR};
     use crate::service::Protocol;
 
     fn name() -> Name {
@@ -560,6 +515,12 @@ mod tests {
         assert_eq!(reported.take(&request, &keys(), at(2)), Err(Disbelieved::NotAReport));
         let mut reflected = request;
         reflected.kind = Kind::Answer as u8;
+        assert_eq!(
+            reported.take(&reflected, &keys(), at(2)),
+            Err(Disbelieved::NotAReport),
+            "it has no number"
+        );
+        reflected.counter = Be32::from_host(1);
         assert_eq!(reported.take(&reflected, &keys(), at(2)), Err(Disbelieved::Forged));
         let answer = Agent::of(Readiness::LameDuck).answer(&request);
         assert_eq!(reported.take(&answer, &keys_of(2, 7), at(2)), Err(Disbelieved::UnknownKey));

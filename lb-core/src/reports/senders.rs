@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use std::ops::{Add, Sub};
 use std::time::Duration;
 
-use lb_common::wire::{Datagram, Malformed};
+use lb_common::wire::{ACKNOWLEDGED_FOR_MS, Datagram, Malformed};
 use xxhash_rust::xxh64::xxh64;
 
 use super::reported::{Base, Disbelieved, Reported};
@@ -29,6 +29,17 @@ pub struct Target {
     pub interval: Duration,
     /// Its number in the kernel's array of verdicts; 0 if it has none.
     pub id: u32,
+}
+
+/// A request that is to be sent.
+#[derive(Clone, Copy, Debug)]
+pub struct Request {
+    /// Where the agent listens.
+    pub to: SocketAddr,
+    /// The number of the backend in the kernel's arrays; 0 if it has none.
+    pub id: u32,
+    /// What is sent. Its nonce is that by which the answer is known.
+    pub datagram: Datagram,
 }
 
 /// A datagram that has come and is not followed.
@@ -143,7 +154,7 @@ pub struct Senders<T> {
 }
 
 /// A push is acknowledged again if it comes again, but not more often than this.
-const ACKNOWLEDGED_FOR: Duration = Duration::from_millis(5);
+const ACKNOWLEDGED_FOR: Duration = Duration::from_millis(ACKNOWLEDGED_FOR_MS as u64);
 
 impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Senders<T> {
     /// Nobody yet.
@@ -239,13 +250,8 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Send
         first(&self.due).into_iter().chain(first(&self.expiries)).min()
     }
 
-    /// The requests that are due, at most so many, each with where it goes. `nonce` draws what nobody can guess.
-    pub fn requests(
-        &mut self,
-        most: usize,
-        mut nonce: impl FnMut() -> u64,
-        now: T,
-    ) -> Vec<(SocketAddr, Datagram)> {
+    /// The requests that are due, at most so many. `nonce` draws what nobody can guess, and never 0.
+    pub fn requests(&mut self, most: usize, mut nonce: impl FnMut() -> u64, now: T) -> Vec<Request> {
         let mut requests = Vec::new();
         while requests.len() < most {
             let Some((_, place)) = self.due.first().copied().filter(|(at, _)| *at <= now) else { break };
@@ -257,11 +263,11 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Send
             let Target { name: asked, ref keys, interval, .. } = sender.target;
             let again = std::mem::take(&mut sender.is_again)
                 .then(|| sender.reported.ask_again(asked, keys, interval, now));
-            let request = match again.flatten() {
+            let datagram = match again.flatten() {
                 Some(request) => request,
                 None => sender.reported.ask(asked, keys, nonce(), now),
             };
-            requests.push((sender.target.agent, request));
+            requests.push(Request { to: sender.target.agent, id: sender.target.id, datagram });
             sender.asked = Some(now);
             sender.due = now + sender.target.interval.mul_f64(jitter);
             self.due.insert((sender.due, place));
@@ -284,11 +290,9 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Send
         let is_push = datagram.kind() == Some(lb_common::wire::Kind::Push);
         let taken = sender.reported.take(&datagram, &sender.target.keys, now);
         let is_again = taken == Err(Disbelieved::Replayed)
-            && sender.reported.base().is_some_and(|base| {
-                (base.incarnation, base.counter)
-                    == (datagram.incarnation.to_host(), datagram.counter.to_host())
-            })
-            && sender.asked.is_none_or(|asked| asked + ACKNOWLEDGED_FOR <= now);
+            && sender.reported.base() == Base::of(datagram.base())
+            && sender.asked.is_none_or(|asked| asked + ACKNOWLEDGED_FOR <= now)
+            && sender.target.keys.authenticate(&datagram);
         let incarnation = datagram.incarnation.to_host();
         // Not more often than it is asked anyway, whatever it says.
         let is_stranger = taken.is_ok()
@@ -450,7 +454,7 @@ mod tests {
     }
 
     fn answer(senders: &mut Senders<Duration>, number: u16, readiness: Readiness, counter: u32) {
-        let request = senders.requests(1, || 9, at(2_000)).remove(0).1;
+        let request = senders.requests(1, || 9, at(2_000)).remove(0).datagram;
         let answer = report(number, Kind::Answer, readiness, counter, request.nonce);
         senders.take(answer.bytes(), at(2_000)).unwrap();
         assert_eq!(senders.requests(9, || 10, at(2_000)).len(), 1, "the agent is shown that it can tell us");
@@ -461,7 +465,7 @@ mod tests {
         let mut senders = of([1]);
         let mut ask = |now, incarnation| {
             let requests = senders.requests(9, || 9, at(now));
-            let Some((_, request)) = requests.first() else { return 0 };
+            let Some(Request { datagram: request, .. }) = requests.first() else { return 0 };
             let mut answer = report(1, Kind::Answer, Readiness::Ready, 1, request.nonce);
             answer.incarnation = Be32::from_host(incarnation);
             let answer = answer.sealed(target(1).keys.current().key.wire());
@@ -490,7 +494,7 @@ mod tests {
             };
             let requests = senders.requests(usize::MAX, &mut draw, at(now));
             assert!(requests.len() <= 100, "{} at {now} ms, 50 on average", requests.len());
-            for (_, request) in requests {
+            for Request { datagram: request, .. } in requests {
                 asked.entry(request.port.to_host()).or_default().push(now);
             }
         }
@@ -516,7 +520,7 @@ mod tests {
     #[test]
     fn a_change_is_told_once() {
         let mut senders = of([1]);
-        let request = senders.requests(1, || 9, at(2_000)).remove(0).1;
+        let request = senders.requests(1, || 9, at(2_000)).remove(0).datagram;
         let lame = report(1, Kind::Answer, Readiness::LameDuck, 1, request.nonce);
         let (name, change) = senders.take(lame.bytes(), at(2_000)).unwrap();
         assert_eq!(name, target(1).name);
@@ -562,20 +566,22 @@ mod tests {
             };
             senders.requests(9, &mut nonce, at(now))
         };
-        let first = ask(&mut senders, 2_001).remove(0).1;
+        let first = ask(&mut senders, 2_001).remove(0).datagram;
         for now in (2_007..2_050).step_by(6) {
             assert!(senders.take(push.bytes(), at(now)).is_err());
-            assert_eq!(ask(&mut senders, now), [(target(1).agent, first)], "at {now} ms");
+            let again: Vec<Datagram> =
+                ask(&mut senders, now).iter().map(|request| request.datagram).collect();
+            assert_eq!(again, [first], "at {now} ms");
         }
         let ready = report(1, Kind::Answer, Readiness::Ready, 3, first.nonce);
         senders.take(ready.bytes(), at(2_051)).unwrap();
         assert_eq!(senders.get(target(1).name).unwrap().1.unanswered(), 0);
         // A request that has had no answer for an interval is lost, and is not sent once more.
         senders.take(report(1, Kind::Push, Readiness::LameDuck, 4, 0).bytes(), at(2_060)).unwrap();
-        let lost = ask(&mut senders, 2_060).remove(0).1;
+        let lost = ask(&mut senders, 2_060).remove(0).datagram;
         let again = report(1, Kind::Push, Readiness::LameDuck, 4, 0);
         assert!(senders.take(again.bytes(), at(4_060)).is_err());
-        assert_ne!(ask(&mut senders, 4_060).remove(0).1.nonce, lost.nonce);
+        assert_ne!(ask(&mut senders, 4_060).remove(0).datagram.nonce, lost.nonce);
     }
 
     #[test]
@@ -597,7 +603,7 @@ mod tests {
     fn who_is_not_asked_any_more_is_forgotten_and_others_are_kept() {
         let mut senders = of([1, 2]);
         for _ in 0..2 {
-            let request = senders.requests(1, || 9, at(2_000)).remove(0).1;
+            let request = senders.requests(1, || 9, at(2_000)).remove(0).datagram;
             let number = request.port.to_host();
             let lame = report(number, Kind::Answer, Readiness::LameDuck, 1, request.nonce);
             senders.take(lame.bytes(), at(2_000)).unwrap();
@@ -649,7 +655,7 @@ mod tests {
         let before = std::cell::Cell::new(None);
         let mut store = |senders: &mut Senders<Duration>, readiness, counter| {
             now += 3_000;
-            let request = senders.requests(1, || 9, at(now)).remove(0).1;
+            let request = senders.requests(1, || 9, at(now)).remove(0).datagram;
             let mut answer = report(1, Kind::Answer, readiness, counter, request.nonce);
             // Until the same time.
             answer.hold = Be32::from_host(600_000 - u32::try_from(now).unwrap());

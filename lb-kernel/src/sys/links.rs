@@ -1,4 +1,4 @@
-//! Links: a program attached to a cgroup, by bpf(2).
+//! Links: a program attached to a cgroup or to a network interface, by bpf(2).
 //!
 //! aya makes links as well, but can neither replace the program of a link to a cgroup nor detach a link that stays
 //! pinned. This module knows nothing of the names of links, nor of whose they are.
@@ -72,4 +72,61 @@ pub struct LinkInfo {
 /// What a link looks like; a cgroup id of 0 means that its cgroup is gone.
 pub fn link_info(link: BorrowedFd<'_>) -> io::Result<LinkInfo> {
     info(link)
+}
+
+/// `BPF_XDP`, of `enum bpf_attach_type`.
+const XDP: u32 = 37;
+
+/// How a program of a network interface is run: the flag of `linux/if_link.h`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u32)]
+pub enum XdpMode {
+    /// By the interface's driver, before the kernel makes anything of a packet.
+    Native = 1 << 2,
+    /// By the network stack, which any interface can: dearer, and later.
+    Generic = 1 << 1,
+}
+
+impl XdpMode {
+    /// Both of them, the better one first.
+    pub const ALL: [Self; 2] = [Self::Native, Self::Generic];
+
+    /// The word for it in names of pins, tables and JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Native => "native",
+            Self::Generic => "generic",
+        }
+    }
+}
+
+/// Attaches a program to a network interface, which takes one at a time: EBUSY or EEXIST if there is another.
+pub fn xdp_link_create(program: BorrowedFd<'_>, interface: u32, mode: XdpMode) -> io::Result<OwnedFd> {
+    let mut attr =
+        LinkCreate { prog_fd: raw(program), target_fd: interface, attach_type: XDP, flags: mode as u32 };
+    bpf_fd(BPF_LINK_CREATE, &mut attr)
+}
+
+/// What a link to a network interface looks like: the first fields of `struct bpf_link_info`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
+pub struct XdpLinkInfo {
+    pub kind: u32,
+    pub id: u32,
+    pub program_id: u32,
+    _pad: u32,
+    /// The index of the interface; 0 if it is gone.
+    pub interface: u32,
+    _pad2: u32,
+}
+
+/// What a link to a network interface looks like. Fails with EINVAL if it is a link to something else.
+pub fn xdp_link_info(link: BorrowedFd<'_>) -> io::Result<XdpLinkInfo> {
+    /// `BPF_LINK_TYPE_XDP`
+    const KIND: u32 = 6;
+    let found: XdpLinkInfo = info(link)?;
+    if found.kind == KIND {
+        return Ok(found);
+    }
+    Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a link to a network interface"))
 }

@@ -1,16 +1,16 @@
 //! The register of backends that report, in the kernel: their ids and keys, what was believed of them last, and until when each is
 //! a lame duck.
 //!
-//! It outlives the daemon, and so does what it says. The event loop alone makes and removes entries; the threads that take in
-//! reports store in those that there are ([`Stores`]): one for each network namespace that backends are asked from. Where two hear of
-//! one backend the later report counts.
+//! It outlives the daemon, and so does what it says. The event loop alone makes and removes entries; whoever takes in reports stores of
+//! those that there are: threads, one for each network namespace that backends are asked from ([`Stores`]), and the program of network
+//! interfaces, where there is one. Where two hear of one backend the later report counts.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use lb_common::abi::host::{NO_REPORT, ReportBase, Sender, SenderKey, SenderName};
+use lb_common::abi::host::{NO_REPORT, Sender, SenderKey, SenderName};
 use lb_common::net::Be16;
 use lb_core::balancer::ReportIdMap;
 use lb_core::report_ids::ReportIds;
@@ -22,7 +22,6 @@ use lb_core::service::Protocol;
 use lb_kernel::{DatapathError, HostMaps};
 use tracing::warn;
 
-use crate::error::chain;
 use crate::reports::Kernel;
 
 /// The register.
@@ -74,9 +73,14 @@ impl Register {
         Ok(Self { maps, storing, ids, written: BTreeMap::new(), absent: BTreeMap::new() })
     }
 
-    /// What a thread that takes in reports stores by.
-    pub fn stores(&self) -> Stores {
-        Stores { maps: Arc::clone(&self.maps), storing: Arc::clone(&self.storing), has_failed: false }
+    /// What a thread that takes in reports stores by. A program of network interfaces hears what is said to the host's.
+    pub fn stores(&self, is_host: bool) -> Stores {
+        Stores { maps: Arc::clone(&self.maps), storing: Arc::clone(&self.storing), is_host }
+    }
+
+    /// The maps.
+    pub fn maps(&self) -> &Arc<HostMaps> {
+        &self.maps
     }
 
     /// The id of a backend, whose entry is made if there is none, or if its keys are others; [`NO_REPORT`] if none is left.
@@ -96,12 +100,11 @@ impl Register {
         // What was believed last stays, whichever daemon has stored it. What was believed under other keys alone was another party's
         // word, and where the name is new an earlier daemon may not have lived to clear it.
         let before = if is_known { self.maps.sender(&key_of(name))? } else { None };
-        let before = before.filter(|before| share_a_key(before, &sender(id, keys, None)));
-        if before.is_none() {
-            self.maps.set_lame_until_ns(id, 0);
+        let sender = sender(id, keys);
+        if before.is_none_or(|before| !share_a_key(&before, &sender)) {
+            self.maps.forget(id);
         }
-        let base = before.as_ref().and_then(base_of);
-        self.maps.set_sender(&key_of(name), &sender(id, keys, base))?;
+        self.maps.set_sender(&key_of(name), &sender)?;
         self.written.insert(name, keys.clone());
         Ok(id)
     }
@@ -110,9 +113,9 @@ impl Register {
     /// report, and until when it is a lame duck. Where the kernel does not say, an answer has to come first.
     pub fn adopted(&self, name: Name) -> (Option<Base>, Option<Duration>) {
         let _storing = self.storing.lock();
-        let until = self.ids.get(name).map(|id| self.maps.lame_until_ns(id)).filter(|ns| *ns != 0);
-        let sender = self.maps.sender(&key_of(name)).unwrap_or_default();
-        (sender.as_ref().and_then(base_of), until.map(Duration::from_nanos))
+        let Some(id) = self.ids.get(name) else { return (None, None) };
+        let until = Some(self.maps.lame_until_ns(id)).filter(|ns| *ns != 0);
+        (Base::of(self.maps.base(id)), until.map(Duration::from_nanos))
     }
 
     /// The ids that rows of backends are to have, where these are asked; and those whose entries are to go once no row has their
@@ -168,7 +171,7 @@ impl Register {
     pub fn after_wait(&mut self) {
         let over = self.ids.after_wait();
         for id in &over {
-            self.maps.set_lame_until_ns(*id, 0);
+            self.maps.forget(*id);
         }
         self.ids.cleared(&over);
     }
@@ -179,7 +182,7 @@ pub struct Stores {
     maps: Arc<HostMaps>,
     /// Held from a look at an entry until it is written: others store by theirs, and the loop writes other keys.
     storing: Arc<Mutex<()>>,
-    has_failed: bool,
+    is_host: bool,
 }
 
 impl Kernel for Stores {
@@ -190,35 +193,35 @@ impl Kernel for Stores {
         }
         let _storing = self.storing.lock();
         let known = self.maps.sender(&key_of(target.name)).unwrap_or_default();
-        let ours = sender(target.id, &target.keys, None);
         // The loop has given it the keys of another party, which this listener is about to be told.
-        if known.as_ref().is_some_and(|known| !share_a_key(known, &ours)) {
+        if known.as_ref().is_some_and(|known| !share_a_key(known, &sender(target.id, &target.keys))) {
             return;
         }
-        if is_old(base, known.as_ref().and_then(base_of), before) {
+        // Looked at first, so that what the program stores of a later report meanwhile is not taken back.
+        let verdict = self.maps.lame_until_ns(target.id);
+        let known = self.maps.base(target.id);
+        let number = Base::number(Some(base));
+        if known != number
+            && (is_old(base, Base::of(known), before) || !self.maps.replace_base(target.id, known, number))
+        {
             return;
         }
         let ns = lame_until.map_or(0, |until| u64::try_from(until.as_nanos()).unwrap_or(u64::MAX));
-        if self.maps.lame_until_ns(target.id) != ns {
-            self.maps.set_lame_until_ns(target.id, ns);
+        if verdict != ns {
+            self.maps.replace_lame_until_ns(target.id, verdict, ns);
         }
-        // Only a later daemon needs to know: a failure harms nobody now, and it is stored again later.
-        let result = self.maps.set_sender(&key_of(target.name), &sender(target.id, &target.keys, Some(base)));
-        if let Err(error) = &result
-            && !self.has_failed
-        {
-            warn!(error = %chain(error), "cannot keep which reports were believed");
+    }
+
+    fn asked(&mut self, id: u32, nonce: u64) {
+        if self.is_host && id != NO_REPORT {
+            self.maps.set_nonce(id, nonce);
         }
-        self.has_failed = result.is_err();
     }
 }
 
-fn sender(id: u32, keys: &Keys<BackendKey>, base: Option<Base>) -> Sender {
+fn sender(id: u32, keys: &Keys<BackendKey>) -> Sender {
     let mut sender: Sender = bytemuck::Zeroable::zeroed();
     sender.id = id;
-    if let Some(Base { incarnation, counter }) = base {
-        sender.base = ReportBase { incarnation, counter };
-    }
     for (place, key) in sender.keys.iter_mut().zip(keys.all()) {
         *place = SenderKey { id: key.id, key: key.key.bytes(), ..SenderKey::default() };
     }
@@ -235,12 +238,6 @@ fn share_a_key(one: &Sender, other: &Sender) -> bool {
 fn is_old(base: Base, known: Option<Base>, before: Option<Base>) -> bool {
     let of_another = known.filter(|known| Some(*known) != before);
     of_another.is_some_and(|known| known.incarnation == base.incarnation && known.counter > base.counter)
-}
-
-/// The last report that an entry knows; `None` if there was none.
-fn base_of(sender: &Sender) -> Option<Base> {
-    let ReportBase { incarnation, counter } = sender.base;
-    (sender.base != ReportBase::default()).then_some(Base { incarnation, counter })
 }
 
 fn key_of(name: Name) -> SenderName {
@@ -273,20 +270,12 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_gives_back_what_was_believed_last() {
-        let key = Numbered { id: 1, key: ServiceKey::from_bytes([7; 32]) };
-        let keys = Keys::new(key.of_backend(Protocol::Tcp, any().address), None);
-        let base = Some(Base { incarnation: 7, counter: 9 });
-        assert_eq!([base, None].map(|base| base_of(&sender(5, &keys, base))), [base, None]);
-    }
-
-    #[test]
     fn entries_of_keys_that_follow_each_other_are_one_partys() {
         let numbered = |id, byte| {
             Numbered { id, key: ServiceKey::from_bytes([byte; 32]) }.of_backend(Protocol::Tcp, any().address)
         };
         let [old, new, other] = [numbered(1, 7), numbered(2, 8), numbered(1, 9)];
-        let entry = |first, second| sender(5, &Keys::new(first, second), None);
+        let entry = |first, second| sender(5, &Keys::new(first, second));
         assert!(share_a_key(&entry(old, None), &entry(new, Some(old))));
         assert!(share_a_key(&entry(new, Some(old)), &entry(new, None)));
         assert!(!share_a_key(&entry(old, None), &entry(new, None)));

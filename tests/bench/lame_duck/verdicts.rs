@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::{Context, Result};
 use aya::maps::MapData;
-use lb_common::abi::host::{REPORT_IDS, ReportBase, Sender, SenderName, map};
+use lb_common::abi::host::{LastReport, REPORT_IDS, ReportBase, Sender, SenderName, map};
 use lb_common::net::Be16;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use stage::Setup;
@@ -67,5 +67,7 @@ pub fn registered(setup: &Setup, backend: SocketAddr) -> Result<(u32, ReportBase
     let senders = stage::maps::hash::<SenderName, Sender>(&setup.host_map(map::SENDERS));
     let sender =
         senders.get(&stage::maps::Raw(name), 0).with_context(|| format!("{backend} is registered"))?;
-    Ok((sender.0.id, sender.0.base))
+    let id = sender.0.id;
+    let last = stage::maps::array::<LastReport>(&setup.host_map(map::LAST_REPORTS)).get(&id, 0)?;
+    Ok((id, last.0.base))
 }

@@ -40,7 +40,8 @@ impl Asking {
             None => Datagrams::bind(address),
             Some((namespace, _)) => namespace.make(move || Datagrams::bind(address)),
         };
-        let started = socket.and_then(|socket| Listener::start(socket, Arc::clone(news), register.stores()));
+        let started = socket
+            .and_then(|socket| Listener::start(socket, Arc::clone(news), register.stores(within.is_none())));
         let place = within
             .map_or_else(String::new, |(_, client)| format!(" in the network namespace of client {client}"));
         match started {

@@ -1,0 +1,182 @@
+//! Which reports are believed, and until when a backend is a lame duck by one: the same for the daemon's socket and for the kernel
+//! program that takes reports in before it.
+
+use super::datagram::{Datagram, Kind, Readiness};
+use crate::abi::host::{LastReport, ReportBase};
+
+/// Why a datagram is not believed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Disbelieved {
+    /// It is no report: somebody asks here, or sends back what was asked, or it has no number.
+    NotAReport,
+    /// It is about a backend that is not asked.
+    UnknownName,
+    /// It names a key that is not valid here.
+    UnknownKey,
+    /// Its MAC is not that of its key.
+    Forged,
+    /// It answers nothing that was asked, or what has been answered.
+    Unasked,
+    /// It is a push that is not later than what was believed last.
+    Replayed,
+    /// It is a push of a backend that has answered nothing yet.
+    Premature,
+}
+
+impl Disbelieved {
+    /// All of them, in the order of pages.
+    pub const ALL: [Self; 7] = [
+        Self::NotAReport,
+        Self::UnknownName,
+        Self::UnknownKey,
+        Self::Forged,
+        Self::Unasked,
+        Self::Replayed,
+        Self::Premature,
+    ];
+
+    /// The word for it in metrics and JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::NotAReport => "not-a-report",
+            Self::UnknownName => "unknown-name",
+            Self::UnknownKey => "unknown-key",
+            Self::Forged => "forged",
+            Self::Unasked => "unasked",
+            Self::Replayed => "replayed",
+            Self::Premature => "premature",
+        }
+    }
+}
+
+/// Judges a report by its kind and number, after what was believed last. Returns what is known when it is believed, which is for its MAC
+/// to say: this is the cheaper question.
+///
+/// An answer is believed if it has the nonce of what was asked last, whatever its number: an agent that has lost its disk or its clock
+/// begins anew. A push is, if it is later than what was believed last. Any report that is believed spends the nonce: an answer that
+/// was under way when a push came may be older than the push.
+///
+/// # Errors
+/// Why it is not believed.
+#[inline(always)]
+pub fn judge(last: LastReport, datagram: &Datagram) -> Result<LastReport, Disbelieved> {
+    let base = datagram.base();
+    if base.to_word() == 0 {
+        return Err(Disbelieved::NotAReport);
+    }
+    match datagram.kind() {
+        Some(Kind::Answer) => {
+            if last.nonce == 0 || last.nonce != datagram.nonce {
+                return Err(Disbelieved::Unasked);
+            }
+        }
+        Some(Kind::Push) => {
+            if last.base.to_word() == 0 {
+                return Err(Disbelieved::Premature);
+            }
+            // Where numbers have gone back, pushes from before that are later than what is believed now.
+            let is_of_before =
+                base.incarnation != last.base.incarnation && base.to_word() <= last.highest.to_word();
+            if base.to_word() <= last.base.to_word() || is_of_before {
+                return Err(Disbelieved::Replayed);
+            }
+        }
+        Some(Kind::Request) | None => return Err(Disbelieved::NotAReport),
+    }
+    Ok(LastReport { base, highest: higher(last.highest, base), nonce: 0, ..last })
+}
+
+#[inline(always)]
+fn higher(one: ReportBase, other: ReportBase) -> ReportBase {
+    if one.to_word() < other.to_word() { other } else { one }
+}
+
+/// Until when a backend is a lame duck to connects after a report of it, by the clock of whoever received it. `before`: until when it
+/// was one. Who is down is one as well while the report is valid, for as long as nobody says more of it.
+#[inline(always)]
+pub fn lame_until_ns(datagram: &Datagram, before: u64, now_ns: u64) -> u64 {
+    const NS: u64 = 1_000_000;
+    match datagram.readiness() {
+        Some(Readiness::Ready) => 0,
+        Some(Readiness::LameDuck) => now_ns + u64::from(datagram.hold_ms()) * NS,
+        Some(Readiness::Down) => before.max(now_ns + u64::from(datagram.valid_for_ms()) * NS),
+        Some(Readiness::Unknown) | None => before,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytemuck::Zeroable as _;
+
+    use super::*;
+    use crate::net::{Be32, IPPROTO_TCP};
+
+    fn report(kind: Kind, incarnation: u32, counter: u32, nonce: u64) -> Datagram {
+        let mut report = Datagram::about(kind, IPPROTO_TCP, "10.0.0.1:80".parse().expect("an address"));
+        report.incarnation = Be32::from_host(incarnation);
+        report.counter = Be32::from_host(counter);
+        report.nonce = nonce;
+        report
+    }
+
+    fn base(incarnation: u32, counter: u32) -> ReportBase {
+        ReportBase { incarnation, counter }
+    }
+
+    #[test]
+    fn an_answer_is_believed_by_its_nonce_whatever_its_number() {
+        let last = LastReport { base: base(7, 9), highest: base(7, 9), nonce: 5, repeated_ns: 1 };
+        let lower = judge(last, &report(Kind::Answer, 6, 1, 5)).expect("believed");
+        assert_eq!(lower, LastReport { base: base(6, 1), highest: base(7, 9), nonce: 0, repeated_ns: 1 });
+        let higher = judge(last, &report(Kind::Answer, 8, 1, 5)).expect("believed");
+        assert_eq!(higher, LastReport { base: base(8, 1), highest: base(8, 1), nonce: 0, repeated_ns: 1 });
+        assert_eq!(judge(last, &report(Kind::Answer, 7, 10, 6)), Err(Disbelieved::Unasked));
+        assert_eq!(judge(higher, &report(Kind::Answer, 8, 2, 5)), Err(Disbelieved::Unasked), "it is spent");
+        assert_eq!(judge(higher, &report(Kind::Answer, 8, 2, 0)), Err(Disbelieved::Unasked));
+        assert_eq!(judge(last, &report(Kind::Request, 7, 10, 5)), Err(Disbelieved::NotAReport));
+        assert_eq!(judge(last, &report(Kind::Answer, 0, 0, 5)), Err(Disbelieved::NotAReport));
+    }
+
+    #[test]
+    fn a_push_is_believed_if_it_is_later() {
+        let last = LastReport { base: base(7, 9), highest: base(7, 9), nonce: 5, repeated_ns: 1 };
+        let after = judge(last, &report(Kind::Push, 7, 10, 0)).expect("believed");
+        assert_eq!(after, LastReport { base: base(7, 10), highest: base(7, 10), nonce: 0, repeated_ns: 1 });
+        for (incarnation, counter) in [(7, 9), (7, 8), (6, 100)] {
+            let push = report(Kind::Push, incarnation, counter, 5);
+            assert_eq!(judge(last, &push), Err(Disbelieved::Replayed));
+        }
+        let nothing = LastReport::zeroed();
+        assert_eq!(judge(nothing, &report(Kind::Push, 7, 9, 0)), Err(Disbelieved::Premature));
+        // The agent has lost its clock: what it pushed before is no news, what it pushes now is.
+        let back = LastReport { base: base(3, 1), ..last };
+        assert_eq!(judge(back, &report(Kind::Push, 7, 9, 0)), Err(Disbelieved::Replayed));
+        assert!(judge(back, &report(Kind::Push, 3, 2, 0)).is_ok());
+        assert!(judge(back, &report(Kind::Push, 8, 1, 0)).is_ok());
+    }
+
+    #[test]
+    fn a_report_says_until_when_its_backend_is_a_lame_duck() {
+        const MS: u64 = 1_000_000;
+        let of = |readiness: Readiness, valid_for, hold| {
+            let mut report = report(Kind::Push, 1, 1, 0);
+            report.readiness = readiness as u8;
+            report.valid_for = Be32::from_host(valid_for);
+            report.hold = Be32::from_host(hold);
+            report
+        };
+        for (readiness, valid_for, hold, expected) in [
+            (Readiness::Ready, 10_000, 600_000, 0),
+            (Readiness::LameDuck, 10_000, 600_000, 1_000 + 600_000 * MS),
+            (Readiness::LameDuck, 10_000, 1, 1_000 + 10_000 * MS),
+            (Readiness::LameDuck, u32::MAX, 1, 1_000 + 300_000 * MS),
+            (Readiness::LameDuck, 1, u32::MAX, 1_000 + 3_600_000 * MS),
+            (Readiness::Down, 10_000, 600_000, 1_000 + 10_000 * MS),
+            (Readiness::Down, 0, 600_000, 5_000),
+            (Readiness::Unknown, 10_000, 600_000, 5_000),
+        ] {
+            let until = lame_until_ns(&of(readiness, valid_for, hold), 5_000, 1_000);
+            assert_eq!(until, expected, "{readiness:?} {valid_for} {hold}");
+        }
+    }
+}

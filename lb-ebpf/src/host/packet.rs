@@ -1,0 +1,81 @@
+//! The bytes of a packet on a network interface, as the verifier wants them read: each after a comparison with the packet's end.
+
+use aya_ebpf::programs::XdpContext;
+use core::arch::asm;
+use lb_common::frame::{Frame, Header};
+use lb_common::wire::BYTES;
+
+/// A packet.
+#[derive(Clone, Copy)]
+pub struct Packet {
+    data: usize,
+    end: usize,
+}
+
+/// The longest way from the beginning of a packet to a datagram's end that there is: tagged, with all options.
+const FARTHEST: usize = 14 + 4 + 60 + 8 + BYTES;
+
+impl Packet {
+    #[inline(always)]
+    pub fn of(ctx: &XdpContext) -> Self {
+        Self { data: ctx.data(), end: ctx.data_end() }
+    }
+
+    /// Where so many bytes lie at an offset, if the packet has them.
+    #[inline(always)]
+    fn at(&self, offset: usize, length: usize) -> Option<usize> {
+        if offset > FARTHEST {
+            return None;
+        }
+        let mut start = self.data;
+        // The compiler may not compute this address once for the comparison and once for the reads: the verifier knows of the one that
+        // was compared.
+        // SAFETY: it adds.
+        unsafe { asm!("{0} += {1}", inout(reg) start, in(reg) offset, options(pure, nomem, nostack)) };
+        if start + length > self.end { None } else { Some(start) }
+    }
+}
+
+impl Frame for Packet {
+    #[inline(always)]
+    fn header<H: Header>(&self, offset: usize) -> Option<H> {
+        let start = self.at(offset, size_of::<H>())?;
+        // SAFETY: the packet has the bytes, and any are a header.
+        Some(unsafe { (start as *const H).read_unaligned() })
+    }
+
+    #[inline(always)]
+    fn datagram(&self, offset: usize) -> Option<[u64; BYTES / 8]> {
+        let start = self.at(offset, BYTES)?;
+        Some([
+            word::<0>(start),
+            word::<8>(start),
+            word::<16>(start),
+            word::<24>(start),
+            word::<32>(start),
+            word::<40>(start),
+            word::<48>(start),
+            word::<56>(start),
+            word::<64>(start),
+            word::<72>(start),
+        ])
+    }
+}
+
+/// A word of a packet that has it. LLVM would read an address that may be odd byte by byte, which is eight times the instructions; the
+/// kernel allows it of packets, on processors that can.
+#[inline(always)]
+fn word<const OFFSET: usize>(start: usize) -> u64 {
+    let word: u64;
+    // SAFETY: the caller has compared with the packet's end.
+    unsafe {
+        asm!(
+            "{0} = *(u64 *)({1} + {offset})",
+            out(reg) word,
+            in(reg) start,
+            offset = const OFFSET,
+            options(pure, readonly, nostack)
+        );
+    }
+    word
+}

@@ -1,0 +1,227 @@
+//! The network interfaces of this process's network namespace, and their addresses, as the kernel tells them (rtnetlink(7)).
+
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use netlink_packet_core::{NLM_F_DUMP, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage, NetlinkPayload};
+use netlink_packet_route::RouteNetlinkMessage;
+use netlink_packet_route::address::{AddressAttribute, AddressMessage};
+use netlink_packet_route::link::{
+    InfoKind, LinkAttribute, LinkFlags, LinkInfo, LinkLayerType, LinkMessage, LinkXdp,
+};
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netlink};
+
+/// A network interface.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Interface {
+    /// Its number, which stays while it exists.
+    pub index: u32,
+    /// Its name now.
+    pub name: String,
+    /// Whether it is up.
+    pub is_up: bool,
+    /// Bytes of the longest packet.
+    pub mtu: u32,
+    /// What it is, if it is no device of its own: `veth`, `bond`, `loopback`.
+    pub kind: Option<String>,
+    /// The interface that it is a part of: a bond's or a bridge's.
+    pub master: Option<u32>,
+    /// The programs that packets go through before all else.
+    pub programs: Vec<u32>,
+    /// Its addresses.
+    pub addresses: Vec<IpAddr>,
+}
+
+/// All of them.
+///
+/// # Errors
+/// If the kernel does not tell.
+pub fn interfaces() -> io::Result<Vec<Interface>> {
+    let socket = socket(0)?;
+    let mut all = Vec::new();
+    dump(&socket, RouteNetlinkMessage::GetLink(LinkMessage::default()), |message| {
+        if let RouteNetlinkMessage::NewLink(link) = message {
+            all.extend(interface(link));
+        }
+    })?;
+    dump(&socket, RouteNetlinkMessage::GetAddress(AddressMessage::default()), |message| {
+        let RouteNetlinkMessage::NewAddress(found) = message else { return };
+        let of = all.iter_mut().find(|known| known.index == found.header.index);
+        if let Some((of, address)) = of.zip(address(&found)) {
+            of.addresses.push(address);
+        }
+    })?;
+    Ok(all)
+}
+
+/// A socket that is readable when interfaces or addresses have changed.
+pub struct Changes {
+    socket: OwnedFd,
+}
+
+impl Changes {
+    /// Begins to listen.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn listen() -> io::Result<Self> {
+        /// `RTMGRP_LINK | RTMGRP_IPV4_IFADDR | RTMGRP_IPV6_IFADDR`
+        const GROUPS: u32 = 0x1 | 0x10 | 0x100;
+        Ok(Self { socket: socket(GROUPS)? })
+    }
+
+    /// Forgets what has changed until now. What the socket had no room for has changed, too.
+    pub fn forget(&self) {
+        let mut buffer = [0; 1];
+        // Bound: as many messages as a socket holds.
+        for _ in 0..4_096 {
+            match rustix::net::recv(&self.socket, &mut buffer, RecvFlags::DONTWAIT | RecvFlags::TRUNC) {
+                Ok(_) | Err(rustix::io::Errno::NOBUFS | rustix::io::Errno::INTR) => {}
+                Err(_) => return,
+            }
+        }
+    }
+}
+
+impl AsFd for Changes {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+fn socket(groups: u32) -> io::Result<OwnedFd> {
+    // The protocol without a number is NETLINK_ROUTE.
+    let socket =
+        rustix::net::socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, None)?;
+    rustix::net::bind(&socket, &netlink::SocketAddrNetlink::new(0, groups))?;
+    Ok(socket)
+}
+
+/// Has the kernel list what a message asks for.
+fn dump(
+    socket: &OwnedFd,
+    request: RouteNetlinkMessage,
+    mut each: impl FnMut(RouteNetlinkMessage),
+) -> io::Result<()> {
+    /// The kernel fills a page or two at a time, and more with many attributes.
+    const BUFFER: usize = 64 << 10;
+    let mut header = NetlinkHeader::default();
+    header.flags = NLM_F_REQUEST | NLM_F_DUMP;
+    let mut message = NetlinkMessage::new(header, NetlinkPayload::from(request));
+    message.finalize();
+    let mut bytes = vec![0; message.buffer_len()];
+    message.serialize(&mut bytes);
+    rustix::net::send(socket, &bytes, SendFlags::empty())?;
+    let mut buffer = vec![0; BUFFER];
+    // Bound: the kernel ends a list.
+    loop {
+        let (_, length) = rustix::net::recv(socket, &mut *buffer, RecvFlags::empty())?;
+        let mut rest = buffer.get(..length).unwrap_or_default();
+        while let Some(length) = rest.first_chunk().map(|bytes| u32::from_ne_bytes(*bytes) as usize) {
+            let Some(one) = rest.get(..length).filter(|_| length > 0) else { break };
+            // What this library cannot read is an attribute of a newer kernel, of an interface that nothing is said of then.
+            if let Ok(message) = NetlinkMessage::<RouteNetlinkMessage>::deserialize(one) {
+                match message.payload {
+                    NetlinkPayload::InnerMessage(inner) => each(inner),
+                    NetlinkPayload::Done(_) => return Ok(()),
+                    NetlinkPayload::Error(error) if error.code.is_some() => return Err(error.to_io()),
+                    _ => {}
+                }
+            }
+            rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
+        }
+    }
+}
+
+fn interface(link: LinkMessage) -> Option<Interface> {
+    let is_loopback = link.header.link_layer_type == LinkLayerType::Loopback;
+    let mut interface = Interface {
+        index: link.header.index,
+        name: String::new(),
+        is_up: link.header.flags.contains(LinkFlags::Up),
+        mtu: 0,
+        kind: is_loopback.then(|| "loopback".to_owned()),
+        master: None,
+        programs: Vec::new(),
+        addresses: Vec::new(),
+    };
+    for attribute in link.attributes {
+        match attribute {
+            LinkAttribute::IfName(name) => interface.name = name,
+            LinkAttribute::Mtu(mtu) => interface.mtu = mtu,
+            LinkAttribute::Controller(index) => interface.master = Some(index),
+            LinkAttribute::LinkInfo(infos) => {
+                let kind = infos.into_iter().find_map(|info| match info {
+                    LinkInfo::Kind(kind) => Some(kind_name(&kind)),
+                    _ => None,
+                });
+                interface.kind = kind.or(interface.kind);
+            }
+            LinkAttribute::Xdp(xdp) => interface.programs = programs(&xdp),
+            _ => {}
+        }
+    }
+    (!interface.name.is_empty()).then_some(interface)
+}
+
+fn kind_name(kind: &InfoKind) -> String {
+    kind.to_string()
+}
+
+/// The programs of an interface; the kernel names one of them twice where there are several.
+fn programs(xdp: &[LinkXdp]) -> Vec<u32> {
+    let mut ids: Vec<u32> = Vec::new();
+    for attribute in xdp {
+        if let LinkXdp::ProgId(id) | LinkXdp::DrvProgId(id) | LinkXdp::SkbProgId(id) | LinkXdp::HwProgId(id) =
+            attribute
+            && *id != 0
+            && !ids.contains(id)
+        {
+            ids.push(*id);
+        }
+    }
+    ids
+}
+
+/// Its own address. That of the other end is told as well where the interface leads to one host alone.
+fn address(found: &AddressMessage) -> Option<IpAddr> {
+    let local = found.attributes.iter().find_map(|attribute| match attribute {
+        AddressAttribute::Local(address) => Some(*address),
+        _ => None,
+    });
+    local.or_else(|| {
+        found.attributes.iter().find_map(|attribute| match attribute {
+            AddressAttribute::Address(address) => Some(*address),
+            _ => None,
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loopback_is_there_with_its_addresses() {
+        let all = interfaces().unwrap();
+        let loopback = all.iter().find(|interface| interface.name == "lo").expect("there is one");
+        assert_eq!(loopback.kind.as_deref(), Some("loopback"));
+        assert!(loopback.index > 0 && loopback.mtu > 0);
+        if loopback.is_up {
+            assert!(loopback.addresses.contains(&"127.0.0.1".parse().unwrap()), "{loopback:?}");
+        }
+    }
+
+    #[test]
+    fn nothing_has_changed_yet() {
+        use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+        let changes = Changes::listen().unwrap();
+        changes.forget();
+        // Whatever else happens on this host, forgetting ends.
+        let limit = Timespec { tv_sec: 0, tv_nsec: 0 };
+        poll(&mut [PollFd::new(&changes, PollFlags::IN)], Some(&limit)).unwrap();
+        changes.forget();
+    }
+}

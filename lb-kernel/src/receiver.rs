@@ -1,0 +1,203 @@
+//! The program that takes reports in on network interfaces (XDP), attached to those that the daemon names.
+//!
+//! Its links are pinned beside the maps of the host and outlive the daemon: it is loaded anew at every start, and put in place of the one
+//! that is attached, in one step, so that no report is lost. An interface takes one such program; another owner's is never replaced.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use aya::EbpfLoader;
+use lb_common::abi::host::map;
+
+use super::error::DatapathError;
+use super::features::Features;
+use super::host_maps::{self, HostMaps, OBJECT};
+use super::object::{LoadedProgram, load_error, load_program};
+use super::pins;
+use super::sys::{self, XdpMode};
+
+/// What names of its pins begin with.
+const PREFIX: &str = "receive-";
+
+/// The program of this kernel.
+const PROGRAM: &str = "socklb_receive";
+const WITHOUT_FETCHING_ATOMICS: &str = "socklb_receive_5_10";
+
+/// The program, loaded.
+pub struct Receiver {
+    program: LoadedProgram,
+    directory: PathBuf,
+}
+
+/// A network interface that it is attached to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Attachment {
+    /// The interface's number.
+    pub interface: u32,
+    /// How it is run there.
+    pub mode: XdpMode,
+}
+
+/// The name of a pin.
+fn pin_name(attachment: Attachment) -> String {
+    format!("{PREFIX}{}@{}", attachment.mode.name(), attachment.interface)
+}
+
+/// What a pin of this name is for, if it is a link of ours.
+fn of_pin(name: &str) -> Option<Attachment> {
+    let (mode, interface) = name.strip_prefix(PREFIX)?.split_once('@')?;
+    let mode = XdpMode::ALL.into_iter().find(|known| known.name() == mode)?;
+    Some(Attachment { interface: interface.parse().ok()?, mode })
+}
+
+/// Whether a pin beside the host's maps is a link of ours, by its name.
+pub fn is_link(name: &str) -> bool {
+    of_pin(name).is_some()
+}
+
+/// Where it is attached, whoever attached it: a daemon before, most likely.
+///
+/// # Errors
+/// If the pins cannot be read.
+pub fn attached(pins: &Path) -> Result<Vec<Attachment>, DatapathError> {
+    let directory = host_maps::directory(pins);
+    let mut all = Vec::new();
+    for attachment in pins::names(&directory)?.iter().filter_map(|name| of_pin(name)) {
+        if look(&directory.join(pin_name(attachment)))?.is_some_and(|(_, interface, _)| interface != 0) {
+            all.push(attachment);
+        }
+    }
+    Ok(all)
+}
+
+/// Detaches it from a network interface.
+///
+/// # Errors
+/// If its pin cannot be removed.
+pub fn detach(pins: &Path, attachment: Attachment) -> Result<(), DatapathError> {
+    pins::detach(&host_maps::directory(pins).join(pin_name(attachment)))
+}
+
+/// The link that is pinned there, the interface and the program that it leads to; `None` if there is none.
+fn look(path: &Path) -> Result<Option<(OwnedFd, u32, u32)>, DatapathError> {
+    let fail = |source| DatapathError::Link { path: path.to_owned(), source };
+    let link = match sys::open_pin(path) {
+        Ok(link) => link,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(fail(error)),
+    };
+    let info = sys::xdp_link_info(link.as_fd()).map_err(fail)?;
+    Ok(Some((link, info.interface, info.program_id)))
+}
+
+impl Receiver {
+    /// Loads the program for reports that come to a port, to work on these maps.
+    ///
+    /// # Errors
+    /// If the kernel refuses it: without CAP_PERFMON it does.
+    pub fn load(maps: &HostMaps, features: Features, address: SocketAddr) -> Result<Self, DatapathError> {
+        let directory = maps.path().to_owned();
+        let mut loader = EbpfLoader::new();
+        let port = u32::from(address.port());
+        loader.override_global("PORT", &port, true);
+        for name in map::ALL {
+            loader.map_pin_path(name, directory.join(name));
+        }
+        Ok(Self { program: load_with(&mut loader, features)?, directory })
+    }
+
+    /// Loads the program with small maps of its own, and closes it: whether this process may.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn try_load(features: Features) -> Result<(), DatapathError> {
+        let mut loader = EbpfLoader::new();
+        for name in map::ALL {
+            loader.map_max_entries(name, 1);
+        }
+        load_with(&mut loader, features).map(drop)
+    }
+
+    /// The kernel's id of the program.
+    pub fn program_id(&self) -> u32 {
+        self.program.id
+    }
+
+    /// Attaches it to a network interface in the first of these modes that the interface has; or puts it in place of the one that is
+    /// attached there, if that is in one of them.
+    ///
+    /// # Errors
+    /// If the interface has no such mode, has another program, or is gone.
+    pub fn attach(&self, interface: u32, modes: &[XdpMode]) -> Result<XdpMode, DatapathError> {
+        for mode in XdpMode::ALL {
+            let path = self.directory.join(pin_name(Attachment { interface, mode }));
+            let Some((link, of, program)) = look(&path)? else { continue };
+            if of != interface || !modes.contains(&mode) {
+                pins::detach(&path)?;
+                continue;
+            }
+            if program != self.program.id {
+                let update = sys::link_update(link.as_fd(), self.program.fd.as_fd());
+                update.map_err(|source| DatapathError::Link { path, source })?;
+            }
+            return Ok(mode);
+        }
+        let mut failed = io::Error::from_raw_os_error(libc::EOPNOTSUPP);
+        for mode in modes {
+            match sys::xdp_link_create(self.program.fd.as_fd(), interface, *mode) {
+                Ok(link) => {
+                    let path = self.directory.join(pin_name(Attachment { interface, mode: *mode }));
+                    sys::pin(link.as_fd(), &path).map_err(|source| DatapathError::Pin { path, source })?;
+                    return Ok(*mode);
+                }
+                Err(error) => failed = error,
+            }
+            // Another program is no reason to look for another way past it.
+            if is_taken(&failed) {
+                break;
+            }
+        }
+        Err(DatapathError::AttachInterface(failed))
+    }
+}
+
+/// Whether a program could not be attached because there is another one.
+fn is_taken(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EBUSY | libc::EEXIST))
+}
+
+fn load_with(loader: &mut EbpfLoader<'_>, features: Features) -> Result<LoadedProgram, DatapathError> {
+    let mut object = sys::without_signals(|| loader.load(OBJECT)).map_err(load_error)?;
+    let name = if features.fetching_atomics { PROGRAM } else { WITHOUT_FETCHING_ATOMICS };
+    let fd = load_program(&mut object, name)
+        .map_err(|source| DatapathError::Verifier { program: name, source: Box::new(source) })?;
+    let id = sys::program_id(fd.as_fd()).map_err(DatapathError::Program)?;
+    Ok(LoadedProgram { fd, id })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_object_has_both_programs() {
+        let object = aya_obj::Object::parse(OBJECT).unwrap();
+        let mut names: Vec<&str> = object.programs.keys().map(String::as_str).collect();
+        names.sort_unstable();
+        assert_eq!(names, [PROGRAM, WITHOUT_FETCHING_ATOMICS]);
+        assert_eq!(object.license.to_bytes(), b"Dual MIT/GPL");
+    }
+
+    #[test]
+    fn a_pin_says_what_it_is_for() {
+        for mode in XdpMode::ALL {
+            let attachment = Attachment { interface: 7, mode };
+            assert_eq!(of_pin(&pin_name(attachment)), Some(attachment));
+        }
+        for other in ["verdicts", "receive-native", "receive-other@7", "receive-native@x"] {
+            assert!(!is_link(other), "{other}");
+        }
+    }
+}
