@@ -181,6 +181,8 @@ fn host(config: &Config) -> Keys {
         ("limits.slots", limits.slots.to_string()),
         ("metrics.listen", or_none(metrics.listen)),
         ("reports.listen", reports.listen.unwrap_or(Reports::ANY).to_string()),
+        ("reports.xdp", reports.xdp.join(", ")),
+        ("reports.xdp_generic", reports.xdp_generic.to_string()),
         ("admin.group", or_none(admins.as_ref())),
         ("accounting.reclaim_interval", in_units(*reclaim_interval)),
     ])

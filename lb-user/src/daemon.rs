@@ -6,7 +6,8 @@
 //! files (`files`), how lists are read (`lists`), given to clients (`delivering`) and kept (`keeping`), another
 //! configuration (`reload`), how it is read (`loader`), what it changes (`changes`) and cannot change (`fixed`), one client
 //! (`client_task`), all of them (`clients`), how they are opened (`opening`) and leave (`leaving`), flow records whose end
-//! no program saw (`flow_records`), which backends are probed and what is heard of it (`probing`), who of them reports (`register`), what the daemon answers (`report`), and what it knows that the maps do not hold
+//! no program saw (`flow_records`), which backends are probed and what is heard of it (`probing`), who of them reports (`register`), on which
+//! network interfaces the kernel takes reports in by itself (`receiving`), what the daemon answers (`report`), and what it knows that the maps do not hold
 //! (`facts`).
 
 mod event_loop;
@@ -44,6 +45,8 @@ mod leaving;
 mod flow_records;
 
 mod probing;
+
+mod receiving;
 
 mod register;
 

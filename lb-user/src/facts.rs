@@ -10,12 +10,14 @@ use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
 #[cfg(doc)]
+use lb_common::receive::Reception;
+#[cfg(doc)]
 use lb_core::reports::senders::Refusal;
 use lb_kernel::{Pins, Runs};
 
 use lb_view::backend::Probe;
 use lb_view::fault::Fault;
-use lb_view::status::{Daemon, Reclaim, Source};
+use lb_view::status::{Daemon, Interface, Reclaim, Source};
 
 use crate::window::Lately;
 
@@ -30,6 +32,8 @@ pub struct Facts {
     pub reloads: Reloads,
     /// What has come and gone of reports.
     pub reports: ReportCounts,
+    /// Network interfaces on which the kernel is to take reports in by itself.
+    pub interfaces: Vec<Interface>,
     /// What is wrong that the maps do not show.
     pub faults: Vec<Fault>,
     /// Client tasks that run.
@@ -49,6 +53,9 @@ pub struct ReportCounts {
     pub unsent: u64,
     /// What came, by what became of it; each word of [`Refusal::NAMES`], and `believed`.
     pub datagrams: Vec<(&'static str, u64)>,
+    /// What the kernel took in before the daemon, since the maps of the host were made; each word of [`Reception::NAMES`], or none where
+    /// it takes nothing in.
+    pub by_kernel: Vec<(&'static str, u64)>,
 }
 
 /// The configurations that were read since the daemon started.

@@ -12,12 +12,15 @@ use lb_common::ejection;
 use lb_common::ending::Ending;
 use lb_common::ticks::{self, TICK_LOG2};
 use lb_core::service::Protocol;
+use lb_kernel::receiver::{self, Attachment};
 use lb_kernel::{
     BackendSnapshot, Counts, DatapathError, Pinned, Pins, ServiceSnapshot, SlotView, Snapshot, Tables,
 };
 use lb_view::backend::{Backend, EJECTED, Ejection, Latency, Rates};
 use lb_view::fault::{self, Fault, FaultCode};
-use lb_view::status::{Anomalies, Client, EjectionMode, Leaving, Neighbour, SCHEMA, Service, Status};
+use lb_view::status::{
+    Anomalies, Client, EjectionMode, Interface, Leaving, Neighbour, SCHEMA, Service, Status,
+};
 
 use crate::error::chain;
 use crate::facts::{ClientFacts, Facts};
@@ -36,7 +39,7 @@ pub fn leaving(pins: &Pins) -> Leaving {
 /// The status as the daemon has it: what its loop told, and what the maps hold now. Opens and reads the maps of all
 /// clients, which takes a second where there are many: not for the event loop.
 pub fn of(facts: Facts) -> Status {
-    let Facts { daemon, mut faults, clients: all, leaving, .. } = facts;
+    let Facts { daemon, mut faults, clients: all, leaving, interfaces, .. } = facts;
     let mut clients = Vec::with_capacity(all.len());
     let pins = daemon.pins.clone().unwrap_or_default();
     let pinned = Pinned::below(&pins);
@@ -76,7 +79,7 @@ pub fn of(facts: Facts) -> Status {
     }
     faults.extend(fault::of(&clients));
     let leaving = leaving.iter().map(self::leaving).collect();
-    Status { schema: SCHEMA, daemon: Some(daemon), faults, clients, leaving }
+    Status { schema: SCHEMA, daemon: Some(daemon), faults, clients, leaving, interfaces }
 }
 
 impl ClientFacts {
@@ -331,7 +334,24 @@ pub fn from_pins(directory: &Path, why: String) -> Result<Status, DatapathError>
         let text = format!("no client has pins below {}", directory.display());
         faults.push(Fault::of_host(FaultCode::NoClients, text));
     }
-    Ok(Status { schema: SCHEMA, daemon: None, faults, clients, leaving })
+    let interfaces = pinned_interfaces(directory)?;
+    Ok(Status { schema: SCHEMA, daemon: None, faults, clients, leaving, interfaces })
+}
+
+/// Where the kernel takes reports in, whoever had it do so.
+fn pinned_interfaces(directory: &Path) -> Result<Vec<Interface>, DatapathError> {
+    let attached = receiver::attached(directory)?;
+    let known = if attached.is_empty() { Vec::new() } else { lb_kernel::interfaces().unwrap_or_default() };
+    let name = |index: u32| {
+        let found = known.iter().find(|interface| interface.index == index);
+        found.map_or_else(|| format!("interface {index}"), |interface| interface.name.clone())
+    };
+    let one = |attachment: Attachment| Interface {
+        name: name(attachment.interface),
+        mode: attachment.mode.name().to_owned(),
+        why: None,
+    };
+    Ok(attached.into_iter().map(one).collect())
 }
 
 fn from_maps(pins: &Pins) -> Result<Client, DatapathError> {

@@ -30,6 +30,21 @@ pub struct Status {
     pub clients: Vec<Client>,
     /// Clients that were removed, or taken over by this version from another, and have flows left.
     pub leaving: Vec<Leaving>,
+    /// Network interfaces on which the kernel is to take reports in by itself.
+    #[serde(default)]
+    pub interfaces: Vec<Interface>,
+}
+
+/// How reports come in on a network interface.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Interface {
+    /// Its name.
+    pub name: String,
+    /// Who takes them in: the kernel, by the interface's driver (`native`) or in the network stack (`generic`), or the daemon's `socket`
+    /// alone.
+    pub mode: String,
+    /// Why it is the socket.
+    pub why: Option<String>,
 }
 
 /// In which order backends are shown, those that fail always first.
@@ -380,7 +395,14 @@ mod tests {
             of(Subject::service("web", "users")),
             of(Subject::service("web", "mail")),
         ];
-        Status { schema: SCHEMA, daemon: None, faults, clients: vec![client, other], leaving: Vec::new() }
+        Status {
+            schema: SCHEMA,
+            daemon: None,
+            faults,
+            clients: vec![client, other],
+            leaving: Vec::new(),
+            interfaces: Vec::new(),
+        }
     }
 
     /// What is left: backends by client and service, and how many faults.

@@ -32,6 +32,8 @@ mod probes;
 
 mod reports;
 
+mod xdp;
+
 mod verdicts;
 
 mod flows;

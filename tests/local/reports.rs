@@ -14,12 +14,14 @@ use stage::maps::hash;
 use stage::namespace::another_network;
 use stage::{Backend, Probe, eventually, replace};
 
-const ALL: [&str; 3] = ["127.0.0.1:8001", "127.0.0.1:8002", "127.0.0.1:8003"];
+/// The backends.
+pub const ALL: [&str; 3] = ["127.0.0.1:8001", "127.0.0.1:8002", "127.0.0.1:8003"];
 
 /// Policies, each of which must pass a lame duck over.
-const POLICIES: [&str; 5] = ["round-robin", "weighted-round-robin", "least-loaded", "p2c", "random"];
+pub const POLICIES: [&str; 5] = ["round-robin", "weighted-round-robin", "least-loaded", "p2c", "random"];
 
-fn text(fixture: &Fixture, policy: &str, health: &str) -> String {
+/// A configuration whose service asks agents.
+pub fn text(fixture: &Fixture, policy: &str, health: &str) -> String {
     let lines = format!(
         "policy = \"{policy}\"\nsubset = {{ size = 3 }}\nhealth = {{ probe = \"report\", interval = \"100ms\", idle_interval = \"100ms\"{health} }}"
     );
@@ -44,11 +46,13 @@ fn seen(fixture: &Fixture, address: &str) -> backend::Backend {
     fixture.setup.backend(address).expect("the backend")
 }
 
-fn reported(fixture: &Fixture, address: &str) -> String {
+/// How a backend is by what is known of it.
+pub fn reported(fixture: &Fixture, address: &str) -> String {
     seen(fixture, address).probe.map(|probe| probe.state).unwrap_or_default()
 }
 
-fn is_lame(fixture: &Fixture, address: &str) -> bool {
+/// Whether it is a lame duck.
+pub fn is_lame(fixture: &Fixture, address: &str) -> bool {
     seen(fixture, address).state == "lame-duck"
 }
 

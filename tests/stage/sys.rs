@@ -118,6 +118,25 @@ pub fn link_ids(pins: &Path) -> BTreeMap<String, u32> {
 }
 
 fn link_id(pin: &Path) -> u32 {
+    link_info(pin).id
+}
+
+/// A link, and the program that it leads to, by the kernel's ids.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Link {
+    /// Its own.
+    pub id: u32,
+    /// The program's.
+    pub program: u32,
+}
+
+/// The link of a pin.
+pub fn link(pin: &Path) -> Link {
+    let info = link_info(pin);
+    Link { id: info.id, program: info.prog_id }
+}
+
+fn link_info(pin: &Path) -> bpf_link_info {
     let link = open_link(pin);
     // SAFETY: a structure of plain numbers, for all of which zero is a value.
     let mut info: bpf_link_info = unsafe { std::mem::zeroed() };
@@ -128,7 +147,35 @@ fn link_id(pin: &Path) -> u32 {
     // SAFETY: the structure is as large as is said, and outlives the call.
     unsafe { bpf(bpf_cmd::BPF_OBJ_GET_INFO_BY_FD, &mut attr) }
         .unwrap_or_else(|error| panic!("ask for {}: {error}", pin.display()));
-    info.id
+    info
+}
+
+/// Attaches a program to a network interface that lets every packet pass, in the network stack. It goes with the descriptor.
+///
+/// # Panics
+/// If the kernel refuses, or there is no such interface.
+pub fn attach_xdp(interface: &str) -> OwnedFd {
+    /// `r0 = XDP_PASS; exit`.
+    const PASS: [u64; 2] = [0x0000_0002_0000_00b7, 0x0000_0000_0000_0095];
+    /// `XDP_FLAGS_SKB_MODE`
+    const GENERIC: u32 = 2;
+    let program = load_program(bpf_prog_type::BPF_PROG_TYPE_XDP, bpf_attach_type::BPF_XDP, &PASS);
+    let name = CString::new(interface).expect("a name without NUL");
+    // SAFETY: a string that outlives the call.
+    let index = unsafe { libc::if_nametoindex(name.as_ptr()) };
+    assert_ne!(index, 0, "there is no interface {interface}");
+    let mut attr = attributes();
+    // SAFETY: these members are the ones that the command below reads; nothing else was written.
+    let create = unsafe { &mut attr.link_create };
+    create.__bindgen_anon_1.prog_fd = program.as_raw_fd().cast_unsigned();
+    create.__bindgen_anon_2.target_ifindex = index;
+    create.attach_type = bpf_attach_type::BPF_XDP as u32;
+    create.flags = GENERIC;
+    // SAFETY: there are no pointers in these attributes.
+    let link = unsafe { bpf(bpf_cmd::BPF_LINK_CREATE, &mut attr) };
+    let link = link.unwrap_or_else(|error| panic!("attach to {interface}: {error}"));
+    // SAFETY: the kernel has just made this descriptor for us.
+    unsafe { OwnedFd::from_raw_fd(link) }
 }
 
 /// Lets the kernel count how often programs run and how long, on the whole host, until the descriptor is closed.

@@ -267,6 +267,12 @@ section! {
          daemon runs";
     KEY "key": Text<Cow<'static, str>>(&["reports.key"], path), Means("none"),
         "the file with the keys of all services that name none of their own; read again at every reload";
+    XDP "xdp": Form(&["[\"eth0\"]"]), Means("none"),
+        "the network interfaces on which the kernel takes reports in by itself (XDP), so that connects heed them also while the \
+         daemon cannot: see [reports.md](reports.md#while-the-daemon-is-down-xdp)";
+    XDP_GENERIC "xdp_generic": Form(&["true"]), Means("`false`"),
+        "whether the network stack may run that program on a device whose driver cannot, which costs every packet there some \
+         hundred nanoseconds";
 }
 
 section! {

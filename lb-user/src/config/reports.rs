@@ -4,12 +4,13 @@ use std::net::{Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use lb_core::report_keys::{Keys, ServiceKey};
-use lb_document::diagnostic::Report;
+use lb_document::diagnostic::{Report, quote};
 use lb_document::kind::Kind as _;
-use lb_document::{Item, Table};
+use lb_document::{Item, Table, Unique};
+use toml::de::DeValue;
 
 use super::Environment;
-use super::keys::reports::{KEY, LISTEN, SECTION};
+use super::keys::reports::{KEY, LISTEN, SECTION, XDP, XDP_GENERIC};
 
 /// The port that agents are asked from: not the agents' own, so that a host can be both.
 pub const PORT: u16 = 9467;
@@ -21,7 +22,14 @@ pub struct Reports {
     pub listen: Option<SocketAddr>,
     /// The keys of services that name none of their own.
     pub keys: Option<Keys<ServiceKey>>,
+    /// The network interfaces on which the kernel takes reports in by itself.
+    pub xdp: Vec<String>,
+    /// Whether the network stack may run the program on interfaces whose driver cannot.
+    pub xdp_generic: bool,
 }
+
+/// Interfaces that may be named.
+const MAX_INTERFACES: usize = 64;
 
 impl Reports {
     /// Both families, at the default port.
@@ -33,7 +41,45 @@ pub fn read(root: &Table<'_>, directory: &Path, env: &dyn Environment, report: &
     let table = root.table(&SECTION, report);
     let listen = LISTEN.take_written(&table, report).flatten();
     let keys = KEY.item(&table, report).and_then(|item| read_keys(&item, directory, env, report));
-    Reports { listen, keys }
+    let xdp = read_interfaces(&table, report);
+    let xdp_generic = XDP_GENERIC.item(&table, report).is_some_and(|item| {
+        let value = item.value();
+        if !matches!(value, DeValue::Boolean(_)) {
+            item.wrong_kind("true or false", report);
+        }
+        matches!(value, DeValue::Boolean(true))
+    });
+    Reports { listen, keys, xdp, xdp_generic }
+}
+
+/// The names of network interfaces.
+fn read_interfaces(table: &Table<'_>, report: &mut Report<'_>) -> Vec<String> {
+    let Some(item) = XDP.item(table, report) else { return Vec::new() };
+    let Some(items) = item.list(report) else { return Vec::new() };
+    if items.len() > MAX_INTERFACES {
+        let message = format!("xdp names {} interfaces", items.len());
+        report.add(item.span(), message, format!("name {MAX_INTERFACES} at most"));
+        return Vec::new();
+    }
+    let mut named = Unique::default();
+    let mut names = Vec::with_capacity(items.len());
+    for item in items {
+        let Some(name) = item.text(report) else { continue };
+        if !is_interface_name(name) {
+            let help =
+                "write the name of a network interface, as `ip link` has it: 1 to 15 characters".to_owned();
+            report.add(item.span(), format!("{} is not the name of an interface", quote(name)), help);
+        } else if named.claim(name, item.span(), &format!("interface {name}"), report) {
+            names.push(name.to_owned());
+        }
+    }
+    names
+}
+
+/// Whether the kernel would give an interface this name.
+fn is_interface_name(name: &str) -> bool {
+    let is_odd = |c: char| c == '/' || c == ':' || c.is_whitespace() || c.is_control();
+    (1..=15).contains(&name.len()) && name != "." && name != ".." && !name.contains(is_odd)
 }
 
 /// Reads the file of keys that a key of the configuration names.
@@ -62,13 +108,18 @@ mod tests {
     #[test]
     fn what_is_not_written_is_the_default() {
         let of = |lines: &str| good(&format!("{LEAST}{lines}")).reports;
-        let nothing = Reports { listen: None, keys: None };
-        assert_eq!([of(""), of("[reports]")], [nothing.clone(), nothing]);
+        let nothing = Reports { listen: None, keys: None, xdp: Vec::new(), xdp_generic: false };
+        assert_eq!([of(""), of("[reports]")], [nothing.clone(), nothing.clone()]);
         assert_eq!(Reports::ANY.to_string(), "[::]:9467");
         let listen = "127.0.0.1:0".parse().ok();
         assert_eq!(
             of("[reports]\nlisten = '127.0.0.1:0'\nkey = 'key-7'"),
-            Reports { listen, keys: Some(key(7)) }
+            Reports { listen, keys: Some(key(7)), ..nothing.clone() }
+        );
+        let xdp = vec!["eth0".to_owned(), "eth1".to_owned()];
+        assert_eq!(
+            of("[reports]\nxdp = ['eth0', 'eth1']\nxdp_generic = true"),
+            Reports { xdp, xdp_generic: true, ..nothing.clone() }
         );
     }
 
@@ -85,7 +136,17 @@ mod tests {
                 "9:10: listen \":9467\" is not an address (write an IP address and a port, as in \"10.0.0.1:8080\" or \
                  \"[2001:db8::1]:8080\")",
             ),
-            ("port = 1", "9:1: unknown key \"port\" in [reports] (known keys: listen, key)"),
+            (
+                "port = 1",
+                "9:1: unknown key \"port\" in [reports] (known keys: listen, key, xdp, xdp_generic)",
+            ),
+            ("xdp = 'eth0'", "9:7: xdp must be a list, not a string"),
+            (
+                "xdp = ['a/b']",
+                "9:8: \"a/b\" is not the name of an interface (write the name of a network interface, as `ip link` has it: 1 to 15 \
+                 characters)",
+            ),
+            ("xdp_generic = 1", "9:15: xdp_generic must be true or false, not a whole number"),
         ] {
             check(&format!("{LEAST}[reports]\n{line}"), &[expected]);
         }

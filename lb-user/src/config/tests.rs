@@ -230,7 +230,7 @@ fn a_good_file_is_read_whole() {
         metrics: Metrics { listen: Some("127.0.0.1:9464".parse().unwrap()) },
         admins: None,
         reclaim_interval: Duration::from_secs(90),
-        reports: Reports { listen: None, keys: None },
+        reports: Reports { listen: None, keys: None, xdp: Vec::new(), xdp_generic: false },
     };
     assert_eq!(good(GOOD), expected);
 }

@@ -38,6 +38,7 @@ impl Daemon {
                 is_faulty: self.reload.error.is_some(),
             },
             reports: self.probing.counts(),
+            interfaces: self.probing.receiving.interfaces(),
             faults: self.faults(),
             clients: self
                 .clients

@@ -20,12 +20,14 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use lb_common::abi::host::NO_REPORT;
+use lb_common::receive::{RECEPTIONS, Reception};
 use lb_core::balancer::ReportIdMap;
 use lb_core::health::{Health, Who, Why};
 use lb_core::report_keys::{BackendKey, Keys, ServiceKey};
 use lb_core::reports::Name;
 use lb_core::reports::senders::{Refusal, Target};
 use lb_core::service::Protocol;
+use lb_kernel::Features;
 use lb_view::fault::{Fault, FaultCode};
 use tokio::sync::Notify;
 use tracing::warn;
@@ -35,6 +37,7 @@ use self::origins::Origins;
 use super::Daemon;
 use super::client_task::ClientTask;
 use super::leaving::Leaving;
+use super::receiving::{Receiving, Wanted as WantedReceiving};
 use super::register::Register;
 use crate::config::{Client, Probe, ProbeFrom, ProbeKind, Reports};
 use crate::error::chain;
@@ -65,6 +68,8 @@ pub struct Probing {
     /// Derived keys, which take microseconds each, of all that are to be asked.
     keys: BTreeMap<Name, (Keys<ServiceKey>, Keys<BackendKey>)>,
     disagreements: Disagreements,
+    /// Where the kernel takes in by itself what is said to this host.
+    pub receiving: Receiving,
 }
 
 /// Backends of which services, or their lists, say different things.
@@ -97,6 +102,7 @@ impl Probing {
             ids: None,
             keys: BTreeMap::new(),
             disagreements: Disagreements::default(),
+            receiving: Receiving::default(),
         }
     }
 
@@ -120,7 +126,8 @@ impl Probing {
         };
         let refused = Refusal::NAMES.map(|name| (name, of(name)));
         let datagrams = [("believed", counts.believed)].into_iter().chain(refused).collect();
-        ReportCounts { requests: counts.requests, unsent: counts.unsent, datagrams }
+        let by_kernel = Reception::NAMES.into_iter().zip(self.receptions().into_iter().flatten()).collect();
+        ReportCounts { requests: counts.requests, unsent: counts.unsent, datagrams, by_kernel }
     }
 
     /// What is wrong with it.
@@ -140,6 +147,7 @@ impl Probing {
         let contested =
             self.listeners().flat_map(|listener| listener.look(|senders, _, now| senders.contested(now)));
         faults.extend(contested_fault(&contested.collect()));
+        faults.extend(self.receiving.faults());
         faults
     }
 
@@ -281,6 +289,26 @@ impl Probing {
         gone
     }
 
+    /// Has the kernel take reports in where the configuration says so, once somebody is asked from the host.
+    fn receive(&mut self, reports: &Reports, pins: &Path, features: Features) {
+        let listener = self.asking.get(&Origin::Host).and_then(Asking::listener);
+        let here = listener.zip(self.register.as_ref()).filter(|_| !reports.xdp.is_empty());
+        let wanted = here.map(|(listener, register)| WantedReceiving {
+            maps: Arc::clone(register.maps()),
+            address: listener.address(),
+            interfaces: reports.xdp.clone(),
+            allows_generic: reports.xdp_generic,
+            passes_unknown: register.uncovered() > 0,
+        });
+        self.receiving.want(wanted, pins, features);
+    }
+
+    /// How many datagrams the kernel has taken in, by what became of them; `None` where it takes none in.
+    fn receptions(&self) -> Option<[u64; RECEPTIONS]> {
+        let register = self.register.as_ref().filter(|_| !self.receiving.interfaces().is_empty())?;
+        register.maps().receptions().ok()
+    }
+
     /// Whether all is done that these want, and nothing is to be tried again.
     fn has_done(&self, wanted: &[Wanted]) -> bool {
         let is_open = self.error.is_none() && self.asking.values().all(|asking| asking.error().is_none());
@@ -418,6 +446,7 @@ impl Daemon {
             self.probing.open(&targets, address, &self.config.paths.pins);
             self.probing.ask(targets, now)
         };
+        self.probing.receive(&self.config.reports, &self.config.paths.pins, self.features);
         // Also where nothing is new: a client task that was loaded anew has to be told.
         self.give_ids(now);
         self.let_go(gone);

@@ -24,6 +24,10 @@ pub fn status(status: &Status, style: Style) -> String {
             let _ = writeln!(text, "this is what the kernel holds, not what a daemon says");
         }
     }
+    if !status.interfaces.is_empty() {
+        let each = status.interfaces.iter().map(|interface| format!("{} {}", interface.name, interface.mode));
+        let _ = writeln!(text, "reports come in by: {}", each.collect::<Vec<_>>().join(", "));
+    }
     let mut missing = Vec::new();
     for client in &status.clients {
         one_client(&mut text, client, style, &mut missing);
@@ -330,7 +334,14 @@ mod tests {
             let faults =
                 vec![Fault::of_client(FaultCode::NotAttached, "web", "run `socklb detach web` twice")];
             let clients = vec![client()];
-            let whole = Status { schema: 0, daemon: None, faults, clients, leaving: Vec::new() };
+            let whole = Status {
+                schema: 0,
+                daemon: None,
+                faults,
+                clients,
+                leaving: Vec::new(),
+                interfaces: Vec::new(),
+            };
             let text = status(&whole, Style { colour: false, width: Some(width) });
             assert_eq!(text.trim_start_matches(|letter| letter != '\n'), expected, "{width}");
             assert!(text.lines().all(|line| line.chars().count() <= width));

@@ -26,7 +26,14 @@ impl Page {
         let sent = [("sent", reports.requests), ("unsent", reports.unsent)];
         sheet.family(&f::REPORT_REQUESTS, sent.into_iter().map(|(result, n)| ([result], Value::Whole(n))))?;
         let datagrams = reports.datagrams.iter().map(|(result, n)| ([*result], Value::Whole(*n)));
-        sheet.family(&f::REPORT_DATAGRAMS, datagrams)
+        sheet.family(&f::REPORT_DATAGRAMS, datagrams)?;
+        let by_kernel = reports.by_kernel.iter().map(|(result, n)| ([*result], Value::Whole(*n)));
+        sheet.family(&f::XDP_DATAGRAMS, by_kernel)?;
+        let interfaces = self.facts.interfaces.iter();
+        sheet.family(
+            &f::XDP_INTERFACE,
+            interfaces.map(|one| ([one.name.as_str(), one.mode.as_str()], Value::Whole(1))),
+        )
     }
 
     pub fn each_client(&self, sheet: &mut Sheet<'_>) -> fmt::Result {

@@ -19,12 +19,18 @@ use super::super::families::ALL;
 use super::*;
 use crate::facts::{ClientFacts, Reloads, ReportCounts};
 use lb_view::backend::Probe;
-use lb_view::status::{Daemon, Reclaim, Source};
+use lb_view::status::{Daemon, Interface, Reclaim, Source};
 
 fn facts() -> Facts {
     let at = |seconds| UNIX_EPOCH + Duration::from_secs(seconds);
     Facts {
-        reports: ReportCounts { requests: 5, unsent: 0, datagrams: vec![("believed", 4), ("forged", 1)] },
+        reports: ReportCounts {
+            requests: 5,
+            unsent: 0,
+            datagrams: vec![("believed", 4), ("forged", 1)],
+            by_kernel: vec![("believed", 3)],
+        },
+        interfaces: vec![Interface { name: "eth0".to_owned(), mode: "native".to_owned(), why: None }],
         daemon: Daemon {
             pid: 1,
             version: "1".to_owned(),
@@ -178,7 +184,7 @@ fn the_daemon_alone_is_a_page_in_either_form() {
     let described: String = page(Form::OpenMetrics, Vec::new())
         .lines()
         .filter(|line| !line.starts_with("# HELP"))
-        .take(22)
+        .take(26)
         .map(|line| line.to_owned() + "\n")
         .collect();
     let version = env!("CARGO_PKG_VERSION");
@@ -195,6 +201,8 @@ fn the_daemon_alone_is_a_page_in_either_form() {
          socklb_report_requests_total{{result=\"unsent\"}} 0\n\
          # TYPE socklb_report_datagrams counter\nsocklb_report_datagrams_total{{result=\"believed\"}} 4\n\
          socklb_report_datagrams_total{{result=\"forged\"}} 1\n\
+         # TYPE socklb_xdp_datagrams counter\nsocklb_xdp_datagrams_total{{result=\"believed\"}} 3\n\
+         # TYPE socklb_xdp_interface gauge\nsocklb_xdp_interface{{interface=\"eth0\",mode=\"native\"}} 1\n\
          # TYPE socklb_client_attached gauge\nsocklb_client_attached{{client=\"late\"}} 0\n\
          # TYPE socklb_client_readable gauge\n"
     );

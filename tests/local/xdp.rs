@@ -1,0 +1,210 @@
+//! Reports that the kernel takes in on a network interface: connects heed them whatever the daemon does meanwhile.
+
+use std::collections::BTreeMap;
+use std::net::UdpSocket;
+use std::path::PathBuf;
+
+use rustix::process::Signal;
+use stage::agent::{Agent, make_key};
+use stage::fixture::{Fixture, SERVICE};
+use stage::{Probe, eventually, replace};
+
+use crate::reports::{ALL, POLICIES, is_lame, reported, text};
+
+/// Where the daemon listens: at the same address after a restart, which agents know.
+const LISTEN: &str = "127.0.0.1:9467";
+
+/// The configuration with interfaces on which the kernel takes reports in.
+fn with_interfaces(fixture: &Fixture, policy: &str, interfaces: &str) -> String {
+    text(fixture, policy, "").replace("127.0.0.1:0", LISTEN) + &format!("xdp = [{interfaces}]\n")
+}
+
+/// Three backends, an agent that speaks for them, and a daemon that asks it and has the kernel listen.
+fn start(policy: &str) -> (Fixture, Agent) {
+    let mut fixture = Fixture::without_daemon();
+    let key = make_key(&fixture.setup, "service.key", 1);
+    let agent = Agent::start(&fixture.setup, &key, &ALL);
+    fixture.setup.write("socklb.toml", &with_interfaces(&fixture, policy, "\"lo\""));
+    fixture.start();
+    eventually("the kernel listens", || modes(&fixture), |modes| modes["lo"] == "generic");
+    for backend in ALL {
+        eventually("it is heard", || reported(&fixture, backend), |state| state == "ready");
+    }
+    // A push is for whoever has returned the cookie of an answer.
+    eventually(
+        "the agent knows the daemon",
+        || subscribers(&agent),
+        |all| all.iter().all(|count| *count == 1),
+    );
+    (fixture, agent)
+}
+
+/// How reports come in, by interface.
+fn modes(fixture: &Fixture) -> BTreeMap<String, String> {
+    let interfaces = fixture.setup.status().interfaces.into_iter();
+    let mut modes: BTreeMap<String, String> = interfaces.map(|one| (one.name, one.mode)).collect();
+    modes.entry("lo".to_owned()).or_default();
+    modes
+}
+
+/// To how many clients the agent tells changes of each backend.
+fn subscribers(agent: &Agent) -> Vec<u64> {
+    let status: serde_json::Value =
+        serde_json::from_slice(&agent.run(&["status", "--json"]).stdout).expect("JSON");
+    let backends = status["backends"].as_array().expect("a list");
+    backends.iter().map(|backend| backend["subscribers"].as_u64().unwrap_or_default()).collect()
+}
+
+/// What the kernel has taken in, by what became of it.
+fn taken_in(fixture: &Fixture) -> BTreeMap<String, u64> {
+    let page = fixture.setup.metrics();
+    let of = |line: &str| {
+        let (result, count) =
+            line.strip_prefix("socklb_xdp_datagrams_total{result=\"")?.split_once("\"} ")?;
+        Some((result.to_owned(), count.parse().ok()?))
+    };
+    page.lines().filter_map(of).collect()
+}
+
+/// The pins of the program on interfaces.
+fn links(fixture: &Fixture) -> Vec<PathBuf> {
+    let folder = fixture.setup.host_map("");
+    let entries =
+        std::fs::read_dir(folder).into_iter().flatten().map(|entry| entry.expect("an entry").path());
+    entries.filter(|path| path.to_string_lossy().contains("receive-")).collect()
+}
+
+/// Whether connects of the client reach a backend.
+fn is_chosen(probe: &mut Probe, backend: &str) -> bool {
+    probe.dial_many(SERVICE, 60).contains_key(backend)
+}
+
+#[test]
+fn a_lame_duck_is_passed_over_while_the_daemon_is_stopped_or_dead_and_back_when_it_is_ready() {
+    let policies = if stage::in_a_guest() { &POLICIES[..1] } else { &POLICIES[..] };
+    for policy in policies {
+        let (mut fixture, agent) = start(policy);
+        let mut probe = fixture.probe();
+        assert!(is_chosen(&mut probe, "b1"));
+        fixture.daemon().signal(Signal::STOP);
+        agent.tell(&["lame-duck", ALL[0]]);
+        eventually("connects know", || is_chosen(&mut probe, "b1"), |chosen| !*chosen);
+        agent.tell(&["ready", ALL[0]]);
+        eventually("connects know", || is_chosen(&mut probe, "b1"), |chosen| *chosen);
+        fixture.daemon.take().expect("a daemon").kill();
+        agent.tell(&["lame-duck", ALL[1]]);
+        eventually("connects know", || is_chosen(&mut probe, "b2"), |chosen| !*chosen);
+        assert!(is_lame(&fixture, ALL[1]), "status shows it without a daemon");
+        assert_eq!(modes(&fixture)["lo"], "generic", "and how reports come in");
+        fixture.start();
+        eventually("it is taken over", || reported(&fixture, ALL[1]), |state| state == "lame-duck");
+        agent.tell(&["ready", ALL[1]]);
+        eventually("connects know", || is_chosen(&mut probe, "b2"), |chosen| *chosen);
+    }
+}
+
+#[test]
+fn a_restart_puts_another_program_into_the_link_and_detach_removes_it() {
+    let (mut fixture, _agent) = start("round-robin");
+    let [link] = &links(&fixture)[..] else { panic!("one link: {:?}", links(&fixture)) };
+    let before = stage::sys::link(link);
+    fixture.stop();
+    assert_eq!(stage::sys::link(link), before, "it stays");
+    fixture.start();
+    let program = || stage::sys::link(link).program;
+    eventually("its program is another", program, |program| *program != before.program);
+    assert_eq!(stage::sys::link(link).id, before.id, "the link is the same");
+    // Not wanted any more, and again.
+    let path = fixture.setup.folder.join("socklb.toml");
+    replace(&path, &with_interfaces(&fixture, "round-robin", ""));
+    fixture.daemon().signal(Signal::HUP);
+    eventually("it is detached", || links(&fixture), Vec::is_empty);
+    replace(&path, &with_interfaces(&fixture, "round-robin", "\"lo\", \"absent0\""));
+    fixture.daemon().signal(Signal::HUP);
+    eventually("it is attached", || modes(&fixture), |modes| modes["lo"] == "generic");
+    assert_eq!(modes(&fixture)["absent0"], "socket");
+    let faults = || fixture.setup.faults().join("\n");
+    eventually("it is named", faults, |faults| {
+        faults.contains("interface absent0: reports that come there are not")
+    });
+    fixture.stop();
+    let output = fixture.setup.run(&["detach", "--all"]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(links(&fixture).is_empty() && !fixture.setup.host_map("").exists());
+}
+
+#[test]
+fn what_a_daemon_before_has_attached_goes_where_it_is_not_configured_any_more() {
+    let (mut fixture, _agent) = start("round-robin");
+    fixture.daemon.take().expect("a daemon").kill();
+    assert_eq!(links(&fixture).len(), 1);
+    replace(&fixture.setup.folder.join("socklb.toml"), &text(&fixture, "round-robin", ""));
+    fixture.start();
+    eventually("it is detached", || links(&fixture), Vec::is_empty);
+}
+
+#[test]
+fn another_program_is_named_and_never_replaced() {
+    let mut fixture = Fixture::without_daemon();
+    let key = make_key(&fixture.setup, "service.key", 1);
+    let agent = Agent::start(&fixture.setup, &key, &ALL);
+    let other = stage::sys::attach_xdp("lo");
+    fixture.setup.write("socklb.toml", &with_interfaces(&fixture, "round-robin", "\"lo\""));
+    fixture.start();
+    let faults = || fixture.setup.faults().join("\n");
+    eventually("it is named", faults, |faults| {
+        faults.contains("interface lo") && faults.contains("another program is there, ")
+    });
+    // The daemon's socket does it.
+    agent.tell(&["lame-duck", ALL[0]]);
+    eventually("it is heard", || is_lame(&fixture, ALL[0]), |is_lame| *is_lame);
+    assert_eq!(modes(&fixture)["lo"], "socket");
+    assert!(links(&fixture).is_empty());
+    drop(other);
+    eventually("it is attached once it may be", || modes(&fixture), |modes| modes["lo"] == "generic");
+}
+
+#[test]
+fn what_strangers_send_is_dropped_and_counted() {
+    let (fixture, _agent) = start("round-robin");
+    let stranger = UdpSocket::bind("127.0.0.1:0").expect("a socket");
+    // A push of ALL[0] that it is a lame duck, later than all that was believed, with a MAC of zeros.
+    let mut forged = [0_u8; 80];
+    (forged[0], forged[1], forged[2], forged[3], forged[5]) = (1, 3, 2, 6, 1);
+    forged[6..8].copy_from_slice(&8001_u16.to_be_bytes());
+    forged[18..24].copy_from_slice(&[0xff, 0xff, 127, 0, 0, 1]);
+    forged[24..28].copy_from_slice(&u32::MAX.to_be_bytes());
+    let (mut replayed, mut unasked, mut unknown, mut asking) = (forged, forged, forged, forged);
+    replayed[24..28].copy_from_slice(&1_u32.to_be_bytes());
+    unasked[1] = 2;
+    unknown[7] = 0;
+    asking[1] = 1;
+    let kinds: [(&str, &[u8]); 6] = [
+        ("forged", &forged),
+        ("malformed", &forged[..79]),
+        ("replayed", &replayed),
+        ("unasked", &unasked),
+        ("unknown-name", &unknown),
+        ("not-a-report", &asking),
+    ];
+    let before = taken_in(&fixture);
+    for (_, datagram) in kinds {
+        for _ in 0..100 {
+            stranger.send_to(datagram, LISTEN).expect("send");
+        }
+    }
+    for (kind, _) in kinds {
+        let count = || taken_in(&fixture)[kind] - before[kind];
+        eventually("all are counted", count, |count| *count == 100);
+    }
+    assert!(taken_in(&fixture)["believed"] > 0);
+    let page = fixture.setup.metrics();
+    for line in page.lines().filter(|line| line.starts_with("socklb_report_datagrams_total")) {
+        assert!(
+            line.contains("believed") || line.ends_with(" 0"),
+            "the daemon has seen none of them: {line}"
+        );
+    }
+    assert!(!is_lame(&fixture, ALL[0]));
+    assert_eq!(fixture.probe().dial_many(SERVICE, 60).len(), 3);
+}
