@@ -18,6 +18,8 @@ use lb_user::source::endpoints;
 
 mod agent;
 
+mod frames;
+
 mod http;
 
 mod keys;
@@ -37,12 +39,13 @@ pub struct Target {
 }
 
 /// All readers.
-pub const TARGETS: [Target; 8] = [
+pub const TARGETS: [Target; 9] = [
     Target { name: "agent", read: agent::agent },
     Target { name: "agent_configuration", read: agent_configuration },
     Target { name: "configuration", read: configuration },
     Target { name: "endpoints_toml", read: |text| endpoint_file(text, Path::new("users.toml")) },
     Target { name: "endpoints_json", read: |text| endpoint_file(text, Path::new("users.json")) },
+    Target { name: "frames", read: frames::frames },
     Target { name: "http", read: http::requests },
     Target { name: "keys", read: keys::keys },
     Target { name: "reports", read: reports::senders },

@@ -73,6 +73,11 @@ fn datagrams_to_an_agent_are_answered_or_refused() {
 }
 
 #[test]
+fn frames_are_believed_by_kernel_and_daemon_alike() {
+    check("frames", 3_000);
+}
+
+#[test]
 fn datagrams_to_a_clients_host_are_believed_or_refused() {
     check("reports", 3_000);
 }

@@ -28,3 +28,5 @@ pub mod wire;
 pub mod frame;
 
 pub mod receive;
+
+pub mod fixtures;

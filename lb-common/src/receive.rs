@@ -124,18 +124,18 @@ pub fn receive<F: Frame + ?Sized, M: Maps>(
     {
         return Received::disbelieved(why);
     }
-    let Some(key) = maps.key(sender, datagram.key_id.to_host()) else {
-        return Received::disbelieved(Disbelieved::UnknownKey);
+    let authentic = match maps.key(sender, datagram.key_id.to_host()) {
+        None => Err(Disbelieved::UnknownKey),
+        Some(key) if datagram.is_authentic(key) => Ok(()),
+        Some(_) => Err(Disbelieved::Forged),
     };
-    if !datagram.is_authentic(key) {
-        return Received::disbelieved(Disbelieved::Forged);
-    }
-    let after = match judged {
-        Ok(after) => after,
-        Err(why) => {
+    let after = match (judged, authentic) {
+        (Ok(after), Ok(())) => after,
+        (Err(why), Ok(())) => {
             maps.set_repeated_ns(id, now_ns);
             return Some(Received { reception: Reception::Disbelieved(why), goes_on: true });
         }
+        (Ok(_), Err(why)) | (Err(why), Err(_)) => return Received::disbelieved(why),
     };
     // Looked at before the report is this CPU's, so that what a later one says meanwhile is not taken back.
     let before = maps.lame_until_ns(id);
@@ -157,4 +157,218 @@ fn is_to_be_acknowledged_again(last: LastReport, datagram: &Datagram, why: Disbe
     matches!(why, Disbelieved::Replayed)
         && datagram.base().to_word() == last.base.to_word()
         && now_ns.wrapping_sub(last.repeated_ns) >= APART_NS
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+
+    use std::net::SocketAddr;
+    use std::vec::Vec;
+
+    use super::*;
+    use crate::abi::host::ReportBase;
+    use crate::fixtures::{Frame, OneBackend, Shape};
+    use crate::net::{Be32, IPPROTO_TCP};
+    use crate::wire::{Kind, Readiness};
+
+    const KEY: [u8; 16] = *b"of sixteen bytes";
+    const NOW: u64 = 1_000_000_000;
+
+    fn address(text: &str) -> SocketAddr {
+        text.parse().expect("an address")
+    }
+
+    /// The daemon's address, by whether it is IPv6, and somebody else's.
+    fn ends(is_v6: bool) -> (SocketAddr, SocketAddr) {
+        if is_v6 {
+            (address("[2001:db8::2]:9467"), address("[2001:db8::1]:9465"))
+        } else {
+            (address("192.0.2.2:9467"), address("192.0.2.1:9465"))
+        }
+    }
+
+    fn backend() -> SocketAddr {
+        address("192.0.2.1:80")
+    }
+
+    fn maps(is_v6: bool) -> OneBackend {
+        let maps = OneBackend::new(ends(is_v6).0.ip(), backend(), KEY);
+        maps.last.set(LastReport {
+            base: ReportBase { incarnation: 7, counter: 5 },
+            highest: ReportBase { incarnation: 7, counter: 5 },
+            nonce: 99,
+            repeated_ns: 0,
+        });
+        maps
+    }
+
+    fn push(counter: u32) -> Datagram {
+        let mut push = Datagram::about(Kind::Push, IPPROTO_TCP, backend());
+        push.readiness = Readiness::LameDuck as u8;
+        push.key_id = Be16::from_host(1);
+        push.incarnation = Be32::from_host(7);
+        push.counter = Be32::from_host(counter);
+        push.hold = Be32::from_host(10_000);
+        push
+    }
+
+    fn sealed(datagram: Datagram) -> Vec<u8> {
+        datagram.sealed(Key::from_bytes(KEY)).bytes().to_vec()
+    }
+
+    fn take(maps: &OneBackend, shape: Shape, is_v6: bool, payload: &[u8]) -> Option<Received> {
+        let (daemon, agent) = ends(is_v6);
+        let frame = Frame::new(shape, agent, daemon, payload);
+        receive(frame.bytes(), maps, Be16::from_host(daemon.port()), || NOW)
+    }
+
+    const BELIEVED: Option<Received> = Some(Received { reception: Reception::Believed, goes_on: true });
+
+    #[test]
+    fn a_report_is_believed_in_every_shape_of_a_frame() {
+        for is_v6 in [false, true] {
+            for tag in [0, 0x8100, 0x88a8] {
+                for options in [0, 1, 10] {
+                    let shape = Shape { tags: [tag, 0], options, ..Shape::PLAIN };
+                    let maps = maps(is_v6);
+                    assert_eq!(take(&maps, shape, is_v6, &sealed(push(6))), BELIEVED, "{shape:?}");
+                    assert_eq!(maps.lame_until_ns.get(), NOW + 10_000_000_000);
+                    assert_eq!(maps.last.get().base, ReportBase { incarnation: 7, counter: 6 });
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_not_for_the_daemon_passes_untouched() {
+        let fine = sealed(push(6));
+        let plain = Shape::PLAIN;
+        for is_v6 in [false, true] {
+            for (what, shape) in [
+                ("two tags", Shape { tags: [0x88a8, 0x8100], ..plain }),
+                ("tcp", Shape { protocol: 6, ..plain }),
+                ("fragments, or destination options", Shape { protocol: 44, ..plain }),
+            ] {
+                assert_eq!(take(&maps(is_v6), shape, is_v6, &fine), None, "{what}");
+            }
+        }
+        for fragment in [0x2000, 1, 0x1fff] {
+            assert_eq!(take(&maps(false), Shape { fragment, ..plain }, false, &fine), None);
+        }
+        let whole = Shape { fragment: 0x4000, ..plain };
+        assert_eq!(take(&maps(false), whole, false, &fine), BELIEVED, "not to be fragmented");
+        let (daemon, agent) = ends(false);
+        for to in [address("192.0.2.3:9467"), SocketAddr::new(daemon.ip(), 9466)] {
+            let frame = Frame::new(plain, agent, to, &fine);
+            assert_eq!(receive(frame.bytes(), &maps(false), Be16::from_host(9467), || NOW), None, "{to}");
+        }
+        // Cut off before it can be told that it is for the daemon.
+        let frame = Frame::new(plain, agent, daemon, &fine);
+        for length in 0..42 {
+            let cut = &frame.bytes()[..length];
+            assert_eq!(receive(cut, &maps(false), Be16::from_host(9467), || NOW), None, "{length} bytes");
+        }
+    }
+
+    #[test]
+    fn what_is_no_datagram_is_malformed() {
+        let malformed = Some(Received { reception: Reception::Malformed, goes_on: false });
+        let fine = sealed(push(6));
+        for length in [0, 1, 79, 81, 160] {
+            let mut payload = [7; 160];
+            payload[..80].copy_from_slice(&fine);
+            assert_eq!(take(&maps(false), Shape::PLAIN, false, &payload[..length]), malformed, "{length}");
+        }
+        for length_off in [-88, -80, -1, 1, 1_000] {
+            let shape = Shape { length_off, ..Shape::PLAIN };
+            assert_eq!(take(&maps(false), shape, false, &fine), malformed, "{length_off}");
+        }
+        let (daemon, agent) = ends(false);
+        let frame = Frame::new(Shape::PLAIN, agent, daemon, &fine);
+        for length in 42..frame.bytes().len() {
+            let cut = receive(&frame.bytes()[..length], &maps(false), Be16::from_host(9467), || NOW);
+            assert_eq!(cut, malformed, "{length} bytes");
+        }
+        for (at, byte) in [(0, 2), (1, 0), (1, 4), (2, 4), (3, 1), (7, 0)] {
+            let mut bytes = fine.clone();
+            bytes[at] = byte;
+            assert_eq!(take(&maps(false), Shape::PLAIN, false, &bytes), malformed, "byte {at}");
+        }
+    }
+
+    #[test]
+    fn who_is_not_believed_changes_nothing_and_is_dropped() {
+        use crate::wire::Disbelieved::*;
+        let change = |change: &dyn Fn(&mut Datagram)| {
+            let mut datagram = push(6);
+            change(&mut datagram);
+            sealed(datagram)
+        };
+        let mut forged = sealed(push(6));
+        forged[79] ^= 1;
+        let cases = [
+            (UnknownName, change(&|datagram| datagram.port = Be16::from_host(81))),
+            (UnknownKey, change(&|datagram| datagram.key_id = Be16::from_host(2))),
+            (UnknownKey, change(&|datagram| datagram.key_id = Be16::from_host(0))),
+            (Forged, forged),
+            (NotAReport, change(&|datagram| datagram.kind = Kind::Request as u8)),
+            (Unasked, change(&|datagram| (datagram.kind, datagram.nonce) = (Kind::Answer as u8, 98))),
+            (Replayed, sealed(push(4))),
+        ];
+        for (why, bytes) in cases {
+            let maps = maps(false);
+            let before = maps.last.get();
+            let dropped = Some(Received { reception: Reception::Disbelieved(why), goes_on: false });
+            assert_eq!(take(&maps, Shape::PLAIN, false, &bytes), dropped, "{why:?}");
+            assert_eq!((maps.last.get(), maps.lame_until_ns.get()), (before, 0), "{why:?}");
+        }
+        let new = maps(false);
+        new.last.set(LastReport::default());
+        let dropped = Some(Received { reception: Reception::Disbelieved(Premature), goes_on: false });
+        assert_eq!(take(&new, Shape::PLAIN, false, &sealed(push(6))), dropped);
+        // While somebody is asked who has no place, the daemon is to see what is about nobody.
+        let mut full = maps(false);
+        full.listener.passes_unknown = 1;
+        let unknown = change(&|datagram| datagram.port = Be16::from_host(81));
+        let passed = Some(Received { reception: Reception::Disbelieved(UnknownName), goes_on: true });
+        assert_eq!(take(&full, Shape::PLAIN, false, &unknown), passed);
+    }
+
+    #[test]
+    fn an_answer_is_believed_once() {
+        let maps = maps(false);
+        let mut answer = push(3);
+        (answer.kind, answer.nonce, answer.readiness) = (Kind::Answer as u8, 99, Readiness::Down as u8);
+        answer.valid_for = Be32::from_host(1_000);
+        assert_eq!(take(&maps, Shape::PLAIN, false, &sealed(answer)), BELIEVED);
+        assert_eq!(maps.lame_until_ns.get(), NOW + 1_000_000_000);
+        let unasked = Reception::Disbelieved(Disbelieved::Unasked);
+        let again = take(&maps, Shape::PLAIN, false, &sealed(answer));
+        assert_eq!(again, Some(Received { reception: unasked, goes_on: false }));
+    }
+
+    #[test]
+    fn a_push_that_comes_again_goes_on_now_and_then() {
+        let maps = maps(false);
+        let replayed = |goes_on| {
+            let reception = Reception::Disbelieved(Disbelieved::Replayed);
+            Some(Received { reception, goes_on })
+        };
+        let (daemon, agent) = ends(false);
+        let frame = Frame::new(Shape::PLAIN, agent, daemon, &sealed(push(6)));
+        let take_at = |now: u64| receive(frame.bytes(), &maps, Be16::from_host(9467), || now);
+        const MS: u64 = 1_000_000;
+        assert_eq!(take_at(NOW), BELIEVED);
+        let until = maps.lame_until_ns.get();
+        for (ms, goes_on) in [(1, true), (2, false), (5, false), (6, true), (10, false), (11, true)] {
+            assert_eq!(take_at(NOW + ms * MS), replayed(goes_on), "{ms} ms");
+        }
+        assert_eq!(maps.lame_until_ns.get(), until, "it is no news");
+        let mut forged = push(6).bytes().to_vec();
+        forged[79] ^= 1;
+        let forged = Frame::new(Shape::PLAIN, agent, daemon, &forged);
+        let taken = receive(forged.bytes(), &maps, Be16::from_host(9467), || NOW + 100 * MS);
+        assert_eq!(taken, replayed(false), "nobody without the key makes the daemon work");
+    }
 }

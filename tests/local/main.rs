@@ -34,6 +34,8 @@ mod reports;
 
 mod xdp;
 
+mod frames;
+
 mod verdicts;
 
 mod flows;

@@ -12,7 +12,7 @@ use stage::{Probe, eventually, replace};
 use crate::reports::{ALL, POLICIES, is_lame, reported, text};
 
 /// Where the daemon listens: at the same address after a restart, which agents know.
-const LISTEN: &str = "127.0.0.1:9467";
+pub const LISTEN: &str = "127.0.0.1:9467";
 
 /// The configuration with interfaces on which the kernel takes reports in.
 fn with_interfaces(fixture: &Fixture, policy: &str, interfaces: &str) -> String {
@@ -20,7 +20,7 @@ fn with_interfaces(fixture: &Fixture, policy: &str, interfaces: &str) -> String 
 }
 
 /// Three backends, an agent that speaks for them, and a daemon that asks it and has the kernel listen.
-fn start(policy: &str) -> (Fixture, Agent) {
+pub fn start(policy: &str) -> (Fixture, Agent) {
     let mut fixture = Fixture::without_daemon();
     let key = make_key(&fixture.setup, "service.key", 1);
     let agent = Agent::start(&fixture.setup, &key, &ALL);
@@ -67,7 +67,7 @@ fn taken_in(fixture: &Fixture) -> BTreeMap<String, u64> {
 }
 
 /// The pins of the program on interfaces.
-fn links(fixture: &Fixture) -> Vec<PathBuf> {
+pub fn links(fixture: &Fixture) -> Vec<PathBuf> {
     let folder = fixture.setup.host_map("");
     let entries =
         std::fs::read_dir(folder).into_iter().flatten().map(|entry| entry.expect("an entry").path());

@@ -150,6 +150,43 @@ fn link_info(pin: &Path) -> bpf_link_info {
     info
 }
 
+/// Opens a program by the kernel's id.
+///
+/// # Panics
+/// If there is none.
+pub fn program(id: u32) -> OwnedFd {
+    let mut attr = attributes();
+    attr.__bindgen_anon_6.__bindgen_anon_1.prog_id = id;
+    // SAFETY: there are no pointers in these attributes.
+    let program = unsafe { bpf(bpf_cmd::BPF_PROG_GET_FD_BY_ID, &mut attr) };
+    let program = program.unwrap_or_else(|error| panic!("open program {id}: {error}"));
+    // SAFETY: the kernel has just made this descriptor for us.
+    unsafe { OwnedFd::from_raw_fd(program) }
+}
+
+/// What a program of network interfaces returns for a frame, and what it has made of it.
+///
+/// # Panics
+/// If the kernel refuses to run it.
+pub fn run_xdp(program: &OwnedFd, frame: &[u8]) -> (u32, Vec<u8>) {
+    // As much as any program here makes longer.
+    let mut after = vec![0; frame.len() + 64];
+    let mut attr = attributes();
+    // SAFETY: this member is the one that the command below reads; nothing else was written.
+    let test = unsafe { &mut attr.test };
+    test.prog_fd = program.as_raw_fd().cast_unsigned();
+    (test.data_in, test.data_size_in) = (frame.as_ptr() as u64, u32::try_from(frame.len()).expect("a frame"));
+    (test.data_out, test.data_size_out) =
+        (after.as_mut_ptr() as u64, u32::try_from(after.len()).expect("a frame"));
+    test.repeat = 1;
+    // SAFETY: both buffers are as large as is said, and outlive the call.
+    unsafe { bpf(bpf_cmd::BPF_PROG_TEST_RUN, &mut attr) }.unwrap_or_else(|error| panic!("run it: {error}"));
+    // SAFETY: the call has stored both.
+    let (action, length) = unsafe { (attr.test.retval, attr.test.data_size_out) };
+    after.truncate(length as usize);
+    (action, after)
+}
+
 /// Attaches a program to a network interface that lets every packet pass, in the network stack. It goes with the descriptor.
 ///
 /// # Panics

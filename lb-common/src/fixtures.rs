@@ -1,0 +1,197 @@
+//! What tests, fuzzers and benchmarks of the programs of network interfaces are made of: frames of every shape, and the maps of a host
+//! with one backend. Nothing that ships uses it; it is here because the crates that do share nothing else.
+
+use core::cell::Cell;
+use core::net::{IpAddr, SocketAddr};
+
+use crate::abi::host::{LastReport, Listener, SenderKey, SenderName};
+use crate::net::{Address, Be16};
+use crate::receive::Maps;
+use crate::wire::Key;
+
+/// Room for the longest frame: tagged, with all options of IPv4, and more payload than a datagram of a report has.
+pub const ROOM: usize = 256;
+
+/// What a frame looks like around its payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// The types of its VLAN tags, the outer one first; 0 is none.
+    pub tags: [u16; 2],
+    /// Words of options of an IPv4 header, up to 10.
+    pub options: u8,
+    /// Fragment flags and offset of IPv4.
+    pub fragment: u16,
+    /// The protocol of an IPv4 header, or the next header of IPv6.
+    pub protocol: u8,
+    /// Added to the length in the UDP header, round the end of numbers.
+    pub length_off: i16,
+}
+
+impl Shape {
+    /// A UDP datagram without tags and options.
+    pub const PLAIN: Self = Self { tags: [0; 2], options: 0, fragment: 0, protocol: 17, length_off: 0 };
+}
+
+/// A frame.
+#[derive(Clone, Copy, Debug)]
+pub struct Frame {
+    bytes: [u8; ROOM],
+    length: usize,
+}
+
+impl Frame {
+    /// A frame with a payload from one address to another of the same family. Checksums are zero but for that of an IPv4 header.
+    ///
+    /// # Panics
+    /// If the families differ, or it does not fit.
+    pub fn new(shape: Shape, from: SocketAddr, to: SocketAddr, payload: &[u8]) -> Self {
+        let mut frame = Self { bytes: [0; ROOM], length: 0 };
+        // Hardware addresses that nobody has.
+        frame.put(&[2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1]);
+        for tag in shape.tags.into_iter().filter(|tag| *tag != 0) {
+            frame.put(&tag.to_be_bytes());
+            frame.put(&7_u16.to_be_bytes());
+        }
+        let udp = 8 + payload.len();
+        match (from.ip(), to.ip()) {
+            (IpAddr::V4(from), IpAddr::V4(to)) => {
+                let header = 20 + 4 * usize::from(shape.options);
+                frame.put(&0x0800_u16.to_be_bytes());
+                let start = frame.length;
+                frame.put(&[0x45 + shape.options, 0]);
+                frame.put(&number(header + udp));
+                frame.put(&[0, 0]);
+                frame.put(&shape.fragment.to_be_bytes());
+                frame.put(&[64, shape.protocol, 0, 0]);
+                frame.put(&from.octets());
+                frame.put(&to.octets());
+                // "No operation", which fills as many bytes as there are.
+                (0..shape.options).for_each(|_| frame.put(&[1; 4]));
+                let sum = checksum(&frame.bytes[start..frame.length]);
+                frame.bytes[start + 10..start + 12].copy_from_slice(&sum.to_be_bytes());
+            }
+            (IpAddr::V6(from), IpAddr::V6(to)) => {
+                frame.put(&0x86dd_u16.to_be_bytes());
+                frame.put(&[0x60, 0, 0, 0]);
+                frame.put(&number(udp));
+                frame.put(&[shape.protocol, 64]);
+                frame.put(&from.octets());
+                frame.put(&to.octets());
+            }
+            _ => panic!("{from} and {to} are of two families"),
+        }
+        frame.put(&from.port().to_be_bytes());
+        frame.put(&to.port().to_be_bytes());
+        let length = u16::from_be_bytes(number(udp)).wrapping_add_signed(shape.length_off);
+        frame.put(&length.to_be_bytes());
+        frame.put(&[0, 0]);
+        frame.put(payload);
+        frame
+    }
+
+    fn put(&mut self, bytes: &[u8]) {
+        let end = self.length + bytes.len();
+        self.bytes[self.length..end].copy_from_slice(bytes);
+        self.length = end;
+    }
+
+    /// Its bytes.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes[..self.length]
+    }
+}
+
+fn number(length: usize) -> [u8; 2] {
+    u16::try_from(length).expect("a short frame").to_be_bytes()
+}
+
+/// The sum of the Internet's headers (RFC 1071) over whole words.
+pub fn checksum(bytes: &[u8]) -> u16 {
+    let words = bytes.chunks(2).map(|pair| u16::from_be_bytes([pair[0], pair.get(1).copied().unwrap_or(0)]));
+    let sum: u32 = words.map(u32::from).sum();
+    let folded = (sum & 0xffff) + (sum >> 16);
+    let folded = (folded & 0xffff) + (folded >> 16);
+    !u16::try_from(folded).expect("it was folded")
+}
+
+/// The maps of a host whose daemon listens at one address and asks one backend.
+#[derive(Clone, Debug)]
+pub struct OneBackend {
+    /// Where the daemon listens.
+    pub address: Address,
+    /// What holds of that.
+    pub listener: Listener,
+    /// The backend.
+    pub name: SenderName,
+    /// Its keys.
+    pub keys: [SenderKey; 2],
+    /// What was believed of it last.
+    pub last: Cell<LastReport>,
+    /// Until when it is a lame duck.
+    pub lame_until_ns: Cell<u64>,
+}
+
+impl OneBackend {
+    /// Nothing is known yet of a backend of this address, by TCP; its key has the number 1.
+    pub fn new(listens_at: IpAddr, backend: SocketAddr, key: [u8; 16]) -> Self {
+        let name = SenderName {
+            address: backend.ip().into(),
+            port: Be16::from_host(backend.port()),
+            protocol: 6,
+            _reserved: 0,
+        };
+        let first = SenderKey { id: 1, key, ..SenderKey::default() };
+        Self {
+            address: listens_at.into(),
+            listener: Listener::default(),
+            name,
+            keys: [first, SenderKey::default()],
+            last: Cell::default(),
+            lame_until_ns: Cell::default(),
+        }
+    }
+}
+
+impl Maps for OneBackend {
+    type Sender = ();
+
+    fn listener(&self, address: Address) -> Option<Listener> {
+        (address == self.address).then_some(self.listener)
+    }
+
+    fn sender(&self, name: &SenderName) -> Option<()> {
+        (*name == self.name).then_some(())
+    }
+
+    fn id(&self, (): ()) -> u32 {
+        1
+    }
+
+    fn key(&self, (): (), number: u16) -> Option<Key> {
+        let key = self.keys.iter().find(|key| number != 0 && key.id == number);
+        key.map(|key| Key::from_bytes(key.key))
+    }
+
+    fn last(&self, _: u32) -> Option<LastReport> {
+        Some(self.last.get())
+    }
+
+    fn believe(&self, _: u32, before: LastReport, after: LastReport) -> bool {
+        assert_eq!(self.last.get(), before, "nobody else writes");
+        self.last.set(after);
+        true
+    }
+
+    fn set_repeated_ns(&self, _: u32, now_ns: u64) {
+        self.last.set(LastReport { repeated_ns: now_ns, ..self.last.get() });
+    }
+
+    fn lame_until_ns(&self, _: u32) -> u64 {
+        self.lame_until_ns.get()
+    }
+
+    fn set_lame_until_ns(&self, _: u32, before: u64, after: u64) {
+        assert_eq!(self.lame_until_ns.get(), before, "nobody else writes");
+        self.lame_until_ns.set(after);
+    }
+}

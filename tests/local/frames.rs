@@ -1,0 +1,198 @@
+//! The program that takes reports in, run by the kernel on frames of every shape: it does what the same code does that was compiled for
+//! this host.
+
+use std::net::{IpAddr, SocketAddr};
+
+use lb_common::abi::host::{LastReport, Listener, ReportBase, Sender, Verdict, map};
+use lb_common::fixtures::{Frame, OneBackend, Shape};
+use lb_common::net::{Address, Be16, Be32, IPPROTO_TCP};
+use lb_common::receive::{Received, Reception, receive};
+use lb_common::wire::{Datagram, Kind, Readiness};
+use stage::fixture::Fixture;
+use stage::maps::{Raw, array, hash};
+
+use crate::reports::ALL;
+use crate::xdp::{LISTEN, links, start};
+
+/// `XDP_DROP` and `XDP_PASS`.
+const DROP: u32 = 1;
+const PASS: u32 = 2;
+
+struct Twins {
+    fixture: Fixture,
+    program: std::os::fd::OwnedFd,
+    daemon: [SocketAddr; 2],
+    sender: Sender,
+    backend: SocketAddr,
+    /// Rises with each report.
+    counter: u32,
+}
+
+impl Twins {
+    /// A program that a daemon has attached, which then ends, so that nobody else writes to the maps.
+    fn new() -> Self {
+        let (mut fixture, _agent) = start("round-robin");
+        let [link] = &links(&fixture)[..] else { panic!("one link") };
+        let program = stage::sys::program(stage::sys::link(link).program);
+        fixture.stop();
+        let port = stage::address(LISTEN).port();
+        let daemon =
+            [stage::address(LISTEN), SocketAddr::new("2001:db8::2".parse().expect("an address"), port)];
+        let mut listeners = hash::<Address, Listener>(&fixture.setup.host_map(map::LISTENERS));
+        listeners.insert(Raw(daemon[1].ip().into()), Raw(Listener::default()), 0).expect("listen at IPv6");
+        let backend = stage::address(ALL[0]);
+        let name = Datagram::about(Kind::Push, IPPROTO_TCP, backend).name();
+        let senders = hash::<_, Sender>(&fixture.setup.host_map(map::SENDERS));
+        let sender = senders.get(&Raw(name), 0).expect("it is registered").0;
+        Self { fixture, program, daemon, sender, backend, counter: 0 }
+    }
+
+    fn set(&self, last: LastReport, lame_until_ns: u64) {
+        let maps = &self.fixture.setup;
+        array(&maps.host_map(map::LAST_REPORTS)).set(self.sender.id, Raw(last), 0).expect("write");
+        array(&maps.host_map(map::VERDICTS))
+            .set(self.sender.id, Raw(Verdict { lame_until_ns }), 0)
+            .expect("write");
+    }
+
+    fn state(&self) -> (LastReport, u64) {
+        let maps = &self.fixture.setup;
+        let last = array::<LastReport>(&maps.host_map(map::LAST_REPORTS)).get(&self.sender.id, 0);
+        let verdict = array::<Verdict>(&maps.host_map(map::VERDICTS)).get(&self.sender.id, 0);
+        (last.expect("read").0, verdict.expect("read").0.lame_until_ns)
+    }
+
+    fn counts(&self) -> Vec<u64> {
+        let values = stage::maps::per_cpu::<lb_common::abi::host::Receptions>(
+            &self.fixture.setup.host_map(map::RECEPTIONS),
+        );
+        let values = values.get(&0, 0).expect("read");
+        (0..Reception::NAMES.len()).map(|at| values.iter().map(|of| of.0.counts[at]).sum()).collect()
+    }
+
+    /// A push that its backend is a lame duck, later than all before.
+    fn push(&mut self) -> Datagram {
+        self.counter += 1;
+        let mut push = Datagram::about(Kind::Push, IPPROTO_TCP, self.backend);
+        push.readiness = Readiness::LameDuck as u8;
+        push.key_id = Be16::from_host(self.sender.keys[0].id);
+        push.incarnation = Be32::from_host(9);
+        push.counter = Be32::from_host(self.counter);
+        push.hold = Be32::from_host(10_000);
+        push
+    }
+
+    fn sealed(&self, datagram: Datagram) -> Vec<u8> {
+        datagram.sealed(lb_common::wire::Key::from_bytes(self.sender.keys[0].key)).bytes().to_vec()
+    }
+
+    /// Runs both on a frame, and compares. Returns what became of it.
+    #[track_caller]
+    fn run(&self, shape: Shape, is_v6: bool, payload: &[u8], cut: usize) -> Option<Received> {
+        let daemon = self.daemon[usize::from(is_v6)];
+        let from: IpAddr = if is_v6 { "2001:db8::1" } else { "192.0.2.1" }.parse().expect("an address");
+        let frame = Frame::new(shape, SocketAddr::new(from, 9465), daemon, payload);
+        let bytes = &frame.bytes()[..cut.min(frame.bytes().len())];
+        let before = LastReport {
+            base: ReportBase { incarnation: 9, counter: 0 },
+            highest: ReportBase { incarnation: 9, counter: 0 },
+            nonce: 77,
+            repeated_ns: 0,
+        };
+        self.set(before, 0);
+        let mut twin = OneBackend::new(daemon.ip(), self.backend, self.sender.keys[0].key);
+        twin.keys = self.sender.keys;
+        twin.last.set(before);
+        let now_ns = 1_000_000_000;
+        let expected = receive(bytes, &twin, Be16::from_host(daemon.port()), || now_ns);
+        let counts = self.counts();
+        let (action, after) = stage::sys::run_xdp(&self.program, bytes);
+        let what = format!("{shape:?} {is_v6} {} bytes, cut at {cut}: {expected:?}", payload.len());
+        let goes_on = expected.is_none_or(|received| received.goes_on);
+        assert_eq!(action, if goes_on { PASS } else { DROP }, "{what}");
+        assert_eq!(after, bytes, "no frame is changed: {what}");
+        let mut counted = counts;
+        if let Some(received) = expected {
+            counted[received.reception.number() as usize] += 1;
+        }
+        assert_eq!(self.counts(), counted, "{what}");
+        let (last, until) = self.state();
+        assert_eq!((last.base, last.highest, last.nonce), {
+            let last = twin.last.get();
+            (last.base, last.highest, last.nonce)
+        });
+        assert_eq!(until == 0, twin.lame_until_ns.get() == 0, "{what}");
+        expected
+    }
+}
+
+#[test]
+fn the_program_does_what_its_code_does_on_this_host() {
+    let mut twins = Twins::new();
+    let plain = Shape::PLAIN;
+    let mut believed = 0;
+    for is_v6 in [false, true] {
+        for tags in [[0, 0], [0x8100, 0], [0x88a8, 0], [0x88a8, 0x8100]] {
+            for options in if is_v6 { &[0][..] } else { &[0, 1, 5, 10] } {
+                for fragment in if is_v6 { &[0][..] } else { &[0, 0x4000, 0x2000, 1] } {
+                    for protocol in [17, 6, 44] {
+                        let shape = Shape { tags, options: *options, fragment: *fragment, protocol, ..plain };
+                        let push = twins.push();
+                        let payload = twins.sealed(push);
+                        let received = twins.run(shape, is_v6, &payload, usize::MAX);
+                        believed += u32::from(
+                            received.is_some_and(|received| received.reception == Reception::Believed),
+                        );
+                    }
+                }
+            }
+        }
+    }
+    assert_eq!(believed, 3 * 4 * 2 + 3, "one tag or none, all options, whole");
+    let push = twins.push();
+    let fine = twins.sealed(push);
+    // A test run takes no frame that is shorter than an Ethernet header.
+    for cut in 14..42 + 80 {
+        twins.run(plain, false, &fine, cut);
+    }
+    let longest = Shape { tags: [0x8100, 0], options: 10, ..plain };
+    for cut in [14, 17, 18, 37, 38, 77, 78, 85, 86, 165, 166] {
+        twins.run(longest, false, &fine, cut);
+    }
+    let mut long = fine.clone();
+    long.resize(150, 0);
+    for length in [0, 1, 79, 80, 81, 150] {
+        twins.run(plain, true, &long[..length], usize::MAX);
+    }
+    for length_off in [-88, -81, -1, 1, 1000] {
+        twins.run(Shape { length_off, ..plain }, false, &fine, usize::MAX);
+    }
+    // Each byte of a datagram matters.
+    for at in 0..fine.len() {
+        let mut changed = fine.clone();
+        changed[at] ^= 0x11;
+        let received = twins.run(plain, at % 2 == 0, &changed, usize::MAX).expect("it is for the daemon");
+        assert_ne!(received.reception, Reception::Believed, "byte {at}");
+    }
+    // What only one of its kind is.
+    let change = |twins: &mut Twins, change: &dyn Fn(&mut Datagram)| {
+        let mut datagram = twins.push();
+        change(&mut datagram);
+        let payload = twins.sealed(datagram);
+        twins.run(plain, false, &payload, usize::MAX).expect("it is for the daemon").reception
+    };
+    let answer = Kind::Answer as u8;
+    let answered = change(&mut twins, &|datagram| (datagram.kind, datagram.nonce) = (answer, 77));
+    assert_eq!(answered, Reception::Believed);
+    let down = Readiness::Down as u8;
+    change(&mut twins, &|datagram| (datagram.readiness, datagram.valid_for) = (down, Be32::from_host(5_000)));
+    for readiness in [Readiness::Ready, Readiness::Unknown] {
+        change(&mut twins, &|datagram| datagram.readiness = readiness as u8);
+    }
+    change(&mut twins, &|datagram| (datagram.kind, datagram.nonce) = (answer, 76));
+    change(&mut twins, &|datagram| datagram.kind = Kind::Request as u8);
+    change(&mut twins, &|datagram| datagram.port = Be16::from_host(1));
+    change(&mut twins, &|datagram| datagram.key_id = Be16::from_host(9));
+    change(&mut twins, &|datagram| datagram.counter = Be32::from_host(0));
+    change(&mut twins, &|datagram| datagram.incarnation = Be32::from_host(u32::MAX));
+}
