@@ -2,7 +2,7 @@
 
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use netlink_packet_core::{NLM_F_DUMP, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage, NetlinkPayload};
 use netlink_packet_route::RouteNetlinkMessage;
@@ -53,6 +53,48 @@ pub fn interfaces() -> io::Result<Vec<Interface>> {
         }
     })?;
     Ok(all)
+}
+
+/// What drives a network interface.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Driver {
+    /// Its name.
+    pub name: String,
+    /// Whether the device joins packets that come in (LRO), with which few drivers run programs.
+    pub joins_packets: bool,
+}
+
+/// The driver of an interface, as ethtool(8) has it; `None` if it has none.
+pub fn driver_of(interface: &str) -> Option<Driver> {
+    const GET_DRIVER: u32 = 0x3;
+    const GET_FLAGS: u32 = 0x25;
+    const LRO: u32 = 1 << 15;
+    let socket = rustix::net::socket(AddressFamily::INET, SocketType::DGRAM, None).ok()?;
+    // `struct ethtool_drvinfo`: the command, and then the driver's name of up to 32 bytes.
+    let mut info = [0_u32; 49];
+    info[0] = GET_DRIVER;
+    ask(&socket, interface, &mut info).ok()?;
+    let name: Vec<u8> =
+        info[1..9].iter().flat_map(|word| word.to_ne_bytes()).take_while(|byte| *byte != 0).collect();
+    let mut flags = [GET_FLAGS, 0];
+    let joins_packets = ask(&socket, interface, &mut flags).is_ok() && flags[1] & LRO != 0;
+    Some(Driver { name: String::from_utf8_lossy(&name).into_owned(), joins_packets })
+}
+
+/// Has the driver of an interface fill in the rest of a structure that begins with a command.
+fn ask(socket: &OwnedFd, interface: &str, structure: &mut [u32]) -> io::Result<()> {
+    // SAFETY: a structure of plain numbers and a pointer, for all of which zero is a value.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    if interface.len() >= request.ifr_name.len() {
+        return Err(io::Error::from_raw_os_error(libc::ENODEV));
+    }
+    for (to, from) in request.ifr_name.iter_mut().zip(interface.bytes()) {
+        *to = libc::c_char::from_ne_bytes([from]);
+    }
+    request.ifr_ifru.ifru_data = structure.as_mut_ptr().cast();
+    // SAFETY: the request and the structure, which is as large as its command says, live through the call.
+    let result = unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCETHTOOL, &raw mut request) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 /// A socket that is readable when interfaces or addresses have changed.
@@ -211,6 +253,12 @@ mod tests {
         if loopback.is_up {
             assert!(loopback.addresses.contains(&"127.0.0.1".parse().unwrap()), "{loopback:?}");
         }
+    }
+
+    #[test]
+    fn what_is_no_device_has_no_driver() {
+        assert_eq!(driver_of("no-such-name"), None);
+        assert_eq!(driver_of("a name that is far too long"), None);
     }
 
     #[test]

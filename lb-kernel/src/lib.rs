@@ -103,7 +103,7 @@ pub use features::{FEATURES, Features};
 pub use flows::{OpenFlow, flows};
 pub use holders::can_look as try_holders;
 pub use host_maps::{HostMaps, Verdicts};
-pub use interfaces::{Changes, Interface, interfaces};
+pub use interfaces::{Changes, Driver, Interface, driver_of, interfaces};
 pub use links::{balanced_cgroup, begins_at, is_balanced, linked_to};
 pub use maps::open_flows;
 pub use neighbours::{Neighbour, Pinned, neighbours};

@@ -3,6 +3,7 @@
 //! Its links are pinned beside the maps of the host and outlive the daemon: it is loaded anew at every start, and put in place of the one
 //! that is attached, in one step, so that no report is lost. An interface takes one such program; another owner's is never replaced.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -72,12 +73,21 @@ pub fn attached(pins: &Path) -> Result<Vec<Attachment>, DatapathError> {
     Ok(all)
 }
 
-/// Detaches it from a network interface.
+/// Detaches it from all network interfaces but these, and removes what is left of interfaces that are gone. Returns from which it was
+/// detached.
 ///
 /// # Errors
-/// If its pin cannot be removed.
-pub fn detach(pins: &Path, attachment: Attachment) -> Result<(), DatapathError> {
-    pins::detach(&host_maps::directory(pins).join(pin_name(attachment)))
+/// If the pins cannot be read, or one cannot be removed.
+pub fn detach_others(pins: &Path, interfaces: &BTreeSet<u32>) -> Result<Vec<Attachment>, DatapathError> {
+    let attached = attached(pins)?;
+    let directory = host_maps::directory(pins);
+    for name in pins::names(&directory)? {
+        let Some(attachment) = of_pin(&name) else { continue };
+        if !(interfaces.contains(&attachment.interface) && attached.contains(&attachment)) {
+            pins::detach(&directory.join(name))?;
+        }
+    }
+    Ok(attached.into_iter().filter(|attachment| !interfaces.contains(&attachment.interface)).collect())
 }
 
 /// The link that is pinned there, the interface and the program that it leads to; `None` if there is none.

@@ -4,6 +4,8 @@
 
 mod host;
 
+mod interfaces;
+
 mod maps;
 
 mod programs;
@@ -47,6 +49,7 @@ pub fn examine(paths: &Paths, file: &Path, config: Result<&Config, &String>) -> 
     let status = daemon(&mut diagnosis, paths);
     pins(&mut diagnosis, paths, config.as_ref().ok().copied(), status.as_ref());
     probes::examine(&mut diagnosis, config.as_ref().ok().copied(), status.as_ref());
+    interfaces::examine(&mut diagnosis, paths, config.as_ref().ok().copied(), status.as_ref(), features);
     open_files(&mut diagnosis, config.as_ref().ok().copied(), status.as_ref());
     for client in clients(config.as_ref().ok().copied(), status.as_ref()) {
         one_client(&mut diagnosis, paths, &client, features);

@@ -161,7 +161,11 @@ fn two_capabilities_are_enough_or_the_third_is_named() {
 }
 
 /// Starts the daemon as an ordinary user with what this kernel demands, and waits until it answers.
-fn start_as_nobody(stage: &Stage, setup: &Setup, prepare: impl FnOnce(&mut Command)) -> stage::daemon::Kept {
+pub fn start_as_nobody(
+    stage: &Stage,
+    setup: &Setup,
+    prepare: impl FnOnce(&mut Command),
+) -> stage::daemon::Kept {
     let capabilities: &[&str] = if kernel::SPECULATION_BARRIERS.is_here() {
         &["bpf", "net_admin"]
     } else {

@@ -4,9 +4,14 @@ use std::collections::BTreeMap;
 use std::net::UdpSocket;
 use std::path::PathBuf;
 
+use lb_common::abi::host::{Listener, map};
+use lb_common::net::Address;
+use lb_view::diagnosis::Diagnosis;
 use rustix::process::Signal;
-use stage::agent::{Agent, make_key};
+use stage::agent::{Agent, derive_key, make_key};
 use stage::fixture::{Fixture, SERVICE};
+use stage::maps::hash;
+use stage::router::Router;
 use stage::{Probe, eventually, replace};
 
 use crate::reports::{ALL, POLICIES, is_lame, reported, text};
@@ -114,6 +119,16 @@ fn a_restart_puts_another_program_into_the_link_and_detach_removes_it() {
     let program = || stage::sys::link(link).program;
     eventually("its program is another", program, |program| *program != before.program);
     assert_eq!(stage::sys::link(link).id, before.id, "the link is the same");
+    let told = told_by_doctor(&fixture);
+    assert!(told.contains("lo: loopback, MTU 65536; the kernel takes reports in, generic"), "{told}");
+    // As another version would have left it.
+    fixture.stop();
+    let other = fixture.setup.pins.join("host-v1");
+    std::fs::create_dir(&other).expect("make the directory");
+    std::fs::rename(link, other.join("receive-generic@1")).expect("move the link");
+    fixture.start();
+    eventually("it is taken over", || other.exists(), |exists| !*exists);
+    assert_eq!(stage::sys::link(link).id, before.id, "the link is the same");
     // Not wanted any more, and again.
     let path = fixture.setup.folder.join("socklb.toml");
     replace(&path, &with_interfaces(&fixture, "round-robin", ""));
@@ -131,6 +146,14 @@ fn a_restart_puts_another_program_into_the_link_and_detach_removes_it() {
     let output = fixture.setup.run(&["detach", "--all"]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     assert!(links(&fixture).is_empty() && !fixture.setup.host_map("").exists());
+}
+
+/// What the doctor says of interfaces.
+fn told_by_doctor(fixture: &Fixture) -> String {
+    let file = fixture.setup.folder.join("socklb.toml").display().to_string();
+    let diagnosis: Diagnosis = fixture.setup.document(&["doctor", "--config", &file]);
+    let findings = diagnosis.findings.into_iter().filter(|finding| finding.check == "interfaces");
+    findings.map(|finding| finding.text + "\n").collect()
 }
 
 #[test]
@@ -155,6 +178,12 @@ fn another_program_is_named_and_never_replaced() {
     eventually("it is named", faults, |faults| {
         faults.contains("interface lo") && faults.contains("another program is there, ")
     });
+    let told = told_by_doctor(&fixture);
+    assert!(told.contains("is accepted") && told.contains("another program is there, "), "{told}");
+    fixture.stop();
+    let told = told_by_doctor(&fixture);
+    assert!(told.contains("and an interface takes one"), "also before a start: {told}");
+    fixture.start();
     // The daemon's socket does it.
     agent.tell(&["lame-duck", ALL[0]]);
     eventually("it is heard", || is_lame(&fixture, ALL[0]), |is_lame| *is_lame);
@@ -207,4 +236,101 @@ fn what_strangers_send_is_dropped_and_counted() {
     }
     assert!(!is_lame(&fixture, ALL[0]));
     assert_eq!(fixture.probe().dial_many(SERVICE, 60).len(), 3);
+}
+
+/// `ip`, in the test's network.
+#[track_caller]
+fn ip(arguments: &str) {
+    let status = std::process::Command::new("ip").args(arguments.split(' ')).status().expect("run ip");
+    assert!(status.success(), "ip {arguments}");
+}
+
+/// At which addresses the kernel takes reports in.
+fn listens_at(fixture: &Fixture) -> Vec<std::net::IpAddr> {
+    let listeners = hash::<Address, Listener>(&fixture.setup.host_map(map::LISTENERS));
+    listeners.keys().map(|key| key.expect("an entry").0.into()).collect()
+}
+
+#[test]
+fn interfaces_and_addresses_are_followed_as_they_come_and_go() {
+    const AGENT: &str = "10.77.0.2:9465";
+    let mut fixture = Fixture::without_daemon();
+    let router = Router::new();
+    let service = make_key(&fixture.setup, "service.key", 1);
+    let key = derive_key(&fixture.setup, &service, ALL[0]);
+    // Beyond the link there is nothing to check but the agent itself.
+    let text_of_agent = format!(
+        "listen = [\"{AGENT}\"]\n[[backend]]\naddress = \"{}\"\nkey = \"{}\"\ncheck = {{ tcp = \"{AGENT}\" }}\n",
+        ALL[0],
+        key.display()
+    );
+    fixture.setup.write("agent.toml", &text_of_agent);
+    let agent = Agent::start_with(&fixture.setup, |command| router.place(command));
+    fixture.write_endpoints(&[(ALL[0], "agent = \"10.77.0.2:9465\""), (ALL[1], "")]);
+    let configured = text(&fixture, "round-robin", "").replace("127.0.0.1:0", "[::]:9467");
+    fixture.setup.write("socklb.toml", &(configured + "xdp = [\"near\"]\n"));
+    fixture.start();
+    let mode = || modes(&fixture).remove("near").unwrap_or_default();
+    eventually("the kernel listens", mode, |mode| mode == "native");
+    eventually("it is heard", || reported(&fixture, ALL[0]), |state| state == "ready");
+    eventually("the agent knows the daemon", || subscribers(&agent), |all| all == &[1]);
+    let near: std::net::IpAddr = "10.77.0.1".parse().expect("an address");
+    assert!(listens_at(&fixture).contains(&near));
+    let mut probe = fixture.probe();
+    fixture.daemon().signal(Signal::STOP);
+    agent.tell(&["lame-duck"]);
+    eventually("connects know", || is_chosen(&mut probe, "b1"), |chosen| !*chosen);
+    fixture.daemon().signal(Signal::CONT);
+    agent.tell(&["ready"]);
+    eventually("connects know", || is_chosen(&mut probe, "b1"), |chosen| *chosen);
+    assert!(taken_in(&fixture)["believed"] >= 3);
+
+    let other: std::net::IpAddr = "10.77.0.7".parse().expect("an address");
+    ip("address add 10.77.0.7/24 dev near");
+    eventually("the kernel is told", || listens_at(&fixture), |all| all.contains(&other));
+    ip("address del 10.77.0.7/24 dev near");
+    eventually("the kernel is told", || listens_at(&fixture), |all| !all.contains(&other));
+    ip("link set near down");
+    ip("link set near name elsewhere");
+    eventually(
+        "it is detached",
+        || (mode(), links(&fixture)),
+        |(mode, links)| mode == "socket" && links.is_empty(),
+    );
+    ip("link set elsewhere name near");
+    eventually("it is attached", mode, |mode| mode == "native");
+    ip("link del near");
+    eventually(
+        "it is gone",
+        || (mode(), links(&fixture)),
+        |(mode, links)| mode == "socket" && links.is_empty(),
+    );
+    ip("link add near type veth peer name nobody");
+    eventually("it is attached", mode, |mode| mode == "native");
+}
+
+/// Where the verifier accepts the other programs without CAP_PERFMON.
+#[test]
+fn without_a_privilege_the_daemons_socket_does_it_and_says_why() {
+    if !stage::kernel::SPECULATION_BARRIERS.is_here() {
+        // No daemon starts here without it: `faults` has that.
+        return stage::kernel::say("below Linux 6.17 no program is accepted without CAP_PERFMON");
+    }
+    let stage = stage::Stage::new();
+    let setup = stage::Setup::new(&stage, "a");
+    let cgroup = stage::Cgroup::new();
+    let _backend = stage::Backend::start("b1", ALL[0]);
+    make_key(&setup, "service.key", 1);
+    let lines = "health = { probe = \"report\" }\n[reports]\nlisten = \"127.0.0.1:9467\"\nkey = \"service.key\"\nxdp = [\"lo\"]\n";
+    let configured = stage::fixture::config(&cgroup, &format!("{{ static = [{:?}] }}", ALL[0]), lines);
+    setup.write("socklb.toml", &configured);
+    std::os::unix::fs::chown(setup.folder.join("service.key"), Some(65534), Some(65534))
+        .expect("give it away");
+    let mut daemon = crate::faults::start_as_nobody(&stage, &setup, |_| {});
+    let faults = || setup.faults().join("\n");
+    eventually("it is said", faults, |faults| {
+        faults.contains("interface lo") && faults.contains("CAP_PERFMON")
+    });
+    stage::daemon::signal(&daemon, Signal::TERM);
+    assert!(daemon.wait().expect("it ends").success());
 }

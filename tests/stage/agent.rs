@@ -64,6 +64,11 @@ impl Agent {
 
     /// Starts an agent with the file that lies there.
     pub fn start_again(setup: &Setup) -> Self {
+        Self::start_with(setup, |_| ())
+    }
+
+    /// As [`Agent::start_again`], where `prepare` says how.
+    pub fn start_with(setup: &Setup, prepare: impl FnOnce(&mut Command)) -> Self {
         let folder = setup.folder.join("agent");
         fs::create_dir_all(&folder).expect("make the folder");
         let log = File::options().create(true).append(true).open(folder.join("log")).expect("open the log");
@@ -71,6 +76,7 @@ impl Agent {
         command.arg("--run").arg(folder.join("run")).arg("--state").arg(folder.join("state"));
         command.args(["agent", "serve"]).arg(setup.folder.join("agent.toml"));
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+        prepare(&mut command);
         die_with_us(&mut command);
         let child = Kept::of(command.spawn().expect("start the agent"));
         let agent = Self { child, folder, build: setup.build.clone() };

@@ -46,14 +46,21 @@ impl Router {
         router
     }
 
-    /// Runs a command in the router.
-    fn run(&self, line: &str) {
+    /// Has a command run in the router.
+    ///
+    /// # Panics
+    /// Without a descriptor left.
+    pub fn place(&self, command: &mut Command) {
         let namespace = self.namespace.try_clone().expect("a descriptor");
-        let mut words = line.split(' ');
-        let mut command = Command::new(words.next().expect("a program"));
-        command.args(words);
         // SAFETY: the closure makes one system call and allocates nothing.
         unsafe { command.pre_exec(move || enter(&namespace)) };
+    }
+
+    /// Runs a command line in the router.
+    fn run(&self, line: &str) {
+        let mut words = line.split(' ');
+        let mut command = Command::new(words.next().expect("a program"));
+        self.place(command.args(words));
         run(&mut command);
     }
 

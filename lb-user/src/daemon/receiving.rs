@@ -246,8 +246,15 @@ impl Thread {
         let named =
             |interface: &&Interface| wanted.is_some_and(|wanted| wanted.interfaces.contains(&interface.name));
         let indexes: BTreeSet<u32> = all.iter().filter(named).map(|interface| interface.index).collect();
-        if let Err(error) = self.leave_others(&indexes) {
-            found.error = Some(format!("the program for reports cannot be detached: {}", chain(&error)));
+        match receiver::detach_others(&self.pins, &indexes) {
+            Ok(left) => {
+                for attachment in left {
+                    info!(interface = attachment.interface, "the kernel takes no more reports in there");
+                }
+            }
+            Err(error) => {
+                found.error = Some(format!("the program for reports cannot be detached: {}", chain(&error)));
+            }
         }
         let Some(wanted) = wanted else { return found };
         // Addresses first: the program passes on what is for none of them.
@@ -268,17 +275,6 @@ impl Thread {
             found.interfaces.push(status::Interface { name: name.clone(), mode: mode.to_owned(), why });
         }
         found
-    }
-
-    /// Detaches the program from all interfaces but these.
-    fn leave_others(&self, indexes: &BTreeSet<u32>) -> Result<(), DatapathError> {
-        for attachment in receiver::attached(&self.pins)? {
-            if !indexes.contains(&attachment.interface) {
-                receiver::detach(&self.pins, attachment)?;
-                info!(interface = attachment.interface, "the kernel takes no more reports in there");
-            }
-        }
-        Ok(())
     }
 
     /// The program for this port.

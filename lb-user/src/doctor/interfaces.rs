@@ -1,0 +1,149 @@
+//! The network interfaces on which the kernel is to take reports in, as the doctor tells of them: whether it may, what drives each, and
+//! what is in the way.
+
+use lb_kernel::receiver::{self, Receiver};
+use lb_kernel::{Driver, Features, Interface};
+use lb_view::diagnosis::{Diagnosis, State};
+use lb_view::status::Status;
+
+use super::AS_ROOT;
+use crate::config::{Config, Paths};
+use crate::error::chain;
+
+/// What the findings are called.
+const CHECK: &str = "interfaces";
+
+/// Looks at the interfaces that the configuration names.
+pub fn examine(
+    diagnosis: &mut Diagnosis,
+    paths: &Paths,
+    config: Option<&Config>,
+    status: Option<&Status>,
+    features: Option<Features>,
+) {
+    let Some(config) = config.filter(|config| !config.reports.xdp.is_empty()) else { return };
+    if let Some(features) = features {
+        match Receiver::try_load(features) {
+            Ok(()) => diagnosis.ok(CHECK, "the program that takes reports in is accepted"),
+            Err(error) => {
+                let text = format!(
+                    "the program that takes reports in is refused, and the daemon's socket does it alone: {}",
+                    chain(&error)
+                );
+                let help = "give the daemon CAP_PERFMON as well: packets are read by pointers that only it may compute with";
+                diagnosis.add(CHECK, State::Warning, text, Some(help));
+            }
+        }
+    }
+    let all = match lb_kernel::interfaces() {
+        Ok(all) => all,
+        Err(error) => {
+            let text = format!("network interfaces cannot be listed: {error}");
+            return diagnosis.add(CHECK, State::Warning, text, Some(AS_ROOT));
+        }
+    };
+    let attached = receiver::attached(&paths.pins).unwrap_or_default();
+    for name in &config.reports.xdp {
+        let Some(interface) = all.iter().find(|interface| interface.name == *name) else {
+            let text = format!("{name}: there is no such interface; reports come in by the daemon's socket");
+            diagnosis.add(
+                CHECK,
+                State::Warning,
+                text,
+                Some("ip link shows the names; `xdp` of [reports] has them"),
+            );
+            continue;
+        };
+        let description = describe(interface, &all, lb_kernel::driver_of(name).as_ref());
+        let by_daemon = status.and_then(|status| status.interfaces.iter().find(|one| one.name == *name));
+        let ours = attached.iter().find(|attachment| attachment.interface == interface.index);
+        match (by_daemon.and_then(|one| one.why.as_ref()), ours) {
+            (Some(why), _) => {
+                let text = format!("{description}; reports come in by the daemon's socket: {why}");
+                diagnosis.add(
+                    CHECK,
+                    State::Warning,
+                    text,
+                    Some("docs/reference/reports.md says what it takes"),
+                );
+            }
+            (None, Some(attachment)) => {
+                diagnosis.ok(
+                    CHECK,
+                    format!("{description}; the kernel takes reports in, {}", attachment.mode.name()),
+                );
+            }
+            (None, None) => others(diagnosis, &description, interface),
+        }
+    }
+}
+
+/// An interface that the program is not attached to: whether another one is.
+fn others(diagnosis: &mut Diagnosis, description: &str, interface: &Interface) {
+    if interface.programs.is_empty() {
+        return diagnosis.ok(CHECK, format!("{description}; no other program is there"));
+    }
+    let named = interface.programs.iter().map(|id| {
+        lb_kernel::program_name(*id).map_or_else(|_| id.to_string(), |name| format!("{id} ({name})"))
+    });
+    let text = format!(
+        "{description}; another program is there, {}, and an interface takes one",
+        named.collect::<Vec<_>>().join(" and ")
+    );
+    let help = format!("bpftool prog show id {}", interface.programs[0]);
+    diagnosis.add(CHECK, State::Warning, text, Some(&help));
+}
+
+/// What an interface is.
+fn describe(interface: &Interface, all: &[Interface], driver: Option<&Driver>) -> String {
+    let mut parts = vec![match (driver, interface.kind.as_deref()) {
+        (Some(driver), _) => format!("driver {}", driver.name),
+        (None, Some(kind)) => kind.to_owned(),
+        (None, None) => "no driver known".to_owned(),
+    }];
+    parts.push(format!("MTU {}", interface.mtu));
+    if interface.kind.as_deref() == Some("bond") {
+        parts.push("a bond: its members' drivers count".to_owned());
+    }
+    if let Some(master) = interface.master.and_then(|index| all.iter().find(|one| one.index == index)) {
+        let kind = master.kind.as_deref().unwrap_or("interface");
+        parts.push(format!("a part of the {kind} {}", master.name));
+    }
+    if driver.is_some_and(|driver| driver.joins_packets) {
+        parts.push("LRO on, with which few drivers run programs (`ethtool -K` turns it off)".to_owned());
+    }
+    if !interface.is_up {
+        parts.push("down".to_owned());
+    }
+    format!("{}: {}", interface.name, parts.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_interface_is_described_by_what_may_be_in_the_way() {
+        let interface = |index, name: &str, kind: Option<&str>, master, is_up| Interface {
+            index,
+            name: name.to_owned(),
+            is_up,
+            mtu: 9000,
+            kind: kind.map(str::to_owned),
+            master,
+            programs: Vec::new(),
+            addresses: Vec::new(),
+        };
+        let bond = interface(1, "bond0", Some("bond"), None, true);
+        let member = interface(2, "eth0", None, Some(1), false);
+        let driver = Driver { name: "ixgbe".to_owned(), joins_packets: true };
+        let all = [bond, member];
+        let of = |at: usize, driver| describe(&all[at], &all, driver);
+        assert_eq!(of(0, None), "bond0: bond, MTU 9000, a bond: its members' drivers count");
+        assert_eq!(
+            of(1, Some(&driver)),
+            "eth0: driver ixgbe, MTU 9000, a part of the bond bond0, LRO on, with which few drivers run programs \
+             (`ethtool -K` turns it off), down"
+        );
+    }
+}
