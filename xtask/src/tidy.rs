@@ -17,7 +17,7 @@ use crate::object::{self, Record};
 
 /// The edges that our crates may have, each a decision: normal and build dependencies only.
 const EDGES: [(&str, Allowed); 15] = [
-    ("lb-common", Allowed::Exactly(&["bytemuck"])),
+    ("lb-common", Allowed::Exactly(&["bytemuck", "network-types"])),
     ("lb-core", Allowed::Exactly(&["hkdf", "lb-common", "sha2", "thiserror", "xxhash-rust"])),
     // It draws what others have computed.
     ("lb-svg", Allowed::Exactly(&[])),

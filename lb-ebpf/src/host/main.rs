@@ -48,7 +48,8 @@ fn take_in<I: Instructions>(ctx: &XdpContext) -> u32 {
     let port = Be16::from_host(PORT.load() as u16);
     // SAFETY: the helper takes nothing and returns a number.
     let now_ns = || unsafe { bpf_ktime_get_ns() };
-    let Some(Received { reception, goes_on }) = receive(&Packet::of(ctx), &HostMaps::<I>::new(), port, now_ns)
+    let Some(Received { reception, goes_on }) =
+        receive(&Packet::of(ctx), &HostMaps::<I>::new(), port, now_ns)
     else {
         return XDP_PASS;
     };
