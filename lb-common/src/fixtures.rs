@@ -46,8 +46,8 @@ impl Frame {
     /// If the families differ, or it does not fit.
     pub fn new(shape: Shape, from: SocketAddr, to: SocketAddr, payload: &[u8]) -> Self {
         let mut frame = Self { bytes: [0; ROOM], length: 0 };
-        // Hardware addresses that nobody has.
-        frame.put(&[2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1]);
+        // Hardware addresses of nobody's making, as tests give them to both ends of a link.
+        frame.put(&[2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2]);
         for tag in shape.tags.into_iter().filter(|tag| *tag != 0) {
             frame.put(&tag.to_be_bytes());
             frame.put(&7_u16.to_be_bytes());

@@ -20,6 +20,8 @@ mod many;
 
 mod hostile;
 
+mod flood;
+
 pub mod application;
 
 pub mod load;
@@ -62,11 +64,13 @@ enum Part {
     Many,
     /// 100,000 datagrams that must change nothing
     Hostile,
+    /// Millions of frames a second to an interface on which the kernel takes reports in
+    Flood,
 }
 
 impl Part {
-    const ALL: [Self; 6] =
-        [Self::Restart, Self::Shutdown, Self::Pushes, Self::Stored, Self::Many, Self::Hostile];
+    const ALL: [Self; 7] =
+        [Self::Restart, Self::Shutdown, Self::Pushes, Self::Stored, Self::Many, Self::Hostile, Self::Flood];
 
     fn measure(self, stage: &Stage) -> Result<Vec<Finding>> {
         match self {
@@ -76,6 +80,7 @@ impl Part {
             Self::Stored => stored::run(stage),
             Self::Many => many::run(stage),
             Self::Hostile => hostile::run(stage),
+            Self::Flood => flood::run(stage),
         }
     }
 }

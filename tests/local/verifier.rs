@@ -19,6 +19,9 @@ use stage::sys::{attributes, bpf};
 
 static OBJECT: &[u8] = aya::include_bytes_aligned!("../../lb-ebpf/object/socklb.o");
 
+/// The host's.
+static HOST_OBJECT: &[u8] = aya::include_bytes_aligned!("../../lb-ebpf/object/host.o");
+
 static RECORD: &str = include_str!("../vm/verifier.toml");
 
 /// The limits of a configuration: schedule entries, slots, flow records.
@@ -41,8 +44,11 @@ fn no_program_costs_the_verifier_much_more_than_recorded() {
                 program,
                 instructions,
             };
-            verified(*limits).into_iter().map(count)
+            verified_of_client(*limits).into_iter().map(count)
         })
+        .chain(verified(HOST_OBJECT, &[], &[("PORT", 9467)]).into_iter().map(|(program, instructions)| {
+            Count { kernel: kernel.clone(), configuration: "host".to_owned(), program, instructions }
+        }))
         .collect();
     if std::env::var_os(RECORDING).is_some() {
         for count in &counts {
@@ -75,8 +81,8 @@ fn no_program_costs_the_verifier_much_more_than_recorded() {
     );
 }
 
-/// Instructions of each program that this kernel can load, with maps of these sizes.
-fn verified([schedule_entries, slots, flow_records]: [u32; 3]) -> Vec<(String, u64)> {
+/// Instructions of each program of client tasks that this kernel can load, with maps of these sizes.
+fn verified_of_client([schedule_entries, slots, flow_records]: [u32; 3]) -> Vec<(String, u64)> {
     // What the daemon tells its programs of this kernel.
     let daemon = Fixture::new().setup.daemon();
     let is_on = |name: &str| u32::from(daemon.features[name]);
@@ -115,19 +121,28 @@ fn verified([schedule_entries, slots, flow_records]: [u32; 3]) -> Vec<(String, u
         ("KERNEL_SOCKET_MASK", offset("sk_kern_sock_mask")),
         ("SYN_RETRIES", offset("icsk_syn_retries")),
     ];
+    verified(OBJECT, &capacities, &globals)
+}
+
+/// Instructions of each program of an object that this kernel can load, with maps of these sizes and these globals.
+fn verified(
+    object: &[u8],
+    capacities: &[(&str, u32)],
+    globals: &[(&'static str, u32)],
+) -> Vec<(String, u64)> {
     let mut loader = aya::EbpfLoader::new();
     for (name, entries) in capacities {
-        loader.map_max_entries(name, entries);
+        loader.map_max_entries(*name, *entries);
     }
-    for (name, value) in &globals {
-        loader.override_global(name, value, true);
+    for (name, value) in globals {
+        loader.override_global(*name, value, true);
     }
     // The kernel's maps are what the programs are verified against; the programs themselves are loaded below, because
     // aya throws the log of a success away.
-    let maps = loader.load(OBJECT).expect("create the maps");
+    let maps = loader.load(object).expect("create the maps");
     let fds: HashMap<&str, RawFd> =
         maps.maps().map(|(name, map)| (name, data(map).fd().as_fd().as_raw_fd())).collect();
-    let mut object = Object::parse(OBJECT).expect("parse the object");
+    let mut object = Object::parse(object).expect("parse the object");
     let declared = object.maps.clone();
     let text = object.functions.keys().map(|(section, _)| *section).collect();
     let relocated = declared.iter().map(|(name, map)| (name.as_str(), fds[name.as_str()], map));
@@ -193,6 +208,7 @@ fn load(
         ProgramSection::CgroupSock { attach_type } => {
             (bpf_prog_type::BPF_PROG_TYPE_CGROUP_SOCK, (*attach_type).into())
         }
+        ProgramSection::Xdp { .. } => (bpf_prog_type::BPF_PROG_TYPE_XDP, bpf_attach_type::BPF_XDP),
         ProgramSection::SockOps => {
             (bpf_prog_type::BPF_PROG_TYPE_SOCK_OPS, bpf_attach_type::BPF_CGROUP_SOCK_OPS)
         }

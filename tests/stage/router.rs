@@ -65,12 +65,15 @@ impl Router {
     }
 
     /// Does something in the router, on a thread of its own.
-    fn within(&self, work: impl FnOnce() + Send) {
+    ///
+    /// # Panics
+    /// If the work does.
+    pub fn within<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         let enter_and_work = || {
             enter(&self.namespace).expect("enter the router");
-            work();
+            work()
         };
-        std::thread::scope(|scope| scope.spawn(enter_and_work).join().expect("the router is set up"));
+        std::thread::scope(|scope| scope.spawn(enter_and_work).join().expect("the work ends"))
     }
 }
 

@@ -96,7 +96,14 @@ pub fn remove_link(pin: &Path) {
 
 /// Puts a program that does nothing in place of the one of a pinned link at the hook `connect4`.
 pub fn disable_connect4(pin: &Path) {
-    let program = idle_connect4();
+    update_link(pin, &idle_connect4());
+}
+
+/// Puts a program in place of the one of a pinned link.
+///
+/// # Panics
+/// If the kernel refuses.
+pub fn update_link(pin: &Path, program: &OwnedFd) {
     let link = open_link(pin);
     let mut attr = attributes();
     attr.link_update.link_fd = link.as_raw_fd().cast_unsigned();
@@ -187,20 +194,70 @@ pub fn run_xdp(program: &OwnedFd, frame: &[u8]) -> (u32, Vec<u8>) {
     (action, after)
 }
 
+/// What a program of network interfaces says of a packet.
+#[derive(Clone, Copy, Debug)]
+#[repr(u32)]
+pub enum Action {
+    /// It is dropped.
+    Drop = 1,
+    /// It goes on.
+    Pass = 2,
+    /// It is sent where it came from.
+    Transmit = 3,
+}
+
+/// A program that does the same with every packet.
+///
+/// # Panics
+/// If the kernel refuses.
+pub fn xdp_program(action: Action) -> OwnedFd {
+    // `r0 = action; exit`
+    let instructions = [u64::from(action as u32) << 32 | 0xb7, 0x95];
+    load_program(bpf_prog_type::BPF_PROG_TYPE_XDP, bpf_attach_type::BPF_XDP, &instructions)
+}
+
+/// The number of a network interface of this network.
+///
+/// # Panics
+/// If there is no such interface.
+pub fn interface_index(interface: &str) -> u32 {
+    let name = CString::new(interface).expect("a name without NUL");
+    // SAFETY: a string that outlives the call.
+    let index = unsafe { libc::if_nametoindex(name.as_ptr()) };
+    assert_ne!(index, 0, "there is no interface {interface}");
+    index
+}
+
+/// Sends a frame out of a network interface, so many times, as fast as one processor can: the kernel makes packets of the frame and lets a
+/// program run on them that transmits each (Linux 5.18).
+///
+/// # Panics
+/// If the kernel refuses.
+pub fn send_frames(transmit: &OwnedFd, interface: u32, frame: &[u8], times: u32) {
+    /// `BPF_F_TEST_XDP_LIVE_FRAMES`
+    const LIVE_FRAMES: u32 = 2;
+    // `struct xdp_md`: data, data_end, data_meta, ingress_ifindex, rx_queue_index, egress_ifindex.
+    let context = [0, u32::try_from(frame.len()).expect("a frame"), 0, interface, 0, 0];
+    let mut attr = attributes();
+    // SAFETY: this member is the one that the command below reads; nothing else was written.
+    let test = unsafe { &mut attr.test };
+    test.prog_fd = transmit.as_raw_fd().cast_unsigned();
+    (test.data_in, test.data_size_in) = (frame.as_ptr() as u64, context[1]);
+    (test.ctx_in, test.ctx_size_in) = (context.as_ptr() as u64, 24);
+    (test.repeat, test.flags, test.batch_size) = (times, LIVE_FRAMES, 64);
+    // SAFETY: frame and context are as large as is said, and outlive the call.
+    unsafe { bpf(bpf_cmd::BPF_PROG_TEST_RUN, &mut attr) }.unwrap_or_else(|error| panic!("send it: {error}"));
+}
+
 /// Attaches a program to a network interface that lets every packet pass, in the network stack. It goes with the descriptor.
 ///
 /// # Panics
 /// If the kernel refuses, or there is no such interface.
 pub fn attach_xdp(interface: &str) -> OwnedFd {
-    /// `r0 = XDP_PASS; exit`.
-    const PASS: [u64; 2] = [0x0000_0002_0000_00b7, 0x0000_0000_0000_0095];
     /// `XDP_FLAGS_SKB_MODE`
     const GENERIC: u32 = 2;
-    let program = load_program(bpf_prog_type::BPF_PROG_TYPE_XDP, bpf_attach_type::BPF_XDP, &PASS);
-    let name = CString::new(interface).expect("a name without NUL");
-    // SAFETY: a string that outlives the call.
-    let index = unsafe { libc::if_nametoindex(name.as_ptr()) };
-    assert_ne!(index, 0, "there is no interface {interface}");
+    let program = xdp_program(Action::Pass);
+    let index = interface_index(interface);
     let mut attr = attributes();
     // SAFETY: these members are the ones that the command below reads; nothing else was written.
     let create = unsafe { &mut attr.link_create };

@@ -76,8 +76,12 @@ impl Times {
 
 impl std::fmt::Display for Times {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let [p50, p99, most] = [0.5, 0.99, 1.0].map(|share| self.at(share).as_secs_f64() * 1e3);
-        write!(f, "p50 {p50:.2} ms, p99 {p99:.2} ms, most {most:.2} ms, of {}", self.len())
+        let [p50, p99, p999, most] = [0.5, 0.99, 0.999, 1.0].map(|share| self.at(share).as_secs_f64() * 1e3);
+        write!(
+            f,
+            "p50 {p50:.2} ms, p99 {p99:.2} ms, p99.9 {p999:.2} ms, most {most:.2} ms, of {}",
+            self.len()
+        )
     }
 }
 
@@ -100,7 +104,7 @@ mod tests {
     #[test]
     fn times_are_told_by_their_shares() {
         let times = Times::new((1..=100).rev().map(Duration::from_millis));
-        assert_eq!(times.to_string(), "p50 51.00 ms, p99 100.00 ms, most 100.00 ms, of 100");
+        assert_eq!(times.to_string(), "p50 51.00 ms, p99 100.00 ms, p99.9 100.00 ms, most 100.00 ms, of 100");
         assert_eq!(Times::new([]).at(0.5), Duration::ZERO);
     }
 }

@@ -18,6 +18,8 @@ pub struct Wanted<'w> {
     pub key: Option<&'w Path>,
     /// Where it asks them from.
     pub listen: &'w str,
+    /// The network interface on which the kernel takes reports in, if it does.
+    pub xdp: Option<&'w str>,
     /// The service's backends.
     pub backends: &'w [SocketAddr],
 }
@@ -39,9 +41,10 @@ impl Host {
         let cgroup = Cgroup::new();
         let list = wanted.backends.iter().map(|address| format!("[[endpoint]]\naddress = \"{address}\"\n"));
         setup.write("users.toml", &list.collect::<String>());
-        let reports = wanted
-            .key
-            .map(|key| format!("[reports]\nlisten = \"{}\"\nkey = \"{}\"\n", wanted.listen, key.display()));
+        let xdp = wanted.xdp.map(|interface| format!("xdp = [{interface:?}]\n")).unwrap_or_default();
+        let reports = wanted.key.map(|key| {
+            format!("[reports]\nlisten = \"{}\"\nkey = \"{}\"\n{xdp}", wanted.listen, key.display())
+        });
         let text = format!(
             "[limits]\nslots = 16384\n[[client]]\njob = \"web\"\ncgroup = \"{}\"\n[[service]]\nname = \"users\"\n\
              address = \"{SERVICE}\"\nsubset = \"all\"\nbackends = {{ file = \"users.toml\" }}\nhealth = {}\n{}",

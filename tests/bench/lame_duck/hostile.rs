@@ -107,6 +107,7 @@ impl Scene {
             health: "{ probe = \"report\", interval = \"500ms\", idle_interval = \"500ms\" }",
             key: Some(&key.path),
             listen: "127.0.0.1:0",
+            xdp: None,
             backends: &backends,
         };
         let host = Host::start(stage, "hostile", &wanted);

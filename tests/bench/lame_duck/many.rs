@@ -70,7 +70,8 @@ fn reports(stage: &Stage) -> Result<Vec<Finding>> {
         Speaker::start("0.0.0.0:9465".parse()?, key.id, spoken)
     };
     let here = backends(HERE, REPORTING);
-    let wanted = Wanted { health: "{ panic_threshold = 50 }", key: None, listen: "", backends: &here };
+    let wanted =
+        Wanted { health: "{ panic_threshold = 50 }", key: None, listen: "", xdp: None, backends: &here };
     let unasked = {
         let host = Host::start(stage, "unasked", &wanted);
         let (cpu, wall) = watched(&host, WATCHED)?;
@@ -137,6 +138,7 @@ fn asked(
         health: "{ probe = \"report\", interval = \"2s\", idle_interval = \"2s\" }",
         key: Some(&key.path),
         listen: "[::]:9467",
+        xdp: None,
         backends,
     };
     let host = Host::start(stage, name, &wanted);
@@ -192,7 +194,7 @@ fn connects(stage: &Stage, probe: &str) -> Result<Finding> {
     let listener = Listener::start()?;
     let backends = backends(HERE, CONNECTED);
     let health = format!("{{ probe = \"{probe}\", interval = \"1s\" }}");
-    let wanted = Wanted { health: &health, key: None, listen: "", backends: &backends };
+    let wanted = Wanted { health: &health, key: None, listen: "", xdp: None, backends: &backends };
     let host = Host::start(stage, probe, &wanted);
     eventually("all are well", || host.reported("well").unwrap_or(0), |well| *well == backends.len());
     let accepted = || listener.accepted.load(Ordering::Relaxed);

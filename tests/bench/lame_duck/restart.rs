@@ -47,6 +47,7 @@ pub fn run(stage: &Stage) -> Result<Vec<Finding>> {
         health: "{ probe = \"report\" }",
         key: Some(&key.path),
         listen: &format!("{NEAR}:9467"),
+        xdp: None,
         backends: &backends,
     };
     let host = Host::start(stage, "client", &wanted);

@@ -78,7 +78,7 @@ pub fn run(stage: &Stage) -> Result<Vec<Finding>> {
         Host::start(
             stage,
             name,
-            &Wanted { health, key: Some(&key.path), listen: &listen, backends: &backends },
+            &Wanted { health, key: Some(&key.path), listen: &listen, xdp: None, backends: &backends },
         )
     };
     let hosts = [host("active", 9467), host("idle", 9468)];

@@ -1,0 +1,264 @@
+//! Frames of strangers to an interface on which the kernel takes reports in: a million a second, and as many as one processor makes.
+//! None changes anything, each is counted, no connect fails, and connects take hardly longer than under the same frames to a program
+//! that only drops. What they take where the frames pass to the daemon's socket is shown beside it.
+//!
+//! The programs take turns in one link, a second and a half each, in every round; the ratio to the first is taken within each round. The
+//! second is the first once more: its ratio is the noise.
+
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::process::{Command, Stdio};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use lb_common::abi::host::ReportBase;
+use lb_common::fixtures::{Frame, Shape};
+use lb_common::wire::{Datagram, Readiness};
+use stage::daemon::Kept;
+use stage::probe::die_with_us;
+use stage::router::Router;
+use stage::sys::{self, Action};
+use stage::{Setup, Stage, eventually};
+
+use super::finding::Finding;
+use super::host::{Host, Wanted, metric};
+use super::keys::ServiceKey;
+use super::load::{Load, now_ns};
+use super::speaker::{Report, Speaker};
+use super::verdicts::{Verdicts, registered};
+use crate::pause;
+use crate::statistics::median;
+
+/// Where daemon and applications are.
+const NEAR: &str = "10.77.0.1";
+/// How long a program has its turn.
+const TURN: Duration = Duration::from_millis(1_500);
+/// Rounds: half a minute for each program.
+const ROUNDS: usize = 20;
+/// Frames that are sent by one call: a fraction of a turn.
+const AT_A_TIME: u32 = 200_000;
+/// How much longer a connect may take at most than under a program that only drops.
+const NEEDED: f64 = 1.10;
+
+/// How many frames a second.
+#[derive(Clone, Copy, Debug)]
+enum Rate {
+    Million,
+    AsFastAsCan,
+}
+
+/// Whose turn it is, and which frames come.
+struct Arm<'a> {
+    name: &'static str,
+    program: &'a OwnedFd,
+    frame: &'a Frame,
+    /// As what the receiver counts them.
+    counted: Option<&'static str>,
+}
+
+/// After a turn its last frames are under way for so long at most.
+const SETTLES: Duration = Duration::from_millis(50);
+
+/// The processor that makes the frames; what is measured is on the others.
+const SENDER: usize = 0;
+
+/// Has the calling thread, and what it starts, run on the processor that sends, or on all others.
+fn place(sends: bool, count: usize) -> Result<()> {
+    let mut processors = rustix::thread::CpuSet::new();
+    ensure!(count > 1, "one processor sends, and another has to be left for what is measured");
+    for processor in (0..count).filter(|processor| (*processor == SENDER) == sends) {
+        processors.set(processor);
+    }
+    Ok(rustix::thread::sched_setaffinity(None, &processors)?)
+}
+
+/// Floods it.
+pub fn run(stage: &Stage) -> Result<Vec<Finding>> {
+    let processors = std::thread::available_parallelism()?.get();
+    // On a thread of its own, whose place goes with it.
+    let measure = || flood_host(stage, processors);
+    std::thread::scope(|scope| scope.spawn(measure).join().expect("the measurement ends"))
+}
+
+fn flood_host(stage: &Stage, processors: usize) -> Result<Vec<Finding>> {
+    place(false, processors)?;
+    let router = Router::new();
+    let backends: Vec<SocketAddr> =
+        (1..=3).map(|number| format!("{NEAR}:{}", 8000 + number).parse()).collect::<Result<_, _>>()?;
+    let applications = backends.iter().map(application).collect::<Result<Vec<_>>>()?;
+    let key = ServiceKey::make(&Setup::new(stage, "flood"))?;
+    let speaker = Speaker::start(
+        format!("{NEAR}:9465").parse()?,
+        key.id,
+        backends.iter().map(|backend| (*backend, key.of_backend(*backend))),
+    )?;
+    let wanted = Wanted {
+        health: "{ probe = \"report\", interval = \"500ms\", idle_interval = \"500ms\" }",
+        key: Some(&key.path),
+        listen: &format!("{NEAR}:9467"),
+        xdp: Some("near"),
+        backends: &backends,
+    };
+    let host = Host::start(stage, "flood", &wanted);
+    eventually("they are heard", || host.reported("ready").unwrap_or(0), |ready| *ready == 3);
+    let native = || host.setup.status().interfaces.iter().any(|one| one.mode == "native");
+    eventually("the kernel listens", native, |is| *is);
+    let link = host.setup.host_map(&format!("receive-native@{}", sys::interface_index("near")));
+    let receiver = sys::program(sys::link(&link).program);
+    let (drop, pass) = (sys::xdp_program(Action::Drop), sys::xdp_program(Action::Pass));
+    // A lame duck by a push, which is captured and sent again after a later one; what a forger would like; and somebody whom nobody asks.
+    let report = |readiness, counter| Report { readiness, counter };
+    let captured = speaker.push(backends[0], report(Readiness::LameDuck, 5), || {})?;
+    eventually("it is heard", || host.reported("lame-duck").unwrap_or(0), |lame| *lame == 1);
+    speaker.push(backends[0], report(Readiness::Ready, 6), || {})?;
+    eventually("it is back", || host.reported("ready").unwrap_or(0), |ready| *ready == 3);
+    let (id, secret) = (key.id, key.of_backend(backends[1]));
+    let forged = report(Readiness::LameDuck, 1_000).push(backends[0], id, secret);
+    let stranger = format!("{NEAR}:9").parse()?;
+    let unknown = report(Readiness::LameDuck, 1_000).push(stranger, id, key.of_backend(stranger));
+    let [forged, replayed, unknown] = [forged, captured, unknown].map(|datagram| frame(&datagram));
+    let arm = |name, program, frame, counted| Arm { name, program, frame, counted };
+    let arms = [
+        arm("only dropped", &drop, &forged, None),
+        arm("only dropped, again", &drop, &forged, None),
+        arm("forged", &receiver, &forged, Some("forged")),
+        arm("replayed", &receiver, &replayed, Some("replayed")),
+        arm("of nobody", &receiver, &unknown, Some("unknown-name")),
+        arm("passed to the socket", &pass, &forged, None),
+    ];
+    // The link's IPv6 address is one only after two seconds, and the daemon then looks at its program.
+    pause::pause(Duration::from_secs(4));
+    let words = Verdicts::open(&host.setup)?;
+    let seen = || {
+        let bases = backends.iter().map(|backend| Ok(registered(&host.setup, *backend)?.1));
+        anyhow::Ok((words.lame(), bases.collect::<Result<Vec<ReportBase>>>()?))
+    };
+    let before = seen()?;
+    let mut findings = Vec::new();
+    for rate in [Rate::Million, Rate::AsFastAsCan] {
+        findings.extend(flood(&host, &router, (&link, &arms), rate, processors)?);
+    }
+    sys::update_link(&link, &receiver);
+    let is_same = before == seen()?;
+    let changed = if is_same { "none" } else { "some" };
+    findings.push(Finding::judged("words and numbers that have changed", changed, "none", is_same));
+    std::mem::drop(applications);
+    Ok(findings)
+}
+
+fn frame(datagram: &Datagram) -> Frame {
+    let address = |text: String| text.parse().expect("an address");
+    let (from, to) = (address("10.77.0.2:9465".to_owned()), address(format!("{NEAR}:9467")));
+    Frame::new(Shape::PLAIN, from, to, datagram.bytes())
+}
+
+fn application(backend: &SocketAddr) -> Result<Kept> {
+    let mut command = Command::new(std::env::current_exe()?);
+    command.args(["application", &backend.to_string()]).stdin(Stdio::null());
+    die_with_us(&mut command);
+    let child = Kept::of(command.spawn()?);
+    eventually("it listens", || std::net::TcpStream::connect(backend).is_ok(), |is| *is);
+    Ok(child)
+}
+
+/// A turn that is over: which arm's, when, and how many frames came.
+struct Turn {
+    arm: usize,
+    from_ns: u64,
+    to_ns: u64,
+    frames: u64,
+}
+
+/// Lets the programs take turns under a flood, and a client connect all the time.
+fn flood(
+    host: &Host,
+    router: &Router,
+    (link, arms): (&std::path::Path, &[Arm<'_>]),
+    rate: Rate,
+    processors: usize,
+) -> Result<Vec<Finding>> {
+    let counts = || {
+        let page = host.setup.metrics();
+        let of = |result: &str| metric(&page, &format!("socklb_xdp_datagrams_total{{result=\"{result}\"}}"));
+        arms.iter().map(|arm| arm.counted.map_or(0, of)).collect::<Vec<_>>()
+    };
+    let before = counts();
+    let load = Load::start(host, &host.setup.folder, 1, 0, Duration::from_micros(200))?;
+    let turns = Mutex::new(Vec::new());
+    router.within(|| -> Result<()> {
+        let (transmit, interface) = (sys::xdp_program(Action::Transmit), sys::interface_index("far"));
+        pause::without_slack()?;
+        place(true, processors)?;
+        for round in 0..ROUNDS {
+            for place in 0..arms.len() {
+                // Another one is first in each round.
+                let arm = (place + round) % arms.len();
+                sys::update_link(link, arms[arm].program);
+                let (start, from_ns, mut frames) = (Instant::now(), now_ns(), 0);
+                while start.elapsed() < TURN {
+                    let times = match rate {
+                        Rate::Million => {
+                            let due = start.elapsed().as_micros();
+                            let times = u32::try_from(due - u128::from(frames)).unwrap_or(u32::MAX);
+                            if times == 0 {
+                                pause::pause(Duration::from_micros(500));
+                                continue;
+                            }
+                            times.min(AT_A_TIME)
+                        }
+                        Rate::AsFastAsCan => AT_A_TIME,
+                    };
+                    sys::send_frames(&transmit, interface, arms[arm].frame.bytes(), times);
+                    frames += u64::from(times);
+                    if matches!(rate, Rate::Million) {
+                        pause::pause(Duration::from_micros(500));
+                    }
+                }
+                turns.lock().expect("nobody else").push(Turn { arm, from_ns, to_ns: now_ns(), frames });
+                pause::pause(SETTLES);
+            }
+        }
+        Ok(())
+    })?;
+    let turns = turns.into_inner().context("the turns")?;
+    let asked = load.end()?;
+    let after = counts();
+    let p50 = |turn: &Turn| {
+        let within = asked.iter().filter(|asked| (turn.from_ns..turn.to_ns).contains(&asked.began_ns));
+        let mut times: Vec<u64> = within.map(|asked| asked.connect_ns).collect();
+        times.sort_unstable();
+        ensure!(times.len() > 100, "{} connects in a turn", times.len());
+        #[expect(clippy::cast_precision_loss, reason = "some microseconds")]
+        Ok(times[times.len() / 2] as f64)
+    };
+    let mut findings = Vec::new();
+    for (number, arm) in arms.iter().enumerate() {
+        let its: Vec<&Turn> = turns.iter().filter(|turn| turn.arm == number).collect();
+        let frames: u64 = its.iter().map(|turn| turn.frames).sum();
+        let ratios = its.iter().enumerate().map(|(round, turn)| {
+            let first =
+                turns.iter().filter(|turn| turn.arm == 0).nth(round).context("the first of a round")?;
+            Ok(p50(turn)? / p50(first)?)
+        });
+        let ratio = median(&ratios.collect::<Result<Vec<f64>>>()?);
+        let ns: u64 = its.iter().map(|turn| turn.to_ns - turn.from_ns).sum();
+        #[expect(clippy::cast_precision_loss, reason = "a rate")]
+        let rate = frames as f64 * 1e3 / ns as f64;
+        let what = format!("{}, {rate:.2} M frames/s", arm.name);
+        let measured = format!("p50 of connects {:.3} [{:.3}, {:.3}]", ratio.value, ratio.low, ratio.high);
+        match arm.counted {
+            None => findings.push(Finding::shown(what, measured)),
+            Some(_) => {
+                findings.push(Finding::judged(what, measured, "1.10 at most", ratio.value <= NEEDED));
+                let counted = after[number] - before[number];
+                let (is, due) = (format!("{counted} of {frames}"), "all".to_owned());
+                findings.push(Finding::judged(format!("{}, counted", arm.name), is, due, counted == frames));
+            }
+        }
+    }
+    let failed = asked.iter().filter(|asked| asked.failure.is_some()).count();
+    let of = format!("{failed} of {}", asked.len());
+    findings.push(Finding::judged("requests that failed", of, "none", failed == 0));
+    Ok(findings)
+}
