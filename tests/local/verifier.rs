@@ -132,10 +132,10 @@ fn verified(
 ) -> Vec<(String, u64)> {
     let mut loader = aya::EbpfLoader::new();
     for (name, entries) in capacities {
-        loader.map_max_entries(*name, *entries);
+        loader.map_max_entries(name, *entries);
     }
     for (name, value) in globals {
-        loader.override_global(*name, value, true);
+        loader.override_global(name, value, true);
     }
     // The kernel's maps are what the programs are verified against; the programs themselves are loaded below, because
     // aya throws the log of a success away.
