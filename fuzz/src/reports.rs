@@ -161,7 +161,7 @@ impl World {
             *nonces
         };
         let requests = self.senders.requests(BATCH, nonce, self.now);
-        for Request { to, id: _, datagram: request } in &requests {
+        for Request { to, datagram: request, .. } in &requests {
             let name = Name::of(request).expect("a name");
             let target = self.target(name).expect("one that is asked");
             assert_eq!(*to, target.agent, "requests go to agents alone");

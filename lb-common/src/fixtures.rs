@@ -4,9 +4,9 @@
 use core::cell::Cell;
 use core::net::{IpAddr, SocketAddr};
 
-use crate::abi::host::{LastReport, Listener, SenderKey, SenderName};
+use crate::abi::host::{LastReport, Listener, ReportBase, SenderKey, SenderName};
 use crate::net::{Address, Be16};
-use crate::receive::Maps;
+use crate::receive::{Maps, Words};
 use crate::wire::Key;
 
 /// Room for the longest frame: tagged, with all options of IPv4, and more payload than a datagram of a report has.
@@ -185,13 +185,22 @@ impl Maps for OneBackend {
     fn set_repeated_ns(&self, _: u32, now_ns: u64) {
         self.last.set(LastReport { repeated_ns: now_ns, ..self.last.get() });
     }
+}
+
+impl Words for OneBackend {
+    fn base(&self, _: u32) -> ReportBase {
+        self.last.get().base
+    }
 
     fn lame_until_ns(&self, _: u32) -> u64 {
         self.lame_until_ns.get()
     }
 
-    fn set_lame_until_ns(&self, _: u32, before: u64, after: u64) {
-        assert_eq!(self.lame_until_ns.get(), before, "nobody else writes");
-        self.lame_until_ns.set(after);
+    fn replace_lame_until_ns(&self, _: u32, before: u64, after: u64) -> bool {
+        let is_there = self.lame_until_ns.get() == before;
+        if is_there {
+            self.lame_until_ns.set(after);
+        }
+        is_there
     }
 }

@@ -6,13 +6,44 @@
 
 use bytemuck::cast;
 
-use crate::abi::host::{LastReport, Listener, SenderName};
-use crate::frame::{Frame, udp_to};
+use crate::abi::host::{LastReport, Listener, ReportBase, SenderName};
+use crate::frame::{Frame, Udp, udp_to};
 use crate::net::{Address, Be16};
 use crate::wire::{ACKNOWLEDGED_FOR_MS, BYTES, Datagram, Disbelieved, Key, judge, lame_until_ns};
 
+/// The words of a backend that change with each report, by its id.
+pub trait Words {
+    /// The number of the report that was believed last.
+    fn base(&self, id: u32) -> ReportBase;
+    /// Until when it is a lame duck.
+    fn lame_until_ns(&self, id: u32) -> u64;
+    /// Says until when it is one, and whether `before` was still there to be replaced.
+    fn replace_lame_until_ns(&self, id: u32, before: u64, after: u64) -> bool;
+}
+
+/// Says until when a backend is a lame duck by the report of this number, which the caller has just put in place of the one before.
+/// `of` makes it of what was there. Where a later report has come meanwhile, its word stays, whichever of both is stored first.
+#[inline(always)]
+pub fn store_lame_until<W: Words>(words: &W, id: u32, base: ReportBase, of: impl Fn(u64) -> u64) {
+    // Twice: the first time the word of an earlier report may have come between.
+    for _ in 0..2 {
+        let before = words.lame_until_ns(id);
+        let after = of(before);
+        if before == after || words.base(id).to_word() != base.to_word() {
+            return;
+        }
+        if words.replace_lame_until_ns(id, before, after) {
+            // A later one may have found nothing to change, and would now be contradicted.
+            if words.base(id).to_word() != base.to_word() {
+                words.replace_lame_until_ns(id, after, before);
+            }
+            return;
+        }
+    }
+}
+
 /// The maps of the host, as whoever takes reports in reads and writes them.
-pub trait Maps {
+pub trait Maps: Words {
     /// An entry of the register.
     type Sender: Copy;
 
@@ -30,10 +61,6 @@ pub trait Maps {
     fn believe(&self, id: u32, before: LastReport, after: LastReport) -> bool;
     /// Says when a push that had come before was passed on.
     fn set_repeated_ns(&self, id: u32, now_ns: u64);
-    /// Until when it is a lame duck.
-    fn lame_until_ns(&self, id: u32) -> u64;
-    /// Says until when it is one, unless another CPU has said something else than `before` meanwhile.
-    fn set_lame_until_ns(&self, id: u32, before: u64, after: u64);
 }
 
 /// What becomes of a datagram that is taken in.
@@ -41,7 +68,7 @@ pub trait Maps {
 pub enum Reception {
     /// It was believed: stored, and passed on to the daemon.
     Believed,
-    /// Another CPU stored a report of this backend at the same moment: it is passed on to the daemon, which judges it.
+    /// Somebody else stored a report of this backend at the same moment: it is passed on to the daemon, which judges it.
     Contended,
     /// It is none of this version.
     Malformed,
@@ -105,6 +132,18 @@ pub fn receive<F: Frame + ?Sized, M: Maps>(
 ) -> Option<Received> {
     let udp = udp_to(frame, port)?;
     let listener = maps.listener(udp.to)?;
+    let Received { reception, goes_on } = take(frame, udp, maps, now_ns)?;
+    Some(Received { reception, goes_on: goes_on || listener.passes_unbelieved != 0 })
+}
+
+/// Takes in what is for the daemon.
+#[inline(always)]
+fn take<F: Frame + ?Sized, M: Maps>(
+    frame: &F,
+    udp: Udp,
+    maps: &M,
+    now_ns: impl FnOnce() -> u64,
+) -> Option<Received> {
     let words = if udp.has(BYTES) { frame.datagram(udp.payload()) } else { None };
     let Some(words) = words else { return Received::dropped(Reception::Malformed) };
     let datagram: Datagram = cast(words.map(u64::to_le));
@@ -112,8 +151,7 @@ pub fn receive<F: Frame + ?Sized, M: Maps>(
         return Received::dropped(Reception::Malformed);
     }
     let Some(sender) = maps.sender(&datagram.name()) else {
-        let goes_on = listener.passes_unknown != 0;
-        return Some(Received { reception: Reception::Disbelieved(Disbelieved::UnknownName), goes_on });
+        return Received::disbelieved(Disbelieved::UnknownName);
     };
     let id = maps.id(sender);
     let Some(last) = maps.last(id) else { return Received::disbelieved(Disbelieved::UnknownName) };
@@ -137,15 +175,11 @@ pub fn receive<F: Frame + ?Sized, M: Maps>(
         }
         (Ok(_), Err(why)) | (Err(why), Err(_)) => return Received::disbelieved(why),
     };
-    // Looked at before the report is this CPU's, so that what a later one says meanwhile is not taken back.
-    let before = maps.lame_until_ns(id);
-    if !maps.believe(id, last, after) {
+    // The entry's memory may have become another backend's since it was found: then this is for the daemon to judge.
+    if maps.id(sender) != id || !maps.believe(id, last, after) {
         return Some(Received { reception: Reception::Contended, goes_on: true });
     }
-    let until = lame_until_ns(&datagram, before, now_ns);
-    if until != before {
-        maps.set_lame_until_ns(id, before, until);
-    }
+    store_lame_until(maps, id, after.base, |before| lame_until_ns(&datagram, before, now_ns));
     Some(Received { reception: Reception::Believed, goes_on: true })
 }
 
@@ -327,9 +361,9 @@ mod tests {
         new.last.set(LastReport::default());
         let dropped = Some(Received { reception: Reception::Disbelieved(Premature), goes_on: false });
         assert_eq!(take(&new, Shape::PLAIN, false, &sealed(push(6))), dropped);
-        // While somebody is asked who has no place, the daemon is to see what is about nobody.
+        // Where the daemon is to see what is not believed.
         let mut full = maps(false);
-        full.listener.passes_unknown = 1;
+        full.listener.passes_unbelieved = 1;
         let unknown = change(&|datagram| datagram.port = Be16::from_host(81));
         let passed = Some(Received { reception: Reception::Disbelieved(UnknownName), goes_on: true });
         assert_eq!(take(&full, Shape::PLAIN, false, &unknown), passed);
@@ -370,5 +404,51 @@ mod tests {
         let forged = Frame::new(Shape::PLAIN, agent, daemon, &forged);
         let taken = receive(forged.bytes(), &maps, Be16::from_host(9467), || NOW + 100 * MS);
         assert_eq!(taken, replayed(false), "nobody without the key makes the daemon work");
+    }
+
+    /// What others do.
+    type Deed<'d> = &'d dyn Fn(&OneBackend);
+
+    /// Where somebody else stores between two steps.
+    struct Raced<'r> {
+        maps: OneBackend,
+        /// What the others do right before the word is replaced for the first time.
+        between: std::cell::Cell<Option<Deed<'r>>>,
+    }
+
+    impl Words for Raced<'_> {
+        fn base(&self, id: u32) -> ReportBase {
+            self.maps.base(id)
+        }
+
+        fn lame_until_ns(&self, id: u32) -> u64 {
+            self.maps.lame_until_ns(id)
+        }
+
+        fn replace_lame_until_ns(&self, id: u32, before: u64, after: u64) -> bool {
+            if let Some(between) = self.between.take() {
+                between(&self.maps);
+            }
+            self.maps.replace_lame_until_ns(id, before, after)
+        }
+    }
+
+    #[test]
+    fn the_word_of_a_later_report_stays_whichever_is_stored_first() {
+        let number = |counter| ReportBase { incarnation: 7, counter };
+        // Until when it was a lame duck, what the earlier report says, and the later one.
+        for (before, earlier, later) in
+            [(0, 100, 0), (0, 100, 200), (50, 0, 200), (50, 100, 0), (50, 100, 50)]
+        {
+            let store = |maps: &OneBackend| {
+                maps.last.set(LastReport { base: number(9), ..maps.last.get() });
+                store_lame_until(maps, 1, number(9), |_| later);
+            };
+            let raced = Raced { maps: maps(false), between: std::cell::Cell::new(Some(&store)) };
+            raced.maps.lame_until_ns.set(before);
+            raced.maps.last.set(LastReport { base: number(8), ..raced.maps.last.get() });
+            store_lame_until(&raced, 1, number(8), |_| earlier);
+            assert_eq!(raced.maps.lame_until_ns.get(), later, "{before} {earlier} {later}");
+        }
     }
 }

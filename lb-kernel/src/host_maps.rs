@@ -17,7 +17,7 @@ use lb_common::abi::host::{
     Verdict, map,
 };
 use lb_common::net::Address;
-use lb_common::receive::RECEPTIONS;
+use lb_common::receive::{RECEPTIONS, Words};
 use rustix::fs::FlockOperation;
 
 use super::error::DatapathError;
@@ -71,7 +71,6 @@ impl HostMaps {
         pins::create(&path)?;
         let lock = lock(&path)?;
         make_missing(&path)?;
-        take_over(pins, &path)?;
         let shapes = object::declared(OBJECT);
         let opened = |name: &str| open_checked(&path.join(name), shapes[name]);
         opened(map::VERDICTS)?;
@@ -84,17 +83,35 @@ impl HostMaps {
         Ok(Self { verdicts, last_reports, senders, listeners, receptions, path, _lock: lock })
     }
 
+    /// Takes over what is attached to network interfaces by another version, which then goes. While somebody has that open, it stays.
+    ///
+    /// # Errors
+    /// If the pins cannot be read, moved or removed.
+    pub fn take_over(&self) -> Result<(), DatapathError> {
+        let pins = self.path.parent().expect("they are below a directory");
+        let Some(base) = Directory::open(pins)? else { return Ok(()) };
+        let is_other = |name: &String| name.starts_with(PREFIX) && !self.path.ends_with(name.as_str());
+        for name in base.names()?.into_iter().filter(is_other) {
+            let Some(other) = base.within(&name)? else { continue };
+            if !other.lock()? {
+                continue;
+            }
+            for pin in other.names()? {
+                let (from, to) = (pins.join(&name).join(&pin), self.path.join(&pin));
+                if is_link(&pin) && !to.exists() {
+                    fs::rename(&from, &to).map_err(|source| DatapathError::Pin { path: to, source })?;
+                } else {
+                    other.detach(&pin)?;
+                }
+            }
+            base.remove_directory(&name)?;
+        }
+        Ok(())
+    }
+
     /// Where they are pinned.
     pub fn path(&self) -> &Path {
         &self.path
-    }
-
-    /// Until when the backend with this report id is a lame duck, by `CLOCK_MONOTONIC` in nanoseconds; 0 if it is none.
-    ///
-    /// # Panics
-    /// If there is no such id.
-    pub fn lame_until_ns(&self, id: u32) -> u64 {
-        self.verdicts.load64(id as usize, 0)
     }
 
     /// Says until when the backend with this report id is a lame duck, with a single store: the next connect heeds it.
@@ -105,35 +122,21 @@ impl HostMaps {
         self.verdicts.store_atomic64(index_of(id), 0, ns);
     }
 
-    /// As [`HostMaps::set_lame_until_ns`], unless somebody else has said something else than `before` meanwhile.
-    ///
-    /// # Panics
-    /// As there.
-    pub fn replace_lame_until_ns(&self, id: u32, before: u64, ns: u64) {
-        self.verdicts.replace64(index_of(id), 0, before, ns);
-    }
-
-    /// The number of the last report of the backend with this id.
-    ///
-    /// # Panics
-    /// If there is no such id.
-    pub fn base(&self, id: u32) -> ReportBase {
-        ReportBase::from_word(self.last_reports.load64(id as usize, BASE))
-    }
-
     /// Says which report of a backend was the last, unless somebody else has said so of another one than `before` meanwhile. Returns
-    /// whether it has. What was asked of it is answered.
+    /// whether it has. An answer to what was asked before is not believed any more: it may be older.
     ///
     /// # Panics
     /// As [`HostMaps::set_lame_until_ns`].
     pub fn replace_base(&self, id: u32, before: ReportBase, base: ReportBase) -> bool {
         let index = index_of(id);
-        let is_replaced = self.last_reports.replace64(index, BASE, before.to_word(), base.to_word());
-        if is_replaced {
-            let highest = self.last_reports.load64(index, HIGHEST);
-            self.last_reports.replace64(index, HIGHEST, highest, highest.max(base.to_word()));
+        let [nonce, highest] = [NONCE, HIGHEST].map(|offset| self.last_reports.load64(index, offset));
+        if !self.last_reports.replace64(index, BASE, before.to_word(), base.to_word()) {
+            return false;
         }
-        is_replaced
+        self.last_reports.replace64(index, HIGHEST, highest, highest.max(base.to_word()));
+        // Not one that was drawn meanwhile.
+        self.last_reports.replace64(index, NONCE, nonce, 0);
+        true
     }
 
     /// Forgets what was believed and asked of a backend.
@@ -156,14 +159,6 @@ impl HostMaps {
         self.last_reports.store_atomic64(index_of(id), NONCE, nonce);
     }
 
-    /// The nonce that a backend was asked with and has not answered; 0 if there is none.
-    ///
-    /// # Panics
-    /// If there is no such id.
-    pub fn nonce(&self, id: u32) -> u64 {
-        self.last_reports.load64(id as usize, NONCE)
-    }
-
     /// The addresses at which a program takes in what is sent to the daemon.
     ///
     /// # Errors
@@ -174,13 +169,14 @@ impl HostMaps {
         Ok(entries.into_iter().map(|(address, _)| address).collect())
     }
 
-    /// Has programs take in what is sent to the daemon at these addresses, and nothing else. Returns how many there is no room for.
+    /// Has programs take in what is sent to the daemon at these addresses, and nothing else. Returns how many, of the last, there is no
+    /// room for.
     ///
     /// # Errors
     /// If the kernel refuses.
     pub fn set_listeners(
         &self,
-        addresses: &std::collections::BTreeSet<std::net::IpAddr>,
+        addresses: &[std::net::IpAddr],
         listener: Listener,
     ) -> Result<usize, DatapathError> {
         let wanted: Vec<Address> =
@@ -250,6 +246,24 @@ impl HostMaps {
     }
 }
 
+/// Those of a backend, which the program writes as well.
+///
+/// # Panics
+/// If there is no such id, or it is that of backends of which no report is heard.
+impl Words for HostMaps {
+    fn base(&self, id: u32) -> ReportBase {
+        ReportBase::from_word(self.last_reports.load64(id as usize, BASE))
+    }
+
+    fn lame_until_ns(&self, id: u32) -> u64 {
+        self.verdicts.load64(id as usize, 0)
+    }
+
+    fn replace_lame_until_ns(&self, id: u32, before: u64, after: u64) -> bool {
+        self.verdicts.replace64(index_of(id), 0, before, after)
+    }
+}
+
 fn index_of(id: u32) -> usize {
     assert!(id != host::NO_REPORT, "no report is about it");
     id as usize
@@ -301,28 +315,6 @@ pub fn remove(pins: &Path) -> Result<(), DatapathError> {
             host.unlink(&pin)?;
         }
         base.remove_directory(name)?;
-    }
-    Ok(())
-}
-
-/// Takes over what is attached to network interfaces by another version, which then goes. While somebody has that open, it stays.
-fn take_over(pins: &Path, path: &Path) -> Result<(), DatapathError> {
-    let Some(base) = Directory::open(pins)? else { return Ok(()) };
-    let is_other = |name: &String| name.starts_with(PREFIX) && !path.ends_with(name.as_str());
-    for name in base.names()?.into_iter().filter(is_other) {
-        let Some(other) = base.within(&name)? else { continue };
-        if !other.lock()? {
-            continue;
-        }
-        for pin in other.names()? {
-            let (from, to) = (pins.join(&name).join(&pin), path.join(&pin));
-            if is_link(&pin) && !to.exists() {
-                fs::rename(&from, &to).map_err(|source| DatapathError::Pin { path: to, source })?;
-            } else {
-                other.detach(&pin)?;
-            }
-        }
-        base.remove_directory(&name)?;
     }
     Ok(())
 }

@@ -15,6 +15,7 @@ use lb_common::abi::host::map;
 use super::error::DatapathError;
 use super::features::Features;
 use super::host_maps::{self, HostMaps, OBJECT};
+use super::interfaces::Interface;
 use super::object::{LoadedProgram, load_error, load_program};
 use super::pins;
 use super::sys::{self, XdpMode};
@@ -130,21 +131,19 @@ impl Receiver {
         load_with(&mut loader, features).map(drop)
     }
 
-    /// The kernel's id of the program.
-    pub fn program_id(&self) -> u32 {
-        self.program.id
-    }
-
     /// Attaches it to a network interface in the first of these modes that the interface has; or puts it in place of the one that is
     /// attached there, if that is in one of them.
     ///
     /// # Errors
     /// If the interface has no such mode, has another program, or is gone.
-    pub fn attach(&self, interface: u32, modes: &[XdpMode]) -> Result<XdpMode, DatapathError> {
+    pub fn attach(&self, to: &Interface, modes: &[XdpMode]) -> Result<XdpMode, DatapathError> {
+        let interface = to.index;
         for mode in XdpMode::ALL {
             let path = self.directory.join(pin_name(Attachment { interface, mode }));
             let Some((link, of, program)) = look(&path)? else { continue };
-            if of != interface || !modes.contains(&mode) {
+            // An interface of the same number may be another one, in the network namespace of a daemon before.
+            let leads_here = of == interface && to.programs.contains(&program);
+            if !leads_here || !modes.contains(&mode) {
                 pins::detach(&path)?;
                 continue;
             }
@@ -171,6 +170,14 @@ impl Receiver {
         }
         Err(DatapathError::AttachInterface(failed))
     }
+}
+
+/// The programs that an interface has besides the receiver, each by its id and, where the kernel tells that, its name.
+pub fn names_of_others(interface: &Interface, receiver: Option<&Receiver>) -> Vec<String> {
+    let others = interface.programs.iter().filter(|id| receiver.is_none_or(|ours| ours.program.id != **id));
+    others
+        .map(|id| sys::program_name(*id).map_or_else(|_| id.to_string(), |name| format!("{id} ({name})")))
+        .collect()
 }
 
 /// Whether a program could not be attached because there is another one.

@@ -207,7 +207,7 @@ impl Thread {
             };
             let requests = shared.senders.requests(BATCH, &mut nonce, now);
             // Before they go out: their answers may be there first.
-            for request in &requests {
+            for request in requests.iter().filter(|request| !request.is_again) {
                 self.kernel.asked(request.id, request.datagram.nonce);
             }
             let next = shared.senders.next_due().map_or(LONGEST, |due| due.saturating_sub(now).min(LONGEST));

@@ -3,7 +3,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use lb_common::abi::host::{LastReport, Listener, ReportBase, Sender, Verdict, map};
+use lb_common::abi::host::{LastReport, Listener, ReportBase, Sender, SenderKey, Verdict, map};
 use lb_common::fixtures::{Frame, OneBackend, Shape};
 use lb_common::net::{Address, Be16, Be32, IPPROTO_TCP};
 use lb_common::receive::{Received, Reception, receive};
@@ -24,6 +24,7 @@ struct Twins {
     daemon: [SocketAddr; 2],
     sender: Sender,
     backend: SocketAddr,
+    listener: Listener,
     /// Rises with each report.
     counter: u32,
 }
@@ -44,7 +45,7 @@ impl Twins {
         let name = Datagram::about(Kind::Push, IPPROTO_TCP, backend).name();
         let senders = hash::<_, Sender>(&fixture.setup.host_map(map::SENDERS));
         let sender = senders.get(&Raw(name), 0).expect("it is registered").0;
-        Self { fixture, program, daemon, sender, backend, counter: 0 }
+        Self { fixture, program, daemon, sender, backend, listener: Listener::default(), counter: 0 }
     }
 
     fn set(&self, last: LastReport, lame_until_ns: u64) {
@@ -68,6 +69,23 @@ impl Twins {
         );
         let values = values.get(&0, 0).expect("read");
         (0..Reception::NAMES.len()).map(|at| values.iter().map(|of| of.0.counts[at]).sum()).collect()
+    }
+
+    /// Has the daemon see what is not believed.
+    fn pass_unbelieved(&mut self) {
+        self.listener = Listener { passes_unbelieved: 1 };
+        let mut listeners = hash::<Address, Listener>(&self.fixture.setup.host_map(map::LISTENERS));
+        for daemon in self.daemon {
+            listeners.insert(Raw(daemon.ip().into()), Raw(self.listener), 0).expect("write");
+        }
+    }
+
+    /// Gives the backend a second key.
+    fn add_key(&mut self, id: u16, key: [u8; 16]) {
+        self.sender.keys[1] = SenderKey { id, key, ..SenderKey::default() };
+        let name = Datagram::about(Kind::Push, IPPROTO_TCP, self.backend).name();
+        let mut senders = hash::<_, Sender>(&self.fixture.setup.host_map(map::SENDERS));
+        senders.insert(Raw(name), Raw(self.sender), 0).expect("write");
     }
 
     /// A push that its backend is a lame duck, later than all before.
@@ -102,6 +120,7 @@ impl Twins {
         self.set(before, 0);
         let mut twin = OneBackend::new(daemon.ip(), self.backend, self.sender.keys[0].key);
         twin.keys = self.sender.keys;
+        twin.listener = self.listener;
         twin.last.set(before);
         let now_ns = 1_000_000_000;
         let expected = receive(bytes, &twin, Be16::from_host(daemon.port()), || now_ns);
@@ -195,4 +214,19 @@ fn the_program_does_what_its_code_does_on_this_host() {
     change(&mut twins, &|datagram| datagram.key_id = Be16::from_host(9));
     change(&mut twins, &|datagram| datagram.counter = Be32::from_host(0));
     change(&mut twins, &|datagram| datagram.incarnation = Be32::from_host(u32::MAX));
+    // Under the second of two keys, and not under it with the number of the first.
+    let second = *b"of another party";
+    twins.add_key(7, second);
+    let mut push = twins.push();
+    for (id, is_believed) in [(7, true), (twins.sender.keys[0].id, false)] {
+        push.key_id = Be16::from_host(id);
+        let payload = push.sealed(lb_common::wire::Key::from_bytes(second)).bytes().to_vec();
+        let received = twins.run(plain, false, &payload, usize::MAX).expect("it is for the daemon");
+        assert_eq!(received.reception == Reception::Believed, is_believed, "key {id}");
+    }
+    // Where the daemon is to see all of it, it does, and it is counted as before.
+    twins.pass_unbelieved();
+    change(&mut twins, &|datagram| datagram.port = Be16::from_host(1));
+    change(&mut twins, &|datagram| datagram.key_id = Be16::from_host(9));
+    twins.run(plain, true, &long[..79], usize::MAX);
 }

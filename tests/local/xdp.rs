@@ -148,6 +148,23 @@ fn a_restart_puts_another_program_into_the_link_and_detach_removes_it() {
     assert!(links(&fixture).is_empty() && !fixture.setup.host_map("").exists());
 }
 
+#[test]
+fn a_daemon_that_cannot_ask_yet_leaves_the_program_that_hears() {
+    let (mut fixture, agent) = start("round-robin");
+    fixture.stop();
+    let taken = UdpSocket::bind(LISTEN).expect("the port");
+    fixture.start();
+    let faults = || fixture.setup.faults().join("\n");
+    eventually("it cannot", faults, |faults| faults.contains("reports cannot be received at 127.0.0.1:9467"));
+    assert_eq!(links(&fixture).len(), 1);
+    let mut probe = fixture.probe();
+    agent.tell(&["lame-duck", ALL[0]]);
+    eventually("connects know", || is_chosen(&mut probe, "b1"), |chosen| !*chosen);
+    drop(taken);
+    eventually("it can", || reported(&fixture, ALL[0]), |state| state == "lame-duck");
+    eventually("and says so", || modes(&fixture), |modes| modes["lo"] == "generic");
+}
+
 /// What the doctor says of interfaces.
 fn told_by_doctor(fixture: &Fixture) -> String {
     let file = fixture.setup.folder.join("socklb.toml").display().to_string();

@@ -121,8 +121,9 @@ pub const MAX_LISTENERS: u32 = 1_024;
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub struct Listener {
-    /// 1 if there are backends that are asked and have no entry in [`map::SENDERS`]: what is about nobody goes on to the daemon then.
-    pub passes_unknown: u32,
+    /// 1 if what is not believed goes on to the daemon as well, which is counted all the same: where backends are asked that have no
+    /// entry in [`map::SENDERS`], or answers may be for somebody behind this host, whose nonces the daemon's own are not.
+    pub passes_unbelieved: u32,
 }
 const _: () = assert!(size_of::<Listener>() == 4);
 

@@ -40,6 +40,8 @@ pub struct Request {
     pub id: u32,
     /// What is sent. Its nonce is that by which the answer is known.
     pub datagram: Datagram,
+    /// Whether it was sent before, with this nonce.
+    pub is_again: bool,
 }
 
 /// A datagram that has come and is not followed.
@@ -263,11 +265,13 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Send
             let Target { name: asked, ref keys, interval, .. } = sender.target;
             let again = std::mem::take(&mut sender.is_again)
                 .then(|| sender.reported.ask_again(asked, keys, interval, now));
-            let datagram = match again.flatten() {
+            let again = again.flatten();
+            let is_again = again.is_some();
+            let datagram = match again {
                 Some(request) => request,
                 None => sender.reported.ask(asked, keys, nonce(), now),
             };
-            requests.push(Request { to: sender.target.agent, id: sender.target.id, datagram });
+            requests.push(Request { to: sender.target.agent, id: sender.target.id, datagram, is_again });
             sender.asked = Some(now);
             sender.due = now + sender.target.interval.mul_f64(jitter);
             self.due.insert((sender.due, place));

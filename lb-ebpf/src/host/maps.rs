@@ -9,7 +9,7 @@ use lb_common::abi::host::{
     Verdict,
 };
 use lb_common::net::Address;
-use lb_common::receive::{Maps, Reception};
+use lb_common::receive::{Maps, Reception, Words};
 use lb_common::wire::Key;
 
 use crate::atomic::{Instructions, add};
@@ -68,7 +68,8 @@ impl<I: Instructions> Maps for HostMaps<I> {
 
     #[inline(always)]
     fn id(&self, sender: *const Sender) -> u32 {
-        // SAFETY: an entry that was found lives as long as the program runs, also if another takes its place.
+        // SAFETY: the memory of an entry is one of the map's as long as the program runs. It may be used again for another entry
+        // meanwhile (Linux 6.1), which is why the id is asked for twice.
         unsafe { (&raw const (*sender).id).read_volatile() }
     }
 
@@ -129,6 +130,17 @@ impl<I: Instructions> Maps for HostMaps<I> {
             unsafe { last.cast::<u64>().add(3).write_volatile(now_ns) };
         }
     }
+}
+
+impl<I: Instructions> Words for HostMaps<I> {
+    #[inline(always)]
+    fn base(&self, id: u32) -> ReportBase {
+        let last = LAST_REPORTS.get_ptr(id);
+        // SAFETY: the first word of an element.
+        last.map_or_else(ReportBase::default, |last| unsafe {
+            ReportBase::from_word(last.cast::<u64>().read_volatile())
+        })
+    }
 
     #[inline(always)]
     fn lame_until_ns(&self, id: u32) -> u64 {
@@ -137,10 +149,9 @@ impl<I: Instructions> Maps for HostMaps<I> {
     }
 
     #[inline(always)]
-    fn set_lame_until_ns(&self, id: u32, before: u64, after: u64) {
-        if let Some(verdict) = VERDICTS.get_ptr_mut(id) {
-            // SAFETY: the word of an element.
-            unsafe { I::update(verdict.cast::<u64>(), before, after) };
-        }
+    fn replace_lame_until_ns(&self, id: u32, before: u64, after: u64) -> bool {
+        let Some(verdict) = VERDICTS.get_ptr_mut(id) else { return true };
+        // SAFETY: the word of an element.
+        unsafe { I::update(verdict.cast::<u64>(), before, after) }
     }
 }

@@ -271,8 +271,7 @@ section! {
         "the network interfaces on which the kernel takes reports in by itself (XDP), so that connects heed them also while the \
          daemon cannot: see [reports.md](reports.md#while-the-daemon-is-down-xdp)";
     XDP_GENERIC "xdp_generic": Form(&["true"]), Means("`false`"),
-        "whether the network stack may run that program on a device whose driver cannot, which costs every packet there some \
-         hundred nanoseconds";
+        "whether the network stack may run that program where a device's driver cannot, which turns GRO off there";
 }
 
 section! {

@@ -42,6 +42,14 @@ pub fn read(root: &Table<'_>, directory: &Path, env: &dyn Environment, report: &
     let listen = LISTEN.take_written(&table, report).flatten();
     let keys = KEY.item(&table, report).and_then(|item| read_keys(&item, directory, env, report));
     let xdp = read_interfaces(&table, report);
+    if !xdp.is_empty()
+        && listen.is_some_and(|address| address.port() == 0)
+        && let Some(item) = LISTEN.item(&table, report)
+    {
+        // Agents know it beyond a restart, and what is sent there meanwhile is dropped unless it is a report.
+        let help = format!("name a port that is the daemon's alone, such as {PORT}");
+        report.add(item.span(), "with `xdp` the port must stay the same over restarts", help);
+    }
     let xdp_generic = XDP_GENERIC.item(&table, report).is_some_and(|item| {
         let value = item.value();
         if !matches!(value, DeValue::Boolean(_)) {
@@ -145,6 +153,10 @@ mod tests {
                 "xdp = ['a/b']",
                 "9:8: \"a/b\" is not the name of an interface (write the name of a network interface, as `ip link` has it: 1 to 15 \
                  characters)",
+            ),
+            (
+                "listen = '127.0.0.1:0'\nxdp = ['eth0']",
+                "9:10: with `xdp` the port must stay the same over restarts (name a port that is the daemon's alone, such as 9467)",
             ),
             ("xdp_generic = 1", "9:15: xdp_generic must be true or false, not a whole number"),
         ] {

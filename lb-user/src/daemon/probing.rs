@@ -289,18 +289,25 @@ impl Probing {
         gone
     }
 
-    /// Has the kernel take reports in where the configuration says so, once somebody is asked from the host.
-    fn receive(&mut self, reports: &Reports, pins: &Path, features: Features) {
+    /// Has the kernel take reports in where the configuration says so. `may_ask`: whether a service asks for reports from the host.
+    fn receive(&mut self, reports: &Reports, may_ask: bool, pins: &Path, features: Features) {
+        self.receiving.has_no_use = !reports.xdp.is_empty() && !may_ask;
+        if reports.xdp.is_empty() || !may_ask {
+            return self.receiving.want(None, pins, features);
+        }
         let listener = self.asking.get(&Origin::Host).and_then(Asking::listener);
-        let here = listener.zip(self.register.as_ref()).filter(|_| !reports.xdp.is_empty());
-        let wanted = here.map(|(listener, register)| WantedReceiving {
+        // Until the daemon can hear, what one before it has attached is all that does.
+        let Some((listener, register)) = listener.zip(self.register.as_ref()) else { return };
+        let has_others = self.asking.keys().any(|origin| *origin != Origin::Host);
+        let wanted = WantedReceiving {
             maps: Arc::clone(register.maps()),
             address: listener.address(),
             interfaces: reports.xdp.clone(),
             allows_generic: reports.xdp_generic,
-            passes_unknown: register.uncovered() > 0,
-        });
-        self.receiving.want(wanted, pins, features);
+            // What clients are answered may come to an address of the host, and be for them (masquerading).
+            passes_unbelieved: register.uncovered() > 0 || self.unregistered.is_some() || has_others,
+        };
+        self.receiving.want(Some(wanted), pins, features);
     }
 
     /// How many datagrams the kernel has taken in, by what became of them; `None` where it takes none in.
@@ -446,7 +453,8 @@ impl Daemon {
             self.probing.open(&targets, address, &self.config.paths.pins);
             self.probing.ask(targets, now)
         };
-        self.probing.receive(&self.config.reports, &self.config.paths.pins, self.features);
+        let may_ask = self.config.clients.iter().any(asks_from_host);
+        self.probing.receive(&self.config.reports, may_ask, &self.config.paths.pins, self.features);
         // Also where nothing is new: a client task that was loaded anew has to be told.
         self.give_ids(now);
         self.let_go(gone);
@@ -525,6 +533,12 @@ fn wanted_by(client_task: &ClientTask, probing: &Probing) -> impl Iterator<Item 
         let candidates = client_task.candidates(position);
         Some(Wanted { protocol: configured.service.protocol, probe, origin, candidates })
     })
+}
+
+/// Whether a client has a service that asks for reports from the host.
+fn asks_from_host(client: &Client) -> bool {
+    let mut probes = client.services.iter().filter_map(|configured| configured.probe.as_ref());
+    probes.any(|probe| probe.from == ProbeFrom::Host && probe.is_by_report())
 }
 
 /// Whether a client has a service whose probes come from its own network namespace.

@@ -34,15 +34,16 @@ pub struct Wanted {
     pub interfaces: Vec<String>,
     /// Whether interfaces of devices may run it in the network stack.
     pub allows_generic: bool,
-    /// Whether somebody is asked who has no place in the maps.
-    pub passes_unknown: bool,
+    /// Whether the daemon is to see what is not believed.
+    pub passes_unbelieved: bool,
 }
 
 impl Wanted {
     fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.maps, &other.maps)
             && (self.address, &self.interfaces) == (other.address, &other.interfaces)
-            && (self.allows_generic, self.passes_unknown) == (other.allows_generic, other.passes_unknown)
+            && (self.allows_generic, self.passes_unbelieved)
+                == (other.allows_generic, other.passes_unbelieved)
     }
 }
 
@@ -53,6 +54,8 @@ pub struct Receiving {
     wanted: Option<Wanted>,
     /// Why there is no thread.
     error: Option<String>,
+    /// Whether interfaces are named and nothing that is asked for comes there.
+    pub has_no_use: bool,
 }
 
 struct Handle {
@@ -116,6 +119,9 @@ impl Receiving {
     /// What is wrong with it.
     pub fn faults(&self) -> Vec<Fault> {
         let mut faults: Vec<String> = self.error.iter().cloned().collect();
+        if self.has_no_use {
+            faults.push("`xdp` of [reports] has no effect: no service asks agents from the host".to_owned());
+        }
         if let Some(thread) = &self.thread {
             let Found { interfaces, error } = lock(&thread.shared).found.clone();
             faults.extend(error);
@@ -257,6 +263,9 @@ impl Thread {
             }
         }
         let Some(wanted) = wanted else { return found };
+        if let Err(error) = wanted.maps.take_over() {
+            found.error = Some(format!("links of another version cannot be taken over: {}", chain(&error)));
+        }
         // Addresses first: the program passes on what is for none of them.
         if let Err(error) = listen(wanted, &all) {
             found.error = Some(error);
@@ -288,21 +297,26 @@ impl Thread {
     }
 }
 
-/// Tells the program where the daemon listens: at one address, or at all that the host has.
+/// Tells the program where the daemon listens: at one address, or at all that the host has, those of the interfaces first on which it
+/// listens.
 fn listen(wanted: &Wanted, all: &[Interface]) -> Result<(), String> {
     let ip = wanted.address.ip();
-    let of_host = all.iter().flat_map(|interface| interface.addresses.iter().copied());
-    let addresses: BTreeSet<IpAddr> = match ip {
+    let (named, others): (Vec<&Interface>, Vec<&Interface>) =
+        all.iter().partition(|interface| wanted.interfaces.contains(&interface.name));
+    let of_host = named.into_iter().chain(others).flat_map(|interface| interface.addresses.iter().copied());
+    let mut addresses: Vec<IpAddr> = match ip {
         IpAddr::V4(v4) if v4.is_unspecified() => of_host.filter(IpAddr::is_ipv4).collect(),
         IpAddr::V6(v6) if v6.is_unspecified() => of_host.collect(),
-        ip => [ip].into(),
+        ip => vec![ip],
     };
-    let listener = Listener { passes_unknown: wanted.passes_unknown.into() };
+    let mut seen = BTreeSet::new();
+    addresses.retain(|address| seen.insert(*address));
+    let listener = Listener { passes_unbelieved: wanted.passes_unbelieved.into() };
     match wanted.maps.set_listeners(&addresses, listener) {
         Ok(0) => Ok(()),
         Ok(more) => Err(format!(
-            "this host has {more} addresses more than the {MAX_LISTENERS} at which the kernel takes reports in: name one with `listen` of \
-             [reports]"
+            "this host has {more} addresses more than the {MAX_LISTENERS} at which the kernel takes reports in, those of the interfaces of \
+             `xdp` first: name one with `listen` of [reports]"
         )),
         Err(error) => Err(format!("the kernel cannot be told where reports come in: {}", chain(&error))),
     }
@@ -315,25 +329,20 @@ fn attach(
     all: &[Interface],
     allows_generic: bool,
 ) -> Result<XdpMode, String> {
-    let modes: &[XdpMode] =
-        if allows_generic || interface.kind.is_some() { &XdpMode::ALL } else { &[XdpMode::Native] };
-    program.attach(interface.index, modes).map_err(|error| {
+    let is_allowed = allows_generic || !carries_a_device(interface);
+    let modes: &[XdpMode] = if is_allowed { &XdpMode::ALL } else { &[XdpMode::Native] };
+    program.attach(interface, modes).map_err(|error| {
         // Looked at now: whoever was faster is there.
-        let of_others = others(interface, program.program_id());
-        explain(&error, interface, all, &of_others, allows_generic)
+        let now = interfaces().unwrap_or_default().into_iter().find(|one| one.index == interface.index);
+        let of_others = now.map(|now| receiver::names_of_others(&now, Some(program))).unwrap_or_default();
+        explain(&error, interface, all, &of_others, is_allowed)
     })
 }
 
-/// The programs of others that an interface has now.
-fn others(interface: &Interface, ours: u32) -> Vec<String> {
-    let now = interfaces().unwrap_or_default().into_iter().find(|one| one.index == interface.index);
-    let programs = now.map(|now| now.programs).unwrap_or_default().into_iter();
-    let of_others = programs.filter(|id| *id != ours);
-    of_others
-        .map(|id| {
-            lb_kernel::program_name(id).map_or_else(|_| format!("{id}"), |name| format!("{id} ({name})"))
-        })
-        .collect()
+/// Whether the traffic of a device goes through an interface: it is one, or is made of one.
+fn carries_a_device(interface: &Interface) -> bool {
+    const OF_DEVICES: [&str; 7] = ["bond", "team", "vlan", "bridge", "macvlan", "macvtap", "ipvlan"];
+    interface.kind.as_deref().is_none_or(|kind| OF_DEVICES.contains(&kind))
 }
 
 /// Why the program cannot be attached, and what to do about it.
@@ -358,7 +367,7 @@ fn explain(
         text.push_str("; it is a bond, and needs Linux 5.15 and members whose drivers have native XDP");
     } else if let Some(bond) = master.filter(|master| master.kind.as_deref() == Some("bond")) {
         let _ = write!(text, "; it is a part of the bond {0}: name {0}", bond.name);
-    } else if interface.kind.is_none() && !allows_generic {
+    } else if !allows_generic {
         text.push_str(
             "; its driver has no native XDP, or not with this MTU or these offloads (LRO): `xdp_generic = true` has the network stack run it",
         );

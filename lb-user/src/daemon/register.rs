@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use lb_common::abi::host::{NO_REPORT, Sender, SenderKey, SenderName};
 use lb_common::net::Be16;
+use lb_common::receive::{Words as _, store_lame_until};
 use lb_core::balancer::ReportIdMap;
 use lb_core::report_ids::ReportIds;
 use lb_core::report_keys::{BackendKey, Keys};
@@ -197,18 +198,17 @@ impl Kernel for Stores {
         if known.as_ref().is_some_and(|known| !share_a_key(known, &sender(target.id, &target.keys))) {
             return;
         }
-        // Looked at first, so that what the program stores of a later report meanwhile is not taken back.
-        let verdict = self.maps.lame_until_ns(target.id);
         let known = self.maps.base(target.id);
         let number = Base::number(Some(base));
-        if known != number
-            && (is_old(base, Base::of(known), before) || !self.maps.replace_base(target.id, known, number))
-        {
-            return;
-        }
-        let ns = lame_until.map_or(0, |until| u64::try_from(until.as_nanos()).unwrap_or(u64::MAX));
-        if verdict != ns {
-            self.maps.replace_lame_until_ns(target.id, verdict, ns);
+        let is_stored = if known == number {
+            // The program has, or another listener, when the report came: it is late here, and its times begin no second time.
+            before == Some(base)
+        } else {
+            !is_old(base, Base::of(known), before) && self.maps.replace_base(target.id, known, number)
+        };
+        if is_stored {
+            let ns = lame_until.map_or(0, |until| u64::try_from(until.as_nanos()).unwrap_or(u64::MAX));
+            store_lame_until(&*self.maps, target.id, number, |_| ns);
         }
     }
 

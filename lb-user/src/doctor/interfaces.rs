@@ -80,15 +80,13 @@ pub fn examine(
 
 /// An interface that the program is not attached to: whether another one is.
 fn others(diagnosis: &mut Diagnosis, description: &str, interface: &Interface) {
-    if interface.programs.is_empty() {
+    let named = receiver::names_of_others(interface, None);
+    if named.is_empty() {
         return diagnosis.ok(CHECK, format!("{description}; no other program is there"));
     }
-    let named = interface.programs.iter().map(|id| {
-        lb_kernel::program_name(*id).map_or_else(|_| id.to_string(), |name| format!("{id} ({name})"))
-    });
     let text = format!(
         "{description}; another program is there, {}, and an interface takes one",
-        named.collect::<Vec<_>>().join(" and ")
+        named.join(" and ")
     );
     let help = format!("bpftool prog show id {}", interface.programs[0]);
     diagnosis.add(CHECK, State::Warning, text, Some(&help));

@@ -82,8 +82,8 @@ families! {
         "Datagrams that came to the daemon: reports that were believed, and others by why they were not.");
 
     XDP_DATAGRAMS = counter("socklb_xdp_datagrams", &["result"],
-        "Datagrams for the daemon that the kernel took in on network interfaces since its maps were made, by what became of them: believed \
-         and contended ones went on to the daemon, others were dropped.");
+        "Datagrams for the daemon that the kernel took in on network interfaces since its maps were made, by what became of them. Believed \
+         and contended ones went on to the daemon.");
     XDP_INTERFACE = gauge("socklb_xdp_interface", &["interface", "mode"],
         "1 for who takes reports in on an interface of the configuration: the kernel (native, generic), or the daemon's socket alone.");
 
