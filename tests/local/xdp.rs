@@ -204,7 +204,7 @@ fn another_program_is_named_and_never_replaced() {
     // The daemon's socket does it.
     agent.tell(&["lame-duck", ALL[0]]);
     eventually("it is heard", || is_lame(&fixture, ALL[0]), |is_lame| *is_lame);
-    assert_eq!(modes(&fixture)["lo"], "socket");
+    eventually("status says who does", || modes(&fixture), |modes| modes["lo"] == "socket");
     assert!(links(&fixture).is_empty());
     drop(other);
     eventually("it is attached once it may be", || modes(&fixture), |modes| modes["lo"] == "generic");
