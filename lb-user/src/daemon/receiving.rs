@@ -96,7 +96,8 @@ impl Receiving {
             return;
         }
         if self.thread.is_none() {
-            match start(pins.to_owned(), features) {
+            // It knows what is wanted from the start: else it would take the program away that a daemon before has left.
+            match start(pins.to_owned(), features, wanted.clone()) {
                 Ok(thread) => (self.thread, self.error) = (Some(thread), None),
                 Err(error) => {
                     self.error = Some(format!("cannot follow network interfaces: {error}"));
@@ -156,9 +157,9 @@ fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn start(pins: PathBuf, features: Features) -> io::Result<Handle> {
+fn start(pins: PathBuf, features: Features, wanted: Option<Wanted>) -> io::Result<Handle> {
     let changes = Changes::listen()?;
-    let shared = Arc::<Mutex<Shared>>::default();
+    let shared = Arc::new(Mutex::new(Shared { wanted, ..Shared::default() }));
     let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
     let thread = Thread {
         pins,
