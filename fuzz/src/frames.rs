@@ -164,10 +164,13 @@ impl World {
             last.repeated_ns = before.0.repeated_ns;
             assert_eq!((last, until), before, "what is not believed changes nothing");
         }
-        if shape.length_off != 0 {
-            // The network stack gives the socket something else, or nothing.
+        // The network stack gives the socket as many bytes as the header says, if there are so many, and else nothing.
+        let says =
+            u16::try_from(8 + payload.len()).expect("a short one").wrapping_add_signed(shape.length_off);
+        let said = usize::from(says).checked_sub(8).and_then(|length| payload.get(..length));
+        let Some(payload) = said else {
             return assert_eq!((reception, goes_on), (Reception::Malformed, false));
-        }
+        };
         let result = self.socket.take(payload, self.now);
         let expected = match result {
             Ok(_) => Reception::Believed,
