@@ -160,10 +160,7 @@ impl HostMaps {
     }
 
     /// The addresses at which a program takes in what is sent to the daemon.
-    ///
-    /// # Errors
-    /// If the kernel refuses.
-    pub fn listeners(&self) -> Result<Vec<Address>, DatapathError> {
+    fn listeners(&self) -> Result<Vec<Address>, DatapathError> {
         let entries = elements::entries::<Address, Listener>(self.listeners.as_fd());
         let entries = entries.map_err(|error| self.fail(map::LISTENERS, "read", error))?;
         Ok(entries.into_iter().map(|(address, _)| address).collect())

@@ -5,7 +5,6 @@
 //! memory, no privilege) means that nothing is known: nothing is changed then, and the caller tries again.
 
 use std::collections::BTreeSet;
-use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
@@ -47,16 +46,10 @@ struct Pinned {
     info: LinkInfo,
 }
 
-/// Looks at a pinned link. That nothing is pinned there is an answer; what cannot be seen is an error.
+/// Looks at a pinned link.
 fn look(path: &Path) -> Result<Option<Pinned>, DatapathError> {
-    let fail = |source| DatapathError::Link { path: path.to_owned(), source };
-    let link = match sys::open_pin(path) {
-        Ok(link) => link,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(fail(error)),
-    };
-    let info = sys::link_info(link.as_fd()).map_err(fail)?;
-    Ok(Some(Pinned { link, info }))
+    let found = pins::look_at_link(path, sys::link_info)?;
+    Ok(found.map(|(link, info)| Pinned { link, info }))
 }
 
 /// Attaches every program to the cgroup, each in place of its predecessor if there is one. What is attached to other

@@ -6,7 +6,7 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
@@ -262,6 +262,21 @@ impl Pins {
         client.remove_directory(MAPS)?;
         above.remove_directory(&self.client)
     }
+}
+
+/// A pinned link, and what `info` tells of it. That nothing is pinned there is an answer; what cannot be seen is an error.
+pub fn look_at_link<I>(
+    path: &Path,
+    info: impl FnOnce(BorrowedFd<'_>) -> io::Result<I>,
+) -> Result<Option<(OwnedFd, I)>, DatapathError> {
+    let fail = |source| DatapathError::Link { path: path.to_owned(), source };
+    let link = match sys::open_pin(path) {
+        Ok(link) => link,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(fail(error)),
+    };
+    let told = info(link.as_fd()).map_err(fail)?;
+    Ok(Some((link, told)))
 }
 
 /// Detaches a link and removes its pin; that it is gone already is no failure.

@@ -5,7 +5,6 @@
 
 use std::collections::BTreeSet;
 use std::io;
-use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
@@ -18,7 +17,7 @@ use super::host_maps::{self, HostMaps, OBJECT};
 use super::interfaces::Interface;
 use super::object::{LoadedProgram, load_error, load_program};
 use super::pins;
-use super::sys::{self, XdpMode};
+use super::sys::{self, XdpLinkInfo, XdpMode};
 
 /// What names of its pins begin with.
 const PREFIX: &str = "receive-";
@@ -67,7 +66,7 @@ pub fn attached(pins: &Path) -> Result<Vec<Attachment>, DatapathError> {
     let directory = host_maps::directory(pins);
     let mut all = Vec::new();
     for attachment in pins::names(&directory)?.iter().filter_map(|name| of_pin(name)) {
-        if look(&directory.join(pin_name(attachment)))?.is_some_and(|(_, interface, _)| interface != 0) {
+        if look(&directory.join(pin_name(attachment)))?.is_some_and(|(_, info)| info.interface != 0) {
             all.push(attachment);
         }
     }
@@ -80,27 +79,24 @@ pub fn attached(pins: &Path) -> Result<Vec<Attachment>, DatapathError> {
 /// # Errors
 /// If the pins cannot be read, or one cannot be removed.
 pub fn detach_others(pins: &Path, interfaces: &BTreeSet<u32>) -> Result<Vec<Attachment>, DatapathError> {
-    let attached = attached(pins)?;
     let directory = host_maps::directory(pins);
+    let mut left = Vec::new();
     for name in pins::names(&directory)? {
         let Some(attachment) = of_pin(&name) else { continue };
-        if !(interfaces.contains(&attachment.interface) && attached.contains(&attachment)) {
-            pins::detach(&directory.join(name))?;
+        let path = directory.join(name);
+        let is_alive = look(&path)?.is_some_and(|(_, info)| info.interface != 0);
+        if is_alive && interfaces.contains(&attachment.interface) {
+            continue;
         }
+        pins::detach(&path)?;
+        left.extend(is_alive.then_some(attachment));
     }
-    Ok(attached.into_iter().filter(|attachment| !interfaces.contains(&attachment.interface)).collect())
+    Ok(left)
 }
 
-/// The link that is pinned there, the interface and the program that it leads to; `None` if there is none.
-fn look(path: &Path) -> Result<Option<(OwnedFd, u32, u32)>, DatapathError> {
-    let fail = |source| DatapathError::Link { path: path.to_owned(), source };
-    let link = match sys::open_pin(path) {
-        Ok(link) => link,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(fail(error)),
-    };
-    let info = sys::xdp_link_info(link.as_fd()).map_err(fail)?;
-    Ok(Some((link, info.interface, info.program_id)))
+/// Looks at a pinned link.
+fn look(path: &Path) -> Result<Option<(OwnedFd, XdpLinkInfo)>, DatapathError> {
+    pins::look_at_link(path, sys::xdp_link_info)
 }
 
 impl Receiver {
@@ -108,10 +104,10 @@ impl Receiver {
     ///
     /// # Errors
     /// If the kernel refuses it: without CAP_PERFMON it does.
-    pub fn load(maps: &HostMaps, features: Features, address: SocketAddr) -> Result<Self, DatapathError> {
+    pub fn load(maps: &HostMaps, features: Features, port: u16) -> Result<Self, DatapathError> {
         let directory = maps.path().to_owned();
         let mut loader = EbpfLoader::new();
-        let port = u32::from(address.port());
+        let port = u32::from(port);
         loader.override_global("PORT", &port, true);
         for name in map::ALL {
             loader.map_pin_path(name, directory.join(name));
@@ -140,14 +136,14 @@ impl Receiver {
         let interface = to.index;
         for mode in XdpMode::ALL {
             let path = self.directory.join(pin_name(Attachment { interface, mode }));
-            let Some((link, of, program)) = look(&path)? else { continue };
+            let Some((link, info)) = look(&path)? else { continue };
             // An interface of the same number may be another one, in the network namespace of a daemon before.
-            let leads_here = of == interface && to.programs.contains(&program);
+            let leads_here = info.interface == interface && to.programs.contains(&info.program_id);
             if !leads_here || !modes.contains(&mode) {
                 pins::detach(&path)?;
                 continue;
             }
-            if program != self.program.id {
+            if info.program_id != self.program.id {
                 let update = sys::link_update(link.as_fd(), self.program.fd.as_fd());
                 update.map_err(|source| DatapathError::Link { path, source })?;
             }

@@ -15,7 +15,8 @@ pub mod elements;
 pub mod runs;
 
 pub use links::{
-    LinkInfo, XdpMode, link_create, link_detach, link_info, link_update, xdp_link_create, xdp_link_info,
+    LinkInfo, XdpLinkInfo, XdpMode, link_create, link_detach, link_info, link_update, xdp_link_create,
+    xdp_link_info,
 };
 pub use maps::{map_info, update_map_of_maps};
 pub use programs::{Instruction, TestRun, accepts_nothing, program_id, program_name, programs_of};

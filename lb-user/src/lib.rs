@@ -23,6 +23,8 @@ pub mod memory;
 
 pub mod window;
 
+pub mod wake;
+
 pub mod reports;
 
 pub mod probes;

@@ -11,7 +11,6 @@ use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasher as _, RandomState};
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -20,13 +19,14 @@ use lb_core::health::Health;
 use lb_core::reports::Name;
 use lb_core::reports::reported::Base;
 use lb_core::reports::senders::{Refusal, Senders, Target, ToStore};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::sync::Notify;
 use tracing::warn;
 
 pub use self::datagrams::Datagrams;
 use self::datagrams::{BATCH, Received};
 use self::pace::{APART, Pace};
+use crate::wake::Wake;
 
 /// Where connects look, and what a later daemon takes over.
 pub trait Kernel: Send {
@@ -73,7 +73,7 @@ struct Shared {
 pub struct Listener {
     shared: Arc<Mutex<Shared>>,
     /// Wakes the thread.
-    wake: Arc<OwnedFd>,
+    wake: Wake,
     /// Woken when something else is said of somebody.
     news: Arc<Notify>,
     address: SocketAddr,
@@ -89,14 +89,14 @@ impl Listener {
         let random = RandomState::new();
         let senders = Senders::new(random.hash_one("turns"));
         let shared = Arc::new(Mutex::new(Shared { senders, counts: Counts::default(), is_stopping: false }));
-        let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let wake = Wake::new()?;
         let thread = Thread {
             socket,
             random,
             nonces: 0,
             kernel: Box::new(kernel),
             shared: Arc::clone(&shared),
-            wake: Arc::clone(&wake),
+            wake: wake.clone(),
             news: Arc::clone(&news),
         };
         std::thread::Builder::new().name("reports".to_owned()).spawn(move || thread.run())?;
@@ -118,7 +118,7 @@ impl Listener {
         if !changes.is_empty() {
             self.news.notify_one();
         }
-        self.wake();
+        self.wake.wake();
     }
 
     /// Of whom something is said, and what.
@@ -131,17 +131,12 @@ impl Listener {
         let shared = lock(&self.shared);
         look(&shared.senders, &shared.counts, now())
     }
-
-    fn wake(&self) {
-        // It is full only if the thread was woken and has not looked yet.
-        let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
-    }
 }
 
 impl Drop for Listener {
     fn drop(&mut self) {
         lock(&self.shared).is_stopping = true;
-        self.wake();
+        self.wake.wake();
     }
 }
 
@@ -161,7 +156,7 @@ struct Thread {
     nonces: u64,
     kernel: Box<dyn Kernel>,
     shared: Arc<Mutex<Shared>>,
-    wake: Arc<OwnedFd>,
+    wake: Wake,
     news: Arc<Notify>,
 }
 
@@ -237,15 +232,9 @@ impl Thread {
         let time = Timespec::try_from(time).ok();
         // A failure is that of the wait that follows.
         if let Ok(1..) = poll(&mut [PollFd::new(&self.wake, PollFlags::IN)], time.as_ref()) {
-            self.woken();
+            self.wake.woken();
         }
         true
-    }
-
-    /// Has the loop's word that it wants something.
-    fn woken(&self) {
-        // Empty, unless the loop has woken it.
-        let _ = rustix::io::read(&self.wake, &mut [0; 8]);
     }
 
     /// Waits until something comes, the loop has something else to ask, or `next` has passed.
@@ -259,7 +248,7 @@ impl Thread {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
-        self.woken();
+        self.wake.woken();
         Ok(())
     }
 

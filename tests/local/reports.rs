@@ -284,6 +284,16 @@ fn a_run_without_an_agent_answers_by_itself_and_leaves_before_it_ends() {
     assert!(log().contains("asked to end before anything was started"), "{}", log());
 }
 
+/// A push of the first backend that it is a lame duck, later than all that was believed, with a MAC of zeros.
+pub fn forged_push() -> [u8; 80] {
+    let mut forged = [0_u8; 80];
+    (forged[0], forged[1], forged[2], forged[3], forged[5]) = (1, 3, 2, 6, 1);
+    forged[6..8].copy_from_slice(&8001_u16.to_be_bytes());
+    forged[18..24].copy_from_slice(&[0xff, 0xff, 127, 0, 0, 1]);
+    forged[24..28].copy_from_slice(&u32::MAX.to_be_bytes());
+    forged
+}
+
 #[test]
 fn what_strangers_send_changes_nothing_and_is_counted() {
     let (fixture, _agent) = start("round-robin", &ALL);
@@ -292,12 +302,7 @@ fn what_strangers_send_changes_nothing_and_is_counted() {
         log.lines().find_map(|line| line.split("address=").nth(1).filter(|_| line.contains("asking agents")));
     let daemon: std::net::SocketAddr = at.expect("it says where").trim().parse().expect("an address");
     let stranger = UdpSocket::bind("127.0.0.1:0").expect("a socket");
-    // A report of ALL[0] that it is a lame duck, with a MAC of zeros; and bytes that are no datagram.
-    let mut forged = [0_u8; 80];
-    (forged[0], forged[1], forged[2], forged[3], forged[5]) = (1, 3, 2, 6, 1);
-    forged[6..8].copy_from_slice(&8001_u16.to_be_bytes());
-    forged[18..24].copy_from_slice(&[0xff, 0xff, 127, 0, 0, 1]);
-    forged[24..28].copy_from_slice(&u32::MAX.to_be_bytes());
+    let forged = forged_push();
     for _ in 0..1_000 {
         stranger.send_to(&forged, daemon).expect("send");
         stranger.send_to(&forged[..40], daemon).expect("send");

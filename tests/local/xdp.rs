@@ -14,7 +14,7 @@ use stage::maps::hash;
 use stage::router::Router;
 use stage::{Probe, eventually, replace};
 
-use crate::reports::{ALL, POLICIES, is_lame, reported, text};
+use crate::reports::{ALL, POLICIES, forged_push, is_lame, reported, text};
 
 /// Where the daemon listens: at the same address after a restart, which agents know.
 pub const LISTEN: &str = "127.0.0.1:9467";
@@ -214,12 +214,7 @@ fn another_program_is_named_and_never_replaced() {
 fn what_strangers_send_is_dropped_and_counted() {
     let (fixture, _agent) = start("round-robin");
     let stranger = UdpSocket::bind("127.0.0.1:0").expect("a socket");
-    // A push of ALL[0] that it is a lame duck, later than all that was believed, with a MAC of zeros.
-    let mut forged = [0_u8; 80];
-    (forged[0], forged[1], forged[2], forged[3], forged[5]) = (1, 3, 2, 6, 1);
-    forged[6..8].copy_from_slice(&8001_u16.to_be_bytes());
-    forged[18..24].copy_from_slice(&[0xff, 0xff, 127, 0, 0, 1]);
-    forged[24..28].copy_from_slice(&u32::MAX.to_be_bytes());
+    let forged = forged_push();
     let (mut replayed, mut unasked, mut unknown, mut asking) = (forged, forged, forged, forged);
     replayed[24..28].copy_from_slice(&1_u32.to_be_bytes());
     unasked[1] = 2;

@@ -8,7 +8,6 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -18,10 +17,11 @@ use lb_kernel::receiver::{self, Receiver};
 use lb_kernel::{Changes, DatapathError, Features, HostMaps, Interface, XdpMode, interfaces};
 use lb_view::fault::{Fault, FaultCode};
 use lb_view::status;
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tracing::{info, warn};
 
 use crate::error::chain;
+use crate::wake::Wake;
 
 /// Where reports are to be taken in by the kernel.
 #[derive(Clone)]
@@ -61,7 +61,7 @@ pub struct Receiving {
 struct Handle {
     shared: Arc<Mutex<Shared>>,
     /// Wakes the thread.
-    wake: Arc<OwnedFd>,
+    wake: Wake,
 }
 
 /// What the thread and the loop share.
@@ -108,7 +108,7 @@ impl Receiving {
         self.wanted.clone_from(&wanted);
         if let Some(thread) = &self.thread {
             lock(&thread.shared).wanted = wanted;
-            thread.wake();
+            thread.wake.wake();
         }
     }
 
@@ -139,17 +139,10 @@ impl Receiving {
     }
 }
 
-impl Handle {
-    fn wake(&self) {
-        // It is full only if the thread was woken and has not looked yet.
-        let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
-    }
-}
-
 impl Drop for Handle {
     fn drop(&mut self) {
         lock(&self.shared).is_stopping = true;
-        self.wake();
+        self.wake.wake();
     }
 }
 
@@ -160,15 +153,9 @@ fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
 fn start(pins: PathBuf, features: Features, wanted: Option<Wanted>) -> io::Result<Handle> {
     let changes = Changes::listen()?;
     let shared = Arc::new(Mutex::new(Shared { wanted, ..Shared::default() }));
-    let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-    let thread = Thread {
-        pins,
-        features,
-        changes,
-        shared: Arc::clone(&shared),
-        wake: Arc::clone(&wake),
-        program: None,
-    };
+    let wake = Wake::new()?;
+    let thread =
+        Thread { pins, features, changes, shared: Arc::clone(&shared), wake: wake.clone(), program: None };
     std::thread::Builder::new().name("interfaces".to_owned()).spawn(move || thread.run())?;
     Ok(Handle { shared, wake })
 }
@@ -178,7 +165,7 @@ struct Thread {
     features: Features,
     changes: Changes,
     shared: Arc<Mutex<Shared>>,
-    wake: Arc<OwnedFd>,
+    wake: Wake,
     /// The program as it is loaded, and for which port.
     program: Option<(u16, Receiver)>,
 }
@@ -211,7 +198,7 @@ impl Thread {
             let _ = poll(&mut waiting, limit);
             let is_woken = !waiting[0].revents().is_empty();
             if is_woken {
-                let _ = rustix::io::read(&self.wake, &mut [0; 8]);
+                self.wake.woken();
             } else {
                 let settles = Timespec::try_from(SETTLES).ok();
                 let _ = poll(&mut [PollFd::new(&self.wake, PollFlags::IN)], settles.as_ref());
@@ -292,7 +279,7 @@ impl Thread {
         let port = wanted.address.port();
         let loaded = match self.program.take().filter(|(of, _)| *of == port) {
             Some(loaded) => loaded,
-            None => (port, Receiver::load(&wanted.maps, self.features, wanted.address)?),
+            None => (port, Receiver::load(&wanted.maps, self.features, port)?),
         };
         Ok(&self.program.insert(loaded).1)
     }
