@@ -22,10 +22,13 @@ mod address;
 
 mod duration;
 
+mod interfaces;
+
 mod near;
 
 pub use address::{NotAnAddress, address, parse_address};
 pub use duration::{in_units, parse_duration};
+pub use interfaces::read as interfaces;
 pub use near::did_you_mean;
 
 use key::Section;
@@ -159,6 +162,17 @@ impl<'t> Item<'t> {
     pub fn wrong_kind_but(&self, expected: &str, help: impl Into<Option<String>>, report: &mut Report<'_>) {
         let message = format!("{} must be {expected}, not {}", self.name, kind(self.value()));
         report.add(self.span(), message, help);
+    }
+
+    /// Whether it is `true`.
+    pub fn is_true(&self, report: &mut Report<'_>) -> bool {
+        match self.value() {
+            DeValue::Boolean(is_true) => *is_true,
+            _ => {
+                self.wrong_kind("true or false", report);
+                false
+            }
+        }
     }
 
     /// A string.

@@ -1,8 +1,8 @@
 //! What the daemon and the agent need of the host that they run on, and what neither of them decides.
 //!
 //! In reading order: which directories and processes are believed ([`trust`]), how the path of a Unix socket is taken
-//! ([`socket`]), what changes in directories ([`watch`]), what the service manager is told ([`notify`]), and how files are
-//! read whole ([`regular_file`]). Nothing here holds up a caller that must not wait: what may block has a thread of its own.
+//! ([`socket`]), what changes in directories ([`watch`]), what the service manager is told ([`notify`]), how files are
+//! read whole ([`regular_file`]), and how a thread is woken ([`wake`]). Nothing here holds up a caller that must not wait: what may block has a thread of its own.
 
 pub mod trust;
 
@@ -13,3 +13,5 @@ pub mod watch;
 pub mod notify;
 
 pub mod regular_file;
+
+pub mod wake;

@@ -131,7 +131,7 @@ pub enum DatapathError {
         #[source]
         source: io::Error,
     },
-    #[error("cannot attach the program that takes reports in to the interface")]
+    #[error("cannot attach the program to the interface")]
     AttachInterface(#[source] io::Error),
     #[error("cannot tell which programs are attached to {}", cgroup.display())]
     Query {

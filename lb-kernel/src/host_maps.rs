@@ -159,13 +159,6 @@ impl HostMaps {
         self.last_reports.store_atomic64(index_of(id), NONCE, nonce);
     }
 
-    /// The addresses at which a program takes in what is sent to the daemon.
-    fn listeners(&self) -> Result<Vec<Address>, DatapathError> {
-        let entries = elements::entries::<Address, Listener>(self.listeners.as_fd());
-        let entries = entries.map_err(|error| self.fail(map::LISTENERS, "read", error))?;
-        Ok(entries.into_iter().map(|(address, _)| address).collect())
-    }
-
     /// Has programs take in what is sent to the daemon at these addresses, and nothing else. Returns how many, of the last, there is no
     /// room for.
     ///
@@ -178,14 +171,8 @@ impl HostMaps {
     ) -> Result<usize, DatapathError> {
         let wanted: Vec<Address> =
             addresses.iter().take(MAX_LISTENERS as usize).map(|ip| Address::from(*ip)).collect();
-        for old in self.listeners()?.iter().filter(|old| !wanted.contains(old)) {
-            let removed = elements::remove(self.listeners.as_fd(), old);
-            removed.map_err(|error| self.fail(map::LISTENERS, "write", error))?;
-        }
-        for address in &wanted {
-            let set = elements::set(self.listeners.as_fd(), address, std::slice::from_ref(&listener));
-            set.map_err(|error| self.fail(map::LISTENERS, "write", error))?;
-        }
+        elements::have_keys(self.listeners.as_fd(), &wanted, &listener)
+            .map_err(|error| self.fail(map::LISTENERS, "write", error))?;
         Ok(addresses.len() - wanted.len())
     }
 

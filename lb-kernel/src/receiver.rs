@@ -4,7 +4,6 @@
 //! that is attached, in one step, so that no report is lost. An interface takes one such program; another owner's is never replaced.
 
 use std::collections::BTreeSet;
-use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
@@ -13,6 +12,7 @@ use lb_common::abi::host::map;
 
 use super::error::DatapathError;
 use super::features::Features;
+use super::following::link_to;
 use super::host_maps::{self, HostMaps, OBJECT};
 use super::interfaces::Interface;
 use super::object::{LoadedProgram, load_error, load_program};
@@ -149,36 +149,16 @@ impl Receiver {
             }
             return Ok(mode);
         }
-        let mut failed = io::Error::from_raw_os_error(libc::EOPNOTSUPP);
-        for mode in modes {
-            match sys::xdp_link_create(self.program.fd.as_fd(), interface, *mode) {
-                Ok(link) => {
-                    let path = self.directory.join(pin_name(Attachment { interface, mode: *mode }));
-                    sys::pin(link.as_fd(), &path).map_err(|source| DatapathError::Pin { path, source })?;
-                    return Ok(*mode);
-                }
-                Err(error) => failed = error,
-            }
-            // Another program is no reason to look for another way past it.
-            if is_taken(&failed) {
-                break;
-            }
-        }
-        Err(DatapathError::AttachInterface(failed))
+        let (mode, link) = link_to(self.program.fd.as_fd(), interface, modes)?;
+        let path = self.directory.join(pin_name(Attachment { interface, mode }));
+        sys::pin(link.as_fd(), &path).map_err(|source| DatapathError::Pin { path, source })?;
+        Ok(mode)
     }
-}
 
-/// The programs that an interface has besides the receiver, each by its id and, where the kernel tells that, its name.
-pub fn names_of_others(interface: &Interface, receiver: Option<&Receiver>) -> Vec<String> {
-    let others = interface.programs.iter().filter(|id| receiver.is_none_or(|ours| ours.program.id != **id));
-    others
-        .map(|id| sys::program_name(*id).map_or_else(|_| id.to_string(), |name| format!("{id} ({name})")))
-        .collect()
-}
-
-/// Whether a program could not be attached because there is another one.
-fn is_taken(error: &io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(libc::EBUSY | libc::EEXIST))
+    /// The kernel's id of the program.
+    pub const fn id(&self) -> u32 {
+        self.program.id
+    }
 }
 
 fn load_with(loader: &mut EbpfLoader<'_>, features: Features) -> Result<LoadedProgram, DatapathError> {

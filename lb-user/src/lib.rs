@@ -23,8 +23,6 @@ pub mod memory;
 
 pub mod window;
 
-pub mod wake;
-
 pub mod reports;
 
 pub mod probes;

@@ -19,6 +19,7 @@ use lb_core::health::Health;
 use lb_core::reports::Name;
 use lb_core::reports::reported::Base;
 use lb_core::reports::senders::{Refusal, Senders, Target, ToStore};
+use lb_host::wake::Wake;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::sync::Notify;
 use tracing::warn;
@@ -26,7 +27,6 @@ use tracing::warn;
 pub use self::datagrams::Datagrams;
 use self::datagrams::{BATCH, Received};
 use self::pace::{APART, Pace};
-use crate::wake::Wake;
 
 /// Where connects look, and what a later daemon takes over.
 pub trait Kernel: Send {

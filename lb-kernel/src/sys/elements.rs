@@ -10,6 +10,7 @@ const BPF_MAP_LOOKUP_ELEM: i64 = 1;
 const BPF_MAP_UPDATE_ELEM: i64 = 2;
 const BPF_MAP_DELETE_ELEM: i64 = 3;
 const BPF_MAP_LOOKUP_BATCH: i64 = 24;
+const BPF_MAP_LOOKUP_AND_DELETE_BATCH: i64 = 25;
 const BPF_MAP_DELETE_BATCH: i64 = 27;
 
 /// `ENOTSUPP`: how the kernel says that maps of a type know no batches. The C library does not have it.
@@ -47,6 +48,22 @@ impl Batch {
 /// Takes as much memory as one batch, however many there are.
 pub fn visit<K: bytemuck::Pod, V: bytemuck::Pod>(
     map: BorrowedFd<'_>,
+    each: impl FnMut(&K, &V),
+) -> io::Result<()> {
+    by_batches(map, BPF_MAP_LOOKUP_BATCH, each)
+}
+
+/// Takes all entries out of a hash, and shows them. What is written meanwhile is taken out now or next time, and not lost.
+pub fn take_all<K: bytemuck::Pod, V: bytemuck::Pod>(
+    map: BorrowedFd<'_>,
+    each: impl FnMut(&K, &V),
+) -> io::Result<()> {
+    by_batches(map, BPF_MAP_LOOKUP_AND_DELETE_BATCH, each)
+}
+
+fn by_batches<K: bytemuck::Pod, V: bytemuck::Pod>(
+    map: BorrowedFd<'_>,
+    command: i64,
     mut each: impl FnMut(&K, &V),
 ) -> io::Result<()> {
     /// A call fails with ENOSPC if a single bucket holds more; buckets of a hash hold about one.
@@ -61,7 +78,7 @@ pub fn visit<K: bytemuck::Pod, V: bytemuck::Pod>(
         attr.in_batch = if first { 0 } else { std::ptr::from_ref(&position).addr() as u64 };
         let mut next = 0u64;
         attr.out_batch = std::ptr::from_mut(&mut next).addr() as u64;
-        let result = bpf(BPF_MAP_LOOKUP_BATCH, &mut attr);
+        let result = bpf(command, &mut attr);
         // ENOENT is how the kernel says that these were the last.
         let last = matches!(&result, Err(error) if error.raw_os_error() == Some(libc::ENOENT));
         if !last {
@@ -175,4 +192,19 @@ fn present(result: io::Result<i64>) -> io::Result<bool> {
         Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(false),
         Err(error) => Err(error),
     }
+}
+
+/// Has a hash hold these keys and no other, each with the same value.
+pub fn have_keys<K: bytemuck::Pod + PartialEq, V: bytemuck::Pod>(
+    map: BorrowedFd<'_>,
+    keys: &[K],
+    value: &V,
+) -> io::Result<()> {
+    for (old, _) in entries::<K, V>(map)?.iter().filter(|(old, _)| !keys.contains(old)) {
+        remove(map, old)?;
+    }
+    for key in keys {
+        set(map, key, std::slice::from_ref(value))?;
+    }
+    Ok(())
 }

@@ -4,10 +4,9 @@ use std::net::{Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use lb_core::report_keys::{Keys, ServiceKey};
-use lb_document::diagnostic::{Report, quote};
+use lb_document::diagnostic::Report;
 use lb_document::kind::Kind as _;
-use lb_document::{Item, Table, Unique};
-use toml::de::DeValue;
+use lb_document::{Item, Table, interfaces};
 
 use super::Environment;
 use super::keys::reports::{KEY, LISTEN, SECTION, XDP, XDP_GENERIC};
@@ -28,9 +27,6 @@ pub struct Reports {
     pub xdp_generic: bool,
 }
 
-/// Interfaces that may be named.
-const MAX_INTERFACES: usize = 64;
-
 impl Reports {
     /// Both families, at the default port.
     pub const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V6(Ipv6Addr::UNSPECIFIED), PORT);
@@ -41,7 +37,7 @@ pub fn read(root: &Table<'_>, directory: &Path, env: &dyn Environment, report: &
     let table = root.table(&SECTION, report);
     let listen = LISTEN.take_written(&table, report).flatten();
     let keys = KEY.item(&table, report).and_then(|item| read_keys(&item, directory, env, report));
-    let xdp = read_interfaces(&table, report);
+    let xdp = XDP.item(&table, report).map(|item| interfaces(&item, report)).unwrap_or_default();
     if !xdp.is_empty()
         && listen.is_some_and(|address| address.port() == 0)
         && let Some(item) = LISTEN.item(&table, report)
@@ -50,44 +46,8 @@ pub fn read(root: &Table<'_>, directory: &Path, env: &dyn Environment, report: &
         let help = format!("name a port that is the daemon's alone, such as {PORT}");
         report.add(item.span(), "with `xdp` the port must stay the same over restarts", help);
     }
-    let xdp_generic = XDP_GENERIC.item(&table, report).is_some_and(|item| {
-        let value = item.value();
-        if !matches!(value, DeValue::Boolean(_)) {
-            item.wrong_kind("true or false", report);
-        }
-        matches!(value, DeValue::Boolean(true))
-    });
+    let xdp_generic = XDP_GENERIC.item(&table, report).is_some_and(|item| item.is_true(report));
     Reports { listen, keys, xdp, xdp_generic }
-}
-
-/// The names of network interfaces.
-fn read_interfaces(table: &Table<'_>, report: &mut Report<'_>) -> Vec<String> {
-    let Some(item) = XDP.item(table, report) else { return Vec::new() };
-    let Some(items) = item.list(report) else { return Vec::new() };
-    if items.len() > MAX_INTERFACES {
-        let message = format!("xdp names {} interfaces", items.len());
-        report.add(item.span(), message, format!("name {MAX_INTERFACES} at most"));
-        return Vec::new();
-    }
-    let mut named = Unique::default();
-    let mut names = Vec::with_capacity(items.len());
-    for item in items {
-        let Some(name) = item.text(report) else { continue };
-        if !is_interface_name(name) {
-            let help =
-                "write the name of a network interface, as `ip link` has it: 1 to 15 characters".to_owned();
-            report.add(item.span(), format!("{} is not the name of an interface", quote(name)), help);
-        } else if named.claim(name, item.span(), &format!("interface {name}"), report) {
-            names.push(name.to_owned());
-        }
-    }
-    names
-}
-
-/// Whether the kernel would give an interface this name.
-fn is_interface_name(name: &str) -> bool {
-    let is_odd = |c: char| c == '/' || c == ':' || c.is_whitespace() || c.is_control();
-    (1..=15).contains(&name.len()) && name != "." && name != ".." && !name.contains(is_odd)
 }
 
 /// Reads the file of keys that a key of the configuration names.

@@ -28,6 +28,7 @@ use lb_core::reports::Name;
 use lb_core::reports::senders::{Refusal, Target};
 use lb_core::service::Protocol;
 use lb_kernel::Features;
+use lb_kernel::following::Place;
 use lb_view::fault::{Fault, FaultCode};
 use tokio::sync::Notify;
 use tracing::warn;
@@ -302,8 +303,11 @@ impl Probing {
         let wanted = WantedReceiving {
             maps: Arc::clone(register.maps()),
             address: listener.address(),
-            interfaces: reports.xdp.clone(),
-            allows_generic: reports.xdp_generic,
+            place: Place {
+                interfaces: reports.xdp.clone(),
+                allows_generic: reports.xdp_generic,
+                generic_key: "xdp_generic",
+            },
             // What clients are answered may come to an address of the host, and be for them (masquerading).
             passes_unbelieved: register.uncovered() > 0 || self.unregistered.is_some() || has_others,
         };

@@ -1,6 +1,7 @@
 //! The network interfaces on which the kernel is to take reports in, as the doctor tells of them: whether it may, what drives each, and
 //! what is in the way.
 
+use lb_kernel::following::names_of_others;
 use lb_kernel::receiver::{self, Receiver};
 use lb_kernel::{Driver, Features, Interface};
 use lb_view::diagnosis::{Diagnosis, State};
@@ -80,7 +81,7 @@ pub fn examine(
 
 /// An interface that the program is not attached to: whether another one is.
 fn others(diagnosis: &mut Diagnosis, description: &str, interface: &Interface) {
-    let named = receiver::names_of_others(interface, None);
+    let named = names_of_others(interface, None);
     if named.is_empty() {
         return diagnosis.ok(CHECK, format!("{description}; no other program is there"));
     }

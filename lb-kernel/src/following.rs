@@ -1,0 +1,364 @@
+//! A thread that keeps a program on the network interfaces that are named, as they come, go and are renamed.
+//!
+//! A thread of its own: a driver may take a second to change the program of an interface, and packets do not wait for an event loop.
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::io;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use lb_host::wake::Wake;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::error::DatapathError;
+use super::interfaces::{Changes, Interface, interfaces};
+use super::sys::{self, XdpMode};
+
+/// What the thread does whenever something has changed.
+pub trait Work: Send + 'static {
+    /// What it is to bring about.
+    type Wanted: Clone + Send;
+
+    /// Brings it about on these interfaces, which are all that there are.
+    fn follow(&mut self, wanted: Option<&Self::Wanted>, all: &[Interface]) -> Found;
+
+    /// Says what is found now and was not found before.
+    fn tell(&mut self, news: Found);
+}
+
+/// How it is on the interfaces that are named.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Found {
+    /// Each of them.
+    pub interfaces: Vec<Named>,
+    /// What is wrong, whatever the interface.
+    pub error: Option<String>,
+}
+
+/// An interface that is named.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Named {
+    /// Its name.
+    pub name: String,
+    /// How the program runs there, or why it does not.
+    pub attached: Result<XdpMode, String>,
+}
+
+impl Found {
+    fn is_complete(&self) -> bool {
+        self.error.is_none() && self.interfaces.iter().all(|one| one.attached.is_ok())
+    }
+
+    /// What of it was not found before.
+    fn since(&self, before: &Self) -> Self {
+        let is_news = |one: &&Named| !before.interfaces.contains(one);
+        Self {
+            interfaces: self.interfaces.iter().filter(is_news).cloned().collect(),
+            error: self.error.clone().filter(|error| before.error.as_ref() != Some(error)),
+        }
+    }
+}
+
+/// The thread, which ends when this is dropped.
+pub struct Follower<W: Work> {
+    shared: Arc<Mutex<Shared<W::Wanted>>>,
+    wake: Wake,
+}
+
+struct Shared<T> {
+    wanted: Option<T>,
+    found: Found,
+    is_stopping: bool,
+}
+
+fn lock<T>(shared: &Mutex<Shared<T>>) -> MutexGuard<'_, Shared<T>> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl<W: Work> Follower<W> {
+    /// Starts it. It knows what is wanted from its start: else it would take away what is there already.
+    ///
+    /// # Errors
+    /// If the kernel gives no thread, or does not tell of interfaces.
+    pub fn start(work: W, wanted: Option<W::Wanted>) -> io::Result<Self> {
+        let changes = Changes::listen()?;
+        let shared = Shared { wanted, found: Found::default(), is_stopping: false };
+        let shared = Arc::new(Mutex::new(shared));
+        let wake = Wake::new()?;
+        let thread = Thread { work, changes, shared: Arc::clone(&shared), wake: wake.clone() };
+        std::thread::Builder::new().name("interfaces".to_owned()).spawn(move || thread.run())?;
+        Ok(Self { shared, wake })
+    }
+
+    /// Has it bring something else about.
+    pub fn want(&self, wanted: Option<W::Wanted>) {
+        lock(&self.shared).wanted = wanted;
+        self.wake.wake();
+    }
+
+    /// How it is.
+    pub fn found(&self) -> Found {
+        lock(&self.shared).found.clone()
+    }
+}
+
+impl<W: Work> Drop for Follower<W> {
+    fn drop(&mut self) {
+        lock(&self.shared).is_stopping = true;
+        self.wake.wake();
+    }
+}
+
+struct Thread<W: Work> {
+    work: W,
+    changes: Changes,
+    shared: Arc<Mutex<Shared<W::Wanted>>>,
+    wake: Wake,
+}
+
+/// An interface whose program could not be attached is tried again after this: whoever has it may have given it up.
+const RETRIED: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
+
+/// Interfaces change in bursts: looked at once such a burst is over, most likely.
+const SETTLES: Duration = Duration::from_millis(20);
+
+impl<W: Work> Thread<W> {
+    fn run(mut self) {
+        // Until it is dropped.
+        loop {
+            let wanted = {
+                let shared = lock(&self.shared);
+                if shared.is_stopping {
+                    return;
+                }
+                shared.wanted.clone()
+            };
+            self.changes.forget();
+            let found = match interfaces() {
+                Ok(all) => self.work.follow(wanted.as_ref(), &all),
+                // What is attached stays.
+                Err(error) => Found {
+                    error: Some(format!("network interfaces cannot be listed: {error}")),
+                    ..lock(&self.shared).found.clone()
+                },
+            };
+            let is_complete = found.is_complete();
+            let before = std::mem::replace(&mut lock(&self.shared).found, found.clone());
+            self.work.tell(found.since(&before));
+            let limit = (!is_complete).then_some(&RETRIED);
+            let mut waiting =
+                [PollFd::new(&self.wake, PollFlags::IN), PollFd::new(&self.changes, PollFlags::IN)];
+            // A failure is that of a signal, or of a kernel without memory: looked at again.
+            let _ = poll(&mut waiting, limit);
+            let is_woken = !waiting[0].revents().is_empty();
+            if is_woken {
+                self.wake.woken();
+            } else {
+                let settles = Timespec::try_from(SETTLES).ok();
+                let _ = poll(&mut [PollFd::new(&self.wake, PollFlags::IN)], settles.as_ref());
+            }
+        }
+    }
+}
+
+/// Where a program is to be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Names of network interfaces.
+    pub interfaces: Vec<String>,
+    /// Whether interfaces of devices may run it in the network stack.
+    pub allows_generic: bool,
+    /// The key of the configuration that says so.
+    pub generic_key: &'static str,
+}
+
+/// Why an interface that is named has no program.
+const NO_INTERFACE: &str = "there is no such interface; it is attached when it appears";
+
+impl Place {
+    /// None of the interfaces has a program that cannot be loaded, those that there are for this reason.
+    pub fn refused(&self, all: &[Interface], why: &str) -> Vec<Named> {
+        let named = self.interfaces.iter().map(|name| {
+            let is_there = all.iter().any(|interface| interface.name == *name);
+            let why = if is_there { why } else { NO_INTERFACE };
+            Named { name: name.clone(), attached: Err(why.to_owned()) }
+        });
+        named.collect()
+    }
+}
+
+/// Attaches a program to each of the interfaces that are named. In the network stack it runs where there is no device, or where that is
+/// allowed. `attach` tries these modes; `ours` is the kernel's id of the program.
+pub fn attach_to(
+    place: &Place,
+    all: &[Interface],
+    ours: u32,
+    mut attach: impl FnMut(&Interface, &[XdpMode]) -> Result<XdpMode, DatapathError>,
+) -> Vec<Named> {
+    let mut one = |name: &String| {
+        let Some(interface) = all.iter().find(|interface| interface.name == *name) else {
+            return Err(NO_INTERFACE.to_owned());
+        };
+        let is_allowed = place.allows_generic || !carries_a_device(interface);
+        let modes: &[XdpMode] = if is_allowed { &XdpMode::ALL } else { &[XdpMode::Native] };
+        attach(interface, modes).map_err(|error| {
+            // Looked at now: whoever was faster is there.
+            let now = interfaces().unwrap_or_default().into_iter().find(|one| one.index == interface.index);
+            let others = now.map(|now| names_of_others(&now, Some(ours))).unwrap_or_default();
+            explain(&error, interface, all, &others, (!is_allowed).then_some(place.generic_key))
+        })
+    };
+    place.interfaces.iter().map(|name| Named { name: name.clone(), attached: one(name) }).collect()
+}
+
+/// The addresses of a socket that listens at this one: itself, or all that the host has, those of the interfaces first that are named.
+pub fn addresses_of(ip: IpAddr, names: &[String], all: &[Interface]) -> Vec<IpAddr> {
+    let (named, others): (Vec<&Interface>, Vec<&Interface>) =
+        all.iter().partition(|interface| names.contains(&interface.name));
+    let of_host = named.into_iter().chain(others).flat_map(|interface| interface.addresses.iter().copied());
+    let mut addresses: Vec<IpAddr> = match ip {
+        IpAddr::V4(v4) if v4.is_unspecified() => of_host.filter(IpAddr::is_ipv4).collect(),
+        IpAddr::V6(v6) if v6.is_unspecified() => of_host.collect(),
+        ip => vec![ip],
+    };
+    let mut seen = BTreeSet::new();
+    addresses.retain(|address| seen.insert(*address));
+    addresses
+}
+
+/// The programs that an interface has besides ours, each by its id and, where the kernel tells that, its name.
+pub fn names_of_others(interface: &Interface, ours: Option<u32>) -> Vec<String> {
+    let others = interface.programs.iter().filter(|id| ours != Some(**id));
+    others
+        .map(|id| sys::program_name(*id).map_or_else(|_| id.to_string(), |name| format!("{id} ({name})")))
+        .collect()
+}
+
+/// Attaches a program in the first of these modes that an interface has.
+pub fn link_to(
+    program: std::os::fd::BorrowedFd<'_>,
+    interface: u32,
+    modes: &[XdpMode],
+) -> Result<(XdpMode, std::os::fd::OwnedFd), DatapathError> {
+    let mut failed = io::Error::from_raw_os_error(libc::EOPNOTSUPP);
+    for mode in modes {
+        match sys::xdp_link_create(program, interface, *mode) {
+            Ok(link) => return Ok((*mode, link)),
+            Err(error) => failed = error,
+        }
+        // Another program is no reason to look for another way past it.
+        if matches!(failed.raw_os_error(), Some(libc::EBUSY | libc::EEXIST)) {
+            break;
+        }
+    }
+    Err(DatapathError::AttachInterface(failed))
+}
+
+/// Whether the traffic of a device goes through an interface: it is one, or is made of one.
+fn carries_a_device(interface: &Interface) -> bool {
+    const OF_DEVICES: [&str; 7] = ["bond", "team", "vlan", "bridge", "macvlan", "macvtap", "ipvlan"];
+    interface.kind.as_deref().is_none_or(|kind| OF_DEVICES.contains(&kind))
+}
+
+/// Why a program cannot be attached, and what to do about it.
+fn explain(
+    error: &DatapathError,
+    interface: &Interface,
+    all: &[Interface],
+    others: &[String],
+    generic_key: Option<&str>,
+) -> String {
+    if !others.is_empty() {
+        return format!(
+            "another program is there, {}, and an interface takes one: it is not replaced; end whoever has attached it (`ip link show {}`), \
+             or leave the interface out of the configuration",
+            others.join(" and "),
+            interface.name
+        );
+    }
+    let mut text = match std::error::Error::source(error) {
+        Some(source) => format!("{error}: {source}"),
+        None => error.to_string(),
+    };
+    let master = interface.master.and_then(|index| all.iter().find(|one| one.index == index));
+    if interface.kind.as_deref() == Some("bond") {
+        text.push_str("; it is a bond, and needs Linux 5.15 and members whose drivers have native XDP");
+    } else if let Some(bond) = master.filter(|master| master.kind.as_deref() == Some("bond")) {
+        let _ = write!(text, "; it is a part of the bond {0}: name {0}", bond.name);
+    } else if let Some(key) = generic_key {
+        let _ = write!(
+            text,
+            "; its driver has no native XDP, or not with this MTU or these offloads (LRO): `{key} = true` has the network stack run it"
+        );
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn interface(name: &str, kind: Option<&str>, master: Option<u32>) -> Interface {
+        Interface {
+            index: 7,
+            name: name.to_owned(),
+            is_up: true,
+            mtu: 1500,
+            kind: kind.map(str::to_owned),
+            master,
+            programs: Vec::new(),
+            addresses: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn why_a_program_is_not_there_says_what_to_do() {
+        let error = DatapathError::AttachInterface(io::Error::from_raw_os_error(libc::EOPNOTSUPP));
+        let bond = Interface { index: 3, ..interface("bond0", Some("bond"), None) };
+        let of = |one: &Interface, others: &[String], key| {
+            explain(&error, one, std::slice::from_ref(&bond), others, key)
+        };
+        let device = interface("eth0", None, None);
+        for (one, others, key, expected) in [
+            (&device, &["5 (filter)".to_owned()][..], None, "another program is there, 5 (filter), and an"),
+            (&device, &[], Some("xdp_generic"), "`xdp_generic = true` has the network stack run it"),
+            (&bond, &[], Some("xdp_generic"), "it is a bond, and needs Linux 5.15"),
+            (&interface("eth1", None, Some(3)), &[], None, "it is a part of the bond bond0: name bond0"),
+        ] {
+            let text = of(one, others, key);
+            assert!(text.contains(expected), "{text}");
+        }
+        assert!(!of(&device, &[], None).contains("true"));
+    }
+
+    #[test]
+    fn addresses_of_named_interfaces_come_first_and_each_once() {
+        let with = |name, addresses: &[&str]| Interface {
+            addresses: addresses.iter().map(|text| text.parse().expect("an address")).collect(),
+            ..interface(name, None, None)
+        };
+        let all =
+            [with("lo", &["127.0.0.1", "::1"]), with("eth0", &["192.0.2.1", "2001:db8::1", "192.0.2.1"])];
+        let of = |ip: &str| {
+            let found = addresses_of(ip.parse().expect("an address"), &["eth0".to_owned()], &all);
+            found.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(of("0.0.0.0"), "192.0.2.1 127.0.0.1");
+        assert_eq!(of("::"), "192.0.2.1 2001:db8::1 127.0.0.1 ::1");
+        assert_eq!(of("192.0.2.9"), "192.0.2.9");
+    }
+
+    #[test]
+    fn what_was_found_before_is_no_news() {
+        let named = |name: &str, attached| Named { name: name.to_owned(), attached };
+        let one = named("eth0", Ok(XdpMode::Native));
+        let before = Found { interfaces: vec![one.clone()], error: Some("a".to_owned()) };
+        let other = named("eth1", Err("why".to_owned()));
+        let now = Found { interfaces: vec![one, other.clone()], error: Some("a".to_owned()) };
+        assert_eq!(now.since(&before), Found { interfaces: vec![other], error: None });
+        assert_eq!(now.since(&now), Found::default());
+        assert!(!now.is_complete());
+    }
+}
