@@ -1,6 +1,8 @@
 //! Datagrams as they come to an agent, from several addresses: who asks, and who has no key. The text says what comes in which
-//! order and what becomes of the backends meanwhile.
+//! order and what becomes of the backends meanwhile. What the agent's socket answers, the program in its place answers as well,
+//! compiled for this host.
 
+use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -10,8 +12,12 @@ use lb_agent::reports::entry::{CheckRules, Rules};
 use lb_agent::reports::load::Load;
 use lb_agent::reports::streak::Outcome;
 use lb_agent::reports::{Asker, Reports, Via};
-use lb_common::net::{Be16, Be32};
-use lb_common::wire::{Datagram, Kind, Readiness};
+use lb_common::abi::host::SenderName;
+use lb_common::abi::responder::{PreparedAnswer, Subscriber, SubscriberName};
+use lb_common::fixtures::{Frame, Shape};
+use lb_common::net::{Address, Be16, Be32};
+use lb_common::respond::{Found, Maps, Response, Workspace, respond};
+use lb_common::wire::{BYTES, Cookies, Datagram, Key, Kind, Readiness};
 use lb_core::report_keys::{BackendKey, Keys, Numbered};
 
 use crate::operations::Operations;
@@ -25,8 +31,14 @@ const KEPT: usize = 64;
 /// How often a push is sent at most until it is acknowledged.
 const TIMES: u32 = 5;
 
+/// The agent's port, its addresses, and the secret of its cookies.
+const PORT: u16 = 9465;
+const HERE: [&str; 2] = ["192.0.2.9", "2001:db8::9"];
+const SECRET: [u8; 16] = [9; 16];
+
 struct World {
     reports: Reports,
+    start: Instant,
     now: Instant,
     datagrams: Vec<Datagram>,
     /// Cookies that an address was sent of a backend.
@@ -45,7 +57,7 @@ pub fn agent(text: &[u8]) {
     let mut world = World::new();
     // Bound: each turn takes a byte of the text.
     while let Some(operation) = operations.next() {
-        match operation % 8 {
+        match operation % 9 {
             0 => world.pass(&mut operations),
             1 => {
                 let from = asker(operations.byte());
@@ -61,6 +73,7 @@ pub fn agent(text: &[u8]) {
             }
             5 => world.changed(&mut operations),
             6 => world.set(&mut operations),
+            8 => world.odd(&mut operations),
             _ => world.say(&mut operations),
         }
         world.check();
@@ -86,11 +99,48 @@ fn asker(number: u8) -> Asker {
     Asker { address, via: Via { socket: 0, local: None } }
 }
 
+/// The longest payload that is put in a frame here.
+const LONGEST: usize = 2 * BYTES - 8;
+
+/// The maps of the program, as the agent would have filled them at this moment.
+struct Kernel<'r> {
+    reports: &'r Reports,
+    now: Instant,
+    age: u64,
+    subscribed: Cell<bool>,
+}
+
+impl Maps for Kernel<'_> {
+    fn is_asked_at(&self, address: Address) -> bool {
+        HERE.iter()
+            .any(|here| Address::from(here.parse::<std::net::IpAddr>().expect("an address")) == address)
+    }
+
+    fn prepared(&self, name: &SenderName, into: &mut PreparedAnswer) -> Found {
+        let Some(entry) = Name::of_sender(name).and_then(|name| self.reports.get(name)) else {
+            return Found::Nobody;
+        };
+        let prepared = entry.prepared(self.now, 0).checked();
+        let words: &[u64] = bytemuck::cast_slice(std::slice::from_ref(&prepared));
+        assert!(PreparedAnswer::copy(into, |at| words[at]));
+        Found::Prepared
+    }
+
+    fn subscribe(&self, _: &SubscriberName, _: &Subscriber) {
+        self.subscribed.set(true);
+    }
+
+    fn cookies(&self, _: u64) -> Cookies {
+        Cookies::new(Key::from_bytes(SECRET), self.age)
+    }
+}
+
 impl World {
     fn new() -> Self {
         let now = Instant::now();
         let mut world = Self {
-            reports: Reports::new(7, [9; 16], now),
+            reports: Reports::new(7, SECRET, now),
+            start: now,
             now,
             datagrams: Vec::new(),
             cookies: HashMap::new(),
@@ -202,10 +252,22 @@ impl World {
     fn answer(&mut self, bytes: &[u8], from: Asker) {
         let total = |reports: &Reports| {
             let counts = reports.counts();
-            counts.answered + counts.refused.values().sum::<u64>()
+            counts.answered + counts.refused.iter().sum::<u64>()
         };
+        let by_kernel = self.by_kernel(Shape::PLAIN, bytes, from);
+        let refused = self.reports.counts().refused;
         let before = total(&self.reports);
         let answer = self.reports.answer(bytes, from, self.now);
+        match by_kernel {
+            Some((Response::Answered, frame)) => {
+                let theirs = answer.expect("both answer");
+                assert!(frame.ends_with(theirs.bytes()), "both answer the same");
+            }
+            Some((Response::Refused(why), _)) => {
+                assert_eq!(self.reports.counts().refused[why.number()], refused[why.number()] + 1, "{why:?}");
+            }
+            None => assert!(bytes.len() > LONGEST, "it is for the agent"),
+        }
         assert_eq!(total(&self.reports), before + 1, "each is counted");
         let request = Datagram::parse(bytes).ok().filter(|request| request.kind() == Some(Kind::Request));
         let name = request.as_ref().and_then(Name::of);
@@ -222,6 +284,48 @@ impl World {
             self.returned.insert((from.address, name));
         }
         self.sent(&answer, name, from);
+    }
+
+    /// What the program makes of a datagram in a frame, unless that is longer than any here. It may not say more than the socket, and
+    /// what it does not answer stays as it is.
+    fn by_kernel(&self, shape: Shape, bytes: &[u8], from: Asker) -> Option<(Response, Vec<u8>)> {
+        if bytes.len() > LONGEST {
+            return None;
+        }
+        let here = HERE[usize::from(from.address.is_ipv6())].parse().expect("an address");
+        let mut frame = Frame::new(shape, from.address, SocketAddr::new(here, PORT), bytes);
+        let before = frame;
+        let age = u64::try_from((self.now - self.start).as_nanos()).expect("some years");
+        let kernel = Kernel { reports: &self.reports, now: self.now, age, subscribed: Cell::new(false) };
+        let mut workspace = bytemuck::Zeroable::zeroed();
+        let workspace: &mut Workspace = &mut workspace;
+        let response = respond(frame.bytes_mut(), &kernel, Be16::from_host(PORT), || Some(workspace), || 0);
+        if response != Some(Response::Answered) {
+            assert_eq!(frame.bytes(), before.bytes());
+            assert!(!kernel.subscribed.get());
+        }
+        Some((response?, frame.bytes().to_vec()))
+    }
+
+    /// One that was there, in another shape of a frame: it is answered by the program only as the socket would.
+    fn odd(&mut self, operations: &mut Operations<'_>) {
+        let from = asker(operations.byte());
+        let [tags, options, fragment, protocol, off] = [(); 5].map(|()| operations.byte());
+        let tag = |bits: u8| [0, 0x8100, 0x88a8, 0x0806][usize::from(bits % 4)];
+        let shape = Shape {
+            tags: [tag(tags), tag(tags >> 2)],
+            options: options % 11,
+            fragment: u16::from(fragment) << 8,
+            protocol: if protocol < 240 { 17 } else { protocol },
+            length_off: if off % 8 == 7 { i16::from(off) - 88 } else { 0 },
+        };
+        let Some(datagram) = operations.choice(&self.datagrams).copied() else { return };
+        let answered = self.by_kernel(shape, datagram.bytes(), from);
+        let tags: Vec<u16> = shape.tags.into_iter().filter(|tag| *tag != 0).collect();
+        let is_plain = (tags.is_empty() || tags == [0x8100] || tags == [0x88a8])
+            && (shape.protocol, shape.length_off) == (17, 0)
+            && (from.address.is_ipv6() || shape.options == 0 && shape.fragment & 0x3fff == 0);
+        assert_eq!(answered.is_some(), is_plain, "{shape:?}");
     }
 
     /// A backend comes, goes, or has other keys.

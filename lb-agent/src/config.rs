@@ -9,6 +9,8 @@ use std::time::Duration;
 
 use lb_core::report_keys::{BackendKey, Keys};
 
+use lb_kernel::following::Place;
+
 use crate::check::Check;
 use crate::name::Name;
 use crate::reports::entry::{CheckRules, Rules};
@@ -46,6 +48,8 @@ pub struct Config {
     pub run: PathBuf,
     /// The group whose members may control it; `None` is the agent's own.
     pub group: Option<String>,
+    /// Where the kernel answers in its place, if it is to.
+    pub xdp: Option<Place>,
     /// The backends.
     pub backends: Vec<Backend>,
 }
@@ -59,6 +63,7 @@ impl Default for Config {
             state: directory(&keys::agent::STATE),
             run: directory(&keys::agent::RUN),
             group: None,
+            xdp: None,
             backends: Vec::new(),
         }
     }
@@ -73,6 +78,7 @@ impl Config {
         differ("state", self.state != other.state);
         differ("run", self.run != other.run);
         differ("group", self.group != other.group);
+        differ("xdp", self.xdp != other.xdp);
         fixed
     }
 

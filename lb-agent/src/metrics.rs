@@ -64,6 +64,24 @@ impl Collector for Page {
         let none = |count| [(vec![], count)];
         counter(
             encoder,
+            "socklb_agent_xdp_answered",
+            "Requests that the kernel answered in the agent's place; they are among those above.",
+            none(datagrams.answered_by_kernel),
+        )?;
+        let interfaces = status.interfaces.iter().flat_map(|one| {
+            ["native", "generic", "socket"].map(|mode| {
+                let labels = vec![("interface", one.name.as_str()), ("mode", mode)];
+                (labels, f64::from(u8::from(one.mode == mode)))
+            })
+        });
+        gauge(
+            encoder,
+            "socklb_agent_xdp_interface",
+            "1 for who answers on an interface of the configuration: the kernel (native, generic), or the agent's socket alone.",
+            interfaces,
+        )?;
+        counter(
+            encoder,
             "socklb_agent_pushes",
             "Reports that were sent because the readiness has changed, each repetition once.",
             none(datagrams.pushed),

@@ -4,6 +4,8 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::str::FromStr;
 
+use lb_common::abi::host::SenderName;
+use lb_common::net::{Be16, socket_addr};
 use lb_common::wire::Datagram;
 use lb_core::reports;
 use lb_core::service::Protocol;
@@ -34,6 +36,18 @@ impl Name {
     /// The name in a datagram.
     pub fn of(datagram: &Datagram) -> Option<Self> {
         Self::new(Protocol::of_number(datagram.protocol)?, datagram.backend()).ok()
+    }
+
+    /// The name as kernel programs have it.
+    pub fn of_sender(name: &SenderName) -> Option<Self> {
+        Self::new(Protocol::of_number(name.protocol)?, socket_addr(name.address, name.port)).ok()
+    }
+
+    /// As kernel programs have it.
+    pub fn to_sender(self) -> SenderName {
+        let Self { protocol, address } = self;
+        let port = Be16::from_host(address.port());
+        SenderName { address: address.ip().into(), port, protocol: protocol.number(), _reserved: 0 }
     }
 
     /// Its protocol.

@@ -1,13 +1,15 @@
 //! What the agent says of the backends beside it, decided without a socket, a clock or a random number: those come in.
 //!
 //! In reading order: how a backend is, by all who say something of it ([`readiness`], [`streak`]), how loaded ([`load`]); who may be
-//! told without having asked (`cookie`, `subscribers`) and when (`pushes`); all of that for one backend ([`entry`]); and
-//! what follows of a datagram (this file). Only monotonic times are compared: a host's clock that jumps changes nothing.
+//! told without having asked (`subscribers`) and when (`pushes`); all of that for one backend ([`entry`]); and
+//! what follows of a datagram (this file; what is answered is decided by `lb_common::answer`). Only monotonic times are compared: a host's clock that jumps changes nothing.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use lb_common::wire::{Datagram, Key, Kind, Malformed, Readiness};
+use lb_common::answer::{REFUSALS, Refused, answer};
+use lb_common::net::Be16;
+use lb_common::wire::{self, Cookies, Datagram, Key, Kind, Malformed, Readiness};
 use lb_core::report_keys::{BackendKey, Keys};
 
 use crate::name::Name;
@@ -18,8 +20,6 @@ pub mod streak;
 
 pub mod load;
 
-mod cookie;
-
 mod subscribers;
 
 mod pushes;
@@ -29,7 +29,6 @@ pub mod entry;
 #[cfg(test)]
 mod tests;
 
-use cookie::Cookies;
 use entry::{Entry, Rules};
 use pushes::Pace;
 pub use subscribers::{Asker, MAX_SUBSCRIBERS, Via};
@@ -37,58 +36,13 @@ pub use subscribers::{Asker, MAX_SUBSCRIBERS, Via};
 /// Backends of an agent. Each has its subscribers, which bound the agent's memory with this.
 pub const MAX_BACKENDS: usize = 64;
 
-/// Why a datagram is not answered. Each that arrives is answered, or counted as one of these.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Refused {
-    /// It is no datagram of the protocol.
-    Malformed(Malformed),
-    /// Nobody here has this name.
-    UnknownName,
-    /// The backend has no key of this number.
-    UnknownKey,
-    /// Its authentication code is not that of the key.
-    Forged,
-    /// An authentic answer or push, sent back to whom it came from.
-    NotARequest,
-}
-
-impl Refused {
-    /// All of them, in the order of metrics.
-    pub const ALL: [Self; 9] = [
-        Self::Malformed(Malformed::Length),
-        Self::Malformed(Malformed::Version),
-        Self::Malformed(Malformed::Kind),
-        Self::Malformed(Malformed::Readiness),
-        Self::Malformed(Malformed::Name),
-        Self::UnknownName,
-        Self::UnknownKey,
-        Self::Forged,
-        Self::NotARequest,
-    ];
-
-    /// The word for it in metrics and status.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Malformed(Malformed::Length) => "malformed-length",
-            Self::Malformed(Malformed::Version) => "malformed-version",
-            Self::Malformed(Malformed::Kind) => "malformed-kind",
-            Self::Malformed(Malformed::Readiness) => "malformed-readiness",
-            Self::Malformed(Malformed::Name) => "malformed-name",
-            Self::UnknownName => "unknown-name",
-            Self::UnknownKey => "unknown-key",
-            Self::Forged => "forged",
-            Self::NotARequest => "not-a-request",
-        }
-    }
-}
-
 /// What was counted since the start.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Requests that were answered.
     pub answered: u64,
-    /// Datagrams that were not.
-    pub refused: HashMap<Refused, u64>,
+    /// Datagrams that were not, by [`Refused::number`].
+    pub refused: [u64; REFUSALS],
     /// Pushes, each repetition once.
     pub pushed: u64,
     /// Subscribers that made room for others.
@@ -98,7 +52,8 @@ pub struct Counts {
 /// All backends of an agent, and who asks for them.
 pub struct Reports {
     entries: BTreeMap<Name, Entry>,
-    cookies: Cookies,
+    /// Of the cookies, and when it was drawn.
+    secret: ([u8; 16], Instant),
     pace: Pace,
     incarnation: u32,
     /// Where the reports of a new backend begin: a backend that was removed and comes back goes on where it was, because those that
@@ -114,7 +69,7 @@ impl Reports {
     pub fn new(incarnation: u32, secret: [u8; 16], now: Instant) -> Self {
         Self {
             entries: BTreeMap::new(),
-            cookies: Cookies::new(Key::from_bytes(secret), now),
+            secret: (secret, now),
             pace: Pace::new(now),
             incarnation,
             version: u64::from(incarnation) << 32,
@@ -175,7 +130,7 @@ impl Reports {
                 Some(answer)
             }
             Err(refused) => {
-                *self.counts.refused.entry(refused).or_default() += 1;
+                self.counts.refused[refused.number()] += 1;
                 None
             }
         }
@@ -184,26 +139,29 @@ impl Reports {
     fn answer_to(&mut self, bytes: &[u8], asker: Asker, now: Instant) -> Result<Datagram, Refused> {
         let request = Datagram::parse(bytes).map_err(Refused::Malformed)?;
         let name = Name::of(&request).ok_or(Refused::Malformed(Malformed::Name))?;
+        let cookies = self.cookies(now);
         let entry = self.entries.get_mut(&name).ok_or(Refused::UnknownName)?;
-        let key_id = request.key_id.to_host();
-        let key = entry.key(key_id).ok_or(Refused::UnknownKey)?;
-        if !request.is_authentic(key) {
-            return Err(Refused::Forged);
-        }
-        // The kind is authenticated: nobody can make a request of an answer.
-        if request.kind() != Some(Kind::Request) {
-            return Err(Refused::NotARequest);
-        }
         entry.expire(now);
-        if let Some(heard) = self.cookies.heard(request.cookie, name, asker.address, now) {
+        let mut prepared = entry.prepared(now, 0);
+        let heard = answer(&request, &asker.on_wire(), &mut prepared, &cookies, 0)?;
+        if let Some(heard) = heard {
+            let key_id = request.key_id.to_host();
             self.counts.replaced += u64::from(entry.subscribe(asker, key_id, heard, now));
         }
-        let cookie = self.cookies.cookie(name, asker.address, entry.change(), now);
-        let mut answer = entry.report(Kind::Answer, now);
-        answer.key_id = request.key_id;
-        answer.nonce = request.nonce;
-        answer.cookie = cookie;
-        Ok(answer.sealed(key))
+        Ok(prepared.report)
+    }
+
+    /// Somebody has been answered in the agent's place, by what was prepared, and has shown that it has heard of a change.
+    pub fn subscribe(&mut self, name: Name, asker: Asker, key_id: u16, heard: u16, asked: Instant) {
+        if let Some(entry) = self.entries.get_mut(&name) {
+            self.counts.replaced += u64::from(entry.subscribe(asker, key_id, heard, asked));
+        }
+    }
+
+    fn cookies(&self, now: Instant) -> Cookies {
+        let (secret, drawn) = self.secret;
+        let age = now.saturating_duration_since(drawn).as_nanos();
+        Cookies::new(Key::from_bytes(secret), u64::try_from(age).unwrap_or(u64::MAX))
     }
 
     /// Lets time pass: what was not confirmed in time is unknown, who has not asked for long is forgotten.
@@ -217,6 +175,7 @@ impl Reports {
     pub fn push(&mut self, now: Instant, mut send: impl FnMut(Asker, &Datagram)) {
         let mut left = self.pace.allowed(now);
         let mut pushed = 0;
+        let cookies = self.cookies(now);
         // Bound: each turn sends one push at least, or is the last.
         while left > 0 {
             let before = left;
@@ -224,7 +183,7 @@ impl Reports {
                 let Some((asker, key_id)) = (if left > 0 { entry.next_push(now) } else { None }) else {
                     continue;
                 };
-                let cookie = self.cookies.cookie(*name, asker.address, entry.change(), now);
+                let cookie = cookies.cookie(&name.to_sender(), &asker.on_wire(), entry.change());
                 let mut push = entry.report(Kind::Push, now);
                 push.cookie = cookie;
                 send(asker, &entry.sealed(push, key_id));
@@ -239,12 +198,24 @@ impl Reports {
         self.counts.pushed += u64::from(pushed);
     }
 
+    /// Whether somebody has to be told of a change.
+    pub fn is_pushing(&self) -> bool {
+        self.entries.values().any(|entry| entry.push_at().is_some())
+    }
+
     /// When [`Reports::push`] or [`Reports::expire`] has something to do next, if nothing comes in before.
     pub fn next_at(&self, now: Instant) -> Option<Instant> {
         let pushes = self.entries.values().filter_map(Entry::push_at).min();
         let pushes = pushes.map(|at| at.max(self.pace.allowed_at(now)));
         let expiries = self.entries.values().filter_map(Entry::expires_at).min();
         pushes.into_iter().chain(expiries).min()
+    }
+}
+
+impl Asker {
+    /// As cookies have it.
+    fn on_wire(self) -> wire::Asker {
+        wire::Asker { address: self.address.ip().into(), port: Be16::from_host(self.address.port()) }
     }
 }
 

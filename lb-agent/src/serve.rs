@@ -1,7 +1,8 @@
 //! An agent at work: one event loop that owns what is known of the backends, and everything that it hears from.
 //!
 //! In reading order: what it is asked (`query`) and by which programs (`registrations`); what brings it facts (`checks`,
-//! `measuring`, `udp`); what it keeps (`kept`); the loop (`event_loop`), how it takes things in (`verbs`), another
+//! `measuring`, `udp`); who answers in its place
+//! (`responding`); what it keeps (`kept`); the loop (`event_loop`), how it takes things in (`verbs`), another
 //! configuration (`reload`), and what it shows (`showing`); and who asks by HTTP (`pages`, `control`). An agent is started here,
 //! by the command `socklb agent serve` or within a program that runs a backend.
 
@@ -35,6 +36,8 @@ mod measuring;
 
 mod udp;
 
+mod responding;
+
 mod kept;
 
 mod event_loop;
@@ -58,6 +61,7 @@ use measuring::Measuring;
 use query::Query;
 use registrations::Registrations;
 use reload::Reload;
+use responding::Responding;
 
 /// What comes to the event loop from beside it.
 #[derive(Debug)]
@@ -118,15 +122,16 @@ pub async fn start(config: Config, role: Role, reread: Option<Reread>) -> Result
     let wall = SystemTime::now();
     let incarnation =
         if is_host { incarnation::draw(&config.state, wall) } else { incarnation::next(None, wall) };
-    let now = Instant::now();
+    let (now, secret) = (Instant::now(), secret()?);
     let (kept, keeper) = if is_host { kept_in(&config.state) } else { (Kept::default(), Keeper::none(None)) };
     let mut server = Server {
-        reports: Reports::new(incarnation, secret()?, now),
+        reports: Reports::new(incarnation, secret, now),
         sockets,
         addresses: addresses.clone(),
         registrations: Registrations::default(),
         checks: Checks::new(events.clone()),
         measuring: Measuring::new(events.clone()),
+        responding: None,
         lame_ducks: kept.lame_ducks.clone(),
         keeper,
         reload: Reload::new(config.path.clone().filter(|_| reread.is_some()), reread, events),
@@ -136,6 +141,8 @@ pub async fn start(config: Config, role: Role, reread: Option<Reread>) -> Result
     };
     server.take_on(config.clone(), now);
     server.remember(&kept.by_run, now);
+    let place = config.xdp.clone().filter(|_| is_host);
+    server.responding = place.map(|place| Responding::start(place, &addresses, secret, &server.reports, now));
     server.follow_files();
     server.notify_ready();
     let event_loop = tokio::spawn(server.run(asked, inbox));

@@ -24,6 +24,8 @@ pub struct Status {
     pub faults: Vec<String>,
     /// The file that it is configured by, if there is one.
     pub configuration: Option<Configuration>,
+    /// The network interfaces on which the kernel is to answer in its place.
+    pub interfaces: Vec<Interface>,
     /// Its backends.
     pub backends: Vec<Backend>,
     /// What has come and gone.
@@ -39,6 +41,17 @@ pub struct Configuration {
     pub error: Option<String>,
     /// Keys of which the file says something else, which takes a restart.
     pub takes_a_restart: Vec<String>,
+}
+
+/// Who answers on a network interface.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Interface {
+    /// Its name.
+    pub name: String,
+    /// The kernel, by the interface's driver (`native`) or in the network stack (`generic`), or the agent's `socket`.
+    pub mode: String,
+    /// Why it is the socket.
+    pub why: Option<String>,
 }
 
 /// A backend.
@@ -112,6 +125,8 @@ pub struct Load {
 pub struct Datagrams {
     /// Requests that were answered.
     pub answered: u64,
+    /// Of these, those that the kernel answered.
+    pub answered_by_kernel: u64,
     /// Those that were not, by why.
     pub refused: BTreeMap<String, u64>,
     /// Pushes, each repetition once.
@@ -138,6 +153,10 @@ impl Status {
         );
         if let Some(configuration) = &self.configuration {
             let _ = writeln!(text, "configuration {}", configuration.path);
+        }
+        if !self.interfaces.is_empty() {
+            let each = self.interfaces.iter().map(|one| format!("{} {}", one.name, one.mode));
+            let _ = writeln!(text, "answered on {}", each.collect::<Vec<_>>().join(", "));
         }
         for fault in &self.faults {
             let _ = writeln!(text, "! {fault}");
@@ -224,6 +243,7 @@ mod tests {
             listen: vec!["[::]:9465".to_owned()],
             faults: vec!["the file is wrong".to_owned()],
             configuration: None,
+            interfaces: vec![Interface { name: "eth0".to_owned(), mode: "native".to_owned(), why: None }],
             backends: vec![backend("ready", ""), backend("down", "nobody listens there")],
             datagrams: Datagrams::default(),
         }
@@ -233,6 +253,7 @@ mod tests {
     fn people_see_a_table_with_what_is_wrong() {
         let expected = "\
 agent 1 at [::]:9465, incarnation 7
+answered on eth0 native
 ! the file is wrong
 
   backend      readiness  for  utilization    qps  eps  clients  unheard  check

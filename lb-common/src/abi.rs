@@ -2,7 +2,7 @@
 //!
 //! One set of these maps exists per client task, under `<pins>/v<ABI_VERSION>/<client>/maps/`. Each value says who
 //! writes it. Any change of a layout here is a new [`ABI_VERSION`]. What all client tasks of a host share is in [`host`] and has a
-//! version of its own.
+//! version of its own; what an agent shares with its program is in [`responder`] and is pinned nowhere.
 //!
 //! Two versions meet in an upgrade, so a little is the same in all of them: links are pinned as `links/<hook>@<cgroup
 //! id>`, and [`map::BACKENDS`] (`active` up to version 3) is an array whose values begin with the open flows of a slot as a
@@ -41,13 +41,15 @@ mod retired_counters;
 
 pub mod host;
 
+pub mod responder;
+
 pub use backend::*;
 pub use counts::*;
 pub use flow::*;
 pub use retired_counters::*;
 pub use service::*;
 
-/// The version of everything in this module but [`host`]; a part of the pin path.
+/// The version of everything in this module but [`host`] and [`responder`]; a part of the pin path.
 pub const ABI_VERSION: u32 = 7;
 
 // ---- limits, each with its reason ----------------------------------------------------------------------------------

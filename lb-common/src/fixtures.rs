@@ -4,10 +4,14 @@
 use core::cell::Cell;
 use core::net::{IpAddr, SocketAddr};
 
+use bytemuck::Zeroable as _;
+
 use crate::abi::host::{LastReport, Listener, ReportBase, SenderKey, SenderName};
+use crate::abi::responder::{PreparedAnswer, Subscriber, SubscriberName};
 use crate::net::{Address, Be16};
 use crate::receive::{Maps, Words};
-use crate::wire::Key;
+use crate::respond::{self, Found};
+use crate::wire::{Cookies, Datagram, Key, Kind, Readiness};
 
 /// Room for the longest frame: tagged, with all options of IPv4, and more payload than a datagram of a report has.
 pub const ROOM: usize = 256;
@@ -98,6 +102,11 @@ impl Frame {
     /// Its bytes.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes[..self.length]
+    }
+
+    /// The same, to be changed.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.bytes[..self.length]
     }
 }
 
@@ -202,5 +211,63 @@ impl Words for OneBackend {
             self.lame_until_ns.set(after);
         }
         is_there
+    }
+}
+
+/// What an agent has prepared for one backend that is ready, which may be asked at one address.
+#[derive(Clone, Debug)]
+pub struct OneAnswer {
+    /// That address.
+    pub asked_at: Address,
+    /// The backend.
+    pub name: SenderName,
+    /// What was prepared.
+    pub prepared: PreparedAnswer,
+    /// The secret of the cookies, drawn when the clock began.
+    pub secret: [u8; 16],
+    /// Who has subscribed last.
+    pub subscriber: Cell<Option<(SubscriberName, Subscriber)>>,
+}
+
+impl OneAnswer {
+    /// A backend of this address, by TCP; its key has the number 1, its last change the number 3. What is prepared holds until the
+    /// deadline.
+    pub fn new(asked_at: IpAddr, backend: SocketAddr, key: [u8; 16], deadline_ns: u64) -> Self {
+        let mut report = Datagram::about(Kind::Answer, 6, backend);
+        report.readiness = Readiness::Ready as u8;
+        let first = SenderKey { id: 1, key, ..SenderKey::default() };
+        let prepared = PreparedAnswer {
+            deadline_ns,
+            change: 3,
+            keys: [first, SenderKey::default()],
+            report,
+            ..PreparedAnswer::zeroed()
+        };
+        Self {
+            asked_at: asked_at.into(),
+            name: report.name(),
+            prepared: prepared.checked(),
+            secret: [7; 16],
+            subscriber: Cell::default(),
+        }
+    }
+}
+
+impl respond::Maps for OneAnswer {
+    fn is_asked_at(&self, address: Address) -> bool {
+        address == self.asked_at
+    }
+
+    fn prepared(&self, name: &SenderName, into: &mut PreparedAnswer) -> Found {
+        *into = self.prepared;
+        if *name == self.name { Found::Prepared } else { Found::Nobody }
+    }
+
+    fn subscribe(&self, name: &SubscriberName, subscriber: &Subscriber) {
+        self.subscriber.set(Some((*name, *subscriber)));
+    }
+
+    fn cookies(&self, now_ns: u64) -> Cookies {
+        Cookies::new(Key::from_bytes(self.secret), now_ns)
     }
 }

@@ -29,4 +29,8 @@ pub mod frame;
 
 pub mod receive;
 
+pub mod answer;
+
+pub mod respond;
+
 pub mod fixtures;

@@ -4,7 +4,7 @@
 //! The questions come in the order of what they cost: whether it is for us at all, its length and layout, who is meant, its kind and
 //! number, and at last its message authentication code (MAC).
 
-use bytemuck::cast;
+use bytemuck::{Zeroable as _, cast_mut};
 
 use crate::abi::host::{LastReport, Listener, ReportBase, SenderName};
 use crate::frame::{Frame, Udp, udp_to};
@@ -144,9 +144,10 @@ fn take<F: Frame + ?Sized, M: Maps>(
     maps: &M,
     now_ns: impl FnOnce() -> u64,
 ) -> Option<Received> {
-    let words = if udp.has(BYTES) { frame.datagram(udp.payload()) } else { None };
-    let Some(words) = words else { return Received::dropped(Reception::Malformed) };
-    let datagram: Datagram = cast(words.map(u64::to_le));
+    let mut datagram = Datagram::zeroed();
+    if !udp.has(BYTES) || frame.datagram(udp.payload(), cast_mut(&mut datagram)).is_none() {
+        return Received::dropped(Reception::Malformed);
+    }
     if datagram.check().is_err() {
         return Received::dropped(Reception::Malformed);
     }

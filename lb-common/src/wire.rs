@@ -5,12 +5,15 @@
 //! *answer* is as large as its request, so that nobody can make an agent send more than was sent to it. A *push* is a report that
 //! nobody has asked for. Each is authenticated under the backend's key by SipHash-2-4 (Aumasson and Bernstein, 2012).
 
+mod cookie;
 mod datagram;
 mod judging;
 mod siphash;
 
 pub use judging::{Disbelieved, judge, lame_until_ns};
 
+pub use cookie::{Asker, Cookies, EPOCH_NS};
+pub(crate) use datagram::is_of_one_host;
 pub use datagram::{Datagram, Kind, Malformed, Readiness, UNKNOWN};
 pub use siphash::{Key, siphash};
 

@@ -5,8 +5,8 @@
 //! In reading order: system calls (`sys`) and errors ([`DatapathError`]); what the host is and allows
 //! ([`features`](Features), [`privileges`](host), [`cpus`](possible_cpus), [`clock`](monotonic_ns), [`process`],
 //! [`trust`], [`cgroup`](Cgroup), [`network namespaces`](NetworkNamespace)); where a client's objects are pinned ([`Pins`]) and how they are removed
-//! ([`detach`](detach())); what all clients of a host share ([`HostMaps`]), network interfaces ([`interfaces`](interfaces())) the thread that keeps a program on them ([`following`]), and the program that is kept there: the one that takes reports in
-//! ([`receiver`]); the object and its programs ([`Purpose`]), their links ([`is_balanced`]), and programs of
+//! ([`detach`](detach())); what all clients of a host share ([`HostMaps`]), network interfaces ([`interfaces`](interfaces())) the thread that keeps a program on them ([`following`]), and the programs that are kept there: the one that takes reports in
+//! ([`receiver`]) and the one that answers for an agent ([`responder`]); the object and its programs ([`Purpose`]), their links ([`is_balanced`]), and programs of
 //! others on the same cgroups ([`neighbours`](neighbours())); the maps ([`Tables`]) and one client task ([`Datapath`]);
 //! the open flows ([`flows`](flows())) and the reclaiming of those whose socket is gone ([`reclaim`](reclaim())); and
 //! what all of it is shown from ([`Snapshot`], [`FlowSnapshot`]).
@@ -49,6 +49,8 @@ mod interfaces;
 pub mod following;
 
 pub mod receiver;
+
+pub mod responder;
 
 mod hooks;
 

@@ -36,6 +36,10 @@ mod xdp;
 
 mod frames;
 
+mod responder;
+
+mod asked_frames;
+
 mod verdicts;
 
 mod flows;

@@ -12,6 +12,7 @@ use stage::agent::{Agent, derive_key, make_key};
 use stage::fixture::{Fixture, SERVICE};
 use stage::maps::hash;
 use stage::router::Router;
+use stage::sys::XdpMode;
 use stage::{Probe, eventually, replace};
 
 use crate::reports::{ALL, POLICIES, forged_push, is_lame, reported, text};
@@ -188,7 +189,7 @@ fn another_program_is_named_and_never_replaced() {
     let mut fixture = Fixture::without_daemon();
     let key = make_key(&fixture.setup, "service.key", 1);
     let agent = Agent::start(&fixture.setup, &key, &ALL);
-    let other = stage::sys::attach_xdp("lo");
+    let other = stage::sys::attach_xdp("lo", XdpMode::Generic);
     fixture.setup.write("socklb.toml", &with_interfaces(&fixture, "round-robin", "\"lo\""));
     fixture.start();
     let faults = || fixture.setup.faults().join("\n");

@@ -102,6 +102,11 @@ impl Agent {
         assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
     }
 
+    /// The page of metrics, from its socket.
+    pub fn metrics(&self) -> String {
+        crate::daemon::metrics_of(&self.folder.join("run/agent.sock"))
+    }
+
     /// Sends it a signal.
     pub fn signal(&self, what: rustix::process::Signal) {
         let pid = i32::try_from(self.child.id()).ok().and_then(rustix::process::Pid::from_raw);

@@ -86,13 +86,7 @@ impl Setup {
 
     /// The page of metrics, from the daemon's socket.
     pub fn metrics(&self) -> String {
-        let socket = self.folder.join("run/socklb.sock");
-        let mut stream = std::os::unix::net::UnixStream::connect(socket).expect("the daemon answers");
-        let request = b"GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
-        std::io::Write::write_all(&mut stream, request).expect("ask");
-        let mut page = String::new();
-        stream.read_to_string(&mut page).expect("read the page");
-        page
+        metrics_of(&self.folder.join("run/socklb.sock"))
     }
 
     /// What the daemon says is wrong.
@@ -425,4 +419,17 @@ pub fn read(path: &Path) -> String {
 /// The faults of a status, as people read them.
 pub fn faults_of(status: &Status) -> Vec<String> {
     status.faults.iter().map(ToString::to_string).collect()
+}
+
+/// The page of metrics that is served on a socket.
+///
+/// # Panics
+/// If nobody answers there.
+pub fn metrics_of(socket: &Path) -> String {
+    let mut stream = std::os::unix::net::UnixStream::connect(socket).expect("somebody answers");
+    let request = b"GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
+    std::io::Write::write_all(&mut stream, request).expect("ask");
+    let mut page = String::new();
+    stream.read_to_string(&mut page).expect("read the page");
+    page
 }

@@ -57,7 +57,10 @@ impl Router {
     }
 
     /// Runs a command line in the router.
-    fn run(&self, line: &str) {
+    ///
+    /// # Panics
+    /// If it fails.
+    pub fn run(&self, line: &str) {
         let mut words = line.split(' ');
         let mut command = Command::new(words.next().expect("a program"));
         self.place(command.args(words));

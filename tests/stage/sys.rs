@@ -249,13 +249,32 @@ pub fn send_frames(transmit: &OwnedFd, interface: u32, frame: &[u8], times: u32)
     unsafe { bpf(bpf_cmd::BPF_PROG_TEST_RUN, &mut attr) }.unwrap_or_else(|error| panic!("send it: {error}"));
 }
 
-/// Attaches a program to a network interface that lets every packet pass, in the network stack. It goes with the descriptor.
+/// The ids of the programs of a network interface.
+///
+/// # Panics
+/// Without `ip`.
+pub fn xdp_programs(interface: &str) -> Vec<u32> {
+    let output = std::process::Command::new("ip").args(["-json", "link", "show", "dev", interface]).output();
+    let links: serde_json::Value = serde_json::from_slice(&output.expect("run ip").stdout).expect("JSON");
+    let id = links[0]["xdp"]["prog"]["id"].as_u64();
+    id.into_iter().map(|id| u32::try_from(id).expect("an id")).collect()
+}
+
+/// How a network interface runs a program.
+#[derive(Clone, Copy, Debug)]
+#[repr(u32)]
+pub enum XdpMode {
+    /// By the network stack.
+    Generic = 2,
+    /// By its driver.
+    Native = 4,
+}
+
+/// Attaches a program to a network interface that lets every packet pass. It goes with the descriptor.
 ///
 /// # Panics
 /// If the kernel refuses, or there is no such interface.
-pub fn attach_xdp(interface: &str) -> OwnedFd {
-    /// `XDP_FLAGS_SKB_MODE`
-    const GENERIC: u32 = 2;
+pub fn attach_xdp(interface: &str, mode: XdpMode) -> OwnedFd {
     let program = xdp_program(Action::Pass);
     let index = interface_index(interface);
     let mut attr = attributes();
@@ -264,7 +283,7 @@ pub fn attach_xdp(interface: &str) -> OwnedFd {
     create.__bindgen_anon_1.prog_fd = program.as_raw_fd().cast_unsigned();
     create.__bindgen_anon_2.target_ifindex = index;
     create.attach_type = bpf_attach_type::BPF_XDP as u32;
-    create.flags = GENERIC;
+    create.flags = mode as u32;
     // SAFETY: there are no pointers in these attributes.
     let link = unsafe { bpf(bpf_cmd::BPF_LINK_CREATE, &mut attr) };
     let link = link.unwrap_or_else(|error| panic!("attach to {interface}: {error}"));

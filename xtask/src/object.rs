@@ -10,8 +10,9 @@ use sha2::{Digest, Sha256};
 use crate::command::{root, run as run_command, target};
 use crate::toolchain;
 
-/// Those that ship: the programs that are attached, those that are only tried, and the maps of the host.
-const NAMES: [&str; 3] = ["socklb", "probes", "host"];
+/// Those that ship: the programs that are attached, those that are only tried, the maps of the host with the program that takes
+/// reports in, and the one that answers for an agent.
+const NAMES: [&str; 4] = ["socklb", "probes", "host", "responder"];
 
 /// The committed copy of the programs that are attached.
 pub fn committed() -> PathBuf {

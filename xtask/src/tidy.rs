@@ -23,10 +23,20 @@ const EDGES: [(&str, Allowed); 15] = [
     ("lb-svg", Allowed::Exactly(&[])),
     // The planner decides as the daemon does and picks as the kernel does, and knows neither of them.
     ("lb-sim", Allowed::Ours(&["lb-common", "lb-core", "lb-svg", "lb-view"])),
-    // It runs where backends are, which have no kernel programs. Its status is a table as the daemon's are (`lb-view`).
+    // It runs where backends are, and has a kernel program answer in its place (`lb-kernel`). Its status is a table as the daemon's are
+    // (`lb-view`).
     (
         "lb-agent",
-        Allowed::Ours(&["lb-common", "lb-core", "lb-diag", "lb-document", "lb-host", "lb-http", "lb-view"]),
+        Allowed::Ours(&[
+            "lb-common",
+            "lb-core",
+            "lb-diag",
+            "lb-document",
+            "lb-host",
+            "lb-http",
+            "lb-kernel",
+            "lb-view",
+        ]),
     ),
     // What every program of ours reads and serves with, whatever it is about.
     ("lb-document", Allowed::Ours(&[])),

@@ -20,8 +20,8 @@ use lb_document::{
 pub type Path = Key<Text<Cow<'static, str>>>;
 
 /// All sections, each followed by those that are values in it.
-pub static SECTIONS: [&[&Section]; 2] =
-    [&[&agent::SECTION], &[&backend::SECTION, &check::SECTION, &utilization::SECTION]];
+pub static SECTIONS: [&[&Section]; 3] =
+    [&[&agent::SECTION], &[&xdp::SECTION], &[&backend::SECTION, &check::SECTION, &utilization::SECTION]];
 
 section! {
     agent, "[agent.toml]", "agent.toml", "the agent itself; they stand before all tables, and take a restart but for `backend`";
@@ -35,7 +35,19 @@ section! {
         "directory of its control socket";
     GROUP "group": Text<Cow<'static, str>>(&["deploy"], path), Means("the agent's own alone"),
         "another group whose members may control it: a name or a number. The socket is given to it by an agent that is root";
+    XDP "xdp": Form(&["[xdp]"]), Means("none"), "where the kernel answers in its place, below";
     BACKEND "backend": Form(&["[[backend]]"]), Means("none"), "the backends, below";
+}
+
+section! {
+    xdp, "[xdp]", "[xdp]",
+        "where the kernel answers requests in the agent's place (XDP), also while the agent gets no processor: see \
+         [the page on reports](reports.md#while-a-backends-host-is-overloaded-xdp)";
+
+    INTERFACES "interfaces": Form(&["[\"eth0\"]"]), Required,
+        "the network interfaces on which it does, for requests to the addresses that they have themselves";
+    GENERIC "generic": Form(&["true"]), Means("`false`"),
+        "whether the network stack may run the program where a device's driver cannot, which turns GRO off there";
 }
 
 section! {

@@ -1,17 +1,20 @@
 //! `agent.toml` as a text and as a file.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use lb_document::diagnostic::{Faults, Report, chain, utf8};
 use lb_document::{self as document};
-use lb_document::{Item, Table, Unique, address};
+use lb_document::{Item, Table, Unique, address, interfaces};
 use lb_host::regular_file;
+use lb_kernel::following::Place;
 
 use super::backend::{self, ReadKeys};
-use super::keys::agent::{GROUP, LISTEN, RUN, SECTION, STATE};
+use super::keys::agent::{GROUP, LISTEN, RUN, SECTION, STATE, XDP};
 use super::keys::backend::{ADDRESS, SECTION as BACKEND};
+use super::keys::xdp;
 use super::{Config, DEFAULT_PATH, read_key_file};
 use crate::reports::MAX_BACKENDS;
 
@@ -81,6 +84,7 @@ pub fn parse(text: &str, path: &Path, keys: &mut ReadKeys<'_>) -> Result<Config,
     let listen = LISTEN.item(&root, &mut report).map(|item| listen(&item, &mut report));
     let [state, run] = [&STATE, &RUN].map(|key| directory.join(&*key.take_or_default(&root, &mut report)));
     let group = GROUP.take_written(&root, &mut report).flatten().map(std::borrow::Cow::into_owned);
+    let xdp = xdp(&root, listen.as_ref().and_then(Option::as_deref), &mut report);
     let mut names = Unique::default();
     let mut backends = Vec::new();
     for table in root.tables(&BACKEND, MAX_BACKENDS, &mut report) {
@@ -91,7 +95,24 @@ pub fn parse(text: &str, path: &Path, keys: &mut ReadKeys<'_>) -> Result<Config,
         }
     }
     let path = Some(path.to_owned());
-    report.finish(Some(Config { path, listen: listen.flatten(), state, run, group, backends }))
+    report.finish(Some(Config { path, listen: listen.flatten(), state, run, group, xdp, backends }))
+}
+
+/// Where the kernel is to answer, if it is.
+fn xdp(root: &Table<'_>, listen: Option<&[SocketAddr]>, report: &mut Report<'_>) -> Option<Place> {
+    let item = XDP.item(root, report)?;
+    let table = item.table(&xdp::SECTION, report)?;
+    let named = xdp::INTERFACES.item(&table, report)?;
+    let interfaces = interfaces(&named, report);
+    let allows_generic = xdp::GENERIC.item(&table, report).is_some_and(|item| item.is_true(report));
+    let ports: BTreeSet<u16> = listen.unwrap_or_default().iter().map(SocketAddr::port).collect();
+    if (ports.len() > 1 || ports.contains(&0))
+        && let Some(item) = LISTEN.item(root, report)
+    {
+        let why = "with [xdp] all addresses of listen have the same port, and it is named";
+        report.add(item.span(), why, "write one port from 1 on".to_owned());
+    }
+    Some(Place { interfaces, allows_generic, generic_key: "generic" })
 }
 
 fn listen(item: &Item<'_>, report: &mut Report<'_>) -> Option<Vec<SocketAddr>> {
@@ -262,7 +283,7 @@ mod tests {
         check(
             "[[backends]]",
             &[
-                "1:3: unknown key \"backends\" in agent.toml (did you mean backend? known keys: listen, state, run, group, backend)",
+                "1:3: unknown key \"backends\" in agent.toml (did you mean backend? known keys: listen, state, run, group, xdp, backend)",
             ],
         );
     }
@@ -273,6 +294,36 @@ mod tests {
             |count: usize| (1..=count).map(|n| LEAST.replace(":80'", &format!(":{n}'"))).collect::<String>();
         assert_eq!(good(&backends(64)).backends.len(), 64);
         check(&backends(65), &["193:1: backend 65 is one too many (at most 64)"]);
+    }
+
+    #[test]
+    fn where_the_kernel_answers_names_interfaces_and_one_port() {
+        let place = |allows_generic| Place {
+            interfaces: vec!["eth0".to_owned(), "eth1".to_owned()],
+            allows_generic,
+            generic_key: "generic",
+        };
+        assert_eq!(good(LEAST).xdp, None);
+        let text = "[xdp]\ninterfaces = ['eth0', 'eth1']\n";
+        assert_eq!(good(text).xdp, Some(place(false)));
+        assert_eq!(good(&format!("{text}generic = true\n")).xdp, Some(place(true)));
+        check("[xdp]", &["1:1: interfaces is missing in [xdp] (write interfaces = [\"eth0\"])"]);
+        check("xdp = 1", &["1:7: xdp must be a table, not a whole number"]);
+        check("[xdp]\ninterfaces = ['eth0', 'eth0']", &["2:23: interface eth0 is already on line 2"]);
+        check(
+            "[xdp]\ninterfaces = []\ngeneric = 1",
+            &["3:11: generic must be true or false, not a whole number"],
+        );
+        for listen in ["['10.0.0.1:1', '10.0.0.2:2']", "'10.0.0.1:0'"] {
+            check(
+                &format!("listen = {listen}\n{text}"),
+                &[
+                    "1:10: with [xdp] all addresses of listen have the same port, and it is named (write one port from 1 on)",
+                ],
+            );
+        }
+        assert_eq!(good(&format!("listen = ['10.0.0.1:1', '10.0.0.2:1']\n{text}")).xdp, Some(place(false)));
+        assert_eq!(good(LEAST).fixed(&good(&format!("{text}{LEAST}"))), ["xdp"]);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The tables of docs/reference/agent.md, made of the rows of `keys`.
 
-use lb_document::key::markdown;
+use lb_document::key::{Section, markdown};
 
 use super::keys::SECTIONS;
 
@@ -9,14 +9,9 @@ const MARKS: [&str; 2] = ["<!-- keys: begin -->\n", "<!-- keys: end -->\n"];
 
 /// The tables.
 pub fn tables() -> String {
-    let [agent, backend] = SECTIONS;
-    format!(
-        "\nOf {}:\n\n{}\n`[[backend]]`, {}:\n\n{}\n",
-        agent[0].text,
-        markdown(agent),
-        backend[0].text,
-        markdown(backend)
-    )
+    let [agent, xdp, backend] = SECTIONS;
+    let table = |sections: &[&Section]| format!("{}:\n\n{}\n", sections[0].text, markdown(sections));
+    format!("\nOf {}`[xdp]`, {}`[[backend]]`, {}", table(agent), table(xdp), table(backend))
 }
 
 /// The page with the tables in their place; `None` if it has no place for them.

@@ -2,6 +2,9 @@
 
 use std::time::{Duration, Instant};
 
+use bytemuck::Zeroable as _;
+use lb_common::abi::host::SenderKey;
+use lb_common::abi::responder::PreparedAnswer;
 use lb_common::net::{Be16, Be32};
 use lb_common::wire::{Datagram, Key, Kind, Readiness, UNKNOWN};
 use lb_core::report_keys::{BackendKey, Keys};
@@ -39,6 +42,10 @@ pub struct CheckRules {
 /// Who uses a backend asks its agent every 2 s, unless configured otherwise, a tenth later at most: a new agent then knows all of
 /// them.
 const ALL_HAVE_ASKED: Duration = Duration::from_millis(2500);
+
+/// For how long it is answered by the kernel that a backend is ready, by what an agent has prepared that does not get to a processor
+/// any more: five times as long as it takes until it prepares anew.
+const ANSWERED_FOR: Duration = Duration::from_secs(5);
 
 /// A backend.
 pub struct Entry {
@@ -267,6 +274,25 @@ impl Entry {
         let (id, key) = self.key(key_id).map_or((current.id, current.key.wire()), |key| (key_id, key));
         report.key_id = Be16::from_host(id);
         report.sealed(key)
+    }
+
+    /// What is answered to requests from now on, for a while at most, and not longer than what was learnt holds. `now_ns` is this time
+    /// by the clock of whoever answers.
+    pub fn prepared(&self, now: Instant, now_ns: u64) -> PreparedAnswer {
+        let holds_for = self.stale_at().map(|at| at.saturating_duration_since(now));
+        let holds_for = holds_for.map_or(ANSWERED_FOR, |holds_for| holds_for.min(ANSWERED_FOR));
+        let mut keys = [SenderKey::default(); 2];
+        for (key, own) in keys.iter_mut().zip(self.keys.all()) {
+            *key = SenderKey { id: own.id, key: own.key.bytes(), ..SenderKey::default() };
+        }
+        PreparedAnswer {
+            written_ns: now_ns,
+            deadline_ns: now_ns.saturating_add(u64::try_from(holds_for.as_nanos()).unwrap_or(u64::MAX)),
+            change: self.change,
+            keys,
+            report: self.report(Kind::Answer, now),
+            ..PreparedAnswer::zeroed()
+        }
     }
 
     /// What there is to report, without a code.

@@ -17,6 +17,7 @@ use super::measuring::Measuring;
 use super::query::Query;
 use super::registrations::{End, Registrations};
 use super::reload::Reload;
+use super::responding::Responding;
 use super::udp::Sockets;
 use crate::config::Config;
 use crate::name::Name;
@@ -30,6 +31,8 @@ pub struct Server {
     pub registrations: Registrations,
     pub checks: Checks,
     pub measuring: Measuring,
+    /// Who answers in its place, if somebody is to.
+    pub responding: Option<Responding>,
     /// Backends that the operator calls lame ducks, those included that are not here now.
     pub lame_ducks: BTreeSet<Name>,
     pub keeper: Keeper,
@@ -47,6 +50,7 @@ impl Server {
         loop {
             let now = Instant::now();
             self.let_pass(now);
+            self.prepare(self.reports.is_pushing(), now);
             let Self { reports, sockets, .. } = &mut self;
             reports.push(now, |to, push| sockets.send(to, push));
             let next = self.next_at(now).map(tokio::time::Instant::from_std);
@@ -85,7 +89,11 @@ impl Server {
 
     fn asked(&mut self, query: Query, now: Instant) {
         match query {
-            Query::Status(answer) => drop(answer.send(self.status(now))),
+            Query::Status(answer) => {
+                // Who asks may wait for the last client to hear.
+                self.prepare(true, now);
+                let _ = answer.send(self.status(now));
+            }
             Query::Verb { verb, who, answer } => {
                 let told = self.told(verb, who, now);
                 self.keep();
@@ -95,6 +103,16 @@ impl Server {
             Query::Stopping => return self.notifier.iter().for_each(Notifier::stopping),
         }
         self.notify_status();
+    }
+
+    /// Prepares what the kernel answers, and takes over who has asked it. In this order: whoever is told of a change and asks is answered
+    /// by what was prepared after it.
+    fn prepare(&mut self, is_urgent: bool, now: Instant) {
+        let Self { responding, reports, sockets, .. } = self;
+        if let Some(responding) = responding {
+            responding.prepare(reports, now);
+            responding.look(reports, sockets, is_urgent, now);
+        }
     }
 
     fn take(&mut self, event: Event, now: Instant) {
@@ -185,7 +203,9 @@ impl Server {
     }
 
     fn next_at(&self, now: Instant) -> Option<Instant> {
-        let times = [self.reports.next_at(now), self.registrations.next_at(), self.reload.due_at()];
+        let responding = self.responding.as_ref().and_then(Responding::next_at);
+        let times =
+            [self.reports.next_at(now), self.registrations.next_at(), self.reload.due_at(), responding];
         times.into_iter().flatten().min()
     }
 }

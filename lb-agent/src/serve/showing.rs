@@ -3,19 +3,26 @@
 use std::time::Instant;
 
 use super::event_loop::Server;
+use super::responding::Responding;
+use lb_common::answer::Refused;
+
 use crate::name::Name;
 use crate::reports::entry::Entry;
 use crate::reports::load::Load;
 use crate::reports::streak::Outcome;
-use crate::reports::{Refused, word};
+use crate::reports::word;
 use crate::status::{self, SCHEMA, Status};
 
 impl Server {
     /// How all is.
     pub fn status(&self, now: Instant) -> Status {
         let counts = self.reports.counts();
-        let refused =
-            Refused::ALL.map(|why| (why.name().to_owned(), counts.refused.get(&why).copied().unwrap_or(0)));
+        let (by_kernel, refused_by_kernel) =
+            self.responding.as_ref().map(Responding::counts).unwrap_or_default();
+        let refused = Refused::ALL.map(|why| {
+            let number = why.number();
+            (why.name().to_owned(), counts.refused[number] + refused_by_kernel[number])
+        });
         Status {
             schema: SCHEMA,
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -28,14 +35,27 @@ impl Server {
                 takes_a_restart: self.reload.fixed.iter().map(|key| (*key).to_owned()).collect(),
             }),
             backends: self.reports.iter().map(|(name, entry)| self.backend(name, entry, now)).collect(),
+            interfaces: self.interfaces(),
             datagrams: status::Datagrams {
-                answered: counts.answered,
+                answered: counts.answered + by_kernel,
+                answered_by_kernel: by_kernel,
                 refused: refused.into(),
                 pushed: counts.pushed,
                 unsent: self.sockets.unsent,
                 replaced: counts.replaced,
             },
         }
+    }
+
+    /// Who answers on the interfaces that the configuration names.
+    fn interfaces(&self) -> Vec<status::Interface> {
+        let found = self.responding.as_ref().map(Responding::found).unwrap_or_default();
+        let interfaces = found.interfaces.into_iter().map(|one| status::Interface {
+            name: one.name,
+            mode: one.attached.as_ref().map_or("socket", |mode| mode.name()).to_owned(),
+            why: one.attached.err(),
+        });
+        interfaces.collect()
     }
 
     fn backend(&self, name: Name, entry: &Entry, now: Instant) -> status::Backend {
@@ -95,6 +115,7 @@ impl Server {
         if let Some(why) = self.keeper.fault() {
             faults.push(format!("which backends take no more is not kept, and a restart forgets it: {why}"));
         }
+        faults.extend(self.responding.iter().flat_map(Responding::faults));
         for (name, why) in &self.measuring.errors {
             faults.push(format!("{name}: its utilization cannot be measured: {why}"));
         }

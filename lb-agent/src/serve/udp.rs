@@ -143,6 +143,18 @@ impl Sockets {
         self.sockets.iter().map(|socket| socket.socket.local_addr()).collect()
     }
 
+    /// The way back to an asker that has asked this address of the host: the socket that has it alone, or one that has all.
+    pub fn via(&self, local: IpAddr) -> Option<Via> {
+        let address = |socket: &Socket| socket.socket.local_addr().ok().map(|at| at.ip());
+        let find = |is_it: &dyn Fn(&Socket) -> bool| self.sockets.iter().position(is_it);
+        if let Some(socket) = find(&|socket| address(socket) == Some(local)) {
+            return Some(Via { socket, local: None });
+        }
+        let all_of_family = find(&|socket| socket.is_wildcard && socket.is_v6 == local.is_ipv6());
+        let socket = all_of_family.or_else(|| find(&|socket| socket.is_wildcard))?;
+        Some(Via { socket, local: Some(local) })
+    }
+
     /// Waits until one of them has packets. May be dropped at any time.
     pub async fn readable(&mut self) -> io::Result<usize> {
         poll_fn(|waker| self.poll_readable(waker)).await
@@ -224,6 +236,22 @@ mod tests {
         let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let error = listen_at(Some(&[taken.local_addr().unwrap()])).err().unwrap();
         assert!(error.to_string().contains("(TCP): another agent"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn the_way_back_is_by_the_socket_that_was_asked() {
+        let at = |addresses: &[&str]| {
+            let addresses: Vec<SocketAddr> = addresses.iter().map(|text| text.parse().unwrap()).collect();
+            listen_at(Some(&addresses)).unwrap().0
+        };
+        let local: IpAddr = "127.0.0.2".parse().unwrap();
+        let via = |socket, local| Some(Via { socket, local });
+        let alone = at(&["127.0.0.1:0", "127.0.0.2:0"]);
+        assert_eq!((alone.via(local), alone.via("127.0.0.3".parse().unwrap())), (via(1, None), None));
+        assert_eq!(at(&["127.0.0.1:0", "0.0.0.0:0"]).via(local), via(1, Some(local)));
+        if let Ok((both, _)) = listen_at(Some(&["[::]:0".parse().unwrap()])) {
+            assert_eq!(both.via(local), via(0, Some(local)));
+        }
     }
 
     #[tokio::test]

@@ -100,6 +100,14 @@ pub struct Datagram {
 const _: () = assert!(size_of::<Datagram>() == BYTES);
 const _: () = assert!(core::mem::offset_of!(Datagram, mac) == AUTHENTICATED_BYTES);
 
+/// A datagram as the MAC sees it.
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct Parts {
+    authenticated: [u64; AUTHENTICATED_BYTES / 8],
+    mac: u64,
+}
+
 impl Datagram {
     /// A datagram about a backend, of which nothing is said yet.
     pub fn about(kind: Kind, protocol: u8, backend: SocketAddr) -> Self {
@@ -207,20 +215,26 @@ impl Datagram {
     #[must_use]
     #[inline(always)]
     pub fn sealed(mut self, key: Key) -> Self {
-        self.mac = self.mac_under(key).to_le_bytes();
+        self.seal(&key);
         self
+    }
+
+    /// Gives it its MAC under a key.
+    #[inline(always)]
+    pub fn seal(&mut self, key: &Key) {
+        self.mac = self.mac_under(key).to_le_bytes();
     }
 
     /// Whether its MAC is that of a key.
     #[inline(always)]
     pub fn is_authentic(&self, key: Key) -> bool {
-        u64::from_le_bytes(self.mac) == self.mac_under(key)
+        u64::from_le_bytes(self.mac) == self.mac_under(&key)
     }
 
     #[inline(always)]
-    fn mac_under(&self, key: Key) -> u64 {
-        let [a, b, c, d, e, f, g, h, i, _]: [u64; BYTES / 8] = bytemuck::cast(*self);
-        siphash(key, [a, b, c, d, e, f, g, h, i].map(u64::from_le))
+    fn mac_under(&self, key: &Key) -> u64 {
+        let Parts { authenticated, .. } = bytemuck::cast_ref(self);
+        siphash(key, authenticated)
     }
 
     /// The bytes to send.
@@ -232,7 +246,7 @@ impl Datagram {
 /// Whether an address can be that of one backend, wherever it is read: not unspecified, of no group, and not link-local, which
 /// would need a scope.
 #[inline(always)]
-fn is_of_one_host(address: Address) -> bool {
+pub fn is_of_one_host(address: Address) -> bool {
     match address.as_mapped() {
         Some(v4) => {
             let bits = v4.to_host();

@@ -20,9 +20,12 @@ impl Key {
     }
 }
 
-/// The message authentication code of a message of `N` words, each of which is eight of its bytes, the first of them lowest.
-#[inline(always)]
-pub fn siphash<const N: usize>(Key([low, high]): Key, message: [u64; N]) -> u64 {
+/// The message authentication code of a message of `N` words, as its bytes lie in memory.
+///
+/// Not inlined into kernel programs: what it remembers would lie on their stack (512 bytes) once for each message.
+#[cfg_attr(target_arch = "bpf", inline(never))]
+#[cfg_attr(not(target_arch = "bpf"), inline(always))]
+pub fn siphash<const N: usize>(&Key([low, high]): &Key, message: &[u64; N]) -> u64 {
     // The ASCII of "somepseudorandomlygeneratedbytes", as the paper has it.
     let mut state = [
         low ^ 0x736f_6d65_7073_6575,
@@ -30,8 +33,8 @@ pub fn siphash<const N: usize>(Key([low, high]): Key, message: [u64; N]) -> u64 
         low ^ 0x6c79_6765_6e65_7261,
         high ^ 0x7465_6462_7974_6573,
     ];
-    for word in message {
-        state = mixed_in(state, word);
+    for word in *message {
+        state = mixed_in(state, u64::from_le(word));
     }
     // The last word is what is left of the message, which is nothing, below its length in bytes modulo 256.
     let mut state = mixed_in(state, (N as u64 * 8) << 56);
@@ -81,12 +84,12 @@ mod tests {
     fn known_vectors() {
         let key = Key::from_bytes(KEY);
         let words = |first: u8| {
-            u64::from_le_bytes(core::array::from_fn(|n| first + u8::try_from(n).expect("below 8")))
+            u64::from_ne_bytes(core::array::from_fn(|n| first + u8::try_from(n).expect("below 8")))
         };
-        assert_eq!(siphash(key, []), 0x726f_db47_dd0e_0e31);
-        assert_eq!(siphash(key, [words(0)]), 0x93f5_f579_9a93_2462);
+        assert_eq!(siphash(&key, &[]), 0x726f_db47_dd0e_0e31);
+        assert_eq!(siphash(&key, &[words(0)]), 0x93f5_f579_9a93_2462);
         let words = core::array::from_fn::<_, 7, _>(|n| words(8 * u8::try_from(n).expect("below 7")));
-        assert_eq!(siphash(key, words), 0xb78d_bfaf_3a8d_83bd);
+        assert_eq!(siphash(&key, &words), 0xb78d_bfaf_3a8d_83bd);
     }
 
     proptest! {
@@ -96,9 +99,9 @@ mod tests {
             #[expect(deprecated, reason = "it is SipHash-2-4, which its successor need not be")]
             let mut reference = core::hash::SipHasher::new_with_keys(half(0), half(8));
             for word in message {
-                reference.write(&word.to_le_bytes());
+                reference.write(&word.to_ne_bytes());
             }
-            prop_assert_eq!(siphash(Key::from_bytes(key), message), reference.finish());
+            prop_assert_eq!(siphash(&Key::from_bytes(key), &message), reference.finish());
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use aya_ebpf::programs::XdpContext;
 use core::arch::asm;
-use lb_common::frame::{Frame, Header};
+use lb_common::frame::{Frame, FrameMut, Header, Payload};
 use lb_common::wire::BYTES;
 
 /// A packet.
@@ -45,9 +45,9 @@ impl Frame for Packet {
     }
 
     #[inline(always)]
-    fn datagram(&self, offset: usize) -> Option<[u64; BYTES / 8]> {
+    fn datagram(&self, offset: usize, into: &mut Payload) -> Option<()> {
         let start = self.at(offset, BYTES)?;
-        Some([
+        *into = [
             word::<0>(start),
             word::<8>(start),
             word::<16>(start),
@@ -58,7 +58,34 @@ impl Frame for Packet {
             word::<56>(start),
             word::<64>(start),
             word::<72>(start),
-        ])
+        ];
+        Some(())
+    }
+}
+
+impl FrameMut for Packet {
+    #[inline(always)]
+    fn put_header<H: Header>(&mut self, offset: usize, header: H) -> Option<()> {
+        let start = self.at(offset, size_of::<H>())?;
+        // SAFETY: the packet has the bytes.
+        unsafe { (start as *mut H).write_unaligned(header) };
+        Some(())
+    }
+
+    #[inline(always)]
+    fn put_datagram(&mut self, offset: usize, [a, b, c, d, e, f, g, h, i, j]: &Payload) -> Option<()> {
+        let start = self.at(offset, BYTES)?;
+        put::<0>(start, *a);
+        put::<8>(start, *b);
+        put::<16>(start, *c);
+        put::<24>(start, *d);
+        put::<32>(start, *e);
+        put::<40>(start, *f);
+        put::<48>(start, *g);
+        put::<56>(start, *h);
+        put::<64>(start, *i);
+        put::<72>(start, *j);
+        Some(())
     }
 }
 
@@ -78,4 +105,19 @@ fn word<const OFFSET: usize>(start: usize) -> u64 {
         );
     }
     word
+}
+
+/// Puts a word into a packet that has the room, likewise in one instruction.
+#[inline(always)]
+fn put<const OFFSET: usize>(start: usize, word: u64) {
+    // SAFETY: the caller has compared with the packet's end.
+    unsafe {
+        asm!(
+            "*(u64 *)({0} + {offset}) = {1}",
+            in(reg) start,
+            in(reg) word,
+            offset = const OFFSET,
+            options(nostack)
+        );
+    }
 }

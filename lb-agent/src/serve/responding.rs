@@ -1,0 +1,286 @@
+//! Answers that the kernel gives in the agent's place (XDP), on the network interfaces that the configuration names: as fast as ever
+//! also while the agent gets no processor. The agent prepares them, and learns from the kernel who has asked.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use lb_common::abi::responder::MAX_ADDRESSES;
+use lb_common::answer::REFUSALS;
+use lb_common::net::socket_addr;
+use lb_document::diagnostic::chain;
+use lb_kernel::following::{Follower, Found, Named, Place, Work, attach_to};
+use lb_kernel::responder::{self, Answers, Responder, Secret};
+use lb_kernel::{DatapathError, Interface, monotonic_ns};
+use tracing::{info, warn};
+
+use super::udp::Sockets;
+use crate::config::PORT;
+use crate::name::Name;
+use crate::reports::{Asker, Reports};
+
+/// From one time that all answers are prepared to the next, and that subscribers are looked for: what changes is prepared at once.
+const INTERVAL: Duration = Duration::from_secs(1);
+
+/// While clients are told of a change, who has acknowledged it is looked for more often, but not more often than this.
+const APART: Duration = Duration::from_millis(5);
+
+/// Who answers in the agent's place.
+pub struct Responding {
+    place: Place,
+    /// Why nobody does, if the program cannot be loaded.
+    loaded: Result<Loaded, String>,
+    /// What went wrong last with a map.
+    error: Option<String>,
+}
+
+struct Loaded {
+    answers: Answers,
+    follower: Follower<Attaching>,
+    /// The version of the report that was prepared last.
+    prepared: BTreeMap<Name, u64>,
+    prepared_at: Option<Instant>,
+    looked_at: Option<Instant>,
+}
+
+impl Responding {
+    /// Loads the program, prepares what it answers, and has it attached.
+    pub fn start(
+        place: Place,
+        listen: &[SocketAddr],
+        secret: [u8; 16],
+        reports: &Reports,
+        now: Instant,
+    ) -> Self {
+        let loaded = load(&place, listen, secret, reports, now);
+        if let Err(why) = &loaded {
+            warn!("the kernel answers no requests in the agent's place: {why}");
+        }
+        Self { place, loaded, error: None }
+    }
+
+    /// Prepares what is answered from now on: what has changed, and once a second all of it.
+    pub fn prepare(&mut self, reports: &Reports, now: Instant) {
+        let Ok(loaded) = &mut self.loaded else { return };
+        let all = is_due(loaded.prepared_at, INTERVAL, now);
+        if all {
+            loaded.prepared_at = Some(now);
+        }
+        let result = prepare(&loaded.answers, &mut loaded.prepared, reports, all, now);
+        self.note("what it answers cannot be prepared", result);
+    }
+
+    /// Takes over who has asked it, at most every second, or every few milliseconds where `is_urgent`.
+    pub fn look(&mut self, reports: &mut Reports, sockets: &Sockets, is_urgent: bool, now: Instant) {
+        let Ok(loaded) = &mut self.loaded else { return };
+        if !is_due(loaded.looked_at, if is_urgent { APART } else { INTERVAL }, now) {
+            return;
+        }
+        loaded.looked_at = Some(now);
+        let now_ns = monotonic_ns();
+        let taken = loaded.answers.take_subscribers(|name, subscriber| {
+            let address = socket_addr(name.address, name.port);
+            let local = socket_addr(subscriber.local, name.port).ip();
+            let (Some(name), Some(via)) = (Name::of_sender(&name.backend), sockets.via(local)) else {
+                return;
+            };
+            let ago = Duration::from_nanos(now_ns.saturating_sub(subscriber.asked_ns));
+            let asked = now.checked_sub(ago).unwrap_or(now);
+            reports.subscribe(name, Asker { address, via }, subscriber.key_id, subscriber.heard, asked);
+        });
+        self.note("who has asked cannot be read", taken);
+    }
+
+    fn note(&mut self, what: &str, result: Result<(), DatapathError>) {
+        let error = result.err().map(|error| format!("of the kernel's answers, {what}: {}", chain(&error)));
+        if let Some(error) = error.as_ref().filter(|error| self.error.as_ref() != Some(error)) {
+            warn!("{error}");
+        }
+        self.error = error;
+    }
+
+    /// When there is something to do, if nothing comes in before.
+    pub fn next_at(&self) -> Option<Instant> {
+        let loaded = self.loaded.as_ref().ok()?;
+        let times = [loaded.prepared_at, loaded.looked_at];
+        times.into_iter().flatten().min().map(|at| at + INTERVAL)
+    }
+
+    /// How many requests it has answered, and how many it has not, by why.
+    pub fn counts(&self) -> (u64, [u64; REFUSALS]) {
+        let counts = self.loaded.as_ref().ok().and_then(|loaded| loaded.answers.counts().ok());
+        counts.unwrap_or_default()
+    }
+
+    /// How it is on the interfaces of the configuration.
+    pub fn found(&self) -> Found {
+        match &self.loaded {
+            Ok(loaded) => loaded.follower.found(),
+            Err(why) => {
+                let refused = |name: &String| Named { name: name.clone(), attached: Err(why.clone()) };
+                Found { interfaces: self.place.interfaces.iter().map(refused).collect(), error: None }
+            }
+        }
+    }
+
+    /// What is wrong with it.
+    pub fn faults(&self) -> Vec<String> {
+        let Found { interfaces, error } = self.found();
+        let mut faults: Vec<String> = self.error.iter().cloned().chain(error).collect();
+        let by_socket = interfaces.into_iter().filter_map(|one| {
+            let why = one.attached.err()?;
+            Some(format!(
+                "interface {}: requests that come there are not answered by the kernel: {why}; the agent's socket answers them",
+                one.name
+            ))
+        });
+        faults.extend(by_socket);
+        faults
+    }
+}
+
+fn is_due(last: Option<Instant>, interval: Duration, now: Instant) -> bool {
+    last.is_none_or(|last| now.saturating_duration_since(last) >= interval)
+}
+
+fn load(
+    place: &Place,
+    listen: &[SocketAddr],
+    secret: [u8; 16],
+    reports: &Reports,
+    now: Instant,
+) -> Result<Loaded, String> {
+    let port = listen.first().map_or(PORT, SocketAddr::port);
+    let secret = Secret { bytes: secret, drawn_ns: monotonic_ns() };
+    let (responder, answers) = responder::load(port, secret).map_err(|error| chain(&error))?;
+    // Before it is attached: it drops requests for what it does not know.
+    let mut prepared = BTreeMap::new();
+    prepare(&answers, &mut prepared, reports, true, now).map_err(|error| chain(&error))?;
+    let wanted = Wanted { place: place.clone(), listen: listen.to_vec() };
+    let follower = Follower::start(Attaching { responder }, Some(wanted))
+        .map_err(|error| format!("network interfaces cannot be followed: {error}"))?;
+    Ok(Loaded { answers, follower, prepared, prepared_at: Some(now), looked_at: None })
+}
+
+/// Prepares what is answered: `all` of it, or what is another report than the one that was `prepared` last.
+fn prepare(
+    answers: &Answers,
+    prepared: &mut BTreeMap<Name, u64>,
+    reports: &Reports,
+    all: bool,
+    now: Instant,
+) -> Result<(), DatapathError> {
+    let mut now_ns = None;
+    for (name, entry) in reports.iter() {
+        if all || prepared.get(&name) != Some(&entry.version()) {
+            let now_ns = *now_ns.get_or_insert_with(monotonic_ns);
+            answers.set(&name.to_sender(), entry.prepared(now, now_ns))?;
+            prepared.insert(name, entry.version());
+        }
+    }
+    let gone: Vec<Name> = prepared.keys().copied().filter(|name| reports.get(*name).is_none()).collect();
+    for name in gone {
+        answers.remove(&name.to_sender())?;
+        prepared.remove(&name);
+    }
+    Ok(())
+}
+
+#[derive(Clone)]
+struct Wanted {
+    place: Place,
+    listen: Vec<SocketAddr>,
+}
+
+/// What the thread that follows interfaces does for answers.
+struct Attaching {
+    responder: Responder,
+}
+
+impl Work for Attaching {
+    type Wanted = Wanted;
+
+    fn follow(&mut self, wanted: Option<&Wanted>, all: &[Interface]) -> Found {
+        let Some(Wanted { place, listen }) = wanted else { return Found::default() };
+        let named: Vec<&Interface> =
+            all.iter().filter(|interface| place.interfaces.contains(&interface.name)).collect();
+        let indexes: BTreeSet<u32> = named.iter().map(|interface| interface.index).collect();
+        for index in self.responder.detach_others(&indexes) {
+            info!(interface = index, "the kernel answers no more requests there");
+        }
+        let responder = &mut self.responder;
+        let error = match responder.set_addresses(&asked_at(listen, &named)) {
+            Ok(0) => None,
+            Ok(more) => Some(format!(
+                "the interfaces of [xdp] have {more} addresses more than the {MAX_ADDRESSES} at which the kernel answers"
+            )),
+            Err(error) => Some(format!("the kernel cannot be told where it answers: {}", chain(&error))),
+        };
+        let id = responder.id();
+        Found { interfaces: attach_to(place, all, id, |to, modes| responder.attach(to, modes)), error }
+    }
+
+    fn tell(&mut self, news: Found) {
+        if let Some(error) = news.error {
+            warn!("{error}");
+        }
+        for one in news.interfaces {
+            match one.attached {
+                Ok(mode) => {
+                    info!(
+                        interface = one.name,
+                        mode = mode.name(),
+                        "the kernel answers in the agent's place"
+                    );
+                }
+                Err(why) => {
+                    warn!(interface = one.name, "requests are answered by the agent's socket alone: {why}");
+                }
+            }
+        }
+    }
+}
+
+/// The addresses at which the kernel answers: those of the interfaces that are named, as far as the agent listens there. What comes to an
+/// address of another interface may have to be answered another way, with a VLAN's tag that the device has taken off among others.
+fn asked_at(listen: &[SocketAddr], named: &[&Interface]) -> Vec<IpAddr> {
+    let is_listened_at = |address: &IpAddr| {
+        listen.iter().any(|at| match at.ip() {
+            IpAddr::V4(v4) if v4.is_unspecified() => address.is_ipv4(),
+            IpAddr::V6(v6) if v6.is_unspecified() => true,
+            ip => ip == *address,
+        })
+    };
+    let of_named = named.iter().flat_map(|interface| interface.addresses.iter().copied());
+    let addresses: BTreeSet<IpAddr> = of_named.filter(is_listened_at).collect();
+    addresses.into_iter().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernel_answers_at_addresses_of_named_interfaces_where_the_agent_listens() {
+        let addresses = ["192.0.2.1", "2001:db8::1", "192.0.2.2"];
+        let eth0 = Interface {
+            index: 7,
+            name: "eth0".to_owned(),
+            is_up: true,
+            mtu: 1500,
+            kind: None,
+            master: None,
+            programs: Vec::new(),
+            addresses: addresses.iter().map(|text| text.parse().unwrap()).collect(),
+        };
+        let of = |listen: &[&str]| {
+            let listen: Vec<SocketAddr> = listen.iter().map(|text| text.parse().unwrap()).collect();
+            let at = asked_at(&listen, &[&eth0]);
+            at.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(of(&["[::]:9465"]), "192.0.2.1 192.0.2.2 2001:db8::1");
+        assert_eq!(of(&["0.0.0.0:9465"]), "192.0.2.1 192.0.2.2");
+        assert_eq!(of(&["192.0.2.2:9465", "192.0.2.9:9465"]), "192.0.2.2");
+        assert_eq!(asked_at(&["[::]:9465".parse().unwrap()], &[]), [] as [IpAddr; 0]);
+    }
+}

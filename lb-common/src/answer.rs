@@ -1,0 +1,232 @@
+//! What is answered to a request for a backend's report: decided the same way by the agent's socket and by the kernel program that
+//! answers in its place.
+
+use crate::abi::responder::PreparedAnswer;
+use crate::net::Be16;
+use crate::wire::{Asker, Cookies, Datagram, Key, Kind, Malformed, Readiness};
+
+/// Why a datagram is not answered. Each that arrives is answered, or counted as one of these.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Refused {
+    /// It is no datagram of the protocol.
+    Malformed(Malformed),
+    /// Nobody here has this name.
+    UnknownName,
+    /// The backend has no key of this number.
+    UnknownKey,
+    /// Its authentication code is not that of the key.
+    Forged,
+    /// An authentic answer or push, sent back to whom it came from.
+    NotARequest,
+}
+
+/// How many of them there are.
+pub const REFUSALS: usize = Refused::ALL.len();
+
+impl Refused {
+    /// All of them, in the order of metrics.
+    pub const ALL: [Self; 9] = [
+        Self::Malformed(Malformed::Length),
+        Self::Malformed(Malformed::Version),
+        Self::Malformed(Malformed::Kind),
+        Self::Malformed(Malformed::Readiness),
+        Self::Malformed(Malformed::Name),
+        Self::UnknownName,
+        Self::UnknownKey,
+        Self::Forged,
+        Self::NotARequest,
+    ];
+
+    /// By which it is counted: its place among all.
+    #[inline(always)]
+    pub const fn number(self) -> usize {
+        match self {
+            Self::Malformed(what) => what as usize,
+            Self::UnknownName => 5,
+            Self::UnknownKey => 6,
+            Self::Forged => 7,
+            Self::NotARequest => 8,
+        }
+    }
+
+    /// The word for it in metrics and status.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Malformed(Malformed::Length) => "malformed-length",
+            Self::Malformed(Malformed::Version) => "malformed-version",
+            Self::Malformed(Malformed::Kind) => "malformed-kind",
+            Self::Malformed(Malformed::Readiness) => "malformed-readiness",
+            Self::Malformed(Malformed::Name) => "malformed-name",
+            Self::UnknownName => "unknown-name",
+            Self::UnknownKey => "unknown-key",
+            Self::Forged => "forged",
+            Self::NotARequest => "not-a-request",
+        }
+    }
+}
+
+/// Makes the answer to a request for a backend of what was prepared for it. Returns the number of the change of which the asker has
+/// heard, if it has returned a cookie of its own: it is a subscriber then.
+///
+/// # Errors
+/// Why there is none.
+#[inline(always)]
+pub fn answer(
+    request: &Datagram,
+    asker: &Asker,
+    prepared: &mut PreparedAnswer,
+    cookies: &Cookies,
+    now_ns: u64,
+) -> Result<Option<u16>, Refused> {
+    let Some(key) = key_of(prepared, request.key_id.to_host()) else { return Err(Refused::UnknownKey) };
+    if !request.is_authentic(key) {
+        return Err(Refused::Forged);
+    }
+    // The kind is authenticated: nobody can make a request of an answer.
+    if !matches!(request.kind(), Some(Kind::Request)) {
+        return Err(Refused::NotARequest);
+    }
+    let name = request.name();
+    let answer = &mut prepared.report;
+    answer.kind = Kind::Answer as u8;
+    answer.key_id = request.key_id;
+    answer.nonce = request.nonce;
+    answer.cookie = cookies.cookie(&name, asker, prepared.change);
+    if now_ns > prepared.deadline_ns {
+        answer.readiness = Readiness::Unknown as u8;
+    }
+    answer.age = later(answer.age, now_ns.saturating_sub(prepared.written_ns));
+    answer.seal(&key);
+    Ok(cookies.heard(request.cookie, &name, asker))
+}
+
+#[inline(always)]
+fn key_of(prepared: &PreparedAnswer, number: u16) -> Option<Key> {
+    let [first, second] = &prepared.keys;
+    let key = if first.id == number {
+        first
+    } else if second.id == number {
+        second
+    } else {
+        return None;
+    };
+    if number == 0 { None } else { Some(Key::from_bytes(key.key)) }
+}
+
+/// An age in milliseconds some time later; the largest number is that or more.
+#[inline(always)]
+fn later(age: Be16, ns: u64) -> Be16 {
+    let ms = age.to_host() as u64 + ns / 1_000_000;
+    #[expect(clippy::cast_possible_truncation, reason = "it was compared")]
+    Be16::from_host(if ms > u16::MAX as u64 { u16::MAX } else { ms as u16 })
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+
+    use std::collections::BTreeSet;
+    use std::net::Ipv4Addr;
+
+    use bytemuck::Zeroable as _;
+
+    use super::*;
+    use crate::abi::host::SenderKey;
+    use crate::net::IPPROTO_TCP;
+
+    const KEYS: [[u8; 16]; 2] = [*b"of sixteen bytes", *b"and another one!"];
+    const MS: u64 = 1_000_000;
+
+    fn prepared() -> PreparedAnswer {
+        let mut report = Datagram::about(Kind::Answer, IPPROTO_TCP, "10.0.0.1:80".parse().unwrap());
+        report.readiness = Readiness::Ready as u8;
+        report.age = Be16::from_host(700);
+        let key = |id: u16| SenderKey { id, key: KEYS[usize::from(id - 1)], ..SenderKey::default() };
+        PreparedAnswer {
+            written_ns: 1_000 * MS,
+            deadline_ns: 6_000 * MS,
+            change: 3,
+            keys: [key(2), key(1)],
+            report,
+            ..PreparedAnswer::zeroed()
+        }
+    }
+
+    fn request(key_id: u16) -> Datagram {
+        let mut request = Datagram::about(Kind::Request, IPPROTO_TCP, "10.0.0.1:80".parse().unwrap());
+        request.key_id = Be16::from_host(key_id);
+        request.nonce = 99;
+        request
+    }
+
+    fn sealed(request: Datagram) -> Datagram {
+        request.sealed(Key::from_bytes(KEYS[usize::from(request.key_id.to_host() - 1)]))
+    }
+
+    fn asker() -> Asker {
+        Asker { address: Ipv4Addr::new(192, 0, 2, 7).into(), port: Be16::from_host(9467) }
+    }
+
+    fn cookies() -> Cookies {
+        Cookies::new(Key::from_bytes([7; 16]), 0)
+    }
+
+    fn at(request: &Datagram, ms: u64) -> Result<(Datagram, Option<u16>), Refused> {
+        let mut prepared = prepared();
+        let heard = answer(request, &asker(), &mut prepared, &cookies(), ms * MS)?;
+        Ok((prepared.report, heard))
+    }
+
+    #[test]
+    fn an_answer_is_authentic_and_what_was_prepared() {
+        for key_id in [1, 2] {
+            let (answer, heard) = at(&sealed(request(key_id)), 1_000).expect("an answer");
+            assert!(answer.is_authentic(Key::from_bytes(KEYS[usize::from(key_id - 1)])));
+            assert_eq!((answer.kind(), answer.nonce), (Some(Kind::Answer), 99));
+            assert_eq!((answer.key_id.to_host(), answer.age.to_host()), (key_id, 700));
+            assert_eq!((answer.readiness(), heard), (Some(Readiness::Ready), None));
+            let mut again = request(key_id);
+            again.cookie = answer.cookie;
+            assert_eq!(at(&sealed(again), 1_000).expect("an answer").1, Some(3));
+        }
+    }
+
+    #[test]
+    fn an_answer_of_before_the_deadline_grows_old_and_one_of_after_it_says_unknown() {
+        let said = |ms| {
+            let (answer, _) = at(&sealed(request(1)), ms).expect("an answer");
+            (answer.readiness().expect("one"), answer.age.to_host())
+        };
+        assert_eq!(said(999), (Readiness::Ready, 700), "a clock that goes back makes nothing younger");
+        assert_eq!(said(1_300), (Readiness::Ready, 1_000));
+        assert_eq!(said(6_000), (Readiness::Ready, 5_700));
+        assert_eq!(said(6_001), (Readiness::Unknown, 5_701));
+        assert_eq!(said(1_000_000), (Readiness::Unknown, u16::MAX));
+    }
+
+    #[test]
+    fn what_is_not_answered_says_why() {
+        let mut forged = sealed(request(1));
+        forged.nonce ^= 1;
+        assert_eq!(at(&forged, 1_000), Err(Refused::Forged));
+        for key_id in [0, 3] {
+            assert_eq!(at(&request(key_id), 1_000), Err(Refused::UnknownKey));
+        }
+        let mut push = request(1);
+        push.kind = Kind::Push as u8;
+        assert_eq!(at(&sealed(push), 1_000), Err(Refused::NotARequest));
+        assert_eq!(at(&push, 1_000), Err(Refused::Forged), "and nothing else is told to who has no key");
+        let mut without = PreparedAnswer { keys: [SenderKey::default(); 2], ..prepared() };
+        let of_zero = answer(&request(0), &asker(), &mut without, &cookies(), 0);
+        assert_eq!(of_zero, Err(Refused::UnknownKey));
+    }
+
+    #[test]
+    fn each_reason_has_a_number_and_a_word_of_its_own() {
+        for (number, refused) in Refused::ALL.into_iter().enumerate() {
+            assert_eq!(refused.number(), number);
+        }
+        let names: BTreeSet<&str> = Refused::ALL.map(Refused::name).into();
+        assert_eq!(names.len(), REFUSALS);
+    }
+}

@@ -1,0 +1,338 @@
+//! How a frame that may hold a request is answered before the host's network stack sees it: a function of the frame and of what the
+//! agent has prepared. The kernel program calls it with its maps, tests with maps of their own.
+
+use bytemuck::{Zeroable, cast_mut, cast_ref};
+
+use crate::abi::host::SenderName;
+use crate::abi::responder::{PreparedAnswer, Subscriber, SubscriberName};
+use crate::answer::{Refused, answer};
+use crate::frame::{FrameMut, Udp, can_turn, turn, udp_to};
+use crate::net::{Address, Be16};
+use crate::wire::{Asker, BYTES, Cookies, Datagram, Malformed};
+
+/// What the agent and the program share, as the program reads and writes it.
+pub trait Maps {
+    /// Whether this address of the host may be asked.
+    fn is_asked_at(&self, address: Address) -> bool;
+    /// Looks up what was prepared for a backend; `into` is a copy of it if it is found.
+    fn prepared(&self, name: &SenderName, into: &mut PreparedAnswer) -> Found;
+    /// Writes down who is to be told of changes.
+    fn subscribe(&self, name: &SubscriberName, subscriber: &Subscriber);
+    /// The cookies of this time.
+    fn cookies(&self, now_ns: u64) -> Cookies;
+}
+
+/// Whether a program finds what was prepared for a backend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// It does.
+    Prepared,
+    /// Nobody here has this name.
+    Nobody,
+    /// The agent writes it at this moment.
+    BeingWritten,
+}
+
+/// Where an answer is made: a kernel program's stack (512 bytes) has no room for it.
+#[derive(Clone, Copy, Debug, Zeroable)]
+pub struct Workspace {
+    /// The request.
+    pub request: Datagram,
+    /// What was prepared, of which the answer is made.
+    pub prepared: PreparedAnswer,
+}
+
+/// What becomes of a frame with a datagram for the agent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Response {
+    /// It is the answer now, and goes back.
+    Answered,
+    /// It is not answered, and dropped.
+    Refused(Refused),
+}
+
+/// Answers the request that a frame holds. `None` if the frame is not for the agent, or is one that its socket has to answer: nothing is
+/// done with it then.
+#[inline(always)]
+pub fn respond<'w, F: FrameMut + ?Sized, M: Maps>(
+    frame: &mut F,
+    maps: &M,
+    port: Be16,
+    workspace: impl FnOnce() -> Option<&'w mut Workspace>,
+    now_ns: impl FnOnce() -> u64,
+) -> Option<Response> {
+    let udp = request_in(frame, port)?;
+    if !maps.is_asked_at(udp.to) {
+        return None;
+    }
+    let workspace = workspace()?;
+    if !udp.has(BYTES) || frame.datagram(udp.payload(), cast_mut(&mut workspace.request)).is_none() {
+        return refused(Refused::Malformed(Malformed::Length));
+    }
+    let response = decide(maps, &udp, workspace, now_ns())?;
+    if response == Response::Answered {
+        turn(frame, &udp, cast_ref(&workspace.prepared.report))?;
+    }
+    Some(response)
+}
+
+/// Where the request lies that a frame may hold, if the frame can be sent back.
+///
+/// This and what follows are not inlined into the kernel program, where all that is remembered at a time has to lie in 512 bytes.
+#[cfg_attr(target_arch = "bpf", inline(never))]
+fn request_in<F: FrameMut + ?Sized>(frame: &F, port: Be16) -> Option<Udp> {
+    udp_to(frame, port).filter(|udp| can_turn(frame, *udp))
+}
+
+/// What becomes of the request in the workspace. If it is answered, the answer takes the place of what was prepared.
+#[cfg_attr(target_arch = "bpf", inline(never))]
+fn decide<M: Maps>(maps: &M, udp: &Udp, workspace: &mut Workspace, now_ns: u64) -> Option<Response> {
+    let Workspace { request, prepared } = workspace;
+    if let Err(malformed) = request.check() {
+        return refused(Refused::Malformed(malformed));
+    }
+    let backend = request.name();
+    match maps.prepared(&backend, prepared) {
+        Found::Prepared => {}
+        Found::Nobody => return refused(Refused::UnknownName),
+        Found::BeingWritten => return None,
+    }
+    let asker = Asker { address: udp.from, port: udp.from_port };
+    match answer(request, &asker, prepared, &maps.cookies(now_ns), now_ns) {
+        Ok(None) => {}
+        Ok(Some(heard)) => write_down(maps, request, udp, heard, now_ns),
+        Err(why) => return refused(why),
+    }
+    Some(Response::Answered)
+}
+
+/// Writes down that an asker is told of changes.
+#[cfg_attr(target_arch = "bpf", inline(never))]
+fn write_down<M: Maps>(maps: &M, request: &Datagram, udp: &Udp, heard: u16, now_ns: u64) {
+    let backend = request.name();
+    let name = SubscriberName { backend, address: udp.from, port: udp.from_port, _reserved: 0 };
+    let key_id = request.key_id.to_host();
+    maps.subscribe(&name, &Subscriber { asked_ns: now_ns, local: udp.to, key_id, heard, _reserved: 0 });
+}
+
+#[inline(always)]
+const fn refused(why: Refused) -> Option<Response> {
+    Some(Response::Refused(why))
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+
+    use std::net::{IpAddr, SocketAddr};
+    use std::vec::Vec;
+
+    use super::*;
+    use crate::fixtures::{Frame, OneAnswer, Shape, checksum};
+    use crate::wire::{Key, Kind, Readiness};
+
+    const KEY: [u8; 16] = *b"of sixteen bytes";
+    const SECOND: u64 = 1_000_000_000;
+
+    fn address(text: &str) -> SocketAddr {
+        text.parse().expect("an address")
+    }
+
+    /// Who asks, and the agent.
+    fn ends(is_v6: bool) -> [SocketAddr; 2] {
+        if is_v6 {
+            [address("[2001:db8::2]:9467"), address("[2001:db8::1]:9465")]
+        } else {
+            [address("192.0.2.2:9467"), address("192.0.2.1:9465")]
+        }
+    }
+
+    fn maps(is_v6: bool) -> OneAnswer {
+        OneAnswer::new(ends(is_v6)[1].ip(), address("192.0.2.1:80"), KEY, 9 * SECOND)
+    }
+
+    fn request(cookie: u64) -> Datagram {
+        let mut request = Datagram::about(Kind::Request, 6, address("192.0.2.1:80"));
+        request.key_id = Be16::from_host(1);
+        (request.nonce, request.cookie) = (99, cookie);
+        request.sealed(Key::from_bytes(KEY))
+    }
+
+    fn run(maps: &OneAnswer, frame: &mut [u8], now_ns: u64) -> Option<Response> {
+        let mut workspace = Workspace::zeroed();
+        respond(frame, maps, Be16::from_host(9465), || Some(&mut workspace), || now_ns)
+    }
+
+    fn ask(maps: &OneAnswer, shape: Shape, is_v6: bool, payload: &[u8]) -> (Option<Response>, Vec<u8>) {
+        let [asker, agent] = ends(is_v6);
+        let mut frame = Frame::new(shape, asker, agent, payload);
+        let response = run(maps, frame.bytes_mut(), SECOND);
+        (response, frame.bytes().to_vec())
+    }
+
+    /// The datagram in an answer, whose headers are checked.
+    fn answer_in(frame: &[u8], is_v6: bool, tags: usize) -> Datagram {
+        let [asker, agent] = ends(is_v6);
+        let bytes = |ip: IpAddr| match ip {
+            IpAddr::V4(v4) => v4.octets().to_vec(),
+            IpAddr::V6(v6) => v6.octets().to_vec(),
+        };
+        let (from, to) = (bytes(agent.ip()), bytes(asker.ip()));
+        assert_eq!(frame[..12], [2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1]);
+        let ip = 14 + 4 * tags;
+        let udp = if is_v6 {
+            assert_eq!((frame[ip + 7], &frame[ip + 8..ip + 24]), (64, &from[..]));
+            assert_eq!(&frame[ip + 24..ip + 40], &to[..]);
+            ip + 40
+        } else {
+            assert_eq!((frame[ip + 8], checksum(&frame[ip..ip + 20])), (64, 0), "its own sum makes it whole");
+            assert_eq!((&frame[ip + 12..ip + 16], &frame[ip + 16..ip + 20]), (&from[..], &to[..]));
+            ip + 20
+        };
+        let ports = [agent.port().to_be_bytes(), asker.port().to_be_bytes()].concat();
+        assert_eq!(frame[udp..udp + 4], ports);
+        let pseudo = [&from[..], &to, &[0, 17, 0, 88], &frame[udp..]].concat();
+        assert_eq!(checksum(&pseudo), 0);
+        assert_ne!(frame[udp + 6..udp + 8], [0, 0], "which would be none");
+        Datagram::parse(&frame[udp + 8..]).expect("a datagram")
+    }
+
+    #[test]
+    fn a_request_is_turned_into_its_answer() {
+        for is_v6 in [false, true] {
+            for tag in [0, 0x8100, 0x88a8] {
+                let shape = Shape { tags: [tag, 0], ..Shape::PLAIN };
+                let maps = maps(is_v6);
+                let (response, frame) = ask(&maps, shape, is_v6, request(0).bytes());
+                assert_eq!((response, maps.subscriber.get()), (Some(Response::Answered), None));
+                let answer = answer_in(&frame, is_v6, usize::from(tag != 0));
+                assert!(answer.is_authentic(Key::from_bytes(KEY)));
+                assert_eq!((answer.kind(), answer.nonce), (Some(Kind::Answer), 99));
+                assert_eq!(answer.readiness(), Some(Readiness::Ready));
+                let [asker, agent] = ends(is_v6);
+                ask(&maps, shape, is_v6, request(answer.cookie).bytes());
+                let (name, subscriber) = maps.subscriber.get().expect("a subscriber");
+                assert_eq!((name.backend, name.address), (maps.name, asker.ip().into()));
+                assert_eq!((name.port.to_host(), subscriber.local), (asker.port(), agent.ip().into()));
+                assert_eq!((subscriber.asked_ns, subscriber.key_id, subscriber.heard), (SECOND, 1, 3));
+            }
+        }
+    }
+
+    #[test]
+    fn after_the_deadline_nobody_is_ready() {
+        let maps = maps(false);
+        let [asker, agent] = ends(false);
+        for (now_ns, readiness) in [(9 * SECOND, Readiness::Ready), (9 * SECOND + 1, Readiness::Unknown)] {
+            let mut frame = Frame::new(Shape::PLAIN, asker, agent, request(0).bytes());
+            assert_eq!(run(&maps, frame.bytes_mut(), now_ns), Some(Response::Answered));
+            let answer = answer_in(frame.bytes(), false, 0);
+            assert_eq!(
+                (answer.readiness(), answer.is_authentic(Key::from_bytes(KEY))),
+                (Some(readiness), true)
+            );
+        }
+    }
+
+    /// A frame that must stay as it is.
+    #[track_caller]
+    fn untouched(maps: &OneAnswer, mut frame: Frame, expected: Option<Response>) {
+        let before = frame.bytes().to_vec();
+        assert_eq!(run(maps, frame.bytes_mut(), SECOND), expected);
+        assert_eq!(frame.bytes(), before);
+    }
+
+    #[test]
+    fn what_the_socket_has_to_answer_passes_untouched() {
+        let fine = request(0);
+        let plain = Shape::PLAIN;
+        let [asker, agent] = ends(false);
+        for shape in [
+            Shape { tags: [0x88a8, 0x8100], ..plain },
+            Shape { options: 1, ..plain },
+            Shape { fragment: 0x2000, ..plain },
+            Shape { protocol: 6, ..plain },
+            Shape { length_off: 1, ..plain },
+            Shape { length_off: -1, ..plain },
+        ] {
+            untouched(&maps(false), Frame::new(shape, asker, agent, fine.bytes()), None);
+        }
+        for (from, to) in [
+            ("192.0.2.2:9467", "192.0.2.3:9465"),
+            ("192.0.2.2:9467", "192.0.2.1:9464"),
+            ("169.254.0.1:9467", "192.0.2.1:9465"),
+            ("255.255.255.255:9467", "192.0.2.1:9465"),
+            ("192.0.2.2:0", "192.0.2.1:9465"),
+        ] {
+            untouched(&maps(false), Frame::new(plain, address(from), address(to), fine.bytes()), None);
+        }
+        let agent = ends(true)[1];
+        for from in ["[fe80::1]:9467", "[ff02::1]:9467", "[::ffff:192.0.2.2]:9467", "[::]:9467"] {
+            untouched(&maps(true), Frame::new(plain, address(from), agent, fine.bytes()), None);
+        }
+        for at in [0, 6] {
+            let [asker, agent] = ends(false);
+            let mut frame = Frame::new(plain, asker, agent, fine.bytes());
+            frame.bytes_mut()[at] |= 1;
+            untouched(&maps(false), frame, None);
+        }
+        let [asker, agent] = ends(false);
+        for length in 0..42 + BYTES {
+            let mut frame = Frame::new(plain, asker, agent, fine.bytes());
+            let response = run(&maps(false), &mut frame.bytes_mut()[..length], SECOND);
+            let expected = (length >= 42).then_some(Response::Refused(Refused::Malformed(Malformed::Length)));
+            assert_eq!(response, expected, "{length}");
+        }
+    }
+
+    #[test]
+    fn what_nobody_answers_is_dropped_and_says_why() {
+        let refused = |why| Some(Response::Refused(why));
+        let [asker, agent] = ends(false);
+        let check = |payload: &[u8], why| {
+            untouched(&maps(false), Frame::new(Shape::PLAIN, asker, agent, payload), refused(why));
+        };
+        let fine = request(0);
+        let long = [fine.bytes(), &[0]].concat();
+        for length in [0, 79, 81] {
+            check(&long[..length], Refused::Malformed(Malformed::Length));
+        }
+        for at in 0..BYTES {
+            let mut bytes = fine.bytes().to_vec();
+            bytes[at] ^= 0x40;
+            let untold = Frame::new(Shape::PLAIN, asker, agent, &bytes);
+            let mut frame = untold;
+            let response = run(&maps(false), frame.bytes_mut(), SECOND);
+            assert!(matches!(response, Some(Response::Refused(_))), "byte {at}: {response:?}");
+            assert_eq!(frame.bytes(), untold.bytes());
+        }
+        let mut push = request(0);
+        push.kind = Kind::Push as u8;
+        check(push.sealed(Key::from_bytes(KEY)).bytes(), Refused::NotARequest);
+    }
+
+    #[test]
+    fn what_is_being_written_is_for_the_socket() {
+        struct Writing(OneAnswer);
+        impl Maps for Writing {
+            fn is_asked_at(&self, address: Address) -> bool {
+                self.0.is_asked_at(address)
+            }
+            fn prepared(&self, _: &SenderName, _: &mut PreparedAnswer) -> Found {
+                Found::BeingWritten
+            }
+            fn subscribe(&self, _: &SubscriberName, _: &Subscriber) {
+                panic!("nobody was answered");
+            }
+            fn cookies(&self, now_ns: u64) -> Cookies {
+                self.0.cookies(now_ns)
+            }
+        }
+        let [asker, agent] = ends(false);
+        let mut frame = Frame::new(Shape::PLAIN, asker, agent, request(0).bytes());
+        let mut workspace = Workspace::zeroed();
+        let maps = Writing(maps(false));
+        let port = Be16::from_host(9465);
+        assert_eq!(respond(frame.bytes_mut(), &maps, port, || Some(&mut workspace), || SECOND), None);
+    }
+}

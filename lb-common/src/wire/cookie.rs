@@ -1,0 +1,125 @@
+//! Cookies: how an agent knows, without remembering anybody, that an address is its asker's and what was said to it last.
+//!
+//! A cookie is 48 bits of a SipHash of the asker's address, the backend's name, the epoch and the number of the readiness's last
+//! change, under a secret of the agent's, and that number in the clear. Whoever returns it has read what was sent to the address.
+//! Guessing one takes the backend's key and 2^47 datagrams. Kernel programs make them as well, so that it does not matter who of
+//! both has answered before.
+
+use super::siphash::{Key, siphash};
+use crate::abi::host::SenderName;
+use crate::net::{Address, Be16};
+
+/// A cookie is good in the epoch in which it was made and in the next: for ten minutes at least, which is longer than any interval
+/// at which clients ask.
+pub const EPOCH_NS: u64 = 600 * 1_000_000_000;
+
+/// The bits that have the number of the change.
+const CHANGE: u64 = 0xffff;
+
+/// Whoever asks: where its request came from, with an IPv4 address in mapped form.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Asker {
+    /// Its address.
+    pub address: Address,
+    /// Its port.
+    pub port: Be16,
+}
+
+/// Makes and recognises the cookies of one moment.
+#[derive(Clone, Copy)]
+pub struct Cookies {
+    secret: Key,
+    epoch: u64,
+}
+
+impl Cookies {
+    /// Under a secret that was drawn so long ago.
+    #[inline(always)]
+    pub const fn new(secret: Key, age_ns: u64) -> Self {
+        Self { secret, epoch: age_ns / EPOCH_NS }
+    }
+
+    /// The cookie for an asker that is told of the change with this number.
+    #[inline(always)]
+    pub fn cookie(&self, name: &SenderName, asker: &Asker, change: u16) -> u64 {
+        self.of_epoch(name, asker, change, self.epoch)
+    }
+
+    /// Which change the asker has heard of, if the cookie is one of its own.
+    #[inline(always)]
+    pub fn heard(&self, cookie: u64, name: &SenderName, asker: &Asker) -> Option<u16> {
+        let change = (cookie & CHANGE) as u16;
+        let good = |epoch| self.of_epoch(name, asker, change, epoch) == cookie;
+        if good(self.epoch) || self.epoch > 0 && good(self.epoch - 1) { Some(change) } else { None }
+    }
+
+    #[cfg_attr(target_arch = "bpf", inline(never))]
+    #[cfg_attr(not(target_arch = "bpf"), inline(always))]
+    fn of_epoch(&self, name: &SenderName, asker: &Asker, change: u16, epoch: u64) -> u64 {
+        let [a, b] = words(asker.address);
+        let [c, d] = words(name.address);
+        let numbers = (asker.port.to_network() as u64) << 48
+            | (name.port.to_network() as u64) << 32
+            | (name.protocol as u64) << 16
+            | change as u64;
+        siphash(&self.secret, &[a, b, c, d, numbers, epoch]) & !CHANGE | change as u64
+    }
+}
+
+#[inline(always)]
+const fn words(Address { words: [a, b, c, d] }: Address) -> [u64; 2] {
+    [
+        (a.to_network() as u64) << 32 | b.to_network() as u64,
+        (c.to_network() as u64) << 32 | d.to_network() as u64,
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+
+    use std::net::SocketAddr;
+
+    use super::*;
+
+    const SECRET: Key = Key::from_bytes([7; 16]);
+
+    fn name(address: &str, protocol: u8) -> SenderName {
+        let address: SocketAddr = address.parse().expect("an address");
+        let port = Be16::from_host(address.port());
+        SenderName { address: address.ip().into(), port, protocol, _reserved: 0 }
+    }
+
+    fn asker(address: &str) -> Asker {
+        let address: SocketAddr = address.parse().expect("an address");
+        Asker { address: address.ip().into(), port: Be16::from_host(address.port()) }
+    }
+
+    #[test]
+    fn a_cookie_is_good_in_its_epoch_and_the_next() {
+        let (name, asker) = (name("10.0.0.1:80", 6), asker("192.0.2.7:9467"));
+        let at = |age_ns| Cookies::new(SECRET, age_ns);
+        let cookie = at(EPOCH_NS).cookie(&name, &asker, 3);
+        let heard = |age_ns| at(age_ns).heard(cookie, &name, &asker);
+        let epochs = [0, EPOCH_NS, 2 * EPOCH_NS, 3 * EPOCH_NS - 1, 3 * EPOCH_NS];
+        assert_eq!(epochs.map(heard), [None, Some(3), Some(3), Some(3), None]);
+    }
+
+    #[test]
+    fn a_cookie_is_of_one_asker_one_backend_one_change_and_one_agent() {
+        let cookies = Cookies::new(SECRET, 0);
+        let (backend, one) = (name("10.0.0.1:80", 6), asker("192.0.2.7:9467"));
+        let cookie = cookies.cookie(&backend, &one, 3);
+        assert_eq!(cookies.heard(cookie, &backend, &one), Some(3));
+        for other in ["192.0.2.7:9468", "192.0.2.8:9467", "[2001:db8::7]:9467"] {
+            assert_eq!(cookies.heard(cookie, &backend, &asker(other)), None, "{other}");
+        }
+        for other in [name("10.0.0.1:80", 17), name("10.0.0.1:81", 6), name("10.0.0.2:80", 6)] {
+            assert_eq!(cookies.heard(cookie, &other, &one), None, "{other:?}");
+        }
+        assert_eq!(cookies.heard(cookie ^ 1, &backend, &one), None, "the number is authenticated");
+        assert_eq!(cookies.heard(0, &backend, &one), None);
+        let restarted = Cookies::new(Key::from_bytes([8; 16]), 0);
+        assert_eq!(restarted.heard(cookie, &backend, &one), None);
+    }
+}

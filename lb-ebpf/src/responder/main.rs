@@ -1,0 +1,65 @@
+//! The program of network interfaces that answers requests in an agent's place (XDP), whatever keeps the agent from a processor: an
+//! object of its own, which the agent loads where its backends are.
+//!
+//! `lb_common::abi::responder` says who writes the maps and what lies in them. An agent that ends takes program and maps with it.
+#![no_std]
+#![no_main]
+#![feature(core_intrinsics)]
+#![feature(asm_experimental_arch)]
+#![expect(internal_features, reason = "as in the clients' main.rs")]
+
+#[path = "../kernel/atomic.rs"]
+#[expect(dead_code, reason = "the clients' programs need more of it")]
+mod atomic;
+
+#[path = "../host/packet.rs"]
+mod packet;
+
+mod maps;
+
+use aya_ebpf::Global;
+use aya_ebpf::bindings::xdp_action::{XDP_DROP, XDP_PASS, XDP_TX};
+use aya_ebpf::helpers::generated::bpf_ktime_get_ns;
+use aya_ebpf::macros::xdp;
+use aya_ebpf::programs::XdpContext;
+use lb_common::net::Be16;
+use lb_common::respond::{Response, respond};
+
+use crate::maps::{AgentMaps, count, workspace};
+use crate::packet::Packet;
+
+/// The UDP port at which the agent listens. Set by the loader, so that all other traffic is told apart at the price of a comparison.
+#[unsafe(no_mangle)]
+static PORT: Global<u32> = Global::new(0);
+
+/// The secret of the agent's cookies, as two words, and when it was drawn, as nanoseconds of `CLOCK_MONOTONIC`. Set by the loader.
+#[unsafe(no_mangle)]
+static SECRET_LOW: Global<u64> = Global::new(0);
+#[unsafe(no_mangle)]
+static SECRET_HIGH: Global<u64> = Global::new(0);
+#[unsafe(no_mangle)]
+static SECRET_DRAWN_NS: Global<u64> = Global::new(0);
+
+#[xdp]
+pub fn socklb_respond(ctx: XdpContext) -> u32 {
+    let port = Be16::from_host(PORT.load() as u16);
+    // SAFETY: the helper takes nothing and returns a number.
+    let now_ns = || unsafe { bpf_ktime_get_ns() };
+    let Some(response) = respond(&mut Packet::of(&ctx), &AgentMaps, port, workspace, now_ns) else {
+        return XDP_PASS;
+    };
+    count(response);
+    match response {
+        Response::Answered => XDP_TX,
+        Response::Refused(_) => XDP_DROP,
+    }
+}
+
+#[unsafe(link_section = "license")]
+#[unsafe(no_mangle)]
+static LICENSE: [u8; 13] = *b"Dual MIT/GPL\0";
+
+#[panic_handler]
+fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
+    loop {}
+}

@@ -1,0 +1,86 @@
+//! What the agent and the program share, and how the program reads and writes it.
+
+use aya_ebpf::btf_maps::{HashMap, LruHashMap, PerCpuArray};
+use aya_ebpf::macros::btf_map;
+use lb_common::abi::host::SenderName;
+use lb_common::abi::responder::{
+    Counts, MAX_ADDRESSES, MAX_ANSWERED, MAX_SUBSCRIBERS, PreparedAnswer, Subscriber, SubscriberName,
+};
+use lb_common::net::Address;
+use lb_common::respond::{Found, Maps, Response, Workspace};
+use lb_common::wire::{Cookies, Key};
+
+use crate::atomic::add;
+use crate::{SECRET_DRAWN_NS, SECRET_HIGH, SECRET_LOW};
+
+/// `BPF_F_NO_PREALLOC`: most hosts have few of what they may have.
+const ON_DEMAND: usize = 1;
+
+#[btf_map(name = "answers")]
+pub static ANSWERS: HashMap<SenderName, PreparedAnswer, { MAX_ANSWERED as usize }, ON_DEMAND> =
+    HashMap::new();
+
+#[btf_map(name = "addresses")]
+pub static ADDRESSES: HashMap<Address, u8, { MAX_ADDRESSES as usize }, ON_DEMAND> = HashMap::new();
+
+#[btf_map(name = "subscribers")]
+pub static SUBSCRIBERS: LruHashMap<SubscriberName, Subscriber, { MAX_SUBSCRIBERS as usize }> =
+    LruHashMap::new();
+
+#[btf_map(name = "counts")]
+pub static COUNTS: PerCpuArray<Counts, 1> = PerCpuArray::new();
+
+#[btf_map(name = "workspaces")]
+static WORKSPACES: PerCpuArray<Workspace, 1> = PerCpuArray::new();
+
+/// Where this CPU makes an answer. The kernel takes packets with softirqs off, one after the other on each CPU.
+#[inline(always)]
+pub fn workspace() -> Option<&'static mut Workspace> {
+    let workspace = WORKSPACES.get_ptr_mut(0)?;
+    // SAFETY: a live value of this CPU, which nobody else has while the program runs.
+    Some(unsafe { &mut *workspace })
+}
+
+/// Counts what became of a request.
+#[inline(always)]
+pub fn count(response: Response) {
+    let Some(counts) = COUNTS.get_ptr_mut(0) else { return };
+    let number = match response {
+        Response::Answered => 0,
+        Response::Refused(why) => 1 + why.number(),
+    };
+    // SAFETY: a live value of this CPU, which has a word for each.
+    unsafe { add(counts.cast::<u64>().add(number), 1) };
+}
+
+/// The maps.
+pub struct AgentMaps;
+
+impl Maps for AgentMaps {
+    #[inline(always)]
+    fn is_asked_at(&self, address: Address) -> bool {
+        ADDRESSES.get_ptr(address).is_some()
+    }
+
+    #[inline(always)]
+    fn prepared(&self, name: &SenderName, into: &mut PreparedAnswer) -> Found {
+        let Some(prepared) = ANSWERS.get_ptr(name) else { return Found::Nobody };
+        let words = prepared.cast::<u64>();
+        // SAFETY: the value has so many words. Its memory is one of the map's as long as the program runs, and may be used again for
+        // another value meanwhile (Linux 6.1), which shows.
+        let is_whole = PreparedAnswer::copy(into, |at| unsafe { words.add(at).read_volatile() });
+        if is_whole { Found::Prepared } else { Found::BeingWritten }
+    }
+
+    #[inline(always)]
+    fn subscribe(&self, name: &SubscriberName, subscriber: &Subscriber) {
+        // Where there is no room, because all CPUs are taking it at this moment, its next request comes soon.
+        let _ = SUBSCRIBERS.insert(name, subscriber, 0);
+    }
+
+    #[inline(always)]
+    fn cookies(&self, now_ns: u64) -> Cookies {
+        let secret = Key::from_words([SECRET_LOW.load(), SECRET_HIGH.load()]);
+        Cookies::new(secret, now_ns.saturating_sub(SECRET_DRAWN_NS.load()))
+    }
+}

@@ -1,0 +1,226 @@
+//! The program that answers requests in an agent's place on network interfaces (XDP), and the maps by which the agent tells it what.
+//!
+//! Nothing is pinned: an agent that ends, however it ends, takes its program, its links and its maps with it, and nobody answers for it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::path::Path;
+
+use aya::maps::{Map, MapData};
+use aya::{Ebpf, EbpfLoader};
+use lb_common::abi::host::SenderName;
+use lb_common::abi::responder::{Counts, MAX_ADDRESSES, PreparedAnswer, Subscriber, SubscriberName, map};
+use lb_common::answer::REFUSALS;
+use lb_common::net::Address;
+
+use super::error::DatapathError;
+use super::following::link_to;
+use super::interfaces::Interface;
+use super::maps::PerCpu;
+use super::object::{LoadedProgram, load_error, load_program};
+use super::privileges;
+use super::sys::{self, XdpMode, elements};
+
+/// The object as it is committed beside its source.
+pub static OBJECT: &[u8] = aya::include_bytes_aligned!("../../lb-ebpf/object/responder.o");
+
+/// The program.
+const PROGRAM: &str = "socklb_respond";
+
+/// The secret of an agent's cookies.
+#[derive(Clone, Copy)]
+pub struct Secret {
+    /// Its bytes.
+    pub bytes: [u8; 16],
+    /// When it was drawn, as nanoseconds of `CLOCK_MONOTONIC`.
+    pub drawn_ns: u64,
+}
+
+/// The program, loaded, and where it is attached.
+pub struct Responder {
+    program: LoadedProgram,
+    addresses: OwnedFd,
+    links: BTreeMap<u32, (XdpMode, OwnedFd)>,
+}
+
+/// What the program answers, and what it has written down.
+pub struct Answers {
+    answers: OwnedFd,
+    subscribers: OwnedFd,
+    counts: PerCpu<Counts>,
+}
+
+/// Loads the program for requests that come to a port, with maps of its own, in which there is nothing yet.
+///
+/// # Errors
+/// If the kernel refuses it: without CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON it does.
+pub fn load(port: u16, secret: Secret) -> Result<(Responder, Answers), DatapathError> {
+    // Says which privilege is lacking, where making maps would say that something is not permitted.
+    privileges::probe()?;
+    let mut loader = EbpfLoader::new();
+    let port = u32::from(port);
+    let [low, high] = [0, 8].map(|at| {
+        let half: [u8; 8] = secret.bytes[at..at + 8].try_into().expect("half of sixteen bytes");
+        u64::from_le_bytes(half)
+    });
+    loader.override_global("PORT", &port, true);
+    loader.override_global("SECRET_LOW", &low, true);
+    loader.override_global("SECRET_HIGH", &high, true);
+    loader.override_global("SECRET_DRAWN_NS", &secret.drawn_ns, true);
+    let mut object = sys::without_signals(|| loader.load(OBJECT)).map_err(load_error)?;
+    let fd = load_program(&mut object, PROGRAM)
+        .map_err(|source| DatapathError::Verifier { program: PROGRAM, source: Box::new(source) })?;
+    let id = sys::program_id(fd.as_fd()).map_err(DatapathError::Program)?;
+    let responder = Responder {
+        program: LoadedProgram { fd, id },
+        addresses: fd_of(&mut object, map::ADDRESSES)?,
+        links: BTreeMap::new(),
+    };
+    let counts = object.take_map(map::COUNTS).expect("the object's maps are checked by a test");
+    let answers = Answers {
+        answers: fd_of(&mut object, map::ANSWERS)?,
+        subscribers: fd_of(&mut object, map::SUBSCRIBERS)?,
+        counts: counts.try_into().map_err(|error| fail(map::COUNTS, "open", io::Error::other(error)))?,
+    };
+    Ok((responder, answers))
+}
+
+fn fd_of(object: &mut Ebpf, name: &str) -> Result<OwnedFd, DatapathError> {
+    let (Some(Map::HashMap(data)) | Some(Map::LruHashMap(data))) = object.take_map(name) else {
+        unreachable!("the object's maps are checked by a test")
+    };
+    let fd: &MapData = &data;
+    fd.fd().as_fd().try_clone_to_owned().map_err(|error| fail(name, "open", error))
+}
+
+fn fail(map: &str, operation: &'static str, source: io::Error) -> DatapathError {
+    DatapathError::Map { path: Path::new(map).to_owned(), operation, source }
+}
+
+impl Responder {
+    /// The kernel's id of the program.
+    pub const fn id(&self) -> u32 {
+        self.program.id
+    }
+
+    /// Attaches it to a network interface in the first of these modes that the interface has, unless it is there.
+    ///
+    /// # Errors
+    /// If the interface has no such mode, has another program, or is gone.
+    pub fn attach(&mut self, to: &Interface, modes: &[XdpMode]) -> Result<XdpMode, DatapathError> {
+        if let Some((mode, link)) = self.links.get(&to.index)
+            && modes.contains(mode)
+            && sys::xdp_link_info(link.as_fd()).is_ok_and(|info| info.interface == to.index)
+        {
+            return Ok(*mode);
+        }
+        // A link that is closed is detached.
+        self.links.remove(&to.index);
+        let (mode, link) = link_to(self.fd(), to.index, modes)?;
+        self.links.insert(to.index, (mode, link));
+        Ok(mode)
+    }
+
+    /// Detaches it from all network interfaces but these. Returns from which.
+    pub fn detach_others(&mut self, interfaces: &BTreeSet<u32>) -> Vec<u32> {
+        let others: Vec<u32> =
+            self.links.keys().copied().filter(|index| !interfaces.contains(index)).collect();
+        for other in &others {
+            self.links.remove(other);
+        }
+        others
+    }
+
+    /// Has it answer what is asked at these addresses, and nothing else. Returns how many, of the last, there is no room for.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn set_addresses(&self, addresses: &[IpAddr]) -> Result<usize, DatapathError> {
+        let wanted: Vec<Address> =
+            addresses.iter().take(MAX_ADDRESSES as usize).map(|ip| Address::from(*ip)).collect();
+        elements::have_keys(self.addresses.as_fd(), &wanted, &1_u8)
+            .map_err(|error| fail(map::ADDRESSES, "write", error))?;
+        Ok(addresses.len() - wanted.len())
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.program.fd.as_fd()
+    }
+}
+
+impl Answers {
+    /// Has the program answer this to requests for a backend.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn set(&self, name: &SenderName, answer: PreparedAnswer) -> Result<(), DatapathError> {
+        let set = elements::set(self.answers.as_fd(), name, &[answer.checked()]);
+        set.map_err(|error| fail(map::ANSWERS, "write", error))
+    }
+
+    /// Has it answer nothing to requests for a backend: they are those for an unknown name.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn remove(&self, name: &SenderName) -> Result<(), DatapathError> {
+        let removed = elements::remove(self.answers.as_fd(), name);
+        removed.map(drop).map_err(|error| fail(map::ANSWERS, "write", error))
+    }
+
+    /// Takes out who has subscribed since the last time.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn take_subscribers(
+        &self,
+        each: impl FnMut(&SubscriberName, &Subscriber),
+    ) -> Result<(), DatapathError> {
+        let taken = elements::take_all(self.subscribers.as_fd(), each);
+        taken.map_err(|error| fail(map::SUBSCRIBERS, "read", error))
+    }
+
+    /// How many requests it has answered, and how many it has not, by [`Refused::number`](lb_common::answer::Refused::number).
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn counts(&self) -> Result<(u64, [u64; REFUSALS]), DatapathError> {
+        let values =
+            self.counts.get(&0, 0).map_err(|error| fail(map::COUNTS, "read", io::Error::other(error)))?;
+        let (mut answered, mut refused) = (0, [0; REFUSALS]);
+        for value in values.iter() {
+            answered += value.0.answered;
+            for (sum, count) in refused.iter_mut().zip(value.0.refused) {
+                *sum += count;
+            }
+        }
+        Ok((answered, refused))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lb_common::abi::responder::{MAX_ANSWERED, MAX_SUBSCRIBERS};
+    use lb_common::respond::Workspace;
+
+    use super::*;
+    use crate::object;
+
+    #[test]
+    fn the_object_has_the_program_and_its_maps() {
+        let object = aya_obj::Object::parse(OBJECT).unwrap();
+        assert_eq!(object.programs.keys().collect::<Vec<_>>(), [PROGRAM]);
+        assert_eq!(object.license.to_bytes(), b"Dual MIT/GPL");
+        let shapes = object::declared(OBJECT);
+        let found: Vec<_> = shapes.iter().map(|(name, shape)| (name.as_str(), shape.sizes())).collect();
+        let expected = [
+            (map::ADDRESSES, (size_of::<Address>(), 1, MAX_ADDRESSES)),
+            (map::ANSWERS, (size_of::<SenderName>(), size_of::<PreparedAnswer>(), MAX_ANSWERED)),
+            (map::COUNTS, (4, size_of::<Counts>(), 1)),
+            (map::SUBSCRIBERS, (size_of::<SubscriberName>(), size_of::<Subscriber>(), MAX_SUBSCRIBERS)),
+            ("workspaces", (4, size_of::<Workspace>(), 1)),
+        ];
+        assert_eq!(found, expected);
+    }
+}

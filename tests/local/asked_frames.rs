@@ -1,0 +1,158 @@
+//! The program that answers in an agent's place, run by the kernel on frames of every shape: it does what the same code does that was
+//! compiled for this host.
+
+use std::net::{IpAddr, SocketAddr};
+
+use bytemuck::Zeroable as _;
+use lb_common::fixtures::{Frame, OneAnswer, Shape};
+use lb_common::net::Be16;
+use lb_common::respond::{Response, Workspace, respond};
+use lb_common::wire::{BYTES, Datagram, Key, Kind};
+use stage::agent::Agent;
+use stage::eventually;
+use stage::fixture::Fixture;
+
+use crate::reports::ALL;
+use crate::responder::{configure, request, status};
+
+/// `XDP_DROP`, `XDP_PASS`, `XDP_TX`.
+const DROP: u32 = 1;
+const PASS: u32 = 2;
+const TRANSMIT: u32 = 3;
+
+/// Where the payload of the frames lies, without tags and options, by whether they are of IPv6.
+const PAYLOAD: [usize; 2] = [14 + 20 + 8, 14 + 40 + 8];
+
+struct Twins {
+    agent: Agent,
+    program: std::os::fd::OwnedFd,
+    key: Key,
+    key_bytes: [u8; 16],
+    _fixture: Fixture,
+}
+
+impl Twins {
+    fn new() -> Self {
+        let fixture = Fixture::without_daemon();
+        let key_bytes = configure(&fixture.setup, "[::]:9465", "lo", "\"off\"");
+        let agent = Agent::start_again(&fixture.setup);
+        let mode = || status(&agent)["interfaces"][0]["mode"] == "generic";
+        eventually("the kernel answers", mode, |is_attached| *is_attached);
+        let [id] = stage::sys::xdp_programs("lo")[..] else { panic!("one program") };
+        Self {
+            agent,
+            program: stage::sys::program(id),
+            key: Key::from_bytes(key_bytes),
+            key_bytes,
+            _fixture: fixture,
+        }
+    }
+
+    fn counts(&self) -> (u64, u64) {
+        let status = status(&self.agent);
+        let datagrams = &status["datagrams"];
+        let refused = datagrams["refused"].as_object().expect("counts").values();
+        let refused = refused.map(|count| count.as_u64().expect("a count")).sum();
+        (datagrams["answered_by_kernel"].as_u64().expect("a count"), refused)
+    }
+
+    /// Runs both on a frame, and compares. Returns what became of it, and the answer.
+    #[track_caller]
+    fn run(&self, shape: Shape, is_v6: bool, payload: &[u8], cut: usize) -> Option<(Response, Vec<u8>)> {
+        let [asker, here]: [IpAddr; 2] =
+            if is_v6 { ["2001:db8::7", "::1"] } else { ["192.0.2.7", "127.0.0.1"] }
+                .map(|text| text.parse().expect("an address"));
+        let frame = Frame::new(shape, SocketAddr::new(asker, 9467), SocketAddr::new(here, 9465), payload);
+        let before = &frame.bytes()[..cut.min(frame.bytes().len())];
+        let mut expected = before.to_vec();
+        let twin = OneAnswer::new(here, stage::address(ALL[0]), self.key_bytes, u64::MAX);
+        let mut workspace = Workspace::zeroed();
+        let response =
+            respond(&mut expected[..], &twin, Be16::from_host(9465), || Some(&mut workspace), || 0);
+        let what = format!("{shape:?} {is_v6} {} bytes, cut at {cut}: {response:?}", payload.len());
+        let (action, after) = stage::sys::run_xdp(&self.program, before);
+        match response {
+            None => assert_eq!((action, &after[..]), (PASS, before), "{what}"),
+            Some(Response::Refused(_)) => assert_eq!((action, &after[..]), (DROP, before), "{what}"),
+            Some(Response::Answered) => {
+                assert_eq!((action, after.len()), (TRANSMIT, before.len()), "{what}");
+                let payload = PAYLOAD[usize::from(is_v6)] + 4 * usize::from(shape.tags[0] != 0);
+                // Headers, but for the checksum of UDP, which the twin's answer has another one of: its agent is another one.
+                assert_eq!(after[..payload - 2], expected[..payload - 2], "{what}");
+                let answer = Datagram::parse(&after[payload..]).expect("a datagram");
+                assert!(answer.is_authentic(self.key), "{what}");
+                assert_eq!((answer.kind(), answer.nonce), (Some(Kind::Answer), 0x1234), "{what}");
+            }
+        }
+        response.map(|response| (response, after))
+    }
+}
+
+#[test]
+fn the_program_does_what_its_code_does_on_this_host() {
+    let twins = Twins::new();
+    let plain = Shape::PLAIN;
+    let fine = request(twins.key, 0);
+    let mut answered = 0;
+    let mut refused = 0;
+    let mut count = |response: Option<(Response, Vec<u8>)>| match response {
+        Some((Response::Answered, _)) => answered += 1,
+        Some((Response::Refused(_), _)) => refused += 1,
+        None => {}
+    };
+    let before = twins.counts();
+    for is_v6 in [false, true] {
+        for tags in [[0, 0], [0x8100, 0], [0x88a8, 0], [0x88a8, 0x8100]] {
+            for options in if is_v6 { &[0][..] } else { &[0, 1, 5, 10] } {
+                for fragment in if is_v6 { &[0][..] } else { &[0, 0x4000, 0x2000, 1] } {
+                    for protocol in [17, 6, 44] {
+                        let shape = Shape { tags, options: *options, fragment: *fragment, protocol, ..plain };
+                        count(twins.run(shape, is_v6, fine.bytes(), usize::MAX));
+                    }
+                }
+            }
+        }
+        for cut in 14..PAYLOAD[usize::from(is_v6)] + BYTES {
+            count(twins.run(plain, is_v6, fine.bytes(), cut));
+        }
+        for length_off in [-88, -81, -1, 1, 1000] {
+            count(twins.run(Shape { length_off, ..plain }, is_v6, fine.bytes(), usize::MAX));
+        }
+        let mut long = fine.bytes().to_vec();
+        long.resize(150, 0);
+        for length in [0, 1, 79, 81, 150] {
+            count(twins.run(plain, is_v6, &long[..length], usize::MAX));
+        }
+        // Each byte of a datagram matters.
+        for at in 0..BYTES {
+            let mut changed = fine.bytes().to_vec();
+            changed[at] ^= 0x11;
+            let response = twins.run(plain, is_v6, &changed, usize::MAX);
+            assert!(matches!(response, Some((Response::Refused(_), _))), "byte {at}");
+            count(response);
+        }
+    }
+    let change = |change: fn(&mut Datagram)| {
+        let mut datagram = fine;
+        change(&mut datagram);
+        twins.run(plain, false, datagram.sealed(twins.key).bytes(), usize::MAX)
+    };
+    count(change(|datagram| datagram.kind = Kind::Push as u8));
+    count(change(|datagram| datagram.port = Be16::from_host(1)));
+    count(change(|datagram| datagram.key_id = Be16::from_host(0)));
+    count(change(|datagram| datagram.key_id = Be16::from_host(2)));
+    // The whole answer, its cookie included, is what the agent's own socket takes for its own.
+    let (_, after) = twins.run(plain, false, fine.bytes(), usize::MAX).expect("an answer");
+    let answer = Datagram::parse(&after[PAYLOAD[0]..]).expect("a datagram");
+    count(Some((Response::Answered, after)));
+    let subscribers = || status(&twins.agent)["backends"][0]["subscribers"].as_u64();
+    assert_eq!(subscribers(), Some(0));
+    count(twins.run(plain, false, request(twins.key, answer.cookie ^ 1).bytes(), usize::MAX));
+    assert_eq!(subscribers(), Some(0), "a cookie of nobody's");
+    count(twins.run(plain, false, request(twins.key, answer.cookie).bytes(), usize::MAX));
+    eventually("it is a subscriber", subscribers, |count| *count == Some(1));
+    // Told by the agent whose turn it is, to an address that nobody has.
+    let after = twins.counts();
+    assert_eq!((after.0 - before.0, after.1 - before.1), (answered, refused));
+    assert!(answered >= 2 * 3 + 3, "{answered}");
+}

@@ -1,0 +1,307 @@
+//! Requests that the kernel answers in an agent's place, on a network interface.
+
+use std::net::{SocketAddr, UdpSocket};
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+use std::time::Duration;
+
+use lb_common::net::{Be16, IPPROTO_TCP};
+use lb_common::wire::{BYTES, Datagram, Key, Kind, Readiness};
+use rustix::process::Signal;
+use stage::agent::{Agent, derive_key, make_key};
+use stage::fixture::Fixture;
+use stage::router::Router;
+use stage::sys::XdpMode;
+use stage::{Setup, eventually};
+
+use crate::reports::{ALL, reported, text};
+
+/// Where the agent listens behind a router.
+const BEHIND: &str = "10.77.0.2:9465";
+
+/// The key of the first backend; the agent's configuration, which has the kernel answer on an interface.
+pub fn configure(setup: &Setup, listen: &str, interface: &str, check: &str) -> [u8; 16] {
+    let service = make_key(setup, "service.key", 1);
+    let file = derive_key(setup, &service, ALL[0]);
+    let text = format!(
+        "listen = \"{listen}\"\n[xdp]\ninterfaces = [\"{interface}\"]\n[[backend]]\naddress = \"{}\"\nkey = \"{}\"\ncheck = {check}\n\
+         interval = \"200ms\"\ntimeout = \"3s\"\nvalid_for = \"5s\"\n",
+        ALL[0],
+        file.display()
+    );
+    setup.write("agent.toml", &text);
+    key_in(&file)
+}
+
+fn key_in(file: &Path) -> [u8; 16] {
+    let text = std::fs::read_to_string(file).expect("read the key");
+    let digits = text.split_whitespace().nth(1).expect("a key behind its number");
+    let byte = |at: usize| u8::from_str_radix(&digits[2 * at..2 * at + 2], 16).expect("hexadecimal");
+    std::array::from_fn(byte)
+}
+
+/// A request for the report of the first backend.
+pub fn request(key: Key, cookie: u64) -> Datagram {
+    let mut request = Datagram::about(Kind::Request, IPPROTO_TCP, stage::address(ALL[0]));
+    request.key_id = Be16::from_host(1);
+    (request.nonce, request.cookie) = (0x1234, cookie);
+    request.sealed(key)
+}
+
+/// A client that asks by itself.
+struct Asker {
+    socket: UdpSocket,
+    key: Key,
+}
+
+impl Asker {
+    fn new(from: &str, agent: &str, key: Key) -> Self {
+        let socket =
+            UdpSocket::bind(SocketAddr::new(from.parse().expect("an address"), 0)).expect("a socket");
+        socket.connect(agent).expect("connect");
+        socket.set_read_timeout(Some(Duration::from_secs(10))).expect("set a limit");
+        Self { socket, key }
+    }
+
+    /// The next report that comes.
+    #[track_caller]
+    fn hear(&self) -> Datagram {
+        let mut bytes = [0; 2 * BYTES];
+        let length = self.socket.recv(&mut bytes).expect("a datagram");
+        let report = Datagram::parse(&bytes[..length]).expect("a report");
+        assert!(report.is_authentic(self.key));
+        report
+    }
+
+    /// The answer to a request. Pushes that come before it are left out.
+    #[track_caller]
+    fn ask(&self, cookie: u64) -> Datagram {
+        self.socket.send(request(self.key, cookie).bytes()).expect("send");
+        let mut heard = std::iter::repeat_with(|| self.hear()).take(100);
+        heard.find(|report| report.kind() == Some(Kind::Answer)).expect("an answer")
+    }
+
+    /// What the backend is said to be.
+    #[track_caller]
+    fn readiness(&self) -> Option<Readiness> {
+        self.ask(0).readiness()
+    }
+}
+
+/// What the agent says of itself.
+pub fn status(agent: &Agent) -> serde_json::Value {
+    serde_json::from_slice(&agent.run(&["status", "--json"]).stdout).expect("JSON")
+}
+
+/// Who answers on the one interface of the configuration.
+fn mode(agent: &Agent) -> String {
+    status(agent)["interfaces"][0]["mode"].as_str().unwrap_or_default().to_owned()
+}
+
+fn datagrams(agent: &Agent, what: &str) -> u64 {
+    let status = status(agent);
+    let datagrams = &status["datagrams"];
+    let count = datagrams.get(what).unwrap_or(&datagrams["refused"][what]);
+    count.as_u64().expect("a count")
+}
+
+/// An agent behind a link, and an asker on this side of it.
+fn behind_a_link(setup: &Setup, router: &Router) -> (Agent, Asker) {
+    let key = Key::from_bytes(configure(setup, BEHIND, "far", &format!("{{ tcp = \"{BEHIND}\" }}")));
+    let agent = Agent::start_with(setup, |command| router.place(command));
+    eventually("the kernel answers", || mode(&agent), |mode| mode == "native");
+    (agent, Asker::new("10.77.0.1", BEHIND, key))
+}
+
+#[test]
+fn an_agent_that_gets_no_processor_is_answered_for_and_after_a_while_nobody_is_ready() {
+    let mut fixture = Fixture::without_daemon();
+    let router = Router::new();
+    // Kernel fact: a virtual Ethernet device takes what its peer's program sends back only if it has a program, too.
+    let _peer = stage::sys::attach_xdp("near", XdpMode::Native);
+    let (agent, asker) = behind_a_link(&fixture.setup, &router);
+    fixture.write_endpoints(&[(ALL[0], "agent = \"10.77.0.2:9465\"")]);
+    fixture
+        .setup
+        .write("socklb.toml", &text(&fixture, "round-robin", "").replace("127.0.0.1:0", "10.77.0.1:0"));
+    fixture.start();
+    eventually("it is heard", || reported(&fixture, ALL[0]), |state| state == "ready");
+    eventually("it is ready", || asker.readiness(), |readiness| *readiness == Some(Readiness::Ready));
+    // Whoever returns a cookie is told of changes, though the agent has not seen its requests.
+    let before = asker.ask(0);
+    let cookie = asker.ask(before.cookie).cookie;
+    let subscribers = || status(&agent)["backends"][0]["subscribers"].as_u64();
+    eventually("the daemon and we are known", subscribers, |count| *count == Some(2));
+    let answered = datagrams(&agent, "answered");
+    assert_eq!(datagrams(&agent, "answered_by_kernel"), answered, "its socket has answered nobody");
+    assert!(answered >= 4, "{answered}");
+
+    agent.signal(Signal::STOP);
+    assert_eq!(asker.readiness(), Some(Readiness::Ready), "what was prepared holds for a while");
+    eventually("nobody knows", || asker.readiness(), |readiness| *readiness == Some(Readiness::Unknown));
+    let answer = asker.ask(cookie);
+    assert_eq!((answer.readiness(), answer.cookie), (Some(Readiness::Unknown), cookie));
+    eventually("the daemon hears it", || reported(&fixture, ALL[0]), |state| state == "unknown");
+    agent.signal(Signal::CONT);
+    eventually("it is ready again", || asker.readiness(), |readiness| *readiness == Some(Readiness::Ready));
+
+    let answer = asker.ask(0);
+    asker.ask(answer.cookie);
+    eventually(
+        "all have heard",
+        || status(&agent)["backends"][0]["unheard"].as_u64(),
+        |unheard| *unheard == Some(0),
+    );
+    agent.tell(&["lame-duck"]);
+    let push = asker.hear();
+    assert_eq!((push.kind(), push.readiness()), (Some(Kind::Push), Some(Readiness::LameDuck)));
+    let unheard = || status(&agent)["backends"][0]["unheard"].as_u64();
+    eventually("the daemon has acknowledged it, and we have not", unheard, |unheard| *unheard == Some(1));
+    let answer = asker.ask(push.cookie);
+    assert_eq!((answer.readiness(), answer.cookie), (Some(Readiness::LameDuck), push.cookie));
+    eventually("we have", unheard, |unheard| *unheard == Some(0));
+    assert_eq!(datagrams(&agent, "answered_by_kernel"), datagrams(&agent, "answered"));
+}
+
+/// This kernel's own stack takes the answers, with their checksums.
+#[test]
+fn both_families_are_answered_on_loopback_and_what_nobody_answers_is_dropped_and_counted() {
+    let fixture = Fixture::without_daemon();
+    let key = Key::from_bytes(configure(&fixture.setup, "[::]:9465", "lo", "\"off\""));
+    let agent = Agent::start_again(&fixture.setup);
+    eventually("the kernel answers", || mode(&agent), |mode| mode == "generic");
+    for (from, to) in [("127.0.0.1", "127.0.0.1:9465"), ("::1", "[::1]:9465")] {
+        let asker = Asker::new(from, to, key);
+        let before = datagrams(&agent, "answered_by_kernel");
+        let answer = asker.ask(0);
+        assert_eq!((answer.nonce, answer.readiness()), (0x1234, Some(Readiness::Unknown)));
+        asker.ask(answer.cookie);
+        assert_eq!(datagrams(&agent, "answered_by_kernel"), before + 2, "{to}");
+    }
+    let stranger = UdpSocket::bind("127.0.0.1:0").expect("a socket");
+    let fine = request(key, 0);
+    let changed = |change: fn(&mut Datagram)| {
+        let mut changed = fine;
+        change(&mut changed);
+        changed.sealed(key).bytes().to_vec()
+    };
+    let mut forged = fine.bytes().to_vec();
+    forged[BYTES - 1] ^= 1;
+    for (kind, datagram) in [
+        ("forged", forged),
+        ("malformed-length", fine.bytes()[1..].to_vec()),
+        ("malformed-version", changed(|datagram| datagram.version = 9)),
+        ("unknown-name", changed(|datagram| datagram.port = Be16::from_host(1))),
+        ("unknown-key", changed(|datagram| datagram.key_id = Be16::from_host(9))),
+        ("not-a-request", changed(|datagram| datagram.kind = Kind::Push as u8)),
+    ] {
+        for _ in 0..100 {
+            stranger.send_to(&datagram, "127.0.0.1:9465").expect("send");
+        }
+        assert_eq!(datagrams(&agent, kind), 100, "{kind}");
+    }
+    // The program has taken them all: nothing was left for the socket to answer.
+    assert_eq!(datagrams(&agent, "answered"), datagrams(&agent, "answered_by_kernel"));
+    let page = agent.metrics();
+    assert!(page.contains("socklb_agent_xdp_interface{interface=\"lo\",mode=\"generic\"} 1.0"), "{page}");
+    assert!(page.contains("socklb_agent_datagrams_total{result=\"forged\"} 100"), "{page}");
+    assert!(page.contains("socklb_agent_xdp_answered_total 4"), "{page}");
+}
+
+#[test]
+fn backends_and_keys_of_another_configuration_are_answered_for_by_it() {
+    let fixture = Fixture::without_daemon();
+    let key = Key::from_bytes(configure(&fixture.setup, "127.0.0.1:9465", "lo", "\"off\""));
+    let agent = Agent::start_again(&fixture.setup);
+    eventually("the kernel answers", || mode(&agent), |mode| mode == "generic");
+    let asker = Asker::new("127.0.0.1", "127.0.0.1:9465", key);
+    asker.ask(0);
+    let path = fixture.setup.folder.join("agent.toml");
+    let configured = std::fs::read_to_string(&path).expect("read it");
+    let (head, _) = configured.split_once("[[backend]]").expect("a backend");
+    stage::replace(&path, head);
+    agent.signal(Signal::HUP);
+    let of_nobody = || {
+        asker.socket.send(request(key, 0).bytes()).expect("send");
+        datagrams(&agent, "unknown-name") > 0
+    };
+    eventually("it is nobody's name", of_nobody, |unknown| *unknown);
+    stage::replace(&path, &configured);
+    agent.signal(Signal::HUP);
+    let backends = || status(&agent)["backends"].as_array().map(Vec::len);
+    eventually("it is there again", backends, |count| *count == Some(1));
+    let asker = Asker::new("127.0.0.1", "127.0.0.1:9465", key);
+    asker.ask(0);
+    assert_eq!(datagrams(&agent, "answered"), datagrams(&agent, "answered_by_kernel"));
+    stage::replace(&path, &configured.replace("[\"lo\"]", "[]"));
+    agent.signal(Signal::HUP);
+    let takes_a_restart = || status(&agent)["faults"].to_string();
+    eventually("it says so", takes_a_restart, |faults| faults.contains("takes a restart: xdp"));
+}
+
+#[test]
+fn where_the_kernel_cannot_answer_the_agents_socket_does_and_says_why() {
+    let fixture = Fixture::without_daemon();
+    let key = Key::from_bytes(configure(&fixture.setup, "127.0.0.1:9465", "lo", "\"off\""));
+    let other = stage::sys::attach_xdp("lo", XdpMode::Generic);
+    let agent = Agent::start_again(&fixture.setup);
+    let faults = |agent: &Agent| status(agent)["faults"].to_string();
+    eventually(
+        "it is named",
+        || faults(&agent),
+        |faults| faults.contains("interface lo: requests") && faults.contains("another program is there, "),
+    );
+    let asker = Asker::new("127.0.0.1", "127.0.0.1:9465", key);
+    asker.ask(0);
+    assert_eq!((mode(&agent), datagrams(&agent, "answered_by_kernel")), ("socket".to_owned(), 0));
+    assert!(agent.log().contains("answered by the agent's socket alone"), "{}", agent.log());
+    drop(other);
+    eventually("it is attached once it may be", || mode(&agent), |mode| mode == "generic");
+    drop(agent);
+    let agent = Agent::start_with(&fixture.setup, |command| {
+        // SAFETY: the closure makes system calls and allocates nothing.
+        unsafe { command.pre_exec(without_bpf) };
+    });
+    eventually("it says why", || faults(&agent), |faults| faults.contains("CAP_PERFMON"));
+    let asker = Asker::new("127.0.0.1", "127.0.0.1:9465", key);
+    asker.ask(0);
+    assert_eq!((mode(&agent), datagrams(&agent, "answered_by_kernel")), ("socket".to_owned(), 0));
+}
+
+/// Takes the capabilities to load programs from whatever is executed next.
+fn without_bpf() -> std::io::Result<()> {
+    use rustix::thread::CapabilitySet;
+    for capability in [CapabilitySet::BPF, CapabilitySet::PERFMON, CapabilitySet::SYS_ADMIN] {
+        rustix::thread::remove_capability_from_bounding_set(capability)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn interfaces_and_addresses_are_followed_as_they_come_and_go() {
+    let fixture = Fixture::without_daemon();
+    let router = Router::new();
+    let _peer = stage::sys::attach_xdp("near", XdpMode::Native);
+    let key = Key::from_bytes(configure(&fixture.setup, "0.0.0.0:9465", "far", "\"off\""));
+    let agent = Agent::start_with(&fixture.setup, |command| router.place(command));
+    eventually("the kernel answers", || mode(&agent), |mode| mode == "native");
+    Asker::new("10.77.0.1", BEHIND, key).ask(0);
+    assert_eq!(datagrams(&agent, "answered_by_kernel"), 1);
+    router.run("ip address add 10.77.0.7/24 dev far");
+    let at_other = Asker::new("10.77.0.1", "10.77.0.7:9465", key);
+    let by_kernel = || {
+        at_other.ask(0);
+        datagrams(&agent, "answered_by_kernel")
+    };
+    eventually("the kernel is told", by_kernel, |count| *count > 1);
+    router.run("ip link set far down");
+    router.run("ip link set far name elsewhere");
+    eventually("it is detached", || mode(&agent), |mode| mode == "socket");
+    router.run("ip link set elsewhere up");
+    let count = datagrams(&agent, "answered_by_kernel");
+    router.run("ip neigh replace 10.77.0.1 lladdr 02:00:00:00:00:01 dev elsewhere nud permanent");
+    Asker::new("10.77.0.1", BEHIND, key).ask(0);
+    assert_eq!(datagrams(&agent, "answered_by_kernel"), count, "the socket answers");
+    router.run("ip link set elsewhere name far");
+    eventually("it is attached", || mode(&agent), |mode| mode == "native");
+}
