@@ -7,3 +7,5 @@ pub mod sock_ops;
 pub mod clock;
 
 pub mod atomic;
+
+pub mod log;

@@ -33,6 +33,7 @@ use aya_ebpf::programs::{SockAddrContext, SockContext, SockOpsContext};
 use crate::hooks::{connect, holders, peer, release, sendmsg, tcp};
 use crate::kernel::atomic::{Linux5_10, Linux5_12};
 use crate::kernel::context::{Dial, Socket};
+use crate::kernel::log::log;
 use crate::kernel::sock_ops::Ops;
 
 /// The verdict that lets a call go on.
@@ -44,22 +45,34 @@ const SEEN: u32 = 1;
 
 #[cgroup_sock_addr(connect4)]
 pub fn socklb_connect4(ctx: SockAddrContext) -> i32 {
-    connect::connect4::<Linux5_12>(&Dial::new(&ctx))
+    let dial = Dial::new(&ctx);
+    let verdict = connect::connect4::<Linux5_12>(&dial);
+    log!(&ctx, "connect4: {:i} port {}, verdict {}", dial.ip4().to_host(), dial.port().to_host(), verdict);
+    verdict
 }
 
 #[cgroup_sock_addr(connect4)]
 pub fn socklb_connect4_5_10(ctx: SockAddrContext) -> i32 {
-    connect::connect4::<Linux5_10>(&Dial::new(&ctx))
+    let dial = Dial::new(&ctx);
+    let verdict = connect::connect4::<Linux5_10>(&dial);
+    log!(&ctx, "connect4: {:i} port {}, verdict {}", dial.ip4().to_host(), dial.port().to_host(), verdict);
+    verdict
 }
 
 #[cgroup_sock_addr(connect6)]
 pub fn socklb_connect6(ctx: SockAddrContext) -> i32 {
-    connect::connect6::<Linux5_12>(&Dial::new(&ctx))
+    let dial = Dial::new(&ctx);
+    let verdict = connect::connect6::<Linux5_12>(&dial);
+    log!(&ctx, "connect6: port {}, verdict {}", dial.port().to_host(), verdict);
+    verdict
 }
 
 #[cgroup_sock_addr(connect6)]
 pub fn socklb_connect6_5_10(ctx: SockAddrContext) -> i32 {
-    connect::connect6::<Linux5_10>(&Dial::new(&ctx))
+    let dial = Dial::new(&ctx);
+    let verdict = connect::connect6::<Linux5_10>(&dial);
+    log!(&ctx, "connect6: port {}, verdict {}", dial.port().to_host(), verdict);
+    verdict
 }
 
 #[cgroup_sock_addr(getpeername4)]

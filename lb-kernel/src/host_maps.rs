@@ -29,7 +29,12 @@ use super::removal::Directory;
 use super::sys::{self, elements};
 
 /// The object as it is committed beside its source.
+#[cfg(not(feature = "log-programs"))]
 pub static OBJECT: &[u8] = aya::include_bytes_aligned!("../../lb-ebpf/object/host.o");
+
+/// The same with programs that write lines.
+#[cfg(feature = "log-programs")]
+pub static OBJECT: &[u8] = super::program_logs::object!("host");
 
 /// What the directories of all host ABI versions are called, before their number.
 const PREFIX: &str = "host-v";

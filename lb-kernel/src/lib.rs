@@ -56,6 +56,9 @@ mod hooks;
 
 mod object;
 
+#[cfg(feature = "log-programs")]
+mod program_logs;
+
 mod links;
 
 mod neighbours;

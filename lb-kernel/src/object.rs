@@ -27,7 +27,12 @@ use lb_core::limits::Limits;
 use lb_core::service::Accounting;
 
 /// The object as it is committed beside its source.
+#[cfg(not(feature = "log-programs"))]
 pub static OBJECT: &[u8] = aya::include_bytes_aligned!("../../lb-ebpf/object/socklb.o");
+
+/// The same with programs that write lines.
+#[cfg(feature = "log-programs")]
+pub static OBJECT: &[u8] = super::program_logs::object!("socklb");
 
 /// What a client's programs are made for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,7 +119,8 @@ pub fn declared(object: &[u8]) -> BTreeMap<String, Shape> {
         max_entries: map.max_entries(),
         flags: map.map_flags(),
     };
-    let declared = object.maps.iter().filter(|(name, _)| !name.starts_with('.'));
+    // Not those of sections, nor that of lines that programs write.
+    let declared = object.maps.iter().filter(|(name, _)| !name.starts_with('.') && *name != "AYA_LOGS");
     declared.map(|(name, map)| (name.clone(), shape(map))).collect()
 }
 
@@ -268,6 +274,8 @@ fn load_with(
     }
     // aya probes the kernel on the way, and takes a probe that a signal interrupts for a missing ability.
     let mut object = sys::without_signals(|| loader.load(OBJECT)).map_err(load_error)?;
+    #[cfg(feature = "log-programs")]
+    super::program_logs::follow(&mut object);
     let mut loaded = Vec::with_capacity(HOOKS.len());
     let follows = purpose.accounting == Accounting::Full;
     for hook in HOOKS.iter().filter(|hook| follows || hook.name != FOLLOWS) {

@@ -163,6 +163,8 @@ impl Receiver {
 
 fn load_with(loader: &mut EbpfLoader<'_>, features: Features) -> Result<LoadedProgram, DatapathError> {
     let mut object = sys::without_signals(|| loader.load(OBJECT)).map_err(load_error)?;
+    #[cfg(feature = "log-programs")]
+    super::program_logs::follow(&mut object);
     let name = if features.fetching_atomics { PROGRAM } else { WITHOUT_FETCHING_ATOMICS };
     let fd = load_program(&mut object, name)
         .map_err(|source| DatapathError::Verifier { program: name, source: Box::new(source) })?;

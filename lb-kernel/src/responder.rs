@@ -24,7 +24,12 @@ use super::privileges;
 use super::sys::{self, XdpMode, elements};
 
 /// The object as it is committed beside its source.
+#[cfg(not(feature = "log-programs"))]
 pub static OBJECT: &[u8] = aya::include_bytes_aligned!("../../lb-ebpf/object/responder.o");
+
+/// The same with programs that write lines.
+#[cfg(feature = "log-programs")]
+pub static OBJECT: &[u8] = super::program_logs::object!("responder");
 
 /// The program.
 const PROGRAM: &str = "socklb_respond";
@@ -70,6 +75,8 @@ pub fn load(port: u16, secret: Secret) -> Result<(Responder, Answers), DatapathE
     loader.override_global("SECRET_HIGH", &high, true);
     loader.override_global("SECRET_DRAWN_NS", &secret.drawn_ns, true);
     let mut object = sys::without_signals(|| loader.load(OBJECT)).map_err(load_error)?;
+    #[cfg(feature = "log-programs")]
+    super::program_logs::follow(&mut object);
     let fd = load_program(&mut object, PROGRAM)
         .map_err(|source| DatapathError::Verifier { program: PROGRAM, source: Box::new(source) })?;
     let id = sys::program_id(fd.as_fd()).map_err(DatapathError::Program)?;

@@ -22,6 +22,9 @@ static OBJECT: &[u8] = aya::include_bytes_aligned!("../../lb-ebpf/object/socklb.
 /// The host's.
 static HOST_OBJECT: &[u8] = aya::include_bytes_aligned!("../../lb-ebpf/object/host.o");
 
+/// The one of agents.
+static RESPONDER_OBJECT: &[u8] = aya::include_bytes_aligned!("../../lb-ebpf/object/responder.o");
+
 static RECORD: &str = include_str!("../vm/verifier.toml");
 
 /// The limits of a configuration: schedule entries, slots, flow records.
@@ -35,21 +38,20 @@ const CONFIGURATIONS: [(&str, [u32; 3]); 2] = [
 fn no_program_costs_the_verifier_much_more_than_recorded() {
     let record = Record::parse(RECORD).expect("tests/vm/verifier.toml is a record");
     let kernel = Version::running().to_string();
-    let counts: Vec<Count> = CONFIGURATIONS
-        .iter()
-        .flat_map(|(name, limits)| {
-            let count = |(program, instructions)| Count {
-                kernel: kernel.clone(),
-                configuration: (*name).to_owned(),
-                program,
-                instructions,
-            };
-            verified_of_client(*limits).into_iter().map(count)
-        })
-        .chain(verified(HOST_OBJECT, &[], &[("PORT", 9467)]).into_iter().map(|(program, instructions)| {
-            Count { kernel: kernel.clone(), configuration: "host".to_owned(), program, instructions }
-        }))
-        .collect();
+    let mut counts = Vec::new();
+    let mut count = |configuration: &str, verified: Vec<(String, u64)>| {
+        counts.extend(verified.into_iter().map(|(program, instructions)| Count {
+            kernel: kernel.clone(),
+            configuration: configuration.to_owned(),
+            program,
+            instructions,
+        }));
+    };
+    for (name, limits) in CONFIGURATIONS {
+        count(name, verified_of_client(OBJECT, limits));
+    }
+    count("host", verified(HOST_OBJECT, &[], &[PORT]));
+    count("responder", verified(RESPONDER_OBJECT, &[], &[PORT]));
     if std::env::var_os(RECORDING).is_some() {
         for count in &counts {
             say(&count.to_string());
@@ -81,8 +83,29 @@ fn no_program_costs_the_verifier_much_more_than_recorded() {
     );
 }
 
+/// A port that programs of network interfaces are for.
+const PORT: (&str, u32) = ("PORT", 9467);
+
+/// What `cargo xtask run --log-programs` loads.
+#[test]
+fn programs_that_write_lines_for_whoever_changes_them_are_accepted() {
+    let object = |name: &str| {
+        let path = stage::program(&format!("log-programs/{name}.o"));
+        std::fs::read(&path).unwrap_or_else(|error| panic!("read {}: {error}", path.display()))
+    };
+    let of_client = verified_of_client(&object("socklb"), CONFIGURATIONS[0].1);
+    let others = ["host", "responder"].map(|name| verified(&object(name), &[], &[PORT]));
+    let all: Vec<(String, u64)> = of_client.into_iter().chain(others.into_iter().flatten()).collect();
+    let shipped = verified(RESPONDER_OBJECT, &[], &[PORT]);
+    let with_lines = all.iter().find(|(name, _)| *name == shipped[0].0).expect("the same program");
+    assert!(with_lines.1 > shipped[0].1, "it writes some: {with_lines:?}, {shipped:?}");
+}
+
 /// Instructions of each program of client tasks that this kernel can load, with maps of these sizes.
-fn verified_of_client([schedule_entries, slots, flow_records]: [u32; 3]) -> Vec<(String, u64)> {
+fn verified_of_client(
+    object: &[u8],
+    [schedule_entries, slots, flow_records]: [u32; 3],
+) -> Vec<(String, u64)> {
     // What the daemon tells its programs of this kernel.
     let daemon = Fixture::new().setup.daemon();
     let is_on = |name: &str| u32::from(daemon.features[name]);
@@ -121,7 +144,7 @@ fn verified_of_client([schedule_entries, slots, flow_records]: [u32; 3]) -> Vec<
         ("KERNEL_SOCKET_MASK", offset("sk_kern_sock_mask")),
         ("SYN_RETRIES", offset("icsk_syn_retries")),
     ];
-    verified(OBJECT, &capacities, &globals)
+    verified(object, &capacities, &globals)
 }
 
 /// Instructions of each program of an object that this kernel can load, with maps of these sizes and these globals.

@@ -22,7 +22,8 @@ const HOST_PROGRAMS: [(&str, &str); 7] = [
 ];
 
 /// Our own, beside the tests: that is where the stage looks for them.
-const PROGRAMS: [&str; 3] = ["socklb", "probe", "stress"];
+const PROGRAMS: [&str; 6] =
+    ["socklb", "probe", "stress", "log-programs/socklb.o", "log-programs/host.o", "log-programs/responder.o"];
 
 /// Makes the image.
 pub fn build(programs: &Path, tests: &Path, modules: &Path) -> Result<Vec<u8>> {

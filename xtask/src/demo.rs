@@ -18,10 +18,14 @@ use tokio::signal::unix::{SignalKind, signal};
 
 pub use self::processes::{BackendOptions, ClientOptions, backend, client};
 use crate::command::{cargo, describe, root, run as run_command, target};
+use crate::object;
 
 /// `cargo xtask run`
 #[derive(Debug, clap::Args)]
 pub struct Options {
+    /// Kernel programs that write lines to the daemon's standard error: for whoever changes them. Built apart from what ships
+    #[arg(long)]
+    log_programs: bool,
     /// Arguments for `socklb run` instead of the demo
     #[arg(last = true)]
     daemon: Vec<String>,
@@ -42,8 +46,19 @@ const CGROUP: &str = "socklb-demo";
 
 /// `cargo xtask run`.
 pub fn run(options: &Options) -> Result<()> {
-    run_command(cargo().args(["build", "--release", "--package", "lb-user", "--locked"]))?;
-    let socklb = target().join("release/socklb");
+    let mut build = cargo();
+    build.args(["build", "--release", "--package", "lb-user", "--locked"]);
+    let mut folder = target();
+    if options.log_programs {
+        // A folder of its own: nobody takes this for what ships.
+        build.env("SOCKLB_LOGGING_OBJECTS", object::build_logging()?);
+        folder = folder.join("log-programs");
+        build
+            .args(["--package", "lb-kernel", "--features", "lb-kernel/log-programs", "--target-dir"])
+            .arg(&folder);
+    }
+    run_command(&mut build)?;
+    let socklb = folder.join("release/socklb");
     if !options.daemon.is_empty() {
         let mut daemon = Command::new(&socklb);
         daemon.arg("run").args(&options.daemon);

@@ -14,6 +14,9 @@ use crate::toolchain;
 /// reports in, and the one that answers for an agent.
 const NAMES: [&str; 4] = ["socklb", "probes", "host", "responder"];
 
+/// Those of them that have programs which write lines in a build for developers.
+const LOGGING: [&str; 3] = ["socklb", "host", "responder"];
+
 /// The committed copy of the programs that are attached.
 pub fn committed() -> PathBuf {
     committed_as("socklb")
@@ -83,14 +86,44 @@ pub fn hashes() -> Result<BTreeMap<String, String>> {
 
 /// Builds one of the kernel workspace's binaries and strips it. Returns where it is.
 pub fn build(name: &str) -> Result<PathBuf> {
+    build_with(name, &[], &target().join("ebpf"))
+}
+
+fn build_with(name: &str, options: &[&str], to: &Path) -> Result<PathBuf> {
     let mut cargo = toolchain::ebpf_cargo("build");
-    run_command(cargo.args(["--release", "--bin", name]))?;
+    run_command(cargo.args(["--release", "--bin", name]).args(options))?;
     let from = root().join("lb-ebpf/target/bpfel-unknown-none/release").join(name);
-    let to = target().join("ebpf");
-    fs::create_dir_all(&to)?;
+    fs::create_dir_all(to)?;
     let to = to.join(format!("{name}.o"));
     toolchain::strip(&from, &to)?;
     Ok(to)
+}
+
+/// Builds the objects in the variant that writes lines, for whoever changes the programs. Returns the folder.
+pub fn build_logging() -> Result<PathBuf> {
+    let folder = target().join("ebpf/log-programs");
+    for name in LOGGING {
+        let built = build_with(name, &["--features", "log-programs"], &folder.join("new"))?;
+        let to = folder.join(name).with_extension("o");
+        // Whatever they are compiled into is built anew only if they are others.
+        if fs::read(&to).ok() != Some(fs::read(&built)?) {
+            fs::copy(&built, &to)?;
+        }
+    }
+    Ok(folder)
+}
+
+/// Puts those with programs that write lines where tests look for them, in a folder beside their programs.
+pub fn build_logging_for_tests(programs: &Path) -> Result<()> {
+    let folder = programs.join("log-programs");
+    fs::create_dir_all(&folder)?;
+    let built = build_logging()?;
+    for name in LOGGING {
+        let file = Path::new(name).with_extension("o");
+        fs::copy(built.join(&file), folder.join(&file))
+            .with_context(|| format!("copy {name} to {}", folder.display()))?;
+    }
+    Ok(())
 }
 
 /// Rebuilds the objects and compares bytes, if the recorded toolchain is the one at hand.

@@ -2,7 +2,7 @@
 
 use anyhow::{Result, bail};
 
-use crate::command::{cargo, run as run_command};
+use crate::command::{cargo, run as run_command, target};
 use crate::{check, object, others, package, setup, tidy, vm};
 
 /// `cargo xtask test`
@@ -111,6 +111,9 @@ fn run_tier(tier: Tier, filter: Option<&str>) -> Result<()> {
             bail!("this tier needs root: it makes cgroups and network namespaces and loads kernel programs");
         }
         run_command(cargo().args(["build", "--package", "lb-user", "--locked"]))?;
+    }
+    if tier == Tier::Local {
+        object::build_logging_for_tests(&target().join("debug"))?;
     }
     if tier == Tier::Proof {
         others::build()?;

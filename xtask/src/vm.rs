@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
 use crate::command::{cargo, describe, output, root, run as run_command, target};
-use crate::kernels;
+use crate::{kernels, object};
 
 /// What to run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -57,7 +57,9 @@ fn build() -> Result<(PathBuf, PathBuf)> {
     let messages = output(build.args(["--quiet", "--message-format", "json"]))?;
     let tests = executable(&messages, "local")
         .with_context(|| format!("no test `local` was built by {}", describe(&build)))?;
-    Ok((folder.join(TRIPLE).join("guest"), tests))
+    let programs = folder.join(TRIPLE).join("guest");
+    object::build_logging_for_tests(&programs)?;
+    Ok((programs, tests))
 }
 
 /// Where cargo says that a test's executable is.

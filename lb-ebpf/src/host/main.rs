@@ -13,6 +13,9 @@
 #[expect(dead_code, reason = "the clients' programs need more of it")]
 mod atomic;
 
+#[path = "../kernel/log.rs"]
+mod log;
+
 mod packet;
 
 mod maps;
@@ -26,6 +29,7 @@ use lb_common::net::Be16;
 use lb_common::receive::{Received, receive};
 
 use crate::atomic::{Instructions, Linux5_10, Linux5_12};
+use crate::log::log;
 use crate::maps::{HostMaps, count};
 use crate::packet::Packet;
 
@@ -54,6 +58,7 @@ fn take_in<I: Instructions>(ctx: &XdpContext) -> u32 {
         return XDP_PASS;
     };
     count(reception);
+    log!(ctx, "receive: {}, goes on: {}", reception.number(), goes_on as u8);
     if goes_on { XDP_PASS } else { XDP_DROP }
 }
 

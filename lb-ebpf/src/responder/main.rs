@@ -12,6 +12,9 @@
 #[expect(dead_code, reason = "the clients' programs need more of it")]
 mod atomic;
 
+#[path = "../kernel/log.rs"]
+mod log;
+
 #[path = "../host/packet.rs"]
 mod packet;
 
@@ -25,6 +28,7 @@ use aya_ebpf::programs::XdpContext;
 use lb_common::net::Be16;
 use lb_common::respond::{Response, respond};
 
+use crate::log::log;
 use crate::maps::{AgentMaps, count, workspace};
 use crate::packet::Packet;
 
@@ -49,10 +53,12 @@ pub fn socklb_respond(ctx: XdpContext) -> u32 {
         return XDP_PASS;
     };
     count(response);
-    match response {
+    let action = match response {
         Response::Answered => XDP_TX,
         Response::Refused(_) => XDP_DROP,
-    }
+    };
+    log!(&ctx, "respond: action {}", action);
+    action
 }
 
 #[unsafe(link_section = "license")]
