@@ -8,6 +8,7 @@ use std::time::Duration;
 use lb_common::net::{Be16, IPPROTO_TCP};
 use lb_common::wire::{BYTES, Datagram, Key, Kind, Readiness};
 use rustix::process::Signal;
+use rustix::thread::CapabilitySet;
 use stage::agent::{Agent, derive_key, make_key};
 use stage::fixture::Fixture;
 use stage::router::Router;
@@ -276,9 +277,39 @@ fn where_the_kernel_cannot_answer_the_agents_socket_does_and_says_why() {
 
 /// Takes the capabilities to load programs from whatever is executed next.
 fn without_bpf() -> std::io::Result<()> {
-    use rustix::thread::CapabilitySet;
     for capability in [CapabilitySet::BPF, CapabilitySet::PERFMON, CapabilitySet::SYS_ADMIN] {
         rustix::thread::remove_capability_from_bounding_set(capability)?;
+    }
+    Ok(())
+}
+
+/// A health check may be a command of somebody else's.
+#[test]
+fn what_the_agent_may_because_of_that_its_children_may_not() {
+    let fixture = Fixture::without_daemon();
+    configure(&fixture.setup, "127.0.0.1:9465", "lo", "\"off\"");
+    let agent = Agent::start_with(&fixture.setup, |command| {
+        // SAFETY: the closure makes system calls and allocates nothing.
+        unsafe { command.pre_exec(with_ambient_capabilities) };
+    });
+    eventually("the kernel answers", || mode(&agent), |mode| mode == "generic");
+    let threads = std::fs::read_dir(format!("/proc/{}/task", agent.id())).expect("its threads");
+    for thread in threads {
+        let status = std::fs::read_to_string(thread.expect("one").path().join("status")).expect("read it");
+        let ambient = status.lines().find_map(|line| line.strip_prefix("CapAmb:")).expect("a line");
+        let ambient = u64::from_str_radix(ambient.trim(), 16).expect("hexadecimal");
+        assert_eq!(ambient, CapabilitySet::CHOWN.bits(), "{status}");
+    }
+}
+
+/// Has whatever is executed next inherit capabilities: those of the program, and another one.
+fn with_ambient_capabilities() -> std::io::Result<()> {
+    let all = CapabilitySet::BPF | CapabilitySet::NET_ADMIN | CapabilitySet::PERFMON | CapabilitySet::CHOWN;
+    let mut sets = rustix::thread::capabilities(None)?;
+    sets.inheritable |= all;
+    rustix::thread::set_capabilities(None, sets)?;
+    for capability in all {
+        rustix::thread::configure_capability_in_ambient_set(capability, true)?;
     }
     Ok(())
 }

@@ -107,6 +107,11 @@ impl Agent {
         crate::daemon::metrics_of(&self.folder.join("run/agent.sock"))
     }
 
+    /// Its process.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Sends it a signal.
     pub fn signal(&self, what: rustix::process::Signal) {
         let pid = i32::try_from(self.child.id()).ok().and_then(rustix::process::Pid::from_raw);

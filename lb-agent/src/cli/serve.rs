@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, bail};
+use rustix::thread::{CapabilitySet, configure_capability_in_ambient_set};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::info;
 
@@ -22,12 +23,24 @@ pub fn run(what: Serve, directories: Directories) -> Result<()> {
         None => None,
     };
     init_log();
+    if config.xdp.is_some() {
+        keep_from_children();
+    }
     // The loop is one task; a second thread lets what blocks for a moment, and HTTP, go on beside it.
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let served = runtime.block_on(serve(config, reread));
     // A thread that waits for a file system does not hold up the end.
     runtime.shutdown_timeout(STOPPING);
     served
+}
+
+/// What it takes to have the kernel answer stays with the agent: a health check that is a command does not inherit it. Of this thread,
+/// and of all that it starts.
+fn keep_from_children() {
+    for capability in [CapabilitySet::BPF, CapabilitySet::NET_ADMIN, CapabilitySet::PERFMON] {
+        // Fails where it was not inherited in the first place, on kernels that do not know it.
+        let _ = configure_capability_in_ambient_set(capability, false);
+    }
 }
 
 async fn serve(config: Config, reread: Option<Reread>) -> Result<()> {
