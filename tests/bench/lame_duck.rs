@@ -16,6 +16,8 @@ mod verdicts;
 
 mod stored;
 
+mod answered;
+
 mod many;
 
 mod hostile;
@@ -60,6 +62,8 @@ enum Part {
     Pushes,
     /// From a datagram to the word that connects read
     Stored,
+    /// From a request to its answer
+    Answered,
     /// 10,000 backends probed by one daemon
     Many,
     /// 100,000 datagrams that must change nothing
@@ -69,8 +73,16 @@ enum Part {
 }
 
 impl Part {
-    const ALL: [Self; 7] =
-        [Self::Restart, Self::Shutdown, Self::Pushes, Self::Stored, Self::Many, Self::Hostile, Self::Flood];
+    const ALL: [Self; 8] = [
+        Self::Restart,
+        Self::Shutdown,
+        Self::Pushes,
+        Self::Stored,
+        Self::Answered,
+        Self::Many,
+        Self::Hostile,
+        Self::Flood,
+    ];
 
     fn measure(self, stage: &Stage) -> Result<Vec<Finding>> {
         match self {
@@ -78,6 +90,7 @@ impl Part {
             Self::Shutdown => shutdown::run(stage),
             Self::Pushes => pushes::run(stage),
             Self::Stored => stored::run(stage),
+            Self::Answered => answered::run(stage),
             Self::Many => many::run(stage),
             Self::Hostile => hostile::run(stage),
             Self::Flood => flood::run(stage),

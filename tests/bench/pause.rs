@@ -1,5 +1,7 @@
-//! Waiting for a moment, to the microsecond: sleeping with the kernel's default slack of 50 us would be what is measured.
+//! Waiting for a moment, to the microsecond: sleeping with the kernel's default slack of 50 us would be what is measured. And the
+//! opposite: processors that wait for nobody.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
@@ -33,4 +35,23 @@ pub fn until(moment: Instant) {
         // Interrupted or not, the loop looks again.
         let _: NanosleepRelativeResult = clock_nanosleep_relative(ClockId::Monotonic, &left);
     }
+}
+
+/// Does something while a thread of ordinary priority keeps each processor busy. Returns also how many there are.
+pub fn while_busy<T>(work: impl FnOnce() -> T) -> (T, usize) {
+    let ends = AtomicBool::new(false);
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    let done = std::thread::scope(|scope| {
+        for _ in 0..processors {
+            scope.spawn(|| {
+                while !ends.load(Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
+            });
+        }
+        let done = work();
+        ends.store(true, Ordering::Relaxed);
+        done
+    });
+    (done, processors)
 }

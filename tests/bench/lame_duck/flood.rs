@@ -162,6 +162,14 @@ fn application(backend: &SocketAddr) -> Result<Kept> {
     Ok(child)
 }
 
+/// How many frames an interface could not hand on.
+fn dropped_by(interface: &str) -> Result<u64> {
+    let output =
+        Command::new("ip").args(["-statistics", "-json", "link", "show", "dev", interface]).output()?;
+    let links: serde_json::Value = serde_json::from_slice(&output.stdout)?;
+    links[0]["stats64"]["tx"]["dropped"].as_u64().context("what was dropped, as `ip -statistics` has it")
+}
+
 /// A turn that is over: which arm's, when, and how many frames came.
 struct Turn {
     arm: usize,
@@ -195,6 +203,7 @@ fn flood(
                 // Another one is first in each round.
                 let arm = (place + round) % arms.len();
                 sys::update_link(link, arms[arm].program);
+                let dropped = dropped_by("far")?;
                 let (start, from_ns, mut frames) = (Instant::now(), now_ns(), 0);
                 while start.elapsed() < TURN {
                     let times = match rate {
@@ -215,8 +224,11 @@ fn flood(
                         pause::pause(Duration::from_micros(500));
                     }
                 }
-                turns.lock().expect("nobody else").push(Turn { arm, from_ns, to_ns: now_ns(), frames });
+                let to_ns = now_ns();
                 pause::pause(SETTLES);
+                // Of all that were sent, those for which the link had room.
+                let frames = frames - (dropped_by("far")? - dropped);
+                turns.lock().expect("nobody else").push(Turn { arm, from_ns, to_ns, frames });
             }
         }
         Ok(())

@@ -5,7 +5,6 @@
 //! takes little of the processors that the daemon wants.
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
@@ -77,20 +76,8 @@ fn run_arm(stage: &Stage, arm: &Arm, router: &Router) -> Result<[Finding; 2]> {
     let words = Verdicts::open(&host.setup)?;
     let mut counter = 1;
     let idle = measure(&speaker, backend, &words, id, &mut counter)?;
-    let ends = AtomicBool::new(false);
-    let processors = std::thread::available_parallelism()?.get();
-    let busy = std::thread::scope(|scope| {
-        for _ in 0..processors {
-            scope.spawn(|| {
-                while !ends.load(Ordering::Relaxed) {
-                    std::hint::spin_loop();
-                }
-            });
-        }
-        let busy = measure(&speaker, backend, &words, id, &mut counter);
-        ends.store(true, Ordering::Relaxed);
-        busy
-    })?;
+    let (busy, processors) = pause::while_busy(|| measure(&speaker, backend, &words, id, &mut counter));
+    let busy = busy?;
     let name = arm.name;
     let idle_name = format!("datagram to stored word, {name}, idle host");
     let busy_name = format!("the same, {processors} processors busy");

@@ -1,0 +1,130 @@
+//! From a request to its answer, by the agent's socket and by the kernel in its place: on a host that does nothing else, and on one whose
+//! processors are busy.
+//!
+//! Who asks is a thread of real-time priority, so that the processors are taken from the agent alone.
+
+use std::net::{SocketAddr, UdpSocket};
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use lb_common::net::{Be16, IPPROTO_TCP};
+use lb_common::wire::{BYTES, Datagram, Key, Kind};
+use stage::agent::{Agent, derive_key};
+use stage::router::Router;
+use stage::sys::XdpMode;
+use stage::{Setup, Stage, eventually};
+
+use super::finding::{Finding, Times};
+use super::keys::ServiceKey;
+use crate::pause;
+
+/// Requests of each measurement.
+const REQUESTS: u64 = 10_000;
+/// How far apart they are.
+const APART: Duration = Duration::from_millis(1);
+/// What is needed of the kernel's p99.9 on a busy host.
+const NEEDED: Duration = Duration::from_millis(1);
+/// An answer that takes longer is lost.
+const LOST: Duration = Duration::from_secs(5);
+
+/// Who answers, and over what.
+struct Arm {
+    name: &'static str,
+    agent: &'static str,
+    asker: &'static str,
+    xdp: Option<&'static str>,
+    mode: &'static str,
+}
+
+const ARMS: [Arm; 4] = [
+    Arm { name: "socket, loopback", agent: "127.0.0.1", asker: "127.0.0.1", xdp: None, mode: "" },
+    Arm {
+        name: "kernel, loopback",
+        agent: "127.0.0.1",
+        asker: "127.0.0.1",
+        xdp: Some("lo"),
+        mode: "generic",
+    },
+    Arm { name: "socket, veth", agent: "10.77.0.2", asker: "10.77.0.1", xdp: None, mode: "" },
+    Arm { name: "kernel, veth", agent: "10.77.0.2", asker: "10.77.0.1", xdp: Some("far"), mode: "native" },
+];
+
+/// Measures it, one after the other.
+pub fn run(stage: &Stage) -> Result<Vec<Finding>> {
+    let router = Router::new();
+    // Kernel fact: a virtual Ethernet device takes what its peer's program sends back only if it has a program, too.
+    let _peer = stage::sys::attach_xdp("near", XdpMode::Native);
+    let mut findings = Vec::new();
+    for arm in &ARMS {
+        findings.extend(run_arm(stage, arm, &router)?);
+    }
+    Ok(findings)
+}
+
+fn run_arm(stage: &Stage, arm: &Arm, router: &Router) -> Result<[Finding; 2]> {
+    let setup = Setup::new(stage, arm.name);
+    let service = ServiceKey::make(&setup)?;
+    let backend: SocketAddr = format!("{}:8001", arm.agent).parse()?;
+    let at: SocketAddr = format!("{}:9465", arm.agent).parse()?;
+    let xdp = arm.xdp.map(|name| format!("[xdp]\ninterfaces = [\"{name}\"]\n")).unwrap_or_default();
+    let file = derive_key(&setup, &service.path, &backend.to_string());
+    let text = format!(
+        "listen = \"{at}\"\n{xdp}[[backend]]\naddress = \"{backend}\"\nkey = \"{}\"\ncheck = \"off\"\n",
+        file.display()
+    );
+    setup.write("agent.toml", &text);
+    let agent = if arm.agent == arm.asker {
+        Agent::start_again(&setup)
+    } else {
+        Agent::start_with(&setup, |command| router.place(command))
+    };
+    let mode = || {
+        let status: serde_json::Value =
+            serde_json::from_slice(&agent.run(&["status", "--json"]).stdout).expect("JSON");
+        status["interfaces"][0]["mode"].as_str().unwrap_or_default().to_owned()
+    };
+    eventually("it answers", mode, |mode| mode == arm.mode);
+    let socket = UdpSocket::bind((arm.asker, 0))?;
+    socket.connect(at)?;
+    socket.set_read_timeout(Some(LOST))?;
+    let (key, id) = (service.of_backend(backend), service.id);
+    let idle = measure(&socket, backend, key, id)?;
+    let (busy, processors) = pause::while_busy(|| measure(&socket, backend, key, id));
+    let busy = busy?;
+    let idle_name = format!("request to answer, {}, idle host", arm.name);
+    let busy_name = format!("the same, {processors} processors busy");
+    let busy_finding = if arm.xdp.is_some() {
+        let reached = busy.at(0.999) <= NEEDED;
+        Finding::judged(busy_name, busy.to_string(), "p99.9 <= 1 ms", reached)
+    } else {
+        Finding::shown(busy_name, busy.to_string())
+    };
+    Ok([Finding::shown(idle_name, idle.to_string()), busy_finding])
+}
+
+fn measure(socket: &UdpSocket, backend: SocketAddr, key: Key, id: u16) -> Result<Times> {
+    let ask_all = || {
+        pause::without_slack()?;
+        pause::before_all_others()?;
+        let mut times = Vec::new();
+        let mut cookie = 0;
+        for nonce in 1..=REQUESTS {
+            pause::pause(APART);
+            let mut request = Datagram::about(Kind::Request, IPPROTO_TCP, backend);
+            request.key_id = Be16::from_host(id);
+            (request.nonce, request.cookie) = (nonce, cookie);
+            let request = request.sealed(key);
+            let sent = Instant::now();
+            socket.send(request.bytes())?;
+            let mut bytes = [0; BYTES];
+            let length = socket.recv(&mut bytes)?;
+            times.push(sent.elapsed());
+            let answer = Datagram::parse(&bytes[..length]).map_err(|what| anyhow::anyhow!("{what:?}"))?;
+            ensure!(answer.is_authentic(key) && answer.nonce == nonce, "request {nonce} has another answer");
+            cookie = answer.cookie;
+        }
+        Ok(Times::new(times))
+    };
+    // On a thread of its own, whose priority goes with it.
+    std::thread::scope(|scope| scope.spawn(ask_all).join().expect("the measurement ends"))
+}
