@@ -9,6 +9,7 @@ use lb_common::net::Address;
 use lb_view::diagnosis::Diagnosis;
 use rustix::process::Signal;
 use stage::agent::{Agent, derive_key, make_key};
+use stage::daemon::Daemon;
 use stage::fixture::{Fixture, SERVICE};
 use stage::maps::hash;
 use stage::router::Router;
@@ -346,4 +347,85 @@ fn without_a_privilege_the_daemons_socket_does_it_and_says_why() {
     });
     stage::daemon::signal(&daemon, Signal::TERM);
     assert!(daemon.wait().expect("it ends").success());
+}
+
+/// Stopped before it has done anything, or once the kernel has its program and nobody answers for it yet.
+#[test]
+fn an_upgrade_that_stops_in_its_middle_holds_nothing_up() {
+    for has_begun in [false, true] {
+        let (mut fixture, agent) = start("round-robin");
+        let [link] = &links(&fixture)[..] else { panic!("one link") };
+        let before = stage::sys::link(link).program;
+        let mut probe = fixture.probe();
+        fixture.stop();
+        let daemon = Daemon::spawn(&fixture.setup);
+        if has_begun {
+            eventually(
+                "its program is there",
+                || stage::sys::link(link).program,
+                |program| *program != before,
+            );
+        }
+        daemon.signal(Signal::STOP);
+        agent.tell(&["lame-duck", ALL[0]]);
+        eventually("connects know", || is_chosen(&mut probe, "b1"), |chosen| !*chosen);
+        agent.tell(&["ready", ALL[0]]);
+        eventually("connects know", || is_chosen(&mut probe, "b1"), |chosen| *chosen);
+        agent.tell(&["lame-duck", ALL[1]]);
+        eventually("connects know", || is_chosen(&mut probe, "b2"), |chosen| !*chosen);
+        daemon.signal(Signal::CONT);
+        fixture.daemon = Some(daemon);
+        let heard = || fixture.setup.status().daemon.is_some() && reported(&fixture, ALL[1]) == "lame-duck";
+        eventually("it goes on", heard, |heard| *heard);
+        assert!(!is_chosen(&mut probe, "b2"), "and takes over what was said meanwhile");
+    }
+}
+
+#[test]
+fn who_falls_silent_is_a_lame_duck_until_its_hold_is_over_also_without_a_daemon() {
+    let mut fixture = Fixture::without_daemon();
+    let key = make_key(&fixture.setup, "service.key", 1);
+    drop(Agent::start(&fixture.setup, &key, &ALL));
+    let path = fixture.setup.folder.join("agent.toml");
+    let configured = std::fs::read_to_string(&path).expect("read it");
+    let briefly = configured.replace("hold = \"10m\"", "hold = \"3s\"").replace("\"5s\"", "\"3s\"");
+    fixture.setup.write("agent.toml", &briefly);
+    let agent = Agent::start_again(&fixture.setup);
+    fixture.setup.write("socklb.toml", &with_interfaces(&fixture, "round-robin", "\"lo\""));
+    fixture.start();
+    eventually("the kernel listens", || modes(&fixture), |modes| modes["lo"] == "generic");
+    eventually("the agent knows the daemon", || subscribers(&agent), |all| *all == [1, 1, 1]);
+    let mut probe = fixture.probe();
+    fixture.daemon.take().expect("a daemon").kill();
+    agent.tell(&["lame-duck", ALL[0]]);
+    eventually("connects know", || is_chosen(&mut probe, "b1"), |chosen| !*chosen);
+    agent.signal(Signal::KILL);
+    assert!(!is_chosen(&mut probe, "b1"), "its silence changes nothing");
+    eventually("its hold is over", || is_chosen(&mut probe, "b1"), |chosen| *chosen);
+}
+
+/// As a version might leave it that has forgotten to be another one.
+#[test]
+fn a_map_of_another_size_is_named_and_left_alone() {
+    let mut fixture = Fixture::without_daemon();
+    let key = make_key(&fixture.setup, "service.key", 1);
+    let _agent = Agent::start(&fixture.setup, &key, &ALL);
+    let pin = fixture.setup.host_map(map::LISTENERS);
+    std::fs::create_dir_all(pin.parent().expect("a folder")).expect("make the folder");
+    let made = std::process::Command::new("bpftool")
+        .args(["map", "create"])
+        .arg(&pin)
+        .args(["type", "hash", "key", "16", "value", "4", "entries", "7", "name", "listeners", "flags", "1"])
+        .status();
+    assert!(made.expect("run bpftool").success());
+    fixture.setup.write("socklb.toml", &with_interfaces(&fixture, "round-robin", "\"lo\""));
+    let daemon = Daemon::spawn(&fixture.setup);
+    let says = || daemon.log();
+    eventually("it is named", says, |log| log.contains("host-v2/listeners") && log.contains("7 entries"));
+    drop(daemon);
+    assert!(pin.exists(), "it is left alone");
+    std::fs::remove_file(&pin).expect("remove it");
+    fixture.start();
+    eventually("the kernel listens", || modes(&fixture), |modes| modes["lo"] == "generic");
+    assert!(is_chosen(&mut fixture.probe(), "b1"));
 }
