@@ -89,12 +89,14 @@ impl HostMaps {
     }
 
     /// Takes over what is attached to network interfaces by another version, which then goes. While somebody has that open, it stays.
+    /// Returns whether there was something: its program reads that version's maps until another one is in its place.
     ///
     /// # Errors
     /// If the pins cannot be read, moved or removed.
-    pub fn take_over(&self) -> Result<(), DatapathError> {
+    pub fn take_over(&self) -> Result<bool, DatapathError> {
         let pins = self.path.parent().expect("they are below a directory");
-        let Some(base) = Directory::open(pins)? else { return Ok(()) };
+        let Some(base) = Directory::open(pins)? else { return Ok(false) };
+        let mut has_taken = false;
         let is_other = |name: &String| name.starts_with(PREFIX) && !self.path.ends_with(name.as_str());
         for name in base.names()?.into_iter().filter(is_other) {
             let Some(other) = base.within(&name)? else { continue };
@@ -105,13 +107,14 @@ impl HostMaps {
                 let (from, to) = (pins.join(&name).join(&pin), self.path.join(&pin));
                 if is_link(&pin) && !to.exists() {
                     fs::rename(&from, &to).map_err(|source| DatapathError::Pin { path: to, source })?;
+                    has_taken = true;
                 } else {
                     other.detach(&pin)?;
                 }
             }
             base.remove_directory(&name)?;
         }
-        Ok(())
+        Ok(has_taken)
     }
 
     /// Where they are pinned.

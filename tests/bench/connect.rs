@@ -21,6 +21,8 @@ mod peers;
 
 mod place;
 
+mod reports;
+
 mod play;
 
 mod programs;
@@ -40,6 +42,7 @@ use anyhow::{Result, bail};
 use clap::ValueEnum as _;
 use stage::Stage;
 
+use arm::Build;
 use groups::Name;
 use outcome::{Measured, Outcome};
 use place::Place;
@@ -63,6 +66,9 @@ pub struct Options {
     /// Another build of socklb, a program: what is compared then is this build, this build again, and the other
     #[arg(long, value_name = "PROGRAM", conflicts_with = "report")]
     other: Option<PathBuf>,
+    /// What is compared then is this build, this build again, and this build whose backends report each second
+    #[arg(long, conflicts_with_all = ["other", "report"])]
+    reports: bool,
     /// Write the results into the documents of this folder
     #[arg(long, conflicts_with = "groups")]
     report: Option<PathBuf>,
@@ -75,6 +81,11 @@ pub fn run(options: &Options) -> Result<()> {
     let mut outcomes = Vec::new();
     let wanted = |name: &&Name| options.groups.is_empty() || options.groups.contains(name);
     for name in Name::value_variants().iter().filter(wanted) {
+        let mut clients = groups::group(*name).clients().into_iter();
+        if options.reports && clients.any(|client| client.protocol != "tcp") {
+            println!("left out, for the agent here speaks of TCP services: {name:?}\n");
+            continue;
+        }
         let outcome = measure(*name, &stage, options)?;
         println!("{}", print::terminal(&outcome));
         outcomes.push(outcome);
@@ -92,8 +103,10 @@ pub fn run(options: &Options) -> Result<()> {
 
 fn measure(name: Name, stage: &Stage, options: &Options) -> Result<Outcome> {
     let mut group = groups::group(name);
-    if options.other.is_some() {
-        group = group.of_two_builds();
+    if options.reports {
+        group = group.of_two_builds(Build::Reported);
+    } else if options.other.is_some() {
+        group = group.of_two_builds(Build::Other);
     }
     let place = Place::of(&group, stage, &options.floor, options.other.as_deref())?;
     let mut players = Vec::new();

@@ -6,9 +6,9 @@
 
 mod finding;
 
-mod keys;
+pub mod keys;
 
-mod speaker;
+pub mod speaker;
 
 mod host;
 

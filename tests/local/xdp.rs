@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::UdpSocket;
+use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
 
 use lb_common::abi::host::{Listener, map};
@@ -347,6 +348,40 @@ fn without_a_privilege_the_daemons_socket_does_it_and_says_why() {
     });
     stage::daemon::signal(&daemon, Signal::TERM);
     assert!(daemon.wait().expect("it ends").success());
+}
+
+/// What is asked for here would be unasked to a program that reads another version's maps.
+#[test]
+fn a_program_of_another_version_goes_where_none_can_take_its_place() {
+    if !stage::kernel::SPECULATION_BARRIERS.is_here() {
+        return stage::kernel::say("below Linux 6.17 no program is accepted without CAP_PERFMON");
+    }
+    let (mut fixture, agent) = start("round-robin");
+    fixture.stop();
+    let [link] = &links(&fixture)[..] else { panic!("one link") };
+    let other = fixture.setup.pins.join("host-v1");
+    std::fs::create_dir(&other).expect("make the directory");
+    std::fs::rename(link, other.join("receive-generic@1")).expect("move the link");
+    let daemon = Daemon::spawn_with(&fixture.setup, |command| {
+        // SAFETY: the closure makes system calls and allocates nothing.
+        unsafe { command.pre_exec(without_perfmon) };
+    });
+    fixture.daemon = Some(daemon);
+    let mode = || fixture.setup.status().daemon.and_then(|_| modes(&fixture).remove("lo"));
+    eventually("the socket does it", mode, |mode| mode.as_deref() == Some("socket"));
+    eventually("the other version is gone", || other.exists(), |exists| !*exists);
+    assert!(links(&fixture).is_empty() && stage::sys::xdp_programs("lo").is_empty());
+    agent.tell(&["lame-duck", ALL[0]]);
+    eventually("it is heard", || is_lame(&fixture, ALL[0]), |is_lame| *is_lame);
+}
+
+/// Takes the capability to compute with pointers to packets from whatever is executed next.
+fn without_perfmon() -> std::io::Result<()> {
+    use rustix::thread::CapabilitySet;
+    for capability in [CapabilitySet::PERFMON, CapabilitySet::SYS_ADMIN] {
+        rustix::thread::remove_capability_from_bounding_set(capability)?;
+    }
+    Ok(())
 }
 
 /// Stopped before it has done anything, or once the kernel has its program and nobody answers for it yet.

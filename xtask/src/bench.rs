@@ -26,6 +26,9 @@ pub struct Options {
     /// Of connect: another build of socklb, a program; what is compared then is this build, this build again, and the other
     #[arg(long, value_name = "PROGRAM", conflicts_with = "report")]
     other: Option<PathBuf>,
+    /// Of connect: what is compared is this build, this build again, and this build whose backends report each second to an interface
+    #[arg(long, conflicts_with_all = ["other", "report"])]
+    reports: bool,
     /// Of connect: write the results into docs/design/performance.md, with a picture
     #[arg(long, conflicts_with = "groups")]
     report: bool,
@@ -90,6 +93,9 @@ pub fn run(options: &Options) -> Result<()> {
         }
         if let Some(program) = &options.other {
             bench.arg("--other").arg(std::path::absolute(program)?);
+        }
+        if options.reports {
+            bench.arg("--reports");
         }
         if options.report {
             bench.arg("--report").arg(root().join("docs/design"));

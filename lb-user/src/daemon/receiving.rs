@@ -139,8 +139,9 @@ impl Work for Reception {
             }
         }
         let Some(wanted) = wanted else { return found };
-        if let Err(error) = wanted.maps.take_over() {
-            found.error = Some(format!("links of another version cannot be taken over: {}", chain(&error)));
+        let taken = wanted.maps.take_over();
+        if let Err(error) = &taken {
+            found.error = Some(format!("links of another version cannot be taken over: {}", chain(error)));
         }
         // Addresses first: the program passes on what is for none of them.
         if let Err(error) = listen(wanted, all) {
@@ -148,7 +149,16 @@ impl Work for Reception {
         }
         found.interfaces = match self.load(wanted) {
             Ok(program) => attach_to(&wanted.place, all, program.id(), |to, modes| program.attach(to, modes)),
-            Err(error) => wanted.place.refused(all, &chain(&error)),
+            Err(error) => {
+                // That version's program would go on to judge by its own maps, and drop what is asked for here.
+                if taken.is_ok_and(|taken| taken)
+                    && let Err(error) = receiver::detach_others(&self.pins, &BTreeSet::new())
+                {
+                    found.error =
+                        Some(format!("another version's program cannot be detached: {}", chain(&error)));
+                }
+                wanted.place.refused(all, &chain(&error))
+            }
         };
         found
     }

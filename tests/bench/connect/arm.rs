@@ -42,6 +42,8 @@ pub enum Build {
     This,
     /// The program that the command line names.
     Other,
+    /// Of this tree, and all its backends report each second, to a program on a network interface.
+    Reported,
 }
 
 /// A client of socklb and the one service that it dials.
@@ -68,6 +70,7 @@ impl Client {
         let build = match self.build {
             Build::This => "",
             Build::Other => ", other build",
+            Build::Reported => ", with reports",
         };
         format!("socklb {}, {}{build}", self.accounting, self.policy)
     }
@@ -209,12 +212,12 @@ impl Group {
 
     /// The group that compares two builds: of its arms the direct ones, and those that dial a service of socklb three times
     /// each, with this build, with this build again (the noise), and with the other.
-    pub fn of_two_builds(mut self) -> Self {
+    pub fn of_two_builds(mut self, other: Build) -> Self {
         let served = self.arms.split_off(2);
         for arm in served {
             let Between::Socklb(client) = arm.between else { continue };
             let baseline = self.arms.len();
-            let other = Client { build: Build::Other, ..client };
+            let other = Client { build: other, ..client };
             let this = Arm { targets: Vec::new(), baseline: 0, ..arm };
             self.arms.extend([
                 this.clone(),

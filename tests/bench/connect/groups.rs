@@ -262,8 +262,8 @@ mod tests {
     #[test]
     fn every_group_begins_with_a_baseline_and_its_copy() {
         let groups = Name::value_variants().iter().map(|name| (name, group(*name)));
-        for (name, group) in
-            groups.flat_map(|(name, group)| [(name, group.clone()), (name, group.of_two_builds())])
+        for (name, group) in groups
+            .flat_map(|(name, group)| [(name, group.clone()), (name, group.of_two_builds(Build::Other))])
         {
             let [first, second, rest @ ..] = group.arms.as_slice() else { panic!("{name:?}") };
             assert_eq!((first.between, second.between), (Between::Nothing, Between::Nothing), "{name:?}");

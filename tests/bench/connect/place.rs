@@ -13,6 +13,7 @@ use stage::{Cgroup, Daemon, Setup, Stage};
 use super::arm::{Addresses, Arm, Between, Build, Client, Group};
 use super::floor;
 use super::peers::{HAPROXY_SERVICE, Haproxy, NFT_SERVICE, Nft};
+use super::reports::{self, Reports};
 use super::worker::{Backends, Worker, cpu_time};
 
 /// A client of socklb in its place.
@@ -26,14 +27,14 @@ struct Attached {
 
 impl Attached {
     /// The lines of a configuration that are this client's.
-    fn text(&self, backends: &str) -> String {
+    fn text(&self, backends: &str, more: &str) -> String {
         let Client { accounting, policy, protocol, build: _ } = self.client;
         let (name, cgroup, service) = (self.client.name(), self.cgroup.relative(), self.service);
         let cgroup = cgroup.display();
         format!(
             "[[client]]\njob = \"{name}\"\ncgroup = \"{cgroup}\"\naccounting = \"{accounting}\"\nservices = [\"{name}\"]\n\
              [[service]]\nname = \"{name}\"\naddress = \"{service}\"\nprotocol = \"{protocol}\"\npolicy = \"{policy}\"\n\
-             subset = \"all\"\nbackends = {{ static = [{backends}] }}\n"
+             subset = \"all\"\nbackends = {backends}\n{more}"
         )
     }
 }
@@ -43,6 +44,7 @@ pub struct Place {
     // In the order in which they end: programs and daemon before the cgroups that they are on.
     daemons: Vec<(Build, Daemon)>,
     programs: Vec<(Between, floor::Attached)>,
+    reports: Option<Reports>,
     haproxy: Option<Haproxy>,
     nft: Option<Nft>,
     backends: Backends,
@@ -94,6 +96,7 @@ impl Place {
         let mut place = Self {
             daemons: Vec::new(),
             programs,
+            reports: None,
             haproxy,
             nft,
             backends,
@@ -106,6 +109,9 @@ impl Place {
             let setup = Setup { build: program.to_owned(), ..Setup::new(stage, "other") };
             place.start_socklb(group, Build::Other, &setup)?;
         }
+        if group.clients().iter().any(|client| client.build == Build::Reported) {
+            place.start_socklb(group, Build::Reported, &Setup::new(stage, "reported"))?;
+        }
         Ok(place)
     }
 
@@ -115,7 +121,13 @@ impl Place {
             group.backends.list().iter().map(|backend| format!("\"{backend}\"")).collect();
         // Room for every group's backends to be replaced, as limits.md advises; the default is too few for the largest.
         let limits = format!("[limits]\nslots = {}\n", (2 * backends.len()).max(SLOTS as usize));
-        let backends = backends.join(", ");
+        let mut backends = format!("{{ static = [{}] }}", backends.join(", "));
+        let (mut of_service, mut of_host) = ("", String::new());
+        if build == Build::Reported {
+            let reports = Reports::start(setup, &group.backends.list())?;
+            (backends, of_service, of_host) = reports.text();
+            self.reports = Some(reports);
+        }
         let mut text = String::new();
         for (number, client) in group.clients().into_iter().enumerate() {
             if client.build != build {
@@ -123,15 +135,18 @@ impl Place {
             }
             let service = service(number, group.backends.first.is_ipv4())?;
             let mut attached = Attached { client, cgroup: Cgroup::new(), service, refused: None };
-            let lines = attached.text(&backends);
-            attached.refused = check(setup, &format!("{lines}{limits}"));
+            let lines = attached.text(&backends, of_service);
+            attached.refused = check(setup, &format!("{lines}{limits}{of_host}"));
             if attached.refused.is_none() {
                 write!(text, "{lines}")?;
             }
             self.clients.push(attached);
         }
         if !text.is_empty() {
-            self.daemons.push((build, Daemon::start(setup, &(text + &limits))));
+            self.daemons.push((build, Daemon::start(setup, &(text + &limits + &of_host))));
+            if build == Build::Reported {
+                reports::wait(setup);
+            }
         }
         Ok(())
     }

@@ -1,0 +1,59 @@
+//! Backends that report each second, over a link on which the kernel takes reports in.
+
+use std::net::SocketAddr;
+
+use anyhow::Result;
+use stage::router::Router;
+use stage::{Setup, eventually};
+
+use crate::lame_duck::keys::ServiceKey;
+use crate::lame_duck::speaker::Speaker;
+
+/// Where the agent listens, at the far end of the link.
+const AGENT: &str = "10.77.0.2:9465";
+
+/// The agent and the link.
+pub struct Reports {
+    endpoints: &'static str,
+    key: ServiceKey,
+    _speaker: Speaker,
+    _router: Router,
+}
+
+impl Reports {
+    /// An agent that says of all of these that they are ready.
+    pub fn start(setup: &Setup, backends: &[SocketAddr]) -> Result<Self> {
+        let key = ServiceKey::make(setup)?;
+        let agent = format!("agent = \"{AGENT}\"");
+        let names: Vec<String> = backends.iter().map(ToString::to_string).collect();
+        let list: Vec<(&str, &str)> = names.iter().map(|name| (name.as_str(), agent.as_str())).collect();
+        let endpoints = "reported.toml";
+        setup.write(endpoints, &stage::fixture::endpoints(&list));
+        let router = Router::new();
+        let keys = backends.iter().map(|backend| (*backend, key.of_backend(*backend)));
+        let speaker = router.within(|| Speaker::start(AGENT.parse()?, key.id, keys))?;
+        Ok(Self { endpoints, key, _speaker: speaker, _router: router })
+    }
+
+    /// The list of a service, its other lines, and those of the host.
+    pub fn text(&self) -> (String, &'static str, String) {
+        let health = "health = { probe = \"report\", interval = \"1s\", idle_interval = \"1s\" }\n";
+        let reports = format!(
+            "[reports]\nlisten = \"10.77.0.1:9467\"\nkey = \"{}\"\nxdp = [\"near\"]\n",
+            self.key.path.display()
+        );
+        (format!("{{ file = \"{}\" }}", self.endpoints), health, reports)
+    }
+}
+
+/// Waits until all are heard, by the kernel.
+pub fn wait(setup: &Setup) {
+    let heard = || {
+        let status = setup.status();
+        let services = status.clients.iter().flat_map(|client| &client.services);
+        let mut backends = services.flat_map(|service| &service.backends);
+        let native = status.interfaces.iter().any(|one| one.mode == "native");
+        native && backends.all(|backend| backend.probe.as_ref().is_some_and(|probe| probe.state == "ready"))
+    };
+    eventually("all backends are heard", heard, |heard| *heard);
+}
