@@ -154,7 +154,7 @@ impl Reports {
     /// Somebody has been answered in the agent's place, by what was prepared, and has shown that it has heard of a change.
     pub fn subscribe(&mut self, name: Name, asker: Asker, key_id: u16, heard: u16, asked: Instant) {
         if let Some(entry) = self.entries.get_mut(&name) {
-            self.counts.replaced += u64::from(entry.subscribe(asker, key_id, heard, asked));
+            self.counts.replaced += u64::from(entry.subscribe_late(asker, key_id, heard, asked));
         }
     }
 

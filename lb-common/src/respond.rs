@@ -8,7 +8,7 @@ use crate::abi::responder::{PreparedAnswer, Subscriber, SubscriberName};
 use crate::answer::{Refused, answer};
 use crate::frame::{FrameMut, Udp, can_turn, turn, udp_to};
 use crate::net::{Address, Be16};
-use crate::wire::{Asker, BYTES, Cookies, Datagram, Malformed};
+use crate::wire::{Asker, BYTES, Cookies, Datagram, Malformed, Readiness};
 
 /// What the agent and the program share, as the program reads and writes it.
 pub trait Maps {
@@ -97,6 +97,14 @@ fn decide<M: Maps>(maps: &M, udp: &Udp, workspace: &mut Workspace, now_ns: u64) 
         Found::Nobody => return refused(Refused::UnknownName),
         Found::BeingWritten => return None,
     }
+    // The value's memory may have become another backend's, whole.
+    if prepared.report.name() != backend {
+        return None;
+    }
+    // Nobody knows any more that it is down, and to say so would have it chosen again sooner than silence does.
+    if now_ns > prepared.deadline_ns && prepared.report.readiness == Readiness::Down as u8 {
+        return None;
+    }
     let asker = Asker { address: udp.from, port: udp.from_port };
     match answer(request, &asker, prepared, &maps.cookies(now_ns), now_ns) {
         Ok(None) => {}
@@ -129,7 +137,7 @@ mod tests {
 
     use super::*;
     use crate::fixtures::{Frame, OneAnswer, Shape, checksum};
-    use crate::wire::{Key, Kind, Readiness};
+    use crate::wire::{Key, Kind};
 
     const KEY: [u8; 16] = *b"of sixteen bytes";
     const SECOND: u64 = 1_000_000_000;
@@ -232,6 +240,20 @@ mod tests {
                 (Some(readiness), true)
             );
         }
+    }
+
+    #[test]
+    fn after_the_deadline_who_is_down_is_left_to_the_socket() {
+        let mut maps = maps(false);
+        maps.prepared.report.readiness = Readiness::Down as u8;
+        let [asker, agent] = ends(false);
+        for (now_ns, expected) in [(9 * SECOND, Some(Response::Answered)), (9 * SECOND + 1, None)] {
+            let mut frame = Frame::new(Shape::PLAIN, asker, agent, request(0).bytes());
+            assert_eq!(run(&maps, frame.bytes_mut(), now_ns), expected);
+        }
+        maps.prepared.report.port = Be16::from_host(81);
+        let frame = Frame::new(Shape::PLAIN, asker, agent, request(0).bytes());
+        untouched(&maps, frame, None);
     }
 
     /// A frame that must stay as it is.

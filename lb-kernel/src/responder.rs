@@ -176,15 +176,15 @@ impl Answers {
         removed.map(drop).map_err(|error| fail(map::ANSWERS, "write", error))
     }
 
-    /// Takes out who has subscribed since the last time.
+    /// Takes out who has subscribed since the last time, some thousand at most. Returns whether these were all.
     ///
     /// # Errors
     /// If the kernel refuses.
     pub fn take_subscribers(
         &self,
         each: impl FnMut(&SubscriberName, &Subscriber),
-    ) -> Result<(), DatapathError> {
-        let taken = elements::take_all(self.subscribers.as_fd(), each);
+    ) -> Result<bool, DatapathError> {
+        let taken = elements::take_some(self.subscribers.as_fd(), each);
         taken.map_err(|error| fail(map::SUBSCRIBERS, "read", error))
     }
 

@@ -4,7 +4,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use bytemuck::Zeroable as _;
-use lb_common::fixtures::{Frame, OneAnswer, Shape};
+use lb_common::fixtures::{Frame, OneAnswer, Shape, checksum};
 use lb_common::net::Be16;
 use lb_common::respond::{Response, Workspace, respond};
 use lb_common::wire::{BYTES, Datagram, Key, Kind};
@@ -79,6 +79,9 @@ impl Twins {
                 let payload = PAYLOAD[usize::from(is_v6)] + 4 * usize::from(shape.tags[0] != 0);
                 // Headers, but for the checksum of UDP, which the twin's answer has another one of: its agent is another one.
                 assert_eq!(after[..payload - 2], expected[..payload - 2], "{what}");
+                let addresses = if is_v6 { payload - 40..payload - 8 } else { payload - 16..payload - 8 };
+                let pseudo = [&after[addresses], &[0, 17, 0, 88], &after[payload - 8..]].concat();
+                assert_eq!(checksum(&pseudo), 0, "the sum makes it whole: {what}");
                 let answer = Datagram::parse(&after[payload..]).expect("a datagram");
                 assert!(answer.is_authentic(self.key), "{what}");
                 assert_eq!((answer.kind(), answer.nonce), (Some(Kind::Answer), 0x1234), "{what}");
@@ -141,7 +144,7 @@ fn the_program_does_what_its_code_does_on_this_host() {
     count(change(|datagram| datagram.port = Be16::from_host(1)));
     count(change(|datagram| datagram.key_id = Be16::from_host(0)));
     count(change(|datagram| datagram.key_id = Be16::from_host(2)));
-    // The whole answer, its cookie included, is what the agent's own socket takes for its own.
+    // Its cookie makes a subscriber.
     let (_, after) = twins.run(plain, false, fine.bytes(), usize::MAX).expect("an answer");
     let answer = Datagram::parse(&after[PAYLOAD[0]..]).expect("a datagram");
     count(Some((Response::Answered, after)));
@@ -151,7 +154,6 @@ fn the_program_does_what_its_code_does_on_this_host() {
     assert_eq!(subscribers(), Some(0), "a cookie of nobody's");
     count(twins.run(plain, false, request(twins.key, answer.cookie).bytes(), usize::MAX));
     eventually("it is a subscriber", subscribers, |count| *count == Some(1));
-    // Told by the agent whose turn it is, to an address that nobody has.
     let after = twins.counts();
     assert_eq!((after.0 - before.0, after.1 - before.1), (answered, refused));
     assert!(answered >= 2 * 3 + 3, "{answered}");

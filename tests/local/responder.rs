@@ -170,7 +170,7 @@ fn an_agent_that_gets_no_processor_is_answered_for_and_after_a_while_nobody_is_r
     assert_eq!(answered(&agent).1, 0);
 }
 
-/// This kernel's own stack takes the answers, with their checksums.
+/// This kernel's own stack takes the answers.
 #[test]
 fn both_families_are_answered_on_loopback_and_what_nobody_answers_is_dropped_and_counted() {
     let fixture = Fixture::without_daemon();

@@ -23,9 +23,7 @@ pub fn run(what: Serve, directories: Directories) -> Result<()> {
         None => None,
     };
     init_log();
-    if config.xdp.is_some() {
-        keep_from_children();
-    }
+    keep_from_children();
     // The loop is one task; a second thread lets what blocks for a moment, and HTTP, go on beside it.
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let served = runtime.block_on(serve(config, reread));

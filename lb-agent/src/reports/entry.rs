@@ -47,6 +47,9 @@ const ALL_HAVE_ASKED: Duration = Duration::from_millis(2500);
 /// any more: five times as long as it takes until it prepares anew.
 const ANSWERED_FOR: Duration = Duration::from_secs(5);
 
+/// From one time that all answers are prepared to the next.
+pub const PREPARED_EVERY: Duration = Duration::from_secs(1);
+
 /// A backend.
 pub struct Entry {
     name: Name,
@@ -256,6 +259,17 @@ impl Entry {
         self.subscribers.asked(asker, key_id, heard, now)
     }
 
+    /// The same, of one that was answered in the agent's place: if it is not known yet and has not heard of the last change, nobody has
+    /// told it of that, and it is pushed to.
+    pub fn subscribe_late(&mut self, asker: Asker, key_id: u16, heard: u16, asked: Instant) -> bool {
+        let is_new = !self.subscribers.has(asker.address);
+        let has_replaced = self.subscribers.asked(asker, key_id, heard, asked);
+        if is_new && heard != self.change {
+            self.pushes.add(asker.address, asked);
+        }
+        has_replaced
+    }
+
     /// Whom to push the report to now, and under which key.
     pub fn next_push(&mut self, now: Instant) -> Option<(Asker, u16)> {
         let subscribers = &self.subscribers;
@@ -280,7 +294,9 @@ impl Entry {
     /// by the clock of whoever answers.
     pub fn prepared(&self, now: Instant, now_ns: u64) -> PreparedAnswer {
         let holds_for = self.stale_at().map(|at| at.saturating_duration_since(now));
-        let holds_for = holds_for.map_or(ANSWERED_FOR, |holds_for| holds_for.min(ANSWERED_FOR));
+        // A report is valid for no longer either, but as long as it takes until the next is prepared, and again.
+        let longest = ANSWERED_FOR.min(self.rules.valid_for.max(2 * PREPARED_EVERY));
+        let holds_for = holds_for.map_or(longest, |holds_for| holds_for.min(longest));
         let mut keys = [SenderKey::default(); 2];
         for (key, own) in keys.iter_mut().zip(self.keys.all()) {
             *key = SenderKey { id: own.id, key: own.key.bytes(), ..SenderKey::default() };

@@ -41,6 +41,11 @@ impl Pushes {
         self.waiting[0].extend(addresses.map(|address| (now, address)));
     }
 
+    /// This one has to be told as well.
+    pub fn add(&mut self, address: SocketAddr, now: Instant) {
+        self.waiting[0].push_back((now, address));
+    }
+
     /// The next one to be told now. Who has not been told at all comes before those that are told again. It is told again later unless
     /// `is_unheard` says that there is no need.
     pub fn next(&mut self, now: Instant, is_unheard: impl Fn(SocketAddr) -> bool) -> Option<SocketAddr> {

@@ -73,6 +73,11 @@ impl Subscribers {
         self.by_address.len()
     }
 
+    /// Whether somebody at this address is one.
+    pub fn has(&self, address: SocketAddr) -> bool {
+        self.by_address.contains_key(&address)
+    }
+
     /// An asker has returned a cookie, by which it has heard of a change. Returns whether another made room for it.
     pub fn asked(&mut self, asker: Asker, key_id: u16, heard: u16, now: Instant) -> bool {
         self.turns += 1;

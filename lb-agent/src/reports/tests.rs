@@ -214,6 +214,37 @@ fn a_change_is_pushed_until_its_cookie_comes_back() {
     assert_eq!(reports.counts().pushed, 2);
 }
 
+/// The kernel has answered it by what was prepared before the change, and the agent hears of it after.
+#[test]
+fn who_has_subscribed_just_before_a_change_is_told_of_it() {
+    let now = Instant::now();
+    let mut reports = reports(now);
+    let heard = reports.get(name()).unwrap().change();
+    checked(&mut reports, Outcome::Passed, now);
+    assert_eq!(pushes(&mut reports, now), []);
+    reports.subscribe(name(), asker(1), 1, heard, now);
+    let sent = pushes(&mut reports, now);
+    assert_eq!((sent.len(), sent[0].0), (1, asker(1)));
+    reports.subscribe(name(), asker(2), 1, heard + 1, now);
+    assert_eq!(pushes(&mut reports, now), [], "that one has heard");
+    assert_eq!(reports.get(name()).unwrap().unheard(now), 1);
+}
+
+#[test]
+fn what_is_prepared_holds_no_longer_than_what_was_learnt_and_what_a_report_says() {
+    let now = Instant::now();
+    let mut reports = reports(now);
+    let holds = |reports: &Reports, at: Instant| {
+        Duration::from_nanos(reports.get(name()).unwrap().prepared(at, 7).deadline_ns - 7)
+    };
+    assert_eq!(holds(&reports, now), Duration::from_secs(5));
+    checked(&mut reports, Outcome::Passed, now);
+    assert_eq!(holds(&reports, now + MS * 8_400), MS * 600, "a check counts for nine seconds");
+    let briefly = Rules { valid_for: MS * 1_000, ..rules() };
+    reports.set(name(), Keys::new(key(1), None), briefly, now);
+    assert_eq!(holds(&reports, now), MS * 2_000);
+}
+
 #[test]
 fn the_same_readiness_and_another_load_are_not_pushed() {
     let now = Instant::now();

@@ -95,6 +95,7 @@ impl Server {
                 let _ = answer.send(self.status(now));
             }
             Query::Verb { verb, who, answer } => {
+                self.prepare(true, now);
                 let told = self.told(verb, who, now);
                 self.keep();
                 let _ = answer.send(told);
@@ -203,7 +204,7 @@ impl Server {
     }
 
     fn next_at(&self, now: Instant) -> Option<Instant> {
-        let responding = self.responding.as_ref().and_then(Responding::next_at);
+        let responding = self.responding.as_ref().and_then(|responding| responding.next_at(now));
         let times =
             [self.reports.next_at(now), self.registrations.next_at(), self.reload.due_at(), responding];
         times.into_iter().flatten().min()

@@ -17,10 +17,11 @@ use tracing::{info, warn};
 use super::udp::Sockets;
 use crate::config::PORT;
 use crate::name::Name;
+use crate::reports::entry::PREPARED_EVERY;
 use crate::reports::{Asker, Reports};
 
 /// From one time that all answers are prepared to the next, and that subscribers are looked for: what changes is prepared at once.
-const INTERVAL: Duration = Duration::from_secs(1);
+const INTERVAL: Duration = PREPARED_EVERY;
 
 /// While clients are told of a change, who has acknowledged it is looked for more often, but not more often than this.
 const APART: Duration = Duration::from_millis(5);
@@ -30,8 +31,10 @@ pub struct Responding {
     place: Place,
     /// Why nobody does, if the program cannot be loaded.
     loaded: Result<Loaded, String>,
-    /// What went wrong last with a map.
-    error: Option<String>,
+    /// Why something could not be prepared, if the last time that all was to be, or one since, it could not.
+    unprepared: Option<String>,
+    /// Why it could not be read last who has asked.
+    unread: Option<String>,
 }
 
 struct Loaded {
@@ -56,7 +59,7 @@ impl Responding {
         if let Err(why) = &loaded {
             warn!("the kernel answers no requests in the agent's place: {why}");
         }
-        Self { place, loaded, error: None }
+        Self { place, loaded, unprepared: None, unread: None }
     }
 
     /// Prepares what is answered from now on: what has changed, and once a second all of it.
@@ -67,7 +70,9 @@ impl Responding {
             loaded.prepared_at = Some(now);
         }
         let result = prepare(&loaded.answers, &mut loaded.prepared, reports, all, now);
-        self.note("what it answers cannot be prepared", result);
+        if all || result.is_err() {
+            note(&mut self.unprepared, "what it answers cannot be prepared", result.err());
+        }
     }
 
     /// Takes over who has asked it, at most every second, or every few milliseconds where `is_urgent`.
@@ -76,8 +81,7 @@ impl Responding {
         if !is_due(loaded.looked_at, if is_urgent { APART } else { INTERVAL }, now) {
             return;
         }
-        loaded.looked_at = Some(now);
-        let now_ns = monotonic_ns();
+        let now_ns = ns_at(now);
         let taken = loaded.answers.take_subscribers(|name, subscriber| {
             let address = socket_addr(name.address, name.port);
             let local = socket_addr(subscriber.local, name.port).ip();
@@ -88,22 +92,18 @@ impl Responding {
             let asked = now.checked_sub(ago).unwrap_or(now);
             reports.subscribe(name, Asker { address, via }, subscriber.key_id, subscriber.heard, asked);
         });
-        self.note("who has asked cannot be read", taken);
-    }
-
-    fn note(&mut self, what: &str, result: Result<(), DatapathError>) {
-        let error = result.err().map(|error| format!("of the kernel's answers, {what}: {}", chain(&error)));
-        if let Some(error) = error.as_ref().filter(|error| self.error.as_ref() != Some(error)) {
-            warn!("{error}");
-        }
-        self.error = error;
+        // What is left is taken in the next turn of the loop, which others have before.
+        loaded.looked_at = (!matches!(taken, Ok(false))).then_some(now);
+        note(&mut self.unread, "who has asked cannot be read", taken.err());
     }
 
     /// When there is something to do, if nothing comes in before.
-    pub fn next_at(&self) -> Option<Instant> {
+    pub fn next_at(&self, now: Instant) -> Option<Instant> {
         let loaded = self.loaded.as_ref().ok()?;
-        let times = [loaded.prepared_at, loaded.looked_at];
-        times.into_iter().flatten().min().map(|at| at + INTERVAL)
+        let Some((prepared_at, looked_at)) = loaded.prepared_at.zip(loaded.looked_at) else {
+            return Some(now);
+        };
+        Some(prepared_at.min(looked_at) + INTERVAL)
     }
 
     /// How many requests it has answered, and how many it has not, by why.
@@ -126,7 +126,8 @@ impl Responding {
     /// What is wrong with it.
     pub fn faults(&self) -> Vec<String> {
         let Found { interfaces, error } = self.found();
-        let mut faults: Vec<String> = self.error.iter().cloned().chain(error).collect();
+        let errors = [&self.unprepared, &self.unread].into_iter().flatten().cloned();
+        let mut faults: Vec<String> = errors.chain(error).collect();
         let by_socket = interfaces.into_iter().filter_map(|one| {
             let why = one.attached.err()?;
             Some(format!(
@@ -137,6 +138,21 @@ impl Responding {
         faults.extend(by_socket);
         faults
     }
+}
+
+/// Says what is wrong, in the log if it is news.
+fn note(place: &mut Option<String>, what: &str, error: Option<DatapathError>) {
+    let error = error.map(|error| format!("of the kernel's answers, {what}: {}", chain(&error)));
+    if let Some(error) = error.as_ref().filter(|error| place.as_ref() != Some(error)) {
+        warn!("{error}");
+    }
+    *place = error;
+}
+
+/// A moment that has passed, by the clock of the kernel programs.
+fn ns_at(moment: Instant) -> u64 {
+    let ago = u64::try_from(moment.elapsed().as_nanos()).unwrap_or(u64::MAX);
+    monotonic_ns().saturating_sub(ago)
 }
 
 fn is_due(last: Option<Instant>, interval: Duration, now: Instant) -> bool {
@@ -150,8 +166,8 @@ fn load(
     reports: &Reports,
     now: Instant,
 ) -> Result<Loaded, String> {
-    let port = listen.first().map_or(PORT, SocketAddr::port);
-    let secret = Secret { bytes: secret, drawn_ns: monotonic_ns() };
+    let port = port_of(listen);
+    let secret = Secret { bytes: secret, drawn_ns: ns_at(now) };
     let (responder, answers) = responder::load(port, secret).map_err(|error| chain(&error))?;
     // Before it is attached: it drops requests for what it does not know.
     let mut prepared = BTreeMap::new();
@@ -170,20 +186,31 @@ fn prepare(
     all: bool,
     now: Instant,
 ) -> Result<(), DatapathError> {
-    let mut now_ns = None;
-    for (name, entry) in reports.iter() {
-        if all || prepared.get(&name) != Some(&entry.version()) {
-            let now_ns = *now_ns.get_or_insert_with(monotonic_ns);
-            answers.set(&name.to_sender(), entry.prepared(now, now_ns))?;
-            prepared.insert(name, entry.version());
-        }
-    }
+    let (mut now_ns, mut result) = (None, Ok(()));
+    // First those that are no more: they make room.
     let gone: Vec<Name> = prepared.keys().copied().filter(|name| reports.get(*name).is_none()).collect();
     for name in gone {
-        answers.remove(&name.to_sender())?;
-        prepared.remove(&name);
+        match answers.remove(&name.to_sender()) {
+            Ok(()) => drop(prepared.remove(&name)),
+            Err(error) => result = Err(error),
+        }
     }
-    Ok(())
+    for (name, entry) in reports.iter() {
+        if all || prepared.get(&name) != Some(&entry.version()) {
+            let now_ns = *now_ns.get_or_insert_with(|| ns_at(now));
+            match answers.set(&name.to_sender(), entry.prepared(now, now_ns)) {
+                Ok(()) => drop(prepared.insert(name, entry.version())),
+                // One that cannot be written keeps no other from being.
+                Err(error) => result = Err(error),
+            }
+        }
+    }
+    result
+}
+
+/// The program's port: that of the first address, and of all if the configuration was read from a file.
+fn port_of(listen: &[SocketAddr]) -> u16 {
+    listen.first().map_or(PORT, SocketAddr::port)
 }
 
 #[derive(Clone)]
@@ -241,17 +268,20 @@ impl Work for Attaching {
     }
 }
 
-/// The addresses at which the kernel answers: those of the interfaces that are named, as far as the agent listens there. What comes to an
-/// address of another interface may have to be answered another way, with a VLAN's tag that the device has taken off among others.
+/// The addresses at which the kernel answers: those of the interfaces that are named, as far as the agent listens there, at the port that
+/// the program has. What comes to an address of another interface may have to be answered another way. A VLAN's is not answered at: the
+/// device below takes the tag off before its program sees the frame, which would answer without one.
 fn asked_at(listen: &[SocketAddr], named: &[&Interface]) -> Vec<IpAddr> {
+    let port = port_of(listen);
     let is_listened_at = |address: &IpAddr| {
-        listen.iter().any(|at| match at.ip() {
+        listen.iter().filter(|at| at.port() == port).any(|at| match at.ip() {
             IpAddr::V4(v4) if v4.is_unspecified() => address.is_ipv4(),
             IpAddr::V6(v6) if v6.is_unspecified() => true,
             ip => ip == *address,
         })
     };
-    let of_named = named.iter().flat_map(|interface| interface.addresses.iter().copied());
+    let named = named.iter().filter(|interface| interface.kind.as_deref() != Some("vlan"));
+    let of_named = named.flat_map(|interface| interface.addresses.iter().copied());
     let addresses: BTreeSet<IpAddr> = of_named.filter(is_listened_at).collect();
     addresses.into_iter().collect()
 }
@@ -273,6 +303,7 @@ mod tests {
             programs: Vec::new(),
             addresses: addresses.iter().map(|text| text.parse().unwrap()).collect(),
         };
+        let vlan = Interface { kind: Some("vlan".to_owned()), ..eth0.clone() };
         let of = |listen: &[&str]| {
             let listen: Vec<SocketAddr> = listen.iter().map(|text| text.parse().unwrap()).collect();
             let at = asked_at(&listen, &[&eth0]);
@@ -281,6 +312,8 @@ mod tests {
         assert_eq!(of(&["[::]:9465"]), "192.0.2.1 192.0.2.2 2001:db8::1");
         assert_eq!(of(&["0.0.0.0:9465"]), "192.0.2.1 192.0.2.2");
         assert_eq!(of(&["192.0.2.2:9465", "192.0.2.9:9465"]), "192.0.2.2");
+        assert_eq!(of(&["192.0.2.2:9465", "192.0.2.1:9466"]), "192.0.2.2", "that is another port's");
+        assert_eq!(asked_at(&["[::]:9465".parse().unwrap()], &[&vlan]), [] as [IpAddr; 0]);
         assert_eq!(asked_at(&["[::]:9465".parse().unwrap()], &[]), [] as [IpAddr; 0]);
     }
 }

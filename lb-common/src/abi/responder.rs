@@ -8,8 +8,8 @@ use crate::answer::REFUSALS;
 use crate::net::{Address, Be16};
 use crate::wire::{BYTES, Datagram};
 
-/// Backends of an agent.
-pub const MAX_ANSWERED: u32 = 64;
+/// Backends that are answered for: of an agent's file and of programs that have registered, with room for all of them to be others.
+pub const MAX_ANSWERED: u32 = 512;
 
 /// Subscribers that the program writes down between two looks of the agent, which knows as many of each backend. Past them the longest
 /// silent one makes room.

@@ -33,7 +33,8 @@ pub static COUNTS: PerCpuArray<Counts, 1> = PerCpuArray::new();
 #[btf_map(name = "workspaces")]
 static WORKSPACES: PerCpuArray<Workspace, 1> = PerCpuArray::new();
 
-/// Where this CPU makes an answer. The kernel takes packets with softirqs off, one after the other on each CPU.
+/// Where this CPU makes an answer. The kernel takes packets with softirqs off, one after the other on each CPU. (A kernel with PREEMPT_RT
+/// need not: there two may get each other's answer, and believe none.)
 #[inline(always)]
 pub fn workspace() -> Option<&'static mut Workspace> {
     let workspace = WORKSPACES.get_ptr_mut(0)?;
@@ -67,7 +68,7 @@ impl Maps for AgentMaps {
         let Some(prepared) = ANSWERS.get_ptr(name) else { return Found::Nobody };
         let words = prepared.cast::<u64>();
         // SAFETY: the value has so many words. Its memory is one of the map's as long as the program runs, and may be used again for
-        // another value meanwhile (Linux 6.1), which shows.
+        // another value meanwhile (Linux 6.1): a mixture shows here, and another backend's by its name.
         let is_whole = PreparedAnswer::copy(into, |at| unsafe { words.add(at).read_volatile() });
         if is_whole { Found::Prepared } else { Found::BeingWritten }
     }

@@ -50,22 +50,25 @@ pub fn visit<K: bytemuck::Pod, V: bytemuck::Pod>(
     map: BorrowedFd<'_>,
     each: impl FnMut(&K, &V),
 ) -> io::Result<()> {
-    by_batches(map, BPF_MAP_LOOKUP_BATCH, each)
+    by_batches(map, BPF_MAP_LOOKUP_BATCH, usize::MAX, each).map(drop)
 }
 
-/// Takes all entries out of a hash, and shows them. What is written meanwhile is taken out now or next time, and not lost.
-pub fn take_all<K: bytemuck::Pod, V: bytemuck::Pod>(
+/// Takes entries out of a hash, some thousand at most, and shows them. What is written meanwhile is taken out now or later, and not
+/// lost. Returns whether these were all.
+pub fn take_some<K: bytemuck::Pod, V: bytemuck::Pod>(
     map: BorrowedFd<'_>,
     each: impl FnMut(&K, &V),
-) -> io::Result<()> {
-    by_batches(map, BPF_MAP_LOOKUP_AND_DELETE_BATCH, each)
+) -> io::Result<bool> {
+    by_batches(map, BPF_MAP_LOOKUP_AND_DELETE_BATCH, 1, each)
 }
 
+/// Returns whether the last of so many batches was reached.
 fn by_batches<K: bytemuck::Pod, V: bytemuck::Pod>(
     map: BorrowedFd<'_>,
     command: i64,
+    batches: usize,
     mut each: impl FnMut(&K, &V),
-) -> io::Result<()> {
+) -> io::Result<bool> {
     /// A call fails with ENOSPC if a single bucket holds more; buckets of a hash hold about one.
     const CHUNK: usize = 4096;
     let (mut keys, mut values) = (vec![K::zeroed(); CHUNK], vec![V::zeroed(); CHUNK]);
@@ -73,7 +76,7 @@ fn by_batches<K: bytemuck::Pod, V: bytemuck::Pod>(
     let mut position = 0u64;
     let mut first = true;
     // Bound: each call is at least one bucket further.
-    loop {
+    for _ in 0..batches {
         let mut attr = Batch::of(map, &mut keys, &mut values)?;
         attr.in_batch = if first { 0 } else { std::ptr::from_ref(&position).addr() as u64 };
         let mut next = 0u64;
@@ -89,10 +92,11 @@ fn by_batches<K: bytemuck::Pod, V: bytemuck::Pod>(
             each(key, value);
         }
         if last {
-            return Ok(());
+            return Ok(true);
         }
         (position, first) = (next, false);
     }
+    Ok(false)
 }
 
 /// All entries of a hash, as [`visit`] shows them.
