@@ -34,7 +34,7 @@ impl Attached {
         format!(
             "[[client]]\njob = \"{name}\"\ncgroup = \"{cgroup}\"\naccounting = \"{accounting}\"\nservices = [\"{name}\"]\n\
              [[service]]\nname = \"{name}\"\naddress = \"{service}\"\nprotocol = \"{protocol}\"\npolicy = \"{policy}\"\n\
-             subset = \"all\"\nbackends = {backends}\n{more}"
+             backends = {backends}\n{more}"
         )
     }
 }
@@ -122,7 +122,7 @@ impl Place {
         // Room for every group's backends to be replaced, as limits.md advises; the default is too few for the largest.
         let limits = format!("[limits]\nslots = {}\n", (2 * backends.len()).max(SLOTS as usize));
         let mut backends = format!("{{ static = [{}] }}", backends.join(", "));
-        let (mut of_service, mut of_host) = ("", String::new());
+        let (mut of_service, mut of_host) = ("subset = \"all\"\n".to_owned(), String::new());
         if build == Build::Reported {
             let reports = Reports::start(setup, &group.backends.list())?;
             (backends, of_service, of_host) = reports.text();
@@ -135,7 +135,7 @@ impl Place {
             }
             let service = service(number, group.backends.first.is_ipv4())?;
             let mut attached = Attached { client, cgroup: Cgroup::new(), service, refused: None };
-            let lines = attached.text(&backends, of_service);
+            let lines = attached.text(&backends, &of_service);
             attached.refused = check(setup, &format!("{lines}{limits}{of_host}"));
             if attached.refused.is_none() {
                 write!(text, "{lines}")?;

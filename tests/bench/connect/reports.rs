@@ -15,6 +15,7 @@ const AGENT: &str = "10.77.0.2:9465";
 /// The agent and the link.
 pub struct Reports {
     endpoints: &'static str,
+    backends: usize,
     key: ServiceKey,
     _speaker: Speaker,
     _router: Router,
@@ -32,12 +33,16 @@ impl Reports {
         let router = Router::new();
         let keys = backends.iter().map(|backend| (*backend, key.of_backend(*backend)));
         let speaker = router.within(|| Speaker::start(AGENT.parse()?, key.id, keys))?;
-        Ok(Self { endpoints, key, _speaker: speaker, _router: router })
+        Ok(Self { endpoints, backends: backends.len(), key, _speaker: speaker, _router: router })
     }
 
     /// The list of a service, its other lines, and those of the host.
-    pub fn text(&self) -> (String, &'static str, String) {
-        let health = "health = { probe = \"report\", interval = \"1s\", idle_interval = \"1s\" }\n";
+    pub fn text(&self) -> (String, String, String) {
+        // As many as there are: what policies scan has to be bounded, and a file may have more.
+        let health = format!(
+            "subset = {{ size = {} }}\nhealth = {{ probe = \"report\", interval = \"1s\", idle_interval = \"1s\" }}\n",
+            self.backends
+        );
         let reports = format!(
             "[reports]\nlisten = \"10.77.0.1:9467\"\nkey = \"{}\"\nxdp = [\"near\"]\n",
             self.key.path.display()
