@@ -8,8 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use lb_core::report_keys::{BackendKey, Keys};
-
-use lb_kernel::following::Place;
+use lb_kernel::xdp::Place;
 
 use crate::check::Check;
 use crate::name::Name;

@@ -1,8 +1,7 @@
 //! An agent at work: one event loop that owns what is known of the backends, and everything that it hears from.
 //!
 //! In reading order: what it is asked (`query`) and by which programs (`registrations`); what brings it facts (`checks`,
-//! `measuring`, `udp`); who answers in its place
-//! (`responding`); what it keeps (`kept`); the loop (`event_loop`), how it takes things in (`verbs`), another
+//! `measuring`, `udp`); who answers in its place (`responding`); what it keeps (`kept`); the loop (`event_loop`), how it takes things in (`verbs`), another
 //! configuration (`reload`), and what it shows (`showing`); and who asks by HTTP (`pages`, `control`). An agent is started here,
 //! by the command `socklb agent serve` or within a program that runs a backend.
 

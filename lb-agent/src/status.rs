@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
+use lb_view::status::Interface;
 use lb_view::text::{ALWAYS, Column, Row, Style, table};
 use serde::{Deserialize, Serialize};
 
@@ -41,17 +42,6 @@ pub struct Configuration {
     pub error: Option<String>,
     /// Keys of which the file says something else, which takes a restart.
     pub takes_a_restart: Vec<String>,
-}
-
-/// Who answers on a network interface.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Interface {
-    /// Its name.
-    pub name: String,
-    /// The kernel, by the interface's driver (`native`) or in the network stack (`generic`), or the agent's `socket`.
-    pub mode: String,
-    /// Why it is the socket.
-    pub why: Option<String>,
 }
 
 /// A backend.

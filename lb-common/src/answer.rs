@@ -6,7 +6,7 @@ use crate::net::Be16;
 use crate::wire::{Asker, Cookies, Datagram, Key, Kind, Malformed, Readiness};
 
 /// Why a datagram is not answered. Each that arrives is answered, or counted as one of these.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refused {
     /// It is no datagram of the protocol.
     Malformed(Malformed),

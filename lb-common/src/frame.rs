@@ -12,7 +12,7 @@ use network_types::udp::UdpHdr;
 use network_types::vlan::VlanHdr;
 
 use crate::net::{Address, Be16, Be32};
-use crate::wire::{BYTES, is_of_one_host};
+use crate::wire::{BYTES, Datagram, is_of_one_host};
 
 /// A header as it lies in a frame, or a field of one.
 ///
@@ -87,10 +87,13 @@ impl Udp {
         self.to.as_mapped().is_some()
     }
 
-    /// Whether the payload has so many bytes.
+    /// Copies the payload, if it is as long as a datagram of a report.
     #[inline(always)]
-    pub const fn has(self, bytes: usize) -> bool {
-        self.length as usize == UdpHdr::LEN + bytes
+    pub fn read<F: Frame + ?Sized>(self, frame: &F, into: &mut Datagram) -> Option<()> {
+        if self.length as usize != UdpHdr::LEN + BYTES {
+            return None;
+        }
+        frame.datagram(self.payload(), bytemuck::cast_mut(into))
     }
 }
 
@@ -177,10 +180,8 @@ fn udp_at<F: Frame + ?Sized>(
 /// Through how many routers an answer may go, as Linux has it.
 const HOPS: u8 = 64;
 
-/// Sends a frame back to where it came from, with another payload of the length of a report's. `None` if its headers are not those
-/// that the answer needs: nothing may be done with it then, since a part may be written.
-///
-/// Those of an answer are as plain as can be: no options of IP, nothing behind the payload, and no group among the addresses.
+/// Sends a frame back to where it came from, with another payload of the length of a report's. `None` if the frame ends before that,
+/// which whoever has read the payload that was there knows that it does not.
 ///
 /// Not inlined into kernel programs, for the sake of their stack (512 bytes).
 #[cfg_attr(target_arch = "bpf", inline(never))]
@@ -205,7 +206,8 @@ pub fn turn<F: FrameMut + ?Sized>(frame: &mut F, udp: &Udp, payload: &Payload) -
     frame.put_datagram(udp.payload(), payload)
 }
 
-/// Whether [`turn`] can send a frame back.
+/// Whether [`turn`] can send a frame back: its headers are as plain as those of an answer, without options of IP, with nothing behind
+/// the payload, and no group among the addresses.
 #[inline(always)]
 pub fn can_turn<F: Frame + ?Sized>(frame: &F, udp: Udp) -> bool {
     /// The lowest bit of the first byte: addressed to a group (IEEE 802).

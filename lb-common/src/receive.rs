@@ -4,12 +4,12 @@
 //! The questions come in the order of what they cost: whether it is for us at all, its length and layout, who is meant, its kind and
 //! number, and at last its message authentication code (MAC).
 
-use bytemuck::{Zeroable as _, cast_mut};
+use bytemuck::Zeroable as _;
 
 use crate::abi::host::{LastReport, Listener, ReportBase, SenderName};
 use crate::frame::{Frame, Udp, udp_to};
 use crate::net::{Address, Be16};
-use crate::wire::{ACKNOWLEDGED_FOR_MS, BYTES, Datagram, Disbelieved, Key, judge, lame_until_ns};
+use crate::wire::{ACKNOWLEDGED_FOR_MS, Datagram, Disbelieved, Key, judge, lame_until_ns};
 
 /// The words of a backend that change with each report, by its id.
 pub trait Words {
@@ -145,7 +145,7 @@ fn take<F: Frame + ?Sized, M: Maps>(
     now_ns: impl FnOnce() -> u64,
 ) -> Option<Received> {
     let mut datagram = Datagram::zeroed();
-    if !udp.has(BYTES) || frame.datagram(udp.payload(), cast_mut(&mut datagram)).is_none() {
+    if udp.read(frame, &mut datagram).is_none() {
         return Received::dropped(Reception::Malformed);
     }
     if datagram.check().is_err() {

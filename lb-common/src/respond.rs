@@ -1,14 +1,14 @@
 //! How a frame that may hold a request is answered before the host's network stack sees it: a function of the frame and of what the
 //! agent has prepared. The kernel program calls it with its maps, tests with maps of their own.
 
-use bytemuck::{Zeroable, cast_mut, cast_ref};
+use bytemuck::{Zeroable, cast_ref};
 
 use crate::abi::host::SenderName;
 use crate::abi::responder::{PreparedAnswer, Subscriber, SubscriberName};
 use crate::answer::{Refused, answer};
 use crate::frame::{FrameMut, Udp, can_turn, turn, udp_to};
 use crate::net::{Address, Be16};
-use crate::wire::{Asker, BYTES, Cookies, Datagram, Malformed, Readiness};
+use crate::wire::{Asker, Cookies, Datagram, Malformed, Readiness};
 
 /// What the agent and the program share, as the program reads and writes it.
 pub trait Maps {
@@ -66,7 +66,7 @@ pub fn respond<'w, F: FrameMut + ?Sized, M: Maps>(
         return None;
     }
     let workspace = workspace()?;
-    if !udp.has(BYTES) || frame.datagram(udp.payload(), cast_mut(&mut workspace.request)).is_none() {
+    if udp.read(frame, &mut workspace.request).is_none() {
         return refused(Refused::Malformed(Malformed::Length));
     }
     let response = decide(maps, &udp, workspace, now_ns())?;
@@ -137,7 +137,7 @@ mod tests {
 
     use super::*;
     use crate::fixtures::{Frame, OneAnswer, Shape, checksum};
-    use crate::wire::{Key, Kind};
+    use crate::wire::{BYTES, Key, Kind};
 
     const KEY: [u8; 16] = *b"of sixteen bytes";
     const SECOND: u64 = 1_000_000_000;

@@ -5,7 +5,7 @@
 //! In reading order: system calls (`sys`) and errors ([`DatapathError`]); what the host is and allows
 //! ([`features`](Features), [`privileges`](host), [`cpus`](possible_cpus), [`clock`](monotonic_ns), [`process`],
 //! [`trust`], [`cgroup`](Cgroup), [`network namespaces`](NetworkNamespace)); where a client's objects are pinned ([`Pins`]) and how they are removed
-//! ([`detach`](detach())); what all clients of a host share ([`HostMaps`]), network interfaces ([`interfaces`](interfaces())) the thread that keeps a program on them ([`following`]), and the programs that are kept there: the one that takes reports in
+//! ([`detach`](detach())); what all clients of a host share ([`HostMaps`]), network interfaces ([`interfaces`](interfaces())), the thread that keeps a program on them ([`xdp`]), and the programs that are kept there: the one that takes reports in
 //! ([`receiver`]) and the one that answers for an agent ([`responder`]); the object and its programs ([`Purpose`]), their links ([`is_balanced`]), and programs of
 //! others on the same cgroups ([`neighbours`](neighbours())); the maps ([`Tables`]) and one client task ([`Datapath`]);
 //! the open flows ([`flows`](flows())) and the reclaiming of those whose socket is gone ([`reclaim`](reclaim())); and
@@ -46,7 +46,7 @@ mod host_maps;
 
 mod interfaces;
 
-pub mod following;
+pub mod xdp;
 
 pub mod receiver;
 

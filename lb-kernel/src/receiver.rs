@@ -12,12 +12,12 @@ use lb_common::abi::host::map;
 
 use super::error::DatapathError;
 use super::features::Features;
-use super::following::link_to;
 use super::host_maps::{self, HostMaps, OBJECT};
 use super::interfaces::Interface;
 use super::object::{LoadedProgram, load_error, load_program};
 use super::pins;
 use super::sys::{self, XdpLinkInfo, XdpMode};
+use super::xdp::link_to;
 
 /// What names of its pins begin with.
 const PREFIX: &str = "receive-";

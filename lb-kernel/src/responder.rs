@@ -16,12 +16,12 @@ use lb_common::answer::REFUSALS;
 use lb_common::net::Address;
 
 use super::error::DatapathError;
-use super::following::link_to;
 use super::interfaces::Interface;
 use super::maps::PerCpu;
 use super::object::{LoadedProgram, load_error, load_program};
 use super::privileges;
 use super::sys::{self, XdpMode, elements};
+use super::xdp::link_to;
 
 /// The object as it is committed beside its source.
 #[cfg(not(feature = "log-programs"))]

@@ -35,13 +35,12 @@ pub struct Status {
     pub interfaces: Vec<Interface>,
 }
 
-/// How reports come in on a network interface.
+/// Who takes in on a network interface what comes for a daemon or an agent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Interface {
     /// Its name.
     pub name: String,
-    /// Who takes them in: the kernel, by the interface's driver (`native`) or in the network stack (`generic`), or the daemon's `socket`
-    /// alone.
+    /// The kernel, by the interface's driver (`native`) or in the network stack (`generic`), or their `socket` alone.
     pub mode: String,
     /// Why it is the socket.
     pub why: Option<String>,

@@ -38,7 +38,7 @@ mod frames;
 
 mod responder;
 
-mod asked_frames;
+mod responder_frames;
 
 mod verdicts;
 

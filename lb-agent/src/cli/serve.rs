@@ -36,7 +36,7 @@ pub fn run(what: Serve, directories: Directories) -> Result<()> {
 /// and of all that it starts.
 fn keep_from_children() {
     for capability in [CapabilitySet::BPF, CapabilitySet::NET_ADMIN, CapabilitySet::PERFMON] {
-        // Fails where it was not inherited in the first place, on kernels that do not know it.
+        // Fails on kernels that do not know it, where nobody can have inherited it.
         let _ = configure_capability_in_ambient_set(capability, false);
     }
 }

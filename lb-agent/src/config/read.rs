@@ -9,7 +9,7 @@ use lb_document::diagnostic::{Faults, Report, chain, utf8};
 use lb_document::{self as document};
 use lb_document::{Item, Table, Unique, address, interfaces};
 use lb_host::regular_file;
-use lb_kernel::following::Place;
+use lb_kernel::xdp::Place;
 
 use super::backend::{self, ReadKeys};
 use super::keys::agent::{GROUP, LISTEN, RUN, SECTION, STATE, XDP};

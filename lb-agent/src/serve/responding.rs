@@ -9,8 +9,8 @@ use lb_common::abi::responder::MAX_ADDRESSES;
 use lb_common::answer::REFUSALS;
 use lb_common::net::socket_addr;
 use lb_document::diagnostic::chain;
-use lb_kernel::following::{Follower, Found, Named, Place, Work, attach_to};
 use lb_kernel::responder::{self, Answers, Responder, Secret};
+use lb_kernel::xdp::{Follower, Found, Named, Place, Work, attach_to, takes};
 use lb_kernel::{DatapathError, Interface, monotonic_ns};
 use tracing::{info, warn};
 
@@ -19,9 +19,6 @@ use crate::config::PORT;
 use crate::name::Name;
 use crate::reports::entry::PREPARED_EVERY;
 use crate::reports::{Asker, Reports};
-
-/// From one time that all answers are prepared to the next, and that subscribers are looked for: what changes is prepared at once.
-const INTERVAL: Duration = PREPARED_EVERY;
 
 /// While clients are told of a change, who has acknowledged it is looked for more often, but not more often than this.
 const APART: Duration = Duration::from_millis(5);
@@ -42,7 +39,9 @@ struct Loaded {
     follower: Follower<Attaching>,
     /// The version of the report that was prepared last.
     prepared: BTreeMap<Name, u64>,
-    prepared_at: Option<Instant>,
+    /// When all were.
+    prepared_at: Instant,
+    /// When those that had asked were taken over; `None` if some are left.
     looked_at: Option<Instant>,
 }
 
@@ -62,12 +61,12 @@ impl Responding {
         Self { place, loaded, unprepared: None, unread: None }
     }
 
-    /// Prepares what is answered from now on: what has changed, and once a second all of it.
+    /// Prepares what is answered from now on: what has changed, and every [`PREPARED_EVERY`] all of it.
     pub fn prepare(&mut self, reports: &Reports, now: Instant) {
         let Ok(loaded) = &mut self.loaded else { return };
-        let all = is_due(loaded.prepared_at, INTERVAL, now);
+        let all = now.saturating_duration_since(loaded.prepared_at) >= PREPARED_EVERY;
         if all {
-            loaded.prepared_at = Some(now);
+            loaded.prepared_at = now;
         }
         let result = prepare(&loaded.answers, &mut loaded.prepared, reports, all, now);
         if all || result.is_err() {
@@ -78,7 +77,8 @@ impl Responding {
     /// Takes over who has asked it, at most every second, or every few milliseconds where `is_urgent`.
     pub fn look(&mut self, reports: &mut Reports, sockets: &Sockets, is_urgent: bool, now: Instant) {
         let Ok(loaded) = &mut self.loaded else { return };
-        if !is_due(loaded.looked_at, if is_urgent { APART } else { INTERVAL }, now) {
+        let apart = if is_urgent { APART } else { PREPARED_EVERY };
+        if loaded.looked_at.is_some_and(|last| now.saturating_duration_since(last) < apart) {
             return;
         }
         let now_ns = ns_at(now);
@@ -100,10 +100,8 @@ impl Responding {
     /// When there is something to do, if nothing comes in before.
     pub fn next_at(&self, now: Instant) -> Option<Instant> {
         let loaded = self.loaded.as_ref().ok()?;
-        let Some((prepared_at, looked_at)) = loaded.prepared_at.zip(loaded.looked_at) else {
-            return Some(now);
-        };
-        Some(prepared_at.min(looked_at) + INTERVAL)
+        let last = loaded.looked_at.map(|looked_at| looked_at.min(loaded.prepared_at));
+        Some(last.map_or(now, |last| last + PREPARED_EVERY))
     }
 
     /// How many requests it has answered, and how many it has not, by why.
@@ -155,10 +153,6 @@ fn ns_at(moment: Instant) -> u64 {
     monotonic_ns().saturating_sub(ago)
 }
 
-fn is_due(last: Option<Instant>, interval: Duration, now: Instant) -> bool {
-    last.is_none_or(|last| now.saturating_duration_since(last) >= interval)
-}
-
 fn load(
     place: &Place,
     listen: &[SocketAddr],
@@ -175,7 +169,7 @@ fn load(
     let wanted = Wanted { place: place.clone(), listen: listen.to_vec() };
     let follower = Follower::start(Attaching { responder }, Some(wanted))
         .map_err(|error| format!("network interfaces cannot be followed: {error}"))?;
-    Ok(Loaded { answers, follower, prepared, prepared_at: Some(now), looked_at: None })
+    Ok(Loaded { answers, follower, prepared, prepared_at: now, looked_at: None })
 }
 
 /// Prepares what is answered: `all` of it, or what is another report than the one that was `prepared` last.
@@ -229,8 +223,7 @@ impl Work for Attaching {
 
     fn follow(&mut self, wanted: Option<&Wanted>, all: &[Interface]) -> Found {
         let Some(Wanted { place, listen }) = wanted else { return Found::default() };
-        let named: Vec<&Interface> =
-            all.iter().filter(|interface| place.interfaces.contains(&interface.name)).collect();
+        let named: Vec<&Interface> = place.named(all).collect();
         let indexes: BTreeSet<u32> = named.iter().map(|interface| interface.index).collect();
         for index in self.responder.detach_others(&indexes) {
             info!(interface = index, "the kernel answers no more requests there");
@@ -273,13 +266,8 @@ impl Work for Attaching {
 /// device below takes the tag off before its program sees the frame, which would answer without one.
 fn asked_at(listen: &[SocketAddr], named: &[&Interface]) -> Vec<IpAddr> {
     let port = port_of(listen);
-    let is_listened_at = |address: &IpAddr| {
-        listen.iter().filter(|at| at.port() == port).any(|at| match at.ip() {
-            IpAddr::V4(v4) if v4.is_unspecified() => address.is_ipv4(),
-            IpAddr::V6(v6) if v6.is_unspecified() => true,
-            ip => ip == *address,
-        })
-    };
+    let is_listened_at =
+        |address: &IpAddr| listen.iter().any(|at| at.port() == port && takes(at.ip(), *address));
     let named = named.iter().filter(|interface| interface.kind.as_deref() != Some("vlan"));
     let of_named = named.flat_map(|interface| interface.addresses.iter().copied());
     let addresses: BTreeSet<IpAddr> = of_named.filter(is_listened_at).collect();

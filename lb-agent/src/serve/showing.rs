@@ -2,10 +2,11 @@
 
 use std::time::Instant;
 
+use lb_common::answer::Refused;
+use lb_view::status::Interface;
+
 use super::event_loop::Server;
 use super::responding::Responding;
-use lb_common::answer::Refused;
-
 use crate::name::Name;
 use crate::reports::entry::Entry;
 use crate::reports::load::Load;
@@ -48,11 +49,11 @@ impl Server {
     }
 
     /// Who answers on the interfaces that the configuration names.
-    fn interfaces(&self) -> Vec<status::Interface> {
+    fn interfaces(&self) -> Vec<Interface> {
         let found = self.responding.as_ref().map(Responding::found).unwrap_or_default();
-        let interfaces = found.interfaces.into_iter().map(|one| status::Interface {
+        let interfaces = found.interfaces.into_iter().map(|one| Interface {
+            mode: one.mode().to_owned(),
             name: one.name,
-            mode: one.attached.as_ref().map_or("socket", |mode| mode.name()).to_owned(),
             why: one.attached.err(),
         });
         interfaces.collect()

@@ -28,7 +28,7 @@ use lb_core::reports::Name;
 use lb_core::reports::senders::{Refusal, Target};
 use lb_core::service::Protocol;
 use lb_kernel::Features;
-use lb_kernel::following::Place;
+use lb_kernel::xdp::Place;
 use lb_view::fault::{Fault, FaultCode};
 use tokio::sync::Notify;
 use tracing::warn;

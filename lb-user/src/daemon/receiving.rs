@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use lb_common::abi::host::{Listener, MAX_LISTENERS};
-use lb_kernel::following::{Follower, Found, Place, Work, addresses_of, attach_to};
 use lb_kernel::receiver::{self, Receiver};
+use lb_kernel::xdp::{Follower, Found, Place, Work, addresses_of, attach_to};
 use lb_kernel::{DatapathError, Features, HostMaps, Interface};
 use lb_view::fault::{Fault, FaultCode};
 use lb_view::status;
@@ -84,8 +84,8 @@ impl Receiving {
     /// How reports come in on the interfaces of the configuration.
     pub fn interfaces(&self) -> Vec<status::Interface> {
         let interfaces = self.found().interfaces.into_iter().map(|one| status::Interface {
+            mode: one.mode().to_owned(),
             name: one.name,
-            mode: one.attached.as_ref().map_or("socket", |mode| mode.name()).to_owned(),
             why: one.attached.err(),
         });
         interfaces.collect()
@@ -124,10 +124,8 @@ impl Work for Reception {
 
     fn follow(&mut self, wanted: Option<&Wanted>, all: &[Interface]) -> Found {
         let mut found = Found::default();
-        let is_named = |interface: &&Interface| {
-            wanted.is_some_and(|wanted| wanted.place.interfaces.contains(&interface.name))
-        };
-        let indexes: BTreeSet<u32> = all.iter().filter(is_named).map(|interface| interface.index).collect();
+        let named = wanted.into_iter().flat_map(|wanted| wanted.place.named(all));
+        let indexes: BTreeSet<u32> = named.map(|interface| interface.index).collect();
         match receiver::detach_others(&self.pins, &indexes) {
             Ok(left) => {
                 for attachment in left {

@@ -1,8 +1,8 @@
 //! The network interfaces on which the kernel is to take reports in, as the doctor tells of them: whether it may, what drives each, and
 //! what is in the way.
 
-use lb_kernel::following::names_of_others;
 use lb_kernel::receiver::{self, Receiver};
+use lb_kernel::xdp::names_of_others;
 use lb_kernel::{Driver, Features, Interface};
 use lb_view::diagnosis::{Diagnosis, State};
 use lb_view::status::Status;

@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::io;
 use std::net::IpAddr;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -44,6 +45,13 @@ pub struct Named {
     pub name: String,
     /// How the program runs there, or why it does not.
     pub attached: Result<XdpMode, String>,
+}
+
+impl Named {
+    /// The word for who does it there: the program in its mode, or the `socket` of the process alone.
+    pub fn mode(&self) -> &'static str {
+        self.attached.as_ref().map_or("socket", |mode| mode.name())
+    }
 }
 
 impl Found {
@@ -178,6 +186,11 @@ pub struct Place {
 const NO_INTERFACE: &str = "there is no such interface; it is attached when it appears";
 
 impl Place {
+    /// Those of all interfaces that are named.
+    pub fn named<'a>(&self, all: &'a [Interface]) -> impl Iterator<Item = &'a Interface> {
+        all.iter().filter(|interface| self.interfaces.contains(&interface.name))
+    }
+
     /// None of the interfaces has a program that cannot be loaded, those that there are for this reason.
     pub fn refused(&self, all: &[Interface], why: &str) -> Vec<Named> {
         let named = self.interfaces.iter().map(|name| {
@@ -218,14 +231,20 @@ pub fn addresses_of(ip: IpAddr, names: &[String], all: &[Interface]) -> Vec<IpAd
     let (named, others): (Vec<&Interface>, Vec<&Interface>) =
         all.iter().partition(|interface| names.contains(&interface.name));
     let of_host = named.into_iter().chain(others).flat_map(|interface| interface.addresses.iter().copied());
-    let mut addresses: Vec<IpAddr> = match ip {
-        IpAddr::V4(v4) if v4.is_unspecified() => of_host.filter(IpAddr::is_ipv4).collect(),
-        IpAddr::V6(v6) if v6.is_unspecified() => of_host.collect(),
-        ip => vec![ip],
-    };
+    let mut addresses: Vec<IpAddr> =
+        if ip.is_unspecified() { of_host.filter(|address| takes(ip, *address)).collect() } else { vec![ip] };
     let mut seen = BTreeSet::new();
     addresses.retain(|address| seen.insert(*address));
     addresses
+}
+
+/// Whether a socket that listens at an address takes what comes to another one. `::` is both families.
+pub fn takes(listens_at: IpAddr, address: IpAddr) -> bool {
+    match listens_at {
+        IpAddr::V4(v4) if v4.is_unspecified() => address.is_ipv4(),
+        IpAddr::V6(v6) if v6.is_unspecified() => true,
+        ip => ip == address,
+    }
 }
 
 /// The programs that an interface has besides ours, each by its id and, where the kernel tells that, its name.
@@ -238,10 +257,10 @@ pub fn names_of_others(interface: &Interface, ours: Option<u32>) -> Vec<String> 
 
 /// Attaches a program in the first of these modes that an interface has.
 pub fn link_to(
-    program: std::os::fd::BorrowedFd<'_>,
+    program: BorrowedFd<'_>,
     interface: u32,
     modes: &[XdpMode],
-) -> Result<(XdpMode, std::os::fd::OwnedFd), DatapathError> {
+) -> Result<(XdpMode, OwnedFd), DatapathError> {
     let mut failed = io::Error::from_raw_os_error(libc::EOPNOTSUPP);
     for mode in modes {
         match sys::xdp_link_create(program, interface, *mode) {
