@@ -21,6 +21,7 @@ use lb_common::wire::{BYTES, Cookies, Datagram, Key, Kind, Readiness};
 use lb_core::report_keys::{BackendKey, Keys, Numbered};
 
 use crate::operations::Operations;
+use crate::shapes::{holds_udp, shape};
 
 /// Addresses that ask.
 const ASKERS: u8 = 8;
@@ -311,20 +312,12 @@ impl World {
     fn odd(&mut self, operations: &mut Operations<'_>) {
         let from = asker(operations.byte());
         let [tags, options, fragment, protocol, off] = [(); 5].map(|()| operations.byte());
-        let tag = |bits: u8| [0, 0x8100, 0x88a8, 0x0806][usize::from(bits % 4)];
-        let shape = Shape {
-            tags: [tag(tags), tag(tags >> 2)],
-            options: options % 11,
-            fragment: u16::from(fragment) << 8,
-            protocol: if protocol < 240 { 17 } else { protocol },
-            length_off: if off % 8 == 7 { i16::from(off) - 88 } else { 0 },
-        };
+        let length_off = if off % 8 == 7 { i16::from(off) - 88 } else { 0 };
+        let shape = shape([tags, options, fragment, protocol], length_off);
         let Some(datagram) = operations.choice(&self.datagrams).copied() else { return };
         let answered = self.by_kernel(shape, datagram.bytes(), from);
-        let tags: Vec<u16> = shape.tags.into_iter().filter(|tag| *tag != 0).collect();
-        let is_plain = (tags.is_empty() || tags == [0x8100] || tags == [0x88a8])
-            && (shape.protocol, shape.length_off) == (17, 0)
-            && (from.address.is_ipv6() || shape.options == 0 && shape.fragment & 0x3fff == 0);
+        let is_v6 = from.address.is_ipv6();
+        let is_plain = holds_udp(shape, is_v6) && shape.length_off == 0 && (is_v6 || shape.options == 0);
         assert_eq!(answered.is_some(), is_plain, "{shape:?}");
     }
 

@@ -17,6 +17,7 @@ use lb_core::reports::{MAX_HOLD, Name};
 use lb_core::service::Protocol;
 
 use crate::operations::Operations;
+use crate::shapes::{holds_udp, shape};
 
 const DAEMON: [&str; 2] = ["192.0.2.2:9467", "[2001:db8::2]:9467"];
 const AGENT: [&str; 2] = ["192.0.2.1:9465", "[2001:db8::1]:9465"];
@@ -112,14 +113,8 @@ impl World {
     /// The last datagram in another shape of a frame, or with another byte.
     fn odd(&mut self, operations: &mut Operations<'_>) {
         let [tags, options, fragment, protocol, at, byte] = [(); 6].map(|()| operations.byte());
-        let tag = |bits: u8| [0, 0x8100, 0x88a8, 0x0806][usize::from(bits % 4)];
-        let shape = Shape {
-            tags: [tag(tags), tag(tags >> 2)],
-            options: options % 11,
-            fragment: u16::from(fragment) << 8,
-            protocol: if protocol < 240 { 17 } else { protocol },
-            length_off: if protocol % 8 == 7 { i16::from(byte) - 88 } else { 0 },
-        };
+        let length_off = if protocol % 8 == 7 { i16::from(byte) - 88 } else { 0 };
+        let shape = shape([tags, options, fragment, protocol], length_off);
         let mut payload = self.datagram.bytes().to_vec();
         match payload.get_mut(usize::from(at)) {
             Some(changed) => *changed ^= byte,
@@ -150,10 +145,7 @@ impl World {
         let frame = Frame::new(shape, agent, daemon, payload);
         let before = self.state();
         let taken = receive(frame.bytes(), &self.kernel, Be16::from_host(daemon.port()), || self.now_ns());
-        let tags: Vec<u16> = shape.tags.into_iter().filter(|tag| *tag != 0).collect();
-        let is_for_us = (tags.is_empty() || tags == [0x8100] || tags == [0x88a8])
-            && shape.protocol == 17
-            && (self.is_v6 || shape.fragment & 0x3fff == 0);
+        let is_for_us = holds_udp(shape, self.is_v6);
         let Some(Received { reception, goes_on }) = taken else {
             assert!(!is_for_us, "{shape:?} is for the daemon");
             return assert_eq!(self.state(), before, "what passes changes nothing");

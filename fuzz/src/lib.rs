@@ -26,6 +26,8 @@ mod keys;
 
 mod operations;
 
+mod shapes;
+
 mod reports;
 
 pub mod variation;

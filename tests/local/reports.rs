@@ -171,8 +171,7 @@ fn a_key_is_replaced_without_a_gap() {
     let old = std::fs::read_to_string(fixture.setup.folder.join("service.key")).expect("the key");
     let new = std::fs::read_to_string(make_key(&fixture.setup, "new.key", 2)).expect("the key");
     let refused = || {
-        let output = agent.run(&["status", "--json"]).stdout;
-        let status: serde_json::Value = serde_json::from_slice(&output).expect("JSON");
+        let status = agent.status();
         let by_agent = ["unknown-key", "forged"].map(|why| status["datagrams"]["refused"][why].to_string());
         (by_agent, ["unknown-key", "forged"].map(|why| datagrams(&fixture, why)))
     };
@@ -183,8 +182,7 @@ fn a_key_is_replaced_without_a_gap() {
         entries.collect::<Vec<_>>()
     };
     let has = || {
-        let output = agent.run(&["status", "--json"]).stdout;
-        let status: serde_json::Value = serde_json::from_slice(&output).expect("JSON");
+        let status = agent.status();
         let backends = status["backends"].as_array().expect("a list");
         backends.iter().map(|backend| backend["keys"].to_string()).collect::<Vec<_>>()
     };
@@ -224,8 +222,7 @@ fn an_agent_that_has_lost_its_disk_and_had_a_fast_clock_is_believed_again() {
     // As a clock would have left it that is decades ahead.
     std::fs::write(state.join("incarnation"), "4000000000\n").expect("write the number");
     let incarnation = |agent: &Agent| {
-        let output = agent.run(&["status", "--json"]).stdout;
-        let status: serde_json::Value = serde_json::from_slice(&output).expect("JSON");
+        let status = agent.status();
         status["incarnation"].as_u64().expect("a number")
     };
     let agent = Agent::start_again(&fixture.setup);

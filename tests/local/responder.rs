@@ -2,15 +2,15 @@
 
 use std::net::{SocketAddr, UdpSocket};
 use std::os::unix::process::CommandExt as _;
-use std::path::Path;
 use std::time::Duration;
 
 use lb_common::net::{Be16, IPPROTO_TCP};
 use lb_common::wire::{BYTES, Datagram, Key, Kind, Readiness};
 use rustix::process::Signal;
 use rustix::thread::CapabilitySet;
-use stage::agent::{Agent, derive_key, make_key};
+use stage::agent::{Agent, derive_key, key_in, make_key};
 use stage::fixture::Fixture;
+use stage::probe::without;
 use stage::router::Router;
 use stage::sys::XdpMode;
 use stage::{Setup, eventually};
@@ -31,14 +31,7 @@ pub fn configure(setup: &Setup, listen: &str, interface: &str, check: &str) -> [
         file.display()
     );
     setup.write("agent.toml", &text);
-    key_in(&file)
-}
-
-fn key_in(file: &Path) -> [u8; 16] {
-    let text = std::fs::read_to_string(file).expect("read the key");
-    let digits = text.split_whitespace().nth(1).expect("a key behind its number");
-    let byte = |at: usize| u8::from_str_radix(&digits[2 * at..2 * at + 2], 16).expect("hexadecimal");
-    std::array::from_fn(byte)
+    key_in(&file).1.try_into().expect("sixteen bytes")
 }
 
 /// A request for the report of the first backend.
@@ -89,18 +82,13 @@ impl Asker {
     }
 }
 
-/// What the agent says of itself.
-pub fn status(agent: &Agent) -> serde_json::Value {
-    serde_json::from_slice(&agent.run(&["status", "--json"]).stdout).expect("JSON")
-}
-
 /// Who answers on the one interface of the configuration.
 fn mode(agent: &Agent) -> String {
-    status(agent)["interfaces"][0]["mode"].as_str().unwrap_or_default().to_owned()
+    agent.status()["interfaces"][0]["mode"].as_str().unwrap_or_default().to_owned()
 }
 
 fn datagrams(agent: &Agent, what: &str) -> u64 {
-    let status = status(agent);
+    let status = agent.status();
     let datagrams = &status["datagrams"];
     let count = datagrams.get(what).unwrap_or(&datagrams["refused"][what]);
     count.as_u64().expect("a count")
@@ -108,7 +96,7 @@ fn datagrams(agent: &Agent, what: &str) -> u64 {
 
 /// How many requests were answered, and how many of them by the agent's socket.
 fn answered(agent: &Agent) -> (u64, u64) {
-    let status = status(agent);
+    let status = agent.status();
     let count = |what: &str| status["datagrams"][what].as_u64().expect("a count");
     (count("answered"), count("answered") - count("answered_by_kernel"))
 }
@@ -138,7 +126,7 @@ fn an_agent_that_gets_no_processor_is_answered_for_and_after_a_while_nobody_is_r
     // Whoever returns a cookie is told of changes, though the agent has not seen its requests.
     let before = asker.ask(0);
     let cookie = asker.ask(before.cookie).cookie;
-    let subscribers = || status(&agent)["backends"][0]["subscribers"].as_u64();
+    let subscribers = || agent.status()["backends"][0]["subscribers"].as_u64();
     eventually("the daemon and we are known", subscribers, |count| *count == Some(2));
     let (all, by_socket) = answered(&agent);
     assert!(all >= 4 && by_socket == 0, "its socket has answered {by_socket} of {all}");
@@ -156,13 +144,13 @@ fn an_agent_that_gets_no_processor_is_answered_for_and_after_a_while_nobody_is_r
     asker.ask(answer.cookie);
     eventually(
         "all have heard",
-        || status(&agent)["backends"][0]["unheard"].as_u64(),
+        || agent.status()["backends"][0]["unheard"].as_u64(),
         |unheard| *unheard == Some(0),
     );
     agent.tell(&["lame-duck"]);
     let push = asker.hear();
     assert_eq!((push.kind(), push.readiness()), (Some(Kind::Push), Some(Readiness::LameDuck)));
-    let unheard = || status(&agent)["backends"][0]["unheard"].as_u64();
+    let unheard = || agent.status()["backends"][0]["unheard"].as_u64();
     eventually("the daemon has acknowledged it, and we have not", unheard, |unheard| *unheard == Some(1));
     let answer = asker.ask(push.cookie);
     assert_eq!((answer.readiness(), answer.cookie), (Some(Readiness::LameDuck), push.cookie));
@@ -235,14 +223,14 @@ fn backends_and_keys_of_another_configuration_are_answered_for_by_it() {
     eventually("it is nobody's name", of_nobody, |unknown| *unknown);
     stage::replace(&path, &configured);
     agent.signal(Signal::HUP);
-    let backends = || status(&agent)["backends"].as_array().map(Vec::len);
+    let backends = || agent.status()["backends"].as_array().map(Vec::len);
     eventually("it is there again", backends, |count| *count == Some(1));
     let asker = Asker::new("127.0.0.1", "127.0.0.1:9465", key);
     asker.ask(0);
     assert_eq!(answered(&agent).1, 0);
     stage::replace(&path, &configured.replace("[\"lo\"]", "[]"));
     agent.signal(Signal::HUP);
-    let takes_a_restart = || status(&agent)["faults"].to_string();
+    let takes_a_restart = || agent.status()["faults"].to_string();
     eventually("it says so", takes_a_restart, |faults| faults.contains("takes a restart: xdp"));
 }
 
@@ -252,7 +240,7 @@ fn where_the_kernel_cannot_answer_the_agents_socket_does_and_says_why() {
     let key = Key::from_bytes(configure(&fixture.setup, "127.0.0.1:9465", "lo", "\"off\""));
     let other = stage::sys::attach_xdp("lo", XdpMode::Generic);
     let agent = Agent::start_again(&fixture.setup);
-    let faults = |agent: &Agent| status(agent)["faults"].to_string();
+    let faults = |agent: &Agent| agent.status()["faults"].to_string();
     eventually(
         "it is named",
         || faults(&agent),
@@ -266,21 +254,12 @@ fn where_the_kernel_cannot_answer_the_agents_socket_does_and_says_why() {
     eventually("it is attached once it may be", || mode(&agent), |mode| mode == "generic");
     drop(agent);
     let agent = Agent::start_with(&fixture.setup, |command| {
-        // SAFETY: the closure makes system calls and allocates nothing.
-        unsafe { command.pre_exec(without_bpf) };
+        without(command, CapabilitySet::BPF | CapabilitySet::PERFMON | CapabilitySet::SYS_ADMIN);
     });
     eventually("it says why", || faults(&agent), |faults| faults.contains("CAP_PERFMON"));
     let asker = Asker::new("127.0.0.1", "127.0.0.1:9465", key);
     asker.ask(0);
     assert_eq!((mode(&agent), datagrams(&agent, "answered_by_kernel")), ("socket".to_owned(), 0));
-}
-
-/// Takes the capabilities to load programs from whatever is executed next.
-fn without_bpf() -> std::io::Result<()> {
-    for capability in [CapabilitySet::BPF, CapabilitySet::PERFMON, CapabilitySet::SYS_ADMIN] {
-        rustix::thread::remove_capability_from_bounding_set(capability)?;
-    }
-    Ok(())
 }
 
 /// A health check may be a command of somebody else's.

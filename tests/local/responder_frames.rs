@@ -13,7 +13,7 @@ use stage::eventually;
 use stage::fixture::Fixture;
 
 use crate::reports::ALL;
-use crate::responder::{configure, request, status};
+use crate::responder::{configure, request};
 
 /// `XDP_DROP`, `XDP_PASS`, `XDP_TX`.
 const DROP: u32 = 1;
@@ -36,7 +36,7 @@ impl Twins {
         let fixture = Fixture::without_daemon();
         let key_bytes = configure(&fixture.setup, "[::]:9465", "lo", "\"off\"");
         let agent = Agent::start_again(&fixture.setup);
-        let mode = || status(&agent)["interfaces"][0]["mode"] == "generic";
+        let mode = || agent.status()["interfaces"][0]["mode"] == "generic";
         eventually("the kernel answers", mode, |is_attached| *is_attached);
         let [id] = stage::sys::xdp_programs("lo")[..] else { panic!("one program") };
         Self {
@@ -49,7 +49,7 @@ impl Twins {
     }
 
     fn counts(&self) -> (u64, u64) {
-        let status = status(&self.agent);
+        let status = self.agent.status();
         let datagrams = &status["datagrams"];
         let refused = datagrams["refused"].as_object().expect("counts").values();
         let refused = refused.map(|count| count.as_u64().expect("a count")).sum();
@@ -148,7 +148,7 @@ fn the_program_does_what_its_code_does_on_this_host() {
     let (_, after) = twins.run(plain, false, fine.bytes(), usize::MAX).expect("an answer");
     let answer = Datagram::parse(&after[PAYLOAD[0]..]).expect("a datagram");
     count(Some((Response::Answered, after)));
-    let subscribers = || status(&twins.agent)["backends"][0]["subscribers"].as_u64();
+    let subscribers = || twins.agent.status()["backends"][0]["subscribers"].as_u64();
     assert_eq!(subscribers(), Some(0));
     count(twins.run(plain, false, request(twins.key, answer.cookie ^ 1).bytes(), usize::MAX));
     assert_eq!(subscribers(), Some(0), "a cookie of nobody's");

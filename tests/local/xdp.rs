@@ -2,17 +2,18 @@
 
 use std::collections::BTreeMap;
 use std::net::UdpSocket;
-use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
 
 use lb_common::abi::host::{Listener, map};
 use lb_common::net::Address;
 use lb_view::diagnosis::Diagnosis;
 use rustix::process::Signal;
+use rustix::thread::CapabilitySet;
 use stage::agent::{Agent, derive_key, make_key};
 use stage::daemon::Daemon;
 use stage::fixture::{Fixture, SERVICE};
 use stage::maps::hash;
+use stage::probe::without;
 use stage::router::Router;
 use stage::sys::XdpMode;
 use stage::{Probe, eventually, replace};
@@ -57,8 +58,7 @@ fn modes(fixture: &Fixture) -> BTreeMap<String, String> {
 
 /// To how many clients the agent tells changes of each backend.
 fn subscribers(agent: &Agent) -> Vec<u64> {
-    let status: serde_json::Value =
-        serde_json::from_slice(&agent.run(&["status", "--json"]).stdout).expect("JSON");
+    let status = agent.status();
     let backends = status["backends"].as_array().expect("a list");
     backends.iter().map(|backend| backend["subscribers"].as_u64().unwrap_or_default()).collect()
 }
@@ -363,8 +363,7 @@ fn a_program_of_another_version_goes_where_none_can_take_its_place() {
     std::fs::create_dir(&other).expect("make the directory");
     std::fs::rename(link, other.join("receive-generic@1")).expect("move the link");
     let daemon = Daemon::spawn_with(&fixture.setup, |command| {
-        // SAFETY: the closure makes system calls and allocates nothing.
-        unsafe { command.pre_exec(without_perfmon) };
+        without(command, CapabilitySet::PERFMON | CapabilitySet::SYS_ADMIN);
     });
     fixture.daemon = Some(daemon);
     let mode = || fixture.setup.status().daemon.and_then(|_| modes(&fixture).remove("lo"));
@@ -373,15 +372,6 @@ fn a_program_of_another_version_goes_where_none_can_take_its_place() {
     assert!(links(&fixture).is_empty() && stage::sys::xdp_programs("lo").is_empty());
     agent.tell(&["lame-duck", ALL[0]]);
     eventually("it is heard", || is_lame(&fixture, ALL[0]), |is_lame| *is_lame);
-}
-
-/// Takes the capability to compute with pointers to packets from whatever is executed next.
-fn without_perfmon() -> std::io::Result<()> {
-    use rustix::thread::CapabilitySet;
-    for capability in [CapabilitySet::PERFMON, CapabilitySet::SYS_ADMIN] {
-        rustix::thread::remove_capability_from_bounding_set(capability)?;
-    }
-    Ok(())
 }
 
 /// Stopped before it has done anything, or once the kernel has its program and nobody answers for it yet.

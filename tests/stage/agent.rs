@@ -39,6 +39,17 @@ pub fn derive_key(setup: &Setup, service: &Path, backend: &str) -> PathBuf {
     path
 }
 
+/// The number and the bytes of the key in a file.
+///
+/// # Panics
+/// If there is no line `ID KEY`.
+pub fn key_in(file: &Path) -> (u16, Vec<u8>) {
+    let text = fs::read_to_string(file).expect("read the key");
+    let (id, digits) = text.trim().split_once(' ').expect("a line ID KEY");
+    let byte = |at: usize| u8::from_str_radix(&digits[at..at + 2], 16).expect("hexadecimal");
+    (id.parse().expect("a number"), (0..digits.len()).step_by(2).map(byte).collect())
+}
+
 /// A running agent. Killed when it is dropped.
 pub struct Agent {
     child: Kept,
@@ -93,6 +104,12 @@ impl Agent {
         let mut command = Command::new(&self.build);
         command.arg("--run").arg(self.folder.join("run")).arg("agent").args(arguments);
         finish(&mut command)
+    }
+
+    /// What it says of itself.
+    #[track_caller]
+    pub fn status(&self) -> serde_json::Value {
+        serde_json::from_slice(&self.run(&["status", "--json"]).stdout).expect("JSON")
     }
 
     /// Runs a command that has to end well.

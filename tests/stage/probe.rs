@@ -12,6 +12,7 @@ use std::net::SocketAddr;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
+use rustix::thread::CapabilitySet;
 use serde::de::DeserializeOwned;
 
 use crate::protocol::{Answer, Counts, Dialled, Errno, Family, Request, SocketId};
@@ -269,6 +270,19 @@ pub fn die_with_us(command: &mut Command) {
     unsafe {
         command.pre_exec(|| {
             rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
+            Ok(())
+        });
+    }
+}
+
+/// Takes capabilities from what a command starts, root's as well.
+pub fn without(command: &mut Command, capabilities: CapabilitySet) {
+    // SAFETY: the closure makes system calls and allocates nothing.
+    unsafe {
+        command.pre_exec(move || {
+            for capability in capabilities {
+                rustix::thread::remove_capability_from_bounding_set(capability)?;
+            }
             Ok(())
         });
     }

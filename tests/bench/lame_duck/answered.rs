@@ -78,11 +78,7 @@ fn run_arm(stage: &Stage, arm: &Arm, router: &Router) -> Result<[Finding; 2]> {
     } else {
         Agent::start_with(&setup, |command| router.place(command))
     };
-    let mode = || {
-        let status: serde_json::Value =
-            serde_json::from_slice(&agent.run(&["status", "--json"]).stdout).expect("JSON");
-        status["interfaces"][0]["mode"].as_str().unwrap_or_default().to_owned()
-    };
+    let mode = || agent.status()["interfaces"][0]["mode"].as_str().unwrap_or_default().to_owned();
     eventually("it answers", mode, |mode| mode == arm.mode);
     let socket = UdpSocket::bind((arm.asker, 0))?;
     socket.connect(at)?;

@@ -4,7 +4,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use hkdf::Hkdf;
 use lb_common::wire::Key;
 use sha2::Sha256;
@@ -23,11 +23,8 @@ impl ServiceKey {
     /// Has one made.
     pub fn make(setup: &Setup) -> Result<Self> {
         let path = stage::agent::make_key(setup, "service.key", 1);
-        let text = std::fs::read_to_string(&path)?;
-        let (id, digits) = text.trim().split_once(' ').context("a line ID KEY")?;
-        let byte = |at: usize| u8::from_str_radix(&digits[at..at + 2], 16);
-        let key = (0..digits.len()).step_by(2).map(byte).collect::<Result<_, _>>()?;
-        Ok(Self { path, id: id.parse()?, key })
+        let (id, key) = stage::agent::key_in(&path);
+        Ok(Self { path, id, key })
     }
 
     /// That of a backend over TCP.
