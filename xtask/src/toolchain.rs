@@ -95,8 +95,60 @@ pub fn versions() -> Result<String> {
     Ok(format!("{rustc}; {linker}; LLVM {llvm}"))
 }
 
-/// Copies an object without its debug information.
+/// Copies an object without its debug information, and with names of functions that say nothing of this machine: cargo hashes
+/// a crate's path into each of its symbols where the crate is outside of the workspace, as `lb-common` is for the programs.
 pub fn strip(from: &Path, to: &Path) -> Result<()> {
-    let objcopy = Path::new(LLVM).join("bin/llvm-objcopy");
-    command::run(Command::new(objcopy).arg("--strip-debug").arg(from).arg(to))
+    let tools = Path::new(LLVM).join("bin");
+    let symbols = output(Command::new(tools.join("llvm-nm")).arg("--just-symbol-name").arg(from))?;
+    let mut objcopy = Command::new(tools.join("llvm-objcopy"));
+    objcopy.arg("--strip-debug");
+    for symbol in symbols.lines().filter(|symbol| symbol.starts_with("_R")) {
+        objcopy.arg("--redefine-sym").arg(format!("{symbol}={}", without_hashes(symbol)));
+    }
+    command::run(objcopy.arg(from).arg(to))
+}
+
+/// A mangled name (Rust RFC 2603) without the hashes of its crates, which the scheme has as optional: `Cs4fqI2P2rA04_3foo` is
+/// crate `foo` with its hash, `C3foo` without.
+fn without_hashes(symbol: &str) -> String {
+    let mut crates = symbol.split("Cs");
+    let mut plain = crates.next().unwrap_or_default().to_owned();
+    for rest in crates {
+        match rest.split_once('_') {
+            Some((hash, name))
+                if hash.bytes().all(|byte| byte.is_ascii_alphanumeric())
+                    && name.starts_with(|c: char| c.is_ascii_digit()) =>
+            {
+                plain.push('C');
+                plain.push_str(name);
+            }
+            _ => {
+                plain.push_str("Cs");
+                plain.push_str(rest);
+            }
+        }
+    }
+    plain
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_symbol_says_nothing_of_where_its_crate_was_built() {
+        let of = |common, program| {
+            format!("_RINvNtNtCs{common}_9lb_common4wire7siphash7siphashKj9_ECs{program}_4host")
+        };
+        let plain = "_RINvNtNtC9lb_common4wire7siphash7siphashKj9_EC4host";
+        assert_eq!(without_hashes(&of("ho8eaAdBOo1", "jKfn8pDsb8L")), plain);
+        assert_eq!(without_hashes(&of("dUGmHBmkQwQ", "1RzCvhXYFMt")), plain);
+    }
+
+    #[test]
+    fn what_is_no_hash_of_a_crate_stays() {
+        for name in ["memcpy", "_RNvC4host6memcpy", "_RNvC4host9Cs_Cursor", "_RNvC4host8CsCursor"] {
+            assert_eq!(without_hashes(name), name);
+        }
+    }
 }
