@@ -35,9 +35,9 @@ pub fn configure(setup: &Setup, listen: &str, interface: &str, check: &str) -> [
 }
 
 /// A request for the report of the first backend.
-pub fn request(key: Key, cookie: u64) -> Datagram {
+pub fn request(key_id: u16, key: Key, cookie: u64) -> Datagram {
     let mut request = Datagram::about(Kind::Request, IPPROTO_TCP, stage::address(ALL[0]));
-    request.key_id = Be16::from_host(1);
+    request.key_id = Be16::from_host(key_id);
     (request.nonce, request.cookie) = (0x1234, cookie);
     request.sealed(key)
 }
@@ -45,6 +45,7 @@ pub fn request(key: Key, cookie: u64) -> Datagram {
 /// A client that asks by itself.
 struct Asker {
     socket: UdpSocket,
+    key_id: u16,
     key: Key,
 }
 
@@ -54,7 +55,7 @@ impl Asker {
             UdpSocket::bind(SocketAddr::new(from.parse().expect("an address"), 0)).expect("a socket");
         socket.connect(agent).expect("connect");
         socket.set_read_timeout(Some(Duration::from_secs(10))).expect("set a limit");
-        Self { socket, key }
+        Self { socket, key_id: 1, key }
     }
 
     /// The next report that comes.
@@ -70,7 +71,7 @@ impl Asker {
     /// The answer to a request. Pushes that come before it are left out.
     #[track_caller]
     fn ask(&self, cookie: u64) -> Datagram {
-        self.socket.send(request(self.key, cookie).bytes()).expect("send");
+        self.socket.send(request(self.key_id, self.key, cookie).bytes()).expect("send");
         let mut heard = std::iter::repeat_with(|| self.hear()).take(100);
         heard.find(|report| report.kind() == Some(Kind::Answer)).expect("an answer")
     }
@@ -174,7 +175,7 @@ fn both_families_are_answered_on_loopback_and_what_nobody_answers_is_dropped_and
         assert_eq!(datagrams(&agent, "answered_by_kernel"), before + 2, "{to}");
     }
     let stranger = UdpSocket::bind("127.0.0.1:0").expect("a socket");
-    let fine = request(key, 0);
+    let fine = request(1, key, 0);
     let changed = |change: fn(&mut Datagram)| {
         let mut changed = fine;
         change(&mut changed);
@@ -217,7 +218,7 @@ fn backends_and_keys_of_another_configuration_are_answered_for_by_it() {
     stage::replace(&path, head);
     agent.signal(Signal::HUP);
     let of_nobody = || {
-        asker.socket.send(request(key, 0).bytes()).expect("send");
+        asker.socket.send(request(1, key, 0).bytes()).expect("send");
         datagrams(&agent, "unknown-name") > 0
     };
     eventually("it is nobody's name", of_nobody, |unknown| *unknown);
@@ -232,6 +233,51 @@ fn backends_and_keys_of_another_configuration_are_answered_for_by_it() {
     agent.signal(Signal::HUP);
     let takes_a_restart = || agent.status()["faults"].to_string();
     eventually("it says so", takes_a_restart, |faults| faults.contains("takes a restart: xdp"));
+}
+
+/// Agents learn a new key, clients ask under it, agents forget the old one.
+#[test]
+fn a_key_is_replaced_while_the_kernel_answers() {
+    let fixture = Fixture::without_daemon();
+    let old = Key::from_bytes(configure(&fixture.setup, "127.0.0.1:9465", "lo", "\"off\""));
+    let agent = Agent::start_again(&fixture.setup);
+    eventually("the kernel answers", || mode(&agent), |mode| mode == "generic");
+    let service = fixture.setup.folder.join("service.key");
+    let [old_line, new_line] = [service.clone(), make_key(&fixture.setup, "new.key", 2)]
+        .map(|file| std::fs::read_to_string(file).expect("the key"));
+    let reread = |lines: &str, ids: &str| {
+        std::fs::write(&service, lines).expect("write the keys");
+        let file = derive_key(&fixture.setup, &service, ALL[0]);
+        agent.signal(Signal::HUP);
+        let has = || agent.status()["backends"][0]["keys"].to_string();
+        eventually("the agent has them", has, |has| has == ids);
+        std::fs::read_to_string(file).expect("the backend's keys")
+    };
+    let of_both = reread(&(old_line + &new_line), "[1,2]");
+    let line = of_both.lines().find(|line| line.starts_with("2 ")).expect("a line of the new key");
+    let file = fixture.setup.write("2.key", line);
+    let new = Key::from_bytes(key_in(&file).1.try_into().expect("sixteen bytes"));
+    let first = Asker::new("127.0.0.1", "127.0.0.1:9465", old);
+    let second = Asker { key_id: 2, ..Asker::new("127.0.0.1", "127.0.0.1:9465", new) };
+    for asker in [&first, &second] {
+        let answer = asker.ask(0);
+        assert_eq!(
+            answer.key_id,
+            Be16::from_host(asker.key_id),
+            "the answer is under the key of its request"
+        );
+        asker.ask(answer.cookie);
+    }
+    let subscribers = || agent.status()["backends"][0]["subscribers"].as_u64();
+    eventually("both are known", subscribers, |count| *count == Some(2));
+    reread(&new_line, "[2]");
+    second.ask(0);
+    assert_eq!(datagrams(&agent, "unknown-key"), 0);
+    first.socket.send(request(1, old, 0).bytes()).expect("send");
+    assert_eq!(datagrams(&agent, "unknown-key"), 1, "the old one is forgotten");
+    agent.tell(&["lame-duck"]);
+    assert_eq!(second.hear().readiness(), Some(Readiness::LameDuck), "who asked under it is told");
+    assert_eq!(answered(&agent), (5, 0));
 }
 
 #[test]

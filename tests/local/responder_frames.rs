@@ -95,7 +95,7 @@ impl Twins {
 fn the_program_does_what_its_code_does_on_this_host() {
     let twins = Twins::new();
     let plain = Shape::PLAIN;
-    let fine = request(twins.key, 0);
+    let fine = request(1, twins.key, 0);
     let mut answered = 0;
     let mut refused = 0;
     let mut count = |response: Option<(Response, Vec<u8>)>| match response {
@@ -150,9 +150,9 @@ fn the_program_does_what_its_code_does_on_this_host() {
     count(Some((Response::Answered, after)));
     let subscribers = || twins.agent.status()["backends"][0]["subscribers"].as_u64();
     assert_eq!(subscribers(), Some(0));
-    count(twins.run(plain, false, request(twins.key, answer.cookie ^ 1).bytes(), usize::MAX));
+    count(twins.run(plain, false, request(1, twins.key, answer.cookie ^ 1).bytes(), usize::MAX));
     assert_eq!(subscribers(), Some(0), "a cookie of nobody's");
-    count(twins.run(plain, false, request(twins.key, answer.cookie).bytes(), usize::MAX));
+    count(twins.run(plain, false, request(1, twins.key, answer.cookie).bytes(), usize::MAX));
     eventually("it is a subscriber", subscribers, |count| *count == Some(1));
     let after = twins.counts();
     assert_eq!((after.0 - before.0, after.1 - before.1), (answered, refused));

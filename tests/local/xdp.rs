@@ -4,15 +4,15 @@ use std::collections::BTreeMap;
 use std::net::UdpSocket;
 use std::path::PathBuf;
 
-use lb_common::abi::host::{Listener, map};
-use lb_common::net::Address;
+use lb_common::abi::host::{Listener, MAX_SENDERS, Sender, SenderName, map};
+use lb_common::net::{Address, Be16, IPPROTO_TCP};
 use lb_view::diagnosis::Diagnosis;
 use rustix::process::Signal;
 use rustix::thread::CapabilitySet;
 use stage::agent::{Agent, derive_key, make_key};
 use stage::daemon::Daemon;
 use stage::fixture::{Fixture, SERVICE};
-use stage::maps::hash;
+use stage::maps::{Raw, hash};
 use stage::probe::without;
 use stage::router::Router;
 use stage::sys::XdpMode;
@@ -453,4 +453,40 @@ fn a_map_of_another_size_is_named_and_left_alone() {
     fixture.start();
     eventually("the kernel listens", || modes(&fixture), |modes| modes["lo"] == "generic");
     assert!(is_chosen(&mut fixture.probe(), "b1"));
+}
+
+/// The register is full of what other backends have left there: who comes now has no place, and takes none from anybody.
+#[test]
+fn past_the_last_report_id_a_backend_is_counted_and_connects_heed_the_others() {
+    let (mut fixture, agent) = start("round-robin");
+    fixture.daemon.take().expect("a daemon").kill();
+    let mut senders = hash::<SenderName, Sender>(&fixture.setup.host_map(map::SENDERS));
+    let of = |address: std::net::SocketAddr| SenderName {
+        address: Address::from(address.ip()),
+        port: Be16::from_host(address.port()),
+        protocol: IPPROTO_TCP,
+        _reserved: 0,
+    };
+    let held = ALL.map(|backend| senders.get(&Raw(of(stage::address(backend))), 0).expect("it has one").0.id);
+    senders.remove(&Raw(of(stage::address(ALL[2])))).expect("take it away");
+    for id in (1..=MAX_SENDERS).filter(|id| !held[..2].contains(id)) {
+        let [_, _, high, low] = id.to_be_bytes();
+        let other = Sender { id, ..bytemuck::Zeroable::zeroed() };
+        senders.insert(Raw(of(([127, 9, high, low], 1).into())), Raw(other), 0).expect("fill it");
+    }
+    fixture.start();
+    let faults = || fixture.setup.faults().join("\n");
+    eventually("it is counted", faults, |faults| {
+        faults.contains("1 backends report and have no place in the kernel")
+    });
+    eventually("the kernel listens", || modes(&fixture), |modes| modes["lo"] == "generic");
+    let mut probe = fixture.probe();
+    agent.tell(&["lame-duck", ALL[2]]);
+    eventually("the daemon hears it", || is_lame(&fixture, ALL[2]), |is_lame| *is_lame);
+    assert!(is_chosen(&mut probe, "b3"), "as the fault says");
+    fixture.daemon().signal(Signal::STOP);
+    agent.tell(&["lame-duck", ALL[0]]);
+    eventually("connects know", || is_chosen(&mut probe, "b1"), |chosen| !*chosen);
+    agent.tell(&["ready", ALL[0]]);
+    eventually("connects know", || is_chosen(&mut probe, "b1"), |chosen| *chosen);
 }
