@@ -13,6 +13,8 @@ pub mod overlap;
 
 pub mod churn;
 
+pub mod interval;
+
 /// Smallest, mean and largest of some numbers, and their relative standard deviation (of the population).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Spread {

@@ -1,11 +1,10 @@
 //! A fleet in virtual time: clients send, backends restart, jobs are resized, and every decision is the daemon's.
 //!
 //! In reading order: what a scenario file says ([`values`], [`document`]) and means ([`scenario`], [`shipped`]); random
-//! times ([`sampling`]) and the order of events ([`queue`]); what all tasks of a job decide ([`assignments`]), what one
-//! of them does with it ([`client`]); what happens ([`world`]) and what is counted of it ([`tally`],
-//! [`ejections`]). A run is a pure
-//! function of a scenario and a seed: virtual time is whole microseconds, and no floating point decides in which order
-//! things happen.
+//! times ([`sampling`]) and costs ([`demand`]), and the order of events ([`queue`]); what all tasks of a job decide
+//! ([`assignments`]), what one of them does with it ([`client`]), what a backend runs on ([`machine`]); what happens ([`world`])
+//! and what is counted of it ([`tally`], [`ejections`]), and over several seeds ([`figures`]). A run is a pure
+//! function of a scenario and a seed: virtual time is whole microseconds, and CPU time whole picoseconds.
 
 pub mod values;
 
@@ -17,11 +16,15 @@ pub mod shipped;
 
 pub mod sampling;
 
+pub mod demand;
+
 pub mod queue;
 
 pub mod assignments;
 
 pub mod client;
+
+pub mod machine;
 
 pub mod world;
 
@@ -29,9 +32,13 @@ pub mod tally;
 
 pub mod ejections;
 
+pub mod figures;
+
+use rayon::iter::{IntoParallelIterator as _, ParallelIterator as _};
 use serde::Serialize;
 
 use ejections::Ejections;
+use figures::RunFigures;
 use scenario::Scenario;
 use tally::{Row, Total};
 
@@ -42,8 +49,10 @@ pub struct Report {
     pub schema: u32,
     /// The scenario's name.
     pub scenario: String,
-    /// The seed of everything random, in decimal.
+    /// The seed of everything random, in decimal: the first one, to which all but the figures belong.
     pub seed: String,
+    /// How many seeds were played: this one and those that follow it.
+    pub seeds: u32,
     /// A row for every step of every run, run after run.
     pub steps: Vec<Row>,
     /// What was counted over whole runs.
@@ -51,6 +60,16 @@ pub struct Report {
     /// Ejections, if any run ejects backends.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ejection: Option<Ejections>,
+    /// How even the load was and how long requests took, if they cost CPU time.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub figures: Option<Figures>,
+}
+
+/// What was measured of whole runs, over all seeds.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Figures {
+    /// In the order of the scenario.
+    pub runs: Vec<RunFigures>,
 }
 
 /// What was counted over whole runs.
@@ -60,24 +79,44 @@ pub struct Totals {
     pub runs: Vec<Total>,
 }
 
-/// Plays all runs of a scenario, each in a fleet of its own with the same arrivals.
+/// Plays all runs of a scenario with all its seeds, each in a fleet of its own; those with the same seed with the same arrivals.
 pub fn play(scenario: &Scenario, seed: u64) -> Report {
-    let mut steps = Vec::new();
-    let mut runs = Vec::new();
-    let mut ejections = Ejections { steps: Vec::new(), runs: Vec::new() };
-    for run in &scenario.runs {
-        let played = world::play(scenario, run, seed);
-        steps.extend(played.rows);
-        runs.push(played.total);
-        ejections.steps.extend(played.ejections.0);
-        ejections.runs.push(played.ejections.1);
-    }
-    Report {
+    let seeds = u64::from(scenario.seeds);
+    let plays: Vec<(usize, u64)> =
+        (0..scenario.runs.len()).flat_map(|run| (0..seeds).map(move |number| (run, number))).collect();
+    let played = plays.into_par_iter().map(|(run, number)| {
+        // The subsets of the first seed are those of the file, or of the daemon.
+        let subset_seed = (number > 0).then_some(number);
+        world::play(scenario, &scenario.runs[run], seed.wrapping_add(number), subset_seed)
+    });
+    let mut played = played.collect::<Vec<_>>().into_iter();
+    let mut report = Report {
         schema: crate::output::SCHEMA,
         scenario: scenario.name.clone(),
         seed: seed.to_string(),
-        steps,
-        summary: Totals { runs },
-        ejection: scenario.ejects().then_some(ejections),
+        seeds: scenario.seeds,
+        steps: Vec::new(),
+        summary: Totals { runs: Vec::new() },
+        ejection: None,
+        figures: None,
+    };
+    let mut ejections = Ejections { steps: Vec::new(), runs: Vec::new() };
+    let mut figures = Figures { runs: Vec::new() };
+    for _ in &scenario.runs {
+        let mut of_run = Vec::new();
+        for number in 0..seeds {
+            let played = played.next().expect("every run was played with every seed");
+            of_run.push((played.total, played.load));
+            if number == 0 {
+                report.steps.extend(played.rows);
+                ejections.steps.extend(played.ejections.0);
+                ejections.runs.push(played.ejections.1);
+            }
+        }
+        figures.runs.push(RunFigures::of(&of_run));
+        report.summary.runs.extend(of_run.into_iter().take(1).map(|(total, _)| total));
     }
+    report.ejection = scenario.ejects().then_some(ejections);
+    report.figures = scenario.has_costs().then_some(figures);
+    report
 }

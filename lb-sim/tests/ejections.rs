@@ -85,12 +85,12 @@ fn each_way_to_fail_is_ejected_after_what_it_weighs() {
         assert_eq!((refused.most.failed, refused.counts.failed, refused.counts.trials), (5, 8, 3));
         // A connect that nobody answers is given up after three seconds, and five a second begin meanwhile: fifteen are under
         // way when the first five have failed, but for one or two at the edges. Each trial takes three seconds, too.
-        let silent = run("silent", "{}");
+        let silent = run("blackhole", "{}");
         assert!((18..=22).contains(&silent.most.failed), "{silent:?}");
         assert_eq!(silent.counts.trials, 3);
         // Established takes one failure away, and the reset at once counts two: four connects. Each trial takes the backend
         // back for a moment.
-        let reset = run("reset", "{}");
+        let reset = run("reset_at_once", "{}");
         assert_eq!((reset.most.failed, reset.counts.trials, reset.counts.readmissions), (4, 3, 3));
         // What is asked for is what is done.
         let sooner = run("refuse", "{ failures = 2, base = \"1s\", max = \"1s\" }");
@@ -118,12 +118,17 @@ fn busy(changes: bool) -> impl Strategy<Value = String> {
             base + more
         )
     });
-    let fail =
-        (0u32..8, 1u32..5, 1u32..=100, prop::sample::select(vec!["refuse", "silent", "reset"]), 1u32..4);
+    let fail = (
+        0u32..8,
+        1u32..5,
+        1u32..=100,
+        prop::sample::select(vec!["refuse", "blackhole", "reset_at_once"]),
+        1u32..4,
+    );
     let fail = fail.prop_map(|(at, lasts, share, mode, times)| {
         let every = lasts + 1;
         let text = format!("at = \"{at}s\"\nfor = \"{lasts}s\"\nshare = {share}\nmode = \"{mode}\"\nevery = \"{every}s\"\ntimes = {times}");
-        if mode == "silent" { format!("{text}\ntimeout = \"1500ms\"") } else { text }
+        if mode == "blackhole" { format!("{text}\ntimeout = \"1500ms\"") } else { text }
     });
     let change = prop::sample::select(if changes {
         vec![

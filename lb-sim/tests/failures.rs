@@ -23,12 +23,16 @@ fn steps(report: &Report) -> Vec<(u32, Counts)> {
     report.steps.iter().map(|row| (row.backends, row.counts)).collect()
 }
 
+const NONE: Errors =
+    Errors { refused: 0, unready: 0, down: 0, cut: 0, limited: 0, rejected: 0, answered: 0, timed_out: 0 };
+
 /// As long as all is well.
 const WELL: Counts = Counts {
     arrivals: 4,
     served: 4,
     abandoned: 0,
-    errors: Errors { refused: 0, unready: 0, down: 0, cut: 0 },
+    errors: NONE,
+    retries: 0,
     opened: 4,
     closed: 4,
     moved: 0,
@@ -58,7 +62,7 @@ fn a_backend_that_refuses_takes_half_of_the_connects() {
 #[test]
 fn a_backend_that_is_silent_keeps_its_connects_until_they_are_given_up() {
     let report = played(&one_client(
-        "[[fail]]\nat = \"4s\"\nfor = \"4s\"\nbackends = 1\nmode = \"silent\"\ntimeout = \"2s\"\n",
+        "[[fail]]\nat = \"4s\"\nfor = \"4s\"\nbackends = 1\nmode = \"blackhole\"\ntimeout = \"2s\"\n",
     ));
     let errors: Vec<Errors> = report.steps.iter().map(|row| row.counts.errors).collect();
     // Of the two connects that nobody answers one is given up before the backend is well, and one after it.
@@ -71,7 +75,8 @@ fn a_backend_that_is_silent_keeps_its_connects_until_they_are_given_up() {
 
 #[test]
 fn a_backend_that_resets_is_connected_to_each_time() {
-    let report = played(&one_client("[[fail]]\nat = \"4s\"\nfor = \"4s\"\nbackends = 1\nmode = \"reset\"\n"));
+    let report =
+        played(&one_client("[[fail]]\nat = \"4s\"\nfor = \"4s\"\nbackends = 1\nmode = \"reset_at_once\"\n"));
     let counts = report.steps[1].counts;
     assert_eq!((counts.opened, counts.dropped, counts.errors.cut, counts.errors.down), (4, 3, 3, 0));
 }

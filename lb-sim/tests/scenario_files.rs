@@ -111,8 +111,16 @@ fn a_failure_says_of_whom_how_long_and_how_often() {
     fail("share = 0", "12:9: 0 is not a whole number from 1 to 100");
     fail("share = 101", "12:9: 101 is not a whole number from 1 to 100");
     fail(
-        "share = 1\nmode = \"slow\"",
-        "13:8: unknown variant `slow`, expected one of `refuse`, `silent`, `reset`",
+        "share = 1\nmode = \"dead\"",
+        "13:8: unknown variant `dead`, expected one of `refuse`, `blackhole`, `reset_at_once`, `slow`, `errors`",
+    );
+    fail(
+        "share = 1\nslowdown = 2.0",
+        "9:1: only what is slow has a slowdown: leave it out, or write mode = \"slow\"",
+    );
+    fail(
+        "share = 1\nmode = \"slow\"\nslowdown = 0.5",
+        "9:1: a backend that is 0.5 times as slow: write 1 to 1000",
     );
     fail("share = 1\ntimeout = \"1s\"", "9:1: only connects that nobody answers have a timeout");
     fail("share = 1\nevery = \"3s\"", "9:1: a failure that comes again has both: write every and times");
@@ -143,7 +151,7 @@ fn a_failure_says_of_whom_how_long_and_how_often() {
     check(&often(10_001), "x.toml:14:9: 10001 is not a whole number from 1 to 10000");
     // What nobody answers is alive until it is given up.
     let silent = |timeout: u32| {
-        let lines = format!("mode = \"silent\"\ntimeout = \"{timeout}s\"\n");
+        let lines = format!("mode = \"blackhole\"\ntimeout = \"{timeout}s\"\n");
         format!("{START}{JOB}interval = \"1ms\"\n{}", at(1, &lines))
     };
     assert!(read(&silent(1_000)).is_ok());
@@ -170,11 +178,15 @@ fn what_would_cost_too_much_is_refused_before_it_costs_anything() {
         &clients(2_001),
         "x.toml:1:1: there would be 20010000 clients times backends: at most 20000000 are possible",
     );
-    // 2 clients for 10 s: 25,000,000 arrivals each.
-    assert!(read(&format!("{START}{JOB}interval = \"1us\"\n")).is_ok());
-    check_job(
-        "interval = \"1us\"\n[[run]]\nname = \"a\"\n[[run]]\nname = \"b\"\n[[run]]\nname = \"c\"",
-        "5:1: there would be 60000000 arrivals of all runs: at most 50000000 are possible",
+    // 2 clients for 10 s: 20,000,000 arrivals.
+    let seeds = |seeds: u32| {
+        let text = START.replace("step", &format!("seeds = {seeds}\nstep"));
+        format!("{text}{JOB}interval = \"1us\"\n")
+    };
+    assert!(read(&seeds(10)).is_ok());
+    check(
+        &seeds(11),
+        "x.toml:6:1: there would be 220000000 arrivals of all runs: at most 200000000 are possible",
     );
     assert!(read(&format!("{START}{JOB}interval = \"1ms\"\nlasts = \"1000s\"\n")).is_ok());
     check_job(
@@ -216,4 +228,123 @@ fn what_would_cost_too_much_is_refused_before_it_costs_anything() {
     );
     let tables = "[[run]]\nname = \"a\"\n".repeat(1_001);
     check_job(&tables, "1:1: there would be 1001 tables [[run]]: at most 1000 are possible");
+}
+
+#[test]
+fn what_is_sent_and_what_it_costs_make_sense_together() {
+    let rate = "rate = 10.0\n";
+    let cost = "cost = { mean = \"1ms\", sigma = 1.0 }\n";
+    check_job("rate = 0.0", "9:8: a rate of 0 arrivals in a second is none: write 0.00001 to 1000000");
+    check_job("rate = nan", "9:8: a rate of NaN arrivals in a second is none");
+    check_job(
+        &format!("{rate}interval = \"1s\""),
+        "5:1: interval, rate and closed say the same in three ways",
+    );
+    check_job(&format!("{rate}{cost}lasts = \"1s\""), "5:1: a request with a cost lasts as long as it takes");
+    check_job(&format!("{rate}wait = \"1s\""), "5:1: wait comes beside a cost: write cost, or lasts");
+    check_job(cost, "5:1: nothing arrives, so nothing costs anything: write rate, interval or closed");
+    check_job("skew = 0.5", "5:1: nothing arrives");
+    check_job(
+        "closed = { clients = 1, think = \"0s\" }",
+        "5:1: requests that take no time, without a pause, never end",
+    );
+    check_job(
+        "closed = { clients = 1, think = \"1s\" }\nburst = { factor = 2.0, every = \"2s\", for = \"1s\" }",
+        "5:1: users who wait for each other do not come in bursts",
+    );
+    check_job(&format!("{rate}timeout = \"0s\""), "5:1: a timeout of \"0s\" lets nothing be served");
+    let cost = |table: &str, expected: &str| {
+        check_job(&format!("{rate}cost = {{ {table} }}"), &format!("10:8: {expected}"));
+    };
+    cost(
+        "mean = \"0s\", sigma = 1.0",
+        "a cost of \"0s\" is none: write a mean of at least \"1us\", or leave cost out",
+    );
+    cost("mean = \"1ms\"", "a cost is lognormal or exact: write sigma = 2.0 or exact = true");
+    cost("mean = \"1ms\", sigma = 1.0, exact = true", "a cost is lognormal or exact");
+    cost("mean = \"1ms\", sigma = -1.0", "sigma is -1: write 0.01 to 4, or exact = true");
+    cost("mean = \"1ms\", sigma = inf", "sigma is inf: write 0.01 to 4");
+    cost(
+        "mean = \"1ms\", sigma = 1.0, cap = \"1us\"",
+        "a cap of \"1us\" is below the mean of \"1ms\": write at least that",
+    );
+    cost("mean = \"1ms\", exact = true, cap = \"1s\"", "what is exact has no cap: leave it out");
+    check_job(&format!("{rate}skew = -0.5"), "10:8: a skew of -0.5: write 0 to 10");
+    check_job(
+        &format!("{rate}skew = {{ zip = 1 }}"),
+        "10:8: skew is a variation, as in 0.5, or a table, as in { zipf = 1.0 }",
+    );
+    check_job(
+        &format!("{rate}burst = {{ factor = 2.0, every = \"1s\", for = \"1s\" }}"),
+        "10:9: a burst for \"1s\" every \"1s\": write at least \"1ms\", and a longer every",
+    );
+    check_job(&format!("{rate}missing = 100"), "10:11: 100 is not a whole number from 0 to 99");
+    check_job("tasks = 0", "9:1: duplicate key");
+    check(
+        &format!("{START}{JOB}").replace("tasks = 2", "tasks = 0"),
+        "x.toml:7:9: 0 is not a whole number from 1 to 20000",
+    );
+    check_job(
+        "policy = \"lru\"",
+        "9:10: \"lru\" is not a policy: write one of round-robin, weighted-round-robin, ",
+    );
+    check_job("error_decay = \"1ms\"", "9:15: error_decay is \"1ms\": write \"1s\" to \"1h\", or \"off\"");
+    check_job("active_limit = 0", "9:16: 0 is not a whole number from 1 to 4294967295");
+    check_job("overflow = \"queue\"", "9:12: \"queue\" is no overflow: write one of least-loaded, refuse");
+}
+
+#[test]
+fn a_policy_that_looks_at_every_member_needs_a_subset_that_is_not_too_large() {
+    let many = START.replace("count = 4", "count = 300");
+    let check_many =
+        |lines: &str, expected: &str| check(&format!("{many}{JOB}{lines}\n"), &format!("x.toml:{expected}"));
+    check_many(
+        "policy = \"least-loaded\"\nsize = \"auto\"",
+        "5:1: policy \"least-loaded\" looks at every member of a subset, at most 256, and size \"auto\" can have 300",
+    );
+    check_many(
+        "active_limit = 3\nalgorithm = \"aperture\"",
+        "5:1: an active_limit with overflow \"least-loaded\" looks at every member of a subset, at most 256, and aperture can",
+    );
+    assert!(read(&format!("{many}{JOB}policy = \"least-loaded\"\nsize = 256\n")).is_ok());
+}
+
+#[test]
+fn machines_are_as_fast_as_somebody_says() {
+    let machines = |lines: &str, expected: &str| {
+        let text = START.replace("{ count = 4 }", &format!("{{ count = 4, {lines} }}"));
+        check(&format!("{text}{JOB}"), &format!("x.toml:4:{expected}"));
+    };
+    machines("speed = [1.0, 2.0]", "33: there are 2 speeds for 4 backends: write one for each");
+    machines("speed = 0.0", "33: a speed of 0: write 0.001 to 1000");
+    machines("speed = { alternate = [] }", "33: there is no speed in the list: write at least one");
+    machines(
+        "speed = \"fast\"",
+        "33: speed is a number, a list of them, { alternate = [1.0, 2.5] }, or { share = 20, factor = 0.5 }",
+    );
+    machines("cores = 0", "33: 0 is not a whole number from 1 to 1024");
+    machines("antagonist = { share = 100, every = \"1s\" }", "48: 100 is not a whole number from 1 to 99");
+    machines(
+        "antagonist = { share = 10, every = \"1ms\" }",
+        "38: every is below \"100ms\": write at least that",
+    );
+    machines(
+        "restart_cost = { factor = 0.5, for = \"1s\" }",
+        "40: a restart costs 0.5 times as much: write 1 to 1000",
+    );
+    machines("queue = 0", "33: 0 is not a whole number from 1 to 1000000");
+}
+
+#[test]
+fn what_takes_too_long_is_refused_before_it_begins() {
+    let text = START.replace("step", "seeds = 100\nstep");
+    check(
+        &format!("{text}{JOB}rate = 1000000.0\n"),
+        "x.toml:6:1: there would be 2000000000 arrivals of all runs: at most",
+    );
+    check(&START.replace("step", "seeds = 0\nstep"), "x.toml:3:9: 0 is not a whole number from 1 to 100");
+    check(
+        &format!("{}{JOB}", START.replace("step", "measure_from = \"10s\"\nstep")),
+        "x.toml:3:16: measuring from 10s on measures nothing: write less than 10s",
+    );
 }

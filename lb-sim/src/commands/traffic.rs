@@ -9,18 +9,20 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 
+use crate::metrics::interval::Interval;
 use crate::output;
 use crate::table::{TextTable, percent};
 use crate::traffic::ejections::{EjectionCounts, EjectionRow, EjectionTotal};
+use crate::traffic::figures::RunFigures;
 use crate::traffic::scenario::Scenario;
 use crate::traffic::tally::{Row, Total};
-use crate::traffic::{Report, play, shipped};
+use crate::traffic::{Figures, Report, play, shipped};
 
 /// A scenario, and how to show it.
 #[derive(Debug, Args)]
 pub struct Options {
     /// A scenario that comes with the program (figure-5, rolling-update, aperture, small-jobs, ejection-tenth,
-    /// ejection-half, ejection-flapping, ejection-all), or the path of a file
+    /// ejection-half, ejection-flapping, ejection-all, book-load), or the path of a file
     #[arg(long, value_name = "NAME|FILE")]
     scenario: String,
     /// Decides when requests arrive and how long they live, instead of the scenario's seed
@@ -68,7 +70,10 @@ fn text(scenario: &Scenario, report: &Report) -> String {
         format!(
             "scenario {}, seed {}, {} in steps of {}",
             scenario.name, report.seed, scenario.duration, scenario.step
-        ),
+        ) + &match report.seeds {
+            1 => String::new(),
+            seeds => format!("; rows and summary are of this seed, load of {seeds}"),
+        },
     ];
     let ejections = report.ejection.as_ref();
     for total in &report.summary.runs {
@@ -83,7 +88,59 @@ fn text(scenario: &Scenario, report: &Report) -> String {
     lines.push("\nsummary".into());
     lines.extend(report.summary.runs.iter().map(summary));
     let ejections = ejections.map_or(String::new(), |ejections| comparison(report, &ejections.runs));
-    lines.join("\n") + "\n" + &ejections
+    let figures = report.figures.as_ref().map_or(String::new(), |figures| of_load(scenario, figures));
+    lines.join("\n") + "\n" + &ejections + &figures
+}
+
+/// All runs side by side: how even CPU usage was, and how long requests took.
+fn of_load(scenario: &Scenario, figures: &Figures) -> String {
+    let mut table = TextTable::new([
+        "run",
+        "busiest / least busy",
+        "chance alone",
+        "busiest / mean",
+        "raw utilization",
+        "mean CPU",
+        "p50 ms",
+        "p99 ms",
+        "p99.9 ms",
+        "errors",
+    ]);
+    for RunFigures { run, evenness, floor, cpu_mean, latency_ms, error_share, .. } in &figures.runs {
+        table.row([
+            run.clone(),
+            interval(evenness.cpu_max_over_min, 2),
+            interval(floor.cpu_max_over_min, 2),
+            interval(evenness.cpu_max_over_mean, 2),
+            interval(evenness.raw_utilization, 2),
+            interval(*cpu_mean, 2),
+            interval(latency_ms.p50, 0),
+            interval(latency_ms.p99, 0),
+            interval(latency_ms.p999, 0),
+            percent(error_share.mean),
+        ]);
+    }
+    let seeds = match scenario.seeds {
+        1 => "one seed".to_owned(),
+        seeds => format!("the mean of {seeds} seeds, and half of its interval of 95 %"),
+    };
+    format!(
+        "\nbusy core time over cores, and how long requests took that were served, from {} on; {seeds}. Chance alone: what independent\n\
+         arrivals give that go to backends in proportion to what they can do\n{table}",
+        scenario.measure_from
+    )
+}
+
+/// A mean with half of its interval.
+fn interval(Interval { mean, high, .. }: Interval, digits: usize) -> String {
+    if !mean.is_finite() {
+        return "-".into();
+    }
+    if high == mean {
+        format!("{mean:.digits$}")
+    } else {
+        format!("{mean:.digits$} ± {:.digits$}", high - mean)
+    }
 }
 
 /// What is behind the columns if backends are ejected.
@@ -172,11 +229,26 @@ fn clock(us: u64) -> String {
 fn summary(total: &Total) -> String {
     let Total { run, counts, connections, load, utilization, .. } = total;
     let errors = counts.errors;
+    // Those that only some scenarios can have.
+    let more = [
+        (errors.limited, "at the limit"),
+        (errors.rejected, "rejected"),
+        (errors.answered, "answered with an error"),
+        (errors.timed_out, "timed out"),
+        (counts.retries, "retries"),
+    ];
+    let more: String = more
+        .iter()
+        .filter(|(count, _)| *count > 0)
+        .map(|(count, what)| format!(", {count} {what}"))
+        .collect();
+    let floor =
+        total.floor.map_or(String::new(), |floor| format!(" (by chance alone {:.1} %)", 100.0 * floor));
     format!(
         "  {run}\n    connections  {} at the start, {} at the end ({:.0} to {:.0} per backend, relative standard deviation {:.2} %)\n    \
-         load         relative standard deviation {:.3} %, utilization {:.1} %, {} of the backends unused\n    \
+         load         relative standard deviation {:.3} %, utilization {:.1} %{floor}, {} of the backends unused\n    \
          arrivals     {}: {} served, {} under way, {} abandoned, {} errors (at worst {:.3} % of a step)\n    \
-         errors       {} cut, {} down, {} unready, {} refused\n    \
+         errors       {} cut, {} down, {} unready, {} refused{more}\n    \
          churn        {} moved, {} dropped, {} opened, {} closed",
         total.connections_at_start,
         total.connections_at_end,
@@ -242,7 +314,7 @@ as written
 summary
   as written
     connections  4 at the start, 4 at the end (2 to 2 per backend, relative standard deviation 0.00 %)
-    load         relative standard deviation 0.000 %, utilization 100.0 %, 0 of the backends unused
+    load         relative standard deviation 0.000 %, utilization 100.0 % (by chance alone 75.0 %), 0 of the backends unused
     arrivals     12: 12 served, 0 under way, 0 abandoned, 0 errors (at worst 0.000 % of a step)
     errors       0 cut, 0 down, 0 unready, 0 refused
     churn        0 moved, 4 dropped, 4 opened, 0 closed
@@ -321,7 +393,7 @@ summary
     fn what_is_no_scenario_is_named() {
         let error = format!("{:#}", read("figure-6").unwrap_err());
         let expected = "read scenario \"figure-6\": neither a file nor one of figure-5, rolling-update, aperture, small-jobs, \
-                        ejection-tenth, ejection-half, ejection-flapping, ejection-all: ";
+                        ejection-tenth, ejection-half, ejection-flapping, ejection-all, book-load: ";
         assert!(error.starts_with(expected), "{error}");
         assert_eq!(read("figure-5").unwrap().name, "figure-5");
     }

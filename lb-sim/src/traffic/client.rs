@@ -1,26 +1,29 @@
 //! One client task: the daemon's controller, the tables that it would write for the kernel, and its connections.
 //!
-//! The controller is a real [`Balancer`], and a connect is decided by the kernel's own [`choose`], for the policies
-//! that follow a schedule. Backends that fail are ejected by an [`Ejector`]. When anything happens is decided by its
-//! caller. Must not know more of backends than their indexes.
+//! The controller is a real [`Balancer`], and a connect is decided by the kernel's own [`pick`], by a cursor for each CPU that the
+//! task runs on. Backends that fail are ejected by an [`Ejector`], and count as loaded where the policy heeds errors. When
+//! anything happens is decided by its caller. Must not know more of backends than their indexes.
 
 mod tables;
 
 use std::cell::Cell;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
 use lb_common::abi::{
-    Cursor, DaemonState, EjectionRules, MAX_SCHEDULE_LOG2, NO_MEMBERS, NO_SLOT, Rules, TableRef, Usable,
+    Cursor, DaemonState, EjectionRules, MAX_SCHEDULE_LOG2, MAX_SUBSET, NO_MEMBERS, NO_SLOT, RecentErrors,
+    Rules, TableRef, Usable,
 };
 use lb_common::ejection::{self, Evidence};
-use lb_common::pick::{How, Pick, choose, position, scattered};
+use lb_common::load::{HalfLife, with_another};
+use lb_common::pick::{self, CpuCursor, How, Pick, scattered};
 use lb_core::balancer::{Adopted, Balancer, Fact};
 use lb_core::cursor;
 use lb_core::ejection::{Ejector, Judgement};
 use lb_core::endpoint::EndpointList;
+use lb_core::health::{Health, Who, Why};
 use lb_core::ids::Slot;
 use lb_core::limits::Limits;
 use lb_core::membership::Membership;
@@ -91,9 +94,22 @@ pub struct Client {
     /// By the scenario's clock.
     balancer: Balancer<Duration>,
     schedule: Arc<[Slot]>,
+    /// How many entries of the schedule each slot has.
+    entries: Vec<u32>,
+    /// The slots of the schedule, each once, if they are few enough to be listed.
+    members: Option<Vec<u32>>,
     fallback: u32,
     rules: Rules,
-    cursor: Cursor,
+    /// Of each CPU.
+    cursors: Vec<Cell<Cursor>>,
+    /// Decides on which CPU it runs.
+    scheduler: SplitMix64,
+    /// Errors of late of the backend in each slot.
+    errors: Vec<RecentErrors>,
+    /// Whether the backend in each slot is a lame duck by its own reports, as connects know it.
+    lame: Vec<bool>,
+    /// The backends that say so.
+    lame_ducks: BTreeSet<u32>,
     /// What is in each slot.
     pub slots: Vec<Option<SlotBackend>>,
     /// The connections to the backend in each slot.
@@ -123,13 +139,16 @@ impl Client {
         service: Service,
         job: (usize, &str),
         index: u32,
+        cpus: u32,
         most_backends: u32,
         needs_links: bool,
     ) -> Self {
         // One table of the longest kind, and a slot for every backend that it can ever hear of.
         let limits =
             Limits { schedule_entries: 1 << MAX_SCHEDULE_LOG2, slots: most_backends, ..Limits::default() };
-        let start = cursor::start(&format!("{}/{index}", job.1), &service.name, 0, 1);
+        let task = format!("{}/{index}", job.1);
+        let start = |cpu| cursor::start(&task, &service.name, cpu, cpus);
+        let cursors = (0..cpus).map(|cpu| Cell::new(Cursor { phase: 0, start: start(cpu) })).collect();
         let ejection_rules = rules::of_ejection(&service);
         let ejector = service.ejection.map(|_| Ejector::new(ejection_rules));
         let balancer = Balancer::new(vec![service], limits, Adopted::default(), Duration::ZERO);
@@ -140,9 +159,15 @@ impl Client {
             rng: SplitMix64::new(0),
             balancer: balancer.expect("the limits have room for one service"),
             schedule: Arc::from([]),
+            entries: Vec::new(),
+            members: None,
             fallback: NO_SLOT,
             rules: Rules::default(),
-            cursor: Cursor { phase: 0, start },
+            cursors,
+            scheduler: SplitMix64::new(u64::from(index)),
+            errors: Vec::new(),
+            lame: Vec::new(),
+            lame_ducks: BTreeSet::new(),
             slots: Vec::new(),
             links: Vec::new(),
             pending: Vec::new(),
@@ -167,11 +192,30 @@ impl Client {
         let idle: BTreeSet<Slot> = idle.filter(is_idle).collect();
         for slot in &idle {
             self.freed.push(std::mem::take(&mut self.pairs[slot.index()]));
+            self.errors[slot.index()] = RecentErrors::default();
             self.ejector.iter_mut().for_each(|ejector| ejector.clear(slot.number()));
         }
         self.balancer.handle(now, Fact::Idle(idle)).expect("slots can always be given back");
         let fits = self.balancer.handle(now, Fact::Endpoints(0, Arc::new(list), Arc::new(membership)));
         fits.expect("there are slots for all backends, and entries for all members");
+        self.publish();
+    }
+
+    /// A backend says that it is a lame duck, or no longer. Connects know at once, and the daemon makes its tables accordingly.
+    pub fn hear(&mut self, now: Duration, backend: u32, is_lame: bool) {
+        if is_lame {
+            self.lame_ducks.insert(backend);
+        } else {
+            self.lame_ducks.remove(&backend);
+        }
+        let said = |backend: &u32| (address(*backend), (Health::LameDuck, Why::Report));
+        let said: BTreeMap<_, _> = self.lame_ducks.iter().map(said).collect();
+        self.balancer.handle(now, Fact::Said(0, Who::Report, said)).expect("it takes no room");
+        self.publish();
+    }
+
+    /// Brings what picks read up to date with the plan.
+    fn publish(&mut self) {
         let plan = self.balancer.plan();
         let service = plan.services.values().next().expect("the plan has the service");
         self.schedule = Arc::clone(&service.schedule);
@@ -186,6 +230,15 @@ impl Client {
         self.links.resize(slots, None);
         self.pending.resize(slots, 0);
         self.pairs.resize(slots, PairCounts::default());
+        self.errors.resize(slots, RecentErrors::default());
+        let is_lame =
+            |slot: &Option<SlotBackend>| slot.is_some_and(|slot| self.lame_ducks.contains(&slot.backend));
+        self.lame = self.slots.iter().map(is_lame).collect();
+        self.entries = vec![0; slots];
+        self.schedule.iter().for_each(|slot| self.entries[slot.index()] += 1);
+        let members = (0..).zip(&self.entries).filter(|(_, entries)| **entries > 0).map(|(slot, _)| slot);
+        let members: Vec<u32> = members.collect();
+        self.members = (members.len() <= MAX_SUBSET as usize).then_some(members);
         if let Some(ejector) = &mut self.ejector {
             ejector.publish(Arc::clone(&self.schedule));
             for (slot, backend) in &plan.backends {
@@ -196,31 +249,55 @@ impl Client {
 
     /// Where the next connect or request goes.
     pub fn pick(&mut self, now: u32) -> Pick {
-        // Scenarios set no limit of open flows that could hold a trial back.
-        if let Some(slot) = self.ejector.as_mut().and_then(|ejector| ejector.due_trial(now, |_| false)) {
+        let (links, pending, limit) = (&self.links, &self.pending, self.rules.active_limit);
+        let is_at_limit = |slot: u32| {
+            let flows = links[slot as usize].map_or(0, |link| link.flows) + pending[slot as usize];
+            limit != 0 && flows >= limit
+        };
+        if let Some(slot) = self.ejector.as_mut().and_then(|ejector| ejector.due_trial(now, is_at_limit)) {
             return Pick { how: How::Trial, slot };
         }
         let length = self.schedule.len();
         let length_log2 = length.checked_ilog2().map_or(0, |log2| u8::try_from(log2).unwrap_or(u8::MAX));
-        let is_listed = self.ejector.as_ref().is_some_and(|ejector| ejector.members().is_some());
+        let is_listed = self.members.is_some();
         let members = if is_listed { NO_MEMBERS + 1 } else { NO_MEMBERS };
         let table = TableRef { base: 0, generation: 0, length_log2, members };
-        let sample = position(self.cursor, length_log2);
+        let cpu = if self.cursors.len() == 1 { 0 } else { self.scheduler.below(self.cursors.len() as u64) };
+        let cpu = usize::try_from(cpu).expect("below the number of CPUs");
         let tables = ClientTables { client: self, tried: Cell::new(NO_SLOT) };
-        let picked = choose(&tables, table, self.rules, sample, now);
+        let (mut picked, sample) = pick::pick(&tables, &OneCpu(&self.cursors[cpu]), table, self.rules, now);
+        let is_lame = |slot: u32| self.lame[slot as usize];
+        if matches!(picked.how, How::Picked | How::Overflowed) && is_lame(picked.slot) {
+            let limit = pick::limit_of_diversion(picked.how, self.rules);
+            let other = pick::other_than_lame(&tables, table, sample, limit, picked.slot, is_lame);
+            picked = pick::diverted(picked, other);
+        }
         let tried = tables.tried.get();
         if let Some(ejector) = self.ejector.as_mut().filter(|_| tried != NO_SLOT) {
             ejector.begin_trial(tried, now);
         }
-        self.cursor.phase = self.cursor.phase.wrapping_add(1);
         picked
     }
 
     /// Takes in what became of a connect to the backend in a slot.
     pub fn report(&mut self, slot: u32, evidence: Evidence, now: u32) -> Judgement {
-        let random = scattered(self.cursor);
+        let random = scattered(self.cursors[0].get());
         let ejector = self.ejector.as_mut();
-        ejector.map_or(Judgement::Unchanged, |ejector| ejector.report(slot, evidence, now, random))
+        let judgement =
+            ejector.map_or(Judgement::Unchanged, |ejector| ejector.report(slot, evidence, now, random));
+        if judgement == Judgement::Readmitted {
+            self.errors[slot as usize] = RecentErrors::default();
+        }
+        judgement
+    }
+
+    /// A flow to the backend in a slot has ended with an error, which counts as load for a while.
+    pub fn count_error(&mut self, slot: u32, now: u32) {
+        let half_life = self.rules.error_half_life;
+        if half_life != 0 {
+            let errors = &mut self.errors[slot as usize];
+            *errors = with_another(*errors, now, HalfLife::new(half_life));
+        }
     }
 
     /// How many members may be chosen or are ejected, and how many of them are ejected.
@@ -250,6 +327,25 @@ impl Client {
     /// The link in a slot, if it still is the one with this number.
     pub fn link(&mut self, slot: u32, serial: u32) -> Option<&mut Link> {
         self.links.get_mut(slot as usize)?.as_mut().filter(|link| link.serial == serial)
+    }
+}
+
+/// The cursor of the CPU on which a connect runs.
+struct OneCpu<'a>(&'a Cell<Cursor>);
+
+impl CpuCursor for OneCpu<'_> {
+    fn step(&self) -> Cursor {
+        let cursor = self.0.get();
+        self.set_phase(cursor.phase.wrapping_add(1));
+        cursor
+    }
+
+    fn load(&self) -> Cursor {
+        self.0.get()
+    }
+
+    fn set_phase(&self, phase: u32) {
+        self.0.set(Cursor { phase, ..self.0.get() });
     }
 }
 

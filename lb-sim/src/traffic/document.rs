@@ -3,13 +3,22 @@
 //! `lb-sim/scenarios/README.md` describes it for people. What values mean together is checked in
 //! [`scenario`](super::scenario), which needs the positions of some of them for its messages: those are [`Spanned`].
 
+pub mod demand;
+
+pub mod machines;
+
 use lb_common::abi::MAX_BACKENDS;
 use serde::Deserialize;
 use toml::Spanned;
 
 use super::assignments::Shares;
 use super::sampling::Distribution;
-use super::values::{AlgorithmName, EjectionChoice, Name, Seed, Span, SubsetSize, Within};
+use super::values::{
+    ActiveLimit, AlgorithmName, EjectionChoice, ErrorDecay, Name, OverflowName, PolicyName, Seed, Span,
+    SubsetSize, Within,
+};
+use demand::{BurstChoice, ClosedTable, CostChoice, Rate, SkewChoice};
+use machines::{AntagonistTable, RestartCost, Speed};
 
 /// How many backends there may be.
 pub type Backends = Within<1, MAX_BACKENDS>;
@@ -29,13 +38,21 @@ pub struct ScenarioDocument {
     /// The seed of everything random in time.
     #[serde(default = "seed_0")]
     pub seed: Seed,
+    /// How many seeds it is played with, each as far as its intervals need.
+    #[serde(default = "one_seed")]
+    pub seeds: Within<1, 100>,
     /// How long it goes on.
     pub duration: Spanned<Span>,
     /// How much of that one row covers.
     pub step: Spanned<Span>,
+    /// From when on load and latency are measured.
+    #[serde(default = "from_the_start")]
+    pub measure_from: Spanned<Span>,
     /// How long it takes until clients know of a change.
     #[serde(default)]
     pub notice: Notice,
+    /// How long it takes until clients know that a backend says of itself that it is a lame duck; without it, the list says so.
+    pub reports: Option<Notice>,
     /// The name of the service that all clients connect to.
     #[serde(default = "service_name")]
     pub service: Name,
@@ -76,6 +93,19 @@ pub struct BackendsTable {
     /// Capacities that are not 1.
     #[serde(default)]
     pub weights: Vec<Spanned<WeightTable>>,
+    /// How many cores each has.
+    #[serde(default = "one_core")]
+    pub cores: Within<1, 1024>,
+    /// How fast these are.
+    #[serde(default = "as_costs_are_counted")]
+    pub speed: Spanned<Speed>,
+    /// What makes them slower at times.
+    pub antagonist: Option<Spanned<AntagonistTable>>,
+    /// What makes them slower after a start.
+    pub restart_cost: Option<RestartCost>,
+    /// How many requests one works on at a time; further ones are rejected.
+    #[serde(default = "queue_of_10_000")]
+    pub queue: Within<1, 1_000_000>,
 }
 
 /// The capacity of some backends.
@@ -153,6 +183,40 @@ pub struct JobTable {
     pub closing: Closing,
     /// When its tasks eject a backend; if left out, never.
     pub ejection: Option<EjectionChoice>,
+    /// How a task picks among its members.
+    #[serde(default = "weighted_round_robin")]
+    pub policy: PolicyName,
+    /// After how long an error counts half, for policies that compare loads.
+    #[serde(default)]
+    pub error_decay: ErrorDecay,
+    /// Requests or connections of a task to one backend at which it takes another one.
+    pub active_limit: Option<ActiveLimit>,
+    /// What happens when all are at it.
+    #[serde(default = "least_loaded")]
+    pub overflow: OverflowName,
+    /// CPUs that each task runs on: each has a cursor of its own.
+    #[serde(default = "one_cpu")]
+    pub cpus: Within<1, 256>,
+    /// Arrivals in a second at one task, in place of an interval.
+    pub rate: Option<Rate>,
+    /// Users who wait for each request, in place of both.
+    pub closed: Option<ClosedTable>,
+    /// How unequal the rates of its tasks are; if left out, they are equal.
+    pub skew: Option<SkewChoice>,
+    /// Times in which all its tasks send more.
+    pub burst: Option<BurstChoice>,
+    /// How many percent of its tasks are absent: subsets count on them, and they send nothing.
+    #[serde(default)]
+    pub missing: Within<0, 99>,
+    /// CPU time of a request; if left out, it takes none and lasts as long as `lasts` says.
+    pub cost: Option<CostChoice>,
+    /// Mean time that a request with a cost is held beside its CPU time, for others' input and output.
+    pub wait: Option<Span>,
+    /// After how long a client gives a request up; if left out, never.
+    pub timeout: Option<Span>,
+    /// How often a client tries a request again that has failed.
+    #[serde(default)]
+    pub retries: Within<0, 10>,
 }
 
 /// Another size of the service or of a job.
@@ -206,6 +270,8 @@ pub struct FailTable {
     /// What connects to them meet.
     #[serde(default)]
     pub mode: FailMode,
+    /// How many times as slow those are that are slow.
+    pub slowdown: Option<f64>,
     /// After how long a client gives up a connect that nobody answers.
     pub timeout: Option<Span>,
     /// From the beginning of one time to that of the next.
@@ -216,15 +282,26 @@ pub struct FailTable {
 
 /// What connects to a backend that fails meet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[serde(rename_all = "snake_case")]
 pub enum FailMode {
     /// They are refused at once.
     #[default]
     Refuse,
     /// Nobody answers; the client gives up after a while.
-    Silent,
+    Blackhole,
     /// They are established, and reset at once.
-    Reset,
+    ResetAtOnce,
+    /// They are served, slowly.
+    Slow,
+    /// They are established, and every request is answered with an error at once, which only the application can see.
+    Errors,
+}
+
+impl FailMode {
+    /// Whether connections to such a backend can be established and kept.
+    pub const fn is_up(self) -> bool {
+        matches!(self, Self::Slow | Self::Errors)
+    }
 }
 
 /// One variant: what differs from the scenario's jobs and restarts.
@@ -243,6 +320,50 @@ pub struct RunTable {
     pub lame_duck: Option<Span>,
     /// When a backend is ejected, in all jobs whose traffic is connections.
     pub ejection: Option<EjectionChoice>,
+    /// How all tasks pick.
+    pub policy: Option<PolicyName>,
+    /// After how long an error counts half, in all jobs.
+    pub error_decay: Option<ErrorDecay>,
+    /// The limit of all tasks, or `"off"`.
+    pub active_limit: Option<ActiveLimit>,
+    /// Arrivals in a second at each task, in all jobs that have a rate.
+    pub rate: Option<Rate>,
+    /// How unequal the tasks of all jobs are.
+    pub skew: Option<SkewChoice>,
+    /// How often a client tries again, in all jobs.
+    pub retries: Option<Within<0, 10>>,
+}
+
+const fn one_seed() -> Within<1, 100> {
+    Within(1)
+}
+
+fn from_the_start() -> Spanned<Span> {
+    Spanned::new(0..0, Span::default())
+}
+
+const fn one_core() -> Within<1, 1024> {
+    Within(1)
+}
+
+fn as_costs_are_counted() -> Spanned<Speed> {
+    Spanned::new(0..0, Speed::default())
+}
+
+const fn queue_of_10_000() -> Within<1, 1_000_000> {
+    Within(10_000)
+}
+
+const fn weighted_round_robin() -> PolicyName {
+    PolicyName(lb_core::service::Policy::WeightedRoundRobin)
+}
+
+const fn least_loaded() -> OverflowName {
+    OverflowName(lb_core::service::Overflow::LeastLoaded)
+}
+
+const fn one_cpu() -> Within<1, 256> {
+    Within(1)
 }
 
 const fn seed_0() -> Seed {

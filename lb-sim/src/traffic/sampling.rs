@@ -33,7 +33,7 @@ const LN_2: u64 = 2_977_044_472;
 
 /// Samples the exponential distribution with mean 1, in units of 2^-32: -ln(u), u uniform between 0 and 1. At most
 /// 64 ln 2, about 44.
-fn exponential(rng: &mut SplitMix64) -> u64 {
+pub(super) fn exponential(rng: &mut SplitMix64) -> u64 {
     let u = rng.next_u64() | 1;
     let below_one = (64 << 32) - log2(u);
     let product = u128::from(below_one) * u128::from(LN_2);

@@ -7,20 +7,26 @@ mod cost;
 
 mod fails;
 
+mod jobs;
+
+mod machines;
+
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use lb_core::service::Size;
+use lb_core::service::{Policy, Size};
 use lb_core::subset::Algorithm;
 use thiserror::Error;
 use toml::Spanned;
 
 use super::assignments::Shares;
+use super::document::demand::{Rate, SkewChoice};
 use super::document::{
     Backends, JobTable, Notice, ResizeTable, RestartTable, RunTable, ScenarioDocument, Traffic, WeightTable,
 };
-use super::values::{EjectionChoice, Span};
+use super::values::{ActiveLimit, EjectionChoice, ErrorDecay, PolicyName, Span};
 pub use fails::{Fail, FailPart};
+pub use machines::Machines;
 
 /// A scenario that can be played.
 #[derive(Debug)]
@@ -31,18 +37,26 @@ pub struct Scenario {
     pub title: String,
     /// The seed of everything random in time.
     pub seed: u64,
+    /// How many seeds it is played with.
+    pub seeds: u32,
     /// How long it goes on.
     pub duration: Span,
     /// How much of that one row covers.
     pub step: Span,
+    /// From when on load and latency are measured.
+    pub measure_from: Span,
     /// How long it takes until clients know of a change.
     pub notice: Notice,
+    /// How long it takes until clients hear a backend's own reports, if it reports.
+    pub reports: Option<Notice>,
     /// The service's name.
     pub service: String,
     /// Backends at the start.
     pub backends: u32,
     /// Capacities of all indexes that are ever used.
     pub weights: Vec<u16>,
+    /// What they run on.
+    pub machines: Machines,
     /// The jobs, each copy as one of its own.
     pub jobs: Vec<JobTable>,
     /// Resizes, in the order of time.
@@ -74,7 +88,7 @@ pub enum NewSize {
 }
 
 /// One variant of a scenario: what it overrides.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Run {
     /// Its name.
     pub name: String,
@@ -88,6 +102,18 @@ pub struct Run {
     pub lame_duck: Option<Span>,
     /// When a backend is ejected, in all jobs whose traffic is connections.
     pub ejection: Option<EjectionChoice>,
+    /// How all tasks pick.
+    pub policy: Option<PolicyName>,
+    /// After how long an error counts half.
+    pub error_decay: Option<ErrorDecay>,
+    /// The limit of all tasks.
+    pub active_limit: Option<ActiveLimit>,
+    /// Arrivals in a second at each task that has a rate.
+    pub rate: Option<Rate>,
+    /// How unequal tasks are.
+    pub skew: Option<SkewChoice>,
+    /// How often a client tries again.
+    pub retries: Option<u32>,
 }
 
 /// Why a file is no scenario.
@@ -138,6 +164,12 @@ impl Scenario {
                 ),
             ));
         }
+        let measure_from = (document.measure_from.span(), *document.measure_from.get_ref());
+        if measure_from.1 >= end.1 {
+            let message =
+                format!("measuring from {} on measures nothing: write less than {}", measure_from.1, end.1);
+            return Err((measure_from.0, message));
+        }
         cost::check_tables(&document)?;
         let runs = runs(&document.run)?;
         let copies = copies(&document.job)?;
@@ -145,12 +177,16 @@ impl Scenario {
             name: name.to_owned(),
             title: document.title.clone(),
             seed: document.seed.0,
+            seeds: document.seeds.0,
             duration: end.1,
             step: step.1,
+            measure_from: measure_from.1,
             notice: document.notice,
+            reports: document.reports,
             service: document.service.0.clone(),
             backends: document.backends.count.0,
             weights: Vec::new(),
+            machines: Machines::of(&document.backends, most_backends(&document))?,
             jobs: Vec::new(),
             resizes: resizes(&document.resize, &copies, end.1)?,
             restarts: sorted(&document.restart, end.1, |restart| restart.at)?,
@@ -159,10 +195,16 @@ impl Scenario {
         };
         scenario.check_restarts(&document.restart)?;
         check_ejection(&document)?;
+        jobs::check(&scenario, &document.job)?;
         cost::check(&scenario, &document)?;
         let weights = scenario.weights_of(&document.backends.weights)?;
         let jobs = document.job.into_iter().flat_map(|job| written_out(job.into_inner())).collect();
         Ok(Self { weights, jobs, ..scenario })
+    }
+
+    /// Whether requests take CPU time.
+    pub fn has_costs(&self) -> bool {
+        self.jobs.iter().any(|job| job.cost.is_some())
     }
 
     /// Whether a job ejects backends in any run.
@@ -235,6 +277,12 @@ impl Scenario {
         }
         Ok(())
     }
+}
+
+/// The most backends that there are at any time.
+fn most_backends(document: &ScenarioDocument) -> u32 {
+    let resized = document.resize.iter().filter_map(|resize| resize.get_ref().backends);
+    resized.fold(document.backends.count.0, |most, backends| most.max(backends.0))
 }
 
 /// Refuses ejection where it would have nothing to judge.
@@ -353,17 +401,36 @@ fn runs(tables: &[Spanned<RunTable>]) -> Result<Vec<Run>, SpannedFault> {
     for spanned in tables {
         let table = spanned.get_ref();
         let algorithm = table.algorithm.map(|algorithm| algorithm.0);
-        let name =
-            table.name.clone().map(|name| name.0).or(algorithm.map(|algorithm| algorithm.name().to_owned()));
+        let policy = table.policy.map(|policy| policy.0);
+        let named = algorithm.map(Algorithm::name).or(policy.map(Policy::name));
+        let name = table.name.clone().map(|name| name.0).or(named.map(ToOwned::to_owned));
         let Some(name) = name else {
-            return Err((spanned.span(), "a run has neither name nor algorithm: write one of them".into()));
+            return Err((
+                spanned.span(),
+                "a run has neither name nor algorithm nor policy: write one of them".into(),
+            ));
         };
         if runs.iter().any(|run| run.name == name) {
             return Err((spanned.span(), format!("a run {name:?} is there already: write another name")));
         }
         let size = table.size.map(|size| size.0);
-        let RunTable { shares, lame_duck, ejection, .. } = *table;
-        runs.push(Run { name, algorithm, size, shares, lame_duck, ejection });
+        let RunTable { shares, lame_duck, ejection, policy, error_decay, active_limit, rate, skew, .. } =
+            *table;
+        let retries = table.retries.map(|retries| retries.0);
+        runs.push(Run {
+            name,
+            algorithm,
+            size,
+            shares,
+            lame_duck,
+            ejection,
+            policy,
+            error_decay,
+            active_limit,
+            rate,
+            skew,
+            retries,
+        });
     }
     if runs.is_empty() {
         runs.push(Run { name: "as written".into(), ..Run::default() });

@@ -3,7 +3,7 @@
 //! They are compiled in, so that the program needs no files. Must not know what they mean.
 
 /// Names and texts, in the order of the documentation.
-pub const SHIPPED: [(&str, &str); 8] = [
+pub const SHIPPED: [(&str, &str); 9] = [
     ("figure-5", include_str!("../../scenarios/figure-5.toml")),
     ("rolling-update", include_str!("../../scenarios/rolling-update.toml")),
     ("aperture", include_str!("../../scenarios/aperture.toml")),
@@ -12,6 +12,7 @@ pub const SHIPPED: [(&str, &str); 8] = [
     ("ejection-half", include_str!("../../scenarios/ejection-half.toml")),
     ("ejection-flapping", include_str!("../../scenarios/ejection-flapping.toml")),
     ("ejection-all", include_str!("../../scenarios/ejection-all.toml")),
+    ("book-load", include_str!("../../scenarios/book-load.toml")),
 ];
 
 /// The text of a shipped scenario.

@@ -17,12 +17,21 @@ pub struct Errors {
     pub down: u64,
     /// Its connection ended before it did.
     pub cut: u64,
+    /// All backends that the client could choose were at its limit.
+    pub limited: u64,
+    /// The backend had as many requests as it works on.
+    pub rejected: u64,
+    /// The backend answered with an error.
+    pub answered: u64,
+    /// The client gave it up.
+    pub timed_out: u64,
 }
 
 impl Errors {
     /// All of them.
     pub const fn sum(self) -> u64 {
-        self.refused + self.unready + self.down + self.cut
+        let Self { refused, unready, down, cut, limited, rejected, answered, timed_out } = self;
+        refused + unready + down + cut + limited + rejected + answered + timed_out
     }
 
     const fn since(self, before: Self) -> Self {
@@ -31,6 +40,10 @@ impl Errors {
             unready: self.unready - before.unready,
             down: self.down - before.down,
             cut: self.cut - before.cut,
+            limited: self.limited - before.limited,
+            rejected: self.rejected - before.rejected,
+            answered: self.answered - before.answered,
+            timed_out: self.timed_out - before.timed_out,
         }
     }
 }
@@ -46,6 +59,8 @@ pub struct Counts {
     pub abandoned: u64,
     /// Arrivals that failed.
     pub errors: Errors,
+    /// Times that a client tried one again.
+    pub retries: u64,
     /// Connections that clients opened.
     pub opened: u64,
     /// Connections that clients closed.
@@ -64,6 +79,7 @@ impl Counts {
             served: self.served - before.served,
             abandoned: self.abandoned - before.abandoned,
             errors: self.errors.since(before.errors),
+            retries: self.retries - before.retries,
             opened: self.opened - before.opened,
             closed: self.closed - before.closed,
             moved: self.moved - before.moved,
@@ -90,6 +106,9 @@ pub struct Row {
     pub load: Spread,
     /// The mean load over the largest: the part of the capacity that can be used before the first backend is full.
     pub utilization: f64,
+    /// Busy core time over cores during the step, of the same backends, if requests cost CPU time.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpu: Option<Spread>,
     /// What happened during the step.
     #[serde(flatten)]
     pub counts: Counts,
@@ -115,10 +134,25 @@ pub struct Total {
     pub load: Spread,
     /// The mean load over the largest.
     pub utilization: f64,
+    /// The same if each arrival were at a backend that is drawn by weight: what chance alone gives. `None` if nothing arrived.
+    pub floor: Option<f64>,
     /// How many of these backends never got anything.
     pub unused: u32,
     /// The largest share of a step's arrivals that failed.
     pub worst_errors: f64,
+}
+
+/// What was measured of machines and requests in one run with one seed, from when measuring began.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LoadTotal {
+    /// Busy core time over cores, of each backend that was part of the service from the start to the end.
+    pub cpu: Vec<f64>,
+    /// The same if each request were at a backend that is drawn by capacity.
+    pub floor: Vec<f64>,
+    /// How long requests took that were served, in microseconds: of a thousand of them 500, 990 and 999 took no longer.
+    pub latency_us: [u64; 3],
+    /// What happened meanwhile.
+    pub counts: Counts,
 }
 
 /// Utilization of some loads, and 1 if there were none: nothing is wasted.

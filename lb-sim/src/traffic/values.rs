@@ -10,7 +10,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use lb_common::abi::MAX_SUBSET;
-use lb_core::service::{Ejection, Size};
+use lb_core::service::{Ejection, Overflow, Policy, Size};
 use lb_core::subset::Algorithm;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{Error, MapAccess, Visitor};
@@ -47,6 +47,9 @@ read_from_text! {
     Seed: "a decimal number of 64 bits in quotes, as in \"7\"",
     Name: "a name in quotes",
     AlgorithmName: "the name of a subsetting algorithm in quotes",
+    PolicyName: "the name of a policy in quotes",
+    OverflowName: "\"least-loaded\" or \"refuse\"",
+    ErrorDecay: "a time in quotes, as in \"5s\", or \"off\"",
 }
 
 /// A whole number from MIN to MAX.
@@ -59,6 +62,12 @@ impl<const MIN: u32, const MAX: u32> TryFrom<i64> for Within<MIN, MAX> {
     fn try_from(number: i64) -> Result<Self, String> {
         let fits = u32::try_from(number).ok().filter(|number| (MIN..=MAX).contains(number));
         fits.map(Self).ok_or_else(|| format!("{number} is not a whole number from {MIN} to {MAX}"))
+    }
+}
+
+impl<const MAX: u32> Default for Within<0, MAX> {
+    fn default() -> Self {
+        Self(0)
     }
 }
 
@@ -165,6 +174,60 @@ impl TryFrom<String> for AlgorithmName {
     }
 }
 
+/// A policy by its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PolicyName(pub Policy);
+
+impl TryFrom<String> for PolicyName {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        let known = Policy::ALL.into_iter().find(|policy| policy.name() == text);
+        let names = || Policy::ALL.map(Policy::name).join(", ");
+        known.map(Self).ok_or_else(|| format!("{text:?} is not a policy: write one of {}", names()))
+    }
+}
+
+/// What happens when every backend is at its limit, by its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OverflowName(pub Overflow);
+
+impl TryFrom<String> for OverflowName {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        let known = Overflow::ALL.into_iter().find(|overflow| overflow.name() == text);
+        let names = || Overflow::ALL.map(Overflow::name).join(", ");
+        known.map(Self).ok_or_else(|| format!("{text:?} is no overflow: write one of {}", names()))
+    }
+}
+
+/// After how long an error counts half, or `"off"`: errors do not count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ErrorDecay(pub Option<Span>);
+
+impl Default for ErrorDecay {
+    /// As in the configuration.
+    fn default() -> Self {
+        Self(Some(Span { us: 5_000_000 }))
+    }
+}
+
+impl TryFrom<String> for ErrorDecay {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        if text == "off" {
+            return Ok(Self(None));
+        }
+        let span = Span::try_from(text)?;
+        if (1_000_000..=3_600_000_000).contains(&span.us) {
+            return Ok(Self(Some(span)));
+        }
+        Err(format!("error_decay is \"{span}\": write \"1s\" to \"1h\", or \"off\""))
+    }
+}
+
 /// The size of a subset: a number, or `"auto"`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SubsetSize(pub Size);
@@ -195,6 +258,36 @@ impl<'de> Deserialize<'de> for SubsetSize {
             }
         }
         deserializer.deserialize_any(SizeVisitor)
+    }
+}
+
+/// A limit of open flows, or `"off"`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ActiveLimit(pub Option<u32>);
+
+impl<'de> Deserialize<'de> for ActiveLimit {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct LimitVisitor;
+        impl Visitor<'_> for LimitVisitor {
+            type Value = ActiveLimit;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "a limit from 1 to {}, or \"off\"", u32::MAX)
+            }
+
+            fn visit_i64<E: Error>(self, number: i64) -> Result<ActiveLimit, E> {
+                let limit: Within<1, { u32::MAX }> = Within::try_from(number).map_err(E::custom)?;
+                Ok(ActiveLimit(Some(limit.0)))
+            }
+
+            fn visit_str<E: Error>(self, word: &str) -> Result<ActiveLimit, E> {
+                if word == "off" {
+                    return Ok(ActiveLimit(None));
+                }
+                Err(E::custom(format!("{word:?} is no limit: write a number, or \"off\"")))
+            }
+        }
+        deserializer.deserialize_any(LimitVisitor)
     }
 }
 

@@ -1,13 +1,22 @@
 //! What happens in virtual time: backends come, go and restart, clients hear of it later, and connect all the while.
 //!
-//! In reading order: the whole state, here; what becomes of the `backends`; what clients do, `sending`, and
-//! what they make of failures, `judging`; and the rows and totals of it, `measures`. Must not choose a backend: the [`Client`] does.
+//! In reading order: the whole state, here; what becomes of the `backends`; the `jobs` and what their `clients` hear and keep, and the
+//! `requests` that they send; the machines that do the work, `serving`; what clients make of failures, `judging`; and the rows and totals of it,
+//! `measures`, beside what chance alone would give, `floor`. Must not choose a backend: the [`Client`] does.
 
 mod backends;
 
-mod sending;
+mod clients;
+
+mod jobs;
+
+mod requests;
+
+mod serving;
 
 mod judging;
+
+mod floor;
 
 mod measures;
 
@@ -15,17 +24,23 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::rc::Rc;
 
+use hdrhistogram::Histogram;
 use lb_core::endpoint::EndpointState;
-use lb_core::service::{Service, Subset};
+use lb_core::subset::random::{SplitMix64, mix64};
 
-use super::assignments::{Assignments, Shares};
-use super::client::{Client, SERVICE};
-use super::document::{FailMode, JobTable, Traffic};
+use super::assignments::Assignments;
+use super::client::Client;
+use super::document::FailMode;
 use super::ejections::{EjectionRow, EjectionTotal};
+use super::machine::Machine;
 use super::queue::Queue;
 use super::scenario::{NewSize, Run, Scenario};
-use super::tally::{Counts, Row, Total};
+use super::tally::{Counts, LoadTotal, Row, Total};
+use floor::Floor;
+use jobs::Job;
 use judging::Judged;
+use requests::{RequestRef, Requests};
+use serving::Server;
 
 /// What was counted of one run.
 #[derive(Debug)]
@@ -34,13 +49,15 @@ pub struct Played {
     pub rows: Vec<Row>,
     /// The whole.
     pub total: Total,
+    /// What was measured of machines and requests.
+    pub load: LoadTotal,
     /// What was counted of ejections, likewise.
     pub ejections: (Vec<EjectionRow>, EjectionTotal),
 }
 
 /// Plays one run of a scenario.
-pub fn play(scenario: &Scenario, run: &Run, seed: u64) -> Played {
-    let mut world = World::new(scenario, run, seed);
+pub fn play(scenario: &Scenario, run: &Run, seed: u64, subset_seed: Option<u64>) -> Played {
+    let mut world = World::new(scenario, run, seed, subset_seed);
     let end = scenario.duration.us;
     let (mut rows, mut ejections) = (Vec::new(), Vec::new());
     let mut row_end = scenario.step.us;
@@ -62,7 +79,8 @@ pub fn play(scenario: &Scenario, run: &Run, seed: u64) -> Played {
     rows.push(world.row(end));
     ejections.push(world.ejection_row(end));
     let total = world.total(&rows);
-    Played { rows, total, ejections: (ejections, world.ejection_total()) }
+    let load = world.load_total();
+    Played { rows, total, load, ejections: (ejections, world.ejection_total()) }
 }
 
 /// Something that happens at a time.
@@ -82,12 +100,28 @@ enum Event {
     Learn { client: u32, assignments: Rc<Assignments>, version: u64 },
     /// A connection is up.
     Ready { client: u32, slot: u32, serial: u32 },
+    /// A client hears a backend's own report.
+    Hear { client: u32, backend: u32, is_lame: bool },
     /// A connect or request begins.
     Arrive(u32),
+    /// A user's request has ended.
+    Think(u32),
+    /// A request is sent once more.
+    TryAgain(RequestRef),
     /// A connect or request ends.
-    Finish { client: u32, slot: u32, serial: u32 },
+    Finish(RequestRef),
     /// A client gives up a connect that nobody answers.
-    GiveUp { client: u32, slot: u32, is_trial: bool },
+    GiveUp { request: RequestRef, is_trial: bool },
+    /// A client gives up a request.
+    TimeOut(RequestRef),
+    /// Something is done on a machine.
+    Wake(u32),
+    /// Neighbours take another part of a machine.
+    Antagonize(u32),
+    /// A backend has started long enough ago.
+    WarmedUp(u32),
+    /// Measuring begins.
+    Measure,
 }
 
 /// What a batch of a restart does next.
@@ -108,6 +142,8 @@ struct Backend {
     running: bool,
     /// How it fails, if it does although it runs.
     failing: Option<FailMode>,
+    /// Whether it says of itself that it is a lame duck.
+    is_lame: bool,
     /// When it stops, if it is no longer reported.
     stops_at: Option<u64>,
     /// Since when the service has it.
@@ -123,16 +159,6 @@ struct Backend {
     load: u64,
 }
 
-/// A job during a run.
-#[derive(Debug)]
-struct Job {
-    table: JobTable,
-    shares: Shares,
-    service: Service,
-    /// The client of each task.
-    clients: Vec<u32>,
-}
-
 struct World<'a> {
     scenario: &'a Scenario,
     run: &'a Run,
@@ -140,29 +166,38 @@ struct World<'a> {
     now: u64,
     queue: Queue<Event>,
     backends: Vec<Backend>,
+    /// What each of them runs on.
+    machines: Vec<Server>,
     count: u32,
     jobs: Vec<Job>,
     /// Every client there ever was; those that are gone are empty.
     clients: Vec<Option<Box<Client>>>,
+    requests: Requests,
     version: u64,
     /// The backends that fail now.
     failing: Vec<u32>,
     /// After how long a connect to them is given up, if they are silent.
     timeout_us: u64,
     judged: Judged,
+    /// Times of the requests that were served since measuring began, in microseconds.
+    latency: Histogram<u64>,
+    floor: Floor,
     counts: Counts,
+    /// What was counted before measuring began.
+    counts_before: Counts,
     at_last_row: (u64, Counts),
     connections_at_start: u64,
 }
 
 impl<'a> World<'a> {
-    fn new(scenario: &'a Scenario, run: &'a Run, seed: u64) -> Self {
+    fn new(scenario: &'a Scenario, run: &'a Run, seed: u64, subset_seed: Option<u64>) -> Self {
         let backend = |weight: &u16| Backend {
             weight: *weight,
             exists: false,
             reported: None,
             running: false,
             failing: None,
+            is_lame: false,
             stops_at: None,
             exists_since: 0,
             wanted_since: None,
@@ -171,19 +206,17 @@ impl<'a> World<'a> {
             step_load: 0,
             load: 0,
         };
-        let jobs = scenario.jobs.iter().map(|table| {
-            let algorithm = run.algorithm.unwrap_or(table.algorithm.0);
-            let seed = table.seed.map(|seed| seed.0);
-            let size = run.size.unwrap_or(table.size.0);
-            let seed = seed.unwrap_or_else(|| lb_core::service::seed(&table.name.0, &scenario.service));
-            let service = Service::new(&scenario.service, SERVICE, Subset::Sized { algorithm, size }, seed);
-            let ejection = run.ejection.or(table.ejection).and_then(|choice| choice.0);
-            // Connections that are kept are made whoever fails: nothing is chosen that could be judged.
-            let ejection = ejection.filter(|_| table.traffic == Traffic::Connections);
-            let service = Service { ejection, ..service };
-            let shares = run.shares.unwrap_or(table.shares);
-            Job { table: table.clone(), shares, service, clients: Vec::new() }
-        });
+        let jobs = scenario.jobs.iter().enumerate();
+        let jobs = jobs.map(|(position, table)| Job::new(scenario, run, position, table, seed, subset_seed));
+        let most = u32::try_from(scenario.weights.len()).expect("backends are counted in 32 bits");
+        let speeds = scenario.machines.speeds(most, &mut SplitMix64::new(mix64(&[seed, 4])));
+        let machines: Vec<Machine> =
+            speeds.iter().map(|speed| Machine::new(scenario.machines.cores, *speed)).collect();
+        let at_start = scenario.backends as usize;
+        let weights: Vec<f64> = scenario.weights[..at_start].iter().copied().map(f64::from).collect();
+        let capacities: Vec<f64> = machines[..at_start].iter().map(Machine::capacity).collect();
+        let floor = Floor::new(&weights, &capacities, seed);
+        let server = |(index, machine)| Server::new(machine, scenario.machines.queue, seed, index);
         let mut world = Self {
             scenario,
             run,
@@ -191,14 +224,20 @@ impl<'a> World<'a> {
             now: 0,
             queue: Queue::default(),
             backends: scenario.weights.iter().map(backend).collect(),
+            machines: (0..).zip(machines).map(server).collect(),
             count: 0,
             jobs: jobs.collect(),
             clients: Vec::new(),
+            requests: Requests::default(),
             version: 0,
             failing: Vec::new(),
             timeout_us: 0,
             judged: Judged::default(),
+            // Three digits, and whatever is longer counts as the longest.
+            latency: Histogram::new_with_max(MAX_LATENCY_US, 3).expect("the bounds are fine"),
+            floor,
             counts: Counts::default(),
+            counts_before: Counts::default(),
             at_last_row: (0, Counts::default()),
             connections_at_start: 0,
         };
@@ -223,6 +262,10 @@ impl<'a> World<'a> {
         }
         for (position, fail) in scenario.fails.iter().enumerate() {
             world.queue.push(fail.at.us, Event::Fail { fail: position, times: fail.times });
+        }
+        world.queue.push(scenario.measure_from.us, Event::Measure);
+        if scenario.machines.antagonist.is_some() && scenario.has_costs() {
+            (0..most).for_each(|backend| world.antagonize(backend));
         }
         world
     }
@@ -249,31 +292,41 @@ impl<'a> World<'a> {
             Event::Learn { client, assignments, version } => self.learn(client, &assignments, version),
             Event::Ready { client, slot, serial } => self.ready(client, slot, serial),
             Event::Arrive(client) => self.arrive(client),
-            Event::Finish { client, slot, serial } => self.finish(client, slot, serial),
-            Event::GiveUp { client, slot, is_trial } => self.give_up(client, slot, is_trial),
+            Event::Hear { client, backend, is_lame } => self.hear(client, backend, is_lame),
+            Event::Think(client) => self.think(client),
+            Event::TryAgain(request) => self.try_again(request),
+            Event::Finish(request) => self.finish(request),
+            Event::GiveUp { request, is_trial } => self.give_up(request, is_trial),
+            Event::TimeOut(request) => self.time_out(request),
+            Event::Wake(backend) => self.wake(backend),
+            Event::Antagonize(backend) => self.antagonize(backend),
+            Event::WarmedUp(backend) => self.change_speed(backend),
+            Event::Measure => self.measure(),
         }
     }
 }
 
+/// The longest latency that is told from longer ones: a day.
+const MAX_LATENCY_US: u64 = 24 * 3600 * 1_000_000;
+
 impl Backend {
     /// Whether the source asks for traffic to it.
     fn is_wanted(&self) -> bool {
-        self.weight > 0 && self.reported == Some(EndpointState::Healthy)
+        self.weight > 0 && self.reported == Some(EndpointState::Healthy) && !self.is_lame
     }
 
     /// Whether it serves.
     const fn is_up(&self) -> bool {
-        self.running && self.failing.is_none()
+        self.running && (self.failing.is_none() || matches!(self.failing, Some(how) if how.is_up()))
+    }
+
+    /// Whether the service has had it from the start on.
+    const fn is_lasting(&self) -> bool {
+        self.exists && self.exists_since == 0
     }
 
     fn per_weight(&self, load: u64) -> f64 {
         float(load) / f64::from(self.weight)
-    }
-}
-
-impl Job {
-    const fn holds_links(&self) -> bool {
-        matches!(self.table.traffic, Traffic::Requests)
     }
 }
 

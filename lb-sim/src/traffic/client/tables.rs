@@ -7,7 +7,6 @@ use std::cell::Cell;
 
 use lb_common::abi::{BackendState, EjectionState, RecentErrors, StateWord, TableRef};
 use lb_common::pick::Tables;
-use lb_core::ejection::Ejector;
 
 use super::{Client, LinkState};
 
@@ -42,12 +41,12 @@ impl Tables for ClientTables<'_> {
     }
 
     fn flows(&self, slot: u32) -> u32 {
-        self.client.links[slot as usize].map_or(0, |link| link.flows)
+        let client = self.client;
+        client.links[slot as usize].map_or(0, |link| link.flows) + client.pending[slot as usize]
     }
 
-    /// A scenario has no policy that would count them.
-    fn errors(&self, _: u32) -> RecentErrors {
-        RecentErrors::default()
+    fn errors(&self, slot: u32) -> RecentErrors {
+        self.client.errors[slot as usize]
     }
 
     fn ejection(&self, slot: u32) -> EjectionState {
@@ -55,17 +54,15 @@ impl Tables for ClientTables<'_> {
     }
 
     fn entries(&self, slot: u32) -> u32 {
-        let entries = self.client.schedule.iter().filter(|entry| entry.number() == slot).count();
-        u32::try_from(entries).unwrap_or(u32::MAX)
+        self.client.entries[slot as usize]
     }
 
-    /// Of a service that ejects. The picks of others look at the schedule alone: scenarios set no limit of open flows.
     fn members(&self, _: TableRef) -> Option<()> {
-        self.client.ejector.as_ref()?.members().map(|_| ())
+        self.client.members.as_ref().map(|_| ())
     }
 
     fn list(&self, (): ()) -> Option<(u32, u32, usize)> {
-        let count = u32::try_from(self.client.ejector.as_ref()?.members()?.len());
+        let count = u32::try_from(self.client.members.as_ref()?.len());
         let count = count.expect("at most MAX_SUBSET are listed");
         Some((count, count, 0))
     }
@@ -75,7 +72,7 @@ impl Tables for ClientTables<'_> {
     }
 
     fn member(&self, position: usize) -> (u32, usize) {
-        let members = self.client.ejector.as_ref().and_then(Ejector::members);
+        let members = self.client.members.as_ref();
         (members.expect("members that are asked for are listed")[position], position + 1)
     }
 

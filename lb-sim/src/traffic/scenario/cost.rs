@@ -1,7 +1,7 @@
 //! What it costs to play a scenario: clients, members, arrivals, and how often clients are told of a change.
 //!
 //! All of it follows from the file, so that one that is too large is refused before anything is allocated for it. The
-//! limits are what a laptop does in a minute or two with less than a gigabyte.
+//! limits are what a laptop does in a few minutes with less than a gigabyte.
 
 use std::ops::Range;
 
@@ -20,7 +20,7 @@ const MAX_MEMBERS: u64 = 1_000_000;
 /// Most slots in the tables of all clients together: each client has one for every backend there ever is.
 const MAX_SLOTS: u64 = 20_000_000;
 /// Most arrivals of all runs together.
-const MAX_ARRIVALS: u64 = 50_000_000;
+const MAX_ARRIVALS: u64 = 200_000_000;
 /// Most requests and connections that are alive at a time, on average.
 const MAX_ALIVE: u64 = 2_000_000;
 /// Most times that clients are told of a change, in all runs together.
@@ -56,34 +56,41 @@ struct ClientCounts {
 
 /// Checks that the scenario can be played within the limits.
 pub(super) fn check(scenario: &Scenario, document: &ScenarioDocument) -> Result<(), SpannedFault> {
-    let runs = scenario.runs.len() as u64;
     let rows = scenario.duration.us.div_ceil(scenario.step.us);
-    limit(&document.step.span(), "rows of all runs", rows.saturating_mul(runs), MAX_ROWS)?;
-    let (mut most, mut started, mut arrivals, mut alive, mut members) = (0u64, 0u64, 0u64, 0u64, 0u64);
-    let silent = scenario.fails.iter().filter(|fail| fail.how == FailMode::Silent);
+    limit(
+        &document.step.span(),
+        "rows of all runs",
+        rows.saturating_mul(scenario.runs.len() as u64),
+        MAX_ROWS,
+    )?;
+    // Each seed is played as if it were a run.
+    let runs = scenario.runs.len() as u64 * u64::from(scenario.seeds);
+    let (mut most, mut started, mut arrivals, mut all_alive, mut members) = (0u64, 0u64, 0u64, 0u64, 0u64);
+    let silent = scenario.fails.iter().filter(|fail| fail.how == FailMode::Blackhole);
     let timeout_us = silent.map(|fail| fail.timeout.us).max().unwrap_or(0);
     let mut first = 0;
     for spanned in &document.job {
         let (span, job) = (spanned.span(), spanned.get_ref());
+        let mut alive = 0u64;
         let copies = job.copies.map_or(1, |copies| copies.0);
         let clients = clients(scenario, job, first..first + copies as usize);
         first += copies as usize;
         most += clients.most;
         started += clients.started;
         limit(&span, "clients that are ever started", started, MAX_CLIENTS.into())?;
-        if let Some(interval) = job.interval {
-            if interval.us == 0 {
-                let message = "interval = \"0s\" never ends: write at least \"1us\", or leave it out";
-                return Err((span, message.into()));
-            }
-            let each = scenario.duration.us.div_ceil(interval.us);
-            arrivals = arrivals.saturating_add((clients.most * each).saturating_mul(runs));
-            limit(&span, "arrivals of all runs", arrivals, MAX_ARRIVALS)?;
-            // Connects that nobody answers are alive until they are given up.
-            let lasts = job.lasts.us.max(timeout_us);
-            alive = alive.saturating_add(clients.most * lasts.div_ceil(interval.us));
-            limit(&span, "requests and connections alive at a time", alive, MAX_ALIVE)?;
+        if job.interval.is_some_and(|interval| interval.us == 0) {
+            let message = "interval = \"0s\" never ends: write at least \"1us\", or leave it out";
+            return Err((span, message.into()));
         }
+        for run in &scenario.runs {
+            let Demand { each, alive: at_a_time } = demand(scenario, job, run, timeout_us);
+            let plays = u64::from(scenario.seeds);
+            arrivals = arrivals.saturating_add(clients.most.saturating_mul(each).saturating_mul(plays));
+            limit(&span, "arrivals of all runs", arrivals, MAX_ARRIVALS)?;
+            alive = alive.max(clients.most.saturating_mul(at_a_time));
+        }
+        all_alive = all_alive.saturating_add(alive);
+        limit(&span, "requests and connections alive at a time", all_alive, MAX_ALIVE)?;
         let tasks = clients.most / u64::from(copies);
         let each = scenario.runs.iter().map(|run| most_members(scenario, job, run, tasks)).max().unwrap_or(0);
         members = members.saturating_add(clients.most * each);
@@ -111,6 +118,49 @@ pub(super) fn check(scenario: &Scenario, document: &ScenarioDocument) -> Result<
     limit(&span, "members of all subsets that clients are told of", lists.saturating_mul(members), MAX_TOLD)?;
     let ordered = lists.saturating_mul(most).saturating_mul(backends);
     limit(&span, "changes times clients times backends of all runs", ordered, MAX_ORDERED)
+}
+
+/// What one task of a job asks for.
+struct Demand {
+    /// Arrivals in the whole run, retries among them.
+    each: u64,
+    /// Requests and connections that are alive at a time, on average.
+    alive: u64,
+}
+
+/// What one task of a job asks for in a run. Where more is asked for than machines can do, what they work on at a time is bounded by
+/// their queues.
+fn demand(scenario: &Scenario, job: &JobTable, run: &Run, timeout_us: u64) -> Demand {
+    let bursts = job.burst.map_or(1.0, |burst| burst.0.mean_factor().max(1.0));
+    let rate = job.rate.map(|rate| run.rate.unwrap_or(rate).0);
+    let interval = job.interval.map(|interval| 1e6 / float(interval.us));
+    let cost_us = job.cost.map_or(0.0, |cost| cost.0.mean() * 1e6);
+    let held_us = cost_us + float(job.wait.unwrap_or(job.lasts).us.max(timeout_us));
+    let users = job.closed.map(|closed| {
+        let round_us = (float(closed.think.us) + held_us).max(1.0);
+        f64::from(closed.clients.0) * 1e6 / round_us
+    });
+    let Some(per_second) = interval.or(rate).or(users) else { return Demand { each: 0, alive: 0 } };
+    let tries = f64::from(1 + run.retries.unwrap_or(job.retries.0));
+    let each = float(scenario.duration.us) / 1e6 * per_second * bursts * tries;
+    let alive = job.closed.map_or(per_second * bursts * held_us / 1e6, |closed| f64::from(closed.clients.0));
+    Demand { each: whole(each), alive: whole(alive) }
+}
+
+/// A positive number, rounded up.
+fn whole(number: f64) -> u64 {
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "what is larger is too large in any case"
+    )]
+    let whole = number.ceil() as u64;
+    whole
+}
+
+#[expect(clippy::cast_precision_loss, reason = "to 16 digits")]
+const fn float(number: u64) -> f64 {
+    number as f64
 }
 
 /// Counts the clients of a job and its copies, which are at these positions.

@@ -9,7 +9,7 @@ use crate::traffic::document::{FailMode, FailTable};
 use crate::traffic::values::Span;
 
 /// Backends that fail while they are reported, once or again and again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Fail {
     /// When the first time.
     pub at: Span,
@@ -19,6 +19,8 @@ pub struct Fail {
     pub part: FailPart,
     /// What connects to them meet.
     pub how: FailMode,
+    /// How many times as slow those are that are slow.
+    pub slowdown: f64,
     /// After how long a client gives up a connect that nobody answers.
     pub timeout: Span,
     /// From the beginning of one time to that of the next.
@@ -56,6 +58,9 @@ impl Fail {
 /// After how long a client gives up a connect that nobody answers, if nothing is written.
 const TIMEOUT: Span = Span { us: 3_000_000 };
 
+/// How many times as slow a slow backend is, if nothing is written.
+const SLOWDOWN: f64 = 10.0;
+
 pub(super) fn fails(tables: &[Spanned<FailTable>], end: Span) -> Result<Vec<Fail>, SpannedFault> {
     let mut by_time: Vec<&Spanned<FailTable>> = tables.iter().collect();
     by_time.sort_by_key(|table| table.get_ref().at);
@@ -79,7 +84,7 @@ pub(super) fn fails(tables: &[Spanned<FailTable>], end: Span) -> Result<Vec<Fail
 }
 
 fn fail(table: &FailTable) -> Result<Fail, String> {
-    let FailTable { at, lasts, share, backends, mode: how, timeout, every, times } = *table;
+    let FailTable { at, lasts, share, backends, mode: how, slowdown, timeout, every, times } = *table;
     let part = match (share, backends) {
         (Some(share), None) => FailPart::Share(share.0),
         (None, Some(backends)) => FailPart::Count(backends.0),
@@ -98,11 +103,22 @@ fn fail(table: &FailTable) -> Result<Fail, String> {
         }
         _ => return Err("a failure that comes again has both: write every and times, or neither".into()),
     };
-    if timeout.is_some() && how != FailMode::Silent {
+    if timeout.is_some() && how != FailMode::Blackhole {
         return Err(
-            "only connects that nobody answers have a timeout: leave it out, or write mode = \"silent\""
+            "only connects that nobody answers have a timeout: leave it out, or write mode = \"blackhole\""
                 .into(),
         );
     }
-    Ok(Fail { at, lasts, part, how, timeout: timeout.unwrap_or(TIMEOUT), every, times })
+    match (slowdown, how) {
+        (None, _) => {}
+        (Some(times), FailMode::Slow) if (1.0..=1000.0).contains(&times) => {}
+        (Some(times), FailMode::Slow) => {
+            return Err(format!("a backend that is {times} times as slow: write 1 to 1000"));
+        }
+        (Some(_), _) => {
+            return Err("only what is slow has a slowdown: leave it out, or write mode = \"slow\"".into());
+        }
+    }
+    let (slowdown, timeout) = (slowdown.unwrap_or(SLOWDOWN), timeout.unwrap_or(TIMEOUT));
+    Ok(Fail { at, lasts, part, how, slowdown, timeout, every, times })
 }

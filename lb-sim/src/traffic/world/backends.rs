@@ -11,6 +11,7 @@ use lb_core::subset::random::{SplitMix64, mix64};
 use super::{Backend, Event, RestartStage, World};
 use crate::traffic::assignments::Assignments;
 use crate::traffic::client::{SERVICE, address};
+use crate::traffic::document::FailMode;
 
 impl World<'_> {
     /// The service has so many backends from now on.
@@ -52,7 +53,13 @@ impl World<'_> {
         };
         let (after_us, next) = match stage {
             RestartStage::LameDuck => {
-                indexes.for_each(|index| self.set_reported(index, Some(EndpointState::LameDuck)));
+                for index in indexes {
+                    if self.scenario.reports.is_some() {
+                        self.report(index, true);
+                    } else {
+                        self.set_reported(index, Some(EndpointState::LameDuck));
+                    }
+                }
                 (lame_duck.us, RestartStage::Down)
             }
             RestartStage::Down => {
@@ -64,6 +71,7 @@ impl World<'_> {
             }
             RestartStage::Up => {
                 for index in indexes {
+                    self.report(index, false);
                     self.set_reported(index, Some(EndpointState::Healthy));
                     self.start(index);
                 }
@@ -80,6 +88,24 @@ impl World<'_> {
         }
     }
 
+    /// A backend tells all clients whether it is a lame duck, if it reports.
+    fn report(&mut self, backend: u32, is_lame: bool) {
+        let Some(reports) = self.scenario.reports else { return };
+        if self.backends[backend as usize].is_lame == is_lame {
+            return;
+        }
+        self.backends[backend as usize].is_lame = is_lame;
+        self.note_wanted(backend);
+        for job in &self.jobs {
+            for &client in &job.clients {
+                let mut rng =
+                    SplitMix64::new(mix64(&[self.seed, 7, self.now, backend.into(), client.into()]));
+                let at_us = self.now + reports.delay.us + rng.below(reports.spread.us + 1);
+                self.queue.push(at_us, Event::Hear { client, backend, is_lame });
+            }
+        }
+    }
+
     /// Some backends begin to fail, and nobody is told.
     pub(super) fn fail(&mut self, position: usize, times: u32) {
         let fail = self.scenario.fails[position];
@@ -89,7 +115,11 @@ impl World<'_> {
         indexes.truncate(fail.part.of(self.count) as usize);
         for &index in &indexes {
             self.backends[index as usize].failing = Some(fail.how);
-            self.end_connections(index);
+            match fail.how {
+                FailMode::Refuse | FailMode::Blackhole | FailMode::ResetAtOnce => self.end_connections(index),
+                FailMode::Slow => self.set_slowdown(index, fail.slowdown),
+                FailMode::Errors => {}
+            }
         }
         self.failing = indexes;
         self.timeout_us = fail.timeout.us;
@@ -102,8 +132,11 @@ impl World<'_> {
     /// The backends that fail are well again.
     pub(super) fn recover(&mut self) {
         for index in std::mem::take(&mut self.failing) {
-            self.backends[index as usize].failing = None;
-            self.take_up(index);
+            match self.backends[index as usize].failing.take() {
+                Some(FailMode::Slow) => self.set_slowdown(index, 1.0),
+                Some(FailMode::Errors) | None => {}
+                Some(FailMode::Refuse | FailMode::Blackhole | FailMode::ResetAtOnce) => self.take_up(index),
+            }
         }
         self.note_recovery();
     }

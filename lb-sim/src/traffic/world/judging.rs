@@ -48,6 +48,9 @@ impl World<'_> {
     pub(super) fn blame(&mut self, client: &mut Client, slot: u32, is_trial: bool, ending: Ending) {
         self.judged.counts.failed += 1;
         client.pairs[slot as usize].failed += u32::from(!is_trial);
+        if ending.is_error() {
+            client.count_error(slot, self.tick());
+        }
         let was_established = ending == Ending::Reset;
         if was_established {
             self.succeed(client, slot, is_trial);
@@ -125,8 +128,7 @@ impl World<'_> {
         let well_after_us =
             over.filter(|_| ejected == 0).map(|(over_us, _)| well_since.saturating_sub(over_us));
         let longest_left_us = over.map_or(0, |(_, left_us)| left_us);
-        assert!(counts.readmissions <= counts.trials, "only a trial takes a backend back");
-        assert!(counts.trials <= self.counts.arrivals, "a trial is a connect");
+        assert!(counts.trials <= self.counts.arrivals + self.counts.retries, "a trial is a connect");
         EjectionTotal {
             run: self.run.name.clone(),
             counts,

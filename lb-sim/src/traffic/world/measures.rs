@@ -4,7 +4,7 @@
 
 use super::{Backend, World, float};
 use crate::metrics::Spread;
-use crate::traffic::tally::{Row, Total, utilization_of};
+use crate::traffic::tally::{LoadTotal, Row, Total, utilization_of};
 
 impl World<'_> {
     /// Connections that are open now.
@@ -23,6 +23,11 @@ impl World<'_> {
         let steady = |backend: &&Backend| backend.wanted_since.is_some_and(|since| since <= start_us);
         let loads = self.backends.iter().filter(steady).map(|backend| backend.per_weight(backend.step_load));
         let loads: Vec<f64> = loads.collect();
+        let cores = f64::from(self.scenario.machines.cores);
+        let cpu = self.machines.iter_mut().map(|server| server.take_step_us(end_us));
+        let cpu: Vec<f64> = cpu.map(|busy_us| busy_us / float(end_us - start_us) / cores).collect();
+        let cpu = cpu.iter().zip(&self.backends).filter(|(_, backend)| steady(backend)).map(|(cpu, _)| *cpu);
+        let cpu: Vec<f64> = cpu.collect();
         self.backends.iter_mut().for_each(|backend| backend.step_load = 0);
         let running = self.backends.iter().filter(|backend| backend.is_up()).count();
         let clients = self.clients.iter().flatten().count();
@@ -34,12 +39,33 @@ impl World<'_> {
             connections: self.connections(),
             load: Spread::of(&loads),
             utilization: utilization_of(&loads),
+            cpu: self.scenario.has_costs().then(|| Spread::of(&cpu)),
             counts: self.counts.since(before),
         }
     }
 
+    /// Measuring begins.
+    pub(super) fn measure(&mut self) {
+        let now = self.now;
+        self.machines.iter_mut().for_each(|server| server.measure(now));
+        self.counts_before = self.counts;
+    }
+
+    pub(super) fn load_total(&self) -> LoadTotal {
+        let measured_us = float(self.scenario.duration.us - self.scenario.measure_from.us);
+        let cores = f64::from(self.scenario.machines.cores);
+        let lasting = self.backends.iter().zip(&self.machines).filter(|(backend, _)| backend.is_lasting());
+        let latency = |part: f64| self.latency.value_at_quantile(part);
+        LoadTotal {
+            cpu: lasting.map(|(_, server)| server.busy_us() / measured_us / cores).collect(),
+            floor: self.floor.utilizations().iter().map(|seconds| seconds * 1e6 / measured_us).collect(),
+            latency_us: [0.5, 0.99, 0.999].map(latency),
+            counts: self.counts.since(self.counts_before),
+        }
+    }
+
     pub(super) fn total(&self, rows: &[Row]) -> Total {
-        let lasting = |backend: &&Backend| backend.exists && backend.exists_since == 0 && backend.weight > 0;
+        let lasting = |backend: &&Backend| backend.is_lasting() && backend.weight > 0;
         let lasting: Vec<&Backend> = self.backends.iter().filter(lasting).collect();
         let loads: Vec<f64> = lasting.iter().map(|backend| backend.per_weight(backend.load)).collect();
         let unused = lasting.iter().filter(|backend| backend.load == 0 && backend.connections == 0).count();
@@ -55,14 +81,15 @@ impl World<'_> {
             connections: self.connections(),
             load: Spread::of(&loads),
             utilization: utilization_of(&loads),
+            floor: (counts.arrivals > 0).then(|| utilization_of(&self.floor.loads())),
             unused: u32::try_from(unused).expect("backends are counted in 32 bits"),
             worst_errors: rows.iter().map(failed).fold(0.0, f64::max),
         };
+        assert_eq!(total.under_way, self.requests.under_way(), "every arrival is counted once");
         let flows = self.clients.iter().flatten().flat_map(|client| client.links.iter().flatten());
         let flows: u64 = flows.map(|link| u64::from(link.flows)).sum();
-        let pending = self.clients.iter().flatten().flat_map(|client| &client.pending);
-        let flows = flows + pending.map(|pending| u64::from(*pending)).sum::<u64>();
-        assert_eq!(total.under_way, flows, "every arrival is counted once");
+        let sent = self.requests.of(|request| request.is_on_link).len() as u64;
+        assert_eq!(flows, sent, "every request that was sent is on one connection");
         let ever = self.connections_at_start + counts.opened;
         let ended = counts.closed + counts.dropped;
         assert_eq!(ever - ended, total.connections_at_end, "every connection is counted once");

@@ -1,18 +1,17 @@
-//! What clients do: they come and go, hear of lists, hold connections, and send.
+//! What clients do: they come and go, hear of lists and of lame ducks, and keep connections.
 //!
 //! A client is taken out of the list of clients while something happens to it, so that it and the backends can both
-//! change. Must not know when backends stop and start.
+//! change. What they send is beside. Must not know when backends stop and start.
 
 use std::time::Duration;
 
-use lb_common::ending::Ending;
-use lb_common::pick::{How, Pick};
 use lb_core::subset::random::{SplitMix64, mix64};
 
-use super::{Backend, Event, World};
+use super::requests::Failure;
+use super::{Event, World};
 use crate::traffic::assignments::Assignments;
 use crate::traffic::client::{Client, Link, LinkState, SlotBackend};
-use crate::traffic::document::{Closing, FailMode, Traffic};
+use crate::traffic::document::{Closing, Traffic};
 use crate::traffic::sampling::{self, Distribution};
 
 impl World<'_> {
@@ -30,18 +29,23 @@ impl World<'_> {
             let state = &mut self.jobs[job];
             let index = u32::try_from(state.clients.len()).expect("tasks are counted in 32 bits");
             state.clients.push(id);
+            if state.is_missing(index) {
+                self.clients.push(None);
+                continue;
+            }
             let named = (job, state.table.name.0.as_str());
             let most = u32::try_from(self.backends.len()).expect("backends are counted in 32 bits");
-            let mut client = Client::new(state.service.clone(), named, index, most, state.holds_links());
+            let cpus = state.table.cpus.0;
+            let mut client =
+                Client::new(state.service.clone(), named, index, cpus, most, state.holds_links());
             client.rng = SplitMix64::new(mix64(&[self.seed, 0, job as u64, id.into()]));
-            if let Some(interval) = state.table.interval {
+            for _ in 0..state.table.closed.map_or(1, |closed| closed.clients.0) {
+                let Some(gap_us) = state.gap_us(index) else { break };
                 let first = match state.table.arrivals {
-                    Distribution::Even => client.rng.below(interval.us),
-                    Distribution::Random => {
-                        sampling::sample(Distribution::Random, interval.us, &mut client.rng)
-                    }
+                    Distribution::Even => client.rng.below(gap_us),
+                    Distribution::Random => sampling::sample(Distribution::Random, gap_us, &mut client.rng),
                 };
-                self.queue.push(self.now + first, Event::Arrive(id));
+                self.queue.push(state.due(self.now, first), Event::Arrive(id));
             }
             self.clients.push(Some(Box::new(client)));
             new.push(id);
@@ -55,13 +59,14 @@ impl World<'_> {
     fn leave(&mut self, id: u32) {
         let Some(mut client) = self.clients[id as usize].take() else { return };
         self.forget_ejected(&client);
-        self.counts.abandoned += client.pending.iter().map(|pending| u64::from(*pending)).sum::<u64>();
+        for request in self.requests.of(|request| request.client == id) {
+            self.counts.abandoned += 1;
+            self.forget(request);
+        }
         for slot in 0..client.links.len() {
             let Some(link) = client.links[slot].as_mut() else { continue };
-            self.counts.abandoned += u64::from(link.flows);
             match self.jobs[client.job].table.traffic {
                 Traffic::Requests => {
-                    link.flows = 0;
                     self.close(id, &mut client, slot, false);
                 }
                 Traffic::Connections => {
@@ -74,7 +79,7 @@ impl World<'_> {
     }
 
     /// Changes a client and whatever else it takes, unless the client is gone.
-    fn with_client(&mut self, id: u32, change: impl FnOnce(&mut Self, &mut Client)) {
+    pub(super) fn with_client(&mut self, id: u32, change: impl FnOnce(&mut Self, &mut Client)) {
         if let Some(mut client) = self.clients[id as usize].take() {
             change(self, &mut client);
             self.clients[id as usize] = Some(client);
@@ -93,6 +98,17 @@ impl World<'_> {
                 if world.jobs[client.job].holds_links() {
                     world.hold_links(id, client);
                 }
+            }
+        });
+    }
+
+    /// A client hears a backend's own report.
+    pub(super) fn hear(&mut self, id: u32, backend: u32, is_lame: bool) {
+        self.with_client(id, |world, client| {
+            client.hear(Duration::from_micros(world.now), backend, is_lame);
+            world.note_ejected(client);
+            if world.jobs[client.job].holds_links() {
+                world.hold_links(id, client);
             }
         });
     }
@@ -158,9 +174,14 @@ impl World<'_> {
     }
 
     /// The client ends a connection; what is under way on it fails.
-    fn close(&mut self, id: u32, client: &mut Client, slot: usize, is_moved: bool) {
+    pub(super) fn close(&mut self, id: u32, client: &mut Client, slot: usize, is_moved: bool) {
         let link = client.links[slot].expect("what is closed was open");
-        self.counts.errors.cut += u64::from(link.flows);
+        let at = number(slot);
+        for request in
+            self.requests.of(|request| (request.client, request.slot) == (id, at) && request.is_on_link)
+        {
+            self.fail_request(request, Failure::Cut);
+        }
         if link.state.is_connected() {
             self.backends[link.backend as usize].connections -= 1;
             self.counts.closed += 1;
@@ -169,7 +190,7 @@ impl World<'_> {
         self.unlink(id, client, slot);
     }
 
-    fn unlink(&mut self, id: u32, client: &mut Client, slot: usize) {
+    pub(super) fn unlink(&mut self, id: u32, client: &mut Client, slot: usize) {
         if let Some(link) = client.links[slot].take() {
             self.backends[link.backend as usize].holders.remove(&(id, number(slot)));
         }
@@ -192,17 +213,27 @@ impl World<'_> {
         backend.connections = 0;
         let holders: Vec<(u32, u32)> = backend.holders.iter().copied().collect();
         self.note_wanted(index);
+        for request in self.requests.of(|request| request.backend == index && request.is_on_link) {
+            self.fail_request(request, Failure::Cut);
+        }
+        self.clear_machine(index);
+        let tick = self.tick();
         for (id, slot) in holders {
-            let slot = slot as usize;
+            let at = slot as usize;
             self.with_client(id, |world, client| {
                 let serial = client.next_serial();
-                let is_member = client.slots[slot].is_some_and(|slot| slot.usable);
-                let link = client.links[slot].as_mut().expect("a holder has a link");
-                world.counts.errors.cut += u64::from(link.flows);
-                if is_member && world.jobs[client.job].holds_links() {
-                    *link = Link { backend: index, serial, state: LinkState::Lost, flows: 0 };
+                let is_member = client.slots[at].is_some_and(|slot| slot.usable);
+                let link = client.links[at].as_mut().expect("a holder has a link");
+                let flows = link.flows;
+                if world.jobs[client.job].holds_links() {
+                    if is_member {
+                        *link = Link { backend: index, serial, state: LinkState::Lost, flows: 0 };
+                    } else {
+                        world.unlink(id, client, at);
+                    }
                 } else {
-                    world.unlink(id, client, slot);
+                    world.unlink(id, client, at);
+                    (0..flows).for_each(|_| client.count_error(slot, tick));
                 }
             });
         }
@@ -213,6 +244,7 @@ impl World<'_> {
         let backend = &mut self.backends[index as usize];
         if !backend.running {
             backend.running = true;
+            self.warm_up(index);
             self.take_up(index);
         }
     }
@@ -233,128 +265,8 @@ impl World<'_> {
             });
         }
     }
-
-    // ---- arrivals ------------------------------------------------------------------------------------------------------
-
-    pub(super) fn arrive(&mut self, id: u32) {
-        self.with_client(id, |world, client| {
-            let table = &world.jobs[client.job].table;
-            let interval = table.interval.expect("what arrives has an interval");
-            // Sampled in any case, so that all runs of a scenario see the same arrivals with the same lives.
-            let gap = sampling::sample(table.arrivals, interval.us, &mut client.rng);
-            let life = sampling::sample(table.lives, table.lasts.us, &mut client.rng);
-            world.queue.push(world.now + gap.max(1), Event::Arrive(id));
-            world.counts.arrivals += 1;
-            let picked = client.pick(world.tick());
-            if picked.how == How::Trial {
-                world.try_backend(client, picked.slot);
-            }
-            match picked.how {
-                How::Picked | How::Trial | How::Overflowed | How::Fallback | How::Diverted => {
-                    world.send(id, client, picked, life);
-                }
-                How::Limited | How::Refused => world.counts.errors.refused += 1,
-                How::Broken => unreachable!("a plan's tables agree with each other"),
-            }
-        });
-    }
-
-    /// A connect or request goes to the backend in a slot.
-    fn send(&mut self, id: u32, client: &mut Client, Pick { how, slot }: Pick, life_us: u64) {
-        let (at, is_trial) = (slot as usize, how == How::Trial);
-        let backend = client.slots[at].expect("a pick is of a slot that has a backend").backend;
-        let to = &mut self.backends[backend as usize];
-        match self.jobs[client.job].table.traffic {
-            Traffic::Requests => {
-                if client.links[at].is_none_or(|link| link.state != LinkState::Ready) {
-                    self.counts.errors.unready += 1;
-                    return;
-                }
-            }
-            Traffic::Connections => {
-                if !to.is_up() {
-                    self.fail_to_connect(id, client, slot, is_trial);
-                    return;
-                }
-                if client.links[at].is_none() {
-                    let serial = client.next_serial();
-                    client.links[at] = Some(Link { backend, serial, state: LinkState::Ready, flows: 0 });
-                    to.holders.insert((id, slot));
-                }
-                to.connections += 1;
-                self.counts.opened += 1;
-                self.succeed(client, slot, is_trial);
-            }
-        }
-        let to = &mut self.backends[backend as usize];
-        to.step_load += 1;
-        to.load += 1;
-        let link = client.links[at].as_mut().expect("there is one, or it was made");
-        link.flows += 1;
-        let event = Event::Finish { client: id, slot, serial: link.serial };
-        self.queue.push(self.now + life_us, event);
-    }
-
-    /// A connect to a backend that is stopped or fails.
-    fn fail_to_connect(&mut self, id: u32, client: &mut Client, slot: u32, is_trial: bool) {
-        let SlotBackend { backend, .. } = client.slots[slot as usize].expect("as above");
-        let how = match &self.backends[backend as usize] {
-            Backend { running: true, failing: Some(how), .. } => *how,
-            Backend { .. } => FailMode::Refuse,
-        };
-        match how {
-            FailMode::Refuse => {
-                self.counts.errors.down += 1;
-                self.blame(client, slot, is_trial, Ending::Refused);
-            }
-            FailMode::Silent => {
-                client.pending[slot as usize] += 1;
-                self.queue.push(self.now + self.timeout_us, Event::GiveUp { client: id, slot, is_trial });
-            }
-            FailMode::Reset => {
-                self.counts.opened += 1;
-                self.counts.dropped += 1;
-                self.counts.errors.cut += 1;
-                self.blame(client, slot, is_trial, Ending::Reset);
-            }
-        }
-    }
-
-    /// A client gives up a connect that nobody has answered, also if somebody would by now.
-    pub(super) fn give_up(&mut self, id: u32, slot: u32, is_trial: bool) {
-        self.with_client(id, |world, client| {
-            client.pending[slot as usize] -= 1;
-            world.counts.errors.down += 1;
-            world.blame(client, slot, is_trial, Ending::TimedOut);
-        });
-    }
-
-    pub(super) fn finish(&mut self, id: u32, slot: u32, serial: u32) {
-        self.with_client(id, |world, client| {
-            let kind = world.jobs[client.job].table.traffic;
-            // Without a link it was cut, which has been counted.
-            if let Some(link) = client.link(slot, serial) {
-                link.flows -= 1;
-                let link = *link;
-                world.counts.served += 1;
-                match (kind, link.state) {
-                    (Traffic::Requests, LinkState::Draining { is_moved }) if link.flows == 0 => {
-                        world.close(id, client, slot as usize, is_moved);
-                    }
-                    (Traffic::Requests, _) => {}
-                    (Traffic::Connections, _) => {
-                        world.backends[link.backend as usize].connections -= 1;
-                        world.counts.closed += 1;
-                        if link.flows == 0 {
-                            world.unlink(id, client, slot as usize);
-                        }
-                    }
-                }
-            }
-        });
-    }
 }
 
-fn number(slot: usize) -> u32 {
+pub(super) fn number(slot: usize) -> u32 {
     u32::try_from(slot).expect("a slot is a number of 16 bits")
 }

@@ -1,0 +1,226 @@
+//! What tasks ask for: the CPU time of a request, how unequal the tasks of a job are, and when all of them send more.
+//!
+//! Logarithms and powers are those of the `libm` crate, which are the same on every machine; the four basic operations are by IEEE
+//! 754. Must not know who serves it.
+
+use lb_core::subset::random::{SplitMix64, shuffle};
+
+use super::machine::PS_PER_US;
+use super::sampling::exponential;
+
+/// How much CPU time a request takes, of a core of speed 1.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Cost {
+    /// The same each time.
+    Exact {
+        /// In picoseconds.
+        ps: u64,
+    },
+    /// Lognormal: many cheap requests, and few that cost thousands of times as much.
+    Lognormal {
+        /// The mean of its logarithm, of seconds.
+        mu: f64,
+        /// The standard deviation of its logarithm.
+        sigma: f64,
+        /// No request costs more, in picoseconds.
+        cap_ps: u64,
+    },
+}
+
+/// Picoseconds in a second.
+const PS_PER_S: f64 = 1e12;
+
+impl Cost {
+    /// Lognormal with this mean before it is capped.
+    pub fn lognormal(mean_us: u64, sigma: f64, cap_us: u64) -> Self {
+        let mu = libm::log(float(mean_us) / 1e6) - sigma * sigma / 2.0;
+        Self::Lognormal { mu, sigma, cap_ps: cap_us.saturating_mul(PS_PER_US) }
+    }
+
+    /// The cost of one request, in picoseconds.
+    pub fn sample(self, rng: &mut SplitMix64) -> u64 {
+        match self {
+            Self::Exact { ps } => ps,
+            Self::Lognormal { mu, sigma, cap_ps } => {
+                let seconds = libm::exp(mu + sigma * normal(rng));
+                #[expect(
+                    clippy::cast_possible_truncation,
+                    clippy::cast_sign_loss,
+                    reason = "positive, and what is too large for 64 bits is capped"
+                )]
+                let ps = (seconds * PS_PER_S) as u64;
+                ps.clamp(1, cap_ps)
+            }
+        }
+    }
+
+    /// The mean, in seconds.
+    pub fn mean(self) -> f64 {
+        match self {
+            Self::Exact { ps } => float(ps) / PS_PER_S,
+            Self::Lognormal { mu, sigma, cap_ps } => {
+                let cap = float(cap_ps) / PS_PER_S;
+                let z = (libm::log(cap) - mu) / sigma;
+                let whole = libm::exp(mu + sigma * sigma / 2.0);
+                whole * below(z - sigma) + cap * below(-z)
+            }
+        }
+    }
+}
+
+/// The standard normal distribution: the chance of a value below this one.
+fn below(z: f64) -> f64 {
+    0.5 * libm::erfc(-z / std::f64::consts::SQRT_2)
+}
+
+/// A sample of the standard normal distribution (Box and Muller).
+fn normal(rng: &mut SplitMix64) -> f64 {
+    let radius = (2.0 * float(exponential(rng)) / 4_294_967_296.0).sqrt();
+    radius * libm::cos(std::f64::consts::TAU * unit(rng))
+}
+
+/// A number from 0 to below 1.
+pub fn unit(rng: &mut SplitMix64) -> f64 {
+    float(rng.next_u64() >> 11) / float(1 << 53)
+}
+
+/// How unequal the tasks of a job are.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Skew {
+    /// Lognormal: standard deviation over mean of the tasks' rates.
+    Variation(f64),
+    /// The task of rank r sends 1 / r^s.
+    Zipf(f64),
+}
+
+impl Skew {
+    /// How much each of so many tasks sends; 1 is the mean of these tasks.
+    pub fn rates(self, tasks: u32, rng: &mut SplitMix64) -> Vec<f64> {
+        let mut rates: Vec<f64> = match self {
+            Self::Variation(variation) => {
+                let sigma = libm::log(1.0 + variation * variation).sqrt();
+                (0..tasks).map(|_| libm::exp(sigma * normal(rng))).collect()
+            }
+            Self::Zipf(s) => (1..=tasks).map(|rank| libm::pow(f64::from(rank), -s)).collect(),
+        };
+        if matches!(self, Self::Zipf(_)) {
+            shuffle(&mut rates, rng);
+        }
+        let mean = rates.iter().sum::<f64>() / f64::from(tasks);
+        rates.iter_mut().for_each(|rate| *rate /= mean);
+        rates
+    }
+}
+
+/// Times in which every task sends more, all at once.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Bursts {
+    /// How much more.
+    pub factor: f64,
+    /// From the beginning of one to that of the next; the first begins then.
+    pub every_us: u64,
+    /// How long each is.
+    pub lasts_us: u64,
+}
+
+impl Bursts {
+    /// When what was due `gap_us` after `now_us` comes: within a burst time passes faster.
+    pub fn due(self, now_us: u64, gap_us: u64) -> u64 {
+        let (mut at, mut left) = (now_us, float(gap_us));
+        // Bound: each turn goes to the next end of a burst or of a pause.
+        loop {
+            let phase = at % self.every_us;
+            // The first `every` is a pause as a whole.
+            let is_burst = at >= self.every_us && phase < self.lasts_us;
+            let end = if at < self.every_us {
+                self.every_us
+            } else if is_burst {
+                at - phase + self.lasts_us
+            } else {
+                at - phase + self.every_us
+            };
+            let factor = if is_burst { self.factor } else { 1.0 };
+            let here = float(end - at) * factor;
+            if left < here {
+                #[expect(
+                    clippy::cast_possible_truncation,
+                    clippy::cast_sign_loss,
+                    reason = "less than a gap"
+                )]
+                return at + (left / factor) as u64;
+            }
+            left -= here;
+            at = end;
+        }
+    }
+
+    /// How much more is sent on average.
+    pub fn mean_factor(self) -> f64 {
+        1.0 + (self.factor - 1.0) * float(self.lasts_us) / float(self.every_us)
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "to 16 digits")]
+const fn float(number: u64) -> f64 {
+    number as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rng() -> SplitMix64 {
+        SplitMix64::new(1)
+    }
+
+    #[test]
+    fn costs_have_the_mean_and_the_cap_that_were_asked_for() {
+        let cost = Cost::lognormal(15_000, 2.0, 10_000_000);
+        // 0.18 ms of the mean are beyond the cap, of which 0.11 stay.
+        assert!((cost.mean() - 0.014_92).abs() < 0.000_02, "{}", cost.mean());
+        let mut rng = rng();
+        let samples: Vec<f64> = (0..1_000_000).map(|_| float(cost.sample(&mut rng)) / PS_PER_S).collect();
+        let mean = samples.iter().sum::<f64>() / 1e6;
+        // The standard error is 0.07 ms.
+        assert!((mean - cost.mean()).abs() < 0.000_3, "{mean}");
+        assert!(samples.iter().all(|cost| (0.0..=10.0).contains(cost)));
+        let median = crate::metrics::percentile(&samples, 50);
+        assert!((median - 0.015 / libm::exp(2.0)).abs() < 0.000_05, "{median}");
+        assert_eq!(Cost::Exact { ps: 5 }.sample(&mut rng), 5);
+    }
+
+    #[test]
+    fn rates_have_the_variation_that_was_asked_for_and_a_mean_of_one() {
+        let rates = Skew::Variation(0.5).rates(10_000, &mut rng());
+        let spread = crate::metrics::Spread::of(&rates);
+        assert!((spread.mean - 1.0).abs() < 1e-9 && (spread.rsd - 0.5).abs() < 0.03, "{spread:?}");
+        let rates = Skew::Zipf(1.0).rates(3, &mut rng());
+        let mut sorted = rates.clone();
+        sorted.sort_by(f64::total_cmp);
+        // 1, 1/2 and 1/3 over their mean of 11/18.
+        for (rate, expected) in sorted.iter().zip([6.0 / 11.0, 9.0 / 11.0, 18.0 / 11.0]) {
+            assert!((rate - expected).abs() < 1e-9, "{rates:?}");
+        }
+    }
+
+    #[test]
+    fn in_a_burst_time_passes_faster() {
+        let bursts = Bursts { factor: 4.0, every_us: 100, lasts_us: 10 };
+        assert_eq!(bursts.due(0, 50), 50, "none yet");
+        assert_eq!(bursts.due(100, 20), 105);
+        assert_eq!(bursts.due(90, 30), 105, "ten before it, twenty within");
+        assert_eq!(bursts.due(105, 40), 130, "twenty within, twenty after");
+        assert_eq!(bursts.due(150, 90), 210, "fifty before, forty within, and the pause begins");
+        assert!((bursts.mean_factor() - 1.3).abs() < 1e-9);
+    }
+
+    #[test]
+    fn the_normal_distribution_is_one() {
+        let mut rng = rng();
+        let samples: Vec<f64> = (0..200_000).map(|_| normal(&mut rng)).collect();
+        let mean = samples.iter().sum::<f64>() / 2e5;
+        let variance = samples.iter().map(|sample| sample * sample).sum::<f64>() / 2e5;
+        assert!(mean.abs() < 0.01 && (variance - 1.0).abs() < 0.02, "{mean} {variance}");
+        assert!((below(0.0) - 0.5).abs() < 1e-12 && (below(1.959_964) - 0.975).abs() < 1e-6);
+    }
+}

@@ -1,0 +1,133 @@
+//! Keys of a job that say how much its tasks send, how unequally, and what a request costs.
+
+use serde::{Deserialize, Deserializer};
+
+use crate::traffic::demand::{Bursts, Cost, Skew};
+use crate::traffic::machine::PS_PER_US;
+use crate::traffic::values::{Span, Within};
+
+/// Arrivals in a second at one task, on average.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+#[serde(try_from = "f64")]
+pub struct Rate(pub f64);
+
+impl TryFrom<f64> for Rate {
+    type Error = String;
+
+    fn try_from(rate: f64) -> Result<Self, String> {
+        if (1e-5..=1e6).contains(&rate) {
+            return Ok(Self(rate));
+        }
+        Err(format!("a rate of {rate} arrivals in a second is none: write 0.00001 to 1000000"))
+    }
+}
+
+/// CPU time of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+#[serde(try_from = "CostTable")]
+pub struct CostChoice(pub Cost);
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct CostTable {
+    mean: Span,
+    sigma: Option<f64>,
+    #[serde(default)]
+    exact: bool,
+    cap: Option<Span>,
+}
+
+impl TryFrom<CostTable> for CostChoice {
+    type Error = String;
+
+    fn try_from(CostTable { mean, sigma, exact, cap }: CostTable) -> Result<Self, String> {
+        if mean.us == 0 {
+            return Err(
+                "a cost of \"0s\" is none: write a mean of at least \"1us\", or leave cost out".into()
+            );
+        }
+        match (sigma, exact) {
+            (None, true) if cap.is_none() => Ok(Self(Cost::Exact { ps: mean.us * PS_PER_US })),
+            (None, true) => Err("what is exact has no cap: leave it out".into()),
+            (Some(sigma), false) if (0.01..=4.0).contains(&sigma) => {
+                let cap = cap.unwrap_or(Span { us: 3_600_000_000 });
+                if cap < mean {
+                    return Err(format!(
+                        "a cap of \"{cap}\" is below the mean of \"{mean}\": write at least that"
+                    ));
+                }
+                Ok(Self(Cost::lognormal(mean.us, sigma, cap.us)))
+            }
+            (Some(sigma), false) => Err(format!("sigma is {sigma}: write 0.01 to 4, or exact = true")),
+            _ => Err("a cost is lognormal or exact: write sigma = 2.0 or exact = true".into()),
+        }
+    }
+}
+
+/// How unequal a job's tasks are: the variation of their rates, or `{ zipf = S }`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SkewChoice(pub Skew);
+
+impl<'de> Deserialize<'de> for SkewChoice {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(untagged, expecting = "skew is a variation, as in 0.5, or a table, as in { zipf = 1.0 }")]
+        enum Choice {
+            Variation(f64),
+            Zipf(Zipf),
+        }
+        #[derive(Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct Zipf {
+            zipf: f64,
+        }
+        let (number, skew, most) = match Choice::deserialize(deserializer)? {
+            Choice::Variation(variation) => (variation, Skew::Variation(variation), 10.0),
+            Choice::Zipf(Zipf { zipf }) => (zipf, Skew::Zipf(zipf), 4.0),
+        };
+        if (0.0..=most).contains(&number) {
+            return Ok(Self(skew));
+        }
+        Err(serde::de::Error::custom(format!("a skew of {number}: write 0 to {most}")))
+    }
+}
+
+/// Times in which every task sends more.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+#[serde(try_from = "BurstTable")]
+pub struct BurstChoice(pub Bursts);
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct BurstTable {
+    factor: f64,
+    every: Span,
+    #[serde(rename = "for")]
+    lasts: Span,
+}
+
+impl TryFrom<BurstTable> for BurstChoice {
+    type Error = String;
+
+    fn try_from(BurstTable { factor, every, lasts }: BurstTable) -> Result<Self, String> {
+        if !(0.0..=1000.0).contains(&factor) || factor < 0.01 {
+            return Err(format!("a burst of {factor} times as much: write 0.01 to 1000"));
+        }
+        if lasts.us < 1_000 || lasts >= every {
+            return Err(format!(
+                "a burst for \"{lasts}\" every \"{every}\": write at least \"1ms\", and a longer every"
+            ));
+        }
+        Ok(Self(Bursts { factor, every_us: every.us, lasts_us: lasts.us }))
+    }
+}
+
+/// Users of each task who wait for the end of one request before they send the next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ClosedTable {
+    /// How many.
+    pub clients: Within<1, 100_000>,
+    /// How long each of them waits between two requests, on average.
+    pub think: Span,
+}

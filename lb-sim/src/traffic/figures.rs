@@ -1,0 +1,111 @@
+//! How even the load was and how long requests took: figures over several seeds, each with its interval.
+//!
+//! Must not know how a scenario is played.
+
+use serde::Serialize;
+
+use super::tally::{LoadTotal, Total};
+use crate::metrics::interval::Interval;
+use crate::metrics::mean;
+
+/// How even the utilization of backends was.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Evenness {
+    /// CPU of the busiest backend over that of the least busy one.
+    pub cpu_max_over_min: Interval,
+    /// CPU of the busiest backend over the mean.
+    pub cpu_max_over_mean: Interval,
+    /// The mean over the busiest: the part of the capacity that can be used before the first backend is full.
+    pub raw_utilization: Interval,
+}
+
+impl Evenness {
+    /// Of the utilizations of all backends, for each seed.
+    fn of<'a>(seeds: impl Iterator<Item = &'a [f64]> + Clone) -> Self {
+        let extreme = |cpu: &[f64], start: f64, of: fn(f64, f64) -> f64| cpu.iter().copied().fold(start, of);
+        let most = move |cpu: &[f64]| extreme(cpu, 0.0, f64::max);
+        let mean_of = |cpu: &[f64]| mean(cpu.iter().copied());
+        Self {
+            cpu_max_over_min: Interval::of(
+                seeds.clone().map(|cpu| most(cpu) / extreme(cpu, f64::INFINITY, f64::min)),
+            ),
+            cpu_max_over_mean: Interval::of(seeds.clone().map(|cpu| most(cpu) / mean_of(cpu))),
+            raw_utilization: Interval::of(seeds.map(|cpu| mean_of(cpu) / most(cpu))),
+        }
+    }
+}
+
+/// How long requests took, in milliseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Latency {
+    /// Half of them.
+    pub p50: Interval,
+    /// 99 of 100.
+    pub p99: Interval,
+    /// 999 of 1,000.
+    #[serde(rename = "p99.9")]
+    pub p999: Interval,
+}
+
+/// What was measured of one run from when measuring began, over all seeds.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct RunFigures {
+    /// The run.
+    pub run: String,
+    /// How even backends were used.
+    #[serde(flatten)]
+    pub evenness: Evenness,
+    /// The same if chance alone spread the requests, by capacity.
+    pub floor: Evenness,
+    /// Busy core time over cores, all backends together.
+    pub cpu_mean: Interval,
+    /// How long requests took that were served.
+    pub latency_ms: Latency,
+    /// Requests that failed.
+    pub errors: Interval,
+    /// Part of the arrivals that failed.
+    pub error_share: Interval,
+    /// Connections that clients closed because the backend had left their subset alone, in the whole run.
+    pub moved_connections: Interval,
+    /// Utilization of each backend with the first seed, by index.
+    pub cpu: Vec<f64>,
+}
+
+impl RunFigures {
+    /// Of the run with each seed.
+    ///
+    /// # Panics
+    /// If there is none.
+    pub fn of(seeds: &[(Total, LoadTotal)]) -> Self {
+        let (total, load) = seeds.first().expect("there is at least one seed");
+        let loads = || seeds.iter().map(|(_, load)| load);
+        #[expect(clippy::cast_precision_loss, reason = "counts far below 2^53")]
+        let float = |count: u64| count as f64;
+        let latency = |at: usize| Interval::of(loads().map(|load| float(load.latency_us[at]) / 1e3));
+        let errors = |load: &LoadTotal| float(load.counts.errors.sum());
+        Self {
+            run: total.run.clone(),
+            evenness: Evenness::of(loads().map(|load| load.cpu.as_slice())),
+            floor: Evenness::of(loads().map(|load| load.floor.as_slice())),
+            cpu_mean: Interval::of(loads().map(|load| mean(load.cpu.iter().copied()))),
+            latency_ms: Latency { p50: latency(0), p99: latency(1), p999: latency(2) },
+            errors: Interval::of(loads().map(errors)),
+            error_share: Interval::of(loads().map(|load| errors(load) / float(load.counts.arrivals.max(1)))),
+            moved_connections: Interval::of(seeds.iter().map(|(total, _)| float(total.counts.moved))),
+            cpu: load.cpu.clone(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn evenness_is_of_each_seed_and_then_averaged() {
+        let evenness = Evenness::of([&[1.0, 2.0][..], &[1.0, 1.0][..]].into_iter());
+        assert!((evenness.cpu_max_over_min.mean - 1.5).abs() < 1e-12);
+        assert!((evenness.cpu_max_over_mean.mean - (4.0 / 3.0 + 1.0) / 2.0).abs() < 1e-12);
+        assert!((evenness.raw_utilization.mean - 0.875).abs() < 1e-12);
+    }
+}

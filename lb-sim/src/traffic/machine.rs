@@ -1,0 +1,196 @@
+//! A backend's machine: cores that requests share, and what makes it slower than it is.
+//!
+//! Processor sharing: of `n` requests on `c` cores each gets a whole core while there are enough, and `c / n` of one after that, as
+//! an operating system's scheduler hands out time slices. CPU time is counted in picoseconds of a core of speed 1, in whole numbers,
+//! so that a run is the same on every machine. Must not know whose requests these are.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+/// CPU time that a core of speed 1 gives in a microsecond, in picoseconds.
+pub const PS_PER_US: u64 = 1_000_000;
+
+/// The cores of one backend and the requests on them.
+#[derive(Debug)]
+pub struct Machine {
+    cores: u32,
+    /// Of a core, in picoseconds per microsecond.
+    full_speed: u64,
+    /// The same as it is now.
+    speed: u64,
+    at_us: u64,
+    /// CPU time that a request would have had which is here since the beginning.
+    served: u64,
+    /// At which of these each request is done, and its number.
+    ends: BinaryHeap<Reverse<(u64, u32)>>,
+    /// Time in which cores worked, over all cores.
+    busy_us: f64,
+}
+
+impl Machine {
+    /// So many cores, each `speed` times as fast as the cores in which costs are counted. Nothing is on them.
+    pub fn new(cores: u32, speed: f64) -> Self {
+        let speed = scaled(PS_PER_US, speed);
+        Self { cores, full_speed: speed, speed, at_us: 0, served: 0, ends: BinaryHeap::new(), busy_us: 0.0 }
+    }
+
+    /// How many requests are on it.
+    pub fn requests(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// Time in which its cores worked until now, over all cores, in microseconds.
+    pub const fn busy_us(&self) -> f64 {
+        self.busy_us
+    }
+
+    /// How much CPU time all of its cores give in a second when nothing makes them slower, in seconds of a core of speed 1.
+    pub fn capacity(&self) -> f64 {
+        float(self.full_speed) / float(PS_PER_US) * f64::from(self.cores)
+    }
+
+    /// Time passes. Requests that are done by then are still here until [`Machine::next_done`] takes them.
+    pub fn advance(&mut self, now_us: u64) {
+        let passed = now_us - self.at_us;
+        self.at_us = now_us;
+        let requests = self.ends.len() as u64;
+        if requests == 0 || passed == 0 {
+            return;
+        }
+        self.served += passed * self.speed_of_each();
+        self.busy_us += float(passed) * float(requests.min(self.cores.into()));
+    }
+
+    /// It is `factor` times as fast as it is by itself, from now on.
+    pub fn set_factor(&mut self, now_us: u64, factor: f64) {
+        self.advance(now_us);
+        self.speed = scaled(self.full_speed, factor);
+    }
+
+    /// A request begins that takes this much CPU time.
+    pub fn add(&mut self, now_us: u64, request: u32, cost_ps: u64) {
+        self.advance(now_us);
+        self.ends.push(Reverse((self.served.saturating_add(cost_ps), request)));
+    }
+
+    /// When the next request is done, if no other comes before.
+    pub fn next_end(&self) -> Option<u64> {
+        let Reverse((end, _)) = self.ends.peek()?;
+        let left = end.saturating_sub(self.served);
+        Some(self.at_us + left.div_ceil(self.speed_of_each()))
+    }
+
+    /// Takes a request that is done.
+    pub fn next_done(&mut self) -> Option<u32> {
+        let Reverse((end, _)) = self.ends.peek()?;
+        if *end > self.served {
+            return None;
+        }
+        self.ends.pop().map(|Reverse((_, request))| request)
+    }
+
+    /// Everything on it is gone. Returns which requests these were, in the order of their numbers.
+    pub fn clear(&mut self, now_us: u64) -> Vec<u32> {
+        self.advance(now_us);
+        let mut requests: Vec<u32> = self.ends.drain().map(|Reverse((_, request))| request).collect();
+        requests.sort_unstable();
+        requests
+    }
+
+    /// CPU time that each request gets in a microsecond. Never nothing, or it would never end.
+    fn speed_of_each(&self) -> u64 {
+        let requests = self.ends.len().max(1) as u64;
+        let cores = u64::from(self.cores);
+        if requests <= cores { self.speed } else { (self.speed * cores / requests).max(1) }
+    }
+}
+
+/// A speed times a factor, rounded; never 0.
+fn scaled(speed: u64, factor: f64) -> u64 {
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "speeds are far below 2^53")]
+    let scaled = (float(speed) * factor).round() as u64;
+    scaled.max(1)
+}
+
+#[expect(clippy::cast_precision_loss, reason = "times and speeds are far below 2^53")]
+const fn float(number: u64) -> f64 {
+    number as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000;
+    /// A millisecond of CPU time.
+    const COST: u64 = 1_000 * PS_PER_US;
+
+    /// When each request is done, in the order of their ends.
+    fn run(machine: &mut Machine) -> Vec<(u64, u32)> {
+        let mut done = Vec::new();
+        while let Some(at) = machine.next_end() {
+            machine.advance(at);
+            while let Some(request) = machine.next_done() {
+                done.push((at, request));
+            }
+        }
+        done
+    }
+
+    #[test]
+    fn requests_have_a_core_each_until_there_are_more_of_them() {
+        let mut machine = Machine::new(2, 1.0);
+        machine.add(0, 7, 10 * COST);
+        machine.add(0, 8, 20 * COST);
+        assert_eq!(run(&mut machine), [(10 * MS, 7), (20 * MS, 8)]);
+        assert_eq!(machine.busy_us(), 30_000.0);
+    }
+
+    #[test]
+    fn more_requests_than_cores_share_them_evenly() {
+        // Four on two cores run at half speed. The short one is done at 20 ms; of the others three share two cores: 10 ms of CPU
+        // take 15.
+        let mut machine = Machine::new(2, 1.0);
+        for (request, cost) in [(1, 10), (2, 20), (3, 20), (4, 20)] {
+            machine.add(0, request, cost * COST);
+        }
+        let done = run(&mut machine);
+        // 1 picosecond is lost in a thousand.
+        assert_eq!(done[0], (20 * MS, 1));
+        for (at, _) in &done[1..] {
+            assert!(at.abs_diff(35 * MS) <= 1, "{done:?}");
+        }
+        assert!((machine.busy_us() - 70_000.0).abs() < 10.0, "{}", machine.busy_us());
+    }
+
+    #[test]
+    fn who_comes_later_slows_the_first_one_down() {
+        let mut machine = Machine::new(1, 1.0);
+        machine.add(0, 1, 10 * COST);
+        machine.add(5 * MS, 2, 10 * COST);
+        assert_eq!(run(&mut machine), [(15 * MS, 1), (20 * MS, 2)]);
+    }
+
+    #[test]
+    fn a_machine_may_be_faster_and_become_slower() {
+        let mut machine = Machine::new(1, 2.5);
+        assert!((machine.capacity() - 2.5).abs() < 1e-9);
+        machine.add(0, 1, 10 * COST);
+        machine.set_factor(2 * MS, 0.8);
+        // 5 ms of CPU are left, at twice the speed.
+        assert_eq!(run(&mut machine), [(4_500, 1)]);
+        machine.set_factor(5 * MS, 1.0);
+        machine.add(5 * MS, 2, 10 * COST);
+        machine.add(5 * MS, 1, 10 * COST);
+        assert_eq!(machine.clear(6 * MS), [1, 2]);
+        assert_eq!((machine.requests(), machine.next_end()), (0, None));
+        assert_eq!(machine.busy_us(), 5_500.0);
+    }
+
+    #[test]
+    fn nothing_costs_nothing_and_ends_at_once() {
+        let mut machine = Machine::new(1, 1.0);
+        machine.add(3, 1, 0);
+        assert_eq!(run(&mut machine), [(3, 1)]);
+    }
+}

@@ -1,0 +1,92 @@
+//! What a job's keys mean together: how much it sends, what that costs, and whether its policy can be played.
+
+use std::ops::Range;
+
+use lb_core::service::{MAX_SCAN, ScanCause, Size, Subset};
+use toml::Spanned;
+
+use super::{Run, Scenario, SpannedFault};
+use crate::traffic::document::JobTable;
+
+/// Refuses keys that contradict each other.
+pub(super) fn check(scenario: &Scenario, tables: &[Spanned<JobTable>]) -> Result<(), SpannedFault> {
+    for spanned in tables {
+        let job = spanned.get_ref();
+        let wrong = |message: String| Err((spanned.span(), message));
+        let sends = [job.interval.is_some(), job.rate.is_some(), job.closed.is_some()];
+        let sends = sends.into_iter().filter(|given| *given).count();
+        if sends > 1 {
+            return wrong("interval, rate and closed say the same in three ways: write one of them".into());
+        }
+        if job.cost.is_some() && job.lasts.us > 0 {
+            return wrong("a request with a cost lasts as long as it takes: leave lasts out, or write wait for what is not CPU time".into());
+        }
+        if job.cost.is_none() && job.wait.is_some() {
+            return wrong(
+                "wait comes beside a cost: write cost, or lasts for how long a request lives".into(),
+            );
+        }
+        if sends == 0 && (job.cost.is_some() || job.skew.is_some() || job.burst.is_some()) {
+            return wrong(
+                "nothing arrives, so nothing costs anything: write rate, interval or closed".into(),
+            );
+        }
+        if job.closed.is_some() && job.burst.is_some() {
+            return wrong(
+                "users who wait for each other do not come in bursts: leave burst out, or write a rate"
+                    .into(),
+            );
+        }
+        if job.closed.is_some()
+            && job.cost.is_none()
+            && job.lasts.us == 0
+            && job.closed.is_some_and(|closed| closed.think.us == 0)
+        {
+            return wrong(
+                "requests that take no time, without a pause, never end: write think, cost or lasts".into(),
+            );
+        }
+        if job.timeout.is_some_and(|timeout| timeout.us == 0) {
+            return wrong(
+                "a timeout of \"0s\" lets nothing be served: write at least \"1us\", or leave it out".into(),
+            );
+        }
+        for run in &scenario.runs {
+            check_policy(scenario, job, run, &spanned.span())?;
+        }
+    }
+    Ok(())
+}
+
+/// Refuses a policy that looks at every member of a subset that is too large for that.
+fn check_policy(
+    scenario: &Scenario,
+    job: &JobTable,
+    run: &Run,
+    span: &Range<usize>,
+) -> Result<(), SpannedFault> {
+    let policy = run.policy.unwrap_or(job.policy).0;
+    let limit = run.active_limit.or(job.active_limit).and_then(|limit| limit.0);
+    let Some(cause) = ScanCause::of(policy, limit, job.overflow.0) else { return Ok(()) };
+    let algorithm = run.algorithm.unwrap_or(job.algorithm.0);
+    let size = run.size.unwrap_or(job.size.0);
+    let most = Subset::Sized { algorithm, size }.most_members().min(scenario.most_backends());
+    if most <= MAX_SCAN {
+        return Ok(());
+    }
+    let who = match cause {
+        ScanCause::Policy => format!("policy {:?}", policy.name()),
+        ScanCause::Overflow => "an active_limit with overflow \"least-loaded\"".into(),
+    };
+    let what = match size {
+        Size::Auto { .. } => "size \"auto\"".to_owned(),
+        Size::Fixed(_) => algorithm.name().to_owned(),
+    };
+    Err((
+        span.clone(),
+        format!(
+            "{who} looks at every member of a subset, at most {MAX_SCAN}, and {what} can have {most} (run {:?}): write another size or policy",
+            run.name
+        ),
+    ))
+}

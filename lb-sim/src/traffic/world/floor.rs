@@ -1,0 +1,82 @@
+//! What chance alone makes uneven: the same arrivals with the same costs, each at a backend that is drawn by capacity.
+//!
+//! Nobody who sends independent arrivals to backends in proportion does better than this by more than chance. Printed beside what
+//! policies do, so that nobody takes noise for a fault. Must not know who decides.
+
+use lb_core::subset::random::{SplitMix64, mix64};
+
+use crate::traffic::demand::unit;
+
+/// Arrivals and costs, spread by chance.
+#[derive(Debug)]
+pub(super) struct Floor {
+    rng: SplitMix64,
+    weights: Urn,
+    capacities: Urn,
+    /// Arrivals at each backend, over its weight.
+    arrivals: Vec<u64>,
+    /// CPU time that arrivals at each backend cost, in seconds of a core of speed 1.
+    cpu: Vec<f64>,
+}
+
+/// Draws numbers by their parts of a whole.
+#[derive(Debug)]
+struct Urn {
+    parts: Vec<f64>,
+    /// Sums of parts up to each number.
+    sums: Vec<f64>,
+}
+
+impl Urn {
+    fn new(parts: &[f64]) -> Self {
+        let mut sum = 0.0;
+        let sums = parts.iter().map(|part| {
+            sum += part;
+            sum
+        });
+        Self { sums: sums.collect(), parts: parts.to_vec() }
+    }
+
+    fn draw(&self, rng: &mut SplitMix64) -> usize {
+        let all = self.sums.last().copied().unwrap_or(0.0);
+        let at = unit(rng) * all;
+        self.sums.partition_point(|sum| *sum <= at).min(self.sums.len() - 1)
+    }
+}
+
+impl Floor {
+    pub fn new(weights: &[f64], capacities: &[f64], seed: u64) -> Self {
+        Self {
+            rng: SplitMix64::new(mix64(&[seed, 8])),
+            weights: Urn::new(weights),
+            capacities: Urn::new(capacities),
+            arrivals: vec![0; weights.len()],
+            cpu: vec![0.0; weights.len()],
+        }
+    }
+
+    /// Something arrives that costs this much CPU time, in picoseconds. Costs count only while they are measured.
+    pub fn arrive(&mut self, is_measured: bool, cost_ps: u64) {
+        let at = self.weights.draw(&mut self.rng);
+        self.arrivals[at] += 1;
+        if cost_ps > 0 {
+            let at = self.capacities.draw(&mut self.rng);
+            if is_measured {
+                #[expect(clippy::cast_precision_loss, reason = "to 16 digits")]
+                let seconds = cost_ps as f64 / 1e12;
+                self.cpu[at] += seconds;
+            }
+        }
+    }
+
+    /// Arrivals over weight of each backend that has a weight.
+    pub fn loads(&self) -> Vec<f64> {
+        let weighted = self.arrivals.iter().zip(&self.weights.parts).filter(|(_, weight)| **weight > 0.0);
+        weighted.map(|(arrivals, weight)| super::float(*arrivals) / weight).collect()
+    }
+
+    /// CPU time over capacity of each backend.
+    pub fn utilizations(&self) -> Vec<f64> {
+        self.cpu.iter().zip(&self.capacities.parts).map(|(cpu, capacity)| cpu / capacity).collect()
+    }
+}

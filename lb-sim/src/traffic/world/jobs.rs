@@ -1,0 +1,117 @@
+//! Jobs during a run: how their tasks choose, as the daemon's configuration would say it, and how much each of them sends.
+//!
+//! Must not know clients or backends.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use lb_core::service::{Policy, Service, Subset};
+use lb_core::subset::random::{SplitMix64, mix64, shuffle};
+
+use super::float;
+use crate::traffic::assignments::Shares;
+use crate::traffic::client::SERVICE;
+use crate::traffic::document::{JobTable, Traffic};
+use crate::traffic::scenario::{Run, Scenario};
+use crate::traffic::values::Within;
+
+/// A job during a run.
+#[derive(Debug)]
+pub(super) struct Job {
+    pub table: JobTable,
+    pub shares: Shares,
+    pub service: Service,
+    /// The client of each task.
+    pub clients: Vec<u32>,
+    /// Mean time between two arrivals of all its tasks; or how long a user pauses.
+    gap_us: Option<u64>,
+    /// How much the tasks at the start send, 1 being the mean; empty if all send the same.
+    rates: Vec<f64>,
+    /// Tasks that are absent.
+    missing: BTreeSet<u32>,
+}
+
+impl Job {
+    pub fn new(
+        scenario: &Scenario,
+        run: &Run,
+        position: usize,
+        table: &JobTable,
+        seed: u64,
+        subset_seed: Option<u64>,
+    ) -> Self {
+        let mut table = table.clone();
+        table.policy = run.policy.unwrap_or(table.policy);
+        table.error_decay = run.error_decay.unwrap_or(table.error_decay);
+        table.active_limit = run.active_limit.or(table.active_limit);
+        table.skew = run.skew.or(table.skew);
+        table.retries = run.retries.map_or(table.retries, Within);
+        table.rate = table.rate.map(|rate| run.rate.unwrap_or(rate));
+        let algorithm = run.algorithm.unwrap_or(table.algorithm.0);
+        let size = run.size.unwrap_or(table.size.0);
+        let own = || lb_core::service::seed(&table.name.0, &scenario.service);
+        // Where several seeds are played, each has other subsets, unless the file says which.
+        let of_play = || subset_seed.map_or_else(own, |number| mix64(&[own(), number]));
+        let seed_of_subsets = table.seed.map_or_else(of_play, |seed| seed.0);
+        let subset = Subset::Sized { algorithm, size };
+        let service = Service::new(&scenario.service, SERVICE, subset, seed_of_subsets);
+        let ejection = run.ejection.or(table.ejection).and_then(|choice| choice.0);
+        // Connections that are kept are made whoever fails: nothing is chosen that could be judged.
+        let ejection = ejection.filter(|_| table.traffic == Traffic::Connections);
+        let policy = table.policy.0;
+        let counts_errors = matches!(policy, Policy::LeastLoaded | Policy::P2c);
+        let error_decay = table.error_decay.0.filter(|_| counts_errors);
+        let service = Service {
+            policy,
+            active_limit: table.active_limit.and_then(|limit| limit.0),
+            overflow: table.overflow.0,
+            error_decay: error_decay.map(|span| Duration::from_micros(span.us)),
+            ejection,
+            ..service
+        };
+        let position = position as u64;
+        let tasks = table.tasks.0;
+        let rates = table.skew.map_or_else(Vec::new, |skew| {
+            skew.0.rates(tasks, &mut SplitMix64::new(mix64(&[seed, 5, position])))
+        });
+        let mut order: Vec<u32> = (0..tasks).collect();
+        shuffle(&mut order, &mut SplitMix64::new(mix64(&[seed, 6, position])));
+        // Never all of them.
+        let missing = (tasks * table.missing.0 / 100).min(tasks - 1);
+        let missing = order.into_iter().take(missing as usize).collect();
+        let gap_us = match (table.interval, table.rate, table.closed) {
+            (Some(interval), ..) => Some(interval.us),
+            #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "at most a day")]
+            (_, Some(rate), _) => Some((1e6 / rate.0).round() as u64),
+            (.., Some(closed)) => Some(closed.think.us),
+            (None, None, None) => None,
+        };
+        let shares = run.shares.unwrap_or(table.shares);
+        Self { table, shares, service, clients: Vec::new(), gap_us, rates, missing }
+    }
+
+    /// Mean time between two arrivals at a task, or how long a user of it pauses; `None` if nothing arrives.
+    pub fn gap_us(&self, task: u32) -> Option<u64> {
+        let rate = self.rates.get(task as usize).copied().unwrap_or(1.0);
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "what is longer than that never comes"
+        )]
+        self.gap_us.map(|gap_us| if rate == 1.0 { gap_us } else { (float(gap_us) / rate).round() as u64 })
+    }
+
+    /// When something comes that is due after a gap.
+    pub fn due(&self, now_us: u64, gap_us: u64) -> u64 {
+        self.table.burst.map_or(now_us + gap_us, |burst| burst.0.due(now_us, gap_us))
+    }
+
+    /// Whether a task is absent.
+    pub fn is_missing(&self, task: u32) -> bool {
+        self.missing.contains(&task)
+    }
+
+    pub const fn holds_links(&self) -> bool {
+        matches!(self.table.traffic, Traffic::Requests)
+    }
+}

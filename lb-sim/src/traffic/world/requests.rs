@@ -1,0 +1,443 @@
+//! What clients send: requests and connects, from their arrival to their end.
+//!
+//! A request is known by its number from the arrival on, also while it is tried again. Whoever works on it does not know when its
+//! client gives it up: that work is done for nothing. Must not know when backends stop and start, nor how machines share time.
+
+use lb_common::ending::Ending;
+use lb_common::pick::{How, Pick};
+
+use super::clients::number;
+use super::{Backend, Event, World};
+use crate::traffic::client::{Client, Link, LinkState, SlotBackend};
+use crate::traffic::document::{FailMode, Traffic};
+use crate::traffic::sampling;
+
+/// One arrival that has not ended.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Request {
+    pub client: u32,
+    /// The slot and the backend that it went to last.
+    pub slot: u32,
+    pub backend: u32,
+    began_us: u64,
+    cost_ps: u64,
+    /// How long it is held beside that.
+    wait_us: u64,
+    tries_left: u32,
+    /// When its client gives it up.
+    gives_up_us: u64,
+    /// Whether a user waits for it, who sends the next one later.
+    is_users: bool,
+    /// Whether it is counted on its client's link to the backend.
+    pub is_on_link: bool,
+    stage: Stage,
+}
+
+/// Where a request is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// Not sent, or about to be tried again.
+    Unsent,
+    /// Nobody answers the connect.
+    Unanswered,
+    /// The backend has it, and it needs CPU time.
+    OnMachine,
+    /// The backend has it, and it needs none.
+    Held,
+    /// The backend works on it, and nobody waits for it.
+    Forsaken,
+}
+
+impl Request {
+    const fn is_under_way(&self) -> bool {
+        !matches!(self.stage, Stage::Forsaken)
+    }
+}
+
+/// A request, and a number that differs from those of all others that had its place before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct RequestRef {
+    place: u32,
+    generation: u32,
+}
+
+/// Requests that have not ended.
+#[derive(Debug, Default)]
+pub(super) struct Requests {
+    places: Vec<(u32, Option<Request>)>,
+    free: Vec<u32>,
+}
+
+impl Requests {
+    fn insert(&mut self, request: Request) -> RequestRef {
+        if let Some(place) = self.free.pop() {
+            let (generation, here) = &mut self.places[place as usize];
+            *here = Some(request);
+            return RequestRef { place, generation: *generation };
+        }
+        self.places.push((0, Some(request)));
+        RequestRef { place: number(self.places.len() - 1), generation: 0 }
+    }
+
+    fn remove(&mut self, place: u32) {
+        let (generation, here) = &mut self.places[place as usize];
+        *generation = generation.wrapping_add(1);
+        *here = None;
+        self.free.push(place);
+    }
+
+    /// The request in a place.
+    fn at(&mut self, place: u32) -> &mut Request {
+        self.places[place as usize].1.as_mut().expect("there is a request in this place")
+    }
+
+    /// The place of a request that has not ended.
+    fn find(&self, RequestRef { place, generation }: RequestRef) -> Option<u32> {
+        let (here, request) = &self.places[place as usize];
+        (*here == generation && request.is_some()).then_some(place)
+    }
+
+    fn reference(&self, place: u32) -> RequestRef {
+        RequestRef { place, generation: self.places[place as usize].0 }
+    }
+
+    /// The same request, of which nothing that was to come before comes any more.
+    fn renew(&mut self, place: u32) -> RequestRef {
+        let (generation, _) = &mut self.places[place as usize];
+        *generation = generation.wrapping_add(1);
+        RequestRef { place, generation: *generation }
+    }
+
+    /// The places of all requests under way of which this is true.
+    pub fn of(&self, is_meant: impl Fn(&Request) -> bool) -> Vec<u32> {
+        let places = (0..).zip(&self.places);
+        let meant = places.filter(|(_, (_, request))| {
+            request.as_ref().is_some_and(|request| request.is_under_way() && is_meant(request))
+        });
+        meant.map(|(place, _)| place).collect()
+    }
+
+    /// How many are under way.
+    pub fn under_way(&self) -> u64 {
+        self.of(|_| true).len() as u64
+    }
+}
+
+/// Why a request failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Failure {
+    Refused,
+    Limited,
+    Unready,
+    Down,
+    Cut,
+    Rejected,
+    Answered,
+    TimedOut,
+}
+
+impl World<'_> {
+    /// A request or connect begins.
+    pub(super) fn arrive(&mut self, id: u32) {
+        self.with_client(id, |world, client| {
+            let job = &world.jobs[client.job];
+            let table = &job.table;
+            // Sampled in any case, so that all runs of a scenario see the same arrivals with the same lives and costs.
+            let gap_us = job.gap_us(client.index).expect("what arrives has a rate");
+            let gap = if table.closed.is_none() {
+                sampling::sample(table.arrivals, gap_us, &mut client.rng)
+            } else {
+                0
+            };
+            let cost_ps = table.cost.map_or(0, |cost| cost.0.sample(&mut client.rng));
+            let wait = if table.cost.is_some() { table.wait.unwrap_or_default() } else { table.lasts };
+            let wait_us = sampling::sample(table.lives, wait.us, &mut client.rng);
+            if table.closed.is_none() {
+                world.queue.push(job.due(world.now, gap.max(1)), Event::Arrive(id));
+            }
+            let gives_up_us = table.timeout.map_or(u64::MAX, |timeout| world.now + timeout.us);
+            let (tries_left, is_users) = (table.retries.0, table.closed.is_some());
+            world.counts.arrivals += 1;
+            world.floor.arrive(world.now >= world.scenario.measure_from.us, cost_ps);
+            let request = world.requests.insert(Request {
+                client: id,
+                slot: 0,
+                backend: 0,
+                began_us: world.now,
+                cost_ps,
+                wait_us,
+                tries_left,
+                gives_up_us,
+                is_users,
+                is_on_link: false,
+                stage: Stage::Unsent,
+            });
+            world.time_out_in_time(request);
+            world.send(id, client, request.place);
+        });
+    }
+
+    /// Sees to it that the client gives a request up in time.
+    fn time_out_in_time(&mut self, request: RequestRef) {
+        let gives_up_us = self.requests.at(request.place).gives_up_us;
+        if gives_up_us != u64::MAX {
+            self.queue.push(gives_up_us, Event::TimeOut(request));
+        }
+    }
+
+    /// A request is tried again.
+    pub(super) fn try_again(&mut self, request: RequestRef) {
+        if let Some(place) = self.requests.find(request) {
+            let id = self.requests.at(place).client;
+            self.with_client(id, |world, client| world.send(id, client, place));
+        }
+    }
+
+    /// A backend is chosen, and the request goes there.
+    fn send(&mut self, id: u32, client: &mut Client, request: u32) {
+        let picked = client.pick(self.tick());
+        if picked.how == How::Trial {
+            self.try_backend(client, picked.slot);
+        }
+        match picked.how {
+            How::Picked | How::Trial | How::Overflowed | How::Fallback | How::Diverted => {
+                self.send_to(id, client, picked, request);
+            }
+            How::Limited => self.fail_request(request, Failure::Limited),
+            How::Refused => self.fail_request(request, Failure::Refused),
+            How::Broken => unreachable!("a plan's tables agree with each other"),
+        }
+    }
+
+    /// A request goes to the backend in a slot.
+    fn send_to(&mut self, id: u32, client: &mut Client, Pick { how, slot }: Pick, request: u32) {
+        let (at, is_trial) = (slot as usize, how == How::Trial);
+        let backend = client.slots[at].expect("a pick is of a slot that has a backend").backend;
+        let sent = self.requests.at(request);
+        (sent.slot, sent.backend) = (slot, backend);
+        let to = &mut self.backends[backend as usize];
+        match self.jobs[client.job].table.traffic {
+            Traffic::Requests => {
+                if client.links[at].is_none_or(|link| link.state != LinkState::Ready) {
+                    self.fail_request(request, Failure::Unready);
+                    return;
+                }
+            }
+            Traffic::Connections => {
+                if !to.is_up() {
+                    self.fail_to_connect(client, slot, is_trial, request);
+                    return;
+                }
+                if client.links[at].is_none() {
+                    let serial = client.next_serial();
+                    client.links[at] = Some(Link { backend, serial, state: LinkState::Ready, flows: 0 });
+                    to.holders.insert((id, slot));
+                }
+                to.connections += 1;
+                self.counts.opened += 1;
+                self.succeed(client, slot, is_trial);
+            }
+        }
+        client.links[at].as_mut().expect("there is one, or it was made").flows += 1;
+        let to = &mut self.backends[backend as usize];
+        to.step_load += 1;
+        to.load += 1;
+        let is_broken = to.failing == Some(FailMode::Errors);
+        let sent = self.requests.at(request);
+        sent.is_on_link = true;
+        if is_broken || self.machines[backend as usize].is_full() {
+            sent.stage = Stage::Held;
+            self.end_flow(id, client, request);
+            let why = if is_broken { Failure::Answered } else { Failure::Rejected };
+            self.fail_request(request, why);
+        } else if self.jobs[client.job].table.cost.is_some() {
+            sent.stage = Stage::OnMachine;
+            let cost_ps = sent.cost_ps;
+            self.work(backend, request, cost_ps);
+        } else {
+            self.hold(request);
+        }
+    }
+
+    /// A request needs no CPU time any more.
+    fn hold(&mut self, request: u32) {
+        let held = self.requests.at(request);
+        held.stage = Stage::Held;
+        let ends_us = self.now + held.wait_us;
+        self.queue.push(ends_us, Event::Finish(self.requests.reference(request)));
+    }
+
+    /// A machine has given a request the CPU time that it needs.
+    pub(super) fn worked(&mut self, request: u32) {
+        match *self.requests.at(request) {
+            Request { stage: Stage::Forsaken, .. } => self.requests.remove(request),
+            Request { wait_us: 0, .. } => self.finish(self.requests.reference(request)),
+            _ => self.hold(request),
+        }
+    }
+
+    /// A request has got what it came for.
+    pub(super) fn finish(&mut self, request: RequestRef) {
+        let Some(place) = self.requests.find(request) else { return };
+        let Request { client: id, began_us, is_users, .. } = *self.requests.at(place);
+        self.with_client(id, |world, client| world.end_flow(id, client, place));
+        self.counts.served += 1;
+        if self.now >= self.scenario.measure_from.us {
+            self.latency.saturating_record(self.now - began_us);
+        }
+        self.requests.remove(place);
+        if is_users {
+            self.queue.push(self.now, Event::Think(id));
+        }
+    }
+
+    /// A user whose request has ended sends the next one later.
+    pub(super) fn think(&mut self, id: u32) {
+        self.with_client(id, |world, client| {
+            let job = &world.jobs[client.job];
+            let gap_us = job.gap_us(client.index).expect("users arrive");
+            let pause = sampling::sample(job.table.arrivals, gap_us, &mut client.rng);
+            world.queue.push(world.now + pause, Event::Arrive(id));
+        });
+    }
+
+    /// A request that was sent is on its connection no more.
+    fn end_flow(&mut self, id: u32, client: &mut Client, request: u32) {
+        let ended = self.requests.at(request);
+        ended.is_on_link = false;
+        let at = ended.slot as usize;
+        let link = client.links[at].as_mut().expect("what is sent has a link");
+        link.flows -= 1;
+        let link = *link;
+        match (self.jobs[client.job].table.traffic, link.state) {
+            (Traffic::Requests, LinkState::Draining { is_moved }) if link.flows == 0 => {
+                self.close(id, client, at, is_moved);
+            }
+            (Traffic::Requests, _) => {}
+            (Traffic::Connections, _) => {
+                self.backends[link.backend as usize].connections -= 1;
+                self.counts.closed += 1;
+                if link.flows == 0 {
+                    self.unlink(id, client, at);
+                }
+            }
+        }
+    }
+
+    /// A connect to a backend that is stopped or fails.
+    fn fail_to_connect(&mut self, client: &mut Client, slot: u32, is_trial: bool, request: u32) {
+        let SlotBackend { backend, .. } = client.slots[slot as usize].expect("as above");
+        let how = match &self.backends[backend as usize] {
+            Backend { running: true, failing: Some(how), .. } => *how,
+            Backend { .. } => FailMode::Refuse,
+        };
+        match how {
+            FailMode::Refuse => {
+                self.blame(client, slot, is_trial, Ending::Refused);
+                self.fail_request(request, Failure::Down);
+            }
+            FailMode::Blackhole => {
+                client.pending[slot as usize] += 1;
+                self.requests.at(request).stage = Stage::Unanswered;
+                let event = Event::GiveUp { request: self.requests.reference(request), is_trial };
+                self.queue.push(self.now + self.timeout_us, event);
+            }
+            FailMode::ResetAtOnce => {
+                self.counts.opened += 1;
+                self.counts.dropped += 1;
+                self.blame(client, slot, is_trial, Ending::Reset);
+                self.fail_request(request, Failure::Cut);
+            }
+            FailMode::Slow | FailMode::Errors => unreachable!("connects to such a backend are established"),
+        }
+    }
+
+    /// A client gives up a connect that nobody has answered, also if somebody would by now.
+    pub(super) fn give_up(&mut self, request: RequestRef, is_trial: bool) {
+        let Some(place) = self.requests.find(request) else { return };
+        let Request { client: id, slot, stage, .. } = *self.requests.at(place);
+        if stage != Stage::Unanswered {
+            return;
+        }
+        self.with_client(id, |world, client| {
+            client.pending[slot as usize] -= 1;
+            world.blame(client, slot, is_trial, Ending::TimedOut);
+        });
+        self.fail_request(place, Failure::Down);
+    }
+
+    /// A client has waited long enough for a request. It is not tried again: whoever waits for it does not wait any longer.
+    pub(super) fn time_out(&mut self, request: RequestRef) {
+        let Some(place) = self.requests.find(request) else { return };
+        let timed_out = self.requests.at(place);
+        if !timed_out.is_under_way() {
+            return;
+        }
+        timed_out.tries_left = 0;
+        let Request { client: id, slot, stage, is_on_link, .. } = *timed_out;
+        self.with_client(id, |world, client| {
+            if is_on_link {
+                world.end_flow(id, client, place);
+            } else if stage == Stage::Unanswered {
+                client.pending[slot as usize] -= 1;
+                world.blame(client, slot, false, Ending::Unanswered);
+            }
+        });
+        self.fail_request(place, Failure::TimedOut);
+    }
+
+    /// A request has failed, and is on no connection. It is tried again if it may be.
+    pub(super) fn fail_request(&mut self, request: u32, why: Failure) {
+        let failed = self.requests.at(request);
+        failed.is_on_link = false;
+        if failed.tries_left > 0 {
+            failed.tries_left -= 1;
+            self.counts.retries += 1;
+            let again = if failed.stage == Stage::OnMachine {
+                // What the backend works on is not what is tried again.
+                let again = Request { stage: Stage::Unsent, ..*failed };
+                failed.stage = Stage::Forsaken;
+                self.requests.insert(again)
+            } else {
+                failed.stage = Stage::Unsent;
+                self.requests.renew(request)
+            };
+            self.time_out_in_time(again);
+            self.queue.push(self.now, Event::TryAgain(again));
+            return;
+        }
+        let (id, is_users) = (failed.client, failed.is_users);
+        let errors = &mut self.counts.errors;
+        *match why {
+            Failure::Refused => &mut errors.refused,
+            Failure::Limited => &mut errors.limited,
+            Failure::Unready => &mut errors.unready,
+            Failure::Down => &mut errors.down,
+            Failure::Cut => &mut errors.cut,
+            Failure::Rejected => &mut errors.rejected,
+            Failure::Answered => &mut errors.answered,
+            Failure::TimedOut => &mut errors.timed_out,
+        } += 1;
+        self.forget(request);
+        if is_users {
+            self.queue.push(self.now, Event::Think(id));
+        }
+    }
+
+    /// Nobody waits for a request any more.
+    pub(super) fn forget(&mut self, request: u32) {
+        let forgotten = self.requests.at(request);
+        forgotten.is_on_link = false;
+        if forgotten.stage == Stage::OnMachine {
+            forgotten.stage = Stage::Forsaken;
+        } else {
+            self.requests.remove(request);
+        }
+    }
+
+    /// A machine has lost what was on it.
+    pub(super) fn lose(&mut self, request: u32) {
+        assert!(!self.requests.at(request).is_under_way(), "what was under way there has failed before");
+        self.requests.remove(request);
+    }
+}

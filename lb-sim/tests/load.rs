@@ -1,0 +1,347 @@
+//! What costs, machines and clients' rules do to load and latency, compared with arithmetic by hand.
+
+use lb_sim::traffic::figures::RunFigures;
+use lb_sim::traffic::scenario::Scenario;
+use lb_sim::traffic::tally::{Counts, Errors};
+use lb_sim::traffic::{Report, play};
+use proptest::prelude::*;
+
+fn played(text: &str) -> Report {
+    let scenario = Scenario::read("test", "test.toml", text);
+    play(&scenario.unwrap_or_else(|fault| panic!("{fault}\n{text}")), 1)
+}
+
+fn figures(report: &Report, run: usize) -> &RunFigures {
+    &report.figures.as_ref().expect("requests cost something").runs[run]
+}
+
+fn counts(report: &Report) -> Counts {
+    report.summary.runs[0].counts
+}
+
+#[track_caller]
+fn near(value: f64, expected: f64, part: f64) {
+    assert!((value - expected).abs() <= part * expected, "{value} in place of {expected}");
+}
+
+/// A hundred requests in a second, a millisecond of CPU each, to two backends by turns.
+const STEADY: &str = r#"
+title = "steady"
+duration = "20s"
+step = "5s"
+[backends]
+count = 2
+[[job]]
+name = "one"
+tasks = 1
+size = 2
+traffic = "connections"
+policy = "round-robin"
+rate = 100.0
+arrivals = "even"
+cost = { mean = "1ms", exact = true }
+"#;
+
+#[test]
+fn utilization_is_rate_times_cost_over_what_a_machine_can_do() {
+    let report = played(&STEADY.replace("count = 2", "count = 2\ncores = 2\nspeed = [1.0, 0.5]"));
+    let figures = figures(&report, 0);
+    // 50 requests of 1 and 2 ms on two cores.
+    near(figures.cpu[0], 0.025, 0.01);
+    near(figures.cpu[1], 0.05, 0.01);
+    near(figures.evenness.cpu_max_over_min.mean, 2.0, 0.01);
+    near(figures.evenness.cpu_max_over_mean.mean, 4.0 / 3.0, 0.01);
+    near(figures.evenness.raw_utilization.mean, 0.75, 0.01);
+    // Half of the requests take 1 ms, half 2.
+    near(figures.latency_ms.p50.mean, 1.0, 0.01);
+    near(figures.latency_ms.p99.mean, 2.0, 0.01);
+    assert_eq!(figures.errors.mean, 0.0);
+}
+
+#[test]
+fn a_wait_holds_a_request_and_no_cpu() {
+    let report = played(&format!("{STEADY}wait = \"30ms\"\nlives = \"even\"\n"));
+    near(figures(&report, 0).cpu[0], 0.05, 0.01);
+    near(figures(&report, 0).latency_ms.p50.mean, 31.0, 0.01);
+}
+
+#[test]
+fn weights_and_shares_go_through_every_policy() {
+    for policy in ["weighted-round-robin", "least-loaded", "p2c", "random"] {
+        let text = STEADY
+            .replace("round-robin", policy)
+            .replace("count = 2", "count = 4")
+            .replace("size = 2", "size = 4");
+        let report = played(&text);
+        assert_eq!(counts(&report).served, counts(&report).arrivals, "{policy}");
+        assert!(figures(&report, 0).cpu.iter().all(|cpu| *cpu > 0.01), "{policy}");
+    }
+    // Of backends with these weights round robin takes no notice.
+    let weights = "count = 2\nweights = [{ from = 0, to = 0, weight = 3 }]";
+    for (policy, ratio) in [("round-robin", 1.0), ("weighted-round-robin", 3.0)] {
+        let report = played(&STEADY.replace("round-robin", policy).replace("count = 2", weights));
+        near(figures(&report, 0).evenness.cpu_max_over_min.mean, ratio, 0.01);
+    }
+}
+
+#[test]
+fn the_least_loaded_backend_is_the_faster_one() {
+    // Slow enough that a request is there when the next one comes.
+    let text = STEADY
+        .replace("count = 2", "count = 2\nspeed = [1.0, 0.1]")
+        .replace("mean = \"1ms\"", "mean = \"4ms\"");
+    let slow = |policy: &str| {
+        let report = played(&text.replace("round-robin", policy));
+        let figures = figures(&report, 0);
+        (figures.cpu[1], figures.latency_ms.p99.mean)
+    };
+    let (cpu, latency) = slow("round-robin");
+    assert!(cpu > 0.99 && latency > 1_000.0, "50 requests of 40 ms are too much: {cpu} {latency}");
+    for policy in ["least-loaded", "p2c"] {
+        let (_, latency) = slow(policy);
+        assert!(latency < 200.0, "{policy}: {latency}");
+    }
+}
+
+#[test]
+fn a_backend_that_resets_at_once_looks_idle_unless_errors_count() {
+    let text = STEADY
+        .replace("round-robin", "least-loaded")
+        .replace("count = 2", "count = 4")
+        .replace("size = 2", "size = 4")
+        + "wait = \"100ms\"\n[[fail]]\nat = \"2s\"\nfor = \"10s\"\nbackends = 1\nmode = \"reset_at_once\"\n\
+           [[run]]\nname = \"heeds\"\n[[run]]\nname = \"not\"\nerror_decay = \"off\"\n";
+    let report = played(&text);
+    let cut = report.summary.runs.iter().map(|total| total.counts.errors.cut).collect::<Vec<_>>();
+    // Most of ten seconds' connects, against what is open when it begins and a try now and then.
+    assert!(cut[1] > 700 && cut[0] < 30, "{cut:?}");
+}
+
+#[test]
+fn a_limit_spares_a_backend_and_may_leave_nobody() {
+    let busy = STEADY.replace("count = 2", "count = 2\nspeed = [1.0, 0.01]");
+    let errors = |lines: &str| counts(&played(&format!("{busy}{lines}"))).errors;
+    assert_eq!(errors("active_limit = 5\n"), Errors::default(), "the fast one has room");
+    // Everybody is at it: one request of 31 ms at a time each, and 100 in a second.
+    let long = "wait = \"30ms\"\nlives = \"even\"\nactive_limit = 1\n";
+    assert_eq!(errors(&format!("{long}overflow = \"least-loaded\"\n")), Errors::default());
+    let refused = errors(&format!("{long}overflow = \"refuse\"\n"));
+    assert!(refused.limited > 1_000 && refused.sum() == refused.limited, "{refused:?}");
+}
+
+#[test]
+fn a_request_is_given_up_in_time_and_what_works_on_it_goes_on() {
+    // The slow backend takes 100 ms for each of 50 requests in a second.
+    let text = STEADY.replace("count = 2", "count = 2\nspeed = [1.0, 0.01]") + "timeout = \"500ms\"\n";
+    let report = played(&text);
+    let counted = counts(&report);
+    assert!(
+        counted.errors.timed_out > 800 && counted.errors.sum() == counted.errors.timed_out,
+        "{counted:?}"
+    );
+    assert!(figures(&report, 0).cpu[1] > 0.97, "nobody tells it that nobody waits");
+    assert!(figures(&report, 0).latency_ms.p999.mean <= 501.0);
+}
+
+#[test]
+fn what_has_failed_is_tried_again() {
+    let fail = "[[fail]]\nat = \"2s\"\nfor = \"10s\"\nbackends = 1\nmode = \"MODE\"\n";
+    for mode in ["refuse", "reset_at_once", "errors", "blackhole"] {
+        let of = |more: &str| counts(&played(&format!("{STEADY}{more}{}", fail.replace("MODE", mode))));
+        let (once, again) = (of(""), of("retries = 1\n"));
+        let failed = once.errors;
+        assert!(failed.sum() >= 490 && failed.sum() <= 510, "{mode}: half of ten seconds' {failed:?}");
+        let (answered, down, cut) = (failed.answered, failed.down, failed.cut);
+        assert!([answered, down, cut].iter().filter(|count| **count > 5).count() == 1, "{mode}: {failed:?}");
+        // By turns: the one after a failure is well; after three seconds whoever's turn it is.
+        let most = if mode == "blackhole" { 200 } else { 10 };
+        assert!(again.errors.sum() < most && again.retries > 490, "{mode}: {again:?}");
+    }
+}
+
+#[test]
+fn a_slow_backend_is_slow_while_it_fails_and_serves() {
+    let text = format!(
+        "{STEADY}[[fail]]\nat = \"5s\"\nfor = \"5s\"\nbackends = 1\nmode = \"slow\"\nslowdown = 5.0\n"
+    );
+    let report = played(&text);
+    let means: Vec<f64> = report.steps.iter().map(|row| row.cpu.expect("cost").max).collect();
+    for (mean, expected) in means.iter().zip([0.05, 0.25, 0.05, 0.05]) {
+        near(*mean, expected, 0.03);
+    }
+    assert_eq!(counts(&report).errors, Errors::default());
+}
+
+#[test]
+fn a_start_costs_until_caches_are_warm() {
+    let text = STEADY.replace("count = 2", "count = 2\nrestart_cost = { factor = 4.0, for = \"5s\" }")
+        + "[[restart]]\nat = \"4s\"\nbatch = 1\nlame_duck = \"500ms\"\ndown = \"500ms\"\npause = \"20s\"\n";
+    let report = played(&text);
+    let busiest = report.steps.iter().map(|row| row.cpu.expect("cost").max).collect::<Vec<_>>();
+    near(busiest[2], 0.05, 0.05);
+    let all: Vec<f64> = report.steps.iter().map(|row| row.cpu.expect("cost").mean).collect();
+    // From 5 to 10 s one of both is four times as slow, and is not counted as there all the time.
+    assert!(figures(&report, 0).cpu[0] > 0.06, "{all:?} {:?}", figures(&report, 0).cpu);
+}
+
+#[test]
+fn neighbours_make_a_machine_slower() {
+    let text = STEADY.replace("count = 2", "count = 2\nantagonist = { share = 50, every = \"100ms\" }");
+    let cpu = &played(&text);
+    let cpu = &figures(cpu, 0).cpu;
+    // Half of the time nobody; else from 0 to 50 %: 2 ln 2 times as much.
+    for cpu in cpu {
+        near(*cpu, 0.05 * (1.0 + 2.0 * std::f64::consts::LN_2) / 2.0, 0.05);
+    }
+}
+
+#[test]
+fn users_who_wait_send_no_more_than_is_served() {
+    let closed = "closed = { clients = 10, think = \"90ms\" }";
+    let text = STEADY.replace("rate = 100.0", closed);
+    // Ten users, each with a turn of about 91 ms.
+    let counted = counts(&played(&text));
+    near(f64::from(u32::try_from(counted.arrivals).expect("few")), 20.0 / 0.091 * 10.0, 0.02);
+    // A machine that does 20 requests in a second holds them up: one turn of two takes its time.
+    let slow = counts(&played(&text.replace("count = 2", "count = 2\nspeed = 0.01")));
+    near(f64::from(u32::try_from(slow.served).expect("few")), 20.0 * 20.0, 0.05);
+    assert_eq!(slow.errors, Errors::default());
+}
+
+#[test]
+fn tasks_may_be_absent_unequal_and_send_in_bursts() {
+    let many = STEADY.replace("tasks = 1", "tasks = 100").replace("rate = 100.0", "rate = 10.0");
+    let arrivals = |more: &str| counts(&played(&format!("{many}{more}"))).arrivals;
+    let all = arrivals("");
+    near(f64::from(u32::try_from(all).expect("few")), 20_000.0, 0.01);
+    near(f64::from(u32::try_from(arrivals("missing = 30\n")).expect("few")), 14_000.0, 0.01);
+    near(f64::from(u32::try_from(arrivals("skew = 1.0\n")).expect("few")), 20_000.0, 0.02);
+    near(f64::from(u32::try_from(arrivals("skew = { zipf = 1.0 }\n")).expect("few")), 20_000.0, 0.02);
+    // From 5 s on, a fifth of the time five times as much: 5 s, and 15 s with 1.8 times as much.
+    let burst = "burst = { factor = 5.0, every = \"5s\", for = \"1s\" }\n";
+    near(f64::from(u32::try_from(arrivals(burst)).expect("few")), 1_000.0 * (5.0 + 15.0 * 1.8), 0.02);
+}
+
+#[test]
+fn more_than_all_machines_can_do_is_rejected_where_queues_end() {
+    let text = STEADY.replace("count = 2", "count = 2\nspeed = 0.02\nqueue = 10");
+    let report = played(&text);
+    // 40 of 100 in a second can be served.
+    let counted = counts(&report);
+    near(f64::from(u32::try_from(counted.errors.rejected).expect("few")), 1_200.0, 0.03);
+    assert!(figures(&report, 0).cpu.iter().all(|cpu| *cpu > 0.98));
+}
+
+#[test]
+fn lame_ducks_that_say_so_themselves_are_left_in_time() {
+    let restart =
+        "[[restart]]\nat = \"4s\"\nbatch = 1\nlame_duck = \"500ms\"\ndown = \"2s\"\npause = \"1s\"\n";
+    let down = |lines: &str| {
+        let text = STEADY.replace("duration", &format!("{lines}\nduration"))
+            + "wait = \"50ms\"\nlives = \"even\"\n"
+            + restart;
+        counts(&played(&text)).errors
+    };
+    // The list says it too late.
+    let late = down("notice = { delay = \"1s\" }");
+    assert!(late.down > 20, "{late:?}");
+    let told = down("notice = { delay = \"1s\" }\nreports = { delay = \"2ms\", spread = \"20ms\" }");
+    assert_eq!(told, Errors::default());
+}
+
+#[test]
+fn cursors_of_several_cpus_share_the_work_as_one_does() {
+    for cpus in [1, 4, 64] {
+        let report = played(&format!("{STEADY}cpus = {cpus}\n"));
+        near(figures(&report, 0).evenness.cpu_max_over_min.mean, 1.0, 0.1);
+    }
+}
+
+/// The book's fleet for a fifth of a minute: `socklb-sim traffic --scenario book-load` has the numbers.
+#[test]
+fn the_book_s_fleet_is_as_uneven_as_the_book_says() {
+    let text = lb_sim::traffic::shipped::text("book-load").expect("it is shipped");
+    let text =
+        text.replace("\"250s\"", "\"12s\"").replace("\"60s\"", "\"4s\"").replace("seeds = 5", "seeds = 2");
+    let report = played(&text);
+    let ratios: Vec<(String, f64)> = (0..4)
+        .map(|run| (figures(&report, run).run.clone(), figures(&report, run).evenness.cpu_max_over_min.mean))
+        .collect();
+    for (run, ratio) in &ratios {
+        assert!((1.8..3.5).contains(ratio), "{run}: {ratios:?}");
+    }
+    let floor = figures(&report, 0).floor.cpu_max_over_min;
+    assert!(
+        floor.mean < ratios[0].1 && floor.low < floor.high,
+        "chance alone makes no such difference: {floor:?}"
+    );
+    assert!(ratios[1].1 < ratios[0].1, "{ratios:?}");
+}
+
+/// A scenario in which everything that can happen to requests happens at once.
+fn busy() -> impl Strategy<Value = String> {
+    let job = (
+        prop::sample::select(vec!["round-robin", "weighted-round-robin", "least-loaded", "p2c", "random"]),
+        prop::sample::select(vec!["connections", "requests"]),
+        prop::sample::select(vec![
+            "rate = 20.0",
+            "interval = \"40ms\"",
+            "closed = { clients = 3, think = \"50ms\" }",
+        ]),
+        prop::sample::select(vec!["", "active_limit = 2\noverflow = \"refuse\"\n", "active_limit = 3\n"]),
+        prop::sample::select(vec![
+            "",
+            "timeout = \"150ms\"\n",
+            "timeout = \"150ms\"\nretries = 2\n",
+            "retries = 3\n",
+        ]),
+        prop::sample::select(vec!["", "skew = 0.7\nmissing = 20\n", "cpus = 3\n"]),
+        prop::sample::select(vec![
+            "lasts = \"300ms\"\n",
+            "cost = { mean = \"20ms\", sigma = 1.5 }\nwait = \"100ms\"\n",
+        ]),
+    );
+    let fail =
+        (prop::sample::select(vec!["refuse", "reset_at_once", "blackhole", "slow", "errors"]), 1u32..80);
+    (prop::collection::vec(job, 1..3), fail, 0u32..2, 1u32..8).prop_map(|(jobs, (mode, share), is_reported, queue)| {
+        let reports = if is_reported == 1 { "reports = { spread = \"20ms\" }\n" } else { "" };
+        let mut text = format!(
+            "title = \"busy\"\nduration = \"16s\"\nstep = \"2s\"\nnotice = {{ spread = \"1s\" }}\n{reports}\
+             [backends]\ncount = 12\nqueue = {queue}\nspeed = {{ alternate = [1.0, 3.0] }}\n\
+             antagonist = {{ share = 30, every = \"1s\" }}\nrestart_cost = {{ factor = 2.0, for = \"1s\" }}\n"
+        );
+        for (number, (policy, traffic, sends, limit, given_up, tasks, lasts)) in jobs.into_iter().enumerate() {
+            text += &format!(
+                "[[job]]\nname = \"job-{number}\"\ntasks = 9\nsize = 4\ntraffic = \"{traffic}\"\npolicy = \"{policy}\"\n\
+                 {sends}\n{limit}{given_up}{tasks}{lasts}"
+            );
+            if traffic == "connections" {
+                text += "ejection = {}\n";
+            }
+        }
+        text + &format!(
+            "[[fail]]\nat = \"2s\"\nfor = \"3s\"\nshare = {share}\nmode = \"{mode}\"\n\
+             [[resize]]\nat = \"3s\"\nbackends = 9\n[[resize]]\nat = \"4s\"\njob = \"job-0\"\ntasks = 5\n\
+             [[restart]]\nat = \"7s\"\nbatch = 5\nlame_duck = \"300ms\"\ndown = \"400ms\"\npause = \"200ms\"\n"
+        )
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// The program itself asserts that every request has one end and every connection one, and that each request that was sent is
+    /// on one connection.
+    #[test]
+    fn everything_is_counted_once(text in busy(), seed in any::<u64>()) {
+        let scenario = Scenario::read("busy", "busy.toml", &text).unwrap_or_else(|fault| panic!("{fault}\n{text}"));
+        let report = play(&scenario, seed);
+        let total = &report.summary.runs[0];
+        let Counts { arrivals, served, abandoned, errors, .. } = total.counts;
+        prop_assert_eq!(arrivals, served + abandoned + errors.sum() + total.under_way);
+        if let Some(figures) = &report.figures {
+            prop_assert!(figures.runs[0].cpu.iter().all(|cpu| (0.0..=1.000_001).contains(cpu)));
+        }
+        prop_assert_eq!(play(&scenario, seed), report);
+    }
+}
