@@ -25,6 +25,12 @@ pub fn size(text: &str) -> Result<u32, OutOfRange> {
     within(text, MAX_SIZE)
 }
 
+/// Standard deviation over mean.
+pub fn variation(text: &str) -> Result<f64, String> {
+    let number = text.parse().ok().filter(|number| (0.0..=10.0).contains(number));
+    number.ok_or_else(|| "write a number from 0 to 10".into())
+}
+
 /// A text that is no number, or one out of bounds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("write a number from 1 to {most}")]

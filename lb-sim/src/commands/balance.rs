@@ -7,9 +7,11 @@ use anyhow::Result;
 use clap::Args;
 use serde::Serialize;
 
-use super::arguments::{Algorithms, FleetArguments, size};
+use super::arguments::{Algorithms, FleetArguments, size, variation};
 use crate::fleet::{Fleet, Sharing};
+use crate::metrics::interval::Interval;
 use crate::metrics::overlap::{Overlap, distinct, overlap};
+use crate::metrics::unequal::{DRAWS, Inequality, UnequalLoads};
 use crate::metrics::{Spread, adjusted_utilization, block_shares, raw_utilization};
 use crate::output;
 use crate::table::{TextTable, percent, ratio};
@@ -28,6 +30,12 @@ pub struct Options {
     /// How many neighbouring backends a rolling restart takes down at once [default: a tenth of them]
     #[arg(long, value_name = "B", value_parser = size)]
     block: Option<u32>,
+    /// Clients that are unequal: standard deviation over mean of what they send, 0 to 10
+    #[arg(long, value_name = "CV", default_value_t = 0.0, value_parser = variation)]
+    skew: f64,
+    /// Clients that are absent, in percent, 0 to 99: subsets count on them, and they send nothing
+    #[arg(long, value_name = "P", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=99))]
+    missing: u32,
     /// As JSON
     #[arg(long)]
     json: bool,
@@ -42,6 +50,8 @@ struct BalanceDocument {
     seed: String,
     weighted: bool,
     block: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    inequality: Option<Inequality>,
     results: Vec<Balance>,
 }
 
@@ -56,6 +66,9 @@ struct Balance {
     spread: f64,
     /// Largest part of a subset within a block, mean over the clients.
     spread_mean: f64,
+    /// Loads of clients that are unequal or absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    unequal: Option<UnequalLoads>,
 }
 
 /// Connections of a backend.
@@ -77,11 +90,13 @@ struct Utilization {
 pub fn run(options: &Options) -> Result<()> {
     let FleetArguments { clients, backends, size, seed } = options.job;
     let block = options.block.unwrap_or(backends.div_ceil(10));
+    let inequality = Inequality { skew: options.skew, missing: options.missing };
+    let inequality = Some(inequality).filter(|inequality| !inequality.is_none());
     let mut results = Vec::new();
     for &algorithm in &options.algorithm.0 {
         let fleet = options.job.fleet(algorithm);
         fleet.check_size()?;
-        results.push(Balance::of(&fleet, options.weighted, block));
+        results.push(Balance::of(&fleet, options.weighted, block, inequality));
     }
     let document = BalanceDocument {
         schema: output::SCHEMA,
@@ -91,17 +106,19 @@ pub fn run(options: &Options) -> Result<()> {
         seed: seed.to_string(),
         weighted: options.weighted,
         block,
+        inequality,
         results,
     };
     if options.json { output::json(&document) } else { output::text(document.text()) }
 }
 
 impl Balance {
-    fn of(fleet: &Fleet, weighted: bool, block: u32) -> Self {
+    fn of(fleet: &Fleet, weighted: bool, block: u32, inequality: Option<Inequality>) -> Self {
         let graph = fleet.graph();
         let connections = graph.connections();
         let Spread { mean, rsd, .. } = Spread::of_counts(&connections);
-        let loads = Sharing::of(fleet, &graph, weighted).loads(&graph);
+        let sharing = Sharing::of(fleet, &graph, weighted);
+        let loads = sharing.loads(&graph);
         let blocks = block_shares(&graph, block);
         Self {
             algorithm: fleet.algorithm.name(),
@@ -119,6 +136,7 @@ impl Balance {
             overlap: overlap(&graph, fleet.wanted()),
             spread: blocks.max,
             spread_mean: blocks.mean,
+            unequal: inequality.map(|inequality| UnequalLoads::of(fleet, &graph, &sharing, inequality)),
         }
     }
 }
@@ -166,6 +184,30 @@ impl BalanceDocument {
             let Balance { algorithm, overlap: Overlap { compared, .. }, .. } = result;
             text.push_str(&format!("{algorithm}: largest overlap of {compared} clients with all others.\n"));
         }
+        if let Some(inequality) = self.inequality {
+            text.push_str(&self.unequal(inequality));
+        }
         text
+    }
+
+    /// What unequal or absent clients make of it.
+    fn unequal(&self, Inequality { skew, missing }: Inequality) -> String {
+        let mut table = TextTable::new(["algorithm", "raw", "at least", "rsd", "by the law"]);
+        for result in &self.results {
+            let unequal = result.unequal.as_ref().expect("it was asked for");
+            let half = |interval: &Interval| interval.high - interval.mean;
+            table.row([
+                result.algorithm.to_owned(),
+                format!("{} ± {}", ratio(unequal.raw.mean), ratio(half(&unequal.raw))),
+                unequal.guarantee.map_or_else(|| "-".into(), ratio),
+                format!("{} ± {}", percent(unequal.rsd.mean), percent(half(&unequal.rsd))),
+                percent(unequal.law),
+            ]);
+        }
+        format!(
+            "\nClients whose rates vary by {skew}, of which {missing} % are absent; the mean of {DRAWS} draws and half of its interval of\n\
+             95 %. At least: what is left for certain where weights are structural and clients that are there alike. By the law:\n\
+             variation x sqrt(N / (M K)) x sqrt(1 - K / N), whatever the algorithm.\n\n{table}"
+        )
     }
 }

@@ -1,0 +1,149 @@
+//! What clients that are unequal or absent do to subsets that are even where all are alike.
+//!
+//! Two things hold whoever shares by which algorithm, and are worth more than a draw: see [`deviation`] and [`guarantee`].
+
+use lb_core::subset::random::{SplitMix64, mix64, shuffle};
+use serde::Serialize;
+
+use super::interval::Interval;
+use super::{Spread, raw_utilization};
+use crate::fleet::{Fleet, Sharing};
+use crate::traffic::demand::Skew;
+use lb_core::weights::Graph;
+
+/// How unequal the clients of a job are.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Inequality {
+    /// Standard deviation over mean of what clients send, lognormal.
+    pub skew: f64,
+    /// Percent of the clients that are absent.
+    pub missing: u32,
+}
+
+/// How even the backends' loads are then.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct UnequalLoads {
+    /// The mean load over the largest.
+    pub raw: Interval,
+    /// Standard deviation of the loads over their mean.
+    pub rsd: Interval,
+    /// What that deviation is by the law.
+    pub law: f64,
+    /// The least that the utilization can be; `None` where clients are unequal, or share without weights.
+    pub guarantee: Option<f64>,
+}
+
+/// How many draws of clients are averaged.
+pub const DRAWS: u32 = 20;
+
+impl Inequality {
+    /// Whether all clients are there, and alike.
+    pub fn is_none(self) -> bool {
+        self.skew == 0.0 && self.missing == 0
+    }
+
+    /// Standard deviation over mean of what clients send, those among them that send nothing.
+    pub fn variation(self) -> f64 {
+        let present = 1.0 - f64::from(self.missing) / 100.0;
+        ((1.0 + self.skew * self.skew) / present - 1.0).sqrt()
+    }
+
+    /// What each client sends in one draw.
+    fn rates(self, clients: u32, rng: &mut SplitMix64) -> Vec<f64> {
+        let mut rates = Skew::Variation(self.skew).rates(clients, rng);
+        let mut order: Vec<usize> = (0..rates.len()).collect();
+        shuffle(&mut order, rng);
+        // Never all of them.
+        let missing = (rates.len() * self.missing as usize / 100).min(rates.len() - 1);
+        order.into_iter().take(missing).for_each(|client| rates[client] = 0.0);
+        rates
+    }
+}
+
+/// The law: clients whose rates have this variation give loads with a deviation of `cv * sqrt(N / (M k)) * sqrt(1 - k / N)`, whatever
+/// the algorithm and its weights, as long as these are even where clients are alike.
+pub fn deviation(fleet: &Fleet, variation: f64) -> f64 {
+    let (clients, backends, size) =
+        (f64::from(fleet.clients), f64::from(fleet.backends), f64::from(fleet.wanted()));
+    variation * (backends / (clients * size)).sqrt() * (1.0 - size / backends).sqrt()
+}
+
+/// The guarantee: losing a part of the clients leaves at least the rest of the utilization, because no backend's load can rise.
+pub fn guarantee(raw: f64, missing: u32) -> f64 {
+    raw * (1.0 - f64::from(missing) / 100.0)
+}
+
+impl UnequalLoads {
+    /// Of a fleet whose clients share like this, with a graph of its subsets.
+    pub fn of(fleet: &Fleet, graph: &Graph, sharing: &Sharing, inequality: Inequality) -> Self {
+        let draw = |number: u32| {
+            let mut rng = SplitMix64::new(mix64(&[fleet.seed, 9, number.into()]));
+            let mut loads = vec![0.0; fleet.backends as usize];
+            for (client, rate) in (0..).zip(inequality.rates(fleet.clients, &mut rng)) {
+                let subset = graph.row(client);
+                let weights = sharing.weights(graph, client, subset);
+                for (backend, weight) in subset.iter().zip(weights) {
+                    loads[*backend as usize] += rate * weight;
+                }
+            }
+            (raw_utilization(&loads), Spread::of(&loads).rsd)
+        };
+        let draws: Vec<(f64, f64)> = (0..DRAWS).map(draw).collect();
+        let is_weighted = !matches!(sharing, Sharing::Even);
+        let has_guarantee = is_weighted && inequality.skew == 0.0;
+        Self {
+            raw: Interval::of(draws.iter().map(|(raw, _)| *raw)),
+            rsd: Interval::of(draws.iter().map(|(_, rsd)| *rsd)),
+            law: deviation(fleet, inequality.variation()),
+            guarantee: has_guarantee
+                .then(|| guarantee(raw_utilization(&sharing.loads(graph)), inequality.missing)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lb_core::subset::Algorithm;
+
+    use super::*;
+
+    fn loads(algorithm: Algorithm, size: u32, inequality: Inequality) -> UnequalLoads {
+        let fleet = Fleet { algorithm, clients: 300, backends: 300, size, seed: 7 };
+        let graph = fleet.graph();
+        let sharing = Sharing::of(&fleet, &graph, true);
+        UnequalLoads::of(&fleet, &graph, &sharing, inequality)
+    }
+
+    #[test]
+    fn the_law_holds_whatever_the_algorithm() {
+        for algorithm in [Algorithm::Rocksteadier, Algorithm::Random, Algorithm::ApertureShuffled] {
+            for (skew, missing) in [(0.5, 0), (0.0, 30), (0.3, 10)] {
+                let loads = loads(algorithm, 20, Inequality { skew, missing });
+                let part = loads.rsd.mean / loads.law;
+                assert!((0.9..1.1).contains(&part), "{algorithm} {skew} {missing}: {loads:?}");
+            }
+        }
+        // By hand: 0.5 * sqrt(300 / 6000) * sqrt(14 / 15).
+        let fleet = Fleet { algorithm: Algorithm::Random, clients: 300, backends: 300, size: 20, seed: 0 };
+        assert!((deviation(&fleet, 0.5) - 0.108).abs() < 1e-3);
+    }
+
+    #[test]
+    fn losing_clients_leaves_at_least_the_rest() {
+        for missing in [10, 30] {
+            let loads = loads(Algorithm::Rocksteadier, 20, Inequality { skew: 0.0, missing });
+            let least = loads.guarantee.expect("there are weights, and clients are alike");
+            assert!(loads.raw.mean >= least && loads.raw.mean < 1.0, "{missing}: {loads:?}");
+        }
+        let unequal = loads(Algorithm::Rocksteadier, 20, Inequality { skew: 0.5, missing: 0 });
+        // The measurement of a fleet of this size: 0.72.
+        assert!(unequal.guarantee.is_none() && (0.69..0.76).contains(&unequal.raw.mean), "{unequal:?}");
+    }
+
+    #[test]
+    fn who_is_alike_and_there_is_as_without() {
+        let loads = loads(Algorithm::Rocksteadier, 20, Inequality { skew: 0.0, missing: 0 });
+        assert!(loads.raw.mean > 0.999 && loads.law == 0.0, "{loads:?}");
+        assert!((Inequality { skew: 0.0, missing: 50 }.variation() - 1.0).abs() < 1e-12);
+    }
+}
