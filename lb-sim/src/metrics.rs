@@ -66,14 +66,14 @@ pub fn percentile(values: &[f64], percent: usize) -> f64 {
     sorted.get(rank.saturating_sub(1)).copied().unwrap_or(0.0)
 }
 
-/// Adjusted utilization (ACM Queue 2022): the best that whole connections allow, ceil(M K / N), over the largest count.
-pub fn adjusted_utilization(connections: &[u32], clients: u32, wanted: u32) -> f64 {
+/// Adjusted utilization (ACM Queue 2022): the best that so many whole connections allow, ceil(M K / N), over the largest count.
+pub fn adjusted_utilization(connections: &[u32]) -> f64 {
     let largest = connections.iter().copied().max().unwrap_or(0);
     if largest == 0 {
         return 0.0;
     }
-    let all = u64::from(clients) * u64::from(wanted);
-    #[expect(clippy::cast_precision_loss, reason = "at most 65,536 clients")]
+    let all: u64 = connections.iter().map(|&count| u64::from(count)).sum();
+    #[expect(clippy::cast_precision_loss, reason = "at most 2^25 connections")]
     let best = all.div_ceil(connections.len() as u64) as f64;
     best / f64::from(largest)
 }

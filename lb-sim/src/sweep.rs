@@ -169,7 +169,7 @@ impl Sweep {
     fn cell(&self, fleet: &Fleet, graph: &Graph) -> Cell {
         let Fleet { clients, backends, .. } = *fleet;
         let loads = Sharing::of(fleet, graph, self.weighted).loads(graph);
-        let adjusted = adjusted_utilization(&graph.connections(), clients, fleet.wanted());
+        let adjusted = adjusted_utilization(&graph.connections());
         Cell { clients, backends, adjusted, raw: raw_utilization(&loads) }
     }
 }

@@ -127,20 +127,25 @@ impl Twins {
         let counts = self.counts();
         let (action, after) = stage::sys::run_xdp(&self.program, bytes);
         let what = format!("{shape:?} {is_v6} {} bytes, cut at {cut}: {expected:?}", payload.len());
-        let goes_on = expected.is_none_or(|received| received.goes_on);
-        assert_eq!(action, if goes_on { PASS } else { DROP }, "{what}");
         assert_eq!(after, bytes, "no frame is changed: {what}");
+        let goes_on = expected.is_none_or(|received| received.goes_on);
         let mut counted = counts;
         if let Some(received) = expected {
             counted[received.reception.number() as usize] += 1;
         }
-        assert_eq!(self.counts(), counted, "{what}");
+        let of = |last: LastReport| (last.base, last.highest, last.nonce);
         let (last, until) = self.state();
-        assert_eq!((last.base, last.highest, last.nonce), {
-            let last = twin.last.get();
-            (last.base, last.highest, last.nonce)
-        });
-        assert_eq!(until == 0, twin.lame_until_ns.get() == 0, "{what}");
+        // All of it at once: what does not agree tells more beside what does.
+        assert_eq!(
+            (action, self.counts(), of(last), until == 0),
+            (
+                if goes_on { PASS } else { DROP },
+                counted,
+                of(twin.last.get()),
+                twin.lame_until_ns.get() == 0
+            ),
+            "{what}"
+        );
         expected
     }
 }

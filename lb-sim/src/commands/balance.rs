@@ -130,10 +130,10 @@ impl Balance {
             },
             utilization: Utilization {
                 raw: raw_utilization(&loads),
-                adjusted: adjusted_utilization(&connections, fleet.clients, fleet.wanted()),
+                adjusted: adjusted_utilization(&connections),
             },
             distinct: distinct(&graph),
-            overlap: overlap(&graph, fleet.wanted()),
+            overlap: overlap(&graph),
             spread: blocks.max,
             spread_mean: blocks.mean,
             unequal: inequality.map(|inequality| UnequalLoads::of(fleet, &graph, &sharing, inequality)),

@@ -12,12 +12,13 @@ use serde::Serialize;
 /// of 1,000.
 const MAX_MEETINGS: u64 = 1 << 30;
 
-/// What pairs of subsets have in common, as a part of a subset's wanted size.
+/// What pairs of subsets have in common, as a part of a subset. Arcs of an aperture are longer than they were asked to be, and differ by
+/// a backend.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Overlap {
-    /// Mean over all pairs of clients; 0 if there are no two.
+    /// Mean over all pairs of clients, over the mean size of their subsets; 0 if there are no two.
     pub mean: f64,
-    /// Largest among the pairs that were compared.
+    /// Largest among the pairs that were compared, over the size of the smaller one.
     pub max: f64,
     /// How many clients, spaced evenly, were compared with every other one. With all of them the largest overlap is
     /// exact; the mean always is.
@@ -36,8 +37,8 @@ pub fn distinct(graph: &Graph) -> u32 {
     u32::try_from(sets.len()).expect("at most as many as clients")
 }
 
-/// What pairs of clients share, as a part of the size `wanted`.
-pub fn overlap(graph: &Graph, wanted: u32) -> Overlap {
+/// What pairs of clients share.
+pub fn overlap(graph: &Graph) -> Overlap {
     let connections = graph.connections();
     let clients = graph.clients();
     // Two clients share a backend once for every pair of its connections.
@@ -48,10 +49,12 @@ pub fn overlap(graph: &Graph, wanted: u32) -> Overlap {
     let compared: Vec<u32> = (0..clients).step_by(step as usize).collect();
     #[expect(clippy::cast_precision_loss, reason = "a mean needs no more than 53 bits")]
     let mean = shared as f64 / pairs(clients).max(1) as f64;
-    let wanted = f64::from(wanted.max(1));
+    let all: u64 = connections.iter().map(|&count| u64::from(count)).sum();
+    #[expect(clippy::cast_precision_loss, reason = "at most 2^25 connections")]
+    let size = all.max(1) as f64 / f64::from(clients.max(1));
     Overlap {
-        mean: mean / wanted,
-        max: f64::from(most_in_common(graph, &connections, &compared)) / wanted,
+        mean: mean / size,
+        max: most_in_common(graph, &connections, &compared),
         compared: u32::try_from(compared.len()).expect("at most as many as clients"),
     }
 }
@@ -61,11 +64,13 @@ fn pairs(count: u32) -> u64 {
     u64::from(count) * u64::from(count.saturating_sub(1)) / 2
 }
 
-/// The most backends that one of `compared` shares with any other client.
-fn most_in_common(graph: &Graph, connections: &[u32], compared: &[u32]) -> u32 {
+/// The largest part of a subset that one of `compared` shares with any other client.
+fn most_in_common(graph: &Graph, connections: &[u32], compared: &[u32]) -> f64 {
     let by_backend = ClientsByBackend::new(graph, connections);
     let mut common = vec![0_u32; graph.clients() as usize];
-    let mut most = 0;
+    let sizes: Vec<u32> =
+        graph.rows().map(|row| u32::try_from(row.len()).expect("at most all backends")).collect();
+    let mut most = 0.0;
     for &client in compared {
         common.fill(0);
         for &backend in graph.row(client) {
@@ -75,7 +80,10 @@ fn most_in_common(graph: &Graph, connections: &[u32], compared: &[u32]) -> u32 {
         }
         // A client has all in common with itself.
         common[client as usize] = 0;
-        most = most.max(common.iter().copied().max().unwrap_or(0));
+        let size = sizes[client as usize];
+        for (&common, &other) in common.iter().zip(&sizes).filter(|(common, _)| **common > 0) {
+            most = f64::max(most, f64::from(common) / f64::from(size.min(other)));
+        }
     }
     most
 }
@@ -129,21 +137,28 @@ mod tests {
     #[test]
     fn overlaps_are_counted_over_all_pairs() {
         // They share 2, 1 and 1 of 3.
-        let overlap = overlap(&graph(6, &[&[0, 1, 2], &[2, 1, 3], &[2, 4, 5]]), 3);
+        let overlap = overlap(&graph(6, &[&[0, 1, 2], &[2, 1, 3], &[2, 4, 5]]));
         assert_eq!(overlap, Overlap { mean: 4.0 / 9.0, max: 2.0 / 3.0, compared: 3 });
+    }
+
+    #[test]
+    fn a_subset_is_never_more_than_all_of_another_one() {
+        // Of 2 and of 3 backends: the smaller one is a part of the other.
+        let overlap = overlap(&graph(6, &[&[0, 1, 2], &[1, 2]]));
+        assert_eq!(overlap, Overlap { mean: 2.0 / 2.5, max: 1.0, compared: 2 });
     }
 
     #[test]
     fn of_less_than_two_clients_there_is_no_overlap() {
         let none = |clients| Overlap { mean: 0.0, max: 0.0, compared: clients };
-        assert_eq!(overlap(&graph(6, &[&[0, 1, 2]]), 3), none(1));
-        assert_eq!(overlap(&graph(6, &[]), 3), none(0));
+        assert_eq!(overlap(&graph(6, &[&[0, 1, 2]])), none(1));
+        assert_eq!(overlap(&graph(6, &[])), none(0));
     }
 
     #[test]
     fn of_very_many_meetings_some_clients_are_compared_with_all() {
         // 65,536 clients that all use the same 10: 10 * 2^32 meetings, 40 times too many.
         let graph = Graph::of_rows(10, (0..65_536).map(|_| 0..10));
-        assert_eq!(overlap(&graph, 10), Overlap { mean: 1.0, max: 1.0, compared: 1_639 });
+        assert_eq!(overlap(&graph), Overlap { mean: 1.0, max: 1.0, compared: 1_639 });
     }
 }
