@@ -49,6 +49,9 @@ pub use flow::*;
 pub use retired_counters::*;
 pub use service::*;
 
+/// The directory of pins that is used unless another is named.
+pub const DEFAULT_PINS: &str = "/sys/fs/bpf/socklb";
+
 /// The version of everything in this module but [`host`] and [`responder`]; a part of the pin path.
 pub const ABI_VERSION: u32 = 7;
 

@@ -10,7 +10,7 @@ mod datagram;
 mod judging;
 mod siphash;
 
-pub use judging::{Disbelieved, judge, lame_until_ns};
+pub use judging::{Disbelieved, after, judge, lame_until_ns};
 
 pub use cookie::{Asker, Cookies, EPOCH_NS};
 pub(crate) use datagram::is_of_one_host;

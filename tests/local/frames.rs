@@ -138,12 +138,7 @@ impl Twins {
         // All of it at once: what does not agree tells more beside what does.
         assert_eq!(
             (action, self.counts(), of(last), until == 0),
-            (
-                if goes_on { PASS } else { DROP },
-                counted,
-                of(twin.last.get()),
-                twin.lame_until_ns.get() == 0
-            ),
+            (if goes_on { PASS } else { DROP }, counted, of(twin.last.get()), twin.lame_until_ns.get() == 0),
             "{what}"
         );
         expected

@@ -83,7 +83,14 @@ pub fn judge(last: LastReport, datagram: &Datagram) -> Result<LastReport, Disbel
         }
         Some(Kind::Request) | None => return Err(Disbelieved::NotAReport),
     }
-    Ok(LastReport { base, highest: higher(last.highest, base), nonce: 0, ..last })
+    Ok(after(last, datagram))
+}
+
+/// What is known when a report is believed.
+#[inline(always)]
+pub fn after(last: LastReport, datagram: &Datagram) -> LastReport {
+    let base = datagram.base();
+    LastReport { base, highest: higher(last.highest, base), nonce: 0, ..last }
 }
 
 #[inline(always)]
